@@ -7,7 +7,7 @@ use super::{
 use crate::{
     config::AdminToken,
     error::{Error, Result},
-    serve::client::{Loaded, Operator},
+    serve::client::{AdminConnection, Loaded},
 };
 use serde_json::json;
 use std::path::PathBuf;
@@ -74,13 +74,13 @@ struct Server {
 }
 
 impl Server {
-    async fn connect(&self) -> Result<Operator> {
+    async fn connect(&self) -> Result<AdminConnection> {
         let token = match (&self.admin_token, &self.admin_token_file) {
             (Some(token), _) => AdminToken::new(token),
             (None, Some(file)) => AdminToken::read(file).map_err(|why| format!("{}: {why}", file.display())),
             (None, None) => Err("an admin token is required: set WEIR_ADMIN_TOKEN or --admin-token-file".into()),
         };
-        Operator::connect(&self.tls.reach(&self.address)?, &token.map_err(Error::Setting)?).await
+        AdminConnection::connect(&self.tls.endpoint(&self.address)?, &token.map_err(Error::Setting)?).await
     }
 }
 

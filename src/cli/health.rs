@@ -25,7 +25,7 @@ pub struct Args {
 /// The server cannot be reached, or does not answer SERVING.
 pub fn run(args: Args) -> Result<()> {
     let Args { address, service, tls } = args;
-    if runtime()?.block_on(client::is_serving(&tls.reach(&address)?, &service))? {
+    if runtime()?.block_on(client::is_serving(&tls.endpoint(&address)?, &service))? {
         return Ok(());
     }
     Err(Error::Remote { server: address, answer: "NOT_SERVING".into() })

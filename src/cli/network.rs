@@ -2,7 +2,7 @@
 
 use crate::{
     error::{Error, Result},
-    serve::client::Reach,
+    serve::client::ServerEndpoint,
 };
 use std::{
     fs,
@@ -35,13 +35,13 @@ impl TlsArgs {
     ///
     /// # Errors
     /// [`Error::Io`] if a file cannot be read.
-    pub(super) fn reach(&self, address: &str) -> Result<Reach> {
+    pub(super) fn endpoint(&self, address: &str) -> Result<ServerEndpoint> {
         let read = |file: &Path| fs::read(file).map_err(Error::io(file));
         let authorities = self.tls_ca.as_deref().map(read).transpose()?;
         let identity = match (&self.tls_client_cert, &self.tls_client_key) {
             (Some(chain), Some(key)) => Some((read(chain)?, read(key)?)),
             _ => None,
         };
-        Ok(Reach { address: address.to_owned(), authorities, identity })
+        Ok(ServerEndpoint { address: address.to_owned(), authorities, identity })
     }
 }

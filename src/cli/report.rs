@@ -69,7 +69,7 @@ pub fn run(args: Args) -> Result<()> {
         WindowArg::Reset => ReportPeriod::Reset,
         WindowArg::Minute => ReportPeriod::Minute,
     };
-    let server = tls.reach(&address)?;
+    let server = tls.endpoint(&address)?;
     let models = runtime()?.block_on(client::report(&server, key.as_deref(), name, window))?;
     if json {
         return output::json(&json!({ "models": models }));

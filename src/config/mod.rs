@@ -30,7 +30,7 @@ pub struct ServeConfig {
     /// Each engine's limits.
     pub engine: Limits,
     /// Limits of connections and messages.
-    pub wire: Wire,
+    pub transport: TransportConfig,
     /// Settings for operators.
     pub operations: Operations,
     /// How addresses and model names are announced.
@@ -77,7 +77,7 @@ pub struct Operations {
 
 /// Limits of connections and messages, and access control.
 #[derive(Debug, Clone)]
-pub struct Wire {
+pub struct TransportConfig {
     /// Maximum time that running requests may take after shutdown begins.
     pub drain: Duration,
     /// Maximum bytes of one request message.
@@ -120,7 +120,7 @@ pub struct Access {
     pub keys: Option<Arc<Keys>>,
 }
 
-impl Default for Wire {
+impl Default for TransportConfig {
     fn default() -> Self {
         Self {
             drain: Duration::from_secs(30),

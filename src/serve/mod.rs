@@ -29,7 +29,7 @@ pub use traces::Traces;
 pub use transport::admin_port::serve_admin_port;
 
 use crate::{
-    config::Wire,
+    config::TransportConfig,
     error::{Error, Result},
 };
 use grpc::{
@@ -89,7 +89,7 @@ impl From<Engines> for ServerParts {
 }
 
 /// Serves on this listener until `shutdown`, then drains: health turns NOT_SERVING, new requests are answered UNAVAILABLE, and
-/// running requests get [`Wire::drain`] to finish and their clients to read before they are ended. Returns after that.
+/// running requests get [`TransportConfig::drain`] to finish and their clients to read before they are ended. Returns after that.
 ///
 /// # Errors
 /// The listener fails.
@@ -97,7 +97,7 @@ pub async fn run(
     listener: TcpListener,
     parts: impl Into<ServerParts>,
     shutdown: impl Future<Output = ()>,
-    wire: Wire,
+    config: TransportConfig,
 ) -> Result<()> {
     let ServerParts { monitor, admin, traces, http } = parts.into();
     let engines = monitor.engines().clone();
@@ -106,10 +106,10 @@ pub async fn run(
     let (health, health_service) = tonic_health::server::health_reporter();
     monitor.set_serving();
     monitor.publish(&health, &services).await;
-    let generation = GenerationService::new(engines.clone(), gate.clone(), wire.late_headers);
-    let summarization = SummarizationService::new(engines.clone(), gate.clone(), wire.late_headers);
-    let models = ModelsService::new(engines.clone(), wire.clone());
-    let max_bytes = wire.message_bytes;
+    let generation = GenerationService::new(engines.clone(), gate.clone(), config.late_headers);
+    let summarization = SummarizationService::new(engines.clone(), gate.clone(), config.late_headers);
+    let models = ModelsService::new(engines.clone(), config.clone());
+    let max_bytes = config.message_bytes;
     let mut routes = Routes::new(compressing!(health_service, max_bytes))
         .add_service(compressing!(reflection(&services).build_v1().map_err(broken)?, max_bytes))
         .add_service(compressing!(reflection(&services).build_v1alpha().map_err(broken)?, max_bytes))
@@ -122,20 +122,20 @@ pub async fn run(
     }
     let (close, closing) = watch::channel(false);
     let (draining, ending) = watch::channel(false);
-    let stack = |routes: Routes| middleware::stack(routes, &wire, engines.metrics(), traces.clone(), ending.clone());
+    let stack = |routes: Routes| middleware::stack(routes, &config, engines.metrics(), traces.clone(), ending.clone());
     // A call of the Open Inference Protocol passes the whole stack again, as a call of our own services.
     let own = in_process::services(stack(routes.clone().prepare()));
-    let calls = stack(routes.add_service(oip::server(own, monitor.clone(), &wire)).prepare());
-    let incoming = connections::incoming(listener, &wire, ending.clone(), Protocol::Http2);
+    let calls = stack(routes.add_service(oip::server(own, monitor.clone(), &config)).prepare());
+    let incoming = connections::incoming(listener, &config, ending.clone(), Protocol::Http2);
     let mut closed = closing.clone();
-    let grpc = builder(&wire).serve_with_incoming_shutdown(calls.clone(), incoming, async move {
+    let grpc = builder(&config).serve_with_incoming_shutdown(calls.clone(), incoming, async move {
         // An error means that the sender is gone, and the server with it.
         let _ = closed.wait_for(|closed| *closed).await;
     });
     let openai = async {
         if let Some(listener) = http {
-            let incoming = connections::incoming(listener, &wire, ending, Protocol::Http1);
-            openai::serve(incoming, in_process::services(calls), monitor.clone(), &wire, closing).await;
+            let incoming = connections::incoming(listener, &config, ending, Protocol::Http1);
+            openai::serve(incoming, in_process::services(calls), monitor.clone(), &config, closing).await;
         }
     };
     let shutdown = async {
@@ -144,7 +144,7 @@ pub async fn run(
             () = monitor.publish_changes(&health, &services) => {}
         }
         Shutdown { health: &health, services: &services, monitor: &monitor, gate: &gate, draining, close }
-            .drain(wire.drain)
+            .drain(config.drain)
             .await;
     };
     let served = tokio::select! {
@@ -159,14 +159,14 @@ pub async fn run(
 }
 
 /// Configures HTTP/2 connections.
-fn builder(wire: &Wire) -> Server {
+fn builder(config: &TransportConfig) -> Server {
     Server::builder()
-        .max_concurrent_streams(wire.concurrent_streams)
-        .http2_max_header_list_size(wire.header_bytes)
-        .http2_max_pending_accept_reset_streams(Some(wire.pending_resets))
-        .http2_max_local_error_reset_streams(Some(wire.error_resets))
-        .http2_keepalive_interval(wire.keepalive_interval)
-        .http2_keepalive_timeout(Some(wire.keepalive_timeout))
+        .max_concurrent_streams(config.concurrent_streams)
+        .http2_max_header_list_size(config.header_bytes)
+        .http2_max_pending_accept_reset_streams(Some(config.pending_resets))
+        .http2_max_local_error_reset_streams(Some(config.error_resets))
+        .http2_keepalive_interval(config.keepalive_interval)
+        .http2_keepalive_timeout(Some(config.keepalive_timeout))
 }
 
 /// The parts of the server that take part in its shutdown.

@@ -1,7 +1,7 @@
 //! `weir bench resume`: time to the first character with and without a cached prefix, measured by a gRPC client.
 
 use super::{
-    served::Served,
+    served::LoopbackServer,
     setup::{BenchCompute, BenchOutput, Setup, measure_each},
     table,
 };
@@ -15,7 +15,7 @@ use crate::{
         prefill::MAX_RUNS,
         resume::{ResumeMeasurement, ResumePlan, TimedAnswer},
     },
-    serve::client::streams::Request,
+    serve::client::streams::PromptRequest,
 };
 use std::path::PathBuf;
 
@@ -65,7 +65,7 @@ fn measure(setup: Setup, args: &ResumeArgs, plans: &[ResumePlan]) -> Result<Vec<
     measure_each(plans.to_vec(), |plan| {
         let cache_bytes = model.memory().limit / 2;
         let limits = Limits { chunk: args.chunk, cache_bytes, ..Limits::default() };
-        let mut served = Served::start(Handle::start(model.clone(), limits)?)?;
+        let mut served = LoopbackServer::start(Handle::start(model.clone(), limits)?)?;
         let mut pair = |number| -> Result<[TimedAnswer; 2]> {
             let [cold, resumed] = plan.prompts(card, number);
             Ok([first_char(&mut served, cold)?, first_char(&mut served, resumed)?])
@@ -77,7 +77,7 @@ fn measure(setup: Setup, args: &ResumeArgs, plans: &[ResumePlan]) -> Result<Vec<
 }
 
 /// Requests one character.
-fn first_char(served: &mut Served, prompt: String) -> Result<TimedAnswer> {
-    let read = served.request(&[Request { prompt, seed: 1, chars: 1 }])?;
+fn first_char(served: &mut LoopbackServer, prompt: String) -> Result<TimedAnswer> {
+    let read = served.request(&[PromptRequest { prompt, seed: 1, chars: 1 }])?;
     Ok(TimedAnswer { ns: read.ns as f64, cached_chars: read.cached_chars })
 }

@@ -5,12 +5,12 @@
 //! the full cost of server and client.
 
 use crate::{
-    config::Wire,
+    config::TransportConfig,
     engine::Handle,
     error::{Error, Result},
     serve::{
         self, Engines,
-        client::streams::{Client, Read, Request},
+        client::streams::{Client, PromptRequest, TimedResponses},
     },
 };
 use std::{
@@ -30,13 +30,13 @@ pub(super) struct ClientArgs {
 }
 
 /// A server for one engine, and its client.
-pub(super) struct Served {
+pub(super) struct LoopbackServer {
     client: Process,
     /// `None` once the server has stopped.
     runtime: Option<Runtime>,
 }
 
-impl Served {
+impl LoopbackServer {
     pub(super) fn start(engine: Handle) -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
         let runtime =
@@ -45,7 +45,7 @@ impl Served {
         let address = listener.local_addr().map_err(Error::io("127.0.0.1:0"))?;
         let engines = Engines::new(vec![engine])?;
         // The task ends with the runtime.
-        runtime.spawn(serve::run(listener, engines, std::future::pending(), Wire::default()));
+        runtime.spawn(serve::run(listener, engines, std::future::pending(), TransportConfig::default()));
         Ok(Self { client: Process::start(&address.to_string())?, runtime: Some(runtime) })
     }
 
@@ -55,12 +55,12 @@ impl Served {
     }
 
     /// Lets the client send all requests at once and read their responses.
-    pub(super) fn request(&mut self, requests: &[Request]) -> Result<Read> {
+    pub(super) fn request(&mut self, requests: &[PromptRequest]) -> Result<TimedResponses> {
         self.client.generate(requests)
     }
 }
 
-impl Drop for Served {
+impl Drop for LoopbackServer {
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_timeout(STOP_TIMEOUT);
@@ -88,7 +88,7 @@ impl Process {
         Ok(Self { child, requests, results: BufReader::new(results) })
     }
 
-    fn generate(&mut self, requests: &[Request]) -> Result<Read> {
+    fn generate(&mut self, requests: &[PromptRequest]) -> Result<TimedResponses> {
         let line = serde_json::to_string(requests).map_err(|error| Error::Internal(error.to_string()))?;
         let mut result = String::new();
         let sent = writeln!(self.requests, "{line}").and_then(|()| self.results.read_line(&mut result));

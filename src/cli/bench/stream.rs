@@ -1,7 +1,7 @@
 //! `weir bench stream`: overhead of gRPC streaming. Tasks of this process and a gRPC client take turns reading from one engine.
 
 use super::{
-    served::Served,
+    served::LoopbackServer,
     setup::{BenchCompute, BenchOutput, Setup, measure_each},
     table,
 };
@@ -16,7 +16,7 @@ use crate::{
         machine::MeasuredModel,
         stream::{MAX_BATCH, StreamMeasurement, StreamPlan, StreamRequest, StreamRun},
     },
-    serve::client::streams::{Read, Request},
+    serve::client::streams::{PromptRequest, TimedResponses},
     text::StreamDetokenizer,
 };
 use std::{path::PathBuf, time::Instant};
@@ -76,13 +76,13 @@ fn measure(setup: Setup, args: &StreamArgs, plans: &[StreamPlan]) -> Result<Vec<
 
 /// An engine, and the server in front of it.
 struct Bench {
-    served: Served,
+    served: LoopbackServer,
     engine: Handle,
 }
 
 impl Bench {
     fn start(engine: Handle) -> Result<Self> {
-        Ok(Self { served: Served::start(engine.clone())?, engine })
+        Ok(Self { served: LoopbackServer::start(engine.clone())?, engine })
     }
 
     /// Submits all requests and reads the events of each on its own task, as the server does.
@@ -117,9 +117,10 @@ impl Bench {
     /// Lets the client send the same requests.
     fn served(&mut self, plan: StreamPlan, prompts: &[StreamRequest]) -> Result<StreamRun> {
         let chars = u32::try_from(plan.chars).unwrap_or(u32::MAX);
-        let request = |prompt: &StreamRequest| Request { prompt: prompt.prompt.clone(), seed: prompt.seed, chars };
+        let request =
+            |prompt: &StreamRequest| PromptRequest { prompt: prompt.prompt.clone(), seed: prompt.seed, chars };
         let requests: Vec<_> = prompts.iter().map(request).collect();
-        let Read { ns, texts, messages, .. } = self.served.request(&requests)?;
+        let TimedResponses { ns, texts, messages, .. } = self.served.request(&requests)?;
         Ok(StreamRun { ns: ns as f64, texts, messages })
     }
 }

@@ -1,6 +1,6 @@
 //! Limits of each model's engine.
 
-use super::wire::MAX_COUNT;
+use super::transport::MAX_COUNT;
 use crate::{config::Checks, decode::boundary_wait::MAX_BOUNDARY_WAIT, engine::Limits};
 use std::time::Duration;
 

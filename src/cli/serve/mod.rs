@@ -9,7 +9,7 @@ mod models;
 mod operations;
 mod signals;
 mod sources;
-mod wire;
+mod transport;
 
 pub use sources::SettingSources;
 
@@ -35,7 +35,7 @@ pub struct Args {
     #[command(flatten)]
     engine: engine::EngineArgs,
     #[command(flatten)]
-    wire: wire::WireArgs,
+    transport: transport::TransportArgs,
     #[command(flatten)]
     operations: operations::OperationsArgs,
     #[command(flatten)]
@@ -56,21 +56,21 @@ pub struct Args {
 impl Args {
     fn validate(&self, mut checks: Checks) -> Result<ServeConfig> {
         let log = self.log.start(&mut checks);
-        let listen = self.wire.listen(&mut checks);
+        let listen = self.transport.listen(&mut checks);
         let checkpoints = self.models.checkpoints(&mut checks);
         let model = self.models.settings(&mut checks);
         let engine = self.engine.limits(model.memory_bytes, &mut checks);
         let access = self.access.access(&mut checks);
-        let wire = self.wire.limits(access, &mut checks);
+        let transport = self.transport.limits(access, &mut checks);
         let operations = self.operations.settings(self.models.folder(), &mut checks);
-        let http_listen = self.wire.http_listen(&mut checks);
+        let http_listen = self.transport.http_listen(&mut checks);
         check_distinct(
             &[("--listen", listen), ("--http-listen", http_listen), ("--admin-listen", operations.admin_listen)],
             &mut checks,
         );
         checks.finish()?;
         let listen = listen.ok_or_else(|| Error::Internal("--listen passed its check without an address".into()))?;
-        Ok(ServeConfig { listen, http_listen, checkpoints, model, engine, wire, operations, log })
+        Ok(ServeConfig { listen, http_listen, checkpoints, model, engine, transport, operations, log })
     }
 }
 
@@ -149,7 +149,7 @@ async fn listen(settings: ServeConfig) -> Result<()> {
     let traces = settings.operations.otlp.as_ref().map(|endpoint| Traces::to(endpoint, part)).transpose()?;
     let offer = ServerParts { monitor, admin, traces, http };
     tokio::select! {
-        served = serve(listener, offer, signals::received(signals.clone(), 1), settings.wire) => served,
+        served = serve(listener, offer, signals::received(signals.clone(), 1), settings.transport) => served,
         () = signals::received(signals, 2) => exit_now("second signal"),
     }
 }

@@ -11,7 +11,7 @@ use std::{fs::File, io::Read, path::Path, sync::Arc};
 const READ_BYTES: usize = 1 << 16;
 
 /// A document, ready for the encoder.
-pub(super) struct Document {
+pub(super) struct InputDocument {
     pub(super) ids: Vec<u32>,
     pub(super) places: Vec<ByteRange>,
     /// Text that was read. Empty for a document given by ids.
@@ -20,7 +20,7 @@ pub(super) struct Document {
     pub(super) cut: bool,
 }
 
-impl Document {
+impl InputDocument {
     /// Creates a document from token ids.
     pub(super) fn from_ids(ids: &[u32], model: &dyn Model) -> Result<Self> {
         model.card().vocabulary.check_ids("--ids", ids)?;
@@ -29,23 +29,24 @@ impl Document {
 
     /// Creates a document from text.
     pub(super) fn from_text(text: &str, model: &dyn Model, limits: &DocumentLimits, cut: bool) -> Result<Self> {
-        let input = Input { bytes: &mut text.as_bytes(), file: Path::new("a document"), field: "document" };
-        input.read(model, limits, cut)
+        let reader = DocumentReader { bytes: &mut text.as_bytes(), file: Path::new("a document"), field: "document" };
+        reader.read(model, limits, cut)
     }
 }
 
 /// Reads a file; `-` is standard input.
-pub(super) fn read(file: &Path, model: &dyn Model, limits: &DocumentLimits, cut: bool) -> Result<Document> {
+pub(super) fn read(file: &Path, model: &dyn Model, limits: &DocumentLimits, cut: bool) -> Result<InputDocument> {
     if file.as_os_str() == "-" {
-        let input = Input { bytes: &mut std::io::stdin().lock(), file: Path::new("standard input"), field: "--file" };
-        return input.read(model, limits, cut);
+        let reader =
+            DocumentReader { bytes: &mut std::io::stdin().lock(), file: Path::new("standard input"), field: "--file" };
+        return reader.read(model, limits, cut);
     }
     let mut bytes = File::open(file).map_err(Error::io(file))?;
-    Input { bytes: &mut bytes, file, field: "--file" }.read(model, limits, cut)
+    DocumentReader { bytes: &mut bytes, file, field: "--file" }.read(model, limits, cut)
 }
 
 /// Source of a document's bytes.
-struct Input<'a> {
+struct DocumentReader<'a> {
     bytes: &'a mut dyn Read,
     /// Name in I/O errors.
     file: &'a Path,
@@ -53,8 +54,8 @@ struct Input<'a> {
     field: &'static str,
 }
 
-impl Input<'_> {
-    fn read(self, model: &dyn Model, limits: &DocumentLimits, cut: bool) -> Result<Document> {
+impl DocumentReader<'_> {
+    fn read(self, model: &dyn Model, limits: &DocumentLimits, cut: bool) -> Result<InputDocument> {
         let Self { bytes, file, field } = self;
         // The end-of-text token counts, too.
         let limit = limits.tokens.saturating_sub(1);
@@ -92,6 +93,6 @@ impl Input<'_> {
             tokens.iter().map(|token| (token.id, (token.start, token.end))).unzip();
         ids.push(limits.marks.end);
         places.push((end, end));
-        Ok(Document { ids, places, text, cut: room == LimitStatus::Exceeded })
+        Ok(InputDocument { ids, places, text, cut: room == LimitStatus::Exceeded })
     }
 }

@@ -13,7 +13,7 @@ use crate::{
     report::rouge::rouge,
     text::StreamDetokenizer,
 };
-use input::Document;
+use input::InputDocument;
 use std::path::PathBuf;
 use summarizer::{GenerationArgs, Summarizer, SummaryEvent};
 
@@ -109,9 +109,9 @@ pub fn run(args: Args) -> Result<()> {
 }
 
 impl DocumentArgs {
-    fn read(&self, model: &dyn Model, limits: &DocumentLimits, cut: bool) -> Result<Document> {
+    fn read(&self, model: &dyn Model, limits: &DocumentLimits, cut: bool) -> Result<InputDocument> {
         match (&self.ids, &self.file) {
-            (Some(ids), _) => Document::from_ids(ids, model),
+            (Some(ids), _) => InputDocument::from_ids(ids, model),
             (None, Some(file)) => input::read(file, model, limits, cut),
             (None, None) => Err(Error::Setting("--logits needs --file or --ids".into())),
         }

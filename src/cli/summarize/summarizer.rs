@@ -1,6 +1,6 @@
 //! Summaries of single documents, from an engine in this process.
 
-use super::input::Document;
+use super::input::InputDocument;
 use crate::{
     cli::model::count,
     decode::{
@@ -88,7 +88,7 @@ impl Summarizer {
     /// Summarizes a document. Also returns the encoded document.
     pub(super) fn summarize(
         &self,
-        document: &Document,
+        document: &InputDocument,
         on_event: &mut dyn FnMut(SummaryEvent<'_>) -> Result<()>,
     ) -> Result<(Arc<EncodedDocument>, Box<SummaryResult>)> {
         let (upload, arriving) = self.engine.upload();

@@ -1,6 +1,6 @@
 //! Mean ROUGE scores over many documents with reference summaries, per source.
 
-use super::{input::Document, summarizer::Summarizer};
+use super::{input::InputDocument, summarizer::Summarizer};
 use crate::{
     cli::{output, progress::Progress},
     error::{Error, Result, printable},
@@ -52,7 +52,7 @@ pub(super) fn run(summarizer: &Summarizer, file: &Path, cut: bool, as_json: bool
     for (done, (number, Example { source, document, summary: reference })) in examples.into_iter().enumerate() {
         let with_line = |error: Error| Error::Setting(format!("{}: line {number}: {error}", file.display()));
         let document =
-            Document::from_text(&document, &*summarizer.model, &summarizer.limits, cut).map_err(with_line)?;
+            InputDocument::from_text(&document, &*summarizer.model, &summarizer.limits, cut).map_err(with_line)?;
         let (encoded, summary) = summarizer.summarize(&document, &mut |_| Ok(()))?;
         let scores = rouge(&reference, &summarizer.text(&summary));
         for sums in [sources.entry(printable(&source)).or_default(), &mut all] {

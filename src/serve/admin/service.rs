@@ -9,7 +9,7 @@ use crate::{
         call::Call,
         middleware::{auth::bearer, compression::compressing},
         registry::{
-            drain::{Gate, Pass},
+            drain::{Gate, RequestPermit},
             engines::{Engines, Lease},
         },
         status::status,
@@ -48,8 +48,8 @@ pub(crate) struct AdminService {
 struct LoadTask {
     service: AdminService,
     request: v1::LoadModelRequest,
-    _permit: OwnedSemaphorePermit,
-    _pass: Pass,
+    _load_permit: OwnedSemaphorePermit,
+    _permit: RequestPermit,
 }
 
 /// Builds the service behind its token check, for messages of at most `message_bytes` bytes.
@@ -82,16 +82,17 @@ impl Interceptor for TokenGuard {
 
 impl AdminService {
     async fn load(&self, request: v1::LoadModelRequest) -> Result<v1::LoadModelResponse> {
-        let pass = self.gate.enter()?;
-        let permit = Arc::clone(&self.load_permits).acquire_owned().await;
-        let permit = permit.map_err(|_| Error::Internal("the semaphore of model loading is closed".into()))?;
-        let task = LoadTask { service: self.clone(), request, _permit: permit, _pass: pass };
+        let permit = self.gate.enter()?;
+        let load_permit = Arc::clone(&self.load_permits).acquire_owned().await;
+        let load_permit =
+            load_permit.map_err(|_| Error::Internal("the semaphore of model loading is closed".into()))?;
+        let task = LoadTask { service: self.clone(), request, _load_permit: load_permit, _permit: permit };
         let loaded = tokio::task::spawn_blocking(move || task.run()).await;
         loaded.unwrap_or_else(|_| Err(Error::Internal("loading the model panicked; the log has the location".into())))
     }
 
     fn unload(&self, request: &v1::UnloadModelRequest) -> Result<v1::UnloadModelResponse> {
-        let _pass = self.gate.enter()?;
+        let _permit = self.gate.enter()?;
         Ok(v1::UnloadModelResponse { generation: self.engines.remove(&request.name)? })
     }
 

@@ -22,7 +22,7 @@ use weir_proto::v1::{
 
 /// A server's address, and what TLS needs to connect to it.
 #[derive(Debug, Clone, Default)]
-pub struct Reach {
+pub struct ServerEndpoint {
     /// `host:port`, or a URL; `https://` for TLS.
     pub address: String,
     /// PEM certificates of the authorities that may have signed the server's certificate.
@@ -41,7 +41,7 @@ const REPORT_BYTES: usize = 64 << 20;
 ///
 /// # Errors
 /// The server or service is unknown, or does not answer in five seconds.
-pub async fn is_serving(server: &Reach, service: &str) -> Result<bool> {
+pub async fn is_serving(server: &ServerEndpoint, service: &str) -> Result<bool> {
     let mut request = Request::new(HealthCheckRequest { service: service.to_owned() });
     request.set_timeout(TIMEOUT);
     let mut client = HealthClient::new(connect(server).await?);
@@ -65,7 +65,7 @@ pub enum ReportPeriod {
 /// # Errors
 /// The server is unreachable, rejects the call, or does not answer in five seconds; or no header can hold `key`.
 pub async fn report(
-    server: &Reach,
+    server: &ServerEndpoint,
     key: Option<&str>,
     model: Option<String>,
     period: ReportPeriod,
@@ -90,7 +90,7 @@ pub async fn report(
 }
 
 /// A client of a server's admin service.
-pub struct Operator {
+pub struct AdminConnection {
     server: String,
     client: AdminClient<Channel>,
     token: MetadataValue<Ascii>,
@@ -117,12 +117,12 @@ pub struct Loaded {
     pub kv_bytes: u64,
 }
 
-impl Operator {
+impl AdminConnection {
     /// Connects to a server.
     ///
     /// # Errors
     /// The server is unreachable.
-    pub async fn connect(server: &Reach, token: &AdminToken) -> Result<Self> {
+    pub async fn connect(server: &ServerEndpoint, token: &AdminToken) -> Result<Self> {
         let token = MetadataValue::try_from(token.bearer());
         let mut token = token.map_err(|error| Error::Internal(format!("the token: {error}")))?;
         token.set_sensitive(true);
@@ -190,8 +190,8 @@ impl From<ModelGeneration> for Loaded {
     }
 }
 
-async fn connect(server: &Reach) -> Result<Channel> {
-    let Reach { address, authorities, identity } = server;
+async fn connect(server: &ServerEndpoint) -> Result<Channel> {
+    let ServerEndpoint { address, authorities, identity } = server;
     let failed = |error: &dyn std::error::Error| {
         let mut cause = error;
         while let Some(source) = cause.source() {

@@ -11,7 +11,7 @@ pub struct Client(GenerationClient<Channel>);
 
 /// A `Generate` request with defaults for everything else.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Request {
+pub struct PromptRequest {
     /// The prompt.
     pub prompt: String,
     /// The seed of sampling.
@@ -22,7 +22,7 @@ pub struct Request {
 
 /// The responses to several concurrent requests.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Read {
+pub struct TimedResponses {
     /// Nanoseconds from the first request to the end of the last stream.
     pub ns: u64,
     /// The text of each stream, in the order of the requests.
@@ -49,11 +49,11 @@ impl Client {
     ///
     /// # Errors
     /// [`Error::Setting`] with the server's answer if it rejects one.
-    pub async fn generate(&self, requests: Vec<Request>) -> Result<Read> {
+    pub async fn generate(&self, requests: Vec<PromptRequest>) -> Result<TimedResponses> {
         let begun = Instant::now();
         let spawn = |request| tokio::spawn(read_stream(self.0.clone(), request));
         let streams: Vec<_> = requests.into_iter().map(spawn).collect();
-        let mut read = Read::default();
+        let mut read = TimedResponses::default();
         for stream in streams {
             let lost = |error| Error::Internal(format!("a stream's reader: {error}"));
             let StreamResult { text, messages, cached_chars } = stream.await.map_err(lost)??;
@@ -75,10 +75,10 @@ struct StreamResult {
 }
 
 /// Reads one stream to its end.
-async fn read_stream(mut client: GenerationClient<Channel>, request: Request) -> Result<StreamResult> {
+async fn read_stream(mut client: GenerationClient<Channel>, request: PromptRequest) -> Result<StreamResult> {
     let refused =
         |status: tonic::Status| Error::Setting(format!("the server answered {}: {}", status.code(), status.message()));
-    let Request { prompt, seed, chars } = request;
+    let PromptRequest { prompt, seed, chars } = request;
     let sampling = Some(v1::Sampling { seed: Some(seed), ..Default::default() });
     let stopping = Some(v1::Stopping { max_chars: Some(chars), ..Default::default() });
     let request = v1::GenerateRequest { prompt, sampling, stopping, ..Default::default() };

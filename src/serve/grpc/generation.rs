@@ -46,35 +46,35 @@ impl GenerationService {
     }
 
     fn start_generate(&self, request: v1::GenerateRequest, call: Call) -> Result<ResponseStream<GenerateEncoder>> {
-        let pass = self.gate.enter()?;
+        let permit = self.gate.enter()?;
         let engine = self.engines.find("model", request.model.as_deref())?;
         let priority = request.priority;
         let (job, format) = convert::generate_job(request, engine.card())?;
         let encoder = GenerateEncoder::new(format, engine.card(), &call.id);
         let events = engine.submit(Job::Generate(job), terms(&call, priority))?;
-        Ok(ResponseStream::new(JobEvents::new(events, engine, pass, call.span.clone()), encoder, call))
+        Ok(ResponseStream::new(JobEvents::new(events, engine, permit, call.span.clone()), encoder, call))
     }
 
     fn start_score(&self, request: v1::ScoreRequest, call: Call) -> Result<ResponseStream<ScoreEncoder>> {
-        let pass = self.gate.enter()?;
+        let permit = self.gate.enter()?;
         let engine = self.engines.find("model", request.model.as_deref())?;
         let (job, seed) = convert::score_job(&request, engine.card())?;
         let card = engine.card();
         let writes_segments = card.pooled && card.vocabulary.specials().is_some();
         let encoder = ScoreEncoder::new(seed, Arc::clone(&card.vocabulary), writes_segments);
         let events = engine.submit(Job::Score(job), terms(&call, request.priority))?;
-        Ok(ResponseStream::new(JobEvents::new(events, engine, pass, call.span.clone()), encoder, call))
+        Ok(ResponseStream::new(JobEvents::new(events, engine, permit, call.span.clone()), encoder, call))
     }
 
     async fn segment_text(&self, request: v1::SegmentRequest, call: &Call) -> Result<v1::SegmentResponse> {
-        let pass = self.gate.enter()?;
+        let permit = self.gate.enter()?;
         let engine = self.engines.find("model", request.model.as_deref())?;
         must_pool("Segment", engine.card())?;
         let (job, seed) = convert::segment_job(&request, engine.card())?;
         let vocabulary = Arc::clone(&engine.card().vocabulary);
         let response = v1::SegmentResponse { text: vocabulary.decode(&job.symbols), seed, ..Default::default() };
         let events = engine.submit(Job::Score(job), terms(call, request.priority))?;
-        collect_segments(JobEvents::new(events, engine, pass, call.span.clone()), response, &vocabulary).await
+        collect_segments(JobEvents::new(events, engine, permit, call.span.clone()), response, &vocabulary).await
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::{convert::MAX_COALESCE, pieces::symbol_text};
 use crate::{
-    config::Wire,
+    config::TransportConfig,
     decode::{document, options::OptionLimits},
     engine::{Handle, PRIORITIES},
     serve::{call::Call, registry::engines::Engines, status::status},
@@ -15,13 +15,13 @@ use weir_proto::v1::{self, models_server};
 /// The service.
 pub(crate) struct ModelsService {
     engines: Engines,
-    wire: Wire,
+    config: TransportConfig,
 }
 
 impl ModelsService {
     /// A service of these engines, on a server with these limits.
-    pub(crate) fn new(engines: Engines, wire: Wire) -> Self {
-        Self { engines, wire }
+    pub(crate) fn new(engines: Engines, config: TransportConfig) -> Self {
+        Self { engines, config }
     }
 
     fn describe(&self, engine: &Handle) -> v1::Model {
@@ -55,8 +55,8 @@ impl ModelsService {
             cache_bytes: limits.cache_bytes as u64,
             highest_priority: *PRIORITIES.end(),
             lowest_priority: *PRIORITIES.start(),
-            message_bytes: self.wire.message_bytes as u64,
-            concurrent_streams: self.wire.concurrent_streams,
+            message_bytes: self.config.message_bytes as u64,
+            concurrent_streams: self.config.concurrent_streams,
             stop_strings: count(OptionLimits::STOPS),
             stop_symbols: count(OptionLimits::STOP_SYMBOLS),
             top_logprobs: count(OptionLimits::TOP_LOGPROBS),
@@ -65,17 +65,17 @@ impl ModelsService {
             document_bytes: limits.document_bytes as u64,
             document_keep_ns: nanoseconds(limits.document_keep),
             windowed_symbols: OptionLimits::WINDOWED_SYMBOLS as u64,
-            header_bytes: self.wire.header_bytes,
-            pending_resets: count(self.wire.pending_resets),
-            error_resets: count(self.wire.error_resets),
-            connections: count(self.wire.connections),
-            handshake_ns: nanoseconds(self.wire.handshake),
-            request_memory_bytes: self.wire.request_memory as u64,
-            upload_ns: nanoseconds(self.wire.upload),
+            header_bytes: self.config.header_bytes,
+            pending_resets: count(self.config.pending_resets),
+            error_resets: count(self.config.error_resets),
+            connections: count(self.config.connections),
+            handshake_ns: nanoseconds(self.config.handshake),
+            request_memory_bytes: self.config.request_memory as u64,
+            upload_ns: nanoseconds(self.config.upload),
             events: count(limits.events),
             step_ns: nanoseconds(limits.step),
-            keepalive_interval_ns: self.wire.keepalive_interval.map_or(0, nanoseconds),
-            keepalive_timeout_ns: nanoseconds(self.wire.keepalive_timeout),
+            keepalive_interval_ns: self.config.keepalive_interval.map_or(0, nanoseconds),
+            keepalive_timeout_ns: nanoseconds(self.config.keepalive_timeout),
         }
     }
 }

@@ -10,7 +10,7 @@ use crate::{
     serve::{
         call::Call,
         middleware::panics::caught,
-        registry::{drain::Pass, engines::Lease},
+        registry::{drain::RequestPermit, engines::Lease},
         status::status,
         traces::CallSpan,
     },
@@ -35,9 +35,9 @@ pub(super) struct JobEvents {
 }
 
 impl JobEvents {
-    /// The events of a job that holds this pass.
-    pub(super) fn new(events: Events, engine: Lease, mut pass: Pass, span: Option<CallSpan>) -> Self {
-        Self { events, engine, span, ended: Box::pin(async move { pass.ended().await }) }
+    /// The events of a job that holds this permit.
+    pub(super) fn new(events: Events, engine: Lease, mut permit: RequestPermit, span: Option<CallSpan>) -> Self {
+        Self { events, engine, span, ended: Box::pin(async move { permit.ended().await }) }
     }
 
     /// Polls for the next event, or the error that ends the job. Must not be called after an error or the last event.

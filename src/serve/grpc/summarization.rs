@@ -38,7 +38,7 @@ impl SummarizationService {
         mut parts: Streaming<v1::SummarizeRequest>,
         call: Call,
     ) -> Result<ResponseStream<SummaryEncoder>> {
-        let pass = self.gate.enter()?;
+        let permit = self.gate.enter()?;
         let first = parts.message().await.map_err(incomplete)?;
         let Some(Part::Options(options)) = first.and_then(|first| first.part) else {
             return Err(bad_part("options", "nothing", "the first part of the request"));
@@ -63,7 +63,7 @@ impl SummarizationService {
             }
         };
         let encoder = SummaryEncoder::new(engine.card(), &call.id, upload_task);
-        Ok(ResponseStream::new(JobEvents::new(events, engine, pass, call.span.clone()), encoder, call))
+        Ok(ResponseStream::new(JobEvents::new(events, engine, permit, call.span.clone()), encoder, call))
     }
 }
 

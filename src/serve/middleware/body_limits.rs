@@ -7,7 +7,7 @@ use super::{
     layer::{MiddlewareFuture, Next},
 };
 use crate::{
-    config::Wire,
+    config::TransportConfig,
     error::Error,
     serve::{
         call::{Call, STREAM_INFER, SUMMARIZE},
@@ -53,14 +53,14 @@ const GRACE: Duration = Duration::from_secs(1);
 /// A body that has not arrived soon after the server begins to shut down is rejected. A document that is being read is a running
 /// request, which continues like any other.
 pub(super) fn limit(
-    wire: &Wire,
+    config: &TransportConfig,
     ending: watch::Receiver<bool>,
 ) -> impl Fn(Request<Body>, Next) -> MiddlewareFuture + Clone + Send + Sync + 'static {
-    let limit = wire.request_memory;
-    let timeout = wire.upload;
-    let tenant_limit = (limit - limit / RESERVED_SHARE).max(wire.message_bytes);
+    let limit = config.request_memory;
+    let timeout = config.upload;
+    let tenant_limit = (limit - limit / RESERVED_SHARE).max(config.message_bytes);
     // A message never decompresses to more than `message_bytes`, and a single one must always fit.
-    let max_expanded = wire.message_bytes.min(tenant_limit - wire.message_bytes);
+    let max_expanded = config.message_bytes.min(tenant_limit - config.message_bytes);
     let memory = Arc::new(BodyMemory { limit, tenant_limit, usage: Mutex::default() });
     move |mut request, next| {
         let call = Call::of_http(&request);

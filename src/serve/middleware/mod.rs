@@ -14,7 +14,7 @@ mod testing;
 pub(super) mod tonic_errors;
 
 use super::traces::Traces;
-use crate::{config::Wire, metrics::Metrics};
+use crate::{config::TransportConfig, metrics::Metrics};
 use layer::{Around, MiddlewareFuture, Next};
 use std::sync::Arc;
 use tokio::sync::watch;
@@ -29,7 +29,7 @@ use tower::{Layer, ServiceExt};
 /// Puts the middleware around the services, innermost first.
 pub(super) fn stack(
     routes: Routes,
-    wire: &Wire,
+    config: &TransportConfig,
     metrics: &Arc<Metrics>,
     traces: Option<Traces>,
     ending: watch::Receiver<bool>,
@@ -43,13 +43,13 @@ pub(super) fn stack(
     // Above the services, because it may stop waiting for their response.
     let calls = Around(deadline::enforce).layer(calls);
     // Below the middleware that may refuse a call; above the services, which read the body.
-    let calls = Around(body_limits::limit(wire, ending)).layer(calls);
+    let calls = Around(body_limits::limit(config, ending)).layer(calls);
     // Within the log span, where it records the principal; above everything that costs anything.
-    let calls = Around(auth::authenticate(wire.access.keys.clone())).layer(calls);
+    let calls = Around(auth::authenticate(config.access.keys.clone())).layer(calls);
     // Above everything that can fail, so that every failure is logged within the call's span.
     let calls = Around(log_span::open).layer(calls);
     // Above everything that may answer UNAVAILABLE.
-    let calls = Around(http_status(wire.late_headers)).layer(calls);
+    let calls = Around(http_status(config.late_headers)).layer(calls);
     // Above everything that answers, so that every call is counted with the status that the client sees.
     let calls = Around(count::count(Arc::clone(metrics), traces)).layer(calls);
     // Outermost: every response carries the request's id.

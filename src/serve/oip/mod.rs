@@ -16,7 +16,7 @@ mod streamed_request;
 mod tensors;
 
 use crate::{
-    config::Wire,
+    config::TransportConfig,
     serve::{
         call::STREAM_INFER, in_process::Services, middleware::compression::compressing, registry::health::Monitor,
     },
@@ -33,10 +33,10 @@ use tonic::{
 use weir_proto::inference::grpc_inference_service_server::GrpcInferenceServiceServer;
 
 /// Builds the server. It calls `services`, and reports the health that `monitor` sees.
-pub(super) fn server(services: Services, monitor: Monitor, wire: &Wire) -> InferenceServer {
-    let max_concurrent = usize::try_from(wire.concurrent_streams).unwrap_or(usize::MAX).max(1);
+pub(super) fn server(services: Services, monitor: Monitor, config: &TransportConfig) -> InferenceServer {
+    let max_concurrent = usize::try_from(config.concurrent_streams).unwrap_or(usize::MAX).max(1);
     let service = InferenceService { services, monitor, max_concurrent };
-    let message_bytes = wire.message_bytes;
+    let message_bytes = config.message_bytes;
     let methods = compressing!(GrpcInferenceServiceServer::new(service.clone()), message_bytes);
     InferenceServer { methods, service, message_bytes }
 }

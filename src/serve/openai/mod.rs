@@ -18,7 +18,7 @@ mod state;
 mod summaries;
 
 use crate::{
-    config::Wire,
+    config::TransportConfig,
     serve::{
         in_process::Services,
         registry::health::Monitor,
@@ -61,11 +61,11 @@ pub(super) async fn serve(
     mut incoming: impl Stream<Item = std::io::Result<Connection>> + Unpin,
     services: Services,
     monitor: Monitor,
-    wire: &Wire,
+    config: &TransportConfig,
     mut closing: watch::Receiver<bool>,
 ) {
     let engines = monitor.engines().clone();
-    let router = router(ApiState::new(services, monitor, wire));
+    let router = router(ApiState::new(services, monitor, config));
     let mut connections = JoinSet::new();
     loop {
         let connection = tokio::select! {
@@ -84,8 +84,8 @@ pub(super) async fn serve(
         connection.set_timeout(engines.all().iter().map(|engine| engine.limits().stall).max());
         let connection = LingeringClose::wrap(Box::pin(connection), unread);
         // hyper needs a request's whole head in its read buffer.
-        let header_bytes = (wire.header_bytes as usize).max(MIN_READ_BUFFER);
-        connections.spawn(serve_connection(connection, router, wire.handshake, header_bytes, closing.clone()));
+        let header_bytes = (config.header_bytes as usize).max(MIN_READ_BUFFER);
+        connections.spawn(serve_connection(connection, router, config.handshake, header_bytes, closing.clone()));
     }
     drop(incoming);
     while connections.join_next().await.is_some() {}

@@ -2,7 +2,7 @@
 
 use super::error::ApiError;
 use crate::{
-    config::Wire,
+    config::TransportConfig,
     error::Error,
     serve::{in_process::Services, registry::health::Monitor},
 };
@@ -37,14 +37,14 @@ pub(super) struct ApiState {
 }
 
 impl ApiState {
-    pub(super) fn new(services: Services, monitor: Monitor, wire: &Wire) -> Self {
-        let permits = (wire.request_memory / PERMIT_BYTES).min(Semaphore::MAX_PERMITS);
+    pub(super) fn new(services: Services, monitor: Monitor, config: &TransportConfig) -> Self {
+        let permits = (config.request_memory / PERMIT_BYTES).min(Semaphore::MAX_PERMITS);
         Self {
             services,
             monitor,
             body_permits: Arc::new(Semaphore::new(permits)),
-            max_body_bytes: wire.message_bytes,
-            upload_timeout: wire.upload,
+            max_body_bytes: config.message_bytes,
+            upload_timeout: config.upload,
             started_at: unix_seconds(),
         }
     }

@@ -1,6 +1,6 @@
 //! The server's shutdown: it first rejects new requests, and after a time limit ends those that still run.
 //!
-//! Every request holds a [`Pass`]. A pass notifies its request of the end, and the number of passes shows whether any request runs.
+//! Every request holds a [`RequestPermit`]. A permit notifies its request of the end, and the number of permits shows whether any request runs.
 
 use crate::error::{Error, Result};
 use std::{sync::Arc, time::Duration};
@@ -26,7 +26,7 @@ pub(crate) struct Gate(Arc<watch::Sender<DrainStage>>);
 
 /// A request's permission to run, held until its response is complete or dropped.
 #[derive(Debug)]
-pub(crate) struct Pass(watch::Receiver<DrainStage>);
+pub(crate) struct RequestPermit(watch::Receiver<DrainStage>);
 
 impl Gate {
     /// Returns an open gate.
@@ -38,10 +38,10 @@ impl Gate {
     ///
     /// # Errors
     /// [`Error::Draining`] once the server is shutting down.
-    pub(crate) fn enter(&self) -> Result<Pass> {
-        // The pass is counted before the check: a request that arrives during `close` is either waited for or rejected.
-        let pass = Pass(self.0.subscribe());
-        if *pass.0.borrow() == DrainStage::Open { Ok(pass) } else { Err(draining_error()) }
+    pub(crate) fn enter(&self) -> Result<RequestPermit> {
+        // The permit is counted before the check: a request that arrives during `close` is either waited for or rejected.
+        let permit = RequestPermit(self.0.subscribe());
+        if *permit.0.borrow() == DrainStage::Open { Ok(permit) } else { Err(draining_error()) }
     }
 
     /// Rejects new requests, waits up to `limit` for running ones, then ends them. Returns true if all finished by themselves.
@@ -53,7 +53,7 @@ impl Gate {
     }
 }
 
-impl Pass {
+impl RequestPermit {
     /// Waits until the request must end. Returns the error to send.
     pub(crate) async fn ended(&mut self) -> Error {
         // An error means that the gate is gone, and the server with it.
@@ -82,7 +82,7 @@ mod tests {
     #[tokio::test]
     async fn running_requests_may_finish() {
         let gate = Gate::open();
-        let pass = gate.enter().unwrap();
+        let permit = gate.enter().unwrap();
         let closing = tokio::spawn({
             let gate = gate.clone();
             async move { gate.close(Duration::from_secs(60)).await }
@@ -91,15 +91,15 @@ mod tests {
             tokio::task::yield_now().await;
         }
         assert!(!closing.is_finished());
-        drop(pass);
+        drop(permit);
         assert!(closing.await.unwrap());
     }
 
     #[tokio::test]
     async fn requests_that_do_not_finish_are_ended() {
         let gate = Gate::open();
-        let mut pass = gate.enter().unwrap();
+        let mut permit = gate.enter().unwrap();
         assert!(!gate.close(Duration::ZERO).await);
-        assert!(matches!(pass.ended().await, Error::Draining { .. }));
+        assert!(matches!(permit.ended().await, Error::Draining { .. }));
     }
 }

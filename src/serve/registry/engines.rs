@@ -36,9 +36,9 @@ struct EnginesState {
 
 #[derive(Default)]
 struct EngineTable {
-    serving: BTreeMap<String, Arc<Generation>>,
+    serving: BTreeMap<String, Arc<EngineGeneration>>,
     /// Generations that only finish their running requests.
-    draining: Vec<Arc<Generation>>,
+    draining: Vec<Arc<EngineGeneration>>,
     /// Names of models that are being launched.
     launching: Vec<String>,
     /// Number of the latest generation.
@@ -46,7 +46,7 @@ struct EngineTable {
 }
 
 /// An engine in service, from one loading of a model.
-struct Generation {
+struct EngineGeneration {
     number: u64,
     engine: Handle,
     meter: Arc<Meter>,
@@ -85,7 +85,7 @@ impl Drop for LaunchGuard {
 #[derive(Clone)]
 pub struct Lease {
     // Dropped in this order: once `leases` is closed, no lease refers to the generation.
-    generation: Arc<Generation>,
+    generation: Arc<EngineGeneration>,
     _held: watch::Receiver<()>,
 }
 
@@ -113,7 +113,7 @@ impl Lease {
         self.generation.folder.as_deref()
     }
 
-    fn new(generation: &Arc<Generation>) -> Self {
+    fn new(generation: &Arc<EngineGeneration>) -> Self {
         Self { generation: Arc::clone(generation), _held: generation.leases.subscribe() }
     }
 }
@@ -266,13 +266,13 @@ impl Engines {
         self.0.changes.subscribe()
     }
 
-    fn install(&self, launched: LaunchedEngine) -> (Lease, Option<Arc<Generation>>) {
+    fn install(&self, launched: LaunchedEngine) -> (Lease, Option<Arc<EngineGeneration>>) {
         let LaunchedEngine { engine, meter, folder, launching } = launched;
         let name = engine.card().name.clone();
         let mut table = self.write();
         table.last_number += 1;
         let number = table.last_number;
-        let generation = Arc::new(Generation { number, engine, meter, folder, leases: watch::Sender::new(()) });
+        let generation = Arc::new(EngineGeneration { number, engine, meter, folder, leases: watch::Sender::new(()) });
         let lease = Lease::new(&generation);
         let before = table.serving.insert(name, generation);
         table.draining.extend(before.clone());
@@ -283,7 +283,7 @@ impl Engines {
     }
 
     /// Waits for the last lease of a generation in `draining`, then drops it.
-    fn drain(&self, generation: Arc<Generation>) {
+    fn drain(&self, generation: Arc<EngineGeneration>) {
         let engines = self.clone();
         let name = generation.engine.card().name.clone();
         let number = generation.number;
@@ -314,7 +314,7 @@ impl Engines {
     fn drop_unused_metrics(&self, name: &str) {
         // The lock keeps a generation of that name from being installed meanwhile.
         let table = self.write();
-        let is_named = |generation: &Arc<Generation>| generation.engine.card().name == name;
+        let is_named = |generation: &Arc<EngineGeneration>| generation.engine.card().name == name;
         let is_launching = table.launching.iter().any(|launching| launching == name);
         if !(is_launching || table.serving.contains_key(name) || table.draining.iter().any(is_named)) {
             self.metrics().remove_model(name);

@@ -1,6 +1,6 @@
 //! Connections from the listener to the server: limited in number, encrypted, and checked for HTTP/2's preface.
 //!
-//! An HTTP/2 server waits for the preface without a limit. Here a new connection has [`Wire::handshake`] for TLS and the preface
+//! An HTTP/2 server waits for the preface without a limit. Here a new connection has [`TransportConfig::handshake`] for TLS and the preface
 //! together, and is closed otherwise, so that a silent client occupies a permit for seconds only.
 
 use super::{
@@ -8,7 +8,7 @@ use super::{
     settings_ack::DuplicateAckFilter,
     tls_identity::certificate_name,
 };
-use crate::{config::Wire, serve::call::Peer};
+use crate::{config::TransportConfig, serve::call::Peer};
 use std::{
     io::{Error, ErrorKind, Result},
     pin::Pin,
@@ -44,27 +44,27 @@ pub(crate) enum Protocol {
 
 /// Returns the connections of a listener, each after its handshake. Dropping the stream closes the listener.
 ///
-/// A server behind a proxy ([`Wire::late_headers`]) closes the listener as soon as `draining` is set, so that the proxy sends new
+/// A server behind a proxy ([`TransportConfig::late_headers`]) closes the listener as soon as `draining` is set, so that the proxy sends new
 /// requests elsewhere.
 pub(crate) fn incoming(
     listener: TcpListener,
-    wire: &Wire,
+    config: &TransportConfig,
     mut draining: watch::Receiver<bool>,
     protocol: Protocol,
 ) -> ReceiverStream<Result<Connection>> {
     // Clients wait for each character, so the kernel must not collect small packets.
-    let listener = TcpIncoming::from(listener).with_nodelay(Some(true)).with_keepalive(wire.tcp_keepalive);
+    let listener = TcpIncoming::from(listener).with_nodelay(Some(true)).with_keepalive(config.tcp_keepalive);
     let alpn: &[u8] = if protocol == Protocol::Http2 { b"h2" } else { b"http/1.1" };
-    let tls = wire.access.tls.as_ref().map(|tls| TlsAcceptor::from(tls.config(alpn)));
-    let behind_proxy = wire.late_headers;
-    let handshaker = Handshaker { tls, limit: wire.handshake, behind_proxy, protocol };
+    let tls = config.access.tls.as_ref().map(|tls| TlsAcceptor::from(tls.config(alpn)));
+    let behind_proxy = config.late_headers;
+    let handshaker = Handshaker { tls, limit: config.handshake, behind_proxy, protocol };
     let (ready, incoming) = mpsc::channel(MAX_READY);
     let close = async move {
         if !behind_proxy || draining.wait_for(|draining| *draining).await.is_err() {
             std::future::pending().await
         }
     };
-    let max_connections = wire.connections;
+    let max_connections = config.connections;
     tokio::spawn(async move {
         tokio::select! {
             () = accept(listener, handshaker, max_connections, ready.clone()) => {}

@@ -16,7 +16,7 @@ use tempfile::TempDir;
 use tokio_stream::StreamExt;
 use tonic::{Code, Request, Status, transport::Channel};
 use weir::{
-    config::{AdminToken, Wire},
+    config::{AdminToken, TransportConfig},
     decode::contract::Model,
     engine::Limits,
     error::{Error, Result},
@@ -92,9 +92,11 @@ impl Exchange {
         let models_folder = Some(models.path().to_path_buf());
         let admin = AdminConfig { token, loader, models_folder, max_generations: most, limits };
         let monitor = Monitor::new(engines, Duration::from_secs(60));
-        let running =
-            Running::offering(ServerParts { monitor, admin: Some(admin), traces: None, http: None }, Wire::default())
-                .await;
+        let running = Running::offering(
+            ServerParts { monitor, admin: Some(admin), traces: None, http: None },
+            TransportConfig::default(),
+        )
+        .await;
         Self { fakes, models, running }
     }
 

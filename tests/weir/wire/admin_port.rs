@@ -13,7 +13,7 @@ use tokio::{
 use tonic::Code;
 use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
 use weir::{
-    config::Wire,
+    config::TransportConfig,
     decode::contract::Model,
     engine::Limits,
     serve::{Engines, Monitor, ServerParts, serve_admin_port},
@@ -44,8 +44,11 @@ impl Watched {
         let (status, why) = get(port, "/health/ready", "").await;
         assert_eq!((status, why.as_str()), (503, "models are being loaded\n"));
         tokio::task::spawn_blocking(load).await.unwrap();
-        let running =
-            Running::offering(ServerParts { monitor, admin: None, traces: None, http: None }, Wire::default()).await;
+        let running = Running::offering(
+            ServerParts { monitor, admin: None, traces: None, http: None },
+            TransportConfig::default(),
+        )
+        .await;
         Self { fake, engines, port, running }
     }
 

@@ -7,7 +7,7 @@ use super::{
 };
 use std::f64::consts::LN_2;
 use tokio_stream::StreamExt;
-use weir::{config::Wire, engine::Limits, serve::REQUEST_ID};
+use weir::{config::TransportConfig, engine::Limits, serve::REQUEST_ID};
 use weir_proto::v1::{self, FinishReason, score_response::Event as Scored};
 
 #[tokio::test]
@@ -194,7 +194,7 @@ async fn a_text_is_cut_into_segments() {
 
 #[tokio::test]
 async fn a_model_of_bytes_streams_whole_code_points() {
-    let server = Server::with(Limits::default(), Wire::default(), &[("bytes", Kind::Bytes)]).await;
+    let server = Server::with(Limits::default(), TransportConfig::default(), &[("bytes", Kind::Bytes)]).await;
     let details = Some(v1::Details { echo: Some(true), logprobs: Some(true), ..Default::default() });
     let answer = server.answer(v1::GenerateRequest { details, ..seeded("a€", 2) }).await.unwrap();
     let whole: String = answer.pieces.iter().map(|piece| piece.text.as_str()).collect();
@@ -207,7 +207,7 @@ async fn a_model_of_bytes_streams_whole_code_points() {
 #[tokio::test]
 async fn models_are_described() {
     let kinds = [("b", Kind::Pooled), ("a", Kind::Vanilla), ("c", Kind::Bytes)];
-    let server = Server::with(Limits::default(), Wire::default(), &kinds).await;
+    let server = Server::with(Limits::default(), TransportConfig::default(), &kinds).await;
     let models = server.models().list_models(v1::ListModelsRequest {}).await.unwrap().into_inner().models;
     assert_eq!(models.iter().map(|model| model.name.as_str()).collect::<Vec<_>>(), ["a", "b", "c"]);
     let get = |name: &str| v1::GetModelRequest { name: Some(name.into()) };

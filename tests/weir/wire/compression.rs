@@ -12,7 +12,7 @@ use tonic::{
     transport::Channel,
 };
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
-use weir::{config::Wire, engine::Limits};
+use weir::{config::TransportConfig, engine::Limits};
 use weir_proto::{
     inference::{ModelInferRequest, ServerLiveRequest, grpc_inference_service_client::GrpcInferenceServiceClient},
     v1::{self, generation_client::GenerationClient},
@@ -66,8 +66,8 @@ async fn every_service_accepts_compression() {
 
 #[tokio::test]
 async fn limits_apply_to_the_decompressed_size() {
-    let wire = Wire { message_bytes: 64 << 10, ..Wire::default() };
-    let server = Server::with(Limits::default(), wire, &[("fake", Kind::Pooled)]).await;
+    let config = TransportConfig { message_bytes: 64 << 10, ..TransportConfig::default() };
+    let server = Server::with(Limits::default(), config, &[("fake", Kind::Pooled)]).await;
     for sent in [Gzip, Deflate] {
         let mut client = compressing(&server, sent);
         let refused =
@@ -125,7 +125,7 @@ fn deflated(message: &[u8]) -> Vec<u8> {
 /// A compressed message reserves memory for its maximum decompressed size until its call ends.
 #[tokio::test]
 async fn the_maximum_decompressed_size_is_reserved() {
-    let wire = Wire { message_bytes: 64 << 10, request_memory: 256 << 10, ..Wire::default() };
+    let config = TransportConfig { message_bytes: 64 << 10, request_memory: 256 << 10, ..TransportConfig::default() };
     let message = prompt(&"a".repeat(1000)).encode_to_vec();
     let whole = deflated(&message);
     let plain = [&[0][..], &(message.len() as u32).to_be_bytes(), &message].concat();
@@ -139,7 +139,7 @@ async fn the_maximum_decompressed_size_is_reserved() {
         (STREAM, "deflate", &plain[..], false),
     ];
     for (path, encoding, sent, full) in cases {
-        let server = Server::with(Limits::default(), wire.clone(), &[("fake", Kind::Pooled)]).await;
+        let server = Server::with(Limits::default(), config.clone(), &[("fake", Kind::Pooled)]).await;
         let mut held = Vec::new();
         for _ in 0..3 {
             let (sending, answer) = unfinished(&server, path, encoding, sent).await;
@@ -162,8 +162,8 @@ async fn the_maximum_decompressed_size_is_reserved() {
 /// An error in the middle of a stream has the same status as a refused call.
 #[tokio::test]
 async fn a_stream_fails_with_the_same_status() {
-    let wire = Wire { message_bytes: 64 << 10, ..Wire::default() };
-    let server = Server::with(Limits::default(), wire, &[("fake", Kind::Pooled)]).await;
+    let config = TransportConfig { message_bytes: 64 << 10, ..TransportConfig::default() };
+    let server = Server::with(Limits::default(), config, &[("fake", Kind::Pooled)]).await;
     let mut client = GrpcInferenceServiceClient::new(server.channel.clone()).send_compressed(Gzip);
     let long = ModelInferRequest { model_name: "a".repeat(3 << 20), ..Default::default() };
     let mut answers = client.model_stream_infer(tokio_stream::iter([long])).await.unwrap().into_inner();

@@ -6,7 +6,7 @@ use super::{
     prompt, reason,
 };
 use tonic::{Code, Status};
-use weir::{config::Wire, engine::Limits};
+use weir::{config::TransportConfig, engine::Limits};
 use weir_proto::v1::{self, GenerateRequest, logit_bias::Symbol};
 
 /// Returns the field of a refusal. Checks that message and details agree.
@@ -173,7 +173,7 @@ async fn length_errors_name_length_and_limit() {
 #[tokio::test]
 async fn models_are_selected_by_name() {
     let kinds = [("one", Kind::Pooled), ("two", Kind::Vanilla)];
-    let server = Server::with(Limits::default(), Wire::default(), &kinds).await;
+    let server = Server::with(Limits::default(), TransportConfig::default(), &kinds).await;
     let named = |name: &str| GenerateRequest { model: Some(name.into()), ..prompt("a") };
     let status = server.generate(named("three")).await.map(drop).unwrap_err();
     assert_eq!((status.code(), reason(&status).as_str()), (Code::NotFound, "UNKNOWN_MODEL"));
@@ -192,7 +192,7 @@ async fn models_are_selected_by_name() {
 
 #[tokio::test]
 async fn pooled_options_need_a_pooled_model() {
-    let server = Server::with(Limits::default(), Wire::default(), &[("flat", Kind::Vanilla)]).await;
+    let server = Server::with(Limits::default(), TransportConfig::default(), &[("flat", Kind::Vanilla)]).await;
     let stream = Some(v1::Streaming { per_segment: Some(true), ..Default::default() });
     let requests = [GenerateRequest { stream, ..prompt("a") }, stopping(|s| s.max_segments = Some(3))];
     for request in requests {
@@ -220,8 +220,12 @@ async fn exclusive_options_are_refused() {
 
 #[tokio::test]
 async fn an_oversized_message_is_refused() {
-    let server =
-        Server::with(Limits::default(), Wire { message_bytes: 4096, ..Wire::default() }, &[("m", Kind::Pooled)]).await;
+    let server = Server::with(
+        Limits::default(),
+        TransportConfig { message_bytes: 4096, ..TransportConfig::default() },
+        &[("m", Kind::Pooled)],
+    )
+    .await;
     let status = server.generate(prompt(&"a".repeat(5000))).await.map(drop).unwrap_err();
     assert_eq!(status.code(), Code::OutOfRange);
     server.answer(prompt("a")).await.unwrap();

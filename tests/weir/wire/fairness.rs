@@ -37,7 +37,7 @@ async fn a_priority_outside_its_bounds_is_refused_by_every_call() {
 #[tokio::test]
 async fn queued_prompts_are_limited_and_refusals_have_a_retry_delay() {
     let limits = Limits { rows: 1, queued_symbols: 20, ..Limits::default() };
-    let server = Server::with(limits, Wire::default(), &[("fake", Kind::Pooled)]).await;
+    let server = Server::with(limits, TransportConfig::default(), &[("fake", Kind::Pooled)]).await;
     server.model.hold();
     let first = server.generate(long("a", 5)).await.unwrap();
     eventually("it runs", || server.engine.load().running == 1).await;
@@ -60,7 +60,7 @@ async fn queued_prompts_are_limited_and_refusals_have_a_retry_delay() {
 async fn a_client_that_does_not_read_is_cut_off() {
     let stall = Duration::from_millis(300);
     let limits = Limits { rows: 1, events: 4, stall, ..Limits::default() };
-    let server = Server::with(limits, Wire::default(), &[("fake", Kind::Pooled)]).await;
+    let server = Server::with(limits, TransportConfig::default(), &[("fake", Kind::Pooled)]).await;
     // a client with a window of one kilobyte
     let address = format!("http://{}", server.running.address);
     let narrow = Channel::from_shared(address).unwrap().initial_stream_window_size(1024).connect().await.unwrap();

@@ -5,7 +5,7 @@ use crate::support::{CASES, fixture, full, golden};
 use std::{f64::consts::LN_2, sync::Arc};
 use tokio_stream::StreamExt;
 use weir::{
-    config::Wire,
+    config::TransportConfig,
     decode::contract::{BoundaryMode, BoundaryOptions, Model, Noise},
     engine::{Handle, Limits},
 };
@@ -46,7 +46,7 @@ async fn scored(running: &Running, request: v1::ScoreRequest) -> (Vec<v1::Charac
 async fn all() -> (Vec<Arc<dyn Model>>, Running) {
     let models: Vec<_> = CASES.iter().map(|case| fixture(case)).collect();
     let start = |model: &Arc<dyn Model>| Handle::start(Arc::clone(model), Limits::default()).unwrap();
-    let running = Running::start(models.iter().map(start).collect(), Wire::default()).await;
+    let running = Running::start(models.iter().map(start).collect(), TransportConfig::default()).await;
     (models, running)
 }
 

@@ -12,7 +12,7 @@ use prost::Message;
 use std::{net::SocketAddr, time::Duration};
 use tokio::time::timeout;
 use tonic::{Code, Status};
-use weir::{config::Wire, engine::Limits};
+use weir::{config::TransportConfig, engine::Limits};
 use weir_proto::v1;
 
 /// Expected code, reason and field of a refusal.
@@ -225,8 +225,8 @@ fn all_string_fields_are_listed() {
 
 #[tokio::test]
 async fn invalid_frames_are_refused() {
-    let wire = Wire { message_bytes: 4096, ..Wire::default() };
-    let server = Server::with(Limits::default(), wire, &[("fake", Kind::Pooled)]).await;
+    let config = TransportConfig { message_bytes: 4096, ..TransportConfig::default() };
+    let server = Server::with(Limits::default(), config, &[("fake", Kind::Pooled)]).await;
     let right = v1::SegmentRequest { text: "ab".into(), ..Default::default() }.encode_to_vec();
     let framed = http2_frames::message(&right);
     let table: [(&str, Vec<u8>, &[Code]); 10] = [

@@ -15,7 +15,7 @@ use tokio::{
 };
 use tonic::transport::Channel;
 use weir::{
-    config::{Access, Keys, Wire},
+    config::{Access, Keys, TransportConfig},
     decode::contract::Model,
     engine::{Handle, Limits},
     error::Result,
@@ -37,10 +37,10 @@ pub(super) struct Both {
 
 impl Both {
     pub(super) async fn new() -> Self {
-        Self::with(Limits::default(), Wire::default()).await
+        Self::with(Limits::default(), TransportConfig::default()).await
     }
 
-    pub(super) async fn with(limits: Limits, wire: Wire) -> Self {
+    pub(super) async fn with(limits: Limits, config: TransportConfig) -> Self {
         let model = Fake::new("fake", Kind::Pooled);
         let engine = Handle::start(Arc::clone(&model) as Arc<dyn Model>, limits).unwrap();
         let grpc = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -52,7 +52,7 @@ impl Both {
         let shutdown = async {
             let _ = stopped.await;
         };
-        let task = tokio::spawn(run(grpc, offer, shutdown, wire));
+        let task = tokio::spawn(run(grpc, offer, shutdown, config));
         let channel = plain(address).connect().await.unwrap();
         Self { model, engine, port, channel, stop: Some(stop), task }
     }
@@ -314,7 +314,7 @@ async fn stop_strings_end_the_text() {
 async fn http_uses_the_same_keys_as_grpc() {
     let keys = Keys::parse(&format!("alice:{KEY}")).unwrap();
     let access = Access { keys: Some(Arc::new(keys)), tls: None };
-    let server = Both::with(Limits::default(), Wire { access, ..Wire::default() }).await;
+    let server = Both::with(Limits::default(), TransportConfig { access, ..TransportConfig::default() }).await;
     let body = json!({ "prompt": "a" }).to_string();
     for (headers, status) in [
         (&[][..], 401),

@@ -10,7 +10,7 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpSocket, TcpStream},
 };
-use weir::{config::Wire, engine::Limits};
+use weir::{config::TransportConfig, engine::Limits};
 
 #[tokio::test]
 async fn invalid_requests_are_refused_with_the_field() {
@@ -80,7 +80,11 @@ async fn invalid_requests_are_refused_with_the_field() {
 
 #[tokio::test]
 async fn an_incomplete_body_times_out() {
-    let server = Both::with(Limits::default(), Wire { upload: Duration::from_millis(200), ..Wire::default() }).await;
+    let server = Both::with(
+        Limits::default(),
+        TransportConfig { upload: Duration::from_millis(200), ..TransportConfig::default() },
+    )
+    .await;
     let mut stream = TcpStream::connect(server.port).await.unwrap();
     let head =
         "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 20\r\n\r\n{\"prompt\":";
@@ -99,7 +103,7 @@ async fn an_incomplete_body_times_out() {
 #[tokio::test]
 async fn a_connection_whose_client_does_not_read_is_closed() {
     let limits = Limits { rows: 64, stall: Duration::from_millis(300), ..Limits::default() };
-    let server = Both::with(limits, Wire::default()).await;
+    let server = Both::with(limits, TransportConfig::default()).await;
     // more than the system buffers for a client with a small receive buffer
     let body = json!({ "prompt": "a", "max_tokens": 1900, "n": 16, "logprobs": 8, "stream": true }).to_string();
     let socket = TcpSocket::new_v4().unwrap();
@@ -120,7 +124,7 @@ async fn a_connection_whose_client_does_not_read_is_closed() {
 #[tokio::test]
 async fn a_full_queue_sends_a_retry_delay() {
     let limits = Limits { rows: 1, queue: 2, ..Limits::default() };
-    let server = Both::with(limits, Wire::default()).await;
+    let server = Both::with(limits, TransportConfig::default()).await;
     server.model.hold();
     let ask = json!({ "prompt": "a", "seed": 1 }).to_string();
     let mut waiting = Vec::new();

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use std::{net::SocketAddr, sync::Arc};
 use tokio::{net::TcpListener, task::JoinHandle};
 use weir::{
-    config::Wire,
+    config::TransportConfig,
     decode::contract::Model,
     engine::{Handle, Limits},
     error::Result,
@@ -37,7 +37,7 @@ impl Server {
         let address = grpc.local_addr().unwrap();
         let port = http.local_addr().unwrap();
         let offer = ServerParts { http: Some(http), ..Engines::new(vec![engine.clone()]).unwrap().into() };
-        let task = tokio::spawn(run(grpc, offer, std::future::pending(), Wire::default()));
+        let task = tokio::spawn(run(grpc, offer, std::future::pending(), TransportConfig::default()));
         Self { model, engine, port, grpc: address, task }
     }
 

@@ -3,13 +3,13 @@
 use super::{Server, eventually, fake_model::Kind, long, prompt, read, reason};
 use std::time::Duration;
 use tonic::Code;
-use weir::{config::Wire, engine::Limits};
+use weir::{config::TransportConfig, engine::Limits};
 use weir_proto::v1;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn headers_come_with_the_first_characters() {
-    let wire = Wire { late_headers: true, ..Wire::default() };
-    let server = Server::with(Limits::default(), wire, &[("fake", Kind::Pooled)]).await;
+    let config = TransportConfig { late_headers: true, ..TransportConfig::default() };
+    let server = Server::with(Limits::default(), config, &[("fake", Kind::Pooled)]).await;
     server.model.hold();
     let mut client = server.generation();
     let call = tokio::spawn(async move { client.generate(long("a", 20)).await });
@@ -30,8 +30,8 @@ async fn headers_come_with_the_first_characters() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_early_failure_is_the_status_of_the_call() {
-    let wire = Wire { late_headers: true, drain: Duration::ZERO, ..Wire::default() };
-    let mut server = Server::with(Limits::default(), wire, &[("fake", Kind::Pooled)]).await;
+    let config = TransportConfig { late_headers: true, drain: Duration::ZERO, ..TransportConfig::default() };
+    let mut server = Server::with(Limits::default(), config, &[("fake", Kind::Pooled)]).await;
     let status = server.generate(prompt("ab!")).await.map(drop).unwrap_err();
     assert_eq!((status.code(), reason(&status).as_str()), (Code::Internal, "INTERNAL"));
     server.model.hold();

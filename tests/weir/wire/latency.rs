@@ -8,7 +8,7 @@ use super::{
 use std::{path::Path, sync::Arc, time::Duration};
 use tonic::{Code, Status, transport::Channel};
 use weir::{
-    config::{AdminToken, Wire},
+    config::{AdminToken, TransportConfig},
     decode::contract::Model,
     engine::Limits,
     error::{Error, Result},
@@ -51,7 +51,7 @@ impl Served {
         let admin = AdminConfig { token, loader, models_folder: None, max_generations: 8, limits: Limits::default() };
         let monitor = Monitor::new(engines.clone(), Duration::from_secs(60));
         let offer = ServerParts { monitor, admin: Some(admin), traces: None, http: None };
-        Self { engines, running: Running::offering(offer, Wire::default()).await }
+        Self { engines, running: Running::offering(offer, TransportConfig::default()).await }
     }
 
     fn channel(&self) -> Channel {

@@ -6,7 +6,7 @@ use tokio_stream::StreamExt;
 use tonic::{Code, Request};
 use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
 use weir::{
-    config::Wire,
+    config::TransportConfig,
     engine::{Limits, Load, Phase},
 };
 use weir_proto::v1::{self, generate_response::Event};
@@ -14,11 +14,12 @@ use weir_proto::v1::{self, generate_response::Event};
 const STEP: Duration = Duration::from_millis(2);
 
 async fn with_limits(limits: Limits) -> Server {
-    Server::with(limits, Wire::default(), &[("fake", Kind::Pooled)]).await
+    Server::with(limits, TransportConfig::default(), &[("fake", Kind::Pooled)]).await
 }
 
 async fn draining_within(drain: Duration) -> Server {
-    Server::with(Limits::default(), Wire { drain, ..Wire::default() }, &[("fake", Kind::Pooled)]).await
+    Server::with(Limits::default(), TransportConfig { drain, ..TransportConfig::default() }, &[("fake", Kind::Pooled)])
+        .await
 }
 
 fn loaded(server: &Server, queued: usize, running: usize) -> bool {
@@ -116,7 +117,7 @@ async fn a_panic_fails_its_request_only() {
 #[tokio::test]
 async fn a_broken_worker_is_not_ready() {
     let kinds = [("fake", Kind::Pooled), ("other", Kind::Pooled)];
-    let server = Server::with(Limits::default(), Wire::default(), &kinds).await;
+    let server = Server::with(Limits::default(), TransportConfig::default(), &kinds).await;
     let of = |model: &str| v1::GenerateRequest { model: Some(model.into()), ..long("a", 5) };
     let mut health = HealthClient::new(server.channel.clone());
     let request = HealthCheckRequest { service: "weir.v1.Generation".into() };

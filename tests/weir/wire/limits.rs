@@ -11,14 +11,14 @@ use prost::Message;
 use std::time::Duration;
 use tokio::{io::AsyncWriteExt, net::TcpStream, time::timeout};
 use tonic::{Code, Request, metadata::MetadataValue};
-use weir::{config::Wire, engine::Limits};
+use weir::{config::TransportConfig, engine::Limits};
 use weir_proto::v1::{self, models_client::ModelsClient};
 
 const SOON: Duration = Duration::from_secs(10);
 const GENERATE: &str = "/weir.v1.Generation/Generate";
 
-async fn within(wire: Wire) -> Server {
-    Server::with(Limits::default(), wire, &[("fake", Kind::Pooled)]).await
+async fn within(config: TransportConfig) -> Server {
+    Server::with(Limits::default(), config, &[("fake", Kind::Pooled)]).await
 }
 
 fn running(server: &Server, count: usize) -> bool {
@@ -33,8 +33,13 @@ fn by_hand(stream: u32, request: &impl Message) -> Vec<u8> {
 
 #[tokio::test]
 async fn limits_are_reported() {
-    let wire = Wire { keepalive_interval: None, pending_resets: 7, header_bytes: 5000, ..Wire::default() };
-    let server = within(wire).await;
+    let config = TransportConfig {
+        keepalive_interval: None,
+        pending_resets: 7,
+        header_bytes: 5000,
+        ..TransportConfig::default()
+    };
+    let server = within(config).await;
     let model = server.models().get_model(v1::GetModelRequest::default()).await.unwrap().into_inner();
     let limits = model.limits.unwrap();
     assert_eq!((limits.header_bytes, limits.pending_resets, limits.keepalive_interval_ns), (5000, 7, 0));
@@ -44,7 +49,7 @@ async fn limits_are_reported() {
 
 #[tokio::test]
 async fn connections_are_limited() {
-    let server = within(Wire { connections: 2, ..Wire::default() }).await;
+    let server = within(TransportConfig { connections: 2, ..TransportConfig::default() }).await;
     let address = server.running.address;
     let second = plain(address).connect().await.unwrap();
     let mut third = sent(address, &http2_frames::beginning()).await;
@@ -69,9 +74,14 @@ async fn handshakes_time_out() {
     let certificates = Certificates::new();
     for encrypted in [false, true] {
         let access = if encrypted { certificates.access(false) } else { Default::default() };
-        let wire = Wire { handshake: Duration::from_millis(300), connections: 2, access, ..Wire::default() };
+        let config = TransportConfig {
+            handshake: Duration::from_millis(300),
+            connections: 2,
+            access,
+            ..TransportConfig::default()
+        };
         let reach = |address| if encrypted { certificates.reach(address, None) } else { plain(address) };
-        let server = Server::reached_by(Limits::default(), wire, &[("fake", Kind::Pooled)], reach).await;
+        let server = Server::reached_by(Limits::default(), config, &[("fake", Kind::Pooled)], reach).await;
         // One permit is left, and each of these connections returns it. The first two never complete the preface; the last
         // does not speak HTTP/2 and is closed at once.
         for words in [&b""[..], b"PRI * HTTP/2.0\r\n\r\nSM", b"GET / HTTP/1.1\r\nHost: weir\r\n\r\n"] {
@@ -95,7 +105,7 @@ async fn handshakes_time_out() {
 
 #[tokio::test]
 async fn headers_have_a_limit() {
-    let server = within(Wire { header_bytes: 4096, ..Wire::default() }).await;
+    let server = within(TransportConfig { header_bytes: 4096, ..TransportConfig::default() }).await;
     let with = |bytes: usize| {
         let mut request = Request::new(v1::SegmentRequest { text: "a".into(), ..Default::default() });
         request.metadata_mut().insert("x-long", MetadataValue::try_from("x".repeat(bytes)).unwrap());
@@ -112,7 +122,9 @@ async fn headers_have_a_limit() {
 /// Incomplete requests of all connections share `request_memory`.
 #[tokio::test]
 async fn incomplete_requests_share_the_request_memory() {
-    let server = within(Wire { message_bytes: 64 << 10, request_memory: 100 << 10, ..Wire::default() }).await;
+    let server =
+        within(TransportConfig { message_bytes: 64 << 10, request_memory: 100 << 10, ..TransportConfig::default() })
+            .await;
     // Each text exceeds the model's limit, which is reported once the message is read.
     let large = || server.generate(prompt(&"a".repeat(60 << 10)));
     assert_eq!(large().await.map(drop).unwrap_err().code(), Code::InvalidArgument);
@@ -148,7 +160,7 @@ async fn incomplete_requests_share_the_request_memory() {
 
 #[tokio::test]
 async fn calls_of_a_connection_have_a_limit() {
-    let server = within(Wire { concurrent_streams: 2, ..Wire::default() }).await;
+    let server = within(TransportConfig { concurrent_streams: 2, ..TransportConfig::default() }).await;
     server.model.hold();
     let first = server.generate(long("a", 5)).await.unwrap();
     let _second = server.generate(long("a", 5)).await.unwrap();
@@ -170,7 +182,7 @@ async fn calls_of_a_connection_have_a_limit() {
 /// Opening and cancelling calls at once is the rapid reset attack (CVE-2023-44487).
 #[tokio::test]
 async fn rapid_resets_end_the_connection() {
-    let server = within(Wire { pending_resets: 10, ..Wire::default() }).await;
+    let server = within(TransportConfig { pending_resets: 10, ..TransportConfig::default() }).await;
     let cancelled = |count: u32| {
         let mut bytes = http2_frames::beginning();
         for stream in (1..).step_by(2).take(count as usize) {
@@ -195,8 +207,12 @@ async fn rapid_resets_end_the_connection() {
 #[tokio::test]
 async fn a_silent_disconnect_frees_its_row() {
     let interval = Some(Duration::from_millis(100));
-    let wire = Wire { keepalive_interval: interval, keepalive_timeout: Duration::from_millis(200), ..Wire::default() };
-    let server = within(wire).await;
+    let config = TransportConfig {
+        keepalive_interval: interval,
+        keepalive_timeout: Duration::from_millis(200),
+        ..TransportConfig::default()
+    };
+    let server = within(config).await;
     server.model.slow(Duration::from_millis(2));
     let bytes = [http2_frames::beginning(), by_hand(1, &long("a", 1900))].concat();
     let mut gone = sent(server.running.address, &bytes).await;
@@ -212,7 +228,7 @@ async fn a_silent_disconnect_frees_its_row() {
 /// Covers streaming and unary calls.
 #[tokio::test]
 async fn a_connection_that_closes_frees_its_rows() {
-    let server = within(Wire::default()).await;
+    let server = within(TransportConfig::default()).await;
     server.model.slow(Duration::from_millis(20));
     let segment = v1::SegmentRequest { text: "a ".repeat(900), ..Default::default() }.encode_to_vec();
     let data = frame(DATA, END_STREAM, 3, &http2_frames::message(&segment));
@@ -228,7 +244,7 @@ async fn a_connection_that_closes_frees_its_rows() {
 
 #[tokio::test]
 async fn idle_connections_do_not_block_others() {
-    let server = within(Wire { handshake: Duration::from_secs(60), ..Wire::default() }).await;
+    let server = within(TransportConfig { handshake: Duration::from_secs(60), ..TransportConfig::default() }).await;
     let mut silent = Vec::new();
     for _ in 0..100 {
         silent.push(TcpStream::connect(server.running.address).await.unwrap());

@@ -8,7 +8,7 @@ use crate::{
 use std::sync::Arc;
 use tokio_stream::StreamExt;
 use weir::{
-    config::Wire,
+    config::TransportConfig,
     decode::contract::{BoundaryOptions, Model},
     engine::{Handle, Limits},
     kernels::Dtype,
@@ -20,7 +20,7 @@ use weir_proto::v1::{
 async fn served(case: &str) -> (Arc<dyn Model>, Running) {
     let model = lslm_in(case, Dtype::F32);
     let engine = Handle::start(Arc::clone(&model), Limits::default()).unwrap();
-    (model, Running::start(vec![engine], Wire::default()).await)
+    (model, Running::start(vec![engine], TransportConfig::default()).await)
 }
 
 fn greedy(prompt: String, max_chars: usize, mode: &str) -> v1::GenerateRequest {

@@ -42,7 +42,7 @@ use tonic::{
 };
 use tonic_types::{ErrorDetails, StatusExt};
 use weir::{
-    config::Wire,
+    config::TransportConfig,
     decode::contract::Model,
     engine::{Handle, Limits},
     error::Result,
@@ -62,24 +62,28 @@ struct Running {
 }
 
 impl Running {
-    async fn start(engines: Vec<Handle>, wire: Wire) -> Self {
-        Self::reached_by(Engines::new(engines).unwrap(), wire, plain).await
+    async fn start(engines: Vec<Handle>, config: TransportConfig) -> Self {
+        Self::reached_by(Engines::new(engines).unwrap(), config, plain).await
     }
 
     /// Starts a server with admin, trace or HTTP parts.
-    async fn offering(offer: impl Into<ServerParts>, wire: Wire) -> Self {
-        Self::reached_by(offer, wire, plain).await
+    async fn offering(offer: impl Into<ServerParts>, config: TransportConfig) -> Self {
+        Self::reached_by(offer, config, plain).await
     }
 
     /// Starts a server, and connects to the endpoint that `how` returns.
-    async fn reached_by(offer: impl Into<ServerParts>, wire: Wire, how: impl FnOnce(SocketAddr) -> Endpoint) -> Self {
+    async fn reached_by(
+        offer: impl Into<ServerParts>,
+        config: TransportConfig,
+        how: impl FnOnce(SocketAddr) -> Endpoint,
+    ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel();
         let shutdown = async {
             let _ = stopped.await;
         };
-        let task = tokio::spawn(run(listener, offer.into(), shutdown, wire));
+        let task = tokio::spawn(run(listener, offer.into(), shutdown, config));
         let channel = how(address).connect().await.unwrap();
         Self { address, channel, stop: Some(stop), task }
     }
@@ -111,18 +115,18 @@ struct Server {
 impl Server {
     /// Starts one pooled model with default limits.
     async fn new() -> Self {
-        Self::with(Limits::default(), Wire::default(), &[("fake", Kind::Pooled)]).await
+        Self::with(Limits::default(), TransportConfig::default(), &[("fake", Kind::Pooled)]).await
     }
 
     /// Starts the given models. The fields refer to the first.
-    async fn with(limits: Limits, wire: Wire, models: &[(&str, Kind)]) -> Self {
-        Self::reached_by(limits, wire, models, plain).await
+    async fn with(limits: Limits, config: TransportConfig, models: &[(&str, Kind)]) -> Self {
+        Self::reached_by(limits, config, models, plain).await
     }
 
     /// Starts a server, and connects to the endpoint that `how` returns.
     async fn reached_by(
         limits: Limits,
-        wire: Wire,
+        config: TransportConfig,
         models: &[(&str, Kind)],
         how: impl FnOnce(SocketAddr) -> Endpoint,
     ) -> Self {
@@ -130,7 +134,7 @@ impl Server {
         let start = |model: &Arc<Fake>| Handle::start(Arc::clone(model) as Arc<dyn Model>, limits).unwrap();
         let engines: Vec<_> = models.iter().map(start).collect();
         let engine = engines[0].clone();
-        let running = Running::reached_by(Engines::new(engines).unwrap(), wire, how).await;
+        let running = Running::reached_by(Engines::new(engines).unwrap(), config, how).await;
         Self { model: Arc::clone(&models[0]), engine, channel: running.channel.clone(), running }
     }
 

@@ -17,7 +17,7 @@ use tonic::{
 };
 use tonic_types::StatusExt;
 use weir::{
-    config::{Access, Keys, Wire},
+    config::{Access, Keys, TransportConfig},
     engine::Limits,
     serve::Engines,
 };
@@ -408,8 +408,8 @@ async fn a_request_of_a_stream_has_its_own_timeout() {
 
 #[tokio::test]
 async fn a_stream_limits_its_concurrent_requests() {
-    let wire = Wire { concurrent_streams: 2, ..Wire::default() };
-    let server = Server::with(Limits::default(), wire, &[("fake", Kind::Pooled)]).await;
+    let config = TransportConfig { concurrent_streams: 2, ..TransportConfig::default() };
+    let server = Server::with(Limits::default(), config, &[("fake", Kind::Pooled)]).await;
     let (send, mut answers) = stream(&server).await;
     server.model.hold();
     for name in 0..8 {
@@ -433,8 +433,8 @@ async fn a_stream_limits_its_concurrent_requests() {
 
 #[tokio::test]
 async fn an_idle_stream_does_not_time_out() {
-    let wire = Wire { upload: Duration::from_millis(200), ..Wire::default() };
-    let server = Server::with(Limits::default(), wire, &[("fake", Kind::Pooled)]).await;
+    let config = TransportConfig { upload: Duration::from_millis(200), ..TransportConfig::default() };
+    let server = Server::with(Limits::default(), config, &[("fake", Kind::Pooled)]).await;
     let (send, mut answers) = stream(&server).await;
     for _ in 0..3 {
         send.send(streamed("a", "a", 5)).await.unwrap();
@@ -449,7 +449,8 @@ async fn an_idle_stream_does_not_time_out() {
 #[tokio::test]
 async fn server_and_model_queries_are_answered() {
     let server =
-        Server::with(Limits::default(), Wire::default(), &[("fake", Kind::Pooled), ("other", Kind::Bytes)]).await;
+        Server::with(Limits::default(), TransportConfig::default(), &[("fake", Kind::Pooled), ("other", Kind::Bytes)])
+            .await;
     let mut client = client(&server);
     assert!(client.server_live(oip::ServerLiveRequest {}).await.unwrap().into_inner().live);
     assert!(client.server_ready(oip::ServerReadyRequest {}).await.unwrap().into_inner().ready);
@@ -493,7 +494,7 @@ async fn statistics_count_request_outcomes() {
     // a launch blocks until the warm-up ends
     let launched = tokio::task::spawn_blocking(move || own.add(own.launch(model, Limits::default(), None).unwrap()));
     launched.await.unwrap().unwrap();
-    let running = super::Running::offering(engines, Wire::default()).await;
+    let running = super::Running::offering(engines, TransportConfig::default()).await;
     let mut client = Client::new(running.channel.clone());
     let mut statistics = async || {
         let response = client.model_statistics(oip::ModelStatisticsRequest::default()).await.unwrap().into_inner();
@@ -517,8 +518,8 @@ async fn statistics_count_request_outcomes() {
 async fn keys_and_request_ids_work_as_in_all_calls() {
     let keys = Keys::parse("alice:a-key-that-alice-has").unwrap();
     let access = Access { keys: Some(Arc::new(keys)), tls: None };
-    let wire = Wire { access, ..Wire::default() };
-    let server = Server::with(Limits::default(), wire, &[("fake", Kind::Pooled)]).await;
+    let config = TransportConfig { access, ..TransportConfig::default() };
+    let server = Server::with(Limits::default(), config, &[("fake", Kind::Pooled)]).await;
     let mut client = client(&server);
     assert!(client.server_live(oip::ServerLiveRequest {}).await.unwrap().into_inner().live, "probes have no key");
     assert!(client.server_ready(oip::ServerReadyRequest {}).await.unwrap().into_inner().ready);

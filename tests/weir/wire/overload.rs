@@ -5,7 +5,7 @@ use crate::support::Dice;
 use std::{collections::HashMap, time::Duration};
 use tokio::task::JoinSet;
 use tonic::Code;
-use weir::{config::Wire, engine::Limits};
+use weir::{config::TransportConfig, engine::Limits};
 use weir_proto::v1::{GenerateRequest, generation_client::GenerationClient};
 
 const ROWS: usize = 4;
@@ -21,7 +21,7 @@ fn request(number: u64) -> GenerateRequest {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_server_recovers_from_ten_times_the_queue() {
     let limits = Limits { rows: ROWS, queue: QUEUE, ..Limits::default() };
-    let server = Server::with(limits, Wire::default(), &[("fake", Kind::Pooled)]).await;
+    let server = Server::with(limits, TransportConfig::default(), &[("fake", Kind::Pooled)]).await;
     let mut alone = HashMap::new();
     for number in 0..10 * QUEUE as u64 {
         alone.insert(number, server.answer(request(number)).await.unwrap().text());

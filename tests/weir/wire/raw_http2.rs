@@ -15,7 +15,7 @@ use tonic::{
         http::{Request, Response, Version},
     },
 };
-use weir::{config::Wire, engine::Limits, serve::REQUEST_ID};
+use weir::{config::TransportConfig, engine::Limits, serve::REQUEST_ID};
 use weir_proto::v1::{SegmentRequest, SegmentResponse};
 
 /// Connects with an initial stream window of `window` bytes.
@@ -119,8 +119,8 @@ async fn an_answer_can_be_read_slowly_during_the_shutdown() {
 
 #[tokio::test]
 async fn incomplete_requests_time_out() {
-    let wire = Wire { upload: Duration::from_millis(300), ..Wire::default() };
-    let server = Server::with(Limits::default(), wire, &[("fake", Kind::Pooled)]).await;
+    let config = TransportConfig { upload: Duration::from_millis(300), ..TransportConfig::default() };
+    let server = Server::with(Limits::default(), config, &[("fake", Kind::Pooled)]).await;
     let sender = connect(server.running.address, 1 << 20).await;
     let request = Request::post("http://weir/weir.v1.Generation/Segment").version(Version::HTTP_2);
     let request = request.header("te", "trailers").header("content-type", "application/grpc").body(()).unwrap();

@@ -11,7 +11,7 @@ use std::{
 };
 use tokio_stream::StreamExt;
 use weir::{
-    config::Wire,
+    config::TransportConfig,
     engine::{Handle, Limits},
     family::load::load,
 };
@@ -49,7 +49,7 @@ fn shipped() -> Vec<(PathBuf, Value)> {
 
 async fn served(folder: &Path) -> Running {
     let engine = Handle::start(load(folder, &settings()).unwrap(), Limits::default()).unwrap();
-    Running::start(vec![engine], Wire::default()).await
+    Running::start(vec![engine], TransportConfig::default()).await
 }
 
 /// Reads a file that a card names.

@@ -13,7 +13,7 @@ use tokio::{io::AsyncWriteExt, sync::mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Status, Streaming, transport::Channel};
 use weir::{
-    config::{Access, Keys, Wire},
+    config::{Access, Keys, TransportConfig},
     decode::{
         beam::{BeamSearch, RowMove, SearchStep},
         contract::Model,
@@ -36,13 +36,13 @@ struct Server {
 impl Server {
     async fn new() -> Self {
         let limits = Limits { document_bytes: 1 << 20, ..Limits::default() };
-        Self::with(limits, Wire::default()).await
+        Self::with(limits, TransportConfig::default()).await
     }
 
-    async fn with(limits: Limits, wire: Wire) -> Self {
+    async fn with(limits: Limits, config: TransportConfig) -> Self {
         let model = DocumentModel::new();
         let engine = Handle::start(Arc::clone(&model) as Arc<dyn Model>, limits).unwrap();
-        let running = Running::start(vec![engine.clone()], wire).await;
+        let running = Running::start(vec![engine.clone()], config).await;
         Self { model, engine, running }
     }
 
@@ -181,7 +181,7 @@ async fn a_document_in_chunks_is_summarized_with_what_was_selected() {
 #[tokio::test]
 async fn another_request_reuses_the_document() {
     let limits = Limits { document_bytes: 1 << 20, document_keep: Duration::from_millis(600), ..Limits::default() };
-    let server = Server::with(limits, Wire::default()).await;
+    let server = Server::with(limits, TransportConfig::default()).await;
     let text = "what is known once ".repeat(8);
     let first = server.answer(SummarizeOptions::default(), &[&text]).await.unwrap();
     let document_id = first.finished.document_id.clone();
@@ -250,7 +250,7 @@ async fn a_document_belongs_to_its_sender() {
     let keys = Keys::parse("alice:a-key-that-alice-has\nbob:another-key-that-bob-has").unwrap();
     let access = Access { keys: Some(Arc::new(keys)), tls: None };
     let limits = Limits { document_bytes: 1 << 20, ..Limits::default() };
-    let server = Server::with(limits, Wire { access, ..Wire::default() }).await;
+    let server = Server::with(limits, TransportConfig { access, ..TransportConfig::default() }).await;
     let alice = "a-key-that-alice-has";
     let bob = "another-key-that-bob-has";
     let first = answer_to(alice, &server, SummarizeOptions::default(), &["hers alone"]).await.unwrap();
@@ -407,7 +407,7 @@ async fn cancelled_and_late_requests_release_everything() {
 #[tokio::test]
 async fn a_full_queue_refuses_summaries() {
     let limits = Limits { rows: 2, queue: 2, ..Limits::default() };
-    let server = Server::with(limits, Wire::default()).await;
+    let server = Server::with(limits, TransportConfig::default()).await;
     server.model.hold();
     let mut calls = Vec::new();
     let mut refused = 0;

@@ -11,7 +11,7 @@ use tonic_reflection::pb::v1::{
     server_reflection_request::MessageRequest,
 };
 use weir::{
-    config::{Access, Keys, TlsFiles, Wire},
+    config::{Access, Keys, TlsFiles, TransportConfig},
     engine::Limits,
 };
 use weir_proto::v1::{self, generate_response::Event, models_client::ModelsClient};
@@ -20,8 +20,8 @@ const MODELS: [(&str, Kind); 1] = [("fake", Kind::Pooled)];
 const ALICE: &str = "a-key-that-alice-has";
 
 async fn behind(access: Access, certificates: &Certificates, shown: Option<&Certificates>) -> Server {
-    let wire = Wire { access, ..Wire::default() };
-    Server::reached_by(Limits::default(), wire, &MODELS, |address| certificates.reach(address, shown)).await
+    let config = TransportConfig { access, ..TransportConfig::default() };
+    Server::reached_by(Limits::default(), config, &MODELS, |address| certificates.reach(address, shown)).await
 }
 
 /// Calls a method on a connection that may fail.
@@ -105,7 +105,7 @@ fn certificate_errors_are_reported() {
 async fn with_keys(limits: Limits) -> Server {
     let keys = Keys::parse(&format!("alice:{ALICE}\nbob:another-key-that-bob-has")).unwrap();
     let access = Access { keys: Some(Arc::new(keys)), tls: None };
-    Server::with(limits, Wire { access, ..Wire::default() }, &MODELS).await
+    Server::with(limits, TransportConfig { access, ..TransportConfig::default() }, &MODELS).await
 }
 
 /// Returns a request with these `authorization` values.

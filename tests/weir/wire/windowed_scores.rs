@@ -6,7 +6,7 @@ use std::{f64::consts::LN_2, sync::Arc};
 use tokio_stream::StreamExt;
 use tonic::{Code, transport::Channel};
 use weir::{
-    config::Wire,
+    config::TransportConfig,
     decode::{
         contract::{BoundaryMode, BoundaryOptions, Model, Noise},
         evaluate::{WindowScore, score_window_with, windows},
@@ -111,7 +111,7 @@ async fn windows_of_every_kind_of_model_equal_the_evaluation() {
         let memory_bytes = settings().memory_bytes - roomy.memory().limit + roomy.bytes_for(of.length);
         let model = load(&converted(case), &Settings { memory_bytes, ..settings() }).unwrap();
         let engine = Handle::start(Arc::clone(&model), Limits::default()).unwrap();
-        let running = Running::start(vec![engine], Wire::default()).await;
+        let running = Running::start(vec![engine], TransportConfig::default()).await;
         let vocabulary = &model.card().vocabulary;
         let length = if storms() { 1 << 16 } else { 3000 };
         let text = vocabulary.decode(&Dice::new(7).text(length, vocabulary.len()));

@@ -1,6 +1,6 @@
 //! Listening addresses, and limits of connections and requests.
 
-use crate::config::{Access, Checks, Wire};
+use crate::config::{Access, Checks, TransportConfig};
 use std::{net::SocketAddr, time::Duration};
 
 /// Upper bound of counts: no value that fits a machine is rejected.
@@ -10,7 +10,7 @@ const MAX_SECONDS: usize = 86_400;
 
 /// Flags of connections and requests.
 #[derive(Debug, clap::Args)]
-pub(super) struct WireArgs {
+pub(super) struct TransportArgs {
     /// Address to listen on for gRPC. Port 0 selects a free port.
     #[arg(long, value_name = "ADDRESS", env = "WEIR_LISTEN", default_value = "127.0.0.1:50051")]
     listen: String,
@@ -64,7 +64,7 @@ pub(super) struct WireArgs {
     late_headers: String,
 }
 
-impl WireArgs {
+impl TransportArgs {
     /// Address for gRPC.
     pub(super) fn listen(&self, checks: &mut Checks) -> Option<SocketAddr> {
         checks.parse("--listen", &self.listen)
@@ -76,13 +76,13 @@ impl WireArgs {
     }
 
     /// Parses the limits.
-    pub(super) fn limits(&self, access: Access, checks: &mut Checks) -> Wire {
+    pub(super) fn limits(&self, access: Access, checks: &mut Checks) -> TransportConfig {
         let streams = checks.number("--max-concurrent-streams", &self.max_concurrent_streams, 1..=MAX_COUNT);
         let headers = checks.bytes("--max-header-bytes", &self.max_header_bytes, 1024..=1 << 20);
         let keepalive = seconds(checks, "--keepalive-seconds", &self.keepalive_seconds, 0);
         let tcp_keepalive = seconds(checks, "--tcp-keepalive-seconds", &self.tcp_keepalive_seconds, 0);
         let message_bytes = checks.bytes("--max-message-bytes", &self.max_message_bytes, 1024..=1 << 30);
-        Wire {
+        TransportConfig {
             drain: seconds(checks, "--drain-seconds", &self.drain_seconds, 0),
             message_bytes,
             request_memory: checks.bytes("--max-request-memory", &self.max_request_memory, message_bytes..=1 << 40),

@@ -37,10 +37,8 @@ pub trait Blueprint: Debug + Send + Sync {
         Bounds::default()
     }
 
-    /// Builds the model from `parts`, whose weights were checked against [`tensors`](Self::tensors).
-    ///
-    /// # Errors
-    /// Too little memory, or settings that the model cannot meet.
+    /// Builds the model from `parts`, whose weights were checked against [`tensors`](Self::tensors). Fails if memory
+    /// runs out or the settings do not suit the model.
     fn build(&self, parts: Parts) -> Result<Arc<dyn Model>>;
 }
 
@@ -62,9 +60,7 @@ pub struct Parts {
 
 impl Parts {
     /// Returns the card of a model without pooling, boundary modes and start symbol; a family that has these sets them.
-    ///
-    /// # Errors
-    /// More symbols requested than the model can hold; an invalid vocabulary.
+    /// Fails if the settings ask for more symbols than the model can hold, or the vocabulary is invalid.
     pub fn card(&self, family: &'static str, blueprint: &dyn Blueprint) -> Result<Card> {
         let (max_symbols, max_symbols_why) = self.settings.longest(self.config.training_length, blueprint.bounds())?;
         let tensors = blueprint.tensors();

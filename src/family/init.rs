@@ -12,20 +12,16 @@ use rand_chacha::{
 };
 use std::{f64::consts::TAU, path::Path};
 
-/// Writes a checkpoint with the configuration in `config_file` and random weights to `dest`. The same seed gives the same
-/// weights, tensor by tensor. A companion model that the configuration names gets random weights too; its configuration is
-/// `NAME.json` in the folder of `config_file`.
-///
-/// # Errors
-/// An invalid configuration, a companion's included; a folder that is not empty, unless `overwrite` allows it.
+/// Writes a checkpoint with the configuration in `config_file` and random weights to `dest`. The same seed gives the
+/// same weights, tensor by tensor. A companion model that the configuration names gets random weights too; its
+/// configuration is `NAME.json` in the folder of `config_file`. Fails if a configuration is invalid, a companion's
+/// included, or the folder is not empty, unless `overwrite` allows it.
 pub fn init(config_file: &Path, dest: &Path, seed: u64, overwrite: bool) -> Result<WrittenCheckpoint> {
     init_with_progress(config_file, dest, seed, overwrite, &mut |_, _| {})
 }
 
-/// Writes a checkpoint as [`init`] does, and reports numbers written and numbers to write to `progress`.
-///
-/// # Errors
-/// Fails as [`init`] does.
+/// Writes a checkpoint as [`init`] does, and reports numbers written and numbers to write to `progress`. Fails as
+/// [`init`] does.
 pub fn init_with_progress(
     config_file: &Path,
     dest: &Path,

@@ -24,26 +24,19 @@ pub const FAMILIES: &[(&str, Reader)] = &[
     ("pyramidion", pyramidion::blueprint::read),
 ];
 
-/// Loads the checkpoint in `dir` under its folder's name.
-///
-/// # Errors
-/// [`Error::Checkpoint`] naming file, key, what was expected and found; [`Error::Io`].
+/// Loads the checkpoint in `dir` under its folder's name. Fails with [`Error::Io`], or with [`Error::Checkpoint`] that
+/// names file, key, expected and actual value.
 pub fn load(dir: &Path, settings: &Settings) -> Result<Arc<dyn Model>> {
     load_as(dir, &name_of(dir), settings)
 }
 
-/// Loads the checkpoint in `dir` under `name`.
-///
-/// # Errors
-/// Fails as [`load`] does.
+/// Loads the checkpoint in `dir` under `name`. Fails as [`load`] does.
 pub fn load_as(dir: &Path, name: &str, settings: &Settings) -> Result<Arc<dyn Model>> {
     load_with_threads(dir, name.to_owned(), &settings.clone().with_threads())
 }
 
 /// Bytes of memory that the checkpoint in `dir` may take: its weights as read and as stored, and its key-value memory.
-///
-/// # Errors
-/// Fails as [`load`] does if the configuration is invalid.
+/// Fails if the configuration is invalid.
 pub fn needs(dir: &Path, settings: &Settings) -> Result<usize> {
     let config = Config::read(dir)?;
     let blueprint = blueprint(&config, &dir.join(CONFIG_FILE))?;
@@ -77,10 +70,8 @@ fn load_with_threads(dir: &Path, name: String, settings: &Settings) -> Result<Ar
     })
 }
 
-/// Returns the folders of the companions that a checkpoint names, after checking their configurations.
-///
-/// # Errors
-/// A companion that is missing, or that cannot accompany this model.
+/// Returns the folders of the companions that a checkpoint names, after checking their configurations. Fails if a
+/// companion is missing or cannot accompany this model.
 pub fn companions(dir: &Path, config: &Config, blueprint: &dyn Blueprint) -> Result<Vec<PathBuf>> {
     let checked = |name: &str| {
         let dir = dir.join(name);
@@ -92,10 +83,8 @@ pub fn companions(dir: &Path, config: &Config, blueprint: &dyn Blueprint) -> Res
     blueprint.companions().into_iter().map(checked).collect()
 }
 
-/// Checks that a model can accompany the one that names it: it has the same symbols, and no companion of its own.
-///
-/// # Errors
-/// [`Error::Checkpoint`] about the companion's configuration, `file`.
+/// Checks that a model can accompany the one that names it: it has the same symbols, and no companion of its own. The
+/// error names the companion's configuration, `file`.
 pub fn check_companion(config: &Config, companion: &Config, blueprint: &dyn Blueprint, file: &Path) -> Result<()> {
     if let Some(name) = blueprint.companions().first() {
         let expected = "a companion without companions";
@@ -109,10 +98,8 @@ pub fn check_companion(config: &Config, companion: &Config, blueprint: &dyn Blue
     Ok(())
 }
 
-/// Reads the architecture of a checkpoint.
-///
-/// # Errors
-/// [`Error::Checkpoint`]: an unknown family, or an architecture or vocabulary that the family rejects.
+/// Reads the architecture of a checkpoint. Fails if the family is unknown or rejects the architecture or the
+/// vocabulary.
 pub fn blueprint(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
     match FAMILIES.iter().find(|(name, _)| *name == config.family) {
         Some((_, read)) => {

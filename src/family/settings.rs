@@ -52,10 +52,8 @@ impl Settings {
         self.max_symbols.unwrap_or(training_length.saturating_mul(4).max(8192)).min(MAX_SYMBOLS)
     }
 
-    /// Most symbols of a sequence of a model with such bounds; and the reason, if the limit is the model's own.
-    ///
-    /// # Errors
-    /// [`Error::BadOption`] if the settings ask for more symbols than the model can hold.
+    /// Most symbols of a sequence of a model with such bounds; and the reason, if the limit is the model's own. Fails
+    /// with [`Error::BadOption`] if the settings ask for more symbols than the model can hold.
     pub fn longest(&self, training_length: usize, bounds: Bounds) -> Result<(usize, Option<&'static str>)> {
         match (self.max_symbols, bounds.longest) {
             (Some(requested), Some((limit, why))) if requested > limit => {

@@ -53,10 +53,8 @@ impl SpecialSymbols {
         [self.start, self.segment_start, self.unknown]
     }
 
-    /// Checks that all ids are below `len`, distinct, and not text symbols according to `is_text`.
-    ///
-    /// # Errors
-    /// The first special symbol that breaks a rule.
+    /// Checks that all ids are below `len`, distinct, and not text symbols according to `is_text`. The error names the
+    /// first special symbol that breaks a rule.
     pub(super) fn check(self, len: usize, is_text: impl Fn(u32) -> bool) -> Result<(), VocabularyError> {
         let named = self.named_ids();
         let error = |name, expected: String, found: String| {

@@ -52,10 +52,8 @@ impl std::fmt::Debug for SubwordTokenizer {
 }
 
 impl SubwordTokenizer {
-    /// Parses a `tokenizer.json`.
-    ///
-    /// # Errors
-    /// The library rejects the file, or the tokenizer does not encode words independently.
+    /// Parses a `tokenizer.json`. Fails if the library rejects the file, or the tokenizer does not encode words
+    /// independently.
     pub fn parse(json: &[u8]) -> Result<Self, VocabularyError> {
         let invalid = |error: &dyn std::fmt::Display| {
             VocabularyError::new("the file", "a tokenizer in Hugging Face's format", error.to_string())
@@ -91,10 +89,8 @@ impl SubwordTokenizer {
         &self.json
     }
 
-    /// Encodes a text.
-    ///
-    /// # Errors
-    /// The library's message if the tokenizer has neither a piece nor an unknown token for a part of `text`.
+    /// Encodes a text. Fails with the library's message if the tokenizer has neither a piece nor an unknown token for a
+    /// part of `text`.
     pub fn encode(&self, text: &str) -> Result<Vec<Subword>, String> {
         let encoding = self.tokenizer.encode(text, false).map_err(|error| error.to_string())?;
         let pieces = encoding.get_ids().iter().zip(encoding.get_offsets());

@@ -28,10 +28,8 @@ const LOCAL: [&str; 12] = [
     "Sequence",
 ];
 
-/// Checks that a `tokenizer.json` describes a tokenizer that encodes words one by one.
-///
-/// # Errors
-/// The first key whose value makes the encoding of one word depend on another.
+/// Checks that a `tokenizer.json` describes a tokenizer that encodes words one by one. The error names the first key
+/// whose value makes the encoding of one word depend on another.
 pub(super) fn check_word_by_word(json: &Value) -> Result<(), VocabularyError> {
     let kind = |value: &Value| value["type"].as_str().unwrap_or("nothing").to_owned();
     let splits = |value: &Value| SPLITS.contains(&kind(value).as_str()) && value["split"] != Value::Bool(false);

@@ -115,10 +115,7 @@ impl TryFrom<Kinds> for VocabularyConfig {
 }
 
 impl Config {
-    /// Returns a configuration to write; errors name `file`.
-    ///
-    /// # Errors
-    /// An invalid vocabulary or training length.
+    /// Returns a configuration to write; errors name `file`. Fails if the vocabulary or the training length is invalid.
     pub fn new(
         family: &str,
         vocabulary: VocabularyConfig,
@@ -156,26 +153,18 @@ impl Config {
         self.subwords.as_ref()
     }
 
-    /// Reads the `config.json` of a checkpoint.
-    ///
-    /// # Errors
-    /// A key that is unknown, missing, of the wrong type or out of bounds; a file that is too long.
+    /// Reads the `config.json` of a checkpoint. Fails if the file is too long, or a key is unknown, missing, of the
+    /// wrong type or out of bounds.
     pub fn read(dir: &Path) -> Result<Self> {
         Self::read_file(&dir.join(CONFIG_FILE))
     }
 
-    /// Reads a configuration from a file of any name.
-    ///
-    /// # Errors
-    /// Fails as [`read`](Self::read) does.
+    /// Reads a configuration from a file of any name. Fails as [`read`](Self::read) does.
     pub fn read_file(file: &Path) -> Result<Self> {
         Self::parse(&json::read_limited(file, MAX_BYTES)?, file)
     }
 
-    /// Parses a configuration; errors name `file`.
-    ///
-    /// # Errors
-    /// Fails as [`read`](Self::read) does.
+    /// Parses a configuration; errors name `file`. Fails as [`read`](Self::read) does.
     pub fn parse(text: &[u8], file: &Path) -> Result<Self> {
         /// The format, which is checked first: a file of another format has other keys as well.
         #[derive(Deserialize)]
@@ -212,10 +201,7 @@ impl Config {
         self.vocabulary(file).map(|_| ())
     }
 
-    /// The vocabulary.
-    ///
-    /// # Errors
-    /// A symbol that is not one character or occurs twice; no symbols.
+    /// The vocabulary. Fails if there are no symbols, or a symbol is repeated or not one character.
     pub fn vocabulary(&self, file: &Path) -> Result<Arc<Vocabulary>> {
         match &self.vocabulary {
             VocabularyConfig::Symbols(symbols) => {
@@ -243,10 +229,8 @@ impl Config {
         self.architecture.get()
     }
 
-    /// Returns the file's text, one line a key, so that a vocabulary does not fill pages.
-    ///
-    /// # Errors
-    /// [`Error::Internal`] if JSON cannot represent a value.
+    /// Returns the file's text, one line a key, so that a vocabulary does not fill pages. Fails if JSON cannot
+    /// represent a value.
     pub fn to_json(&self) -> Result<String> {
         let internal = |error: serde_json::Error| Error::Internal(format!("config.json: {error}"));
         let vocabulary = match &self.vocabulary {
@@ -293,10 +277,8 @@ impl Config {
     }
 }
 
-/// Parses the family's own part into the family's type; keys in errors are like `architecture.layers.pre`.
-///
-/// # Errors
-/// A key that is unknown, missing, or of the wrong type.
+/// Parses the family's own part into the family's type; keys in errors are like `architecture.layers.pre`. Fails if a
+/// key is unknown, missing or of the wrong type.
 pub fn architecture<T: DeserializeOwned>(config: &Config, file: &Path) -> Result<T> {
     json::parse(config.architecture.get().as_bytes(), file, "architecture")
 }

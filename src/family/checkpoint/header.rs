@@ -86,10 +86,8 @@ struct Info {
 }
 
 impl Header {
-    /// Reads the header, of at most `limit` bytes, of a file of `size` bytes.
-    ///
-    /// # Errors
-    /// A header that is malformed or too long; tensors that overlap, leave gaps or do not end with the file.
+    /// Reads the header, of at most `limit` bytes, of a file of `size` bytes. Fails if the header is malformed or too
+    /// long, or if the tensors overlap, leave gaps or do not end with the file.
     pub fn read(from: &mut impl Read, file: &Path, size: u64, limit: u64) -> Result<Self> {
         let wrong = |key: &str, expected: String, found: String| Err(Error::checkpoint(file, key, expected, found));
         if size < PREFIX as u64 {

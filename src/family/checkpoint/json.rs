@@ -14,10 +14,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Reads a small file completely.
-///
-/// # Errors
-/// Anything but a regular file of at most `limit` bytes.
+/// Reads a small file completely. Fails unless it is a regular file of at most `limit` bytes.
 pub fn read_limited(file: &Path, limit: u64) -> Result<Vec<u8>> {
     let too_long = |bytes: u64| {
         Err(Error::checkpoint(file, "the file", format!("at most {limit} bytes"), format!("{bytes} bytes or more")))
@@ -31,10 +28,8 @@ pub fn read_limited(file: &Path, limit: u64) -> Result<Vec<u8>> {
     if text.len() as u64 > limit { too_long(text.len() as u64) } else { Ok(text) }
 }
 
-/// Opens a regular file and returns its size too. A pipe would block, and a device never end.
-///
-/// # Errors
-/// Anything but a regular file.
+/// Opens a regular file and returns its size too. A pipe would block, and a device never end. Fails for anything but a
+/// regular file.
 pub fn open(file: &Path) -> Result<(File, u64)> {
     let metadata = std::fs::metadata(file).map_err(Error::io(file))?;
     if !metadata.is_file() {
@@ -45,10 +40,8 @@ pub fn open(file: &Path) -> Result<(File, u64)> {
     Ok((opened, metadata.len()))
 }
 
-/// Parses `text`, which is the value of the key `within` in `file`, or the complete file if `within` is empty.
-///
-/// # Errors
-/// [`Error::Checkpoint`] with the full path of the key.
+/// Parses `text`, which is the value of the key `within` in `file`, or the complete file if `within` is empty. Fails
+/// with [`Error::Checkpoint`], which has the full path of the key.
 pub fn parse<T: DeserializeOwned>(text: &[u8], file: &Path, within: &str) -> Result<T> {
     let mut deserializer = serde_json::Deserializer::from_slice(text);
     match serde_path_to_error::deserialize(&mut deserializer) {

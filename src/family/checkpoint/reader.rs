@@ -40,10 +40,7 @@ pub struct Tensor {
 }
 
 impl Weights {
-    /// Moves a tensor's numbers out, row-major.
-    ///
-    /// # Errors
-    /// [`Error::Internal`] if the tensor was not read, or was taken before.
+    /// Moves a tensor's numbers out, row-major. Fails if the tensor was not read or was taken before.
     pub fn take(&mut self, name: &str) -> Result<Vec<f32>> {
         let tensor = self.tensors.remove(name);
         tensor
@@ -73,18 +70,13 @@ impl Weights {
 }
 
 /// Reads the weights of the checkpoint in `dir`; returns the SHA-256 of their files, concatenated, in hexadecimal too.
-///
-/// # Errors
-/// [`Error::Checkpoint`] with file, key, expected and found, if the files hold anything but these tensors, complete
-/// and finite.
+/// Fails with [`Error::Checkpoint`] unless the files hold exactly these tensors, complete and finite.
 pub fn read_weights(dir: &Path, specs: &[TensorSpec]) -> Result<(Weights, String)> {
     read_weights_with_progress(dir, specs, &mut |_, _| {})
 }
 
-/// Reads weights as [`read_weights`] does, and reports bytes read and bytes to read to `progress`.
-///
-/// # Errors
-/// Fails as [`read_weights`] does.
+/// Reads weights as [`read_weights`] does, and reports bytes read and bytes to read to `progress`. Fails as
+/// [`read_weights`] does.
 pub fn read_weights_with_progress(
     dir: &Path,
     specs: &[TensorSpec],
@@ -93,10 +85,8 @@ pub fn read_weights_with_progress(
     read_shards(&shards(dir, specs)?, specs, progress)
 }
 
-/// Returns names and shapes of all tensors in `dir`, for sources that may hold one of several sets.
-///
-/// # Errors
-/// No weights, or an unreadable header or index.
+/// Returns names and shapes of all tensors in `dir`, for sources that may hold one of several sets. Fails if there are
+/// no weights, or a header or the index cannot be read.
 pub fn shapes_in(dir: &Path) -> Result<BTreeMap<String, Vec<usize>>> {
     let mut shapes = BTreeMap::new();
     for file in files(dir)? {
@@ -107,10 +97,8 @@ pub fn shapes_in(dir: &Path) -> Result<BTreeMap<String, Vec<usize>>> {
     Ok(shapes)
 }
 
-/// Reads weights as [`read_weights`] does from the `size` bytes of one safetensors file; errors name `file`.
-///
-/// # Errors
-/// Fails as [`read_weights`] does.
+/// Reads weights as [`read_weights`] does from the `size` bytes of one safetensors file; errors name `file`. Fails as
+/// [`read_weights`] does.
 pub fn read_from(mut from: impl Read, size: u64, file: &Path, specs: &[TensorSpec]) -> Result<(Weights, String)> {
     let names = specs.iter().map(|spec| spec.name.clone()).collect();
     let shard = Shard { file: file.to_path_buf(), names };
@@ -230,10 +218,8 @@ impl<'a> Reading<'a> {
     }
 }
 
-/// Checks that a tensor's numbers, of which the first has index `first`, are finite.
-///
-/// # Errors
-/// The index of the first number that is not finite.
+/// Checks that a tensor's numbers, of which the first has index `first`, are finite. The error names the first number
+/// that is not finite.
 pub fn check_finite(file: &Path, name: &str, first: usize, numbers: &[f32]) -> Result<()> {
     match numbers.iter().position(|number| !number.is_finite()) {
         None => Ok(()),

@@ -34,11 +34,9 @@ struct Index {
     weight_map: UniqueMap<String>,
 }
 
-/// Returns the files of weights in a folder, in the order of their names, for a model with these tensors.
-///
-/// # Errors
-/// No weights, or both one file and an index; an index that does not name exactly these tensors, or whose files are not
-/// plain files of the folder.
+/// Returns the files of weights in a folder, in the order of their names, for a model with these tensors. Fails if
+/// there are no weights, or both one file and an index. Fails if the index does not name exactly these tensors, or
+/// names anything but plain files of the folder.
 pub fn shards(dir: &Path, specs: &[TensorSpec]) -> Result<Vec<Shard>> {
     let single = dir.join(WEIGHTS_FILE);
     let index = dir.join(INDEX_FILE);
@@ -50,10 +48,8 @@ pub fn shards(dir: &Path, specs: &[TensorSpec]) -> Result<Vec<Shard>> {
     }
 }
 
-/// Returns the files of weights in a folder, whatever tensors they hold.
-///
-/// # Errors
-/// No weights, or an index that cannot be read or names anything but plain files of the folder.
+/// Returns the files of weights in a folder, whatever tensors they hold. Fails if there are no weights, or if the index
+/// cannot be read or names anything but plain files of the folder.
 pub fn files(dir: &Path) -> Result<Vec<PathBuf>> {
     let single = dir.join(WEIGHTS_FILE);
     let index = dir.join(INDEX_FILE);
@@ -88,10 +84,8 @@ fn indexed(dir: &Path, index: &Path, specs: &[TensorSpec]) -> Result<Vec<Shard>>
         .collect()
 }
 
-/// Checks that a file holds exactly the `expected` tensors.
-///
-/// # Errors
-/// The first missing tensor, else the first superfluous one.
+/// Checks that a file holds exactly the `expected` tensors. The error names the first missing tensor, or else the first
+/// superfluous one.
 pub fn same_names<'a>(
     file: &Path,
     expected: &BTreeSet<String>,

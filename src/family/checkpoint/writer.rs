@@ -45,10 +45,8 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Creates the folder `dest` and starts a checkpoint in it; the tensors follow in the order of `specs`.
-    ///
-    /// # Errors
-    /// A folder that is not empty, unless it holds a checkpoint and `overwrite` is set.
+    /// Creates the folder `dest` and starts a checkpoint in it; the tensors follow in the order of `specs`. Fails if
+    /// the folder is not empty, unless it holds a checkpoint and `overwrite` is set.
     pub fn create(dest: &Path, config: &Config, specs: &[TensorSpec], overwrite: bool) -> Result<Self> {
         check_vacant(dest, overwrite)?;
         fs::create_dir_all(dest).map_err(unwritable(dest))?;
@@ -65,10 +63,7 @@ impl Writer {
         Ok(writer)
     }
 
-    /// Writes the next tensor.
-    ///
-    /// # Errors
-    /// [`Error::Internal`] if another tensor or size is next; a full disk.
+    /// Writes the next tensor. Fails if another tensor or size is next, or the disk is full.
     pub fn tensor(&mut self, name: &str, numbers: &[f32]) -> Result<()> {
         match self.missing.pop() {
             Some(next) if next.name == name && next.numbers == numbers.len() => {}
@@ -86,10 +81,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Renames the files to their final names; returns the SHA-256 of the weights, in hexadecimal.
-    ///
-    /// # Errors
-    /// [`Error::Internal`] if tensors are missing; what the file system refuses.
+    /// Renames the files to their final names; returns the SHA-256 of the weights, in hexadecimal. Fails if tensors are
+    /// missing, or the file system rejects an operation.
     pub fn finish(mut self) -> Result<String> {
         if let Some(next) = self.missing.last() {
             return Err(Error::Internal(format!("{} was not written", next.name)));
@@ -119,11 +112,9 @@ impl Writer {
     }
 }
 
-/// Checks, before long work, that a checkpoint may be written to `dest`. With `overwrite` an old checkpoint may be replaced, but
-/// never a folder with other files.
-///
-/// # Errors
-/// A folder that cannot be written to, or holds files that must not be overwritten.
+/// Checks, before long work, that a checkpoint may be written to `dest`. With `overwrite` an old checkpoint may be
+/// replaced, but never a folder with other files. Fails if the folder cannot be written to or holds files that must not
+/// be overwritten.
 pub fn check_vacant(dest: &Path, overwrite: bool) -> Result<()> {
     let held = match fs::metadata(dest) {
         Ok(metadata) if metadata.is_dir() => entries(dest)?,

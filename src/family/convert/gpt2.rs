@@ -114,11 +114,8 @@ pub(super) fn is_gpt2(text: &[u8]) -> bool {
     serde_json::from_slice::<Value>(text).is_ok_and(|config| config["model_type"] == "gpt2")
 }
 
-/// Reads a folder.
-///
-/// # Errors
-/// Arguments that are missing, out of bounds or of another architecture; tensors that are missing, superfluous or of
-/// another shape.
+/// Reads a folder. Fails if arguments are missing, out of bounds or of another architecture, or if tensors are missing,
+/// superfluous or of another shape.
 pub fn read(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
     let file = dir.join(CONFIG_FILE);
     let text = read_limited(&file, MAX_CONFIG_BYTES)?;

@@ -66,19 +66,14 @@ impl Source {
     }
 }
 
-/// Reads the checkpoint at `from` and writes it to the folder `dest`.
-///
-/// # Errors
-/// An invalid source, with file, key, expected and actual value; a destination that is the source, cannot be written to, or is
-/// not empty, unless it holds a checkpoint and `overwrite` is set.
+/// Reads the checkpoint at `from` and writes it to the folder `dest`. Fails if the source is invalid, or if the
+/// destination is the source or cannot be written to. Fails if the destination is not empty, unless it holds a
+/// checkpoint and `overwrite` is set.
 pub fn convert(source: Source, from: &Path, dest: &Path, overwrite: bool) -> Result<WrittenCheckpoint> {
     convert_with_progress(source, from, dest, overwrite, &mut |_, _| {})
 }
 
-/// Converts as [`convert`] does, and reports bytes read and bytes to read to `progress`.
-///
-/// # Errors
-/// Fails as [`convert`] does.
+/// Converts as [`convert`] does, and reports bytes read and bytes to read to `progress`. Fails as [`convert`] does.
 pub fn convert_with_progress(
     source: Source,
     from: &Path,

@@ -76,10 +76,7 @@ impl TorchDtype {
 }
 
 impl TorchFile {
-    /// Opens a file and reads its pickle.
-    ///
-    /// # Errors
-    /// Anything but an uncompressed archive with one readable pickle.
+    /// Opens a file and reads its pickle. Fails for anything but an uncompressed archive with one readable pickle.
     pub fn open(path: &Path) -> Result<Self> {
         let (file, size) = json::open(path)?;
         let archive = ZipArchive::new(BufReader::new(file)).map_err(|error| zip_error(path, "the file", error))?;
@@ -115,10 +112,8 @@ impl TorchFile {
         Ok(Self { path: path.to_path_buf(), archive: entries.archive, folder, pickle, allowance: size })
     }
 
-    /// Interprets a value of the pickle as a tensor; errors name `key`.
-    ///
-    /// # Errors
-    /// Anything but a tensor of floats whose numbers lie within its storage.
+    /// Interprets a value of the pickle as a tensor; errors name `key`. Fails for anything but a tensor of floats whose
+    /// numbers lie within its storage.
     pub fn tensor(&self, key: &str, value: &Value) -> Result<TorchTensor> {
         self.describe(value)
             .and_then(TorchTensor::checked)
@@ -183,10 +178,8 @@ impl TorchFile {
         elements.iter().map(natural).collect()
     }
 
-    /// Reads a tensor's numbers, row-major.
-    ///
-    /// # Errors
-    /// A storage that is missing or has another length than in the pickle; numbers that are not finite.
+    /// Reads a tensor's numbers, row-major. Fails if the storage is missing or has another length than in the pickle,
+    /// or a number is not finite.
     pub fn read(&mut self, key: &str, tensor: &TorchTensor) -> Result<Vec<f32>> {
         let name = format!("{}/data/{}", self.folder, tensor.storage);
         let wrong = |expected: String, found: String| Err(Error::checkpoint(&self.path, key, expected, found));

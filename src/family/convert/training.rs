@@ -32,10 +32,7 @@ pub(super) enum SourceForm {
 }
 
 impl SourceForm {
-    /// Detects the form of the source at `from`.
-    ///
-    /// # Errors
-    /// A folder with both forms, or neither.
+    /// Detects the form of the source at `from`. Fails for a folder with both forms or neither.
     pub(super) fn detect(from: &Path) -> Result<Self> {
         if !from.is_dir() {
             return Ok(Self::Training(from.to_path_buf()));
@@ -88,10 +85,8 @@ pub(super) struct Tensors {
 }
 
 impl Tensors {
-    /// Finds the tensors of the dict under `key`; errors name `file`.
-    ///
-    /// # Errors
-    /// Anything but a dict of tensors of floats.
+    /// Finds the tensors of the dict under `key`; errors name `file`. Fails for anything but a dict of tensors of
+    /// floats.
     pub(super) fn find(torch: &TorchFile, key: &str, file: &Path) -> Result<Self> {
         let pickle = &torch.pickle;
         let state = pickle.item(pickle.root(), key);
@@ -114,10 +109,8 @@ impl Tensors {
         Ok(Self { file: file.to_path_buf(), all })
     }
 
-    /// Reads exactly the tensors of `specs`, and reports bytes read and bytes to read to `progress`.
-    ///
-    /// # Errors
-    /// Tensors that are missing, superfluous, of another shape, or incomplete.
+    /// Reads exactly the tensors of `specs`, and reports bytes read and bytes to read to `progress`. Fails if tensors
+    /// are missing, superfluous, of another shape, or incomplete.
     pub(super) fn read(
         &self,
         torch: &mut TorchFile,

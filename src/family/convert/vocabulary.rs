@@ -14,11 +14,8 @@ const PRIVATE: u32 = 0xF_0000;
 const PRIVATE_COUNT: usize = 0xFFFE;
 const BYTES: usize = 256;
 
-/// Returns a vocabulary of `size` symbols. If the source does not list them, 256 are bytes; otherwise each gets a private-use
-/// character.
-///
-/// # Errors
-/// A list of another length; too many unlisted symbols.
+/// Returns a vocabulary of `size` symbols. If the source does not list them, 256 are bytes; otherwise each gets a
+/// private-use character. Fails if the list has another length, or too many symbols are not listed.
 pub(super) fn listed(symbols: Option<&[String]>, size: usize, file: &Path) -> Result<VocabularyConfig> {
     let wrong =
         |key: &str, expected: String, found: usize| Err(Error::checkpoint(file, key, expected, found.to_string()));
@@ -56,10 +53,8 @@ enum SymbolKind {
 }
 
 impl SpecialVocabulary {
-    /// Returns the vocabulary in weir's configuration.
-    ///
-    /// # Errors
-    /// A size that is not the number of symbols; a missing list of characters.
+    /// Returns the vocabulary in weir's configuration. Fails if the size is not the number of symbols, or the list of
+    /// characters is missing.
     pub(super) fn config(&self, file: &Path) -> Result<VocabularyConfig> {
         let specials = SpecialSymbols {
             start: self.bos_token_id,

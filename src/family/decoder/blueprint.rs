@@ -16,11 +16,8 @@ use crate::{
 };
 use std::{path::Path, sync::Arc};
 
-/// Reads a decoder's architecture.
-///
-/// # Errors
-/// A key that is unknown, missing, of the wrong type or out of bounds, named with its bound; a position scheme that does not
-/// work with the window.
+/// Reads a decoder's architecture. Fails if a key is unknown, missing, of the wrong type or out of bounds, or if the
+/// position scheme does not work with the window.
 pub fn read(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
     let architecture: Architecture = checkpoint::architecture(config, file)?;
     let vocabulary = config.vocabulary(file)?;

@@ -50,10 +50,7 @@ pub struct DecoderBlueprint {
 }
 
 impl DecoderBlueprint {
-    /// Checks every bound of the architecture.
-    ///
-    /// # Errors
-    /// The first key that is out of bounds, with its bound.
+    /// Checks every bound of the architecture. The error names the first key that is out of bounds, and the bound.
     pub(super) fn validate(&self, file: &Path) -> Result<()> {
         let a = &self.architecture;
         let check = Check { file };

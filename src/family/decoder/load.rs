@@ -22,11 +22,8 @@ use crate::{
 use std::sync::Arc;
 
 impl Decoder {
-    /// Builds the model from checked weights.
-    ///
-    /// # Errors
-    /// A missing weight, which the checkpoint reader has excluded; more symbols requested than the model can hold; key-value
-    /// memory too small for the start symbol.
+    /// Builds the model from checked weights. Fails if the settings ask for more symbols than the model can hold, or
+    /// key-value memory is too small for the start symbol.
     pub fn load(blueprint: &DecoderBlueprint, mut parts: Parts) -> Result<Self> {
         let card = parts.card("decoder", blueprint)?;
         let a = &blueprint.architecture;

@@ -53,11 +53,8 @@ pub struct StartState {
 }
 
 impl Decoder {
-    /// Symbol step: embed → stack. Takes a chunk of each row's feed at a time, so that a windowed cache never holds more than a
-    /// window and a chunk.
-    ///
-    /// # Errors
-    /// Fails as [`Model::symbol_step`](crate::decode::contract::Model::symbol_step) does.
+    /// Symbol step: embed → stack. Takes a chunk of each row's feed at a time, so that a windowed cache never holds
+    /// more than a window and a chunk. Fails as [`Model::symbol_step`](crate::decode::contract::Model::symbol_step) does.
     pub fn feed_symbols(&self, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
         for &index in which {
             self.start_feed(&mut rows[index])?;
@@ -79,10 +76,7 @@ impl Decoder {
         Ok(())
     }
 
-    /// Finish step: norm → logits, of the symbols whose logits are wanted.
-    ///
-    /// # Errors
-    /// Fails as [`Model::symbol_step`](crate::decode::contract::Model::symbol_step) does.
+    /// Finish step: norm → logits, of the symbols whose logits are wanted. Fails as [`feed_symbols`](Self::feed_symbols) does.
     pub fn finish(&self, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
         with_status(StepStatus::Unfinished, rows, which, work, |rows, unfinished, work| {
             work.wanted.clear();

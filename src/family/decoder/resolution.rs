@@ -22,10 +22,8 @@ pub struct Resolution {
     pub distances: usize,
 }
 
-/// Feeds the symbols and measures the resolution.
-///
-/// # Errors
-/// [`Error::WrongKind`] for a model of another family; those of its steps.
+/// Feeds the symbols and measures the resolution. Fails with [`Error::WrongKind`] for a model of another family, and if
+/// a step fails.
 pub fn measure(model: &dyn Model, symbols: &[u32]) -> Result<Resolution> {
     let mut scratch = model.scratch();
     match Work::from_scratch(&mut scratch) {

@@ -31,10 +31,7 @@ pub struct Work {
 }
 
 impl Work {
-    /// Returns the decoder's working memory behind the contract.
-    ///
-    /// # Errors
-    /// [`Error::Internal`] if another model created it.
+    /// Returns the decoder's working memory behind the contract. Fails if another model created it.
     pub fn from_scratch(scratch: &mut Scratch) -> Result<&mut Self> {
         scratch.0.downcast_mut().ok_or_else(|| Error::Internal("another model's scratch".into()))
     }

@@ -17,10 +17,7 @@ use crate::{
 };
 use std::{path::Path, sync::Arc};
 
-/// Reads an hourglass's architecture.
-///
-/// # Errors
-/// A key that is unknown, missing, of the wrong type or out of bounds, named with its bound.
+/// Reads an hourglass's architecture. Fails if a key is unknown, missing, of the wrong type or out of bounds.
 pub fn read(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
     let architecture: Architecture = checkpoint::architecture(config, file)?;
     let vocabulary = config.vocabulary(file)?;

@@ -70,10 +70,7 @@ pub struct HourglassBlueprint {
 pub(super) const NULL_GROUP: usize = 1;
 
 impl HourglassBlueprint {
-    /// Checks every bound of the architecture.
-    ///
-    /// # Errors
-    /// The first key that is out of bounds, with its bound.
+    /// Checks every bound of the architecture. The error names the first key that is out of bounds, and the bound.
     pub(super) fn validate(&self, vocabulary: &Vocabulary, file: &Path) -> Result<()> {
         let a = &self.architecture;
         let check = Check { file };

@@ -34,10 +34,7 @@ use crate::{
 use std::sync::Arc;
 
 impl Hourglass {
-    /// Builds the model from checked weights.
-    ///
-    /// # Errors
-    /// A missing weight, which the checkpoint reader has excluded; key-value memory too small for the null group.
+    /// Builds the model from checked weights. Fails if key-value memory is too small for the null group.
     pub fn load(blueprint: &HourglassBlueprint, mut parts: Parts) -> Result<Self> {
         let mut card = parts.card("hourglass", blueprint)?;
         let compute = parts.settings.compute();

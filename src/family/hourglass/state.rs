@@ -125,18 +125,12 @@ impl HourglassState {
         Some(&*self.companion.as_ref()?.row.as_ref()?.state)
     }
 
-    /// Returns the part above the pre stack.
-    ///
-    /// # Errors
-    /// [`Error::Internal`] in a vanilla model.
+    /// Returns the part above the pre stack. Fails in a vanilla model.
     pub fn pooled(&self) -> Result<&PooledState> {
         self.pooled.as_ref().ok_or_else(no_segments)
     }
 
-    /// Returns the part above the pre stack, mutably.
-    ///
-    /// # Errors
-    /// Fails as [`pooled`](Self::pooled) does.
+    /// Returns the part above the pre stack, mutably. Fails in a vanilla model.
     pub fn pooled_mut(&mut self) -> Result<&mut PooledState> {
         self.pooled.as_mut().ok_or_else(no_segments)
     }

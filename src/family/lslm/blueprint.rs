@@ -15,10 +15,8 @@ use crate::{
 };
 use std::{path::Path, sync::Arc};
 
-/// Reads a latent segment model's architecture.
-///
-/// # Errors
-/// A key that is unknown, missing, of the wrong type or out of bounds, named with its bound; a vocabulary without special symbols.
+/// Reads a latent segment model's architecture. Fails if a key is unknown, missing, of the wrong type or out of bounds,
+/// or the vocabulary has no special symbols.
 pub fn read(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
     let architecture: Architecture = checkpoint::architecture(config, file)?;
     let vocabulary = config.vocabulary(file)?;

@@ -27,10 +27,7 @@ use crate::{
 use std::sync::Arc;
 
 impl Lslm {
-    /// Builds the model from checked weights.
-    ///
-    /// # Errors
-    /// A missing weight, which the checkpoint reader has excluded; key-value memory too small for the start symbol.
+    /// Builds the model from checked weights. Fails if key-value memory is too small for the start symbol.
     pub fn load(blueprint: &LslmBlueprint, mut parts: Parts) -> Result<Self> {
         let mut card = parts.card("lslm", blueprint)?;
         card.boundary_modes = blueprint.architecture.driver.modes();

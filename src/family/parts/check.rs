@@ -17,41 +17,27 @@ pub struct Check<'a> {
 
 impl Check<'_> {
     /// Returns the error for `key`.
-    ///
-    /// # Errors
-    /// Always: [`Error::Checkpoint`].
     pub fn fail(self, key: impl Display, expected: impl Into<String>, found: impl Display) -> Result<()> {
         Err(Error::checkpoint(self.file, format!("architecture.{key}"), expected.into(), found.to_string()))
     }
 
-    /// Checks a stack's layers.
-    ///
-    /// # Errors
-    /// The value is 0 or exceeds the limit.
+    /// Checks a stack's layers. Fails if the value is 0 or exceeds the limit.
     pub fn layers(self, key: impl Display, layers: usize) -> Result<()> {
         if (1..=MAX_LAYERS).contains(&layers) { Ok(()) } else { self.fail(key, format!("1 to {MAX_LAYERS}"), layers) }
     }
 
-    /// Checks a dimension.
-    ///
-    /// # Errors
-    /// The value is 0 or exceeds the limit.
+    /// Checks a dimension. Fails if the value is 0 or exceeds the limit.
     pub fn dim(self, key: impl Display, dim: usize) -> Result<()> {
         if (1..=MAX_DIM).contains(&dim) { Ok(()) } else { self.fail(key, format!("1 to {MAX_DIM}"), dim) }
     }
 
     /// Checks a number that must lie strictly between 0 and 1.
-    ///
-    /// # Errors
-    /// Any other number.
     pub fn fraction(self, key: impl Display, value: f32) -> Result<()> {
         if value > 0.0 && value < 1.0 { Ok(()) } else { self.fail(key, "above 0, below 1", value) }
     }
 
-    /// Checks an upper limit on the numbers in all tensors, `None` if it overflows; errors name `key`.
-    ///
-    /// # Errors
-    /// More than [`MAX_PARAMETERS`].
+    /// Checks an upper limit on the numbers in all tensors, `None` if it overflows; errors name `key`. Fails above
+    /// [`MAX_PARAMETERS`].
     pub fn parameters(self, key: &str, count: Option<usize>) -> Result<()> {
         if count.is_some_and(|count| count <= MAX_PARAMETERS) {
             return Ok(());

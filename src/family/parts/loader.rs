@@ -72,10 +72,8 @@ pub struct StackSpec<'a> {
 }
 
 impl<'a> Loader<'a> {
-    /// Returns a loader for layers of that shape, whose norms add `eps` to the variance.
-    ///
-    /// # Errors
-    /// A missing tensor, which the checkpoint reader has excluded.
+    /// Returns a loader for layers of that shape, whose norms add `eps` to the variance. Fails if a tensor is missing,
+    /// which the checkpoint reader has excluded.
     pub fn new(weights: &'a mut Weights, shape: StackShape, eps: f32, dtype: Dtype) -> Result<Self> {
         let mut take = |name: &str| weights.take(&format!("position.{name}"));
         let shared = match shape.position {
@@ -98,10 +96,7 @@ impl<'a> Loader<'a> {
         Ok(Self { weights, shape, eps, store: WeightArena::new(dtype), tables: WeightArena::new(Dtype::F32), shared })
     }
 
-    /// Loads a matrix with its bias.
-    ///
-    /// # Errors
-    /// Fails as [`new`](Self::new) does, or with an error if memory is exhausted.
+    /// Loads a matrix with its bias. Fails as [`new`](Self::new) does, or if memory runs out.
     pub fn linear(&mut self, name: &str) -> Result<Linear> {
         let bias = self.weights.take(&format!("{name}.bias"))?;
         let weight = self.weights.take(&format!("{name}.weight"))?;
@@ -109,27 +104,18 @@ impl<'a> Loader<'a> {
         Linear::pack(&self.store, &weight, &bias, outputs, weight.len() / outputs)
     }
 
-    /// Packs `weight`, (outputs, inputs), as a matrix without bias.
-    ///
-    /// # Errors
-    /// Out of memory.
+    /// Packs `weight`, (outputs, inputs), as a matrix without bias. Fails if memory runs out.
     pub fn pack(&self, weight: &[f32], outputs: usize) -> Result<Linear> {
         Linear::pack(&self.store, weight, &[], outputs, weight.len() / outputs)
     }
 
-    /// Loads a LayerNorm.
-    ///
-    /// # Errors
-    /// Fails as [`new`](Self::new) does.
+    /// Loads a LayerNorm. Fails as [`new`](Self::new) does.
     pub fn norm(&mut self, name: &str) -> Result<LayerNorm> {
         let weight = self.weights.take(&format!("{name}.weight"))?;
         Ok(LayerNorm { weight, bias: self.weights.take(&format!("{name}.bias"))?, eps: self.eps })
     }
 
-    /// Loads a stack.
-    ///
-    /// # Errors
-    /// Fails as [`linear`](Self::linear) does.
+    /// Loads a stack. Fails as [`linear`](Self::linear) does.
     pub fn stack(&mut self, spec: &StackSpec<'_>) -> Result<Stack> {
         let StackShape { dim, heads, head_dim, activation, .. } = self.shape;
         let StackSpec { layers: count, output, window, order, .. } = *spec;

@@ -34,9 +34,6 @@ fn constant(name: &str, values: Vec<f32>) -> TensorSpec {
 }
 
 /// Rejects a training window that is longer than the table of learned positions.
-///
-/// # Errors
-/// [`Error::Checkpoint`] for `training_length`.
 pub fn trained_within(position: PositionKind, config: &Config, file: &Path) -> Result<()> {
     match position {
         PositionKind::Learned { positions } if config.training_length > positions => {

@@ -12,10 +12,8 @@ pub fn clone_with_capacity<T: Copy>(list: &[T], capacity: usize) -> Vec<T> {
     clone
 }
 
-/// Checks that a state can be rolled back to `len` symbols.
-///
-/// # Errors
-/// [`Error::Internal`] if the row is not `ready`, or `len` is beyond the end, or keys that `len` symbols need were dropped.
+/// Checks that a state can be rolled back to `len` symbols. Fails if the row is not `ready`, `len` is beyond the end,
+/// or keys that `len` symbols need were dropped.
 pub fn check_rollback(state: &dyn State, ready: bool, len: usize) -> Result<()> {
     let earliest = state.earliest();
     let reason = match len {

@@ -15,10 +15,7 @@ pub trait ChosenRows {
     fn chosen(&mut self) -> &mut Vec<usize>;
 }
 
-/// Runs `step` for the rows among `which` with that status, if there are any.
-///
-/// # Errors
-/// Returns the error of `step`.
+/// Runs `step` for the rows among `which` with that status, if there are any. Fails if `step` fails.
 pub fn with_status<W: ChosenRows>(
     status: StepStatus,
     rows: &mut [SequenceRow],
@@ -34,10 +31,8 @@ pub fn with_status<W: ChosenRows>(
     result
 }
 
-/// Splits `logits` (wanted, V), row after row, among the rows `which`, which are then ready; V = `symbols`.
-///
-/// # Errors
-/// [`Error::Internal`] if the rows want another number of logits.
+/// Splits `logits` (wanted, V), row after row, among the rows `which`, which are then ready; V = `symbols`. Fails if
+/// the rows want another number of logits.
 pub fn deliver_logits(rows: &mut [SequenceRow], which: &[usize], logits: &[f32], symbols: usize) -> Result<()> {
     let wanted: usize = which.iter().map(|&index| rows[index].wanted()).sum();
     if wanted * symbols != logits.len() {
@@ -55,10 +50,8 @@ pub fn deliver_logits(rows: &mut [SequenceRow], which: &[usize], logits: &[f32],
     Ok(())
 }
 
-/// Computes the logits before a text's first symbol, (V), of a model with a start symbol.
-///
-/// # Errors
-/// Returns the error of a model step.
+/// Computes the logits before a text's first symbol, (V), of a model with a start symbol. Fails if a step of the model
+/// fails.
 pub fn first_logits(model: &dyn Model) -> Result<Arc<[f32]>> {
     let mut rows = [SequenceRow::new(model.begin(BoundaryOptions::default())?)];
     rows[0].set(&[trace::BEGIN], Want::Last);

@@ -29,10 +29,8 @@ pub struct PyramidionBlueprint {
     pub symbols: usize,
 }
 
-/// Reads an encoder-decoder's architecture.
-///
-/// # Errors
-/// A key that is unknown, missing, of the wrong type or out of bounds, named with its bound; lengths that no pooling produces.
+/// Reads an encoder-decoder's architecture. Fails if a key is unknown, missing, of the wrong type or out of bounds, or
+/// if no pooling produces the lengths.
 pub fn read(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
     let architecture: Architecture = checkpoint::architecture(config, file)?;
     let vocabulary = config.vocabulary(file)?;

@@ -227,10 +227,7 @@ impl DocumentPooling {
 }
 
 impl Architecture {
-    /// Checks every bound but those of the pooled lengths.
-    ///
-    /// # Errors
-    /// The first key that is out of bounds.
+    /// Checks every bound but those of the pooled lengths. The error names the first key that is out of bounds.
     pub(super) fn validate(&self, symbols: usize) -> Result<(), ConfigError> {
         let limits = [
             ("encoder_layers", self.encoder_layers, MAX_LAYERS),

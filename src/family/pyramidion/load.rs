@@ -45,10 +45,7 @@ const FIRST_SINUSOID: usize = 2;
 const DEFAULT_BEAM: usize = 5;
 
 impl Pyramidion {
-    /// Builds the model from checked weights.
-    ///
-    /// # Errors
-    /// A missing weight, which the checkpoint reader has excluded; more symbols requested than the model can hold.
+    /// Builds the model from checked weights. Fails if the settings ask for more symbols than the model can hold.
     pub fn load(blueprint: &PyramidionBlueprint, mut parts: Parts) -> Result<Self> {
         let a = &blueprint.architecture;
         let parameters = blueprint.tensors().iter().map(|tensor| tensor.shape.iter().product::<usize>()).sum();

@@ -37,10 +37,8 @@ pub(super) struct EncoderPlan {
 }
 
 impl EncoderPlan {
-    /// Derives the plan from a checked architecture.
-    ///
-    /// # Errors
-    /// A length that no pooling produces, or a block that would drop needed vectors.
+    /// Derives the plan from a checked architecture. Fails if no pooling produces a length, or a block would drop
+    /// needed vectors.
     pub(super) fn new(a: &Architecture) -> Result<Self, ConfigError> {
         let mut groups = Vec::new();
         let mut first = 0;

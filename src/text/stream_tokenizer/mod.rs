@@ -82,11 +82,9 @@ impl StreamTokenizer {
     }
 
     /// Encodes the next chunk and appends the tokens that no later chunk can change. Chunks after
-    /// [`LimitStatus::Exceeded`] are ignored.
-    ///
-    /// # Errors
-    /// [`Error::UnknownSymbol`] for a character that the vocabulary cannot encode, with its offset in the complete text;
-    /// [`Error::LongerThan`] for a word above [`WORD_BYTES`] bytes, unless the text may be truncated there.
+    /// [`LimitStatus::Exceeded`] are ignored. Fails with [`Error::UnknownSymbol`] at a character that the vocabulary
+    /// cannot encode, with its offset in the complete text. Fails with [`Error::LongerThan`] at a word above
+    /// [`WORD_BYTES`] bytes, unless the text may be truncated there.
     pub fn push(&mut self, chunk: &str, tokens: &mut Vec<TokenSpan>) -> Result<LimitStatus> {
         if self.status == LimitStatus::Exceeded {
             return Ok(self.status);
@@ -120,10 +118,7 @@ impl StreamTokenizer {
         Ok(self.status)
     }
 
-    /// Ends the text and appends the tokens of the text that was held back.
-    ///
-    /// # Errors
-    /// See [`push`](Self::push).
+    /// Ends the text and appends the tokens of the text that was held back. Fails as [`push`](Self::push) does.
     pub fn finish(&mut self, tokens: &mut Vec<TokenSpan>) -> Result<LimitStatus> {
         if self.status == LimitStatus::Within && !self.held.is_empty() {
             self.encode_held(self.held.len(), tokens)?;

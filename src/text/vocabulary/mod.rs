@@ -37,19 +37,15 @@ enum Symbols {
 }
 
 impl Vocabulary {
-    /// Creates a character vocabulary. The index of a symbol is its id.
-    ///
-    /// # Errors
-    /// No symbols, more than [`MAX_SYMBOLS`], a symbol that is not exactly one character, or a repeated symbol.
+    /// Creates a character vocabulary. The index of a symbol is its id. Fails if there are no symbols or more than
+    /// [`MAX_SYMBOLS`], or if a symbol is repeated or not exactly one character.
     pub fn from_symbols<S: AsRef<str>>(symbols: &[S], normaliser: TextNormaliser) -> Result<Self, VocabularyError> {
         Self::from_characters(symbols, None, normaliser)
     }
 
-    /// Creates a character vocabulary with special symbols. The characters at their ids are ignored. A character that is
-    /// not in the vocabulary is encoded as `specials.unknown`.
-    ///
-    /// # Errors
-    /// See [`from_symbols`](Self::from_symbols); also if special symbols are out of bounds or repeated.
+    /// Creates a character vocabulary with special symbols. The characters at their ids are ignored. A character that
+    /// is not in the vocabulary is encoded as `specials.unknown`. Fails as [`from_symbols`](Self::from_symbols) does,
+    /// and if special symbols are out of bounds or repeated.
     pub fn from_symbols_with_specials<S: AsRef<str>>(
         symbols: &[S],
         specials: SpecialSymbols,
@@ -97,10 +93,8 @@ impl Vocabulary {
         Self { symbols: Symbols::Bytes { first: 0 }, specials: None, normaliser }
     }
 
-    /// Creates a byte vocabulary whose byte 0 has id `first`. The remaining ids are special symbols.
-    ///
-    /// # Errors
-    /// `first` is too large, or special symbols are out of bounds, repeated, or among the bytes.
+    /// Creates a byte vocabulary whose byte 0 has id `first`. The remaining ids are special symbols. Fails if `first`
+    /// is too large, or special symbols are out of bounds, repeated, or among the bytes.
     pub fn byte_level_with_specials(
         first: u32,
         specials: SpecialSymbols,
@@ -208,12 +202,10 @@ impl Vocabulary {
 
     /// Normalises and encodes a text to at most `limit` symbols. `field` names the text in messages.
     ///
-    /// Encoding stops at the first unknown symbol and at the first symbol above `limit`. A text that is too long therefore
-    /// costs no more than one of `limit` symbols.
-    ///
-    /// # Errors
-    /// [`Error::UnknownSymbol`] with the first character that is not in the vocabulary and its offset in `text`, in
-    /// characters; [`Error::TooLong`], or [`Error::LongerThan`] if the length is only known after normalising all of it.
+    /// Encoding stops at the first unknown symbol and at the first symbol above `limit`. A text that is too long
+    /// therefore costs no more than one of `limit` symbols. Fails with [`Error::UnknownSymbol`] at the first character
+    /// that is not in the vocabulary; the error has its offset in `text`, in characters. Fails with [`Error::TooLong`],
+    /// or with [`Error::LongerThan`] if the length is only known after normalising all of `text`.
     pub fn encode(&self, field: &'static str, text: &str, limit: usize) -> Result<Vec<u32>> {
         if self.is_subword() {
             let pieces = self.encode_subwords(field, text)?;
@@ -252,10 +244,8 @@ impl Vocabulary {
         }
     }
 
-    /// Encodes a text without normalising it. Stop strings use this, because they must match generated text.
-    ///
-    /// # Errors
-    /// [`Error::UnknownSymbol`] with the first character that is not in the vocabulary.
+    /// Encodes a text without normalising it. Stop strings use this, because they must match generated text. Fails with
+    /// [`Error::UnknownSymbol`] at the first character that is not in the vocabulary.
     pub fn encode_exactly(&self, field: &'static str, text: &str) -> Result<Vec<u32>> {
         if let Some(zero) = self.byte_zero() {
             return Ok(text.bytes().map(|byte| zero + u32::from(byte)).collect());
@@ -268,10 +258,7 @@ impl Vocabulary {
         text.chars().enumerate().map(symbol).collect()
     }
 
-    /// Checks that all ids are in the vocabulary.
-    ///
-    /// # Errors
-    /// [`Error::UnknownSymbol`] with the first id that is not, and its index.
+    /// Checks that all ids are in the vocabulary. The error names the first id that is not, and its index.
     pub fn check_ids(&self, field: &'static str, ids: &[u32]) -> Result<()> {
         let len = self.len();
         match ids.iter().position(|&id| id as usize >= len) {
@@ -283,10 +270,8 @@ impl Vocabulary {
         }
     }
 
-    /// Checks that all ids may occur in a text: ids of the vocabulary except special symbols other than `unknown`.
-    ///
-    /// # Errors
-    /// [`Error::UnknownSymbol`] with the first id that may not, and its index.
+    /// Checks that all ids may occur in a text: ids of the vocabulary except special symbols other than `unknown`. The
+    /// error names the first id that may not, and its index.
     pub fn check_text(&self, field: &'static str, ids: &[u32]) -> Result<()> {
         self.check_ids(field, ids)?;
         let Some(specials) = self.specials else { return Ok(()) };

@@ -8,10 +8,8 @@ use crate::{
 use std::sync::Arc;
 
 impl Vocabulary {
-    /// Creates a vocabulary of `count` ids. Without a tokenizer, ids have no text.
-    ///
-    /// # Errors
-    /// `count` is 0, above [`MAX_SYMBOLS`], or below the number of ids of the tokenizer.
+    /// Creates a vocabulary of `count` ids. Without a tokenizer, ids have no text. Fails if `count` is 0, above
+    /// [`MAX_SYMBOLS`], or below the number of ids of the tokenizer.
     pub fn from_tokenizer(
         count: usize,
         tokenizer: Option<Arc<SubwordTokenizer>>,
@@ -38,9 +36,7 @@ impl Vocabulary {
         matches!(self.symbols, Symbols::Subwords { .. })
     }
 
-    /// Normalises and encodes a text with the subword tokenizer. `field` names the text in messages.
-    ///
-    /// # Errors
+    /// Normalises and encodes a text with the subword tokenizer. `field` names the text in messages. Fails with
     /// [`Error::BadOption`] if there is no tokenizer or it cannot encode the text.
     pub fn encode_subwords(&self, field: &'static str, text: &str) -> Result<Vec<Subword>> {
         let bad_option = |bound: String| Error::BadOption { field, found: "a text".into(), bound };

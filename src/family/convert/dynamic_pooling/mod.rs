@@ -30,11 +30,8 @@ use std::path::Path;
 
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
 
-/// Reads an official checkpoint.
-///
-/// # Errors
-/// Arguments that are missing or out of bounds, tensors that are missing, superfluous or of another shape, anything else
-/// that the official code does not save.
+/// Reads an official checkpoint. Fails if arguments are missing or out of bounds, or if tensors are missing,
+/// superfluous or of another shape. Fails if the file holds anything else that the official code does not save.
 pub fn read(from: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
     match SourceForm::detect(from)? {
         SourceForm::Folder(dir) => read_folder(&dir, progress),

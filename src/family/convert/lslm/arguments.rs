@@ -51,10 +51,7 @@ const READ: &[&str] = &[
     "unk_token_id",
 ];
 
-/// Rejects an unknown key, which would otherwise be silently ignored.
-///
-/// # Errors
-/// The first unknown key.
+/// Rejects an unknown key, which would otherwise be silently ignored. The error names the first one.
 pub(super) fn check_keys<'a>(mut keys: impl Iterator<Item = &'a str>, file: &Path) -> Result<()> {
     match keys.find(|key| !READ.contains(key) && !IGNORED.contains(key)) {
         None => Ok(()),
@@ -158,10 +155,8 @@ fn half() -> f64 {
 }
 
 impl Arguments {
-    /// Returns the configuration of these arguments and the vocabulary; errors name `file`.
-    ///
-    /// # Errors
-    /// A key that is out of bounds, missing, or contradicts another.
+    /// Returns the configuration of these arguments and the vocabulary; errors name `file`. Fails if a key is out of
+    /// bounds, missing, or contradicts another.
     pub(super) fn config(&self, vocabulary: &SpecialVocabulary, file: &Path) -> Result<Config> {
         let wrong = |key: &str, expected: &str, found: String| Err(Error::checkpoint(file, key, expected, found));
         if self.model_type != "lslm" {

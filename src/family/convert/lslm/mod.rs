@@ -23,11 +23,8 @@ use std::path::Path;
 
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
 
-/// Reads a folder in that layout, or GPT-2's.
-///
-/// # Errors
-/// Arguments that are missing, unknown, out of bounds or of another architecture; tensors that are missing, superfluous
-/// or of another shape.
+/// Reads a folder in that layout, or GPT-2's. Fails if arguments are missing, unknown, out of bounds or of another
+/// architecture, or if tensors are missing, superfluous or of another shape.
 pub fn read(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
     let file = dir.join(CONFIG_FILE);
     let text = read_limited(&file, MAX_CONFIG_BYTES)?;

@@ -30,10 +30,8 @@ pub struct PickleError {
 }
 
 impl Pickle {
-    /// Reads a pickle of protocol 2 to 5.
-    ///
-    /// # Errors
-    /// An unknown instruction or name; anything malformed, truncated or beyond a limit; bytes after the end.
+    /// Reads a pickle of protocol 2 to 5. Fails at an unknown instruction or name, at anything malformed, truncated or
+    /// beyond a limit, and at bytes after the end.
     pub fn read(bytes: &[u8]) -> Result<Self, PickleError> {
         if bytes.len() > MAX_BYTES {
             let expected = format!("at most {MAX_BYTES} bytes");

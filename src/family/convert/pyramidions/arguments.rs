@@ -73,11 +73,9 @@ impl Flag {
 }
 
 impl Arguments {
-    /// The configuration that these arguments stand for; `file` is the one to name. `positions`: whether the weights have what a
-    /// decoder with positions leaves in them.
-    ///
-    /// # Errors
-    /// The argument that is out of bounds, missing, in contradiction to another, or stands for what the official code cannot do.
+    /// The configuration that these arguments stand for; `file` is the one to name. `positions`: whether the weights
+    /// have what a decoder with positions leaves in them. Fails if an argument is missing, out of bounds, contradicts
+    /// another, or asks for something that the official code cannot do.
     pub(super) fn config(
         &self,
         file: &Path,

@@ -28,10 +28,8 @@ const SPACE: &str = "\u{2581}";
 /// Score of a piece that only the dictionary contains, below that of the model's rarest piece.
 const MISSING_PENALTY: f32 = 1e6;
 
-/// Reads the tokenizer of `size` ids from the files in `dir`, if any.
-///
-/// # Errors
-/// A file has another format than its name says, or belongs to another model.
+/// Reads the tokenizer of `size` ids from the files in `dir`, if any. Fails if a file has another format than its name
+/// says, or belongs to another model.
 pub(super) fn read(dir: &Path, size: usize) -> Result<Option<Arc<SubwordTokenizer>>> {
     let dictionary = dir.join(DICTIONARY_FILE);
     let model = model_file(dir)?;

@@ -48,11 +48,8 @@ const IGNORED: [&str; 4] =
 /// Present if the decoder adds position embeddings.
 const DECODER_POSITIONS: &str = "decoder.embed_positions._float_tensor";
 
-/// Reads an official checkpoint.
-///
-/// # Errors
-/// An argument is missing or out of range; a tensor is missing, unknown or has another shape; a copy of the embedding differs;
-/// or the vocabulary does not match the model.
+/// Reads an official checkpoint. Fails if an argument is missing or out of range, or if a tensor is missing, unknown or
+/// of another shape. Fails if a copy of the embedding differs, or the vocabulary does not match the model.
 pub fn read(from: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
     if !from.is_dir() {
         return read_training_file(from, from.parent().unwrap_or(Path::new(".")), progress);

@@ -79,10 +79,7 @@ pub(super) struct SentencePiece {
     pub(super) charsmap: Option<Vec<u8>>,
 }
 
-/// Reads a model.
-///
-/// # Errors
-/// The file is not a SentencePiece model, or its kind or settings are not supported.
+/// Reads a model. Fails if the file is not a SentencePiece model, or its kind or settings are not supported.
 pub(super) fn read(bytes: &[u8], file: &Path) -> Result<SentencePiece> {
     let wrong = |expected: &str, found: String| Error::checkpoint(file, "the file", expected, found);
     let model = Model::decode(bytes).map_err(|error| wrong("a SentencePiece model", error.to_string()))?;

@@ -67,10 +67,8 @@ impl Arguments {
         }
     }
 
-    /// Returns the configuration of these arguments; errors name `file`.
-    ///
-    /// # Errors
-    /// An argument that is out of bounds, missing, or contradicts another.
+    /// Returns the configuration of these arguments; errors name `file`. Fails if an argument is out of bounds,
+    /// missing, or contradicts another.
     pub(super) fn config(&self, file: &Path) -> Result<Config> {
         let wrong = |key: &str, expected: String, found: String| Err(Error::checkpoint(file, key, expected, found));
         if self.heads == 0 || !self.d_model.is_multiple_of(self.heads) {

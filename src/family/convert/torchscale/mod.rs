@@ -43,11 +43,8 @@ const ARGUMENTS: &[&[&str]] = &[&["cfg", "model"], &["args"], &["cfg"], &["confi
 /// Keys of its tensors.
 const TENSORS: &[&str] = &["model", "state_dict", "model_state_dict"];
 
-/// Reads an official checkpoint.
-///
-/// # Errors
-/// Arguments that are missing or out of bounds, tensors that are missing, superfluous or of another shape, scales that
-/// contradict the arguments.
+/// Reads an official checkpoint. Fails if arguments are missing or out of bounds, or if tensors are missing,
+/// superfluous or of another shape. Fails if scales contradict the arguments.
 pub fn read(from: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
     match SourceForm::detect(from)? {
         SourceForm::Folder(dir) => {

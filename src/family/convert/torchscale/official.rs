@@ -18,10 +18,8 @@ const PADDING: usize = 2;
 /// The shapes of all tensors by their names.
 pub(super) type Shapes = BTreeMap<String, Vec<usize>>;
 
-/// Reads arguments under either names; the tensors' shapes complete the code's own.
-///
-/// # Errors
-/// An argument that is missing, of the wrong type, or of another architecture.
+/// Reads arguments under either names; the tensors' shapes complete the code's own. Fails if an argument is missing, of
+/// the wrong type, or of another architecture.
 pub(super) fn read_arguments(arguments: &Value, shapes: &Shapes, file: &Path) -> Result<Arguments> {
     let text = arguments.to_string();
     if arguments.get(OWN_ARGUMENT).is_none() {
@@ -62,10 +60,8 @@ struct Official {
 }
 
 impl Official {
-    /// Translates the arguments to the other names.
-    ///
-    /// # Errors
-    /// Another architecture, or two position schemes; no embedding, whose rows are the vocabulary.
+    /// Translates the arguments to the other names. Fails for another architecture, for two position schemes, and
+    /// without an embedding, whose rows are the vocabulary.
     fn translate(self, shapes: &Shapes, file: &Path) -> Result<Arguments> {
         self.check_architecture(file)?;
         let tensor =

@@ -1,7 +1,7 @@
-"""Checks KServe's kinds by the classes of its SDK, which its maintainers generate from its OpenAPI document.
+"""Checks KServe's kinds against the classes of its SDK, which KServe's maintainers generate from its OpenAPI document.
 
-The SDK's own reader accepts unknown fields; here an unknown field is an error, as it is to an API server that validates
-strictly. The classes are parsed as text: importing them would import the dependencies of all of KServe's servers. Kinds that
+The SDK's own reader accepts unknown fields. Here an unknown field is an error, as it is for an API server with strict
+validation. The classes are parsed as text: importing them would import the dependencies of all of KServe's servers. Kinds that
 KServe takes from Kubernetes, such as containers, are checked by the schemas of kubernetes-validate.
 """
 
@@ -31,7 +31,7 @@ _SCALARS: Dict[str, Tuple[type, ...]] = {"str": (str,), "int": (int,), "bool": (
 class Shape:
     """The fields of a class of the SDK."""
 
-    #: Type of each field, by its name in a manifest.
+    #: The type of each field, by the field's name in a manifest.
     fields: Dict[str, str]
     required: Set[str]
 
@@ -59,7 +59,7 @@ class Checker:
     def _check(self, value: Any, kind: str, path: str) -> Iterator[str]:
         if listed := re.fullmatch(r"list\[(.*)\]", kind):
             if not isinstance(value, list):
-                yield f"{path}: {value!r} is no list"
+                yield f"{path}: {value!r} is not a list"
                 return
             for index, item in enumerate(value):
                 yield from self._check(item, listed[1], f"{path}[{index}]")
@@ -67,9 +67,9 @@ class Checker:
             for key, item in value.items():
                 yield from self._check(item, mapped[1], f"{path}.{key}")
         elif kind in _SCALARS:
-            # in Python, bool is a subclass of int
+            # In Python, bool is a subclass of int.
             if not isinstance(value, _SCALARS[kind]) or (isinstance(value, bool) and kind != "bool"):
-                yield f"{path}: {value!r} is no {kind}"
+                yield f"{path}: {value!r} is not of type {kind}"
         elif kind in self._shapes:
             yield from self._check_shape(value, self._shapes[kind], path)
         else:
@@ -77,7 +77,7 @@ class Checker:
 
     def _check_shape(self, value: Any, shape: Shape, path: str) -> Iterator[str]:
         if not isinstance(value, dict):
-            yield f"{path}: {value!r} is no mapping"
+            yield f"{path}: {value!r} is not a mapping"
             return
         for missing in sorted(shape.required - value.keys()):
             yield f"{path}: {missing} is missing"
@@ -85,7 +85,7 @@ class Checker:
             if name in shape.fields:
                 yield from self._check(item, shape.fields[name], f"{path}.{name}")
             else:
-                yield f"{path}: {name} is no field"
+                yield f"{path}: unknown field {name}"
 
     def _check_kubernetes(self, value: Any, kind: str, path: str) -> Iterator[str]:
         # V1Container is io.k8s.api.core.v1.Container; V1ObjectMeta is in another package.
@@ -94,7 +94,7 @@ class Checker:
         matches = [key for key in self._definitions["$defs"] if key.endswith(suffix)]
         core = [key for key in matches if ".core." in key] or matches
         if not core:
-            raise LookupError(f"{path}: no schema of {kind}")
+            raise LookupError(f"{path}: no schema for {kind}")
         schema = {"$ref": f"{self._definitions['$id']}#/$defs/{core[0]}"}
         validator = jsonschema.Draft202012Validator(schema, registry=self._registry)
         for error in validator.iter_errors(value):

@@ -17,17 +17,17 @@ Changes = Sequence[Tuple[str, str]]
 
 
 def program(name: str) -> Optional[str]:
-    """Finds a proxy, also in folders of Debian that a user's PATH may lack."""
+    """Returns the path of a proxy, or None. Also searches folders of Debian that a user's PATH may lack."""
     return shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
 
 
 class Replica(local.Server):
-    """A server that the files of `deploy/` can address. `http` is its address for OpenAI's clients."""
+    """A server with the flags that the files of `deploy/` need. `http` is its address for OpenAI's clients."""
 
     def __init__(self, *flags: str, drain: int = 60) -> None:
         fixed = ["--late-headers", "--threads", "1", "--kv-memory", "64MiB", "--http-listen", "127.0.0.1:0"]
         super().__init__(*fixed, *flags, drain=drain)
-        self.http = self.says(r"completions over HTTP on (\S+)")
+        self.http = self.wait_for_line(r"completions over HTTP on (\S+)")
 
     def __enter__(self) -> Replica:
         return self
@@ -51,7 +51,7 @@ class Proxy(local.Program):
                 raise RuntimeError(f"{old!r} is not in {files}")
         self._folder = tempfile.TemporaryDirectory()
         for file, text in zip(files, texts):
-            # changes come first, so that they do not match the inserted addresses
+            # Changes come first, so that they do not match the inserted addresses.
             for old, new in [*changes, *addresses]:
                 text = text.replace(old, new)
             (Path(self._folder.name) / file).write_text(text)
@@ -75,7 +75,7 @@ class Proxy(local.Program):
 
 
 def _free(count: int) -> List[str]:
-    """Returns addresses that the kernel picks. If another process takes one in between, the proxy ends at once."""
+    """Returns `count` free addresses. If another process takes an address before the proxy does, the proxy exits at once."""
     probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     addresses = ["127.0.0.1:{}".format(probe.getsockname()[1]) for probe in probes]
     for probe in probes:

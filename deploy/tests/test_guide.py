@@ -1,4 +1,4 @@
-"""The configuration fragments of `docs/scale-out.md` are valid."""
+"""Checks that the configuration fragments of `docs/scale-out.md` are valid."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def fragments(language: str) -> List[str]:
 def test_nginx_accepts_affinity(tmp_path: Path) -> None:
     nginx = shutil.which("nginx", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
     if nginx is None:
-        assert os.environ.get("WEIR_REQUIRE_PROXIES") != "1", "nginx is required, and not installed"
+        assert os.environ.get("WEIR_REQUIRE_PROXIES") != "1", "nginx is required but not installed"
         pytest.skip("nginx is not installed")
     balance, mapping = fragments("nginx")
     text = (local.ROOT / "deploy/nginx.conf").read_text()
@@ -36,7 +36,7 @@ def test_nginx_accepts_affinity(tmp_path: Path) -> None:
         file = tmp_path / "nginx.conf"
         file.write_text(text)
         command = [nginx, "-t", "-p", str(tmp_path), "-c", str(file)]
-        return subprocess.run(command, capture_output=True, timeout=local.SOON).returncode == 0
+        return subprocess.run(command, capture_output=True, timeout=local.TIMEOUT).returncode == 0
 
     assert accepts(text.replace("least_conn;", balance).replace("http {\n", "http {\n" + mapping))
     assert not accepts(text.replace("least_conn;", balance))

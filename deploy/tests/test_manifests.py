@@ -20,7 +20,7 @@ FOLDER = local.ROOT / "deploy/kubernetes"
 VERSIONS = ["1.27.0", "1.37.0"]
 OWN = ["deployment.yaml", "service.yaml", "hpa.yaml", "pdb.yaml"]
 KSERVE = ["kserve/servingruntime.yaml", "kserve/inferenceservice.yaml"]
-# Files that are no manifests.
+# Files that are not manifests.
 OTHER = ["kustomization.yaml", "prometheus-adapter.yaml"]
 
 
@@ -67,7 +67,7 @@ def test_errors_in_kserve_kinds_are_found() -> None:
     container["readinessprobe"] = {}
     runtime["spec"]["supportedModelFormats"][0]["autoSelect"] = "yes"
     errors = "\n".join(checker.errors(runtime))
-    for part in ("'many' is not of type", "readinessprobe", "autoSelect: 'yes' is no bool"):
+    for part in ("'many' is not of type", "readinessprobe", "autoSelect: 'yes' is not of type bool"):
         assert part in errors
     del runtime["spec"]["containers"]
     assert "ServingRuntime.spec: containers is missing" in checker.errors(runtime)
@@ -116,7 +116,7 @@ def test_names_and_ports_match() -> None:
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert {port["name"]: port["port"] for port in service["spec"]["ports"]} == {"grpc": 50051, "http": 8000}
     assert all(ports[port["targetPort"]] == port["port"] for port in service["spec"]["ports"])
-    # the container exposes the ports that the server listens on
+    # The container exposes the ports that the server listens on.
     listens = [value for name, value in environment(container).items() if name.endswith("LISTEN")]
     assert sorted(listens) == sorted(f"0.0.0.0:{port}" for port in ports.values())
     assert service["spec"]["clusterIP"] == "None"
@@ -128,7 +128,7 @@ def test_names_and_ports_match() -> None:
     exposed = {f"0.0.0.0:{port['containerPort']}" for port in container["ports"]}
     flags = dict(arg[2:].split("=", 1) for arg in container["args"] if "=" in arg)
     assert {flags["listen"], flags["http-listen"]} == exposed
-    # the first port is the service's own
+    # KServe's service forwards to the first port.
     assert flags["listen"].endswith(f":{container['ports'][0]['containerPort']}")
 
 
@@ -144,34 +144,34 @@ def environment(container: Dict[str, Any]) -> Dict[str, str]:
 def weir() -> Path:
     program = local.weir_program()
     if program is None:
-        pytest.skip("no weir to test with: set WEIR_BIN, or run `cargo build`")
+        pytest.skip("no weir program found: set WEIR_BIN or run `cargo build`")
     return program
 
 
-def test_the_server_takes_these_settings() -> None:
+def test_the_server_accepts_these_settings() -> None:
     clean = {key: value for key, value in os.environ.items() if not key.startswith("WEIR_")}
-    ours = environment(weir_container(load("deployment.yaml")["spec"]["template"]["spec"]))
+    deployment = environment(weir_container(load("deployment.yaml")["spec"]["template"]["spec"]))
     runtime = weir_container(load("kserve/servingruntime.yaml")["spec"])
     name = load("kserve/inferenceservice.yaml")["metadata"]["name"]
-    # as KServe fills it in
+    # Substitutes the placeholders as KServe does.
     flags = [arg.replace("{{.Name}}", name).replace("/mnt/models", str(local.MODEL)) for arg in runtime["args"]]
     assert flags[0] == "serve" and f"--model={name}={local.MODEL}" in flags
-    # the image sets WEIR_MODELS, and the manifest clears it
+    # The image sets WEIR_MODELS, and the manifest clears it.
     assert "ENV WEIR_MODELS=" in (local.ROOT / "Dockerfile").read_text() and environment(runtime)["WEIR_MODELS"] == ""
     model = f"--model={local.MODEL}"
-    for command, variables in [(["serve", model], ours), (flags, environment(runtime))]:
+    for command, variables in [(["serve", model], deployment), (flags, environment(runtime))]:
         for wrong in ({}, {"WEIR_QUEUE": "none"}):
             result = subprocess.run(
                 [weir(), *command, "--check-config"],
                 env={**clean, **variables, **wrong},
                 capture_output=True,
                 text=True,
-                timeout=local.SOON,
+                timeout=local.TIMEOUT,
             )
             assert (result.returncode == 0) == (wrong == {}), result.stderr
-    # "# threads: not set", or `rows = 32`
+    # Lines have the form "# threads: not set" or "rows = 32".
     settings = (re.split(r" = |: ", line)[0] for line in printed(weir(), clean))
-    assert set(ours) <= {"WEIR_" + name.replace("-", "_").upper() for name in settings}
+    assert set(deployment) <= {"WEIR_" + name.replace("-", "_").upper() for name in settings}
 
 
 def printed(program: Path, clean: Dict[str, str]) -> List[str]:
@@ -183,7 +183,7 @@ def test_the_autoscaler_uses_metrics_of_the_server() -> None:
     weir()
     rules = load("prometheus-adapter.yaml")["rules"]["custom"]
     series = [rule["seriesQuery"].split("{")[0] for rule in rules]
-    # as the rules rename them
+    # The rules rename the metrics in this way.
     assert all((rule["name"]["matches"], rule["name"]["as"]) == ("^weir:(.*)$", "weir_$1") for rule in rules)
     scaled_by = [metric["pods"]["metric"]["name"] for metric in load("hpa.yaml")["spec"]["metrics"]]
     assert [name.replace("weir:", "weir_") for name in series] == scaled_by

@@ -1,5 +1,7 @@
-"""Calls that stream their requests, and completions over HTTP, through the proxies of `deploy/`. `tests/weir/deploy.rs` checks
-which other gRPC calls are lost when a replica dies."""
+"""Tests completions over HTTP and calls that stream their requests through the proxies of `deploy/`.
+
+`tests/weir/deploy.rs` checks which other gRPC calls are lost when a replica dies.
+"""
 
 from __future__ import annotations
 
@@ -29,28 +31,28 @@ PAUSE = 1.5
 
 
 def weir() -> None:
-    """Skips the test if there is no server to test with."""
+    """Skips the test if no weir program is found."""
     if local.weir_program() is None:
-        pytest.skip("no weir to test with: set WEIR_BIN, or run `cargo build`")
+        pytest.skip("no weir program found: set WEIR_BIN or run `cargo build`")
 
 
 def installed(name: str) -> str:
     """Returns the proxy's name, or skips the test if it is not installed."""
     if program(name) is None:
-        assert os.environ.get("WEIR_REQUIRE_PROXIES") != "1", f"{name} is required, and not installed"
+        assert os.environ.get("WEIR_REQUIRE_PROXIES") != "1", f"{name} is required but not installed"
         pytest.skip(f"{name} is not installed")
     return name
 
 
 @pytest.fixture(params=["haproxy", "nginx"])
 def name(request: Any) -> str:
-    """Each proxy in turn."""
+    """The name of each proxy in turn."""
     return installed(request.param)
 
 
 @pytest.fixture(scope="module")
 def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[List[Replica]]:
-    """Two replicas that no test stops, with the shipped model and one that summarizes."""
+    """Two replicas that no test stops, with the shipped model and a summarization model."""
     weir()
     flags = ["--model", str(summarizer.make(tmp_path_factory.mktemp("models")))]
     with Replica(*flags) as first, Replica(*flags) as second:
@@ -66,8 +68,8 @@ def pair() -> Iterator[List[Replica]]:
 
 
 def wait(proxy: Proxy) -> None:
-    """Waits until the proxy has found the replicas."""
-    with Client(proxy.address, timeout=local.SOON) as client:
+    """Waits until a call through the proxy reaches a ready replica."""
+    with Client(proxy.address, timeout=local.TIMEOUT) as client:
         client.wait_until_serving()
 
 
@@ -94,7 +96,7 @@ def test_an_open_stream_is_answered(name: str, replicas: List[Replica]) -> None:
                 client.async_stream_infer(MODEL, inputs, request_id=str(number))
                 last = False
                 while not last:
-                    result, error = answers.get(timeout=local.SOON)
+                    result, error = answers.get(timeout=local.TIMEOUT)
                     assert error is None and result.get_response().id == str(number)
                     last = result.get_response().parameters["triton_final_response"].bool_param
                 time.sleep(PAUSE)
@@ -102,17 +104,17 @@ def test_an_open_stream_is_answered(name: str, replicas: List[Replica]) -> None:
 
 
 def test_a_document_is_read_while_it_is_sent(name: str, replicas: List[Replica]) -> None:
-    """The second part is sent a while after an event reported that the first was read."""
+    """Sends the second part a while after an event has reported that the server read the first part."""
     read = threading.Event()
 
     def parts() -> Iterator[str]:
         yield "the river runs past the mill. " * 3
-        assert read.wait(local.SOON), "no event arrived for the first part"
+        assert read.wait(local.TIMEOUT), "no event arrived for the first part"
         time.sleep(PAUSE)
         yield "and under the old bridge. "
 
     kinds = []
-    with Proxy(name, replicas, SHORT_BUFFERING) as proxy, Client(proxy.address, timeout=local.SOON) as client:
+    with Proxy(name, replicas, SHORT_BUFFERING) as proxy, Client(proxy.address, timeout=local.TIMEOUT) as client:
         client.wait_until_serving()
         for event in client.summarize_stream(parts(), model="summarizer", max_tokens=9):
             kinds.append(type(event))
@@ -122,7 +124,7 @@ def test_a_document_is_read_while_it_is_sent(name: str, replicas: List[Replica])
 
 def post(address: str, body: Any, **headers: str) -> http.client.HTTPResponse:
     """Posts a completion and returns the response once its headers have arrived."""
-    connection = http.client.HTTPConnection(address, timeout=local.SOON)
+    connection = http.client.HTTPConnection(address, timeout=local.TIMEOUT)
     text = body if isinstance(body, bytes) else json.dumps({"model": MODEL, **body}).encode()
     headers = {name.replace("_", "-"): value for name, value in headers.items()}
     connection.request("POST", "/v1/completions", text, {"content-type": "application/json", **headers})
@@ -133,7 +135,7 @@ def events(answer: http.client.HTTPResponse) -> Iterator[str]:
     """Yields the texts of a stream; raises if the stream breaks off."""
     assert answer.status == 200, answer.read()
     while (line := answer.readline().strip()) != b"data: [DONE]":
-        assert line or not answer.isclosed(), "it broke off"
+        assert line or not answer.isclosed(), "the stream ended before [DONE]"
         if line:
             yield json.loads(line[len(b"data: ") :])["choices"][0]["text"]
 
@@ -149,7 +151,7 @@ def test_a_completion_arrives_incrementally(name: str, replicas: List[Replica]) 
             times.append(time.monotonic())
     assert len(text) == 400
     gaps = [after - before for before, after in zip(times, times[1:])]
-    # if a proxy collected events, most gaps would be near zero and a few long
+    # If a proxy collected events, most gaps would be near zero and a few would be long.
     assert statistics.median(gaps) * len(gaps) > 0.1 * sum(gaps), gaps
 
 
@@ -163,7 +165,7 @@ def test_a_disconnected_client_keeps_no_row(name: str, replicas: List[Replica]) 
         answer = post(proxy.http, {"prompt": PROMPT, "max_tokens": 4000, "stream": True, "ignore_eos": True})
         next(events(answer))
         answer.close()
-        deadline = time.monotonic() + local.SOON
+        deadline = time.monotonic() + local.TIMEOUT
         while any(replica.metric("num_requests_running") for replica in replicas):
             assert time.monotonic() < deadline, "a row is still taken after the client disconnected"
         assert generated() - before < 2000
@@ -207,10 +209,10 @@ def test_no_completion_without_a_character_is_lost(name: str, pair: List[Replica
         for thread in [*early, *late]:
             thread.join()
         assert [outcome for outcome in outcomes if outcome.startswith("lost")] == []
-        # a replica runs two at once
+        # A replica runs two requests at once.
         assert outcomes.count("cut") <= (2 if how == "killed" else 0), outcomes
         assert len(outcomes) == 32
-        # with no replica left, the error has the form that OpenAI's clients expect
+        # Without a replica, the error has the form that OpenAI's clients expect.
         for replica in pair:
             replica.stop()
         answer = post(proxy.http, {"prompt": PROMPT})
@@ -219,7 +221,7 @@ def test_no_completion_without_a_character_is_lost(name: str, pair: List[Replica
 
 
 @pytest.mark.parametrize("sender", ["the client", "the proxy"])
-def test_prompts_that_begin_alike_use_one_cache(pair: List[Replica], sender: str) -> None:
+def test_prompts_with_a_common_prefix_use_one_cache(pair: List[Replica], sender: str) -> None:
     """The affinity header comes from the client, or from the line of haproxy-http.cfg that computes it from the prompt."""
     line = "# http-request set-header weir-affinity"
     changes = [] if sender == "the client" else [(line, line[2:]), ("bytes(0,200)", "bytes(0,20)")]
@@ -234,8 +236,8 @@ def test_prompts_that_begin_alike_use_one_cache(pair: List[Replica], sender: str
         prompts = [f"{chr(97 + n)} {PROMPT}{chr(97 + n)} and what became of it " for n in range(12)]
         assert [cached(prompt) for prompt in prompts] == [0] * 12
         assert all(cached(prompt + "in the end") >= len(prompt) - 1 for prompt in prompts)
-        # both replicas served some of them
+        # Both replicas served some of them.
         assert min(replica.metric("prefix_cache_queries_total") for replica in pair) > 0
-        # a request without a prompt, or with several, goes to any replica
+        # A request without a prompt, or with several prompts, goes to any replica.
         assert post(proxy.http, {}).status == 400
         assert post(proxy.http, {"prompt": [PROMPT, PROMPT], "max_tokens": 5}).status == 200

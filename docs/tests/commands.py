@@ -1,6 +1,6 @@
-"""How the tests treat each command in the documentation. Most run unchanged, in the order of their page.
+"""Lists for each command of the documentation how the tests treat it. Most commands run unchanged, in the order of their page.
 
-A command is a line of a shell block without its comment, or a Python block, identified by its first line.
+A command is a line of a shell block without its comment, or a Python block. The first line of a Python block identifies it.
 """
 
 from __future__ import annotations
@@ -10,36 +10,36 @@ import sys
 from dataclasses import dataclass
 from typing import Dict, List, Tuple, Union
 
-# What stands in a command, and what is put in its place: what a reader fills in, and what makes it short.
+# Replacements in a command (old text, new text): they fill in placeholders and shorten the run.
 Swaps = Tuple[Tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
 class Runs:
-    """It ends well, and prints this."""
+    """A command that must succeed and print text that matches `printed`."""
 
     command: str
     printed: str = r".*"
     swaps: Swaps = ()
-    #: A file that it writes, and what is in it.
+    #: A file that the command writes, and the pattern of its content.
     writes: Tuple[str, str] = ("", "")
-    #: A package: where it is not installed, the command is not run. Tests install none of gigabytes.
+    #: A package without which the command is not run. Tests install no packages of gigabytes.
     needs: str = ""
 
 
 @dataclass(frozen=True)
 class Serves:
-    """A server, which the commands after it call instead of the address that they name. It listens on free ports."""
+    """A server on free ports. Later commands call it in place of the addresses that they name."""
 
     command: str
     swaps: Swaps = ()
-    #: Not a command of the page: what the page takes for granted.
+    #: True if the page assumes this server and does not list its command.
     granted: bool = False
 
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """It is not run here, and why that is right."""
+    """A command that these tests do not run, with the reason."""
 
     command: str
     why: str
@@ -47,15 +47,15 @@ class Elsewhere:
 
 Step = Union[Runs, Serves, Elsewhere]
 
-BUILT = "whoever runs this has built it"
-CI = "it is what runs this, .ci"
-DOCKER = "there is no Docker in tests; the image's settings are read by tests/weir/operations.rs"
-CLUSTER = "there is no cluster in tests; deploy/tests checks the manifests by their schemas"
-PROXIES = "deploy/tests/test_proxies.py runs it, with replicas of its own"
-OVERLOAD = "loadtest/tests/loadtest/sockets.rs runs it, and compares with what must come of it"
-LONG = "it takes ten minutes of a quiet machine; README.md and docs/loadtest.md have the same in short, which is run"
+BUILT = "the tests run after the build"
+CI = ".ci runs it"
+DOCKER = "the tests have no Docker; tests/weir/operations.rs checks the image's settings"
+CLUSTER = "the tests have no cluster; deploy/tests checks the manifests against their schemas"
+PROXIES = "deploy/tests/test_proxies.py runs it with its own replicas"
+OVERLOAD = "loadtest/tests/loadtest/sockets.rs runs it and checks its output"
+LONG = "it takes ten minutes on an idle machine; README.md and docs/loadtest.md have shorter versions, which are run"
 TITLE = "What pooling is worth: two pairs of models"
-TORCH = "it needs PyTorch, and hours"
+TORCH = "it needs PyTorch and runs for hours"
 
 HTTP = "--http-listen 127.0.0.1:800{0} --admin-listen 127.0.0.1:909{0}"
 TEXT = r"[a-z ]+"
@@ -65,25 +65,25 @@ SHIPPED = "models/hourglass-whitespace-english"
 SEGMENT = f'weir segment --model {SHIPPED} --text "a weir pools a stream"'
 INSTALL = "pip install ./clients/python"
 TOKEN = "a-token-of-sixteen-or-more"
-# With what this Python has, and a server of ours.
+# Runs an example with this Python and the address of the test's server.
 EXAMPLE = (("python3", sys.executable), (".py ", ".py --address 127.0.0.1:50051 "))
-# A shape of the same kind whose matrices are small.
+# Replaces a shape by a shape of the same kind with small matrices.
 SMALL = (("models/shapes/", "small/"),)
-# What a measurement is cut down to, so that it takes seconds.
+# Flags that shorten a measurement to seconds.
 PAIRS = "--rounds 4 --warm-up-rounds 1 --output-chars 8 --score-chars 64"
 SHORT = f"--warm-up 0s --duration 1s --concurrency 1 --from 5 --to 5 {PAIRS}"
 TWO = "weir serve --model POOLED --model VANILLA"
 
 
 def bench(command: str, *swaps: Tuple[str, str]) -> Runs:
-    """A benchmark with all of its options, short."""
+    """Returns a benchmark with all of its options, shortened by `swaps`."""
     models = (("DIR_A", SHIPPED), ("DIR_B", "POOLED"), ("DIR", SHIPPED))
     filled = [swap for swap in models if re.search(rf"\b{swap[0]}\b", command) and swap[0] not in dict(swaps)]
     return Runs(command, r".+", (*((bracket, "") for bracket in "[]" if bracket in command), *swaps, *filled))
 
 
 def converts(command: str, source: str) -> Runs:
-    """A conversion of a checkpoint that this repository has."""
+    """Returns a conversion of a checkpoint in this repository."""
     named = command.split()[-2]
     path = f"golden/{source}/{named}" if named.endswith(".pt") else f"golden/{source}"
     return Runs(command, rf".*\b{command.split()[-1]}: .*", ((named, path),))
@@ -124,7 +124,7 @@ PAGES: Dict[str, List[Step]] = {
         Elsewhere(INSTALL, CI),
         Elsewhere("pip install -e './clients/python[test]'", CI),
         Elsewhere("cd clients/python && mypy && python -m pytest", CI),
-        Elsewhere("python tools/generate.py", "clients/python/tests/test_messages.py makes the same, and compares"),
+        Elsewhere("python tools/generate.py", "clients/python/tests/test_messages.py generates the same files and compares them"),
     ],
     "deploy/README.md": [
         Serves(f"weir serve --late-headers --listen 127.0.0.1:50051 {HTTP.format(1)} &"),
@@ -236,7 +236,7 @@ PAGES: Dict[str, List[Step]] = {
         Runs(
             "weir-loadtest compare --models VANILLA,POOLED --agree-within 10",
             ".*VANILLA.*POOLED.*",
-            # so few pairs of requests say little of how large a gain is
+            # So few pairs of requests give an imprecise gain.
             (
                 ("compare", "compare 127.0.0.1:50051 --rounds 12 --output-chars 32 --score-chars 64"),
                 ("--agree-within 10", "--agree-within 1000"),
@@ -261,7 +261,7 @@ PAGES: Dict[str, List[Step]] = {
         ),
         Elsewhere(
             f"weir-loadtest draw latency-report.json --title '{TITLE}' --html again.html",
-            "loadtest/tests/loadtest/commands.rs draws the report that is in docs/, and compares",
+            "loadtest/tests/loadtest/commands.rs draws the report in docs/ and compares it",
         ),
     ],
     "docs/loadtest.md": [
@@ -284,7 +284,7 @@ PAGES: Dict[str, List[Step]] = {
     ],
     "docs/operations.md": [
         Serves("weir serve --models served --admin-token-file token", granted=True),
-        Elsewhere("export WEIR_ADMIN_TOKEN=…", "it is in the environment"),
+        Elsewhere("export WEIR_ADMIN_TOKEN=…", "the environment of the tests has it"),
         Runs("weir admin load 127.0.0.1:50051 new-model --name english", ".*english.*"),
         Runs("weir admin load 127.0.0.1:50051 --name english", ".*english.*"),
         Runs("weir admin list 127.0.0.1:50051", ".*english.*"),
@@ -376,5 +376,5 @@ PAGES: Dict[str, List[Step]] = {
     ],
     "models/training/README.md": [Elsewhere("pip install -r training/requirements.txt", TORCH)],
 }
-# Pages whose other commands are all of one kind.
+# The page whose other commands are all training commands.
 TRAINING = "models/training/README.md"

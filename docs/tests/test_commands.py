@@ -1,6 +1,6 @@
 """Runs every command on every documentation page as `commands.py` lists it.
 
-`commands.py` names each command that is not run, with the reason.
+`commands.py` gives the reason for each command that is not run.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ def named(page: str) -> List[Tuple[str, str]]:
     if page.endswith(".py"):
         description = ast.get_docstring(ast.parse(text(page))) or ""
         return [(command, command) for command in re.findall(r"^    (\S.*)$", description, re.MULTILINE)]
-    found = []
+    result = []
     for language, block in blocks(page, "sh|console|python"):
         if language == "python":
-            found.append((block.splitlines()[0], block))
+            result.append((block.splitlines()[0], block))
             continue
         for line in re.sub(r"\\\n\s*", "", block).splitlines():
             command = re.sub(r"\s+# .*|\s+#$", "", line)
             if command and not command.startswith("#") and (language == "sh" or command.startswith("$ ")):
-                found.append((re.sub(r"(?<=\S) {2,}(?=\S)", " ", command).strip(), command))
-    return found
+                result.append((re.sub(r"(?<=\S) {2,}(?=\S)", " ", command).strip(), command))
+    return result
 
 
 def test_every_page_is_listed() -> None:
@@ -73,7 +73,7 @@ def test_every_page_is_listed() -> None:
     pages |= {"README.md", "CONTRIBUTING.md", "clients/python/README.md"}
     pages |= {str(path.relative_to(local.ROOT)) for path in (local.ROOT / "models").rglob("README.md")}
     pages |= {str(path.relative_to(local.ROOT)) for path in (local.ROOT / "examples").glob("*.py")}
-    # the client's own tests run the commands in its README
+    # The client's own tests run the commands in its README.
     assert {page for page in pages if named(page)} == set(PAGES)
 
 
@@ -84,17 +84,17 @@ def test_every_command_is_listed(page: str) -> None:
     if page == "clients/python/README.md":
         found = [name for name in found if not name.startswith(("import ", "from ", "with "))]
     assert found[: len(listed)] == listed
-    # the table omits the training commands that follow, which are all alike
+    # The table omits the training commands that follow, which are all alike.
     assert found[len(listed) :] == [] or page == commands.TRAINING
     assert all(name.startswith("python -m training.") or "unittest" in name for name in found[len(listed) :])
 
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Creates a folder with the files that pages assume: programs, models, documents, a certificate, a token."""
+    """Creates a folder with the files that pages assume: programs, models, documents, certificates and a token."""
     program = local.weir_program()
     if program is None or not program.with_name("weir-loadtest").is_file():
-        pytest.skip("no weir to test with, or no weir-loadtest beside it: set WEIR_BIN, or run `cargo build --workspace`")
+        pytest.skip("weir and weir-loadtest not found in one folder: set WEIR_BIN or run `cargo build --workspace`")
     if shutil.which("curl") is None or shutil.which("bash") is None:
         pytest.skip("curl or bash is not installed")
     folder = tmp_path_factory.mktemp("stage")
@@ -135,8 +135,8 @@ class Run:
 
     def __init__(self, stage: Path, folder: Path) -> None:
         self.folder = folder
-        for kept in stage.iterdir():
-            (folder / kept.name).symlink_to(kept)
+        for file in stage.iterdir():
+            (folder / file.name).symlink_to(file)
         self._environment = {key: value for key, value in os.environ.items() if not key.startswith(("WEIR_", "PYTHON"))}
         self._environment["PATH"] = f"{folder}/bin:{self._environment['PATH']}:{Path(sys.executable).parent}"
         self._environment["WEIR_ADMIN_TOKEN"] = TOKEN
@@ -153,13 +153,13 @@ class Run:
         self._servers = [server]
         for named, pattern in LISTENS.items():
             if named not in FLAGS or FLAGS[named] in line:
-                self._addresses[named] = server.says(pattern)
+                self._addresses[named] = server.wait_for_line(pattern)
 
-    def run(self, command: str, is_python: bool, beside: str) -> str:
-        """Runs a command and returns its output. A package `beside` selects the Python that has it."""
-        for named, ours in self._addresses.items():
-            command = command.replace(named, ours)
-        python = str(Path(installed(beside)).with_name("python")) if beside else sys.executable
+    def run(self, command: str, is_python: bool, package: str) -> str:
+        """Runs a command and returns its output. If `package` is not empty, uses the Python that has this package."""
+        for documented, actual in self._addresses.items():
+            command = command.replace(documented, actual)
+        python = str(Path(installed(package)).with_name("python")) if package else sys.executable
         shell = [python, "-c"] if is_python else ["bash", "-euo", "pipefail", "-c"]
         done = subprocess.run(
             [*shell, command],
@@ -168,7 +168,7 @@ class Run:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=4 * local.SOON,
+            timeout=4 * local.TIMEOUT,
         )
         assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
         return done.stdout
@@ -189,26 +189,26 @@ def run(stage: Path, tmp_path: Path) -> Iterator[Run]:
     "page", [page for page, steps in PAGES.items() if not all(isinstance(step, Elsewhere) for step in steps)]
 )
 def test_every_command_is_run(page: str, run: Run) -> None:
-    wholes = dict(named(page))
+    texts = dict(named(page))
     for step in PAGES[page]:
         if isinstance(step, Elsewhere):
             continue
-        whole = wholes.get(step.command, step.command)
-        is_python = "\n" in whole
-        command = whole if is_python else step.command.removeprefix("$ ")
+        page_text = texts.get(step.command, step.command)
+        is_python = "\n" in page_text
+        command = page_text if is_python else step.command.removeprefix("$ ")
         command = command.replace("cargo run --release --", "weir").replace("target/release/", "")
         for old, new in step.swaps:
-            assert old in command, f"{old} is not in {command}"
+            assert old in command, f"{old!r} is not in {command!r}"
             command = command.replace(old, new)
         if isinstance(step, Serves):
             run.serve(command)
         elif step.needs and not installed(step.needs):
-            warnings.warn(f"{step.needs} is not installed: not run: {step.command}")
+            warnings.warn(f"{step.needs} is not installed, so this command is not run: {step.command}")
         else:
             output = run.run(command, is_python, step.needs)
             assert re.fullmatch(step.printed, output, re.DOTALL), f"{command}\n{output}"
-            file, written = step.writes
-            assert not file or re.fullmatch(written, (run.folder / file).read_text(), re.DOTALL), file
+            file, content = step.writes
+            assert not file or re.fullmatch(content, (run.folder / file).read_text(), re.DOTALL), file
 
 
 # Flags of other programs.
@@ -218,25 +218,25 @@ OTHERS = {"--health-cmd", "--stop-timeout", "--streaming-mode", "--use-server-to
 def flags(program: Path, *command: str) -> Set[str]:
     """Returns the flags of a program and of all its subcommands."""
     done = subprocess.run(
-        [str(program), *command, "--help"], stdout=subprocess.PIPE, text=True, check=True, timeout=local.SOON
+        [str(program), *command, "--help"], stdout=subprocess.PIPE, text=True, check=True, timeout=local.TIMEOUT
     )
-    found = set(re.findall(r"^ +(?:-\w, )?(--[a-z][a-z0-9-]*)", done.stdout, re.MULTILINE))
+    result = set(re.findall(r"^ +(?:-\w, )?(--[a-z][a-z0-9-]*)", done.stdout, re.MULTILINE))
     _, _, listed = done.stdout.partition("Commands:\n")
     for name in re.findall(r"^  ([a-z-]+)", listed.partition("\n\n")[0], re.MULTILINE):
         if name != "help":
-            found |= flags(program, *command, name)
-    return found
+            result |= flags(program, *command, name)
+    return result
 
 
 def test_flags_within_text() -> None:
     """Every flag that a page mentions exists."""
     program = local.weir_program()
     if program is None:
-        pytest.skip("no weir to test with: set WEIR_BIN, or run `cargo build`")
-    there = flags(program) | flags(program.with_name("weir-loadtest")) | OTHERS
-    # includes subfolders, but skips pytest's cache
+        pytest.skip("no weir program found: set WEIR_BIN or run `cargo build`")
+    existing = flags(program) | flags(program.with_name("weir-loadtest")) | OTHERS
+    # Includes subfolders, but skips pytest's cache.
     for page in (path for path in (local.ROOT / "docs").rglob("*.md") if ".pytest_cache" not in path.parts):
         prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
         for span in re.findall(r"`([^`\n]+)`", prose):
             for flag in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", span):
-                assert flag in there, f"{page.name}: {span}"
+                assert flag in existing, f"{page.name}: {span}"

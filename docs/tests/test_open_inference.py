@@ -34,7 +34,7 @@ PROMPT = "the history of "
 def server() -> Iterator[local.Server]:
     """A server with the shipped model."""
     if local.weir_program() is None:
-        pytest.skip("no weir to test with: set WEIR_BIN, or run `cargo build`")
+        pytest.skip("no weir program found: set WEIR_BIN or run `cargo build`")
     with local.Server("--threads", "1") as server:
         yield server
 
@@ -42,16 +42,16 @@ def server() -> Iterator[local.Server]:
 def tensor(kind: Any, name: str, value: Any) -> Any:
     """Returns an input tensor of one element; `kind` is one of Triton's client modules."""
     flag = isinstance(value, bool)
-    given = kind.InferInput(name, [1], "BOOL" if flag else "BYTES")
-    given.set_data_from_numpy(numpy.array([value if flag else value.encode()], dtype=bool if flag else numpy.object_))
-    return given
+    result = kind.InferInput(name, [1], "BOOL" if flag else "BYTES")
+    result.set_data_from_numpy(numpy.array([value if flag else value.encode()], dtype=bool if flag else numpy.object_))
+    return result
 
 
 def array(name: str, datatype: str, values: List[Any]) -> Any:
     """Returns an input tensor of several elements."""
-    given = triton.InferInput(name, [len(values)], datatype)
-    given.set_data_from_numpy(numpy.array(values, dtype=triton_to_np_dtype(datatype)))
-    return given
+    result = triton.InferInput(name, [len(values)], datatype)
+    result.set_data_from_numpy(numpy.array(values, dtype=triton_to_np_dtype(datatype)))
+    return result
 
 
 def inputs(kind: Any, prompt: str, stream: bool, **sampling: Any) -> List[Any]:
@@ -76,12 +76,12 @@ def is_last(result: Any) -> bool:
 
 
 def test_unary_answer_matches_weir_client(server: local.Server) -> None:
-    with Client(server.address, timeout=local.SOON) as weir:
+    with Client(server.address, timeout=local.TIMEOUT) as weir:
         expected = weir.generate(PROMPT, max_chars=40, seed=3, logprobs=True)
     with triton.InferenceServerClient(server.address) as client:
         result = client.infer(MODEL, inputs(triton, PROMPT, False, max_tokens=40, seed=3), request_id="7")
         assert (text_of(result), result.get_response().id) == (PROMPT + expected.text, "7")
-        asked = inputs(triton, PROMPT, False, max_tokens="40", seed="3") + [
+        tensors = inputs(triton, PROMPT, False, max_tokens="40", seed="3") + [
             tensor(triton, name, True)
             for name in [
                 "exclude_input_in_output",
@@ -92,35 +92,37 @@ def test_unary_answer_matches_weir_client(server: local.Server) -> None:
                 "return_num_output_tokens",
             ]
         ]
-        result = client.infer(MODEL, asked)
+        result = client.infer(MODEL, tensors)
     assert text_of(result) == expected.text
     assert result.as_numpy("finish_reason")[0] == b"length"
-    counts = [int(result.as_numpy(f"num_{way}_tokens")[0]) for way in ("input", "output")]
+    counts = [int(result.as_numpy(f"num_{side}_tokens")[0]) for side in ("input", "output")]
     assert counts == [len(PROMPT), 40]
-    logprobs = [next(iter(one.values())) for one in json.loads(result.as_numpy("logprobs")[0])]
-    assert [one["decoded_token"] for one in logprobs] == list(expected.text)
-    assert result.as_numpy("cumulative_logprob")[0] == pytest.approx(sum(one["logprob"] for one in logprobs), abs=1e-3)
+    logprobs = [next(iter(entry.values())) for entry in json.loads(result.as_numpy("logprobs")[0])]
+    assert [entry["decoded_token"] for entry in logprobs] == list(expected.text)
+    assert result.as_numpy("cumulative_logprob")[0] == pytest.approx(sum(entry["logprob"] for entry in logprobs), abs=1e-3)
 
 
 def test_several_requests_on_one_stream(server: local.Server) -> None:
     """Sends several requests on one stream, as Triton does: a callback fills a queue, and ids identify the requests."""
     answers: "queue.Queue[Tuple[Any, Any]]" = queue.Queue()
-    with Client(server.address, timeout=local.SOON) as weir:
-        whole = {str(seed): weir.generate(PROMPT, max_chars=60, seed=seed).text for seed in range(4)}
+    with Client(server.address, timeout=local.TIMEOUT) as weir:
+        expected = {str(seed): weir.generate(PROMPT, max_chars=60, seed=seed).text for seed in range(4)}
     with triton.InferenceServerClient(server.address) as client:
         client.start_stream(callback=partial(lambda to, result, error: to.put((result, error)), answers))
         for seed in range(4):
-            asked = inputs(triton, PROMPT, True, max_tokens=60, seed=seed)
+            tensors = inputs(triton, PROMPT, True, max_tokens=60, seed=seed)
             outputs = [triton.InferRequestedOutput("text_output")]
             client.async_stream_infer(
-                MODEL, asked, request_id=str(seed), outputs=outputs, enable_empty_final_response=seed % 2 == 1
+                MODEL, tensors, request_id=str(seed), outputs=outputs, enable_empty_final_response=seed % 2 == 1
             )
-        # an invalid request fails alone and does not end the stream
+        # An invalid request fails alone and does not end the stream.
         client.async_stream_infer(MODEL, [tensor(triton, "image", "x")], request_id="wrong")
-        texts: Dict[str, str] = dict.fromkeys(whole, "")
-        ended, empty, errors = set(), set(), []
+        texts: Dict[str, str] = dict.fromkeys(expected, "")
+        ended = set()
+        empty = set()
+        errors = []
         while len(ended) < 4 or not errors:
-            result, error = answers.get(timeout=local.SOON)
+            result, error = answers.get(timeout=local.TIMEOUT)
             if error is not None:
                 errors.append(error)
                 continue
@@ -133,7 +135,7 @@ def test_several_requests_on_one_stream(server: local.Server) -> None:
             if is_last(result):
                 ended.add(name)
         client.stop_stream()
-    assert texts == whole
+    assert texts == expected
     assert empty == {"1", "3"}
     assert len(errors) == 1 and errors[0].message().startswith('inputs: "image" is out of bounds: one of text_input')
 
@@ -166,19 +168,19 @@ def test_the_asynchronous_client(server: local.Server) -> None:
         assert len("".join(parts)) == 30
 
 
-@pytest.mark.parametrize("way", ["gzip", "deflate"])
-def test_compressed_requests(server: local.Server, way: str) -> None:
+@pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
+def test_compressed_requests(server: local.Server, algorithm: str) -> None:
     """The server returns the same text to a compressed request, unary or streamed."""
-    asked = inputs(triton, PROMPT, False, max_tokens=20, seed=1)
+    tensors = inputs(triton, PROMPT, False, max_tokens=20, seed=1)
     answers: "queue.Queue[Tuple[Any, Any]]" = queue.Queue()
     with triton.InferenceServerClient(server.address) as client:
-        expected = text_of(client.infer(MODEL, asked))
-        assert text_of(client.infer(MODEL, asked, compression_algorithm=way)) == expected
-        client.start_stream(lambda result, error: answers.put((result, error)), compression_algorithm=way)
+        expected = text_of(client.infer(MODEL, tensors))
+        assert text_of(client.infer(MODEL, tensors, compression_algorithm=algorithm)) == expected
+        client.start_stream(lambda result, error: answers.put((result, error)), compression_algorithm=algorithm)
         client.async_stream_infer(MODEL, inputs(triton, PROMPT, True, max_tokens=20, seed=1))
         streamed, last = "", False
         while not last:
-            result, error = answers.get(timeout=local.SOON)
+            result, error = answers.get(timeout=local.TIMEOUT)
             assert error is None
             streamed, last = streamed + text_of(result), is_last(result)
         client.stop_stream()
@@ -190,15 +192,15 @@ def test_channel_options(server: local.Server) -> None:
     pings = triton.KeepAliveOptions(2**31 - 1, 20000, False, 2)
     limits = [("grpc.max_send_message_length", 2**20), ("grpc.max_receive_message_length", 2**20)]
     arguments = [*limits, ("grpc.keepalive_time_ms", 2**31 - 1), ("grpc.http2.max_pings_without_data", 2)]
-    asked = inputs(triton, PROMPT, False, max_tokens=20, seed=1)
+    tensors = inputs(triton, PROMPT, False, max_tokens=20, seed=1)
     batch = triton.InferInput("text_input", [1, 1], "BYTES")
     batch.set_data_from_numpy(numpy.array([[PROMPT.encode()]], dtype=numpy.object_))
     outputs, headers = [triton.InferRequestedOutput("text_output")], {"test": "1", "dummy": "2"}
     with triton.InferenceServerClient(server.address, keepalive_options=pings) as client:
         assert client.is_server_live(headers=headers)
         texts = {
-            text_of(client.infer(MODEL, given, outputs=outputs, headers=headers))
-            for given in (asked, [batch, *asked[1:]], asked)
+            text_of(client.infer(MODEL, variant, outputs=outputs, headers=headers))
+            for variant in (tensors, [batch, *tensors[1:]], tensors)
         }
         assert len(texts) == 1
     with triton.InferenceServerClient(
@@ -206,31 +208,31 @@ def test_channel_options(server: local.Server) -> None:
     ) as client:
         answers: "queue.Queue[Tuple[Any, Any]]" = queue.Queue()
         for _ in range(4):
-            client.async_infer(MODEL, asked, lambda result, error: answers.put((result, error)), outputs=outputs)
+            client.async_infer(MODEL, tensors, lambda result, error: answers.put((result, error)), outputs=outputs)
         for _ in range(4):
-            result, error = answers.get(timeout=local.SOON)
+            result, error = answers.get(timeout=local.TIMEOUT)
             assert error is None and text_of(result) in texts
-        # the server reports the cancellation to the call that was cancelled, and to no other
+        # The server reports the cancellation to the cancelled call only.
         endless = inputs(triton, PROMPT, False, max_tokens=8000)
         call = client.async_infer(MODEL, endless, lambda result, error: answers.put((result, error)))
         call.cancel()
-        assert "cancelled" in str(answers.get(timeout=local.SOON)[1])
+        assert "cancelled" in str(answers.get(timeout=local.TIMEOUT)[1])
         with pytest.raises(InferenceServerException, match="DEADLINE_EXCEEDED"):
             client.infer(MODEL, endless, client_timeout=0.2)
-        assert text_of(client.infer(MODEL, asked)) in texts
+        assert text_of(client.infer(MODEL, tensors)) in texts
 
 
 def test_raw_stubs(server: local.Server) -> None:
     """Sends typed contents instead of raw bytes, through the stubs in Triton's package."""
     request = service_pb2.ModelInferRequest(model_name=MODEL, id="my request id")
-    given = request.inputs.add(name="text_input", datatype="BYTES", shape=[1, 1])
-    given.contents.bytes_contents.append(PROMPT.encode())
+    text_input = request.inputs.add(name="text_input", datatype="BYTES", shape=[1, 1])
+    text_input.contents.bytes_contents.append(PROMPT.encode())
     request.outputs.add(name="text_output")
     with grpc.insecure_channel(server.address) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         assert stub.ServerLive(service_pb2.ServerLiveRequest()).live
         assert stub.ModelReady(service_pb2.ModelReadyRequest(name=MODEL, version="")).ready
-        answer = stub.ModelInfer(request, timeout=local.SOON)
+        answer = stub.ModelInfer(request, timeout=local.TIMEOUT)
     assert (answer.id, answer.model_name, len(answer.outputs), len(answer.raw_output_contents)) == (
         "my request id",
         MODEL,
@@ -246,17 +248,17 @@ KSERVE = f"""
 import asyncio, grpc, sys
 from kserve import InferInput, InferRequest, InferenceGRPCClient
 async def ask():
-    client = InferenceGRPCClient(sys.argv[1], timeout={local.SOON})
+    client = InferenceGRPCClient(sys.argv[1], timeout={local.TIMEOUT})
     assert await client.is_server_live() and await client.is_server_ready() and await client.is_model_ready("{MODEL}")
-    given = [InferInput(name="text_input", shape=[1], datatype="BYTES", data=["{PROMPT}"])]
-    request = InferRequest("{MODEL}", given, request_id="7", parameters={{"max_tokens": 40, "seed": 3}})
+    inputs = [InferInput(name="text_input", shape=[1], datatype="BYTES", data=["{PROMPT}"])]
+    request = InferRequest("{MODEL}", inputs, request_id="7", parameters={{"max_tokens": 40, "seed": 3}})
     answer = await client.infer(request)
     try:
-        await client.infer(InferRequest("nobody", given))
+        await client.infer(InferRequest("nobody", inputs))
     except grpc.RpcError as error:
         assert error.code() == grpc.StatusCode.NOT_FOUND
     else:
-        raise AssertionError("nobody answers")
+        raise AssertionError("an unknown model must be an error")
     await client.close()
     print(answer.id, answer.outputs[0].as_numpy()[0].decode(), sep=":")
 asyncio.run(ask())
@@ -268,12 +270,12 @@ def test_kserves_client(server: local.Server) -> None:
     if importlib.util.find_spec("kserve") is None:
         pytest.skip("kserve is not installed: it needs Python 3.10")
     done = subprocess.run(
-        [sys.executable, "-c", KSERVE, server.address], capture_output=True, text=True, timeout=2 * local.SOON
+        [sys.executable, "-c", KSERVE, server.address], capture_output=True, text=True, timeout=2 * local.TIMEOUT
     )
     assert done.returncode == 0, done.stderr
     with triton.InferenceServerClient(server.address) as client:
-        whole = text_of(client.infer(MODEL, inputs(triton, PROMPT, False, max_tokens=40, seed=3)))
-    assert done.stdout == f"7:{whole}\n"
+        expected = text_of(client.infer(MODEL, inputs(triton, PROMPT, False, max_tokens=40, seed=3)))
+    assert done.stdout == f"7:{expected}\n"
 
 
 def test_metadata_and_statistics(server: local.Server) -> None:
@@ -287,7 +289,7 @@ def test_metadata_and_statistics(server: local.Server) -> None:
         config = client.get_model_config(MODEL).config
         assert config.model_transaction_policy.decoupled and config.parameters["token"].string_value == "character"
         index = client.get_model_repository_index()
-        assert [(one.name, one.state) for one in index.models] == [(MODEL, "READY")]
+        assert [(model.name, model.state) for model in index.models] == [(MODEL, "READY")]
         before = client.get_inference_statistics(MODEL).model_stats[0]
         client.infer(MODEL, inputs(triton, PROMPT, False, max_tokens=5))
         after = client.get_inference_statistics(MODEL).model_stats[0]
@@ -306,7 +308,7 @@ def test_metadata_and_statistics(server: local.Server) -> None:
 
 def test_rejected_requests(server: local.Server) -> None:
     with triton.InferenceServerClient(server.address) as client:
-        for asked, message in [
+        for tensors, message in [
             (inputs(triton, PROMPT, False, max_tokens=10**9), "INVALID_ARGUMENT.*max_tokens: 1000000000 is out of bounds"),
             (inputs(triton, PROMPT, True, max_tokens=5), "INVALID_ARGUMENT.*stream: true is out of bounds"),
             (
@@ -324,6 +326,6 @@ def test_rejected_requests(server: local.Server) -> None:
             ),
         ]:
             with pytest.raises(InferenceServerException, match=message):
-                client.infer(MODEL, asked)
+                client.infer(MODEL, tensors)
         with pytest.raises(InferenceServerException, match='NOT_FOUND.*unknown model "nobody"'):
             client.infer("nobody", inputs(triton, PROMPT, False))

@@ -31,22 +31,22 @@ class Server(local.Server):
 
     def __init__(self, *flags: str, model: Path = local.MODEL) -> None:
         super().__init__("--threads", "1", "--http-listen", "127.0.0.1:0", *flags, model=model)
-        self.url = "http://{}/v1".format(self.says(r"completions over HTTP on (\S+)"))
+        self.url = "http://{}/v1".format(self.wait_for_line(r"completions over HTTP on (\S+)"))
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     """A server with the shipped model."""
     if local.weir_program() is None:
-        pytest.skip("no weir to test with: set WEIR_BIN, or run `cargo build`")
+        pytest.skip("no weir program found: set WEIR_BIN or run `cargo build`")
     with Server() as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def client(server: Server) -> Iterator[Any]:
-    """OpenAI's client without retries, so that tests see each rejection."""
-    with openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=local.SOON) as client:
+    """OpenAI's client without retries, so that each rejection reaches the test."""
+    with openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=local.TIMEOUT) as client:
         yield client
 
 
@@ -60,7 +60,7 @@ def run(example: str, server: Server) -> str:
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("WEIR_", "PYTHON"))}
     environment.update(OPENAI_BASE_URL=server.url, OPENAI_API_KEY="none")
     done = subprocess.run(
-        [sys.executable, "-c", example], env=environment, capture_output=True, text=True, timeout=local.SOON
+        [sys.executable, "-c", example], env=environment, capture_output=True, text=True, timeout=local.TIMEOUT
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -72,34 +72,34 @@ def test_program_with_another_address(tmp_path: Path) -> None:
     A checkpoint is named after its folder, so the folder takes the name of OpenAI's model.
     """
     if local.weir_program() is None:
-        pytest.skip("no weir to test with: set WEIR_BIN, or run `cargo build`")
+        pytest.skip("no weir program found: set WEIR_BIN or run `cargo build`")
     model = tmp_path / "gpt-3.5-turbo-instruct"
     model.symlink_to(local.MODEL)
     program = f"""
 import asyncio, openai
-asked = dict(model="{model.name}", prompt="1,2,3,", max_tokens=5, temperature=0)
-whole = openai.OpenAI().completions.create(**asked).choices[0].text
-pieces = openai.OpenAI().completions.create(stream=True, **asked)
+arguments = dict(model="{model.name}", prompt="1,2,3,", max_tokens=5, temperature=0)
+complete = openai.OpenAI().completions.create(**arguments).choices[0].text
+pieces = openai.OpenAI().completions.create(stream=True, **arguments)
 first = next(pieces).choices[0].text
-assert first + "".join(piece.choices[0].text for piece in pieces) == whole
-async def again():
-    pieces = await openai.AsyncOpenAI().completions.create(stream=True, **asked)
+assert first + "".join(piece.choices[0].text for piece in pieces) == complete
+async def stream():
+    pieces = await openai.AsyncOpenAI().completions.create(stream=True, **arguments)
     return "".join([piece.choices[0].text async for piece in pieces])
-assert asyncio.run(again()) == whole
-print(whole)
+assert asyncio.run(stream()) == complete
+print(complete)
 """
     with Server(model=model) as server:
         assert re.fullmatch(r"[a-z ]{5}\n", run(program, server))
 
 
 def test_answer_matches_weir_client(server: Server, client: Any) -> None:
-    with Client(server.address, timeout=local.SOON) as weir:
+    with Client(server.address, timeout=local.TIMEOUT) as weir:
         expected = weir.generate(PROMPT, max_chars=40, seed=3, logprobs=True)
     answer = ask(client, logprobs=0)
     (choice,) = answer.choices
     assert (choice.text, choice.finish_reason, answer.model) == (expected.text, "length", MODEL)
     assert "".join(choice.logprobs.tokens) == expected.text
-    # the same seed gives the same text; another seed gives another text
+    # The same seed gives the same text; another seed gives another text.
     assert choice.text == ask(client).choices[0].text != ask(client, seed=4).choices[0].text
     assert ask(client, temperature=0, seed=1).choices[0].text == ask(client, temperature=0, seed=2).choices[0].text
     usage = answer.usage
@@ -107,9 +107,9 @@ def test_answer_matches_weir_client(server: Server, client: Any) -> None:
 
 
 def test_stream_matches_unary_text(client: Any) -> None:
-    whole = ask(client)
+    unary = ask(client)
     pieces = list(ask(client, stream=True))
-    assert "".join(piece.choices[0].text for piece in pieces) == whole.choices[0].text
+    assert "".join(piece.choices[0].text for piece in pieces) == unary.choices[0].text
     assert [piece.choices[0].finish_reason for piece in pieces] == [None] * (len(pieces) - 1) + ["length"]
     assert len({piece.id for piece in pieces}) == 1 and all(piece.usage is None for piece in pieces)
 
@@ -120,13 +120,13 @@ def test_usage_of_streams(client: Any) -> None:
     assert last.choices == [] and last.usage == ask(client).usage.model_copy(
         update={"prompt_tokens_details": last.usage.prompt_tokens_details}
     )
-    # each message counts its own characters and all earlier ones
-    text = 0
+    # Each message counts its own characters and all earlier ones.
+    length = 0
     *pieces, last = ask(client, stream=True, extra_body=COUNTED)
     for piece in pieces:
-        text += len(piece.choices[0].text)
-        assert (piece.usage.prompt_tokens, piece.usage.completion_tokens) == (len(PROMPT), text)
-    assert last.choices == [] and last.usage.completion_tokens == text == 40
+        length += len(piece.choices[0].text)
+        assert (piece.usage.prompt_tokens, piece.usage.completion_tokens) == (len(PROMPT), length)
+    assert last.choices == [] and last.usage.completion_tokens == length == 40
 
 
 def test_logprobs(client: Any) -> None:
@@ -134,25 +134,25 @@ def test_logprobs(client: Any) -> None:
     logprobs = choice.logprobs
     assert choice.text == PROMPT + ask(client, max_tokens=20).choices[0].text
     assert "".join(logprobs.tokens) == choice.text and logprobs.text_offset == list(range(len(PROMPT) + 20))
-    # the first character has no context, so it has no log-probability
-    assert logprobs.token_logprobs[0] is None and all(one < 0 for one in logprobs.token_logprobs[1:])
+    # The first character has no context, so it has no log-probability.
+    assert logprobs.token_logprobs[0] is None and all(logprob < 0 for logprob in logprobs.token_logprobs[1:])
     for token, logprob, top in list(zip(logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs))[1:]:
         assert len(top) >= 2
         assert top.get(token, logprob) == logprob <= max(top.values())
     (echoed,) = ask(client, echo=True, max_tokens=1, logprobs=0).choices
     assert echoed.text.startswith(PROMPT)
-    # max_tokens=0 scores the prompt alone
+    # max_tokens=0 scores only the prompt.
     alone = ask(client, echo=True, max_tokens=0, logprobs=0)
     assert alone.choices[0].text == PROMPT and alone.usage.completion_tokens == 0
     assert alone.choices[0].logprobs.token_logprobs == echoed.logprobs.token_logprobs[: len(PROMPT)]
 
 
 def test_stops(client: Any) -> None:
-    whole = ask(client).choices[0].text
-    for stop in (" ", [whole[10:13], "qqq"]):
+    unstopped = ask(client).choices[0].text
+    for stop in (" ", [unstopped[10:13], "qqq"]):
         first = stop if isinstance(stop, str) else stop[0]
         (choice,) = ask(client, stop=stop).choices
-        assert (choice.text, choice.finish_reason) == (whole[: whole.index(first)], "stop")
+        assert (choice.text, choice.finish_reason) == (unstopped[: unstopped.index(first)], "stop")
     assert ask(client, extra_body={"ignore_eos": True}).choices[0].finish_reason == "length"
 
 
@@ -171,32 +171,33 @@ def test_concurrent_streams(server: Server, client: Any) -> None:
     """Asynchronous streams interleave, while one stream closes early and one request is invalid."""
     alone = [ask(client, seed=seed, max_tokens=200).choices[0].text for seed in range(4)]
 
-    async def all_of_them() -> List[str]:
-        texts, order = [""] * 4, []
+    async def run_all() -> List[str]:
+        texts = [""] * 4
+        order = []
         async with openai.AsyncOpenAI(base_url=server.url, api_key="none", max_retries=0) as others:
 
-            async def one(seed: int) -> None:
+            async def read(seed: int) -> None:
                 async for piece in await ask(others, seed=seed, max_tokens=200, stream=True):
                     texts[seed] += piece.choices[0].text
                     order.append(seed)
 
-            async def leaves() -> None:
+            async def disconnect() -> None:
                 stream = await ask(others, max_tokens=5000, stream=True)
                 await stream.__anext__()
                 await stream.close()
 
-            async def wrong() -> None:
+            async def reject() -> None:
                 with pytest.raises(openai.BadRequestError):
                     await ask(others, temperature=-1, stream=True)
 
-            await asyncio.gather(*map(one, range(4)), leaves(), wrong())
-        # no stream finished before another began
+            await asyncio.gather(*map(read, range(4)), disconnect(), reject())
+        # No stream finished before another began.
         assert all(
             order.index(seed) < len(order) - 1 - order[::-1].index(other) for seed in range(4) for other in range(4)
         )
         return texts
 
-    assert asyncio.run(all_of_them()) == alone
+    assert asyncio.run(run_all()) == alone
 
 
 def test_models(client: Any) -> None:
@@ -256,15 +257,15 @@ def test_full_queue_sends_retry_after() -> None:
     The client's retries wait for `retry-after` and succeed once the queue has room.
     """
     if local.weir_program() is None:
-        pytest.skip("no weir to test with: set WEIR_BIN, or run `cargo build`")
+        pytest.skip("no weir program found: set WEIR_BIN or run `cargo build`")
     statuses: List[int] = []
     with Server("--rows", "1", "--queue", "1") as server:
-        with openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=local.SOON) as client:
+        with openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=local.TIMEOUT) as client:
             running = ask(client, max_tokens=8000, stream=True)
             next(running)
             waiting = threading.Thread(target=lambda: ask(client, max_tokens=1))
             waiting.start()
-            deadline = time.monotonic() + local.SOON
+            deadline = time.monotonic() + local.TIMEOUT
             while not server.metric("num_requests_waiting"):
                 assert time.monotonic() < deadline
             with pytest.raises(openai.RateLimitError) as refused:
@@ -280,14 +281,14 @@ def test_full_queue_sends_retry_after() -> None:
                 max_retries=5, http_client=openai.DefaultHttpxClient(event_hooks={"response": [on_response]})
             )
             assert ask(patient, max_tokens=1).choices[0].finish_reason == "length"
-            waiting.join(local.SOON)
+            waiting.join(local.TIMEOUT)
             assert not waiting.is_alive()
     assert statuses[0] == 429 and statuses[-1] == 200
 
 
 def test_api_keys(tmp_path: Path) -> None:
     if local.weir_program() is None:
-        pytest.skip("no weir to test with: set WEIR_BIN, or run `cargo build`")
+        pytest.skip("no weir program found: set WEIR_BIN or run `cargo build`")
     keys = tmp_path / "keys"
     keys.write_text("alice:a-key-of-sixteen-or-more\n")
     keys.chmod(0o600)

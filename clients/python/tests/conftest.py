@@ -15,12 +15,12 @@ def weir_installed() -> None:
     """Skips the test if no weir program is found."""
     program = local.weir_program()
     if program is None:
-        pytest.skip("no weir to test with: set WEIR_BIN, or run `cargo build`")
+        pytest.skip("no weir program found: set WEIR_BIN or run `cargo build`")
 
 
 @pytest.fixture(scope="session")
 def server(weir_installed: None) -> Iterator[local.Server]:
-    """The server that tests without special flags share."""
+    """A server that all tests without special flags share."""
     with local.Server() as server:
         yield server
 
@@ -28,5 +28,5 @@ def server(weir_installed: None) -> Iterator[local.Server]:
 @pytest.fixture
 def weir(server: local.Server) -> Iterator[Client]:
     """A client of the shared server."""
-    with Client(server.address, timeout=local.SOON) as client:
+    with Client(server.address, timeout=local.TIMEOUT) as client:
         yield client

@@ -1,4 +1,4 @@
-"""A gRPC server that sends scripted responses, to test failures that a real server does not produce on demand."""
+"""A gRPC server with scripted responses, for failures that a real server does not produce on demand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ class Fail:
     """An error status with the details that a server sends."""
 
     def __init__(self, code: grpc.StatusCode, retry_after: Optional[float] = None, message: str = "scripted") -> None:
-        self.code, self.message, self.retry_after = code, message, retry_after
+        self.code = code
+        self.message = message
+        self.retry_after = retry_after
 
     def details(self) -> bytes:
         number: int = self.code.value[0]
@@ -51,12 +53,12 @@ def finished() -> pb.GenerateResponse:
 
 
 class Scripted:
-    """Answers each attempt with the next list of messages; records the headers and deadline of each attempt."""
+    """Responds to each attempt with the next list of messages. Records the headers and the deadline of each attempt."""
 
-    def __init__(self, *tries: Sequence[Step]) -> None:
-        self._tries = list(tries)
+    def __init__(self, *attempts: Sequence[Step]) -> None:
+        self._attempts = list(attempts)
         #: The headers and the remaining seconds of each attempt.
-        self.asked: List[Tuple[List[Tuple[str, Any]], Optional[float]]] = []
+        self.received: List[Tuple[List[Tuple[str, Any]], Optional[float]]] = []
         self._server = grpc.server(concurrent.futures.ThreadPoolExecutor(4))
         requests: List[Tuple[str, Any]] = [("Generate", pb.GenerateRequest), ("Score", pb.ScoreRequest)]
         handlers: dict[str, Any] = {
@@ -77,8 +79,8 @@ class Scripted:
         self._server.start()
 
     def _answer(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
-        self.asked.append(([(key, value) for key, value in context.invocation_metadata()], context.time_remaining()))
-        for step in self._tries.pop(0):
+        self.received.append(([(key, value) for key, value in context.invocation_metadata()], context.time_remaining()))
+        for step in self._attempts.pop(0):
             if isinstance(step, Fail):
                 context.set_trailing_metadata((("grpc-status-details-bin", step.details()),))
                 context.abort(step.code, step.message)

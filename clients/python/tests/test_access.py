@@ -1,4 +1,4 @@
-"""Encryption, certificates of both sides, and keys."""
+"""Tests TLS, certificates of both sides, and API keys."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ KEY = "0123456789abcdef"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Certificates: ca.pem signed the server's, clients.pem the client's."""
+    """Creates a folder of certificates: ca.pem signed the server's, and clients.pem signed the client's."""
     folder = tmp_path_factory.mktemp("certificates")
-    ours, theirs = trustme.CA(), trustme.CA()
-    ours.cert_pem.write_to_path(str(folder / "ca.pem"))
-    theirs.cert_pem.write_to_path(str(folder / "clients.pem"))
-    for name, issued in [("server", ours.issue_cert("localhost")), ("client", theirs.issue_cert("someone"))]:
+    server_ca = trustme.CA()
+    client_ca = trustme.CA()
+    server_ca.cert_pem.write_to_path(str(folder / "ca.pem"))
+    client_ca.cert_pem.write_to_path(str(folder / "clients.pem"))
+    for name, issued in [("server", server_ca.issue_cert("localhost")), ("client", client_ca.issue_cert("someone"))]:
         issued.private_key_pem.write_to_path(str(folder / f"{name}.key"))
         for number, part in enumerate(issued.cert_chain_pems):
             part.write_to_path(str(folder / f"{name}.pem"), append=number > 0)
@@ -46,14 +47,14 @@ def test_tls_client_certificate_and_key(guarded: local.Server, folder: Path) -> 
     ca, cert, key = ((folder / name).read_bytes() for name in ("ca.pem", "client.pem", "client.key"))
     as_bytes = Tls(ca=ca, cert=cert, key=key)
     for tls in (as_files, as_bytes):
-        with Client(f"https://localhost:{port}", tls=tls, api_key=KEY, timeout=local.SOON) as client:
+        with Client(f"https://localhost:{port}", tls=tls, api_key=KEY, timeout=local.TIMEOUT) as client:
             assert len(client.generate("a", max_chars=3).text) == 3
     named = Tls(ca=ca, cert=cert, key=key, server_name="localhost")
-    with Client(guarded.address, tls=named, api_key=KEY, timeout=local.SOON) as client:
+    with Client(guarded.address, tls=named, api_key=KEY, timeout=local.TIMEOUT) as client:
         assert client.serving()
 
     async def ask() -> int:
-        async with AsyncClient(f"https://localhost:{port}", tls=as_files, api_key=KEY, timeout=local.SOON) as client:
+        async with AsyncClient(f"https://localhost:{port}", tls=as_files, api_key=KEY, timeout=local.TIMEOUT) as client:
             return len((await client.generate("a", max_chars=3)).text)
 
     assert asyncio.run(ask()) == 3
@@ -77,14 +78,14 @@ def test_missing_certificate_or_key(guarded: local.Server, folder: Path, leave_o
         del files["ca"]
     tls = None if leave_out == "tls" else Tls(**files)
     key = None if leave_out == "key" else KEY
-    with Client(f"localhost:{port}", tls=tls, api_key=key, timeout=local.SOON, retry=Retry(attempts=1)) as client:
+    with Client(f"localhost:{port}", tls=tls, api_key=key, timeout=local.TIMEOUT, retry=Retry(attempts=1)) as client:
         with pytest.raises(WeirError) as refused:
             client.generate("a", max_chars=3)
     assert refused.value.code is code
 
 
 def test_settings_that_contradict_each_other() -> None:
-    with pytest.raises(ValueError, match="is not encrypted"):
+    with pytest.raises(ValueError, match="http://localhost:1 is not encrypted, but tls is set"):
         Client("http://localhost:1", tls=Tls())
-    with pytest.raises(ValueError, match="go together"):
+    with pytest.raises(ValueError, match="cert and key must be set together"):
         Client("localhost:1", tls=Tls(cert=b""))

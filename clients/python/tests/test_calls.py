@@ -15,7 +15,7 @@ from weir_client import AsyncClient, Client, FinishReason, ReportWindow, WeirErr
 PROMPT = "the history of the city"
 
 
-def test_a_whole_text(weir: Client) -> None:
+def test_complete_text(weir: Client) -> None:
     answer = weir.generate(PROMPT, max_chars=30, seed=5)
     assert len(answer.text) == 30
     assert answer.reason is FinishReason.MAX_CHARS
@@ -28,30 +28,31 @@ def test_a_whole_text(weir: Client) -> None:
     assert weir.generate(PROMPT, max_chars=30, seed=6).text != answer.text
 
 
-def test_pieces_are_the_whole_text(weir: Client) -> None:
-    whole = weir.generate(PROMPT, max_chars=50, seed=5).text
+def test_pieces_form_the_complete_text(weir: Client) -> None:
+    complete = weir.generate(PROMPT, max_chars=50, seed=5).text
     stream = weir.stream(PROMPT, max_chars=50, seed=5, per_segment=True)
     assert (stream.started, stream.finished) == (None, None)
     pieces = [next(stream)]
     assert stream.started is not None and stream.started.prompt_chars == len(PROMPT)
     pieces += stream
-    assert "".join(piece.text for piece in pieces) == whole
+    assert "".join(piece.text for piece in pieces) == complete
     assert all(piece.text.endswith(" ") for piece in pieces[:-1])
     assert stream.finished is not None and stream.finished.usage.generated_segments >= len(pieces) - 1
     assert list(stream) == []
 
 
-def test_characters_on_demand(weir: Client) -> None:
+def test_requested_characters(weir: Client) -> None:
     answer = weir.generate(PROMPT, max_chars=40, seed=5, echo=True, logprobs=True, top_logprobs=3, boundaries=True)
     assert answer.prompt == PROMPT
-    assert "".join(one.text for one in answer.prompt_characters) == PROMPT
+    assert "".join(character.text for character in answer.prompt_characters) == PROMPT
     assert answer.prompt_characters[0].logprob is None
-    assert "".join(one.text for one in answer.characters) == answer.text
-    for one in answer.characters:
-        assert one.logprob is not None and one.logprob <= 0
-        assert len(one.top) == 3 and one.top[0].logprob >= one.top[1].logprob
-    # of the last one it is known only once another follows
-    assert [one.boundary for one in answer.characters[:-1]] == [one.text == " " for one in answer.characters[:-1]]
+    assert "".join(character.text for character in answer.characters) == answer.text
+    for character in answer.characters:
+        assert character.logprob is not None and character.logprob <= 0
+        assert len(character.top) == 3 and character.top[0].logprob >= character.top[1].logprob
+    # The boundary after the last character is unknown until another character follows.
+    known = answer.characters[:-1]
+    assert [character.boundary for character in known] == [character.text == " " for character in known]
 
 
 def test_options_reach_the_server(weir: Client) -> None:
@@ -66,36 +67,37 @@ def test_options_reach_the_server(weir: Client) -> None:
     assert segments.reason is FinishReason.MAX_SEGMENTS
 
 
-def test_options_that_are_none(weir: Client) -> None:
-    with pytest.raises(TypeError, match="'max_tokens' is no option; there are boundaries, boundary_mode"):
+def test_invalid_options(weir: Client) -> None:
+    with pytest.raises(TypeError, match="unknown option 'max_tokens'; available: boundaries, boundary_mode"):
         weir.generate(PROMPT, max_tokens=3)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="max_chars: "):
         weir.stream(PROMPT, max_chars="many")  # type: ignore[arg-type]
-    for nothing in (None, 5):
+    for value in (None, 5):
         with pytest.raises(TypeError, match="prompt: expected a str, found "):
-            weir.generate(nothing)  # type: ignore
+            weir.generate(value)  # type: ignore
     with pytest.raises(ValueError, match="max_chars: "):
         weir.stream(PROMPT, max_chars=-1)
 
 
-def test_a_score(weir: Client) -> None:
+def test_score(weir: Client) -> None:
     text = "a weir pools a stream and lets it flow on"
     score = weir.score(text, top_logprobs=1)
-    assert "".join(one.text for one in score.characters) == text
-    logprobs = [one.logprob for one in score.characters if one.logprob is not None]
+    assert "".join(character.text for character in score.characters) == text
+    logprobs = [character.logprob for character in score.characters if character.logprob is not None]
     assert len(logprobs) == score.scored_chars == len(text) - 1
     assert score.bits_per_char == pytest.approx(-sum(logprobs) / len(logprobs) / math.log(2), rel=1e-6)
-    assert all(len(one.top) == 1 for one in score.characters[1:])
+    assert all(len(character.top) == 1 for character in score.characters[1:])
 
 
-def test_a_long_score_comes_in_chunks(weir: Client) -> None:
+def test_long_score_arrives_in_chunks(weir: Client) -> None:
     text = "the river runs past the mill and under the old stone bridge " * 150
     assert len(text) > weir.model().limits.max_symbols
     with pytest.raises(WeirError) as refused:
         weir.score(text)
     assert (refused.value.code, refused.value.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "TOO_LONG")
     stream = weir.score_chunks(text, windows=(256, 256))
-    sizes, summary = [len(chunk) for chunk in stream], stream.summary
+    sizes = [len(chunk) for chunk in stream]
+    summary = stream.summary
     assert max(sizes) <= 512 and sum(sizes) == len(text)
     assert summary is not None and summary.scored_chars == len(text) - 1
 
@@ -103,10 +105,10 @@ def test_a_long_score_comes_in_chunks(weir: Client) -> None:
 def test_segments(weir: Client) -> None:
     answer = weir.segment("A weir, pools a STREAM")
     assert answer.text == "a weir pools a stream"
-    assert [one.text for one in answer.segments] == ["a ", "weir ", "pools ", "a ", "stream"]
-    assert [one.open for one in answer.segments] == [False] * 4 + [True]
+    assert [segment.text for segment in answer.segments] == ["a ", "weir ", "pools ", "a ", "stream"]
+    assert [segment.open for segment in answer.segments] == [False] * 4 + [True]
     encoded = answer.text.encode()
-    assert b"".join(encoded[one.byte_start : one.byte_end] for one in answer.segments) == encoded
+    assert b"".join(encoded[segment.byte_start : segment.byte_end] for segment in answer.segments) == encoded
 
 
 def test_models(weir: Client) -> None:
@@ -131,38 +133,38 @@ def test_health(weir: Client) -> None:
 
 
 def test_closing_a_stream_cancels_it(server: local.Server, weir: Client) -> None:
-    def begin_and(end: str) -> None:
+    def start_and(end: str) -> None:
         stream = weir.stream(PROMPT, max_chars=8000, coalesce_chars=1)
         next(stream)
         assert server.metric("num_requests_running") >= 1
         if end == "close":
             stream.close()
             assert list(stream) == []
-        # else it is dropped with this function
+        # Otherwise the stream is dropped when this function returns.
 
     for end in ("close", "drop"):
-        begin_and(end)
-        deadline = time.monotonic() + local.SOON
+        start_and(end)
+        deadline = time.monotonic() + local.TIMEOUT
         while server.metric("num_requests_running") > 0:
             assert time.monotonic() < deadline, end
             time.sleep(0.01)
     assert server.metric("generation_tokens_total") < 16000
 
 
-def test_a_deadline(weir: Client) -> None:
+def test_deadline(weir: Client) -> None:
     with pytest.raises(WeirError) as late:
         for _ in weir.stream(PROMPT, max_chars=8000, timeout=0.2):
             pass
     assert late.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
-def test_asyncio_gets_the_same_answers(server: local.Server, weir: Client) -> None:
+def test_asyncio_client_returns_the_same_results(server: local.Server, weir: Client) -> None:
     async def ask() -> None:
-        async with AsyncClient(server.address, timeout=local.SOON) as client:
+        async with AsyncClient(server.address, timeout=local.TIMEOUT) as client:
             await client.wait_until_serving()
             assert await client.serving()
             texts = await asyncio.gather(*(client.generate(PROMPT, max_chars=30, seed=seed) for seed in range(6)))
-            assert [one.text for one in texts] == [weir.generate(PROMPT, max_chars=30, seed=n).text for n in range(6)]
+            assert [text.text for text in texts] == [weir.generate(PROMPT, max_chars=30, seed=n).text for n in range(6)]
             stream = client.stream(PROMPT, max_chars=30, seed=1)
             assert "".join([piece.text async for piece in stream]) == texts[1].text
             assert stream.started is not None and stream.finished is not None
@@ -188,7 +190,7 @@ def test_closing_an_asynchronous_stream_cancels_it(server: local.Server) -> None
             async with client.stream(PROMPT, max_chars=8000, coalesce_chars=1) as stream:
                 await stream.__anext__()
             assert [piece async for piece in stream] == []
-            # cancelling the task cancels its call
+            # Cancelling the task cancels its call.
             task = asyncio.create_task(client.generate(PROMPT, max_chars=8000))
             await asyncio.sleep(0.1)
             task.cancel()
@@ -197,7 +199,7 @@ def test_closing_an_asynchronous_stream_cancels_it(server: local.Server) -> None
             while server.metric("num_requests_running") > 0:
                 await asyncio.sleep(0.01)
 
-    asyncio.run(asyncio.wait_for(ask(), local.SOON))
+    asyncio.run(asyncio.wait_for(ask(), local.TIMEOUT))
 
 
 def test_report_separates_measured_from_estimated(weir: Client, server: local.Server) -> None:
@@ -216,7 +218,7 @@ def test_report_separates_measured_from_estimated(weir: Client, server: local.Se
     assert math.isclose(timing.gain_estimate, timing.unpooled_estimate_ns / took)
 
     async def asynchronously() -> int:
-        async with AsyncClient(server.address, timeout=local.SOON) as client:
+        async with AsyncClient(server.address, timeout=local.TIMEOUT) as client:
             (report,) = await client.report(report_model, ReportWindow.LAST_MINUTE)
             return report.texts.requests if report.texts else 0
 

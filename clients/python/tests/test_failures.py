@@ -16,14 +16,15 @@ from weir_client import AsyncClient, Client, Piece, Retry, WeirError
 from weir_client._proto import generation_pb2 as pb
 from weir_client._retry import Attempts
 
-UNAVAILABLE, EXHAUSTED = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED
-WHOLE = [started(), piece("a "), piece("text"), finished()]
-SOON = Retry(attempts=4, first_delay=0.01, longest_delay=1.0)
+UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
+COMPLETE = [started(), piece("a "), piece("text"), finished()]
+FAST_RETRY = Retry(attempts=4, first_delay=0.01, longest_delay=1.0)
 
 
 def generate(fake: Scripted, kind: str, **options: Any) -> str:
     """Returns the text that the blocking or the asyncio client receives."""
-    settings: Any = {"retry": options.pop("retry", SOON)}
+    settings: Any = {"retry": options.pop("retry", FAST_RETRY)}
 
     async def ask() -> str:
         async with AsyncClient(fake.address, **settings) as client:
@@ -44,9 +45,9 @@ both = pytest.mark.parametrize("kind", ["blocking", "asyncio"])
     [[Fail(UNAVAILABLE)], [Fail(UNAVAILABLE, 0.01)], [Fail(EXHAUSTED, 0.01)], [started(), Fail(UNAVAILABLE)]],
 )
 def test_retry_before_the_first_character(kind: str, failure: List[Any]) -> None:
-    with Scripted(failure, failure, WHOLE) as fake:
+    with Scripted(failure, failure, COMPLETE) as fake:
         assert generate(fake, kind) == "a text"
-        assert len(fake.asked) == 3
+        assert len(fake.received) == 3
 
 
 @both
@@ -62,10 +63,10 @@ def test_retry_before_the_first_character(kind: str, failure: List[Any]) -> None
     ],
 )
 def test_no_retry_after_the_first_character_or_for_permanent_errors(kind: str, failure: List[Any]) -> None:
-    with Scripted(failure, WHOLE) as fake:
+    with Scripted(failure, COMPLETE) as fake:
         with pytest.raises(WeirError) as error:
             generate(fake, kind)
-        assert len(fake.asked) == 1
+        assert len(fake.received) == 1
         assert (error.value.code, error.value.message, error.value.request_id) == (
             failure[-1].code,
             "scripted",
@@ -79,10 +80,10 @@ def test_attempts_are_bounded(kind: str) -> None:
     with Scripted(*[[Fail(UNAVAILABLE)]] * 9) as fake:
         with pytest.raises(WeirError):
             generate(fake, kind)
-        assert len(fake.asked) == 4
+        assert len(fake.received) == 4
         with pytest.raises(WeirError):
             generate(fake, kind, retry=Retry(attempts=1))
-        assert len(fake.asked) == 5
+        assert len(fake.received) == 5
 
 
 @both
@@ -91,22 +92,22 @@ def test_the_deadline_covers_all_attempts(kind: str) -> None:
         begun = time.monotonic()
         with pytest.raises(WeirError) as error:
             generate(fake, kind, timeout=0.5)
-        # the client starts no pause that would end after the deadline
+        # The client starts no pause that would end after the deadline.
         assert time.monotonic() - begun < 0.5
         assert error.value.code is EXHAUSTED
-        given = [seconds for _, seconds in fake.asked if seconds is not None]
-        assert len(given) == 2 and given[0] > 0.4 and given[1] < given[0] - 0.25
+        timeouts = [seconds for _, seconds in fake.received if seconds is not None]
+        assert len(timeouts) == 2 and timeouts[0] > 0.4 and timeouts[1] < timeouts[0] - 0.25
 
 
 @both
-def test_an_answer_that_breaks_off_is_an_error(kind: str) -> None:
+def test_incomplete_response_is_an_error(kind: str) -> None:
     with Scripted([started(), piece("a ")]) as fake:
-        with pytest.raises(WeirError, match="UNKNOWN: the answer broke off"):
+        with pytest.raises(WeirError, match="UNKNOWN: the response ended before its last message"):
             generate(fake, kind)
 
 
 @both
-def test_messages_longer_than_grpcs_default(kind: str) -> None:
+def test_messages_longer_than_the_grpc_default(kind: str) -> None:
     long = "a" * (5 << 20)
     with Scripted([started(), piece(long), finished()]) as fake:
         assert generate(fake, kind) == long
@@ -120,12 +121,11 @@ def test_pauses_follow_retry_after() -> None:
         return [attempts.pause_after(error, begun=False) for _ in range(retry.attempts - 1)]
 
     for _ in range(50):
-        assert all(2.0 <= one <= 2.4 for one in pauses(Retry(), 2.0))
-        assert all(9.9 <= one <= 10.0 for one in pauses(Retry(), 9.9))
-        drawn = pauses(Retry(attempts=40), None)
-        for number, one in enumerate(drawn):
-            most = min(0.1 * 2.0**number, 10.0)
-            assert most / 2 <= one <= most
+        assert all(2.0 <= pause <= 2.4 for pause in pauses(Retry(), 2.0))
+        assert all(9.9 <= pause <= 10.0 for pause in pauses(Retry(), 9.9))
+        for number, pause in enumerate(pauses(Retry(attempts=40), None)):
+            longest = min(0.1 * 2.0**number, 10.0)
+            assert longest / 2 <= pause <= longest
 
 
 @pytest.mark.parametrize("wrong", [{"attempts": 0}, {"first_delay": -1.0}, {"first_delay": 3.0, "longest_delay": 2.0}])
@@ -135,7 +135,7 @@ def test_bounds_of_retries(wrong: Any) -> None:
 
 
 def test_headers_of_a_call() -> None:
-    with Scripted(*[WHOLE] * 5) as fake:
+    with Scripted(*[COMPLETE] * 5) as fake:
         with Client(fake.address, api_key="k" * 16, affinity_chars=4) as client:
             client.generate("the first")
             client.generate("the second", metadata=[("traceparent", "00-0-0-00")])
@@ -143,14 +143,14 @@ def test_headers_of_a_call() -> None:
             client.generate("another", affinity="the ")
         with Client(fake.address) as client:
             client.generate("the first")
-    headers = [dict(metadata) for metadata, _ in fake.asked]
-    digests = [one.get("weir-affinity") for one in headers]
+    headers = [dict(metadata) for metadata, _ in fake.received]
+    digests = [call.get("weir-affinity") for call in headers]
     assert digests[0] == digests[1] == digests[3] != digests[2]
     assert digests[0] is not None and len(digests[0]) == 16
     assert digests[4] is None
-    assert [one.get("authorization") for one in headers] == ["Bearer " + "k" * 16] * 4 + [None]
+    assert [call.get("authorization") for call in headers] == ["Bearer " + "k" * 16] * 4 + [None]
     assert headers[1]["traceparent"] == "00-0-0-00"
-    with pytest.raises(ValueError, match="affinity_chars: 0"):
+    with pytest.raises(ValueError, match="affinity_chars: 0 is out of bounds: at least 1"):
         Client(affinity_chars=0)
 
 
@@ -167,8 +167,8 @@ def test_field_violations_of_a_bad_request(weir: Client) -> None:
 
 def test_full_queue_is_retried_after_the_delay(weir_installed: None) -> None:
     with local.Server("--rows", "1", "--queue", "1", "--threads", "1") as server:
-        once = Client(server.address, retry=Retry(attempts=1), timeout=local.SOON)
-        patient = Client(server.address, retry=Retry(attempts=1000, longest_delay=60), timeout=local.SOON)
+        once = Client(server.address, retry=Retry(attempts=1), timeout=local.TIMEOUT)
+        patient = Client(server.address, retry=Retry(attempts=1000, longest_delay=60), timeout=local.TIMEOUT)
         with once, patient:
             once.wait_until_serving()
             streams = [once.stream("the history", max_chars=8000, seed=n, coalesce_chars=1) for n in range(2)]
@@ -194,40 +194,40 @@ def _drain(stream: Any) -> None:
 
 
 def test_server_that_starts_late(weir_installed: None) -> None:
-    """The server starts late; a retry reaches it."""
+    """A retry reaches a server that starts after the first attempt."""
     with local.Server() as first:
         address = first.address
     arrived: List[str] = []
     with Client(address, retry=Retry(attempts=200, first_delay=0.05, longest_delay=0.2)) as client:
-        asking = threading.Thread(target=lambda: arrived.append(client.generate("a", max_chars=5).text))
-        asking.start()
+        thread = threading.Thread(target=lambda: arrived.append(client.generate("a", max_chars=5).text))
+        thread.start()
         with local.Server(listen=address) as server:
-            asking.join(local.SOON)
+            thread.join(local.TIMEOUT)
             assert server.address == address
     assert len(arrived[0]) == 5
 
 
-def test_pieces_are_given_as_they_come() -> None:
-    with Scripted(WHOLE) as fake, Client(fake.address) as client:
+def test_pieces_are_returned_as_they_arrive() -> None:
+    with Scripted(COMPLETE) as fake, Client(fake.address) as client:
         with client.stream("a") as stream:
             assert next(stream) == Piece("a ", (), False)
             assert stream.started is not None and stream.started.model == "m"
 
 
-def test_a_score_is_not_begun_again_after_a_chunk() -> None:
+def test_score_is_not_retried_after_a_chunk() -> None:
     chunk = pb.ScoreResponse(chunk=pb.ScoreChunk(characters=[pb.Character(text="a")]))
     summary = pb.ScoreResponse(summary=pb.ScoreSummary(scored_chars=1))
     with Scripted([Fail(UNAVAILABLE)], [chunk, summary], [chunk, Fail(UNAVAILABLE)]) as fake:
-        with Client(fake.address, retry=SOON) as client:
+        with Client(fake.address, retry=FAST_RETRY) as client:
             assert client.score("a").scored_chars == 1
             with pytest.raises(WeirError, match="UNAVAILABLE"):
                 client.score("a")
-        assert len(fake.asked) == 3
+        assert len(fake.received) == 3
 
 
-def test_one_message_is_tried_again() -> None:
+def test_unary_call_is_retried() -> None:
     with Scripted([Fail(UNAVAILABLE)], [pb.SegmentResponse(text="a")]) as fake:
-        with Client(fake.address, retry=SOON) as client:
+        with Client(fake.address, retry=FAST_RETRY) as client:
             assert client.segment("a").text == "a"
 
 

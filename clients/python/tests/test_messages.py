@@ -13,7 +13,7 @@ from google.protobuf import descriptor_pb2
 
 import weir_client
 from weir_client._proto import generation_pb2, latency_pb2, models_pb2, summarization_pb2
-from weir_client.generate import _PLACES, GenerateOptions
+from weir_client.generate import _SUBMESSAGES, GenerateOptions
 from weir_client.score import ScoreOptions
 from weir_client.segment import SegmentOptions
 
@@ -21,15 +21,15 @@ HERE = Path(__file__).resolve().parent.parent
 CHECKED_IN = HERE / "src/weir_client/_proto"
 
 
-def test_checked_in_files_are_what_protoc_makes(tmp_path: Path) -> None:
+def test_checked_in_files_match_protoc(tmp_path: Path) -> None:
     generate = pytest.importorskip("generate", reason="grpcio-tools is not installed")
     generate.generate(tmp_path)
-    made, ours = (
+    generated, checked_in = (
         descriptor_pb2.FileDescriptorSet.FromString((folder / "weir.binpb").read_bytes())
         for folder in (tmp_path, CHECKED_IN)
     )
-    assert made == ours, "proto/ has changed: run tools/generate.py"
-    # Another version of protoc may write the same stub in other words.
+    assert generated == checked_in, "proto/ has changed: run tools/generate.py"
+    # Another version of protoc may write a different stub for the same messages.
     pinned = re.findall(r'"grpcio-tools==([\d.]+)"', (HERE / "pyproject.toml").read_text())
     if importlib.metadata.version("grpcio-tools") in pinned:
         for stub in sorted(tmp_path.glob("*.pyi")):
@@ -37,7 +37,7 @@ def test_checked_in_files_are_what_protoc_makes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ours", "message"),
+    ("dataclass", "message"),
     [
         (weir_client.Alternative, generation_pb2.Alternative),
         (weir_client.Character, generation_pb2.Character),
@@ -76,26 +76,26 @@ def test_checked_in_files_are_what_protoc_makes(tmp_path: Path) -> None:
         (weir_client.ModelReport, latency_pb2.ModelReport),
     ],
 )
-def test_a_class_has_the_fields_of_its_message(ours: Any, message: Any) -> None:
-    fields = {field.name: str(field.type) for field in dataclasses.fields(ours)}
+def test_dataclass_has_the_fields_of_its_message(dataclass: Any, message: Any) -> None:
+    fields = {field.name: str(field.type) for field in dataclasses.fields(dataclass)}
     assert set(fields) == set(message.DESCRIPTOR.fields_by_name)
     for name, kind in fields.items():
         field = message.DESCRIPTOR.fields_by_name[name]
-        # One that may be missing is so in both; a message always may be, and those of ours never are.
+        # A scalar is Optional in both or in neither. A submessage always has presence, so it is not compared.
         if field.message_type is None:
             assert kind.startswith("Optional") == field.has_presence, name
 
 
-def test_finish_reasons_are_the_servers() -> None:
-    theirs = {name.replace("FINISH_REASON_", ""): number for name, number in generation_pb2.FinishReason.items()}
-    assert {reason.name: reason.value for reason in weir_client.FinishReason} == theirs
+def test_finish_reasons_match_the_server() -> None:
+    server = {name.replace("FINISH_REASON_", ""): number for name, number in generation_pb2.FinishReason.items()}
+    assert {reason.name: reason.value for reason in weir_client.FinishReason} == server
     assert weir_client.FinishReason(77) is weir_client.FinishReason.UNSPECIFIED
 
 
-def test_reasons_of_summaries_are_the_servers() -> None:
+def test_summary_finish_reasons_match_the_server() -> None:
     items = summarization_pb2.SummaryFinishReason.items()
-    theirs = {name.replace("SUMMARY_FINISH_REASON_", ""): number for name, number in items}
-    assert {reason.name: reason.value for reason in weir_client.SummaryFinishReason} == theirs
+    server = {name.replace("SUMMARY_FINISH_REASON_", ""): number for name, number in items}
+    assert {reason.name: reason.value for reason in weir_client.SummaryFinishReason} == server
 
 
 def test_every_field_of_a_summary_is_an_option() -> None:
@@ -105,20 +105,20 @@ def test_every_field_of_a_summary_is_an_option() -> None:
     assert set(weir_client.SummarizeOptions.__annotations__) - {"timeout", "affinity", "metadata"} == names
 
 
-def test_windows_are_the_servers() -> None:
-    theirs = {name.replace("REPORT_WINDOW_", ""): number for name, number in latency_pb2.ReportWindow.items()}
-    assert {window.name: window.value for window in weir_client.ReportWindow} == theirs
+def test_report_windows_match_the_server() -> None:
+    server = {name.replace("REPORT_WINDOW_", ""): number for name, number in latency_pb2.ReportWindow.items()}
+    assert {window.name: window.value for window in weir_client.ReportWindow} == server
     assert weir_client.ReportWindow(77) is weir_client.ReportWindow.UNSPECIFIED
 
 
 def test_every_field_of_a_request_is_an_option() -> None:
     request = generation_pb2.GenerateRequest.DESCRIPTOR
     scalars = {name for name, field in request.fields_by_name.items() if field.message_type is None} - {"prompt"}
-    parts = {place: request.fields_by_name[place].message_type for place in set(_PLACES.values()) - {""}}
+    parts = {name: request.fields_by_name[name].message_type for name in set(_SUBMESSAGES.values()) - {""}}
     nested = {name for part in parts.values() if part is not None for name in part.fields_by_name}
     call = {"timeout", "affinity", "metadata"}
     assert set(GenerateOptions.__annotations__) - call == scalars | nested
-    assert set(_PLACES) == (scalars | nested) - {"logit_bias"}
+    assert set(_SUBMESSAGES) == (scalars | nested) - {"logit_bias"}
     for options, descriptor in [
         (ScoreOptions, generation_pb2.ScoreRequest.DESCRIPTOR),
         (SegmentOptions, generation_pb2.SegmentRequest.DESCRIPTOR),

@@ -1,4 +1,4 @@
-"""Runs every example of the README, with the address of a real server in place of the default."""
+"""Runs every example of the README with the address of a real server instead of the default address."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from test_summarize import DOCUMENT, reader
 __all__ = ["folder", "guarded", "reader"]
 README = Path(__file__).resolve().parent.parent / "README.md"
 EXAMPLES = re.findall(r"^```python\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
-# What each prints, in the README's order.
+# The expected output of each example, in the README's order.
 PRINTED = [
     r"[a-z ]{80}",
     r"[a-z ]{80}",
@@ -43,7 +43,7 @@ def run(example: str, folder: Path) -> str:
     """Runs an example and returns its output. `folder` is empty, so that Python imports the installed package."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("WEIR_", "PYTHON"))}
     done = subprocess.run(
-        [sys.executable, "-c", example], cwd=folder, env=environment, capture_output=True, text=True, timeout=local.SOON
+        [sys.executable, "-c", example], cwd=folder, env=environment, capture_output=True, text=True, timeout=local.TIMEOUT
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.removesuffix("\n")
@@ -52,12 +52,12 @@ def run(example: str, folder: Path) -> str:
 def test_examples_are_short() -> None:
     assert len(EXAMPLES) == len(PRINTED)
     lines: List[List[str]] = [example.splitlines() for example in EXAMPLES]
-    assert all(len(one) <= 4 for one in lines)
-    assert sum(len(one) == 3 for one in lines) >= len(lines) - 2
+    assert all(len(example) <= 4 for example in lines)
+    assert sum(len(example) == 3 for example in lines) >= len(lines) - 2
 
 
 @pytest.mark.parametrize(("example", "printed"), list(zip(EXAMPLES, PRINTED)))
-def test_an_example(
+def test_example(
     server: local.Server,
     guarded: local.Server,
     reader: local.Server,

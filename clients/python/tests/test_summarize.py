@@ -19,19 +19,19 @@ DOCUMENT = "the café is pooling, the rest is going on and on, and so it is with
 
 @pytest.fixture(scope="session")
 def reader(weir_installed: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[local.Server]:
-    """A server of one model that summarizes."""
+    """A server with one summarization model."""
     model = summarizer.make(tmp_path_factory.mktemp("summarizer"))
     with local.Server("--threads", "1", model=model) as server:
         yield server
 
 
 def parts() -> Iterator[str]:
-    """The document letter by letter."""
+    """Yields the document letter by letter."""
     yield from DOCUMENT
 
 
 def path(folder: Path) -> Path:
-    """The document's file."""
+    """Writes the document to a file and returns its path."""
     file = folder / "document"
     file.write_text(DOCUMENT, encoding="utf-8")
     return file
@@ -49,8 +49,8 @@ KINDS: "dict[str, Callable[[Path], Any]]" = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_documents_of_every_kind_are_the_same(reader: local.Server, tmp_path: Path, kind: str) -> None:
-    with Client(reader.address, timeout=local.SOON) as weir:
+def test_every_kind_of_document_gives_the_same_summary(reader: local.Server, tmp_path: Path, kind: str) -> None:
+    with Client(reader.address, timeout=local.TIMEOUT) as weir:
         plain = weir.summarize(DOCUMENT)
         answer = weir.summarize(KINDS[kind](tmp_path))
     assert answer.text == plain.text == plain.hypotheses[0].text != ""
@@ -58,7 +58,7 @@ def test_documents_of_every_kind_are_the_same(reader: local.Server, tmp_path: Pa
     assert answer.reason in (SummaryFinishReason.END_OF_TEXT, SummaryFinishReason.MAX_TOKENS)
 
     async def ask() -> str:
-        async with AsyncClient(reader.address, timeout=local.SOON) as weir:
+        async with AsyncClient(reader.address, timeout=local.TIMEOUT) as weir:
             return (await weir.summarize(KINDS[kind](tmp_path))).text
 
     assert asyncio.run(ask()) == plain.text
@@ -71,38 +71,38 @@ def test_asynchronous_parts(reader: local.Server) -> None:
             yield part
 
     async def ask() -> str:
-        async with AsyncClient(reader.address, timeout=local.SOON) as weir:
+        async with AsyncClient(reader.address, timeout=local.TIMEOUT) as weir:
             return (await weir.summarize(later())).text
 
-    with Client(reader.address, timeout=local.SOON) as weir:
+    with Client(reader.address, timeout=local.TIMEOUT) as weir:
         assert asyncio.run(ask()) == weir.summarize(DOCUMENT).text
 
 
 def test_events_arrive_in_order(reader: local.Server) -> None:
-    with Client(reader.address, timeout=local.SOON) as weir, weir.summarize_stream(DOCUMENT) as stream:
+    with Client(reader.address, timeout=local.TIMEOUT) as weir, weir.summarize_stream(DOCUMENT) as stream:
         assert (stream.started, stream.finished) == (None, None)
         events = list(stream)
         finished = stream.finished
     assert finished is not None and stream.started is not None and stream.started.model == "summarizer"
-    # the server sends each selection while it reads the document; text follows all other events
-    writing = [isinstance(one, SummaryPiece) for one in events]
-    assert writing == sorted(writing) and any(isinstance(one, Progress) for one in events)
-    assert "".join(one.text for one in events if isinstance(one, SummaryPiece)) == finished.hypotheses[0].text
-    kept = [one for one in events if isinstance(one, Selected)]
-    assert [one.layer for one in kept] == [0, 1] and kept[0].tokens >= kept[1].tokens > 0
-    assert all(text in DOCUMENT for one in kept for text in one.texts(DOCUMENT))
+    # The server sends each selection while it reads the document. The text follows all other events.
+    is_text = [isinstance(event, SummaryPiece) for event in events]
+    assert is_text == sorted(is_text) and any(isinstance(event, Progress) for event in events)
+    assert "".join(event.text for event in events if isinstance(event, SummaryPiece)) == finished.hypotheses[0].text
+    kept = [event for event in events if isinstance(event, Selected)]
+    assert [event.layer for event in kept] == [0, 1] and kept[0].tokens >= kept[1].tokens > 0
+    assert all(text in DOCUMENT for event in kept for text in event.texts(DOCUMENT))
     assert len(finished.timing.layers) == 3 and finished.timing.total_ns > 0
 
     async def ask() -> str:
-        async with AsyncClient(reader.address, timeout=local.SOON) as weir:
+        async with AsyncClient(reader.address, timeout=local.TIMEOUT) as weir:
             async with weir.summarize_stream(DOCUMENT) as stream:
-                return "".join([one.text async for one in stream if isinstance(one, SummaryPiece)])
+                return "".join([event.text async for event in stream if isinstance(event, SummaryPiece)])
 
     assert asyncio.run(ask()) == finished.hypotheses[0].text
 
 
-def test_options_and_a_document_again(reader: local.Server) -> None:
-    with Client(reader.address, timeout=local.SOON) as weir:
+def test_options_and_a_repeated_document(reader: local.Server) -> None:
+    with Client(reader.address, timeout=local.TIMEOUT) as weir:
         first = weir.summarize(DOCUMENT, beam_size=3, hypotheses=3, min_tokens=4, max_tokens=6)
         assert len(first.hypotheses) == 3 and 5 <= len(first.hypotheses[0].ids) <= 7
         assert first.document_id is not None
@@ -119,7 +119,7 @@ def test_invalid_documents_and_options(reader: local.Server, tmp_path: Path) -> 
         yield "the beginning "
         raise RuntimeError("no more")
 
-    with Client(reader.address, timeout=local.SOON) as weir:
+    with Client(reader.address, timeout=local.TIMEOUT) as weir:
         for document, options, reason in [
             (DOCUMENT, {"max_tokens": 0}, "BAD_OPTION"),
             (DOCUMENT * 50, {}, "TOO_LONG"),
@@ -129,24 +129,24 @@ def test_invalid_documents_and_options(reader: local.Server, tmp_path: Path) -> 
             with pytest.raises(WeirError) as error:
                 weir.summarize(document, **options)  # type: ignore[arg-type]
             assert error.value.reason == reason
-        for given in [{}, {"document": DOCUMENT, "document_id": "a"}]:
-            with pytest.raises(ValueError, match="give a document, or the document_id"):
-                weir.summarize(**given)  # type: ignore[arg-type]
-        with pytest.raises(TypeError, match="'beam' is no option; there are beam_size"):
+        for arguments in [{}, {"document": DOCUMENT, "document_id": "a"}]:
+            with pytest.raises(ValueError, match="expected either a document or the document_id of an earlier call"):
+                weir.summarize(**arguments)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="unknown option 'beam'; available: beam_size"):
             weir.summarize(DOCUMENT, beam=3)  # type: ignore[call-arg]
-        # an error from reading the document reaches the caller unchanged
+        # An error from reading the document reaches the caller unchanged.
         with pytest.raises(RuntimeError, match="no more"):
             weir.summarize(broken())
         with pytest.raises(FileNotFoundError):
             weir.summarize(tmp_path / "nothing")
-        with pytest.raises(TypeError, match="a part of it is int"):
+        with pytest.raises(TypeError, match="document: expected parts of type str, found int"):
             weir.summarize([1, 2])  # type: ignore[list-item]
         (tmp_path / "latin").write_bytes(b"caf\xe9 ")
         with pytest.raises(UnicodeDecodeError):
             weir.summarize(tmp_path / "latin")
 
     async def ask(document: Any) -> None:
-        async with AsyncClient(reader.address, timeout=local.SOON) as weir:
+        async with AsyncClient(reader.address, timeout=local.TIMEOUT) as weir:
             await weir.summarize(document)
 
     with pytest.raises(RuntimeError, match="no more"):

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Measures how the segment caches gain when prompts with a common prefix go to one replica.
+"""Measures the gain in segment-cache hits when prompts with a common prefix go to one replica.
 
-    python tools/affinity.py            # needs HAProxy and a weir, see local.py
+    python tools/affinity.py            # needs HAProxy and a weir program, see local.py
 
 Conversations run in turns through HAProxy with `deploy/haproxy.cfg` and two replicas on this machine. Each prompt is the
-whole conversation so far and a new turn. Each way of choosing the replica gets the same conversations and new replicas: once
-with caches that hold all conversations, once with caches that hold about half of them. The table lists the share of prompt
-characters that came from a cache, how many were computed, and the time to the first character at the clients.
+conversation before this turn and a new turn. Each balancing method gets the same conversations and new replicas: once with
+caches that hold all conversations, once with caches that hold about half of them. The table lists the share of prompt
+characters that came from a cache, the number of computed characters, and the time to the first character at the clients.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import local
 from weir_client import Client
 
 TEXT = (local.ROOT / "benches/english.txt").read_text()
-# What the clients know each other's prompts by: less than any of them begins with.
+# Characters of a prompt in the affinity digest: fewer than any conversation begins with.
 PREFIX = 200
 
 BOUND = "    hash-balance-factor 150"
@@ -33,32 +33,34 @@ BOUND = "    hash-balance-factor 150"
 
 @dataclass(frozen=True)
 class Plan:
-    """The conversations to hold."""
+    """The number and the lengths of the conversations."""
 
     conversations: int
     turns: int
-    #: Characters that a conversation begins with, that its user adds each turn, and that are generated.
-    begins: int = 400
-    asks: int = 120
+    #: Characters at the beginning of a conversation.
+    opening: int = 400
+    #: Characters that the user adds in each turn.
+    question: int = 120
+    #: Characters that the server generates in each turn.
     answer: int = 40
     clients: int = 4
 
 
 @dataclass(frozen=True)
-class Way:
-    """A way of choosing the replica."""
+class Method:
+    """A method of choosing the replica."""
 
     name: str
     affinity: bool
-    #: What differs from haproxy.cfg.
+    #: Replacements in haproxy.cfg: old text, new text.
     changes: Sequence[Sequence[str]] = ()
 
 
-WAYS = [
-    Way("round robin", False, [("balance leastconn", "balance roundrobin")]),
-    Way("fewest streams", False),
-    Way("`weir-affinity`", True),
-    Way("the same, `hash-balance-factor 150`", True, [("    hash-type consistent", f"    hash-type consistent\n{BOUND}")]),
+METHODS = [
+    Method("round robin", False, [("balance leastconn", "balance roundrobin")]),
+    Method("fewest streams", False),
+    Method("`weir-affinity`", True),
+    Method("the same, `hash-balance-factor 150`", True, [("    hash-type consistent", f"    hash-type consistent\n{BOUND}")]),
 ]
 
 
@@ -72,7 +74,7 @@ class Figures:
     seconds: float
 
     def row(self, name: str) -> str:
-        """A line of the table."""
+        """Returns a row of the table."""
         cuts = statistics.quantiles(self.first_char_ms, n=20)
         computed = self.queries - self.hits
         return (
@@ -82,42 +84,45 @@ class Figures:
 
 
 class Conversation:
-    """One that goes on; a slice of English for what its user says."""
+    """A conversation whose user turns are slices of an English text."""
 
     def __init__(self, number: int, plan: Plan) -> None:
         start = number * len(TEXT) // plan.conversations
-        self._text, self._plan, self._number = (TEXT[start:] + TEXT[:start]), plan, number
-        self._said = plan.begins
-        self._prompt = self._text[: self._said]
+        self._text = TEXT[start:] + TEXT[:start]
+        self._plan = plan
+        self._number = number
+        self._used = plan.opening
+        self._prompt = self._text[: self._used]
 
     def turn(self, client: Client) -> float:
-        """Milliseconds to the first character."""
+        """Runs one turn and returns the milliseconds to the first character."""
         begun = time.perf_counter()
         with client.stream(self._prompt, max_chars=self._plan.answer, seed=self._number) as stream:
             pieces = [next(stream).text]
             first = (time.perf_counter() - begun) * 1e3
             pieces += [piece.text for piece in stream]
-        self._prompt += "".join(pieces) + " " + self._text[self._said : self._said + self._plan.asks]
-        self._said += self._plan.asks
+        self._prompt += "".join(pieces) + " " + self._text[self._used : self._used + self._plan.question]
+        self._used += self._plan.question
         return first
 
 
-def hold(plan: Plan, way: Way, cache: str) -> Figures:
-    """All conversations, in rounds of one turn each, in an order that is drawn for each round."""
+def run(plan: Plan, method: Method, cache: str) -> Figures:
+    """Runs all conversations in rounds of one turn each. The order of a round is random."""
     flags = ["--late-headers", "--threads", "1", "--kv-memory", "1GiB", "--cache-memory", cache]
-    with local.Server(*flags) as a, local.Server(*flags) as b, local.Haproxy([a, b], way.changes) as proxy:
-        with Client(proxy.address, timeout=600, affinity_chars=PREFIX if way.affinity else None) as client:
+    with local.Server(*flags) as a, local.Server(*flags) as b, local.Haproxy([a, b], method.changes) as proxy:
+        with Client(proxy.address, timeout=600, affinity_chars=PREFIX if method.affinity else None) as client:
             client.wait_until_serving()
-            conversations, order = [Conversation(n, plan) for n in range(plan.conversations)], random.Random(1)
+            conversations = [Conversation(n, plan) for n in range(plan.conversations)]
+            order = random.Random(1)
             first: List[float] = []
             begun = time.perf_counter()
             with concurrent.futures.ThreadPoolExecutor(plan.clients) as clients:
                 for _ in range(plan.turns):
                     order.shuffle(conversations)
-                    first += clients.map(lambda one: one.turn(client), conversations)
+                    first += clients.map(lambda conversation: conversation.turn(client), conversations)
             seconds = time.perf_counter() - begun
         hits, queries = (
-            sum(one.metric(f"prefix_cache_{name}_total") for one in (a, b)) for name in ("hits", "queries")
+            sum(server.metric(f"prefix_cache_{name}_total") for server in (a, b)) for name in ("hits", "queries")
         )
     return Figures(hits, queries, first, seconds)
 
@@ -127,7 +132,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Cache hits with and without affinity.")
     parser.add_argument("--conversations", type=int, default=24)
     parser.add_argument("--turns", type=int, default=8)
-    parser.add_argument("--caches", default="512MiB,160MiB", help="of each replica, with commas in between")
+    parser.add_argument("--caches", default="512MiB,160MiB", help="cache sizes of each replica, separated by commas")
     args = parser.parse_args()
     plan = Plan(args.conversations, args.turns)
     print(f"{plan}, {os.cpu_count()} cores, {local.MODEL.name}")
@@ -135,8 +140,8 @@ def main() -> None:
         print(f"\ncache of each replica: {cache}\n")
         print("| replica chosen by | from the cache | characters computed | first character, median ms | 95 % | seconds |")
         print("|---|---|---|---|---|---|")
-        for way in WAYS:
-            print(hold(plan, way, cache).row(way.name), flush=True)
+        for method in METHODS:
+            print(run(plan, method, cache).row(method.name), flush=True)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 
     python tools/generate.py            # needs grpcio-tools of the version that pyproject.toml names
 
-With `--out DIR` it writes elsewhere; a test compares that with what is checked in.
+`--out DIR` selects another folder. A test compares its files with the checked-in files.
 """
 
 import argparse
@@ -25,20 +25,20 @@ FILES = [
 
 
 def generate(into: Path) -> None:
-    """Writes `weir.binpb` and one stub for each of the files."""
+    """Writes `weir.binpb` and one stub for each file of FILES into the folder `into`."""
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
         encoded = scratch / "weir.binpb"
         flags = [f"--proto_path={PROTO}", f"--pyi_out={scratch}", f"--descriptor_set_out={encoded}", "--include_imports"]
         if protoc.main(["protoc", *flags, *FILES]) != 0:
             raise SystemExit("protoc failed")
-        # Read and written again, so that the order of its bytes is ours and not that of protoc's version.
+        # Encoded again, so that the order of the bytes does not depend on protoc's version.
         descriptors = descriptor_pb2.FileDescriptorSet.FromString(encoded.read_bytes())
         (into / "weir.binpb").write_bytes(descriptors.SerializeToString(deterministic=True))
         for file in FILES:
             name = Path(file).stem + "_pb2.pyi"
             stub = (scratch / Path(file).parent / name).read_text()
-            # The files import each other from where they stand here.
+            # In this package the stubs import each other from their own folder.
             (into / name).write_text(stub.replace("from weir.v1 import ", "from . import "))
 
 

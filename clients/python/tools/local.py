@@ -1,4 +1,7 @@
-"""Servers and proxies on this machine, for tests and measurements: each listens on a free port, and ends with its `with`."""
+"""Starts servers and proxies on this machine for tests and measurements.
+
+Each listens on a free port and stops at the end of its `with`.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,11 @@ from typing import List, Optional, Sequence, Type
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = ROOT / "models/hourglass-whitespace-english"
 # Seconds before a test or tool gives up waiting.
-SOON = 60.0
+TIMEOUT = 60.0
 
 
 def weir_program() -> Optional[Path]:
-    """`WEIR_BIN`, or what cargo built last; None if there is neither."""
+    """Returns `WEIR_BIN` or the program that cargo built last; None if neither exists."""
     named = os.environ.get("WEIR_BIN")
     if named:
         return Path(named)
@@ -32,7 +35,7 @@ def weir_program() -> Optional[Path]:
 
 
 def haproxy_program() -> Optional[str]:
-    """HAProxy, if it is installed; Debian puts it where a user's PATH may not lead."""
+    """Returns the path of HAProxy, or None if it is not installed. Also searches folders of Debian that a user's PATH may lack."""
     return shutil.which("haproxy", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
 
 
@@ -58,25 +61,25 @@ class Program:
             for line in self._process.stderr:
                 self._lines.append(line)
 
-    def says(self, pattern: str) -> str:
+    def wait_for_line(self, pattern: str) -> str:
         """Waits for a line that matches `pattern`; returns its first group."""
-        deadline = time.monotonic() + SOON
+        deadline = time.monotonic() + TIMEOUT
         while time.monotonic() < deadline:
             for line in list(self._lines):
-                if found := re.search(pattern, line):
-                    return found.group(1)
+                if match := re.search(pattern, line):
+                    return match.group(1)
             if self._process.poll() is not None:
                 break
             time.sleep(0.01)
         self.stop()
-        raise RuntimeError(f"never said {pattern!r}: {''.join(self._lines)}")
+        raise RuntimeError(f"no line of stderr matches {pattern!r}: {''.join(self._lines)}")
 
     def end(self, killed: bool) -> None:
-        """Sends SIGKILL or SIGTERM to the process; does not wait."""
+        """Sends SIGKILL if `killed`, otherwise SIGTERM, and does not wait."""
         (self._process.kill if killed else self._process.terminate)()
 
     def stop(self) -> None:
-        """Ends it."""
+        """Stops the process and waits for its end."""
         self._process.terminate()
         try:
             self._process.wait(10)
@@ -94,23 +97,23 @@ class Program:
 
 
 class Server(Program):
-    """`weir serve` with the shipped model, or another."""
+    """Runs `weir serve` with the checkpoint `model`, by default the shipped one."""
 
     def __init__(self, *flags: str, listen: str = "127.0.0.1:0", drain: int = 2, model: Path = MODEL) -> None:
         program = weir_program()
         if program is None:
-            raise RuntimeError("no weir: set WEIR_BIN, or run `cargo build`")
+            raise RuntimeError("no weir program found: set WEIR_BIN or run `cargo build`")
         fixed = ["--model", str(model), "--listen", listen, "--admin-listen", "127.0.0.1:0"]
         super().__init__([str(program), "serve", *fixed, "--drain-seconds", str(drain), *flags])
-        self.admin = self.says(r"admin port on (\S+)")
-        self.address = self.says(r"listening on (\S+)")
+        self.admin = self.wait_for_line(r"admin port on (\S+)")
+        self.address = self.wait_for_line(r"listening on (\S+)")
 
     def __enter__(self) -> Server:
         return self
 
     def metric(self, name: str) -> float:
         """Returns the sum of a metric's series."""
-        with urllib.request.urlopen(f"http://{self.admin}/metrics", timeout=SOON) as answer:
+        with urllib.request.urlopen(f"http://{self.admin}/metrics", timeout=TIMEOUT) as answer:
             text = answer.read().decode()
         values = re.findall(rf"^weir:{name}(?:\{{[^}}]*\}})? (\S+)$", text, re.MULTILINE)
         if not values:
@@ -119,7 +122,7 @@ class Server(Program):
 
 
 class Haproxy(Program):
-    """HAProxy with `deploy/haproxy.cfg`, in front of two servers of ours instead of those that it names."""
+    """Runs HAProxy with `deploy/haproxy.cfg`, but with `servers` in place of the two servers that the file names."""
 
     def __init__(self, servers: Sequence[Server], changes: Sequence[Sequence[str]] = ()) -> None:
         program = haproxy_program()
@@ -129,10 +132,10 @@ class Haproxy(Program):
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.address = "127.0.0.1:{}".format(probe.getsockname()[1])
         text = (ROOT / "deploy/haproxy.cfg").read_text()
-        ours = [("127.0.0.1:8080", self.address)]
+        addresses = [("127.0.0.1:8080", self.address)]
         for server, address, port in zip(servers, ("127.0.0.1:50051", "127.0.0.1:50052"), ("9091", "9092")):
-            ours += [(address, server.address), (f"port {port}", "port " + server.admin.rsplit(":", 1)[1])]
-        for old, new in [*ours, *changes]:
+            addresses += [(address, server.address), (f"port {port}", "port " + server.admin.rsplit(":", 1)[1])]
+        for old, new in [*addresses, *changes]:
             if old not in text:
                 raise RuntimeError(f"{old!r} is not in haproxy.cfg")
             text = text.replace(old, new)
@@ -145,6 +148,6 @@ class Haproxy(Program):
         return self
 
     def stop(self) -> None:
-        """Ends it, and its file."""
+        """Stops HAProxy and deletes its file."""
         super().stop()
         self._folder.cleanup()

@@ -66,7 +66,7 @@ def make(folder: Path) -> Path:
     (folder / "shape.json").write_text(json.dumps(_config()))
     program = local.weir_program()
     if program is None:
-        raise RuntimeError("no weir: set WEIR_BIN, or run `cargo build`")
+        raise RuntimeError("no weir program found: set WEIR_BIN or run `cargo build`")
     model = folder / "summarizer"
     command = [str(program), "init", "--config", str(folder / "shape.json"), str(model)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

@@ -1,6 +1,6 @@
 """Client for weir, an inference server for character-level language models that pool their own input.
 
-`Client` blocks, `AsyncClient` is for asyncio; both have the same calls. Whatever fails raises `WeirError`.
+`Client` blocks and `AsyncClient` is for asyncio; both have the same calls. A call that fails raises `WeirError`.
 """
 
 from ._errors import FieldViolation, WeirError

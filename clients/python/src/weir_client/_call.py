@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
 Item = TypeVar("Item")
-Taken = TypeVar("Taken", contravariant=True)
-Given = TypeVar("Given", covariant=True)
+Received = TypeVar("Received", contravariant=True)
+Produced = TypeVar("Produced", covariant=True)
 Begin = TypeVar("Begin")
 End = TypeVar("End")
 
@@ -35,23 +35,23 @@ class Method(Generic[Request, Response]):
     response: Type[Response]
 
 
-class Events(Protocol[Taken, Given]):
-    """Reads the messages of one answer."""
+class Events(Protocol[Received, Produced]):
+    """Converts the messages of one response into items."""
 
     @property
     def complete(self) -> bool:
-        """Whether the last message has arrived."""
+        """True once the last message has arrived."""
 
-    def take(self, response: Taken) -> Optional[Given]:
-        """Returns the item that a message yields; None if it yields nothing."""
+    def take(self, response: Received) -> Optional[Produced]:
+        """Returns the item in a message, or None if the message has no item."""
 
 
-#: Reads the messages of one answer.
+#: Converts the messages of one response into items.
 Reader = TypeVar("Reader", bound=Events[Any, Any])
 
 
 class Frame(Generic[Begin, End]):
-    """Holds the first and the last message of an answer once they arrive."""
+    """Holds the first and the last message of a response once they arrive."""
 
     def __init__(self) -> None:
         self.started: Optional[Begin] = None
@@ -63,9 +63,9 @@ class Frame(Generic[Begin, End]):
 
 
 class Framed(Generic[Begin, End]):
-    """A blocking or asyncio stream whose answer has a first and a last message."""
+    """A blocking or asyncio stream whose response has a first and a last message."""
 
-    # A `Frame[Begin, End]`: the stream's reader; the stream's other base class declares its type.
+    # The stream's reader, a `Frame[Begin, End]`. The stream's other base class declares its type.
     _events: Any
 
     @property
@@ -81,24 +81,24 @@ class Framed(Generic[Begin, End]):
         return finished
 
 
-def broken_off() -> WeirError:
-    """Returns the error for an answer that ends without its last message and without an error."""
-    return WeirError(grpc.StatusCode.UNKNOWN, "the answer broke off")
+def incomplete_response() -> WeirError:
+    """Returns the error for a response that ends without its last message and without an error."""
+    return WeirError(grpc.StatusCode.UNKNOWN, "the response ended before its last message")
 
 
-class Upload(Protocol[Given]):
+class Upload(Protocol[Produced]):
     """A request of many messages."""
 
     @property
     def repeatable(self) -> bool:
-        """Whether it can be sent again, for a retry."""
+        """True if a retry can send the request again."""
 
     @property
     def failure(self) -> Optional[BaseException]:
-        """The error that reading the document raised, if any; not an error of the server or the connection."""
+        """The error that reading the document raised, if any. Never an error of the server or the connection."""
 
-    def begin(self) -> Given:
-        """Returns its messages, starting with the first."""
+    def begin(self) -> Produced:
+        """Returns the request's messages, from the first."""
 
 
 class Caller:
@@ -114,7 +114,7 @@ class Caller:
         self._methods: Dict[str, Any] = {}
 
     def close(self) -> None:
-        """Closes the connection and cancels the calls on it."""
+        """Closes the channel and cancels its calls."""
         self._channel.close()
 
     def __enter__(self) -> Self:
@@ -145,23 +145,23 @@ class Caller:
         request: Request,
         text: Optional[str],
         call: CallOptions,
-    ) -> Open[Response]:
-        """Sends one message and returns many. The call starts when the caller requests the first one."""
+    ) -> ResponseStream[Response]:
+        """Sends one message and returns a stream. The call starts when the caller requests the first message."""
         attempts = Attempts(self._settings.retry, self._settings.call_timeout(call))
         stub = self._stub(method, self._channel.unary_stream)
-        return Open(stub, lambda: request, self._settings.metadata(text, call), attempts)
+        return ResponseStream(stub, lambda: request, self._settings.metadata(text, call), attempts)
 
     def _start_upload(
         self,
         method: Method[Request, Response],
         upload: Upload[Iterator[Request]],
         call: CallOptions,
-    ) -> Open[Response]:
-        """Sends many messages and returns many. The call starts when the caller requests the first one."""
+    ) -> ResponseStream[Response]:
+        """Sends many messages and returns a stream. The call starts when the caller requests the first message."""
         retry = self._settings.retry if upload.repeatable else Retry(attempts=1)
         attempts = Attempts(retry, self._settings.call_timeout(call))
         stub = self._stub(method, self._channel.stream_stream)
-        return Open(stub, upload.begin, self._settings.metadata(None, call), attempts, upload)
+        return ResponseStream(stub, upload.begin, self._settings.metadata(None, call), attempts, upload)
 
     def _stub(self, method: Method[Request, Response], kind: Any) -> Any:
         if method.path not in self._methods:
@@ -173,8 +173,8 @@ class Caller:
         return self._methods[method.path]
 
 
-class Open(Generic[Response]):
-    """An answer of many messages; a failed call is retried."""
+class ResponseStream(Generic[Response]):
+    """A response of many messages. Retries a failed call."""
 
     def __init__(
         self,
@@ -190,7 +190,7 @@ class Open(Generic[Response]):
         self._closed = False
 
     def next(self, begun: bool) -> Optional[Response]:
-        """Returns the next message, or None at the end. `begun`: the reader has received an item, so no retry follows."""
+        """Returns the next message, or None at the end. Retries no call if `begun`: the caller has received an item."""
         while not self._closed:
             try:
                 if self._call is None:
@@ -226,10 +226,10 @@ class Open(Generic[Response]):
 
 
 class EventStream(Generic[Response, Item, Reader]):
-    """Iterates over the items of an answer. Closing or dropping the iterator cancels the call."""
+    """Iterates over the items of a response. Closing or dropping the iterator cancels the call."""
 
-    def __init__(self, answer: Open[Response], events: Reader) -> None:
-        self._answer = answer
+    def __init__(self, response: ResponseStream[Response], events: Reader) -> None:
+        self._response = response
         self._events = events
         self._begun = False
         self._closed = False
@@ -238,20 +238,20 @@ class EventStream(Generic[Response, Item, Reader]):
         return self
 
     def __next__(self) -> Item:
-        while (response := self._answer.next(self._begun)) is not None:
-            item: Optional[Item] = self._events.take(response)
+        while (message := self._response.next(self._begun)) is not None:
+            item: Optional[Item] = self._events.take(message)
             self._begun = self._begun or item is not None or self._events.complete
             if item is not None:
                 return item
         if not self._events.complete and not self._closed:
             self.close()
-            raise broken_off()
+            raise incomplete_response()
         raise StopIteration
 
     def close(self) -> None:
         """Cancels the call; the server frees the request's row within one step."""
         self._closed = True
-        self._answer.close()
+        self._response.close()
 
     def __enter__(self) -> Self:
         return self

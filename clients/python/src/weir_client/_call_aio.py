@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, AsyncIterator, Callable, Dict, Generic, O
 import grpc
 import grpc.aio
 
-from ._call import Item, Method, Reader, Request, Response, Upload, broken_off
+from ._call import Item, Method, Reader, Request, Response, Upload, incomplete_response
 from ._errors import WeirError
 from ._retry import Attempts, Retry
 from ._settings import CallOptions, Metadata, Settings
@@ -24,7 +24,7 @@ class AsyncCaller:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._credentials = settings.credentials()
-        # Created by the first call: a channel belongs to the event loop, which may start after the client is created.
+        # The first call opens it: a channel belongs to the event loop, which may start after the client is created.
         self._opened: Optional[grpc.aio.Channel] = None
         self._methods: Dict[str, Any] = {}
 
@@ -39,7 +39,7 @@ class AsyncCaller:
         return self._opened
 
     async def close(self) -> None:
-        """Closes the connection and cancels the calls on it."""
+        """Closes the channel and cancels its calls."""
         if self._opened is not None:
             await self._opened.close()
 
@@ -71,23 +71,23 @@ class AsyncCaller:
         request: Request,
         text: Optional[str],
         call: CallOptions,
-    ) -> AsyncOpen[Response]:
-        """Sends one message and returns many. The call starts when the caller requests the first one."""
+    ) -> AsyncResponseStream[Response]:
+        """Sends one message and returns a stream. The call starts when the caller requests the first message."""
         attempts = Attempts(self._settings.retry, self._settings.call_timeout(call))
         stub = self._stub(method, self._channel.unary_stream)
-        return AsyncOpen(stub, lambda: request, self._settings.metadata(text, call), attempts)
+        return AsyncResponseStream(stub, lambda: request, self._settings.metadata(text, call), attempts)
 
     def _start_upload(
         self,
         method: Method[Request, Response],
         upload: Upload[AsyncIterator[Request]],
         call: CallOptions,
-    ) -> AsyncOpen[Response]:
-        """Sends many messages and returns many. The call starts when the caller requests the first one."""
+    ) -> AsyncResponseStream[Response]:
+        """Sends many messages and returns a stream. The call starts when the caller requests the first message."""
         retry = self._settings.retry if upload.repeatable else Retry(attempts=1)
         attempts = Attempts(retry, self._settings.call_timeout(call))
         stub = self._stub(method, self._channel.stream_stream)
-        return AsyncOpen(stub, upload.begin, self._settings.metadata(None, call), attempts, upload)
+        return AsyncResponseStream(stub, upload.begin, self._settings.metadata(None, call), attempts, upload)
 
     def _stub(self, method: Method[Request, Response], kind: Any) -> Any:
         if method.path not in self._methods:
@@ -99,8 +99,8 @@ class AsyncCaller:
         return self._methods[method.path]
 
 
-class AsyncOpen(Generic[Response]):
-    """An answer of many messages; a failed call is retried."""
+class AsyncResponseStream(Generic[Response]):
+    """A response of many messages. Retries a failed call."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class AsyncOpen(Generic[Response]):
         self._closed = False
 
     async def next(self, begun: bool) -> Optional[Response]:
-        """Returns the next message, or None at the end. `begun`: the reader has received an item, so no retry follows."""
+        """Returns the next message, or None at the end. Retries no call if `begun`: the caller has received an item."""
         while not self._closed:
             try:
                 if self._call is None:
@@ -141,7 +141,7 @@ class AsyncOpen(Generic[Response]):
                 closed_elsewhere = self._closed
                 self.close()
                 if self._upload is not None and self._upload.failure is not None:
-                    # grpc cancels a call whose request fails
+                    # gRPC cancels a call whose request iterator raises.
                     raise self._upload.failure from None
                 if not closed_elsewhere:
                     raise
@@ -162,10 +162,10 @@ class AsyncOpen(Generic[Response]):
 
 
 class AsyncEventStream(Generic[Response, Item, Reader]):
-    """Iterates asynchronously over the items of an answer. Closing or dropping the iterator cancels the call."""
+    """Iterates asynchronously over the items of a response. Closing or dropping the iterator cancels the call."""
 
-    def __init__(self, answer: AsyncOpen[Response], events: Reader) -> None:
-        self._answer = answer
+    def __init__(self, response: AsyncResponseStream[Response], events: Reader) -> None:
+        self._response = response
         self._events = events
         self._begun = False
         self._closed = False
@@ -174,20 +174,20 @@ class AsyncEventStream(Generic[Response, Item, Reader]):
         return self
 
     async def __anext__(self) -> Item:
-        while (response := await self._answer.next(self._begun)) is not None:
-            item: Optional[Item] = self._events.take(response)
+        while (message := await self._response.next(self._begun)) is not None:
+            item: Optional[Item] = self._events.take(message)
             self._begun = self._begun or item is not None or self._events.complete
             if item is not None:
                 return item
         if not self._events.complete and not self._closed:
             await self.aclose()
-            raise broken_off()
+            raise incomplete_response()
         raise StopAsyncIteration
 
     async def aclose(self) -> None:
         """Cancels the call; the server frees the request's row within one step."""
         self._closed = True
-        self._answer.close()
+        self._response.close()
 
     async def __aenter__(self) -> Self:
         return self

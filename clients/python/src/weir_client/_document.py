@@ -9,12 +9,12 @@ from typing import IO, Any, AsyncIterable, AsyncIterator, Iterable, Iterator, Op
 
 from ._proto import summarization_pb2 as pb
 
-#: What a document may come as: its text, parts of it, a file's path, or a file that is open, for text or for UTF-8.
+#: A document: its text, its parts, the path of a UTF-8 file, or an open file of text or of UTF-8 bytes.
 Document = Union[str, Iterable[str], "os.PathLike[str]", IO[str], IO[bytes]]
-#: The same, or parts that come one after the other.
+#: A document for asyncio, which may also be an asynchronous iterable of parts.
 AsyncDocument = Union[Document, AsyncIterable[str]]
 
-# Characters of a message: far below what a server takes, and far more than a message costs.
+# Characters in one message: far below the server's message limit, and enough to make the cost of a message negligible.
 _PIECE = 1 << 16
 
 
@@ -27,7 +27,7 @@ def _read(file: Any) -> Iterator[str]:
     decoder = codecs.getincrementaldecoder("utf-8")()
     while part := file.read(_PIECE):
         yield decoder.decode(part) if isinstance(part, bytes) else part
-    # an incomplete code point at the end of the file is an error
+    # Raises if the file ends in an incomplete code point.
     yield decoder.decode(b"", True)
 
 
@@ -43,7 +43,7 @@ def _parts(document: Document) -> Iterator[str]:
     else:
         for part in document:
             if not isinstance(part, str):
-                raise TypeError(f"document: a part of it is {type(part).__name__}, not str")
+                raise TypeError(f"document: expected parts of type str, found {type(part).__name__}")
             yield from _cut(part)
 
 
@@ -51,7 +51,7 @@ def _next(parts: Iterator[str]) -> Optional[str]:
     return next(parts, None)
 
 
-class _Sending:
+class _DocumentUpload:
     """The common part of the blocking and the asyncio upload."""
 
     def __init__(self, options: pb.SummarizeOptions, document: Any) -> None:
@@ -61,7 +61,7 @@ class _Sending:
 
     @property
     def repeatable(self) -> bool:
-        """Whether the whole document can be read again."""
+        """True if the whole document can be read again."""
         return self._document is None or isinstance(self._document, (str, os.PathLike))
 
     def _first(self) -> pb.SummarizeRequest:
@@ -72,8 +72,8 @@ def _chunk(text: str) -> pb.SummarizeRequest:
     return pb.SummarizeRequest(chunk=pb.DocumentChunk(text=text))
 
 
-class Sending(_Sending):
-    """Sends a document from gRPC's thread."""
+class DocumentUpload(_DocumentUpload):
+    """Uploads a document from gRPC's thread."""
 
     def begin(self) -> Iterator[pb.SummarizeRequest]:
         """Yields the messages of the upload."""
@@ -86,8 +86,8 @@ class Sending(_Sending):
             raise
 
 
-class AsyncSending(_Sending):
-    """Sends a document from the event loop. Separate threads read files and iterables."""
+class AsyncDocumentUpload(_DocumentUpload):
+    """Uploads a document from the event loop. Separate threads read files and iterables."""
 
     async def begin(self) -> AsyncIterator[pb.SummarizeRequest]:
         """Yields the messages of the upload."""
@@ -108,5 +108,5 @@ class AsyncSending(_Sending):
                     yield text
             return
         parts = _parts(self._document)
-        while (read := await asyncio.to_thread(_next, parts)) is not None:
-            yield read
+        while (piece := await asyncio.to_thread(_next, parts)) is not None:
+            yield piece

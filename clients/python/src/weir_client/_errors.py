@@ -8,7 +8,7 @@ from typing import Any, Dict, Mapping, Optional, Tuple, cast
 import grpc
 from google.rpc import error_details_pb2, status_pb2
 
-# Where gRPC puts the details of a status.
+# The trailing header that holds the details of a status.
 _DETAILS = "grpc-status-details-bin"
 
 
@@ -23,15 +23,15 @@ class FieldViolation:
 
 
 class WeirError(Exception):
-    """A call that failed."""
+    """The error of a failed call."""
 
-    #: gRPC's code.
+    #: The gRPC status code.
     code: grpc.StatusCode
     #: The human-readable message.
     message: str
     #: The kind of failure, such as `QUEUE_FULL`; None if the server did not send the error.
     reason: Optional[str]
-    #: Metadata of the reason, by name.
+    #: Metadata of the reason, by key.
     details: Mapping[str, str]
     #: The request's invalid fields.
     field_violations: Tuple[FieldViolation, ...]
@@ -54,17 +54,17 @@ class WeirError(Exception):
     def of(cls, error: grpc.RpcError) -> WeirError:
         """Converts an error raised by gRPC."""
         call = cast(Any, error)
-        made = cls(call.code(), call.details() or "")
+        converted = cls(call.code(), call.details() or "")
         for key, value in call.trailing_metadata() or ():
             if key == _DETAILS and isinstance(value, bytes):
-                made._read(value)
-        return made
+                converted._read(value)
+        return converted
 
     def _read(self, encoded: bytes) -> None:
-        """The details of `google.rpc.Status` that weir sends."""
+        """Copies the details of an encoded `google.rpc.Status` into this error."""
         try:
             status = status_pb2.Status.FromString(encoded)
-        except Exception:  # broken details, of whatever proxy, hide no error
+        except Exception:  # details that a proxy has broken must not hide the error itself
             return
         info, bad = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
         retry, request = error_details_pb2.RetryInfo(), error_details_pb2.RequestInfo()
@@ -73,7 +73,7 @@ class WeirError(Exception):
                 self.reason = info.reason
                 self.details = cast(Dict[str, str], dict(info.metadata))
             elif detail.Unpack(bad):
-                violations = (FieldViolation(one.field, one.description) for one in bad.field_violations)
+                violations = (FieldViolation(found.field, found.description) for found in bad.field_violations)
                 self.field_violations = tuple(violations)
             elif detail.Unpack(retry):
                 self.retry_after = retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9

@@ -10,25 +10,25 @@ from google.protobuf.message import Message
 def text_of(name: str, value: Any) -> str:
     """Returns the text of a call.
 
-    Raises TypeError for a value that is not a `str`. None is not an empty text.
+    Raises TypeError for a value that is not a `str`, None included.
     """
     if not isinstance(value, str):
         raise TypeError(f"{name}: expected a str, found {type(value).__name__}")
     return value
 
 
-def fill(request: Message, options: Mapping[str, Any], places: Mapping[str, str]) -> None:
-    """Sets the request's fields. `places` names the submessage of each option, "" for the request itself.
+def fill(request: Message, options: Mapping[str, Any], submessages: Mapping[str, str]) -> None:
+    """Sets the request's fields. `submessages` names the submessage of each option, "" for the request itself.
 
     Raises TypeError for an unknown option or a value of the wrong type, and ValueError for a number that the field
     cannot hold. The server checks its own limits.
     """
     for name, value in options.items():
-        if name not in places:
-            raise TypeError(f"{name!r} is no option; there are {', '.join(sorted(places))}")
+        if name not in submessages:
+            raise TypeError(f"unknown option {name!r}; available: {', '.join(sorted(submessages))}")
         if value is None:
             continue
-        message = getattr(request, places[name]) if places[name] else request
+        message = getattr(request, submessages[name]) if submessages[name] else request
         try:
             if isinstance(value, (list, tuple)):
                 getattr(message, name).extend(value)
@@ -39,7 +39,7 @@ def fill(request: Message, options: Mapping[str, Any], places: Mapping[str, str]
 
 
 def fill_biases(request: Any, biases: Optional[Mapping[Union[str, int], float]]) -> None:
-    """Sets `sampling.logit_bias` for symbols given as text or as ids."""
+    """Sets `sampling.logit_bias` for symbols identified by text or by id."""
     for symbol, bias in (biases or {}).items():
         entry = request.sampling.logit_bias.add(bias=bias)
         if isinstance(symbol, str):

@@ -1,4 +1,4 @@
-"""Decides when a failed call is retried. The callers wait: this module neither sleeps nor opens channels."""
+"""Decides when a failed call is retried. This module neither sleeps nor opens channels: its callers do."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from ._errors import WeirError
 
 @dataclass(frozen=True)
 class Retry:
-    """How often and how soon a call is retried that failed before its first character.
+    """Sets how often and how soon the client retries a call that failed before its first character.
 
     The client retries UNAVAILABLE. It retries RESOURCE_EXHAUSTED only if the server sends a delay: without a delay, the
-    retry would fail as well. It never retries after the first character or the call's deadline.
+    retry would fail as well. It never retries after the first character or after the call's deadline.
     """
 
     #: Maximum number of attempts; 1 disables retries.
     attempts: int = 4
-    #: Seconds before the second attempt, doubled for each later one; used if the server sends no delay.
+    #: Seconds before the second attempt, doubled for each later attempt. Used only if the server sends no delay.
     first_delay: float = 0.1
     #: Maximum seconds to wait before an attempt. If the server asks for more, the call fails.
     longest_delay: float = 10.0
 
     def __post_init__(self) -> None:
         if self.attempts < 1:
-            raise ValueError(f"attempts: {self.attempts}, it is at least 1")
+            raise ValueError(f"attempts: {self.attempts} is out of bounds: at least 1")
         if not 0 <= self.first_delay <= self.longest_delay:
-            raise ValueError(f"first_delay: {self.first_delay}, it is 0 to longest_delay, {self.longest_delay}")
+            raise ValueError(f"first_delay: {self.first_delay} is out of bounds: 0 to longest_delay ({self.longest_delay})")
 
 
 class Attempts:
@@ -39,7 +39,7 @@ class Attempts:
 
     def __init__(self, retry: Retry, timeout: Optional[float]) -> None:
         self._retry = retry
-        self._made = 0
+        self._finished = 0
         self._deadline = None if timeout is None else time.monotonic() + timeout
 
     def remaining(self) -> Optional[float]:
@@ -51,8 +51,8 @@ class Attempts:
 
         Raises the error if no attempt follows.
         """
-        self._made += 1
-        delay = None if begun or self._made >= self._retry.attempts else self._delay(error)
+        self._finished += 1
+        delay = None if begun or self._finished >= self._retry.attempts else self._delay(error)
         remaining = self.remaining()
         if delay is None or (remaining is not None and delay >= remaining):
             raise error
@@ -63,11 +63,12 @@ class Attempts:
         if error.code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED):
             return None
         if error.retry_after is not None:
-            # never earlier than the server's delay
-            longest, drawn = self._retry.longest_delay, error.retry_after * random.uniform(1.0, 1.2)
-            return min(drawn, longest) if error.retry_after <= longest else None
+            # A retry never starts before the server's delay has passed.
+            longest = self._retry.longest_delay
+            delay = error.retry_after * random.uniform(1.0, 1.2)
+            return min(delay, longest) if error.retry_after <= longest else None
         if error.code is grpc.StatusCode.RESOURCE_EXHAUSTED:
             return None
-        # bounds the exponent, since `attempts` has no upper limit
-        delay = self._retry.first_delay * 2.0 ** min(self._made - 1, 32)
+        # `attempts` has no upper limit, so the exponent needs one.
+        delay = self._retry.first_delay * 2.0 ** min(self._finished - 1, 32)
         return min(delay, self._retry.longest_delay) * random.uniform(0.5, 1.0)

@@ -13,30 +13,30 @@ from typing_extensions import Literal, TypedDict
 
 from ._retry import Retry
 
-#: The header by which a proxy may choose a replica.
+#: The header from which a proxy may choose a replica.
 AFFINITY = "weir-affinity"
 
-#: What PEM may come as: its bytes, or the path of a file.
+#: PEM as bytes, or the path of a PEM file.
 Pem = Union[bytes, str, "os.PathLike[str]"]
 Metadata = Tuple[Tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
 class Tls:
-    """An encrypted connection. All PEM, as bytes or as a file's path."""
+    """TLS settings. Each certificate or key is PEM, as bytes or as a file's path."""
 
-    #: Who signed the server's certificate; None for the authorities that gRPC knows.
+    #: Certificates that may sign the server's certificate; None uses gRPC's default authorities.
     ca: Optional[Pem] = None
-    #: Our own certificate and its key, where the server asks clients for one.
+    #: The client's certificate and its key, for servers that require a client certificate.
     cert: Optional[Pem] = None
     key: Optional[Pem] = None
-    #: The name in the server's certificate, if it is not the address's.
+    #: The name in the server's certificate, if it differs from the address.
     server_name: Optional[str] = None
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """Reads the files."""
+        """Reads the files and returns the credentials."""
         if (self.cert is None) != (self.key is None):
-            raise ValueError("cert and key of Tls go together")
+            raise ValueError("Tls: cert and key must be set together")
         return grpc.ssl_channel_credentials(_read(self.ca), _read(self.key), _read(self.cert))
 
 
@@ -50,9 +50,10 @@ def _read(pem: Optional[Pem]) -> Optional[bytes]:
 class CallOptions(TypedDict, total=False):
     """Options of every call."""
 
-    #: Seconds for the whole call, tries included; the client's if not given.
+    #: Seconds for the whole call, retries included. The client's timeout is the default.
     timeout: Optional[float]
-    #: Calls with the same text here go to the same replica, where a proxy minds it. Only a digest of it is sent.
+    #: A proxy that reads the header `weir-affinity` sends calls with the same text here to the same replica. The client sends
+    #: only a digest of the text.
     affinity: Optional[str]
     #: Further headers.
     metadata: Sequence[Tuple[str, str]]
@@ -73,12 +74,12 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.affinity_chars is not None and self.affinity_chars < 1:
-            raise ValueError(f"affinity_chars: {self.affinity_chars}, it is at least 1")
+            raise ValueError(f"affinity_chars: {self.affinity_chars} is out of bounds: at least 1")
         if self.address.startswith("http://") and self.tls is not None:
-            raise ValueError(f"{self.address} is not encrypted, and tls is given")
+            raise ValueError(f"address: {self.address} is not encrypted, but tls is set")
 
     def target(self) -> str:
-        """The address as gRPC writes it."""
+        """Returns the address in gRPC's form, without a scheme."""
         for scheme in ("http://", "https://"):
             if self.address.startswith(scheme):
                 return self.address[len(scheme) :].rstrip("/")
@@ -91,9 +92,9 @@ class Settings:
         return Tls().credentials() if self.address.startswith("https://") else None
 
     def options(self) -> List[Tuple[str, Any]]:
-        """The channel's options; the caller's own come last and decide."""
+        """Returns the channel's options. The caller's own options come last and override the others."""
         options: List[Tuple[str, Any]] = [
-            # An answer may be as long as its text, and the server already limits the text.
+            # The server already limits the length of a text, so the client needs no limit.
             ("grpc.max_receive_message_length", -1),
             # The client's retries wait for seconds, but gRPC's reconnect backoff grows to minutes.
             ("grpc.initial_reconnect_backoff_ms", 100),
@@ -110,7 +111,7 @@ class Settings:
         return [*options, *self.channel_options]
 
     def metadata(self, text: Optional[str], call: CallOptions) -> Metadata:
-        """A call's headers. `text` is its prompt, by which it is known to a replica's cache."""
+        """Returns a call's headers. The affinity digest covers the beginning of `text`, the prompt."""
         headers: List[Tuple[str, str]] = []
         if self.api_key is not None:
             headers.append(("authorization", f"Bearer {self.api_key}"))

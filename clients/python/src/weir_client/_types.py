@@ -11,7 +11,7 @@ class Alternative:
     """One of the most probable symbols at a position."""
 
     text: str
-    #: Natural.
+    #: Natural logarithm of the probability.
     logprob: float
     id: int
 
@@ -20,18 +20,18 @@ class Alternative:
 class Character:
     """One symbol of the model's vocabulary."""
 
-    #: A symbol that is no text on its own, such as a byte of a longer code point, is shown as its escape.
+    #: A symbol that is not text on its own, such as one byte of a longer code point, appears as its escape.
     text: str
-    #: Natural; None if not asked for, or if nothing stands before it.
+    #: Natural logarithm of the probability. None if not requested, or if the character has no context.
     logprob: Optional[float]
-    #: Whether a segment ends with it; None if not asked for, or not known.
+    #: True if a segment ends with this character. None if not requested or not yet known.
     boundary: Optional[bool]
-    #: The boundary predictor's output, 0 to 1; not calibrated.
+    #: Output of the boundary predictor, 0 to 1; not calibrated.
     boundary_probability: Optional[float]
-    #: Best first, if asked for.
+    #: The most probable symbols at this position, best first, if requested.
     top: Tuple[Alternative, ...]
     id: int
-    #: The log-probability of the mark that ends its segment, where the model writes such marks.
+    #: Log-probability of the mark that ends the character's segment, for models that generate such marks.
     nxt_logprob: Optional[float]
 
 
@@ -40,7 +40,7 @@ class Usage:
     """Counts of processed characters. A character is one symbol of the vocabulary."""
 
     prompt_chars: int
-    #: Of the prompt's, those that needed no computation.
+    #: Characters of the prompt that came from the segment cache and needed no computation.
     cached_chars: int
     generated_chars: int
     prompt_segments: int
@@ -63,9 +63,9 @@ class Timing:
     middle_steps: int
     middle_ns: int
     wait_steps: int
-    #: Estimated, not measured: prefill and decoding without pooling; None where the server has no estimate.
+    #: Estimated, not measured: prefill and decoding without pooling. None if the server has no estimate.
     unpooled_estimate_ns: Optional[int]
-    #: Estimated: that, by what they did take.
+    #: Estimated: `unpooled_estimate_ns` divided by the measured time of prefill and decoding.
     gain_estimate: Optional[float]
     unpooled_prefill_estimate_ns: Optional[int]
     unpooled_decode_estimate_ns: Optional[int]

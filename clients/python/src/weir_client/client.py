@@ -1,4 +1,4 @@
-"""The two clients. Each call is a file of its own, whose classes are put together here."""
+"""The blocking and the asyncio client, composed of one class per kind of call. Each kind has its own file."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ from .summarize import AsyncSummarizeCalls, SummarizeCalls
 
 
 class Client(GenerateCalls, ScoreCalls, SegmentCalls, SummarizeCalls, ModelCalls, ReportCalls, HealthCalls):
-    """A weir server, or several behind one address. May be used by many threads at once. Connects with the first call.
+    """A blocking client of a weir server, or of several servers behind one address.
 
-    `address`: "host:port", "http://host:port", "https://host:port" (encrypted), or any other target of gRPC's, such as
-    "dns:///host:port". `timeout`: seconds for each call that does not say otherwise, None for as long as it takes.
-    `affinity_chars`: send a digest of so many first characters of each prompt in the header `weir-affinity`, by which a proxy
-    may send prompts that begin alike to one replica. `balance`: how calls are spread over several addresses that a name
-    stands for. `channel_options`: gRPC's own.
+    Threads may share a client. It connects with its first call.
+
+    `address`: "host:port", "http://host:port", "https://host:port" (encrypted), or any other gRPC target, such as
+    "dns:///host:port". `timeout`: default timeout of each call in seconds; None sets no timeout. `affinity_chars`: the client
+    sends a digest of the first `affinity_chars` characters of each prompt in the header `weir-affinity`. With this header, a
+    proxy can send prompts with the same beginning to one replica. `balance`: how the client spreads calls over the addresses
+    that a name resolves to. `channel_options`: additional gRPC channel options.
     """
 
     def __init__(
@@ -53,9 +55,9 @@ class AsyncClient(
     AsyncReportCalls,
     AsyncHealthCalls,
 ):
-    """The same for asyncio: the same calls, to be awaited, and streams for `async for`.
+    """An asyncio client with the calls and arguments of `Client`. Callers await its calls and read streams with `async for`.
 
-    Everything that `Client` takes. Belongs to the event loop of its first call.
+    A client belongs to the event loop of its first call.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""`generate` and `stream`: texts that continue prompts."""
+"""`generate` and `stream`: text that continues a prompt."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union, c
 
 from typing_extensions import Unpack
 
-from ._call import Caller, EventStream, Frame, Framed, Method, broken_off
+from ._call import Caller, EventStream, Frame, Framed, Method, incomplete_response
 from ._call_aio import AsyncCaller, AsyncEventStream
 from ._convert import convert
 from ._proto import generation_pb2 as pb
@@ -18,8 +18,8 @@ from ._types import Character, Timing, Usage
 
 METHOD = Method("/weir.v1.Generation/Generate", pb.GenerateRequest, pb.GenerateResponse)
 
-# Which part of the request each option belongs to.
-_PLACES = {
+# The submessage of the request that holds each option.
+_SUBMESSAGES = {
     "model": "",
     "boundary_mode": "",
     "priority": "",
@@ -28,8 +28,8 @@ _PLACES = {
     **dict.fromkeys(["coalesce_chars", "per_segment"], "stream"),
     **dict.fromkeys(["echo", "logprobs", "top_logprobs", "boundaries"], "details"),
 }
-# `generate` returns the whole text, so it needs no message for each character.
-_WHOLE_TEXT = 256
+# Minimum characters of a message for `generate`, which returns the complete text and needs no smaller messages.
+_LARGE_PIECES = 256
 
 
 class GenerateOptions(CallOptions, total=False):
@@ -45,7 +45,7 @@ class GenerateOptions(CallOptions, total=False):
     stop: Union[None, str, Sequence[str]]
     include_stop: Optional[bool]
     ignore_eos: Optional[bool]
-    #: 0 takes the most probable character; 1 by default.
+    #: At 0 the server takes the most probable character; 1 by default.
     temperature: Optional[float]
     top_k: Optional[int]
     top_p: Optional[float]
@@ -53,19 +53,19 @@ class GenerateOptions(CallOptions, total=False):
     repetition_penalty: Optional[float]
     #: If absent, the server draws a seed and returns it.
     seed: Optional[int]
-    #: Bias added to the logits of a symbol, given as text or as id.
+    #: Bias that the server adds to the logit of a symbol, by the symbol's text or id.
     logit_bias: Optional[Mapping[Union[str, int], float]]
     #: One of the model's `boundary_modes`.
     boundary_mode: Optional[str]
     #: -8 to 7; 0 by default.
     priority: Optional[int]
-    #: The prompt, normalised, comes first.
+    #: Return the normalised prompt before the text.
     echo: Optional[bool]
     #: Return the log-probability of each character.
     logprobs: Optional[bool]
-    #: Each with this many of the most probable ones at its place.
+    #: Return this many of the most probable symbols at the position of each character.
     top_logprobs: Optional[int]
-    #: Each with whether a segment ends there.
+    #: Return for each character whether a segment ends with it.
     boundaries: Optional[bool]
     #: Minimum number of characters in a piece.
     coalesce_chars: Optional[int]
@@ -97,7 +97,7 @@ class Started:
     request_id: str
     model: str
     prompt_chars: int
-    #: Of these, characters that needed no computation.
+    #: Characters of the prompt that came from the segment cache and needed no computation.
     cached_chars: int
 
 
@@ -106,9 +106,9 @@ class Piece:
     """The next part of the text."""
 
     text: str
-    #: One by one, if any of `logprobs`, `top_logprobs` and `boundaries` is asked for.
+    #: The characters of the text, if the caller set `logprobs`, `top_logprobs` or `boundaries`.
     characters: Tuple[Character, ...]
-    #: Whether this is the prompt, echoed.
+    #: True if this piece is part of the echoed prompt.
     prompt: bool
 
 
@@ -126,11 +126,11 @@ class Finished:
 
 @dataclass(frozen=True)
 class Generated:
-    """A whole text."""
+    """A complete text."""
 
-    #: What was generated.
+    #: The generated text, without the prompt.
     text: str
-    #: The same one by one, if any of `logprobs`, `top_logprobs` and `boundaries` is asked for.
+    #: The characters of the text, if the caller set `logprobs`, `top_logprobs` or `boundaries`.
     characters: Tuple[Character, ...]
     #: The normalised prompt, if the caller set `echo`.
     prompt: Optional[str]
@@ -145,7 +145,7 @@ class Generated:
 
 
 class _Events(Frame[Started, Finished]):
-    """Collects the messages of one answer."""
+    """Collects the messages of one response."""
 
     def take(self, response: pb.GenerateResponse) -> Optional[Piece]:
         event = response.WhichOneof("event")
@@ -157,15 +157,15 @@ class _Events(Frame[Started, Finished]):
             self.finished = convert(Finished, response.finished)
         return None
 
-    def whole(self, pieces: List[Piece], echo: bool) -> Generated:
+    def collect(self, pieces: List[Piece], echo: bool) -> Generated:
         if self.started is None or self.finished is None:
-            raise broken_off()
+            raise incomplete_response()
         parts: Dict[bool, str] = {}
         characters: Dict[bool, Tuple[Character, ...]] = {}
         for of_prompt in (False, True):
-            ours = [piece for piece in pieces if piece.prompt is of_prompt]
-            parts[of_prompt] = "".join(piece.text for piece in ours)
-            characters[of_prompt] = tuple(one for piece in ours for one in piece.characters)
+            selected = [piece for piece in pieces if piece.prompt is of_prompt]
+            parts[of_prompt] = "".join(piece.text for piece in selected)
+            characters[of_prompt] = tuple(character for piece in selected for character in piece.characters)
         return Generated(
             text=parts[False],
             characters=characters[False],
@@ -189,9 +189,9 @@ class GenerateCalls(Caller):
     """The calls of this module."""
 
     def generate(self, prompt: str, **options: Unpack[GenerateOptions]) -> Generated:
-        """Returns the whole text, with usage and timing. Raises `WeirError`."""
-        with self.stream(prompt, **_for_whole_text(options)) as stream:
-            return stream._events.whole(list(stream), bool(options.get("echo")))
+        """Returns the complete text, with usage and timing. Raises `WeirError`."""
+        with self.stream(prompt, **_with_large_pieces(options)) as stream:
+            return stream._events.collect(list(stream), bool(options.get("echo")))
 
     def stream(self, prompt: str, **options: Unpack[GenerateOptions]) -> Stream:
         """Streams the text in pieces. The call starts with the first piece; iterating raises `WeirError`."""
@@ -202,26 +202,26 @@ class AsyncGenerateCalls(AsyncCaller):
     """The calls of this module, for asyncio."""
 
     async def generate(self, prompt: str, **options: Unpack[GenerateOptions]) -> Generated:
-        """Returns the whole text, with usage and timing. Raises `WeirError`."""
-        async with self.stream(prompt, **_for_whole_text(options)) as stream:
-            return stream._events.whole([piece async for piece in stream], bool(options.get("echo")))
+        """Returns the complete text, with usage and timing. Raises `WeirError`."""
+        async with self.stream(prompt, **_with_large_pieces(options)) as stream:
+            return stream._events.collect([piece async for piece in stream], bool(options.get("echo")))
 
     def stream(self, prompt: str, **options: Unpack[GenerateOptions]) -> AsyncStream:
         """Streams the text in pieces. The call starts with the first piece; iterating raises `WeirError`."""
         return AsyncStream(self._start(METHOD, _request(prompt, options), prompt, options), _Events())
 
 
-def _for_whole_text(options: GenerateOptions) -> GenerateOptions:
+def _with_large_pieces(options: GenerateOptions) -> GenerateOptions:
     if options.get("coalesce_chars") is None and not options.get("per_segment"):
-        return cast(GenerateOptions, {**options, "coalesce_chars": _WHOLE_TEXT})
+        return cast(GenerateOptions, {**options, "coalesce_chars": _LARGE_PIECES})
     return options
 
 
 def _request(prompt: str, options: GenerateOptions) -> pb.GenerateRequest:
     request = pb.GenerateRequest(prompt=text_of("prompt", prompt))
-    ours: Dict[str, Any] = {name: value for name, value in options.items() if name not in CallOptions.__annotations__}
-    fill_biases(request, ours.pop("logit_bias", None))
-    if isinstance(ours.get("stop"), str):
-        ours["stop"] = [ours["stop"]]
-    fill(request, ours, _PLACES)
+    fields: Dict[str, Any] = {name: value for name, value in options.items() if name not in CallOptions.__annotations__}
+    fill_biases(request, fields.pop("logit_bias", None))
+    if isinstance(fields.get("stop"), str):
+        fields["stop"] = [fields["stop"]]
+    fill(request, fields, _SUBMESSAGES)
     return request

@@ -1,4 +1,4 @@
-"""`models` and `model`: what the server serves."""
+"""`models` and `model`: descriptions of the models that the server serves."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ GET = Method("/weir.v1.Models/GetModel", pb.GetModelRequest, pb.Model)
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """A model's symbols."""
+    """The symbols of a model."""
 
     size: int
-    #: In the order of their ids; empty if they are bytes.
+    #: The symbols in the order of their ids; empty if the symbols are bytes.
     symbols: Tuple[str, ...]
-    #: Whether the symbols are the 256 bytes of UTF-8 text, from id `first_byte` on.
+    #: True if the symbols are the 256 bytes of UTF-8 text, with ids from `first_byte`.
     bytes: bool
-    #: What text goes through before it is looked up: "text8" …, or "none".
+    #: The normalisation that the server applies to text: "text8" …, or "none".
     normaliser: str
     first_byte: int
-    #: Whether the symbols are the pieces that a tokenizer cuts text into.
+    #: True if the symbols are the pieces of a tokenizer.
     pieces: bool
-    #: Ids that are no text, by name.
+    #: Ids of symbols that are not text, by name.
     marks: Mapping[str, int]
 
 
@@ -74,13 +74,13 @@ class Limits:
 
 @dataclass(frozen=True)
 class PoolingStep:
-    """A pooling between the layers of an encoder."""
+    """A pooling step between two layers of an encoder."""
 
-    #: The layer behind which it stands, from 0.
+    #: The layer that precedes the pooling, counted from 0.
     layer: int
-    #: Vectors of the longest document before it.
+    #: Vectors of the longest document before the pooling.
     length_before: int
-    #: Vectors of the longest document after it.
+    #: Vectors of the longest document after the pooling.
     length_after: int
 
 
@@ -101,28 +101,28 @@ class Documents:
 
 @dataclass(frozen=True)
 class Model:
-    """A model that is served."""
+    """A model that the server serves."""
 
-    #: The name that requests give.
+    #: The name that requests use.
     name: str
     family: str
-    #: Layers, width and boundaries, in one line for people.
+    #: Layers, width and boundaries, in one human-readable line.
     shape: str
     #: Number of trained parameters.
     parameters: int
     vocabulary: Vocabulary
     #: Characters in one training window.
     training_length: int
-    #: Whether it cuts text into segments.
+    #: True if the model cuts text into segments.
     pooled: bool
     #: The available boundary modes; the first is the default.
     boundary_modes: Tuple[str, ...]
-    #: The type of the weights' numbers.
+    #: Number format of the weights.
     dtype: str
-    #: Of the weights' file, hexadecimal.
+    #: SHA-256 of the weights' file, in hexadecimal.
     sha256: str
     limits: Limits
-    #: What it reads and writes, if it summarizes documents; None for a model that goes on from a prompt.
+    #: Document and summary limits of a summarization model; None for a model that continues a prompt.
     documents: Optional[Documents]
 
 
@@ -130,9 +130,9 @@ class ModelCalls(Caller):
     """The calls of this module."""
 
     def models(self, **options: Unpack[CallOptions]) -> Tuple[Model, ...]:
-        """Returns every model, by name. Raises `WeirError`."""
+        """Returns every model, sorted by name. Raises `WeirError`."""
         answer = self._unary(LIST, pb.ListModelsRequest(), None, options)
-        return tuple(convert(Model, one) for one in answer.models)
+        return tuple(convert(Model, model) for model in answer.models)
 
     def model(self, name: Optional[str] = None, **options: Unpack[CallOptions]) -> Model:
         """Returns one model; `name` is optional if the server has exactly one. Raises `WeirError`."""
@@ -143,9 +143,9 @@ class AsyncModelCalls(AsyncCaller):
     """The calls of this module, for asyncio."""
 
     async def models(self, **options: Unpack[CallOptions]) -> Tuple[Model, ...]:
-        """Returns every model, by name. Raises `WeirError`."""
+        """Returns every model, sorted by name. Raises `WeirError`."""
         answer = await self._unary(LIST, pb.ListModelsRequest(), None, options)
-        return tuple(convert(Model, one) for one in answer.models)
+        return tuple(convert(Model, model) for model in answer.models)
 
     async def model(self, name: Optional[str] = None, **options: Unpack[CallOptions]) -> Model:
         """Returns one model; `name` is optional if the server has exactly one. Raises `WeirError`."""

@@ -21,9 +21,9 @@ class ReportWindow(enum.Enum):
     """The period that a report covers."""
 
     UNSPECIFIED = 0
-    #: Since the server loaded the model.
+    #: From the load of the model.
     SINCE_LOAD = 1
-    #: Since an operator last reset the window.
+    #: From the last reset by an operator.
     SINCE_RESET = 2
     #: The last 60 to 70 seconds.
     LAST_MINUTE = 3
@@ -35,7 +35,7 @@ class ReportWindow(enum.Enum):
 
 @dataclass(frozen=True)
 class LatencyBar:
-    """A bucket of a distribution."""
+    """One bucket of a histogram."""
 
     from_ns: int
     #: Exclusive.
@@ -45,7 +45,7 @@ class LatencyBar:
 
 @dataclass(frozen=True)
 class LatencyHistogram:
-    """A distribution of measured times, each with two significant digits."""
+    """A histogram of measured times, each with two significant digits."""
 
     count: int
     mean_ns: int
@@ -116,7 +116,7 @@ class Calibration:
     fewest_samples: int
     #: The median spread of the steps.
     spread: float
-    #: The reason why an estimate from this table is unreliable, if it is.
+    #: The reason for which an estimate from this table is unreliable; None if it is reliable.
     doubt: Optional[str]
 
 
@@ -145,7 +145,7 @@ class CacheEffect:
     looked_up_chars: int
     found_chars: int
     shared_bytes: int
-    #: Estimated: computing the cached characters at the pace of those that were computed.
+    #: Estimated: time to compute the cached characters at the measured speed of the computed characters.
     prefill_spared_estimate_ns: Optional[int]
 
 
@@ -175,7 +175,7 @@ class MeasuredSummaries:
     total: LatencyHistogram
     layers: Tuple[EncoderLayerReport, ...]
     cross_attention_bytes: int
-    #: Not measured: what the same documents would have taken without pooling, from the model's shape.
+    #: Not measured: bytes that the same documents would need without pooling, computed from the model's shape.
     unpooled_cross_attention_bytes: int
 
 
@@ -217,7 +217,7 @@ class ReportCalls(Caller):
     ) -> Tuple[ModelReport, ...]:
         """Returns a report of each model, or of the named model. Raises `WeirError`."""
         answer = self._unary(METHOD, _request(model, window), None, options)
-        return tuple(convert(ModelReport, one) for one in answer.models)
+        return tuple(convert(ModelReport, model) for model in answer.models)
 
 
 class AsyncReportCalls(AsyncCaller):
@@ -231,4 +231,4 @@ class AsyncReportCalls(AsyncCaller):
     ) -> Tuple[ModelReport, ...]:
         """Returns a report of each model, or of the named model. Raises `WeirError`."""
         answer = await self._unary(METHOD, _request(model, window), None, options)
-        return tuple(convert(ModelReport, one) for one in answer.models)
+        return tuple(convert(ModelReport, model) for model in answer.models)

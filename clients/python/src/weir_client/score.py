@@ -1,4 +1,4 @@
-"""`score` and `score_chunks`: how probable a text is."""
+"""`score` and `score_chunks`: the probability of a text under a model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from typing_extensions import Unpack
 
-from ._call import Caller, EventStream, Method, broken_off
+from ._call import Caller, EventStream, Method, incomplete_response
 from ._call_aio import AsyncCaller, AsyncEventStream
 from ._convert import convert
 from ._proto import generation_pb2 as pb
@@ -17,7 +17,7 @@ from ._types import Character, Timing, Usage
 
 METHOD = Method("/weir.v1.Generation/Score", pb.ScoreRequest, pb.ScoreResponse)
 
-_PLACES = dict.fromkeys(["model", "top_logprobs", "boundary_mode", "seed", "priority"], "")
+_SUBMESSAGES = dict.fromkeys(["model", "top_logprobs", "boundary_mode", "seed", "priority"], "")
 
 
 class ScoreOptions(CallOptions, total=False):
@@ -25,39 +25,39 @@ class ScoreOptions(CallOptions, total=False):
 
     #: Optional if the server has exactly one model.
     model: Optional[str]
-    #: This many of the most probable symbols at each place.
+    #: Return this many of the most probable symbols at each position.
     top_logprobs: Optional[int]
     #: One of the model's `boundary_modes`.
     boundary_mode: Optional[str]
-    #: Of the draws of boundary mode "sampled".
+    #: Seed of the random number generator of boundary mode "sampled".
     seed: Optional[int]
     #: -8 to 7; 0 by default.
     priority: Optional[int]
-    #: (length, stride): score the text, which may be far longer than the model's longest sequence, in windows of that
-    #: length, each scoring that many characters.
+    #: (length, stride): score the text in windows of `length` characters, each of which scores `stride` characters. The text may
+    #: be longer than the model's longest sequence.
     windows: Optional[Tuple[int, int]]
 
 
 @dataclass(frozen=True)
 class ScoreSummary:
-    """A text's figures."""
+    """The score of a text, without its characters."""
 
-    #: The mean over the scored characters; None if nothing was scored.
+    #: Mean over the scored characters; None if no character was scored.
     bits_per_char: Optional[float]
-    #: Characters that have a log-probability.
+    #: Number of characters that have a log-probability.
     scored_chars: int
     seed: int
     usage: Usage
     timing: Timing
-    #: The bits of the marks that end segments, by the number of scored characters; for models that write such marks.
+    #: Bits of the marks that end segments, divided by the number of scored characters; for models that generate such marks.
     nxt_bits_per_char: Optional[float]
 
 
 @dataclass(frozen=True)
 class Score:
-    """A text's figures, and its characters."""
+    """The score of a text, with its characters."""
 
-    #: In the order of the text, each with log-probability and boundary.
+    #: Characters in the order of the text, each with log-probability and boundary.
     characters: Tuple[Character, ...]
     bits_per_char: Optional[float]
     scored_chars: int
@@ -68,7 +68,7 @@ class Score:
 
 
 class _Events:
-    """Collects the messages of one answer."""
+    """Collects the messages of one response."""
 
     def __init__(self) -> None:
         self.summary: Optional[ScoreSummary] = None
@@ -80,19 +80,19 @@ class _Events:
     def take(self, response: pb.ScoreResponse) -> Optional[Tuple[Character, ...]]:
         event = response.WhichOneof("event")
         if event == "chunk":
-            return tuple(convert(Character, one) for one in response.chunk.characters)
+            return tuple(convert(Character, character) for character in response.chunk.characters)
         if event == "summary":
             self.summary = convert(ScoreSummary, response.summary)
         return None
 
-    def whole(self, chunks: List[Tuple[Character, ...]]) -> Score:
+    def collect(self, chunks: List[Tuple[Character, ...]]) -> Score:
         if self.summary is None:
-            raise broken_off()
-        return Score(characters=tuple(one for chunk in chunks for one in chunk), **vars(self.summary))
+            raise incomplete_response()
+        return Score(characters=tuple(character for chunk in chunks for character in chunk), **vars(self.summary))
 
 
 class ScoreStream(EventStream[pb.ScoreResponse, Tuple[Character, ...], _Events]):
-    """A text's characters in chunks. Closing it, or leaving its `with`, cancels the call."""
+    """Iterates over chunks of a text's characters. Closing the stream, or leaving its `with`, cancels the call."""
 
     @property
     def summary(self) -> Optional[ScoreSummary]:
@@ -101,7 +101,7 @@ class ScoreStream(EventStream[pb.ScoreResponse, Tuple[Character, ...], _Events])
 
 
 class AsyncScoreStream(AsyncEventStream[pb.ScoreResponse, Tuple[Character, ...], _Events]):
-    """A text's characters in chunks. Closing it, or leaving its `async with`, cancels the call."""
+    """Iterates over chunks of a text's characters. Closing the stream, or leaving its `async with`, cancels the call."""
 
     @property
     def summary(self) -> Optional[ScoreSummary]:
@@ -115,7 +115,7 @@ class ScoreCalls(Caller):
     def score(self, text: str, **options: Unpack[ScoreOptions]) -> Score:
         """Returns bits per character, and each character's log-probability and boundary. Raises `WeirError`."""
         with self.score_chunks(text, **options) as stream:
-            return stream._events.whole(list(stream))
+            return stream._events.collect(list(stream))
 
     def score_chunks(self, text: str, **options: Unpack[ScoreOptions]) -> ScoreStream:
         """Streams the score in chunks of at most 512 characters, for texts too long to keep all characters in memory."""
@@ -128,7 +128,7 @@ class AsyncScoreCalls(AsyncCaller):
     async def score(self, text: str, **options: Unpack[ScoreOptions]) -> Score:
         """Returns bits per character, and each character's log-probability and boundary. Raises `WeirError`."""
         async with self.score_chunks(text, **options) as stream:
-            return stream._events.whole([chunk async for chunk in stream])
+            return stream._events.collect([chunk async for chunk in stream])
 
     def score_chunks(self, text: str, **options: Unpack[ScoreOptions]) -> AsyncScoreStream:
         """Streams the score in chunks of at most 512 characters, for texts too long to keep all characters in memory."""
@@ -137,9 +137,9 @@ class AsyncScoreCalls(AsyncCaller):
 
 def _request(text: str, options: ScoreOptions) -> pb.ScoreRequest:
     request = pb.ScoreRequest(text=text_of("text", text))
-    ours: Dict[str, Any] = {name: value for name, value in options.items() if name not in CallOptions.__annotations__}
-    windows = ours.pop("windows", None)
+    fields: Dict[str, Any] = {name: value for name, value in options.items() if name not in CallOptions.__annotations__}
+    windows = fields.pop("windows", None)
     if windows is not None:
         request.windows.length, request.windows.stride = windows
-    fill(request, ours, _PLACES)
+    fill(request, fields, _SUBMESSAGES)
     return request

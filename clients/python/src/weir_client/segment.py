@@ -1,4 +1,4 @@
-"""`segment`: where a model cuts a text."""
+"""`segment`: cuts a text into the segments of a model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ._types import Timing, Usage
 
 METHOD = Method("/weir.v1.Generation/Segment", pb.SegmentRequest, pb.SegmentResponse)
 
-_PLACES = dict.fromkeys(["model", "boundary_mode", "seed", "priority"], "")
+_SUBMESSAGES = dict.fromkeys(["model", "boundary_mode", "seed", "priority"], "")
 
 
 class SegmentOptions(CallOptions, total=False):
@@ -27,7 +27,7 @@ class SegmentOptions(CallOptions, total=False):
     model: Optional[str]
     #: One of the model's `boundary_modes`.
     boundary_mode: Optional[str]
-    #: Of the draws of boundary mode "sampled".
+    #: Seed of the random number generator of boundary mode "sampled".
     seed: Optional[int]
     #: -8 to 7; 0 by default.
     priority: Optional[int]
@@ -35,24 +35,24 @@ class SegmentOptions(CallOptions, total=False):
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of a text that the model sees as one. Offsets count from 0; ends are those after the last."""
+    """A part of a text that the model pools into one vector. Offsets count from 0; ends are exclusive."""
 
     text: str
-    #: In the UTF-8 of the normalised text.
+    #: Byte offsets in the UTF-8 of the normalised text.
     byte_start: int
     byte_end: int
-    #: In characters, which are symbols of the vocabulary.
+    #: Character offsets; a character is one symbol of the vocabulary.
     char_start: int
     char_end: int
-    #: The boundary predictor's output for its last character, 0 to 1; not calibrated.
+    #: Output of the boundary predictor for the segment's last character, 0 to 1; not calibrated.
     boundary_probability: Optional[float]
-    #: Whether the text ended before the segment did.
+    #: True if the text ended before the segment.
     open: bool
 
 
 @dataclass(frozen=True)
 class Segmentation:
-    """A text in segments."""
+    """A text and its segments."""
 
     #: The normalised text that the model read.
     text: str
@@ -81,6 +81,6 @@ class AsyncSegmentCalls(AsyncCaller):
 
 def _request(text: str, options: SegmentOptions) -> pb.SegmentRequest:
     request = pb.SegmentRequest(text=text_of("text", text))
-    ours: Dict[str, Any] = {name: value for name, value in options.items() if name not in CallOptions.__annotations__}
-    fill(request, ours, _PLACES)
+    fields: Dict[str, Any] = {name: value for name, value in options.items() if name not in CallOptions.__annotations__}
+    fill(request, fields, _SUBMESSAGES)
     return request

@@ -8,19 +8,19 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
 
 from typing_extensions import Unpack
 
-from ._call import Caller, EventStream, Frame, Framed, Method, broken_off
+from ._call import Caller, EventStream, Frame, Framed, Method, incomplete_response
 from ._call_aio import AsyncCaller, AsyncEventStream
 from ._convert import convert
-from ._document import AsyncDocument, AsyncSending, Document, Sending
+from ._document import AsyncDocument, AsyncDocumentUpload, Document, DocumentUpload
 from ._proto import summarization_pb2 as pb
 from ._request import fill, fill_biases
 from ._settings import CallOptions
 
 METHOD = Method("/weir.v1.Summarization/Summarize", pb.SummarizeRequest, pb.SummarizeResponse)
 
-_OWN = ["model", "beam_size", "length_penalty", "min_tokens", "max_tokens", "no_repeat_ngram", "hypotheses", "cut"]
-_PLACES = {
-    **dict.fromkeys([*_OWN, "document_id", "priority", "hard_topk"], ""),
+_SEARCH = ["model", "beam_size", "length_penalty", "min_tokens", "max_tokens", "no_repeat_ngram", "hypotheses", "cut"]
+_SUBMESSAGES = {
+    **dict.fromkeys([*_SEARCH, "document_id", "priority", "hard_topk"], ""),
     **dict.fromkeys(["temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed"], "sampling"),
 }
 
@@ -39,21 +39,21 @@ class SummarizeOptions(CallOptions, total=False):
     no_repeat_ngram: Optional[int]
     #: Number of hypotheses to return, best first; 1 by default.
     hypotheses: Optional[int]
-    #: Summarize the beginning of a document that is longer than the model reads.
+    #: Summarize the beginning of a document that exceeds the model's length.
     cut: Optional[bool]
     #: The `finished.document_id` of an earlier call; replaces the document.
     document_id: Optional[str]
     #: -8 to 7; 0 by default.
     priority: Optional[int]
     hard_topk: Optional[bool]
-    #: Setting this option or one of the sampling options below samples `beam_size` independent texts.
+    #: If this option or one of the sampling options below is set, the server samples `beam_size` independent texts.
     temperature: Optional[float]
     top_k: Optional[int]
     top_p: Optional[float]
     min_p: Optional[float]
     repetition_penalty: Optional[float]
     seed: Optional[int]
-    #: Bias added to the logits of a symbol, given as text or as id.
+    #: Bias that the server adds to the logit of a symbol, by the symbol's text or id.
     logit_bias: Optional[Mapping[Union[str, int], float]]
 
 
@@ -77,31 +77,31 @@ class SummaryStarted:
     #: Identifies the call in the server's log.
     request_id: str
     model: str
-    #: Tokens of the document that need not be encoded: all or none.
+    #: Tokens of the document that came from the document cache: all or none.
     cached_tokens: int
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far the document has been read."""
+    """Progress of the server in reading and encoding the document."""
 
-    #: What comes next: "waiting", "layer", "memory" or "done".
+    #: The next stage: "waiting", "layer", "memory" or "done".
     stage: str
-    #: The encoder's layer, from 0, if one comes next.
+    #: The encoder layer, counted from 0, if `stage` is "layer".
     layer: Optional[int]
     tokens_read: int
     blocks_encoded: int
-    #: Known once the whole document has come.
+    #: None until the whole document has arrived.
     blocks_total: Optional[int]
 
 
 @dataclass(frozen=True)
 class Span:
-    """A part of the document, in bytes of its UTF-8; the end is that after the last."""
+    """A part of the document, as byte offsets in its UTF-8; the end is exclusive."""
 
     byte_start: int
     byte_end: int
-    #: The mean of its tokens' scores.
+    #: Mean of the scores of the span's tokens.
     score: float
 
 
@@ -109,21 +109,21 @@ class Span:
 class Selected:
     """The spans of the document that a pooling layer kept."""
 
-    #: The encoder's layer behind which it stands, from 0.
+    #: The encoder layer that precedes the pooling, counted from 0.
     layer: int
     spans: Tuple[Span, ...]
-    #: Tokens that were kept.
+    #: Number of kept tokens.
     tokens: int
 
     def texts(self, document: str) -> Tuple[str, ...]:
-        """The spans as they read in the document."""
+        """Returns the text of each span."""
         encoded = document.encode()
-        return tuple(encoded[one.byte_start : one.byte_end].decode(errors="replace") for one in self.spans)
+        return tuple(encoded[span.byte_start : span.byte_end].decode(errors="replace") for span in self.spans)
 
 
 @dataclass(frozen=True)
 class SummaryPiece:
-    """The next part of the summary; it is final."""
+    """The next part of the summary. Later pieces do not change it."""
 
     text: str
 
@@ -135,7 +135,7 @@ class Hypothesis:
     text: str
     ids: Tuple[int, ...]
     score: float
-    #: Of each token, natural.
+    #: Natural log-probability of each token.
     logprobs: Tuple[float, ...]
 
 
@@ -154,9 +154,9 @@ class SummaryUsage:
 
 @dataclass(frozen=True)
 class EncoderLayer:
-    """A layer of the encoder, with its pooling."""
+    """An encoder layer and the pooling after it."""
 
-    #: Vectors that came in.
+    #: Number of input vectors.
     length: int
     ns: int
 
@@ -180,12 +180,12 @@ class SummaryTiming:
 
 @dataclass(frozen=True)
 class SummaryFinished:
-    """How a summary ended."""
+    """The last message of a summary."""
 
     reason: SummaryFinishReason
-    #: Lets the same caller request another summary without sending the document again; None if the server did not keep it.
+    #: With this id the same caller can request another summary without an upload. None if the server did not keep the document.
     document_id: Optional[str]
-    #: Best first.
+    #: The hypotheses, best first.
     hypotheses: Tuple[Hypothesis, ...]
     usage: SummaryUsage
     timing: SummaryTiming
@@ -193,10 +193,10 @@ class SummaryFinished:
 
 @dataclass(frozen=True)
 class Summary:
-    """A whole summary."""
+    """A complete summary."""
 
     text: str
-    #: What each pooling of the model has kept of the document, in the order of the layers.
+    #: The spans that each pooling of the model kept, in the order of the layers.
     selected: Tuple[Selected, ...]
     request_id: str
     model: str
@@ -211,7 +211,7 @@ SummaryEvent = Union[Progress, Selected, SummaryPiece]
 
 
 class _Events(Frame[SummaryStarted, SummaryFinished]):
-    """Collects the messages of one answer."""
+    """Collects the messages of one response."""
 
     def take(self, response: pb.SummarizeResponse) -> Optional[SummaryEvent]:
         event = response.WhichOneof("event")
@@ -227,12 +227,12 @@ class _Events(Frame[SummaryStarted, SummaryFinished]):
             self.finished = convert(SummaryFinished, response.finished)
         return None
 
-    def whole(self, events: List[SummaryEvent]) -> Summary:
+    def collect(self, events: List[SummaryEvent]) -> Summary:
         if self.started is None or self.finished is None:
-            raise broken_off()
+            raise incomplete_response()
         return Summary(
-            text="".join(one.text for one in events if isinstance(one, SummaryPiece)),
-            selected=tuple(one for one in events if isinstance(one, Selected)),
+            text="".join(event.text for event in events if isinstance(event, SummaryPiece)),
+            selected=tuple(event for event in events if isinstance(event, Selected)),
             request_id=self.started.request_id,
             model=self.started.model,
             **vars(self.finished),
@@ -240,33 +240,38 @@ class _Events(Frame[SummaryStarted, SummaryFinished]):
 
 
 class SummaryStream(EventStream[pb.SummarizeResponse, SummaryEvent, _Events], Framed[SummaryStarted, SummaryFinished]):
-    """A summary as it is made: `Progress` while the document is read and, as soon as a pooling has chosen, what was
-    `Selected`; then pieces of text."""
+    """Iterates over the events of a summary.
+
+    The server sends `Progress` while it reads the document, `Selected` after each pooling, then the pieces of the text.
+    """
 
 
 class AsyncSummaryStream(
     AsyncEventStream[pb.SummarizeResponse, SummaryEvent, _Events], Framed[SummaryStarted, SummaryFinished]
 ):
-    """A summary as it is made: `Progress` while the document is read and, as soon as a pooling has chosen, what was
-    `Selected`; then pieces of text."""
+    """Iterates over the events of a summary.
+
+    The server sends `Progress` while it reads the document, `Selected` after each pooling, then the pieces of the text.
+    """
 
 
 class SummarizeCalls(Caller):
     """The calls of this module."""
 
     def summarize(self, document: Optional[Document] = None, **options: Unpack[SummarizeOptions]) -> Summary:
-        """The whole summary. The document is sent in pieces: a text, an iterable of texts, a path, or an open file.
+        """Uploads a document in pieces and returns its complete summary.
 
-        Raises `WeirError`, and whatever reading the document raises. A document that can be read but once is not sent again.
+        The document is a text, an iterable of texts, a path, or an open file. Raises `WeirError`, and any error that reading
+        the document raises. Only a text or a path is sent again for a retry: an iterable or a file can be read only once.
         """
         with self.summarize_stream(document, **options) as stream:
-            return stream._events.whole(list(stream))
+            return stream._events.collect(list(stream))
 
     def summarize_stream(
         self, document: Optional[Document] = None, **options: Unpack[SummarizeOptions]
     ) -> SummaryStream:
-        """The same as it is made. The call begins when the first event is asked for; iterating raises `WeirError`."""
-        upload = Sending(_request(document, options), document)
+        """Streams the events of a summary. The call starts with the first event; iterating raises `WeirError`."""
+        upload = DocumentUpload(_request(document, options), document)
         return SummaryStream(self._start_upload(METHOD, upload, options), _Events())
 
 
@@ -276,26 +281,27 @@ class AsyncSummarizeCalls(AsyncCaller):
     async def summarize(
         self, document: Optional[AsyncDocument] = None, **options: Unpack[SummarizeOptions]
     ) -> Summary:
-        """The whole summary. The document is sent in pieces: a text, an iterable of texts, a path, or an open file.
+        """Uploads a document in pieces and returns its complete summary.
 
-        Raises `WeirError`, and whatever reading the document raises. A document that can be read but once is not sent again.
+        The document is a text, an iterable of texts, a path, or an open file. Raises `WeirError`, and any error that reading
+        the document raises. Only a text or a path is sent again for a retry: an iterable or a file can be read only once.
         """
         async with self.summarize_stream(document, **options) as stream:
-            return stream._events.whole([event async for event in stream])
+            return stream._events.collect([event async for event in stream])
 
     def summarize_stream(
         self, document: Optional[AsyncDocument] = None, **options: Unpack[SummarizeOptions]
     ) -> AsyncSummaryStream:
-        """The same as it is made. The call begins when the first event is asked for; iterating raises `WeirError`."""
-        upload = AsyncSending(_request(document, options), document)
+        """Streams the events of a summary. The call starts with the first event; iterating raises `WeirError`."""
+        upload = AsyncDocumentUpload(_request(document, options), document)
         return AsyncSummaryStream(self._start_upload(METHOD, upload, options), _Events())
 
 
 def _request(document: Optional[object], options: SummarizeOptions) -> pb.SummarizeOptions:
     if (document is None) == (options.get("document_id") is None):
-        raise ValueError("give a document, or the document_id of one that was sent before")
+        raise ValueError("expected either a document or the document_id of an earlier call")
     request = pb.SummarizeOptions()
-    ours: Dict[str, Any] = {name: value for name, value in options.items() if name not in CallOptions.__annotations__}
-    fill_biases(request, ours.pop("logit_bias", None))
-    fill(request, ours, _PLACES)
+    fields: Dict[str, Any] = {name: value for name, value in options.items() if name not in CallOptions.__annotations__}
+    fill_biases(request, fields.pop("logit_bias", None))
+    fill(request, fields, _SUBMESSAGES)
     return request

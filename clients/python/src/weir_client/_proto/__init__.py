@@ -1,8 +1,8 @@
-"""The messages of `weir.v1`, made from its descriptors.
+"""The messages of `weir.v1`, created from their descriptors.
 
-`weir.binpb` is the `FileDescriptorSet` of the server's `.proto` files and the `.pyi` files are protoc's; `tools/generate.py`
-writes both. Classes are made of descriptors when they are imported, and not by protoc, as protoc's Python code works with few
-versions of protobuf, which a client has to share with whatever else is installed.
+`weir.binpb` is the `FileDescriptorSet` of the server's `.proto` files. `tools/generate.py` writes this file and the `.pyi` files of
+protoc. The import creates the classes from the descriptors. Python code that protoc generates works with few versions of protobuf,
+and a client has to use the version that other packages require.
 """
 
 import pkgutil
@@ -11,7 +11,7 @@ from typing import Any, Dict
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 
-# A pool of our own: a program may have classes of the same messages, in another version, beside these.
+# A separate pool: a program may also have other versions of the same messages in the default pool.
 _POOL = descriptor_pool.DescriptorPool()
 
 
@@ -27,7 +27,7 @@ _fill_pool()
 
 
 def load(file: str, into: Dict[str, Any]) -> None:
-    """Puts the classes of the file's messages and enums into a module's names."""
+    """Adds the classes of the file's messages and enums to a module's namespace `into`."""
     descriptor = _POOL.FindFileByName(file)
     for name, message in descriptor.message_types_by_name.items():
         into[name] = message_factory.GetMessageClass(message)

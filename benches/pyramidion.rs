@@ -19,7 +19,7 @@ use weir::{
         paged_vectors::PagedVectors,
         topk::{
             PoolerKind,
-            pooler::{Pooled, PoolerInput},
+            pooler::{PooledVectors, PoolerInput},
         },
     },
 };
@@ -95,7 +95,7 @@ fn random_input(count: usize, seed: u64) -> TopKInput {
     }
 }
 
-fn pooled(kind: PoolerKind, input: &TopKInput, kept: usize) -> Pooled {
+fn pooled(kind: PoolerKind, input: &TopKInput, kept: usize) -> PooledVectors {
     let pool = PagePool::new(1 << 30);
     let pooler = kind.pooler(input.indices.len(), kept).expect("lengths that halve");
     let new_vectors = || PagedVectors::new(pool.clone(), DIM, 512);

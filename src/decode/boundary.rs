@@ -82,10 +82,7 @@ impl Default for Noise {
 }
 
 impl Noise {
-    /// Returns the number at `position`.
-    ///
-    /// # Errors
-    /// [`Error::Internal`] if `position` is beyond the end of recorded noise.
+    /// Returns the number at `position`. Fails with [`Error::Internal`] beyond the end of recorded noise.
     pub fn at(&self, position: usize) -> Result<f32> {
         match self {
             Self::Seeded(seed) => Ok(uniform(*seed, Purpose::Boundary, position)),

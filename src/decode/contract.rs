@@ -27,35 +27,27 @@ pub trait Model: Send + Sync {
     /// The model's properties, as clients see them.
     fn card(&self) -> &Card;
 
-    /// Returns the state of an empty sequence.
-    ///
-    /// # Errors
-    /// [`BadOption`](crate::error::Error::BadOption) for a boundary mode that the model lacks;
-    /// [`WrongKind`](crate::error::Error::WrongKind) if the model's rows begin from documents.
+    /// Returns the state of an empty sequence. Fails with [`BadOption`](crate::error::Error::BadOption) for a boundary
+    /// mode that the model lacks, and with [`WrongKind`](crate::error::Error::WrongKind) if the model's rows begin from
+    /// documents.
     fn begin(&self, boundaries: BoundaryOptions) -> Result<Box<dyn State>>;
 
     /// Returns working memory for one thread that runs steps.
     fn scratch(&self) -> Scratch;
 
-    /// Feeds `rows[i].feed` for each `i` of `which`; these rows must be ready. Each is then waiting or unfinished and has its
-    /// decisions. The caller leaves `feed` and `want` unchanged until the row is ready again.
-    ///
-    /// # Errors
-    /// [`OutOfPages`](crate::error::Error::OutOfPages) if the key-value pool is exhausted;
-    /// [`Internal`](crate::error::Error::Internal) if a row is not ready, has an empty feed, or holds another model's state.
-    /// The rows of a failed step are lost: drop them.
+    /// Feeds `rows[i].feed` for each `i` of `which`; these rows must be ready. Each is then waiting or unfinished and
+    /// has its decisions. The caller leaves `feed` and `want` unchanged until the row is ready again. Fails with
+    /// [`OutOfPages`](crate::error::Error::OutOfPages) if the key-value pool is exhausted, and with
+    /// [`Internal`](crate::error::Error::Internal) if a row is not ready, has an empty feed, or holds another model's
+    /// state. The rows of a failed step are lost: drop them.
     fn symbol_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()>;
 
-    /// Runs the middle stack for the waiting rows among `which`, which are then unfinished. Skips other rows.
-    ///
-    /// # Errors
-    /// The errors of [`symbol_step`](Self::symbol_step).
+    /// Runs the middle stack for the waiting rows among `which`, which are then unfinished. Skips other rows. Fails as
+    /// [`symbol_step`](Self::symbol_step) does.
     fn segment_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()>;
 
-    /// Finishes the unfinished rows among `which`, wanted logits included; they are then ready. Skips other rows.
-    ///
-    /// # Errors
-    /// The errors of [`symbol_step`](Self::symbol_step).
+    /// Finishes the unfinished rows among `which`, wanted logits included; they are then ready. Skips other rows. Fails
+    /// as [`symbol_step`](Self::symbol_step) does.
     fn finish_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()>;
 
     /// Maximum bytes of key-value memory that a sequence of `symbols` symbols can hold.
@@ -197,20 +189,16 @@ pub struct Card {
 }
 
 impl Card {
-    /// Encodes a text of at most `max_symbols` symbols; `field` names it in errors.
-    ///
-    /// # Errors
-    /// The errors of [`Vocabulary::encode`].
+    /// Encodes a text of at most `max_symbols` symbols; `field` names it in errors. Fails as [`Vocabulary::encode`]
+    /// does.
     pub fn encode(&self, field: &'static str, text: &str) -> Result<Vec<u32>> {
         let encoded = self.vocabulary.encode(field, text, self.max_symbols);
         encoded.map_err(|error| error.because(self.max_symbols_why))
     }
 }
 
-/// Feeds every row of `which` and makes it ready; no row waits for another. The simplest engine.
-///
-/// # Errors
-/// The errors of [`Model::symbol_step`].
+/// Feeds every row of `which` and makes it ready; no row waits for another. The simplest engine. Fails as
+/// [`Model::symbol_step`] does.
 pub fn advance(model: &dyn Model, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
     model.symbol_step(rows, which, scratch)?;
     model.segment_step(rows, which, scratch)?;

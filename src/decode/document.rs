@@ -21,10 +21,8 @@ pub trait DocumentEncoder: Send + Sync {
     /// Returns an empty encoding, which holds no pages yet.
     fn open(&self) -> Box<dyn Encoding>;
 
-    /// Returns an empty encoding that keeps chosen vectors as they are where the model mixes them (hard top-k instead of soft).
-    ///
-    /// # Errors
-    /// [`Error::WrongKind`] if the model has no top-k pooling.
+    /// Returns an empty encoding that keeps chosen vectors as they are where the model mixes them (hard top-k instead
+    /// of soft). Fails with [`Error::WrongKind`] if the model has no top-k pooling.
     fn open_hard(&self) -> Result<Box<dyn Encoding>>;
 
     /// Maximum bytes of key-value memory that the encoding of `tokens` tokens can hold, the resulting document included. Rows of
@@ -34,36 +32,28 @@ pub trait DocumentEncoder: Send + Sync {
     /// Multiply-adds of encoding `tokens` tokens: matrix products and attention.
     fn multiply_adds(&self, tokens: usize) -> usize;
 
-    /// Runs at most `blocks` blocks that are ready and returns how many ran: 0 if the encoding [waits](EncodingStage::Waiting) or is
-    /// [done](EncodingStage::Done).
-    ///
-    /// # Errors
-    /// [`Error::OutOfPages`] if the key-value pool is exhausted; [`Error::Internal`] if the encoding is another model's. The
-    /// encoding of a failed call is lost: drop it.
+    /// Runs at most `blocks` blocks that are ready and returns how many ran: 0 if the encoding
+    /// [waits](EncodingStage::Waiting) or is [done](EncodingStage::Done). Fails with [`Error::OutOfPages`] if the
+    /// key-value pool is exhausted, and with [`Error::Internal`] if the encoding is another model's. The encoding of a
+    /// failed call is lost: drop it.
     fn advance(&self, encoding: &mut dyn Encoding, blocks: usize, scratch: &mut Scratch) -> Result<usize>;
 
-    /// Returns an empty row of a document. Its first symbol is [`SpecialIds::start`]; the logits after symbol t predict symbol
-    /// t + 1. The row refers to the document's pages in addition to its own.
-    ///
-    /// # Errors
-    /// [`Error::Internal`] if the document is another model's.
+    /// Returns an empty row of a document. Its first symbol is [`SpecialIds::start`]; the logits after symbol t predict
+    /// symbol t + 1. The row refers to the document's pages in addition to its own. Fails with [`Error::Internal`] if
+    /// the document is another model's.
     fn begin(&self, document: &dyn Document) -> Result<Box<dyn State>>;
 }
 
 /// A document that is being encoded. Dropping it frees its pages.
 pub trait Encoding: Any + Send {
-    /// Takes the next tokens, exactly as the encoder reads them: the caller pushes the end mark after the last token. Takes no
-    /// pages and computes nothing.
-    ///
-    /// # Errors
-    /// [`Error::TooLong`] if the total exceeds [`DocumentLimits::tokens`], [`Error::UnknownSymbol`] for an id outside of the vocabulary;
-    /// the encoding is then unchanged. [`Error::Internal`] after [`close`](Self::close).
+    /// Takes the next tokens, exactly as the encoder reads them: the caller pushes the end mark after the last token.
+    /// Takes no pages and computes nothing. Fails with [`Error::TooLong`] if the total exceeds
+    /// [`DocumentLimits::tokens`], and with [`Error::UnknownSymbol`] for an id outside of the vocabulary; the encoding
+    /// is then unchanged. Fails with [`Error::Internal`] after [`close`](Self::close).
     fn push(&mut self, tokens: &[u32]) -> Result<()>;
 
-    /// Marks the document as complete. A second call has no effect.
-    ///
-    /// # Errors
-    /// [`Error::BadOption`] if no token was pushed.
+    /// Marks the document as complete. A second call has no effect. Fails with [`Error::BadOption`] if no token was
+    /// pushed.
     fn close(&mut self) -> Result<()>;
 
     /// Number of tokens pushed.
@@ -219,19 +209,13 @@ pub struct GenerationDefaults {
     pub no_repeat_ngram: usize,
 }
 
-/// Downcasts an encoding to the concrete type of the model that created it.
-///
-/// # Errors
-/// [`Error::Internal`] if another model created it.
+/// Downcasts an encoding to the concrete type of the model that created it. Fails if another model created it.
 pub fn encoding_mut<E: Encoding>(encoding: &mut dyn Encoding) -> Result<&mut E> {
     let encoding: &mut dyn Any = encoding;
     encoding.downcast_mut().ok_or_else(|| Error::Internal("the encoding belongs to another model".into()))
 }
 
-/// Downcasts a document to the concrete type of the model that created it.
-///
-/// # Errors
-/// [`Error::Internal`] if another model created it.
+/// Downcasts a document to the concrete type of the model that created it. Fails if another model created it.
 pub fn document_ref<D: Document>(document: &dyn Document) -> Result<&D> {
     let document: &dyn Any = document;
     document.downcast_ref().ok_or_else(|| Error::Internal("the document belongs to another model".into()))

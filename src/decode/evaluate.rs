@@ -2,7 +2,7 @@
 
 use super::{
     contract::{BoundaryOptions, Model, SequenceRow, SymbolBoundary, Want, advance},
-    options::Windows,
+    options::WindowOptions,
     sampling::logprobs::log_probability,
 };
 use crate::error::Result;
@@ -26,9 +26,7 @@ pub enum StepSize {
 pub type VisitPosition<'a> = &'a mut dyn FnMut(usize, &[f32], SymbolBoundary) -> Result<()>;
 
 /// Feeds `symbols` to a fresh sequence and calls `visit` for each position. `want` selects the logits of each step.
-///
-/// # Errors
-/// The errors of the model's steps and of `visit`.
+/// Returns the first error of a step or of `visit`.
 pub fn run(
     model: &dyn Model,
     symbols: &[u32],
@@ -74,12 +72,12 @@ pub struct ScoringWindow {
 
 /// Returns the windows of Dynamic Token Pooling's evaluation, as its code (not the paper) defines them: targets in runs of
 /// `stride`, each with as much context as fits into `length` symbols. Every window is a fresh sequence.
-pub fn windows(symbols: usize, windows: Windows) -> impl Iterator<Item = ScoringWindow> {
+pub fn windows(symbols: usize, windows: WindowOptions) -> impl Iterator<Item = ScoringWindow> {
     (0..).map_while(move |index| window(symbols, windows, index))
 }
 
 /// Returns window number `index` of a text of `symbols` symbols, if it exists.
-pub fn window(symbols: usize, Windows { length, stride }: Windows, index: usize) -> Option<ScoringWindow> {
+pub fn window(symbols: usize, WindowOptions { length, stride }: WindowOptions, index: usize) -> Option<ScoringWindow> {
     let last = symbols.saturating_sub(1);
     let first = index.checked_mul(stride.max(1)).filter(|&first| first < last)?;
     let start = first.saturating_sub(length.saturating_sub(stride));
@@ -108,10 +106,7 @@ impl AddAssign for WindowScore {
     }
 }
 
-/// Scores one window.
-///
-/// # Errors
-/// The errors of the model's steps.
+/// Scores one window. Returns the first error of a step.
 pub fn score_window(
     model: &dyn Model,
     symbols: &[u32],
@@ -121,11 +116,8 @@ pub fn score_window(
     score_window_with(model, symbols, window, boundaries, &mut |_, _, _| Ok(()))
 }
 
-/// Scores one window and calls `visit` for every position whose logits score the next symbol, with the position's index in
-/// `symbols`.
-///
-/// # Errors
-/// The errors of the model's steps and of `visit`.
+/// Scores one window and calls `visit` for every position whose logits score the next symbol, with the position's index
+/// in `symbols`. Returns the first error of a step or of `visit`.
 pub fn score_window_with(
     model: &dyn Model,
     symbols: &[u32],
@@ -156,7 +148,7 @@ mod tests {
 
     #[test]
     fn windows_cover_every_target_once_with_the_official_context() {
-        let official = Windows { length: 56, stride: 16 };
+        let official = WindowOptions { length: 56, stride: 16 };
         let all: Vec<_> = windows(151, official).collect();
         assert_eq!(all[0], ScoringWindow { start: 0, scored: 1, end: 17 });
         assert_eq!(all[3], ScoringWindow { start: 8, scored: 49, end: 65 });

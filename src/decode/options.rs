@@ -31,12 +31,12 @@ pub struct Score {
     /// How boundaries are decided.
     pub boundaries: BoundaryOptions,
     /// Windows to score the text in, each a fresh sequence; none: one sequence.
-    pub windows: Option<Windows>,
+    pub windows: Option<WindowOptions>,
 }
 
 /// The windows of a windowed evaluation: see [`evaluate::windows`](super::evaluate::windows).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Windows {
+pub struct WindowOptions {
     /// Symbols fed in a window.
     pub length: usize,
     /// Symbols scored in a window: the last `stride` symbols fed predict them.
@@ -190,10 +190,8 @@ impl FinishReason {
 }
 
 impl Generate {
-    /// Checks all fields against their limits and the model's.
-    ///
-    /// # Errors
-    /// [`Error::BadOption`], [`Error::TooLong`] or [`Error::UnknownSymbol`], with the field's name.
+    /// Checks all fields against their limits and the model's. Fails with [`Error::BadOption`], [`Error::TooLong`] or
+    /// [`Error::UnknownSymbol`], which name the field.
     pub fn validate(&self, card: &Card) -> Result<()> {
         if card.first_logits.is_none() || !self.prompt.is_empty() {
             check_length("prompt", self.prompt.len(), card)?;
@@ -207,10 +205,7 @@ impl Generate {
 }
 
 impl Score {
-    /// Checks all fields against their limits and the model's.
-    ///
-    /// # Errors
-    /// The errors of [`Generate::validate`].
+    /// Checks all fields against their limits and the model's. Fails as [`Generate::validate`] does.
     pub fn validate(&self, card: &Card) -> Result<()> {
         match self.windows {
             Some(_) => check_length_within("text", self.symbols.len(), OptionLimits::WINDOWED_SYMBOLS)?,
@@ -223,11 +218,9 @@ impl Score {
     }
 }
 
-impl Windows {
-    /// Checks both numbers against each other and the model's maximum sequence length.
-    ///
-    /// # Errors
-    /// [`Error::BadOption`], with the field's name.
+impl WindowOptions {
+    /// Checks both numbers against each other and the model's maximum sequence length. Fails with [`Error::BadOption`],
+    /// which names the field.
     pub fn validate(&self, card: &Card) -> Result<()> {
         if self.length == 0 || self.length > card.max_symbols {
             return Err(bad("windows.length", self.length, format!("1 to {}", card.max_symbols)));

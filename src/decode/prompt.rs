@@ -11,7 +11,7 @@
 use super::{
     contract::{SequenceRow, Want},
     evaluate::{ScoringWindow, window},
-    options::{EmittedSymbol, Windows},
+    options::{EmittedSymbol, WindowOptions},
     sampling::logprobs::{LogprobOptions, SymbolLogprobs},
     text_window::{TextView, TextWindow},
     trace,
@@ -29,7 +29,7 @@ pub(super) struct Prompt {
     /// Length of the prefix whose boundaries equal the predictor's, stored as plain symbols.
     agreed: usize,
     /// The windows of a windowed evaluation.
-    windows: Option<Windows>,
+    windows: Option<WindowOptions>,
     /// Index of the present window.
     window_index: usize,
     /// The symbols fed to the present sequence.
@@ -77,7 +77,7 @@ pub(super) struct PromptOutput {
 }
 
 impl Prompt {
-    pub(super) fn new(symbols: Vec<u32>, windows: Option<Windows>, output: PromptOutput) -> Self {
+    pub(super) fn new(symbols: Vec<u32>, windows: Option<WindowOptions>, output: PromptOutput) -> Self {
         let len = symbols.len();
         let range = FeedRange { start: 0, emit_from: 0, end: len };
         let mut prompt = Self {
@@ -183,9 +183,7 @@ impl Prompt {
     }
 
     /// Computes the first symbol's log-probabilities from the logits before it, if it is emitted and begins a sequence.
-    ///
-    /// # Errors
-    /// The errors of [`LogprobOptions::compute`].
+    /// Fails as [`LogprobOptions::compute`] does.
     pub(super) fn begin(&mut self, logits: &[f32]) -> Result<()> {
         if let Some(first) = self.symbol_at(0).filter(|_| self.output.symbols && !self.is_windowed()) {
             self.next = self.output.logprobs.compute(first, logits)?;

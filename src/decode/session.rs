@@ -61,10 +61,7 @@ pub enum SessionProgress {
 }
 
 impl Session {
-    /// Creates a session that generates.
-    ///
-    /// # Errors
-    /// The errors of [`Generate::validate`].
+    /// Creates a session that generates. Fails as [`Generate::validate`] does.
     pub fn generate(request: Generate, card: &Card) -> Result<Self> {
         request.validate(card)?;
         let Generate { prompt, sampling, stopping, details, boundaries } = request;
@@ -83,10 +80,7 @@ impl Session {
         Self::new(prompt, Some(generation), boundaries, card, max_symbols)
     }
 
-    /// Creates a session that scores a text.
-    ///
-    /// # Errors
-    /// The errors of [`Score::validate`].
+    /// Creates a session that scores a text. Fails as [`Score::validate`] does.
     pub fn score(request: Score, card: &Card) -> Result<Self> {
         request.validate(card)?;
         let Score { symbols, logprobs, top, boundaries, windows } = request;
@@ -175,10 +169,8 @@ impl Session {
     }
 
     /// Continues with a row whose state has seen the first `len` symbols, at most
-    /// [`cacheable_prefix`](Self::cacheable_prefix), and closed `segments` segments.
-    ///
-    /// # Errors
-    /// [`Error::Internal`] if `len` is larger.
+    /// [`cacheable_prefix`](Self::cacheable_prefix), and closed `segments` segments. Fails with [`Error::Internal`] if
+    /// `len` is larger.
     pub fn start_at(&mut self, len: usize, segments: usize) -> Result<()> {
         let limit = self.cacheable_prefix();
         if len > limit {
@@ -203,9 +195,7 @@ impl Session {
         self.lost_row = true;
     }
 
-    /// Prepares a fresh row's state for the replay, which need not start at the beginning of the text.
-    ///
-    /// # Errors
+    /// Prepares a fresh row's state for the replay, which need not start at the beginning of the text. Fails with
     /// [`Error::Internal`] if another model created the state.
     pub fn resume(&self, state: &mut dyn State) -> Result<()> {
         self.replay_start.map_or(Ok(()), |start| state.resume(start))
@@ -259,10 +249,9 @@ impl Session {
         }
     }
 
-    /// Takes the results of the row's feed; the row must be ready. At a window's end its state restarts for the next window.
-    ///
-    /// # Errors
-    /// [`Error::Internal`] if the row breaks the contract of a step, or its logits contain NaN or infinity.
+    /// Takes the results of the row's feed; the row must be ready. At a window's end its state restarts for the next
+    /// window. Fails with [`Error::Internal`] if the row breaks the contract of a step, or its logits contain NaN or
+    /// infinity.
     pub fn absorb(&mut self, row: &mut SequenceRow) -> Result<SessionProgress> {
         self.check(row)?;
         let is_replaying = self.is_replaying();
@@ -330,10 +319,8 @@ impl Session {
         }
     }
 
-    /// Runs the whole session alone and passes symbols to `emit` as they come.
-    ///
-    /// # Errors
-    /// The errors of the model, of [`absorb`](Self::absorb) and of `emit`.
+    /// Runs the whole session alone and passes symbols to `emit` as they come. Returns the first error of a step, of
+    /// [`absorb`](Self::absorb) or of `emit`.
     pub fn run(
         mut self,
         model: &dyn Model,

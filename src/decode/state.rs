@@ -23,10 +23,8 @@ pub trait State: Any + Send + Sync {
     /// windows have moved on too far since then (a chunk of many symbols), the fork is empty.
     fn fork(&self) -> Box<dyn State>;
 
-    /// Drops all symbols from position `len` on.
-    ///
-    /// # Errors
-    /// [`Error::Internal`] if `len` is beyond the end, is before [`earliest`](Self::earliest) and not 0, or the row is not ready.
+    /// Drops all symbols from position `len` on. Fails with [`Error::Internal`] if `len` is beyond the end, is before
+    /// [`earliest`](Self::earliest) and not 0, or the row is not ready.
     fn rollback(&mut self, len: usize) -> Result<()>;
 
     /// The shortest length, other than 0, that [`rollback`](Self::rollback) accepts. A state with moving windows drops what
@@ -45,11 +43,9 @@ pub trait State: Any + Send + Sync {
         None
     }
 
-    /// Continues from the [`replay_start`](Self::replay_start) of another state of the same model: counts the symbols before
-    /// it as fed. Below [`ReplayStart::valid_from`] symbols its numbers are invalid, and it can only be rolled back to 0.
-    ///
-    /// # Errors
-    /// [`Error::Internal`] if the state is not empty, or its model never returns such a start.
+    /// Continues from the [`replay_start`](Self::replay_start) of another state of the same model: counts the symbols
+    /// before it as fed. Below [`ReplayStart::valid_from`] symbols its numbers are invalid, and it can only be rolled
+    /// back to 0. Fails with [`Error::Internal`] if the state is not empty, or its model never returns such a start.
     fn resume(&mut self, start: ReplayStart) -> Result<()> {
         Err(Error::Internal(format!("a state that needs its whole text cannot resume from {start:?}")))
     }
@@ -88,19 +84,13 @@ pub struct PageUse {
 /// Working memory of one thread that runs steps. The model creates it; it is opaque to all other code.
 pub struct Scratch(pub Box<dyn Any + Send>);
 
-/// Downcasts a state to the concrete type of the family that created it.
-///
-/// # Errors
-/// [`Error::Internal`] if another model created the state.
+/// Downcasts a state to the concrete type of the family that created it. Fails if another model created the state.
 pub fn state_ref<S: State>(state: &dyn State) -> Result<&S> {
     let state: &dyn Any = state;
     state.downcast_ref().ok_or_else(foreign_state)
 }
 
 /// Mutable variant of [`state_ref`].
-///
-/// # Errors
-/// [`Error::Internal`] if another model created the state.
 pub fn state_mut<S: State>(state: &mut dyn State) -> Result<&mut S> {
     let state: &mut dyn Any = state;
     state.downcast_mut().ok_or_else(foreign_state)

@@ -49,18 +49,12 @@ struct WorkerThread {
 }
 
 impl Handle {
-    /// Starts a worker thread for `model`.
-    ///
-    /// # Errors
-    /// The operating system refuses a thread.
+    /// Starts a worker thread for `model`. Fails if the operating system refuses a thread.
     pub fn start(model: Arc<dyn Model>, limits: Limits) -> Result<Self> {
         Self::start_with(model, limits, Arc::new(()))
     }
 
-    /// Starts a worker thread for `model` that reports to `observer`.
-    ///
-    /// # Errors
-    /// The operating system refuses a thread.
+    /// Starts a worker thread for `model` that reports to `observer`. Fails if the operating system refuses a thread.
     pub fn start_with(model: Arc<dyn Model>, limits: Limits, observer: Arc<dyn Observer>) -> Result<Self> {
         let inner = Arc::new(Inner::new(model, limits, observer));
         let worker_inner = Arc::clone(&inner);
@@ -70,12 +64,10 @@ impl Handle {
         Ok(Self(Arc::new(WorkerThread { inner, thread: Some(thread) })))
     }
 
-    /// Queues a validated request about a text.
-    ///
-    /// # Errors
-    /// `QueueFull`; `Draining`; `Deadline` if it has passed or cannot be met; `NeverFits` if the request could not run even
-    /// alone; `BadOption` for a priority out of range; validation errors of [`Generate`](crate::decode::options::Generate)
-    /// and [`Score`](crate::decode::options::Score).
+    /// Queues a validated request about a text. Fails with `QueueFull`, `Draining`, `Deadline` if the deadline has
+    /// passed or cannot be met, `NeverFits` if the request could not run even alone, or `BadOption` for a priority out
+    /// of range. Also fails as [`Generate::validate`](crate::decode::options::Generate::validate) and
+    /// [`Score::validate`](crate::decode::options::Score::validate) do.
     pub fn submit(&self, job: Job, terms: impl Into<Terms>) -> Result<Events> {
         let terms = terms.into();
         let Inner { model, limits, segment_cache, .. } = self.inner();
@@ -107,11 +99,9 @@ impl Handle {
         upload::open(&self.inner().wake_signal)
     }
 
-    /// Queues a request for a summary. Its document is encoded while it arrives.
-    ///
-    /// # Errors
-    /// Fails as [`submit`](Self::submit) and [`Summarize::plan`] do; [`Error::UnknownDocument`]; [`Error::WrongKind`] if the model
-    /// does not summarize.
+    /// Queues a request for a summary. Its document is encoded while it arrives. Fails as [`submit`](Self::submit) and
+    /// [`Summarize::plan`] do, with [`Error::UnknownDocument`], or with [`Error::WrongKind`] if the model does not
+    /// summarize.
     pub fn summarize(&self, request: &Summarize, source: DocumentSource, terms: impl Into<Terms>) -> Result<Events> {
         let terms = terms.into();
         let Inner { model, limits, document_cache, .. } = self.inner();

@@ -90,10 +90,10 @@ mod tests {
                 *x = f32::NEG_INFINITY;
             }
             let top = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            let want = x.iter().map(|&x| (f64::from(x) - f64::from(top)).exp()).sum::<f64>().ln();
+            let expected = x.iter().map(|&x| (f64::from(x) - f64::from(top)).exp()).sum::<f64>().ln();
             for isa in Isa::all() {
                 prop_assert_eq!(largest(isa, &x), top);
-                prop_assert!((sum_above(isa, &x, top).ln() - want).abs() < 1e-6);
+                prop_assert!((sum_above(isa, &x, top).ln() - expected).abs() < 1e-6);
             }
         }
     }

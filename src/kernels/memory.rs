@@ -99,20 +99,15 @@ unsafe impl Pod for u16 {}
 // SAFETY: a primitive number.
 unsafe impl Pod for i8 {}
 
-/// Interprets bytes as values of another type. Trailing bytes that do not fill a value are ignored.
-///
-/// # Panics
-/// If the bytes are not aligned for the type.
+/// Interprets bytes as values of another type. Trailing bytes that do not fill a value are ignored. Panics if the bytes
+/// are not aligned for the type.
 pub fn cast<T: Pod>(bytes: &[u8]) -> &[T] {
     assert!(bytes.as_ptr().cast::<T>().is_aligned());
     // SAFETY: aligned as just checked; `Pod` guarantees that every bit pattern is a value.
     unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len() / size_of::<T>()) }
 }
 
-/// Interprets bytes for writing as values of another type.
-///
-/// # Panics
-/// If the bytes are not aligned for the type.
+/// Interprets bytes for writing as values of another type. Panics if the bytes are not aligned for the type.
 pub fn cast_mut<T: Pod>(bytes: &mut [u8]) -> &mut [T] {
     assert!(bytes.as_ptr().cast::<T>().is_aligned());
     // SAFETY: as above; exclusive because the borrow of `bytes` is.
@@ -133,10 +128,7 @@ impl Arena {
         Self { size: size.max(1).next_multiple_of(HUGE), open: Mutex::new(None) }
     }
 
-    /// Allocates a region of `bytes` bytes.
-    ///
-    /// # Errors
-    /// [`Error::Internal`] if the system cannot map more memory.
+    /// Allocates a region of `bytes` bytes. Fails with [`Error::Internal`] if the system cannot map more memory.
     pub fn allocate(&self, bytes: usize) -> Result<Region> {
         let padded = bytes.checked_next_multiple_of(LINE).ok_or_else(|| out_of_memory(bytes, "the size overflows"))?;
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);

@@ -57,10 +57,8 @@ impl PagePool {
         self.limit
     }
 
-    /// Allocates a page of `bytes` unspecified bytes.
-    ///
-    /// # Errors
-    /// [`Error::OutOfPages`] if the limit is reached; [`Error::Internal`] if the system has no more memory.
+    /// Allocates a page of `bytes` unspecified bytes. Fails with [`Error::OutOfPages`] if the limit is reached, and
+    /// with [`Error::Internal`] if the system has no more memory.
     pub fn allocate(self: &Arc<Self>, bytes: usize) -> Result<Page> {
         let increased = |used: usize| used.checked_add(bytes).filter(|&sum| sum <= self.limit);
         if self.in_use.fetch_update(Relaxed, Relaxed, increased).is_err() {
@@ -123,10 +121,8 @@ impl Page {
         self.region.as_ref().map_or(0, |region| Arc::as_ptr(region).addr())
     }
 
-    /// Returns the bytes for writing. Replaces a shared page with a copy first.
-    ///
-    /// # Errors
-    /// [`Error::OutOfPages`] if the page is shared and the limit is reached.
+    /// Returns the bytes for writing. Replaces a shared page with a copy first. Fails with [`Error::OutOfPages`] if the
+    /// page is shared and the limit is reached.
     pub fn bytes_mut(&mut self) -> Result<&mut [u8]> {
         let missing = || Error::Internal("a page without memory".into());
         if self.is_shared() {

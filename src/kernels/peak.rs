@@ -20,10 +20,8 @@ pub struct MemoryStream {
 }
 
 impl MemoryStream {
-    /// Allocates at least `bytes` bytes and writes them, because unwritten memory is one shared page of zeros.
-    ///
-    /// # Errors
-    /// The system has no more memory.
+    /// Allocates at least `bytes` bytes and writes them, because unwritten memory is one shared page of zeros. Fails if
+    /// memory runs out.
     pub fn new(bytes: usize) -> Result<Self> {
         let mut region = Arena::new(1).allocate(bytes.max(1).next_multiple_of(GROUP * WIDTH * size_of::<f32>()))?;
         region.values_mut().fill(1f32);

@@ -270,9 +270,9 @@ mod tests {
     fn erf_is_within_a_ten_millionth() {
         for i in -4500..=4500 {
             let x = i as f32 / 1000.0;
-            let want = erf_series(f64::from(x));
-            for got in [erf::<Portable>(x), by_gelu(x)] {
-                assert!((f64::from(got) - want).abs() < 2.5e-7, "{x}: {got} {want}");
+            let expected = erf_series(f64::from(x));
+            for actual in [erf::<Portable>(x), by_gelu(x)] {
+                assert!((f64::from(actual) - expected).abs() < 2.5e-7, "{x}: {actual} {expected}");
             }
         }
     }
@@ -281,9 +281,9 @@ mod tests {
     fn exp_is_within_a_few_units() {
         for i in 0..87_000 {
             let x = -(i as f32) / 1000.0;
-            let want = f64::from(x).exp();
-            let got = exp::<Portable>(x);
-            assert!((f64::from(got) / want - 1.0).abs() < 4e-7, "{x}: {got} {want}");
+            let expected = f64::from(x).exp();
+            let actual = exp::<Portable>(x);
+            assert!((f64::from(actual) / expected - 1.0).abs() < 4e-7, "{x}: {actual} {expected}");
         }
     }
 
@@ -304,15 +304,15 @@ mod tests {
             let variance = sums.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / width as f64;
             let mut all = Vec::new();
             for isa in Isa::all() {
-                let mut got = x.clone();
+                let mut actual = x.clone();
                 let compute = Compute { isa, pool: std::sync::Arc::new(ThreadPool::new(1)) };
-                add_layer_norm(&compute, &mut got, &y, &parameters);
+                add_layer_norm(&compute, &mut actual, &y, &parameters);
                 for i in 0..width {
                     let unit = (sums[i] - mean) / (variance + 1e-5).sqrt();
-                    let want = unit * f64::from(parameters.weight[i]) + f64::from(parameters.bias[i]);
-                    assert!((f64::from(got[i]) - want).abs() < 2e-5, "{width} {i}: {} {want}", got[i]);
+                    let expected = unit * f64::from(parameters.weight[i]) + f64::from(parameters.bias[i]);
+                    assert!((f64::from(actual[i]) - expected).abs() < 2e-5, "{width} {i}: {} {expected}", actual[i]);
                 }
-                all.push((isa, got));
+                all.push((isa, actual));
             }
             assert_fused_agree(&all);
         }
@@ -326,13 +326,17 @@ mod tests {
             let norm = RmsNorm { weight: numbers(0.2)[..width].to_vec(), eps };
             for isa in Isa::all() {
                 let compute = Compute { isa, pool: std::sync::Arc::new(ThreadPool::new(2)) };
-                let mut got = vec![f32::NAN; x.len()];
-                rms_norm(&compute, &x, &norm, &mut got);
-                for (row, got) in x.chunks(width).zip(got.chunks(width)) {
+                let mut actual = vec![f32::NAN; x.len()];
+                rms_norm(&compute, &x, &norm, &mut actual);
+                for (row, actual) in x.chunks(width).zip(actual.chunks(width)) {
                     let mean = row.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / width as f64;
                     for i in 0..width {
-                        let want = f64::from(row[i]) / (mean + f64::from(eps)).sqrt() * f64::from(norm.weight[i]);
-                        assert!((f64::from(got[i]) - want).abs() < 1e-6, "{width} {i}: {} {want}", got[i]);
+                        let expected = f64::from(row[i]) / (mean + f64::from(eps)).sqrt() * f64::from(norm.weight[i]);
+                        assert!(
+                            (f64::from(actual[i]) - expected).abs() < 1e-6,
+                            "{width} {i}: {} {expected}",
+                            actual[i]
+                        );
                     }
                 }
             }
@@ -370,8 +374,8 @@ mod tests {
                 let mut silu = [x as f32];
                 gelu_tanh_all(isa, &mut by_tanh);
                 silu_all(isa, &mut silu);
-                for (got, want) in [(by_tanh[0], gelu), (silu[0], x / (1.0 + (-x).exp()))] {
-                    assert!((f64::from(got) - want).abs() < 1e-6 * (1.0 + x.abs()), "{x}: {got} {want}");
+                for (actual, expected) in [(by_tanh[0], gelu), (silu[0], x / (1.0 + (-x).exp()))] {
+                    assert!((f64::from(actual) - expected).abs() < 1e-6 * (1.0 + x.abs()), "{x}: {actual} {expected}");
                 }
             }
         }

@@ -107,10 +107,8 @@ impl KvCache {
         !self.len.is_multiple_of(POSITIONS) && page.is_some_and(Page::is_shared)
     }
 
-    /// Reserves pages for `more` positions, so that writing them cannot run out of memory.
-    ///
-    /// # Errors
-    /// [`Error::OutOfPages`]; the cache is unchanged.
+    /// Reserves pages for `more` positions, so that writing them cannot run out of memory. Fails with
+    /// [`Error::OutOfPages`]; the cache is then unchanged.
     pub fn reserve(&mut self, more: usize) -> Result<()> {
         let before = self.pages.len();
         let page_exists = self.freed + before > self.len / POSITIONS;
@@ -130,31 +128,25 @@ impl KvCache {
         Ok(())
     }
 
-    /// Writes a layer's keys and values, (heads, head_dim) each, at a reserved position.
-    ///
-    /// # Errors
-    /// [`Error::Internal`] if the position was not reserved.
+    /// Writes a layer's keys and values, (heads, head_dim) each, at a reserved position. Fails with [`Error::Internal`]
+    /// if the position was not reserved.
     pub fn write(&mut self, layer: usize, position: usize, keys: &[f32], values: &[f32]) -> Result<()> {
         let layout = self.layout;
         attention::write(&layout, self.page_mut(position)?, layer, position % POSITIONS, keys, values);
         Ok(())
     }
 
-    /// Writes the stack's output at a reserved position.
-    ///
-    /// # Errors
-    /// [`Error::Internal`] if the position was not reserved.
+    /// Writes the stack's output at a reserved position. Fails with [`Error::Internal`] if the position was not
+    /// reserved.
     pub fn write_output(&mut self, position: usize, output: &[f32]) -> Result<()> {
         let offset = self.output_offset(position);
         cast_mut(&mut self.page_mut(position)?[offset..offset + size_of_val(output)]).copy_from_slice(output);
         Ok(())
     }
 
-    /// Writes a running sum of outputs at a reserved position: `output` plus the sum at the position before if `continues`,
-    /// else `output` alone.
-    ///
-    /// # Errors
-    /// [`Error::Internal`] if the position was not reserved, or the page of the one before is freed.
+    /// Writes a running sum of outputs at a reserved position: `output` plus the sum at the position before if
+    /// `continues`, else `output` alone. Fails with [`Error::Internal`] if the position was not reserved, or the page
+    /// of the one before is freed.
     pub fn add_output(&mut self, position: usize, output: &[f32], continues: bool) -> Result<()> {
         let offset = self.output_offset(position);
         let len = size_of_val(output);

@@ -53,10 +53,7 @@ impl PagedVectors {
         self.per_page * self.dim * size_of::<f32>()
     }
 
-    /// Appends `more` vectors of unspecified content.
-    ///
-    /// # Errors
-    /// [`Error::OutOfPages`]; the list is unchanged.
+    /// Appends `more` vectors of unspecified content. Fails with [`Error::OutOfPages`]; the list is then unchanged.
     pub fn extend(&mut self, more: usize) -> Result<()> {
         let before = self.pages.len();
         while self.pages.len() * self.per_page < self.len + more {
@@ -84,10 +81,7 @@ impl PagedVectors {
         &floats[index % self.per_page * self.dim..][..self.dim]
     }
 
-    /// Returns a page's vectors for writing: (vectors, dim).
-    ///
-    /// # Errors
-    /// [`Error::Internal`] if the page does not exist.
+    /// Returns a page's vectors for writing: (vectors, dim). Fails with [`Error::Internal`] if the page does not exist.
     pub fn page_mut(&mut self, page: usize) -> Result<&mut [f32]> {
         let vectors = self.len.saturating_sub(page * self.per_page).min(self.per_page);
         let bytes = self.pages.get_mut(page).ok_or_else(|| Error::Internal(format!("no page {page} of vectors")))?;

@@ -102,10 +102,8 @@ impl T5Stack {
     /// Runs `x` through all layers in place, and writes keys and values into the caches.
     ///
     /// `x` is (positions, D), or of the width that the first layer takes. The caches must have the positions reserved.
-    /// Positions of one sequence come in rising order, without a gap after the cache's end.
-    ///
-    /// # Errors
-    /// A cache that cannot be found or lacks reserved positions.
+    /// Positions of one sequence come in rising order, without a gap after the cache's end. Fails if a cache cannot be
+    /// found or lacks reserved positions.
     pub fn forward<C: Caches>(
         &self,
         compute: &Compute,
@@ -164,10 +162,8 @@ impl T5Stack {
         Ok(())
     }
 
-    /// Projects the vectors of a memory, (vectors, C): see [`cross::project_memory`].
-    ///
-    /// # Errors
-    /// The first error that `write` returns.
+    /// Projects the vectors of a memory, (vectors, C): see [`cross::project_memory`]. Returns the first error of
+    /// `write`.
     pub fn project_memory(
         &self,
         compute: &Compute,

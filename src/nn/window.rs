@@ -35,10 +35,7 @@ pub const CHUNK: usize = 512;
 const MAX_LENGTH: usize = 1 << 24;
 
 impl Window {
-    /// Checks the window's length.
-    ///
-    /// # Errors
-    /// A length out of bounds, or one that does not halve.
+    /// Checks the window's length. Fails if the length is out of bounds or does not halve.
     pub fn validate(self) -> Result<(), ConfigError> {
         match self {
             Self::Blockwise { length } if !(2..=MAX_LENGTH).contains(&length) || !length.is_multiple_of(2) => {

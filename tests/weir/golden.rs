@@ -12,7 +12,7 @@ use weir::{
     decode::{
         contract::{BoundaryMode, BoundaryOptions, Noise, SymbolBoundary, state_ref},
         evaluate::{score_window, windows},
-        options::Windows,
+        options::WindowOptions,
     },
     family::{
         hourglass::{
@@ -306,7 +306,7 @@ fn windowed_evaluation_equals_the_official_figures() {
         let expected = eval["windows"].as_array().unwrap();
         let mut nats = 0.0;
         let mut scored = 0;
-        for (window, expected) in windows(per_row, Windows { length, stride }).zip(expected) {
+        for (window, expected) in windows(per_row, WindowOptions { length, stride }).zip(expected) {
             assert_eq!(window.start as u64, expected["context_start"].as_u64().unwrap());
             let mut window_nats = 0.0;
             let mut window_scored = 0;
@@ -320,7 +320,7 @@ fn windowed_evaluation_equals_the_official_figures() {
             nats += window_nats;
             scored += window_scored;
         }
-        assert_eq!(windows(per_row, Windows { length, stride }).count(), expected.len());
+        assert_eq!(windows(per_row, WindowOptions { length, stride }).count(), expected.len());
         let bpc = nats / scored as f64 / std::f64::consts::LN_2;
         assert!((bpc - eval["bpc"].as_f64().unwrap()).abs() < 1e-5, "{case}: {bpc}");
     }

@@ -2,7 +2,7 @@
 
 use crate::{
     cli::model::{BoundaryArgs, ModelArgs, TextArgs},
-    decode::options::Windows,
+    decode::options::WindowOptions,
 };
 use indicatif::{ProgressBar, ProgressStyle};
 use std::path::PathBuf;
@@ -25,7 +25,7 @@ pub struct Args {
     /// Evaluate as the papers do: windows of LENGTH symbols, each of which scores its last STRIDE symbols. Outputs at a symbol
     /// come from the window that scores the next symbol; the last symbol has none.
     #[arg(long, value_name = "LENGTH,STRIDE", conflicts_with = "mode", value_parser = parse_windows, env = "WEIR_WINDOWED")]
-    pub(super) windowed: Option<Windows>,
+    pub(super) windowed: Option<WindowOptions>,
     /// Bits per character by length: splits the text into independent pieces of each LENGTH. Every length scores the same
     /// symbols.
     #[arg(long, value_name = "LENGTH,…", value_delimiter = ',', conflicts_with_all = ["mode", "windowed", "logits"],
@@ -50,10 +50,10 @@ pub(super) enum ModeArg {
     Chunked,
 }
 
-fn parse_windows(text: &str) -> std::result::Result<Windows, String> {
+fn parse_windows(text: &str) -> std::result::Result<WindowOptions, String> {
     let numbers = text.split_once(',').and_then(|(a, b)| Some((a.trim().parse().ok()?, b.trim().parse().ok()?)));
     match numbers {
-        Some((length, stride)) if 1 <= stride && stride <= length => Ok(Windows { length, stride }),
+        Some((length, stride)) if 1 <= stride && stride <= length => Ok(WindowOptions { length, stride }),
         _ => Err("two numbers LENGTH,STRIDE with 1 ≤ STRIDE ≤ LENGTH".into()),
     }
 }

@@ -6,7 +6,7 @@ use crate::{
     decode::{
         contract::Model,
         evaluate::{WindowScore, score_window, windows},
-        options::Windows,
+        options::WindowOptions,
     },
     error::{Error, Result},
 };
@@ -48,7 +48,7 @@ pub(super) fn run(args: &Args, model: &dyn Model, symbols: &[u32]) -> Result<()>
 }
 
 fn score(args: &Args, model: &dyn Model, symbols: &[u32], length: usize) -> Result<LengthScore> {
-    let all: Vec<_> = windows(symbols.len(), Windows { length, stride: length }).collect();
+    let all: Vec<_> = windows(symbols.len(), WindowOptions { length, stride: length }).collect();
     let pieces = all.len();
     let mut sum = WindowScore::default();
     let bar = progress_bar(pieces);

@@ -11,7 +11,7 @@ use crate::{
     decode::{
         contract::{Model, SymbolBoundary, Want},
         evaluate::{StepSize, WindowScore, run as evaluate, score_window_with, windows},
-        options::{Windows, check_length},
+        options::{WindowOptions, check_length},
         sampling::logprobs::log_probability,
     },
     error::{Error, Result},
@@ -139,7 +139,7 @@ fn evaluate_whole(args: &Args, model: &dyn Model, symbols: &[u32], has_end: bool
     Ok(outputs)
 }
 
-fn run_windowed(args: &Args, model: &dyn Model, symbols: &[u32], size: Windows) -> Result<()> {
+fn run_windowed(args: &Args, model: &dyn Model, symbols: &[u32], size: WindowOptions) -> Result<()> {
     let limit = model.card().max_symbols;
     if size.length > limit {
         return Err(Error::TooLong { field: "--windowed", length: size.length, limit, unit: "characters", why: None });

@@ -135,10 +135,8 @@ impl BeamSearch {
         self.step
     }
 
-    /// Takes the logits (vocab) after each row's last token and decides the next step.
-    ///
-    /// # Errors
-    /// [`Error::Internal`] if the number of rows or the length of a row's logits is wrong, or logits contain NaN or infinity.
+    /// Takes the logits (vocab) after each row's last token and decides the next step. Fails with [`Error::Internal`]
+    /// if the number of rows or the length of a row's logits is wrong, or logits contain NaN or infinity.
     pub fn advance<'a>(&mut self, logits: impl Iterator<Item = &'a [f32]>) -> Result<SearchStep> {
         let logits: Vec<_> = logits.collect();
         if logits.len() != self.paths.len() || logits.iter().any(|row| row.len() != self.vocabulary) {

@@ -30,9 +30,7 @@ impl LogprobOptions {
         self.logprobs || self.top > 0
     }
 
-    /// Computes the log-probabilities of the symbol at a position from the position's logits (vocab).
-    ///
-    /// # Errors
+    /// Computes the log-probabilities of the symbol at a position from the position's logits (vocab). Fails with
     /// [`Error::Internal`] if the logits contain NaN or infinity, are all −∞, or have no entry for the symbol.
     pub fn compute(self, symbol: u32, logits: &[f32]) -> Result<SymbolLogprobs> {
         if !self.any() {
@@ -46,10 +44,7 @@ impl LogprobOptions {
     }
 }
 
-/// Returns ln p of one symbol, in `f64`.
-///
-/// # Errors
-/// The errors of [`LogprobOptions::compute`].
+/// Returns ln p of one symbol, in `f64`. Fails as [`LogprobOptions::compute`] does.
 pub fn log_probability(logits: &[f32], symbol: u32) -> Result<f64> {
     let softmax = LogSoftmax::new(logits)?;
     Ok(softmax.exact(logit_of(symbol, logits)?))

@@ -50,9 +50,7 @@ impl Sampler {
         }
     }
 
-    /// Chooses the symbol at `position` of the sequence from the logits (vocab) before it.
-    ///
-    /// # Errors
+    /// Chooses the symbol at `position` of the sequence from the logits (vocab) before it. Fails with
     /// [`Error::Internal`] if a logit is NaN or +∞, or every symbol is impossible.
     pub fn choose(&mut self, logits: &[f32], position: usize) -> Result<u32> {
         self.adjust(logits);

@@ -104,13 +104,13 @@ mod tests {
     use proptest::{collection::vec, prelude::*};
 
     /// Searches the whole text for every symbol.
-    struct Naive {
+    struct NaiveStops {
         stop: Vec<Vec<u32>>,
         min_chars: usize,
         text: Vec<u32>,
     }
 
-    impl Naive {
+    impl NaiveStops {
         fn push(&mut self, symbol: u32) -> Option<StopMatch> {
             self.text.push(symbol);
             if self.text.len() < self.min_chars {
@@ -141,7 +141,7 @@ mod tests {
             stop in vec(vec(0u32..2, 1..7), 0..5), min_chars in 0usize..25, text in vec(0u32..2, 1..60),
         ) {
             let mut stops = StopMatcher::new(stop.clone(), min_chars);
-            let mut naive = Naive { stop, min_chars, text: Vec::new() };
+            let mut naive = NaiveStops { stop, min_chars, text: Vec::new() };
             let mut emitted = 0;
             for symbol in text {
                 let found = stops.push(symbol);

@@ -52,12 +52,12 @@ pub(super) struct Batch {
     due: Vec<usize>,
     /// Rows that the current finish step takes.
     unfinished: Vec<usize>,
-    latest_step: Option<StepSample>,
+    latest_step: Option<LatestStep>,
     unpooled_estimate: UnpooledEstimate,
 }
 
 /// Measurement of a step.
-pub(super) struct StepSample {
+pub(super) struct LatestStep {
     /// Symbols fed and encoded.
     pub(super) symbols: usize,
     pub(super) took: Duration,
@@ -167,7 +167,7 @@ impl Batch {
     }
 
     /// Returns the measurement of the latest step; only once.
-    pub(super) fn take_latest_step(&mut self) -> Option<StepSample> {
+    pub(super) fn take_latest_step(&mut self) -> Option<LatestStep> {
         self.latest_step.take()
     }
 

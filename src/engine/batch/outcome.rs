@@ -1,6 +1,6 @@
 //! The end of a step: takes the outcome of each request whose rows are ready, sends its characters, and counts the step.
 
-use super::{Batch, StepSample, failure::guarded};
+use super::{Batch, LatestStep, failure::guarded};
 use crate::{
     decode::{contract::StepStatus, session::SessionProgress},
     engine::{
@@ -93,7 +93,7 @@ impl Batch {
     pub(super) fn count_step(&mut self, began: Instant, fed: usize, encoded: usize) {
         let Inner { counters, observer, .. } = &*self.inner;
         if !(self.fed.is_empty() && encoded == 0) {
-            self.latest_step = Some(StepSample { symbols: fed + encoded, took: began.elapsed() });
+            self.latest_step = Some(LatestStep { symbols: fed + encoded, took: began.elapsed() });
         }
         if !self.fed.is_empty() {
             counters.steps.add(1);

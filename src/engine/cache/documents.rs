@@ -172,9 +172,9 @@ mod tests {
     use super::*;
     use crate::decode::document::{LayerTime, PoolingChoice};
 
-    struct Fake(usize);
+    struct FakeDocument(usize);
 
-    impl Document for Fake {
+    impl Document for FakeDocument {
         fn tokens(&self) -> usize {
             1
         }
@@ -202,7 +202,7 @@ mod tests {
     }
 
     fn cached(bytes: usize) -> CachedDocument {
-        let document: Arc<dyn Document> = Arc::new(Fake(bytes));
+        let document: Arc<dyn Document> = Arc::new(FakeDocument(bytes));
         let encoded = Arc::new(EncodedDocument::new(&*document, Vec::new(), false));
         CachedDocument { document, encoded, ids: Arc::from([]), hard: false }
     }

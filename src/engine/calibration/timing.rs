@@ -73,11 +73,9 @@ struct Measurement {
     samples: Samples,
 }
 
-/// Measures the model's steps for about `budget` at most, for an engine of at most `max_rows` rows. Calls `go_on` after each
-/// step; `Break` stops the measurement.
-///
-/// # Errors
-/// Returns the error of a model step. A lack of memory for more rows is not an error.
+/// Measures the model's steps for about `budget` at most, for an engine of at most `max_rows` rows. Calls `go_on` after
+/// each step; `Break` stops the measurement. Returns the error of a model step. Running out of memory for more rows is
+/// not an error.
 pub fn measure(
     model: &dyn Model,
     max_rows: usize,

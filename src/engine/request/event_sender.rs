@@ -51,10 +51,8 @@ pub(crate) struct EventSender {
 }
 
 impl EventSender {
-    /// Opens a channel with room for `capacity` events; returns both sides.
-    ///
-    /// # Errors
-    /// `Internal` if the new channel has no room.
+    /// Opens a channel with room for `capacity` events; returns both sides. Fails with `Internal` if the new channel
+    /// has no room.
     pub(crate) fn open(capacity: usize) -> Result<(Self, Events)> {
         let capacity = capacity.clamp(1, MAX_EVENTS);
         let (sender, events) = mpsc::channel(capacity + RESERVED_SLOTS);

@@ -155,10 +155,8 @@ impl DocumentRequest {
         self.search.tokens() + 1
     }
 
-    /// Starts or resumes: from `document` if the cache still has it, else by encoding it.
-    ///
-    /// # Errors
-    /// The model cannot encode with hard pooling.
+    /// Starts or resumes: from `document` if the cache still has it, else by encoding it. Fails if the model cannot
+    /// encode with hard pooling.
     pub(crate) fn begin(
         &mut self,
         reader: &dyn DocumentEncoder,
@@ -175,10 +173,8 @@ impl DocumentRequest {
         Ok(())
     }
 
-    /// Pushes newly arrived tokens into the encoding.
-    ///
-    /// # Errors
-    /// The encoding rejects a token, for example one beyond the model's limit.
+    /// Pushes newly arrived tokens into the encoding. Fails if the encoding rejects a token, for example one beyond the
+    /// model's limit.
     pub(super) fn pull(&mut self, now: Instant) -> Result<()> {
         let Some(encoding) = &mut self.encoding else { return Ok(()) };
         let NewTokens { ended, count } = self.inbox.take(self.pushed, |ids| encoding.push(ids))?;
@@ -319,10 +315,8 @@ impl DocumentRequest {
         }
     }
 
-    /// Takes the outcome of a step of its rows, all of which are ready.
-    ///
-    /// # Errors
-    /// `Internal` if number, length or logits of the rows do not match the search.
+    /// Takes the outcome of a step of its rows, all of which are ready. Fails with `Internal` if number, length or
+    /// logits of the rows do not match the search.
     pub(crate) fn absorb(&mut self, rows: &[SequenceRow], row_indices: &[usize]) -> Result<StepOutcome> {
         let symbols = self.symbols();
         if row_indices.len() != self.search.rows() || row_indices.iter().any(|&row| rows[row].state.len() > symbols) {

@@ -119,10 +119,7 @@ impl Inbox {
         }
     }
 
-    /// Calls `take` with the tokens from index `from` on, if there are any.
-    ///
-    /// # Errors
-    /// Returns the error of `take`.
+    /// Calls `take` with the tokens from index `from` on, if there are any. Returns the error of `take`.
     pub(crate) fn take(&self, from: usize, take: impl FnOnce(&[u32]) -> Result<()>) -> Result<NewTokens> {
         let arrived = self.lock();
         let new = arrived.ids.get(from..).unwrap_or_default();

@@ -7,7 +7,7 @@ use super::*;
 use job::{BLOCK_SYMBOLS, Die, MAX_BLOCKS, MAX_SYMBOLS, SimRequest, SimRun, bytes_for};
 use std::collections::{BTreeMap, HashSet};
 
-struct Storm {
+struct SchedulerStorm {
     scheduler: Scheduler<SimRequest>,
     rules: Rules,
     die: Die,
@@ -25,7 +25,7 @@ struct Storm {
     preemptions: usize,
 }
 
-impl Storm {
+impl SchedulerStorm {
     fn new(rules: Rules, seed: u64) -> Self {
         Self {
             scheduler: Scheduler::new(rules),

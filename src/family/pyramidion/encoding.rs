@@ -8,7 +8,7 @@ use super::{
 use crate::{
     decode::document::{Document, EncodingStage, KeptVector, LayerTime, PoolingChoice},
     kernels::pages::Page,
-    nn::{kv_cache::KvCache, paged_vectors::PagedVectors, topk::pooler::Pooled},
+    nn::{kv_cache::KvCache, paged_vectors::PagedVectors, topk::pooler::PooledVectors},
 };
 use std::{sync::Arc, time::Instant};
 
@@ -281,7 +281,7 @@ impl PyramidionEncoding {
     }
 
     /// Replaces the vectors with the output of the pooling after `group`, cut to whole blocks of the next group.
-    pub(super) fn take_pooled(&mut self, group: &LayerGroup, factor: usize, pooled: Pooled, started: Instant) {
+    pub(super) fn take_pooled(&mut self, group: &LayerGroup, factor: usize, pooled: PooledVectors, started: Instant) {
         // Zero vectors that pad the pooling's input have origins after all tokens.
         let origin = |position: usize| self.origins.get(position).copied().unwrap_or(self.tokens.len() + position);
         let origins: Vec<usize> = match pooled.winners.is_empty() {

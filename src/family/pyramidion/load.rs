@@ -25,7 +25,7 @@ use crate::{
     },
     nn::{
         attention::{
-            encoder::Encoder,
+            encoder::EncoderStack,
             encoder_attention::{AttentionPattern, Global, hashed::Hashing},
             layer::{Cross, Layer, NormOrder},
             stack::Stack,
@@ -142,7 +142,7 @@ impl<'a> Loader<'a> {
         Ok((table, head))
     }
 
-    fn encoder(&mut self) -> Result<Encoder> {
+    fn encoder(&mut self) -> Result<EncoderStack> {
         let a = self.architecture();
         let mut layers = Vec::with_capacity(a.encoder_layers);
         for index in 0..a.encoder_layers {
@@ -152,7 +152,7 @@ impl<'a> Loader<'a> {
         }
         let pattern = self.pattern()?;
         let head_dim = a.dim / a.heads;
-        Ok(Encoder { layers, order: self.order(), activation: a.activation, heads: a.heads, head_dim, pattern })
+        Ok(EncoderStack { layers, order: self.order(), activation: a.activation, heads: a.heads, head_dim, pattern })
     }
 
     /// Returns the attention of all encoder layers.

@@ -16,7 +16,7 @@ use crate::{
     family::decoder::model::Decoder,
     kernels::rowwise::LayerNorm,
     nn::{
-        attention::{cross::project_memory, encoder::Encoder},
+        attention::{cross::project_memory, encoder::EncoderStack},
         position::PositionScheme,
         topk::{PoolerKind, pooler::PoolerInput},
     },
@@ -30,7 +30,7 @@ use std::{
 pub struct Pyramidion {
     /// The decoder, and what both sides share: embedding, head, threads, pages.
     pub(super) decoder: Decoder,
-    pub(super) encoder: Encoder,
+    pub(super) encoder: EncoderStack,
     /// Position scheme of the encoder's input.
     pub(super) positions: PositionScheme,
     /// Norm after the encoder's last layer, if layers do not end with one.

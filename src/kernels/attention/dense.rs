@@ -54,10 +54,8 @@ impl DenseLayout {
     }
 
     /// Adds the attention weights of the first `count` keys of a head to `sums` (count), summed over scaled queries,
-    /// (head_dim) each: column sums of the attention matrix. Each is one sum over the queries, in order.
-    ///
-    /// # Panics
-    /// If the store has fewer than `sums.len()` keys.
+    /// (head_dim) each: column sums of the attention matrix. Each is one sum over the queries, in order. Panics if the
+    /// store has fewer than `sums.len()` keys.
     pub fn add_weights<'a>(
         &self,
         store: &[f32],
@@ -82,10 +80,8 @@ impl DenseLayout {
         }
     }
 
-    /// Writes the keys and values at index `index`, (heads, head_dim) each.
-    ///
-    /// # Panics
-    /// If `index` is not below the capacity.
+    /// Writes the keys and values at index `index`, (heads, head_dim) each. Panics if `index` is not below the
+    /// capacity.
     pub fn write(&self, store: &mut [f32], index: usize, keys: &[f32], values: &[f32]) {
         assert!(index < self.capacity);
         let (all_keys, all_values) = store.split_at_mut(self.values_offset());
@@ -114,11 +110,9 @@ struct DenseJob<'a> {
     queries: &'a [f32],
 }
 
-/// Computes `out` (rows, heads, head_dim): softmax(query · keys) · values over the first `count` keys of a store. `queries`
-/// have the same shape and are scaled already. The output is NaN if a score is NaN or +∞.
-///
-/// # Panics
-/// If a length does not match, or `count` is zero or above the capacity.
+/// Computes `out` (rows, heads, head_dim): softmax(query · keys) · values over the first `count` keys of a store.
+/// `queries` have the same shape and are scaled already. The output is NaN if a score is NaN or +∞. Panics if a length
+/// does not match, or `count` is zero or above the capacity.
 pub fn attend_dense(
     compute: &Compute,
     layout: DenseLayout,
@@ -339,9 +333,9 @@ mod tests {
                     if row % 16 == 0 {
                         let head = row / 16 % heads;
                         let own = head * head_dim..(head + 1) * head_dim;
-                        let want = naive(&query[own.clone()], &keys, &values, head, heads);
-                        for (got, want) in single[own].iter().zip(want) {
-                            prop_assert!((f64::from(*got) - want).abs() < 1e-5, "{got} {want}");
+                        let expected = naive(&query[own.clone()], &keys, &values, head, heads);
+                        for (actual, expected) in single[own].iter().zip(expected) {
+                            prop_assert!((f64::from(*actual) - expected).abs() < 1e-5, "{actual} {expected}");
                         }
                     }
                 }
@@ -362,8 +356,8 @@ mod tests {
         for key in [0, 15, 36] {
             let indicator: Vec<f32> = (0..370).map(|index| f32::from(u8::from(index / 10 == key))).collect();
             let weight = |query: &[f32]| naive(&query[5..], &keys, &indicator, 1, 2)[0];
-            let want: f64 = queries.chunks(10).map(weight).sum();
-            assert!((f64::from(sums[key]) - want).abs() < 1e-5, "{key}: {} {want}", sums[key]);
+            let expected: f64 = queries.chunks(10).map(weight).sum();
+            assert!((f64::from(sums[key]) - expected).abs() < 1e-5, "{key}: {} {expected}", sums[key]);
         }
     }
 

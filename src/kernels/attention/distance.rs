@@ -41,11 +41,8 @@ impl DistanceTable {
         Self { dtype, heads, head_dim, arena, blocks }
     }
 
-    /// Computes the blocks that a query at `position` needs. `fill` returns R_d, (distances, heads, head_dim), for a range
-    /// of distances.
-    ///
-    /// # Errors
-    /// The system has no more memory.
+    /// Computes the blocks that a query at `position` needs. `fill` returns R_d, (distances, heads, head_dim), for a
+    /// range of distances. Fails if memory runs out.
     pub fn cover(&self, position: usize, fill: impl Fn(std::ops::Range<usize>) -> Vec<f32>) -> Result<()> {
         for (index, block) in self.blocks.iter().enumerate().take(position / BLOCK + 1) {
             if block.get().is_none() {

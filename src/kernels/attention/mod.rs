@@ -48,10 +48,8 @@ use stored::{Columns, FloatStorage, Int8Storage, PageHead, Stored};
 /// all scores are -∞.
 ///
 /// The position increases by one from row to row, and `first_key` never decreases. Without distances and bias, rows may
-/// also share one position, as in cross-attention.
-///
-/// # Panics
-/// If rows are not in that order, `outs` has another length than `rows`, or a page is missing.
+/// also share one position, as in cross-attention. Panics if rows are not in that order, `outs` has another length than
+/// `rows`, or a page is missing.
 pub fn attend(isa: Isa, head: &AttentionHead<'_>, rows: &[QueryRow<'_>], outs: &mut [&mut [f32]]) {
     let may_share_position = head.distances.is_none() && matches!(head.bias, Bias::None);
     let in_order = |pair: &[QueryRow<'_>]| {
@@ -68,10 +66,8 @@ pub fn attend(isa: Isa, head: &AttentionHead<'_>, rows: &[QueryRow<'_>], outs: &
     }
 }
 
-/// Computes the scores of one row, from its first key to its own position, before the softmax.
-///
-/// # Panics
-/// If a page is missing.
+/// Computes the scores of one row, from its first key to its own position, before the softmax. Panics if a page is
+/// missing.
 pub fn scores(isa: Isa, head: &AttentionHead<'_>, row: &QueryRow<'_>, out: &mut Vec<f32>) {
     assert!(head.start <= row.first_key && row.first_key <= row.position);
     out.clear();

@@ -25,11 +25,8 @@ pub struct HeadKeyValues<'a> {
 }
 
 /// Computes `out` (head_dim): softmax(query · keys) · values over the selected keys. `runs` contains the indices of the
-/// selected keys, as floats; a key counts as often as its index occurs. The key at index `own` has a score of −10⁵ instead.
-/// The output is NaN if a score is NaN or infinite.
-///
-/// # Panics
-/// If an index has no key, or no key is selected.
+/// selected keys, as floats; a key counts as often as its index occurs. The key at index `own` has a score of −10⁵
+/// instead. The output is NaN if a score is NaN or infinite. Panics if an index has no key, or no key is selected.
 pub fn attend_selected(isa: Isa, head: HeadKeyValues<'_>, query: &[f32], runs: &[&[f32]], own: f32, out: &mut [f32]) {
     assert!(query.len() == out.len() && runs.iter().any(|run| !run.is_empty()));
     attend(isa, head, query, runs, own, out);
@@ -115,10 +112,10 @@ mod tests {
             let selected: Vec<u8> = runs.concat();
             let top = selected.iter().map(|&index| score(index)).fold(f64::MIN, f64::max);
             let total: f64 = selected.iter().map(|&index| (score(index) - top).exp()).sum();
-            let mut want = vec![0.0; dim];
+            let mut expected = vec![0.0; dim];
             for &index in &selected {
                 let weight = (score(index) - top).exp() / total;
-                want.iter_mut().zip(vector(&values, index)).for_each(|(want, x)| *want += weight * x);
+                expected.iter_mut().zip(vector(&values, index)).for_each(|(expected, x)| *expected += weight * x);
             }
             let indices: Vec<Vec<f32>> = runs.iter().map(|run| run.iter().map(|&index| f32::from(index)).collect()).collect();
             let runs: Vec<&[f32]> = indices.iter().map(Vec::as_slice).collect();
@@ -126,8 +123,8 @@ mod tests {
                 let mut out = vec![f32::NAN; dim];
                 let head = HeadKeyValues { keys: &keys, values: &values };
                 attend_selected(isa, head, &query, &runs, f32::from(own), &mut out);
-                for (got, want) in out.iter().zip(&want) {
-                    prop_assert!((f64::from(*got) - want).abs() < 1e-5, "{got} {want}");
+                for (actual, expected) in out.iter().zip(&expected) {
+                    prop_assert!((f64::from(*actual) - expected).abs() < 1e-5, "{actual} {expected}");
                 }
             }
         }

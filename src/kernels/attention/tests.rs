@@ -214,9 +214,12 @@ fn agrees_with_the_naive_implementation_alone_and_in_a_batch() {
                         let [content, distance] = [content, distance].map(|query| stored(query_dtype, query, head_dim));
                         let distance = naive_distances.map(|_| &distance[..]);
                         let query = NaiveQuery { position: first + row, content: &content, distance, scale: 0.4 };
-                        let want = naive(&query, &keys, &values, naive_distances.map_or(&[], |all| all));
-                        for (got, want) in out.iter().zip(&want) {
-                            assert!((f64::from(*got) - want).abs() < tolerance, "{dtype:?} {head_dim}: {got} {want}");
+                        let expected = naive(&query, &keys, &values, naive_distances.map_or(&[], |all| all));
+                        for (actual, expected) in out.iter().zip(&expected) {
+                            assert!(
+                                (f64::from(*actual) - expected).abs() < tolerance,
+                                "{dtype:?} {head_dim}: {actual} {expected}"
+                            );
                         }
                     }
                     all.push((isa, batch));

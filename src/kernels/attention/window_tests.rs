@@ -21,7 +21,7 @@ const WINDOWS: [(&str, FirstKey); 6] = [
 ];
 
 /// Keys and values, and how queries attend to them.
-struct Case {
+struct WindowCase {
     layout: PageLayout,
     keys: Vec<f32>,
     values: Vec<f32>,
@@ -36,7 +36,7 @@ const SCALE: f32 = 0.4;
 /// Maximum variants of a query.
 const VARIANTS: usize = 48;
 
-impl Case {
+impl WindowCase {
     fn bias(&self) -> Bias<'_> {
         match self.slope {
             Some(slope) => Bias::Slope(slope),
@@ -136,9 +136,13 @@ impl Case {
                     let position = first + row;
                     let alone = self.attend(isa, &all, position..position + 1);
                     assert_eq!(alone, out, "{name} at {position}: the batch changes bits");
-                    for (got, want) in out.iter().zip(self.naive(position)) {
-                        let error = (f64::from(*got) - want).abs();
-                        assert!(error < tolerance, "{name}, {:?} at {position}: {got} {want}", self.layout.dtype);
+                    for (actual, expected) in out.iter().zip(self.naive(position)) {
+                        let error = (f64::from(*actual) - expected).abs();
+                        assert!(
+                            error < tolerance,
+                            "{name}, {:?} at {position}: {actual} {expected}",
+                            self.layout.dtype
+                        );
                     }
                 }
             }
@@ -146,9 +150,9 @@ impl Case {
     }
 }
 
-fn case(dtype: Dtype, head_dim: usize, positions: usize, first_key: FirstKey) -> Case {
+fn case(dtype: Dtype, head_dim: usize, positions: usize, first_key: FirstKey) -> WindowCase {
     let floats = |seed, count: usize| (0..count).map(|i| wave(seed, i)).collect::<Vec<_>>();
-    Case {
+    WindowCase {
         layout: PageLayout { dtype, layers: 1, heads: 1, head_dim, output: 0 },
         keys: floats(1, positions * head_dim),
         values: floats(2, positions * head_dim),
@@ -172,7 +176,7 @@ fn windows_agree_with_the_naive_implementation_alone_and_in_a_batch() {
 fn variants_are_used_for_their_blocks() {
     for (dtype, (name, first_key)) in Dtype::ALL.into_iter().flat_map(|dtype| WINDOWS.map(|window| (dtype, window))) {
         for block in [32, 64] {
-            Case { block, ..case(dtype, 24, 700, first_key) }.check(name, &[0, 29, 62, 127, 509, 640], 5);
+            WindowCase { block, ..case(dtype, 24, 700, first_key) }.check(name, &[0, 29, 62, 127, 509, 640], 5);
         }
     }
 }
@@ -181,13 +185,13 @@ fn variants_are_used_for_their_blocks() {
 fn biases_and_distances_respect_windows() {
     for (dtype, (name, first_key)) in Dtype::ALL.into_iter().flat_map(|dtype| WINDOWS.map(|window| (dtype, window))) {
         let positions = 640;
-        Case { slope: Some(0.05), ..case(dtype, 40, positions, first_key) }.check(name, &[0, 61, 510, 600], 5);
+        WindowCase { slope: Some(0.05), ..case(dtype, 40, positions, first_key) }.check(name, &[0, 61, 510, 600], 5);
         let table = (0..70).map(|distance| wave(11, distance)).collect();
-        Case { table, ..case(dtype, 40, positions, first_key) }.check(name, &[0, 61, 510, 600], 5);
+        WindowCase { table, ..case(dtype, 40, positions, first_key) }.check(name, &[0, 61, 510, 600], 5);
         let rows: Vec<f32> = (0..1024 * 40).map(|i| wave(3, i)).collect();
         let table = DistanceTable::new(dtype, 1, 40, positions, Arc::new(Arena::new(1)));
         table.cover(positions, |range| rows[range.start * 40..range.end * 40].to_vec()).unwrap();
-        Case { distances: Some((rows, table)), ..case(dtype, 40, positions, first_key) }.check(
+        WindowCase { distances: Some((rows, table)), ..case(dtype, 40, positions, first_key) }.check(
             name,
             &[0, 61, 510, 600],
             5,

@@ -4,7 +4,7 @@ use crate::kernels::isa::Simd;
 use std::marker::PhantomData;
 
 /// A storage format of weights on one instruction set.
-pub(super) trait Format<S: Simd>: Copy {
+pub(super) trait WeightFormat<S: Simd>: Copy {
     /// Input of a row for one step: one float, or four bytes.
     type Cell: Copy;
     /// Sixteen copies of a cell, or the weights of sixteen outputs.
@@ -94,7 +94,7 @@ impl Weight for u16 {
 #[derive(Clone, Copy)]
 pub(super) struct FloatWeights<W>(PhantomData<W>);
 
-impl<S: Simd, W: Weight> Format<S> for FloatWeights<W> {
+impl<S: Simd, W: Weight> WeightFormat<S> for FloatWeights<W> {
     type Cell = f32;
     type Vector = S::V;
     type Sum = S::V;
@@ -147,7 +147,7 @@ impl<S: Simd, W: Weight> Format<S> for FloatWeights<W> {
 #[derive(Clone, Copy)]
 pub(super) struct Int8Weights;
 
-impl<S: Simd> Format<S> for Int8Weights {
+impl<S: Simd> WeightFormat<S> for Int8Weights {
     type Cell = [i8; 4];
     type Vector = S::I;
     type Sum = S::I;

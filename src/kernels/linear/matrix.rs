@@ -51,13 +51,9 @@ pub struct Linear {
 }
 
 impl Linear {
-    /// Packs `weight`, (outputs, inputs) row-major, and `bias`, (outputs), or empty for no bias.
-    ///
-    /// # Errors
-    /// The system has no more memory, or the type is int8 and 32-bit sums of `inputs` products could overflow.
-    ///
-    /// # Panics
-    /// If a length does not match; the checkpoint reader checks shapes.
+    /// Packs `weight`, (outputs, inputs) row-major, and `bias`, (outputs), or empty for no bias. Fails if memory runs
+    /// out, or if the type is int8 and 32-bit sums of `inputs` products could overflow. Panics if a length does not
+    /// match; the checkpoint reader checks shapes.
     pub fn pack(arena: &WeightArena, weight: &[f32], bias: &[f32], outputs: usize, inputs: usize) -> Result<Self> {
         assert_eq!(weight.len(), outputs * inputs);
         assert!(bias.is_empty() || bias.len() == outputs);

@@ -24,10 +24,8 @@ const MIN_SHARED: usize = 1 << 15;
 /// Tasks of a product per thread, so that a thread whose core is busy delays the others by at most one task.
 const TASKS_PER_THREAD: usize = 4;
 impl Linear {
-    /// Computes `out` (rows, outputs) = epilogue(`x` (rows, inputs) · Wᵀ + bias).
-    ///
-    /// # Panics
-    /// If `x` and `out` have different numbers of rows.
+    /// Computes `out` (rows, outputs) = epilogue(`x` (rows, inputs) · Wᵀ + bias). Panics if `x` and `out` have
+    /// different numbers of rows.
     pub fn apply(
         &self,
         compute: &Compute,
@@ -83,14 +81,14 @@ mod tests {
     use proptest::prelude::*;
 
     /// An output of the naive implementation.
-    struct Expected {
+    struct ExpectedOutput {
         value: f64,
         /// Sum of the absolute products, to which rounding errors are proportional.
         magnitude: f64,
     }
 
     /// Naive implementation in f64, with weights and rows rounded as they are stored.
-    fn naive(dtype: Dtype, weight: &[f32], x: &[f32], outputs: usize, inputs: usize) -> Vec<Expected> {
+    fn naive(dtype: Dtype, weight: &[f32], x: &[f32], outputs: usize, inputs: usize) -> Vec<ExpectedOutput> {
         let stored = |row: &[f32]| -> Vec<f64> {
             let scale = scale_of(row);
             let number = |&x: &f32| match dtype {
@@ -109,7 +107,7 @@ mod tests {
         for x in x.chunks_exact(inputs).map(multiplied) {
             for weight in &weights[..outputs] {
                 let products = || weight.iter().zip(&x).map(|(w, x)| w * x);
-                out.push(Expected { value: products().sum(), magnitude: products().map(f64::abs).sum() });
+                out.push(ExpectedOutput { value: products().sum(), magnitude: products().map(f64::abs).sum() });
             }
         }
         out
@@ -127,9 +125,9 @@ mod tests {
                 for compute in computes(2) {
                     let mut out = vec![f32::NAN; rows * outputs];
                     linear.apply(&compute, &x, Epilogue::None, &mut QuantizedRows::default(), &mut out);
-                    for (index, (got, Expected { value, magnitude })) in out.iter().zip(&expected).enumerate() {
-                        let want = value + f64::from(bias[index % outputs]);
-                        prop_assert!((f64::from(*got) - want).abs() < 3e-6 * (magnitude + 1.0), "{dtype:?} {got} {want}");
+                    for (index, (actual, ExpectedOutput { value, magnitude })) in out.iter().zip(&expected).enumerate() {
+                        let expected = value + f64::from(bias[index % outputs]);
+                        prop_assert!((f64::from(*actual) - expected).abs() < 3e-6 * (magnitude + 1.0), "{dtype:?} {actual} {expected}");
                     }
                 }
             }
@@ -167,8 +165,8 @@ mod tests {
             for compute in computes(1) {
                 let mut out = vec![0.0; rows * outputs];
                 linear.apply(&compute, &x, Epilogue::None, &mut QuantizedRows::default(), &mut out);
-                for (got, Expected { value, magnitude }) in out.iter().zip(&expected) {
-                    prop_assert!((f64::from(*got) - value).abs() < 1e-6 * (magnitude + 1.0), "{got} {value}");
+                for (actual, ExpectedOutput { value, magnitude }) in out.iter().zip(&expected) {
+                    prop_assert!((f64::from(*actual) - value).abs() < 1e-6 * (magnitude + 1.0), "{actual} {value}");
                 }
             }
         }

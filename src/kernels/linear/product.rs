@@ -6,7 +6,7 @@
 //! slices and tiles do not change any bit.
 
 use super::{
-    format::{FloatWeights, Format, Int8Output, Int8Weights},
+    format::{FloatWeights, Int8Output, Int8Weights, WeightFormat},
     matrix::Linear,
 };
 use crate::kernels::{
@@ -58,7 +58,7 @@ multiversion! { pub(super) fn multiply_bf16(job: &ProductJob<'_, f32>, panels: R
 multiversion! { pub(super) fn multiply_int8(job: &ProductJob<'_, [i8; 4]>, panels: Range<usize>) = product::<_, Int8Weights> }
 
 #[inline(always)]
-fn product<S: Simd, F: Format<S>>(simd: S, job: &ProductJob<'_, F::Cell>, panels: Range<usize>) {
+fn product<S: Simd, F: WeightFormat<S>>(simd: S, job: &ProductJob<'_, F::Cell>, panels: Range<usize>) {
     let steps = job.matrix.steps;
     let rows = job.x.len() / steps;
     let mut sums = [[F::Slot::default(); MAX_WIDTH]; ROW_BLOCK];
@@ -87,7 +87,7 @@ fn product<S: Simd, F: Format<S>>(simd: S, job: &ProductJob<'_, F::Cell>, panels
 
 /// Writes the outputs of a row and a panel: applies scale, bias and epilogue.
 #[inline(always)]
-fn finish<S: Simd, F: Format<S>>(
+fn finish<S: Simd, F: WeightFormat<S>>(
     simd: S,
     job: &ProductJob<'_, F::Cell>,
     row: usize,
@@ -156,7 +156,7 @@ struct Prefetch {
 impl<C: Copy> WeightPanel<'_, C> {
     /// Multiplies one row with all groups, as one stream.
     #[inline(always)]
-    fn row<S: Simd, F: Format<S, Cell = C>>(&self, simd: S, sums: &mut [F::Slot; MAX_WIDTH]) {
+    fn row<S: Simd, F: WeightFormat<S, Cell = C>>(&self, simd: S, sums: &mut [F::Slot; MAX_WIDTH]) {
         *sums = [F::Slot::default(); MAX_WIDTH];
         let sums = std::slice::from_mut(sums);
         let prefetch = Prefetch { ahead: AHEAD, tile: 0, tiles: 1 };
@@ -171,7 +171,7 @@ impl<C: Copy> WeightPanel<'_, C> {
 
     /// Multiplies several rows, slice by slice.
     #[inline(always)]
-    fn rows<S: Simd, F: Format<S, Cell = C>>(&self, simd: S, sums: &mut [[F::Slot; MAX_WIDTH]]) {
+    fn rows<S: Simd, F: WeightFormat<S, Cell = C>>(&self, simd: S, sums: &mut [[F::Slot; MAX_WIDTH]]) {
         // two rows take two groups at a time, to have enough independent chains
         let groups_per_tile = if sums.len() == 2 { 2 } else { F::ACROSS };
         for start in (0..self.steps).step_by(SLICE) {
@@ -197,7 +197,7 @@ impl<C: Copy> WeightPanel<'_, C> {
 
     /// Calls [`tile`](Self::tile) for a number of rows, with one group or both.
     #[inline(always)]
-    fn tile_of<S: Simd, F: Format<S, Cell = C>>(
+    fn tile_of<S: Simd, F: WeightFormat<S, Cell = C>>(
         &self,
         simd: S,
         rows: usize,
@@ -222,7 +222,7 @@ impl<C: Copy> WeightPanel<'_, C> {
 
     /// Multiplies `R` rows with `G` groups: continues R · G · 16 independent sums over the steps of a slice.
     #[inline(always)]
-    fn tile<S: Simd, F: Format<S, Cell = C>, const R: usize, const G: usize>(
+    fn tile<S: Simd, F: WeightFormat<S, Cell = C>, const R: usize, const G: usize>(
         &self,
         simd: S,
         slice: PanelSlice,

@@ -4,7 +4,7 @@
 //! memory's pages are read for all of them together.
 
 use super::{
-    layer::{Caches, Cross, Pass},
+    layer::{Caches, Cross, StackPass},
     mix::WORTH_SHARING,
 };
 use crate::{
@@ -17,11 +17,9 @@ use crate::{
     nn::{kv_cache::KvCache, sized},
 };
 
-/// Projects the vectors of a memory, (vectors, C), to each layer's keys and values, (I) each, and passes them to `write` with
-/// the layer and the vector's index. `projections` yields each layer's matrix, (2·I, C).
-///
-/// # Errors
-/// The first error that `write` returns.
+/// Projects the vectors of a memory, (vectors, C), to each layer's keys and values, (I) each, and passes them to
+/// `write` with the layer and the vector's index. `projections` yields each layer's matrix, (2·I, C). Returns the first
+/// error of `write`.
 pub fn project_memory<'a>(
     compute: &Compute,
     projections: impl Iterator<Item = (usize, &'a Linear)>,
@@ -41,12 +39,10 @@ pub fn project_memory<'a>(
     Ok(())
 }
 
-/// Writes the attention of `x`, (positions, D), to the sequences' memories into `work.delta`.
-///
-/// # Errors
-/// A sequence without a memory.
-pub(super) fn forward(layer: usize, cross: &Cross, x: &[f32], pass: &mut Pass<'_, impl Caches>) -> Result<()> {
-    let Pass { compute, positions, caches, work } = pass;
+/// Writes the attention of `x`, (positions, D), to the sequences' memories into `work.delta`. Fails if a sequence has
+/// no memory.
+pub(super) fn forward(layer: usize, cross: &Cross, x: &[f32], pass: &mut StackPass<'_, impl Caches>) -> Result<()> {
+    let StackPass { compute, positions, caches, work } = pass;
     let caches = &**caches;
     let queries = work.cross_queries.values_mut(positions.len() * cross.query.outputs());
     cross.query.apply(compute, x, Epilogue::None, &mut work.quantized, queries); // (positions, I)

@@ -1,8 +1,8 @@
 //! Encoder layers: each vector attends to all vectors of its block, or of the document, on both sides.
 //!
-//! Vectors in blocks go through a layer in one call, in place ([`Encoder::blocks`]). Where vectors attend to the whole document
-//! ([`encoder_attention`](super::encoder_attention)), a layer has two halves. [`Encoder::project`] returns queries, keys and
-//! values of some vectors; when all keys are written, [`Encoder::finish`] takes the same vectors through the rest of the
+//! Vectors in blocks go through a layer in one call, in place ([`EncoderStack::blocks`]). Where vectors attend to the whole document
+//! ([`encoder_attention`](super::encoder_attention)), a layer has two halves. [`EncoderStack::project`] returns queries, keys and
+//! values of some vectors; when all keys are written, [`EncoderStack::finish`] takes the same vectors through the rest of the
 //! layer. In both forms a vector's result depends on the keys that it attends to and on nothing else.
 
 use super::{
@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// Layers of an encoder. D = width, I = heads · head_dim, F = inner width of the feed-forward.
-pub struct Encoder {
+pub struct EncoderStack {
     /// Layers, bottom first.
     pub layers: Vec<Layer>,
     /// Placement of the norms.
@@ -40,9 +40,9 @@ pub struct Encoder {
 pub struct EncoderWork {
     /// Quantized inputs of matrix products.
     pub quantized: QuantizedRows,
-    /// Queries that [`Encoder::project`] computed: (vectors, I), scaled in the heads that use a softmax over keys.
+    /// Queries that [`EncoderStack::project`] computed: (vectors, I), scaled in the heads that use a softmax over keys.
     pub queries: Vec<f32>,
-    /// Outputs of the heads, which [`Encoder::finish`] reads: (vectors, I).
+    /// Outputs of the heads, which [`EncoderStack::finish`] reads: (vectors, I).
     pub head_outputs: Vec<f32>,
     qkv: Vec<f32>,
     store: Vec<f32>,
@@ -51,7 +51,7 @@ pub struct EncoderWork {
     delta: Vec<f32>,
 }
 
-impl Encoder {
+impl EncoderStack {
     /// Returns a layer's attention across up to `capacity` vectors of a document.
     pub fn attention(&self, layer: usize, capacity: usize) -> EncoderAttention<'_> {
         EncoderAttention { pattern: &self.pattern, layer, heads: self.heads, head_dim: self.head_dim, capacity }

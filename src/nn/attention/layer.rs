@@ -100,7 +100,7 @@ pub struct StackWork {
 }
 
 /// Arguments that all sub-layers of one pass share.
-pub(super) struct Pass<'a, C> {
+pub(super) struct StackPass<'a, C> {
     pub(super) compute: &'a Compute,
     pub(super) positions: &'a [Position],
     pub(super) caches: &'a mut C,

@@ -6,7 +6,7 @@
 
 use super::{
     cross,
-    layer::{Caches, HookPoint, Layer, NormOrder, Pass, StackWork, add, copy_norm},
+    layer::{Caches, HookPoint, Layer, NormOrder, StackPass, StackWork, add, copy_norm},
     mix::{Mixing, mix},
 };
 use crate::{
@@ -39,11 +39,8 @@ pub struct Stack {
 impl Stack {
     /// Runs `x`, (positions, D), through all layers in place, and writes keys and values into the caches.
     ///
-    /// The caches must have the positions reserved. Positions of one sequence come in rising order, without a gap after the
-    /// cache's end.
-    ///
-    /// # Errors
-    /// A cache that cannot be found or lacks reserved positions.
+    /// The caches must have the positions reserved. Positions of one sequence come in rising order, without a gap after
+    /// the cache's end. Fails if a cache cannot be found or lacks reserved positions.
     pub fn forward(
         &self,
         compute: &Compute,
@@ -53,7 +50,7 @@ impl Stack {
         work: &mut StackWork,
     ) -> Result<()> {
         self.position.embed(x, positions);
-        let mut pass = Pass { compute, positions, caches, work };
+        let mut pass = StackPass { compute, positions, caches, work };
         for (index, layer) in self.layers.iter().enumerate() {
             match self.order {
                 NormOrder::Post => {
@@ -90,9 +87,7 @@ impl Stack {
     }
 
     /// Reserves `more` positions in a sequence's cache, after freeing the pages that no later position attends to.
-    ///
-    /// # Errors
-    /// See [`KvCache::reserve`].
+    /// Fails as [`KvCache::reserve`] does.
     pub fn reserve(&self, cache: &mut KvCache, more: usize) -> Result<()> {
         cache.free_before(self.window.first_kept(cache.len()));
         cache.reserve(more)
@@ -115,8 +110,8 @@ impl Stack {
     }
 
     /// Writes the self-attention of `x`, (positions, D), to `work.delta`.
-    fn attention(&self, index: usize, x: &[f32], pass: &mut Pass<'_, impl Caches>) -> Result<()> {
-        let Pass { compute, positions, caches, work } = pass;
+    fn attention(&self, index: usize, x: &[f32], pass: &mut StackPass<'_, impl Caches>) -> Result<()> {
+        let StackPass { compute, positions, caches, work } = pass;
         let layer = &self.layers[index];
         let inner = self.layout.heads * self.layout.head_dim;
         let qkv = sized(&mut work.qkv, positions.len() * 3 * inner);
@@ -127,7 +122,7 @@ impl Stack {
             caches.cache_mut(position.sequence)?.write(index, position.index, keys, values)?;
         }
         self.mix(index, pass)?; // (positions, I)
-        let Pass { compute, positions, work, .. } = pass;
+        let StackPass { compute, positions, work, .. } = pass;
         if let Some(hook) = &mut work.hook {
             hook(HookPoint::Heads, index, positions, &work.head_outputs);
         }
@@ -143,8 +138,8 @@ impl Stack {
     }
 
     /// Writes the weighted values of each head, (positions, I), to `work.head_outputs`.
-    fn mix(&self, layer: usize, pass: &mut Pass<'_, impl Caches>) -> Result<()> {
-        let Pass { compute, positions, caches, work } = pass;
+    fn mix(&self, layer: usize, pass: &mut StackPass<'_, impl Caches>) -> Result<()> {
+        let StackPass { compute, positions, caches, work } = pass;
         let heads = self.layout.heads;
         let first_key = |position: &Position| self.window.first_key(position.index);
         // The kernel reads whole pages of keys, and for a tile of rows also the keys of the earliest one.

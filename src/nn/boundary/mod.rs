@@ -88,10 +88,7 @@ impl BoundaryConfig {
         if let Self::EntropySpikes { companion, .. } = self { Some(companion) } else { None }
     }
 
-    /// Checks every key against its bounds.
-    ///
-    /// # Errors
-    /// The first key that is out of bounds.
+    /// Checks every key against its bounds. Returns an error for the first key that is out of bounds.
     pub fn validate(&self, id_of: IdOf<'_>) -> Result<(), ConfigError> {
         const MAX: usize = 1 << 20;
         let bounded = |key, value: usize| {
@@ -138,10 +135,7 @@ pub enum Boundaries {
 }
 
 impl Boundaries {
-    /// Appends one decision for each symbol of the step.
-    ///
-    /// # Errors
-    /// Missing entropies of the companion.
+    /// Appends one decision for each symbol of the step. Fails if the companion's entropies are missing.
     pub fn decide(
         &self,
         compute: &Compute,

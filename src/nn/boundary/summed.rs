@@ -31,10 +31,7 @@ pub struct SummedWork {
 }
 
 impl Summed {
-    /// Packs W₁, (hidden, dim), and W₂, (dim, hidden).
-    ///
-    /// # Errors
-    /// No memory for the packed weights.
+    /// Packs W₁, (hidden, dim), and W₂, (dim, hidden). Fails if memory runs out.
     pub fn new(first: &[f32], second: &[f32], hidden: usize, threshold: f32) -> Result<Self> {
         let arena = WeightArena::new(Dtype::F32);
         let mut folded = vec![0f64; hidden];

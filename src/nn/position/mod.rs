@@ -67,10 +67,8 @@ const MAX_BUCKETS: usize = 1 << 20;
 const MAX_LEARNED: usize = 1 << 24;
 
 impl PositionKind {
-    /// Checks that it fits heads of `head_dim` numbers in a stack of width `dim` with `window`.
-    ///
-    /// # Errors
-    /// The key that does not fit.
+    /// Checks that it fits heads of `head_dim` numbers in a stack of width `dim` with `window`. Returns an error for
+    /// the key that does not fit.
     pub fn validate(self, dim: usize, head_dim: usize, window: Window) -> Result<(), ConfigError> {
         match self {
             Self::TransformerXl | Self::Sinusoidal if !dim.is_multiple_of(2) => {
@@ -201,10 +199,8 @@ impl PositionScheme {
         }
     }
 
-    /// Returns a layer's vectors of the distances up to `furthest`, if the scheme has any.
-    ///
-    /// # Errors
-    /// No memory for the table.
+    /// Returns a layer's vectors of the distances up to `furthest`, if the scheme has any. Fails if memory for the
+    /// table runs out.
     pub fn distances(&self, compute: &Compute, layer: usize, furthest: usize) -> Result<Option<&DistanceTable>> {
         match self {
             Self::TransformerXl(scheme) => scheme.distances(compute, layer, furthest).map(Some),

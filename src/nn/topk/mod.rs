@@ -34,10 +34,7 @@ pub enum PoolerKind {
 }
 
 impl PoolerKind {
-    /// Creates the pooling of this kind from `from` vectors to `to`.
-    ///
-    /// # Errors
-    /// The rule that the two lengths break.
+    /// Creates the pooling of this kind from `from` vectors to `to`. The error is the rule that the two lengths break.
     pub fn pooler(self, from: usize, to: usize) -> Result<Box<dyn Pooler>, String> {
         let window = |largest| match to {
             1.. if from.is_multiple_of(to) => {

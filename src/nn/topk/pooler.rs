@@ -3,7 +3,7 @@
 use crate::{error::Result, nn::paged_vectors::PagedVectors};
 
 /// Output of a pooling.
-pub struct Pooled {
+pub struct PooledVectors {
     /// (k, dim)
     pub vectors: PagedVectors,
     /// Scores of the vectors, (k); empty if the pooling uses no scores.
@@ -40,9 +40,7 @@ pub type NewVectors<'a> = &'a dyn Fn() -> PagedVectors;
 
 /// A pooling from n vectors to k.
 pub trait Pooler {
-    /// Pools `input`; `scores` has one number a position, or none if the pooling uses no scores.
-    ///
-    /// # Errors
-    /// No memory for the pooled vectors.
-    fn pool(&self, input: &PoolerInput<'_>, scores: Vec<f32>, new_vectors: NewVectors<'_>) -> Result<Pooled>;
+    /// Pools `input`; `scores` has one number a position, or none if the pooling uses no scores. Fails if memory for
+    /// the pooled vectors runs out.
+    fn pool(&self, input: &PoolerInput<'_>, scores: Vec<f32>, new_vectors: NewVectors<'_>) -> Result<PooledVectors>;
 }

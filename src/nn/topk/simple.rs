@@ -1,6 +1,6 @@
 //! Poolings in one round: the k best vectors unchanged, and means or maxima of windows (arXiv 2009.05169, appendix A).
 
-use super::pooler::{NewVectors, Pooled, Pooler, PoolerInput, by_score};
+use super::pooler::{NewVectors, PooledVectors, Pooler, PoolerInput, by_score};
 use crate::error::Result;
 
 /// Hard top-k: keeps the `kept` vectors with the best scores unchanged.
@@ -13,7 +13,7 @@ pub struct HardTopK {
 }
 
 impl Pooler for HardTopK {
-    fn pool(&self, input: &PoolerInput<'_>, scores: Vec<f32>, new_vectors: NewVectors<'_>) -> Result<Pooled> {
+    fn pool(&self, input: &PoolerInput<'_>, scores: Vec<f32>, new_vectors: NewVectors<'_>) -> Result<PooledVectors> {
         let mut winners = by_score(&scores);
         winners.truncate(self.kept);
         if self.sort_back {
@@ -30,7 +30,7 @@ impl Pooler for HardTopK {
                 target.copy_from_slice(input.vector(winner));
             }
         }
-        Ok(Pooled { vectors, scores: winners.iter().map(|&winner| scores[winner]).collect(), winners })
+        Ok(PooledVectors { vectors, scores: winners.iter().map(|&winner| scores[winner]).collect(), winners })
     }
 }
 
@@ -46,7 +46,7 @@ pub struct WindowPooler {
 }
 
 impl Pooler for WindowPooler {
-    fn pool(&self, input: &PoolerInput<'_>, _: Vec<f32>, new_vectors: NewVectors<'_>) -> Result<Pooled> {
+    fn pool(&self, input: &PoolerInput<'_>, _: Vec<f32>, new_vectors: NewVectors<'_>) -> Result<PooledVectors> {
         let mut vectors = new_vectors();
         vectors.extend(self.count)?;
         let per_page = vectors.per_page();
@@ -59,7 +59,7 @@ impl Pooler for WindowPooler {
                 self.pool_window(input, start..(start + self.size).min(input.index.len()), target);
             }
         }
-        Ok(Pooled { vectors, scores: Vec::new(), winners: Vec::new() })
+        Ok(PooledVectors { vectors, scores: Vec::new(), winners: Vec::new() })
     }
 }
 

@@ -6,7 +6,7 @@
 use crate::{
     decode::{
         contract::{BoundaryMode, BoundaryOptions, Card, Noise},
-        options::{self, OptionLimits, Windows},
+        options::{self, OptionLimits, WindowOptions},
         summary::Summarize,
     },
     error::{Error, Result, clip},
@@ -96,7 +96,7 @@ pub(super) fn generate_job(request: v1::GenerateRequest, card: &Card) -> Result<
 /// # Errors
 /// A field is out of bounds; the error names it.
 pub(super) fn score_job(request: &v1::ScoreRequest, card: &Card) -> Result<(options::Score, u64)> {
-    let windows = request.windows.map(|wire| Windows { length: size(wire.length), stride: size(wire.stride) });
+    let windows = request.windows.map(|wire| WindowOptions { length: size(wire.length), stride: size(wire.stride) });
     // Before the text, which may be long, is encoded.
     windows.map_or(Ok(()), |windows| windows.validate(card))?;
     let symbols = match windows {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use weir::{
     decode::{
         contract::{BoundaryOptions, Model},
-        options::{Details, Generate, Score, Windows},
+        options::{Details, Generate, Score, WindowOptions},
         session::Session,
     },
     engine::{Handle, Job, Limits},
@@ -151,7 +151,7 @@ fn scoring_is_preempted_and_resumes() {
     let score = |seed: u64| {
         let symbols = (0..200).map(|index| (mix(seed * 999 + index) % 4) as u32).collect();
         let boundaries = BoundaryOptions::default();
-        let windows = (seed % 2 == 1).then_some(Windows { length: 90, stride: 35 });
+        let windows = (seed % 2 == 1).then_some(WindowOptions { length: 90, stride: 35 });
         Job::Score(Score { symbols, logprobs: true, top: 1, boundaries, windows })
     };
     let generating: Vec<_> =

@@ -13,7 +13,7 @@ use std::{
 use weir::{
     decode::{
         contract::{BoundaryMode, BoundaryOptions, Model, Noise, SequenceRow, State, Want, advance},
-        options::{Details, Generate, Sampling, Score, Stopping, Windows},
+        options::{Details, Generate, Sampling, Score, Stopping, WindowOptions},
         session::{Session, SessionProgress},
         usage::Usage,
     },
@@ -165,7 +165,7 @@ fn sessions(request: &Generate, model: &dyn Model) -> Vec<(String, Session)> {
             Session::generate(Generate { details: details.clone(), ..request.clone() }, model.card()).unwrap();
         all.push((format!("{details:?}"), session));
     }
-    let windows = [None, Some(Windows { length: 6, stride: 6 }), Some(Windows { length: 9, stride: 4 })];
+    let windows = [None, Some(WindowOptions { length: 6, stride: 6 }), Some(WindowOptions { length: 9, stride: 4 })];
     for (logprobs, windows) in [false, true].into_iter().flat_map(|logprobs| windows.map(|windows| (logprobs, windows)))
     {
         let boundaries = request.boundaries.clone();

@@ -5,7 +5,7 @@ use proptest::{collection::vec, prelude::*};
 use weir::{
     decode::{
         contract::{BoundaryOptions, Model, SequenceRow, SymbolBoundary, advance},
-        options::{Details, EmittedSymbol, FinishReason, Generate, Sampling, Score, Stopping, Windows},
+        options::{Details, EmittedSymbol, FinishReason, Generate, Sampling, Score, Stopping, WindowOptions},
         sampling::{logprobs::LogprobOptions, sampler::Sampler},
         session::{Session, SessionProgress},
     },
@@ -118,7 +118,11 @@ proptest! {
 }
 
 /// Returns the expected output of a text scored in windows. One window scores a symbol, the next one decides its boundary.
-fn windowed(text: &[u32], Windows { length, stride }: Windows, options: LogprobOptions) -> Vec<EmittedSymbol> {
+fn windowed(
+    text: &[u32],
+    WindowOptions { length, stride }: WindowOptions,
+    options: LogprobOptions,
+) -> Vec<EmittedSymbol> {
     let emitted = |position: usize| {
         let first = position.saturating_sub(1) / stride * stride;
         let start = first.saturating_sub(length - stride);
@@ -137,7 +141,7 @@ proptest! {
         symbols in vec(0..SAMPLED, 1..90), logprobs: bool, top in 0usize..3, chunk in 1usize..12, length in 1usize..20,
         stride in 1usize..20,
     ) {
-        let windows = Windows { length, stride: stride.min(length) };
+        let windows = WindowOptions { length, stride: stride.min(length) };
         let toy = Toy::with(20, 20 * BYTES);
         let boundaries = BoundaryOptions::default();
         let score = Score { symbols: symbols.clone(), logprobs, top, boundaries, windows: Some(windows) };

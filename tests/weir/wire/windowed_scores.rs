@@ -10,7 +10,7 @@ use weir::{
     decode::{
         contract::{BoundaryMode, BoundaryOptions, Model, Noise},
         evaluate::{WindowScore, score_window_with, windows},
-        options::Windows,
+        options::WindowOptions,
     },
     engine::{Handle, Limits},
     family::load::{Settings, load},
@@ -20,7 +20,7 @@ use weir_proto::v1::{self, generation_client::GenerationClient, score_response::
 /// Maximum characters of a chunk, as documented in the proto file.
 const CHUNK: usize = 512;
 
-fn request(text: &str, of: Windows) -> v1::ScoreRequest {
+fn request(text: &str, of: WindowOptions) -> v1::ScoreRequest {
     let windows = v1::Windows { length: of.length as u32, stride: of.stride as u32 };
     v1::ScoreRequest { text: text.into(), windows: Some(windows), ..Default::default() }
 }
@@ -48,7 +48,12 @@ async fn score(
 }
 
 /// Runs the evaluation of the command line, and returns its sum and its number of segments.
-fn evaluated(model: &dyn Model, symbols: &[u32], of: Windows, boundaries: &BoundaryOptions) -> (WindowScore, u64) {
+fn evaluated(
+    model: &dyn Model,
+    symbols: &[u32],
+    of: WindowOptions,
+    boundaries: &BoundaryOptions,
+) -> (WindowScore, u64) {
     let mut sum = WindowScore::default();
     let mut segments = 0;
     for window in windows(symbols.len(), of) {
@@ -77,7 +82,7 @@ async fn two_megabytes_are_scored_in_the_memory_of_a_window() {
         let mut dice = Dice::new(3);
         (0..2 << 20).map(|_| [' ', 'a', 'b', 'c', 'd', 'e'][dice.below(6)]).collect()
     };
-    let of = Windows { length: 300, stride: 250 };
+    let of = WindowOptions { length: 300, stride: 250 };
     let mut scored_text = String::new();
     let mut max_bytes = 0;
     let mut nats = 0.0;
@@ -100,11 +105,11 @@ async fn two_megabytes_are_scored_in_the_memory_of_a_window() {
 #[tokio::test(flavor = "multi_thread")]
 async fn windows_of_every_kind_of_model_equal_the_evaluation() {
     for (case, of) in [
-        ("vanilla", Windows { length: 64, stride: 64 }),
-        ("fixed_sf3", Windows { length: 70, stride: 16 }),
-        ("whitespaces", Windows { length: 90, stride: 40 }),
-        ("entropy", Windows { length: 33, stride: 5 }),
-        ("gumbel", Windows { length: 50, stride: 49 }),
+        ("vanilla", WindowOptions { length: 64, stride: 64 }),
+        ("fixed_sf3", WindowOptions { length: 70, stride: 16 }),
+        ("whitespaces", WindowOptions { length: 90, stride: 40 }),
+        ("entropy", WindowOptions { length: 33, stride: 5 }),
+        ("gumbel", WindowOptions { length: 50, stride: 49 }),
     ] {
         let roomy = fixture(case);
         // the model's own memory and that of one window; a companion's pool is as large
@@ -158,7 +163,7 @@ async fn invalid_windows_are_refused() {
         assert_eq!(details.bad_request().unwrap().field_violations[0].field, field);
         assert!(status.message().contains(bound), "{status:?}");
     }
-    let whole = Windows { length: MAX_SYMBOLS, stride: MAX_SYMBOLS };
+    let whole = WindowOptions { length: MAX_SYMBOLS, stride: MAX_SYMBOLS };
     for text in ["a", "ab"] {
         let summary = score(server.channel.clone(), request(text, whole), |_| ()).await;
         assert_eq!(summary.scored_chars, text.len() as u64 - 1);

@@ -157,12 +157,10 @@ impl SegmentCache {
         }
     }
 
-    /// Returns the state of the longest cached prefix of `text` that ends at the end of a segment. The logits after the last
-    /// symbol need that symbol to be fed: pass at most
-    /// [`cacheable_prefix`](crate::decode::session::Session::cacheable_prefix) symbols to get them.
-    ///
-    /// # Errors
-    /// The entry cannot be rolled back; it is dropped.
+    /// Returns the state of the longest cached prefix of `text` that ends at the end of a segment. The logits after the
+    /// last symbol need that symbol to be fed: pass at most
+    /// [`cacheable_prefix`](crate::decode::session::Session::cacheable_prefix) symbols to get them. Fails if the entry
+    /// cannot be rolled back; the entry is dropped.
     pub fn find<'a>(&mut self, key: &Key, text: impl Into<TextView<'a>>) -> Result<Option<Hit>> {
         let text = text.into();
         if text.is_empty() {
@@ -206,11 +204,9 @@ impl SegmentCache {
 
     /// Stores the state of `text` up to the end of its last segment. The state has been fed the first symbol of `text`.
     ///
-    /// Returns true if the cache holds it now; false if no segment has ended or if it is larger than the whole cache. If one
-    /// entry's text starts with another's, only the longer entry is held, provided that it can be rolled back as far.
-    ///
-    /// # Errors
-    /// The state cannot be rolled back; nothing is stored.
+    /// Returns true if the cache holds it now; false if no segment has ended or if it is larger than the whole cache.
+    /// If one entry's text starts with another's, only the longer entry is held, provided that it can be rolled back as
+    /// far. Fails if the state cannot be rolled back; nothing is stored.
     pub fn keep<'a>(&mut self, key: &Key, text: impl Into<TextView<'a>>, state: &dyn State) -> Result<bool> {
         let text = text.into();
         // a fork forgets a symbol that is in flight

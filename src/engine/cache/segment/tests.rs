@@ -12,20 +12,20 @@ const PAGE_BYTES: usize = 1000;
 /// Symbols before its current position that a windowed state needs.
 const SEEN: usize = 2;
 
-struct Page {
+struct TestPage {
     symbols: Vec<u32>,
     /// Number of pages alive.
     alive: Arc<AtomicUsize>,
 }
 
-impl Page {
+impl TestPage {
     fn new(symbols: Vec<u32>, alive: &Arc<AtomicUsize>) -> Arc<Self> {
         alive.fetch_add(1, SeqCst);
         Arc::new(Self { symbols, alive: Arc::clone(alive) })
     }
 }
 
-impl Drop for Page {
+impl Drop for TestPage {
     fn drop(&mut self) {
         self.alive.fetch_sub(1, SeqCst);
     }
@@ -37,7 +37,7 @@ struct PagedState {
     text: Vec<u32>,
     /// Pages dropped from the front.
     dropped: usize,
-    pages: Vec<Arc<Page>>,
+    pages: Vec<Arc<TestPage>>,
     segmented: bool,
     /// Number of last symbols whose pages it holds; `None`: all.
     window: Option<usize>,
@@ -59,10 +59,10 @@ impl PagedState {
     fn push(&mut self, symbol: u32) {
         let within = self.text.len() % PAGE;
         if within == 0 {
-            self.pages.push(Page::new(vec![symbol], &self.alive));
+            self.pages.push(TestPage::new(vec![symbol], &self.alive));
         } else {
             let last = self.pages.last_mut().unwrap();
-            *last = Page::new([&last.symbols[..within], &[symbol]].concat(), &self.alive);
+            *last = TestPage::new([&last.symbols[..within], &[symbol]].concat(), &self.alive);
         }
         self.text.push(symbol);
         let left = self.window.map_or(0, |window| self.text.len().saturating_sub(window) / PAGE);

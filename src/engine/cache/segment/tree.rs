@@ -40,7 +40,7 @@ struct Node<T> {
     /// Sorted by the first symbol of their edges.
     children: Vec<(u32, NodeId)>,
     /// Summary of the values here and below.
-    reach: Reach,
+    reach: PrefixReach,
     /// The value whose text ends here.
     held: Option<Held<T>>,
 }
@@ -48,20 +48,20 @@ struct Node<T> {
 #[derive(Debug)]
 struct Held<T> {
     value: T,
-    reach: Reach,
+    reach: PrefixReach,
 }
 
 /// The shortest prefix that a set of values serves, and when they were used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Reach {
+struct PrefixReach {
     /// The shortest prefix that one of them serves, and when that value was last used.
     shortest: (Reverse<usize>, u64),
     /// When any of them was last used.
     last_used: u64,
 }
 
-impl Reach {
-    /// Reach of no value.
+impl PrefixReach {
+    /// PrefixReach of no value.
     const NONE: Self = Self { shortest: (Reverse(usize::MAX), 0), last_used: 0 };
 
     /// Returns the reach of a value that serves prefixes of at least `min_len` symbols.
@@ -88,7 +88,7 @@ struct Walk {
 impl<T> Tree<T> {
     /// Creates an empty tree.
     pub(super) fn new() -> Self {
-        let root = Node { edge: Vec::new(), parent: ROOT, children: Vec::new(), reach: Reach::NONE, held: None };
+        let root = Node { edge: Vec::new(), parent: ROOT, children: Vec::new(), reach: PrefixReach::NONE, held: None };
         Self { nodes: vec![Some(root)], free: Vec::new(), symbols: 0 }
     }
 
@@ -133,7 +133,7 @@ impl<T> Tree<T> {
     /// Records that a value was used at `now`, later than any other.
     pub(super) fn touch(&mut self, node: NodeId, now: u64) {
         let Some(held) = self.nodes[node].as_mut().and_then(|node| node.held.as_mut()) else { return };
-        held.reach = Reach::new(held.reach.shortest.0.0, now);
+        held.reach = PrefixReach::new(held.reach.shortest.0.0, now);
         let reach = held.reach;
         self.extend_reach(node, reach);
     }
@@ -144,7 +144,7 @@ impl<T> Tree<T> {
         let Walk { node, on_edge, depth } = self.walk(text);
         let parent = self.split(node, on_edge);
         let edge = text[depth..].to_vec();
-        let reach = Reach::new(min_len, now);
+        let reach = PrefixReach::new(min_len, now);
         let held = Some(Held { value, reach });
         let id = if edge.is_empty() {
             // the text ends at an inner node
@@ -189,9 +189,9 @@ impl<T> Tree<T> {
             _ => id,
         };
         while let Some(node) = self.node(id) {
-            let own = node.held.as_ref().map_or(Reach::NONE, |held| held.reach);
+            let own = node.held.as_ref().map_or(PrefixReach::NONE, |held| held.reach);
             let below = node.children.iter().filter_map(|&(_, child)| Some(self.node(child)?.reach));
-            let reach = below.fold(own, Reach::union);
+            let reach = below.fold(own, PrefixReach::union);
             let parent = node.parent;
             if let Some(node) = self.nodes[id].as_mut() {
                 node.reach = reach;
@@ -204,7 +204,7 @@ impl<T> Tree<T> {
     }
 
     /// Adds the reach of a value at a node to the node and its ancestors.
-    fn extend_reach(&mut self, mut id: NodeId, reach: Reach) {
+    fn extend_reach(&mut self, mut id: NodeId, reach: PrefixReach) {
         while let Some(node) = self.nodes[id].as_mut() {
             node.reach = node.reach.union(reach);
             if id == ROOT {
@@ -323,7 +323,7 @@ impl<T> Tree<T> {
             assert_eq!(node.edge.is_empty(), id == ROOT);
             assert!(id == ROOT || node.held.is_some() || node.children.len() > 1, "a superfluous node");
             assert!(node.children.is_sorted_by(|a, b| a.0 < b.0));
-            let mut reach = node.held.as_ref().map_or(Reach::NONE, |held| held.reach);
+            let mut reach = node.held.as_ref().map_or(PrefixReach::NONE, |held| held.reach);
             for &(first, child) in &node.children {
                 let below = self.node(child).unwrap();
                 assert_eq!((below.parent, below.edge[0]), (id, first));

@@ -12,7 +12,7 @@ fn guarantees_hold_in_storms() {
         let queue = die.roll(16);
         let bytes = bytes_for(40 + die.roll(200));
         let chunk = 1 + die.roll(32);
-        let mut storm = Storm::new(rules(rows, queue, bytes, chunk), seed << 32);
+        let mut storm = SchedulerStorm::new(rules(rows, queue, bytes, chunk), seed << 32);
         (0..4000).for_each(|_| storm.operate());
         storm.drain();
         assert!(storm.waited.values().all(|&waited| waited <= storm.longest_wait()), "{:?}", storm.waited);
@@ -23,7 +23,7 @@ fn guarantees_hold_in_storms() {
 }
 
 /// Runs `rounds` rounds with a full queue: before each, submits requests until three in a row are rejected.
-fn flood(storm: &mut Storm, rounds: usize, mut next: impl FnMut(&mut Storm) -> SimRequest) {
+fn flood(storm: &mut SchedulerStorm, rounds: usize, mut next: impl FnMut(&mut SchedulerStorm) -> SimRequest) {
     for _ in 0..rounds {
         let mut rejected = 0;
         while rejected < 3 {
@@ -38,7 +38,7 @@ fn flood(storm: &mut Storm, rounds: usize, mut next: impl FnMut(&mut Storm) -> S
 #[test]
 fn tenants_do_the_same_work_with_any_requests() {
     let rules = Rules { queued_symbols: 5000, ..rules(4, 64, bytes_for(1000), 16) };
-    let mut storm = Storm::new(rules, 1);
+    let mut storm = SchedulerStorm::new(rules, 1);
     let mut count = 0;
     flood(&mut storm, 4000, |storm| {
         count += 1;
@@ -58,7 +58,7 @@ fn tenants_do_the_same_work_with_any_requests() {
 
 #[test]
 fn no_request_starves_under_a_flood_of_higher_priority() {
-    let mut storm = Storm::new(rules(2, 12, bytes_for(200), 16), 2);
+    let mut storm = SchedulerStorm::new(rules(2, 12, bytes_for(200), 16), 2);
     for _ in 0..3 {
         storm.accept("", 7, 4, 4);
     }
@@ -75,7 +75,7 @@ fn no_request_starves_under_a_flood_of_higher_priority() {
 
 #[test]
 fn a_flood_by_one_tenant_leaves_room_and_turns_to_others() {
-    let mut storm = Storm::new(rules(2, 64, bytes_for(400), 16), 3);
+    let mut storm = SchedulerStorm::new(rules(2, 64, bytes_for(400), 16), 3);
     flood(&mut storm, 20, |storm| storm.request("flood", 7, 1, 24));
     assert_eq!(storm.scheduler.waiting(), 56, "an eighth is reserved");
     let number = storm.accept("other", -8, 1, 24);
@@ -89,7 +89,7 @@ fn a_flood_by_one_tenant_leaves_room_and_turns_to_others() {
 
 #[test]
 fn equal_requests_are_admitted_in_order_of_arrival() {
-    let mut storm = Storm::new(rules(3, 40, bytes_for(120), 16), 4);
+    let mut storm = SchedulerStorm::new(rules(3, 40, bytes_for(120), 16), 4);
     for index in 0..30 {
         storm.accept("", index % 2, 5, 5);
     }
@@ -109,7 +109,7 @@ fn equal_requests_are_admitted_in_order_of_arrival() {
 
 #[test]
 fn clearing_leaves_no_request() {
-    let mut storm = Storm::new(rules(2, 8, bytes_for(200), 16), 5);
+    let mut storm = SchedulerStorm::new(rules(2, 8, bytes_for(200), 16), 5);
     for _ in 0..6 {
         storm.accept("", 0, 4, 4);
     }
@@ -122,7 +122,7 @@ fn clearing_leaves_no_request() {
 
 #[test]
 fn work_before_a_request_is_a_lower_bound() {
-    let mut storm = Storm::new(rules(2, 8, bytes_for(200), 16), 6);
+    let mut storm = SchedulerStorm::new(rules(2, 8, bytes_for(200), 16), 6);
     let own = SimRequest { blocks: 0, ..storm.request("", 0, 10, 4) }.demand();
     storm.arrived = 0;
     // a row is free: only its own symbols
@@ -141,8 +141,8 @@ fn work_before_a_request_is_a_lower_bound() {
 
 #[test]
 fn requests_of_a_single_step_count_as_work() {
-    let mut storm = Storm::new(rules(2, 64, bytes_for(400), 32), 7);
-    let brief = |storm: &mut Storm| storm.request("brief", 0, 8, 0);
+    let mut storm = SchedulerStorm::new(rules(2, 64, bytes_for(400), 32), 7);
+    let brief = |storm: &mut SchedulerStorm| storm.request("brief", 0, 8, 0);
     flood(&mut storm, 20, brief);
     let numbers: Vec<_> = (0..8).map(|_| storm.accept("other", 0, 4, 20)).collect();
     flood(&mut storm, 600, brief);
@@ -153,9 +153,9 @@ fn requests_of_a_single_step_count_as_work() {
 
 #[test]
 fn a_tenant_does_not_owe_for_work_without_competition() {
-    let mut storm = Storm::new(rules(4, 64, bytes_for(4000), 16), 8);
+    let mut storm = SchedulerStorm::new(rules(4, 64, bytes_for(4000), 16), 8);
     storm.accept("light", 0, 1, 1200);
-    let heavy = |storm: &mut Storm| storm.request("flood", 0, MAX_SYMBOLS, MAX_SYMBOLS);
+    let heavy = |storm: &mut SchedulerStorm| storm.request("flood", 0, MAX_SYMBOLS, MAX_SYMBOLS);
     flood(&mut storm, 300, heavy);
     let light = storm.done["light"];
     assert!(light > 10 * 32 && storm.done["flood"] > light, "{:?}", storm.done);
@@ -168,13 +168,13 @@ fn a_tenant_does_not_owe_for_work_without_competition() {
 
 #[test]
 fn a_debtor_is_admitted_while_new_tenants_keep_arriving() {
-    let mut storm = Storm::new(rules(4, 64, bytes_for(4000), 16), 9);
+    let mut storm = SchedulerStorm::new(rules(4, 64, bytes_for(4000), 16), 9);
     // one tenant does nearly all of the work, in competition
     for _ in 0..3 {
         storm.accept("debtor", 0, 1, 100);
     }
     let mut strangers = 0;
-    let mut rounds = |storm: &mut Storm, rounds: usize| {
+    let mut rounds = |storm: &mut SchedulerStorm, rounds: usize| {
         for _ in 0..rounds {
             while storm.scheduler.waiting() < 8 {
                 strangers += 1;

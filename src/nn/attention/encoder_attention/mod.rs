@@ -116,10 +116,7 @@ impl EncoderAttention<'_> {
         }
     }
 
-    /// Writes the keys and values of the next vector, at `index`: (heads, head_dim) each.
-    ///
-    /// # Panics
-    /// If the store is full.
+    /// Writes the keys and values of the next vector, at `index`: (heads, head_dim) each. Panics if the store is full.
     pub fn write(&self, store: &mut [f32], index: usize, keys: &[f32], values: &[f32]) {
         let local = self.local();
         let dim = self.head_dim;
@@ -154,10 +151,8 @@ impl EncoderAttention<'_> {
 
     /// Writes the attention outputs, (vectors, heads, head_dim), of `queries` of the same shape over a store of `count` keys.
     ///
-    /// The queries are those of the vectors from index `first` on; those of softmax heads are already scaled.
-    ///
-    /// # Panics
-    /// If the lengths do not fit.
+    /// The queries are those of the vectors from index `first` on; those of softmax heads are already scaled. Panics if
+    /// the lengths do not fit.
     pub fn attend(
         &self,
         compute: &Compute,

@@ -146,7 +146,7 @@ impl NaiveCache {
 }
 
 /// A cache, its naive counterpart, and rows that share their pages.
-struct Storm {
+struct CacheStorm {
     seed: u64,
     draws: usize,
     cache: SegmentCache,
@@ -156,7 +156,7 @@ struct Storm {
     alive: Arc<AtomicUsize>,
 }
 
-impl Storm {
+impl CacheStorm {
     fn new(seed: u64, capacity: Capacity, window: Option<usize>) -> Self {
         let naive = NaiveCache { capacity, entries: Vec::new(), now: 0 };
         let cache = SegmentCache::new(capacity);
@@ -313,7 +313,7 @@ fn the_cache_equals_the_naive_implementation_in_storms() {
     let windows = [None, Some(10)];
     let all = windows.into_iter().flat_map(|window| capacities.map(|capacity| (capacity, window)));
     for (seed, (capacity, window)) in all.enumerate() {
-        let mut storm = Storm::new(seed as u64, capacity, window);
+        let mut storm = CacheStorm::new(seed as u64, capacity, window);
         for round in 0..20_000 {
             storm.step();
             if round % 64 == 0 {
@@ -324,7 +324,7 @@ fn the_cache_equals_the_naive_implementation_in_storms() {
         let usage = storm.cache.usage();
         let uses = [usage.hits, usage.misses, usage.hit_symbols, usage.evictions];
         assert!(uses.iter().all(|&count| count > 500), "a storm without events: {usage:?}");
-        let Storm { cache, rows, alive, .. } = storm;
+        let CacheStorm { cache, rows, alive, .. } = storm;
         drop((cache, rows));
         assert_eq!(alive.load(SeqCst), 0, "pages leaked");
     }

@@ -37,8 +37,8 @@ pub(crate) fn weights(data: &[u8]) {
 /// Reads a pickle.
 pub(crate) fn pickle(data: &[u8]) {
     if let Ok(pickle) = Pickle::read(data) {
-        pickle.describe(pickle.root());
-        pickle.item(pickle.root(), "model_state");
+        pickle.describe(&pickle.root);
+        pickle.item(&pickle.root, "model_state");
     }
 }
 

@@ -11,6 +11,7 @@
 
 use super::state::{Scratch, State};
 use crate::error::{Error, Result};
+use serde::{Deserialize, Serialize};
 use std::{any::Any, sync::Arc};
 
 /// Encodes documents for a model whose rows begin from them.
@@ -194,8 +195,9 @@ pub struct SpecialIds {
     pub unknown: u32,
 }
 
-/// Default options of a request, with fairseq's semantics.
-#[derive(Debug, Clone, Copy, PartialEq)]
+/// Default options of a request, with fairseq's semantics; `generation` in `config.json`.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
 pub struct GenerationDefaults {
     /// Beam width: hypotheses followed in parallel.
     pub beam: usize,
@@ -206,6 +208,7 @@ pub struct GenerationDefaults {
     /// Maximum symbols before the end mark.
     pub max_tokens: usize,
     /// No run of this many symbols is generated twice; 0 turns the rule off.
+    #[serde(default)]
     pub no_repeat_ngram: usize,
 }
 

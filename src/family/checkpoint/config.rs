@@ -2,15 +2,16 @@
 
 use super::json;
 use crate::{
+    decode::document::GenerationDefaults,
     error::{Error, Result, clip},
     text::{
-        SpecialSymbols, SubwordTokenizer, TextNormaliser, Vocabulary,
+        SpecialSymbols, SubwordTokenizer, TextNormaliser, Vocabulary, VocabularyError,
         subwords::{MAX_TOKENIZER_BYTES, TOKENIZER_FILE},
     },
 };
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::value::RawValue;
-use std::{fmt::Write, path::Path, sync::Arc};
+use std::{path::Path, sync::Arc};
 
 /// The name of the file.
 pub const CONFIG_FILE: &str = "config.json";
@@ -35,27 +36,10 @@ pub struct Config {
     /// The family's own part, as JSON text, so that it is parsed once, into the family's type: see [`architecture`].
     architecture: Box<RawValue>,
     /// Default options of summaries, in a family that writes summaries.
-    pub generation: Option<Generation>,
+    pub generation: Option<GenerationDefaults>,
     /// The tokenizer that the vocabulary names.
     #[serde(skip)]
     subwords: Option<Arc<SubwordTokenizer>>,
-}
-
-/// Default options of summaries: fairseq's, under their usual names.
-#[derive(Debug, Clone, Copy, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct Generation {
-    /// Hypotheses that beam search keeps.
-    pub beam: usize,
-    /// Power of a hypothesis' length that its log-probability is divided by.
-    pub length_penalty: f32,
-    /// Fewest tokens before the end symbol.
-    pub min_tokens: usize,
-    /// Most tokens before the end symbol.
-    pub max_tokens: usize,
-    /// Length of token runs that may not repeat; 0 if all may.
-    #[serde(default)]
-    pub no_repeat_ngram: usize,
 }
 
 /// The symbols, as the file lists them.
@@ -94,11 +78,11 @@ impl TryFrom<Kinds> for VocabularyConfig {
         let Kinds { symbols, bytes, first_byte, specials, size, tokenizer } = kinds;
         let pieces = size.is_some() || tokenizer.is_some();
         if pieces && (symbols.is_some() || bytes.is_some() || first_byte.is_some() || specials.is_some()) {
-            return Err("`size` beside other keys, expected only `tokenizer` there");
+            return Err("`size` next to other keys, expected only `tokenizer` there");
         }
         match (size, tokenizer) {
             (Some(size), tokenizer) => return Ok(Self::Pieces(size, tokenizer)),
-            (None, Some(_)) => return Err("`tokenizer` alone, expected `size` beside it"),
+            (None, Some(_)) => return Err("`tokenizer` alone, expected `size` next to it"),
             (None, None) => {}
         }
         match (symbols, bytes, first_byte, specials) {
@@ -109,7 +93,7 @@ impl TryFrom<Kinds> for VocabularyConfig {
             (Some(_), Some(_), ..) => Err("both, expected either `symbols` or `bytes`"),
             (None, None, ..) => Err("neither, expected either `symbols` or `bytes`"),
             (None, Some(false), ..) => Err("`bytes` false, expected true"),
-            (_, _, Some(_), _) => Err("`first_byte`, expected it beside `bytes` and `specials` only"),
+            (_, _, Some(_), _) => Err("`first_byte`, expected it only next to `bytes` and `specials`"),
         }
     }
 }
@@ -142,7 +126,7 @@ impl Config {
 
     /// Adds a tokenizer, which is written next to the configuration, and summary options.
     #[must_use]
-    pub fn with(mut self, subwords: Option<Arc<SubwordTokenizer>>, generation: Option<Generation>) -> Self {
+    pub fn with(mut self, subwords: Option<Arc<SubwordTokenizer>>, generation: Option<GenerationDefaults>) -> Self {
         self.subwords = subwords;
         self.generation = generation;
         self
@@ -168,15 +152,13 @@ impl Config {
     pub fn parse(text: &[u8], file: &Path) -> Result<Self> {
         /// The format, which is checked first: a file of another format has other keys as well.
         #[derive(Deserialize)]
-        struct Format {
+        struct FormatKey {
             format: Option<Box<RawValue>>,
         }
         let expected = format!("{FORMAT:?}");
-        match json::parse::<Format>(text, file, "")?.format {
+        match json::parse::<FormatKey>(text, file, "")?.format {
             Some(found) if found.get() == expected => {}
-            Some(found) => {
-                return Err(Error::checkpoint(file, "format", expected, clip(found.get(), json::QUOTED)));
-            }
+            Some(found) => return Err(Error::checkpoint(file, "format", expected, clip(found.get(), json::QUOTED))),
             None => return Err(Error::checkpoint(file, "format", expected, "nothing")),
         }
         let mut config: Self = json::parse(text, file, "")?;
@@ -203,25 +185,20 @@ impl Config {
 
     /// The vocabulary. Fails if there are no symbols, or a symbol is repeated or not one character.
     pub fn vocabulary(&self, file: &Path) -> Result<Arc<Vocabulary>> {
-        match &self.vocabulary {
-            VocabularyConfig::Symbols(symbols) => {
-                Vocabulary::from_symbols(symbols, self.normaliser).map(Arc::new).map_err(|error| error.in_file(file))
-            }
-            VocabularyConfig::Bytes(true) => Ok(Arc::new(Vocabulary::byte_level(self.normaliser))),
-            VocabularyConfig::Bytes(false) => Err(Error::checkpoint(file, "vocabulary.bytes", "true", "false")),
+        let normaliser = self.normaliser;
+        let vocabulary = match &self.vocabulary {
+            VocabularyConfig::Symbols(symbols) => Vocabulary::from_symbols(symbols, normaliser),
+            VocabularyConfig::Bytes(true) => Ok(Vocabulary::byte_level(normaliser)),
+            VocabularyConfig::Bytes(false) => Err(VocabularyError::new("vocabulary.bytes", "true", "false")),
             VocabularyConfig::MarkedSymbols(symbols, specials) => {
-                let vocabulary = Vocabulary::from_symbols_with_specials(symbols, *specials, self.normaliser);
-                vocabulary.map(Arc::new).map_err(|error| error.in_file(file))
+                Vocabulary::from_symbols_with_specials(symbols, *specials, normaliser)
             }
             VocabularyConfig::MarkedBytes(first, specials) => {
-                let vocabulary = Vocabulary::byte_level_with_specials(*first, *specials, self.normaliser);
-                vocabulary.map(Arc::new).map_err(|error| error.in_file(file))
+                Vocabulary::byte_level_with_specials(*first, *specials, normaliser)
             }
-            VocabularyConfig::Pieces(size, _) => {
-                let vocabulary = Vocabulary::from_tokenizer(*size, self.subwords.clone(), self.normaliser);
-                vocabulary.map(Arc::new).map_err(|error| error.in_file(file))
-            }
-        }
+            VocabularyConfig::Pieces(size, _) => Vocabulary::from_tokenizer(*size, self.subwords.clone(), normaliser),
+        };
+        vocabulary.map(Arc::new).map_err(|error| error.in_file(file))
     }
 
     /// The family's own part, as JSON text.
@@ -248,9 +225,8 @@ impl Config {
         let architecture: serde_json::Value = serde_json::from_str(self.architecture.get()).map_err(internal)?;
         let architecture = match architecture.as_object() {
             Some(keys) => {
-                let line =
-                    |(key, value): (&String, _)| format!("    {}: {value}", serde_json::Value::from(key.as_str()));
-                let lines: Vec<_> = keys.iter().map(line).collect();
+                let line = |key: &str, value| format!("    {}: {value}", serde_json::Value::from(key));
+                let lines: Vec<_> = keys.iter().map(|(key, value)| line(key, value)).collect();
                 format!("{{\n{}\n  }}", lines.join(",\n"))
             }
             None => architecture.to_string(),
@@ -267,13 +243,8 @@ impl Config {
         if let Some(generation) = &self.generation {
             lines.push(("generation", serde_json::to_string(generation).map_err(internal)?));
         }
-        let mut text = String::from("{");
-        for (index, (key, value)) in lines.iter().enumerate() {
-            let comma = if index == 0 { "" } else { "," };
-            write!(text, "{comma}\n  \"{key}\": {value}").map_err(|error| Error::Internal(error.to_string()))?;
-        }
-        text.push_str("\n}\n");
-        Ok(text)
+        let lines: Vec<_> = lines.iter().map(|(key, value)| format!("  \"{key}\": {value}")).collect();
+        Ok(format!("{{\n{}\n}}\n", lines.join(",\n")))
     }
 }
 
@@ -292,7 +263,7 @@ mod tests {
 
     #[derive(Debug, Deserialize)]
     #[serde(deny_unknown_fields)]
-    struct Shape {
+    struct TestArchitecture {
         #[expect(dead_code, reason = "parsed, not used")]
         layers: Layers,
     }
@@ -365,16 +336,16 @@ mod tests {
     #[test]
     fn errors_in_the_architecture_have_full_paths() {
         let config = parse(GOOD).unwrap();
-        let message = architecture::<Shape>(&config, Path::new("c")).unwrap_err().to_string();
+        let message = architecture::<TestArchitecture>(&config, Path::new("c")).unwrap_err().to_string();
         assert_eq!(message, "c: architecture.dim: expected `layers`, found an unknown key");
         let config = parse(&GOOD.replace(r#"{"pre": 2}"#, r#"{"pre": 2.5}"#)).unwrap();
-        let message = architecture::<Shape>(&config, Path::new("c")).unwrap_err().to_string();
+        let message = architecture::<TestArchitecture>(&config, Path::new("c")).unwrap_err().to_string();
         assert_eq!(message, "c: architecture.layers.pre: expected usize, found floating point `2.5`");
         let config = parse(&GOOD.replace(r#"{"pre": 2}"#, "{}")).unwrap();
-        let message = architecture::<Shape>(&config, Path::new("c")).unwrap_err().to_string();
+        let message = architecture::<TestArchitecture>(&config, Path::new("c")).unwrap_err().to_string();
         assert_eq!(message, "c: architecture.layers.pre: expected a value, found nothing");
         let config = parse(&GOOD.replace(r#"{"pre": 2}"#, "7")).unwrap();
-        let message = architecture::<Shape>(&config, Path::new("c")).unwrap_err().to_string();
+        let message = architecture::<TestArchitecture>(&config, Path::new("c")).unwrap_err().to_string();
         assert_eq!(message, "c: architecture.layers: expected struct Layers, found integer `7`");
     }
 }

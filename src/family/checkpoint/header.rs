@@ -26,7 +26,7 @@ pub struct TensorEntry {
     /// Its name.
     pub name: String,
     /// Type of its numbers.
-    pub dtype: Dtype,
+    pub dtype: FileDtype,
     /// Its shape.
     pub shape: Vec<usize>,
     /// Number of its numbers.
@@ -35,7 +35,7 @@ pub struct TensorEntry {
 
 /// Readable types of numbers; short ones are widened without loss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Dtype {
+pub enum FileDtype {
     /// 32-bit floats.
     F32,
     /// IEEE half precision.
@@ -44,7 +44,7 @@ pub enum Dtype {
     Bf16,
 }
 
-impl Dtype {
+impl FileDtype {
     /// Bytes of one number.
     pub fn bytes(self) -> usize {
         match self {
@@ -68,11 +68,12 @@ impl Dtype {
 
     /// Appends little-endian numbers as f32; leftover bytes are ignored.
     pub fn widen(self, bytes: &[u8], numbers: &mut Vec<f32>) {
-        let pairs = |bytes: &[u8]| -> Vec<[u8; 2]> { bytes.as_chunks().0.to_vec() };
         match self {
             Self::F32 => numbers.extend(bytes.as_chunks().0.iter().map(|&four| f32::from_le_bytes(four))),
-            Self::F16 => numbers.extend(pairs(bytes).into_iter().map(|two| half::f16::from_le_bytes(two).to_f32())),
-            Self::Bf16 => numbers.extend(pairs(bytes).into_iter().map(|two| half::bf16::from_le_bytes(two).to_f32())),
+            Self::F16 => numbers.extend(bytes.as_chunks().0.iter().map(|&two| half::f16::from_le_bytes(two).to_f32())),
+            Self::Bf16 => {
+                numbers.extend(bytes.as_chunks().0.iter().map(|&two| half::bf16::from_le_bytes(two).to_f32()))
+            }
         }
     }
 }
@@ -98,18 +99,12 @@ impl Header {
         let length = u64::from_le_bytes(prefix);
         let room = size - PREFIX as u64;
         if length > room {
-            return wrong(
-                "header length",
-                format!("at most the {room} bytes that follow it"),
-                format!("{length} bytes"),
-            );
+            let expected = format!("at most the {room} bytes that follow it");
+            return wrong("header length", expected, format!("{length} bytes"));
         }
         if length > limit {
-            return wrong(
-                "header length",
-                format!("at most {limit} bytes for these tensors"),
-                format!("{length} bytes"),
-            );
+            let expected = format!("at most {limit} bytes for these tensors");
+            return wrong("header length", expected, format!("{length} bytes"));
         }
         let mut bytes = prefix.to_vec();
         from.take(length).read_to_end(&mut bytes).map_err(Error::io(file))?;
@@ -118,11 +113,8 @@ impl Header {
             return wrong("header", format!("{length} bytes"), format!("{} bytes", text.len()));
         }
         if text.first() != Some(&b'{') {
-            return wrong(
-                "header",
-                "a JSON object".into(),
-                format!("{:?}", text.first().map(|&byte| char::from(byte))),
-            );
+            let found = format!("{:?}", text.first().map(|&byte| char::from(byte)));
+            return wrong("header", "a JSON object".into(), found);
         }
         let items: UniqueMap<Box<RawValue>> = json::parse(text, file, "")?;
         let tensors = entries(items.0, file, room - length)?;
@@ -158,7 +150,7 @@ fn entries(items: BTreeMap<String, Box<RawValue>>, file: &Path, data: u64) -> Re
 }
 
 fn entry(name: String, info: Info, file: &Path) -> Result<TensorEntry> {
-    let Some(dtype) = Dtype::parse(&info.dtype) else {
+    let Some(dtype) = FileDtype::parse(&info.dtype) else {
         return Err(Error::checkpoint(file, name, "dtype F32, F16 or BF16", format!("dtype {:?}", info.dtype)));
     };
     let product = info.shape.iter().try_fold(1_u64, |product, &dim| product.checked_mul(dim));

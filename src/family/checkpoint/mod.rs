@@ -1,20 +1,57 @@
 //! Checkpoints on disk: format `weir/1` (docs/checkpoints.md).
 //!
 //! Files may come from anywhere, so every number in them is checked against the configuration before memory is allocated for
-//! it. An error names file, key, expected and actual value. Reading order: [`config`] (all but the weights), `spec` (the
-//! tensors that there must be), [`header`] (of a safetensors file), [`shards`] (the files of weights), [`reader`], [`writer`].
+//! it. An error names file, key, expected and actual value. Reading order: [`TensorSpec`],
+//! [`config`] (all but the weights), [`header`] (of a safetensors file), [`shards`] (the files of weights), [`reader`], [`writer`].
 
 pub mod config;
 pub mod header;
 pub mod json;
 pub mod reader;
 pub mod shards;
-mod spec;
 pub mod writer;
 
-pub use config::{CONFIG_FILE, Config, Generation, VocabularyConfig, architecture};
-pub use header::Dtype;
+pub use config::{CONFIG_FILE, Config, VocabularyConfig, architecture};
+pub use header::FileDtype;
 pub use reader::{Tensor, Weights, read_from, read_weights, read_weights_with_progress};
 pub use shards::WEIGHTS_FILE;
-pub use spec::{Init, TensorSpec};
 pub use writer::{Writer, WrittenCheckpoint};
+
+/// A tensor that a checkpoint must hold.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TensorSpec {
+    /// Its name.
+    pub name: String,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// How `weir init` fills it.
+    pub init: Init,
+    /// True if its numbers are trained, and so counted as parameters.
+    pub trained: bool,
+}
+
+impl TensorSpec {
+    /// Returns a trained tensor that `weir init` draws from a normal distribution.
+    pub fn normal(name: impl Into<String>, shape: Vec<usize>, mean: f32, deviation: f32) -> Self {
+        Self { name: name.into(), shape, init: Init::Normal(mean, deviation), trained: true }
+    }
+
+    /// Returns a tensor that `weir init` fills with zeros.
+    pub fn zeros(name: impl Into<String>, shape: Vec<usize>) -> Self {
+        Self::normal(name, shape, 0.0, 0.0)
+    }
+
+    /// Number of its numbers; `usize::MAX` if that overflows.
+    pub fn numbers(&self) -> usize {
+        self.shape.iter().fold(1, |product: usize, &dim| product.saturating_mul(dim))
+    }
+}
+
+/// How `weir init` fills a tensor.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Init {
+    /// Normally distributed, with this mean and standard deviation.
+    Normal(f32, f32),
+    /// These numbers.
+    Values(Vec<f32>),
+}

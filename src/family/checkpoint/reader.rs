@@ -1,10 +1,10 @@
 //! Reads weights: exactly the specified tensors, every number finite, hashed on the way.
 
 use super::{
-    header::{Dtype, Header, TensorEntry},
+    TensorSpec,
+    header::{FileDtype, Header, TensorEntry},
     json,
-    shards::{Shard, files, same_names, shards},
-    spec::TensorSpec,
+    shards::{Shard, files, names, same_names, shards},
 };
 use crate::error::{Error, Result};
 use sha2::{Digest, Sha256};
@@ -32,7 +32,7 @@ pub struct Weights {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tensor {
     /// The type of its numbers in the file.
-    pub dtype: Dtype,
+    pub dtype: FileDtype,
     /// Its shape.
     pub shape: Vec<usize>,
     /// Its numbers, row-major.
@@ -42,10 +42,18 @@ pub struct Tensor {
 impl Weights {
     /// Moves a tensor's numbers out, row-major. Fails if the tensor was not read or was taken before.
     pub fn take(&mut self, name: &str) -> Result<Vec<f32>> {
-        let tensor = self.tensors.remove(name);
-        tensor
-            .map(|tensor| tensor.numbers)
-            .ok_or_else(|| Error::Internal(format!("tensor {name} was not read or was taken before")))
+        let missing = || Error::Internal(format!("tensor {name} was not read or was taken before"));
+        self.tensors.remove(name).map(|tensor| tensor.numbers).ok_or_else(missing)
+    }
+
+    /// Collects the tensors of `specs`, whose numbers `numbers` returns.
+    pub fn collect(specs: Vec<TensorSpec>, mut numbers: impl FnMut(&TensorSpec) -> Result<Vec<f32>>) -> Result<Self> {
+        let mut weights = Self::default();
+        for spec in specs {
+            let numbers = numbers(&spec)?;
+            weights.insert(spec.name, Tensor { dtype: FileDtype::F32, shape: spec.shape, numbers });
+        }
+        Ok(weights)
     }
 
     /// Returns a tensor, unless it was not read or was taken.
@@ -100,8 +108,7 @@ pub fn shapes_in(dir: &Path) -> Result<BTreeMap<String, Vec<usize>>> {
 /// Reads weights as [`read_weights`] does from the `size` bytes of one safetensors file; errors name `file`. Fails as
 /// [`read_weights`] does.
 pub fn read_from(mut from: impl Read, size: u64, file: &Path, specs: &[TensorSpec]) -> Result<(Weights, String)> {
-    let names = specs.iter().map(|spec| spec.name.clone()).collect();
-    let shard = Shard { file: file.to_path_buf(), names };
+    let shard = Shard { file: file.to_path_buf(), names: names(specs) };
     let header = header(&shard, &mut from, size, &by_name(specs))?;
     let mut silent = |_, _| {};
     let mut reading = Reading::new(size, &mut silent);
@@ -147,12 +154,9 @@ fn header(shard: &Shard, from: &mut impl Read, size: u64, specs: &HashMap<&str, 
 fn check(shard: &Shard, found: &[TensorEntry], specs: &HashMap<&str, &TensorSpec>) -> Result<()> {
     same_names(&shard.file, &shard.names, found.iter().map(|entry| &entry.name))?;
     for entry in found {
-        match specs.get(entry.name.as_str()) {
-            Some(spec) if spec.shape != entry.shape => {
-                let expected = format!("shape {:?}", spec.shape);
-                return Err(Error::checkpoint(&shard.file, &*entry.name, expected, format!("shape {:?}", entry.shape)));
-            }
-            _ => {}
+        if let Some(spec) = specs.get(entry.name.as_str()).filter(|spec| spec.shape != entry.shape) {
+            let expected = format!("shape {:?}", spec.shape);
+            return Err(Error::checkpoint(&shard.file, &*entry.name, expected, format!("shape {:?}", entry.shape)));
         }
     }
     Ok(())
@@ -195,12 +199,10 @@ impl<'a> Reading<'a> {
             let bytes = ((entry.numbers - numbers.len()).min(CHUNK / width)) * width;
             let bytes = chunk.get_mut(..bytes).unwrap_or_default();
             from.read_exact(bytes).map_err(|error| match error.kind() {
-                ErrorKind::UnexpectedEof => Error::checkpoint(
-                    file,
-                    &*entry.name,
-                    "all its numbers",
-                    "the end of the file: it shrank while it was read",
-                ),
+                ErrorKind::UnexpectedEof => {
+                    let found = "the end of the file: it shrank while it was read";
+                    Error::checkpoint(file, &*entry.name, "all its numbers", found)
+                }
                 _ => Error::io(file)(error),
             })?;
             self.count(bytes);

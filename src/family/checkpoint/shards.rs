@@ -1,8 +1,8 @@
 //! The files of a checkpoint's weights: one, or several and an index (Hugging Face's convention).
 
 use super::{
+    TensorSpec,
     json::{self, UniqueMap},
-    spec::TensorSpec,
 };
 use crate::error::{Error, Result};
 use serde::Deserialize;
@@ -14,7 +14,7 @@ use std::{
 /// The only file of weights, if there is no index.
 pub const WEIGHTS_FILE: &str = "model.safetensors";
 /// The index of several files.
-const INDEX_FILE: &str = "model.safetensors.index.json";
+pub(super) const INDEX_FILE: &str = "model.safetensors.index.json";
 const MAX_INDEX_BYTES: u64 = 16 << 20;
 
 /// One file of weights.
@@ -71,7 +71,8 @@ fn by_file(index: Index) -> BTreeMap<String, BTreeSet<String>> {
     shards
 }
 
-fn names(specs: &[TensorSpec]) -> BTreeSet<String> {
+/// The names of the tensors.
+pub(super) fn names(specs: &[TensorSpec]) -> BTreeSet<String> {
     specs.iter().map(|spec| spec.name.clone()).collect()
 }
 

@@ -4,10 +4,10 @@
 //! has no `config.json` for a moment, but never one configuration with another's weights.
 
 use super::{
+    TensorSpec,
     config::{CONFIG_FILE, Config},
     reader::hexadecimal,
-    shards::WEIGHTS_FILE,
-    spec::TensorSpec,
+    shards::{INDEX_FILE, WEIGHTS_FILE},
 };
 use crate::{
     error::{Error, Result},
@@ -68,8 +68,7 @@ impl Writer {
         match self.missing.pop() {
             Some(next) if next.name == name && next.numbers == numbers.len() => {}
             next => {
-                let message = format!("wrote {name} with {} numbers, expected {next:?}", numbers.len());
-                return Err(Error::Internal(message));
+                return Err(Error::Internal(format!("wrote {name} with {} numbers, expected {next:?}", numbers.len())));
             }
         }
         let mut bytes = Vec::with_capacity(1 << 16);
@@ -167,7 +166,7 @@ fn entries(dest: &Path) -> Result<Vec<FolderEntry>> {
         let name = entry.file_name().to_string_lossy().into_owned();
         let path = entry.path();
         let shard = name.starts_with("model-") && name.contains("-of-") && name.ends_with(".safetensors");
-        let part = shard || [card, CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE].contains(&&*name) || name == index_file();
+        let part = shard || [card, CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE].contains(&&*name) || name == INDEX_FILE;
         let kind = match path.is_dir() {
             true if path.join(CONFIG_FILE).is_file() => EntryKind::Companion,
             false if part => EntryKind::Part,
@@ -177,10 +176,6 @@ fn entries(dest: &Path) -> Result<Vec<FolderEntry>> {
         Ok(FolderEntry { name, kind })
     };
     fs::read_dir(dest).map_err(Error::io(dest))?.map(entry).collect()
-}
-
-fn index_file() -> String {
-    format!("{WEIGHTS_FILE}.index.json")
 }
 
 /// Removes a file if it exists.
@@ -262,19 +257,15 @@ impl Drop for Partial {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::family::checkpoint::Init;
     use tempfile::TempDir;
 
     const CONFIG: &[u8] = br#"{"format": "weir/1", "family": "x", "vocabulary": {"bytes": true}, "normaliser": "none",
         "training_length": 8, "architecture": {"a": {"b": 1e-5}}}"#;
 
     fn writer(dir: &Path, overwrite: bool) -> Result<Writer> {
-        let spec = |name: &str, shape: &[usize]| {
-            let init = Init::Normal(0.0, 0.0);
-            TensorSpec { name: name.to_owned(), shape: shape.to_vec(), init, trained: true }
-        };
         let config = Config::parse(CONFIG, dir).unwrap();
-        Writer::create(dir, &config, &[spec("a", &[2]), spec("b", &[1, 1])], overwrite)
+        let specs = [TensorSpec::zeros("a", vec![2]), TensorSpec::zeros("b", vec![1, 1])];
+        Writer::create(dir, &config, &specs, overwrite)
     }
 
     fn files(dir: &Path) -> Vec<String> {

@@ -3,18 +3,15 @@
 //! special symbols included; without one, symbols have ids only.
 
 use super::{
-    converted::{Converted, rename_key},
+    converted::{Converted, read_config, rename_key},
     vocabulary,
 };
 use crate::{
     error::{Error, Result},
     family::{
-        Init, TensorSpec,
+        TensorSpec,
         checkpoint::{
-            CONFIG_FILE, Config, Dtype, Tensor, WEIGHTS_FILE, Weights,
-            json::{parse, read_limited},
-            read_weights_with_progress,
-            reader::shapes_in,
+            CONFIG_FILE, Config, WEIGHTS_FILE, Weights, json::parse, read_weights_with_progress, reader::shapes_in,
         },
         load::blueprint,
     },
@@ -24,7 +21,6 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use std::{collections::BTreeMap, path::Path};
 
-const MAX_CONFIG_BYTES: u64 = 16 << 20;
 /// Prefix of every name but the head's.
 const PREFIX: &str = "transformer.";
 const HEAD: &str = "lm_head.weight";
@@ -118,17 +114,17 @@ pub(super) fn is_gpt2(text: &[u8]) -> bool {
 /// superfluous or of another shape.
 pub fn read(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
     let file = dir.join(CONFIG_FILE);
-    let text = read_limited(&file, MAX_CONFIG_BYTES)?;
+    let text = read_config(&file)?;
     let arguments: Arguments = parse(&text, &file, "")?;
     let config = arguments.config(&text, &file)?;
     let specs = blueprint(&config, &file).map_err(in_official_terms)?.tensors();
     let shapes = shapes_in(dir)?;
     let prefix = if shapes.keys().any(|name| name.starts_with(PREFIX)) { PREFIX } else { "" };
-    let mut official: Vec<_> = specs.iter().map(|spec| Official::from_spec(spec, prefix).spec).collect();
+    let mut official: Vec<_> = specs.iter().map(|spec| SourceTensor::from_spec(spec, prefix).spec).collect();
     official.extend(ignored(&shapes, prefix, arguments.n_layer));
     let tied = shapes.contains_key(HEAD) && arguments.tie_word_embeddings;
     if tied {
-        official.push(like(HEAD, vec![arguments.vocab_size, arguments.n_embd]));
+        official.push(TensorSpec::zeros(HEAD, vec![arguments.vocab_size, arguments.n_embd]));
     }
     let (mut tensors, _) = read_weights_with_progress(dir, &official, progress)?;
     if tied
@@ -137,13 +133,11 @@ pub fn read(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted>
         let expected = format!("the numbers of {prefix}wte.weight, to which it is tied");
         return Err(Error::checkpoint(dir.join(WEIGHTS_FILE), HEAD, expected, "other numbers"));
     }
-    let mut weights = Weights::default();
-    for spec in specs {
-        let Official { spec: official, transposed } = Official::from_spec(&spec, prefix);
-        let numbers = tensors.take(&official.name)?;
-        let numbers = if transposed { transpose(&numbers, &spec.shape) } else { numbers };
-        weights.insert(spec.name, Tensor { dtype: Dtype::F32, shape: spec.shape, numbers });
-    }
+    let weights = Weights::collect(specs, |spec| {
+        let SourceTensor { spec: source, transposed } = SourceTensor::from_spec(spec, prefix);
+        let numbers = tensors.take(&source.name)?;
+        Ok(if transposed { transpose(&numbers, &spec.shape) } else { numbers })
+    })?;
     Ok(Converted { config, weights })
 }
 
@@ -195,12 +189,12 @@ impl Arguments {
 }
 
 /// One of the source's tensors.
-struct Official {
+struct SourceTensor {
     spec: TensorSpec,
     transposed: bool,
 }
 
-impl Official {
+impl SourceTensor {
     /// Returns the source of one of weir's tensors; under its own name if there is none, so that it is reported as missing.
     fn from_spec(spec: &TensorSpec, prefix: &str) -> Self {
         let found = |table: &[(&str, &'static str, bool)], name: &str| {
@@ -220,18 +214,14 @@ impl Official {
         if transposed {
             shape.reverse();
         }
-        Self { spec: like(&name, shape), transposed }
+        Self { spec: TensorSpec::zeros(name, shape), transposed }
     }
 }
 
 /// Returns the specs of the buffers in the checkpoint.
 fn ignored(shapes: &BTreeMap<String, Vec<usize>>, prefix: &str, layers: usize) -> Vec<TensorSpec> {
     let names = (0..layers).flat_map(|layer| BUFFERS.iter().map(move |name| format!("{prefix}h.{layer}.{name}")));
-    names.filter_map(|name| shapes.get(&name).map(|shape| like(&name, shape.clone()))).collect()
-}
-
-fn like(name: &str, shape: Vec<usize>) -> TensorSpec {
-    TensorSpec { name: name.into(), shape, init: Init::Normal(0.0, 0.0), trained: true }
+    names.filter_map(|name| Some(TensorSpec::zeros(&*name, shapes.get(&name)?.clone()))).collect()
 }
 
 /// Transposes (inputs, outputs) to `shape`, (outputs, inputs).

@@ -3,10 +3,10 @@
 //! torch never compresses, so compressed entries are rejected: then no entry is larger than the archive. The pickle's
 //! description of a tensor is checked against its storage before a number is read.
 
-use super::pickle::{self, Object, Pickle, Value};
+use super::pickle::{self, Object, Pickle, PickleValue};
 use crate::{
     error::{Error, Result},
-    family::checkpoint::{header::Dtype, json, reader::check_finite},
+    family::checkpoint::{FileDtype, json, reader::check_finite},
 };
 use std::{
     fs::File,
@@ -45,16 +45,16 @@ pub struct TorchTensor {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum TorchDtype {
-    Short(Dtype),
+    Short(FileDtype),
     F64,
 }
 
 impl TorchDtype {
     fn parse(storage: &str) -> Option<Self> {
         match storage {
-            "FloatStorage" => Some(Self::Short(Dtype::F32)),
-            "HalfStorage" => Some(Self::Short(Dtype::F16)),
-            "BFloat16Storage" => Some(Self::Short(Dtype::Bf16)),
+            "FloatStorage" => Some(Self::Short(FileDtype::F32)),
+            "HalfStorage" => Some(Self::Short(FileDtype::F16)),
+            "BFloat16Storage" => Some(Self::Short(FileDtype::Bf16)),
             "DoubleStorage" => Some(Self::F64),
             _ => None,
         }
@@ -114,15 +114,15 @@ impl TorchFile {
 
     /// Interprets a value of the pickle as a tensor; errors name `key`. Fails for anything but a tensor of floats whose
     /// numbers lie within its storage.
-    pub fn tensor(&self, key: &str, value: &Value) -> Result<TorchTensor> {
+    pub fn tensor(&self, key: &str, value: &PickleValue) -> Result<TorchTensor> {
         self.describe(value)
             .and_then(TorchTensor::checked)
             .map_err(|(expected, found)| Error::checkpoint(&self.path, key, expected, found))
     }
 
-    fn describe(&self, value: &Value) -> Result<TorchTensor, (String, String)> {
+    fn describe(&self, value: &PickleValue) -> Result<TorchTensor, (String, String)> {
         let pickle = &self.pickle;
-        let other = |expected: &str, value: &Value| (expected.to_owned(), pickle.describe(value));
+        let other = |expected: &str, value: &PickleValue| (expected.to_owned(), pickle.describe(value));
         let call = pickle.call(value).ok_or_else(|| other("a tensor", value))?;
         let arguments = pickle.elements(&call.arguments).unwrap_or_default();
         match (call.name, arguments) {
@@ -145,14 +145,14 @@ impl TorchFile {
     }
 
     /// Returns key, type and length of a storage: `("storage", torch.FloatStorage, "0", "cpu", 32)`.
-    fn storage(&self, value: &Value) -> Result<(String, TorchDtype, u64), (String, String)> {
+    fn storage(&self, value: &PickleValue) -> Result<(String, TorchDtype, u64), (String, String)> {
         let pickle = &self.pickle;
         let wrong = |expected: &str, found: String| Err((expected.to_owned(), found));
         let Some(Object::Persistent(id)) = pickle.object(value) else {
             return wrong("a storage", pickle.describe(value));
         };
         match pickle.elements(id) {
-            Some([Value::Text(kind), class, Value::Text(key), _, len]) if **kind == *"storage" => {
+            Some([PickleValue::Text(kind), class, PickleValue::Text(key), _, len]) if **kind == *"storage" => {
                 let Some(Object::Global("torch", class)) = pickle.object(class) else {
                     return wrong("a storage class", pickle.describe(class));
                 };
@@ -168,7 +168,7 @@ impl TorchFile {
         }
     }
 
-    fn naturals(&self, value: &Value) -> Option<Vec<u64>> {
+    fn naturals(&self, value: &PickleValue) -> Option<Vec<u64>> {
         // torch.Size((2, 3)) is a call around the tuple
         let value = match self.pickle.call(value) {
             Some(call) if call.name == "Size" => self.pickle.elements(&call.arguments)?.first()?,
@@ -193,12 +193,10 @@ impl TorchFile {
             return wrong(expected, format!("{} bytes, {:?}", entry.size(), entry.compression()));
         }
         let span = tensor.span();
-        match self.allowance.checked_sub(span.max(tensor.numbers() as u64)) {
-            Some(rest) => self.allowance = rest,
-            None => {
-                return wrong("at most as many numbers as the file has bytes".into(), "more, shared many times".into());
-            }
-        }
+        let Some(rest) = self.allowance.checked_sub(span.max(tensor.numbers() as u64)) else {
+            return wrong("at most as many numbers as the file has bytes".into(), "more, shared many times".into());
+        };
+        self.allowance = rest;
         let skipped = tensor.offset * tensor.dtype.bytes() as u64;
         let io = |error: std::io::Error| match error.kind() {
             ErrorKind::UnexpectedEof => {
@@ -224,11 +222,9 @@ impl TorchFile {
 impl TorchTensor {
     /// Checks that the numbers lie within the storage, and are not more than it has: a stride of 0 would repeat one.
     fn checked(self) -> Result<Self, (String, String)> {
-        let found =
-            |tensor: &Self| format!("size {:?}, strides {:?}, offset {}", tensor.shape, tensor.stride, tensor.offset);
         let numbers = self.shape.iter().try_fold(1_u64, |product, &dim| product.checked_mul(dim as u64));
-        let last = self.shape.iter().zip(&self.stride).try_fold(self.offset, |at, (&dim, stride)| {
-            (dim as u64).saturating_sub(1).checked_mul(*stride).and_then(|step| at.checked_add(step))
+        let last = self.shape.iter().zip(&self.stride).try_fold(self.offset, |offset, (&dim, stride)| {
+            (dim as u64).saturating_sub(1).checked_mul(*stride).and_then(|step| offset.checked_add(step))
         });
         let fits = match (numbers, last) {
             (Some(0), Some(_)) => self.offset <= self.storage_len,
@@ -238,7 +234,8 @@ impl TorchTensor {
         if fits && self.shape.len() == self.stride.len() {
             return Ok(self);
         }
-        Err((format!("a view of a storage of {} numbers", self.storage_len), found(&self)))
+        let found = format!("size {:?}, strides {:?}, offset {}", self.shape, self.stride, self.offset);
+        Err((format!("a view of a storage of {} numbers", self.storage_len), found))
     }
 
     fn numbers(&self) -> usize {
@@ -280,8 +277,8 @@ impl TorchTensor {
     }
 }
 
-fn natural(value: &Value) -> Option<u64> {
-    if let Value::Int(number) = value { u64::try_from(*number).ok() } else { None }
+fn natural(value: &PickleValue) -> Option<u64> {
+    if let PickleValue::Int(number) = value { u64::try_from(*number).ok() } else { None }
 }
 
 struct ArchiveEntries<'a> {

@@ -2,14 +2,14 @@
 //! safetensors file.
 
 use super::{
-    pickle::{Pickle, Value},
+    pickle::{Pickle, PickleValue},
     torch::{TorchFile, TorchTensor},
 };
 use crate::{
     error::{Error, Result},
     family::{
         TensorSpec,
-        checkpoint::{CONFIG_FILE, Dtype, Tensor, Weights, shards::same_names},
+        checkpoint::{CONFIG_FILE, Weights, shards::same_names},
     },
 };
 use serde_json::{Map, Value as Json};
@@ -50,46 +50,47 @@ impl SourceForm {
 }
 
 /// Returns the items of a dict or of a Namespace.
-pub(super) fn items<'a>(pickle: &'a Pickle, value: &Value) -> Option<&'a [(Value, Value)]> {
+pub(super) fn items<'a>(pickle: &'a Pickle, value: &PickleValue) -> Option<&'a [(PickleValue, PickleValue)]> {
     let state = pickle.call(value).and_then(|call| call.state.as_ref());
     state.and_then(|state| pickle.items(state)).or_else(|| pickle.items(value))
 }
 
 /// Returns as JSON the items whose values are plain, or lists of plain values; no other item is a needed argument.
-pub(super) fn plain(pickle: &Pickle, items: &[(Value, Value)]) -> Map<String, Json> {
-    let list = |value: &Value| pickle.elements(value)?.iter().map(scalar).collect::<Option<Vec<_>>>().map(Json::from);
+pub(super) fn plain(pickle: &Pickle, items: &[(PickleValue, PickleValue)]) -> Map<String, Json> {
+    let list =
+        |value: &PickleValue| pickle.elements(value)?.iter().map(scalar).collect::<Option<Vec<_>>>().map(Json::from);
     items.iter().filter_map(|(key, value)| Some((text(key)?, scalar(value).or_else(|| list(value))?))).collect()
 }
 
 /// Returns a string value.
-pub(super) fn text(value: &Value) -> Option<String> {
-    if let Value::Text(text) = value { Some(text.to_string()) } else { None }
+pub(super) fn text(value: &PickleValue) -> Option<String> {
+    if let PickleValue::Text(text) = value { Some(text.to_string()) } else { None }
 }
 
-fn scalar(value: &Value) -> Option<Json> {
+fn scalar(value: &PickleValue) -> Option<Json> {
     match value {
-        Value::None => Some(Json::Null),
-        Value::Bool(value) => Some((*value).into()),
-        Value::Int(value) => Some((*value).into()),
-        Value::Float(value) => Some((*value).into()),
-        Value::Text(value) => Some((**value).into()),
-        Value::LongInt | Value::Bytes | Value::Object(_) => None,
+        PickleValue::None => Some(Json::Null),
+        PickleValue::Bool(value) => Some((*value).into()),
+        PickleValue::Int(value) => Some((*value).into()),
+        PickleValue::Float(value) => Some((*value).into()),
+        PickleValue::Text(value) => Some((**value).into()),
+        PickleValue::LongInt | PickleValue::Bytes | PickleValue::Object(_) => None,
     }
 }
 
 /// The tensors of a training checkpoint, whose numbers are read later.
-pub(super) struct Tensors {
+pub(super) struct TorchTensors {
     file: PathBuf,
-    /// Tensors by name, without the prefix of parallel training.
+    /// TorchTensors by name, without the prefix of parallel training.
     pub(super) all: BTreeMap<String, TorchTensor>,
 }
 
-impl Tensors {
+impl TorchTensors {
     /// Finds the tensors of the dict under `key`; errors name `file`. Fails for anything but a dict of tensors of
     /// floats.
     pub(super) fn find(torch: &TorchFile, key: &str, file: &Path) -> Result<Self> {
         let pickle = &torch.pickle;
-        let state = pickle.item(pickle.root(), key);
+        let state = pickle.item(&pickle.root, key);
         let Some(items) = state.and_then(|state| pickle.items(state)) else {
             let found = state.map_or("nothing".into(), |state| pickle.describe(state));
             return Err(Error::checkpoint(file, key, "a dict of tensors", found));
@@ -120,22 +121,20 @@ impl Tensors {
         let expected: BTreeSet<String> = specs.iter().map(|spec| spec.name.clone()).collect();
         same_names(&self.file, &expected, self.all.keys())?;
         let total: usize = specs.iter().map(|spec| 4 * spec.numbers()).sum();
-        let mut weights = Weights::default();
         let mut done = 0;
-        for spec in specs {
+        Weights::collect(specs, |spec| {
             let Some(tensor) = self.all.get(&spec.name) else {
                 return Err(Error::Internal(format!("tensor {} was listed but not found", spec.name)));
             };
             if tensor.shape != spec.shape {
                 let expected = format!("shape {:?}", spec.shape);
                 let found = format!("shape {:?}", tensor.shape);
-                return Err(Error::checkpoint(&self.file, spec.name, expected, found));
+                return Err(Error::checkpoint(&self.file, &*spec.name, expected, found));
             }
             let numbers = torch.read(&spec.name, tensor)?;
             done += 4 * numbers.len() as u64;
             progress(done, total as u64);
-            weights.insert(spec.name, Tensor { dtype: Dtype::F32, shape: spec.shape, numbers });
-        }
-        Ok(weights)
+            Ok(numbers)
+        })
     }
 }

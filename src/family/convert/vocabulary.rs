@@ -1,5 +1,6 @@
 //! Vocabularies of sources: listed, of a given size only, or with special symbols.
 
+use super::converted::source_name;
 use crate::{
     error::{Error, Result},
     family::checkpoint::VocabularyConfig,
@@ -91,6 +92,5 @@ pub(super) fn official_key(key: &str) -> String {
         ("vocabulary.specials.segment_end", "next_token_id"),
         ("vocabulary.specials.unknown", "unk_token_id"),
     ];
-    let source = KEYS.iter().find(|(weir, _)| *weir == key);
-    source.map_or_else(|| key.replace("vocabulary.symbols", "vocab"), |(_, source)| (*source).to_owned())
+    source_name(KEYS, key).map_or_else(|| key.replace("vocabulary.symbols", "vocab"), str::to_owned)
 }

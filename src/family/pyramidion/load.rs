@@ -12,11 +12,7 @@ use crate::{
         document::{DocumentLimits, GenerationDefaults, PoolingStep, SpecialIds},
     },
     error::Result,
-    family::{
-        Blueprint, Parts,
-        checkpoint::{self, Weights},
-        decoder::model::Decoder,
-    },
+    family::{Blueprint, Parts, checkpoint::Weights, decoder::model::Decoder},
     kernels::{
         attention::PageLayout,
         linear::{Linear, WeightArena},
@@ -82,28 +78,17 @@ fn sinusoids(dim: usize) -> PositionScheme {
     PositionScheme::Absolute(Absolute::Sinusoidal { frequencies: frequencies(dim), first: FIRST_SINUSOID })
 }
 
-fn limits(
-    blueprint: &PyramidionBlueprint,
-    generation: Option<checkpoint::Generation>,
-    targets: usize,
-) -> DocumentLimits {
+fn limits(blueprint: &PyramidionBlueprint, generation: Option<GenerationDefaults>, targets: usize) -> DocumentLimits {
     let [_, pad, end, unknown] = SPECIAL_IDS;
     let plan = &blueprint.plan;
     let steps = plan.groups.iter().zip(plan.lengths().into_iter().skip(1));
     let max = targets.saturating_sub(1);
-    let default = GenerationDefaults {
+    let generation = generation.unwrap_or(GenerationDefaults {
         beam: DEFAULT_BEAM,
         length_penalty: 1.0,
         min_tokens: 1,
         max_tokens: max,
         no_repeat_ngram: 0,
-    };
-    let generation = generation.map_or(default, |g| GenerationDefaults {
-        beam: g.beam,
-        length_penalty: g.length_penalty,
-        min_tokens: g.min_tokens,
-        max_tokens: g.max_tokens.min(max),
-        no_repeat_ngram: g.no_repeat_ngram,
     });
     DocumentLimits {
         tokens: blueprint.architecture.source_length,
@@ -112,7 +97,7 @@ fn limits(
         block: plan.max_unit(),
         poolings: steps.map(|(group, to)| PoolingStep { layer: group.end - 1, from: group.length, to }).collect(),
         marks: SpecialIds { start: end, pad, end, unknown },
-        generation,
+        generation: GenerationDefaults { max_tokens: generation.max_tokens.min(max), ..generation },
     }
 }
 

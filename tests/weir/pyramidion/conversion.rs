@@ -145,7 +145,7 @@ fn invalid_vocabularies_and_settings_are_named() {
         (error_for(|config| config["vocabulary"] = json!({"size": 4})), "vocabulary.size: expected more than 4"),
         (
             error_for(|config| config["vocabulary"] = json!({"tokenizer": "tokenizer.json"})),
-            "vocabulary: expected `size` beside it",
+            "vocabulary: expected `size` next to it",
         ),
         (
             error_for(|config| config["vocabulary"]["tokenizer"] = "../x.json".into()),

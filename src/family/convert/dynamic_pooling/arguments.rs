@@ -1,9 +1,11 @@
 //! The official arguments, and weir's configuration from them.
 
-use super::super::converted::rename_key;
 use crate::{
     error::{Error, Result, clip},
-    family::checkpoint::{Config, VocabularyConfig},
+    family::{
+        checkpoint::{Config, VocabularyConfig},
+        convert::converted::rename_key,
+    },
     text::TextNormaliser,
 };
 use serde::Deserialize;
@@ -108,9 +110,9 @@ impl Arguments {
             return self.layers.ok_or_else(|| Error::checkpoint(file, "model_config", expected, "nothing"));
         };
         match (layer_counts(text), self.layers) {
-            (Some(parsed), given) if given.is_none_or(|given| given == parsed) => Ok(parsed),
-            (Some(parsed), given) => {
-                Err(Error::checkpoint(file, "layers", format!("{parsed:?}, as in model_config"), format!("{given:?}")))
+            (Some(parsed), layers) if layers.is_none_or(|layers| layers == parsed) => Ok(parsed),
+            (Some(parsed), layers) => {
+                Err(Error::checkpoint(file, "layers", format!("{parsed:?}, as in model_config"), format!("{layers:?}")))
             }
             (None, _) => Err(Error::checkpoint(file, "model_config", expected, format!("{:?}", clip(text, 60)))),
         }
@@ -118,9 +120,8 @@ impl Arguments {
 
     /// Text8's normaliser for text8's symbols, in any order; other vocabularies' normalisers are unknown.
     fn normaliser(&self) -> TextNormaliser {
-        let symbols: BTreeSet<&str> = self.vocab.iter().map(String::as_str).collect();
-        let letters = ('a'..='z').chain([' ']).map(String::from).collect::<Vec<_>>();
-        let text8 = letters.iter().map(String::as_str).collect::<BTreeSet<_>>();
+        let symbols: BTreeSet<String> = self.vocab.iter().cloned().collect();
+        let text8: BTreeSet<String> = ('a'..='z').chain([' ']).map(String::from).collect();
         if symbols == text8 { TextNormaliser::Text8 } else { TextNormaliser::None }
     }
 }

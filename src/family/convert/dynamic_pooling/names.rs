@@ -1,6 +1,6 @@
 //! The official code's names of an hourglass's tensors.
 
-use crate::family::checkpoint::{Init, TensorSpec};
+use crate::family::{checkpoint::TensorSpec, convert::converted::source_name};
 
 /// Complete names.
 const MODEL: &[(&str, &str)] = &[
@@ -46,22 +46,18 @@ const STACKS: &[(&str, &str)] = &[("pre", "layers.0"), ("middle", "layers.1"), (
 
 /// The official name of one of weir's tensors; the name itself if there is none, so that it is reported as missing.
 pub(super) fn official_name(name: &str) -> String {
-    if let Some((_, official)) = MODEL.iter().find(|(ours, _)| *ours == name) {
-        return (*official).to_owned();
-    }
-    let layer = in_layer(name).and_then(|(stack, index, part)| {
-        let (_, official) = LAYER.iter().find(|(ours, _)| *ours == part)?;
-        Some(format!("{stack}.{index}.{official}"))
-    });
-    layer.unwrap_or_else(|| name.to_owned())
+    let layer = || {
+        let (stack, index, part) = in_layer(name)?;
+        Some(format!("{stack}.{index}.{}", source_name(LAYER, part)?))
+    };
+    source_name(MODEL, name).map(str::to_owned).or_else(layer).unwrap_or_else(|| name.to_owned())
 }
 
 /// Returns the official stack, the layer's index, and the name within the layer.
 fn in_layer(name: &str) -> Option<(&'static str, &str, &str)> {
     let (stack, rest) = name.split_once('.')?;
     let (index, part) = rest.split_once('.')?;
-    let (_, official) = STACKS.iter().find(|(ours, _)| *ours == stack)?;
-    Some((official, index, part))
+    Some((source_name(STACKS, stack)?, index, part))
 }
 
 /// Every tensor that an official checkpoint must hold for a model of weir's tensors.
@@ -74,11 +70,9 @@ pub(super) fn official(specs: &[TensorSpec]) -> Vec<TensorSpec> {
         }
         if let Some((stack, index, DISTANCE)) = in_layer(&spec.name) {
             let name = format!("{stack}.{index}.{DISTANCE_BIAS}");
-            let shape = shape.iter().copied().take(1).collect();
-            official.push(TensorSpec { name, shape, init: Init::Normal(0.0, 0.0), trained: true });
+            official.push(TensorSpec::zeros(name, shape.iter().copied().take(1).collect()));
         }
-        let init = Init::Normal(0.0, 0.0);
-        official.push(TensorSpec { name: official_name(&spec.name), shape, init, trained: spec.trained });
+        official.push(TensorSpec::zeros(official_name(&spec.name), shape));
     }
     official
 }

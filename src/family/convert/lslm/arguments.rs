@@ -1,9 +1,14 @@
 //! The source's `config.json`, and weir's configuration from it.
 
-use super::super::vocabulary::{SpecialVocabulary, official_key};
 use crate::{
     error::{Error, Result},
-    family::checkpoint::Config,
+    family::{
+        checkpoint::Config,
+        convert::{
+            converted::{rename_key, source_name},
+            vocabulary::{SpecialVocabulary, official_key},
+        },
+    },
     text::TextNormaliser,
 };
 use serde::Deserialize;
@@ -80,7 +85,7 @@ pub(super) struct Arguments {
     share_embeddings: bool,
     #[serde(default)]
     tie_word_embeddings: bool,
-    #[serde(default = "nxt")]
+    #[serde(default)]
     generation_boundary_source: BoundarySource,
 }
 
@@ -123,9 +128,10 @@ enum WidthMatching {
     FirstLayer,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum BoundarySource {
+    #[default]
     Nxt,
     Predictor,
 }
@@ -136,10 +142,6 @@ fn relu() -> String {
 
 fn epsilon() -> f64 {
     1e-6
-}
-
-fn nxt() -> BoundarySource {
-    BoundarySource::Nxt
 }
 
 fn buckets() -> usize {
@@ -245,22 +247,13 @@ pub(super) fn in_official_terms(error: Error) -> Error {
         ("buckets", "relative_attention_num_buckets"),
         ("max_distance", "relative_attention_max_distance"),
     ];
-    let found = |table: &[(&str, &'static str)], name: &str| {
-        table.iter().find(|(ours, _)| *ours == name).map(|(_, official)| *official)
-    };
     let in_stack = |key: &str| {
         let (stack, size) = key.strip_prefix("architecture.")?.split_once('.')?;
-        Some(format!("{}.{}", found(STACKS, stack)?, found(SIZES, size)?))
+        Some(format!("{}.{}", source_name(STACKS, stack)?, source_name(SIZES, size)?))
     };
-    match error {
-        Error::Checkpoint { file, key, expected, found: value } => {
-            let official = found(KEYS, &key).map(str::to_owned).or_else(|| in_stack(&key));
-            let key = official.unwrap_or_else(|| official_key(&key));
-            let (expected, value) = match key.as_str() {
-                "width_matching" => (official_widths(&expected), official_widths(&value)),
-                _ => (expected, value),
-            };
-            Error::Checkpoint { file, key, expected, found: value }
+    match rename_key(error, KEYS, |key| in_stack(key).unwrap_or_else(|| official_key(key))) {
+        Error::Checkpoint { file, key, expected, found } if key == "width_matching" => {
+            Error::Checkpoint { file, key, expected: official_widths(&expected), found: official_widths(&found) }
         }
         other => other,
     }

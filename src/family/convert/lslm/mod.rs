@@ -5,13 +5,17 @@
 mod arguments;
 mod names;
 
-use super::{converted::Converted, gpt2, vocabulary::SpecialVocabulary};
+use super::{
+    converted::{Converted, read_config},
+    gpt2,
+    vocabulary::SpecialVocabulary,
+};
 use crate::{
     error::Result,
     family::{
         checkpoint::{
-            CONFIG_FILE, Dtype, Tensor, Weights,
-            json::{UniqueMap, parse, read_limited},
+            CONFIG_FILE, Weights,
+            json::{UniqueMap, parse},
             read_weights_with_progress,
         },
         load::blueprint,
@@ -21,13 +25,11 @@ use arguments::Arguments;
 use serde::de::IgnoredAny;
 use std::path::Path;
 
-const MAX_CONFIG_BYTES: u64 = 16 << 20;
-
 /// Reads a folder in that layout, or GPT-2's. Fails if arguments are missing, unknown, out of bounds or of another
 /// architecture, or if tensors are missing, superfluous or of another shape.
 pub fn read(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
     let file = dir.join(CONFIG_FILE);
-    let text = read_limited(&file, MAX_CONFIG_BYTES)?;
+    let text = read_config(&file)?;
     if gpt2::is_gpt2(&text) {
         return gpt2::read(dir, progress);
     }
@@ -39,10 +41,6 @@ pub fn read(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted>
     let specs = blueprint(&config, &file).map_err(arguments::in_official_terms)?.tensors();
     let official: Vec<_> = specs.iter().map(names::official).collect();
     let (mut tensors, _) = read_weights_with_progress(dir, &official, progress)?;
-    let mut weights = Weights::default();
-    for (spec, official) in specs.into_iter().zip(official) {
-        let numbers = tensors.take(&official.name)?;
-        weights.insert(spec.name, Tensor { dtype: Dtype::F32, shape: spec.shape, numbers });
-    }
+    let weights = Weights::collect(specs, |spec| tensors.take(&names::official(spec).name))?;
     Ok(Converted { config, weights })
 }

@@ -1,6 +1,6 @@
 //! The source's names of a latent segment model's tensors.
 
-use crate::family::checkpoint::TensorSpec;
+use crate::family::{checkpoint::TensorSpec, convert::converted::source_name};
 
 /// Complete names.
 const MODEL: &[(&str, &str)] = &[
@@ -45,19 +45,16 @@ const STACKS: &[(&str, &str, usize)] =
 
 /// Returns the tensor under the source's name; under its own if there is none, so that it is reported as missing.
 pub(super) fn official(spec: &TensorSpec) -> TensorSpec {
-    let found = |table: &[(&str, &'static str)], name: &str| {
-        table.iter().find(|(ours, _)| *ours == name).map(|(_, official)| *official)
-    };
     let in_layer = || {
         let (stack, rest) = spec.name.split_once('.')?;
         let (index, part) = rest.split_once('.')?;
-        let (_, stack, feed_forward) = STACKS.iter().find(|(ours, ..)| *ours == stack)?;
-        let part = match found(LAYER, part) {
+        let (_, stack, feed_forward) = STACKS.iter().find(|(weir, ..)| *weir == stack)?;
+        let part = match source_name(LAYER, part) {
             Some(official) => official.to_owned(),
-            None => format!("layer.{feed_forward}.{}", found(FEED_FORWARD, part)?),
+            None => format!("layer.{feed_forward}.{}", source_name(FEED_FORWARD, part)?),
         };
         Some(format!("{stack}.block.{index}.{part}"))
     };
-    let name = found(MODEL, &spec.name).map(str::to_owned).or_else(in_layer);
+    let name = source_name(MODEL, &spec.name).map(str::to_owned).or_else(in_layer);
     TensorSpec { name: name.unwrap_or_else(|| spec.name.clone()), ..spec.clone() }
 }

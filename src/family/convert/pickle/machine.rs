@@ -1,6 +1,6 @@
 //! The stack machine that reads a pickle: instructions in, inert objects out.
 
-use super::value::{Call, Object, Pickle, Value};
+use super::value::{Object, Pickle, PickleCall, PickleValue};
 use std::collections::HashMap;
 
 /// Most instructions, which also limits values on the stack and in containers.
@@ -35,41 +35,29 @@ fn wrong<T>(expected: impl Into<String>, found: impl Into<String>) -> Result<T, 
 }
 
 /// The machine and the program it reads.
-pub(super) struct Machine<'a> {
+#[derive(Default)]
+pub(super) struct PickleMachine<'a> {
     bytes: &'a [u8],
     /// Offset of the next byte.
     offset: usize,
     /// Offset of the current instruction.
-    start: usize,
+    pub(super) start: usize,
     objects: Vec<Object>,
-    stack: Vec<Value>,
+    stack: Vec<PickleValue>,
     /// Heights of the stack at the open marks.
     marks: Vec<usize>,
-    memo: HashMap<u32, Value>,
+    memo: HashMap<u32, PickleValue>,
 }
 
-impl<'a> Machine<'a> {
+impl<'a> PickleMachine<'a> {
     pub(super) fn new(bytes: &'a [u8]) -> Self {
-        Self {
-            bytes,
-            offset: 0,
-            start: 0,
-            objects: Vec::new(),
-            stack: Vec::new(),
-            marks: Vec::new(),
-            memo: HashMap::new(),
-        }
+        Self { bytes, ..Self::default() }
     }
 
     /// Returns the pickle.
     pub(super) fn finish(mut self) -> Pickle {
-        let root = self.stack.pop().unwrap_or(Value::None);
+        let root = self.stack.pop().unwrap_or(PickleValue::None);
         Pickle { objects: self.objects, root }
-    }
-
-    /// Offset of the current instruction.
-    pub(super) fn instruction_start(&self) -> usize {
-        self.start
     }
 
     pub(super) fn run(&mut self) -> Result<(), Mismatch> {
@@ -143,15 +131,15 @@ impl<'a> Machine<'a> {
 
     fn scalar(&mut self, code: u8) -> Result<(), Mismatch> {
         let value = match code {
-            b'N' => Value::None,
-            0x88 | 0x89 => Value::Bool(code == 0x88),
-            b'J' => Value::Int(i64::from(self.number::<4>()? as u32 as i32)),
-            b'K' => Value::Int(self.number::<1>()? as i64),
-            b'M' => Value::Int(self.number::<2>()? as i64),
-            b'G' => Value::Float(f64::from_bits(self.number::<8>()?.swap_bytes())),
+            b'N' => PickleValue::None,
+            0x88 | 0x89 => PickleValue::Bool(code == 0x88),
+            b'J' => PickleValue::Int(i64::from(self.number::<4>()? as u32 as i32)),
+            b'K' => PickleValue::Int(self.number::<1>()? as i64),
+            b'M' => PickleValue::Int(self.number::<2>()? as i64),
+            b'G' => PickleValue::Float(f64::from_bits(self.number::<8>()?.swap_bytes())),
             _ => {
                 let length = if code == 0x8a { self.number::<1>()? } else { self.number::<4>()? };
-                Value::from_long(self.take(length)?)
+                PickleValue::from_long(self.take(length)?)
             }
         };
         self.stack.push(value);
@@ -166,7 +154,7 @@ impl<'a> Machine<'a> {
         };
         match std::str::from_utf8(self.take(length)?) {
             Ok(text) => {
-                self.stack.push(Value::Text(text.into()));
+                self.stack.push(PickleValue::Text(text.into()));
                 Ok(())
             }
             Err(error) => wrong("a string in UTF-8", format!("{error}")),
@@ -180,7 +168,7 @@ impl<'a> Machine<'a> {
             _ => self.number::<8>()?,
         };
         self.take(length)?;
-        self.stack.push(Value::Bytes);
+        self.stack.push(PickleValue::Bytes);
         Ok(())
     }
 
@@ -242,7 +230,7 @@ impl<'a> Machine<'a> {
             (self.line()?, self.line()?)
         } else {
             match self.last(2)?.as_slice() {
-                [Value::Text(module), Value::Text(name)] => (module.to_string(), name.to_string()),
+                [PickleValue::Text(module), PickleValue::Text(name)] => (module.to_string(), name.to_string()),
                 _ => return wrong("two strings: a module and a name in it", "something else"),
             }
         };
@@ -268,7 +256,7 @@ impl<'a> Machine<'a> {
         else {
             return wrong("a known name and a tuple of arguments", "something else");
         };
-        let call = Call { module, name, arguments, state: None, items: Vec::new(), appended: Vec::new() };
+        let call = PickleCall { module, name, arguments, state: None, items: Vec::new(), appended: Vec::new() };
         self.push(Object::Call(Box::new(call)))
     }
 
@@ -281,14 +269,14 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    fn object(&self, value: &Value) -> Option<&Object> {
-        if let Value::Object(index) = value { self.objects.get(*index) } else { None }
+    fn object(&self, value: &PickleValue) -> Option<&Object> {
+        if let PickleValue::Object(index) = value { self.objects.get(*index) } else { None }
     }
 
     /// Returns the object on top of the stack.
     fn target(&mut self) -> Result<&mut Object, Mismatch> {
         let index = match self.top()? {
-            Value::Object(index) => *index,
+            PickleValue::Object(index) => *index,
             _ => return wrong("an object", "a plain value"),
         };
         self.objects.get_mut(index).ok_or_else(|| ("an object".into(), "nothing".into()))
@@ -298,7 +286,7 @@ impl<'a> Machine<'a> {
         if self.objects.len() >= MAX_OBJECTS {
             return wrong(format!("at most {MAX_OBJECTS} objects"), "more");
         }
-        self.stack.push(Value::Object(self.objects.len()));
+        self.stack.push(PickleValue::Object(self.objects.len()));
         self.objects.push(object);
         Ok(())
     }
@@ -316,26 +304,26 @@ impl<'a> Machine<'a> {
         self.marks.last().copied().unwrap_or_default()
     }
 
-    fn top(&self) -> Result<&Value, Mismatch> {
+    fn top(&self) -> Result<&PickleValue, Mismatch> {
         match self.stack.last() {
             Some(value) if self.stack.len() > self.floor() => Ok(value),
             _ => wrong("a value on the stack", "none"),
         }
     }
 
-    fn pop(&mut self) -> Result<Value, Mismatch> {
+    fn pop(&mut self) -> Result<PickleValue, Mismatch> {
         self.top()?;
         self.stack.pop().ok_or_else(|| ("a value on the stack".into(), "none".into()))
     }
 
-    fn last(&mut self, count: usize) -> Result<Vec<Value>, Mismatch> {
+    fn last(&mut self, count: usize) -> Result<Vec<PickleValue>, Mismatch> {
         match self.stack.len().checked_sub(count).filter(|&height| height >= self.floor()) {
             Some(height) => Ok(self.stack.split_off(height)),
             None => wrong(format!("{count} values on the stack"), "fewer"),
         }
     }
 
-    fn since_mark(&mut self) -> Result<Vec<Value>, Mismatch> {
+    fn since_mark(&mut self) -> Result<Vec<PickleValue>, Mismatch> {
         match self.marks.pop() {
             Some(height) if height <= self.stack.len() => Ok(self.stack.split_off(height)),
             _ => wrong("an open mark", "none"),
@@ -347,14 +335,13 @@ impl<'a> Machine<'a> {
     }
 
     fn take(&mut self, length: u64) -> Result<&'a [u8], Mismatch> {
-        let left = self.left();
         let end = usize::try_from(length).ok().and_then(|length| self.offset.checked_add(length));
         match end.and_then(|end| self.bytes.get(self.offset..end)) {
             Some(taken) => {
                 self.offset += taken.len();
                 Ok(taken)
             }
-            None => wrong(format!("{length} more bytes"), format!("{left}")),
+            None => wrong(format!("{length} more bytes"), self.left().to_string()),
         }
     }
 
@@ -383,14 +370,10 @@ impl<'a> Machine<'a> {
     }
 }
 
-fn pairs(values: Vec<Value>) -> Result<Vec<(Value, Value)>, Mismatch> {
+fn pairs(values: Vec<PickleValue>) -> Result<Vec<(PickleValue, PickleValue)>, Mismatch> {
     if values.len() % 2 == 1 {
         return wrong("keys and values in pairs", format!("{} values", values.len()));
     }
     let mut values = values.into_iter();
-    let mut pairs = Vec::with_capacity(values.len() / 2);
-    while let (Some(key), Some(value)) = (values.next(), values.next()) {
-        pairs.push((key, value));
-    }
-    Ok(pairs)
+    Ok(std::iter::from_fn(|| Some((values.next()?, values.next()?))).collect())
 }

@@ -10,9 +10,9 @@
 mod machine;
 mod value;
 
-use machine::Machine;
+use machine::PickleMachine;
 
-pub use value::{Call, Object, Pickle, Value};
+pub use value::{Object, Pickle, PickleCall, PickleValue};
 
 /// Longest pickle: a training checkpoint's, without its tensors, has some hundred kilobytes.
 pub const MAX_BYTES: usize = 16 << 20;
@@ -37,10 +37,10 @@ impl Pickle {
             let expected = format!("at most {MAX_BYTES} bytes");
             return Err(PickleError { offset: 0, expected, found: format!("{} bytes", bytes.len()) });
         }
-        let mut machine = Machine::new(bytes);
+        let mut machine = PickleMachine::new(bytes);
         match machine.run() {
             Ok(()) => Ok(machine.finish()),
-            Err((expected, found)) => Err(PickleError { offset: machine.instruction_start(), expected, found }),
+            Err((expected, found)) => Err(PickleError { offset: machine.start, expected, found }),
         }
     }
 }

@@ -4,21 +4,21 @@ fn read(program: &[u8]) -> Result<Pickle, PickleError> {
     Pickle::read(program)
 }
 
-fn int(program: &[u8]) -> Value {
-    read(program).unwrap().root().clone()
+fn int(program: &[u8]) -> PickleValue {
+    read(program).unwrap().root
 }
 
 #[test]
 fn plain_values() {
-    assert_eq!(int(b"\x80\x02K\x07."), Value::Int(7));
-    assert_eq!(int(b"\x80\x02J\xff\xff\xff\xff."), Value::Int(-1));
-    assert_eq!(int(b"\x80\x02M\x01\x02."), Value::Int(513));
-    assert_eq!(int(b"\x80\x02G\x3f\xb9\x99\x99\x99\x99\x99\x9a."), Value::Float(0.1));
-    assert_eq!(int(b"\x80\x02\x8a\x00."), Value::Int(0));
-    assert_eq!(int(b"\x80\x02\x8a\x01\xff."), Value::Int(-1));
-    assert_eq!(int(b"\x80\x02\x8a\x09\xff\xff\xff\xff\xff\xff\xff\xff\x00."), Value::LongInt);
-    assert_eq!(int(b"\x80\x02\x8a\x08\xff\xff\xff\xff\xff\xff\xff\x7f."), Value::Int(i64::MAX));
-    assert_eq!(int(b"\x80\x04\x95\x05\x00\x00\x00\x00\x00\x00\x00\x8c\x02\xc3\xa9."), Value::Text("é".into()));
+    assert_eq!(int(b"\x80\x02K\x07."), PickleValue::Int(7));
+    assert_eq!(int(b"\x80\x02J\xff\xff\xff\xff."), PickleValue::Int(-1));
+    assert_eq!(int(b"\x80\x02M\x01\x02."), PickleValue::Int(513));
+    assert_eq!(int(b"\x80\x02G\x3f\xb9\x99\x99\x99\x99\x99\x9a."), PickleValue::Float(0.1));
+    assert_eq!(int(b"\x80\x02\x8a\x00."), PickleValue::Int(0));
+    assert_eq!(int(b"\x80\x02\x8a\x01\xff."), PickleValue::Int(-1));
+    assert_eq!(int(b"\x80\x02\x8a\x09\xff\xff\xff\xff\xff\xff\xff\xff\x00."), PickleValue::LongInt);
+    assert_eq!(int(b"\x80\x02\x8a\x08\xff\xff\xff\xff\xff\xff\xff\x7f."), PickleValue::Int(i64::MAX));
+    assert_eq!(int(b"\x80\x04\x95\x05\x00\x00\x00\x00\x00\x00\x00\x8c\x02\xc3\xa9."), PickleValue::Text("é".into()));
 }
 
 #[test]
@@ -26,20 +26,20 @@ fn containers_and_the_memo() {
     // {"a": [1, 2], "b": the same list, later grown by 3}
     let pickle = read(b"\x80\x02}(X\x01\x00\x00\x00a]q\x00(K\x01K\x02eX\x01\x00\x00\x00bh\x00K\x03au.").unwrap();
     for name in ["a", "b"] {
-        let list = pickle.item(pickle.root(), name).unwrap();
-        assert_eq!(pickle.elements(list).unwrap(), [Value::Int(1), Value::Int(2), Value::Int(3)]);
+        let list = pickle.item(&pickle.root, name).unwrap();
+        assert_eq!(pickle.elements(list).unwrap(), [PickleValue::Int(1), PickleValue::Int(2), PickleValue::Int(3)]);
     }
-    assert_eq!(pickle.item(pickle.root(), "c"), None);
+    assert_eq!(pickle.item(&pickle.root, "c"), None);
 }
 
 #[test]
 fn calls_are_recorded_and_never_made() {
     let pickle = read(b"\x80\x02cargparse\nNamespace\n)\x81}X\x01\x00\x00\x00xK\x05sb.").unwrap();
-    let call = pickle.call(pickle.root()).unwrap();
+    let call = pickle.call(&pickle.root).unwrap();
     assert_eq!((call.module, call.name), ("argparse", "Namespace"));
-    assert_eq!(pickle.item(call.state.as_ref().unwrap(), "x"), Some(&Value::Int(5)));
+    assert_eq!(pickle.item(call.state.as_ref().unwrap(), "x"), Some(&PickleValue::Int(5)));
     let pickle = read(b"\x80\x02ccollections\nOrderedDict\n)RX\x01\x00\x00\x00xK\x05s.").unwrap();
-    assert_eq!(pickle.item(pickle.root(), "x"), Some(&Value::Int(5)));
+    assert_eq!(pickle.item(&pickle.root, "x"), Some(&PickleValue::Int(5)));
 }
 
 #[test]

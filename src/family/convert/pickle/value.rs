@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 /// A value on the stack.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Value {
+pub enum PickleValue {
     /// `None`
     None,
     /// `True`, `False`
@@ -23,7 +23,7 @@ pub enum Value {
     Object(usize),
 }
 
-impl Value {
+impl PickleValue {
     /// Parses a two's complement little-endian integer of any length.
     pub(super) fn from_long(bytes: &[u8]) -> Self {
         let negative = bytes.last().is_some_and(|byte| byte & 0x80 != 0);
@@ -43,54 +43,50 @@ pub enum Object {
     /// A name of the allow-list: module, name.
     Global(&'static str, &'static str),
     /// A tuple.
-    Tuple(Vec<Value>),
+    Tuple(Vec<PickleValue>),
     /// A list or a set.
-    List(Vec<Value>),
+    List(Vec<PickleValue>),
     /// A dict; a key that stands twice is here twice.
-    Dict(Vec<(Value, Value)>),
+    Dict(Vec<(PickleValue, PickleValue)>),
     /// A call that Python would have made; it is recorded, never made.
-    Call(Box<Call>),
+    Call(Box<PickleCall>),
     /// A reference to something outside the pickle: a tensor's storage.
-    Persistent(Value),
+    Persistent(PickleValue),
 }
 
 /// A recorded call.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Call {
+pub struct PickleCall {
     /// Module of the callable.
     pub module: &'static str,
     /// Its name.
     pub name: &'static str,
     /// The tuple of arguments, by reference: a hostile pickle could ask for a million copies.
-    pub arguments: Value,
+    pub arguments: PickleValue,
     /// The value that its attributes would have been set from.
-    pub state: Option<Value>,
+    pub state: Option<PickleValue>,
     /// Items that would have been set: `x[key] = value`.
-    pub items: Vec<(Value, Value)>,
+    pub items: Vec<(PickleValue, PickleValue)>,
     /// Items that would have been appended.
-    pub appended: Vec<Value>,
+    pub appended: Vec<PickleValue>,
 }
 
 /// A pickle that was read.
 #[derive(Debug)]
 pub struct Pickle {
     pub(super) objects: Vec<Object>,
-    pub(super) root: Value,
+    /// The pickle's value.
+    pub root: PickleValue,
 }
 
 impl Pickle {
-    /// The pickle's value.
-    pub fn root(&self) -> &Value {
-        &self.root
-    }
-
     /// Returns the object that a value refers to.
-    pub fn object(&self, value: &Value) -> Option<&Object> {
-        if let Value::Object(index) = value { self.objects.get(*index) } else { None }
+    pub fn object(&self, value: &PickleValue) -> Option<&Object> {
+        if let PickleValue::Object(index) = value { self.objects.get(*index) } else { None }
     }
 
     /// Returns the elements of a tuple or list.
-    pub fn elements(&self, value: &Value) -> Option<&[Value]> {
+    pub fn elements(&self, value: &PickleValue) -> Option<&[PickleValue]> {
         match self.object(value)? {
             Object::Tuple(elements) | Object::List(elements) => Some(elements),
             _ => None,
@@ -98,7 +94,7 @@ impl Pickle {
     }
 
     /// Returns the items of a dict or of a dict-like object (`OrderedDict`).
-    pub fn items(&self, value: &Value) -> Option<&[(Value, Value)]> {
+    pub fn items(&self, value: &PickleValue) -> Option<&[(PickleValue, PickleValue)]> {
         match self.object(value)? {
             Object::Dict(items) => Some(items),
             Object::Call(call) if call.module == "collections" => Some(&call.items),
@@ -107,20 +103,21 @@ impl Pickle {
     }
 
     /// Returns the call that a value refers to.
-    pub fn call(&self, value: &Value) -> Option<&Call> {
+    pub fn call(&self, value: &PickleValue) -> Option<&PickleCall> {
         if let Some(Object::Call(call)) = self.object(value) { Some(call) } else { None }
     }
 
     /// Returns a dict's item by name; the last one, as in Python, if it was set twice.
-    pub fn item<'a>(&'a self, dict: &Value, name: &str) -> Option<&'a Value> {
-        let found = self.items(dict)?.iter().rev().find(|(key, _)| matches!(key, Value::Text(text) if **text == *name));
+    pub fn item<'a>(&'a self, dict: &PickleValue, name: &str) -> Option<&'a PickleValue> {
+        let found =
+            self.items(dict)?.iter().rev().find(|(key, _)| matches!(key, PickleValue::Text(text) if **text == *name));
         found.map(|(_, value)| value)
     }
 
     /// Describes a value in a few words, for messages.
-    pub fn describe(&self, value: &Value) -> String {
+    pub fn describe(&self, value: &PickleValue) -> String {
         match value {
-            Value::Object(_) => match self.object(value) {
+            PickleValue::Object(_) => match self.object(value) {
                 Some(Object::Global(module, name)) => format!("the name {module}.{name}"),
                 Some(Object::Tuple(elements)) => format!("a tuple of {}", elements.len()),
                 Some(Object::List(elements)) => format!("a list of {}", elements.len()),
@@ -129,14 +126,14 @@ impl Pickle {
                 Some(Object::Persistent(_)) => "a storage".into(),
                 None => "nothing".into(),
             },
-            Value::Text(text) if text.len() > 60 => format!("a string of {} bytes", text.len()),
-            Value::Text(text) => format!("{text:?}"),
-            Value::Bool(value) => value.to_string(),
-            Value::Int(value) => value.to_string(),
-            Value::Float(value) => value.to_string(),
-            Value::None => "None".into(),
-            Value::LongInt => "an integer of more than 64 bits".into(),
-            Value::Bytes => "bytes".into(),
+            PickleValue::Text(text) if text.len() > 60 => format!("a string of {} bytes", text.len()),
+            PickleValue::Text(text) => format!("{text:?}"),
+            PickleValue::Bool(value) => value.to_string(),
+            PickleValue::Int(value) => value.to_string(),
+            PickleValue::Float(value) => value.to_string(),
+            PickleValue::None => "None".into(),
+            PickleValue::LongInt => "an integer of more than 64 bits".into(),
+            PickleValue::Bytes => "bytes".into(),
         }
     }
 }

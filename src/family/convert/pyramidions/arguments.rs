@@ -1,8 +1,12 @@
 //! The official arguments, and weir's configuration from them.
 
 use crate::{
+    decode::document::GenerationDefaults,
     error::{Error, Result},
-    family::checkpoint::{Config, Generation, VocabularyConfig},
+    family::{
+        checkpoint::{Config, VocabularyConfig},
+        convert::converted::rename_key,
+    },
     text::{SubwordTokenizer, TextNormaliser, subwords::TOKENIZER_FILE},
 };
 use serde::Deserialize;
@@ -73,9 +77,9 @@ impl Flag {
 }
 
 impl Arguments {
-    /// The configuration that these arguments stand for; `file` is the one to name. `positions`: whether the weights
-    /// have what a decoder with positions leaves in them. Fails if an argument is missing, out of bounds, contradicts
-    /// another, or asks for something that the official code cannot do.
+    /// Returns the configuration of these arguments; errors name `file`. The decoder has positions if the arguments say so, or
+    /// else if `positions` is true. Fails if an argument is missing, out of bounds, contradicts another, or asks for something
+    /// that the official code cannot do.
     pub(super) fn config(
         &self,
         file: &Path,
@@ -115,16 +119,15 @@ impl Arguments {
             ("decoder_ffn_embed_dim", self.decoder_ffn_embed_dim, self.ffn_dim),
             ("decoder_attention_heads", self.decoder_attention_heads, self.heads),
         ];
-        if let Some((key, Some(found), wanted)) =
-            same.into_iter().find(|(_, found, wanted)| found.is_some_and(|f| f != *wanted))
-        {
-            return wrong(key, format!("{wanted}, as in the encoder"), found.to_string());
+        let differs = |&(_, own, encoder): &(&str, Option<usize>, usize)| own.is_some_and(|own| own != encoder);
+        if let Some((key, Some(found), encoder)) = same.into_iter().find(differs) {
+            return wrong(key, format!("{encoder}, as in the encoder"), found.to_string());
         }
         let before = self.normalize_before.is_some_and(Flag::is_set);
         if self.decoder_normalize_before.is_some_and(|flag| flag.is_set() != before) {
             return wrong("decoder_normalize_before", format!("{before}, as in the encoder"), (!before).to_string());
         }
-        let not_there = [
+        let unsupported = [
             ("no_token_positional_embeddings", self.no_token_positional_embeddings, "an encoder has positions"),
             ("cross_self_attention", self.cross_self_attention, "a decoder attends to both apart"),
             ("no_cross_attention", self.no_cross_attention, "a decoder attends to the document"),
@@ -132,7 +135,7 @@ impl Arguments {
             ("encoder_learned_pos", self.encoder_learned_pos, "positions are sinusoids"),
             ("decoder_learned_pos", self.decoder_learned_pos, "positions are sinusoids"),
         ];
-        if let Some((key, _, why)) = not_there.into_iter().find(|(_, flag, _)| flag.is_some_and(Flag::is_set)) {
+        if let Some((key, _, why)) = unsupported.into_iter().find(|(_, flag, _)| flag.is_some_and(Flag::is_set)) {
             return wrong(key, format!("false: {why}"), "true".into());
         }
         match self.encoder_pooling_arch.as_deref() {
@@ -144,7 +147,7 @@ impl Arguments {
         }
     }
 
-    /// `block` and `pooling`.
+    /// Returns `block` and `pooling` of the configuration.
     fn reduction(&self, file: &Path) -> Result<(Option<usize>, Json)> {
         let wrong = |key: &str, expected: &str, found: String| Err(Error::checkpoint(file, key, expected, found));
         match self.encoder_pooling.as_str() {
@@ -173,27 +176,22 @@ impl Arguments {
             }
         }
         if lengths.is_empty() {
-            return match block {
-                Some(_) => Ok((block, json!({ "kind": "none" }))),
-                None => {
-                    let expected =
-                        "a decreasing length, since full attention over padding is not supported without pooling";
-                    wrong("enc_layers_and_token_width", expected, self.enc_layers_and_token_width.to_string())
-                }
-            };
+            if block.is_some() {
+                return Ok((block, json!({ "kind": "none" })));
+            }
+            let expected = "a decreasing length, since full attention over padding is not supported without pooling";
+            return wrong("enc_layers_and_token_width", expected, self.enc_layers_and_token_width.to_string());
         }
         let flip_right = self.flip_right.is_none_or(Flag::is_set);
         let sort_back = self.sort_back.is_some_and(Flag::is_set);
-        Ok((
-            block,
-            json!({ "kind": "successive-halving", "lengths": lengths, "flip_right": flip_right, "sort_back": sort_back }),
-        ))
+        let kind = "successive-halving";
+        Ok((block, json!({ "kind": kind, "lengths": lengths, "flip_right": flip_right, "sort_back": sort_back })))
     }
 
-    /// The settings to write with, if there are any: those with the most hypotheses, where there are several.
-    fn generation(&self) -> Option<Generation> {
+    /// Returns the generation options, if there are any; of several, those with the largest beam.
+    fn generation(&self) -> Option<GenerationDefaults> {
         #[derive(Deserialize)]
-        struct Settings {
+        struct GenerationArguments {
             beam: usize,
             max_len_b: usize,
             #[serde(default = "one")]
@@ -209,11 +207,11 @@ impl Arguments {
         fn one_f32() -> f32 {
             1.0
         }
-        let read = |json: &Json| serde_json::from_value::<Settings>(json.clone()).ok();
+        let read = |json: &Json| serde_json::from_value::<GenerationArguments>(json.clone()).ok();
         let json = self.generation.as_ref()?;
         let named = || json.as_object().into_iter().flat_map(|all| all.values()).filter_map(read);
         let settings = read(json).or_else(|| named().max_by_key(|settings| settings.beam))?;
-        Some(Generation {
+        Some(GenerationDefaults {
             beam: settings.beam,
             length_penalty: settings.lenpen,
             min_tokens: settings.min_len,
@@ -242,7 +240,7 @@ fn plan(text: &str) -> Option<BTreeMap<usize, usize>> {
     if inner.is_empty() { Some(BTreeMap::new()) } else { inner.split(',').map(entry).collect() }
 }
 
-/// Puts an error about a key of weir's configuration in terms of the source's.
+/// Replaces a key of weir's configuration in an error by the argument that it came from.
 pub(super) fn in_official_terms(error: Error) -> Error {
     const KEYS: &[(&str, &str)] = &[
         ("architecture.dim", "d_model"),
@@ -258,18 +256,10 @@ pub(super) fn in_official_terms(error: Error) -> Error {
         ("vocabulary.size", "vocab_size"),
         ("training_length", "max_source_positions"),
     ];
-    match error {
-        Error::Checkpoint { file, key, expected, found } => {
-            let official = KEYS.iter().find(|(ours, _)| *ours == key).map(|(_, official)| (*official).to_owned());
-            let layer = || {
-                key.strip_prefix("architecture.pooling.lengths")
-                    .map(|layer| format!("enc_layers_and_token_width{layer}"))
-            };
-            let key = official.or_else(layer).unwrap_or_else(|| key.clone());
-            Error::Checkpoint { file, key, expected, found }
-        }
-        other => other,
-    }
+    rename_key(error, KEYS, |key| match key.strip_prefix("architecture.pooling.lengths") {
+        Some(layer) => format!("enc_layers_and_token_width{layer}"),
+        None => key.to_owned(),
+    })
 }
 
 #[cfg(test)]

@@ -4,16 +4,15 @@
 //! with the four special symbols in place of its own three. A dictionary of single characters needs no SentencePiece model:
 //! fairseq writes one for `--bpe characters`, with a space as `▁`.
 
-use super::sentencepiece::{self, Kind, SentencePiece};
+use super::sentencepiece::{self, Algorithm, SentencePiece};
 use crate::{
     error::{Error, Result},
-    family::checkpoint::json::read_limited,
+    family::{checkpoint::json::read_limited, convert::converted::only_file},
     text::{BLANK, SubwordTokenizer},
 };
 use serde_json::{Value as Json, json};
 use std::{
     collections::{HashMap, HashSet},
-    fs,
     path::Path,
     sync::Arc,
 };
@@ -32,7 +31,7 @@ const MISSING_PENALTY: f32 = 1e6;
 /// says, or belongs to another model.
 pub(super) fn read(dir: &Path, size: usize) -> Result<Option<Arc<SubwordTokenizer>>> {
     let dictionary = dir.join(DICTIONARY_FILE);
-    let model = model_file(dir)?;
+    let model = only_file(dir, "model", "one .model of SentencePiece")?;
     let lines = match dictionary.exists() {
         true => Some(lines(&read_limited(&dictionary, MAX_BYTES)?, &dictionary)?),
         false => None,
@@ -60,21 +59,6 @@ pub(super) fn read(dir: &Path, size: usize) -> Result<Option<Arc<SubwordTokenize
     Ok(Some(Arc::new(subwords)))
 }
 
-/// Finds the SentencePiece model in a folder.
-fn model_file(dir: &Path) -> Result<Option<std::path::PathBuf>> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir(dir).map_err(Error::io(dir))? {
-        let path = entry.map_err(Error::io(dir))?.path();
-        if path.extension().is_some_and(|extension| extension == "model") {
-            found.push(path);
-        }
-    }
-    match found.len() {
-        0 | 1 => Ok(found.pop()),
-        count => Err(Error::checkpoint(dir, "the folder", "one .model of SentencePiece", count.to_string())),
-    }
-}
-
 /// Parses a dictionary: lines of a symbol, a space and a count.
 fn lines(bytes: &[u8], file: &Path) -> Result<Vec<String>> {
     let wrong = |key: String, expected: &str, found: String| Error::checkpoint(file, key, expected, found);
@@ -89,11 +73,8 @@ fn lines(bytes: &[u8], file: &Path) -> Result<Vec<String>> {
             _ => return Err(wrong(key(), "a symbol, a space and its count", format!("{line:?}"))),
         };
         if let Some(first) = seen.insert(symbol.clone(), number) {
-            return Err(wrong(
-                key(),
-                "a symbol that is not yet in the list",
-                format!("{symbol:?}, as in line {first}"),
-            ));
+            let found = format!("{symbol:?}, as in line {first}");
+            return Err(wrong(key(), "a symbol that is not yet in the list", found));
         }
         symbols.push(symbol);
     }
@@ -118,34 +99,34 @@ fn tokenizer(normalizer: Json, pre_tokenizer: Json, decoder: Json, model: Json) 
         "pre_tokenizer": pre_tokenizer, "post_processor": null, "decoder": decoder, "model": model })
 }
 
-/// Spaces as signs that begin words.
+/// Returns the pre-tokenizer or decoder that replaces spaces by [`SPACE`].
 fn metaspace(prefix: &str) -> Json {
     json!({ "type": "Metaspace", "replacement": SPACE, "prepend_scheme": prefix, "split": true })
 }
 
-/// Pieces of the dictionary as the model cuts text into them.
+/// Returns a tokenizer of the dictionary's pieces that splits text as the model does.
 fn pieces(lines: &[String], model: &SentencePiece, file: &Path) -> Result<Json> {
     let known: HashMap<&str, f32> = model.pieces.iter().map(|(piece, score)| (piece.as_str(), *score)).collect();
     if !lines.iter().any(|line| known.contains_key(line.as_str())) {
-        return Err(Error::checkpoint(file, "the file", "the pieces of the dictionary beside it", "others"));
+        return Err(Error::checkpoint(file, "the file", "the pieces of the dictionary next to it", "others"));
     }
     let mut steps = Vec::new();
     if let Some(map) = &model.charsmap {
         steps.push(json!({ "type": "Precompiled", "precompiled_charsmap": base64(map) }));
     }
-    // a space in front is the prefix that the text would get
+    // a leading space stays: it stands for the prefix that the text would get
     steps.push(json!({ "type": "Strip", "strip_left": false, "strip_right": true }));
     steps.push(json!({ "type": "Replace", "pattern": { "Regex": " {2,}" }, "content": " " }));
     let normalizer = json!({ "type": "Sequence", "normalizers": steps });
     let metaspace = metaspace("always");
-    let model = match model.kind {
-        Kind::Unigram => unigram(lines, &known),
-        Kind::Bpe => bpe(vocabulary(lines), merges(lines, model, &known, file)?),
+    let model = match model.algorithm {
+        Algorithm::Unigram => unigram(lines, &known),
+        Algorithm::Bpe => bpe(vocabulary(lines), merges(lines, model, &known, file)?),
     };
     Ok(tokenizer(normalizer, metaspace.clone(), metaspace, model))
 }
 
-/// The model's log-probabilities.
+/// Returns a unigram model with the log-probabilities of `known`.
 fn unigram(lines: &[String], known: &HashMap<&str, f32>) -> Json {
     let rarest = known.values().copied().fold(0.0, f32::min);
     let mut vocab: Vec<Json> = MARKS.iter().map(|mark| json!([mark, 0.0])).collect();
@@ -155,8 +136,9 @@ fn unigram(lines: &[String], known: &HashMap<&str, f32>) -> Json {
     json!({ "type": "Unigram", "unk_id": UNKNOWN, "vocab": vocab, "byte_fallback": false })
 }
 
-/// Which neighbours become one piece, the first choice first: SentencePiece knows scores of pieces only, and merges whatever makes one.
-/// Where three neighbours make the same piece by two ways, it takes the left one, this the one with the longer beginning.
+/// Returns the pairs of neighbours that BPE merges, the best first. SentencePiece has no such list: it merges the neighbours whose
+/// piece has the best score. If three neighbours form the same piece in two ways, SentencePiece merges the left pair; this list
+/// prefers the way with the longer first part.
 fn merges(
     lines: &[String],
     model: &SentencePiece,
@@ -166,13 +148,13 @@ fn merges(
     let listed: HashSet<&str> = lines.iter().map(String::as_str).collect();
     if let Some((piece, _)) = model.pieces.iter().find(|(piece, _)| !listed.contains(piece.as_str())) {
         let expected =
-            "pieces that are all in the dictionary beside it: a BPE model needs each on the way to longer ones";
+            "pieces that are all in the dictionary next to it: a BPE model needs each on the way to longer ones";
         return Err(Error::checkpoint(file, "the file", expected, format!("{piece:?}")));
     }
     let mut sorted: Vec<_> = model.pieces.iter().collect();
     sorted.sort_by(|a, b| b.1.total_cmp(&a.1));
     let ways = |piece: &str| -> Vec<(String, String)> {
-        let cuts = piece.char_indices().rev().filter(|(at, _)| *at > 0).map(|(at, _)| piece.split_at(at));
+        let cuts = piece.char_indices().rev().filter(|(index, _)| *index > 0).map(|(index, _)| piece.split_at(index));
         let both = cuts.filter(|(left, right)| known.contains_key(left) && known.contains_key(right));
         both.map(|(left, right)| (left.to_owned(), right.to_owned())).collect()
     };
@@ -191,24 +173,24 @@ fn bpe(vocab: serde_json::Map<String, Json>, merges: Vec<(String, String)>) -> J
         "merges": merges })
 }
 
-/// Single characters: pairs are never merged.
+/// Returns a tokenizer of single characters, which are never merged.
 fn characters(lines: &[String]) -> Json {
     let spaces = json!({ "type": "Replace", "pattern": { "String": SPACE }, "content": " " });
     let decoder = json!({ "type": "Sequence", "decoders": [spaces, { "type": "Fuse" }] });
-    // fairseq cuts lines at whitespace, of which the space alone has been written otherwise by then
+    // fairseq splits lines at whitespace; only the space has been replaced by then
     let blank = json!({ "type": "Replace", "pattern": { "Regex": BLANK }, "content": "" });
     tokenizer(blank, metaspace("never"), decoder, bpe(vocabulary(lines), Vec::new()))
 }
 
-/// The usual alphabet, with padding.
+/// Encodes bytes in base64 with the standard alphabet and padding.
 fn base64(bytes: &[u8]) -> String {
     const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
     for chunk in bytes.chunks(3) {
         let number = chunk.iter().fold(0u32, |number, &byte| number << 8 | u32::from(byte)) << (8 * (3 - chunk.len()));
-        for place in 0..4 {
-            let six = (number >> (18 - 6 * place)) as usize & 63;
-            text.push(if place <= chunk.len() { char::from(ALPHABET[six]) } else { '=' });
+        for digit in 0..4 {
+            let six = (number >> (18 - 6 * digit)) as usize & 63;
+            text.push(if digit <= chunk.len() { char::from(ALPHABET[six]) } else { '=' });
         }
     }
     text
@@ -217,6 +199,7 @@ fn base64(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
     use tempfile::TempDir;
 
     fn ids(subwords: &SubwordTokenizer, text: &str) -> Vec<u32> {
@@ -224,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn base64_is_that_of_the_standard() {
+    fn base64_matches_the_standard() {
         for (bytes, text) in [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foob", "Zm9vYg==")] {
             assert_eq!(base64(bytes.as_bytes()), text);
         }
@@ -269,7 +252,7 @@ mod tests {
         assert_eq!(ids(&subwords, "a abb"), [5, 5, 4, 4]);
         assert_eq!(subwords.decode(&[5, 5, 4, 2]), "a ab");
         fs::write(dir.path().join("dict.txt"), "x 9\n").unwrap();
-        assert!(read(dir.path(), 100).unwrap_err().to_string().contains("the pieces of the dictionary beside it"));
+        assert!(read(dir.path(), 100).unwrap_err().to_string().contains("the pieces of the dictionary next to it"));
         fs::write(dir.path().join("other.model"), "").unwrap();
         assert!(read(dir.path(), 100).unwrap_err().to_string().contains("one .model of SentencePiece, found 2"));
     }
@@ -287,16 +270,16 @@ mod tests {
                 0 => UNKNOWN as u32,
                 id => id + 1,
             };
-            let want: Vec<u32> = case["ids"].as_array().unwrap().iter().map(own).collect();
-            assert_eq!(ids(&subwords, text), want, "{text}");
+            let expected: Vec<u32> = case["ids"].as_array().unwrap().iter().map(own).collect();
+            assert_eq!(ids(&subwords, text), expected, "{text}");
         }
         fs::write(dir.path().join("dict.txt"), "▁t 9\nt 8\n").unwrap();
         let error = read(dir.path(), 401).unwrap_err().to_string();
-        assert!(error.contains("pieces that are all in the dictionary beside it"), "{error}");
+        assert!(error.contains("pieces that are all in the dictionary next to it"), "{error}");
     }
 
     #[test]
-    fn what_is_no_vocabulary_is_told() {
+    fn files_that_are_no_vocabulary_are_rejected() {
         for (text, expected) in [
             ("a", "line 1: expected a symbol, a space and its count, found \"a\""),
             ("a 1\nb x", "line 2: expected"),

@@ -11,20 +11,15 @@ mod dictionary;
 mod sentencepiece;
 
 use super::{
-    converted::Converted,
+    converted::{Converted, only_file, read_config},
     torch::TorchFile,
-    training::{Tensors, items, plain},
+    training::{TorchTensors, items, plain},
 };
 use crate::{
     error::{Error, Result},
     family::{
-        Init, TensorSpec,
-        checkpoint::{
-            CONFIG_FILE, Tensor, Weights,
-            json::{parse, read_limited},
-            read_weights_with_progress,
-            reader::shapes_in,
-        },
+        TensorSpec,
+        checkpoint::{CONFIG_FILE, Weights, json::parse, read_weights_with_progress, reader::shapes_in},
         load::blueprint,
     },
 };
@@ -32,11 +27,9 @@ use arguments::{Arguments, in_official_terms};
 use serde_json::{Map, Value as Json};
 use std::{
     collections::BTreeSet,
-    fs,
     path::{Path, PathBuf},
 };
 
-const MAX_CONFIG_BYTES: u64 = 16 << 20;
 /// Names of training checkpoints, in order of preference.
 const TRAINING_FILES: [&str; 2] = ["checkpoint_best.pt", "checkpoint_last.pt"];
 const EMBEDDING: &str = "encoder.embed_tokens.weight";
@@ -58,70 +51,45 @@ pub fn read(from: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted
         (true, None) => read_folder(from, progress),
         (false, Some(file)) => read_training_file(&file, from, progress),
         (both, _) => {
-            let found = if both { "both" } else { "neither" };
-            Err(Error::checkpoint(
-                from,
-                "the folder",
-                format!("either {CONFIG_FILE} or a checkpoint of training, .pt"),
-                found,
-            ))
+            let expected = format!("either {CONFIG_FILE} or a checkpoint of training, .pt");
+            Err(Error::checkpoint(from, "the folder", expected, if both { "both" } else { "neither" }))
         }
     }
 }
 
 /// Finds the training checkpoint in a folder.
 fn training_file(dir: &Path) -> Result<Option<PathBuf>> {
-    if let Some(name) = TRAINING_FILES.iter().find(|name| dir.join(name).exists()) {
-        return Ok(Some(dir.join(name)));
-    }
-    let mut found = Vec::new();
-    for entry in fs::read_dir(dir).map_err(Error::io(dir))? {
-        let path = entry.map_err(Error::io(dir))?.path();
-        if path.extension().is_some_and(|extension| extension == "pt") {
-            found.push(path);
-        }
-    }
-    match found.len() {
-        0 | 1 => Ok(found.pop()),
-        count => Err(Error::checkpoint(
-            dir,
-            "the folder",
-            "one .pt file, checkpoint_best.pt or checkpoint_last.pt",
-            count.to_string(),
-        )),
+    match TRAINING_FILES.iter().map(|name| dir.join(name)).find(|file| file.exists()) {
+        None => only_file(dir, "pt", "one .pt file, checkpoint_best.pt or checkpoint_last.pt"),
+        preferred => Ok(preferred),
     }
 }
 
 fn read_folder(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
     let file = dir.join(CONFIG_FILE);
-    let arguments: Arguments = parse(&read_limited(&file, MAX_CONFIG_BYTES)?, &file, "")?;
+    let arguments: Arguments = parse(&read_config(&file)?, &file, "")?;
     let names: BTreeSet<_> = shapes_in(dir)?.into_keys().collect();
-    let positions = names.contains(DECODER_POSITIONS);
-    let source = Source { arguments: &arguments, positions, file: &file, dir };
-    source.convert(&names, &mut |specs| Ok(read_weights_with_progress(dir, specs, progress)?.0))
+    let source = OfficialCheckpoint { arguments: &arguments, names: &names, file: &file, dir };
+    source.convert(&mut |specs| Ok(read_weights_with_progress(dir, &specs, progress)?.0))
 }
 
 fn read_training_file(file: &Path, dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
     let mut torch = TorchFile::open(file)?;
-    let tensors = Tensors::find(&torch, "model", file)?;
+    let tensors = TorchTensors::find(&torch, "model", file)?;
     let arguments = training_arguments(&torch, &tensors, file)?;
     let names = tensors.all.keys().cloned().collect();
-    let positions = tensors.all.contains_key(DECODER_POSITIONS);
-    let source = Source { arguments: &arguments, positions, file, dir };
-    source.convert(&names, &mut |specs| tensors.read(&mut torch, specs.to_vec(), progress))
+    let source = OfficialCheckpoint { arguments: &arguments, names: &names, file, dir };
+    source.convert(&mut |specs| tensors.read(&mut torch, specs, progress))
 }
 
 /// Reads the arguments in a training checkpoint: those of the command line, or those of the model in a tree of settings. The size
 /// of the vocabulary is that of the embedding.
-fn training_arguments(torch: &TorchFile, tensors: &Tensors, file: &Path) -> Result<Arguments> {
+fn training_arguments(torch: &TorchFile, tensors: &TorchTensors, file: &Path) -> Result<Arguments> {
     let pickle = &torch.pickle;
     let mut all = Map::new();
-    if let Some(args) = pickle.item(pickle.root(), "args") {
-        all.extend(items(pickle, args).into_iter().flat_map(|items| plain(pickle, items)));
-    }
-    let model = pickle.item(pickle.root(), "cfg").and_then(|settings| pickle.item(settings, "model"));
-    if let Some(model) = model {
-        all.extend(items(pickle, model).into_iter().flat_map(|items| plain(pickle, items)));
+    let model = pickle.item(&pickle.root, "cfg").and_then(|settings| pickle.item(settings, "model"));
+    for arguments in [pickle.item(&pickle.root, "args"), model].into_iter().flatten() {
+        all.extend(items(pickle, arguments).into_iter().flat_map(|items| plain(pickle, items)));
     }
     if all.is_empty() {
         return Err(Error::checkpoint(file, "args", "the arguments of training, here or in cfg.model", "none"));
@@ -133,26 +101,22 @@ fn training_arguments(torch: &TorchFile, tensors: &Tensors, file: &Path) -> Resu
 }
 
 /// The parts of an official checkpoint that both kinds of source have.
-struct Source<'a> {
+struct OfficialCheckpoint<'a> {
     arguments: &'a Arguments,
-    /// True if the decoder adds position embeddings.
-    positions: bool,
+    /// Names of its tensors.
+    names: &'a BTreeSet<String>,
     /// File of the arguments, for error messages.
     file: &'a Path,
     /// Folder of the vocabulary.
     dir: &'a Path,
 }
 
-impl Source<'_> {
-    /// Converts the checkpoint, whose tensors are `names`. `read` reads tensors of the given specs.
-    fn convert(
-        self,
-        names: &BTreeSet<String>,
-        read: &mut dyn FnMut(&[TensorSpec]) -> Result<Weights>,
-    ) -> Result<Converted> {
-        let Self { arguments, positions, file, dir } = self;
+impl OfficialCheckpoint<'_> {
+    /// Converts the checkpoint, whose tensors `read` reads.
+    fn convert(self, read: &mut dyn FnMut(Vec<TensorSpec>) -> Result<Weights>) -> Result<Converted> {
+        let Self { arguments, names, file, dir } = self;
         let subwords = dictionary::read(dir, arguments.vocab_size)?;
-        let config = arguments.config(file, subwords, positions)?;
+        let config = arguments.config(file, subwords, names.contains(DECODER_POSITIONS))?;
         let specs = blueprint(&config, file).map_err(in_official_terms)?.tensors();
         let embedding =
             specs.iter().find(|spec| spec.name == EMBEDDING).map(|spec| spec.shape.clone()).unwrap_or_default();
@@ -166,20 +130,14 @@ impl Source<'_> {
                 name if name.starts_with("encoder.pooler.scorer.") => vec![1, *embedding.last()?],
                 _ => return None,
             };
-            Some(TensorSpec { name: name.clone(), shape, init: Init::Normal(0.0, 0.0), trained: false })
+            Some(TensorSpec::zeros(name, shape))
         });
-        let all: Vec<TensorSpec> = specs.iter().cloned().chain(extra).collect();
-        let mut official = read(&all)?;
+        let mut official = read(specs.iter().cloned().chain(extra).collect())?;
         let numbers = |name: &str| official.get(name).map(|tensor| &tensor.numbers);
         if let Some(copy) = COPIES.iter().find(|copy| numbers(copy).is_some() && numbers(copy) != numbers(EMBEDDING)) {
             let expected = format!("the numbers of {EMBEDDING}, since official models share all embeddings");
             return Err(Error::checkpoint(file, *copy, expected, "other numbers"));
         }
-        let mut weights = Weights::default();
-        for TensorSpec { name, shape, .. } in specs {
-            let numbers = official.take(&name)?;
-            weights.insert(name, Tensor { dtype: crate::family::checkpoint::Dtype::F32, shape, numbers });
-        }
-        Ok(Converted { config, weights })
+        Ok(Converted { config, weights: Weights::collect(specs, |spec| official.take(&spec.name))? })
     }
 }

@@ -38,7 +38,7 @@ struct Normalizer {
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct Model {
+struct ModelProto {
     #[prost(message, repeated, tag = "1")]
     pieces: Vec<Piece>,
     #[prost(message, optional, tag = "2")]
@@ -50,9 +50,9 @@ struct Model {
 /// Default of `model_type`.
 const UNIGRAM: i32 = 1;
 const BPE: i32 = 2;
-/// Kind of a text piece. Other kinds are special pieces, the unknown piece, and bytes.
+/// Algorithm of a text piece. Other kinds are special pieces, the unknown piece, and bytes.
 const NORMAL: i32 = 1;
-/// Kind of the unknown piece.
+/// Algorithm of the unknown piece.
 const UNKNOWN: i32 = 2;
 const CONTROL: i32 = 3;
 /// Special pieces that every model has, at ids of its own.
@@ -61,7 +61,7 @@ const USER_DEFINED: i32 = 4;
 
 /// Algorithm that splits text into pieces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum Algorithm {
     /// Maximizes the sum of the scores.
     Unigram,
     /// Starts from characters and merges the neighbours whose piece has the largest score.
@@ -70,7 +70,7 @@ pub(super) enum Kind {
 
 /// A SentencePiece model.
 pub(super) struct SentencePiece {
-    pub(super) kind: Kind,
+    pub(super) algorithm: Algorithm,
     /// Text pieces with their scores, in order of the model's ids.
     pub(super) pieces: Vec<(String, f32)>,
     /// All pieces except the usual special ones, in order of the model's ids.
@@ -82,7 +82,7 @@ pub(super) struct SentencePiece {
 /// Reads a model. Fails if the file is not a SentencePiece model, or its kind or settings are not supported.
 pub(super) fn read(bytes: &[u8], file: &Path) -> Result<SentencePiece> {
     let wrong = |expected: &str, found: String| Error::checkpoint(file, "the file", expected, found);
-    let model = Model::decode(bytes).map_err(|error| wrong("a SentencePiece model", error.to_string()))?;
+    let model = ModelProto::decode(bytes).map_err(|error| wrong("a SentencePiece model", error.to_string()))?;
     let trainer = model.trainer.unwrap_or_default();
     let normalizer = model.normalizer.unwrap_or_default();
     // tokenizer.json cannot express other values of these settings.
@@ -93,18 +93,16 @@ pub(super) fn read(bytes: &[u8], file: &Path) -> Result<SentencePiece> {
         ("normalizer_spec.add_dummy_prefix", normalizer.add_dummy_prefix, true),
         ("normalizer_spec.remove_extra_whitespaces", normalizer.remove_extra_whitespaces, true),
     ];
-    if let Some((key, _, want)) =
-        settings.into_iter().find(|(_, found, want)| found.is_some_and(|found| found != *want))
-    {
-        return Err(Error::checkpoint(file, key, want.to_string(), (!want).to_string()));
+    if let Some((key, _, only)) = settings.into_iter().find(|(_, found, only)| *found == Some(!only)) {
+        return Err(Error::checkpoint(file, key, only.to_string(), (!only).to_string()));
     }
-    let kind = match trainer.model_type.unwrap_or(UNIGRAM) {
-        UNIGRAM => Kind::Unigram,
-        BPE => Kind::Bpe,
+    let algorithm = match trainer.model_type.unwrap_or(UNIGRAM) {
+        UNIGRAM => Algorithm::Unigram,
+        BPE => Algorithm::Bpe,
         other => return Err(wrong("a unigram or BPE model of SentencePiece", format!("model_type {other}"))),
     };
     let own = model.pieces.iter().find(|piece| piece.kind == Some(USER_DEFINED));
-    if let (Kind::Bpe, Some(piece)) = (kind, own) {
+    if let (Algorithm::Bpe, Some(piece)) = (algorithm, own) {
         let found = format!("the user-defined piece {:?}", piece.piece.as_deref().unwrap_or_default());
         return Err(wrong("a BPE model without user-defined pieces", found));
     }
@@ -121,7 +119,7 @@ pub(super) fn read(bytes: &[u8], file: &Path) -> Result<SentencePiece> {
         return Err(wrong("a SentencePiece model", "no pieces".into()));
     }
     Ok(SentencePiece {
-        kind,
+        algorithm,
         pieces: pieces.into_iter().map(|piece| (piece.piece.unwrap_or_default(), piece.score.unwrap_or(0.0))).collect(),
         all,
         charsmap: normalizer.precompiled_charsmap.filter(|map| !map.is_empty()),
@@ -136,7 +134,7 @@ pub(super) fn written(pieces: &[(&str, f32, i32)], model_type: i32) -> Vec<u8> {
         kind: Some(kind),
     };
     let trainer = Trainer { model_type: Some(model_type), ..Trainer::default() };
-    Model { pieces: pieces.iter().map(piece).collect(), trainer: Some(trainer), normalizer: None }.encode_to_vec()
+    ModelProto { pieces: pieces.iter().map(piece).collect(), trainer: Some(trainer), normalizer: None }.encode_to_vec()
 }
 
 #[cfg(test)]
@@ -155,7 +153,7 @@ mod tests {
             ("remove_extra_whitespaces", Normalizer { remove_extra_whitespaces: Some(false), ..Normalizer::default() }),
         ];
         let pieces = vec![Piece { piece: Some("a".into()), ..Piece::default() }];
-        let model = |trainer, normalizer| Model { pieces: pieces.clone(), trainer, normalizer }.encode_to_vec();
+        let model = |trainer, normalizer| ModelProto { pieces: pieces.clone(), trainer, normalizer }.encode_to_vec();
         let all = trainers.into_iter().map(|(key, trainer)| (key, model(Some(trainer), None)));
         let all = all.chain(normalizers.into_iter().map(|(key, normalizer)| (key, model(None, Some(normalizer)))));
         for (key, bytes) in all {

@@ -1,9 +1,12 @@
 //! torchscale's arguments, and weir's configuration from them.
 
-use super::super::{converted::rename_key, vocabulary};
 use crate::{
     error::{Error, Result},
-    family::{Init, TensorSpec, checkpoint::Config},
+    family::{
+        Init, TensorSpec,
+        checkpoint::Config,
+        convert::{converted::rename_key, vocabulary},
+    },
     nn::position::rotary::zeta,
     text::TextNormaliser,
 };
@@ -12,6 +15,7 @@ use serde_json::{Value, json};
 use std::path::Path;
 
 const LAYER_NORM_EPS: f64 = 1e-5;
+
 /// The arguments that shape the model.
 #[derive(Debug, Deserialize)]
 pub(super) struct Arguments {

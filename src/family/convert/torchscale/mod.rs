@@ -11,21 +11,16 @@ mod names;
 mod official;
 
 use super::{
-    converted::Converted,
-    pickle::Value,
+    converted::{Converted, read_config},
+    pickle::PickleValue,
     torch::TorchFile,
-    training::{SourceForm, Tensors, items, plain},
+    training::{SourceForm, TorchTensors, items, plain},
 };
 use crate::{
     error::{Error, Result},
     family::{
         TensorSpec,
-        checkpoint::{
-            CONFIG_FILE, Dtype, Tensor, WEIGHTS_FILE, Weights,
-            json::{parse, read_limited},
-            read_weights_with_progress,
-            reader::shapes_in,
-        },
+        checkpoint::{CONFIG_FILE, WEIGHTS_FILE, Weights, json::parse, read_weights_with_progress, reader::shapes_in},
         load::blueprint,
     },
 };
@@ -33,9 +28,8 @@ use arguments::{Arguments, in_official_terms};
 use names::{TensorMap, TensorSource};
 use official::{Shapes, in_own_names, read_arguments};
 use serde_json::Value as Json;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-const MAX_CONFIG_BYTES: u64 = 16 << 20;
 /// Largest difference of a scale from the computed one: the official code computes it in f32.
 const SCALE_TOLERANCE: f32 = 1e-5;
 /// Keys of a training checkpoint's arguments: fairseq's configuration, and that of older versions.
@@ -49,24 +43,23 @@ pub fn read(from: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted
     match SourceForm::detect(from)? {
         SourceForm::Folder(dir) => {
             let file = dir.join(CONFIG_FILE);
-            let arguments: Json = parse(&read_limited(&file, MAX_CONFIG_BYTES)?, &file, "")?;
+            let arguments: Json = parse(&read_config(&file)?, &file, "")?;
             let shapes = shapes_in(&dir)?;
             let arguments = read_arguments(&arguments, &shapes, &file)?;
-            let tensors = dir.join(WEIGHTS_FILE);
             let read = &mut |specs: Vec<TensorSpec>| Ok(read_weights_with_progress(&dir, &specs, progress)?.0);
-            convert(arguments, shapes, &[file, tensors], read)
+            convert(arguments, shapes, &file, &dir.join(WEIGHTS_FILE), read)
         }
         SourceForm::Training(file) => {
             let mut torch = TorchFile::open(&file)?;
             let arguments = training_arguments(&torch, &file)?;
-            let root = torch.pickle.root();
-            let there = |key: &&&str| torch.pickle.item(root, key).is_some();
-            let tensors = Tensors::find(&torch, TENSORS.iter().find(there).unwrap_or(&TENSORS[0]), &file)?;
+            let is_present = |key: &&&str| torch.pickle.item(&torch.pickle.root, key).is_some();
+            let key = TENSORS.iter().find(is_present).unwrap_or(&TENSORS[0]);
+            let tensors = TorchTensors::find(&torch, key, &file)?;
             let shapes: Shapes =
                 tensors.all.iter().map(|(name, tensor)| (name.clone(), tensor.shape.clone())).collect();
             let arguments = read_arguments(&arguments, &shapes, &file)?;
             let read = &mut |specs| tensors.read(&mut torch, specs, progress);
-            convert(arguments, shapes, &[file.clone(), file], read)
+            convert(arguments, shapes, &file, &file, read)
         }
     }
 }
@@ -75,11 +68,11 @@ pub fn read(from: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted
 fn training_arguments(torch: &TorchFile, file: &Path) -> Result<Json> {
     let pickle = &torch.pickle;
     let within = |path: &&[&str]| {
-        let inside = |value: &Value, key: &&str| {
+        let inside = |value: &PickleValue, key: &&str| {
             let found = items(pickle, value)?.iter().rev();
-            found.clone().find(|(name, _)| *name == Value::Text((**key).into())).map(|(_, value)| value.clone())
+            found.clone().find(|(name, _)| *name == PickleValue::Text((**key).into())).map(|(_, value)| value.clone())
         };
-        let value = path.iter().try_fold(pickle.root().clone(), |value, key| inside(&value, key))?;
+        let value = path.iter().try_fold(pickle.root.clone(), |value, key| inside(&value, key))?;
         items(pickle, &value).map(|items| Json::Object(plain(pickle, items)))
     };
     let found =
@@ -91,7 +84,8 @@ fn training_arguments(torch: &TorchFile, file: &Path) -> Result<Json> {
 fn convert(
     mut arguments: Arguments,
     shapes: Shapes,
-    [file, weights_file]: &[PathBuf; 2],
+    file: &Path,
+    weights_file: &Path,
     read: &mut dyn FnMut(Vec<TensorSpec>) -> Result<Weights>,
 ) -> Result<Converted> {
     let config = |arguments: &Arguments| arguments.config(file).map_err(|error| in_own_names(arguments, error));
@@ -109,21 +103,18 @@ fn convert(
             return Err(Error::checkpoint(weights_file, name.as_str(), expected, "other numbers"));
         }
     }
-    let mut weights = Weights::default();
-    for spec in specs {
-        let tensor = assemble(&spec, map.sources(&spec.name), &mut official, &arguments)?;
-        weights.insert(spec.name, tensor);
-    }
+    let assemble = |spec: &TensorSpec| assemble(spec, map.sources(&spec.name), &mut official, &arguments);
+    let weights = Weights::collect(specs, assemble)?;
     Ok(Converted { config: config(&arguments)?, weights })
 }
 
-/// Assembles one of weir's tensors from official ones.
+/// Assembles the numbers of one of weir's tensors from official ones.
 fn assemble(
     spec: &TensorSpec,
     parts: Vec<TensorSource>,
     official: &mut Weights,
     arguments: &Arguments,
-) -> Result<Tensor> {
+) -> Result<Vec<f32>> {
     let mut numbers = Vec::new();
     for part in parts {
         match part {
@@ -139,7 +130,7 @@ fn assemble(
     if numbers.len() != spec.shape.iter().product::<usize>() {
         return Err(Error::Internal(format!("{} was assembled from {} numbers", spec.name, numbers.len())));
     }
-    Ok(Tensor { dtype: Dtype::F32, shape: spec.shape.clone(), numbers })
+    Ok(numbers)
 }
 
 /// Checks that xPos's scales are those that weir computes.

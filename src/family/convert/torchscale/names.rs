@@ -1,7 +1,7 @@
 //! torchscale's names of a decoder's tensors.
 
 use super::arguments::Arguments;
-use crate::family::checkpoint::{Init, TensorSpec};
+use crate::family::{checkpoint::TensorSpec, convert::converted::source_name};
 use std::collections::BTreeSet;
 
 /// fairseq's prefix of every name.
@@ -39,11 +39,9 @@ pub(super) enum TensorSource {
     Complete(String),
     /// Some rows of an official tensor.
     Rows {
-        /// The tensor.
         name: String,
         /// The first row.
         from: usize,
-        /// How many.
         count: usize,
     },
     /// No tensor: the arguments determine it.
@@ -70,21 +68,20 @@ pub(super) struct TensorMap {
 impl TensorMap {
     pub(super) fn new(found: &BTreeSet<String>, specs: &[TensorSpec], arguments: &Arguments) -> Self {
         let prefix = if found.iter().all(|name| name.starts_with(PREFIX)) { PREFIX } else { "" };
-        let there = |name: &str| Some(format!("{prefix}{name}")).filter(|name| found.contains(name));
-        let of_layer =
+        let present = |name: &str| Some(format!("{prefix}{name}")).filter(|name| found.contains(name));
+        let layer_scale =
             |name: &&String| name.starts_with(&format!("{prefix}layers.")) && name.ends_with(".self_attn.xpos.scale");
-        let turned = ["xpos", "rope"].contains(&arguments.position.as_str());
-        let scales = found.iter().filter(of_layer).cloned().chain(there("self_attn_xpos.scale"));
-        let one = |name: String| spec(name, vec![1]);
-        let ignored = ["embed_positions._float_tensor", "version"].into_iter().filter_map(there).map(one);
+        let is_rotary = ["xpos", "rope"].contains(&arguments.position.as_str());
+        let scales = found.iter().filter(layer_scale).cloned().chain(present("self_attn_xpos.scale"));
+        let ignored = ["embed_positions._float_tensor", "version"].into_iter().filter_map(present);
         Self {
             prefix,
             specs: specs.to_vec(),
             buckets: arguments.rel_pos_buckets.unwrap_or(0),
-            scales: scales.filter(|_| turned).collect(),
-            tied_head: there(HEAD).filter(|_| arguments.tied),
+            scales: scales.filter(|_| is_rotary).collect(),
+            tied_head: present(HEAD).filter(|_| arguments.tied),
             embedding: format!("{prefix}{EMBEDDING}"),
-            ignored: ignored.collect(),
+            ignored: ignored.map(|name| TensorSpec::zeros(name, vec![1])).collect(),
             pair_count: arguments.d_model / arguments.heads / 2,
         }
     }
@@ -93,8 +90,8 @@ impl TensorMap {
     pub(super) fn sources(&self, name: &str) -> Vec<TensorSource> {
         let official = |name: &str| format!("{}{name}", self.prefix);
         let rows = || self.specs.iter().find(|spec| spec.name == name).map_or(0, |spec| spec.shape[0]);
-        if let Some((_, theirs)) = MODEL.iter().find(|(ours, _)| *ours == name) {
-            return vec![TensorSource::Complete(official(theirs))];
+        if let Some(source) = source_name(MODEL, name) {
+            return vec![TensorSource::Complete(official(source))];
         }
         match name {
             "position.slopes" | "position.frequency" => return vec![TensorSource::Derived],
@@ -108,12 +105,12 @@ impl TensorMap {
         if let (Some("layers"), Some(index), Some(part)) = (pieces.next(), pieces.next(), pieces.next())
             && let Some((part, kind)) = part.rsplit_once('.')
         {
-            let whole = |theirs: &str| TensorSource::Complete(official(&format!("layers.{index}.{theirs}.{kind}")));
+            let complete = |source: &str| TensorSource::Complete(official(&format!("layers.{index}.{source}.{kind}")));
             if part == "attention.qkv" {
-                return ["q", "k", "v"].map(|letter| whole(&format!("self_attn.{letter}_proj"))).into();
+                return ["q", "k", "v"].map(|letter| complete(&format!("self_attn.{letter}_proj"))).into();
             }
-            if let Some((_, theirs)) = LAYER.iter().find(|(ours, _)| *ours == part) {
-                return vec![whole(theirs)];
+            if let Some(source) = source_name(LAYER, part) {
+                return vec![complete(source)];
             }
         }
         vec![TensorSource::Complete(official(name))]
@@ -122,20 +119,20 @@ impl TensorMap {
     /// Every tensor that the checkpoint must hold.
     pub(super) fn official(&self) -> Vec<TensorSpec> {
         let mut all = self.ignored.clone();
-        all.extend(self.scales.iter().map(|name| spec(name.clone(), vec![self.pair_count])));
-        for ours in &self.specs {
-            let parts = self.sources(&ours.name);
+        all.extend(self.scales.iter().map(|name| TensorSpec::zeros(name, vec![self.pair_count])));
+        for spec in &self.specs {
+            let parts = self.sources(&spec.name);
             let count = parts.len();
             for part in parts {
-                let mut shape = ours.shape.clone();
+                let mut shape = spec.shape.clone();
                 match part {
                     TensorSource::Complete(name) => {
                         shape[0] /= count;
-                        all.push(spec(name, shape));
+                        all.push(TensorSpec::zeros(name, shape));
                     }
                     TensorSource::Rows { name, from, count } => {
                         shape[0] = if name.ends_with(BUCKETS) { self.buckets } else { from + count };
-                        all.push(spec(name, shape));
+                        all.push(TensorSpec::zeros(name, shape));
                     }
                     TensorSource::Derived => {}
                 }
@@ -144,12 +141,8 @@ impl TensorMap {
         if let Some(name) = &self.tied_head
             && let Some(embedding) = self.specs.iter().find(|spec| spec.name == "embedding.weight")
         {
-            all.push(spec(name.clone(), embedding.shape.clone()));
+            all.push(TensorSpec::zeros(name, embedding.shape.clone()));
         }
         all
     }
-}
-
-fn spec(name: String, shape: Vec<usize>) -> TensorSpec {
-    TensorSpec { name, shape, init: Init::Normal(0.0, 0.0), trained: true }
 }

@@ -1,10 +1,9 @@
 //! Arguments under the code's own names: those of torchscale's `DecoderConfig`, and fairseq's.
 
-use super::super::converted::rename_key;
 use super::arguments::{self, Arguments};
 use crate::{
     error::{Error, Result},
-    family::checkpoint::json::parse,
+    family::{checkpoint::json::parse, convert::converted::rename_key},
 };
 use serde::Deserialize;
 use serde_json::Value;
@@ -25,13 +24,13 @@ pub(super) fn read_arguments(arguments: &Value, shapes: &Shapes, file: &Path) ->
     if arguments.get(OWN_ARGUMENT).is_none() {
         return parse(text.as_bytes(), file, "");
     }
-    let arguments: Official = parse(text.as_bytes(), file, "")?;
+    let arguments: OwnArguments = parse(text.as_bytes(), file, "")?;
     arguments.translate(shapes, file)
 }
 
 /// The arguments that shape a decoder. A missing one has `DecoderConfig`'s default, as in the code.
 #[derive(Debug, Deserialize)]
-struct Official {
+struct OwnArguments {
     decoder_embed_dim: usize,
     decoder_attention_heads: usize,
     decoder_ffn_embed_dim: usize,
@@ -59,7 +58,7 @@ struct Official {
     moe_freq: Option<usize>,
 }
 
-impl Official {
+impl OwnArguments {
     /// Translates the arguments to the other names. Fails for another architecture, for two position schemes, and
     /// without an embedding, whose rows are the vocabulary.
     fn translate(self, shapes: &Shapes, file: &Path) -> Result<Arguments> {
@@ -78,7 +77,7 @@ impl Official {
             (buckets, "bucket"),
             (absolute, if table.is_some() { "learned" } else { "sinusoidal" }),
         ];
-        let chosen: Vec<_> = schemes.into_iter().filter(|(there, _)| *there).map(|(_, name)| name).collect();
+        let chosen: Vec<_> = schemes.into_iter().filter(|(present, _)| *present).map(|(_, name)| name).collect();
         let position = match chosen[..] {
             [] => "none",
             [scheme] => scheme,

@@ -1,7 +1,7 @@
 //! Loads a model from a checkpoint folder; the table of families.
 
 use super::{
-    blueprint::{Blueprint, Parts, Reader},
+    Blueprint, Parts, Reader,
     checkpoint::{CONFIG_FILE, Config, TensorSpec, read_weights},
     decoder, hourglass, lslm, pyramidion,
 };
@@ -18,9 +18,9 @@ pub use super::settings::{MAX_SYMBOLS, Settings};
 
 /// The families: name in `config.json`, and reader of its architecture.
 pub const FAMILIES: &[(&str, Reader)] = &[
-    ("hourglass", hourglass::blueprint::read),
-    ("decoder", decoder::blueprint::read),
-    ("lslm", lslm::blueprint::read),
+    ("hourglass", hourglass::load::read),
+    ("decoder", decoder::load::read),
+    ("lslm", lslm::load::read),
     ("pyramidion", pyramidion::blueprint::read),
 ];
 

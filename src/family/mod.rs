@@ -4,7 +4,6 @@
 //! and how to build a [`Model`](crate::decode::contract::Model) from them. [`load`] has the table of families. Loading,
 //! `weir init`, `weir inspect` and the converters know families through these two only.
 
-mod blueprint;
 pub mod checkpoint;
 pub mod convert;
 pub mod cost;
@@ -17,5 +16,84 @@ pub mod parts;
 pub mod pyramidion;
 pub mod settings;
 
-pub use blueprint::{Blueprint, Parts, Reader};
 pub use checkpoint::{Init, TensorSpec};
+
+use crate::{
+    decode::contract::{BoundaryMode, Card, Model},
+    error::Result,
+};
+use checkpoint::{CONFIG_FILE, Config, Weights};
+use settings::{Bounds, Settings};
+use std::{fmt::Debug, path::Path, sync::Arc};
+
+/// Reads and validates a family's architecture; errors name `config.json` by the path.
+pub type Reader = fn(&Config, &Path) -> Result<Box<dyn Blueprint>>;
+
+/// A validated architecture.
+pub trait Blueprint: Debug + Send + Sync {
+    /// Every tensor that the checkpoint must hold, no more and no fewer.
+    fn tensors(&self) -> Vec<TensorSpec>;
+
+    /// One line for people.
+    fn shape(&self) -> String;
+
+    /// Subfolders of the companion models that this model needs.
+    fn companions(&self) -> Vec<&str> {
+        Vec::new()
+    }
+
+    /// True if the family reads documents and writes summaries. Only such a family has a vocabulary of subword pieces, and
+    /// generation options in its configuration.
+    fn reads_documents(&self) -> bool {
+        false
+    }
+
+    /// Limits of its sequences.
+    fn bounds(&self) -> Bounds {
+        Bounds::default()
+    }
+
+    /// Builds the model from `parts`, whose weights were checked against [`tensors`](Self::tensors). Fails if memory
+    /// runs out or the settings do not suit the model.
+    fn build(&self, parts: Parts) -> Result<Arc<dyn Model>>;
+}
+
+/// Everything that a model is built from.
+pub struct Parts {
+    /// The configuration that all families share.
+    pub config: Config,
+    /// The name that the model is served under.
+    pub name: String,
+    /// Its tensors.
+    pub weights: Weights,
+    /// SHA-256 of the weight files, in hexadecimal.
+    pub sha256: String,
+    /// The models that [`Blueprint::companions`] named, in that order.
+    pub companions: Vec<Arc<dyn Model>>,
+    /// Threads, memory, limits.
+    pub settings: Settings,
+}
+
+impl Parts {
+    /// Returns the card of a model without pooling, boundary modes and start symbol; a family that has these sets them.
+    /// Fails if the settings ask for more symbols than the model can hold, or the vocabulary is invalid.
+    pub fn card(&self, family: &'static str, blueprint: &dyn Blueprint) -> Result<Card> {
+        let (max_symbols, max_symbols_why) = self.settings.longest(self.config.training_length, blueprint.bounds())?;
+        let tensors = blueprint.tensors();
+        Ok(Card {
+            name: self.name.clone(),
+            family,
+            shape: blueprint.shape(),
+            parameters: tensors.iter().filter(|tensor| tensor.trained).map(TensorSpec::numbers).sum(),
+            vocabulary: self.config.vocabulary(Path::new(CONFIG_FILE))?,
+            training_length: self.config.training_length,
+            max_symbols,
+            max_symbols_why,
+            boundary_modes: vec![BoundaryMode::Given],
+            first_logits: None,
+            pooled: false,
+            dtype: self.settings.dtype.name(),
+            sha256: self.sha256.clone(),
+        })
+    }
+}

@@ -17,9 +17,10 @@ use weir::{
     family::{
         hourglass::{
             state::HourglassState,
-            work::{Stage, Work},
+            work::{HourglassStage, Work},
         },
         load::{Settings, load},
+        parts::step::work_mut,
     },
     kernels::Isa,
 };
@@ -169,17 +170,16 @@ fn every_stage_equals_the_golden_data() {
         let model = fixture(case);
         for row in 0..2 {
             let ids: Vec<u32> = golden.row("ids", row).iter().map(|&id| id as u32).collect();
-            let seen: Arc<Mutex<Vec<(Stage, usize, Vec<f32>)>>> = Arc::default();
+            let seen: Arc<Mutex<Vec<(HourglassStage, usize, Vec<f32>)>>> = Arc::default();
             let mut alone = Alone::new(&*model, BoundaryOptions::default());
             let record = seen.clone();
-            Work::from_scratch(&mut alone.scratch).unwrap().watcher =
-                Some(Box::new(move |stage, position, numbers| {
-                    record.lock().unwrap().push((stage, position.index, numbers.to_vec()));
-                }));
+            work_mut::<Work>(&mut alone.scratch).unwrap().watcher = Some(Box::new(move |stage, position, numbers| {
+                record.lock().unwrap().push((stage, position.index, numbers.to_vec()));
+            }));
             // in two chunks, so that some segments straddle both
             alone.feed(&ids[..41]);
             alone.feed(&ids[41..]);
-            let check = |stage: Stage, name: &str, skip: usize| {
+            let check = |stage: HourglassStage, name: &str, skip: usize| {
                 let name = format!("row{row}.{name}");
                 let mut got: Vec<_> = seen.lock().unwrap().iter().filter(|entry| entry.0 == stage).cloned().collect();
                 got.sort_by_key(|entry| entry.1);
@@ -188,7 +188,7 @@ fn every_stage_equals_the_golden_data() {
                 let off = difference(&flat, &want[skip..]);
                 assert!(off <= STAGES, "{case} {name}: {off}");
             };
-            check(Stage::PreOutput, "stack0_out", 0);
+            check(HourglassStage::PreOutput, "stack0_out", 0);
             if case == "vanilla" {
                 continue;
             }
@@ -196,11 +196,11 @@ fn every_stage_equals_the_golden_data() {
             let null = state.pooled().unwrap().middle.output(0);
             let dim = null.len();
             // index 0 of the shortened sequence is the null group, which is computed when the model is loaded
-            check(Stage::Pooled, "pooled_raw", dim);
-            check(Stage::PooledNormed, "pooled_ln", dim);
-            check(Stage::MiddleOutput, "stack1_out", dim);
-            check(Stage::PostInput, "stack2_in", 0);
-            check(Stage::PostOutput, "stack2_out", 0);
+            check(HourglassStage::Pooled, "pooled_raw", dim);
+            check(HourglassStage::PooledNormed, "pooled_ln", dim);
+            check(HourglassStage::MiddleOutput, "stack1_out", dim);
+            check(HourglassStage::PostInput, "stack2_in", 0);
+            check(HourglassStage::PostOutput, "stack2_out", 0);
             assert!(difference(null, &golden.get(&format!("row{row}.stack1_out"))[..dim]) <= STAGES);
         }
     }

@@ -5,13 +5,11 @@
 //!
 //! embed → pre-norm stack → norm → logits. Nothing is pooled, so a row never waits. The configuration names position scheme and
 //! window; keys that the window has left behind are dropped, so a stream of any length takes the memory of a window. [`config`]
-//! and [`blueprint`] describe an architecture, [`model`] has the weights and the forward pass, [`state`] is one sequence,
+//! describes an architecture, `load` its tensors, [`model`] has the weights and the forward pass, [`state`] is one sequence,
 //! [`work`] a thread's buffers; [`resolution`] measures a decoder's attention.
 
-pub mod blueprint;
 pub mod config;
-mod contract;
-mod load;
+pub(super) mod load;
 pub mod model;
 pub mod resolution;
 pub mod state;

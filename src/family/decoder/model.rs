@@ -7,11 +7,19 @@ use super::{
 };
 use crate::{
     decode::{
-        contract::{Card, SequenceRow, State, StepStatus, SymbolBoundary, state_mut},
+        contract::{
+            BoundaryOptions, Card, KvMemory, Model, Scratch, SequenceRow, State, StepStatus, SymbolBoundary, state_mut,
+            state_ref,
+        },
+        cost::Cost,
+        options::check_mode,
         trace,
     },
     error::{Error, Result},
-    family::parts::step::{deliver_logits, with_status},
+    family::{
+        cost,
+        parts::step::{check_feed, deliver_logits, with_status, work_mut},
+    },
     kernels::{
         Compute,
         linear::{Epilogue, Linear},
@@ -38,7 +46,7 @@ pub struct Decoder {
     pub head: Linear,
     /// The state after the start symbol, computed once, in a model that has one.
     pub start: Option<StartState>,
-    /// KvMemory of keys and values.
+    /// Memory of keys and values.
     pub pages: Arc<PagePool>,
     /// Bytes of pages that the model itself holds: the start symbol's.
     pub own_bytes: usize,
@@ -52,9 +60,62 @@ pub struct StartState {
     pub hidden: Vec<f32>,
 }
 
+impl Model for Decoder {
+    fn card(&self) -> &Card {
+        &self.card
+    }
+
+    fn begin(&self, boundaries: BoundaryOptions) -> Result<Box<dyn State>> {
+        check_mode(&boundaries, &self.card)?;
+        let empty = || Arc::new(KvCache::new(self.stack.layout, self.pages.clone()));
+        let start = self.start.as_ref().map_or_else(empty, |start| start.cache.clone());
+        Ok(Box::new(DecoderState::new(start, self.stack.window, None)))
+    }
+
+    fn scratch(&self) -> Scratch {
+        Scratch(Box::new(Work::default()))
+    }
+
+    fn symbol_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
+        self.feed_symbols(rows, which, work_mut(scratch)?)
+    }
+
+    fn segment_step(&self, _: &mut [SequenceRow], _: &[usize], _: &mut Scratch) -> Result<()> {
+        Ok(())
+    }
+
+    fn finish_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
+        self.finish(rows, which, work_mut(scratch)?)
+    }
+
+    fn bytes_for(&self, symbols: usize) -> usize {
+        self.stack.bytes_for(self.positions(symbols))
+    }
+
+    fn growth(&self, state: &dyn State, more: usize) -> usize {
+        // the step rejects another model's state
+        let state = state_ref::<DecoderState>(state);
+        state.map_or(0, |state| self.stack.growth(&state.cache, state.cache.len() + more))
+    }
+
+    fn memory(&self) -> KvMemory {
+        // admission counts on the complete limit, so the start symbol's pages are taken off it
+        KvMemory { in_use: self.pages.in_use() - self.own_bytes, limit: self.pages.limit() - self.own_bytes }
+    }
+
+    fn cost(&self, symbols: usize, _: usize) -> Cost {
+        let mut cost = Cost { symbol: cost::stack(&self.stack, self.positions(symbols)), ..Cost::default() };
+        if let Some(norm) = &self.norm {
+            cost.logits += cost::norm(norm);
+        }
+        cost.logits += cost::linear(&self.head);
+        cost
+    }
+}
+
 impl Decoder {
     /// Symbol step: embed → stack. Takes a chunk of each row's feed at a time, so that a windowed cache never holds
-    /// more than a window and a chunk. Fails as [`Model::symbol_step`](crate::decode::contract::Model::symbol_step) does.
+    /// more than a window and a chunk. Fails as [`Model::symbol_step`] does.
     pub fn feed_symbols(&self, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
         for &index in which {
             self.start_feed(&mut rows[index])?;
@@ -97,34 +158,25 @@ impl Decoder {
         })
     }
 
+    /// Positions of a sequence of `symbols`.
+    fn positions(&self, symbols: usize) -> usize {
+        symbols + self.start.as_ref().map_or(0, |start| start.cache.len())
+    }
+
     /// Checks a row's feed and clears the vectors of the last one.
     fn start_feed(&self, row: &mut SequenceRow) -> Result<()> {
-        let more = row.positions();
+        check_feed(&self.card, row, state_ref::<DecoderState>(&*row.state)?.is_ready())?;
         let wanted = row.wanted();
         let state: &mut DecoderState = state_mut(&mut *row.state)?;
-        if row.status != StepStatus::Ready || !state.is_ready() || row.feed.is_empty() {
-            return Err(Error::Internal("a row was fed no symbols, or before it was ready".into()));
-        }
-        if trace::is_control(&row.feed) {
-            return match &self.start {
-                Some(start) if row.feed[..] == [trace::BEGIN] && state.is_empty() => {
-                    state.hidden.clear();
-                    state.hidden.extend_from_slice(if wanted > 0 { &start.hidden } else { &[] });
-                    Ok(())
-                }
-                _ => {
-                    Err(Error::Internal("a row was fed a control item that the model lacks, or after a symbol".into()))
-                }
-            };
-        }
-        let length = state.len() + more;
-        let limit = self.card.max_symbols;
-        if length > limit {
-            let unit = if self.card.vocabulary.is_subword() { "tokens" } else { "characters" };
-            return Err(Error::TooLong { field: "sequence", length, limit, unit, why: None });
-        }
         state.hidden.clear();
-        self.card.vocabulary.check_ids("feed", &row.feed)
+        match &self.start {
+            _ if !trace::is_control(&row.feed) => self.card.vocabulary.check_ids("feed", &row.feed),
+            Some(start) if row.feed[..] == [trace::BEGIN] && state.is_empty() => {
+                state.hidden.extend_from_slice(if wanted > 0 { &start.hidden } else { &[] });
+                Ok(())
+            }
+            _ => Err(Error::Internal("a row was fed a control item that the model lacks, or after a symbol".into())),
+        }
     }
 
     /// `work.x` (symbols, D) = the embeddings of the next chunk of each row's feed; false if no row has any left.

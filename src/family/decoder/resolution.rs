@@ -5,6 +5,7 @@ use super::work::Work;
 use crate::{
     decode::contract::{BoundaryOptions, Model, SequenceRow, Want, advance},
     error::{Error, Result},
+    family::parts::step::work_mut,
     nn::resolution::{self, ScoresByDistance},
 };
 
@@ -26,7 +27,7 @@ pub struct Resolution {
 /// a step fails.
 pub fn measure(model: &dyn Model, symbols: &[u32]) -> Result<Resolution> {
     let mut scratch = model.scratch();
-    match Work::from_scratch(&mut scratch) {
+    match work_mut::<Work>(&mut scratch) {
         Ok(work) => work.stack.scores = Some(ScoresByDistance::default()),
         Err(_) => {
             let card = model.card();
@@ -43,7 +44,7 @@ pub fn measure(model: &dyn Model, symbols: &[u32]) -> Result<Resolution> {
         rows[0].set(chunk, Want::Nothing);
         advance(model, &mut rows, &[0], &mut scratch)?;
     }
-    let scores = Work::from_scratch(&mut scratch)?.stack.scores.take().unwrap_or_default();
+    let scores = work_mut::<Work>(&mut scratch)?.stack.scores.take().unwrap_or_default();
     let mean = scores.mean();
     let layers = scores.by_layer().iter().map(|scores| resolution::resolution(scores)).collect();
     Ok(Resolution { all: resolution::resolution(&mean), layers, distances: mean.len() })

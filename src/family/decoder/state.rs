@@ -6,7 +6,7 @@ use crate::{
         replay::ReplayStart,
     },
     error::{Error, Result},
-    family::parts::state::check_rollback,
+    family::parts::step::check_rollback,
     nn::{kv_cache::KvCache, window::Window},
 };
 use std::sync::Arc;

@@ -2,8 +2,8 @@
 
 use super::state::DecoderState;
 use crate::{
-    decode::contract::{Scratch, SequenceRow, state_mut, state_ref},
-    error::{Error, Result},
+    decode::contract::{SequenceRow, state_mut, state_ref},
+    error::Result,
     family::parts::step::ChosenRows,
     nn::{
         Position,
@@ -31,11 +31,6 @@ pub struct Work {
 }
 
 impl Work {
-    /// Returns the decoder's working memory behind the contract. Fails if another model created it.
-    pub fn from_scratch(scratch: &mut Scratch) -> Result<&mut Self> {
-        scratch.0.downcast_mut().ok_or_else(|| Error::Internal("another model's scratch".into()))
-    }
-
     /// Sends every layer's intermediate results to `hook` from now on.
     pub fn watch(&mut self, hook: Hook) {
         self.stack.hook = Some(hook);

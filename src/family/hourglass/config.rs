@@ -14,7 +14,7 @@ use std::path::Path;
 #[serde(deny_unknown_fields)]
 pub struct Architecture {
     /// Layers of each stack.
-    pub layers: Layers,
+    pub layers: StackLayers,
     /// Width D of the residual stream.
     pub dim: usize,
     /// Attention heads H.
@@ -48,7 +48,7 @@ fn full() -> Window {
 /// Layers of each stack; a vanilla model has `pre` alone.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Layers {
+pub struct StackLayers {
     /// Full resolution, before pooling.
     pub pre: usize,
     /// Segment resolution.

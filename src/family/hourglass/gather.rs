@@ -3,7 +3,7 @@
 
 use super::{
     state::{HourglassState, PooledState, state},
-    work::{Stage, Work},
+    work::{HourglassStage, Work},
 };
 use crate::{
     decode::contract::{SequenceRow, StepStatus, SymbolBoundary, state_mut, state_ref},
@@ -188,13 +188,13 @@ pub(super) fn gather_segments(
         let index = position - pooled.middle_outputs_start - 1;
         x.copy_from_slice(&pooled.closed_vectors[index * dim..][..dim]);
     }
-    work.show(Stage::Pooled);
+    work.show(HourglassStage::Pooled);
     Ok(!work.positions.is_empty())
 }
 
 /// Stores the middle stack's outputs in the rows.
 pub(super) fn scatter_middle(rows: &mut [SequenceRow], work: &mut Work) -> Result<()> {
-    work.show(Stage::MiddleOutput);
+    work.show(HourglassStage::MiddleOutput);
     let dim = work.x.len() / work.positions.len();
     for (&Position { sequence, index: position }, x) in work.positions.iter().zip(work.x.chunks_exact(dim)) {
         let PooledState { middle, middle_outputs, .. } = state(rows, sequence)?.pooled_mut()?;
@@ -242,13 +242,13 @@ pub(super) fn gather_upsampled(
             *x = residual + middle;
         }
     }
-    work.show(Stage::PostInput);
+    work.show(HourglassStage::PostInput);
     Ok(!work.positions.is_empty())
 }
 
 /// Replaces the pre stack's outputs, which are no longer needed, by the post stack's.
 pub(super) fn scatter_post(rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
-    work.show(Stage::PostOutput);
+    work.show(HourglassStage::PostOutput);
     let dim = work.x.len() / work.positions.len();
     for (&Position { sequence, index: position }, x) in work.positions.iter().zip(work.x.chunks_exact(dim)) {
         let state = state(rows, sequence)?;

@@ -4,16 +4,12 @@
 //! `shortening.py` (pooling, upsampling).
 //!
 //! pre stack → boundaries → pool → middle stack → upsample + residual → post stack → logits. Start with [`model`]: the weights
-//! and that forward pass. [`config`] and [`blueprint`] describe an architecture, [`state`] is one sequence, [`work`] a thread's
-//! buffers; `gather` moves vectors between these two, `companion` steps the model behind entropy spikes, `load` builds the model,
-//! `contract` implements [`Model`](crate::decode::contract::Model).
+//! and that forward pass. [`config`] describes an architecture, `load` its tensors, [`state`] is one sequence, [`work`] a thread's buffers;
+//! `gather` moves vectors between these two.
 
-pub mod blueprint;
-mod companion;
 pub mod config;
-mod contract;
 mod gather;
-mod load;
+pub(super) mod load;
 pub mod model;
 pub mod segment_ends;
 pub mod state;

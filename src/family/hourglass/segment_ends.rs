@@ -1,6 +1,6 @@
 //! Segment ends: a list that drops its oldest entries as windows move on and still counts them.
 
-use crate::family::parts::state::clone_with_capacity;
+use crate::family::parts::step::clone_with_capacity;
 
 /// Initial capacity in segments, so that a usual sequence never reallocates during a step.
 const CAPACITY: usize = 1024;

@@ -11,7 +11,7 @@ use crate::{
         replay::{ReplayStart, SkippedSegments},
     },
     error::{Error, Result},
-    family::parts::state::{check_rollback, clone_with_capacity},
+    family::parts::step::{check_rollback, clone_with_capacity},
     nn::{kv_cache::KvCache, window::Window},
 };
 

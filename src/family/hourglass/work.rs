@@ -1,13 +1,11 @@
 //! Working memory of the steps, and access to the rows' states and caches.
 
-use super::{
-    companion::CompanionWork,
-    state::{HourglassState, state},
-};
+use super::state::{HourglassState, state};
 use crate::{
-    decode::contract::{Scratch, SequenceRow, state_ref},
+    decode::contract::{Model, Scratch, SequenceRow, Want, advance, state_ref},
     error::{Error, Result},
-    family::parts::step::ChosenRows,
+    family::parts::step::{ChosenRows, Watcher, watch},
+    kernels::distribution::entropy,
     nn::{
         Position,
         attention::layer::{Caches, StackWork},
@@ -18,7 +16,7 @@ use crate::{
 
 /// Names an intermediate result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stage {
+pub enum HourglassStage {
     /// The pre stack's output at a symbol.
     PreOutput,
     /// A segment's pooled vector; its position is the segment's in the middle stack, where the null group is 0.
@@ -33,14 +31,11 @@ pub enum Stage {
     PostOutput,
 }
 
-/// Receives each intermediate vector, (D), with its sequence and position.
-pub type Watcher = Box<dyn FnMut(Stage, Position, &[f32]) + Send>;
-
 /// Working memory of one thread.
 #[derive(Default)]
 pub struct Work {
-    /// Receives intermediate results; set by golden tests, never by servers.
-    pub watcher: Option<Watcher>,
+    /// Receives vectors of (D).
+    pub watcher: Option<Watcher<HourglassStage>>,
     pub(super) stack: StackWork,
     pub(super) boundary: boundary::learned::LearnedWork,
     pub(super) companion: CompanionWork,
@@ -67,17 +62,8 @@ pub struct Work {
 }
 
 impl Work {
-    /// Returns the hourglass's working memory behind the contract. Fails if another model created it.
-    pub fn from_scratch(scratch: &mut Scratch) -> Result<&mut Self> {
-        scratch.0.downcast_mut().ok_or_else(|| Error::Internal("another model's scratch".into()))
-    }
-
-    pub(super) fn show(&mut self, stage: Stage) {
-        let Some(watcher) = &mut self.watcher else { return };
-        let dim = self.x.len() / self.positions.len().max(1);
-        for (position, x) in self.positions.iter().zip(self.x.chunks_exact(dim.max(1))) {
-            watcher(stage, *position, x);
-        }
+    pub(super) fn show(&mut self, stage: HourglassStage) {
+        watch(&mut self.watcher, stage, &self.positions, &self.x);
     }
 }
 
@@ -110,5 +96,39 @@ impl<const STACK: usize> Caches for StackCaches<'_, STACK> {
             MIDDLE => &mut state.pooled_mut()?.middle,
             _ => &mut state.pooled_mut()?.post,
         })
+    }
+}
+
+/// Buffers of the steps of the companion model, whose entropies place boundaries.
+#[derive(Default)]
+pub(super) struct CompanionWork {
+    rows: Vec<SequenceRow>,
+    which: Vec<usize>,
+    scratch: Option<Scratch>,
+}
+
+impl CompanionWork {
+    /// Feeds the symbols of rows `which` to their companion sequences, in one batch, and appends the entropy of each prediction.
+    pub(super) fn step(&mut self, model: &dyn Model, rows: &mut [SequenceRow], which: &[usize]) -> Result<()> {
+        self.rows.clear();
+        for &index in which {
+            let companion = state(rows, index)?.companion.as_mut();
+            let row = companion.and_then(|companion| companion.row.take());
+            let mut row = row.ok_or_else(|| Error::Internal("a sequence has no companion sequence".into()))?;
+            row.set(&rows[index].feed, Want::All);
+            self.rows.push(row);
+        }
+        self.which.clear();
+        self.which.extend(0..which.len());
+        let scratch = self.scratch.get_or_insert_with(|| model.scratch());
+        advance(model, &mut self.rows, &self.which, scratch)?;
+        let symbols = model.card().vocabulary.len();
+        for (&index, row) in which.iter().zip(self.rows.drain(..)) {
+            if let Some(companion) = &mut state(rows, index)?.companion {
+                companion.entropies.extend(row.logits.chunks_exact(symbols).map(entropy)); // (symbols)
+                companion.row = Some(row);
+            }
+        }
+        Ok(())
     }
 }

@@ -3,7 +3,7 @@
 
 use super::{
     state::LslmState,
-    work::{Stage, UnreadSymbols, Work, state},
+    work::{LslmStage, UnreadSymbols, Work, state},
 };
 use crate::{
     decode::{
@@ -11,24 +11,17 @@ use crate::{
         trace,
     },
     error::{Error, Result},
+    family::parts::step::check_feed,
     kernels::distribution::sigmoid,
     nn::{Position, boundary::summed::Summed, pooling::Pooling, sized},
 };
 
 /// Checks a row's feed and appends its symbols to the sequence; their boundaries follow in [`cut_segments`].
 pub(super) fn append_feed(card: &Card, row: &mut SequenceRow) -> Result<()> {
-    let more = row.positions();
-    let SequenceRow { state, feed, status, .. } = row;
+    check_feed(card, row, !state_ref::<LslmState>(&*row.state)?.in_flight)?;
+    let SequenceRow { state, feed, .. } = row;
     let state: &mut LslmState = state_mut(&mut **state)?;
-    if *status != StepStatus::Ready || state.in_flight || feed.is_empty() {
-        return Err(Error::Internal("a row was fed no symbols, or before it was ready".into()));
-    }
     let before = state.symbols.len();
-    let length = before + more;
-    let limit = card.max_symbols;
-    if length > limit {
-        return Err(Error::TooLong { field: "sequence", length, limit, unit: "characters", why: None });
-    }
     match feed[..] {
         [trace::END] if state.open_len() == 0 => {
             return Err(Error::Internal("cannot end a segment without symbols".into()));
@@ -168,7 +161,7 @@ pub(super) fn pool_segments(
         let symbols = state.segment(position - 1);
         pooling.pool(symbols.map(|t| state.token.output(t + 1)), x);
     }
-    work.show(Stage::Pooled);
+    work.show(LslmStage::Pooled);
     Ok(())
 }
 

@@ -1,15 +1,19 @@
-//! Builds a latent segment model from a checkpoint's tensors, in the names of docs/checkpoints.md.
+//! The latent segment model as a [`Blueprint`]: its tensors, in the names of docs/checkpoints.md, and how the model is built.
 
 use super::{
-    config::{LslmBlueprint, T5Shape, Widths},
+    config::{Architecture, LslmBlueprint, T5Shape, Widths},
     model::Lslm,
     state::{LslmState, StartCaches},
-    work::{StackCaches, TOKEN, Work, state},
+    work::{EncoderCaches, TOKEN, Work, state},
 };
 use crate::{
-    decode::contract::{SequenceRow, state_ref},
+    decode::contract::{Model, SequenceRow, state_ref},
     error::{Error, Result},
-    family::{Parts, checkpoint::Weights, parts::step::first_logits},
+    family::{
+        Blueprint, Parts, TensorSpec,
+        checkpoint::{self, Config, Weights},
+        parts::step::first_logits,
+    },
     kernels::{
         attention::PageLayout,
         linear::{Linear, WeightArena},
@@ -20,11 +24,106 @@ use crate::{
         Position,
         boundary::summed::Summed,
         kv_cache::KvCache,
+        pooling::Pooling,
         position::PositionScheme,
         t5::{T5Cross, T5Layer, T5Stack},
     },
 };
-use std::sync::Arc;
+use std::{path::Path, sync::Arc};
+
+/// Reads a latent segment model's architecture. Fails if a key is unknown, missing, of the wrong type or out of bounds,
+/// or the vocabulary has no special symbols.
+pub(crate) fn read(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
+    let architecture: Architecture = checkpoint::architecture(config, file)?;
+    let vocabulary = config.vocabulary(file)?;
+    if vocabulary.specials().is_none() {
+        let expected = "the ids of the model's special symbols";
+        return Err(Error::checkpoint(file, "vocabulary.specials", expected, "nothing"));
+    }
+    let blueprint = LslmBlueprint { architecture, symbols: vocabulary.len() };
+    blueprint.validate(file)?;
+    Ok(Box::new(blueprint))
+}
+
+impl LslmBlueprint {
+    /// Appends the tensors of one layer.
+    fn layer(&self, stack: &str, shape: &T5Shape, index: usize, out: &mut Vec<TensorSpec>) {
+        let T5Shape { dim, feed_forward, .. } = *shape;
+        let inner = shape.inner();
+        let input = self.input_width(stack, index);
+        let key = |name: &str| format!("{stack}.{index}.{name}");
+        for name in ["query", "key", "value"] {
+            out.push(matrix(key(&format!("attention.{name}.weight")), inner, input));
+        }
+        out.push(matrix(key("attention.output.weight"), dim, inner));
+        out.push(norm(key("attention.norm.weight"), input));
+        if stack == "decoder" {
+            let memory = self.architecture.context.dim;
+            for (name, inputs) in [("query", dim), ("key", memory), ("value", memory)] {
+                out.push(matrix(key(&format!("memory.{name}.weight")), inner, inputs));
+            }
+            out.push(matrix(key("memory.output.weight"), dim, inner));
+            out.push(norm(key("memory.norm.weight"), dim));
+        }
+        out.push(matrix(key("feed_forward.up.weight"), feed_forward, dim));
+        out.push(matrix(key("feed_forward.down.weight"), dim, feed_forward));
+        out.push(norm(key("feed_forward.norm.weight"), dim));
+    }
+}
+
+impl Blueprint for LslmBlueprint {
+    fn tensors(&self) -> Vec<TensorSpec> {
+        let a = &self.architecture;
+        let embedding = |name: &str, dim| TensorSpec::normal(name, vec![self.symbols, dim], 0.0, 1.0);
+        let mut out = if a.shared_embedding {
+            vec![embedding("embedding.weight", a.token.dim)]
+        } else {
+            vec![embedding("token.embedding.weight", a.token.dim), embedding("decoder.embedding.weight", a.decoder.dim)]
+        };
+        for (name, stack) in self.stacks() {
+            (0..stack.layers).for_each(|index| self.layer(name, stack, index, &mut out));
+            out.push(matrix(format!("{name}.distance_bias.weight"), stack.buckets, stack.heads));
+            out.push(norm(format!("{name}.norm.weight"), stack.dim));
+        }
+        out.push(matrix("boundary.hidden.weight", a.boundaries.hidden, a.token.dim));
+        out.push(matrix("boundary.output.weight", a.token.dim, a.boundaries.hidden));
+        if a.widths == Widths::Projection {
+            out.push(matrix("context.projection.weight", a.context.dim, a.token.dim));
+        }
+        if !a.tied_head {
+            out.push(matrix("head.weight", self.symbols, a.decoder.dim));
+        }
+        out.push(TensorSpec::zeros("head.bias", vec![self.symbols]));
+        out
+    }
+
+    fn shape(&self) -> String {
+        let a = &self.architecture;
+        let stack = |s: &T5Shape| format!("{} × {}", s.layers, s.dim);
+        let pooling = match a.pooling {
+            Pooling::Mean => "mean pooling".to_owned(),
+            Pooling::Last => "0-hops pooling".to_owned(),
+            Pooling::Hops(hops) => format!("{hops}-hops pooling"),
+        };
+        let [token, context, decoder] = [stack(&a.token), stack(&a.context), stack(&a.decoder)];
+        format!(
+            "token encoder {token}, context encoder {context}, segment decoder {decoder}, {pooling}, learned boundaries"
+        )
+    }
+
+    fn build(&self, parts: Parts) -> Result<Arc<dyn Model>> {
+        Ok(Arc::new(Lslm::load(self, parts)?))
+    }
+}
+
+/// Returns the spec of a matrix, whose deviation of inputs^−½ keeps the size of a sum.
+fn matrix(name: impl Into<String>, outputs: usize, inputs: usize) -> TensorSpec {
+    TensorSpec::normal(name, vec![outputs, inputs], 0.0, 1.0 / (inputs as f32).sqrt())
+}
+
+fn norm(name: String, dim: usize) -> TensorSpec {
+    TensorSpec::normal(name, vec![dim], 1.0, 0.0)
+}
 
 impl Lslm {
     /// Builds the model from checked weights. Fails if key-value memory is too small for the start symbol.
@@ -72,7 +171,7 @@ impl Lslm {
 
     /// Reads the start symbol into an empty sequence: it is a segment by itself.
     fn read_start(&self) -> Result<StartCaches> {
-        let mut work = Work::new();
+        let mut work = Work::default();
         let decoder = KvCache::new(self.decoder.layout, self.pages.clone());
         let rows = &mut [SequenceRow::new(Box::new(LslmState::new(self.start.clone(), decoder)))];
         let LslmState { token, context, memory, .. } = state(rows, 0)?;
@@ -80,7 +179,7 @@ impl Lslm {
         let dim = self.width();
         work.positions.push(Position { sequence: 0, index: 0 });
         work.x.extend_from_slice(&self.token_embedding[self.specials.start as usize * dim..][..dim]); // (1, D)
-        let caches = &mut StackCaches::<TOKEN>(rows);
+        let caches = &mut EncoderCaches::<TOKEN>(rows);
         self.token.forward(&self.compute, &mut work.x, &work.positions, caches, None, &mut work.stack)?; // (1, D)
         let token = &mut state(rows, 0)?.token;
         token.write_output(0, &work.x)?;

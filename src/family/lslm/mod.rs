@@ -5,16 +5,13 @@
 //! transformers 4.33.3.
 //!
 //! token encoder → boundary predictor → pool → context encoder → segment decoder, with cross-attention to the closed segments.
-//! Start with [`model`]: the weights and that forward pass. [`config`] and [`blueprint`] describe an architecture, [`state`] is
-//! one sequence, [`work`] a thread's buffers; `gather` and `decode` move vectors between these two for the encoders and the
-//! decoder, `load` builds the model, `contract` implements [`Model`](crate::decode::contract::Model).
+//! Start with [`model`]: the weights and that forward pass. [`config`] describes an architecture, `load` its tensors, [`state`] is one
+//! sequence, [`work`] a thread's buffers; `gather` and `decode` move vectors between these two for the encoders and the decoder.
 
-pub mod blueprint;
 pub mod config;
-mod contract;
 mod decode;
 mod gather;
-mod load;
+pub(super) mod load;
 pub mod model;
 pub mod state;
 pub mod work;

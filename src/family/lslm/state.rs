@@ -8,7 +8,7 @@
 use crate::{
     decode::contract::{PageUse, State},
     error::Result,
-    family::parts::state::{check_rollback, clone_with_capacity},
+    family::parts::step::{check_rollback, clone_with_capacity},
     kernels::pages::Page,
     nn::kv_cache::KvCache,
 };

@@ -2,9 +2,9 @@
 
 use super::state::LslmState;
 use crate::{
-    decode::contract::{Scratch, SequenceRow, state_mut, state_ref},
-    error::{Error, Result},
-    family::parts::step::ChosenRows,
+    decode::contract::{SequenceRow, state_mut, state_ref},
+    error::Result,
+    family::parts::step::{ChosenRows, Watcher, watch},
     kernels::{attention::PageLayout, pages::PagePool},
     nn::{Position, attention::layer::Caches, boundary::summed, kv_cache::KvCache, t5::T5Work},
 };
@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 /// Names an intermediate result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stage {
+pub enum LslmStage {
     /// The token encoder's output; position 0 is the start symbol, t + 1 symbol t.
     Token,
     /// The predictor's logit at the same position.
@@ -22,9 +22,6 @@ pub enum Stage {
     /// The context encoder's output at the same position.
     Context,
 }
-
-/// Receives each intermediate vector with its sequence and position.
-pub type Watcher = Box<dyn FnMut(Stage, Position, &[f32]) + Send>;
 
 /// Symbols of a row that the token encoder reads in this step: from `start` to the last.
 #[derive(Debug, Clone, Copy)]
@@ -73,9 +70,10 @@ pub(super) struct WantedVectors {
 }
 
 /// Working memory of one thread.
+#[derive(Default)]
 pub struct Work {
-    /// Receives intermediate results; set by golden tests, never by servers.
-    pub watcher: Option<Watcher>,
+    /// Receives the vectors of each stage.
+    pub watcher: Option<Watcher<LslmStage>>,
     pub(super) stack: T5Work,
     pub(super) predictor: summed::SummedWork,
     /// Sequence and position of each vector in `x`.
@@ -94,54 +92,26 @@ pub struct Work {
     pub(super) runs: Vec<SegmentRun>,
     /// The decoder's caches of segments that are closed and scored in the same step.
     pub(super) spare_caches: Vec<KvCache>,
-    spare_pages: Arc<PagePool>,
+    /// Pages of the spare caches. They are limited by the runs of a pass, and not counted as key-value memory.
+    spare_pages: Option<Arc<PagePool>>,
     pub(super) wanted: WantedVectors,
     /// (wanted, V)
     pub(super) logits: Vec<f32>,
 }
 
 impl Work {
-    pub(super) fn new() -> Self {
-        Self {
-            watcher: None,
-            stack: T5Work::default(),
-            predictor: summed::SummedWork::default(),
-            positions: Vec::new(),
-            memory_positions: Vec::new(),
-            chosen: Vec::new(),
-            x: Vec::new(),
-            unprojected: Vec::new(),
-            boundary_logits: Vec::new(),
-            unread: Vec::new(),
-            runs: Vec::new(),
-            spare_caches: Vec::new(),
-            // working memory, limited by the runs of a pass: not counted as key-value memory
-            spare_pages: PagePool::new(usize::MAX),
-            wanted: WantedVectors::default(),
-            logits: Vec::new(),
-        }
-    }
-
-    /// Returns the model's working memory behind the contract. Fails if another model created it.
-    pub fn from_scratch(scratch: &mut Scratch) -> Result<&mut Self> {
-        scratch.0.downcast_mut().ok_or_else(|| Error::Internal("another model's scratch".into()))
-    }
-
     /// Provides at least `count` spare caches, all of them empty.
     pub(super) fn clear_spare_caches(&mut self, count: usize, layout: PageLayout) {
+        let pages = self.spare_pages.get_or_insert_with(|| PagePool::new(usize::MAX));
         while self.spare_caches.len() < count {
-            self.spare_caches.push(KvCache::new(layout, self.spare_pages.clone()));
+            self.spare_caches.push(KvCache::new(layout, pages.clone()));
         }
         self.spare_caches.iter_mut().for_each(|cache| cache.truncate(0));
     }
 
-    pub(super) fn show(&mut self, stage: Stage) {
-        let Some(watcher) = &mut self.watcher else { return };
-        let numbers = if stage == Stage::Boundary { &self.boundary_logits } else { &self.x };
-        let width = numbers.len() / self.positions.len().max(1);
-        for (position, x) in self.positions.iter().zip(numbers.chunks_exact(width.max(1))) {
-            watcher(stage, *position, x);
-        }
+    pub(super) fn show(&mut self, stage: LslmStage) {
+        let numbers = if stage == LslmStage::Boundary { &self.boundary_logits } else { &self.x };
+        watch(&mut self.watcher, stage, &self.positions, numbers);
     }
 }
 
@@ -152,11 +122,11 @@ impl ChosenRows for Work {
 }
 
 /// The caches of one encoder, in the states of a step's rows.
-pub(super) struct StackCaches<'a, const STACK: usize>(pub(super) &'a mut [SequenceRow]);
+pub(super) struct EncoderCaches<'a, const STACK: usize>(pub(super) &'a mut [SequenceRow]);
 pub(super) const TOKEN: usize = 0;
 pub(super) const CONTEXT: usize = 1;
 
-impl<const STACK: usize> Caches for StackCaches<'_, STACK> {
+impl<const STACK: usize> Caches for EncoderCaches<'_, STACK> {
     fn cache(&self, sequence: usize) -> Result<&KvCache> {
         let state: &LslmState = state_ref(&*self.0[sequence].state)?;
         Ok(if STACK == TOKEN { &state.token } else { &state.context })

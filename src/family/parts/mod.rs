@@ -6,7 +6,6 @@
 pub mod check;
 pub mod loader;
 pub mod specs;
-pub mod state;
 pub mod step;
 
 use crate::nn::{Activation, position::PositionKind};

@@ -10,22 +10,20 @@ use crate::{
 use std::path::Path;
 
 /// Returns the spec of a matrix, or a table of vectors.
-pub fn matrix(name: String, shape: Vec<usize>) -> TensorSpec {
-    TensorSpec { name, shape, init: Init::Normal(0.0, 0.02), trained: true }
+pub fn matrix(name: impl Into<String>, shape: Vec<usize>) -> TensorSpec {
+    TensorSpec::normal(name, shape, 0.0, 0.02)
 }
 
 /// Appends a matrix with its bias.
 pub fn linear(out: &mut Vec<TensorSpec>, name: &str, outputs: usize, inputs: usize) {
     out.push(matrix(format!("{name}.weight"), vec![outputs, inputs]));
-    let init = Init::Normal(0.0, 0.0);
-    out.push(TensorSpec { name: format!("{name}.bias"), shape: vec![outputs], init, trained: true });
+    out.push(TensorSpec::zeros(format!("{name}.bias"), vec![outputs]));
 }
 
 /// Appends a LayerNorm.
 pub fn norm(out: &mut Vec<TensorSpec>, name: &str, dim: usize) {
-    for (part, init) in [("weight", Init::Normal(1.0, 0.02)), ("bias", Init::Normal(0.0, 0.0))] {
-        out.push(TensorSpec { name: format!("{name}.{part}"), shape: vec![dim], init, trained: true });
-    }
+    out.push(TensorSpec::normal(format!("{name}.weight"), vec![dim], 1.0, 0.02));
+    out.push(TensorSpec::zeros(format!("{name}.bias"), vec![dim]));
 }
 
 /// Returns the spec of numbers that follow from the architecture.
@@ -51,13 +49,13 @@ pub fn position(out: &mut Vec<TensorSpec>, shape: &StackShape) {
         PositionKind::TransformerXl => {
             out.push(constant("position.inverse_frequency", transformer_xl::inverse_frequencies(dim)));
             for name in ["position.content_bias", "position.distance_bias"] {
-                out.push(matrix(name.into(), vec![heads, head_dim]));
+                out.push(matrix(name, vec![heads, head_dim]));
             }
         }
         PositionKind::Alibi => out.push(constant("position.slopes", alibi::slopes(heads))),
-        PositionKind::Buckets { count, .. } => out.push(matrix("position.bias".into(), vec![count, heads])),
+        PositionKind::Buckets { count, .. } => out.push(matrix("position.bias", vec![count, heads])),
         PositionKind::Sinusoidal => out.push(constant("position.frequency", absolute::frequencies(dim))),
-        PositionKind::Learned { positions } => out.push(matrix("position.table".into(), vec![positions, dim])),
+        PositionKind::Learned { positions } => out.push(matrix("position.table", vec![positions, dim])),
         PositionKind::Rotary | PositionKind::Xpos { .. } | PositionKind::None => {}
     }
 }

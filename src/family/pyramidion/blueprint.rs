@@ -119,9 +119,9 @@ impl PyramidionBlueprint {
 impl Blueprint for PyramidionBlueprint {
     fn tensors(&self) -> Vec<TensorSpec> {
         let a = &self.architecture;
-        let init = Init::Normal(0.0, (a.dim as f32).powf(-0.5));
-        let name = "encoder.embed_tokens.weight".into();
-        let mut out = vec![TensorSpec { name, shape: vec![self.symbols, a.dim], init, trained: true }];
+        let deviation = (a.dim as f32).powf(-0.5);
+        let mut out =
+            vec![TensorSpec::normal("encoder.embed_tokens.weight", vec![self.symbols, a.dim], 0.0, deviation)];
         (0..a.encoder_layers).for_each(|index| self.encoder_layer(&mut out, &format!("encoder.layers.{index}")));
         for layer in self.plan.pooled_layers() {
             let prefix = format!("encoder.pooler.scorer.{layer}");

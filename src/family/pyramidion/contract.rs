@@ -1,17 +1,17 @@
 //! The model behind the contract: target rows, which the decoder family steps, and documents, which the encoder reads.
 
-use super::{config::PAD, document::PyramidionDocument, encoding::PyramidionEncoding, model::Pyramidion, work::Work};
+use super::{config::PAD, encoding::PyramidionEncoding, model::Pyramidion, work::Work};
 use crate::{
     decode::{
         contract::{BoundaryOptions, Card, KvMemory, Model, Scratch, SequenceRow, State},
         cost::Cost,
         document::{
-            Document, DocumentEncoder, DocumentLimits, Encoding, EncodingProgress, PoolingChoice, document_ref,
-            encoding_mut,
+            Document, DocumentEncoder, DocumentLimits, Encoding, EncodingProgress, LayerTime, PoolingChoice,
+            document_ref, encoding_mut,
         },
     },
     error::{Error, Result},
-    family::{cost, decoder::state::DecoderState},
+    family::{cost, decoder::state::DecoderState, parts::step::work_mut},
     nn::{kv_cache::KvCache, paged_vectors::PagedVectors, topk::PoolerKind},
 };
 use std::sync::Arc;
@@ -41,8 +41,9 @@ impl Model for Pyramidion {
         Scratch(Box::new(Work::default()))
     }
 
+    /// Decoder: embed → self-attention → cross-attention to the document's vectors → feed-forward.
     fn symbol_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
-        self.feed_symbols(rows, which, Work::from_scratch(scratch)?)
+        self.decoder.feed_symbols(rows, which, &mut work_mut::<Work>(scratch)?.decoder)
     }
 
     fn segment_step(&self, _: &mut [SequenceRow], _: &[usize], _: &mut Scratch) -> Result<()> {
@@ -50,7 +51,7 @@ impl Model for Pyramidion {
     }
 
     fn finish_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
-        self.finish(rows, which, Work::from_scratch(scratch)?)
+        self.decoder.finish(rows, which, &mut work_mut::<Work>(scratch)?.decoder)
     }
 
     fn bytes_for(&self, symbols: usize) -> usize {
@@ -156,7 +157,7 @@ impl DocumentEncoder for Pyramidion {
     }
 
     fn advance(&self, encoding: &mut dyn Encoding, blocks: usize, scratch: &mut Scratch) -> Result<usize> {
-        self.encode(encoding_mut(encoding)?, blocks, Work::from_scratch(scratch)?)
+        self.encode(encoding_mut(encoding)?, blocks, work_mut(scratch)?)
     }
 
     fn begin(&self, document: &dyn Document) -> Result<Box<dyn State>> {
@@ -197,8 +198,11 @@ impl Encoding for PyramidionEncoding {
 
     fn close(&mut self) -> Result<()> {
         if self.tokens.is_empty() {
-            let found = "no tokens".into();
-            return Err(Error::BadOption { field: "document", found, bound: "at least one".into() });
+            return Err(Error::BadOption {
+                field: "document",
+                found: "no tokens".into(),
+                bound: "at least one".into(),
+            });
         }
         if self.plan.masks_padding && self.tokens.iter().all(|&token| token == PAD) {
             let found = "nothing but padding".into();
@@ -231,5 +235,51 @@ impl Encoding for PyramidionEncoding {
         let memory = self.memory.as_ref().map_or(0, KvCache::bytes);
         let unpooled = self.unpooled.as_ref().map_or(0, |unpooled| unpooled.vectors.bytes());
         self.vectors.bytes() + unpooled + keys + memory + self.document.as_ref().map_or(0, |document| document.bytes())
+    }
+}
+
+/// An encoded document: keys and values for all layers of the decoder.
+pub(super) struct PyramidionDocument {
+    pub(super) tokens: usize,
+    /// Keys and values, one position for each vector.
+    pub(super) memory: KvCache,
+    pub(super) unpooled_bytes: usize,
+    pub(super) choices: Vec<PoolingChoice>,
+    pub(super) timings: Vec<LayerTime>,
+    pub(super) memory_ns: u64,
+}
+
+impl Document for PyramidionDocument {
+    fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    fn vectors(&self) -> usize {
+        self.memory.len()
+    }
+
+    fn bytes(&self) -> usize {
+        self.memory.bytes()
+    }
+
+    fn unpooled_bytes(&self) -> usize {
+        self.unpooled_bytes
+    }
+
+    fn own_bytes(&self) -> usize {
+        let choices: usize = self.choices.iter().map(|choice| size_of_val(&*choice.kept)).sum();
+        size_of::<Self>() + self.memory.own_bytes() + choices + size_of_val(&*self.timings)
+    }
+
+    fn choices(&self) -> &[PoolingChoice] {
+        &self.choices
+    }
+
+    fn timings(&self) -> &[LayerTime] {
+        &self.timings
+    }
+
+    fn memory_ns(&self) -> u64 {
+        self.memory_ns
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{
     config::PAD,
-    document::PyramidionDocument,
+    contract::PyramidionDocument,
     plan::{EncoderPlan, LayerGroup},
 };
 use crate::{

@@ -9,14 +9,13 @@
 //! equal, so a block of padding is computed once per model and other padding once per document.
 //!
 //! Start with [`model`]: the weights and the forward pass. [`config`], [`blueprint`] and `plan` describe an architecture,
-//! [`encoding`] is a document in progress and [`document`] a finished one, [`work`] a thread's buffers. `gather` moves vectors
-//! between these, `scorer` scores them, `load` builds the model, and `contract` implements
-//! [`Model`](crate::decode::contract::Model) and [`DocumentEncoder`](crate::decode::document::DocumentEncoder).
+//! [`encoding`] is a document in progress, [`work`] a thread's buffers. `gather` moves vectors between these, `scorer` scores
+//! them, `load` builds the model, and `contract` implements [`Model`](crate::decode::contract::Model),
+//! [`DocumentEncoder`](crate::decode::document::DocumentEncoder) and [`Document`](crate::decode::document::Document).
 
 pub mod blueprint;
 pub mod config;
 mod contract;
-pub mod document;
 pub mod encoding;
 mod gather;
 mod load;

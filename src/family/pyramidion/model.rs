@@ -11,7 +11,7 @@ use super::{
     work::{EncoderHookPoint, Work},
 };
 use crate::{
-    decode::{contract::SequenceRow, document::DocumentLimits},
+    decode::document::DocumentLimits,
     error::{Error, Result},
     family::decoder::model::Decoder,
     kernels::rowwise::LayerNorm,
@@ -70,16 +70,6 @@ impl Pyramidion {
             e.advance(started);
             ran += 1;
         }
-    }
-
-    /// Decoder, symbol step: embed → self-attention → cross-attention to the document's vectors → feed-forward.
-    pub(super) fn feed_symbols(&self, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
-        self.decoder.feed_symbols(rows, which, &mut work.decoder)
-    }
-
-    /// Decoder, finish step: logits of the next symbol.
-    pub(super) fn finish(&self, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
-        self.decoder.finish(rows, which, &mut work.decoder)
     }
 
     /// One page of vectors through a layer with attention within blocks of `block` vectors.

@@ -1,8 +1,6 @@
 //! Working memory of one thread, and hooks for the encoder's intermediate results.
 
 use crate::{
-    decode::contract::Scratch,
-    error::{Error, Result},
     family::decoder::work,
     nn::{Position, attention::encoder::EncoderWork},
 };
@@ -43,11 +41,6 @@ pub struct Work {
 }
 
 impl Work {
-    /// Returns this family's working memory behind the contract. Fails if another model created it.
-    pub fn from_scratch(scratch: &mut Scratch) -> Result<&mut Self> {
-        scratch.0.downcast_mut().ok_or_else(|| Error::Internal("another model's scratch".into()))
-    }
-
     pub(super) fn show(&mut self, point: EncoderHookPoint, first: usize, x: &[f32]) {
         if let Some(hook) = &mut self.hook {
             hook(point, first, x);

@@ -6,7 +6,12 @@ use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex},
 };
-use weir::{decode::contract::BoundaryOptions, family::decoder::work::Work, kernels, nn::attention::layer::HookPoint};
+use weir::{
+    decode::contract::BoundaryOptions,
+    family::{decoder::work::Work, parts::step::work_mut},
+    kernels,
+    nn::attention::layer::HookPoint,
+};
 
 #[test]
 fn every_layer_equals_the_golden_data() {
@@ -18,7 +23,7 @@ fn every_layer_equals_the_golden_data() {
             let seen: Arc<Mutex<BTreeMap<String, Vec<f32>>>> = Arc::default();
             let mut alone = Alone::new(&*model, BoundaryOptions::default());
             let record = seen.clone();
-            Work::from_scratch(&mut alone.scratch).unwrap().watch(Box::new(move |stage, layer, positions, numbers| {
+            work_mut::<Work>(&mut alone.scratch).unwrap().watch(Box::new(move |stage, layer, positions, numbers| {
                 let name = match stage {
                     HookPoint::Heads => "attn_concat",
                     HookPoint::Attention => "self_attn_out",

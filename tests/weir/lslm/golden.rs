@@ -12,8 +12,9 @@ use weir::{
         load::{Settings, load},
         lslm::{
             state::LslmState,
-            work::{Stage, Work},
+            work::{LslmStage, Work},
         },
+        parts::step::work_mut,
     },
     kernels::Isa,
 };
@@ -92,15 +93,15 @@ fn the_portable_kernels_agree_and_single_steps_equal_one_pass() {
 fn every_stage_between() {
     for case in Case::all() {
         let text = text(&case, "ids");
-        let seen: Arc<Mutex<Vec<(Stage, usize, Vec<f32>)>>> = Arc::default();
+        let seen: Arc<Mutex<Vec<(LslmStage, usize, Vec<f32>)>>> = Arc::default();
         let mut alone = Alone::new(&*case.model, BoundaryOptions::default());
         let record = seen.clone();
-        Work::from_scratch(&mut alone.scratch).unwrap().watcher = Some(Box::new(move |stage, position, numbers| {
+        work_mut::<Work>(&mut alone.scratch).unwrap().watcher = Some(Box::new(move |stage, position, numbers| {
             record.lock().unwrap().push((stage, position.index, numbers.to_vec()));
         }));
         // in chunks, so that some segments straddle two chunks
         text.chunks(41).for_each(|piece| drop(alone.feed(piece)));
-        let check = |stage: Stage, name: &str| {
+        let check = |stage: LslmStage, name: &str| {
             let mut got: Vec<_> = seen.lock().unwrap().iter().filter(|entry| entry.0 == stage).cloned().collect();
             got.sort_by_key(|entry| entry.1);
             let flat: Vec<f32> = got.iter().flat_map(|entry| entry.2.clone()).collect();
@@ -109,10 +110,10 @@ fn every_stage_between() {
             let off = difference(&flat, &case.golden.get(name)[width..]);
             assert!(off <= STAGES, "{} {name}: {off}", case.name);
         };
-        check(Stage::Token, "h");
-        check(Stage::Boundary, "boundary_logits");
-        check(Stage::Pooled, "s");
-        check(Stage::Context, "s_ctx");
+        check(LslmStage::Token, "h");
+        check(LslmStage::Boundary, "boundary_logits");
+        check(LslmStage::Pooled, "s");
+        check(LslmStage::Context, "s_ctx");
         let state: &LslmState = state_ref(&*alone.rows[0].state).unwrap();
         let start = state.token.output(0);
         assert!(difference(start, &case.golden.get("h")[..start.len()]) <= STAGES);

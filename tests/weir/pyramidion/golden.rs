@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, sync::Mutex};
 use weir::{
     family::{
         load::{Settings, load},
+        parts::step::work_mut,
         pyramidion::work::{EncoderHookPoint, Work},
     },
     kernels::Isa,
@@ -16,7 +17,7 @@ type Recorded = Arc<Mutex<BTreeMap<String, Vec<f32>>>>;
 fn watch(scratch: &mut Scratch) -> Recorded {
     let recorded = Recorded::default();
     let record = recorded.clone();
-    Work::from_scratch(scratch).unwrap().hook = Some(Box::new(move |seen, first, x| {
+    work_mut::<Work>(scratch).unwrap().hook = Some(Box::new(move |seen, first, x| {
         let mut all = record.lock().unwrap();
         let name = match seen {
             EncoderHookPoint::Embedded => "0".into(),
@@ -96,7 +97,7 @@ fn check(case: &Case) {
         let got = &recorded.lock().unwrap()["out"];
         let same = got.len().min(out.len());
         assert!(difference(&got[..same], &out[..same]) <= STATES || case.name == "vanilla_padded", "{}", case.name);
-        Work::from_scratch(&mut scratch).unwrap().hook = None;
+        work_mut::<Work>(&mut scratch).unwrap().hook = None;
         let previous = case.ids("prev_output_tokens", item);
         let logits = forced(&*model, &*document, &previous, &mut scratch);
         let off = difference(&logits, case.golden.row("decoder.logits", item));

@@ -1,6 +1,6 @@
-"""Beam search as fairseq does it (SPEC of the pooled summarizer, section 7), one document at a time.
+"""Runs fairseq's beam search (SPEC of the pooled summarizer, section 7) on one document at a time.
 
-For looking at what a model has learnt and for ROUGE; it reads the whole prefix for each token. The server is for the rest.
+The search computes the whole prefix again for each token. It serves for samples and for ROUGE; the server is fast.
 """
 
 import torch
@@ -10,8 +10,10 @@ from .families.pyramidion import EOS, PAD
 
 @torch.no_grad()
 def search(model, source, settings):
-    """[(tokens with the end mark, score)], best first, of a document (length). `settings`: beam, length_penalty, min_tokens,
-    max_tokens, the last two without the end mark, and no_repeat_ngram, if there is such a rule."""
+    """Returns the hypotheses of a document (length) as [(tokens with the end mark, score)], best first.
+
+    `settings` has beam, length_penalty, min_tokens and max_tokens (both without the end mark), and optionally no_repeat_ngram.
+    """
     beam, memory = settings["beam"], model.encoder(source.unsqueeze(0)).out
     prefixes, sums = torch.full((1, 1), EOS), torch.zeros(1)
     finished = []
@@ -30,15 +32,15 @@ def search(model, source, settings):
         best, index = total.topk(min(2 * beam, len(total)))
         rows, tokens = index // symbols, index % symbols
         ends = (tokens == EOS) & (best > float("-inf"))
-        for place in range(min(beam, len(ends))):
-            if ends[place] and len(finished) < beam:
-                ids = [*prefixes[rows[place], 1:].tolist(), EOS]
-                finished.append((ids, float(best[place]) / len(ids) ** settings["length_penalty"]))
+        for rank in range(min(beam, len(ends))):
+            if ends[rank] and len(finished) < beam:
+                ids = [*prefixes[rows[rank], 1:].tolist(), EOS]
+                finished.append((ids, float(best[rank]) / len(ids) ** settings["length_penalty"]))
         if len(finished) >= beam:
             break
-        go_on = (tokens != EOS).nonzero().flatten()[:beam]
-        prefixes = torch.cat([prefixes[rows[go_on]], tokens[go_on].unsqueeze(1)], dim=1)
-        sums = best[go_on]
+        open_rows = (tokens != EOS).nonzero().flatten()[:beam]
+        prefixes = torch.cat([prefixes[rows[open_rows]], tokens[open_rows].unsqueeze(1)], dim=1)
+        sums = best[open_rows]
     return sorted(finished, key=lambda pair: -pair[1])
 
 

@@ -1,9 +1,9 @@
 """Trains many runs within a time limit: `python -m training.campaign --data DIR --out RUNS --seconds N CONFIG[@SEED] …`.
 
-Runs are trained one after the other; each has a folder RUNS/NAME-seedS. A campaign skips complete runs and resumes a run that was
-begun. When the time is up, or the campaign is killed, the next call continues where it stopped. When the budget of a run is spent,
-the campaign exports it to RUNS/NAME-seedS/checkpoint and measures it.
-RUNS/NAME-seedS/result.json then holds the figures for the tables. `--status` only prints the progress of each run.
+A campaign trains runs one after the other; each has a folder RUNS/NAME-seedS. The campaign skips complete runs and resumes an
+incomplete run. After the time limit or a kill, the next call continues at the same point. When the budget of a run is spent, the
+campaign exports the run to RUNS/NAME-seedS/checkpoint, measures it, and writes the figures for the tables to
+RUNS/NAME-seedS/result.json. `--status` only prints the progress of each run.
 """
 
 import argparse
@@ -35,22 +35,22 @@ def name_of(path, config):
 
 
 def status(folder):
-    """Describes a run's progress without its data."""
+    """Returns a description of a run's progress; needs no corpus."""
     if (folder / "result.json").exists():
         return "complete"
     log = folder / "log.jsonl"
     lines = log.read_text(encoding="utf-8").splitlines(keepends=True) if log.exists() else []
-    whole = [line for line in lines if line.endswith("\n")]  # a kill may have cut the last one short
-    return f"begun: {json.loads(whole[-1])['characters'] / 1e6:.2f}M symbols" if whole else "not begun"
+    complete = [line for line in lines if line.endswith("\n")]  # a kill may have cut the last line short
+    return f"started: {json.loads(complete[-1])['characters'] / 1e6:.2f}M symbols" if complete else "not started"
 
 
 def short_of(config, folder):
-    """Returns an error message if a complete run was made with a smaller budget, otherwise None."""
+    """Returns an error message if the run is complete with a smaller budget, otherwise None."""
     budget = config["training"]["budget"].get("characters", 0)
     if not (folder / "result.json").exists():
         return None
     done = json.loads((folder / "result.json").read_text(encoding="utf-8"))["characters"]
-    return f"{folder} is complete with {done:,} symbols, not {budget:,.0f}: use another --out" if done < budget else None
+    return f"{folder}: the run is complete with {done:,} symbols, expected {budget:,.0f}; use another --out" if done < budget else None
 
 
 def conduct(run, config, folder, arguments, deadline):
@@ -67,8 +67,11 @@ def conduct(run, config, folder, arguments, deadline):
 
 
 def measured(folder, config, arguments, run):
-    """Measures a complete run. For language models: bits per character of the whole file, each window scored in its last quarter
-    (arXiv 2211.09761's proportion). For summarizers: the validation loss; `training.summarize` measures ROUGE."""
+    """Measures a complete run.
+
+    A language model gets bits per character of the whole file; each window is scored in its last quarter (arXiv 2211.09761's
+    proportion). A summarizer gets the validation loss; `training.summarize` measures ROUGE.
+    """
     model, model_config = checkpoint.load(folder / "checkpoint")
     model.to(device())
     if run.task.unit != "bpc":
@@ -84,11 +87,11 @@ def main(argv=None):
     parser.add_argument("runs", nargs="+", metavar="CONFIG[@SEED]")
     parser.add_argument("--data", required=True, help="folder of the corpora's files")
     parser.add_argument("--out", required=True, help="folder of the runs' folders")
-    parser.add_argument("--seconds", type=float, help="time limit; may stop in the middle of a run")
+    parser.add_argument("--seconds", type=float, help="time limit; the campaign may stop in the middle of a run")
     parser.add_argument("--budget", type=float, help="symbols read by each run, instead of the configurations'")
     parser.add_argument("--workers", type=int, default=1, help="threads that share a batch")
     parser.add_argument("--threads", type=int, help="PyTorch's own threads")
-    parser.add_argument("--split", choices=("valid", "test"), default="valid", help="what complete runs are measured on")
+    parser.add_argument("--split", choices=("valid", "test"), default="valid", help="split on which complete runs are measured")
     parser.add_argument("--characters", type=int, help="characters of the split to read, from its beginning; default: all")
     parser.add_argument("--status", action="store_true", help="print the progress of each run and exit")
     arguments = parser.parse_args(argv)

@@ -1,12 +1,12 @@
-"""Ship a complete run: `python -m training.card NAME --runs RUNS --data DATA` writes the folder `compared/NAME` beside `training`.
+"""Ships a complete run: `python -m training.card NAME --runs RUNS --data DATA` writes the folder `../compared/NAME`.
 
-`cards/NAME.json` says what is in no file of the run: which run it is, what the model is for, its limits. The folder gets the
-checkpoint with bf16 matrices, the learning curve, `card.json` with all figures, measured with the weights as exported, and the
-model card, `README.md`, which `--text` rewrites from `card.json` alone; `--again` measures the shipped weights again, without the
-run. The default model has its folder next to `training` and a card written by hand (no `run` in `cards/NAME.json`): the command
-writes only its `card.json`.
+`cards/NAME.json` has the facts that no file of the run has: the run's name, the purpose of the model, its limits. The command
+writes into the folder: the checkpoint with bf16 matrices, the learning curve, `card.json` with all figures of the exported weights,
+and the model card, `README.md`. `--text` rewrites only `README.md`, from `card.json`. `--again` measures the shipped weights again,
+without the run. The default model has its folder next to `training` and a hand-written card (its `cards/NAME.json` has no `run`).
+The command writes only its `card.json`.
 
-`card.json` also holds the answers that `tests/weir/wire/shipped_models.rs` expects from the server: for language models the bits per
+`card.json` also holds the results that `tests/weir/wire/shipped_models.rs` expects from the server: for language models the bits per
 character of a short text, for summarizers a summary.
 """
 
@@ -17,29 +17,29 @@ from pathlib import Path
 import torch
 
 from . import card_text, checkpoint, data, evaluation, generate
+from .command_line import one_line_errors
 from .export import export
-from .plainly import plainly
 
 ABOUT = Path(__file__).parent / "cards"
 MODELS = Path(__file__).parents[1]
-COMPARED = MODELS / "compared"  # not served unless named: each more would have to be named in every request
+COMPARED = MODELS / "compared"  # separate from the default model, which the server serves if no model is named
 REPOSITORY = MODELS.parent
 TEXT, DOCUMENT = "tests/golden/shipped/english.txt", "tests/golden/shipped/document.txt"
-ROWS = 1  # into which a text is cut where it is measured: figures of several are of another thing
+ROWS = 1  # rows into which a measured text is cut; figures for several rows are not comparable
 
 
-@plainly
+@one_line_errors
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     known = sorted(path.stem for path in ABOUT.glob("*.json"))
     parser.add_argument("name", choices=known, metavar="name", help="name of a file in training/cards and of the model's folder")
-    parser.add_argument("--runs", nargs="+", help="folders of campaigns; the run is looked for in them")
+    parser.add_argument("--runs", nargs="+", help="folders of campaigns that may contain the run")
     parser.add_argument("--data", help="folder of the corpora's files")
     parser.add_argument("--out", type=Path, help="folder that receives the model's folder, instead of the default")
     parser.add_argument("--characters", type=int, help="characters of each split to read, from its beginning; default: all")
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--again", action="store_true", help="measure the weights in the folder; the run's own facts stay")
-    parser.add_argument("--text", action="store_true", help="write README.md again, and nothing else")
+    parser.add_argument("--again", action="store_true", help="measure the weights in the folder again; keeps the facts about the run")
+    parser.add_argument("--text", action="store_true", help="only rewrite README.md")
     arguments = parser.parse_args(argv)
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
@@ -47,7 +47,7 @@ def main(argv=None):
     folder = (arguments.out or (COMPARED if "run" in about else MODELS)) / arguments.name
     if not arguments.text:
         if not arguments.data or ("run" in about and not arguments.runs and not arguments.again):
-            parser.error("--data and, for a run, --runs or --again are needed")
+            parser.error("--data is required; a run also requires --runs or --again")
         card = make(about, folder, arguments)
         text = json.dumps(card, indent=2, ensure_ascii=False) + "\n"
         (folder / "card.json").write_text(text, encoding="utf-8")
@@ -58,7 +58,7 @@ def main(argv=None):
 
 
 def make(about, folder, arguments):
-    """Returns all figures of a model; if it comes from a run, its folder is written first."""
+    """Returns all figures of a model. Exports the run into the model's folder first, if the model comes from a run."""
     card = {"name": folder.name, "shows": about["shows"]}
     if "run" in about:
         if arguments.again:
@@ -87,7 +87,7 @@ def find(name, folders):
     for folder in folders:
         if (Path(folder) / name / "result.json").exists():
             return Path(folder) / name
-    raise SystemExit(f"no complete run {name} in {' '.join(map(str, folders))}")
+    raise SystemExit(f"no complete run {name} in the folders {' '.join(map(str, folders))}")
 
 
 def trained(run, folder, texts):
@@ -105,8 +105,11 @@ def trained(run, folder, texts):
 
 
 def measured(model, config, texts, characters):
-    """Measures bits per character of windows no longer than trained, in one row, as `weir score --windowed` does. All of each
-    window is scored; families without a `measure` method also score the last quarter (arXiv 2211.09761's proportion)."""
+    """Measures bits per character in one row, in windows of the training length, as `weir score --windowed` does.
+
+    Each window is scored completely. Families without a `measure` method also get a figure for the last quarter of each window
+    (arXiv 2211.09761's proportion).
+    """
     total, rows = config["training_length"], []
     quarter = [] if hasattr(model, "measure") else [("test", total // 4)]
     for split, stride in [*quarter, ("test", total), ("valid", total)]:
@@ -121,20 +124,20 @@ def measured(model, config, texts, characters):
 
 
 def samples(model, config, prompt, characters=200):
-    """Writes unpicked samples. Latent segment models do not end them: their end mark stands where training cut its chunks."""
+    """Returns unselected samples. The end mark of latent segment models is disabled: in training it ends each chunk."""
     write = lambda choose: generate.continuation(model, config, prompt, characters, choose, ignore_eos=True)  # noqa: E731
     drawn = write(generate.sampler(0.8, 1))
     return {"prompt": prompt, "greedy": write(generate.greedy), "drawn": drawn, "temperature": 0.8, "seed": 1}
 
 
 def summaries(model, config, folder, texts):
-    """Measures ROUGE on the test pairs; adds the first pair of each source with its summary, and a summary for the server."""
+    """Measures ROUGE on the test pairs. Adds the first pair of each source with its summary, and the summary that the server must return."""
     from tokenizers import Tokenizer
 
     from . import summarize
 
     rouge, lines, settings = summarize.evaluate(folder, texts, "test")
-    shown = {line["source"]: line for line in reversed(lines)}  # each source's first
+    shown = {line["source"]: line for line in reversed(lines)}  # the first pair of each source
     tokens = Tokenizer.from_file(str(folder / "tokenizer.json"))
     ids = summarize.written(model, config, tokens, (REPOSITORY / DOCUMENT).read_text(encoding="utf-8"), settings)
     served = [{"document": DOCUMENT, "ids": ids, "text": tokens.decode(ids, skip_special_tokens=True)}]

@@ -1,18 +1,18 @@
-"""Writes the model card as Markdown, from `card.json` and the texts in `cards/`."""
+"""Renders the model card as Markdown from `card.json` and the texts in `cards/`."""
 
 LICENCE = (
-    "The weights are published under CC BY-SA 4.0, because part of the training text (Wikipedia) is: name weir and Wikipedia's "
-    "authors."
+    "The weights are published under CC BY-SA 4.0, because part of the training text (Wikipedia) has this licence. Name weir and "
+    "Wikipedia's authors."
 )
-TEACHING = {
+TRAINED_BY = {
     "unigram": "a subword tokenizer of {vocabulary} pieces",
-    "entropy": "spikes of the model's own uncertainty within {window} characters",
-    "gumbel": "relaxed samples at temperature {temperature}, with a prior of {prior} boundaries a character",
+    "entropy": "spikes of the model's own entropy within {window} characters",
+    "gumbel": "relaxed samples at temperature {temperature}, with a prior of {prior} boundaries per character",
 }
 
 
 def markdown(about, card, config, folder):
-    """Returns the model card; `folder` holds the tables of sources."""
+    """Returns the model card. `folder` holds the tables of sources."""
     corpus = card["run"]["recipe"]["corpus"]
     parts = [f"# {card['name']}", about["description"], shape(card, config)]
     parts += rouge(card) if "rouge" in card else bits(card)
@@ -30,7 +30,7 @@ def table(head, rows):
 
 
 def shape(card, config):
-    table_too = " with the frequency table" if config["family"] == "hourglass" else ""  # which weir does not count
+    table_too = " with the frequency table" if config["family"] == "hourglass" else ""  # weir does not count this table
     rows = [*SHAPES[config["family"]](config["architecture"]), ("parameters", f"{card['parameters']:,}{table_too}")]
     rows.append(("`model.safetensors`", f"{card['bytes']:,} bytes; matrices bf16, vectors f32"))
     if "tokenizer" in config["vocabulary"]:
@@ -44,7 +44,7 @@ def shape(card, config):
 
 def hourglass(a):
     layers = " + ".join(str(a["layers"][part]) for part in ("pre", "middle", "post") if part in a["layers"])
-    decided = {"whitespace": "after spaces", "learned": "by a small network, at its threshold of 0.5", "fixed": "at a fixed rate"}
+    decided = {"whitespace": "after spaces", "learned": "by a small network with a threshold of 0.5", "fixed": "at a fixed rate"}
     kind = a["boundaries"]["kind"]
     where = "none: every character is a segment" if kind == "none" else decided.get(kind, kind)
     yield "layers", f"{layers}, {widths(a)}"
@@ -70,7 +70,7 @@ def lslm(a):
 
 def pyramidion(a):
     kept = a["pooling"].get("lengths", {})
-    steps = ", ".join(f"{count} behind layer {int(layer) + 1}" for layer, count in sorted(kept.items()))
+    steps = ", ".join(f"{count} after layer {int(layer) + 1}" for layer, count in sorted(kept.items()))
     layers = f"{a['encoder_layers']} + {a['decoder_layers']}"
     yield "layers", f"{layers}, width {a['dim']}, {a['heads']} heads, feed-forward {a['feed_forward']}"
     yield "document", f"{a['source_length']} tokens in blocks of {a['block']}"
@@ -94,20 +94,20 @@ def bits(card):
         window = f"{row['stride']} of windows of {row['total']}"
         rows.append((row["split"], f"{row['characters_of_split']:,} ({row['scored']:,} scored)", window, f"**{row['bpc']:.3f}**"))
     first = card["bpc"][0]
-    text = "Measured with the weights as they are here, in f32. Each window is a fresh forward pass, no longer than those trained on."
+    text = "Measured with the weights in this folder, in f32. Each window is a fresh forward pass, no longer than the training windows."
     if "bpc_paper" in first:
         text += (
-            f" With the marks of segments, which cost {first['bpc_joint'] - first['bpc_paper']:.3f} of it; the text alone, as "
-            f"the paper counts, {first['bpc_paper']:.3f}. `weir score --windowed {first['total']},{first['stride']}` gives each chunk the "
-            f"symbol before it and counts neither marks nor ends: {first['as_scored']:.3f}."
+            f" The figures include the marks of segments, which cost {first['bpc_joint'] - first['bpc_paper']:.3f} bits. The paper counts "
+            f"only the text: {first['bpc_paper']:.3f}. `weir score --windowed {first['total']},{first['stride']}` gives each chunk the symbol "
+            f"before it and counts neither marks nor ends: {first['as_scored']:.3f}."
         )
     else:
-        text += " `weir score --windowed L,S` gives the same figure for the same text: L is the window, S the characters scored in each."
+        text += " `weir score --windowed L,S` gives the same figure for the same text: L is the window, S the scored characters of each window."
     if not first["boundary_rate"]:
-        text += " On the test text no segment ended."
+        text += " No segment ended on the test text."
     elif first["boundary_rate"] < 1:
-        text += f" Shortening factor on the test text: {1 / first['boundary_rate']:.2f} characters a segment."
-    text += " The test file was read for the weights of complete runs only."
+        text += f" Shortening factor on the test text: {1 / first['boundary_rate']:.2f} characters per segment."
+    text += " Only the weights of complete runs were measured on the test file."
     head = ("split", "characters, from its beginning", "scored per window", "BPC")
     return ["## Bits per character", table(head, rows), text]
 
@@ -115,49 +115,49 @@ def bits(card):
 def rouge(card):
     rows, new = [], []
     for source, row in card["rouge"].items():
-        numbers = lambda of: [f"{of['model'][kind]:.1f} · {of['lead'][kind]:.1f}" for kind in ("rouge1", "rouge2", "rougeL")]  # noqa: E731
+        numbers = lambda figures: [f"{figures['model'][kind]:.1f} · {figures['lead'][kind]:.1f}" for kind in ("rouge1", "rouge2", "rougeL")]  # noqa: E731
         rows.append((f"`{source}`", row["pairs"], *numbers(row), row["lead_words"]))
         if row["new"]:
             new.append((f"`{source}`", row["new"]["pairs"], *numbers(row["new"])))
     head = ("source", "test pairs", "ROUGE-1: model · lead", "ROUGE-2", "ROUGE-L", "words of the lead")
     settings = card["generation"]
     ngram = settings.get("no_repeat_ngram", 0)
-    ruled = f", no {ngram} tokens in a row twice" if ngram else ""
+    ruled = f", no repeated sequence of {ngram} tokens" if ngram else ""
     text = (
-        "F × 100 by `rouge_score` with its stemmer. The lead is the document's first words, as many as the median summary of the "
-        f"source's training pairs has. Beam of {settings['beam']}, at most {settings['max_tokens']} tokens{ruled}; weights as they are "
-        "here, in f32. The test pairs were read for the weights of complete runs only; the limits below name what was set after that. "
+        "F × 100, computed by `rouge_score` with its stemmer. The lead is the document's first words, as many as the median summary of "
+        f"the source's training pairs has. Beam of {settings['beam']}, at most {settings['max_tokens']} tokens{ruled}; weights of this "
+        "folder, in f32. Only the weights of complete runs were measured on the test pairs; the limits below name later changes. "
         "`weir summarize --cut --table` counts without a stemmer and gives slightly different figures."
     )
-    return ["## ROUGE", table(head, rows), text, met(card["rouge"]), table(head[:-1], new)]
+    return ["## ROUGE", table(head, rows), text, overlap(card["rouge"]), table(head[:-1], new)]
 
 
-def met(rouge):
+def overlap(rouge):
     """Describes the overlap of the test pairs with the training text."""
     left = ", ".join(f"{row['left_out']} of `{source}`" for source, row in rouge.items() if row["left_out"])
-    out = f"Pairs whose document is a training document, word for word, are left out: {left}. " if left else ""
+    omitted = f"The table omits pairs whose document is exactly a training document: {left}. " if left else ""
     return (
-        f"{out}Of others training has met much of the text, with another summary: of most Wikipedia leads their rest or their whole, the "
-        "sentence to be written in it. Of the pairs of which less than a quarter of the document's runs of twelve words stands in a "
-        "training document:"
+        f"{omitted}Other documents share much of their text with a training document that has another summary. For most Wikipedia leads, a "
+        "training pair has the rest of the lead or the whole lead, including the sentence to generate. The next table has only pairs with "
+        "mostly new text: less than a quarter of the document's runs of twelve words occur in a training document."
     )
 
 
 def curve(recipe):
     if "valid_pairs" in recipe:
-        return f"The curve's validation points are a sample of {recipe['valid_pairs']} pairs, by bits a token."
+        return f"The curve's validation points are measured on a sample of {recipe['valid_pairs']} pairs, in bits per token."
     sample = f"{recipe['valid_characters']:,} characters"
-    return f"The curve's validation points are a sample of {sample}, scored in windows of the training length."
+    return f"The curve's validation points are measured on a sample of {sample}, in windows of the training length."
 
 
 def text_read(card):
     run = card["run"]
     if "drawn" in run:
-        times = f"{run['drawn']:,} were drawn, each {run['drawn'] / run['of']:.1f} times on average"
-        return f"Of {run['of']:,} pairs {times}; {run['characters']:,} tokens were read."
+        times = f"Each pair was drawn {run['drawn'] / run['of']:.1f} times on average"
+        return f"Training drew {run['drawn']:,} times from {run['of']:,} pairs. {times}. The run read {run['characters']:,} tokens."
     share = run["characters"] / run["of"]
-    times = "each once" if share <= 1 else f"{share:.1f} times over"
-    return f"Text: {run['of'] / 1e6:.1f}M characters of English, of which {run['characters']:,} ({share:.0%}) were read, {times}."
+    times = "each once" if share <= 1 else f"each {share:.1f} times on average"
+    return f"Text: {run['of'] / 1e6:.1f}M characters of English. The run read {run['characters']:,} ({share:.0%}), {times}."
 
 
 def recipe(card):
@@ -168,26 +168,26 @@ def recipe(card):
     muon = f"Muon ({r['muon']['lr']}) for the matrices, " if "muon" in r else ""
     parts.append(f"{muon}AdamW ({r['adamw']['lr']}) for {'the rest' if muon else 'all weights'}")
     parts.append("bf16 matrix products with f32 weights" if r["precision"] == "bf16" else "f32")
-    parts.append(f"learning rate up over {r['warmup_steps']} updates" + decay(r))
+    parts.append(f"learning rate warm-up over {r['warmup_steps']} updates" + decay(r))
     parts.append(f"gradient clipped at {r['clip']}")
     parts.append(f"dropout {r['dropout']}" if r.get("dropout") else "no dropout")
     if "boundaries" in r:
-        parts.append("boundaries taught by " + TEACHING[r["boundaries"]["method"]].format(**r["boundaries"]))
+        parts.append("boundaries trained with " + TRAINED_BY[r["boundaries"]["method"]].format(**r["boundaries"]))
     if "elbo" in r:
         first = r["elbo"].get("after")
-        drawn = f", for the first {first} updates boundaries drawn by it, the predictor's last layer zero" if first else ""
-        turns = f"{r['interleave']} updates of the model for one of the predictor ({r['posterior_lr']})"
+        drawn = f" (it draws the boundaries of the first {first} updates, and the predictor's last layer starts at zero)" if first else ""
+        turns = f"{r['interleave']} updates of the model for each update of the predictor ({r['posterior_lr']})"
         held = {"each": "each boundary's", "rate": "the mean probability's"}[r["elbo"]["divergence"]]
-        cost = ", the predictor given a boundary's immediate cost" if r["elbo"]["costs"] else ""
+        cost = ", gradients of a boundary's immediate cost for the predictor" if r["elbo"]["costs"] else ""
         parts.append(f"{held} prior {r['elbo']['prior']}{drawn}, β {r['elbo']['beta']}{cost}, {turns}")
     if "best_step" in run:
-        parts.append(f"the weights are those of update {run['best_step']:,}, of the least validation loss")
+        parts.append(f"weights of update {run['best_step']:,}, which has the lowest validation loss")
     if run["restored"]:
-        parts.append(f"times that the loss more than doubled and the best weights were taken up again: {run['restored']}")
+        parts.append(f"restorations of the best weights after the loss more than doubled: {run['restored']}")
     budget = int(r["budget"]["characters"])
-    shared = f" --workers {run['workers']}" if run.get("workers", 1) > 1 else ""  # each has noise of its own
+    shared = f" --workers {run['workers']}" if run.get("workers", 1) > 1 else ""  # each worker has its own noise
     again = f"`python -m training.campaign --data DATA --out RUNS --budget {budget}{shared} training/configs/{name}.json@{seed}`"
-    return f"Recipe: `training/configs/{name}.json`: {'; '.join(parts)}. Trained again by {again}, run in `models/`."
+    return f"Recipe: `training/configs/{name}.json`: {'; '.join(parts)}. To train it again, run {again} in `models/`."
 
 
 def decay(r):
@@ -197,18 +197,18 @@ def decay(r):
 
 def written(card):
     if "rouge" in card:
-        yield "The first test pair of each source, as it came:"
+        yield "The first test pair of each source, unselected:"
         for line in card["samples"]:
             yield f"`{line['source']}`: {quoted(line['document'][:300])} …"
-            yield f"> reference: {quoted(line['summary'][:300])}\n>\n> written: {quoted(line['written'])}"
+            yield f"> reference: {quoted(line['summary'][:300])}\n>\n> generated: {quoted(line['written'])}"
     elif "samples" in card:
         s = card["samples"]
-        yield f"After the prompt `{s['prompt']}`, most likely character each time:"
+        yield f"After the prompt `{s['prompt']}`, with the most likely character at each step:"
         yield f"> {s['greedy']}"
         yield f"At temperature {s['temperature']} (seed {s['seed']}):"
         yield f"> {s['drawn']}"
         if card["family"] == "lslm":
-            yield "The mark that ends a text is not chosen here (`ignore_eos`): in training it stood wherever a chunk was cut."
+            yield "These samples exclude the mark that ends a text (`ignore_eos`): in training it ended every chunk."
 
 
 def quoted(text):

@@ -20,7 +20,7 @@ def load(folder):
     """Returns the model in evaluation mode and its configuration."""
     folder = Path(folder)
     if not (folder / "config.json").exists():
-        raise FileNotFoundError(f"{folder} holds no checkpoint: it has no config.json")
+        raise FileNotFoundError(f"{folder}: not a checkpoint, config.json is missing")
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     model = build(config)
     model.load_state_dict(safetensors_file.read(folder / "model.safetensors"))

@@ -1,10 +1,10 @@
-"""Make the Chinese corpus: the Complete Tang Poems (全唐詩, of 1705, and later finds), a poem a line, in traditional characters.
+"""Builds the Chinese corpus: the Complete Tang Poems (全唐詩, of 1705, and later finds), one poem a line, in traditional characters.
 
-Classical verse, of authors who died a thousand years ago: all of it is in the public domain. A poem with anything but Chinese
-characters and the signs below is left out, since that is what editors wrote: gaps, variants, notes. So is one whose characters
-were there before, under another poet's name. The last poems of each of the package's files, a thousand poems each, are for
-validation and test; of the rest those that share a whole sentence with them are left out, others are cut into blocks, which are
-shuffled, so that any part of the text is a mixture.
+The poems are classical verse whose authors died a thousand years ago, so all of them are in the public domain. The corpus omits a poem
+with anything but Chinese characters and the signs below, because editors added it: gaps, variants, notes. It also omits repeated poems
+that the source attributes to several poets. Each file of the package has a thousand poems; the last of them are for validation and
+test. The training text omits poems that share a whole sentence with those. It is cut into blocks, which are shuffled, so that any part
+of the text is a mixture.
 """
 
 import random
@@ -17,9 +17,9 @@ from . import packages, sources
 PACKAGE = ("chinese-poetry", "npm", "2.0.1")
 SIGNS = "，。？！；：、「」『』"
 CLEAN = re.compile(f"[\u3400-\u9fff\U00020000-\U0003ffff{SIGNS}]+")
-SENTENCE = 10  # characters, at least, of a sentence that is not shared by chance
-HELD = 30  # poems of each file for validation, and as many for test
-BLOCK = 16384  # characters, at least
+SENTENCE = 10  # minimum characters of a sentence that two poems do not share by chance
+HELD = 30  # poems of each file for validation, and the same number for test
+BLOCK = 16384  # minimum characters of a block
 
 
 def build(fetched, out):
@@ -35,7 +35,7 @@ def build(fetched, out):
 
 
 def shared_out(files):
-    """Splits lists of poems into {split: poems}."""
+    """Splits the poems of all files into {split: poems}."""
     splits, seen = {"train": [], "valid": [], "test": []}, set()
     for poems in files:
         kept = []
@@ -57,7 +57,7 @@ def sentences(poem):
 
 
 def shuffled(poems):
-    """Returns blocks of neighbours, always in the same order."""
+    """Returns blocks of adjacent poems in a fixed random order."""
     blocks, size = [], BLOCK
     for poem in poems:
         if size >= BLOCK:

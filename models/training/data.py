@@ -1,10 +1,10 @@
-"""Text to training windows.
+"""Cuts text into training windows.
 
-A corpus is a folder with `NAME.train.txt` (or `.txt.xz`), `NAME.valid.txt` and `NAME.test.txt`, made of the vocabulary's
-symbols alone. The training text is cut into spans, drawn in an order that depends on the seed and the epoch only. So the
-number of spans consumed is all that a resumed run needs to know. With windows no longer than a span an epoch visits every
-span once. A longer window starts at the span drawn and takes its neighbours along; those are not struck from the order, only
-counted, so that an epoch reads as many characters as ever, but some spans more than once and others not.
+A corpus is a folder with `NAME.train.txt` (or `.txt.xz`), `NAME.valid.txt` and `NAME.test.txt`, which contain only symbols of the
+vocabulary. The training text is cut into spans, drawn in an order that depends only on the seed and the epoch. So a resumed run needs
+only the number of consumed spans. If windows are no longer than a span, an epoch visits every span once. A longer window starts at the
+drawn span and includes the following spans. These count as consumed but stay in the order. So an epoch always reads the same number of
+characters, but some spans more than once and others never.
 """
 
 import lzma
@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy
 import torch
 
-SPAN = 512  # characters; windows shorter than a span share one, longer ones take several neighbours
+SPAN = 512  # characters; shorter windows share a span, and longer windows include several adjacent spans
 
 
 def read_text(folder, corpus, split):
@@ -21,15 +21,15 @@ def read_text(folder, corpus, split):
     if path.exists():
         return path.read_text(encoding="utf-8")
     if not path.with_name(path.name + ".xz").exists():
-        raise FileNotFoundError(f"no {path}, and none with .xz: python -m training.corpus makes the corpus")
+        raise FileNotFoundError(f"neither {path} nor {path}.xz exists: create the corpus with python -m training.corpus")
     with lzma.open(path.with_name(path.name + ".xz"), "rt", encoding="utf-8") as file:
         return file.read()
 
 
 def encode(text, vocabulary):
-    """Returns ids of a text's symbols, as uint16; `vocabulary` is a checkpoint's: single characters, or bytes.
+    """Returns the ids of a text's symbols as uint16. `vocabulary` is a checkpoint's: single characters, or bytes.
 
-    An unknown character is an error, since the server would refuse it too, unless the vocabulary has a mark for it.
+    Raises ValueError for an unknown character if the vocabulary has no mark for it; the server rejects it, too.
     """
     specials = vocabulary.get("specials", {})
     if vocabulary.get("bytes"):
@@ -46,21 +46,21 @@ def encode(text, vocabulary):
 
 
 def decode(ids, vocabulary):
-    """Decodes symbols, none of them a mark; incomplete UTF-8 becomes U+FFFD, as in the server."""
+    """Returns the text of ids that contain no mark. Incomplete UTF-8 becomes U+FFFD, as in the server."""
     if vocabulary.get("bytes"):
         return bytes(index - vocabulary.get("first_byte", 0) for index in ids).decode("utf-8", "replace")
     return "".join(vocabulary["symbols"][index] for index in ids)
 
 
 def size(vocabulary):
-    """Returns the size of a vocabulary, a model's own marks included."""
+    """Returns the size of a vocabulary, marks included."""
     if vocabulary.get("bytes"):
         return 256 + len(vocabulary.get("specials", {}))
     return len(vocabulary["symbols"])
 
 
 class Order:
-    """Yields the whole numbers below `count`, each once an epoch, in an order that depends on seed and epoch only."""
+    """Returns each index below `count` once an epoch, in an order that depends only on seed and epoch."""
 
     def __init__(self, count, seed, consumed=0):
         self.count, self.seed, self.consumed = count, seed, consumed
@@ -75,8 +75,10 @@ class Order:
 
 
 class Windows:
-    """Batches of (inputs, targets), both (batch, length) int64, from training ids; with `labels`, one a character, also of the
-    inputs' labels."""
+    """Cuts training ids into batches of (inputs, targets), both (batch, length) int64.
+
+    If `labels` has one label per character, batches also contain the labels of the inputs.
+    """
 
     def __init__(self, ids, seed, labels=None):
         self.ids, self.labels = ids, labels
@@ -84,7 +86,7 @@ class Windows:
         self.order = Order(self.spans, seed)
 
     def batch(self, characters, length):
-        """Returns the next windows of `length`, about `characters` in all."""
+        """Returns the next windows of `length` characters, about `characters` in total."""
         neighbours = max(1, length // SPAN)
         if (length % SPAN and SPAN % length) or length > self.spans * SPAN:
             raise ValueError(f"windows of {length} do not fit spans of {SPAN}")
@@ -92,7 +94,7 @@ class Windows:
         for _ in range(max(1, characters // (SPAN * neighbours))):
             start = min(self.order.next() * SPAN, (self.spans - neighbours) * SPAN)
             starts.extend(range(start, start + neighbours * SPAN, length))
-            self.order.consumed += neighbours - 1  # count characters, so that an epoch stays an epoch
+            self.order.consumed += neighbours - 1  # so that an epoch reads each character once on average
         picks = numpy.asarray(starts)[:, None] + numpy.arange(length + 1)
         windows = torch.from_numpy(self.ids[picks].astype(numpy.int64))  # (batch, length + 1)
         result = (windows[:, :-1].contiguous(), windows[:, 1:].contiguous())

@@ -1,9 +1,9 @@
-"""Bits per character over a text, by fresh windows (arXiv 2211.09761's evaluation).
+"""Measures bits per character of a text in fresh windows (arXiv 2211.09761's evaluation).
 
-The text is cut into rows; with one, it is scored as the server's Score does with windows. For each stretch of `stride` targets a
-window is run that starts up to `total - stride` characters before it; only the stretch is scored. With total = stride no
-character is read twice, and the first ones of each window have hardly any context: that measures low. Fixed boundaries count from
-the start of the row, as they do in the reference. A model should not be measured beyond the length it was trained on.
+The text is cut into rows. With one row, the result equals the server's Score with windows. For each stretch of `stride` targets, the
+model runs a window that starts up to `total - stride` characters before the stretch, and only the stretch is scored. With
+total = stride no character is read twice, but the first characters of each window have hardly any context, which makes the result
+worse. Fixed boundaries count from the start of the row, as in the reference. Do not measure a model beyond its training length.
 """
 
 import math
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 
 def measure(model, ids, stride, total, rows=32, progress=None):
-    """Measures by windows, or with the `measure` method of the model's family."""
+    """Measures a model with the `measure` method of its family if it has one, otherwise in windows."""
     if hasattr(model, "measure"):
         return model.measure(ids, total, progress)
     return bits_per_character(model, ids, stride, total, rows, progress)
@@ -47,8 +47,10 @@ def bits_per_character(model, ids, stride, total, rows=32, progress=None):
 
 @torch.no_grad()
 def as_served(model, ids, stride, total):
-    """Returns bits per character as the server's Score computes them with windows: one row, the first symbol not scored. Marks
-    that a model writes are not counted."""
+    """Returns bits per character as the server's Score with windows computes them.
+
+    The text is one row, its first symbol is not scored, and marks of the model are not counted.
+    """
     if not hasattr(model, "text_nats"):
         return bits_per_character(model, ids, stride, total, rows=1)["bpc"]
     text, nats, last = torch.from_numpy(ids.astype("int64")), 0.0, len(ids) - 1

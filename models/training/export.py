@@ -1,8 +1,8 @@
-"""Export a run as a weir checkpoint: `python -m training.export --run RUN --out FOLDER`.
+"""Exports a run as a weir checkpoint: `python -m training.export --run RUN --out FOLDER`.
 
-Writes `config.json`, `model.safetensors`, `learning-curve.svg` and, for subwords, `tokenizer.json`. Weights are the last ones, or,
-where the recipe keeps the best, those of the least validation loss. The model card is written by hand, since what a model is for
-and what it cannot do is not in the weights. Prints what a card needs: size, parameters, sha256, progress.
+Writes `config.json`, `model.safetensors`, `learning-curve.svg` and, for subwords, `tokenizer.json`. The weights are the last ones or,
+if the recipe has `keep_best`, the weights with the lowest validation loss. Prints the facts that a model card needs: size,
+parameters, sha256, progress. The card itself needs a hand-written purpose and limits.
 """
 
 import argparse
@@ -13,13 +13,13 @@ from pathlib import Path
 import torch
 
 from . import checkpoint
-from .plainly import plainly
+from .command_line import one_line_errors
 
 
 def export(run, out, matrices="f32"):
     run, out = Path(run), Path(out)
     if not (run / "state.pt").exists():
-        raise FileNotFoundError(f"{run} holds no run: it has no state.pt")
+        raise FileNotFoundError(f"{run}: not a run folder, state.pt is missing")
     state = torch.load(run / "state.pt", map_location="cpu")
     if state["config"]["training"].get("keep_best"):
         best = torch.load(run / "best.pt", map_location="cpu")
@@ -37,16 +37,16 @@ def export(run, out, matrices="f32"):
     }
 
 
-@plainly
+@one_line_errors
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--run", required=True, help="run folder of training.train")
     parser.add_argument("--out", required=True, help="folder of the checkpoint")
-    parser.add_argument("--replace", action="store_true", help="the checkpoint that is there, if any")
+    parser.add_argument("--replace", action="store_true", help="replace an existing checkpoint")
     parser.add_argument("--matrices", choices=("f32", "bf16"), default="f32", help="number format; vectors stay f32")
     arguments = parser.parse_args()
     if (Path(arguments.out) / "model.safetensors").exists() and not arguments.replace:
-        parser.error(f"{arguments.out} holds a checkpoint already; --replace writes over it")
+        parser.error(f"{arguments.out} already holds a checkpoint; --replace overwrites it")
     print(json.dumps(export(arguments.run, arguments.out, arguments.matrices), indent=2))
 
 

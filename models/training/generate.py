@@ -1,6 +1,6 @@
-"""Continue a text with a checkpoint: `python -m training.generate --model FOLDER --prompt TEXT`.
+"""Continues a text with a checkpoint: `python -m training.generate --model FOLDER --prompt TEXT`.
 
-For a look at what a model has learnt; it computes everything again for each character. The server is for everything else.
+The command serves for samples: it computes the whole prefix again for each character. The server is fast.
 """
 
 import argparse
@@ -8,12 +8,12 @@ import argparse
 import torch
 
 from . import checkpoint, data, segments
-from .plainly import plainly
+from .command_line import one_line_errors
 
 
 @torch.no_grad()
 def continuation(model, config, prompt, count, choose, ignore_eos=False):
-    """Returns the prompt and `count` symbols, or fewer where the model ends its text. `choose` picks an id by logits."""
+    """Returns the prompt and `count` symbols, or fewer if the model ends its text. `choose` picks an id from logits."""
     vocabulary, limit = config["vocabulary"], config["training_length"]
     ids = data.encode(prompt, vocabulary).tolist()
     if config["family"] == "lslm":
@@ -38,19 +38,19 @@ def sampler(temperature, seed):
     return lambda logits: int(torch.multinomial(torch.softmax(logits / temperature, 0), 1, generator=generator))
 
 
-@plainly
+@one_line_errors
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", required=True)
     parser.add_argument("--prompt", required=True)
-    parser.add_argument("--characters", type=int, default=200, help="or bytes, where the model's symbols are bytes")
+    parser.add_argument("--characters", type=int, default=200, help="number of characters, or of bytes for models over bytes")
     parser.add_argument("--temperature", type=float, default=0.8)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--ignore-eos", action="store_true", help="go on where a latent segment model would end its text")
+    parser.add_argument("--ignore-eos", action="store_true", help="continue after the end mark of a latent segment model")
     arguments = parser.parse_args()
     model, config = checkpoint.load(arguments.model)
     if config["family"] == "pyramidion":
-        parser.error("this continues texts; summaries are training.summarize's")
+        parser.error("this command continues texts; use training.summarize for summaries")
     choose = sampler(arguments.temperature, arguments.seed)
     print(continuation(model, config, arguments.prompt, arguments.characters, choose, arguments.ignore_eos))
 

@@ -1,17 +1,17 @@
-"""Muon: momentum whose matrices are made orthogonal before they are applied (Jordan et al., 2024).
+"""The Muon optimiser: orthogonalises the momentum of each matrix before the update (Jordan et al., 2024).
 
-An update then moves all directions of a weight alike, where plain gradients of a matrix are dominated by a few. It is for
-weights between hidden vectors; everything else goes to AdamW.
+An update then changes all directions of a weight equally; a few directions dominate plain gradients. Muon is for weights between
+hidden vectors. AdamW trains all other weights.
 """
 
 import torch
 
-# Iterating x ← a·x + (b·xxᵀ + c·(xxᵀ)²)·x with these drives all singular values from (0, 1] into about [0.7, 1.2].
+# Coefficients (a, b, c). Iterating x ← a·x + (b·xxᵀ + c·(xxᵀ)²)·x moves all singular values from (0, 1] into about [0.7, 1.2].
 QUINTIC = (3.4445, -4.7750, 2.0315)
 
 
 def orthogonalise(batch, steps, dtype=torch.float32):
-    """Replace the singular values of each matrix in (count, rows, columns), rows ≤ columns, by about one."""
+    """Sets the singular values of each matrix in (count, rows, columns), rows ≤ columns, to about one."""
     a, b, c = QUINTIC
     batch = (batch / (batch.norm(dim=(1, 2), keepdim=True) + 1e-7)).to(dtype)
     for _ in range(steps):
@@ -22,11 +22,15 @@ def orthogonalise(batch, steps, dtype=torch.float32):
 
 
 class Muon(torch.optim.Optimizer):
-    """Nesterov momentum, orthogonalised, with decoupled weight decay. Query, key and value of a fused weight are
-    orthogonalised apart: a matrix whose rows are three times its columns is taken as three."""
+    """Applies orthogonalised Nesterov momentum with decoupled weight decay.
+
+    Query, key and value of a fused weight are orthogonalised separately: a matrix with three times as many rows as columns counts
+    as three matrices.
+    """
 
     def __init__(self, matrices, lr, momentum=0.95, weight_decay=0.0, steps=5, dtype=torch.float32, workers=None):
-        self.dtype, self.workers = dtype, workers  # the iteration corrects itself, so bfloat16 does
+        self.dtype = dtype  # bfloat16 suffices, because the iteration corrects its errors
+        self.workers = workers
         super().__init__(matrices, dict(lr=lr, momentum=momentum, weight_decay=weight_decay, steps=steps))
 
     @torch.no_grad()
@@ -47,7 +51,7 @@ class Muon(torch.optim.Optimizer):
             self._apply([pair for targets in by_shape.values() for pair in self._share(targets)], group)
 
     def _share(self, targets):
-        """Equal shapes, stacked, in a part for each worker: [(targets, (count, rows, columns))]."""
+        """Stacks updates of equal shape into one part per worker; returns [(targets, (count, rows, columns))]."""
         size = -(-len(targets) // (self.workers.count if self.workers else 1))
         parts = [targets[start : start + size] for start in range(0, len(targets), size)]
         return [([target for target, _ in part], torch.stack([update for _, update in part])) for part in parts]
@@ -62,7 +66,7 @@ class Muon(torch.optim.Optimizer):
         directions = self.workers.map(direction, parts) if self.workers else map(direction, parts)
         for (targets, _), changes in zip(parts, directions):
             rows, columns = changes.shape[1:]
-            scale = max(1, rows / columns) ** 0.5  # so that outputs change alike for every shape
+            scale = max(1, rows / columns) ** 0.5  # so that outputs change equally for every shape
             for target, change in zip(targets, changes):
                 target.add_(change.float(), alpha=-group["lr"] * scale)
 

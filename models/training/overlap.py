@@ -1,4 +1,4 @@
-"""Measures overlap with the training text: the share of its runs of twelve words that stand in a training document."""
+"""Measures the overlap of documents with the training text: the share of runs of twelve words that occur in a training document."""
 
 RUN = 12  # words
 
@@ -9,9 +9,10 @@ def runs(text):
 
 
 def shares(documents, training):
-    """Returns the share for each document. A document that is shorter than a run counts as one run."""
+    """Returns the share of each document. A document shorter than a run counts as one run."""
     wanted = [runs(document) for document in documents]
-    sought, found = {run for own in wanted for run in own}, set()
+    sought = {run for own in wanted for run in own}
+    found = set()
     for document in training:
         found.update(sought.intersection(runs(document)))
     return [sum(run in found for run in own) / len(own) for own in wanted]

@@ -1,4 +1,4 @@
-"""Fetches public packages once, with their registries' own clients, and unpacks them."""
+"""Fetches public packages once, with the clients of their registries, and unpacks them."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def fetch(package, registry, version, folder):
-    """Returns the package's file in `folder`; without a version, the distribution's."""
+    """Returns the package's file in `folder` and fetches it if it is missing. Without a version, takes the distribution's version."""
     found = find(package, registry, folder)
     if found is None:
         commands = {
@@ -19,7 +19,7 @@ def fetch(package, registry, version, folder):
         subprocess.run(commands[registry], cwd=folder, check=True)
         found = find(package, registry, folder)
     if found is None:
-        raise FileNotFoundError(f"{package}: nothing in {folder} after fetching it")
+        raise FileNotFoundError(f"{package}: no file in {folder} after the download")
     return found
 
 

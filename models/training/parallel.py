@@ -1,8 +1,8 @@
-"""Trains on the cores of one processor with threads that each take a part of the batch.
+"""Trains on the cores of one processor. Each thread computes a part of the batch.
 
-PyTorch's own threads share every single operation and meet at its end; on a machine with other work, all then wait for
-whichever was put aside, thousands of times a step. Here a thread runs forward and backward of its rows alone, and they meet
-once a step. Replicas share the weights' storage and have gradients of their own.
+PyTorch's own threads share every single operation and synchronise at its end. On a machine with other work, all threads then wait for
+the slowest one thousands of times a step. Here a thread runs forward and backward of its rows alone, and threads synchronise once a
+step. Replicas share the weights' storage and have separate gradients.
 """
 
 import copy
@@ -12,27 +12,27 @@ import torch
 
 
 class Workers:
-    """`count` threads over `model`; with one, everything runs in the caller's thread with PyTorch's own threading."""
+    """Runs `count` threads over replicas of `model`. With one, the caller's thread computes, with PyTorch's own threading."""
 
     def __init__(self, model, count, precision):
         if count < 1:
-            raise ValueError(f"{count} workers: at least one is needed")
+            raise ValueError(f"workers: expected at least 1, found {count}")
         self.count, self.precision = count, precision
         self.replicas = [model] + [_replica(model) for _ in range(count - 1)]
         self.pool = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) if count > 1 else None
 
     def map(self, function, items):
-        """Returns results in the items' order."""
+        """Returns the results in the order of the items."""
         return list(self.pool.map(function, items) if self.pool else map(function, items))
 
-    def gradients(self, batch, place):
-        """Add the batch's gradients to the model's; returns the mean loss and the mean of what was logged.
+    def gradients(self, batch, position):
+        """Adds the batch's gradients to the model's; returns the mean loss and the means of the logged figures.
 
-        `batch` is tensors with rows as their first axis; `place` is where the run is, its seed and its step.
+        `batch` is a list of tensors whose first axis is rows. `position` is the seed and the step of the run.
         """
         chunks = list(zip(*(part.chunk(self.count) for part in batch)))
         parts = [(index, *part) for index, part in enumerate(zip(self.replicas, chunks))]
-        results = self.map(lambda part: self._one(*part, total=len(batch[0]), place=place), parts)
+        results = self.map(lambda part: self._gradients_of_part(*part, total=len(batch[0]), position=position), parts)
         for replica in self.replicas[1:]:
             for weight, twin in zip(self.replicas[0].parameters(), replica.parameters()):
                 if twin.grad is not None:
@@ -42,10 +42,10 @@ class Workers:
         names = results[0][1]
         return loss, {name: sum(extra[name] * share for _, extra, share in results) for name in names}
 
-    def _one(self, index, model, batch, total, place):
+    def _gradients_of_part(self, index, model, batch, total, position):
         share = len(batch[0]) / total
-        model.at(*place, index)
-        # bf16 is for the matrix products, where the processor has instructions for it; sums and norms stay f32.
+        model.set_step(*position, index)
+        # Only matrix products use bf16, for which processors have instructions; sums and norms stay f32.
         with torch.autocast(device_type=batch[0].device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16"):
             loss, extra = model.loss(*batch)
         loss = loss * share

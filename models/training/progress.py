@@ -1,4 +1,4 @@
-"""One line that shows how far a run has come: tqdm's where it is installed, else our own."""
+"""Shows the progress of a run in one line, with tqdm if it is installed."""
 
 import sys
 
@@ -9,7 +9,7 @@ except ImportError:
 
 
 class Progress:
-    """Counts whole `unit`s up to `total`; a terminal gets a moving line, a log file one line a minute at most."""
+    """Counts `unit`s up to `total`. A terminal gets a moving line; a log file gets at most one line a minute."""
 
     def __init__(self, total, initial, unit):
         self.total, self.done, self.unit, self.note = total, initial, unit, ""

@@ -1,14 +1,14 @@
-"""A configuration: `model`, as the checkpoint's config.json will say it, and `training`, the recipe.
+"""Reads and checks a configuration: `model`, the checkpoint's config.json, and `training`, the recipe.
 
-A mistake in it may surface only after hours of training. So it is checked before the first step: a missing key and an unknown
-key are errors.
+A mistake in a configuration may surface only after hours of training. So this module checks it before the first step: a missing key
+and an unknown key are errors.
 """
 
 import json
 from pathlib import Path
 
 MODEL = set("architecture family format normaliser training_length vocabulary".split())
-# Keys of a recipe; README.md describes each. Some are required for all families, some for these families, others are optional.
+# Keys of a recipe; README.md describes each. EVERY is required, NEEDED is required for its family, OTHER is optional.
 EVERY = set("adamw budget clip corpus log_every_steps precision save_every_seconds seed warmup_steps".split())
 TEXT, PAIRS = set("batch_characters stages valid_characters".split()), set("batch_pairs valid_pairs".split())
 NEEDED = {"hourglass": TEXT, "decoder": TEXT, "lslm": TEXT | {"elbo", "interleave", "posterior_lr"}, "pyramidion": PAIRS}
@@ -41,7 +41,7 @@ def read(path, minutes=None, characters=None, seed=None):
 
 
 def checked(config):
-    """The recipe of a configuration without obvious mistakes; ValueError names the first one of another."""
+    """Checks a configuration and returns its recipe. Raises ValueError with the first mistake found."""
     model, recipe = config["model"], config["training"]
     family = model.get("family")
     if family not in NEEDED:

@@ -1,6 +1,6 @@
 """Writes the tables and the plot of `models/README.md`: `python -m training.report --runs RUNS … --data DATA`.
 
-The command measures new complete runs and keeps the figures in `models/results.json` (`training/results.py`). Then it rewrites each
+The command measures new complete runs and stores the figures in `models/results.json` (`training/results.py`). Then it rewrites each
 block of README.md between `<!-- NAME -->` and `<!-- /NAME -->`. Without `--runs` it measures nothing. `--speeds FOLDER` reads the
 output of `weir bench decode --json` from FOLDER/CONFIGURATION.json.
 """
@@ -15,25 +15,26 @@ import torch
 
 from . import results, table
 from .card import MODELS
-from .card_text import met
+from .card_text import overlap
 from .card_text import table as rows_of
-from .plainly import plainly
+from .command_line import one_line_errors
 
 # Table 1 of arXiv 2211.09761, text8.
 PAPER = {
     "vanilla": 1.143, "fixed-2": 1.149, "fixed-3": 1.155, "fixed-4": 1.166,
     "gumbel": 1.136, "entropy": 1.138, "unigram": 1.134, "whitespace": 1.133,
 }  # fmt: skip
-CLOSE = 0.01  # of one seed: a configuration trained twice from one seed, on two machines, differed by 0.008
+# Differences of one seed below this limit are not decisive: one configuration and seed differed by 0.008 between two machines.
+CLOSE = 0.01
 WINDOWS = {"blockwise:256": "windows of two blocks of 128 (BCA)", "full": "all keys"}
 
 
-@plainly
+@one_line_errors
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", nargs="+", default=[], help="folders of campaigns")
     parser.add_argument("--data", help="folder of the corpora's files")
-    parser.add_argument("--speeds", help="folder of CONFIGURATION.json by `weir bench decode --json`")
+    parser.add_argument("--speeds", help="folder of CONFIGURATION.json files from `weir bench decode --json`")
     parser.add_argument("--threads", type=int)
     arguments = parser.parse_args()
     if arguments.threads:
@@ -56,7 +57,7 @@ def main():
 
 
 def by_method(found):
-    """Returns {method: [result, …]}, the form that `table` takes."""
+    """Returns {method: [result, …]}, the input of `table`."""
     methods = defaultdict(list)
     for name, row in found["comparison"].items():
         if name.startswith("compare-"):
@@ -78,11 +79,11 @@ def blocks(found, shipped, methods):
 
 
 def filled(page, texts):
-    """Returns the page with each block's text; a block that the page lacks is an error."""
+    """Returns the page with the texts of its blocks replaced. Raises ValueError if the page lacks a block."""
     for name, text in texts.items():
         pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
         if not pattern.search(page):
-            raise ValueError(f"README.md has no block {name}")
+            raise ValueError(f"README.md: block {name} is missing")
         page = pattern.sub(lambda match: match.group(1) + (f"\n{text}\n\n" if text else "") + match.group(2), page)
     return page
 
@@ -99,12 +100,12 @@ def ship(shipped):
             figure = f"{first['bpc']:.3f} ({first['stride']} of {first['total']})"
         rows.append((f"[`{name}`]({places[name].relative_to(MODELS)})", card["family"], card["shows"], f"{card['bytes'] / 1e6:.1f} MB", figure))
     total = sum(card["bytes"] for card in shipped.values()) / 1e6
-    head = ("model", "family", "what it shows", "weights", "test BPC (scored of a window), or ROUGE")
-    return f"{rows_of(head, rows)}\n\nTogether {total:.0f} MB. BPC: all of the test text."
+    head = ("model", "family", "demonstrates", "weights", "test BPC (scored characters of a window), or ROUGE")
+    return f"{rows_of(head, rows)}\n\nThe weights have {total:.0f} MB in total. BPC covers the whole test text."
 
 
 def order(methods):
-    """Compares our order with the paper's, pair by pair, over the seeds that both have."""
+    """Returns a table that compares the measured order with the paper's, pair by pair, over the common seeds of each pair."""
     learned = ("whitespace", "unigram", "gumbel", "entropy")
     pairs = [(name, other) for other in ("vanilla", "fixed-2") for name in learned]
     pairs += [*itertools.pairwise(learned), ("whitespace", "gumbel"), ("unigram", "entropy"), ("whitespace", "entropy")]
@@ -116,12 +117,12 @@ def order(methods):
             if not seeds:
                 continue
             each = [tuple(table.mean(methods[name], [seed]) for name in (better, worse)) for seed in seeds]
-            as_there = sum(a < b for a, b in each)
-            verdict = "yes" if as_there == len(each) else f"by {as_there} of {len(each)} seeds" if as_there else "no"
+            agreeing = sum(a < b for a, b in each)
+            verdict = "yes" if agreeing == len(each) else f"by {agreeing} of {len(each)} seeds" if agreeing else "no"
             if len(each) == 1 and abs(each[0][0] - each[0][1]) < CLOSE:
-                verdict = "too close to decide"
-            here = "; ".join(f"{a:.3f} · {b:.3f}" for a, b in each)
-            rows.append((f"{better} below {worse}", f"{PAPER[better]:.3f} · {PAPER[worse]:.3f}", here, verdict))
+                verdict = "difference below 0.01"
+            measured = "; ".join(f"{a:.3f} · {b:.3f}" for a, b in each)
+            rows.append((f"{better} below {worse}", f"{PAPER[better]:.3f} · {PAPER[worse]:.3f}", measured, verdict))
     return rows_of(("the paper's order", "paper, text8", "here, each seed", "reproduced"), rows) if rows else ""
 
 
@@ -135,9 +136,10 @@ def lengths(found):
 
 
 def latent(found, corpus):
-    """Compares latent segments with the pair, in chunks of the same length; empty while no such run is complete."""
+    """Returns a table that compares latent segments with two hourglass models, in chunks of equal length; "" without such a run."""
     prefix, pair, _ = results.LATENT[corpus]
-    rows, mine = [], {name: row for name, row in found.items() if name.startswith(prefix)}
+    rows = []
+    mine = {name: row for name, row in found.items() if name.startswith(prefix)}
     for name, row in sorted(mine.items()):
         text, marks = row["bits_per_char_no_eos"], row["nxt_bits_per_char"]
         counts = " · ".join(f"{row[key]:.3f}" for key in ("bpc_paper", "bpc_joint", "bpc_renormalised"))
@@ -156,7 +158,7 @@ def size(row):
 
 
 def latent_bytes(found):
-    """Returns the table of `latent` for bytes of Chinese, with a heading and the conditions."""
+    """Returns the table of `latent` for bytes of Chinese, with a heading and its conditions."""
     rows = latent(found, "chinese")
     if not rows:
         return ""
@@ -164,15 +166,15 @@ def latent_bytes(found):
     row = next(row for name, row in found.items() if name.startswith(prefix))
     share = row["symbols_of_split"] / row["characters_of_split"]
     introduction = (
-        f"The same on classical Chinese verse, which has no spaces ([its source](training/README.md#data)), by bytes of UTF-8 in "
-        f"chunks of {chunk}. Bits a byte, of the test text's {row['characters_of_split']:,} characters; a character has "
-        f"{share:.2f} bytes."
+        f"This section repeats the comparison on classical Chinese verse, which has no spaces ([source](training/README.md#data)), in "
+        f"chunks of {chunk} bytes of UTF-8. The figures are bits a byte of the test text's {row['characters_of_split']:,} characters; a "
+        f"character has {share:.2f} bytes."
     )
     return f"### Latent segments, bytes of Chinese\n\n{introduction}\n\n{rows}"
 
 
 def summaries(shipped):
-    """Compares ROUGE-1 · -2 · -L of the pair with the lead's; empty while no summarizer is shipped."""
+    """Returns tables that compare the summarizers' ROUGE-1 · -2 · -L with the lead's; "" if no summarizer is shipped."""
     pair = {name: card["rouge"] for name, card in shipped.items() if "rouge" in card}
     if not pair:
         return ""
@@ -180,24 +182,24 @@ def summaries(shipped):
     three = lambda row: " · ".join(f"{row[kind]:.1f}" for kind in ("rouge1", "rouge2", "rougeL"))  # noqa: E731
     head = ("source", "test pairs", "first words", *(f"`{name}`" for name in pair))
 
-    def part(of):
-        """Returns a table of the rows that `of` picks, and counts the sources in which the models are above the lead."""
-        sources = [source for source, row in first.items() if of(row)]
-        models = [{source: of(rouge[source])["model"] for source in sources} for rouge in pair.values()]
-        lead = {source: of(first[source])["lead"] for source in sources}
+    def part(select):
+        """Returns a table of the rows that `select` picks, and the number of sources in which the models are above the lead."""
+        sources = [source for source, row in first.items() if select(row)]
+        models = [{source: select(rouge[source])["model"] for source in sources} for rouge in pair.values()]
+        lead = {source: select(first[source])["lead"] for source in sources}
         rows = [
-            (f"`{source}`", of(first[source])["pairs"], three(lead[source]), *(three(model[source]) for model in models))
+            (f"`{source}`", select(first[source])["pairs"], three(lead[source]), *(three(model[source]) for model in models))
             for source in sources
         ]
         above = [sum(model[source]["rougeL"] > lead[source]["rougeL"] for source in sources) for model in models]
         counts = "; ".join(f"`{name}` in {count} of {len(sources)}" for name, count in zip(pair, above))
-        return f"{rows_of(head, rows)}\n\nSources in which ROUGE-L is above the first words': {counts}."
+        return f"{rows_of(head, rows)}\n\nSources in which ROUGE-L is above the first words' ROUGE-L: {counts}."
 
     return f"""{part(lambda row: row)}
 
-{met(first)}
+{overlap(first)}
 
-{part(lambda row: row["new"])} Figures of fewer than forty pairs are mostly chance."""
+{part(lambda row: row["new"])} Figures of fewer than forty pairs depend mostly on chance."""
 
 
 def unseen(found, shipped):

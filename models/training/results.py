@@ -1,8 +1,8 @@
-"""Figures of complete runs and of shipped models, kept in `models/results.json`: figures that are there are not measured again.
+"""Stores figures of complete runs and of shipped models in `models/results.json` and measures only missing figures.
 
-`comparison`: a run's test figures; a shipped one's are those of its card; bits of `chinese-` runs are of bytes. `lengths`:
-decoders by evaluation length and by attention's window. `unseen`: shipped models on text from elsewhere (`training.unseen`).
-`speed`: the output of `weir bench decode --json`.
+`comparison`: test figures of a run, for a shipped run from its card; figures of `chinese-` runs are bits a byte. `lengths`: decoders
+by evaluation length and attention window. `unseen`: shipped models on text from outside the corpus (`training.unseen`). `speed`: the
+output of `weir bench decode --json`.
 """
 
 import json
@@ -16,7 +16,7 @@ from .evaluate import by_length, parse_window
 FILE = MODELS / "results.json"
 LENGTHS, LENGTHS_CHARACTERS = [256, 512, 1024, 2048, 4096], 131_072
 TEXTS = ("novel", "encyclopedia")
-# corpus: (latent segments' runs begin with, the pair they are compared with, the chunks that they read)
+# corpus: (prefix of latent segment runs, the two configurations to compare with, symbols of a chunk)
 LATENT = {
     "english": ("lslm-", ("compare-vanilla", "compare-whitespace"), 128),
     "chinese": ("chinese-lslm-", ("chinese-vanilla", "chinese-gumbel"), 256),
@@ -37,22 +37,22 @@ def write(results, path=FILE):
 
 
 def folders(models=MODELS):
-    """{name: folder} of shipped models."""
+    """Returns {name: folder} of the shipped models."""
     return {path.parent.name: path.parent for path in sorted(models.glob("**/card.json"))}
 
 
 def cards(models=MODELS):
-    """{name: card} of the same."""
+    """Returns {name: card} of the shipped models."""
     return {name: json.loads((folder / "card.json").read_text(encoding="utf-8")) for name, folder in folders(models).items()}
 
 
 def complete(runs):
-    """{name: folder} of all complete runs in these campaigns' folders."""
+    """Returns {name: folder} of all complete runs in the folders of campaigns."""
     return {path.parent.name: path.parent for folder in runs for path in sorted(Path(folder).glob("*/result.json"))}
 
 
 def gather(results, runs, texts, shipped, save):
-    """Measures what is new; `save` is called after each."""
+    """Measures new runs and models; calls `save` after each."""
     made_from = {card["run"]["name"]: card for card in shipped.values() if "run" in card and "bpc" in card}
     for name, card in made_from.items():
         if name in results["comparison"]:
@@ -62,13 +62,13 @@ def gather(results, runs, texts, shipped, save):
         if name.startswith(("compare-", "lslm-", "chinese-")):
             corpus = "chinese" if name.startswith("chinese-") else "english"
             weights = made_from.get(name, facts)["sha256"]
-            if told_of(results["comparison"], name, weights):
+            if is_current(results["comparison"], name, weights):
                 continue
-            row = made_from[name]["bpc"][0] if name in made_from else of_checkpoint(folder / "checkpoint", texts, corpus)
+            row = made_from[name]["bpc"][0] if name in made_from else measure_checkpoint(folder / "checkpoint", texts, corpus)
             about = {key: facts[key] for key in ("name", "seed", "parameters", "characters")}
             results["comparison"][name] = {**about, "sha256": weights, "rows": ROWS, **row}
         elif name.startswith("lex-") and configuration not in results["lengths"]:
-            results["lengths"][configuration] = of_lengths(folder / "checkpoint", texts)
+            results["lengths"][configuration] = measure_lengths(folder / "checkpoint", texts)
         else:
             continue
         print(name, flush=True)
@@ -77,21 +77,21 @@ def gather(results, runs, texts, shipped, save):
     weights = {name: places[card["name"]] for name, card in made_from.items() if card["name"] in places}
     in_chunks(results, weights, complete(runs), texts, save)
     for name, card in shipped.items():
-        known = card["family"] == "pyramidion" or told_of(results["unseen"], name, card["sha256"])
+        known = card["family"] == "pyramidion" or is_current(results["unseen"], name, card["sha256"])
         if not known and (Path(texts) / f"{TEXTS[0]}.test.txt").exists():
-            measured = {text: of_checkpoint(folders()[name], texts, text, whole=True) for text in TEXTS}
+            measured = {text: measure_checkpoint(folders()[name], texts, text, whole=True) for text in TEXTS}
             results["unseen"][name] = {"sha256": card["sha256"], "rows": ROWS, **measured}
             print(name, flush=True)
             save(results)
 
 
-def told_of(rows, name, weights):
-    """Whether there is a row, about these weights, and measured as rows are now."""
+def is_current(rows, name, weights):
+    """Returns True if a row of these weights exists and was measured in the present form."""
     return name in rows and rows[name]["sha256"] == weights and rows[name].get("rows") == ROWS
 
 
-def of_checkpoint(folder, texts, corpus="english", whole=False, length=None):
-    """A row as in a card: the test text, windows scored in their last quarter, or, with `whole`, in all of them."""
+def measure_checkpoint(folder, texts, corpus="english", whole=False, length=None):
+    """Measures the test text and returns a row as in a card. Scores the last quarter of each window, or, with `whole`, all of it."""
     model, config = checkpoint.load(folder)
     total = length or config["training_length"]
     stride = total if whole or hasattr(model, "measure") else total // 4
@@ -102,7 +102,7 @@ def of_checkpoint(folder, texts, corpus="english", whole=False, length=None):
 
 
 def in_chunks(results, shipped, runs, texts, save):
-    """Adds the bits of the shipped weights in windows as short as those of the latent models that they are compared with."""
+    """Adds bits per character of the compared models in windows of the latent models' chunk length."""
     found = {**{name: folder / "checkpoint" for name, folder in runs.items()}, **shipped}
     rows = results["comparison"]
     for corpus, (mine, pair, length) in LATENT.items():
@@ -110,13 +110,13 @@ def in_chunks(results, shipped, runs, texts, save):
             continue
         for name in (f"{configuration}-seed1" for configuration in pair):
             if name in found and name in rows and "chunks_bpc" not in rows[name]:
-                row = of_checkpoint(found[name], texts, corpus, whole=True, length=length)
+                row = measure_checkpoint(found[name], texts, corpus, whole=True, length=length)
                 rows[name]["chunks_bpc"] = row["bpc"]
                 save(results)
 
 
-def of_lengths(folder, texts):
-    """[{window, length, bpc}]: blocks as long as trained, and all keys."""
+def measure_lengths(folder, texts):
+    """Returns [{window, length, bpc}] for blocks of the training length and for all keys."""
     model, config = checkpoint.load(folder)
     text = data.read_text(texts, "english", "test")[:LENGTHS_CHARACTERS]
     windows = [(name, parse_window(name)) for name in (f"blockwise:{config['training_length']}", "full")]

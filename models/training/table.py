@@ -1,8 +1,8 @@
-"""Bits per character and shortening factor of a campaign's runs: `python -m training.table --runs RUNS [--plot FILE.svg]`.
+"""Prints bits per character and shortening factor of a campaign's runs: `python -m training.table --runs RUNS [--plot FILE.svg]`.
 
-A Markdown table in the form of Dynamic Token Pooling's table 1, a row a configuration; and the plot of its figure 3, shortening factor
-against bits per character. Only complete runs are shown. A seed decides which text is read, so figures are of the seeds that all
-configurations have; those of other seeds stand beside them, a column each.
+The Markdown table has the form of Dynamic Token Pooling's table 1, with one row per configuration. The plot has the form of its figure
+3, shortening factor against bits per character. Both contain only complete runs. A seed decides which text is read, so the figures cover
+the seeds that all configurations have. Other seeds have separate columns.
 """
 
 import argparse
@@ -10,23 +10,23 @@ import json
 from collections import defaultdict
 from pathlib import Path
 
-from .plainly import plainly
+from .command_line import one_line_errors
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 400, 70, 150, 20, 50
 
 
 def collect(folder):
-    """Returns {configuration: [result, …]} of runs that are measured in bits per character."""
-    found = defaultdict(list)
+    """Returns {configuration: [result, …]} of all runs with bits per character."""
+    results = defaultdict(list)
     for path in sorted(Path(folder).glob("*/result.json")):
         result = json.loads(path.read_text(encoding="utf-8"))
         if "bpc" in result:
-            found[result["name"].rsplit("-seed", 1)[0]].append(result)
-    return dict(found)
+            results[result["name"].rsplit("-seed", 1)[0]].append(result)
+    return dict(results)
 
 
 def shared(found):
-    """Returns the seeds that all these configurations have."""
+    """Returns the seeds that all configurations have."""
     return sorted(set.intersection(*({result["seed"] for result in results} for results in found.values())))
 
 
@@ -41,7 +41,7 @@ def shortening(rate):
 
 
 def summary(results, seeds):
-    """Summarizes one configuration: bpc and boundaries a symbol over these seeds, symbols read, parameters; bpc by other seed."""
+    """Summarizes one configuration: BPC and boundary rate over these seeds, symbols read, parameters; BPC of each other seed."""
     counted = [result for result in results if result["seed"] in seeds] or results
     return {
         "bpc": mean(results, seeds),
@@ -54,7 +54,7 @@ def summary(results, seeds):
 
 
 def markdown(found, speed=None):
-    """`speed`: {configuration: output of `weir bench decode`}; without figures the column is absent."""
+    """Returns the table. `speed` is {configuration: output of `weir bench decode`}; without figures the column is absent."""
     speed = {name: speed[name] for name in found if name in speed} if speed else {}
     seeds = shared(found)
     others = sorted({result["seed"] for results in found.values() for result in results} - set(seeds))
@@ -65,9 +65,9 @@ def markdown(found, speed=None):
     rows = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for name, results in sorted(found.items(), key=lambda item: mean(item[1], seeds)):
         s = summary(results, seeds)
-        beside = [f"{s['others'][seed]:.3f}" if seed in s["others"] else "–" for seed in others]
+        other_seeds = [f"{s['others'][seed]:.3f}" if seed in s["others"] else "–" for seed in others]
         numbers = [f"{s['parameters'] / 1e6:.2f}M", f"{s['characters'] / 1e6:.1f}M"]
-        cells = [name, *([f"{s['bpc']:.3f}"] if seeds else []), *beside, shortening(s["rate"]), s["split"], *numbers]
+        cells = [name, *([f"{s['bpc']:.3f}"] if seeds else []), *other_seeds, shortening(s["rate"]), s["split"], *numbers]
         rows.append(f"| {' | '.join(cells)} |")
         if speed:
             rows[-1] += f" {speed[name]['chars_per_second']:,.0f} |" if name in speed else " not measured |"
@@ -75,17 +75,19 @@ def markdown(found, speed=None):
 
 
 def plot(found):
-    """Draws an SVG: shortening factor to the right, bits per character upwards; the nearer to the lower right, the better. Without
-    configurations that ended no segment."""
+    """Draws an SVG with shortening factor on the x axis and bits per character on the y axis; the lower right is best.
+
+    The plot omits configurations that ended no segment.
+    """
     seeds = shared(found)
     summaries = {name: summary(results, seeds) for name, results in found.items()}
     points = {name: (1 / s["rate"], s["bpc"]) for name, s in summaries.items() if s["rate"]}
     if not points:
-        raise ValueError("nothing to plot: no run ended a segment")
+        raise ValueError("no points to plot: no run ended a segment")
     factors, bits = zip(*points.values())
     low, high = min(bits) - 0.02, max(bits) + 0.02
-    most = max(factors) + 0.5
-    x = lambda factor: LEFT + (WIDTH - LEFT - RIGHT) * (factor - 1) / (most - 1)  # noqa: E731
+    limit = max(factors) + 0.5
+    x = lambda factor: LEFT + (WIDTH - LEFT - RIGHT) * (factor - 1) / (limit - 1)  # noqa: E731
     y = lambda value: HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (value - low) / (high - low)  # noqa: E731
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12">']
     parts.append(f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>')
@@ -93,7 +95,7 @@ def plot(found):
         value = low + (high - low) * step / 5
         parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(value):.1f}" y2="{y(value):.1f}" stroke="#ddd"/>')
         parts.append(f'<text x="{LEFT - 8}" y="{y(value) + 4:.1f}" text-anchor="end">{value:.3f}</text>')
-    for factor in range(1, int(most) + 1):
+    for factor in range(1, int(limit) + 1):
         parts.append(f'<text x="{x(factor):.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{factor}x</text>')
     for name, (factor, value) in points.items():
         parts.append(f'<circle cx="{x(factor):.1f}" cy="{y(value):.1f}" r="4" fill="#b3412f"/>')
@@ -103,11 +105,11 @@ def plot(found):
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-@plainly
+@one_line_errors
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", required=True, help="folder of a campaign")
-    parser.add_argument("--only", default="", help="configurations whose names begin so")
+    parser.add_argument("--only", default="", help="prefix of the configurations' names")
     parser.add_argument("--plot", help="file of the plot")
     arguments = parser.parse_args()
     found = {name: results for name, results in collect(arguments.runs).items() if name.startswith(arguments.only)}

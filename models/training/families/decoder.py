@@ -1,8 +1,8 @@
 """A causal decoder with a position scheme and a window (LeX, arXiv 2212.10554, and its baselines RoPE, ALiBi, sinusoidal).
 
-Pre-norm; with `sub_norms` there are two more norms inside, before attention's output and before the feed-forward's second
-matrix. Training attends to all of its window, which is as long as `training_length`; a blockwise or sliding window is for
-evaluation and serving (section 3.3), and alike as long as a text fits into one.
+The layers are pre-norm. `sub_norms` adds two norms, before attention's output and before the feed-forward's second matrix. Training
+attends to its whole window of `training_length`. A blockwise or sliding window is for evaluation and serving (section 3.3); it changes
+nothing for a text that fits into the window.
 """
 
 import math
@@ -18,7 +18,7 @@ from ..layers.schemes import lowest_key, scheme
 from ..layers.transformer import ACTIVATIONS
 from .base import Family
 
-QUERY_BLOCK = 256  # queries at a time, so that scores of long texts fit into memory
+QUERY_BLOCK = 256  # queries of one step, so that scores of long texts fit into memory
 
 
 class Decoder(Family):
@@ -37,11 +37,11 @@ class Decoder(Family):
         self._initialise(architecture["layers"])
 
     def forward(self, ids):
-        """ids (batch, len) to logits (batch, len, symbols)."""
+        """Maps ids (batch, len) to logits (batch, len, symbols)."""
         return self.trace(ids).logits
 
     def trace(self, ids, offset=0):
-        """Runs the forward pass and returns its intermediate values. `offset` changes nothing: positions count from the start of the window."""
+        """Returns the intermediate values of the forward pass. `offset` has no effect: positions count from the window's start."""
         steps = SimpleNamespace(boundaries=None, mixed=[], attention=[], layers=[])
         x = self.dropout(self.position.embed(self.scale * self.embedding(ids)))  # (batch, len, dim)
         for layer in self.layers:
@@ -61,7 +61,7 @@ class Decoder(Family):
     def _initialise(self, layers):
         for name, weight in self.named_parameters():
             if weight.dim() == 2 and not name.startswith("position."):
-                residual = name.endswith(("output.weight", "down.weight"))  # so that the stream's size does not grow with depth
+                residual = name.endswith(("output.weight", "down.weight"))  # keeps the residual stream's size constant over depth
                 nn.init.normal_(weight, std=0.02 / (math.sqrt(2 * layers) if residual else 1))
             elif name.endswith(".bias") and not name.startswith("position."):
                 nn.init.zeros_(weight)
@@ -78,7 +78,7 @@ class Layer(nn.Module):
 
 
 class Attention(nn.Module):
-    """Norm, attention, residual: (batch, len, dim) to the same."""
+    """Norm, attention and residual: (batch, len, dim) to (batch, len, dim)."""
 
     def __init__(self, architecture):
         super().__init__()
@@ -95,7 +95,7 @@ class Attention(nn.Module):
         batch, length, _ = x.shape
         qkv = self.qkv(self.norm(x)).view(batch, length, 3, self.heads, self.head_dim)
         query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # (batch, heads, len, head_dim) each
-        query, key = position.turn(query / math.sqrt(self.head_dim), key)
+        query, key = position.rotate(query / math.sqrt(self.head_dim), key)
         mixed = self._mix(query, key, value, position, window).transpose(1, 2).reshape(batch, length, -1)
         out = self.output(self.inner_norm(mixed))
         steps.mixed.append(mixed)
@@ -103,19 +103,19 @@ class Attention(nn.Module):
         return x + self.dropout(out)
 
     def _mix(self, query, key, value, position, window):
-        """Softmax of scores, times values; some queries at a time, with only those keys that one of them attends to."""
+        """Returns softmax(scores) · values. Processes QUERY_BLOCK queries at a time, with only the keys that they attend to."""
         length = query.shape[2]
-        place = torch.arange(length, device=query.device)
-        lowest = lowest_key(window, place)
+        positions = torch.arange(length, device=query.device)
+        lowest = lowest_key(window, positions)
         parts = []
         for start in range(0, length, QUERY_BLOCK):
             end = min(start + QUERY_BLOCK, length)
             low = int(lowest[start])
-            queries, keys = place[start:end], place[low:end]
+            queries, keys = positions[start:end], positions[low:end]
             scores = (query[:, :, start:end] @ key[:, :, low:end].transpose(2, 3)).float()  # (batch, heads, queries, keys)
-            added = position.added(queries, keys)
-            if added is not None:
-                scores = scores + added
+            bias = position.score_bias(queries, keys)
+            if bias is not None:
+                scores = scores + bias
             hidden = (keys > queries.unsqueeze(1)) | (keys < lowest[start:end].unsqueeze(1))  # (queries, keys)
             weights = self.weight_dropout(scores.masked_fill(hidden, float("-inf")).softmax(-1))
             parts.append(weights.to(value.dtype) @ value[:, :, low:end])
@@ -123,7 +123,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Norm, two linear maps around an activation, residual."""
+    """Norm, two linear maps around an activation, and residual."""
 
     def __init__(self, architecture):
         super().__init__()

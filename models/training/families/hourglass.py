@@ -1,7 +1,7 @@
-"""The hourglass with given or predicted boundaries (Dynamic Token Pooling, arXiv 2211.09761), and its vanilla twin.
+"""The hourglass with fixed or predicted boundaries (Dynamic Token Pooling, arXiv 2211.09761), and its vanilla twin.
 
-pre stack over characters → mean of each finished segment → LayerNorm → middle stack over segments → each character reads
-the newest finished segment and adds its own pre-stack vector → post stack → logits of the next character.
+pre stack over characters → mean of each closed segment → LayerNorm → middle stack over segments → each character reads
+the newest closed segment and adds its own pre-stack vector → post stack → logits of the next character.
 
 Learned boundaries are trained in one of three ways (`training.boundaries` of a configuration, section 3.1): by Gumbel noise
 and a binomial prior, by a subword segmentation as labels, or by the spikes of the model's own entropy as labels.
@@ -34,7 +34,7 @@ class Hourglass(Family):
             raise ValueError(f"unknown position scheme {architecture['position']!r}")
         self.embedding = nn.Embedding(symbols, dim)
         self.dropout = Dropout()
-        self.teaching = None  # how learned boundaries are trained; `prepare` knows
+        self.teaching = None  # training of learned boundaries; set by `prepare`
         self.position = Position(dim, architecture["heads"], architecture["head_dim"])
         self.pre = Stack(layers["pre"], architecture)
         self.boundary = boundary_source(architecture["boundaries"], architecture, config["vocabulary"])
@@ -48,7 +48,7 @@ class Hourglass(Family):
         self._initialise()
 
     def forward(self, ids, boundaries=None):
-        """ids (batch, len) to logits (batch, len, symbols); `boundaries` overrides the model's own source."""
+        """Maps ids (batch, len) to logits (batch, len, symbols). `boundaries` overrides the model's own source."""
         return self.trace(ids, boundaries).logits
 
     def prepare(self, recipe):
@@ -56,13 +56,13 @@ class Hourglass(Family):
         self.teaching = recipe.get("boundaries")
         method = self.teaching["method"] if self.teaching else None
         if isinstance(self.boundary, Learned) != (method in METHODS):
-            raise ValueError(f"learned boundaries need training.boundaries.method, one of {METHODS}; others must have none")
+            raise ValueError(f"training.boundaries.method: learned boundaries require one of {METHODS}, other boundaries must not have it")
 
     def trace(self, ids, boundaries=None, offset=0, noise=None):
-        """The forward pass with everything on the way, for tests and statistics; the window starts at `offset` of its text.
+        """Returns the intermediate values of the forward pass, for tests and statistics. The window starts at `offset` of its text.
 
-        With `noise`, (batch, len) from a logistic distribution, learned boundaries are sampled, and gradients reach the
-        predictor through the sample (Gumbel-sigmoid, straight through).
+        `noise` (batch, len) from a logistic distribution samples learned boundaries. Gradients then reach the predictor through the
+        sample (Gumbel-sigmoid, straight through).
         """
         steps = SimpleNamespace(boundaries=None, boundary_logits=None, shift=None)
         steps.pre = self.pre(self.dropout(self.embedding(ids)), self.position)  # (batch, len, dim)
@@ -80,7 +80,7 @@ class Hourglass(Family):
         return steps
 
     def _cut(self, steps, ids, boundaries, offset, noise):
-        """Where segments end, (batch, len); what gradients go through, if boundaries are sampled."""
+        """Sets where segments end, (batch, len), and, for sampled boundaries, the zero that carries their gradients."""
         if isinstance(self.boundary, Learned) and self.training:
             steps.boundary_logits = self.boundary.logits(steps.pre)
         if boundaries is not None:
@@ -95,7 +95,7 @@ class Hourglass(Family):
             steps.boundaries = self.boundary(ids, steps.pre, offset)
 
     def loss(self, ids, targets, labels=None):
-        """Mean nats a character and the predictor's own loss; `labels` (batch, len) are ends of subwords."""
+        """Returns mean nats per character plus the predictor's own loss. `labels` (batch, len) are ends of subwords."""
         method = self.teaching["method"] if self.teaching else None
         steps = self.trace(ids, noise=self.noise.logistic(ids) if method == "gumbel" else None)
         nats = F.cross_entropy(steps.logits.float().flatten(0, 1), targets.flatten())
@@ -112,7 +112,6 @@ class Hourglass(Family):
         return nats + own, {**extra, "boundary_loss": float(own.detach())}
 
     def matrices(self):
-        """Weights between hidden vectors; embeddings, head, biases, norms and predictors learn better with AdamW."""
         stacks = [getattr(self, name) for name in ("pre", "middle", "post") if hasattr(self, name)]
         return [weight for stack in stacks for weight in stack.parameters() if weight.dim() == 2]
 
@@ -127,9 +126,9 @@ class Hourglass(Family):
 
 
 def binomial_loss(boundaries, prior):
-    """−log Binomial(k; len, prior) / len of each row's count k of boundaries, (batch, len), mean over rows (equation 7).
+    """Returns the mean over rows of −log Binomial(k; len, prior) / len, where k counts a row's boundaries (batch, len); equation 7.
 
-    Differentiable in k: the binomial coefficient is one of gamma functions.
+    The loss is differentiable in k: gamma functions express the binomial coefficient.
     """
     length = boundaries.shape[1]
     count = boundaries.sum(1)
@@ -138,9 +137,9 @@ def binomial_loss(boundaries, prior):
 
 
 def spikes(logits, window):
-    """Where the entropy of the next symbol is above all of the `window` before (equation 6): booleans (batch, len).
+    """Returns where the entropy of the next symbol exceeds that of all `window` positions before (equation 6): booleans (batch, len).
 
-    Positions that do not have as many before them compare with those they have, so the first is always a spike.
+    Positions with fewer predecessors compare with those that exist, so the first position is always a spike.
     """
     log_probabilities = logits.float().log_softmax(-1)
     entropy = -(log_probabilities.exp() * log_probabilities).sum(-1)

@@ -1,7 +1,7 @@
-"""Latent Segment Language Model (LSLM): segments that the model finds by itself, written by a decoder of segments.
+"""Latent Segment Language Model (LSLM): learns its segments without labels and generates them with a segment decoder.
 
-token encoder over symbols → boundary → pool each closed segment → context encoder over segments → decoder, which writes a
-segment from the segments before it, and ends it by a mark. Training (section 2.4) maximises the likelihood of symbols and marks
+token encoder over symbols → boundary → pool each closed segment → context encoder over segments → decoder, which generates a
+segment from the segments before it and ends it with a mark. Training (section 2.4) maximises the likelihood of symbols and marks
 given sampled boundaries, minus β times a divergence of their probabilities from the prior (layers/elbo.py).
 """
 
@@ -50,7 +50,7 @@ class Lslm(Family):
     def prepare(self, recipe):
         super().prepare(recipe)
         self.elbo = recipe["elbo"]
-        if self.elbo.get("after"):  # the predictor then begins at one half everywhere, so that costs decide and chance does not
+        if self.elbo.get("after"):  # all probabilities start at one half, so that costs decide instead of chance
             nn.init.zeros_(self.boundary.output.weight)
 
     def posterior(self):
@@ -63,8 +63,11 @@ class Lslm(Family):
         return [weight for name, weight in named if weight.dim() == 2 and not name.startswith(("embedding", "distance_bias"))]
 
     def trace(self, ids, boundaries=None, noise=None, ended=True):
-        """The forward pass over ids (batch, n) of text, without marks. `boundaries` (batch, n + 1) overrides the predictor, that
-        of the start mark included; `noise` samples. With `ended`, the text ends with them."""
+        """Returns the intermediate values of the forward pass over ids (batch, n) of text without marks.
+
+        `boundaries` (batch, n + 1), the start mark's first, overrides the predictor. `noise` samples boundaries. With `ended`, the text
+        ends after the ids.
+        """
         steps = SimpleNamespace()
         start = ids.new_full((len(ids), 1), self.marks["start"])
         tokens = (self.embedding if self.shared else self.token.embedding)(torch.cat([start, ids], dim=1))
@@ -89,7 +92,7 @@ class Lslm(Family):
         return self.trace(ids).logits
 
     def _cut(self, logits, boundaries, noise):
-        """Booleans (batch, n + 1), and the zero that gradients go through where boundaries are sampled (equations 5 and 6)."""
+        """Returns boundaries (batch, n + 1) and, if they are sampled, the zero that carries their gradients (equations 5 and 6)."""
         shift = None
         if boundaries is None and noise is None:
             boundaries = torch.sigmoid(logits) >= self.threshold
@@ -98,7 +101,7 @@ class Lslm(Family):
             boundaries, shift = soft >= 0.5, soft - soft.detach()
             shift = torch.cat([torch.zeros_like(shift[:, :1]), shift[:, 1:]], dim=1)
         boundaries = boundaries.clone()
-        boundaries[:, 0] = True  # the start mark is a segment
+        boundaries[:, 0] = True  # the start mark is a segment of its own
         return boundaries, shift
 
     def _pool(self, segments, hidden, shift):
@@ -107,11 +110,12 @@ class Lslm(Family):
         return segments.pool_hops(hidden, 0 if self.pooling == "last" else self.pooling["hops"], shift)
 
     def _lay_out(self, steps, segments, ids, ended):
-        """The decoder's rows, one a segment, one behind the other: inputs, targets, segment, each (batch, places).
+        """Concatenates the decoder's rows, one per segment: inputs, targets, segment, each (batch, places).
 
-        Position t (0: the start mark) has one place if it is a symbol, which reads it, and one behind that if it ends a
-        segment, which reads the mark that begins the next. The former's target is the mark that ends a segment, if it does;
-        else, and for the latter, what comes next: the end mark behind the last symbol, if the text has `ended`, else −1.
+        Position t (0: the start mark) has a first place if it is a symbol, whose input is the symbol. It has a second place if it ends
+        a segment, whose input is the mark that begins the next segment. The target of a first place is the mark that ends a segment if
+        the position ends one. The other targets are the next symbol; after the last symbol, the end mark if the text has `ended`,
+        else −1.
         """
         batch, length = ids.shape
         marks, ends, device = self.marks, steps.boundaries, ids.device
@@ -120,7 +124,7 @@ class Lslm(Family):
         following = torch.cat([ids, behind], dim=1)  # (batch, n + 1)
         places = length + segments.longest
         read = position[:, 1:] - 1 + segments.owner[:, 1:]  # (batch, n): where symbols are read
-        begin = torch.where(ends, position + segments.owner, places)  # (batch, n + 1); places: none, cut off below
+        begin = torch.where(ends, position + segments.owner, places)  # (batch, n + 1); the index `places` is cut off below
         blank = torch.full((batch, places + 1), -1, device=device)
         target = torch.where(ends[:, 1:], marks["segment_end"], following[:, 1:])
         steps.targets = blank.scatter(1, read, target).scatter(1, begin, following)[:, :places]
@@ -130,11 +134,13 @@ class Lslm(Family):
         steps.inputs = blank.clamp(min=0).scatter(1, read, ids).scatter(1, begin, first)[:, :places]
 
     def loss(self, ids, targets):
-        """Nats a symbol of text, end and segment marks, and, once the predictor learns, β times the divergence a position.
-        Windows are chunks of their own: the targets that follow them are not used."""
+        """Returns nats per symbol of text, end and segment marks and, once the predictor learns, β times the divergence per position.
+
+        Each window is an independent chunk: the symbols after it are not used as targets.
+        """
         noise = self.noise.logistic(ids.new_empty(len(ids), ids.shape[1] + 1))
         prior, learning = self.elbo["prior"], self.step >= self.elbo.get("after", 0)
-        # Before `after` boundaries are drawn by the prior: costs say nothing of the text while the decoder knows nothing of it.
+        # Before update `after` the prior draws boundaries: costs mean nothing until the decoder has learnt something.
         drawn = None if learning else noise > math.log(1 / prior - 1)
         steps = self.trace(ids, drawn, noise)
         nats = F.cross_entropy(steps.logits.float().flatten(0, 1), steps.targets.flatten(), ignore_index=-1, reduction="sum")
@@ -152,12 +158,12 @@ class Lslm(Family):
 
     @torch.no_grad()
     def measure(self, ids, total, progress=None):
-        """Bits per character of chunks of `total` symbols, each with start and end marks, boundaries by the predictor.
+        """Measures bits per character of chunks of `total` symbols, each with start and end marks, with the predictor's boundaries.
 
-        Divided by the length with both marks, as the paper does (SPEC, section 9): `bpc_paper` without the cost of marks of
-        segments, `bpc_joint` with it, `bpc_renormalised` without probability for marks that no text has. `bpc` is the one
-        that the checkpoint's driver makes true, as the server reports it. Other families have no such marks: what compares
-        with theirs is of the symbols alone, `bits_per_char_no_eos`, and what the marks of segments add, `nxt_bits_per_char`.
+        Three figures are divided by the length with both marks, as in the paper (SPEC, section 9): `bpc_paper` without the cost of
+        segment marks, `bpc_joint` with it, and `bpc_renormalised` without probability for marks that do not occur in text. `bpc` is the
+        figure for the checkpoint's driver, which the server reports. Other families have no marks; to compare with them, use
+        `bits_per_char_no_eos`, which counts symbols only. `nxt_bits_per_char` is the additional cost of segment marks.
         """
         training, device = self.training, next(self.parameters()).device
         self.eval()
@@ -179,15 +185,17 @@ class Lslm(Family):
 
     @torch.no_grad()
     def text_nats(self, ids, count):
-        """Returns the nats of the last `count` symbols of `ids` (n), each given those before it, without marks."""
+        """Returns the nats of the last `count` symbols of `ids` (n), without marks. Each symbol depends on the symbols before it."""
         steps = self.trace(ids.unsqueeze(0).to(self.head.bias.device), ended=False)
         text = (steps.targets >= 0) & (steps.targets != self.marks["segment_end"])
         logits, targets = steps.logits[text].float(), steps.targets[text]  # (n, symbols), (n)
         return float(F.cross_entropy(logits[-count:], targets[-count:], reduction="sum"))
 
     def bits(self, steps):
-        """Returns four sums of bits over all rows: text and end; the same with segment marks; text and end, renormalised over the
-        symbols that can occur; text."""
+        """Returns four sums of bits over all rows.
+
+        The sums cover text and end; text, end and segment marks; text and end, renormalised over the symbols that can occur; text only.
+        """
         marks, targets = self.marks, steps.targets
         logits = steps.logits.float()
         own = torch.gather(logits.log_softmax(-1), 2, targets.clamp(min=0).unsqueeze(2)).squeeze(2)
@@ -206,24 +214,24 @@ class Lslm(Family):
 
 
 class Predictor(nn.Module):
-    """b = Σ W₂·relu(W₁·h) (equation 2)."""
+    """The boundary predictor, b = Σ W₂·relu(W₁·h) (equation 2)."""
 
     def __init__(self, dim, hidden):
         super().__init__()
         self.hidden = nn.Linear(dim, hidden, bias=False)
         self.output = nn.Linear(hidden, dim, bias=False)
-        # The sum of all outputs starts at a deviation below one, so that no boundary is decided before anything is learnt.
+        # The sum of all outputs starts with a deviation below one, so that initial weights decide no boundary.
         nn.init.normal_(self.hidden.weight, std=dim**-0.5)
         nn.init.normal_(self.output.weight, std=(dim * hidden) ** -0.5)
 
     def forward(self, hidden):
-        # In f32 whatever the precision of the rest: a boundary is a decision.
+        # Always in f32: a boundary is a decision.
         with torch.autocast(device_type=hidden.device.type, enabled=False):
             return self.output(F.relu(self.hidden(hidden.float()))).sum(-1)  # (batch, len)
 
 
 class Head(nn.Module):
-    """Logits; a tied one uses the decoder's embedding, and T5's scale with it."""
+    """Computes logits. A tied head uses the decoder's embedding with T5's scale."""
 
     def __init__(self, symbols, dim, tied):
         super().__init__()

@@ -1,9 +1,9 @@
-"""Encoder-decoder whose encoder pools its document (Trainable Representation Pooling, arXiv 2009.05169), for summaries.
+"""A summarizer: an encoder-decoder whose encoder pools its document (Trainable Representation Pooling, arXiv 2009.05169).
 
-The encoder attends within blocks, and between layers keeps the best of its vectors by trained scores (`layers/halving.py`);
-the decoder attends to those that are left. `block` alone is the paper's Blockwise model; neither is the vanilla one. Documents
-are padded to the model's constant length, and padding takes part as tokens wherever there are blocks or pooling, as in the
-published code: it is part of the model. Tensors bear the published code's names.
+The encoder attends within blocks. Between layers it keeps the best of its vectors by trained scores (`layers/halving.py`), and the
+decoder attends to the kept vectors. With `block` only, it is the paper's Blockwise model; without `block` and pooling, the vanilla
+model. Documents are padded to the model's constant length. With blocks or pooling, padding is part of the model, as in the published
+code: it is processed like tokens. Tensors have the names of the published code.
 """
 
 import math
@@ -32,11 +32,11 @@ class Pyramidion(Family):
         self.scale = math.sqrt(dim)
 
     def forward(self, source, previous):
-        """Tokens (batch, ≤ source_length) and what precedes each place (batch, len), to logits (batch, len, symbols)."""
+        """Maps tokens (batch, ≤ source_length) and the previous target tokens (batch, len) to logits (batch, len, symbols)."""
         return self.decode(self.encoder(source).out, previous)[-1]
 
     def decode(self, memory, previous):
-        """The decoder's states, then logits."""
+        """Returns the decoder's states, then logits."""
         table = self.encoder.embed_tokens.weight
         x = self.scale * F.embedding(previous, table)
         if self.positions:
@@ -45,7 +45,7 @@ class Pyramidion(Family):
         return [*states, F.linear(self.decoder.finish(states[-1]), table)]
 
     def loss(self, source, previous, targets, share):
-        """`share` (batch) is what a nat of a row counts in the batch's mean over tokens, times the batch's rows."""
+        """Returns the mean loss per token. `share` (batch) is a row's weight in this mean, times the number of rows."""
         logits = self(source, previous).float()
         nats = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=PAD, reduction="none")
         loss = (nats.view(targets.shape).sum(1) * share).mean()
@@ -93,13 +93,13 @@ class Encoder(nn.Module):
             if index in self.plan:
                 x = self._pool(index, x, length)
             else:
-                x = F.pad(x, (0, 0, 0, length - x.shape[1]))  # in place of what was dropped
+                x = F.pad(x, (0, 0, 0, length - x.shape[1]))  # replaces the dropped vectors
             steps.states.append(x)
         steps.out = self.layer_norm(x) if hasattr(self, "layer_norm") else x
         return steps
 
     def _blocks(self, x, layer, padding):
-        """Each block for itself. What is left over behind the last whole block is dropped, as in the published code."""
+        """Runs a layer on each block separately. Drops the remainder after the last whole block, as in the published code."""
         if self.block is None:
             hidden = padding[:, None, None, :] if self.masks_padding else None
             return layer(x, hidden)
@@ -110,7 +110,7 @@ class Encoder(nn.Module):
         return layer(blocks, None).view(batch, count * size, dim)
 
     def _pool(self, index, x, length):
-        # In f32 whatever the precision of the rest: in bf16 thousands of scores would be equal.
+        # Always in f32: in bf16 thousands of scores would be equal.
         with torch.autocast(device_type=x.device.type, enabled=False):
             scores = torch.sigmoid(self.pooler.scorer[str(index)](x.float()).squeeze(2)) + EPSILON
             return halve(x, scores, length, self.plan[index], **self.halving)[0]
@@ -160,7 +160,7 @@ class Attention(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """Residuals with the norm behind them, or before the sub-layer with `pre_norm`."""
+    """An encoder layer. The norm follows the residual or, with `pre_norm`, precedes the sub-layer."""
 
     def __init__(self, architecture):
         super().__init__()
@@ -205,7 +205,7 @@ class DecoderLayer(EncoderLayer):
 
 
 def sinusoid(tokens, dim):
-    """fairseq's positions, (batch, len, dim): sines, then cosines; the n-th token that is no padding is at 2 + n."""
+    """Returns fairseq's positions (batch, len, dim): sines, then cosines. The n-th token without padding has position 2 + n."""
     step = math.log(10000) / (dim // 2 - 1)
     frequency = torch.exp(torch.arange(dim // 2, dtype=torch.float32, device=tokens.device) * -step)
     real = (tokens != PAD).long()

@@ -3,9 +3,9 @@
 The score of query i and key j is ((q_i + content_bias)·k_j + (q_i + distance_bias)·R_{i-j}) / sqrt(head_dim), where R is a
 learned projection of a sinusoid of the distance. Both biases belong to the model, not to a layer.
 
-Training spends half of its time here when windows are long, so the core is an autograd function of its own: queries go
-through in blocks (a block never looks at keys behind its last query, which saves nearly half of the square), the products
-with the distances are read through a strided view instead of being shifted by a copy, and the backward pass works in place.
+With long windows, training spends half of its time here, so the core is a separate autograd function. It processes queries in blocks; a
+block never reads keys after its last query, which saves nearly half of the square. A strided view of the products with the distances
+replaces a shifted copy. The backward pass works in place.
 """
 
 import math
@@ -19,7 +19,7 @@ QUERY_BLOCK = 128
 
 
 class Position(nn.Module):
-    """Parameters that all layers of all stacks share: the sinusoid's frequencies and the two query biases."""
+    """Parameters shared by all layers of all stacks: the sinusoid's frequencies and the two query biases."""
 
     def __init__(self, dim, heads, head_dim):
         super().__init__()
@@ -29,21 +29,21 @@ class Position(nn.Module):
         self.distance_bias = nn.Parameter(torch.zeros(heads, head_dim))
 
     def distances(self, length):
-        """Encodings of the distances length-1 … 0, in this order: (length, dim)."""
+        """Returns encodings of the distances length-1 … 0, in this order: (length, dim)."""
         distance = torch.arange(length - 1, -1, -1, device=self.inverse_frequency.device, dtype=torch.float32)
         angle = torch.outer(distance, self.inverse_frequency)  # (length, dim / 2), rounded to f32 as the reference does
         return torch.cat([angle.sin(), angle.cos()], dim=1)
 
 
 class RelativeAttention(nn.Module):
-    """One attention block with residual and post-norm: (batch, len, dim) to the same."""
+    """One attention block with residual and post-norm: (batch, len, dim) to (batch, len, dim)."""
 
     def __init__(self, dim, heads, head_dim, layer_norm_eps):
         super().__init__()
         self.heads, self.head_dim = heads, head_dim
         inner = heads * head_dim
         self.qkv = nn.Linear(dim, 3 * inner)
-        self.distance = nn.Linear(dim, inner, bias=False)  # a bias would shift all scores of a query alike: no effect
+        self.distance = nn.Linear(dim, inner, bias=False)  # a bias would shift all scores of a query equally, without effect
         self.output = nn.Linear(inner, dim)
         self.norm = nn.LayerNorm(dim, eps=layer_norm_eps)
         self.dropout = Dropout()
@@ -53,7 +53,7 @@ class RelativeAttention(nn.Module):
         qkv = self.qkv(x).view(batch, length, 3, self.heads, self.head_dim)
         query, key, value = qkv.permute(2, 3, 0, 1, 4).contiguous().unbind(0)  # (heads, batch, len, head_dim) each
         scale = 1 / math.sqrt(self.head_dim)
-        # Under autocast the projections are bfloat16 and the biases are not; the core wants one type.
+        # Under autocast the projections are bfloat16 and the biases are not; the core needs one type.
         content = ((query + position.content_bias[:, None, None, :]) * scale).to(query.dtype)
         distant = ((query + position.distance_bias[:, None, None, :]) * scale).to(query.dtype)
         # (heads, len, head_dim), farthest distance first
@@ -64,7 +64,7 @@ class RelativeAttention(nn.Module):
 
 
 class _RelativeAttention(torch.autograd.Function):
-    """softmax(content·keyᵀ + shift(distant·relativeᵀ))·value under a causal mask; all (heads, batch, len, head_dim)."""
+    """Computes softmax(content·keyᵀ + shift(distant·relativeᵀ))·value with a causal mask; all (heads, batch, len, head_dim)."""
 
     @staticmethod
     def forward(ctx, content, distant, key, value, relative):
@@ -118,20 +118,20 @@ class _RelativeAttention(torch.autograd.Function):
 
 
 def _align(by_distance, rows, count, keys):
-    """View columns of distances keys-1 … 0 as columns of keys 0 … keys-1: (rows, count, keys), without a copy.
+    """Views columns of distances keys-1 … 0 as columns of keys 0 … keys-1: (rows, count, keys), without a copy.
 
-    Query n of the block finds key j at column count-1-n+j, so a row of the view starts one element earlier than a row of
-    the storage. Keys behind the query land in the next row; the causal mask covers them.
+    Query n of the block has key j in column count-1-n+j, so a row of the view starts one element earlier than a row of the storage.
+    Keys after the query are in the next row; the causal mask covers them.
     """
     return by_distance.as_strided((rows, count, keys), (count * keys, keys - 1, 1), count - 1)
 
 
 def _unalign(by_key, count, keys):
-    """The transpose of `_align`: gradients by key, zero behind the query, back to columns of distances."""
+    """Transposes `_align`: returns gradients by key (zero after the query) as gradients by distance."""
     rows = by_key.shape[0]
     by_distance = by_key.new_zeros(rows, count * keys)
-    # Strided rows overlap in one element: a row's last key, which only the block's last query may see, and the next row's
-    # first. So the last key's column is left out here and set for the last query alone.
+    # Strided rows overlap in one element: a row's last key, which only the block's last query may read, and the next row's
+    # first. So this copy omits the last key's column, which is set for the last query only.
     shifted = by_distance[:, count - 1 : count - 1 + count * (keys - 1)].view(rows, count, keys - 1) if keys > 1 else None
     if shifted is not None:
         shifted.copy_(by_key[:, :, : keys - 1])

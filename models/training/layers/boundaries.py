@@ -1,7 +1,7 @@
-"""Where segments end: one class a source, made from the `boundaries` entry of a checkpoint's config.json.
+"""Boundary sources, one class each, created from the `boundaries` entry of a checkpoint's config.json.
 
-A source maps the symbols and the pre stack's output to booleans (batch, len), true where a segment ends. `offset` is where
-in its stream a window starts.
+A source maps the symbols and the pre stack's output to booleans (batch, len), true where a segment ends. `offset` is the start of the
+window in its text.
 """
 
 import torch
@@ -12,7 +12,7 @@ from .transformer import ACTIVATIONS
 
 
 class Whitespace(nn.Module):
-    """The separator belongs to the word before it."""
+    """Ends a segment with each separator: it belongs to the word before it."""
 
     def __init__(self, symbol_id):
         super().__init__()
@@ -23,7 +23,7 @@ class Whitespace(nn.Module):
 
 
 class Fixed(nn.Module):
-    """Positions 0, k, 2k … of the stream, so its first segment is one character long, whatever window is looked at."""
+    """Ends segments at positions 0, k, 2k … of the text. So the first segment has one character, for every window."""
 
     def __init__(self, every):
         super().__init__()
@@ -35,9 +35,9 @@ class Fixed(nn.Module):
 
 
 class Learned(nn.Module):
-    """A two-layer predictor on the pre stack's output; it ends a segment where its probability exceeds the threshold.
+    """A two-layer predictor on the pre stack's output. Ends a segment where its probability exceeds the threshold.
 
-    Weights learned under supervision and by Gumbel noise run alike; `sample` is the noisy variant of the latter.
+    Weights from supervised training and from training with Gumbel noise run in the same way; `sample` adds the noise of the latter.
     """
 
     def __init__(self, dim, hidden, threshold, activation):
@@ -48,7 +48,7 @@ class Learned(nn.Module):
         self.activation = ACTIVATIONS[activation]
 
     def logits(self, hidden):
-        # In f32 whatever the precision of the rest: a boundary is a decision, and its noise is finer than bf16.
+        # Always in f32: a boundary is a decision, and its noise is finer than bf16.
         with torch.autocast(device_type=hidden.device.type, enabled=False):
             return self.output(self.activation(self.hidden(hidden.float()))).squeeze(-1)  # (batch, len)
 
@@ -59,12 +59,12 @@ class Learned(nn.Module):
         return torch.sigmoid(logits) > self.threshold
 
     def sample(self, hidden, uniform):
-        """Boundaries with the predictor's probability, decided by `uniform` noise (batch, len) in [0, 1)."""
+        """Samples boundaries with the predictor's probability from `uniform` noise (batch, len) in [0, 1)."""
         return uniform > 1 - torch.sigmoid(self.logits(hidden))
 
 
 def boundary_source(settings, architecture, vocabulary):
-    """The module for `settings`, or None for a model without pooling."""
+    """Returns the module for `settings`, or None for a model without pooling."""
     kind = settings["kind"]
     if kind == "none":
         return None

@@ -1,7 +1,7 @@
-"""Randomness in the forward pass: dropout, and noise that decides boundaries.
+"""Random numbers of the forward pass: dropout, and noise that samples boundaries.
 
-All of it comes from a generator that is set anew for every step, from the run's seed, the step and the worker. So a resumed
-run meets the noise that it would have met, and so does one whose batch is shared by threads, whatever order they run in.
+The generator is seeded again for every step, from the run's seed, the step and the worker. So a resumed run gets the same noise as an
+uninterrupted one, and the order of threads that share a batch does not matter.
 """
 
 import numpy
@@ -10,14 +10,14 @@ from torch import nn
 
 
 class Noise:
-    """The generators of one model, one a device."""
+    """The random number generators of one model, one per device."""
 
     def __init__(self):
         self.seed, self.generators = 0, {}
 
-    def reseed(self, *place):
-        """Begin anew at a place, a few whole numbers ≥ 0."""
-        self.seed = int(numpy.random.SeedSequence(place).generate_state(1, numpy.uint64)[0])
+    def reseed(self, *position):
+        """Seeds the generators from integers ≥ 0."""
+        self.seed = int(numpy.random.SeedSequence(position).generate_state(1, numpy.uint64)[0])
         for generator in self.generators.values():
             generator.manual_seed(self.seed)
 
@@ -28,16 +28,16 @@ class Noise:
         return self.generators[device]
 
     def logistic(self, like):
-        """Standard logistic noise in f32: log u − log(1 − u), the difference of two Gumbel variables."""
+        """Returns standard logistic noise in f32: log u − log(1 − u), the difference of two Gumbel variables."""
         uniform = torch.rand(like.shape, generator=self.generator(like.device), device=like.device)
         return torch.logit(uniform, eps=torch.finfo(torch.float32).eps)
 
     def __deepcopy__(self, memo):
-        return Noise()  # a replica of a model draws its own
+        return Noise()  # a replica of a model has its own generators
 
 
 class Dropout(nn.Module):
-    """Inactive until `Family.prepare` gives it a rate and noise."""
+    """A dropout layer, inactive until `Family.prepare` sets its rate and noise."""
 
     def __init__(self):
         super().__init__()

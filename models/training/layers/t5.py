@@ -1,7 +1,7 @@
-"""T5's stack made causal, as Latent Segment Language Models use it three times (SPEC of the family, section 2).
+"""T5's stack with causal attention, which Latent Segment Language Models use three times (SPEC of the family, section 2).
 
-Pre-norm by root mean square, no biases, scores not divided by √head_dim, ReLU; one table of distance biases a stack. A stack
-with a memory also attends to that, without distances.
+Layers have RMS pre-norm, no biases, and ReLU; scores are not divided by √head_dim. Each stack has one table of distance biases. A stack
+with a memory also attends to the memory, without distances.
 """
 
 import torch
@@ -23,7 +23,7 @@ class RmsNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Norm and attention: what is to be added to the stream, of `out_dim`."""
+    """Norm and attention. Returns the vectors to add to the residual stream."""
 
     def __init__(self, shape, eps, taken, memory=None):
         super().__init__()
@@ -37,7 +37,7 @@ class Attention(nn.Module):
         self.dropout = Dropout()
 
     def forward(self, x, bias, memory=None):
-        """`bias` (…, heads or 1, len, keys) is added to the scores: distances, and −∞ for what is hidden."""
+        """Adds `bias` (…, heads or 1, len, keys) to the scores: distance biases, and −∞ for masked keys."""
         normed = self.norm(x)
         source = normed if memory is None else memory
         query, key, value = (self._split(part) for part in (self.query(normed), self.key(source), self.value(source)))
@@ -67,7 +67,7 @@ class Layer(nn.Module):
         self.attention = Attention(shape, eps, taken)
         self.memory = Attention(shape, eps, shape["dim"], memory) if memory else None
         self.feed_forward = FeedForward(shape, eps)
-        self.residual = taken == shape["dim"]  # between unequal widths there is none
+        self.residual = taken == shape["dim"]  # unequal widths have no residual
         self.dropout = Dropout()
 
     def forward(self, x, bias, memory, hidden):
@@ -79,7 +79,7 @@ class Layer(nn.Module):
 
 
 class Stack(nn.Module):
-    """Layers named by their numbers, a table of distance biases, a norm at the end. `taken` is the input's width."""
+    """Layers named by their index, a table of distance biases, and a final norm. `taken` is the input's width."""
 
     def __init__(self, shape, eps, taken=None, memory=None):
         super().__init__()
@@ -93,11 +93,14 @@ class Stack(nn.Module):
         self._initialise()
 
     def forward(self, x, visible=None, memory=None, memory_visible=None):
-        """(batch, len, taken) to (batch, len, dim). `visible` (batch, len, len) is what may be attended to besides being
-        earlier, `memory_visible` (batch, len, memory) what of the memory."""
+        """Maps (batch, len, taken) to (batch, len, dim).
+
+        Attention reads earlier positions where `visible` (batch, len, len) is true, and memory where `memory_visible`
+        (batch, len, memory) is true.
+        """
         length = x.shape[1]
-        place = torch.arange(length, device=x.device)
-        distance = place.unsqueeze(1) - place
+        position = torch.arange(length, device=x.device)
+        distance = position.unsqueeze(1) - position
         bias = self.distance_bias(self._bucket(distance.clamp(min=0))).permute(2, 0, 1).float()  # (heads, len, len)
         seen = distance >= 0 if visible is None else (distance >= 0) & visible.unsqueeze(1)
         bias = bias.masked_fill(~seen, float("-inf"))
@@ -114,7 +117,7 @@ class Stack(nn.Module):
         return bucket(distance, count, self.shape["max_distance"])
 
     def _initialise(self):
-        """T5's: deviations that keep a sum's size; queries smaller, since scores are not divided."""
+        """Initialises weights as T5: deviations keep the size of sums; queries are smaller because scores are not divided."""
         for name, weight in self.named_parameters():
             if weight.dim() == 2:
                 std = weight.shape[1] ** -0.5

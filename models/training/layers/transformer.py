@@ -6,7 +6,7 @@ from torch import nn
 from .attention import RelativeAttention
 from .noise import Dropout
 
-ACTIVATIONS = {"gelu": F.gelu, "relu": F.relu}  # gelu is the exact one, by erf
+ACTIVATIONS = {"gelu": F.gelu, "relu": F.relu}  # gelu is exact, with erf
 
 
 class FeedForward(nn.Module):
@@ -36,7 +36,7 @@ class Layer(nn.Module):
 
 
 class Stack(nn.ModuleList):
-    """Layers that run at one resolution; distances count the positions of this stack, be they characters or segments."""
+    """Layers of one resolution. Distances count the positions of this stack, characters or segments."""
 
     def __init__(self, count, architecture):
         super().__init__([Layer(architecture) for _ in range(count)])

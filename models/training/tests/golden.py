@@ -1,7 +1,7 @@
-"""Where the reference implementations' outputs are, and how closely they must be met.
+"""Finds the outputs of the reference implementations and compares tensors with them.
 
-`tests/golden/NAME` of the repository where it is there; else `$WEIR_FIXTURES/FAMILY/fixtures`. Where there is neither, the tests
-that need them are skipped, and say so.
+The fixtures are in `tests/golden/NAME` of the repository, otherwise in `$WEIR_FIXTURES/FAMILY/fixtures`. Without both folders, the tests
+that need them are skipped with a message.
 """
 
 import json
@@ -16,7 +16,7 @@ REPOSITORY = Path(__file__).parents[3] / "tests/golden"
 
 
 def folder(family, *names):
-    """The fixtures' folder, or None; `names` are what the repository may call it."""
+    """Returns the fixtures' folder, or None. `names` are other names of the folder in the repository."""
     candidates = [REPOSITORY / name for name in (*names, family)]
     if "WEIR_FIXTURES" in os.environ:
         candidates.append(Path(os.environ["WEIR_FIXTURES"]) / family / "fixtures")
@@ -24,18 +24,18 @@ def folder(family, *names):
         if candidate.is_dir():
             return candidate
     print(f"\nSKIPPED: no outputs of the reference implementation for {family}; "
-          "name their folder in WEIR_FIXTURES", file=sys.stderr)  # fmt: skip
+          "set WEIR_FIXTURES to their folder", file=sys.stderr)  # fmt: skip
     return None
 
 
 def cases(family, *names):
-    """{name: folder} of all cases that have weights."""
+    """Returns {name: folder} of all cases with weights."""
     found = folder(family, *names)
     return {path.name: path for path in sorted(found.iterdir()) if (path / "config.json").exists()} if found else {}
 
 
 def read(case):
-    """(official arguments, official weights, golden outputs)."""
+    """Returns the official arguments, the official weights and the golden outputs."""
     config = json.loads((case / "config.json").read_text(encoding="utf-8"))
     weights = safetensors_file.read(case / "model.safetensors") if (case / "model.safetensors").exists() else {}
     return config, weights, safetensors_file.read(case / "golden.safetensors")
@@ -48,8 +48,8 @@ class GoldenTest(unittest.TestCase):
 
 
 def add_cases(test_class, found, method="check"):
-    """One test a case; one that is skipped if there are none."""
+    """Adds one test per case, or one skipped test if there are no cases."""
     for name, path in found.items():
         setattr(test_class, f"test_{name}", lambda self, path=path: getattr(self, method)(path))
     if not found:
-        test_class.test_nothing = unittest.skip("the fixtures are not here")(lambda self: None)
+        test_class.test_nothing = unittest.skip("no fixtures found")(lambda self: None)

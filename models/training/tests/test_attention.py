@@ -1,4 +1,4 @@
-"""The blocked attention against the formula written out, values and gradients."""
+"""Compares values and gradients of the blocked attention with a direct implementation of the formula."""
 
 import unittest
 
@@ -8,7 +8,7 @@ from training.layers import attention
 
 
 def plain(content, distant, key, value, relative):
-    """The same scores, one query and one key at a time."""
+    """Computes the attention without blocks and without a strided view."""
     length = key.shape[2]
     by_key = content @ key.transpose(-1, -2)  # (heads, batch, len, len)
     by_distance = distant @ relative.flip(1).transpose(-1, -2).unsqueeze(1)  # (heads, batch, len, distance)
@@ -38,8 +38,8 @@ class Attention(unittest.TestCase):
         slow = plain(*inputs)
         slow_gradients = torch.autograd.grad((slow * weight).sum(), inputs)
         self.assertLess(float((fast - slow).detach().abs().max()), 1e-12)
-        for ours, theirs in zip(fast_gradients, slow_gradients):
-            self.assertLess(float((ours - theirs).abs().max()), 1e-12)
+        for fast_gradient, slow_gradient in zip(fast_gradients, slow_gradients):
+            self.assertLess(float((fast_gradient - slow_gradient).abs().max()), 1e-12)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Readers of packages' formats on files made here, and how a corpus is cut."""
+"""Tests the readers of package formats on generated files, and the splits of a corpus."""
 
 import gzip
 import json
@@ -50,7 +50,7 @@ class Readers(unittest.TestCase):
         (self.root / "devil.dict.dz").write_bytes(gzip.compress(b"ABASEMENT, n. A decent attitude"))
         self.assertEqual(list(sources.dictionary(self.root)), ["ABASEMENT, n. A decent attitude"])
 
-    def test_packages_that_are_there_are_not_fetched(self):
+    def test_existing_packages_are_not_fetched(self):
         (self.root / "a.txt").write_text("a")
         with tarfile.open(self.root / "some-poems-1.0.0.tgz", "w:gz") as archive:
             archive.add(self.root / "a.txt", "package/a.txt")
@@ -79,7 +79,7 @@ class Corpus(unittest.TestCase):
     def test_text8(self):
         self.assertEqual(corpus.normalise("  Café №19,\n x\u0301y—Z "), "cafe no one nine xy z")
 
-    def test_tails_are_cut_at_spaces_and_nothing_is_lost(self):
+    def test_splits_are_cut_at_spaces_and_lose_nothing(self):
         chance = random.Random(3)
         words = ["".join(chance.choices("abc", k=chance.randint(1, 9))) for _ in range(2000)]
         train, valid, test = corpus.split(" ".join(words), 1000, 2000)
@@ -87,18 +87,18 @@ class Corpus(unittest.TestCase):
         self.assertTrue(2000 <= len(test) < 2010 and 990 < len(valid) < 1010)
         self.assertEqual(corpus.split("a b", 0, 0), ("a b", "", ""))
 
-    def test_poems_are_shared_out(self):
+    def test_splits_of_poems(self):
         chance = random.Random(4)
         characters = [chr(code) for code in range(0x4E00, 0x4F00)]
         sentence = lambda: "".join(chance.choices(characters, k=12)) + "。"  # noqa: E731
         files = [[sentence() + sentence() for _ in range(100)] for _ in range(3)]
         held = files[0][-1]
-        spoilt = ["山（缺）水。", files[0][0].replace("。", "，"), sentence() + held[13:]]
-        splits = chinese.shared_out([files[0], spoilt + files[1], files[2]])
+        excluded = ["山（缺）水。", files[0][0].replace("。", "，"), sentence() + held[13:]]
+        splits = chinese.shared_out([files[0], excluded + files[1], files[2]])
         for split, part in (("train", slice(40)), ("valid", slice(40, 70)), ("test", slice(70, 100))):
             self.assertEqual(splits[split], [poem for poems in files for poem in poems[part]])
 
-    def test_blocks_of_poems_are_shuffled_and_nothing_is_lost(self):
+    def test_blocks_of_poems_are_shuffled_and_lose_nothing(self):
         poems = [f"{chr(0x4E00 + n)}" * 600 for n in range(200)]
         blocks = chinese.shuffled(poems)
         self.assertEqual(sorted(poem for block in blocks for poem in block), sorted(poems))

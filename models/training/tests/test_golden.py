@@ -1,7 +1,7 @@
-"""The forward pass against outputs of the reference implementation, on every fixture.
+"""Compares the forward pass with outputs of the reference implementation on every fixture.
 
-Run from `models/`: `python -m unittest discover -t . -s training/tests`. `WEIR_GOLDEN` names the fixtures' folder
-where it is not the repository's own.
+Run from `models/`: `python -m unittest discover -t . -s training/tests`. `WEIR_GOLDEN` names the fixtures' folder if it is not the
+repository's own.
 """
 
 import json
@@ -15,7 +15,7 @@ from training import safetensors_file
 from training.families import build
 
 GOLDEN = Path(os.environ.get("WEIR_GOLDEN", Path(__file__).parents[3] / "tests/golden/dynamic-pooling"))
-SHORT, LONG, BETWEEN = 2e-5, 1e-4, 5e-5  # tolerances: logits, logits of the 2,048 characters, everything on the way
+SHORT, LONG, BETWEEN = 2e-5, 1e-4, 5e-5  # tolerances: logits, logits of the 2,048 characters, intermediate values
 PREDICTORS = ("unigram", "entropy", "gumbel")
 STACKS = ("pre", "middle", "post")
 RENAMED = {
@@ -38,7 +38,7 @@ RENAMED = {
 
 
 def weir_config(official):
-    """A fixture's constructor arguments as a checkpoint's config.json."""
+    """Converts a fixture's constructor arguments into a checkpoint's config.json."""
     kind, symbols = official["boundaries_type"], official["vocab"]
     boundaries = {"kind": "none"}
     if kind == "whitespaces":
@@ -67,7 +67,7 @@ def weir_config(official):
 
 
 def weir_tensors(official):
-    """A fixture's weights under weir's names; the distance projection's bias has no effect and no place."""
+    """Returns a fixture's weights under weir's names, without the distance projection's bias, which has no effect."""
     tensors = {}
     for name, tensor in official.items():
         if name.endswith("r_net.bias"):
@@ -122,8 +122,8 @@ class Golden(unittest.TestCase):
 
     def check_long(self, model, golden):
         steps = model.trace(golden["long.ids"].long().unsqueeze(0))
-        at = golden["long.positions"].long()
-        self.assert_near(steps.logits[0, at], golden["long.logits"], LONG, "long logits")
+        positions = golden["long.positions"].long()
+        self.assert_near(steps.logits[0, positions], golden["long.logits"], LONG, "long logits")
         if "long.boundaries" in golden:
             self.assertTrue(torch.equal(steps.boundaries[0].byte(), golden["long.boundaries"]))
 

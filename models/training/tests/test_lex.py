@@ -1,4 +1,4 @@
-"""The decoder's forward pass against torchscale's, on every fixture."""
+"""Compares the decoder's forward pass with torchscale's on every fixture."""
 
 import torch
 
@@ -54,14 +54,14 @@ def weir_tensors(official, config):
         tensors["head.weight"] = official["output_projection.weight"]
     buckets = official.get("self_attn_relative_position.relative_attention_bias.weight")
     if buckets is not None:
-        tensors["position.bias"] = buckets[: len(buckets) // 2]  # the others are for keys behind the query
+        tensors["position.bias"] = buckets[: len(buckets) // 2]  # the other half is for keys after the query
     for index in range(config["architecture"]["layers"]):
         for kind in ("weight", "bias"):
             parts = [official[f"layers.{index}.self_attn.{letter}_proj.{kind}"] for letter in "qkv"]
             tensors[f"layers.{index}.attention.qkv.{kind}"] = torch.cat(parts)
-            for theirs, ours in NAMES.items():
-                if f"layers.{index}.{theirs}.{kind}" in official:
-                    tensors[f"layers.{index}.{ours}.{kind}"] = official[f"layers.{index}.{theirs}.{kind}"]
+            for official_name, name in NAMES.items():
+                if f"layers.{index}.{official_name}.{kind}" in official:
+                    tensors[f"layers.{index}.{name}.{kind}"] = official[f"layers.{index}.{official_name}.{kind}"]
     return tensors
 
 
@@ -72,8 +72,8 @@ class Lex(golden.GoldenTest):
             return self.check_operator(official, expected)
         config = weir_config(official)
         model = build(config).eval()
-        given = {name: tensor for name, tensor in model.state_dict().items() if name in ("position.slopes", "position.frequency")}
-        model.load_state_dict({**weir_tensors(weights, config), **given})
+        buffers = {name: tensor for name, tensor in model.state_dict().items() if name in ("position.slopes", "position.frequency")}
+        model.load_state_dict({**weir_tensors(weights, config), **buffers})
         with torch.no_grad():
             steps = model.trace(expected["tokens"].long())
         self.assert_near(steps.logits, expected["logits"], TOLERANCE, "logits")
@@ -85,25 +85,25 @@ class Lex(golden.GoldenTest):
                 self.assert_near(actual, expected[f"layer.{index}.out"], TOLERANCE, f"layer {index}")
 
     def check_operator(self, official, expected):
-        """xPos by itself, over distances that are too long for a model of a test."""
+        """Checks xPos alone, over distances that are too long for a test model."""
         for case in official["cases"]:
             prefix = f"{case['id']}."
             values = {name[len(prefix) :]: value for name, value in expected.items() if name.startswith(prefix)}
             with self.subTest(case=case["id"]):
-                self.compare_turned(Rotary(case["head_dim"], case["scale_base"]), case, values)
+                self.compare_rotated(Rotary(case["head_dim"], case["scale_base"]), case, values)
 
-    def compare_turned(self, scheme, case, values):
+    def compare_rotated(self, scheme, case, values):
         length = case["key_len"]
         rows = values["q_rows"].long(), values["k_rows"].long()
         inputs = [torch.zeros(2, 1, length, case["head_dim"]) for _ in rows]
-        for whole, at, part in zip(inputs, rows, (values["q"], values["k"])):
-            whole[:, 0, at] = part
-        query, key = (whole[:, 0, at].double() for whole, at in zip(scheme.turn(*inputs), rows))
+        for tensor, positions, part in zip(inputs, rows, (values["q"], values["k"])):
+            tensor[:, 0, positions] = part
+        query, key = (tensor[:, 0, positions].double() for tensor, positions in zip(scheme.rotate(*inputs), rows))
         scores = query @ key.transpose(1, 2)
-        # Relative to what is summed: far keys' scores are vast, and sums of numbers that cancel.
+        # Relative to the size of the summands: scores of distant keys are sums of large numbers that cancel.
         size = query.norm(dim=2).unsqueeze(2) * key.norm(dim=2).unsqueeze(1)
         error = ((scores - values["scores"]).abs() / size).max()
-        # The reference rounds an angle of n to f32, which is off by n · 6e-8.
+        # The reference rounds an angle of n to f32, with an error of n · 6e-8.
         self.assertLess(float(error), 2e-7 * max(10, length))
         if case["centre_min_pos"] == -(length // 2):
             close = (query - values["q_out"]).abs() / values["q_out"].norm(dim=2, keepdim=True)

@@ -1,4 +1,4 @@
-"""LSLM's forward pass against the reference, on every fixture: boundaries, pooling, layout, logits, bits per character."""
+"""Compares LSLM's forward pass with the reference on every fixture: boundaries, pooling, layout, logits, bits per character."""
 
 import itertools
 import math
@@ -23,12 +23,12 @@ MARKS = {
 
 
 def weir_config(official):
-    specials = {ours: official[theirs] for ours, theirs in MARKS.items()}
+    specials = {mark: official[key] for mark, key in MARKS.items()}
     vocabulary = {"symbols": official.get("vocab"), "specials": specials}
     if official["vocab_type"] == "byte":
         vocabulary = {"bytes": True, "first_byte": official["byte_offset"], "specials": specials}
     pooling, widths = official["pooling"], official["width_matching"]
-    architecture = {ours: stack(official[theirs]) for theirs, ours in STACKS.items()}
+    architecture = {name: stack(official[key]) for key, name in STACKS.items()}
     return {
         "family": "lslm",
         "vocabulary": vocabulary,
@@ -93,8 +93,8 @@ class Lslm(golden.GoldenTest):
         self.assert_near(steps.hidden[0], expected["h"], HIDDEN, "token encoder")
         self.assert_near(steps.pooled[0], expected["s"], HIDDEN, "pooled")
         self.assert_near(steps.context[0], expected["s_ctx"], HIDDEN, "context encoder")
-        for ours, theirs in (("inputs", "input_ids"), ("targets", "target_ids"), ("segment", "segment")):
-            self.assertTrue(torch.equal(getattr(steps, ours)[0].int(), expected[f"dec.{theirs}"]), ours)
+        for name, key in (("inputs", "input_ids"), ("targets", "target_ids"), ("segment", "segment")):
+            self.assertTrue(torch.equal(getattr(steps, name)[0].int(), expected[f"dec.{key}"]), name)
         self.assert_near(steps.logits[0], expected["dec.logits"], LOGITS, "logits")
         *actual, text = self.model.bits(steps)
         for bits, name in zip(actual, ("bpc_paper", "bpc_joint", "bpc_renormalised"), strict=True):
@@ -102,7 +102,7 @@ class Lslm(golden.GoldenTest):
         self.assertAlmostEqual(text / (score["T"] - 2), score["bits_per_char_no_eos"], delta=BITS)
 
     def check_long(self, expected):
-        """A text that goes on: the last place has no target."""
+        """Checks a text that has not ended: its last place has no target."""
         ids = expected["long.ids"].long().unsqueeze(0)
         steps = self.model.trace(ids[:, 1:], ended=False)
         self.assertTrue(torch.equal(steps.boundaries[0].int(), expected["long.z"]))
@@ -118,25 +118,25 @@ class Lslm(golden.GoldenTest):
         self.assert_near(steps.pooled[0], expected["s"], HIDDEN, "forced pooling")
 
     def check_replay(self, expected, prefix):
-        """Scoring a generated text with its boundaries gives the logits that it was sampled from."""
+        """Checks that scoring a generated text with its boundaries gives the logits it was sampled from."""
         prompt, text = expected[f"{prefix}prompt_ids"].long(), expected[f"{prefix}text_ids"].long()
         z, first = expected[f"{prefix}z"].bool(), expected[f"{prefix}first_logits"]
         ids = torch.cat([prompt, text])[: len(z)]
         steps = self.model.trace(ids[1:].unsqueeze(0), boundaries=z.unsqueeze(0), ended=False)
-        start = len(prompt) - 1 + int(z[: len(prompt)].sum()) - 1  # the place that the first symbol was drawn from
+        start = len(prompt) - 1 + int(z[: len(prompt)].sum()) - 1  # the place from which the first symbol was sampled
         self.assert_near(steps.logits[0, start : start + len(first)], first, LOGITS, f"{prefix} logits")
 
 
 class Generation(golden.GoldenTest):
-    """Greedy text of the reference, pick by pick, in both modes."""
+    """Compares greedy text with the reference, pick by pick, in both modes."""
 
     def check(self, case):
         official, weights, expected = golden.read(case)
         model = build(weir_config(official)).eval()
         model.load_state_dict({weir_name(name): tensor for name, tensor in weights.items()})
-        found = sorted({name.rsplit(".", 1)[0] for name in expected if name.startswith("gen.")})
-        self.assertGreaterEqual(len(found), 6)
-        for name in found:
+        names = sorted({name.rsplit(".", 1)[0] for name in expected if name.startswith("gen.")})
+        self.assertGreaterEqual(len(names), 6)
+        for name in names:
             with self.subTest(name):
                 prompt, events, z = (expected[f"{name}.{key}"].tolist() for key in ("prompt_ids", "events", "z"))
                 model.driver = name.rsplit(".", 1)[1]
@@ -147,7 +147,7 @@ class Generation(golden.GoldenTest):
 
 
 class Replay(unittest.TestCase):
-    """A model of no training: what it writes is what the forward pass over it says, place by place."""
+    """Checks, with an untrained model, that greedy picks are the most probable symbols of the forward pass at each place."""
 
     def test_greedy_picks_are_likeliest(self):
         torch.manual_seed(5)
@@ -171,7 +171,7 @@ class Replay(unittest.TestCase):
             self.assertEqual(model.trace(ids, ended=False).boundaries[0].tolist(), cuts)
         first = len(prompt) + sum(cuts[: len(prompt) + 1]) - 1  # the place of the first pick
         places = [place for place in range(first, steps.logits.shape[1]) if steps.targets[0, place] >= 0]
-        if by_predictor:  # marks are never picked: their places have none
+        if by_predictor:  # marks are never picked, so their places have no pick
             places = [place for place in places if steps.targets[0, place] != model.marks["segment_end"]]
         self.assertEqual(len(places), len(picks))
         for place, pick in zip(places, picks):
@@ -182,13 +182,13 @@ class Replay(unittest.TestCase):
 
 
 class After(unittest.TestCase):
-    def test_at_first_boundaries_are_drawn_by_the_prior(self):
-        """And teach the predictor nothing; from the update named on, it is what decides."""
+    def test_prior_draws_boundaries_before_update_after(self):
+        """The prior draws boundaries before update `after`, and the predictor learns nothing. Then the predictor decides."""
         recipe = {"elbo": {"prior": 0.2, "beta": 2.0, "divergence": "rate", "costs": True, "after": 3}}
         model, ids = build(tiny("lslm-dp")["model"]), torch.randint(5, 30, (64, 64))
         model.prepare(recipe)
         for step in range(5):
-            model.at(1, step, 0)
+            model.set_step(1, step, 0)
             model.zero_grad()
             loss, logged = model.loss(ids, ids)
             loss.backward()
@@ -217,39 +217,39 @@ class Costs(unittest.TestCase):
         zero = elbo.costs(steps, self.mark)
         self.assertEqual(float(zero.detach()), 0.0)
         zero.backward()
-        self.assertEqual(float(leaf.grad[0, 0]), 0.0)  # the start mark always is a segment
+        self.assertEqual(float(leaf.grad[0, 0]), 0.0)  # the start mark is always a segment
         return leaf.grad[0, 1:]
 
-    def test_gradients_are_what_each_boundary_costs(self):
-        for ends in (True, False):  # what follows a last segment that ended is the end
+    def test_gradients_are_the_cost_of_each_boundary(self):
+        for ends in (True, False):  # the end mark follows a last segment that ended
             ids, z, logits = torch.randint(5, 30, (9,)), torch.rand(9) < 0.4, torch.randn(9) - 1
-            z[3], logits[3], z[8] = True, -6.0, ends  # a boundary that hardly ever is
-            found = self.slopes(ids, z, logits)
+            z[3], logits[3], z[8] = True, -6.0, ends  # a boundary with a very low probability
+            slopes = self.slopes(ids, z, logits)
             for t in range(9):
                 with_it, marked = self.nats_behind(ids, z, t, True)
                 without, unmarked = self.nats_behind(ids, z, t, False)
                 p = float(torch.sigmoid(logits[t]))
-                expected = marked - unmarked + float(z[t]) / max(p, elbo.LEAST) * (with_it - without)
-                self.assertAlmostEqual(float(found[t]), p * (1 - p) * expected, places=4, msg=(ends, t))
+                expected = marked - unmarked + float(z[t]) / max(p, elbo.MIN_PROBABILITY) * (with_it - without)
+                self.assertAlmostEqual(float(slopes[t]), p * (1 - p) * expected, places=4, msg=(ends, t))
 
-    def test_over_all_samples_the_last_boundary_has_the_gradient_of_the_likelihood(self):
-        """Nothing comes after what follows it, and the expectation over 2⁵ samples has a derivative of its own."""
+    def test_expected_gradient_of_the_last_boundary(self):
+        """Over all 2⁵ samples, the last boundary has the gradient of the expected likelihood, because it has no later effects."""
         ids, logits = torch.randint(5, 30, (5,)), torch.randn(5).requires_grad_()
-        p, nats, found = torch.sigmoid(logits), 0.0, 0.0
-        self.assertGreater(float(p.detach().min()), elbo.LEAST)
+        p, nats, slopes = torch.sigmoid(logits), 0.0, 0.0
+        self.assertGreater(float(p.detach().min()), elbo.MIN_PROBABILITY)
         for ends in itertools.product((False, True), repeat=5):
             z = torch.tensor(ends)
             chance = torch.where(z, p, 1 - p).prod()
             with torch.no_grad():
                 steps = self.model.trace(ids.unsqueeze(0), boundaries=torch.cat([z.new_ones(1), z]).unsqueeze(0))
                 scores = steps.logits[0].log_softmax(-1)
-                there = steps.targets[0] >= 0
-                spent = -scores[there].gather(1, steps.targets[0, there].unsqueeze(1)).sum()
+                scored = steps.targets[0] >= 0
+                spent = -scores[scored].gather(1, steps.targets[0, scored].unsqueeze(1)).sum()
             nats = nats + chance * spent
-            found = found + chance.detach() * self.slopes(ids, z, logits.detach())
+            slopes = slopes + chance.detach() * self.slopes(ids, z, logits.detach())
         nats.backward()
-        self.assertAlmostEqual(float(found[4]), float(logits.grad[4]), places=4)
-        self.assertNotAlmostEqual(float(found[0]), float(logits.grad[0]), places=2)  # more comes after the first
+        self.assertAlmostEqual(float(slopes[4]), float(logits.grad[4]), places=4)
+        self.assertNotAlmostEqual(float(slopes[0]), float(logits.grad[0]), places=2)  # the first boundary has later effects
 
     def test_the_loss_has_them_by_the_symbol(self):
         recipe, ids = {"elbo": {"prior": 0.3, "beta": 2.0, "divergence": "rate"}}, torch.randint(5, 30, (3, 12))

@@ -1,4 +1,4 @@
-"""The summarizer's encoder, pooling and decoder against the published code, on every fixture; successive halving by itself."""
+"""Compares the summarizer with the published code on every fixture: encoder, pooling, decoder; tests successive halving alone."""
 
 import ast
 import unittest
@@ -66,42 +66,42 @@ class Pyramidion(golden.GoldenTest):
             self.check_generation(model, expected, name, settings)
 
     def check_generation(self, model, expected, name, settings):
-        asked = {"beam": settings["beam"], "length_penalty": settings["lenpen"], "min_tokens": settings["min_len"],
+        options = {"beam": settings["beam"], "length_penalty": settings["lenpen"], "min_tokens": settings["min_len"],
                  "max_tokens": settings["max_len_b"]}  # fmt: skip
         for row, source in enumerate(expected["src_tokens"]):
-            found = beam.search(model, source, asked)
-            self.assertEqual(len(found), settings["beam"])
-            for place, (ids, score) in enumerate(found):
-                length = int(expected[f"{name}.lengths"][row, place])
-                self.assertEqual(ids, expected[f"{name}.tokens"][row, place, :length].tolist())
-                self.assertAlmostEqual(score, float(expected[f"{name}.scores"][row, place]), places=4)
+            results = beam.search(model, source, options)
+            self.assertEqual(len(results), settings["beam"])
+            for rank, (ids, score) in enumerate(results):
+                length = int(expected[f"{name}.lengths"][row, rank])
+                self.assertEqual(ids, expected[f"{name}.tokens"][row, rank, :length].tolist())
+                self.assertAlmostEqual(score, float(expected[f"{name}.scores"][row, rank]), places=4)
 
     def check_operator(self, official, expected):
         for case in official["cases"]:
-            at = case["id"]
-            arguments = (expected[f"{at}.E"], expected[f"{at}.v"], case["input_len"], case["pooled_len"])
-            with self.subTest(case=at):
+            name = case["id"]
+            arguments = (expected[f"{name}.E"], expected[f"{name}.v"], case["input_len"], case["pooled_len"])
+            with self.subTest(case=name):
                 if case["status"] != "ok" or case["returned_len"] != case["pooled_len"]:
                     self.assertRaises(ValueError, halve, *arguments)
                     continue
                 vectors, scores = halve(*arguments, case["flip_right"], case["sort_back"])
-                self.assert_near(vectors, expected[f"{at}.out"], STATES, "vectors")
-                self.assert_near(scores, expected[f"{at}.scores_out"], STATES, "scores")
+                self.assert_near(vectors, expected[f"{name}.out"], STATES, "vectors")
+                self.assert_near(scores, expected[f"{name}.scores_out"], STATES, "scores")
 
 
 class Repeats(unittest.TestCase):
-    def test_no_run_of_tokens_comes_twice(self):
+    def test_tokens_that_would_repeat_a_sequence(self):
         self.assertEqual(beam.repeats([5, 6, 7, 5, 6], 3), [7])
         self.assertEqual(beam.repeats([5, 5, 5], 3), [5])
         self.assertEqual(beam.repeats([5, 6, 5, 7, 5], 2), [6, 7])
         self.assertEqual(beam.repeats([5, 6], 3), [])
         self.assertEqual(beam.repeats([5, 5, 5], 0), [])
 
-    def test_a_search_keeps_to_it(self):
-        """A model that would write the same token for ever."""
+    def test_search_excludes_repeats(self):
+        """Searches with a model that always prefers the same token."""
         model = SimpleNamespace(encoder=lambda source: SimpleNamespace(out=torch.zeros(1, 1, 1)), decode=constant)
-        asked = {"beam": 2, "length_penalty": 1.0, "min_tokens": 6, "max_tokens": 6}
-        free, ruled = (beam.search(model, torch.zeros(1), {**asked, "no_repeat_ngram": n})[0][0] for n in (0, 2))
+        options = {"beam": 2, "length_penalty": 1.0, "min_tokens": 6, "max_tokens": 6}
+        free, ruled = (beam.search(model, torch.zeros(1), {**options, "no_repeat_ngram": n})[0][0] for n in (0, 2))
         self.assertEqual(free, [5] * 6 + [beam.EOS])
         runs = list(zip(ruled, ruled[1:]))
         self.assertEqual(len(set(runs)), len(runs))

@@ -1,4 +1,4 @@
-"""Configurations are looked through; the parts of the recipes by themselves: labels, spikes, the priors."""
+"""Tests the checks of configurations, and parts of the recipes: labels, spikes and priors."""
 
 import copy
 import json
@@ -19,25 +19,25 @@ CONFIGS = [json.loads(path.read_text()) for path in sorted((Path(__file__).paren
 
 
 class Configurations(unittest.TestCase):
-    def refused(self, config, message):
+    def assert_rejected(self, config, message):
         with self.assertRaisesRegex(ValueError, message):
             recipes.checked(config)
 
-    def test_all_of_the_repository_are_sound_and_use_what_they_need(self):
+    def test_configurations_of_the_repository_are_valid_and_minimal(self):
         for config in CONFIGS:
             self.assertIs(recipes.checked(config), config["training"])
             for part in ("model", "training"):
                 for key in set(config[part]) - recipes.OTHER - {"boundaries"}:
                     short = copy.deepcopy(config)
                     del short[part][key]
-                    self.refused(short, key)
+                    self.assert_rejected(short, key)
 
-    def test_what_nothing_reads_is_refused(self):
+    def test_unknown_keys_are_rejected(self):
         for config in CONFIGS:
             for part in ("model", "training"):
                 more = copy.deepcopy(config)
                 more[part]["stges"] = 1
-                self.refused(more, f"{part} has unknown keys: stges")
+                self.assert_rejected(more, f"{part} has unknown keys: stges")
 
     def test_values(self):
         wrong = {
@@ -50,16 +50,16 @@ class Configurations(unittest.TestCase):
             for value in values:
                 config = copy.deepcopy(next(config for config in CONFIGS if "stages" in config["training"]))
                 config["training"][key] = value
-                self.refused(config, key if key != "stages" else "stage")
+                self.assert_rejected(config, key if key != "stages" else "stage")
 
     def test_a_model_that_cannot_be_built(self):
         for config in CONFIGS:
             short = copy.deepcopy(config["model"])
             del short["architecture"]["heads" if "heads" in short["architecture"] else "token"]
-            self.assertRaisesRegex(ValueError, "has no '(heads|token)'", build, short)
+            self.assertRaisesRegex(ValueError, "configuration key '(heads|token)' is missing", build, short)
         wrong = copy.deepcopy(CONFIGS[0]["model"])
         wrong["architecture"]["heads"] = "six"
-        self.assertRaisesRegex(ValueError, "a value of another kind", build, wrong)
+        self.assertRaisesRegex(ValueError, "a configuration value has the wrong type", build, wrong)
         self.assertRaisesRegex(ValueError, "unknown family 'rnn', expected one of hourglass", build, {"family": "rnn"})
 
     def test_files(self):
@@ -73,7 +73,7 @@ class Configurations(unittest.TestCase):
 
 
 class Labels(unittest.TestCase):
-    def test_a_piece_ends_with_its_last_character_the_last_with_the_space(self):
+    def test_pieces_end_with_a_character_and_words_with_the_space(self):
         pieces = {"unable": ["\u2581un", "able"], "cat": ["\u2581cat"], "dogs": ["\u2581", "dog", "s"]}
         text = "unable cat  dogs "
         labels = subwords.labels(text, pieces.__getitem__)
@@ -92,7 +92,7 @@ class Labels(unittest.TestCase):
 
 class Spikes(unittest.TestCase):
     def test_above_the_two_before(self):
-        # probabilities (p, 1 − p): the nearer to one half, the more entropy
+        # probabilities (p, 1 − p): entropy is higher the closer p is to one half
         p = torch.tensor([[0.9, 0.8, 0.85, 0.7, 0.75, 0.6, 0.6]])
         logits = torch.stack([p.log(), (1 - p).log()], dim=-1)
         self.assertEqual(spikes(logits, 2).int().tolist(), [[1, 1, 0, 1, 0, 1, 0]])
@@ -116,8 +116,8 @@ class Priors(unittest.TestCase):
         expected = mean * math.log(mean / 0.7) + (1 - mean) * math.log((1 - mean) / 0.3)
         self.assertAlmostEqual(float(elbo.rate(logits, 0.7)), expected, places=5)
 
-    def test_a_rate_of_none_is_left_again(self):
-        """However sure the predictor is that nothing ends, there is a gradient towards the prior."""
+    def test_rate_of_zero_has_a_gradient(self):
+        """A predictor that is certain of no boundaries still has a gradient towards the prior."""
         logits = torch.full((4,), -40.0, requires_grad=True)
         elbo.rate(logits, 0.2).backward()
         self.assertTrue(bool((logits.grad < 0).all()))

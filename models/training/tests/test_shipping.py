@@ -1,4 +1,4 @@
-"""From a run to a shipped model with its card, and from figures to the tables of all of them."""
+"""Tests shipping: from a run to a model with its card, and from figures to the tables of all models."""
 
 import contextlib
 import copy
@@ -34,12 +34,12 @@ class Shipping(OnText):
             campaign.main(["--data", str(cls.root), "--out", str(cls.root / "runs"), "--characters", "4096", str(path)])
 
     def shipped(self, name, about, again=False):
-        """(folder, card) of a run as `training.card` ships it."""
+        """Ships a run as `training.card` does; returns the folder and the card."""
         folder = self.root / "models" / name
         arguments = Namespace(runs=[] if again else [self.root / "runs"], data=self.root, characters=4096, again=again)
         return folder, card.make({"run": f"{name}-seed1", "shows": "a test", **about}, folder, arguments)
 
-    def test_a_card_tells_what_the_exported_weights_do(self):
+    def test_card_has_the_figures_of_the_exported_weights(self):
         for name in ("compare-whitespace", "lex-xpos"):
             folder, made = self.shipped(name, {"scores": [[64, 32]], "prompt": "to sea "})
             model, config = checkpoint.load(folder)
@@ -52,9 +52,9 @@ class Shipping(OnText):
             self.assertEqual([(row["split"], row["stride"]) for row in made["bpc"]], [("test", 16), ("test", 64), ("valid", 64)])
             self.assertTrue(made["samples"]["greedy"].startswith("to sea "))
             page = card_text.markdown({"description": "A.", "limits": "B."}, made, config, card.ABOUT)
-            # the server's Score computes this figure for the same text with the same windows
-            whole = data.encode(data.read_text(self.root, "english", "test")[:4096], config["vocabulary"])
-            self.assertAlmostEqual(made["bpc"][0]["bpc"], evaluation.as_served(model, whole, 16, 64), places=6)
+            # The server's Score computes this figure for the same text with the same windows.
+            test = data.encode(data.read_text(self.root, "english", "test")[:4096], config["vocabulary"])
+            self.assertAlmostEqual(made["bpc"][0]["bpc"], evaluation.as_served(model, test, 16, 64), places=6)
             (folder / "card.json").write_text(json.dumps(made))
             self.assertEqual(self.shipped(name, {"scores": [[64, 32]], "prompt": "to sea "}, again=True)[1], made)
             for expected in (made["sha256"], f"**{made['bpc'][0]['bpc']:.3f}**", "CC BY-SA 4.0", f"training/configs/{name}.json@1"):
@@ -89,13 +89,13 @@ class Shipping(OnText):
         page = card_text.markdown({"description": "A.", "limits": "B."}, made, config, card.ABOUT)
         self.assertIn(f"{made['rouge']['s']['lead']['rouge1']:.1f}", page)
 
-    def test_pairs_of_training_are_no_test(self):
+    def test_training_pairs_are_omitted_from_the_test(self):
         words = [f"w{index}" for index in range(200)]
         pair = lambda start, source="s": {"source": source, "document": " ".join(words[start : start + 40]), "summary": "x"}  # noqa: E731
         training = [pair(0), pair(40, "t")]
         met, known = summarize.held_out([pair(0), pair(20), pair(5, "t"), pair(100), {**pair(0), "document": "w0 w1"}], training)
         self.assertEqual(known, {"s": 1})
-        # of 29 runs of twelve words: those within words 20 to 39 or 40 to 59; all but five; none
+        # Of 29 runs of twelve words: the runs within words 20 to 39 or 40 to 59; all but five; none.
         self.assertEqual([row["met"] for row in met], [round(18 / 29, 3), round(24 / 29, 3), 0.0, 0.0])
         _, made = self.shipped("summaries-pyramidion", {})
         row = made["rouge"]["s"]
@@ -108,12 +108,12 @@ class Shipping(OnText):
         )
         there, here = ["--data", str(self.root)], (self.root / "runs/lslm-dp-seed1/checkpoint/model.safetensors").read_bytes()
         for command, arguments, message in (
-            (export, ["--run", run, "--out", folder], "holds a checkpoint already; --replace"),
-            (export, ["--run", "/none", "--out", "/none"], "/none holds no run"),
-            (evaluate, ["--model", "/none", *there], "/none holds no checkpoint"),
-            (evaluate, ["--model", folder, "--data", "/none"], "no /none/english.valid.txt, and none with .xz"),
+            (export, ["--run", run, "--out", folder], "already holds a checkpoint; --replace"),
+            (export, ["--run", "/none", "--out", "/none"], "/none: not a run folder, state.pt is missing"),
+            (evaluate, ["--model", "/none", *there], "/none: not a checkpoint, config.json is missing"),
+            (evaluate, ["--model", folder, "--data", "/none"], "neither /none/english.valid.txt nor /none/english.valid.txt.xz exists"),
             (evaluate, ["--model", pairs, *there], "training.summarize"),
-            (summarize, ["--model", folder, *there, "--out", "/none"], "is no summarizer but a lslm"),
+            (summarize, ["--model", folder, *there, "--out", "/none"], "expected a summarizer (family pyramidion), found family lslm"),
             (generate, ["--model", letters, "--prompt", "1999"], "character '1' is not in the vocabulary"),
             (report, ["--runs", "/none", *there], "no such folder: /none"),
         ):
@@ -123,7 +123,7 @@ class Shipping(OnText):
                 self.assertIn(message, f"{printed.getvalue()} {raised.exception}")
         self.assertEqual((Path(folder) / "model.safetensors").read_bytes(), here)
 
-    def test_a_shipped_run_has_its_card_s_figures(self):
+    def test_shipped_run_has_the_figures_of_its_card(self):
         _, made = self.shipped("compare-whitespace", {"scores": []})
         found = results.read(self.root / "none.json")
         facts = json.loads((self.root / "runs/compare-whitespace-seed1/result.json").read_text())
@@ -155,7 +155,7 @@ class Shipping(OnText):
 
 
 class Bytes(OnText):
-    def test_runs_on_bytes_have_a_table_of_their_own(self):
+    def test_runs_on_bytes_have_a_separate_table(self):
         (self.root / "chinese.test.txt").write_text((self.root / "chinese.valid.txt").read_text())
         for name in ("chinese-lslm-dp", "chinese-vanilla"):
             config = tiny(name)
@@ -174,7 +174,7 @@ class Bytes(OnText):
 
 
 class Served(unittest.TestCase):
-    """The server's windows, of latent segments: symbol by symbol, with nothing behind a symbol that could reveal it."""
+    """Checks the server's windows for latent segments symbol by symbol: no later symbol affects a score."""
 
     def test_latent_segments_are_scored_from_what_came_before(self):
         torch.manual_seed(2)
@@ -183,10 +183,10 @@ class Served(unittest.TestCase):
         text = torch.from_numpy(ids.astype("int64"))
         nats = 0.0
         for end in range(2, len(ids) + 1):
-            first = max(0, (end - 2) // 8 * 8 - 8)  # windows of 16, the last 8 scored
+            first = max(0, (end - 2) // 8 * 8 - 8)  # windows of 16 that score the last 8
             nats += model.text_nats(text[first:end], 1)
-        found = evaluation.as_served(model, ids, 8, 16)
-        self.assertAlmostEqual(found, nats / (len(ids) - 1) / numpy.log(2), places=4)
+        actual = evaluation.as_served(model, ids, 8, 16)
+        self.assertAlmostEqual(actual, nats / (len(ids) - 1) / numpy.log(2), places=4)
 
 
 class Tables(unittest.TestCase):
@@ -200,22 +200,22 @@ class Tables(unittest.TestCase):
         self.assertEqual(report.filled(page, {"x": ""}), "a\n<!-- x -->\n<!-- /x -->\nb\n")
         self.assertRaises(ValueError, report.filled, page, {"y": "new"})
 
-    def test_the_order_is_what_was_measured(self):
+    def test_order_of_measured_results(self):
         rows = [self.row("compare-vanilla-seed1", 1.9), self.row("compare-vanilla-seed2", 1.7)]
         rows += [self.row("compare-whitespace-seed1", 1.79, 0.2), self.row("compare-gumbel-seed1", 1.81, 0.2)]
         methods = report.by_method({"comparison": {row["name"]: row for row in rows}})
         rows = [line.strip("| ").split(" | ") for line in report.order(methods).splitlines()[2:]]
         verdicts = {row[0]: row[-1] for row in rows}
-        # of the same text: the other seed of one of them says nothing
+        # A seed that only one of the two has is not compared.
         expected = {"whitespace below vanilla": "yes", "gumbel below vanilla": "yes", "whitespace below gumbel": "yes"}
         self.assertEqual(verdicts, expected)
         close = {**methods, "gumbel": [self.row("compare-gumbel-seed1", 1.7901, 0.2)]}
-        self.assertIn("| whitespace below gumbel | 1.133 · 1.136 | 1.790 · 1.790 | too close to decide |", report.order(close))
+        self.assertIn("| whitespace below gumbel | 1.133 · 1.136 | 1.790 · 1.790 | difference below 0.01 |", report.order(close))
         methods["whitespace"].append(self.row("compare-whitespace-seed2", 1.71, 0.2))
         rows = [line.strip("| ").split(" | ") for line in report.order(methods).splitlines()[2:]]
         self.assertEqual(rows[0][2:], ["1.790 · 1.900; 1.710 · 1.700", "by 1 of 2 seeds"])
 
-    def test_seeds_that_some_lack_stand_beside(self):
+    def test_seeds_without_all_configurations_have_separate_columns(self):
         rows = [self.row("compare-vanilla-seed1", 1.9), self.row("compare-vanilla-seed2", 1.7), self.row("compare-gumbel-seed1", 1.8)]
         methods = report.by_method({"comparison": {row["name"]: row for row in rows}})
         lines = report.table.markdown(methods).splitlines()
@@ -232,14 +232,14 @@ class Tables(unittest.TestCase):
         self.assertTrue(lines[2].startswith("| whitespace | – | 1.700 | 5.0x |"), lines)
         self.assertEqual(report.order(methods), "")
 
-    def test_speed_is_a_column_once_it_is_measured(self):
+    def test_measured_speed_is_a_column(self):
         methods = {"vanilla": [self.row("compare-vanilla-seed1", 1.9)], "gumbel": [self.row("compare-gumbel-seed1", 1.8, 0.2)]}
         self.assertNotIn("second", report.table.markdown(methods, {}))
         lines = report.table.markdown(methods, {"vanilla": {"chars_per_second": 1234.5}}).splitlines()
         self.assertIn("characters a second", lines[0])
         self.assertTrue(lines[2].endswith("| not measured |") and lines[3].endswith("| 1,234 |"), lines)
 
-    def test_every_shipped_model_can_be_made_again(self):
+    def test_shipped_models_match_their_cards(self):
         for name, made in results.cards().items():
             about = json.loads((card.ABOUT / f"{name}.json").read_text())
             self.assertEqual(about.get("run"), made.get("run", {}).get("name"), name)
@@ -247,7 +247,7 @@ class Tables(unittest.TestCase):
             if "run" in about:
                 page = card_text.markdown(about, made, json.loads((results.folders()[name] / "config.json").read_text()), card.ABOUT)
                 self.assertEqual((results.folders()[name] / "README.md").read_text(), page, name)
-            else:  # written by hand
+            else:  # a hand-written card
                 page = (results.folders()[name] / "README.md").read_text()
                 for sample in (made["samples"]["greedy"], made["samples"]["drawn"], made["sha256"]):
                     self.assertIn(sample, page, name)

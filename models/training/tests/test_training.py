@@ -1,4 +1,4 @@
-"""A run on a tiny model: a kill changes nothing, an export gives back the same model, windows cover the text once."""
+"""Tests runs on tiny models: resume after a kill, export, campaigns, windows, evaluation and schedule."""
 
 import argparse
 import contextlib
@@ -26,7 +26,7 @@ CONFIGS = Path(__file__).parents[1] / "configs"
 
 
 def tiny(name="english-whitespace"):
-    """A configuration at a size that trains in a second: its parts, its recipe's kind, none of its numbers."""
+    """Returns a configuration of the same kind that trains in a second: the same parts and recipe with small numbers."""
     config = json.loads((CONFIGS / f"{name}.json").read_text(encoding="utf-8"))
     architecture, recipe = config["model"]["architecture"], config["training"]
     {"hourglass": tiny_hourglass, "decoder": tiny_decoder, "lslm": tiny_lslm, "pyramidion": tiny_pyramidion}[
@@ -108,7 +108,7 @@ class Training(OnText):
                 run = self.run_for(f"learns-{path.stem}", tiny(path.stem))
                 unit = run.task.unit
                 first = run.task.validate(run.model)[unit]
-                if path.stem.startswith("paper-"):  # the same parts, at another size
+                if path.stem.startswith("paper-"):  # the same parts with another size
                     run.train_step()
                     continue
                 self.assertTrue(train(run))
@@ -116,16 +116,16 @@ class Training(OnText):
                 self.assertTrue((run.out / "learning-curve.svg").read_text().startswith("<svg"))
 
     def test_a_kill_changes_nothing(self):
-        """Holds with all noise enabled, rows split over two threads, and alternating updates."""
+        """Compares a resumed run with an uninterrupted one, with all noise, two threads and alternating updates."""
         latent = ("lslm-hops3", "lslm-dp-after")
         for name in ("english-whitespace", "compare-gumbel", "compare-unigram", "lex-xpos", *latent, "summaries-pyramidion"):
             with self.subTest(config=name):
                 self.compare_killed(name)
 
     def compare_killed(self, name):
-        whole = self.run_for(f"whole-{name}", tiny(name), workers=2)
-        key = f"train_{whole.task.unit}"
-        expected = [whole.train_step()[key] for _ in range(9)]
+        uninterrupted = self.run_for(f"uninterrupted-{name}", tiny(name), workers=2)
+        key = f"train_{uninterrupted.task.unit}"
+        expected = [uninterrupted.train_step()[key] for _ in range(9)]
         first = self.run_for(f"killed-{name}", tiny(name), workers=2)
         actual = [first.train_step()[key] for _ in range(5)]
         first.save()
@@ -133,17 +133,17 @@ class Training(OnText):
         second.resume()
         actual += [second.train_step()[key] for _ in range(4)]
         self.assertEqual(actual, expected)
-        for ours, theirs in zip(second.model.parameters(), whole.model.parameters()):
-            self.assertTrue(torch.equal(ours, theirs))
+        for resumed, expected in zip(second.model.parameters(), uninterrupted.model.parameters()):
+            self.assertTrue(torch.equal(resumed, expected))
 
-    def test_steps_of_a_run_that_never_was_saved_are_not_logged_twice(self):
+    def test_steps_of_an_unsaved_run_are_not_logged_twice(self):
         log = self.root / "unsaved" / "log.jsonl"
         log.parent.mkdir()
         log.write_text('{"step": 10}\n{"step": 20}\n{"st')
         self.run_for("unsaved").resume()
         self.assertEqual(log.read_text(), "")
 
-    def test_a_seed_is_all_that_tells_runs_apart(self):
+    def test_runs_depend_only_on_their_seed(self):
         def losses(name, seed):
             config = tiny("compare-gumbel")
             config["training"]["seed"] = seed
@@ -156,14 +156,14 @@ class Training(OnText):
     def test_workers_share_a_batch(self):
         for name in ("english-whitespace", "summaries-blockwise"):
             config = tiny(name)
-            config["training"]["dropout"] = 0.0  # each worker has noise of its own
+            config["training"]["dropout"] = 0.0  # each worker has separate noise
             alone, shared = self.run_for(f"alone-{name}", config), self.run_for(f"shared-{name}", config, workers=2)
             key = f"train_{alone.task.unit}"
             for _ in range(4):
                 self.assertAlmostEqual(alone.train_step()[key], shared.train_step()[key], places=4)
 
-    def test_turns(self):
-        """Three updates of the generative model, then one of the predictor, which nothing else moves."""
+    def test_interleaved_updates(self):
+        """Three updates change only the generative model, then one update changes only the predictor."""
         run = self.run_for("turns", tiny("lslm-dp"))
         predictor = lambda: [weight.clone() for weight in run.model.posterior()]  # noqa: E731
         others = lambda: [w.clone() for n, w in run.model.named_parameters() if not n.startswith("boundary.")]  # noqa: E731
@@ -175,7 +175,7 @@ class Training(OnText):
             moved.append((not same(before[0], predictor()), not same(before[1], others())))
         self.assertEqual(moved, 2 * ([(False, True)] * 3 + [(True, False)]))
 
-    def test_a_loss_that_doubles_brings_the_best_back(self):
+    def test_doubled_loss_restores_the_best_weights(self):
         run = self.run_for("diverged", tiny("lslm-dp"))
         self.assertNotIn("restored", run.validate())
         best = [weight.clone() for weight in run.model.parameters()]
@@ -186,8 +186,8 @@ class Training(OnText):
         for weight, kept in zip(run.model.parameters(), best):
             self.assertTrue(torch.equal(weight, kept))
 
-    def test_the_prior_is_met(self):
-        """The divergence pulls the boundaries' probability to the prior, which is not where it begins."""
+    def test_boundary_probability_reaches_the_prior(self):
+        """The divergence moves the boundaries' probability from its initial value to the prior."""
         for name, kind, prior, key in (
             ("compare-gumbel", "boundaries", 0.2, "boundary_rate"),
             ("lslm-dp", "elbo", 0.8, "mean_probability"),
@@ -215,7 +215,7 @@ class Training(OnText):
         with self.assertRaisesRegex(ValueError, "seed"):
             self.run_for("seeded", config).resume()
 
-    def test_a_mistake_is_told_before_anything_is_written(self):
+    def test_mistake_is_reported_before_any_file_is_written(self):
         config = tiny()
         config["training"]["stges"] = []
         with self.assertRaisesRegex(ValueError, "stges"):
@@ -234,21 +234,21 @@ class Training(OnText):
         ids = torch.randint(0, 27, (2, 50))
         self.assertTrue(torch.equal(model(ids), run.model(ids)))
 
-    def test_bf16_rounds_matrices_and_nothing_else(self):
+    def test_bf16_rounds_only_matrices(self):
         run = self.run_for("rounded")
         run.save()
         export(run.out, self.root / "rounded-model", "bf16")
-        found = read(self.root / "rounded-model" / "model.safetensors")
+        tensors = read(self.root / "rounded-model" / "model.safetensors")
         for name, tensor in run.model.state_dict().items():
             expected = tensor.bfloat16().float() if tensor.dim() >= 2 else tensor
-            self.assertTrue(torch.equal(found[name], expected), name)
+            self.assertTrue(torch.equal(tensors[name], expected), name)
 
-    def test_the_best_is_exported_where_the_recipe_keeps_it(self):
+    def test_keep_best_exports_the_best_weights(self):
         run = self.run_for("best", tiny("summaries-pyramidion"))
         run.train_step()
         run.validate()
         best = {name: tensor.clone() for name, tensor in run.model.state_dict().items()}
-        run.best = 0.0  # whatever comes is worse
+        run.best = 0.0  # any later loss is worse
         run.train_step()
         run.save()
         export(run.out, self.root / "best-model")
@@ -257,7 +257,7 @@ class Training(OnText):
             self.assertTrue(torch.equal(tensor, best[name]), name)
         self.assertTrue((self.root / "best-model" / "tokenizer.json").exists())
 
-    def test_exported_frequencies_are_the_reference_s(self):
+    def test_exported_frequencies_match_the_reference(self):
         run = self.run_for("frequencies")
         dim = run.config["model"]["architecture"]["dim"]
         expected = 1 / (10000 ** (torch.arange(0.0, dim, 2.0) / dim))
@@ -265,16 +265,16 @@ class Training(OnText):
 
 
 class Campaign(OnText):
-    """Stopped by its time and resumed, its runs are those that no one stopped."""
+    """A campaign that stops at its time limit and resumes has the same runs as an uninterrupted one."""
 
     def conduct(self, out, *arguments):
-        """The lines that it prints."""
+        """Runs a campaign and returns the printed lines."""
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
             campaign.main(["--data", str(self.root), "--out", str(self.root / out), *arguments])
         return printed.getvalue().splitlines()
 
-    def test_a_campaign_goes_on_where_it_stopped(self):
+    def test_campaign_resumes(self):
         configs = []
         for name in ("compare-whitespace", "summaries-pyramidion"):
             path = self.root / f"{name}.json"
@@ -282,23 +282,24 @@ class Campaign(OnText):
             configs.append(str(path))
         runs = [f"{configs[0]}@2", configs[1]]
         names = ["compare-whitespace-seed2", "summaries-pyramidion-seed1"]
-        self.assertEqual(self.conduct("whole", *runs), [f"{name}: complete" for name in names])
+        self.assertEqual(self.conduct("uninterrupted", *runs), [f"{name}: complete" for name in names])
         self.conduct("parts", "--seconds", "0.2", *runs)
         log = self.root / "parts" / names[0] / "log.jsonl"
-        log.write_text((log.read_text() if log.exists() else "") + '{"step": 1, "char')  # as a kill may leave it
+        log.write_text((log.read_text() if log.exists() else "") + '{"step": 1, "char')  # the log after a kill
         self.assertFalse((self.root / "parts" / names[1] / "result.json").exists())
         self.assertEqual(self.conduct("parts", *runs), [f"{name}: complete" for name in names])
         self.assertEqual(self.conduct("parts", "--status", *runs), [f"{name}: complete" for name in names])
         for name in names:
-            whole, parts = (json.loads((self.root / out / name / "result.json").read_text()) for out in ("whole", "parts"))
-            self.assertEqual((whole["sha256"], whole["characters"]), (parts["sha256"], parts["characters"]))
+            paths = [self.root / out / name / "result.json" for out in ("uninterrupted", "parts")]
+            expected, resumed = (json.loads(path.read_text()) for path in paths)
+            self.assertEqual((resumed["sha256"], resumed["characters"]), (expected["sha256"], expected["characters"]))
         with self.assertRaises(SystemExit), contextlib.redirect_stderr(io.StringIO()) as printed:
-            self.conduct("whole", "--budget", "1e9", *runs)
+            self.conduct("uninterrupted", "--budget", "1e9", *runs)
         self.assertIn("use another --out", printed.getvalue())
-        self.check_table(table.collect(self.root / "whole"))
+        self.check_table(table.collect(self.root / "uninterrupted"))
 
     def check_table(self, found):
-        self.assertEqual(list(found), ["compare-whitespace"])  # the other's bits are no characters'
+        self.assertEqual(list(found), ["compare-whitespace"])  # the other run has bits per token
         (result,) = found["compare-whitespace"]
         row = table.markdown(found).splitlines()[-1]
         self.assertIn(f"| {result['bpc']:.3f} | {1 / result['boundary_rate']:.1f}x | valid |", row)
@@ -326,7 +327,7 @@ class Windows(unittest.TestCase):
         self.assertEqual(inputs.shape, (2, 2 * data.SPAN))
         self.assertEqual(windows.order.consumed, 4)
 
-    def test_unknown_characters_are_refused(self):
+    def test_unknown_characters_are_rejected(self):
         self.assertEqual(data.encode("ba a", {"symbols": [" ", "a", "b"]}).tolist(), [2, 1, 0, 1])
         with self.assertRaises(ValueError):
             data.encode("é", {"symbols": [" ", "a", "b"]})
@@ -347,7 +348,7 @@ class Evaluation(unittest.TestCase):
 
 
 class Lengths(unittest.TestCase):
-    """A blockwise window changes nothing up to the training length, and bounds what is seen beyond it."""
+    """A blockwise window changes nothing up to the training length and limits attention beyond it."""
 
     def test_by_length(self):
         torch.manual_seed(5)
@@ -356,13 +357,13 @@ class Lengths(unittest.TestCase):
             torch.nn.init.normal_(weight, std=1.0)
         ids = numpy.random.RandomState(1).randint(0, 27, 512).astype(numpy.uint16)
         windows = [(name, parse_window(name)) for name in ("full", "blockwise:64", "sliding:64")]
-        found = {(r["window"], r["length"]): r["bpc"] for r in by_length(model, ids, [32, 64, 256], windows)}
+        bits = {(r["window"], r["length"]): r["bpc"] for r in by_length(model, ids, [32, 64, 256], windows)}
         for length in (32, 64):
-            self.assertAlmostEqual(found["full", length], found["blockwise:64", length], places=5)
-            self.assertAlmostEqual(found["full", length], found["sliding:64", length], places=5)
-        self.assertEqual(len({round(found[name, 256], 4) for name, _ in windows}), 3)
+            self.assertAlmostEqual(bits["full", length], bits["blockwise:64", length], places=5)
+            self.assertAlmostEqual(bits["full", length], bits["sliding:64", length], places=5)
+        self.assertEqual(len({round(bits[name, 256], 4) for name, _ in windows}), 3)
 
-    def test_a_window_that_is_none(self):
+    def test_invalid_windows(self):
         for text in ("wide", "blockwise", "sliding:0", "full:3"):
             self.assertRaises(argparse.ArgumentTypeError, parse_window, text)
 

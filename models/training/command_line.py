@@ -1,12 +1,12 @@
-"""Reports a command's wrong input in one line, as argparse does for arguments."""
+"""Reports invalid input of a command in one line, as argparse does for arguments."""
 
 import functools
 import sys
 from pathlib import Path
 
 
-def plainly(main):
-    """Wraps a command that reads and writes files. Training commands stay unwrapped: their errors need the whole traceback."""
+def one_line_errors(main):
+    """Wraps a command that reads and writes files. Training commands are not wrapped: their errors need the traceback."""
 
     @functools.wraps(main)
     def command(*arguments):

@@ -1,15 +1,12 @@
 //! Conditions of a measurement on the page: server, models, workloads, and the settings in force.
 
-use super::{data::Conditions, table::GOODPUT};
+use super::{data::Conditions, figures::NONE, table::GOODPUT};
 use crate::{
     client::models::{DocumentInfo, ModelInfo},
     load::workload::{SUMMARIZE, WorkloadInfo},
     units::{digits, time},
 };
 use maud::{Markup, html};
-
-/// Shown where a value is absent.
-const NONE: &str = "–";
 
 /// Draws the section, without its heading.
 pub(super) fn conditions(conditions: &Conditions) -> Markup {

@@ -4,16 +4,11 @@ use super::{
     charts,
     conditions::conditions,
     data::{Conditions, LoadPoint, MeasurementReport, MissingPart, ReportPart},
-    figure_rows::{COLUMNS, SUMMARIES, pooling, rows},
-    table::{
-        describe_cached, describe_failures, describe_gain, describe_knee, describe_load, describe_outcomes, is_nothing,
-    },
+    figures::{BASELINE, COLUMNS, MODEL_COLUMNS, ModelColumn, NONE, SUMMARIES, optional_time, rows},
+    table::{describe_failures, describe_knee, describe_load, describe_outcomes, is_nothing},
 };
 use crate::{
-    comparison::{
-        bootstrap::Gain,
-        result::{ComparedModel, Gains, ModelComparison},
-    },
+    comparison::result::{ComparedModel, ModelComparison},
     measure::{
         stats::RequestFigures,
         tester::{MIN_CPU_SHARE, TesterFigures},
@@ -199,19 +194,6 @@ fn tester(tester: &TesterFigures) -> Markup {
     }
 }
 
-/// Shown where a value is absent.
-const NONE: &str = "–";
-/// Shown as the gain of the baseline.
-const BASELINE: &str = "baseline";
-
-fn gain(gains: Option<&Gains>, figure: fn(&Gains) -> Option<Gain>) -> String {
-    gains.map_or_else(|| BASELINE.into(), |gains| describe_gain(figure(gains)))
-}
-
-fn optional_time(ns: Option<f64>) -> String {
-    ns.map_or(NONE.to_owned(), time)
-}
-
 fn compare(comparison: &ModelComparison, conditions: &Conditions) -> Markup {
     let ModelComparison { baseline, rounds, complete, concurrency, warm_up, scored, models, .. } = comparison;
     let any = |has: fn(&ComparedModel) -> bool| models.iter().any(has);
@@ -255,41 +237,15 @@ fn compare(comparison: &ModelComparison, conditions: &Conditions) -> Markup {
     }
 }
 
-/// Column of a comparison: its heading, and its value for a model; `–` if that is absent.
-type Column = (&'static str, fn(&ComparedModel) -> String);
-
-const MODEL_COLUMNS: [Column; 18] = [
-    ("model", |model| model.model.clone()),
-    ("gain: total", |model| gain(model.gains.as_ref(), |gains| gains.total)),
-    ("gain: first character", |model| gain(model.gains.as_ref(), |gains| gains.time_to_first_char)),
-    ("gain: per character", |model| gain(model.gains.as_ref(), |gains| gains.char)),
-    ("ESTIMATED gain: total", |model| describe_gain(model.estimated.as_ref().and_then(|gains| gains.total))),
-    ("ESTIMATED gain: per character", |model| describe_gain(model.estimated.as_ref().and_then(|gains| gains.char))),
-    ("gain: encode", |model| describe_gain(model.gains.as_ref().and_then(|gains| gains.encode))),
-    ("gain: per token of a summary", |model| describe_gain(model.gains.as_ref().and_then(|gains| gains.decode_token))),
-    ("median: total", |model| optional_time(model.medians().total_ns)),
-    ("median: first character", |model| optional_time(model.medians().time_to_first_char_ns)),
-    ("median: per character", |model| optional_time(model.medians().char_ns)),
-    ("median: encode (server)", |model| optional_time(model.medians().encode_ns)),
-    ("median: per token (server)", |model| optional_time(model.medians().decode_token_ns)),
-    ("characters per segment (SF)", |model| {
-        model.figures.shortening_factor.map_or(NONE.to_owned(), |factor| format!("{factor:.3}"))
-    }),
-    ("pooled (keys and values of a document)", |model| pooling(&model.figures)),
-    ("bits per character", |model| model.bits_per_char.map_or(NONE.to_owned(), |bits| format!("{bits:.4}"))),
-    ("cached by the server", |model| describe_cached(&model.figures)),
-    ("succeeded", |model| format!("{} of {}", model.figures.requests.well, model.figures.requests.measured)),
-];
-
 /// Draws the models of a comparison, with the columns that have a value for any of them.
 fn models_table(models: &[ComparedModel]) -> Markup {
     let has_values =
-        |(_, value): &&Column| models.iter().any(|model| ![NONE, BASELINE].contains(&value(model).as_str()));
+        |column: &&ModelColumn| models.iter().any(|model| ![NONE, BASELINE].contains(&(column.value)(model).as_str()));
     let columns: Vec<_> = MODEL_COLUMNS.iter().filter(has_values).collect();
     html! {
         div.scroll { table {
-            thead { tr { @for (head, _) in &columns { th { (head) } } } }
-            tbody { @for model in models { tr { @for (_, value) in &columns { (cell(&value(model))) } } } }
+            thead { tr { @for column in &columns { th { (column.page) } } } }
+            tbody { @for model in models { tr { @for column in &columns { (cell(&(column.value)(model))) } } } }
         } }
     }
 }

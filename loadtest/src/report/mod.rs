@@ -4,6 +4,6 @@ mod chart;
 mod charts;
 mod conditions;
 pub mod data;
-mod figure_rows;
+mod figures;
 pub mod html;
 pub mod table;

@@ -3,7 +3,7 @@
 use super::{
     conditions::server,
     data::{Conditions, LoadPoint, MeasurementReport, MissingPart, ReportPart},
-    figure_rows::{COLUMNS, SUMMARIES, pooling, rows},
+    figures::{COLUMNS, MODEL_COLUMNS, NONE, SUMMARIES, optional_time, rows, shortening},
 };
 use crate::{
     client::models::ModelInfo,
@@ -166,15 +166,15 @@ pub(super) fn describe_outcomes(point: &LoadPoint) -> String {
 
 /// Describes the shortening factors; empty if no segment was closed.
 fn describe_shortening(point: &LoadPoint) -> String {
-    let format = |factor: Option<f64>| factor.map_or("–".into(), |factor| format!("{factor:.3}"));
     if let Some(factor) = point.figures.shortening_factor {
-        return format!("; shortening factor {}", format(Some(factor)));
+        return format!("; shortening factor {}", shortening(Some(factor)));
     }
     let models = &point.shortening_by_model;
     if models.iter().all(|model| model.factor.is_none()) {
         return String::new();
     }
-    let models: Vec<_> = models.iter().map(|model| format!("{} of {}", format(model.factor), model.model)).collect();
+    let models: Vec<_> =
+        models.iter().map(|model| format!("{} of {}", shortening(model.factor), model.model)).collect();
     format!("; shortening factor {} (separate, because the models differ)", models.join(", "))
 }
 
@@ -192,7 +192,7 @@ fn cached_shares(figures: &RequestFigures) -> Vec<(f64, &'static str)> {
 pub(super) fn describe_cached(figures: &RequestFigures) -> String {
     let shares = cached_shares(figures);
     let all: Vec<_> = shares.iter().map(|(share, unit)| format!("{} % of {unit}", digits(share * 100.0))).collect();
-    if all.is_empty() { "–".into() } else { all.join(", ") }
+    if all.is_empty() { NONE.into() } else { all.join(", ") }
 }
 
 /// Describes one of several loads, and whether it ended early.
@@ -273,10 +273,6 @@ fn points_table(out: &mut String, points: &[LoadPoint]) -> std::fmt::Result {
     Ok(())
 }
 
-fn optional_time(ns: Option<f64>) -> String {
-    ns.map_or("–".into(), time)
-}
-
 /// Describes the knee and its definition.
 pub(super) fn describe_knee(knee: &Knee) -> String {
     let per_second = |rate: f64| format!("{} requests/s", digits(rate));
@@ -292,7 +288,7 @@ pub(super) fn describe_knee(knee: &Knee) -> String {
 
 /// Describes a gain and its confidence interval.
 pub(super) fn describe_gain(gain: Option<Gain>) -> String {
-    let Some(Gain { ratio, low, high, pairs }) = gain else { return "–".into() };
+    let Some(Gain { ratio, low, high, pairs }) = gain else { return NONE.into() };
     match low.zip(high) {
         Some((low, high)) => format!("{ratio:.2}× ({low:.2} to {high:.2})"),
         None => format!("{ratio:.2}× (too few pairs for an interval: {pairs})"),
@@ -305,52 +301,9 @@ fn compare(out: &mut String, comparison: &ModelComparison) -> std::fmt::Result {
         out,
         "measured gain over {baseline}: {complete} complete rounds of {rounds}, {concurrency} at a time; 95 % intervals in brackets"
     )?;
-    let head = [
-        "model",
-        "total",
-        "first character",
-        "per character",
-        "ESTIMATED total",
-        "ESTIMATED per char",
-        "encode",
-        "decode/token",
-        "median total",
-        "median first",
-        "median char",
-        "median encode",
-        "median token",
-        "SF",
-        "pooled",
-        "bits/char",
-        "cached",
-    ];
-    let mut lines = vec![head.map(str::to_owned).to_vec()];
-    for model in &comparison.models {
-        let figures = &model.figures;
-        let medians = model.medians();
-        let gain = |figure: fn(&crate::comparison::result::Gains) -> Option<Gain>| {
-            model.gains.as_ref().map_or_else(|| "baseline".to_owned(), |gains| describe_gain(figure(gains)))
-        };
-        lines.push(vec![
-            model.model.clone(),
-            gain(|gains| gains.total),
-            gain(|gains| gains.time_to_first_char),
-            gain(|gains| gains.char),
-            describe_gain(model.estimated.as_ref().and_then(|gains| gains.total)),
-            describe_gain(model.estimated.as_ref().and_then(|gains| gains.char)),
-            describe_gain(model.gains.as_ref().and_then(|gains| gains.encode)),
-            describe_gain(model.gains.as_ref().and_then(|gains| gains.decode_token)),
-            optional_time(medians.total_ns),
-            optional_time(medians.time_to_first_char_ns),
-            optional_time(medians.char_ns),
-            optional_time(medians.encode_ns),
-            optional_time(medians.decode_token_ns),
-            figures.shortening_factor.map_or("–".into(), |factor| format!("{factor:.3}")),
-            pooling(figures),
-            model.bits_per_char.map_or("–".into(), |bits| format!("{bits:.4}")),
-            describe_cached(figures),
-        ]);
-    }
+    let columns = || MODEL_COLUMNS.iter().filter(|column| !column.table.is_empty());
+    let mut lines = vec![columns().map(|column| column.table.to_owned()).collect()];
+    lines.extend(comparison.models.iter().map(|model| columns().map(|column| (column.value)(model)).collect()));
     aligned(out, &lines)?;
     if comparison.models.iter().any(|model| model.figures.summaries.is_some()) {
         writeln!(out, "{SUMMARIES}")?;

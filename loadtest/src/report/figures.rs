@@ -1,9 +1,24 @@
-//! Rows of every table of figures.
+//! Rows and columns that the page and the text table share.
 
+use super::table::{describe_cached, describe_gain};
 use crate::{
+    comparison::{
+        bootstrap::Gain,
+        result::{ComparedModel, Gains, Medians},
+    },
     measure::{histogram::Percentiles, stats::RequestFigures},
     units,
 };
+
+/// Shown where a value is absent.
+pub(super) const NONE: &str = "–";
+/// Shown as the gain of the baseline.
+pub(super) const BASELINE: &str = "baseline";
+
+/// Formats a time, or a dash if it is absent.
+pub(super) fn optional_time(ns: Option<f64>) -> String {
+    ns.map_or(NONE.into(), units::time)
+}
 
 /// Unit of a row's values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,7 +50,7 @@ impl FigureRow {
     pub(super) fn cells(&self) -> [String; 8] {
         let Percentiles { mean, min, p50, p90, p95, p99, p999, max, .. } = self.values;
         [mean, min, p50, p90, p95, p99, p999, max].map(|value| match (value, self.unit) {
-            (None, _) => "–".into(),
+            (None, _) => NONE.into(),
             (Some(ns), Unit::Time) => units::time(ns),
             (Some(speed), Unit::Speed) => format!("{} /s", units::digits(speed)),
         })
@@ -99,15 +114,72 @@ pub(super) fn rows(figures: &RequestFigures) -> Vec<FigureRow> {
 
 /// Remark on comparisons of summarizing models.
 pub(super) const SUMMARIES: &str = "Pooled: how many times fewer of a document's keys and values the decoder attends to than without \
-    pooling, as the server reports it. SummaryStats are not scored in bits per character, and their gains are not estimated.";
+    pooling, as the server reports it. Summaries are not scored in bits per character, and their gains are not estimated.";
 
 /// Describes how far documents were pooled, with the bytes of keys and values per document.
 pub(super) fn pooling(figures: &RequestFigures) -> String {
-    let Some(summaries) = &figures.summaries else { return "–".into() };
-    let Some(factor) = summaries.pooled() else { return "–".into() };
+    let Some(summaries) = &figures.summaries else { return NONE.into() };
+    let Some(factor) = summaries.pooled() else { return NONE.into() };
     let each = summaries.cross_attention_bytes as f64 / summaries.count.max(1) as f64 / f64::from(1 << 20);
     format!("{}× ({} MiB per document)", units::digits(factor), units::digits(each))
 }
+
+/// Column of a comparison.
+pub(super) struct ModelColumn {
+    /// Heading on the page.
+    pub(super) page: &'static str,
+    /// Heading in the text table; empty if only the page has the column.
+    pub(super) table: &'static str,
+    pub(super) value: fn(&ComparedModel) -> String,
+}
+
+const fn column(page: &'static str, table: &'static str, value: fn(&ComparedModel) -> String) -> ModelColumn {
+    ModelColumn { page, table, value }
+}
+
+fn gain(model: &ComparedModel, figure: fn(&Gains) -> Option<Gain>) -> String {
+    model.gains.as_ref().map_or_else(|| BASELINE.into(), |gains| describe_gain(figure(gains)))
+}
+
+fn gain_or_none(gains: &Option<Gains>, figure: fn(&Gains) -> Option<Gain>) -> String {
+    describe_gain(gains.as_ref().and_then(figure))
+}
+
+fn median(model: &ComparedModel, figure: fn(&Medians) -> Option<f64>) -> String {
+    optional_time(figure(&model.medians()))
+}
+
+/// Formats the characters per segment; a dash if no segment was closed.
+pub(super) fn shortening(factor: Option<f64>) -> String {
+    factor.map_or(NONE.into(), |factor| format!("{factor:.3}"))
+}
+
+pub(super) const MODEL_COLUMNS: [ModelColumn; 18] = [
+    column("model", "model", |model| model.model.clone()),
+    column("gain: total", "total", |model| gain(model, |gains| gains.total)),
+    column("gain: first character", "first character", |model| gain(model, |gains| gains.time_to_first_char)),
+    column("gain: per character", "per character", |model| gain(model, |gains| gains.char)),
+    column("ESTIMATED gain: total", "ESTIMATED total", |model| gain_or_none(&model.estimated, |gains| gains.total)),
+    column("ESTIMATED gain: per character", "ESTIMATED per char", |model| {
+        gain_or_none(&model.estimated, |gains| gains.char)
+    }),
+    column("gain: encode", "encode", |model| gain_or_none(&model.gains, |gains| gains.encode)),
+    column("gain: per token of a summary", "decode/token", |model| {
+        gain_or_none(&model.gains, |gains| gains.decode_token)
+    }),
+    column("median: total", "median total", |model| median(model, |medians| medians.total_ns)),
+    column("median: first character", "median first", |model| median(model, |medians| medians.time_to_first_char_ns)),
+    column("median: per character", "median char", |model| median(model, |medians| medians.char_ns)),
+    column("median: encode (server)", "median encode", |model| median(model, |medians| medians.encode_ns)),
+    column("median: per token (server)", "median token", |model| median(model, |medians| medians.decode_token_ns)),
+    column("characters per segment (SF)", "SF", |model| shortening(model.figures.shortening_factor)),
+    column("pooled (keys and values of a document)", "pooled", |model| pooling(&model.figures)),
+    column("bits per character", "bits/char", |model| {
+        model.bits_per_char.map_or(NONE.into(), |bits| format!("{bits:.4}"))
+    }),
+    column("cached by the server", "cached", |model| describe_cached(&model.figures)),
+    column("succeeded", "", |model| format!("{} of {}", model.figures.requests.well, model.figures.requests.measured)),
+];
 
 #[cfg(test)]
 mod tests {

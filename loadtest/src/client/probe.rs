@@ -20,7 +20,7 @@ const ANSWER_BYTES: usize = 5;
 
 /// Protocol of the listener at an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Protocol {
+enum DetectedProtocol {
     /// The connection fails: no listener.
     Unreachable,
     /// A listener accepts connections and does not answer.
@@ -37,23 +37,25 @@ impl ConnectOptions {
         let Error::Remote { server, reason } = error else { return error };
         let (host, encrypted) = self.host();
         let hint = match (detect_protocol(&host).await, encrypted) {
-            (Protocol::Unreachable, _) => {
+            (DetectedProtocol::Unreachable, _) => {
                 "no server is reachable there: is it started, and is the address right? --wait waits for a server to start"
             }
-            (Protocol::Silent, _) => {
+            (DetectedProtocol::Silent, _) => {
                 "a listener there accepts connections but does not answer: is it the server's address?"
             }
-            (Protocol::Http1, false) => {
+            (DetectedProtocol::Http1, false) => {
                 "the port speaks HTTP/1, as the ports for administration (--admin-listen) and HTTP (--http-listen) do: use the \
                  gRPC address (--listen of `weir serve`)"
             }
             // proxies that require TLS answer plain requests in HTTP/1
-            (Protocol::Http1, true) => {
+            (DetectedProtocol::Http1, true) => {
                 "the port answers in HTTP/1: is it a gRPC port, and does it use TLS? If it does not use TLS, leave out https://"
             }
-            (Protocol::Other, true) => "the port does not use TLS: leave out https://",
-            (Protocol::Tls, false) => "the port expects TLS: use https:// and --tls-ca",
-            (Protocol::Tls, true) | (Protocol::Other, false) => return Error::Remote { server, reason },
+            (DetectedProtocol::Other, true) => "the port does not use TLS: leave out https://",
+            (DetectedProtocol::Tls, false) => "the port expects TLS: use https:// and --tls-ca",
+            (DetectedProtocol::Tls, true) | (DetectedProtocol::Other, false) => {
+                return Error::Remote { server, reason };
+            }
         };
         Error::Remote { server, reason: format!("{hint} ({reason})") }
     }
@@ -69,9 +71,9 @@ impl ConnectOptions {
     }
 }
 
-async fn detect_protocol(host: &str) -> Protocol {
+async fn detect_protocol(host: &str) -> DetectedProtocol {
     let Ok(Ok(mut stream)) = timeout(PROBE_TIMEOUT, TcpStream::connect(host)).await else {
-        return Protocol::Unreachable;
+        return DetectedProtocol::Unreachable;
     };
     let mut answer = [0; ANSWER_BYTES];
     let read = async {
@@ -80,12 +82,12 @@ async fn detect_protocol(host: &str) -> Protocol {
     };
     match timeout(PROBE_TIMEOUT, read).await {
         Ok(Ok(_)) => {}
-        Ok(Err(_)) | Err(_) => return Protocol::Silent,
+        Ok(Err(_)) | Err(_) => return DetectedProtocol::Silent,
     }
     match answer {
-        [b'H', b'T', b'T', b'P', b'/'] => Protocol::Http1,
+        [b'H', b'T', b'T', b'P', b'/'] => DetectedProtocol::Http1,
         // a TLS alert, of any version
-        [21, 3, ..] => Protocol::Tls,
-        _ => Protocol::Other,
+        [21, 3, ..] => DetectedProtocol::Tls,
+        _ => DetectedProtocol::Other,
     }
 }

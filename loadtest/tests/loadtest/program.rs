@@ -14,19 +14,19 @@ use weir_loadtest::stub::{Script, Stub};
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Stub that serves until it is dropped.
-pub(super) struct Served {
+pub(super) struct ServedStub {
     pub(super) address: String,
     pub(super) stub: Stub,
     _runtime: Runtime,
 }
 
-pub(super) fn serve(scripts: Vec<Script>) -> Served {
+pub(super) fn serve(scripts: Vec<Script>) -> ServedStub {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let stub = Stub::new(scripts);
     let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
     let address = listener.local_addr().unwrap().to_string();
     runtime.spawn(stub.clone().serve(TcpIncoming::from(listener).with_nodelay(Some(true)), pending()));
-    Served { address, stub, _runtime: runtime }
+    ServedStub { address, stub, _runtime: runtime }
 }
 
 pub(super) fn command(arguments: &[&str]) -> Command {

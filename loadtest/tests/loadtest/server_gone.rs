@@ -1,6 +1,6 @@
 //! A server that goes away under load, and a load that is interrupted before anything was measured.
 
-use super::program::{Served, command, run, script, serve, wait};
+use super::program::{ServedStub, command, run, script, serve, wait};
 use serde_json::Value;
 use std::{
     process::{Command, Output},
@@ -11,7 +11,7 @@ use weir_loadtest::stub::Script;
 /// Runs a command whose server goes away after the first answers.
 fn run_until_gone(arguments: &[&str]) -> (Output, String) {
     // slow, so that few answers come before the server goes away, however late that is noticed
-    let served: Served = serve(vec![Script { first: Duration::from_millis(300), ..script("stub") }]);
+    let served: ServedStub = serve(vec![Script { first: Duration::from_millis(300), ..script("stub") }]);
     let address = served.address.clone();
     let short = ["--warm-up", "0", "--duration", "3s", "--output-chars", "4", "--json", "-"];
     let mut child = command(&[&[arguments[0], &address], &arguments[1..], &short].concat()).spawn().unwrap();

@@ -16,11 +16,11 @@ use weir_proto::v1::{generation_server::GenerationServer, models_server::ModelsS
 const KEY: &str = "a-key-that-alice-has";
 
 /// Folder with an authority's certificate, and a server's and a client's that it signed.
-pub(super) struct Certificates {
+pub(super) struct TlsFiles {
     folder: TempDir,
 }
 
-impl Certificates {
+impl TlsFiles {
     pub(super) fn new() -> Self {
         let folder = TempDir::new().unwrap();
         let mut params = CertificateParams::new(Vec::new()).unwrap();
@@ -59,7 +59,7 @@ fn with_key(request: Request<()>) -> Result<Request<()>, Status> {
 }
 
 /// Serves a stub over TLS to clients with a certificate and the key. Returns its port, and the runtime that keeps it running.
-fn serve(certificates: &Certificates) -> (u16, Runtime) {
+fn serve(certificates: &TlsFiles) -> (u16, Runtime) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let stub = Stub::new(vec![script("stub")]);
     let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
@@ -95,7 +95,7 @@ fn measure(address: &str, flags: &[&str], key: Option<&str>) -> Result<String, S
 
 #[test]
 fn servers_that_require_certificates_and_a_key_are_measured() {
-    let certificates = Certificates::new();
+    let certificates = TlsFiles::new();
     let (port, _running) = serve(&certificates);
     let address = format!("https://localhost:{port}");
     let [ca, cert, key] =
@@ -118,7 +118,7 @@ fn servers_that_require_certificates_and_a_key_are_measured() {
     measure(&address, &["--tls-ca", &ca], Some(KEY)).expect_err("no certificate");
     assert!(measure(&address, &[], Some(KEY)).unwrap_err().contains("--tls-ca"));
     measure(&format!("http://localhost:{port}"), &[], Some(KEY)).expect_err("the server requires TLS");
-    let others = Certificates::new().file("ca.pem");
+    let others = TlsFiles::new().file("ca.pem");
     let stranger = ["--tls-ca", others.to_str().unwrap(), "--tls-client-cert", &cert, "--tls-client-key", &key];
     measure(&address, &stranger, Some(KEY)).expect_err("another authority");
     assert!(measure(&address, &["--tls-ca", "/none/there"], None).unwrap_err().contains("/none/there"));

@@ -2,7 +2,7 @@
 
 use super::{
     program::{run, script, serve},
-    tls_and_keys::Certificates,
+    tls_and_keys::TlsFiles,
 };
 use std::{
     io::{Read, Write},
@@ -36,7 +36,7 @@ fn the_error_names_what_answers_at_the_address() {
     let silent = answering(b"");
     let plain = serve(vec![script("stub")]);
     let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-    let certificates = Certificates::new();
+    let certificates = TlsFiles::new();
     let authority = certificates.file("ca.pem").display().to_string();
     let encrypted = |address: &str| format!("https://{}", address.replace("127.0.0.1", "localhost"));
     for (address, expected) in [

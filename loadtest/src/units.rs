@@ -8,19 +8,13 @@ const LONGEST: Duration = Duration::from_secs(24 * 3600);
 /// Units with their length in seconds. A name that ends with another unit's name comes first.
 const UNITS: [(&str, f64); 5] = [("ns", 1e-9), ("us", 1e-6), ("ms", 1e-3), ("m", 60.0), ("s", 1.0)];
 
-/// Parses a duration such as `200ms`, `1.5s` or `2m`: above 0 and at most a day.
-///
-/// # Errors
-/// The text is not such a duration; the message says what is expected.
+/// Parses a duration such as `200ms`, `1.5s` or `2m`: above 0 and at most a day. The error says what is expected.
 pub fn duration(text: &str) -> Result<Duration, String> {
     let span = span(text)?;
     if span.is_zero() { Err("must be above 0".into()) } else { Ok(span) }
 }
 
-/// Parses a duration as [`duration()`] does, but accepts 0.
-///
-/// # Errors
-/// The text is not such a duration; the message says what is expected.
+/// Parses a duration as [`duration()`] does, but accepts 0. The error says what is expected.
 pub fn span(text: &str) -> Result<Duration, String> {
     if text == "0" {
         return Ok(Duration::ZERO);

@@ -1,7 +1,11 @@
 //! `weir-loadtest compare`: compares models of one server request by request.
 
 use super::{
-    output::OutputArgs, progress, run_length, runtime::runtime, server::ServerArgs, session::MeasurementSession,
+    load_args::check_in_flight,
+    output::OutputArgs,
+    progress,
+    server::{ServerArgs, runtime},
+    session::MeasurementSession,
     workload::WorkloadArgs,
 };
 use crate::{
@@ -59,7 +63,7 @@ impl RoundArgs {
                 return Err(Error::option(field, count, format!("from {min} to {MAX_ROUNDS}")));
             }
         }
-        run_length::check_in_flight("--rounds-at-a-time", self.rounds_at_a_time)
+        check_in_flight("--rounds-at-a-time", self.rounds_at_a_time)
     }
 }
 
@@ -131,7 +135,7 @@ pub(super) async fn compare(session: &MeasurementSession, rounds: &RoundArgs) ->
         warm_up: rounds.warm_up_rounds,
         concurrency: rounds.rounds_at_a_time,
         seed: session.workload.seed,
-        threads: session.threads(),
+        threads: session.server.threads,
     };
     let connections: Vec<_> = setup.targets.iter().map(|target| target.pool.next().ok().cloned()).collect();
     let bar = progress::counting("comparing", setup.rounds + setup.warm_up);

@@ -1,7 +1,24 @@
-//! Options that all commands with loads share.
+//! Options of loads, and checks of their size.
 
-use super::{output::OutputArgs, run_length::RunLengthArgs, server::ServerArgs, workload::WorkloadArgs};
+use super::{output::OutputArgs, server::ServerArgs, workload::WorkloadArgs};
+use crate::{
+    error::{Error, Result},
+    load::{
+        arrivals::ArrivalProcess,
+        schedule::{LoadPattern, RunLength},
+    },
+    units,
+};
+use std::time::Duration;
 
+/// Maximum requests of a load.
+const MAX_REQUESTS: u64 = 100_000_000;
+/// Maximum requests in flight.
+pub(super) const MAX_IN_FLIGHT: usize = 65_536;
+/// Default of --burst.
+const DEFAULT_BURST: usize = 8;
+
+/// Options that all commands with loads share.
 #[derive(Debug, Clone, clap::Args)]
 pub(super) struct LoadArgs {
     #[command(flatten)]
@@ -12,4 +29,85 @@ pub(super) struct LoadArgs {
     pub(super) length: RunLengthArgs,
     #[command(flatten)]
     pub(super) output: OutputArgs,
+}
+
+#[derive(Debug, Clone, clap::Args)]
+pub(super) struct RunLengthArgs {
+    /// Time during which requests are sent but not measured.
+    #[arg(long, value_name = "TIME", default_value = "3s", value_parser = units::span)]
+    warm_up: Duration,
+    /// Time during which measured requests are started; requests in flight at its end are still awaited [default: 30s, unless
+    /// --requests is given].
+    #[arg(long, value_name = "TIME", value_parser = units::duration)]
+    duration: Option<Duration>,
+    /// Measured requests; with --duration, the load ends at whichever comes first.
+    #[arg(long, value_name = "N")]
+    requests: Option<u64>,
+    /// Maximum requests of an open loop in flight; others wait, and their wait is counted and reported.
+    #[arg(long, value_name = "N", default_value_t = 1024)]
+    pub(super) max_in_flight: usize,
+    /// Share of requests that the client cancels midway, from 0 to 1.
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
+    pub(super) cancel_share: f64,
+}
+
+impl RunLengthArgs {
+    pub(super) fn length(&self) -> Result<RunLength> {
+        if let Some(requests) = self.requests.filter(|requests| !(1..=MAX_REQUESTS).contains(requests)) {
+            return Err(Error::option("--requests", requests, format!("from 1 to {MAX_REQUESTS}")));
+        }
+        check_in_flight("--max-in-flight", self.max_in_flight)?;
+        let fallback = self.requests.is_none().then_some(Duration::from_secs(30));
+        Ok(RunLength { warm_up: self.warm_up, duration: self.duration.or(fallback), requests: self.requests })
+    }
+}
+
+#[derive(Debug, Clone, clap::Args)]
+pub(super) struct ArrivalArgs {
+    /// How arrivals of open loops follow each other [default: poisson].
+    #[arg(long, value_name = "SHAPE")]
+    arrivals: Option<ArrivalProcess>,
+    /// Requests that arrive together with --arrivals bursty [default: 8].
+    #[arg(long, value_name = "N")]
+    burst: Option<usize>,
+}
+
+impl ArrivalArgs {
+    /// Checks the options. `has_open_loops` is true if the command runs open loops; `flags` would make it run one.
+    pub(super) fn check(&self, has_open_loops: bool, flags: &str) -> Result<()> {
+        let options = [("--arrivals", self.arrivals.is_some()), ("--burst", self.burst.is_some())];
+        if let Some((field, _)) = options.into_iter().find(|(_, is_set)| *is_set && !has_open_loops) {
+            return Err(Error::Setting(format!(
+                "{field} applies to open loops only: use {flags} without --concurrency"
+            )));
+        }
+        let Some(burst) = self.burst else { return Ok(()) };
+        if self.arrivals != Some(ArrivalProcess::Bursty) {
+            return Err(Error::option("--burst", burst, "used with --arrivals bursty"));
+        }
+        check_in_flight("--burst", burst)
+    }
+
+    /// Returns an open loop of `rate` requests per second.
+    pub(super) fn load(&self, rate: f64) -> LoadPattern {
+        let arrivals = self.arrivals.unwrap_or(ArrivalProcess::Poisson);
+        let burst = if arrivals == ArrivalProcess::Bursty { self.burst.unwrap_or(DEFAULT_BURST) } else { 1 };
+        LoadPattern::Open { arrivals, rate, burst: burst as u64 }
+    }
+}
+
+/// Checks a number of requests in flight.
+pub(super) fn check_in_flight(field: &str, count: usize) -> Result<()> {
+    match (1..=MAX_IN_FLIGHT).contains(&count) {
+        true => Ok(()),
+        false => Err(Error::option(field, count, format!("from 1 to {MAX_IN_FLIGHT}"))),
+    }
+}
+
+/// Checks a rate.
+pub(super) fn check_rate(field: &str, rate: f64) -> Result<()> {
+    match (0.001..=1e6).contains(&rate) {
+        true => Ok(()),
+        false => Err(Error::option(field, rate, "from 0.001 to 1000000 requests/s")),
+    }
 }

@@ -1,17 +1,13 @@
 //! Command line. Data goes to stdout, everything else to stderr.
 
 mod abort;
-mod arrivals;
 mod compare;
-mod discovery;
 mod draw;
 mod load_args;
 mod output;
 mod progress;
 mod report;
 mod run;
-mod run_length;
-mod runtime;
 mod self_test;
 mod server;
 mod session;

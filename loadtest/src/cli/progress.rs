@@ -28,9 +28,9 @@ impl LoadProgress {
 
     /// Shows the counters.
     pub(super) fn update(&self, counters: &LiveCounters, begin: Instant) {
-        let [finished, failed] = [&counters.finished, &counters.failed].map(|count| count.load(Relaxed));
+        let [finished, failed] = [&counters.totals.finished, &counters.totals.failed].map(|count| count.load(Relaxed));
         let elapsed = begin.elapsed().max(Duration::from_millis(1));
-        let speed = counters.characters.load(Relaxed) as f64 / elapsed.as_secs_f64();
+        let speed = counters.totals.characters.load(Relaxed) as f64 / elapsed.as_secs_f64();
         let in_flight = counters.read().in_flight();
         self.bar.set_position(self.requests.map_or(elapsed.as_millis() as u64, |_| finished + failed));
         let message = format!("{finished} succeeded, {failed} failed, {in_flight} in flight, {speed:.0} characters/s");

@@ -2,9 +2,8 @@
 
 use super::{
     compare::{self, RoundArgs, compare},
-    load_args::LoadArgs,
-    run_length::check_in_flight,
-    runtime::runtime,
+    load_args::{LoadArgs, check_in_flight},
+    server::runtime,
     session::{LoadLimits, MeasurementSession},
     sweep::{KneeSearchArgs, MIN_REQUESTS, extended, search_knee, sweep_concurrency},
 };
@@ -109,7 +108,7 @@ async fn measure_model(session: &MeasurementSession, model: &ModelInfo, loads: &
         parts.push(rates);
     }
     if session.is_over() {
-        session.add_missing(&session.model_names(model), "the open loop at half of the knee");
+        session.abort.add_missing(&session.model_names(model), "the open loop at half of the knee");
     } else if let Some(rate) = sustained {
         let rate = rate * SHARE_OF_KNEE;
         let load = LoadPattern::Open { arrivals: ArrivalProcess::Poisson, rate, burst: 1 };

@@ -1,10 +1,8 @@
 //! `weir-loadtest run`: measures one load.
 
 use super::{
-    arrivals::ArrivalArgs,
-    load_args::LoadArgs,
-    run_length::{check_in_flight, check_rate},
-    runtime::runtime,
+    load_args::{ArrivalArgs, LoadArgs, check_in_flight, check_rate},
+    server::runtime,
     session::{LoadLimits, MeasurementSession},
 };
 use crate::{

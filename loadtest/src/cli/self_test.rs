@@ -3,19 +3,18 @@
 //! The server is a second process of this program. The tester reads on one thread, with the code that measures. The result is messages
 //! per second of that thread's processor time: what the tester would read with a core of its own.
 
-use super::{output, run_length::check_in_flight, runtime::runtime, stub::LISTENING};
+use super::{load_args::check_in_flight, output, server::runtime, stub::LISTENING};
 use crate::{
     client::connection::ConnectOptions,
     error::{Error, Result},
     load::{
         driver::{LoadRun, LoadSetup, RequestSource, run_load},
-        length::Length,
         schedule::RunLength,
-        workload::{PromptSource, RequestTarget, WorkloadMix, WorkloadSpec},
+        workload::{RequestTarget, WorkloadMix, WorkloadSpec},
     },
     measure::{
         objective::Objectives,
-        tester::{self, MIN_CPU_SHARE},
+        tester::{CpuClock, MIN_CPU_SHARE},
     },
     units,
 };
@@ -61,9 +60,9 @@ pub(super) fn run(args: Args) -> Result<()> {
     check_in_flight("--streams", args.streams)?;
     let server = StubProcess::start(args.gap)?;
     let runtime = runtime(1)?;
-    let before = tester::thread_cpu();
+    let before = CpuClock::Thread.read();
     let Reads { messages, seconds } = runtime.block_on(read(server.address, &args))?;
-    let cpu = tester::thread_cpu().zip(before).map(|(now, then)| (now - then).as_secs_f64());
+    let cpu = CpuClock::Thread.since(before).map(|cpu| cpu.as_secs_f64());
     let arrived = messages as f64 / seconds;
     output::print(&format!(
         "{messages} messages of {} streams in {seconds:.2} s: {} messages/s next to the sending server, on this machine now\n",
@@ -99,25 +98,8 @@ pub(super) fn run(args: Args) -> Result<()> {
 async fn read(address: SocketAddr, args: &Args) -> Result<Reads> {
     let pool = ConnectOptions { address: address.to_string(), ..ConnectOptions::default() }.pool(1).await?;
     let target = RequestTarget { pool, model: String::new(), boundaries: true, timeout: TIMEOUT };
-    let spec = WorkloadSpec {
-        name: "self-test".into(),
-        kind: "generate".into(),
-        model: None,
-        pools: false,
-        weight: 1.0,
-        files: Vec::new(),
-        prompts: PromptSource::Excerpts(Length::Fixed(16)),
-        output: Length::Fixed(CHARS),
-        shared_prefix: 0,
-        prefixes: 1,
-        temperature: None,
-        chunk_chars: 1,
-        beam: None,
-        max_symbols: 1 << 20,
-        seed: 1,
-    };
-    let job =
-        Arc::new(LoadSetup { target, mix: WorkloadMix::new(&[spec], 1, 0.0)?, objectives: Objectives::default() });
+    let mix = WorkloadMix::new(&[WorkloadSpec::fixed("self-test", 16, CHARS)], 1, 0.0)?;
+    let job = Arc::new(LoadSetup { target, mix, objectives: Objectives::default() });
     let duration = args.duration;
     let (end, stop) = watch::channel(false);
     // interrupts the answers at the end, because with a gap they last longer than the measurement
@@ -132,7 +114,7 @@ async fn read(address: SocketAddr, args: &Args) -> Result<Reads> {
     let result = run_load(job, run, &mut |_| {}).await?;
     ending.abort();
     for stats in &result.stats {
-        let errors = stats.figures()?.requests.errors;
+        let errors = stats.figures().requests.errors;
         if !errors.is_empty() {
             return Err(Error::Internal(format!("the stub server failed: {errors:?}")));
         }

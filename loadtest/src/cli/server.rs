@@ -1,7 +1,10 @@
-//! Options for connecting to the server.
+//! Connecting to the server: options, network threads, and the models to measure.
 
 use crate::{
-    client::connection::{ClientIdentity, ConnectOptions, MAX_CONNECTIONS, ServerConnection},
+    client::{
+        connection::{ClientIdentity, ConnectOptions, MAX_CONNECTIONS, ServerConnection},
+        models::{self, ModelInfo, ServerSoftware},
+    },
     error::{Error, Result},
     units,
 };
@@ -10,10 +13,15 @@ use std::{
     path::{Path, PathBuf},
     time::Duration,
 };
-use tokio::time::{Instant, sleep};
+use tokio::{
+    runtime::{Builder, Runtime},
+    time::{Instant, sleep},
+};
 
 /// Pause before connecting again to an unreachable server.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
+/// Maximum threads.
+const MAX_THREADS: usize = 256;
 
 #[derive(Debug, Clone, clap::Args)]
 pub(super) struct ServerArgs {
@@ -83,5 +91,54 @@ impl ServerArgs {
     /// Returns how many connections `calls` calls at a time need if one carries `streams`.
     pub(super) fn connections(&self, calls: usize, streams: usize) -> usize {
         self.connections.unwrap_or_else(|| calls.div_ceil(streams.max(1)).clamp(1, MAX_CONNECTIONS))
+    }
+}
+
+/// Builds a runtime of `threads` threads.
+pub(super) fn runtime(threads: usize) -> Result<Runtime> {
+    if !(1..=MAX_THREADS).contains(&threads) {
+        return Err(Error::option("--threads", threads, format!("from 1 to {MAX_THREADS}")));
+    }
+    let built = if threads == 1 {
+        Builder::new_current_thread().enable_all().build()
+    } else {
+        Builder::new_multi_thread().worker_threads(threads).enable_all().build()
+    };
+    built.map_err(|error| Error::Internal(format!("cannot start the network threads: {error}")))
+}
+
+/// Server with its models.
+#[derive(Clone)]
+pub(super) struct Discovery {
+    pub(super) connect: ConnectOptions,
+    pub(super) software: Option<ServerSoftware>,
+    /// All models of the server.
+    pub(super) known: Vec<ModelInfo>,
+    /// Models to measure.
+    pub(super) models: Vec<ModelInfo>,
+}
+
+impl Discovery {
+    /// Connects and selects the models called `names`. Without names, selects the server's only model, or every model if `all`.
+    pub(super) async fn run(server: &ServerArgs, names: &[String], all: bool) -> Result<Self> {
+        let connect = server.connect_options()?;
+        let list = async {
+            let connection = server.first_connection(&connect).await?;
+            Ok((models::list(&connect.address, &connection).await?, connection))
+        };
+        let (known, connection) = match list.await {
+            Ok(listed) => listed,
+            Err(error) => return Err(connect.diagnose(error).await),
+        };
+        let models = if all && names.is_empty() {
+            known.clone()
+        } else {
+            models::select(if all { "--models" } else { "--model" }, names, &known)?
+        };
+        if models.is_empty() {
+            return Err(Error::Setting("the server has no model".into()));
+        }
+        let software = models::fetch_software(&connection).await;
+        Ok(Self { connect, software, known, models })
     }
 }

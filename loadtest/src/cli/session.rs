@@ -2,9 +2,8 @@
 
 use super::{
     abort::AbortLog,
-    discovery::Discovery,
     progress::LoadProgress,
-    server::ServerArgs,
+    server::{Discovery, ServerArgs},
     workload::{BoundaryChoice, WorkloadArgs},
 };
 use crate::{
@@ -47,7 +46,7 @@ pub(super) struct LoadLimits {
 }
 
 pub(super) struct MeasurementSession {
-    server: ServerArgs,
+    pub(super) server: ServerArgs,
     connect: ConnectOptions,
     software: Option<ServerSoftware>,
     pub(super) workload: WorkloadArgs,
@@ -62,7 +61,7 @@ pub(super) struct MeasurementSession {
     pub(super) cancel_share: f64,
     /// Measurements so far. Each sends different prompts; otherwise the server's cache would serve those of the one before.
     measured: AtomicU64,
-    abort: AbortLog,
+    pub(super) abort: AbortLog,
 }
 
 impl MeasurementSession {
@@ -157,11 +156,6 @@ impl MeasurementSession {
         self.workloads.iter().find_map(|workload| Some((workload.name.as_str(), workload.model.as_deref()?)))
     }
 
-    /// Records that `what` was not measured for the model.
-    pub(super) fn add_missing(&self, model: &str, what: &str) {
-        self.abort.add_missing(model, what);
-    }
-
     /// Measures `what` for the model unless the session is over. Records it as missing if there is no result.
     pub(super) async fn measure_or_skip<T>(
         &self,
@@ -171,7 +165,7 @@ impl MeasurementSession {
     ) -> Option<T> {
         let measured = if self.is_over() { None } else { self.abort.ok_or_record(measuring.await) };
         if measured.is_none() {
-            self.add_missing(model, what);
+            self.abort.add_missing(model, what);
         }
         measured
     }
@@ -214,11 +208,6 @@ impl MeasurementSession {
         Ok(RequestTarget { pool, model: model.name.clone(), boundaries, timeout: self.workload.timeout })
     }
 
-    /// Returns the number of threads of the tester.
-    pub(super) fn threads(&self) -> usize {
-        self.server.threads
-    }
-
     /// Returns the seed of the next measurement's requests and arrivals.
     pub(super) fn next_seed(&self) -> u64 {
         let index = self.measured.fetch_add(1, Relaxed);
@@ -255,7 +244,7 @@ impl MeasurementSession {
         let run = LoadRun { length, begin, source, stop: self.stop.clone(), probe_lag: true };
         let result = run_load(job, run, &mut |counters| progress.update(counters, begin)).await?;
         drop(pacer);
-        LoadPoint::new(load, length, result, self.server.threads, connections)
+        Ok(LoadPoint::new(load, length, result, self.server.threads, connections))
     }
 
     /// Returns the names of the models that requests go to when `measured` is measured, separated by commas. Workloads may name others.

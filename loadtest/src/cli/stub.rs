@@ -1,9 +1,9 @@
 //! `weir-loadtest stub`: a server with known delays, to check the tester's figures.
 
 use super::{
+    load_args::{MAX_IN_FLIGHT, check_in_flight},
     output,
-    run_length::{MAX_IN_FLIGHT, check_in_flight},
-    runtime::runtime,
+    server::runtime,
 };
 use crate::{
     error::{Error, Result},

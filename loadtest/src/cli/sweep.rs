@@ -1,10 +1,8 @@
 //! `weir-loadtest sweep`: measures several loads one after the other.
 
 use super::{
-    arrivals::ArrivalArgs,
-    load_args::LoadArgs,
-    run_length::{check_in_flight, check_rate},
-    runtime::runtime,
+    load_args::{ArrivalArgs, LoadArgs, check_in_flight, check_rate},
+    server::runtime,
     session::{LoadLimits, MeasurementSession},
 };
 use crate::{
@@ -154,7 +152,7 @@ pub(super) async fn search_knee(
         if session.is_over() {
             let is_first = sweep.points.is_empty();
             let what = if is_first { "the search for the knee" } else { "the rest of the search for the knee" };
-            session.add_missing(&session.model_names(model), what);
+            session.abort.add_missing(&session.model_names(model), what);
             break;
         }
         sweep.measure(session, model, limits, search.arrivals.load(rate), rate).await;
@@ -181,7 +179,7 @@ impl RateSweep {
         let limits = LoadLimits { min_requests: MIN_REQUESTS, ..extended(limits, rate) };
         let Some(point) = session.load(model, load, limits).await else { return };
         if point.interrupted && point.figures.requests.measured == 0 {
-            session.add_missing(&session.model_names(model), &load.describe());
+            session.abort.add_missing(&session.model_names(model), &load.describe());
             return;
         }
         // an interrupted measurement, or a server that went away, does not show whether the rate is sustained

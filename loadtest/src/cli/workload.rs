@@ -5,6 +5,7 @@ use crate::{
     error::{Error, Result},
     load::{
         length::Length,
+        text::PromptText,
         workload::{PromptSource, SUMMARIZE, WorkloadMix, WorkloadSpec},
     },
     measure::objective::Objectives,
@@ -156,10 +157,11 @@ impl WorkloadArgs {
 
     /// Returns the text to score, and its description.
     pub(super) fn scored_text(&self, chars: usize, models: &[ModelInfo]) -> Result<(String, String)> {
-        let text = crate::load::text::PromptText::read(&self.prompts)?;
+        let text = PromptText::read(&self.prompts)?;
         let max = models.iter().map(|model| model.max_symbols).min().unwrap_or(0);
-        let count = chars.min(text.len()).min(usize::try_from(max).unwrap_or(usize::MAX));
-        Ok((text.head(count), format!("the first {count} characters of {}", text.name)))
+        let scored = text.head(chars.min(usize::try_from(max).unwrap_or(usize::MAX)));
+        let description = format!("the first {} characters of {}", scored.chars().count(), text.name);
+        Ok((scored, description))
     }
 }
 

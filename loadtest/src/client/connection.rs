@@ -48,24 +48,18 @@ pub struct ClientIdentity {
 impl std::fmt::Debug for ConnectOptions {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         // keys must not appear in logs
-        out.debug_struct("Reach").field("address", &self.address).finish_non_exhaustive()
+        out.debug_struct("ConnectOptions").field("address", &self.address).finish_non_exhaustive()
     }
 }
 
 impl ConnectOptions {
-    /// Opens one connection.
-    ///
-    /// # Errors
-    /// The server is unreachable, or the key is not a valid header value.
+    /// Opens one connection. Fails if the server is unreachable, or the key is not a valid header value.
     pub async fn connect(&self) -> Result<ServerConnection> {
         let channel = self.endpoint()?.connect().await.map_err(|error| self.failed(&error))?;
         ServerConnection::new(channel, self.key.as_deref())
     }
 
-    /// Opens `count` connections.
-    ///
-    /// # Errors
-    /// See [`ConnectOptions::connect`].
+    /// Opens `count` connections. Fails as [`ConnectOptions::connect`] does.
     pub async fn pool(&self, count: usize) -> Result<ConnectionPool> {
         let mut connections = Vec::with_capacity(count);
         for _ in 0..count.max(1) {
@@ -83,10 +77,7 @@ impl ConnectOptions {
     }
 
     /// Checks that the address names a port. HTTP libraries take port 80 for a URI without a port or with an invalid one, so that
-    /// another server would be measured.
-    ///
-    /// # Errors
-    /// The address names no valid port.
+    /// another server would be measured. Fails if the address names no valid port.
     pub fn check(&self) -> Result<()> {
         let authority = self.address.split_once("://").map_or(self.address.as_str(), |(_, rest)| rest);
         let authority = authority.split(['/', '?', '#']).next().unwrap_or_default();
@@ -130,10 +121,7 @@ pub struct ServerConnection {
 }
 
 impl ServerConnection {
-    /// Wraps an open channel.
-    ///
-    /// # Errors
-    /// The key is not a valid header value.
+    /// Wraps an open channel. Fails if the key is not a valid header value.
     pub fn new(channel: Channel, key: Option<&str>) -> Result<Self> {
         let header = |key: &str| {
             let header = MetadataValue::try_from(format!("Bearer {key}"));
@@ -179,10 +167,7 @@ impl ConnectionPool {
         self.connections.len()
     }
 
-    /// Returns the next connection.
-    ///
-    /// # Errors
-    /// The pool is empty.
+    /// Returns the next connection. Fails if the pool is empty.
     pub fn next(&self) -> Result<&ServerConnection, Status> {
         let index = self.next.fetch_add(1, Relaxed).checked_rem(self.connections.len());
         index.and_then(|index| self.connections.get(index)).ok_or_else(|| Status::internal("no connection"))

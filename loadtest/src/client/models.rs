@@ -177,10 +177,7 @@ pub async fn fetch_software(connection: &ServerConnection) -> Option<ServerSoftw
     Some(ServerSoftware { name: metadata.name, version: metadata.version })
 }
 
-/// Lists all models of the server.
-///
-/// # Errors
-/// The server rejects the request or does not answer in time.
+/// Lists all models of the server. Fails if the server rejects the request or does not answer in time.
 pub async fn list(server: &str, connection: &ServerConnection) -> Result<Vec<ModelInfo>> {
     let mut client = ModelsClient::new(connection.channel());
     let response = client.list_models(connection.request(ListModelsRequest {}, METADATA_TIMEOUT));
@@ -192,9 +189,7 @@ pub async fn list(server: &str, connection: &ServerConnection) -> Result<Vec<Mod
 }
 
 /// Selects the models called `names`, in that order; without names, the server's only model.
-///
-/// # Errors
-/// A name is unknown or given twice, or there are several models to choose from.
+/// Fails if a name is unknown or repeated, or if several models exist and none is named.
 pub fn select(field: &str, names: &[String], all: &[ModelInfo]) -> Result<Vec<ModelInfo>> {
     let known = || all.iter().map(|model| model.name.as_str()).collect::<Vec<_>>().join(", ");
     let repeated = names.iter().enumerate().find(|(index, name)| names.iter().take(*index).any(|other| other == *name));

@@ -128,9 +128,7 @@ impl ComparedModel {
 
 impl ModelComparison {
     /// Checks that the server's estimates are within `percent` of the measured gains.
-    ///
-    /// # Errors
-    /// An estimate deviates more, or the server reports none.
+    /// Fails if one deviates more, or if the server reports none.
     pub fn check_estimates(&self, percent: f64) -> Result<()> {
         let errors =
             || self.models.iter().flat_map(|model| model.estimate_errors().into_iter().map(move |e| (model, e)));

@@ -16,7 +16,7 @@ use crate::{
         histogram::ValueHistogram,
         request_timer::{ClientTimer, UnpooledTimes},
         stats::{RequestFigures, RequestOutcome, RequestStats},
-        tester::{self, LagProbe, TesterFigures, TesterMeasurement},
+        tester::{CpuClock, LagProbe, TesterFigures, TesterMeasurement},
     },
 };
 use std::{
@@ -86,22 +86,19 @@ struct TimedRequest {
 }
 
 /// Runs all rounds. Calls `on_round` after each with the number of rounds begun. With `probe_lag`, measures how late this program sees
-/// events.
-///
-/// # Errors
-/// An invariant is broken. Failed requests are not errors.
+/// events. Fails only if an invariant is broken; failed requests are not errors.
 pub async fn compare_models(
     setup: ComparisonSetup,
     stop: StopSignal,
     probe_lag: bool,
     on_round: impl Fn(u64) + Send + Sync + 'static,
 ) -> Result<ModelComparison> {
-    let stats = setup.targets.iter().map(|target| RequestStats::new(target.boundaries)).collect::<Result<Vec<_>>>()?;
+    let stats = setup.targets.iter().map(|target| RequestStats::new(target.boundaries)).collect();
     let results = Mutex::new(RoundResults { stats, rounds: Vec::new() });
     let state = Arc::new(ComparisonState { setup, counters: Arc::default(), next: AtomicU64::new(0), results, stop });
     let probe = if probe_lag { Some(LagProbe::start()?) } else { None };
     let begun = state.counters.read();
-    let cpu = tester::cpu();
+    let cpu = CpuClock::Process.read();
     let on_round = Arc::new(on_round);
     let mut tasks = JoinSet::new();
     for _ in 0..state.setup.concurrency {
@@ -122,8 +119,8 @@ pub async fn compare_models(
         ended.unwrap_or_else(|error| Err(Error::Internal(format!("a round's task: {error}"))))?;
     }
     let lags = match probe {
-        Some(probe) => Some(probe.stop().await?),
-        None => None,
+        Some(probe) => probe.stop().await?,
+        None => ValueHistogram::default(),
     };
     let mut comparison = build_comparison(&state)?;
     comparison.tester = Some(assess_tester(&state, begun, cpu, lags, &comparison.models));
@@ -135,25 +132,25 @@ fn assess_tester(
     state: &ComparisonState,
     begun: CounterSnapshot,
     cpu: Option<Duration>,
-    lags: Option<ValueHistogram>,
+    lags: ValueHistogram,
     models: &[ComparedModel],
 ) -> TesterFigures {
     let fastest = |figure: fn(&RequestFigures) -> Option<f64>| {
         models.iter().filter_map(|model| figure(&model.figures)).min_by(f64::total_cmp)
     };
-    let measurement = TesterMeasurement {
+    TesterMeasurement {
         threads: state.setup.threads,
         connections: state.setup.targets.iter().map(|target| target.pool.size()).sum(),
         window: state.counters.read().since(&begun),
-        cpu: tester::cpu().zip(cpu).map(|(now, then)| now.saturating_sub(then)),
+        cpu: CpuClock::Process.since(cpu),
         peak: None,
         lags,
         held: 0,
         own: models.iter().map(|model| model.figures.requests.own()).sum(),
         median_first: fastest(|figures| figures.time_to_first_char_ns.p50),
         median_gap: fastest(|figures| figures.gap_ns.p50),
-    };
-    measurement.assess()
+    }
+    .assess()
 }
 
 /// Sends one request to every model in turn.
@@ -253,7 +250,7 @@ fn build_comparison(state: &ComparisonState) -> Result<ModelComparison> {
             model: target.model.clone(),
             bits_per_char: None,
             score_refused: None,
-            figures: stats.figures()?,
+            figures: stats.figures(),
             medians: Some(Medians {
                 total_ns: median(column(model, |figures| Some(figures.total))),
                 time_to_first_char_ns: median(column(model, |figures| figures.first)),

@@ -6,9 +6,7 @@ use tonic::Status;
 use weir_proto::v1::{ScoreRequest, generation_client::GenerationClient, score_response::Event};
 
 /// Returns the bits per character of the text.
-///
-/// # Errors
-/// The server rejects the request, or does not answer within the target's time limit.
+/// Fails if the server rejects the request, or does not answer within the target's time limit.
 pub async fn bits_per_char(target: &RequestTarget, text: &str) -> Result<f64, String> {
     let describe = |status: Status| format!("{}: {}", code(&status), status.message());
     match timeout(target.timeout, score(target, text)).await {

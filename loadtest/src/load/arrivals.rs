@@ -37,9 +37,7 @@ pub struct ArrivalSchedule {
 
 impl ArrivalSchedule {
     /// Builds a schedule of `rate` requests per second; bursty arrivals come `burst` at a time.
-    ///
-    /// # Errors
-    /// The rate is not a finite number above 0.
+    /// Fails unless the rate is finite and above 0.
     pub fn new(process: ArrivalProcess, rate: f64, burst: u64, seed: u64) -> Result<Self> {
         let burst = if process == ArrivalProcess::Bursty { burst.max(1) } else { 1 };
         let rate = rate / burst as f64;

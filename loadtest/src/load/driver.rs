@@ -13,7 +13,7 @@ use crate::{
         objective::Objectives,
         request_timer::ClientTimer,
         stats::{RequestOutcome, RequestStats, UNAVAILABLE},
-        tester::{self, LagProbe},
+        tester::{CpuClock, LagProbe},
         timeline::Timeline,
     },
 };
@@ -90,8 +90,8 @@ pub struct LoadResult {
     pub cpu: Option<Duration>,
     /// Timeline until the last request had ended.
     pub timeline: Timeline,
-    /// Lags of the probe, if it ran.
-    pub lags: Option<ValueHistogram>,
+    /// Lags of the probe; empty if it did not run.
+    pub lags: ValueHistogram,
     /// Requests that waited for the limit on requests in flight.
     pub held: u64,
     /// True if the run was stopped early.
@@ -109,17 +109,14 @@ struct DriverState {
 /// Numbers of the next warm-up request and the next measured request of a closed loop.
 type NextNumbers = Arc<Mutex<ScheduledCounts>>;
 
-/// Counters and processor time when the window closed.
-struct Closing {
+/// Counters and processor time at the start or end of the measured window.
+struct WindowEnd {
     counters: CounterSnapshot,
     cpu: Option<Duration>,
 }
 
 /// Runs a load. The window opens after the warm-up and closes after the duration, or with the last request if only their number is
-/// given. Calls `on_progress` four times per second.
-///
-/// # Errors
-/// An invariant is broken. Failed requests are not errors.
+/// given. Calls `on_progress` four times per second. Fails only if an invariant is broken; failed requests are not errors.
 pub async fn run_load(
     job: Arc<LoadSetup>,
     run: LoadRun,
@@ -127,15 +124,9 @@ pub async fn run_load(
 ) -> Result<LoadResult> {
     let LoadRun { length, begin, source, stop, probe_lag } = run;
     let counters = Arc::new(LiveCounters::default());
-    let stats = (0..job.mix.size()).map(|_| RequestStats::new(job.target.boundaries)).collect::<Result<Vec<_>>>()?;
-    let shared = Arc::new(DriverState {
-        job,
-        counters: counters.clone(),
-        stats: Mutex::new(stats),
-        held: AtomicU64::new(0),
-        stop,
-    });
-    let models = shared.job.mix.models(&shared.job.target.model);
+    let models = job.mix.models(&job.target.model);
+    let stats = Mutex::new(models.iter().map(|_| RequestStats::new(job.target.boundaries)).collect());
+    let shared = Arc::new(DriverState { job, counters: counters.clone(), stats, held: AtomicU64::new(0), stop });
     let requests = send_all(shared.clone(), length, begin, source);
     tokio::pin!(requests);
     let open = begin + length.warm_up;
@@ -150,24 +141,23 @@ pub async fn run_load(
             () = sleep_until(open) => {}
         }
     }
-    let mut timeline = Timeline::begin(&counters)?;
+    let mut timeline = Timeline::begin(&counters);
     let probe = if probe_lag { Some(LagProbe::start()?) } else { None };
-    let opened = counters.read();
-    let cpu = tester::cpu();
+    let opened = WindowEnd::now(&counters);
     let close = length.duration.map(|duration| open + duration);
-    let closing = if is_done { None } else { observe(&counters, &mut timeline, close, requests, on_progress).await? };
-    let closing = closing.unwrap_or_else(|| Closing::now(&counters));
-    timeline.flush(&counters)?;
+    let closed = if is_done { None } else { observe(&counters, &mut timeline, close, requests, on_progress).await? };
+    let closed = closed.unwrap_or_else(|| WindowEnd::now(&counters));
+    timeline.flush(&counters);
     let lags = match probe {
-        Some(probe) => Some(probe.stop().await?),
-        None => None,
+        Some(probe) => probe.stop().await?,
+        None => ValueHistogram::default(),
     };
     let mut stats = shared.stats.lock().unwrap_or_else(PoisonError::into_inner);
     Ok(LoadResult {
         stats: std::mem::take(&mut *stats),
         models,
-        window: closing.counters.since(&opened),
-        cpu: closing.cpu.zip(cpu).map(|(now, then)| now.saturating_sub(then)),
+        window: closed.counters.since(&opened.counters),
+        cpu: closed.cpu.zip(opened.cpu).map(|(end, start)| end.saturating_sub(start)),
         timeline,
         lags,
         held: shared.held.load(Relaxed),
@@ -175,9 +165,9 @@ pub async fn run_load(
     })
 }
 
-impl Closing {
+impl WindowEnd {
     fn now(counters: &LiveCounters) -> Self {
-        Self { counters: counters.read(), cpu: tester::cpu() }
+        Self { counters: counters.read(), cpu: CpuClock::Process.read() }
     }
 }
 
@@ -188,7 +178,7 @@ async fn observe(
     close: Option<Instant>,
     mut requests: std::pin::Pin<&mut impl Future<Output = Result<()>>>,
     on_progress: &mut (dyn FnMut(&LiveCounters) + Send),
-) -> Result<Option<Closing>> {
+) -> Result<Option<WindowEnd>> {
     let mut ticks = interval(SAMPLE_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     ticks.tick().await;
@@ -198,10 +188,10 @@ async fn observe(
         tokio::select! {
             done = &mut requests => return done.map(|()| closed),
             () = sleep_until(close.unwrap_or(never)), if close.is_some() && closed.is_none() => {
-                closed = Some(Closing::now(counters));
+                closed = Some(WindowEnd::now(counters));
             }
             _ = ticks.tick() => {
-                timeline.tick(counters)?;
+                timeline.tick(counters);
                 on_progress(counters);
             }
         }
@@ -302,20 +292,20 @@ async fn send(shared: &DriverState, scheduled: ScheduledRequest) -> Result<Reque
     let DriverState { job, counters, .. } = shared;
     let DrawnRequest { workload, request, cancel_after } = job.mix.draw(scheduled.number)?;
     let mut timer = ClientTimer::new(counters.clone(), scheduled.intended, cancel_after);
-    counters.started.fetch_add(1, Relaxed);
+    counters.totals.started.fetch_add(1, Relaxed);
     let mut stop = shared.stop.clone();
     let outcome = execute(&*request, &job.target, &mut timer, &mut stop).await;
     let total = scheduled.intended.elapsed();
     let good = outcome == RequestOutcome::Completed && job.objectives.met(&timer, total);
     if outcome == RequestOutcome::Completed {
-        counters.finished.fetch_add(1, Relaxed);
-        counters.good.fetch_add(u64::from(good), Relaxed);
+        counters.totals.finished.fetch_add(1, Relaxed);
+        counters.totals.good.fetch_add(u64::from(good), Relaxed);
         timer.first().into_iter().for_each(|time| counters.record_first(time));
     } else {
-        counters.failed.fetch_add(1, Relaxed);
+        counters.totals.failed.fetch_add(1, Relaxed);
     }
     if scheduled.measured {
-        counters.measured.fetch_add(1, Relaxed);
+        counters.totals.measured.fetch_add(1, Relaxed);
         let mut stats = shared.stats.lock().unwrap_or_else(PoisonError::into_inner);
         let stats = stats.get_mut(workload).ok_or_else(|| Error::Internal(format!("no workload {workload}")))?;
         stats.record(&timer, &outcome, total, good);

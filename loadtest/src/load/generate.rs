@@ -2,12 +2,15 @@
 
 use super::{
     settings,
-    text::PromptText,
-    workload::{PreparedRequest, PromptSource, RequestTarget, SendFuture, Workload, WorkloadInfo, WorkloadSpec},
+    text::PromptSet,
+    workload::{PreparedRequest, RequestTarget, SendFuture, Workload, WorkloadInfo, WorkloadSpec},
 };
 use crate::{
-    error::{Error, Result},
-    measure::request_timer::{ClientTimer, ReceivedMessage, ServerReport, UnpooledTimes},
+    error::Result,
+    measure::{
+        request_timer::{ClientTimer, ReceivedMessage, ServerReport, UnpooledTimes},
+        shortening::TextTotals,
+    },
 };
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -23,49 +26,28 @@ const PREFIX_STREAMS: u64 = 1 << 63;
 
 struct GenerateWorkload {
     spec: WorkloadSpec,
-    text: PromptText,
-    lines: Vec<String>,
+    prompts: PromptSet,
 }
 
-/// Builds the workload.
-///
-/// # Errors
-/// An option is out of bounds, or a file cannot be used.
+/// Builds the workload. Fails if an option is out of bounds, or a file cannot be used.
 pub(super) fn build(spec: &WorkloadSpec) -> Result<Box<dyn Workload>> {
     spec.check()?;
-    let (text, lines) = match spec.prompts {
-        PromptSource::Documents => PromptText::documents(&spec.files)?,
-        PromptSource::Lines => {
-            let text = PromptText::read(&spec.files)?;
-            let lines = text.lines()?;
-            (text, lines)
-        }
-        PromptSource::Excerpts(_) => (PromptText::read(&spec.files)?, Vec::new()),
-    };
-    Ok(Box::new(GenerateWorkload { spec: spec.clone(), text, lines }))
+    let prompts = PromptSet::read(spec.prompts, &spec.files)?;
+    Ok(Box::new(GenerateWorkload { spec: spec.clone(), prompts }))
 }
 
 impl GenerateWorkload {
     fn prompt(&self, rng: &mut ChaCha8Rng) -> Result<String> {
-        let WorkloadSpec { seed, shared_prefix, prefixes, prompts, max_symbols, .. } = self.spec;
+        let WorkloadSpec { seed, shared_prefix, prefixes, output, max_symbols, .. } = self.spec;
         let mut prompt = String::new();
         if shared_prefix > 0 {
             let mut prefix = ChaCha8Rng::seed_from_u64(seed);
             prefix.set_stream(PREFIX_STREAMS + rng.random_range(0..prefixes));
-            prompt = self.text.excerpt(&mut prefix, shared_prefix);
+            prompt = self.prompts.text.excerpt(&mut prefix, shared_prefix);
         }
-        match prompts {
-            PromptSource::Excerpts(length) => {
-                // leaves room for the longest answer, or for one character if the length has no bound
-                let answer = self.spec.output.longest().unwrap_or(1);
-                let length = length.draw(rng, max_symbols.saturating_sub(shared_prefix + answer))?;
-                prompt.push_str(&self.text.excerpt(rng, length));
-            }
-            PromptSource::Lines | PromptSource::Documents => {
-                let line = self.lines.get(rng.random_range(0..self.lines.len().max(1)));
-                prompt.push_str(line.ok_or_else(|| Error::Internal("no lines".into()))?);
-            }
-        }
+        // leaves room for the longest answer, or for one character if the length has no bound
+        let answer = output.longest().unwrap_or(1);
+        prompt.push_str(&self.prompts.draw(rng, max_symbols.saturating_sub(shared_prefix + answer))?);
         Ok(prompt)
     }
 }
@@ -78,7 +60,7 @@ impl Workload for GenerateWorkload {
             kind: kind.clone(),
             model: self.spec.model.clone(),
             weight: *weight,
-            text: self.text.name.clone(),
+            text: self.prompts.text.name.clone(),
             prompt_chars: prompts.to_string(),
             shared_prefix_chars: *shared_prefix,
             prefixes: if *shared_prefix > 0 { *prefixes } else { 0 },
@@ -90,7 +72,7 @@ impl Workload for GenerateWorkload {
         }
     }
 
-    fn draw(&self, rng: &mut ChaCha8Rng, _number: u64) -> Result<Box<dyn PreparedRequest>> {
+    fn draw(&self, rng: &mut ChaCha8Rng) -> Result<Box<dyn PreparedRequest>> {
         let prompt = self.prompt(rng)?;
         let left = self.spec.max_symbols.saturating_sub(prompt.chars().count() as u64);
         let chars = u32::try_from(self.spec.output.draw(rng, left)?).unwrap_or(u32::MAX);
@@ -172,9 +154,8 @@ fn received(piece: &Piece) -> ReceivedMessage {
         return ReceivedMessage::default();
     }
     let ends = |marked: bool| {
-        let of_kind =
-            characters.iter().filter(|character| character.boundary() && character.nxt_logprob.is_some() == marked);
-        of_kind.count() as u64
+        let ends = characters.iter().filter(|character| character.boundary());
+        ends.filter(|character| character.nxt_logprob.is_some() == marked).count() as u64
     };
     let count = if characters.is_empty() { text.chars().count() } else { characters.len() };
     ReceivedMessage { characters: count as u64, predicted_ends: ends(false), marked_ends: ends(true) }
@@ -196,10 +177,12 @@ fn server_report(finished: &Finished, cached_chars: u64) -> ServerReport {
         prefill: Duration::from_nanos(prefill_ns),
         first: Duration::from_nanos(time_to_first_char_ns),
         total: Duration::from_nanos(total_ns),
-        prompt_chars: usage.prompt_chars,
-        cached_chars,
-        generated_chars: usage.generated_chars,
-        segments: usage.prompt_segments + usage.generated_segments,
+        texts: TextTotals {
+            prompt: usage.prompt_chars,
+            cached: cached_chars,
+            generated: usage.generated_chars,
+            segments: usage.prompt_segments + usage.generated_segments,
+        },
         unpooled,
         summary: None,
     }

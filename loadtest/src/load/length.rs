@@ -24,10 +24,7 @@ pub enum Length {
 }
 
 impl Length {
-    /// Draws a length from 1 to `max`.
-    ///
-    /// # Errors
-    /// No distribution has these parameters; parsing has checked them.
+    /// Draws a length from 1 to `max`. Never fails for a parsed length.
     pub fn draw(&self, rng: &mut impl Rng, max: u64) -> Result<u64> {
         let wrong = |error: &dyn fmt::Display| Error::Internal(format!("{self}: {error}"));
         let drawn = match *self {

@@ -22,10 +22,7 @@ pub struct Pacer {
 }
 
 impl Pacer {
-    /// Starts a thread that delivers every request at its intended send time.
-    ///
-    /// # Errors
-    /// The thread cannot be started.
+    /// Starts a thread that delivers every request at its intended send time. Fails if the thread cannot be started.
     pub fn start(
         requests: impl Iterator<Item = ScheduledRequest> + Send + 'static,
     ) -> Result<(Self, Receiver<ScheduledRequest>)> {

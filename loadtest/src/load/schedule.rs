@@ -104,10 +104,7 @@ impl RunLength {
 }
 
 impl LoadPattern {
-    /// Returns the schedule of an open loop; `None` for a closed one.
-    ///
-    /// # Errors
-    /// The rate is not a finite number above 0.
+    /// Returns the schedule of an open loop; `None` for a closed one. Fails unless the rate is finite and above 0.
     pub fn schedule(&self, seed: u64) -> Result<Option<ArrivalSchedule>> {
         match *self {
             Self::Closed { .. } => Ok(None),

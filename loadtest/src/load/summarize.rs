@@ -1,18 +1,19 @@
 //! Workload `summarize`: uploads documents in chunks and requests summaries.
 
 use super::{
+    length::MAX_LENGTH,
     settings,
-    text::PromptText,
-    workload::{PreparedRequest, PromptSource, RequestTarget, SendFuture, Workload, WorkloadInfo, WorkloadSpec},
+    text::PromptSet,
+    workload::{PreparedRequest, RequestTarget, SendFuture, Workload, WorkloadInfo, WorkloadSpec},
 };
 use crate::{
-    error::{Error, Result},
+    error::Result,
     measure::{
         request_timer::{ClientTimer, ReceivedMessage, ServerReport},
+        shortening::TextTotals,
         summaries::SummaryMeasurement,
     },
 };
-use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 use std::{
     ops::ControlFlow,
@@ -28,28 +29,14 @@ use weir_proto::v1::{
 
 struct SummarizeWorkload {
     spec: WorkloadSpec,
-    text: PromptText,
-    /// Whole documents; empty if documents are excerpts of the text.
-    documents: Vec<Arc<str>>,
+    documents: PromptSet,
 }
 
-/// Builds the workload.
-///
-/// # Errors
-/// An option is out of bounds, or a file cannot be used.
+/// Builds the workload. Fails if an option is out of bounds, or a file cannot be used.
 pub(super) fn build(spec: &WorkloadSpec) -> Result<Box<dyn Workload>> {
     spec.check()?;
-    let (text, documents) = match spec.prompts {
-        PromptSource::Excerpts(_) => (PromptText::read(&spec.files)?, Vec::new()),
-        PromptSource::Lines => {
-            let text = PromptText::read(&spec.files)?;
-            let lines = text.lines()?;
-            (text, lines)
-        }
-        PromptSource::Documents => PromptText::documents(&spec.files)?,
-    };
-    let documents = documents.into_iter().map(Arc::from).collect();
-    Ok(Box::new(SummarizeWorkload { spec: spec.clone(), text, documents }))
+    let documents = PromptSet::read(spec.prompts, &spec.files)?;
+    Ok(Box::new(SummarizeWorkload { spec: spec.clone(), documents }))
 }
 
 impl Workload for SummarizeWorkload {
@@ -60,9 +47,9 @@ impl Workload for SummarizeWorkload {
             kind: kind.clone(),
             model: self.spec.model.clone(),
             weight: *weight,
-            text: match self.documents.len() {
-                0 => self.text.name.clone(),
-                count => format!("{count} documents of {}", self.text.name),
+            text: match self.documents.items.len() {
+                0 => self.documents.text.name.clone(),
+                count => format!("{count} documents of {}", self.documents.text.name),
             },
             prompt_chars: prompts.to_string(),
             shared_prefix_chars: 0,
@@ -75,18 +62,9 @@ impl Workload for SummarizeWorkload {
         }
     }
 
-    fn draw(&self, rng: &mut ChaCha8Rng, _number: u64) -> Result<Box<dyn PreparedRequest>> {
-        let document = match self.spec.prompts {
-            PromptSource::Excerpts(length) => {
-                let length = length.draw(rng, super::length::MAX_LENGTH)?;
-                Arc::from(self.text.excerpt(rng, length))
-            }
-            _ => {
-                let document = self.documents.get(rng.random_range(0..self.documents.len().max(1)));
-                Arc::clone(document.ok_or_else(|| Error::Internal("no documents".into()))?)
-            }
-        };
-        let tokens = u32::try_from(self.spec.output.draw(rng, super::length::MAX_LENGTH)?).unwrap_or(u32::MAX);
+    fn draw(&self, rng: &mut ChaCha8Rng) -> Result<Box<dyn PreparedRequest>> {
+        let document = self.documents.draw(rng, MAX_LENGTH)?;
+        let tokens = u32::try_from(self.spec.output.draw(rng, MAX_LENGTH)?).unwrap_or(u32::MAX);
         let WorkloadSpec { model, chunk_chars, beam, .. } = &self.spec;
         Ok(Box::new(SummarizeCall {
             document,
@@ -198,11 +176,8 @@ fn server_report(finished: &SummaryFinished, upload: Duration) -> ServerReport {
         prefill: Duration::from_nanos(timing.upload_ns + timing.encode_rest_ns),
         first: Duration::from_nanos(timing.time_to_first_token_ns),
         total: Duration::from_nanos(timing.total_ns),
-        // tokens are counted in `summary`: adding them to characters would mean nothing
-        prompt_chars: 0,
-        cached_chars: 0,
-        generated_chars: 0,
-        segments: 0,
+        // tokens are counted in `summary`: a sum of tokens and characters would be meaningless
+        texts: TextTotals::default(),
         unpooled: None,
         summary: Some(summary),
     }

@@ -1,11 +1,13 @@
 //! Texts from which prompts and documents are taken.
 
+use super::workload::PromptSource;
 use crate::error::{Error, Result};
 use rand::{Rng, RngExt};
 use std::{
     fs::File,
     io::Read,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 /// English in lower case: Wikipedia, CC BY-SA 4.0.
@@ -24,18 +26,11 @@ pub struct PromptText {
 }
 
 impl PromptText {
-    /// Returns the bundled sample.
-    pub fn sample() -> Self {
-        Self { name: SAMPLE_NAME.into(), chars: SAMPLE.chars().collect() }
-    }
-
     /// Reads files and concatenates them; without files, returns the bundled sample.
-    ///
-    /// # Errors
-    /// A file is missing, empty, too large, or not UTF-8.
+    /// Fails if a file is missing, empty, too large, or not UTF-8.
     pub fn read(files: &[PathBuf]) -> Result<Self> {
         if files.is_empty() {
-            return Ok(Self::sample());
+            return Ok(Self { name: SAMPLE_NAME.into(), chars: SAMPLE.chars().collect() });
         }
         let mut chars = Vec::new();
         for file in files {
@@ -48,9 +43,7 @@ impl PromptText {
 
     /// Reads documents, and a text without characters that carries their common name. Each line of a `.jsonl` file is an object with
     /// a document as `text`, `document` or `article`; every other file is one document.
-    ///
-    /// # Errors
-    /// No file is given, or one is missing, empty, too large, or malformed.
+    /// Fails if there is no file, or one is missing, empty, too large, or malformed.
     pub fn documents(files: &[PathBuf]) -> Result<(Self, Vec<String>)> {
         if files.is_empty() {
             return Err(Error::option("--prompts", "no file", "files, because the prompts are documents"));
@@ -81,27 +74,14 @@ impl PromptText {
         Ok((Self { name, chars: Vec::new() }, documents))
     }
 
-    /// Returns the lines that are not blank.
-    ///
-    /// # Errors
-    /// The text has no such line.
+    /// Returns the lines that are not blank. Fails if there are none.
     pub fn lines(&self) -> Result<Vec<String>> {
         let text: String = self.chars.iter().collect();
         let lines: Vec<_> = text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned).collect();
         if lines.is_empty() { Err(Error::option("--prompts", &self.name, "text with lines in it")) } else { Ok(lines) }
     }
 
-    /// Returns the number of characters.
-    pub fn len(&self) -> usize {
-        self.chars.len()
-    }
-
-    /// True if the text has no characters.
-    pub fn is_empty(&self) -> bool {
-        self.chars.is_empty()
-    }
-
-    /// Returns the first `length` characters.
+    /// Returns at most the first `length` characters.
     pub fn head(&self, length: usize) -> String {
         self.chars.iter().take(length).collect()
     }
@@ -119,10 +99,42 @@ impl PromptText {
     }
 }
 
+/// Prompts or documents of a workload.
+pub(super) struct PromptSet {
+    source: PromptSource,
+    pub(super) text: PromptText,
+    /// Lines or documents; empty if prompts are excerpts of the text.
+    pub(super) items: Vec<Arc<str>>,
+}
+
+impl PromptSet {
+    pub(super) fn read(source: PromptSource, files: &[PathBuf]) -> Result<Self> {
+        let (text, items) = match source {
+            PromptSource::Documents => PromptText::documents(files)?,
+            PromptSource::Excerpts(_) => (PromptText::read(files)?, Vec::new()),
+            PromptSource::Lines => {
+                let text = PromptText::read(files)?;
+                let lines = text.lines()?;
+                (text, lines)
+            }
+        };
+        Ok(Self { source, text, items: items.into_iter().map(Arc::from).collect() })
+    }
+
+    /// Draws a prompt. An excerpt has at most `max` characters.
+    pub(super) fn draw(&self, rng: &mut impl Rng, max: u64) -> Result<Arc<str>> {
+        if let PromptSource::Excerpts(length) = self.source {
+            let length = length.draw(rng, max)?;
+            return Ok(self.text.excerpt(rng, length).into());
+        }
+        let item = self.items.get(rng.random_range(0..self.items.len().max(1)));
+        item.cloned().ok_or_else(|| Error::Internal("no prompts".into()))
+    }
+}
+
 fn read_file(file: &Path) -> Result<String> {
     let mut bytes = Vec::new();
-    let opened = File::open(file).map_err(Error::io(file))?;
-    opened.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(Error::io(file))?;
+    File::open(file).map_err(Error::io(file))?.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(Error::io(file))?;
     let field = || format!("--prompts {}", file.display());
     if bytes.len() as u64 > MAX_BYTES {
         return Err(Error::option(field(), "a larger file", format!("at most {MAX_BYTES} bytes")));
@@ -189,7 +201,7 @@ mod tests {
         assert!(message(file("bytes", b"abc\xff")).contains("byte 3"));
         assert!(message(folder.path().join("none")).contains("none"));
         let text = PromptText::read(&[file("a", "ä\n\nb \n".as_bytes()), file("b", b"c")]).unwrap();
-        assert_eq!((text.len(), text.name.as_str()), (7, "a, b"));
+        assert_eq!((text.chars.len(), text.name.as_str()), (7, "a, b"));
         assert_eq!(text.lines().unwrap(), ["ä", "b", "c"]);
         assert_eq!(text.head(3), "ä\n\n");
     }

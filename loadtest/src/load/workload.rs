@@ -146,11 +146,8 @@ pub trait Workload: Send + Sync {
     /// Describes the workload for the report.
     fn info(&self) -> WorkloadInfo;
 
-    /// Returns the request with this number.
-    ///
-    /// # Errors
-    /// An invariant is broken.
-    fn draw(&self, rng: &mut ChaCha8Rng, number: u64) -> Result<Box<dyn PreparedRequest>>;
+    /// Draws a request. Fails only if an invariant is broken.
+    fn draw(&self, rng: &mut ChaCha8Rng) -> Result<Box<dyn PreparedRequest>>;
 }
 
 /// Request ready to be sent, to several models if need be, each time with the same content.
@@ -183,9 +180,7 @@ pub struct DrawnRequest {
 
 impl WorkloadMix {
     /// Builds a mix; the client cancels a share of `cancel_share` of its requests midway.
-    ///
-    /// # Errors
-    /// The list is empty or too long, two workloads share a name, or one is invalid.
+    /// Fails if the list is empty or too long, two workloads share a name, or one is invalid.
     pub fn new(specs: &[WorkloadSpec], seed: u64, cancel_share: f64) -> Result<Self> {
         if !(1..=MAX_WORKLOADS).contains(&specs.len()) {
             return Err(Error::option("--workload", specs.len(), format!("given 1 to {MAX_WORKLOADS} times")));
@@ -208,11 +203,6 @@ impl WorkloadMix {
         Ok(Self { workloads, weights, seed, cancel_share })
     }
 
-    /// Returns the number of workloads.
-    pub fn size(&self) -> usize {
-        self.workloads.len()
-    }
-
     /// Returns the model of each workload, where `measured` is the measured model.
     pub fn models(&self, measured: &str) -> Vec<String> {
         self.infos().into_iter().map(|info| info.model.unwrap_or_else(|| measured.to_owned())).collect()
@@ -223,10 +213,7 @@ impl WorkloadMix {
         self.workloads.iter().map(|workload| workload.info()).collect()
     }
 
-    /// Returns the request with this number; it is always the same.
-    ///
-    /// # Errors
-    /// An invariant is broken.
+    /// Returns the request with this number; it is always the same. Fails only if an invariant is broken.
     pub fn draw(&self, number: u64) -> Result<DrawnRequest> {
         let mut rng = ChaCha8Rng::seed_from_u64(self.seed);
         rng.set_stream(number);
@@ -235,17 +222,35 @@ impl WorkloadMix {
         // drawn before the content, so that the content does not depend on `cancel_share`
         let is_cancelled = rng.random_bool(self.cancel_share);
         let share: f64 = rng.random();
-        let request = workload.draw(&mut rng, number)?;
+        let request = workload.draw(&mut rng)?;
         let cancel_after = is_cancelled.then(|| (share * request.max_chars() as f64).ceil().max(1.0) as u64);
         Ok(DrawnRequest { workload: index, request, cancel_after })
     }
 }
 
 impl WorkloadSpec {
-    /// Checks the options that every kind has.
-    ///
-    /// # Errors
-    /// An option is out of bounds.
+    /// Returns a workload of generation requests with prompts and answers of fixed length.
+    pub fn fixed(name: &str, prompt_chars: u64, output_chars: u64) -> Self {
+        Self {
+            name: name.into(),
+            kind: "generate".into(),
+            model: None,
+            pools: false,
+            weight: 1.0,
+            files: Vec::new(),
+            prompts: PromptSource::Excerpts(Length::Fixed(prompt_chars)),
+            output: Length::Fixed(output_chars),
+            shared_prefix: 0,
+            prefixes: 1,
+            temperature: None,
+            chunk_chars: 7,
+            beam: None,
+            max_symbols: 1 << 20,
+            seed: 1,
+        }
+    }
+
+    /// Checks the options that every kind has. Fails if one is out of bounds.
     pub fn check(&self) -> Result<()> {
         let Self { weight, shared_prefix, prefixes, temperature, max_symbols, .. } = self;
         if !(weight.is_finite() && *weight > 0.0) {

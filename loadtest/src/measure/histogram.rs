@@ -1,18 +1,19 @@
 //! HDR histograms of measured values (three significant digits), and their percentiles.
 
-use crate::error::{Error, Result};
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// Significant digits of recorded values.
 const DIGITS: u8 = 3;
+/// Unit in which speeds are recorded, because histograms hold integers: thousandths.
+pub(super) const MILLI: f64 = 1e-3;
 /// Bars of a drawn distribution per factor of ten.
 const BARS_PER_DECADE: f64 = 24.0;
 
-/// Histogram of measured integers, mostly nanoseconds.
-#[derive(Debug, Clone)]
-pub struct ValueHistogram(Histogram<u64>);
+/// Histogram of measured integers, mostly nanoseconds; `None` without values.
+#[derive(Debug, Clone, Default)]
+pub struct ValueHistogram(Option<Histogram<u64>>);
 
 /// Summary of a distribution. A percentile is the smallest recorded value that at least this share of the values does not exceed. It
 /// is absent if too few values were recorded for one to lie beyond it (p90: 10, p95: 20, p99: 100, p99.9: 1000).
@@ -54,52 +55,42 @@ pub struct HistogramBar {
 }
 
 impl ValueHistogram {
-    /// Builds an empty histogram.
-    ///
-    /// # Errors
-    /// No memory for it.
-    pub fn new() -> Result<Self> {
-        Histogram::new(DIGITS).map(Self).map_err(|error| Error::Internal(format!("a histogram: {error}")))
-    }
-
     /// Records a time in nanoseconds.
     pub fn record_time(&mut self, time: Duration) {
         self.record(crate::units::ns(time));
     }
 
+    /// Records the speed, in thousandths per second, of events that are `each` apart.
+    pub(super) fn record_speed(&mut self, each: Duration) {
+        self.record((1.0 / each.as_secs_f64().max(1e-9) / MILLI) as u64);
+    }
+
     /// Records a value.
     pub fn record(&mut self, value: u64) {
-        // the histogram grows to hold any value, so that saturation is only a fallback
-        if self.0.record(value).is_err() {
-            self.0.saturating_record(value);
+        if self.0.is_none() {
+            // fails only for more digits than the library supports
+            self.0 = Histogram::new(DIGITS).ok();
+        }
+        if let Some(histogram) = &mut self.0 {
+            // a growing histogram accepts every value
+            let _ = histogram.record(value);
         }
     }
 
     /// Adds the values of `other`.
-    ///
-    /// # Errors
-    /// Never: the histogram grows as needed.
-    pub fn merge(&mut self, other: &Self) -> Result<()> {
-        self.0.add(&other.0).map_err(|error| Error::Internal(format!("histograms: {error}")))
-    }
-
-    /// Returns the number of values.
-    pub fn len(&self) -> u64 {
-        self.0.len()
-    }
-
-    /// True if there are no values.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+    pub fn merge(&mut self, other: &Self) {
+        match (&mut self.0, &other.0) {
+            (_, None) => {}
+            (None, Some(other)) => self.0 = Some(other.clone()),
+            // never fails: both have the same digits and grow
+            (Some(own), Some(other)) => drop(own.add(other)),
+        }
     }
 
     /// Summarizes the values, each multiplied by `scale`.
     pub fn percentiles(&self, scale: f64) -> Percentiles {
-        let histogram = &self.0;
+        let Some(histogram) = &self.0 else { return Percentiles::default() };
         let count = histogram.len();
-        if count == 0 {
-            return Percentiles::default();
-        }
         // the middle of the values that three digits cannot distinguish
         let percentile = |share: f64, min_count: u64| {
             let value = histogram.median_equivalent(histogram.value_at_quantile(share)).min(histogram.max());
@@ -122,7 +113,7 @@ impl ValueHistogram {
     /// Returns the distribution as bars of equal width on a logarithmic axis; values below 1 are in the first bar.
     pub fn bars(&self) -> Vec<HistogramBar> {
         let mut bars: Vec<HistogramBar> = Vec::new();
-        for step in self.0.iter_recorded() {
+        for step in self.0.iter().flat_map(Histogram::iter_recorded) {
             let index = ((step.value_iterated_to().max(1) as f64).log10() * BARS_PER_DECADE).floor();
             let from = 10f64.powf(index / BARS_PER_DECADE);
             let count = step.count_at_value();
@@ -141,7 +132,7 @@ mod tests {
 
     #[test]
     fn percentiles_are_exact_to_three_digits() {
-        let mut histogram = ValueHistogram::new().unwrap();
+        let mut histogram = ValueHistogram::default();
         (1..=10_000u64).for_each(|value| histogram.record(value * 1000));
         let spread = histogram.percentiles(1.0);
         let all =
@@ -157,7 +148,7 @@ mod tests {
 
     #[test]
     fn percentiles_of_too_few_values_are_absent() {
-        let mut histogram = ValueHistogram::new().unwrap();
+        let mut histogram = ValueHistogram::default();
         assert_eq!(histogram.percentiles(1.0), Percentiles::default());
         (0..99).for_each(|_| histogram.record(5));
         let spread = histogram.percentiles(2.0);

@@ -6,7 +6,7 @@
 //! model writes a mark, the character is sent when the mark is chosen and the middle layers run afterwards, so the gap *after* it
 //! contains them.
 
-use super::{counters::LiveCounters, summaries::SummaryMeasurement};
+use super::{counters::LiveCounters, shortening::TextTotals, summaries::SummaryMeasurement};
 use std::{
     ops::ControlFlow,
     sync::{Arc, atomic::Ordering::Relaxed},
@@ -39,14 +39,8 @@ pub struct ServerReport {
     pub first: Duration,
     /// From arrival to the end.
     pub total: Duration,
-    /// Characters of the prompt.
-    pub prompt_chars: u64,
-    /// Prompt characters that the server had cached.
-    pub cached_chars: u64,
-    /// Characters generated.
-    pub generated_chars: u64,
-    /// Segments closed, prompt included.
-    pub segments: u64,
+    /// Characters and segments of prompt and generated text.
+    pub texts: TextTotals,
     /// Estimated times without pooling, next to the measured ones.
     pub unpooled: Option<UnpooledTimes>,
     /// Measurement of a summary.
@@ -97,7 +91,7 @@ pub struct ClientTimer {
     first_characters: u64,
     /// Messages with characters.
     pub messages: u64,
-    /// Gaps between these messages.
+    /// Gaps between these messages, at most [`MAX_GAPS`].
     pub gaps: Vec<Gap>,
     /// Times from one end of a segment to the next that came in another message.
     pub segments: Vec<Duration>,
@@ -152,8 +146,8 @@ impl ClientTimer {
         self.last = Some(now);
         self.characters += message.characters;
         self.messages += 1;
-        self.counters.characters.fetch_add(message.characters, Relaxed);
-        self.counters.messages.fetch_add(1, Relaxed);
+        self.counters.totals.characters.fetch_add(message.characters, Relaxed);
+        self.counters.totals.messages.fetch_add(1, Relaxed);
         if self.is_cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
 
@@ -173,7 +167,7 @@ impl ClientTimer {
     }
 
     /// Returns the time from the first characters to the last ones.
-    pub fn stream(&self) -> Option<Duration> {
+    fn stream(&self) -> Option<Duration> {
         Some(self.last? - self.first?)
     }
 

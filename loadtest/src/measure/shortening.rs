@@ -4,15 +4,15 @@ use serde::{Deserialize, Serialize};
 
 /// Totals that the server reported for generated texts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct TextTotals {
+pub struct TextTotals {
     /// Characters of the prompts.
-    pub(super) prompt: u64,
+    pub prompt: u64,
     /// Prompt characters that the server had cached.
-    pub(super) cached: u64,
+    pub cached: u64,
     /// Characters generated.
-    pub(super) generated: u64,
+    pub generated: u64,
     /// Segments closed, prompts included.
-    pub(super) segments: u64,
+    pub segments: u64,
 }
 
 /// Shortening factor of a model.
@@ -27,27 +27,22 @@ pub struct ModelShortening {
 
 impl TextTotals {
     pub(super) fn add(&mut self, other: &Self) {
-        let Self { prompt, cached, generated, segments } = other;
-        self.prompt += prompt;
-        self.cached += cached;
-        self.generated += generated;
-        self.segments += segments;
+        self.prompt += other.prompt;
+        self.cached += other.cached;
+        self.generated += other.generated;
+        self.segments += other.segments;
     }
 
     /// Returns the characters per closed segment, if one was closed.
     pub(super) fn factor(&self) -> Option<f64> {
         (self.segments > 0).then(|| (self.prompt + self.generated) as f64 / self.segments as f64)
     }
-
-    fn has_texts(&self) -> bool {
-        self.prompt + self.generated > 0
-    }
 }
 
 /// Sums up the totals of each model, in order of first appearance, and returns the factors. Models without texts are left out.
 pub(super) fn by_model<'a>(workloads: impl Iterator<Item = (&'a str, TextTotals)>) -> Vec<ModelShortening> {
     let mut sums: Vec<(&str, TextTotals)> = Vec::new();
-    for (model, totals) in workloads.filter(|(_, totals)| totals.has_texts()) {
+    for (model, totals) in workloads.filter(|(_, totals)| totals.prompt + totals.generated > 0) {
         match sums.iter_mut().find(|(known, _)| *known == model) {
             Some((_, sum)) => sum.add(&totals),
             None => sums.push((model, totals)),

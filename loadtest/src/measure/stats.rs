@@ -1,17 +1,14 @@
 //! Statistics over all requests of a workload.
 
 use super::{
-    histogram::{HistogramBar, Percentiles, ValueHistogram},
+    histogram::{HistogramBar, MILLI, Percentiles, ValueHistogram},
     request_timer::{ClientTimer, ServerReport},
     shortening::{ModelShortening, TextTotals, by_model},
     summaries::{SummaryFigures, SummaryStats},
 };
-use crate::{client::connection::OWN, error::Result};
+use crate::client::connection::OWN;
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, time::Duration};
-
-/// Unit in which speeds are recorded, because histograms hold integers: thousandths.
-const MILLI: f64 = 1e-3;
 
 /// gRPC code of requests to an unavailable server.
 pub const UNAVAILABLE: &str = "UNAVAILABLE";
@@ -29,33 +26,38 @@ pub enum RequestOutcome {
     Failed(&'static str),
 }
 
+/// Value of a request with a histogram over all requests: times, unless stated.
+#[derive(Clone, Copy)]
+enum Figure {
+    First,
+    FirstFromSend,
+    Total,
+    TotalFromSend,
+    StartLag,
+    PlainGap,
+    BoundaryGap,
+    Segment,
+    PerChar,
+    /// Thousandths of characters per second.
+    Speed,
+    Queue,
+    Prefill,
+    ServerFirst,
+    ServerTotal,
+}
+
 /// Statistics so far. Times are those of requests that succeeded.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct RequestStats {
     /// True if boundary gaps are distinguished from plain ones.
-    splits_gaps: bool,
-    succeeded: u64,
-    cancelled: u64,
-    unfinished: u64,
+    pub splits_gaps: bool,
+    outcomes: OutcomeCounts,
     good: u64,
-    errors: BTreeMap<String, u64>,
     characters: u64,
     messages: u64,
     texts: TextTotals,
-    first: ValueHistogram,
-    first_from_send: ValueHistogram,
-    total: ValueHistogram,
-    total_from_send: ValueHistogram,
-    start_lag: ValueHistogram,
-    plain_gap: ValueHistogram,
-    boundary_gap: ValueHistogram,
-    segment: ValueHistogram,
-    per_char: ValueHistogram,
-    speed: ValueHistogram,
-    queue: ValueHistogram,
-    prefill: ValueHistogram,
-    server_first: ValueHistogram,
-    server_total: ValueHistogram,
+    /// Histograms by [`Figure`].
+    histograms: [ValueHistogram; Figure::ServerTotal as usize + 1],
     summaries: SummaryStats,
 }
 
@@ -192,56 +194,28 @@ pub struct RequestFigures {
 
 impl RequestStats {
     /// Builds empty statistics; `splits_gaps` if boundaries are requested.
-    ///
-    /// # Errors
-    /// No memory for a histogram.
-    pub fn new(splits_gaps: bool) -> Result<Self> {
-        Ok(Self {
-            splits_gaps,
-            succeeded: 0,
-            cancelled: 0,
-            unfinished: 0,
-            good: 0,
-            errors: BTreeMap::new(),
-            characters: 0,
-            messages: 0,
-            texts: TextTotals::default(),
-            first: ValueHistogram::new()?,
-            first_from_send: ValueHistogram::new()?,
-            total: ValueHistogram::new()?,
-            total_from_send: ValueHistogram::new()?,
-            start_lag: ValueHistogram::new()?,
-            plain_gap: ValueHistogram::new()?,
-            boundary_gap: ValueHistogram::new()?,
-            segment: ValueHistogram::new()?,
-            per_char: ValueHistogram::new()?,
-            speed: ValueHistogram::new()?,
-            queue: ValueHistogram::new()?,
-            prefill: ValueHistogram::new()?,
-            server_first: ValueHistogram::new()?,
-            server_total: ValueHistogram::new()?,
-            summaries: SummaryStats::new()?,
-        })
+    pub fn new(splits_gaps: bool) -> Self {
+        Self { splits_gaps, ..Self::default() }
     }
 
-    /// True if boundary gaps are distinguished from plain ones.
-    pub fn splits_gaps(&self) -> bool {
-        self.splits_gaps
+    fn record_time(&mut self, figure: Figure, time: Duration) {
+        self.histograms[figure as usize].record_time(time);
     }
 
     /// Records a request that ended `total` after its intended start.
     pub fn record(&mut self, timer: &ClientTimer, outcome: &RequestOutcome, total: Duration, good: bool) {
-        self.start_lag.record_time(timer.sent.map_or(total, |sent| sent - timer.intended));
+        self.record_time(Figure::StartLag, timer.sent.map_or(total, |sent| sent - timer.intended));
+        let outcomes = &mut self.outcomes;
+        outcomes.measured += 1;
         match outcome {
-            RequestOutcome::Completed => {}
-            RequestOutcome::Cancelled => self.cancelled += 1,
-            RequestOutcome::Unfinished => self.unfinished += 1,
-            RequestOutcome::Failed(code) => *self.errors.entry((*code).to_owned()).or_default() += 1,
+            RequestOutcome::Completed => outcomes.well += 1,
+            RequestOutcome::Cancelled => outcomes.cancelled += 1,
+            RequestOutcome::Unfinished => outcomes.unfinished += 1,
+            RequestOutcome::Failed(code) => *outcomes.errors.entry((*code).to_owned()).or_default() += 1,
         }
         if *outcome != RequestOutcome::Completed {
             return;
         }
-        self.succeeded += 1;
         self.good += u64::from(good);
         self.characters += timer.characters;
         self.messages += timer.messages;
@@ -252,115 +226,77 @@ impl RequestStats {
     }
 
     fn record_times(&mut self, timer: &ClientTimer, total: Duration) {
-        self.total.record_time(total);
-        if let Some(sent) = timer.sent {
-            self.total_from_send.record_time(total.saturating_sub(sent - timer.intended));
-        }
-        timer.first().into_iter().for_each(|time| self.first.record_time(time));
-        timer.first_from_send().into_iter().for_each(|time| self.first_from_send.record_time(time));
+        self.record_time(Figure::Total, total);
+        let from_send = timer.sent.map(|sent| total.saturating_sub(sent - timer.intended));
+        from_send.into_iter().for_each(|time| self.record_time(Figure::TotalFromSend, time));
+        timer.first().into_iter().for_each(|time| self.record_time(Figure::First, time));
+        timer.first_from_send().into_iter().for_each(|time| self.record_time(Figure::FirstFromSend, time));
         if let Some(time) = timer.per_char() {
-            self.per_char.record_time(time);
-            self.speed.record((1.0 / time.as_secs_f64().max(1e-9) / MILLI) as u64);
+            self.record_time(Figure::PerChar, time);
+            self.histograms[Figure::Speed as usize].record_speed(time);
         }
         for gap in &timer.gaps {
-            if gap.boundary { self.boundary_gap.record_time(gap.span) } else { self.plain_gap.record_time(gap.span) }
+            self.record_time(if gap.boundary { Figure::BoundaryGap } else { Figure::PlainGap }, gap.span);
         }
-        timer.segments.iter().for_each(|&time| self.segment.record_time(time));
+        timer.segments.iter().for_each(|&time| self.record_time(Figure::Segment, time));
     }
 
     fn record_server_report(&mut self, report: &ServerReport) {
-        self.queue.record_time(report.queue);
-        self.prefill.record_time(report.prefill);
-        self.server_first.record_time(report.first);
-        self.server_total.record_time(report.total);
-        self.texts.prompt += report.prompt_chars;
-        self.texts.cached += report.cached_chars;
-        self.texts.generated += report.generated_chars;
-        self.texts.segments += report.segments;
+        self.record_time(Figure::Queue, report.queue);
+        self.record_time(Figure::Prefill, report.prefill);
+        self.record_time(Figure::ServerFirst, report.first);
+        self.record_time(Figure::ServerTotal, report.total);
+        self.texts.add(&report.texts);
         report.summary.iter().for_each(|summary| self.summaries.record(summary));
     }
 
     /// Adds the statistics of `other`.
-    ///
-    /// # Errors
-    /// Never: histograms grow as needed.
-    pub fn merge(&mut self, other: &Self) -> Result<()> {
-        self.succeeded += other.succeeded;
-        self.cancelled += other.cancelled;
-        self.unfinished += other.unfinished;
+    pub fn merge(&mut self, other: &Self) {
+        self.outcomes.add(&other.outcomes);
         self.good += other.good;
         self.characters += other.characters;
         self.messages += other.messages;
-        for (code, count) in &other.errors {
-            *self.errors.entry(code.clone()).or_default() += count;
-        }
         self.texts.add(&other.texts);
-        self.first.merge(&other.first)?;
-        self.first_from_send.merge(&other.first_from_send)?;
-        self.total.merge(&other.total)?;
-        self.total_from_send.merge(&other.total_from_send)?;
-        self.start_lag.merge(&other.start_lag)?;
-        self.plain_gap.merge(&other.plain_gap)?;
-        self.boundary_gap.merge(&other.boundary_gap)?;
-        self.segment.merge(&other.segment)?;
-        self.per_char.merge(&other.per_char)?;
-        self.speed.merge(&other.speed)?;
-        self.queue.merge(&other.queue)?;
-        self.prefill.merge(&other.prefill)?;
-        self.server_first.merge(&other.server_first)?;
-        self.server_total.merge(&other.server_total)?;
-        self.summaries.merge(&other.summaries)
+        self.histograms.iter_mut().zip(&other.histograms).for_each(|(own, other)| own.merge(other));
+        self.summaries.merge(&other.summaries);
     }
 
     /// Returns the figures for the report.
-    ///
-    /// # Errors
-    /// No memory for a histogram.
-    pub fn figures(&self) -> Result<RequestFigures> {
-        let mut gaps = self.plain_gap.clone();
-        gaps.merge(&self.boundary_gap)?;
-        let if_split = |times: &ValueHistogram| self.splits_gaps.then(|| times.percentiles(1.0));
-        Ok(RequestFigures {
-            requests: self.outcomes(),
+    pub fn figures(&self) -> RequestFigures {
+        let histogram = |figure: Figure| &self.histograms[figure as usize];
+        let times = |figure| histogram(figure).percentiles(1.0);
+        let if_split = |figure| self.splits_gaps.then(|| times(figure));
+        let mut gaps = histogram(Figure::PlainGap).clone();
+        gaps.merge(histogram(Figure::BoundaryGap));
+        RequestFigures {
+            requests: self.outcomes.clone(),
             good: self.good,
             characters: self.characters,
             messages: self.messages,
             prompt_chars: self.texts.prompt,
             cached_chars: self.texts.cached,
             shortening_factor: self.texts.factor(),
-            time_to_first_char_ns: self.first.percentiles(1.0),
-            time_to_first_char_from_send_ns: self.first_from_send.percentiles(1.0),
-            total_ns: self.total.percentiles(1.0),
-            total_from_send_ns: self.total_from_send.percentiles(1.0),
-            start_lag_ns: self.start_lag.percentiles(1.0),
+            time_to_first_char_ns: times(Figure::First),
+            time_to_first_char_from_send_ns: times(Figure::FirstFromSend),
+            total_ns: times(Figure::Total),
+            total_from_send_ns: times(Figure::TotalFromSend),
+            start_lag_ns: times(Figure::StartLag),
             gap_ns: gaps.percentiles(1.0),
-            plain_gap_ns: if_split(&self.plain_gap),
-            boundary_gap_ns: if_split(&self.boundary_gap),
-            segment_ns: if_split(&self.segment),
-            char_ns: self.per_char.percentiles(1.0),
-            chars_per_second: self.speed.percentiles(MILLI),
+            plain_gap_ns: if_split(Figure::PlainGap),
+            boundary_gap_ns: if_split(Figure::BoundaryGap),
+            segment_ns: if_split(Figure::Segment),
+            char_ns: times(Figure::PerChar),
+            chars_per_second: histogram(Figure::Speed).percentiles(MILLI),
             server: ServerTimings {
-                queue_ns: self.queue.percentiles(1.0),
-                prefill_ns: self.prefill.percentiles(1.0),
-                time_to_first_char_ns: self.server_first.percentiles(1.0),
-                total_ns: self.server_total.percentiles(1.0),
+                queue_ns: times(Figure::Queue),
+                prefill_ns: times(Figure::Prefill),
+                time_to_first_char_ns: times(Figure::ServerFirst),
+                total_ns: times(Figure::ServerTotal),
             },
-            time_to_first_char_bars: self.first.bars(),
-            plain_gap_bars: self.plain_gap.bars(),
-            boundary_gap_bars: self.boundary_gap.bars(),
+            time_to_first_char_bars: histogram(Figure::First).bars(),
+            plain_gap_bars: histogram(Figure::PlainGap).bars(),
+            boundary_gap_bars: histogram(Figure::BoundaryGap).bars(),
             summaries: self.summaries.figures(),
-        })
-    }
-
-    fn outcomes(&self) -> OutcomeCounts {
-        let Self { succeeded, cancelled, unfinished, errors, .. } = self;
-        let measured = succeeded + cancelled + unfinished + errors.values().sum::<u64>();
-        OutcomeCounts {
-            measured,
-            well: *succeeded,
-            cancelled: *cancelled,
-            unfinished: *unfinished,
-            errors: errors.clone(),
         }
     }
 }

@@ -1,12 +1,8 @@
 //! Statistics of summaries, in addition to those of every request.
 
-use super::histogram::{Percentiles, ValueHistogram};
-use crate::error::Result;
+use super::histogram::{MILLI, Percentiles, ValueHistogram};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
-
-/// Unit in which speeds are recorded, because histograms hold integers: thousandths.
-const MILLI: f64 = 1e-3;
 
 /// Measurement of one summary.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -39,7 +35,7 @@ impl SummaryMeasurement {
 }
 
 /// Statistics of all summaries so far.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct SummaryStats {
     count: u64,
     sums: SummaryMeasurement,
@@ -92,19 +88,6 @@ impl SummaryFigures {
 }
 
 impl SummaryStats {
-    pub(super) fn new() -> Result<Self> {
-        Ok(Self {
-            count: 0,
-            sums: SummaryMeasurement::default(),
-            upload: ValueHistogram::new()?,
-            encode: ValueHistogram::new()?,
-            encode_rest: ValueHistogram::new()?,
-            decode: ValueHistogram::new()?,
-            per_token: ValueHistogram::new()?,
-            speed: ValueHistogram::new()?,
-        })
-    }
-
     /// Records a summary that succeeded.
     pub(super) fn record(&mut self, summary: &SummaryMeasurement) {
         self.count += 1;
@@ -117,7 +100,7 @@ impl SummaryStats {
         self.decode.record_time(summary.decode);
         if let Some(time) = summary.per_token() {
             self.per_token.record_time(time);
-            self.speed.record((1.0 / time.as_secs_f64().max(1e-9) / MILLI) as u64);
+            self.speed.record_speed(time);
         }
     }
 
@@ -130,15 +113,15 @@ impl SummaryStats {
         sums.unpooled_cross_attention_bytes += other.unpooled_cross_attention_bytes;
     }
 
-    pub(super) fn merge(&mut self, other: &Self) -> Result<()> {
+    pub(super) fn merge(&mut self, other: &Self) {
         self.count += other.count;
         self.add_sums(&other.sums);
-        self.upload.merge(&other.upload)?;
-        self.encode.merge(&other.encode)?;
-        self.encode_rest.merge(&other.encode_rest)?;
-        self.decode.merge(&other.decode)?;
-        self.per_token.merge(&other.per_token)?;
-        self.speed.merge(&other.speed)
+        self.upload.merge(&other.upload);
+        self.encode.merge(&other.encode);
+        self.encode_rest.merge(&other.encode_rest);
+        self.decode.merge(&other.decode);
+        self.per_token.merge(&other.per_token);
+        self.speed.merge(&other.speed);
     }
 
     /// Returns the figures for the report, or `None` without summaries.

@@ -20,10 +20,7 @@ use std::{
     thread,
     time::Duration,
 };
-use tokio::{
-    sync::{mpsc, oneshot},
-    time::Instant,
-};
+use tokio::{sync::mpsc, task::JoinHandle, time::Instant};
 
 /// Interval of the lag probe's ticks.
 const TICK: Duration = Duration::from_millis(5);
@@ -65,8 +62,8 @@ pub struct TesterFigures {
 }
 
 impl TesterFigures {
-    /// True if the tester may have delayed whole requests, of which its library ended `own` and whose median time to first character
-    /// is `first`. A lag in single gaps does not count.
+    /// True if the tester may have delayed requests: its library ended `own` of them, and `first` is their median time to first
+    /// character. A lag in single gaps does not count.
     pub fn delays_requests(&self, own: u64, first: Option<f64>) -> bool {
         let busy = self.cpu_share.is_some_and(|share| share > MAX_CPU_SHARE);
         let late = self.event_lag_ns.p99.zip(first).is_some_and(|(lag, first)| lag > MAX_LAG_SHARE * first);
@@ -74,26 +71,37 @@ impl TesterFigures {
     }
 }
 
-/// Returns the processor time of this process; `None` if the system does not report it.
-pub fn cpu() -> Option<Duration> {
-    clock(true)
+/// Owner of processor time.
+#[derive(Debug, Clone, Copy)]
+pub enum CpuClock {
+    /// This process.
+    Process,
+    /// The calling thread.
+    Thread,
 }
 
-/// Returns the processor time of this thread; `None` if the system does not report it.
-pub fn thread_cpu() -> Option<Duration> {
-    clock(false)
-}
+impl CpuClock {
+    /// Returns the processor time used so far; `None` if the system does not report it.
+    #[cfg(unix)]
+    pub fn read(self) -> Option<Duration> {
+        use rustix::time::{ClockId, clock_gettime};
+        let time = clock_gettime(match self {
+            Self::Process => ClockId::ProcessCPUTime,
+            Self::Thread => ClockId::ThreadCPUTime,
+        });
+        Some(Duration::new(u64::try_from(time.tv_sec).ok()?, u32::try_from(time.tv_nsec).ok()?))
+    }
 
-#[cfg(unix)]
-fn clock(process: bool) -> Option<Duration> {
-    use rustix::time::{ClockId, clock_gettime};
-    let time = clock_gettime(if process { ClockId::ProcessCPUTime } else { ClockId::ThreadCPUTime });
-    Some(Duration::new(u64::try_from(time.tv_sec).ok()?, u32::try_from(time.tv_nsec).ok()?))
-}
+    /// Returns the processor time used so far; `None` if the system does not report it.
+    #[cfg(not(unix))]
+    pub fn read(self) -> Option<Duration> {
+        None
+    }
 
-#[cfg(not(unix))]
-fn clock(_: bool) -> Option<Duration> {
-    None
+    /// Returns the processor time used since `start`, an earlier reading.
+    pub fn since(self, start: Option<Duration>) -> Option<Duration> {
+        Some(self.read()?.saturating_sub(start?))
+    }
 }
 
 /// Running lag probe; it ends when dropped.
@@ -101,14 +109,11 @@ pub struct LagProbe {
     // dropping this ends the thread
     stop: Option<SyncSender<()>>,
     thread: Option<thread::JoinHandle<()>>,
-    lags: oneshot::Receiver<Result<ValueHistogram>>,
+    lags: JoinHandle<ValueHistogram>,
 }
 
 impl LagProbe {
-    /// Starts the probe on this runtime.
-    ///
-    /// # Errors
-    /// The thread cannot be started.
+    /// Starts the probe on this runtime. Fails if the thread cannot be started.
     pub fn start() -> Result<Self> {
         let (stop, stopped) = sync_channel::<()>(0);
         let (ticks, mut received) = mpsc::channel::<Instant>(WAITING);
@@ -123,28 +128,20 @@ impl LagProbe {
         let thread = thread::Builder::new().name("lag-probe".into()).spawn(run);
         let thread =
             thread.map_err(|error| Error::Internal(format!("cannot start the lag probe's thread: {error}")))?;
-        let (result, lags) = oneshot::channel();
-        tokio::spawn(async move {
-            let mut lags = ValueHistogram::new();
+        let lags = tokio::spawn(async move {
+            let mut lags = ValueHistogram::default();
             while let Some(tick) = received.recv().await {
-                if let Ok(lags) = &mut lags {
-                    lags.record_time(tick.elapsed());
-                }
+                lags.record_time(tick.elapsed());
             }
-            // fails only if the probe was dropped without asking for its result
-            let _ = result.send(lags);
+            lags
         });
         Ok(Self { stop: Some(stop), thread: Some(thread), lags })
     }
 
-    /// Stops the probe and returns the lags of its ticks.
-    ///
-    /// # Errors
-    /// No memory for the histogram.
+    /// Stops the probe and returns the lags of its ticks. Fails if the probe's task panicked.
     pub async fn stop(mut self) -> Result<ValueHistogram> {
         drop(self.stop.take());
-        let lags = (&mut self.lags).await;
-        lags.unwrap_or_else(|_| Err(Error::Internal("the lag probe's task was lost".into())))
+        (&mut self.lags).await.map_err(|error| Error::Internal(format!("the lag probe's task: {error}")))
     }
 }
 
@@ -186,8 +183,8 @@ pub struct TesterMeasurement {
     pub cpu: Option<Duration>,
     /// Highest messages per second of the timeline.
     pub peak: Option<f64>,
-    /// Lags of the probe, if it ran.
-    pub lags: Option<ValueHistogram>,
+    /// Lags of the probe; empty if it did not run.
+    pub lags: ValueHistogram,
     /// Requests that waited for the limit on requests in flight.
     pub held: u64,
     /// Requests that the tester's own HTTP/2 library ended.
@@ -205,7 +202,7 @@ impl TesterMeasurement {
         let seconds = window.span.as_secs_f64().max(1e-9);
         let messages = window.counts.messages as f64;
         let cpu_share = cpu.map(|cpu| cpu.as_secs_f64() / seconds / threads.max(1) as f64);
-        let event_lag_ns = lags.map(|lags| lags.percentiles(1.0)).unwrap_or_default();
+        let event_lag_ns = lags.percentiles(1.0);
         let mut limits = Vec::new();
         if let Some(share) = cpu_share.filter(|&share| share > MAX_CPU_SHARE) {
             let percent = share * 100.0;
@@ -253,17 +250,17 @@ impl TesterMeasurement {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::counters::CounterValues, *};
+    use super::{super::counters::LoadCounters, *};
 
     fn evidence() -> TesterMeasurement {
-        let counts = CounterValues { messages: 50, started: 10, finished: 10, ..CounterValues::default() };
+        let counts = LoadCounters { messages: 50, started: 10, finished: 10, ..LoadCounters::default() };
         TesterMeasurement {
             threads: 1,
             connections: 1,
             window: CounterDelta { span: Duration::from_secs(10), counts },
             cpu: Some(Duration::from_secs(1)),
             peak: None,
-            lags: None,
+            lags: ValueHistogram::default(),
             held: 0,
             own: 0,
             median_first: Some(100e6),
@@ -273,9 +270,9 @@ mod tests {
 
     #[test]
     fn an_idle_tester_is_not_the_limit() {
-        let mut lags = ValueHistogram::new().unwrap();
+        let mut lags = ValueHistogram::default();
         (0..1000).for_each(|_| lags.record_time(Duration::from_micros(900)));
-        let idle = TesterMeasurement { lags: Some(lags), ..evidence() }.assess();
+        let idle = TesterMeasurement { lags, ..evidence() }.assess();
         assert_eq!(idle.limits, Vec::<String>::new());
         assert_eq!((idle.cpu_share, idle.messages_per_second, idle.messages_per_cpu_second), (Some(0.1), 5.0, None));
         let busy = TesterMeasurement { cpu: Some(Duration::from_secs(4)), ..evidence() }.assess();
@@ -295,9 +292,9 @@ mod tests {
         assert!(TesterMeasurement { held: 3, ..evidence() }.assess().limits[0].starts_with("3 requests waited"));
         let own = TesterMeasurement { own: 2, ..evidence() }.assess();
         assert!(own.limits[0].contains("ended 2 requests with them, reported as TESTER"));
-        let mut lags = ValueHistogram::new().unwrap();
+        let mut lags = ValueHistogram::default();
         (0..1000).for_each(|_| lags.record_time(Duration::from_millis(2)));
-        let late = TesterMeasurement { lags: Some(lags), ..evidence() }.assess();
+        let late = TesterMeasurement { lags, ..evidence() }.assess();
         assert!(late.limits.len() == 1 && late.limits[0].contains("median gap"), "{:?}", late.limits);
     }
 
@@ -336,11 +333,11 @@ mod tests {
     #[test]
     #[cfg(unix)]
     fn processor_time_passes() {
-        let process = cpu().unwrap();
-        let begun = thread_cpu().unwrap();
-        while thread_cpu().unwrap() - begun < Duration::from_millis(5) {
+        let process = CpuClock::Process.read();
+        let thread = CpuClock::Thread.read();
+        while CpuClock::Thread.since(thread).unwrap() < Duration::from_millis(5) {
             std::hint::spin_loop();
         }
-        assert!(cpu().unwrap() - process >= Duration::from_millis(5));
+        assert!(CpuClock::Process.since(process).unwrap() >= Duration::from_millis(5));
     }
 }

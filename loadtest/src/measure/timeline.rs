@@ -4,7 +4,7 @@ use super::{
     counters::{CounterDelta, CounterSnapshot, LiveCounters},
     histogram::ValueHistogram,
 };
-use crate::{error::Result, units};
+use crate::units;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -59,57 +59,51 @@ pub struct Timeline {
 
 impl Timeline {
     /// Starts a timeline now.
-    ///
-    /// # Errors
-    /// No memory for a histogram.
-    pub fn begin(counters: &LiveCounters) -> Result<Self> {
-        counters.take_first_times()?;
+    pub fn begin(counters: &LiveCounters) -> Self {
+        counters.take_first_times();
         let begun = counters.read();
-        Ok(Self { begun, latest: begun, buckets: Vec::new(), ticks_per_bucket: 1, ticks: 0 })
+        Self { begun, latest: begun, buckets: Vec::new(), ticks_per_bucket: 1, ticks: 0 }
     }
 
     /// Samples the counters if a bucket is full. The caller calls this at even intervals.
-    ///
-    /// # Errors
-    /// No memory for a histogram.
-    pub fn tick(&mut self, counters: &LiveCounters) -> Result<()> {
+    pub fn tick(&mut self, counters: &LiveCounters) {
         self.ticks += 1;
-        if self.ticks >= self.ticks_per_bucket { self.flush(counters) } else { Ok(()) }
+        if self.ticks >= self.ticks_per_bucket {
+            self.flush(counters);
+        }
     }
 
     /// Closes a bucket of everything since the last one.
-    ///
-    /// # Errors
-    /// No memory for a histogram.
-    pub fn flush(&mut self, counters: &LiveCounters) -> Result<()> {
+    pub fn flush(&mut self, counters: &LiveCounters) {
         let now = counters.read();
         let bucket = Bucket {
-            start: self.latest.at() - self.begun.at(),
+            start: self.latest.time - self.begun.time,
             delta: now.since(&self.latest),
             in_flight: now.in_flight(),
-            first_times: counters.take_first_times()?,
+            first_times: counters.take_first_times(),
         };
         match self.buckets.last_mut().filter(|_| bucket.delta.span.is_zero()) {
             // a bucket without duration belongs to the one before
-            Some(before) => before.merge(&bucket)?,
+            Some(before) => before.merge(&bucket),
             None => self.buckets.push(bucket),
         }
         self.latest = now;
         self.ticks = 0;
-        if self.buckets.len() >= MAX_SAMPLES { self.merge_neighbours() } else { Ok(()) }
+        if self.buckets.len() >= MAX_SAMPLES {
+            self.merge_neighbours();
+        }
     }
 
-    fn merge_neighbours(&mut self) -> Result<()> {
+    fn merge_neighbours(&mut self) {
         let mut merged: Vec<Bucket> = Vec::with_capacity(MAX_SAMPLES / 2 + 1);
         for (index, bucket) in self.buckets.drain(..).enumerate() {
             match merged.last_mut().filter(|_| index % 2 == 1) {
-                Some(before) => before.merge(&bucket)?,
+                Some(before) => before.merge(&bucket),
                 None => merged.push(bucket),
             }
         }
         self.buckets = merged;
         self.ticks_per_bucket *= 2;
-        Ok(())
     }
 
     /// Returns the highest messages per second of any bucket of at least a fifth of a second.
@@ -126,11 +120,11 @@ impl Timeline {
 }
 
 impl Bucket {
-    fn merge(&mut self, next: &Self) -> Result<()> {
+    fn merge(&mut self, next: &Self) {
         self.delta.span += next.delta.span;
         self.delta.counts.add(next.delta.counts);
         self.in_flight = next.in_flight;
-        self.first_times.merge(&next.first_times)
+        self.first_times.merge(&next.first_times);
     }
 
     fn sample(&self) -> TimelineSample {
@@ -160,17 +154,17 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_long_timeline_keeps_its_sums_in_few_samples() {
         let counters = LiveCounters::default();
-        counters.characters.fetch_add(5, Relaxed);
-        let mut timeline = Timeline::begin(&counters).unwrap();
+        counters.totals.characters.fetch_add(5, Relaxed);
+        let mut timeline = Timeline::begin(&counters);
         for _ in 0..1000 {
             sleep(Duration::from_millis(250)).await;
-            counters.characters.fetch_add(3, Relaxed);
-            counters.started.fetch_add(1, Relaxed);
-            counters.finished.fetch_add(1, Relaxed);
+            counters.totals.characters.fetch_add(3, Relaxed);
+            counters.totals.started.fetch_add(1, Relaxed);
+            counters.totals.finished.fetch_add(1, Relaxed);
             counters.record_first(Duration::from_millis(7));
-            timeline.tick(&counters).unwrap();
+            timeline.tick(&counters);
         }
-        timeline.flush(&counters).unwrap();
+        timeline.flush(&counters);
         let samples = timeline.samples();
         assert!(samples.len() <= MAX_SAMPLES, "{}", samples.len());
         assert_eq!(samples.iter().map(|sample| sample.characters).sum::<u64>(), 3000);

@@ -216,29 +216,18 @@ pub struct MeasuredWindow {
 
 impl LoadPoint {
     /// Computes the figures of a load.
-    ///
-    /// # Errors
-    /// No memory for a histogram.
-    pub fn new(
-        load: LoadPattern,
-        length: RunLength,
-        result: LoadResult,
-        threads: usize,
-        connections: usize,
-    ) -> Result<Self> {
+    pub fn new(load: LoadPattern, length: RunLength, result: LoadResult, threads: usize, connections: usize) -> Self {
         let LoadResult { stats, models, window: change, cpu, timeline, lags, held, interrupted } = result;
-        let splits_gaps = stats.first().is_some_and(RequestStats::splits_gaps);
-        let mut all = RequestStats::new(splits_gaps)?;
-        stats.iter().try_for_each(|stats| all.merge(stats))?;
-        let mut figures = all.figures()?;
+        let mut all = RequestStats::new(stats.first().is_some_and(|stats| stats.splits_gaps));
+        stats.iter().for_each(|stats| all.merge(stats));
+        let mut figures = all.figures();
         let mut shortening_by_model = shortening(models.iter().map(String::as_str).zip(&stats));
         if shortening_by_model.len() > 1 {
             figures.shortening_factor = None;
         } else {
             shortening_by_model.clear();
         }
-        let workloads =
-            if stats.len() > 1 { stats.iter().map(RequestStats::figures).collect::<Result<_>>()? } else { vec![] };
+        let workloads = if stats.len() > 1 { stats.iter().map(RequestStats::figures).collect() } else { Vec::new() };
         let measurement = TesterMeasurement {
             threads,
             connections,
@@ -271,7 +260,7 @@ impl LoadPoint {
             good_per_second: rate(counts.good),
             chars_per_second: rate(counts.characters),
         };
-        Ok(Self {
+        Self {
             load,
             warm_up_ns: ns(length.warm_up),
             window,
@@ -282,22 +271,16 @@ impl LoadPoint {
             shortening_by_model,
             course: timeline.samples(),
             tester,
-        })
+        }
     }
 }
 
-/// Serializes reports as a JSON list.
-///
-/// # Errors
-/// A number is not representable in JSON.
+/// Serializes reports as a JSON list. Fails if JSON cannot represent a number.
 pub fn json(reports: &[MeasurementReport]) -> Result<String> {
     serde_json::to_string_pretty(reports).map_err(|error| Error::Internal(format!("a report: {error}")))
 }
 
-/// Reads reports that [`json`] serialized.
-///
-/// # Errors
-/// The file is missing, too large, or not a report of this version.
+/// Reads reports that [`json`] serialized. Fails if the file is missing, too large, or not a report of this version.
 pub fn read(path: &Path) -> Result<Vec<MeasurementReport>> {
     let wrong = |location: String, problem: String| Error::Report { path: path.to_owned(), location, problem };
     let bytes = fs::metadata(path).map_err(Error::io(path))?.len();

@@ -115,9 +115,7 @@ impl Stub {
     }
 
     /// Serves on these connections until `end`. They should have TCP_NODELAY, because delayed packets reach a reader late.
-    ///
-    /// # Errors
-    /// A connection cannot be accepted.
+    /// Fails if a connection cannot be accepted.
     pub async fn serve<I, C>(self, incoming: I, end: impl Future<Output = ()>) -> Result<(), tonic::transport::Error>
     where
         I: Stream<Item = io::Result<C>>,

@@ -103,7 +103,7 @@ async fn waits_for_the_testers_own_limit_count_and_are_reported() {
     assert!(result.held >= 38, "{}", result.held);
     let load = LoadPattern::Open { arrivals: ArrivalProcess::Constant, rate: 4.0, burst: 1 };
     let extent = RunLength { warm_up: Duration::ZERO, duration: Some(Duration::from_secs(10)), requests: None };
-    let point = LoadPoint::new(load, extent, result, 1, 1).unwrap();
+    let point = LoadPoint::new(load, extent, result, 1, 1);
     assert!(point.tester.limits.iter().any(|limit| limit.contains("--max-in-flight")), "{:?}", point.tester.limits);
 }
 

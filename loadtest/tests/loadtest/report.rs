@@ -35,7 +35,7 @@ async fn point(rate: Option<f64>, refuse: u64) -> LoadPoint {
         Some(rate) => LoadPattern::Open { arrivals: ArrivalProcess::Constant, rate, burst: 1 },
         None => LoadPattern::Closed { concurrency: 3 },
     };
-    LoadPoint::new(load, extent, result, 1, 1).unwrap()
+    LoadPoint::new(load, extent, result, 1, 1)
 }
 
 /// Returns a report with every kind of part.

@@ -10,9 +10,8 @@ use weir_loadtest::{
     load::{
         arrivals::{ArrivalProcess, ArrivalSchedule},
         driver::{LoadResult, LoadRun, LoadSetup, RequestSource, run_load},
-        length::Length,
-        schedule::RunLength,
-        workload::{PromptSource, RequestTarget, WorkloadMix, WorkloadSpec},
+        schedule::{RunLength, ScheduledRequest},
+        workload::{RequestTarget, WorkloadMix, WorkloadSpec},
     },
     measure::{
         objective::Objectives,
@@ -58,23 +57,7 @@ pub(super) async fn target(stub: &Stub, model: &str, boundaries: bool) -> Reques
 }
 
 pub(super) fn spec(output: u64) -> WorkloadSpec {
-    WorkloadSpec {
-        name: "test".into(),
-        kind: "generate".into(),
-        model: None,
-        pools: false,
-        weight: 1.0,
-        files: Vec::new(),
-        prompts: PromptSource::Excerpts(Length::Fixed(20)),
-        output: Length::Fixed(output),
-        shared_prefix: 0,
-        prefixes: 1,
-        temperature: None,
-        chunk_chars: 7,
-        beam: None,
-        max_symbols: 1 << 20,
-        seed: 1,
-    }
+    WorkloadSpec::fixed("test", 20, output)
 }
 
 /// Load on a stub: an open loop with constant arrivals on the test's clock, or a closed loop if `rate` is absent.
@@ -92,14 +75,12 @@ pub(super) struct Test {
 
 impl Test {
     pub(super) fn new(script: Script, output: u64) -> Self {
-        let extent = RunLength { warm_up: Duration::ZERO, duration: Some(Duration::from_secs(10)), requests: None };
-        let stub = Stub::new(vec![script]);
         Self {
-            stub,
+            stub: Stub::new(vec![script]),
             output,
             rate: None,
             concurrency: 1,
-            extent,
+            extent: RunLength { warm_up: Duration::ZERO, duration: Some(Duration::from_secs(10)), requests: None },
             objectives: "",
             cancel_share: 0.0,
             max_in_flight: 1 << 16,
@@ -125,19 +106,14 @@ impl Test {
         let (_never, stop) = watch::channel(false);
         let run = LoadRun { length: self.extent, begin, source, stop, probe_lag: false };
         let result = run_load(job, run, &mut |_| {}).await.unwrap();
-        let mut all = RequestStats::new(true).unwrap();
-        result.stats.iter().for_each(|stats| all.merge(stats).unwrap());
-        let figures = all.figures().unwrap();
-        (result, figures)
+        let mut all = RequestStats::new(true);
+        result.stats.iter().for_each(|stats| all.merge(stats));
+        (result, all.figures())
     }
 }
 
 /// Delivers the requests of a schedule by the runtime's timers, which stop with the clock.
-fn paced(
-    rate: f64,
-    length: RunLength,
-    begin: Instant,
-) -> mpsc::Receiver<weir_loadtest::load::schedule::ScheduledRequest> {
+fn paced(rate: f64, length: RunLength, begin: Instant) -> mpsc::Receiver<ScheduledRequest> {
     let (sender, receiver) = mpsc::channel(1 << 10);
     let schedule = ArrivalSchedule::new(ArrivalProcess::Constant, rate, 1, 1).unwrap();
     let requests: Vec<_> = length.requests_of(schedule, begin).collect();

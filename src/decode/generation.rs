@@ -36,11 +36,11 @@ pub(super) struct Generator {
     /// Sampled symbols that are not yet emitted, oldest first.
     held: VecDeque<EmittedSymbol>,
     /// The symbol that was sampled and not yet fed.
-    latest: Option<u32>,
+    pub(super) latest: Option<u32>,
     /// True if `held` ends with `latest`. False if `latest` belongs to a stop string that is not emitted.
     latest_is_held: bool,
     /// Number of sampled symbols.
-    chars: usize,
+    pub(super) chars: usize,
     /// Why the generation ends once `latest` is fed.
     reason: Option<FinishReason>,
     /// The model's control symbols, if it has any.
@@ -55,7 +55,6 @@ pub(super) struct ControlSymbols {
     ends_segments: bool,
     /// True if the model may end the text.
     ends_text: bool,
-    /// Number of segment-end marks chosen.
     chosen: usize,
     /// True if the last choice was a segment-end mark, which is to be fed next.
     is_ending: bool,
@@ -74,7 +73,6 @@ impl ControlSymbols {
     }
 }
 
-/// Limits of one generation.
 #[derive(Debug, Clone, Copy)]
 struct GenerationLimits {
     max_chars: usize,
@@ -113,16 +111,6 @@ impl Generator {
     /// Records the prompt for the repetition penalty.
     pub(super) fn see(&mut self, prompt: &[u32]) {
         prompt.iter().for_each(|&symbol| self.sampler.see(symbol));
-    }
-
-    /// Number of sampled symbols.
-    pub(super) fn chars(&self) -> usize {
-        self.chars
-    }
-
-    /// The symbol that was sampled and not yet fed.
-    pub(super) fn latest(&self) -> Option<u32> {
-        self.latest
     }
 
     /// The latest symbol as it is fed: with an explicit open boundary if only marks end segments.
@@ -251,7 +239,6 @@ impl Generator {
         Ok(())
     }
 
-    /// Emits all held symbols.
     pub(super) fn flush(&mut self, output: &mut Vec<EmittedSymbol>) {
         output.extend(self.held.drain(..));
     }

@@ -2,6 +2,7 @@
 
 use super::contract::{BoundaryOptions, Card, SymbolBoundary};
 use crate::error::{Error, Result};
+use std::{fmt::Display, ops::RangeInclusive};
 
 /// A request for generated text.
 #[derive(Debug, Clone)]
@@ -99,7 +100,6 @@ pub struct Details {
     pub boundaries: bool,
 }
 
-/// Default of `max_chars`.
 const DEFAULT_MAX_CHARS: usize = 256;
 /// Field names of the stop strings.
 pub const STOP_FIELDS: [&str; OptionLimits::STOPS] = [
@@ -222,9 +222,7 @@ impl WindowOptions {
     /// Checks both numbers against each other and the model's maximum sequence length. Fails with [`Error::BadOption`],
     /// which names the field.
     pub fn validate(&self, card: &Card) -> Result<()> {
-        if self.length == 0 || self.length > card.max_symbols {
-            return Err(bad("windows.length", self.length, format!("1 to {}", card.max_symbols)));
-        }
+        within("windows.length", self.length, 1..=card.max_symbols)?;
         if self.stride == 0 || self.stride > self.length {
             return Err(bad("windows.stride", self.stride, format!("1 to length, {}", self.length)));
         }
@@ -233,18 +231,17 @@ impl WindowOptions {
 }
 
 impl Sampling {
-    /// Checks all fields against their limits.
     pub(super) fn validate(&self, card: &Card) -> Result<()> {
-        within("sampling.temperature", self.temperature, 0.0, 100.0)?;
+        within("sampling.temperature", self.temperature, 0.0..=100.0)?;
         if !(self.top_p > 0.0 && self.top_p <= 1.0) {
             return Err(bad("sampling.top_p", self.top_p, "above 0, at most 1".into()));
         }
-        within("sampling.min_p", self.min_p, 0.0, 1.0)?;
-        within("sampling.repetition_penalty", self.repetition_penalty, 0.01, 100.0)?;
+        within("sampling.min_p", self.min_p, 0.0..=1.0)?;
+        within("sampling.repetition_penalty", self.repetition_penalty, 0.01..=100.0)?;
         bounded("sampling.logit_bias", self.logit_bias.len(), OptionLimits::LOGIT_BIAS)?;
         for &(symbol, bias) in &self.logit_bias {
             card.vocabulary.check_ids("sampling.logit_bias", &[symbol])?;
-            within("sampling.logit_bias", bias, -1000.0, 1000.0)?;
+            within("sampling.logit_bias", bias, -1000.0..=1000.0)?;
         }
         Ok(())
     }
@@ -252,9 +249,7 @@ impl Sampling {
 
 impl Stopping {
     fn validate(&self, card: &Card) -> Result<()> {
-        if self.max_chars > card.max_symbols {
-            return Err(bad("stopping.max_chars", self.max_chars, format!("0 to {}", card.max_symbols)));
-        }
+        within("stopping.max_chars", self.max_chars, 0..=card.max_symbols)?;
         if self.min_chars > self.max_chars {
             return Err(bad("stopping.min_chars", self.min_chars, format!("0 to max_chars, {}", self.max_chars)));
         }
@@ -324,11 +319,12 @@ fn check_length_within(field: &'static str, length: usize, limit: usize) -> Resu
     Ok(())
 }
 
-fn within(field: &'static str, value: f32, low: f32, high: f32) -> Result<()> {
-    if value >= low && value <= high {
+/// Checks that `value` lies in `range`; NaN never does.
+pub(super) fn within<T: PartialOrd + Display>(field: &'static str, value: T, range: RangeInclusive<T>) -> Result<()> {
+    if range.contains(&value) {
         return Ok(());
     }
-    Err(bad(field, value, format!("{low} to {high}")))
+    Err(bad(field, value, format!("{} to {}", range.start(), range.end())))
 }
 
 fn bounded(field: &'static str, count: usize, limit: usize) -> Result<()> {

@@ -13,7 +13,7 @@ use super::{
     evaluate::{ScoringWindow, window},
     options::{EmittedSymbol, WindowOptions},
     sampling::logprobs::{LogprobOptions, SymbolLogprobs},
-    text_window::{TextView, TextWindow},
+    text_window::TextWindow,
     trace,
 };
 use crate::error::{Error, Result};
@@ -23,9 +23,9 @@ use std::ops::Range;
 #[derive(Debug, Clone)]
 pub(super) struct Prompt {
     /// The prompt, then the sampled symbols, as far back as they may be fed again.
-    symbols: TextWindow,
+    pub(super) symbols: TextWindow,
     /// Length of the prompt.
-    len: usize,
+    pub(super) len: usize,
     /// Length of the prefix whose boundaries equal the predictor's, stored as plain symbols.
     agreed: usize,
     /// The windows of a windowed evaluation.
@@ -34,10 +34,10 @@ pub(super) struct Prompt {
     window_index: usize,
     /// The symbols fed to the present sequence.
     range: FeedRange,
-    /// The next prompt symbol to feed.
-    fed: usize,
+    /// The next prompt symbol to feed. The present sequence was fed all symbols from `range.start` to here.
+    pub(super) fed: usize,
     /// Number of prompt symbols that are done: fed, and emitted if wanted.
-    settled: usize,
+    pub(super) settled: usize,
     output: PromptOutput,
     /// Log-probabilities of the next symbol to emit; empty for the first symbol.
     next: SymbolLogprobs,
@@ -102,19 +102,9 @@ impl Prompt {
         Some(FeedRange { start, emit_from: scored - 1, end: end - 1 })
     }
 
-    /// Length of the prompt.
-    pub(super) fn len(&self) -> usize {
-        self.len
-    }
-
     /// Maximum prompt symbols fed to one sequence.
     pub(super) fn longest(&self) -> usize {
         self.windows.map_or(self.len, |windows| windows.length.min(self.len))
-    }
-
-    /// All symbols, sampled ones included, as far as they are held.
-    pub(super) fn text(&self) -> TextView<'_> {
-        self.symbols.text()
     }
 
     /// The symbols at `positions`; empty if some of them were dropped, which the model then rejects as an empty feed.
@@ -122,17 +112,6 @@ impl Prompt {
         self.symbols.get(positions).unwrap_or_default()
     }
 
-    /// Number of symbols held in memory.
-    pub(super) fn held(&self) -> usize {
-        self.symbols.held()
-    }
-
-    /// Drops the symbols before `position`, which are never fed again.
-    pub(super) fn drop_before(&mut self, position: usize) {
-        self.symbols.drop_before(position);
-    }
-
-    /// True if the text is fed in windows.
     pub(super) fn is_windowed(&self) -> bool {
         self.windows.is_some()
     }
@@ -147,28 +126,13 @@ impl Prompt {
         if self.is_windowed() { self.range.end } else { self.symbols.len() }
     }
 
-    /// The next prompt symbol to feed. The present sequence was fed all symbols from [`start`](Self::start) to here.
-    pub(super) fn fed(&self) -> usize {
-        self.fed
-    }
-
-    /// Number of prompt symbols that are done.
-    pub(super) fn settled(&self) -> usize {
-        self.settled
-    }
-
     pub(super) fn is_done(&self) -> bool {
         self.settled >= self.len
     }
 
-    /// Appends a sampled symbol, or an item of a trace.
-    pub(super) fn push(&mut self, item: u32) {
-        self.symbols.push(item);
-    }
-
     /// Records that a mark ended a segment with the last symbol.
     pub(super) fn end_segment(&mut self) {
-        if let Some(last) = self.symbols.last_mut() {
+        if let Some(last) = self.symbols.held.last_mut() {
             *last = trace::item(trace::symbol(*last), true);
         }
     }

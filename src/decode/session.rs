@@ -44,7 +44,6 @@ pub struct Session {
     replay_start: Option<ReplayStart>,
     /// Number of held symbols at which the next trim runs.
     trim_at: usize,
-    /// Size of the vocabulary: logits of one position.
     vocabulary: usize,
     max_symbols: usize,
 }
@@ -123,12 +122,12 @@ impl Session {
 
     /// Length of the prompt, or of the text to score.
     pub fn prompt_symbols(&self) -> usize {
-        self.prompt.len()
+        self.prompt.len
     }
 
     /// Number of prompt symbols and symbols sampled since.
     pub fn text_symbols(&self) -> usize {
-        self.prompt.text().len()
+        self.prompt.symbols.text().len()
     }
 
     /// The position from which another row is fed; no row is fed the symbols before it.
@@ -138,7 +137,7 @@ impl Session {
 
     /// Number of symbols of the text held in memory.
     pub fn held_symbols(&self) -> usize {
-        self.prompt.held()
+        self.prompt.symbols.held.len()
     }
 
     /// Maximum symbols of one of its sequences.
@@ -159,7 +158,7 @@ impl Session {
     /// The known text as far as it is held: prompt, then sampled symbols. The row was fed a prefix of it. Empty for a text
     /// scored in windows, because its row mostly starts after the text's beginning.
     pub fn text(&self) -> TextView<'_> {
-        if self.prompt.is_windowed() { TextView::from(&[]) } else { self.prompt.text() }
+        if self.prompt.is_windowed() { TextView::from(&[]) } else { self.prompt.symbols.text() }
     }
 
     /// Number of leading symbols of [`text`](Self::text) that need not be fed if a cached state has seen them. Symbols emitted
@@ -177,7 +176,7 @@ impl Session {
             return Err(Error::Internal(format!("a session cannot skip {len} symbols, the limit is {limit}")));
         }
         // never in a windowed evaluation, whose limit is 0
-        if !self.prompt.is_done() && len > self.prompt.fed() {
+        if !self.prompt.is_done() && len > self.prompt.fed {
             self.prompt.skip(len, &mut self.output);
             self.usage.prompt_chars = len;
             self.usage.prompt_segments = segments;
@@ -210,9 +209,9 @@ impl Session {
     fn seen(&self) -> usize {
         match &self.generation {
             Some(generation) if self.prompt.is_done() => {
-                self.prompt.text().len() - usize::from(generation.latest().is_some())
+                self.prompt.symbols.text().len() - usize::from(generation.latest.is_some())
             }
-            _ => self.prompt.fed() - self.prompt.start(),
+            _ => self.prompt.fed - self.prompt.start(),
         }
     }
 
@@ -228,7 +227,7 @@ impl Session {
 
     /// Number of sampled symbols, or of scored ones.
     pub fn output_symbols(&self) -> usize {
-        self.generation.as_ref().map_or(self.prompt.settled(), Generator::chars)
+        self.generation.as_ref().map_or(self.prompt.settled, |generation| generation.chars)
     }
 
     /// The symbols and segments processed until now.
@@ -269,7 +268,7 @@ impl Session {
             let start = self.prompt.start();
             let ChunkOutcome { segments, ends_window } = self.prompt.absorb(row, &mut self.output)?;
             self.usage.prompt_segments += segments;
-            self.usage.prompt_chars = self.prompt.settled();
+            self.usage.prompt_chars = self.prompt.settled;
             if ends_window {
                 self.boundaries.offset += self.prompt.start() - start;
                 self.row_len = 0;
@@ -291,14 +290,14 @@ impl Session {
 
     /// Drops the symbols that no row is fed again. Runs once per `MIN_HELD` symbols.
     fn trim(&mut self, state: &dyn State) {
-        if self.prompt.held() < self.trim_at {
+        if self.prompt.symbols.held.len() < self.trim_at {
             return;
         }
         if let Some(start) = state.replay_start() {
-            self.prompt.drop_before(start.cut_position());
+            self.prompt.symbols.drop_before(start.cut_position());
             self.replay_start = Some(start);
         }
-        self.trim_at = MIN_HELD + self.prompt.held();
+        self.trim_at = MIN_HELD + self.prompt.symbols.held.len();
     }
 
     /// Returns the symbols emitted since the last call, in order.
@@ -355,9 +354,9 @@ impl Session {
         let opens_segment = row.state.boundary_before(position) == position;
         let finished = generation.sample(logits, position, opens_segment, &mut self.output)?;
         if let Some(item) = generation.latest_item() {
-            self.prompt.push(item);
+            self.prompt.symbols.held.push(item);
         }
-        self.usage.generated_chars = generation.chars();
+        self.usage.generated_chars = generation.chars;
         self.usage.nxt_steps = generation.nxt_steps();
         Ok(finished.map_or(SessionProgress::Decoding, SessionProgress::Finished))
     }

@@ -4,7 +4,7 @@ use super::{
     beam::{Hypothesis, SearchOptions},
     contract::Card,
     document::{Document, DocumentLimits, EncodingStage, LayerTime, PoolingChoice},
-    options::{FinishReason, Sampling, bad},
+    options::{FinishReason, Sampling, bad, within},
     usage::{Timing, Usage},
 };
 use crate::error::Result;
@@ -79,12 +79,7 @@ impl Summarize {
             return Err(bad("options.no_repeat_ngram", no_repeat_ngram, bound));
         }
         let length_penalty = self.length_penalty.unwrap_or(defaults.length_penalty);
-        // negated, so that NaN is rejected
-        let is_within = length_penalty.abs() <= SummaryLimits::PENALTY;
-        if !is_within {
-            let bound = format!("{} to {}", -SummaryLimits::PENALTY, SummaryLimits::PENALTY);
-            return Err(bad("options.length_penalty", length_penalty, bound));
-        }
+        within("options.length_penalty", length_penalty, -SummaryLimits::PENALTY..=SummaryLimits::PENALTY)?;
         let hypotheses = self.hypotheses.unwrap_or(1);
         within("options.hypotheses", hypotheses, 1..=beam)?;
         if let Some(sampling) = &self.sampling {
@@ -94,13 +89,6 @@ impl Summarize {
         let rules = SearchOptions { beam, length_penalty, min_tokens, max_tokens, no_repeat_ngram, sampling };
         Ok(ValidSummarize { rules, hypotheses, hard: self.hard })
     }
-}
-
-fn within(field: &'static str, found: usize, bound: std::ops::RangeInclusive<usize>) -> Result<()> {
-    if bound.contains(&found) {
-        return Ok(());
-    }
-    Err(bad(field, found, format!("{} to {}", bound.start(), bound.end())))
 }
 
 /// A token's bytes in its text: the first, and one past the last.

@@ -15,7 +15,7 @@ pub(super) struct TextWindow {
     /// Digest of the dropped symbols.
     digest: Sha256,
     /// The symbols after them.
-    held: Vec<u32>,
+    pub(super) held: Vec<u32>,
 }
 
 impl TextWindow {
@@ -28,11 +28,6 @@ impl TextWindow {
         self.dropped + self.held.len()
     }
 
-    /// Number of symbols held.
-    pub(super) fn held(&self) -> usize {
-        self.held.len()
-    }
-
     /// Returns the symbols at `positions`, if all are held.
     pub(super) fn get(&self, positions: Range<usize>) -> Option<&[u32]> {
         self.held.get(positions.start.checked_sub(self.dropped)?..positions.end.checked_sub(self.dropped)?)
@@ -41,14 +36,6 @@ impl TextWindow {
     /// Mutable variant of [`get`](Self::get).
     pub(super) fn get_mut(&mut self, positions: Range<usize>) -> Option<&mut [u32]> {
         self.held.get_mut(positions.start.checked_sub(self.dropped)?..positions.end.checked_sub(self.dropped)?)
-    }
-
-    pub(super) fn push(&mut self, symbol: u32) {
-        self.held.push(symbol);
-    }
-
-    pub(super) fn last_mut(&mut self) -> Option<&mut u32> {
-        self.held.last_mut()
     }
 
     /// Drops the symbols before `position`.
@@ -146,8 +133,8 @@ mod tests {
         for position in [0, 10, 10, 4, 50] {
             window.drop_before(position);
         }
-        symbols[70..].iter().for_each(|&symbol| window.push(symbol));
-        assert_eq!((window.len(), window.held()), (100, 50));
+        symbols[70..].iter().for_each(|&symbol| window.held.push(symbol));
+        assert_eq!((window.len(), window.held.len()), (100, 50));
         assert_eq!((window.get(60..80), window.get(49..80), window.get(60..101)), (Some(&symbols[60..80]), None, None));
         let cut = window.text();
         let complete = TextView::from(&symbols);
@@ -164,6 +151,6 @@ mod tests {
         }
         assert!(complete_digests.before(101).is_none());
         window.drop_before(500);
-        assert_eq!((window.len(), window.held()), (100, 0));
+        assert_eq!((window.len(), window.held.len()), (100, 0));
     }
 }

@@ -1,7 +1,6 @@
 //! Totals of an engine since it started: counted by its worker, read by any thread.
 
 use crate::decode::{contract::SequenceRow, trace};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Totals of an engine since it started, and its current load.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -30,34 +29,6 @@ pub struct Counters {
     pub generated_chars: u64,
 }
 
-/// The worker's side of [`Counters`]. Only the worker writes, and the counters need not be consistent with each other.
-#[derive(Debug, Default)]
-pub(super) struct AtomicCounters {
-    pub(super) preemptions: Counter,
-    pub(super) steps: Counter,
-    pub(super) symbol_rows: Counter,
-    pub(super) segment_steps: Counter,
-    pub(super) segment_rows: Counter,
-    pub(super) middle_run: Counter,
-    pub(super) middle_skipped: Counter,
-    pub(super) prefill_chars: Counter,
-    pub(super) generated_chars: Counter,
-}
-
-/// A number that only grows.
-#[derive(Debug, Default)]
-pub(super) struct Counter(AtomicU64);
-
-impl Counter {
-    pub(super) fn add(&self, more: usize) {
-        self.0.fetch_add(more as u64, Relaxed);
-    }
-
-    fn get(&self) -> u64 {
-        self.0.load(Relaxed)
-    }
-}
-
 /// Runs of the middle stack for one feed.
 pub(super) struct MiddleRuns {
     pub(super) run: usize,
@@ -65,33 +36,16 @@ pub(super) struct MiddleRuns {
     pub(super) skipped: usize,
 }
 
-impl AtomicCounters {
+impl Counters {
     /// Counts the feed of a row that is ready: prompt symbols if `prefilling`, otherwise a sampled one.
-    pub(super) fn count_fed(&self, row: &SequenceRow, prefilling: bool, pooled: bool) -> MiddleRuns {
-        let counter = if prefilling { &self.prefill_chars } else { &self.generated_chars };
-        counter.add(row.positions());
+    pub(super) fn count_fed(&mut self, row: &SequenceRow, prefilling: bool, pooled: bool) -> MiddleRuns {
+        let counter = if prefilling { &mut self.prefill_chars } else { &mut self.generated_chars };
+        *counter += row.positions() as u64;
         let run = row.decisions.iter().filter(|mark| mark.boundary).count();
         let skipped = if pooled { decided_symbols(row).saturating_sub(run) } else { 0 };
-        self.middle_run.add(run);
-        self.middle_skipped.add(skipped);
+        self.middle_run += run as u64;
+        self.middle_skipped += skipped as u64;
         MiddleRuns { run, skipped }
-    }
-
-    /// Returns the totals with the current numbers of running and waiting requests.
-    pub(super) fn read(&self, running: usize, waiting: usize) -> Counters {
-        Counters {
-            running,
-            waiting,
-            preemptions: self.preemptions.get(),
-            steps: self.steps.get(),
-            symbol_rows: self.symbol_rows.get(),
-            segment_steps: self.segment_steps.get(),
-            segment_rows: self.segment_rows.get(),
-            middle_run: self.middle_run.get(),
-            middle_skipped: self.middle_skipped.get(),
-            prefill_chars: self.prefill_chars.get(),
-            generated_chars: self.generated_chars.get(),
-        }
     }
 }
 

@@ -244,7 +244,7 @@ impl Handle {
     pub fn counters(&self) -> Counters {
         let inner = self.inner();
         let state = inner.lock_state();
-        inner.counters.read(state.scheduler.running(), state.scheduler.waiting())
+        Counters { running: state.scheduler.running, waiting: state.scheduler.waiting(), ..*inner.lock_counters() }
     }
 
     /// Returns the contents and totals of the segment cache.

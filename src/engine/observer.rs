@@ -14,53 +14,36 @@ use crate::{
 use std::time::Duration;
 
 /// Receives an engine's events. The default methods ignore them.
+#[allow(unused_variables, reason = "the default methods ignore their arguments")]
 pub trait Observer: Send + Sync {
     /// A step ran: it fed `fed` symbols to `rows` rows, and its segment step took `middle` rows.
-    fn step(&self, rows: usize, fed: usize, middle: usize) {
-        let _ = (rows, fed, middle);
-    }
+    fn step(&self, rows: usize, fed: usize, middle: usize) {}
 
     /// A request got its first row, `waited` after its arrival.
-    fn queued(&self, waited: Duration) {
-        let _ = waited;
-    }
+    fn queued(&self, waited: Duration) {}
 
     /// A generation's first character was ready, `after` the request's arrival.
-    fn first_char(&self, after: Duration) {
-        let _ = after;
-    }
+    fn first_char(&self, after: Duration) {}
 
     /// A later character of a generation was ready, `gap` after the one before it. `boundary` is true if that one ended a
     /// segment, so that this one waited for the middle stack.
-    fn gap(&self, gap: Duration, boundary: bool) {
-        let _ = (gap, boundary);
-    }
+    fn gap(&self, gap: Duration, boundary: bool) {}
 
     /// The first symbol of a generated segment was ready, `took` after the first symbol of the segment before it.
-    fn segment(&self, took: Duration) {
-        let _ = took;
-    }
+    fn segment(&self, took: Duration) {}
 
     /// A row's feed is complete: the middle stack ran `run` times for it and was skipped `skipped` times.
-    fn middle(&self, run: usize, skipped: usize) {
-        let _ = (run, skipped);
-    }
+    fn middle(&self, run: usize, skipped: usize) {}
 
     /// A summary ended. `cached` is true if an earlier request had encoded its document.
-    fn summarized(&self, summary: &SummaryResult, document: &EncodedDocument, cached: bool) {
-        let _ = (summary, document, cached);
-    }
+    fn summarized(&self, summary: &SummaryResult, document: &EncodedDocument, cached: bool) {}
 
     /// The engine looked up `symbols` symbols of a text in the segment cache. It found the first `cached`, whose pages have
     /// `bytes` bytes.
-    fn cache_lookup(&self, symbols: usize, cached: usize, bytes: usize) {
-        let _ = (symbols, cached, bytes);
-    }
+    fn cache_lookup(&self, symbols: usize, cached: usize, bytes: usize) {}
 
     /// A request ended, whether it was queued or running.
-    fn finished(&self, outcome: Result<&FinishReason, &Error>, usage: &Usage, timing: &Timing) {
-        let _ = (outcome, usage, timing);
-    }
+    fn finished(&self, outcome: Result<&FinishReason, &Error>, usage: &Usage, timing: &Timing) {}
 }
 
 /// Ignores all events.

@@ -4,7 +4,7 @@ use super::{
     api::{Limits, Phase},
     cache::{DocumentCache, SegmentCacheHandle},
     calibration::Calibrated,
-    counters::AtomicCounters,
+    counters::Counters,
     observer::Observer,
     request::Request,
     scheduler::{Demand, RateEstimator, Rejection, Rules, Scheduler},
@@ -19,10 +19,9 @@ use tokio::sync::watch;
 
 /// Message of the error that every request of a broken engine gets.
 pub(super) const WORKER_ENDED: &str = "the model's worker has ended";
-/// EncodingStage of a deadline error for a request that is rejected because its deadline cannot be met.
+/// Stage of a deadline error for a request that is rejected because its deadline cannot be met.
 const DEADLINE_TOO_CLOSE: &str = "in advance: at the measured rate there is no time for the first character";
 
-/// State shared by the handles and the worker.
 pub(super) struct Inner {
     pub(super) model: Arc<dyn Model>,
     pub(super) limits: Limits,
@@ -30,7 +29,8 @@ pub(super) struct Inner {
     pub(super) segment_cache: SegmentCacheHandle,
     pub(super) document_cache: DocumentCache,
     pub(super) observer: Arc<dyn Observer>,
-    pub(super) counters: AtomicCounters,
+    /// Totals, without the current load. Only the worker writes them.
+    pub(super) counters: Mutex<Counters>,
     pub(super) heartbeat: Heartbeat,
     /// Step times of the model, once they are measured.
     pub(super) calibration: OnceLock<Calibrated>,
@@ -57,7 +57,7 @@ impl Inner {
             segment_cache: SegmentCacheHandle::new(limits.cache_bytes),
             document_cache: DocumentCache::new(limits.document_bytes, limits.document_keep),
             observer,
-            counters: AtomicCounters::default(),
+            counters: Mutex::default(),
             heartbeat: Heartbeat::new(),
             calibration: OnceLock::new(),
             wake_signal: Arc::default(),
@@ -68,10 +68,13 @@ impl Inner {
     pub(super) fn lock_state(&self) -> MutexGuard<'_, EngineState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    pub(super) fn lock_counters(&self) -> MutexGuard<'_, Counters> {
+        self.counters.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl EngineState {
-    /// Queues a request, or rejects it.
     pub(super) fn enqueue(&mut self, request: Request, demand: Demand, priority: i32) -> Result<()> {
         let retry = self.rates.retry_after();
         match self.phase {

@@ -22,7 +22,6 @@ use std::{
 /// the client of such a request is gone or reads again.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// State of the worker thread.
 struct Worker {
     inner: Arc<Inner>,
     batch: Batch,
@@ -30,7 +29,7 @@ struct Worker {
     waker: Waker,
     /// Requests that the scheduler has admitted and that have no row yet.
     admitted: Vec<(Request, RunPermit)>,
-    /// Requests that have ended and whose clients do not know it yet.
+    /// Requests that have ended and whose outcome was not sent yet.
     ended: Vec<Request>,
 }
 
@@ -77,7 +76,7 @@ impl Worker {
             if !self.admit_ready(now) {
                 return false;
             }
-            let victim = self.inner.lock_state().scheduler.preemption_victim(self.batch.statuses());
+            let victim = self.inner.lock_state().scheduler.preemption_victim(&self.batch.statuses);
             match victim {
                 Some(index) => self.preempt(index),
                 None => return true,
@@ -94,7 +93,7 @@ impl Worker {
             if state.phase >= Phase::Closed {
                 return false;
             }
-            if let Some(step) = self.batch.take_latest_step() {
+            if let Some(step) = self.batch.latest_step.take() {
                 state.rates.record_step(step.symbols, step.took);
             }
             let waker = &self.waker;
@@ -108,10 +107,8 @@ impl Worker {
                 0
             };
             let held = self.inner.model.memory().in_use.saturating_sub(evictable);
-            state.scheduler.update_rows(self.batch.statuses(), held);
-            while let Some(admitted) = state.scheduler.next_admitted() {
-                self.admitted.push(admitted);
-            }
+            state.scheduler.update_rows(&self.batch.statuses, held);
+            self.admitted.extend(state.scheduler.admitted.drain(..));
             drop(state);
             let done = self.admitted.is_empty();
             // later than `now`: a request may have arrived after it
@@ -134,12 +131,12 @@ impl Worker {
             let mut state = self.inner.lock_state();
             let target = self.inner.limits.step;
             let mixed_symbols = if target.is_zero() { usize::MAX } else { state.rates.symbols_within(target) };
-            self.batch.plan(&mut state.scheduler, mixed_symbols);
+            state.scheduler.plan(&self.batch.statuses, mixed_symbols, &mut self.batch.feeds);
             drop(state);
             if self.batch.make_room() {
                 return;
             }
-            let victim = self.inner.lock_state().scheduler.memory_victim(self.batch.statuses());
+            let victim = self.inner.lock_state().scheduler.memory_victim(&self.batch.statuses);
             let Some(index) = victim else { return };
             self.preempt(index);
             self.batch.refresh_statuses();
@@ -149,13 +146,13 @@ impl Worker {
     /// Takes the rows of the request at `index` away and queues it again.
     fn preempt(&mut self, index: usize) {
         let Some((mut request, rows)) = self.batch.remove(index) else { return };
-        let Inner { model, segment_cache, counters, .. } = &*self.inner;
+        let Inner { model, segment_cache, .. } = &*self.inner;
         tracing::debug!(rows = rows.len(), "preempting a request");
         if let (RequestKind::Text(text), Some(row)) = (&request.kind, rows.first()) {
             text.cache_state(segment_cache, &*row.state);
         }
         drop(rows);
-        counters.preemptions.add(1);
+        self.inner.lock_counters().preemptions += 1;
         request.preempt();
         let demand = request.demand(&**model, 0);
         let on_hold = request.waits_for_client;
@@ -183,7 +180,7 @@ impl Worker {
                 state.rates.record_request(held);
             }
             if let Some(permit) = request.permit.take() {
-                state.scheduler.finish(permit, request.take_fed());
+                state.scheduler.finish(permit, std::mem::take(&mut request.fed));
             }
         }
         drop(state);
@@ -196,12 +193,12 @@ impl Worker {
     fn sleep_limit(&self, now: Instant) -> Option<Duration> {
         let stall = self.inner.limits.stall;
         let state = self.inner.lock_state();
-        let requests = self.batch.requests().iter().chain(state.scheduler.queued());
+        let requests = self.batch.requests.iter().chain(state.scheduler.queued());
         let next_poll = requests.filter_map(|request| request.next_poll(now, stall)).min();
         let expiry = self.inner.document_cache.expire(now);
         let next = next_poll.into_iter().chain(expiry).min().map(|next| next.saturating_duration_since(now));
         // no signal reports that the client of an unfinished upload is gone
-        let idle = self.batch.requests().iter().any(Request::is_idle);
+        let idle = self.batch.requests.iter().any(Request::is_idle);
         let poll = (idle || state.scheduler.waiting() > 0).then_some(POLL_INTERVAL);
         next.into_iter().chain(poll).min()
     }

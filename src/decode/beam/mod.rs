@@ -76,7 +76,6 @@ pub struct RowMove {
     pub token: u32,
 }
 
-/// An unfinished text.
 #[derive(Debug, Clone)]
 struct Path {
     tokens: Vec<u32>,
@@ -87,12 +86,10 @@ struct Path {
     ngrams: Ngrams,
 }
 
-/// A continuation of a path.
 #[derive(Debug, Clone, Copy)]
 struct Candidate {
     sum: f32,
     logprob: f32,
-    /// Index of the path.
     parent: usize,
     token: u32,
 }

@@ -21,7 +21,6 @@ impl Ngrams {
         ngrams
     }
 
-    /// Takes the path's next token.
     pub(super) fn push(&mut self, token: u32) {
         let Some(prefix_len) = self.size.checked_sub(1) else { return };
         if self.latest.len() == prefix_len {

@@ -5,6 +5,8 @@ use proptest::prelude::*;
 
 const MARKS: SpecialIds = SpecialIds { start: 2, pad: 1, end: 2, unknown: 3 };
 const VOCABULARY: usize = 12;
+const OPTIONS: SearchOptions =
+    SearchOptions { beam: 2, length_penalty: 1.0, min_tokens: 0, max_tokens: 9, no_repeat_ngram: 0, sampling: None };
 
 /// A model without arithmetic: logits from a hash of all tokens. `levels` is the number of different logits, so that some are
 /// equal.
@@ -153,9 +155,7 @@ proptest! {
     #[test]
     fn draws_each_path_separately(seed in any::<u64>(), beam in 1_usize..5, min in 0_usize..5) {
         let sampling = |seed| Some(Sampling { seed, ..Sampling::default() });
-        let options = |beam, seed| SearchOptions {
-            beam, length_penalty: 1.0, min_tokens: min, max_tokens: 9, no_repeat_ngram: 0, sampling: sampling(seed),
-        };
+        let options = |beam, seed| SearchOptions { beam, min_tokens: min, sampling: sampling(seed), ..OPTIONS };
         let (mut together, _) = search(&options(beam, seed), seed, 1 << 20);
         let alone = |index: usize| search(&options(1, seed.wrapping_add(index as u64)), seed, 1 << 20).0.remove(0);
         let mut apart: Vec<_> = (0..beam).map(alone).collect();
@@ -171,14 +171,7 @@ proptest! {
 
 #[test]
 fn ngrams_are_not_repeated() {
-    let options = SearchOptions {
-        beam: 3,
-        length_penalty: 1.0,
-        min_tokens: 40,
-        max_tokens: 60,
-        no_repeat_ngram: 2,
-        sampling: None,
-    };
+    let options = SearchOptions { beam: 3, min_tokens: 40, max_tokens: 60, no_repeat_ngram: 2, ..OPTIONS };
     let (actual, _) = search(&options, 9, 1 << 20);
     assert_eq!(actual.len(), 3);
     for text in actual {
@@ -193,14 +186,7 @@ fn ngrams_are_not_repeated() {
 
 #[test]
 fn scores_are_normalised_sums_of_logprobs() {
-    let options = SearchOptions {
-        beam: 2,
-        length_penalty: 2.0,
-        min_tokens: 3,
-        max_tokens: 9,
-        no_repeat_ngram: 0,
-        sampling: None,
-    };
+    let options = SearchOptions { length_penalty: 2.0, min_tokens: 3, ..OPTIONS };
     let (actual, _) = search(&options, 5, 1 << 20);
     for text in actual {
         assert_eq!(text.tokens.len(), text.logprobs.len());
@@ -212,15 +198,7 @@ fn scores_are_normalised_sums_of_logprobs() {
 
 #[test]
 fn invalid_logits_are_rejected() {
-    let options = SearchOptions {
-        beam: 2,
-        length_penalty: 1.0,
-        min_tokens: 0,
-        max_tokens: 3,
-        no_repeat_ngram: 0,
-        sampling: None,
-    };
-    let search = BeamSearch::new(options, MARKS, VOCABULARY);
+    let search = BeamSearch::new(OPTIONS, MARKS, VOCABULARY);
     let complete = vec![0.0; VOCABULARY];
     assert!(search.clone().advance([complete.as_slice(); 2].into_iter()).is_err(), "two rows");
     assert!(search.clone().advance([&complete[1..]].into_iter()).is_err(), "too short");

@@ -32,7 +32,7 @@ impl Batch {
         let cached = summary.id.as_deref().and_then(|id| inner.document_cache.get(tenant, id, now));
         summary.begin(reader, cached, now)?;
         let Some(cached) = &summary.document else { return Ok(Vec::new()) };
-        (0..summary.rows()).map(|_| reader.begin(&*cached.document)).collect()
+        (0..summary.search.rows()).map(|_| reader.begin(&*cached.document)).collect()
     }
 
     /// Runs the blocks that the step plan contains. Returns the number of symbols that they count as.
@@ -87,11 +87,11 @@ impl Batch {
         let tenant = &request.tenant;
         let encoded = summary.finish_encoding(now, |cached| inner.document_cache.insert(tenant, cached.clone(), now));
         let state = summary.document.as_ref().map(|cached| reader.begin(&*cached.document)).transpose()?;
-        let rows = summary.rows();
+        let rows = summary.search.rows();
         request.count_encoded(first_layer_symbols);
         if let Some(encoded) = encoded {
             if !again {
-                inner.counters.prefill_chars.add(encoded.tokens);
+                inner.lock_counters().prefill_chars += encoded.tokens as u64;
             }
             request.event_sender.send_encoded(&encoded);
         }

@@ -1,10 +1,7 @@
 //! Failures of a step: panics become errors, and every request that took part gets a copy of the error.
 
 use crate::error::{Error, Result};
-use std::{
-    any::Any,
-    panic::{AssertUnwindSafe, catch_unwind},
-};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Copies a step's error for one of the requests that took part.
 pub(super) fn copy_error(error: &Error) -> Error {
@@ -18,13 +15,9 @@ pub(super) fn copy_error(error: &Error) -> Error {
 /// Runs `work` and turns a panic into an error, so that it ends the requests in `work` and nothing else.
 pub(super) fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
-        let message = message_of(panic.as_ref());
+        let text = panic.downcast_ref::<&str>().copied();
+        let message = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message");
         tracing::error!(message, "caught a panic");
         Err(Error::Internal("a panic in a step".into()))
     })
-}
-
-fn message_of(panic: &(dyn Any + Send)) -> &str {
-    let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
 }

@@ -15,7 +15,7 @@ mod unpooled_estimate;
 
 use super::{
     request::{Request, RequestKind},
-    scheduler::{Feed, RowActivity, RowStatus, Scheduler},
+    scheduler::{Feed, RowActivity, RowStatus},
     shared::Inner,
 };
 use crate::{
@@ -34,16 +34,15 @@ use std::{
 };
 use unpooled_estimate::UnpooledEstimate;
 
-/// The running requests and their rows.
 pub(super) struct Batch {
     inner: Arc<Inner>,
     row_table: RowTable,
-    requests: Vec<Request>,
+    pub(super) requests: Vec<Request>,
     scratch: Scratch,
-    /// StepStatus of each request when last refreshed.
-    statuses: Vec<RowStatus>,
+    /// Status of each request when last refreshed.
+    pub(super) statuses: Vec<RowStatus>,
     /// Plan of the current step.
-    feeds: Vec<Feed>,
+    pub(super) feeds: Vec<Feed>,
     /// The feeds of `feeds` that run blocks of documents.
     encode_feeds: Vec<Feed>,
     /// Rows that the current symbol step feeds.
@@ -52,7 +51,8 @@ pub(super) struct Batch {
     due: Vec<usize>,
     /// Rows that the current finish step takes.
     unfinished: Vec<usize>,
-    latest_step: Option<LatestStep>,
+    /// Measurement of the latest step, until the worker takes it.
+    pub(super) latest_step: Option<LatestStep>,
     unpooled_estimate: UnpooledEstimate,
 }
 
@@ -121,7 +121,6 @@ impl Batch {
         self.requests.iter_mut().for_each(|request| request.poll_running(now, stall, waker));
     }
 
-    /// Ends all requests, each with an error.
     pub(super) fn fail_all(&mut self, error: impl Fn() -> Error) {
         self.requests.iter_mut().for_each(|request| request.outcome = Some(Err(error())));
     }
@@ -142,38 +141,16 @@ impl Batch {
         }
     }
 
-    /// Removes the request at `index` with its rows.
     pub(super) fn remove(&mut self, index: usize) -> Option<(Request, Vec<SequenceRow>)> {
         (index < self.requests.len()).then(|| self.row_table.remove_request(index, &mut self.requests))
     }
 
-    /// Returns the running requests.
-    pub(super) fn requests(&self) -> &[Request] {
-        &self.requests
-    }
-
-    /// Refreshes the status of each request.
     pub(super) fn refresh_statuses(&mut self) {
         self.statuses.clear();
         let model = &*self.inner.model;
         let rows = &self.row_table.rows;
         let now = Instant::now();
         self.statuses.extend(self.requests.iter_mut().filter_map(|request| request.status(rows, model, now)));
-    }
-
-    /// Returns the statuses as last refreshed.
-    pub(super) fn statuses(&self) -> &[RowStatus] {
-        &self.statuses
-    }
-
-    /// Returns the measurement of the latest step; only once.
-    pub(super) fn take_latest_step(&mut self) -> Option<LatestStep> {
-        self.latest_step.take()
-    }
-
-    /// Plans the next step. It feeds at most `mixed_symbols` prompt symbols while other rows decode.
-    pub(super) fn plan(&mut self, scheduler: &mut Scheduler<Request>, mixed_symbols: usize) {
-        scheduler.plan(&self.statuses, mixed_symbols, &mut self.feeds);
     }
 
     /// Evicts cache entries until there is memory for the planned step. Returns false if there is not enough even then.
@@ -201,7 +178,7 @@ impl Batch {
         let model = &*self.inner.model;
         let request = &self.requests[feed.request];
         if let (RequestKind::Document(summary), Some(reader)) = (&request.kind, model.document_encoder())
-            && summary.is_encoding()
+            && summary.encoding.is_some()
         {
             return summary.growth(reader);
         }
@@ -229,7 +206,6 @@ impl Batch {
         !(self.fed.is_empty() && self.due.is_empty() && self.encode_feeds.is_empty())
     }
 
-    /// Sets the feed of each row that the plan contains.
     fn feed(&mut self) {
         self.fed.clear();
         self.encode_feeds.clear();
@@ -242,7 +218,7 @@ impl Batch {
                         self.fed.push(row);
                     }
                 }
-                RequestKind::Document(summary) if summary.is_encoding() => self.encode_feeds.push(feed),
+                RequestKind::Document(summary) if summary.encoding.is_some() => self.encode_feeds.push(feed),
                 RequestKind::Document(summary) => {
                     summary.feed(&mut self.row_table.rows, row_indices, feed.symbols, &mut self.fed);
                 }
@@ -260,7 +236,7 @@ impl Batch {
         self.due.extend(in_flight_rows(StepStatus::Waiting, requests, row_table));
         let rows = &row_table.rows;
         let continues =
-            |&row: &usize| requests[row_table.owner(row)].outcome.is_none() && rows[row].status != StepStatus::Waiting;
+            |&row: &usize| requests[row_table.owners[row]].outcome.is_none() && rows[row].status != StepStatus::Waiting;
         let chunks = self.fed.iter().any(|&row| rows[row].feed.len() > 1) || !self.encode_feeds.is_empty();
         let prefilling = |&index: &usize| matches!(statuses[index].activity, RowActivity::Prefilling(_));
         let unfed = (0..statuses.len()).filter(prefilling);
@@ -279,15 +255,15 @@ impl Batch {
         let rows = &mut self.row_table.rows;
         let result = guarded(|| self.inner.model.symbol_step(rows, &self.fed, &mut self.scratch));
         for &row in &self.fed {
-            let request = &mut self.requests[self.row_table.owner(row)];
+            let request = &mut self.requests[self.row_table.owners[row]];
             // once for all rows of a request
             if !request.in_flight {
                 request.in_flight = true;
-                request.timer.count_symbol_step();
+                request.timer.steps += 1;
             }
         }
         if let Err(error) = result {
-            self.fail_rows(&error, FailedStep::Symbol);
+            self.fail_rows(&error, self.fed.clone());
         }
     }
 
@@ -301,10 +277,10 @@ impl Batch {
         let result = guarded(|| self.inner.model.segment_step(rows, &self.due, &mut self.scratch));
         let took = began.elapsed();
         for &row in &self.due {
-            self.requests[self.row_table.owner(row)].timer.count_segment_step(took);
+            self.requests[self.row_table.owners[row]].timer.count_segment_step(took);
         }
         if let Err(error) = result {
-            self.fail_rows(&error, FailedStep::Segment);
+            self.fail_rows(&error, self.due.clone());
         }
     }
 
@@ -318,35 +294,24 @@ impl Batch {
         let rows = &mut self.row_table.rows;
         let result = guarded(|| self.inner.model.finish_step(rows, &self.unfinished, &mut self.scratch));
         if let Err(error) = result {
-            self.fail_rows(&error, FailedStep::Finish);
+            self.fail_rows(&error, self.unfinished.clone());
         }
     }
 
     /// Ends the requests whose rows took part in a failed step: the state of these rows is lost. Replaces the scratch space,
     /// which the step may have left inconsistent.
-    fn fail_rows(&mut self, error: &Error, step: FailedStep) {
-        let rows = match step {
-            FailedStep::Symbol => &self.fed,
-            FailedStep::Segment => &self.due,
-            FailedStep::Finish => &self.unfinished,
-        };
+    fn fail_rows(&mut self, error: &Error, rows: Vec<usize>) {
         tracing::error!(rows = rows.len(), %error, "a step failed");
-        for &row in rows {
-            self.requests[self.row_table.owner(row)].outcome = Some(Err(copy_error(error)));
+        for row in rows {
+            self.requests[self.row_table.owners[row]].outcome = Some(Err(copy_error(error)));
         }
         self.scratch = self.inner.model.scratch();
     }
 }
 
-/// The part of a step that failed.
-enum FailedStep {
-    Symbol,
-    Segment,
-    Finish,
-}
-
 /// Returns the rows in flight that have `status`, without those of requests that have ended.
 fn in_flight_rows(status: StepStatus, requests: &[Request], table: &RowTable) -> impl Iterator<Item = usize> {
     let in_flight = |request: &Request| request.in_flight && request.outcome.is_none();
-    (0..table.rows.len()).filter(move |&row| table.rows[row].status == status && in_flight(&requests[table.owner(row)]))
+    (0..table.rows.len())
+        .filter(move |&row| table.rows[row].status == status && in_flight(&requests[table.owners[row]]))
 }

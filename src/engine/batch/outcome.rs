@@ -38,7 +38,7 @@ impl Batch {
             RequestKind::Document(_) => {
                 let answered = request.answered();
                 let outcome = guarded(|| self.absorb_summary(index));
-                self.inner.counters.generated_chars.add(self.requests[index].answered() - answered);
+                self.inner.lock_counters().generated_chars += (self.requests[index].answered() - answered) as u64;
                 outcome
             }
         };
@@ -48,15 +48,15 @@ impl Batch {
     }
 
     fn absorb_text(&mut self, index: usize, prefilling: bool) -> Result<()> {
-        let Inner { model, segment_cache, counters, observer, .. } = &*self.inner;
+        let Inner { model, segment_cache, observer, .. } = &*self.inner;
         let request = &mut self.requests[index];
         let (RequestKind::Text(text), Some(&row)) = (&mut request.kind, request.row_indices.first()) else {
             return Ok(());
         };
         let row = &mut self.row_table.rows[row];
-        request.timer.count_wait_steps(row.waited);
+        request.timer.wait_steps += row.waited as u64;
         let progress = text.session.absorb(row);
-        let middle = counters.count_fed(row, prefilling, model.card().pooled);
+        let middle = self.inner.lock_counters().count_fed(row, prefilling, model.card().pooled);
         observer.middle(middle.run, middle.skipped);
         match progress? {
             SessionProgress::Finished(reason) => request.outcome = Some(Ok(reason)),
@@ -91,20 +91,17 @@ impl Batch {
 
     /// Counts the step that began at `began`, if any row took part: `fed` symbols were fed and `encoded` encoded.
     pub(super) fn count_step(&mut self, began: Instant, fed: usize, encoded: usize) {
-        let Inner { counters, observer, .. } = &*self.inner;
         if !(self.fed.is_empty() && encoded == 0) {
             self.latest_step = Some(LatestStep { symbols: fed + encoded, took: began.elapsed() });
         }
-        if !self.fed.is_empty() {
-            counters.steps.add(1);
-            counters.symbol_rows.add(self.fed.len());
-        }
-        if !self.due.is_empty() {
-            counters.segment_steps.add(1);
-            counters.segment_rows.add(self.due.len());
-        }
+        let mut counters = self.inner.lock_counters();
+        counters.steps += u64::from(!self.fed.is_empty());
+        counters.symbol_rows += self.fed.len() as u64;
+        counters.segment_steps += u64::from(!self.due.is_empty());
+        counters.segment_rows += self.due.len() as u64;
+        drop(counters);
         if !(self.fed.is_empty() && self.due.is_empty()) {
-            observer.step(self.fed.len(), fed, self.due.len());
+            self.inner.observer.step(self.fed.len(), fed, self.due.len());
         }
     }
 }

@@ -10,15 +10,10 @@ use crate::{
 pub(super) struct RowTable {
     pub(super) rows: Vec<SequenceRow>,
     /// For each row: the index of its request.
-    owners: Vec<usize>,
+    pub(super) owners: Vec<usize>,
 }
 
 impl RowTable {
-    /// Returns the index of the request that owns a row.
-    pub(super) fn owner(&self, row: usize) -> usize {
-        self.owners[row]
-    }
-
     /// Adds a row to a request, after those that it has.
     pub(super) fn push(&mut self, state: Box<dyn State>, request: usize, requests: &mut [Request]) {
         requests[request].row_indices.push(self.rows.len());

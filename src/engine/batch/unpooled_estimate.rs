@@ -10,7 +10,6 @@ use crate::{
 };
 use std::time::Instant;
 
-/// Record of the current step.
 #[derive(Debug, Default)]
 pub(super) struct UnpooledEstimate {
     drift: DriftCorrection,
@@ -62,7 +61,7 @@ impl UnpooledEstimate {
         began: Instant,
     ) {
         let Some(Ok(timing_table)) = calibration else {
-            fed.iter().for_each(|&row| requests[row_table.owner(row)].timer.cannot_estimate());
+            fed.iter().for_each(|&row| requests[row_table.owners[row]].timer.cannot_estimate());
             return;
         };
         let rows = &row_table.rows;
@@ -81,7 +80,7 @@ impl UnpooledEstimate {
         let took = self.began.map_or(0.0, |began| began.elapsed().as_nanos() as f64);
         let extra = self.drift.extra_nanoseconds(timing_table, &step, took);
         for &row in fed {
-            requests[row_table.owner(row)].timer.add_unpooled_extra(extra as i64);
+            requests[row_table.owners[row]].timer.add_unpooled_extra(extra as i64);
         }
         let took = i64::try_from(began.elapsed().as_nanos()).unwrap_or(i64::MAX);
         for &index in &self.waiting {

@@ -7,7 +7,8 @@ use std::collections::{HashMap, HashSet};
 #[derive(Debug, Default)]
 pub(super) struct PageAccounting {
     pages: HashMap<usize, CountedPage>,
-    bytes: usize,
+    /// Bytes of all distinct pages.
+    pub(super) bytes: usize,
 }
 
 #[derive(Debug)]
@@ -18,12 +19,6 @@ struct CountedPage {
 }
 
 impl PageAccounting {
-    /// Returns the bytes of all distinct pages.
-    pub(super) fn bytes(&self) -> usize {
-        self.bytes
-    }
-
-    /// Adds the pages of an entry.
     pub(super) fn add(&mut self, state: &dyn State) {
         state.pages(&mut |PageUse { id, bytes, .. }| {
             let page = self.pages.entry(id).or_insert_with(|| {

@@ -15,7 +15,7 @@ use super::{
     samples::{Samples, StepSample, StepShape},
 };
 use crate::{
-    decode::contract::{BoundaryMode, BoundaryOptions, Model, Scratch, SequenceRow, StepStatus, Want},
+    decode::contract::{BoundaryMode, BoundaryOptions, Model, Scratch, SequenceRow, StepStatus, Want, advance},
     error::{Error, Result},
 };
 use std::{
@@ -222,9 +222,7 @@ impl<'a> Timer<'a> {
     /// Feeds a symbol of the common prefix to a row.
     fn feed(&mut self, row: usize, symbol: u32) -> Result<()> {
         self.rows[row].set(&[symbol], Want::Nothing);
-        self.model.symbol_step(&mut self.rows, &[row], &mut self.scratch)?;
-        self.model.segment_step(&mut self.rows, &[row], &mut self.scratch)?;
-        self.model.finish_step(&mut self.rows, &[row], &mut self.scratch)
+        advance(self.model, &mut self.rows, &[row], &mut self.scratch)
     }
 
     /// Adds rows with the common prefix until there are `rows` of them.
@@ -308,12 +306,10 @@ impl<'a> Timer<'a> {
 
     /// Feeds the long row `symbols` symbols that end segments wherever the model allows it.
     fn fill(&mut self, symbols: usize) -> Result<()> {
-        let mut left = symbols;
-        while left > 0 {
-            let count = left.min(CHUNKS[1]);
+        for start in (0..symbols).step_by(CHUNKS[1]) {
+            let count = CHUNKS[1].min(symbols - start);
             self.long[0].set(&vec![self.closing.symbol; count], Want::Nothing);
             self.step(TimedRows::Long)?;
-            left -= count;
         }
         Ok(())
     }

@@ -40,7 +40,6 @@ pub(crate) enum RequestKind {
     Document(Box<DocumentRequest>),
 }
 
-/// A request.
 pub(crate) struct Request {
     pub(crate) kind: RequestKind,
     /// Indices of its rows in the batch's row table, in its own order.
@@ -58,7 +57,7 @@ pub(crate) struct Request {
     /// How long its client has read none of the buffered events; `None` if the client keeps up.
     unread_for: Option<Duration>,
     /// Symbols fed since the scheduler last counted them.
-    fed: FedSymbols,
+    pub(crate) fed: FedSymbols,
     /// True if it was last preempted because of its own client or upload. Symbols fed again then count as its work.
     caused_preemption: bool,
     /// True if it was preempted because its client or upload was behind, and still waits for it.
@@ -96,7 +95,7 @@ impl Request {
             }
             RequestKind::Document(summary) => {
                 let symbols = summary.max_tokens();
-                let uncached = summary.tokens().saturating_sub(cached);
+                let uncached = summary.inbox.tokens().saturating_sub(cached);
                 Demand { tenant, symbols, uncached, bytes: summary.bytes_soon(model), rows: summary.max_rows }
             }
         }
@@ -111,8 +110,7 @@ impl Request {
             RequestKind::Text(_) => Ok(()),
         };
         if let Some(error) = self.end_reason(now, stall, "while decoding").or(pulled.err()) {
-            self.abandon();
-            self.outcome = Some(Err(error));
+            self.abandon(error);
         }
     }
 
@@ -120,13 +118,13 @@ impl Request {
     pub(crate) fn poll_queued(&mut self, now: Instant, stall: Duration, waker: &Waker) -> QueuedStatus {
         // a request that was preempted for others waits neither for its client nor for the rest of its document
         let reads = self.event_sender.flush(waker) && self.event_sender.has_caught_up();
-        self.waits_for_client &= !(reads && self.has_its_input());
+        let lacks_input = matches!(&self.kind, RequestKind::Document(summary) if !summary.has_its_input());
+        self.waits_for_client &= !reads || lacks_input;
         self.unread_for = (self.waits_for_client && !reads).then(|| self.event_sender.unread_for(now));
-        let stage = if self.timer.was_admitted() { "while decoding" } else { "in the queue" };
+        let stage = if self.timer.admitted.is_some() { "while decoding" } else { "in the queue" };
         match self.end_reason(now, stall, stage) {
             Some(error) => {
-                self.abandon();
-                self.outcome = Some(Err(error));
+                self.abandon(error);
                 QueuedStatus::Ended
             }
             None if self.waits_for_client => QueuedStatus::OnHold,
@@ -139,7 +137,7 @@ impl Request {
             return Some(Error::Cancelled);
         }
         if let RequestKind::Document(summary) = &self.kind
-            && let Some(error) = summary.failure()
+            && let Some(error) = summary.inbox.failure()
         {
             return Some(error);
         }
@@ -157,7 +155,7 @@ impl Request {
 
     /// Returns its status before a step; `None` if it has no permit to run.
     pub(crate) fn status(&mut self, rows: &[SequenceRow], model: &dyn Model, now: Instant) -> Option<RowStatus> {
-        let fed = self.take_fed();
+        let fed = std::mem::take(&mut self.fed);
         let activity = self.activity(rows, now);
         let permit = self.permit.as_ref()?;
         let (held, soon) = match &self.kind {
@@ -203,22 +201,12 @@ impl Request {
         }
     }
 
-    fn has_its_input(&self) -> bool {
-        match &self.kind {
-            RequestKind::Text(_) => true,
-            RequestKind::Document(summary) => summary.has_its_input(),
-        }
-    }
-
-    fn abandon(&mut self) {
+    /// Ends it with `error`; the client gets the characters that a stop string withheld.
+    fn abandon(&mut self, error: Error) {
         if let RequestKind::Text(text) = &mut self.kind {
             text.session.flush();
         }
-    }
-
-    /// Returns the symbols fed since the last call.
-    pub(crate) fn take_fed(&mut self) -> FedSymbols {
-        std::mem::take(&mut self.fed)
+        self.outcome = Some(Err(error));
     }
 
     /// Counts a feed whose outcome is about to be taken.
@@ -258,7 +246,6 @@ impl Request {
         self.caused_preemption = self.waits_for_client;
     }
 
-    /// Sends the characters that are ready.
     pub(crate) fn send_output(&mut self) {
         let output = match &mut self.kind {
             RequestKind::Text(text) if text.session.has_output() => text.session.take_output(),
@@ -272,7 +259,7 @@ impl Request {
     pub(crate) fn answered(&self) -> usize {
         match &self.kind {
             RequestKind::Text(text) => text.session.output_symbols(),
-            RequestKind::Document(summary) => summary.answered(),
+            RequestKind::Document(summary) => summary.search.tokens(),
         }
     }
 

@@ -21,17 +21,15 @@ use crate::{
 };
 use std::{sync::Arc, time::Instant};
 
-/// A request about a document.
 pub(crate) struct DocumentRequest {
-    inbox: Arc<Inbox>,
+    pub(super) inbox: Arc<Inbox>,
     /// Id of the document in the document cache, if it is there.
     pub(crate) id: Option<String>,
     limits: DocumentLimits,
     /// True if poolings keep each vector as it is, where the model would mix others into it.
     hard: bool,
-    /// Number of hypotheses to report.
     hypotheses: usize,
-    search: BeamSearch,
+    pub(crate) search: BeamSearch,
     /// Maximum number of rows that it may have.
     pub(super) max_rows: usize,
     /// Maximum symbols of a text, with its start mark.
@@ -114,24 +112,9 @@ impl DocumentRequest {
         }
     }
 
-    /// Returns the number of rows that it needs once its document is encoded.
-    pub(crate) fn rows(&self) -> usize {
-        self.search.rows()
-    }
-
-    /// Returns the number of tokens of its document that have arrived.
-    pub(crate) fn tokens(&self) -> usize {
-        self.inbox.tokens()
-    }
-
-    /// Returns why its upload failed, if it did.
-    pub(crate) fn failure(&self) -> Option<Error> {
-        self.inbox.failure()
-    }
-
     /// Returns the maximum number of tokens that its document may have.
     pub(crate) fn max_tokens(&self) -> usize {
-        if self.inbox.is_complete() { self.tokens() } else { self.limits.tokens }
+        if self.inbox.is_complete() { self.inbox.tokens() } else { self.limits.tokens }
     }
 
     /// Returns the maximum bytes that it holds with its longest texts.
@@ -192,14 +175,9 @@ impl DocumentRequest {
         Ok(())
     }
 
-    /// Returns true while its document is encoded.
-    pub(crate) fn is_encoding(&self) -> bool {
-        self.encoding.is_some()
-    }
-
     /// Returns true if it needs no more tokens to go on.
     pub(super) fn has_its_input(&self) -> bool {
-        self.is_encoding() || self.document.is_some() || self.inbox.is_complete()
+        self.encoding.is_some() || self.document.is_some() || self.inbox.is_complete()
     }
 
     /// Returns what it can do next if it does not wait for tokens; its `rows` rows have been fed `lens` symbols.
@@ -229,7 +207,6 @@ impl DocumentRequest {
         encoding.or_else(|| self.document.as_ref().map(|cached| cached.document.bytes())).unwrap_or(0)
     }
 
-    /// Returns the progress of the encoding.
     pub(crate) fn reading(&self) -> Option<DocumentProgress> {
         let EncodingProgress { stage, blocks, total } = self.encoding.as_ref()?.progress();
         Some(DocumentProgress { stage, tokens: self.pushed, blocks, total })
@@ -333,8 +310,8 @@ impl DocumentRequest {
         }
         let outcome = self.search.advance(logits)?;
         let settled = self.search.settled_prefix();
-        let plain = |&symbol: &u32| EmittedSymbol { symbol, logprob: None, decision: None, top: Vec::new() };
-        self.output.extend(settled.get(self.emitted..).unwrap_or_default().iter().map(plain));
+        self.output
+            .extend(settled.get(self.emitted..).unwrap_or_default().iter().map(|&symbol| EmittedSymbol::plain(symbol)));
         self.emitted = self.emitted.max(settled.len());
         Ok(match outcome {
             SearchStep::Continue(moves) => StepOutcome::Continue(moves.into_iter().map(|next| next.parent).collect()),
@@ -357,11 +334,6 @@ impl DocumentRequest {
         self.idle_since = None;
         self.pushed = 0;
         self.preempted = true;
-    }
-
-    /// Returns the number of tokens of each of its texts.
-    pub(super) fn answered(&self) -> usize {
-        self.search.tokens()
     }
 
     /// Returns the tokens of the document and of the best text.

@@ -16,7 +16,6 @@ use crate::{
 /// Symbols beyond its current ones for which a request must have memory when it is admitted.
 pub(super) const MEMORY_MARGIN: usize = 64;
 
-/// A request about a text.
 pub(crate) struct TextRequest {
     pub(crate) session: Session,
     /// Key of its states in the segment cache; `None` if they are not cached.
@@ -46,7 +45,6 @@ impl TextRequest {
         Ok(hit.state)
     }
 
-    /// Stores the state of its row in the segment cache.
     pub(crate) fn cache_state(&self, cache: &SegmentCacheHandle, state: &dyn State) {
         cache.keep(self.cache_key.as_ref(), &self.session, state);
     }

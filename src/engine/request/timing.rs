@@ -33,14 +33,16 @@ struct UnpooledExtra {
 pub(crate) struct RequestTimer {
     pub(crate) arrived: Instant,
     /// When it got its first row.
-    admitted: Option<Instant>,
+    pub(super) admitted: Option<Instant>,
     /// When the logits after the prompt were computed.
     prefilled: Option<Instant>,
     answer: Option<AnswerTimes>,
     /// Symbols of the answer when last recorded.
     symbols: usize,
-    steps: u64,
-    wait_steps: u64,
+    /// Symbol steps of the request.
+    pub(crate) steps: u64,
+    /// Symbol steps that ran while the request waited for its segment step.
+    pub(crate) wait_steps: u64,
     middle_steps: u64,
     middle: Duration,
     /// When the latest segment of the answer got its first symbol.
@@ -73,27 +75,11 @@ impl RequestTimer {
         first.then(|| admitted.saturating_duration_since(self.arrived))
     }
 
-    /// Returns true if the request ever had a row.
-    pub(crate) fn was_admitted(&self) -> bool {
-        self.admitted.is_some()
-    }
-
     /// Returns the time since the request got its first row.
     pub(crate) fn since_admission(&self, now: Instant) -> Option<Duration> {
         self.admitted.map(|admitted| now.saturating_duration_since(admitted))
     }
 
-    /// Counts a symbol step of the request.
-    pub(crate) fn count_symbol_step(&mut self) {
-        self.steps += 1;
-    }
-
-    /// Counts symbol steps that ran while the request waited for its segment step.
-    pub(crate) fn count_wait_steps(&mut self, steps: usize) {
-        self.wait_steps += steps as u64;
-    }
-
-    /// Counts a segment step of the request.
     pub(crate) fn count_segment_step(&mut self, duration: Duration) {
         self.middle_steps += 1;
         self.middle += duration;

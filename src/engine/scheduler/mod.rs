@@ -46,9 +46,7 @@ const RESERVED_PART: usize = 8;
 pub(crate) struct Rules {
     /// Maximum rows of all running requests.
     pub(crate) rows: usize,
-    /// Maximum queued requests.
     pub(super) queue: usize,
-    /// Maximum queued symbols.
     pub(super) queued_symbols: usize,
     /// Maximum bytes of all running requests.
     pub(super) bytes: usize,
@@ -79,7 +77,6 @@ pub(crate) enum Rejection {
     NeverFits,
 }
 
-/// An admitted request.
 #[derive(Debug)]
 struct RunSlot {
     tenant: Arc<str>,
@@ -107,11 +104,10 @@ pub(crate) struct Scheduler<T> {
     /// Indices of empty slots.
     free: Vec<usize>,
     /// Requests that may run and were not fetched yet.
-    admitted: VecDeque<(T, RunPermit)>,
-    running: usize,
-    /// Rows of all slots.
+    pub(crate) admitted: VecDeque<(T, RunPermit)>,
+    /// Number of admitted requests.
+    pub(crate) running: usize,
     rows: usize,
-    /// Bytes of all slots.
     bytes: usize,
     /// Bytes counted for more than one slot.
     shared_bytes: usize,
@@ -119,7 +115,6 @@ pub(crate) struct Scheduler<T> {
     closed: bool,
     /// Work done.
     clock: u64,
-    /// Number of requests that arrived.
     arrived: u64,
     /// Number of budget slices given.
     turns: u64,
@@ -151,7 +146,6 @@ impl<T> Scheduler<T> {
         }
     }
 
-    /// Queues a request.
     pub(crate) fn submit(&mut self, request: T, demand: Demand, priority: i32) -> Result<(), Rejection> {
         if demand.bytes > self.rules.bytes || demand.rows > self.rules.rows {
             return Err(Rejection::NeverFits);
@@ -164,11 +158,6 @@ impl<T> Scheduler<T> {
         self.tenants.add(position, Waiting { request, demand, on_hold: false });
         self.admit();
         Ok(())
-    }
-
-    /// Returns the next request that may run.
-    pub(crate) fn next_admitted(&mut self) -> Option<(T, RunPermit)> {
-        self.admitted.pop_front()
     }
 
     /// Frees the slot of a request that ended. `fed` is what it was fed since its last status.
@@ -274,19 +263,12 @@ impl<T> Scheduler<T> {
         admitted.into_iter().map(|(request, _)| request).chain(self.tenants.clear())
     }
 
-    /// Returns the waiting requests.
     pub(crate) fn queued(&self) -> impl Iterator<Item = &T> {
         self.tenants.requests()
     }
 
-    /// Returns the number of waiting requests.
     pub(crate) fn waiting(&self) -> usize {
-        self.tenants.size().requests
-    }
-
-    /// Returns the number of admitted requests.
-    pub(crate) fn running(&self) -> usize {
-        self.running
+        self.tenants.size.requests
     }
 
     /// Returns the queue position of a request that arrives now.
@@ -298,7 +280,7 @@ impl<T> Scheduler<T> {
     fn check_queue_limits(&self, demand: &Demand) -> Result<(), Rejection> {
         let Rules { queue, queued_symbols, .. } = self.rules;
         let full = |what, limit| Err(Rejection::Full { what, limit });
-        let total = self.tenants.size();
+        let total = self.tenants.size;
         if total.requests >= queue {
             return full("requests", queue);
         }
@@ -356,7 +338,6 @@ impl<T> Scheduler<T> {
         }
     }
 
-    /// Empties a slot.
     fn release(&mut self, permit: &RunPermit) -> Option<RunSlot> {
         let slot = self.slots.get_mut(permit.0).and_then(Option::take)?;
         self.free.push(permit.0);

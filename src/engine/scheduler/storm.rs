@@ -78,7 +78,7 @@ impl SchedulerStorm {
     fn submit(&mut self, request: SimRequest) -> Result<(), Rejection> {
         let demand = request.demand();
         let symbols = demand.symbols;
-        let total = self.scheduler.tenants.size();
+        let total = self.scheduler.tenants.size;
         let own = self.scheduler.tenants.size_of(&request.tenant);
         let priority = request.priority;
         let result = if request.max_bytes() > self.rules.bytes {
@@ -169,7 +169,7 @@ impl SchedulerStorm {
     }
 
     fn admit(&mut self) {
-        while let Some((mut request, permit)) = self.scheduler.next_admitted() {
+        while let Some((mut request, permit)) = self.scheduler.admitted.pop_front() {
             if let Some(arrived) = request.arrived.take() {
                 let longest = self.waited.entry(Arc::clone(&request.tenant)).or_default();
                 *longest = (self.clock - arrived).max(*longest);
@@ -279,10 +279,10 @@ impl SchedulerStorm {
         let admitted: usize = scheduler.admitted.iter().map(|(request, _)| request.rows).sum();
         assert!(running + admitted <= self.rules.rows && running + admitted == scheduler.rows);
         assert!(scheduler.waiting() <= self.rules.queue + self.rules.rows, "too many requests wait");
-        assert_eq!(scheduler.running(), self.runs.len() + scheduler.admitted.len());
+        assert_eq!(scheduler.running, self.runs.len() + scheduler.admitted.len());
         let ended = self.finished.len() + self.cancelled.len() + self.rejected;
-        assert_eq!(self.arrived, ended + scheduler.running() + scheduler.waiting(), "a request is lost");
-        assert!(scheduler.tenants.count_with("") <= scheduler.running() + scheduler.waiting() + 1);
+        assert_eq!(self.arrived, ended + scheduler.running + scheduler.waiting(), "a request is lost");
+        assert!(scheduler.tenants.count_with("") <= scheduler.running + scheduler.waiting() + 1);
         let slots: usize = scheduler.slots.iter().flatten().map(|slot| slot.held + slot.soon).sum();
         assert_eq!(slots, scheduler.bytes);
         let next = scheduler.tenants.next().cloned();
@@ -324,7 +324,7 @@ impl SchedulerStorm {
     /// Lets all requests finish.
     fn drain(&mut self) {
         let mut rounds = 0;
-        while self.scheduler.running() + self.scheduler.waiting() > 0 {
+        while self.scheduler.running + self.scheduler.waiting() > 0 {
             self.runs.iter_mut().for_each(|run| run.request.paused = false);
             let resume = |request: &mut SimRequest| {
                 request.paused = false;

@@ -40,7 +40,6 @@ pub(super) struct QueuePosition {
     pub(super) rank: Rank,
 }
 
-/// A waiting request.
 #[derive(Debug)]
 pub(super) struct Waiting<T> {
     pub(super) request: T,
@@ -60,7 +59,6 @@ pub(crate) enum QueuedStatus {
     Ended,
 }
 
-/// A tenant's waiting requests, counted.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct QueueSize {
     pub(super) requests: usize,
@@ -85,7 +83,8 @@ pub(super) struct Tenants<T> {
     present: usize,
     /// Tenants with a request that runs or can be admitted.
     competing: usize,
-    size: QueueSize,
+    /// All waiting requests and their symbols.
+    pub(super) size: QueueSize,
 }
 
 #[derive(Debug)]
@@ -112,11 +111,6 @@ impl<T> Tenants<T> {
         }
     }
 
-    /// Returns the number of waiting requests and their symbols.
-    pub(super) fn size(&self) -> QueueSize {
-        self.size
-    }
-
     /// Returns the number of a tenant's waiting requests and their symbols.
     pub(super) fn size_of(&self, tenant: &str) -> QueueSize {
         let size = |tenant: &Tenant<T>| QueueSize { requests: tenant.waiting.len(), symbols: tenant.symbols };
@@ -135,12 +129,10 @@ impl<T> Tenants<T> {
         requests.filter(|(_, waiting)| !waiting.on_hold).map(|(_, waiting)| &waiting.demand)
     }
 
-    /// Returns all waiting requests.
     pub(super) fn requests(&self) -> impl Iterator<Item = &T> {
         self.all.values().flat_map(|tenant| tenant.waiting.values()).map(|waiting| &waiting.request)
     }
 
-    /// Adds a request to its tenant's queue.
     pub(super) fn add(&mut self, position: QueuePosition, waiting: Waiting<T>) {
         let name = Arc::clone(&waiting.demand.tenant);
         let symbols = waiting.demand.symbols;

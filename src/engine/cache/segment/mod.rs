@@ -267,7 +267,7 @@ impl SegmentCache {
 
     /// Returns contents and totals.
     pub fn usage(&self) -> SegmentCacheUsage {
-        let page_bytes = self.pages.bytes();
+        let page_bytes = self.pages.bytes;
         let bytes = page_bytes + self.own_bytes;
         SegmentCacheUsage { entries: self.order.len(), keys: self.trees.len(), bytes, page_bytes, ..self.counts }
     }

@@ -94,7 +94,7 @@ fn equal_requests_are_admitted_in_order_of_arrival() {
         storm.accept("", index % 2, 5, 5);
     }
     let mut order: Vec<(usize, i32)> = Vec::new();
-    while storm.scheduler.running() > 0 {
+    while storm.scheduler.running > 0 {
         storm.round();
         let mut running: Vec<_> = storm.runs.iter().map(|run| (run.request.number, run.request.priority)).collect();
         running.sort_unstable();
@@ -113,10 +113,10 @@ fn clearing_leaves_no_request() {
     for _ in 0..6 {
         storm.accept("", 0, 4, 4);
     }
-    let (first, _) = storm.scheduler.next_admitted().unwrap();
+    let (first, _) = storm.scheduler.admitted.pop_front().unwrap();
     let left: Vec<_> = storm.scheduler.clear().map(|request| request.number).collect();
     assert_eq!((first.number, left), (1, vec![2, 3, 4, 5, 6]));
-    assert_eq!((storm.scheduler.waiting(), storm.scheduler.running(), storm.scheduler.bytes), (0, 0, 0));
+    assert_eq!((storm.scheduler.waiting(), storm.scheduler.running, storm.scheduler.bytes), (0, 0, 0));
     assert!(storm.scheduler.tenants.is_empty());
 }
 

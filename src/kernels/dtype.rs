@@ -56,8 +56,7 @@ pub(super) fn from_bf16(x: u16) -> f32 {
 /// Largest quantized magnitude. The range is symmetric (no −128), so that sums of two products fit 16 bits.
 pub(super) const MAX_INT8: f32 = 127.0;
 
-/// Returns the scale that maps the largest magnitude of `x` to [`MAX_INT8`]: 0 if all are zero, NaN if one is NaN or
-/// infinite.
+/// Returns the scale that maps the largest magnitude of `x` to [`MAX_INT8`]: 0 for zeros, NaN if one is not finite.
 #[inline(always)]
 pub(super) fn scale_of(x: &[f32]) -> f32 {
     // sixteen lanes, so that the compiler can use vectors; zero times NaN or infinity is NaN

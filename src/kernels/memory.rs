@@ -71,20 +71,6 @@ impl Region {
         // SAFETY: the arena creates regions within their block.
         unsafe { self.block.start.as_ptr().add(self.offset) }
     }
-
-    /// Returns the bytes as values of another type.
-    pub fn values<T: Pod>(&self) -> &[T] {
-        let bytes = self.bytes();
-        // SAFETY: `Pod` guarantees that every bit pattern is a value; a region is aligned to a cache line.
-        unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len() / size_of::<T>()) }
-    }
-
-    /// Returns the bytes for writing as values of another type.
-    pub fn values_mut<T: Pod>(&mut self) -> &mut [T] {
-        let bytes = self.bytes_mut();
-        // SAFETY: as above; exclusive because the borrow of the region is.
-        unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast(), bytes.len() / size_of::<T>()) }
-    }
 }
 
 /// Plain old data: types that the bytes of a region can be interpreted as.
@@ -99,8 +85,7 @@ unsafe impl Pod for u16 {}
 // SAFETY: a primitive number.
 unsafe impl Pod for i8 {}
 
-/// Interprets bytes as values of another type. Trailing bytes that do not fill a value are ignored. Panics if the bytes
-/// are not aligned for the type.
+/// Interprets bytes as values of another type. Ignores trailing bytes. Panics if the bytes are not aligned for the type.
 pub fn cast<T: Pod>(bytes: &[u8]) -> &[T] {
     assert!(bytes.as_ptr().cast::<T>().is_aligned());
     // SAFETY: aligned as just checked; `Pod` guarantees that every bit pattern is a value.
@@ -170,8 +155,8 @@ mod tests {
     #[test]
     fn a_region_outlives_its_arena() {
         let mut region = Arena::new(1).allocate(8).unwrap();
-        region.values_mut::<f32>().copy_from_slice(&[1.0, 2.0]);
-        assert_eq!(region.values::<f32>(), [1.0, 2.0]);
+        cast_mut::<f32>(region.bytes_mut()).copy_from_slice(&[1.0, 2.0]);
+        assert_eq!(cast::<f32>(region.bytes()), [1.0, 2.0]);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Compute kernels: packed matrix products, attention over pages, row-wise functions, and the thread pool. This room does not
+//! Compute kernels: packed matrix products, attention over pages, row-wise functions, and the thread pool. This module does not
 //! depend on any model.
 //!
 //! Every kernel guarantees **one order of summation per row**. The numbers of a row never depend on the other rows of a
@@ -7,9 +7,9 @@
 //!
 //! Each kernel body is written once and compiled for each instruction set ([`Isa`]): AVX2 with FMA, AVX-512 with VNNI, and
 //! the baseline of the build. The widest one that the processor supports is selected at run time. The baseline may round
-//! floats differently from the other two. This is the only room with `unsafe`; every block states why it is sound.
+//! floats differently from the other two. This is the only module with `unsafe`; every block states why it is sound.
 
-#![allow(unsafe_code, reason = "the only room that needs it")]
+#![allow(unsafe_code, reason = "the only module that needs it")]
 
 pub mod attention;
 mod disjoint;

@@ -70,6 +70,16 @@ impl PagePool {
         Ok(Page { region: Some(region), pool: self.clone() })
     }
 
+    /// Allocates pages of `bytes` bytes until `pages` has `count` of them. On failure, `pages` is unchanged.
+    pub fn grow(self: &Arc<Self>, pages: &mut Vec<Page>, count: usize, bytes: usize) -> Result<()> {
+        let before = pages.len();
+        while pages.len() < count {
+            let page = self.allocate(bytes).inspect_err(|_| pages.truncate(before))?;
+            pages.push(page);
+        }
+        Ok(())
+    }
+
     /// Returns a free region of the size, or a new one.
     fn reuse_or_map(&self, bytes: usize) -> Result<Arc<Region>> {
         let mut sizes = self.sizes();

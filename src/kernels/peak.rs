@@ -5,7 +5,7 @@
 use super::{
     Isa, ThreadPool,
     isa::{Simd, WIDTH, multiversion},
-    memory::{Arena, Region},
+    memory::{Arena, Region, cast, cast_mut},
 };
 use crate::error::Result;
 
@@ -20,11 +20,10 @@ pub struct MemoryStream {
 }
 
 impl MemoryStream {
-    /// Allocates at least `bytes` bytes and writes them, because unwritten memory is one shared page of zeros. Fails if
-    /// memory runs out.
+    /// Allocates at least `bytes` bytes and writes them: unwritten memory is one page of zeros. Fails if memory runs out.
     pub fn new(bytes: usize) -> Result<Self> {
         let mut region = Arena::new(1).allocate(bytes.max(1).next_multiple_of(GROUP * WIDTH * size_of::<f32>()))?;
-        region.values_mut().fill(1f32);
+        cast_mut(region.bytes_mut()).fill(1f32);
         Ok(Self { region })
     }
 
@@ -37,7 +36,7 @@ impl MemoryStream {
     pub fn read(&self, isa: Isa, pool: &ThreadPool, times: usize) -> f32 {
         // if read several times, each thread reads the same part each time, like weights
         let parts = if times > 1 { pool.threads() } else { pool.threads() * PARTS };
-        let numbers = self.region.values::<f32>();
+        let numbers = cast::<f32>(self.region.bytes());
         let part = numbers.len().div_ceil(parts).next_multiple_of(GROUP * WIDTH);
         let mut sums = vec![0.0; numbers.len().div_ceil(part)];
         pool.for_chunks(&mut sums, 1, true, &|index, sum| {
@@ -72,8 +71,7 @@ const CHAINS: usize = 12;
 /// Multiply-adds of one turn: one per lane of each chain.
 const TURN: usize = CHAINS * WIDTH;
 
-/// Runs at least `count` multiply-adds on all threads without accessing memory. Returns their number, and a result that
-/// depends on each of them.
+/// Runs at least `count` multiply-adds on all threads without accessing memory. Returns their number and a result of all.
 pub fn multiply_adds(isa: Isa, pool: &ThreadPool, count: usize) -> (usize, f32) {
     let parts = pool.threads() * PARTS;
     let turns = count.div_ceil(parts * TURN);

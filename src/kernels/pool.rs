@@ -89,9 +89,8 @@ impl ThreadPool {
         self.workers.len() + 1
     }
 
-    /// Calls `body(0)` … `body(tasks - 1)` once each on all threads, and returns when all are done. A call from within
-    /// a task runs on the thread of that task alone. Panics if a task panics, after all tasks have ended, or if there
-    /// are 2^32 tasks or more.
+    /// Calls `body(0)` … `body(tasks - 1)` once each on all threads, and returns when all are done. A call from within a
+    /// task runs on the thread of that task alone. Panics after all tasks if one panicked, or for 2^32 tasks or more.
     pub fn run(&self, tasks: usize, body: &(dyn Fn(usize) + Sync)) {
         if self.workers.is_empty() || tasks < 2 || IN_TASK.get() {
             (0..tasks).for_each(body);

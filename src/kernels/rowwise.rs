@@ -202,8 +202,7 @@ fn polynomial<S: Simd, const N: usize>(coefficients: &[f32; N], x: f32) -> f32 {
     value
 }
 
-/// Returns e^x for x ≤ 0, within two units in the last place. Below −87 the result is e^−87, which is negligible in every
-/// sum here.
+/// Returns e^x for x ≤ 0, within two units in the last place. Below −87 the result is e^−87, which is negligible here.
 #[inline(always)]
 pub(super) fn exp<S: Simd>(x: f32) -> f32 {
     const TERMS: [f32; 5] = [4.999_999_3e-1, 1.666_652_1e-1, 4.166_838_7e-2, 8.368_712e-3, 1.381_463_4e-3];
@@ -241,7 +240,7 @@ fn quantize_body<S: Simd>(_: S, x: &[f32], cells: &mut [[i8; 4]]) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::{
-        super::{Isa, isa::Portable},
+        super::{Isa, isa::Portable, testing::computes},
         *,
     };
 
@@ -303,16 +302,15 @@ mod tests {
             let mean = sums.iter().sum::<f64>() / width as f64;
             let variance = sums.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / width as f64;
             let mut all = Vec::new();
-            for isa in Isa::all() {
+            for compute in computes(1) {
                 let mut actual = x.clone();
-                let compute = Compute { isa, pool: std::sync::Arc::new(ThreadPool::new(1)) };
                 add_layer_norm(&compute, &mut actual, &y, &parameters);
                 for i in 0..width {
                     let unit = (sums[i] - mean) / (variance + 1e-5).sqrt();
                     let expected = unit * f64::from(parameters.weight[i]) + f64::from(parameters.bias[i]);
                     assert!((f64::from(actual[i]) - expected).abs() < 2e-5, "{width} {i}: {} {expected}", actual[i]);
                 }
-                all.push((isa, actual));
+                all.push((compute.isa, actual));
             }
             assert_fused_agree(&all);
         }
@@ -324,8 +322,7 @@ mod tests {
             let numbers = |k: f32| (0..width * 3).map(|i| (i as f32 * k).sin() * 0.1 + 0.03).collect::<Vec<_>>();
             let x = numbers(0.7);
             let norm = RmsNorm { weight: numbers(0.2)[..width].to_vec(), eps };
-            for isa in Isa::all() {
-                let compute = Compute { isa, pool: std::sync::Arc::new(ThreadPool::new(2)) };
+            for compute in computes(2) {
                 let mut actual = vec![f32::NAN; x.len()];
                 rms_norm(&compute, &x, &norm, &mut actual);
                 for (row, actual) in x.chunks(width).zip(actual.chunks(width)) {

@@ -8,7 +8,7 @@
 use crate::{
     error::{Error, Result},
     kernels::{
-        attention::{self, POSITIONS, PageLayout},
+        attention::{self, AttentionHead, Bias, POSITIONS, PageLayout},
         memory::{cast, cast_mut},
         pages::{Page, PagePool},
     },
@@ -82,6 +82,22 @@ impl KvCache {
         self.first.max(self.start())
     }
 
+    /// Returns one head's keys and values, without distances and bias, as the kernel takes them.
+    pub(super) fn attention_head(&self, layer: usize, head: usize) -> AttentionHead<'_> {
+        AttentionHead {
+            pages: &self.pages,
+            start: self.start(),
+            layout: &self.layout,
+            layer,
+            head,
+            block: usize::MAX,
+            distances: None,
+            bias: Bias::None,
+            scale: 1.0 / (self.layout.head_dim as f32).sqrt(),
+            recently_read: false,
+        }
+    }
+
     /// Returns the bytes of all pages, shared ones included.
     pub fn bytes(&self) -> usize {
         self.pages.len() * self.layout.page_bytes()
@@ -110,43 +126,31 @@ impl KvCache {
     /// Reserves pages for `more` positions, so that writing them cannot run out of memory. Fails with
     /// [`Error::OutOfPages`]; the cache is then unchanged.
     pub fn reserve(&mut self, more: usize) -> Result<()> {
-        let before = self.pages.len();
-        let page_exists = self.freed + before > self.len / POSITIONS;
+        let page_exists = self.freed + self.pages.len() > self.len / POSITIONS;
         if more > 0 && page_exists && !self.len.is_multiple_of(POSITIONS) {
             // Copies the page now if it is shared.
             self.page_mut(self.len)?;
         }
-        while self.freed + self.pages.len() < (self.len + more).div_ceil(POSITIONS) {
-            match self.pool.allocate(self.layout.page_bytes()) {
-                Ok(page) => self.pages.push(page),
-                Err(error) => {
-                    self.pages.truncate(before);
-                    return Err(error);
-                }
-            }
-        }
-        Ok(())
+        let count = (self.len + more).div_ceil(POSITIONS).saturating_sub(self.freed);
+        self.pool.grow(&mut self.pages, count, self.layout.page_bytes())
     }
 
-    /// Writes a layer's keys and values, (heads, head_dim) each, at a reserved position. Fails with [`Error::Internal`]
-    /// if the position was not reserved.
+    /// Writes a layer's keys and values, (heads, head_dim) each, at a reserved position. Fails at other positions.
     pub fn write(&mut self, layer: usize, position: usize, keys: &[f32], values: &[f32]) -> Result<()> {
         let layout = self.layout;
         attention::write(&layout, self.page_mut(position)?, layer, position % POSITIONS, keys, values);
         Ok(())
     }
 
-    /// Writes the stack's output at a reserved position. Fails with [`Error::Internal`] if the position was not
-    /// reserved.
+    /// Writes the stack's output at a reserved position. Fails with [`Error::Internal`] if the position was not reserved.
     pub fn write_output(&mut self, position: usize, output: &[f32]) -> Result<()> {
         let offset = self.output_offset(position);
         cast_mut(&mut self.page_mut(position)?[offset..offset + size_of_val(output)]).copy_from_slice(output);
         Ok(())
     }
 
-    /// Writes a running sum of outputs at a reserved position: `output` plus the sum at the position before if
-    /// `continues`, else `output` alone. Fails with [`Error::Internal`] if the position was not reserved, or the page
-    /// of the one before is freed.
+    /// Writes a running sum of outputs at a reserved position: `output` plus the sum at the position before if `continues`,
+    /// else `output` alone. Fails at other positions, or if the page of the one before is freed.
     pub fn add_output(&mut self, position: usize, output: &[f32], continues: bool) -> Result<()> {
         let offset = self.output_offset(position);
         let len = size_of_val(output);

@@ -1,4 +1,4 @@
-//! Building blocks of models. Each takes `&self`, buffers in and out, and state of its own; none knows a model family.
+//! Building blocks of models. Each takes `&self`, buffers in and out, and state of its own; none depends on a model family.
 //!
 //! Reading order: [`kv_cache`] (keys and values of one stack), [`attention`] (layers), [`position`], [`window`], [`boundary`],
 //! [`pooling`]; [`topk`] (pooling of a document's vectors, stored as [`paged_vectors`]); [`t5`] (another kind of layers);

@@ -55,16 +55,9 @@ impl PagedVectors {
 
     /// Appends `more` vectors of unspecified content. Fails with [`Error::OutOfPages`]; the list is then unchanged.
     pub fn extend(&mut self, more: usize) -> Result<()> {
-        let before = self.pages.len();
-        while self.pages.len() * self.per_page < self.len + more {
-            match self.pool.allocate(self.page_bytes()) {
-                Ok(page) => self.pages.push(page),
-                Err(error) => {
-                    self.pages.truncate(before);
-                    return Err(error);
-                }
-            }
-        }
+        let count = (self.len + more).div_ceil(self.per_page);
+        let page_bytes = self.page_bytes();
+        self.pool.grow(&mut self.pages, count, page_bytes)?;
         self.len += more;
         Ok(())
     }

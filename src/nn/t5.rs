@@ -102,8 +102,8 @@ impl T5Stack {
     /// Runs `x` through all layers in place, and writes keys and values into the caches.
     ///
     /// `x` is (positions, D), or of the width that the first layer takes. The caches must have the positions reserved.
-    /// Positions of one sequence come in rising order, without a gap after the cache's end. Fails if a cache cannot be
-    /// found or lacks reserved positions.
+    /// Positions of one sequence come in rising order, without a gap after the cache's end. Fails if a cache cannot be found
+    /// or lacks reserved positions.
     pub fn forward<C: Caches>(
         &self,
         compute: &Compute,
@@ -162,8 +162,7 @@ impl T5Stack {
         Ok(())
     }
 
-    /// Projects the vectors of a memory, (vectors, C): see [`cross::project_memory`]. Returns the first error of
-    /// `write`.
+    /// Projects the vectors of a memory, (vectors, C): see [`cross::project_memory`]. Returns the first error of `write`.
     pub fn project_memory(
         &self,
         compute: &Compute,
@@ -236,16 +235,10 @@ impl UnscaledAttention<'_> {
             QueryRow { first_key: 0, position: positions[row].index, content, ..QueryRow::default() }
         };
         let source = |cache: &'a KvCache, head: usize, recently_read: bool| AttentionHead {
-            pages: cache.pages(),
-            start: cache.start(),
-            layout: cache.layout(),
-            layer,
-            head,
-            block: usize::MAX,
-            distances: None,
             bias: bias(head),
             scale: 1.0,
             recently_read,
+            ..cache.attention_head(layer, head)
         };
         let keys = positions.iter().map(|position| position.index + 1).sum();
         mix(&Mixing { compute, layout, positions, keys }, cache, &query, &source, head_outputs);

@@ -12,7 +12,7 @@ use crate::{
     nn::{
         Position,
         attention::stack::Stack,
-        boundary::{Boundaries, evidence::Evidence},
+        boundary::{Boundaries, Evidence},
         kv_cache::KvCache,
         pooling::{Pooling, mean_of_sum},
         sized,

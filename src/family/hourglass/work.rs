@@ -9,7 +9,7 @@ use crate::{
     nn::{
         Position,
         attention::layer::{Caches, StackWork},
-        boundary::{self, evidence::BoundaryDecision},
+        boundary::{self, BoundaryDecision},
         kv_cache::KvCache,
     },
 };

@@ -8,7 +8,7 @@ use super::{
 use crate::{
     decode::document::{Document, EncodingStage, KeptVector, LayerTime, PoolingChoice},
     kernels::pages::Page,
-    nn::{kv_cache::KvCache, paged_vectors::PagedVectors, topk::pooler::PooledVectors},
+    nn::{kv_cache::KvCache, paged_vectors::PagedVectors, topk::PooledVectors},
 };
 use std::{sync::Arc, time::Instant};
 

@@ -3,7 +3,7 @@
 use crate::{
     decode::random::{Purpose, uniform},
     kernels::distribution::sigmoid,
-    nn::topk::{halving::EPSILON, pooler::PoolerInput},
+    nn::topk::{PoolerInput, halving::EPSILON},
 };
 
 /// Source of one pooling's scores, with its weights. D = width.

@@ -5,8 +5,7 @@
 //! indices. Scores and weighted values are computed in tiles of six queries.
 //!
 //! Order of summation: each score is one sum over the numbers of the head, and each output number one sum over the keys, in
-//! order. The result of a query therefore depends on the keys alone, not on the batch. The tests compare with a naive
-//! implementation in f64.
+//! order. A query's result depends on the keys alone, not on the batch. Tests compare with a naive f64 implementation.
 
 use super::softmax::Softmax;
 use crate::kernels::{
@@ -80,8 +79,7 @@ impl DenseLayout {
         }
     }
 
-    /// Writes the keys and values at index `index`, (heads, head_dim) each. Panics if `index` is not below the
-    /// capacity.
+    /// Writes the keys and values at index `index`, (heads, head_dim) each. Panics if `index` is not below the capacity.
     pub fn write(&self, store: &mut [f32], index: usize, keys: &[f32], values: &[f32]) {
         assert!(index < self.capacity);
         let (all_keys, all_values) = store.split_at_mut(self.values_offset());

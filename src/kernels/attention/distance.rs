@@ -22,15 +22,13 @@ const CHUNKS: usize = BLOCK / POSITIONS;
 /// Encodings R_d of every distance d ≥ 0 of one layer. Blocks of them are computed once, when a sequence first needs them.
 ///
 /// They are stored like keys (int8 with one scale per distance and head), in chunks of [`POSITIONS`] distances, so that a
-/// query reads each chunk once and as one stream. If the distances of a page straddle two chunks, the kernel combines the
-/// products with both.
+/// query reads each chunk once and as one stream. If the distances of a page straddle two chunks, the kernel combines both.
 pub struct DistanceTable {
     dtype: Dtype,
     heads: usize,
     head_dim: usize,
     arena: Arc<Arena>,
-    /// Each block: (heads, chunks), a chunk like the keys of one head of a page. Distances decrease, because positions of
-    /// keys increase.
+    /// Each block: (heads, chunks), a chunk like the keys of one head of a page. Distances decrease as positions increase.
     blocks: Vec<OnceLock<Region>>,
 }
 

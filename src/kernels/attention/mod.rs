@@ -47,9 +47,8 @@ use stored::{Columns, FloatStorage, Int8Storage, PageHead, Stored};
 /// Computes `outs`, (head_dim) each: softmax(scores) · values for each row. The output is NaN if a score is NaN or +∞, or if
 /// all scores are -∞.
 ///
-/// The position increases by one from row to row, and `first_key` never decreases. Without distances and bias, rows may
-/// also share one position, as in cross-attention. Panics if rows are not in that order, `outs` has another length than
-/// `rows`, or a page is missing.
+/// The position increases by one from row to row, and `first_key` never decreases. Without distances and bias, rows may also
+/// share one position, as in cross-attention. Panics if rows are not in that order, lengths differ, or a page is missing.
 pub fn attend(isa: Isa, head: &AttentionHead<'_>, rows: &[QueryRow<'_>], outs: &mut [&mut [f32]]) {
     let may_share_position = head.distances.is_none() && matches!(head.bias, Bias::None);
     let in_order = |pair: &[QueryRow<'_>]| {
@@ -66,8 +65,7 @@ pub fn attend(isa: Isa, head: &AttentionHead<'_>, rows: &[QueryRow<'_>], outs: &
     }
 }
 
-/// Computes the scores of one row, from its first key to its own position, before the softmax. Panics if a page is
-/// missing.
+/// Computes the scores of one row, from its first key to its own position, before the softmax. Panics if a page is missing.
 pub fn scores(isa: Isa, head: &AttentionHead<'_>, row: &QueryRow<'_>, out: &mut Vec<f32>) {
     assert!(head.start <= row.first_key && row.first_key <= row.position);
     out.clear();
@@ -186,8 +184,7 @@ fn score<S: Simd, N: Stored, const B: usize>(
 
 /// Multiplies the distance queries with the encodings of the distances to a span's keys, in decreasing order of distance.
 /// Returns the index of each row's product with the first key of the span. The index differs from zero because chunks of
-/// distances are aligned to the position of the query, but keys to the start of the sequence. Leaves zeros if the head has
-/// no distances.
+/// distances are aligned to the position of the query, but keys to the start of the sequence. Zero without distances.
 #[inline(always)]
 fn multiply_distances<S: Simd, N: Stored, const B: usize>(
     simd: S,

@@ -24,7 +24,6 @@ pub struct QueryVariants<'a> {
     own: usize,
     /// Step from the index of a variant to that for the previous block.
     stride: usize,
-    /// Number of variants.
     count: usize,
 }
 
@@ -74,8 +73,8 @@ impl QueryBuffer {
         let dim = self.head_dim;
         let cells = dim.div_ceil(4);
         let numbers = self.numbers.get(index * dim..(index + 1) * dim).unwrap_or(&[]);
-        let bytes = self.bytes.cells().get(index * cells..(index + 1) * cells).unwrap_or(&[]);
+        let bytes = self.bytes.cells.get(index * cells..(index + 1) * cells).unwrap_or(&[]);
         let sum = bytes.as_flattened().iter().map(|&byte| i32::from(byte)).sum();
-        Query { numbers, cells: bytes, scale: self.bytes.scales().get(index).copied().unwrap_or(0.0), sum }
+        Query { numbers, cells: bytes, scale: self.bytes.scales.get(index).copied().unwrap_or(0.0), sum }
     }
 }

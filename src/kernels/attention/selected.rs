@@ -56,7 +56,6 @@ fn attend_body<S: Simd>(simd: S, head: HeadKeyValues<'_>, query: &[f32], runs: &
     softmax.finish(out);
 }
 
-/// Returns Σ a·b.
 #[inline(always)]
 fn dot<S: Simd>(simd: S, a: &[f32], b: &[f32]) -> f32 {
     let mut sums = simd.splat(0.0);
@@ -134,32 +133,18 @@ mod tests {
     fn the_own_key_counts_only_alone_and_infinity_becomes_nan() {
         let mut keys = numbers(3, 20);
         let values = numbers(4, 20);
-        for isa in Isa::all() {
+        let attend = |isa: Isa, keys: &[f32], runs: &[&[f32]], own: f32| {
             let mut out = [0.0; 4];
-            attend_selected(isa, HeadKeyValues { keys: &keys, values: &values }, &[1.0; 4], &[&[2.0]], 2.0, &mut out);
-            assert_eq!(out, values[8..12]);
-            attend_selected(
-                isa,
-                HeadKeyValues { keys: &keys, values: &values },
-                &[1.0; 4],
-                &[&[2.0], &[1.0]],
-                2.0,
-                &mut out,
-            );
-            assert_eq!(out, values[4..8]);
+            attend_selected(isa, HeadKeyValues { keys, values: &values }, &[1.0; 4], runs, own, &mut out);
+            out
+        };
+        for isa in Isa::all() {
+            assert_eq!(attend(isa, &keys, &[&[2.0]], 2.0), values[8..12]);
+            assert_eq!(attend(isa, &keys, &[&[2.0], &[1.0]], 2.0), values[4..8]);
         }
         keys[5] = f32::INFINITY;
         for isa in Isa::all() {
-            let mut out = [0.0; 4];
-            attend_selected(
-                isa,
-                HeadKeyValues { keys: &keys, values: &values },
-                &[1.0; 4],
-                &[&[2.0, 1.0]],
-                9.0,
-                &mut out,
-            );
-            assert!(out.iter().all(|x| x.is_nan()));
+            assert!(attend(isa, &keys, &[&[2.0, 1.0]], 9.0).iter().all(|x| x.is_nan()));
         }
     }
 }

@@ -6,7 +6,6 @@ use crate::kernels::{
     rowwise::{add_up, exp},
 };
 
-/// Running state of a softmax.
 pub(super) struct Softmax {
     /// Largest score so far.
     max: f32,

@@ -32,8 +32,7 @@ pub struct AttentionHead<'a> {
     pub layer: usize,
     /// Index of the head.
     pub head: usize,
-    /// Positions for which one variant of a query is valid, a multiple of [`POSITIONS`]; `usize::MAX` if queries have only
-    /// one variant.
+    /// Positions for which one variant of a query is valid, a multiple of [`POSITIONS`]; `usize::MAX` for a single variant.
     pub block: usize,
     /// Encodings of relative distances, if the position scheme has any.
     pub distances: Option<&'a DistanceTable>,

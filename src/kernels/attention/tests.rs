@@ -92,7 +92,7 @@ fn attend_to(isa: Isa, head: &AttentionHead<'_>, first: usize, content: &[f32], 
     out
 }
 
-fn attention_head<'a>(
+pub(super) fn attention_head<'a>(
     layout: &'a PageLayout,
     pages: &'a [Page],
     distances: Option<&'a DistanceTable>,

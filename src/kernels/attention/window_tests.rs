@@ -2,7 +2,7 @@
 
 use super::{
     super::{Compute, ThreadPool, memory::Arena, pages::Page},
-    tests::{pages, stored, wave},
+    tests::{attention_head, pages, stored, wave},
     *,
 };
 use std::sync::Arc;
@@ -100,17 +100,12 @@ impl WindowCase {
             queries.finish(&compute, self.layout.dtype, h);
         }
         let first_page = (self.first_key)(positions.start) / POSITIONS;
+        let distance_table = self.distances.as_ref().map(|(_, table)| table);
         let head = AttentionHead {
-            pages: &all[first_page..],
             start: first_page * POSITIONS,
-            layout: &self.layout,
-            layer: 0,
-            head: 0,
             block: self.block,
-            distances: self.distances.as_ref().map(|(_, table)| table),
             bias: self.bias(),
-            scale: SCALE,
-            recently_read: false,
+            ..attention_head(&self.layout, &all[first_page..], distance_table, SCALE)
         };
         let row = |(index, position): (usize, usize)| {
             let first_key = (self.first_key)(position);

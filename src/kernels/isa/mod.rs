@@ -148,8 +148,7 @@ pub(super) trait Simd: Copy {
     /// # Safety
     /// `to` points to sixteen integers.
     unsafe fn store_ints(self, value: Self::I, to: *mut i32);
-    /// Adds [`OFFSET`](Self::OFFSET) to each byte, as required by `b` of [`dot_bytes`](Self::dot_bytes): the instruction may
-    /// need unsigned bytes.
+    /// Adds [`OFFSET`](Self::OFFSET) to each byte, as `b` of [`dot_bytes`](Self::dot_bytes) requires, which may be unsigned.
     fn offset(self, bytes: Self::I) -> Self::I;
     /// Adds to each integer of `sum` the four products of the bytes of `a` and `b` in the same lane, modulo 2^32. `b` was
     /// passed through [`offset`](Self::offset). Bytes must not be −128.

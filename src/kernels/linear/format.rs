@@ -7,20 +7,16 @@ use std::marker::PhantomData;
 pub(super) trait WeightFormat<S: Simd>: Copy {
     /// Input of a row for one step: one float, or four bytes.
     type Cell: Copy;
-    /// Sixteen copies of a cell, or the weights of sixteen outputs.
+    /// Sixteen copies of a cell, the weights of sixteen outputs, or sixteen running sums.
     type Vector: Copy;
-    /// Sixteen running sums.
-    type Sum: Copy;
     /// A running sum in memory.
     type Slot: Copy + Default;
     /// Bytes of a group of sixteen outputs.
     const GROUP: usize;
     /// Rows of the largest register tile.
     const TILE: usize;
-    /// Groups of the largest register tile.
-    const ACROSS: usize;
     /// Groups of a panel, whose steps have 128 bytes.
-    const GROUPS: usize;
+    const GROUPS: usize = 128 / Self::GROUP;
 
     /// Loads the weights of a group.
     ///
@@ -30,19 +26,19 @@ pub(super) trait WeightFormat<S: Simd>: Copy {
     /// Returns sixteen copies of a cell.
     fn spread(simd: S, cell: Self::Cell) -> Self::Vector;
     /// Returns sixteen zeros.
-    fn zero(simd: S) -> Self::Sum;
+    fn zero(simd: S) -> Self::Vector;
     /// Returns `sum` + x · weights.
-    fn madd(simd: S, x: Self::Vector, weights: Self::Vector, sum: Self::Sum) -> Self::Sum;
+    fn madd(simd: S, x: Self::Vector, weights: Self::Vector, sum: Self::Vector) -> Self::Vector;
     /// Loads sixteen sums.
     ///
     /// # Safety
     /// `from` points to sixteen slots.
-    unsafe fn load(simd: S, from: *const Self::Slot) -> Self::Sum;
+    unsafe fn load(simd: S, from: *const Self::Slot) -> Self::Vector;
     /// Stores sixteen sums.
     ///
     /// # Safety
     /// `to` points to sixteen slots.
-    unsafe fn store(simd: S, sum: Self::Sum, to: *mut Self::Slot);
+    unsafe fn store(simd: S, sum: Self::Vector, to: *mut Self::Slot);
     /// Converts a sum to a float.
     fn value(slot: Self::Slot, int8: Option<Int8Output>) -> f32;
 }
@@ -97,12 +93,9 @@ pub(super) struct FloatWeights<W>(PhantomData<W>);
 impl<S: Simd, W: Weight> WeightFormat<S> for FloatWeights<W> {
     type Cell = f32;
     type Vector = S::V;
-    type Sum = S::V;
     type Slot = f32;
     const GROUP: usize = W::BYTES;
     const TILE: usize = S::ROWS;
-    const ACROSS: usize = S::ACROSS;
-    const GROUPS: usize = 128 / W::BYTES;
 
     #[inline(always)]
     unsafe fn weights(simd: S, from: *const u8) -> S::V {
@@ -150,12 +143,9 @@ pub(super) struct Int8Weights;
 impl<S: Simd> WeightFormat<S> for Int8Weights {
     type Cell = [i8; 4];
     type Vector = S::I;
-    type Sum = S::I;
     type Slot = i32;
     const GROUP: usize = 64;
     const TILE: usize = S::BYTE_ROWS;
-    const ACROSS: usize = S::ACROSS;
-    const GROUPS: usize = 2;
 
     #[inline(always)]
     unsafe fn weights(simd: S, from: *const u8) -> S::I {

@@ -24,8 +24,7 @@ const MIN_SHARED: usize = 1 << 15;
 /// Tasks of a product per thread, so that a thread whose core is busy delays the others by at most one task.
 const TASKS_PER_THREAD: usize = 4;
 impl Linear {
-    /// Computes `out` (rows, outputs) = epilogue(`x` (rows, inputs) · Wᵀ + bias). Panics if `x` and `out` have
-    /// different numbers of rows.
+    /// Computes `out` (rows, outputs) = epilogue(`x` (rows, inputs) · Wᵀ + bias). Panics if `x` and `out` differ in rows.
     pub fn apply(
         &self,
         compute: &Compute,
@@ -50,7 +49,7 @@ impl Linear {
             }
             Dtype::Int8 => {
                 quantized.fill(compute, x, self.inputs);
-                let job = ProductJob { matrix: self, x: quantized.cells(), scales: quantized.scales(), epilogue, out };
+                let job = ProductJob { matrix: self, x: &quantized.cells, scales: &quantized.scales, epilogue, out };
                 self.share(compute, rows, &|panels| product::multiply_int8(isa, &job, panels));
             }
         }

@@ -132,7 +132,7 @@ struct WeightPanel<'a, C> {
     groups: usize,
 }
 
-/// The part of a panel that a tile multiplies, and what it prefetches meanwhile.
+/// The part of a panel that a tile multiplies, and the part that it prefetches.
 #[derive(Clone, Copy)]
 struct PanelSlice {
     row: usize,
@@ -142,13 +142,11 @@ struct PanelSlice {
     prefetch: Prefetch,
 }
 
-/// The part of the next slice that a tile prefetches. Each tile prefetches an equal part, so that memory is equally busy
-/// during all tiles.
+/// The part of the next slice that a tile prefetches. Equal parts keep memory equally busy during all tiles.
 #[derive(Clone, Copy)]
 struct Prefetch {
     /// Distance to the next slice in bytes.
     ahead: usize,
-    /// Index of the tile.
     tile: usize,
     tiles: usize,
 }
@@ -173,7 +171,7 @@ impl<C: Copy> WeightPanel<'_, C> {
     #[inline(always)]
     fn rows<S: Simd, F: WeightFormat<S, Cell = C>>(&self, simd: S, sums: &mut [[F::Slot; MAX_WIDTH]]) {
         // two rows take two groups at a time, to have enough independent chains
-        let groups_per_tile = if sums.len() == 2 { 2 } else { F::ACROSS };
+        let groups_per_tile = if sums.len() == 2 { 2 } else { S::ACROSS };
         for start in (0..self.steps).step_by(SLICE) {
             let end = self.steps.min(start + SLICE);
             for group in (0..self.groups).step_by(groups_per_tile) {
@@ -210,7 +208,7 @@ impl<C: Copy> WeightPanel<'_, C> {
             ($($rows:literal)*) => {
                 match (rows, both_groups) {
                     $(($rows, false) if $rows <= F::TILE => self.tile::<S, F, $rows, 1>(simd, slice, sums),
-                    ($rows, true) if $rows <= F::TILE && (F::ACROSS == 2 || $rows == 2) => {
+                    ($rows, true) if $rows <= F::TILE && (S::ACROSS == 2 || $rows == 2) => {
                         self.tile::<S, F, $rows, 2>(simd, slice, sums);
                     })*
                     (rows, _) => unreachable!("a tile of {rows} rows"),
@@ -276,8 +274,7 @@ impl<C: Copy> WeightPanel<'_, C> {
     }
 }
 
-/// Splits rows into tiles of at most `max` rows of nearly equal size, because a tile of one row may cost as much as one of
-/// three.
+/// Splits rows into tiles of at most `max` rows of nearly equal size, because one row may cost as much as three.
 fn split(rows: usize, max: usize) -> impl Iterator<Item = usize> {
     let tiles = rows.div_ceil(max);
     (0..tiles).map(move |tile| rows / tiles + usize::from(tile < rows % tiles))

@@ -6,9 +6,9 @@ use crate::kernels::{Compute, rowwise};
 #[derive(Default)]
 pub struct QuantizedRows {
     /// (rows, width/4), padded with zeros
-    cells: Vec<[i8; 4]>,
+    pub(in crate::kernels) cells: Vec<[i8; 4]>,
     /// Scale of each row: (rows)
-    scales: Vec<f32>,
+    pub(in crate::kernels) scales: Vec<f32>,
 }
 
 impl QuantizedRows {
@@ -22,15 +22,5 @@ impl QuantizedRows {
         for ((x, cells), scale) in rows {
             *scale = rowwise::quantize(compute.isa, x, cells);
         }
-    }
-
-    /// Returns the bytes of all rows, (rows, width/4).
-    pub(in crate::kernels) fn cells(&self) -> &[[i8; 4]] {
-        &self.cells
-    }
-
-    /// Returns the scales of all rows.
-    pub(in crate::kernels) fn scales(&self) -> &[f32] {
-        &self.scales
     }
 }

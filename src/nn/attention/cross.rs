@@ -11,15 +11,14 @@ use crate::{
     error::{Error, Result},
     kernels::{
         Compute,
-        attention::{AttentionHead, Bias, QueryBuffer, QueryRow, QueryVariants, ROW_TILE, attend},
+        attention::{QueryBuffer, QueryRow, QueryVariants, ROW_TILE, attend},
         linear::{Epilogue, Linear, QuantizedRows},
     },
     nn::{kv_cache::KvCache, sized},
 };
 
-/// Projects the vectors of a memory, (vectors, C), to each layer's keys and values, (I) each, and passes them to
-/// `write` with the layer and the vector's index. `projections` yields each layer's matrix, (2·I, C). Returns the first
-/// error of `write`.
+/// Projects the vectors of a memory, (vectors, C), to each layer's keys and values, (I) each, and passes them to `write`
+/// with the layer and the vector's index. `projections` yields each layer's matrix, (2·I, C). Fails as `write` does.
 pub fn project_memory<'a>(
     compute: &Compute,
     projections: impl Iterator<Item = (usize, &'a Linear)>,
@@ -39,8 +38,7 @@ pub fn project_memory<'a>(
     Ok(())
 }
 
-/// Writes the attention of `x`, (positions, D), to the sequences' memories into `work.delta`. Fails if a sequence has
-/// no memory.
+/// Writes the attention of `x`, (positions, D), to the sequences' memories into `work.delta`. Fails if a memory is missing.
 pub(super) fn forward(layer: usize, cross: &Cross, x: &[f32], pass: &mut StackPass<'_, impl Caches>) -> Result<()> {
     let StackPass { compute, positions, caches, work } = pass;
     let caches = &**caches;
@@ -89,25 +87,13 @@ fn attend_memory(
     first: usize,
     outputs: &mut [&mut [f32]],
 ) {
-    let layout = memory.layout();
+    let heads = memory.layout().heads;
     let mut rows = [QueryRow::default(); ROW_TILE];
     for (index, row) in rows.iter_mut().enumerate().take(outputs.len()) {
-        let content = QueryVariants::single(queries, (first + index) * layout.heads + head);
+        let content = QueryVariants::single(queries, (first + index) * heads + head);
         *row = QueryRow { first_key: 0, position: memory.len() - 1, content, ..QueryRow::default() };
     }
-    let source = AttentionHead {
-        pages: memory.pages(),
-        start: memory.start(),
-        layout,
-        layer,
-        head,
-        block: usize::MAX,
-        distances: None,
-        bias: Bias::None,
-        scale: 1.0 / (layout.head_dim as f32).sqrt(),
-        recently_read: false,
-    };
-    attend(compute.isa, &source, &rows[..outputs.len()], outputs);
+    attend(compute.isa, &memory.attention_head(layer, head), &rows[..outputs.len()], outputs);
 }
 
 /// Returns true if two memories share their pages and length.

@@ -115,7 +115,6 @@ pub(super) fn copy_norm<'a>(compute: &Compute, x: &[f32], norm: &LayerNorm, norm
     normed
 }
 
-/// Adds `delta` to `x`.
 pub(crate) fn add(x: &mut [f32], delta: &[f32]) {
     for (x, delta) in x.iter_mut().zip(delta) {
         *x += delta;

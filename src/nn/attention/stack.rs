@@ -181,16 +181,11 @@ impl Stack {
         recently_read: bool,
     ) -> AttentionHead<'a> {
         AttentionHead {
-            pages: cache.pages(),
-            start: cache.start(),
-            layout: &self.layout,
-            layer,
-            head,
             block: self.position.block(),
             distances,
             bias: self.position.bias(head),
-            scale: 1.0 / (self.layout.head_dim as f32).sqrt(),
             recently_read,
+            ..cache.attention_head(layer, head)
         }
     }
 

@@ -95,9 +95,9 @@ mod tests {
 
     #[test]
     fn the_threshold_itself_is_a_boundary() {
-        let at = |threshold| Summed::new(&[1.0], &[1.0], 1, threshold).unwrap();
+        let predictor = |threshold| Summed::new(&[1.0], &[1.0], 1, threshold).unwrap();
         // A logit of 0 means that no hidden unit is active.
-        assert!(at(0.5).closes(0.0) && at(0.5).closes(-0.0) && !at(0.5).closes(-1e-8));
-        assert!(!at(0.6).closes(0.4) && at(0.6).closes(0.41) && at(0.4).closes(-0.4));
+        assert!(predictor(0.5).closes(0.0) && predictor(0.5).closes(-0.0) && !predictor(0.5).closes(-1e-8));
+        assert!(!predictor(0.6).closes(0.4) && predictor(0.6).closes(0.41) && predictor(0.4).closes(-0.4));
     }
 }

@@ -4,8 +4,7 @@
 //! attention it turns projections into queries and may change keys ([`PositionScheme::prepare`]). In attention it provides each
 //! distance with a vector ([`PositionScheme::distances`]) or a number ([`PositionScheme::bias`]). Stored keys never change.
 //!
-//! To add a scheme: a file with its type, a variant of [`PositionKind`] and of [`PositionScheme`], and their arms. Stacks need
-//! no change.
+//! To add a scheme: a file with its type, a variant of [`PositionKind`] and of [`PositionScheme`], and their arms.
 
 pub mod absolute;
 pub mod alibi;
@@ -67,8 +66,8 @@ const MAX_BUCKETS: usize = 1 << 20;
 const MAX_LEARNED: usize = 1 << 24;
 
 impl PositionKind {
-    /// Checks that it fits heads of `head_dim` numbers in a stack of width `dim` with `window`. Returns an error for
-    /// the key that does not fit.
+    /// Checks that it fits heads of `head_dim` numbers in a stack of width `dim` with `window`. Returns an error for the key
+    /// that does not fit.
     pub fn validate(self, dim: usize, head_dim: usize, window: Window) -> Result<(), ConfigError> {
         match self {
             Self::TransformerXl | Self::Sinusoidal if !dim.is_multiple_of(2) => {
@@ -190,8 +189,7 @@ impl PositionScheme {
         }
     }
 
-    /// Returns the positions of a block of keys, for each of which a query has its own variant; `usize::MAX` if a query has
-    /// only one.
+    /// Returns the positions of a block of keys, for which a query has a variant; `usize::MAX` for a single variant.
     pub fn block(&self) -> usize {
         match self {
             Self::Rotary(scheme) => scheme.block(),
@@ -199,8 +197,7 @@ impl PositionScheme {
         }
     }
 
-    /// Returns a layer's vectors of the distances up to `furthest`, if the scheme has any. Fails if memory for the
-    /// table runs out.
+    /// Returns a layer's vectors of the distances up to `furthest`, if the scheme has any. Fails if memory runs out.
     pub fn distances(&self, compute: &Compute, layer: usize, furthest: usize) -> Result<Option<&DistanceTable>> {
         match self {
             Self::TransformerXl(scheme) => scheme.distances(compute, layer, furthest).map(Some),
@@ -208,7 +205,7 @@ impl PositionScheme {
         }
     }
 
-    /// Returns what a head adds to scores by distance.
+    /// Returns the bias that a head adds to scores by distance.
     pub fn bias(&self, head: usize) -> Bias<'_> {
         match self {
             Self::Alibi(slopes) => Bias::Slope(slopes[head]),

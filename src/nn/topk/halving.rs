@@ -4,7 +4,7 @@
 //! one vector and one score: means weighted by w = softmax(20^v). The weights depend on the difference and the level of the
 //! scores: 0.9 and 0.8 give 0.979 and 0.021, 0.2 and 0.1 give 0.616 and 0.384.
 
-use super::pooler::{NewVectors, PooledVectors, Pooler, PoolerInput, by_score};
+use super::{NewVectors, PooledVectors, Pooler, PoolerInput, by_score};
 use crate::{error::Result, nn::paged_vectors::PagedVectors};
 
 /// Base of the weights in the published code.
@@ -25,8 +25,8 @@ impl Halving {
     /// Creates a pooling from `from` vectors to `to`.
     ///
     /// `flip_right`: true if the best vector is paired with the worst, false if with the best of the worse half.
-    /// `sort_back`: true if a round's vectors return to the order of each pair's better vector. The error is the rule
-    /// that the two lengths break.
+    /// `sort_back`: true if a round's vectors return to the order of each pair's better vector. The error is the rule that
+    /// the two lengths break.
     pub fn new(from: usize, to: usize, flip_right: bool, sort_back: bool) -> Result<Self, String> {
         match to {
             0 => Err("at least 1".into()),

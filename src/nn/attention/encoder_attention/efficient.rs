@@ -9,7 +9,6 @@ pub(super) fn floats(dim: usize) -> usize {
     dim * (dim + 2)
 }
 
-/// Clears a head's store.
 pub(super) fn reset(dim: usize, store: &mut [f32]) {
     let (maxima, rest) = store.split_at_mut(dim);
     maxima.fill(f32::NEG_INFINITY);

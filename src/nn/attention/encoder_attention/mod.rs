@@ -50,8 +50,8 @@ pub enum Global {
     Hashed(Hashing),
 }
 
-/// One layer's attention. A store has [`floats`](Self::floats) numbers: for the softmax heads one [`DenseLayout`] a block, then
-/// the stores of the global heads.
+/// One layer's attention. A store has [`floats`](Self::floats) numbers: for the softmax heads one [`DenseLayout`] a block,
+/// then the stores of the global heads.
 #[derive(Clone, Copy)]
 pub struct EncoderAttention<'a> {
     pub(super) pattern: &'a AttentionPattern,
@@ -151,8 +151,8 @@ impl EncoderAttention<'_> {
 
     /// Writes the attention outputs, (vectors, heads, head_dim), of `queries` of the same shape over a store of `count` keys.
     ///
-    /// The queries are those of the vectors from index `first` on; those of softmax heads are already scaled. Panics if
-    /// the lengths do not fit.
+    /// The queries are those of the vectors from index `first` on; those of softmax heads are already scaled. Panics if the
+    /// lengths do not fit.
     pub fn attend(
         &self,
         compute: &Compute,

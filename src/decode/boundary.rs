@@ -1,4 +1,4 @@
-//! Segment boundaries of one sequence: how they are decided, and what was decided for each symbol.
+//! Segment boundaries of one sequence: the options that decide them, and the decision for each symbol.
 
 use super::random::{Purpose, uniform};
 use crate::error::{Error, Result};
@@ -9,11 +9,9 @@ use std::sync::Arc;
 pub struct SymbolBoundary {
     /// True if a segment ends with this symbol.
     pub boundary: bool,
-    /// The predictor's output, if boundaries come from a learned predictor. Not calibrated: the official training applies the
-    /// sigmoid twice.
+    /// Output of a learned predictor. Not calibrated: the official training applies the sigmoid twice.
     pub probability: Option<f32>,
-    /// ln p of the segment-end mark after this symbol. Present if the model writes such marks, the segment ends here and all
-    /// logits were wanted.
+    /// ln p of the segment-end mark after this symbol. Present if a mark ends the segment here and all logits were wanted.
     pub end_logprob: Option<f32>,
 }
 
@@ -65,8 +63,7 @@ impl BoundaryMode {
     }
 }
 
-/// Uniform noise in (0, 1), one number per position. It depends on the position alone, so a fork, a rollback or a second run
-/// reads the same numbers.
+/// Uniform noise in (0, 1), one number per position. A fork, a rollback or a second run reads the same numbers.
 #[derive(Debug, Clone)]
 pub enum Noise {
     /// Drawn from this seed.

@@ -27,19 +27,17 @@ pub trait Model: Send + Sync {
     /// The model's properties, as clients see them.
     fn card(&self) -> &Card;
 
-    /// Returns the state of an empty sequence. Fails with [`BadOption`](crate::error::Error::BadOption) for a boundary
-    /// mode that the model lacks, and with [`WrongKind`](crate::error::Error::WrongKind) if the model's rows begin from
-    /// documents.
+    /// Returns the state of an empty sequence. Fails with `BadOption` for a boundary mode that the model lacks, and with
+    /// `WrongKind` if its rows begin from documents.
     fn begin(&self, boundaries: BoundaryOptions) -> Result<Box<dyn State>>;
 
     /// Returns working memory for one thread that runs steps.
     fn scratch(&self) -> Scratch;
 
-    /// Feeds `rows[i].feed` for each `i` of `which`; these rows must be ready. Each is then waiting or unfinished and
-    /// has its decisions. The caller leaves `feed` and `want` unchanged until the row is ready again. Fails with
-    /// [`OutOfPages`](crate::error::Error::OutOfPages) if the key-value pool is exhausted, and with
-    /// [`Internal`](crate::error::Error::Internal) if a row is not ready, has an empty feed, or holds another model's
-    /// state. The rows of a failed step are lost: drop them.
+    /// Feeds `rows[i].feed` for each `i` of `which`; these rows must be ready. Each is then waiting or unfinished and has
+    /// its decisions. The caller leaves `feed` and `want` unchanged until the row is ready again. Fails with `OutOfPages` if
+    /// the key-value pool is exhausted, and with `Internal` if a row is not ready, has an empty feed, or holds another
+    /// model's state. The rows of a failed step are lost: drop them.
     fn symbol_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()>;
 
     /// Runs the middle stack for the waiting rows among `which`, which are then unfinished. Skips other rows. Fails as
@@ -54,14 +52,14 @@ pub trait Model: Send + Sync {
     fn bytes_for(&self, symbols: usize) -> usize;
 
     /// Maximum bytes of key-value memory taken by feeding `more` symbols to `state`. Counts all steps until the row is ready
-    /// and the copies of shared pages. With 0 symbols: what the symbols in flight still take.
+    /// and the copies of shared pages. With 0 symbols: the bytes that symbols in flight still take.
     fn growth(&self, state: &dyn State, more: usize) -> usize;
 
     /// Bytes of key-value memory in use by all sequences, and the limit.
     fn memory(&self) -> KvMemory;
 
-    /// Minimum cost of the last of `symbols` symbols in a sequence with `segments` closed segments, including the segment that
-    /// this symbol may end.
+    /// Minimum cost of the last of `symbols` symbols in a sequence with `segments` closed segments, including the segment
+    /// that this symbol may end.
     fn cost(&self, symbols: usize, segments: usize) -> Cost;
 
     /// The document encoder of an encoder-decoder model. Rows of such a model begin from documents only.
@@ -189,16 +187,14 @@ pub struct Card {
 }
 
 impl Card {
-    /// Encodes a text of at most `max_symbols` symbols; `field` names it in errors. Fails as [`Vocabulary::encode`]
-    /// does.
+    /// Encodes a text of at most `max_symbols` symbols; `field` names it in errors. Fails as [`Vocabulary::encode`] does.
     pub fn encode(&self, field: &'static str, text: &str) -> Result<Vec<u32>> {
         let encoded = self.vocabulary.encode(field, text, self.max_symbols);
         encoded.map_err(|error| error.because(self.max_symbols_why))
     }
 }
 
-/// Feeds every row of `which` and makes it ready; no row waits for another. The simplest engine. Fails as
-/// [`Model::symbol_step`] does.
+/// Feeds every row of `which` and makes it ready; no row waits. Fails as [`Model::symbol_step`] does.
 pub fn advance(model: &dyn Model, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
     model.symbol_step(rows, which, scratch)?;
     model.segment_step(rows, which, scratch)?;

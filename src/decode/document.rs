@@ -6,8 +6,7 @@
 //! layer before. The result is a [`Document`], which never changes and is shared by all rows that read it. Each row is an
 //! ordinary [`State`], stepped by the [`Model`](super::contract::Model) together with rows of other documents.
 //!
-//! A document's numbers do not depend on how its tokens were cut into pushes, how the work was cut into blocks, or what ran in
-//! between: bit for bit.
+//! How tokens were cut into pushes, or work into blocks, does not change a bit of a document.
 
 use super::state::{Scratch, State};
 use crate::error::{Error, Result};
@@ -34,14 +33,14 @@ pub trait DocumentEncoder: Send + Sync {
     fn multiply_adds(&self, tokens: usize) -> usize;
 
     /// Runs at most `blocks` blocks that are ready and returns how many ran: 0 if the encoding
-    /// [waits](EncodingStage::Waiting) or is [done](EncodingStage::Done). Fails with [`Error::OutOfPages`] if the
-    /// key-value pool is exhausted, and with [`Error::Internal`] if the encoding is another model's. The encoding of a
-    /// failed call is lost: drop it.
+    /// [waits](EncodingStage::Waiting) or is [done](EncodingStage::Done). Fails with [`Error::OutOfPages`] if the key-value
+    /// pool is exhausted, and with [`Error::Internal`] if the encoding is another model's. The encoding of a failed call is
+    /// lost: drop it.
     fn advance(&self, encoding: &mut dyn Encoding, blocks: usize, scratch: &mut Scratch) -> Result<usize>;
 
     /// Returns an empty row of a document. Its first symbol is [`SpecialIds::start`]; the logits after symbol t predict
-    /// symbol t + 1. The row refers to the document's pages in addition to its own. Fails with [`Error::Internal`] if
-    /// the document is another model's.
+    /// symbol t + 1. The row refers to the document's pages in addition to its own. Fails with [`Error::Internal`] if the
+    /// document is another model's.
     fn begin(&self, document: &dyn Document) -> Result<Box<dyn State>>;
 }
 
@@ -53,8 +52,7 @@ pub trait Encoding: Any + Send {
     /// is then unchanged. Fails with [`Error::Internal`] after [`close`](Self::close).
     fn push(&mut self, tokens: &[u32]) -> Result<()>;
 
-    /// Marks the document as complete. A second call has no effect. Fails with [`Error::BadOption`] if no token was
-    /// pushed.
+    /// Marks the document as complete. A second call has no effect. Fails with [`Error::BadOption`] if no token was pushed.
     fn close(&mut self) -> Result<()>;
 
     /// Number of tokens pushed.
@@ -136,8 +134,7 @@ pub struct PoolingChoice {
 /// One vector that a pooling kept.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct KeptVector {
-    /// The token that it started as: of all vectors mixed into it, the one that won every time. Padding if at least
-    /// [`Document::tokens`].
+    /// Token of the vector that won every mix. Padding if at least [`Document::tokens`].
     pub token: usize,
     /// Its score after the pooling.
     pub score: f32,

@@ -6,7 +6,7 @@
 //!    [`document`] for encoder-decoder models.
 //! 2. What a request contains and reports: [`options`], [`usage`]; [`summary`] for summaries.
 //! 3. One request: [`session`] feeds the `prompt`, then runs the `generation` with a [`sampling`] policy. [`trace`] encodes
-//!    symbols with their boundaries, [`text_window`] holds the text, [`replay`] says where a lost row starts again.
+//!    symbols with their boundaries, [`text_window`] holds the text, [`replay`] computes where a lost row starts again.
 //! 4. Policies for many rows: [`boundary_wait`] (when waiting rows run their segment step), [`beam`] search.
 //! 5. Tools on top: [`evaluate`] scores texts, [`spans`] maps kept vectors to the document's text.
 

@@ -219,8 +219,7 @@ impl Score {
 }
 
 impl WindowOptions {
-    /// Checks both numbers against each other and the model's maximum sequence length. Fails with [`Error::BadOption`],
-    /// which names the field.
+    /// Checks `1 ≤ stride ≤ length ≤ max_symbols`; fails with [`Error::BadOption`], which names the field.
     pub fn validate(&self, card: &Card) -> Result<()> {
         within("windows.length", self.length, 1..=card.max_symbols)?;
         if self.stride == 0 || self.stride > self.length {

@@ -1,8 +1,8 @@
 //! The position from which a text must be fed to rebuild a state, when earlier symbols were dropped.
 //!
 //! If every layer's window is bounded, a state depends on its last symbols only: the symbols of its windows, and of the
-//! windows of what these attended to, layer by layer. A state that is fed from a [`ReplayStart`] on and that knows what it
-//! skipped ([`State::resume`](super::state::State::resume)) equals, bit for bit, the state after the whole text.
+//! windows of what these attended to, layer by layer. A state that
+//! [resumes](super::state::State::resume) at a [`ReplayStart`] equals, bit for bit, the state after the whole text.
 
 /// Minimum distance between positions at which a text is cut.
 const STRIDE: usize = 1024;
@@ -30,8 +30,7 @@ pub struct SkippedSegments {
 }
 
 impl ReplayStart {
-    /// The position before which the text may be dropped. One of few positions, so that texts that are equal from there on are
-    /// cut alike.
+    /// The position before which the text may be dropped. One of few, so that equal texts are cut alike.
     pub fn cut_position(self) -> usize {
         let stride = self.valid_from.saturating_sub(self.symbol).next_power_of_two().max(STRIDE);
         self.symbol / stride * stride

@@ -1,4 +1,4 @@
-//! One request from its first symbol to its last: what is fed next, and what becomes of each step's results.
+//! One request from its first symbol to its last: it sets the row's feeds and takes the results of each step.
 //!
 //! A session owns neither the row nor the model, so code that steps many sequences can keep their rows side by side. To step
 //! one session alone ([`Session::run`]): [`feed`](Session::feed), a step, [`absorb`](Session::absorb),
@@ -168,8 +168,7 @@ impl Session {
     }
 
     /// Continues with a row whose state has seen the first `len` symbols, at most
-    /// [`cacheable_prefix`](Self::cacheable_prefix), and closed `segments` segments. Fails with [`Error::Internal`] if
-    /// `len` is larger.
+    /// [`cacheable_prefix`](Self::cacheable_prefix), and closed `segments` segments. Fails if `len` is larger.
     pub fn start_at(&mut self, len: usize, segments: usize) -> Result<()> {
         let limit = self.cacheable_prefix();
         if len > limit {
@@ -248,9 +247,8 @@ impl Session {
         }
     }
 
-    /// Takes the results of the row's feed; the row must be ready. At a window's end its state restarts for the next
-    /// window. Fails with [`Error::Internal`] if the row breaks the contract of a step, or its logits contain NaN or
-    /// infinity.
+    /// Takes the results of the row's feed; the row must be ready. At a window's end its state restarts for the next window.
+    /// Fails with [`Error::Internal`] if the row breaks the contract of a step, or its logits contain NaN or infinity.
     pub fn absorb(&mut self, row: &mut SequenceRow) -> Result<SessionProgress> {
         self.check(row)?;
         let is_replaying = self.is_replaying();
@@ -310,8 +308,7 @@ impl Session {
         !self.output.is_empty()
     }
 
-    /// Emits all held symbols, for an end that no stop condition caused, such as a deadline. The last one may lack its
-    /// boundary.
+    /// Emits all held symbols, for an end without a stop condition, such as a deadline. The last may lack its boundary.
     pub fn flush(&mut self) {
         if let Some(generation) = &mut self.generation {
             generation.flush(&mut self.output);

@@ -27,8 +27,8 @@ pub trait State: Any + Send + Sync {
     /// [`earliest`](Self::earliest) and not 0, or the row is not ready.
     fn rollback(&mut self, len: usize) -> Result<()>;
 
-    /// The shortest length, other than 0, that [`rollback`](Self::rollback) accepts. A state with moving windows drops what
-    /// they leave behind; other states drop nothing.
+    /// The shortest length, other than 0, that [`rollback`](Self::rollback) accepts. A state with moving windows drops the
+    /// symbols behind them; other states drop nothing.
     fn earliest(&self) -> usize {
         0
     }

@@ -157,6 +157,6 @@ pub struct Load {
     pub queued: usize,
     /// Running requests.
     pub running: usize,
-    /// Bytes of key-value memory that running rows hold, without what only the caches hold.
+    /// Bytes of key-value memory that running rows hold, without pages that only the caches hold.
     pub bytes: usize,
 }

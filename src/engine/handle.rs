@@ -100,8 +100,7 @@ impl Handle {
     }
 
     /// Queues a request for a summary. Its document is encoded while it arrives. Fails as [`submit`](Self::submit) and
-    /// [`Summarize::plan`] do, with [`Error::UnknownDocument`], or with [`Error::WrongKind`] if the model does not
-    /// summarize.
+    /// [`Summarize::plan`] do, for an unknown document id, and if the model does not summarize.
     pub fn summarize(&self, request: &Summarize, source: DocumentSource, terms: impl Into<Terms>) -> Result<Events> {
         let terms = terms.into();
         let Inner { model, limits, document_cache, .. } = self.inner();
@@ -304,8 +303,7 @@ fn check_takes_texts(call: &'static str, model: &dyn Model) -> Result<()> {
     Err(Error::WrongKind { call, model: card.name.clone(), wanted: "goes on from a prompt", found })
 }
 
-/// Rejects a text that could not run even alone. The error names `prompt_field` if the prompt alone is too long, and
-/// `length_field` otherwise.
+/// Rejects a text that could not run even alone. The error names `prompt_field` if the prompt is too long.
 fn check_fits(
     session: &Session,
     prompt_field: &'static str,

@@ -6,7 +6,7 @@
 //! |---|---|
 //! | `api` | value types that callers and the engine exchange: limits, requests, terms, events |
 //! | `handle` | [`Handle`]: starts the worker, validates and queues requests, reports the engine's state |
-//! | `shared` | what the handles and the worker share: model, caches, and the locked scheduler state |
+//! | `shared` | state that the handles and the worker share: model, caches, and the locked scheduler state |
 //! | `worker` | the loop of the worker thread: end, admit, plan, step |
 //! | `scheduler` | which requests run, wait and are preempted, and what each step feeds; pure, without clock or tensors |
 //! | `request` | one request from its arrival to its end: text or summary, document upload, event channel, timing |

@@ -83,8 +83,8 @@ impl EngineState {
             Phase::Broken => return Err(Error::Internal(WORKER_ENDED.into())),
         }
         if let Some(deadline) = request.deadline {
-            let least = self.rates.min_duration(self.scheduler.work_before(&demand, priority));
-            if least.is_some_and(|least| deadline.saturating_duration_since(request.timer.arrived) < least) {
+            let min_duration = self.rates.min_duration(self.scheduler.work_before(&demand, priority));
+            if min_duration.is_some_and(|min| deadline.saturating_duration_since(request.timer.arrived) < min) {
                 return Err(Error::Deadline { stage: DEADLINE_TOO_CLOSE });
             }
         }

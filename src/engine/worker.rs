@@ -69,8 +69,8 @@ impl Worker {
         tracing::debug!("worker ended");
     }
 
-    /// Gives rows to the queued requests that can run, if need be those of requests whose clients are behind. Returns false if
-    /// the worker is to end.
+    /// Gives rows to the queued requests that can run, if need be those of requests whose clients are behind. Returns false
+    /// if the worker is to end.
     fn admit(&mut self, now: Instant) -> bool {
         loop {
             if !self.admit_ready(now) {
@@ -167,8 +167,7 @@ impl Worker {
         }
     }
 
-    /// Gives back what ended requests held, then sends their outcomes: a client that learns that its request is over finds
-    /// the slot free.
+    /// Frees the slots of ended requests before it sends their outcomes, so that their clients find the slots free.
     fn end_requests(&mut self, now: Instant) {
         self.batch.remove_ended(&mut self.ended);
         if self.ended.is_empty() {

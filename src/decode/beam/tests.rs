@@ -8,8 +8,7 @@ const VOCABULARY: usize = 12;
 const OPTIONS: SearchOptions =
     SearchOptions { beam: 2, length_penalty: 1.0, min_tokens: 0, max_tokens: 9, no_repeat_ngram: 0, sampling: None };
 
-/// A model without arithmetic: logits from a hash of all tokens. `levels` is the number of different logits, so that some are
-/// equal.
+/// A model without arithmetic: logits from a hash of all tokens. There are `levels` different logits, so some are equal.
 fn logits(seed: u64, fed: &[u32], levels: u64) -> Vec<f32> {
     let mix = |hash: u64, value: u64| (hash ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(31);
     let hash = fed.iter().fold(seed, |hash, &token| mix(hash, u64::from(token) + 1));

@@ -1,9 +1,9 @@
 //! Chooses the next symbol from the logits of one position.
 //!
-//! The order is the one that [`Sampling`] documents: bias, repetition penalty, temperature, `top_k`, `top_p`, `min_p`, draw.
-//! Each cut works on what the previous one left. The draw walks the remaining symbols by id, so an option that cuts nothing
-//! changes nothing. All arithmetic is in `f64` and in one order: a choice depends on the logits, the options, the symbols seen
-//! and the position only.
+//! The order is the one that [`Sampling`] documents: bias, repetition penalty, temperature, `top_k`, `top_p`, `min_p`,
+//! draw. Each cut works on the symbols that the previous cut kept. The draw walks the remaining symbols by id, so an option
+//! that cuts nothing changes nothing. All arithmetic is in `f64` and in one order: a choice depends on the logits, the
+//! options, the symbols seen and the position only.
 //!
 //! Hot path: nothing here allocates after the first choice.
 

@@ -39,8 +39,8 @@ impl StopMatcher {
         Self { patterns: stop.into_iter().map(Pattern::new).collect(), min_chars, generated: 0 }
     }
 
-    /// Takes the next generated symbol and returns the stop string that it completes. Of several, the one that starts earliest,
-    /// then the one of lowest index.
+    /// Takes the next generated symbol and returns the stop string that it completes. Of several, the one that starts
+    /// earliest, then the one of lowest index.
     pub fn push(&mut self, symbol: u32) -> Option<StopMatch> {
         self.generated += 1;
         let mut best: Option<StopMatch> = None;

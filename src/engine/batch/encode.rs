@@ -55,8 +55,7 @@ impl Batch {
         symbols
     }
 
-    /// Runs `blocks` blocks of one document, and starts its rows if it is complete. Returns the symbols that the blocks count
-    /// as.
+    /// Runs `blocks` blocks of one document, and starts its rows if it is complete. Returns their cost in symbols.
     fn encode_blocks(&mut self, index: usize, blocks: usize) -> Result<usize> {
         let inner = Arc::clone(&self.inner);
         let reader = reader(&*inner.model)?;

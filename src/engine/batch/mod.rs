@@ -1,7 +1,7 @@
 //! The running requests, their rows, and one step of them.
 //!
-//! Hot path: a step of texts allocates nothing here except the events that it sends and, when a prompt is complete, what the
-//! cache stores of it. It logs nothing.
+//! Hot path: a step of texts allocates nothing here except the events that it sends and the cache
+//! entry of a complete prompt. It logs nothing.
 //!
 //! The [`scheduler`](super::scheduler) decides which rows a step feeds and which documents it encodes.
 //! [`select_segment_rows`](Batch::select_segment_rows) decides which waiting rows its segment step takes, by the rule of
@@ -186,8 +186,7 @@ impl Batch {
         request.row_indices.iter().map(|&row| model.growth(&*self.row_table.rows[row].state, share)).sum()
     }
 
-    /// Runs one step: feeds the rows as planned and continues those that were fed before. Returns true if any row or document
-    /// took part.
+    /// Runs one step: feeds the rows as planned and continues those that were fed before. Returns true if anything ran.
     pub(super) fn step(&mut self) -> bool {
         let began = Instant::now();
         self.feed();

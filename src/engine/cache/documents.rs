@@ -1,7 +1,6 @@
 //! The document cache: encoded documents for later requests of the same tenant, found by their id.
 //!
-//! A document is dropped when no request has used it for a while, or when others need its memory; the least recently used goes
-//! first.
+//! A document is dropped when no request has used it for a while, or, least recently used first, when others need memory.
 
 use crate::decode::{document::Document, summary::EncodedDocument};
 use lru::LruCache;
@@ -11,7 +10,6 @@ use std::{
 };
 use uuid::Uuid;
 
-/// An encoded document.
 #[derive(Clone)]
 pub(crate) struct CachedDocument {
     pub(crate) document: Arc<dyn Document>,
@@ -37,7 +35,6 @@ pub struct DocumentCacheUsage {
     pub evictions: u64,
 }
 
-/// The encoded documents of one model.
 pub(crate) struct DocumentCache {
     /// Maximum bytes; 0: off.
     capacity: usize,
@@ -130,14 +127,12 @@ impl DocumentCache {
         unused.map(|cached| cached.document.bytes()).sum()
     }
 
-    /// Drops all documents.
     pub(crate) fn clear(&self) {
         let mut entries = self.lock();
         entries.lru.clear();
         entries.usage.bytes = 0;
     }
 
-    /// Returns contents and totals.
     pub(crate) fn usage(&self) -> DocumentCacheUsage {
         let entries = self.lock();
         DocumentCacheUsage { entries: entries.lru.len(), ..entries.usage }

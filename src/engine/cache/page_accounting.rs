@@ -3,7 +3,6 @@
 use crate::decode::contract::{PageUse, State};
 use std::collections::{HashMap, HashSet};
 
-/// References to pages, by page id.
 #[derive(Debug, Default)]
 pub(super) struct PageAccounting {
     pages: HashMap<usize, CountedPage>,

@@ -36,7 +36,6 @@ impl SegmentCacheHandle {
         })
     }
 
-    /// Stores the state of a session.
     pub(crate) fn keep(&self, key: Option<&Key>, session: &Session, state: &dyn State) {
         let (Some(mut cache), Some(key)) = (self.lock(), key) else { return };
         if let Err(error) = cache.keep(key, session.text(), state) {
@@ -54,14 +53,12 @@ impl SegmentCacheHandle {
         self.lock().map_or(0, |cache| cache.evictable_bytes())
     }
 
-    /// Drops all entries.
     pub(crate) fn clear(&self) {
         if let Some(mut cache) = self.lock() {
             cache.clear();
         }
     }
 
-    /// Returns contents and totals.
     pub(crate) fn usage(&self) -> SegmentCacheUsage {
         self.lock().map(|cache| cache.usage()).unwrap_or_default()
     }

@@ -33,7 +33,6 @@ pub(super) struct PartCurve {
     base_bytes: f64,
 }
 
-/// A measurement of one part.
 struct PartSample {
     positions: f64,
     /// Bytes that each position attends to.
@@ -45,8 +44,7 @@ struct PartSample {
 }
 
 impl StepCurves {
-    /// Creates the curves of `timings`. Those of chunks start at `single`, the curves of single symbols. `None` without
-    /// timings.
+    /// Creates the curves of `timings`. Those of chunks start at `single`. `None` without timings.
     pub(super) fn new(timings: &[StepTiming], bytes: &KeyValueBytes, single: Option<&Self>) -> Option<Self> {
         let full = |took: &dyn Fn(&StepTiming) -> Duration, plain: &dyn Fn(&StepTiming) -> Option<Duration>| {
             let sample = |timing: &StepTiming| PartSample {
@@ -115,8 +113,8 @@ impl PartCurve {
     }
 }
 
-/// Returns the nanoseconds that a position takes for one more byte: from the deepest context, compared with a short one of about
-/// as many positions.
+/// Returns the nanoseconds that a position takes for one more byte: from the deepest context, compared with a short one of
+/// about as many positions.
 fn cost_per_byte(samples: &[PartSample], is_short: impl Fn(&&PartSample) -> bool) -> f64 {
     let deep = samples.iter().filter(|sample| !is_short(sample));
     let Some(deep) = deep.max_by(|a, b| a.bytes.total_cmp(&b.bytes)) else { return 0.0 };
@@ -132,19 +130,12 @@ fn nanoseconds(duration: Duration) -> f64 {
     duration.as_nanos() as f64
 }
 
-/// A function through points, linear between them. It continues beyond the last point with the last slope, and is constant
-/// before the first.
+/// A function through points with rising `x`, linear between them. It is constant before the first and keeps the last slope.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct PiecewiseLinear(Vec<(f64, f64)>);
+pub(super) struct PiecewiseLinear(pub(super) Vec<(f64, f64)>);
 
 impl PiecewiseLinear {
-    /// Creates the function through points with rising `x`.
-    pub(super) fn from_sorted(points: Vec<(f64, f64)>) -> Self {
-        Self(points)
-    }
-
-    /// Creates the function through `points` with positive `x`, and through the mean of those with equal `x`. `None` without
-    /// points.
+    /// Creates the function through `points` with positive `x`, and the mean of those with equal `x`; `None` without points.
     pub(super) fn through(mut points: Vec<(f64, f64)>) -> Option<Self> {
         points.retain(|point| point.0 > 0.0);
         points.sort_by(|a, b| a.0.total_cmp(&b.0));

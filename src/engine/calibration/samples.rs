@@ -46,7 +46,6 @@ pub(super) struct StepSample {
     pub(super) finish: u64,
 }
 
-/// All samples of one kind of step.
 #[derive(Debug, Default)]
 pub(super) struct Samples {
     /// Steps with a segment step.
@@ -62,7 +61,6 @@ impl Samples {
     }
 }
 
-/// Shape of a kind of step.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct StepShape {
     pub(super) rows: usize,

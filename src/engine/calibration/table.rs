@@ -70,7 +70,7 @@ impl TimingTable {
         let lens: Vec<usize> =
             std::iter::successors(Some(1), |len| Some(len * 2)).take_while(|&len| len <= max_symbols).collect();
         let line = |bytes: &dyn Fn(usize) -> usize| {
-            PiecewiseLinear::from_sorted(lens.iter().map(|&len| (len as f64, bytes(len) as f64)).collect())
+            PiecewiseLinear(lens.iter().map(|&len| (len as f64, bytes(len) as f64)).collect())
         };
         let bytes = KeyValueBytes {
             symbols: line(&|symbols| cost(symbols, 0).symbol.own_bytes),
@@ -114,7 +114,6 @@ impl TimingTable {
         })
     }
 
-    /// Estimates the time of a step.
     pub(super) fn estimate(&self, step: &EngineStep) -> StepEstimate {
         let curves = if step.chunk { &self.chunks } else { &self.single };
         let symbol_bytes = self.bytes.symbols.at(step.context);

@@ -126,16 +126,16 @@ fn pooling_saves_nothing_if_every_symbol_closes_a_segment() {
 fn a_table_needs_single_symbols() {
     assert!(new_table(Vec::new()).is_none());
     assert!(new_table(vec![timing(1, 128, 0, 0, 128)]).is_none());
-    let one = new_table(vec![timing(1, 1, 16, 16, 1)]).unwrap();
-    assert!(one.extra(&step(1)) > 160_000.0);
+    let single = new_table(vec![timing(1, 1, 16, 16, 1)]).unwrap();
+    assert!(single.extra(&step(1)) > 160_000.0);
 }
 
 #[test]
 fn a_line_goes_through_its_points() {
     let line = PiecewiseLinear::through(vec![(8.0, 30.0), (2.0, 10.0), (8.0, 50.0), (0.0, 99.0)]).unwrap();
     assert_eq!([1.0, 2.0, 5.0, 8.0, 11.0].map(|x| line.at(x)), [10.0, 10.0, 25.0, 40.0, 55.0]);
-    let one = PiecewiseLinear::through(vec![(4.0, 20.0)]).unwrap();
-    assert_eq!([1.0, 4.0, 8.0].map(|x| one.at(x)), [20.0, 20.0, 40.0]);
+    let single = PiecewiseLinear::through(vec![(4.0, 20.0)]).unwrap();
+    assert_eq!([1.0, 4.0, 8.0].map(|x| single.at(x)), [20.0, 20.0, 40.0]);
 }
 
 #[test]

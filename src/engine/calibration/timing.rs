@@ -7,8 +7,7 @@
 //! The kinds of steps are measured in turn, because estimates follow from their proportions: a machine that is slow for a while is
 //! then slow for all of them.
 //!
-//! The measurement allocates key-value memory like any request and frees it. The caller makes sure that nothing else runs, and
-//! can stop it after any step.
+//! The measurement allocates key-value memory like any request and frees it. The caller makes sure that nothing else runs.
 
 use super::{
     NotCalibrated, TimingTable,
@@ -31,7 +30,6 @@ const FEW_ROWS: usize = 3;
 const MIN_PREFIX: usize = 16;
 /// Symbols of a row for the step at a long context.
 const LONG_CONTEXT: usize = 384;
-/// Lengths of chunks.
 const CHUNKS: [usize; 2] = [32, 128];
 /// Positions at which the end of a segment is looked for.
 const POSITIONS: usize = 64;
@@ -60,22 +58,19 @@ struct Timer<'a> {
     plain: Option<Probe>,
     /// The rows with the common prefix.
     rows: Vec<SequenceRow>,
-    /// The indices of `rows`.
     indices: Vec<usize>,
     /// The row with a long text, once there is one.
     long: Vec<SequenceRow>,
 }
 
-/// A kind of step and its measurements.
 struct Measurement {
     kind: StepKind,
     shape: Option<StepShape>,
     samples: Samples,
 }
 
-/// Measures the model's steps for about `budget` at most, for an engine of at most `max_rows` rows. Calls `go_on` after
-/// each step; `Break` stops the measurement. Returns the error of a model step. Running out of memory for more rows is
-/// not an error.
+/// Measures the model's steps for about `budget` at most, for an engine of at most `max_rows` rows. Calls `go_on` after each
+/// step; `Break` stops the measurement. Returns the error of a step; too little memory for more rows is not one.
 pub fn measure(
     model: &dyn Model,
     max_rows: usize,
@@ -109,7 +104,7 @@ pub fn measure(
             }
             match timer.measure(*kind, samples) {
                 Ok(measured) => *shape = Some(measured),
-                // leave out what there is no memory for, and what needs more
+                // leave out the steps that lack memory, and those that need more
                 Err(Error::OutOfPages { .. }) if pass + index > 0 => {
                     let failed = *kind;
                     measurements.retain(|measurement| !measurement.kind.needs_memory_of(failed));
@@ -138,7 +133,6 @@ fn table(
         .ok_or(NotCalibrated::NoBoundary)
 }
 
-/// A kind of step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum StepKind {
     /// This number of rows is fed a symbol each.
@@ -355,14 +349,12 @@ impl<'a> Timer<'a> {
     }
 }
 
-/// A step that was run.
 struct TimedStep {
     sample: StepSample,
     /// True if the first row waited for its segment step.
     closes: bool,
 }
 
-/// The rows of a step.
 #[derive(Debug, Clone, Copy)]
 enum TimedRows {
     /// The first rows with the common prefix: this number of them.

@@ -31,7 +31,6 @@ const RESERVED_SLOTS: usize = 3;
 /// Maximum events of a channel: more than any client needs, and below tokio's own limit.
 const MAX_EVENTS: usize = 1 << 24;
 
-/// The sending side of a request's events.
 pub(crate) struct EventSender {
     sender: Sender<EventResult>,
     /// Characters without room in the channel.
@@ -51,8 +50,7 @@ pub(crate) struct EventSender {
 }
 
 impl EventSender {
-    /// Opens a channel with room for `capacity` events; returns both sides. Fails with `Internal` if the new channel
-    /// has no room.
+    /// Opens a channel with room for `capacity` events. Fails with `Internal` if the new channel has no room.
     pub(crate) fn open(capacity: usize) -> Result<(Self, Events)> {
         let capacity = capacity.clamp(1, MAX_EVENTS);
         let (sender, events) = mpsc::channel(capacity + RESERVED_SLOTS);
@@ -154,7 +152,6 @@ impl EventSender {
         now.saturating_duration_since(*self.unread_since.get_or_insert(now))
     }
 
-    /// Sends the held characters and the outcome.
     pub(crate) fn finish(self, outcome: EventResult) {
         if !self.held.is_empty() {
             self.final_slot.send(Ok(Event::Characters(self.held)));

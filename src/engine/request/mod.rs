@@ -32,7 +32,6 @@ use timing::RequestTimer;
 /// How long a client may read nothing, or an upload may pause, before the request can be preempted for a queued one.
 const PREEMPTIBLE_AFTER: Duration = Duration::from_millis(100);
 
-/// Kind of a request.
 pub(crate) enum RequestKind {
     /// A text, on one row.
     Text(TextRequest),
@@ -83,7 +82,7 @@ impl Request {
         }
     }
 
-    /// Returns what it needs to start, or to resume, if a cache holds `cached` of its symbols.
+    /// Returns its demand to start, or to resume, if a cache holds `cached` of its symbols.
     pub(crate) fn demand(&self, model: &dyn Model, cached: usize) -> Demand {
         let tenant = Arc::clone(&self.tenant);
         match &self.kind {

@@ -1,4 +1,4 @@
-//! A request about a document: what is encoded, what each of its rows is fed, and the texts that come of it.
+//! A request about a document: the document's encoding, the feeds of its rows, and the texts that the search generates.
 //!
 //! Preemption takes its rows and all that the model holds of the document. The request can resume: the tokens are still here,
 //! and texts that the search has found are not searched again.
@@ -30,7 +30,6 @@ pub(crate) struct DocumentRequest {
     hard: bool,
     hypotheses: usize,
     pub(crate) search: BeamSearch,
-    /// Maximum number of rows that it may have.
     pub(super) max_rows: usize,
     /// Maximum symbols of a text, with its start mark.
     max_symbols: usize,
@@ -56,11 +55,9 @@ pub(crate) struct DocumentRequest {
     /// When the last token arrived.
     arrived: Option<Instant>,
     waits: DocumentWaits,
-    /// Characters to be sent.
     pub(super) output: Vec<EmittedSymbol>,
     /// Tokens of the best text that `output` has contained.
     emitted: usize,
-    /// Buffer of a row's feed.
     feed_buffer: Vec<u32>,
 }
 
@@ -138,8 +135,7 @@ impl DocumentRequest {
         self.search.tokens() + 1
     }
 
-    /// Starts or resumes: from `document` if the cache still has it, else by encoding it. Fails if the model cannot
-    /// encode with hard pooling.
+    /// Starts or resumes: from `document` if the cache still has it, else by encoding it. Fails if it cannot pool hard.
     pub(crate) fn begin(
         &mut self,
         reader: &dyn DocumentEncoder,
@@ -156,8 +152,7 @@ impl DocumentRequest {
         Ok(())
     }
 
-    /// Pushes newly arrived tokens into the encoding. Fails if the encoding rejects a token, for example one beyond the
-    /// model's limit.
+    /// Pushes newly arrived tokens into the encoding. Fails if a token exceeds the model's limit.
     pub(super) fn pull(&mut self, now: Instant) -> Result<()> {
         let Some(encoding) = &mut self.encoding else { return Ok(()) };
         let NewTokens { ended, count } = self.inbox.take(self.pushed, |ids| encoding.push(ids))?;
@@ -180,7 +175,7 @@ impl DocumentRequest {
         self.encoding.is_some() || self.document.is_some() || self.inbox.is_complete()
     }
 
-    /// Returns what it can do next if it does not wait for tokens; its `rows` rows have been fed `lens` symbols.
+    /// Returns its next activity if it does not wait for tokens; its `rows` rows have been fed `lens` symbols.
     pub(super) fn activity(&self, lens: impl Iterator<Item = usize>, rows: usize) -> RowActivity {
         if let Some(encoding) = &self.encoding {
             let progress = encoding.progress();
@@ -348,7 +343,6 @@ impl DocumentRequest {
         }
     }
 
-    /// Returns the summary's outcome, at its end.
     pub(super) fn finish(self, reason: FinishReason, timing: Timing) -> SummaryResult {
         let usage = self.usage();
         let hypotheses = self.search.finished().iter().take(self.hypotheses).cloned().collect();

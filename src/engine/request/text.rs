@@ -54,7 +54,7 @@ impl TextRequest {
         self.session.sequence_symbols().saturating_add(MEMORY_MARGIN).min(self.session.max_symbols())
     }
 
-    /// Returns what its row can do next, if its client keeps up.
+    /// Returns its row's next activity, if its client keeps up.
     pub(super) fn activity(&self) -> RowActivity {
         if self.session.is_prefilling() {
             RowActivity::Prefilling(self.session.remaining_symbols().max(1))

@@ -28,7 +28,6 @@ struct UnpooledExtra {
     decode_ns: i64,
 }
 
-/// Timestamps and step times of one request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RequestTimer {
     pub(crate) arrived: Instant,

@@ -7,10 +7,10 @@
 //! it goes to the most senior prompt, so that the oldest is always done within a bounded number of steps. The other half goes
 //! round among all prompts in slices, so that a short prompt does not wait for long ones.
 //!
-//! A document is encoded in blocks, each of which may be larger than a slice or than the whole budget. So its part of the budget
-//! is credited to it, and it runs a block whenever its credit is positive, in advance of later credit. In a step, all documents
-//! together run at most what they were credited and one more block; the document with the most credit goes first. If no row
-//! decodes, a block runs in every step.
+//! A document is encoded in blocks, each of which may be larger than a slice or than the whole budget. So its part of the
+//! budget is credited to it, and it runs a block whenever its credit is positive, in advance of later credit. In a step, all
+//! documents together run at most the blocks that their credit covers and one more; the document with the most credit goes
+//! first. If no row decodes, a block runs in every step.
 
 use super::rank::Rank;
 use std::cmp::Reverse;
@@ -46,8 +46,7 @@ pub(super) struct EncodeShare {
     pub(super) blocks: usize,
 }
 
-/// Assigns blocks to documents. `total_credit` is the sum of what all documents were credited and have not used; `mixed` is
-/// true if other rows decode.
+/// Assigns blocks to documents. `total_credit` is the unused credit of all documents; `mixed` is true if other rows decode.
 pub(super) fn share_blocks(total_credit: &mut i64, mixed: bool, shares: &mut [EncodeShare]) {
     let mut ran = false;
     loop {
@@ -67,8 +66,7 @@ pub(super) fn share_blocks(total_credit: &mut i64, mixed: bool, shares: &mut [En
     }
 }
 
-/// Shares a step's budget of `chunk` symbols among prompts, while `decoding` rows decode. Prompts that get a slice get a new
-/// turn.
+/// Shares a step's budget of `chunk` symbols among prompts, while `decoding` rows decode. A slice renews a prompt's turn.
 pub(super) fn share_prompts(chunk: usize, decoding: usize, prompts: &mut [PromptShare], turns: &mut u64) {
     let mut budget = chunk.saturating_sub(decoding).max(chunk.div_ceil(2));
     if let Some(senior) = prompts.iter_mut().min_by_key(|prompt| prompt.rank) {

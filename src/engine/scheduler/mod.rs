@@ -1,4 +1,4 @@
-//! Which requests run, wait and are preempted, and what each step feeds. Pure: no tensors, no clock, no threads.
+//! Decides which requests run, wait or are preempted, and what each step feeds. Pure: no tensors, no clock, no threads.
 //!
 //! - *Admission*: requests are admitted by their tenant's turn ([`tenants`]) and their seniority ([`rank`]). A request is
 //!   admitted when the rows that it may need are free and there is memory for its symbols and a margin. Admission is decided
@@ -160,7 +160,7 @@ impl<T> Scheduler<T> {
         Ok(())
     }
 
-    /// Frees the slot of a request that ended. `fed` is what it was fed since its last status.
+    /// Frees the slot of a request that ended. `fed` counts the symbols fed since its last status.
     pub(crate) fn finish(&mut self, permit: RunPermit, fed: FedSymbols) {
         self.count_work(permit.0, fed);
         if let Some(slot) = self.release(&permit) {
@@ -170,8 +170,8 @@ impl<T> Scheduler<T> {
         self.admit();
     }
 
-    /// Frees the slot of a running request and queues the request at the front of its tenant's queue, with the demand of what
-    /// is left. With `on_hold`, it waits until [`poll_queue`](Self::poll_queue) finds it ready. Returns the request if the
+    /// Frees the slot of a running request and queues the request at the front of its tenant's queue, with its remaining
+    /// demand. With `on_hold`, it waits until [`poll_queue`](Self::poll_queue) finds it ready. Returns the request if the
     /// permit has no slot.
     pub(crate) fn preempt(&mut self, permit: RunPermit, request: T, demand: Demand, on_hold: bool) -> Result<(), T> {
         let Some(slot) = self.release(&permit) else { return Err(request) };
@@ -349,8 +349,7 @@ impl<T> Scheduler<T> {
         Some(slot)
     }
 
-    /// Returns the index of the least senior request whose activity passes `filter`; one whose client is behind before all
-    /// others.
+    /// Returns the index of the least senior request whose activity passes `filter`; one whose client is behind first.
     fn least_senior(&self, statuses: &[RowStatus], filter: impl Fn(RowActivity) -> bool) -> Option<usize> {
         let rank = |status: &RowStatus| self.slots.get(status.slot)?.as_ref().map(|slot| slot.rank);
         let paused = |status: &RowStatus| matches!(status.activity, RowActivity::Paused { .. });

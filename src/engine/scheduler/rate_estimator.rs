@@ -62,23 +62,21 @@ impl RateEstimator {
         }
     }
 
-    /// Returns the number of symbols for a step of about `target`, at least `MIN_SYMBOLS`; unlimited before any step is
-    /// measured.
+    /// Returns the number of symbols for a step of about `target`, at least `MIN_SYMBOLS`; unlimited without a measurement.
     pub(crate) fn symbols_within(&self, target: Duration) -> usize {
         let symbols = self.symbol_cost.map_or(f64::INFINITY, |cost| target.as_secs_f64() / cost);
         // the conversion saturates
         (symbols as usize).max(MIN_SYMBOLS)
     }
 
-    /// Returns after about what time the next row becomes free.
+    /// Returns the estimated time until the next row becomes free.
     pub(crate) fn retry_after(&self) -> Duration {
         let Some(mean_held) = self.mean_held else { return DEFAULT_RETRY };
         let interval = mean_held / self.rows.max(1) as f64;
         Duration::from_secs_f64(interval.clamp(MIN_RETRY.as_secs_f64(), MAX_RETRY.as_secs_f64()))
     }
 
-    /// Returns the minimum time to feed `symbols` symbols: at the best of the kept rates. `None` until enough steps are
-    /// measured.
+    /// Returns the minimum time to feed `symbols` symbols: at the best of the kept rates. `None` with too few steps.
     pub(crate) fn min_duration(&self, symbols: usize) -> Option<Duration> {
         let best = self.rates.iter().copied().fold(0.0, f64::max);
         let measured = self.large_steps >= MIN_SAMPLES && best > 0.0;

@@ -178,9 +178,9 @@ impl SchedulerStorm {
         }
     }
 
-    /// Returns the work that may be done while a request waits. Before it in its tenant's queue are at most the requests that
-    /// were there and those of higher priority that arrived soon enough. For each of them every tenant may do its share and
-    /// overdraw it once.
+    /// Returns the work that may be done while a request waits. Before it in its tenant's queue are at most the requests
+    /// that were there and those of higher priority that arrived soon enough. For each of them every tenant may do its share
+    /// and overdraw it once.
     fn longest_wait(&self) -> u64 {
         let Rules { rows, queue, age, quantum, .. } = self.rules;
         let request = (1 + 3 * DECODE_WORK) * MAX_SYMBOLS as u64;

@@ -15,7 +15,7 @@ use std::{
     sync::Arc,
 };
 
-/// Tenants without requests that are remembered for what they owe.
+/// Maximum tenants without requests whose debt of work is kept.
 const MAX_DEBTORS: usize = 256;
 
 /// Resources that a request needs.
@@ -72,10 +72,9 @@ pub(super) struct Tenants<T> {
     all: HashMap<Arc<str>, Tenant<T>>,
     /// Tenants with waiting requests, in the order of their turns.
     ring: VecDeque<Arc<str>>,
-    /// The tenant whose turn it is. It keeps the turn until a request of it is admitted: a request that waits for room is not
-    /// overtaken.
+    /// The tenant whose turn it is. It keeps the turn until its request is admitted, so no other request overtakes.
     turn: Option<Arc<str>>,
-    /// Initial balance of a tenant, and what it gets back at a time.
+    /// Initial balance of a tenant, and the work that it gets back at a time.
     quantum: i64,
     /// Work done in competition for which no quantum was given back yet.
     unpaid: i64,
@@ -231,8 +230,8 @@ impl<T> Tenants<T> {
         all.into_values().flat_map(|tenant| tenant.waiting.into_values()).map(|waiting| waiting.request)
     }
 
-    /// Returns the first tenant in the ring that has a request to admit and a positive balance. If no balance is positive, all
-    /// tenants get more first.
+    /// Returns the first tenant in the ring that has a request to admit and a positive balance. If no balance is positive,
+    /// all tenants get more first.
     fn choose(&mut self) -> Option<Arc<str>> {
         let waits = |name: &&Arc<str>| self.all.get(*name).is_some_and(|tenant| tenant.first().is_some());
         let best = self.ring.iter().filter(waits).filter_map(|name| Some(self.all.get(name)?.balance)).max()?;

@@ -42,8 +42,8 @@ pub struct Key {
 }
 
 impl Key {
-    /// Returns the key of a tenant's sequence. `None` if the sequence is not cached: its noise was given, or it does not start
-    /// at the start of its stream.
+    /// Returns the key of a tenant's sequence. `None` if the sequence is not cached: its noise was given, or it does not
+    /// start at the start of its stream.
     pub fn of(tenant: &Arc<str>, boundaries: &BoundaryOptions, card: &Card) -> Option<Self> {
         let mode = boundaries.mode.or(card.boundary_modes.first().copied());
         let seed = match boundaries.noise {

@@ -3,9 +3,8 @@
 //!
 //! A value is at the end of its text, and serves the prefixes of its text down to a minimum length of its own: a state whose
 //! windows have moved on cannot be rolled back further. Every leaf holds a value. An inner node may hold one in addition to
-//! those below it, which serve fewer prefixes. An inner node without a value has at least two children, except the root; removal
-//! merges nodes to keep this. Each node records when a value at or below it was last used and the shortest prefix that one
-//! of these values serves.
+//! those below it, which serve fewer prefixes. An inner node without a value has at least two children, except the root;
+//! removal merges nodes to keep this. Each node records the last use and the shortest prefix of the values at or below it.
 
 use std::cmp::Reverse;
 
@@ -14,17 +13,14 @@ pub(super) type NodeId = usize;
 
 const ROOT: NodeId = 0;
 
-/// The radix tree.
 #[derive(Debug)]
 pub(super) struct Tree<T> {
     nodes: Vec<Option<Node<T>>>,
-    /// Unused indices of `nodes`.
     free: Vec<NodeId>,
     /// Symbols on all edges.
     symbols: usize,
 }
 
-/// Size of a tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct TreeSize {
     pub(super) nodes: usize,
@@ -61,7 +57,6 @@ struct PrefixReach {
 }
 
 impl PrefixReach {
-    /// PrefixReach of no value.
     const NONE: Self = Self { shortest: (Reverse(usize::MAX), 0), last_used: 0 };
 
     /// Returns the reach of a value that serves prefixes of at least `min_len` symbols.
@@ -86,13 +81,11 @@ struct Walk {
 }
 
 impl<T> Tree<T> {
-    /// Creates an empty tree.
     pub(super) fn new() -> Self {
         let root = Node { edge: Vec::new(), parent: ROOT, children: Vec::new(), reach: PrefixReach::NONE, held: None };
         Self { nodes: vec![Some(root)], free: Vec::new(), symbols: 0 }
     }
 
-    /// Returns true if it holds no value.
     pub(super) fn is_empty(&self) -> bool {
         self.node(ROOT).is_none_or(|root| root.children.is_empty())
     }
@@ -101,7 +94,6 @@ impl<T> Tree<T> {
         TreeSize { nodes: self.nodes.len() - self.free.len(), symbols: self.symbols }
     }
 
-    /// Returns when a value was last used.
     pub(super) fn last_used(&self) -> u64 {
         self.node(ROOT).map_or(0, |root| root.reach.last_used)
     }
@@ -138,8 +130,7 @@ impl<T> Tree<T> {
         self.extend_reach(node, reach);
     }
 
-    /// Adds a value, used at `now`, that serves the prefixes of `text` from `min_len` symbols on. The tree has no value at
-    /// `text` yet.
+    /// Adds a value at `text`, which has none. It serves the prefixes from `min_len` symbols on and was used at `now`.
     pub(super) fn insert(&mut self, text: &[u32], value: T, min_len: usize, now: u64) -> NodeId {
         let Walk { node, on_edge, depth } = self.walk(text);
         let parent = self.split(node, on_edge);

@@ -11,7 +11,6 @@ use crate::decode::{
 };
 use std::collections::BTreeMap;
 
-/// Trees of one cache key.
 pub(super) type Trees<T> = BTreeMap<TreeKey, Tree<T>>;
 
 /// The position at which the texts of a tree begin.
@@ -28,8 +27,8 @@ impl TreeKey {
     #[cfg(test)]
     pub(super) const WHOLE: Self = Self { start: 0, before: None };
 
-    /// Returns the tree key of a state that was fed `text`, and the part of the text that belongs into the tree. `None` if too
-    /// much of the text was dropped.
+    /// Returns the tree key of a state that was fed `text`, and the part of the text that belongs into the tree. `None` if
+    /// too much of the text was dropped.
     pub(super) fn of<'a>(state: &dyn State, text: TextView<'a>) -> Option<(Self, &'a [u32])> {
         let replay = state.replay_start();
         // a text that was cut later than necessary is stored from its cut on
@@ -49,7 +48,6 @@ pub(super) struct TreeMatch<'t, 'a, T> {
     pub(super) rest: &'a [u32],
 }
 
-/// Returns the trees whose keys match `text`.
 pub(super) fn matching_trees<'t, 'a, T>(
     trees: &'t Trees<T>,
     text: TextView<'a>,

@@ -82,8 +82,7 @@ impl NaiveCache {
         (0..self.entries.len()).filter(move |&index| self.entries[index].key == *key)
     }
 
-    /// Finds the entry that serves most; of equals the one that shares most, then the one that serves the shortest prefix, then
-    /// the last used one.
+    /// Finds the entry that serves most; ties go to the one that shares most, serves the shortest prefix, was used last.
     fn find(&mut self, key: &Key, text: &[u32]) -> Option<usize> {
         let rank = |index: usize| {
             let entry = &self.entries[index];

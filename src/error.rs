@@ -65,17 +65,13 @@ impl Code {
 /// A result whose error is [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// All errors.
+/// All errors. Only fields that their message does not explain have a comment.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "each message shows what its fields are")]
 pub enum Error {
     /// No model is served under that name.
     #[error("unknown model {name:?}; known: {}", known.join(", "))]
-    UnknownModel {
-        /// The requested name.
-        name: String,
-        /// The names of all models.
-        known: Vec<String>,
-    },
+    UnknownModel { name: String, known: Vec<String> },
     /// No service of this server has that method.
     #[error("unknown method {path:?}: no service of this server has it")]
     UnknownMethod {
@@ -84,10 +80,7 @@ pub enum Error {
     },
     /// The document cache holds no such document of this client.
     #[error("unknown or expired document id {id:?}")]
-    UnknownDocument {
-        /// The requested id.
-        id: String,
-    },
+    UnknownDocument { id: String },
     /// A symbol outside of the model's vocabulary.
     #[error("{field}: {found} at character {offset} is not in the model's vocabulary")]
     UnknownSymbol {
@@ -103,9 +96,7 @@ pub enum Error {
     BadOption {
         /// The option, dotted as on the wire: `sampling.temperature`.
         field: &'static str,
-        /// The value found.
         found: String,
-        /// The allowed values.
         bound: String,
     },
     /// Malformed input, such as invalid JSON.
@@ -113,25 +104,16 @@ pub enum Error {
     Unreadable {
         /// The position in the request, if known.
         field: Option<String>,
-        /// The problem.
         why: String,
     },
     /// Two options that exclude each other.
     #[error("{first} and {second} exclude each other: give one")]
-    Exclusive {
-        /// One option.
-        first: &'static str,
-        /// The other option.
-        second: &'static str,
-    },
+    Exclusive { first: &'static str, second: &'static str },
     /// An input that is longer than a limit.
     #[error("{field}: {length} {unit} is more than the limit of {limit}{}", reason(*why))]
     TooLong {
-        /// The field or input.
         field: &'static str,
-        /// Its length.
         length: usize,
-        /// The limit.
         limit: usize,
         /// The unit: `characters`, `bytes`.
         unit: &'static str,
@@ -141,13 +123,10 @@ pub enum Error {
     /// An input longer than a limit, of unknown length because it was not read to its end.
     #[error("{field}: more than {limit} {unit}, which is the limit{}", reason(*why))]
     LongerThan {
-        /// The field or input.
         field: &'static str,
-        /// The limit.
         limit: usize,
         /// The unit: `characters`, `bytes`.
         unit: &'static str,
-        /// The reason for the limit, as in [`TooLong`](Self::TooLong).
         why: Option<&'static str>,
     },
     /// A message longer than the server accepts, compressed or not.
@@ -155,21 +134,11 @@ pub enum Error {
     Oversized {
         /// The part: `the message`, `the body`.
         what: &'static str,
-        /// Maximum bytes.
         limit: usize,
     },
     /// A call that this kind of model does not support.
     #[error("{call} needs a model that {wanted}; {model:?} is {found}")]
-    WrongKind {
-        /// The call or option.
-        call: &'static str,
-        /// The model's name.
-        model: String,
-        /// The required kind.
-        wanted: &'static str,
-        /// The kind of the model.
-        found: String,
-    },
+    WrongKind { call: &'static str, model: String, wanted: &'static str, found: String },
     /// A call without a valid API key.
     #[error("unauthenticated: {why}")]
     Unauthenticated {
@@ -179,9 +148,7 @@ pub enum Error {
     /// The queue is full.
     #[error("the queue is full: at most {limit} {what} may wait")]
     QueueFull {
-        /// The unit of the limit.
         what: &'static str,
-        /// The limit.
         limit: usize,
         /// Time after which a retry may succeed.
         retry: Duration,
@@ -191,33 +158,18 @@ pub enum Error {
     NeverFits {
         /// The field that makes it too large: the prompt or text, or the limit of generated symbols.
         field: &'static str,
-        /// Bytes that it may need.
         needed: usize,
-        /// Maximum bytes.
         limit: usize,
     },
     /// The key-value memory ran out.
     #[error("key-value memory: {needed} bytes needed, the limit is {limit}")]
-    OutOfPages {
-        /// Bytes needed.
-        needed: usize,
-        /// Maximum bytes.
-        limit: usize,
-    },
+    OutOfPages { needed: usize, limit: usize },
     /// The system has not enough memory for another model.
     #[error("the model may need {needed} bytes of memory; {available} are available")]
-    NoMemory {
-        /// Bytes that it may need.
-        needed: usize,
-        /// Bytes that the system has available.
-        available: usize,
-    },
+    NoMemory { needed: usize, available: usize },
     /// The maximum number of models is in memory.
     #[error("{limit} model generations are in memory (draining ones included), which is the limit")]
-    TooManyModels {
-        /// The limit.
-        limit: usize,
-    },
+    TooManyModels { limit: usize },
     /// The call carries a wrong secret.
     #[error("{what} is invalid")]
     PermissionDenied {
@@ -226,10 +178,7 @@ pub enum Error {
     },
     /// The client does not read its response.
     #[error("the client read nothing of its response for {limit:?}, which is the limit")]
-    Stalled {
-        /// Maximum time without a read.
-        limit: Duration,
-    },
+    Stalled { limit: Duration },
     /// The deadline passed.
     #[error("the deadline passed {stage}")]
     Deadline {
@@ -241,7 +190,6 @@ pub enum Error {
     Incomplete {
         /// The kind of error that ended it.
         code: Code,
-        /// The cause.
         why: String,
     },
     /// The client disconnected.
@@ -256,27 +204,18 @@ pub enum Error {
     /// An invalid file: a checkpoint, the source of a conversion, or saved measurements.
     #[error("{file}: {key}: expected {expected}, found {found}", file = file.display())]
     Checkpoint {
-        /// The file.
         file: PathBuf,
         /// The key, tensor or position in it.
         key: String,
-        /// The content that the format requires.
         expected: String,
-        /// The content found.
         found: String,
     },
     /// An error of the operating system.
     #[error("{path}: {source}", path = path.display())]
-    Io {
-        /// The file or folder.
-        path: PathBuf,
-        /// The system's error.
-        source: std::io::Error,
-    },
+    Io { path: PathBuf, source: std::io::Error },
     /// A remote server that rejected a call or did not answer.
     #[error("{server}: {answer}")]
     Remote {
-        /// The server.
         server: String,
         /// Its answer, or why there was none.
         answer: String,
@@ -318,6 +257,11 @@ impl Error {
             Self::Draining { .. } | Self::Remote { .. } => Code::Unavailable,
             Self::Internal(_) => Code::Internal,
         }
+    }
+
+    /// Creates a [`BadOption`](Self::BadOption) error.
+    pub fn bad_option(field: &'static str, found: impl Into<String>, bound: impl Into<String>) -> Self {
+        Self::BadOption { field, found: found.into(), bound: bound.into() }
     }
 
     /// Adds the reason for the limit to an error about a length.

@@ -13,6 +13,9 @@ use tonic::{
 };
 use uuid::Uuid;
 
+/// The result of a method with one response.
+pub(super) type Reply<T> = Result<tonic::Response<T>, tonic::Status>;
+
 /// The header that carries a request's id.
 pub const REQUEST_ID: &str = "x-request-id";
 /// The method whose body is a stream of separate requests.

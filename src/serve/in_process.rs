@@ -30,7 +30,7 @@ const INHERITED: [&str; 3] = ["authorization", "traceparent", "tracestate"];
 /// The properties of a client's request that calls on its behalf inherit.
 #[derive(Clone)]
 pub(super) struct ClientContext {
-    request_id: Arc<str>,
+    pub(super) request_id: Arc<str>,
     headers: HeaderMap,
     peer: Option<Peer>,
     /// When the client stops waiting.
@@ -62,11 +62,6 @@ impl ClientContext {
         let call = Call::of(request);
         let headers = request.metadata().clone().into_headers();
         Self::new(call.id, &headers, request.extensions().get().cloned(), call.deadline)
-    }
-
-    /// Returns the request's id.
-    pub(super) fn request_id(&self) -> &str {
-        &self.request_id
     }
 
     /// Returns the context of request number `number` of a stream of requests.

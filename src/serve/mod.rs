@@ -1,4 +1,4 @@
-//! The server: gRPC services over the engines, from start to shutdown. The only room that knows tonic.
+//! The server: gRPC services over the engines, from start to shutdown. Only this room uses tonic.
 //!
 //! Reading order: `grpc/generation` (a call from request to response), `grpc/convert` (request to job), `grpc/response_stream` (events
 //! to messages), `status` (error to status), `transport` (from the listener to the server), `middleware` (what every call passes),
@@ -32,9 +32,7 @@ use crate::{
     config::TransportConfig,
     error::{Error, Result},
 };
-use grpc::{
-    generation::GenerationService, latency::LatencyService, models::ModelsService, summarization::SummarizationService,
-};
+use grpc::{generation::JobService, latency::LatencyService, models::ModelsService};
 use middleware::compression::compressing;
 use registry::{calibration, drain::Gate};
 use std::{
@@ -61,8 +59,8 @@ const HANG: Duration = Duration::from_secs(60);
 
 /// The services that always run.
 const SERVICES: [&str; 5] = [
-    <GenerationServer<GenerationService> as NamedService>::NAME,
-    <SummarizationServer<SummarizationService> as NamedService>::NAME,
+    <GenerationServer<JobService> as NamedService>::NAME,
+    <SummarizationServer<JobService> as NamedService>::NAME,
     <ModelsServer<ModelsService> as NamedService>::NAME,
     <oip::InferenceServer as NamedService>::NAME,
     <LatencyServer<LatencyService> as NamedService>::NAME,
@@ -88,11 +86,9 @@ impl From<Engines> for ServerParts {
     }
 }
 
-/// Serves on this listener until `shutdown`, then drains: health turns NOT_SERVING, new requests are answered UNAVAILABLE, and
-/// running requests get [`TransportConfig::drain`] to finish and their clients to read before they are ended. Returns after that.
-///
-/// # Errors
-/// The listener fails.
+/// Serves on this listener until `shutdown`, then drains: health turns NOT_SERVING, new requests are answered
+/// UNAVAILABLE, and running requests get [`TransportConfig::drain`] to finish and their clients to read before they are
+/// ended. Returns after that. Fails only if the listener fails.
 pub async fn run(
     listener: TcpListener,
     parts: impl Into<ServerParts>,
@@ -106,17 +102,16 @@ pub async fn run(
     let (health, health_service) = tonic_health::server::health_reporter();
     monitor.set_serving();
     monitor.publish(&health, &services).await;
-    let generation = GenerationService::new(engines.clone(), gate.clone(), config.late_headers);
-    let summarization = SummarizationService::new(engines.clone(), gate.clone(), config.late_headers);
-    let models = ModelsService::new(engines.clone(), config.clone());
+    let jobs = JobService { engines: engines.clone(), gate: gate.clone(), late_headers: config.late_headers };
+    let models = ModelsService { engines: engines.clone(), config: config.clone() };
     let max_bytes = config.message_bytes;
     let mut routes = Routes::new(compressing!(health_service, max_bytes))
         .add_service(compressing!(reflection(&services).build_v1().map_err(broken)?, max_bytes))
         .add_service(compressing!(reflection(&services).build_v1alpha().map_err(broken)?, max_bytes))
-        .add_service(compressing!(GenerationServer::new(generation), max_bytes))
-        .add_service(compressing!(SummarizationServer::new(summarization), max_bytes))
+        .add_service(compressing!(GenerationServer::new(jobs.clone()), max_bytes))
+        .add_service(compressing!(SummarizationServer::new(jobs), max_bytes))
         .add_service(compressing!(ModelsServer::new(models), max_bytes))
-        .add_service(compressing!(LatencyServer::new(LatencyService::new(engines.clone())), max_bytes));
+        .add_service(compressing!(LatencyServer::new(LatencyService(engines.clone())), max_bytes));
     if let Some(admin) = admin {
         routes = routes.add_service(admin::guarded(admin, engines.clone(), gate.clone(), max_bytes));
     }

@@ -49,11 +49,9 @@ impl DetailsBuilder {
             }
             Error::UnknownMethod { path } => self.add("path", path).reason("UNKNOWN_METHOD"),
             Error::UnknownDocument { id } => self.add("document_id", id).reason("UNKNOWN_DOCUMENT"),
-            Error::UnknownSymbol { field, found, offset } => self
-                .field(field, error)
-                .add("symbol", found)
-                .add("offset", &offset.to_string())
-                .reason("UNKNOWN_SYMBOL"),
+            Error::UnknownSymbol { field, found, offset } => {
+                self.field(field, error).add("symbol", found).number("offset", *offset).reason("UNKNOWN_SYMBOL")
+            }
             Error::BadOption { field, found, bound } => {
                 self.field(field, error).add("value", found).add("bound", bound).reason("BAD_OPTION")
             }
@@ -63,14 +61,14 @@ impl DetailsBuilder {
                 self.field(first, error).field(second, error).reason("EXCLUSIVE_OPTIONS")
             }
             Error::TooLong { field, length, limit, unit, why } => {
-                self.field(field, error).add("unit", unit);
-                self.add("length", &length.to_string()).add("limit", &limit.to_string()).add_why(*why);
+                self.field(field, error).add("unit", unit).add_why(*why);
+                self.number("length", *length).number("limit", *limit);
                 "TOO_LONG"
             }
             // The same rule; the total length is unknown.
             Error::LongerThan { field, limit, unit, why } => {
-                self.field(field, error).add("unit", unit);
-                self.add("length", &format!("more than {limit}")).add("limit", &limit.to_string()).add_why(*why);
+                self.field(field, error).add("unit", unit).number("limit", *limit).add_why(*why);
+                self.add("length", &format!("more than {limit}"));
                 "TOO_LONG"
             }
             Error::WrongKind { call, model, wanted, found } => self
@@ -81,13 +79,13 @@ impl DetailsBuilder {
                 .reason("WRONG_KIND_OF_MODEL"),
             Error::Unauthenticated { .. } => "UNAUTHENTICATED",
             Error::QueueFull { what, limit, retry } => {
-                self.retry(*retry).add("what", what).add("limit", &limit.to_string()).reason("QUEUE_FULL")
+                self.retry(*retry).add("what", what).number("limit", *limit).reason("QUEUE_FULL")
             }
             Error::NeverFits { field, needed, limit } => {
-                self.field(field, error).bytes("needed", *needed).bytes("limit", *limit).reason("NEVER_FITS")
+                self.field(field, error).number("needed", *needed).number("limit", *limit).reason("NEVER_FITS")
             }
             Error::OutOfPages { needed, limit } => {
-                self.bytes("needed", *needed).bytes("limit", *limit).reason("OUT_OF_MEMORY")
+                self.number("needed", *needed).number("limit", *limit).reason("OUT_OF_MEMORY")
             }
             Error::PermissionDenied { what } => self.add("what", what).reason("PERMISSION_DENIED"),
             Error::Stalled { limit } => self.add("limit", &format!("{limit:?}")).reason("STALLED"),
@@ -95,23 +93,12 @@ impl DetailsBuilder {
             Error::Draining { retry } => self.retry(*retry).reason("DRAINING"),
             Error::Cancelled => "CANCELLED",
             Error::Incomplete { .. } => "INCOMPLETE",
-            Error::Oversized { limit, .. } => self.bytes("limit", *limit).reason("OVERSIZED"),
+            Error::Oversized { limit, .. } => self.number("limit", *limit).reason("OVERSIZED"),
             Error::Remote { .. } => "REMOTE",
-            Error::NoMemory { .. } | Error::TooManyModels { .. } | Error::Checkpoint { .. } | Error::Io { .. } => {
-                self.describe_loading(error)
-            }
-            Error::Setting(_) => "SETTING",
-            Error::Internal(_) => "INTERNAL",
-        }
-    }
-
-    /// Adds the details of an error in loading a model.
-    fn describe_loading(&mut self, error: &Error) -> &'static str {
-        match error {
             Error::NoMemory { needed, available } => {
-                self.bytes("needed", *needed).bytes("available", *available).reason("NO_MEMORY")
+                self.number("needed", *needed).number("available", *available).reason("NO_MEMORY")
             }
-            Error::TooManyModels { limit } => self.add("limit", &limit.to_string()).reason("TOO_MANY_MODELS"),
+            Error::TooManyModels { limit } => self.number("limit", *limit).reason("TOO_MANY_MODELS"),
             Error::Checkpoint { file, key, expected, found } => self
                 .add("file", &file.display().to_string())
                 .add("key", key)
@@ -121,7 +108,8 @@ impl DetailsBuilder {
             Error::Io { path, source } => {
                 self.add("file", &path.display().to_string()).add("found", &source.to_string()).reason("FILE")
             }
-            _ => "INTERNAL",
+            Error::Setting(_) => "SETTING",
+            Error::Internal(_) => "INTERNAL",
         }
     }
 
@@ -130,7 +118,7 @@ impl DetailsBuilder {
         self
     }
 
-    fn bytes(&mut self, key: &str, count: usize) -> &mut Self {
+    fn number(&mut self, key: &str, count: usize) -> &mut Self {
         self.add(key, &count.to_string())
     }
 
@@ -159,50 +147,47 @@ impl DetailsBuilder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Code;
+    use crate::error;
+    use tonic::Code;
 
     /// One error of each variant that a request can meet, its code, and a key of its metadata.
-    fn cases() -> Vec<(Error, tonic::Code, &'static str)> {
+    fn cases() -> Vec<(Error, Code, &'static str)> {
         let retry = Duration::from_millis(1500);
         vec![
-            (Error::UnknownModel { name: "x".into(), known: vec!["a".into()] }, tonic::Code::NotFound, "known"),
-            (Error::UnknownDocument { id: "x".into() }, tonic::Code::NotFound, "document_id"),
-            (Error::UnknownMethod { path: "/x".into() }, tonic::Code::Unimplemented, "path"),
-            (
-                Error::UnknownSymbol { field: "prompt", found: "'é'".into(), offset: 3 },
-                tonic::Code::InvalidArgument,
-                "offset",
-            ),
+            (Error::UnknownModel { name: "x".into(), known: vec!["a".into()] }, Code::NotFound, "known"),
+            (Error::UnknownDocument { id: "x".into() }, Code::NotFound, "document_id"),
+            (Error::UnknownMethod { path: "/x".into() }, Code::Unimplemented, "path"),
+            (Error::UnknownSymbol { field: "prompt", found: "'é'".into(), offset: 3 }, Code::InvalidArgument, "offset"),
             (
                 Error::BadOption { field: "sampling.top_p", found: "NaN".into(), bound: "0 to 1".into() },
-                tonic::Code::InvalidArgument,
+                Code::InvalidArgument,
                 "bound",
             ),
-            (Error::Unreadable { field: Some("a".into()), why: "x".into() }, tonic::Code::InvalidArgument, "field"),
-            (Error::Exclusive { first: "a", second: "b" }, tonic::Code::InvalidArgument, "field"),
+            (Error::Unreadable { field: Some("a".into()), why: "x".into() }, Code::InvalidArgument, "field"),
+            (Error::Exclusive { first: "a", second: "b" }, Code::InvalidArgument, "field"),
             (
                 Error::TooLong { field: "prompt", length: 9, limit: 8, unit: "characters", why: None },
-                tonic::Code::InvalidArgument,
+                Code::InvalidArgument,
                 "limit",
             ),
             (
                 Error::WrongKind { call: "Segment", model: "m".into(), wanted: "pools", found: "vanilla".into() },
-                tonic::Code::FailedPrecondition,
+                Code::FailedPrecondition,
                 "found",
             ),
-            (Error::Unauthenticated { why: "no key" }, tonic::Code::Unauthenticated, ""),
-            (Error::QueueFull { what: "requests", limit: 1, retry }, tonic::Code::ResourceExhausted, "limit"),
-            (Error::NeverFits { field: "prompt", needed: 2, limit: 1 }, tonic::Code::InvalidArgument, "needed"),
-            (Error::OutOfPages { needed: 2, limit: 1 }, tonic::Code::ResourceExhausted, "needed"),
-            (Error::Deadline { stage: "in the queue" }, tonic::Code::DeadlineExceeded, "stage"),
-            (Error::NoMemory { needed: 2, available: 1 }, tonic::Code::ResourceExhausted, "available"),
-            (Error::TooManyModels { limit: 1 }, tonic::Code::ResourceExhausted, "limit"),
-            (Error::PermissionDenied { what: "a token" }, tonic::Code::PermissionDenied, "what"),
-            (Error::Cancelled, tonic::Code::Cancelled, ""),
-            (Error::Incomplete { code: Code::Cancelled, why: "x".into() }, tonic::Code::Cancelled, ""),
-            (Error::Oversized { what: "the message", limit: 8 }, tonic::Code::OutOfRange, "limit"),
-            (Error::Draining { retry }, tonic::Code::Unavailable, ""),
-            (Error::Internal("x".into()), tonic::Code::Internal, ""),
+            (Error::Unauthenticated { why: "no key" }, Code::Unauthenticated, ""),
+            (Error::QueueFull { what: "requests", limit: 1, retry }, Code::ResourceExhausted, "limit"),
+            (Error::NeverFits { field: "prompt", needed: 2, limit: 1 }, Code::InvalidArgument, "needed"),
+            (Error::OutOfPages { needed: 2, limit: 1 }, Code::ResourceExhausted, "needed"),
+            (Error::Deadline { stage: "in the queue" }, Code::DeadlineExceeded, "stage"),
+            (Error::NoMemory { needed: 2, available: 1 }, Code::ResourceExhausted, "available"),
+            (Error::TooManyModels { limit: 1 }, Code::ResourceExhausted, "limit"),
+            (Error::PermissionDenied { what: "a token" }, Code::PermissionDenied, "what"),
+            (Error::Cancelled, Code::Cancelled, ""),
+            (Error::Incomplete { code: error::Code::Cancelled, why: "x".into() }, Code::Cancelled, ""),
+            (Error::Oversized { what: "the message", limit: 8 }, Code::OutOfRange, "limit"),
+            (Error::Draining { retry }, Code::Unavailable, ""),
+            (Error::Internal("x".into()), Code::Internal, ""),
         ]
     }
 
@@ -217,7 +202,7 @@ mod tests {
             let info = details.error_info().unwrap();
             assert_eq!(info.domain, DOMAIN);
             assert!(key.is_empty() || info.metadata.contains_key(key), "{error}: {info:?}");
-            let invalid = code == tonic::Code::InvalidArgument;
+            let invalid = code == Code::InvalidArgument;
             assert_eq!(details.bad_request().is_some(), invalid, "{error}");
             let temporary = matches!(error, Error::QueueFull { .. } | Error::Draining { .. });
             assert_eq!(details.retry_info().is_some(), temporary, "{error}");
@@ -228,7 +213,7 @@ mod tests {
     fn an_unknown_length_breaks_the_same_rule() {
         let status = status(&Error::LongerThan { field: "prompt", limit: 8, unit: "characters", why: None }, "r");
         let info = status.get_error_details().error_info().unwrap().clone();
-        assert_eq!((status.code(), info.reason.as_str()), (tonic::Code::InvalidArgument, "TOO_LONG"));
+        assert_eq!((status.code(), info.reason.as_str()), (Code::InvalidArgument, "TOO_LONG"));
         assert_eq!((info.metadata["length"].as_str(), info.metadata["limit"].as_str()), ("more than 8", "8"));
     }
 

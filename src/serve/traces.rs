@@ -53,11 +53,9 @@ pub(super) struct CallSpan {
 }
 
 impl Traces {
-    /// Sends spans to a collector's gRPC endpoint, for this `share` of the traces that begin here. A client's own traces are
-    /// sampled as the client decides. The collector may start later. Must be called within a runtime.
-    ///
-    /// # Errors
-    /// [`Error::Setting`] if `endpoint` is not a valid endpoint.
+    /// Sends spans to a collector's gRPC endpoint, for this `share` of the traces that begin here. A client's own
+    /// traces are sampled as the client decides. The collector may start later. Must be called within a runtime. Fails
+    /// with [`Error::Setting`] if `endpoint` is invalid.
     pub fn to(endpoint: &str, share: f64) -> Result<Self> {
         let exporter = SpanExporter::builder().with_tonic().with_endpoint(endpoint).build();
         let exporter = exporter.map_err(|error| Error::Setting(format!("--otlp {endpoint}: {error}")))?;
@@ -100,15 +98,14 @@ impl CallSpan {
 
     /// Records the finished job: its phases as child spans, and its counts.
     pub(super) fn record_job(&self, model: &str, usage: &Usage, timing: &Timing) {
-        let count = |key: &'static str, value: usize| KeyValue::new(key, i64::try_from(value).unwrap_or(i64::MAX));
-        let steps = |key: &'static str, value: u64| KeyValue::new(key, i64::try_from(value).unwrap_or(i64::MAX));
+        let count = |key: &'static str, value: u64| KeyValue::new(key, i64::try_from(value).unwrap_or(i64::MAX));
         self.context.span().set_attributes([
             KeyValue::new("gen_ai.request.model", model.to_owned()),
-            count("gen_ai.usage.input_tokens", usage.prompt_chars),
-            count("gen_ai.usage.output_tokens", usage.generated_chars),
-            count("weir.cached_chars", usage.cached_chars),
-            steps("weir.steps", timing.steps),
-            steps("weir.middle_steps", timing.middle_steps),
+            count("gen_ai.usage.input_tokens", usage.prompt_chars as u64),
+            count("gen_ai.usage.output_tokens", usage.generated_chars as u64),
+            count("weir.cached_chars", usage.cached_chars as u64),
+            count("weir.steps", timing.steps),
+            count("weir.middle_steps", timing.middle_steps),
         ]);
         let time = |nanoseconds: u64| self.began + Duration::from_nanos(nanoseconds);
         let prefilled = timing.queue_ns.saturating_add(timing.prefill_ns);

@@ -1,24 +1,19 @@
 //! Checks of a request to load a model: its folder, its name, and the memory available.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, clip};
 use std::path::{Component, Path, PathBuf};
 use sysinfo::System;
 
 /// Maximum bytes of a name.
 const NAME_BYTES: usize = 128;
 
-/// Resolves `path` within the models folder, and follows links.
-///
-/// # Errors
-/// The server has no models folder, or `path` is absent or leaves it.
+/// Resolves `path` within the models folder, and follows links. Fails if the server has no models folder, or if `path`
+/// is absent or leaves it.
 pub(super) fn resolve_folder(root: Option<&Path>, path: &str) -> Result<PathBuf> {
-    let rejected = |bound: &str| Error::BadOption { field: "path", found: format!("{path:?}"), bound: bound.into() };
-    let Some(root) = root else {
-        return Err(rejected("absent, as this server has no models folder"));
-    };
-    let components = Path::new(path).components();
-    let descends = components.clone().all(|part| matches!(part, Component::Normal(_)));
-    if !descends || components.count() == 0 {
+    let rejected = |bound: &str| Error::bad_option("path", format!("{path:?}"), bound);
+    let root = root.ok_or_else(|| rejected("absent, as this server has no models folder"))?;
+    let mut components = Path::new(path).components();
+    if components.clone().count() == 0 || !components.all(|part| matches!(part, Component::Normal(_))) {
         return Err(rejected("a relative path within the models folder"));
     }
     let folder = canonical(&root.join(path))?;
@@ -32,10 +27,8 @@ fn canonical(path: &Path) -> Result<PathBuf> {
     path.canonicalize().map_err(Error::io(path))
 }
 
-/// Returns the requested name, or else the folder's.
-///
-/// # Errors
-/// The requested name has other characters than letters, digits, `-`, `_` and `.`, or is too long.
+/// Returns the requested name, or else the folder's. Fails if the requested name is too long or has characters other
+/// than letters, digits, `-`, `_` and `.`.
 pub(super) fn model_name(requested: Option<&str>, folder: &Path) -> Result<String> {
     let Some(name) = requested.filter(|name| !name.is_empty()) else {
         return Ok(folder.file_name().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned()));
@@ -43,16 +36,13 @@ pub(super) fn model_name(requested: Option<&str>, folder: &Path) -> Result<Strin
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     if name.len() > NAME_BYTES || !name.chars().all(plain) || !name.starts_with(|c: char| c.is_ascii_alphanumeric()) {
         let bound = format!("1 to {NAME_BYTES} letters, digits, or any of \"-_.\", the first a letter or digit");
-        let found = format!("{:?}", crate::error::clip(name, NAME_BYTES));
-        return Err(Error::BadOption { field: "name", found, bound });
+        return Err(Error::bad_option("name", format!("{:?}", clip(name, NAME_BYTES)), bound));
     }
     Ok(name.to_owned())
 }
 
-/// Checks that the system has `needed` bytes available, in addition to `reserved` bytes that running engines may still take.
-///
-/// # Errors
-/// [`Error::NoMemory`] if it has not.
+/// Checks that the system has `needed` bytes available, in addition to `reserved` bytes that running engines may still
+/// take. Fails with [`Error::NoMemory`] otherwise.
 pub(super) fn check_memory(needed: usize, reserved: usize) -> Result<()> {
     let mut system = System::new();
     system.refresh_memory();

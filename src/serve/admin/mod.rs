@@ -13,16 +13,11 @@ use std::{
 
 /// Loads checkpoints, so that the server does not depend on the model families.
 pub trait ModelLoader: Send + Sync {
-    /// Returns the maximum bytes of memory for loading and serving this checkpoint.
-    ///
-    /// # Errors
-    /// The folder holds no valid checkpoint.
+    /// Returns the maximum bytes of memory for loading and serving this checkpoint. Fails if the folder holds no valid
+    /// checkpoint.
     fn memory_needed(&self, folder: &Path) -> Result<usize>;
 
-    /// Loads a checkpoint under a name. Blocks.
-    ///
-    /// # Errors
-    /// The checkpoint is invalid.
+    /// Loads a checkpoint under a name. Blocks. Fails if the checkpoint is invalid.
     fn load(&self, folder: &Path, name: &str) -> Result<Arc<dyn Model>>;
 }
 

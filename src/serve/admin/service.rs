@@ -6,7 +6,7 @@ use crate::{
     engine::Phase,
     error::{Error, Result},
     serve::{
-        call::Call,
+        call::{Call, Reply},
         middleware::{auth::bearer, compression::compressing},
         registry::{
             drain::{Gate, RequestPermit},
@@ -133,8 +133,8 @@ impl LoadTask {
             Some(path) => load_checks::resolve_folder(self.service.config.models_folder.as_deref(), path)?,
             None => {
                 let engine = self.service.engines.find("name", name.as_deref())?;
-                let bound = "a path, as that model was not loaded from a folder".into();
-                let missing = || Error::BadOption { field: "path", found: "absent".into(), bound };
+                let bound = "a path, as that model was not loaded from a folder";
+                let missing = || Error::bad_option("path", "absent", bound);
                 let folder = engine.folder().map(Path::to_path_buf).ok_or_else(missing)?;
                 return Ok((folder, engine.card().name.clone()));
             }
@@ -162,34 +162,22 @@ fn generation_message(engine: &Lease, state: State) -> v1::ModelGeneration {
 
 #[tonic::async_trait]
 impl admin_server::Admin for AdminService {
-    async fn load_model(
-        &self,
-        request: Request<v1::LoadModelRequest>,
-    ) -> Result<Response<v1::LoadModelResponse>, Status> {
+    async fn load_model(&self, request: Request<v1::LoadModelRequest>) -> Reply<v1::LoadModelResponse> {
         let call = Call::of(&request);
         let loaded = self.load(request.into_inner()).await;
         loaded.map(Response::new).map_err(|error| rejected(&error, &call))
     }
 
-    async fn unload_model(
-        &self,
-        request: Request<v1::UnloadModelRequest>,
-    ) -> Result<Response<v1::UnloadModelResponse>, Status> {
+    async fn unload_model(&self, request: Request<v1::UnloadModelRequest>) -> Reply<v1::UnloadModelResponse> {
         let call = Call::of(&request);
         self.unload(request.get_ref()).map(Response::new).map_err(|error| rejected(&error, &call))
     }
 
-    async fn list_generations(
-        &self,
-        _: Request<v1::ListGenerationsRequest>,
-    ) -> Result<Response<v1::ListGenerationsResponse>, Status> {
+    async fn list_generations(&self, _: Request<v1::ListGenerationsRequest>) -> Reply<v1::ListGenerationsResponse> {
         Ok(Response::new(self.list()))
     }
 
-    async fn reset_report(
-        &self,
-        request: Request<v1::ResetReportRequest>,
-    ) -> Result<Response<v1::ResetReportResponse>, Status> {
+    async fn reset_report(&self, request: Request<v1::ResetReportRequest>) -> Reply<v1::ResetReportResponse> {
         let call = Call::of(&request);
         let models = self.engines.reset_reports(request.get_ref().model.as_deref());
         let models = models.map_err(|error| rejected(&error, &call))?;

@@ -13,7 +13,9 @@ use tonic::{
     transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
 };
 use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
-pub use weir_proto::v1::{Calibration, EstimatedGain, LatencyHistogram, MeasuredSummaries, MeasuredTexts, ModelReport};
+pub use weir_proto::v1::{
+    CacheEffect, Calibration, EstimatedGain, LatencyHistogram, MeasuredSummaries, MeasuredTexts, ModelReport,
+};
 use weir_proto::v1::{
     GetReportRequest, ListGenerationsRequest, LoadModelRequest, LoadModelResponse, ModelGeneration, ReportWindow,
     ResetReportRequest, UnloadModelRequest, admin_client::AdminClient, latency_client::LatencyClient,
@@ -37,10 +39,8 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum bytes of a report, which has the histograms of many models.
 const REPORT_BYTES: usize = 64 << 20;
 
-/// Returns true if a service reports that it serves. `""` stands for the server as a whole.
-///
-/// # Errors
-/// The server or service is unknown, or does not answer in five seconds.
+/// Returns true if a service reports that it serves. `""` stands for the server as a whole. Fails if the server or
+/// service is unknown or does not answer in five seconds.
 pub async fn is_serving(server: &ServerEndpoint, service: &str) -> Result<bool> {
     let mut request = Request::new(HealthCheckRequest { service: service.to_owned() });
     request.set_timeout(TIMEOUT);
@@ -60,10 +60,8 @@ pub enum ReportPeriod {
     Minute,
 }
 
-/// Returns the latency report of the model of that name, or of all models.
-///
-/// # Errors
-/// The server is unreachable, rejects the call, or does not answer in five seconds; or no header can hold `key`.
+/// Returns the latency report of the model of that name, or of all models. Fails if the server is unreachable, rejects
+/// the call or does not answer in five seconds, or if no header can hold `key`.
 pub async fn report(
     server: &ServerEndpoint,
     key: Option<&str>,
@@ -89,7 +87,7 @@ pub async fn report(
     Ok(answer.into_inner().models)
 }
 
-/// A client of a server's admin service.
+/// A client of a server's admin service. Every call fails with [`Error::Remote`] if the server rejects it.
 pub struct AdminConnection {
     server: String,
     client: AdminClient<Channel>,
@@ -118,10 +116,7 @@ pub struct Loaded {
 }
 
 impl AdminConnection {
-    /// Connects to a server.
-    ///
-    /// # Errors
-    /// The server is unreachable.
+    /// Connects to a server. Fails if the server is unreachable.
     pub async fn connect(server: &ServerEndpoint, token: &AdminToken) -> Result<Self> {
         let token = MetadataValue::try_from(token.bearer());
         let mut token = token.map_err(|error| Error::Internal(format!("the token: {error}")))?;
@@ -130,9 +125,6 @@ impl AdminConnection {
     }
 
     /// Loads a model. Returns the generation that serves now, and the number of the one that drains.
-    ///
-    /// # Errors
-    /// [`Error::Remote`] with the server's answer.
     pub async fn load(&mut self, path: Option<String>, name: Option<String>) -> Result<(Loaded, Option<u64>)> {
         let request = self.request(LoadModelRequest { path, name });
         let answer = self.client.load_model(request).await.map_err(|status| refused(&self.server, &status))?;
@@ -141,9 +133,6 @@ impl AdminConnection {
     }
 
     /// Unloads a model. Returns the number of the generation that drains.
-    ///
-    /// # Errors
-    /// [`Error::Remote`] with the server's answer.
     pub async fn unload(&mut self, name: String) -> Result<u64> {
         let request = self.request(UnloadModelRequest { name });
         let answer = self.client.unload_model(request).await.map_err(|status| refused(&self.server, &status))?;
@@ -151,9 +140,6 @@ impl AdminConnection {
     }
 
     /// Lists all generations in memory.
-    ///
-    /// # Errors
-    /// [`Error::Remote`] with the server's answer.
     pub async fn list(&mut self) -> Result<Vec<Loaded>> {
         let request = self.request(ListGenerationsRequest {});
         let answer = self.client.list_generations(request).await.map_err(|status| refused(&self.server, &status))?;
@@ -161,9 +147,6 @@ impl AdminConnection {
     }
 
     /// Resets the report of a model, or of all models. Returns their names.
-    ///
-    /// # Errors
-    /// [`Error::Remote`] with the server's answer.
     pub async fn reset_report(&mut self, model: Option<String>) -> Result<Vec<String>> {
         let request = self.request(ResetReportRequest { model });
         let answer = self.client.reset_report(request).await.map_err(|status| refused(&self.server, &status))?;

@@ -34,10 +34,7 @@ pub struct TimedResponses {
 }
 
 impl Client {
-    /// Connects to `host:port`.
-    ///
-    /// # Errors
-    /// [`Error::Setting`] if no server answers there.
+    /// Connects to `host:port`. Fails with [`Error::Setting`] if no server answers there.
     pub async fn connect(address: &str) -> Result<Self> {
         let wrong = |error: tonic::transport::Error| Error::Setting(format!("{address}: {error}"));
         let channel = Channel::from_shared(format!("http://{address}"));
@@ -45,10 +42,8 @@ impl Client {
         Ok(Self(GenerationClient::new(channel.connect().await.map_err(wrong)?)))
     }
 
-    /// Sends all requests at once and reads each stream to its end.
-    ///
-    /// # Errors
-    /// [`Error::Setting`] with the server's answer if it rejects one.
+    /// Sends all requests at once and reads each stream to its end. Fails with [`Error::Setting`], which holds the
+    /// server's answer, if the server rejects a request.
     pub async fn generate(&self, requests: Vec<PromptRequest>) -> Result<TimedResponses> {
         let begun = Instant::now();
         let spawn = |request| tokio::spawn(read_stream(self.0.clone(), request));

@@ -1,4 +1,4 @@
-//! Converts requests to jobs: encodes text, fills in defaults, and validates what only the API knows.
+//! Converts requests to jobs: encodes text, fills in defaults, and validates the fields that the engine never sees.
 //!
 //! The engine validates the rest when a job is submitted. [`pieces`](super::pieces) and [`segments`](super::segments) convert
 //! results back.
@@ -53,10 +53,7 @@ pub(super) struct CharacterDetails {
     pub(super) boundaries: bool,
 }
 
-/// Returns the job of a `Generate`, and the options of its response.
-///
-/// # Errors
-/// A field is out of bounds; the error names it.
+/// Returns the job of a `Generate`, and the options of its response. Fails if a field is out of bounds.
 pub(super) fn generate_job(request: v1::GenerateRequest, card: &Card) -> Result<(options::Generate, ResponseFormat)> {
     let seed = request.sampling.as_ref().and_then(|sampling| sampling.seed).unwrap_or_else(draw_seed);
     let boundaries = boundaries(request.boundary_mode.as_deref(), seed, card)?;
@@ -91,10 +88,7 @@ pub(super) fn generate_job(request: v1::GenerateRequest, card: &Card) -> Result<
     Ok((job, format))
 }
 
-/// Returns the job of a `Score`, and its seed.
-///
-/// # Errors
-/// A field is out of bounds; the error names it.
+/// Returns the job of a `Score`, and its seed. Fails if a field is out of bounds.
 pub(super) fn score_job(request: &v1::ScoreRequest, card: &Card) -> Result<(options::Score, u64)> {
     let windows = request.windows.map(|wire| WindowOptions { length: size(wire.length), stride: size(wire.stride) });
     // Before the text, which may be long, is encoded.
@@ -107,20 +101,14 @@ pub(super) fn score_job(request: &v1::ScoreRequest, card: &Card) -> Result<(opti
     Ok((options::Score { symbols, logprobs: true, top: size(request.top_logprobs()), boundaries, windows }, seed))
 }
 
-/// Returns the job of a `Segment`, and its seed.
-///
-/// # Errors
-/// A field is out of bounds; the error names it.
+/// Returns the job of a `Segment`, and its seed. Fails if a field is out of bounds.
 pub(super) fn segment_job(request: &v1::SegmentRequest, card: &Card) -> Result<(options::Score, u64)> {
     let symbols = card.encode("text", &request.text)?;
     let (boundaries, seed) = seeded_boundaries(request.boundary_mode.as_deref(), request.seed, card)?;
     Ok((options::Score { symbols, logprobs: false, top: 0, boundaries, windows: None }, seed))
 }
 
-/// Returns the options of a `Summarize`.
-///
-/// # Errors
-/// A field is out of bounds; the error names it.
+/// Returns the options of a `Summarize`. Fails if a field is out of bounds.
 pub(super) fn summary_options(wire: &v1::SummarizeOptions, card: &Card) -> Result<Summarize> {
     let seed = || wire.sampling.as_ref().and_then(|sampling| sampling.seed).unwrap_or_else(draw_seed);
     let sampling = wire.sampling.clone().map(|wire| sampling(wire, seed(), &card.vocabulary)).transpose()?;
@@ -167,7 +155,7 @@ fn piece_split(stream: v1::Streaming, card: &Card) -> Result<PieceSplit> {
     }
     let count = size(stream.coalesce_chars.unwrap_or(1));
     if !(1..=MAX_COALESCE).contains(&count) {
-        return Err(bad("stream.coalesce_chars", count.to_string(), format!("1 to {MAX_COALESCE}")));
+        return Err(Error::bad_option("stream.coalesce_chars", count.to_string(), format!("1 to {MAX_COALESCE}")));
     }
     Ok(PieceSplit::Characters(count))
 }
@@ -176,15 +164,19 @@ fn sampling(wire: v1::Sampling, seed: u64, vocabulary: &Vocabulary) -> Result<op
     let field = "sampling.logit_bias";
     // Checked first: each symbol is looked up, and a list of a million would be slow.
     if wire.logit_bias.len() > OptionLimits::LOGIT_BIAS {
-        return Err(bad(field, wire.logit_bias.len().to_string(), format!("at most {}", OptionLimits::LOGIT_BIAS)));
+        return Err(Error::bad_option(
+            field,
+            wire.logit_bias.len().to_string(),
+            format!("at most {}", OptionLimits::LOGIT_BIAS),
+        ));
     }
     let symbol = |bias: &v1::LogitBias| match &bias.symbol {
         Some(Symbol::Id(id)) => Ok(*id),
         Some(Symbol::Text(text)) => match vocabulary.encode_exactly(field, text)?.as_slice() {
             [id] => Ok(*id),
-            _ => Err(bad(field, format!("{:?}", clip(text, 64)), "exactly one symbol".into())),
+            _ => Err(Error::bad_option(field, format!("{:?}", clip(text, 64)), "exactly one symbol")),
         },
-        None => Err(bad(field, "nothing".into(), "exactly one symbol".into())),
+        None => Err(Error::bad_option(field, "nothing", "exactly one symbol")),
     };
     let logit_bias = wire.logit_bias.iter().map(|bias| Ok((symbol(bias)?, bias.bias))).collect::<Result<_>>()?;
     let default = options::Sampling::default();
@@ -211,10 +203,6 @@ fn stopping(wire: v1::Stopping, prompt_chars: usize, card: &Card) -> Result<opti
         include_stop: wire.include_stop(),
         ignore_end: wire.ignore_eos(),
     })
-}
-
-fn bad(field: &'static str, found: String, bound: String) -> Error {
-    Error::BadOption { field, found, bound }
 }
 
 /// Widens a count. Supported machines have at least 32 bits.

@@ -77,9 +77,9 @@ impl DocumentReceiver {
         let limit_status = match part {
             Some(Some(Part::Chunk(chunk))) => self.tokenizer.push(&chunk.text, &mut tokens)?,
             Some(Some(Part::Options(_))) => {
-                return Err(bad_part("options", "a second time", "the first part and no other"));
+                return Err(Error::bad_option("options", "a second time", "the first part and no other"));
             }
-            Some(None) => return Err(bad_part("part", "nothing", "options or a chunk")),
+            Some(None) => return Err(Error::bad_option("part", "nothing", "options or a chunk")),
             None => self.tokenizer.finish(&mut tokens)?,
         };
         if limit_status == LimitStatus::Exceeded && !self.cut {
@@ -94,17 +94,12 @@ impl DocumentReceiver {
 
     fn close(self, cut: bool) {
         if self.upload.is_empty() {
-            return self.upload.fail(bad_part(TEXT, "no tokens", "text of at least one"));
+            return self.upload.fail(Error::bad_option(TEXT, "no tokens", "text of at least one"));
         }
         let end = self.tokenizer.bytes();
         self.upload.push(&[self.end], &[(end, end)]);
         self.upload.close(cut);
     }
-}
-
-/// The error for a part that must not be there or has no content.
-pub(super) fn bad_part(field: &'static str, found: &str, bound: &str) -> Error {
-    Error::BadOption { field, found: found.into(), bound: bound.into() }
 }
 
 /// Returns the error for a request that broke off or cannot be read, by the status that ended it.

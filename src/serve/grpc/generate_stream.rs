@@ -20,7 +20,6 @@ pub(crate) struct GenerateEncoder {
 }
 
 impl GenerateEncoder {
-    /// An encoder before the first event.
     pub(super) fn new(format: ResponseFormat, card: &Card, request_id: &str) -> Self {
         Self {
             request_id: request_id.to_owned(),

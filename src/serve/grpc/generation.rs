@@ -1,5 +1,5 @@
 //! The service `Generation`: converts a request to a job, submits it to the model's engine, and answers with a stream over the
-//! engine's events.
+//! engine's events. `summarization` implements the service `Summarization` for the same type.
 
 use super::{
     convert,
@@ -14,34 +14,30 @@ use crate::{
     engine::{Event, Job, Terms},
     error::Result,
     serve::{
-        call::Call,
+        call::{Call, Reply},
         registry::{drain::Gate, engines::Engines},
     },
     text::Vocabulary,
 };
 use std::sync::Arc;
-use tonic::{Request, Response, Status};
+use tonic::{Request, Response};
 use weir_proto::v1::{self, generation_server};
 
-/// The service.
-pub(crate) struct GenerationService {
-    engines: Engines,
-    gate: Gate,
-    /// True if a response begins with its first text, for proxies that retry elsewhere until then.
-    late_headers: bool,
+/// Submits jobs to the engines while the gate is open.
+#[derive(Clone)]
+pub(crate) struct JobService {
+    pub(crate) engines: Engines,
+    pub(crate) gate: Gate,
+    /// True if a response begins with its first progress or text, for proxies that retry elsewhere until then.
+    pub(crate) late_headers: bool,
 }
 
-impl GenerationService {
-    /// A service of these engines that takes requests while the gate is open.
-    pub(crate) fn new(engines: Engines, gate: Gate, late_headers: bool) -> Self {
-        Self { engines, gate, late_headers }
-    }
-
-    async fn respond<E: MessageEncoder>(
+impl JobService {
+    pub(super) async fn respond<E: MessageEncoder>(
         &self,
         stream: Result<ResponseStream<E>>,
         call: &Call,
-    ) -> Result<Response<ResponseStream<E>>, Status> {
+    ) -> Reply<ResponseStream<E>> {
         stream.map_err(reject(call))?.buffered(self.late_headers).await.map(Response::new)
     }
 
@@ -107,23 +103,23 @@ async fn collect_segments(
 }
 
 #[tonic::async_trait]
-impl generation_server::Generation for GenerationService {
+impl generation_server::Generation for JobService {
     type GenerateStream = ResponseStream<GenerateEncoder>;
     type ScoreStream = ResponseStream<ScoreEncoder>;
 
-    async fn generate(&self, request: Request<v1::GenerateRequest>) -> Result<Response<Self::GenerateStream>, Status> {
+    async fn generate(&self, request: Request<v1::GenerateRequest>) -> Reply<Self::GenerateStream> {
         let call = Call::of(&request);
         let stream = self.start_generate(request.into_inner(), call.clone());
         self.respond(stream, &call).await
     }
 
-    async fn score(&self, request: Request<v1::ScoreRequest>) -> Result<Response<Self::ScoreStream>, Status> {
+    async fn score(&self, request: Request<v1::ScoreRequest>) -> Reply<Self::ScoreStream> {
         let call = Call::of(&request);
         let stream = self.start_score(request.into_inner(), call.clone());
         self.respond(stream, &call).await
     }
 
-    async fn segment(&self, request: Request<v1::SegmentRequest>) -> Result<Response<v1::SegmentResponse>, Status> {
+    async fn segment(&self, request: Request<v1::SegmentRequest>) -> Reply<v1::SegmentResponse> {
         let call = Call::of(&request);
         self.segment_text(request.into_inner(), &call).await.map(Response::new).map_err(reject(&call))
     }

@@ -1,36 +1,29 @@
 //! The service `Latency`: reports how long requests took, per model, next to an estimate of the time without pooling.
 
+use super::totals::{count, nanoseconds};
 use crate::{
     engine::{
         Handle,
         calibration::{Calibrated, NotCalibrated, StepTiming, TimingTable},
     },
     error::{Error, Result},
-    metrics::latency_windows::{LatencyKind, LatencyPeriod, LatencySlice, ReportCounts},
+    metrics::latency_windows::{LatencyKind, LatencyPeriod, LatencySlice, LayerTotals, ReportCounts},
     serve::{
-        call::Call,
+        call::{Call, Reply},
         registry::engines::{Engines, Lease},
         status::status,
     },
 };
-use std::time::{Duration, UNIX_EPOCH};
-use tonic::{Request, Response, Status};
+use std::time::UNIX_EPOCH;
+use tonic::{Request, Response};
 use weir_proto::v1::{self, ReportWindow, latency_server};
 
-/// The service.
-pub(crate) struct LatencyService {
-    engines: Engines,
-}
+pub(crate) struct LatencyService(pub(crate) Engines);
 
 impl LatencyService {
-    /// A service of these engines.
-    pub(crate) fn new(engines: Engines) -> Self {
-        Self { engines }
-    }
-
     fn report(&self, request: &v1::GetReportRequest) -> Result<v1::GetReportResponse> {
         let window = report_window(request)?;
-        let engines = self.engines.select(request.model.as_deref())?;
+        let engines = self.0.select(request.model.as_deref())?;
         let models = engines.iter().map(|engine| model_report(engine, window)).collect();
         Ok(v1::GetReportResponse { models })
     }
@@ -59,11 +52,7 @@ fn report_window(request: &v1::GetReportRequest) -> Result<ReportWindow> {
     match ReportWindow::try_from(number) {
         Ok(ReportWindow::Unspecified) => Ok(ReportWindow::SinceLoad),
         Ok(window) => Ok(window),
-        Err(_) => Err(Error::BadOption {
-            field: "window",
-            found: number.to_string(),
-            bound: "a value of ReportWindow: 0 to 3".into(),
-        }),
+        Err(_) => Err(Error::bad_option("window", number.to_string(), "a value of ReportWindow: 0 to 3")),
     }
 }
 
@@ -120,10 +109,7 @@ fn texts(slice: &LatencySlice) -> v1::MeasuredTexts {
 
 fn summaries(slice: &LatencySlice) -> v1::MeasuredSummaries {
     let sums = &slice.counts;
-    let layer = |layer: &crate::metrics::latency_windows::LayerTotals| v1::EncoderLayerReport {
-        vectors: layer.vectors,
-        took_ns: layer.took_ns,
-    };
+    let layer = |&LayerTotals { vectors, took_ns }: &LayerTotals| v1::EncoderLayerReport { vectors, took_ns };
     v1::MeasuredSummaries {
         requests: sums.requests,
         failed: sums.failed,
@@ -245,20 +231,9 @@ fn ratio(part: u64, total: u64) -> Option<f64> {
     (total > 0).then(|| part as f64 / total as f64)
 }
 
-fn nanoseconds(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
-}
-
-fn count(value: usize) -> u32 {
-    u32::try_from(value).unwrap_or(u32::MAX)
-}
-
 #[tonic::async_trait]
 impl latency_server::Latency for LatencyService {
-    async fn get_report(
-        &self,
-        request: Request<v1::GetReportRequest>,
-    ) -> Result<Response<v1::GetReportResponse>, Status> {
+    async fn get_report(&self, request: Request<v1::GetReportRequest>) -> Reply<v1::GetReportResponse> {
         let call = Call::of(&request);
         let report = self.report(request.get_ref());
         report.map(Response::new).map_err(|error| status(&error, &call.id))

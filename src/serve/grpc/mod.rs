@@ -10,6 +10,6 @@ mod pieces;
 mod response_stream;
 mod score_stream;
 mod segments;
-pub(super) mod summarization;
+mod summarization;
 mod summary_stream;
 mod totals;

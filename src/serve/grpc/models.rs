@@ -1,29 +1,30 @@
 //! The service `Models`: describes the models that are served, and their limits.
 
-use super::{convert::MAX_COALESCE, pieces::symbol_text};
+use super::{
+    convert::MAX_COALESCE,
+    pieces::symbol_text,
+    totals::{count, nanoseconds},
+};
 use crate::{
     config::TransportConfig,
     decode::{document, options::OptionLimits},
     engine::{Handle, PRIORITIES},
-    serve::{call::Call, registry::engines::Engines, status::status},
+    serve::{
+        call::{Call, Reply},
+        registry::engines::Engines,
+        status::status,
+    },
     text::{SpecialSymbols, Vocabulary},
 };
-use std::time::Duration;
-use tonic::{Request, Response, Status};
+use tonic::{Request, Response};
 use weir_proto::v1::{self, models_server};
 
-/// The service.
 pub(crate) struct ModelsService {
-    engines: Engines,
-    config: TransportConfig,
+    pub(crate) engines: Engines,
+    pub(crate) config: TransportConfig,
 }
 
 impl ModelsService {
-    /// A service of these engines, on a server with these limits.
-    pub(crate) fn new(engines: Engines, config: TransportConfig) -> Self {
-        Self { engines, config }
-    }
-
     fn describe(&self, engine: &Handle) -> v1::Model {
         let card = engine.card();
         v1::Model {
@@ -122,23 +123,14 @@ fn display_text(id: u32, vocabulary: &Vocabulary) -> String {
     special.map_or_else(|| symbol_text(id, vocabulary), str::to_owned)
 }
 
-fn nanoseconds(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
-}
-
-/// Narrows a count. A limit beyond 32 bits is no limit.
-fn count(value: usize) -> u32 {
-    u32::try_from(value).unwrap_or(u32::MAX)
-}
-
 #[tonic::async_trait]
 impl models_server::Models for ModelsService {
-    async fn list_models(&self, _: Request<v1::ListModelsRequest>) -> Result<Response<v1::ListModelsResponse>, Status> {
+    async fn list_models(&self, _: Request<v1::ListModelsRequest>) -> Reply<v1::ListModelsResponse> {
         let models = self.engines.all().iter().map(|engine| self.describe(engine)).collect();
         Ok(Response::new(v1::ListModelsResponse { models }))
     }
 
-    async fn get_model(&self, request: Request<v1::GetModelRequest>) -> Result<Response<v1::Model>, Status> {
+    async fn get_model(&self, request: Request<v1::GetModelRequest>) -> Reply<v1::Model> {
         let call = Call::of(&request);
         let engine = self.engines.find("name", request.get_ref().name.as_deref());
         engine.map(|engine| Response::new(self.describe(&engine))).map_err(|error| status(&error, &call.id))

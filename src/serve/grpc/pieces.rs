@@ -113,7 +113,7 @@ impl Pieces {
     }
 }
 
-fn ends_segment(symbol: &EmittedSymbol) -> bool {
+pub(super) fn ends_segment(symbol: &EmittedSymbol) -> bool {
     symbol.decision.is_some_and(|decision| decision.boundary)
 }
 

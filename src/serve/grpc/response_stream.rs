@@ -1,6 +1,6 @@
 //! Response streams: an encoder turns the engine's events into messages while the job runs.
 //!
-//! A response reads its job's events itself, so nothing stands between engine and connection. A client that does not read stops
+//! A response reads its job's events itself, without a task between engine and connection. A client that does not read stops
 //! the response; the events then stop, and the row pauses. A client that disconnects drops the response and its events, which
 //! frees the row.
 
@@ -46,7 +46,7 @@ impl JobEvents {
         if let Poll::Ready(error) = self.ended.as_mut().poll(cx) {
             return Poll::Ready(Err(error));
         }
-        let broken = || Err(Error::Internal("the engine dropped a job without a word".into()));
+        let broken = || Err(Error::Internal("the engine dropped a job without a final event".into()));
         let event = std::task::ready!(self.events.poll_recv(cx)).unwrap_or_else(broken);
         let done = match &event {
             Ok(Event::Finished { usage, timing, .. }) => Some((usage, timing)),
@@ -105,10 +105,8 @@ impl<E: MessageEncoder> ResponseStream<E> {
         Self { events: Some(events), encoder, ready: VecDeque::new(), failure: None, call, span: Span::current() }
     }
 
-    /// Waits for the first text if `wait` is true, so that a failure before it is a failure of the call.
-    ///
-    /// # Errors
-    /// The error that ended the job before its first text.
+    /// Waits for the first text if `wait` is true, so that a failure before it is a failure of the call. Fails with the
+    /// error that ended the job before its first text.
     pub(super) async fn buffered(mut self, wait: bool) -> Result<Self, Status> {
         while wait && self.ready.len() <= E::LEADING {
             let next = std::future::poll_fn(|cx| self.poll_message(cx)).await;

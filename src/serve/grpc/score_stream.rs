@@ -23,7 +23,7 @@ pub(crate) struct ScoreEncoder {
 }
 
 impl ScoreEncoder {
-    /// An encoder before the first event. `writes_segments` is true for a model that scores segment ends.
+    /// Creates an encoder. `writes_segments` is true for a model that scores segment ends.
     pub(super) fn new(seed: u64, vocabulary: Arc<Vocabulary>, writes_segments: bool) -> Self {
         let end_logprob_sum = writes_segments.then_some(0.0);
         let waiting = VecDeque::new();
@@ -95,8 +95,8 @@ mod tests {
 
     fn messages(count: usize) -> Vec<Payload> {
         let mut encoder = ScoreEncoder::new(7, Arc::new(Vocabulary::byte_level(TextNormaliser::None)), false);
-        let logprob = |at| (at > 0).then_some(-0.5_f32.ln().abs());
-        let character = |at| EmittedSymbol { symbol: 97, logprob: logprob(at), decision: None, top: Vec::new() };
+        let logprob = |index| (index > 0).then_some(-0.5_f32.ln().abs());
+        let character = |index| EmittedSymbol { symbol: 97, logprob: logprob(index), decision: None, top: Vec::new() };
         encoder.push(Event::Characters((0..count).map(character).collect()));
         encoder.push(Event::Finished { reason: FinishReason::End, usage: Usage::default(), timing: Timing::default() });
         std::iter::from_fn(|| encoder.next()).filter_map(|message| message.event).collect()

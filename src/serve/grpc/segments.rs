@@ -1,5 +1,6 @@
 //! Turns boundary decisions into segments with offsets.
 
+use super::pieces::ends_segment;
 use crate::{decode::options::EmittedSymbol, text::Vocabulary};
 use weir_proto::v1;
 
@@ -8,8 +9,7 @@ pub(super) fn segments(characters: &[EmittedSymbol], vocabulary: &Vocabulary) ->
     let mut all = Vec::new();
     let mut byte = 0;
     let mut char = 0;
-    let ends = |character: &EmittedSymbol| character.decision.is_some_and(|decision| decision.boundary);
-    for run in characters.split_inclusive(ends) {
+    for run in characters.split_inclusive(ends_segment) {
         let ids: Vec<_> = run.iter().map(|character| character.symbol).collect();
         let text = vocabulary.decode(&ids);
         // Byte symbols count themselves: the text may contain replacement characters.
@@ -22,7 +22,7 @@ pub(super) fn segments(characters: &[EmittedSymbol], vocabulary: &Vocabulary) ->
             char_start: char,
             char_end: char + ids.len() as u64,
             boundary_probability: last.and_then(|last| last.decision?.probability),
-            open: !last.is_some_and(ends),
+            open: !last.is_some_and(ends_segment),
         };
         byte = segment.byte_end;
         char = segment.char_end;

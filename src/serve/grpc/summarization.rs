@@ -3,37 +3,21 @@
 
 use super::{
     convert,
-    document_upload::{DocumentReceiver, bad_part, incomplete},
-    generation::terms,
-    response_stream::{JobEvents, ResponseStream, reject},
+    document_upload::{DocumentReceiver, incomplete},
+    generation::{JobService, terms},
+    response_stream::{JobEvents, ResponseStream},
     summary_stream::SummaryEncoder,
 };
 use crate::{
     engine::DocumentSource,
-    error::Result,
-    serve::{
-        call::Call,
-        registry::{drain::Gate, engines::Engines},
-    },
+    error::{Error, Result},
+    serve::call::{Call, Reply},
 };
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Request, Streaming};
 use weir_proto::v1::{self, summarization_server, summarize_request::Part};
 
-/// The service.
-pub(crate) struct SummarizationService {
-    engines: Engines,
-    gate: Gate,
-    /// True if a response begins with its first progress or text, for proxies that retry elsewhere until then.
-    late_headers: bool,
-}
-
-impl SummarizationService {
-    /// A service of these engines that takes requests while the gate is open.
-    pub(crate) fn new(engines: Engines, gate: Gate, late_headers: bool) -> Self {
-        Self { engines, gate, late_headers }
-    }
-
-    async fn start(
+impl JobService {
+    async fn start_summary(
         &self,
         mut parts: Streaming<v1::SummarizeRequest>,
         call: Call,
@@ -41,7 +25,7 @@ impl SummarizationService {
         let permit = self.gate.enter()?;
         let first = parts.message().await.map_err(incomplete)?;
         let Some(Part::Options(options)) = first.and_then(|first| first.part) else {
-            return Err(bad_part("options", "nothing", "the first part of the request"));
+            return Err(Error::bad_option("options", "nothing", "the first part of the request"));
         };
         let engine = self.engines.find("model", options.model.as_deref())?;
         let request = convert::summary_options(&options, engine.card())?;
@@ -51,7 +35,7 @@ impl SummarizationService {
                 // Before the rest of the request is read, so that an unknown id is reported at once.
                 let events = engine.summarize(&request, DocumentSource::Cached(id), terms)?;
                 if parts.message().await.map_err(incomplete)?.is_some() {
-                    return Err(bad_part("chunk", "another part", "none behind options with a document_id"));
+                    return Err(Error::bad_option("chunk", "another part", "none behind options with a document_id"));
                 }
                 (events, None)
             }
@@ -68,15 +52,12 @@ impl SummarizationService {
 }
 
 #[tonic::async_trait]
-impl summarization_server::Summarization for SummarizationService {
+impl summarization_server::Summarization for JobService {
     type SummarizeStream = ResponseStream<SummaryEncoder>;
 
-    async fn summarize(
-        &self,
-        request: Request<Streaming<v1::SummarizeRequest>>,
-    ) -> Result<Response<Self::SummarizeStream>, Status> {
+    async fn summarize(&self, request: Request<Streaming<v1::SummarizeRequest>>) -> Reply<Self::SummarizeStream> {
         let call = Call::of(&request);
-        let stream = self.start(request.into_inner(), call.clone()).await.map_err(reject(&call))?;
-        stream.buffered(self.late_headers).await.map(Response::new)
+        let stream = self.start_summary(request.into_inner(), call.clone()).await;
+        self.respond(stream, &call).await
     }
 }

@@ -1,6 +1,6 @@
 //! The messages of a `Summarize` response: `started`, progress, selections, pieces, `finished`.
 
-use super::{document_upload::UploadTask, response_stream::MessageEncoder};
+use super::{document_upload::UploadTask, response_stream::MessageEncoder, totals::count};
 use crate::{
     decode::{
         beam::Hypothesis,
@@ -39,7 +39,6 @@ pub(crate) struct SummaryEncoder {
 }
 
 impl SummaryEncoder {
-    /// An encoder before the first event.
     pub(super) fn new(card: &Card, request_id: &str, upload_task: Option<UploadTask>) -> Self {
         let vocabulary = Arc::clone(&card.vocabulary);
         Self {
@@ -136,8 +135,8 @@ impl SummaryEncoder {
 fn selection(choice: &PoolingChoice, ranges: &[ByteRange], tokens: usize) -> v1::Selected {
     let (spans, tokens) = spans(choice, ranges, tokens);
     let span = |KeptSpan { start, end, score }| v1::Span { byte_start: start, byte_end: end, score };
-    let layer = u32::try_from(choice.layer).unwrap_or(u32::MAX);
-    v1::Selected { layer, spans: spans.into_iter().map(span).collect(), tokens: tokens as u64 }
+    let spans = spans.into_iter().map(span).collect();
+    v1::Selected { layer: count(choice.layer), spans, tokens: tokens as u64 }
 }
 
 fn progress(reading: summary::DocumentProgress) -> v1::Progress {
@@ -150,7 +149,7 @@ fn progress(reading: summary::DocumentProgress) -> v1::Progress {
     };
     v1::Progress {
         stage: stage.to_owned(),
-        layer: layer.map(|layer| u32::try_from(layer).unwrap_or(u32::MAX)),
+        layer: layer.map(count),
         tokens_read: tokens as u64,
         blocks_encoded: blocks as u64,
         blocks_total: total.map(|total| total as u64),

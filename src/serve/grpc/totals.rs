@@ -1,8 +1,20 @@
-//! The usage, timing and finish reason of a job as messages.
+//! The usage, timing and finish reason of a job as messages, and conversions of counts and durations.
 
-use crate::decode::options::FinishReason;
-use crate::decode::usage::{Timing, Usage};
+use crate::decode::{
+    options::FinishReason,
+    usage::{Timing, Usage},
+};
+use std::time::Duration;
 use weir_proto::v1;
+
+pub(super) fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Narrows a count. A limit beyond 32 bits is no limit.
+pub(super) fn count(value: usize) -> u32 {
+    u32::try_from(value).unwrap_or(u32::MAX)
+}
 
 pub(super) fn usage(usage: Usage) -> v1::Usage {
     v1::Usage {

@@ -1,7 +1,7 @@
 //! Authentication. Health and reflection are open to every client that may connect: load balancers and tools call them, and they
 //! reveal nothing about the models' users.
 
-use super::layer::{MiddlewareFuture, Next};
+use super::layer::{HttpRequest, Middleware, Next};
 use crate::{
     config::Keys,
     error::{Error, Result},
@@ -11,10 +11,7 @@ use crate::{
     },
 };
 use std::sync::Arc;
-use tonic::{
-    body::Body,
-    codegen::http::{HeaderMap, Request, header::AUTHORIZATION},
-};
+use tonic::codegen::http::{HeaderMap, header::AUTHORIZATION};
 use tower::ServiceExt;
 
 /// Services that need no key.
@@ -33,10 +30,8 @@ const GUARDED: &str = "/weir.v1.Admin/";
 
 /// Stores the principal in the call, and rejects calls without a valid key where one is needed. Removes the key from the
 /// request, except where the service calls others on the client's behalf.
-pub(super) fn authenticate(
-    keys: Option<Arc<Keys>>,
-) -> impl Fn(Request<Body>, Next) -> MiddlewareFuture + Clone + Send + Sync + 'static {
-    move |mut request, next| {
+pub(super) fn authenticate(keys: Option<Arc<Keys>>) -> impl Middleware {
+    move |mut request: HttpRequest, next: Next| {
         let mut call = Call::of_http(&request);
         let path = request.uri().path();
         let open = OPEN.iter().any(|service| path.starts_with(service)) || OPEN_METHODS.contains(&path);
@@ -81,7 +76,7 @@ pub(crate) fn bearer(value: &[u8]) -> Option<&[u8]> {
 }
 
 /// Returns the principal of a call without a key: the owner of the client certificate, else the client's address.
-fn unauthenticated(request: &Request<Body>) -> Principal {
+fn unauthenticated(request: &HttpRequest) -> Principal {
     let Some(Peer { address, certificate }) = request.extensions().get() else { return Principal::Unknown };
     match (certificate, address) {
         (Some(name), _) => Principal::Certificate(Arc::clone(name)),
@@ -93,7 +88,10 @@ fn unauthenticated(request: &Request<Body>) -> Principal {
 #[cfg(test)]
 mod tests {
     use super::{super::layer::Around, *};
-    use tonic::codegen::http::Response;
+    use tonic::{
+        body::Body,
+        codegen::http::{Request, Response},
+    };
     use tower::{Layer, service_fn};
 
     const KEY: &str = "a-key-that-alice-has";

@@ -4,7 +4,7 @@
 
 use super::{
     compression::MessageScanner,
-    layer::{MiddlewareFuture, Next},
+    layer::{HttpRequest, Middleware, Next},
 };
 use crate::{
     config::TransportConfig,
@@ -28,11 +28,7 @@ use tokio::{
     sync::watch,
     time::{Instant, Sleep, sleep},
 };
-use tonic::{
-    Status,
-    body::Body,
-    codegen::{Bytes, http::Request},
-};
+use tonic::{Status, body::Body, codegen::Bytes};
 use tower::ServiceExt;
 
 /// When a rejected client should retry: bodies that are arriving have arrived by then, or are given up.
@@ -52,21 +48,18 @@ const GRACE: Duration = Duration::from_secs(1);
 ///
 /// A body that has not arrived soon after the server begins to shut down is rejected. A document that is being read is a running
 /// request, which continues like any other.
-pub(super) fn limit(
-    config: &TransportConfig,
-    ending: watch::Receiver<bool>,
-) -> impl Fn(Request<Body>, Next) -> MiddlewareFuture + Clone + Send + Sync + 'static {
+pub(super) fn limit(config: &TransportConfig, ending: watch::Receiver<bool>) -> impl Middleware {
     let limit = config.request_memory;
     let timeout = config.upload;
     let tenant_limit = (limit - limit / RESERVED_SHARE).max(config.message_bytes);
     // A message never decompresses to more than `message_bytes`, and a single one must always fit.
     let max_expanded = config.message_bytes.min(tenant_limit - config.message_bytes);
     let memory = Arc::new(BodyMemory { limit, tenant_limit, usage: Mutex::default() });
-    move |mut request, next| {
+    move |mut request: HttpRequest, next: Next| {
         let call = Call::of_http(&request);
         let id = Arc::clone(&call.id);
-        let reserved = Reservation { memory: Arc::clone(&memory), tenant: call.tenant(), bytes: Mutex::default() };
-        let reserved = Arc::new(reserved);
+        let bytes = Mutex::default();
+        let reserved = Arc::new(Reservation { memory: Arc::clone(&memory), tenant: call.tenant(), bytes });
         // A stream of requests need not arrive as a whole: each request must.
         let is_stream = request.uri().path() == STREAM_INFER;
         let started = (request.uri().path() == SUMMARIZE).then_some(false);
@@ -117,26 +110,26 @@ struct MemoryUsage {
 impl BodyMemory {
     fn reserve(&self, tenant: &Arc<str>, bytes: usize) -> Result<(), Error> {
         let mut usage = self.usage();
-        let own = usage.by_tenant.get(tenant).map_or(bytes, |own| own.saturating_add(bytes));
+        let tenant_bytes = usage.by_tenant.get(tenant).map_or(bytes, |tenant_bytes| tenant_bytes.saturating_add(bytes));
         let total = usage.total.saturating_add(bytes);
         let full = |what, limit| Err(Error::QueueFull { what, limit, retry: RETRY });
         if total > self.limit {
             return full("bytes of requests that are coming in", self.limit);
         }
-        if own > self.tenant_limit {
+        if tenant_bytes > self.tenant_limit {
             return full("bytes of one caller's requests that are coming in", self.tenant_limit);
         }
         usage.total = total;
-        usage.by_tenant.insert(Arc::clone(tenant), own);
+        usage.by_tenant.insert(Arc::clone(tenant), tenant_bytes);
         Ok(())
     }
 
     fn release(&self, tenant: &Arc<str>, bytes: usize) {
         let mut usage = self.usage();
         usage.total -= bytes;
-        if let Some(own) = usage.by_tenant.get_mut(tenant) {
-            *own -= bytes;
-            if *own == 0 {
+        if let Some(tenant_bytes) = usage.by_tenant.get_mut(tenant) {
+            *tenant_bytes -= bytes;
+            if *tenant_bytes == 0 {
                 usage.by_tenant.remove(tenant);
             }
         }

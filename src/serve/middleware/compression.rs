@@ -5,12 +5,9 @@
 //! wanting any. Streams of texts, scores and summaries are not compressed: a character is shorter than the header and checksum
 //! of a compressed message, and should not wait for either.
 
-use super::layer::{MiddlewareFuture, Next};
+use super::layer::{HttpRequest, MiddlewareFuture, Next};
 use crate::serve::call::{STREAM_INFER, SUMMARIZE};
-use tonic::{
-    body::Body,
-    codegen::http::{HeaderMap, HeaderValue, Request, header::HeaderName},
-};
+use tonic::codegen::http::{HeaderMap, HeaderValue, header::HeaderName};
 use tower::ServiceExt;
 
 /// The encoding of the request.
@@ -93,7 +90,7 @@ fn accepts(headers: &HeaderMap, encoding: &HeaderValue) -> bool {
 }
 
 /// Reduces the accepted encodings to the one that the request uses, or to none.
-pub(super) fn mirror(mut request: Request<Body>, next: Next) -> MiddlewareFuture {
+pub(super) fn mirror(mut request: HttpRequest, next: Next) -> MiddlewareFuture {
     let streamed = STREAMED.contains(&request.uri().path());
     let headers = request.headers_mut();
     let used = headers.get(ENCODING).filter(|encoding| !streamed && accepts(headers, encoding)).cloned();

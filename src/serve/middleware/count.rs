@@ -3,7 +3,7 @@
 //! A stream's status is in its trailers, so this middleware watches the body of the response. A body that is dropped before its
 //! end means that the client cancelled the call.
 
-use super::layer::{MiddlewareFuture, Next};
+use super::layer::{HttpRequest, Middleware, Next};
 use crate::{
     metrics::Metrics,
     serve::{
@@ -21,10 +21,7 @@ use std::{
 use tonic::{
     Code, Status,
     body::Body,
-    codegen::{
-        Bytes,
-        http::{HeaderMap, Request},
-    },
+    codegen::{Bytes, http::HeaderMap},
 };
 use tower::ServiceExt;
 
@@ -61,11 +58,8 @@ const OWN: &str = "weir.v1.";
 const OTHER: Method = Method { service: "other", name: "other" };
 
 /// Counts calls in `metrics`, and traces those of our own services.
-pub(super) fn count(
-    metrics: Arc<Metrics>,
-    traces: Option<Traces>,
-) -> impl Fn(Request<Body>, Next) -> MiddlewareFuture + Clone + Send + Sync + 'static {
-    move |mut request, next| {
+pub(super) fn count(metrics: Arc<Metrics>, traces: Option<Traces>) -> impl Middleware {
+    move |mut request: HttpRequest, next: Next| {
         let method = method(request.uri().path());
         let traces = traces.as_ref().filter(|_| method.service.starts_with(OWN));
         let span = traces.map(|traces| traces.begin(method, request.headers()));

@@ -1,6 +1,6 @@
 //! The deadline that a client sets with `grpc-timeout`.
 
-use super::layer::{MiddlewareFuture, Next};
+use super::layer::{HttpRequest, MiddlewareFuture, Next};
 use crate::{
     error::{Error, Result, clip},
     serve::{call::Call, status::status},
@@ -10,17 +10,14 @@ use std::{
     task::Poll,
     time::{Duration, Instant},
 };
-use tonic::{
-    body::Body,
-    codegen::http::{HeaderMap, Request},
-};
+use tonic::codegen::http::HeaderMap;
 use tower::ServiceExt;
 
 /// Reads `grpc-timeout` into the call's deadline, and answers DEADLINE_EXCEEDED if the response has not begun by then.
 ///
 /// tonic's own timer for the same header answers CANCELLED. tonic polls it after this one, and never starts it earlier. Timers
 /// that are due in the same tick may fire in any order, so this middleware also reads the clock.
-pub(super) fn enforce(mut request: Request<Body>, next: Next) -> MiddlewareFuture {
+pub(super) fn enforce(mut request: HttpRequest, next: Next) -> MiddlewareFuture {
     Box::pin(async move {
         let mut call = Call::of_http(&request);
         let refuse = |error, id: &str| Ok(status(&error, id).into_http());
@@ -48,10 +45,9 @@ fn deadline(headers: &HeaderMap, arrived: Instant) -> Result<Option<Instant>> {
     const FIELD: &str = "grpc-timeout";
     let Some(value) = headers.get(FIELD) else { return Ok(None) };
     let text = value.to_str().unwrap_or_default();
-    let timeout = timeout(text).ok_or_else(|| {
-        let bound = "at most eight digits and one of H, M, S, m, u, n".into();
-        Error::BadOption { field: FIELD, found: format!("{:?}", clip(text, 64)), bound }
-    })?;
+    let bound = "at most eight digits and one of H, M, S, m, u, n";
+    let invalid = || Error::bad_option(FIELD, format!("{:?}", clip(text, 64)), bound);
+    let timeout = timeout(text).ok_or_else(invalid)?;
     // A deadline beyond the clock's range is no deadline.
     Ok(arrived.checked_add(timeout))
 }
@@ -94,7 +90,7 @@ mod tests {
         }
     }
 
-    async fn never(_: Request<Body>) -> Answered {
+    async fn never(_: HttpRequest) -> Answered {
         std::future::pending().await
     }
 

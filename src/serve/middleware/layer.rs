@@ -17,12 +17,17 @@ use tower::{
 };
 
 /// The rest of the stack, as one middleware sees it.
-pub(crate) type Next = BoxCloneSyncService<Request<Body>, Response<Body>, StdError>;
+pub(crate) type Next = BoxCloneSyncService<HttpRequest, Response<Body>, StdError>;
+pub(super) type HttpRequest = Request<Body>;
 pub(super) type Answered = Result<Response<Body>, StdError>;
 /// The response future of a middleware.
 pub(super) type MiddlewareFuture = Pin<Box<dyn Future<Output = Answered> + Send>>;
 
-/// A [`Layer`] made from a function of the request and the rest of the stack.
+/// A function of the request and the rest of the stack.
+pub(super) trait Middleware: Fn(HttpRequest, Next) -> MiddlewareFuture + Clone + Send + Sync + 'static {}
+impl<F: Fn(HttpRequest, Next) -> MiddlewareFuture + Clone + Send + Sync + 'static> Middleware for F {}
+
+/// A [`Layer`] made from a [`Middleware`].
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Around<F>(pub(super) F);
 
@@ -35,7 +40,7 @@ pub(super) struct Surrounded<F> {
 
 impl<S, F: Clone> Layer<S> for Around<F>
 where
-    S: Service<Request<Body>, Response = Response<Body>> + Clone + Send + Sync + 'static,
+    S: Service<HttpRequest, Response = Response<Body>> + Clone + Send + Sync + 'static,
     S::Error: Into<StdError>,
     S::Future: Send + 'static,
 {
@@ -47,7 +52,7 @@ where
     }
 }
 
-impl<F: Fn(Request<Body>, Next) -> MiddlewareFuture> Service<Request<Body>> for Surrounded<F> {
+impl<F: Fn(HttpRequest, Next) -> MiddlewareFuture> Service<HttpRequest> for Surrounded<F> {
     type Response = Response<Body>;
     type Error = StdError;
     type Future = MiddlewareFuture;
@@ -57,7 +62,7 @@ impl<F: Fn(Request<Body>, Next) -> MiddlewareFuture> Service<Request<Body>> for 
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: Request<Body>) -> MiddlewareFuture {
+    fn call(&mut self, request: HttpRequest) -> MiddlewareFuture {
         (self.around)(request, self.next.clone())
     }
 }

@@ -6,7 +6,6 @@ pub(super) mod compression;
 mod count;
 mod deadline;
 pub(super) mod layer;
-mod log_span;
 pub(super) mod panics;
 mod request_id;
 #[cfg(test)]
@@ -15,15 +14,10 @@ pub(super) mod tonic_errors;
 
 use super::traces::Traces;
 use crate::{config::TransportConfig, metrics::Metrics};
-use layer::{Around, MiddlewareFuture, Next};
+use layer::{Around, HttpRequest, Middleware, Next};
 use std::sync::Arc;
 use tokio::sync::watch;
-use tonic::{
-    Code,
-    body::Body,
-    codegen::http::{Request, StatusCode},
-    service::Routes,
-};
+use tonic::{Code, codegen::http::StatusCode, service::Routes};
 use tower::{Layer, ServiceExt};
 
 /// Puts the middleware around the services, innermost first.
@@ -47,7 +41,7 @@ pub(super) fn stack(
     // Within the log span, where it records the principal; above everything that costs anything.
     let calls = Around(auth::authenticate(config.access.keys.clone())).layer(calls);
     // Above everything that can fail, so that every failure is logged within the call's span.
-    let calls = Around(log_span::open).layer(calls);
+    let calls = Around(request_id::open_log_span).layer(calls);
     // Above everything that may answer UNAVAILABLE.
     let calls = Around(http_status(config.late_headers)).layer(calls);
     // Above everything that answers, so that every call is counted with the status that the client sees.
@@ -57,8 +51,8 @@ pub(super) fn stack(
 }
 
 /// Answers UNAVAILABLE with HTTP 503, too, if `enabled`: proxies read no other status.
-fn http_status(enabled: bool) -> impl Fn(Request<Body>, Next) -> MiddlewareFuture + Clone + Send + Sync + 'static {
-    move |request, next| {
+fn http_status(enabled: bool) -> impl Middleware {
+    move |request: HttpRequest, next: Next| {
         Box::pin(async move {
             let mut response = next.oneshot(request).await?;
             let code = response.headers().get("grpc-status").map(|status| Code::from_bytes(status.as_bytes()));

@@ -1,6 +1,6 @@
 //! A panic in a service fails its own call with INTERNAL, and nothing else.
 
-use super::layer::{MiddlewareFuture, Next};
+use super::layer::{HttpRequest, MiddlewareFuture, Next};
 use crate::{
     error::{Error, Result},
     serve::{call::Call, status::status},
@@ -10,15 +10,12 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
 };
-use tonic::{
-    body::Body,
-    codegen::http::{Request, Response},
-};
+use tonic::{body::Body, codegen::http::Response};
 use tower::ServiceExt;
 use tower_http::catch_panic::{CatchPanic, ResponseForPanic};
 
 /// Answers INTERNAL if the service panics before its response begins.
-pub(super) fn catch(request: Request<Body>, next: Next) -> MiddlewareFuture {
+pub(super) fn catch(request: HttpRequest, next: Next) -> MiddlewareFuture {
     let call = PanickedCall(Call::of_http(&request).id);
     Box::pin(async move { Ok(CatchPanic::custom(next, call).oneshot(request).await?.map(Body::new)) })
 }
@@ -37,10 +34,8 @@ impl ResponseForPanic for PanickedCall {
     }
 }
 
-/// Runs `work` on a response that has begun, whose panics [`catch`] no longer sees.
-///
-/// # Errors
-/// [`Error::Internal`] if it panics. The caller must drop whatever `work` was changing.
+/// Runs `work` on a response that has begun, whose panics [`catch`] no longer sees. Fails with [`Error::Internal`] if
+/// `work` panics. The caller must then drop all data that `work` was changing.
 pub(crate) fn caught<T>(work: impl FnOnce() -> T) -> Result<T> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|_| panicked())
 }
@@ -59,7 +54,7 @@ mod tests {
         *,
     };
 
-    async fn panics(_: Request<Body>) -> Answered {
+    async fn panics(_: HttpRequest) -> Answered {
         tokio::task::yield_now().await;
         panic!("no")
     }

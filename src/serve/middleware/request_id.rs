@@ -1,19 +1,24 @@
-//! Gives each call its id, and the response the header that carries it.
+//! Gives each call its id and its log span, and the response the header that carries the id. The log never contains text of a
+//! request.
 
-use super::layer::{MiddlewareFuture, Next};
-use crate::serve::call::{Call, REQUEST_ID, request_id};
-use std::{sync::Arc, time::Instant};
-use tonic::{
-    body::Body,
-    codegen::http::{HeaderValue, Request},
+use super::layer::{HttpRequest, MiddlewareFuture, Next};
+use crate::{
+    error::clip,
+    serve::call::{Call, REQUEST_ID, request_id},
 };
+use std::{sync::Arc, time::Instant};
+use tonic::{Code, Status, codegen::http::HeaderValue};
 use tower::ServiceExt;
+use tracing::Instrument;
+
+/// Maximum bytes of a path that are logged.
+const PATH_BYTES: usize = 128;
 
 /// Stores a new [`Call`] in the request, and adds the id to the response.
 ///
 /// Reads the clock here and not in the future that it returns: tonic starts its own timer for `grpc-timeout` when this
 /// function has returned, and ours must not be later than that.
-pub(super) fn assign(mut request: Request<Body>, next: Next) -> MiddlewareFuture {
+pub(super) fn assign(mut request: HttpRequest, next: Next) -> MiddlewareFuture {
     let arrived = Instant::now();
     let id = request_id(request.headers());
     request.extensions_mut().insert(Call::new(Arc::clone(&id), arrived));
@@ -24,6 +29,21 @@ pub(super) fn assign(mut request: Request<Body>, next: Next) -> MiddlewareFuture
         }
         Ok(response)
     })
+}
+
+/// Runs the call in a log span with its path, id and principal.
+pub(super) fn open_log_span(request: HttpRequest, next: Next) -> MiddlewareFuture {
+    let call = Call::of_http(&request);
+    let path = clip(request.uri().path(), PATH_BYTES);
+    let span = tracing::info_span!("call", path, id = &*call.id, principal = tracing::field::Empty);
+    let started = Instant::now();
+    let response = async move {
+        let response = next.oneshot(request).await?;
+        let code = Status::from_header_map(response.headers()).map_or(Code::Ok, |status| status.code());
+        tracing::debug!(?code, elapsed = ?started.elapsed(), "response begins");
+        Ok(response)
+    };
+    Box::pin(response.instrument(span))
 }
 
 #[cfg(test)]

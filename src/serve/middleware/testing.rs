@@ -1,7 +1,7 @@
 //! One call through one middleware, for its tests.
 
 pub(super) use super::layer::Answered;
-use super::layer::{Around, MiddlewareFuture, Next};
+use super::layer::{Around, HttpRequest, MiddlewareFuture, Next};
 use crate::serve::call::Call;
 use std::time::Instant;
 use tonic::{
@@ -13,8 +13,8 @@ use tower::{Layer, ServiceExt};
 
 /// Sends one request with these headers through a middleware to a service.
 pub(super) async fn respond<F>(
-    middleware: fn(Request<Body>, Next) -> MiddlewareFuture,
-    service: fn(Request<Body>) -> F,
+    middleware: fn(HttpRequest, Next) -> MiddlewareFuture,
+    service: fn(HttpRequest) -> F,
     headers: &[(&'static str, &str)],
 ) -> Response<Body>
 where
@@ -33,7 +33,7 @@ pub(super) fn code(response: &Response<Body>) -> Code {
 }
 
 /// A service that answers with the seconds until the call's deadline.
-pub(super) async fn seconds_left(request: Request<Body>) -> Answered {
+pub(super) async fn seconds_left(request: HttpRequest) -> Answered {
     let left = Call::of_http(&request).deadline.map(|deadline| deadline.duration_since(Instant::now()).as_secs());
     let mut response = Response::new(Body::empty());
     response.headers_mut().insert("left", HeaderValue::from_str(&format!("{left:?}")).unwrap());

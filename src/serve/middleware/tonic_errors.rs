@@ -4,12 +4,12 @@
 //! as INTERNAL. The prefixes below distinguish them, and a test pins them to the version of tonic. Clients get tonic's message
 //! unchanged.
 
-use super::layer::{MiddlewareFuture, Next};
+use super::layer::{HttpRequest, MiddlewareFuture, Next};
 use crate::{
     error::{Error, clip},
     serve::{call::Call, status::status},
 };
-use tonic::{Code, Status, body::Body, codegen::http::Request};
+use tonic::{Code, Status};
 use tower::ServiceExt;
 
 /// Maximum bytes of a path that an error repeats.
@@ -24,7 +24,7 @@ const TOO_LONG: &str = "Error, decoded message length too large: ";
 const PARTS: [(&str, &str); 2] = [("SummarizeOptions", "options"), ("DocumentChunk", "chunk")];
 
 /// Gives a response of tonic's own our code and details.
-pub(super) fn add_details(request: Request<Body>, next: Next) -> MiddlewareFuture {
+pub(super) fn add_details(request: HttpRequest, next: Next) -> MiddlewareFuture {
     let call = Call::of_http(&request);
     let uri = request.uri().clone();
     Box::pin(async move {
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
     use crate::error;
     use prost::Message;
-    use tonic::codec::CompressionEncoding::Gzip;
+    use tonic::{body::Body, codec::CompressionEncoding::Gzip, codegen::http::Request};
     use weir_proto::v1;
 
     /// Returns the field and code of the error for bytes that are no such message.

@@ -66,7 +66,7 @@ impl InferStream {
                 Poll::Ready(Some(Ok(request))) => self.start(request),
                 Poll::Ready(Some(Err(failure))) => {
                     // The response has started, so the middleware cannot convert tonic's error any more.
-                    let to_status = |error| field_names::for_client(&status(&error, self.client.request_id()));
+                    let to_status = |error| field_names::for_client(&status(&error, &self.client.request_id));
                     self.failure = Some(unreadable(&failure).map_or(failure, to_status));
                     self.incoming = None;
                 }
@@ -82,7 +82,7 @@ impl InferStream {
         self.count += 1;
         let client = self.client.numbered(self.count);
         let reject = |id: &str, error: &Error| {
-            StreamedRequest::rejected(id, &field_names::for_client(&status(error, client.request_id())))
+            StreamedRequest::rejected(id, &field_names::for_client(&status(error, &client.request_id)))
         };
         let running = match request {
             Err(reason) => reject("", &undecodable(&reason)),

@@ -35,19 +35,14 @@ pub(super) fn server() -> ServerMetadataResponse {
     }
 }
 
-/// Returns a model by its name and version.
-///
-/// # Errors
-/// The name or version is unknown.
+/// Returns a model by its name and version. Fails if the name or version is unknown.
 pub(super) fn find(engines: &Engines, name: &str, version: &str) -> Result<Lease> {
     check_version(version)?;
     engines.find("name", Some(name))
 }
 
-/// Returns a model that continues text, for the method `call`.
-///
-/// # Errors
-/// The name or version is unknown, or the model summarizes documents.
+/// Returns a model that continues text, for the method `call`. Fails if the name or version is unknown, or if the model
+/// summarizes documents.
 pub(super) fn find_generating(engines: &Engines, call: &'static str, name: &str, version: &str) -> Result<Lease> {
     let engine = find(engines, name, version)?;
     if engine.document_limits().is_some() {
@@ -125,10 +120,7 @@ pub(super) fn config(engine: &Lease) -> ModelConfig {
     }
 }
 
-/// Returns the request statistics of one model, or of all if `name` is empty.
-///
-/// # Errors
-/// The name or version is unknown.
+/// Returns the request statistics of one model, or of all if `name` is empty. Fails if the name or version is unknown.
 pub(super) fn statistics(engines: &Engines, name: &str, version: &str) -> Result<Vec<ModelStatistics>> {
     let selected = if name.is_empty() { engines.all() } else { vec![find(engines, name, version)?] };
     let statistics = |engine: &Lease| {

@@ -1,8 +1,6 @@
 //! Converts a `ModelInferRequest` to a request of `Generate`, and reads which outputs the client wants.
 
-use super::tensors::{
-    EXCLUDE_INPUT, Inputs, OUTPUTS, RETURN, SAMPLING_PARAMETERS, STREAM, TEXT_INPUT, bad_option, unknown_tensor,
-};
+use super::tensors::{EXCLUDE_INPUT, Inputs, OUTPUTS, RETURN, SAMPLING_PARAMETERS, STREAM, TEXT_INPUT, unknown_tensor};
 use crate::{
     error::{Error, Result, clip},
     serve::openai::request::{CompletionRequest, wrong_type},
@@ -57,11 +55,6 @@ pub(super) struct OutputOptions {
 }
 
 impl OutputOptions {
-    /// Returns the options of a response in one message.
-    pub(super) fn in_one_message(self) -> Self {
-        Self { stream: false, empty_final: false, ..self }
-    }
-
     /// Returns true if this output is wanted.
     pub(super) fn has(&self, output: &str) -> bool {
         OUTPUTS.iter().zip(self.outputs).any(|((name, _), wanted)| wanted && *name == output)
@@ -73,26 +66,20 @@ pub(super) fn shortened_id(request: &ModelInferRequest) -> String {
     clip(&request.id, ID_BYTES)
 }
 
-/// Checks that a version is empty or the only one.
-///
-/// # Errors
-/// [`Error::BadOption`] if it is another.
+/// Checks that a version is empty or the only one. Fails with [`Error::BadOption`] otherwise.
 pub(super) fn check_version(version: &str) -> Result<()> {
     if version.is_empty() || version == VERSION {
         return Ok(());
     }
-    Err(bad_option("model_version", format!("{:?}", clip(version, WORD_BYTES)), "\"1\" or empty"))
+    Err(Error::bad_option("model_version", format!("{:?}", clip(version, WORD_BYTES)), "\"1\" or empty"))
 }
 
 impl InferRequest {
-    /// Checks and converts a request.
-    ///
-    /// # Errors
-    /// The first invalid input, output or parameter.
+    /// Checks and converts a request. Fails at the first invalid input, output or parameter.
     pub(super) fn parse(mut request: ModelInferRequest) -> Result<Self> {
         check_version(&request.model_version)?;
         if request.id.len() > ID_BYTES {
-            return Err(bad_option("id", format!("{} bytes", request.id.len()), &format!("at most {ID_BYTES}")));
+            return Err(Error::bad_option("id", format!("{} bytes", request.id.len()), format!("at most {ID_BYTES}")));
         }
         let mut inputs = Inputs::take(&mut request)?;
         let text = inputs.text(TEXT_INPUT).ok_or_else(|| wrong_type("inputs", &format!("one named {TEXT_INPUT}")))?;
@@ -117,7 +104,7 @@ impl InferRequest {
         fields.insert("echo".into(), echo.into());
         let completion = CompletionRequest::from_fields(fields, SAMPLING_PARAMETERS)?;
         let [mut generate] = <[_; 1]>::try_from(completion.generate_requests()?)
-            .map_err(|all| bad_option("n", all.len().to_string(), "1, as each request has one response"))?;
+            .map_err(|all| Error::bad_option("n", all.len().to_string(), "1, as each request has one response"))?;
         if !fields_have_priority {
             generate.priority = priority;
         }
@@ -137,11 +124,8 @@ fn outputs(request: &ModelInferRequest, inputs: &Inputs) -> Result<[bool; OUTPUT
         }
         let unsupported = |key: &&String| key.starts_with("shared_memory") || *key == "classification";
         if let Some(key) = output.parameters.keys().find(unsupported) {
-            return Err(bad_option(
-                "outputs",
-                format!("the parameter {:?}", clip(key, WORD_BYTES)),
-                "a supported parameter",
-            ));
+            let found = format!("the parameter {:?}", clip(key, WORD_BYTES));
+            return Err(Error::bad_option("outputs", found, "a supported parameter"));
         }
     }
     Ok(OUTPUTS.map(|(name, _)| match request.outputs.is_empty() {
@@ -204,7 +188,7 @@ fn count(parameters: &HashMap<String, InferParameter>, name: &'static str) -> Re
         None => Ok(None),
         Some(Some(ParameterChoice::Uint64Param(count))) => Ok(Some(*count)),
         Some(Some(ParameterChoice::Int64Param(count))) => {
-            u64::try_from(*count).map(Some).map_err(|_| bad_option(name, count.to_string(), "0 or more"))
+            u64::try_from(*count).map(Some).map_err(|_| Error::bad_option(name, count.to_string(), "0 or more"))
         }
         Some(_) => Err(wrong_type(name, "an int64_param or uint64_param")),
     }
@@ -215,7 +199,7 @@ fn priority(parameters: &HashMap<String, InferParameter>) -> Result<Option<i32>>
     let Some(level) = count(parameters, PRIORITY)?.filter(|level| *level > 0) else { return Ok(None) };
     match i32::try_from(level) {
         Ok(own) if level <= PRIORITY_LEVELS => Ok(Some(8 - own)),
-        _ => Err(bad_option(PRIORITY, level.to_string(), &format!("0 to {PRIORITY_LEVELS}"))),
+        _ => Err(Error::bad_option(PRIORITY, level.to_string(), format!("0 to {PRIORITY_LEVELS}"))),
     }
 }
 
@@ -295,12 +279,7 @@ mod tests {
         }
         let request = ModelInferRequest { model_version: "7".into(), ..Default::default() };
         assert!(InferRequest::parse(request).err().unwrap().to_string().starts_with("model_version: \"7\""));
-        assert!(
-            InferRequest::parse(ModelInferRequest::default())
-                .err()
-                .unwrap()
-                .to_string()
-                .contains("one named text_input")
-        );
+        let error = InferRequest::parse(ModelInferRequest::default()).err().unwrap();
+        assert!(error.to_string().contains("one named text_input"));
     }
 }

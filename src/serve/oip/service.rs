@@ -2,12 +2,12 @@
 
 use super::{
     codec::DecodedRequest, field_names, infer_stream::InferStream, models, request::InferRequest,
-    response::ResponseBuilder, streamed_request::start_call, tensors::bad_option,
+    response::ResponseBuilder, streamed_request::start_call,
 };
 use crate::{
     error::Error,
     serve::{
-        call::Call,
+        call::{Call, Reply},
         in_process::{ClientContext, Services},
         registry::health::Monitor,
         status::status,
@@ -52,50 +52,32 @@ fn status_of<T>(request: &Request<T>) -> impl Fn(Error) -> Status + use<T> {
 impl GrpcInferenceService for InferenceService {
     type ModelStreamInferStream = tokio_stream::Empty<Result<oip::ModelStreamInferResponse, Status>>;
 
-    async fn server_live(
-        &self,
-        _: Request<oip::ServerLiveRequest>,
-    ) -> Result<Response<oip::ServerLiveResponse>, Status> {
+    async fn server_live(&self, _: Request<oip::ServerLiveRequest>) -> Reply<oip::ServerLiveResponse> {
         Ok(Response::new(oip::ServerLiveResponse { live: self.monitor.alive().is_ok() }))
     }
 
-    async fn server_ready(
-        &self,
-        _: Request<oip::ServerReadyRequest>,
-    ) -> Result<Response<oip::ServerReadyResponse>, Status> {
+    async fn server_ready(&self, _: Request<oip::ServerReadyRequest>) -> Reply<oip::ServerReadyResponse> {
         Ok(Response::new(oip::ServerReadyResponse { ready: self.monitor.ready().is_ok() }))
     }
 
-    async fn server_metadata(
-        &self,
-        _: Request<oip::ServerMetadataRequest>,
-    ) -> Result<Response<oip::ServerMetadataResponse>, Status> {
+    async fn server_metadata(&self, _: Request<oip::ServerMetadataRequest>) -> Reply<oip::ServerMetadataResponse> {
         Ok(Response::new(models::server()))
     }
 
-    async fn model_ready(
-        &self,
-        request: Request<oip::ModelReadyRequest>,
-    ) -> Result<Response<oip::ModelReadyResponse>, Status> {
+    async fn model_ready(&self, request: Request<oip::ModelReadyRequest>) -> Reply<oip::ModelReadyResponse> {
         let oip::ModelReadyRequest { name, version } = request.get_ref();
         let ready = models::find(self.monitor.engines(), name, version)
             .is_ok_and(|engine| models::unready_reason(&engine).is_none());
         Ok(Response::new(oip::ModelReadyResponse { ready: ready && self.monitor.ready().is_ok() }))
     }
 
-    async fn model_metadata(
-        &self,
-        request: Request<oip::ModelMetadataRequest>,
-    ) -> Result<Response<oip::ModelMetadataResponse>, Status> {
+    async fn model_metadata(&self, request: Request<oip::ModelMetadataRequest>) -> Reply<oip::ModelMetadataResponse> {
         let oip::ModelMetadataRequest { name, version } = request.get_ref();
         let engine = models::find_generating(self.monitor.engines(), "ModelMetadata", name, version);
         engine.map(|engine| Response::new(models::metadata(&engine))).map_err(status_of(&request))
     }
 
-    async fn model_config(
-        &self,
-        request: Request<oip::ModelConfigRequest>,
-    ) -> Result<Response<oip::ModelConfigResponse>, Status> {
+    async fn model_config(&self, request: Request<oip::ModelConfigRequest>) -> Reply<oip::ModelConfigResponse> {
         let oip::ModelConfigRequest { name, version } = request.get_ref();
         let engine = models::find_generating(self.monitor.engines(), "ModelConfig", name, version);
         let config = engine.map(|engine| Some(models::config(&engine))).map_err(status_of(&request))?;
@@ -105,7 +87,7 @@ impl GrpcInferenceService for InferenceService {
     async fn model_statistics(
         &self,
         request: Request<oip::ModelStatisticsRequest>,
-    ) -> Result<Response<oip::ModelStatisticsResponse>, Status> {
+    ) -> Reply<oip::ModelStatisticsResponse> {
         let oip::ModelStatisticsRequest { name, version } = request.get_ref();
         let statistics = models::statistics(self.monitor.engines(), name, version);
         let model_stats = statistics.map_err(status_of(&request))?;
@@ -115,22 +97,19 @@ impl GrpcInferenceService for InferenceService {
     async fn repository_index(
         &self,
         request: Request<oip::RepositoryIndexRequest>,
-    ) -> Result<Response<oip::RepositoryIndexResponse>, Status> {
+    ) -> Reply<oip::RepositoryIndexResponse> {
         let models = models::index(&self.monitor, request.get_ref().ready);
         Ok(Response::new(oip::RepositoryIndexResponse { models }))
     }
 
-    async fn model_infer(
-        &self,
-        request: Request<oip::ModelInferRequest>,
-    ) -> Result<Response<oip::ModelInferResponse>, Status> {
+    async fn model_infer(&self, request: Request<oip::ModelInferRequest>) -> Reply<oip::ModelInferResponse> {
         let client = ClientContext::from_grpc(&request);
         let status = status_of(&request);
-        let InferRequest { generate, output, deadline } = InferRequest::parse(request.into_inner()).map_err(&status)?;
-        if output.stream {
-            return Err(status(bad_option("stream", "true".into(), "false; use ModelStreamInfer for streams")));
+        let mut request = InferRequest::parse(request.into_inner()).map_err(&status)?;
+        if request.output.stream {
+            return Err(status(Error::bad_option("stream", "true", "false; use ModelStreamInfer for streams")));
         }
-        let request = InferRequest { generate, output: output.in_one_message(), deadline };
+        request.output.empty_final = false;
         let response = self.infer(&client, request).await;
         response.map(Response::new).map_err(|status| field_names::for_client(&status))
     }
@@ -139,7 +118,7 @@ impl GrpcInferenceService for InferenceService {
     async fn model_stream_infer(
         &self,
         _: Request<Streaming<oip::ModelInferRequest>>,
-    ) -> Result<Response<Self::ModelStreamInferStream>, Status> {
+    ) -> Reply<Self::ModelStreamInferStream> {
         Err(Status::unimplemented("ModelStreamInfer is handled by its own codec"))
     }
 }

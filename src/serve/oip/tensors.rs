@@ -87,16 +87,13 @@ pub(super) enum Element {
 pub(super) struct Inputs(Vec<(&'static str, Element)>);
 
 impl Inputs {
-    /// Takes the tensors out of a request.
-    ///
-    /// # Errors
-    /// The first invalid tensor.
+    /// Takes the tensors out of a request. Fails at the first invalid tensor.
     pub(super) fn take(request: &mut ModelInferRequest) -> Result<Self> {
         let tensors = std::mem::take(&mut request.inputs);
         let raw = std::mem::take(&mut request.raw_input_contents);
         if !raw.is_empty() && raw.len() != tensors.len() {
             let bound = format!("{}, one for each input, or 0", tensors.len());
-            return Err(bad_option("raw_input_contents", format!("{} entries", raw.len()), &bound));
+            return Err(Error::bad_option("raw_input_contents", format!("{} entries", raw.len()), bound));
         }
         let mut inputs: Vec<(&'static str, Element)> = Vec::new();
         let mut raw = raw.into_iter();
@@ -104,7 +101,7 @@ impl Inputs {
             let known = INPUTS.iter().find(|(name, _)| *name == tensor.name);
             let &(name, kind) = known.ok_or_else(|| unknown_tensor("inputs", &tensor.name, &INPUTS))?;
             if inputs.iter().any(|(other, _)| *other == name) {
-                return Err(bad_option(name, "a second tensor of this name".into(), "one"));
+                return Err(Error::bad_option(name, "a second tensor of this name", "one"));
             }
             check(&tensor, name, kind)?;
             inputs.push((name, element(tensor.contents, raw.next(), name, kind)?));
@@ -132,14 +129,18 @@ impl Inputs {
 /// Checks type and shape, and that the elements are in the message.
 fn check(tensor: &InferInputTensor, name: &'static str, kind: ElementType) -> Result<()> {
     if tensor.datatype != kind.name() {
-        return Err(bad_option(name, format!("the datatype {:?}", clip(&tensor.datatype, WORD_BYTES)), kind.name()));
+        return Err(Error::bad_option(
+            name,
+            format!("the datatype {:?}", clip(&tensor.datatype, WORD_BYTES)),
+            kind.name(),
+        ));
     }
     if !matches!(tensor.shape[..], [1] | [1, 1]) {
         let shape = clip(&format!("{:?}", &tensor.shape[..tensor.shape.len().min(WORD_BYTES)]), WORD_BYTES);
-        return Err(bad_option(name, format!("the shape {shape}"), "[1] or [1, 1]"));
+        return Err(Error::bad_option(name, format!("the shape {shape}"), "[1] or [1, 1]"));
     }
     if tensor.parameters.keys().any(|key| key.starts_with("shared_memory")) {
-        return Err(bad_option(name, "elements in shared memory".into(), "elements in the message"));
+        return Err(Error::bad_option(name, "elements in shared memory", "elements in the message"));
     }
     Ok(())
 }
@@ -153,7 +154,7 @@ fn element(
     let contents = contents.filter(|contents| *contents != InferTensorContents::default());
     if let Some(raw) = raw {
         if contents.is_some() {
-            return Err(bad_option(name, "both contents and raw_input_contents".into(), "one of the two"));
+            return Err(Error::bad_option(name, "both contents and raw_input_contents", "one of the two"));
         }
         return if kind == ElementType::Bool { raw_flag(&raw, name) } else { raw_text(raw, name) };
     }
@@ -161,11 +162,13 @@ fn element(
     if kind == ElementType::Bool {
         return match contents.bool_contents[..] {
             [flag] => Ok(Element::Flag(flag)),
-            _ => Err(bad_option(name, format!("{} elements in bool_contents", contents.bool_contents.len()), "1")),
+            _ => {
+                Err(Error::bad_option(name, format!("{} elements in bool_contents", contents.bool_contents.len()), "1"))
+            }
         };
     }
     let [bytes] = <[_; 1]>::try_from(contents.bytes_contents)
-        .map_err(|all| bad_option(name, format!("{} elements in bytes_contents", all.len()), "1"))?;
+        .map_err(|all| Error::bad_option(name, format!("{} elements in bytes_contents", all.len()), "1"))?;
     text(bytes, name)
 }
 
@@ -173,19 +176,23 @@ fn raw_flag(raw: &[u8], name: &'static str) -> Result<Element> {
     match raw {
         [0] => Ok(Element::Flag(false)),
         [1] => Ok(Element::Flag(true)),
-        [other] => Err(bad_option(name, format!("the byte {other}"), "0 or 1")),
-        _ => Err(bad_option(name, format!("{} bytes of raw contents", raw.len()), "1")),
+        [other] => Err(Error::bad_option(name, format!("the byte {other}"), "0 or 1")),
+        _ => Err(Error::bad_option(name, format!("{} bytes of raw contents", raw.len()), "1")),
     }
 }
 
 fn raw_text(mut raw: Vec<u8>, name: &'static str) -> Result<Element> {
     let Some((length, rest)) = raw.split_first_chunk::<LENGTH_BYTES>() else {
-        return Err(bad_option(name, format!("{} bytes of raw contents", raw.len()), "4 bytes of length and the text"));
+        return Err(Error::bad_option(
+            name,
+            format!("{} bytes of raw contents", raw.len()),
+            "4 bytes of length and the text",
+        ));
     };
     let length = u32::from_le_bytes(*length);
     if usize::try_from(length) != Ok(rest.len()) {
         let found = format!("{} bytes of text after the length {length}", rest.len());
-        return Err(bad_option(name, found, "one element, as long as its length says"));
+        return Err(Error::bad_option(name, found, "one element of exactly that length"));
     }
     raw.drain(..LENGTH_BYTES);
     text(raw, name)
@@ -194,19 +201,14 @@ fn raw_text(mut raw: Vec<u8>, name: &'static str) -> Result<Element> {
 fn text(bytes: Vec<u8>, name: &'static str) -> Result<Element> {
     String::from_utf8(bytes).map(Element::Text).map_err(|error| {
         let offset = error.utf8_error().valid_up_to();
-        bad_option(name, format!("invalid UTF-8 at byte {offset}"), "UTF-8")
+        Error::bad_option(name, format!("invalid UTF-8 at byte {offset}"), "UTF-8")
     })
-}
-
-/// Builds the error of an invalid value.
-pub(super) fn bad_option(field: &'static str, found: String, bound: &str) -> Error {
-    Error::BadOption { field, found, bound: bound.into() }
 }
 
 /// Builds the error of an unknown tensor.
 pub(super) fn unknown_tensor(field: &'static str, name: &str, known: &[(&str, ElementType)]) -> Error {
     let known: Vec<_> = known.iter().map(|(name, _)| *name).collect();
-    bad_option(field, format!("{:?}", clip(name, WORD_BYTES)), &format!("one of {}", known.join(", ")))
+    Error::bad_option(field, format!("{:?}", clip(name, WORD_BYTES)), format!("one of {}", known.join(", ")))
 }
 
 /// Adds an output to a response.
@@ -269,6 +271,7 @@ mod tests {
     #[test]
     fn errors_name_the_tensor_and_the_limit() {
         let text = || tensor("text_input", "BYTES", &[1]);
+        let text_as = |datatype: &str, shape: &[i64]| vec![tensor("text_input", datatype, shape)];
         for (inputs, contents, start) in [
             (
                 vec![tensor("image", "BYTES", &[1])],
@@ -277,18 +280,10 @@ mod tests {
             ),
             (vec![text()], &[b"", b""], "raw_input_contents: 2 entries is out of bounds: 1, one for each"),
             (vec![text(), text()], &[b"\0\0\0\0", b""], "text_input: a second tensor"),
-            (
-                vec![tensor("text_input", "INT32", &[1])],
-                &[b""],
-                "text_input: the datatype \"INT32\" is out of bounds: BYTES",
-            ),
-            (
-                vec![tensor("text_input", "BYTES", &[2])],
-                &[b""],
-                "text_input: the shape [2] is out of bounds: [1] or [1, 1]",
-            ),
-            (vec![tensor("text_input", "BYTES", &[])], &[b""], "text_input: the shape [] is"),
-            (vec![tensor("text_input", "BYTES", &[-1])], &[b""], "text_input: the shape [-1] is"),
+            (text_as("INT32", &[1]), &[b""], "text_input: the datatype \"INT32\" is out of bounds: BYTES"),
+            (text_as("BYTES", &[2]), &[b""], "text_input: the shape [2] is out of bounds: [1] or [1, 1]"),
+            (text_as("BYTES", &[]), &[b""], "text_input: the shape [] is"),
+            (text_as("BYTES", &[-1]), &[b""], "text_input: the shape [-1] is"),
             (vec![text()], &[b"\x01\0"], "text_input: 2 bytes of raw contents"),
             (vec![text()], &[b"\x05\0\0\0a"], "text_input: 1 bytes of text after the length 5"),
             (vec![text()], &[b"\x01\0\0\0a\x01\0\0\0b"], "text_input: 6 bytes of text after the length 1"),

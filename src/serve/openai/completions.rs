@@ -23,7 +23,6 @@ use tokio_stream::{Stream, StreamMap};
 use tonic::{Status, Streaming};
 use weir_proto::v1::{GenerateResponse, generate_response::Event, generation_client::GenerationClient};
 
-/// Handles a request.
 pub(super) async fn complete(State(state): State<ApiState>, client: ClientContext, request: Request) -> Response {
     client.with_request_id(handle(state, &client, request).await.into_response())
 }
@@ -60,7 +59,7 @@ impl Completion {
             streams.insert(index, response.into_inner());
             choices.push(Choice::new(index, request.wants_characters()));
         }
-        let head = CompletionHead::new(client.request_id());
+        let head = CompletionHead::new(&client.request_id);
         Ok(Self { head, choices, choices_per_prompt: request.choices_per_prompt(), streams })
     }
 
@@ -103,8 +102,8 @@ impl Completion {
     /// Counts the tokens of all choices. A prompt counts once, however many choices it has.
     fn counts(&self) -> TokenCounts {
         let counts = self.choices.iter().enumerate().map(|(index, choice)| match index % self.choices_per_prompt {
-            0 => choice.counts(),
-            _ => choice.counts().without_prompt(),
+            0 => choice.counts,
+            _ => choice.counts.without_prompt(),
         });
         counts.fold(TokenCounts::default(), TokenCounts::add)
     }

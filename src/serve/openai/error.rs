@@ -38,16 +38,6 @@ impl ApiError {
         Self { retry_after: Some(seconds), ..self }
     }
 
-    #[cfg(test)]
-    pub(super) fn status(&self) -> u16 {
-        self.status.as_u16()
-    }
-
-    #[cfg(test)]
-    pub(super) fn param(&self) -> Option<&str> {
-        self.param.as_deref()
-    }
-
     /// Returns the body in OpenAI's form.
     pub(super) fn body(&self) -> Value {
         let kind = match self.status.as_u16() {
@@ -154,26 +144,24 @@ mod tests {
     fn fields_have_the_names_of_this_api() {
         let error = Error::BadOption { field: "stopping.max_chars", found: "0".into(), bound: "1 to 9".into() };
         let found = api_error(&error);
-        assert_eq!((found.status(), found.param()), (400, Some("max_tokens")));
+        assert_eq!((found.status, found.param.as_deref()), (StatusCode::BAD_REQUEST, Some("max_tokens")));
         assert_eq!(found.message, "max_tokens: 0 is out of bounds: 1 to 9");
         assert_eq!(found.body()["error"]["code"], "bad_option");
         let error = Error::UnknownSymbol { field: "stopping.stop[1]", found: "'é'".into(), offset: 0 };
-        assert_eq!(api_error(&error).param(), Some("stop"));
+        assert_eq!(api_error(&error).param.as_deref(), Some("stop"));
     }
 
     #[test]
     fn retry_after_is_set_in_whole_seconds() {
-        let error = Error::QueueFull { what: "requests", limit: 1, retry: Duration::from_millis(1200) };
-        let response = api_error(&error).into_response();
-        assert_eq!(
-            (response.status().as_u16(), &response.headers()[header::RETRY_AFTER]),
-            (429, &"2".parse().unwrap())
-        );
-        let response = api_error(&Error::Draining { retry: Duration::from_secs(1) }).into_response();
-        assert_eq!(
-            (response.status().as_u16(), &response.headers()[header::RETRY_AFTER]),
-            (503, &"1".parse().unwrap())
-        );
+        let full = Error::QueueFull { what: "requests", limit: 1, retry: Duration::from_millis(1200) };
+        let draining = Error::Draining { retry: Duration::from_secs(1) };
+        for (error, status, seconds) in [(full, 429, "2"), (draining, 503, "1")] {
+            let response = api_error(&error).into_response();
+            assert_eq!(
+                (response.status().as_u16(), &response.headers()[header::RETRY_AFTER]),
+                (status, &seconds.parse().unwrap())
+            );
+        }
     }
 
     #[test]
@@ -185,7 +173,7 @@ mod tests {
             (wrong_kind("stopping.max_segments"), "max_segments", "max_segments needs a model that w"),
         ] {
             let found = api_error(&error);
-            assert_eq!(found.param(), Some(param), "{error}");
+            assert_eq!(found.param.as_deref(), Some(param), "{error}");
             assert!(found.message.starts_with(start), "{}", found.message);
         }
     }
@@ -200,7 +188,7 @@ mod tests {
         ];
         for (error, status, kind) in statuses {
             let found = api_error(&error);
-            assert_eq!((found.status(), &found.body()["error"]["type"]), (status, &kind.into()), "{error}");
+            assert_eq!((found.status.as_u16(), &found.body()["error"]["type"]), (status, &kind.into()), "{error}");
         }
     }
 }

@@ -10,18 +10,15 @@ use axum::{
 use serde_json::{Value, json};
 use weir_proto::v1::{self, GetModelRequest, ListModelsRequest, models_client::ModelsClient};
 
-/// Lists all models.
 pub(super) async fn list(State(state): State<ApiState>, client: ClientContext) -> Response {
     let listed = ModelsClient::new(state.services.clone()).list_models(client.call(ListModelsRequest {})).await;
-    let response = listed.map(|models| {
-        let data: Vec<_> =
-            models.into_inner().models.into_iter().map(|model| model_json(model, state.started_at)).collect();
-        Json(json!({ "object": "list", "data": data }))
+    let response = listed.map(|listed| {
+        let models = listed.into_inner().models.into_iter().map(|model| model_json(model, state.started_at));
+        Json(json!({ "object": "list", "data": models.collect::<Vec<_>>() }))
     });
     client.with_request_id(response.map_err(ApiError::from).into_response())
 }
 
-/// Returns one model.
 pub(super) async fn get(State(state): State<ApiState>, Path(name): Path<String>, client: ClientContext) -> Response {
     let call = client.call(GetModelRequest { name: Some(name) });
     let found = ModelsClient::new(state.services.clone()).get_model(call).await;

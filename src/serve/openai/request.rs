@@ -117,18 +117,13 @@ fn null_as_false<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<bo
 }
 
 impl CompletionRequest {
-    /// Parses JSON. Errors call it `input`.
-    ///
-    /// # Errors
-    /// [`Error::Unreadable`] with the malformed field.
+    /// Parses JSON. Errors call it `input`. Fails with [`Error::Unreadable`], which names the malformed field.
     pub(crate) fn parse(bytes: &[u8], input: &str) -> Result<Self> {
         parse_json(bytes, input)
     }
 
-    /// Converts parsed fields. Errors call them `input`.
-    ///
-    /// # Errors
-    /// [`Error::Unreadable`] with the malformed field.
+    /// Converts parsed fields. Errors call them `input`. Fails with [`Error::Unreadable`], which names the malformed
+    /// field.
     pub(crate) fn from_fields(fields: Map<String, Value>, input: &str) -> Result<Self> {
         serde_path_to_error::deserialize(Value::Object(fields)).map_err(|error| unreadable(input, &error))
     }
@@ -158,10 +153,8 @@ impl CompletionRequest {
         self.n.unwrap_or(1)
     }
 
-    /// Returns one request of `Generate` for each choice: those of the first prompt, then those of the next.
-    ///
-    /// # Errors
-    /// An option is unsupported. `Generate` checks the others.
+    /// Returns one request of `Generate` for each choice: those of the first prompt, then those of the next. Fails if
+    /// an option is unsupported; `Generate` checks the others.
     pub(crate) fn generate_requests(&self) -> Result<Vec<v1::GenerateRequest>> {
         self.reject_unsupported()?;
         let prompts = texts("prompt", &self.prompt)?;
@@ -169,10 +162,10 @@ impl CompletionRequest {
         let n = self.choices_per_prompt();
         if n == 0 || n.saturating_mul(prompts.len()) > MAX_CHOICES {
             let found = format!("{n} for {} prompts", prompts.len());
-            return Err(bad_option("n", found, &format!("1 to {MAX_CHOICES} choices in total")));
+            return Err(Error::bad_option("n", found, format!("1 to {MAX_CHOICES} choices in total")));
         }
         if let Some(best_of) = self.best_of.filter(|best_of| *best_of != n) {
-            return Err(bad_option("best_of", best_of.to_string(), "equal to n"));
+            return Err(Error::bad_option("best_of", best_of.to_string(), "equal to n"));
         }
         let mut requests = Vec::with_capacity(n * prompts.len());
         for prompt in prompts {
@@ -191,7 +184,7 @@ impl CompletionRequest {
             ("suffix", self.suffix.as_deref().filter(|suffix| !suffix.is_empty()).map(quoted), "\"\""),
         ] {
             if let Some(found) = found {
-                return Err(bad_option(field, found, &format!("only {neutral} is supported")));
+                return Err(Error::bad_option(field, found, format!("only {neutral} is supported")));
             }
         }
         Ok(())
@@ -204,7 +197,7 @@ impl CompletionRequest {
         let top_k = match self.top_k {
             None => None,
             Some(-1) => Some(0),
-            Some(k) => Some(u32::try_from(k).map_err(|_| bad_option("top_k", k.to_string(), "-1 or more"))?),
+            Some(k) => Some(u32::try_from(k).map_err(|_| Error::bad_option("top_k", k.to_string(), "-1 or more"))?),
         };
         // Only characters with log-probabilities arrive with their number, which running counts need.
         let counted = self.stream_options().continuous_usage_stats;
@@ -242,7 +235,7 @@ impl CompletionRequest {
 
     /// Returns the biases by symbol id.
     fn logit_biases(&self) -> Result<Vec<v1::LogitBias>> {
-        let error = |key: &str| bad_option("logit_bias", quoted(key), "a symbol id with a number as its value");
+        let error = |key: &str| Error::bad_option("logit_bias", quoted(key), "a symbol id with a number as its value");
         let biases = self.logit_bias.iter().flatten();
         biases
             .map(|(key, value)| {
@@ -254,10 +247,7 @@ impl CompletionRequest {
     }
 }
 
-/// Parses a JSON object. Errors call it `input`.
-///
-/// # Errors
-/// [`Error::Unreadable`] with the malformed field.
+/// Parses a JSON object. Errors call it `input`. Fails with [`Error::Unreadable`], which names the malformed field.
 pub(crate) fn parse_json<T: serde::de::DeserializeOwned>(bytes: &[u8], input: &str) -> Result<T> {
     // serde would accept a list as the fields in their order.
     if bytes.trim_ascii_start().first() == Some(&b'[') {
@@ -285,10 +275,6 @@ fn unreadable<E: std::fmt::Display>(input: &str, error: &serde_path_to_error::Er
     // The path does not include the name of a repeated field.
     let repeated = || Some(message.strip_prefix(DUPLICATE)?.split_once('`')?.0.to_owned());
     Error::Unreadable { field: path.or_else(repeated), why }
-}
-
-fn bad_option(field: &'static str, found: String, bound: &str) -> Error {
-    Error::BadOption { field, found, bound: bound.into() }
 }
 
 /// Builds the error of a field with a value of the wrong type.

@@ -49,7 +49,7 @@ pub(super) struct Choice {
     characters: Option<CharacterLists>,
     /// Offset of the next character in the choice's text.
     offset: usize,
-    counts: TokenCounts,
+    pub(super) counts: TokenCounts,
     finished: Option<v1::Finished>,
 }
 
@@ -138,12 +138,7 @@ impl Choice {
     pub(super) fn has_output(&self) -> bool {
         self.finished.is_some()
             || !self.text.is_empty()
-            || self.characters.as_ref().is_some_and(CharacterLists::has_some)
-    }
-
-    /// Returns the counts so far.
-    pub(super) fn counts(&self) -> TokenCounts {
-        self.counts
+            || self.characters.as_ref().is_some_and(|lists| !lists.tokens.is_empty())
     }
 
     /// Takes the output since the last call, in OpenAI's form.
@@ -168,10 +163,6 @@ impl Choice {
 }
 
 impl CharacterLists {
-    fn has_some(&self) -> bool {
-        !self.tokens.is_empty()
-    }
-
     fn push(&mut self, character: v1::Character, offset: usize) {
         self.token_logprobs.push(character.logprob.into());
         let mut top: Map<_, _> = character.top.into_iter().map(|other| (other.text, other.logprob.into())).collect();
@@ -237,10 +228,8 @@ mod tests {
         let characters = vec![character("a", -1.0), character(" ", -2.0)];
         choice.push(v1::Piece { text: "a ".into(), characters, prompt: false });
         let output = choice.take_output();
-        assert_eq!(
-            (&output["text"], &output["index"], &output["finish_reason"]),
-            (&json!("a "), &json!(1), &Value::Null)
-        );
+        assert_eq!((&output["text"], &output["index"]), (&json!("a "), &json!(1)));
+        assert_eq!(output["finish_reason"], Value::Null);
         assert_eq!(output["logprobs"]["tokens"], json!(["a", " "]));
         assert_eq!(output["logprobs"]["text_offset"], json!([0, 1]));
         assert_eq!(output["logprobs"]["boundaries"], json!([false, true]));
@@ -253,10 +242,10 @@ mod tests {
         let output = choice.take_output();
         assert_eq!((&output["finish_reason"], &output["stop_reason"]), (&json!("stop"), &json!(".")));
         assert_eq!((&output["logprobs"]["text_offset"], &output["weir"]["seed"]), (&json!([2]), &json!("9")));
-        let usage = choice.counts().add(choice.counts()).usage();
+        let usage = choice.counts.add(choice.counts).usage();
         assert_eq!((&usage["prompt_tokens"], &usage["total_tokens"]), (&json!(14), &json!(20)));
         assert_eq!(usage["prompt_tokens_details"]["cached_tokens"], 8);
-        let usage = choice.counts().add(choice.counts().without_prompt()).usage();
+        let usage = choice.counts.add(choice.counts.without_prompt()).usage();
         assert_eq!((&usage["prompt_tokens"], &usage["completion_tokens"]), (&json!(7), &json!(6)));
     }
 

@@ -101,7 +101,6 @@ fn chunks(mut text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Handles a request.
 pub(super) async fn summarize(State(state): State<ApiState>, client: ClientContext, request: Request) -> Response {
     client.with_request_id(handle(state, &client, request).await.into_response())
 }

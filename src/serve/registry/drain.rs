@@ -1,6 +1,6 @@
 //! The server's shutdown: it first rejects new requests, and after a time limit ends those that still run.
 //!
-//! Every request holds a [`RequestPermit`]. A permit notifies its request of the end, and the number of permits shows whether any request runs.
+//! Every request holds a [`RequestPermit`], which notifies the request of the end. The shutdown waits until no permit exists.
 
 use crate::error::{Error, Result};
 use std::{sync::Arc, time::Duration};
@@ -34,10 +34,7 @@ impl Gate {
         Self(Arc::new(watch::Sender::new(DrainStage::Open)))
     }
 
-    /// Admits a request.
-    ///
-    /// # Errors
-    /// [`Error::Draining`] once the server is shutting down.
+    /// Admits a request. Fails with [`Error::Draining`] once the server is shutting down.
     pub(crate) fn enter(&self) -> Result<RequestPermit> {
         // The permit is counted before the check: a request that arrives during `close` is either waited for or rejected.
         let permit = RequestPermit(self.0.subscribe());

@@ -30,7 +30,7 @@ pub struct Engines(Arc<EnginesState>);
 struct EnginesState {
     metrics: Arc<Metrics>,
     table: RwLock<EngineTable>,
-    /// Counts the changes of the table, and wakes those who wait for one.
+    /// Counts the changes of the table, and wakes the tasks that wait for one.
     changes: watch::Sender<u64>,
 }
 
@@ -103,7 +103,6 @@ impl Lease {
         self.generation.number
     }
 
-    /// Returns the engine's meter.
     pub(crate) fn meter(&self) -> &Meter {
         &self.generation.meter
     }
@@ -119,10 +118,8 @@ impl Lease {
 }
 
 impl Engines {
-    /// Serves these engines without warm-up, calibration or metrics of their steps.
-    ///
-    /// # Errors
-    /// Two models have the same name, or `handles` is empty.
+    /// Serves these engines without warm-up, calibration or metrics of their steps. Fails if two models have the same
+    /// name or `handles` is empty.
     pub fn new(handles: Vec<Handle>) -> Result<Self> {
         let engines = Self::default();
         if handles.is_empty() {
@@ -135,22 +132,18 @@ impl Engines {
         Ok(engines)
     }
 
-    /// Starts an engine, warms it up, and calibrates it. Blocks meanwhile. Metrics count from after the warm-up.
-    ///
-    /// # Errors
-    /// The operating system refuses a thread, or a step fails.
+    /// Starts an engine, warms it up, and calibrates it. Blocks meanwhile. Metrics count from after the warm-up. Fails
+    /// if the operating system refuses a thread or a step fails.
     pub fn launch(&self, model: Arc<dyn Model>, limits: Limits, folder: Option<PathBuf>) -> Result<LaunchedEngine> {
         let launching = LaunchGuard { engines: self.clone(), name: model.card().name.clone() };
         self.write().launching.push(launching.name.clone());
         let meter = self.metrics().meter(&launching.name);
         let engine = Handle::start_with(model, limits, Arc::clone(&meter) as _)?;
         warmup::run(&engine).map_err(|error| match error {
-            Error::NeverFits { needed, limit, .. } | Error::OutOfPages { needed, limit } => {
-                let name = &launching.name;
-                Error::Setting(format!(
-                    "the model {name:?} needs {needed} bytes of key-value memory for its first prompt, --kv-memory leaves {limit}"
-                ))
-            }
+            Error::NeverFits { needed, limit, .. } | Error::OutOfPages { needed, limit } => Error::Setting(format!(
+                "the model {:?} needs {needed} bytes of key-value memory for its first prompt, --kv-memory leaves {limit}",
+                launching.name
+            )),
             other => other,
         })?;
         self.calibrate(&engine);
@@ -158,10 +151,8 @@ impl Engines {
         Ok(LaunchedEngine { engine, meter, folder, launching: Some(launching) })
     }
 
-    /// Puts an engine into service under a new name. Returns its generation's number.
-    ///
-    /// # Errors
-    /// A model of that name is in service.
+    /// Puts an engine into service under a new name. Returns its generation's number. Fails if a model of that name is
+    /// in service.
     pub fn add(&self, launched: LaunchedEngine) -> Result<u64> {
         let name = launched.engine.card().name.clone();
         if self.read().serving.contains_key(&name) {
@@ -180,10 +171,8 @@ impl Engines {
         (lease, number)
     }
 
-    /// Takes a model out of service: its generation drains. Returns its number.
-    ///
-    /// # Errors
-    /// [`Error::UnknownModel`].
+    /// Takes a model out of service: its generation drains. Returns its number. Fails with [`Error::UnknownModel`] if
+    /// there is none.
     pub(crate) fn remove(&self, name: &str) -> Result<u64> {
         let mut table = self.write();
         let Some(generation) = table.serving.remove(name) else {
@@ -198,20 +187,15 @@ impl Engines {
         Ok(number)
     }
 
-    /// Returns the engine of that name, or the only engine if no name is given.
-    ///
-    /// # Errors
-    /// [`Error::UnknownModel`]; [`Error::BadOption`] if no name is given and there are several.
+    /// Returns the engine of that name, or the only engine if no name is given. Fails with [`Error::UnknownModel`], or
+    /// with [`Error::BadOption`] if no name is given and there are several engines.
     pub fn find(&self, field: &'static str, name: Option<&str>) -> Result<Lease> {
         let table = self.read();
         let Some(name) = name.filter(|name| !name.is_empty()) else {
             let mut all = table.serving.values();
             return match (all.next(), all.next()) {
                 (Some(only), None) => Ok(Lease::new(only)),
-                _ => {
-                    let bound = format!("one of {}", names(&table).join(", "));
-                    Err(Error::BadOption { field, found: "\"\"".into(), bound })
-                }
+                _ => Err(Error::bad_option(field, "\"\"", format!("one of {}", names(&table).join(", ")))),
             };
         };
         let lease = table.serving.get(name).map(Lease::new);

@@ -45,7 +45,6 @@ impl Monitor {
         Self(Arc::new(MonitorState { engines, hang, stage: watch::Sender::new(ServerStage::Starting) }))
     }
 
-    /// Returns the engines.
     pub(crate) fn engines(&self) -> &Engines {
         &self.0.engines
     }
@@ -60,10 +59,7 @@ impl Monitor {
         self.0.stage.send_replace(ServerStage::Draining);
     }
 
-    /// Checks that no worker hangs.
-    ///
-    /// # Errors
-    /// The reason, as text, if one does.
+    /// Checks that no worker hangs. Fails with the reason, as text, if one does.
     pub fn alive(&self) -> Result<(), String> {
         let engines = &self.0.engines;
         for engine in engines.all().into_iter().chain(engines.draining()) {
@@ -78,10 +74,7 @@ impl Monitor {
         Ok(())
     }
 
-    /// Checks that the server can take requests.
-    ///
-    /// # Errors
-    /// The reason, as text, if it cannot.
+    /// Checks that the server can take requests. Fails with the reason, as text, if it cannot.
     pub fn ready(&self) -> Result<(), String> {
         match *self.0.stage.borrow() {
             ServerStage::Starting => return Err("models are being loaded".into()),

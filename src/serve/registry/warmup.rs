@@ -18,10 +18,8 @@ const CHARS: usize = 16;
 /// Number of different symbols in the prompt. Their choice does not matter.
 const SYMBOLS: usize = 4;
 
-/// Runs a prompt of one full chunk and a few characters through the engine. Blocks until the request ends.
-///
-/// # Errors
-/// The error that the engine reports.
+/// Runs a prompt of one full chunk and a few characters through the engine. Blocks until the request ends. Fails with
+/// the error that the engine reports.
 pub(crate) fn run(engine: &Handle) -> Result<()> {
     match engine.document_limits() {
         None => finish(text(engine)?),

@@ -17,10 +17,8 @@ const MAX_BYTES: usize = 1024;
 pub struct AdminToken(Box<[u8]>);
 
 impl AdminToken {
-    /// Creates a token of 16 to 1,024 visible ASCII characters.
-    ///
-    /// # Errors
-    /// The expected form; never the text itself.
+    /// Creates a token of 16 to 1,024 visible ASCII characters. The error describes the expected form and never quotes
+    /// the text.
     pub fn new(text: &str) -> Result<Self, String> {
         let is_visible = text.bytes().all(|byte| byte.is_ascii_graphic());
         if is_visible && (MIN_BYTES..=MAX_BYTES).contains(&text.len()) {
@@ -30,14 +28,11 @@ impl AdminToken {
         Err(format!("expected a token of {MIN_BYTES} to {MAX_BYTES} visible ASCII characters, found {found}"))
     }
 
-    /// Reads a token from a file, which may end with a line break.
-    ///
-    /// # Errors
-    /// The file cannot be read, or its token is invalid.
+    /// Reads a token from a file, which may end with a line break. Fails if the file cannot be read or its token is
+    /// invalid.
     pub fn read(file: &Path) -> Result<Self, String> {
-        let bytes = secret_file::read(file)?;
+        let text = secret_file::read_text(file)?;
         warn_if_open(file);
-        let text = String::from_utf8(bytes).map_err(|_| "the file is not UTF-8")?;
         Self::new(text.trim_end_matches(['\r', '\n']))
     }
 

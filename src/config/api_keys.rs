@@ -27,10 +27,8 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// Parses lines of `name:key` or `name:sha256:DIGEST`. A name may have several keys.
-    ///
-    /// # Errors
-    /// The problems of all invalid lines, by number. They never quote a line.
+    /// Parses lines of `name:key` or `name:sha256:DIGEST`. A name may have several keys. The error lists the problems
+    /// of all invalid lines by number, and never quotes a line.
     pub fn parse(text: &str) -> Result<Self, Vec<String>> {
         let mut keys = Self { digests: Vec::new(), names: Vec::new() };
         let mut problems = Vec::new();
@@ -39,9 +37,8 @@ impl Keys {
             if line.is_empty() || line.starts_with('#') {
                 continue;
             }
-            match parse_line(line).and_then(|(name, digest)| keys.add(name, digest)) {
-                Ok(()) => {}
-                Err(why) => problems.push(format!("line {number}: {why}")),
+            if let Err(why) = parse_line(line).and_then(|(name, digest)| keys.add(name, digest)) {
+                problems.push(format!("line {number}: {why}"));
             }
         }
         if keys.names.is_empty() && problems.is_empty() {
@@ -110,9 +107,8 @@ impl Checks {
     /// Reads a file of API keys.
     pub fn keys(&mut self, flag: &str, file: &Path) -> Option<Keys> {
         let mut reject = |why: String| self.reject(flag, &file.display().to_string(), why);
-        let bytes = secret_file::read(file).map_err(&mut reject).ok()?;
+        let text = secret_file::read_text(file).map_err(&mut reject).ok()?;
         warn_if_open(file);
-        let text = String::from_utf8(bytes).map_err(|_| reject("the file is not UTF-8".into())).ok()?;
         Keys::parse(&text).map_err(|problems| problems.into_iter().for_each(reject)).ok()
     }
 }

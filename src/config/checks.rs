@@ -53,17 +53,13 @@ impl Checks {
     /// Parses a size within `range` with [`parse_bytes`]; returns the lower limit if it is invalid.
     pub fn bytes(&mut self, flag: &str, value: &str, range: RangeInclusive<usize>) -> usize {
         let (low, high) = range.clone().into_inner();
-        match parse_bytes(value) {
-            Some(bytes) if range.contains(&bytes) => bytes,
-            Some(_) => {
-                self.reject(flag, value, format!("expected {low} to {high} bytes"));
-                low
-            }
-            None => {
-                self.reject(flag, value, "expected a size such as 512MiB, 2GiB or 1000000");
-                low
-            }
-        }
+        let why = match parse_bytes(value) {
+            Some(bytes) if range.contains(&bytes) => return bytes,
+            Some(_) => format!("expected {low} to {high} bytes"),
+            None => "expected a size such as 512MiB, 2GiB or 1000000".into(),
+        };
+        self.reject(flag, value, why);
+        low
     }
 
     /// Returns the checkpoints in a folder: each subfolder with a `config.json`, sorted by name.
@@ -95,10 +91,7 @@ impl Checks {
         self.problems.push(problem.into());
     }
 
-    /// Finishes the checks.
-    ///
-    /// # Errors
-    /// [`Error::Setting`] with all problems, one a line.
+    /// Finishes the checks. Fails with [`Error::Setting`], which lists all problems, one per line.
     pub fn finish(self) -> Result<()> {
         match self.problems.as_slice() {
             [] => Ok(()),

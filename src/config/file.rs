@@ -68,12 +68,10 @@ pub struct FileSetting {
 /// unknown key.
 pub fn read(path: &Path, kind: impl Fn(&str) -> Option<ValueKind>) -> (Vec<FileSetting>, Vec<String>) {
     let name = path.display().to_string();
-    let text = match secret_file::read(path).map(String::from_utf8) {
-        Ok(Ok(text)) => text,
-        Ok(Err(_)) => return (Vec::new(), vec![format!("--config {name:?}: the file is not UTF-8")]),
-        Err(why) => return (Vec::new(), vec![format!("--config {name:?}: {why}")]),
-    };
-    parse(&name, &text, kind)
+    match secret_file::read_text(path) {
+        Ok(text) => parse(&name, &text, kind),
+        Err(why) => (Vec::new(), vec![format!("--config {name:?}: {why}")]),
+    }
 }
 
 fn parse(name: &str, text: &str, kind: impl Fn(&str) -> Option<ValueKind>) -> (Vec<FileSetting>, Vec<String>) {

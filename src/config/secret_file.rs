@@ -18,6 +18,11 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>, String> {
     Ok(bytes)
 }
 
+/// Reads a file of at most [`FILE_BYTES`] bytes of UTF-8.
+pub(super) fn read_text(path: &Path) -> Result<String, String> {
+    String::from_utf8(read(path)?).map_err(|_| "the file is not UTF-8".into())
+}
+
 /// Logs a warning if a secret file can be read by users other than its owner and group, or written by others than its owner.
 #[cfg(unix)]
 pub(super) fn warn_if_open(path: &Path) {

@@ -66,10 +66,7 @@ impl Checks {
         let chain = chain.flatten()?;
         let key = key.flatten()?;
         let cert = files.cert?;
-        let roots = match roots {
-            Some(roots) => Some(roots?),
-            None => None,
-        };
+        let roots = roots.map_or(Some(None), |roots| roots.map(Some))?;
         self.record(server_config(chain, key, roots).map_err(|(flag, why)| {
             let file = if flag == "--tls-cert" { cert } else { files.client_ca.unwrap_or(cert) };
             TlsProblem { flag, file, why }

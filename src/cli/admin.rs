@@ -84,10 +84,7 @@ impl Server {
     }
 }
 
-/// Runs the command.
-///
-/// # Errors
-/// The server cannot be reached, or rejects the call.
+/// Runs the command. Fails if the server cannot be reached or rejects the call.
 pub fn run(args: Args) -> Result<()> {
     runtime()?.block_on(async {
         match args.command {

@@ -56,19 +56,7 @@ mod tests {
     #[test]
     fn flags_have_help_and_environment_twins() {
         // Input data has no environment twin: one that is set there would conflict with one given as a flag.
-        const DATA: [&str; 11] = [
-            "text",
-            "file",
-            "ids",
-            "prompt",
-            "mode",
-            "name",
-            "service",
-            "resolution",
-            "resolution-ids",
-            "target-ids",
-            "table",
-        ];
+        const DATA: &str = "text file ids prompt mode name service resolution resolution-ids target-ids table";
         let mut all = Vec::new();
         flags(&Cli::command(), "", &mut all);
         assert!(all.len() > 60, "only {} flags were found", all.len());
@@ -76,7 +64,7 @@ mod tests {
         all.retain(|(path, flag)| {
             let long = flag.get_long().unwrap_or_default();
             let shape = path == " weir init" && long == "config";
-            !(path.starts_with(" weir bench") || shape || DATA.contains(&long))
+            !(path.starts_with(" weir bench") || shape || DATA.split(' ').any(|name| name == long))
         });
         let mut wrong = Vec::new();
         for (path, flag) in &all {

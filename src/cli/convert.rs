@@ -31,10 +31,8 @@ fn source() -> impl TypedValueParser<Value = Source> {
     PossibleValuesParser::new(Source::names()).try_map(|name| Source::parse(&name).ok_or("unknown kind of checkpoint"))
 }
 
-/// Converts the checkpoint and prints its shape, size and hash.
-///
-/// # Errors
-/// The source does not match its kind, or the destination folder is not empty.
+/// Converts the checkpoint and prints its shape, size and hash. Fails if the source does not match its kind, or if the
+/// destination folder is not empty.
 pub fn run(args: Args) -> Result<()> {
     let mut progress = Progress::bytes();
     let report = &mut |done, total| progress.update(done, total);

@@ -64,10 +64,7 @@ pub struct Args {
     json: bool,
 }
 
-/// Runs the command.
-///
-/// # Errors
-/// The checkpoint, the prompt or an option is invalid, or stdout cannot be written.
+/// Runs the command. Fails if the checkpoint, the prompt or an option is invalid, or if stdout cannot be written.
 pub fn run(args: Args) -> Result<()> {
     let model = args.model.load()?;
     let request = args.request(&*model)?;
@@ -167,7 +164,7 @@ impl Printer<'_> {
         output::json(&object)
     }
 
-    /// Symbols and, if the model generates them, end-of-segment symbols, in the order of generation.
+    /// Returns the symbols and, if the model generates them, the end-of-segment symbols, in the order of generation.
     fn events(&self, nxt: u32, usage: &Usage) -> Vec<u32> {
         let marked = self.mode == Some(BoundaryMode::Nxt);
         let ends = |character: &EmittedSymbol| marked && character.decision.is_some_and(|mark| mark.boundary);

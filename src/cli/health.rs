@@ -19,10 +19,7 @@ pub struct Args {
     tls: TlsArgs,
 }
 
-/// Runs the command.
-///
-/// # Errors
-/// The server cannot be reached, or does not answer SERVING.
+/// Runs the command. Fails if the server cannot be reached or does not answer SERVING.
 pub fn run(args: Args) -> Result<()> {
     let Args { address, service, tls } = args;
     if runtime()?.block_on(client::is_serving(&tls.endpoint(&address)?, &service))? {

@@ -1,4 +1,4 @@
-//! `weir inspect`: makes every check of loading a checkpoint, and prints its contents.
+//! `weir inspect`: checks a checkpoint as loading does, and prints its contents.
 
 use super::{output, progress::Progress};
 use crate::{
@@ -36,10 +36,7 @@ pub struct Args {
     json: bool,
 }
 
-/// Checks the checkpoint and prints its contents.
-///
-/// # Errors
-/// The first error found in the checkpoint.
+/// Checks the checkpoint and prints its contents. Fails at the first error in the checkpoint.
 pub fn run(args: Args) -> Result<()> {
     let mut progress = Progress::bytes();
     let contents = inspect(&args.dir, &mut |done, total| progress.update(done, total))?;

@@ -36,10 +36,7 @@ pub struct ComputeArgs {
 }
 
 impl ModelArgs {
-    /// Loads the model.
-    ///
-    /// # Errors
-    /// The checkpoint cannot be read or is invalid.
+    /// Loads the model. Fails if the checkpoint cannot be read or is invalid.
     pub fn load(&self) -> Result<Arc<dyn Model>> {
         load(&self.model, &self.compute.settings())
     }
@@ -48,12 +45,14 @@ impl ModelArgs {
 impl ComputeArgs {
     /// Converts the flags to load settings.
     pub fn settings(&self) -> Settings {
-        let mut settings = Settings { memory_bytes: usize::MAX, dtype: self.dtype, ..Settings::default() };
-        if let Some(threads) = self.threads {
-            settings.threads = threads.into();
+        let defaults = Settings::default();
+        Settings {
+            memory_bytes: usize::MAX,
+            dtype: self.dtype,
+            threads: self.threads.map_or(defaults.threads, usize::from),
+            max_symbols: self.max_symbols.map(|count| count as usize),
+            ..defaults
         }
-        settings.max_symbols = self.max_symbols.map(|count| count as usize);
-        settings
     }
 }
 
@@ -73,10 +72,7 @@ pub struct TextArgs {
 }
 
 impl TextArgs {
-    /// Encodes the text.
-    ///
-    /// # Errors
-    /// The file cannot be read, a symbol is outside the vocabulary, or the text is empty.
+    /// Encodes the text. Fails if the file cannot be read, a symbol is outside the vocabulary, or the text is empty.
     pub fn symbols(&self, model: &dyn Model) -> Result<Vec<u32>> {
         let vocabulary = &model.card().vocabulary;
         let symbols = match (&self.ids, &self.file, &self.text) {
@@ -85,15 +81,13 @@ impl TextArgs {
             (.., text) => vocabulary.encode("--text", text.as_deref().unwrap_or_default(), usize::MAX)?,
         };
         if symbols.is_empty() {
-            return Err(Error::BadOption { field: "text", found: "\"\"".into(), bound: "at least one symbol".into() });
+            return Err(Error::bad_option("text", "\"\"", "at least one symbol"));
         }
         Ok(symbols)
     }
 
-    /// Encodes the text; also returns true if `--ids` ended with the end-of-text id, which is then removed.
-    ///
-    /// # Errors
-    /// Fails as [`symbols`](Self::symbols) does.
+    /// Encodes the text; also returns true if `--ids` ended with the end-of-text id, which is then removed. Fails as
+    /// [`symbols`](Self::symbols) does.
     pub fn symbols_and_end(&self, model: &dyn Model) -> Result<(Vec<u32>, bool)> {
         let vocabulary = &model.card().vocabulary;
         let end = vocabulary.specials().map(|specials| specials.end);

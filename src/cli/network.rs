@@ -31,10 +31,7 @@ pub(super) struct TlsArgs {
 }
 
 impl TlsArgs {
-    /// Combines a server's address with these flags.
-    ///
-    /// # Errors
-    /// [`Error::Io`] if a file cannot be read.
+    /// Combines a server's address with these flags. Fails if a file cannot be read.
     pub(super) fn endpoint(&self, address: &str) -> Result<ServerEndpoint> {
         let read = |file: &Path| fs::read(file).map_err(Error::io(file));
         let authorities = self.tls_ca.as_deref().map(read).transpose()?;

@@ -7,7 +7,8 @@ use super::{
 use crate::{
     error::{Error, Result},
     serve::client::{
-        self, Calibration, EstimatedGain, LatencyHistogram, MeasuredSummaries, MeasuredTexts, ModelReport, ReportPeriod,
+        self, CacheEffect, Calibration, EstimatedGain, LatencyHistogram, MeasuredSummaries, MeasuredTexts, ModelReport,
+        ReportPeriod,
     },
 };
 use serde_json::json;
@@ -53,10 +54,7 @@ enum WindowArg {
     Minute,
 }
 
-/// Runs the command.
-///
-/// # Errors
-/// The server cannot be reached, or rejects the call.
+/// Runs the command. Fails if the server cannot be reached or rejects the call.
 pub fn run(args: Args) -> Result<()> {
     let Args { address, name, window, api_key, api_key_file, tls, json } = args;
     let key = match (api_key, api_key_file) {
@@ -91,13 +89,11 @@ fn write_model(out: &mut String, model: &ModelReport) -> fmt::Result {
         write_summaries(out, summaries)?;
     }
     if let Some(cache) = &model.cache {
+        let CacheEffect { hits, misses, looked_up_chars, found_chars, .. } = cache;
+        let lookups = hits + misses;
         writeln!(
             out,
-            "  measured cache: {} of {} lookups hit; {} of {} characters were cached",
-            cache.hits,
-            cache.hits + cache.misses,
-            cache.found_chars,
-            cache.looked_up_chars
+            "  measured cache: {hits} of {lookups} lookups hit; {found_chars} of {looked_up_chars} characters were cached"
         )?;
         if let Some(saved) = cache.prefill_spared_estimate_ns {
             writeln!(out, "  ESTIMATED cache: saved {} of prefill", time(saved))?;
@@ -114,24 +110,18 @@ fn write_model(out: &mut String, model: &ModelReport) -> fmt::Result {
 
 fn write_texts(out: &mut String, texts: &MeasuredTexts) -> fmt::Result {
     let MeasuredTexts { requests, failed, prompt_chars, generated_chars, .. } = texts;
+    let MeasuredTexts { middle_steps_run, middle_steps_skipped, steps, .. } = texts;
+    let [factor, rows, middle_rows] =
+        [texts.shortening_factor, texts.rows_per_step, texts.rows_per_middle_step].map(output::optional);
     writeln!(
         out,
         "  measured: {requests} requests, {failed} failed; {prompt_chars} prompt characters, {generated_chars} generated"
     )?;
     writeln!(
         out,
-        "  measured: {} middle steps run, {} skipped; shortening factor {}",
-        texts.middle_steps_run,
-        texts.middle_steps_skipped,
-        output::optional(texts.shortening_factor)
+        "  measured: {middle_steps_run} middle steps run, {middle_steps_skipped} skipped; shortening factor {factor}"
     )?;
-    writeln!(
-        out,
-        "  measured: {} steps of {} rows; {} rows per middle step",
-        texts.steps,
-        output::optional(texts.rows_per_step),
-        output::optional(texts.rows_per_middle_step)
-    )?;
+    writeln!(out, "  measured: {steps} steps of {rows} rows; {middle_rows} rows per middle step")?;
     head(out)?;
     row(out, "first character", &texts.time_to_first_char)?;
     row(out, "gap, plain", &texts.plain_gap)?;
@@ -194,51 +184,27 @@ fn write_calibration(out: &mut String, calibration: &Calibration) -> fmt::Result
         time(*took_ns),
         percent(*spread)
     )?;
-    let names = [
-        "rows",
-        "chars",
-        "context",
-        "segments",
-        "samples",
-        "spread",
-        "before",
-        "middle",
-        "after",
-        "plain before",
-        "plain after",
-    ];
-    cells(out, &names.map(str::to_owned))?;
+    let names = "rows,chars,context,segments,samples,spread,before,middle,after,plain before,plain after";
+    cells(out, names.split(','))?;
     for step in &calibration.steps {
         let plain = |took: Option<u64>| took.map_or("-".into(), time);
-        cells(
-            out,
-            &[
-                step.rows.to_string(),
-                step.chars.to_string(),
-                step.context.to_string(),
-                step.segments.to_string(),
-                step.samples.to_string(),
-                percent(step.spread),
-                time(step.symbol_ns),
-                time(step.middle_ns),
-                time(step.finish_ns),
-                plain(step.plain_symbol_ns),
-                plain(step.plain_finish_ns),
-            ],
-        )?;
+        let counts = [step.rows, step.chars, step.context, step.segments, step.samples].map(|count| count.to_string());
+        let times = [step.symbol_ns, step.middle_ns, step.finish_ns].map(time);
+        let plain = [step.plain_symbol_ns, step.plain_finish_ns].map(plain);
+        cells(out, counts.into_iter().chain([percent(step.spread)]).chain(times).chain(plain))?;
     }
     Ok(())
 }
 
-fn cells(out: &mut String, cells: &[String]) -> fmt::Result {
+fn cells(out: &mut String, cells: impl IntoIterator<Item = impl fmt::Display>) -> fmt::Result {
     write!(out, "   ")?;
-    cells.iter().try_for_each(|cell| write!(out, " {cell:>12}"))?;
+    cells.into_iter().try_for_each(|cell| write!(out, " {cell:>12}"))?;
     writeln!(out)
 }
 
 fn head(out: &mut String) -> fmt::Result {
     write!(out, "  {:<17}", "measured")?;
-    cells(out, &["count", "mean", "p50", "p90", "p99", "p99.9", "max"].map(str::to_owned))
+    cells(out, ["count", "mean", "p50", "p90", "p99", "p99.9", "max"])
 }
 
 fn row(out: &mut String, name: &str, times: &Option<LatencyHistogram>) -> fmt::Result {
@@ -246,7 +212,7 @@ fn row(out: &mut String, name: &str, times: &Option<LatencyHistogram>) -> fmt::R
     write!(out, "  {name:<17}")?;
     let LatencyHistogram { mean_ns, p50_ns, p90_ns, p99_ns, p999_ns, max_ns, .. } = *times;
     let values = [mean_ns, p50_ns, p90_ns, p99_ns, p999_ns, max_ns].map(time);
-    cells(out, &[&[times.count.to_string()], &values[..]].concat())
+    cells(out, [times.count.to_string()].into_iter().chain(values))
 }
 
 fn percent(share: f64) -> String {

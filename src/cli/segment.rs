@@ -41,10 +41,7 @@ struct Segment {
     closed: bool,
 }
 
-/// Runs the command.
-///
-/// # Errors
-/// The checkpoint or the text is invalid, or stdout cannot be written.
+/// Runs the command. Fails if the checkpoint or the text is invalid, or if stdout cannot be written.
 pub fn run(args: Args) -> Result<()> {
     let model = args.model.load()?;
     must_pool("segment", model.card())?;

@@ -17,10 +17,8 @@ const SERVE: &str = "serve";
 /// Flags that are not settings themselves.
 const NOT_SETTINGS: [&str; 5] = ["config", "print-config", "check-config", "help", "version"];
 
-/// Parses a command line and the settings file that it names.
-///
-/// # Errors
-/// clap's error: invalid arguments, or the text of `--help` or `--version`.
+/// Parses a command line and the settings file that it names. Returns clap's error for invalid arguments. For `--help`
+/// and `--version`, that error holds the text to print.
 pub(super) fn parse(arguments: &[OsString]) -> Result<(Cli, SettingSources), clap::Error> {
     let command = without_empty(Cli::command());
     let mut sources = SettingSources::default();

@@ -46,10 +46,7 @@ enum BenchCommand {
     Plot(measure::PlotArgs),
 }
 
-/// Runs the command.
-///
-/// # Errors
-/// A checkpoint or an option is invalid, or an output file cannot be written.
+/// Runs the command. Fails if a checkpoint or an option is invalid, or if an output file cannot be written.
 pub fn run(args: Args) -> Result<()> {
     match args.command {
         BenchCommand::Decode(args) => speed::run_decode(&args),

@@ -27,20 +27,14 @@ pub(super) struct Picture {
 }
 
 impl Picture {
-    /// Opens the file. Its contents stay until a picture replaces them.
-    ///
-    /// # Errors
-    /// [`Error::Io`] if the file cannot be opened.
+    /// Opens the file. Its contents stay until a picture replaces them. Fails if the file cannot be opened.
     pub(super) fn open(path: &Path) -> Result<Self> {
         let remove = !path.exists();
         let file = OpenOptions::new().write(true).create(true).truncate(false).open(path).map_err(Error::io(path))?;
         Ok(Self { path: path.to_path_buf(), file, remove })
     }
 
-    /// Draws the picture.
-    ///
-    /// # Errors
-    /// An entry cannot be drawn, or [`Error::Io`].
+    /// Draws the picture. Fails if an entry cannot be drawn or the file cannot be written.
     pub(super) fn write(mut self, field: &'static str, sources: &[MeasurementFile]) -> Result<()> {
         let svg = plot::svg(field, sources)?;
         self.file.set_len(0).and_then(|()| self.file.write_all(svg.as_bytes())).map_err(Error::io(&self.path))?;
@@ -58,10 +52,7 @@ impl Drop for Picture {
     }
 }
 
-/// Reads files that were printed with `--json`.
-///
-/// # Errors
-/// [`Error::Io`], or [`Error::Checkpoint`] for a file that is not a list of measurements.
+/// Reads files that were printed with `--json`. Fails if a file cannot be read or is not a list of measurements.
 pub(super) fn read_all(files: &[PathBuf]) -> Result<Vec<MeasurementFile>> {
     files.iter().map(|path| read(path)).collect()
 }

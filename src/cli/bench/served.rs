@@ -5,6 +5,7 @@
 //! the full cost of server and client.
 
 use crate::{
+    cli::{network, output},
     config::TransportConfig,
     engine::Handle,
     error::{Error, Result},
@@ -38,9 +39,7 @@ pub(super) struct LoopbackServer {
 
 impl LoopbackServer {
     pub(super) fn start(engine: Handle) -> Result<Self> {
-        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
-        let runtime =
-            runtime.map_err(|error| Error::Internal(format!("the server runtime cannot be started: {error}")))?;
+        let runtime = network::runtime()?;
         let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).map_err(Error::io("127.0.0.1:0"))?;
         let address = listener.local_addr().map_err(Error::io("127.0.0.1:0"))?;
         let engines = Engines::new(vec![engine])?;
@@ -118,7 +117,7 @@ pub(super) fn run_client(args: &ClientArgs) -> Result<()> {
         let wrong = |error: serde_json::Error| Error::Setting(format!("standard input: {error}"));
         let read = runtime.block_on(client.generate(serde_json::from_str(&line).map_err(wrong)?))?;
         let result = serde_json::to_value(&read).map_err(|error| Error::Internal(error.to_string()))?;
-        crate::cli::output::json(&result)?;
+        output::json(&result)?;
     }
     Ok(())
 }

@@ -4,19 +4,22 @@ use crate::{
     error::printable,
     report::{
         compare::{DecodeComparison, Ratio},
-        decode, endless, kernels, prefill, resume,
+        decode, endless, kernels,
+        machine::MeasuredModel,
+        prefill, resume,
         stream::{self, Overhead},
         summaries,
     },
 };
 use std::fmt::Write;
 
-/// Formats one line per measurement. Each column is as wide as its widest cell; the first is left-aligned, the others right.
-fn columns(head: &[&str], lines: impl Iterator<Item = Vec<String>>) -> String {
-    let mut rows = vec![head.iter().map(|cell| (*cell).to_owned()).collect::<Vec<_>>()];
+/// Formats one line per measurement below the comma-separated titles in `head`. Each column is as wide as its widest cell;
+/// the first is left-aligned, the others right.
+fn columns(head: &str, lines: impl Iterator<Item = Vec<String>>) -> String {
+    let mut rows = vec![head.split(", ").map(str::to_owned).collect::<Vec<_>>()];
     rows.extend(lines.map(|line| line.iter().map(|cell| printable(cell)).collect()));
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or_default();
-    let widths: Vec<usize> = (0..head.len()).map(width).collect();
+    let widths: Vec<usize> = (0..rows[0].len()).map(width).collect();
     let mut text = String::new();
     for row in &rows {
         let cells = row.iter().zip(&widths).enumerate().map(|(column, (cell, &width))| match column {
@@ -29,22 +32,8 @@ fn columns(head: &[&str], lines: impl Iterator<Item = Vec<String>>) -> String {
     text
 }
 
-const DECODE: [&str; 14] = [
-    "model",
-    "dtype",
-    "threads",
-    "batch",
-    "context",
-    "wait",
-    "SF",
-    "chars/s",
-    "step p50 ms",
-    "middle %",
-    "gap p50/p99 ms",
-    "at boundaries",
-    "MB/char",
-    "GB/s of ceiling",
-];
+const DECODE: &str = "model, dtype, threads, batch, context, wait, SF, chars/s, step p50 ms, middle %, \
+    gap p50/p99 ms, at boundaries, MB/char, GB/s of ceiling";
 
 fn decode_line(entry: &decode::DecodeMeasurement) -> Vec<String> {
     let ms = |ns: f64| format!("{:.3}", ns / 1e6);
@@ -53,13 +42,9 @@ fn decode_line(entry: &decode::DecodeMeasurement) -> Vec<String> {
         (Some(p50), Some(p99)) => format!("{:.2}/{:.2}", p50 / 1e6, p99 / 1e6),
         _ => "-".into(),
     };
-    vec![
-        entry.measured.model.clone(),
-        entry.measured.dtype.to_owned(),
-        entry.measured.threads.to_string(),
-        entry.batch.to_string(),
-        entry.context.to_string(),
-        entry.boundary_wait.to_string(),
+    let mut cells = setup_cells(&entry.measured);
+    cells.extend([entry.batch, entry.context, entry.boundary_wait].map(|count| count.to_string()));
+    cells.extend([
         factor(entry.shortening_factor),
         format!("{:.1}", entry.chars_per_second),
         ms(entry.step_ns_p50),
@@ -68,14 +53,20 @@ fn decode_line(entry: &decode::DecodeMeasurement) -> Vec<String> {
         gap(entry.boundary_gap_ns_p50, entry.boundary_gap_ns_p99),
         format!("{:.2}", entry.bytes_per_char / 1e6),
         format!("{} of {}", giga(entry.achieved_bytes_per_second), giga(entry.ceiling_bytes_per_second)),
-    ]
+    ]);
+    cells
+}
+
+/// Returns the first cells of most lines: model, dtype, threads.
+fn setup_cells(measured: &MeasuredModel) -> Vec<String> {
+    vec![measured.model.clone(), measured.dtype.to_owned(), measured.threads.to_string()]
 }
 
 fn factor(factor: Option<f64>) -> String {
     factor.map_or("-".into(), |factor| format!("{factor:.2}"))
 }
 
-/// A note for each model whose vocabulary lacks letters of the sample. Repeated measurements of a model give one note.
+/// Returns one note for each model whose vocabulary lacks letters of the sample, however often it was measured.
 fn missing_letters<'a>(entries: impl Iterator<Item = (&'a str, usize)>) -> String {
     let mut models: Vec<_> = entries.filter(|(_, letters)| *letters > 0).collect();
     models.dedup();
@@ -92,49 +83,29 @@ fn missing_letters<'a>(entries: impl Iterator<Item = (&'a str, usize)>) -> Strin
 
 /// Formats `weir bench decode`.
 pub(super) fn decode(entries: &[decode::DecodeMeasurement]) -> String {
-    let table = columns(&DECODE, entries.iter().map(decode_line));
+    let table = columns(DECODE, entries.iter().map(decode_line));
     table + &missing_letters(entries.iter().map(|entry| (&*entry.measured.model, entry.foreign_letters)))
 }
 
 /// Formats `weir bench prefill`.
 pub(super) fn prefill(entries: &[prefill::PrefillMeasurement]) -> String {
-    let head = [
-        "model",
-        "dtype",
-        "threads",
-        "symbols",
-        "chunk",
-        "SF",
-        "symbols/s",
-        "run p50 ms",
-        "p10",
-        "p90",
-        "GFLOP/s",
-        "peak GFLOP/s",
-    ];
+    let head = "model, dtype, threads, symbols, chunk, SF, symbols/s, run p50 ms, p10, p90, GFLOP/s, peak GFLOP/s";
     let ms = |ns: f64| format!("{:.2}", ns / 1e6);
     let line = |entry: &prefill::PrefillMeasurement| {
-        vec![
-            entry.measured.model.clone(),
-            entry.measured.dtype.to_owned(),
-            entry.measured.threads.to_string(),
-            entry.symbols.to_string(),
-            entry.chunk.to_string(),
-            factor(entry.shortening_factor),
-            format!("{:.1}", entry.symbols_per_second),
-            ms(entry.run_ns_p50),
-            ms(entry.run_ns_p10),
-            ms(entry.run_ns_p90),
-            format!("{:.1}", entry.gflops),
-            entry.peak_gflops.map_or("-".into(), |gflops| format!("{gflops:.1}")),
-        ]
+        let mut cells = setup_cells(&entry.measured);
+        cells.extend([entry.symbols.to_string(), entry.chunk.to_string(), factor(entry.shortening_factor)]);
+        cells.push(format!("{:.1}", entry.symbols_per_second));
+        cells.extend([entry.run_ns_p50, entry.run_ns_p10, entry.run_ns_p90].map(ms));
+        cells.push(format!("{:.1}", entry.gflops));
+        cells.push(entry.peak_gflops.map_or("-".into(), |gflops| format!("{gflops:.1}")));
+        cells
     };
     let table =
-        columns(&head, entries.iter().map(line)) + no_peak(entries.iter().any(|entry| entry.peak_gflops.is_none()));
+        columns(head, entries.iter().map(line)) + no_peak(entries.iter().any(|entry| entry.peak_gflops.is_none()));
     table + &missing_letters(entries.iter().map(|entry| (&*entry.measured.model, entry.foreign_letters)))
 }
 
-/// A note for tables in which a rate has no peak to compare with.
+/// Returns a note for tables in which a rate has no peak to compare with.
 fn no_peak(missing: bool) -> &'static str {
     if missing {
         "int8: no peak, since the measured peak is that of f32 products, which differs from that of int8\n"
@@ -146,7 +117,7 @@ fn no_peak(missing: bool) -> &'static str {
 /// Formats `weir bench compare`.
 pub(super) fn compare(comparisons: &[DecodeComparison]) -> String {
     let both = || comparisons.iter().flat_map(|comparison| [&comparison.a, &comparison.b]);
-    let mut text = columns(&DECODE, both().map(decode_line));
+    let mut text = columns(DECODE, both().map(decode_line));
     text.push('\n');
     for DecodeComparison { batch, context, boundary_wait, pairs, a, b, ratio: Ratio { median, p10, p90 } } in
         comparisons
@@ -164,22 +135,11 @@ pub(super) fn compare(comparisons: &[DecodeComparison]) -> String {
 
 /// Formats `weir bench summarize`.
 pub(super) fn summaries(comparisons: &[summaries::SummaryComparison]) -> String {
-    let head = [
-        "model",
-        "dtype",
-        "threads",
-        "batch",
-        "encode ms",
-        "GFLOP/s of peak",
-        "after upload",
-        "decode ms/token",
-        "GB/s of ceiling",
-        "request s",
-        "vectors",
-    ];
+    let head = "model, dtype, threads, batch, encode ms, GFLOP/s of peak, after upload, decode ms/token, \
+        GB/s of ceiling, request s, vectors";
     let line = |batch: usize, entry: &summaries::SummaryBenchResult| {
-        let mut cells = vec![entry.measured.model.clone(), entry.measured.dtype.to_owned()];
-        cells.extend([entry.measured.threads, batch].map(|count| count.to_string()));
+        let mut cells = setup_cells(&entry.measured);
+        cells.push(batch.to_string());
         cells.push(format!("{:.1}", entry.encode_ns / 1e6));
         let share = |rate: f64, peak: f64| format!("{rate:.1} of {peak:.1} ({:.0} %)", 100.0 * rate / peak.max(1e-9));
         cells.push(share(entry.encode_gflops, entry.peak_gflops));
@@ -192,7 +152,7 @@ pub(super) fn summaries(comparisons: &[summaries::SummaryComparison]) -> String 
         cells
     };
     let both = |pair: &summaries::SummaryComparison| [line(pair.batch, &pair.a), line(pair.batch, &pair.b)];
-    let mut text = columns(&head, comparisons.iter().flat_map(both));
+    let mut text = columns(head, comparisons.iter().flat_map(both));
     text.push('\n');
     for summaries::SummaryComparison { batch, source, tokens, pairs, a, b, decode_ratio, request_ratio } in comparisons
     {
@@ -211,45 +171,30 @@ pub(super) fn summaries(comparisons: &[summaries::SummaryComparison]) -> String 
 
 /// Formats `weir bench resume`.
 pub(super) fn resume(entries: &[resume::ResumeMeasurement]) -> String {
-    let head = [
-        "model",
-        "dtype",
-        "threads",
-        "context",
-        "cold p50 ms",
-        "resumed p50 ms",
-        "p10",
-        "p90",
-        "ratio",
-        "p10",
-        "p90",
-        "cached",
-    ];
+    let head = "model, dtype, threads, context, cold p50 ms, resumed p50 ms, p10, p90, ratio, p10, p90, cached";
     let ms = |ns: f64| format!("{:.3}", ns / 1e6);
     let line = |entry: &resume::ResumeMeasurement| {
         let Ratio { median, p10, p90 } = entry.ratio;
-        let mut cells = vec![entry.measured.model.clone(), entry.measured.dtype.to_owned()];
-        cells.extend([entry.measured.threads, entry.context].map(|count| count.to_string()));
+        let mut cells = setup_cells(&entry.measured);
+        cells.push(entry.context.to_string());
         cells.extend([entry.cold_ns_p50, entry.resumed_ns_p50, entry.resumed_ns_p10, entry.resumed_ns_p90].map(ms));
         cells.extend([median, p10, p90].map(|ratio| format!("{ratio:.2}")));
         cells.push(format!("{:.1}", entry.cached_chars));
         cells
     };
-    let table = columns(&head, entries.iter().map(line));
+    let table = columns(head, entries.iter().map(line));
     table + &missing_letters(entries.iter().map(|entry| (&*entry.measured.model, entry.foreign_letters)))
 }
 
 /// Formats `weir bench endless`, with a line for each part.
 pub(super) fn endless(entries: &[endless::EndlessMeasurement]) -> String {
-    let head =
-        ["model", "dtype", "threads", "symbols", "p50 us", "p10", "p90", "KB in pages", "KB other", "MB resident"];
+    let head = "model, dtype, threads, symbols, p50 us, p10, p90, KB in pages, KB other, MB resident";
     let micro = |ns: f64| format!("{:.2}", ns / 1e3);
     let lines = entries.iter().flat_map(|entry| entry.parts.iter().map(move |part| (entry, part)));
     let table = columns(
-        &head,
+        head,
         lines.map(|(entry, part)| {
-            let mut cells =
-                vec![entry.measured.model.clone(), entry.measured.dtype.to_owned(), entry.measured.threads.to_string()];
+            let mut cells = setup_cells(&entry.measured);
             cells.push(part.symbols.to_string());
             cells.extend([part.step_ns_p50, part.step_ns_p10, part.step_ns_p90].map(micro));
             cells.extend([part.page_bytes, part.own_bytes].map(|bytes| format!("{:.1}", bytes as f64 / 1e3)));
@@ -270,56 +215,25 @@ pub(super) fn endless(entries: &[endless::EndlessMeasurement]) -> String {
 
 /// Formats `weir bench stream`.
 pub(super) fn stream(entries: &[stream::StreamMeasurement]) -> String {
-    let head = [
-        "model",
-        "dtype",
-        "threads",
-        "batch",
-        "context",
-        "chars",
-        "messages",
-        "engine us/char",
-        "p10",
-        "p90",
-        "served us/char",
-        "p10",
-        "p90",
-        "overhead %",
-        "p10",
-        "p90",
-    ];
+    let head = "model, dtype, threads, batch, context, chars, messages, engine us/char, p10, p90, \
+        served us/char, p10, p90, overhead %, p10, p90";
     let micro = |ns: f64| format!("{:.1}", ns / 1e3);
     let line = |entry: &stream::StreamMeasurement| {
         let Overhead { median, p10, p90 } = entry.overhead;
-        let mut cells =
-            vec![entry.measured.model.clone(), entry.measured.dtype.to_owned(), entry.measured.threads.to_string()];
+        let mut cells = setup_cells(&entry.measured);
         cells.extend([entry.batch, entry.context, entry.chars, entry.messages].map(|count| count.to_string()));
         cells.extend([entry.engine_step_ns, entry.engine_step_ns_p10, entry.engine_step_ns_p90].map(micro));
         cells.extend([entry.served_step_ns, entry.served_step_ns_p10, entry.served_step_ns_p90].map(micro));
         cells.extend([median, p10, p90].map(|share| format!("{:+.1}", share * 100.0)));
         cells
     };
-    columns(&head, entries.iter().map(line))
+    columns(head, entries.iter().map(line))
 }
 
 /// Formats `weir bench kernels`.
 pub(super) fn kernels(entries: &[kernels::KernelMeasurement]) -> String {
-    let head = [
-        "kernel",
-        "dtype",
-        "threads",
-        "weights",
-        "shape",
-        "rows",
-        "keys",
-        "p50 us",
-        "p10",
-        "p90",
-        "GB/s",
-        "ceiling GB/s",
-        "GFLOP/s",
-        "peak GFLOP/s",
-    ];
+    let head = "kernel, dtype, threads, weights, shape, rows, keys, p50 us, p10, p90, GB/s, ceiling GB/s, \
+        GFLOP/s, peak GFLOP/s";
     let count = |count: Option<usize>| count.map_or("-".into(), |count| count.to_string());
     let name = |name: Option<&str>| name.unwrap_or("-").to_owned();
     let rate = |rate: Option<f64>, unit: f64| rate.map_or("-".into(), |rate| format!("{:.1}", rate / unit));
@@ -334,7 +248,7 @@ pub(super) fn kernels(entries: &[kernels::KernelMeasurement]) -> String {
         cells
     };
     let rated = |entry: &kernels::KernelMeasurement| entry.gflops.is_some() && entry.peak_gflops.is_none();
-    columns(&head, entries.iter().map(line)) + no_peak(entries.iter().any(rated))
+    columns(head, entries.iter().map(line)) + no_peak(entries.iter().any(rated))
 }
 
 #[cfg(test)]
@@ -345,7 +259,7 @@ mod tests {
     fn columns_line_up() {
         let lines = [vec!["long name".to_owned(), "1".to_owned()], vec!["x".to_owned(), "12345".to_owned()]];
         let expected = "model      chars\nlong name      1\nx          12345\n";
-        assert_eq!(columns(&["model", "chars"], lines.into_iter()), expected);
+        assert_eq!(columns("model, chars", lines.into_iter()), expected);
     }
 
     #[test]

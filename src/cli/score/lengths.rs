@@ -37,7 +37,7 @@ pub(super) fn run(args: &Args, model: &dyn Model, symbols: &[u32]) -> Result<()>
         } else {
             format!("at most {targets}, since the text has {} symbols and the first is not scored", symbols.len())
         };
-        return Err(Error::BadOption { field: "--lengths", found: length.to_string(), bound });
+        return Err(Error::bad_option("--lengths", length.to_string(), bound));
     }
     let scores = lengths.into_iter().map(|length| score(args, model, symbols, length)).collect::<Result<Vec<_>>>()?;
     if args.json {

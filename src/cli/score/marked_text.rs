@@ -69,7 +69,7 @@ impl MarkedTextBits {
         self.nxt -= mark.end_logprob.map_or(0.0, f64::from) / LN_2;
     }
 
-    /// T.
+    /// Returns T, the number of symbols that all figures divide by.
     fn augmented(&self) -> usize {
         1 + self.symbols + usize::from(self.has_end)
     }

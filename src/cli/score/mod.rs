@@ -18,14 +18,10 @@ use crate::{
 };
 use args::{ModeArg, progress_bar};
 use marked_text::MarkedTextBits;
-use safetensors::{Dtype, tensor::TensorView};
 use serde_json::json;
-use std::{f64::consts::LN_2, path::Path};
+use std::f64::consts::LN_2;
 
-/// Runs the command.
-///
-/// # Errors
-/// The checkpoint or the text is invalid, or an output file cannot be written.
+/// Runs the command. Fails if the checkpoint or the text is invalid, or if an output file cannot be written.
 pub fn run(args: Args) -> Result<()> {
     let model = args.model.load()?;
     let (symbols, has_end) = args.text.symbols_and_end(&*model)?;
@@ -34,11 +30,11 @@ pub fn run(args: Args) -> Result<()> {
     }
     match args.windowed {
         Some(_) if has_end => {
-            let bound = "a text without the end-of-text symbol, which no window reaches".into();
-            Err(Error::BadOption { field: "--windowed", found: "a text that ends with it".into(), bound })
+            let bound = "a text without the end-of-text symbol, which no window reaches";
+            Err(Error::bad_option("--windowed", "a text that ends with it", bound))
         }
         Some(size) => run_windowed(&args, &*model, &symbols, size),
-        None => run_whole(&args, &*model, &symbols, has_end),
+        None => run_unwindowed(&args, &*model, &symbols, has_end),
     }
 }
 
@@ -79,16 +75,21 @@ impl Outputs {
         }
         Ok(())
     }
+
+    /// Writes the file of `--logits`, if requested.
+    fn write_logits(&self, args: &Args, model: &dyn Model) -> Result<()> {
+        let Some(path) = &args.logits else { return Ok(()) };
+        let boundaries = model.card().pooled.then_some(&*self.boundaries);
+        output::logits(path, &self.logits, model.card().vocabulary.len(), boundaries)
+    }
 }
 
-fn run_whole(args: &Args, model: &dyn Model, symbols: &[u32], has_end: bool) -> Result<()> {
+fn run_unwindowed(args: &Args, model: &dyn Model, symbols: &[u32], has_end: bool) -> Result<()> {
     let card = model.card();
     // The end-of-text symbol is scored, not fed, so it does not count.
     check_length("text", symbols.len(), card)?;
-    let outputs = evaluate_whole(args, model, symbols, has_end)?;
-    if let Some(path) = &args.logits {
-        write_logits(model, &outputs, path)?;
-    }
+    let outputs = evaluate_text(args, model, symbols, has_end)?;
+    outputs.write_logits(args, model)?;
     let length = symbols.len() + usize::from(has_end);
     let scored = outputs.logprobs.len();
     let bits = (scored > 0).then(|| -outputs.logprobs.iter().sum::<f64>() / scored as f64 / LN_2);
@@ -120,7 +121,7 @@ fn run_whole(args: &Args, model: &dyn Model, symbols: &[u32], has_end: bool) -> 
 }
 
 /// Feeds the whole text in the requested mode.
-fn evaluate_whole(args: &Args, model: &dyn Model, symbols: &[u32], has_end: bool) -> Result<Outputs> {
+fn evaluate_text(args: &Args, model: &dyn Model, symbols: &[u32], has_end: bool) -> Result<Outputs> {
     let mut outputs = Outputs::new(model, args.logits.is_some());
     let end = outputs.marked.filter(|_| has_end).map(|marked| marked.end());
     let next = |position: usize| symbols.get(position).or(end.as_ref().filter(|_| position == symbols.len()));
@@ -160,9 +161,7 @@ fn run_windowed(args: &Args, model: &dyn Model, symbols: &[u32], size: WindowOpt
         bar.inc(1);
     }
     bar.finish_and_clear();
-    if let Some(path) = &args.logits {
-        write_logits(model, &outputs, path)?;
-    }
+    outputs.write_logits(args, model)?;
     let bits = (sum.scored > 0).then(|| sum.nats / sum.scored as f64 / LN_2);
     let factor = (sum.segments > 0).then(|| sum.fed as f64 / sum.segments as f64);
     if args.json {
@@ -184,18 +183,4 @@ fn run_windowed(args: &Args, model: &dyn Model, symbols: &[u32], size: WindowOpt
         output::optional(bits),
         output::optional(factor)
     ))
-}
-
-fn write_logits(model: &dyn Model, outputs: &Outputs, path: &Path) -> Result<()> {
-    let positions = outputs.boundaries.len();
-    let bytes: Vec<u8> = outputs.logits.iter().flat_map(|value| value.to_le_bytes()).collect();
-    let invalid = |error: safetensors::SafeTensorError| Error::Internal(format!("safetensors: {error}"));
-    let shape = vec![positions, model.card().vocabulary.len()];
-    let mut tensors = vec![("logits", TensorView::new(Dtype::F32, shape, &bytes).map_err(invalid)?)];
-    if model.card().pooled {
-        let view = TensorView::new(Dtype::U8, vec![positions], &outputs.boundaries).map_err(invalid)?;
-        tensors.push(("boundaries", view));
-    }
-    let file = safetensors::serialize(tensors, None).map_err(invalid)?;
-    std::fs::write(path, file).map_err(Error::io(path))
 }

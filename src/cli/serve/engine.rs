@@ -57,6 +57,8 @@ impl EngineArgs {
         let cache = self.cache_memory.as_ref();
         let documents = self.document_memory.as_ref();
         let keep = checks.number("--document-seconds", &self.document_seconds, 1..=86_400 * 30);
+        let step = checks.number("--step-milliseconds", &self.step_milliseconds, 0..=60_000);
+        let calibration = checks.number("--calibration-milliseconds", &self.calibration_milliseconds, 0..=600_000);
         Limits {
             rows: checks.number("--rows", &self.rows, 1..=4096),
             queue: checks.number("--queue", &self.queue, 1..=MAX_COUNT),
@@ -64,18 +66,12 @@ impl EngineArgs {
             chunk: checks.number("--chunk", &self.chunk, 1..=MAX_CHUNK),
             boundary_wait: checks.number("--boundary-wait", &self.boundary_wait, 0..=MAX_BOUNDARY_WAIT),
             stall: Duration::from_secs(checks.number("--stall-seconds", &self.stall_seconds, 1..=86_400) as u64),
-            step: Duration::from_millis(
-                checks.number("--step-milliseconds", &self.step_milliseconds, 0..=60_000) as u64
-            ),
+            step: Duration::from_millis(step as u64),
             events: checks.number("--events", &self.events, 16..=1 << 16),
             cache_bytes: cache.map_or(memory / 4, |size| checks.bytes("--cache-memory", size, 0..=memory)),
             document_bytes: documents.map_or(memory / 4, |size| checks.bytes("--document-memory", size, 0..=memory)),
             document_keep: Duration::from_secs(keep as u64),
-            calibration: Duration::from_millis(checks.number(
-                "--calibration-milliseconds",
-                &self.calibration_milliseconds,
-                0..=600_000,
-            ) as u64),
+            calibration: Duration::from_millis(calibration as u64),
         }
     }
 }

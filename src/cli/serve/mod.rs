@@ -3,24 +3,26 @@
 
 mod access;
 mod engine;
-mod loader;
 mod log;
 mod models;
 mod operations;
 mod signals;
-mod sources;
 mod transport;
-
-pub use sources::SettingSources;
 
 use super::{network::runtime, output};
 use crate::{
-    config::{AdminToken, Checks, ServeConfig},
+    config::{AdminToken, Checks, Origins, ServeConfig},
+    decode::contract::Model,
     error::{Error, Result, printable},
-    serve::{AdminConfig, Engines, ModelLoader as _, Monitor, ServerParts, Traces, run as serve, serve_admin_port},
+    family::load,
+    serve::{AdminConfig, Engines, ModelLoader, Monitor, ServerParts, Traces, run as serve, serve_admin_port},
 };
-use loader::Checkpoints;
-use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 use tokio::net::TcpListener;
 
 /// How long the runtime may take to stop.
@@ -51,6 +53,17 @@ pub struct Args {
     /// Check all settings and the files that they name, except the contents of checkpoints, and exit.
     #[arg(long, env = "WEIR_CHECK_CONFIG")]
     check_config: bool,
+}
+
+/// Where the settings come from.
+#[derive(Debug, Default)]
+pub struct SettingSources {
+    /// Errors found in the settings file.
+    pub problems: Vec<String>,
+    /// Origin of each setting that was not given as a flag.
+    pub origins: Origins,
+    /// All settings, in the format of a settings file.
+    pub shown: String,
 }
 
 impl Args {
@@ -84,10 +97,7 @@ fn check_distinct(listeners: &[(&str, Option<SocketAddr>)], checks: &mut Checks)
     }
 }
 
-/// Runs the command until a signal ends it.
-///
-/// # Errors
-/// A setting or a checkpoint is invalid, or an address is in use.
+/// Runs the command until a signal ends it. Fails if a setting or a checkpoint is invalid, or if an address is in use.
 pub fn run(args: Args, sources: SettingSources) -> Result<()> {
     let SettingSources { problems, origins, shown } = sources;
     let checks = Checks::with_problems(problems, origins);
@@ -120,12 +130,12 @@ async fn listen(settings: ServeConfig) -> Result<()> {
         tokio::spawn(serve_admin_port(listener, monitor.clone()));
     }
     // One thread pool for all models: two models that step at the same time share it instead of competing for cores.
-    let checkpoints = Arc::new(Checkpoints::new(settings.model.clone().with_threads()));
-    let admin = settings.operations.admin_token.clone().map(|token| admin(&settings, &checkpoints, token));
+    let loader = Arc::new(CheckpointLoader(settings.model.clone().with_threads()));
+    let admin = settings.operations.admin_token.clone().map(|token| admin(&settings, &loader, token));
     let loading = {
         let settings = settings.clone();
         let engines = engines.clone();
-        tokio::task::spawn_blocking(move || load_all(&settings, &checkpoints, &engines))
+        tokio::task::spawn_blocking(move || load_all(&settings, &loader, &engines))
     };
     let loaded = tokio::select! {
         loaded = loading => loaded,
@@ -141,9 +151,8 @@ async fn listen(settings: ServeConfig) -> Result<()> {
         None => None,
     };
     if let Some(listener) = &http {
-        settings
-            .log
-            .print(format_args!("completions over HTTP on {}", listener.local_addr().unwrap_or(settings.listen)));
+        let address = listener.local_addr().unwrap_or(settings.listen);
+        settings.log.print(format_args!("completions over HTTP on {address}"));
     }
     let part = settings.operations.otlp_part;
     let traces = settings.operations.otlp.as_ref().map(|endpoint| Traces::to(endpoint, part)).transpose()?;
@@ -165,20 +174,33 @@ async fn bind(flag: &str, address: SocketAddr) -> Result<TcpListener> {
     TcpListener::bind(address).await.map_err(|error| Error::Setting(format!("{flag} {address}: {error}")))
 }
 
+/// Loads checkpoints with the same settings. Models share the thread pool of the settings, if it is started.
+struct CheckpointLoader(load::Settings);
+
+impl ModelLoader for CheckpointLoader {
+    fn memory_needed(&self, folder: &Path) -> Result<usize> {
+        load::needs(folder, &self.0)
+    }
+
+    fn load(&self, folder: &Path, name: &str) -> Result<Arc<dyn Model>> {
+        load::load_as(folder, name, &self.0)
+    }
+}
+
 /// Loads every model and starts its engine.
-fn load_all(settings: &ServeConfig, checkpoints: &Checkpoints, engines: &Engines) -> Result<()> {
+fn load_all(settings: &ServeConfig, loader: &CheckpointLoader, engines: &Engines) -> Result<()> {
     for (name, folder) in &settings.checkpoints {
         tracing::debug!(folder = %folder.display(), "loading");
-        let model = checkpoints.load(folder, name)?;
+        let model = loader.load(folder, name)?;
         engines.add(engines.launch(model, settings.engine, Some(folder.clone()))?)?;
     }
     Ok(())
 }
 
-fn admin(settings: &ServeConfig, checkpoints: &Arc<Checkpoints>, token: AdminToken) -> AdminConfig {
+fn admin(settings: &ServeConfig, loader: &Arc<CheckpointLoader>, token: AdminToken) -> AdminConfig {
     AdminConfig {
         token,
-        loader: Arc::clone(checkpoints) as _,
+        loader: Arc::clone(loader) as _,
         models_folder: settings.operations.models.clone(),
         max_generations: settings.operations.max_models,
         limits: settings.engine,

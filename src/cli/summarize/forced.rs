@@ -1,13 +1,13 @@
 //! Teacher forcing: logits after each token of a given summary.
 
 use crate::{
+    cli::output,
     decode::{
         contract::{Model, SequenceRow, Want, advance},
         document::DocumentEncoder,
     },
     error::{Error, Result},
 };
-use safetensors::{Dtype, tensor::TensorView};
 use std::path::Path;
 
 /// Encoder blocks per step.
@@ -28,13 +28,9 @@ pub(super) fn run(
     let start = (target.first() != Some(&limits.marks.start)).then_some(limits.marks.start);
     let fed: Vec<u32> = start.into_iter().chain(target.iter().copied()).collect();
     if fed.len() > limits.targets {
-        return Err(Error::TooLong {
-            field: "--target-ids",
-            length: fed.len(),
-            limit: limits.targets,
-            unit: "tokens",
-            why: None,
-        });
+        let length = fed.len();
+        let limit = limits.targets;
+        return Err(Error::TooLong { field: "--target-ids", length, limit, unit: "tokens", why: None });
     }
     let mut encoding = if hard { encoder.open_hard()? } else { encoder.open() };
     let mut scratch = model.scratch();
@@ -51,10 +47,5 @@ pub(super) fn run(
     let mut row = SequenceRow::new(encoder.begin(&*document)?);
     row.set(&fed, Want::All);
     advance(model, std::slice::from_mut(&mut row), &[0], &mut scratch)?;
-    let bytes: Vec<u8> = row.logits.iter().flat_map(|value| value.to_le_bytes()).collect();
-    let invalid = |error: safetensors::SafeTensorError| Error::Internal(format!("safetensors: {error}"));
-    let shape = vec![fed.len(), model.card().vocabulary.len()];
-    let view = TensorView::new(Dtype::F32, shape, &bytes).map_err(invalid)?;
-    let file = safetensors::serialize([("logits", view)], None).map_err(invalid)?;
-    std::fs::write(out, file).map_err(Error::io(out))
+    output::logits(out, &row.logits, model.card().vocabulary.len(), None)
 }

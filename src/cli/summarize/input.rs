@@ -86,7 +86,7 @@ impl DocumentReader<'_> {
             return Err(Error::LongerThan { field, limit, unit: "tokens (--cut summarizes the beginning)", why: None });
         }
         if tokens.is_empty() {
-            return Err(Error::BadOption { field, found: "\"\"".into(), bound: "at least one character".into() });
+            return Err(Error::bad_option(field, "\"\"", "at least one character"));
         }
         let end = text.len() as u64;
         let (mut ids, mut places): (Vec<u32>, Vec<ByteRange>) =

@@ -62,10 +62,7 @@ struct DocumentArgs {
     table: Option<PathBuf>,
 }
 
-/// Runs the command.
-///
-/// # Errors
-/// The checkpoint, the document or an option is invalid, or stdout cannot be written.
+/// Runs the command. Fails if the checkpoint, the document or an option is invalid, or if stdout cannot be written.
 pub fn run(args: Args) -> Result<()> {
     let model = args.model.load()?;
     let Some(encoder) = model.document_encoder() else {

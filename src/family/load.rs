@@ -54,7 +54,7 @@ fn load_with_threads(dir: &Path, name: String, settings: &Settings) -> Result<Ar
     let file = dir.join(CONFIG_FILE);
     let blueprint = blueprint(&config, &file)?;
     let folders = companions(dir, &config, &*blueprint)?;
-    // A companion is fed every symbol that its model is fed, whatever its own training length.
+    // A companion is fed every symbol that its model is fed, even beyond its own training length.
     let (max_symbols, _) = settings.longest(config.training_length, blueprint.bounds())?;
     let companion_settings = Settings { max_symbols: Some(max_symbols), ..settings.clone() };
     let load_companion = |dir: &PathBuf| load_with_threads(dir, name_of(dir), &companion_settings);

@@ -1,8 +1,8 @@
 //! Complete models, one paper a folder; their checkpoints; and converters from upstream formats.
 //!
-//! A family reads the `architecture` of a [`Config`](checkpoint::Config) into a [`Blueprint`]: the tensors that there must be,
+//! A family reads the `architecture` of a [`Config`](checkpoint::Config) into a [`Blueprint`]: the required tensors,
 //! and how to build a [`Model`](crate::decode::contract::Model) from them. [`load`] has the table of families. Loading,
-//! `weir init`, `weir inspect` and the converters know families through these two only.
+//! `weir init`, `weir inspect` and the converters use families through these two only.
 
 pub mod checkpoint;
 pub mod convert;
@@ -34,7 +34,7 @@ pub trait Blueprint: Debug + Send + Sync {
     /// Every tensor that the checkpoint must hold, no more and no fewer.
     fn tensors(&self) -> Vec<TensorSpec>;
 
-    /// One line for people.
+    /// One-line description for people.
     fn shape(&self) -> String;
 
     /// Subfolders of the companion models that this model needs.
@@ -48,7 +48,7 @@ pub trait Blueprint: Debug + Send + Sync {
         false
     }
 
-    /// Limits of its sequences.
+    /// Limits of the model's sequences.
     fn bounds(&self) -> Bounds {
         Bounds::default()
     }

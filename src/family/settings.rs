@@ -6,7 +6,7 @@ use crate::{
 };
 use std::sync::Arc;
 
-/// Hard limit on the symbols of a sequence, whatever a checkpoint or a flag asks for: some tables have this many entries.
+/// Hard limit on the symbols of a sequence, above all checkpoints' and flags' limits: some tables have this many entries.
 pub const MAX_SYMBOLS: usize = 1 << 24;
 
 /// Resources of a model. Companion models share the threads and have the same limits.
@@ -16,7 +16,7 @@ pub struct Settings {
     pub threads: usize,
     /// Type that weights, keys and values are stored in.
     pub dtype: Dtype,
-    /// Most symbols of one sequence, at most [`MAX_SYMBOLS`]. If `None`: [`MAX_SYMBOLS`] where windows limit what is kept, else
+    /// Maximum symbols of one sequence, at most [`MAX_SYMBOLS`]. If `None`: [`MAX_SYMBOLS`] if windows limit the kept keys, else
     /// four training windows, but at least 8,192, and no more than the model can hold.
     pub max_symbols: Option<usize>,
     /// Bytes of key-value memory.
@@ -41,13 +41,13 @@ impl Settings {
         self
     }
 
-    /// Returns what kernels run on; starts threads if there is no pool yet.
+    /// Returns the threads and the instruction set for kernels. Starts threads if there is no pool yet.
     pub fn compute(&self) -> Compute {
         let pool = self.pool.clone().unwrap_or_else(|| Arc::new(ThreadPool::new(self.threads)));
         Compute { isa: self.isa, pool }
     }
 
-    /// Most symbols of a sequence of a model trained on windows of `training_length`, if the model has no limit of its own.
+    /// Maximum symbols of a sequence of a model without a limit of its own, trained on windows of `training_length`.
     pub fn max_symbols(&self, training_length: usize) -> usize {
         self.max_symbols.unwrap_or(training_length.saturating_mul(4).max(8192)).min(MAX_SYMBOLS)
     }
@@ -62,10 +62,10 @@ impl Settings {
             }
             (None, None) if bounds.endless => Ok((MAX_SYMBOLS, None)),
             (_, longest) => {
-                let wanted = self.max_symbols(training_length);
+                let default = self.max_symbols(training_length);
                 Ok(match longest {
-                    Some((limit, why)) if limit <= wanted => (limit, Some(why)),
-                    _ => (wanted, None),
+                    Some((limit, why)) if limit <= default => (limit, Some(why)),
+                    _ => (default, None),
                 })
             }
         }
@@ -75,7 +75,7 @@ impl Settings {
 /// Limits of a model's sequences.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Bounds {
-    /// Most symbols that the model can hold, and the reason; `None` if it has no limit.
+    /// Maximum symbols that the model can hold, and the reason; `None` if it has no limit.
     pub longest: Option<(usize, &'static str)>,
     /// True if a long sequence takes no more memory than a short one.
     pub endless: bool,

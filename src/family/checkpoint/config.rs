@@ -15,11 +15,11 @@ use std::{path::Path, sync::Arc};
 
 /// The name of the file.
 pub const CONFIG_FILE: &str = "config.json";
-/// The format this reads and writes.
+/// The format that this module reads and writes.
 pub const FORMAT: &str = "weir/1";
-/// The largest `config.json`: a vocabulary of every code point fits.
+/// Maximum size of `config.json`: a vocabulary of every code point fits.
 const MAX_BYTES: u64 = 16 << 20;
-/// Longest training window.
+/// Maximum training window.
 const MAX_TRAINING_LENGTH: usize = 1 << 30;
 
 /// The part of a configuration that all families have.
@@ -58,7 +58,7 @@ pub enum VocabularyConfig {
     Pieces(usize, Option<String>),
 }
 
-/// The keys of `vocabulary`, of which one kind must be given.
+/// Keys of `vocabulary`, of exactly one kind.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Kinds {

@@ -28,7 +28,7 @@ pub fn read_limited(file: &Path, limit: u64) -> Result<Vec<u8>> {
     if text.len() as u64 > limit { too_long(text.len() as u64) } else { Ok(text) }
 }
 
-/// Opens a regular file and returns its size too. A pipe would block, and a device never end. Fails for anything but a
+/// Opens a regular file and returns its size too. A pipe would block, and a device would never end. Fails for anything but a
 /// regular file.
 pub fn open(file: &Path) -> Result<(File, u64)> {
     let metadata = std::fs::metadata(file).map_err(Error::io(file))?;
@@ -77,7 +77,7 @@ const CHOICES: &[(&str, &str, &str)] = &[
 /// Splits serde's message into key, expectation and finding; a message of unknown form is passed on unchanged.
 fn explain<'a>(message: &'a str, file: &Path, mut path: Vec<&'a str>) -> Error {
     let (message, place) = match message.rfind(" at line ") {
-        Some(at) => message.split_at(at),
+        Some(index) => message.split_at(index),
         None => (message, ""),
     };
     let quoted = |rest: &str| rest.split('`').next().map(str::len).unwrap_or_default();
@@ -105,7 +105,7 @@ fn explain<'a>(message: &'a str, file: &Path, mut path: Vec<&'a str>) -> Error {
     Error::Checkpoint { file: PathBuf::from(file), key, expected, found: clip(&found, QUOTED) }
 }
 
-/// Most bytes of a found value that a message quotes.
+/// Maximum bytes of a found value that a message quotes.
 pub(super) const QUOTED: usize = 200;
 
 /// A JSON object without duplicate keys (serde's own maps keep the last one silently).

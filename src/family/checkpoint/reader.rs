@@ -77,7 +77,7 @@ impl Weights {
     }
 }
 
-/// Reads the weights of the checkpoint in `dir`; returns the SHA-256 of their files, concatenated, in hexadecimal too.
+/// Reads the weights of the checkpoint in `dir`. Also returns the SHA-256 of their concatenated files, in hexadecimal.
 /// Fails with [`Error::Checkpoint`] unless the files hold exactly these tensors, complete and finite.
 pub fn read_weights(dir: &Path, specs: &[TensorSpec]) -> Result<(Weights, String)> {
     read_weights_with_progress(dir, specs, &mut |_, _| {})
@@ -90,10 +90,24 @@ pub fn read_weights_with_progress(
     specs: &[TensorSpec],
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(Weights, String)> {
-    read_shards(&shards(dir, specs)?, specs, progress)
+    let by_name = by_name(specs);
+    let mut opened = Vec::new();
+    let mut total = 0;
+    // All headers first: a checkpoint whose last shard is wrong allocates nothing large.
+    for shard in shards(dir, specs)? {
+        let (mut from, size) = json::open(&shard.file)?;
+        let header = header(&shard, &mut from, size, &by_name)?;
+        total += size;
+        opened.push((shard, from, header));
+    }
+    let mut reading = WeightsReader::new(total, progress);
+    for (shard, mut from, header) in opened {
+        reading.shard(&shard.file, &mut from, header)?;
+    }
+    Ok(reading.finish())
 }
 
-/// Returns names and shapes of all tensors in `dir`, for sources that may hold one of several sets. Fails if there are
+/// Returns names and shapes of all tensors in `dir`, for sources that may hold different sets of tensors. Fails if there are
 /// no weights, or a header or the index cannot be read.
 pub fn shapes_in(dir: &Path) -> Result<BTreeMap<String, Vec<usize>>> {
     let mut shapes = BTreeMap::new();
@@ -111,7 +125,7 @@ pub fn read_from(mut from: impl Read, size: u64, file: &Path, specs: &[TensorSpe
     let shard = Shard { file: file.to_path_buf(), names: names(specs) };
     let header = header(&shard, &mut from, size, &by_name(specs))?;
     let mut silent = |_, _| {};
-    let mut reading = Reading::new(size, &mut silent);
+    let mut reading = WeightsReader::new(size, &mut silent);
     reading.shard(file, &mut from, header)?;
     Ok(reading.finish())
 }
@@ -120,49 +134,22 @@ fn by_name(specs: &[TensorSpec]) -> HashMap<&str, &TensorSpec> {
     specs.iter().map(|spec| (spec.name.as_str(), spec)).collect()
 }
 
-fn read_shards(
-    shards: &[Shard],
-    specs: &[TensorSpec],
-    progress: &mut dyn FnMut(u64, u64),
-) -> Result<(Weights, String)> {
-    let specs = by_name(specs);
-    let mut opened = Vec::with_capacity(shards.len());
-    let mut total = 0;
-    // All headers first: a checkpoint whose last shard is wrong allocates nothing large.
-    for shard in shards {
-        let (mut from, size) = json::open(&shard.file)?;
-        let header = header(shard, &mut from, size, &specs)?;
-        total += size;
-        opened.push((shard, from, header));
-    }
-    let mut reading = Reading::new(total, progress);
-    for (shard, mut from, header) in opened {
-        reading.shard(&shard.file, &mut from, header)?;
-    }
-    Ok(reading.finish())
-}
-
-/// Reads a shard's header and checks its tensors.
+/// Reads a shard's header and checks that it lists the shard's tensors, with their shapes.
 fn header(shard: &Shard, from: &mut impl Read, size: u64, specs: &HashMap<&str, &TensorSpec>) -> Result<Header> {
     let names: u64 = shard.names.iter().map(|name| name.len() as u64 + HEADER_BYTES_A_TENSOR).sum();
     let header = Header::read(from, &shard.file, size, HEADER_BYTES + names)?;
-    check(shard, &header.tensors, specs)?;
-    Ok(header)
-}
-
-/// Checks that a shard's header lists its tensors, with their shapes.
-fn check(shard: &Shard, found: &[TensorEntry], specs: &HashMap<&str, &TensorSpec>) -> Result<()> {
-    same_names(&shard.file, &shard.names, found.iter().map(|entry| &entry.name))?;
-    for entry in found {
+    same_names(&shard.file, &shard.names, header.tensors.iter().map(|entry| &entry.name))?;
+    for entry in &header.tensors {
         if let Some(spec) = specs.get(entry.name.as_str()).filter(|spec| spec.shape != entry.shape) {
             let expected = format!("shape {:?}", spec.shape);
             return Err(Error::checkpoint(&shard.file, &*entry.name, expected, format!("shape {:?}", entry.shape)));
         }
     }
-    Ok(())
+    Ok(header)
 }
 
-struct Reading<'a> {
+/// Weights that are being read.
+struct WeightsReader<'a> {
     weights: Weights,
     hash: Sha256,
     done: u64,
@@ -170,7 +157,7 @@ struct Reading<'a> {
     progress: &'a mut dyn FnMut(u64, u64),
 }
 
-impl<'a> Reading<'a> {
+impl<'a> WeightsReader<'a> {
     fn new(total: u64, progress: &'a mut dyn FnMut(u64, u64)) -> Self {
         Self { weights: Weights::default(), hash: Sha256::new(), done: 0, total, progress }
     }

@@ -48,7 +48,7 @@ pub fn shards(dir: &Path, specs: &[TensorSpec]) -> Result<Vec<Shard>> {
     }
 }
 
-/// Returns the files of weights in a folder, whatever tensors they hold. Fails if there are no weights, or if the index
+/// Returns the files of weights in a folder, with any tensors. Fails if there are no weights, or if the index
 /// cannot be read or names anything but plain files of the folder.
 pub fn files(dir: &Path) -> Result<Vec<PathBuf>> {
     let single = dir.join(WEIGHTS_FILE);

@@ -23,7 +23,7 @@ use std::{
 /// A checkpoint that was written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WrittenCheckpoint {
-    /// One line for people.
+    /// One-line description for people.
     pub shape: String,
     /// Number of trained parameters.
     pub parameters: usize,

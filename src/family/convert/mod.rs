@@ -1,7 +1,7 @@
 //! Converts official checkpoints into weir's format, one kind of source a file.
 //!
-//! A reader of the table turns a source into a configuration and the tensors that it asks for, under weir's names; the rest is
-//! the same for all. [`pickle`] reads pickles and executes nothing. To add a source: one file, one line.
+//! Each reader of the table turns a source into a configuration and its tensors, under weir's names; all sources share the
+//! rest. [`pickle`] reads pickles and executes nothing. A new source is one new file and one line in the table.
 
 pub mod converted;
 pub mod dynamic_pooling;

@@ -15,7 +15,7 @@ use std::{
 };
 use zip::{CompressionMethod, ZipArchive, result::ZipError};
 
-/// Most entries: far above a training checkpoint's three tensors (weight and two moments) for each parameter.
+/// Maximum entries: far above a training checkpoint's three tensors (weight and two moments) for each parameter.
 const MAX_ENTRIES: usize = 1 << 18;
 const MAX_RANK: usize = 16;
 
@@ -79,11 +79,10 @@ impl TorchFile {
     /// Opens a file and reads its pickle. Fails for anything but an uncompressed archive with one readable pickle.
     pub fn open(path: &Path) -> Result<Self> {
         let (file, size) = json::open(path)?;
-        let archive = ZipArchive::new(BufReader::new(file)).map_err(|error| zip_error(path, "the file", error))?;
-        let entries = archive.len();
-        if entries > MAX_ENTRIES {
+        let mut archive = ZipArchive::new(BufReader::new(file)).map_err(|error| zip_error(path, "the file", error))?;
+        if archive.len() > MAX_ENTRIES {
             let expected = format!("at most {MAX_ENTRIES} entries");
-            return Err(Error::checkpoint(path, "the archive", expected, entries.to_string()));
+            return Err(Error::checkpoint(path, "the archive", expected, archive.len().to_string()));
         }
         let names: Vec<_> =
             archive.file_names().collect::<Result<_, _>>().map_err(|error| zip_error(path, "the archive", error))?;
@@ -96,20 +95,19 @@ impl TorchFile {
             }
         };
         drop(names);
-        let mut entries = ArchiveEntries { path, archive };
         let order = format!("{folder}/byteorder");
-        if entries.archive.index_for_name(&order).is_some() {
-            let order = entries.read_small(&order, 16)?;
+        if archive.index_for_name(&order).is_some() {
+            let order = read_small(&mut archive, path, &order, 16)?;
             if order != b"little" {
                 let found = String::from_utf8_lossy(&order).into_owned();
                 return Err(Error::checkpoint(path, "byteorder", "little", found));
             }
         }
-        let program = entries.read_small(&format!("{folder}/data.pkl"), pickle::MAX_BYTES as u64)?;
+        let program = read_small(&mut archive, path, &format!("{folder}/data.pkl"), pickle::MAX_BYTES as u64)?;
         let pickle = Pickle::read(&program).map_err(|error| {
             Error::checkpoint(path, format!("data.pkl byte {}", error.offset), error.expected, error.found)
         })?;
-        Ok(Self { path: path.to_path_buf(), archive: entries.archive, folder, pickle, allowance: size })
+        Ok(Self { path: path.to_path_buf(), archive, folder, pickle, allowance: size })
     }
 
     /// Interprets a value of the pickle as a tensor; errors name `key`. Fails for anything but a tensor of floats whose
@@ -281,31 +279,24 @@ fn natural(value: &PickleValue) -> Option<u64> {
     if let PickleValue::Int(number) = value { u64::try_from(*number).ok() } else { None }
 }
 
-struct ArchiveEntries<'a> {
-    path: &'a Path,
-    archive: ZipArchive<BufReader<File>>,
-}
-
-impl ArchiveEntries<'_> {
-    /// Reads an entry of at most `limit` bytes.
-    fn read_small(&mut self, name: &str, limit: u64) -> Result<Vec<u8>> {
-        let wrong = |expected: String, found: String| Err(Error::checkpoint(self.path, name, expected, found));
-        let entry = self.archive.by_name(name).map_err(|error| zip_error(self.path, name, error))?;
-        if entry.compression() != CompressionMethod::Stored {
-            return wrong("an entry that is not compressed".into(), format!("{:?}", entry.compression()));
-        }
-        if entry.size() > limit {
-            return wrong(format!("at most {limit} bytes"), format!("{} bytes", entry.size()));
-        }
-        let size = entry.size();
-        let mut bytes = Vec::new();
-        let read = entry.take(limit + 1).read_to_end(&mut bytes);
-        read.map_err(|error| Error::checkpoint(self.path, name, "an intact archive", error.to_string()))?;
-        if bytes.len() as u64 != size {
-            return wrong(format!("{size} bytes"), format!("{} bytes", bytes.len()));
-        }
-        Ok(bytes)
+/// Reads an entry of at most `limit` bytes.
+fn read_small(archive: &mut ZipArchive<BufReader<File>>, path: &Path, name: &str, limit: u64) -> Result<Vec<u8>> {
+    let wrong = |expected: String, found: String| Err(Error::checkpoint(path, name, expected, found));
+    let entry = archive.by_name(name).map_err(|error| zip_error(path, name, error))?;
+    if entry.compression() != CompressionMethod::Stored {
+        return wrong("an entry that is not compressed".into(), format!("{:?}", entry.compression()));
     }
+    let size = entry.size();
+    if size > limit {
+        return wrong(format!("at most {limit} bytes"), format!("{size} bytes"));
+    }
+    let mut bytes = Vec::new();
+    let read = entry.take(limit + 1).read_to_end(&mut bytes);
+    read.map_err(|error| Error::checkpoint(path, name, "an intact archive", error.to_string()))?;
+    if bytes.len() as u64 != size {
+        return wrong(format!("{size} bytes"), format!("{} bytes", bytes.len()));
+    }
+    Ok(bytes)
 }
 
 fn zip_error(path: &Path, key: &str, error: ZipError) -> Error {

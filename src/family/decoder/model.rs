@@ -36,7 +36,7 @@ pub struct Decoder {
     pub card: Card,
     /// Threads and instruction set.
     pub compute: Compute,
-    /// (V, D), multiplied by √D where the configuration says so.
+    /// (V, D), multiplied by √D if the configuration has `scale_embedding`.
     pub embedding: Vec<f32>,
     /// The layers.
     pub stack: Stack,

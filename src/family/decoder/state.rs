@@ -25,7 +25,7 @@ pub struct DecoderState {
     pub hidden: Vec<f32>,
     /// Keys and values of an encoded document, if rows attend to one: shared, never written.
     pub memory: Option<KvCache>,
-    /// Where the sequence was resumed, if not at the text's beginning.
+    /// Start of a resumed sequence; `None` if it starts with the text.
     pub resumed: Option<ReplayStart>,
 }
 

@@ -10,7 +10,7 @@ const CAPACITY: usize = 1024;
 pub struct SegmentEnds {
     /// Segments closed before the first listed one.
     dropped: usize,
-    /// Where the first listed segment starts.
+    /// Start of the first listed segment.
     start: usize,
     listed: Vec<usize>,
     /// Length of the list at which the next entries are dropped.

@@ -1,8 +1,8 @@
 //! One sequence: three caches, where segments ended, and the companion's sequence.
 //!
 //! All progress follows from these: a row waits for its segment step while `middle` is behind `segment_ends`, and is unfinished
-//! while `post` is behind `pre`. So a fork is a clone, and a rollback truncates. Of the symbols that its windows have left
-//! behind the state keeps the count only.
+//! while `post` is behind `pre`. So a fork is a clone, and a rollback truncates. The state
+//! only counts the symbols that its windows have left behind.
 
 use super::segment_ends::SegmentEnds;
 use crate::{
@@ -35,7 +35,7 @@ pub struct HourglassState {
     pub offset: usize,
     /// The companion's sequence, if the model has a companion.
     pub companion: Option<CompanionState>,
-    /// Where the sequence was resumed, if not at the text's beginning.
+    /// Start of a resumed sequence; `None` if it starts with the text.
     pub resumed: Option<ReplayStart>,
 }
 

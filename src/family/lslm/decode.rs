@@ -21,7 +21,7 @@ use crate::{
     nn::{Position, attention::layer::Caches, kv_cache::KvCache},
 };
 
-/// Most closed segments that one pass decodes.
+/// Maximum closed segments that one pass decodes.
 const MAX_RUNS: usize = 64;
 
 /// The decoder's caches, by run.

@@ -102,7 +102,8 @@ pub(super) fn scatter_symbols(predictor: &Summed, rows: &mut [SequenceRow], work
     Ok(())
 }
 
-/// Appends segment ends and the symbols' boundary decisions. Rows that closed a segment wait for their segment step; all others can be finished.
+/// Appends segment ends and the symbols' boundary decisions. Rows that closed a segment wait for their segment step; all others
+/// can be finished.
 pub(super) fn cut_segments(predictor: &Summed, rows: &mut [SequenceRow], which: &[usize], work: &Work) -> Result<()> {
     let mut unread = work.unread.iter().peekable();
     let mut logits = &work.boundary_logits[..work.positions.len()];

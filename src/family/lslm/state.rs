@@ -32,7 +32,7 @@ pub struct LslmState {
     pub decoder_segment: usize,
     /// The fed symbols.
     pub symbols: Vec<u32>,
-    /// Whether the predictor ends a segment with each symbol that the token encoder has read.
+    /// True for each symbol that the token encoder has read and after which the predictor ends a segment.
     pub predicted: Vec<bool>,
     /// Position of each closed segment's last symbol.
     pub segment_ends: Vec<usize>,
@@ -122,7 +122,7 @@ impl LslmState {
         }
     }
 
-    /// Most bytes of pages that extending the decoder's cache to `positions` can take. Another segment's pages are freed first,
+    /// Maximum bytes of pages that extending the decoder's cache to `positions` can take. Another segment's pages are freed first,
     /// except those shared with forks.
     pub fn decoder_growth(&self, positions: usize) -> usize {
         let layout = self.decoder.layout();

@@ -4,7 +4,7 @@ use super::specs::MAX_PARAMETERS;
 use crate::error::{Error, Result};
 use std::{fmt::Display, path::Path};
 
-/// Most layers of a stack, and most of any other dimension: far above any model, far below an overflow of a product.
+/// Maximum layers of a stack, and maximum of any other dimension: far above any model, far below an overflow of a product.
 const MAX_LAYERS: usize = 1024;
 const MAX_DIM: usize = 1 << 20;
 

@@ -67,7 +67,7 @@ pub struct StackSpec<'a> {
     pub window: Window,
     /// Position of its norms.
     pub order: NormOrder,
-    /// Most positions of a sequence.
+    /// Maximum positions of a sequence.
     pub positions: usize,
 }
 

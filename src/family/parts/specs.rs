@@ -80,7 +80,7 @@ pub fn layer(out: &mut Vec<TensorSpec>, prefix: &str, shape: &StackShape) {
     }
 }
 
-/// Most numbers in all tensors together: 64 GiB of f32.
+/// Maximum numbers in all tensors together: 64 GiB of f32.
 pub const MAX_PARAMETERS: usize = 1 << 34;
 
 /// An upper bound on the numbers in `layers` layers; `None` if it overflows.

@@ -11,7 +11,10 @@ use crate::{
     family::{
         Blueprint, Init, Parts, TensorSpec,
         checkpoint::{self, Config},
-        parts::specs::{linear, norm},
+        parts::{
+            check::Check,
+            specs::{linear, norm},
+        },
         settings::Bounds,
     },
     nn::ConfigError,
@@ -35,17 +38,17 @@ pub fn read(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
     let architecture: Architecture = checkpoint::architecture(config, file)?;
     let vocabulary = config.vocabulary(file)?;
     if !vocabulary.is_subword() {
-        let expected = "`size`, and `tokenizer` where there is one: this family's symbols are subwords";
+        let expected = "`size`, and optionally `tokenizer`: this family's symbols are subwords";
         return Err(Error::checkpoint(file, "vocabulary", expected, "characters or bytes"));
     }
     if vocabulary.len() <= SPECIAL_IDS.len() {
-        let expected = format!("more than {}: the first ids are marks", SPECIAL_IDS.len());
+        let expected = format!("more than {}: the first ids are special symbols", SPECIAL_IDS.len());
         return Err(Error::checkpoint(file, "vocabulary.size", expected, vocabulary.len().to_string()));
     }
     let invalid = |ConfigError { key, expected, found }: ConfigError| {
         Error::checkpoint(file, format!("architecture.{key}"), expected, found)
     };
-    architecture.validate(vocabulary.len()).map_err(invalid)?;
+    architecture.validate(vocabulary.len(), Check { file })?;
     let plan = EncoderPlan::new(&architecture).map_err(invalid)?;
     check_generation(config, &architecture, file)?;
     Ok(Box::new(PyramidionBlueprint { architecture, plan, symbols: vocabulary.len() }))
@@ -149,7 +152,7 @@ impl Blueprint for PyramidionBlueprint {
             (None, None) => "full attention".into(),
             (None, Some(block)) => format!("blocks of {block}"),
             (Some(name), None) => format!("{name} attention"),
-            (Some(name), Some(block)) => format!("{name} attention beside blocks of {block}"),
+            (Some(name), Some(block)) => format!("{name} attention next to blocks of {block}"),
         };
         let lengths: Vec<String> = self.plan.lengths().iter().map(ToString::to_string).collect();
         format!("{stacks}, {attention}, {} vectors", lengths.join(" → "))
@@ -160,7 +163,7 @@ impl Blueprint for PyramidionBlueprint {
     }
 
     fn bounds(&self) -> Bounds {
-        let why = "no more were foreseen in training (target_length)";
+        let why = "the model has no more positions (target_length)";
         Bounds { longest: Some((self.architecture.target_length, why)), endless: false }
     }
 

@@ -1,8 +1,9 @@
 //! The `architecture` of a checkpoint of this family, and its bounds.
 
 use crate::{
-    family::parts::specs::MAX_PARAMETERS,
-    nn::{Activation, ConfigError, topk::PoolerKind},
+    error::Result,
+    family::parts::check::Check,
+    nn::{Activation, topk::PoolerKind},
 };
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -13,8 +14,6 @@ pub(super) const SPECIAL_IDS: [u32; 4] = [0, 1, 2, 3];
 pub(super) const PAD: u32 = 1;
 
 /// Bounds far above any model, and far below an overflow of their products.
-const MAX_LAYERS: usize = 1024;
-const MAX_DIM: usize = 1 << 20;
 const MAX_LENGTH: usize = 1 << 24;
 const MAX_HASH_ROUNDS: usize = 64;
 const MAX_HASH_BUCKETS: usize = 1 << 16;
@@ -227,90 +226,78 @@ impl DocumentPooling {
 }
 
 impl Architecture {
-    /// Checks every bound but those of the pooled lengths. The error names the first key that is out of bounds.
-    pub(super) fn validate(&self, symbols: usize) -> Result<(), ConfigError> {
-        let limits = [
-            ("encoder_layers", self.encoder_layers, MAX_LAYERS),
-            ("decoder_layers", self.decoder_layers, MAX_LAYERS),
-            ("dim", self.dim, MAX_DIM),
-            ("heads", self.heads, MAX_DIM),
-            ("feed_forward", self.feed_forward, MAX_DIM),
-            ("source_length", self.source_length, MAX_LENGTH),
-            ("block", self.block.unwrap_or(1), MAX_LENGTH),
-        ];
-        if let Some((key, value, max)) = limits.into_iter().find(|(_, value, max)| !(1..=*max).contains(value)) {
-            return Err(ConfigError::new(key, format!("1 to {max}"), value));
-        }
-        if !(2..=MAX_LENGTH).contains(&self.target_length) {
-            return Err(ConfigError::new("target_length", format!("2 to {MAX_LENGTH}"), self.target_length));
-        }
-        if !self.dim.is_multiple_of(2) {
-            return Err(ConfigError::new("dim", "an even number (half sines, half cosines)", self.dim));
-        }
-        if !self.dim.is_multiple_of(self.heads) {
-            return Err(ConfigError::new("heads", format!("a divisor of dim, {}", self.dim), self.heads));
-        }
-        if !(self.layer_norm_eps > 0.0 && self.layer_norm_eps < 1.0) {
-            return Err(ConfigError::new("layer_norm_eps", "above 0, below 1", self.layer_norm_eps));
-        }
-        self.validate_attention()?;
-        self.validate_scorer()?;
-        match self.max_parameters(symbols) {
-            Some(count) if count <= MAX_PARAMETERS => Ok(()),
-            count => {
-                let found = count.map_or("a product beyond 64 bits".into(), |count| count.to_string());
-                Err(ConfigError::new("dim", format!("at most {MAX_PARAMETERS} numbers in all tensors"), found))
+    /// Checks every bound except those of the pooled lengths. The error names the first key that is out of bounds.
+    pub(super) fn validate(&self, symbols: usize, check: Check<'_>) -> Result<()> {
+        check.layers("encoder_layers", self.encoder_layers)?;
+        check.layers("decoder_layers", self.decoder_layers)?;
+        check.dim("dim", self.dim)?;
+        check.dim("heads", self.heads)?;
+        check.dim("feed_forward", self.feed_forward)?;
+        for (key, length) in [("source_length", self.source_length), ("block", self.block.unwrap_or(1))] {
+            if !(1..=MAX_LENGTH).contains(&length) {
+                return check.fail(key, format!("1 to {MAX_LENGTH}"), length);
             }
         }
+        if !(2..=MAX_LENGTH).contains(&self.target_length) {
+            return check.fail("target_length", format!("2 to {MAX_LENGTH}"), self.target_length);
+        }
+        if !self.dim.is_multiple_of(2) {
+            return check.fail("dim", "an even number (half sines, half cosines)", self.dim);
+        }
+        if !self.dim.is_multiple_of(self.heads) {
+            return check.fail("heads", format!("a divisor of dim, {}", self.dim), self.heads);
+        }
+        check.fraction("layer_norm_eps", self.layer_norm_eps)?;
+        self.validate_attention(check)?;
+        self.validate_scorer(check)?;
+        check.parameters("dim", self.max_parameters(symbols))
     }
 
-    fn validate_attention(&self) -> Result<(), ConfigError> {
+    fn validate_attention(&self, check: Check<'_>) -> Result<()> {
         let Some(name) = self.attention.name() else { return Ok(()) };
         let key = |key: &str| format!("attention.{name}.{key}");
         let local = self.attention.local_heads();
         if local >= self.heads {
-            return Err(ConfigError::new(key("local_heads"), format!("fewer than heads, {}", self.heads), local));
+            return check.fail(key("local_heads"), format!("fewer than heads, {}", self.heads), local);
         }
         if (local > 0) != self.block.is_some() {
-            let expected = if local > 0 { "what local heads attend to" } else { "null: no head is local" };
+            let expected = if local > 0 { "the block that local heads attend to" } else { "null: no head is local" };
             let found = self.block.map_or("null".into(), |block| block.to_string());
-            return Err(ConfigError::new("block", expected, found));
+            return check.fail("block", expected, found);
         }
         if self.padded {
-            return Err(ConfigError::new("padded", format!("false, with {name} attention"), true));
+            return check.fail("padded", format!("false, with {name} attention"), true);
         }
         if self.pooling.scorer() == Some(ScorerKind::Attention) {
-            let expected = format!("something else with {name} attention, which has no weights to sum up");
-            return Err(ConfigError::new("pooling.scorer", expected, "attention"));
+            let expected = format!("another scorer: {name} attention has no weights to sum");
+            return check.fail("pooling.scorer", expected, "attention");
         }
         let AttentionKind::Lsh { chunk, hashes, buckets, .. } = self.attention else { return Ok(()) };
         if !(1..=self.source_length).contains(&chunk) {
             let expected = format!("1 to source_length, {}", self.source_length);
-            return Err(ConfigError::new(key("chunk"), expected, chunk));
+            return check.fail(key("chunk"), expected, chunk);
         }
         if !(1..=MAX_HASH_ROUNDS).contains(&hashes) {
-            return Err(ConfigError::new(key("hashes"), format!("1 to {MAX_HASH_ROUNDS}"), hashes));
+            return check.fail(key("hashes"), format!("1 to {MAX_HASH_ROUNDS}"), hashes);
         }
         if !(2..=MAX_HASH_BUCKETS).contains(&buckets) || !buckets.is_multiple_of(2) {
             let expected = format!("an even number from 2 to {MAX_HASH_BUCKETS}");
-            return Err(ConfigError::new(key("buckets"), expected, buckets));
+            return check.fail(key("buckets"), expected, buckets);
         }
         Ok(())
     }
 
-    fn validate_scorer(&self) -> Result<(), ConfigError> {
+    fn validate_scorer(&self, check: Check<'_>) -> Result<()> {
         match self.pooling.scorer() {
             Some(ScorerKind::Embedding { dimension }) if dimension >= self.dim => {
                 let expected = format!("0 to {}: one of dim", self.dim - 1);
-                Err(ConfigError::new("pooling.scorer.embedding.dimension", expected, dimension))
+                check.fail("pooling.scorer.embedding.dimension", expected, dimension)
             }
             Some(ScorerKind::Attention) if matches!(self.pooling, DocumentPooling::SuccessiveHalving { .. }) => {
                 let expected = "scores near 1, which weights are powers of, or hard-top-k";
-                Err(ConfigError::new("pooling.scorer", expected, "attention"))
+                check.fail("pooling.scorer", expected, "attention")
             }
-            Some(ScorerKind::Index { every: 0 }) => {
-                Err(ConfigError::new("pooling.scorer.index.every", "at least 1", 0))
-            }
+            Some(ScorerKind::Index { every: 0 }) => check.fail("pooling.scorer.index.every", "at least 1", 0),
             _ => Ok(()),
         }
     }

@@ -33,8 +33,7 @@ impl Model for Pyramidion {
     fn begin(&self, _: BoundaryOptions) -> Result<Box<dyn State>> {
         let Card { name, shape, .. } = &self.decoder.card;
         let found = format!("an encoder-decoder: {shape}");
-        let wanted = "needs no document";
-        Err(Error::WrongKind { call: "a text that goes on", model: name.clone(), wanted, found })
+        Err(Error::WrongKind { call: "text generation", model: name.clone(), wanted: "needs no document", found })
     }
 
     fn scratch(&self) -> Scratch {
@@ -189,7 +188,7 @@ impl Encoding for PyramidionEncoding {
             && let Some(offset) = tokens.iter().position(|&token| token == PAD)
         {
             let found = format!("padding (id {PAD}) at token {}", self.tokens.len() + offset);
-            let bound = "any other: this model knows none".into();
+            let bound = "any other token: this model has no padding".into();
             return Err(Error::BadOption { field: "document", found, bound });
         }
         self.tokens.extend_from_slice(tokens);
@@ -206,7 +205,7 @@ impl Encoding for PyramidionEncoding {
         }
         if self.plan.masks_padding && self.tokens.iter().all(|&token| token == PAD) {
             let found = "nothing but padding".into();
-            let bound = "at least one token that is none".into();
+            let bound = "at least one other token".into();
             return Err(Error::BadOption { field: "document", found, bound });
         }
         self.closed = true;

@@ -113,7 +113,7 @@ impl Pyramidion {
             let mut padding_mass = vec![0.0; keys.count];
             self.encoder.add_mass(compute, layout, store, own, &mut e.mass);
             self.encoder.add_mass(compute, layout, store, padding, &mut padding_mass);
-            e.mass.iter_mut().zip(padding_mass).for_each(|(mass, one)| *mass += padding_positions as f32 * one);
+            e.mass.iter_mut().zip(padding_mass).for_each(|(mass, padding)| *mass += padding_positions as f32 * padding);
         }
         Ok(())
     }

@@ -65,7 +65,7 @@ impl EncoderPlan {
             (upsamples || group.factor.is_none()) && a.padded && group.first < group.end && !whole
         };
         if let Some(group) = groups.iter().find(drops) {
-            let expected = format!("a divisor of {}: what whole blocks leave over is dropped", group.length);
+            let expected = format!("a divisor of {}: whole blocks drop the remainder", group.length);
             return Err(ConfigError::new("block", expected, block.unwrap_or(0)));
         }
         Ok(Self {

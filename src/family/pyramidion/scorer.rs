@@ -1,4 +1,4 @@
-//! Scores of vectors, by which poolings select. Logits are summed in f64 and scores are f32, whatever the weights are stored in.
+//! Scores of vectors, by which poolings select. Logits are summed in f64 and scores are f32, for all types of weights.
 
 use crate::{
     decode::random::{Purpose, uniform},

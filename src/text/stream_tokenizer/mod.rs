@@ -26,7 +26,7 @@ pub struct TokenSpan {
     pub end: u64,
 }
 
-/// Whether the text fits the limit so far.
+/// Comparison of the text received so far with the limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LimitStatus {
     /// The text has at most `limit` tokens so far.

@@ -80,7 +80,7 @@ fn invalid_arguments_are_named() {
         (set("no_token_positional_embeddings", 1.into()), "no_token_positional_embeddings: expected false"),
         (
             changed("blockwise", |config| config["chunk_size"] = 24.into()),
-            "chunk_size: expected a divisor of 64: what whole blocks leave over",
+            "chunk_size: expected a divisor of 64: whole blocks drop the remainder",
         ),
         (
             changed("no_block", |config| config["enc_layers_and_token_width"] = "{0: 64}".into()),

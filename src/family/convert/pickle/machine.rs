@@ -3,13 +3,13 @@
 use super::value::{Object, Pickle, PickleCall, PickleValue};
 use std::collections::HashMap;
 
-/// Most instructions, which also limits values on the stack and in containers.
+/// Maximum instructions, which also limits values on the stack and in containers.
 const MAX_STEPS: usize = 4 << 20;
 const MAX_OBJECTS: usize = 1 << 20;
-/// Most open marks, i.e. nesting of literals.
+/// Maximum open marks: nesting of literals.
 const MAX_MARKS: usize = 1000;
 
-/// Names that a pickle may use. None is ever called: the list makes anything unexpected an error.
+/// Names that a pickle may use; the machine calls none of them. Any other name is an error.
 const GLOBALS: &[(&str, &[&str])] = &[
     ("argparse", &["Namespace"]),
     ("collections", &["OrderedDict", "Counter", "defaultdict"]),
@@ -299,7 +299,7 @@ impl<'a> PickleMachine<'a> {
         Ok(())
     }
 
-    /// Least height of the stack: the innermost open mark's.
+    /// Minimum height of the stack: that of the innermost open mark.
     fn floor(&self) -> usize {
         self.marks.last().copied().unwrap_or_default()
     }

@@ -14,7 +14,7 @@ use machine::PickleMachine;
 
 pub use value::{Object, Pickle, PickleCall, PickleValue};
 
-/// Longest pickle: a training checkpoint's, without its tensors, has some hundred kilobytes.
+/// Maximum size of a pickle: a training checkpoint's, without its tensors, has some hundred kilobytes.
 pub const MAX_BYTES: usize = 16 << 20;
 
 /// Reason why a pickle was rejected.

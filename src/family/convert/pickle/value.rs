@@ -46,7 +46,7 @@ pub enum Object {
     Tuple(Vec<PickleValue>),
     /// A list or a set.
     List(Vec<PickleValue>),
-    /// A dict; a key that stands twice is here twice.
+    /// A dict, with all items of a repeated key.
     Dict(Vec<(PickleValue, PickleValue)>),
     /// A call that Python would have made; it is recorded, never made.
     Call(Box<PickleCall>),
@@ -63,7 +63,7 @@ pub struct PickleCall {
     pub name: &'static str,
     /// The tuple of arguments, by reference: a hostile pickle could ask for a million copies.
     pub arguments: PickleValue,
-    /// The value that its attributes would have been set from.
+    /// The value from which Python would have set its attributes.
     pub state: Option<PickleValue>,
     /// Items that would have been set: `x[key] = value`.
     pub items: Vec<(PickleValue, PickleValue)>,

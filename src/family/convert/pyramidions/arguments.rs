@@ -151,7 +151,7 @@ impl Arguments {
     fn reduction(&self, file: &Path) -> Result<(Option<usize>, Json)> {
         let wrong = |key: &str, expected: &str, found: String| Err(Error::checkpoint(file, key, expected, found));
         match self.encoder_pooling.as_str() {
-            // Without pooling there are no blocks, whatever the other arguments are.
+            // Without pooling there are no blocks: other arguments are ignored.
             "lambda" => return Ok((None, json!({ "kind": "none" }))),
             "topk" => {}
             found => return wrong("encoder_pooling", "topk or lambda", format!("{found:?}")),

@@ -1,13 +1,13 @@
 //! The data of latency reports: times and counts of one engine, in slices of ten seconds.
 //!
 //! The latest slices are kept one by one. All slices are summed since the model was loaded and since the last reset. The
-//! engine's thread records into the open slice, once a character. A reader copies the slices and sums them without the lock.
+//! engine's thread records into the open slice, once a character.
 
 use hdrhistogram::Histogram;
 use std::{
     collections::VecDeque,
     ops::AddAssign,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -162,14 +162,22 @@ impl LatencySlice {
             if self.layers.len() <= index {
                 self.layers.push(LayerTotals::default());
             }
-            self.layers[index].vectors = self.layers[index].vectors.saturating_add(layer.vectors);
-            self.layers[index].took_ns = self.layers[index].took_ns.saturating_add(layer.took_ns);
+            let sum = &mut self.layers[index];
+            sum.vectors = sum.vectors.saturating_add(layer.vectors);
+            sum.took_ns = sum.took_ns.saturating_add(layer.took_ns);
         }
     }
 
     /// Returns the histogram of a time, in nanoseconds, if it has values.
     pub fn times(&self, kind: LatencyKind) -> Option<&Histogram<u64>> {
         self.times[kind as usize].as_ref()
+    }
+
+    /// Adds up slices.
+    pub(super) fn sum(slices: &[Arc<Self>]) -> Self {
+        let mut sum = Self::default();
+        slices.iter().for_each(|slice| sum.add(slice));
+        sum
     }
 
     fn add(&mut self, other: &Self) {
@@ -197,115 +205,96 @@ pub enum LatencyPeriod {
     LastMinute,
 }
 
-/// The latency data of one engine, shared by the engine's thread and readers.
+/// A closed slice.
 #[derive(Debug)]
-pub(super) struct LatencyWindows(Mutex<Windows>);
+struct ClosedSlice {
+    start: Instant,
+    data: Arc<LatencySlice>,
+}
 
+/// The latency data of one engine.
 #[derive(Debug)]
-struct Windows {
+pub(super) struct LatencyWindows {
     loaded: Instant,
     reset: Instant,
     /// Start of the open slice.
     opened: Instant,
-    open: LatencySlice,
-    /// Start and contents of each closed slice.
-    closed: VecDeque<(Instant, Arc<LatencySlice>)>,
-    since_load: LatencySlice,
-    since_reset: LatencySlice,
+    pub(super) open: LatencySlice,
+    closed: VecDeque<ClosedSlice>,
+    since_load: Arc<LatencySlice>,
+    since_reset: Arc<LatencySlice>,
 }
 
 impl LatencyWindows {
-    /// Creates empty windows.
     pub(super) fn new(now: Instant) -> Self {
-        Self(Mutex::new(Windows::new(now)))
-    }
-
-    /// Drops all data.
-    pub(super) fn clear(&self, now: Instant) {
-        *lock(&self.0) = Windows::new(now);
-    }
-
-    /// Updates the open slice. For updates that are as frequent as steps.
-    pub(super) fn update(&self, update: impl FnOnce(&mut LatencySlice)) {
-        update(&mut lock(&self.0).open);
-    }
-
-    /// Updates the open slice, after opening a new one if it is over.
-    pub(super) fn update_at(&self, now: Instant, update: impl FnOnce(&mut LatencySlice)) {
-        let mut windows = lock(&self.0);
-        windows.rotate(now, false);
-        update(&mut windows.open);
-    }
-
-    /// Starts the period since the last reset.
-    pub(super) fn reset(&self, now: Instant) {
-        let mut windows = lock(&self.0);
-        windows.rotate(now, true);
-        windows.reset = now;
-        windows.since_reset = LatencySlice::default();
-    }
-
-    /// Returns the data of a period, and its length.
-    pub(super) fn read(&self, period: LatencyPeriod, now: Instant) -> (LatencySlice, Duration) {
-        let mut windows = lock(&self.0);
-        windows.rotate(now, false);
-        let open = windows.open.clone();
-        let (sum, since, slices) = match period {
-            LatencyPeriod::SinceLoad => (Some(windows.since_load.clone()), windows.loaded, Vec::new()),
-            LatencyPeriod::SinceReset => (Some(windows.since_reset.clone()), windows.reset, Vec::new()),
-            LatencyPeriod::LastMinute => {
-                let first = windows.closed.front().map_or(windows.opened, |(began, _)| *began);
-                // a minute without events counts, too
-                let minute = now.checked_sub(SLICE_LENGTH * KEPT_SLICES as u32).unwrap_or(first);
-                let since = first.min(minute).max(windows.loaded);
-                (None, since, windows.closed.iter().map(|(_, slice)| Arc::clone(slice)).collect())
-            }
-        };
-        drop(windows);
-        let mut all = sum.unwrap_or_default();
-        slices.iter().for_each(|slice| all.add(slice));
-        all.add(&open);
-        (all, now.saturating_duration_since(since))
-    }
-}
-
-impl Windows {
-    fn new(now: Instant) -> Self {
         Self {
             loaded: now,
             reset: now,
             opened: now,
             open: LatencySlice::default(),
             closed: VecDeque::with_capacity(KEPT_SLICES + 1),
-            since_load: LatencySlice::default(),
-            since_reset: LatencySlice::default(),
+            since_load: Arc::default(),
+            since_reset: Arc::default(),
         }
+    }
+
+    /// Returns the open slice, after opening a new one if it is over.
+    pub(super) fn open_at(&mut self, now: Instant) -> &mut LatencySlice {
+        self.rotate(now, false);
+        &mut self.open
+    }
+
+    /// Starts the period since the last reset.
+    pub(super) fn reset(&mut self, now: Instant) {
+        self.rotate(now, true);
+        self.reset = now;
+        self.since_reset = Arc::default();
+    }
+
+    /// Copies the slices of a period, and returns its length. [`LatencySlice::sum`] adds them up without the lock.
+    pub(super) fn slices(&mut self, period: LatencyPeriod, now: Instant) -> (Vec<Arc<LatencySlice>>, Duration) {
+        self.rotate(now, false);
+        let mut slices = vec![Arc::new(self.open.clone())];
+        let since = match period {
+            LatencyPeriod::SinceLoad => {
+                slices.push(Arc::clone(&self.since_load));
+                self.loaded
+            }
+            LatencyPeriod::SinceReset => {
+                slices.push(Arc::clone(&self.since_reset));
+                self.reset
+            }
+            LatencyPeriod::LastMinute => {
+                slices.extend(self.closed.iter().map(|slice| Arc::clone(&slice.data)));
+                let first = self.closed.front().map_or(self.opened, |slice| slice.start);
+                // a minute without events counts, too
+                let minute = now.checked_sub(SLICE_LENGTH * KEPT_SLICES as u32).unwrap_or(first);
+                first.min(minute).max(self.loaded)
+            }
+        };
+        (slices, now.saturating_duration_since(since))
     }
 
     /// Closes the open slice if it is over or `close` is set, and drops expired slices.
     fn rotate(&mut self, now: Instant, close: bool) {
         if close || now.saturating_duration_since(self.opened) >= SLICE_LENGTH {
-            let slice = std::mem::take(&mut self.open);
-            self.since_load.add(&slice);
-            self.since_reset.add(&slice);
+            let data = std::mem::take(&mut self.open);
+            Arc::make_mut(&mut self.since_load).add(&data);
+            Arc::make_mut(&mut self.since_reset).add(&data);
             match self.closed.back_mut() {
                 // frequent resets must not add more slices than fit in the time
-                Some((began, last)) if close && now.saturating_duration_since(*began) < SLICE_LENGTH => {
-                    Arc::make_mut(last).add(&slice);
+                Some(last) if close && now.saturating_duration_since(last.start) < SLICE_LENGTH => {
+                    Arc::make_mut(&mut last.data).add(&data);
                 }
-                _ => self.closed.push_back((self.opened, Arc::new(slice))),
+                _ => self.closed.push_back(ClosedSlice { start: self.opened, data: Arc::new(data) }),
             }
             self.opened = now;
         }
         let oldest = SLICE_LENGTH * (KEPT_SLICES as u32 + 1);
-        while self.closed.front().is_some_and(|(began, _)| now.saturating_duration_since(*began) > oldest) {
+        while self.closed.front().is_some_and(|slice| now.saturating_duration_since(slice.start) > oldest) {
             self.closed.pop_front();
         }
     }
-}
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -320,65 +309,69 @@ mod tests {
         (LatencyWindows::new(start), start)
     }
 
-    fn at(start: Instant, seconds: u64) -> Instant {
+    fn after(start: Instant, seconds: u64) -> Instant {
         start + Duration::from_secs(seconds)
     }
 
     /// Returns the number of requests, the median gap in milliseconds, and the length in seconds. The median is rounded, because
     /// a histogram returns a bar's upper end.
-    fn read(windows: &LatencyWindows, period: LatencyPeriod, now: Instant) -> (u64, u64, u64) {
-        let (slice, length) = windows.read(period, now);
+    fn read(windows: &mut LatencyWindows, period: LatencyPeriod, now: Instant) -> (u64, u64, u64) {
+        let (slices, length) = windows.slices(period, now);
+        let slice = LatencySlice::sum(&slices);
         let gaps = slice.times(LatencyKind::PlainGap);
         let median = gaps.map_or(0, |gaps| (gaps.value_at_quantile(0.5) + 500_000) / 1_000_000);
         (slice.counts.requests, median, length.as_secs())
     }
 
-    fn record(windows: &LatencyWindows, now: Instant, milliseconds: u64) {
-        windows.update_at(now, |slice| {
-            slice.counts.requests += 1;
-            slice.record(LatencyKind::PlainGap, Duration::from_millis(milliseconds));
-        });
+    fn record(windows: &mut LatencyWindows, now: Instant, milliseconds: u64) {
+        let slice = windows.open_at(now);
+        slice.counts.requests += 1;
+        slice.record(LatencyKind::PlainGap, Duration::from_millis(milliseconds));
     }
 
     #[test]
     fn periods_contain_what_was_recorded_in_them() {
-        let (windows, start) = windows();
-        record(&windows, at(start, 1), 10);
-        record(&windows, at(start, 15), 10);
-        assert_eq!(read(&windows, LatencyPeriod::LastMinute, at(start, 20)), (2, 10, 20));
-        record(&windows, at(start, 70), 40);
+        let (mut windows, start) = windows();
+        record(&mut windows, after(start, 1), 10);
+        record(&mut windows, after(start, 15), 10);
+        assert_eq!(read(&mut windows, LatencyPeriod::LastMinute, after(start, 20)), (2, 10, 20));
+        record(&mut windows, after(start, 70), 40);
         // the first slice is more than a minute old
-        assert_eq!(read(&windows, LatencyPeriod::LastMinute, at(start, 80)).0, 2);
-        assert_eq!(read(&windows, LatencyPeriod::LastMinute, at(start, 150)).0, 0);
-        assert_eq!(read(&windows, LatencyPeriod::SinceLoad, at(start, 150)), (3, 10, 150));
-        assert_eq!(read(&windows, LatencyPeriod::SinceReset, at(start, 150)), (3, 10, 150));
-        assert_eq!(read(&windows, LatencyPeriod::LastMinute, at(start, 500)), (0, 0, 60), "a minute without events");
+        assert_eq!(read(&mut windows, LatencyPeriod::LastMinute, after(start, 80)).0, 2);
+        assert_eq!(read(&mut windows, LatencyPeriod::LastMinute, after(start, 150)).0, 0);
+        assert_eq!(read(&mut windows, LatencyPeriod::SinceLoad, after(start, 150)), (3, 10, 150));
+        assert_eq!(read(&mut windows, LatencyPeriod::SinceReset, after(start, 150)), (3, 10, 150));
+        assert_eq!(
+            read(&mut windows, LatencyPeriod::LastMinute, after(start, 500)),
+            (0, 0, 60),
+            "a minute without events"
+        );
     }
 
     #[test]
     fn a_reset_changes_one_period_only() {
-        let (windows, start) = windows();
-        record(&windows, at(start, 1), 10);
-        windows.reset(at(start, 2));
-        assert_eq!(read(&windows, LatencyPeriod::SinceReset, at(start, 3)), (0, 0, 1));
-        record(&windows, at(start, 4), 30);
-        assert_eq!(read(&windows, LatencyPeriod::SinceReset, at(start, 5)), (1, 30, 3));
-        assert_eq!(read(&windows, LatencyPeriod::SinceLoad, at(start, 5)).0, 2);
-        assert_eq!(read(&windows, LatencyPeriod::LastMinute, at(start, 5)).0, 2);
+        let (mut windows, start) = windows();
+        record(&mut windows, after(start, 1), 10);
+        windows.reset(after(start, 2));
+        assert_eq!(read(&mut windows, LatencyPeriod::SinceReset, after(start, 3)), (0, 0, 1));
+        record(&mut windows, after(start, 4), 30);
+        assert_eq!(read(&mut windows, LatencyPeriod::SinceReset, after(start, 5)), (1, 30, 3));
+        assert_eq!(read(&mut windows, LatencyPeriod::SinceLoad, after(start, 5)).0, 2);
+        assert_eq!(read(&mut windows, LatencyPeriod::LastMinute, after(start, 5)).0, 2);
     }
 
     #[test]
     fn kept_slices_are_limited() {
-        let (windows, start) = windows();
+        let (mut windows, start) = windows();
         for second in 0..10_000 {
-            record(&windows, at(start, second), second % 700 + 1);
+            record(&mut windows, after(start, second), second % 700 + 1);
             if second % 3 == 0 {
-                windows.reset(at(start, second));
+                windows.reset(after(start, second));
             }
         }
-        let kept = lock(&windows.0).closed.len();
+        let kept = windows.closed.len();
         assert!(kept <= 2 * (KEPT_SLICES + 1), "{kept}");
-        assert_eq!(read(&windows, LatencyPeriod::SinceLoad, at(start, 10_000)).0, 10_000);
+        assert_eq!(read(&mut windows, LatencyPeriod::SinceLoad, after(start, 10_000)).0, 10_000);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! nothing.
 
 use super::{
-    latency_windows::{LatencyKind, LatencyPeriod, LatencySlice, LatencyWindows, LayerTotals, lock},
+    latency_windows::{LatencyKind, LatencyPeriod, LatencySlice, LatencyWindows, LayerTotals},
     series::{CODES, REASONS, Series},
 };
 use crate::{
@@ -20,21 +20,25 @@ use crate::{
 };
 use std::{
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     time::{Duration, Instant},
 };
 
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Observes one engine and records its metrics.
 pub struct Meter {
-    series: Arc<Series>,
+    pub(super) series: Arc<Series>,
     /// False while the engine warms up.
     enabled: AtomicBool,
     /// The engine's counters at the last scrape.
     last: Mutex<EngineCounters>,
     /// Data of latency reports.
-    latency: LatencyWindows,
+    latency: Mutex<LatencyWindows>,
 }
 
 /// Counters that an engine keeps itself.
@@ -57,30 +61,31 @@ impl Meter {
             series,
             enabled: AtomicBool::new(false),
             last: Mutex::default(),
-            latency: LatencyWindows::new(Instant::now()),
+            latency: Mutex::new(LatencyWindows::new(Instant::now())),
         }
     }
 
-    /// Returns true if it records into `series`.
-    pub(super) fn is_of(&self, series: &Arc<Series>) -> bool {
-        Arc::ptr_eq(&self.series, series)
+    /// Locks the latency data; `None` while the engine warms up.
+    fn latency(&self) -> Option<MutexGuard<'_, LatencyWindows>> {
+        self.enabled.load(Relaxed).then(|| lock(&self.latency))
     }
 
     /// Starts recording, after the engine's warm-up.
     pub fn begin(&self, engine: &Handle) {
         *lock(&self.last) = EngineCounters::read(engine);
-        self.latency.clear(Instant::now());
+        *lock(&self.latency) = LatencyWindows::new(Instant::now());
         self.enabled.store(true, Relaxed);
     }
 
     /// Returns the data of a latency report, and the length of its period.
     pub fn report(&self, period: LatencyPeriod) -> (LatencySlice, Duration) {
-        self.latency.read(period, Instant::now())
+        let (slices, length) = lock(&self.latency).slices(period, Instant::now());
+        (LatencySlice::sum(&slices), length)
     }
 
     /// Starts the period since the last reset.
     pub fn reset(&self) {
-        self.latency.reset(Instant::now());
+        lock(&self.latency).reset(Instant::now());
     }
 
     /// Adds the increase of the engine's counters since the last scrape.
@@ -114,10 +119,13 @@ impl Meter {
 
 impl Observer for Meter {
     fn step(&self, rows: usize, fed: usize, middle: usize) {
-        if !self.enabled.load(Relaxed) {
-            return;
-        }
-        self.series.totals.step();
+        let Some(mut latency) = self.latency() else { return };
+        let counts = &mut latency.open_at(Instant::now()).counts;
+        counts.steps += u64::from(rows > 0);
+        counts.rows += rows as u64;
+        counts.middle_steps += u64::from(middle > 0);
+        counts.middle_rows += middle as u64;
+        lock(&self.series.totals).steps += 1;
         if rows > 0 {
             self.series.step_rows[0].observe(rows as f64);
             self.series.step_chars[0].observe(fed as f64);
@@ -125,77 +133,65 @@ impl Observer for Meter {
         if middle > 0 {
             self.series.middle_rows[0].observe(middle as f64);
         }
-        self.latency.update_at(Instant::now(), |slice| {
-            slice.counts.steps += u64::from(rows > 0);
-            slice.counts.rows += rows as u64;
-            slice.counts.middle_steps += u64::from(middle > 0);
-            slice.counts.middle_rows += middle as u64;
-        });
     }
 
     fn queued(&self, waited: Duration) {
-        if self.enabled.load(Relaxed) {
+        if let Some(mut latency) = self.latency() {
+            latency.open.record(LatencyKind::Queue, waited);
             self.series.queue[0].observe(waited.as_secs_f64());
-            self.latency.update(|slice| slice.record(LatencyKind::Queue, waited));
         }
     }
 
     fn first_char(&self, after: Duration) {
-        if self.enabled.load(Relaxed) {
+        if let Some(mut latency) = self.latency() {
+            latency.open.record(LatencyKind::First, after);
             self.series.first_char[0].observe(after.as_secs_f64());
-            self.latency.update(|slice| slice.record(LatencyKind::First, after));
         }
     }
 
     fn gap(&self, gap: Duration, boundary: bool) {
-        if self.enabled.load(Relaxed) {
+        if let Some(mut latency) = self.latency() {
+            latency.open.record(if boundary { LatencyKind::BoundaryGap } else { LatencyKind::PlainGap }, gap);
             self.series.gap[usize::from(boundary)].observe(gap.as_secs_f64());
-            let kind = if boundary { LatencyKind::BoundaryGap } else { LatencyKind::PlainGap };
-            self.latency.update(|slice| slice.record(kind, gap));
         }
     }
 
     fn segment(&self, took: Duration) {
-        if self.enabled.load(Relaxed) {
-            self.latency.update(|slice| slice.record(LatencyKind::Segment, took));
+        if let Some(mut latency) = self.latency() {
+            latency.open.record(LatencyKind::Segment, took);
         }
     }
 
     fn middle(&self, run: usize, skipped: usize) {
-        if self.enabled.load(Relaxed) {
-            self.latency.update(|slice| {
-                slice.counts.middle_run += run as u64;
-                slice.counts.middle_skipped += skipped as u64;
-            });
+        if let Some(mut latency) = self.latency() {
+            latency.open.counts.middle_run += run as u64;
+            latency.open.counts.middle_skipped += skipped as u64;
         }
     }
 
     fn cache_lookup(&self, symbols: usize, found: usize, bytes: usize) {
-        if self.enabled.load(Relaxed) {
-            self.latency.update(|slice| {
-                let counts = &mut slice.counts;
-                *(if found > 0 { &mut counts.hits } else { &mut counts.misses }) += 1;
-                counts.looked_up += symbols as u64;
-                counts.found += found as u64;
-                counts.shared_bytes += bytes as u64;
-            });
+        if let Some(mut latency) = self.latency() {
+            let counts = &mut latency.open.counts;
+            *(if found > 0 { &mut counts.hits } else { &mut counts.misses }) += 1;
+            counts.looked_up += symbols as u64;
+            counts.found += found as u64;
+            counts.shared_bytes += bytes as u64;
         }
     }
 
     fn summarized(&self, summary: &SummaryResult, document: &EncodedDocument, again: bool) {
-        if self.enabled.load(Relaxed) {
-            self.latency.update(|slice| summarized(slice, summary, document, again));
+        if let Some(mut latency) = self.latency() {
+            summarized(&mut latency.open, summary, document, again);
         }
     }
 
     fn finished(&self, outcome: Result<&FinishReason, &Error>, usage: &Usage, timing: &Timing) {
-        if !self.enabled.load(Relaxed) {
-            return;
-        }
+        let Some(mut latency) = self.latency() else { return };
+        finished(latency.open_at(Instant::now()), outcome, usage, timing);
+        drop(latency);
         let series = &*self.series;
-        series.totals.finished(outcome.is_ok(), timing);
+        lock(&series.totals).add_finished(outcome.is_ok(), timing);
         let seconds = |nanoseconds: u64| Duration::from_nanos(nanoseconds).as_secs_f64();
-        self.latency.update_at(Instant::now(), |slice| finished(slice, outcome, usage, timing));
         series.total[0].observe(seconds(timing.total_ns));
         if timing.steps > 0 {
             series.inference[0].observe(seconds(timing.total_ns.saturating_sub(timing.queue_ns)));

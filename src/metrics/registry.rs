@@ -1,8 +1,7 @@
 //! The registry of all metrics, and their text format.
 
 use super::{
-    latency_windows::lock,
-    meter::Meter,
+    meter::{Meter, lock},
     series::{Families, Labels, Series, weir},
     totals::RequestTotals,
 };
@@ -61,18 +60,16 @@ impl Metrics {
 
     /// Returns the totals of the requests to a model.
     pub fn request_totals(&self, model: &str) -> RequestTotals {
-        lock(&self.models).get(model).map_or_else(RequestTotals::default, |series| series.totals.read())
+        lock(&self.models).get(model).map_or_else(RequestTotals::default, |series| *lock(&series.totals))
     }
 
-    /// Renders all metrics in the OpenMetrics text format, with the present counters and gauges of `engines`.
-    ///
-    /// # Errors
-    /// Never fails: the writer is a `String`.
+    /// Renders all metrics in the OpenMetrics text format, with the present counters and gauges of `engines`. Never fails: the
+    /// writer is a `String`.
     pub fn render(&self, engines: &[(Arc<Meter>, Handle)]) -> Result<String, fmt::Error> {
         // the lock admits one caller at a time: a model's gauges are set from all its generations together
         let models = lock(&self.models);
         for series in models.values() {
-            let own = engines.iter().filter(|(meter, _)| meter.is_of(series));
+            let own = engines.iter().filter(|(meter, _)| Arc::ptr_eq(&meter.series, series));
             series.set_gauges(own.inspect(|(meter, engine)| meter.catch_up(engine)).map(|(_, engine)| engine));
         }
         let mut out = String::new();

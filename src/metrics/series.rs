@@ -1,12 +1,12 @@
 //! The tables of a model's metrics, and the series of one model.
 
-use super::totals::Totals;
+use super::totals::RequestTotals;
 use crate::{decode::options::FinishReason, engine::Handle, error::Code};
 use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
     registry::Registry,
 };
-use std::sync::atomic::AtomicU64;
+use std::sync::{Mutex, atomic::AtomicU64};
 
 /// A metric's name with the prefix of all names.
 macro_rules! weir {
@@ -64,7 +64,7 @@ macro_rules! per_model {
 
         /// The metrics of one model. Each field holds one series per value of its label, or one series without a label.
         #[derive(Debug)]
-        pub(super) struct Series { $(pub(super) $field: Vec<$kind>,)* pub(super) totals: Totals }
+        pub(super) struct Series { $(pub(super) $field: Vec<$kind>,)* pub(super) totals: Mutex<RequestTotals> }
 
         impl Families {
             pub(super) fn register(registry: &mut Registry) -> Self {
@@ -78,7 +78,7 @@ macro_rules! per_model {
             /// Returns the series of a model; creates those that do not exist.
             pub(super) fn series(&self, model: &str) -> Series {
                 Series { $($field: labels(model, $label, &$values)
-                    .map(|labels| self.$field.get_or_create_owned(&labels)).collect(),)* totals: Totals::default() }
+                    .map(|labels| self.$field.get_or_create_owned(&labels)).collect(),)* totals: Mutex::default() }
             }
 
             /// Removes the series of a model.

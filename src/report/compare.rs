@@ -8,10 +8,7 @@ use super::{
     rounds::DecodeRun,
     sample::Sample,
 };
-use crate::{
-    decode::contract::Model,
-    error::{Error, Result},
-};
+use crate::{decode::contract::Model, error::Result};
 use serde::Serialize;
 
 /// Maximum pairs of runs.
@@ -32,42 +29,18 @@ pub struct DecodeComparison {
     pub a: DecodeMeasurement,
     /// All runs of the second model.
     pub b: DecodeMeasurement,
-    /// Speed of the first model divided by the speed of the second.
-    pub ratio: Ratio,
+    /// Speed of the first model divided by the speed of the second, over pairs of consecutive runs.
+    pub ratio: Quantiles,
 }
 
-/// Ratio of two speeds over pairs of consecutive runs.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Ratio {
-    /// Median of the pairs.
-    pub median: f64,
-    /// 10th percentile of the pairs.
-    pub p10: f64,
-    /// 90th percentile of the pairs.
-    pub p90: f64,
-}
-
-impl Ratio {
-    /// Computes the ratio from pairs of speeds (first model, second model). Returns `None` if there are no pairs.
-    pub fn from_speeds(speeds: &[(f64, f64)]) -> Option<Self> {
-        let ratios = speeds.iter().map(|(a, b)| a / b.max(1e-9)).collect();
-        Quantiles::from_values(ratios).map(|Quantiles { p10, p50, p90 }| Self { median: p50, p10, p90 })
-    }
-}
-
-/// Checks the number of pairs.
-///
-/// # Errors
-/// [`Error::BadOption`] if `pairs` is not in the range 1 to [`MAX_PAIRS`].
+/// Checks the number of pairs. Fails unless `pairs` is in the range 1 to [`MAX_PAIRS`].
 pub fn check(pairs: usize) -> Result<()> {
     check_range("--pairs", pairs, 1, MAX_PAIRS)
 }
 
 /// Runs the plan with both models in turns (A B A B …), each time on the same text from the same context. How far a row
 /// advances in a run depends on how often it waits. `progress` receives the number of finished pairs.
-///
-/// # Errors
-/// The plan exceeds a limit of a model, or a step of a model fails.
+/// Fails if the plan exceeds a limit of a model, or if a step fails.
 pub fn compare(
     [a, b]: [&dyn Model; 2],
     plan: DecodePlan,
@@ -90,21 +63,9 @@ pub fn compare(
         runs_b.extend(run_b);
         progress(pair + 1);
     }
-    let ratio = Ratio::from_speeds(&speeds).ok_or_else(|| Error::Internal("no pair was timed".into()))?;
+    let ratio = Quantiles::from_ratios(speeds.into_iter())?;
     let a = DecodeMeasurement::new(&a, runs_a, machine)?;
     let b = DecodeMeasurement::new(&b, runs_b, machine)?;
     let DecodePlan { batch, context, boundary_wait, .. } = plan;
     Ok(DecodeComparison { batch, context, boundary_wait, pairs, a, b, ratio })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_ratio_above_one_means_that_the_first_is_faster() {
-        assert_eq!(Ratio::from_speeds(&[]), None);
-        let ratio = Ratio::from_speeds(&[(2.0, 1.0), (2.0, 2.0), (4.0, 1.0)]).unwrap();
-        assert!(ratio.median == 2.0 && (ratio.p10 - 1.2).abs() < 1e-12 && (ratio.p90 - 3.6).abs() < 1e-12);
-    }
 }

@@ -16,7 +16,7 @@ use crate::{
         boundary_wait,
         contract::{BoundaryOptions, Card, Model, Scratch, SequenceRow, StepStatus, Want, advance},
     },
-    error::{Error, Result},
+    error::Result,
 };
 use serde::Serialize;
 use std::time::{Duration, Instant};
@@ -44,10 +44,7 @@ pub struct DecodePlan {
 }
 
 impl DecodePlan {
-    /// Checks the plan against the limits of the model.
-    ///
-    /// # Errors
-    /// [`Error::BadOption`] or [`Error::TooLong`] with the command-line option and its limit.
+    /// Checks the plan against the limits of the model. The error names the command-line option and its limit.
     pub fn check(&self, card: &Card) -> Result<()> {
         check_range("--batch", self.batch, 1, MAX_BATCH)?;
         check_range("--steps", self.steps, 1, MAX_STEPS)?;
@@ -73,9 +70,7 @@ pub struct DecodeBench<'a> {
 
 impl<'a> DecodeBench<'a> {
     /// Feeds each row its context, then runs the warm-up rounds.
-    ///
-    /// # Errors
-    /// The plan exceeds a limit of the model, or a step of the model fails.
+    /// Fails if the plan exceeds a limit of the model, or if a step fails.
     pub fn start(model: &'a dyn Model, sample: &'a Sample, plan: DecodePlan) -> Result<Self> {
         plan.check(model.card())?;
         let mut rows = Vec::with_capacity(plan.batch);
@@ -93,10 +88,7 @@ impl<'a> DecodeBench<'a> {
         Ok(bench)
     }
 
-    /// Times the rounds of the plan once, then returns the rows to their context.
-    ///
-    /// # Errors
-    /// A step of the model fails.
+    /// Times the rounds of the plan once, then returns the rows to their context. Fails if a step of the model fails.
     pub fn run(&mut self) -> Result<DecodeRun> {
         self.rounds(self.plan.steps)
     }
@@ -213,17 +205,13 @@ pub struct DecodeMeasurement {
 }
 
 impl DecodeMeasurement {
-    /// Summarizes a run and measures the bandwidth of the machine.
-    ///
-    /// # Errors
-    /// [`Error::Internal`] if the run has no steps.
+    /// Summarizes a run and measures the bandwidth of the machine. Fails if the run has no steps.
     pub fn new(bench: &DecodeBench<'_>, run: DecodeRun, machine: &Machine) -> Result<Self> {
         let plan = bench.plan;
         let steps = run.step_ns.len();
         let seconds = run.seconds().max(1e-9);
         let chars_per_second = run.chars_per_second();
-        let empty = || Error::Internal("no step was timed".into());
-        let step_ns = Quantiles::from_values(run.step_ns).ok_or_else(empty)?;
+        let step_ns = Quantiles::from_values(run.step_ns)?;
         let gaps = |mut ns: Vec<f64>| {
             ns.sort_by(f64::total_cmp);
             [0.5, 0.99].map(|share| quantile(&ns, share))
@@ -236,7 +224,7 @@ impl DecodeMeasurement {
             context: plan.context,
             shortening_factor: (run.segments > 0).then(|| run.symbols as f64 / run.segments as f64),
             chars_per_second,
-            step_ns_p50: step_ns.p50,
+            step_ns_p50: step_ns.median,
             bytes_per_char: run.bytes as f64 / run.symbols as f64,
             achieved_bytes_per_second: run.bytes as f64 / seconds,
             ceiling_bytes_per_second: machine.read_bytes_per_second(run.working_set_bytes)?,
@@ -256,10 +244,7 @@ impl DecodeMeasurement {
     }
 }
 
-/// Measures a plan once.
-///
-/// # Errors
-/// The plan exceeds a limit of the model, or a step of the model fails.
+/// Measures a plan once. Fails if the plan exceeds a limit of the model, or if a step fails.
 pub fn measure(model: &dyn Model, plan: DecodePlan, machine: &Machine) -> Result<DecodeMeasurement> {
     let sample = Sample::new(&model.card().vocabulary);
     let mut bench = DecodeBench::start(model, &sample, plan)?;

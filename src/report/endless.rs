@@ -30,10 +30,7 @@ pub struct EndlessPlan {
 }
 
 impl EndlessPlan {
-    /// Checks the plan against the limits of the model.
-    ///
-    /// # Errors
-    /// [`Error::BadOption`] or [`Error::TooLong`] with the command-line option and its limit.
+    /// Checks the plan against the limits of the model. The error names the command-line option and its limit.
     pub fn check(&self, card: &Card) -> Result<()> {
         check_length("--symbols", self.symbols, card.max_symbols)?;
         check_range("--parts", self.parts, 2, MAX_PARTS.min(self.symbols))
@@ -79,10 +76,7 @@ pub struct EndlessMeasurement {
     pub foreign_letters: usize,
 }
 
-/// Measures a plan.
-///
-/// # Errors
-/// The plan exceeds a limit of the model, or a step of the model fails.
+/// Measures a plan. Fails if the plan exceeds a limit of the model, or if a step fails.
 pub fn measure(model: &dyn Model, plan: EndlessPlan, machine: &Machine) -> Result<EndlessMeasurement> {
     let card = model.card();
     plan.check(card)?;
@@ -100,10 +94,10 @@ pub fn measure(model: &dyn Model, plan: EndlessPlan, machine: &Machine) -> Resul
             advance(model, std::slice::from_mut(&mut row), &[0], &mut scratch)?;
             times.push(start.elapsed().as_nanos() as f64);
         }
-        let times = Quantiles::from_values(times).ok_or_else(no_symbol)?;
+        let times = Quantiles::from_values(times)?;
         parts.push(StreamPart {
             symbols: end,
-            step_ns_p50: times.p50,
+            step_ns_p50: times.median,
             step_ns_p10: times.p10,
             step_ns_p90: times.p90,
             page_bytes: row.state.bytes(),
@@ -111,7 +105,9 @@ pub fn measure(model: &dyn Model, plan: EndlessPlan, machine: &Machine) -> Resul
             resident_bytes: resident_bytes(&mut system),
         });
     }
-    let (Some(first), Some(last)) = (parts.first(), parts.last()) else { return Err(no_symbol()) };
+    let (Some(first), Some(last)) = (parts.first(), parts.last()) else {
+        return Err(Error::Internal("nothing was timed".into()));
+    };
     let held = |part: &StreamPart| (part.page_bytes + part.own_bytes) as f64;
     let time_ratio = last.step_ns_p50 / first.step_ns_p50;
     let memory_ratio = held(last) / held(first);
@@ -125,10 +121,6 @@ pub fn measure(model: &dyn Model, plan: EndlessPlan, machine: &Machine) -> Resul
         memory_ratio,
         foreign_letters: sample.foreign(),
     })
-}
-
-fn no_symbol() -> Error {
-    Error::Internal("no symbol was timed".into())
 }
 
 fn resident_bytes(system: &mut System) -> Option<usize> {

@@ -80,9 +80,7 @@ impl Machine {
     }
 
     /// Measures the bytes per second that all threads together read from a working set of `bytes`.
-    ///
-    /// # Errors
-    /// The working set cannot be allocated.
+    /// Fails if memory runs out.
     pub fn read_bytes_per_second(&self, bytes: usize) -> Result<f64> {
         let stream = MemoryStream::new(bytes)?;
         let times = MIN_BYTES.div_ceil(stream.bytes());
@@ -115,7 +113,7 @@ fn median_rate(pass: &mut dyn FnMut() -> f64) -> f64 {
         let units = pass();
         rates.push(units / pass_start.elapsed().as_secs_f64().max(1e-9));
     }
-    Quantiles::from_values(rates).map_or(0.0, |rates| rates.p50)
+    Quantiles::from_values(rates).map_or(0.0, |rates| rates.median)
 }
 
 #[cfg(test)]

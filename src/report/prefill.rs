@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     decode::contract::{BoundaryOptions, Card, Model, Scratch, SequenceRow, SymbolBoundary, Want, advance},
-    error::{Error, Result},
+    error::Result,
     kernels::Dtype,
 };
 use serde::Serialize;
@@ -29,10 +29,7 @@ pub struct PrefillPlan {
 }
 
 impl PrefillPlan {
-    /// Checks the plan against the limits of the model.
-    ///
-    /// # Errors
-    /// [`Error::BadOption`] or [`Error::TooLong`] with the command-line option and its limit.
+    /// Checks the plan against the limits of the model. The error names the command-line option and its limit.
     pub fn check(&self, card: &Card) -> Result<()> {
         let limit = card.max_symbols;
         check_length("--symbols", self.symbols, limit)?;
@@ -73,9 +70,7 @@ pub struct PrefillMeasurement {
 }
 
 /// Measures a plan, and the peak arithmetic of the machine.
-///
-/// # Errors
-/// The plan exceeds a limit of the model, or a step of the model fails.
+/// Fails if the plan exceeds a limit of the model, or if a step fails.
 pub fn measure(model: &dyn Model, plan: PrefillPlan, machine: &Machine) -> Result<PrefillMeasurement> {
     let card = model.card();
     plan.check(card)?;
@@ -84,20 +79,19 @@ pub fn measure(model: &dyn Model, plan: PrefillPlan, machine: &Machine) -> Resul
     let mut scratch = model.scratch();
     let marks = run(model, &symbols, plan.chunk, &mut scratch)?.marks;
     let times = (0..plan.runs).map(|_| Ok(run(model, &symbols, plan.chunk, &mut scratch)?.ns));
-    let times = Quantiles::from_values(times.collect::<Result<_>>()?);
-    let times = times.ok_or_else(|| Error::Internal("no run was timed".into()))?;
+    let times = Quantiles::from_values(times.collect::<Result<_>>()?)?;
     let segments = marks.iter().filter(|mark| mark.boundary).count();
     Ok(PrefillMeasurement {
         measured: MeasuredModel::new(card, machine),
         symbols: plan.symbols,
         chunk: plan.chunk,
         shortening_factor: (segments > 0).then(|| plan.symbols as f64 / segments as f64),
-        symbols_per_second: plan.symbols as f64 / times.p50 * 1e9,
-        run_ns_p50: times.p50,
+        symbols_per_second: plan.symbols as f64 / times.median * 1e9,
+        run_ns_p50: times.median,
         run_ns_p10: times.p10,
         run_ns_p90: times.p90,
         runs: plan.runs,
-        gflops: 2.0 * multiply_adds(model, &marks) as f64 / times.p50,
+        gflops: 2.0 * multiply_adds(model, &marks) as f64 / times.median,
         peak_gflops: (card.dtype != Dtype::Int8.name()).then(|| 2.0 * machine.multiply_adds_per_second() / 1e9),
         foreign_letters: sample.foreign(),
     })

@@ -1,23 +1,30 @@
 //! Quantiles of measured values.
 
+use crate::error::{Error, Result};
 use serde::Serialize;
 
-/// The 10th, 50th and 90th percentile of some values.
+/// Median, 10th and 90th percentile of some values.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Quantiles {
+    /// Median.
+    pub median: f64,
     /// 10th percentile.
     pub p10: f64,
-    /// Median.
-    pub p50: f64,
     /// 90th percentile.
     pub p90: f64,
 }
 
 impl Quantiles {
-    /// Computes quantiles of values in any order, with linear interpolation. Returns `None` if there are no values.
-    pub fn from_values(mut values: Vec<f64>) -> Option<Self> {
+    /// Computes quantiles of values in any order, with linear interpolation. Fails if there are no values.
+    pub fn from_values(mut values: Vec<f64>) -> Result<Self> {
         values.sort_by(f64::total_cmp);
-        Some(Self { p10: quantile(&values, 0.1)?, p50: quantile(&values, 0.5)?, p90: quantile(&values, 0.9)? })
+        let at = |share| quantile(&values, share).ok_or_else(|| Error::Internal("nothing was timed".into()));
+        Ok(Self { median: at(0.5)?, p10: at(0.1)?, p90: at(0.9)? })
+    }
+
+    /// Computes quantiles of the ratios of pairs (numerator, denominator), such as two speeds. Fails if there are no pairs.
+    pub fn from_ratios(pairs: impl Iterator<Item = (f64, f64)>) -> Result<Self> {
+        Self::from_values(pairs.map(|(numerator, denominator)| numerator / denominator.max(1e-9)).collect())
     }
 }
 
@@ -35,13 +42,20 @@ mod tests {
 
     #[test]
     fn quantiles_of_known_values() {
-        assert_eq!(Quantiles::from_values(vec![]), None);
-        assert_eq!(Quantiles::from_values(vec![7.0]), Some(Quantiles { p10: 7.0, p50: 7.0, p90: 7.0 }));
-        let eleven = (0..11).rev().map(f64::from).collect();
-        assert_eq!(Quantiles::from_values(eleven), Some(Quantiles { p10: 1.0, p50: 5.0, p90: 9.0 }));
+        assert!(Quantiles::from_values(vec![]).is_err());
+        let quantiles = |values| Quantiles::from_values(values).unwrap();
+        assert_eq!(quantiles(vec![7.0]), Quantiles { p10: 7.0, median: 7.0, p90: 7.0 });
+        assert_eq!(quantiles((0..11).rev().map(f64::from).collect()), Quantiles { p10: 1.0, median: 5.0, p90: 9.0 });
         // interpolated: 1 + 0.1·(4 − 1)
-        let two = Quantiles::from_values(vec![4.0, 1.0]).unwrap();
-        assert!((two.p10 - 1.3).abs() < 1e-12 && two.p50 == 2.5 && (two.p90 - 3.7).abs() < 1e-12);
+        let two = quantiles(vec![4.0, 1.0]);
+        assert!((two.p10 - 1.3).abs() < 1e-12 && two.median == 2.5 && (two.p90 - 3.7).abs() < 1e-12);
         assert_eq!((quantile(&[1.0, 2.0, 4.0], 0.0), quantile(&[1.0, 2.0, 4.0], 1.0)), (Some(1.0), Some(4.0)));
+    }
+
+    #[test]
+    fn a_ratio_of_speeds_above_one_means_that_the_first_is_faster() {
+        assert!(Quantiles::from_ratios([].into_iter()).is_err());
+        let ratio = Quantiles::from_ratios([(2.0, 1.0), (2.0, 2.0), (4.0, 1.0)].into_iter()).unwrap();
+        assert!(ratio.median == 2.0 && (ratio.p10 - 1.2).abs() < 1e-12 && (ratio.p90 - 3.6).abs() < 1e-12);
     }
 }

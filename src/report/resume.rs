@@ -4,8 +4,7 @@
 //! The command starts the server, sends the requests and reads the clock. This file defines the prompts and the result.
 
 use super::{
-    check_length, check_range, compare::Ratio, machine::MeasuredModel, prefill::MAX_RUNS, quantiles::Quantiles,
-    sample::Sample,
+    check_length, check_range, machine::MeasuredModel, prefill::MAX_RUNS, quantiles::Quantiles, sample::Sample,
 };
 use crate::{
     decode::contract::Card,
@@ -29,10 +28,7 @@ pub struct ResumePlan {
 const NUMBER: usize = 16;
 
 impl ResumePlan {
-    /// Checks the plan against the limits of the model.
-    ///
-    /// # Errors
-    /// [`Error::BadOption`] or [`Error::TooLong`] with the command-line option and its limit.
+    /// Checks the plan against the limits of the model. The error names the command-line option and its limit.
     pub fn check(&self, card: &Card) -> Result<()> {
         // the generated character needs a position, too
         let limit = card.max_symbols.saturating_sub(1);
@@ -99,7 +95,7 @@ pub struct ResumeMeasurement {
     /// 90th percentile.
     pub resumed_ns_p90: f64,
     /// Cold time divided by resumed time, over the pairs.
-    pub ratio: Ratio,
+    pub ratio: Quantiles,
     /// Mean cached characters of a resumed prompt: the shared ones except those of the open segment.
     pub cached_chars: f64,
     /// Timed pairs.
@@ -110,9 +106,7 @@ pub struct ResumeMeasurement {
 
 impl ResumeMeasurement {
     /// Summarizes pairs of answers, each a cold one and a resumed one.
-    ///
-    /// # Errors
-    /// [`Error::Internal`] if there are no pairs, or if a cold prompt was cached.
+    /// Fails if there are no pairs, or if a cold prompt was cached.
     pub fn new(
         measured: MeasuredModel,
         card: &Card,
@@ -123,24 +117,21 @@ impl ResumeMeasurement {
         if pairs.iter().any(|[cold, _]| cold.cached_chars > NUMBER as u64) {
             return Err(Error::Internal("a cold prompt was cached".into()));
         }
-        let empty = || Error::Internal("no run was timed".into());
-        let cold = Quantiles::from_values(pairs.iter().map(|[cold, _]| cold.ns).collect()).ok_or_else(empty)?;
-        let resumed =
-            Quantiles::from_values(pairs.iter().map(|[_, resumed]| resumed.ns).collect()).ok_or_else(empty)?;
-        let times: Vec<_> = pairs.iter().map(|[cold, resumed]| (cold.ns, resumed.ns)).collect();
+        let cold = Quantiles::from_values(pairs.iter().map(|[cold, _]| cold.ns).collect())?;
+        let resumed = Quantiles::from_values(pairs.iter().map(|[_, resumed]| resumed.ns).collect())?;
         let cached: u64 = pairs.iter().map(|[_, resumed]| resumed.cached_chars).sum();
         Ok(Self {
             measured,
             context: plan.context,
             more: plan.more,
             chunk,
-            cold_ns_p50: cold.p50,
+            cold_ns_p50: cold.median,
             cold_ns_p10: cold.p10,
             cold_ns_p90: cold.p90,
-            resumed_ns_p50: resumed.p50,
+            resumed_ns_p50: resumed.median,
             resumed_ns_p10: resumed.p10,
             resumed_ns_p90: resumed.p90,
-            ratio: Ratio::from_speeds(&times).ok_or_else(empty)?,
+            ratio: Quantiles::from_ratios(pairs.iter().map(|[cold, resumed]| (cold.ns, resumed.ns)))?,
             cached_chars: cached as f64 / pairs.len() as f64,
             runs: pairs.len(),
             foreign_letters: Sample::new(&card.vocabulary).foreign(),

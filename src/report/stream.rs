@@ -41,10 +41,7 @@ pub struct StreamRequest {
 }
 
 impl StreamPlan {
-    /// Checks the plan against the limits of the model.
-    ///
-    /// # Errors
-    /// [`Error::BadOption`] or [`Error::TooLong`] with the command-line option and its limit.
+    /// Checks the plan against the limits of the model. The error names the command-line option and its limit.
     pub fn check(&self, card: &Card) -> Result<()> {
         let limit = card.max_symbols;
         check_range("--batch", self.batch, 1, MAX_BATCH)?;
@@ -62,9 +59,7 @@ impl StreamPlan {
     }
 
     /// Converts a request to the engine's form, with the defaults of a gRPC request.
-    ///
-    /// # Errors
-    /// The vocabulary cannot encode the prompt.
+    /// Fails if the vocabulary cannot encode the prompt.
     pub fn engine_request(&self, request: &StreamRequest, card: &Card) -> Result<Generate> {
         Ok(Generate {
             prompt: card.vocabulary.encode("--context", &request.prompt, card.max_symbols)?,
@@ -94,17 +89,6 @@ pub struct StreamRun {
     pub messages: usize,
 }
 
-/// Relative overhead of gRPC: time of a step over gRPC divided by its time in the process, minus one, over pairs of runs.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Overhead {
-    /// Median of the pairs; 0.02 means two percent slower.
-    pub median: f64,
-    /// 10th percentile of the pairs; it may be negative.
-    pub p10: f64,
-    /// 90th percentile of the pairs.
-    pub p90: f64,
-}
-
 /// Result of a streaming benchmark.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct StreamMeasurement {
@@ -117,8 +101,9 @@ pub struct StreamMeasurement {
     pub engine_step_ns: f64,
     /// Median time per character over gRPC.
     pub served_step_ns: f64,
-    /// Relative overhead of gRPC.
-    pub overhead: Overhead,
+    /// Relative overhead of gRPC over pairs of runs: time of a step over gRPC divided by its time in the process, minus one.
+    /// 0.02 means two percent slower.
+    pub overhead: Quantiles,
     /// Symbols of each prompt. A run includes their prefill.
     pub context: usize,
     /// Characters that each request generates.
@@ -139,27 +124,22 @@ pub struct StreamMeasurement {
 
 impl StreamMeasurement {
     /// Summarizes pairs of runs, each one in the process and one over gRPC.
-    ///
-    /// # Errors
-    /// [`Error::Internal`] if there are no pairs, or if the generated texts differ.
+    /// Fails if there are no pairs, or if the generated texts differ.
     pub fn new(measured: MeasuredModel, plan: StreamPlan, runs: &[(StreamRun, StreamRun)]) -> Result<Self> {
-        let Some((first, served)) = runs.first() else { return Err(Error::Internal("no pair was timed".into())) };
+        let Some((first, served)) = runs.first() else { return Err(Error::Internal("nothing was timed".into())) };
         if runs.iter().any(|(engine, served)| engine.texts != first.texts || served.texts != first.texts) {
             return Err(Error::Internal("a text over gRPC differs from the engine's".into()));
         }
         let step = |run: &StreamRun| run.ns.max(1.0) / plan.chars as f64;
-        let empty = || Error::Internal("no pair was timed".into());
-        let engine = Quantiles::from_values(runs.iter().map(|(engine, _)| step(engine)).collect()).ok_or_else(empty)?;
-        let wire = Quantiles::from_values(runs.iter().map(|(_, served)| step(served)).collect()).ok_or_else(empty)?;
-        let overhead =
-            Quantiles::from_values(runs.iter().map(|(engine, served)| step(served) / step(engine) - 1.0).collect());
-        let overhead = overhead.ok_or_else(empty)?;
+        let engine = Quantiles::from_values(runs.iter().map(|(engine, _)| step(engine)).collect())?;
+        let wire = Quantiles::from_values(runs.iter().map(|(_, served)| step(served)).collect())?;
+        let overhead = runs.iter().map(|(engine, served)| step(served) / step(engine) - 1.0);
         Ok(Self {
             measured,
             batch: plan.batch,
-            engine_step_ns: engine.p50,
-            served_step_ns: wire.p50,
-            overhead: Overhead { median: overhead.p50, p10: overhead.p10, p90: overhead.p90 },
+            engine_step_ns: engine.median,
+            served_step_ns: wire.median,
+            overhead: Quantiles::from_values(overhead.collect())?,
             context: plan.context,
             chars: plan.chars,
             pairs: runs.len(),
@@ -191,7 +171,7 @@ mod tests {
         let entry = StreamMeasurement::new(measured(), plan, &runs).unwrap();
         assert_eq!((entry.engine_step_ns, entry.served_step_ns, entry.messages), (10.0, 11.0, 3));
         let close = |a: f64, b: f64| (a - b).abs() < 1e-12;
-        let Overhead { median, p10, p90 } = entry.overhead;
+        let Quantiles { median, p10, p90 } = entry.overhead;
         assert!(close(median, 0.1) && close(p10, -0.06) && close(p90, 0.18), "{:?}", entry.overhead);
     }
 

@@ -5,7 +5,6 @@
 
 use super::{
     check_range,
-    compare::Ratio,
     machine::{Machine, MeasuredModel},
     quantiles::Quantiles,
 };
@@ -39,11 +38,8 @@ pub struct SummaryBenchPlan {
 }
 
 impl SummaryBenchPlan {
-    /// Checks the plan against the limits of the model.
-    ///
-    /// # Errors
-    /// [`Error::BadOption`] with the command-line option and its limit; [`Error::WrongKind`] if the model does not read
-    /// documents.
+    /// Checks the plan against the limits of the model. The error names the command-line option and its limit, or says that
+    /// the model does not read documents.
     pub fn check(&self, model: &dyn Model) -> Result<()> {
         let limits = reader(model)?.limits();
         check_range("--batch", self.batch, 1, MAX)?;
@@ -110,9 +106,9 @@ pub struct SummaryComparison {
     /// Second model.
     pub b: SummaryBenchResult,
     /// Time of a decoder step of the second model divided by that of the first.
-    pub decode_ratio: Ratio,
+    pub decode_ratio: Quantiles,
     /// Time of a complete run of the second model divided by that of the first.
-    pub request_ratio: Ratio,
+    pub request_ratio: Quantiles,
 }
 
 /// Time to encode one document.
@@ -138,16 +134,13 @@ impl SummaryRun {
         self.encode.iter().map(|time| time.total_ns).sum::<f64>() + self.step_ns.iter().sum::<f64>()
     }
 
-    fn step_p50(&self) -> f64 {
+    fn median_step_ns(&self) -> f64 {
         median(self.step_ns.clone())
     }
 }
 
 /// Runs the plan with both models in turns (A B A B …), after one untimed run of each. `progress` receives the number of
-/// finished pairs.
-///
-/// # Errors
-/// The plan exceeds a limit of a model, or a step of a model fails.
+/// finished pairs. Fails if the plan exceeds a limit of a model, or if a step fails.
 pub fn compare(
     [a, b]: [&dyn Model; 2],
     plan: SummaryBenchPlan,
@@ -157,20 +150,20 @@ pub fn compare(
     plan.check(a)?;
     plan.check(b)?;
     let mut scratches = [a.scratch(), b.scratch()];
-    let mut pair =
-        || -> Result<[SummaryRun; 2]> { Ok([run(a, plan, &mut scratches[0])?, run(b, plan, &mut scratches[1])?]) };
-    pair()?;
     let mut runs = [Vec::new(), Vec::new()];
-    for done in 0..plan.pairs {
-        let [run_a, run_b] = pair()?;
-        runs[0].push(run_a);
-        runs[1].push(run_b);
-        progress(done + 1);
+    for pair in 0..=plan.pairs {
+        let run_a = run(a, plan, &mut scratches[0])?;
+        let run_b = run(b, plan, &mut scratches[1])?;
+        // the first pair warms up
+        if pair > 0 {
+            runs[0].push(run_a);
+            runs[1].push(run_b);
+            progress(pair);
+        }
     }
     // a ratio of speeds is the inverse ratio of times
     let ratio = |time: fn(&SummaryRun) -> f64| {
-        let speeds: Vec<_> = runs[0].iter().zip(&runs[1]).map(|(a, b)| (time(b), time(a))).collect();
-        Ratio::from_speeds(&speeds).ok_or_else(|| Error::Internal("no pair was timed".into()))
+        Quantiles::from_ratios(runs[0].iter().zip(&runs[1]).map(|(a, b)| (time(b), time(a))))
     };
     Ok(SummaryComparison {
         batch: plan.batch,
@@ -179,7 +172,7 @@ pub fn compare(
         pairs: plan.pairs,
         a: summarize_runs(a, plan, machine, &runs[0])?,
         b: summarize_runs(b, plan, machine, &runs[1])?,
-        decode_ratio: ratio(SummaryRun::step_p50)?,
+        decode_ratio: ratio(SummaryRun::median_step_ns)?,
         request_ratio: ratio(SummaryRun::request_ns)?,
     })
 }
@@ -217,7 +210,7 @@ fn summarize_runs(
 }
 
 fn median(values: Vec<f64>) -> f64 {
-    Quantiles::from_values(values).map_or(0.0, |quantiles| quantiles.p50)
+    Quantiles::from_values(values).map_or(0.0, |quantiles| quantiles.median)
 }
 
 fn run(model: &dyn Model, plan: SummaryBenchPlan, scratch: &mut Scratch) -> Result<SummaryRun> {

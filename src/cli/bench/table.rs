@@ -3,12 +3,8 @@
 use crate::{
     error::printable,
     report::{
-        compare::{DecodeComparison, Ratio},
-        decode, endless, kernels,
-        machine::MeasuredModel,
-        prefill, resume,
-        stream::{self, Overhead},
-        summaries,
+        compare::DecodeComparison, decode, endless, kernels, machine::MeasuredModel, prefill, quantiles::Quantiles,
+        resume, stream, summaries,
     },
 };
 use std::fmt::Write;
@@ -119,7 +115,7 @@ pub(super) fn compare(comparisons: &[DecodeComparison]) -> String {
     let both = || comparisons.iter().flat_map(|comparison| [&comparison.a, &comparison.b]);
     let mut text = columns(DECODE, both().map(decode_line));
     text.push('\n');
-    for DecodeComparison { batch, context, boundary_wait, pairs, a, b, ratio: Ratio { median, p10, p90 } } in
+    for DecodeComparison { batch, context, boundary_wait, pairs, a, b, ratio: Quantiles { median, p10, p90 } } in
         comparisons
     {
         let _ = writeln!(
@@ -156,7 +152,8 @@ pub(super) fn summaries(comparisons: &[summaries::SummaryComparison]) -> String 
     text.push('\n');
     for summaries::SummaryComparison { batch, source, tokens, pairs, a, b, decode_ratio, request_ratio } in comparisons
     {
-        let times = |Ratio { median, p10, p90 }: &Ratio| format!("{median:.2} times (p10 {p10:.2}, p90 {p90:.2})");
+        let times =
+            |Quantiles { median, p10, p90 }: &Quantiles| format!("{median:.2} times (p10 {p10:.2}, p90 {p90:.2})");
         let _ = writeln!(
             text,
             "batch {batch}, {source} tokens read, {tokens} written: {} is {} as fast as {} per token, {} in total, {pairs} pairs",
@@ -174,7 +171,7 @@ pub(super) fn resume(entries: &[resume::ResumeMeasurement]) -> String {
     let head = "model, dtype, threads, context, cold p50 ms, resumed p50 ms, p10, p90, ratio, p10, p90, cached";
     let ms = |ns: f64| format!("{:.3}", ns / 1e6);
     let line = |entry: &resume::ResumeMeasurement| {
-        let Ratio { median, p10, p90 } = entry.ratio;
+        let Quantiles { median, p10, p90 } = entry.ratio;
         let mut cells = setup_cells(&entry.measured);
         cells.push(entry.context.to_string());
         cells.extend([entry.cold_ns_p50, entry.resumed_ns_p50, entry.resumed_ns_p10, entry.resumed_ns_p90].map(ms));
@@ -219,7 +216,7 @@ pub(super) fn stream(entries: &[stream::StreamMeasurement]) -> String {
         served us/char, p10, p90, overhead %, p10, p90";
     let micro = |ns: f64| format!("{:.1}", ns / 1e3);
     let line = |entry: &stream::StreamMeasurement| {
-        let Overhead { median, p10, p90 } = entry.overhead;
+        let Quantiles { median, p10, p90 } = entry.overhead;
         let mut cells = setup_cells(&entry.measured);
         cells.extend([entry.batch, entry.context, entry.chars, entry.messages].map(|count| count.to_string()));
         cells.extend([entry.engine_step_ns, entry.engine_step_ns_p10, entry.engine_step_ns_p90].map(micro));

@@ -25,10 +25,7 @@ pub struct KernelPlan {
 }
 
 impl KernelPlan {
-    /// Checks the plan against its limits.
-    ///
-    /// # Errors
-    /// [`Error::BadOption`] with the command-line option and its limit.
+    /// Checks the plan against its limits. The error names the command-line option and its limit.
     pub fn check(&self) -> Result<()> {
         check_range("--megabytes", self.megabytes, 1, MAX_MEGABYTES)?;
         if self.seconds > 0.0 && self.seconds <= MAX_SECONDS {
@@ -39,9 +36,7 @@ impl KernelPlan {
     }
 
     /// Checks that the matrices, and a buffer of the same size to measure the read bandwidth, fit into free memory.
-    ///
-    /// # Errors
-    /// [`Error::BadOption`] with the size that would fit.
+    /// The error names the size that would fit.
     pub fn check_memory(&self, dtypes: &[Dtype], free_bytes: usize) -> Result<()> {
         // the option counts f32 bytes; a narrower type needs less
         let compression = dtypes.iter().map(|dtype| 4 / dtype.bytes().max(1)).min().unwrap_or(1);
@@ -61,7 +56,7 @@ impl KernelPlan {
 }
 
 /// Result of a kernel benchmark. Fields that do not apply to the kernel are `None`.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct KernelMeasurement {
     /// Kernel: `matrix`, `matrix+gelu`, `attention`, `attention+distances`, `norm`, `dispatch`.
     pub kernel: &'static str,
@@ -106,23 +101,13 @@ impl KernelMeasurement {
     pub(super) fn new(kernel: &'static str, rows: usize, times: Quantiles, machine: &Machine) -> Self {
         Self {
             kernel,
-            dtype: None,
             threads: machine.threads(),
             isa: machine.compute.isa.name(),
-            weights: None,
-            inputs: None,
-            outputs: None,
             rows,
-            keys: None,
-            ns_p50: times.p50,
+            ns_p50: times.median,
             ns_p10: times.p10,
             ns_p90: times.p90,
-            bytes: None,
-            working_set_bytes: None,
-            bytes_per_second: None,
-            ceiling_bytes_per_second: None,
-            gflops: None,
-            peak_gflops: None,
+            ..Self::default()
         }
     }
 

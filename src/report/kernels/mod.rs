@@ -14,9 +14,7 @@ use super::machine::Machine;
 use crate::{error::Result, kernels::Dtype};
 
 /// Measures all kernels, with matrices, keys and values in each of `dtypes`.
-///
-/// # Errors
-/// The plan is out of bounds, or memory cannot be allocated.
+/// Fails if the plan is out of bounds, or if memory runs out.
 pub fn measure(dtypes: &[Dtype], plan: KernelPlan, machine: &Machine) -> Result<Vec<KernelMeasurement>> {
     plan.check()?;
     let peak = 2.0 * machine.multiply_adds_per_second() / 1e9;

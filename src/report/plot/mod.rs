@@ -1,8 +1,7 @@
 //! Charts of measurements, drawn from their JSON, so that new and saved measurements look alike.
 //!
-//! `panels` converts entries to charts, `chart` defines charts, and `draw` renders them as SVG.
+//! `panels` converts entries to charts, and `draw` renders them as SVG.
 
-mod chart;
 mod draw;
 mod panels;
 
@@ -22,10 +21,39 @@ pub struct MeasurementFile {
     pub entries: Vec<Value>,
 }
 
+/// One chart.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Panel {
+    pub(super) title: String,
+    pub(super) x: String,
+    pub(super) y: String,
+    /// True if the y axis is logarithmic. The x axis always is, to base 2.
+    pub(super) log_y: bool,
+    /// Explanation of bars and hollow markers.
+    pub(super) note: String,
+    pub(super) lines: Vec<Line>,
+}
+
+/// One line of a chart.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Line {
+    pub(super) label: String,
+    pub(super) points: Vec<Point>,
+}
+
+/// One measured value.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Point {
+    pub(super) x: f64,
+    pub(super) y: f64,
+    /// 10th and 90th percentile.
+    pub(super) bar: Option<(f64, f64)>,
+    /// Best possible value.
+    pub(super) limit: Option<f64>,
+}
+
 /// Draws entries of `weir bench decode`, `compare`, `prefill` and `kernels` as SVG. `field` names the option in errors.
-///
-/// # Errors
-/// [`Error::BadOption`] if there are no entries or too many; [`Error::Checkpoint`] with the entry that cannot be drawn.
+/// Fails if there are no entries or more than [`MAX_ENTRIES`]; the error for an entry that cannot be drawn names the entry.
 pub fn svg(field: &'static str, sources: &[MeasurementFile]) -> Result<String> {
     let count: usize = sources.iter().map(|source| source.entries.len()).sum();
     if !(1..=MAX_ENTRIES).contains(&count) {

@@ -1,6 +1,6 @@
 //! Converts entries to the lines of charts.
 
-use super::chart::{Line, Panel, Point};
+use super::{Line, Panel, Point};
 use crate::error::clip;
 use serde_json::Value;
 use std::ops::RangeInclusive;
@@ -34,8 +34,19 @@ pub(super) struct Panels {
 
 impl Default for Panels {
     fn default() -> Self {
-        let [speed, time, ratio, prefill, flops] = empty();
-        Self { speed, time, ratio, prefill, flops, kernels: Vec::new() }
+        let steps = "Bars: p10 to p90 of single steps. Points: sum of all steps.";
+        let floor = "Bars: p10 to p90 of single steps. Hollow: floor, bytes to read / measured read bandwidth.";
+        let pairs = "Bars: p10 to p90 of pairs of runs.";
+        let runs = "Bars: p10 to p90 of runs.";
+        let peak = "Hollow: measured peak in f32.";
+        Self {
+            speed: panel("Decoding: speed", "batch (rows)", "characters per second, all rows", false, steps),
+            time: panel("Decoding: time and its floor", "batch (rows)", "microseconds per character", true, floor),
+            ratio: panel("Compared: A / B", "batch (rows)", "speed of A / speed of B", false, pairs),
+            prefill: panel("Prefill: speed", "prompt (symbols)", "symbols per second", false, runs),
+            flops: panel("Prefill: arithmetic", "prompt (symbols)", "GFLOP/s", false, peak),
+            kernels: Vec::new(),
+        }
     }
 }
 
@@ -76,24 +87,6 @@ impl Panels {
 fn panel(title: &str, x: &str, y: &str, log_y: bool, note: &str) -> Panel {
     let [title, x, y, note] = [title, x, y, note].map(str::to_owned);
     Panel { title, x, y, log_y, note, lines: Vec::new() }
-}
-
-fn empty() -> [Panel; 5] {
-    let steps = "Bars: p10 to p90 of single steps. Points: sum of all steps.";
-    let floor = "Bars: p10 to p90 of single steps. Hollow: floor, bytes to read / measured read bandwidth.";
-    [
-        panel("Decoding: speed", "batch (rows)", "characters per second, all rows", false, steps),
-        panel("Decoding: time and its floor", "batch (rows)", "microseconds per character", true, floor),
-        panel(
-            "Compared: A / B",
-            "batch (rows)",
-            "speed of A / speed of B",
-            false,
-            "Bars: p10 to p90 of pairs of runs.",
-        ),
-        panel("Prefill: speed", "prompt (symbols)", "symbols per second", false, "Bars: p10 to p90 of runs."),
-        panel("Prefill: arithmetic", "prompt (symbols)", "GFLOP/s", false, "Hollow: measured peak in f32."),
-    ]
 }
 
 /// Returns the panel with the title of `new`, which is added if there is none.

@@ -75,8 +75,7 @@ impl Session {
             boundaries: details.boundaries,
             last_logits: true,
         };
-        let prompt = Prompt::new(prompt, None, output);
-        Self::new(prompt, Some(generation), boundaries, card, max_symbols)
+        Self::new(Prompt::new(prompt, None, output), Some(generation), boundaries, card, max_symbols)
     }
 
     /// Creates a session that scores a text. Fails as [`Score::validate`] does.

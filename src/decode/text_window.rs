@@ -95,8 +95,7 @@ impl<'a> TextView<'a> {
 
     /// Returns a [`PrefixDigests`], which computes the digests of prefixes of rising length.
     pub fn digests(&self) -> PrefixDigests<'a> {
-        let digest = self.digest.cloned().unwrap_or_default();
-        PrefixDigests { text: *self, position: self.dropped, digest }
+        PrefixDigests { text: *self, position: self.dropped, digest: self.digest.cloned().unwrap_or_default() }
     }
 }
 

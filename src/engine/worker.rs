@@ -40,8 +40,7 @@ struct ExitGuard(Arc<Inner>);
 pub(super) fn run(inner: Arc<Inner>) {
     let _guard = ExitGuard(Arc::clone(&inner));
     let waker = Waker::from(Arc::clone(&inner.wake_signal));
-    let batch = Batch::new(Arc::clone(&inner));
-    Worker { inner, batch, waker, admitted: Vec::new(), ended: Vec::new() }.run();
+    Worker { batch: Batch::new(Arc::clone(&inner)), inner, waker, admitted: Vec::new(), ended: Vec::new() }.run();
 }
 
 impl Worker {

@@ -141,8 +141,7 @@ impl Page {
             region.bytes_mut().copy_from_slice(self.bytes());
             *self = copy;
         }
-        let region = self.region.as_mut().and_then(Arc::get_mut).ok_or_else(missing)?;
-        Ok(region.bytes_mut())
+        Ok(self.region.as_mut().and_then(Arc::get_mut).ok_or_else(missing)?.bytes_mut())
     }
 }
 

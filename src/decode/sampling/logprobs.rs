@@ -46,8 +46,7 @@ impl LogprobOptions {
 
 /// Returns ln p of one symbol, in `f64`. Fails as [`LogprobOptions::compute`] does.
 pub fn log_probability(logits: &[f32], symbol: u32) -> Result<f64> {
-    let softmax = LogSoftmax::new(logits)?;
-    Ok(softmax.exact(logit_of(symbol, logits)?))
+    Ok(LogSoftmax::new(logits)?.exact(logit_of(symbol, logits)?))
 }
 
 fn logit_of(symbol: u32, logits: &[f32]) -> Result<f32> {

@@ -148,8 +148,7 @@ impl Sampler {
 
     /// Returns the first symbol at which the weights, summed by id, exceed `share` of the total.
     fn draw(&self, share: f32) -> Option<u32> {
-        let total: f64 = self.weights.iter().sum();
-        let wanted = f64::from(share) * total;
+        let wanted = f64::from(share) * self.weights.iter().sum::<f64>();
         let mut reached = 0.0;
         let drawn = self.weights.iter().position(|weight| {
             reached += weight;

@@ -48,19 +48,19 @@ impl StepCurves {
     pub(super) fn new(timings: &[StepTiming], bytes: &KeyValueBytes, single: Option<&Self>) -> Option<Self> {
         let full = |took: &dyn Fn(&StepTiming) -> Duration, plain: &dyn Fn(&StepTiming) -> Option<Duration>| {
             let sample = |timing: &StepTiming| PartSample {
-                positions: (timing.rows * timing.symbols) as f64,
+                positions: (timing.shape.rows * timing.shape.symbols) as f64,
                 // on average, a position of a chunk attends to half of the chunk and to all symbols before it
-                bytes: bytes.symbols.at(timing.context as f64 + timing.symbols as f64 / 2.0),
+                bytes: bytes.symbols.at(timing.shape.context as f64 + timing.shape.symbols as f64 / 2.0),
                 cold: nanoseconds(took(timing)),
                 plain: plain(timing).map(nanoseconds),
             };
             timings.iter().map(sample).collect::<Vec<_>>()
         };
         let middle = |timing: &StepTiming| {
-            let closed_per_row = timing.closed as f64 / timing.rows.max(1) as f64;
+            let closed_per_row = timing.shape.closed as f64 / timing.shape.rows.max(1) as f64;
             PartSample {
-                positions: timing.closed as f64,
-                bytes: bytes.segments.at(timing.context_segments as f64 + closed_per_row / 2.0),
+                positions: timing.shape.closed as f64,
+                bytes: bytes.segments.at(timing.shape.context_segments as f64 + closed_per_row / 2.0),
                 cold: nanoseconds(timing.middle),
                 plain: None,
             }

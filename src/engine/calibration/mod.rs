@@ -12,7 +12,7 @@ mod samples;
 mod table;
 pub mod timing;
 
-pub use samples::{PlainTiming, StepTiming};
+pub use samples::{PlainTiming, StepShape, StepTiming};
 use std::sync::Arc;
 pub use table::{EngineStep, TimingTable};
 

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-/// Measured times of one kind of step. Times are medians.
+/// Shape of a kind of step.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct StepTiming {
+pub struct StepShape {
     /// Rows of the step.
     pub rows: usize,
     /// Symbols fed to each row.
@@ -15,6 +15,13 @@ pub struct StepTiming {
     pub context_segments: usize,
     /// Segments that all rows closed together.
     pub closed: usize,
+}
+
+/// Measured times of one kind of step. Times are medians.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StepTiming {
+    /// The kind of step.
+    pub shape: StepShape,
     /// Number of measurements.
     pub samples: usize,
     /// Interquartile range of the whole step, divided by its median.
@@ -61,19 +68,6 @@ impl Samples {
     }
 }
 
-#[derive(Debug, Clone, Copy)]
-pub(super) struct StepShape {
-    pub(super) rows: usize,
-    /// Symbols fed to each row.
-    pub(super) symbols: usize,
-    /// Symbols that each row had before.
-    pub(super) context: usize,
-    /// Segments that each row had before.
-    pub(super) context_segments: usize,
-    /// Segments that all rows closed together.
-    pub(super) closed: usize,
-}
-
 impl StepShape {
     /// Returns the medians of `samples`; `None` if no step closed a segment.
     pub(super) fn timing(self, samples: &Samples) -> Option<StepTiming> {
@@ -81,11 +75,7 @@ impl StepShape {
         let plain_symbol = median(plain, |sample| sample.symbol);
         let plain_finish = median(plain, |sample| sample.finish);
         Some(StepTiming {
-            rows: self.rows,
-            symbols: self.symbols,
-            context: self.context,
-            context_segments: self.context_segments,
-            closed: self.closed,
+            shape: self,
             samples: closing.len(),
             spread: spread(closing).max(spread(plain)),
             symbol: median(closing, |sample| sample.symbol)?,

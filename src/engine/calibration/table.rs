@@ -77,7 +77,7 @@ impl TimingTable {
             segments: line(&|segments| cost(max_symbols, segments).segment.own_bytes),
         };
         let (single_timings, chunk_timings): (Vec<_>, Vec<_>) =
-            timings.iter().copied().partition(|timing| timing.symbols == 1);
+            timings.iter().copied().partition(|timing| timing.shape.symbols == 1);
         let single = StepCurves::new(&single_timings, &bytes, None)?;
         let chunks = StepCurves::new(&chunk_timings, &bytes, Some(&single)).unwrap_or_else(|| single.clone());
         Some(Self { timings, created_at: SystemTime::now(), took, single, chunks, bytes })

@@ -35,11 +35,7 @@ fn timing(rows: usize, symbols: usize, context: usize, segments: usize, closed: 
     let keys = context as f64 + symbols as f64 / 2.0;
     let plain = full(30_000.0, positions, keys);
     StepTiming {
-        rows,
-        symbols,
-        context,
-        context_segments: segments,
-        closed,
+        shape: StepShape { rows, symbols, context, context_segments: segments, closed },
         samples: 5,
         spread: 0.1,
         symbol: full(40_000.0, positions, keys),

@@ -259,8 +259,7 @@ impl<T> Scheduler<T> {
         self.rows = 0;
         self.bytes = 0;
         self.shared_bytes = 0;
-        let admitted = std::mem::take(&mut self.admitted);
-        admitted.into_iter().map(|(request, _)| request).chain(self.tenants.clear())
+        std::mem::take(&mut self.admitted).into_iter().map(|(request, _)| request).chain(self.tenants.clear())
     }
 
     pub(crate) fn queued(&self) -> impl Iterator<Item = &T> {

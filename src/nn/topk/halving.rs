@@ -130,8 +130,7 @@ fn mix<'a>(
 ) -> Result<PagedVectors> {
     let mut out = new_vectors();
     out.extend(pairs.len())?;
-    let per_page = out.per_page();
-    for (page, pairs) in pairs.chunks(per_page).enumerate() {
+    for (page, pairs) in pairs.chunks(out.per_page()).enumerate() {
         let target = out.page_mut(page)?;
         let dim = target.len() / pairs.len();
         for (pair, target) in pairs.iter().zip(target.chunks_exact_mut(dim)) {

@@ -22,8 +22,7 @@ impl Pooler for HardTopK {
         let mut vectors = new_vectors();
         // There are fewer than k if cutting to whole blocks dropped more than the pooling would.
         vectors.extend(winners.len())?;
-        let per_page = vectors.per_page();
-        for (page, winners) in winners.chunks(per_page).enumerate() {
+        for (page, winners) in winners.chunks(vectors.per_page()).enumerate() {
             let target = vectors.page_mut(page)?;
             let dim = target.len() / winners.len();
             for (&winner, target) in winners.iter().zip(target.chunks_exact_mut(dim)) {

@@ -179,11 +179,11 @@ fn missing(engine: &Handle, sums: &ReportCounts, calibration: Option<&Calibrated
 
 fn calibrated(table: &TimingTable) -> v1::Calibration {
     let step = |cell: &StepTiming| v1::CalibratedStep {
-        rows: count(cell.rows),
-        chars: count(cell.symbols),
-        context: count(cell.context),
-        context_segments: count(cell.context_segments),
-        segments: count(cell.closed),
+        rows: count(cell.shape.rows),
+        chars: count(cell.shape.symbols),
+        context: count(cell.shape.context),
+        context_segments: count(cell.shape.context_segments),
+        segments: count(cell.shape.closed),
         samples: count(cell.samples),
         symbol_ns: nanoseconds(cell.symbol),
         middle_ns: nanoseconds(cell.middle),

@@ -109,10 +109,9 @@ impl EncoderAttention<'_> {
     /// Prepares a store of unspecified content for the first key.
     pub fn reset(&self, store: &mut [f32]) {
         if let AttentionPattern::Hybrid { global: Global::Efficient, .. } = self.pattern {
-            let global = &mut store[self.global_offset()..];
-            global
-                .chunks_exact_mut(efficient::floats(self.head_dim))
-                .for_each(|head| efficient::reset(self.head_dim, head));
+            for head in store[self.global_offset()..].chunks_exact_mut(efficient::floats(self.head_dim)) {
+                efficient::reset(self.head_dim, head);
+            }
         }
     }
 

@@ -1,7 +1,7 @@
 //! The minimum cost of a symbol, computed from the model's shape: bytes to read and multiplications to do.
 //!
 //! Work has three kinds: at full resolution, at segment resolution, and the logits of one symbol. In each, *shared* bytes
-//! are read once for all rows of a step; *own* bytes and multiply-adds count once a row. Not included are activations, the
+//! are read once for all rows of a step; *own* bytes and multiply-adds count once a row. The cost excludes activations, the
 //! embedding's row, and the kept outputs that pooling and upsampling read: a few vectors a symbol, in the nearest cache.
 
 use std::ops::AddAssign;

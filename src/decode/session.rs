@@ -6,8 +6,9 @@
 //!
 //! A session can lose its row and continue with another one: from its first symbol ([`rewind`](Session::rewind)) or from a
 //! cached state ([`start_at`](Session::start_at)). It then replays what it fed before; no symbol is emitted, sampled or
-//! counted twice. If a state depends on its last symbols only, a generating session drops the symbols that no other row would
-//! be fed, and continues after them ([`resume`](Session::resume)). Its memory is then bounded, whatever the length of the text.
+//! counted twice. If a state depends on its last symbols only, a generating session drops the symbols that no other row
+//! would be fed, and continues after them ([`resume`](Session::resume)). Its memory is then bounded for a text of any
+//! length.
 
 use super::{
     contract::{BoundaryOptions, Card, Model, SequenceRow, State, StepStatus, Want, advance},
@@ -55,7 +56,7 @@ pub enum SessionProgress {
     Prefilling,
     /// A sampled symbol is to be fed.
     Decoding,
-    /// Nothing more is to be fed.
+    /// The session needs no further feed.
     Finished(FinishReason),
 }
 
@@ -154,8 +155,8 @@ impl Session {
         self.sequence_symbols().saturating_sub(self.row_len)
     }
 
-    /// The known text as far as it is held: prompt, then sampled symbols. The row was fed a prefix of it. Empty for a text
-    /// scored in windows, because its row mostly starts after the text's beginning.
+    /// The symbols of the known text that are held: prompt, then sampled symbols. The row was fed a prefix of it. Empty for
+    /// a text scored in windows, because its row mostly starts after the text's beginning.
     pub fn text(&self) -> TextView<'_> {
         if self.prompt.is_windowed() { TextView::from(&[]) } else { self.prompt.symbols.text() }
     }

@@ -64,7 +64,7 @@ pub trait State: Any + Send + Sync {
     fn own_bytes(&self) -> usize;
 
     /// Length of the longest prefix of whole segments whose boundaries equal the predictor's. Its plain symbols rebuild the
-    /// state, whatever [`trace`](super::trace) was fed. Equals `len` where only the predictor ends segments.
+    /// state, also if a [`trace`](super::trace) was fed. Equals `len` where only the predictor ends segments.
     fn agreed(&self) -> usize {
         self.len()
     }

@@ -68,8 +68,8 @@ impl Worker {
         tracing::debug!("worker ended");
     }
 
-    /// Gives rows to the queued requests that can run, if need be those of requests whose clients are behind. Returns false
-    /// if the worker is to end.
+    /// Gives rows to the queued requests that can run, preempting requests whose clients are behind if necessary. Returns
+    /// false if the worker is to end.
     fn admit(&mut self, now: Instant) -> bool {
         loop {
             if !self.admit_ready(now) {

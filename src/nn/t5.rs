@@ -1,9 +1,9 @@
 //! The stack of T5 (Raffel et al. 2020, v1.0), made causal, over cached keys.
 //!
-//! x += attention(rms(x)); in a decoder x += attention(rms(x), memory); x += down(relu(up(rms(x)))); one more norm after the last
-//! layer. Norms divide by the root of the mean square, there are no biases, and scores are unscaled with a learned number for
-//! each bucket of distances. As in [`attention::stack`](super::attention::stack) one pass takes any mixture of positions, and a
-//! position's arithmetic is the same in all of them.
+//! x += attention(rms(x)); in a decoder x += attention(rms(x), memory); x += down(relu(up(rms(x)))); one more norm after
+//! the last layer. Norms divide by the root of the mean square, there are no biases, and scores are unscaled with a learned
+//! number for each bucket of distances. One pass takes any mixture of positions, as in
+//! [`attention::stack`](super::attention::stack), and a position's arithmetic is the same in all of them.
 
 use super::{
     Position,

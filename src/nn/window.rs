@@ -1,6 +1,6 @@
 //! Attention windows: which earlier positions a position attends to.
 //!
-//! A stack asks its window for the first key of each position, and a cache asks it which keys no later position needs. So the
+//! A stack asks its window for the first key of each position, and a cache asks it which keys no later position needs. The
 //! cache of a windowed stack never holds more than a window, a chunk of new positions and some slack.
 
 use super::ConfigError;

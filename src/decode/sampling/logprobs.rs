@@ -1,4 +1,4 @@
-//! Reported log-probabilities: from the unmodified distribution, whatever the sampler did to it.
+//! Reported log-probabilities: computed from the distribution before the sampler changes it.
 
 use crate::{
     error::{Error, Result},

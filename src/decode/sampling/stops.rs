@@ -1,9 +1,9 @@
 //! Matches stop strings over symbols while the symbols come.
 //!
-//! Each stop string stores the length of its longest prefix that ends the generated text (the automaton of Knuth, Morris and
-//! Pratt), so a symbol costs amortised constant time per string, whatever the string's length. Symbols that may still become
-//! part of a stop string are *withheld*: the caller emits them once they cannot, so a stop string is never emitted in part.
-//! Prompts are not searched.
+//! Each stop string stores the length of its longest prefix that ends the generated text (the automaton of Knuth, Morris
+//! and Pratt). A symbol costs amortised constant time per string of any length. Symbols that may still become part of a
+//! stop string are *withheld*: the caller emits them once they cannot, so a stop string is never emitted in part. Prompts
+//! are not searched.
 
 /// The stop strings of one generation.
 #[derive(Debug, Clone)]
@@ -39,8 +39,8 @@ impl StopMatcher {
         Self { patterns: stop.into_iter().map(Pattern::new).collect(), min_chars, generated: 0 }
     }
 
-    /// Takes the next generated symbol and returns the stop string that it completes. Of several, the one that starts
-    /// earliest, then the one of lowest index.
+    /// Takes the next generated symbol and returns the stop string that it completes. The earliest start wins, then the
+    /// lowest index.
     pub fn push(&mut self, symbol: u32) -> Option<StopMatch> {
         self.generated += 1;
         let mut best: Option<StopMatch> = None;

@@ -1,9 +1,6 @@
 //! The part of a step that encodes documents, block by block, and the rows that start from an encoded document.
 
-use super::{
-    Batch,
-    failure::{copy_error, guarded},
-};
+use super::{Batch, copy_error, guarded};
 use crate::{
     decode::{
         contract::{Model, State},

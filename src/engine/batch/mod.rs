@@ -8,7 +8,6 @@
 //! [`boundary_wait`]. A step encodes documents first.
 
 mod encode;
-mod failure;
 mod outcome;
 mod rows;
 mod unpooled_estimate;
@@ -25,9 +24,9 @@ use crate::{
     },
     error::{Error, Result},
 };
-use failure::{copy_error, guarded};
 use rows::RowTable;
 use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     task::Waker,
     time::{Duration, Instant},
@@ -313,4 +312,23 @@ fn in_flight_rows(status: StepStatus, requests: &[Request], table: &RowTable) ->
     let in_flight = |request: &Request| request.in_flight && request.outcome.is_none();
     (0..table.rows.len())
         .filter(move |&row| table.rows[row].status == status && in_flight(&requests[table.owners[row]]))
+}
+
+/// Copies a step's error for one of the requests that took part.
+fn copy_error(error: &Error) -> Error {
+    match error {
+        &Error::OutOfPages { needed, limit } => Error::OutOfPages { needed, limit },
+        Error::Internal(message) => Error::Internal(message.clone()),
+        other => Error::Internal(other.to_string()),
+    }
+}
+
+/// Runs `work` and turns a panic into an error, so that it ends the requests in `work` and nothing else.
+fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<&str>().copied();
+        let message = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message");
+        tracing::error!(message, "caught a panic");
+        Err(Error::Internal("a panic in a step".into()))
+    })
 }

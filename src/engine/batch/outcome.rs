@@ -1,6 +1,6 @@
 //! The end of a step: takes the outcome of each request whose rows are ready, sends its characters, and counts the step.
 
-use super::{Batch, LatestStep, failure::guarded};
+use super::{Batch, LatestStep, guarded};
 use crate::{
     decode::{contract::StepStatus, session::SessionProgress},
     engine::{

@@ -50,8 +50,8 @@ impl UnpooledEstimate {
         self.finished = unfinished.iter().map(|&row| rows[row].positions().max(1)).sum();
     }
 
-    /// Charges the step that began at `began` to its requests. Those that were fed are charged the additional time without
-    /// pooling. Those that waited are credited the step's duration, since without pooling they would not have waited.
+    /// Charges the step that began at `began` to its requests. Fed requests are charged the additional time without
+    /// pooling. Waiting requests are credited the step's duration, since without pooling they would not have waited.
     pub(super) fn charge(
         &mut self,
         calibration: Option<&Calibrated>,

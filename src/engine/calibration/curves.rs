@@ -44,7 +44,7 @@ struct PartSample {
 }
 
 impl StepCurves {
-    /// Creates the curves of `timings`. Those of chunks start at `single`. `None` without timings.
+    /// Creates the curves of `timings`. Curves of chunks start at `single`. `None` without timings.
     pub(super) fn new(timings: &[StepTiming], bytes: &KeyValueBytes, single: Option<&Self>) -> Option<Self> {
         let full = |took: &dyn Fn(&StepTiming) -> Duration, plain: &dyn Fn(&StepTiming) -> Option<Duration>| {
             let sample = |timing: &StepTiming| PartSample {

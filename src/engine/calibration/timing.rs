@@ -1,8 +1,8 @@
 //! Measures a model's steps for a [`TimingTable`]: some numbers of rows, some lengths of chunks, two contexts.
 //!
-//! All rows have the same prefix, at whose end a symbol was found that ends a segment. That symbol is fed to several rows at
-//! once, which then all wait. After their segment step and finish step they are rolled back. So each step is measured repeatedly
-//! at the same position, whatever decides the boundaries in the model.
+//! All rows have the same prefix, at whose end a symbol was found that ends a segment. That symbol is fed to several rows
+//! at once, which then all wait. After their segment step and finish step they are rolled back. Each step is therefore
+//! measured repeatedly at the same position, for every boundary source.
 //!
 //! The kinds of steps are measured in turn, because estimates follow from their proportions: a machine that is slow for a while is
 //! then slow for all of them.

@@ -39,7 +39,7 @@ pub(crate) struct EventSender {
     pending_slot: Option<PendingSlot>,
     /// Free slots when last checked.
     free_slots: usize,
-    /// Since when the client has read nothing, as far as the checks of `free_slots` show.
+    /// Since when the client has read nothing, according to `free_slots`.
     unread_since: Option<Instant>,
     /// Slots of the channel without the reserved ones.
     capacity: usize,

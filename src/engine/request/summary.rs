@@ -130,7 +130,7 @@ impl DocumentRequest {
         reader.bytes_for(self.max_tokens()).saturating_add(rows)
     }
 
-    /// Returns the number of symbols that each of its rows is fed in all, as far as its texts are known.
+    /// Returns the number of symbols that each of its rows is fed for the known texts.
     fn symbols(&self) -> usize {
         self.search.tokens() + 1
     }

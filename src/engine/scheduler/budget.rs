@@ -2,15 +2,15 @@
 //!
 //! Hot path: allocates nothing once its lists have grown to the number of rows.
 //!
-//! A step's budget is [`Rules::chunk`](super::Rules) symbols. Rows that decode take theirs first, but at most half of it. So a
-//! prompt delays running streams by at most a chunk, and many streams cannot keep prompts out. Prompts share the rest. Half of
-//! it goes to the most senior prompt, so that the oldest is always done within a bounded number of steps. The other half goes
-//! round among all prompts in slices, so that a short prompt does not wait for long ones.
+//! A step's budget is [`Rules::chunk`](super::Rules) symbols. Rows that decode take theirs first, but at most half of it. A
+//! prompt therefore delays running streams by at most a chunk, and many streams cannot keep prompts out. Prompts share the
+//! rest. Half of it goes to the most senior prompt, so that the oldest is always done within a bounded number of steps. All
+//! prompts take turns at slices of the other half, so that a short prompt does not wait for long ones.
 //!
-//! A document is encoded in blocks, each of which may be larger than a slice or than the whole budget. So its part of the
-//! budget is credited to it, and it runs a block whenever its credit is positive, in advance of later credit. In a step, all
-//! documents together run at most the blocks that their credit covers and one more; the document with the most credit goes
-//! first. If no row decodes, a block runs in every step.
+//! A document is encoded in blocks, each of which may be larger than a slice or than the whole budget. Its part of the
+//! budget is therefore credited to it. It runs a block whenever its credit is positive. In a step, all documents together
+//! run at most the blocks that their credit covers and one more; the document with the most credit goes first. If no row
+//! decodes, a block runs in every step.
 
 use super::rank::Rank;
 use std::cmp::Reverse;

@@ -1,8 +1,8 @@
 //! Seniority of requests: the most senior one is admitted first and preempted last.
 //!
-//! A rank is the value of the work clock when the request arrived, moved back by its priority. So priorities age by work done:
-//! one priority level counts as much as having arrived [`Rules::age`](super::Rules) units of work earlier. A later request
-//! cannot overtake by more than that. A rank never changes, so queues are never sorted again.
+//! A rank is the value of the work clock when the request arrived, moved back by its priority. Priorities therefore age by
+//! work done: one priority level counts as much as having arrived [`Rules::age`](super::Rules) units of work earlier. A
+//! later request cannot overtake by more than that. A rank never changes, so queues are never sorted again.
 
 use std::ops::RangeInclusive;
 

@@ -14,7 +14,7 @@ pub(crate) enum RowActivity {
     Busy,
     /// Nothing: its client or its upload is behind.
     Paused {
-        /// True if it has been behind for so long that it is preempted when a queued request needs its slot.
+        /// True if it may be preempted when a queued request needs its slot: it has been behind for a while.
         preemptible: bool,
     },
     /// Feed one sampled symbol to each of this number of rows.
@@ -23,7 +23,7 @@ pub(crate) enum RowActivity {
     Prefilling(usize),
     /// Encode its document, in blocks that cannot be split.
     Encoding {
-        /// Blocks that can run, as far as is known.
+        /// Known blocks that can run.
         blocks: usize,
         /// Symbols that a block counts as.
         block_symbols: usize,

@@ -10,11 +10,10 @@
 //! outside a window never contribute. Rows at consecutive positions, as in prefill, share one pass over the pages, but each
 //! row keeps its own sums.
 //!
-//! Sums are f32 for every storage type. For int8, the product of a query and a key is an exact integer before it is scaled,
-//! and so is the sum of a span's weighted values, with weights rounded to 15 bits of the largest one. The tests compare with
-//! a naive implementation in f64.
+//! Sums are f32 for every storage type. For int8, the product of a query and a key is an exact integer before it is scaled.
+//! The sum of a span's weighted values is one too, with weights rounded to 15 bits of the largest. The tests compare with a
+//! naive implementation in f64.
 
-mod bias;
 mod bytes;
 mod dense;
 mod distance;
@@ -27,13 +26,12 @@ mod span;
 mod stored;
 mod write;
 
-pub use bias::Bias;
 pub use dense::{DenseLayout, attend_dense};
 pub use distance::DistanceTable;
 pub use layout::{POSITIONS, PageLayout};
 pub use query::{Query, QueryBuffer, QueryVariants};
 pub use selected::{HeadKeyValues, attend_selected};
-pub use span::{AttentionHead, QueryRow, ROW_TILE};
+pub use span::{AttentionHead, Bias, QueryRow, ROW_TILE};
 pub use write::write;
 
 use super::{

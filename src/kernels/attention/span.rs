@@ -1,7 +1,6 @@
 //! The inputs of attention: one head's keys and values, the query rows, and spans of keys that are processed together.
 
 use super::{
-    bias::Bias,
     distance::DistanceTable,
     layout::{POSITIONS, PageLayout},
     query::{Query, QueryVariants},
@@ -44,6 +43,41 @@ pub struct AttentionHead<'a> {
     pub recently_read: bool,
 }
 
+/// Term that is added to the scaled scores of one head, a function of the distance between query and key.
+#[derive(Debug, Clone, Copy, Default)]
+pub enum Bias<'a> {
+    /// No bias.
+    #[default]
+    None,
+    /// −slope · distance (ALiBi).
+    Slope(f32),
+    /// Bias per distance (T5's buckets). Larger distances use the last entry. Never empty.
+    Table(&'a [f32]),
+}
+
+impl Bias<'_> {
+    /// Adds the bias to the `scores` of consecutive keys from position `first` on, for a query at `position`. The scores of
+    /// keys after the query become unspecified.
+    #[inline(always)]
+    pub(super) fn add(self, scores: &mut [f32], position: usize, first: usize) {
+        let distance = |lane: usize| position.saturating_sub(first + lane);
+        match self {
+            Self::None => {}
+            Self::Slope(slope) => {
+                for (lane, score) in scores.iter_mut().enumerate() {
+                    *score -= slope * distance(lane) as f32;
+                }
+            }
+            Self::Table(table) => {
+                let last = table.len() - 1;
+                for (lane, score) in scores.iter_mut().enumerate() {
+                    *score += table[distance(lane).min(last)];
+                }
+            }
+        }
+    }
+}
+
 /// One query of attention.
 #[derive(Clone, Copy, Default)]
 pub struct QueryRow<'a> {
@@ -76,7 +110,7 @@ impl<'a, const B: usize> Span<'a, B> {
     /// Returns the span that begins at the first position of a page, and the start of the next span if there is one.
     #[inline(always)]
     pub(super) fn new(head: &'a AttentionHead<'a>, rows: &[QueryRow<'_>; B], first: usize) -> (Self, Option<usize>) {
-        // spans end at fixed positions whatever the window is, so that the order of summation does not depend on it
+        // spans end at fixed positions, so that the order of summation does not depend on the window
         let end = (first / SPAN + 1) * SPAN;
         let mut from = [0; B];
         let mut to = [0; B];

@@ -4,7 +4,7 @@
 
 /// An instruction set that the processor supports. Only [`Isa::detect`] and [`Isa::all`] create the wide ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Isa(IsaKind);
+pub struct Isa(pub(super) IsaKind);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum IsaKind {
@@ -67,15 +67,12 @@ impl Isa {
     pub fn parse(name: &str) -> Option<Self> {
         Self::all().into_iter().find(|isa| isa.name() == name)
     }
-
-    pub(super) fn kind(self) -> IsaKind {
-        self.0
-    }
 }
 
 /// Arithmetic of one instruction set, over which kernel bodies are generic.
 ///
-/// Loads and stores of slices check bounds. Those of pointers are for innermost loops, whose bounds are checked once outside.
+/// Loads and stores of slices check bounds. Pointer variants are for innermost loops, whose bounds are checked once
+/// outside.
 pub(super) trait Simd: Copy {
     /// Value that [`offset`](Self::offset) adds to each byte.
     const OFFSET: i32;
@@ -206,7 +203,7 @@ macro_rules! multiversion {
                 // SAFETY: this function is compiled with the features.
                 $body(unsafe { $crate::kernels::isa::Avx512::new() }, $($arg),*)
             }
-            match isa.kind() {
+            match isa.0 {
                 // SAFETY: an `Isa` of this kind only exists if the processor supports all of them.
                 #[cfg(target_arch = "x86_64")]
                 $crate::kernels::isa::IsaKind::Avx512 => unsafe { widest($($arg),*) },

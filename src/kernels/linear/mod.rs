@@ -1,7 +1,7 @@
 //! Matrix products with packed weights: out (rows, outputs) = epilogue(x (rows, inputs) · Wᵀ + bias).
 //!
-//! Order of summation: each output is one sum over the inputs, in order, whatever the tile, batch size, thread count or
-//! (with fused multiply-adds) instruction set. Tiles only decide how many such sums are computed concurrently.
+//! Order of summation: each output is one sum over the inputs, in order. It does not depend on tile, batch size, thread
+//! count or (with fused multiply-adds) instruction set. Tiles only decide how many such sums are computed concurrently.
 //!
 //! int8: the weights of an output share one scale, and each input row is quantized with its own scale. Products are summed
 //! as exact integers, so their order does not matter. The tests compare with a naive implementation in f64.
@@ -9,13 +9,11 @@
 mod format;
 mod matrix;
 mod product;
-mod quantized;
 
 pub use matrix::{Linear, WeightArena};
 pub use product::Epilogue;
-pub use quantized::QuantizedRows;
 
-use super::{Compute, Dtype, disjoint::DisjointSlice};
+use super::{Compute, Dtype, disjoint::DisjointSlice, rowwise};
 use product::ProductJob;
 use std::ops::Range;
 
@@ -23,6 +21,30 @@ use std::ops::Range;
 const MIN_SHARED: usize = 1 << 15;
 /// Tasks of a product per thread, so that a thread whose core is busy delays the others by at most one task.
 const TASKS_PER_THREAD: usize = 4;
+
+/// Quantized input rows of an int8 product. The memory is reused between steps.
+#[derive(Default)]
+pub struct QuantizedRows {
+    /// (rows, width/4), padded with zeros
+    pub(in crate::kernels) cells: Vec<[i8; 4]>,
+    /// Scale of each row: (rows)
+    pub(in crate::kernels) scales: Vec<f32>,
+}
+
+impl QuantizedRows {
+    /// Quantizes rows of floats, (rows, width).
+    pub(in crate::kernels) fn fill(&mut self, compute: &Compute, x: &[f32], width: usize) {
+        let rows = x.len() / width;
+        let cells = width.div_ceil(4);
+        self.scales.resize(rows, 0.0);
+        self.cells.resize(rows * cells, [0; 4]);
+        let rows = x.chunks_exact(width).zip(self.cells.chunks_exact_mut(cells)).zip(&mut self.scales);
+        for ((x, cells), scale) in rows {
+            *scale = rowwise::quantize(compute.isa, x, cells);
+        }
+    }
+}
+
 impl Linear {
     /// Computes `out` (rows, outputs) = epilogue(`x` (rows, inputs) · Wᵀ + bias). Panics if `x` and `out` differ in rows.
     pub fn apply(

@@ -1,8 +1,8 @@
 //! The product kernel: register tiles of rows × outputs, where each output is one sum over the inputs, in order.
 //!
-//! One row reads a panel as one stream of memory and prefetches a little ahead. Several rows share slices of a panel, which
-//! are as many groups of sixteen outputs wide as fit into registers, and [`SLICE`] steps long, while the slice is in the
-//! nearest cache. Meanwhile they prefetch the next slice. Between slices, sums are kept in memory without rounding, so
+//! One row reads a panel as one stream of memory and prefetches a little ahead. Several rows share slices of a panel while
+//! a slice is in the nearest cache. A slice has [`SLICE`] steps and as many groups of sixteen outputs as fit into
+//! registers. Meanwhile the rows prefetch the next slice. Between slices, sums are kept in memory without rounding, so
 //! slices and tiles do not change any bit.
 
 use super::{

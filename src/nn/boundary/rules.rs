@@ -42,8 +42,8 @@ impl Whitespace {
 
 /// A boundary where the conditional entropy of a small companion model spikes (Dynamic Token Pooling, §3.1.3, eq. 6).
 ///
-/// H_t is the entropy of the companion's prediction after symbol t. A segment ends with t if H_t exceeds, strictly, each of the
-/// k entropies before it, or all of them if there are fewer. So position 0 is always a boundary.
+/// H_t is the entropy of the companion's prediction after symbol t. A segment ends with t if H_t exceeds, strictly, each of
+/// the k entropies before it, or all of them if there are fewer. Position 0 is always a boundary.
 pub struct Spikes {
     /// k ≥ 1
     pub window: usize,

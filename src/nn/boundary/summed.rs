@@ -1,8 +1,8 @@
 //! A learned predictor whose logit is a sum: b = Σ_j (W₂·relu(W₁·h))_j (Latent Segment Language Models, eq. 2).
 //!
-//! It has no biases. Loading folds the sum over j into W₂, so a symbol costs one matrix product and one dot product. A boundary
-//! is sigmoid(b) ≥ threshold, tested on the logit: b = 0 with threshold ½ is a boundary. Weights are f32 whatever the other
-//! weights are stored in, because one changed boundary would change everything after it.
+//! It has no biases. Loading folds the sum over j into W₂, so a symbol costs one matrix product and one dot product. A
+//! boundary is sigmoid(b) ≥ threshold, tested on the logit: b = 0 with threshold ½ is a boundary. Weights are f32 for every
+//! storage type of the model, because one changed boundary would change everything after it.
 
 use crate::{
     error::Result,

@@ -1,9 +1,10 @@
 //! Rotary positions (Su et al. 2021) and xPos (LeX, Sun et al. 2023, §3.2): keys and queries are rotated by their position.
 //!
-//! Pairs of neighbouring numbers rotate by n·θ_m, θ_m = 10000^(−m/(h/2)). xPos also scales them, queries by ζ_m^(n/B) and keys by
-//! its inverse, ζ_m = (2m + γh)/((1 + γ)h), so that a score decays with the distance. A key is rotated once, by its offset in its
-//! block of positions, and stored in that form. A query is rotated for each block that it attends to, by its distance from that
-//! block's start. So no number depends on the distance from the sequence's start, and no stored key is ever rotated again.
+//! Pairs of neighbouring numbers rotate by n·θ_m, θ_m = 10000^(−m/(h/2)). xPos also scales them, queries by ζ_m^(n/B) and
+//! keys by its inverse, ζ_m = (2m + γh)/((1 + γ)h), so that a score decays with the distance. A key is rotated once, by its
+//! offset in its block of positions, and stored in that form. A query is rotated for each block that it attends to, by its
+//! distance from that block's start. No number depends on the distance from the sequence's start, and no stored key is ever
+//! rotated again.
 
 use super::queries::Queries;
 use crate::{

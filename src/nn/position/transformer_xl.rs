@@ -43,8 +43,8 @@ struct LayerDistances {
 }
 
 impl TransformerXl {
-    /// Creates the scheme from the layers' projections; distances are below `positions`. Projections are f32 whatever other
-    /// weights are stored in, because each table is computed only once.
+    /// Creates the scheme from the layers' projections; distances are below `positions`. Projections are f32 for every
+    /// storage type, because each table is computed only once.
     pub fn new(shared: Arc<SharedTerms>, projections: Vec<Linear>, layout: &PageLayout, positions: usize) -> Self {
         let arena = Arc::new(Arena::new(ARENA));
         let table = || DistanceTable::new(layout.dtype, layout.heads, layout.head_dim, positions, arena.clone());

@@ -1,8 +1,8 @@
 //! Pooling of a document's vectors between two encoder layers (Trainable Representation Pooling, arXiv 2009.05169).
 //!
-//! A pooling takes n vectors and, if it selects by score, their scores, and returns k vectors. Scores, sorting and mixing are
-//! f32 whatever the model's weights are stored in: in bf16 thousands of scores would be equal. Equal scores are ordered by
-//! position, the earlier first, so the output is a function of the input.
+//! A pooling takes n vectors and, if it selects by score, their scores, and returns k vectors. Scores, sorting and mixing
+//! are f32 for every storage type: in bf16 thousands of scores would be equal. Equal scores are ordered by position, the
+//! earlier first, so the output is a function of the input.
 
 pub mod halving;
 pub mod simple;
@@ -73,8 +73,8 @@ pub struct PooledVectors {
     pub vectors: PagedVectors,
     /// Scores of the vectors, (k); empty if the pooling uses no scores.
     pub scores: Vec<f32>,
-    /// Input position of each vector's winner, (k); empty if the pooling uses no scores. Of all inputs mixed into a vector, the
-    /// winner had the better score in every round.
+    /// Input position of each vector's winner, (k); empty if the pooling uses no scores. The winner had the better score in
+    /// every round that mixed inputs into the vector.
     pub winners: Vec<usize>,
 }
 

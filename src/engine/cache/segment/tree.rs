@@ -104,8 +104,8 @@ impl<T> Tree<T> {
         Some((&held.value, held.reach.last_used))
     }
 
-    /// Returns the values that share a prefix with `text`, longest prefix first, each with the prefix length. Of the values
-    /// with equal prefixes only one is returned: the one that serves the shortest prefix, or the last used of equals.
+    /// Returns the values that share a prefix with `text`, longest prefix first, each with the prefix length. Returns one
+    /// of the values with equal prefixes: the one that serves the shortest prefix, or the last used of equals.
     pub(super) fn sharing(&self, text: &[u32]) -> impl Iterator<Item = (usize, NodeId)> {
         self.upwards(self.walk(text)).map(|walk| (walk.depth, self.furthest_reaching(walk.node)))
     }

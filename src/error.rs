@@ -301,6 +301,14 @@ pub fn printable(text: &str) -> String {
     text.chars().map(|c| if harmful(c) { char::REPLACEMENT_CHARACTER } else { c }).collect()
 }
 
+/// Maximum bytes of a client's text that [`quoted`] repeats.
+pub const QUOTED_BYTES: usize = 64;
+
+/// Quotes a client's text for an error message, truncated to [`QUOTED_BYTES`].
+pub fn quoted(text: &str) -> String {
+    format!("{:?}", clip(text, QUOTED_BYTES))
+}
+
 /// Truncates a text to at most `limit` bytes: messages quote input, which may be megabytes.
 pub fn clip(text: &str, limit: usize) -> String {
     if text.len() <= limit {

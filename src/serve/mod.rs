@@ -1,9 +1,10 @@
 //! The server: gRPC services over the engines, from start to shutdown. Only this room uses tonic.
 //!
-//! Reading order: `grpc/generation` (a call from request to response), `grpc/convert` (request to job), `grpc/response_stream` (events
-//! to messages), `status` (error to status), `transport` (from the listener to the server), `middleware` (what every call passes),
-//! `registry` (the models that are served), `registry/drain` (shutdown). `openai` and `oip` serve the same engines to clients of other
-//! APIs. `client` calls a server, to operate and to measure it.
+//! Reading order: `grpc/generation` (a call from request to response), `grpc/convert` (request to job),
+//! `grpc/response_stream` (events to messages), `status` (error to status), `transport` (from the listener to the
+//! server), `middleware` (the layers around every call), `registry` (the models that are served), `registry/drain`
+//! (shutdown). `openai` and `oip` serve the same engines to clients of other APIs. `client` calls a server, to operate
+//! and to measure it.
 
 mod admin;
 mod call;
@@ -196,7 +197,7 @@ impl Shutdown<'_> {
             health.clear_service_status(service).await;
         }
         self.close.send_replace(true);
-        // A call ends for us when its response is handed to the connection; a slow client may still have most of it to read.
+        // A call counts as finished when the connection has its response, of which a slow client may have read little.
         // The server ends by itself when the last connection has sent everything.
         tokio::time::sleep(limit.saturating_sub(began.elapsed()).max(CLOSE_TIME)).await;
         tracing::debug!("connections are still open");

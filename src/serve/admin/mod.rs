@@ -13,8 +13,7 @@ use std::{
 
 /// Loads checkpoints, so that the server does not depend on the model families.
 pub trait ModelLoader: Send + Sync {
-    /// Returns the maximum bytes of memory for loading and serving this checkpoint. Fails if the folder holds no valid
-    /// checkpoint.
+    /// Returns the maximum bytes of memory for loading and serving this checkpoint. Fails if it is invalid.
     fn memory_needed(&self, folder: &Path) -> Result<usize>;
 
     /// Loads a checkpoint under a name. Blocks. Fails if the checkpoint is invalid.

@@ -22,7 +22,7 @@ use weir_proto::v1::{
     model_generation::State,
 };
 
-/// A server's address, and what TLS needs to connect to it.
+/// A server's address, and the certificates for TLS.
 #[derive(Debug, Clone, Default)]
 pub struct ServerEndpoint {
     /// `host:port`, or a URL; `https://` for TLS.

@@ -1,4 +1,4 @@
-//! A client that measures what users of the server see: it sends requests, reads the responses, and returns how long they took.
+//! Measures latency as users of the server see it: sends requests, reads the responses, and returns their duration.
 
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};

@@ -9,7 +9,7 @@ use crate::{
         options::{self, OptionLimits, WindowOptions},
         summary::Summarize,
     },
-    error::{Error, Result, clip},
+    error::{Error, Result, quoted},
     text::Vocabulary,
 };
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -136,9 +136,7 @@ fn draw_seed() -> u64 {
 }
 
 fn boundaries(mode: Option<&str>, seed: u64, card: &Card) -> Result<BoundaryOptions> {
-    let parse = |name: &str| {
-        BoundaryMode::parse(name).ok_or_else(|| options::unknown_mode(format!("{:?}", clip(name, 64)), card))
-    };
+    let parse = |name: &str| BoundaryMode::parse(name).ok_or_else(|| options::unknown_mode(quoted(name), card));
     let mode = mode.filter(|name| !name.is_empty()).map(parse).transpose()?;
     let boundaries = BoundaryOptions { mode, noise: Noise::Seeded(seed), ..Default::default() };
     options::check_mode(&boundaries, card)?;
@@ -174,7 +172,7 @@ fn sampling(wire: v1::Sampling, seed: u64, vocabulary: &Vocabulary) -> Result<op
         Some(Symbol::Id(id)) => Ok(*id),
         Some(Symbol::Text(text)) => match vocabulary.encode_exactly(field, text)?.as_slice() {
             [id] => Ok(*id),
-            _ => Err(Error::bad_option(field, format!("{:?}", clip(text, 64)), "exactly one symbol")),
+            _ => Err(Error::bad_option(field, quoted(text), "exactly one symbol")),
         },
         None => Err(Error::bad_option(field, "nothing", "exactly one symbol")),
     };

@@ -76,7 +76,7 @@ pub(crate) trait MessageEncoder: Unpin + Send {
     /// Takes the next event.
     fn push(&mut self, event: Event);
 
-    /// Ends the events, whether the job finished or failed: the encoder must send what it held back.
+    /// Ends the events of a finished or failed job. The encoder then releases the text that it held back.
     fn close(&mut self);
 
     /// Returns the next message, if one is complete.
@@ -144,8 +144,8 @@ impl<E: MessageEncoder> ResponseStream<E> {
         }
     }
 
-    /// Polls for the next message or the error that ended the job. Catches panics: the middleware for them sees only what
-    /// happens before the response begins.
+    /// Polls for the next message or the error that ended the job. Catches panics, which the middleware does not see
+    /// once the response has begun.
     fn poll_message(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<E::Message, Status>>> {
         caught(|| self.advance(cx)).unwrap_or_else(|error| {
             log_failure(&self.span, &error);

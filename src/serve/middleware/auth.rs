@@ -139,7 +139,7 @@ mod tests {
     async fn all_but_health_and_reflection_need_a_key() {
         for open in OPEN {
             assert!(principal(true, &format!("{open}Any"), None, peer(None)).await.is_some(), "{open}");
-            // A service whose name only begins alike is not open.
+            // A service with a longer name that starts the same way is not open.
             let other = format!("{}s/Any", open.trim_end_matches('/'));
             assert_eq!(principal(true, &other, None, peer(None)).await, None, "{other}");
         }

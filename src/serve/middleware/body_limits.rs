@@ -31,7 +31,7 @@ use tokio::{
 use tonic::{Status, body::Body, codegen::Bytes};
 use tower::ServiceExt;
 
-/// When a rejected client should retry: bodies that are arriving have arrived by then, or are given up.
+/// Delay before a rejected client should retry. Arriving bodies are complete or rejected by then.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// One tenant leaves 1/`RESERVED_SHARE` of the memory to others.
@@ -227,7 +227,7 @@ struct LimitedBody {
 }
 
 impl LimitedBody {
-    /// Reserves memory for bytes that have arrived, and for what they may decompress to. Returns true if no others were waiting.
+    /// Reserves memory for arrived bytes and for their decompressed size. Returns true if no other bytes were waiting.
     fn reserve(&mut self, bytes: &[u8]) -> Result<bool, Error> {
         let first = self.reserved.add(bytes.len())?;
         self.reserved.expand_to(self.scanner.scan(bytes).min(self.max_expanded))?;

@@ -1,8 +1,8 @@
 //! Compressed messages. The server reads gzip and deflate; a message that decompresses to more than the limit is rejected like one
 //! that was sent that long.
 //!
-//! A unary response is compressed the way its request was: most clients announce that they read compressed responses without
-//! wanting any. Streams of texts, scores and summaries are not compressed: a character is shorter than the header and checksum
+//! A unary response uses the compression of its request, because most clients announce compression that they do not
+//! want. Streams of texts, scores and summaries are not compressed: a character is shorter than the header and checksum
 //! of a compressed message, and should not wait for either.
 
 use super::layer::{HttpRequest, MiddlewareFuture, Next};

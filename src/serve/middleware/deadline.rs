@@ -2,7 +2,7 @@
 
 use super::layer::{HttpRequest, MiddlewareFuture, Next};
 use crate::{
-    error::{Error, Result, clip},
+    error::{Error, Result, quoted},
     serve::{call::Call, status::status},
 };
 use std::{
@@ -46,7 +46,7 @@ fn deadline(headers: &HeaderMap, arrived: Instant) -> Result<Option<Instant>> {
     let Some(value) = headers.get(FIELD) else { return Ok(None) };
     let text = value.to_str().unwrap_or_default();
     let bound = "at most eight digits and one of H, M, S, m, u, n";
-    let invalid = || Error::bad_option(FIELD, format!("{:?}", clip(text, 64)), bound);
+    let invalid = || Error::bad_option(FIELD, quoted(text), bound);
     let timeout = timeout(text).ok_or_else(invalid)?;
     // A deadline beyond the clock's range is no deadline.
     Ok(arrived.checked_add(timeout))

@@ -1,4 +1,4 @@
-//! The middleware that every call passes, whatever its service. [`stack`] fixes the order and gives the reason for each place.
+//! The middleware around all services. [`stack`] fixes the order and gives the reason for each position.
 
 pub(super) mod auth;
 pub(super) mod body_limits;

@@ -34,8 +34,8 @@ impl ResponseForPanic for PanickedCall {
     }
 }
 
-/// Runs `work` on a response that has begun, whose panics [`catch`] no longer sees. Fails with [`Error::Internal`] if
-/// `work` panics. The caller must then drop all data that `work` was changing.
+/// Runs `work` on a response that has begun, so that [`catch`] no longer sees its panics. Fails with
+/// [`Error::Internal`] if `work` panics. The caller must then drop all data that `work` was changing.
 pub(crate) fn caught<T>(work: impl FnOnce() -> T) -> Result<T> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|_| panicked())
 }

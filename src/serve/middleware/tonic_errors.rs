@@ -1,4 +1,4 @@
-//! Failures that tonic reports by itself, for calls whose request it cannot read, with our codes and details.
+//! Adds our codes and details to the failures that tonic reports when it cannot read a request.
 //!
 //! tonic's code is not enough: it reports a message that is not protobuf, one that cannot be decompressed, and one that breaks off
 //! as INTERNAL. The prefixes below distinguish them, and a test pins them to the version of tonic. Clients get tonic's message
@@ -119,7 +119,7 @@ mod tests {
         (status.code(), status.message().to_owned())
     }
 
-    /// A new version may word its messages differently: check [`unreadable`] then, and adapt this test.
+    /// A new version may change its messages: then check [`unreadable`] and adapt this test.
     #[tokio::test]
     async fn tonic_0_14_9_and_prost_0_14_4_word_their_messages_like_this() {
         let lock = include_str!("../../../Cargo.lock");

@@ -41,8 +41,7 @@ pub(super) fn find(engines: &Engines, name: &str, version: &str) -> Result<Lease
     engines.find("name", Some(name))
 }
 
-/// Returns a model that continues text, for the method `call`. Fails if the name or version is unknown, or if the model
-/// summarizes documents.
+/// Returns a model that continues text, for the method `call`. Fails if it is unknown or summarizes documents.
 pub(super) fn find_generating(engines: &Engines, call: &'static str, name: &str, version: &str) -> Result<Lease> {
     let engine = find(engines, name, version)?;
     if engine.document_limits().is_some() {

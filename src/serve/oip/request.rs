@@ -2,7 +2,7 @@
 
 use super::tensors::{EXCLUDE_INPUT, Inputs, OUTPUTS, RETURN, SAMPLING_PARAMETERS, STREAM, TEXT_INPUT, unknown_tensor};
 use crate::{
-    error::{Error, Result, clip},
+    error::{Error, Result, clip, quoted},
     serve::openai::request::{CompletionRequest, wrong_type},
 };
 use serde_json::{Map, Value};
@@ -21,8 +21,6 @@ pub(super) const VERSION: &str = "1";
 pub(super) const PRIORITY_LEVELS: u64 = 16;
 /// The level of a request without one.
 pub(super) const DEFAULT_LEVEL: u64 = 8;
-/// Maximum bytes of a client's value that an error message repeats.
-const WORD_BYTES: usize = 64;
 /// Maximum bytes of a request's id, which every message of the response repeats.
 const ID_BYTES: usize = 256;
 
@@ -71,7 +69,7 @@ pub(super) fn check_version(version: &str) -> Result<()> {
     if version.is_empty() || version == VERSION {
         return Ok(());
     }
-    Err(Error::bad_option("model_version", format!("{:?}", clip(version, WORD_BYTES)), "\"1\" or empty"))
+    Err(Error::bad_option("model_version", quoted(version), "\"1\" or empty"))
 }
 
 impl InferRequest {
@@ -124,7 +122,7 @@ fn outputs(request: &ModelInferRequest, inputs: &Inputs) -> Result<[bool; OUTPUT
         }
         let unsupported = |key: &&String| key.starts_with("shared_memory") || *key == "classification";
         if let Some(key) = output.parameters.keys().find(unsupported) {
-            let found = format!("the parameter {:?}", clip(key, WORD_BYTES));
+            let found = format!("the parameter {}", quoted(key));
             return Err(Error::bad_option("outputs", found, "a supported parameter"));
         }
     }

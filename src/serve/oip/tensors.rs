@@ -1,14 +1,12 @@
 //! Input and output tensors of text models. Each has one element. Raw contents follow the protocol: numbers are little-endian, and
 //! an element of BYTES follows its length in four bytes.
 
-use crate::error::{Error, Result, clip};
+use crate::error::{Error, QUOTED_BYTES, Result, clip, quoted};
 use weir_proto::inference::{
     DataType, InferTensorContents, ModelInferRequest, ModelInferResponse, model_infer_request::InferInputTensor,
     model_infer_response::InferOutputTensor,
 };
 
-/// Maximum bytes of a client's value that an error message repeats.
-const WORD_BYTES: usize = 64;
 /// Bytes of the length in front of an element of BYTES.
 const LENGTH_BYTES: usize = 4;
 
@@ -129,14 +127,10 @@ impl Inputs {
 /// Checks type and shape, and that the elements are in the message.
 fn check(tensor: &InferInputTensor, name: &'static str, kind: ElementType) -> Result<()> {
     if tensor.datatype != kind.name() {
-        return Err(Error::bad_option(
-            name,
-            format!("the datatype {:?}", clip(&tensor.datatype, WORD_BYTES)),
-            kind.name(),
-        ));
+        return Err(Error::bad_option(name, format!("the datatype {}", quoted(&tensor.datatype)), kind.name()));
     }
     if !matches!(tensor.shape[..], [1] | [1, 1]) {
-        let shape = clip(&format!("{:?}", &tensor.shape[..tensor.shape.len().min(WORD_BYTES)]), WORD_BYTES);
+        let shape = clip(&format!("{:?}", &tensor.shape[..tensor.shape.len().min(QUOTED_BYTES)]), QUOTED_BYTES);
         return Err(Error::bad_option(name, format!("the shape {shape}"), "[1] or [1, 1]"));
     }
     if tensor.parameters.keys().any(|key| key.starts_with("shared_memory")) {
@@ -208,7 +202,7 @@ fn text(bytes: Vec<u8>, name: &'static str) -> Result<Element> {
 /// Builds the error of an unknown tensor.
 pub(super) fn unknown_tensor(field: &'static str, name: &str, known: &[(&str, ElementType)]) -> Error {
     let known: Vec<_> = known.iter().map(|(name, _)| *name).collect();
-    Error::bad_option(field, format!("{:?}", clip(name, WORD_BYTES)), format!("one of {}", known.join(", ")))
+    Error::bad_option(field, quoted(name), format!("one of {}", known.join(", ")))
 }
 
 /// Adds an output to a response.

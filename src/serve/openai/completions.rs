@@ -40,7 +40,7 @@ async fn handle(state: ApiState, client: &ClientContext, request: Request) -> Re
     Ok(sse::response(CompletionEvents { completion, options: request.stream_options(), received_at }))
 }
 
-/// The calls of one request, and what they have returned.
+/// The calls of one request, and the output collected from them.
 struct Completion {
     head: CompletionHead,
     choices: Vec<Choice>,

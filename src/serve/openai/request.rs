@@ -4,7 +4,7 @@
 //! ignored, as clients of other servers expect. An unsupported option is rejected, unless its value has no effect.
 
 use super::seed::Seed;
-use crate::error::{Error, Result, clip};
+use crate::error::{Error, Result, quoted};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use weir_proto::v1;
@@ -13,8 +13,6 @@ use weir_proto::v1;
 const MAX_CHOICES: usize = 64;
 /// Default of `max_tokens`, as in OpenAI's API.
 const DEFAULT_MAX_TOKENS: u32 = 16;
-/// Maximum bytes of a value that an error message repeats.
-const VALUE_BYTES: usize = 64;
 
 /// Fields of the gRPC API, and their names in this one if they differ.
 const FIELD_NAMES: [(&str, &str); 15] = [
@@ -59,7 +57,7 @@ pub(crate) fn api_field_name(field: &str) -> &str {
     FIELD_NAMES.iter().find(|(grpc, _)| *grpc == field).map_or(field, |(_, name)| name)
 }
 
-/// Returns OpenAI's word for the reason why a generation ended: `stop` or `length`.
+/// Returns OpenAI's `finish_reason`: `stop` or `length`.
 pub(crate) fn finish_reason(reason: v1::FinishReason) -> &'static str {
     match reason {
         v1::FinishReason::Stop | v1::FinishReason::EndOfText => "stop",
@@ -280,10 +278,6 @@ fn unreadable<E: std::fmt::Display>(input: &str, error: &serde_path_to_error::Er
 /// Builds the error of a field with a value of the wrong type.
 pub(crate) fn wrong_type(field: &str, expected: &str) -> Error {
     Error::Unreadable { field: Some(field.into()), why: format!("{field}: expected {expected}") }
-}
-
-fn quoted(text: &str) -> String {
-    format!("{:?}", clip(text, VALUE_BYTES))
 }
 
 /// Converts null, a string, or a list of strings.

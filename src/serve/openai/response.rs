@@ -41,7 +41,7 @@ impl CompletionHead {
     }
 }
 
-/// One choice of a completion, as far as it has been generated.
+/// The output of one choice of a completion.
 #[derive(Default)]
 pub(super) struct Choice {
     index: usize,

@@ -40,7 +40,7 @@ pub(super) fn response(source: impl EventSource) -> Response {
 }
 
 struct EventStream<S> {
-    /// Dropped at the end and after a failure, which cancels what still runs.
+    /// Dropped at the end or after a failure, which cancels running calls.
     source: Option<S>,
     queue: VecDeque<Bytes>,
 }

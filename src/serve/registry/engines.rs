@@ -118,8 +118,7 @@ impl Lease {
 }
 
 impl Engines {
-    /// Serves these engines without warm-up, calibration or metrics of their steps. Fails if two models have the same
-    /// name or `handles` is empty.
+    /// Serves these engines without warm-up, calibration or step metrics. Fails if names repeat or `handles` is empty.
     pub fn new(handles: Vec<Handle>) -> Result<Self> {
         let engines = Self::default();
         if handles.is_empty() {
@@ -151,8 +150,7 @@ impl Engines {
         Ok(LaunchedEngine { engine, meter, folder, launching: Some(launching) })
     }
 
-    /// Puts an engine into service under a new name. Returns its generation's number. Fails if a model of that name is
-    /// in service.
+    /// Puts an engine into service under a new name. Returns its generation's number. Fails if the name is in use.
     pub fn add(&self, launched: LaunchedEngine) -> Result<u64> {
         let name = launched.engine.card().name.clone();
         if self.read().serving.contains_key(&name) {
@@ -171,8 +169,7 @@ impl Engines {
         (lease, number)
     }
 
-    /// Takes a model out of service: its generation drains. Returns its number. Fails with [`Error::UnknownModel`] if
-    /// there is none.
+    /// Takes a model out of service, so that its generation drains. Returns its number, or [`Error::UnknownModel`].
     pub(crate) fn remove(&self, name: &str) -> Result<u64> {
         let mut table = self.write();
         let Some(generation) = table.serving.remove(name) else {

@@ -1,8 +1,8 @@
 //! A connection that reads on after its last response.
 //!
-//! A client that is rejected before it has sent its whole request goes on sending. A closed connection would answer with a reset, which
-//! removes the response before the client reads it. The server therefore ends the response first, and discards what still arrives for
-//! a while, as other servers do.
+//! A client that is rejected in the middle of its request continues to send. A closed connection would answer with a
+//! reset, which removes the response before the client reads it. The server therefore ends the response first, and
+//! discards the remaining bytes for a while, as other servers do.
 
 use super::adapted::{Adapted, StreamAdapter};
 use axum::{

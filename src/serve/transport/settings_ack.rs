@@ -1,4 +1,4 @@
-//! Removes duplicate acknowledgements of HTTP/2 settings from what a client sends.
+//! Removes duplicate acknowledgements of HTTP/2 settings from a client's bytes.
 //!
 //! nginx (1.22, as Debian ships it) may hold an acknowledgement that a failed replica left behind, and sends it to the next replica.
 //! HTTP/2 treats it as a connection error, so the request would be lost although this server works. The server therefore drops every
@@ -81,7 +81,7 @@ impl FrameFilter {
 }
 
 impl DuplicateAckFilter {
-    /// Filters what the server reads from `stream`.
+    /// Filters the bytes that the server reads from `stream`.
     pub(super) fn wrap<S>(stream: S) -> Adapted<S, Self> {
         Adapted { stream, adapter: Self { frames: FrameFilter::default(), chunk: Box::new([0; CHUNK]) } }
     }

@@ -54,13 +54,13 @@ mod tests {
     }
 
     #[test]
-    fn flags_have_help_and_environment_twins() {
-        // Input data has no environment twin: one that is set there would conflict with one given as a flag.
+    fn flags_have_help_and_an_environment_variable() {
+        // Input data has no environment variable, which would conflict with the flag.
         const DATA: &str = "text file ids prompt mode name service resolution resolution-ids target-ids table";
         let mut all = Vec::new();
         flags(&Cli::command(), "", &mut all);
         assert!(all.len() > 60, "only {} flags were found", all.len());
-        // Benchmark flags describe one run, so they have no twins either.
+        // Benchmark flags describe one run, so they have no variables either.
         all.retain(|(path, flag)| {
             let long = flag.get_long().unwrap_or_default();
             let shape = path == " weir init" && long == "config";
@@ -72,9 +72,9 @@ mod tests {
             if flag.get_help().is_none_or(|help| help.to_string().trim().is_empty()) {
                 wrong.push(format!("{path} --{long} has no help"));
             }
-            let twin = format!("WEIR_{}", long.replace('-', "_").to_uppercase());
-            if flag.get_env().and_then(|env| env.to_str()) != Some(&twin) && !["help", "version"].contains(&long) {
-                wrong.push(format!("{path} --{long}: {:?}, not {twin}", flag.get_env()));
+            let variable = format!("WEIR_{}", long.replace('-', "_").to_uppercase());
+            if flag.get_env().and_then(|env| env.to_str()) != Some(&variable) && !["help", "version"].contains(&long) {
+                wrong.push(format!("{path} --{long}: {:?}, not {variable}", flag.get_env()));
             }
         }
         assert!(wrong.is_empty(), "{}", wrong.join("\n"));

@@ -23,8 +23,7 @@ pub struct Args {
     json: bool,
 }
 
-/// Creates the checkpoint and prints its shape, size and hash. Fails if the configuration is invalid or the destination
-/// folder is not empty.
+/// Creates the checkpoint and prints its shape, size and hash. Fails if a setting is invalid or DEST is not empty.
 pub fn run(args: Args) -> Result<()> {
     let mut progress = Progress::numbers();
     let report = &mut |done, total| progress.update(done, total);

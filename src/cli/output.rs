@@ -8,8 +8,7 @@ use safetensors::{Dtype, tensor::TensorView};
 use serde_json::json;
 use std::{io::Write, path::Path};
 
-/// Writes text to stdout and flushes it. Fails if stdout cannot be written, for example for a closed pipe or a full
-/// disk.
+/// Writes text to stdout and flushes it. Fails if stdout cannot be written, for example because the pipe is closed.
 pub fn write(text: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(Error::io("stdout"))

@@ -40,7 +40,7 @@ pub struct ServeConfig {
 /// Announces the server's addresses and models on stderr, in the log's format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Announce {
-    /// A plain line, whatever the log level.
+    /// A plain line, at every log level.
     Line,
     /// A log event.
     Event,

@@ -120,7 +120,7 @@ fn run_unwindowed(args: &Args, model: &dyn Model, symbols: &[u32], has_end: bool
     outputs.marked.map_or(Ok(()), |marked| output::write(&marked.text()))
 }
 
-/// Feeds the whole text in the requested mode.
+/// Evaluates the text without windows, in the requested mode.
 fn evaluate_text(args: &Args, model: &dyn Model, symbols: &[u32], has_end: bool) -> Result<Outputs> {
     let mut outputs = Outputs::new(model, args.logits.is_some());
     let end = outputs.marked.filter(|_| has_end).map(|marked| marked.end());

@@ -31,7 +31,7 @@ impl AccessArgs {
         if let (Some(_), None, None) = (client_ca, cert, key) {
             checks.add_problem("--tls-client-ca needs --tls-cert and --tls-key");
         }
-        // Every file is checked, whatever else is wrong, so that all errors are reported at once.
+        // Every file is checked even after an error, so that all errors are reported at once.
         let tls = checks.tls(TlsFiles { cert: cert.as_deref(), key: key.as_deref(), client_ca: client_ca.as_deref() });
         let keys = self.api_keys.as_ref().and_then(|file| checks.keys("--api-keys", file)).map(Arc::new);
         Access { tls, keys }

@@ -37,20 +37,20 @@ impl ModelsArgs {
 
     /// Names and folders of the checkpoints to serve.
     pub(super) fn checkpoints(&self, checks: &mut Checks) -> Vec<(String, PathBuf)> {
-        let mut found = Vec::new();
+        let mut folders = Vec::new();
         if let Some(folder) = &self.folder() {
-            found = checks.checkpoints("--models", folder);
-            if found.is_empty() && folder.is_dir() {
+            folders = checks.checkpoints("--models", folder);
+            if folders.is_empty() && folder.is_dir() {
                 checks.reject("--models", &folder.display().to_string(), "no subfolder is a checkpoint");
             }
         }
-        let mut found: Vec<_> = found.into_iter().map(|folder| (load::name_of(&folder), folder)).collect();
+        let mut checkpoints: Vec<_> = folders.into_iter().map(|folder| (load::name_of(&folder), folder)).collect();
         for argument in &self.model {
             let (name, folder) = name_and_folder(argument);
             checks.checkpoint("--model", &folder);
-            found.push((name, folder));
+            checkpoints.push((name, folder));
         }
-        found
+        checkpoints
     }
 
     /// Load settings of each model.

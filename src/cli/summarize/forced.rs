@@ -1,4 +1,4 @@
-//! Teacher forcing: logits after each token of a given summary.
+//! Teacher forcing: logits after each token of a fixed summary.
 
 use crate::{
     cli::output,

@@ -16,7 +16,7 @@ pub(super) struct InputDocument {
     pub(super) places: Vec<ByteRange>,
     /// Text that was read. Empty for a document given by ids.
     pub(super) text: String,
-    /// True if the document is longer than what was read.
+    /// True if the document continues after the text that was read.
     pub(super) cut: bool,
 }
 

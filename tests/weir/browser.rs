@@ -51,8 +51,8 @@ impl Browser {
         let args = ["--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1200,1000", theme];
         let wanted = json!({ "browserName": "chrome", "goog:chromeOptions": { "args": args },
             "goog:loggingPrefs": { "browser": "ALL" } });
-        let begun = browser.ask("POST", "/session", &json!({ "capabilities": { "alwaysMatch": wanted } }));
-        begun["sessionId"].as_str().unwrap().clone_into(&mut browser.session);
+        let session = browser.ask("POST", "/session", &json!({ "capabilities": { "alwaysMatch": wanted } }));
+        session["sessionId"].as_str().unwrap().clone_into(&mut browser.session);
         Some(browser)
     }
 
@@ -67,7 +67,7 @@ impl Browser {
             "{method} {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n"
         );
         stream.write_all(format!("{head}{body}").as_bytes()).unwrap();
-        // chromedriver does not close the connection
+        // Chromedriver does not close the connection.
         let mut answer = BufReader::new(stream);
         let mut head = String::new();
         let mut length = 0;
@@ -166,36 +166,37 @@ fn the_playground_generates_and_shows_details() {
     browser.evaluate("document.getElementById('model-b').value = 'vanilla'");
     browser.click("#go");
     browser.until("document.getElementById('status').textContent == 'Done.'");
-    // both, side by side: the prompt and 300 characters, and a dot for each gap that was seen
+    // Both models show the prompt and 300 characters, and a dot for each observed gap.
     for panel in [1, 2] {
-        let of = |what: &str| browser.evaluate(&format!("document.querySelector('.panel:nth-child({panel}) {what}"));
-        assert_eq!(of(".text').textContent.length"), 319);
-        let plotted = of("svg').querySelectorAll('circle').length").as_u64().unwrap();
-        let together = of("dl').lastElementChild.lastElementChild.textContent");
+        let panel_element =
+            |what: &str| browser.evaluate(&format!("document.querySelector('.panel:nth-child({panel}) {what}"));
+        assert_eq!(panel_element(".text').textContent.length"), 319);
+        let plotted = panel_element("svg').querySelectorAll('circle').length").as_u64().unwrap();
+        let together = panel_element("dl').lastElementChild.lastElementChild.textContent");
         assert_eq!(plotted + together.as_str().unwrap().parse::<u64>().unwrap(), 299);
     }
-    // segments of the pooled one end with spaces, and the colour changes there
+    // Segments of the pooled model end with spaces, where the colour changes.
     let ends = browser
         .evaluate("[...document.querySelectorAll('.panel:first-child .ends')].map(end => end.textContent).join('')");
     assert!(ends.as_str().unwrap().chars().all(|end| end == ' ') && !ends.as_str().unwrap().is_empty(), "{ends}");
     let colours = browser.evaluate(
-        "[...document.querySelectorAll('.panel:first-child .text span')].slice(3, 5).map(one => one.className[1])",
+        "[...document.querySelectorAll('.panel:first-child .text span')].slice(3, 5).map(element => element.className[1])",
     );
     assert_eq!(colours, json!(["0", "1"]));
     assert_eq!(browser.evaluate("document.querySelectorAll('.panel:nth-child(2) .ends').length"), 0);
-    // by keyboard: the second character
+    // The keyboard selects the second character.
     browser.click(".text");
     browser.keys(".text", HOME);
     browser.keys(".text", RIGHT);
     let about = browser.text(".panel .about");
     assert!(about.starts_with("\"h\" · log-probability -") && about.contains("within a segment"), "{about}");
     browser.picture("playground-light.png");
-    // a long text is scrolled to where the keyboard is
+    // A long text scrolls to the character that the keyboard selects.
     browser.evaluate("document.querySelector('.text').style.maxHeight = '3rem'");
     for key in [END, HOME] {
         browser.keys(".text", key);
         let seen = browser.evaluate(
-            "[document.querySelector('.text'), document.querySelector('.here')].map(one => one.getBoundingClientRect())
+            "[document.querySelector('.text'), document.querySelector('.here')].map(element => element.getBoundingClientRect())
                 .reduce((box, here) => here.top >= box.top - 1 && here.bottom <= box.bottom + 1)",
         );
         assert_eq!(seen, true);
@@ -208,13 +209,13 @@ fn the_playground_can_be_stopped_and_shows_errors() {
     let server = two_models();
     browser.open(&url(&server));
     browser.until("document.getElementById('model-a').options.length == 2");
-    // by the keyboard alone, and stopped
+    // The keyboard alone can start and stop a run.
     browser.evaluate("document.getElementById('max').value = 1900");
     browser.keys("#prompt", "\u{e009}\u{e006}");
     browser.until("document.querySelectorAll('.text span').length > 30");
     browser.keys("#prompt", "\u{e00c}");
     browser.until("['Stopped.', 'Done.'].includes(document.getElementById('status').textContent)");
-    // a second request during a run is ignored, and the run can be stopped
+    // A second request during a run is ignored, and the run can be stopped.
     browser.evaluate(
         "window.calls = 0, window.asks = window.fetch, window.fetch = (_, { signal }) => new Promise((_, refuse) => {
             window.calls += 1;
@@ -227,13 +228,13 @@ fn the_playground_can_be_stopped_and_shows_errors() {
     browser.keys("#prompt", "\u{e00c}");
     browser.until("document.getElementById('status').textContent == 'Stopped.'");
     browser.evaluate("window.fetch = window.asks, null");
-    // an invalid option shows an error
+    // An invalid option shows an error.
     browser.evaluate("document.getElementById('max').value = 1000000000");
     browser.click("#go");
     browser.until("document.getElementById('status').textContent.startsWith('max_tokens: 1000000000')");
-    // the log contains only the server's refusal
-    let complaints = browser.severe_log_entries();
-    assert!(complaints.iter().all(|entry| entry["message"].as_str().unwrap().contains("400")), "{complaints:?}");
+    // The log contains only the server's refusal.
+    let log_errors = browser.severe_log_entries();
+    assert!(log_errors.iter().all(|entry| entry["message"].as_str().unwrap().contains("400")), "{log_errors:?}");
 }
 
 #[test]
@@ -246,13 +247,13 @@ fn the_playground_summarizes() {
     let server = Server::start(&flags);
     browser.open(&url(&server));
     browser.until("document.getElementById('summary-model').options.length == 1");
-    // each tab lists the models that are for it
+    // Each tab lists only its kind of models.
     assert_eq!(browser.evaluate("document.getElementById('model-a').options.length"), 1);
-    // to the other tab by keyboard
+    // The keyboard switches to the other tab.
     browser.keys("#tab-generate", RIGHT);
     browser.until("document.getElementById('generating').hidden && !document.getElementById('summarizing').hidden");
     assert_eq!(browser.evaluate("document.activeElement.id"), "tab-summarize");
-    // from a file
+    // The document comes from a file.
     let file = folder.path().join("document.txt");
     let text = "the café is pooling, the rest is going.";
     std::fs::write(&file, text).unwrap();
@@ -265,7 +266,7 @@ fn the_playground_summarizes() {
     assert_eq!(browser.text("#read"), text, "the whole document is shown, whatever was kept of it");
     assert!(!browser.text("#summary").is_empty());
     assert_eq!(browser.evaluate("document.getElementById('progress').value"), 1);
-    // each pooling keeps a part of what the one before has kept
+    // Each pooling keeps a part of the spans that the previous pooling kept.
     let kept = "[...document.querySelectorAll('#read mark')].map(mark => mark.textContent).join('').length";
     let layers = browser.evaluate("document.querySelectorAll('#layers input').length").as_u64().unwrap();
     assert!(layers >= 1);
@@ -277,12 +278,12 @@ fn the_playground_summarizes() {
         before = now;
     }
     browser.picture("playground-summary-light.png");
-    // an invalid option shows an error
+    // An invalid option shows an error.
     browser.evaluate("document.getElementById('max-tokens').value = 1000000");
     browser.keys("#document", "\u{e009}\u{e006}");
     browser.until("document.getElementById('summary-status').textContent.startsWith('max_tokens: 1000000')");
-    let complaints = browser.severe_log_entries();
-    assert!(complaints.iter().all(|entry| entry["message"].as_str().unwrap().contains("400")), "{complaints:?}");
+    let log_errors = browser.severe_log_entries();
+    assert!(log_errors.iter().all(|entry| entry["message"].as_str().unwrap().contains("400")), "{log_errors:?}");
 }
 
 #[test]
@@ -304,7 +305,7 @@ fn the_playground_asks_for_a_key_and_has_a_dark_theme() {
     let dark = browser.evaluate("getComputedStyle(document.body).backgroundColor");
     assert_eq!(dark, "rgb(22, 24, 27)");
     browser.picture("playground-dark.png");
-    // the other tab shows that no model fits it
+    // The other tab shows that no model fits it.
     browser.click("#tab-summarize");
     assert_eq!(browser.evaluate("document.getElementById('no-readers').hidden"), false);
     browser.picture("playground-summary-dark.png");

@@ -26,7 +26,7 @@ fn model(case: &str) -> String {
 /// Returns `count` symbol ids; every sixth is a space.
 fn ids(count: usize) -> String {
     (0..count)
-        .map(|at| if at % 6 == 5 { "0".into() } else { (1 + at * 7 % 26).to_string() })
+        .map(|position| if position % 6 == 5 { "0".into() } else { (1 + position * 7 % 26).to_string() })
         .collect::<Vec<_>>()
         .join(",")
 }
@@ -61,19 +61,20 @@ fn windowed_scores_equal_those_of_one_pass() {
     let out = TempDir::new().unwrap();
     let file = |name: &str| out.path().join(name).to_str().unwrap().to_owned();
     let score = |more: &[&str]| json(&[&["score", "--json", "--model", &model, "--ids", &ids], more].concat());
-    let whole = score(&["--logits", &file("whole")]);
+    let complete = score(&["--logits", &file("whole")]);
     // One window equals one pass, except that the last symbol is scored but not fed.
     let window = score(&["--windowed", "50,50", "--logits", &file("window")]);
-    assert_eq!(whole["logprobs"], window["logprobs"]);
-    assert_eq!(whole["boundaries"].as_array().unwrap()[..49], window["boundaries"].as_array().unwrap()[..]);
-    let [whole, window] = ["whole", "window"].map(|name| fs::read(file(name)).unwrap());
-    let [whole, window] = [&whole, &window].map(|bytes| SafeTensors::deserialize(bytes).unwrap());
-    let [whole, window] = [&whole, &window].map(|tensors| tensors.tensor("logits").unwrap());
-    assert_eq!((whole.shape(), window.shape()), (&[50, 27][..], &[49, 27][..]));
-    assert_eq!(whole.data()[..window.data().len()], *window.data());
-    // Several windows: each symbol except the last is reported once, and fixed boundaries keep their phase in the text.
+    assert_eq!(complete["logprobs"], window["logprobs"]);
+    assert_eq!(complete["boundaries"].as_array().unwrap()[..49], window["boundaries"].as_array().unwrap()[..]);
+    let [complete, window] = ["whole", "window"].map(|name| fs::read(file(name)).unwrap());
+    let [complete, window] = [&complete, &window].map(|bytes| SafeTensors::deserialize(bytes).unwrap());
+    let [complete, window] = [&complete, &window].map(|tensors| tensors.tensor("logits").unwrap());
+    assert_eq!((complete.shape(), window.shape()), (&[50, 27][..], &[49, 27][..]));
+    assert_eq!(complete.data()[..window.data().len()], *window.data());
+    // With several windows, each symbol except the last is reported once, and fixed boundaries keep their phase in the
+    // text.
     let several = score(&["--windowed", "20,7"]);
-    let expected: Vec<u8> = (0..49).map(|at| u8::from(at % 3 == 0)).collect();
+    let expected: Vec<u8> = (0..49).map(|position| u8::from(position % 3 == 0)).collect();
     assert_eq!(several["boundaries"], serde_json::json!(expected));
     let logprobs: Vec<f64> = serde_json::from_value(several["logprobs"].clone()).unwrap();
     let bits = -logprobs.iter().sum::<f64>() / 49.0 / std::f64::consts::LN_2;

@@ -116,9 +116,9 @@ impl Site {
         let folder = TempDir::new().unwrap();
         let proxy = proxy.start(&program, folder.path(), &replicas);
         let socket = folder.path().join("socket");
-        let begun = Instant::now();
+        let started = Instant::now();
         let channel = loop {
-            assert!(begun.elapsed() < SOON, "the proxy does not listen: {}", proxy.stderr());
+            assert!(started.elapsed() < SOON, "the proxy does not listen: {}", proxy.stderr());
             let socket = socket.clone();
             let connect = tower::service_fn(move |_: Uri| {
                 let socket = socket.clone();
@@ -129,14 +129,14 @@ impl Site {
                 Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
             }
         };
-        let site = Self { replicas, channel, proxy, _folder: folder };
-        let site = site.refuses_admin_calls().await;
+        let deployment = Self { replicas, channel, proxy, _folder: folder };
+        let deployment = deployment.refuses_admin_calls().await;
         // The proxy's health checks may need some time to find the replicas.
-        while site.ask(0, 1).await.failure.is_some() {
-            assert!(begun.elapsed() < SOON, "no replica is found: {}", site.proxy.stderr());
+        while deployment.ask(0, 1).await.failure.is_some() {
+            assert!(started.elapsed() < SOON, "no replica is found: {}", deployment.proxy.stderr());
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        Some(site)
+        Some(deployment)
     }
 
     /// Checks that the proxy refuses admin calls.
@@ -204,17 +204,17 @@ async fn ask(channel: Channel, seed: u64, chars: u32) -> Outcome {
 }
 
 /// Checks that each finished text equals the text of the same request sent alone.
-async fn check_texts(site: &Site, outcomes: &[Outcome]) {
+async fn check_texts(deployment: &Site, outcomes: &[Outcome]) {
     for outcome in outcomes.iter().filter(|outcome| outcome.failure.is_none()) {
-        let alone = site.ask(outcome.seed, CHARS).await;
+        let alone = deployment.ask(outcome.seed, CHARS).await;
         assert!(alone.failure.is_none(), "{alone:?}");
         assert_eq!(alone.text, outcome.text, "seed {}", outcome.seed);
     }
 }
 
 async fn one_replica_dies(proxy: Proxy) {
-    let Some(mut site) = Site::open(proxy).await else { return };
-    let outcomes = site.under_load(|replica| replica.program.signal("KILL")).await;
+    let Some(mut deployment) = Site::open(proxy).await else { return };
+    let outcomes = deployment.under_load(|replica| replica.program.signal("KILL")).await;
     let (lost, cut): (Vec<_>, Vec<_>) =
         outcomes.iter().filter(|outcome| outcome.failure.is_some()).partition(|outcome| outcome.text.is_empty());
     assert!(lost.is_empty(), "requests without a character were lost: {lost:?}");
@@ -225,13 +225,13 @@ async fn one_replica_dies(proxy: Proxy) {
         assert!([Code::Unavailable, Code::Internal, Code::Unknown, Code::Cancelled].contains(&code), "{outcome:?}");
     }
     assert_eq!(outcomes.len(), CLIENTS as usize);
-    check_texts(&site, &outcomes).await;
+    check_texts(&deployment, &outcomes).await;
 }
 
 async fn one_replica_is_terminated(proxy: Proxy) {
-    let Some(mut site) = Site::open(proxy).await else { return };
+    let Some(mut deployment) = Site::open(proxy).await else { return };
     // These requests start while the replica drains.
-    let channel = site.channel.clone();
+    let channel = deployment.channel.clone();
     let mut late = JoinSet::new();
     let action = |replica: &Server| {
         replica.program.signal("TERM");
@@ -239,7 +239,7 @@ async fn one_replica_is_terminated(proxy: Proxy) {
             late.spawn(ask(channel.clone(), seed, 20));
         }
     };
-    let outcomes = site.under_load(action).await;
+    let outcomes = deployment.under_load(action).await;
     let late = late.join_all().await;
     let failed: Vec<_> = late.iter().filter(|outcome| outcome.failure.is_some()).collect();
     assert!(failed.is_empty(), "late requests: {failed:?}");
@@ -247,11 +247,11 @@ async fn one_replica_is_terminated(proxy: Proxy) {
     assert!(failed.is_empty(), "{failed:?}");
     // New requests succeed while the replica drains and after it has exited.
     for seed in 0..8 {
-        let outcome = site.ask(seed, 20).await;
+        let outcome = deployment.ask(seed, 20).await;
         assert!(outcome.failure.is_none(), "{outcome:?}");
     }
-    assert!(site.replicas[0].program.wait().success());
-    check_texts(&site, &outcomes).await;
+    assert!(deployment.replicas[0].program.wait().success());
+    check_texts(&deployment, &outcomes).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

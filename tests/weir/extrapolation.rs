@@ -38,7 +38,7 @@ fn bits_by_length_equal_those_of_windows() {
         let windows = format!("{length},{length}");
         let windowed = run_json(&["score", "--json", "--model", &model, "--ids", &ids, "--windowed", &windows]);
         assert_eq!(entry["bits_per_char"], windowed["bits_per_char"], "{length}");
-        // each length scores the same symbols
+        // Each length scores the same symbols.
         assert_eq!((&entry["scored"], &entry["pieces"]), (&300.into(), &windowed["windows"]));
         assert_eq!(entry["extrapolates"], length > 32);
     }
@@ -60,7 +60,7 @@ fn lengths_out_of_range_are_rejected() {
         weir(&[], &args).unwrap_err()
     };
     assert!(rejection("xpos_bca", "1300", &[]).contains("at most 1299"));
-    // xPos without a window, B = 16: its scale leaves f32's range
+    // The scale of xPos without a window, B = 16, leaves the range of f32.
     assert!(rejection("xpos_full_base16", "1200", &[]).contains("at most 1115, the maximum symbols of one sequence"));
     assert!(rejection("xpos_bca", "0", &[]).contains("--lengths"));
     assert!(rejection("xpos_bca", "16", &["--windowed", "16,16"]).contains("cannot be used with"));
@@ -72,13 +72,13 @@ fn the_maximum_length_follows_from_scheme_and_window() {
         let settings = Settings { max_symbols, ..settings() };
         load(&lex::converted(case), &settings).map(|model| model.card().max_symbols)
     };
-    // the scheme has no limit: four training windows, but at least 8,192
+    // Schemes without a limit accept four training windows, but at least 8,192 symbols.
     assert_eq!(max_symbols("rope_full", None).unwrap(), 8192);
     assert_eq!(max_symbols("rope_full", Some(100_000)).unwrap(), 100_000);
     assert_eq!(max_symbols("xpos_full", None).unwrap(), 8192);
     assert_eq!(max_symbols("xpos_full", Some(35_694)).unwrap(), 35_694);
     assert_eq!(max_symbols("xpos_full_base16", None).unwrap(), 1115);
-    // a window limits the kept keys
+    // A window limits the kept keys.
     assert_eq!(max_symbols("xpos_bca", None).unwrap(), 1 << 24);
     assert_eq!(max_symbols("xpos_bca", Some(50)).unwrap(), 50);
     for (case, requested, expected) in
@@ -92,7 +92,7 @@ fn the_maximum_length_follows_from_scheme_and_window() {
     let long = weir(&[], &["score", "--model", &model("xpos_full_base16"), "--ids", &ids(1116)]).unwrap_err();
     let expected = "1116 characters is more than the limit of 1115: without a window, xpos's scale of keys further off leaves f32's range";
     assert!(long.contains(expected), "{long}");
-    // a requested limit is not explained by the model
+    // A requested limit is not explained by the model.
     let short = weir(&[], &["score", "--model", &model("rope_full"), "--max-symbols", "9", "--ids", &ids(10)]);
     let short = short.unwrap_err();
     assert!(short.contains("10 characters is more than the limit of 9") && !short.contains("limit of 9:"), "{short}");
@@ -114,7 +114,7 @@ fn inspect_reports_the_resolution() {
     let text = ids(100);
     let inspected = run_json(&["inspect", &model("xpos_bca"), "--json", "--resolution-ids", &text]);
     let resolution = &inspected["resolution"];
-    // blocks of 16: a query sees itself and at most 31 symbols before it
+    // With blocks of 16, a query reads itself and at most 31 symbols before it.
     assert_eq!((resolution["distances"].as_u64(), resolution["layers"].as_array().unwrap().len()), (Some(32), 2));
     let printed = weir(&[], &["inspect", &model("xpos_bca"), "--resolution-ids", &text]).unwrap();
     assert!(
@@ -179,15 +179,15 @@ fn incompatible_parts_are_rejected_with_the_rule() {
         let message = refusal(change);
         assert!(message.contains(expected), "{message}");
     }
-    let odd = |a: &mut Value| {
+    let odd_heads = |a: &mut Value| {
         a["dim"] = 21.into();
         a["position"] = "sinusoidal".into();
     };
-    assert!(refusal(&odd).contains("architecture.dim: an even number"));
-    let huge = |a: &mut Value| {
+    assert!(refusal(&odd_heads).contains("architecture.dim: an even number"));
+    let huge_scale = |a: &mut Value| {
         a["dim"] = (1 << 20).into();
         a["layers"] = 1024.into();
         a["feed_forward"] = (1 << 20).into();
     };
-    assert!(refusal(&huge).contains("architecture.dim: at most"));
+    assert!(refusal(&huge_scale).contains("architecture.dim: at most"));
 }

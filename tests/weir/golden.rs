@@ -97,8 +97,8 @@ fn logits_and_boundaries_equal_the_golden_data() {
         for row in 0..golden.rows() {
             let ids: Vec<u32> = golden.row("ids", row).iter().map(|&id| id as u32).collect();
             let (logits, marks) = full(&*model, &ids, &BoundaryOptions::default());
-            let off = difference(&logits, golden.row("logits", row));
-            assert!(off <= LOGITS, "{case} row {row}: {off}");
+            let max_error = difference(&logits, golden.row("logits", row));
+            assert!(max_error <= LOGITS, "{case} row {row}: {max_error}");
             if golden.has("boundaries") {
                 assert_eq!(bits(&marks), golden.row("boundaries", row), "{case} row {row}");
             } else {
@@ -123,8 +123,8 @@ fn the_portable_kernels_agree_with_the_golden_data() {
         for row in 0..golden.rows() {
             let ids: Vec<u32> = golden.row("ids", row).iter().map(|&id| id as u32).collect();
             let (logits, _) = full(&*model, &ids, &BoundaryOptions::default());
-            let off = difference(&logits, golden.row("logits", row));
-            assert!(off <= LOGITS, "{case} row {row}: {off}");
+            let max_error = difference(&logits, golden.row("logits", row));
+            assert!(max_error <= LOGITS, "{case} row {row}: {max_error}");
             let mut alone = Alone::new(&*model, BoundaryOptions::default());
             let stepped: Vec<f32> = ids.iter().flat_map(|&id| alone.feed(&[id]).0).collect();
             assert_eq!(stepped, logits, "{case} row {row}: single steps differ from one pass");
@@ -140,7 +140,7 @@ fn fewer_bits_stay_near() {
         let mut worst = 0f32;
         let mut sum = 0f64;
         let mut count = 0;
-        // fixtures whose boundaries do not depend on weights
+        // These fixtures have boundaries that do not depend on weights.
         for case in ["whitespaces", "fixed_sf2", "fixed_sf3", "vanilla"] {
             let golden = Golden::read(case);
             let model = fixture_in(case, dtype);
@@ -150,9 +150,9 @@ fn fewer_bits_stay_near() {
                 if golden.has("boundaries") {
                     assert_eq!(bits(&marks), golden.row("boundaries", row), "{case} row {row}");
                 }
-                for (got, want) in logits.iter().zip(golden.row("logits", row)) {
-                    worst = worst.max((got - want).abs());
-                    sum += f64::from((got - want).abs());
+                for (actual, expected) in logits.iter().zip(golden.row("logits", row)) {
+                    worst = worst.max((actual - expected).abs());
+                    sum += f64::from((actual - expected).abs());
                     count += 1;
                 }
             }
@@ -176,17 +176,18 @@ fn every_stage_equals_the_golden_data() {
             work_mut::<Work>(&mut alone.scratch).unwrap().watcher = Some(Box::new(move |stage, position, numbers| {
                 record.lock().unwrap().push((stage, position.index, numbers.to_vec()));
             }));
-            // in two chunks, so that some segments straddle both
+            // The text is fed in two chunks, so that some segments straddle both.
             alone.feed(&ids[..41]);
             alone.feed(&ids[41..]);
             let check = |stage: HourglassStage, name: &str, skip: usize| {
                 let name = format!("row{row}.{name}");
-                let mut got: Vec<_> = seen.lock().unwrap().iter().filter(|entry| entry.0 == stage).cloned().collect();
-                got.sort_by_key(|entry| entry.1);
-                let flat: Vec<f32> = got.into_iter().flat_map(|entry| entry.2).collect();
-                let want = golden.get(&name);
-                let off = difference(&flat, &want[skip..]);
-                assert!(off <= STAGES, "{case} {name}: {off}");
+                let mut actual: Vec<_> =
+                    seen.lock().unwrap().iter().filter(|entry| entry.0 == stage).cloned().collect();
+                actual.sort_by_key(|entry| entry.1);
+                let flat: Vec<f32> = actual.into_iter().flat_map(|entry| entry.2).collect();
+                let expected = golden.get(&name);
+                let max_error = difference(&flat, &expected[skip..]);
+                assert!(max_error <= STAGES, "{case} {name}: {max_error}");
             };
             check(HourglassStage::PreOutput, "stack0_out", 0);
             if case == "vanilla" {
@@ -195,7 +196,7 @@ fn every_stage_equals_the_golden_data() {
             let state: &HourglassState = state_ref(&*alone.rows[0].state).unwrap();
             let null = state.pooled().unwrap().middle.output(0);
             let dim = null.len();
-            // index 0 of the shortened sequence is the null group, which is computed when the model is loaded
+            // Index 0 of the shortened sequence is the null group, which is computed when the model is loaded.
             check(HourglassStage::Pooled, "pooled_raw", dim);
             check(HourglassStage::PooledNormed, "pooled_ln", dim);
             check(HourglassStage::MiddleOutput, "stack1_out", dim);
@@ -214,8 +215,8 @@ fn edge_prompts_equal_the_golden_data() {
         for edge in 0..5 {
             let ids = golden.ids(&format!("edge{edge}.ids"));
             let (logits, marks) = full(&*model, &ids, &BoundaryOptions::default());
-            let off = difference(&logits, golden.get(&format!("edge{edge}.logits")));
-            assert!(off <= LOGITS, "{case} edge {edge}: {off}");
+            let max_error = difference(&logits, golden.get(&format!("edge{edge}.logits")));
+            assert!(max_error <= LOGITS, "{case} edge {edge}: {max_error}");
             if golden.has("boundaries") {
                 assert_eq!(bits(&marks), golden.get(&format!("edge{edge}.boundaries")), "{case} edge {edge}");
             }
@@ -234,9 +235,9 @@ fn two_thousand_symbols_equal_the_golden_data() {
             assert_eq!(bits(&marks), golden.get("long.boundaries"), "{case}");
         }
         for (index, position) in golden.ids("long.positions").into_iter().enumerate() {
-            let got = &logits[position as usize * symbols..][..symbols];
-            let off = difference(got, golden.row("long.logits", index));
-            assert!(off <= LOGITS_LONG, "{case} at {position}: {off}");
+            let actual = &logits[position as usize * symbols..][..symbols];
+            let max_error = difference(actual, golden.row("long.logits", index));
+            assert!(max_error <= LOGITS_LONG, "{case} at {position}: {max_error}");
         }
     }
 }
@@ -252,10 +253,10 @@ fn a_long_text_is_equal_in_steps_and_chunks() {
         let model = fixture_in(case, dtype);
         let ids = &golden.ids("long.ids")[..SYMBOLS];
         let options = BoundaryOptions::default();
-        let whole = full(&*model, ids, &options);
+        let complete = full(&*model, ids, &options);
         for threads in [1, 3] {
             let other = load(&converted(case), &Settings { dtype, threads, ..settings() }).unwrap();
-            assert!(full(&*other, ids, &options) == whole, "{case} on {threads} threads");
+            assert!(full(&*other, ids, &options) == complete, "{case} on {threads} threads");
         }
         for chunk in [1, 37, 500] {
             let mut alone = Alone::new(&*model, options.clone());
@@ -266,7 +267,7 @@ fn a_long_text_is_equal_in_steps_and_chunks() {
                 logits.extend(step.0);
                 marks.extend(step.1);
             }
-            assert!(logits == whole.0 && marks == whole.1, "{case} in chunks of {chunk}");
+            assert!(logits == complete.0 && marks == complete.1, "{case} in chunks of {chunk}");
         }
     }
 }
@@ -281,8 +282,8 @@ fn sampled_boundaries_with_the_official_noise_equal_the_golden_data() {
         let options = BoundaryOptions { mode: Some(BoundaryMode::Sampled), noise, ..BoundaryOptions::default() };
         let (logits, marks) = full(&*model, &ids, &options);
         assert_eq!(bits(&marks), golden.row("sampled.boundaries", row));
-        let off = difference(&logits, golden.row("sampled.logits", row));
-        assert!(off <= LOGITS, "{off}");
+        let max_error = difference(&logits, golden.row("sampled.logits", row));
+        assert!(max_error <= LOGITS, "{max_error}");
     }
 }
 
@@ -315,8 +316,8 @@ fn windowed_evaluation_equals_the_official_figures() {
                 window_nats += score.nats;
                 window_scored += score.scored;
             }
-            let off = window_nats / window_scored as f64 - expected["loss_nats"].as_f64().unwrap();
-            assert!(off.abs() < 1e-5, "{case} window {}: {off}", window.start);
+            let error = window_nats / window_scored as f64 - expected["loss_nats"].as_f64().unwrap();
+            assert!(error.abs() < 1e-5, "{case} window {}: {error}", window.start);
             nats += window_nats;
             scored += window_scored;
         }

@@ -123,13 +123,13 @@ async fn mixed_load_changes_no_text_and_releases_everything() {
         clients.spawn(client(channel.clone(), seed, Arc::clone(&alone), Arc::clone(&outcomes), start + duration));
     }
     tokio::time::sleep(duration / 2).await;
-    let halfway = resident(&server);
+    let memory_halfway = resident(&server);
     clients.join_all().await;
     let end = resident(&server);
 
     let finished = outcomes.finished.load(Relaxed);
     let cancelled = outcomes.cancelled.load(Relaxed);
-    eprintln!("{finished} texts, {cancelled} cancelled, {:?}, {halfway:?} MiB, then {end:?}", start.elapsed());
+    eprintln!("{finished} texts, {cancelled} cancelled, {:?}, {memory_halfway:?} MiB, then {end:?}", start.elapsed());
     assert!(finished >= CLIENTS && cancelled > 0, "{finished}, {cancelled}");
     let deadline = Instant::now() + Duration::from_secs(10);
     for gauge in GAUGES {
@@ -142,11 +142,11 @@ async fn mixed_load_changes_no_text_and_releases_everything() {
     let (_, metrics) = server.get("/metrics");
     let failures = metrics.lines().filter(|line| line.starts_with("weir:request_failure_total{"));
     failures.for_each(|line| assert!(line.contains("code=\"CANCELLED\"") || line.ends_with(" 0"), "{line}"));
-    // after 30 seconds every request has run many times, so the cache and the pools are full
+    // After 30 seconds every request has run many times, so the cache and the pools are full.
     if duration >= Duration::from_secs(60)
-        && let Some(halfway) = halfway
+        && let Some(memory_halfway) = memory_halfway
         && let Some(end) = end
     {
-        assert!(end < halfway * 1.05 + 4.0, "memory grows: {halfway} MiB, then {end}");
+        assert!(end < memory_halfway * 1.05 + 4.0, "memory grows: {memory_halfway} MiB, then {end}");
     }
 }

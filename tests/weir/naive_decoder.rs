@@ -65,7 +65,7 @@ fn list() -> Vec<(String, Value)> {
     all.push(("gpt-2".into(), config(&learned, &json!("full"), &gpt2)));
     let scaled = [("scale_embedding", json!(true)), ("activation", json!("relu"))];
     all.push(("scaled".into(), config(&json!("rotary"), &json!({"sliding": {"keys": 3}}), &scaled)));
-    // texts that begin with a start symbol, which takes the first position and leaves the window like any other
+    // Texts begin with a start symbol, which takes the first position and leaves the window like any other symbol.
     for (position_name, position) in &positions {
         for (window_name, window) in &windows {
             let mut marked = config(position, window, &[]);
@@ -165,7 +165,7 @@ impl Naive {
                 0.5 * x * (1.0 + inner.tanh())
             }
             _ => {
-                // erf by Simpson's rule
+                // Computes erf by Simpson's rule.
                 let steps = 200;
                 let h = x / 2f64.sqrt() / f64::from(steps);
                 let f = |t: f64| (-t * t).exp();
@@ -216,10 +216,10 @@ impl Naive {
                 };
                 (dot(&biased("content"), k) + dot(&biased("distance"), far)) * scale
             }
-            // slopes of three heads: two for two heads, then the first for four
+            // Three heads have the two slopes of two heads, then the first slope of four.
             "alibi" => dot(q, k) * scale - [1.0 / 16.0, 1.0 / 256.0, 0.25][head] * distance as f64,
             "buckets" => {
-                // six buckets: 0, 1, 2, then thirds of the logarithm from 3 to 50
+                // The six buckets are 0, 1, 2, then thirds of the logarithm from 3 to 50.
                 let third = (distance as f64 / 3.0).ln() / (50f64 / 3.0).ln() * 3.0;
                 let bucket = if distance < 3 { distance } else { (3 + third as usize).min(5) };
                 dot(q, k) * scale + self.get("position.bias")[bucket * self.size("heads") + head]
@@ -245,8 +245,8 @@ impl Naive {
             let scores: Vec<f64> = pairs
                 .flat_map(|i| (0..heads).map(move |head| (head, i)))
                 .map(|(head, i)| {
-                    let at = |row: usize, part: usize| &qkv[row][(part * heads + head) * h..][..h];
-                    self.score(prefix, head, distance, at(i, 0), at(i - distance, 1))
+                    let head_part = |row: usize, part: usize| &qkv[row][(part * heads + head) * h..][..h];
+                    self.score(prefix, head, distance, head_part(i, 0), head_part(i - distance, 1))
                 })
                 .collect();
             (!scores.is_empty()).then(|| scores.iter().sum::<f64>() / scores.len() as f64)
@@ -263,13 +263,14 @@ impl Naive {
         let output = |i: usize| {
             let mut mixed = vec![0.0; inner];
             for head in 0..heads {
-                let at = |row: usize, part: usize| &qkv[row][part * inner + head * h..][..h];
+                let head_part = |row: usize, part: usize| &qkv[row][part * inner + head * h..][..h];
                 let visible: Vec<usize> = (0..=i).filter(|&j| sees(&self.architecture["window"], i, j)).collect();
-                let weight = |&j: &usize| self.score(prefix, head, i - j, at(i, 0), at(j, 1)).exp();
+                let weight = |&j: &usize| self.score(prefix, head, i - j, head_part(i, 0), head_part(j, 1)).exp();
                 let weights: Vec<f64> = visible.iter().map(weight).collect();
                 let total: f64 = weights.iter().sum();
                 for n in 0..h {
-                    mixed[head * h + n] = visible.iter().zip(&weights).map(|(&j, w)| w / total * at(j, 2)[n]).sum();
+                    mixed[head * h + n] =
+                        visible.iter().zip(&weights).map(|(&j, w)| w / total * head_part(j, 2)[n]).sum();
                 }
             }
             if subs {
@@ -318,17 +319,20 @@ fn every_scheme_with_every_window_equals_the_naive_implementation() {
         let naive = Naive::read(folder);
         let text = Dice::new(5).text(100, SYMBOLS.len());
         let text = text_symbols(&*model, &text);
-        let mut want = naive.forward(&text);
+        let mut expected = naive.forward(&text);
         assert_eq!(model.card().first_logits.is_some(), naive.start.is_some(), "{name}");
         if let Some(first) = &model.card().first_logits {
-            let want = want.remove(0);
-            assert!(first.iter().zip(&want).all(|(got, want)| (f64::from(*got) - want).abs() < 2e-5), "{name}: first");
+            let expected = expected.remove(0);
+            assert!(
+                first.iter().zip(&expected).all(|(actual, expected)| (f64::from(*actual) - expected).abs() < 2e-5),
+                "{name}: first"
+            );
         }
-        let (got, _) = full(&*model, &text, &BoundaryOptions::default());
-        let spread = want.iter().flatten().fold(0f64, |top, x| top.max(x.abs()));
+        let (actual, _) = full(&*model, &text, &BoundaryOptions::default());
+        let spread = expected.iter().flatten().fold(0f64, |top, x| top.max(x.abs()));
         assert!(spread > 0.5, "{name}: logits too small to show a mistake");
-        for (got, want) in got.iter().zip(want.iter().flatten()) {
-            assert!((f64::from(*got) - want).abs() < 2e-5, "{name}: {got} {want}");
+        for (actual, expected) in actual.iter().zip(expected.iter().flatten()) {
+            assert!((f64::from(*actual) - expected).abs() < 2e-5, "{name}: {actual} {expected}");
         }
     }
 }

@@ -73,7 +73,7 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // the process may have exited already
+        // The process may have exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -43,7 +43,7 @@ impl Process {
             let mut all = String::new();
             for line in stderr.lines() {
                 let line = line.unwrap();
-                // with --log-format json this text is inside a log event
+                // With --log-format json this text is inside a log event.
                 if let Some((_, rest)) = line.split_once("listening on ") {
                     address_sender.send(rest.split(' ').next().unwrap().parse().unwrap()).unwrap();
                 }
@@ -71,9 +71,9 @@ impl Process {
 
     /// Waits until the process exits successfully, and returns its log.
     async fn ended(&mut self) -> String {
-        let begun = Instant::now();
+        let started = Instant::now();
         while !self.has_ended() {
-            assert!(begun.elapsed() < SOON, "it does not end");
+            assert!(started.elapsed() < SOON, "it does not end");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         assert!(self.child.wait().unwrap().success());
@@ -137,7 +137,7 @@ async fn calls(process: &Process) -> Vec<Code> {
     results.push(drained(client.score(score.clone()).await).await);
     results.push(drained(client.score(v1::ScoreRequest { top_logprobs: Some(99), ..score.clone() }).await).await);
     results.push(client.segment(v1::SegmentRequest { text, ..Default::default() }).await.map(drop));
-    // a cancelled call, and one with an unknown key
+    // Sends a cancelled call and one with an unknown key.
     drop(client.generate(right).await.unwrap());
     let mut stranger = GenerationClient::new(process.plain().connect().await.unwrap());
     let mut request = Request::new(score);
@@ -154,12 +154,23 @@ async fn no_text_of_a_request_is_logged() {
     let keys = keys.to_str().unwrap();
     for format in ["text", "json"] {
         let mut process = Process::start(&["--log", "trace", "--log-format", format, "--api-keys", keys]);
-        let bad = Code::InvalidArgument;
-        let expected = [Code::Ok, bad, bad, Code::NotFound, bad, bad, Code::Ok, bad, Code::Ok, Code::Unauthenticated];
+        let invalid = Code::InvalidArgument;
+        let expected = [
+            Code::Ok,
+            invalid,
+            invalid,
+            Code::NotFound,
+            invalid,
+            invalid,
+            Code::Ok,
+            invalid,
+            Code::Ok,
+            Code::Unauthenticated,
+        ];
         assert_eq!(calls(&process).await, expected);
         process.terminate();
         let log = process.ended().await;
-        // the log is complete and contains all levels
+        // The log is complete and contains all levels.
         for part in ["TRACE", "DEBUG", "finished", "scored", "ended early", "rejected", "draining", "tester"] {
             assert!(log.contains(part), "{part} is not in the log");
         }
@@ -200,7 +211,7 @@ fn endless() -> v1::GenerateRequest {
 }
 
 /// Starts a process with TLS and reads the first message of an answer.
-async fn begun(more: &[&str]) -> (Certificates, Process, Endpoint, Streaming<GenerateResponse>) {
+async fn started(more: &[&str]) -> (Certificates, Process, Endpoint, Streaming<GenerateResponse>) {
     let certificates = Certificates::new();
     let path = |name: &str| certificates.path(name).to_str().unwrap().to_owned();
     let [cert, key, ca] = ["server.pem", "server.key", "ca.pem"].map(path);
@@ -215,13 +226,13 @@ async fn begun(more: &[&str]) -> (Certificates, Process, Endpoint, Streaming<Gen
 
 #[tokio::test]
 async fn the_first_signal_drains_and_the_second_ends_encrypted_connections_too() {
-    let (_certificates, mut process, endpoint, _unread) = begun(&["--drain-seconds", "600"]).await;
+    let (_certificates, mut process, endpoint, _unread) = started(&["--drain-seconds", "600"]).await;
     let channel = endpoint.connect().await.unwrap();
     process.terminate();
     // New requests are refused after a moment; the running one continues.
-    let begun = Instant::now();
+    let started = Instant::now();
     let status = loop {
-        assert!(begun.elapsed() < SOON, "it takes requests still");
+        assert!(started.elapsed() < SOON, "it takes requests still");
         let request = v1::SegmentRequest { text: "a b".into(), ..Default::default() };
         if let Err(status) = GenerationClient::new(channel.clone()).segment(request).await {
             break status;
@@ -238,7 +249,7 @@ async fn the_first_signal_drains_and_the_second_ends_encrypted_connections_too()
 
 #[tokio::test]
 async fn draining_encrypted_connections_has_a_limit() {
-    let (_certificates, mut process, _, mut stream) = begun(&["--drain-seconds", "1"]).await;
+    let (_certificates, mut process, _, mut stream) = started(&["--drain-seconds", "1"]).await;
     process.terminate();
     tokio::time::sleep(Duration::from_millis(1500)).await;
     let status = loop {
@@ -254,7 +265,7 @@ async fn draining_encrypted_connections_has_a_limit() {
 
 #[tokio::test]
 async fn commands_reach_a_server_behind_tls() {
-    let (certificates, process, _, stream) = begun(&[]).await;
+    let (certificates, process, _, stream) = started(&[]).await;
     drop(stream);
     let path = |name: &str| certificates.path(name).to_str().unwrap().to_owned();
     let [ca, cert, key] = ["ca.pem", "client.pem", "client.key"].map(path);

@@ -104,7 +104,7 @@ fn printed_settings_can_be_read_as_a_file() {
     for line in ["model = [\"a\", \"b\"] # --model", "rows = 9 # --rows", "kv-memory = \"3GiB\" # --kv-memory"] {
         assert!(first.lines().any(|printed| printed == line), "{line}\n{first}");
     }
-    // a boolean in another spelling, and an empty variable
+    // Tests a boolean in another spelling, and an empty variable.
     let environment = [("WEIR_LATE_HEADERS".to_owned(), "yes".to_owned()), ("WEIR_TLS_CERT".into(), String::new())];
     let output_text = serve(&environment, &texts(&["--print-config"])).unwrap();
     assert!(output_text.contains("late-headers = true # WEIR_LATE_HEADERS\n"), "{output_text}");

@@ -107,19 +107,19 @@ fn ids_and_scores_equal_the_official_ones() {
             let tokens = golden.ids(&format!("{way}.tokens"));
             let scores = golden.numbers(&format!("{way}.scores"));
             for (rank, (ids, score)) in actual.iter().enumerate() {
-                let at = index * beam + rank;
-                assert_eq!(*ids, stripped(&tokens[at]), "{case} {way} document {index} rank {rank}");
+                let hypothesis = index * beam + rank;
+                assert_eq!(*ids, stripped(&tokens[hypothesis]), "{case} {way} document {index} rank {rank}");
                 assert!(
-                    (score - scores[at]).abs() < SCORES,
+                    (score - scores[hypothesis]).abs() < SCORES,
                     "{case} {way} {index} {rank}: {score}, not {}",
-                    scores[at]
+                    scores[hypothesis]
                 );
             }
         }
         let spare = engine.document_cache_usage().bytes;
         assert!(spare > 0 && engine.load().bytes == 0);
         drop(engine);
-        // the model itself keeps the encodings of whole blocks of padding
+        // The model keeps the encodings of complete blocks of padding.
         assert!(model.memory().in_use < spare, "{case}: all pages are given back");
     }
 }
@@ -143,8 +143,8 @@ fn the_command_line_gives_the_same_ids_and_teacher_forced_logits() {
     let folder = pyramidion_converted("pyramidion");
     let ids = list(&golden.documents()[1]);
     let base = ["summarize", "--json", "--model", folder.to_str().unwrap(), "--ids", &ids];
-    let way = ["--beam", "2", "--min-len", "4", "--max-len", "14", "--length-penalty", "1", "--hypotheses", "2"];
-    let summary = weir(&[&base[..], &way].concat()).unwrap();
+    let options = ["--beam", "2", "--min-len", "4", "--max-len", "14", "--length-penalty", "1", "--hypotheses", "2"];
+    let summary = weir(&[&base[..], &options].concat()).unwrap();
     let expected = golden.ids("beam2.tokens");
     for rank in 0..2 {
         let actual: Vec<u32> = serde_json::from_value(summary["hypotheses"][rank]["ids"].clone()).unwrap();
@@ -159,7 +159,7 @@ fn the_command_line_gives_the_same_ids_and_teacher_forced_logits() {
     );
     assert!(summary["poolings"][0]["kept"][0]["score"].is_number());
     assert_eq!(summary["timing"]["layers"].as_array().unwrap().len(), 3);
-    // teacher forcing
+    // Feeds the golden tokens (teacher forcing).
     let file = out.path().join("logits.safetensors");
     let target = list(&golden.ids("prev_output_tokens")[1]);
     let forced = ["--logits", file.to_str().unwrap(), "--target-ids", &target];
@@ -169,9 +169,9 @@ fn the_command_line_gives_the_same_ids_and_teacher_forced_logits() {
     let logits = tensors.tensor("logits").unwrap();
     let expected = golden.numbers("decoder.logits");
     assert_eq!(logits.shape(), [11, 64]);
-    let off = difference(&floats(logits.data()), &expected[expected.len() / 2..]);
-    assert!(off < 5e-5, "{off}");
-    // without a tokenizer there is no text to read
+    let max_error = difference(&floats(logits.data()), &expected[expected.len() / 2..]);
+    assert!(max_error < 5e-5, "{max_error}");
+    // Without a tokenizer there is no text to read.
     let text = out.path().join("text");
     fs::write(&text, "a text").unwrap();
     let refused = weir(&["summarize", "--model", base[3], "--file", text.to_str().unwrap()]).unwrap_err();
@@ -232,7 +232,7 @@ fn text_is_summarized_with_highlights_figures_and_a_table() {
     let shown = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success() && shown.contains("-- after layer 1: ") && shown.contains('['), "{shown}");
     assert!(shown.trim_end().ends_with(summary["text"].as_str().unwrap().trim_end()), "{shown}");
-    // too long
+    // The document is too long.
     let long = out.path().join("long");
     fs::write(&long, "the rest is ".repeat(100_000)).unwrap();
     let args = ["summarize", "--model", &model, "--file", long.to_str().unwrap(), "--max-len", "5", "--min-len", "1"];
@@ -240,7 +240,7 @@ fn text_is_summarized_with_highlights_figures_and_a_table() {
     assert!(refused.contains("--file: more than 63 tokens"), "{refused}");
     let cut = weir(&[&args[..], &["--cut", "--json"]].concat()).unwrap();
     assert_eq!((cut["usage"]["cut"].as_bool(), cut["usage"]["document_tokens"].as_u64()), (Some(true), Some(64)));
-    // many
+    // The table has many lines.
     let lines = out.path().join("lines.jsonl");
     let line = |source: &str, text: &str| {
         serde_json::json!({"source": source, "document": text, "summary": "the rest"}).to_string()
@@ -251,11 +251,12 @@ fn text_is_summarized_with_highlights_figures_and_a_table() {
     let rows: Vec<_> =
         table.as_array().unwrap().iter().map(|row| (row["source"].clone(), row["documents"].clone())).collect();
     assert_eq!(rows, [("a".into(), 1.into()), ("b".into(), 2.into()), ("all".into(), 3.into())]);
-    // lines without a source
-    let bare = serde_json::json!({"document": "the one", "summary": "the rest"}).to_string();
-    for (written, expected) in
-        [([bare.clone(), bare.clone()], &["all"][..]), ([bare, line("a", "it")], &["(no source)", "a", "all"])]
-    {
+    // Some lines have no source.
+    let without_source = serde_json::json!({"document": "the one", "summary": "the rest"}).to_string();
+    for (written, expected) in [
+        ([without_source.clone(), without_source.clone()], &["all"][..]),
+        ([without_source, line("a", "it")], &["(no source)", "a", "all"]),
+    ] {
         fs::write(&lines, written.join("\n")).unwrap();
         let table = weir(&[&args[..], &["--json"]].concat()).unwrap();
         let names: Vec<_> = table.as_array().unwrap().iter().map(|row| row["source"].as_str().unwrap()).collect();

@@ -172,10 +172,10 @@ fn ring(arrows: &BTreeMap<String, BTreeMap<String, String>>) -> Option<Vec<Strin
         }
         path.push(unit.to_string());
         let targets = arrows.get(unit).into_iter().flat_map(BTreeMap::keys);
-        let found = targets.into_iter().find_map(|target| visit(target, arrows, path, finished));
+        let cycle = targets.into_iter().find_map(|target| visit(target, arrows, path, finished));
         path.pop();
         finished.insert(unit.to_string());
-        found
+        cycle
     }
     let mut finished = BTreeSet::new();
     arrows.keys().find_map(|unit| visit(unit, arrows, &mut Vec::new(), &mut finished))
@@ -207,8 +207,8 @@ fn crates_stay_in_their_rooms() {
 #[test]
 fn only_the_kernels_are_unsafe() {
     for module in sources().modules.values() {
-        let has = code_of(&module.text).contains("unsafe ");
-        assert!(!has || module.room() == "kernels", "{} has unsafe code", module.file);
+        let is_unsafe = code_of(&module.text).contains("unsafe ");
+        assert!(!is_unsafe || module.room() == "kernels", "{} has unsafe code", module.file);
     }
 }
 

@@ -163,14 +163,14 @@ fn read_folder(root: &Path, folder: &Path, modules: &mut BTreeMap<String, Module
 /// Modules that a file declares under `#[cfg(test)]`.
 fn test_modules(module: &Module) -> Vec<Vec<String>> {
     let mut lines = module.text.lines().map(str::trim);
-    let mut found = Vec::new();
+    let mut declared_modules = Vec::new();
     while let Some(line) = lines.next() {
         let declared = (line == "#[cfg(test)]").then(|| lines.next()).flatten();
         if let Some(name) = declared.and_then(|line| line.strip_prefix("mod ")?.strip_suffix(';')) {
-            found.push([module.path.as_slice(), &[name.to_string()]].concat());
+            declared_modules.push([module.path.as_slice(), &[name.to_string()]].concat());
         }
     }
-    found
+    declared_modules
 }
 
 /// A file without its comments and without what follows the head of its inline test module.
@@ -202,7 +202,7 @@ fn paths_in(code: &str) -> Vec<(Vec<String>, bool)> {
         let after = &rest[word.len()..];
         if word == "use" && after.starts_with(' ') {
             let end = after.find(';').unwrap_or(after.len());
-            let line_start = code[..code.len() - rest.len()].rfind('\n').map_or(0, |at| at + 1);
+            let line_start = code[..code.len() - rest.len()].rfind('\n').map_or(0, |offset| offset + 1);
             let exported = code[line_start..].trim_start().starts_with("pub");
             let mut expanded = Vec::new();
             expand(after[..end].trim(), &[], &mut expanded);
@@ -250,7 +250,7 @@ fn expand(tree: &str, prefix: &[String], out: &mut Vec<Vec<String>>) {
     }
     let name = identifier(tree);
     if name.is_empty() {
-        // The end of a list, or a glob.
+        // This is the end of a list, or a glob.
         if tree == "*" {
             out.push(prefix.to_vec());
         }

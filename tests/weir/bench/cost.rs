@@ -18,7 +18,7 @@ fn matrix_bytes(dtype: Dtype, outputs: usize, inputs: usize) -> usize {
     match dtype {
         Dtype::F32 => padded * inputs * 4 + outputs * 4,
         Dtype::Bf16 => padded * inputs * 2 + outputs * 4,
-        // each output has a bias, a scale and a sum of bytes
+        // Each output has a bias, a scale and a sum of bytes.
         Dtype::Int8 => padded * inputs.next_multiple_of(4) + 3 * outputs * 4,
     }
 }
@@ -29,7 +29,7 @@ fn the_cost_of_a_fixture_follows_from_its_shape() {
     const F32: usize = 4;
     let shapes = [(96, 32), (32, 32), (64, 32), (32, 64)];
     let products: usize = shapes.iter().map(|(outputs, inputs)| outputs * inputs).sum();
-    // bytes per distance (R) and per key-value pair, all heads; int8 adds one and two scales per head
+    // Bytes per distance (R) and per key-value pair of all heads. int8 adds one and two scales per head.
     for (dtype, distance, pair, by_hand) in [
         (Dtype::F32, 32 * 4, 2 * 32 * 4, [79_104, 20_480, 70_912, 4_096, 4_204]),
         (Dtype::Bf16, 32 * 2, 2 * 32 * 2, [41_216, 10_240, 37_120, 2_048, 2_156]),
@@ -37,13 +37,14 @@ fn the_cost_of_a_fixture_follows_from_its_shape() {
     ] {
         let matrices: usize = shapes.iter().map(|&(outputs, inputs)| matrix_bytes(dtype, outputs, inputs)).sum();
         let layer = matrices + 2 * 2 * 32 * F32;
-        // 40 keys: R of 40 distances, u and v; keys and values; two products per score and one per value
+        // 40 keys need R of 40 distances, u and v, keys and values. Each score takes two products, and each value takes
+        // one.
         let symbol = StepCost {
             shared_bytes: 2 * (layer + 40 * distance + 2 * 32 * F32),
             own_bytes: 2 * 40 * pair,
             multiply_adds: 2 * (products + 3 * 40 * 32),
         };
-        // seven segments and the null group, in two layers, after the norm of the pooled vectors
+        // The two middle layers read seven segments and the null group, after the norm of the pooled vectors.
         let segment = StepCost {
             shared_bytes: 2 * layer + 2 * 8 * distance + 2 * 32 * F32 + 2 * 32 * F32,
             own_bytes: 2 * 8 * pair,
@@ -69,12 +70,12 @@ fn boundary_deciders_are_read_at_every_symbol() {
         let settings = Settings { dtype, ..settings() };
         let cost = |dir: &Path| load(dir, &settings).unwrap().cost(40, 7);
         let plain = cost(folder("odd-shape"));
-        // a predictor (17, 24), (1, 17)
+        // The predictor has matrices (17, 24) and (1, 17).
         let mut learned = plain;
         let bytes = matrix_bytes(dtype, 17, 24) + matrix_bytes(dtype, 1, 17);
         learned.symbol += StepCost { shared_bytes: bytes, own_bytes: 0, multiply_adds: 17 * 24 + 17 };
         assert_eq!(cost(folder("learned")), learned, "{dtype:?}");
-        // a companion, whose logits decide
+        // The logits of a companion decide the boundaries.
         let mut spikes = plain;
         let companion = cost(&folder("spikes").join("companion"));
         spikes.symbol += companion.symbol;

@@ -79,7 +79,7 @@ impl Expected {
             model.card().pooled && sample.symbol(Sample::start(row) + symbols - 1) == space
         };
         let mut expected = Self::default();
-        // per row: its symbols, and the rounds that it has waited for a segment step
+        // Each row counts its symbols and the rounds that it has waited for a segment step.
         let mut rows = vec![(CONTEXT, None); batch];
         for _ in 0..STEPS {
             for (row, (symbols, waited)) in rows.iter_mut().enumerate() {
@@ -139,7 +139,7 @@ fn compare_prints_both_models_and_their_ratio() {
     for (key, case) in [("a", "whitespaces"), ("b", "vanilla")] {
         let mut entry = entries[0][key].clone();
         assert_eq!(number(&entry, "steps") as usize, 4 * STEPS);
-        // every run feeds the same text, so bytes per symbol equal those of one run
+        // Every run feeds the same text, so bytes per symbol equal those of one run.
         entry["steps"] = STEPS.into();
         entry["middle_steps"] = (number(&entry, "middle_steps") as usize / 4).into();
         check_entry(&entry, &*fixture(case), 1, BOUNDARY_WAIT);
@@ -180,7 +180,7 @@ fn a_run_leaves_the_rows_as_they_were() {
         assert_eq!((first.segments, first.bytes, first.symbols), (second.segments, second.bytes, second.symbols));
         assert!((symbols..=100).contains(&first.symbols));
         assert_eq!(first.plain_gap_ns.len() + first.boundary_gap_ns.len(), first.symbols);
-        // the gaps of a row do not overlap
+        // The gaps of a row do not overlap.
         let gaps: f64 = first.plain_gap_ns.iter().chain(&first.boundary_gap_ns).sum();
         assert!(gaps <= 2.0 * first.step_ns.iter().sum::<f64>() * 1.000_001 && first.middle_steps <= 50);
     }

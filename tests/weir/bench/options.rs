@@ -53,9 +53,9 @@ fn options_out_of_bounds_are_named_with_the_bound() {
     assert_eq!(refusal(0, 8, 8), "--batch: 0 is out of bounds: 1 to 1024");
     assert_eq!(refusal(1025, 8, 8), "--batch: 1025 is out of bounds: 1 to 1024");
     assert_eq!(refusal(1, 8, 0), "--steps: 0 is out of bounds: 1 to 1048576");
-    let most = limit - 1;
+    let max_value = limit - 1;
     let over = limit + 1;
-    assert_eq!(refusal(1, limit, 1), format!("--context: {limit} characters is more than the limit of {most}"));
+    assert_eq!(refusal(1, limit, 1), format!("--context: {limit} characters is more than the limit of {max_value}"));
     let both = format!("--context and --steps together: {over} characters is more than the limit of {limit}");
     assert_eq!(refusal(1, limit - 4, 5), both);
     let plan = decode::DecodePlan { batch: 1, context: 8, steps: 8, boundary_wait: 65 };
@@ -100,7 +100,7 @@ fn flags_out_of_bounds_are_refused_with_value_and_bound() {
     assert!(
         failure(&["kernels", "--seconds", "-1"], &[]).contains("--seconds: -1 is out of bounds: above 0, up to 60")
     );
-    // the server checks all of its flags together
+    // The server checks all of its flags together.
     let serve = std::process::Command::new(env!("CARGO_BIN_EXE_weir"))
         .args(["serve", "--boundary-wait", "-1", "--rows", "-2"])
         .env_clear()
@@ -122,7 +122,7 @@ fn kernel_benchmarks_that_exceed_memory_are_refused() {
     assert_eq!(refusal(&[Dtype::F32], 500, free), "");
     let error = refusal(&[Dtype::F32, Dtype::Int8], 501, free);
     assert!(error.contains("--megabytes: 501 is out of bounds: at most 500: ") && error.contains("1000 MB"), "{error}");
-    // --megabytes counts f32 weights: a narrower type needs less
+    // --megabytes counts f32 weights: a narrower type needs less.
     assert_eq!(
         (refusal(&[Dtype::Int8], 2000, free), refusal(&[Dtype::Bf16, Dtype::Int8], 1000, free)),
         Default::default()

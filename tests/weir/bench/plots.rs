@@ -8,17 +8,17 @@ use std::path::Path;
 #[test]
 fn plots_have_a_line_per_series() {
     let folder = tempfile::tempdir().unwrap();
-    let [one, two, both] = ["one.svg", "two.svg", "both.svg"].map(|name| folder.path().join(name));
+    let [first, second, both] = ["one.svg", "two.svg", "both.svg"].map(|name| folder.path().join(name));
     let drawn = |svg: &Path| texts(svg).into_iter().filter(|text| text.contains(", f32, threads")).count();
     let options = ["--steps", "4", "--threads", "1", "--batch", "1,2", "--context", "8,16", "--json", "--plot"];
-    let args = [&["decode"], &options[..], &[one.to_str().unwrap(), "--model"]].concat();
+    let args = [&["decode"], &options[..], &[first.to_str().unwrap(), "--model"]].concat();
     let decoded = json(&args, &[converted("whitespaces")]);
-    // two contexts in two panels
-    assert_eq!(drawn(&one), 4);
-    let args = [&["compare", "--pairs", "1"], &options[..], &[two.to_str().unwrap()]].concat();
+    // The plot has two contexts in two panels.
+    assert_eq!(drawn(&first), 4);
+    let args = [&["compare", "--pairs", "1"], &options[..], &[second.to_str().unwrap()]].concat();
     let compared = json(&args, &[converted("whitespaces"), converted("vanilla")]);
-    // both models, and a ratio for each context
-    assert_eq!(drawn(&two), 8 + 2);
+    // The plot has both models, and a ratio for each context.
+    assert_eq!(drawn(&second), 8 + 2);
     let saved = [("a.json", decoded), ("b.json", compared)].map(|(name, entries)| {
         let mut entries = entries;
         if let Some(model) = entries[0].get_mut("model") {
@@ -30,7 +30,7 @@ fn plots_have_a_line_per_series() {
     });
     let output = bench(&["plot", "--out", both.to_str().unwrap()], &saved);
     assert!(output.status.success() && output.stdout.is_empty());
-    // the renamed entry is a line of its own in two panels
+    // The renamed entry is a separate line in two panels.
     assert_eq!(drawn(&both), 10 + 2);
     assert!(texts(&both).iter().any(|text| text.starts_with("a <odd> & \"named\" model")));
 }
@@ -64,7 +64,7 @@ fn plots_that_cannot_be_drawn_are_refused() {
     std::fs::File::create(&saved).unwrap().set_len((64 << 20) + 1).unwrap();
     let error = failure(&out, std::slice::from_ref(&saved));
     assert!(error.contains("x.json: length: expected a file of at most 67108864 bytes, found 67108865"), "{error}");
-    // a failed plot leaves an existing picture unchanged
+    // A failed plot leaves an existing picture unchanged.
     std::fs::write(&svg, "before").unwrap();
     failure(&["decode", "--batch", "0", "--plot", svg.to_str().unwrap(), "--model"], &[converted("vanilla")]);
     assert_eq!(std::fs::read_to_string(&svg).unwrap(), "before");
@@ -88,7 +88,7 @@ fn extreme_numbers_are_drawn_or_refused() {
         let expected = "x.json: entry 0, chars_per_second: expected a number from 1e-30 to 1e30, found";
         assert!(error.contains(expected), "{error}");
     }
-    // an error names the side of a comparison by its key
+    // An error names the side of a comparison by its key.
     let comparison = format!("[{{\"a\":{},\"b\":{},\"ratio\":{{}}}}]", entry("m", "1"), entry("m", "1e99"));
     std::fs::write(&saved, comparison).unwrap();
     assert!(failure(&out, std::slice::from_ref(&saved)).contains("entry 0, b.chars_per_second: expected"));
@@ -110,7 +110,7 @@ fn control_characters_in_names_are_replaced() {
     assert!(bench(&out, std::slice::from_ref(&saved)).status.success());
     let shown = "a\u{fffd}b\u{fffd}[2J\u{fffd}\u{fffd}\u{fffd}\u{fffd}c, f32, threads 1";
     assert_eq!(texts(&svg).iter().filter(|text| *text == shown).count(), 2);
-    // the same on the terminal, in a table and in an error
+    // The terminal, a table and an error show the same name.
     let model = folder.path().join("m\u{1b}[2J\u{7}");
     std::fs::create_dir(&model).unwrap();
     for file in converted("vanilla").read_dir().unwrap() {

@@ -41,7 +41,7 @@ fn resume_reports_cold_and_resumed_times_and_their_ratio() {
             assert_eq!(keys(&entry["ratio"]), ["median", "p10", "p90"]);
             assert!(number(entry, "runs") == 3.0);
             let cached = number(entry, "cached_chars");
-            // the text after the cached part may begin with the same symbols by chance
+            // The text after the cached part may begin with the same symbols by chance.
             assert!(0.0 < cached && cached < number(entry, "context") + number(entry, "more"), "{case}: {cached}");
         }
     }

@@ -27,7 +27,7 @@ fn stream_reports_the_server_and_the_engine_alone() {
             assert!(-1.0 < p10 && p10 <= median && median <= p90);
             let counts = ["threads", "context", "chars", "pairs"].map(|key| number(entry, key));
             assert_eq!(counts, [2.0, 12.0, 20.0, 3.0]);
-            // each stream has a start, an end, and at most one message per character
+            // Each stream has a start, an end, and at most one message per character.
             let batch = number(entry, "batch");
             let messages = number(entry, "messages");
             assert!((3.0 * batch..=22.0 * batch).contains(&messages), "{messages}");

@@ -15,10 +15,10 @@ fn a_cached_state_equals_a_cold_run() {
         let mut cache = SegmentCache::new(Capacity::of_bytes(1 << 30));
         let symbols = model.card().vocabulary.len();
         let mut texts = vec![configuration.text(dice)];
-        // each text with the shortest length to which its state can be rolled back
+        // Each text has the shortest length to which its state can be rolled back.
         let mut kept: Vec<(Vec<u32>, usize)> = Vec::new();
         for round in 0..10 {
-            // a prefix of a known text, then other symbols
+            // The text is a prefix of a known text, followed by other symbols.
             let mut text = texts[dice.below(texts.len())].clone();
             if round > 0 {
                 let cut = dice.below(text.len());
@@ -32,21 +32,21 @@ fn a_cached_state_equals_a_cold_run() {
                 None => (configuration.alone(), 0),
             };
             assert_eq!(alone.rows[0].state.len(), from);
-            // the expected length: the longest prefix shared with an earlier text, up to the end of a segment
-            let ends = |&at: &usize| at == 0 || !model.card().pooled || fresh.1[at - 1].boundary;
+            // The expected length is the longest prefix shared with an earlier text, up to the end of a segment.
+            let ends = |&position: &usize| position == 0 || !model.card().pooled || fresh.1[position - 1].boundary;
             let serves = |(known, earliest): &(Vec<u32>, usize)| {
                 let shared = common_prefix(known, &text[..text.len() - 1]);
-                // without the positions that its windows have dropped
-                (0..=shared).rev().find(ends).filter(|at| at >= earliest).unwrap_or(0)
+                // Positions that the windows have dropped are not available.
+                (0..=shared).rev().find(ends).filter(|position| position >= earliest).unwrap_or(0)
             };
             assert_eq!(from, kept.iter().map(serves).max().unwrap_or(0), "{}", configuration.name);
-            let got = alone.feed(&text[from..]);
+            let actual = alone.feed(&text[from..]);
             assert!(
-                difference(&got.0, &fresh.0[from * symbols..]) <= BATCH_TOLERANCE,
+                difference(&actual.0, &fresh.0[from * symbols..]) <= BATCH_TOLERANCE,
                 "{}: {from}",
                 configuration.name
             );
-            assert_eq!(got.1, fresh.1[from..], "{}", configuration.name);
+            assert_eq!(actual.1, fresh.1[from..], "{}", configuration.name);
             cache.keep(&key, &text, &*alone.rows[0].state).unwrap();
             kept.push((text.clone(), alone.rows[0].state.earliest()));
             texts.push(text);

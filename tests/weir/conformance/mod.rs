@@ -37,21 +37,21 @@ fn configurations() -> Vec<Configuration> {
     let latent = LSLM_CASES
         .iter()
         .flat_map(|case| Dtype::ALL.map(|dtype| (format!("lslm {case}, {}", dtype.name()), lslm_in(case, dtype))));
-    let odd = super::lslm::naive::shapes()
+    let unusual = super::lslm::naive::shapes()
         .iter()
         .map(|(name, folder)| (format!("lslm {name}"), load(folder, &settings()).unwrap()));
     let official = lex::CASES.iter().map(|case| ((*case).to_string(), lex::model(case, Dtype::F32)));
     let fewer_bits = ["xpos_bca", "xpos_full", "alibi_bca", "xpos_sliding"].into_iter().flat_map(|case| {
         [Dtype::Bf16, Dtype::Int8].map(|dtype| (format!("{case}, {}", dtype.name()), lex::model(case, dtype)))
     });
-    let latent = latent.chain(odd);
+    let latent = latent.chain(unusual);
     let decoders = official.chain(fewer_bits).chain(naive_decoder::shapes());
     let mut all = Vec::new();
     let encoder_decoders = super::pyramidion::single_document::shapes();
     for (name, model) in fixtures.chain(shapes).chain(latent).chain(decoders).chain(encoder_decoders) {
         for &mode in &model.card().boundary_modes.clone() {
             if mode == BoundaryMode::Predictor {
-                // prompts are segmented as in the other mode
+                // Prompts are segmented as in the other mode.
                 continue;
             }
             let boundaries = BoundaryOptions { mode: Some(mode), noise: Noise::Seeded(7), offset: 0 };
@@ -101,16 +101,16 @@ fn full_incremental_and_chunked_agree() {
             let mut alone = configuration.alone();
             let mut logits = Vec::new();
             let mut marks = Vec::new();
-            let mut at = 0;
-            while at < text.len() {
-                let size = if round == 0 { 1 } else { (1 + dice.below(60)).min(text.len() - at) };
-                let step = alone.feed(&text[at..at + size]);
+            let mut position = 0;
+            while position < text.len() {
+                let size = if round == 0 { 1 } else { (1 + dice.below(60)).min(text.len() - position) };
+                let step = alone.feed(&text[position..position + size]);
                 logits.extend(step.0);
                 marks.extend(step.1);
-                at += size;
+                position += size;
             }
-            let off = difference(&logits, &complete.0);
-            assert!(off <= BATCH_TOLERANCE, "{}: {off}", configuration.name);
+            let max_error = difference(&logits, &complete.0);
+            assert!(max_error <= BATCH_TOLERANCE, "{}: {max_error}", configuration.name);
             assert_eq!(marks, complete.1, "{}", configuration.name);
         }
     });
@@ -123,33 +123,33 @@ fn a_row_in_a_batch_has_the_logits_it_has_alone() {
         let texts: Vec<Vec<u32>> = (0..7).map(|_| configuration.text(dice)).collect();
         let alone: Vec<_> = texts.iter().map(|text| full(model, text, &configuration.boundaries)).collect();
         let mut scratch = model.scratch();
-        let begin = || SequenceRow::new(model.begin(configuration.boundaries.clone()).unwrap());
-        let mut rows: Vec<SequenceRow> = texts.iter().map(|_| begin()).collect();
+        let new_row = || SequenceRow::new(model.begin(configuration.boundaries.clone()).unwrap());
+        let mut rows: Vec<SequenceRow> = texts.iter().map(|_| new_row()).collect();
         let mut batched: Vec<(Vec<f32>, Vec<_>)> = vec![Default::default(); texts.len()];
-        // a ragged batch: any rows in any order, each with any number of symbols
+        // The batch is ragged: any rows in any order, each with any number of symbols.
         while batched.iter().zip(&texts).any(|(batched, text)| batched.1.len() < text.len()) {
-            let mut which = Vec::new();
+            let mut selected = Vec::new();
             for _ in 0..1 + dice.below(texts.len()) {
                 let row = dice.below(texts.len());
-                let at = batched[row].1.len();
-                if !which.contains(&row) && at < texts[row].len() {
+                let position = batched[row].1.len();
+                if !selected.contains(&row) && position < texts[row].len() {
                     let size = if dice.below(3) > 0 { 1 } else { 1 + dice.below(20) };
-                    rows[row].set(&texts[row][at..(at + size).min(texts[row].len())], Want::All);
-                    which.push(row);
+                    rows[row].set(&texts[row][position..(position + size).min(texts[row].len())], Want::All);
+                    selected.push(row);
                 }
             }
-            if which.is_empty() {
+            if selected.is_empty() {
                 continue;
             }
-            advance(model, &mut rows, &which, &mut scratch).unwrap();
-            for row in which {
+            advance(model, &mut rows, &selected, &mut scratch).unwrap();
+            for row in selected {
                 batched[row].0.extend_from_slice(&rows[row].logits);
                 batched[row].1.extend_from_slice(&rows[row].decisions);
             }
         }
         for (batched, alone) in batched.iter().zip(&alone) {
-            let off = difference(&batched.0, &alone.0);
-            assert!(off <= BATCH_TOLERANCE, "{}: {off}", configuration.name);
+            let max_error = difference(&batched.0, &alone.0);
+            assert!(max_error <= BATCH_TOLERANCE, "{}: {max_error}", configuration.name);
             assert_eq!(batched.1, alone.1, "{}", configuration.name);
         }
     });
@@ -162,16 +162,16 @@ fn segment_and_finish_steps_may_be_delayed() {
         let texts: Vec<Vec<u32>> = (0..4).map(|_| configuration.text(dice)).collect();
         let alone: Vec<_> = texts.iter().map(|text| full(model, text, &configuration.boundaries)).collect();
         let mut scratch = model.scratch();
-        let begin = || SequenceRow::new(model.begin(configuration.boundaries.clone()).unwrap());
-        let mut rows: Vec<SequenceRow> = texts.iter().map(|_| begin()).collect();
+        let new_row = || SequenceRow::new(model.begin(configuration.boundaries.clone()).unwrap());
+        let mut rows: Vec<SequenceRow> = texts.iter().map(|_| new_row()).collect();
         let mut delayed = vec![Vec::new(); rows.len()];
         let mut fed = vec![0; rows.len()];
         while delayed.iter().zip(&alone).any(|(delayed, alone)| delayed.len() < alone.0.len()) {
-            // each kind of step for some rows, whatever their status
-            let mut some = || (0..texts.len()).filter(|_| dice.below(3) > 0).collect::<Vec<_>>();
-            let feedable = some();
-            let closing = some();
-            let finishing = some();
+            // Each kind of step runs for some rows, independent of their status.
+            let mut random_rows = || (0..texts.len()).filter(|_| dice.below(3) > 0).collect::<Vec<_>>();
+            let feedable = random_rows();
+            let closing = random_rows();
+            let finishing = random_rows();
             let ready = |row: &usize| rows[*row].status == StepStatus::Ready && fed[*row] < SYMBOLS;
             let feedable: Vec<_> = feedable.into_iter().filter(ready).collect();
             for &row in &feedable {
@@ -185,15 +185,15 @@ fn segment_and_finish_steps_may_be_delayed() {
             let before: Vec<_> = rows.iter().map(|row| row.status).collect();
             model.segment_step(&mut rows, &closing, &mut scratch).unwrap();
             for (row, &before) in before.iter().enumerate() {
-                let taken = before == StepStatus::Waiting && closing.contains(&row);
-                assert_eq!(rows[row].status, if taken { StepStatus::Unfinished } else { before });
+                let advanced = before == StepStatus::Waiting && closing.contains(&row);
+                assert_eq!(rows[row].status, if advanced { StepStatus::Unfinished } else { before });
             }
             let before: Vec<_> = rows.iter().map(|row| row.status).collect();
             model.finish_step(&mut rows, &finishing, &mut scratch).unwrap();
             for (row, &before) in before.iter().enumerate() {
-                let taken = before == StepStatus::Unfinished && finishing.contains(&row);
-                assert_eq!(rows[row].status, if taken { StepStatus::Ready } else { before });
-                if taken {
+                let advanced = before == StepStatus::Unfinished && finishing.contains(&row);
+                assert_eq!(rows[row].status, if advanced { StepStatus::Ready } else { before });
+                if advanced {
                     delayed[row].extend_from_slice(&rows[row].logits);
                 }
             }
@@ -221,7 +221,7 @@ fn a_fork_excludes_symbols_in_flight() {
             main.rows[0].set(&text[cut..cut + more], Want::All);
             model.symbol_step(&mut main.rows, &[0], &mut main.scratch).unwrap();
             let mut steps = 0;
-            // once before the segment step, once before the finish step
+            // The rollback happens once before the segment step and once before the finish step.
             while main.rows[0].status != StepStatus::Ready {
                 assert!(main.rows[0].state.rollback(cut).is_err(), "{}: rolled back in flight", configuration.name);
                 let mut fork = Alone::from(model, SequenceRow::new(main.rows[0].state.fork()));
@@ -231,9 +231,9 @@ fn a_fork_excludes_symbols_in_flight() {
                     "{}: the fork includes symbols in flight",
                     configuration.name
                 );
-                let got: Vec<f32> = text[cut..].iter().flat_map(|&symbol| fork.feed(&[symbol]).0).collect();
+                let actual: Vec<f32> = text[cut..].iter().flat_map(|&symbol| fork.feed(&[symbol]).0).collect();
                 assert!(
-                    difference(&got, &complete[cut * symbols..]) <= BATCH_TOLERANCE,
+                    difference(&actual, &complete[cut * symbols..]) <= BATCH_TOLERANCE,
                     "{}: fork",
                     configuration.name
                 );
@@ -244,9 +244,9 @@ fn a_fork_excludes_symbols_in_flight() {
                 }
                 steps += 1;
             }
-            let got = &main.rows[0].logits;
+            let actual = &main.rows[0].logits;
             assert!(
-                difference(got, &complete[cut * symbols..(cut + more) * symbols]) <= BATCH_TOLERANCE,
+                difference(actual, &complete[cut * symbols..(cut + more) * symbols]) <= BATCH_TOLERANCE,
                 "{}",
                 configuration.name
             );
@@ -265,8 +265,8 @@ fn later_symbols_do_not_leak() {
             let mut other = text.clone();
             other[cut..].iter_mut().for_each(|symbol| *symbol = dice.below(symbols) as u32);
             let changed = full(&*configuration.model, &other, &configuration.boundaries);
-            let off = difference(&changed.0[..cut * symbols], &complete.0[..cut * symbols]);
-            assert!(off <= BATCH_TOLERANCE, "{} at {cut}: {off}", configuration.name);
+            let max_error = difference(&changed.0[..cut * symbols], &complete.0[..cut * symbols]);
+            assert!(max_error <= BATCH_TOLERANCE, "{} at {cut}: {max_error}", configuration.name);
             assert_eq!(changed.1[..cut], complete.1[..cut]);
         }
     });
@@ -281,14 +281,14 @@ fn forks_and_rollbacks_equal_a_fresh_run() {
         let mut history: Vec<u32> = Vec::new();
         let mut furthest = 0;
         for _ in 0..12 {
-            // roll back to any position that is still held, then feed other text in one chunk or symbol by symbol
+            // Rolls back to any available position, then feeds other text in one chunk or symbol by symbol.
             let len = history.len();
             let earliest = main.rows[0].state.earliest();
             furthest = furthest.max(len);
             assert!(earliest == 0 || earliest + ROLLBACK <= furthest, "{}: {earliest} of {len}", configuration.name);
             let back = match dice.below(len + 1) {
                 back if back >= earliest => back,
-                // a rollback to the start is always possible
+                // A rollback to the start is always possible.
                 0 => 0,
                 dropped => {
                     let is_rejected = main.rows[0].state.rollback(dropped).is_err();
@@ -302,23 +302,23 @@ fn forks_and_rollbacks_equal_a_fresh_run() {
             assert_eq!(main.rows[0].state.len(), back);
             let more = &text[dice.below(40)..][..1 + dice.below(50)];
             let mut fork = Alone::from(model, SequenceRow::new(main.rows[0].state.fork()));
-            let got = if dice.below(2) == 0 {
+            let actual = if dice.below(2) == 0 {
                 main.feed(more)
             } else {
                 let steps: Vec<_> = more.iter().map(|&symbol| main.feed(&[symbol])).collect();
                 let (logits, marks): (Vec<_>, Vec<_>) = steps.into_iter().unzip();
                 (logits.concat(), marks.concat())
             };
-            // the fork is fed other symbols first, which must not change the main row
+            // The fork is fed other symbols first, which must not change the main row.
             fork.feed(&text[60..60 + dice.below(30) + 1]);
             fork.rows[0].state.rollback(back).unwrap();
             let fork_logits: Vec<f32> = more.iter().flat_map(|&symbol| fork.feed(&[symbol]).0).collect();
             history.extend_from_slice(more);
             let fresh = full(model, &history, &configuration.boundaries);
-            let tail = fresh.0.len() - got.0.len();
-            assert!(difference(&got.0, &fresh.0[tail..]) <= BATCH_TOLERANCE, "{}", configuration.name);
+            let tail = fresh.0.len() - actual.0.len();
+            assert!(difference(&actual.0, &fresh.0[tail..]) <= BATCH_TOLERANCE, "{}", configuration.name);
             assert!(difference(&fork_logits, &fresh.0[tail..]) <= BATCH_TOLERANCE, "{}: fork", configuration.name);
-            assert_eq!(got.1, fresh.1[back..], "{}", configuration.name);
+            assert_eq!(actual.1, fresh.1[back..], "{}", configuration.name);
             let closed = fresh.1.iter().filter(|mark| mark.boundary).count();
             assert_eq!(main.rows[0].state.segments(), if model.card().pooled { closed } else { 0 });
         }
@@ -331,7 +331,7 @@ fn a_fork_with_an_open_segment_continues() {
         let text = configuration.text(dice);
         let model = &*configuration.model;
         let (_, marks) = full(model, &text, &configuration.boundaries);
-        // a position in an open segment: the symbol before it closed none
+        // The position is in an open segment: the symbol before it closed no segment.
         let Some(cut) = (20..SYMBOLS - 20).find(|&t| !marks[t - 1].boundary) else { return };
         let mut first = configuration.alone();
         first.feed(&text[..cut]);
@@ -339,10 +339,10 @@ fn a_fork_with_an_open_segment_continues() {
         first.feed(&text[..30]);
         drop(first);
         let mut again = Alone::from(model, SequenceRow::new(kept));
-        let got = again.feed(&text[cut..]);
+        let actual = again.feed(&text[cut..]);
         let fresh = full(model, &text, &configuration.boundaries);
-        let tail = fresh.0.len() - got.0.len();
-        assert!(difference(&got.0, &fresh.0[tail..]) <= BATCH_TOLERANCE, "{}", configuration.name);
+        let tail = fresh.0.len() - actual.0.len();
+        assert!(difference(&actual.0, &fresh.0[tail..]) <= BATCH_TOLERANCE, "{}", configuration.name);
     });
 }
 
@@ -372,15 +372,15 @@ fn misuse_is_an_error() {
     on_each(|configuration, _| {
         let model = &*configuration.model;
         let symbols = model.card().vocabulary.len() as u32;
-        let begin = || SequenceRow::new(model.begin(configuration.boundaries.clone()).unwrap());
+        let new_row = || SequenceRow::new(model.begin(configuration.boundaries.clone()).unwrap());
         let mut scratch = model.scratch();
         let mut step = |row: SequenceRow| advance(model, &mut [row], &[0], &mut scratch);
-        assert!(step(begin()).is_err(), "nothing to feed");
-        let mut row = begin();
+        assert!(step(new_row()).is_err(), "nothing to feed");
+        let mut row = new_row();
         row.set(&[symbols], Want::Last);
         assert!(step(row).is_err(), "a symbol outside the vocabulary");
         let mut row = begin();
-        // zeros cost no physical memory
+        // Zeros cost no physical memory.
         row.feed = vec![0; model.card().max_symbols + 1];
         row.want = Want::Nothing;
         assert!(step(row).is_err(), "too many symbols");

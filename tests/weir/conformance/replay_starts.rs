@@ -46,22 +46,22 @@ fn a_state_is_rebuilt_from_its_replay_start() {
         let symbols = model.card().vocabulary.len();
         let windowed = is_windowed(configuration);
         let text = dice.text(if windowed { LONG.min(model.card().max_symbols) } else { SYMBOLS }, symbols);
-        let whole = full(model, &text, &configuration.boundaries);
+        let complete = full(model, &text, &configuration.boundaries);
         let equal = |alone: &mut Alone<'_>, part: Range<usize>| {
-            let got = alone.feed(&text[part.clone()]);
-            let off = difference(&got.0, &whole.0[part.start * symbols..part.end * symbols]);
-            assert!(off <= BATCH_TOLERANCE, "{name}: {off} in {part:?}");
-            assert_eq!(got.1, whole.1[part.clone()], "{name}: {part:?}");
+            let actual = alone.feed(&text[part.clone()]);
+            let max_error = difference(&actual.0, &complete.0[part.start * symbols..part.end * symbols]);
+            assert!(max_error <= BATCH_TOLERANCE, "{name}: {max_error} in {part:?}");
+            assert_eq!(actual.1, complete.1[part.clone()], "{name}: {part:?}");
         };
         let mut main = configuration.alone();
-        let mut at = 0;
+        let mut position = 0;
         let mut count = 0;
         let mut before = 0;
         let mut last = None;
-        while at + 110 < text.len() {
+        while position + 110 < text.len() {
             let size = 1 + dice.below(60);
-            main.feed(&text[at..at + size]);
-            at += size;
+            main.feed(&text[position..position + size]);
+            position += size;
             let state = &main.rows[0].state;
             let Some(start) = state.replay_start() else { continue };
             assert!(
@@ -72,38 +72,41 @@ fn a_state_is_rebuilt_from_its_replay_start() {
             before = start.symbol;
             last = Some(start);
             count += 1;
-            // check a few of the many starts, and the last one
-            if dice.below(6) > 0 && at + 110 < text.len() {
+            // Checks a few of the many starts, and the last one.
+            if dice.below(6) > 0 && position + 110 < text.len() {
                 continue;
             }
-            let mut again = rebuilt(configuration, &text[..at], start, dice);
+            let mut again = rebuilt(configuration, &text[..position], start, dice);
             let state = &main.rows[0].state;
             let other = &again.rows[0].state;
             assert_eq!((state.len(), state.segments()), (other.len(), other.segments()), "{name}");
             let earliest = other.earliest();
             let next = other.replay_start().unwrap();
-            assert!(earliest >= start.valid_from && earliest <= at, "{name}: {earliest} of {at}");
+            assert!(earliest >= start.valid_from && earliest <= position, "{name}: {earliest} of {position}");
             assert!(next.symbol >= start.symbol, "{name}: {next:?} after {start:?}");
-            let forks = [earliest, earliest + dice.below(at - earliest + 1)].map(|back| (back, other.fork()));
-            equal(&mut again, at..at + 40);
-            // it is valid from its earliest position, and can be rebuilt from its own replay start
+            let forks = [earliest, earliest + dice.below(position - earliest + 1)].map(|back| (back, other.fork()));
+            equal(&mut again, position..position + 40);
+            // The rebuilt state is valid from its earliest position, and can itself be rebuilt from its replay start.
             for (back, mut state) in forks {
                 state.rollback(back).unwrap();
-                equal(&mut Alone::from(model, SequenceRow::new(state)), back..at + 1);
+                equal(&mut Alone::from(model, SequenceRow::new(state)), back..position + 1);
             }
-            let mut third = rebuilt(configuration, &text[..at], next, dice);
-            equal(&mut third, at..at + 30);
+            let mut third = rebuilt(configuration, &text[..position], next, dice);
+            equal(&mut third, position..position + 30);
             third.rows[0].state.restart(0);
             assert!(third.rows[0].state.is_empty() && third.rows[0].state.segments() == 0, "{name}");
             equal(&mut third, 0..60);
         }
         assert_eq!(count > 0, windowed, "{name}: {count} replay starts");
-        // a later start gives other logits
+        // A later start gives other logits.
         if let Some(start) = last.filter(|start| start.skipped.is_none()) {
             let late = ReplayStart { symbol: start.valid_from - 1, ..start };
             let mut late = rebuilt(configuration, &text[..start.valid_from], late, dice);
-            let got = late.feed(&text[start.valid_from..][..1]);
-            assert!(difference(&got.0, &whole.0[start.valid_from * symbols..][..symbols]) > BATCH_TOLERANCE, "{name}");
+            let actual = late.feed(&text[start.valid_from..][..1]);
+            assert!(
+                difference(&actual.0, &complete.0[start.valid_from * symbols..][..symbols]) > BATCH_TOLERANCE,
+                "{name}"
+            );
         }
     });
 }
@@ -113,7 +116,7 @@ fn a_cache_entry_of_a_long_text_matches_its_end() {
     on_each(|configuration, dice| {
         let model = &*configuration.model;
         let name = &configuration.name;
-        // a table of learned positions may be too short for such a text
+        // A table of learned positions may be too short for such a text.
         if !is_windowed(configuration) || model.card().max_symbols < LONG + 40 {
             return;
         }
@@ -124,7 +127,7 @@ fn a_cache_entry_of_a_long_text_matches_its_end() {
         text.chunks(50).for_each(|chunk| drop(main.feed(chunk)));
         let key = Key::of(&"somebody".into(), &configuration.boundaries, model.card()).unwrap();
         let mut cache = SegmentCache::new(Capacity::of_bytes(1 << 30));
-        // with a last segment longer than the windows, no segment end is left to resume from
+        // If the last segment is longer than the windows, no segment end is left to resume from.
         let state = &*main.rows[0].state;
         let ends = state.boundary_before(state.len()) > 0;
         assert_eq!(cache.keep(&key, &text, state).unwrap(), ends, "{name}");
@@ -139,16 +142,16 @@ fn a_cache_entry_of_a_long_text_matches_its_end() {
             let known = cache.known(&key, &text);
             let hit = cache.find(&key, &text).unwrap();
             assert_eq!(hit.as_ref().map_or(0, |hit| hit.len), known, "{name}");
-            // pooled models count segments, so the text before must be the same
+            // Pooled models count segments, so the text before must be the same.
             assert_eq!(hit.is_some(), same || !pooled, "{name}: {same}");
             let Some(Hit { state, len }) = hit else { continue };
             let fresh = full(model, &text, &configuration.boundaries);
             let mut alone = Alone::from(model, SequenceRow::new(state));
-            let got = alone.feed(&text[len..]);
-            assert!(difference(&got.0, &fresh.0[len * symbols..]) <= BATCH_TOLERANCE, "{name}: from {len}");
-            assert_eq!(got.1, fresh.1[len..], "{name}");
+            let actual = alone.feed(&text[len..]);
+            assert!(difference(&actual.0, &fresh.0[len * symbols..]) <= BATCH_TOLERANCE, "{name}: from {len}");
+            assert_eq!(actual.1, fresh.1[len..], "{name}");
         }
-        // a text that differs in one symbol, before the earliest position of the entry
+        // The text differs in one symbol, before the earliest position of the entry.
         let mut near = text;
         near[LONG - 200] = (near[LONG - 200] + 1) % symbols as u32;
         assert_eq!(cache.known(&key, &near), 0, "{name}");

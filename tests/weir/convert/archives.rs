@@ -55,8 +55,8 @@ fn changed(change: impl FnOnce(&mut Vec<(String, Vec<u8>)>)) -> String {
 fn patched(from: &[u8], to: &[u8]) -> String {
     changed(|entries| {
         let (_, pickle) = entries.iter_mut().find(|(name, _)| name.ends_with("data.pkl")).unwrap();
-        let at = pickle.windows(from.len()).position(|window| window == from).unwrap();
-        pickle.splice(at..at + from.len(), to.iter().copied());
+        let offset = pickle.windows(from.len()).position(|window| window == from).unwrap();
+        pickle.splice(offset..offset + from.len(), to.iter().copied());
     })
 }
 
@@ -77,30 +77,30 @@ fn malicious_archives_are_refused() {
         (changed(|entries| drop(entries.remove(place(entries, "/data/7")))), "data/7 in the archive, found none"),
         (
             changed(|entries| {
-                let at = place(entries, "/data/0");
-                entries[at].1.pop();
+                let index = place(entries, "/data/0");
+                entries[index].1.pop();
             }),
             "32 numbers of 4 bytes",
         ),
         (
             changed(|entries| {
-                let at = place(entries, "/data/0");
-                entries[at].1.extend([0; 4]);
+                let index = place(entries, "/data/0");
+                entries[index].1.extend([0; 4]);
             }),
             "32 numbers of 4 bytes",
         ),
         (
             changed(|entries| {
-                let at = place(entries, "/data/0");
-                entries[at].1[3] = 0x7f;
-                entries[at].1[2] = 0xff;
+                let index = place(entries, "/data/0");
+                entries[index].1[3] = 0x7f;
+                entries[index].1[2] = 0xff;
             }),
             "r_w_bias: expected finite numbers, found NaN at index 0",
         ),
         (
             changed(|entries| {
-                let at = place(entries, "data.pkl");
-                entries[at].1 = vec![b'N'; 17 << 20];
+                let index = place(entries, "data.pkl");
+                entries[index].1 = vec![b'N'; 17 << 20];
             }),
             "at most",
         ),
@@ -125,7 +125,7 @@ fn malicious_pickles_are_refused() {
             patched(b"FloatStorage", b"LongStorage"),
             "r_w_bias: expected floats of 16, 32 or 64 bits, found torch.LongStorage".into(),
         ),
-        // r_w_bias: one row more than the storage has; the same number again and again; as many, but beyond the end
+        // `r_w_bias` has one row more than its storage, repeats one number, or reads beyond the storage's end.
         (patched(b"K\x04K\x08\x86", b"K\x05K\x08\x86"), "r_w_bias: expected a view of a storage of 32 numbers".into()),
         (patched(b"K\x04K\x08\x86", b"J\xff\xff\xff\x7fJ\xff\xff\xff\x7f\x86"), "r_w_bias: expected a view".into()),
         (patched(b"K\x04K\x08\x86", b"J\xff\xff\xff\xffK\x08\x86"), "r_w_bias: expected a size".into()),
@@ -145,20 +145,20 @@ fn malicious_pickles_are_refused() {
 
 #[test]
 fn a_transposed_view_is_put_in_order() {
-    // r_w_bias (4, 8) with strides (1, 4): column after column
+    // `r_w_bias` (4, 8) with strides (1, 4) is stored column by column.
     let [dir, dest] = [(); 2].map(|()| TempDir::new().unwrap());
     let mut entries = entries();
     let (_, pickle) = entries.iter_mut().find(|(name, _)| name.ends_with("data.pkl")).unwrap();
-    let at = pickle.windows(5).position(|window| window == b"K\x08K\x01\x86").unwrap();
-    pickle.splice(at..at + 5, *b"K\x01K\x04\x86");
+    let offset = pickle.windows(5).position(|window| window == b"K\x08K\x01\x86").unwrap();
+    pickle.splice(offset..offset + 5, *b"K\x01K\x04\x86");
     fs::write(dir.path().join("x.pt"), archive(&entries, CompressionMethod::Stored)).unwrap();
     convert(&dir.path().join("x.pt"), dest.path()).unwrap();
     let straight = TempDir::new().unwrap();
     convert(&golden("dynamic-pooling-pt/plain"), straight.path()).unwrap();
     let bias = |dir: &Path| read(dir).1.take("position.content_bias").unwrap();
     let [turned, straight] = [&dest, &straight].map(|folder| bias(folder.path()));
-    for (at, number) in turned.iter().enumerate() {
-        assert_eq!(*number, straight[at % 8 * 4 + at / 8]);
+    for (index, number) in turned.iter().enumerate() {
+        assert_eq!(*number, straight[index % 8 * 4 + index / 8]);
     }
 }
 
@@ -166,17 +166,17 @@ fn a_transposed_view_is_put_in_order() {
 fn other_precisions_are_read() {
     type Narrow = fn(f32) -> (Vec<u8>, f32);
     let half: Narrow = |x| (half::f16::from_f32(x).to_le_bytes().to_vec(), half::f16::from_f32(x).to_f32());
-    let brain: Narrow = |x| (half::bf16::from_f32(x).to_le_bytes().to_vec(), half::bf16::from_f32(x).to_f32());
+    let to_bf16: Narrow = |x| (half::bf16::from_f32(x).to_le_bytes().to_vec(), half::bf16::from_f32(x).to_f32());
     let double: Narrow = |x| (f64::from(x).to_le_bytes().to_vec(), x);
     let straight = TempDir::new().unwrap();
     convert(&golden("dynamic-pooling-pt/plain"), straight.path()).unwrap();
-    for (class, narrow) in [("HalfStorage", half), ("BFloat16Storage", brain), ("DoubleStorage", double)] {
+    for (class, narrow) in [("HalfStorage", half), ("BFloat16Storage", to_bf16), ("DoubleStorage", double)] {
         let [dir, dest] = [(); 2].map(|()| TempDir::new().unwrap());
         let mut entries = entries();
         for (name, bytes) in &mut entries {
             if name.ends_with("data.pkl") {
-                let at = bytes.windows(12).position(|window| window == b"FloatStorage").unwrap();
-                bytes.splice(at..at + 12, class.bytes());
+                let offset = bytes.windows(12).position(|window| window == b"FloatStorage").unwrap();
+                bytes.splice(offset..offset + 12, class.bytes());
             } else if name.contains("/data/") {
                 *bytes = bytes.as_chunks().0.iter().flat_map(|&x| narrow(f32::from_le_bytes(x)).0).collect();
             }
@@ -184,9 +184,9 @@ fn other_precisions_are_read() {
         fs::write(dir.path().join("x.pt"), archive(&entries, CompressionMethod::Stored)).unwrap();
         convert(&dir.path().join("x.pt"), dest.path()).unwrap();
         let mut narrowed = read(dest.path()).1;
-        let mut whole = read(straight.path()).1;
+        let mut original = read(straight.path()).1;
         for name in ["head.weight", "null_group", "middle.1.attention.qkv.weight"] {
-            let expected: Vec<_> = whole.take(name).unwrap().into_iter().map(|x| narrow(x).1).collect();
+            let expected: Vec<_> = original.take(name).unwrap().into_iter().map(|x| narrow(x).1).collect();
             assert_eq!(narrowed.take(name).unwrap(), expected, "{class}");
         }
     }
@@ -215,9 +215,9 @@ proptest! {
     #[test]
     fn bytes_changed_in_a_pickle_never_panic(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4)) {
         let mut pickle = the_pickle();
-        for (at, byte) in changes {
-            let at = at.index(pickle.len());
-            pickle[at] = byte;
+        for (index, byte) in changes {
+            let index = index.index(pickle.len());
+            pickle[index] = byte;
         }
         let mut entries = entries();
         entries.iter_mut().filter(|(name, _)| name.ends_with("data.pkl")).for_each(|(_, bytes)| *bytes = pickle.clone());
@@ -230,9 +230,9 @@ proptest! {
     #[test]
     fn bytes_changed_in_an_archive_never_panic(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4)) {
         let mut file = fs::read(golden("dynamic-pooling-pt/plain/checkpoint_last.pt")).unwrap();
-        for (at, byte) in changes {
-            let at = at.index(file.len());
-            file[at] = byte;
+        for (index, byte) in changes {
+            let index = index.index(file.len());
+            file[index] = byte;
         }
         let [dir, dest] = [(); 2].map(|()| TempDir::new().unwrap());
         fs::write(dir.path().join("x.pt"), file).unwrap();

@@ -57,7 +57,7 @@ fn every_fixture_is_converted_number_by_number() {
         let official = SafeTensors::deserialize(&official).unwrap();
         let dropped = official.names().into_iter().filter(|name| name.ends_with("r_net.bias")).count();
         assert_eq!(weights.len(), official.len() - dropped, "{case}");
-        for (ours, theirs) in [
+        for (name, official_name) in [
             ("pre.0.attention.qkv.weight", "layers.0.0.dec_attn.qkv_net.weight"),
             ("pre.0.feed_forward.down.bias", "layers.0.0.pos_ff.CoreNet.3.bias"),
             ("position.content_bias", "r_w_bias"),
@@ -69,9 +69,9 @@ fn every_fixture_is_converted_number_by_number() {
             ("post.0.feed_forward.norm.weight", "layers.2.0.pos_ff.layer_norm.weight"),
             ("boundary.output.weight", "boundary_predictor.boundary_predictor.2.weight"),
         ] {
-            let theirs = official.tensor(theirs).ok().map(|tensor| tensor.data().to_vec());
-            let ours = weights.get(ours).map(|tensor| tensor.numbers.iter().flat_map(|x| x.to_le_bytes()).collect());
-            assert_eq!(ours, theirs, "{case}");
+            let expected = official.tensor(official_name).ok().map(|tensor| tensor.data().to_vec());
+            let actual = weights.get(name).map(|tensor| tensor.numbers.iter().flat_map(|x| x.to_le_bytes()).collect());
+            assert_eq!(actual, expected, "{case}");
         }
     }
 }
@@ -81,13 +81,13 @@ fn the_safetensors_crate_reads_what_is_written() {
     let dest = TempDir::new().unwrap();
     convert(&golden("dynamic-pooling/unigram"), dest.path()).unwrap();
     let bytes = fs::read(dest.path().join("model.safetensors")).unwrap();
-    let theirs = SafeTensors::deserialize(&bytes).unwrap();
+    let official = SafeTensors::deserialize(&bytes).unwrap();
     let (_, weights) = read(dest.path());
-    assert_eq!(theirs.len(), weights.len());
-    for (name, view) in theirs.iter() {
-        let ours = weights.get(name).unwrap();
-        assert_eq!(ours.shape, view.shape());
-        assert!(ours.numbers.iter().flat_map(|x| x.to_le_bytes()).eq(view.data().iter().copied()), "{name}");
+    assert_eq!(official.len(), weights.len());
+    for (name, view) in official.iter() {
+        let tensor = weights.get(name).unwrap();
+        assert_eq!(tensor.shape, view.shape());
+        assert!(tensor.numbers.iter().flat_map(|x| x.to_le_bytes()).eq(view.data().iter().copied()), "{name}");
     }
     assert_eq!(u64::from_le_bytes(bytes[..8].try_into().unwrap()) % 8, 0);
 }
@@ -95,15 +95,15 @@ fn the_safetensors_crate_reads_what_is_written() {
 #[test]
 fn training_checkpoints_convert_like_the_fixture() {
     let dest = TempDir::new().unwrap();
-    let made = |from: &Path, name: &str| {
+    let convert_to = |from: &Path, name: &str| {
         let dest = dest.path().join(name);
         convert(from, &dest).unwrap();
         (fs::read(dest.join("model.safetensors")).unwrap(), fs::read_to_string(dest.join("config.json")).unwrap())
     };
-    let fixture = made(&golden("dynamic-pooling/unigram"), "fixture");
-    assert_eq!(made(&golden("dynamic-pooling-pt/plain"), "plain"), fixture);
-    assert_eq!(made(&golden("dynamic-pooling-pt/ddp"), "ddp"), fixture);
-    assert_eq!(made(&golden("dynamic-pooling-pt/ddp/checkpoint_last.pt"), "file"), fixture);
+    let fixture = convert_to(&golden("dynamic-pooling/unigram"), "fixture");
+    assert_eq!(convert_to(&golden("dynamic-pooling-pt/plain"), "plain"), fixture);
+    assert_eq!(convert_to(&golden("dynamic-pooling-pt/ddp"), "ddp"), fixture);
+    assert_eq!(convert_to(&golden("dynamic-pooling-pt/ddp/checkpoint_last.pt"), "file"), fixture);
 }
 
 #[test]
@@ -140,14 +140,14 @@ fn the_source_is_refused_as_destination() {
         fs::copy(golden("dynamic-pooling/vanilla").join(file), source.join(file)).unwrap();
     }
     let before = fs::read(source.join("model.safetensors")).unwrap();
-    let mut ways = vec![source.clone(), source.join("..").join("official")];
+    let mut paths = vec![source.clone(), source.join("..").join("official")];
     #[cfg(unix)]
     {
         let link = folder.path().join("link");
         std::os::unix::fs::symlink(&source, &link).unwrap();
-        ways.push(link);
+        paths.push(link);
     }
-    for dest in ways {
+    for dest in paths {
         let error = convert::convert(Source::DynamicPooling, &source, &dest, true).unwrap_err().to_string();
         assert!(error.contains("the source itself"), "{error}");
     }

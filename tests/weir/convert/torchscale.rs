@@ -52,11 +52,11 @@ fn tensors_are_copied_to_their_names() {
     assert_eq!((config.family.as_str(), config.training_length), ("decoder", 32));
     let source = fs::read(golden("torchscale/xpos_full/model.safetensors")).unwrap();
     let official = SafeTensors::deserialize(&source).unwrap();
-    let theirs = |name: &str| official.tensor(name).unwrap().data().to_vec();
-    let ours =
+    let official_tensor = |name: &str| official.tensor(name).unwrap().data().to_vec();
+    let converted_tensor =
         |name: &str| -> Vec<u8> { weights.get(name).unwrap().numbers.iter().flat_map(|x| x.to_le_bytes()).collect() };
-    let parts = ["q", "k", "v"].map(|part| theirs(&format!("layers.1.self_attn.{part}_proj.weight")));
-    assert_eq!(ours("layers.1.attention.qkv.weight"), parts.concat());
+    let parts = ["q", "k", "v"].map(|part| official_tensor(&format!("layers.1.self_attn.{part}_proj.weight")));
+    assert_eq!(converted_tensor("layers.1.attention.qkv.weight"), parts.concat());
     for (name, official) in [
         ("embedding.weight", "embed_tokens.weight"),
         ("layers.0.attention.inner_norm.bias", "layers.0.self_attn.inner_attn_ln.bias"),
@@ -66,7 +66,7 @@ fn tensors_are_copied_to_their_names() {
         ("norm.weight", "layer_norm.weight"),
         ("head.weight", "output_projection.weight"),
     ] {
-        assert_eq!(ours(name), theirs(official), "{name}");
+        assert_eq!(converted_tensor(name), official_tensor(official), "{name}");
     }
 }
 
@@ -85,8 +85,8 @@ fn prefixes_and_buffer_locations_are_optional() {
         tensors.insert("self_attn_xpos.scale".into(), scale);
     });
     assert_eq!(written(&converted(&top).unwrap()), plain);
-    let without = changed("xpos_full", |_, tensors| tensors.retain(|name, _| !name.ends_with("xpos.scale")));
-    assert_eq!(written(&converted(&without).unwrap()), plain);
+    let without_scale = changed("xpos_full", |_, tensors| tensors.retain(|name, _| !name.ends_with("xpos.scale")));
+    assert_eq!(written(&converted(&without_scale).unwrap()), plain);
 }
 
 #[test]
@@ -143,8 +143,8 @@ fn unsupported_checkpoints_are_refused() {
         let message = message(case, change);
         assert!(message.contains(expected), "{case}: {message}");
     }
-    let nowhere = TempDir::new().unwrap();
-    assert!(convert::convert(Source::Torchscale, nowhere.path(), &nowhere.path().join("to"), false).is_err());
+    let empty_folder = TempDir::new().unwrap();
+    assert!(convert::convert(Source::Torchscale, empty_folder.path(), &empty_folder.path().join("to"), false).is_err());
     let dir = changed("xpos_full", |_, _| {});
     fs::remove_file(dir.path().join("model.safetensors")).unwrap();
     assert!(converted(&dir).unwrap_err().to_string().contains("found neither"));
@@ -153,15 +153,15 @@ fn unsupported_checkpoints_are_refused() {
 /// Copies a fixture with the arguments under fairseq's names.
 fn with_fairseq_names(case: &str, change: impl Fn(&mut Value, &mut Tensors)) -> TempDir {
     changed(case, |config, tensors| {
-        let given = config.take();
+        let original = config.take();
         *config = json!({
             "decoder_embed_dim": 32, "decoder_ffn_embed_dim": 48, "decoder_layers": 2, "decoder_attention_heads": 4,
-            "decoder_normalize_before": true, "activation_fn": given["activation"], "subln": given["subln"],
-            "no_scale_embedding": given["scale_embedding"] == false, "share_decoder_input_output_embed": given["tied"],
-            "xpos_rel_pos": given["position"] == "xpos" || given["position"] == "rope",
-            "xpos_scale_base": given["xpos_scale_base"], "rel_pos_buckets": given["rel_pos_buckets"],
-            "max_rel_pos": given["max_rel_pos"], "block_size": given["block_size"], "vocab_size": -1,
-            "no_token_positional_embeddings": given["position"] != "sinusoidal", "tokens_per_sample": 32, "moe_freq": 0,
+            "decoder_normalize_before": true, "activation_fn": original["activation"], "subln": original["subln"],
+            "no_scale_embedding": original["scale_embedding"] == false, "share_decoder_input_output_embed": original["tied"],
+            "xpos_rel_pos": original["position"] == "xpos" || original["position"] == "rope",
+            "xpos_scale_base": original["xpos_scale_base"], "rel_pos_buckets": original["rel_pos_buckets"],
+            "max_rel_pos": original["max_rel_pos"], "block_size": original["block_size"], "vocab_size": -1,
+            "no_token_positional_embeddings": original["position"] != "sinusoidal", "tokens_per_sample": 32, "moe_freq": 0,
         });
         change(config, tensors);
     })
@@ -181,7 +181,7 @@ fn fairseq_names_give_the_same_checkpoint() {
         let plain = written(&converted(&changed(case, |_, _| {})).unwrap());
         assert_eq!(written(&converted(&with_fairseq_names(case, |_, _| {})).unwrap()), plain, "{case}");
     }
-    // fairseq does not record this; the tensors show it
+    // fairseq does not record this; the tensors show it.
     let learned = with_fairseq_names("xpos_short", |config, tensors| {
         (config["xpos_rel_pos"], config["no_token_positional_embeddings"]) = (false.into(), Value::Null);
         config["tokens_per_sample"] = 7.into();

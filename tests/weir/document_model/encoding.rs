@@ -159,7 +159,7 @@ impl DocumentEncoder for DocumentModel {
                 EncodingStage::Memory => {
                     let mut alive = Alive::new(&opening.counts);
                     alive.grow(opening.tokens.len() * BYTES);
-                    // release the memory of the encoder
+                    // Releases the memory of the encoder.
                     opening.alive = None;
                     opening.choices.clear();
                     opening.document = Some(Arc::new(hashed_document(&opening.tokens, opening.hard, alive)));

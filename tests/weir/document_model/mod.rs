@@ -43,7 +43,7 @@ pub(crate) struct DocumentModel {
     limits: DocumentLimits,
     memory: usize,
     counts: Arc<Counts>,
-    pace: (Mutex<Pace>, Condvar),
+    gate: (Mutex<StepGate>, Condvar),
     /// Encoded blocks and symbol steps, in order.
     pub(crate) log: Mutex<Vec<Work>>,
 }
@@ -64,8 +64,9 @@ struct Counts {
     blocks: AtomicUsize,
 }
 
+/// Controls whether, and how fast, steps run.
 #[derive(Clone, Copy, PartialEq)]
-enum Pace {
+enum StepGate {
     Free,
     Held,
     Slow(Duration),
@@ -104,23 +105,23 @@ impl DocumentModel {
             marks: MARKS,
             generation,
         };
-        let pace = (Mutex::new(Pace::Free), Condvar::new());
-        Arc::new(Self { card, limits, memory, counts: Arc::default(), pace, log: Mutex::default() })
+        let gate = (Mutex::new(StepGate::Free), Condvar::new());
+        Arc::new(Self { card, limits, memory, counts: Arc::default(), gate, log: Mutex::default() })
     }
 
     /// Blocks all further work.
     pub(crate) fn hold(&self) {
-        self.set(Pace::Held);
+        self.set(StepGate::Held);
     }
 
     /// Lets all work run at full speed.
     pub(crate) fn release(&self) {
-        self.set(Pace::Free);
+        self.set(StepGate::Free);
     }
 
     /// Makes each block and each step take `duration`.
     pub(crate) fn slow(&self, duration: Duration) {
-        self.set(Pace::Slow(duration));
+        self.set(StepGate::Slow(duration));
     }
 
     /// Number of live encodings, documents and rows.
@@ -138,16 +139,16 @@ impl DocumentModel {
         self.counts.peak.load(SeqCst)
     }
 
-    fn set(&self, pace: Pace) {
-        *self.pace.0.lock().unwrap() = pace;
-        self.pace.1.notify_all();
+    fn set(&self, gate: StepGate) {
+        *self.gate.0.lock().unwrap() = gate;
+        self.gate.1.notify_all();
     }
 
     fn wait(&self) {
-        let (pace, changed) = &self.pace;
-        let pace = changed.wait_while(pace.lock().unwrap(), |pace| *pace == Pace::Held).unwrap();
-        if let Pace::Slow(duration) = *pace {
-            drop(changed.wait_timeout_while(pace, duration, |pace| *pace != Pace::Free));
+        let (gate, changed) = &self.gate;
+        let gate = changed.wait_while(gate.lock().unwrap(), |gate| *gate == StepGate::Held).unwrap();
+        if let StepGate::Slow(duration) = *gate {
+            drop(changed.wait_timeout_while(gate, duration, |gate| *gate != StepGate::Free));
         }
     }
 }

@@ -77,7 +77,7 @@ fn prompts_take_turns() {
     let long = engine.submit(Job::Generate(generate(&[2; 1600], 1)), None).unwrap();
     let short = engine.submit(Job::Generate(generate(&[2; 20], 1)), None).unwrap();
     eventually("both have rows", || engine.load().running == 2);
-    // Two chunks each, the sampled symbol, and one spare step: the short prompt does not wait for the long one.
+    // Two chunks each, the sampled symbol and one spare step suffice: the short prompt does not wait for the long one.
     toy.hold(6);
     eventually("the short prompt's job has ended", || engine.load().running == 1);
     toy.release();
@@ -95,9 +95,9 @@ fn newcomers_do_not_starve_a_long_prompt() {
     let newcomers: Vec<_> = (0..100)
         .map(|_| {
             let events = engine.submit(Job::Generate(generate(&[2; 16], 1)), None).unwrap();
-            let taken = toy.steps.lock().unwrap().len();
+            let step_count = toy.steps.lock().unwrap().len();
             toy.hold(1);
-            eventually("a step was taken", || toy.steps.lock().unwrap().len() > taken);
+            eventually("a step was taken", || toy.steps.lock().unwrap().len() > step_count);
             events
         })
         .collect();

@@ -90,7 +90,7 @@ fn a_conversation_continues_without_prefill() {
             let before = warm.counters().prefill_chars;
             let (output, cached) = ask(&warm, &request);
             assert_eq!(output, expected, "{dtype:?}, turn {turn}");
-            // only the symbols after the last segment's end are fed, at most a word
+            // The row feeds only the symbols after the last segment's end, at most one word.
             let fed = (warm.counters().prefill_chars - before) as usize;
             assert_eq!(fed + cached, chat.len());
             assert!(turn == 0 || fed < 40, "{dtype:?}, turn {turn}: {fed} symbols were fed");
@@ -144,7 +144,7 @@ fn a_prompt_is_shared_while_its_answer_is_generated() {
     let model = fixture("whitespaces");
     let warm = engine(&model, CACHE);
     let shared = text(9, 200);
-    // no request has ended: the prompt is cached at the end of its prefill
+    // No request has ended: the prompt is cached at the end of its prefill.
     let request = request(&shared, 300, &BoundaryOptions::default());
     let mut first = submit(&warm, &request);
     while !matches!(first.blocking_recv().unwrap().unwrap(), weir::engine::Event::Characters(_)) {}
@@ -160,7 +160,7 @@ fn the_cache_is_evicted_for_running_rows() {
     let folder = crate::support::converted("whitespaces");
     let model = load(&folder, &Settings { memory_bytes: limit + null, ..settings() }).unwrap();
     let cold = engine(&free, 0);
-    // the cache may fill all memory
+    // The cache may fill all memory.
     let warm = engine(&model, limit);
     for seed in 0..30 {
         let request = request(&text(seed, 100 + seed as usize * 3), 100, &BoundaryOptions::default());
@@ -168,7 +168,7 @@ fn the_cache_is_evicted_for_running_rows() {
     }
     let usage = warm.segment_cache_usage();
     assert!(usage.evictions > 0 && usage.entries > 0, "{usage:?}");
-    // several at a time: without cached entries they fit, and their own prompts are cached while they run
+    // Several requests fit at a time without cached entries. Their prompts are cached while they run.
     let requests: Vec<_> =
         (0..12).map(|seed| request(&text(100 + seed, 40), 30, &BoundaryOptions::default())).collect();
     let expected: Vec<_> = requests.iter().map(|request| ask(&cold, request).0).collect();
@@ -188,15 +188,15 @@ fn a_deadline_estimate_counts_cached_symbols() {
     let toy = Toy::new();
     toy.step_ns.store(10_000_000, SeqCst);
     let engine = toy.engine(Limits { chunk: 16, cache_bytes: 1 << 20, ..Limits::default() });
-    // a segment ends at the last symbol but one, and is cached
+    // A segment ends at the last symbol but one, and is cached.
     let prompt = [vec![2; 1598], vec![0, 1]].concat();
     let job = || Job::Generate(generate(&prompt, 1));
     read(engine.submit(job(), None).unwrap()).unwrap();
-    let within = |time| Terms::from(Some(Instant::now() + time));
+    let deadline_in = |time| Terms::from(Some(Instant::now() + time));
     let half = Duration::from_millis(500);
-    assert_eq!(read(engine.submit(job(), within(half)).unwrap()).unwrap().usage.cached_chars, 1599);
+    assert_eq!(read(engine.submit(job(), deadline_in(half)).unwrap()).unwrap().usage.cached_chars, 1599);
     let uncached = Job::Generate(generate(&[vec![3; 1598], vec![0, 1]].concat(), 1));
-    assert!(engine.submit(uncached, within(half)).is_err());
+    assert!(engine.submit(uncached, deadline_in(half)).is_err());
 }
 
 #[test]

@@ -41,7 +41,7 @@ fn request(model: &dyn Model, seed: u64, chars: usize) -> Generate {
     request.sampling.seed = seed;
     request.sampling.temperature = 1.0;
     request.sampling.repetition_penalty = 1.2;
-    // an end symbol does not stop the text
+    // An end symbol does not stop the text.
     request.stopping.ignore_end = true;
     request.stopping.stop = vec![text_symbols(model, &[1; 40])];
     request
@@ -103,7 +103,7 @@ fn only_the_text_that_a_new_row_needs_is_held() {
         });
         assert_eq!(output, expected, "{name}, from its own text");
         assert!(losses > 0 && max_held <= 2100, "{name}: lost {losses} times, {max_held} held");
-        // resume from the cache, which finds the row's state although its text is dropped
+        // Resumes from the cache, which finds the row's state although its text is dropped.
         let key = Key::of(&"".into(), &BoundaryOptions::default(), model.card()).unwrap();
         let mut cache = SegmentCache::new(Capacity::of_bytes(1 << 30));
         let mut hits = 0;
@@ -111,7 +111,7 @@ fn only_the_text_that_a_new_row_needs_is_held() {
             (generated >= LOSS_START && dice.below(200) == 0).then(|| {
                 cache.keep(&key, session.text(), &*row.state).unwrap();
                 let mut other = fresh_row(model, session);
-                // a miss if no segment ended recently
+                // The lookup misses if no segment ended recently.
                 if let Some(hit) = cache.find(&key, session.text().prefix(session.cacheable_prefix())).unwrap() {
                     session.start_at(hit.len, hit.state.segments()).unwrap();
                     other = SequenceRow::new(hit.state);
@@ -155,7 +155,7 @@ fn a_long_generation_is_preempted_and_resumes() {
             let mut prompt_symbols = 70;
             for until in [LOSS_START, LOSS_START + 400] {
                 read_until(&mut events, &mut characters, until);
-                // the reader stops, and another request waits for the only row
+                // The reader stops, and another request waits for the only row.
                 read(engine.submit(Job::Generate(brief.clone()), None).unwrap()).unwrap();
                 prompt_symbols += 70;
             }
@@ -169,7 +169,7 @@ fn a_long_generation_is_preempted_and_resumes() {
                 }
             };
             assert_eq!(output, expected, "{name}, {cache_bytes} bytes of cache");
-            // the symbols fed again are far fewer than those generated before
+            // The symbols fed again are far fewer than those generated before.
             let replayed = (engine.counters().prefill_chars as usize).saturating_sub(prompt_symbols);
             let limit = if cache_bytes == 0 { 2 * 1500 } else { 2 * 64 };
             assert!(
@@ -199,7 +199,7 @@ fn a_prompt_stays_cached_next_to_its_continuation() {
         let branch = with_prompt([&first.prompt, &more]);
         let chat = with_prompt([&first.prompt, &answer]);
         let next = with_prompt([&chat.prompt, &more]);
-        // each request follows one whose text is longer than its prompt
+        // Each request follows one whose text is longer than its prompt.
         for (request, least) in [(&first, 0), (&repeat, 60), (&branch, 60), (&next, 600), (&chat, 600), (&repeat, 60)] {
             let (expected, _) = ask(&cold, request);
             let (output, cached) = ask(&warm, request);
@@ -213,7 +213,7 @@ fn a_prompt_stays_cached_next_to_its_continuation() {
             "{name}: {usage:?}"
         );
         drop(warm);
-        // a repeated prompt stays in a cache for a few requests with two entries each
+        // A repeated prompt stays in a cache for a few requests with two entries each.
         let measure = start(64 << 20);
         ask(&measure, &first);
         let limit = 4 * measure.segment_cache_usage().bytes;

@@ -22,12 +22,12 @@ fn a_failed_step_ends_its_batch_and_the_engine_continues() {
         toy.hold(0);
         let blocking = engine.submit(varied(3), None).unwrap();
         eventually("the first has a row", || toy.sequences() == 1);
-        let bad = engine.submit(ends_with(symbol), None).unwrap();
+        let failing = engine.submit(ends_with(symbol), None).unwrap();
         let neighbor = engine.submit(varied(2), None).unwrap();
         toy.release();
-        // exhausted memory has its own code
+        // Exhausted memory has its own code.
         let code = if symbol == FAIL { Code::ResourceExhausted } else { Code::Internal };
-        assert_eq!(read(bad).unwrap_err().code(), code);
+        assert_eq!(read(failing).unwrap_err().code(), code);
         // Rows outside the failed step continue; the others get its error.
         for (events, seed) in [(blocking, 3), (neighbor, 2)] {
             match read(events) {
@@ -50,9 +50,9 @@ fn a_failed_segment_step_spares_the_rows_that_were_ready() {
     // No segment ends, so the row never waits.
     request.sampling.logit_bias = vec![(0, -1000.0)];
     let ready = engine.submit(Job::Generate(request.clone()), None).unwrap();
-    let bad = engine.submit(ends_with(PANIC_IN_MIDDLE), None).unwrap();
+    let failing = engine.submit(ends_with(PANIC_IN_MIDDLE), None).unwrap();
     toy.release();
-    assert_eq!(read(bad).unwrap_err().code(), Code::Internal);
+    assert_eq!(read(failing).unwrap_err().code(), Code::Internal);
     assert_eq!(read(ready).unwrap(), alone(Job::Generate(request), 1000));
     assert_idle(&toy, &engine);
 }
@@ -62,11 +62,11 @@ fn nan_logits_end_only_their_own_row() {
     let toy = Toy::new();
     let engine = toy.engine(Limits::default());
     toy.hold(0);
-    let good = engine.submit(varied(5), None).unwrap();
-    let bad = engine.submit(ends_with(NAN), None).unwrap();
+    let valid = engine.submit(varied(5), None).unwrap();
+    let failing = engine.submit(ends_with(NAN), None).unwrap();
     toy.release();
-    assert_eq!(read(bad).unwrap_err().code(), Code::Internal);
-    assert_eq!(read(good).unwrap(), alone(varied(5), 1000));
+    assert_eq!(read(failing).unwrap_err().code(), Code::Internal);
+    assert_eq!(read(valid).unwrap(), alone(varied(5), 1000));
     assert_idle(&toy, &engine);
 }
 
@@ -112,7 +112,7 @@ fn dropping_an_idle_engine_joins_its_thread() {
 #[test]
 fn a_broken_worker_fails_all_waiting_jobs() {
     let toy = Toy::new();
-    // One scratch at the start, and none after a failed step.
+    // The model creates one scratch at the start, and none after a failed step.
     toy.scratches.store(1, SeqCst);
     let engine = toy.engine(Limits { rows: 1, ..Limits::default() });
     assert_eq!(engine.phase(), Phase::Open);

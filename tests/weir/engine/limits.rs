@@ -52,7 +52,7 @@ fn without_a_queue_jobs_still_run() {
 
 #[test]
 fn memory_limits_the_running_rows() {
-    // Memory for twenty symbols in total.
+    // The memory holds twenty symbols in total.
     let toy = Toy::with(MAX_SYMBOLS, 20 * BYTES);
     let engine = toy.engine(limits(8, 8));
     match engine.submit(plain(20), None) {
@@ -114,7 +114,7 @@ fn a_deadline_in_the_past_is_rejected() {
 fn a_deadline_passes_in_the_queue() {
     let toy = Toy::new();
     let engine = toy.engine(limits(1, 4));
-    // The reader of the first does not read: its row pauses, and the second times out in the queue.
+    // The first reader does not read: its row pauses, and the second request times out in the queue.
     let first = engine.submit(plain(1000), None).unwrap();
     let second = engine.submit(plain(1), Some(Instant::now() + Duration::from_millis(50))).unwrap();
     assert!(matches!(read(second), Err(Error::Deadline { stage: "in the queue" })));

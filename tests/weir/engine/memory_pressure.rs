@@ -15,7 +15,7 @@ fn tight_memory_delays_or_rejects_but_fails_no_request() {
     for case in ["fixed_sf2", "fixed_sf3", "fixed_sf4"] {
         let free = load(&converted(case), &settings()).unwrap();
         let null = settings().memory_bytes - free.memory().limit;
-        // room for one sequence of 150 symbols: larger ones never fit, small ones run together
+        // The memory has room for one sequence of 150 symbols: larger ones never fit, and small ones run together.
         let limit = free.bytes_for(150);
         let tight = Settings { memory_bytes: limit + null, ..settings() };
         let model = load(&converted(case), &tight).unwrap();

@@ -76,13 +76,13 @@ fn each_step_character_and_end_is_reported_once() {
         sum(|usage| usage.generated_chars)
     );
 
-    // each generation reports its first character, and a gap before every other one
+    // Each generation reports its first character, and a gap before every other one.
     let answers = usages.iter().filter(|(generates, usage)| *generates && usage.generated_chars > 0).count();
     assert_eq!(recorder.firsts.lock().unwrap().len(), answers);
     assert_eq!(recorder.gaps.lock().unwrap().len(), sum(|usage| usage.generated_chars) - answers);
     assert!(recorder.gaps.lock().unwrap().contains(&true) && recorder.gaps.lock().unwrap().contains(&false));
 
-    // the steps that the model ran
+    // The counters equal the steps that the model ran.
     let steps = recorder.steps.lock().unwrap();
     let fed: Vec<_> = toy.steps.lock().unwrap().iter().map(|fed| (fed.len(), fed.iter().sum::<usize>())).collect();
     let reported: Vec<_> = steps.iter().filter(|step| step.0 > 0).map(|&(rows, fed, _)| (rows, fed)).collect();
@@ -90,7 +90,7 @@ fn each_step_character_and_end_is_reported_once() {
     let middle: Vec<_> = toy.segment_steps.lock().unwrap().iter().map(|&(rows, _)| rows).collect();
     assert_eq!(steps.iter().map(|step| step.2).filter(|&rows| rows > 0).collect::<Vec<_>>(), middle);
 
-    // the counters equal the sums
+    // The counters equal the sums.
     assert_eq!((counters.running, counters.waiting), (0, 0));
     assert_eq!(counters.steps, fed.len() as u64);
     assert_eq!(counters.symbol_rows, fed.iter().map(|step| step.0 as u64).sum::<u64>());

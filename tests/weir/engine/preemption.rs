@@ -31,7 +31,7 @@ fn long(seed: u64, prompt: usize, max_chars: usize) -> Generate {
 #[test]
 fn a_preempted_job_has_the_output_of_an_undisturbed_one() {
     for (rows, cache_bytes) in [(8, 0), (3, 0), (8, 1 << 20)] {
-        // all jobs together need far more
+        // All jobs together need far more memory.
         let toy = Toy::with(MAX_SYMBOLS, 700 * BYTES);
         let engine = toy.engine(Limits { rows, cache_bytes, chunk: 32, events: 400, ..Limits::default() });
         let jobs: Vec<_> = (0..24).map(|seed| long(seed, 1 + seed as usize * 3, 300)).collect();
@@ -46,10 +46,10 @@ fn a_preempted_job_has_the_output_of_an_undisturbed_one() {
         eventually("all jobs have ended", || engine.load().running == 0);
         let counters = engine.counters();
         assert!(counters.preemptions > 0, "memory did not run out: {counters:?}");
-        // each end may admit one row that is preempted again, together with later ones
+        // Each end may admit one row that is preempted again, together with later ones.
         assert!(counters.preemptions < 24 * 8, "rows preempt each other: {counters:?}");
         if cache_bytes == 0 {
-            // forks of this model are copies, which are not charged to the cache in advance
+            // Forks of this model are copies, which are not charged to the cache in advance.
             assert!(toy.peak() <= 700 * BYTES, "{} bytes", toy.peak());
             assert_idle(&toy, &engine);
         } else {
@@ -64,7 +64,7 @@ fn a_preempted_job_can_be_cancelled() {
     let engine = toy.engine(Limits { rows: 4, events: 400, ..Limits::default() });
     let mut jobs: Vec<_> = (0..4).map(|seed| engine.submit(Job::Generate(long(seed, 5, 300)), None).unwrap()).collect();
     eventually("a row was preempted", || engine.counters().preemptions > 0);
-    // the youngest first
+    // The youngest row is preempted first.
     drop(jobs.pop());
     drop(jobs.pop());
     let rest: Vec<_> = jobs.into_iter().map(|events| read(events).unwrap()).collect();
@@ -83,7 +83,7 @@ fn a_thousand_cancellations_at_random_points_release_everything() {
         let jobs: Vec<_> = (0..1000)
             .map(|seed| engine.submit(Job::Generate(long(seed, 1 + seed as usize % 50, 250)), None).unwrap())
             .collect();
-        // some are queued, some run, some are preempted, some have ended
+        // At this point some jobs are queued, some run, some are preempted, and some have ended.
         for (index, mut events) in jobs.into_iter().enumerate() {
             let read = mix(index as u64) % 5 * 40;
             (0..read).for_each(|_| drop(events.blocking_recv()));

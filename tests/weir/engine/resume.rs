@@ -70,7 +70,7 @@ fn lose(model: &dyn Model, session: &mut Session, row: &SequenceRow, replacement
         Replacement::LongestPrefix => state_after(model, session, max_prefix),
         Replacement::Cached => {
             let mut cache = SegmentCache::new(Capacity::of_bytes(1 << 30));
-            // a scoring window has no key
+            // A scoring window has no key.
             let Some(key) = Key::of(&"".into(), session.boundaries(), model.card()) else {
                 return begin(model, session);
             };

@@ -116,7 +116,7 @@ fn the_total_length_of_queued_prompts_is_limited() {
     let second = engine.submit(plain(40, 1), terms("b", 0)).unwrap();
     toy.release();
     [first, waiting, second].into_iter().for_each(|events| drop(read(events).unwrap()));
-    // running jobs do not count, and a job that gets a row at once is not queued
+    // Running jobs do not count, and a job that gets a row at once is not queued.
     read(engine.submit(plain(200, 1), terms("a", 0)).unwrap()).unwrap();
     assert_idle(&toy, &engine);
 }
@@ -137,7 +137,7 @@ fn within(time: Duration) -> Terms {
 #[test]
 fn a_deadline_that_cannot_be_met_is_rejected_at_once() {
     let (_toy, engine) = measured(4);
-    // 1600 symbols take a second
+    // 1600 symbols take a second.
     match engine.submit(plain(1600, 1), within(Duration::from_millis(500))) {
         Err(error @ Error::Deadline { stage }) => {
             assert_eq!(error.code(), Code::DeadlineExceeded);
@@ -146,7 +146,7 @@ fn a_deadline_that_cannot_be_met_is_rejected_at_once() {
         other => panic!("{other:?}"),
     }
     read(engine.submit(plain(16, 1), within(Duration::from_secs(10))).unwrap()).unwrap();
-    // a long answer is no reason to reject: it may end early, and its first part has value
+    // A long answer is no reason to reject: it may end early, and its first part has value.
     let long = engine.submit(plain(1, 4000), within(Duration::from_millis(200))).unwrap();
     assert!(matches!(read(long), Err(Error::Deadline { stage: "while decoding" })));
 }
@@ -156,7 +156,7 @@ fn no_deadline_is_rejected_before_a_measurement() {
     let toy = Toy::new();
     toy.step_ns.store(10_000_000, SeqCst);
     let engine = toy.engine(Limits { chunk: 16, ..Limits::default() });
-    // no rate has been measured
+    // No rate has been measured.
     let events = engine.submit(plain(1600, 1), within(Duration::from_millis(100))).unwrap();
     assert!(matches!(read(events), Err(Error::Deadline { stage: "while decoding" })));
 }
@@ -170,7 +170,7 @@ fn work_that_must_run_before_counts_against_a_deadline() {
     drop(long);
     assert_idle(&toy, &engine);
     read(engine.submit(plain(1, 1), within(Duration::from_secs(10))).unwrap()).unwrap();
-    // with a free row the job is only delayed
+    // With a free row the job is only delayed.
     let (_toy, engine) = measured(2);
     let long = engine.submit(plain(1600, 1), None).unwrap();
     read(engine.submit(plain(1, 1), within(Duration::from_secs(10))).unwrap()).unwrap();

@@ -205,10 +205,10 @@ fn a_waiting_row_with_a_slow_reader_delays_no_other() {
 #[test]
 fn a_failed_finish_step_spares_the_rows_that_wait() {
     let (toy, engine, [first, second]) = waiting(64, None);
-    // one symbol, because a longer chunk would end the wait
-    let bad = engine.submit(Job::Generate(generate(&[PANIC_AT_FINISH], 5)), None).unwrap();
+    // The job feeds one symbol, because a longer chunk would end the wait.
+    let failing = engine.submit(Job::Generate(generate(&[PANIC_AT_FINISH], 5)), None).unwrap();
     toy.release();
-    assert_eq!(read(bad).unwrap_err().code(), Code::Internal);
+    assert_eq!(read(failing).unwrap_err().code(), Code::Internal);
     assert_eq!(read(second).unwrap_err().code(), Code::Internal, "the row was in the same finish step");
     assert_eq!(read(first).unwrap(), alone(closing(100), 1000));
     assert_idle(&toy, &engine);
@@ -217,9 +217,9 @@ fn a_failed_finish_step_spares_the_rows_that_wait() {
 #[test]
 fn a_failed_segment_step_ends_only_the_rows_in_it() {
     let (toy, engine, [first, second]) = waiting(64, None);
-    let bad = engine.submit(Job::Generate(generate(&[1, 2, PANIC_IN_MIDDLE], 5)), None).unwrap();
+    let failing = engine.submit(Job::Generate(generate(&[1, 2, PANIC_IN_MIDDLE], 5)), None).unwrap();
     toy.release();
-    assert_eq!(read(bad).unwrap_err().code(), Code::Internal);
+    assert_eq!(read(failing).unwrap_err().code(), Code::Internal);
     assert_eq!(read(first).unwrap_err().code(), Code::Internal);
     assert_eq!(read(second).unwrap(), alone(open(100), 1000));
     assert_idle(&toy, &engine);

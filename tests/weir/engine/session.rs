@@ -169,7 +169,7 @@ fn emitted_per_step(request: Generate) -> Vec<usize> {
         let progress = session.absorb(&mut rows[0]).unwrap();
         counts.push(session.take_output().len());
         if matches!(progress, SessionProgress::Finished(_)) {
-            // every generated symbol has been fed
+            // Every generated symbol has been fed.
             assert_eq!(rows[0].state.len(), session.usage().prompt_chars + session.usage().generated_chars);
             return counts;
         }
@@ -195,7 +195,7 @@ fn a_possible_stop_string_is_held_back_until_decided() {
     let counts = emitted_per_step(request.clone());
     assert_eq!(counts[..3], [0, 0, 0]);
     assert_eq!(counts.iter().sum::<usize>(), 12);
-    // the end releases everything
+    // The end releases everything.
     request.stopping.max_chars = 2;
     assert_eq!(emitted_per_step(request), [0, 2, 0]);
 }

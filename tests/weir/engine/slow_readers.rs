@@ -25,7 +25,7 @@ fn a_stalled_reader_is_ended_after_the_stall_limit() {
     let mut slow = engine.submit(long(1, 500), None).unwrap();
     assert_idle(&toy, &engine);
     assert!(start.elapsed() >= stall);
-    // the characters that were ready come first, then the error
+    // The reader receives the ready characters first, then the error.
     let mut received = 0;
     let mut last = None;
     while let Some(event) = slow.blocking_recv() {
@@ -66,7 +66,7 @@ fn rows_of_slow_readers_are_preempted_and_resumed() {
     let engine = toy.engine(Limits { rows: 2, events: 8, ..Limits::default() });
     let mut slow: Vec<_> = (0..2).map(|seed| engine.submit(long(seed, 60), None).unwrap()).collect();
     eventually("both rows have paused", || slow.iter().all(|events| events.len() == 8));
-    // without preemption these would wait forever
+    // Without preemption these requests would wait forever.
     for seed in 0..10 {
         assert_eq!(read(engine.submit(varied(seed), None).unwrap()).unwrap(), alone(varied(seed), 1000));
     }

@@ -220,7 +220,7 @@ fn a_long_document_stalls_no_stream() {
     let log = model.log.lock().unwrap().clone();
     let first = log.iter().position(|work| *work == Work::Rows(1)).unwrap();
     let last = log.iter().rposition(|work| *work == Work::Rows(1)).unwrap();
-    // at most one block between two steps of the stream, although a block is twice a step's budget
+    // At most one block runs between two steps of the stream, although a block is twice a step's budget.
     let between: Vec<_> = log[first..last].split(|work| matches!(work, Work::Rows(_))).map(<[_]>::len).collect();
     assert!(between.iter().all(|blocks| *blocks <= 1) && between.contains(&1), "{between:?}");
     for events in long {
@@ -235,7 +235,7 @@ fn a_cancelled_request_releases_everything_at_every_stage() {
     let engine = engine(&model, Limits { rows: 2, ..Limits::default() });
     let ids = document(80, 4);
     let request = Summarize { beam: Some(2), min_tokens: Some(50), max_tokens: Some(50), ..Summarize::default() };
-    // during the upload
+    // The client cancels during the upload.
     let (upload, incoming) = engine.upload();
     let events = engine.summarize(&request, DocumentSource::Uploading(incoming), None).unwrap();
     upload.push(&ids[..20], &[(0, 0); 20]);
@@ -243,7 +243,7 @@ fn a_cancelled_request_releases_everything_at_every_stage() {
     drop(events);
     assert_idle(&model, &engine);
     drop(upload);
-    // while it is queued, encoded and decoded
+    // The client cancels while the request is queued, encoded and decoded.
     model.hold();
     let running = submit(&engine, &ids, &request, Terms::default()).unwrap();
     let waiting = submit(&engine, &ids, &request, Terms::default()).unwrap();
@@ -256,7 +256,7 @@ fn a_cancelled_request_releases_everything_at_every_stage() {
     while !matches!(running.blocking_recv(), Some(Ok(Event::Characters(_)))) {}
     drop(running);
     assert_idle(&model, &engine);
-    // the uploader is dropped, or reports an error
+    // The uploader is dropped, or reports an error.
     for error in [None, Some(Error::Deadline { stage: "during upload" })] {
         let (upload, incoming) = engine.upload();
         let events = engine.summarize(&request, DocumentSource::Uploading(incoming), None).unwrap();
@@ -268,7 +268,7 @@ fn a_cancelled_request_releases_everything_at_every_stage() {
         }
         assert_eq!(read(events).err().unwrap().code(), expected);
     }
-    // the deadline passes
+    // The deadline passes.
     let terms = Terms { deadline: Some(Instant::now() + Duration::from_millis(20)), ..Terms::default() };
     let late = read(submit(&engine, &ids, &request, terms).unwrap()).err().unwrap();
     assert_eq!(late.code(), Code::DeadlineExceeded);
@@ -302,7 +302,7 @@ fn a_slow_reader_is_preempted_and_loses_nothing() {
     let other = document(50, 8);
     let slow = submit(&engine, &first, &request, tenant("slow")).unwrap();
     eventually("its rows run", || model.log.lock().unwrap().contains(&Work::Rows(2)));
-    // it holds all rows, and its reader does not read
+    // The request holds all rows, and its reader does not read.
     let quick = read(submit(&engine, &other, &request, tenant("quick")).unwrap()).unwrap();
     assert_eq!(quick.summary.hypotheses, alone(&other, &request, &model));
     let output = read(slow).unwrap();

@@ -224,9 +224,9 @@ impl State for ToyState {
     }
 
     fn boundary_before(&self, len: usize) -> usize {
-        let within = &self.past[..len.min(self.past.len())];
-        let segments = within.last().map_or(0, |past| past.1);
-        if segments == 0 { 0 } else { within.partition_point(|past| past.1 < segments) + 1 }
+        let prefix = &self.past[..len.min(self.past.len())];
+        let segments = prefix.last().map_or(0, |past| past.1);
+        if segments == 0 { 0 } else { prefix.partition_point(|past| past.1 < segments) + 1 }
     }
 
     fn bytes(&self) -> usize {

@@ -127,7 +127,7 @@ fn every_segment_has_a_position() {
     fs::write(&file, config.to_string()).unwrap();
     init(&file, &dest.path().join("model"), 0, false).unwrap();
     let model = load(&dest.path().join("model"), &Settings { threads: 1, ..Settings::default() }).unwrap();
-    // the null group has the first position
+    // The null group has the first position.
     assert_eq!(model.card().max_symbols, 8);
     let mut rows = [SequenceRow::new(model.begin(BoundaryOptions::default()).unwrap())];
     rows[0].set(&[0; 8], Want::Last);
@@ -184,14 +184,14 @@ fn shipped_shapes_have_the_parameters_in_their_names() {
     for (name, parameters) in [("hourglass-41m", 41_010_715), ("vanilla-41m", 41_009_179)] {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("models/shapes/{name}.json"));
         let blueprint = blueprint(&Config::read_file(&file).unwrap(), &file).unwrap();
-        let ours: usize = blueprint
+        let counted: usize = blueprint
             .tensors()
             .iter()
             .filter(|spec| spec.trained)
             .map(|spec| spec.shape.iter().product::<usize>())
             .sum();
-        // the official count without the twelve distance biases, which have no effect and are dropped
-        assert_eq!(ours, parameters - 12 * 512, "{name}");
+        // The count is the official one without the twelve distance biases, which have no effect and are dropped.
+        assert_eq!(counted, parameters - 12 * 512, "{name}");
     }
 }
 
@@ -203,11 +203,11 @@ proptest! {
         let dir = valid();
         let mut bytes = fs::read(weights_file(&dir)).unwrap();
         let mut config = entries::SMALL_CONFIG.as_bytes().to_vec();
-        for (at, byte) in changes {
-            let here = at.index(bytes.len());
-            let there = at.index(config.len());
-            bytes[here] = byte;
-            config[there] = byte;
+        for (index, byte) in changes {
+            let weights_index = index.index(bytes.len());
+            let config_index = index.index(config.len());
+            bytes[weights_index] = byte;
+            config[config_index] = byte;
         }
         entries::weights(&bytes);
         entries::config(&config);

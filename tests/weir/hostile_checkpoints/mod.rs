@@ -113,7 +113,7 @@ fn unexpected_tensors_are_rejected() {
         ),
         (
             changed(|header, numbers| {
-                // the last tensor, so that no gap remains
+                // Removes the last tensor, so that no gap remains.
                 let names: Vec<_> = header.as_object().unwrap().keys().cloned().collect();
                 let last = header.as_object_mut().unwrap().remove(names.last().unwrap()).unwrap();
                 numbers.truncate(last["data_offsets"][0].as_u64().unwrap() as usize);
@@ -266,8 +266,8 @@ fn shards_equal_a_single_file() {
 fn malicious_indices_are_rejected() {
     const FIRST: &str = "model-00001-of-00002.safetensors";
     const SECOND: &str = "model-00002-of-00002.safetensors";
-    let elsewhere = valid();
-    let outside = weights_file(&elsewhere);
+    let other_folder = valid();
+    let outside = weights_file(&other_folder);
     let named = |file: &str| {
         let file = file.to_owned();
         message(sharded(move |index, _| index["weight_map"]["head.bias"] = file.into()).path())

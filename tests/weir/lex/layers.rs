@@ -35,12 +35,12 @@ fn every_layer_equals_the_golden_data() {
             text.chunks(41).for_each(|piece| drop(alone.feed(piece)));
             let seen = seen.lock().unwrap();
             for name in golden.0.keys().filter(|name| name.starts_with("layer.")) {
-                let off = difference(&seen[name], &golden.row(name, row));
-                assert!(off <= LOGITS, "{case} {name} row {row}: {off}");
+                let max_error = difference(&seen[name], &golden.row(name, row));
+                assert!(max_error <= LOGITS, "{case} {name} row {row}: {max_error}");
                 compared += 1;
             }
         }
     }
-    // two tensors in each of 15 cases, and the outputs of both layers for two texts
+    // The data has two tensors in each of 15 cases, and the outputs of both layers for two texts.
     assert_eq!(compared, 15 * 2 + 2 + 2 * 2);
 }

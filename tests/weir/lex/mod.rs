@@ -113,11 +113,11 @@ fn logits_in_every_mode_equal_the_golden_data() {
         for isa in Isa::all() {
             let model = load(&converted(case), &Settings { isa, ..settings() }).unwrap();
             for (row, text) in golden.texts().iter().enumerate() {
-                let want = golden.row("logits", row);
+                let expected = golden.row("logits", row);
                 let (logits, marks) = full(&*model, text, &BoundaryOptions::default());
                 assert!(marks.iter().all(|mark| !mark.boundary));
-                let off = difference(&logits, &want);
-                assert!(off <= LOGITS, "{case} row {row}: {off}");
+                let max_error = difference(&logits, &expected);
+                assert!(max_error <= LOGITS, "{case} row {row}: {max_error}");
                 for chunk in [1, 7, 37] {
                     let mut alone = Alone::new(&*model, BoundaryOptions::default());
                     let parts: Vec<f32> = text.chunks(chunk).flat_map(|part| alone.feed(part).0).collect();
@@ -136,11 +136,11 @@ fn greedy_text_equals_the_golden_data() {
         let model = model(case, kernels::Dtype::F32);
         let config: Value = serde_json::from_slice(&fs::read(source(case).join("config.json")).unwrap()).unwrap();
         let prompt = config["greedy_prompt_len"].as_u64().unwrap() as usize;
-        let want: Vec<u32> = golden.row("greedy.tokens", 0).iter().map(|&id| id as u32).collect();
+        let expected: Vec<u32> = golden.row("greedy.tokens", 0).iter().map(|&id| id as u32).collect();
         let mut alone = Alone::new(&*model, BoundaryOptions::default());
         let symbols = model.card().vocabulary.len();
-        let mut logits = alone.feed(&want[..prompt]).0;
-        for &symbol in &want[prompt..] {
+        let mut logits = alone.feed(&expected[..prompt]).0;
+        for &symbol in &expected[prompt..] {
             let last = &logits[logits.len() - symbols..];
             let best = (0..symbols).max_by(|&a, &b| last[a].total_cmp(&last[b])).unwrap();
             assert_eq!(best as u32, symbol, "{case}");
@@ -162,10 +162,12 @@ fn receptive_fields_equal_the_official_ones() {
         let symbols = model.card().vocabulary.len();
         let before = full(&*model, text, &BoundaryOptions::default()).0;
         for (name, expected) in config["checks"].as_object().unwrap() {
-            let Some(at) = name.strip_prefix("perturb_").and_then(|rest| rest.split('_').next()) else { continue };
-            let at: usize = at.parse().unwrap();
+            let Some(position) = name.strip_prefix("perturb_").and_then(|rest| rest.split('_').next()) else {
+                continue;
+            };
+            let position: usize = position.parse().unwrap();
             let mut other = text.clone();
-            other[at] = (other[at] + 1) % symbols as u32;
+            other[position] = (other[position] + 1) % symbols as u32;
             let after = full(&*model, &other, &BoundaryOptions::default()).0;
             let differs = |t: &usize| before[t * symbols..][..symbols] != after[t * symbols..][..symbols];
             let changed: Vec<usize> = (0..text.len()).filter(differs).collect();
@@ -193,7 +195,7 @@ fn the_operator_equals_the_official_one_at_great_lengths() {
         let rows = |name: &str| golden.get(&format!("{id}.{name}")).iter().map(|&n| n as usize).collect::<Vec<_>>();
         let q_rows = rows("q_rows");
         let k_rows = rows("k_rows");
-        // the official angles are rounded to f32, which at n leaves n · 6e-8 of a turn
+        // The official angles are rounded to f32, which gives an error of n · 6e-8 of a turn at position n.
         let tolerance = 1e-5 + 2.0 * length as f64 * 6e-8;
         let mut compared = 0;
         for head in 0..2 {
@@ -208,10 +210,13 @@ fn the_operator_equals_the_official_one_at_great_lengths() {
                     rotary.rotate_query(q_at - k_at / block * block, std::iter::once(&mut query[..]));
                     rotary.rotate_key(k_at % block, std::iter::once(&mut key[..]));
                     let products = || query.iter().zip(&key).map(|(a, b)| f64::from(*a) * f64::from(*b));
-                    let got = products().sum::<f64>();
+                    let actual = products().sum::<f64>();
                     let size = products().map(f64::abs).sum::<f64>();
-                    let want = f64::from(scores[i * k_rows.len() + j]);
-                    assert!((got - want).abs() <= tolerance * size, "{id}, {q_at} − {k_at}: {got} {want} of {size}");
+                    let expected = f64::from(scores[i * k_rows.len() + j]);
+                    assert!(
+                        (actual - expected).abs() <= tolerance * size,
+                        "{id}, {q_at} − {k_at}: {actual} {expected} of {size}"
+                    );
                     compared += 1;
                 }
             }
@@ -230,17 +235,17 @@ fn a_long_stream_holds_only_its_windows() {
             let mut alone = Alone::new(&*model, BoundaryOptions::default());
             let mut peak = 0;
             let limit = model.bytes_for(1 << 20);
-            for at in 0..3000_u32 {
+            for position in 0..3000_u32 {
                 let chunk: Vec<u32> =
-                    (0..if at % 500 == 0 { 700 } else { 1 }).map(|i| (at * 7 + i) % symbols).collect();
+                    (0..if position % 500 == 0 { 700 } else { 1 }).map(|i| (position * 7 + i) % symbols).collect();
                 alone.rows[0].set(&chunk, Want::Last);
                 advance(&*model, &mut alone.rows, &[0], &mut alone.scratch).unwrap();
                 assert!(model.memory().in_use <= limit, "{case}");
-                if at % 500 > 100 {
+                if position % 500 > 100 {
                     peak = peak.max(model.memory().in_use);
                 }
             }
-            // 32 keys of the window and 32 for rollbacks, rounded up to pages
+            // The row keeps 32 keys of the window and 32 for rollbacks, rounded up to pages.
             assert!(peak <= 3 * model.bytes_for(1), "{case}: {peak} bytes");
             let state = &mut alone.rows[0].state;
             let len = state.len();
@@ -273,15 +278,18 @@ fn long_chunks_are_split() {
         let marks = marks.concat();
         for chunk in [1_300, 700, 45] {
             let mut alone = Alone::new(&*model, BoundaryOptions::default());
-            let mut at = 0;
+            let mut position = 0;
             for part in text.chunks(chunk) {
                 let growth = model.growth(&*alone.rows[0].state, part.len());
                 let before = model.memory().in_use;
-                let got = alone.feed(part);
+                let actual = alone.feed(part);
                 assert!(model.memory().in_use <= before + growth, "{name}: more than {growth} in chunks of {chunk}");
-                assert!(got.0 == logits[at * symbols..(at + part.len()) * symbols], "{name} in chunks of {chunk}");
-                assert!(got.1 == marks[at..at + part.len()], "{name} in chunks of {chunk}");
-                at += part.len();
+                assert!(
+                    actual.0 == logits[position * symbols..(position + part.len()) * symbols],
+                    "{name} in chunks of {chunk}"
+                );
+                assert!(actual.1 == marks[position..position + part.len()], "{name} in chunks of {chunk}");
+                position += part.len();
             }
             assert!(model.memory().in_use <= model.bytes_for(text.len()), "{name}");
         }
@@ -295,7 +303,7 @@ fn a_fork_in_flight_is_complete_or_empty() {
     for (name, model) in endless() {
         let symbols = model.card().vocabulary.len();
         let text = Dice::new(4).text(1_000, symbols);
-        let whole = full(&*model, &text, &BoundaryOptions::default()).0;
+        let complete = full(&*model, &text, &BoundaryOptions::default()).0;
         for (before, more, fork_len) in [(100, 30, 100), (100, 900, 0)] {
             let mut main = Alone::new(&*model, BoundaryOptions::default());
             main.feed(&text[..before]);
@@ -304,8 +312,8 @@ fn a_fork_in_flight_is_complete_or_empty() {
             let fork = main.rows[0].state.fork();
             assert_eq!(fork.len(), fork_len, "{name}");
             let mut fork = Alone::from(&*model, SequenceRow::new(fork));
-            let got = fork.feed(&text[fork_len..fork_len + 200]).0;
-            assert!(got == whole[fork_len * symbols..(fork_len + 200) * symbols], "{name}");
+            let actual = fork.feed(&text[fork_len..fork_len + 200]).0;
+            assert!(actual == complete[fork_len * symbols..(fork_len + 200) * symbols], "{name}");
         }
     }
 }
@@ -320,13 +328,13 @@ fn a_long_generation_uses_constant_memory() {
         let mut dice = Dice::new(9);
         let mut own = Vec::new();
         let limit = model.bytes_for(2 * 64 + 32 + 32);
-        for at in 0..symbols {
-            // random symbols, about one in five a boundary
+        for position in 0..symbols {
+            // The symbols are random; about one in five is a boundary.
             let symbol = if dice.below(5) == 0 { 3 } else { dice.below(vocabulary) as u32 };
             alone.rows[0].set(&[symbol], Want::Last);
             advance(&*model, &mut alone.rows, &[0], &mut alone.scratch).unwrap();
-            assert!(model.memory().in_use <= limit, "{name} at {at}: {} of {limit}", model.memory().in_use);
-            if at % (symbols / 4) == symbols / 4 - 1 {
+            assert!(model.memory().in_use <= limit, "{name} at {position}: {} of {limit}", model.memory().in_use);
+            if position % (symbols / 4) == symbols / 4 - 1 {
                 own.push(alone.rows[0].state.own_bytes());
             }
         }
@@ -341,11 +349,11 @@ fn logits_depend_only_on_the_receptive_field() {
     let model = model("xpos_bca", kernels::Dtype::F32);
     let text = &Golden::read("xpos_bca").texts()[0];
     let symbols = model.card().vocabulary.len();
-    let whole = full(&*model, text, &BoundaryOptions::default()).0;
+    let complete = full(&*model, text, &BoundaryOptions::default()).0;
     let later = full(&*model, &text[32..], &BoundaryOptions::default()).0;
-    // two layers of blocks of 16
-    let off = difference(&whole[64 * symbols..], &later[32 * symbols..]);
-    assert!(off <= 2e-6, "{off}");
+    // The receptive field is two layers of blocks of 16.
+    let max_error = difference(&complete[64 * symbols..], &later[32 * symbols..]);
+    assert!(max_error <= 2e-6, "{max_error}");
     let shifted = full(&*model, &text[5..], &BoundaryOptions::default()).0;
-    assert!(difference(&whole[64 * symbols..], &shifted[59 * symbols..]) > 1e-3, "blocks count from the start");
+    assert!(difference(&complete[64 * symbols..], &shifted[59 * symbols..]) > 1e-3, "blocks count from the start");
 }

@@ -61,7 +61,7 @@ fn invalid_sources_are_rejected_by_key() {
         ("dp", &|c| c["n_hops"] = json!(3), "config.json: n_hops: expected one of model_type, token_encoder"),
         ("dp", &|c| c["dropout_rate"] = json!(0.1), "converted"),
         ("dp", &|c| c["golden_info"] = json!(null), "converted"),
-        // absent keys have the defaults of stock T5 and of the paper
+        // Absent keys have the defaults of stock T5 and of the paper.
         (
             "dp",
             &|c| {

@@ -37,8 +37,8 @@ fn scores_equal_the_golden_data() {
             let args = ["score", "--json", "--model", &folder(case), "--ids", &ids, "--mode", mode, "--chunk", "17"];
             let output = weir(&[&args[..], &["--logits", file]].concat()).unwrap();
             for name in ["bpc_paper", "bpc_joint", "bpc_renormalised", "bits_per_char_no_eos"] {
-                let off = output[name].as_f64().unwrap() - expected[name].as_f64().unwrap();
-                assert!(off.abs() < 1e-4, "{case} {mode} {name}: {off}");
+                let error = output[name].as_f64().unwrap() - expected[name].as_f64().unwrap();
+                assert!(error.abs() < 1e-4, "{case} {mode} {name}: {error}");
             }
             assert_eq!(output["bits_per_char"], output["bpc_joint"], "the default mode counts the joint bits");
             assert_eq!(output["augmented_symbols"], expected["T"]);
@@ -91,7 +91,7 @@ fn special_symbols_in_a_text_are_rejected_by_name() {
     assert!(message.contains("prompt: <eos>, which is not a character, at character 1"), "{message}");
     let message = rejection(&["score", "--text", "the", "--boundary-mode", "sampled"]);
     assert!(message.contains("one of nxt, predictor"), "{message}");
-    // a character outside the vocabulary becomes the unknown symbol
+    // A character outside the vocabulary becomes the unknown symbol.
     let output = weir(&["score", "--json", "--text", "the ☃", "--model", &folder("dp")]).unwrap();
     assert_eq!(output["symbols"], 5);
 }
@@ -115,7 +115,7 @@ fn a_model_is_initialized_inspected_and_used() {
     assert!(Command::new(env!("CARGO_BIN_EXE_weir")).args(["init", "--config", file, to]).status().unwrap().success());
     let output = weir(&["inspect", to, "--json"]).unwrap();
     assert_eq!((&output["family"], &output["boundaries"]), (&"lslm".into(), &"learned".into()));
-    // byte-level text: complete code points, or replacement characters
+    // Byte-level text has complete code points or replacement characters.
     let args = ["generate", "--json", "--model", to, "--prompt", "日本語", "--max-chars", "40", "--seed", "3"];
     let output = weir(&args).unwrap();
     assert_eq!(output["usage"]["prompt_chars"], 9);

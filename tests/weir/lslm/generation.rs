@@ -55,10 +55,10 @@ fn greedy_texts_equal_the_golden_data() {
                 let text = case.golden.ids(&format!("{name}.text_ids"));
                 let ends = text.last() == Some(&specials.end);
                 let (emitted, reason, usage) = run(&engine, greedy(prompt_ids, text.len() + usize::from(ends), mode));
-                let at = format!("{} {name}", case.name);
-                assert_eq!(reason, if ends { FinishReason::EndOfText } else { FinishReason::MaxChars }, "{at}");
+                let context = format!("{} {name}", case.name);
+                assert_eq!(reason, if ends { FinishReason::EndOfText } else { FinishReason::MaxChars }, "{context}");
                 let (echo, answer) = emitted.split_at(prompt_ids.len());
-                assert_eq!(answer.iter().map(|character| character.symbol).collect::<Vec<_>>(), text, "{at}");
+                assert_eq!(answer.iter().map(|character| character.symbol).collect::<Vec<_>>(), text, "{context}");
                 let cuts: Vec<f32> = std::iter::once(1.0)
                     .chain(
                         echo.iter()
@@ -67,12 +67,16 @@ fn greedy_texts_equal_the_golden_data() {
                             .map(|decision| f32::from(u8::from(decision.boundary))),
                     )
                     .collect();
-                assert_eq!(cuts, case.golden.get(&format!("{name}.z")), "{at}");
+                assert_eq!(cuts, case.golden.get(&format!("{name}.z")), "{context}");
                 let events = case.golden.ids(&format!("{name}.events"));
                 let nxt = events.iter().filter(|&&event| event == specials.segment_end).count();
-                assert_eq!((usage.nxt_steps, usage.generated_chars), (nxt, text.len() - usize::from(ends)), "{at}");
+                assert_eq!(
+                    (usage.nxt_steps, usage.generated_chars),
+                    (nxt, text.len() - usize::from(ends)),
+                    "{context}"
+                );
                 let closed = cuts[1 + prompt_ids.len()..].iter().filter(|&&cut| cut == 1.0).count();
-                assert_eq!(usage.generated_segments, closed, "{at}");
+                assert_eq!(usage.generated_segments, closed, "{context}");
             }
         }
         drop(engine);
@@ -107,7 +111,7 @@ fn sampled_texts_have_only_text_symbols_and_no_empty_segment() {
                 assert_eq!(symbols.len(), usage.generated_chars);
                 assert!(usage.nxt_steps <= usage.generated_chars, "{}: a segment has a symbol", case.name);
                 assert_eq!(usage.nxt_steps, if mode == BoundaryMode::Nxt { usage.generated_segments } else { 0 });
-                // a draw depends only on the seed and its position
+                // A draw depends only on the seed and its position.
                 let again = run(&engine, job);
                 assert_eq!((emitted, reason, usage.generated_chars), (again.0, again.1, again.2.generated_chars));
             }

@@ -21,16 +21,16 @@ use weir::{
 
 /// Compares all steps of a text with the golden ones.
 fn compare(case: &Case, steps: &[Step<'_>], name: &str, targets: &[f32]) {
-    let at = |index: usize| format!("{}: {name}, step {index}", case.name);
+    let context = |index: usize| format!("{}: {name}, step {index}", case.name);
     for (index, step) in steps.iter().enumerate() {
         match step {
             Step::Logits(logits) => {
-                let off = difference(logits, case.golden.row(name, index));
-                assert!(off <= LOGITS, "{}: {off}", at(index));
+                let max_error = difference(logits, case.golden.row(name, index));
+                assert!(max_error <= LOGITS, "{}: {max_error}", context(index));
             }
             Step::Ends(logprob) => {
-                let off = (logprob - targets[index]).abs();
-                assert!(off <= LOGITS, "{}: {off}", at(index));
+                let error = (logprob - targets[index]).abs();
+                assert!(error <= LOGITS, "{}: {error}", context(index));
             }
         }
     }
@@ -99,16 +99,16 @@ fn every_stage_between() {
         work_mut::<Work>(&mut alone.scratch).unwrap().watcher = Some(Box::new(move |stage, position, numbers| {
             record.lock().unwrap().push((stage, position.index, numbers.to_vec()));
         }));
-        // in chunks, so that some segments straddle two chunks
+        // The text is fed in chunks, so that some segments straddle two chunks.
         text.chunks(41).for_each(|piece| drop(alone.feed(piece)));
         let check = |stage: LslmStage, name: &str| {
-            let mut got: Vec<_> = seen.lock().unwrap().iter().filter(|entry| entry.0 == stage).cloned().collect();
-            got.sort_by_key(|entry| entry.1);
-            let flat: Vec<f32> = got.iter().flat_map(|entry| entry.2.clone()).collect();
-            // position 0 is the start symbol, which is computed when the model is loaded
-            let width = flat.len() / got.len();
-            let off = difference(&flat, &case.golden.get(name)[width..]);
-            assert!(off <= STAGES, "{} {name}: {off}", case.name);
+            let mut actual: Vec<_> = seen.lock().unwrap().iter().filter(|entry| entry.0 == stage).cloned().collect();
+            actual.sort_by_key(|entry| entry.1);
+            let flat: Vec<f32> = actual.iter().flat_map(|entry| entry.2.clone()).collect();
+            // Position 0 is the start symbol, which is computed when the model is loaded.
+            let width = flat.len() / actual.len();
+            let max_error = difference(&flat, &case.golden.get(name)[width..]);
+            assert!(max_error <= STAGES, "{} {name}: {max_error}", case.name);
         };
         check(LslmStage::Token, "h");
         check(LslmStage::Boundary, "boundary_logits");
@@ -166,7 +166,7 @@ fn given_boundaries() {
 /// differences.
 #[test]
 fn fewer_bits_stay_near() {
-    for (dtype, most) in [(Dtype::Bf16, 0.36), (Dtype::Int8, 1.6)] {
+    for (dtype, limit) in [(Dtype::Bf16, 0.36), (Dtype::Int8, 1.6)] {
         let mut worst = 0f32;
         for case in Case::all() {
             let model = lslm_in(case.name, dtype);
@@ -177,6 +177,6 @@ fn fewer_bits_stay_near() {
             let (near, _) = full(&*model, &items, &BoundaryOptions::default());
             worst = worst.max(difference(&exact, &near));
         }
-        assert!(worst <= most && worst > LOGITS, "{dtype:?}: {worst}");
+        assert!(worst <= limit && worst > LOGITS, "{dtype:?}: {worst}");
     }
 }

@@ -47,8 +47,8 @@ fn logits_and_scores_equal_the_golden_data() {
         let args = ["score", "--json", "--model", converted(), "--ids", &ids, "--mode", mode, "--chunk", "17"];
         let output = weir(&[&args[..], &["--logits", file.to_str().unwrap()]].concat()).unwrap();
         for name in ["bpc_paper", "bits_per_char_no_eos", "bits_text", "bits_eos"] {
-            let off = output[name].as_f64().unwrap() - expected[name].as_f64().unwrap();
-            assert!(off.abs() < if name.starts_with("bits_t") { 1e-2 } else { 1e-4 }, "{mode} {name}: {off}");
+            let error = output[name].as_f64().unwrap() - expected[name].as_f64().unwrap();
+            assert!(error.abs() < if name.starts_with("bits_t") { 1e-2 } else { 1e-4 }, "{mode} {name}: {error}");
         }
         assert!(output["bpc_renormalised"].as_f64() < output["bpc_paper"].as_f64());
         assert_eq!(
@@ -56,8 +56,8 @@ fn logits_and_scores_equal_the_golden_data() {
             (&output["bpc_renormalised"], &expected["T"])
         );
         assert!(output.get("bpc_joint").is_none() && output["shortening_factor"].is_null(), "no segments: {output}");
-        let off = difference(&logits_in(&file), golden.get("logits"));
-        assert!(off <= LOGITS, "{mode}: {off}");
+        let max_error = difference(&logits_in(&file), golden.get("logits"));
+        assert!(max_error <= LOGITS, "{mode}: {max_error}");
         if mode != "full" {
             assert!(fs::read(&file).unwrap() == fs::read(out.path().join("full")).unwrap(), "{mode}: to the bit");
         }
@@ -81,7 +81,7 @@ fn the_longest_text_is_accepted_and_one_more_symbol_rejected() {
     let last = golden.get("long.logits");
     assert!(difference(&logits[logits.len() - last.len()..], last) <= LOGITS);
     assert_eq!(output["symbols"], 255);
-    // the end symbol is scored but not fed
+    // The end symbol is scored but not fed.
     let ended = format!("{text},1");
     assert!(weir(&["score", "--json", "--model", converted(), "--ids", &ended]).is_ok());
     for command in ["score", "generate"] {
@@ -106,7 +106,7 @@ fn generated_text_equals_the_golden_data() {
     let output = weir(&[&args[..], &["--ids", &list(&prompt_ids[1..])]].concat()).unwrap();
     assert_eq!(output["ids"], json!(events));
     assert_eq!(output["usage"]["nxt_steps"], 0);
-    // from the start symbol only
+    // The text is generated from the start symbol only.
     let output = weir(&[&args[..], &["--prompt", ""]].concat()).unwrap();
     let ids = output["ids"].as_array().unwrap();
     assert_eq!((ids.len(), &output["usage"]["prompt_chars"]), (60, &0.into()));
@@ -148,8 +148,8 @@ fn convert_files(source: Source, from: &TempDir) -> Result<(Vec<u8>, Value), Str
 fn all_hugging_face_layouts_convert_to_the_same_model() {
     let plain = convert_files(Source::Lslm, &changed(|_, _| {})).unwrap();
     assert_eq!(convert_files(Source::Gpt2, &changed(|_, _| {})).unwrap(), plain);
-    // without the prefix, with the mask's buffers, and with the tied head as a tensor
-    let bare = changed(|_, tensors| {
+    // This layout has no prefix, but the mask's buffers, and the tied head as a tensor.
+    let unprefixed = changed(|_, tensors| {
         let short = |name: String| name.strip_prefix("transformer.").unwrap().to_owned();
         *tensors = std::mem::take(tensors).into_iter().map(|(name, tensor)| (short(name), tensor)).collect();
         for layer in 0..3 {
@@ -158,8 +158,8 @@ fn all_hugging_face_layouts_convert_to_the_same_model() {
         }
         tensors.insert("lm_head.weight".into(), tensors["wte.weight"].clone());
     });
-    assert_eq!(convert_files(Source::Gpt2, &bare).unwrap(), plain);
-    // an untied head, and no vocabulary in the configuration
+    assert_eq!(convert_files(Source::Gpt2, &unprefixed).unwrap(), plain);
+    // This source has an untied head, and no vocabulary in the configuration.
     let untied = changed(|config, tensors| {
         config["tie_word_embeddings"] = false.into();
         config.as_object_mut().unwrap().retain(|key, _| !key.starts_with("vocab_t") && key != "vocab");

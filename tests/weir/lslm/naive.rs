@@ -98,7 +98,7 @@ pub(in super::super) fn shapes() -> &'static [(&'static str, PathBuf)] {
             let file = root.path().join(format!("{name}.json"));
             let to = root.path().join(name);
             fs::write(&file, config.to_string()).unwrap();
-            // some random predictors always decide the same
+            // Some random predictors decide the same for every symbol.
             let mixed = |seed: &u64| {
                 init::init(&file, &to, *seed, true).unwrap();
                 let model = load(&to, &settings()).unwrap();
@@ -180,10 +180,10 @@ impl Naive {
         let both = self.option(&format!("/{stack}/bidirectional_buckets")).as_bool().unwrap();
         let used = if both { shape[0] / 2 } else { shape[0] };
         let exact = used / 2;
-        let furthest = self.size(&format!("/{stack}/max_distance")) as f64;
+        let max_distance = self.size(&format!("/{stack}/max_distance")) as f64;
         let begins = |bucket: usize| match bucket < exact {
             true => bucket as f64,
-            false => exact as f64 * (furthest / exact as f64).powf((bucket - exact) as f64 / (used - exact) as f64),
+            false => exact as f64 * (max_distance / exact as f64).powf((bucket - exact) as f64 / (used - exact) as f64),
         };
         let bucket = (0..used).filter(|&bucket| begins(bucket) <= distance as f64 + 1e-9).max().unwrap();
         table[bucket * shape[1] + head]
@@ -216,30 +216,35 @@ impl Naive {
     fn run(&self, stack: &str, mut rows: Vec<Row>, memory: &[Row]) -> Vec<Row> {
         let heads = self.size(&format!("/{stack}/heads"));
         for layer in 0..self.size(&format!("/{stack}/layers")) {
-            let at = |name: &str| format!("{stack}.{layer}.{name}");
-            let normed: Vec<Row> = rows.iter().map(|x| self.norm(&at("attention.norm"), x)).collect();
-            let pair = |x: &Row| (self.apply(&at("attention.key"), x), self.apply(&at("attention.value"), x));
+            let tensor_name = |name: &str| format!("{stack}.{layer}.{name}");
+            let normed: Vec<Row> = rows.iter().map(|x| self.norm(&tensor_name("attention.norm"), x)).collect();
+            let pair = |x: &Row| {
+                (self.apply(&tensor_name("attention.key"), x), self.apply(&tensor_name("attention.value"), x))
+            };
             let pairs: Vec<_> = normed.iter().map(pair).collect();
             for (position, x) in rows.iter_mut().enumerate() {
-                let query = self.apply(&at("attention.query"), &normed[position]);
+                let query = self.apply(&tensor_name("attention.query"), &normed[position]);
                 let bias = |head, key| self.bias(stack, head, position - key);
                 let mixed = self.attend(heads, &query, &pairs[..=position], &bias);
-                let change = self.apply(&at("attention.output"), &mixed);
+                let change = self.apply(&tensor_name("attention.output"), &mixed);
                 if change.len() == x.len() {
                     add(x, &change)
                 } else {
                     *x = change
                 }
                 if !memory.is_empty() {
-                    let pair = |m: &Row| (self.apply(&at("memory.key"), m), self.apply(&at("memory.value"), m));
+                    let pair = |m: &Row| {
+                        (self.apply(&tensor_name("memory.key"), m), self.apply(&tensor_name("memory.value"), m))
+                    };
                     let pairs: Vec<_> = memory.iter().map(pair).collect();
-                    let query = self.apply(&at("memory.query"), &self.norm(&at("memory.norm"), x));
+                    let query = self.apply(&tensor_name("memory.query"), &self.norm(&tensor_name("memory.norm"), x));
                     let mixed = self.attend(heads, &query, &pairs, &|_, _| 0.0);
-                    add(x, &self.apply(&at("memory.output"), &mixed));
+                    add(x, &self.apply(&tensor_name("memory.output"), &mixed));
                 }
-                let mut wide = self.apply(&at("feed_forward.up"), &self.norm(&at("feed_forward.norm"), x));
+                let mut wide =
+                    self.apply(&tensor_name("feed_forward.up"), &self.norm(&tensor_name("feed_forward.norm"), x));
                 wide.iter_mut().for_each(|x| *x = x.max(0.0));
-                add(x, &self.apply(&at("feed_forward.down"), &wide));
+                add(x, &self.apply(&tensor_name("feed_forward.down"), &wide));
             }
         }
         rows.iter().map(|x| self.norm(&format!("{stack}.norm"), x)).collect()
@@ -299,9 +304,12 @@ impl Naive {
     }
 }
 
-fn near(got: &[f32], want: &[f64], at: &str) {
-    for (got, want) in got.iter().zip(want) {
-        assert!((f64::from(*got) - want).abs() < 5e-5 * (1.0 + want.abs()), "{at}: {got} {want}");
+fn near(actual: &[f32], expected: &[f64], context: &str) {
+    for (actual, expected) in actual.iter().zip(expected) {
+        assert!(
+            (f64::from(*actual) - expected).abs() < 5e-5 * (1.0 + expected.abs()),
+            "{context}: {actual} {expected}"
+        );
     }
 }
 
@@ -315,7 +323,7 @@ fn shapes_without_fixtures_equal_the_naive_implementation() {
         for seed in 1..4 {
             let mut dice = Dice::new(seed);
             let text = text(&*model, seed);
-            // once with the predictor's boundaries, once with those of a trace
+            // The model runs once with the predictor's boundaries and once with those of a trace.
             let random_ends: Vec<bool> = (0..text.len()).map(|_| dice.below(4) == 0).collect();
             for forced_ends in [None, Some(&random_ends[..])] {
                 let (ends, rows) = naive.forward(&text, forced_ends);
@@ -327,16 +335,16 @@ fn shapes_without_fixtures_equal_the_naive_implementation() {
                 near(model.card().first_logits.as_ref().unwrap(), &rows[0][0], name);
                 let mut row = 0;
                 let mut position = 0;
-                for (t, got) in logits.chunks(vocabulary.len()).enumerate() {
+                for (t, actual) in logits.chunks(vocabulary.len()).enumerate() {
                     position += 1;
                     if ends[t] {
                         let last: Vec<f32> = rows[row][position].iter().map(|&x| x as f32).collect();
-                        let want = log_probability(&last, nxt).unwrap();
-                        near(&[marks[t].end_logprob.unwrap()], &[want], name);
+                        let expected = log_probability(&last, nxt).unwrap();
+                        near(&[marks[t].end_logprob.unwrap()], &[expected], name);
                         row += 1;
                         position = 0;
                     }
-                    near(got, &rows[row][position], &format!("{name} {seed} after {t}"));
+                    near(actual, &rows[row][position], &format!("{name} {seed} after {t}"));
                 }
             }
         }

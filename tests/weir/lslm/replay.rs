@@ -107,7 +107,9 @@ fn the_predictor_segments_generated_text_again() {
             cache.keep(&key, items, &*row.state).unwrap();
             let text: Vec<u32> = items.iter().map(|&item| trace::symbol(item)).collect();
             let (cold, marks) = full(&*case.model, &text, &MODE);
-            let differs = |&at: &usize| trace::ends_segment(items[at]).is_some_and(|ends| ends != marks[at].boundary);
+            let differs = |&position: &usize| {
+                trace::ends_segment(items[position]).is_some_and(|ends| ends != marks[position].boundary)
+            };
             let first = (0..text.len()).find(differs);
             differ += usize::from(first.is_some());
             let hit = cache.find(&key, &text[..text.len() - 1]).unwrap();
@@ -119,11 +121,15 @@ fn the_predictor_segments_generated_text_again() {
                 None => Alone::new(&*case.model, MODE),
             };
             let symbols = case.model.card().vocabulary.len();
-            let got = alone.feed(&text[from..]);
-            assert!(got.0 == cold[from * symbols..] && got.1 == marks[from..], "{} {seed} from {from}", case.name);
+            let actual = alone.feed(&text[from..]);
+            assert!(
+                actual.0 == cold[from * symbols..] && actual.1 == marks[from..],
+                "{} {seed} from {from}",
+                case.name
+            );
         }
     }
-    // the test needs texts on which the modes differ
+    // The test needs texts on which the modes differ.
     assert!(differ > 5 && shared > 5, "{differ} {shared}");
 }
 
@@ -133,16 +139,16 @@ fn agreement_ends_at_the_first_different_boundary() {
     for case in Case::all() {
         let text = &case.golden.ids("long.ids")[1..120];
         let (_, marks) = full(&*case.model, text, &MODE);
-        let ends: Vec<usize> = (0..text.len()).filter(|&at| marks[at].boundary).collect();
+        let ends: Vec<usize> = (0..text.len()).filter(|&position| marks[position].boundary).collect();
         for difference in (0..text.len()).step_by(7) {
-            let cut = |at: usize| marks[at].boundary != (at == difference);
-            let items: Vec<u32> = (0..text.len()).map(|at| trace::item(text[at], cut(at))).collect();
+            let cut = |position: usize| marks[position].boundary != (position == difference);
+            let items: Vec<u32> = (0..text.len()).map(|position| trace::item(text[position], cut(position))).collect();
             let before = ends.iter().filter(|&&end| end < difference).max().map_or(0, |end| end + 1);
             for size in [1, 10, items.len()] {
                 let row = replay(&case, &items, size);
                 assert_eq!(row.state.agreed(), before, "{} differs at {difference}, by {size}", case.name);
             }
-            // after a rollback to the difference, text with the predictor's boundaries agrees to its end
+            // After a rollback to the difference, text with the predictor's boundaries agrees to its end.
             let mut alone = Alone::from(&*case.model, replay(&case, &items, 50));
             alone.rows[0].state.rollback(difference).unwrap();
             alone.feed(&text[difference..]);
@@ -156,7 +162,7 @@ fn agreement_ends_at_the_first_different_boundary() {
 fn a_fork_of_a_row_in_flight_has_its_previous_state() {
     for case in Case::all() {
         let any = prompt(&case)[0];
-        // an open segment, fed with its boundaries
+        // The text ends in an open segment and is fed with its boundaries.
         let mut items: Vec<u32> = prompt(&case);
         items.extend([any, any, any].map(|symbol| trace::item(symbol, false)));
         let mut rows = [replay(&case, &items, 100)];
@@ -172,14 +178,14 @@ fn a_fork_of_a_row_in_flight_has_its_previous_state() {
         assert!(next(&case, SequenceRow::new(rows[0].state.fork()), any) == before, "{}", case.name);
         model.finish_step(&mut rows, &[0], &mut scratch).unwrap();
         let after = rows[0].logits.clone();
-        // the end of the segment may also be part of the symbol's item
+        // The end of the segment may also be part of the symbol's item.
         if let Some(last) = items.last_mut() {
             *last = trace::item(any, true);
         }
         let (last, rest) = items.split_last().unwrap();
         let mut again = Alone::from(model, replay(&case, rest, 100));
         assert!(again.feed(&[*last]).0 == after, "{}", case.name);
-        // a rollback to before the end opens the segment again
+        // A rollback to before the end opens the segment again.
         rows[0].state.rollback(items.len() - 1).unwrap();
         let [row] = rows;
         let open = next(&case, SequenceRow::new(row.state.fork()), trace::item(any, false));

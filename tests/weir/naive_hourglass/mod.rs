@@ -66,7 +66,7 @@ impl Naive {
         if self.architecture["activation"] == "relu" {
             return x.max(0.0);
         }
-        // erf by Simpson's rule: slow, but independent of the kernels
+        // Computes erf by Simpson's rule, which is slow but independent of the kernels.
         let limit = x / 2f64.sqrt();
         let steps = 200;
         let h = limit / f64::from(steps);
@@ -109,14 +109,14 @@ impl Naive {
             .map(|i| {
                 let mut mixed = vec![0.0; inner];
                 for a in 0..heads {
-                    let at = |row: usize, part: usize| &qkv[row][part * inner + a * h..][..h];
+                    let head_part = |row: usize, part: usize| &qkv[row][part * inner + a * h..][..h];
                     let keys: Vec<usize> = (0..=i).filter(|&j| sees(window, i, j)).collect();
-                    let score = |&j: &usize| self.score(a, i - j, at(i, 0), at(j, 1), &distances).exp();
+                    let score = |&j: &usize| self.score(a, i - j, head_part(i, 0), head_part(j, 1), &distances).exp();
                     let scores: Vec<f64> = keys.iter().map(score).collect();
                     let total: f64 = scores.iter().sum();
                     for n in 0..h {
                         mixed[a * h + n] =
-                            keys.iter().zip(&scores).map(|(&j, score)| score / total * at(j, 2)[n]).sum();
+                            keys.iter().zip(&scores).map(|(&j, score)| score / total * head_part(j, 2)[n]).sum();
                     }
                 }
                 let change = self.linear(&format!("{prefix}.attention.output"), &mixed);
@@ -219,16 +219,16 @@ fn check(name: &str, naive: &Naive, boundaries: &dyn Fn(&[u32], usize, &[f64]) -
     for seed in 1..4 {
         let mut text = Dice::new(seed).text(70, SYMBOLS.len());
         text.iter_mut().step_by(6).for_each(|symbol| *symbol = 3); // spaces
-        let (want, closes) = naive.forward(&text, &|t, hidden| boundaries(&text, t, hidden));
-        let (got, marks) = full(&*model, &text, &BoundaryOptions::default());
+        let (expected, closes) = naive.forward(&text, &|t, hidden| boundaries(&text, t, hidden));
+        let (actual, marks) = full(&*model, &text, &BoundaryOptions::default());
         assert_eq!(marks.iter().map(|mark| mark.boundary).collect::<Vec<_>>(), closes, "{name}");
         if !name.starts_with("plain") {
             assert!(closes.iter().any(|&closes| closes) && (name == "every-symbol" || !closes.iter().all(|&c| c)));
         }
-        let spread = want.iter().flatten().fold(0f64, |top, x| top.max(x.abs()));
+        let spread = expected.iter().flatten().fold(0f64, |top, x| top.max(x.abs()));
         assert!(spread > 0.5, "{name}: logits too small to show a mistake");
-        for (got, want) in got.iter().zip(want.iter().flatten()) {
-            assert!((f64::from(*got) - want).abs() < 2e-5, "{name}: {got} {want}");
+        for (actual, expected) in actual.iter().zip(expected.iter().flatten()) {
+            assert!((f64::from(*actual) - expected).abs() < 2e-5, "{name}: {actual} {expected}");
         }
     }
 }
@@ -273,7 +273,7 @@ fn a_companion_accepts_the_lengths_of_its_model() {
     let model = load(&folder, &settings()).unwrap();
     assert_eq!(model.card().max_symbols, 10_000);
     let mut alone = Alone::new(&*model, BoundaryOptions::default());
-    // the limit of the companion alone is 8,192
+    // The limit of the companion alone is 8,192.
     for chunk in Dice::new(5).text(8_200, SYMBOLS.len()).chunks(512) {
         alone.rows[0].set(chunk, Want::Nothing);
         advance(&*model, &mut alone.rows, &[0], &mut alone.scratch).unwrap();
@@ -309,7 +309,7 @@ fn text_of_an_unusual_vocabulary_round_trips() {
     let ids = vocabulary.encode("text", text, usize::MAX).unwrap();
     assert_eq!(ids, [6, 3, 2, 1, 4, 8, 3, 5, 7]);
     assert_eq!(vocabulary.decode(&ids), text);
-    // a newline closes no segment, a space does
+    // A newline closes no segment, a space does.
     let (_, marks) = full(&*model, &ids, &BoundaryOptions::default());
     let closes: Vec<bool> = marks.iter().map(|mark| mark.boundary).collect();
     assert_eq!(closes, [false, true, false, false, false, false, true, false, false]);

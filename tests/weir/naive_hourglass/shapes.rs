@@ -62,15 +62,15 @@ fn randomise(path: &Path, seed: u64) {
         file.tensors().iter().map(|(name, view)| (name.clone(), start(view), view.data().len())).collect()
     };
     views.sort(); // the reader's order varies, and the weights must be the same in every run
-    for (name, at, len) in views {
-        assert!(at >= header);
+    for (name, offset, len) in views {
+        assert!(offset >= header);
         if ["position.inverse_frequency", "position.frequency", "position.slopes"].contains(&&*name) {
             continue;
         }
         let centre = if name.ends_with("norm.weight") { 1.0 } else { 0.0 };
-        // larger weights, so that the predictor's output varies between symbols
+        // Weights are larger, so that the predictor's output varies between symbols.
         let width = if name.starts_with("boundary.") { 300.0 } else { 3000.0 };
-        for number in bytes[at..at + len].chunks_exact_mut(4) {
+        for number in bytes[offset..offset + len].chunks_exact_mut(4) {
             let value = centre + (dice.below(2001) as f32 - 1000.0) / width;
             number.copy_from_slice(&value.to_le_bytes());
         }
@@ -107,7 +107,7 @@ fn folders() -> &'static [(String, PathBuf)] {
         for (seed, (name, config)) in list.into_iter().enumerate() {
             folders.push((name.to_string(), write(root.path(), name, &config, seed as u64 + 1)));
         }
-        // a seed whose predictor closes some segments
+        // With this seed the predictor closes some segments.
         let windows = config(three_stacks(), learned, &[xpos(), blocks(22), middle(json!({"sliding": {"keys": 5}}))]);
         folders.push(("learned-windows".to_string(), write(root.path(), "learned-windows", &windows, 4)));
         let flat = config(json!({"pre": 2}), json!({"kind": "none"}), &[("dim", json!(16))]);

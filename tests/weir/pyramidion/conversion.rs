@@ -21,25 +21,26 @@ fn converted(from: &Path, dest: &Path) -> (Value, Vec<u8>) {
 fn a_training_checkpoint_converts_as_the_folder_with_its_tensors() {
     let dir = TempDir::new().unwrap();
     let source = pyramidion_golden("../pyramidion-pt");
-    let at = |name: &str| dir.path().join(name);
-    let folder = converted(&pyramidion_golden("transpooler"), &at("folder"));
-    // command-line arguments in a file of the usual name, and nested settings in the only file
-    assert_eq!(converted(&source.join("arguments"), &at("arguments")), folder);
-    assert_eq!(converted(&source.join("settings"), &at("settings")), folder);
-    assert_eq!(converted(&source.join("settings/last.pt"), &at("file")), folder);
-    // the fixture's settings with the most hypotheses
-    let config = Config::read(&at("folder")).unwrap();
+    let path_of = |name: &str| dir.path().join(name);
+    let folder = converted(&pyramidion_golden("transpooler"), &path_of("folder"));
+    // One source has command-line arguments in a file of the usual name; the other has nested settings in its only
+    // file.
+    assert_eq!(converted(&source.join("arguments"), &path_of("arguments")), folder);
+    assert_eq!(converted(&source.join("settings"), &path_of("settings")), folder);
+    assert_eq!(converted(&source.join("settings/last.pt"), &path_of("file")), folder);
+    // The settings are those of the fixture with the most hypotheses.
+    let config = Config::read(&path_of("folder")).unwrap();
     let generation = config.generation.unwrap();
     assert_eq!((generation.beam, generation.min_tokens, generation.max_tokens), (2, 4, 14));
     assert!(config.subwords().is_none());
-    let model = load(&at("folder"), &settings()).unwrap();
+    let model = load(&path_of("folder"), &settings()).unwrap();
     assert!(model.card().vocabulary.encode("document", "text", 9).unwrap_err().to_string().contains("ids"));
-    // characters from the dictionary next to the file
-    let vocabulary = load(&at("arguments"), &settings()).unwrap().card().vocabulary.clone();
+    // The characters come from the dictionary next to the file.
+    let vocabulary = load(&path_of("arguments"), &settings()).unwrap().card().vocabulary.clone();
     let ids = vocabulary.encode("document", "ta e?", 9).unwrap();
     assert_eq!(ids, [6, 7, 4, 5, 3]);
     assert_eq!((vocabulary.decode(&[6, 7, 4, 5, 2]), vocabulary.len()), ("ta e".into(), 64));
-    assert_eq!(read_limited(&at("arguments/tokenizer.json"), 1 << 20).unwrap()[0], b'{');
+    assert_eq!(read_limited(&path_of("arguments/tokenizer.json"), 1 << 20).unwrap()[0], b'{');
 }
 
 fn changed(case: &str, change: impl Fn(&mut Value)) -> String {
@@ -110,31 +111,31 @@ fn check_messages(cases: &[(String, &str)]) {
 
 #[test]
 fn invalid_architectures_are_named() {
-    let with = |key: &str, value: Value| error_for(|config| config["architecture"][key] = value.clone());
+    let error_with = |key: &str, value: Value| error_for(|config| config["architecture"][key] = value.clone());
     let pooling = |kind: &str, lengths: Value| json!({"kind": kind, "lengths": lengths});
     let scorer =
         |scorer: Value| json!({"kind": "hard-top-k", "lengths": {"2": 2048}, "sort_back": true, "scorer": scorer});
     check_messages(&[
-        (with("heads", 7.into()), "architecture.heads: expected a divisor of dim, 768, found 7"),
-        (with("dim", 7.into()), "architecture.dim: expected an even number"),
-        (with("source_length", 0.into()), "architecture.source_length: expected 1 to"),
-        (with("target_length", 1.into()), "architecture.target_length: expected 2 to"),
-        (with("block", 0.into()), "architecture.block: expected 1 to"),
-        (with("block", 500.into()), "architecture.block: expected a divisor of 512"),
-        (with("layer_norm_eps", 2.into()), "architecture.layer_norm_eps: expected above 0, below 1"),
-        (with("feed_forward", u64::MAX.into()), "architecture.feed_forward: expected 1 to"),
+        (error_with("heads", 7.into()), "architecture.heads: expected a divisor of dim, 768, found 7"),
+        (error_with("dim", 7.into()), "architecture.dim: expected an even number"),
+        (error_with("source_length", 0.into()), "architecture.source_length: expected 1 to"),
+        (error_with("target_length", 1.into()), "architecture.target_length: expected 2 to"),
+        (error_with("block", 0.into()), "architecture.block: expected 1 to"),
+        (error_with("block", 500.into()), "architecture.block: expected a divisor of 512"),
+        (error_with("layer_norm_eps", 2.into()), "architecture.layer_norm_eps: expected above 0, below 1"),
+        (error_with("feed_forward", u64::MAX.into()), "architecture.feed_forward: expected 1 to"),
         (
-            with("pooling", pooling("mean", json!({"2": 3000}))),
+            error_with("pooling", pooling("mean", json!({"2": 3000}))),
             "architecture.pooling.lengths.2: expected a divisor of 8192, found 3000",
         ),
-        (with("pooling", pooling("max", json!({}))), "architecture.pooling.lengths: expected at least one layer"),
-        (with("pooling", pooling("sieve", json!({"2": 2048}))), "sieve"),
+        (error_with("pooling", pooling("max", json!({}))), "architecture.pooling.lengths: expected at least one layer"),
+        (error_with("pooling", pooling("sieve", json!({"2": 2048}))), "sieve"),
         (
-            with("pooling", scorer(json!({"embedding": {"dimension": 768}}))),
+            error_with("pooling", scorer(json!({"embedding": {"dimension": 768}}))),
             "scorer.embedding.dimension: expected 0 to 767",
         ),
-        (with("pooling", scorer(json!({"index": {"every": 0}}))), "scorer.index.every: expected at least 1"),
-        (with("pooling", scorer("psychic".into())), "psychic"),
+        (error_with("pooling", scorer(json!({"index": {"every": 0}}))), "scorer.index.every: expected at least 1"),
+        (error_with("pooling", scorer("psychic".into())), "psychic"),
     ]);
 }
 

@@ -83,11 +83,11 @@ fn most_blocks_are_encoded_while_the_document_arrives() {
         encoding.push(piece).unwrap();
         encoder(&*model).advance(&mut *encoding, usize::MAX, &mut scratch).unwrap();
     }
-    // two pages of 480 through three layers each
+    // Two pages of 480 run through three layers each.
     assert_eq!((encoding.progress().blocks, encoding.progress().stage), (6, EncodingStage::Waiting));
     encoding.close().unwrap();
     assert_eq!(encoding.progress().total, Some(12));
-    // with full attention no block can be encoded early
+    // With full attention no block can be encoded early.
     let shape = Shape::all().find(|shape| shape.name == "vanilla").unwrap();
     let model = shape.model(Dtype::F32);
     let mut scratch = model.scratch();
@@ -118,15 +118,15 @@ fn batched_rows_of_several_documents_equal_single_rows() {
             let mut fed = [0; 7];
             let mut together = vec![Vec::new(); 7];
             while (0..7).any(|index| fed[index] < texts[index].len()) {
-                let which: Vec<usize> =
+                let selected: Vec<usize> =
                     (0..7).filter(|&index| fed[index] < texts[index].len() && dice.below(3) > 0).collect();
-                for &index in &which {
+                for &index in &selected {
                     let more = (1 + dice.below(3)).min(texts[index].len() - fed[index]);
                     rows[index].set(&texts[index][fed[index]..fed[index] + more], Want::All);
                     fed[index] += more;
                 }
-                advance(&*model, &mut rows, &which, &mut scratch).unwrap();
-                which.iter().for_each(|&index| together[index].extend_from_slice(&rows[index].logits));
+                advance(&*model, &mut rows, &selected, &mut scratch).unwrap();
+                selected.iter().for_each(|&index| together[index].extend_from_slice(&rows[index].logits));
             }
             assert!(together == alone, "{} {dtype:?}", shape.name);
         }
@@ -141,7 +141,7 @@ fn forks_share_their_document_and_diverge() {
     let mut dice = Dice::new(5);
     let document = encode(&*model, &tokens(&mut dice, 600), &mut scratch);
     let texts = [tokens(&mut dice, 34), tokens(&mut dice, 34)];
-    let want = texts.each_ref().map(|text| forced(&*model, &*document, text, &mut scratch));
+    let expected = texts.each_ref().map(|text| forced(&*model, &*document, text, &mut scratch));
     let mut rows = vec![SequenceRow::new(encoder(&*model).begin(&*document).unwrap())];
     rows[0].set(&texts[0][..20], Want::Nothing);
     advance(&*model, &mut rows, &[0], &mut scratch).unwrap();
@@ -152,10 +152,10 @@ fn forks_share_their_document_and_diverge() {
     rows[0].set(&texts[0][20..], Want::Last);
     rows[1].set(&texts[1], Want::Last);
     advance(&*model, &mut rows, &[0, 1], &mut scratch).unwrap();
-    for (row, want) in rows.iter().zip(&want) {
-        assert!(row.logits == want[want.len() - row.logits.len()..]);
+    for (row, expected) in rows.iter().zip(&expected) {
+        assert!(row.logits == expected[expected.len() - row.logits.len()..]);
     }
-    // rows keep the document's memory after it is dropped
+    // Rows keep the document's memory after it is dropped.
     drop(document);
     let mut shared = 0;
     rows[0].state.pages(&mut |page| shared += usize::from(page.references == 2));
@@ -163,7 +163,7 @@ fn forks_share_their_document_and_diverge() {
     rows[0].state.rollback(20).unwrap();
     rows[0].set(&texts[0][20..], Want::Last);
     advance(&*model, &mut rows, &[0], &mut scratch).unwrap();
-    assert!(rows[0].logits == want[0][want[0].len() - rows[0].logits.len()..]);
+    assert!(rows[0].logits == expected[0][expected[0].len() - rows[0].logits.len()..]);
     drop(rows);
     assert_eq!(model.memory().in_use, 0);
 }
@@ -193,9 +193,9 @@ fn hard_top_k_keeps_vectors_unchanged() {
         sorted.dedup();
         assert_eq!(sorted.len(), tokens.len());
         let logits = [&hard, &soft].map(|document| forced(&*model, &**document, &[2, 9], &mut scratch));
-        // in f32 a score of 1 outweighs a score of 0 completely
-        let hard_already = shape.config["architecture"]["pooling"]["kind"] == "hard-top-k" || shape.name == "index";
-        assert_eq!(logits[0] == logits[1], hard_already, "{}", shape.name);
+        // In f32 a score of 1 outweighs a score of 0 completely.
+        let is_hard = shape.config["architecture"]["pooling"]["kind"] == "hard-top-k" || shape.name == "index";
+        assert_eq!(logits[0] == logits[1], is_hard, "{}", shape.name);
     }
 }
 

@@ -37,34 +37,34 @@ fn watch(scratch: &mut Scratch) -> Recorded {
 /// Compares a recorded state with a golden one. Positions beyond it hold the padding vector, or zeros if dropped.
 fn check_state(case: &Case, item: usize, layer: usize, recorded: &BTreeMap<String, Vec<f32>>) {
     let name = format!("encoder.state.{layer}");
-    let want = case.golden.row(&name, item);
+    let expected = case.golden.row(&name, item);
     let shape = case.golden.shape(&name);
     let dim = shape[2];
     let pooled = recorded.get(&format!("pooled {layer}"));
-    let mut got = pooled.or(recorded.get(&layer.to_string())).unwrap().clone();
-    if pooled.is_none() && got.len() < want.len() {
+    let mut actual = pooled.or(recorded.get(&layer.to_string())).unwrap().clone();
+    if pooled.is_none() && actual.len() < expected.len() {
         let fill = match recorded.get(&format!("padding {layer}")) {
             Some(padding) => padding.clone(),
-            // with full attention, all padding equals the last vector
-            None if case.name.starts_with("vanilla") => got[got.len() - dim..].to_vec(),
-            // fairseq's pooler fills the remainder of the last block
+            // With full attention, all padding equals the last vector.
+            None if case.name.starts_with("vanilla") => actual[actual.len() - dim..].to_vec(),
+            // fairseq's pooler fills the remainder of the last block.
             None => vec![0.0; dim],
         };
-        while got.len() < want.len() {
-            got.extend_from_slice(&fill);
+        while actual.len() < expected.len() {
+            actual.extend_from_slice(&fill);
         }
     }
-    got.truncate(want.len());
+    actual.truncate(expected.len());
     if case.name == "tail_dropped" && pooled.is_none() {
         let block = case.config["chunk_size"].as_u64().unwrap() as usize;
-        let whole = shape[1] / block * block * dim;
-        // the first state is recorded before anything is dropped, so only complete blocks are compared
-        let off = difference(&got[..whole], &want[..whole]);
-        assert!(off <= STATES, "{} {item} {name}: {off}", case.name);
+        let blocks_end = shape[1] / block * block * dim;
+        // The first state is recorded before anything is dropped, so only complete blocks are compared.
+        let max_error = difference(&actual[..blocks_end], &expected[..blocks_end]);
+        assert!(max_error <= STATES, "{} {item} {name}: {max_error}", case.name);
         return;
     }
-    let off = difference(&got, want);
-    assert!(off <= STATES, "{} {item} {name}: {off}", case.name);
+    let max_error = difference(&actual, expected);
+    assert!(max_error <= STATES, "{} {item} {name}: {max_error}", case.name);
 }
 
 fn check(case: &Case) {
@@ -73,7 +73,7 @@ fn check(case: &Case) {
         let mut scratch = case.model.scratch();
         let recorded = watch(&mut scratch);
         let source = case.source(item);
-        // a new model, whose padding is not cached yet and is recorded too
+        // A new model has no cached padding yet, so its padding is recorded too.
         let model = load(&pyramidion_converted(case.name), &settings()).unwrap();
         let document = encode(&*model, &source, &mut scratch);
         for layer in 0..=layers {
@@ -82,31 +82,31 @@ fn check(case: &Case) {
         let poolings = encoder(&*model).limits().poolings.clone();
         assert_eq!(document.choices().len(), poolings.len(), "{}", case.name);
         for (choice, pooling) in document.choices().iter().zip(poolings) {
-            let at = |name: &str| format!("pool.{}.{name}", pooling.layer);
+            let tensor_name = |name: &str| format!("pool.{}.{name}", pooling.layer);
             assert_eq!(choice.layer, pooling.layer);
             let scores: Vec<f32> = choice.kept.iter().map(|kept| kept.score).collect();
-            let off = difference(&scores, case.golden.row(&at("scores_out"), item));
-            assert!(off <= STATES, "{} {item} {}: {off}", case.name, at("scores_out"));
+            let max_error = difference(&scores, case.golden.row(&tensor_name("scores_out"), item));
+            assert!(max_error <= STATES, "{} {item} {}: {max_error}", case.name, tensor_name("scores_out"));
             let pooled = recorded.lock().unwrap()[&format!("pooled {}", pooling.layer + 1)].clone();
-            let off = difference(&pooled, case.golden.row(&at("output"), item));
-            assert!(off <= STATES, "{} {item} {}: {off}", case.name, at("output"));
+            let max_error = difference(&pooled, case.golden.row(&tensor_name("output"), item));
+            assert!(max_error <= STATES, "{} {item} {}: {max_error}", case.name, tensor_name("output"));
         }
         let out = case.golden.row("encoder.out", item);
         let shape = case.golden.shape("encoder.out");
         assert_eq!(document.vectors(), shape[1], "{}", case.name);
-        let got = &recorded.lock().unwrap()["out"];
-        let same = got.len().min(out.len());
-        assert!(difference(&got[..same], &out[..same]) <= STATES || case.name == "vanilla_padded", "{}", case.name);
+        let actual = &recorded.lock().unwrap()["out"];
+        let same = actual.len().min(out.len());
+        assert!(difference(&actual[..same], &out[..same]) <= STATES || case.name == "vanilla_padded", "{}", case.name);
         work_mut::<Work>(&mut scratch).unwrap().hook = None;
         let previous = case.ids("prev_output_tokens", item);
         let logits = forced(&*model, &*document, &previous, &mut scratch);
-        let off = difference(&logits, case.golden.row("decoder.logits", item));
-        assert!(off <= LOGITS, "{} {item} logits: {off}", case.name);
+        let max_error = difference(&logits, case.golden.row("decoder.logits", item));
+        assert!(max_error <= LOGITS, "{} {item} logits: {max_error}", case.name);
         let settings = &case.config["generation"]["greedy"];
         let lengths = ["min_len", "max_len_b"].map(|key| settings[key].as_u64().unwrap() as usize);
         let written = greedy(&*model, &*document, lengths[0], lengths[1], &mut scratch);
-        let want: Vec<u32> = case.ids("greedy.tokens", item).into_iter().take(written.len()).collect();
-        assert_eq!(written, want, "{} {item}", case.name);
+        let expected: Vec<u32> = case.ids("greedy.tokens", item).into_iter().take(written.len()).collect();
+        assert_eq!(written, expected, "{} {item}", case.name);
         assert_eq!(case.golden.row("greedy.lengths", item)[0] as usize, written.len());
     }
 }
@@ -127,8 +127,8 @@ fn the_portable_kernels_agree() {
         for item in 0..case.count() {
             let document = encode(&*model, &case.source(item), &mut scratch);
             let logits = forced(&*model, &*document, &case.ids("prev_output_tokens", item), &mut scratch);
-            let off = difference(&logits, case.golden.row("decoder.logits", item));
-            assert!(off <= LOGITS, "{} {item}: {off}", case.name);
+            let max_error = difference(&logits, case.golden.row("decoder.logits", item));
+            assert!(max_error <= LOGITS, "{} {item}: {max_error}", case.name);
         }
     }
 }

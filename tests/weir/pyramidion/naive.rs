@@ -131,14 +131,14 @@ impl Naive {
             let q = part(&queries);
             let k = part(&keys);
             let v = part(&values);
-            let got = match head.checked_sub(local) {
+            let actual = match head.checked_sub(local) {
                 None => naive_attention::blocks(size, &q, &k, &v),
                 Some(other) => {
                     let length = rotations.len() / (self.heads - local);
                     naive_attention::head(attention, &q, &k, &v, &rotations[other * length..][..length])
                 }
             };
-            out.iter_mut().zip(got).for_each(|(out, got)| out[own.clone()].copy_from_slice(&got));
+            out.iter_mut().zip(actual).for_each(|(out, actual)| out[own.clone()].copy_from_slice(&actual));
         }
         out.iter().map(|x| self.linear(&format!("{name}.out_proj"), x)).collect()
     }
@@ -183,7 +183,9 @@ impl Naive {
         let padded = self.config["padded"] == true;
         let length = if padded { self.source } else { document.len() };
         let mut x: Vec<Vector> = (0..length)
-            .map(|at| document.get(at).map_or(vec![0.0; self.dim], |&token| self.embed(token, Some(at))))
+            .map(|position| {
+                document.get(position).map_or(vec![0.0; self.dim], |&token| self.embed(token, Some(position)))
+            })
             .collect();
         let block = self.config["block"].as_u64().map(|block| block as usize);
         let lengths: BTreeMap<usize, usize> = self.config["pooling"]["lengths"]
@@ -288,13 +290,13 @@ impl Naive {
             if pooling["sort_back"] == true {
                 order.sort_unstable();
             }
-            return order.into_iter().map(|at| x[at].clone()).collect();
+            return order.into_iter().map(|index| x[index].clone()).collect();
         }
         let mut all: Vec<(f64, Vector)> = scores.into_iter().zip(x).collect();
         all.resize(from, (1e-5, vec![0.0; self.dim]));
         while all.len() > kept {
             let mut order: Vec<usize> = (0..all.len()).collect();
-            // scores that are equal in f32 tie, as in the server
+            // Scores that are equal in f32 tie, as in the server.
             order.sort_by(|&a, &b| (all[b].0 as f32).total_cmp(&(all[a].0 as f32)).then(a.cmp(&b)));
             let half = order.len() / 2;
             let mut next: Vec<(usize, (f64, Vector))> = (0..half)
@@ -318,8 +320,11 @@ impl Naive {
     /// Returns the logits after each symbol.
     fn logits(&self, memory: &[Vector], symbols: &[u32]) -> Vec<f64> {
         let positions = self.config["decoder_positions"] == true;
-        let mut x: Vec<Vector> =
-            symbols.iter().enumerate().map(|(at, &symbol)| self.embed(symbol, positions.then_some(at))).collect();
+        let mut x: Vec<Vector> = symbols
+            .iter()
+            .enumerate()
+            .map(|(position, &symbol)| self.embed(symbol, positions.then_some(position)))
+            .collect();
         for layer in 0..self.config["decoder_layers"].as_u64().unwrap() as usize {
             let prefix = format!("decoder.layers.{layer}");
             self.residual(&format!("{prefix}.self_attn_layer_norm"), &mut x, &|x| {
@@ -341,7 +346,7 @@ impl Naive {
 
 #[test]
 fn every_kind_of_encoder_equals_the_naive_implementation() {
-    // short documents, because with more vectors the closest two scores come too close
+    // Documents are short, because with more vectors the difference of the closest two scores is too small.
     for shape in Shape::with_length(160) {
         let naive = Naive::read(&shape);
         let model = shape.model(Dtype::F32);
@@ -353,10 +358,14 @@ fn every_kind_of_encoder_equals_the_naive_implementation() {
             let encoded = encode(&*model, &document, &mut scratch);
             let memory = naive.encode(&document);
             assert_eq!(encoded.vectors(), memory.len(), "{} {length}", shape.name);
-            let got = forced(&*model, &*encoded, &symbols, &mut scratch);
-            let want = naive.logits(&memory, &symbols);
-            let off = got.iter().zip(&want).map(|(got, want)| (f64::from(*got) - want).abs()).fold(0.0, f64::max);
-            assert!(off < 1e-4, "{} {length}: {off}", shape.name);
+            let actual = forced(&*model, &*encoded, &symbols, &mut scratch);
+            let expected = naive.logits(&memory, &symbols);
+            let max_error = actual
+                .iter()
+                .zip(&expected)
+                .map(|(actual, expected)| (f64::from(*actual) - expected).abs())
+                .fold(0.0, f64::max);
+            assert!(max_error < 1e-4, "{} {length}: {max_error}", shape.name);
         }
     }
 }

@@ -45,7 +45,7 @@ pub(super) fn blocks(size: usize, queries: &[Vector], keys: &[Vector], values: &
 fn efficient(queries: &[Vector], keys: &[Vector], values: &[Vector]) -> Vec<Vector> {
     let width = queries[0].len();
     let columns: Vec<Vector> =
-        (0..width).map(|at| softmax(&keys.iter().map(|key| key[at]).collect::<Vector>())).collect();
+        (0..width).map(|element| softmax(&keys.iter().map(|key| key[element]).collect::<Vector>())).collect();
     let context =
         |from: usize, to: usize| -> f64 { columns[from].iter().zip(values).map(|(w, value)| w * value[to]).sum() };
     let context: Vec<Vector> = (0..width).map(|from| (0..width).map(|to| context(from, to)).collect()).collect();
@@ -70,18 +70,21 @@ fn hashed(lsh: &Value, vectors: &[Vector], values: &[Vector], rotations: &[f64])
     let mut attended: Vec<Vec<usize>> = vec![Vec::new(); vectors.len()];
     for rotation in rotations.chunks(width * half) {
         let bucket = |x: &Vector| -> usize {
-            let turned = |at: usize| -> f64 { (0..width).map(|from| x[from] * rotation[from * half + at]).sum() };
-            let all: Vector = (0..2 * half).map(|at| if at < half { turned(at) } else { -turned(at - half) }).collect();
+            let turned =
+                |element: usize| -> f64 { (0..width).map(|from| x[from] * rotation[from * half + element]).sum() };
+            let all: Vector = (0..2 * half)
+                .map(|element| if element < half { turned(element) } else { -turned(element - half) })
+                .collect();
             (0..all.len()).rev().max_by(|&a, &b| all[a].total_cmp(&all[b])).unwrap()
         };
         let mut order: Vec<(usize, usize)> = vectors.iter().map(bucket).zip(0..).collect();
         order.sort_unstable();
         let chunks: Vec<Vec<usize>> =
             order.chunks(chunk).map(|part| part.iter().map(|entry| entry.1).collect()).collect();
-        for (at, own) in chunks.iter().enumerate() {
+        for (chunk, own) in chunks.iter().enumerate() {
             for &position in own {
                 if chunks.len() > 1 {
-                    attended[position].extend(&chunks[(at + chunks.len() - 1) % chunks.len()]);
+                    attended[position].extend(&chunks[(chunk + chunks.len() - 1) % chunks.len()]);
                 }
                 attended[position].extend(own);
             }
@@ -91,7 +94,7 @@ fn hashed(lsh: &Value, vectors: &[Vector], values: &[Vector], rotations: &[f64])
         let score = |&key: &usize| if key == position { -1e5 } else { dot(&vectors[position], &keys[key]) };
         let weights = softmax(&attended.iter().map(score).collect::<Vector>());
         (0..width)
-            .map(|at| attended.iter().zip(&weights).map(|(&key, weight)| weight * values[key][at]).sum())
+            .map(|element| attended.iter().zip(&weights).map(|(&key, weight)| weight * values[key][element]).sum())
             .collect()
     };
     attended.iter().enumerate().map(|(position, attended)| output(position, attended)).collect()

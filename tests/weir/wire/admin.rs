@@ -70,7 +70,7 @@ impl Exchange {
         Self::with_at_most(8).await
     }
 
-    async fn with_at_most(most: usize) -> Self {
+    async fn with_at_most(max_generations: usize) -> Self {
         let fakes = Arc::new(Fakes::default());
         let models = TempDir::new().unwrap();
         let engines = Engines::default();
@@ -90,7 +90,7 @@ impl Exchange {
         let token = AdminToken::new(TOKEN).unwrap();
         let loader = Arc::clone(&fakes) as Arc<dyn ModelLoader>;
         let models_folder = Some(models.path().to_path_buf());
-        let admin = AdminConfig { token, loader, models_folder, max_generations: most, limits };
+        let admin = AdminConfig { token, loader, models_folder, max_generations, limits };
         let monitor = Monitor::new(engines, Duration::from_secs(60));
         let running = Running::offering(
             ServerParts { monitor, admin: Some(admin), traces: None, http: None },
@@ -260,8 +260,8 @@ async fn reloads_under_load_lose_nothing() {
     const CLIENTS: u64 = 8;
     const RELOADS: u64 = 5;
     let server = Exchange::new().await;
-    // texts of all generations, per seed
-    let mut made: Vec<BTreeSet<String>> = vec![BTreeSet::new(); CLIENTS as usize];
+    // Collects the texts of all generations, per seed.
+    let mut texts_by_seed: Vec<BTreeSet<String>> = vec![BTreeSet::new(); CLIENTS as usize];
     let clients: Vec<_> = (0..CLIENTS)
         .map(|seed| {
             let client = server.generation();
@@ -282,18 +282,18 @@ async fn reloads_under_load_lose_nothing() {
             assert_eq!((loaded.generation.unwrap().number, loaded.draining), (reload + 1, Some(reload)));
         }
         for seed in 0..CLIENTS {
-            made[seed as usize].insert(server.text("first", seed).await.unwrap());
+            texts_by_seed[seed as usize].insert(server.text("first", seed).await.unwrap());
         }
     }
     let mut seen = 0;
     for (seed, (stop, task)) in clients.into_iter().enumerate() {
         let _ = stop.send(());
         for text in task.await.unwrap() {
-            assert!(made[seed].contains(&text), "text of no generation: {text:?}");
+            assert!(texts_by_seed[seed].contains(&text), "text of no generation: {text:?}");
             seen += 1;
         }
     }
-    assert!(seen > 0 && made.iter().all(|texts| texts.len() == RELOADS as usize + 1), "{made:?}");
+    assert!(seen > 0 && texts_by_seed.iter().all(|texts| texts.len() == RELOADS as usize + 1), "{texts_by_seed:?}");
     server.drained().await;
     assert_eq!(server.states().await, [("first".into(), RELOADS + 1, State::Serving)]);
     for reload in 0..RELOADS as usize {

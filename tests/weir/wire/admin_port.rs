@@ -130,8 +130,9 @@ async fn requests_are_counted_and_the_warm_up_is_not() {
     for counter in ["prompt_tokens_total", "generation_tokens_total", "rows_per_step_count"] {
         assert_eq!(server.of_model(counter).await, 0.0, "{counter}");
     }
-    // Boundaries before the last character, and all. The prompt closes no segment, so it is not cached.
-    let mut within = 0;
+    // The counts cover the boundaries before the last character, and all boundaries. The prompt closes no segment, so
+    // it is not cached.
+    let mut before_last = 0;
     let mut all = 0;
     for seed in 0..3 {
         let mut request = super::seeded("abcd", seed);
@@ -139,7 +140,7 @@ async fn requests_are_counted_and_the_warm_up_is_not() {
         let answer = read(server.generation().generate(request).await.unwrap().into_inner()).await.unwrap();
         let text = answer.text();
         assert_eq!(text.chars().count(), 40);
-        within += text.chars().take(39).filter(|c| *c == ' ').count();
+        before_last += text.chars().take(39).filter(|c| *c == ' ').count();
         all += text.chars().filter(|c| *c == ' ').count();
     }
     let status = server.generation().generate(prompt("ab?")).await.unwrap_err();
@@ -155,7 +156,7 @@ async fn requests_are_counted_and_the_warm_up_is_not() {
     let after = async |after: &str| {
         server.value(&format!("weir:inter_token_latency_seconds_count{{{model},after=\"{after}\"}}")).await
     };
-    assert_eq!((after("char").await, after("boundary").await), ((117 - within) as f64, within as f64));
+    assert_eq!((after("char").await, after("boundary").await), ((117 - before_last) as f64, before_last as f64));
     assert_eq!(server.of_model("middle_steps_run_total").await, all as f64);
     assert_eq!(server.of_model("middle_steps_skipped_total").await, (132 - all) as f64);
     let factor = server.of_model("shortening_factor").await;
@@ -182,7 +183,7 @@ async fn cached_characters_are_counted() {
     }
     let hits = server.value("weir:segment_cache_lookups_total{model_name=\"fake\",result=\"hit\"}").await;
     assert_eq!(hits, 1.0);
-    // the last character of a prompt is always fed
+    // The last character of a prompt is always fed.
     server.until("weir:prefix_cache_queries_total{model_name=\"fake\"}", 14.0).await;
     let spared = server.of_model("prefix_cache_hits_total").await;
     assert!(spared > 0.0, "nothing was cached");

@@ -60,7 +60,7 @@ async fn requested_details_are_sent() {
     assert_eq!((characters[0].logprob, characters[0].top.len()), (None, 0));
     for character in &characters {
         assert_eq!(character.text, SYMBOLS[character.id as usize]);
-        // the last character has a boundary too: all generated text is fed
+        // The last character has a boundary too: all generated text is fed.
         let boundary = character.boundary.unwrap();
         assert_eq!(boundary, character.text == " ");
         assert_eq!(character.boundary_probability, Some(if boundary { 0.75 } else { 0.25 }));
@@ -70,7 +70,7 @@ async fn requested_details_are_sent() {
         assert_eq!(character.top.len(), 3);
         assert!(character.top.is_sorted_by(|a, b| a.logprob >= b.logprob));
     }
-    // the options do not change the text
+    // The options do not change the text.
     assert_eq!(answer.text(), server.answer(seeded("b ca", 5)).await.unwrap().text());
 }
 
@@ -197,11 +197,11 @@ async fn a_model_of_bytes_streams_whole_code_points() {
     let server = Server::with(Limits::default(), TransportConfig::default(), &[("bytes", Kind::Bytes)]).await;
     let details = Some(v1::Details { echo: Some(true), logprobs: Some(true), ..Default::default() });
     let answer = server.answer(v1::GenerateRequest { details, ..seeded("a€", 2) }).await.unwrap();
-    let whole: String = answer.pieces.iter().map(|piece| piece.text.as_str()).collect();
-    assert!(whole.starts_with("a€"));
+    let complete: String = answer.pieces.iter().map(|piece| piece.text.as_str()).collect();
+    assert!(complete.starts_with("a€"));
     let ids: Vec<u8> = answer.pieces.iter().flat_map(|piece| &piece.characters).map(|c| c.id as u8).collect();
     assert_eq!(ids.len(), 4 + 256);
-    assert_eq!(String::from_utf8_lossy(&ids), whole);
+    assert_eq!(String::from_utf8_lossy(&ids), complete);
 }
 
 #[tokio::test]
@@ -228,7 +228,7 @@ async fn models_are_described() {
     assert_eq!((limits.message_bytes, limits.stop_strings, limits.top_logprobs), (4 << 20, 16, 20));
     let bytes = models[2].vocabulary.as_ref().unwrap();
     assert_eq!((bytes.size, bytes.symbols.len(), bytes.bytes), (256, 0, true));
-    // each model answers under its own name
+    // Each model answers under its own name.
     for name in ["a", "b"] {
         let request = v1::GenerateRequest { model: Some(name.into()), ..prompt("a") };
         assert_eq!(server.answer(request).await.unwrap().started.model, name);

@@ -46,11 +46,11 @@ async fn compressed_requests_get_the_same_answers() {
         let answer = compressing(&server, sent).segment(text("ab cab")).await.unwrap();
         assert_eq!(way(answer.metadata()), Some(name), "the encoding of the request");
         assert_eq!(answer.get_ref().segments, segments.get_ref().segments);
-        // a client that does not accept compression gets a plain answer
+        // A client that does not accept compression gets a plain answer.
         let mut plain_reader = GenerationClient::new(server.channel.clone()).send_compressed(sent);
         assert_eq!(way(plain_reader.segment(text("ab")).await.unwrap().metadata()), None);
     }
-    // a client that accepts compression but sends plain requests gets plain answers
+    // A client that accepts compression but sends plain requests gets plain answers.
     let mut reads = server.generation().accept_compressed(Gzip);
     assert_eq!(way(reads.segment(text("ab")).await.unwrap().metadata()), None);
 }
@@ -72,9 +72,9 @@ async fn limits_apply_to_the_decompressed_size() {
         let mut client = compressing(&server, sent);
         let refused =
             async |bytes: usize| client.clone().generate(prompt(&"a".repeat(bytes))).await.map(drop).unwrap_err();
-        // within the limit the message is read, and is too long for the model
+        // Within the limit the message is read, and is too long for the model.
         assert_eq!(refused(60 << 10).await.code(), Code::InvalidArgument);
-        // these are a few kilobytes on the wire
+        // These messages are a few kilobytes on the wire.
         for bytes in [64 << 10, 3 << 20] {
             let status = refused(bytes).await;
             assert_eq!((status.code(), reason(&status).as_str()), (Code::OutOfRange, "OVERSIZED"), "{status:?}");
@@ -93,14 +93,14 @@ async fn unfinished(
     server: &Server,
     path: &str,
     encoding: &str,
-    begun: &[u8],
+    incomplete: &[u8],
 ) -> (h2::SendStream<tonic::codegen::Bytes>, impl Future<Output = Option<Status>>) {
     let sender = connect(server.running.address, 1 << 16).await;
     let request = Request::post(format!("http://weir{path}")).header("te", "trailers");
     let request = request.header("content-type", "application/grpc").header("grpc-encoding", encoding);
     let request = request.version(tonic::codegen::http::Version::HTTP_2).body(()).unwrap();
     let (response, mut sending) = sender.ready().await.unwrap().send_request(request, false).unwrap();
-    sending.send_data(begun.to_vec().into(), false).unwrap();
+    sending.send_data(incomplete.to_vec().into(), false).unwrap();
     let answer = async {
         let response = timeout(Duration::from_millis(500), response).await.ok()?.unwrap();
         Status::from_header_map(response.headers())
@@ -118,8 +118,8 @@ fn deflated(message: &[u8]) -> Vec<u8> {
     }
     let length = message.len() as u16;
     let block = [&[0x78, 1, 1][..], &length.to_le_bytes(), &(!length).to_le_bytes(), message].concat();
-    let whole = [block, (b << 16 | a).to_be_bytes().to_vec()].concat();
-    [&[1][..], &(whole.len() as u32).to_be_bytes(), &whole].concat()
+    let message_frame = [block, (b << 16 | a).to_be_bytes().to_vec()].concat();
+    [&[1][..], &(message_frame.len() as u32).to_be_bytes(), &message_frame].concat()
 }
 
 /// A compressed message reserves memory for its maximum decompressed size until its call ends.
@@ -127,14 +127,14 @@ fn deflated(message: &[u8]) -> Vec<u8> {
 async fn the_maximum_decompressed_size_is_reserved() {
     let config = TransportConfig { message_bytes: 64 << 10, request_memory: 256 << 10, ..TransportConfig::default() };
     let message = prompt(&"a".repeat(1000)).encode_to_vec();
-    let whole = deflated(&message);
+    let message_frame = deflated(&message);
     let plain = [&[0][..], &(message.len() as u32).to_be_bytes(), &message].concat();
-    let begun = &whole[..whole.len() - 1];
+    let incomplete = &message_frame[..message_frame.len() - 1];
     let cases = [
-        (GENERATE, "deflate", &whole[..], true),
-        (STREAM, "deflate", &whole[..], true),
-        // an incomplete message is not decompressed
-        (GENERATE, "deflate", begun, false),
+        (GENERATE, "deflate", &message_frame[..], true),
+        (STREAM, "deflate", &message_frame[..], true),
+        // An incomplete message is not decompressed.
+        (GENERATE, "deflate", incomplete, false),
         (GENERATE, "identity", &plain[..], false),
         (STREAM, "deflate", &plain[..], false),
     ];
@@ -147,12 +147,12 @@ async fn the_maximum_decompressed_size_is_reserved() {
             held.push(sending);
         }
         let last = async || {
-            let (sending, answer) = unfinished(&server, GENERATE, "deflate", &whole).await;
+            let (sending, answer) = unfinished(&server, GENERATE, "deflate", &message_frame).await;
             (sending, answer.await.map(|status| (status.code(), reason(&status))))
         };
         let (_sending, status) = last().await;
         assert_eq!(status, full.then(|| (Code::ResourceExhausted, "QUEUE_FULL".to_owned())), "{path} {encoding}");
-        // closing the calls releases their memory
+        // Closing the calls releases their memory.
         drop(held);
         let again = async { while let (_sending, Some(_)) = last().await {} };
         timeout(Duration::from_secs(20), again).await.expect("the memory is released");
@@ -174,14 +174,14 @@ async fn a_stream_fails_with_the_same_status() {
 #[tokio::test]
 async fn wrong_encodings_are_reported() {
     let server = Server::new().await;
-    let begun = [&[1][..], &4_u32.to_be_bytes(), b"what"].concat();
+    let incomplete = [&[1][..], &4_u32.to_be_bytes(), b"what"].concat();
     for encoding in ["gzip", "deflate"] {
-        let (_sending, answer) = unfinished(&server, GENERATE, encoding, &begun).await;
+        let (_sending, answer) = unfinished(&server, GENERATE, encoding, &incomplete).await;
         let status = answer.await.expect("an answer");
         assert_eq!((status.code(), reason(&status).as_str()), (Code::InvalidArgument, "UNREADABLE"), "{status:?}");
         assert!(status.message().starts_with("Error decompressing: "), "{status:?}");
     }
-    let (_sending, answer) = unfinished(&server, GENERATE, "zstd", &begun).await;
+    let (_sending, answer) = unfinished(&server, GENERATE, "zstd", &incomplete).await;
     let status = answer.await.expect("an answer");
     assert_eq!(status.code(), Code::Unimplemented);
     assert!(status.message().contains("`zstd`"), "{status:?}");

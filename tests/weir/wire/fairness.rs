@@ -43,7 +43,7 @@ async fn queued_prompts_are_limited_and_refusals_have_a_retry_delay() {
     eventually("it runs", || server.engine.load().running == 1).await;
     let second = server.generate(prompt("a b c d e")).await.unwrap();
     let status = server.generate(prompt("a b c d e f")).await.map(drop);
-    // an unknown symbol is reported before the full queue
+    // An unknown symbol is reported before the full queue.
     assert_eq!(status.unwrap_err().code(), Code::InvalidArgument);
     let status = server.generate(prompt("a b c d e a b c d e")).await.map(drop).unwrap_err();
     assert_eq!((status.code(), reason(&status).as_str()), (Code::ResourceExhausted, "QUEUE_FULL"));
@@ -61,13 +61,13 @@ async fn a_client_that_does_not_read_is_cut_off() {
     let stall = Duration::from_millis(300);
     let limits = Limits { rows: 1, events: 4, stall, ..Limits::default() };
     let server = Server::with(limits, TransportConfig::default(), &[("fake", Kind::Pooled)]).await;
-    // a client with a window of one kilobyte
+    // The client has a window of one kilobyte.
     let address = format!("http://{}", server.running.address);
     let narrow = Channel::from_shared(address).unwrap().initial_stream_window_size(1024).connect().await.unwrap();
     let mut request = long("a", 1900);
     request.details = Some(v1::Details { top_logprobs: Some(7), ..Default::default() });
     let mut slow = GenerationClient::new(narrow).generate(request).await.unwrap().into_inner();
-    // the only row is preempted for these
+    // The only row is preempted for these requests.
     for _ in 0..3 {
         server.answer(long("b", 50)).await.unwrap();
     }

@@ -36,7 +36,7 @@ pub(super) enum Kind {
 pub(super) struct Fake {
     card: Card,
     bytes: Arc<AtomicUsize>,
-    pace: (Mutex<Pace>, Condvar),
+    gate: (Mutex<StepGate>, Condvar),
     steps: AtomicUsize,
     /// Seed of the hash: models with different salts generate different texts.
     salt: u64,
@@ -44,8 +44,9 @@ pub(super) struct Fake {
     fragile: Arc<AtomicBool>,
 }
 
+/// Controls whether, and how fast, steps run.
 #[derive(Clone, Copy, PartialEq)]
-enum Pace {
+enum StepGate {
     Free,
     Held,
     Slow(Duration),
@@ -81,8 +82,8 @@ impl Fake {
             dtype: "f32",
             sha256: "00ff".into(),
         };
-        let pace = (Mutex::new(Pace::Free), Condvar::new());
-        Arc::new(Self { card, bytes: Arc::default(), pace, steps: AtomicUsize::new(0), salt, fragile: Arc::default() })
+        let gate = (Mutex::new(StepGate::Free), Condvar::new());
+        Arc::new(Self { card, bytes: Arc::default(), gate, steps: AtomicUsize::new(0), salt, fragile: Arc::default() })
     }
 
     /// Returns the number of started symbol steps.
@@ -92,17 +93,17 @@ impl Fake {
 
     /// Blocks new steps.
     pub(super) fn hold(&self) {
-        self.set(Pace::Held);
+        self.set(StepGate::Held);
     }
 
     /// Ends `hold` and `slow`.
     pub(super) fn release(&self) {
-        self.set(Pace::Free);
+        self.set(StepGate::Free);
     }
 
     /// Makes each step take at least `step`.
     pub(super) fn slow(&self, step: Duration) {
-        self.set(Pace::Slow(step));
+        self.set(StepGate::Slow(step));
     }
 
     /// Breaks the worker at the end of the next job: its state panics on drop, outside of the worker's panic handling.
@@ -110,16 +111,16 @@ impl Fake {
         self.fragile.store(true, SeqCst);
     }
 
-    fn set(&self, pace: Pace) {
-        *self.pace.0.lock().unwrap() = pace;
-        self.pace.1.notify_all();
+    fn set(&self, gate: StepGate) {
+        *self.gate.0.lock().unwrap() = gate;
+        self.gate.1.notify_all();
     }
 
     fn wait(&self) {
-        let (pace, changed) = &self.pace;
-        let pace = changed.wait_while(pace.lock().unwrap(), |pace| *pace == Pace::Held).unwrap();
-        if let Pace::Slow(step) = *pace {
-            drop(changed.wait_timeout_while(pace, step, |pace| *pace != Pace::Free));
+        let (gate, changed) = &self.gate;
+        let gate = changed.wait_while(gate.lock().unwrap(), |gate| *gate == StepGate::Held).unwrap();
+        if let StepGate::Slow(step) = *gate {
+            drop(changed.wait_timeout_while(gate, step, |gate| *gate != StepGate::Free));
         }
     }
 }
@@ -195,12 +196,12 @@ impl State for FakeState {
     }
 
     fn boundary_before(&self, len: usize) -> usize {
-        let within = &self.past[..len.min(self.past.len())];
-        let segments = within.last().map_or(0, |past| past.1);
+        let prefix = &self.past[..len.min(self.past.len())];
+        let segments = prefix.last().map_or(0, |past| past.1);
         match self.space {
-            u32::MAX => within.len(),
+            u32::MAX => prefix.len(),
             _ if segments == 0 => 0,
-            _ => within.partition_point(|past| past.1 < segments) + 1,
+            _ => prefix.partition_point(|past| past.1 < segments) + 1,
         }
     }
 
@@ -246,10 +247,10 @@ impl Model for Fake {
             let state = state_mut::<FakeState>(state.as_mut())?;
             logits.clear();
             decisions.clear();
-            for (at, &symbol) in feed.iter().enumerate() {
+            for (position, &symbol) in feed.iter().enumerate() {
                 assert!(symbol != PANIC, "requested panic");
                 decisions.push(state.push(symbol)?);
-                if *want == Want::All || (*want == Want::Last && at + 1 == feed.len()) {
+                if *want == Want::All || (*want == Want::Last && position + 1 == feed.len()) {
                     logits.extend(state.logits(size));
                 }
             }

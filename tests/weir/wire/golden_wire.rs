@@ -24,9 +24,9 @@ fn text(case: &str) -> String {
 }
 
 fn log_probability(logits: &[f32], symbol: u32) -> f64 {
-    let most = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
-    let total: f64 = logits.iter().map(|&logit| (f64::from(logit) - most).exp()).sum();
-    f64::from(logits[symbol as usize]) - most - total.ln()
+    let max_logit = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+    let total: f64 = logits.iter().map(|&logit| (f64::from(logit) - max_logit).exp()).sum();
+    f64::from(logits[symbol as usize]) - max_logit - total.ln()
 }
 
 async fn scored(running: &Running, request: v1::ScoreRequest) -> (Vec<v1::Character>, v1::ScoreSummary) {
@@ -102,13 +102,13 @@ async fn generated_text_equals_the_forward_pass() {
         let answer = read(client.generate(request.clone()).await.unwrap().into_inner()).await.unwrap();
         let vocabulary = &model.card().vocabulary;
         let prompt = vocabulary.encode("prompt", &request.prompt, usize::MAX).unwrap();
-        let made = vocabulary.encode("text", &answer.text(), usize::MAX).unwrap();
-        assert_eq!(made.len(), 40, "{case}");
-        let whole = [&prompt[..], &made].concat();
-        let (logits, _) = full(&**model, &whole, &BoundaryOptions::default());
-        for (row, &symbol) in logits.chunks(vocabulary.len()).skip(prompt.len() - 1).zip(&made) {
-            let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            assert_eq!(row[symbol as usize], most, "{case}");
+        let generated = vocabulary.encode("text", &answer.text(), usize::MAX).unwrap();
+        assert_eq!(generated.len(), 40, "{case}");
+        let complete = [&prompt[..], &generated].concat();
+        let (logits, _) = full(&**model, &complete, &BoundaryOptions::default());
+        for (row, &symbol) in logits.chunks(vocabulary.len()).skip(prompt.len() - 1).zip(&generated) {
+            let max_logit = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            assert_eq!(row[symbol as usize], max_logit, "{case}");
         }
     }
 }
@@ -125,7 +125,7 @@ async fn segments_equal_the_forward_pass() {
         let (_, marks) = full(&**model, &symbols, &BoundaryOptions::default());
         assert_eq!(answer.segments.iter().map(|segment| segment.text.as_str()).collect::<String>(), text, "{case}");
         let closed = answer.segments.iter().filter(|segment| !segment.open).map(|segment| segment.char_end as usize);
-        let marked = marks.iter().enumerate().filter(|(_, mark)| mark.boundary).map(|(at, _)| at + 1);
+        let marked = marks.iter().enumerate().filter(|(_, mark)| mark.boundary).map(|(position, _)| position + 1);
         assert!(closed.eq(marked), "{case}");
         let learned = model.card().boundary_modes.contains(&BoundaryMode::Threshold);
         assert!(answer.segments.iter().all(|segment| segment.boundary_probability.is_some() == learned), "{case}");

@@ -245,7 +245,7 @@ async fn invalid_frames_are_refused() {
         let status = status_of_call(server.running.address, SEGMENT, body, &[]).await;
         assert!(codes.contains(&status.code()), "{what}: {status:?}");
     }
-    // unknown fields may come from a newer client
+    // Unknown fields may come from a newer client.
     let unknown = [right, field(15, 2, b"new"), field(14, 0, &[1])].concat();
     assert_eq!(
         status_of_call(server.running.address, SEGMENT, http2_frames::message(&unknown), &[]).await.code(),
@@ -291,7 +291,7 @@ async fn non_finite_floats_are_refused() {
         let status = status_of_call(server.running.address, GENERATE, generate_body(&field(7, 2, &bias)), &[]).await;
         check_refusal(&status, (BAD, "BAD_OPTION", "sampling.logit_bias"), &bits);
     }
-    // the smallest subnormal number, and negative zero
+    // The values are the smallest subnormal number and negative zero.
     for bits in [1_u32, 0x8000_0000] {
         let body = generate_body(&field(1, 5, &bits.to_le_bytes()));
         assert_eq!(status_of_call(server.running.address, GENERATE, body, &[]).await.code(), Code::Ok, "{bits:#x}");

@@ -136,7 +136,7 @@ pub(super) async fn send_request(
         "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {length}\r\n{headers}\r\n"
     );
     stream.write_all(head.as_bytes()).await.unwrap();
-    // the body is sent even if the server refuses the head
+    // The body is sent even if the server refuses the head.
     stream.write_all(body.as_bytes()).await.unwrap();
     stream
 }
@@ -153,16 +153,16 @@ pub(super) async fn exchange(port: SocketAddr, method: &str, path: &str, headers
 }
 
 fn unchunked(mut body: &str) -> String {
-    let mut whole = String::new();
+    let mut complete = String::new();
     while let Some((length, rest)) = body.split_once("\r\n") {
         let length = usize::from_str_radix(length, 16).unwrap();
-        whole.push_str(&rest[..length]);
+        complete.push_str(&rest[..length]);
         body = &rest[length + 2..];
         if length == 0 {
             break;
         }
     }
-    whole
+    complete
 }
 
 fn text(choice: &Value) -> &str {
@@ -185,7 +185,7 @@ async fn a_completion_equals_the_grpc_answer() {
     assert_eq!(choice["weir"]["shortening_factor"], json!(expected.finished.usage.unwrap().shortening_factor));
     let name = answer["id"].as_str().unwrap().strip_prefix("cmpl-").unwrap().to_owned();
     assert!(reply.1.contains(&format!("x-request-id: {name}")), "{}", reply.1);
-    // the default is 16, as in OpenAI's API
+    // The default is 16, as in OpenAI's API.
     assert_eq!(server.post(&json!({ "prompt": "ab c" })).await.json()["usage"]["completion_tokens"], 16);
     server.at_rest().await;
 }
@@ -193,21 +193,21 @@ async fn a_completion_equals_the_grpc_answer() {
 #[tokio::test]
 async fn a_stream_gives_the_same_text() {
     let server = Both::new().await;
-    // more than one message holds
+    // The body exceeds one message.
     let body = json!({ "prompt": "ab c", "max_tokens": 1000, "seed": 1, "stream": true });
     let events = server.post(&body).await.events();
     assert!(events.len() > 2, "it came at once");
     let streamed: String = events.iter().map(|event| text(&event["choices"][0])).collect();
     assert_eq!(streamed, server.grpc(long("ab c", 1000)).await.text());
 
-    let whole = server.grpc(long("ab c", 60)).await.text();
+    let complete = server.grpc(long("ab c", 60)).await.text();
     let ask = |more: Value| {
         let mut body = json!({ "prompt": "ab c", "max_tokens": 60, "seed": 1, "stream": true });
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         body
     };
     let events = server.post(&ask(json!({}))).await.events();
-    assert_eq!(events.iter().map(|event| text(&event["choices"][0])).collect::<String>(), whole);
+    assert_eq!(events.iter().map(|event| text(&event["choices"][0])).collect::<String>(), complete);
     assert!(events.iter().all(|event| event.get("usage").is_none()));
     let (last, before) = events.split_last().unwrap();
     assert_eq!(last["choices"][0]["finish_reason"], "length");
@@ -242,11 +242,11 @@ async fn requested_character_details_are_sent() {
     assert_eq!(list("tokens").iter().map(|token| token.as_str().unwrap()).collect::<String>(), text(&choice));
     assert_eq!(list("text_offset"), (0..13).map(Value::from).collect::<Vec<_>>());
     assert!(list("token_logprobs")[0].is_null() && list("token_logprobs")[1].is_number());
-    // the two likeliest tokens, and the sampled one if it is not among them
+    // The response has the two most likely tokens, and the sampled token if it is not among them.
     let top = list("top_logprobs")[5].clone();
-    let taken = list("tokens")[5].clone();
+    let sampled_token = list("tokens")[5].clone();
     assert!((2..=3).contains(&top.as_object().unwrap().len()));
-    assert_eq!(top[taken.as_str().unwrap()], list("token_logprobs")[5]);
+    assert_eq!(top[sampled_token.as_str().unwrap()], list("token_logprobs")[5]);
     assert_eq!(list("boundaries")[..3], [json!(false), json!(false), json!(true)]);
     let mut streamed = body.clone();
     streamed["stream"] = true.into();
@@ -289,24 +289,24 @@ async fn a_prompt_alone_is_scored() {
     let choice = &answer["choices"][0];
     assert_eq!((text(choice), &choice["finish_reason"]), ("ab c", &json!("length")));
     assert_eq!((&answer["usage"]["prompt_tokens"], &answer["usage"]["completion_tokens"]), (&json!(4), &json!(0)));
-    // the same logprobs as with generated text
+    // The logprobs equal those with generated text.
     let longer = server.post(&body(3)).await.json()["choices"][0]["logprobs"]["token_logprobs"].clone();
     let logprobs = choice["logprobs"]["token_logprobs"].as_array().unwrap();
     assert_eq!((logprobs.len(), &logprobs[..]), (4, &longer.as_array().unwrap()[..4]));
-    // an empty answer is valid
-    let nothing = server.post(&json!({ "prompt": "ab c", "max_tokens": 0 })).await.json();
-    assert_eq!(text(&nothing["choices"][0]), "");
+    // An empty answer is valid.
+    let empty_answer = server.post(&json!({ "prompt": "ab c", "max_tokens": 0 })).await.json();
+    assert_eq!(text(&empty_answer["choices"][0]), "");
     server.at_rest().await;
 }
 
 #[tokio::test]
 async fn stop_strings_end_the_text() {
     let server = Both::new().await;
-    let whole = server.grpc(long("ab c", 60)).await.text();
-    let stop = &whole[20..23];
+    let complete = server.grpc(long("ab c", 60)).await.text();
+    let stop = &complete[20..23];
     let body = json!({ "prompt": "ab c", "max_tokens": 60, "seed": 1, "stop": stop });
     let choice = server.post(&body).await.json()["choices"][0].clone();
-    assert_eq!(text(&choice), &whole[..whole.find(stop).unwrap()]);
+    assert_eq!(text(&choice), &complete[..complete.find(stop).unwrap()]);
     assert_eq!((&choice["finish_reason"], &choice["stop_reason"]), (&json!("stop"), &json!(stop)));
 }
 
@@ -351,7 +351,7 @@ async fn models_are_listed() {
 #[tokio::test]
 async fn streams_finish_while_the_server_drains() {
     let mut server = Both::new().await;
-    let whole = server.grpc(long("a", 30)).await.text();
+    let complete = server.grpc(long("a", 30)).await.text();
     server.model.hold();
     let body = json!({ "prompt": "a", "max_tokens": 30, "seed": 1 }).to_string();
     let mut running = connect_and_send(server.port, "POST", "/v1/completions", &[], &body).await;
@@ -359,7 +359,7 @@ async fn streams_finish_while_the_server_drains() {
     let _ = server.stop.take().unwrap().send(());
     let refused = loop {
         let reply = exchange(server.port, "POST", "/v1/completions", &[], &body);
-        // a request before the drain is admitted and waits
+        // A request before the drain is admitted and waits.
         if let Ok(reply) = tokio::time::timeout(Duration::from_millis(200), reply).await {
             break reply;
         }
@@ -370,6 +370,6 @@ async fn streams_finish_while_the_server_drains() {
     server.model.release();
     let mut answer = String::new();
     running.read_to_string(&mut answer).await.unwrap();
-    assert!(answer.contains(&format!("{whole:?}")), "{answer}");
+    assert!(answer.contains(&format!("{complete:?}")), "{answer}");
     (&mut server.task).await.unwrap().unwrap();
 }

@@ -57,7 +57,7 @@ pub(super) async fn sent(address: SocketAddr, bytes: &[u8]) -> TcpStream {
 /// Reads until the server closes the connection. Answers nothing, not even pings.
 pub(super) async fn until_closed(stream: &mut TcpStream) -> Vec<u8> {
     let mut bytes = Vec::new();
-    // a reset also ends the connection
+    // A reset also ends the connection.
     let _ = stream.read_to_end(&mut bytes).await;
     bytes
 }

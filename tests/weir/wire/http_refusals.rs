@@ -30,24 +30,24 @@ async fn invalid_requests_are_refused_with_the_field() {
     ] {
         let refused = server.post(&body).await.refused();
         assert_eq!(refused, (status, kind.into(), field.into()), "{body}");
-        // a stream is refused in the same way
+        // A stream is refused in the same way.
         let mut streamed = body.clone();
         streamed["stream"] = true.into();
         assert_eq!(server.post(&streamed).await.refused(), refused);
     }
-    // refused by its head, before the server reads the body
+    // The server rejects the request by its head, before it reads the body.
     let mut stream = TcpStream::connect(server.port).await.unwrap();
     let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 9000000\r\n\r\n";
     stream.write_all(head.as_bytes()).await.unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
-    // heads have the same limits as over gRPC
+    // Heads have the same limits as over gRPC.
     let long = "y".repeat(20_000);
     let too_many_fields: Vec<_> = (0..101).map(|index| format!("x-{index}: a")).collect();
     let too_many_fields: Vec<_> = too_many_fields.iter().map(String::as_str).collect();
     let long_path = format!("/{long}{long}{long}{long}");
-    // hyper 1.12.0 answers these itself: a status without a body
+    // hyper 1.12.0 answers these itself: a status without a body.
     for (method, path, headers, body, status) in [
         ("POST", "/v1/completions", &[&*format!("x-a: {long}")][..], "{}", 431),
         ("POST", "/v1/completions", &too_many_fields, "{}", 431),
@@ -59,10 +59,10 @@ async fn invalid_requests_are_refused_with_the_field() {
     }
     let refused = exchange(server.port, "POST", "/v1/completions", &["content-encoding: gzip"], "{}").await;
     assert_eq!(refused.refused(), (415, invalid.into(), String::new()));
-    // a client that sends the whole body first gets the same answer
+    // A client that sends the whole body first gets the same answer.
     let refused = exchange(server.port, "POST", "/v1/completions", &[], &"a".repeat(20_000_000)).await;
     assert_eq!(refused.refused(), (413, invalid.into(), String::new()));
-    // invalid chunked encoding
+    // The chunked encoding is invalid.
     let mut stream = TcpStream::connect(server.port).await.unwrap();
     let head =
         "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\nmany\r\n";
@@ -95,7 +95,7 @@ async fn an_incomplete_body_times_out() {
         answer.starts_with("HTTP/1.1 408 ") && answer.contains("the body did not arrive completely within 200ms"),
         "{answer}"
     );
-    // its memory is released, and other requests are served
+    // The request's memory is released, and other requests are served.
     assert_eq!(server.post(&json!({ "prompt": "a" })).await.0, 200);
     server.at_rest().await;
 }
@@ -104,7 +104,7 @@ async fn an_incomplete_body_times_out() {
 async fn a_connection_whose_client_does_not_read_is_closed() {
     let limits = Limits { rows: 64, stall: Duration::from_millis(300), ..Limits::default() };
     let server = Both::with(limits, TransportConfig::default()).await;
-    // more than the system buffers for a client with a small receive buffer
+    // The body exceeds the system's buffers for a client with a small receive buffer.
     let body = json!({ "prompt": "a", "max_tokens": 1900, "n": 16, "logprobs": 8, "stream": true }).to_string();
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(8192).unwrap();
@@ -112,10 +112,10 @@ async fn a_connection_whose_client_does_not_read_is_closed() {
     let mut client = send_request(client, "POST", "/v1/completions", &[], &body).await;
     eventually("the request runs", || server.engine.load().running > 0).await;
     server.at_rest().await;
-    // longer than the write timeout
+    // The pause is longer than the write timeout.
     tokio::time::sleep(Duration::from_millis(600)).await;
     let mut bytes = Vec::new();
-    // the connection may be reset
+    // The connection may be reset.
     let _ = client.read_to_end(&mut bytes).await;
     let answer = String::from_utf8_lossy(&bytes);
     assert!(answer.starts_with("HTTP/1.1 200 ") && !answer.contains("[DONE]"), "{} bytes", bytes.len());
@@ -146,7 +146,7 @@ async fn a_full_queue_sends_a_retry_delay() {
     assert_eq!(reply.refused().0, 429);
     let wait = reply.1.lines().find_map(|line| line.strip_prefix("retry-after: ")).unwrap();
     assert!(wait.parse::<u64>().unwrap() >= 1);
-    // cancelled requests release everything
+    // Cancelled requests release everything.
     drop(waiting);
     server.model.release();
     server.at_rest().await;

@@ -97,11 +97,11 @@ async fn a_summary_equals_the_grpc_answer() {
         assert_eq!(actual["spans"].as_array().unwrap().len(), kept.spans.len());
         assert_eq!(actual["spans"][0]["byte_end"], kept.spans[0].byte_end);
     }
-    // a stream sends the same in order
+    // A stream sends the same in order.
     let events = server.post(&json!({ "document": DOCUMENT, "max_tokens": 9, "stream": true })).await.events();
     let names: Vec<&str> =
         events.iter().map(|event| event.as_object().unwrap().keys().next().unwrap().as_str()).collect();
-    // kept spans are sent as soon as they are known, while encoding continues
+    // Kept spans are sent as soon as they are known, while encoding continues.
     let order = [&["started"][..], &["progress", "selected"], &["piece"], &["finished"]];
     let positions: Vec<_> =
         names.iter().map(|name| order.iter().position(|group| group.contains(name)).unwrap()).collect();
@@ -111,7 +111,7 @@ async fn a_summary_equals_the_grpc_answer() {
     );
     let pieces: String = events.iter().filter_map(|event| event["piece"]["text"].as_str()).collect();
     assert_eq!(pieces, text);
-    // the same document again, by its id
+    // Requests the same document again by its id.
     let id = answer["document_id"].as_str().unwrap();
     let again = server.post(&json!({ "document_id": id, "max_tokens": 9 })).await.json();
     assert_eq!(

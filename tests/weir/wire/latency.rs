@@ -153,9 +153,9 @@ async fn the_estimate_sums_those_of_the_requests_and_names_its_calibration() {
     let mut spreads: Vec<_> = calibration.steps.iter().map(|step| step.spread).collect();
     spreads.sort_by(f64::total_cmp);
     assert_eq!(calibration.spread, spreads[spreads.len() / 2]);
-    let doubted = calibration.spread > 0.2 || calibration.fewest_samples < 5;
-    assert_eq!(calibration.doubt.is_some(), doubted, "{calibration:?}");
-    // a model that does not pool has no estimate, and the report gives the reason
+    let is_doubtful = calibration.spread > 0.2 || calibration.fewest_samples < 5;
+    assert_eq!(calibration.doubt.is_some(), is_doubtful, "{calibration:?}");
+    // A model that does not pool has no estimate, and the report gives the reason.
     let timing = served.answer("plain", "abc", 10).await.finished.timing.unwrap();
     assert_eq!((timing.unpooled_estimate_ns, timing.gain_estimate), (None, None));
     let plain = served.report("plain", ReportWindow::SinceLoad).await;

@@ -65,14 +65,14 @@ async fn text_before_the_deadline_is_sent() {
     let stream = Some(v1::Streaming { coalesce_chars: Some(4096), ..Default::default() });
     let mut request = Request::new(v1::GenerateRequest { stream, ..long("a", 1500) });
     request.set_timeout(Duration::from_millis(200));
-    let begun = Instant::now();
+    let started = Instant::now();
     let mut stream = server.generation().generate(request).await.unwrap().into_inner();
     assert!(matches!(stream.message().await.unwrap().unwrap().event, Some(Event::Started(_))));
     let Some(Event::Piece(piece)) = stream.message().await.unwrap().unwrap().event else { panic!("no piece") };
     assert!(!piece.text.is_empty());
     let status = stream.message().await.unwrap_err();
     assert_eq!(status.code(), Code::DeadlineExceeded, "{status:?}");
-    assert!(begun.elapsed() >= Duration::from_millis(200));
+    assert!(started.elapsed() >= Duration::from_millis(200));
     server.at_rest().await;
 }
 
@@ -86,10 +86,10 @@ async fn a_cancelled_request_frees_its_row() {
     }
     assert!(loaded(&server, 0, 1));
     drop(stream);
-    // far sooner than the requested 1900 steps
-    let begun = Instant::now();
+    // The request ends far sooner than after the requested 1900 steps.
+    let started = Instant::now();
     server.at_rest().await;
-    assert!(begun.elapsed() < STEP * 950, "{:?}", begun.elapsed());
+    assert!(started.elapsed() < STEP * 950, "{:?}", started.elapsed());
 }
 
 #[tokio::test]
@@ -118,13 +118,13 @@ async fn a_panic_fails_its_request_only() {
 async fn a_broken_worker_is_not_ready() {
     let kinds = [("fake", Kind::Pooled), ("other", Kind::Pooled)];
     let server = Server::with(Limits::default(), TransportConfig::default(), &kinds).await;
-    let of = |model: &str| v1::GenerateRequest { model: Some(model.into()), ..long("a", 5) };
+    let request_for = |model: &str| v1::GenerateRequest { model: Some(model.into()), ..long("a", 5) };
     let mut health = HealthClient::new(server.channel.clone());
     let request = HealthCheckRequest { service: "weir.v1.Generation".into() };
     let mut watched = health.watch(request).await.unwrap().into_inner();
     assert_eq!(watched.next().await.unwrap().unwrap().status(), ServingStatus::Serving);
     server.model.break_soon();
-    assert_eq!(server.answer(of("fake")).await.unwrap_err().code(), Code::Internal);
+    assert_eq!(server.answer(request_for("fake")).await.unwrap_err().code(), Code::Internal);
     assert_eq!(watched.next().await.unwrap().unwrap().status(), ServingStatus::NotServing);
     let request = HealthCheckRequest { service: String::new() };
     assert_eq!(
@@ -133,11 +133,11 @@ async fn a_broken_worker_is_not_ready() {
         "the server is alive"
     );
     assert_eq!(server.engine.phase(), Phase::Broken);
-    let status = server.answer(of("fake")).await.unwrap_err();
+    let status = server.answer(request_for("fake")).await.unwrap_err();
     assert_eq!((status.code(), reason(&status).as_str()), (Code::Internal, "INTERNAL"));
     server.at_rest().await;
-    // other models continue
-    assert_eq!(server.answer(of("other")).await.unwrap().text().chars().count(), 5);
+    // Other models continue.
+    assert_eq!(server.answer(request_for("other")).await.unwrap().text().chars().count(), 5);
 }
 
 #[tokio::test]
@@ -190,7 +190,7 @@ async fn streams_finish_while_the_server_drains() {
     }
     let Some(Event::Finished(finished)) = last else { panic!("cut off: {last:?}") };
     assert_eq!(finished.usage.unwrap().generated_chars, 100);
-    // watchers do not delay the shutdown
+    // Watchers do not delay the shutdown.
     tokio::time::timeout(Duration::from_secs(10), &mut server.running.task).await.unwrap().unwrap().unwrap();
     server.at_rest().await;
 }

@@ -82,7 +82,8 @@ async fn handshakes_time_out() {
         };
         let reach = |address| if encrypted { certificates.reach(address, None) } else { plain(address) };
         let server = Server::reached_by(Limits::default(), config, &[("fake", Kind::Pooled)], reach).await;
-        // One permit is left, and each of these connections returns it. The first two never complete the preface; the last
+        // One permit is left, and each of these connections returns it. The first two never complete the preface; the
+        // last
         // does not speak HTTP/2 and is closed at once.
         for words in [&b""[..], b"PRI * HTTP/2.0\r\n\r\nSM", b"GET / HTTP/1.1\r\nHost: weir\r\n\r\n"] {
             let mut stream = sent(server.running.address, words).await;
@@ -98,7 +99,7 @@ async fn handshakes_time_out() {
             }
             again.expect("the permit is released");
         }
-        // the valid connection stays open
+        // The valid connection stays open.
         server.answer(prompt("a")).await.unwrap();
     }
 }
@@ -128,8 +129,9 @@ async fn incomplete_requests_share_the_request_memory() {
     // Each text exceeds the model's limit, which is reported once the message is read.
     let large = || server.generate(prompt(&"a".repeat(60 << 10)));
     assert_eq!(large().await.map(drop).unwrap_err().code(), Code::InvalidArgument);
-    let begun = [&[0][..], &(60_u32 << 10).to_be_bytes(), &[b'a'; 8000]].concat();
-    let mut bytes = [http2_frames::beginning(), http2_frames::call(1, GENERATE), frame(DATA, 0, 1, &begun)].concat();
+    let incomplete = [&[0][..], &(60_u32 << 10).to_be_bytes(), &[b'a'; 8000]].concat();
+    let mut bytes =
+        [http2_frames::beginning(), http2_frames::call(1, GENERATE), frame(DATA, 0, 1, &incomplete)].concat();
     for _ in 0..5 {
         bytes.extend(frame(DATA, 0, 1, &[b'a'; 8000]));
     }
@@ -194,7 +196,7 @@ async fn rapid_resets_end_the_connection() {
     let mut stream = sent(server.running.address, &cancelled(2000)).await;
     let received = timeout(SOON, until_closed(&mut stream)).await.expect("closed");
     let away = frames(&received).into_iter().find(|(kind, ..)| *kind == GOAWAY).expect("a GOAWAY frame");
-    // ENHANCE_YOUR_CALM
+    // Error code 11 is ENHANCE_YOUR_CALM.
     assert_eq!(away.2[4..8], 11_u32.to_be_bytes());
     // A few resets are normal, and other clients are not affected.
     let mut few = sent(server.running.address, &cancelled(5)).await;
@@ -220,7 +222,7 @@ async fn a_silent_disconnect_frees_its_row() {
     timeout(SOON, until_closed(&mut gone)).await.expect("closed");
     server.at_rest().await;
     assert!(server.model.steps() < 1900, "it ran to its end");
-    // a client that answers pings stays connected
+    // A client that answers pings stays connected.
     tokio::time::sleep(Duration::from_millis(500)).await;
     server.answer(prompt("a")).await.unwrap();
 }

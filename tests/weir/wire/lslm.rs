@@ -50,7 +50,7 @@ async fn both_drivers_write_the_golden_texts() {
             let prompt_ids = &golden.ids(&format!("{name}.prompt_ids"))[1..];
             let prompt = vocabulary.decode(prompt_ids);
             if vocabulary.encode("prompt", &prompt, usize::MAX).unwrap() != prompt_ids {
-                // the prompt ends within a code point, which text cannot express
+                // The prompt ends within a code point, which text cannot express.
                 continue;
             }
             compared += 1;
@@ -66,7 +66,7 @@ async fn both_drivers_write_the_golden_texts() {
             let nxt = events.iter().filter(|&&event| event == specials.segment_end).count();
             assert_eq!(usage.nxt_steps, nxt as u64, "{case} {name}");
             assert_eq!(usage.generated_chars as usize, text.len() - usize::from(ends));
-            // one piece per segment, for both drivers
+            // Both drivers send one piece per segment.
             let details = Some(v1::Details { boundaries: Some(true), ..Default::default() });
             let stream = Some(v1::Streaming { per_segment: Some(true), ..Default::default() });
             let request = v1::GenerateRequest { stream, details, ..request };
@@ -103,7 +103,7 @@ async fn bytes_come_as_whole_code_points() {
         assert_eq!((ids.len(), answer.started.prompt_chars as usize), (60, prompt.len()));
         assert_eq!(answer.text(), model.card().vocabulary.decode(&ids), "pieces never split a code point");
     }
-    // the echo is complete although segments end within code points
+    // The echo is complete although segments end within code points.
     let text = "東京の川が流れる。";
     let request = v1::SegmentRequest { text: text.into(), ..Default::default() };
     let answer = client.segment(request).await.unwrap().into_inner();

@@ -38,7 +38,7 @@ async fn the_server_recovers_from_ten_times_the_queue() {
             }
         });
     }
-    // a single tenant may fill seven eighths of the queue
+    // A single tenant may fill seven eighths of the queue.
     let capacity = ROWS + QUEUE * 7 / 8;
     let mut refused = 0;
     while refused < 10 * QUEUE - capacity {

@@ -43,7 +43,7 @@ pub(super) async fn called(
     }
     let mut sender = sender.ready().await?;
     let (response, mut sending) = sender.send_request(request.body(()).unwrap(), false)?;
-    // the server may answer before it reads the whole request
+    // The server may answer before it reads the whole request.
     let _ = sending.send_data(body.into(), true);
     response.await
 }
@@ -90,7 +90,7 @@ async fn a_unary_call_ends_at_its_deadline() {
     assert_eq!((status.code(), reason(&status).as_str()), (Code::DeadlineExceeded, "DEADLINE"));
     server.model.release();
     server.at_rest().await;
-    // the running step finishes; the seven others do not start
+    // The running step finishes; the seven others do not start.
     assert_eq!(server.model.steps(), 1);
 }
 
@@ -102,7 +102,7 @@ async fn an_answer_can_be_read_slowly_during_the_shutdown() {
     let mut body = segment(sender, &"ab ".repeat(600), &[]).await.into_body();
     server.at_rest().await;
     server.running.shut_down();
-    // longer than idle connections are kept
+    // The pause is longer than the idle timeout of connections.
     tokio::time::sleep(Duration::from_millis(1500)).await;
     assert!(!server.running.task.is_finished(), "cut off");
     let mut answer = Vec::new();
@@ -113,7 +113,7 @@ async fn an_answer_can_be_read_slowly_during_the_shutdown() {
     }
     assert_eq!(body.trailers().await.unwrap().unwrap()["grpc-status"], "0");
     assert_eq!(SegmentResponse::decode(&answer[5..]).unwrap().segments.len(), 600);
-    // with nothing left to send, the shutdown does not wait for the drain limit of 30 s
+    // With nothing left to send, the shutdown does not wait for the drain limit of 30 s.
     tokio::time::timeout(Duration::from_secs(10), &mut server.running.task).await.unwrap().unwrap().unwrap();
 }
 
@@ -125,8 +125,8 @@ async fn incomplete_requests_time_out() {
     let request = Request::post("http://weir/weir.v1.Generation/Segment").version(Version::HTTP_2);
     let request = request.header("te", "trailers").header("content-type", "application/grpc").body(()).unwrap();
     let (response, mut sending) = sender.ready().await.unwrap().send_request(request, false).unwrap();
-    let begun = [&[0][..], &1000_u32.to_be_bytes(), b"no more"].concat();
-    sending.send_data(begun.into(), false).unwrap();
+    let incomplete = [&[0][..], &1000_u32.to_be_bytes(), b"no more"].concat();
+    sending.send_data(incomplete.into(), false).unwrap();
     let response = tokio::time::timeout(Duration::from_secs(20), response).await.expect("an answer").unwrap();
     let status = Status::from_header_map(response.headers()).unwrap();
     assert_eq!((status.code(), reason(&status).as_str()), (Code::DeadlineExceeded, "DEADLINE"));

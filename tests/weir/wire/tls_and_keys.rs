@@ -78,8 +78,8 @@ async fn encrypted_streams_finish_while_the_server_drains() {
 fn certificate_errors_are_reported() {
     let certificates = Certificates::new();
     let text = certificates.write("text", "no PEM at all");
-    let none = certificates.path("none");
-    let torn = certificates.write("torn", "-----BEGIN CERTIFICATE-----\nAAAA\n");
+    let missing = certificates.path("none");
+    let truncated = certificates.write("torn", "-----BEGIN CERTIFICATE-----\nAAAA\n");
     let [cert, key, other, ca] =
         ["server.pem", "server.key", "client.key", "ca.pem"].map(|name| certificates.path(name));
     let wrong = |cert, key, client_ca| tls(TlsFiles { cert: Some(cert), key: Some(key), client_ca }).unwrap_err();
@@ -88,16 +88,16 @@ fn certificate_errors_are_reported() {
             assert!(problem.contains(part), "{part} is not in {problem}");
         }
     };
-    check_parts(wrong(&none, &key, None), &["--tls-cert", "none\"", "No such file"]);
+    check_parts(wrong(&missing, &key, None), &["--tls-cert", "none\"", "No such file"]);
     check_parts(wrong(&text, &key, None), &["--tls-cert", "text\"", "expected PEM with a certificate, found none"]);
-    check_parts(wrong(&torn, &key, None), &["--tls-cert", "torn\"", "a section without an end"]);
+    check_parts(wrong(&truncated, &key, None), &["--tls-cert", "torn\"", "a section without an end"]);
     check_parts(wrong(&cert, &cert, None), &["--tls-key", "server.pem\"", "expected PEM with a private key"]);
     check_parts(wrong(&cert, &other, None), &["--tls-cert", "the certificate does not match the key of --tls-key"]);
     check_parts(
         wrong(&cert, &key, Some(&key)),
         &["--tls-client-ca", "server.key\"", "expected PEM with a certificate"],
     );
-    // all errors are reported at once
+    // All errors are reported at once.
     check_parts(wrong(&none, &text, Some(&torn)), &["3 settings", "--tls-cert", "--tls-key", "--tls-client-ca"]);
     assert!(tls(TlsFiles { cert: Some(&cert), key: Some(&key), client_ca: Some(&ca) }).is_ok());
 }

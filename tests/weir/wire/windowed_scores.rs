@@ -69,7 +69,7 @@ fn evaluated(
 fn check_summary(name: &str, summary: &v1::ScoreSummary, sum: WindowScore, segments: u64, symbols: usize) {
     let bits = sum.nats / sum.scored as f64 / LN_2;
     assert_eq!(summary.scored_chars, sum.scored as u64, "{name}");
-    // each log-probability is rounded to f32
+    // Each log-probability is rounded to f32.
     assert!((summary.bits_per_char.unwrap() - bits).abs() < 1e-6, "{name}: {bits}");
     let usage = summary.usage.unwrap();
     assert_eq!((usage.prompt_chars, usage.prompt_segments), (symbols as u64, segments), "{name}");
@@ -82,21 +82,21 @@ async fn two_megabytes_are_scored_in_the_memory_of_a_window() {
         let mut dice = Dice::new(3);
         (0..2 << 20).map(|_| [' ', 'a', 'b', 'c', 'd', 'e'][dice.below(6)]).collect()
     };
-    let of = WindowOptions { length: 300, stride: 250 };
+    let options = WindowOptions { length: 300, stride: 250 };
     let mut scored_text = String::new();
     let mut max_bytes = 0;
     let mut nats = 0.0;
-    let summary = score(server.channel.clone(), request(&text, of), |characters| {
+    let summary = score(server.channel.clone(), request(&text, options), |characters| {
         scored_text.extend(characters.iter().map(|character| character.text.as_str()));
         nats -= characters.iter().filter_map(|character| character.logprob).map(f64::from).sum::<f64>();
         max_bytes = max_bytes.max(server.engine.load().bytes);
     })
     .await;
     assert!(scored_text == text, "the characters are those of the text, in its order");
-    assert!((1..=of.length).contains(&max_bytes), "{max_bytes} bytes, one per character");
+    assert!((1..=options.length).contains(&max_bytes), "{max_bytes} bytes, one per character");
     let symbols = server.engine.card().vocabulary.encode("text", &text, usize::MAX).unwrap();
     assert!(symbols.len() > 1000 * MAX_SYMBOLS);
-    let (sum, segments) = evaluated(&*server.model, &symbols, of, &BoundaryOptions::default());
+    let (sum, segments) = evaluated(&*server.model, &symbols, options, &BoundaryOptions::default());
     assert!((nats - sum.nats).abs() < 1e-6 * nats);
     check_summary("fake", &summary, sum, segments, symbols.len());
     server.at_rest().await;
@@ -111,9 +111,9 @@ async fn windows_of_every_kind_of_model_equal_the_evaluation() {
         ("entropy", WindowOptions { length: 33, stride: 5 }),
         ("gumbel", WindowOptions { length: 50, stride: 49 }),
     ] {
-        let roomy = fixture(case);
-        // the model's own memory and that of one window; a companion's pool is as large
-        let memory_bytes = settings().memory_bytes - roomy.memory().limit + roomy.bytes_for(of.length);
+        let unlimited = fixture(case);
+        // The sum covers the model's own memory and that of one window; a companion's pool is as large.
+        let memory_bytes = settings().memory_bytes - unlimited.memory().limit + unlimited.bytes_for(of.length);
         let model = load(&converted(case), &Settings { memory_bytes, ..settings() }).unwrap();
         let engine = Handle::start(Arc::clone(&model), Limits::default()).unwrap();
         let running = Running::start(vec![engine], TransportConfig::default()).await;
@@ -135,10 +135,10 @@ async fn windows_of_every_kind_of_model_equal_the_evaluation() {
                 "all boundaries except the last are reported"
             );
             let name = format!("{case}, {:?}", boundaries.mode.unwrap_or(BoundaryMode::Given));
-            let (sum, segments) = evaluated(&*roomy, &symbols, of, &boundaries);
+            let (sum, segments) = evaluated(&*unlimited, &symbols, of, &boundaries);
             check_summary(&name, &summary, sum, segments, symbols.len());
         }
-        // the row's memory is released after its last event
+        // The row's memory is released after its last event.
         eventually("all memory is released", || model.memory().in_use == 0).await;
     }
 }
@@ -146,10 +146,10 @@ async fn windows_of_every_kind_of_model_equal_the_evaluation() {
 #[tokio::test]
 async fn invalid_windows_are_refused() {
     let server = Server::new().await;
-    let most = MAX_SYMBOLS as u32;
+    let max = MAX_SYMBOLS as u32;
     let wrong = [
         (0, 0, "windows.length", "1 to 2000"),
-        (most + 1, 1, "windows.length", "1 to 2000"),
+        (max + 1, 1, "windows.length", "1 to 2000"),
         (u32::MAX, u32::MAX, "windows.length", "1 to 2000"),
         (10, 0, "windows.stride", "1 to length, 10"),
         (10, 11, "windows.stride", "1 to length, 10"),
@@ -163,11 +163,11 @@ async fn invalid_windows_are_refused() {
         assert_eq!(details.bad_request().unwrap().field_violations[0].field, field);
         assert!(status.message().contains(bound), "{status:?}");
     }
-    let whole = WindowOptions { length: MAX_SYMBOLS, stride: MAX_SYMBOLS };
+    let single_window = WindowOptions { length: MAX_SYMBOLS, stride: MAX_SYMBOLS };
     for text in ["a", "ab"] {
-        let summary = score(server.channel.clone(), request(text, whole), |_| ()).await;
+        let summary = score(server.channel.clone(), request(text, single_window), |_| ()).await;
         assert_eq!(summary.scored_chars, text.len() as u64 - 1);
     }
-    let status = server.generation().score(request("", whole)).await.unwrap_err();
+    let status = server.generation().score(request("", single_window)).await.unwrap_err();
     assert_eq!(status.code(), Code::InvalidArgument);
 }

@@ -42,10 +42,6 @@ impl Wake for WakeSignal {
     fn wake(self: Arc<Self>) {
         self.raise();
     }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        self.raise();
-    }
 }
 
 /// Start of the worker's current round of the loop. Written by the worker once a round, read by any thread.

@@ -35,6 +35,7 @@ struct SizeClass {
 }
 
 /// A reference to a page. Clones share the page.
+#[derive(Clone)]
 pub struct Page {
     /// `None` only while the page is being dropped.
     region: Option<Arc<Region>>,
@@ -142,12 +143,6 @@ impl Page {
             *self = copy;
         }
         Ok(self.region.as_mut().and_then(Arc::get_mut).ok_or_else(missing)?.bytes_mut())
-    }
-}
-
-impl Clone for Page {
-    fn clone(&self) -> Self {
-        Self { region: self.region.clone(), pool: self.pool.clone() }
     }
 }
 

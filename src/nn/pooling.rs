@@ -35,8 +35,12 @@ impl Pooling {
     pub fn pool<'a>(self, hidden: impl Iterator<Item = &'a [f32]> + Clone, out: &mut [f32]) {
         match self {
             Self::Mean => mean(hidden, out),
-            Self::Last => last(hidden, out),
-            Self::Hops(hops) => last_hops(hidden, hops, out),
+            Self::Last => hidden.last().into_iter().for_each(|last| out.copy_from_slice(last)),
+            // the divisor is min(hops + 1, n), the number of summands
+            Self::Hops(hops) => {
+                let skipped = hidden.clone().count().saturating_sub(hops.saturating_add(1));
+                mean(hidden.skip(skipped), out);
+            }
         }
     }
 }
@@ -62,19 +66,6 @@ pub fn mean_of_sum(sum: &[f32], count: usize, out: &mut [f32]) {
     for (out, sum) in out.iter_mut().zip(sum) {
         *out = sum / count;
     }
-}
-
-/// Writes the last of `hidden` to `out`.
-fn last<'a>(hidden: impl Iterator<Item = &'a [f32]>, out: &mut [f32]) {
-    if let Some(last) = hidden.last() {
-        out.copy_from_slice(last);
-    }
-}
-
-/// Writes the mean of the last min(hops + 1, n) of `hidden` to `out`. The divisor is the number of summands, not n.
-fn last_hops<'a>(hidden: impl Iterator<Item = &'a [f32]> + Clone, hops: usize, out: &mut [f32]) {
-    let skipped = hidden.clone().count().saturating_sub(hops.saturating_add(1));
-    mean(hidden.skip(skipped), out);
 }
 
 #[cfg(test)]
@@ -105,7 +96,7 @@ mod tests {
                 for end in (0..SYMBOLS).filter(|&t| ends[t]) {
                     let segment = &hidden[start..=end];
                     let mut out = [0.0];
-                    last_hops(segment.iter().map(|h| &h[..]), hops, &mut out);
+                    Pooling::Hops(hops).pool(segment.iter().map(|h| &h[..]), &mut out);
                     let count = (hops + 1).min(segment.len()) as f32;
                     assert!((out[0] * count / sums[end] - 1.0).abs() < 1e-5, "{ends:?} {hops} at {end}");
                     start = end + 1;

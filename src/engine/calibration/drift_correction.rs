@@ -48,16 +48,10 @@ impl DriftCorrection {
 }
 
 /// The latest ratios of one kind of step, in a ring buffer.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 struct RatioWindow {
     ratios: [f32; KEPT_RATIOS],
     count: usize,
-}
-
-impl Default for RatioWindow {
-    fn default() -> Self {
-        Self { ratios: [0.0; KEPT_RATIOS], count: 0 }
-    }
 }
 
 impl RatioWindow {

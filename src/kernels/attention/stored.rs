@@ -83,19 +83,12 @@ pub(super) struct FloatStorage<L>(PhantomData<L>);
 pub(super) struct Int8Storage;
 
 /// [`POSITIONS`] keys, values or distances of one head.
+#[derive(Clone, Copy)]
 pub(super) struct Columns<'a, N: Stored> {
     pub(super) numbers: &'a [N::Number],
     /// (POSITIONS) for int8, otherwise empty.
     pub(super) scales: &'a [f32],
 }
-
-impl<N: Stored> Clone for Columns<'_, N> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<N: Stored> Copy for Columns<'_, N> {}
 
 impl<'a, N: Stored> Columns<'a, N> {
     #[inline(always)]

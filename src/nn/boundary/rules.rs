@@ -30,8 +30,8 @@ impl Whitespace {
     /// Creates a source that cuts after `symbol`; `None` unless it is one character of the vocabulary.
     pub fn new(symbol: &str, id_of: IdOf<'_>) -> Option<Self> {
         let mut characters = symbol.chars();
-        let (first, None) = (characters.next()?, characters.next()) else { return None };
-        id_of(first).map(|symbol| Self { symbol })
+        let symbol = id_of(characters.next()?)?;
+        characters.next().is_none().then_some(Self { symbol })
     }
 
     /// Returns true if a segment ends with `symbol`.

@@ -80,20 +80,17 @@ impl Model for Hourglass {
             middle: pooled.null_group.clone(),
             middle_window: pooled.middle.window,
             post: KvCache::new(pooled.post.layout, self.pages.clone()),
-            segment_ends: SegmentEnds::new(),
+            segment_ends: SegmentEnds::default(),
             // enough for a decode step, which then never reallocates
             closed_vectors: Vec::with_capacity(self.head.inputs()),
             middle_outputs: Vec::with_capacity(2 * self.head.inputs()),
             middle_outputs_start: 0,
         });
-        let companion = match &self.companion {
-            Some(model) => {
-                let row =
-                    SequenceRow::new(model.begin(BoundaryOptions { offset: boundaries.offset, ..Default::default() })?);
-                Some(CompanionState { row: Some(row), entropies: Vec::with_capacity(SYMBOL_CAPACITY) })
-            }
-            None => None,
-        };
+        let companion = self.companion.as_ref().map(|model| -> Result<_> {
+            let state = model.begin(BoundaryOptions { offset: boundaries.offset, ..Default::default() })?;
+            let entropies = Vec::with_capacity(SYMBOL_CAPACITY);
+            Ok(CompanionState { row: Some(SequenceRow::new(state)), entropies })
+        });
         Ok(Box::new(HourglassState {
             pre: KvCache::new(self.pre.layout, self.pages.clone()),
             window: self.pre.window,
@@ -102,7 +99,7 @@ impl Model for Hourglass {
             hidden: Vec::new(),
             noise: (mode == BoundaryMode::Sampled).then_some(boundaries.noise),
             offset: boundaries.offset,
-            companion,
+            companion: companion.transpose()?,
             resumed: None,
         }))
     }

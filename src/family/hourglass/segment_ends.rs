@@ -24,11 +24,6 @@ impl Clone for SegmentEnds {
 }
 
 impl SegmentEnds {
-    /// Returns an empty list.
-    pub fn new() -> Self {
-        Self::from_segment(0, 0)
-    }
-
     /// Returns a list of `dropped` segments, none of them listed; the open segment starts at position `start`.
     pub fn from_segment(dropped: usize, start: usize) -> Self {
         Self { dropped, start, listed: Vec::with_capacity(CAPACITY), full: CAPACITY / 2 }
@@ -104,7 +99,7 @@ impl SegmentEnds {
 
 impl Default for SegmentEnds {
     fn default() -> Self {
-        Self::new()
+        Self::from_segment(0, 0)
     }
 }
 
@@ -114,7 +109,7 @@ mod tests {
 
     #[test]
     fn dropped_segments_still_count() {
-        let mut dropping = SegmentEnds::new();
+        let mut dropping = SegmentEnds::default();
         let mut complete = Vec::new();
         for m in 0..5000 {
             let end = m * 3 + m % 2;

@@ -5,8 +5,9 @@
 //! transformers 4.33.3.
 //!
 //! token encoder → boundary predictor → pool → context encoder → segment decoder, with cross-attention to the closed segments.
-//! Start with [`model`]: the weights and that forward pass. [`config`] describes an architecture, `load` its tensors, [`state`] is one
-//! sequence, [`work`] a thread's buffers; `gather` and `decode` move vectors between these two for the encoders and the decoder.
+//! Start with [`model`]: the weights and that forward pass. [`config`] describes an architecture, `load` its tensors; [`state`]
+//! is one sequence, [`work`] a thread's buffers; `gather` and `decode` move vectors between these two, for the encoders and
+//! for the decoder.
 
 pub mod config;
 mod decode;

@@ -7,56 +7,30 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Errors. Every message names the wrong value, where it is, and the limit.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "each message shows what its fields are")]
 pub enum Error {
-    /// A file or stream could not be read or written.
+    /// A file or stream cannot be read or written.
     #[error("{}: {source}", path.display())]
-    Io {
-        /// File or stream.
-        path: PathBuf,
-        /// Cause.
-        source: io::Error,
-    },
+    Io { path: PathBuf, source: io::Error },
     /// An option is out of bounds.
     #[error("{field}: {value} must be {expected}")]
-    BadOption {
-        /// Option.
-        field: String,
-        /// Value found.
-        value: String,
-        /// Values allowed.
-        expected: String,
-    },
+    BadOption { field: String, value: String, expected: String },
     /// Options contradict each other, or a condition of the command is not met.
     #[error("{0}")]
     Setting(String),
-    /// No measured request succeeded.
     #[error("no request succeeded: {outcomes}")]
-    NoneSucceeded {
-        /// How the requests ended.
-        outcomes: String,
-    },
-    /// Fewer than half of the measured requests succeeded.
+    NoneSucceeded { outcomes: String },
     #[error("fewer than half of the requests succeeded: {outcomes}")]
-    FewSucceeded {
-        /// How the requests ended.
-        outcomes: String,
-    },
+    FewSucceeded { outcomes: String },
     /// The server is unreachable or rejected a request.
     #[error("{server}: {reason}")]
-    Remote {
-        /// Address of the server.
-        server: String,
-        /// Status of the server, or why the connection failed.
-        reason: String,
-    },
+    Remote { server: String, reason: String },
     /// A file is not a report of this version.
     #[error("{}: {location}: {problem}", path.display())]
     Report {
-        /// File.
         path: PathBuf,
-        /// Dotted path of the wrong key.
+        // dotted path of the wrong key
         location: String,
-        /// Problem found there.
         problem: String,
     },
     /// An invariant of this program is broken.

@@ -183,48 +183,44 @@ mod tests {
         }
     }
 
-    /// Searches the knee of a server that sustains up to `capacity` requests per second.
-    fn search(capacity: f64, max_rate: f64, refinements: usize) -> (Vec<f64>, Knee) {
-        let mut all = vec![tried(1.0, 50.0)];
+    /// Searches from `first` to `max_rate` with the results of `measure`. Returns the rates in order and the knee.
+    fn search(first: f64, max_rate: f64, refinements: usize, measure: impl Fn(f64) -> RateResult) -> (Vec<f64>, Knee) {
+        let mut all = vec![measure(first)];
         while let Some(rate) = next_rate(&all, max_rate, refinements, false) {
-            all.push(tried(rate, if rate <= capacity { 60.0 } else { 400.0 }));
+            all.push(measure(rate));
             assert!(all.len() < 50);
         }
         (all.iter().map(|tried| tried.rate).collect(), knee(&all, false))
     }
 
+    /// Returns the result of a server that sustains up to `capacity` requests per second.
+    fn limited(capacity: f64) -> impl Fn(f64) -> RateResult {
+        move |rate| tried(rate, if rate <= capacity { 50.0 } else { 400.0 })
+    }
+
     #[test]
     fn the_search_doubles_and_then_closes_in() {
-        let (rates, found) = search(11.0, 1000.0, 3);
+        let (rates, knee) = search(1.0, 1000.0, 3, limited(11.0));
         assert_eq!(rates[..5], [1.0, 2.0, 4.0, 8.0, 16.0]);
         assert_eq!(rates.len(), 8);
-        let held = found.rate.unwrap();
-        let broken = found.broken_at.unwrap();
+        let held = knee.rate.unwrap();
+        let broken = knee.broken_at.unwrap();
         // three halvings of a doubling, in logarithms
         assert!(held <= 11.0 && 11.0 < broken && (broken / held - 2f64.powf(0.125)).abs() < 1e-9, "{held} {broken}");
-        assert!(found.broken_by.unwrap().contains("p90: 400 ms, at the lowest rate 50.0 ms"));
+        assert!(knee.broken_by.unwrap().contains("p90: 400 ms, at the lowest rate 50.0 ms"));
     }
 
     /// The server answers three requests per second and falls behind at more.
     #[test]
     fn a_first_rate_that_is_too_high_is_halved_until_one_is_sustained() {
         let answered = |rate: f64| counted(rate, (rate * 1000.0) as u64, (rate.min(3.0) * 1000.0) as u64);
-        let mut all = vec![answered(16.0)];
-        while let Some(rate) = next_rate(&all, 1000.0, 2, false) {
-            all.push(answered(rate));
-            assert!(all.len() < 50);
-        }
-        let rates: Vec<_> = all.iter().map(|tried| tried.rate).collect();
+        let (rates, knee) = search(16.0, 1000.0, 2, answered);
         assert_eq!((rates.len(), &rates[..4]), (6, &[16.0, 8.0, 4.0, 2.0][..]));
-        let found = knee(&all, false);
-        assert!(found.rate.unwrap() <= 3.0 * 1.12 && found.broken_at.unwrap() > 3.0, "{found:?}");
+        assert!(knee.rate.unwrap() <= 3.0 * 1.12 && knee.broken_at.unwrap() > 3.0, "{knee:?}");
 
         let never = |rate: f64| RateResult { succeeded: 0, good: 0, ..counted(rate, 10, 10) };
-        let mut all = vec![never(16.0)];
-        while let Some(rate) = next_rate(&all, 1000.0, 2, false) {
-            all.push(never(rate));
-        }
-        assert_eq!((all.len(), all[5].rate, knee(&all, false).rate), (6, 0.5, None));
+        let (rates, knee) = search(16.0, 1000.0, 2, never);
+        assert_eq!((rates.len(), rates[5], knee.rate), (6, 0.5, None));
     }
 
     /// Requests are so long that too many of the first rate's still run when its window closes. The rate below shows that this is
@@ -236,21 +232,15 @@ mod tests {
             let in_flight = if rate > 9.0 { 0.5 * count } else { rate * 4.0 };
             RateResult { total_p50: Some(4e9), ..counted(rate, count as u64, (count - in_flight) as u64) }
         };
-        let mut all = vec![long(1.0)];
-        while let Some(rate) = next_rate(&all, 1000.0, 2, false) {
-            all.push(long(rate));
-            assert!(all.len() < 50);
-        }
-        let rates: Vec<_> = all.iter().map(|tried| tried.rate).collect();
+        let (rates, knee) = search(1.0, 1000.0, 2, long);
         assert_eq!((rates.len(), &rates[..7]), (8, &[1.0, 0.5, 2.0, 4.0, 8.0, 16.0, 128f64.sqrt()][..]), "{rates:?}");
-        let found = knee(&all, false);
-        assert!(found.rate.unwrap() <= 9.0 && found.broken_at.unwrap() > 9.0, "{found:?}");
+        assert!(knee.rate.unwrap() <= 9.0 && knee.broken_at.unwrap() > 9.0, "{knee:?}");
     }
 
     #[test]
     fn a_knee_above_the_highest_rate_is_not_reported() {
-        let (rates, found) = search(1e9, 8.0, 3);
-        assert_eq!((rates, found.rate, found.broken_at), (vec![1.0, 2.0, 4.0, 8.0], Some(8.0), None));
+        let (rates, knee) = search(1.0, 8.0, 3, limited(1e9));
+        assert_eq!((rates, knee.rate, knee.broken_at), (vec![1.0, 2.0, 4.0, 8.0], Some(8.0), None));
     }
 
     #[test]

@@ -232,7 +232,7 @@ impl DecodeMeasurement {
             step_ns_p10: step_ns.p10,
             step_ns_p90: step_ns.p90,
             steps,
-            foreign_letters: bench.sample.foreign(),
+            foreign_letters: bench.sample.foreign,
             boundary_wait: plan.boundary_wait,
             middle_steps: run.middle_steps,
             middle_share: run.middle_ns / 1e9 / seconds,

@@ -119,7 +119,7 @@ pub fn measure(model: &dyn Model, plan: EndlessPlan, machine: &Machine) -> Resul
         parts,
         time_ratio,
         memory_ratio,
-        foreign_letters: sample.foreign(),
+        foreign_letters: sample.foreign,
     })
 }
 

@@ -93,7 +93,7 @@ pub fn measure(model: &dyn Model, plan: PrefillPlan, machine: &Machine) -> Resul
         runs: plan.runs,
         gflops: 2.0 * multiply_adds(model, &marks) as f64 / times.median,
         peak_gflops: (card.dtype != Dtype::Int8.name()).then(|| 2.0 * machine.multiply_adds_per_second() / 1e9),
-        foreign_letters: sample.foreign(),
+        foreign_letters: sample.foreign,
     })
 }
 

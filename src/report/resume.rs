@@ -134,7 +134,7 @@ impl ResumeMeasurement {
             ratio: Quantiles::from_ratios(pairs.iter().map(|[cold, resumed]| (cold.ns, resumed.ns)))?,
             cached_chars: cached as f64 / pairs.len() as f64,
             runs: pairs.len(),
-            foreign_letters: Sample::new(&card.vocabulary).foreign(),
+            foreign_letters: Sample::new(&card.vocabulary).foreign,
         })
     }
 }

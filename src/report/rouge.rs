@@ -42,35 +42,29 @@ impl RougeScore {
     }
 }
 
-impl AddAssign for RougeScore {
-    fn add_assign(&mut self, other: Self) {
-        self.precision += other.precision;
-        self.recall += other.recall;
-        self.f1 += other.f1;
-    }
-}
-
-impl Div<f64> for RougeScore {
-    type Output = Self;
-
-    fn div(self, divisor: f64) -> Self {
-        Self { precision: self.precision / divisor, recall: self.recall / divisor, f1: self.f1 / divisor }
-    }
-}
-
 impl AddAssign for RougeScores {
     fn add_assign(&mut self, other: Self) {
-        self.rouge1 += other.rouge1;
-        self.rouge2 += other.rouge2;
-        self.rouge_l += other.rouge_l;
+        let add = |a: RougeScore, b: RougeScore| RougeScore {
+            precision: a.precision + b.precision,
+            recall: a.recall + b.recall,
+            f1: a.f1 + b.f1,
+        };
+        self.rouge1 = add(self.rouge1, other.rouge1);
+        self.rouge2 = add(self.rouge2, other.rouge2);
+        self.rouge_l = add(self.rouge_l, other.rouge_l);
     }
 }
 
 impl Div<f64> for RougeScores {
     type Output = Self;
 
-    fn div(self, divisor: f64) -> Self {
-        Self { rouge1: self.rouge1 / divisor, rouge2: self.rouge2 / divisor, rouge_l: self.rouge_l / divisor }
+    fn div(self, n: f64) -> Self {
+        let divide = |RougeScore { precision, recall, f1 }| RougeScore {
+            precision: precision / n,
+            recall: recall / n,
+            f1: f1 / n,
+        };
+        Self { rouge1: divide(self.rouge1), rouge2: divide(self.rouge2), rouge_l: divide(self.rouge_l) }
     }
 }
 

@@ -14,7 +14,8 @@ const STRIDE: usize = 1031;
 #[derive(Debug, Clone)]
 pub struct Sample {
     symbols: Vec<u32>,
-    foreign: usize,
+    /// Number of letters that are not in the vocabulary.
+    pub foreign: usize,
 }
 
 impl Sample {
@@ -38,11 +39,6 @@ impl Sample {
     #[expect(clippy::len_without_is_empty, reason = "a sample is never empty")]
     pub fn len(&self) -> usize {
         self.symbols.len()
-    }
-
-    /// Returns the number of letters that are not in the vocabulary.
-    pub fn foreign(&self) -> usize {
-        self.foreign
     }
 
     /// Returns the position at which the text of a row starts.
@@ -77,7 +73,7 @@ mod tests {
     fn windows_wrap_around() {
         let sample = Sample::new(&Vocabulary::byte_level(TextNormaliser::None));
         let len = sample.len();
-        assert_eq!((sample.foreign(), len), (0, ENGLISH.len()));
+        assert_eq!((sample.foreign, len), (0, ENGLISH.len()));
         let text: Vec<u32> = ENGLISH.bytes().map(u32::from).collect();
         assert_eq!(sample.window(5, 20), text[5..25]);
         assert_eq!(sample.window(len - 3, 7), [&text[len - 3..], &text[..4]].concat());
@@ -103,7 +99,7 @@ mod tests {
         let vocabulary = Vocabulary::from_symbols(&["e", " ", "ж"], TextNormaliser::None).unwrap();
         let sample = Sample::new(&vocabulary);
         let known = ENGLISH.chars().filter(|letter| [' ', 'e'].contains(letter)).count();
-        assert_eq!(sample.foreign(), ENGLISH.len() - known);
+        assert_eq!(sample.foreign, ENGLISH.len() - known);
         for (position, letter) in ENGLISH.chars().enumerate().take(300) {
             let expected = match letter {
                 'e' => 0,

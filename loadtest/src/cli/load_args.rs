@@ -1,6 +1,6 @@
 //! Options of loads, and checks of their size.
 
-use super::{output::OutputArgs, server::ServerArgs, workload::WorkloadArgs};
+use super::{output::OutputArgs, server::ServerArgs, session::LoadLimits, workload::WorkloadArgs};
 use crate::{
     error::{Error, Result},
     load::{
@@ -45,20 +45,23 @@ pub(super) struct RunLengthArgs {
     requests: Option<u64>,
     /// Maximum requests of an open loop in flight; others wait, and their wait is counted and reported.
     #[arg(long, value_name = "N", default_value_t = 1024)]
-    pub(super) max_in_flight: usize,
+    max_in_flight: usize,
     /// Share of requests that the client cancels midway, from 0 to 1.
     #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
     pub(super) cancel_share: f64,
 }
 
 impl RunLengthArgs {
-    pub(super) fn length(&self) -> Result<RunLength> {
+    /// Checks the options and returns the limits of a load.
+    pub(super) fn limits(&self) -> Result<LoadLimits> {
         if let Some(requests) = self.requests.filter(|requests| !(1..=MAX_REQUESTS).contains(requests)) {
             return Err(Error::option("--requests", requests, format!("from 1 to {MAX_REQUESTS}")));
         }
         check_in_flight("--max-in-flight", self.max_in_flight)?;
         let fallback = self.requests.is_none().then_some(Duration::from_secs(30));
-        Ok(RunLength { warm_up: self.warm_up, duration: self.duration.or(fallback), requests: self.requests })
+        let Self { warm_up, requests, max_in_flight, .. } = *self;
+        let length = RunLength { warm_up, duration: self.duration.or(fallback), requests };
+        Ok(LoadLimits { length, max_in_flight, min_requests: 0 })
     }
 }
 

@@ -51,8 +51,7 @@ pub(super) fn run(args: Args, command: String) -> Result<()> {
     search.check(true)?;
     rounds.check()?;
     concurrency.iter().try_for_each(|&count| check_in_flight("--concurrency", count))?;
-    let limits = LoadLimits { length: length.length()?, max_in_flight: length.max_in_flight, min_requests: 0 };
-    let loads = Loads { limits, concurrency, search };
+    let loads = Loads { limits: length.limits()?, concurrency, search };
     output.check()?;
     let (reports, error) = runtime(server.threads)?.block_on(async {
         let mut reports = Vec::new();

@@ -3,7 +3,7 @@
 use super::{
     load_args::{ArrivalArgs, LoadArgs, check_in_flight, check_rate},
     server::runtime,
-    session::{LoadLimits, MeasurementSession},
+    session::MeasurementSession,
 };
 use crate::{
     error::{Error, Result},
@@ -44,7 +44,7 @@ pub(super) fn run(args: Args, command: String) -> Result<()> {
         }
     };
     let LoadArgs { server, workload, length, output } = common;
-    let limits = LoadLimits { length: length.length()?, max_in_flight: length.max_in_flight, min_requests: 0 };
+    let limits = length.limits()?;
     output.check()?;
     let report = runtime(server.threads)?.block_on(async {
         let mut session = MeasurementSession::open(server, workload, &Vec::from_iter(model), false, command).await?;

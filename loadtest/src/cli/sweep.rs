@@ -84,7 +84,7 @@ pub(super) fn run(args: Args, command: String) -> Result<()> {
     if points > MAX_POINTS {
         return Err(Error::option("--concurrency and --rates", points, format!("at most {MAX_POINTS} loads")));
     }
-    let limits = LoadLimits { length: length.length()?, max_in_flight: length.max_in_flight, min_requests: 0 };
+    let limits = length.limits()?;
     output.check()?;
     let (reports, error) = runtime(server.threads)?.block_on(async {
         let mut session = MeasurementSession::open(server, workload, &Vec::from_iter(model), false, command).await?;

@@ -7,9 +7,8 @@ use super::{
 use crate::{
     error::{Error, Result},
     load::{
-        driver::StopSignal,
-        execute::execute,
-        workload::{PreparedRequest, RequestTarget, WorkloadMix},
+        driver::{StopSignal, execute},
+        workload::{RequestTarget, WorkloadMix},
     },
     measure::{
         counters::{CounterSnapshot, LiveCounters},
@@ -161,7 +160,10 @@ async fn run_round(state: &ComparisonState, number: u64) -> Result<()> {
     let mut ended = Vec::new();
     for turn in 0..targets.len() {
         let model = (turn + number as usize) % targets.len();
-        let request = send_timed(state, &*drawn.request, &targets[model]).await;
+        let mut timer = ClientTimer::new(state.counters.clone(), Instant::now(), None);
+        let outcome = execute(&*drawn.request, &targets[model], &mut timer, &mut state.stop.clone()).await;
+        let total = timer.sent.unwrap_or(timer.intended).elapsed();
+        let request = TimedRequest { timer, outcome, total };
         round[model] = request.figures();
         ended.push((model, request));
         if *state.stop.borrow() {
@@ -180,13 +182,6 @@ async fn run_round(state: &ComparisonState, number: u64) -> Result<()> {
     }
     results.rounds.push(round);
     Ok(())
-}
-
-async fn send_timed(state: &ComparisonState, request: &dyn PreparedRequest, target: &RequestTarget) -> TimedRequest {
-    let mut timer = ClientTimer::new(state.counters.clone(), Instant::now(), None);
-    let outcome = execute(request, target, &mut timer, &mut state.stop.clone()).await;
-    let total = timer.sent.unwrap_or(timer.intended).elapsed();
-    TimedRequest { timer, outcome, total }
 }
 
 impl TimedRequest {

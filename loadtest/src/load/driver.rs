@@ -1,11 +1,11 @@
 //! Open and closed loops: send requests on schedule and record all of them.
 
 use super::{
-    execute::execute,
     schedule::{RunLength, ScheduledCounts, ScheduledRequest},
-    workload::{DrawnRequest, RequestTarget, WorkloadMix},
+    workload::{DrawnRequest, PreparedRequest, RequestTarget, WorkloadMix},
 };
 use crate::{
+    client::connection::code,
     error::{Error, Result},
     measure::{
         counters::{CounterDelta, CounterSnapshot, LiveCounters},
@@ -27,7 +27,7 @@ use std::{
 use tokio::{
     sync::{Semaphore, mpsc::Receiver, watch},
     task::JoinSet,
-    time::{Instant, MissedTickBehavior, interval, sleep, sleep_until},
+    time::{Instant, MissedTickBehavior, interval, sleep, sleep_until, timeout},
 };
 
 /// Interval at which the timeline samples the counters.
@@ -37,6 +37,9 @@ const SAMPLE_INTERVAL: Duration = Duration::from_millis(250);
 const FIRST_BACKOFF: Duration = Duration::from_millis(100);
 /// … up to this.
 const MAX_BACKOFF: Duration = Duration::from_secs(1);
+
+/// Code of requests that exceeded their time limit.
+const TIMED_OUT: &str = "DEADLINE_EXCEEDED";
 
 /// Becomes true when the measurement is to end.
 pub type StopSignal = watch::Receiver<bool>;
@@ -235,7 +238,7 @@ async fn closed_loop(shared: Arc<DriverState>, length: RunLength, begin: Instant
     while !*shared.stop.borrow() {
         let next = {
             let mut numbers = numbers.lock().unwrap_or_else(PoisonError::into_inner);
-            length.next_now(begin, &mut numbers)
+            length.schedule(begin.elapsed(), begin, &mut numbers)
         };
         let Some(scheduled) = next else { break };
         if send(&shared, scheduled).await? != RequestOutcome::Failed(UNAVAILABLE) {
@@ -311,4 +314,27 @@ async fn send(shared: &DriverState, scheduled: ScheduledRequest) -> Result<Reque
         stats.record(&timer, &outcome, total, good);
     }
     Ok(outcome)
+}
+
+/// Sends a request and returns its outcome. The time limit is enforced by this client's clock, whatever the server does.
+pub async fn execute(
+    request: &dyn PreparedRequest,
+    target: &RequestTarget,
+    timer: &mut ClientTimer,
+    stop: &mut StopSignal,
+) -> RequestOutcome {
+    let begun = Instant::now();
+    let result = tokio::select! {
+        _ = stop.wait_for(|stop| *stop) => return RequestOutcome::Unfinished,
+        result = timeout(target.timeout, request.send(target, timer)) => result,
+    };
+    let took = begun.elapsed();
+    match result {
+        _ if timer.is_cancelled() => RequestOutcome::Cancelled,
+        // a busy machine reads an answer late: one read after the limit counts as late
+        Ok(Ok(())) if took <= target.timeout => RequestOutcome::Completed,
+        // tonic has a timer of its own for the same limit, with a code of its own
+        Ok(Err(status)) if took < target.timeout => RequestOutcome::Failed(code(&status)),
+        Ok(_) | Err(_) => RequestOutcome::Failed(TIMED_OUT),
+    }
 }

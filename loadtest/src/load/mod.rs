@@ -2,7 +2,6 @@
 
 pub mod arrivals;
 pub mod driver;
-pub mod execute;
 pub mod generate;
 pub mod length;
 pub mod pacer;

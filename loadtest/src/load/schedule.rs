@@ -59,20 +59,14 @@ pub(super) struct ScheduledCounts {
 }
 
 impl RunLength {
-    /// True if a request at `at`, after `measured` measured ones, is still sent.
-    fn includes(&self, at: Duration, measured: u64) -> bool {
-        self.duration.is_none_or(|duration| at < self.warm_up + duration)
-            && self.requests.is_none_or(|limit| measured < limit)
-    }
-
     /// Extends the duration until at least `least` requests of a schedule arrive in the window, unless the number of requests is
     /// given: random arrivals may be fewer than the rate implies. The window then ends when the next request would arrive, so
     /// that requests divided by duration equals the rate on average.
     pub fn extended(self, schedule: &ArrivalSchedule, least: u64) -> Self {
         let (None, Some(duration)) = (self.requests, self.duration) else { return self };
-        let mut measured = schedule.clone().skip_while(|at| *at < self.warm_up);
+        let mut measured = schedule.clone().skip_while(|offset| *offset < self.warm_up);
         let next = usize::try_from(least).ok().and_then(|least| measured.nth(least));
-        let until = next.map_or(duration, |at| at.saturating_sub(self.warm_up));
+        let until = next.map_or(duration, |offset| offset.saturating_sub(self.warm_up));
         Self { duration: Some(duration.max(until)), ..self }
     }
 
@@ -83,23 +77,25 @@ impl RunLength {
         begin: Instant,
     ) -> impl Iterator<Item = ScheduledRequest> + Send {
         let mut counts = ScheduledCounts::default();
-        schedule.map_while(move |at| self.schedule_at(at, begin, &mut counts))
+        schedule.map_while(move |offset| self.schedule(offset, begin, &mut counts))
     }
 
-    /// Returns a closed loop's next request, due now, and counts it; `None` once the run is over.
-    pub(super) fn next_now(&self, begin: Instant, counts: &mut ScheduledCounts) -> Option<ScheduledRequest> {
-        self.schedule_at(begin.elapsed(), begin, counts)
-    }
-
-    fn schedule_at(&self, at: Duration, begin: Instant, counts: &mut ScheduledCounts) -> Option<ScheduledRequest> {
-        if !self.includes(at, counts.measured) {
+    /// Returns the request due `offset` after `begin`, and counts it; `None` once the run is over.
+    pub(super) fn schedule(
+        &self,
+        offset: Duration,
+        begin: Instant,
+        counts: &mut ScheduledCounts,
+    ) -> Option<ScheduledRequest> {
+        let is_over = self.duration.is_some_and(|duration| offset >= self.warm_up + duration);
+        if is_over || self.requests.is_some_and(|limit| counts.measured >= limit) {
             return None;
         }
-        let measured = at >= self.warm_up;
+        let measured = offset >= self.warm_up;
         let (count, first) = if measured { (&mut counts.measured, 0) } else { (&mut counts.warm_up, WARM_UP_NUMBERS) };
         let number = first + *count;
         *count += 1;
-        Some(ScheduledRequest { number, intended: begin + at, measured })
+        Some(ScheduledRequest { number, intended: begin + offset, measured })
     }
 }
 

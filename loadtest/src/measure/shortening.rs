@@ -40,7 +40,7 @@ impl TextTotals {
 }
 
 /// Sums up the totals of each model, in order of first appearance, and returns the factors. Models without texts are left out.
-pub(super) fn by_model<'a>(workloads: impl Iterator<Item = (&'a str, TextTotals)>) -> Vec<ModelShortening> {
+pub(crate) fn by_model<'a>(workloads: impl Iterator<Item = (&'a str, TextTotals)>) -> Vec<ModelShortening> {
     let mut sums: Vec<(&str, TextTotals)> = Vec::new();
     for (model, totals) in workloads.filter(|(_, totals)| totals.prompt + totals.generated > 0) {
         match sums.iter_mut().find(|(known, _)| *known == model) {

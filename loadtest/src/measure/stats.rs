@@ -3,7 +3,7 @@
 use super::{
     histogram::{HistogramBar, MILLI, Percentiles, ValueHistogram},
     request_timer::{ClientTimer, ServerReport},
-    shortening::{ModelShortening, TextTotals, by_model},
+    shortening::TextTotals,
     summaries::{SummaryFigures, SummaryStats},
 };
 use crate::client::connection::OWN;
@@ -55,15 +55,11 @@ pub struct RequestStats {
     good: u64,
     characters: u64,
     messages: u64,
-    texts: TextTotals,
+    /// Totals of generated texts.
+    pub texts: TextTotals,
     /// Histograms by [`Figure`].
     histograms: [ValueHistogram; Figure::ServerTotal as usize + 1],
     summaries: SummaryStats,
-}
-
-/// Computes shortening factors by model, from each workload's model and statistics.
-pub fn shortening<'a>(workloads: impl Iterator<Item = (&'a str, &'a RequestStats)>) -> Vec<ModelShortening> {
-    by_model(workloads.map(|(model, stats)| (model, stats.texts)))
 }
 
 /// How requests ended.

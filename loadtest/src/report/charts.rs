@@ -7,10 +7,11 @@ use super::{
 use crate::{
     comparison::result::ModelComparison,
     knee::Knee,
-    load::schedule::LoadPattern,
+    load::{schedule::LoadPattern, workload::WorkloadInfo},
     measure::{
         histogram::{HistogramBar, Percentiles},
         stats::RequestFigures,
+        timeline::TimelineSample,
     },
 };
 use maud::{Markup, html};
@@ -21,7 +22,7 @@ fn line(label: &str, points: Vec<(f64, f64)>) -> ChartSeries {
 
 /// Describes the workloads.
 fn describe_workloads(conditions: &Conditions, figures: Option<&RequestFigures>) -> String {
-    let describe = |workload: &crate::load::workload::WorkloadInfo| {
+    let describe = |workload: &WorkloadInfo| {
         let model = workload.model.as_ref().map(|model| format!(", of {model}")).unwrap_or_default();
         format!("prompts of {} characters, answers of {}{model}", workload.prompt_chars, workload.output_chars)
     };
@@ -29,6 +30,15 @@ fn describe_workloads(conditions: &Conditions, figures: Option<&RequestFigures>)
     let is_split = figures.is_some_and(|figures| figures.plain_gap_ns.is_some());
     let late = if is_split { "; boundaries requested, so that characters come one step later" } else { "" };
     format!("{}{late}", all.join("; "))
+}
+
+/// Returns the points of a curve; loads without one of the values are left out.
+fn curve(
+    points: &[LoadPoint],
+    x: fn(&LoadPoint) -> Option<f64>,
+    y: impl Fn(&LoadPoint) -> Option<f64>,
+) -> Vec<(f64, f64)> {
+    points.iter().filter_map(|point| Some((x(point)?, y(point)?))).collect()
 }
 
 type Percentile = fn(&Percentiles) -> Option<f64>;
@@ -42,8 +52,7 @@ fn percentiles(
 ) -> Vec<ChartSeries> {
     let all: [(&str, Percentile); 3] = [("p50", |s| s.p50), ("p90", |s| s.p90), ("p99", |s| s.p99)];
     let series = all.into_iter().map(|(percentile, value)| {
-        let point = |point: &LoadPoint| Some((x(point)?, value(&y(&point.figures))?));
-        line(&format!("{name}, {percentile}"), points.iter().filter_map(point).collect())
+        line(&format!("{name}, {percentile}"), curve(points, x, |point| value(&y(&point.figures))))
     });
     series.filter(|series| !series.points.is_empty()).collect()
 }
@@ -64,17 +73,14 @@ fn concurrency(point: &LoadPoint) -> Option<f64> {
 
 /// Draws latency, and answered requests, over offered rate.
 pub(super) fn rates(model: &str, points: &[LoadPoint], knee: &Knee, conditions: &Conditions) -> Markup {
-    let marks = || match knee.rate {
-        Some(rate) => vec![VerticalLine { x: rate, label: "knee".into() }],
-        None => Vec::new(),
-    };
+    let marks = || knee.rate.map(|x| VerticalLine { x, label: "knee".into() }).into_iter().collect();
     let mut first = percentiles(points, rate, |figures| figures.time_to_first_char_ns, "from the intended start");
-    let from_send = |point: &LoadPoint| Some((rate(point)?, point.figures.time_to_first_char_from_send_ns.p90?));
-    first.push(line("from sending, p90", points.iter().filter_map(from_send).collect()));
+    let from_send = curve(points, rate, |point| point.figures.time_to_first_char_from_send_ns.p90);
+    first.push(line("from sending, p90", from_send));
     let workloads = describe_workloads(conditions, points.first().map(|point| &point.figures));
     let note = format!("{model}; {workloads}. Each point is a separate run.");
-    let well: Vec<_> = points.iter().filter_map(|point| Some((rate(point)?, point.window.well_per_second))).collect();
-    let good: Vec<_> = points.iter().filter_map(|point| Some((rate(point)?, point.window.good_per_second))).collect();
+    let well = curve(points, rate, |point| Some(point.window.well_per_second));
+    let good = curve(points, rate, |point| Some(point.window.good_per_second));
     let chart = |title: &str, y: &str, scale, series| {
         let x = AxisSpec::new("offered rate (requests/s)", Scale::Log);
         let y = AxisSpec::new(y, scale);
@@ -88,27 +94,19 @@ pub(super) fn rates(model: &str, points: &[LoadPoint], knee: &Knee, conditions: 
     }
 }
 
-/// Returns a remark on curves of summaries.
-fn summaries_remark(points: &[LoadPoint]) -> &'static str {
-    match points.iter().any(|point| point.figures.summaries.is_some()) {
+/// Draws speed and latency over concurrency.
+pub(super) fn batches(model: &str, points: &[LoadPoint], conditions: &Conditions) -> Markup {
+    let all = curve(points, concurrency, |point| Some(point.window.chars_per_second));
+    let each = curve(points, concurrency, |point| point.figures.chars_per_second.p50);
+    let tokens = curve(points, concurrency, |point| point.figures.summaries.as_ref()?.tokens_per_second.p50);
+    let workloads = describe_workloads(conditions, points.first().map(|point| &point.figures));
+    let remark = match points.iter().any(|point| point.figures.summaries.is_some()) {
         true => {
             " Characters of summaries depend on what the model writes with its tokens: compare tokens between models."
         }
         false => "",
-    }
-}
-
-/// Draws speed and latency over concurrency.
-pub(super) fn batches(model: &str, points: &[LoadPoint], conditions: &Conditions) -> Markup {
-    let all: Vec<_> =
-        points.iter().filter_map(|point| Some((concurrency(point)?, point.window.chars_per_second))).collect();
-    let each = |point: &LoadPoint| Some((concurrency(point)?, point.figures.chars_per_second.p50?));
-    let each: Vec<_> = points.iter().filter_map(each).collect();
-    let tokens =
-        |point: &LoadPoint| Some((concurrency(point)?, point.figures.summaries.as_ref()?.tokens_per_second.p50?));
-    let tokens: Vec<_> = points.iter().filter_map(tokens).collect();
-    let workloads = describe_workloads(conditions, points.first().map(|point| &point.figures));
-    let note = format!("{model}; {workloads}. Each point is a separate run.{}", summaries_remark(points));
+    };
+    let note = format!("{model}; {workloads}. Each point is a separate run.{remark}");
     let chart = |title: &str, y: &str, scale, series| {
         let x = AxisSpec::new("requests at a time", Scale::Log);
         let y = AxisSpec::new(y, scale);
@@ -172,10 +170,10 @@ pub(super) fn gaps(title: &str, figures: &RequestFigures, conditions: &Condition
 
 /// Draws the timeline.
 pub(super) fn timeline(model: &str, point: &LoadPoint) -> Markup {
-    let middle = |at: u64, span: u64| at as f64 + span as f64 / 2.0;
-    let values = |value: &dyn Fn(&crate::measure::timeline::TimelineSample) -> Option<f64>| -> Vec<(f64, f64)> {
+    let values = |value: fn(&TimelineSample) -> Option<f64>| -> Vec<(f64, f64)> {
         let long = point.course.iter().filter(|sample| sample.span_ns > 10_000_000);
-        long.filter_map(|sample| Some((middle(sample.at_ns, sample.span_ns), value(sample)?))).collect()
+        let middle = |sample: &TimelineSample| sample.at_ns as f64 + sample.span_ns as f64 / 2.0;
+        long.filter_map(|sample| Some((middle(sample), value(sample)?))).collect()
     };
     let note = format!(
         "{model}, {}. Until the last request had ended; the measured window is {} long.",
@@ -187,14 +185,14 @@ pub(super) fn timeline(model: &str, point: &LoadPoint) -> Markup {
         let y = AxisSpec::new(y, scale);
         draw(&Chart { title: title.into(), x, y, series, marks: vec![], note: note.clone() })
     };
-    let speed = values(&|sample| Some(sample.characters as f64 / (sample.span_ns as f64 / 1e9)));
+    let speed = values(|sample| Some(sample.characters as f64 / (sample.span_ns as f64 / 1e9)));
     html! {
         (chart("Timeline: characters", "characters/s, all requests", Scale::Linear, vec![line("characters/s", speed)]))
         (chart("Timeline: requests in flight", "requests", Scale::Linear,
-            vec![line("in flight", values(&|sample| Some(sample.in_flight as f64)))]))
+            vec![line("in flight", values(|sample| Some(sample.in_flight as f64)))]))
         (chart("Timeline: time to first character", "time to first character", Scale::LogTime, vec![
-            line("median of requests that ended then", values(&|sample| sample.time_to_first_char_p50_ns)),
-            line("maximum of these", values(&|sample| sample.time_to_first_char_max_ns)),
+            line("median of requests that ended then", values(|sample| sample.time_to_first_char_p50_ns)),
+            line("maximum of these", values(|sample| sample.time_to_first_char_max_ns)),
         ]))
     }
 }

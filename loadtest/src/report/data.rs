@@ -11,8 +11,8 @@ use crate::{
         workload::WorkloadInfo,
     },
     measure::{
-        shortening::ModelShortening,
-        stats::{OutcomeCounts, RequestFigures, RequestStats, shortening},
+        shortening::{ModelShortening, by_model},
+        stats::{OutcomeCounts, RequestFigures, RequestStats},
         tester::{TesterFigures, TesterMeasurement},
         timeline::TimelineSample,
     },
@@ -221,7 +221,8 @@ impl LoadPoint {
         let mut all = RequestStats::new(stats.first().is_some_and(|stats| stats.splits_gaps));
         stats.iter().for_each(|stats| all.merge(stats));
         let mut figures = all.figures();
-        let mut shortening_by_model = shortening(models.iter().map(String::as_str).zip(&stats));
+        let texts = stats.iter().map(|stats| stats.texts);
+        let mut shortening_by_model = by_model(models.iter().map(String::as_str).zip(texts));
         if shortening_by_model.len() > 1 {
             figures.shortening_factor = None;
         } else {

@@ -125,25 +125,11 @@ fn figures(figures: &RequestFigures) -> Markup {
 }
 
 fn points_table(points: &[LoadPoint]) -> Markup {
-    let head = [
-        "load",
-        "window",
-        "started",
-        "characters/s, all requests",
-        "goodput (see conditions)",
-        "first character p50",
-        "p90",
-        "p99",
-        "gap p50",
-        "p99",
-        "queue p90 (server)",
-        "succeeded",
-        "failed",
-        "tester",
-    ];
+    let head = "load | window | started | characters/s, all requests | goodput (see conditions) | first character p50 | p90 | \
+        p99 | gap p50 | p99 | queue p90 (server) | succeeded | failed | tester";
     html! {
         div.scroll { table {
-            thead { tr { @for cell in head { th { (cell) } } } }
+            thead { tr { @for cell in head.split(" | ") { th { (cell) } } } }
             tbody { @for point in points {
                 @let figures = &point.figures;
                 @let window = &point.window;

@@ -228,22 +228,9 @@ fn tester(out: &mut String, tester: &TesterFigures) -> std::fmt::Result {
 }
 
 fn points_table(out: &mut String, points: &[LoadPoint]) -> std::fmt::Result {
-    let head = [
-        "load",
-        "started/s",
-        "characters/s",
-        "good/s",
-        "first p50",
-        "first p90",
-        "first p99",
-        "gap p50",
-        "gap p99",
-        "queue p90",
-        "succeeded",
-        "failed",
-        "tester limits",
-    ];
-    let mut lines = vec![head.map(str::to_owned).to_vec()];
+    let head = "load, started/s, characters/s, good/s, first p50, first p90, first p99, gap p50, gap p99, queue p90, \
+        succeeded, failed, tester limits";
+    let mut lines = vec![head.split(", ").map(str::to_owned).collect()];
     for point in points {
         let figures = &point.figures;
         let window = &point.window;

@@ -1,9 +1,9 @@
 //! The program as a command, against a stub on a loopback port.
 
-use super::program::{PATIENCE, command, json, run, script, serve, wait};
+use super::program::{PATIENCE, failure, json, run, run_interrupted, script, serve, words};
 use super::support::ms;
 use serde_json::Value;
-use std::{fs, process::Command, time::Instant};
+use std::{fs, time::Instant};
 use weir_loadtest::stub::Script;
 
 #[test]
@@ -12,19 +12,9 @@ fn a_run_writes_json_and_a_page() {
     let folder = tempfile::tempdir().unwrap();
     let page = folder.path().join("page.html");
     let arguments = ["--requests", "40", "--warm-up", "0", "--output-chars", "5..20", "--json", "-", "--html"];
-    let base = [
-        "run",
-        &served.address,
-        "--concurrency",
-        "4",
-        "--objective",
-        "ttfc=10s",
-        "--workload",
-        "name=a,weight=2,temperature=0.5",
-        "--workload",
-        "name=b,prompt-chars=exponential:40",
-    ];
-    let report = json(&run(&[&base[..], &arguments[..], &[page.to_str().unwrap()]].concat()));
+    let base = ["run", &served.address, "--concurrency", "4", "--objective", "ttfc=10s"];
+    let mix = words("--workload name=a,weight=2,temperature=0.5 --workload name=b,prompt-chars=exponential:40");
+    let report = json(&run(&[&base[..], &mix, &arguments[..], &[page.to_str().unwrap()]].concat()));
     let point = &report[0]["parts"][0]["point"];
     assert_eq!((&point["figures"]["requests"]["well"], &point["figures"]["good"]), (&40.into(), &40.into()));
     let parts = point["workloads"].as_array().unwrap();
@@ -57,45 +47,15 @@ fn the_same_seed_sends_the_same_requests() {
 fn a_sweep_finds_the_knee_between_sustained_and_unsustained_rates() {
     // one at a time, 20 ms and two of 2 ms: about forty per second without other delays
     let served = serve(vec![Script { rows: 1, ..script("stub") }]);
-    let arguments = [
-        "--rates",
-        "10,300",
-        "--arrivals",
-        "constant",
-        "--duration",
-        "2s",
-        "--timeout",
-        "3s",
-        "--warm-up",
-        "0",
-        "--output-chars",
-        "3",
-    ];
+    let arguments = words("--rates 10,300 --arrivals constant --duration 2s --timeout 3s --warm-up 0 --output-chars 3");
     let report = json(&run(&[&["sweep", &served.address, "--json", "-"][..], &arguments[..]].concat()));
     let knee = &report[0]["parts"][0]["knee"];
     assert_eq!((&knee["rate"], &knee["broken_at"]), (&10.0.into(), &300.0.into()), "{knee}");
 }
 
 /// Arguments of a short `report`.
-const SHORT: [&str; 17] = [
-    "--duration",
-    "1s",
-    "--warm-up",
-    "0",
-    "--output-chars",
-    "4",
-    "--rounds",
-    "8",
-    "--warm-up-rounds",
-    "0",
-    "--concurrency",
-    "1,2",
-    "--from",
-    "8",
-    "--to",
-    "16",
-    "--refine=0",
-];
+const SHORT: &str = "--duration 1s --warm-up 0 --output-chars 4 --rounds 8 --warm-up-rounds 0 --concurrency 1,2 \
+    --from 8 --to 16 --refine 0";
 
 #[test]
 fn a_report_with_a_comparison_is_written_and_drawn_again() {
@@ -103,9 +63,8 @@ fn a_report_with_a_comparison_is_written_and_drawn_again() {
     let served = serve(vec![slow, script("fast")]);
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
-    let output =
-        run(&[&["report", &served.address, "--json", &file("a.json"), "--html", &file("a.html")][..], &SHORT[..]]
-            .concat());
+    let files = ["report", &served.address, "--json", &file("a.json"), "--html", &file("a.html")];
+    let output = run(&[&files[..], &words(SHORT)].concat());
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let report: Value = serde_json::from_str(&fs::read_to_string(file("a.json")).unwrap()).unwrap();
     let comparison = &report[0]["parts"][0]["comparison"];
@@ -128,11 +87,8 @@ fn the_documented_report_is_drawn_from_its_data() {
     let title = "What pooling is worth: two pairs of models";
     let output = run(&["draw", &format!("{docs}.json"), "--html", &drawn, "--title", title]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let same = fs::read_to_string(&drawn).unwrap() == fs::read_to_string(format!("{docs}.html")).unwrap();
-    assert!(
-        same,
-        "`weir-loadtest draw docs/latency-report.json --html docs/latency-report.html --title …` draws another page"
-    );
+    let is_same = fs::read_to_string(&drawn).unwrap() == fs::read_to_string(format!("{docs}.html")).unwrap();
+    assert!(is_same, "`weir-loadtest draw docs/latency-report.json --html {docs}.html --title …` draws another page");
 }
 
 #[test]
@@ -142,7 +98,7 @@ fn a_report_compares_models_of_each_kind_separately() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("all.json").to_str().unwrap().to_owned();
     let mix = ["--workload", "kind=generate,name=texts", "--workload", "kind=summarize,name=documents,prompt-chars=40"];
-    let output = run(&[&["report", &served.address, "--json", &file][..], &SHORT, &mix].concat());
+    let output = run(&[&["report", &served.address, "--json", &file][..], &words(SHORT), &mix].concat());
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let reports: Vec<Value> = serde_json::from_str(&fs::read_to_string(file).unwrap()).unwrap();
     let names = |list: &Value, key: &str| {
@@ -164,10 +120,8 @@ fn an_interrupted_measurement_reports_what_was_measured() {
     let served = serve(vec![script("stub")]);
     let started = Instant::now();
     let arguments = ["--warm-up", "0", "--duration", "10m", "--output-chars", "4", "--json", "-"];
-    let mut child = command(&[&["run", &served.address, "--rate", "40"][..], &arguments[..]].concat()).spawn().unwrap();
-    wait(&mut child, || served.stub.sent().len() >= 10);
-    assert!(Command::new("kill").args(["-s", "INT", &child.id().to_string()]).status().unwrap().success());
-    let report = json(&child.wait_with_output().unwrap());
+    let base = ["run", &served.address, "--rate", "40"];
+    let report = json(&run_interrupted(&[&base[..], &arguments].concat(), || served.stub.sent().len() >= 10));
     assert!(started.elapsed() < PATIENCE);
     let point = &report[0]["parts"][0]["point"];
     assert_eq!(point["interrupted"], true);
@@ -177,11 +131,6 @@ fn an_interrupted_measurement_reports_what_was_measured() {
 #[test]
 fn invalid_options_are_rejected_with_their_limits() {
     let served = serve(vec![script("a"), script("b")]);
-    let error = |arguments: &[&str]| {
-        let output = run(&[&["run", &served.address][..], arguments].concat());
-        assert!(!output.status.success());
-        String::from_utf8(output.stderr).unwrap()
-    };
     for (arguments, expected) in [
         (&["--model", "c"][..], "one of a, b"),
         (&["--requests", "1"], "one of a, b"),
@@ -204,7 +153,7 @@ fn invalid_options_are_rejected_with_their_limits() {
         (&["--model", "a", "--json", "/none/there"], "/none/there"),
         (&["--model", "a", "--threads", "0"], "from 1 to 256"),
     ] {
-        let stderr = error(arguments);
+        let stderr = failure(&[&["run", &served.address][..], arguments].concat());
         assert!(stderr.contains(expected), "{arguments:?}: {stderr}");
     }
     // a sweep rejects the same options
@@ -213,12 +162,10 @@ fn invalid_options_are_rejected_with_their_limits() {
         (&["--arrivals", "bursty", "--burst", "0"], "from 1 to 65536"),
         (&["--concurrency", "5", "--arrivals", "bursty"], "--arrivals applies to open loops only"),
     ] {
-        let output = run(&[&["sweep", &served.address, "--model", "a"][..], arguments].concat());
-        let stderr = String::from_utf8(output.stderr).unwrap();
-        assert!(!output.status.success() && stderr.contains(expected), "{arguments:?}: {stderr}");
+        let stderr = failure(&[&["sweep", &served.address, "--model", "a"][..], arguments].concat());
+        assert!(stderr.contains(expected), "{arguments:?}: {stderr}");
     }
-    let output = run(&["compare", &served.address, "--models", "a,b", "--workload", "name=x,model=a"]);
-    let stderr = String::from_utf8(output.stderr).unwrap();
+    let stderr = failure(&["compare", &served.address, "--models", "a,b", "--workload", "name=x,model=a"]);
     assert!(stderr.contains("--workload x: model=a: a comparison sends the same requests to all models"), "{stderr}");
 }
 
@@ -229,9 +176,8 @@ fn the_self_test_reports_a_rate_and_compares_it_with_the_required_one() {
     let output = run(&short);
     let stdout = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success() && stdout.contains(" % of a core; "), "{stdout}");
-    let output = run(&[&short[..], &["--gap", "50us", "--at-least", "1e15"]].concat());
-    assert!(!output.status.success());
-    assert!(String::from_utf8(output.stderr).unwrap().contains("fewer than --at-least"));
+    let stderr = failure(&[&short[..], &["--gap", "50us", "--at-least", "1e15"]].concat());
+    assert!(stderr.contains("fewer than --at-least"), "{stderr}");
 }
 
 #[test]
@@ -259,8 +205,8 @@ fn a_mix_sends_different_workloads_to_several_models() {
     assert!(parts[0]["summaries"].is_null());
     assert_eq!(parts[1]["summaries"]["count"], well[1]);
     assert_eq!(parts[1]["summaries"]["summary_tokens"], 4 * well[1]);
-    let unknown = run(&["run", &served.address, "--model", "writer", "--workload", "model=nobody"]);
-    assert!(String::from_utf8(unknown.stderr).unwrap().contains("one of writer, reader"));
+    let stderr = failure(&["run", &served.address, "--model", "writer", "--workload", "model=nobody"]);
+    assert!(stderr.contains("one of writer, reader"), "{stderr}");
 }
 
 /// One factor for a model that pools and one that does not would describe neither.
@@ -275,26 +221,19 @@ fn a_mix_of_models_has_a_shortening_factor_for_each() {
     };
     let report = json(&mix("plain"));
     let point = &report[0]["parts"][0]["point"];
-    let factor = |model: &str, factor: Value| serde_json::json!({ "model": model, "factor": factor });
+    let factors = serde_json::json!([{ "model": "pooled", "factor": 4.0 }, { "model": "plain", "factor": null }]);
     assert!(point["figures"]["shortening_factor"].is_null(), "{point}");
-    assert_eq!(
-        point["shortening_by_model"],
-        serde_json::json!([factor("pooled", 4.0.into()), factor("plain", Value::Null)])
-    );
+    assert_eq!(point["shortening_by_model"], factors);
     let report = json(&mix("pooled"));
     let point = &report[0]["parts"][0]["point"];
-    assert_eq!(
-        (&point["figures"]["shortening_factor"], &point["shortening_by_model"]),
-        (&4.0.into(), &serde_json::json!([]))
-    );
+    let shortening = (&point["figures"]["shortening_factor"], &point["shortening_by_model"]);
+    assert_eq!(shortening, (&4.0.into(), &serde_json::json!([])));
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("mix.json");
     fs::write(&file, mix("plain").stdout).unwrap();
     let table = String::from_utf8(run(&["draw", file.to_str().unwrap()]).stdout).unwrap();
-    assert!(
-        table.contains("; shortening factor 4.000 of pooled, – of plain (separate, because the models differ)"),
-        "{table}"
-    );
+    let expected = "; shortening factor 4.000 of pooled, – of plain (separate, because the models differ)";
+    assert!(table.contains(expected), "{table}");
 }
 
 #[test]
@@ -337,10 +276,8 @@ fn an_estimate_is_compared_with_the_measured_gain() {
         assert_eq!(output.status.success(), agrees, "{stderr}{}", String::from_utf8_lossy(&output.stdout));
         assert!(agrees || stderr.contains("more than 1000 %"), "{stderr}");
         let stdout = String::from_utf8(output.stdout).unwrap();
-        assert!(
-            stdout.contains("calibration of the ESTIMATED gains: each step timed at least 31 times, spread 2.00 %"),
-            "{stdout}"
-        );
+        let expected = "calibration of the ESTIMATED gains: each step timed at least 31 times, spread 2.00 %";
+        assert!(stdout.contains(expected), "{stdout}");
     }
     // a calibration that the server itself doubts is marked
     let served = serve(vec![script("plain"), Script { spread: 0.63, ..pooled(3.0) }]);
@@ -348,7 +285,7 @@ fn an_estimate_is_compared_with_the_measured_gain() {
     let page = String::from_utf8(output.stdout).unwrap();
     assert!(page.contains("UNRELIABLE: the machine was busy") && page.contains("spread 63.0 %"), "{page}");
     let served = serve(vec![script("plain"), script("silent")]);
-    let output =
-        run(&["compare", &served.address, "--models", "plain,silent", "--rounds", "2", "--agree-within", "10"]);
-    assert!(String::from_utf8(output.stderr).unwrap().contains("no estimate"));
+    let stderr =
+        failure(&["compare", &served.address, "--models", "plain,silent", "--rounds", "2", "--agree-within", "10"]);
+    assert!(stderr.contains("no estimate"), "{stderr}");
 }

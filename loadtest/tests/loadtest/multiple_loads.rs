@@ -1,10 +1,9 @@
 //! Commands of several measurements: independent seeds, and reports of commands that ended early.
 
-use super::program::{command, json, run, script, serve, wait};
+use super::program::{command, json, run, run_interrupted, script, serve, wait};
 use serde_json::Value;
 use std::{
     fs,
-    process::Command,
     time::{Duration, Instant},
 };
 use weir_loadtest::stub::Script;
@@ -68,14 +67,11 @@ fn measurements_before_the_server_died_are_reported_and_the_command_fails() {
 fn an_interrupted_sweep_reports_the_interruption() {
     let served = serve(vec![script("stub")]);
     let arguments = ["--concurrency", "2,3", "--warm-up", "0", "--duration", "10m", "--output-chars", "4"];
-    let mut child = command(&[&["sweep", &served.address][..], &arguments].concat()).spawn().unwrap();
-    wait(&mut child, || served.stub.sent().len() >= 10);
-    assert!(Command::new("kill").args(["-s", "INT", &child.id().to_string()]).status().unwrap().success());
-    let table = String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap();
-    assert!(
-        table.starts_with("ENDED EARLY: it was interrupted; missing:\n  stub: closed loop, 3 at a time\n\n"),
-        "{table}"
-    );
+    let arguments = [&["sweep", &served.address][..], &arguments].concat();
+    let output = run_interrupted(&arguments, || served.stub.sent().len() >= 10);
+    let table = String::from_utf8(output.stdout).unwrap();
+    let expected = "ENDED EARLY: it was interrupted; missing:\n  stub: closed loop, 3 at a time\n\n";
+    assert!(table.starts_with(expected), "{table}");
     assert!(table.contains("2 at a time (interrupted)") && table.matches("3 at a time").count() == 1, "{table}");
 }
 
@@ -84,19 +80,13 @@ fn an_interrupted_sweep_reports_the_interruption() {
 fn an_interrupted_report_lists_what_is_missing() {
     let served = serve(vec![script("a"), script("b"), Script { summarizes: true, ..script("reader") }]);
     let arguments = ["--rounds", "2000", "--concurrency", "1,2", "--output-chars", "4", "--json", "-"];
-    let mut child = command(&[&["report", &served.address][..], &arguments].concat()).spawn().unwrap();
-    wait(&mut child, || served.stub.sent().len() >= 30);
-    assert!(Command::new("kill").args(["-s", "INT", &child.id().to_string()]).status().unwrap().success());
-    let report = json(&child.wait_with_output().unwrap());
+    let arguments = [&["report", &served.address][..], &arguments].concat();
+    let report = json(&run_interrupted(&arguments, || served.stub.sent().len() >= 30));
     let missing = report[0]["missing"].as_array().unwrap().iter();
     let missing: Vec<_> =
         missing.map(|entry| (entry["model"].as_str().unwrap(), entry["what"].as_str().unwrap())).collect();
-    let all = [
-        "closed loop, 1 at a time",
-        "closed loop, 2 at a time",
-        "the search for the knee",
-        "the open loop at half of the knee",
-    ];
+    let loops = ["closed loop, 1 at a time", "closed loop, 2 at a time"];
+    let all = [loops[0], loops[1], "the search for the knee", "the open loop at half of the knee"];
     let expected: Vec<_> = ["a", "b", "reader"].iter().flat_map(|model| all.map(|what| (*model, what))).collect();
     assert_eq!(missing, expected, "the comparison is reported as far as it came");
 }

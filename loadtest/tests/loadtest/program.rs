@@ -39,6 +39,29 @@ pub(super) fn run(arguments: &[&str]) -> Output {
     command(arguments).output().unwrap()
 }
 
+/// Splits a command line at spaces.
+pub(super) fn words(line: &str) -> Vec<&str> {
+    line.split(' ').collect()
+}
+
+/// Runs the program, which must fail, and returns its stderr.
+#[track_caller]
+pub(super) fn failure(arguments: &[&str]) -> String {
+    let output = run(arguments);
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success(), "{arguments:?}: {stderr}");
+    stderr
+}
+
+/// Runs the program, interrupts it as Ctrl-C does once `condition` holds, and returns its output.
+#[cfg(unix)]
+pub(super) fn run_interrupted(arguments: &[&str], condition: impl Fn() -> bool) -> Output {
+    let mut child = command(arguments).spawn().unwrap();
+    wait(&mut child, condition);
+    assert!(Command::new("kill").args(["-s", "INT", &child.id().to_string()]).status().unwrap().success());
+    child.wait_with_output().unwrap()
+}
+
 #[track_caller]
 pub(super) fn json(output: &Output) -> Value {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

@@ -1,6 +1,6 @@
 //! Options that would measure something else than intended are rejected before any request.
 
-use super::program::{json, run, script, serve};
+use super::program::{failure, json, run, script, serve};
 use std::fs;
 use weir_loadtest::stub::Script;
 
@@ -33,9 +33,8 @@ fn contradicting_options_are_rejected() {
         (&["sweep", address, "--model", "a", "--from", "5", "--to", "2"], "--from: 5 must be at most --to, which is 2"),
         (&["compare", address, "--models", "a,c"], "--models: c must be one of a, b"),
     ] {
-        let output = run(arguments);
-        let stderr = String::from_utf8(output.stderr).unwrap();
-        assert!(!output.status.success() && stderr.contains(expected), "{arguments:?}: {stderr}");
+        let stderr = failure(arguments);
+        assert!(stderr.contains(expected), "{arguments:?}: {stderr}");
     }
     assert!(served.stub.sent().is_empty(), "no request was sent");
 }
@@ -53,11 +52,8 @@ fn a_mix_of_models_names_them_all() {
     let models = report[0]["conditions"]["models"].as_array().unwrap();
     assert_eq!(models.iter().map(|model| model["name"].as_str().unwrap()).collect::<Vec<_>>(), ["writer", "reader"]);
     let page = fs::read_to_string(page).unwrap();
-    for expected in [
-        "<h2>writer, reader: closed loop",
-        "Distribution of gaps: writer, reader, closed loop",
-        "answers of 4 tokens, of reader",
-    ] {
+    let headings = ["<h2>writer, reader: closed loop", "Distribution of gaps: writer, reader, closed loop"];
+    for expected in headings.into_iter().chain(["answers of 4 tokens, of reader"]) {
         assert!(page.contains(expected), "{expected}");
     }
 }

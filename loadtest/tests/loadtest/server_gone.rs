@@ -1,11 +1,8 @@
 //! A server that goes away under load, and a load that is interrupted before anything was measured.
 
-use super::program::{ServedStub, command, run, script, serve, wait};
+use super::program::{ServedStub, command, failure, run, run_interrupted, script, serve, wait};
 use serde_json::Value;
-use std::{
-    process::{Command, Output},
-    time::Duration,
-};
+use std::{process::Output, time::Duration};
 use weir_loadtest::stub::Script;
 
 /// Runs a command whose server goes away after the first answers.
@@ -52,22 +49,17 @@ fn a_load_of_which_fewer_than_half_succeed_fails() {
     let served = serve(vec![Script { refuse: 2, ..script("half") }]);
     let load = ["--requests", "9", "--warm-up", "0", "--output-chars", "2", "--concurrency", "1"];
     assert!(run(&[&["run", &served.address][..], &load].concat()).status.success(), "five of nine");
-    let stderr = String::from_utf8(run(&[&["run", &served.address][..], &load].concat()).stderr).unwrap();
-    assert!(
-        stderr.contains("fewer than half of the requests succeeded: 9 requests: 4 succeeded, 5 RESOURCE_EXHAUSTED"),
-        "{stderr}"
-    );
+    let stderr = failure(&[&["run", &served.address][..], &load].concat());
+    let expected = "fewer than half of the requests succeeded: 9 requests: 4 succeeded, 5 RESOURCE_EXHAUSTED";
+    assert!(stderr.contains(expected), "{stderr}");
 }
 
 #[test]
 #[cfg(unix)]
 fn an_interrupted_warm_up_measures_nothing() {
     let served = serve(vec![script("stub")]);
-    let arguments = ["--warm-up", "10m", "--output-chars", "4"];
-    let mut child = command(&[&["run", &served.address][..], &arguments].concat()).spawn().unwrap();
-    wait(&mut child, || !served.stub.sent().is_empty());
-    assert!(Command::new("kill").args(["-s", "INT", &child.id().to_string()]).status().unwrap().success());
-    let output = child.wait_with_output().unwrap();
+    let arguments = ["run", &served.address, "--warm-up", "10m", "--output-chars", "4"];
+    let output = run_interrupted(&arguments, || !served.stub.sent().is_empty());
     let stdout = String::from_utf8(output.stdout).unwrap();
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert!(stdout.contains("\nnothing was measured: ") && !stdout.contains("characters/s"), "{stdout}");

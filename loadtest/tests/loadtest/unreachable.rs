@@ -1,7 +1,7 @@
 //! Error messages for addresses at which no gRPC server answers.
 
 use super::{
-    program::{run, script, serve},
+    program::{failure, script, serve},
     tls_and_keys::TlsFiles,
 };
 use std::{
@@ -47,9 +47,7 @@ fn the_error_names_what_answers_at_the_address() {
         (encrypted(&plain.address), "the port does not use TLS: leave out https://"),
         (encrypted(&http), "is it a gRPC port, and does it use TLS?"),
     ] {
-        let output = run(&["run", &address, "--requests", "1", "--tls-ca", &authority]);
-        let stderr = String::from_utf8(output.stderr).unwrap();
-        let names_both = stderr.contains(expected) && stderr.contains(&address);
-        assert!(!output.status.success() && names_both, "{address}: {stderr}");
+        let stderr = failure(&["run", &address, "--requests", "1", "--tls-ca", &authority]);
+        assert!(stderr.contains(expected) && stderr.contains(&address), "{address}: {stderr}");
     }
 }

@@ -1,9 +1,6 @@
 //! Benchmark of matrix products with weights in memory (cold) or in a cache (hot).
 
-use super::{
-    measurement::{KernelMeasurement, KernelPlan, KernelWork, MachineLimits},
-    timing,
-};
+use super::measurement::{KernelMeasurement, KernelPlan, KernelWork, MachineLimits, time_batches};
 use crate::{
     error::Result,
     kernels::{
@@ -89,7 +86,7 @@ fn product(
     let x = vec![0.5; rows * inputs];
     let mut out = vec![0.0; rows * outputs];
     let mut quantized = QuantizedRows::default();
-    let times = timing::time_batches(plan.min_time(), &mut |number| {
+    let times = time_batches(plan.min_time(), &mut |number| {
         let matrix = &matrices[number % matrices.len()];
         matrix.apply(&machine.compute, black_box(&x), epilogue, &mut quantized, &mut out);
         black_box(&mut out);

@@ -6,7 +6,6 @@
 mod matrix;
 mod measurement;
 mod single;
-mod timing;
 
 pub use measurement::{KernelMeasurement, KernelPlan, MAX_MEGABYTES, MAX_SECONDS};
 

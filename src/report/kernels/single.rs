@@ -1,9 +1,6 @@
 //! Benchmarks of attention of one row, of layer norm, and of starting work on the threads.
 
-use super::{
-    measurement::{KernelMeasurement, KernelPlan, KernelWork, MachineLimits},
-    timing,
-};
+use super::measurement::{KernelMeasurement, KernelPlan, KernelWork, MachineLimits, time_batches, time_each};
 use crate::{
     error::Result,
     kernels::{
@@ -72,7 +69,7 @@ impl Attention {
         let mut out = vec![0.0; WIDTH];
         queries.values_mut(WIDTH).copy_from_slice(&values(WIDTH));
         queries.finish(&machine.compute, self.layout.dtype, HEAD_DIM);
-        let times = timing::time_batches(plan.min_time(), &mut |_| {
+        let times = time_batches(plan.min_time(), &mut |_| {
             machine.compute.pool.for_chunks(&mut out, HEAD_DIM, true, &|head, out| {
                 let attention_head = AttentionHead {
                     pages: &self.pages,
@@ -123,7 +120,7 @@ pub(super) fn norm(width: usize, plan: KernelPlan, machine: &Machine) -> Result<
     let mut x = values(width);
     let y = values(width);
     let parameters = LayerNorm { weight: vec![1.0; width], bias: vec![0.0; width], eps: 1e-5 };
-    let times = timing::time_batches(plan.min_time(), &mut |_| {
+    let times = time_batches(plan.min_time(), &mut |_| {
         add_layer_norm(&machine.compute, &mut x, black_box(&y[..]), &parameters);
         black_box(&mut x);
     })?;
@@ -137,6 +134,6 @@ pub(super) fn dispatch(plan: KernelPlan, machine: &Machine) -> Result<KernelMeas
     let empty_task = |task: usize| {
         black_box(task);
     };
-    let times = timing::time_each(plan.min_time(), &mut || machine.compute.pool.run(tasks, &empty_task))?;
+    let times = time_each(plan.min_time(), &mut || machine.compute.pool.run(tasks, &empty_task))?;
     Ok(KernelMeasurement::new("dispatch", tasks, times, machine))
 }

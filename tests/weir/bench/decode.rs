@@ -151,8 +151,8 @@ fn letters_outside_the_vocabulary_are_reported() {
     let args = [&["decode", "--json"], &OPTIONS[..], &["--model"]].concat();
     let entries = json(&args, &[folder("odd-shape").to_path_buf()]);
     let sample = Sample::new(&load(folder("odd-shape"), &settings()).unwrap().card().vocabulary);
-    assert!(sample.foreign() > sample.len() / 2);
-    assert_eq!(number(&entries[0], "foreign_letters") as usize, sample.foreign());
+    assert!(sample.foreign > sample.len() / 2);
+    assert_eq!(number(&entries[0], "foreign_letters") as usize, sample.foreign);
     let args = [&["decode"], &OPTIONS[..], &["--model"]].concat();
     let output = bench(&args, &[folder("odd-shape").to_path_buf()]);
     assert!(String::from_utf8(output.stdout).unwrap().contains("its vocabulary lacks"));

@@ -17,7 +17,6 @@ const RUNNING_SHARE_CAP: f64 = 0.2;
 const MAX_SLOWDOWN: f64 = 3.0;
 /// Smallest share of requests that must meet the objectives, if there are any.
 const MIN_GOOD_SHARE: f64 = 0.9;
-
 /// How often the search halves the first rate if it is not sustained.
 const MAX_HALVINGS: usize = 5;
 

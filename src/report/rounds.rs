@@ -73,9 +73,8 @@ struct FinishedSymbol {
 
 /// Records rounds while time is measured.
 pub(super) struct RoundRecorder {
-    step_ns: Vec<f64>,
-    middle_steps: usize,
-    middle_ns: f64,
+    /// Times of the rounds; the totals are computed at the end.
+    run: DecodeRun,
     finished: Vec<FinishedSymbol>,
     /// Nanoseconds of all rounds so far.
     elapsed_ns: f64,
@@ -87,9 +86,7 @@ impl RoundRecorder {
     /// Preallocates memory for `rounds` rounds of `rows` rows.
     pub(super) fn new(rounds: usize, rows: usize) -> Self {
         Self {
-            step_ns: Vec::with_capacity(rounds),
-            middle_steps: 0,
-            middle_ns: 0.0,
+            run: DecodeRun { step_ns: Vec::with_capacity(rounds), ..DecodeRun::default() },
             finished: Vec::with_capacity(rounds * rows),
             elapsed_ns: 0.0,
             last_ns: vec![0.0; rows],
@@ -98,13 +95,13 @@ impl RoundRecorder {
 
     /// Records the time of a round and of its segment step, if it had one. Rows that are ready now were finished in it.
     pub(super) fn record(&mut self, elapsed: Duration, middle: Option<Duration>, rows: &[SequenceRow]) {
-        let round = self.step_ns.len();
+        let round = self.run.step_ns.len();
         let step_ns = elapsed.as_nanos() as f64;
-        self.step_ns.push(step_ns);
+        self.run.step_ns.push(step_ns);
         self.elapsed_ns += step_ns;
         if let Some(middle) = middle {
-            self.middle_steps += 1;
-            self.middle_ns += middle.as_nanos() as f64;
+            self.run.middle_steps += 1;
+            self.run.middle_ns += middle.as_nanos() as f64;
         }
         for (row, last_ns) in rows.iter().zip(&mut self.last_ns).filter(|(row, _)| row.status == StepStatus::Ready) {
             self.finished.push(FinishedSymbol {
@@ -119,7 +116,7 @@ impl RoundRecorder {
 
     /// Computes the totals of the run; `rows` are in the state after its last round.
     pub(super) fn finish(self, model: &dyn Model, rows: &[SequenceRow]) -> DecodeRun {
-        let Self { step_ns, middle_steps, middle_ns, finished, .. } = self;
+        let Self { run, finished, .. } = self;
         let bytes = finished.chunk_by(|a, b| a.round == b.round).map(|round| round_bytes(model, round)).sum();
         let gaps = |closes: bool| {
             let gaps = finished.iter().filter(|symbol| symbol.closes == closes);
@@ -127,15 +124,13 @@ impl RoundRecorder {
         };
         let boundary_gap_ns = gaps(true);
         DecodeRun {
-            step_ns,
-            middle_steps,
-            middle_ns,
             symbols: finished.len(),
             segments: boundary_gap_ns.len(),
             bytes,
             working_set_bytes: working_set_bytes(model, rows),
             plain_gap_ns: gaps(false),
             boundary_gap_ns,
+            ..run
         }
     }
 }

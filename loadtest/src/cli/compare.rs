@@ -12,8 +12,7 @@ use crate::{
     client::models::fetch_calibration,
     comparison::{
         result::ModelComparison,
-        rounds::{ComparisonSetup, MAX_MODELS, MAX_ROUNDS, compare_models},
-        score,
+        rounds::{ComparisonSetup, MAX_MODELS, MAX_ROUNDS, bits_per_char, compare_models},
     },
     error::{Error, Result},
     report::data::ReportPart,
@@ -124,7 +123,7 @@ pub(super) async fn compare(session: &MeasurementSession, rounds: &RoundArgs) ->
         for target in &targets {
             scores.push(tokio::select! {
                 _ = stop.wait_for(|stop| *stop) => Err("interrupted".to_owned()),
-                score = score::bits_per_char(target, text) => score,
+                score = bits_per_char(target, text) => score,
             });
         }
     }

@@ -2,7 +2,6 @@
 
 mod abort;
 mod compare;
-mod draw;
 mod load_args;
 mod output;
 mod progress;
@@ -38,7 +37,7 @@ enum Command {
     /// Measure everything for every model of a server: batch-size curve, knee, a run below it, comparison.
     Report(report::Args),
     /// Draw saved measurements again, as table or HTML.
-    Draw(draw::Args),
+    Draw(output::DrawArgs),
     /// Measure the tester itself: how many messages per second it can read on one core.
     SelfTest(self_test::Args),
     /// Serve known delays instead of text, to check the tester's figures.
@@ -62,7 +61,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Sweep(args) => sweep::run(args, command),
         Command::Compare(args) => compare::run(args, command),
         Command::Report(args) => report::run(args, command),
-        Command::Draw(args) => draw::run(args),
+        Command::Draw(args) => output::draw(args),
         Command::SelfTest(args) => self_test::run(args),
         Command::Stub(args) => stub::run(args),
     };

@@ -1,4 +1,4 @@
-//! Writes reports.
+//! Writes reports, and `weir-loadtest draw`, which draws saved ones again.
 
 use crate::{
     error::{Error, Result},
@@ -15,6 +15,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+/// Maximum files that `draw` reads.
+const MAX_FILES: usize = 64;
 /// Flags whose values must not appear in reports.
 const SECRETS: [&str; 1] = ["--api-key"];
 
@@ -96,6 +98,28 @@ impl OutputArgs {
         }
         Ok(())
     }
+}
+
+/// Draws saved measurements.
+#[derive(Debug, clap::Args)]
+pub(super) struct DrawArgs {
+    /// Files that --json wrote, each with any number of measurements.
+    #[arg(value_name = "FILE", required = true)]
+    files: Vec<PathBuf>,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+pub(super) fn draw(args: DrawArgs) -> Result<()> {
+    let DrawArgs { files, output } = args;
+    if files.len() > MAX_FILES {
+        return Err(Error::option("FILE", files.len(), format!("at most {MAX_FILES} files")));
+    }
+    let mut reports = Vec::new();
+    for file in &files {
+        reports.extend(data::read(file)?);
+    }
+    output.write(&reports)
 }
 
 fn is_stdout(file: &Path) -> bool {

@@ -16,7 +16,6 @@ use crate::{
 
 /// Rate of the run for gaps and timeline, as a share of the knee.
 const SHARE_OF_KNEE: f64 = 0.5;
-
 /// Lowest first rate of a search, in requests per second, unless --from is given.
 const MIN_FIRST_RATE: f64 = 0.1;
 

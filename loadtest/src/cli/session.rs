@@ -221,10 +221,7 @@ impl MeasurementSession {
 
     /// Measures a load.
     pub(super) async fn point(&self, model: &ModelInfo, load: LoadPattern, limits: LoadLimits) -> Result<LoadPoint> {
-        let calls = match load {
-            LoadPattern::Closed { concurrency } => concurrency,
-            LoadPattern::Open { .. } => limits.max_in_flight,
-        };
+        let calls = load.concurrency().unwrap_or(limits.max_in_flight);
         let target = self.target(model, calls, true).await?;
         let connections = target.pool.size();
         let seed = self.next_seed();
@@ -233,12 +230,12 @@ impl MeasurementSession {
         let length =
             schedule.as_ref().map_or(limits.length, |schedule| limits.length.extended(schedule, limits.min_requests));
         let begin = Instant::now();
-        let (pacer, source) = match (load, schedule) {
-            (LoadPattern::Open { .. }, Some(schedule)) => {
+        let (pacer, source) = match schedule {
+            Some(schedule) => {
                 let (pacer, requests) = Pacer::start(length.requests_of(schedule, begin))?;
                 (Some(pacer), RequestSource::Open { requests, max_in_flight: limits.max_in_flight })
             }
-            _ => (None, RequestSource::Closed(calls)),
+            None => (None, RequestSource::Closed(calls)),
         };
         let progress = LoadProgress::new(&format!("{}, {}", self.model_names(model), load.describe()), &length);
         let run = LoadRun { length, begin, source, stop: self.stop.clone(), probe_lag: true };

@@ -191,7 +191,8 @@ impl RateSweep {
 
     fn into_part(mut self, session: &MeasurementSession, model: &ModelInfo) -> ReportPart {
         let knee = knee::knee(&self.tried, !session.workload.objectives().is_empty());
-        self.points.sort_by(|a, b| rate_of(a).total_cmp(&rate_of(b)));
+        let rate = |point: &LoadPoint| point.load.rate().unwrap_or(0.0);
+        self.points.sort_by(|a, b| rate(a).total_cmp(&rate(b)));
         ReportPart::Rates { model: session.model_names(model), points: self.points, knee }
     }
 }
@@ -204,13 +205,6 @@ pub(super) fn extended(limits: LoadLimits, rate: f64) -> LoadLimits {
             LoadLimits { length: RunLength { duration: Some(duration.max(least)), ..limits.length }, ..limits }
         }
         _ => limits,
-    }
-}
-
-fn rate_of(point: &LoadPoint) -> f64 {
-    match point.load {
-        LoadPattern::Open { rate, .. } => rate,
-        LoadPattern::Closed { .. } => 0.0,
     }
 }
 

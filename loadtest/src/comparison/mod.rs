@@ -4,4 +4,3 @@
 pub mod bootstrap;
 pub mod result;
 pub mod rounds;
-pub mod score;

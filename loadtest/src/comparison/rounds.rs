@@ -1,10 +1,11 @@
-//! Runs a comparison: rounds in which every model answers the same request.
+//! Runs a comparison: rounds in which every model answers the same request, and the score of each model.
 
 use super::{
     bootstrap::{gain, median},
     result::{ComparedModel, Gains, Medians, ModelComparison},
 };
 use crate::{
+    client::connection::code,
     error::{Error, Result},
     load::{
         driver::{StopSignal, execute},
@@ -25,7 +26,12 @@ use std::{
     },
     time::Duration,
 };
-use tokio::{task::JoinSet, time::Instant};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, timeout},
+};
+use tonic::Status;
+use weir_proto::v1::{ScoreRequest, generation_client::GenerationClient, score_response::Event};
 
 /// Maximum models.
 pub const MAX_MODELS: usize = 8;
@@ -269,4 +275,27 @@ fn build_comparison(state: &ComparisonState) -> Result<ModelComparison> {
         models: targets.iter().enumerate().map(compared).collect::<Result<_>>()?,
         tester: None,
     })
+}
+
+/// Returns the bits per character of the text.
+/// Fails if the server rejects the request, or does not answer within the target's time limit.
+pub async fn bits_per_char(target: &RequestTarget, text: &str) -> Result<f64, String> {
+    let describe = |status: Status| format!("{}: {}", code(&status), status.message());
+    match timeout(target.timeout, score(target, text)).await {
+        Ok(answer) => answer.map_err(describe),
+        Err(_) => Err(format!("no answer in {:?}", target.timeout)),
+    }
+}
+
+async fn score(target: &RequestTarget, text: &str) -> Result<f64, Status> {
+    let connection = target.pool.next()?;
+    let message = ScoreRequest { model: Some(target.model.clone()), text: text.into(), ..Default::default() };
+    let request = connection.request(message, target.timeout);
+    let mut stream = GenerationClient::new(connection.channel()).score(request).await?.into_inner();
+    while let Some(message) = stream.message().await? {
+        if let Some(Event::Summary(summary)) = message.event {
+            return summary.bits_per_char.ok_or_else(|| Status::unknown("nothing was scored"));
+        }
+    }
+    Err(Status::unknown("the stream ended without `summary`"))
 }

@@ -76,16 +76,10 @@ impl Workload for GenerateWorkload {
         let prompt = self.prompt(rng)?;
         let left = self.spec.max_symbols.saturating_sub(prompt.chars().count() as u64);
         let chars = u32::try_from(self.spec.output.draw(rng, left)?).unwrap_or(u32::MAX);
-        let WorkloadSpec { temperature, model, pools, .. } = &self.spec;
-        let model = model.clone().map(|name| OtherModel { name, pools: *pools });
-        Ok(Box::new(GenerateCall { prompt, chars, seed: rng.random(), temperature: *temperature, model }))
+        let WorkloadSpec { temperature, pools, .. } = self.spec;
+        let model = self.spec.model.clone();
+        Ok(Box::new(GenerateCall { prompt, chars, seed: rng.random(), temperature, model, pools }))
     }
-}
-
-/// Model of a workload that does not use the measured one.
-struct OtherModel {
-    name: String,
-    pools: bool,
 }
 
 struct GenerateCall {
@@ -93,7 +87,10 @@ struct GenerateCall {
     chars: u32,
     seed: u64,
     temperature: Option<f32>,
-    model: Option<OtherModel>,
+    /// Model, if it is not the measured one.
+    model: Option<String>,
+    /// True if `model` pools.
+    pools: bool,
 }
 
 impl GenerateCall {
@@ -103,11 +100,11 @@ impl GenerateCall {
         let chars = Some(self.chars);
         let stopping = Stopping { max_chars: chars, min_chars: chars, ignore_eos: Some(true), ..Default::default() };
         GenerateRequest {
-            model: Some(self.model.as_ref().map_or(&target.model, |model| &model.name).clone()),
+            model: Some(self.model.as_ref().unwrap_or(&target.model).clone()),
             prompt: self.prompt.clone(),
             sampling: Some(sampling),
             stopping: Some(stopping),
-            details: (target.boundaries && self.model.as_ref().is_none_or(|model| model.pools))
+            details: (target.boundaries && (self.model.is_none() || self.pools))
                 .then(|| Details { boundaries: Some(true), ..Default::default() }),
             ..Default::default()
         }

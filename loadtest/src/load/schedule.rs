@@ -108,6 +108,16 @@ impl LoadPattern {
         }
     }
 
+    /// Returns the rate of an open loop, in requests per second.
+    pub fn rate(&self) -> Option<f64> {
+        if let Self::Open { rate, .. } = *self { Some(rate) } else { None }
+    }
+
+    /// Returns the number of clients of a closed loop.
+    pub fn concurrency(&self) -> Option<usize> {
+        if let Self::Closed { concurrency } = *self { Some(concurrency) } else { None }
+    }
+
     /// Describes the load for people.
     pub fn describe(&self) -> String {
         match self {

@@ -93,7 +93,7 @@ impl SummarizeCall {
     ) -> impl Iterator<Item = SummarizeRequest> + Send + 'static {
         // exactly as many tokens as requested: no summary ends by itself
         let options = SummarizeOptions {
-            model: Some(self.model.clone().unwrap_or_else(|| target.model.clone())),
+            model: Some(self.model.as_ref().unwrap_or(&target.model).clone()),
             min_tokens: Some(self.tokens),
             max_tokens: Some(self.tokens),
             beam_size: self.beam,

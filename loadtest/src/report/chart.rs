@@ -12,7 +12,6 @@ const TOP: f64 = 12.0;
 const BOTTOM: f64 = 52.0;
 /// Number of line styles, as in the style sheet.
 const STYLES: usize = 7;
-
 /// Share of an axis that a label needs.
 const LABEL_SHARE: f64 = 0.07;
 

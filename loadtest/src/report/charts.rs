@@ -7,7 +7,7 @@ use super::{
 use crate::{
     comparison::result::ModelComparison,
     knee::Knee,
-    load::{schedule::LoadPattern, workload::WorkloadInfo},
+    load::workload::WorkloadInfo,
     measure::{
         histogram::{HistogramBar, Percentiles},
         stats::RequestFigures,
@@ -58,17 +58,11 @@ fn percentiles(
 }
 
 fn rate(point: &LoadPoint) -> Option<f64> {
-    match point.load {
-        LoadPattern::Open { rate, .. } => Some(rate),
-        LoadPattern::Closed { .. } => None,
-    }
+    point.load.rate()
 }
 
 fn concurrency(point: &LoadPoint) -> Option<f64> {
-    match point.load {
-        LoadPattern::Closed { concurrency } => Some(concurrency as f64),
-        LoadPattern::Open { .. } => None,
-    }
+    point.load.concurrency().map(|clients| clients as f64)
 }
 
 /// Draws latency, and answered requests, over offered rate.

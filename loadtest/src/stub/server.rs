@@ -25,7 +25,7 @@ pub(super) const WAITING: usize = 64;
 const MAX_KEPT: usize = 100_000;
 
 /// Behaviour of a model.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Script {
     /// Name.
     pub name: String,
@@ -56,20 +56,7 @@ pub struct Script {
 impl Script {
     /// Returns a model without delays.
     pub fn instant(name: &str) -> Self {
-        Self {
-            name: name.into(),
-            first: Duration::ZERO,
-            plain: Duration::ZERO,
-            boundary: Duration::ZERO,
-            segment: 0,
-            rows: 1 << 16,
-            pause: None,
-            refuse: 0,
-            bits_per_char: 2.0,
-            gain: None,
-            spread: 0.02,
-            summarizes: false,
-        }
+        Self { name: name.into(), rows: 1 << 16, bits_per_char: 2.0, spread: 0.02, ..Self::default() }
     }
 }
 

@@ -5,8 +5,7 @@ use tokio::sync::watch;
 use weir_loadtest::{
     comparison::{
         result::ModelComparison,
-        rounds::{ComparisonSetup, compare_models},
-        score,
+        rounds::{ComparisonSetup, bits_per_char, compare_models},
     },
     load::workload::{WorkloadMix, WorkloadSpec},
     stub::{Script, Stub},
@@ -139,9 +138,9 @@ async fn rounds_that_one_model_failed_are_not_compared() {
 async fn bits_per_char_come_from_the_server() {
     let stub = Stub::new(scripts());
     let fast = target(&stub, "fast", false).await;
-    assert_eq!(score::bits_per_char(&fast, "some text").await, Ok(2.1));
+    assert_eq!(bits_per_char(&fast, "some text").await, Ok(2.1));
     let none = target(&stub, "none", false).await;
-    assert!(score::bits_per_char(&none, "some text").await.unwrap_err().starts_with("NOT_FOUND"));
+    assert!(bits_per_char(&none, "some text").await.unwrap_err().starts_with("NOT_FOUND"));
 }
 
 /// Two rounds are both in the middle: a histogram's median is the lower one, and the gain uses their mean.

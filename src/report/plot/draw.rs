@@ -149,12 +149,10 @@ fn short(number: f64) -> String {
     if !(1e-3..1e7).contains(&number) && number != 0.0 {
         return format!("{number:.0e}");
     }
-    let digits = if number >= 9.95 {
-        0
-    } else if number >= 0.095 {
-        1
-    } else {
-        3
+    let digits = match number {
+        _ if number >= 9.95 => 0,
+        _ if number >= 0.095 => 1,
+        _ => 3,
     };
     let text = format!("{number:.digits$}");
     if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }

@@ -281,8 +281,8 @@ mod tests {
 
     #[test]
     fn a_sustained_rate_above_an_unsustained_one_does_not_count() {
-        let found = knee(&[tried(1.0, 50.0), tried(4.0, 60.0), tried(2.0, 400.0)], false);
-        assert_eq!((found.rate, found.broken_at), (Some(1.0), Some(2.0)));
+        let lowest = knee(&[tried(1.0, 50.0), tried(4.0, 60.0), tried(2.0, 400.0)], false);
+        assert_eq!((lowest.rate, lowest.broken_at), (Some(1.0), Some(2.0)));
         let none = knee(&[RateResult { succeeded: 0, good: 0, ..counted(1.0, 10, 10) }], false);
         assert_eq!((none.rate, none.broken_at), (None, Some(1.0)));
     }

@@ -25,7 +25,7 @@ pub const MAX: usize = 1024;
 const PARTS: usize = 16;
 
 /// Parameters of the benchmark.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct SummaryBenchPlan {
     /// Documents that are summarized concurrently.
     pub batch: usize,
@@ -93,14 +93,9 @@ pub struct LayerMeasurement {
 /// Result of comparing two models.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SummaryComparison {
-    /// Documents that are summarized concurrently.
-    pub batch: usize,
-    /// Tokens of each document.
-    pub source: usize,
-    /// Tokens of each summary.
-    pub tokens: usize,
-    /// Runs of each model.
-    pub pairs: usize,
+    /// Parameters of the benchmark.
+    #[serde(flatten)]
+    pub plan: SummaryBenchPlan,
     /// First model.
     pub a: SummaryBenchResult,
     /// Second model.
@@ -166,10 +161,7 @@ pub fn compare(
         Quantiles::from_ratios(runs[0].iter().zip(&runs[1]).map(|(a, b)| (time(b), time(a))))
     };
     Ok(SummaryComparison {
-        batch: plan.batch,
-        source: plan.source,
-        tokens: plan.tokens,
-        pairs: plan.pairs,
+        plan,
         a: summarize_runs(a, plan, machine, &runs[0])?,
         b: summarize_runs(b, plan, machine, &runs[1])?,
         decode_ratio: ratio(SummaryRun::median_step_ns)?,

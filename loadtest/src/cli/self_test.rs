@@ -13,6 +13,7 @@ use crate::{
         workload::{RequestTarget, WorkloadMix, WorkloadSpec},
     },
     measure::{
+        counters::CounterDelta,
         objective::Objectives,
         tester::{CpuClock, MIN_CPU_SHARE},
     },
@@ -50,19 +51,15 @@ pub(super) struct Args {
     at_least: f64,
 }
 
-/// Messages read, and how long that took.
-struct Reads {
-    messages: u64,
-    seconds: f64,
-}
-
 pub(super) fn run(args: Args) -> Result<()> {
     check_in_flight("--streams", args.streams)?;
     let server = StubProcess::start(args.gap)?;
     let runtime = runtime(1)?;
     let before = CpuClock::Thread.read();
-    let Reads { messages, seconds } = runtime.block_on(read(server.address, &args))?;
+    let window = runtime.block_on(read(server.address, &args))?;
     let cpu = CpuClock::Thread.since(before).map(|cpu| cpu.as_secs_f64());
+    let messages = window.counts.messages;
+    let seconds = window.span.as_secs_f64();
     let arrived = messages as f64 / seconds;
     output::print(&format!(
         "{messages} messages of {} streams in {seconds:.2} s: {} messages/s next to the sending server, on this machine now\n",
@@ -94,8 +91,8 @@ pub(super) fn run(args: Args) -> Result<()> {
     Ok(())
 }
 
-/// Reads for the duration of the test.
-async fn read(address: SocketAddr, args: &Args) -> Result<Reads> {
+/// Reads for the duration of the test. Returns the changes of the counters.
+async fn read(address: SocketAddr, args: &Args) -> Result<CounterDelta> {
     let pool = ConnectOptions { address: address.to_string(), ..ConnectOptions::default() }.pool(1).await?;
     let target = RequestTarget { pool, model: String::new(), boundaries: true, timeout: TIMEOUT };
     let mix = WorkloadMix::new(&[WorkloadSpec::fixed("self-test", 16, CHARS)], 1, 0.0)?;
@@ -119,7 +116,7 @@ async fn read(address: SocketAddr, args: &Args) -> Result<Reads> {
             return Err(Error::Internal(format!("the stub server failed: {errors:?}")));
         }
     }
-    Ok(Reads { messages: result.window.counts.messages, seconds: result.window.span.as_secs_f64() })
+    Ok(result.window)
 }
 
 /// Process of the server, killed on drop.

@@ -73,8 +73,8 @@ impl MeasurementSession {
         all: bool,
         command: String,
     ) -> Result<Self> {
-        let found = Discovery::run(&server, names, all).await?;
-        let session = Self::new(server, workload, command, found, interruptible()?, AbortLog::default())?;
+        let discovery = Discovery::run(&server, names, all).await?;
+        let session = Self::new(server, workload, command, discovery, interruptible()?, AbortLog::default())?;
         check_beam(std::slice::from_ref(&session))?;
         Ok(session)
     }
@@ -87,24 +87,19 @@ impl MeasurementSession {
         names: &[String],
         command: String,
     ) -> Result<Vec<Self>> {
-        let found = Discovery::run(&server, names, true).await?;
+        let discovery = Discovery::run(&server, names, true).await?;
         let stop = interruptible()?;
         let abort = AbortLog::default();
-        let first = found.models.first().is_some_and(|model| model.summarizes);
+        let first = discovery.models.first().is_some_and(|model| model.summarizes);
         let mut sessions = Vec::new();
         for summarizes in [first, !first] {
-            let mut found = found.clone();
-            found.models.retain(|model| model.summarizes == summarizes);
-            if !found.models.is_empty() {
+            let mut discovery = discovery.clone();
+            discovery.models.retain(|model| model.summarizes == summarizes);
+            if !discovery.models.is_empty() {
                 let workload = workload.only(summarizes)?;
-                sessions.push(Self::new(
-                    server.clone(),
-                    workload,
-                    command.clone(),
-                    found,
-                    stop.clone(),
-                    abort.clone(),
-                )?);
+                let server = server.clone();
+                let command = command.clone();
+                sessions.push(Self::new(server, workload, command, discovery, stop.clone(), abort.clone())?);
             }
         }
         check_beam(&sessions)?;

@@ -127,11 +127,11 @@ async fn sweep_rates(
     rates: &[f64],
     arrivals: &ArrivalArgs,
 ) -> ReportPart {
-    let mut sweep = RateSweep::default();
+    let mut sweep = RateSweep { session, model, limits, tried: Vec::new(), points: Vec::new() };
     for &rate in rates {
-        sweep.measure(session, model, limits, arrivals.load(rate), rate).await;
+        sweep.measure(arrivals.load(rate), rate).await;
     }
-    sweep.into_part(session, model)
+    sweep.into_part()
 }
 
 /// Searches for the knee.
@@ -142,7 +142,7 @@ pub(super) async fn search_knee(
     search: &KneeSearchArgs,
 ) -> ReportPart {
     let objectives = !session.workload.objectives().is_empty();
-    let mut sweep = RateSweep::default();
+    let mut sweep = RateSweep { session, model, limits, tried: Vec::new(), points: Vec::new() };
     while sweep.tried.len() < MAX_POINTS {
         let next = match &sweep.tried[..] {
             [] => Some(search.from.unwrap_or(1.0)),
@@ -155,28 +155,24 @@ pub(super) async fn search_knee(
             session.abort.add_missing(&session.model_names(model), what);
             break;
         }
-        sweep.measure(session, model, limits, search.arrivals.load(rate), rate).await;
+        sweep.measure(search.arrivals.load(rate), rate).await;
     }
-    sweep.into_part(session, model)
+    sweep.into_part()
 }
 
 /// Rates measured so far.
-#[derive(Default)]
-struct RateSweep {
+struct RateSweep<'a> {
+    session: &'a MeasurementSession,
+    model: &'a ModelInfo,
+    limits: LoadLimits,
     tried: Vec<RateResult>,
     points: Vec<LoadPoint>,
 }
 
-impl RateSweep {
-    async fn measure(
-        &mut self,
-        session: &MeasurementSession,
-        model: &ModelInfo,
-        limits: LoadLimits,
-        load: LoadPattern,
-        rate: f64,
-    ) {
-        let limits = LoadLimits { min_requests: MIN_REQUESTS, ..extended(limits, rate) };
+impl RateSweep<'_> {
+    async fn measure(&mut self, load: LoadPattern, rate: f64) {
+        let Self { session, model, .. } = *self;
+        let limits = LoadLimits { min_requests: MIN_REQUESTS, ..extended(self.limits, rate) };
         let Some(point) = session.load(model, load, limits).await else { return };
         if point.interrupted && point.figures.requests.measured == 0 {
             session.abort.add_missing(&session.model_names(model), &load.describe());
@@ -189,11 +185,11 @@ impl RateSweep {
         self.points.push(point);
     }
 
-    fn into_part(mut self, session: &MeasurementSession, model: &ModelInfo) -> ReportPart {
-        let knee = knee::knee(&self.tried, !session.workload.objectives().is_empty());
+    fn into_part(mut self) -> ReportPart {
+        let knee = knee::knee(&self.tried, !self.session.workload.objectives().is_empty());
         let rate = |point: &LoadPoint| point.load.rate().unwrap_or(0.0);
         self.points.sort_by(|a, b| rate(a).total_cmp(&rate(b)));
-        ReportPart::Rates { model: session.model_names(model), points: self.points, knee }
+        ReportPart::Rates { model: self.session.model_names(self.model), points: self.points, knee }
     }
 }
 

@@ -167,14 +167,16 @@ mod tests {
         assert_eq!(text.excerpt(&mut rng, 40).chars().count(), 40);
     }
 
+    fn written(folder: &tempfile::TempDir, name: &str, bytes: &[u8]) -> PathBuf {
+        let path = folder.path().join(name);
+        std::fs::write(&path, bytes).unwrap();
+        path
+    }
+
     #[test]
     fn documents_are_files_or_lines_of_json() {
         let folder = tempfile::tempdir().unwrap();
-        let file = |name: &str, text: &str| {
-            let path = folder.path().join(name);
-            std::fs::write(&path, text).unwrap();
-            path
-        };
+        let file = |name: &str, text: &str| written(&folder, name, text.as_bytes());
         let lines = file("set.jsonl", "{\"text\": \"one\", \"id\": 1}\n\n{\"article\": \"two\\nlines\"}\n");
         let (text, documents) = PromptText::documents(&[lines, file("a.txt", "three\n\nfour")]).unwrap();
         assert_eq!((text.name.as_str(), documents.len()), ("set.jsonl, a.txt", 3));
@@ -191,11 +193,7 @@ mod tests {
     #[test]
     fn files_are_checked() {
         let folder = tempfile::tempdir().unwrap();
-        let file = |name: &str, bytes: &[u8]| {
-            let path = folder.path().join(name);
-            std::fs::write(&path, bytes).unwrap();
-            path
-        };
+        let file = |name: &str, bytes: &[u8]| written(&folder, name, bytes);
         let message = |path| PromptText::read(&[path]).unwrap_err().to_string();
         assert!(message(file("empty", b"")).contains("an empty file"));
         assert!(message(file("bytes", b"abc\xff")).contains("byte 3"));

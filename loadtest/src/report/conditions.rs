@@ -93,20 +93,18 @@ const WORKLOAD_ROWS: [TableRow<WorkloadInfo>; 10] = [
     ("weight", |workload| digits(workload.weight)),
     ("text", |workload| workload.text.clone()),
     ("prompt, or document (characters)", |workload| workload.prompt_chars.clone()),
-    ("common prefix (characters)", |workload| match workload.shared_prefix_chars {
-        0 => NONE.into(),
-        chars => chars.to_string(),
-    }),
-    ("different prefixes", |workload| match workload.prefixes {
-        0 => NONE.into(),
-        prefixes => prefixes.to_string(),
-    }),
+    ("common prefix (characters)", |workload| nonzero(workload.shared_prefix_chars)),
+    ("different prefixes", |workload| nonzero(workload.prefixes)),
     ("answer (characters unless stated)", |workload| workload.output_chars.clone()),
     ("chunk (characters)", |workload| workload.chunk_chars.map_or(NONE.into(), |chars| chars.to_string())),
     ("temperature, or beam", temperature),
 ];
 
-/// Returns what was sent, for reports without `settings`.
+fn nonzero(count: u64) -> String {
+    if count > 0 { count.to_string() } else { NONE.into() }
+}
+
+/// Returns the settings that were sent, for reports without `settings`.
 fn temperature(workload: &WorkloadInfo) -> String {
     match (workload.kind == SUMMARIZE, workload.temperature, workload.beam) {
         _ if !workload.settings.is_empty() => NONE.into(),

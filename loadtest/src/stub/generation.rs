@@ -51,7 +51,7 @@ impl StubGeneration {
             chars.push(Instant::now());
             self.send(generate_response::Event::Piece(self.piece(ends_segment))).await?;
         }
-        slot.end_at(due);
+        slot.end = Some(due);
         self.send(generate_response::Event::Finished(self.finished(queue, arrived, chars.first().copied()))).await?;
         self.stub.record_sent(SentTimes { arrived, chars });
         Some(())

@@ -24,7 +24,7 @@ pub(super) struct StubSlot {
     /// When the request's turn came.
     pub(super) begun: Instant,
     /// When the request is due to end; absent if the client cancelled it.
-    end: Option<Instant>,
+    pub(super) end: Option<Instant>,
     slots: Arc<StubSlots>,
     // dropped after `free_since` was written, because the next request reads it
     _permit: OwnedSemaphorePermit,
@@ -41,13 +41,6 @@ impl StubSlots {
         let free_since = self.free_since.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
         let begun = free_since.map_or(arrived, |free_since| free_since.max(arrived));
         Some(StubSlot { begun, end: None, slots: self.clone(), _permit: permit })
-    }
-}
-
-impl StubSlot {
-    /// Sets when the request is due to end.
-    pub(super) fn end_at(&mut self, due: Instant) {
-        self.end = Some(due);
     }
 }
 

@@ -147,11 +147,11 @@ pub(super) fn summaries(comparisons: &[summaries::SummaryComparison]) -> String 
         cells.push(entry.vectors.to_string());
         cells
     };
-    let both = |pair: &summaries::SummaryComparison| [line(pair.batch, &pair.a), line(pair.batch, &pair.b)];
+    let both = |pair: &summaries::SummaryComparison| [line(pair.plan.batch, &pair.a), line(pair.plan.batch, &pair.b)];
     let mut text = columns(head, comparisons.iter().flat_map(both));
     text.push('\n');
-    for summaries::SummaryComparison { batch, source, tokens, pairs, a, b, decode_ratio, request_ratio } in comparisons
-    {
+    for summaries::SummaryComparison { plan, a, b, decode_ratio, request_ratio } in comparisons {
+        let summaries::SummaryBenchPlan { batch, source, tokens, pairs } = plan;
         let times =
             |Quantiles { median, p10, p90 }: &Quantiles| format!("{median:.2} times (p10 {p10:.2}, p90 {p90:.2})");
         let _ = writeln!(

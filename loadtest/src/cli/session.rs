@@ -218,7 +218,7 @@ impl MeasurementSession {
     pub(super) async fn point(&self, model: &ModelInfo, load: LoadPattern, limits: LoadLimits) -> Result<LoadPoint> {
         let calls = load.concurrency().unwrap_or(limits.max_in_flight);
         let target = self.target(model, calls, true).await?;
-        let connections = target.pool.size();
+        let connections = target.pool.connections.len();
         let seed = self.next_seed();
         let job = Arc::new(LoadSetup { target, mix: self.mix(seed)?, objectives: self.workload.objectives() });
         let schedule = load.schedule(seed)?;

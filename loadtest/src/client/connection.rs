@@ -152,7 +152,7 @@ impl ServerConnection {
 /// Connections used in turn.
 #[derive(Debug)]
 pub struct ConnectionPool {
-    connections: Vec<ServerConnection>,
+    pub(crate) connections: Vec<ServerConnection>,
     next: AtomicUsize,
 }
 
@@ -160,11 +160,6 @@ impl ConnectionPool {
     /// Builds a pool of at least one connection.
     pub fn new(connections: Vec<ServerConnection>) -> Self {
         Self { connections, next: AtomicUsize::new(0) }
-    }
-
-    /// Returns the number of connections.
-    pub fn size(&self) -> usize {
-        self.connections.len()
     }
 
     /// Returns the next connection. Fails if the pool is empty.

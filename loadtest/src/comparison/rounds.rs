@@ -145,7 +145,7 @@ fn assess_tester(
     };
     TesterMeasurement {
         threads: state.setup.threads,
-        connections: state.setup.targets.iter().map(|target| target.pool.size()).sum(),
+        connections: state.setup.targets.iter().map(|target| target.pool.connections.len()).sum(),
         window: state.counters.read().since(&begun),
         cpu: CpuClock::Process.since(cpu),
         peak: None,

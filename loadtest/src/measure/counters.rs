@@ -46,7 +46,7 @@ pub struct CounterSnapshot {
 }
 
 /// Changes of the counters within a time span.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CounterDelta {
     /// Time span.
     pub span: Duration,

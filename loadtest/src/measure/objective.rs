@@ -37,9 +37,8 @@ pub struct Objectives(Vec<Objective>);
 impl Objectives {
     /// True if a request that succeeded after `total` meets all objectives.
     pub fn met(&self, timer: &ClientTimer, total: Duration) -> bool {
-        self.0
-            .iter()
-            .all(|&Objective { kind, limit }| (KINDS[kind].figure)(timer, total).is_none_or(|actual| actual <= limit))
+        let figure = |objective: &Objective| (KINDS[objective.kind].figure)(timer, total);
+        self.0.iter().all(|objective| figure(objective).is_none_or(|actual| actual <= objective.limit))
     }
 
     /// True if there are no objectives.
@@ -68,14 +67,10 @@ impl FromStr for Objectives {
 
 impl fmt::Display for Objectives {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let all: Vec<_> = self
-            .0
-            .iter()
-            .map(|&Objective { kind, limit }| {
-                format!("{} ≤ {}", KINDS[kind].name, units::time(limit.as_nanos() as f64))
-            })
-            .collect();
-        out.write_str(&all.join(", "))
+        let describe = |&Objective { kind, limit }: &Objective| {
+            format!("{} ≤ {}", KINDS[kind].name, units::time(limit.as_nanos() as f64))
+        };
+        out.write_str(&self.0.iter().map(describe).collect::<Vec<_>>().join(", "))
     }
 }
 

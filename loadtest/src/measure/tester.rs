@@ -171,7 +171,7 @@ impl Drop for LagProbe {
 }
 
 /// Measurements from which the tester's load is assessed.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct TesterMeasurement {
     /// Threads of the tester.
     pub threads: usize,
@@ -259,12 +259,9 @@ mod tests {
             connections: 1,
             window: CounterDelta { span: Duration::from_secs(10), counts },
             cpu: Some(Duration::from_secs(1)),
-            peak: None,
-            lags: ValueHistogram::default(),
-            held: 0,
-            own: 0,
             median_first: Some(100e6),
             median_gap: Some(10e6),
+            ..TesterMeasurement::default()
         }
     }
 

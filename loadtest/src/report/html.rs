@@ -97,11 +97,9 @@ fn run(point: &LoadPoint, model: &str, conditions: &Conditions) -> Markup {
         (figures(&point.figures))
         (charts::gaps(&format!("{model}, {}", point.load.describe()), &point.figures, conditions))
         (charts::timeline(model, point))
-        @if !point.workloads.is_empty() {
-            @for (workload, part) in conditions.workloads.iter().zip(&point.workloads) {
-                h3 { "Workload " (workload.name) }
-                (figures(part))
-            }
+        @for (workload, part) in conditions.workloads.iter().zip(&point.workloads) {
+            h3 { "Workload " (workload.name) }
+            (figures(part))
         }
         (tester(&point.tester))
     }

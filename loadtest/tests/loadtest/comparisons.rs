@@ -26,11 +26,6 @@ fn scripts() -> Vec<Script> {
     vec![slow, fast]
 }
 
-/// Compares with answers of 5 to 60 characters.
-async fn compare_lengths(rounds: u64) -> ModelComparison {
-    compare_of(scripts(), rounds, WorkloadSpec { output: "5..60".parse().unwrap(), ..spec(1) }).await
-}
-
 async fn compare(scripts: Vec<Script>, rounds: u64) -> ModelComparison {
     compare_of(scripts, rounds, spec(21)).await
 }
@@ -146,7 +141,7 @@ async fn bits_per_char_come_from_the_server() {
 /// Two rounds are both in the middle: a histogram's median is the lower one, and the gain uses their mean.
 #[tokio::test(start_paused = true)]
 async fn reported_medians_are_those_of_the_gain() {
-    let comparison = compare_lengths(2).await;
+    let comparison = compare_of(scripts(), 2, WorkloadSpec { output: "5..60".parse().unwrap(), ..spec(1) }).await;
     let [slow, fast] = &comparison.models[..] else { panic!("two models") };
     let medians = slow.medians.clone().unwrap();
     let others = fast.medians.clone().unwrap();

@@ -39,7 +39,7 @@ fn undisturbed(run: impl Fn()) {
 }
 
 /// Runs an asynchronous measurement until one run agrees.
-fn undisturbed_async<F: Future<Output = ()>>(run: impl Fn() -> F) {
+fn undisturbed_async(run: impl AsyncFn()) {
     let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     undisturbed(|| runtime.block_on(run()));
 }
@@ -89,26 +89,25 @@ fn percentile(values: &[Duration], share: f64) -> Duration {
 /// Runs the commands of docs/loadtest.md: twenty requests per second for a server that can answer thirteen.
 #[test]
 fn overload_over_a_socket_is_what_queueing_theory_says() {
-    undisturbed(overload);
-}
-
-fn overload() {
-    let stub = StubCommand::start(&["--first", "50ms", "--gap", "25ms", "--rows", "2"]);
-    let load = ["--rate", "20", "--arrivals", "constant", "--requests", "50", "--warm-up", "0", "--output-chars", "5"];
-    let report = json(&run(&[&["run", &stub.address][..], &load, &["--json", "-"]].concat()));
-    let figures = &report[0]["parts"][0]["point"]["figures"];
-    assert_eq!(figures["requests"]["well"], 50);
-    let waits = waits(50, ms(50), 2, ms(150));
-    assert_eq!(waits[49], ms(24 * 50), "each pair of requests waits 50 ms longer than the one before");
-    let check = |actual: &Value, offset: Duration, name: &str| {
-        for (key, share) in [("p50", 0.5), ("p90", 0.9), ("p95", 0.95), ("max", 1.0)] {
-            near(actual[key].as_f64(), percentile(&waits, share) + offset, &format!("{name}, {key}"));
-        }
-        near(actual["mean"].as_f64(), waits.iter().sum::<Duration>() / 50 + offset, &format!("{name}, mean"));
-    };
-    check(&figures["total_ns"], ms(150), "total");
-    check(&figures["time_to_first_char_ns"], ms(50), "first character");
-    check(&figures["server"]["queue_ns"], ms(0), "queue, reported by the server");
+    undisturbed(|| {
+        let stub = StubCommand::start(&["--first", "50ms", "--gap", "25ms", "--rows", "2"]);
+        let load =
+            ["--rate", "20", "--arrivals", "constant", "--requests", "50", "--warm-up", "0", "--output-chars", "5"];
+        let report = json(&run(&[&["run", &stub.address][..], &load, &["--json", "-"]].concat()));
+        let figures = &report[0]["parts"][0]["point"]["figures"];
+        assert_eq!(figures["requests"]["well"], 50);
+        let waits = waits(50, ms(50), 2, ms(150));
+        assert_eq!(waits[49], ms(24 * 50), "each pair of requests waits 50 ms longer than the one before");
+        let check = |actual: &Value, offset: Duration, name: &str| {
+            for (key, share) in [("p50", 0.5), ("p90", 0.9), ("p95", 0.95), ("max", 1.0)] {
+                near(actual[key].as_f64(), percentile(&waits, share) + offset, &format!("{name}, {key}"));
+            }
+            near(actual["mean"].as_f64(), waits.iter().sum::<Duration>() / 50 + offset, &format!("{name}, mean"));
+        };
+        check(&figures["total_ns"], ms(150), "total");
+        check(&figures["time_to_first_char_ns"], ms(50), "first character");
+        check(&figures["server"]["queue_ns"], ms(0), "queue, reported by the server");
+    });
 }
 
 /// Runs the tester over a socket to a stub in this process.
@@ -135,51 +134,52 @@ async fn measure(stub: &Stub, load: LoadPattern, length: RunLength, output: u64)
 /// Afterwards all are answered at once, which takes this machine some milliseconds, so only long waits are checked.
 #[test]
 fn requests_due_during_a_pause_wait_for_its_end_over_a_socket() {
-    undisturbed_async(pause);
-}
-
-async fn pause() {
-    let stub = Stub::new(vec![Script { pause: Some((ms(600), ms(2600))), ..Script::instant("stub") }]);
-    let load = LoadPattern::Open { arrivals: ArrivalProcess::Constant, rate: 100.0, burst: 1 };
-    let extent = RunLength { warm_up: Duration::ZERO, duration: Some(ms(3000)), requests: None };
-    let figures = measure(&stub, load, extent, 1).await.stats[0].figures();
-    assert_eq!(figures.requests.well, 300);
-    let first = figures.time_to_first_char_ns;
-    near(first.p90, ms(1700), "p90");
-    near(first.p95, ms(1850), "p95");
-    near(first.p99, ms(1970), "p99");
-    near(first.max, ms(2000), "the longest wait");
+    undisturbed_async(async || {
+        let stub = Stub::new(vec![Script { pause: Some((ms(600), ms(2600))), ..Script::instant("stub") }]);
+        let load = LoadPattern::Open { arrivals: ArrivalProcess::Constant, rate: 100.0, burst: 1 };
+        let extent = RunLength { warm_up: Duration::ZERO, duration: Some(ms(3000)), requests: None };
+        let figures = measure(&stub, load, extent, 1).await.stats[0].figures();
+        assert_eq!(figures.requests.well, 300);
+        let first = figures.time_to_first_char_ns;
+        near(first.p90, ms(1700), "p90");
+        near(first.p95, ms(1850), "p95");
+        near(first.p99, ms(1970), "p99");
+        near(first.max, ms(2000), "the longest wait");
+    });
 }
 
 /// Compares the tester's figures with the stub's send times, request by request of the same run.
 #[test]
 fn figures_over_a_socket_agree_with_the_stubs_send_times() {
-    undisturbed_async(known);
-}
-
-async fn known() {
-    let stub =
-        Stub::new(vec![Script { first: ms(150), plain: ms(30), boundary: ms(90), segment: 4, ..Script::instant("s") }]);
-    let extent = RunLength { warm_up: Duration::ZERO, duration: None, requests: Some(60) };
-    let load = LoadPattern::Open { arrivals: ArrivalProcess::Poisson, rate: 20.0, burst: 1 };
-    let result = measure(&stub, load, extent, 9).await;
-    let figures = result.stats[0].figures();
-    assert_eq!(figures.requests.well, 60);
-    let sent = stub.sent();
-    let median = |times: &dyn Fn(&SentTimes) -> Vec<Duration>| {
-        let mut all: Vec<_> = sent.iter().flat_map(times).collect();
-        all.sort();
-        all[all.len() / 2]
-    };
-    let gaps = |sent: &SentTimes, ends_segment: bool| -> Vec<Duration> {
-        let all = sent.chars.windows(2).enumerate();
-        all.filter(|(index, _)| ((index + 2) % 4 == 0) == ends_segment).map(|(_, pair)| pair[1] - pair[0]).collect()
-    };
-    near(figures.plain_gap_ns.unwrap().p50, median(&|sent| gaps(sent, false)), "plain gap");
-    near(figures.boundary_gap_ns.unwrap().p50, median(&|sent| gaps(sent, true)), "boundary gap");
-    near(figures.time_to_first_char_from_send_ns.p50, median(&|sent| vec![sent.chars[0] - sent.arrived]), "first");
-    near(figures.total_ns.p50, median(&|sent| vec![sent.chars[8] - sent.arrived]), "total");
-    assert!(result.lags.percentiles(1.0).count > 100);
+    undisturbed_async(async || {
+        let stub = Stub::new(vec![Script {
+            first: ms(150),
+            plain: ms(30),
+            boundary: ms(90),
+            segment: 4,
+            ..Script::instant("s")
+        }]);
+        let extent = RunLength { warm_up: Duration::ZERO, duration: None, requests: Some(60) };
+        let load = LoadPattern::Open { arrivals: ArrivalProcess::Poisson, rate: 20.0, burst: 1 };
+        let result = measure(&stub, load, extent, 9).await;
+        let figures = result.stats[0].figures();
+        assert_eq!(figures.requests.well, 60);
+        let sent = stub.sent();
+        let median = |times: &dyn Fn(&SentTimes) -> Vec<Duration>| {
+            let mut all: Vec<_> = sent.iter().flat_map(times).collect();
+            all.sort();
+            all[all.len() / 2]
+        };
+        let gaps = |sent: &SentTimes, ends_segment: bool| -> Vec<Duration> {
+            let all = sent.chars.windows(2).enumerate();
+            all.filter(|(index, _)| ((index + 2) % 4 == 0) == ends_segment).map(|(_, pair)| pair[1] - pair[0]).collect()
+        };
+        near(figures.plain_gap_ns.unwrap().p50, median(&|sent| gaps(sent, false)), "plain gap");
+        near(figures.boundary_gap_ns.unwrap().p50, median(&|sent| gaps(sent, true)), "boundary gap");
+        near(figures.time_to_first_char_from_send_ns.p50, median(&|sent| vec![sent.chars[0] - sent.arrived]), "first");
+        near(figures.total_ns.p50, median(&|sent| vec![sent.chars[8] - sent.arrived]), "total");
+        assert!(result.lags.percentiles(1.0).count > 100);
+    });
 }
 
 /// Streams of a connection whose client does not read.

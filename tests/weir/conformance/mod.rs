@@ -379,13 +379,13 @@ fn misuse_is_an_error() {
         let mut row = new_row();
         row.set(&[symbols], Want::Last);
         assert!(step(row).is_err(), "a symbol outside the vocabulary");
-        let mut row = begin();
+        let mut row = new_row();
         // Zeros cost no physical memory.
         row.feed = vec![0; model.card().max_symbols + 1];
         row.want = Want::Nothing;
         assert!(step(row).is_err(), "too many symbols");
-        assert!(begin().state.rollback(1).is_err(), "rollback beyond the end");
-        let mut rows = [begin()];
+        assert!(new_row().state.rollback(1).is_err(), "rollback beyond the end");
+        let mut rows = [new_row()];
         rows[0].set(&[0], Want::Last);
         model.symbol_step(&mut rows, &[0], &mut scratch).unwrap();
         assert!(model.symbol_step(&mut rows, &[0], &mut scratch).is_err(), "fed before it is ready");

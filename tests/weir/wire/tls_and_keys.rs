@@ -98,7 +98,10 @@ fn certificate_errors_are_reported() {
         &["--tls-client-ca", "server.key\"", "expected PEM with a certificate"],
     );
     // All errors are reported at once.
-    check_parts(wrong(&none, &text, Some(&torn)), &["3 settings", "--tls-cert", "--tls-key", "--tls-client-ca"]);
+    check_parts(
+        wrong(&missing, &text, Some(&truncated)),
+        &["3 settings", "--tls-cert", "--tls-key", "--tls-client-ca"],
+    );
     assert!(tls(TlsFiles { cert: Some(&cert), key: Some(&key), client_ca: Some(&ca) }).is_ok());
 }
 

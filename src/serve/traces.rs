@@ -35,12 +35,10 @@ pub struct Traces {
     tracer: SdkTracer,
 }
 
-/// A gRPC method.
+/// A gRPC method, by the full name of its service and its name within the service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Method {
-    /// The full name of its service.
     pub(super) service: &'static str,
-    /// Its name within the service.
     pub(super) name: &'static str,
 }
 

@@ -61,7 +61,6 @@ impl Client {
     }
 }
 
-/// The response of one stream.
 #[derive(Default)]
 struct StreamResult {
     text: String,
@@ -69,7 +68,6 @@ struct StreamResult {
     cached_chars: u64,
 }
 
-/// Reads one stream to its end.
 async fn read_stream(mut client: GenerationClient<Channel>, request: PromptRequest) -> Result<StreamResult> {
     let refused =
         |status: tonic::Status| Error::Setting(format!("the server answered {}: {}", status.code(), status.message()));

@@ -99,7 +99,6 @@ struct BodyMemory {
     usage: Mutex<MemoryUsage>,
 }
 
-/// Bytes in use.
 #[derive(Default)]
 struct MemoryUsage {
     total: usize,
@@ -140,7 +139,6 @@ impl BodyMemory {
     }
 }
 
-/// The memory of one body.
 struct Reservation {
     memory: Arc<BodyMemory>,
     tenant: Arc<str>,

@@ -31,7 +31,6 @@ const TIMEOUT: &str = "timeout";
 /// Fields whose values stay text even if they look like numbers.
 const TEXTS: [&str; 3] = ["stop", "suffix", "boundary_mode"];
 
-/// A valid request.
 pub(super) struct InferRequest {
     pub(super) generate: v1::GenerateRequest,
     pub(super) output: OutputOptions,

@@ -74,7 +74,6 @@ pub(super) const OUTPUTS: [(&str, ElementType); 6] = [
     ("num_output_tokens", ElementType::Uint32),
 ];
 
-/// The element of an input.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Element {
     Text(String),
@@ -224,7 +223,6 @@ pub(super) fn push_output(response: &mut ModelInferResponse, output: &str, value
     response.raw_output_contents.push(bytes);
 }
 
-/// The element of an output.
 pub(super) enum OutputValue<'a> {
     Text(&'a str),
     Count(u64),

@@ -143,10 +143,10 @@ mod tests {
     #[test]
     fn fields_have_the_names_of_this_api() {
         let error = Error::BadOption { field: "stopping.max_chars", found: "0".into(), bound: "1 to 9".into() };
-        let found = api_error(&error);
-        assert_eq!((found.status, found.param.as_deref()), (StatusCode::BAD_REQUEST, Some("max_tokens")));
-        assert_eq!(found.message, "max_tokens: 0 is out of bounds: 1 to 9");
-        assert_eq!(found.body()["error"]["code"], "bad_option");
+        let answer = api_error(&error);
+        assert_eq!((answer.status, answer.param.as_deref()), (StatusCode::BAD_REQUEST, Some("max_tokens")));
+        assert_eq!(answer.message, "max_tokens: 0 is out of bounds: 1 to 9");
+        assert_eq!(answer.body()["error"]["code"], "bad_option");
         let error = Error::UnknownSymbol { field: "stopping.stop[1]", found: "'é'".into(), offset: 0 };
         assert_eq!(api_error(&error).param.as_deref(), Some("stop"));
     }
@@ -172,9 +172,9 @@ mod tests {
             (wrong_kind("Generate"), "model", "/v1/completions needs a model that w"),
             (wrong_kind("stopping.max_segments"), "max_segments", "max_segments needs a model that w"),
         ] {
-            let found = api_error(&error);
-            assert_eq!(found.param.as_deref(), Some(param), "{error}");
-            assert!(found.message.starts_with(start), "{}", found.message);
+            let answer = api_error(&error);
+            assert_eq!(answer.param.as_deref(), Some(param), "{error}");
+            assert!(answer.message.starts_with(start), "{}", answer.message);
         }
     }
 
@@ -187,8 +187,8 @@ mod tests {
             (Error::Internal("x".into()), 500, "server_error"),
         ];
         for (error, status, kind) in statuses {
-            let found = api_error(&error);
-            assert_eq!((found.status.as_u16(), &found.body()["error"]["type"]), (status, &kind.into()), "{error}");
+            let answer = api_error(&error);
+            assert_eq!((answer.status.as_u16(), &answer.body()["error"]["type"]), (status, &kind.into()), "{error}");
         }
     }
 }

@@ -21,8 +21,8 @@ pub(super) async fn list(State(state): State<ApiState>, client: ClientContext) -
 
 pub(super) async fn get(State(state): State<ApiState>, Path(name): Path<String>, client: ClientContext) -> Response {
     let call = client.call(GetModelRequest { name: Some(name) });
-    let found = ModelsClient::new(state.services.clone()).get_model(call).await;
-    let response = found.map(|model| Json(model_json(model.into_inner(), state.started_at)));
+    let model = ModelsClient::new(state.services.clone()).get_model(call).await;
+    let response = model.map(|model| Json(model_json(model.into_inner(), state.started_at)));
     client.with_request_id(response.map_err(ApiError::from).into_response())
 }
 

@@ -120,8 +120,7 @@ impl CompletionRequest {
         parse_json(bytes, input)
     }
 
-    /// Converts parsed fields. Errors call them `input`. Fails with [`Error::Unreadable`], which names the malformed
-    /// field.
+    /// Converts parsed fields; fails as [`parse`](Self::parse) does. Errors call the fields `input`.
     pub(crate) fn from_fields(fields: Map<String, Value>, input: &str) -> Result<Self> {
         serde_path_to_error::deserialize(Value::Object(fields)).map_err(|error| unreadable(input, &error))
     }

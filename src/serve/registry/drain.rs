@@ -9,7 +9,6 @@ use tokio::sync::watch;
 /// Delay after which clients should retry elsewhere. A client with several servers tries the next one by itself.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// A stage of the shutdown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum DrainStage {
     /// Requests are accepted.

@@ -22,7 +22,6 @@ struct MonitorState {
     stage: watch::Sender<ServerStage>,
 }
 
-/// A stage of the server's life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ServerStage {
     Starting,
@@ -59,7 +58,7 @@ impl Monitor {
         self.0.stage.send_replace(ServerStage::Draining);
     }
 
-    /// Checks that no worker hangs. Fails with the reason, as text, if one does.
+    /// Checks that no worker hangs. The error is the reason, as text.
     pub fn alive(&self) -> Result<(), String> {
         let engines = &self.0.engines;
         for engine in engines.all().into_iter().chain(engines.draining()) {
@@ -74,7 +73,7 @@ impl Monitor {
         Ok(())
     }
 
-    /// Checks that the server can take requests. Fails with the reason, as text, if it cannot.
+    /// Checks that the server can take requests. The error is the reason, as text.
     pub fn ready(&self) -> Result<(), String> {
         match *self.0.stage.borrow() {
             ServerStage::Starting => return Err("models are being loaded".into()),

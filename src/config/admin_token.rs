@@ -28,8 +28,7 @@ impl AdminToken {
         Err(format!("expected a token of {MIN_BYTES} to {MAX_BYTES} visible ASCII characters, found {found}"))
     }
 
-    /// Reads a token from a file, which may end with a line break. Fails if the file cannot be read or its token is
-    /// invalid.
+    /// Reads a token from a file, which may end with a line break. Fails if the file or its token is invalid.
     pub fn read(file: &Path) -> Result<Self, String> {
         let text = secret_file::read_text(file)?;
         warn_if_open(file);

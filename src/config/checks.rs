@@ -91,7 +91,7 @@ impl Checks {
         self.problems.push(problem.into());
     }
 
-    /// Finishes the checks. Fails with [`Error::Setting`], which lists all problems, one per line.
+    /// Finishes the checks. Fails with [`Error::Setting`] if there are problems, and lists all of them, one per line.
     pub fn finish(self) -> Result<()> {
         match self.problems.as_slice() {
             [] => Ok(()),

@@ -12,7 +12,6 @@ import queue
 import statistics
 import threading
 import time
-from pathlib import Path
 from typing import Any, Iterator, List, Tuple
 
 import local

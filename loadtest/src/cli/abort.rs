@@ -32,7 +32,7 @@ impl AbortLog {
     }
 
     /// Records that `what` was not measured.
-    pub(super) fn add_missing(&self, model: &str, what: impl Into<String>) {
+    pub(super) fn add_missing(&self, model: &str, what: &str) {
         self.inner().missing.push(MissingPart { model: model.into(), what: what.into() });
     }
 

@@ -18,7 +18,7 @@ pub(super) const MAX_IN_FLIGHT: usize = 65_536;
 /// Default of --burst.
 const DEFAULT_BURST: usize = 8;
 
-/// Options that all commands with loads share.
+// options that all commands with loads share
 #[derive(Debug, Clone, clap::Args)]
 pub(super) struct LoadArgs {
     #[command(flatten)]

@@ -22,7 +22,6 @@ pub(super) enum Scale {
     Linear,
     /// Linear around the values, for values close to each other and far from 0.
     Zoomed,
-    /// Logarithmic.
     Log,
     /// Nanoseconds, linear from 0.
     Time,
@@ -50,7 +49,6 @@ pub(super) struct AxisSpec {
     pub(super) scale: Scale,
 }
 
-/// Chart.
 pub(super) struct Chart {
     pub(super) title: String,
     pub(super) x: AxisSpec,

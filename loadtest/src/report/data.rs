@@ -73,11 +73,6 @@ impl MeasurementReport {
 }
 
 impl ReportPart {
-    /// True if the part searches for rates that the server cannot sustain, so that failures are expected.
-    pub fn is_search(&self) -> bool {
-        matches!(self, Self::Rates { .. })
-    }
-
     /// Returns how requests ended, for each load and for each model of a comparison.
     pub fn outcomes(&self) -> Vec<&OutcomeCounts> {
         match self {

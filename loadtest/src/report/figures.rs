@@ -29,7 +29,6 @@ pub(super) enum Unit {
     Speed,
 }
 
-/// Row of a table of figures.
 pub(super) struct FigureRow {
     pub(super) name: &'static str,
     /// Short definition.
@@ -141,7 +140,7 @@ fn gain(model: &ComparedModel, figure: fn(&Gains) -> Option<Gain>) -> String {
     model.gains.as_ref().map_or_else(|| BASELINE.into(), |gains| describe_gain(figure(gains)))
 }
 
-fn gain_or_none(gains: &Option<Gains>, figure: fn(&Gains) -> Option<Gain>) -> String {
+fn optional_gain(gains: &Option<Gains>, figure: fn(&Gains) -> Option<Gain>) -> String {
     describe_gain(gains.as_ref().and_then(figure))
 }
 
@@ -149,9 +148,9 @@ fn median(model: &ComparedModel, figure: fn(&Medians) -> Option<f64>) -> String 
     optional_time(figure(&model.medians()))
 }
 
-/// Formats the characters per segment; a dash if no segment was closed.
-pub(super) fn shortening(factor: Option<f64>) -> String {
-    factor.map_or(NONE.into(), |factor| format!("{factor:.3}"))
+/// Formats a number with `decimals` decimals, or a dash if it is absent.
+pub(super) fn optional_number(number: Option<f64>, decimals: usize) -> String {
+    number.map_or(NONE.into(), |number| format!("{number:.decimals$}"))
 }
 
 pub(super) const MODEL_COLUMNS: [ModelColumn; 18] = [
@@ -159,24 +158,22 @@ pub(super) const MODEL_COLUMNS: [ModelColumn; 18] = [
     column("gain: total", "total", |model| gain(model, |gains| gains.total)),
     column("gain: first character", "first character", |model| gain(model, |gains| gains.time_to_first_char)),
     column("gain: per character", "per character", |model| gain(model, |gains| gains.char)),
-    column("ESTIMATED gain: total", "ESTIMATED total", |model| gain_or_none(&model.estimated, |gains| gains.total)),
+    column("ESTIMATED gain: total", "ESTIMATED total", |model| optional_gain(&model.estimated, |gains| gains.total)),
     column("ESTIMATED gain: per character", "ESTIMATED per char", |model| {
-        gain_or_none(&model.estimated, |gains| gains.char)
+        optional_gain(&model.estimated, |gains| gains.char)
     }),
-    column("gain: encode", "encode", |model| gain_or_none(&model.gains, |gains| gains.encode)),
+    column("gain: encode", "encode", |model| optional_gain(&model.gains, |gains| gains.encode)),
     column("gain: per token of a summary", "decode/token", |model| {
-        gain_or_none(&model.gains, |gains| gains.decode_token)
+        optional_gain(&model.gains, |gains| gains.decode_token)
     }),
     column("median: total", "median total", |model| median(model, |medians| medians.total_ns)),
     column("median: first character", "median first", |model| median(model, |medians| medians.time_to_first_char_ns)),
     column("median: per character", "median char", |model| median(model, |medians| medians.char_ns)),
     column("median: encode (server)", "median encode", |model| median(model, |medians| medians.encode_ns)),
     column("median: per token (server)", "median token", |model| median(model, |medians| medians.decode_token_ns)),
-    column("characters per segment (SF)", "SF", |model| shortening(model.figures.shortening_factor)),
+    column("characters per segment (SF)", "SF", |model| optional_number(model.figures.shortening_factor, 3)),
     column("pooled (keys and values of a document)", "pooled", |model| pooling(&model.figures)),
-    column("bits per character", "bits/char", |model| {
-        model.bits_per_char.map_or(NONE.into(), |bits| format!("{bits:.4}"))
-    }),
+    column("bits per character", "bits/char", |model| optional_number(model.bits_per_char, 4)),
     column("cached by the server", "cached", |model| describe_cached(&model.figures)),
     column("succeeded", "", |model| format!("{} of {}", model.figures.requests.well, model.figures.requests.measured)),
 ];

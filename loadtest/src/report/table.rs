@@ -3,7 +3,7 @@
 use super::{
     conditions::server,
     data::{Conditions, LoadPoint, MeasurementReport, MissingPart, ReportPart},
-    figures::{COLUMNS, MODEL_COLUMNS, NONE, SUMMARIES, optional_time, rows, shortening},
+    figures::{COLUMNS, MODEL_COLUMNS, NONE, SUMMARIES, optional_number, optional_time, rows},
 };
 use crate::{
     client::models::ModelInfo,
@@ -167,14 +167,14 @@ pub(super) fn describe_outcomes(point: &LoadPoint) -> String {
 /// Describes the shortening factors; empty if no segment was closed.
 fn describe_shortening(point: &LoadPoint) -> String {
     if let Some(factor) = point.figures.shortening_factor {
-        return format!("; shortening factor {}", shortening(Some(factor)));
+        return format!("; shortening factor {}", optional_number(Some(factor), 3));
     }
     let models = &point.shortening_by_model;
     if models.iter().all(|model| model.factor.is_none()) {
         return String::new();
     }
     let models: Vec<_> =
-        models.iter().map(|model| format!("{} of {}", shortening(model.factor), model.model)).collect();
+        models.iter().map(|model| format!("{} of {}", optional_number(model.factor, 3), model.model)).collect();
     format!("; shortening factor {} (separate, because the models differ)", models.join(", "))
 }
 

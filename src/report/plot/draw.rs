@@ -223,7 +223,6 @@ fn horizontal_shift(index: usize, lines: usize) -> i32 {
     (2 * index as i32 - (lines as i32 - 1)) * spacing / 2
 }
 
-/// Draws the legend and the note below it.
 fn draw_legend(area: &Area<'_>, lines: &[Line], note: &str) -> Result<()> {
     let font = ("sans-serif", 14).into_text_style(area);
     for (index, line) in lines.iter().enumerate() {
@@ -239,7 +238,6 @@ fn draw_legend(area: &Area<'_>, lines: &[Line], note: &str) -> Result<()> {
     drawn(area.draw_text(note, &font, (86, (lines.len() as u32 * ENTRY) as i32 + 6)))
 }
 
-/// Style of a line.
 struct Style {
     colour: RGBColor,
     dash: Dash,

@@ -21,7 +21,6 @@ pub struct MeasurementFile {
     pub entries: Vec<Value>,
 }
 
-/// One chart.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Panel {
     pub(super) title: String,
@@ -34,14 +33,12 @@ pub(super) struct Panel {
     pub(super) lines: Vec<Line>,
 }
 
-/// One line of a chart.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Line {
     pub(super) label: String,
     pub(super) points: Vec<Point>,
 }
 
-/// One measured value.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Point {
     pub(super) x: f64,

@@ -40,12 +40,10 @@ pub trait Model: Send + Sync {
     /// model's state. The rows of a failed step are lost: drop them.
     fn symbol_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()>;
 
-    /// Runs the middle stack for the waiting rows among `which`, which are then unfinished. Skips other rows. Fails as
-    /// [`symbol_step`](Self::symbol_step) does.
+    /// Runs the middle stack for the waiting rows of `which`, which are then unfinished; skips others. Fails as a symbol step does.
     fn segment_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()>;
 
-    /// Finishes the unfinished rows among `which`, wanted logits included; they are then ready. Skips other rows. Fails
-    /// as [`symbol_step`](Self::symbol_step) does.
+    /// Finishes the unfinished rows of `which`, wanted logits included; skips others. Fails as a symbol step does.
     fn finish_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()>;
 
     /// Maximum bytes of key-value memory that a sequence of `symbols` symbols can hold.

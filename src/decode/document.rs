@@ -211,12 +211,12 @@ pub struct GenerationDefaults {
 
 /// Downcasts an encoding to the concrete type of the model that created it. Fails if another model created it.
 pub fn encoding_mut<E: Encoding>(encoding: &mut dyn Encoding) -> Result<&mut E> {
-    let encoding: &mut dyn Any = encoding;
-    encoding.downcast_mut().ok_or_else(|| Error::Internal("the encoding belongs to another model".into()))
+    (encoding as &mut dyn Any)
+        .downcast_mut()
+        .ok_or_else(|| Error::Internal("the encoding belongs to another model".into()))
 }
 
 /// Downcasts a document to the concrete type of the model that created it. Fails if another model created it.
 pub fn document_ref<D: Document>(document: &dyn Document) -> Result<&D> {
-    let document: &dyn Any = document;
-    document.downcast_ref().ok_or_else(|| Error::Internal("the document belongs to another model".into()))
+    (document as &dyn Any).downcast_ref().ok_or_else(|| Error::Internal("the document belongs to another model".into()))
 }

@@ -4,11 +4,10 @@
 //! one session alone ([`Session::run`]): [`feed`](Session::feed), a step, [`absorb`](Session::absorb),
 //! [`take_output`](Session::take_output), until it is finished.
 //!
-//! A session can lose its row and continue with another one: from its first symbol ([`rewind`](Session::rewind)) or from a
-//! cached state ([`start_at`](Session::start_at)). It then replays what it fed before; no symbol is emitted, sampled or
-//! counted twice. If a state depends on its last symbols only, a generating session drops the symbols that no other row
-//! would be fed, and continues after them ([`resume`](Session::resume)). Its memory is then bounded for a text of any
-//! length.
+//! A session can lose its row and continue with another one: from its first symbol ([`rewind`](Session::rewind)) or
+//! from a cached state ([`start_at`](Session::start_at)). It then replays what it fed before; no symbol is emitted,
+//! sampled or counted twice. If a state depends on its last symbols only, a generating session drops the symbols that
+//! no other row would be fed ([`resume`](Session::resume)). Its memory is then bounded for any text.
 
 use super::{
     contract::{BoundaryOptions, Card, Model, SequenceRow, State, StepStatus, Want, advance},

@@ -86,14 +86,12 @@ pub struct Scratch(pub Box<dyn Any + Send>);
 
 /// Downcasts a state to the concrete type of the family that created it. Fails if another model created the state.
 pub fn state_ref<S: State>(state: &dyn State) -> Result<&S> {
-    let state: &dyn Any = state;
-    state.downcast_ref().ok_or_else(foreign_state)
+    (state as &dyn Any).downcast_ref().ok_or_else(foreign_state)
 }
 
 /// Mutable variant of [`state_ref`].
 pub fn state_mut<S: State>(state: &mut dyn State) -> Result<&mut S> {
-    let state: &mut dyn Any = state;
-    state.downcast_mut().ok_or_else(foreign_state)
+    (state as &mut dyn Any).downcast_mut().ok_or_else(foreign_state)
 }
 
 fn foreign_state() -> Error {

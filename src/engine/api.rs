@@ -64,8 +64,7 @@ impl Default for Limits {
     }
 }
 
-/// A request about a text. A request about a document is submitted with
-/// [`Handle::summarize`](super::Handle::summarize).
+/// A request about a text. For documents see [`Handle::summarize`](super::Handle::summarize).
 #[derive(Debug, Clone)]
 pub enum Job {
     /// Generates text.

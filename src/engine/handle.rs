@@ -241,9 +241,8 @@ impl Handle {
 
     /// Returns the engine's totals since it started.
     pub fn counters(&self) -> Counters {
-        let inner = self.inner();
-        let state = inner.lock_state();
-        Counters { running: state.scheduler.running, waiting: state.scheduler.waiting(), ..*inner.lock_counters() }
+        let state = self.inner().lock_state();
+        Counters { running: state.scheduler.running, waiting: state.scheduler.waiting(), ..state.counters }
     }
 
     /// Returns the contents and totals of the segment cache.

@@ -1,7 +1,6 @@
 //! Callbacks of an engine to code that measures it. The engine's totals are in [`Counters`](super::Counters).
 //!
-//! The worker thread makes all calls, between steps, some of them once per character. An observer must not block and should
-//! not allocate.
+//! The worker thread makes all calls between steps, some once per character. An observer must not block and should not allocate.
 
 use crate::{
     decode::{

@@ -29,8 +29,6 @@ pub(super) struct Inner {
     pub(super) segment_cache: SegmentCacheHandle,
     pub(super) document_cache: DocumentCache,
     pub(super) observer: Arc<dyn Observer>,
-    /// Totals, without the current load. Only the worker writes them.
-    pub(super) counters: Mutex<Counters>,
     pub(super) heartbeat: Heartbeat,
     /// Step times of the model, once they are measured.
     pub(super) calibration: OnceLock<Calibrated>,
@@ -39,25 +37,31 @@ pub(super) struct Inner {
     pub(super) broken: watch::Sender<bool>,
 }
 
-/// Queue, measured rates, and phase. Locked for short moments only: never while a step runs.
+/// Queue, measured rates, phase and totals. Locked for short moments only: never while a step runs.
 pub(super) struct EngineState {
     pub(super) scheduler: Scheduler<Request>,
     pub(super) rates: RateEstimator,
     pub(super) phase: Phase,
+    /// The worker's totals after its latest step, without the current load.
+    pub(super) counters: Counters,
 }
 
 impl Inner {
     pub(super) fn new(model: Arc<dyn Model>, limits: Limits, observer: Arc<dyn Observer>) -> Self {
         let rules = Rules::new(limits.rows, limits.queue, limits.queued_symbols, model.memory().limit, limits.chunk);
-        let rates = RateEstimator::new(rules.rows, rules.chunk);
+        let state = EngineState {
+            scheduler: Scheduler::new(rules),
+            rates: RateEstimator::new(rules.rows, rules.chunk),
+            phase: Phase::Open,
+            counters: Counters::default(),
+        };
         Self {
             model,
             limits,
-            state: Mutex::new(EngineState { scheduler: Scheduler::new(rules), rates, phase: Phase::Open }),
+            state: Mutex::new(state),
             segment_cache: SegmentCacheHandle::new(limits.cache_bytes),
             document_cache: DocumentCache::new(limits.document_bytes, limits.document_keep),
             observer,
-            counters: Mutex::default(),
             heartbeat: Heartbeat::new(),
             calibration: OnceLock::new(),
             wake_signal: Arc::default(),
@@ -67,10 +71,6 @@ impl Inner {
 
     pub(super) fn lock_state(&self) -> MutexGuard<'_, EngineState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn lock_counters(&self) -> MutexGuard<'_, Counters> {
-        self.counters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

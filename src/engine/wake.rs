@@ -27,14 +27,9 @@ impl WakeSignal {
     /// Sleeps until the flag is raised or `limit` has passed, and lowers the flag.
     pub(super) fn wait(&self, limit: Option<Duration>) {
         let raised = self.raised.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut raised = match limit {
-            None => self.changed.wait_while(raised, |raised| !*raised).unwrap_or_else(PoisonError::into_inner),
-            Some(limit) => {
-                let woken = self.changed.wait_timeout_while(raised, limit, |raised| !*raised);
-                woken.unwrap_or_else(PoisonError::into_inner).0
-            }
-        };
-        *raised = false;
+        let limit = limit.unwrap_or(Duration::MAX);
+        let woken = self.changed.wait_timeout_while(raised, limit, |raised| !*raised);
+        *woken.unwrap_or_else(PoisonError::into_inner).0 = false;
     }
 }
 

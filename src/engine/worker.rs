@@ -151,7 +151,7 @@ impl Worker {
             text.cache_state(segment_cache, &*row.state);
         }
         drop(rows);
-        self.inner.lock_counters().preemptions += 1;
+        self.batch.counters.preemptions += 1;
         request.preempt();
         let demand = request.demand(&**model, 0);
         let on_hold = request.waits_for_client;

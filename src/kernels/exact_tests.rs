@@ -67,8 +67,7 @@ proptest! {
     }
 }
 
-/// Bytes of the largest magnitude with different sign patterns, up to the longest allowed row. A saturating sum of pairs or
-/// an overflowing 32-bit sum would differ.
+/// The largest bytes in several sign patterns, up to the longest row: a saturating or overflowing sum would differ.
 #[test]
 fn the_largest_bytes_never_saturate_up_to_the_longest_row() {
     const MAX_INPUTS: usize = i32::MAX as usize / (127 * 127);

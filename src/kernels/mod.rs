@@ -1,5 +1,4 @@
-//! Compute kernels: packed matrix products, attention over pages, row-wise functions, and the thread pool. This module does not
-//! depend on any model.
+//! Compute kernels, independent of models: matrix products, attention over pages, row-wise functions, the thread pool.
 //!
 //! Every kernel guarantees **one order of summation per row**. The numbers of a row never depend on the other rows of a
 //! batch, on their order, or on the number of threads. A step, a batch, a chunk and a prefill therefore give the same bits.

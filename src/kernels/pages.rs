@@ -132,8 +132,7 @@ impl Page {
         self.region.as_ref().map_or(0, |region| Arc::as_ptr(region).addr())
     }
 
-    /// Returns the bytes for writing. Replaces a shared page with a copy first. Fails with [`Error::OutOfPages`] if the
-    /// page is shared and the limit is reached.
+    /// Returns the bytes for writing. Copies a shared page first, which fails with [`Error::OutOfPages`] at the limit.
     pub fn bytes_mut(&mut self) -> Result<&mut [u8]> {
         let missing = || Error::Internal("a page without memory".into());
         if self.is_shared() {

@@ -1,9 +1,8 @@
 //! Matches stop strings over symbols while the symbols come.
 //!
-//! Each stop string stores the length of its longest prefix that ends the generated text (the automaton of Knuth, Morris
-//! and Pratt). A symbol costs amortised constant time per string of any length. Symbols that may still become part of a
-//! stop string are *withheld*: the caller emits them once they cannot, so a stop string is never emitted in part. Prompts
-//! are not searched.
+//! Each stop string stores the length of its longest prefix that ends the generated text (the automaton of Knuth,
+//! Morris and Pratt). A symbol costs amortised constant time per string of any length. Symbols that may become part of
+//! a stop string are *withheld* until they cannot, so none is emitted in part. Prompts are not searched.
 
 /// The stop strings of one generation.
 #[derive(Debug, Clone)]

@@ -87,7 +87,7 @@ impl Batch {
         request.count_encoded(first_layer_symbols);
         if let Some(encoded) = encoded {
             if !again {
-                inner.lock_counters().prefill_chars += encoded.tokens as u64;
+                self.counters.prefill_chars += encoded.tokens as u64;
             }
             request.event_sender.send_encoded(&encoded);
         }

@@ -1,7 +1,6 @@
 //! The running requests, their rows, and one step of them.
 //!
-//! Hot path: a step of texts allocates nothing here except the events that it sends and the cache
-//! entry of a complete prompt. It logs nothing.
+//! Hot path: a step of texts logs nothing, and allocates only its events and the cache entry of a complete prompt.
 //!
 //! The [`scheduler`](super::scheduler) decides which rows a step feeds and which documents it encodes.
 //! [`select_segment_rows`](Batch::select_segment_rows) decides which waiting rows its segment step takes, by the rule of
@@ -13,6 +12,7 @@ mod rows;
 mod unpooled_estimate;
 
 use super::{
+    counters::Counters,
     request::{Request, RequestKind},
     scheduler::{Feed, RowActivity, RowStatus},
     shared::Inner,
@@ -53,6 +53,8 @@ pub(super) struct Batch {
     /// Measurement of the latest step, until the worker takes it.
     pub(super) latest_step: Option<LatestStep>,
     unpooled_estimate: UnpooledEstimate,
+    /// Totals, without the current load. Published after each step.
+    pub(super) counters: Counters,
 }
 
 /// Measurement of a step.
@@ -77,6 +79,7 @@ impl Batch {
             unfinished: Vec::new(),
             latest_step: None,
             unpooled_estimate: UnpooledEstimate::default(),
+            counters: Counters::default(),
         }
     }
 
@@ -124,8 +127,7 @@ impl Batch {
         self.requests.iter_mut().for_each(|request| request.outcome = Some(Err(error())));
     }
 
-    /// Moves the requests that have ended to `ended` and frees their rows. Stores the states of texts in the segment cache,
-    /// unless their rows failed.
+    /// Moves ended requests to `ended` and frees their rows. Caches the states of texts whose rows did not fail.
     pub(super) fn remove_ended(&mut self, ended: &mut Vec<Request>) {
         // from the last: the request that moves to a freed index was looked at already
         for index in (0..self.requests.len()).rev() {

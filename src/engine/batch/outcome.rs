@@ -38,7 +38,7 @@ impl Batch {
             RequestKind::Document(_) => {
                 let answered = request.answered();
                 let outcome = guarded(|| self.absorb_summary(index));
-                self.inner.lock_counters().generated_chars += (self.requests[index].answered() - answered) as u64;
+                self.counters.generated_chars += (self.requests[index].answered() - answered) as u64;
                 outcome
             }
         };
@@ -56,7 +56,7 @@ impl Batch {
         let row = &mut self.row_table.rows[row];
         request.timer.wait_steps += row.waited as u64;
         let progress = text.session.absorb(row);
-        let middle = self.inner.lock_counters().count_fed(row, prefilling, model.card().pooled);
+        let middle = self.counters.count_fed(row, prefilling, model.card().pooled);
         observer.middle(middle.run, middle.skipped);
         match progress? {
             SessionProgress::Finished(reason) => request.outcome = Some(Ok(reason)),
@@ -89,17 +89,16 @@ impl Batch {
         }
     }
 
-    /// Counts the step that began at `began`, if any row took part: `fed` symbols were fed and `encoded` encoded.
+    /// Counts the step that began at `began`, which fed `fed` symbols and encoded `encoded`, and publishes the totals.
     pub(super) fn count_step(&mut self, began: Instant, fed: usize, encoded: usize) {
         if !(self.fed.is_empty() && encoded == 0) {
             self.latest_step = Some(LatestStep { symbols: fed + encoded, took: began.elapsed() });
         }
-        let mut counters = self.inner.lock_counters();
-        counters.steps += u64::from(!self.fed.is_empty());
-        counters.symbol_rows += self.fed.len() as u64;
-        counters.segment_steps += u64::from(!self.due.is_empty());
-        counters.segment_rows += self.due.len() as u64;
-        drop(counters);
+        self.counters.steps += u64::from(!self.fed.is_empty());
+        self.counters.symbol_rows += self.fed.len() as u64;
+        self.counters.segment_steps += u64::from(!self.due.is_empty());
+        self.counters.segment_rows += self.due.len() as u64;
+        self.inner.lock_state().counters = self.counters;
         if !(self.fed.is_empty() && self.due.is_empty()) {
             self.inner.observer.step(self.fed.len(), fed, self.due.len());
         }

@@ -31,8 +31,7 @@ impl RowTable {
         self.rows.swap_remove(row)
     }
 
-    /// Replaces a request's rows by those at the positions `order` of its own list. A repeated row is forked; a row that is
-    /// left out is dropped.
+    /// Replaces a request's rows by those at positions `order` of its list. Forks repeated rows, drops those left out.
     pub(super) fn reorder(&mut self, request: usize, requests: &mut [Request], order: impl Iterator<Item = usize>) {
         let before = std::mem::take(&mut requests[request].row_indices);
         let mut used = vec![false; before.len()];

@@ -13,12 +13,12 @@ pub(crate) struct SegmentCacheHandle(Option<Mutex<SegmentCache>>);
 impl SegmentCacheHandle {
     /// Creates a cache of `bytes` bytes; 0: off.
     pub(crate) fn new(bytes: usize) -> Self {
-        Self((bytes > 0).then(|| Mutex::new(SegmentCache::new(Capacity::of_bytes(bytes)))))
+        Self((bytes > 0).then(|| Mutex::new(SegmentCache::new(Capacity::with_bytes(bytes)))))
     }
 
     /// Returns the key of a tenant's sequence; `None` if it is not cached.
     pub(crate) fn key(&self, tenant: &Arc<str>, boundaries: &BoundaryOptions, card: &Card) -> Option<Key> {
-        self.0.as_ref().and_then(|_| Key::of(tenant, boundaries, card))
+        self.0.as_ref().and_then(|_| Key::for_sequence(tenant, boundaries, card))
     }
 
     /// Returns how many of a session's symbols the cache holds now.

@@ -50,7 +50,7 @@ impl StepCurves {
             let sample = |timing: &StepTiming| PartSample {
                 positions: (timing.shape.rows * timing.shape.symbols) as f64,
                 // on average, a position of a chunk attends to half of the chunk and to all symbols before it
-                bytes: bytes.symbols.at(timing.shape.context as f64 + timing.shape.symbols as f64 / 2.0),
+                bytes: bytes.symbols.evaluate(timing.shape.context as f64 + timing.shape.symbols as f64 / 2.0),
                 cold: nanoseconds(took(timing)),
                 plain: plain(timing).map(nanoseconds),
             };
@@ -60,7 +60,7 @@ impl StepCurves {
             let closed_per_row = timing.shape.closed as f64 / timing.shape.rows.max(1) as f64;
             PartSample {
                 positions: timing.shape.closed as f64,
-                bytes: bytes.segments.at(timing.shape.context_segments as f64 + closed_per_row / 2.0),
+                bytes: bytes.segments.evaluate(timing.shape.context_segments as f64 + closed_per_row / 2.0),
                 cold: nanoseconds(timing.middle),
                 plain: None,
             }
@@ -92,8 +92,8 @@ impl PartCurve {
         let mut cold = points(&|sample| Some(sample.cold));
         let mut plain = points(&|sample| sample.plain);
         if let Some(single) = single {
-            cold.insert(0, (1.0, single.cold.at(1.0)));
-            plain.insert(0, (1.0, single.plain.at(1.0)));
+            cold.insert(0, (1.0, single.cold.evaluate(1.0)));
+            plain.insert(0, (1.0, single.plain.evaluate(1.0)));
         }
         let cold = PiecewiseLinear::through(cold)?;
         // a step that was not measured without a segment step is taken to be as with one
@@ -103,18 +103,17 @@ impl PartCurve {
     }
 
     /// Returns the nanoseconds for `positions` positions that attend to `bytes` bytes each.
-    pub(super) fn at(&self, positions: usize, bytes: f64, cold: bool) -> f64 {
+    pub(super) fn nanoseconds(&self, positions: usize, bytes: f64, cold: bool) -> f64 {
         if positions == 0 {
             return 0.0;
         }
         let positions = positions as f64;
         let curve = if cold { &self.cold } else { &self.plain };
-        (curve.at(positions) + positions * self.per_byte * (bytes - self.base_bytes)).max(0.0)
+        (curve.evaluate(positions) + positions * self.per_byte * (bytes - self.base_bytes)).max(0.0)
     }
 }
 
-/// Returns the nanoseconds that a position takes for one more byte: from the deepest context, compared with a short one of
-/// about as many positions.
+/// Returns a position's nanoseconds per byte: the deepest context compared with a short one of about as many positions.
 fn cost_per_byte(samples: &[PartSample], is_short: impl Fn(&&PartSample) -> bool) -> f64 {
     let deep = samples.iter().filter(|sample| !is_short(sample));
     let Some(deep) = deep.max_by(|a, b| a.bytes.total_cmp(&b.bytes)) else { return 0.0 };
@@ -145,7 +144,7 @@ impl PiecewiseLinear {
         (!points.is_empty()).then_some(Self(points))
     }
 
-    pub(super) fn at(&self, x: f64) -> f64 {
+    pub(super) fn evaluate(&self, x: f64) -> f64 {
         let points = &self.0[..];
         let next = points.partition_point(|point| point.0 < x);
         match points {

@@ -116,9 +116,11 @@ impl TimingTable {
 
     pub(super) fn estimate(&self, step: &EngineStep) -> StepEstimate {
         let curves = if step.chunk { &self.chunks } else { &self.single };
-        let symbol_bytes = self.bytes.symbols.at(step.context);
-        let full = |part: &PartCurve, positions: usize, cold: bool| part.at(positions, symbol_bytes, cold);
-        let middle = |positions: usize, keys: f64| curves.middle.at(positions, self.bytes.segments.at(keys), true);
+        let symbol_bytes = self.bytes.symbols.evaluate(step.context);
+        let full = |part: &PartCurve, positions: usize, cold: bool| part.nanoseconds(positions, symbol_bytes, cold);
+        let middle = |positions: usize, keys: f64| {
+            curves.middle.nanoseconds(positions, self.bytes.segments.evaluate(keys), true)
+        };
         let cold = step.closed > 0;
         let pooled = full(&curves.symbol, step.fed, cold)
             + full(&curves.finish, step.finished, cold)

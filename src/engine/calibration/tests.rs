@@ -129,9 +129,9 @@ fn a_table_needs_single_symbols() {
 #[test]
 fn a_line_goes_through_its_points() {
     let line = PiecewiseLinear::through(vec![(8.0, 30.0), (2.0, 10.0), (8.0, 50.0), (0.0, 99.0)]).unwrap();
-    assert_eq!([1.0, 2.0, 5.0, 8.0, 11.0].map(|x| line.at(x)), [10.0, 10.0, 25.0, 40.0, 55.0]);
+    assert_eq!([1.0, 2.0, 5.0, 8.0, 11.0].map(|x| line.evaluate(x)), [10.0, 10.0, 25.0, 40.0, 55.0]);
     let single = PiecewiseLinear::through(vec![(4.0, 20.0)]).unwrap();
-    assert_eq!([1.0, 4.0, 8.0].map(|x| single.at(x)), [20.0, 20.0, 40.0]);
+    assert_eq!([1.0, 4.0, 8.0].map(|x| single.evaluate(x)), [20.0, 20.0, 40.0]);
 }
 
 #[test]

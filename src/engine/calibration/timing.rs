@@ -4,8 +4,7 @@
 //! at once, which then all wait. After their segment step and finish step they are rolled back. Each step is therefore
 //! measured repeatedly at the same position, for every boundary source.
 //!
-//! The kinds of steps are measured in turn, because estimates follow from their proportions: a machine that is slow for a while is
-//! then slow for all of them.
+//! Kinds of steps are measured in turn, because estimates follow from their proportions: a slow phase then affects all.
 //!
 //! The measurement allocates key-value memory like any request and frees it. The caller makes sure that nothing else runs.
 
@@ -58,7 +57,6 @@ struct Timer<'a> {
     plain: Option<Probe>,
     /// The rows with the common prefix.
     rows: Vec<SequenceRow>,
-    indices: Vec<usize>,
     /// The row with a long text, once there is one.
     long: Vec<SequenceRow>,
 }
@@ -165,7 +163,6 @@ impl<'a> Timer<'a> {
             closing: Probe { len: 0, symbol: 0 },
             plain: None,
             rows: Vec::new(),
-            indices: Vec::new(),
             long: Vec::new(),
         };
         let symbols: Vec<u32> = model.card().vocabulary.text_ids().take(SYMBOLS_TRIED.max(256)).collect();
@@ -208,7 +205,7 @@ impl<'a> Timer<'a> {
     /// Returns true if the probe ends a segment of the first row, which is at its position.
     fn closes(&mut self, Probe { len, symbol }: Probe) -> Result<bool> {
         self.rows[0].set(&[symbol], Want::Last);
-        let step = self.step(TimedRows::Prefix(1))?;
+        let step = timed_step(self.model, &mut self.rows[..1], &mut self.scratch)?;
         self.rows[0].state.rollback(len)?;
         Ok(step.closes)
     }
@@ -223,7 +220,6 @@ impl<'a> Timer<'a> {
     fn grow(&mut self, rows: usize) -> Result<()> {
         while self.rows.len() < rows {
             let row = self.rows.len();
-            self.indices.push(row);
             self.rows.push(SequenceRow::new(self.model.begin(BoundaryOptions::default())?));
             // symbol by symbol, as in the search: windows roll back only a few symbols
             for index in 0..self.prefix.len() {
@@ -266,7 +262,7 @@ impl<'a> Timer<'a> {
                 self.fill(context)?;
                 let context_segments = self.long[0].state.segments();
                 self.long[0].set(&vec![self.closing.symbol; length], Want::Last);
-                samples.push(self.step(TimedRows::Long)?.sample, true);
+                samples.push(timed_step(self.model, &mut self.long, &mut self.scratch)?.sample, true);
                 let closed = self.long[0].decisions.iter().filter(|decision| decision.boundary).count();
                 Ok(StepShape { rows: 1, symbols: length, context, context_segments, closed })
             }
@@ -284,7 +280,7 @@ impl<'a> Timer<'a> {
                 row.state.rollback(probe.len)?;
                 row.set(&[probe.symbol], Want::Last);
             }
-            let step = self.step(TimedRows::Prefix(rows))?;
+            let step = timed_step(self.model, &mut self.rows[..rows], &mut self.scratch)?;
             if timed {
                 samples.push(step.sample, closing);
             }
@@ -303,7 +299,7 @@ impl<'a> Timer<'a> {
         for start in (0..symbols).step_by(CHUNKS[1]) {
             let count = CHUNKS[1].min(symbols - start);
             self.long[0].set(&vec![self.closing.symbol; count], Want::Nothing);
-            self.step(TimedRows::Long)?;
+            timed_step(self.model, &mut self.long, &mut self.scratch)?;
         }
         Ok(())
     }
@@ -318,34 +314,12 @@ impl<'a> Timer<'a> {
             self.long[0].state.rollback(context)?;
             context_segments = self.long[0].state.segments();
             self.long[0].set(&[self.closing.symbol], Want::Last);
-            let step = self.step(TimedRows::Long)?;
+            let step = timed_step(self.model, &mut self.long, &mut self.scratch)?;
             if timed && step.closes {
                 samples.push(step.sample, true);
             }
         }
         Ok(StepShape { rows: 1, symbols: 1, context, context_segments, closed: 1 })
-    }
-
-    /// Runs a step of rows whose feeds are set.
-    fn step(&mut self, which: TimedRows) -> Result<TimedStep> {
-        let (rows, indices) = match which {
-            TimedRows::Prefix(count) => (&mut self.rows, &self.indices[..count]),
-            TimedRows::Long => (&mut self.long, &self.indices[..1]),
-        };
-        let began = Instant::now();
-        self.model.symbol_step(rows, indices, &mut self.scratch)?;
-        let fed = Instant::now();
-        let closes = rows[0].status == StepStatus::Waiting;
-        self.model.segment_step(rows, indices, &mut self.scratch)?;
-        let closed = Instant::now();
-        self.model.finish_step(rows, indices, &mut self.scratch)?;
-        let nanoseconds = |from: Instant, to: Instant| u64::try_from((to - from).as_nanos()).unwrap_or(u64::MAX);
-        let sample = StepSample {
-            symbol: nanoseconds(began, fed),
-            middle: nanoseconds(fed, closed),
-            finish: nanoseconds(closed, Instant::now()),
-        };
-        Ok(TimedStep { sample, closes })
     }
 }
 
@@ -355,10 +329,21 @@ struct TimedStep {
     closes: bool,
 }
 
-#[derive(Debug, Clone, Copy)]
-enum TimedRows {
-    /// The first rows with the common prefix: this number of them.
-    Prefix(usize),
-    /// The row with a long text.
-    Long,
+/// Runs a step of `rows`, whose feeds are set.
+fn timed_step(model: &dyn Model, rows: &mut [SequenceRow], scratch: &mut Scratch) -> Result<TimedStep> {
+    let which: Vec<usize> = (0..rows.len()).collect();
+    let began = Instant::now();
+    model.symbol_step(rows, &which, scratch)?;
+    let fed = Instant::now();
+    let closes = rows[0].status == StepStatus::Waiting;
+    model.segment_step(rows, &which, scratch)?;
+    let closed = Instant::now();
+    model.finish_step(rows, &which, scratch)?;
+    let nanoseconds = |from: Instant, to: Instant| u64::try_from((to - from).as_nanos()).unwrap_or(u64::MAX);
+    let sample = StepSample {
+        symbol: nanoseconds(began, fed),
+        middle: nanoseconds(fed, closed),
+        finish: nanoseconds(closed, Instant::now()),
+    };
+    Ok(TimedStep { sample, closes })
 }

@@ -287,8 +287,7 @@ impl DocumentRequest {
         }
     }
 
-    /// Takes the outcome of a step of its rows, all of which are ready. Fails with `Internal` if number, length or
-    /// logits of the rows do not match the search.
+    /// Takes the outcome of a step of its rows, which are ready. Fails if their number, length or logits are wrong.
     pub(crate) fn absorb(&mut self, rows: &[SequenceRow], row_indices: &[usize]) -> Result<StepOutcome> {
         let symbols = self.symbols();
         if row_indices.len() != self.search.rows() || row_indices.iter().any(|&row| rows[row].state.len() > symbols) {

@@ -170,9 +170,8 @@ impl<T> Scheduler<T> {
         self.admit();
     }
 
-    /// Frees the slot of a running request and queues the request at the front of its tenant's queue, with its remaining
-    /// demand. With `on_hold`, it waits until [`poll_queue`](Self::poll_queue) finds it ready. Returns the request if the
-    /// permit has no slot.
+    /// Frees the slot of a running request and puts it at the front of its tenant's queue, with its remaining demand.
+    /// If `on_hold`, [`poll_queue`](Self::poll_queue) must find it ready first. Returns the request if the permit has no slot.
     pub(crate) fn preempt(&mut self, permit: RunPermit, request: T, demand: Demand, on_hold: bool) -> Result<(), T> {
         let Some(slot) = self.release(&permit) else { return Err(request) };
         let position = QueuePosition { is_new: false, rank: slot.rank };

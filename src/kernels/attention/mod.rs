@@ -42,8 +42,7 @@ use softmax::Softmax;
 use span::{Outs, SPAN, Span};
 use stored::{Columns, FloatStorage, Int8Storage, PageHead, Stored};
 
-/// Computes `outs`, (head_dim) each: softmax(scores) · values for each row. The output is NaN if a score is NaN or +∞, or if
-/// all scores are -∞.
+/// Computes `outs`: each row's softmax(scores) · values, (head_dim). NaN if a score is NaN or +∞, or if all scores are −∞.
 ///
 /// The position increases by one from row to row, and `first_key` never decreases. Without distances and bias, rows may also
 /// share one position, as in cross-attention. Panics if rows are not in that order, lengths differ, or a page is missing.

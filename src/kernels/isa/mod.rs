@@ -71,8 +71,7 @@ impl Isa {
 
 /// Arithmetic of one instruction set, over which kernel bodies are generic.
 ///
-/// Loads and stores of slices check bounds. Pointer variants are for innermost loops, whose bounds are checked once
-/// outside.
+/// Loads and stores of slices check bounds. Pointer variants are for innermost loops, checked once outside.
 pub(super) trait Simd: Copy {
     /// Value that [`offset`](Self::offset) adds to each byte.
     const OFFSET: i32;

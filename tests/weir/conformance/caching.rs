@@ -11,8 +11,8 @@ fn common_prefix(a: &[u32], b: &[u32]) -> usize {
 fn a_cached_state_equals_a_cold_run() {
     on_each(|configuration, dice| {
         let model = &*configuration.model;
-        let key = Key::of(&"somebody".into(), &configuration.boundaries, model.card()).unwrap();
-        let mut cache = SegmentCache::new(Capacity::of_bytes(1 << 30));
+        let key = Key::for_sequence(&"somebody".into(), &configuration.boundaries, model.card()).unwrap();
+        let mut cache = SegmentCache::new(Capacity::with_bytes(1 << 30));
         let symbols = model.card().vocabulary.len();
         let mut texts = vec![configuration.text(dice)];
         // Each text has the shortest length to which its state can be rolled back.

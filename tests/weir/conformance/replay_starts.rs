@@ -125,8 +125,8 @@ fn a_cache_entry_of_a_long_text_matches_its_end() {
         let text = dice.text(LONG, symbols);
         let mut main = configuration.alone();
         text.chunks(50).for_each(|chunk| drop(main.feed(chunk)));
-        let key = Key::of(&"somebody".into(), &configuration.boundaries, model.card()).unwrap();
-        let mut cache = SegmentCache::new(Capacity::of_bytes(1 << 30));
+        let key = Key::for_sequence(&"somebody".into(), &configuration.boundaries, model.card()).unwrap();
+        let mut cache = SegmentCache::new(Capacity::with_bytes(1 << 30));
         // If the last segment is longer than the windows, no segment end is left to resume from.
         let state = &*main.rows[0].state;
         let ends = state.boundary_before(state.len()) > 0;

@@ -104,8 +104,8 @@ fn only_the_text_that_a_new_row_needs_is_held() {
         assert_eq!(output, expected, "{name}, from its own text");
         assert!(losses > 0 && max_held <= 2100, "{name}: lost {losses} times, {max_held} held");
         // Resumes from the cache, which finds the row's state although its text is dropped.
-        let key = Key::of(&"".into(), &BoundaryOptions::default(), model.card()).unwrap();
-        let mut cache = SegmentCache::new(Capacity::of_bytes(1 << 30));
+        let key = Key::for_sequence(&"".into(), &BoundaryOptions::default(), model.card()).unwrap();
+        let mut cache = SegmentCache::new(Capacity::with_bytes(1 << 30));
         let mut hits = 0;
         let (mut output, _) = run(model, &request, |session, row, generated| {
             (generated >= LOSS_START && dice.below(200) == 0).then(|| {

@@ -69,9 +69,9 @@ fn lose(model: &dyn Model, session: &mut Session, row: &SequenceRow, replacement
         Replacement::Cold => return begin(model, session),
         Replacement::LongestPrefix => state_after(model, session, max_prefix),
         Replacement::Cached => {
-            let mut cache = SegmentCache::new(Capacity::of_bytes(1 << 30));
+            let mut cache = SegmentCache::new(Capacity::with_bytes(1 << 30));
             // A scoring window has no key.
-            let Some(key) = Key::of(&"".into(), session.boundaries(), model.card()) else {
+            let Some(key) = Key::for_sequence(&"".into(), session.boundaries(), model.card()) else {
                 return begin(model, session);
             };
             cache.keep(&key, session.text(), &*row.state).unwrap();
@@ -226,7 +226,7 @@ fn only_symbols_without_requested_details_may_be_skipped() {
 fn a_cache_key_holds_the_inputs_of_the_boundaries() {
     let model = fixture("gumbel");
     let key = |tenant: &str, mode, noise, offset| {
-        Key::of(&tenant.into(), &BoundaryOptions { mode, noise, offset }, model.card())
+        Key::for_sequence(&tenant.into(), &BoundaryOptions { mode, noise, offset }, model.card())
     };
     let threshold = Some(BoundaryMode::Threshold);
     let sampled = Some(BoundaryMode::Sampled);

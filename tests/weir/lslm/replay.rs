@@ -97,8 +97,8 @@ fn the_predictor_segments_generated_text_again() {
     let mut shared = 0;
     for case in Case::all() {
         for seed in 0..6 {
-            let mut cache = SegmentCache::new(Capacity::of_bytes(1 << 30));
-            let key = Key::of(&"".into(), &MODE, case.model.card()).unwrap();
+            let mut cache = SegmentCache::new(Capacity::with_bytes(1 << 30));
+            let key = Key::for_sequence(&"".into(), &MODE, case.model.card()).unwrap();
             let (session, row) = write(&case, &prompt(&case), seed, &mut |session, row| {
                 let plain = &session.text().after(0).unwrap()[..row.state.agreed()];
                 assert!(plain.iter().all(|&item| trace::ends_segment(item).is_none()), "{}", case.name);

@@ -44,7 +44,7 @@ pub struct Key {
 impl Key {
     /// Returns the key of a tenant's sequence. `None` if the sequence is not cached: its noise was given, or it does not
     /// start at the start of its stream.
-    pub fn of(tenant: &Arc<str>, boundaries: &BoundaryOptions, card: &Card) -> Option<Self> {
+    pub fn for_sequence(tenant: &Arc<str>, boundaries: &BoundaryOptions, card: &Card) -> Option<Self> {
         let mode = boundaries.mode.or(card.boundary_modes.first().copied());
         let seed = match boundaries.noise {
             _ if mode != Some(BoundaryMode::Sampled) => None,
@@ -68,7 +68,7 @@ pub struct Capacity {
 
 impl Capacity {
     /// Returns a capacity of `bytes` bytes, with more entries and keys than a server needs.
-    pub fn of_bytes(bytes: usize) -> Self {
+    pub fn with_bytes(bytes: usize) -> Self {
         Self { bytes, entries: 1 << 16, keys: 1 << 12 }
     }
 }
@@ -157,10 +157,9 @@ impl SegmentCache {
         }
     }
 
-    /// Returns the state of the longest cached prefix of `text` that ends at the end of a segment. The logits after the
-    /// last symbol need that symbol to be fed: pass at most
-    /// [`cacheable_prefix`](crate::decode::session::Session::cacheable_prefix) symbols to get them. Fails if the entry
-    /// cannot be rolled back; the entry is dropped.
+    /// Returns the state of the longest cached prefix of `text` that ends at the end of a segment. For the logits after
+    /// the text, pass at most [`cacheable_prefix`](crate::decode::session::Session::cacheable_prefix) symbols. Fails
+    /// if the entry cannot be rolled back, and drops it.
     pub fn find<'a>(&mut self, key: &Key, text: impl Into<TextView<'a>>) -> Result<Option<Hit>> {
         let text = text.into();
         if text.is_empty() {
@@ -214,7 +213,7 @@ impl SegmentCache {
         let len = state.boundary_before(state.len().min(text.len()));
         let text = text.prefix(len);
         // the text may have been cut after the part that the state depends on
-        let Some((tree_key, rest)) = TreeKey::of(&*state, text).filter(|_| len > 0) else { return Ok(false) };
+        let Some((tree_key, rest)) = TreeKey::for_state(&*state, text).filter(|_| len > 0) else { return Ok(false) };
         state.rollback(len)?;
         let entry_at = |node| EntryId { key: key.clone(), tree_key, node };
         let tree = self.trees.get(key).and_then(|trees| trees.get(&tree_key));

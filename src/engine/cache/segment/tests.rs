@@ -149,7 +149,7 @@ fn key(tenant: &str) -> Key {
 #[test]
 fn a_text_serves_all_texts_with_its_prefix() {
     let alive = Arc::default();
-    let mut cache = SegmentCache::new(Capacity::of_bytes(1 << 20));
+    let mut cache = SegmentCache::new(Capacity::with_bytes(1 << 20));
     let text = [1, 2, 0, 1, 1, 0, 2];
     assert!(cache.keep(&key("a"), &text, &PagedState::of(&text, &alive)).unwrap());
     let len = |cache: &mut SegmentCache, text: &[u32]| cache.find(&key("a"), text).unwrap().map(|hit| hit.len);
@@ -173,7 +173,7 @@ fn a_text_serves_all_texts_with_its_prefix() {
 #[test]
 fn a_longer_text_does_not_replace_one_that_its_window_has_left() {
     let alive = Arc::default();
-    let mut cache = SegmentCache::new(Capacity::of_bytes(1 << 20));
+    let mut cache = SegmentCache::new(Capacity::with_bytes(1 << 20));
     let text: Vec<u32> = (0..100).map(|position| if position % 5 == 4 { 0 } else { 1 }).collect();
     let mut row = PagedState::windowed(&text[..40], Some(16), &alive);
     let mut keep = |cache: &mut SegmentCache, to: usize| {
@@ -209,7 +209,7 @@ fn a_longer_text_does_not_replace_one_that_its_window_has_left() {
 #[test]
 fn texts_without_segments_are_stored_whole() {
     let alive = Arc::default();
-    let mut cache = SegmentCache::new(Capacity::of_bytes(1 << 20));
+    let mut cache = SegmentCache::new(Capacity::with_bytes(1 << 20));
     let text = [1, 0, 2, 2, 1];
     let state = PagedState { segmented: false, ..PagedState::of(&text, &alive) };
     assert!(cache.keep(&key("a"), &text, &state).unwrap());
@@ -220,7 +220,7 @@ fn texts_without_segments_are_stored_whole() {
 #[test]
 fn texts_that_are_too_large_or_have_no_segment_are_not_stored() {
     let alive = Arc::default();
-    let mut cache = SegmentCache::new(Capacity::of_bytes(6_000));
+    let mut cache = SegmentCache::new(Capacity::with_bytes(6_000));
     let small = [1, 0];
     assert!(cache.keep(&key("a"), &small, &PagedState::of(&small, &alive)).unwrap());
     let large = [0; 40];
@@ -228,7 +228,7 @@ fn texts_that_are_too_large_or_have_no_segment_are_not_stored() {
     assert!(!cache.keep(&key("a"), &[2, 2], &PagedState::of(&[2, 2], &alive)).unwrap());
     assert_eq!((cache.usage().entries, cache.usage().evictions), (1, 0), "nothing was evicted for it");
     assert!(
-        !SegmentCache::new(Capacity::of_bytes(0)).keep(&key("a"), &small, &PagedState::of(&small, &alive)).unwrap()
+        !SegmentCache::new(Capacity::with_bytes(0)).keep(&key("a"), &small, &PagedState::of(&small, &alive)).unwrap()
     );
 }
 
@@ -241,7 +241,7 @@ fn other_keys_find_nothing() {
     let alive = Arc::default();
     let text = [1, 0];
     for stored in &all {
-        let mut cache = SegmentCache::new(Capacity::of_bytes(1 << 20));
+        let mut cache = SegmentCache::new(Capacity::with_bytes(1 << 20));
         cache.keep(stored, &text, &PagedState::of(&text, &alive)).unwrap();
         for other in &all {
             assert_eq!(cache.find(other, &text).unwrap().is_some(), other == stored);

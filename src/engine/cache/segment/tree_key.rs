@@ -27,9 +27,8 @@ impl TreeKey {
     #[cfg(test)]
     pub(super) const WHOLE: Self = Self { start: 0, before: None };
 
-    /// Returns the tree key of a state that was fed `text`, and the part of the text that belongs into the tree. `None` if
-    /// too much of the text was dropped.
-    pub(super) fn of<'a>(state: &dyn State, text: TextView<'a>) -> Option<(Self, &'a [u32])> {
+    /// Returns a state's tree key and the part of its text that belongs into the tree. `None` if too much was dropped.
+    pub(super) fn for_state<'a>(state: &dyn State, text: TextView<'a>) -> Option<(Self, &'a [u32])> {
         let replay = state.replay_start();
         // a text that was cut later than necessary is stored from its cut on
         let start = replay.map_or(0, |replay| replay.cut_position().max(text.dropped()).min(replay.symbol));

@@ -62,6 +62,18 @@ impl PagedVectors {
         Ok(())
     }
 
+    /// Appends `count` vectors to an empty list. Calls `write` with each index and vector, (dim). Fails as `extend` does.
+    pub fn fill(&mut self, count: usize, mut write: impl FnMut(usize, &mut [f32])) -> Result<()> {
+        self.extend(count)?;
+        let Self { dim, per_page, .. } = *self;
+        for page in 0..self.pages() {
+            for (index, vector) in (page * per_page..).zip(self.page_mut(page)?.chunks_exact_mut(dim)) {
+                write(index, vector);
+            }
+        }
+        Ok(())
+    }
+
     /// Removes the vectors from `len` on.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);

@@ -129,19 +129,15 @@ fn mix<'a>(
     new_vectors: NewVectors<'_>,
 ) -> Result<PagedVectors> {
     let mut out = new_vectors();
-    out.extend(pairs.len())?;
-    for (page, pairs) in pairs.chunks(out.per_page()).enumerate() {
-        let target = out.page_mut(page)?;
-        let dim = target.len() / pairs.len();
-        for (pair, target) in pairs.iter().zip(target.chunks_exact_mut(dim)) {
-            target.fill(0.0);
-            for (position, weight) in [pair.left, pair.right].into_iter().zip(pair.weights) {
-                if let Some(vector) = vector(position) {
-                    target.iter_mut().zip(vector).for_each(|(sum, x)| *sum += weight * x);
-                }
+    out.fill(pairs.len(), |index, target| {
+        let pair = &pairs[index];
+        target.fill(0.0);
+        for (position, weight) in [pair.left, pair.right].into_iter().zip(pair.weights) {
+            if let Some(vector) = vector(position) {
+                target.iter_mut().zip(vector).for_each(|(sum, x)| *sum += weight * x);
             }
         }
-    }
+    })?;
     Ok(out)
 }
 
@@ -155,12 +151,7 @@ mod tests {
 
     fn paged(numbers: &[f32], dim: usize) -> PagedVectors {
         let mut vectors = PagedVectors::new(PagePool::new(1 << 24), dim, 5);
-        vectors.extend(numbers.len() / dim).unwrap();
-        for page in 0..vectors.pages() {
-            let target = vectors.page_mut(page).unwrap();
-            let len = target.len();
-            target.copy_from_slice(&numbers[page * 5 * dim..][..len]);
-        }
+        vectors.fill(numbers.len() / dim, |index, to| to.copy_from_slice(&numbers[index * dim..][..dim])).unwrap();
         vectors
     }
 

@@ -21,14 +21,7 @@ impl Pooler for HardTopK {
         }
         let mut vectors = new_vectors();
         // There are fewer than k if cutting to whole blocks dropped more than the pooling would.
-        vectors.extend(winners.len())?;
-        for (page, winners) in winners.chunks(vectors.per_page()).enumerate() {
-            let target = vectors.page_mut(page)?;
-            let dim = target.len() / winners.len();
-            for (&winner, target) in winners.iter().zip(target.chunks_exact_mut(dim)) {
-                target.copy_from_slice(input.vector(winner));
-            }
-        }
+        vectors.fill(winners.len(), |index, vector| vector.copy_from_slice(input.vector(winners[index])))?;
         Ok(PooledVectors { vectors, scores: winners.iter().map(|&winner| scores[winner]).collect(), winners })
     }
 }
@@ -47,17 +40,11 @@ pub struct WindowPooler {
 impl Pooler for WindowPooler {
     fn pool(&self, input: &PoolerInput<'_>, _: Vec<f32>, new_vectors: NewVectors<'_>) -> Result<PooledVectors> {
         let mut vectors = new_vectors();
-        vectors.extend(self.count)?;
-        let per_page = vectors.per_page();
-        for page in 0..vectors.pages() {
-            let first = page * per_page;
-            let target = vectors.page_mut(page)?;
-            let dim = target.len() / per_page.min(self.count - first);
-            for (window, target) in (first..).zip(target.chunks_exact_mut(dim)) {
-                let start = (window * self.size).min(input.index.len());
-                self.pool_window(input, start..(start + self.size).min(input.index.len()), target);
-            }
-        }
+        let len = input.index.len();
+        vectors.fill(self.count, |window, vector| {
+            let start = (window * self.size).min(len);
+            self.pool_window(input, start..(start + self.size).min(len), vector);
+        })?;
         Ok(PooledVectors { vectors, scores: Vec::new(), winners: Vec::new() })
     }
 }
@@ -88,12 +75,9 @@ mod tests {
         let pool = PagePool::new(1 << 20);
         let new_vectors = || PagedVectors::new(pool.clone(), 2, 2);
         let mut vectors = new_vectors();
-        vectors.extend(5).unwrap();
-        for page in 0..vectors.pages() {
-            for (index, x) in vectors.page_mut(page).unwrap().iter_mut().enumerate() {
-                *x = (page * 4 + index) as f32;
-            }
-        }
+        vectors
+            .fill(5, |index, vector| vector.copy_from_slice(&[2.0 * index as f32, 2.0 * index as f32 + 1.0]))
+            .unwrap();
         // Two positions share the third vector.
         let input = PoolerInput { vectors: &vectors, index: &[0, 1, 2, 2, 4] };
         let pool_all = |largest| {

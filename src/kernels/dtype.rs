@@ -1,6 +1,6 @@
 //! Storage types of numbers. Sums are always f32, or exact integers for int8 products.
 
-use super::LANES;
+use super::{LANES, isa::Simd, memory::Pod};
 
 /// Storage type of weights, keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -51,6 +51,59 @@ pub(super) fn to_bf16(x: f32) -> u16 {
 #[inline(always)]
 pub(super) fn from_bf16(x: u16) -> f32 {
     f32::from_bits(u32::from(x) << 16)
+}
+
+/// A float that is converted to f32 when it is loaded: f32 or bf16.
+pub(super) trait LoadAsF32: Pod {
+    /// Loads sixteen consecutive floats.
+    ///
+    /// # Safety
+    /// `from` points to sixteen floats.
+    unsafe fn load<S: Simd>(simd: S, from: *const Self) -> S::V;
+    /// Loads sixteen weights. In bf16 weight i is next to weight i + 8, so that a shift and a mask convert eight pairs.
+    ///
+    /// # Safety
+    /// `from` points to sixteen floats.
+    unsafe fn load_pairs<S: Simd>(simd: S, from: *const Self) -> S::V;
+    fn to_f32(number: Self) -> f32;
+}
+
+impl LoadAsF32 for f32 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(simd: S, from: *const f32) -> S::V {
+        // SAFETY: the caller guarantees the length.
+        unsafe { simd.load_at(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_pairs<S: Simd>(simd: S, from: *const f32) -> S::V {
+        // SAFETY: the caller guarantees the length.
+        unsafe { simd.load_at(from) }
+    }
+
+    #[inline(always)]
+    fn to_f32(number: f32) -> f32 {
+        number
+    }
+}
+
+impl LoadAsF32 for u16 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(simd: S, from: *const u16) -> S::V {
+        // SAFETY: the caller guarantees the length.
+        unsafe { simd.load_bf16(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_pairs<S: Simd>(simd: S, from: *const u16) -> S::V {
+        // SAFETY: the caller guarantees the length.
+        unsafe { simd.load_bf16_pairs(from) }
+    }
+
+    #[inline(always)]
+    fn to_f32(number: u16) -> f32 {
+        from_bf16(number)
+    }
 }
 
 /// Largest quantized magnitude. The range is symmetric (no −128), so that sums of two products fit 16 bits.

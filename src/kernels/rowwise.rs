@@ -240,7 +240,11 @@ fn quantize_body<S: Simd>(_: S, x: &[f32], cells: &mut [[i8; 4]]) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::{
-        super::{Isa, isa::Portable, testing::computes},
+        super::{
+            Isa,
+            isa::Portable,
+            testing::{assert_fused_agree, assert_near, computes},
+        },
         *,
     };
 
@@ -286,12 +290,6 @@ mod tests {
         }
     }
 
-    /// Checks that all instruction sets with fused multiply-adds give the same bits.
-    fn assert_fused_agree(all: &[(Isa, Vec<f32>)]) {
-        let fused: Vec<_> = all.iter().filter(|(isa, _)| *isa != Isa::portable()).collect();
-        assert!(fused.windows(2).all(|pair| pair[0].1 == pair[1].1), "instruction sets differ");
-    }
-
     #[test]
     fn layer_norm_agrees_with_its_definition() {
         for width in [1, 2, 15, 16, 17, 48, 100] {
@@ -301,15 +299,14 @@ mod tests {
             let sums: Vec<f64> = x.iter().zip(&y).map(|(x, y)| f64::from(x + y)).collect();
             let mean = sums.iter().sum::<f64>() / width as f64;
             let variance = sums.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / width as f64;
+            let unit = |i: usize| (sums[i] - mean) / (variance + 1e-5).sqrt();
+            let output = |i: usize| unit(i) * f64::from(parameters.weight[i]) + f64::from(parameters.bias[i]);
+            let expected: Vec<f64> = (0..width).map(output).collect();
             let mut all = Vec::new();
             for compute in computes(1) {
                 let mut actual = x.clone();
                 add_layer_norm(&compute, &mut actual, &y, &parameters);
-                for i in 0..width {
-                    let unit = (sums[i] - mean) / (variance + 1e-5).sqrt();
-                    let expected = unit * f64::from(parameters.weight[i]) + f64::from(parameters.bias[i]);
-                    assert!((f64::from(actual[i]) - expected).abs() < 2e-5, "{width} {i}: {} {expected}", actual[i]);
-                }
+                assert_near(&actual, &expected, 2e-5, &format!("width {width}"));
                 all.push((compute.isa, actual));
             }
             assert_fused_agree(&all);
@@ -327,14 +324,10 @@ mod tests {
                 rms_norm(&compute, &x, &norm, &mut actual);
                 for (row, actual) in x.chunks(width).zip(actual.chunks(width)) {
                     let mean = row.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / width as f64;
-                    for i in 0..width {
-                        let expected = f64::from(row[i]) / (mean + f64::from(eps)).sqrt() * f64::from(norm.weight[i]);
-                        assert!(
-                            (f64::from(actual[i]) - expected).abs() < 1e-6,
-                            "{width} {i}: {} {expected}",
-                            actual[i]
-                        );
-                    }
+                    let scale = (mean + f64::from(eps)).sqrt();
+                    let numbers = row.iter().zip(&norm.weight);
+                    let expected: Vec<f64> = numbers.map(|(x, w)| f64::from(*x) / scale * f64::from(*w)).collect();
+                    assert_near(actual, &expected, 1e-6, &format!("width {width}"));
                 }
             }
         }

@@ -1,6 +1,9 @@
 //! Helpers of the kernels' tests.
 
-use super::{Compute, Isa, ThreadPool};
+use super::{
+    Compute, Dtype, Isa, ThreadPool,
+    dtype::{from_bf16, inverse_of, scale_of, to_bf16, to_byte},
+};
 use std::sync::Arc;
 
 /// Returns pseudorandom numbers in [-1, 1).
@@ -17,4 +20,35 @@ pub(super) fn numbers(seed: u32, count: usize) -> Vec<f32> {
 pub(super) fn computes(threads: usize) -> Vec<Compute> {
     let pool = Arc::new(ThreadPool::new(threads));
     Isa::all().into_iter().map(|isa| Compute { isa, pool: pool.clone() }).collect()
+}
+
+/// Returns rows of numbers after a round trip through the storage type.
+pub(super) fn stored(dtype: Dtype, rows: &[f32], width: usize) -> Vec<f32> {
+    let row = |row: &[f32]| -> Vec<f32> {
+        let scale = scale_of(row);
+        let number = |&x: &f32| match dtype {
+            Dtype::F32 => x,
+            Dtype::Bf16 => from_bf16(to_bf16(x)),
+            Dtype::Int8 => f32::from(to_byte(x, inverse_of(scale))) * scale,
+        };
+        row.iter().map(number).collect()
+    };
+    rows.chunks_exact(width).flat_map(row).collect()
+}
+
+/// Checks that all numbers differ from the expected ones by less than `tolerance`.
+#[track_caller]
+pub(super) fn assert_near(actual: &[f32], expected: &[f64], tolerance: f64, context: &str) {
+    assert_eq!(actual.len(), expected.len(), "{context}");
+    for (actual, expected) in actual.iter().zip(expected) {
+        assert!((f64::from(*actual) - expected).abs() < tolerance, "{context}: {actual}, not {expected}");
+    }
+}
+
+/// Checks that all instruction sets with fused multiply-adds give the same bits.
+#[track_caller]
+pub(super) fn assert_fused_agree(all: &[(Isa, Vec<f32>)]) {
+    let fused: Vec<_> = all.iter().filter(|(isa, _)| *isa != Isa::portable()).collect();
+    assert_eq!(fused.len(), Isa::all().len() - 1);
+    assert!(fused.windows(2).all(|pair| pair[0].1 == pair[1].1), "instruction sets differ");
 }

@@ -276,7 +276,7 @@ fn panel_scores<S: Simd, const R: usize>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::testing::{computes, numbers};
+    use crate::kernels::testing::{assert_near, computes, numbers};
     use proptest::prelude::*;
 
     /// Naive implementation in f64: one query of one head over keys and values, (count, heads, head_dim).
@@ -332,9 +332,7 @@ mod tests {
                         let head = row / 16 % heads;
                         let own = head * head_dim..(head + 1) * head_dim;
                         let expected = naive(&query[own.clone()], &keys, &values, head, heads);
-                        for (actual, expected) in single[own].iter().zip(expected) {
-                            prop_assert!((f64::from(*actual) - expected).abs() < 1e-5, "{actual} {expected}");
-                        }
+                        assert_near(&single[own], &expected, 1e-5, "a row");
                     }
                 }
             }

@@ -4,9 +4,12 @@ use super::{
     layout::POSITIONS,
     query::Query,
     span::{Outs, SPAN, Span, VECTORS},
-    stored::{Columns, FloatStorage, LoadAsF32, PageHead, Stored},
+    stored::{Columns, FloatStorage, PageHead, Stored},
 };
-use crate::kernels::isa::{Simd, WIDTH};
+use crate::kernels::{
+    dtype::LoadAsF32,
+    isa::{Simd, WIDTH},
+};
 use std::ops::Range;
 
 impl<L: LoadAsF32> Stored for FloatStorage<L> {

@@ -56,9 +56,9 @@ pub fn attend(isa: Isa, head: &AttentionHead<'_>, rows: &[QueryRow<'_>], outs: &
     assert!(rows.windows(2).all(in_order) && rows.len() == outs.len());
     assert!(rows.iter().all(|row| head.start <= row.first_key && row.first_key <= row.position));
     match head.layout.dtype {
-        Dtype::F32 => attend_f32(isa, head, rows, outs),
-        Dtype::Bf16 => attend_bf16(isa, head, rows, outs),
-        Dtype::Int8 => attend_int8(isa, head, rows, outs),
+        Dtype::F32 => attend_stored::<FloatStorage<f32>>(isa, head, rows, outs),
+        Dtype::Bf16 => attend_stored::<FloatStorage<u16>>(isa, head, rows, outs),
+        Dtype::Int8 => attend_stored::<Int8Storage>(isa, head, rows, outs),
     }
 }
 
@@ -67,20 +67,14 @@ pub fn scores(isa: Isa, head: &AttentionHead<'_>, row: &QueryRow<'_>, out: &mut 
     assert!(head.start <= row.first_key && row.first_key <= row.position);
     out.clear();
     match head.layout.dtype {
-        Dtype::F32 => scores_f32(isa, head, row, out),
-        Dtype::Bf16 => scores_bf16(isa, head, row, out),
-        Dtype::Int8 => scores_int8(isa, head, row, out),
+        Dtype::F32 => scores_stored::<FloatStorage<f32>>(isa, head, row, out),
+        Dtype::Bf16 => scores_stored::<FloatStorage<u16>>(isa, head, row, out),
+        Dtype::Int8 => scores_stored::<Int8Storage>(isa, head, row, out),
     }
 }
 
 multiversion! {
-    fn scores_f32(head: &AttentionHead<'_>, row: &QueryRow<'_>, out: &mut Vec<f32>) = scores_body::<_, FloatStorage<f32>>
-}
-multiversion! {
-    fn scores_bf16(head: &AttentionHead<'_>, row: &QueryRow<'_>, out: &mut Vec<f32>) = scores_body::<_, FloatStorage<u16>>
-}
-multiversion! {
-    fn scores_int8(head: &AttentionHead<'_>, row: &QueryRow<'_>, out: &mut Vec<f32>) = scores_body::<_, Int8Storage>
+    fn scores_stored<N: Stored>(head: &AttentionHead<'_>, row: &QueryRow<'_>, out: &mut Vec<f32>) = scores_body::<_, N>
 }
 
 #[inline(always)]
@@ -97,13 +91,7 @@ fn scores_body<S: Simd, N: Stored>(simd: S, head: &AttentionHead<'_>, row: &Quer
 }
 
 multiversion! {
-    fn attend_f32(head: &AttentionHead<'_>, rows: &[QueryRow<'_>], outs: &mut [&mut [f32]]) = attend_rows::<_, FloatStorage<f32>>
-}
-multiversion! {
-    fn attend_bf16(head: &AttentionHead<'_>, rows: &[QueryRow<'_>], outs: &mut [&mut [f32]]) = attend_rows::<_, FloatStorage<u16>>
-}
-multiversion! {
-    fn attend_int8(head: &AttentionHead<'_>, rows: &[QueryRow<'_>], outs: &mut [&mut [f32]]) = attend_rows::<_, Int8Storage>
+    fn attend_stored<N: Stored>(head: &AttentionHead<'_>, rows: &[QueryRow<'_>], outs: &mut [&mut [f32]]) = attend_rows::<_, N>
 }
 
 #[inline(always)]

@@ -88,7 +88,7 @@ fn add<S: Simd>(simd: S, weight: f32, x: &[f32], out: &mut [f32]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::testing::numbers;
+    use crate::kernels::testing::{assert_near, numbers};
     use proptest::prelude::*;
 
     proptest! {
@@ -122,9 +122,7 @@ mod tests {
                 let mut out = vec![f32::NAN; dim];
                 let head = HeadKeyValues { keys: &keys, values: &values };
                 attend_selected(isa, head, &query, &runs, f32::from(own), &mut out);
-                for (actual, expected) in out.iter().zip(&expected) {
-                    prop_assert!((f64::from(*actual) - expected).abs() < 1e-5, "{actual} {expected}");
-                }
+                assert_near(&out, &expected, 1e-5, isa.name());
             }
         }
     }

@@ -6,7 +6,6 @@ use super::{
     span::{Outs, SPAN, Span},
 };
 use crate::kernels::{
-    dtype::from_bf16,
     isa::Simd,
     memory::{Pod, cast},
 };
@@ -34,44 +33,6 @@ pub(super) trait Stored: Copy {
         weights: &mut [[f32; SPAN]; B],
         outs: &mut Outs<'_, B>,
     );
-}
-
-/// A number that is converted to f32 when it is loaded.
-pub(super) trait LoadAsF32: Pod {
-    /// Loads sixteen numbers.
-    ///
-    /// # Safety
-    /// `from` points to sixteen numbers.
-    unsafe fn load<S: Simd>(simd: S, from: *const Self) -> S::V;
-    /// Converts one number.
-    fn to_f32(number: Self) -> f32;
-}
-
-impl LoadAsF32 for f32 {
-    #[inline(always)]
-    unsafe fn load<S: Simd>(simd: S, from: *const f32) -> S::V {
-        // SAFETY: the caller guarantees that sixteen numbers are there.
-        unsafe { simd.load_at(from) }
-    }
-
-    #[inline(always)]
-    fn to_f32(number: f32) -> f32 {
-        number
-    }
-}
-
-/// bf16.
-impl LoadAsF32 for u16 {
-    #[inline(always)]
-    unsafe fn load<S: Simd>(simd: S, from: *const u16) -> S::V {
-        // SAFETY: the caller guarantees that sixteen numbers are there.
-        unsafe { simd.load_bf16(from) }
-    }
-
-    #[inline(always)]
-    fn to_f32(number: u16) -> f32 {
-        from_bf16(number)
-    }
 }
 
 /// f32 or bf16, multiplied as f32.

@@ -3,9 +3,9 @@
 use super::{
     super::{
         Compute, ThreadPool,
-        dtype::{from_bf16, inverse_of, scale_of, to_bf16, to_byte},
         memory::Arena,
         pages::{Page, PagePool},
+        testing::{assert_fused_agree, assert_near, stored},
     },
     distance::BLOCK,
     *,
@@ -14,20 +14,6 @@ use std::sync::Arc;
 
 pub(super) fn wave(seed: usize, index: usize) -> f32 {
     ((seed * 37 + index * 13 + index * index % 101) as f32 * 0.7).sin()
-}
-
-/// Returns rows of numbers after a round trip through the storage type.
-pub(super) fn stored(dtype: Dtype, rows: &[f32], width: usize) -> Vec<f32> {
-    let row = |row: &[f32]| -> Vec<f32> {
-        let scale = scale_of(row);
-        let number = |&x: &f32| match dtype {
-            Dtype::F32 => x,
-            Dtype::Bf16 => from_bf16(to_bf16(x)),
-            Dtype::Int8 => f32::from(to_byte(x, inverse_of(scale))) * scale,
-        };
-        row.iter().map(number).collect()
-    };
-    rows.chunks_exact(width).flat_map(row).collect()
 }
 
 /// One query of the naive implementation.
@@ -215,18 +201,11 @@ fn agrees_with_the_naive_implementation_alone_and_in_a_batch() {
                         let distance = naive_distances.map(|_| &distance[..]);
                         let query = NaiveQuery { position: first + row, content: &content, distance, scale: 0.4 };
                         let expected = naive(&query, &keys, &values, naive_distances.map_or(&[], |all| all));
-                        for (actual, expected) in out.iter().zip(&expected) {
-                            assert!(
-                                (f64::from(*actual) - expected).abs() < tolerance,
-                                "{dtype:?} {head_dim}: {actual} {expected}"
-                            );
-                        }
+                        assert_near(out, &expected, tolerance, &format!("{dtype:?} {head_dim}"));
                     }
                     all.push((isa, batch));
                 }
-                let fused: Vec<_> = all.iter().filter(|(isa, _)| *isa != Isa::portable()).collect();
-                assert_eq!(fused.len(), Isa::all().len() - 1);
-                assert!(fused.windows(2).all(|pair| pair[0].1 == pair[1].1), "instruction sets differ");
+                assert_fused_agree(&all);
             }
         }
     }

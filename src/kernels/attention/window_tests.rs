@@ -1,8 +1,13 @@
 //! Compares windows, query variants and biases with a naive implementation, for every storage type.
 
 use super::{
-    super::{Compute, ThreadPool, memory::Arena, pages::Page},
-    tests::{attention_head, pages, stored, wave},
+    super::{
+        Compute, ThreadPool,
+        memory::Arena,
+        pages::Page,
+        testing::{assert_near, stored},
+    },
+    tests::{attention_head, pages, wave},
     *,
 };
 use std::sync::Arc;
@@ -131,14 +136,8 @@ impl WindowCase {
                     let position = first + row;
                     let alone = self.attend(isa, &all, position..position + 1);
                     assert_eq!(alone, out, "{name} at {position}: the batch changes bits");
-                    for (actual, expected) in out.iter().zip(self.naive(position)) {
-                        let error = (f64::from(*actual) - expected).abs();
-                        assert!(
-                            error < tolerance,
-                            "{name}, {:?} at {position}: {actual} {expected}",
-                            self.layout.dtype
-                        );
-                    }
+                    let context = format!("{name}, {:?} at {position}", self.layout.dtype);
+                    assert_near(out, &self.naive(position), tolerance, &context);
                 }
             }
         }

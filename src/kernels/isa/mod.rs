@@ -187,28 +187,28 @@ mod tests;
 /// Compiles a kernel body `fn body<S: Simd>(simd: S, …)` for each instruction set, and defines a function that takes an
 /// [`Isa`] and calls the matching one.
 macro_rules! multiversion {
-    ($(#[$doc:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $body:expr) => {
+    ($(#[$doc:meta])* $vis:vis fn $name:ident $(<$kind:ident: $bound:path>)? ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $body:expr) => {
         $(#[$doc])*
-        $vis fn $name(isa: $crate::kernels::Isa, $($arg: $ty),*) $(-> $ret)? {
+        $vis fn $name $(<$kind: $bound>)? (isa: $crate::kernels::Isa, $($arg: $ty),*) $(-> $ret)? {
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma")]
-            fn wide($($arg: $ty),*) $(-> $ret)? {
+            fn wide $(<$kind: $bound>)? ($($arg: $ty),*) $(-> $ret)? {
                 // SAFETY: this function is compiled with the features.
                 $body(unsafe { $crate::kernels::isa::Avx2::new() }, $($arg),*)
             }
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl,avx512vnni")]
-            fn widest($($arg: $ty),*) $(-> $ret)? {
+            fn widest $(<$kind: $bound>)? ($($arg: $ty),*) $(-> $ret)? {
                 // SAFETY: this function is compiled with the features.
                 $body(unsafe { $crate::kernels::isa::Avx512::new() }, $($arg),*)
             }
             match isa.0 {
                 // SAFETY: an `Isa` of this kind only exists if the processor supports all of them.
                 #[cfg(target_arch = "x86_64")]
-                $crate::kernels::isa::IsaKind::Avx512 => unsafe { widest($($arg),*) },
+                $crate::kernels::isa::IsaKind::Avx512 => unsafe { widest $(::<$kind>)? ($($arg),*) },
                 // SAFETY: an `Isa` of this kind only exists if the processor supports AVX2 and FMA.
                 #[cfg(target_arch = "x86_64")]
-                $crate::kernels::isa::IsaKind::Avx2 => unsafe { wide($($arg),*) },
+                $crate::kernels::isa::IsaKind::Avx2 => unsafe { wide $(::<$kind>)? ($($arg),*) },
                 $crate::kernels::isa::IsaKind::Portable => $body($crate::kernels::isa::Portable, $($arg),*),
             }
         }

@@ -1,6 +1,6 @@
 //! Storage formats of sixteen outputs of one step, and their arithmetic.
 
-use crate::kernels::isa::Simd;
+use crate::kernels::{LANES, dtype::LoadAsF32, isa::Simd};
 use std::marker::PhantomData;
 
 /// A storage format of weights on one instruction set.
@@ -52,55 +52,21 @@ pub(super) struct Int8Output {
     pub(super) scale: f32,
 }
 
-/// A weight type that is converted to f32 when it is loaded.
-pub(super) trait Weight: Copy {
-    /// Bytes of sixteen weights.
-    const BYTES: usize;
-
-    /// Loads sixteen weights.
-    ///
-    /// # Safety
-    /// `from` points to `BYTES` bytes.
-    unsafe fn load<S: Simd>(simd: S, from: *const u8) -> S::V;
-}
-
-/// 32-bit floats: sixteen consecutive outputs.
-impl Weight for f32 {
-    const BYTES: usize = 64;
-
-    #[inline(always)]
-    unsafe fn load<S: Simd>(simd: S, from: *const u8) -> S::V {
-        // SAFETY: the caller guarantees the length.
-        unsafe { simd.load_at(from.cast()) }
-    }
-}
-
-/// bf16: output i is next to output i + 8, so that a shift and a mask convert eight pairs.
-impl Weight for u16 {
-    const BYTES: usize = 32;
-
-    #[inline(always)]
-    unsafe fn load<S: Simd>(simd: S, from: *const u8) -> S::V {
-        // SAFETY: the caller guarantees the length.
-        unsafe { simd.load_bf16_pairs(from.cast()) }
-    }
-}
-
 /// f32 or bf16 weights with f32 sums.
 #[derive(Clone, Copy)]
 pub(super) struct FloatWeights<W>(PhantomData<W>);
 
-impl<S: Simd, W: Weight> WeightFormat<S> for FloatWeights<W> {
+impl<S: Simd, W: LoadAsF32> WeightFormat<S> for FloatWeights<W> {
     type Cell = f32;
     type Vector = S::V;
     type Slot = f32;
-    const GROUP: usize = W::BYTES;
+    const GROUP: usize = LANES * size_of::<W>();
     const TILE: usize = S::ROWS;
 
     #[inline(always)]
     unsafe fn weights(simd: S, from: *const u8) -> S::V {
         // SAFETY: the caller guarantees the length.
-        unsafe { W::load(simd, from) }
+        unsafe { W::load_pairs(simd, from.cast()) }
     }
 
     #[inline(always)]

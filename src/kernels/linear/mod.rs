@@ -93,8 +93,7 @@ mod tests {
     use super::{
         super::{
             Isa,
-            dtype::{from_bf16, inverse_of, scale_of, to_bf16, to_byte},
-            testing::{computes, numbers},
+            testing::{computes, numbers, stored},
         },
         matrix::MAX_INT8_INPUTS,
         *,
@@ -109,25 +108,13 @@ mod tests {
     }
 
     /// Naive implementation in f64, with weights and rows rounded as they are stored.
-    fn naive(dtype: Dtype, weight: &[f32], x: &[f32], outputs: usize, inputs: usize) -> Vec<ExpectedOutput> {
-        let stored = |row: &[f32]| -> Vec<f64> {
-            let scale = scale_of(row);
-            let number = |&x: &f32| match dtype {
-                Dtype::F32 => f64::from(x),
-                Dtype::Bf16 => f64::from(from_bf16(to_bf16(x))),
-                Dtype::Int8 => f64::from(to_byte(x, inverse_of(scale))) * f64::from(scale),
-            };
-            row.iter().map(number).collect()
-        };
-        let multiplied = |row: &[f32]| match dtype {
-            Dtype::Int8 => stored(row),
-            _ => row.iter().map(|&x| f64::from(x)).collect(),
-        };
-        let weights: Vec<_> = weight.chunks_exact(inputs).map(stored).collect();
+    fn naive(dtype: Dtype, weight: &[f32], x: &[f32], inputs: usize) -> Vec<ExpectedOutput> {
+        let weight = stored(dtype, weight, inputs);
+        let x = if dtype == Dtype::Int8 { stored(dtype, x, inputs) } else { x.to_vec() };
         let mut out = Vec::new();
-        for x in x.chunks_exact(inputs).map(multiplied) {
-            for weight in &weights[..outputs] {
-                let products = || weight.iter().zip(&x).map(|(w, x)| w * x);
+        for x in x.chunks_exact(inputs) {
+            for weight in weight.chunks_exact(inputs) {
+                let products = || weight.iter().zip(x).map(|(&w, &x)| f64::from(w) * f64::from(x));
                 out.push(ExpectedOutput { value: products().sum(), magnitude: products().map(f64::abs).sum() });
             }
         }
@@ -142,7 +129,7 @@ mod tests {
             let x = numbers(seed ^ 2, rows * inputs);
             for dtype in Dtype::ALL {
                 let linear = Linear::pack(&WeightArena::new(dtype), &weight, &bias, outputs, inputs).unwrap();
-                let expected = naive(dtype, &weight, &x, outputs, inputs);
+                let expected = naive(dtype, &weight, &x, inputs);
                 for compute in computes(2) {
                     let mut out = vec![f32::NAN; rows * outputs];
                     linear.apply(&compute, &x, Epilogue::None, &mut QuantizedRows::default(), &mut out);
@@ -182,7 +169,7 @@ mod tests {
             let x: Vec<f32> = (0..rows * inputs).map(|i| sign(i * 7)).collect();
             let weight: Vec<f32> = (0..outputs * inputs).map(|i| sign(i * 3 + 1)).collect();
             let linear = Linear::pack(&WeightArena::new(Dtype::Int8), &weight, &[], outputs, inputs).unwrap();
-            let expected = naive(Dtype::F32, &weight, &x, outputs, inputs);
+            let expected = naive(Dtype::F32, &weight, &x, inputs);
             for compute in computes(1) {
                 let mut out = vec![0.0; rows * outputs];
                 linear.apply(&compute, &x, Epilogue::None, &mut QuantizedRows::default(), &mut out);

@@ -106,19 +106,9 @@ impl AddAssign for WindowScore {
     }
 }
 
-/// Scores one window. Returns the first error of a step.
-pub fn score_window(
-    model: &dyn Model,
-    symbols: &[u32],
-    window: ScoringWindow,
-    boundaries: &BoundaryOptions,
-) -> Result<WindowScore> {
-    score_window_with(model, symbols, window, boundaries, &mut |_, _, _| Ok(()))
-}
-
 /// Scores one window and calls `visit` for every position whose logits score the next symbol, with the position's index
 /// in `symbols`. Returns the first error of a step or of `visit`.
-pub fn score_window_with(
+pub fn score_window(
     model: &dyn Model,
     symbols: &[u32],
     window: ScoringWindow,

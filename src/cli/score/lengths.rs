@@ -53,7 +53,7 @@ fn score(args: &Args, model: &dyn Model, symbols: &[u32], length: usize) -> Resu
     let mut sum = WindowScore::default();
     let bar = progress_bar(pieces);
     for window in all {
-        sum += score_window(model, symbols, window, &args.boundaries.options())?;
+        sum += score_window(model, symbols, window, &args.boundaries.options(), &mut |_, _, _| Ok(()))?;
         bar.set_message(format!("length {length}: {:.3} bits per character", sum.nats / sum.scored as f64 / LN_2));
         bar.inc(1);
     }

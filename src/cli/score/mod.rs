@@ -10,7 +10,7 @@ use super::output;
 use crate::{
     decode::{
         contract::{Model, SymbolBoundary, Want},
-        evaluate::{StepSize, WindowScore, run as evaluate, score_window_with, windows},
+        evaluate::{StepSize, WindowScore, run as evaluate, score_window, windows},
         options::{WindowOptions, check_length},
         sampling::logprobs::log_probability,
     },
@@ -152,7 +152,7 @@ fn run_windowed(args: &Args, model: &dyn Model, symbols: &[u32], size: WindowOpt
     let bar = progress_bar(all.len());
     for window in all {
         let options = args.boundaries.options();
-        let scored = score_window_with(model, symbols, window, &options, &mut |position, logits, mark| {
+        let scored = score_window(model, symbols, window, &options, &mut |position, logits, mark| {
             outputs.push(symbols.get(position + 1), logits, mark)
         })?;
         sum += scored;

@@ -9,7 +9,7 @@ use weir::{
     config::TransportConfig,
     decode::{
         contract::{BoundaryMode, BoundaryOptions, Model, Noise},
-        evaluate::{WindowScore, score_window_with, windows},
+        evaluate::{WindowScore, score_window, windows},
         options::WindowOptions,
     },
     engine::{Handle, Limits},
@@ -57,7 +57,7 @@ fn evaluated(
     let mut sum = WindowScore::default();
     let mut segments = 0;
     for window in windows(symbols.len(), of) {
-        sum += score_window_with(model, symbols, window, boundaries, &mut |_, _, mark| {
+        sum += score_window(model, symbols, window, boundaries, &mut |_, _, mark| {
             segments += u64::from(mark.boundary);
             Ok(())
         })

@@ -9,7 +9,7 @@ use super::{
     Position,
     attention::{
         cross,
-        layer::{Caches, add},
+        layer::{Caches, Cross, add},
         mix::{Mixing, mix},
     },
     kv_cache::KvCache,
@@ -47,25 +47,13 @@ pub struct T5Layer {
     /// (D, I). A layer that takes another width has no residual around its attention.
     pub output: Linear,
     /// Cross-attention, in a decoder.
-    pub cross: Option<T5Cross>,
+    pub cross: Option<Cross<RmsNorm>>,
     /// (D)
     pub feed_forward_norm: RmsNorm,
     /// (F, D)
     pub up: Linear,
     /// (D, F)
     pub down: Linear,
-}
-
-/// Weights of cross-attention to a memory of vectors of width C.
-pub struct T5Cross {
-    /// (D)
-    pub norm: RmsNorm,
-    /// (I, D)
-    pub query: Linear,
-    /// (2·I, C): keys, values.
-    pub memory: Linear,
-    /// (D, I)
-    pub output: Linear,
 }
 
 /// The memories of a step's sequences.
@@ -179,7 +167,7 @@ impl T5Stack {
 /// Writes the attention of `x` to the sequences' memories into `work.delta`: (positions, D).
 fn cross_attention<C: Caches>(
     layer: usize,
-    cross: &T5Cross,
+    cross: &Cross<RmsNorm>,
     memory: &T5Memory<'_, C>,
     x: &[f32],
     pass: &mut T5Pass<'_, C>,

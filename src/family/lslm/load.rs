@@ -22,11 +22,12 @@ use crate::{
     },
     nn::{
         Position,
+        attention::layer::Cross,
         boundary::summed::Summed,
         kv_cache::KvCache,
         pooling::Pooling,
         position::PositionScheme,
-        t5::{T5Cross, T5Layer, T5Stack},
+        t5::{T5Layer, T5Stack},
     },
 };
 use std::{path::Path, sync::Arc};
@@ -236,10 +237,10 @@ impl Loader<'_> {
         })
     }
 
-    fn cross(&mut self, shape: &T5Shape, key: &dyn Fn(&str) -> String) -> Result<T5Cross> {
+    fn cross(&mut self, shape: &T5Shape, key: &dyn Fn(&str) -> String) -> Result<Cross<RmsNorm>> {
         let inner = shape.inner();
         let memory = self.blueprint.architecture.context.dim;
-        Ok(T5Cross {
+        Ok(Cross {
             norm: self.norm(&key("memory.norm"))?,
             query: self.linear(&key("memory.query"), inner, shape.dim)?,
             memory: self.joined(&[key("memory.key"), key("memory.value")], inner, memory)?,

@@ -235,7 +235,7 @@ impl<'a> Loader<'a> {
         }
     }
 
-    fn layer(&mut self, prefix: &str, qkv: Linear, cross: Option<Cross>) -> Result<Layer> {
+    fn layer(&mut self, prefix: &str, qkv: Linear, cross: Option<Cross<LayerNorm>>) -> Result<Layer> {
         let name = |name: &str| format!("{prefix}.{name}");
         Ok(Layer {
             qkv,
@@ -250,7 +250,7 @@ impl<'a> Loader<'a> {
         })
     }
 
-    fn cross(&mut self, prefix: &str) -> Result<Cross> {
+    fn cross(&mut self, prefix: &str) -> Result<Cross<LayerNorm>> {
         let name = |part: &str| format!("{prefix}.encoder_attn.{part}");
         Ok(Cross {
             norm: self.norm(&format!("{prefix}.encoder_attn_layer_norm"))?,

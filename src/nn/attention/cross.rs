@@ -13,6 +13,7 @@ use crate::{
         Compute,
         attention::{QueryBuffer, QueryRow, QueryVariants, ROW_TILE, attend},
         linear::{Epilogue, Linear, QuantizedRows},
+        rowwise::LayerNorm,
     },
     nn::{kv_cache::KvCache, sized},
 };
@@ -39,7 +40,12 @@ pub fn project_memory<'a>(
 }
 
 /// Writes the attention of `x`, (positions, D), to the sequences' memories into `work.delta`. Fails if a memory is missing.
-pub(super) fn forward(layer: usize, cross: &Cross, x: &[f32], pass: &mut StackPass<'_, impl Caches>) -> Result<()> {
+pub(super) fn forward(
+    layer: usize,
+    cross: &Cross<LayerNorm>,
+    x: &[f32],
+    pass: &mut StackPass<'_, impl Caches>,
+) -> Result<()> {
     let StackPass { compute, positions, caches, work } = pass;
     let caches = &**caches;
     let queries = work.cross_queries.values_mut(positions.len() * cross.query.outputs());

@@ -12,9 +12,9 @@ use crate::{
 };
 
 /// Weights of a layer's cross-attention to a memory of vectors of width C. D = width, I = heads · head_dim.
-pub struct Cross {
+pub struct Cross<N> {
     /// Applied after the residual sum, or before attention: (D)
-    pub norm: LayerNorm,
+    pub norm: N,
     /// (I, D)
     pub query: Linear,
     /// (2·I, C): keys, values.
@@ -51,7 +51,7 @@ pub struct Layer {
     /// Optional sub-layer norm between the nonlinearity and `down`: (F).
     pub hidden_norm: Option<LayerNorm>,
     /// Optional cross-attention, between self-attention and feed-forward.
-    pub cross: Option<Cross>,
+    pub cross: Option<Cross<LayerNorm>>,
 }
 
 /// Finds the caches of a step's sequences.

@@ -8,9 +8,8 @@
 //! 2. A *segment step* runs the middle stack over the segments just closed. Its rows are then unfinished.
 //! 3. A *finish step* computes the logits of unfinished rows, which are then [`Ready`](StepStatus::Ready).
 //!
-//! The caller chooses when waiting rows run ([`boundary_wait`](super::boundary_wait)). Rows that waited and rows that did not
-//! finish together, so a step reads each weight once. A family without segments never waits. Pooling is not otherwise visible
-//! outside the model.
+//! The caller chooses when waiting rows run ([`boundary_wait`](super::boundary_wait)). They finish together with rows that
+//! did not wait, so a step reads each weight once. A family without segments never waits. Pooling is not otherwise visible.
 //!
 //! A row's numbers depend neither on the other rows of a step nor on how its symbols were cut into steps: bit for bit.
 
@@ -56,8 +55,7 @@ pub trait Model: Send + Sync {
     /// Bytes of key-value memory in use by all sequences, and the limit.
     fn memory(&self) -> KvMemory;
 
-    /// Minimum cost of the last of `symbols` symbols in a sequence with `segments` closed segments, including the segment
-    /// that this symbol may end.
+    /// Minimum cost of the last of `symbols` symbols after `segments` closed segments, with the segment that it may end.
     fn cost(&self, symbols: usize, segments: usize) -> Cost;
 
     /// The document encoder of an encoder-decoder model. Rows of such a model begin from documents only.
@@ -189,6 +187,28 @@ impl Card {
     pub fn encode(&self, field: &'static str, text: &str) -> Result<Vec<u32>> {
         let encoded = self.vocabulary.encode(field, text, self.max_symbols);
         encoded.map_err(|error| error.because(self.max_symbols_why))
+    }
+}
+
+#[cfg(test)]
+impl Card {
+    /// Returns the card of a small pooling model without boundary modes.
+    pub(crate) fn for_tests(vocabulary: Vocabulary) -> Self {
+        Self {
+            name: "m".into(),
+            family: "fake",
+            shape: "none".into(),
+            parameters: 0,
+            vocabulary: Arc::new(vocabulary),
+            training_length: 8,
+            max_symbols: 100,
+            max_symbols_why: None,
+            boundary_modes: Vec::new(),
+            first_logits: None,
+            pooled: true,
+            dtype: "f32",
+            sha256: String::new(),
+        }
     }
 }
 

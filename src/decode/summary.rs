@@ -201,26 +201,11 @@ mod tests {
         decode::document::{GenerationDefaults, SpecialIds},
         text::{TextNormaliser, Vocabulary},
     };
-    use std::sync::Arc;
 
     fn card(symbols: usize) -> Card {
         let symbols: Vec<String> =
             (0..symbols as u32).map(|index| char::from_u32(97 + index).unwrap().into()).collect();
-        Card {
-            name: "m".into(),
-            family: "fake",
-            shape: String::new(),
-            parameters: 0,
-            vocabulary: Arc::new(Vocabulary::from_symbols(&symbols, TextNormaliser::None).unwrap()),
-            training_length: 8,
-            max_symbols: 100,
-            max_symbols_why: None,
-            boundary_modes: Vec::new(),
-            first_logits: None,
-            pooled: true,
-            dtype: "f32",
-            sha256: String::new(),
-        }
+        Card::for_tests(Vocabulary::from_symbols(&symbols, TextNormaliser::None).unwrap())
     }
 
     fn limits() -> DocumentLimits {

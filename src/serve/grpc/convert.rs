@@ -212,24 +212,10 @@ fn size(count: u32) -> usize {
 mod tests {
     use super::*;
     use crate::text::TextNormaliser;
-    use std::sync::Arc;
 
     fn card(vocabulary: Vocabulary) -> Card {
-        Card {
-            name: "m".into(),
-            family: "fake",
-            shape: "none".into(),
-            parameters: 0,
-            vocabulary: Arc::new(vocabulary),
-            training_length: 8,
-            max_symbols: 300,
-            max_symbols_why: None,
-            boundary_modes: vec![BoundaryMode::Threshold, BoundaryMode::Sampled],
-            first_logits: None,
-            pooled: true,
-            dtype: "f32",
-            sha256: String::new(),
-        }
+        let boundary_modes = vec![BoundaryMode::Threshold, BoundaryMode::Sampled];
+        Card { max_symbols: 300, boundary_modes, ..Card::for_tests(vocabulary) }
     }
 
     fn letters() -> Card {

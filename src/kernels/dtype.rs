@@ -47,7 +47,6 @@ pub(super) fn to_bf16(x: f32) -> u16 {
     half::bf16::from_f32(x).to_bits()
 }
 
-/// Converts a bf16 to f32.
 #[inline(always)]
 pub(super) fn from_bf16(x: u16) -> f32 {
     f32::from_bits(u32::from(x) << 16)
@@ -136,11 +135,12 @@ pub(super) fn scale_of(x: &[f32]) -> f32 {
     max / MAX_INT8 + nan
 }
 
+/// 1.5 · 2^23: adding it leaves the nearest integer in the low bits.
+pub(super) const ROUND: f32 = 12_582_912.0;
+
 /// Quantizes `x`: rounds `x` / scale to the nearest integer, ties to even. `inverse` is 1 / scale, or 0.
 #[inline(always)]
 pub(super) fn to_byte(x: f32, inverse: f32) -> i8 {
-    // adding 1.5 · 2^23 leaves the nearest integer in the low bits
-    const ROUND: f32 = 12_582_912.0;
     let rounded = (x * inverse).clamp(-MAX_INT8, MAX_INT8) + ROUND;
     rounded.to_bits().wrapping_sub(ROUND.to_bits()) as i8
 }

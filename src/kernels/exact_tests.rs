@@ -4,8 +4,8 @@
 
 use super::{
     Compute, Dtype,
-    linear::{Epilogue, Linear, QuantizedRows, WeightArena},
-    testing::computes,
+    linear::{Epilogue, Linear, WeightArena},
+    testing::{apply, computes, packed},
 };
 use proptest::prelude::*;
 
@@ -38,10 +38,9 @@ fn check(dtypes: &[Dtype], computes: &[Compute], x: &[f32], weight: &[f32], inpu
     let outputs = weight.len() / inputs;
     let expected: Vec<f32> = naive_products(x, weight, inputs).iter().map(|&sum| sum as f32).collect();
     for &dtype in dtypes {
-        let linear = Linear::pack(&WeightArena::new(dtype), weight, &[], outputs, inputs).unwrap();
+        let linear = packed(dtype, weight, inputs);
         for compute in computes {
-            let mut out = vec![f32::NAN; rows * outputs];
-            linear.apply(compute, x, Epilogue::None, &mut QuantizedRows::default(), &mut out);
+            let out = apply(&linear, compute, x, Epilogue::None);
             assert!(out == expected, "{dtype:?}, {}, {rows} rows, {inputs} -> {outputs}", compute.isa.name());
         }
     }

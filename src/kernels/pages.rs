@@ -23,7 +23,6 @@ pub struct PagePool {
     sizes: Mutex<Vec<SizeClass>>,
 }
 
-/// Pages of one size.
 struct SizeClass {
     bytes: usize,
     /// Number of pages, in use or free.

@@ -5,7 +5,7 @@
 
 use super::{
     Compute, LANES, ThreadPool,
-    dtype::{inverse_of, scale_of, to_byte},
+    dtype::{ROUND, inverse_of, scale_of, to_byte},
     isa::{Simd, multiversion},
     pool::ChunkBody,
 };
@@ -209,8 +209,6 @@ pub(super) fn exp<S: Simd>(x: f32) -> f32 {
     // ln 2 in two parts, so that n·ln 2 is exact enough for the remainder
     const LN2_HIGH: f32 = 0.693_359_4;
     const LN2_LOW: f32 = -2.121_944_4e-4;
-    // adding and subtracting 1.5 · 2^23 rounds to the nearest integer
-    const ROUND: f32 = 12_582_912.0;
     let x = x.max(-87.0);
     let shifted = S::madd1(x, std::f32::consts::LOG2_E, ROUND);
     let n = shifted - ROUND;

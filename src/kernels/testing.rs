@@ -3,6 +3,7 @@
 use super::{
     Compute, Dtype, Isa, ThreadPool,
     dtype::{from_bf16, inverse_of, scale_of, to_bf16, to_byte},
+    linear::{Epilogue, Linear, QuantizedRows, WeightArena},
 };
 use std::sync::Arc;
 
@@ -51,4 +52,34 @@ pub(super) fn assert_fused_agree(all: &[(Isa, Vec<f32>)]) {
     let fused: Vec<_> = all.iter().filter(|(isa, _)| *isa != Isa::portable()).collect();
     assert_eq!(fused.len(), Isa::all().len() - 1);
     assert!(fused.windows(2).all(|pair| pair[0].1 == pair[1].1), "instruction sets differ");
+}
+
+/// Returns a · b in f64.
+pub(super) fn dot(a: &[f32], b: &[f32]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
+}
+
+/// Naive attention in f64: the mean of the values, weighted by the softmax of their scores.
+pub(super) fn naive_attention<'a>(scored_values: impl Iterator<Item = (f64, &'a [f32])>) -> Vec<f64> {
+    let all: Vec<_> = scored_values.collect();
+    let top = all.iter().map(|(score, _)| *score).fold(f64::MIN, f64::max);
+    let total: f64 = all.iter().map(|(score, _)| (score - top).exp()).sum();
+    let mut out = vec![0.0; all[0].1.len()];
+    for (score, value) in all {
+        let weight = (score - top).exp() / total;
+        out.iter_mut().zip(value).for_each(|(out, x)| *out += weight * f64::from(*x));
+    }
+    out
+}
+
+/// Packs `weight`, (outputs, inputs), without a bias.
+pub(super) fn packed(dtype: Dtype, weight: &[f32], inputs: usize) -> Linear {
+    Linear::pack(&WeightArena::new(dtype), weight, &[], weight.len() / inputs, inputs).unwrap()
+}
+
+/// Returns epilogue(`x` · Wᵀ + bias): (rows, outputs).
+pub(super) fn apply(linear: &Linear, compute: &Compute, x: &[f32], epilogue: Epilogue) -> Vec<f32> {
+    let mut out = vec![f32::NAN; x.len() / linear.inputs() * linear.outputs()];
+    linear.apply(compute, x, epilogue, &mut QuantizedRows::default(), &mut out);
+    out
 }

@@ -8,7 +8,7 @@
 use crate::{
     error::{Error, Result},
     kernels::{
-        attention::{self, AttentionHead, Bias, POSITIONS, PageLayout},
+        attention::{self, AttentionHead, POSITIONS, PageLayout},
         memory::{cast, cast_mut},
         pages::{Page, PagePool},
     },
@@ -84,18 +84,7 @@ impl KvCache {
 
     /// Returns one head's keys and values, without distances and bias, as the kernel takes them.
     pub(super) fn attention_head(&self, layer: usize, head: usize) -> AttentionHead<'_> {
-        AttentionHead {
-            pages: &self.pages,
-            start: self.start(),
-            layout: &self.layout,
-            layer,
-            head,
-            block: usize::MAX,
-            distances: None,
-            bias: Bias::None,
-            scale: 1.0 / (self.layout.head_dim as f32).sqrt(),
-            recently_read: false,
-        }
+        AttentionHead::new(&self.pages, self.start(), &self.layout, layer, head)
     }
 
     /// Returns the bytes of all pages, shared ones included.

@@ -11,8 +11,8 @@ use super::{
 };
 use crate::kernels::{
     LANES,
-    dtype::inverse_of,
-    isa::{Simd, WIDTH, pack_words},
+    dtype::{ROUND, inverse_of},
+    isa::{Simd, WIDTH, pack_bytes, pack_words},
     rowwise::add_up,
 };
 use std::ops::Range;
@@ -100,8 +100,7 @@ impl Stored for Int8Storage {
     }
 }
 
-/// Multiplies the weights of the keys in `row_keys` with the scales of their values and rounds them to integers. Returns the
-/// unit of the integers.
+/// Multiplies the weights of `row_keys` with the scales of their values and rounds them to integers. Returns their unit.
 #[inline(always)]
 fn round_weights<const B: usize>(
     span: &Span<'_, B>,
@@ -109,8 +108,6 @@ fn round_weights<const B: usize>(
     weights: &mut [f32; SPAN],
     ints: &mut [i16; SPAN],
 ) -> f32 {
-    // adding 1.5 · 2^23 leaves the nearest integer in the low bits
-    const ROUND: f32 = 12_582_912.0;
     let head = span.head;
     let offset = head.layout.head_offset(head.layer, head.head);
     let mut maxima = [0f32; LANES];
@@ -224,16 +221,9 @@ fn add_rest<const B: usize>(
     }
 }
 
-/// Returns the values of a page of the span.
 #[inline(always)]
 fn values<'a, const B: usize>(span: &Span<'a, B>, page: usize) -> &'a [i8] {
     let head = span.head;
     let offset = head.layout.head_offset(head.layer, head.head);
     PageHead::<Int8Storage>::new(head.layout, span.pages[page].bytes(), offset).values.numbers
-}
-
-/// Packs four bytes into an integer.
-#[inline(always)]
-fn pack_bytes([a, b, c, d]: [i8; 4]) -> i32 {
-    i32::from_ne_bytes([a as u8, b as u8, c as u8, d as u8])
 }

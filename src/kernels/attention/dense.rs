@@ -15,7 +15,6 @@ use crate::kernels::{
 
 /// Queries that pass the keys together.
 const GROUP: usize = 48;
-/// Queries of a tile.
 const TILE: usize = 6;
 /// Keys whose scores are held at a time.
 const SPAN: usize = 512;
@@ -102,7 +101,6 @@ impl DenseLayout {
 struct DenseJob<'a> {
     layout: DenseLayout,
     store: &'a [f32],
-    /// Number of keys.
     count: usize,
     /// (rows, heads, head_dim), scaled.
     queries: &'a [f32],
@@ -276,26 +274,15 @@ fn panel_scores<S: Simd, const R: usize>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::testing::{assert_near, computes, numbers};
+    use crate::kernels::testing::{assert_near, computes, dot, naive_attention, numbers};
     use proptest::prelude::*;
 
     /// Naive implementation in f64: one query of one head over keys and values, (count, heads, head_dim).
     fn naive(query: &[f32], keys: &[f32], values: &[f32], head: usize, heads: usize) -> Vec<f64> {
         let dim = query.len();
-        let head_rows = |all: &[f32]| -> Vec<Vec<f64>> {
-            let head_numbers = |row: &[f32]| row[head * dim..][..dim].iter().map(|&x| f64::from(x)).collect();
-            all.chunks_exact(heads * dim).map(head_numbers).collect()
-        };
-        let dot = |key: &Vec<f64>| key.iter().zip(query).map(|(k, &q)| k * f64::from(q)).sum::<f64>();
-        let scores: Vec<f64> = head_rows(keys).iter().map(dot).collect();
-        let top = scores.iter().copied().fold(f64::MIN, f64::max);
-        let weights: Vec<f64> = scores.iter().map(|score| (score - top).exp()).collect();
-        let total: f64 = weights.iter().sum();
-        let mut out = vec![0.0; dim];
-        for (value, weight) in head_rows(values).iter().zip(&weights) {
-            out.iter_mut().zip(value).for_each(|(out, value)| *out += weight / total * value);
-        }
-        out
+        let rows = keys.chunks_exact(heads * dim).zip(values.chunks_exact(heads * dim));
+        let own = head * dim..(head + 1) * dim;
+        naive_attention(rows.map(|(key, value)| (dot(query, &key[own.clone()]), &value[own.clone()])))
     }
 
     fn stored(layout: DenseLayout, keys: &[f32], values: &[f32]) -> Vec<f32> {

@@ -81,8 +81,7 @@ impl DistanceTable {
         columns_bytes(self.dtype, self.head_dim) + scales_bytes(self.dtype)
     }
 
-    /// Returns the encodings of one head for the distances from `chunk` · POSITIONS on, in decreasing order, followed by
-    /// their scales.
+    /// Returns one head's encodings of distances from `chunk` · POSITIONS on, in decreasing order, and their scales.
     #[inline(always)]
     pub(super) fn chunk(&self, head: usize, chunk: usize) -> (&[u8], &[u8]) {
         let block = self.blocks.get(chunk / CHUNKS).and_then(OnceLock::get).map_or(&[][..], Region::bytes);

@@ -9,9 +9,7 @@ pub struct Query<'a> {
     pub(super) numbers: &'a [f32],
     /// int8 values, (head_dim/4), padded with zeros; empty if keys are floats.
     pub(super) cells: &'a [[i8; 4]],
-    /// Scale of the int8 values.
     pub(super) scale: f32,
-    /// Sum of the int8 values.
     pub(super) sum: i32,
 }
 

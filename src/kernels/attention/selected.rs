@@ -88,7 +88,7 @@ fn add<S: Simd>(simd: S, weight: f32, x: &[f32], out: &mut [f32]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::testing::{assert_near, numbers};
+    use crate::kernels::testing::{assert_near, dot, naive_attention, numbers};
     use proptest::prelude::*;
 
     proptest! {
@@ -102,20 +102,12 @@ mod tests {
             let keys = numbers(seed, 90 * dim);
             let values = numbers(seed ^ 1, 90 * dim);
             let query = numbers(seed ^ 2, dim);
-            let vector = |all: &[f32], index: u8| -> Vec<f64> {
-                all[usize::from(index) * dim..][..dim].iter().map(|&x| f64::from(x)).collect()
+            let scored = |&index: &u8| {
+                let own_numbers = usize::from(index) * dim..(usize::from(index) + 1) * dim;
+                let score = if index == own { -1e5 } else { dot(&query, &keys[own_numbers.clone()]) };
+                (score, &values[own_numbers])
             };
-            let score = |index: u8| -> f64 {
-                if index == own { -1e5 } else { vector(&keys, index).iter().zip(&query).map(|(k, &q)| k * f64::from(q)).sum() }
-            };
-            let selected: Vec<u8> = runs.concat();
-            let top = selected.iter().map(|&index| score(index)).fold(f64::MIN, f64::max);
-            let total: f64 = selected.iter().map(|&index| (score(index) - top).exp()).sum();
-            let mut expected = vec![0.0; dim];
-            for &index in &selected {
-                let weight = (score(index) - top).exp() / total;
-                expected.iter_mut().zip(vector(&values, index)).for_each(|(expected, x)| *expected += weight * x);
-            }
+            let expected = naive_attention(runs.iter().flatten().map(scored));
             let indices: Vec<Vec<f32>> = runs.iter().map(|run| run.iter().map(|&index| f32::from(index)).collect()).collect();
             let runs: Vec<&[f32]> = indices.iter().map(Vec::as_slice).collect();
             for isa in Isa::all() {

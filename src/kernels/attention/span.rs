@@ -43,6 +43,24 @@ pub struct AttentionHead<'a> {
     pub recently_read: bool,
 }
 
+impl<'a> AttentionHead<'a> {
+    /// Returns a head with scale 1/√head_dim and without distances, bias and query variants.
+    pub fn new(pages: &'a [Page], start: usize, layout: &'a PageLayout, layer: usize, head: usize) -> Self {
+        Self {
+            pages,
+            start,
+            layout,
+            layer,
+            head,
+            block: usize::MAX,
+            distances: None,
+            bias: Bias::None,
+            scale: 1.0 / (layout.head_dim as f32).sqrt(),
+            recently_read: false,
+        }
+    }
+}
+
 /// Term that is added to the scaled scores of one head, a function of the distance between query and key.
 #[derive(Debug, Clone, Copy, Default)]
 pub enum Bias<'a> {

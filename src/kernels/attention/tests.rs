@@ -5,7 +5,7 @@ use super::{
         Compute, ThreadPool,
         memory::Arena,
         pages::{Page, PagePool},
-        testing::{assert_fused_agree, assert_near, stored},
+        testing::{assert_fused_agree, assert_near, dot, naive_attention, stored},
     },
     distance::BLOCK,
     *,
@@ -27,17 +27,12 @@ struct NaiveQuery<'a> {
 /// Naive attention in f64 over keys, values and distances, (positions, head_dim) each.
 fn naive(query: &NaiveQuery<'_>, keys: &[f32], values: &[f32], distances: &[f32]) -> Vec<f64> {
     let h = query.content.len();
-    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
-    let scores: Vec<f64> = (0..=query.position)
-        .map(|j| {
-            let d = query.position - j;
-            let distance_product = query.distance.map_or(0.0, |q| dot(q, &distances[d * h..][..h]));
-            ((dot(query.content, &keys[j * h..][..h]) + distance_product) * f64::from(query.scale)).exp()
-        })
-        .collect();
-    let total: f64 = scores.iter().sum();
-    let weigh = |d: usize| scores.iter().enumerate().map(|(j, s)| s / total * f64::from(values[j * h + d])).sum();
-    (0..h).map(weigh).collect()
+    let score = |j: usize| {
+        let d = query.position - j;
+        let distance_product = query.distance.map_or(0.0, |q| dot(q, &distances[d * h..][..h]));
+        (dot(query.content, &keys[j * h..][..h]) + distance_product) * f64::from(query.scale)
+    };
+    naive_attention((0..=query.position).map(|j| (score(j), &values[j * h..][..h])))
 }
 
 /// Fills pages with keys and values. The remaining bytes must not affect results.
@@ -56,16 +51,18 @@ pub(super) fn pages(layout: &PageLayout, keys: &[f32], values: &[f32]) -> Vec<Pa
     keys.chunks(POSITIONS * h).zip(values.chunks(POSITIONS * h)).map(fill).collect()
 }
 
+pub(super) fn query_buffer(compute: &Compute, layout: &PageLayout, numbers: &[f32]) -> QueryBuffer {
+    let mut queries = QueryBuffer::default();
+    queries.values_mut(numbers.len()).copy_from_slice(numbers);
+    queries.finish(compute, layout.dtype, layout.head_dim);
+    queries
+}
+
 /// Attends for rows at consecutive positions from `first` on, with queries (rows, head_dim).
 fn attend_to(isa: Isa, head: &AttentionHead<'_>, first: usize, content: &[f32], distance: &[f32]) -> Vec<f32> {
     let dim = head.layout.head_dim;
     let compute = Compute { isa, pool: Arc::new(ThreadPool::new(1)) };
-    let [contents, distances] = [content, distance].map(|numbers| {
-        let mut queries = QueryBuffer::default();
-        queries.values_mut(numbers.len()).copy_from_slice(numbers);
-        queries.finish(&compute, head.layout.dtype, dim);
-        queries
-    });
+    let [contents, distances] = [content, distance].map(|numbers| query_buffer(&compute, head.layout, numbers));
     let row = |row| QueryRow {
         first_key: 0,
         position: first + row,
@@ -84,18 +81,7 @@ pub(super) fn attention_head<'a>(
     distances: Option<&'a DistanceTable>,
     scale: f32,
 ) -> AttentionHead<'a> {
-    AttentionHead {
-        pages,
-        start: 0,
-        layout,
-        layer: 0,
-        head: 0,
-        block: usize::MAX,
-        distances,
-        bias: Bias::None,
-        scale,
-        recently_read: false,
-    }
+    AttentionHead { distances, scale, ..AttentionHead::new(pages, 0, layout, 0, 0) }
 }
 
 #[test]

@@ -5,9 +5,9 @@ use super::{
         Compute, ThreadPool,
         memory::Arena,
         pages::Page,
-        testing::{assert_near, stored},
+        testing::{assert_near, dot, naive_attention, stored},
     },
-    tests::{attention_head, pages, wave},
+    tests::{attention_head, pages, query_buffer, wave},
     *,
 };
 use std::sync::Arc;
@@ -65,10 +65,9 @@ impl WindowCase {
         let h = self.layout.head_dim;
         let [keys, values] = [&self.keys, &self.values].map(|rows| stored(self.layout.dtype, rows, h));
         let distances = self.distances.as_ref().map(|(rows, _)| stored(self.layout.dtype, rows, h));
-        let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
         let variants: Vec<_> = (0..VARIANTS).map(|variant| self.stored_query(position, variant)).collect();
         let distance_query = self.stored_query(position, 99);
-        let weight = |j: usize| {
+        let score = |j: usize| {
             let distance = position - j;
             let query = &variants[position / self.block - j / self.block];
             let distance_product =
@@ -78,32 +77,22 @@ impl WindowCase {
                 Bias::Slope(slope) => -f64::from(slope) * distance as f64,
                 Bias::Table(table) => f64::from(table[distance.min(table.len() - 1)]),
             };
-            ((dot(query, &keys[j * h..][..h]) + distance_product) * f64::from(SCALE) + bias).exp()
+            (dot(query, &keys[j * h..][..h]) + distance_product) * f64::from(SCALE) + bias
         };
-        let first_key = (self.first_key)(position);
-        let weights: Vec<_> = (first_key..=position).map(weight).collect();
-        let total: f64 = weights.iter().sum();
-        let mean =
-            |d: usize| weights.iter().zip(first_key..).map(|(w, j)| w / total * f64::from(values[j * h + d])).sum();
-        (0..h).map(mean).collect()
+        naive_attention(((self.first_key)(position)..=position).map(|j| (score(j), &values[j * h..][..h])))
     }
 
     /// Runs the kernel for rows at consecutive positions, with only the pages that the first row needs.
     fn attend(&self, isa: Isa, all: &[Page], positions: std::ops::Range<usize>) -> Vec<f32> {
         let h = self.layout.head_dim;
         let compute = Compute { isa, pool: Arc::new(ThreadPool::new(1)) };
-        let mut variants = QueryBuffer::default();
-        let mut distances = QueryBuffer::default();
         let rows = positions.len();
         let numbers: Vec<f32> = (positions.clone())
             .flat_map(|position| (0..VARIANTS).flat_map(move |variant| self.query(position, variant)))
             .collect();
-        variants.values_mut(numbers.len()).copy_from_slice(&numbers);
+        let variants = query_buffer(&compute, &self.layout, &numbers);
         let numbers: Vec<f32> = positions.clone().flat_map(|position| self.query(position, 99)).collect();
-        distances.values_mut(numbers.len()).copy_from_slice(&numbers);
-        for queries in [&mut variants, &mut distances] {
-            queries.finish(&compute, self.layout.dtype, h);
-        }
+        let distances = query_buffer(&compute, &self.layout, &numbers);
         let first_page = (self.first_key)(positions.start) / POSITIONS;
         let distance_table = self.distances.as_ref().map(|(_, table)| table);
         let head = AttentionHead {

@@ -175,7 +175,11 @@ mod portable;
 #[cfg(target_arch = "x86_64")]
 pub(super) use {avx2::Avx2, avx512::Avx512};
 
-/// Packs two 16-bit integers into one integer.
+#[inline(always)]
+pub(super) fn pack_bytes([a, b, c, d]: [i8; 4]) -> i32 {
+    i32::from_ne_bytes([a as u8, b as u8, c as u8, d as u8])
+}
+
 #[inline(always)]
 pub(super) fn pack_words(low: i16, high: i16) -> i32 {
     i32::from(high) << 16 | i32::from(low.cast_unsigned())
@@ -184,8 +188,7 @@ pub(super) fn pack_words(low: i16, high: i16) -> i32 {
 #[cfg(test)]
 mod tests;
 
-/// Compiles a kernel body `fn body<S: Simd>(simd: S, …)` for each instruction set, and defines a function that takes an
-/// [`Isa`] and calls the matching one.
+/// Compiles a body `fn body<S: Simd>(simd: S, …)` for each instruction set, and defines a function that selects by [`Isa`].
 macro_rules! multiversion {
     ($(#[$doc:meta])* $vis:vis fn $name:ident $(<$kind:ident: $bound:path>)? ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $body:expr) => {
         $(#[$doc])*

@@ -3,7 +3,6 @@
 use super::{Portable, Simd, WIDTH, pack_words};
 use crate::kernels::dtype::from_bf16;
 
-/// Half of a vector's lanes.
 const HALF: usize = WIDTH / 2;
 
 impl Simd for Portable {

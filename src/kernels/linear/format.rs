@@ -1,6 +1,10 @@
 //! Storage formats of sixteen outputs of one step, and their arithmetic.
 
-use crate::kernels::{LANES, dtype::LoadAsF32, isa::Simd};
+use crate::kernels::{
+    LANES,
+    dtype::LoadAsF32,
+    isa::{Simd, pack_bytes},
+};
 use std::marker::PhantomData;
 
 /// A storage format of weights on one instruction set.
@@ -120,8 +124,8 @@ impl<S: Simd> WeightFormat<S> for Int8Weights {
     }
 
     #[inline(always)]
-    fn spread(simd: S, [a, b, c, d]: [i8; 4]) -> S::I {
-        simd.offset(simd.splat_int(i32::from_ne_bytes([a as u8, b as u8, c as u8, d as u8])))
+    fn spread(simd: S, cell: [i8; 4]) -> S::I {
+        simd.offset(simd.splat_int(pack_bytes(cell)))
     }
 
     #[inline(always)]

@@ -93,7 +93,7 @@ mod tests {
     use super::{
         super::{
             Isa,
-            testing::{computes, numbers, stored},
+            testing::{apply, computes, numbers, packed, stored},
         },
         matrix::MAX_INT8_INPUTS,
         *,
@@ -131,8 +131,7 @@ mod tests {
                 let linear = Linear::pack(&WeightArena::new(dtype), &weight, &bias, outputs, inputs).unwrap();
                 let expected = naive(dtype, &weight, &x, inputs);
                 for compute in computes(2) {
-                    let mut out = vec![f32::NAN; rows * outputs];
-                    linear.apply(&compute, &x, Epilogue::None, &mut QuantizedRows::default(), &mut out);
+                    let out = apply(&linear, &compute, &x, Epilogue::None);
                     for (index, (actual, ExpectedOutput { value, magnitude })) in out.iter().zip(&expected).enumerate() {
                         let expected = value + f64::from(bias[index % outputs]);
                         prop_assert!((f64::from(*actual) - expected).abs() < 3e-6 * (magnitude + 1.0), "{dtype:?} {actual} {expected}");
@@ -147,15 +146,11 @@ mod tests {
             let weight = numbers(seed, outputs * inputs);
             let x = numbers(seed ^ 2, rows * inputs);
             for dtype in Dtype::ALL {
-                let linear = Linear::pack(&WeightArena::new(dtype), &weight, &[], outputs, inputs).unwrap();
+                let linear = packed(dtype, &weight, inputs);
                 for (compute, alone) in computes(2).iter().zip(computes(1)) {
-                    let mut batch = vec![0.0; rows * outputs];
-                    let mut quantized = QuantizedRows::default();
-                    linear.apply(compute, &x, Epilogue::Gelu, &mut quantized, &mut batch);
-                    for row in 0..rows {
-                        let mut out = vec![0.0; outputs];
-                        linear.apply(&alone, &x[row * inputs..(row + 1) * inputs], Epilogue::Gelu, &mut quantized, &mut out);
-                        prop_assert_eq!(&out[..], &batch[row * outputs..(row + 1) * outputs]);
+                    let batch = apply(&linear, compute, &x, Epilogue::Gelu);
+                    for (x, expected) in x.chunks(inputs).zip(batch.chunks(outputs)) {
+                        prop_assert_eq!(&apply(&linear, &alone, x, Epilogue::Gelu)[..], expected);
                     }
                 }
             }
@@ -168,11 +163,10 @@ mod tests {
             let outputs = 40;
             let x: Vec<f32> = (0..rows * inputs).map(|i| sign(i * 7)).collect();
             let weight: Vec<f32> = (0..outputs * inputs).map(|i| sign(i * 3 + 1)).collect();
-            let linear = Linear::pack(&WeightArena::new(Dtype::Int8), &weight, &[], outputs, inputs).unwrap();
+            let linear = packed(Dtype::Int8, &weight, inputs);
             let expected = naive(Dtype::F32, &weight, &x, inputs);
             for compute in computes(1) {
-                let mut out = vec![0.0; rows * outputs];
-                linear.apply(&compute, &x, Epilogue::None, &mut QuantizedRows::default(), &mut out);
+                let out = apply(&linear, &compute, &x, Epilogue::None);
                 for (actual, ExpectedOutput { value, magnitude }) in out.iter().zip(&expected) {
                     prop_assert!((f64::from(*actual) - value).abs() < 1e-6 * (magnitude + 1.0), "{actual} {value}");
                 }
@@ -183,15 +177,11 @@ mod tests {
     #[test]
     fn int8_rejects_rows_whose_sum_could_overflow() {
         let row = |inputs| vec![1.0; inputs];
-        assert!(
-            Linear::pack(&WeightArena::new(Dtype::Int8), &row(MAX_INT8_INPUTS + 1), &[], 1, MAX_INT8_INPUTS + 1)
-                .is_err()
-        );
-        let linear =
-            Linear::pack(&WeightArena::new(Dtype::Int8), &row(MAX_INT8_INPUTS), &[], 1, MAX_INT8_INPUTS).unwrap();
+        let too_many = MAX_INT8_INPUTS + 1;
+        assert!(Linear::pack(&WeightArena::new(Dtype::Int8), &row(too_many), &[], 1, too_many).is_err());
+        let linear = packed(Dtype::Int8, &row(MAX_INT8_INPUTS), MAX_INT8_INPUTS);
         for compute in computes(1) {
-            let mut out = [0.0];
-            linear.apply(&compute, &row(MAX_INT8_INPUTS), Epilogue::None, &mut QuantizedRows::default(), &mut out);
+            let out = apply(&linear, &compute, &row(MAX_INT8_INPUTS), Epilogue::None);
             assert!((out[0] - MAX_INT8_INPUTS as f32).abs() < 1.0, "{out:?}");
         }
     }
@@ -201,20 +191,14 @@ mod tests {
         let outputs = 177;
         let inputs = 300;
         for (dtype, rows) in Dtype::ALL.into_iter().flat_map(|dtype| [1, 2, 7, 20].map(|rows| (dtype, rows))) {
-            let linear =
-                Linear::pack(&WeightArena::new(dtype), &numbers(1, outputs * inputs), &[], outputs, inputs).unwrap();
+            let linear = packed(dtype, &numbers(1, outputs * inputs), inputs);
             let x = numbers(2, rows * inputs);
-            let apply = |compute: &Compute| {
-                let mut out = vec![0.0; rows * outputs];
-                linear.apply(compute, &x, Epilogue::None, &mut QuantizedRows::default(), &mut out);
-                out
-            };
             // the portable one may not fuse; int8 agrees on all
             let mut computes = computes(1);
             if dtype != Dtype::Int8 && computes.len() > 1 {
                 computes.retain(|compute| compute.isa != Isa::portable());
             }
-            let outs: Vec<_> = computes.iter().map(apply).collect();
+            let outs: Vec<_> = computes.iter().map(|compute| apply(&linear, compute, &x, Epilogue::None)).collect();
             assert!(outs.iter().all(|out| *out == outs[0]), "{dtype:?}, {rows} rows");
         }
     }

@@ -45,7 +45,7 @@ struct PagedState {
 }
 
 impl PagedState {
-    fn of(text: &[u32], alive: &Arc<AtomicUsize>) -> Self {
+    fn new(text: &[u32], alive: &Arc<AtomicUsize>) -> Self {
         Self::windowed(text, None, alive)
     }
 
@@ -146,22 +146,30 @@ fn key(tenant: &str) -> Key {
     Key { tenant: tenant.into(), mode: Some(BoundaryMode::Given), seed: None }
 }
 
+fn keep(cache: &mut SegmentCache, text: &[u32], alive: &Arc<AtomicUsize>) -> bool {
+    cache.keep(&key("a"), text, &PagedState::new(text, alive)).unwrap()
+}
+
+/// Looks a text up and returns how many of its symbols the hit serves.
+fn served(cache: &mut SegmentCache, text: &[u32]) -> Option<usize> {
+    cache.find(&key("a"), text).unwrap().map(|hit| hit.len)
+}
+
 #[test]
 fn a_text_serves_all_texts_with_its_prefix() {
     let alive = Arc::default();
     let mut cache = SegmentCache::new(Capacity::with_bytes(1 << 20));
     let text = [1, 2, 0, 1, 1, 0, 2];
-    assert!(cache.keep(&key("a"), &text, &PagedState::of(&text, &alive)).unwrap());
-    let len = |cache: &mut SegmentCache, text: &[u32]| cache.find(&key("a"), text).unwrap().map(|hit| hit.len);
-    assert_eq!(len(&mut cache, &text), Some(6), "up to the end of the last segment");
-    assert_eq!(len(&mut cache, &[1, 2, 0, 1, 1]), Some(3));
-    assert_eq!(len(&mut cache, &[1, 2, 0, 2, 2]), Some(3));
-    assert_eq!(len(&mut cache, &[1, 2]), None);
-    assert_eq!(len(&mut cache, &[2, 2, 0]), None);
-    assert_eq!(len(&mut cache, &[]), None);
+    assert!(keep(&mut cache, &text, &alive));
+    assert_eq!(served(&mut cache, &text), Some(6), "up to the end of the last segment");
+    assert_eq!(served(&mut cache, &[1, 2, 0, 1, 1]), Some(3));
+    assert_eq!(served(&mut cache, &[1, 2, 0, 2, 2]), Some(3));
+    assert_eq!(served(&mut cache, &[1, 2]), None);
+    assert_eq!(served(&mut cache, &[2, 2, 0]), None);
+    assert_eq!(served(&mut cache, &[]), None);
     let longer = [1, 2, 0, 1, 1, 0, 2, 0, 0];
-    assert!(cache.keep(&key("a"), &longer, &PagedState::of(&longer, &alive)).unwrap());
-    assert!(cache.keep(&key("a"), &text, &PagedState::of(&text, &alive)).unwrap());
+    assert!(keep(&mut cache, &longer, &alive));
+    assert!(keep(&mut cache, &text, &alive));
     assert_eq!(cache.usage().entries, 1, "the longer serves both");
     let usage = cache.usage();
     assert_eq!((usage.hits, usage.misses, usage.hit_symbols, usage.evictions), (3, 2, 12, 0));
@@ -176,19 +184,18 @@ fn a_longer_text_does_not_replace_one_that_its_window_has_left() {
     let mut cache = SegmentCache::new(Capacity::with_bytes(1 << 20));
     let text: Vec<u32> = (0..100).map(|position| if position % 5 == 4 { 0 } else { 1 }).collect();
     let mut row = PagedState::windowed(&text[..40], Some(16), &alive);
-    let mut keep = |cache: &mut SegmentCache, to: usize| {
+    let mut extend_and_keep = |cache: &mut SegmentCache, to: usize| {
         text[row.len()..to].iter().for_each(|&symbol| row.push(symbol));
         assert!(cache.keep(&key("a"), &row.text, &row).unwrap());
         cache.usage().entries
     };
-    let len = |cache: &mut SegmentCache, text: &[u32]| cache.find(&key("a"), text).unwrap().map_or(0, |hit| hit.len);
     // at first nothing more is dropped, then more each time
-    assert_eq!([40, 42, 45, 70, 100].map(|to| keep(&mut cache, to)), [1, 1, 2, 3, 4]);
-    assert_eq!([39, 44, 69, 99].map(|to| len(&mut cache, &text[..to])), [35, 40, 65, 95]);
+    assert_eq!([40, 42, 45, 70, 100].map(|to| extend_and_keep(&mut cache, to)), [1, 1, 2, 3, 4]);
+    assert_eq!([39, 44, 69, 99].map(|to| served(&mut cache, &text[..to])), [35, 40, 65, 95].map(Some));
     let branch = [&text[..45], &[2, 2, 0, 1, 1]].concat();
-    assert_eq!(len(&mut cache, &branch), 45);
-    assert_eq!(len(&mut cache, &text[..53]), 45, "a shorter entry: no longer one can be rolled back so far");
-    assert_eq!(len(&mut cache, &text[..25]), 0);
+    assert_eq!(served(&mut cache, &branch), Some(45));
+    assert_eq!(served(&mut cache, &text[..53]), Some(45), "a shorter entry: no longer one can be rolled back so far");
+    assert_eq!(served(&mut cache, &text[..25]), None);
     let usage = cache.usage();
     assert_eq!((usage.entries, usage.page_bytes), (4, alive.load(SeqCst) * PAGE_BYTES));
     // storing it again changes nothing
@@ -197,11 +204,11 @@ fn a_longer_text_does_not_replace_one_that_its_window_has_left() {
     drop((again, row));
     assert_eq!(cache.usage(), usage);
     // the least recently used entry is evicted first, wherever it is
-    for (gone, entries, served) in [(39, 3, 35), (69, 2, 45), (99, 1, 45), (44, 0, 0)] {
+    for (gone, entries, expected) in [(39, 3, 35), (69, 2, 45), (99, 1, 45), (44, 0, 0)] {
         assert!(cache.evict().is_some());
         let usage = cache.usage();
         assert_eq!((usage.entries, usage.page_bytes), (entries, alive.load(SeqCst) * PAGE_BYTES));
-        assert_eq!(cache.known(&key("a"), &text[..gone]), served);
+        assert_eq!(cache.known(&key("a"), &text[..gone]), expected);
     }
     assert_eq!((cache.usage().bytes, alive.load(SeqCst)), (0, 0));
 }
@@ -211,10 +218,9 @@ fn texts_without_segments_are_stored_whole() {
     let alive = Arc::default();
     let mut cache = SegmentCache::new(Capacity::with_bytes(1 << 20));
     let text = [1, 0, 2, 2, 1];
-    let state = PagedState { segmented: false, ..PagedState::of(&text, &alive) };
+    let state = PagedState { segmented: false, ..PagedState::new(&text, &alive) };
     assert!(cache.keep(&key("a"), &text, &state).unwrap());
-    assert_eq!(cache.find(&key("a"), &text).unwrap().map(|hit| hit.len), Some(5));
-    assert_eq!(cache.find(&key("a"), &text[..4]).unwrap().map(|hit| hit.len), Some(4));
+    assert_eq!((served(&mut cache, &text), served(&mut cache, &text[..4])), (Some(5), Some(4)));
 }
 
 #[test]
@@ -222,14 +228,12 @@ fn texts_that_are_too_large_or_have_no_segment_are_not_stored() {
     let alive = Arc::default();
     let mut cache = SegmentCache::new(Capacity::with_bytes(6_000));
     let small = [1, 0];
-    assert!(cache.keep(&key("a"), &small, &PagedState::of(&small, &alive)).unwrap());
+    assert!(keep(&mut cache, &small, &alive));
     let large = [0; 40];
-    assert!(!cache.keep(&key("a"), &large, &PagedState::of(&large, &alive)).unwrap());
-    assert!(!cache.keep(&key("a"), &[2, 2], &PagedState::of(&[2, 2], &alive)).unwrap());
+    assert!(!keep(&mut cache, &large, &alive));
+    assert!(!keep(&mut cache, &[2, 2], &alive));
     assert_eq!((cache.usage().entries, cache.usage().evictions), (1, 0), "nothing was evicted for it");
-    assert!(
-        !SegmentCache::new(Capacity::with_bytes(0)).keep(&key("a"), &small, &PagedState::of(&small, &alive)).unwrap()
-    );
+    assert!(!keep(&mut SegmentCache::new(Capacity::with_bytes(0)), &small, &alive));
 }
 
 #[test]
@@ -242,7 +246,7 @@ fn other_keys_find_nothing() {
     let text = [1, 0];
     for stored in &all {
         let mut cache = SegmentCache::new(Capacity::with_bytes(1 << 20));
-        cache.keep(stored, &text, &PagedState::of(&text, &alive)).unwrap();
+        cache.keep(stored, &text, &PagedState::new(&text, &alive)).unwrap();
         for other in &all {
             assert_eq!(cache.find(other, &text).unwrap().is_some(), other == stored);
         }

@@ -17,9 +17,8 @@ pub const MAX_BOUNDARY_WAIT: usize = 64;
 /// `others` is true if another row could be fed one symbol while they wait. It is false while prompts are fed, because that
 /// takes long. A row waits for at most `wait` symbol steps.
 ///
-/// The rows run if one of them has waited that long, if there is no other row to wait for, or if one of them was fed a
-/// chunk. The segments of a chunk fill a step by themselves and must not delay its prompt; the other waiting rows join it,
-/// since the weights are read anyway.
+/// The rows run if one has waited that long, if there is no other row to wait for, or if one was fed a chunk. A chunk's
+/// segments fill a step by themselves and must not delay its prompt. The other rows join it: the weights are read anyway.
 pub fn is_due<'a>(mut waiting: impl Iterator<Item = &'a SequenceRow>, others: bool, wait: usize) -> bool {
     waiting.any(|row| !others || row.waited >= wait || row.feed.len() > 1)
 }

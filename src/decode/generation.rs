@@ -43,7 +43,6 @@ pub(super) struct Generator {
     pub(super) chars: usize,
     /// Why the generation ends once `latest` is fed.
     reason: Option<FinishReason>,
-    /// The model's control symbols, if it has any.
     control: Option<ControlSymbols>,
 }
 
@@ -53,7 +52,6 @@ pub(super) struct ControlSymbols {
     specials: SpecialSymbols,
     /// True if the model's marks end segments; false if its predictor does.
     ends_segments: bool,
-    /// True if the model may end the text.
     ends_text: bool,
     chosen: usize,
     /// True if the last choice was a segment-end mark, which is to be fed next.

@@ -5,8 +5,7 @@
 //! Each sequence is fed a [`FeedRange`]: the whole text or, in a windowed evaluation, one window after another. The first
 //! symbols of a window are context that an earlier window has emitted.
 //!
-//! The log-probabilities that a chunk's last logits give for the next chunk's first symbol are carried over, so logits are
-//! never held beyond their chunk.
+//! A chunk's last logits give the next chunk's first log-probabilities, which are kept; logits never outlive their chunk.
 
 use super::{
     contract::{SequenceRow, Want},
@@ -28,9 +27,7 @@ pub(super) struct Prompt {
     pub(super) len: usize,
     /// Length of the prefix whose boundaries equal the predictor's, stored as plain symbols.
     agreed: usize,
-    /// The windows of a windowed evaluation.
     windows: Option<WindowOptions>,
-    /// Index of the present window.
     window_index: usize,
     /// The symbols fed to the present sequence.
     range: FeedRange,

@@ -38,7 +38,6 @@ pub struct Session {
     usage: Usage,
     /// Symbols that the row was fed in its present sequence; fewer than [`seen`](Self::seen) during a replay.
     row_len: usize,
-    /// True if it has lost a row.
     lost_row: bool,
     /// The position from which another row is fed, if that is not the beginning.
     replay_start: Option<ReplayStart>,

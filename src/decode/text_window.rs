@@ -12,7 +12,6 @@ pub type Digest = [u8; 32];
 pub(super) struct TextWindow {
     /// Number of dropped symbols.
     dropped: usize,
-    /// Digest of the dropped symbols.
     digest: Sha256,
     /// The symbols after them.
     pub(super) held: Vec<u32>,
@@ -38,7 +37,6 @@ impl TextWindow {
         self.held.get_mut(positions.start.checked_sub(self.dropped)?..positions.end.checked_sub(self.dropped)?)
     }
 
-    /// Drops the symbols before `position`.
     pub(super) fn drop_before(&mut self, position: usize) {
         let count = position.saturating_sub(self.dropped).min(self.held.len());
         digest(&mut self.digest, &self.held[..count]);

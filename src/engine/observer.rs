@@ -37,8 +37,7 @@ pub trait Observer: Send + Sync {
     /// A summary ended. `cached` is true if an earlier request had encoded its document.
     fn summarized(&self, summary: &SummaryResult, document: &EncodedDocument, cached: bool) {}
 
-    /// The engine looked up `symbols` symbols of a text in the segment cache. It found the first `cached`, whose pages have
-    /// `bytes` bytes.
+    /// The engine looked up `symbols` symbols in the segment cache. It found the first `cached`, in pages of `bytes` bytes.
     fn cache_lookup(&self, symbols: usize, cached: usize, bytes: usize) {}
 
     /// A request ended, whether it was queued or running.

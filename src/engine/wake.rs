@@ -52,7 +52,6 @@ impl Heartbeat {
         Self { epoch: Instant::now(), started: AtomicU64::new(0) }
     }
 
-    /// Records that a round starts.
     pub(super) fn start_round(&self, now: Instant) {
         self.started.store(self.since_epoch(now).saturating_add(1), Relaxed);
     }

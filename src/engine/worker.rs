@@ -68,8 +68,7 @@ impl Worker {
         tracing::debug!("worker ended");
     }
 
-    /// Gives rows to the queued requests that can run, preempting requests whose clients are behind if necessary. Returns
-    /// false if the worker is to end.
+    /// Admits queued requests, preempting ones whose clients are behind if necessary. Returns false if the worker is to end.
     fn admit(&mut self, now: Instant) -> bool {
         loop {
             if !self.admit_ready(now) {

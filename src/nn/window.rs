@@ -31,7 +31,6 @@ pub enum Window {
 pub const ROLLBACK: usize = POSITIONS;
 /// Positions of a sequence that a windowed stack takes at a time; all of them hold keys during the pass.
 pub const CHUNK: usize = 512;
-/// Maximum length of a window.
 const MAX_LENGTH: usize = 1 << 24;
 
 impl Window {

@@ -158,8 +158,8 @@ impl BeamSearch {
         }
         // all paths continue the first step's one row
         let row = |parent| if first { 0 } else { parent };
-        let moves = continued.iter().map(|&Candidate { parent, token, .. }| RowMove { parent: row(parent), token });
-        let moves = moves.collect();
+        let row_move = |&Candidate { parent, token, .. }: &Candidate| RowMove { parent: row(parent), token };
+        let moves = continued.iter().map(row_move).collect();
         self.paths = continued.into_iter().map(|candidate| self.extend_path(candidate)).collect();
         Ok(SearchStep::Continue(moves))
     }

@@ -31,7 +31,6 @@ impl Ngrams {
         self.latest.drain(..surplus);
     }
 
-    /// Tokens that must not follow.
     pub(super) fn banned(&self) -> &[u32] {
         let complete = self.size > 0 && self.latest.len() + 1 == self.size;
         complete.then(|| self.followers.get(&self.latest)).flatten().map(Vec::as_slice).unwrap_or_default()

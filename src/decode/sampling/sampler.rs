@@ -20,7 +20,6 @@ use std::cmp::Ordering;
 #[derive(Debug, Clone)]
 pub struct Sampler {
     sampling: Sampling,
-    /// Symbols that must not be chosen.
     banned: Vec<u32>,
     /// (vocab): true for symbols of the sequence; empty without a repetition penalty.
     seen: Vec<bool>,

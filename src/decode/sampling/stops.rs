@@ -10,7 +10,6 @@ pub struct StopMatcher {
     patterns: Vec<Pattern>,
     /// A stop string that is complete before this many symbols does not count.
     min_chars: usize,
-    /// Number of generated symbols.
     generated: usize,
 }
 
@@ -38,8 +37,7 @@ impl StopMatcher {
         Self { patterns: stop.into_iter().map(Pattern::new).collect(), min_chars, generated: 0 }
     }
 
-    /// Takes the next generated symbol and returns the stop string that it completes. The earliest start wins, then the
-    /// lowest index.
+    /// Takes the next symbol and returns the stop string that it completes. The earliest start wins, then the lowest index.
     pub fn push(&mut self, symbol: u32) -> Option<StopMatch> {
         self.generated += 1;
         let mut best: Option<StopMatch> = None;

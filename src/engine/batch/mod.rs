@@ -57,7 +57,6 @@ pub(super) struct Batch {
     pub(super) counters: Counters,
 }
 
-/// Measurement of a step.
 pub(super) struct LatestStep {
     /// Symbols fed and encoded.
     pub(super) symbols: usize,

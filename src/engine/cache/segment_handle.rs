@@ -7,7 +7,6 @@ use crate::decode::{
 };
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A segment cache behind a lock; `None` if it has no memory.
 pub(crate) struct SegmentCacheHandle(Option<Mutex<SegmentCache>>);
 
 impl SegmentCacheHandle {

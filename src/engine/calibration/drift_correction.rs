@@ -55,7 +55,6 @@ struct RatioWindow {
 }
 
 impl RatioWindow {
-    /// Adds a ratio, if there is one.
     fn push(&mut self, ratio: Option<f32>) -> &Self {
         if let Some(ratio) = ratio {
             self.ratios[self.count % KEPT_RATIOS] = ratio;

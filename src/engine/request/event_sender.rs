@@ -37,7 +37,6 @@ pub(crate) struct EventSender {
     held: Vec<EmittedSymbol>,
     /// Resolves to a slot for the held characters.
     pending_slot: Option<PendingSlot>,
-    /// Free slots when last checked.
     free_slots: usize,
     /// Since when the client has read nothing, according to `free_slots`.
     unread_since: Option<Instant>,
@@ -121,8 +120,7 @@ impl EventSender {
         }
     }
 
-    /// Tries to send the held characters. Returns true if none are held any more; otherwise `waker` is woken once the
-    /// channel has room.
+    /// Tries to send the held characters. Returns true if none are left; otherwise `waker` is woken once there is room.
     pub(crate) fn flush(&mut self, waker: &Waker) -> bool {
         let Some(slot) = &mut self.pending_slot else { return true };
         match slot.as_mut().poll(&mut Context::from_waker(waker)) {

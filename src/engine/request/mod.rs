@@ -100,8 +100,7 @@ impl Request {
         }
     }
 
-    /// Ends it if its client is gone or reads nothing, if its upload failed, or if its deadline has passed. Called while it
-    /// runs. Takes new tokens of its document.
+    /// Polls a running request: takes new tokens, and ends it if client or upload failed or its deadline has passed.
     pub(crate) fn poll_running(&mut self, now: Instant, stall: Duration, waker: &Waker) {
         self.unread_for = (!self.event_sender.flush(waker)).then(|| self.event_sender.unread_for(now));
         let pulled = match &mut self.kind {

@@ -260,8 +260,7 @@ impl DocumentRequest {
         lens.map(|len| self.symbols().saturating_sub(len)).sum()
     }
 
-    /// Sets the next feed of each of its rows that lacks symbols: an equal share of `symbols`, at least one. Appends the
-    /// indices of these rows to `fed`.
+    /// Feeds each of its rows that lacks symbols an equal share of `symbols`, at least one. Appends their indices to `fed`.
     pub(crate) fn feed(
         &mut self,
         rows: &mut [SequenceRow],

@@ -64,7 +64,6 @@ impl Rules {
     }
 }
 
-/// Why a request was rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Rejection {
     /// The queue is full.
@@ -101,11 +100,9 @@ pub(crate) struct Scheduler<T> {
     rules: Rules,
     tenants: Tenants<T>,
     slots: Vec<Option<RunSlot>>,
-    /// Indices of empty slots.
     free: Vec<usize>,
     /// Requests that may run and were not fetched yet.
     pub(crate) admitted: VecDeque<(T, RunPermit)>,
-    /// Number of admitted requests.
     pub(crate) running: usize,
     rows: usize,
     bytes: usize,
@@ -209,7 +206,6 @@ impl<T> Scheduler<T> {
         self.admit();
     }
 
-    /// Counts the work of the request in a slot.
     fn count_work(&mut self, slot: usize, fed: FedSymbols) {
         let work = fed.prompt as u64 + DECODE_WORK * fed.sampled as u64;
         self.clock += work + fed.recomputed as u64;
@@ -269,7 +265,6 @@ impl<T> Scheduler<T> {
         self.tenants.size.requests
     }
 
-    /// Returns the queue position of a request that arrives now.
     fn new_position(&self, priority: i32) -> QueuePosition {
         QueuePosition { is_new: true, rank: Rank::new(self.clock, priority, self.rules.age, self.arrived) }
     }

@@ -64,7 +64,6 @@ impl<T> Scheduler<T> {
         self.plan_encoding(statuses, mixed, feeds);
     }
 
-    /// Plans which blocks of documents run.
     fn plan_encoding(&mut self, statuses: &[RowStatus], mixed: bool, feeds: &mut Vec<Feed>) {
         if self.encodings.is_empty() {
             self.encode_credit = 0;

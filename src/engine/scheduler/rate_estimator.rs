@@ -27,7 +27,6 @@ pub(crate) struct RateEstimator {
     large: usize,
     /// Symbols per second of the latest large steps.
     rates: [f64; KEPT_RATES],
-    /// Number of large steps.
     large_steps: usize,
     /// Mean seconds per symbol of steps with prompts; `None` before the first.
     symbol_cost: Option<f64>,
@@ -46,7 +45,6 @@ impl RateEstimator {
         }
     }
 
-    /// Records how long a request held its row.
     pub(crate) fn record_request(&mut self, held: Duration) {
         self.mean_held = Some(update_mean(self.mean_held, held.as_secs_f64()));
     }

@@ -33,10 +33,8 @@ pub(crate) enum RowActivity {
 /// Status of a running request before a step.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RowStatus {
-    /// The slot of its permit.
     pub(super) slot: usize,
     pub(crate) activity: RowActivity,
-    /// Bytes that it holds.
     pub(super) held: usize,
     /// Additional bytes that it needs soon.
     pub(super) soon: usize,
@@ -49,7 +47,6 @@ pub(crate) struct RowStatus {
 pub(crate) struct FedSymbols {
     /// Symbols of prompts, scored texts and documents.
     pub(crate) prompt: usize,
-    /// Symbols that were sampled.
     pub(crate) sampled: usize,
     /// Symbols of either kind that were fed again after a preemption.
     pub(crate) recomputed: usize,

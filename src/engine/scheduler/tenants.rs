@@ -48,7 +48,6 @@ pub(super) struct Waiting<T> {
     pub(super) on_hold: bool,
 }
 
-/// Result of polling a waiting request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum QueuedStatus {
     /// It can be admitted.
@@ -82,14 +81,12 @@ pub(super) struct Tenants<T> {
     present: usize,
     /// Tenants with a request that runs or can be admitted.
     competing: usize,
-    /// All waiting requests and their symbols.
     pub(super) size: QueueSize,
 }
 
 #[derive(Debug)]
 struct Tenant<T> {
     waiting: BTreeMap<QueuePosition, Waiting<T>>,
-    /// Symbols of the waiting requests.
     symbols: usize,
     running: usize,
     /// Work that it may do before others.
@@ -230,8 +227,7 @@ impl<T> Tenants<T> {
         all.into_values().flat_map(|tenant| tenant.waiting.into_values()).map(|waiting| waiting.request)
     }
 
-    /// Returns the first tenant in the ring that has a request to admit and a positive balance. If no balance is positive,
-    /// all tenants get more first.
+    /// Returns the ring's first tenant with a request to admit and a positive balance. If none is positive, pays all first.
     fn choose(&mut self) -> Option<Arc<str>> {
         let waits = |name: &&Arc<str>| self.all.get(*name).is_some_and(|tenant| tenant.first().is_some());
         let best = self.ring.iter().filter(waits).filter_map(|name| Some(self.all.get(name)?.balance)).max()?;
@@ -281,7 +277,7 @@ impl<T> Tenants<T> {
 
     fn recount(&mut self) {
         self.present = self.all.values().filter(|tenant| tenant.is_present()).count();
-        self.competing = self.all.values().filter(|tenant| tenant.competes()).count();
+        self.competing = self.all.values().filter(|tenant| tenant.running > 0 || tenant.first().is_some()).count();
     }
 
     #[cfg(test)]
@@ -293,10 +289,6 @@ impl<T> Tenants<T> {
 impl<T> Tenant<T> {
     fn is_present(&self) -> bool {
         self.running > 0 || !self.waiting.is_empty()
-    }
-
-    fn competes(&self) -> bool {
-        self.running > 0 || self.first().is_some()
     }
 
     /// Returns the first waiting request that is not on hold.

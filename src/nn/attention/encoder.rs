@@ -102,8 +102,7 @@ impl EncoderStack {
         }
     }
 
-    /// Adds to `mass`, (keys), the attention weight that each key of a store receives from `queries`, (vectors, I), summed over
-    /// heads in order.
+    /// Adds to `mass`, (keys), the weight that each key receives from `queries`, (vectors, I), summed over heads in order.
     pub fn add_mass(&self, compute: &Compute, layout: DenseLayout, store: &[f32], queries: &[f32], mass: &mut [f32]) {
         let mut head_sums = vec![0.0; self.heads * mass.len()]; // (heads, keys)
         compute.pool.for_chunks(&mut head_sums, mass.len(), true, &|head, sums| {

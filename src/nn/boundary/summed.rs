@@ -19,7 +19,6 @@ pub struct Summed {
     hidden: Linear,
     /// 1ᵀ·W₂: (1, hidden)
     output: Linear,
-    /// Minimum logit of a boundary.
     min_logit: f32,
 }
 

@@ -66,8 +66,7 @@ const MAX_BUCKETS: usize = 1 << 20;
 const MAX_LEARNED: usize = 1 << 24;
 
 impl PositionKind {
-    /// Checks that it fits heads of `head_dim` numbers in a stack of width `dim` with `window`. Returns an error for the key
-    /// that does not fit.
+    /// Checks that it fits heads of `head_dim` numbers in a stack of width `dim` with `window`. The error names the key.
     pub fn validate(self, dim: usize, head_dim: usize, window: Window) -> Result<(), ConfigError> {
         match self {
             Self::TransformerXl | Self::Sinusoidal if !dim.is_multiple_of(2) => {
@@ -214,8 +213,7 @@ impl PositionScheme {
         }
     }
 
-    /// Returns the bytes that all layers read, in addition to keys and values, for a query with `keys` keys. Sequences share
-    /// these bytes.
+    /// Returns the bytes, shared by sequences, that all layers read next to keys and values for a query with `keys` keys.
     pub fn bytes_for(&self, layout: &PageLayout, keys: usize) -> usize {
         match self {
             Self::TransformerXl(_) => transformer_xl::bytes_for(layout, keys),

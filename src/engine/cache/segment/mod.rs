@@ -42,8 +42,7 @@ pub struct Key {
 }
 
 impl Key {
-    /// Returns the key of a tenant's sequence. `None` if the sequence is not cached: its noise was given, or it does not
-    /// start at the start of its stream.
+    /// Returns the key of a tenant's sequence. `None` if it is not cached: with given noise, or from within a stream.
     pub fn for_sequence(tenant: &Arc<str>, boundaries: &BoundaryOptions, card: &Card) -> Option<Self> {
         let mode = boundaries.mode.or(card.boundary_modes.first().copied());
         let seed = match boundaries.noise {
@@ -120,7 +119,6 @@ pub struct SegmentCache {
     counts: SegmentCacheUsage,
 }
 
-/// Location of an entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct EntryId {
     key: Key,

@@ -1,5 +1,4 @@
-//! A radix tree over symbols that holds values. Each edge is a run of symbols; edges that leave a node differ in their first
-//! symbol.
+//! A radix tree over symbols that holds values. Edges are runs of symbols; a node's edges differ in their first symbol.
 //!
 //! A value is at the end of its text, and serves the prefixes of its text down to a minimum length of its own: a state whose
 //! windows have moved on cannot be rolled back further. Every leaf holds a value. An inner node may hold one in addition to

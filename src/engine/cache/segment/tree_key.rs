@@ -43,7 +43,6 @@ impl TreeKey {
 pub(super) struct TreeMatch<'t, 'a, T> {
     pub(super) key: TreeKey,
     pub(super) tree: &'t Tree<T>,
-    /// The text from the tree's start on.
     pub(super) rest: &'a [u32],
 }
 

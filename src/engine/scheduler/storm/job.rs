@@ -19,7 +19,6 @@ pub(super) fn bytes_for(symbols: usize) -> usize {
     symbols.div_ceil(PAGE_SYMBOLS) * PAGE_BYTES
 }
 
-/// A reproducible die.
 pub(super) struct Die(pub(super) u64);
 
 impl Die {
@@ -31,7 +30,6 @@ impl Die {
     }
 }
 
-/// A simulated request.
 #[derive(Debug, Clone)]
 pub(super) struct SimRequest {
     pub(super) number: usize,
@@ -40,7 +38,6 @@ pub(super) struct SimRequest {
     /// Blocks of its document; 0: it has none.
     pub(super) blocks: usize,
     pub(super) rows: usize,
-    /// Symbols of the prompt.
     pub(super) prompt: usize,
     /// Symbols to sample on each row.
     pub(super) answer: usize,

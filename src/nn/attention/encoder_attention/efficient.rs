@@ -4,7 +4,6 @@
 //! A head's store holds, for each number of a key, the largest value seen and the sum of exponentials, (head_dim) each, and
 //! then the matrix. Neither queries nor keys are scaled, as published.
 
-/// Returns the floats of a head's store.
 pub(super) fn floats(dim: usize) -> usize {
     dim * (dim + 2)
 }

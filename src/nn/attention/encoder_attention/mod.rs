@@ -150,8 +150,7 @@ impl EncoderAttention<'_> {
 
     /// Writes the attention outputs, (vectors, heads, head_dim), of `queries` of the same shape over a store of `count` keys.
     ///
-    /// The queries are those of the vectors from index `first` on; those of softmax heads are already scaled. Panics if the
-    /// lengths do not fit.
+    /// Queries, scaled in softmax heads, belong to the vectors from index `first` on. Panics if the lengths do not fit.
     pub fn attend(
         &self,
         compute: &Compute,

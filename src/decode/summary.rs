@@ -238,16 +238,13 @@ mod tests {
         assert_eq!(error(Summarize { beam: Some(0), ..none() }), "options.beam_size: 0 is out of bounds: 1 to 8");
         let few = Summarize { beam: Some(5), ..none() }.plan(&card(10), &limits(), 8).unwrap_err().to_string();
         assert_eq!(few, "options.beam_size: 5 is out of bounds: 1 to 4");
-        assert_eq!(
-            error(Summarize { max_tokens: Some(100), ..none() }),
-            "options.max_tokens: 100 is out of bounds: 1 to 99"
-        );
+        let long = Summarize { max_tokens: Some(100), ..none() };
+        assert_eq!(error(long), "options.max_tokens: 100 is out of bounds: 1 to 99");
         let min = Summarize { min_tokens: Some(6), max_tokens: Some(5), ..none() };
         assert_eq!(error(min), "options.min_tokens: 6 is out of bounds: 0 to 5");
         assert!(error(Summarize { no_repeat_ngram: Some(1), ..none() }).starts_with("options.no_repeat_ngram: 1 "));
-        assert!(
-            error(Summarize { length_penalty: Some(f32::NAN), ..none() }).starts_with("options.length_penalty: NaN ")
-        );
+        let penalty = Summarize { length_penalty: Some(f32::NAN), ..none() };
+        assert!(error(penalty).starts_with("options.length_penalty: NaN "));
         let many = Summarize { hypotheses: Some(4), ..none() };
         assert_eq!(error(many), "options.hypotheses: 4 is out of bounds: 1 to 3");
     }

@@ -74,10 +74,8 @@ mod tests {
         let e = scores.map(f64::exp);
         let expected = (e[0] * (e[0] - e[1]) + e[1] * (e[1] - e[2])) / e.iter().sum::<f64>().powi(2);
         assert!((resolution(&scores) - expected).abs() < 1e-12);
-        assert!(
-            resolution(&[0.0, 1.0, 2.0]) < 0.0 && resolution(&[2.0, 1.0, 0.0]) > 0.0,
-            "near scores must weigh more"
-        );
+        // near scores must weigh more
+        assert!(resolution(&[0.0, 1.0, 2.0]) < 0.0 && resolution(&[2.0, 1.0, 0.0]) > 0.0);
         assert_eq!(resolution(&[]), 0.0);
     }
 

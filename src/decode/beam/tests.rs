@@ -122,13 +122,9 @@ fn search(options: &SearchOptions, seed: u64, levels: u64) -> (Vec<Hypothesis>, 
 fn options() -> impl Strategy<Value = SearchOptions> {
     let penalty = prop_oneof![Just(1.0_f32), Just(0.0), Just(0.6), Just(2.0)];
     (1_usize..=5, penalty, 0_usize..8, 0_usize..10, prop_oneof![Just(0_usize), 2_usize..4]).prop_map(
-        |(beam, length_penalty, min, more, no_repeat_ngram)| SearchOptions {
-            beam,
-            length_penalty,
-            min_tokens: min,
-            max_tokens: min + more,
-            no_repeat_ngram,
-            sampling: None,
+        |(beam, length_penalty, min_tokens, more, no_repeat_ngram)| {
+            let max_tokens = min_tokens + more;
+            SearchOptions { beam, length_penalty, min_tokens, max_tokens, no_repeat_ngram, sampling: None }
         },
     )
 }

@@ -244,12 +244,8 @@ mod tests {
 
     /// Few values, so that some are equal.
     fn logits() -> impl Strategy<Value = Vec<f32>> {
-        vec(prop_oneof![(-4i32..4).prop_map(|value| value as f32), -6.0f32..6.0, Just(f32::NEG_INFINITY)], 7).prop_map(
-            |mut logits| {
-                logits.push(0.5);
-                logits
-            },
-        )
+        let logit = prop_oneof![(-4i32..4).prop_map(|value| value as f32), -6.0f32..6.0, Just(f32::NEG_INFINITY)];
+        vec(logit, 7).prop_map(|logits| [logits, vec![0.5]].concat())
     }
 
     proptest! {

@@ -178,11 +178,8 @@ fn agrees_with_the_naive_implementation_alone_and_in_a_batch() {
                     let queries = content.chunks(head_dim).zip(distance_queries.chunks(head_dim));
                     for (row, (content, distance)) in queries.enumerate() {
                         let out = &batch[row * head_dim..][..head_dim];
-                        assert_eq!(
-                            attend_to(isa, &head, first + row, content, distance),
-                            out,
-                            "the batch changes bits"
-                        );
+                        let alone = attend_to(isa, &head, first + row, content, distance);
+                        assert_eq!(alone, out, "the batch changes bits");
                         let [content, distance] = [content, distance].map(|query| stored(query_dtype, query, head_dim));
                         let distance = naive_distances.map(|_| &distance[..]);
                         let query = NaiveQuery { position: first + row, content: &content, distance, scale: 0.4 };

@@ -168,17 +168,15 @@ fn variants_are_used_for_their_blocks() {
 fn biases_and_distances_respect_windows() {
     for (dtype, (name, first_key)) in Dtype::ALL.into_iter().flat_map(|dtype| WINDOWS.map(|window| (dtype, window))) {
         let positions = 640;
-        WindowCase { slope: Some(0.05), ..case(dtype, 40, positions, first_key) }.check(name, &[0, 61, 510, 600], 5);
+        let plain = || case(dtype, 40, positions, first_key);
+        let firsts = [0, 61, 510, 600];
+        WindowCase { slope: Some(0.05), ..plain() }.check(name, &firsts, 5);
         let table = (0..70).map(|distance| wave(11, distance)).collect();
-        WindowCase { table, ..case(dtype, 40, positions, first_key) }.check(name, &[0, 61, 510, 600], 5);
+        WindowCase { table, ..plain() }.check(name, &firsts, 5);
         let rows: Vec<f32> = (0..1024 * 40).map(|i| wave(3, i)).collect();
         let table = DistanceTable::new(dtype, 1, 40, positions, Arc::new(Arena::new(1)));
         table.cover(positions, |range| rows[range.start * 40..range.end * 40].to_vec()).unwrap();
-        WindowCase { distances: Some((rows, table)), ..case(dtype, 40, positions, first_key) }.check(
-            name,
-            &[0, 61, 510, 600],
-            5,
-        );
+        WindowCase { distances: Some((rows, table)), ..plain() }.check(name, &firsts, 5);
     }
 }
 

@@ -264,11 +264,8 @@ impl CacheStorm {
                 let before = self.alive.load(SeqCst);
                 let evictable = self.naive.evictable_bytes(&held);
                 let Some(freed) = self.cache.evict() else { break };
-                assert_eq!(
-                    freed,
-                    (before - self.alive.load(SeqCst)) * PAGE_BYTES,
-                    "reported bytes differ from freed ones"
-                );
+                let freed_pages = before - self.alive.load(SeqCst);
+                assert_eq!(freed, freed_pages * PAGE_BYTES, "reported bytes differ from freed ones");
                 self.naive.evict();
                 assert_eq!(freed, evictable - self.naive.evictable_bytes(&held));
             }
@@ -284,10 +281,8 @@ impl CacheStorm {
             for (text, node) in tree.check() {
                 let (state, last_used) = tree.value(node).unwrap();
                 assert_eq!(text_of(&**state), text);
-                assert_eq!(
-                    self.cache.order.get(&last_used),
-                    Some(&EntryId { key: key.clone(), tree_key: *tree_key, node })
-                );
+                let entry = EntryId { key: key.clone(), tree_key: *tree_key, node };
+                assert_eq!(self.cache.order.get(&last_used), Some(&entry));
                 found.push((key.tenant.clone(), text));
             }
         }

@@ -1,6 +1,5 @@
-//! A request's symbols: the prompt or the text to score, then the symbols sampled since. Prompt symbols are fed in chunks and
-//! emitted if the request wants them. Sampled symbols are stored with their boundaries where the model's own marks end
-//! segments ([`trace`]).
+//! A request's symbols: the prompt or the text to score, then the symbols sampled since. Prompt symbols are fed in chunks
+//! and emitted if the request wants them. Sampled symbols have their boundaries if marks end segments ([`trace`]).
 //!
 //! Each sequence is fed a [`FeedRange`]: the whole text or, in a windowed evaluation, one window after another. The first
 //! symbols of a window are context that an earlier window has emitted.
@@ -51,7 +50,6 @@ struct FeedRange {
     end: usize,
 }
 
-/// The result of one chunk.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ChunkOutcome {
     /// Number of segments that ended in it, not counting context.
@@ -60,14 +58,11 @@ pub(super) struct ChunkOutcome {
     pub(super) ends_window: bool,
 }
 
-/// Output options of prompt symbols.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PromptOutput {
     /// True if prompt symbols are emitted at all.
     pub(super) symbols: bool,
-    /// Which log-probabilities are attached.
     pub(super) logprobs: LogprobOptions,
-    /// True if boundaries are attached.
     pub(super) boundaries: bool,
     /// True if the logits after the last symbol are needed, because a generated symbol follows.
     pub(super) last_logits: bool,

@@ -313,8 +313,7 @@ impl Session {
         }
     }
 
-    /// Runs the whole session alone and passes symbols to `emit` as they come. Returns the first error of a step, of
-    /// [`absorb`](Self::absorb) or of `emit`.
+    /// Runs the session alone and passes symbols to `emit` as they come. Returns the first error of a step or of `emit`.
     pub fn run(
         mut self,
         model: &dyn Model,

@@ -304,8 +304,7 @@ impl<'a> Timer<'a> {
         Ok(())
     }
 
-    /// Measures a single symbol of the long row a few times, if it ends a segment. The first time is not measured: it finds
-    /// the CPU caches as the chunk left them.
+    /// Measures a symbol of the long row a few times, if it ends a segment. Skips the first, after which caches are warm.
     fn measure_long(&mut self, samples: &mut Samples) -> Result<StepShape> {
         // back by one, so that there is room for a symbol in any case
         let context = self.long[0].state.len().saturating_sub(1);

@@ -51,7 +51,6 @@ pub(crate) struct Request {
     pub(crate) permit: Option<RunPermit>,
     /// True if its rows were fed and their outcome is not taken yet.
     pub(crate) in_flight: bool,
-    /// How it ended.
     pub(crate) outcome: Option<Result<FinishReason>>,
     /// How long its client has read none of the buffered events; `None` if the client keeps up.
     unread_for: Option<Duration>,
@@ -225,7 +224,6 @@ impl Request {
         *count += symbols;
     }
 
-    /// Counts `symbols` of a document that were encoded.
     pub(crate) fn count_encoded(&mut self, symbols: usize) {
         let again = matches!(&self.kind, RequestKind::Document(summary) if summary.encodes_again());
         let recomputed = again && !self.caused_preemption;
@@ -269,7 +267,6 @@ impl Request {
         }
     }
 
-    /// Returns the symbols and segments that it processed.
     pub(crate) fn usage(&self) -> Usage {
         match &self.kind {
             RequestKind::Text(text) => text.session.usage(),

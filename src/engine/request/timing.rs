@@ -12,7 +12,6 @@ pub(crate) enum SymbolLatency {
     Next(Duration),
 }
 
-/// Times of the answer's first and latest symbol.
 #[derive(Debug, Clone, Copy)]
 struct AnswerTimes {
     first: Instant,

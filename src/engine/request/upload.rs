@@ -42,7 +42,6 @@ struct Arrived {
 pub(crate) struct NewTokens {
     /// True if the document is complete.
     pub(crate) ended: bool,
-    /// Number of new tokens.
     pub(crate) count: usize,
 }
 
@@ -96,17 +95,14 @@ impl Drop for DocumentUpload {
 }
 
 impl Inbox {
-    /// Returns the inbox of a complete document.
     pub(crate) fn complete(ids: Vec<u32>, places: Vec<ByteRange>, cut: bool) -> Self {
         Self(Mutex::new(Arrived { ids, places, cut, end: Some(Ok(())) }))
     }
 
-    /// Returns the number of tokens that have arrived.
     pub(crate) fn tokens(&self) -> usize {
         self.lock().ids.len()
     }
 
-    /// Returns true if all tokens have arrived.
     pub(crate) fn is_complete(&self) -> bool {
         matches!(self.lock().end, Some(Ok(())))
     }

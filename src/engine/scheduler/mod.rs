@@ -52,9 +52,7 @@ pub(crate) struct Rules {
     pub(super) bytes: usize,
     /// Symbol budget of a step.
     pub(crate) chunk: usize,
-    /// Work that one priority level is worth.
     pub(super) age: u64,
-    /// Work of one turn of a tenant.
     pub(super) quantum: u64,
 }
 

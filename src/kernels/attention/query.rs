@@ -26,8 +26,7 @@ pub struct QueryVariants<'a> {
 }
 
 impl<'a> QueryVariants<'a> {
-    /// Creates `count` variants: the one for the query's own block is at index `own` of `buffer`, and the variant for each
-    /// earlier block is `stride` further.
+    /// Creates `count` variants: that for the query's own block at index `own`, each for an earlier block `stride` further.
     pub fn new(buffer: &'a QueryBuffer, own: usize, stride: usize, count: usize) -> Self {
         Self { buffer: Some(buffer), own, stride, count }
     }

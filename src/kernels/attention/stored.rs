@@ -18,8 +18,7 @@ pub(super) trait Stored: Copy {
     /// Pages to prefetch ahead: a few KiB.
     const PREFETCH_PAGES: usize;
 
-    /// Multiplies queries with the keys of a page, or with as many distances. Each product is a separate sum over the
-    /// numbers of the query, in order.
+    /// Multiplies queries with a page's keys, or as many distances. Each product is one ordered sum over a query's numbers.
     fn products<S: Simd, const B: usize>(
         simd: S,
         queries: &[Query<'_>; B],

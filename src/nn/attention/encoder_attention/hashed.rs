@@ -32,7 +32,6 @@ pub struct Hashing {
 }
 
 impl Hashing {
-    /// Returns the floats of a head's store.
     pub(super) fn floats(&self, capacity: usize, dim: usize) -> usize {
         2 * capacity * (dim + self.rounds)
     }

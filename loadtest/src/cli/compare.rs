@@ -44,13 +44,13 @@ pub(super) struct RoundArgs {
     /// Rounds; each is one request that every model answers.
     #[arg(long, value_name = "N", default_value_t = 50)]
     rounds: u64,
-    /// Rounds before those that are measured.
+    /// Rounds before the measured ones.
     #[arg(long, value_name = "N", default_value_t = 3)]
     warm_up_rounds: u64,
     /// Rounds in flight at a time; within each, one model answers at a time.
     #[arg(long, value_name = "N", default_value_t = 1)]
     rounds_at_a_time: usize,
-    /// Characters of the text of which to report bits per character; 0: do not score.
+    /// Characters of the text to score in bits per character; 0 disables scoring.
     #[arg(long, value_name = "N", default_value_t = 2000)]
     score_chars: usize,
 }

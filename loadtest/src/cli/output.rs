@@ -22,10 +22,10 @@ const SECRETS: [&str; 1] = ["--api-key"];
 
 #[derive(Debug, Clone, clap::Args)]
 pub(super) struct OutputArgs {
-    /// Write the measurement as JSON to this file; `-`: to stdout, instead of the table.
+    /// Write the measurement as JSON to this file. `-` writes it to stdout in place of the table.
     #[arg(long, value_name = "FILE")]
     pub(super) json: Option<PathBuf>,
-    /// Write a self-contained HTML page to this file; `-`: to stdout, instead of the table.
+    /// Write a self-contained HTML page to this file. `-` writes it to stdout in place of the table.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
     /// Title of the page.

@@ -24,8 +24,8 @@ const MIN_FIRST_RATE: f64 = 0.1;
 pub(super) struct Args {
     #[command(flatten)]
     common: LoadArgs,
-    /// Models, the baseline first [default: all models of the server]. Models that summarize are compared with each other, and so are
-    /// the others.
+    /// Models, the baseline first [default: all models of the server]. The command compares models that summarize with each
+    /// other, and models that generate with each other.
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     models: Vec<String>,
     /// Requests in flight of each closed loop of the batch-size curve.

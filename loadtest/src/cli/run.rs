@@ -19,7 +19,7 @@ pub(super) struct Args {
     /// Model; may be left out if the server has only one.
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
-    /// Closed loop with this many requests in flight, each followed by the next [default: 8, unless --rate is given].
+    /// Closed loop with this many requests in flight: when one ends, the next starts [default: 8, unless --rate is given].
     #[arg(long, value_name = "N", conflicts_with = "rate")]
     concurrency: Option<usize>,
     /// Open loop with this many requests per second, independent of the answers.

@@ -42,11 +42,12 @@ pub(super) struct Args {
     /// Streams at a time.
     #[arg(long, value_name = "N", default_value_t = 16)]
     streams: usize,
-    /// Time between messages of a stream; 0: as fast as possible. Many streams with a gap resemble a server that steps them together.
+    /// Time between messages of a stream; 0 sends as fast as possible. Many streams with a gap resemble a server that steps them
+    /// together.
     #[arg(long, value_name = "TIME", default_value = "0", value_parser = units::span)]
     gap: Duration,
-    /// Fail if a core reads fewer messages per second than this, or if the load was too small to show it: at least as many messages
-    /// must arrive per second, or a quarter of a core must be used.
+    /// Fail if a core reads fewer messages per second than this. Also fail if the load was too small to show it: fewer messages
+    /// per second arrived, and the reader used less than a quarter of a core.
     #[arg(long, value_name = "N", default_value_t = 0.0)]
     at_least: f64,
 }

@@ -43,11 +43,11 @@ pub(super) struct ServerArgs {
     /// PEM file of the client certificate's private key.
     #[arg(long, value_name = "FILE", env = "WEIR_TLS_CLIENT_KEY", requires = "tls_client_cert")]
     tls_client_key: Option<PathBuf>,
-    /// Longest time to wait for the server to become reachable, such as after its start.
+    /// Longest time to wait for the server to become reachable, for example after its start.
     #[arg(long, value_name = "TIME", default_value = "0s", value_parser = units::span)]
     wait: Duration,
-    /// Connections that requests use in turn [default: one, or more if the server allows fewer calls on one than are to be in
-    /// flight].
+    /// Connections that requests use in turn [default: as many as the calls in flight need, by the server's limit of calls per
+    /// connection].
     #[arg(long, value_name = "N")]
     connections: Option<usize>,
     /// Threads that read the answers.

@@ -20,7 +20,7 @@ pub(super) const LISTENING: &str = "listening on ";
 /// Serves delays instead of text.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// Address to listen on; port 0: any free port.
+    /// Address to listen on. Port 0 selects a free port.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:50052")]
     listen: SocketAddr,
     /// Time from a request's turn to its first character.
@@ -38,10 +38,10 @@ pub(super) struct Args {
     /// Requests that run at once; others wait for their turn.
     #[arg(long, value_name = "N", default_value_t = MAX_IN_FLIGHT)]
     rows: usize,
-    /// Time from the start of the server after which it hangs.
+    /// Time from the start of the server to a pause in all its answers.
     #[arg(long, value_name = "TIME", value_parser = units::span, requires = "pause_for")]
     pause_after: Option<Duration>,
-    /// Time for which it hangs.
+    /// Duration of that pause.
     #[arg(long, value_name = "TIME", value_parser = units::duration, requires = "pause_after")]
     pause_for: Option<Duration>,
     /// End when standard input ends, because the process that started the stub is then gone.

@@ -18,9 +18,9 @@ pub(super) struct WorkloadArgs {
     /// Text files from which prompts or documents are taken [default: 16 KB of bundled English].
     #[arg(long, value_name = "FILE", num_args = 1.., value_delimiter = ',')]
     prompts: Vec<PathBuf>,
-    /// Length of prompts in characters: N, FROM..TO, normal:MEAN:DEVIATION, lognormal:MEDIAN:SIGMA, exponential:MEAN; or
-    /// `lines`: each line of the files is a prompt; or `documents`: each file is a prompt, and of a `.jsonl` file each line's
-    /// `text`, `document` or `article`.
+    /// Length of prompts in characters: N, FROM..TO, normal:MEAN:DEVIATION, lognormal:MEDIAN:SIGMA, exponential:MEAN, `lines`
+    /// or `documents`. With `lines` each line of the files is a prompt. With `documents` each file is a prompt; in a `.jsonl`
+    /// file, each line's `text`, `document` or `article` is a prompt.
     #[arg(long, value_name = "LENGTH", default_value = "64..256", value_parser = prompts)]
     prompt_chars: PromptSource,
     /// Characters that each request generates, or tokens of each summary: a length as in --prompt-chars.
@@ -43,7 +43,7 @@ pub(super) struct WorkloadArgs {
     pub(super) beam: Option<u32>,
     /// Workload of a mix, as comma-separated key=value pairs: name, kind (generate, summarize), model, weight, prompts,
     /// prompt-chars, output-chars, shared-prefix, prefixes, temperature, chunk-chars, beam. Other options apply to keys not given.
-    /// Repeatable.
+    /// The flag can be repeated.
     #[arg(long = "workload", value_name = "SPEC")]
     workloads: Vec<String>,
     /// Seed of all random choices: contents, lengths, arrivals, and the server's sampling.
@@ -52,14 +52,14 @@ pub(super) struct WorkloadArgs {
     /// Time limit of a request, also sent to the server.
     #[arg(long, value_name = "TIME", env = "WEIR_TIMEOUT", default_value = "60s", value_parser = units::duration)]
     pub(super) timeout: Duration,
-    /// Objectives of a good request, such as ttfc=200ms,gap_p99=50ms; of ttfc, total, char, gap_p50, gap_p95, gap_p99, gap_max.
+    /// Objectives of a good request, such as ttfc=200ms,gap_p99=50ms. Names: ttfc, total, char, gap_p50, gap_p95, gap_p99, gap_max.
     #[arg(long, value_name = "LIST")]
     objective: Option<Objectives>,
-    /// Whether to request segment boundaries: `ask` separates plain from boundary gaps, and delays characters by one step [default:
+    /// Whether to request segment boundaries. `ask` separates plain from boundary gaps, and delays characters by one step [default:
     /// `run`, `sweep` and `report` ask models that pool; `compare` asks none].
     #[arg(long, value_name = "WHETHER")]
     pub(super) boundaries: Option<BoundaryChoice>,
-    /// Note on machine and server for the report, which a client cannot find out.
+    /// Note for the report with facts that a client cannot find out, such as the server's machine.
     #[arg(long, value_name = "TEXT", env = "WEIR_NOTE")]
     pub(super) note: Option<String>,
 }

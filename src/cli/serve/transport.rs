@@ -57,7 +57,7 @@ pub(super) struct TransportArgs {
     /// Seconds of silence before the operating system sends TCP keep-alive probes; 0 disables them.
     #[arg(long, value_name = "N", env = "WEIR_TCP_KEEPALIVE_SECONDS", default_value = "60")]
     tcp_keepalive_seconds: String,
-    /// Send a response's headers only with its first characters, so that a proxy can retry a request that has none on another
+    /// Send a response's headers only with its first characters. A proxy can then retry a request without characters on another
     /// server. An unavailable server also sets the HTTP status.
     #[arg(long, value_name = "BOOL", env = "WEIR_LATE_HEADERS", default_value = "false", num_args = 0..=1,
         require_equals = true, default_missing_value = "true")]

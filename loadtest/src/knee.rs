@@ -194,7 +194,12 @@ mod tests {
 
     /// Returns the result of a server that sustains up to `capacity` requests per second.
     fn limited(capacity: f64) -> impl Fn(f64) -> RateResult {
-        move |rate| tried(rate, if rate <= capacity { 50.0 } else { 400.0 })
+        move |rate| match rate {
+            // Slower than at the lowest rate, but sustained.
+            _ if rate > capacity => tried(rate, 400.0),
+            _ if rate > 1.0 => tried(rate, 60.0),
+            _ => tried(rate, 50.0),
+        }
     }
 
     #[test]

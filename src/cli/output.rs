@@ -29,11 +29,10 @@ pub fn checkpoint(folder: &Path, written: &WrittenCheckpoint, as_json: bool) -> 
 }
 
 /// Writes logits (positions, vocabulary) and, if given, boundaries (positions) to a safetensors file.
-pub fn logits(path: &Path, logits: &[f32], vocabulary: usize, boundaries: Option<&[u8]>) -> Result<()> {
+pub fn logits(path: &Path, logits: &[f32], shape: [usize; 2], boundaries: Option<&[u8]>) -> Result<()> {
     let bytes: Vec<u8> = logits.iter().flat_map(|value| value.to_le_bytes()).collect();
-    let positions = logits.len() / vocabulary.max(1);
-    let view = TensorView::new(Dtype::F32, vec![positions, vocabulary], &bytes).map(|view| ("logits", view));
-    let boundaries = boundaries.map(|marks| TensorView::new(Dtype::U8, vec![marks.len()], marks));
+    let view = TensorView::new(Dtype::F32, shape.to_vec(), &bytes).map(|view| ("logits", view));
+    let boundaries = boundaries.map(|marks| TensorView::new(Dtype::U8, vec![shape[0]], marks));
     let tensors = std::iter::once(view).chain(boundaries.map(|view| view.map(|view| ("boundaries", view))));
     let file = tensors.collect::<std::result::Result<Vec<_>, _>>().and_then(|all| safetensors::serialize(all, None));
     let file = file.map_err(|error| Error::Internal(format!("safetensors: {error}")))?;

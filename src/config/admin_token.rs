@@ -30,8 +30,8 @@ impl AdminToken {
 
     /// Reads a token from a file, which may end with a line break. Fails if the file or its token is invalid.
     pub fn read(file: &Path) -> Result<Self, String> {
-        let text = secret_file::read_text(file)?;
         warn_if_open(file);
+        let text = secret_file::read_text(file)?;
         Self::new(text.trim_end_matches(['\r', '\n']))
     }
 

@@ -107,8 +107,8 @@ impl Checks {
     /// Reads a file of API keys.
     pub fn keys(&mut self, flag: &str, file: &Path) -> Option<Keys> {
         let mut reject = |why: String| self.reject(flag, &file.display().to_string(), why);
-        let text = secret_file::read_text(file).map_err(&mut reject).ok()?;
         warn_if_open(file);
+        let text = secret_file::read_text(file).map_err(&mut reject).ok()?;
         Keys::parse(&text).map_err(|problems| problems.into_iter().for_each(reject)).ok()
     }
 }

@@ -42,7 +42,8 @@ pub trait Model: Send + Sync {
     /// Runs the middle stack for the waiting rows of `which`, which are then unfinished; skips others. Fails as a symbol step does.
     fn segment_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()>;
 
-    /// Finishes the unfinished rows of `which`, wanted logits included; skips others. Fails as a symbol step does.
+    /// Finishes the unfinished rows of `which`, wanted logits included; they are then ready. Skips others. Fails as a symbol
+    /// step does.
     fn finish_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()>;
 
     /// Maximum bytes of key-value memory that a sequence of `symbols` symbols can hold.

@@ -302,7 +302,8 @@ fn check_takes_texts(call: &'static str, model: &dyn Model) -> Result<()> {
     Err(Error::WrongKind { call, model: card.name.clone(), wanted: "goes on from a prompt", found })
 }
 
-/// Rejects a text that could not run even alone. The error names `prompt_field` if the prompt is too long.
+/// Rejects a text that could not run even alone. The error names `prompt_field` if the prompt alone is too long, and
+/// `length_field` otherwise.
 fn check_fits(
     session: &Session,
     prompt_field: &'static str,

@@ -13,7 +13,7 @@ use crate::{
 use std::time::Duration;
 
 /// Receives an engine's events. The default methods ignore them.
-#[allow(unused_variables, reason = "the default methods ignore their arguments")]
+#[expect(unused_variables, reason = "the default methods ignore their arguments")]
 pub trait Observer: Send + Sync {
     /// A step ran: it fed `fed` symbols to `rows` rows, and its segment step took `middle` rows.
     fn step(&self, rows: usize, fed: usize, middle: usize) {}

@@ -125,6 +125,7 @@ impl Observer for Meter {
         counts.rows += rows as u64;
         counts.middle_steps += u64::from(middle > 0);
         counts.middle_rows += middle as u64;
+        drop(latency);
         lock(&self.series.totals).steps += 1;
         if rows > 0 {
             self.series.step_rows[0].observe(rows as f64);
@@ -138,6 +139,7 @@ impl Observer for Meter {
     fn queued(&self, waited: Duration) {
         if let Some(mut latency) = self.latency() {
             latency.open.record(LatencyKind::Queue, waited);
+            drop(latency);
             self.series.queue[0].observe(waited.as_secs_f64());
         }
     }
@@ -145,6 +147,7 @@ impl Observer for Meter {
     fn first_char(&self, after: Duration) {
         if let Some(mut latency) = self.latency() {
             latency.open.record(LatencyKind::First, after);
+            drop(latency);
             self.series.first_char[0].observe(after.as_secs_f64());
         }
     }
@@ -152,6 +155,7 @@ impl Observer for Meter {
     fn gap(&self, gap: Duration, boundary: bool) {
         if let Some(mut latency) = self.latency() {
             latency.open.record(if boundary { LatencyKind::BoundaryGap } else { LatencyKind::PlainGap }, gap);
+            drop(latency);
             self.series.gap[usize::from(boundary)].observe(gap.as_secs_f64());
         }
     }

@@ -80,7 +80,8 @@ impl Outputs {
     fn write_logits(&self, args: &Args, model: &dyn Model) -> Result<()> {
         let Some(path) = &args.logits else { return Ok(()) };
         let boundaries = model.card().pooled.then_some(&*self.boundaries);
-        output::logits(path, &self.logits, model.card().vocabulary.len(), boundaries)
+        let shape = [self.boundaries.len(), model.card().vocabulary.len()];
+        output::logits(path, &self.logits, shape, boundaries)
     }
 }
 

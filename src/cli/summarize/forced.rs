@@ -47,5 +47,5 @@ pub(super) fn run(
     let mut row = SequenceRow::new(encoder.begin(&*document)?);
     row.set(&fed, Want::All);
     advance(model, std::slice::from_mut(&mut row), &[0], &mut scratch)?;
-    output::logits(out, &row.logits, model.card().vocabulary.len(), None)
+    output::logits(out, &row.logits, [fed.len(), model.card().vocabulary.len()], None)
 }

@@ -81,7 +81,7 @@ fn scalar(value: &PickleValue) -> Option<Json> {
 /// The tensors of a training checkpoint, whose numbers are read later.
 pub(super) struct TorchTensors {
     file: PathBuf,
-    /// TorchTensors by name, without the prefix of parallel training.
+    /// Tensors by name, without the prefix of parallel training.
     pub(super) all: BTreeMap<String, TorchTensor>,
 }
 

@@ -85,8 +85,13 @@ impl Decoder {
         })?;
         let norm = Some(loader.norm("norm")?);
         let mut embedding = loader.weights.take("embedding.weight")?;
-        let untied = if a.tied { None } else { Some(loader.weights.take("head.weight")?) };
-        let head = loader.pack(untied.as_ref().unwrap_or(&embedding), blueprint.symbols)?;
+        let head = match a.tied {
+            true => loader.pack(&embedding, blueprint.symbols)?,
+            false => {
+                let weight = loader.weights.take("head.weight")?;
+                loader.pack(&weight, blueprint.symbols)?
+            }
+        };
         if a.scale_embedding {
             let scale = (a.dim as f64).sqrt() as f32;
             embedding.iter_mut().for_each(|x| *x *= scale);

@@ -50,9 +50,9 @@ struct ModelProto {
 /// Default of `model_type`.
 const UNIGRAM: i32 = 1;
 const BPE: i32 = 2;
-/// Algorithm of a text piece. Other kinds are special pieces, the unknown piece, and bytes.
+/// Kind of a text piece. Other kinds are special pieces, the unknown piece, and bytes.
 const NORMAL: i32 = 1;
-/// Algorithm of the unknown piece.
+/// Kind of the unknown piece.
 const UNKNOWN: i32 = 2;
 const CONTROL: i32 = 3;
 /// Special pieces that every model has, at ids of its own.

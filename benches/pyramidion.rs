@@ -17,7 +17,10 @@ use weir::{
     kernels::pages::PagePool,
     nn::{
         paged_vectors::PagedVectors,
-        topk::{PooledVectors, PoolerInput, PoolerKind},
+        topk::{
+            PoolerKind,
+            pooler::{PooledVectors, PoolerInput},
+        },
     },
 };
 

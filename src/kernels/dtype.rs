@@ -1,6 +1,10 @@
 //! Storage types of numbers. Sums are always f32, or exact integers for int8 products.
 
-use super::{LANES, isa::Simd, memory::Pod};
+use super::{
+    LANES,
+    isa::{Simd, from_bf16},
+    memory::Pod,
+};
 
 /// Storage type of weights, keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -45,11 +49,6 @@ impl Dtype {
 /// Rounds to the nearest bf16, ties to even. NaN stays NaN.
 pub(super) fn to_bf16(x: f32) -> u16 {
     half::bf16::from_f32(x).to_bits()
-}
-
-#[inline(always)]
-pub(super) fn from_bf16(x: u16) -> f32 {
-    f32::from_bits(u32::from(x) << 16)
 }
 
 /// A float that is converted to f32 when it is loaded: f32 or bf16.

@@ -2,7 +2,8 @@
 
 use super::{
     Compute, Dtype, Isa, ThreadPool,
-    dtype::{from_bf16, inverse_of, scale_of, to_bf16, to_byte},
+    dtype::{inverse_of, scale_of, to_bf16, to_byte},
+    isa::from_bf16,
     linear::{Epilogue, Linear, QuantizedRows, WeightArena},
 };
 use std::sync::Arc;

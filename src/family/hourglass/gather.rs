@@ -12,7 +12,7 @@ use crate::{
     nn::{
         Position,
         attention::stack::Stack,
-        boundary::{Boundaries, Evidence},
+        boundary::{Boundaries, evidence::Evidence},
         kv_cache::KvCache,
         pooling::{Pooling, mean_of_sum},
         sized,

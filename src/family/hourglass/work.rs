@@ -9,7 +9,7 @@ use crate::{
     nn::{
         Position,
         attention::layer::{Caches, StackWork},
-        boundary::{self, BoundaryDecision},
+        boundary::{self, evidence::BoundaryDecision},
         kv_cache::KvCache,
     },
 };

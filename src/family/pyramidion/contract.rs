@@ -1,13 +1,13 @@
 //! The model behind the contract: target rows, which the decoder family steps, and documents, which the encoder reads.
 
-use super::{config::PAD, encoding::PyramidionEncoding, model::Pyramidion, work::Work};
+use super::{config::PAD, document::PyramidionDocument, encoding::PyramidionEncoding, model::Pyramidion, work::Work};
 use crate::{
     decode::{
         contract::{BoundaryOptions, Card, KvMemory, Model, Scratch, SequenceRow, State},
         cost::Cost,
         document::{
-            Document, DocumentEncoder, DocumentLimits, Encoding, EncodingProgress, LayerTime, PoolingChoice,
-            document_ref, encoding_mut,
+            Document, DocumentEncoder, DocumentLimits, Encoding, EncodingProgress, PoolingChoice, document_ref,
+            encoding_mut,
         },
     },
     error::{Error, Result},
@@ -234,51 +234,5 @@ impl Encoding for PyramidionEncoding {
         let memory = self.memory.as_ref().map_or(0, KvCache::bytes);
         let unpooled = self.unpooled.as_ref().map_or(0, |unpooled| unpooled.vectors.bytes());
         self.vectors.bytes() + unpooled + keys + memory + self.document.as_ref().map_or(0, |document| document.bytes())
-    }
-}
-
-/// An encoded document: keys and values for all layers of the decoder.
-pub(super) struct PyramidionDocument {
-    pub(super) tokens: usize,
-    /// Keys and values, one position for each vector.
-    pub(super) memory: KvCache,
-    pub(super) unpooled_bytes: usize,
-    pub(super) choices: Vec<PoolingChoice>,
-    pub(super) timings: Vec<LayerTime>,
-    pub(super) memory_ns: u64,
-}
-
-impl Document for PyramidionDocument {
-    fn tokens(&self) -> usize {
-        self.tokens
-    }
-
-    fn vectors(&self) -> usize {
-        self.memory.len()
-    }
-
-    fn bytes(&self) -> usize {
-        self.memory.bytes()
-    }
-
-    fn unpooled_bytes(&self) -> usize {
-        self.unpooled_bytes
-    }
-
-    fn own_bytes(&self) -> usize {
-        let choices: usize = self.choices.iter().map(|choice| size_of_val(&*choice.kept)).sum();
-        size_of::<Self>() + self.memory.own_bytes() + choices + size_of_val(&*self.timings)
-    }
-
-    fn choices(&self) -> &[PoolingChoice] {
-        &self.choices
-    }
-
-    fn timings(&self) -> &[LayerTime] {
-        &self.timings
-    }
-
-    fn memory_ns(&self) -> u64 {
-        self.memory_ns
     }
 }

@@ -2,13 +2,13 @@
 
 use super::{
     config::PAD,
-    contract::PyramidionDocument,
+    document::PyramidionDocument,
     plan::{EncoderPlan, LayerGroup},
 };
 use crate::{
     decode::document::{Document, EncodingStage, KeptVector, LayerTime, PoolingChoice},
     kernels::pages::Page,
-    nn::{kv_cache::KvCache, paged_vectors::PagedVectors, topk::PooledVectors},
+    nn::{kv_cache::KvCache, paged_vectors::PagedVectors, topk::pooler::PooledVectors},
 };
 use std::{sync::Arc, time::Instant};
 

@@ -16,6 +16,7 @@
 pub mod blueprint;
 pub mod config;
 mod contract;
+mod document;
 pub mod encoding;
 mod gather;
 mod load;

@@ -18,7 +18,7 @@ use crate::{
     nn::{
         attention::{cross::project_memory, encoder::EncoderStack},
         position::PositionScheme,
-        topk::{PoolerInput, PoolerKind},
+        topk::{PoolerKind, pooler::PoolerInput},
     },
 };
 use std::{

@@ -3,7 +3,7 @@
 use crate::{
     decode::random::{Purpose, uniform},
     kernels::distribution::sigmoid,
-    nn::topk::{PoolerInput, halving::EPSILON},
+    nn::topk::{halving::EPSILON, pooler::PoolerInput},
 };
 
 /// Source of one pooling's scores, with its weights. D = width.

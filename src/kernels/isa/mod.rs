@@ -185,6 +185,12 @@ pub(super) fn pack_words(low: i16, high: i16) -> i32 {
     i32::from(high) << 16 | i32::from(low.cast_unsigned())
 }
 
+/// Converts a bf16 number.
+#[inline(always)]
+pub(in crate::kernels) fn from_bf16(x: u16) -> f32 {
+    f32::from_bits(u32::from(x) << 16)
+}
+
 #[cfg(test)]
 mod tests;
 

@@ -1,7 +1,7 @@
 //! The baseline of the build: loops over sixteen lanes, which the compiler vectorizes.
 
+use super::from_bf16;
 use super::{Portable, Simd, WIDTH, pack_words};
-use crate::kernels::dtype::from_bf16;
 
 const HALF: usize = WIDTH / 2;
 

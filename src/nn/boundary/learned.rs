@@ -3,7 +3,7 @@
 //! The threshold mode sets a boundary if p > threshold, strictly, as the official code does for `unigram` and `entropy`. The
 //! sampled mode sets one if u > 1 − p for uniform u. That is the rounded Gumbel-sigmoid of eq. 4; its temperature has no effect.
 
-use super::{BoundaryDecision, Evidence};
+use super::evidence::{BoundaryDecision, Evidence};
 use crate::{
     kernels::{
         Compute,

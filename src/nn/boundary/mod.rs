@@ -3,6 +3,7 @@
 //! To add a source: its type, a variant of [`BoundaryConfig`] and of [`Boundaries`], and their arms. A source reads
 //! [`Evidence`], which a family provides in bulk and step alike, so a source is written once.
 
+pub mod evidence;
 pub mod learned;
 pub mod rules;
 pub mod summed;
@@ -10,8 +11,9 @@ pub mod summed;
 use crate::{
     error::Result,
     kernels::{Compute, linear::Linear},
-    nn::{ConfigError, Position},
+    nn::ConfigError,
 };
+use evidence::{BoundaryDecision, Evidence};
 use learned::{Learned, LearnedWork};
 use rules::{Fixed, IdOf, Spikes, Whitespace};
 use serde::Deserialize;
@@ -115,38 +117,6 @@ impl BoundaryConfig {
                 Err(ConfigError::new("companion", expected, format!("{companion:?}")))
             }
         }
-    }
-}
-
-/// Everything that a boundary source may read: one entry or row for each symbol of a step.
-pub struct Evidence<'a> {
-    /// Positions of the symbols.
-    pub positions: &'a [Position],
-    /// The symbols.
-    pub symbols: &'a [u32],
-    /// Positions of the symbols in the streams that the sequences are cut from.
-    pub stream_positions: &'a [usize],
-    /// Output of the pre stack: (positions, D).
-    pub hidden: &'a [f32],
-    /// Uniform noise where the boundary is sampled; `None` where a threshold decides.
-    pub noise: &'a [Option<f32>],
-    /// Returns a sequence's conditional entropies (nats) by the companion, from position 0 to at least its last position in
-    /// this step; empty without a companion.
-    pub entropies: &'a dyn Fn(usize) -> Result<&'a [f64]>,
-}
-
-/// Decision of a boundary source for one symbol.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct BoundaryDecision {
-    /// True if a segment ends with the symbol.
-    pub closes: bool,
-    /// Output of a learned predictor.
-    pub probability: Option<f32>,
-}
-
-impl BoundaryDecision {
-    fn certain(closes: bool) -> Self {
-        Self { closes, probability: None }
     }
 }
 

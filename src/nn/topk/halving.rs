@@ -4,7 +4,7 @@
 //! one vector and one score: means weighted by w = softmax(20^v). The weights depend on the difference and the level of the
 //! scores: 0.9 and 0.8 give 0.979 and 0.021, 0.2 and 0.1 give 0.616 and 0.384.
 
-use super::{NewVectors, PooledVectors, Pooler, PoolerInput, by_score};
+use super::pooler::{NewVectors, PooledVectors, Pooler, PoolerInput, by_score};
 use crate::{error::Result, nn::paged_vectors::PagedVectors};
 
 /// Base of the weights in the published code.

@@ -1,6 +1,6 @@
 //! Poolings in one round: the k best vectors unchanged, and means or maxima of windows (arXiv 2009.05169, appendix A).
 
-use super::{NewVectors, PooledVectors, Pooler, PoolerInput, by_score};
+use super::pooler::{NewVectors, PooledVectors, Pooler, PoolerInput, by_score};
 use crate::error::Result;
 
 /// Hard top-k: keeps the `kept` vectors with the best scores unchanged.

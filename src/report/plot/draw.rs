@@ -1,6 +1,6 @@
 //! Renders charts as SVG. Lines differ in marker and dash as well as in colour, so that a grey print is readable.
 
-use super::{Line, Panel, Point};
+use super::chart::{Line, Panel, Point};
 use crate::error::{Error, Result, printable};
 use plotters::{
     coord::{

@@ -1,6 +1,6 @@
 //! Converts entries to the lines of charts.
 
-use super::{Line, Panel, Point};
+use super::chart::{Line, Panel, Point};
 use crate::error::clip;
 use serde_json::Value;
 use std::ops::RangeInclusive;

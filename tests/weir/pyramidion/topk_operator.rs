@@ -5,7 +5,10 @@ use weir::{
     kernels::pages::PagePool,
     nn::{
         paged_vectors::PagedVectors,
-        topk::{Pooler, PoolerInput, halving::Halving},
+        topk::{
+            halving::Halving,
+            pooler::{Pooler, PoolerInput},
+        },
     },
 };
 

@@ -1,6 +1,6 @@
 //! The stack machine that reads a pickle: instructions in, inert objects out.
 
-use super::{Object, Pickle, PickleCall, PickleValue};
+use super::value::{Object, Pickle, PickleCall, PickleValue};
 use std::collections::HashMap;
 
 /// Maximum instructions, which also limits values on the stack and in containers.

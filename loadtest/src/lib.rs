@@ -14,4 +14,4 @@ pub mod load;
 pub mod measure;
 pub mod report;
 pub mod stub;
-pub mod units;
+mod units;

@@ -9,13 +9,13 @@ const LONGEST: Duration = Duration::from_secs(24 * 3600);
 const UNITS: [(&str, f64); 5] = [("ns", 1e-9), ("us", 1e-6), ("ms", 1e-3), ("m", 60.0), ("s", 1.0)];
 
 /// Parses a duration such as `200ms`, `1.5s` or `2m`: above 0 and at most a day. The error says what is expected.
-pub fn duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let span = span(text)?;
     if span.is_zero() { Err("must be above 0".into()) } else { Ok(span) }
 }
 
 /// Parses a duration as [`duration()`] does, but accepts 0. The error says what is expected.
-pub fn span(text: &str) -> Result<Duration, String> {
+pub(crate) fn span(text: &str) -> Result<Duration, String> {
     if text == "0" {
         return Ok(Duration::ZERO);
     }
@@ -31,7 +31,7 @@ pub fn span(text: &str) -> Result<Duration, String> {
 }
 
 /// Formats nanoseconds with three digits, in the unit that reads best: `12.3 ms`.
-pub fn time(ns: f64) -> String {
+pub(crate) fn time(ns: f64) -> String {
     let (value, unit) = match ns {
         ns if ns >= 1e9 => (ns / 1e9, "s"),
         ns if ns >= 1e6 => (ns / 1e6, "ms"),
@@ -42,7 +42,7 @@ pub fn time(ns: f64) -> String {
 }
 
 /// Formats a number with three digits.
-pub fn digits(value: f64) -> String {
+pub(crate) fn digits(value: f64) -> String {
     match value.abs() {
         size if size >= 99.95 || size == 0.0 => format!("{value:.0}"),
         size if size >= 9.995 => format!("{value:.1}"),
@@ -52,7 +52,7 @@ pub fn digits(value: f64) -> String {
 }
 
 /// Converts a duration to nanoseconds, saturating at `u64::MAX`.
-pub fn ns(span: Duration) -> u64 {
+pub(crate) fn ns(span: Duration) -> u64 {
     u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
 }
 

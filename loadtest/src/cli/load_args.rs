@@ -9,13 +9,10 @@ use crate::{
     },
     units,
 };
-use std::time::Duration;
+use std::{fmt::Display, ops::RangeInclusive, time::Duration};
 
-/// Maximum requests of a load.
 const MAX_REQUESTS: u64 = 100_000_000;
-/// Maximum requests in flight.
 pub(super) const MAX_IN_FLIGHT: usize = 65_536;
-/// Default of --burst.
 const DEFAULT_BURST: usize = 8;
 
 // options that all commands with loads share
@@ -54,9 +51,7 @@ pub(super) struct RunLengthArgs {
 impl RunLengthArgs {
     /// Checks the options and returns the limits of a load.
     pub(super) fn limits(&self) -> Result<LoadLimits> {
-        if let Some(requests) = self.requests.filter(|requests| !(1..=MAX_REQUESTS).contains(requests)) {
-            return Err(Error::option("--requests", requests, format!("from 1 to {MAX_REQUESTS}")));
-        }
+        self.requests.map_or(Ok(()), |requests| check_bounds("--requests", requests, 1..=MAX_REQUESTS))?;
         check_in_flight("--max-in-flight", self.max_in_flight)?;
         let fallback = self.requests.is_none().then_some(Duration::from_secs(30));
         let Self { warm_up, requests, max_in_flight, .. } = *self;
@@ -80,9 +75,8 @@ impl ArrivalArgs {
     pub(super) fn check(&self, has_open_loops: bool, flags: &str) -> Result<()> {
         let options = [("--arrivals", self.arrivals.is_some()), ("--burst", self.burst.is_some())];
         if let Some((field, _)) = options.into_iter().find(|(_, is_set)| *is_set && !has_open_loops) {
-            return Err(Error::Setting(format!(
-                "{field} applies to open loops only: use {flags} without --concurrency"
-            )));
+            let why = "applies to open loops only: use";
+            return Err(Error::Setting(format!("{field} {why} {flags} without --concurrency")));
         }
         let Some(burst) = self.burst else { return Ok(()) };
         if self.arrivals != Some(ArrivalProcess::Bursty) {
@@ -101,13 +95,17 @@ impl ArrivalArgs {
 
 /// Checks a number of requests in flight.
 pub(super) fn check_in_flight(field: &str, count: usize) -> Result<()> {
-    match (1..=MAX_IN_FLIGHT).contains(&count) {
-        true => Ok(()),
-        false => Err(Error::option(field, count, format!("from 1 to {MAX_IN_FLIGHT}"))),
-    }
+    check_bounds(field, count, 1..=MAX_IN_FLIGHT)
 }
 
-/// Checks a rate.
+/// Checks that an option is in a range.
+pub(super) fn check_bounds<T: PartialOrd + Display>(field: &str, value: T, range: RangeInclusive<T>) -> Result<()> {
+    if range.contains(&value) {
+        return Ok(());
+    }
+    Err(Error::option(field, value, format!("from {} to {}", range.start(), range.end())))
+}
+
 pub(super) fn check_rate(field: &str, rate: f64) -> Result<()> {
     match (0.001..=1e6).contains(&rate) {
         true => Ok(()),

@@ -6,11 +6,9 @@ mod load_args;
 mod output;
 mod progress;
 mod report;
-mod run;
 mod self_test;
 mod server;
 mod session;
-mod stub;
 mod sweep;
 mod workload;
 
@@ -29,9 +27,9 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Measure one load: a closed loop (--concurrency) or an open one (--rate).
-    Run(run::Args),
+    Run(sweep::RunArgs),
     /// Measure several loads: closed loops of growing concurrency, or open loops of growing rate up to the knee.
-    Sweep(sweep::Args),
+    Sweep(sweep::SweepArgs),
     /// Compare models of one server request by request: measured gain with its confidence interval.
     Compare(compare::Args),
     /// Measure everything for every model of a server: batch-size curve, knee, a run below it, comparison.
@@ -41,7 +39,7 @@ enum Command {
     /// Measure the tester itself: how many messages per second it can read on one core.
     SelfTest(self_test::Args),
     /// Serve known delays instead of text, to check the tester's figures.
-    Stub(stub::Args),
+    Stub(self_test::StubArgs),
 }
 
 /// Runs the command given by `arguments`, the program's name first. Prints its error to stderr.
@@ -57,13 +55,13 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     };
     let command = output::command_line(&arguments);
     let result = match cli.command {
-        Command::Run(args) => run::run(args, command),
-        Command::Sweep(args) => sweep::run(args, command),
+        Command::Run(args) => sweep::run(args, command),
+        Command::Sweep(args) => sweep::sweep(args, command),
         Command::Compare(args) => compare::run(args, command),
         Command::Report(args) => report::run(args, command),
         Command::Draw(args) => output::draw(args),
         Command::SelfTest(args) => self_test::run(args),
-        Command::Stub(args) => stub::run(args),
+        Command::Stub(args) => self_test::run_stub(args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -51,7 +51,6 @@ impl OutputArgs {
         Ok(())
     }
 
-    /// Writes reports.
     pub(super) fn write(&self, reports: &[MeasurementReport]) -> Result<()> {
         let page = self.html.as_ref().map(|file| (file, html::page(&self.title, reports)));
         let data = match &self.json {

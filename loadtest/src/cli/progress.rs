@@ -5,7 +5,6 @@ use indicatif::{ProgressBar, ProgressStyle};
 use std::{sync::atomic::Ordering::Relaxed, time::Duration};
 use tokio::time::Instant;
 
-/// Progress bar of a load.
 pub(super) struct LoadProgress {
     bar: ProgressBar,
     /// Requests of the load, if the bar counts them instead of time.
@@ -26,7 +25,6 @@ impl LoadProgress {
         Self { bar, requests: length.requests }
     }
 
-    /// Shows the counters.
     pub(super) fn update(&self, counters: &LiveCounters, begin: Instant) {
         let [finished, failed] = [&counters.totals.finished, &counters.totals.failed].map(|count| count.load(Relaxed));
         let elapsed = begin.elapsed().max(Duration::from_millis(1));

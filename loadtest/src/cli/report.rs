@@ -5,10 +5,9 @@ use super::{
     load_args::{LoadArgs, check_in_flight},
     server::runtime,
     session::{LoadLimits, MeasurementSession},
-    sweep::{KneeSearchArgs, MIN_REQUESTS, extended, search_knee, sweep_concurrency},
+    sweep::{KneeSearchArgs, ModelLoads},
 };
 use crate::{
-    client::models::ModelInfo,
     error::{Error, Result},
     load::{arrivals::ArrivalProcess, schedule::LoadPattern},
     report::data::{MeasurementReport, ReportPart},
@@ -77,7 +76,7 @@ async fn measure_kind(session: &MeasurementSession, rounds: &RoundArgs, loads: &
     }
     let mut parts = Vec::new();
     for model in &session.models {
-        parts.extend(measure_model(session, model, loads).await);
+        parts.extend(measure_model(ModelLoads { session, model, limits: loads.limits }, loads).await);
     }
     if !parts.is_empty() {
         reports.push(session.report(parts, true));
@@ -86,9 +85,10 @@ async fn measure_kind(session: &MeasurementSession, rounds: &RoundArgs, loads: &
 }
 
 /// Measures one model. Loads skipped because of an interruption or a lost server are recorded as missing.
-async fn measure_model(session: &MeasurementSession, model: &ModelInfo, loads: &Loads) -> Vec<ReportPart> {
+async fn measure_model(model_loads: ModelLoads<'_>, loads: &Loads) -> Vec<ReportPart> {
+    let ModelLoads { session, model, .. } = model_loads;
     let mut parts = Vec::new();
-    let batches = sweep_concurrency(session, model, loads.limits, &loads.concurrency).await;
+    let batches = model_loads.sweep_concurrency(&loads.concurrency).await;
     let mut answered = None;
     if let ReportPart::Batches { points, .. } = &batches
         && let Some(first) = points.first()
@@ -97,7 +97,7 @@ async fn measure_model(session: &MeasurementSession, model: &ModelInfo, loads: &
         parts.push(batches);
     }
     let search = loads.search.starting_at(MIN_FIRST_RATE, answered.map(|rate| rate * SHARE_OF_KNEE));
-    let rates = search_knee(session, model, loads.limits, &search).await;
+    let rates = model_loads.search_knee(&search).await;
     let mut sustained = None;
     if let ReportPart::Rates { points, knee, .. } = &rates
         && !points.is_empty()
@@ -106,12 +106,11 @@ async fn measure_model(session: &MeasurementSession, model: &ModelInfo, loads: &
         parts.push(rates);
     }
     if session.is_over() {
-        session.abort.add_missing(&session.model_names(model), "the open loop at half of the knee");
+        model_loads.add_missing("the open loop at half of the knee");
     } else if let Some(rate) = sustained {
         let rate = rate * SHARE_OF_KNEE;
         let load = LoadPattern::Open { arrivals: ArrivalProcess::Poisson, rate, burst: 1 };
-        let limits = LoadLimits { min_requests: MIN_REQUESTS, ..extended(loads.limits, rate) };
-        let measured = session.load(model, load, limits).await;
+        let measured = model_loads.measure_rate(load, rate).await;
         parts.extend(measured.map(|point| ReportPart::Run { model: session.model_names(model), point }));
     }
     parts

@@ -1,9 +1,13 @@
-//! `weir-loadtest self-test`: measures how fast the tester reads, against a server that sends messages as fast as it can.
+//! `weir-loadtest stub`, a server with known delays to check the tester's figures; and `self-test`, which measures how fast the tester reads, against a server that sends messages as fast as it can.
 //!
 //! The server is a second process of this program. The tester reads on one thread, with the code that measures. The result is messages
 //! per second of that thread's processor time: what the tester would read with a core of its own.
 
-use super::{load_args::check_in_flight, output, server::runtime, stub::LISTENING};
+use super::{
+    load_args::{MAX_IN_FLIGHT, check_in_flight},
+    output,
+    server::runtime,
+};
 use crate::{
     client::connection::ConnectOptions,
     error::{Error, Result},
@@ -17,6 +21,7 @@ use crate::{
         objective::Objectives,
         tester::{CpuClock, MIN_CPU_SHARE},
     },
+    stub::{Script, Stub},
     units,
 };
 use std::{
@@ -26,7 +31,8 @@ use std::{
     sync::Arc,
     time::Duration,
 };
-use tokio::{sync::watch, time::Instant};
+use tokio::{net::TcpListener, sync::watch, time::Instant};
+use tonic::transport::server::TcpIncoming;
 
 /// Characters of each answer.
 const CHARS: u64 = 2000;
@@ -72,11 +78,10 @@ pub(super) fn run(args: Args) -> Result<()> {
     };
     let share = arrived / rate;
     let percent = units::digits(share * 100.0);
-    let result = match share >= MIN_CPU_SHARE {
-        true => {
-            format!("{} messages/s on a core of its own (messages by seconds of processor time)", units::digits(rate))
-        }
-        false => "the load is too small to show what a core could read".into(),
+    let result = if share < MIN_CPU_SHARE {
+        "the load is too small to show what a core could read".into()
+    } else {
+        format!("{} messages/s on a core of its own (messages by seconds of processor time)", units::digits(rate))
     };
     output::print(&format!("{percent} % of a core; {result}\n"))?;
     let least = args.at_least;
@@ -130,12 +135,9 @@ impl StubProcess {
     fn start(gap: Duration) -> Result<Self> {
         let program = std::env::current_exe().map_err(Error::io("this program"))?;
         let mut command = Command::new(&program);
-        let gap = format!("{}ns", units::ns(gap));
-        command
-            .args(["stub", "--attached", "--listen", "127.0.0.1:0", "--gap", &gap])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped());
-        let mut child = command.spawn().map_err(Error::io(&program))?;
+        command.args(["stub", "--attached", "--listen", "127.0.0.1:0", "--gap", &format!("{}ns", units::ns(gap))]);
+        let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        let mut child = child.map_err(Error::io(&program))?;
         let out = child.stdout.take();
         // from here on the child is killed if anything fails
         let mut server = Self { child, address: SocketAddr::from(([127, 0, 0, 1], 0)) };
@@ -155,4 +157,76 @@ impl Drop for StubProcess {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Text that the stub prints before its address.
+const LISTENING: &str = "listening on ";
+
+/// Serves delays instead of text.
+#[derive(Debug, clap::Args)]
+pub(super) struct StubArgs {
+    /// Address to listen on. Port 0 selects a free port.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:50052")]
+    listen: SocketAddr,
+    /// Time from a request's turn to its first character.
+    #[arg(long, value_name = "TIME", default_value = "0", value_parser = units::span)]
+    first: Duration,
+    /// Time from each character to the next.
+    #[arg(long, value_name = "TIME", default_value = "0", value_parser = units::span)]
+    gap: Duration,
+    /// Time before a character that ends a segment [default: --gap].
+    #[arg(long, value_name = "TIME", value_parser = units::span, requires = "segment")]
+    boundary_gap: Option<Duration>,
+    /// Characters per segment [default: the model does not pool].
+    #[arg(long, value_name = "N")]
+    segment: Option<u64>,
+    /// Requests that run at once; others wait for their turn.
+    #[arg(long, value_name = "N", default_value_t = MAX_IN_FLIGHT)]
+    rows: usize,
+    /// Time from the start of the server to a pause in all its answers.
+    #[arg(long, value_name = "TIME", value_parser = units::span, requires = "pause_for")]
+    pause_after: Option<Duration>,
+    /// Duration of that pause.
+    #[arg(long, value_name = "TIME", value_parser = units::duration, requires = "pause_after")]
+    pause_for: Option<Duration>,
+    /// End when standard input ends, because the process that started the stub is then gone.
+    #[arg(long, hide = true)]
+    attached: bool,
+}
+
+impl StubArgs {
+    fn script(&self) -> Result<Script> {
+        check_in_flight("--rows", self.rows)?;
+        if self.segment == Some(0) {
+            return Err(Error::option("--segment", 0, "at least 1"));
+        }
+        Ok(Script {
+            first: self.first,
+            plain: self.gap,
+            boundary: self.boundary_gap.unwrap_or(self.gap),
+            segment: self.segment.unwrap_or(0),
+            rows: self.rows,
+            pause: self.pause_after.zip(self.pause_for).map(|(after, span)| (after, after + span)),
+            ..Script::instant("stub")
+        })
+    }
+}
+
+pub(super) fn run_stub(args: StubArgs) -> Result<()> {
+    let script = args.script()?;
+    runtime(1)?.block_on(async {
+        let name = || args.listen.to_string();
+        let listener = TcpListener::bind(args.listen).await.map_err(Error::io(name()))?;
+        let address = listener.local_addr().map_err(Error::io(name()))?;
+        output::print(&format!("{LISTENING}{address}\n"))?;
+        let end = async {
+            if !args.attached {
+                return std::future::pending().await;
+            }
+            // an error ends standard input like its end does
+            let _ = tokio::task::spawn_blocking(|| std::io::stdin().lines().for_each(drop)).await;
+        };
+        let served = Stub::new(vec![script]).serve(TcpIncoming::from(listener).with_nodelay(Some(true)), end);
+        served.await.map_err(|error| Error::Internal(format!("the stub server: {error}")))
+    })
 }

@@ -1,5 +1,6 @@
 //! Connecting to the server: options, network threads, and the models to measure.
 
+use super::load_args::check_bounds;
 use crate::{
     client::{
         connection::{ClientIdentity, ConnectOptions, MAX_CONNECTIONS, ServerConnection},
@@ -20,7 +21,6 @@ use tokio::{
 
 /// Pause before connecting again to an unreachable server.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
-/// Maximum threads.
 const MAX_THREADS: usize = 256;
 
 #[derive(Debug, Clone, clap::Args)]
@@ -58,9 +58,7 @@ pub(super) struct ServerArgs {
 impl ServerArgs {
     /// Checks the options, and reads keys and certificates.
     pub(super) fn connect_options(&self) -> Result<ConnectOptions> {
-        if let Some(count) = self.connections.filter(|count| !(1..=MAX_CONNECTIONS).contains(count)) {
-            return Err(Error::option("--connections", count, format!("from 1 to {MAX_CONNECTIONS}")));
-        }
+        self.connections.map_or(Ok(()), |count| check_bounds("--connections", count, 1..=MAX_CONNECTIONS))?;
         let options = ConnectOptions { address: self.address.clone(), ..ConnectOptions::default() };
         options.check()?;
         let read = |file: &Path| fs::read(file).map_err(Error::io(file));
@@ -96,9 +94,7 @@ impl ServerArgs {
 
 /// Builds a runtime of `threads` threads.
 pub(super) fn runtime(threads: usize) -> Result<Runtime> {
-    if !(1..=MAX_THREADS).contains(&threads) {
-        return Err(Error::option("--threads", threads, format!("from 1 to {MAX_THREADS}")));
-    }
+    check_bounds("--threads", threads, 1..=MAX_THREADS)?;
     let built = if threads == 1 {
         Builder::new_current_thread().enable_all().build()
     } else {
@@ -114,7 +110,6 @@ pub(super) struct Discovery {
     pub(super) software: Option<ServerSoftware>,
     /// All models of the server.
     pub(super) known: Vec<ModelInfo>,
-    /// Models to measure.
     pub(super) models: Vec<ModelInfo>,
 }
 
@@ -130,10 +125,10 @@ impl Discovery {
             Ok(listed) => listed,
             Err(error) => return Err(connect.diagnose(error).await),
         };
-        let models = if all && names.is_empty() {
-            known.clone()
-        } else {
-            models::select(if all { "--models" } else { "--model" }, names, &known)?
+        let models = match (all, names) {
+            (true, []) => known.clone(),
+            (true, _) => models::select("--models", names, &known)?,
+            (false, _) => models::select("--model", names, &known)?,
         };
         if models.is_empty() {
             return Err(Error::Setting("the server has no model".into()));

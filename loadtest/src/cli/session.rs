@@ -22,6 +22,7 @@ use crate::{
     report::data::{Conditions, FORMAT, LoadPoint, MeasurementReport, ReportPart},
 };
 use std::{
+    collections::HashSet,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -50,7 +51,6 @@ pub(super) struct MeasurementSession {
     connect: ConnectOptions,
     software: Option<ServerSoftware>,
     pub(super) workload: WorkloadArgs,
-    /// Models that are measured.
     pub(super) models: Vec<ModelInfo>,
     /// All models of the server.
     known: Vec<ModelInfo>,
@@ -79,8 +79,7 @@ impl MeasurementSession {
         Ok(session)
     }
 
-    /// Connects and opens one session for models that generate and one for models that summarize. The kind of the first model comes
-    /// first.
+    /// Connects and opens a session for each kind of models, generating and summarizing. The kind of the first model comes first.
     pub(super) async fn by_kind(
         server: ServerArgs,
         workload: WorkloadArgs,
@@ -165,8 +164,7 @@ impl MeasurementSession {
         measured
     }
 
-    /// Measures one of several loads unless the session is over, in which case the load is recorded as missing. Ends the session if the
-    /// server went away.
+    /// Measures one of several loads, or records it as missing if the session is over. Ends the session if the server went away.
     pub(super) async fn load(&self, model: &ModelInfo, load: LoadPattern, limits: LoadLimits) -> Option<LoadPoint> {
         let names = self.model_names(model);
         let point = self.measure_or_skip(&names, &load.describe(), self.point(model, load, limits)).await?;
@@ -187,19 +185,14 @@ impl MeasurementSession {
         self.workload.boundaries.map_or(by_default && model.pooled, |choice| choice == BoundaryChoice::Ask)
     }
 
-    /// Opens connections for `calls` calls at a time.
-    pub(super) async fn target(
-        &self,
-        model: &ModelInfo,
-        calls: usize,
-        boundaries_by_default: bool,
-    ) -> Result<RequestTarget> {
+    /// Opens connections for `calls` calls at a time. `by_default` is the command's choice of boundaries, as above.
+    pub(super) async fn target(&self, model: &ModelInfo, calls: usize, by_default: bool) -> Result<RequestTarget> {
         let streams = match model.concurrent_streams as usize {
             0 => DEFAULT_STREAMS,
             streams => streams,
         };
         let pool = self.connect.pool(self.server.connections(calls, streams)).await?;
-        let boundaries = self.boundaries(model, boundaries_by_default);
+        let boundaries = self.boundaries(model, by_default);
         Ok(RequestTarget { pool, model: model.name.clone(), boundaries, timeout: self.workload.timeout })
     }
 
@@ -214,7 +207,6 @@ impl MeasurementSession {
         self.workload.mix(&self.models, &self.known, self.cancel_share, seed)
     }
 
-    /// Measures a load.
     pub(super) async fn point(&self, model: &ModelInfo, load: LoadPattern, limits: LoadLimits) -> Result<LoadPoint> {
         let calls = load.concurrency().unwrap_or(limits.max_in_flight);
         let target = self.target(model, calls, true).await?;
@@ -222,11 +214,11 @@ impl MeasurementSession {
         let seed = self.next_seed();
         let job = Arc::new(LoadSetup { target, mix: self.mix(seed)?, objectives: self.workload.objectives() });
         let schedule = load.schedule(seed)?;
-        let length =
-            schedule.as_ref().map_or(limits.length, |schedule| limits.length.extended(schedule, limits.min_requests));
+        let mut length = limits.length;
         let begin = Instant::now();
         let (pacer, source) = match schedule {
             Some(schedule) => {
+                length = length.extended(&schedule, limits.min_requests);
                 let (pacer, requests) = Pacer::start(length.requests_of(schedule, begin))?;
                 (Some(pacer), RequestSource::Open { requests, max_in_flight: limits.max_in_flight })
             }
@@ -241,13 +233,9 @@ impl MeasurementSession {
 
     /// Returns the names of the models that requests go to when `measured` is measured, separated by commas. Workloads may name others.
     pub(super) fn model_names(&self, measured: &ModelInfo) -> String {
-        let mut names: Vec<&str> = Vec::new();
-        for name in self.workloads.iter().map(|workload| workload.model.as_deref().unwrap_or(&measured.name)) {
-            if !names.contains(&name) {
-                names.push(name);
-            }
-        }
-        names.join(", ")
+        let names = self.workloads.iter().map(|workload| workload.model.as_deref().unwrap_or(&measured.name));
+        let mut seen = HashSet::new();
+        names.filter(|name| seen.insert(*name)).collect::<Vec<_>>().join(", ")
     }
 
     /// Returns all models that requests go to: the measured ones, unless every workload names a model, and those that workloads name.
@@ -262,7 +250,6 @@ impl MeasurementSession {
         all
     }
 
-    /// Builds a report of `parts`.
     pub(super) fn report(&self, parts: Vec<ReportPart>, boundaries_by_default: bool) -> MeasurementReport {
         let cores = std::thread::available_parallelism().map_or(0, usize::from);
         let objectives = self.workload.objectives();
@@ -289,13 +276,9 @@ impl MeasurementSession {
 /// Rejects --beam if no workload requests summaries.
 fn check_beam(sessions: &[MeasurementSession]) -> Result<()> {
     let summarizes = |session: &MeasurementSession| session.workloads.iter().any(|workload| workload.kind == SUMMARIZE);
-    match sessions.iter().find_map(|session| session.workload.beam) {
-        Some(beam) if !sessions.iter().any(summarizes) => {
-            let expected = "used with a workload that requests summaries, from a model that writes them";
-            Err(Error::option("--beam", beam, expected))
-        }
-        _ => Ok(()),
-    }
+    let unused = sessions.iter().find_map(|session| session.workload.beam).filter(|_| !sessions.iter().any(summarizes));
+    let expected = "used with a workload that requests summaries, from a model that writes them";
+    unused.map_or(Ok(()), |beam| Err(Error::option("--beam", beam, expected)))
 }
 
 /// Returns a signal that becomes true on Ctrl-C, and on SIGTERM where the system has it. The command then reports what it measured.

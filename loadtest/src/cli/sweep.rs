@@ -1,4 +1,4 @@
-//! `weir-loadtest sweep`: measures several loads one after the other.
+//! `weir-loadtest run` and `sweep`: measure one load, or several one after the other.
 
 use super::{
     load_args::{ArrivalArgs, LoadArgs, check_in_flight, check_rate},
@@ -9,19 +9,36 @@ use crate::{
     client::models::ModelInfo,
     error::{Error, Result},
     knee::{self, RateResult},
-    load::schedule::{LoadPattern, RunLength},
+    load::schedule::LoadPattern,
     report::data::{LoadPoint, ReportPart},
 };
 use std::time::Duration;
 
 /// Smallest number of requests of a rate.
-pub(super) const MIN_REQUESTS: u64 = 20;
-/// Maximum loads of a sweep.
+const MIN_REQUESTS: u64 = 20;
 const MAX_POINTS: usize = 64;
+
+/// Measures one load.
+#[derive(Debug, clap::Args)]
+pub(super) struct RunArgs {
+    #[command(flatten)]
+    common: LoadArgs,
+    /// Model; may be left out if the server has only one.
+    #[arg(long, value_name = "NAME")]
+    model: Option<String>,
+    /// Closed loop with this many requests in flight: when one ends, the next starts [default: 8, unless --rate is given].
+    #[arg(long, value_name = "N", conflicts_with = "rate")]
+    concurrency: Option<usize>,
+    /// Open loop with this many requests per second, independent of the answers.
+    #[arg(long, value_name = "RATE")]
+    rate: Option<f64>,
+    #[command(flatten)]
+    arrivals: ArrivalArgs,
+}
 
 /// Measures several loads.
 #[derive(Debug, clap::Args)]
-pub(super) struct Args {
+pub(super) struct SweepArgs {
     #[command(flatten)]
     common: LoadArgs,
     /// Model; may be left out if the server has only one.
@@ -74,8 +91,35 @@ impl KneeSearchArgs {
     }
 }
 
-pub(super) fn run(args: Args, command: String) -> Result<()> {
-    let Args { common, model, concurrency, rates, search } = args;
+pub(super) fn run(args: RunArgs, command: String) -> Result<()> {
+    let RunArgs { common, model, concurrency, rate, arrivals } = args;
+    arrivals.check(rate.is_some(), "--rate")?;
+    let load = match rate {
+        Some(rate) => {
+            check_rate("--rate", rate)?;
+            arrivals.load(rate)
+        }
+        None => {
+            let concurrency = concurrency.unwrap_or(8);
+            check_in_flight("--concurrency", concurrency)?;
+            LoadPattern::Closed { concurrency }
+        }
+    };
+    let LoadArgs { server, workload, length, output } = common;
+    let limits = length.limits()?;
+    output.check()?;
+    let report = runtime(server.threads)?.block_on(async {
+        let mut session = MeasurementSession::open(server, workload, &Vec::from_iter(model), false, command).await?;
+        session.cancel_share = length.cancel_share;
+        let model = &session.models[0];
+        let point = session.point(model, load, limits).await?;
+        Ok::<_, Error>(session.report(vec![ReportPart::Run { model: session.model_names(model), point }], true))
+    })?;
+    output.write_measured(&[report], None)
+}
+
+pub(super) fn sweep(args: SweepArgs, command: String) -> Result<()> {
+    let SweepArgs { common, model, concurrency, rates, search } = args;
     let LoadArgs { server, workload, length, output } = common;
     search.check(concurrency.is_empty())?;
     rates.iter().try_for_each(|&rate| check_rate("--rates", rate))?;
@@ -89,13 +133,13 @@ pub(super) fn run(args: Args, command: String) -> Result<()> {
     let (reports, error) = runtime(server.threads)?.block_on(async {
         let mut session = MeasurementSession::open(server, workload, &Vec::from_iter(model), false, command).await?;
         session.cancel_share = length.cancel_share;
-        let model = &session.models[0];
+        let loads = ModelLoads { session: &session, model: &session.models[0], limits };
         let part = if !concurrency.is_empty() {
-            sweep_concurrency(&session, model, limits, &concurrency).await
+            loads.sweep_concurrency(&concurrency).await
         } else if !rates.is_empty() {
-            sweep_rates(&session, model, limits, &rates, &search.arrivals).await
+            loads.sweep_rates(&rates, &search.arrivals).await
         } else {
-            search_knee(&session, model, limits, &search).await
+            loads.search_knee(&search).await
         };
         let mut reports = [session.report(vec![part], true)];
         let error = session.finish(&mut reports);
@@ -104,79 +148,81 @@ pub(super) fn run(args: Args, command: String) -> Result<()> {
     output.write_measured(&reports, error)
 }
 
-/// Measures the batch-size curve.
-pub(super) async fn sweep_concurrency(
-    session: &MeasurementSession,
-    model: &ModelInfo,
-    limits: LoadLimits,
-    counts: &[usize],
-) -> ReportPart {
-    let mut points = Vec::new();
-    for &concurrency in counts {
-        let limits = LoadLimits { max_in_flight: concurrency, ..limits };
-        points.extend(session.load(model, LoadPattern::Closed { concurrency }, limits).await);
-    }
-    ReportPart::Batches { model: session.model_names(model), points }
+/// Loads of one model.
+#[derive(Clone, Copy)]
+pub(super) struct ModelLoads<'a> {
+    pub(super) session: &'a MeasurementSession,
+    pub(super) model: &'a ModelInfo,
+    pub(super) limits: LoadLimits,
 }
 
-/// Measures the given rates.
-async fn sweep_rates(
-    session: &MeasurementSession,
-    model: &ModelInfo,
-    limits: LoadLimits,
-    rates: &[f64],
-    arrivals: &ArrivalArgs,
-) -> ReportPart {
-    let mut sweep = RateSweep { session, model, limits, tried: Vec::new(), points: Vec::new() };
-    for &rate in rates {
-        sweep.measure(arrivals.load(rate), rate).await;
-    }
-    sweep.into_part()
-}
-
-/// Searches for the knee.
-pub(super) async fn search_knee(
-    session: &MeasurementSession,
-    model: &ModelInfo,
-    limits: LoadLimits,
-    search: &KneeSearchArgs,
-) -> ReportPart {
-    let objectives = !session.workload.objectives().is_empty();
-    let mut sweep = RateSweep { session, model, limits, tried: Vec::new(), points: Vec::new() };
-    while sweep.tried.len() < MAX_POINTS {
-        let next = match &sweep.tried[..] {
-            [] => Some(search.from.unwrap_or(1.0)),
-            tried => knee::next_rate(tried, search.to, search.refine, objectives),
-        };
-        let Some(rate) = next else { break };
-        if session.is_over() {
-            let is_first = sweep.points.is_empty();
-            let what = if is_first { "the search for the knee" } else { "the rest of the search for the knee" };
-            session.abort.add_missing(&session.model_names(model), what);
-            break;
+impl ModelLoads<'_> {
+    /// Measures the batch-size curve.
+    pub(super) async fn sweep_concurrency(self, counts: &[usize]) -> ReportPart {
+        let mut points = Vec::new();
+        for &concurrency in counts {
+            let limits = LoadLimits { max_in_flight: concurrency, ..self.limits };
+            points.extend(self.session.load(self.model, LoadPattern::Closed { concurrency }, limits).await);
         }
-        sweep.measure(search.arrivals.load(rate), rate).await;
+        ReportPart::Batches { model: self.session.model_names(self.model), points }
     }
-    sweep.into_part()
+
+    async fn sweep_rates(self, rates: &[f64], arrivals: &ArrivalArgs) -> ReportPart {
+        let mut sweep = RateSweep { loads: self, tried: Vec::new(), points: Vec::new() };
+        for &rate in rates {
+            sweep.measure(arrivals.load(rate), rate).await;
+        }
+        sweep.into_part()
+    }
+
+    pub(super) async fn search_knee(self, search: &KneeSearchArgs) -> ReportPart {
+        let objectives = !self.session.workload.objectives().is_empty();
+        let mut sweep = RateSweep { loads: self, tried: Vec::new(), points: Vec::new() };
+        while sweep.tried.len() < MAX_POINTS {
+            let next = match &sweep.tried[..] {
+                [] => Some(search.from.unwrap_or(1.0)),
+                tried => knee::next_rate(tried, search.to, search.refine, objectives),
+            };
+            let Some(rate) = next else { break };
+            if self.session.is_over() {
+                let is_first = sweep.points.is_empty();
+                let what = if is_first { "the search for the knee" } else { "the rest of the search for the knee" };
+                self.add_missing(what);
+                break;
+            }
+            sweep.measure(search.arrivals.load(rate), rate).await;
+        }
+        sweep.into_part()
+    }
+
+    /// Measures an open loop whose duration is extended until [`MIN_REQUESTS`] are expected, unless their number is given.
+    pub(super) async fn measure_rate(self, load: LoadPattern, rate: f64) -> Option<LoadPoint> {
+        let mut length = self.limits.length;
+        if let (None, Some(duration)) = (length.requests, &mut length.duration) {
+            *duration = (*duration).max(Duration::from_secs_f64(MIN_REQUESTS as f64 / rate));
+        }
+        let limits = LoadLimits { length, min_requests: MIN_REQUESTS, ..self.limits };
+        self.session.load(self.model, load, limits).await
+    }
+
+    /// Records that `what` was not measured.
+    pub(super) fn add_missing(self, what: &str) {
+        self.session.abort.add_missing(&self.session.model_names(self.model), what);
+    }
 }
 
 /// Rates measured so far.
 struct RateSweep<'a> {
-    session: &'a MeasurementSession,
-    model: &'a ModelInfo,
-    limits: LoadLimits,
+    loads: ModelLoads<'a>,
     tried: Vec<RateResult>,
     points: Vec<LoadPoint>,
 }
 
 impl RateSweep<'_> {
     async fn measure(&mut self, load: LoadPattern, rate: f64) {
-        let Self { session, model, .. } = *self;
-        let limits = LoadLimits { min_requests: MIN_REQUESTS, ..extended(self.limits, rate) };
-        let Some(point) = session.load(model, load, limits).await else { return };
+        let Some(point) = self.loads.measure_rate(load, rate).await else { return };
         if point.interrupted && point.figures.requests.measured == 0 {
-            session.abort.add_missing(&session.model_names(model), &load.describe());
-            return;
+            return self.loads.add_missing(&load.describe());
         }
         // an interrupted measurement, or a server that went away, does not show whether the rate is sustained
         if !point.interrupted && point.broken_off.is_none() {
@@ -186,21 +232,11 @@ impl RateSweep<'_> {
     }
 
     fn into_part(mut self) -> ReportPart {
-        let knee = knee::knee(&self.tried, !self.session.workload.objectives().is_empty());
+        let ModelLoads { session, model, .. } = self.loads;
+        let knee = knee::knee(&self.tried, !session.workload.objectives().is_empty());
         let rate = |point: &LoadPoint| point.load.rate().unwrap_or(0.0);
         self.points.sort_by(|a, b| rate(a).total_cmp(&rate(b)));
-        ReportPart::Rates { model: self.session.model_names(self.model), points: self.points, knee }
-    }
-}
-
-/// Extends the duration so that [`MIN_REQUESTS`] are expected at the rate, unless the number of requests is given.
-pub(super) fn extended(limits: LoadLimits, rate: f64) -> LoadLimits {
-    let least = Duration::from_secs_f64(MIN_REQUESTS as f64 / rate);
-    match (limits.length.requests, limits.length.duration) {
-        (None, Some(duration)) => {
-            LoadLimits { length: RunLength { duration: Some(duration.max(least)), ..limits.length }, ..limits }
-        }
-        _ => limits,
+        ReportPart::Rates { model: session.model_names(model), points: self.points, knee }
     }
 }
 

@@ -73,7 +73,7 @@ pub(super) enum BoundaryChoice {
     Leave,
 }
 
-fn prompts(text: &str) -> std::result::Result<PromptSource, String> {
+fn prompts(text: &str) -> Result<PromptSource, String> {
     match text {
         "lines" => Ok(PromptSource::Lines),
         "documents" => Ok(PromptSource::Documents),
@@ -82,7 +82,6 @@ fn prompts(text: &str) -> std::result::Result<PromptSource, String> {
 }
 
 impl WorkloadArgs {
-    /// Returns the objectives.
     pub(super) fn objectives(&self) -> Objectives {
         self.objective.clone().unwrap_or_default()
     }
@@ -175,7 +174,7 @@ fn invalid(text: &str, why: String) -> Error {
 }
 
 /// Applies the limits of the model that a workload names, if it names one.
-fn with_model_limits(mut spec: WorkloadSpec, known: &[ModelInfo]) -> std::result::Result<WorkloadSpec, String> {
+fn with_model_limits(mut spec: WorkloadSpec, known: &[ModelInfo]) -> Result<WorkloadSpec, String> {
     let Some(name) = &spec.model else { return Ok(spec) };
     let Some(model) = known.iter().find(|model| model.name == *name) else {
         let names: Vec<_> = known.iter().map(|model| model.name.as_str()).collect();
@@ -187,28 +186,20 @@ fn with_model_limits(mut spec: WorkloadSpec, known: &[ModelInfo]) -> std::result
 }
 
 /// Checks that the models of a workload can do its kind.
-fn check_kind(
-    spec: WorkloadSpec,
-    models: &[ModelInfo],
-    known: &[ModelInfo],
-) -> std::result::Result<WorkloadSpec, String> {
+fn check_kind(spec: WorkloadSpec, models: &[ModelInfo], known: &[ModelInfo]) -> Result<WorkloadSpec, String> {
     let is_other = |model: &&ModelInfo| spec.kind == kind(!model.summarizes);
     let unfit = match &spec.model {
         Some(name) => known.iter().filter(|model| model.name == *name).find(is_other),
         None => models.iter().find(is_other),
     };
-    match unfit {
-        Some(ModelInfo { name, summarizes: true, .. }) => {
-            Err(format!("kind={}: {name} summarizes documents", spec.kind))
-        }
-        Some(ModelInfo { name, .. }) => Err(format!("kind={}: {name} does not summarize documents", spec.kind)),
-        None => Ok(spec),
-    }
+    let Some(ModelInfo { name, summarizes, .. }) = unfit else { return Ok(spec) };
+    let does = if *summarizes { "summarizes" } else { "does not summarize" };
+    Err(format!("kind={}: {name} {does} documents", spec.kind))
 }
 
 /// Parses a workload; `spec` has the values of keys not given.
-fn parse_spec(mut spec: WorkloadSpec, text: &str) -> std::result::Result<WorkloadSpec, String> {
-    fn number<T: FromStr>(key: &str, value: &str) -> std::result::Result<T, String> {
+fn parse_spec(mut spec: WorkloadSpec, text: &str) -> Result<WorkloadSpec, String> {
+    fn number<T: FromStr>(key: &str, value: &str) -> Result<T, String> {
         value.parse().map_err(|_| format!("{key}={value} is not a valid number"))
     }
     let mut keys = Vec::new();

@@ -11,7 +11,6 @@ use tonic::{
     transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
 };
 
-/// Longest time to establish a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum connections.
 pub const MAX_CONNECTIONS: usize = 1024;

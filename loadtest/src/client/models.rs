@@ -10,7 +10,6 @@ use weir_proto::v1::{
     models_client::ModelsClient,
 };
 
-/// Longest time for the server to answer a metadata request.
 const METADATA_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Model as the server describes it.

@@ -13,7 +13,6 @@ use tokio::{
 
 /// Longest time to connect, and to answer.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Request that is sent.
 const PROBE: &[u8] = b"GET / HTTP/1.1\r\nhost: weir-loadtest\r\nconnection: close\r\n\r\n";
 /// Bytes of the answer that identify the protocol.
 const ANSWER_BYTES: usize = 5;
@@ -34,28 +33,25 @@ enum DetectedProtocol {
 impl ConnectOptions {
     /// Adds to a connection error what answers at the address and what the user can do about it.
     pub async fn diagnose(&self, error: Error) -> Error {
+        use DetectedProtocol::{Http1, Other, Silent, Tls, Unreachable};
         let Error::Remote { server, reason } = error else { return error };
         let (host, encrypted) = self.host();
         let hint = match (detect_protocol(&host).await, encrypted) {
-            (DetectedProtocol::Unreachable, _) => {
+            (Unreachable, _) => {
                 "no server is reachable there: is it started, and is the address right? --wait waits for a server to start"
             }
-            (DetectedProtocol::Silent, _) => {
-                "a listener there accepts connections but does not answer: is it the server's address?"
-            }
-            (DetectedProtocol::Http1, false) => {
+            (Silent, _) => "a listener there accepts connections but does not answer: is it the server's address?",
+            (Http1, false) => {
                 "the port speaks HTTP/1, as the ports for administration (--admin-listen) and HTTP (--http-listen) do: use the \
                  gRPC address (--listen of `weir serve`)"
             }
             // proxies that require TLS answer plain requests in HTTP/1
-            (DetectedProtocol::Http1, true) => {
+            (Http1, true) => {
                 "the port answers in HTTP/1: is it a gRPC port, and does it use TLS? If it does not use TLS, leave out https://"
             }
-            (DetectedProtocol::Other, true) => "the port does not use TLS: leave out https://",
-            (DetectedProtocol::Tls, false) => "the port expects TLS: use https:// and --tls-ca",
-            (DetectedProtocol::Tls, true) | (DetectedProtocol::Other, false) => {
-                return Error::Remote { server, reason };
-            }
+            (Other, true) => "the port does not use TLS: leave out https://",
+            (Tls, false) => "the port expects TLS: use https:// and --tls-ca",
+            (Tls, true) | (Other, false) => return Error::Remote { server, reason },
         };
         Error::Remote { server, reason: format!("{hint} ({reason})") }
     }

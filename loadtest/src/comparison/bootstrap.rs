@@ -4,8 +4,7 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
 
-/// Bootstrap resamples.
-pub const RESAMPLES: usize = 2000;
+pub(crate) const RESAMPLES: usize = 2000;
 /// Share of the resamples beyond either end of the interval.
 const TAIL: f64 = 0.025;
 /// Smallest number of pairs for an interval.
@@ -26,7 +25,7 @@ pub struct Gain {
 }
 
 /// Computes the gain over pairs of (baseline, other). Returns `None` without pairs, or if the other median is 0.
-pub fn gain(pairs: &[(f64, f64)], seed: u64) -> Option<Gain> {
+pub(crate) fn gain(pairs: &[(f64, f64)], seed: u64) -> Option<Gain> {
     let ratio = ratio(pairs)?;
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let mut resample = Vec::with_capacity(pairs.len());
@@ -50,7 +49,7 @@ fn ratio(pairs: &[(f64, f64)]) -> Option<f64> {
 }
 
 /// Returns the middle number, or the mean of the two in the middle; `None` without numbers.
-pub fn median(mut numbers: Vec<f64>) -> Option<f64> {
+pub(crate) fn median(mut numbers: Vec<f64>) -> Option<f64> {
     numbers.sort_by(f64::total_cmp);
     let middle = numbers.len() / 2;
     let upper = *numbers.get(middle)?;

@@ -127,8 +127,7 @@ impl ComparedModel {
 }
 
 impl ModelComparison {
-    /// Checks that the server's estimates are within `percent` of the measured gains.
-    /// Fails if one deviates more, or if the server reports none.
+    /// Fails if an estimated gain deviates more than `percent` from the measured one, or if the server reports no estimate.
     pub fn check_estimates(&self, percent: f64) -> Result<()> {
         let errors =
             || self.models.iter().flat_map(|model| model.estimate_errors().into_iter().map(move |e| (model, e)));

@@ -83,7 +83,6 @@ struct RoundResults {
     rounds: Vec<RoundOfModels>,
 }
 
-/// Request that ended.
 struct TimedRequest {
     timer: ClientTimer,
     outcome: RequestOutcome,
@@ -123,10 +122,7 @@ pub async fn compare_models(
     while let Some(ended) = tasks.join_next().await {
         ended.unwrap_or_else(|error| Err(Error::Internal(format!("a round's task: {error}"))))?;
     }
-    let lags = match probe {
-        Some(probe) => probe.stop().await?,
-        None => ValueHistogram::default(),
-    };
+    let lags = LagProbe::stop(probe).await?;
     let mut comparison = build_comparison(&state)?;
     comparison.tester = Some(assess_tester(&state, begun, cpu, lags, &comparison.models));
     Ok(comparison)
@@ -210,9 +206,8 @@ impl TimedRequest {
 fn estimated_gains(times: &[UnpooledTimes], seed: u64) -> Option<Gains> {
     let gain_in = |estimate_and_measured: fn(&UnpooledTimes) -> (Duration, Duration)| {
         let pairs = times.iter().map(estimate_and_measured).filter(|(_, measured)| !measured.is_zero());
-        let pairs: Vec<_> =
-            pairs.map(|(estimate, measured)| (estimate.as_secs_f64(), measured.as_secs_f64())).collect();
-        gain(&pairs, seed)
+        let pairs = pairs.map(|(estimate, measured)| (estimate.as_secs_f64(), measured.as_secs_f64()));
+        gain(&pairs.collect::<Vec<_>>(), seed)
     };
     (!times.is_empty()).then(|| Gains {
         total: gain_in(|times| (times.prefill_estimate + times.decode_estimate, times.prefill + times.decode)),
@@ -277,8 +272,7 @@ fn build_comparison(state: &ComparisonState) -> Result<ModelComparison> {
     })
 }
 
-/// Returns the bits per character of the text.
-/// Fails if the server rejects the request, or does not answer within the target's time limit.
+/// Returns the bits per character of the text. Fails if the server rejects the request or exceeds the target's time limit.
 pub async fn bits_per_char(target: &RequestTarget, text: &str) -> Result<f64, String> {
     let describe = |status: Status| format!("{}: {}", code(&status), status.message());
     match timeout(target.timeout, score(target, text)).await {

@@ -36,8 +36,7 @@ pub struct ArrivalSchedule {
 }
 
 impl ArrivalSchedule {
-    /// Builds a schedule of `rate` requests per second; bursty arrivals come `burst` at a time.
-    /// Fails unless the rate is finite and above 0.
+    /// Builds a schedule of `rate` requests per second, bursty ones `burst` at a time. Fails unless the rate is finite and above 0.
     pub fn new(process: ArrivalProcess, rate: f64, burst: u64, seed: u64) -> Result<Self> {
         let burst = if process == ArrivalProcess::Bursty { burst.max(1) } else { 1 };
         let rate = rate / burst as f64;

@@ -38,7 +38,6 @@ const FIRST_BACKOFF: Duration = Duration::from_millis(100);
 /// … up to this.
 const MAX_BACKOFF: Duration = Duration::from_secs(1);
 
-/// Code of requests that exceeded their time limit.
 const TIMED_OUT: &str = "DEADLINE_EXCEEDED";
 
 /// Becomes true when the measurement is to end.
@@ -151,10 +150,7 @@ pub async fn run_load(
     let closed = if is_done { None } else { observe(&counters, &mut timeline, close, requests, on_progress).await? };
     let closed = closed.unwrap_or_else(|| WindowEnd::now(&counters));
     timeline.flush(&counters);
-    let lags = match probe {
-        Some(probe) => probe.stop().await?,
-        None => ValueHistogram::default(),
-    };
+    let lags = LagProbe::stop(probe).await?;
     let mut stats = shared.stats.lock().unwrap_or_else(PoisonError::into_inner);
     Ok(LoadResult {
         stats: std::mem::take(&mut *stats),
@@ -210,8 +206,8 @@ async fn send_all(shared: Arc<DriverState>, length: RunLength, begin: Instant, s
                 running.spawn(closed_loop(shared.clone(), length, begin, numbers.clone()));
             }
         }
-        RequestSource::Open { requests, max_in_flight } => {
-            open_loop(&shared, requests, max_in_flight, &mut running).await?
+        RequestSource::Open { requests, max_in_flight: limit } => {
+            open_loop(&shared, requests, limit, &mut running).await?
         }
     }
     while let Some(ended) = running.join_next().await {

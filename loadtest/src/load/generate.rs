@@ -14,7 +14,7 @@ use crate::{
 };
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use std::{ops::ControlFlow, time::Duration};
+use std::time::Duration;
 use tonic::Status;
 use weir_proto::v1::{
     self, Details, Finished, GenerateRequest, Piece, Sampling, Stopping, generate_response::Event,
@@ -66,9 +66,8 @@ impl Workload for GenerateWorkload {
             prefixes: if *shared_prefix > 0 { *prefixes } else { 0 },
             output_chars: output.to_string(),
             temperature: *temperature,
-            chunk_chars: None,
-            beam: None,
             settings: settings::generation(*temperature),
+            ..WorkloadInfo::default()
         }
     }
 
@@ -124,7 +123,7 @@ impl PreparedRequest for GenerateCall {
                 match message.event {
                     Some(Event::Started(started)) => cached_chars = started.cached_chars,
                     Some(Event::Piece(piece)) => {
-                        if let ControlFlow::Break(()) = timer.record(received(&piece)) {
+                        if timer.record(received(&piece)).is_break() {
                             return Ok(());
                         }
                     }

@@ -5,8 +5,7 @@ use rand::{Rng, RngExt};
 use rand_distr::{Distribution, Exp, LogNormal, Normal};
 use std::{fmt, str::FromStr};
 
-/// Longest length that is drawn.
-pub const MAX_LENGTH: u64 = 1 << 20;
+pub(crate) const MAX_LENGTH: u64 = 1 << 20;
 
 /// Distribution of a length in characters. Draws beyond the bounds are clamped.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -2,11 +2,11 @@
 
 pub mod arrivals;
 pub mod driver;
-pub mod generate;
-pub mod length;
+mod generate;
+pub(crate) mod length;
 pub mod pacer;
 pub mod schedule;
-pub mod settings;
+pub(crate) mod settings;
 mod summarize;
-pub mod text;
+pub(crate) mod text;
 pub mod workload;

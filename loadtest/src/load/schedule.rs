@@ -51,7 +51,6 @@ pub struct ScheduledRequest {
     pub measured: bool,
 }
 
-/// Requests scheduled so far.
 #[derive(Debug, Default)]
 pub(super) struct ScheduledCounts {
     warm_up: u64,

@@ -4,7 +4,7 @@ use crate::client::models::ModelInfo;
 use std::collections::BTreeMap;
 
 /// Settings by their API names, each with a description of its value.
-pub type SentSettings = BTreeMap<String, String>;
+pub(crate) type SentSettings = BTreeMap<String, String>;
 
 /// Value of a setting that is not sent and that the server does not report.
 const SERVER_DEFAULT: &str = "server's default";
@@ -44,7 +44,7 @@ pub(super) fn summarization(beam: Option<u32>) -> SentSettings {
 }
 
 /// Replaces settings left to the model by the default that the server reports, where all models have the same.
-pub fn fill_model_defaults(settings: &mut SentSettings, models: &[&ModelInfo]) {
+pub(crate) fn fill_model_defaults(settings: &mut SentSettings, models: &[&ModelInfo]) {
     for (name, value) in settings.iter_mut().filter(|(_, value)| *value == MODEL_DEFAULT) {
         let mut defaults = models.iter().map(|model| model.documents.as_ref()?.default_of(name));
         let first = defaults.next().flatten();

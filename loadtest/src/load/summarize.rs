@@ -16,7 +16,6 @@ use crate::{
 };
 use rand_chacha::ChaCha8Rng;
 use std::{
-    ops::ControlFlow,
     sync::{Arc, OnceLock},
     time::Duration,
 };
@@ -52,13 +51,11 @@ impl Workload for SummarizeWorkload {
                 count => format!("{count} documents of {}", self.documents.text.name),
             },
             prompt_chars: prompts.to_string(),
-            shared_prefix_chars: 0,
-            prefixes: 0,
             output_chars: format!("{output} tokens"),
-            temperature: None,
             chunk_chars: Some(*chunk_chars),
             beam: *beam,
             settings: settings::summarization(*beam),
+            ..WorkloadInfo::default()
         }
     }
 
@@ -133,9 +130,7 @@ impl PreparedRequest for SummarizeCall {
                 match message.event {
                     Some(Event::Piece(piece)) => {
                         let characters = piece.text.chars().count() as u64;
-                        if let ControlFlow::Break(()) =
-                            timer.record(ReceivedMessage { characters, ..ReceivedMessage::default() })
-                        {
+                        if timer.record(ReceivedMessage { characters, ..ReceivedMessage::default() }).is_break() {
                             return Ok(());
                         }
                     }

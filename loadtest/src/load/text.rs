@@ -12,23 +12,20 @@ use std::{
 
 /// English in lower case: Wikipedia, CC BY-SA 4.0.
 const SAMPLE: &str = include_str!("../../../src/report/english.txt");
-/// Name of the bundled sample in reports.
 const SAMPLE_NAME: &str = "bundled English sample";
 /// Maximum bytes of a file.
 const MAX_BYTES: u64 = 16 << 20;
 
-/// Text and the name of its source.
 #[derive(Debug, Clone)]
-pub struct PromptText {
+pub(crate) struct PromptText {
     /// Names of the files, or of the bundled sample.
     pub name: String,
     chars: Vec<char>,
 }
 
 impl PromptText {
-    /// Reads files and concatenates them; without files, returns the bundled sample.
-    /// Fails if a file is missing, empty, too large, or not UTF-8.
-    pub fn read(files: &[PathBuf]) -> Result<Self> {
+    /// Reads and concatenates files, or returns the bundled sample. Fails if a file is missing, empty, too large or not UTF-8.
+    pub(crate) fn read(files: &[PathBuf]) -> Result<Self> {
         if files.is_empty() {
             return Ok(Self { name: SAMPLE_NAME.into(), chars: SAMPLE.chars().collect() });
         }
@@ -36,15 +33,14 @@ impl PromptText {
         for file in files {
             chars.extend(read_file(file)?.chars());
         }
-        let names: Vec<_> =
-            files.iter().map(|file| file.file_name().unwrap_or(file.as_os_str()).to_string_lossy()).collect();
-        Ok(Self { name: names.join(", "), chars })
+        let name = |file: &PathBuf| file.file_name().unwrap_or(file.as_os_str()).to_string_lossy().into_owned();
+        Ok(Self { name: files.iter().map(name).collect::<Vec<_>>().join(", "), chars })
     }
 
     /// Reads documents, and a text without characters that carries their common name. Each line of a `.jsonl` file is an object with
     /// a document as `text`, `document` or `article`; every other file is one document.
     /// Fails if there is no file, or one is missing, empty, too large, or malformed.
-    pub fn documents(files: &[PathBuf]) -> Result<(Self, Vec<String>)> {
+    pub(crate) fn documents(files: &[PathBuf]) -> Result<(Self, Vec<String>)> {
         if files.is_empty() {
             return Err(Error::option("--prompts", "no file", "files, because the prompts are documents"));
         }
@@ -53,15 +49,11 @@ impl PromptText {
         for file in files {
             let text = read_file(file)?;
             if file.extension().is_some_and(|extension| extension == "jsonl") {
+                let field = format!("--prompts {}", file.display());
+                let expected = "a JSON object with a text as `text`, `document` or `article`";
                 let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
                 for (number, line) in lines {
-                    let malformed = || {
-                        Error::option(
-                            format!("--prompts {}", file.display()),
-                            format!("line {}", number + 1),
-                            "a JSON object with a text as `text`, `document` or `article`",
-                        )
-                    };
+                    let malformed = || Error::option(&field, format!("line {}", number + 1), expected);
                     let object: serde_json::Value = serde_json::from_str(line).map_err(|_| malformed())?;
                     let value = ["text", "document", "article"].iter().find_map(|key| object.get(key)?.as_str());
                     let document = value.filter(|document| !document.trim().is_empty()).ok_or_else(malformed)?;
@@ -75,19 +67,19 @@ impl PromptText {
     }
 
     /// Returns the lines that are not blank. Fails if there are none.
-    pub fn lines(&self) -> Result<Vec<String>> {
+    pub(crate) fn lines(&self) -> Result<Vec<String>> {
         let text: String = self.chars.iter().collect();
         let lines: Vec<_> = text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned).collect();
         if lines.is_empty() { Err(Error::option("--prompts", &self.name, "text with lines in it")) } else { Ok(lines) }
     }
 
     /// Returns at most the first `length` characters.
-    pub fn head(&self, length: usize) -> String {
+    pub(crate) fn head(&self, length: usize) -> String {
         self.chars.iter().take(length).collect()
     }
 
     /// Returns `length` characters from a random position, at the start of a word if the text has words. Wraps around at the end.
-    pub fn excerpt(&self, rng: &mut impl Rng, length: u64) -> String {
+    pub(crate) fn excerpt(&self, rng: &mut impl Rng, length: u64) -> String {
         let count = self.chars.len();
         if count == 0 {
             return String::new();

@@ -93,7 +93,7 @@ pub struct WorkloadSpec {
 }
 
 /// Workload as it is reported.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WorkloadInfo {
     /// Name.

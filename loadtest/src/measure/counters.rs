@@ -13,7 +13,6 @@ use tokio::time::Instant;
 /// Counters since the start of the load, warm-up included; or increments of these counters.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LoadCounters<T> {
-    /// Characters received.
     pub characters: T,
     /// Messages with characters.
     pub messages: T,
@@ -32,7 +31,6 @@ pub struct LoadCounters<T> {
 /// Counters that requests update concurrently.
 #[derive(Debug, Default)]
 pub struct LiveCounters {
-    /// The counters.
     pub totals: LoadCounters<AtomicU64>,
     /// Times to first character of the requests that ended since these were last taken.
     first_times: Mutex<ValueHistogram>,
@@ -48,14 +46,11 @@ pub struct CounterSnapshot {
 /// Changes of the counters within a time span.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CounterDelta {
-    /// Time span.
     pub span: Duration,
-    /// Increments of the counters.
     pub counts: LoadCounters<u64>,
 }
 
 impl LiveCounters {
-    /// Reads the counters.
     pub fn read(&self) -> CounterSnapshot {
         let counts = LoadCounters {
             characters: self.totals.characters.load(Relaxed),
@@ -90,7 +85,6 @@ impl LoadCounters<u64> {
         [characters, messages, started, finished, failed, good, measured]
     }
 
-    /// Adds `other` to each counter.
     pub(super) fn add(&mut self, mut other: Self) {
         self.fields_mut().into_iter().zip(other.fields_mut()).for_each(|(sum, value)| *sum += *value);
     }

@@ -17,10 +17,8 @@ use tokio::time::Instant;
 /// Maximum gaps, and segments, kept of one request: more than any request asks for.
 const MAX_GAPS: usize = 1 << 20;
 
-/// Characters of one message.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ReceivedMessage {
-    /// Characters.
     pub characters: u64,
     /// Characters that end a segment according to the predictor.
     pub predicted_ends: u64,
@@ -43,27 +41,21 @@ pub struct ServerReport {
     pub texts: TextTotals,
     /// Estimated times without pooling, next to the measured ones.
     pub unpooled: Option<UnpooledTimes>,
-    /// Measurement of a summary.
     pub summary: Option<SummaryMeasurement>,
 }
 
 /// Times of a request on its row, as the server reports them: measured, and estimated without pooling.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct UnpooledTimes {
-    /// Measured prefill time.
     pub prefill: Duration,
-    /// Estimated prefill time without pooling.
     pub prefill_estimate: Duration,
     /// Measured decode time, from the first character on.
     pub decode: Duration,
-    /// Estimated decode time without pooling.
     pub decode_estimate: Duration,
 }
 
-/// Gap between two messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Gap {
-    /// Length.
     pub span: Duration,
     /// True if the middle layers ran in it.
     pub boundary: bool,
@@ -73,9 +65,7 @@ pub struct Gap {
 #[derive(Debug)]
 pub struct ClientTimer {
     counters: Arc<LiveCounters>,
-    /// Intended send time.
     pub intended: Instant,
-    /// Actual send time.
     pub sent: Option<Instant>,
     first: Option<Instant>,
     last: Option<Instant>,
@@ -85,9 +75,7 @@ pub struct ClientTimer {
     next_is_boundary: bool,
     /// Characters after which this client cancels the request, if it does.
     cancel_after: Option<u64>,
-    /// Characters received.
     pub characters: u64,
-    /// Characters of the first message.
     first_characters: u64,
     /// Messages with characters.
     pub messages: u64,
@@ -95,7 +83,6 @@ pub struct ClientTimer {
     pub gaps: Vec<Gap>,
     /// Times from one end of a segment to the next that came in another message.
     pub segments: Vec<Duration>,
-    /// Report of the server at the end of the request.
     pub server_report: Option<ServerReport>,
 }
 
@@ -120,7 +107,6 @@ impl ClientTimer {
         }
     }
 
-    /// Records that the request is sent now.
     pub fn mark_sent(&mut self) {
         self.sent = Some(Instant::now());
     }
@@ -151,7 +137,6 @@ impl ClientTimer {
         if self.is_cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
 
-    /// True if this client cancelled the request.
     pub fn is_cancelled(&self) -> bool {
         self.cancel_after.is_some_and(|limit| self.characters >= limit)
     }

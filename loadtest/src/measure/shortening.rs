@@ -5,21 +5,17 @@ use serde::{Deserialize, Serialize};
 /// Totals that the server reported for generated texts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TextTotals {
-    /// Characters of the prompts.
     pub prompt: u64,
     /// Prompt characters that the server had cached.
     pub cached: u64,
-    /// Characters generated.
     pub generated: u64,
     /// Segments closed, prompts included.
     pub segments: u64,
 }
 
-/// Shortening factor of a model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelShortening {
-    /// Model.
     pub model: String,
     /// Characters per closed segment of its texts, prompts included; absent if none was closed.
     pub factor: Option<f64>,

@@ -4,7 +4,6 @@ use super::histogram::{MILLI, Percentiles, ValueHistogram};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// Measurement of one summary.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SummaryMeasurement {
     /// From sending until the last of the document was handed to the client library.
@@ -15,11 +14,8 @@ pub struct SummaryMeasurement {
     pub encode_rest: Duration,
     /// From the decoder's first step to its last, as the server reports it.
     pub decode: Duration,
-    /// Tokens of the document.
     pub document_tokens: u64,
-    /// Document tokens that the server had cached.
     pub cached_tokens: u64,
-    /// Tokens of the summary.
     pub summary_tokens: u64,
     /// Bytes of the decoder's keys and values of the document.
     pub cross_attention_bytes: u64,
@@ -34,7 +30,6 @@ impl SummaryMeasurement {
     }
 }
 
-/// Statistics of all summaries so far.
 #[derive(Debug, Default)]
 pub(super) struct SummaryStats {
     count: u64,
@@ -47,17 +42,13 @@ pub(super) struct SummaryStats {
     speed: ValueHistogram,
 }
 
-/// Figures of summaries.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SummaryFigures {
     /// Summaries that succeeded.
     pub count: u64,
-    /// Tokens of their documents.
     pub document_tokens: u64,
-    /// Document tokens that the server had cached.
     pub cached_tokens: u64,
-    /// Tokens of the summaries.
     pub summary_tokens: u64,
     /// Bytes of the decoder's keys and values of the documents.
     pub cross_attention_bytes: u64,
@@ -88,7 +79,6 @@ impl SummaryFigures {
 }
 
 impl SummaryStats {
-    /// Records a summary that succeeded.
     pub(super) fn record(&mut self, summary: &SummaryMeasurement) {
         self.count += 1;
         self.add_sums(summary);

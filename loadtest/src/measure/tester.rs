@@ -27,20 +27,16 @@ const TICK: Duration = Duration::from_millis(5);
 /// Ticks that may wait to be received: five minutes' worth.
 const WAITING: usize = 1 << 16;
 /// Share of its threads' time above which the tester counts as the limit.
-pub const MAX_CPU_SHARE: f64 = 0.8;
+pub(crate) const MAX_CPU_SHARE: f64 = 0.8;
 /// Largest lag of the tester, as a share of the median time to first character or gap.
-pub const MAX_LAG_SHARE: f64 = 0.1;
-/// Smallest share of a core at which messages per processor time show what a core could read: below it, most of that time is not spent
-/// on messages.
-pub const MIN_CPU_SHARE: f64 = 0.25;
+pub(crate) const MAX_LAG_SHARE: f64 = 0.1;
+/// Share of a core below which most processor time is not spent on messages, and does not show what a core could read.
+pub(crate) const MIN_CPU_SHARE: f64 = 0.25;
 
-/// Load of the tester.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TesterFigures {
-    /// Threads of the tester.
     pub threads: usize,
-    /// Connections of the tester.
     pub connections: usize,
     /// Processor time of the process in the measured window; absent if the system does not report it.
     pub cpu_ns: Option<u64>,
@@ -50,8 +46,7 @@ pub struct TesterFigures {
     pub messages_per_second: f64,
     /// Highest messages per second of any timeline sample of at least a fifth of a second.
     pub peak_messages_per_second: Option<f64>,
-    /// Messages per second that one core could read at this cost: messages divided by seconds of processor time. Absent if the tester
-    /// used so little of a core that most of it was not for messages.
+    /// Messages by seconds of processor time: what one core could read. Absent if less than `MIN_CPU_SHARE` of one was used.
     pub messages_per_cpu_second: Option<f64>,
     /// Lags of the probe's ticks.
     pub event_lag_ns: Percentiles,
@@ -73,8 +68,7 @@ impl TesterFigures {
 
 /// Owner of processor time.
 #[derive(Debug, Clone, Copy)]
-pub enum CpuClock {
-    /// This process.
+pub(crate) enum CpuClock {
     Process,
     /// The calling thread.
     Thread,
@@ -83,7 +77,7 @@ pub enum CpuClock {
 impl CpuClock {
     /// Returns the processor time used so far; `None` if the system does not report it.
     #[cfg(unix)]
-    pub fn read(self) -> Option<Duration> {
+    pub(crate) fn read(self) -> Option<Duration> {
         use rustix::time::{ClockId, clock_gettime};
         let time = clock_gettime(match self {
             Self::Process => ClockId::ProcessCPUTime,
@@ -92,20 +86,19 @@ impl CpuClock {
         Some(Duration::new(u64::try_from(time.tv_sec).ok()?, u32::try_from(time.tv_nsec).ok()?))
     }
 
-    /// Returns the processor time used so far; `None` if the system does not report it.
     #[cfg(not(unix))]
     pub fn read(self) -> Option<Duration> {
         None
     }
 
     /// Returns the processor time used since `start`, an earlier reading.
-    pub fn since(self, start: Option<Duration>) -> Option<Duration> {
+    pub(crate) fn since(self, start: Option<Duration>) -> Option<Duration> {
         Some(self.read()?.saturating_sub(start?))
     }
 }
 
 /// Running lag probe; it ends when dropped.
-pub struct LagProbe {
+pub(crate) struct LagProbe {
     // dropping this ends the thread
     stop: Option<SyncSender<()>>,
     thread: Option<thread::JoinHandle<()>>,
@@ -114,7 +107,7 @@ pub struct LagProbe {
 
 impl LagProbe {
     /// Starts the probe on this runtime. Fails if the thread cannot be started.
-    pub fn start() -> Result<Self> {
+    pub(crate) fn start() -> Result<Self> {
         let (stop, stopped) = sync_channel::<()>(0);
         let (ticks, mut received) = mpsc::channel::<Instant>(WAITING);
         let run = move || {
@@ -126,8 +119,8 @@ impl LagProbe {
             }
         };
         let thread = thread::Builder::new().name("lag-probe".into()).spawn(run);
-        let thread =
-            thread.map_err(|error| Error::Internal(format!("cannot start the lag probe's thread: {error}")))?;
+        let failed = |error| Error::Internal(format!("cannot start the lag probe's thread: {error}"));
+        let thread = thread.map_err(failed)?;
         let lags = tokio::spawn(async move {
             let mut lags = ValueHistogram::default();
             while let Some(tick) = received.recv().await {
@@ -138,10 +131,11 @@ impl LagProbe {
         Ok(Self { stop: Some(stop), thread: Some(thread), lags })
     }
 
-    /// Stops the probe and returns the lags of its ticks. Fails if the probe's task panicked.
-    pub async fn stop(mut self) -> Result<ValueHistogram> {
-        drop(self.stop.take());
-        (&mut self.lags).await.map_err(|error| Error::Internal(format!("the lag probe's task: {error}")))
+    /// Stops a probe, if one runs, and returns the lags of its ticks. Fails if the probe's task panicked.
+    pub(crate) async fn stop(probe: Option<Self>) -> Result<ValueHistogram> {
+        let Some(mut probe) = probe else { return Ok(ValueHistogram::default()) };
+        drop(probe.stop.take());
+        (&mut probe.lags).await.map_err(|error| Error::Internal(format!("the lag probe's task: {error}")))
     }
 }
 
@@ -172,14 +166,10 @@ impl Drop for LagProbe {
 
 /// Measurements from which the tester's load is assessed.
 #[derive(Debug, Default)]
-pub struct TesterMeasurement {
-    /// Threads of the tester.
+pub(crate) struct TesterMeasurement {
     pub threads: usize,
-    /// Connections of the tester.
     pub connections: usize,
-    /// Changes of the counters within the window.
     pub window: CounterDelta,
-    /// Processor time within the window.
     pub cpu: Option<Duration>,
     /// Highest messages per second of the timeline.
     pub peak: Option<f64>,
@@ -197,7 +187,7 @@ pub struct TesterMeasurement {
 
 impl TesterMeasurement {
     /// Computes the tester's figures and the reasons why it may be the limit.
-    pub fn assess(self) -> TesterFigures {
+    pub(crate) fn assess(self) -> TesterFigures {
         let Self { threads, connections, window, cpu, peak, lags, held, own, median_first, median_gap } = self;
         let seconds = window.span.as_secs_f64().max(1e-9);
         let messages = window.counts.messages as f64;
@@ -205,9 +195,8 @@ impl TesterMeasurement {
         let event_lag_ns = lags.percentiles(1.0);
         let mut limits = Vec::new();
         if let Some(share) = cpu_share.filter(|&share| share > MAX_CPU_SHARE) {
-            let percent = share * 100.0;
-            limits
-                .push(format!("it used {percent:.0} % of the processor time of its threads: give it more (--threads)"));
+            let used = format!("it used {:.0} % of the processor time of its threads", share * 100.0);
+            limits.push(used + ": give it more (--threads)");
         }
         if held > 0 {
             limits.push(format!(
@@ -280,12 +269,8 @@ mod tests {
     fn each_way_of_being_the_limit_is_reported() {
         let busy = TesterMeasurement { cpu: Some(Duration::from_secs(9)), ..evidence() }.assess();
         assert!(busy.limits.len() == 1 && busy.limits[0].contains("90 %"), "{:?}", busy.limits);
-        assert!(
-            TesterMeasurement { threads: 2, cpu: Some(Duration::from_secs(9)), ..evidence() }
-                .assess()
-                .limits
-                .is_empty()
-        );
+        let shared = TesterMeasurement { threads: 2, cpu: Some(Duration::from_secs(9)), ..evidence() }.assess();
+        assert!(shared.limits.is_empty());
         assert!(TesterMeasurement { held: 3, ..evidence() }.assess().limits[0].starts_with("3 requests waited"));
         let own = TesterMeasurement { own: 2, ..evidence() }.assess();
         assert!(own.limits[0].contains("ended 2 requests with them, reported as TESTER"));
@@ -303,7 +288,7 @@ mod tests {
         while begun.elapsed() < Duration::from_millis(120) {
             std::hint::spin_loop();
         }
-        let lags = probe.stop().await.unwrap().percentiles(1.0);
+        let lags = LagProbe::stop(Some(probe)).await.unwrap().percentiles(1.0);
         // the first tick came 5 ms after the start, or later on a busy machine, but hardly 100 ms
         assert!(lags.max.unwrap() > 20e6, "{lags:?}");
     }

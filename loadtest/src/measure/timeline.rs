@@ -17,7 +17,6 @@ const MAX_SAMPLES: usize = 240;
 pub struct TimelineSample {
     /// Start of the interval, counted from the end of the warm-up.
     pub at_ns: u64,
-    /// Length of the interval.
     pub span_ns: u64,
     /// Requests due to be sent in the interval.
     pub started: u64,
@@ -25,7 +24,6 @@ pub struct TimelineSample {
     pub finished: u64,
     /// Requests that ended otherwise in the interval.
     pub failed: u64,
-    /// Characters received in the interval.
     pub characters: u64,
     /// Messages with these characters.
     pub messages: u64,
@@ -58,7 +56,6 @@ pub struct Timeline {
 }
 
 impl Timeline {
-    /// Starts a timeline now.
     pub fn begin(counters: &LiveCounters) -> Self {
         counters.take_first_times();
         let begun = counters.read();
@@ -113,7 +110,6 @@ impl Timeline {
         long.map(|delta| delta.counts.messages as f64 / delta.span.as_secs_f64()).max_by(f64::total_cmp)
     }
 
-    /// Returns the samples for the report.
     pub fn samples(&self) -> Vec<TimelineSample> {
         self.buckets.iter().map(Bucket::sample).collect()
     }

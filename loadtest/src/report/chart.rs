@@ -37,7 +37,6 @@ pub(super) struct ChartSeries {
     pub(super) steps: bool,
 }
 
-/// Vertical line with a label.
 pub(super) struct VerticalLine {
     pub(super) x: f64,
     pub(super) label: String,

@@ -20,7 +20,6 @@ fn line(label: &str, points: Vec<(f64, f64)>) -> ChartSeries {
     ChartSeries { label: label.into(), points, steps: false }
 }
 
-/// Describes the workloads.
 fn describe_workloads(conditions: &Conditions, figures: Option<&RequestFigures>) -> String {
     let describe = |workload: &WorkloadInfo| {
         let model = workload.model.as_ref().map(|model| format!(", of {model}")).unwrap_or_default();
@@ -94,12 +93,10 @@ pub(super) fn batches(model: &str, points: &[LoadPoint], conditions: &Conditions
     let each = curve(points, concurrency, |point| point.figures.chars_per_second.p50);
     let tokens = curve(points, concurrency, |point| point.figures.summaries.as_ref()?.tokens_per_second.p50);
     let workloads = describe_workloads(conditions, points.first().map(|point| &point.figures));
-    let remark = match points.iter().any(|point| point.figures.summaries.is_some()) {
-        true => {
-            " Characters of summaries depend on what the model writes with its tokens: compare tokens between models."
-        }
-        false => "",
-    };
+    let remark =
+        " Characters of summaries depend on what the model writes with its tokens: compare tokens between models.";
+    let has_summaries = points.iter().any(|point| point.figures.summaries.is_some());
+    let remark = if has_summaries { remark } else { "" };
     let note = format!("{model}; {workloads}. Each point is a separate run.{remark}");
     let chart = |title: &str, y: &str, scale, series| {
         let x = AxisSpec::new("requests at a time", Scale::Log);
@@ -137,7 +134,6 @@ fn steps(bars: &[HistogramBar]) -> Vec<(f64, f64)> {
     points
 }
 
-/// Draws the distribution of gaps.
 pub(super) fn gaps(title: &str, figures: &RequestFigures, conditions: &Conditions) -> Markup {
     let stepped = |label: String, bars: &[HistogramBar]| ChartSeries { label, points: steps(bars), steps: true };
     let count = |spread: Option<Percentiles>| spread.map_or(0, |spread| spread.count);
@@ -162,7 +158,6 @@ pub(super) fn gaps(title: &str, figures: &RequestFigures, conditions: &Condition
     })
 }
 
-/// Draws the timeline.
 pub(super) fn timeline(model: &str, point: &LoadPoint) -> Markup {
     let values = |value: fn(&TimelineSample) -> Option<f64>| -> Vec<(f64, f64)> {
         let long = point.course.iter().filter(|sample| sample.span_ns > 10_000_000);

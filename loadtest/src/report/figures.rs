@@ -20,7 +20,6 @@ pub(super) fn optional_time(ns: Option<f64>) -> String {
     ns.map_or(NONE.into(), units::time)
 }
 
-/// Unit of a row's values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unit {
     /// Nanoseconds, shown in the unit that reads best.
@@ -31,7 +30,6 @@ pub(super) enum Unit {
 
 pub(super) struct FigureRow {
     pub(super) name: &'static str,
-    /// Short definition.
     pub(super) definition: &'static str,
     pub(super) unit: Unit,
     pub(super) values: Percentiles,
@@ -72,9 +70,8 @@ pub(super) fn rows(figures: &RequestFigures) -> Vec<FigureRow> {
         ]),
         _ => rows.push(FigureRow::time("gap", "between messages", figures.gap_ns)),
     }
-    rows.extend(
-        figures.segment_ns.map(|values| FigureRow::time("segment", "from one segment's end to the next", values)),
-    );
+    let segment = |values| FigureRow::time("segment", "from one segment's end to the next", values);
+    rows.extend(figures.segment_ns.map(segment));
     rows.extend([
         FigureRow::time("time per character", "a request's mean, after its first message", figures.char_ns),
         FigureRow {

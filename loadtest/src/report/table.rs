@@ -120,7 +120,6 @@ fn figures_table(out: &mut String, figures: &RequestFigures) -> std::fmt::Result
     aligned(out, &lines)
 }
 
-/// Definition of goodput.
 pub(super) const GOODPUT: &str = "good requests that ended in the measured window, divided by its length; requests that began in the \
                                   warm-up count, requests that ended after the window do not";
 

@@ -17,7 +17,6 @@ use weir_proto::v1::{
     SegmentRequest, SegmentResponse, Started, Timing, Usage, generate_response, generation_server, score_response,
 };
 
-/// Request in progress.
 struct StubGeneration {
     stub: Stub,
     script: Script,

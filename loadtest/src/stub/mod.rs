@@ -1,8 +1,7 @@
 //! Server that answers with scripted delays instead of text, so that the tester's figures can be checked.
 
 mod generation;
-mod inference;
-mod models;
+mod metadata;
 mod server;
 mod slots;
 mod summaries;

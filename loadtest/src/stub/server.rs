@@ -81,11 +81,8 @@ pub struct Stub {
 impl Stub {
     /// Builds a server of these models; its time begins now.
     pub fn new(scripts: Vec<Script>) -> Self {
-        let models = scripts.into_iter().map(|script| {
-            let slots = Arc::new(StubSlots::new(script.rows));
-            (script, slots)
-        });
-        let models = Arc::new(models.collect());
+        let slots = |script: &Script| Arc::new(StubSlots::new(script.rows));
+        let models = Arc::new(scripts.into_iter().map(|script| (script.clone(), slots(&script))).collect());
         Self { models, start: Instant::now(), sent: Arc::default(), requests: Arc::default() }
     }
 

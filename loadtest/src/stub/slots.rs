@@ -12,7 +12,6 @@ use tokio::{
     time::Instant,
 };
 
-/// Slots of a model.
 pub(super) struct StubSlots {
     permits: Arc<Semaphore>,
     /// Times since which slots that were taken before are free.

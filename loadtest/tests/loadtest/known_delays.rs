@@ -70,8 +70,7 @@ async fn waits_under_overload_count_from_the_intended_start() {
 async fn requests_due_during_a_pause_wait_for_its_end() {
     let pause = Some((Duration::from_secs(4), Duration::from_secs(6)));
     let script = Script { first: ms(10), pause, ..Script::instant("stub") };
-    let open = Test { rate: Some(100.0), ..Test::new(script.clone(), 1) };
-    let (result, figures) = open.drive().await;
+    let (result, figures) = Test { rate: Some(100.0), ..Test::new(script.clone(), 1) }.drive().await;
     let first = figures.time_to_first_char_ns;
     assert_eq!(first.count, 1000);
     near(first.max, ms(2000), "longest wait");
@@ -94,8 +93,7 @@ async fn requests_due_during_a_pause_wait_for_its_end() {
 #[tokio::test(start_paused = true)]
 async fn waits_for_the_testers_own_limit_count_and_are_reported() {
     let script = Script { first: ms(500), ..Script::instant("stub") };
-    let test = Test { rate: Some(4.0), max_in_flight: 1, ..Test::new(script, 1) };
-    let (result, figures) = test.drive().await;
+    let (result, figures) = Test { rate: Some(4.0), max_in_flight: 1, ..Test::new(script, 1) }.drive().await;
     // 250 ms apart, 500 ms each: the n-th waits for n quarters of a second
     near(figures.total_ns.max, ms(39 * 250 + 500), "total of the last request");
     near(figures.total_from_send_ns.max, ms(500), "total from sending, without the wait");
@@ -115,8 +113,7 @@ async fn rejections_cancellations_and_missed_objectives_are_counted_separately()
     assert_eq!((outcomes.measured, outcomes.well, outcomes.errors["RESOURCE_EXHAUSTED"]), (100, 75, 25));
     assert_eq!((figures.good, figures.total_ns.count), (75, 75));
 
-    let cancelled = Test { rate: Some(10.0), cancel_share: 1.0, ..Test::new(self::script(), 20) };
-    let (_, figures) = cancelled.drive().await;
+    let (_, figures) = Test { rate: Some(10.0), cancel_share: 1.0, ..Test::new(self::script(), 20) }.drive().await;
     assert_eq!((figures.requests.cancelled, figures.requests.well, figures.total_ns.count), (100, 0, 0));
 
     // the server hangs for two seconds: requests that wait longer than one are not good
@@ -134,8 +131,7 @@ async fn rejections_cancellations_and_missed_objectives_are_counted_separately()
 async fn no_request_outlasts_its_time_limit() {
     let script = Script { first: ms(200), rows: 2, ..Script::instant("stub") };
     let extent = RunLength { warm_up: Duration::ZERO, duration: None, requests: Some(3) };
-    let test = Test { concurrency: 3, extent, timeout: ms(300), ..Test::new(script, 1) };
-    let (result, figures) = test.drive().await;
+    let (result, figures) = Test { concurrency: 3, extent, timeout: ms(300), ..Test::new(script, 1) }.drive().await;
     assert_eq!((figures.requests.well, figures.requests.errors["DEADLINE_EXCEEDED"]), (2, 1));
     assert_eq!(result.window.span, ms(300), "not the 400 ms after which the third would have been answered");
     let exact = Script { first: ms(300), ..Script::instant("stub") };

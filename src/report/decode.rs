@@ -69,16 +69,15 @@ pub struct DecodeBench<'a> {
 }
 
 impl<'a> DecodeBench<'a> {
-    /// Feeds each row its context, then runs the warm-up rounds.
-    /// Fails if the plan exceeds a limit of the model, or if a step fails.
+    /// Feeds each row its context and runs the warm-up rounds. Fails if the plan exceeds the model's limits or a step fails.
     pub fn start(model: &'a dyn Model, sample: &'a Sample, plan: DecodePlan) -> Result<Self> {
         plan.check(model.card())?;
         let mut rows = Vec::with_capacity(plan.batch);
         let mut scratch = model.scratch();
         for index in 0..plan.batch {
             let start = Sample::start(index);
-            let mut row =
-                SequenceRow::new(model.begin(BoundaryOptions { offset: start, ..BoundaryOptions::default() })?);
+            let boundaries = BoundaryOptions { offset: start, ..BoundaryOptions::default() };
+            let mut row = SequenceRow::new(model.begin(boundaries)?);
             feed_context(model, &mut row, &sample.window(start, plan.context), &mut scratch)?;
             rows.push(row);
         }
@@ -145,7 +144,6 @@ impl<'a> DecodeBench<'a> {
     }
 }
 
-/// Feeds a new row its context.
 fn feed_context(model: &dyn Model, row: &mut SequenceRow, context: &[u32], scratch: &mut Scratch) -> Result<()> {
     for chunk in context.chunks(CHUNK) {
         row.set(chunk, Want::Nothing);

@@ -17,13 +17,10 @@ use serde::Serialize;
 use std::time::Instant;
 use sysinfo::{ProcessRefreshKind, ProcessesToUpdate, System};
 
-/// Maximum parts.
-pub const MAX_PARTS: usize = 1000;
+pub(crate) const MAX_PARTS: usize = 1000;
 
-/// Parameters of the benchmark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct EndlessPlan {
-    /// Symbols of the stream.
+pub(crate) struct EndlessPlan {
     pub symbols: usize,
     /// Number of equally long parts that are reported.
     pub parts: usize,
@@ -31,22 +28,19 @@ pub struct EndlessPlan {
 
 impl EndlessPlan {
     /// Checks the plan against the limits of the model. The error names the command-line option and its limit.
-    pub fn check(&self, card: &Card) -> Result<()> {
+    pub(crate) fn check(&self, card: &Card) -> Result<()> {
         check_length("--symbols", self.symbols, card.max_symbols)?;
         check_range("--parts", self.parts, 2, MAX_PARTS.min(self.symbols))
     }
 }
 
-/// One part of the stream.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct StreamPart {
+pub(crate) struct StreamPart {
     /// Symbols of the stream at the end of the part.
     pub symbols: usize,
     /// Median time per symbol.
     pub step_ns_p50: f64,
-    /// 10th percentile.
     pub step_ns_p10: f64,
-    /// 90th percentile.
     pub step_ns_p90: f64,
     /// Bytes of the pages that the sequence holds at the end of the part.
     pub page_bytes: usize,
@@ -56,28 +50,23 @@ pub struct StreamPart {
     pub resident_bytes: Option<usize>,
 }
 
-/// Result of a long-stream benchmark.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct EndlessMeasurement {
-    /// The model and the conditions of the measurement.
+pub(crate) struct EndlessMeasurement {
     #[serde(flatten)]
     pub measured: MeasuredModel,
-    /// Symbols of the stream.
     pub symbols: usize,
     /// Measured symbols per closed segment; `None` if no segment was closed.
     pub shortening_factor: Option<f64>,
-    /// Parts in order.
     pub parts: Vec<StreamPart>,
     /// Median time per symbol of the last part divided by that of the first.
     pub time_ratio: f64,
     /// Memory of the sequence (pages and own bytes) after the last part divided by that after the first.
     pub memory_ratio: f64,
-    /// Letters of the sample that are not in the vocabulary.
     pub foreign_letters: usize,
 }
 
 /// Measures a plan. Fails if the plan exceeds a limit of the model, or if a step fails.
-pub fn measure(model: &dyn Model, plan: EndlessPlan, machine: &Machine) -> Result<EndlessMeasurement> {
+pub(crate) fn measure(model: &dyn Model, plan: EndlessPlan, machine: &Machine) -> Result<EndlessMeasurement> {
     let card = model.card();
     plan.check(card)?;
     let sample = Sample::new(&card.vocabulary);

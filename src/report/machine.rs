@@ -79,8 +79,7 @@ impl Machine {
         self.compute.pool.threads()
     }
 
-    /// Measures the bytes per second that all threads together read from a working set of `bytes`.
-    /// Fails if memory runs out.
+    /// Measures the bytes per second that all threads read from a working set of `bytes`. Fails if memory runs out.
     pub fn read_bytes_per_second(&self, bytes: usize) -> Result<f64> {
         let stream = MemoryStream::new(bytes)?;
         let times = MIN_BYTES.div_ceil(stream.bytes());

@@ -1,25 +1,25 @@
 //! Benchmarks and quality measurements, reported next to the measured limits of the machine.
 //!
-//! Reading order: [`sample`] (the text that models are fed), [`decode`] (symbol by symbol, many rows) with [`rounds`] (what
-//! it records), [`prefill`] (many symbols a step), [`endless`] (a long stream), [`compare`] (two models in turns),
-//! [`resume`] (time saved by the segment cache), [`stream`] (overhead of gRPC), [`summaries`] (summarization),
-//! [`kernels`] (single kernels), [`machine`] (the machine's limits, measured in the same run), [`quantiles`], [`plot`]
-//! (charts) and [`mod@rouge`] (summary quality). docs/performance.md defines what each figure includes.
+//! Reading order: [`sample`] (the text that models are fed), [`decode`] (symbol by symbol, many rows) with `rounds` (what
+//! it records), [`prefill`] (many symbols a step), `endless` (a long stream), [`compare`] (two models in turns),
+//! `resume` (time saved by the segment cache), `stream` (overhead of gRPC), `summaries` (summarization),
+//! [`kernels`] (single kernels), [`machine`] (the machine's limits, measured in the same run), `quantiles`, `plot`
+//! (charts) and `rouge` (summary quality). docs/performance.md defines what each figure includes.
 
 pub mod compare;
 pub mod decode;
-pub mod endless;
+pub(crate) mod endless;
 pub mod kernels;
 pub mod machine;
-pub mod plot;
+pub(crate) mod plot;
 pub mod prefill;
-pub mod quantiles;
-pub mod resume;
-pub mod rouge;
-pub mod rounds;
+pub(crate) mod quantiles;
+pub(crate) mod resume;
+pub(crate) mod rouge;
+pub(crate) mod rounds;
 pub mod sample;
-pub mod stream;
-pub mod summaries;
+pub(crate) mod stream;
+pub(crate) mod summaries;
 
 use crate::error::{Error, Result};
 

@@ -69,8 +69,7 @@ pub struct PrefillMeasurement {
     pub foreign_letters: usize,
 }
 
-/// Measures a plan, and the peak arithmetic of the machine.
-/// Fails if the plan exceeds a limit of the model, or if a step fails.
+/// Measures a plan, and the machine's peak arithmetic. Fails if the plan exceeds a limit of the model, or a step fails.
 pub fn measure(model: &dyn Model, plan: PrefillPlan, machine: &Machine) -> Result<PrefillMeasurement> {
     let card = model.card();
     plan.check(card)?;
@@ -97,9 +96,7 @@ pub fn measure(model: &dyn Model, plan: PrefillPlan, machine: &Machine) -> Resul
     })
 }
 
-/// One timed run.
 struct PrefillRun {
-    /// Marks of all symbols.
     marks: Vec<SymbolBoundary>,
     /// Nanoseconds from the empty sequence to the logits after the last symbol.
     ns: f64,

@@ -6,11 +6,8 @@ use serde::Serialize;
 /// Median, 10th and 90th percentile of some values.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Quantiles {
-    /// Median.
     pub median: f64,
-    /// 10th percentile.
     pub p10: f64,
-    /// 90th percentile.
     pub p90: f64,
 }
 
@@ -29,7 +26,7 @@ impl Quantiles {
 }
 
 /// Returns the quantile `share` (0 to 1) of ascending values, with linear interpolation, or `None` if there are none.
-pub fn quantile(sorted: &[f64], share: f64) -> Option<f64> {
+pub(crate) fn quantile(sorted: &[f64], share: f64) -> Option<f64> {
     let index = share * sorted.len().checked_sub(1)? as f64;
     let below = sorted.get(index.floor() as usize)?;
     let above = sorted.get(index.ceil() as usize)?;

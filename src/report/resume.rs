@@ -12,9 +12,8 @@ use crate::{
 };
 use serde::Serialize;
 
-/// Parameters of the benchmark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ResumePlan {
+pub(crate) struct ResumePlan {
     /// Symbols at the start of both prompts of a pair, which they share.
     pub context: usize,
     /// Symbols of each prompt after the shared ones.
@@ -23,13 +22,12 @@ pub struct ResumePlan {
     pub runs: usize,
 }
 
-/// Symbols at the start of a pair's prompts that encode the number of the pair. A cold prompt shares at most these with
-/// earlier prompts.
+/// Symbols at the start of a pair's prompts that encode its number. A cold prompt shares at most these with earlier ones.
 const NUMBER: usize = 16;
 
 impl ResumePlan {
     /// Checks the plan against the limits of the model. The error names the command-line option and its limit.
-    pub fn check(&self, card: &Card) -> Result<()> {
+    pub(crate) fn check(&self, card: &Card) -> Result<()> {
         // the generated character needs a position, too
         let limit = card.max_symbols.saturating_sub(1);
         check_range("--more", self.more, 1, limit)?;
@@ -45,14 +43,14 @@ impl ResumePlan {
     }
 
     /// Returns the two prompts of a pair. They share their first `context` symbols, and no other pair starts with them.
-    pub fn prompts(&self, card: &Card, pair: usize) -> [String; 2] {
+    pub(crate) fn prompts(&self, card: &Card, pair: usize) -> [String; 2] {
         let sample = Sample::new(&card.vocabulary);
         // the number of the pair in binary, with the first two distinct letters of the sample as digits
         let first = sample.symbol(0);
-        let other =
-            (1..sample.len()).map(|position| sample.symbol(position)).find(|&symbol| symbol != first).unwrap_or(first);
-        let mut prefix: Vec<u32> =
-            (0..NUMBER).map(|digit| if pair >> digit & 1 == 1 { other } else { first }).collect();
+        let symbols = sample.window(1, sample.len() - 1);
+        let other = symbols.into_iter().find(|&symbol| symbol != first).unwrap_or(first);
+        let digit = |index| if pair >> index & 1 == 1 { other } else { first };
+        let mut prefix: Vec<u32> = (0..NUMBER).map(digit).collect();
         prefix.extend(sample.window(Sample::start(pair), self.context - NUMBER));
         [1, 2].map(|which| {
             let more = sample.window(Sample::start(pair + which) + self.context, self.more);
@@ -61,53 +59,41 @@ impl ResumePlan {
     }
 }
 
-/// Timed answer to a prompt.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct TimedAnswer {
+pub(crate) struct TimedAnswer {
     /// Nanoseconds from the request to the end of an answer of one character.
     pub ns: f64,
     /// Characters of the prompt that the server took from its cache.
     pub cached_chars: u64,
 }
 
-/// Result of a resume benchmark.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct ResumeMeasurement {
-    /// The model and the conditions of the measurement.
+pub(crate) struct ResumeMeasurement {
     #[serde(flatten)]
     pub measured: MeasuredModel,
-    /// Symbols at the start of both prompts of a pair, which they share.
     pub context: usize,
-    /// Symbols of each prompt after the shared ones.
     pub more: usize,
     /// Symbols per step while a prompt is fed.
     pub chunk: usize,
     /// Median time to the first character of a prompt that is not cached.
     pub cold_ns_p50: f64,
-    /// 10th percentile.
     pub cold_ns_p10: f64,
-    /// 90th percentile.
     pub cold_ns_p90: f64,
     /// Median time to the first character of a prompt whose beginning is cached.
     pub resumed_ns_p50: f64,
-    /// 10th percentile.
     pub resumed_ns_p10: f64,
-    /// 90th percentile.
     pub resumed_ns_p90: f64,
     /// Cold time divided by resumed time, over the pairs.
     pub ratio: Quantiles,
     /// Mean cached characters of a resumed prompt: the shared ones except those of the open segment.
     pub cached_chars: f64,
-    /// Timed pairs.
     pub runs: usize,
-    /// Letters of the sample that are not in the vocabulary.
     pub foreign_letters: usize,
 }
 
 impl ResumeMeasurement {
-    /// Summarizes pairs of answers, each a cold one and a resumed one.
-    /// Fails if there are no pairs, or if a cold prompt was cached.
-    pub fn new(
+    /// Summarizes pairs of a cold and a resumed answer. Fails if there are no pairs, or if a cold prompt was cached.
+    pub(crate) fn new(
         measured: MeasuredModel,
         card: &Card,
         plan: ResumePlan,

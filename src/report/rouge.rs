@@ -11,7 +11,7 @@ use std::{
 
 /// Precision, recall and F1 of a summary.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
-pub struct RougeScore {
+pub(crate) struct RougeScore {
     /// Share of the summary that is in the reference.
     pub precision: f64,
     /// Share of the reference that is in the summary.
@@ -22,7 +22,7 @@ pub struct RougeScore {
 
 /// ROUGE-1, ROUGE-2 and ROUGE-L.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
-pub struct RougeScores {
+pub(crate) struct RougeScores {
     /// Overlap of words.
     pub rouge1: RougeScore,
     /// Overlap of word pairs.
@@ -69,7 +69,7 @@ impl Div<f64> for RougeScores {
 }
 
 /// Computes the ROUGE scores of a summary.
-pub fn rouge(reference: &str, summary: &str) -> RougeScores {
+pub(crate) fn rouge(reference: &str, summary: &str) -> RougeScores {
     let reference = reference.to_lowercase();
     let summary = summary.to_lowercase();
     let reference = words(&reference);

@@ -16,11 +16,10 @@ use crate::{
 use serde::Serialize;
 
 /// Maximum concurrent requests: the number of streams that one connection carries.
-pub const MAX_BATCH: usize = 256;
+pub(crate) const MAX_BATCH: usize = 256;
 
-/// Parameters of the benchmark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StreamPlan {
+pub(crate) struct StreamPlan {
     /// Concurrent requests, each with its own stream.
     pub batch: usize,
     /// Symbols of each prompt.
@@ -33,16 +32,15 @@ pub struct StreamPlan {
 
 /// A request that is sent in both ways.
 #[derive(Debug, Clone, PartialEq)]
-pub struct StreamRequest {
+pub(crate) struct StreamRequest {
     /// Prompt, in characters of the model's vocabulary.
     pub prompt: String,
-    /// Seed of the random number generator.
     pub seed: u64,
 }
 
 impl StreamPlan {
     /// Checks the plan against the limits of the model. The error names the command-line option and its limit.
-    pub fn check(&self, card: &Card) -> Result<()> {
+    pub(crate) fn check(&self, card: &Card) -> Result<()> {
         let limit = card.max_symbols;
         check_range("--batch", self.batch, 1, MAX_BATCH)?;
         check_range("--context", self.context, 1, limit)?;
@@ -52,15 +50,14 @@ impl StreamPlan {
     }
 
     /// Returns the requests. Each continues a different part of the sample with a different seed.
-    pub fn requests(&self, card: &Card) -> Vec<StreamRequest> {
+    pub(crate) fn requests(&self, card: &Card) -> Vec<StreamRequest> {
         let sample = Sample::new(&card.vocabulary);
         let text = |row| card.vocabulary.decode(&sample.window(Sample::start(row), self.context));
         (0..self.batch).map(|row| StreamRequest { prompt: text(row), seed: row as u64 + 1 }).collect()
     }
 
-    /// Converts a request to the engine's form, with the defaults of a gRPC request.
-    /// Fails if the vocabulary cannot encode the prompt.
-    pub fn engine_request(&self, request: &StreamRequest, card: &Card) -> Result<Generate> {
+    /// Converts a request to the engine's form, with gRPC's defaults. Fails if the vocabulary cannot encode the prompt.
+    pub(crate) fn engine_request(&self, request: &StreamRequest, card: &Card) -> Result<Generate> {
         Ok(Generate {
             prompt: card.vocabulary.encode("--context", &request.prompt, card.max_symbols)?,
             sampling: Sampling { seed: request.seed, ..Sampling::default() },
@@ -80,7 +77,7 @@ impl StreamPlan {
 
 /// One run of all requests.
 #[derive(Debug, Clone, PartialEq)]
-pub struct StreamRun {
+pub(crate) struct StreamRun {
     /// Nanoseconds from the first request to the end of the last answer.
     pub ns: f64,
     /// Generated texts in the order of the requests.
@@ -89,43 +86,32 @@ pub struct StreamRun {
     pub messages: usize,
 }
 
-/// Result of a streaming benchmark.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct StreamMeasurement {
-    /// The model and the conditions of the measurement.
+pub(crate) struct StreamMeasurement {
     #[serde(flatten)]
     pub measured: MeasuredModel,
-    /// Concurrent requests.
     pub batch: usize,
     /// Median time per character in the process: the time of a run divided by the characters of one request.
     pub engine_step_ns: f64,
     /// Median time per character over gRPC.
     pub served_step_ns: f64,
-    /// Relative overhead of gRPC over pairs of runs: time of a step over gRPC divided by its time in the process, minus one.
-    /// 0.02 means two percent slower.
+    /// Relative overhead of gRPC: a step's time over gRPC divided by its time in the process, minus 1; 0.02 is 2 % slower.
     pub overhead: Quantiles,
     /// Symbols of each prompt. A run includes their prefill.
     pub context: usize,
-    /// Characters that each request generates.
     pub chars: usize,
-    /// Timed pairs.
     pub pairs: usize,
     /// Messages of a run over gRPC, summed over requests. Coalescing makes them fewer than characters.
     pub messages: usize,
-    /// 10th percentile in the process.
     pub engine_step_ns_p10: f64,
-    /// 90th percentile in the process.
     pub engine_step_ns_p90: f64,
-    /// 10th percentile over gRPC.
     pub served_step_ns_p10: f64,
-    /// 90th percentile over gRPC.
     pub served_step_ns_p90: f64,
 }
 
 impl StreamMeasurement {
-    /// Summarizes pairs of runs, each one in the process and one over gRPC.
-    /// Fails if there are no pairs, or if the generated texts differ.
-    pub fn new(measured: MeasuredModel, plan: StreamPlan, runs: &[(StreamRun, StreamRun)]) -> Result<Self> {
+    /// Summarizes pairs of runs, in the process and over gRPC. Fails if there are no pairs, or if the texts differ.
+    pub(crate) fn new(measured: MeasuredModel, plan: StreamPlan, runs: &[(StreamRun, StreamRun)]) -> Result<Self> {
         let Some((first, served)) = runs.first() else { return Err(Error::Internal("nothing was timed".into())) };
         if runs.iter().any(|(engine, served)| engine.texts != first.texts || served.texts != first.texts) {
             return Err(Error::Internal("a text over gRPC differs from the engine's".into()));

@@ -20,13 +20,12 @@ use serde::Serialize;
 use std::{sync::Arc, time::Instant};
 
 /// Maximum concurrent documents, and maximum runs of each model.
-pub const MAX: usize = 1024;
+pub(crate) const MAX: usize = 1024;
 /// Parts in which a document arrives.
 const PARTS: usize = 16;
 
-/// Parameters of the benchmark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct SummaryBenchPlan {
+pub(crate) struct SummaryBenchPlan {
     /// Documents that are summarized concurrently.
     pub batch: usize,
     /// Tokens of each document, including the end symbol.
@@ -38,9 +37,8 @@ pub struct SummaryBenchPlan {
 }
 
 impl SummaryBenchPlan {
-    /// Checks the plan against the limits of the model. The error names the command-line option and its limit, or says that
-    /// the model does not read documents.
-    pub fn check(&self, model: &dyn Model) -> Result<()> {
+    /// Checks that the model reads documents, and the plan against its limits. The error names the option and its limit.
+    pub(crate) fn check(&self, model: &dyn Model) -> Result<()> {
         let limits = reader(model)?.limits();
         check_range("--batch", self.batch, 1, MAX)?;
         check_range("--source", self.source, 2, limits.tokens)?;
@@ -49,10 +47,8 @@ impl SummaryBenchPlan {
     }
 }
 
-/// Result for one model.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct SummaryBenchResult {
-    /// The model and the conditions of the measurement.
+pub(crate) struct SummaryBenchResult {
     #[serde(flatten)]
     pub measured: MeasuredModel,
     /// Median nanoseconds to encode one document.
@@ -81,19 +77,15 @@ pub struct SummaryBenchResult {
     pub cross_attention_bytes: usize,
 }
 
-/// Time of one encoder layer.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct LayerMeasurement {
+pub(crate) struct LayerMeasurement {
     /// Input vectors.
     pub length: usize,
-    /// Nanoseconds.
     pub ns: u64,
 }
 
-/// Result of comparing two models.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct SummaryComparison {
-    /// Parameters of the benchmark.
+pub(crate) struct SummaryComparison {
     #[serde(flatten)]
     pub plan: SummaryBenchPlan,
     /// First model.
@@ -106,14 +98,12 @@ pub struct SummaryComparison {
     pub request_ratio: Quantiles,
 }
 
-/// Time to encode one document.
 struct EncodeTime {
     total_ns: f64,
     /// Nanoseconds after the last part has arrived.
     after_last_part_ns: f64,
 }
 
-/// One timed run.
 #[derive(Default)]
 struct SummaryRun {
     encode: Vec<EncodeTime>,
@@ -136,7 +126,7 @@ impl SummaryRun {
 
 /// Runs the plan with both models in turns (A B A B …), after one untimed run of each. `progress` receives the number of
 /// finished pairs. Fails if the plan exceeds a limit of a model, or if a step fails.
-pub fn compare(
+pub(crate) fn compare(
     [a, b]: [&dyn Model; 2],
     plan: SummaryBenchPlan,
     machine: &Machine,
@@ -179,15 +169,14 @@ fn summarize_runs(
     let documents = || runs.iter().flat_map(|run| &run.encode);
     let last = runs.last();
     let layers = last.into_iter().flat_map(|run| &run.layers);
+    let share_after_upload = |time: &EncodeTime| time.after_last_part_ns / time.total_ns.max(1.0);
     let encode_ns = median(documents().map(|time| time.total_ns).collect());
     let cost = model.cost(plan.tokens / 2, 0);
     let bytes = cost.symbol.shared_bytes + cost.logits.shared_bytes + plan.batch * cost.symbol.own_bytes;
     Ok(SummaryBenchResult {
         measured: MeasuredModel::new(model.card(), machine),
         encode_ns,
-        encode_share_after_upload: median(
-            documents().map(|time| time.after_last_part_ns / time.total_ns.max(1.0)).collect(),
-        ),
+        encode_share_after_upload: median(documents().map(share_after_upload).collect()),
         layers: layers.map(|&LayerTime { length, ns }| LayerMeasurement { length, ns }).collect(),
         memory_ns: last.map_or(0, |run| run.memory_ns),
         encode_gflops: 2.0 * reader(model)?.multiply_adds(plan.source) as f64 / encode_ns.max(1.0),
@@ -223,8 +212,8 @@ fn run(model: &dyn Model, plan: SummaryBenchPlan, scratch: &mut Scratch) -> Resu
         rows.push(SequenceRow::new(reader.begin(&*document)?));
     }
     let indices: Vec<usize> = (0..plan.batch).collect();
-    let texts: Vec<Vec<u32>> =
-        (0..plan.batch).map(|number| text_ids(limits, vocabulary, u64::MAX - number as u64, plan.tokens)).collect();
+    let text = |number| text_ids(limits, vocabulary, u64::MAX - number as u64, plan.tokens);
+    let texts: Vec<Vec<u32>> = (0..plan.batch).map(text).collect();
     for step in 0..plan.tokens {
         for (row, text) in rows.iter_mut().zip(&texts) {
             row.set(&text[step..=step], Want::Last);

@@ -2,7 +2,7 @@
 
 use super::{
     picture,
-    setup::{BenchArgs, BenchCompute, BenchOutput, measure_each},
+    setup::{BenchArgs, TableBenchArgs, measure_each},
     table,
 };
 use crate::{
@@ -31,10 +31,7 @@ pub(super) struct EndlessArgs {
         value_parser = count(2..=endless::MAX_PARTS), allow_negative_numbers = true)]
     parts: usize,
     #[command(flatten)]
-    compute: BenchCompute,
-    /// Print JSON.
-    #[arg(long)]
-    json: bool,
+    bench: TableBenchArgs,
 }
 
 #[derive(Debug, clap::Args)]
@@ -63,12 +60,12 @@ pub(super) struct PlotArgs {
 pub(super) fn run_endless(args: &EndlessArgs) -> Result<()> {
     let plan = endless::EndlessPlan { symbols: args.symbols, parts: args.parts };
     let mut entries = Vec::new();
-    for setup in args.compute.setups() {
+    for setup in args.bench.compute.setups() {
         let ([model], machine) = setup.load([&args.model])?;
         plan.check(model.card())?;
         entries.extend(measure_each(vec![plan], |plan| endless::measure(&*model, plan, &machine))?);
     }
-    BenchOutput { json: args.json, plot: None }.print(None, &entries, table::endless)
+    args.bench.print(&entries, table::endless)
 }
 
 pub(super) fn run_kernels(args: &KernelsArgs) -> Result<()> {

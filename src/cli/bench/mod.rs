@@ -3,12 +3,10 @@
 
 mod measure;
 mod picture;
-mod resume;
 mod served;
 mod setup;
 mod speed;
 mod stream;
-mod summarize;
 mod table;
 
 use crate::error::Result;
@@ -29,12 +27,12 @@ enum BenchCommand {
     /// Decoding with two models in alternating runs: speed of A ÷ speed of B.
     Compare(speed::CompareArgs),
     /// Segment cache: time to the first character over gRPC, alternating between a prompt with a cached prefix and one without.
-    Resume(resume::ResumeArgs),
+    Resume(stream::ResumeArgs),
     /// A long stream, symbol by symbol: step time and memory from its first part to its last.
     Endless(measure::EndlessArgs),
     /// Summaries by two models in alternating runs: encoding time per layer, time per token, total time, and the share of the
     /// encoding that overlaps with the upload.
-    Summarize(summarize::SummarizeArgs),
+    Summarize(speed::SummarizeArgs),
     /// Overhead of gRPC streaming: the same generations inside the process and through a server on loopback, alternating.
     Stream(stream::StreamArgs),
     /// The client of `stream` and `resume`, in a process of its own.
@@ -52,9 +50,9 @@ pub fn run(args: Args) -> Result<()> {
         BenchCommand::Decode(args) => speed::run_decode(&args),
         BenchCommand::Prefill(args) => speed::run_prefill(&args),
         BenchCommand::Compare(args) => speed::run_compare(&args),
-        BenchCommand::Resume(args) => resume::run_resume(&args),
+        BenchCommand::Resume(args) => stream::run_resume(&args),
         BenchCommand::Endless(args) => measure::run_endless(&args),
-        BenchCommand::Summarize(args) => summarize::run_summarize(&args),
+        BenchCommand::Summarize(args) => speed::run_summarize(&args),
         BenchCommand::Stream(args) => stream::run_stream(&args),
         BenchCommand::StreamClient(args) => served::run_client(&args),
         BenchCommand::Kernels(args) => measure::run_kernels(&args),

@@ -18,7 +18,6 @@ const EXPECTED: &str = "a list that weir bench printed with --json";
 /// Maximum bytes of the contents that an error quotes.
 const QUOTED: usize = 80;
 
-/// An SVG file to draw.
 pub(super) struct Picture {
     path: PathBuf,
     file: File,

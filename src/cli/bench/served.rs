@@ -48,7 +48,6 @@ impl LoopbackServer {
         Ok(Self { client: Process::start(&address.to_string())?, runtime: Some(runtime) })
     }
 
-    /// Runtime of the server.
     pub(super) fn runtime(&self) -> Result<&Runtime> {
         self.runtime.as_ref().ok_or_else(|| Error::Internal("the server has stopped".into()))
     }
@@ -67,8 +66,7 @@ impl Drop for LoopbackServer {
     }
 }
 
-/// The client process. It reads requests from lines of stdin and writes one line of results for each. It ends with its input or
-/// on drop.
+/// The client process. It writes a line of results for each line of requests, and ends with its input or on drop.
 struct Process {
     child: Child,
     requests: ChildStdin,

@@ -28,6 +28,22 @@ pub(super) struct BenchArgs {
     pub(super) output: BenchOutput,
 }
 
+/// Flags of the benchmarks without a picture.
+#[derive(Debug, clap::Args)]
+pub(super) struct TableBenchArgs {
+    #[command(flatten)]
+    pub(super) compute: BenchCompute,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+impl TableBenchArgs {
+    pub(super) fn print<T: Serialize>(&self, entries: &[T], table: impl Fn(&[T]) -> String) -> Result<()> {
+        BenchOutput { json: self.json, plot: None }.print(None, entries, table)
+    }
+}
+
 /// Compute settings. Every dtype is measured with every number of threads, one after the other.
 #[derive(Debug, clap::Args)]
 pub(super) struct BenchCompute {
@@ -55,10 +71,10 @@ pub(super) struct BenchCompute {
 pub(super) struct BenchOutput {
     /// Print JSON.
     #[arg(long)]
-    pub(super) json: bool,
+    json: bool,
     /// Also draw the measurements to this SVG file.
     #[arg(long, value_name = "FILE.svg")]
-    pub(super) plot: Option<PathBuf>,
+    plot: Option<PathBuf>,
 }
 
 impl BenchCompute {

@@ -1,7 +1,7 @@
-//! `weir bench decode`, `prefill` and `compare`.
+//! `weir bench decode`, `prefill`, `compare` and `summarize`.
 
 use super::{
-    setup::{BenchArgs, measure_each},
+    setup::{BenchArgs, TableBenchArgs, measure_each},
     table,
 };
 use crate::{
@@ -12,7 +12,7 @@ use crate::{
     },
     error::Result,
     family::load::MAX_SYMBOLS,
-    report::{compare, decode, prefill},
+    report::{compare, decode, prefill, summaries},
 };
 use std::path::PathBuf;
 
@@ -66,6 +66,34 @@ pub(super) struct PrefillArgs {
     bench: BenchArgs,
 }
 
+#[derive(Debug, clap::Args)]
+pub(super) struct SummarizeArgs {
+    /// Checkpoint A, whose speed is reported relative to checkpoint B.
+    #[arg(value_name = "DIR_A")]
+    a: PathBuf,
+    /// Checkpoint B, for example the same shape without pooling.
+    #[arg(value_name = "DIR_B")]
+    b: PathBuf,
+    /// Documents per batch. Several batch sizes are measured one after the other.
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,8",
+        value_parser = count(1..=summaries::MAX), allow_negative_numbers = true)]
+    batch: Vec<usize>,
+    /// Tokens per document.
+    #[arg(long, value_name = "N", default_value_t = 8192,
+        value_parser = count(2..=1 << 24), allow_negative_numbers = true)]
+    source: usize,
+    /// Tokens per summary.
+    #[arg(long, value_name = "N", default_value_t = 512,
+        value_parser = count(2..=1 << 24), allow_negative_numbers = true)]
+    tokens: usize,
+    /// Timed runs of each model, in the order A B A B …, after one warm-up run of each.
+    #[arg(long, value_name = "N", default_value_t = 3,
+        value_parser = count(1..=summaries::MAX), allow_negative_numbers = true)]
+    pairs: usize,
+    #[command(flatten)]
+    bench: TableBenchArgs,
+}
+
 /// Decoding plans: every batch size with every context length and every boundary wait.
 #[derive(Debug, clap::Args)]
 struct PlanArgs {
@@ -106,7 +134,6 @@ impl PlanArgs {
     }
 }
 
-/// Runs `weir bench decode`.
 pub(super) fn run_decode(args: &DecodeArgs) -> Result<()> {
     let BenchArgs { compute, output } = &args.bench;
     let picture = output.picture()?;
@@ -119,7 +146,6 @@ pub(super) fn run_decode(args: &DecodeArgs) -> Result<()> {
     output.print(picture, &entries, table::decode)
 }
 
-/// Runs `weir bench prefill`.
 pub(super) fn run_prefill(args: &PrefillArgs) -> Result<()> {
     let BenchArgs { compute, output } = &args.bench;
     let PrefillArgs { chunk, runs, .. } = *args;
@@ -134,7 +160,6 @@ pub(super) fn run_prefill(args: &PrefillArgs) -> Result<()> {
     output.print(picture, &entries, table::prefill)
 }
 
-/// Runs `weir bench compare`.
 pub(super) fn run_compare(args: &CompareArgs) -> Result<()> {
     let BenchArgs { compute, output } = &args.bench;
     compare::check(args.pairs)?;
@@ -152,4 +177,20 @@ pub(super) fn run_compare(args: &CompareArgs) -> Result<()> {
         }
     }
     output.print(picture, &entries, table::compare)
+}
+
+pub(super) fn run_summarize(args: &SummarizeArgs) -> Result<()> {
+    let SummarizeArgs { source, tokens, pairs, .. } = *args;
+    let mut entries = Vec::new();
+    for setup in args.bench.compute.setups() {
+        let ([a, b], machine) = setup.load([&args.a, &args.b])?;
+        let mut progress = Progress::measurements();
+        let total = (args.batch.len() * pairs) as u64;
+        for (index, &batch) in args.batch.iter().enumerate() {
+            let plan = summaries::SummaryBenchPlan { batch, source, tokens, pairs };
+            let mut report = |done: usize| progress.update((index * pairs + done) as u64, total);
+            entries.push(summaries::compare([&*a, &*b], plan, &machine, &mut report)?);
+        }
+    }
+    args.bench.print(&entries, table::summaries)
 }

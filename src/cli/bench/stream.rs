@@ -1,8 +1,9 @@
-//! `weir bench stream`: overhead of gRPC streaming. Tasks of this process and a gRPC client take turns reading from one engine.
+//! `weir bench stream` and `resume`, measured by a gRPC client: the overhead of streaming, for which tasks of this process and the
+//! client take turns reading from one engine; and the time to the first character with and without a cached prefix.
 
 use super::{
     served::LoopbackServer,
-    setup::{BenchCompute, BenchOutput, Setup, measure_each},
+    setup::{Setup, TableBenchArgs, measure_each},
     table,
 };
 use crate::{
@@ -14,6 +15,8 @@ use crate::{
     report::{
         compare::MAX_PAIRS,
         machine::MeasuredModel,
+        prefill::MAX_RUNS,
+        resume::{ResumeMeasurement, ResumePlan, TimedAnswer},
         stream::{MAX_BATCH, StreamMeasurement, StreamPlan, StreamRequest, StreamRun},
     },
     serve::client::streams::{PromptRequest, TimedResponses},
@@ -43,23 +46,45 @@ pub(super) struct StreamArgs {
         value_parser = count(1..=MAX_PAIRS))]
     pairs: usize,
     #[command(flatten)]
-    compute: BenchCompute,
-    /// Print JSON.
-    #[arg(long)]
-    json: bool,
+    bench: TableBenchArgs,
+}
+
+#[derive(Debug, clap::Args)]
+pub(super) struct ResumeArgs {
+    /// Checkpoint folder.
+    #[arg(long, value_name = "DIR", env = "WEIR_MODEL")]
+    model: PathBuf,
+    /// Symbols of the prefix that the two prompts of a pair share. Several lengths are measured one after the other.
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "512",
+        value_parser = count(1..=MAX_SYMBOLS), allow_negative_numbers = true)]
+    context: Vec<usize>,
+    /// Symbols of each prompt after the shared prefix.
+    #[arg(long, value_name = "N", default_value_t = 32, allow_negative_numbers = true,
+        value_parser = count(1..=MAX_SYMBOLS))]
+    more: usize,
+    /// Prompt symbols per step.
+    #[arg(long, value_name = "N", default_value_t = Limits::default().chunk,
+        value_parser = count(1..=MAX_SYMBOLS), allow_negative_numbers = true)]
+    chunk: usize,
+    /// Timed pairs of a cold and a resumed prompt, after one warm-up pair.
+    #[arg(long, value_name = "N", default_value_t = 11,
+        value_parser = count(1..=MAX_RUNS), allow_negative_numbers = true)]
+    runs: usize,
+    #[command(flatten)]
+    bench: TableBenchArgs,
 }
 
 pub(super) fn run_stream(args: &StreamArgs) -> Result<()> {
     let StreamArgs { context, chars, pairs, .. } = *args;
     let plans: Vec<_> = args.batch.iter().map(|&batch| StreamPlan { batch, context, chars, pairs }).collect();
     let mut entries = Vec::new();
-    for setup in args.compute.setups() {
-        entries.extend(measure(setup, args, &plans)?);
+    for setup in args.bench.compute.setups() {
+        entries.extend(measure_stream(setup, args, &plans)?);
     }
-    BenchOutput { json: args.json, plot: None }.print(None, &entries, table::stream)
+    args.bench.print(&entries, table::stream)
 }
 
-fn measure(setup: Setup, args: &StreamArgs, plans: &[StreamPlan]) -> Result<Vec<StreamMeasurement>> {
+fn measure_stream(setup: Setup, args: &StreamArgs, plans: &[StreamPlan]) -> Result<Vec<StreamMeasurement>> {
     let ([model], machine) = setup.load([&args.model])?;
     let card = model.card();
     plans.iter().try_for_each(|plan| plan.check(card))?;
@@ -105,8 +130,8 @@ impl Bench {
 
     async fn generate(&self, jobs: Vec<Generate>) -> Result<Vec<Received>> {
         let submit = |job| self.engine.submit(Job::Generate(job), None);
-        let readers: Vec<_> =
-            jobs.into_iter().map(|job| Ok(tokio::spawn(read_events(submit(job)?)))).collect::<Result<_>>()?;
+        let spawn = |job| Ok(tokio::spawn(read_events(submit(job)?)));
+        let readers = jobs.into_iter().map(spawn).collect::<Result<Vec<_>>>()?;
         let mut received = Vec::with_capacity(readers.len());
         for reader in readers {
             received.push(reader.await.map_err(|error| Error::Internal(format!("a reader task failed: {error}")))??);
@@ -117,9 +142,9 @@ impl Bench {
     /// Lets the client send the same requests.
     fn served(&mut self, plan: StreamPlan, prompts: &[StreamRequest]) -> Result<StreamRun> {
         let chars = u32::try_from(plan.chars).unwrap_or(u32::MAX);
-        let request =
-            |prompt: &StreamRequest| PromptRequest { prompt: prompt.prompt.clone(), seed: prompt.seed, chars };
-        let requests: Vec<_> = prompts.iter().map(request).collect();
+        let requests =
+            prompts.iter().cloned().map(|StreamRequest { prompt, seed }| PromptRequest { prompt, seed, chars });
+        let requests: Vec<_> = requests.collect();
         let TimedResponses { ns, texts, messages, .. } = self.served.request(&requests)?;
         Ok(StreamRun { ns: ns as f64, texts, messages })
     }
@@ -138,11 +163,43 @@ async fn read_events(mut events: Events) -> Result<Received> {
         received.messages += 1;
         match event? {
             Event::Started { .. } | Event::Document(_) => {}
-            Event::Characters(characters) => {
-                received.symbols.extend(characters.iter().map(|character| character.symbol));
-            }
+            Event::Characters(all) => received.symbols.extend(all.iter().map(|character| character.symbol)),
             Event::Finished { .. } => return Ok(received),
         }
     }
     Err(Error::Internal("the engine ended before the request finished".into()))
+}
+
+pub(super) fn run_resume(args: &ResumeArgs) -> Result<()> {
+    let ResumeArgs { more, runs, .. } = *args;
+    let plans: Vec<_> = args.context.iter().map(|&context| ResumePlan { context, more, runs }).collect();
+    let mut entries = Vec::new();
+    for setup in args.bench.compute.setups() {
+        entries.extend(measure_resume(setup, args, &plans)?);
+    }
+    args.bench.print(&entries, table::resume)
+}
+
+fn measure_resume(setup: Setup, args: &ResumeArgs, plans: &[ResumePlan]) -> Result<Vec<ResumeMeasurement>> {
+    let ([model], machine) = setup.load([&args.model])?;
+    let card = model.card();
+    plans.iter().try_for_each(|plan| plan.check(card))?;
+    // Each length gets an engine of its own, because prompts of different lengths may share prefixes.
+    measure_each(plans.to_vec(), |plan| {
+        let cache_bytes = model.memory().limit / 2;
+        let limits = Limits { chunk: args.chunk, cache_bytes, ..Limits::default() };
+        let mut served = LoopbackServer::start(Handle::start(model.clone(), limits)?)?;
+        let mut pair = |number| -> Result<[TimedAnswer; 2]> {
+            let [cold, resumed] = plan.prompts(card, number);
+            Ok([first_char(&mut served, cold)?, first_char(&mut served, resumed)?])
+        };
+        pair(0)?;
+        let pairs = (1..=plan.runs).map(pair).collect::<Result<Vec<_>>>()?;
+        ResumeMeasurement::new(MeasuredModel::new(card, &machine), card, plan, args.chunk, &pairs)
+    })
+}
+
+fn first_char(served: &mut LoopbackServer, prompt: String) -> Result<TimedAnswer> {
+    let read = served.request(&[PromptRequest { prompt, seed: 1, chars: 1 }])?;
+    Ok(TimedAnswer { ns: read.ns as f64, cached_chars: read.cached_chars })
 }

@@ -77,13 +77,11 @@ fn missing_letters<'a>(entries: impl Iterator<Item = (&'a str, usize)>) -> Strin
     })
 }
 
-/// Formats `weir bench decode`.
 pub(super) fn decode(entries: &[decode::DecodeMeasurement]) -> String {
-    let table = columns(DECODE, entries.iter().map(decode_line));
-    table + &missing_letters(entries.iter().map(|entry| (&*entry.measured.model, entry.foreign_letters)))
+    columns(DECODE, entries.iter().map(decode_line))
+        + &missing_letters(entries.iter().map(|entry| (&*entry.measured.model, entry.foreign_letters)))
 }
 
-/// Formats `weir bench prefill`.
 pub(super) fn prefill(entries: &[prefill::PrefillMeasurement]) -> String {
     let head = "model, dtype, threads, symbols, chunk, SF, symbols/s, run p50 ms, p10, p90, GFLOP/s, peak GFLOP/s";
     let ms = |ns: f64| format!("{:.2}", ns / 1e6);
@@ -96,21 +94,18 @@ pub(super) fn prefill(entries: &[prefill::PrefillMeasurement]) -> String {
         cells.push(entry.peak_gflops.map_or("-".into(), |gflops| format!("{gflops:.1}")));
         cells
     };
-    let table =
-        columns(head, entries.iter().map(line)) + no_peak(entries.iter().any(|entry| entry.peak_gflops.is_none()));
-    table + &missing_letters(entries.iter().map(|entry| (&*entry.measured.model, entry.foreign_letters)))
+    let no_peak = no_peak(entries.iter().any(|entry| entry.peak_gflops.is_none()));
+    columns(head, entries.iter().map(line))
+        + no_peak
+        + &missing_letters(entries.iter().map(|entry| (&*entry.measured.model, entry.foreign_letters)))
 }
 
 /// Returns a note for tables in which a rate has no peak to compare with.
 fn no_peak(missing: bool) -> &'static str {
-    if missing {
-        "int8: no peak, since the measured peak is that of f32 products, which differs from that of int8\n"
-    } else {
-        ""
-    }
+    let note = "int8: no peak, since the measured peak is that of f32 products, which differs from that of int8\n";
+    if missing { note } else { "" }
 }
 
-/// Formats `weir bench compare`.
 pub(super) fn compare(comparisons: &[DecodeComparison]) -> String {
     let both = || comparisons.iter().flat_map(|comparison| [&comparison.a, &comparison.b]);
     let mut text = columns(DECODE, both().map(decode_line));
@@ -129,7 +124,6 @@ pub(super) fn compare(comparisons: &[DecodeComparison]) -> String {
     text + &missing_letters(both().map(|entry| (&*entry.measured.model, entry.foreign_letters)))
 }
 
-/// Formats `weir bench summarize`.
 pub(super) fn summaries(comparisons: &[summaries::SummaryComparison]) -> String {
     let head = "model, dtype, threads, batch, encode ms, GFLOP/s of peak, after upload, decode ms/token, \
         GB/s of ceiling, request s, vectors";
@@ -166,7 +160,6 @@ pub(super) fn summaries(comparisons: &[summaries::SummaryComparison]) -> String 
     text
 }
 
-/// Formats `weir bench resume`.
 pub(super) fn resume(entries: &[resume::ResumeMeasurement]) -> String {
     let head = "model, dtype, threads, context, cold p50 ms, resumed p50 ms, p10, p90, ratio, p10, p90, cached";
     let ms = |ns: f64| format!("{:.3}", ns / 1e6);
@@ -179,8 +172,8 @@ pub(super) fn resume(entries: &[resume::ResumeMeasurement]) -> String {
         cells.push(format!("{:.1}", entry.cached_chars));
         cells
     };
-    let table = columns(head, entries.iter().map(line));
-    table + &missing_letters(entries.iter().map(|entry| (&*entry.measured.model, entry.foreign_letters)))
+    columns(head, entries.iter().map(line))
+        + &missing_letters(entries.iter().map(|entry| (&*entry.measured.model, entry.foreign_letters)))
 }
 
 /// Formats `weir bench endless`, with a line for each part.
@@ -199,18 +192,14 @@ pub(super) fn endless(entries: &[endless::EndlessMeasurement]) -> String {
             cells
         }),
     );
-    let ratios = entries.iter().map(|entry| {
-        format!(
-            "{}: last part ÷ first: time {:.3}, memory {:.3}\n",
-            entry.measured.model, entry.time_ratio, entry.memory_ratio
-        )
+    let ratios = entries.iter().map(|endless::EndlessMeasurement { measured, time_ratio, memory_ratio, .. }| {
+        format!("{}: last part ÷ first: time {time_ratio:.3}, memory {memory_ratio:.3}\n", measured.model)
     });
     table
         + &ratios.collect::<String>()
         + &missing_letters(entries.iter().map(|entry| (&*entry.measured.model, entry.foreign_letters)))
 }
 
-/// Formats `weir bench stream`.
 pub(super) fn stream(entries: &[stream::StreamMeasurement]) -> String {
     let head = "model, dtype, threads, batch, context, chars, messages, engine us/char, p10, p90, \
         served us/char, p10, p90, overhead %, p10, p90";
@@ -227,7 +216,6 @@ pub(super) fn stream(entries: &[stream::StreamMeasurement]) -> String {
     columns(head, entries.iter().map(line))
 }
 
-/// Formats `weir bench kernels`.
 pub(super) fn kernels(entries: &[kernels::KernelMeasurement]) -> String {
     let head = "kernel, dtype, threads, weights, shape, rows, keys, p50 us, p10, p90, GB/s, ceiling GB/s, \
         GFLOP/s, peak GFLOP/s";
@@ -236,9 +224,8 @@ pub(super) fn kernels(entries: &[kernels::KernelMeasurement]) -> String {
     let rate = |rate: Option<f64>, unit: f64| rate.map_or("-".into(), |rate| format!("{:.1}", rate / unit));
     let line = |entry: &kernels::KernelMeasurement| {
         let shape = entry.inputs.zip(entry.outputs).map(|(inputs, outputs)| format!("{inputs}->{outputs}"));
-        let mut cells =
-            vec![entry.kernel.to_owned(), name(entry.dtype), entry.threads.to_string(), name(entry.weights)];
-        cells.extend([name(shape.as_deref()), entry.rows.to_string(), count(entry.keys)]);
+        let mut cells = vec![entry.kernel.to_owned(), name(entry.dtype), entry.threads.to_string()];
+        cells.extend([name(entry.weights), name(shape.as_deref()), entry.rows.to_string(), count(entry.keys)]);
         cells.extend([entry.ns_p50, entry.ns_p10, entry.ns_p90].map(|ns| format!("{:.2}", ns / 1e3)));
         cells.extend([entry.bytes_per_second, entry.ceiling_bytes_per_second].map(|bytes| rate(bytes, 1e9)));
         cells.extend([entry.gflops, entry.peak_gflops].map(|gflops| rate(gflops, 1.0)));

@@ -1,6 +1,6 @@
 //! Benchmark of matrix products with weights in memory (cold) or in a cache (hot).
 
-use super::measurement::{KernelMeasurement, KernelPlan, KernelWork, MachineLimits, time_batches};
+use super::{KernelMeasurement, KernelPlan, KernelWork, time_batches};
 use crate::{
     error::Result,
     kernels::{
@@ -53,8 +53,7 @@ pub(super) fn measure(
     let mut entries = Vec::new();
     for (weights, matrices) in [("cold", &matrices[..]), ("hot", &matrices[..1])] {
         let working_set = matrices.iter().map(Linear::bytes).sum();
-        let bytes_per_second = machine.read_bytes_per_second(working_set)?;
-        let limits = MachineLimits { bytes_per_second, peak_gflops };
+        let ceiling = machine.read_bytes_per_second(working_set)?;
         let gelu = (weights == "hot" && shape == ACTIVATED).then_some(("matrix+gelu", Epilogue::Gelu));
         for (kernel, epilogue) in [Some(("matrix", Epilogue::None)), gelu].into_iter().flatten() {
             for rows in ROWS {
@@ -65,7 +64,7 @@ pub(super) fn measure(
                     weights: Some(weights),
                     inputs: Some(shape.inputs),
                     outputs: Some(shape.outputs),
-                    ..measurement.with_rates(KernelWork { working_set, ..work }, limits)
+                    ..measurement.with_rates(KernelWork { working_set, ..work }, ceiling, peak_gflops)
                 });
             }
         }

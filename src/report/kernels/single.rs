@@ -1,6 +1,6 @@
 //! Benchmarks of attention of one row, of layer norm, and of starting work on the threads.
 
-use super::measurement::{KernelMeasurement, KernelPlan, KernelWork, MachineLimits, time_batches, time_each};
+use super::{KernelMeasurement, KernelPlan, KernelWork, time_batches, time_each};
 use crate::{
     error::Result,
     kernels::{
@@ -94,15 +94,14 @@ impl Attention {
             black_box(&mut out);
         })?;
         let work = self.work(distances);
-        let bytes_per_second = machine.read_bytes_per_second(work.bytes)?;
-        let limits = MachineLimits { bytes_per_second, peak_gflops: Some(peak_gflops) };
+        let ceiling = machine.read_bytes_per_second(work.bytes)?;
         let name = if distances { "attention+distances" } else { "attention" };
         Ok(KernelMeasurement {
             dtype: Some(self.layout.dtype.name()),
             inputs: Some(WIDTH),
             outputs: Some(WIDTH),
             keys: Some(self.keys),
-            ..KernelMeasurement::new(name, 1, times, machine).with_rates(work, limits)
+            ..KernelMeasurement::new(name, 1, times, machine).with_rates(work, ceiling, Some(peak_gflops))
         })
     }
 

@@ -196,16 +196,11 @@ fn draw(area: &Area<'_>, panel: &Panel) -> Result<()> {
             (x + shift, y)
         };
         let style = Style::new(index);
-        style.line(
-            &chart_area,
-            line.points.iter().map(|point| pixel(coordinates(point, point.y))).collect(),
-            style.dash,
-        )?;
-        let limits =
-            line.points.iter().filter_map(|point| Some(pixel(coordinates(point, point.limit?)))).collect::<Vec<_>>();
-        for &limit in &limits {
-            style.marker(&chart_area, limit, false)?;
-        }
+        let values = line.points.iter().map(|point| pixel(coordinates(point, point.y)));
+        style.line(&chart_area, values.collect(), style.dash)?;
+        let limits = line.points.iter().filter_map(|point| Some(pixel(coordinates(point, point.limit?))));
+        let limits: Vec<_> = limits.collect();
+        limits.iter().try_for_each(|&limit| style.marker(&chart_area, limit, false))?;
         style.line(&chart_area, limits, DOTS)?;
         for point in &line.points {
             if let Some((low, high)) = point.bar {
@@ -256,12 +251,10 @@ impl Style {
 
     fn line(&self, area: &Area<'_>, points: Vec<Pixel>, dash: Dash) -> Result<()> {
         let (area, points) = local(area, points);
+        let stroke = self.colour.stroke_width(2);
         match dash {
-            Dash { gap: 0, .. } => drawn(area.draw(&PathElement::new(points, self.colour.stroke_width(2)))),
-            Dash { dash, gap } => {
-                let element = DashedPathElement::new(points, dash, gap, self.colour.stroke_width(2));
-                drawn(area.draw(&element))
-            }
+            Dash { gap: 0, .. } => drawn(area.draw(&PathElement::new(points, stroke))),
+            Dash { dash, gap } => drawn(area.draw(&DashedPathElement::new(points, dash, gap, stroke))),
         }
     }
 

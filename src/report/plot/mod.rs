@@ -10,12 +10,10 @@ use crate::error::{Error, Result};
 use serde_json::Value;
 use std::path::PathBuf;
 
-/// Maximum entries of one picture.
-pub const MAX_ENTRIES: usize = 10_000;
+pub(crate) const MAX_ENTRIES: usize = 10_000;
 
-/// Measurements and their origin.
 #[derive(Debug, Clone)]
-pub struct MeasurementFile {
+pub(crate) struct MeasurementFile {
     /// File, or another name for errors.
     pub name: PathBuf,
     /// Entries that `weir bench --json` printed.
@@ -24,7 +22,7 @@ pub struct MeasurementFile {
 
 /// Draws entries of `weir bench decode`, `compare`, `prefill` and `kernels` as SVG. `field` names the option in errors.
 /// Fails if there are no entries or more than [`MAX_ENTRIES`]; the error for an entry that cannot be drawn names the entry.
-pub fn svg(field: &'static str, sources: &[MeasurementFile]) -> Result<String> {
+pub(crate) fn svg(field: &'static str, sources: &[MeasurementFile]) -> Result<String> {
     let count: usize = sources.iter().map(|source| source.entries.len()).sum();
     if !(1..=MAX_ENTRIES).contains(&count) {
         let bound = format!("1 to {MAX_ENTRIES} measurements");

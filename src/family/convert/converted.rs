@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 /// A checkpoint that was read from another format.
 #[derive(Debug)]
-pub struct Converted {
+pub(super) struct Converted {
     /// Its configuration in weir's terms.
     pub config: Config,
     /// The tensors that the configuration asks for, under weir's names.
@@ -31,7 +31,6 @@ pub(super) fn rename_key(error: Error, names: &[(&str, &str)], otherwise: impl F
     }
 }
 
-/// Reads a source's `config.json`.
 pub(super) fn read_config(file: &Path) -> Result<Vec<u8>> {
     read_limited(file, 16 << 20)
 }

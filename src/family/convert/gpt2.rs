@@ -112,7 +112,7 @@ pub(super) fn is_gpt2(text: &[u8]) -> bool {
 
 /// Reads a folder. Fails if arguments are missing, out of bounds or of another architecture, or if tensors are missing,
 /// superfluous or of another shape.
-pub fn read(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
+pub(super) fn read(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
     let file = dir.join(CONFIG_FILE);
     let text = read_config(&file)?;
     let arguments: Arguments = parse(&text, &file, "")?;

@@ -3,14 +3,14 @@
 //! Each reader of the table turns a source into a configuration and its tensors, under weir's names; all sources share the
 //! rest. [`pickle`] reads pickles and executes nothing. A new source is one new file and one line in the table.
 
-pub mod converted;
-pub mod dynamic_pooling;
-pub mod gpt2;
-pub mod lslm;
+mod converted;
+mod dynamic_pooling;
+mod gpt2;
+mod lslm;
 pub mod pickle;
-pub mod pyramidions;
-pub mod torch;
-pub mod torchscale;
+mod pyramidions;
+mod torch;
+mod torchscale;
 mod training;
 mod vocabulary;
 

@@ -20,7 +20,7 @@ const MAX_ENTRIES: usize = 1 << 18;
 const MAX_RANK: usize = 16;
 
 /// A file of `torch.save`.
-pub struct TorchFile {
+pub(super) struct TorchFile {
     path: PathBuf,
     archive: ZipArchive<BufReader<File>>,
     /// The archive's only top-level folder.
@@ -33,8 +33,7 @@ pub struct TorchFile {
 
 /// A tensor in a [`TorchFile`], whose numbers are read later.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TorchTensor {
-    /// Its shape.
+pub(super) struct TorchTensor {
     pub shape: Vec<usize>,
     storage: String,
     dtype: TorchDtype,
@@ -77,7 +76,7 @@ impl TorchDtype {
 
 impl TorchFile {
     /// Opens a file and reads its pickle. Fails for anything but an uncompressed archive with one readable pickle.
-    pub fn open(path: &Path) -> Result<Self> {
+    pub(super) fn open(path: &Path) -> Result<Self> {
         let (file, size) = json::open(path)?;
         let mut archive = ZipArchive::new(BufReader::new(file)).map_err(|error| zip_error(path, "the file", error))?;
         if archive.len() > MAX_ENTRIES {
@@ -110,9 +109,8 @@ impl TorchFile {
         Ok(Self { path: path.to_path_buf(), archive, folder, pickle, allowance: size })
     }
 
-    /// Interprets a value of the pickle as a tensor; errors name `key`. Fails for anything but a tensor of floats whose
-    /// numbers lie within its storage.
-    pub fn tensor(&self, key: &str, value: &PickleValue) -> Result<TorchTensor> {
+    /// Interprets a value as a tensor; errors name `key`. Fails unless it has floats that lie within its storage.
+    pub(super) fn tensor(&self, key: &str, value: &PickleValue) -> Result<TorchTensor> {
         self.describe(value)
             .and_then(TorchTensor::checked)
             .map_err(|(expected, found)| Error::checkpoint(&self.path, key, expected, found))
@@ -176,9 +174,8 @@ impl TorchFile {
         elements.iter().map(natural).collect()
     }
 
-    /// Reads a tensor's numbers, row-major. Fails if the storage is missing or has another length than in the pickle,
-    /// or a number is not finite.
-    pub fn read(&mut self, key: &str, tensor: &TorchTensor) -> Result<Vec<f32>> {
+    /// Reads a tensor's numbers, row-major. Fails if its storage is missing or of another length, or a number is not finite.
+    pub(super) fn read(&mut self, key: &str, tensor: &TorchTensor) -> Result<Vec<f32>> {
         let name = format!("{}/data/{}", self.folder, tensor.storage);
         let wrong = |expected: String, found: String| Err(Error::checkpoint(&self.path, key, expected, found));
         let Some(index) = self.archive.index_for_name(&name) else {

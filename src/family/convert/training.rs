@@ -23,7 +23,6 @@ const TRAINING_FILE: &str = "checkpoint_last.pt";
 /// Prefix of every key of the weights after training on several devices.
 const PARALLEL_PREFIX: &str = "module.";
 
-/// Form of a source.
 pub(super) enum SourceForm {
     /// Arguments in `config.json`, tensors in safetensors.
     Folder(PathBuf),
@@ -86,8 +85,7 @@ pub(super) struct TorchTensors {
 }
 
 impl TorchTensors {
-    /// Finds the tensors of the dict under `key`; errors name `file`. Fails for anything but a dict of tensors of
-    /// floats.
+    /// Finds the tensors of the dict under `key`; errors name `file`. Fails for anything but a dict of float tensors.
     pub(super) fn find(torch: &TorchFile, key: &str, file: &Path) -> Result<Self> {
         let pickle = &torch.pickle;
         let state = pickle.item(&pickle.root, key);

@@ -54,8 +54,7 @@ enum SymbolKind {
 }
 
 impl SpecialVocabulary {
-    /// Returns the vocabulary in weir's configuration. Fails if the size is not the number of symbols, or the list of
-    /// characters is missing.
+    /// Returns the vocabulary's configuration. Fails if the size is not the number of symbols, or no characters are listed.
     pub(super) fn config(&self, file: &Path) -> Result<VocabularyConfig> {
         let specials = SpecialSymbols {
             start: self.bos_token_id,
@@ -64,21 +63,19 @@ impl SpecialVocabulary {
             segment_end: self.next_token_id,
             unknown: self.unk_token_id,
         };
-        let sized = |size: usize, config: VocabularyConfig| {
-            let expected = format!("{size}, as many as there are symbols");
-            let wrong = || Error::checkpoint(file, "vocab_size", expected, self.vocab_size.to_string());
-            if size == self.vocab_size { Ok(config) } else { Err(wrong()) }
-        };
-        match (self.vocab_type, &self.vocab) {
-            (SymbolKind::Byte, _) => sized(
-                BYTES + SpecialSymbols::COUNT,
-                VocabularyConfig::MarkedBytes(self.byte_offset.unwrap_or(0), specials),
-            ),
-            (SymbolKind::Char, Some(vocab)) => {
-                sized(vocab.len(), VocabularyConfig::MarkedSymbols(vocab.clone(), specials))
+        let (size, config) = match (self.vocab_type, &self.vocab) {
+            (SymbolKind::Byte, _) => {
+                let first = self.byte_offset.unwrap_or(0);
+                (BYTES + SpecialSymbols::COUNT, VocabularyConfig::MarkedBytes(first, specials))
             }
-            (SymbolKind::Char, None) => Err(Error::checkpoint(file, "vocab", "a list of symbols", "nothing")),
+            (SymbolKind::Char, Some(vocab)) => (vocab.len(), VocabularyConfig::MarkedSymbols(vocab.clone(), specials)),
+            (SymbolKind::Char, None) => return Err(Error::checkpoint(file, "vocab", "a list of symbols", "nothing")),
+        };
+        if size == self.vocab_size {
+            return Ok(config);
         }
+        let expected = format!("{size}, as many as there are symbols");
+        Err(Error::checkpoint(file, "vocab_size", expected, self.vocab_size.to_string()))
     }
 }
 

@@ -43,8 +43,7 @@ pub(super) struct Arguments {
 }
 
 impl Arguments {
-    /// Returns the configuration of these arguments; errors name `file`. Fails if an argument is out of bounds,
-    /// missing, or contradicts another.
+    /// Returns the configuration; errors name `file`. Fails if an argument is missing, out of bounds, or contradicts another.
     pub(super) fn config(&self, file: &Path) -> Result<Config> {
         let wrong = |key: &str, expected: &str, found: String| Err(Error::checkpoint(file, key, expected, found));
         if self.pre_lnorm {

@@ -54,17 +54,15 @@ impl<'a> PickleMachine<'a> {
         Self { bytes, ..Self::default() }
     }
 
-    /// Returns the pickle.
     pub(super) fn finish(mut self) -> Pickle {
         let root = self.stack.pop().unwrap_or(PickleValue::None);
         Pickle { objects: self.objects, root }
     }
 
     pub(super) fn run(&mut self) -> Result<(), Mismatch> {
-        match (self.byte()?, self.byte()?) {
-            (0x80, 2..=5) => {}
-            (0x80, protocol) => return wrong("protocol 2 to 5", format!("protocol {protocol}")),
-            (byte, _) => return wrong("a pickle (first byte 0x80)", format!("0x{byte:02x}")),
+        match self.byte()? {
+            0x80 => self.protocol()?,
+            byte => return wrong("a pickle (first byte 0x80)", format!("0x{byte:02x}")),
         }
         for _ in 0..MAX_STEPS {
             self.start = self.offset;
@@ -90,7 +88,8 @@ impl<'a> PickleMachine<'a> {
     /// Executes one instruction. The letters are Python's; `pickletools.py` has their names.
     fn step(&mut self, code: u8) -> Result<(), Mismatch> {
         match code {
-            0x80 | 0x95 => self.framing(code),
+            0x80 => self.protocol(),
+            0x95 => self.frame(),
             b'(' => self.mark(),
             b'0' => self.pop().map(|_| ()),
             b'1' => self.since_mark().map(|_| ()),
@@ -113,19 +112,18 @@ impl<'a> PickleMachine<'a> {
         }
     }
 
-    fn framing(&mut self, code: u8) -> Result<(), Mismatch> {
-        if code == 0x80 {
-            return match self.byte()? {
-                2..=5 => Ok(()),
-                protocol => wrong("protocol 2 to 5", format!("protocol {protocol}")),
-            };
+    fn protocol(&mut self) -> Result<(), Mismatch> {
+        match self.byte()? {
+            2..=5 => Ok(()),
+            protocol => wrong("protocol 2 to 5", format!("protocol {protocol}")),
         }
+    }
+
+    fn frame(&mut self) -> Result<(), Mismatch> {
         let length = self.number::<8>()?;
-        let left = self.left();
-        if length > left as u64 {
-            wrong(format!("a frame of at most {left} bytes"), format!("{length} bytes"))
-        } else {
-            Ok(())
+        match self.left() {
+            left if length <= left as u64 => Ok(()),
+            left => wrong(format!("a frame of at most {left} bytes"), format!("{length} bytes")),
         }
     }
 
@@ -137,37 +135,21 @@ impl<'a> PickleMachine<'a> {
             b'K' => PickleValue::Int(self.number::<1>()? as i64),
             b'M' => PickleValue::Int(self.number::<2>()? as i64),
             b'G' => PickleValue::Float(f64::from_bits(self.number::<8>()?.swap_bytes())),
-            _ => {
-                let length = if code == 0x8a { self.number::<1>()? } else { self.number::<4>()? };
-                PickleValue::from_long(self.take(length)?)
-            }
+            _ => PickleValue::from_long(self.sized(code)?),
         };
         self.stack.push(value);
         Ok(())
     }
 
     fn text(&mut self, code: u8) -> Result<(), Mismatch> {
-        let length = match code {
-            0x8c | b'U' => self.number::<1>()?,
-            0x8d => self.number::<8>()?,
-            _ => self.number::<4>()?,
-        };
-        match std::str::from_utf8(self.take(length)?) {
-            Ok(text) => {
-                self.stack.push(PickleValue::Text(text.into()));
-                Ok(())
-            }
-            Err(error) => wrong("a string in UTF-8", format!("{error}")),
-        }
+        let text = std::str::from_utf8(self.sized(code)?);
+        let text = text.map_err(|error| ("a string in UTF-8".into(), error.to_string()))?;
+        self.stack.push(PickleValue::Text(text.into()));
+        Ok(())
     }
 
     fn opaque_bytes(&mut self, code: u8) -> Result<(), Mismatch> {
-        let length = match code {
-            b'C' => self.number::<1>()?,
-            b'B' => self.number::<4>()?,
-            _ => self.number::<8>()?,
-        };
-        self.take(length)?;
+        self.sized(code)?;
         self.stack.push(PickleValue::Bytes);
         Ok(())
     }
@@ -212,16 +194,14 @@ impl<'a> PickleMachine<'a> {
             _ => self.memo.len() as u32,
         };
         if code == b'h' || code == b'j' {
-            return match self.memo.get(&key).cloned() {
-                Some(value) => {
-                    self.stack.push(value);
-                    Ok(())
-                }
-                None => wrong("a value in the memo", format!("none under {key}")),
+            let Some(value) = self.memo.get(&key) else {
+                return wrong("a value in the memo", format!("none under {key}"));
             };
+            self.stack.push(value.clone());
+        } else {
+            let value = self.top()?.clone();
+            self.memo.insert(key, value);
         }
-        let value = self.top()?.clone();
-        self.memo.insert(key, value);
         Ok(())
     }
 
@@ -336,13 +316,21 @@ impl<'a> PickleMachine<'a> {
 
     fn take(&mut self, length: u64) -> Result<&'a [u8], Mismatch> {
         let end = usize::try_from(length).ok().and_then(|length| self.offset.checked_add(length));
-        match end.and_then(|end| self.bytes.get(self.offset..end)) {
-            Some(taken) => {
-                self.offset += taken.len();
-                Ok(taken)
-            }
-            None => wrong(format!("{length} more bytes"), self.left().to_string()),
-        }
+        let Some(taken) = end.and_then(|end| self.bytes.get(self.offset..end)) else {
+            return wrong(format!("{length} more bytes"), self.left().to_string());
+        };
+        self.offset += taken.len();
+        Ok(taken)
+    }
+
+    /// Takes the length of 1, 4 or 8 bytes that `code` has, and then as many bytes.
+    fn sized(&mut self, code: u8) -> Result<&'a [u8], Mismatch> {
+        let length = match code {
+            0x8a | 0x8c | b'C' | b'U' => self.number::<1>()?,
+            0x8d | 0x8e | 0x96 => self.number::<8>()?,
+            _ => self.number::<4>()?,
+        };
+        self.take(length)
     }
 
     fn byte(&mut self) -> Result<u8, Mismatch> {
@@ -359,14 +347,12 @@ impl<'a> PickleMachine<'a> {
     fn line(&mut self) -> Result<String, Mismatch> {
         const MAX_LENGTH: usize = 256;
         let rest = self.bytes.get(self.offset..).unwrap_or_default();
-        match rest.iter().take(MAX_LENGTH).position(|&byte| byte == b'\n') {
-            Some(length) => {
-                let line = String::from_utf8_lossy(self.take(length as u64)?).into_owned();
-                self.offset += 1;
-                Ok(line)
-            }
-            None => wrong(format!("a name of less than {MAX_LENGTH} bytes and a newline"), "none"),
-        }
+        let Some(length) = rest.iter().take(MAX_LENGTH).position(|&byte| byte == b'\n') else {
+            return wrong(format!("a name of less than {MAX_LENGTH} bytes and a newline"), "none");
+        };
+        let line = String::from_utf8_lossy(self.take(length as u64)?).into_owned();
+        self.offset += 1;
+        Ok(line)
     }
 }
 

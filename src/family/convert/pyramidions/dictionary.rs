@@ -10,6 +10,7 @@ use crate::{
     family::{checkpoint::json::read_limited, convert::converted::only_file},
     text::{BLANK, SubwordTokenizer},
 };
+use base64::{Engine, engine::general_purpose::STANDARD};
 use serde_json::{Value as Json, json};
 use std::{
     collections::{HashMap, HashSet},
@@ -27,15 +28,12 @@ const SPACE: &str = "\u{2581}";
 /// Score of a piece that only the dictionary contains, below that of the model's rarest piece.
 const MISSING_PENALTY: f32 = 1e6;
 
-/// Reads the tokenizer of `size` ids from the files in `dir`, if any. Fails if a file has another format than its name
-/// says, or belongs to another model.
+/// Reads the tokenizer of `size` ids from the files in `dir`, if any. Fails if a file is malformed or of another model.
 pub(super) fn read(dir: &Path, size: usize) -> Result<Option<Arc<SubwordTokenizer>>> {
     let dictionary = dir.join(DICTIONARY_FILE);
     let model = only_file(dir, "model", "one .model of SentencePiece")?;
-    let lines = match dictionary.exists() {
-        true => Some(lines(&read_limited(&dictionary, MAX_BYTES)?, &dictionary)?),
-        false => None,
-    };
+    let has_dictionary = dictionary.exists();
+    let lines = if has_dictionary { Some(lines(&read_limited(&dictionary, MAX_BYTES)?, &dictionary)?) } else { None };
     let json = match (lines, model) {
         (lines, Some(file)) => {
             let model = sentencepiece::read(&read_limited(&file, MAX_BYTES)?, &file)?;
@@ -46,7 +44,7 @@ pub(super) fn read(dir: &Path, size: usize) -> Result<Option<Arc<SubwordTokenize
         // A dictionary of pieces does not define how text is split into them.
         _ => return Ok(None),
     };
-    let named = if dictionary.exists() { dictionary } else { dir.to_path_buf() };
+    let named = if has_dictionary { dictionary } else { dir.to_path_buf() };
     let subwords = SubwordTokenizer::parse(json.to_string().as_bytes()).map_err(|error| error.in_file(&named))?;
     if subwords.len() > size {
         let expected = format!(
@@ -112,7 +110,7 @@ fn pieces(lines: &[String], model: &SentencePiece, file: &Path) -> Result<Json> 
     }
     let mut steps = Vec::new();
     if let Some(map) = &model.charsmap {
-        steps.push(json!({ "type": "Precompiled", "precompiled_charsmap": base64(map) }));
+        steps.push(json!({ "type": "Precompiled", "precompiled_charsmap": STANDARD.encode(map) }));
     }
     // a leading space stays: it stands for the prefix that the text would get
     steps.push(json!({ "type": "Strip", "strip_left": false, "strip_right": true }));
@@ -129,10 +127,9 @@ fn pieces(lines: &[String], model: &SentencePiece, file: &Path) -> Result<Json> 
 /// Returns a unigram model with the log-probabilities of `known`.
 fn unigram(lines: &[String], known: &HashMap<&str, f32>) -> Json {
     let rarest = known.values().copied().fold(0.0, f32::min);
+    let score = |line: &String| known.get(line.as_str()).copied().unwrap_or(rarest - MISSING_PENALTY);
     let mut vocab: Vec<Json> = MARKS.iter().map(|mark| json!([mark, 0.0])).collect();
-    vocab.extend(
-        lines.iter().map(|line| json!([line, known.get(line.as_str()).copied().unwrap_or(rarest - MISSING_PENALTY)])),
-    );
+    vocab.extend(lines.iter().map(|line| json!([line, score(line)])));
     json!({ "type": "Unigram", "unk_id": UNKNOWN, "vocab": vocab, "byte_fallback": false })
 }
 
@@ -182,20 +179,6 @@ fn characters(lines: &[String]) -> Json {
     tokenizer(blank, metaspace("never"), decoder, bpe(vocabulary(lines), Vec::new()))
 }
 
-/// Encodes bytes in base64 with the standard alphabet and padding.
-fn base64(bytes: &[u8]) -> String {
-    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for chunk in bytes.chunks(3) {
-        let number = chunk.iter().fold(0u32, |number, &byte| number << 8 | u32::from(byte)) << (8 * (3 - chunk.len()));
-        for digit in 0..4 {
-            let six = (number >> (18 - 6 * digit)) as usize & 63;
-            text.push(if digit <= chunk.len() { char::from(ALPHABET[six]) } else { '=' });
-        }
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -209,7 +192,7 @@ mod tests {
     #[test]
     fn base64_matches_the_standard() {
         for (bytes, text) in [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foob", "Zm9vYg==")] {
-            assert_eq!(base64(bytes.as_bytes()), text);
+            assert_eq!(STANDARD.encode(bytes), text);
         }
     }
 
@@ -225,10 +208,8 @@ mod tests {
         let places: Vec<_> = subwords.encode("a bé b").unwrap().iter().map(|piece| (piece.start, piece.end)).collect();
         assert_eq!(places, [(0, 1), (1, 2), (2, 3), (3, 5), (5, 6), (6, 7)]);
         let error = read(dir.path(), 7).unwrap_err().to_string();
-        assert!(
-            error.contains("at most 3 pieces, since the model has 7 ids and 4 of them are special symbols, found 4"),
-            "{error}"
-        );
+        let expected = "at most 3 pieces, since the model has 7 ids and 4 of them are special symbols, found 4";
+        assert!(error.contains(expected), "{error}");
     }
 
     #[test]
@@ -290,12 +271,10 @@ mod tests {
             let error = read(dir.path(), 9).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
+        let of_kind_3 = sentencepiece::written(&[("a", 0.0, 1)], 3);
         for (bytes, expected) in [
             (vec![0xff; 9], "a SentencePiece model"),
-            (
-                sentencepiece::written(&[("a", 0.0, 1)], 3),
-                "a unigram or BPE model of SentencePiece, found model_type 3",
-            ),
+            (of_kind_3, "a unigram or BPE model of SentencePiece, found model_type 3"),
         ] {
             let dir = TempDir::new().unwrap();
             fs::write(dir.path().join("m.model"), bytes).unwrap();

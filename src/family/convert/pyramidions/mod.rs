@@ -43,7 +43,7 @@ const DECODER_POSITIONS: &str = "decoder.embed_positions._float_tensor";
 
 /// Reads an official checkpoint. Fails if an argument is missing or out of range, or if a tensor is missing, unknown or
 /// of another shape. Fails if a copy of the embedding differs, or the vocabulary does not match the model.
-pub fn read(from: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
+pub(super) fn read(from: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
     if !from.is_dir() {
         return read_training_file(from, from.parent().unwrap_or(Path::new(".")), progress);
     }
@@ -103,7 +103,6 @@ fn training_arguments(torch: &TorchFile, tensors: &TorchTensors, file: &Path) ->
 /// The parts of an official checkpoint that both kinds of source have.
 struct OfficialCheckpoint<'a> {
     arguments: &'a Arguments,
-    /// Names of its tensors.
     names: &'a BTreeSet<String>,
     /// File of the arguments, for error messages.
     file: &'a Path,
@@ -118,8 +117,7 @@ impl OfficialCheckpoint<'_> {
         let subwords = dictionary::read(dir, arguments.vocab_size)?;
         let config = arguments.config(file, subwords, names.contains(DECODER_POSITIONS))?;
         let specs = blueprint(&config, file).map_err(in_official_terms)?.tensors();
-        let embedding =
-            specs.iter().find(|spec| spec.name == EMBEDDING).map(|spec| spec.shape.clone()).unwrap_or_default();
+        let embedding = specs.iter().find(|spec| spec.name == EMBEDDING).map_or(vec![], |spec| spec.shape.clone());
         let own: BTreeSet<&str> = specs.iter().map(|spec| spec.name.as_str()).collect();
         let extra = names.iter().filter(|name| !own.contains(name.as_str())).filter_map(|name| {
             let shape = match name.as_str() {

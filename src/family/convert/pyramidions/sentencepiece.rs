@@ -4,7 +4,6 @@ use crate::error::{Error, Result};
 use prost::Message;
 use std::path::Path;
 
-/// A piece of the vocabulary.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Piece {
     #[prost(string, optional, tag = "1")]
@@ -68,7 +67,6 @@ pub(super) enum Algorithm {
     Bpe,
 }
 
-/// A SentencePiece model.
 pub(super) struct SentencePiece {
     pub(super) algorithm: Algorithm,
     /// Text pieces with their scores, in order of the model's ids.

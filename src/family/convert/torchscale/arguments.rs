@@ -71,8 +71,7 @@ impl Arguments {
         }
     }
 
-    /// Returns the configuration of these arguments; errors name `file`. Fails if an argument is out of bounds,
-    /// missing, or contradicts another.
+    /// Returns the configuration; errors name `file`. Fails if an argument is missing, out of bounds, or contradicts another.
     pub(super) fn config(&self, file: &Path) -> Result<Config> {
         let wrong = |key: &str, expected: String, found: String| Err(Error::checkpoint(file, key, expected, found));
         if self.heads == 0 || !self.d_model.is_multiple_of(self.heads) {
@@ -92,10 +91,7 @@ impl Arguments {
             "heads": self.heads,
             "head_dim": self.d_model / self.heads,
             "feed_forward": self.ffn_dim,
-            "activation": match self.activation.as_str() {
-                "swish" => "silu",
-                other => other,
-            },
+            "activation": if self.activation == "swish" { "silu" } else { self.activation.as_str() },
             "layer_norm_eps": self.layer_norm_eps.unwrap_or(LAYER_NORM_EPS),
             "position": self.position(file)?,
             "window": self.window(file)?,
@@ -110,9 +106,8 @@ impl Arguments {
 
     fn position(&self, file: &Path) -> Result<Value> {
         let needed = |key: &str, value: Option<usize>| {
-            value.ok_or_else(|| {
-                Error::checkpoint(file, key, format!("a number: position is {}", self.position), "nothing")
-            })
+            let expected = format!("a number: position is {}", self.position);
+            value.ok_or_else(|| Error::checkpoint(file, key, expected, "nothing"))
         };
         Ok(match self.position.as_str() {
             "xpos" => json!({ "xpos": { "scale_base": self.xpos_scale_base } }),

@@ -39,7 +39,7 @@ const TENSORS: &[&str] = &["model", "state_dict", "model_state_dict"];
 
 /// Reads an official checkpoint. Fails if arguments are missing or out of bounds, or if tensors are missing,
 /// superfluous or of another shape. Fails if scales contradict the arguments.
-pub fn read(from: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
+pub(super) fn read(from: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
     match SourceForm::detect(from)? {
         SourceForm::Folder(dir) => {
             let file = dir.join(CONFIG_FILE);
@@ -64,7 +64,6 @@ pub fn read(from: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted
     }
 }
 
-/// The arguments in a training checkpoint.
 fn training_arguments(torch: &TorchFile, file: &Path) -> Result<Json> {
     let pickle = &torch.pickle;
     let within = |path: &&[&str]| {

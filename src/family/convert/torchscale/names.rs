@@ -35,12 +35,10 @@ const LAYER: &[(&str, &str)] = &[
 /// A source of one of weir's tensors; several parts are concatenated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum TensorSource {
-    /// A complete official tensor.
     Complete(String),
     /// Some rows of an official tensor.
     Rows {
         name: String,
-        /// The first row.
         from: usize,
         count: usize,
     },
@@ -58,7 +56,6 @@ pub(super) struct TensorMap {
     pub(super) scales: Vec<String>,
     /// Official name of the head, if it is tied and in the checkpoint nevertheless.
     pub(super) tied_head: Option<String>,
-    /// The embedding's official name.
     pub(super) embedding: String,
     /// Tensors of fairseq in the checkpoint that do not affect the decoder.
     ignored: Vec<TensorSpec>,

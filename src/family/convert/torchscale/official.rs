@@ -63,14 +63,12 @@ impl OwnArguments {
     /// without an embedding, whose rows are the vocabulary.
     fn translate(self, shapes: &Shapes, file: &Path) -> Result<Arguments> {
         self.check_architecture(file)?;
-        let tensor =
-            |name: &str| shapes.iter().find(|(found, _)| found.strip_prefix("decoder.").unwrap_or(found) == name);
+        let shape = |name: &str| shapes.get(&format!("decoder.{name}")).or_else(|| shapes.get(name));
         let missing = || Error::checkpoint(file, "embed_tokens.weight", "a tensor with the vocabulary's size", "none");
-        let vocab_size = tensor("embed_tokens.weight").and_then(|(_, shape)| shape.first()).ok_or_else(missing)?;
-        let table = tensor("embed_positions.weight").and_then(|(_, shape)| shape.first());
-        let absolute = self
-            .no_token_positional_embeddings
-            .map_or_else(|| table.is_some() || tensor("embed_positions._float_tensor").is_some(), |none| !none);
+        let vocab_size = shape("embed_tokens.weight").and_then(|shape| shape.first()).ok_or_else(missing)?;
+        let table = shape("embed_positions.weight").and_then(|shape| shape.first());
+        let has_positions = table.is_some() || shape("embed_positions._float_tensor").is_some();
+        let absolute = self.no_token_positional_embeddings.map_or(has_positions, |none| !none);
         let buckets = self.rel_pos_buckets.unwrap_or(0) > 0 && self.max_rel_pos.unwrap_or(0) > 0;
         let schemes = [
             (self.xpos_rel_pos == Some(true), "xpos"),
@@ -116,12 +114,9 @@ impl OwnArguments {
 
     /// Checks that the arguments describe a pre-norm decoder.
     fn check_architecture(&self, file: &Path) -> Result<()> {
+        let post_norm = self.decoder_normalize_before == Some(false);
         let switches = [
-            (
-                "decoder_normalize_before",
-                self.decoder_normalize_before == Some(false),
-                "true: norms before the sub-layers",
-            ),
+            ("decoder_normalize_before", post_norm, "true: norms before the sub-layers"),
             ("deepnorm", self.deepnorm == Some(true), "false: norms before the sub-layers"),
             ("layernorm_embedding", self.layernorm_embedding == Some(true), "false: no norm behind the embedding"),
             ("multiway", self.multiway == Some(true), "false: one set of weights"),

@@ -11,7 +11,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Length of a slice.
 const SLICE_LENGTH: Duration = Duration::from_secs(10);
 /// Number of closed slices kept: one minute.
 const KEPT_SLICES: usize = 6;
@@ -27,7 +26,6 @@ pub enum LatencyKind {
     PlainGap,
     /// From a character that ends a segment to the next.
     BoundaryGap,
-    /// Duration of a segment.
     Segment,
     /// From arrival to admission.
     Queue,
@@ -39,13 +37,10 @@ pub enum LatencyKind {
     TokenDecode,
     /// From arrival to the end.
     Total,
-    /// Upload of a document.
     Upload,
-    /// Encoding of a document.
     Encode,
 }
 
-/// Number of kinds.
 const KINDS: usize = LatencyKind::Encode as usize + 1;
 
 macro_rules! report_counts {
@@ -67,15 +62,11 @@ report_counts! {
     requests,
     /// Requests that ended with an error.
     failed,
-    /// Symbols of prompts.
     prompt_chars,
     /// Prompt symbols that came from the segment cache.
     cached_chars,
-    /// Symbols generated.
     generated_chars,
-    /// Prefill time, in nanoseconds.
     prefill_ns,
-    /// Runs of the middle layers.
     middle_run,
     /// Runs of the middle layers that pooling saved.
     middle_skipped,
@@ -99,9 +90,7 @@ report_counts! {
     unpooled_decode_ns,
     /// Segment-cache hits.
     hits,
-    /// Segment-cache misses.
     misses,
-    /// Symbols looked up.
     looked_up,
     /// Symbols found.
     found,
@@ -118,16 +107,13 @@ report_counts! {
 /// Input size and time of an encoder layer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LayerTotals {
-    /// Number of input vectors.
     pub vectors: u64,
-    /// Time, in nanoseconds.
     pub took_ns: u64,
 }
 
 /// Times and counts of one period.
 #[derive(Debug, Clone)]
 pub struct LatencySlice {
-    /// Counters.
     pub counts: ReportCounts,
     /// Encoder layers, in order.
     pub layers: Vec<LayerTotals>,
@@ -142,7 +128,6 @@ impl Default for LatencySlice {
 }
 
 impl LatencySlice {
-    /// Records a time.
     pub(super) fn record(&mut self, kind: LatencyKind, took: Duration) {
         let nanoseconds = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         let times = &mut self.times[kind as usize];
@@ -173,7 +158,6 @@ impl LatencySlice {
         self.times[kind as usize].as_ref()
     }
 
-    /// Adds up slices.
     pub(super) fn sum(slices: &[Arc<Self>]) -> Self {
         let mut sum = Self::default();
         slices.iter().for_each(|slice| sum.add(slice));
@@ -194,7 +178,6 @@ impl LatencySlice {
     }
 }
 
-/// The period of a report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LatencyPeriod {
     /// Since the model was loaded.
@@ -205,7 +188,6 @@ pub enum LatencyPeriod {
     LastMinute,
 }
 
-/// A closed slice.
 #[derive(Debug)]
 struct ClosedSlice {
     start: Instant,
@@ -313,8 +295,7 @@ mod tests {
         start + Duration::from_secs(seconds)
     }
 
-    /// Returns the number of requests, the median gap in milliseconds, and the length in seconds. The median is rounded, because
-    /// a histogram returns a bar's upper end.
+    /// Returns requests, median gap in ms (rounded, because a histogram returns a bar's upper end), and length in seconds.
     fn read(windows: &mut LatencyWindows, period: LatencyPeriod, now: Instant) -> (u64, u64, u64) {
         let (slices, length) = windows.slices(period, now);
         let slice = LatencySlice::sum(&slices);
@@ -341,11 +322,8 @@ mod tests {
         assert_eq!(read(&mut windows, LatencyPeriod::LastMinute, after(start, 150)).0, 0);
         assert_eq!(read(&mut windows, LatencyPeriod::SinceLoad, after(start, 150)), (3, 10, 150));
         assert_eq!(read(&mut windows, LatencyPeriod::SinceReset, after(start, 150)), (3, 10, 150));
-        assert_eq!(
-            read(&mut windows, LatencyPeriod::LastMinute, after(start, 500)),
-            (0, 0, 60),
-            "a minute without events"
-        );
+        let quiet = read(&mut windows, LatencyPeriod::LastMinute, after(start, 500));
+        assert_eq!(quiet, (0, 0, 60), "a minute without events");
     }
 
     #[test]

@@ -1,5 +1,4 @@
-//! Observes one engine. Its series were looked up when its model was loaded, so updates once a character or a step allocate
-//! nothing.
+//! Observes one engine. Its series were looked up when its model was loaded, so updates allocate nothing.
 
 use super::{
     latency_windows::{LatencyKind, LatencyPeriod, LatencySlice, LatencyWindows, LayerTotals},
@@ -37,7 +36,6 @@ pub struct Meter {
     enabled: AtomicBool,
     /// The engine's counters at the last scrape.
     last: Mutex<EngineCounters>,
-    /// Data of latency reports.
     latency: Mutex<LatencyWindows>,
 }
 
@@ -253,11 +251,10 @@ fn summarized(slice: &mut LatencySlice, summary: &SummaryResult, document: &Enco
         slice.counts.cached_documents += 1;
     } else {
         slice.record(LatencyKind::Upload, Duration::from_nanos(waits.arrival_ns));
-        let layers =
-            document.layers.iter().map(|layer| LayerTotals { vectors: layer.length as u64, took_ns: layer.ns });
-        let encode: u64 = layers.clone().map(|layer| layer.took_ns).sum();
+        let layers = document.layers.iter();
+        let encode: u64 = layers.clone().map(|layer| layer.ns).sum();
         slice.record(LatencyKind::Encode, Duration::from_nanos(encode.saturating_add(document.memory_ns)));
-        slice.add_layers(layers);
+        slice.add_layers(layers.map(|layer| LayerTotals { vectors: layer.length as u64, took_ns: layer.ns }));
     }
     slice.counts.memory_bytes += document.bytes as u64;
     slice.counts.unpooled_memory_bytes += document.unpooled_bytes as u64;

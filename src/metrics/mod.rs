@@ -4,7 +4,7 @@
 //! engine: its series are looked up when the model is loaded, so a step looks up and allocates nothing. Counters that an engine
 //! keeps itself are read on each scrape ([`Metrics::render`]).
 
-pub mod latency_windows;
+pub(crate) mod latency_windows;
 mod meter;
 mod registry;
 mod series;
@@ -12,4 +12,4 @@ mod totals;
 
 pub use meter::Meter;
 pub use registry::Metrics;
-pub use totals::{CountAndTime, RequestTotals};
+pub(crate) use totals::{CountAndTime, RequestTotals};

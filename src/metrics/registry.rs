@@ -63,8 +63,7 @@ impl Metrics {
         lock(&self.models).get(model).map_or_else(RequestTotals::default, |series| *lock(&series.totals))
     }
 
-    /// Renders all metrics in the OpenMetrics text format, with the present counters and gauges of `engines`. Never fails: the
-    /// writer is a `String`.
+    /// Renders all metrics as OpenMetrics text, with the present values of `engines`. Never fails: the writer is a `String`.
     pub fn render(&self, engines: &[(Arc<Meter>, Handle)]) -> Result<String, fmt::Error> {
         // the lock admits one caller at a time: a model's gauges are set from all its generations together
         let models = lock(&self.models);

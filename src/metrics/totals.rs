@@ -7,7 +7,6 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// A count and its total time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CountAndTime {
-    /// The count.
     pub count: u64,
     /// Total time, in nanoseconds.
     pub ns: u64,
@@ -26,7 +25,6 @@ pub struct RequestTotals {
     pub prefill: CountAndTime,
     /// Completed requests, from these logits to the end.
     pub decode: CountAndTime,
-    /// Steps of all requests together.
     pub steps: u64,
     /// End of the last request, in milliseconds since 1970.
     pub last: u64,

@@ -1,6 +1,6 @@
 //! Errors of this crate.
 
-use std::{io, path::Path, path::PathBuf};
+use std::{fmt::Display, io, ops::RangeInclusive, path::Path, path::PathBuf};
 
 /// Result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -47,5 +47,11 @@ impl Error {
     /// Builds a [`Error::BadOption`].
     pub fn option(field: impl Into<String>, value: impl ToString, expected: impl Into<String>) -> Self {
         Self::BadOption { field: field.into(), value: value.to_string(), expected: expected.into() }
+    }
+
+    /// Fails unless the value of an option is in a range.
+    pub fn check_range<T: PartialOrd + Display>(field: &str, value: T, range: RangeInclusive<T>) -> Result<()> {
+        let expected = || format!("from {} to {}", range.start(), range.end());
+        if range.contains(&value) { Ok(()) } else { Err(Self::option(field, value, expected())) }
     }
 }

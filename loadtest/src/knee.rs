@@ -69,8 +69,7 @@ pub fn unsustained_reason(tried: &RateResult, lowest: &RateResult, objectives: b
         return Some(format!("{ended} of {measured} requests that began in the window had ended when it closed"));
     }
     if objectives {
-        let reason = format!("{good} of {measured} requests met the objectives");
-        return (share(good) < MIN_GOOD_SHARE).then_some(reason);
+        return (share(good) < MIN_GOOD_SHARE).then(|| format!("{good} of {measured} requests met the objectives"));
     }
     let (first, first_at_lowest) = tried.first_p90.zip(lowest.first_p90)?;
     (first > MAX_SLOWDOWN * first_at_lowest).then(|| {

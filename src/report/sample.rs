@@ -24,15 +24,14 @@ impl Sample {
     /// [`foreign`](Self::foreign) counts such letters.
     pub fn new(vocabulary: &Vocabulary) -> Self {
         let mut foreign = 0;
-        let mut symbol = |letter: char| {
+        let symbol = |letter: char| {
             vocabulary.id_of(letter).unwrap_or_else(|| {
                 foreign += 1;
                 let index = if letter == ' ' { 0 } else { u32::from(letter) - u32::from('a') + 1 };
                 (index as usize % vocabulary.len()) as u32
             })
         };
-        let symbols = ENGLISH.chars().map(&mut symbol).collect();
-        Self { symbols, foreign }
+        Self { symbols: ENGLISH.chars().map(symbol).collect(), foreign }
     }
 
     /// Returns the number of symbols, after which the text repeats.

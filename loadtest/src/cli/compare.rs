@@ -1,7 +1,7 @@
 //! `weir-loadtest compare`: compares models of one server request by request.
 
 use super::{
-    load_args::{check_bounds, check_in_flight},
+    load_args::check_in_flight,
     output::OutputArgs,
     progress,
     server::{ServerArgs, runtime},
@@ -57,8 +57,8 @@ pub(super) struct RoundArgs {
 
 impl RoundArgs {
     pub(super) fn check(&self) -> Result<()> {
-        check_bounds("--rounds", self.rounds, 1..=MAX_ROUNDS)?;
-        check_bounds("--warm-up-rounds", self.warm_up_rounds, 0..=MAX_ROUNDS)?;
+        Error::check_range("--rounds", self.rounds, 1..=MAX_ROUNDS)?;
+        Error::check_range("--warm-up-rounds", self.warm_up_rounds, 0..=MAX_ROUNDS)?;
         check_in_flight("--rounds-at-a-time", self.rounds_at_a_time)
     }
 }

@@ -9,7 +9,7 @@ use crate::{
     },
     units,
 };
-use std::{fmt::Display, ops::RangeInclusive, time::Duration};
+use std::time::Duration;
 
 const MAX_REQUESTS: u64 = 100_000_000;
 pub(super) const MAX_IN_FLIGHT: usize = 65_536;
@@ -51,7 +51,7 @@ pub(super) struct RunLengthArgs {
 impl RunLengthArgs {
     /// Checks the options and returns the limits of a load.
     pub(super) fn limits(&self) -> Result<LoadLimits> {
-        self.requests.map_or(Ok(()), |requests| check_bounds("--requests", requests, 1..=MAX_REQUESTS))?;
+        self.requests.map_or(Ok(()), |requests| Error::check_range("--requests", requests, 1..=MAX_REQUESTS))?;
         check_in_flight("--max-in-flight", self.max_in_flight)?;
         let fallback = self.requests.is_none().then_some(Duration::from_secs(30));
         let Self { warm_up, requests, max_in_flight, .. } = *self;
@@ -95,15 +95,7 @@ impl ArrivalArgs {
 
 /// Checks a number of requests in flight.
 pub(super) fn check_in_flight(field: &str, count: usize) -> Result<()> {
-    check_bounds(field, count, 1..=MAX_IN_FLIGHT)
-}
-
-/// Checks that an option is in a range.
-pub(super) fn check_bounds<T: PartialOrd + Display>(field: &str, value: T, range: RangeInclusive<T>) -> Result<()> {
-    if range.contains(&value) {
-        return Ok(());
-    }
-    Err(Error::option(field, value, format!("from {} to {}", range.start(), range.end())))
+    Error::check_range(field, count, 1..=MAX_IN_FLIGHT)
 }
 
 pub(super) fn check_rate(field: &str, rate: f64) -> Result<()> {

@@ -21,8 +21,7 @@ pub(super) fn counting(title: &str, length: u64) -> ProgressBar {
 impl LoadProgress {
     pub(super) fn new(title: &str, length: &RunLength) -> Self {
         let millis = length.duration.map(|duration| (duration + length.warm_up).as_millis() as u64);
-        let bar = counting(title, length.requests.or(millis).unwrap_or(0));
-        Self { bar, requests: length.requests }
+        Self { bar: counting(title, length.requests.or(millis).unwrap_or(0)), requests: length.requests }
     }
 
     pub(super) fn update(&self, counters: &LiveCounters, begin: Instant) {

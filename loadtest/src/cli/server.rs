@@ -1,6 +1,5 @@
 //! Connecting to the server: options, network threads, and the models to measure.
 
-use super::load_args::check_bounds;
 use crate::{
     client::{
         connection::{ClientIdentity, ConnectOptions, MAX_CONNECTIONS, ServerConnection},
@@ -58,7 +57,7 @@ pub(super) struct ServerArgs {
 impl ServerArgs {
     /// Checks the options, and reads keys and certificates.
     pub(super) fn connect_options(&self) -> Result<ConnectOptions> {
-        self.connections.map_or(Ok(()), |count| check_bounds("--connections", count, 1..=MAX_CONNECTIONS))?;
+        self.connections.map_or(Ok(()), |count| Error::check_range("--connections", count, 1..=MAX_CONNECTIONS))?;
         let options = ConnectOptions { address: self.address.clone(), ..ConnectOptions::default() };
         options.check()?;
         let read = |file: &Path| fs::read(file).map_err(Error::io(file));
@@ -71,8 +70,7 @@ impl ServerArgs {
             (Some(chain), Some(key)) => Some(ClientIdentity { chain: read(chain)?, key: read(key)? }),
             _ => None,
         };
-        let authorities = self.tls_ca.as_deref().map(read).transpose()?;
-        Ok(ConnectOptions { key, authorities, identity, ..options })
+        Ok(ConnectOptions { key, authorities: self.tls_ca.as_deref().map(read).transpose()?, identity, ..options })
     }
 
     /// Opens the first connection; retries for `--wait` while the server is unreachable.
@@ -94,7 +92,7 @@ impl ServerArgs {
 
 /// Builds a runtime of `threads` threads.
 pub(super) fn runtime(threads: usize) -> Result<Runtime> {
-    check_bounds("--threads", threads, 1..=MAX_THREADS)?;
+    Error::check_range("--threads", threads, 1..=MAX_THREADS)?;
     let built = if threads == 1 {
         Builder::new_current_thread().enable_all().build()
     } else {
@@ -133,7 +131,6 @@ impl Discovery {
         if models.is_empty() {
             return Err(Error::Setting("the server has no model".into()));
         }
-        let software = models::fetch_software(&connection).await;
-        Ok(Self { connect, software, known, models })
+        Ok(Self { connect, software: models::fetch_software(&connection).await, known, models })
     }
 }

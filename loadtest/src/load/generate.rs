@@ -32,8 +32,7 @@ struct GenerateWorkload {
 /// Builds the workload. Fails if an option is out of bounds, or a file cannot be used.
 pub(super) fn build(spec: &WorkloadSpec) -> Result<Box<dyn Workload>> {
     spec.check()?;
-    let prompts = PromptSet::read(spec.prompts, &spec.files)?;
-    Ok(Box::new(GenerateWorkload { spec: spec.clone(), prompts }))
+    Ok(Box::new(GenerateWorkload { spec: spec.clone(), prompts: PromptSet::read(spec.prompts, &spec.files)? }))
 }
 
 impl GenerateWorkload {

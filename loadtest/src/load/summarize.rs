@@ -34,8 +34,7 @@ struct SummarizeWorkload {
 /// Builds the workload. Fails if an option is out of bounds, or a file cannot be used.
 pub(super) fn build(spec: &WorkloadSpec) -> Result<Box<dyn Workload>> {
     spec.check()?;
-    let documents = PromptSet::read(spec.prompts, &spec.files)?;
-    Ok(Box::new(SummarizeWorkload { spec: spec.clone(), documents }))
+    Ok(Box::new(SummarizeWorkload { spec: spec.clone(), documents: PromptSet::read(spec.prompts, &spec.files)? }))
 }
 
 impl Workload for SummarizeWorkload {
@@ -63,13 +62,8 @@ impl Workload for SummarizeWorkload {
         let document = self.documents.draw(rng, MAX_LENGTH)?;
         let tokens = u32::try_from(self.spec.output.draw(rng, MAX_LENGTH)?).unwrap_or(u32::MAX);
         let WorkloadSpec { model, chunk_chars, beam, .. } = &self.spec;
-        Ok(Box::new(SummarizeCall {
-            document,
-            tokens,
-            chunk: *chunk_chars as usize,
-            beam: *beam,
-            model: model.clone(),
-        }))
+        let chunk = *chunk_chars as usize;
+        Ok(Box::new(SummarizeCall { document, tokens, chunk, beam: *beam, model: model.clone() }))
     }
 }
 

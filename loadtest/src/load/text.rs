@@ -51,8 +51,7 @@ impl PromptText {
             if file.extension().is_some_and(|extension| extension == "jsonl") {
                 let field = format!("--prompts {}", file.display());
                 let expected = "a JSON object with a text as `text`, `document` or `article`";
-                let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-                for (number, line) in lines {
+                for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
                     let malformed = || Error::option(&field, format!("line {}", number + 1), expected);
                     let object: serde_json::Value = serde_json::from_str(line).map_err(|_| malformed())?;
                     let value = ["text", "document", "article"].iter().find_map(|key| object.get(key)?.as_str());

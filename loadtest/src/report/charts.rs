@@ -76,8 +76,7 @@ pub(super) fn rates(model: &str, points: &[LoadPoint], knee: &Knee, conditions: 
     let good = curve(points, rate, |point| Some(point.window.good_per_second));
     let chart = |title: &str, y: &str, scale, series| {
         let x = AxisSpec::new("offered rate (requests/s)", Scale::Log);
-        let y = AxisSpec::new(y, scale);
-        draw(&Chart { title: title.into(), x, y, series, marks: marks(), note: note.clone() })
+        draw(&Chart { title: title.into(), x, y: AxisSpec::new(y, scale), series, marks: marks(), note: note.clone() })
     };
     html! {
         (chart("Time to first character over rate", "time to first character", Scale::LogTime, first))
@@ -100,8 +99,7 @@ pub(super) fn batches(model: &str, points: &[LoadPoint], conditions: &Conditions
     let note = format!("{model}; {workloads}. Each point is a separate run.{remark}");
     let chart = |title: &str, y: &str, scale, series| {
         let x = AxisSpec::new("requests at a time", Scale::Log);
-        let y = AxisSpec::new(y, scale);
-        draw(&Chart { title: title.into(), x, y, series, marks: vec![], note: note.clone() })
+        draw(&Chart { title: title.into(), x, y: AxisSpec::new(y, scale), series, marks: vec![], note: note.clone() })
     };
     html! {
         (chart("Batch-size curve", "characters/s", Scale::Linear,
@@ -171,8 +169,7 @@ pub(super) fn timeline(model: &str, point: &LoadPoint) -> Markup {
     );
     let chart = |title: &str, y: &str, scale, series| {
         let x = AxisSpec::new("time since the end of the warm-up", Scale::Time);
-        let y = AxisSpec::new(y, scale);
-        draw(&Chart { title: title.into(), x, y, series, marks: vec![], note: note.clone() })
+        draw(&Chart { title: title.into(), x, y: AxisSpec::new(y, scale), series, marks: vec![], note: note.clone() })
     };
     let speed = values(|sample| Some(sample.characters as f64 / (sample.span_ns as f64 / 1e9)));
     html! {

@@ -111,8 +111,7 @@ fn run(out: &mut String, point: &LoadPoint, workloads: &[WorkloadInfo]) -> std::
 }
 
 fn figures_table(out: &mut String, figures: &RequestFigures) -> std::fmt::Result {
-    let head = ["", "count"].into_iter().chain(COLUMNS).map(str::to_owned).collect();
-    let mut lines = vec![head];
+    let mut lines = vec![["", "count"].into_iter().chain(COLUMNS).map(str::to_owned).collect()];
     for row in rows(figures) {
         let first = [row.name.to_owned(), row.values.count.to_string()];
         lines.push(first.into_iter().chain(row.cells()).collect());

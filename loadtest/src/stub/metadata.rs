@@ -16,8 +16,9 @@ const MAX_SPREAD: f64 = 0.2;
 #[tonic::async_trait]
 impl models_server::Models for Stub {
     async fn list_models(&self, _: Request<ListModelsRequest>) -> RpcResult<ListModelsResponse> {
-        let models = self.models.iter().map(|(script, _)| describe(script)).collect();
-        Ok(Response::new(ListModelsResponse { models }))
+        Ok(Response::new(ListModelsResponse {
+            models: self.models.iter().map(|(script, _)| describe(script)).collect(),
+        }))
     }
 
     async fn get_model(&self, request: Request<GetModelRequest>) -> RpcResult<Model> {

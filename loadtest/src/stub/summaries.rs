@@ -31,8 +31,7 @@ impl StubSummarization {
     /// Answers the request; ends early if the client is gone.
     async fn run(self) -> Option<()> {
         let uploaded = Instant::now();
-        let started = SummaryStarted { model: self.script.name.clone(), ..Default::default() };
-        self.send(Event::Started(started)).await?;
+        self.send(Event::Started(SummaryStarted { model: self.script.name.clone(), ..Default::default() })).await?;
         sleep(self.script.first).await;
         let encoded = Instant::now();
         let count = u64::from(self.options.max_tokens());

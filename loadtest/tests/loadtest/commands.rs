@@ -71,8 +71,8 @@ fn a_report_with_a_comparison_is_written_and_drawn_again() {
     assert_eq!(comparison["complete"], 8);
     assert!(comparison["models"][1]["gains"]["time_to_first_char"]["ratio"].as_f64().unwrap() > 1.0);
     assert_eq!(comparison["models"][1]["bits_per_char"], 2.0);
-    let kinds: Vec<_> =
-        report[1]["parts"].as_array().unwrap().iter().map(|part| part["kind"].as_str().unwrap()).collect();
+    let parts = report[1]["parts"].as_array().unwrap().iter();
+    let kinds: Vec<_> = parts.map(|part| part["kind"].as_str().unwrap()).collect();
     assert_eq!(kinds, ["batches", "rates", "run"].repeat(2));
     let again = run(&["draw", &file("a.json"), "--html", &file("b.html")]);
     assert!(again.status.success() && String::from_utf8(again.stdout).unwrap().contains("measured gain over slow"));
@@ -256,8 +256,8 @@ fn a_measurement_without_success_is_reported_and_fails() {
 #[test]
 fn a_page_may_go_to_stdout() {
     let served = serve(vec![script("stub")]);
-    let output =
-        run(&["run", &served.address, "--requests", "5", "--warm-up", "0", "--output-chars", "4", "--html", "-"]);
+    let options = words("--requests 5 --warm-up 0 --output-chars 4 --html -");
+    let output = run(&[&["run", &served.address][..], &options].concat());
     let page = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success() && page.starts_with("<!DOCTYPE html>") && page.ends_with("</html>"), "{page}");
     assert!(!std::path::Path::new("-").exists());
@@ -285,7 +285,7 @@ fn an_estimate_is_compared_with_the_measured_gain() {
     let page = String::from_utf8(output.stdout).unwrap();
     assert!(page.contains("UNRELIABLE: the machine was busy") && page.contains("spread 63.0 %"), "{page}");
     let served = serve(vec![script("plain"), script("silent")]);
-    let stderr =
-        failure(&["compare", &served.address, "--models", "plain,silent", "--rounds", "2", "--agree-within", "10"]);
+    let options = words("--models plain,silent --rounds 2 --agree-within 10");
+    let stderr = failure(&[&["compare", &served.address][..], &options].concat());
     assert!(stderr.contains("no estimate"), "{stderr}");
 }

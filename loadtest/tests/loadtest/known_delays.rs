@@ -54,8 +54,7 @@ async fn known_delays_are_measured() {
 /// One row, 235 ms per request, ten requests per second for ten seconds: the n-th waits for those before it.
 #[tokio::test(start_paused = true)]
 async fn waits_under_overload_count_from_the_intended_start() {
-    let script = Script { rows: 1, ..script() };
-    let (_, figures) = Test { rate: Some(10.0), ..Test::new(script, 20) }.drive().await;
+    let (_, figures) = Test { rate: Some(10.0), ..Test::new(Script { rows: 1, ..script() }, 20) }.drive().await;
     let wait = |n: u64| ms(n * (TOTAL - 100));
     assert_eq!(figures.requests.well, 100);
     near(figures.total_ns.max, wait(99) + ms(TOTAL), "total of the last request");
@@ -119,8 +118,7 @@ async fn rejections_cancellations_and_missed_objectives_are_counted_separately()
     // the server hangs for two seconds: requests that wait longer than one are not good
     let pause = Some((Duration::from_secs(2), Duration::from_secs(4)));
     let script = Script { first: ms(10), pause, ..Script::instant("stub") };
-    let test = Test { rate: Some(100.0), objectives: "ttfc=1000ms", ..Test::new(script, 1) };
-    let (_, figures) = test.drive().await;
+    let (_, figures) = Test { rate: Some(100.0), objectives: "ttfc=1000ms", ..Test::new(script, 1) }.drive().await;
     // of the 200 requests due in the pause, those with at most one second left are good
     assert!((898..=902).contains(&figures.good), "{}", figures.good);
 }

@@ -1,6 +1,6 @@
 //! Commands of several measurements: independent seeds, and reports of commands that ended early.
 
-use super::program::{command, json, run, run_interrupted, script, serve, wait};
+use super::program::{command, json, run, run_interrupted, script, serve, wait, words};
 use serde_json::Value;
 use std::{
     fs,
@@ -12,8 +12,7 @@ use weir_loadtest::stub::Script;
 #[test]
 fn arrivals_of_each_rate_are_a_draw_of_their_own() {
     let served = serve(vec![Script::instant("stub")]);
-    let arguments =
-        ["--rates", "40,41,42", "--duration", "100ms", "--warm-up", "0", "--output-chars", "2", "--json", "-"];
+    let arguments = words("--rates 40,41,42 --duration 100ms --warm-up 0 --output-chars 2 --json -");
     let report = json(&run(&[&["sweep", &served.address][..], &arguments].concat()));
     let points = report[0]["parts"][0]["points"].as_array().unwrap();
     let measured = |point: &Value| point["figures"]["requests"]["measured"].as_u64().unwrap();
@@ -66,8 +65,8 @@ fn measurements_before_the_server_died_are_reported_and_the_command_fails() {
 #[cfg(unix)]
 fn an_interrupted_sweep_reports_the_interruption() {
     let served = serve(vec![script("stub")]);
-    let arguments = ["--concurrency", "2,3", "--warm-up", "0", "--duration", "10m", "--output-chars", "4"];
-    let arguments = [&["sweep", &served.address][..], &arguments].concat();
+    let options = words("--concurrency 2,3 --warm-up 0 --duration 10m --output-chars 4");
+    let arguments = [&["sweep", &served.address][..], &options].concat();
     let output = run_interrupted(&arguments, || served.stub.sent().len() >= 10);
     let table = String::from_utf8(output.stdout).unwrap();
     let expected = "ENDED EARLY: it was interrupted; missing:\n  stub: closed loop, 3 at a time\n\n";

@@ -2,7 +2,7 @@
 //! that what a busy machine adds is far below the tolerance; of many values, medians and high percentiles are checked.
 
 use super::{
-    program::{command, json, run},
+    program::{command, json, run, words},
     support::{ms, near, spec},
 };
 use serde_json::Value;
@@ -15,7 +15,10 @@ use std::{
     time::Duration,
 };
 use tokio::{net::TcpListener, runtime::Builder, sync::watch, time::Instant};
-use tonic::transport::{Channel, Endpoint, server::TcpIncoming};
+use tonic::{
+    Status,
+    transport::{Channel, Endpoint, server::TcpIncoming},
+};
 use weir_loadtest::{
     client::connection::{ConnectOptions, OWN, code},
     load::{
@@ -91,8 +94,7 @@ fn percentile(values: &[Duration], share: f64) -> Duration {
 fn overload_over_a_socket_is_what_queueing_theory_says() {
     undisturbed(|| {
         let stub = StubCommand::start(&["--first", "50ms", "--gap", "25ms", "--rows", "2"]);
-        let load =
-            ["--rate", "20", "--arrivals", "constant", "--requests", "50", "--warm-up", "0", "--output-chars", "5"];
+        let load = words("--rate 20 --arrivals constant --requests 50 --warm-up 0 --output-chars 5");
         let report = json(&run(&[&["run", &stub.address][..], &load, &["--json", "-"]].concat()));
         let figures = &report[0]["parts"][0]["point"]["figures"];
         assert_eq!(figures["requests"]["well"], 50);
@@ -152,13 +154,8 @@ fn requests_due_during_a_pause_wait_for_its_end_over_a_socket() {
 #[test]
 fn figures_over_a_socket_agree_with_the_stubs_send_times() {
     undisturbed_async(async || {
-        let stub = Stub::new(vec![Script {
-            first: ms(150),
-            plain: ms(30),
-            boundary: ms(90),
-            segment: 4,
-            ..Script::instant("s")
-        }]);
+        let script = Script { first: ms(150), plain: ms(30), boundary: ms(90), segment: 4, ..Script::instant("s") };
+        let stub = Stub::new(vec![script]);
         let extent = RunLength { warm_up: Duration::ZERO, duration: None, requests: Some(60) };
         let load = LoadPattern::Open { arrivals: ArrivalProcess::Poisson, rate: 20.0, burst: 1 };
         let result = measure(&stub, load, extent, 9).await;
@@ -188,8 +185,7 @@ const STREAMS: usize = 32;
 /// Opens [`STREAMS`] streams and reads them only after a pause. Returns for each the characters received, or the code of its error.
 async fn read_late(channel: Channel, chars: u32) -> Vec<Result<u32, &'static str>> {
     let stopping = Stopping { max_chars: Some(chars), min_chars: Some(chars), ..Stopping::default() };
-    let request =
-        GenerateRequest { model: Some("stub".into()), stopping: Some(stopping), ..GenerateRequest::default() };
+    let request = GenerateRequest { model: Some("stub".into()), stopping: Some(stopping), ..Default::default() };
     let mut answers = Vec::new();
     for _ in 0..STREAMS {
         answers.push(GenerationClient::new(channel.clone()).generate(request.clone()).await);
@@ -198,21 +194,14 @@ async fn read_late(channel: Channel, chars: u32) -> Vec<Result<u32, &'static str
     let mut all = Vec::new();
     for answer in answers {
         let mut received = 0;
-        let mut answer = match answer {
-            Ok(answer) => answer.into_inner(),
-            Err(status) => {
-                all.push(Err(code(&status)));
-                continue;
+        let read = async {
+            let mut answer = answer?.into_inner();
+            while let Some(message) = answer.message().await? {
+                received += u32::from(matches!(message.event, Some(Event::Piece(_))));
             }
+            Ok(received)
         };
-        let ended = loop {
-            match answer.message().await {
-                Ok(None) => break Ok(received),
-                Ok(Some(message)) => received += u32::from(matches!(message.event, Some(Event::Piece(_)))),
-                Err(status) => break Err(code(&status)),
-            }
-        };
-        all.push(ended);
+        all.push(read.await.map_err(|status: Status| code(&status)));
     }
     all
 }

@@ -98,8 +98,8 @@ fn servers_that_require_certificates_and_a_key_are_measured() {
     let certificates = TlsFiles::new();
     let (port, _running) = serve(&certificates);
     let address = format!("https://localhost:{port}");
-    let [ca, cert, key] =
-        ["ca.pem", "client.pem", "client.key"].map(|name| certificates.file(name).display().to_string());
+    let path = |name| certificates.file(name).display().to_string();
+    let [ca, cert, key] = ["ca.pem", "client.pem", "client.key"].map(path);
     let all = ["--tls-ca", &ca, "--tls-client-cert", &cert, "--tls-client-key", &key];
     let report = measure(&address, &all, Some(KEY)).unwrap();
     let figures: serde_json::Value = serde_json::from_str(&report).unwrap();

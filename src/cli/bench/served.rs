@@ -89,8 +89,7 @@ impl Process {
         let line = serde_json::to_string(requests).map_err(|error| Error::Internal(error.to_string()))?;
         let mut result = String::new();
         let sent = writeln!(self.requests, "{line}").and_then(|()| self.results.read_line(&mut result));
-        let bytes = sent.map_err(Error::io("the client process"))?;
-        if bytes == 0 {
+        if sent.map_err(Error::io("the client process"))? == 0 {
             return Err(Error::Setting("the client process ended without a result".into()));
         }
         serde_json::from_str(&result).map_err(|error| Error::Internal(format!("result of the client process: {error}")))
@@ -114,8 +113,7 @@ pub(super) fn run_client(args: &ClientArgs) -> Result<()> {
         let line = line.map_err(Error::io("standard input"))?;
         let wrong = |error: serde_json::Error| Error::Setting(format!("standard input: {error}"));
         let read = runtime.block_on(client.generate(serde_json::from_str(&line).map_err(wrong)?))?;
-        let result = serde_json::to_value(&read).map_err(|error| Error::Internal(error.to_string()))?;
-        output::json(&result)?;
+        output::json(&serde_json::to_value(&read).map_err(|error| Error::Internal(error.to_string()))?)?;
     }
     Ok(())
 }

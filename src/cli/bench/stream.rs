@@ -186,8 +186,7 @@ fn measure_resume(setup: Setup, args: &ResumeArgs, plans: &[ResumePlan]) -> Resu
     plans.iter().try_for_each(|plan| plan.check(card))?;
     // Each length gets an engine of its own, because prompts of different lengths may share prefixes.
     measure_each(plans.to_vec(), |plan| {
-        let cache_bytes = model.memory().limit / 2;
-        let limits = Limits { chunk: args.chunk, cache_bytes, ..Limits::default() };
+        let limits = Limits { chunk: args.chunk, cache_bytes: model.memory().limit / 2, ..Limits::default() };
         let mut served = LoopbackServer::start(Handle::start(model.clone(), limits)?)?;
         let mut pair = |number| -> Result<[TimedAnswer; 2]> {
             let [cold, resumed] = plan.prompts(card, number);

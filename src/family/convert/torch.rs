@@ -120,8 +120,7 @@ impl TorchFile {
         let pickle = &self.pickle;
         let other = |expected: &str, value: &PickleValue| (expected.to_owned(), pickle.describe(value));
         let call = pickle.call(value).ok_or_else(|| other("a tensor", value))?;
-        let arguments = pickle.elements(&call.arguments).unwrap_or_default();
-        match (call.name, arguments) {
+        match (call.name, pickle.elements(&call.arguments).unwrap_or_default()) {
             // nn.Parameter(tensor, …): the tensor inside. A parameter cannot hold another parameter.
             ("_rebuild_parameter", [inner, ..]) => match pickle.call(inner) {
                 Some(call) if call.name == "_rebuild_tensor_v2" => self.describe(inner),

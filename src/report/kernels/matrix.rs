@@ -1,6 +1,6 @@
 //! Benchmark of matrix products with weights in memory (cold) or in a cache (hot).
 
-use super::{KernelMeasurement, KernelPlan, KernelWork, time_batches};
+use super::measurement::{KernelMeasurement, KernelPlan, KernelWork, time_batches};
 use crate::{
     error::Result,
     kernels::{

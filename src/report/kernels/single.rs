@@ -1,6 +1,6 @@
 //! Benchmarks of attention of one row, of layer norm, and of starting work on the threads.
 
-use super::{KernelMeasurement, KernelPlan, KernelWork, time_batches, time_each};
+use super::measurement::{KernelMeasurement, KernelPlan, KernelWork, time_batches, time_each};
 use crate::{
     error::Result,
     kernels::{

@@ -68,11 +68,8 @@ impl Panels {
             kernel(entry, &mut self.kernels)
         } else {
             let expected = "a measurement of weir bench decode, compare, prefill or kernels, as --json prints it";
-            Err(EntryError {
-                key: String::new(),
-                expected: expected.into(),
-                found: clip(&entry.to_string(), MAX_QUOTED),
-            })
+            let found = clip(&entry.to_string(), MAX_QUOTED);
+            Err(EntryError { key: String::new(), expected: expected.into(), found })
         }
     }
 
@@ -194,10 +191,7 @@ fn kernel(entry: &Value, panels: &mut Vec<Panel>) -> Result<(), EntryError> {
     let p50 = number(entry, "ns_p50")?;
     let p10 = number(entry, "ns_p10")?;
     let p90 = number(entry, "ns_p90")?;
-    let point = |x: f64, y: f64, limit: Option<f64>| {
-        let bar = Some((y * p50 / p90, y * p50 / p10));
-        Point { x, y, bar, limit }
-    };
+    let point = |x: f64, y: f64, limit| Point { x, y, bar: Some((y * p50 / p90, y * p50 / p10)), limit };
     let read = |x: f64| {
         let limit = optional(entry, "ceiling_bytes_per_second")?.map(|bytes| bytes / 1e9);
         Ok(point(x, number(entry, "bytes_per_second")? / 1e9, limit))

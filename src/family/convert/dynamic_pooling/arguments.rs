@@ -128,8 +128,7 @@ impl Arguments {
 /// Parses the integers of `[2, (8,), 2]`. The official code evaluates it as Python; only this form is accepted here.
 fn layer_counts(text: &str) -> Option<[usize; 3]> {
     let compact: String = text.chars().filter(|character| *character != ' ').collect();
-    let inside = compact.strip_prefix('[')?.strip_suffix(']')?;
-    let (pre, rest) = inside.split_once(",(")?;
+    let (pre, rest) = compact.strip_prefix('[')?.strip_suffix(']')?.split_once(",(")?;
     let (middle, post) = rest.split_once("),")?;
     let count = |digits: &str| digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok())?;
     Some([count(pre)?, count(middle.strip_suffix(',').unwrap_or(middle))?, count(post)?])

@@ -92,8 +92,7 @@ fn convert(
     let config = arguments.config(file)?;
     let specs = blueprint(&config, file).map_err(arguments::in_official_terms)?.tensors();
     let mut official = read(official_tensors(&specs))?;
-    let weights = Weights::collect(specs, |spec| official.take(&official_name(&spec.name)))?;
-    Ok(Converted { config, weights })
+    Ok(Converted { config, weights: Weights::collect(specs, |spec| official.take(&official_name(&spec.name)))? })
 }
 
 /// Reads the arguments of a training checkpoint: the command line's, overridden by the model's, and the vocabulary.

@@ -163,8 +163,7 @@ impl Arguments {
             "tied_head": self.tie_word_embeddings,
             "driver": driver,
         });
-        let vocabulary = vocabulary.config(file)?;
-        Config::new("lslm", vocabulary, TextNormaliser::None, TRAINING_LENGTH, &architecture, file)
+        Config::new("lslm", vocabulary.config(file)?, TextNormaliser::None, TRAINING_LENGTH, &architecture, file)
             .map_err(in_official_terms)
     }
 }

@@ -81,8 +81,7 @@ pub(super) fn read(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Con
     let specs = blueprint(&config, &file).map_err(arguments::in_official_terms)?.tensors();
     let official: Vec<_> = specs.iter().map(official_tensor).collect();
     let (mut tensors, _) = read_weights_with_progress(dir, &official, progress)?;
-    let weights = Weights::collect(specs, |spec| tensors.take(&official_tensor(spec).name))?;
-    Ok(Converted { config, weights })
+    Ok(Converted { config, weights: Weights::collect(specs, |spec| tensors.take(&official_tensor(spec).name))? })
 }
 
 /// Returns the tensor under the source's name; under its own if there is none, so that it is reported as missing.

@@ -55,8 +55,7 @@ impl<'a> PickleMachine<'a> {
     }
 
     pub(super) fn finish(mut self) -> Pickle {
-        let root = self.stack.pop().unwrap_or(PickleValue::None);
-        Pickle { objects: self.objects, root }
+        Pickle { root: self.stack.pop().unwrap_or(PickleValue::None), objects: self.objects }
     }
 
     pub(super) fn run(&mut self) -> Result<(), Mismatch> {

@@ -74,9 +74,8 @@ fn training_arguments(torch: &TorchFile, file: &Path) -> Result<Json> {
         let value = path.iter().try_fold(pickle.root.clone(), |value, key| inside(&value, key))?;
         items(pickle, &value).map(|items| Json::Object(plain(pickle, items)))
     };
-    let found =
-        || Error::checkpoint(file, "cfg.model", "the arguments of the model, in a dict or Namespace", "nothing");
-    ARGUMENTS.iter().find_map(within).ok_or_else(found)
+    let expected = "the arguments of the model, in a dict or Namespace";
+    ARGUMENTS.iter().find_map(within).ok_or_else(|| Error::checkpoint(file, "cfg.model", expected, "nothing"))
 }
 
 /// Converts a checkpoint; errors name the arguments' file and the tensors' file.
@@ -137,8 +136,7 @@ fn check_scales(map: &TensorMap, official: &Weights, arguments: &Arguments, file
     let expected = arguments.scales();
     for name in &map.scales {
         let found = official.get(name).map_or(&[][..], |tensor| &tensor.numbers);
-        let off = found.iter().zip(&expected).position(|(a, b)| (a - b).abs() > SCALE_TOLERANCE);
-        if let Some(index) = off {
+        if let Some(index) = found.iter().zip(&expected).position(|(a, b)| (a - b).abs() > SCALE_TOLERANCE) {
             let expected = format!("{} at index {index}: position is {}", expected[index], arguments.position);
             return Err(Error::checkpoint(file, name.as_str(), expected, found[index].to_string()));
         }

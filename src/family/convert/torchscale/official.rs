@@ -79,10 +79,7 @@ impl OwnArguments {
         let position = match chosen[..] {
             [] => "none",
             [scheme] => scheme,
-            _ => {
-                let found = chosen.join(" and ");
-                return Err(Error::checkpoint(file, "xpos_rel_pos", "one position scheme", found));
-            }
+            _ => return Err(Error::checkpoint(file, "xpos_rel_pos", "one position scheme", chosen.join(" and "))),
         };
         Ok(Arguments {
             vocab_size: *vocab_size,

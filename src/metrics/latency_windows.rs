@@ -45,7 +45,6 @@ const KINDS: usize = LatencyKind::Encode as usize + 1;
 
 macro_rules! report_counts {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// Counters of a latency report.
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
         pub struct ReportCounts { $($(#[$doc])* pub $name: u64,)* }
 
@@ -92,11 +91,9 @@ report_counts! {
     hits,
     misses,
     looked_up,
-    /// Symbols found.
     found,
     /// Bytes of the pages found.
     shared_bytes,
-    /// Summaries of cached documents.
     cached_documents,
     /// Bytes that decoders attended to.
     memory_bytes,
@@ -111,7 +108,6 @@ pub struct LayerTotals {
     pub took_ns: u64,
 }
 
-/// Times and counts of one period.
 #[derive(Debug, Clone)]
 pub struct LatencySlice {
     pub counts: ReportCounts,
@@ -141,7 +137,6 @@ impl LatencySlice {
         }
     }
 
-    /// Adds the layers of a document.
     pub(super) fn add_layers(&mut self, layers: impl Iterator<Item = LayerTotals>) {
         for (index, layer) in layers.enumerate() {
             if self.layers.len() <= index {
@@ -180,9 +175,7 @@ impl LatencySlice {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LatencyPeriod {
-    /// Since the model was loaded.
     SinceLoad,
-    /// Since the last reset.
     SinceReset,
     /// The latest seven slices, including the open one.
     LastMinute,
@@ -194,7 +187,6 @@ struct ClosedSlice {
     data: Arc<LatencySlice>,
 }
 
-/// The latency data of one engine.
 #[derive(Debug)]
 pub(super) struct LatencyWindows {
     loaded: Instant,
@@ -226,7 +218,6 @@ impl LatencyWindows {
         &mut self.open
     }
 
-    /// Starts the period since the last reset.
     pub(super) fn reset(&mut self, now: Instant) {
         self.rotate(now, true);
         self.reset = now;
@@ -285,7 +276,6 @@ mod tests {
 
     const START: Duration = Duration::from_secs(1000);
 
-    /// Returns windows and the time of their creation.
     fn windows() -> (LatencyWindows, Instant) {
         let start = Instant::now() + START;
         (LatencyWindows::new(start), start)

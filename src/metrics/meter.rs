@@ -263,7 +263,6 @@ fn summarized(slice: &mut LatencySlice, summary: &SummaryResult, document: &Enco
     }
 }
 
-/// Returns the index of a reason in [`REASONS`].
 fn index(reason: &FinishReason) -> usize {
     REASONS.iter().position(|other| other.name() == reason.name()).unwrap_or_default()
 }

@@ -81,7 +81,6 @@ macro_rules! per_model {
                     .map(|labels| self.$field.get_or_create_owned(&labels)).collect(),)* totals: Mutex::default() }
             }
 
-            /// Removes the series of a model.
             pub(super) fn remove(&self, model: &str) {
                 $(labels(model, $label, &$values).for_each(|labels| { self.$field.remove(&labels); });)*
             }

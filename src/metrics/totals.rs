@@ -4,7 +4,6 @@
 use crate::decode::usage::Timing;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// A count and its total time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CountAndTime {
     pub count: u64,
@@ -12,7 +11,6 @@ pub struct CountAndTime {
     pub ns: u64,
 }
 
-/// Totals of the requests to a model.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RequestTotals {
     /// Completed requests, from arrival to end.
@@ -38,7 +36,6 @@ impl CountAndTime {
 }
 
 impl RequestTotals {
-    /// Counts a request that ended now.
     pub(super) fn add_finished(&mut self, success: bool, timing: &Timing) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis());
         self.last = u64::try_from(now).unwrap_or(u64::MAX);

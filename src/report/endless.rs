@@ -38,7 +38,6 @@ impl EndlessPlan {
 pub(crate) struct StreamPart {
     /// Symbols of the stream at the end of the part.
     pub symbols: usize,
-    /// Median time per symbol.
     pub step_ns_p50: f64,
     pub step_ns_p10: f64,
     pub step_ns_p90: f64,

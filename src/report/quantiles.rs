@@ -3,7 +3,6 @@
 use crate::error::{Error, Result};
 use serde::Serialize;
 
-/// Median, 10th and 90th percentile of some values.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Quantiles {
     pub median: f64,

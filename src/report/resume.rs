@@ -73,7 +73,6 @@ pub(crate) struct ResumeMeasurement {
     pub measured: MeasuredModel,
     pub context: usize,
     pub more: usize,
-    /// Symbols per step while a prompt is fed.
     pub chunk: usize,
     /// Median time to the first character of a prompt that is not cached.
     pub cold_ns_p50: f64,

@@ -9,7 +9,6 @@ use std::{
     ops::{AddAssign, Div},
 };
 
-/// Precision, recall and F1 of a summary.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub(crate) struct RougeScore {
     /// Share of the summary that is in the reference.
@@ -20,7 +19,6 @@ pub(crate) struct RougeScore {
     pub f1: f64,
 }
 
-/// ROUGE-1, ROUGE-2 and ROUGE-L.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub(crate) struct RougeScores {
     /// Overlap of words.
@@ -68,7 +66,6 @@ impl Div<f64> for RougeScores {
     }
 }
 
-/// Computes the ROUGE scores of a summary.
 pub(crate) fn rouge(reference: &str, summary: &str) -> RougeScores {
     let reference = reference.to_lowercase();
     let summary = summary.to_lowercase();

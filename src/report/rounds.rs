@@ -11,15 +11,12 @@ use std::time::Duration;
 /// Results of one timed run of a plan.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct DecodeRun {
-    /// Nanoseconds of each round.
     pub step_ns: Vec<f64>,
-    /// Rounds with a segment step.
     pub middle_steps: usize,
     /// Nanoseconds of the segment steps together.
     pub middle_ns: f64,
     /// Symbols finished, summed over rows. Each is one character.
     pub symbols: usize,
-    /// Segments closed.
     pub segments: usize,
     /// Bytes that the rounds had to read.
     pub bytes: usize,
@@ -32,7 +29,6 @@ pub struct DecodeRun {
 }
 
 impl DecodeRun {
-    /// Returns the time of all rounds.
     pub fn seconds(&self) -> f64 {
         self.step_ns.iter().sum::<f64>() / 1e9
     }
@@ -42,7 +38,6 @@ impl DecodeRun {
         self.symbols as f64 / self.seconds().max(1e-9)
     }
 
-    /// Appends another run.
     pub fn extend(&mut self, other: Self) {
         self.step_ns.extend(other.step_ns);
         self.middle_steps += other.middle_steps;
@@ -65,13 +60,11 @@ struct FinishedSymbol {
     symbols: usize,
     /// Segments of its row at that time.
     segments: usize,
-    /// True if it closed a segment.
     closes: bool,
     /// Nanoseconds since the previous symbol of its row.
     gap_ns: f64,
 }
 
-/// Records rounds while time is measured.
 pub(super) struct RoundRecorder {
     /// Times of the rounds; the totals are computed at the end.
     run: DecodeRun,

@@ -14,8 +14,7 @@ use crate::{
     error::{Error, Result},
     load::{
         driver::{LoadRun, LoadSetup, RequestSource, StopSignal, run_load},
-        pacer::Pacer,
-        schedule::{LoadPattern, RunLength},
+        schedule::{LoadPattern, Pacer, RunLength},
         settings,
         workload::{RequestTarget, SUMMARIZE, WorkloadInfo, WorkloadMix},
     },
@@ -185,7 +184,7 @@ impl MeasurementSession {
         self.workload.boundaries.map_or(by_default && model.pooled, |choice| choice == BoundaryChoice::Ask)
     }
 
-    /// Opens connections for `calls` calls at a time. `by_default` is the command's choice of boundaries, as above.
+    /// Opens connections for `calls` calls at a time. `by_default` is the command's choice of boundaries.
     pub(super) async fn target(&self, model: &ModelInfo, calls: usize, by_default: bool) -> Result<RequestTarget> {
         let streams = match model.concurrent_streams as usize {
             0 => DEFAULT_STREAMS,

@@ -154,7 +154,6 @@ fn assess_tester(
     .assess()
 }
 
-/// Sends one request to every model in turn.
 async fn run_round(state: &ComparisonState, number: u64) -> Result<()> {
     let ComparisonSetup { targets, mix, warm_up, .. } = &state.setup;
     let drawn = mix.draw(number)?;
@@ -202,7 +201,6 @@ impl TimedRequest {
     }
 }
 
-/// Computes gains from the server's estimates for the same requests.
 fn estimated_gains(times: &[UnpooledTimes], seed: u64) -> Option<Gains> {
     let gain_in = |estimate_and_measured: fn(&UnpooledTimes) -> (Duration, Duration)| {
         let pairs = times.iter().map(estimate_and_measured).filter(|(_, measured)| !measured.is_zero());

@@ -251,7 +251,6 @@ async fn closed_loop(shared: Arc<DriverState>, length: RunLength, begin: Instant
     Ok(())
 }
 
-/// Sends each request of an open loop when it is due.
 async fn open_loop(
     shared: &Arc<DriverState>,
     mut requests: Receiver<ScheduledRequest>,

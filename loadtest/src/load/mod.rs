@@ -4,7 +4,6 @@ pub mod arrivals;
 pub mod driver;
 mod generate;
 pub(crate) mod length;
-pub mod pacer;
 pub mod schedule;
 pub(crate) mod settings;
 mod summarize;

@@ -1,13 +1,22 @@
-//! How requests follow each other, and for how long.
+//! How requests follow each other, for how long, and a thread that delivers them when they are due.
 
 use super::arrivals::{ArrivalProcess, ArrivalSchedule};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
-use std::time::Duration;
-use tokio::time::Instant;
+use std::{
+    sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel},
+    thread,
+    time::Duration,
+};
+use tokio::{
+    sync::mpsc::{self, Receiver},
+    time::Instant,
+};
 
 /// First number of warm-up requests. It is fixed so that measured requests do not depend on the length of the warm-up.
 const WARM_UP_NUMBERS: u64 = 1 << 62;
+/// Requests that may wait to be received. Each carries its intended send time, so that its wait is counted.
+const WAITING: usize = 1024;
 
 /// How requests follow each other.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -133,6 +142,45 @@ impl LoadPattern {
     }
 }
 
+/// Delivers requests from a thread, because the runtime's timers have millisecond resolution and are late under load. The thread ends
+/// when this handle or the receiver is dropped.
+pub struct Pacer {
+    stop: Option<SyncSender<()>>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl Pacer {
+    /// Starts a thread that delivers every request at its intended send time. Fails if the thread cannot be started.
+    pub fn start(
+        requests: impl Iterator<Item = ScheduledRequest> + Send + 'static,
+    ) -> Result<(Self, Receiver<ScheduledRequest>)> {
+        let (stop, stopped) = sync_channel::<()>(0);
+        let (sender, receiver) = mpsc::channel(WAITING);
+        let run = move || {
+            for scheduled in requests {
+                let left = scheduled.intended.saturating_duration_since(Instant::now());
+                let ended = left > Duration::ZERO && stopped.recv_timeout(left) != Err(RecvTimeoutError::Timeout);
+                if ended || sender.blocking_send(scheduled).is_err() {
+                    break;
+                }
+            }
+        };
+        let thread = thread::Builder::new().name("pacer".into()).spawn(run);
+        let thread = thread.map_err(|error| Error::Internal(format!("cannot start the pacer thread: {error}")))?;
+        Ok((Self { stop: Some(stop), thread: Some(thread) }, receiver))
+    }
+}
+
+impl Drop for Pacer {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            // the receiver is dropped by now, so the thread ends at once; a panic was reported by its own hook
+            let _ = thread.join();
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -173,5 +221,30 @@ mod tests {
         assert!((rates / 2.0 - 1.0).abs() < 0.15, "{rates}");
         let counted = RunLength { requests: Some(5), ..extent };
         assert_eq!(counted.extended(&ArrivalSchedule::new(ArrivalProcess::Poisson, 2.0, 1, 0).unwrap(), 2000), counted);
+    }
+
+    #[tokio::test]
+    async fn requests_come_when_due_and_never_before() {
+        let begin = Instant::now();
+        let due = move |number| begin + Duration::from_millis(number * 3);
+        let requests = (0..20).map(move |number| ScheduledRequest { number, intended: due(number), measured: true });
+        let (pacer, mut receiver) = Pacer::start(requests).unwrap();
+        let mut count = 0;
+        while let Some(scheduled) = receiver.recv().await {
+            assert!(Instant::now() >= scheduled.intended);
+            assert_eq!(scheduled.number, count);
+            count += 1;
+        }
+        assert_eq!(count, 20);
+        drop(pacer);
+    }
+
+    #[tokio::test]
+    async fn the_thread_ends_when_its_handle_is_dropped() {
+        let far = Instant::now() + Duration::from_secs(3600);
+        let requests = (0..).map(move |number| ScheduledRequest { number, intended: far, measured: true });
+        let (pacer, receiver) = Pacer::start(requests).unwrap();
+        drop(receiver);
+        drop(pacer);
     }
 }

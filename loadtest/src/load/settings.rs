@@ -15,7 +15,6 @@ fn all<const N: usize>(settings: [(&str, String); N]) -> SentSettings {
     settings.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
-/// Returns the settings of generation requests.
 pub(super) fn generation(temperature: Option<f32>) -> SentSettings {
     all([
         ("temperature", temperature.map_or(SERVER_DEFAULT.into(), |temperature| temperature.to_string())),

@@ -72,7 +72,6 @@ impl PromptText {
         if lines.is_empty() { Err(Error::option("--prompts", &self.name, "text with lines in it")) } else { Ok(lines) }
     }
 
-    /// Returns at most the first `length` characters.
     pub(crate) fn head(&self, length: usize) -> String {
         self.chars.iter().take(length).collect()
     }
@@ -90,7 +89,6 @@ impl PromptText {
     }
 }
 
-/// Prompts or documents of a workload.
 pub(super) struct PromptSet {
     source: PromptSource,
     pub(super) text: PromptText,

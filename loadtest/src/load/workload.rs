@@ -23,7 +23,6 @@ use tonic::Status;
 /// Maximum workloads of a mix.
 pub const MAX_WORKLOADS: usize = 16;
 
-/// Kinds of workloads.
 const KINDS: [WorkloadKind; 2] = [
     WorkloadKind { name: "generate", build: generate::build },
     WorkloadKind { name: "summarize", build: summarize::build },
@@ -164,7 +163,6 @@ pub struct WorkloadMix {
     workloads: Vec<Box<dyn Workload>>,
     weights: WeightedIndex<f64>,
     seed: u64,
-    /// Share of requests that the client cancels midway.
     cancel_share: f64,
 }
 

@@ -28,7 +28,6 @@ pub struct LoadCounters<T> {
     pub measured: T,
 }
 
-/// Counters that requests update concurrently.
 #[derive(Debug, Default)]
 pub struct LiveCounters {
     pub totals: LoadCounters<AtomicU64>,
@@ -36,14 +35,12 @@ pub struct LiveCounters {
     first_times: Mutex<ValueHistogram>,
 }
 
-/// Values of the counters at a moment.
 #[derive(Debug, Clone, Copy)]
 pub struct CounterSnapshot {
     pub(super) time: Instant,
     counts: LoadCounters<u64>,
 }
 
-/// Changes of the counters within a time span.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CounterDelta {
     pub span: Duration,
@@ -91,7 +88,6 @@ impl LoadCounters<u64> {
 }
 
 impl CounterSnapshot {
-    /// Returns the changes since an earlier snapshot.
     pub fn since(&self, before: &Self) -> CounterDelta {
         let mut counts = self.counts;
         let mut earlier = before.counts;
@@ -99,7 +95,6 @@ impl CounterSnapshot {
         CounterDelta { span: self.time - before.time, counts }
     }
 
-    /// Returns the number of requests that have started and have not ended.
     pub fn in_flight(&self) -> u64 {
         self.counts.started.saturating_sub(self.counts.finished + self.counts.failed)
     }

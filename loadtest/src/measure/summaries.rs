@@ -42,6 +42,7 @@ pub(super) struct SummaryStats {
     speed: ValueHistogram,
 }
 
+/// Figures of summaries; [`SummaryMeasurement`] describes those of the same name.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SummaryFigures {
@@ -50,17 +51,12 @@ pub struct SummaryFigures {
     pub document_tokens: u64,
     pub cached_tokens: u64,
     pub summary_tokens: u64,
-    /// Bytes of the decoder's keys and values of the documents.
     pub cross_attention_bytes: u64,
-    /// Bytes that these would have without pooling, computed from the model's shape, not measured.
     pub unpooled_cross_attention_bytes: u64,
-    /// From sending to the document's end.
     pub upload_ns: Percentiles,
     /// Encoding time of layers and decoder's keys and values, of documents not cached, as the server reports it.
     pub encode_ns: Percentiles,
-    /// From the end of the upload to the end of encoding, as the server reports it.
     pub encode_rest_ns: Percentiles,
-    /// From the decoder's first step to its last, as the server reports it.
     pub decode_ns: Percentiles,
     /// Mean time of these steps, as the server reports it.
     pub decode_token_ns: Percentiles,

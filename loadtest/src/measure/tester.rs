@@ -22,7 +22,6 @@ use std::{
 };
 use tokio::{sync::mpsc, task::JoinHandle, time::Instant};
 
-/// Interval of the lag probe's ticks.
 const TICK: Duration = Duration::from_millis(5);
 /// Ticks that may wait to be received: five minutes' worth.
 const WAITING: usize = 1 << 16;
@@ -171,13 +170,10 @@ pub(crate) struct TesterMeasurement {
     pub connections: usize,
     pub window: CounterDelta,
     pub cpu: Option<Duration>,
-    /// Highest messages per second of the timeline.
     pub peak: Option<f64>,
     /// Lags of the probe; empty if it did not run.
     pub lags: ValueHistogram,
-    /// Requests that waited for the limit on requests in flight.
     pub held: u64,
-    /// Requests that the tester's own HTTP/2 library ended.
     pub own: u64,
     /// Median time to first character, in nanoseconds.
     pub median_first: Option<f64>,

@@ -11,7 +11,6 @@ use std::time::Duration;
 /// Maximum samples of a timeline; beyond this, neighbours are merged.
 const MAX_SAMPLES: usize = 240;
 
-/// Interval of a timeline.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TimelineSample {
@@ -27,7 +26,6 @@ pub struct TimelineSample {
     pub characters: u64,
     /// Messages with these characters.
     pub messages: u64,
-    /// Requests in flight at the end of the interval.
     pub in_flight: u64,
     /// Median time to first character of the requests that succeeded in the interval.
     pub time_to_first_char_p50_ns: Option<f64>,
@@ -39,12 +37,10 @@ pub struct TimelineSample {
 struct Bucket {
     start: Duration,
     delta: CounterDelta,
-    /// Requests in flight at the end.
     in_flight: u64,
     first_times: ValueHistogram,
 }
 
-/// Timeline under construction.
 #[derive(Debug)]
 pub struct Timeline {
     begun: CounterSnapshot,

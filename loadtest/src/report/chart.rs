@@ -15,7 +15,6 @@ const STYLES: usize = 7;
 /// Share of an axis that a label needs.
 const LABEL_SHARE: f64 = 0.07;
 
-/// Scale of an axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Scale {
     /// Linear from 0.
@@ -79,7 +78,6 @@ impl Scale {
     }
 }
 
-/// Maps values to coordinates.
 struct ChartAxis {
     scale: Scale,
     low: f64,
@@ -152,7 +150,6 @@ fn decades(low: f64, high: f64) -> Vec<f64> {
     if usual.len() > 1 { usual } else { multiples(&[1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0]) }
 }
 
-/// Draws a chart as an HTML figure.
 pub(super) fn draw(chart: &Chart) -> Markup {
     let points = || chart.series.iter().flat_map(|series| series.points.iter());
     let marks = chart.marks.iter().map(|mark| mark.x);

@@ -124,7 +124,6 @@ fn columns<T>(corner: &str, items: &[T], name: fn(&T) -> &String, rows: &[TableR
     }
 }
 
-/// Draws the generation settings of each workload.
 fn settings(workloads: &[WorkloadInfo]) -> Markup {
     let mut names: Vec<_> = workloads.iter().flat_map(|workload| workload.settings.keys()).collect();
     names.sort();

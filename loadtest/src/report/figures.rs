@@ -120,7 +120,6 @@ pub(super) fn pooling(figures: &RequestFigures) -> String {
     format!("{}× ({} MiB per document)", units::digits(factor), units::digits(each))
 }
 
-/// Column of a comparison.
 pub(super) struct ModelColumn {
     /// Heading on the page.
     pub(super) page: &'static str,

@@ -203,7 +203,6 @@ pub(super) fn describe_load(point: &LoadPoint) -> String {
     format!("{}{end}", point.load.describe())
 }
 
-/// Describes the failed requests by code.
 pub(super) fn describe_failures(outcomes: &OutcomeCounts) -> String {
     let all: Vec<_> = outcomes.errors.iter().map(|(code, count)| format!("{count} {code}")).collect();
     if all.is_empty() { "0".into() } else { all.join(", ") }
@@ -258,7 +257,6 @@ fn points_table(out: &mut String, points: &[LoadPoint]) -> std::fmt::Result {
     Ok(())
 }
 
-/// Describes the knee and its definition.
 pub(super) fn describe_knee(knee: &Knee) -> String {
     let per_second = |rate: f64| format!("{} requests/s", digits(rate));
     let result = match (knee.rate, knee.broken_at) {
@@ -271,7 +269,6 @@ pub(super) fn describe_knee(knee: &Knee) -> String {
     format!("{result}{why}. Rule: {}", knee.rule)
 }
 
-/// Describes a gain and its confidence interval.
 pub(super) fn describe_gain(gain: Option<Gain>) -> String {
     let Some(Gain { ratio, low, high, pairs }) = gain else { return NONE.into() };
     match low.zip(high) {

@@ -1,9 +1,6 @@
 //! Generation with scripted delays.
 
-use super::{
-    server::{Script, SentTimes, Stub, WAITING},
-    slots::StubSlots,
-};
+use super::server::{Script, SentTimes, Stub, StubSlots, WAITING};
 use crate::units::ns;
 use std::{pin::Pin, sync::Arc, time::Duration};
 use tokio::{

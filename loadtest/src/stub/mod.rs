@@ -3,7 +3,6 @@
 mod generation;
 mod metadata;
 mod server;
-mod slots;
 mod summaries;
 
 pub use server::{Script, SentTimes, Stub};

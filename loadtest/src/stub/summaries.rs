@@ -17,7 +17,6 @@ use weir_proto::v1::{
 /// Bytes of keys and values per token.
 const BYTES_PER_TOKEN: u64 = 64;
 
-/// Uploaded document, ready to be summarized.
 struct StubSummarization {
     script: Script,
     options: SummarizeOptions,

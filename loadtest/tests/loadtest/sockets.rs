@@ -24,8 +24,7 @@ use weir_loadtest::{
     load::{
         arrivals::ArrivalProcess,
         driver::{LoadResult, LoadRun, LoadSetup, RequestSource, run_load},
-        pacer::Pacer,
-        schedule::{LoadPattern, RunLength},
+        schedule::{LoadPattern, Pacer, RunLength},
         workload::{RequestTarget, WorkloadMix},
     },
     measure::objective::Objectives,

@@ -13,7 +13,6 @@ use std::{
 
 /// Maximum bytes of a file of measurements.
 const MAX_BYTES: u64 = 64 << 20;
-/// Expected contents of such a file.
 const EXPECTED: &str = "a list that weir bench printed with --json";
 /// Maximum bytes of the contents that an error quotes.
 const QUOTED: usize = 80;

@@ -21,7 +21,6 @@ use std::{
 };
 use tokio::{net::TcpListener, runtime::Runtime};
 
-/// How long the runtime may take to stop.
 const STOP_TIMEOUT: Duration = Duration::from_millis(100);
 
 #[derive(Debug, clap::Args)]

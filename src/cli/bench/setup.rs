@@ -127,7 +127,6 @@ impl BenchOutput {
         self.plot.as_deref().map(Picture::open).transpose()
     }
 
-    /// Prints measurements and draws the picture.
     pub(super) fn print<T: Serialize>(
         &self,
         picture: Option<Picture>,

@@ -139,7 +139,6 @@ impl Bench {
         Ok(received)
     }
 
-    /// Lets the client send the same requests.
     fn served(&mut self, plan: StreamPlan, prompts: &[StreamRequest]) -> Result<StreamRun> {
         let chars = u32::try_from(plan.chars).unwrap_or(u32::MAX);
         let requests =
@@ -150,7 +149,6 @@ impl Bench {
     }
 }
 
-/// Events of one request.
 #[derive(Default)]
 struct Received {
     symbols: Vec<u32>,

@@ -105,7 +105,6 @@ fn yes() -> bool {
     true
 }
 
-/// True if a `config.json` is GPT-2's.
 pub(super) fn is_gpt2(text: &[u8]) -> bool {
     serde_json::from_slice::<Value>(text).is_ok_and(|config| config["model_type"] == "gpt2")
 }
@@ -188,7 +187,6 @@ impl Arguments {
     }
 }
 
-/// One of the source's tensors.
 struct SourceTensor {
     spec: TensorSpec,
     transposed: bool,
@@ -218,7 +216,6 @@ impl SourceTensor {
     }
 }
 
-/// Returns the specs of the buffers in the checkpoint.
 fn ignored(shapes: &BTreeMap<String, Vec<usize>>, prefix: &str, layers: usize) -> Vec<TensorSpec> {
     let names = (0..layers).flat_map(|layer| BUFFERS.iter().map(move |name| format!("{prefix}h.{layer}.{name}")));
     names.filter_map(|name| Some(TensorSpec::zeros(&*name, shapes.get(&name)?.clone()))).collect()

@@ -19,7 +19,6 @@ use zip::{CompressionMethod, ZipArchive, result::ZipError};
 const MAX_ENTRIES: usize = 1 << 18;
 const MAX_RANK: usize = 16;
 
-/// A file of `torch.save`.
 pub(super) struct TorchFile {
     path: PathBuf,
     archive: ZipArchive<BufReader<File>>,
@@ -275,7 +274,6 @@ fn natural(value: &PickleValue) -> Option<u64> {
     if let PickleValue::Int(number) = value { u64::try_from(*number).ok() } else { None }
 }
 
-/// Reads an entry of at most `limit` bytes.
 fn read_small(archive: &mut ZipArchive<BufReader<File>>, path: &Path, name: &str, limit: u64) -> Result<Vec<u8>> {
     let wrong = |expected: String, found: String| Err(Error::checkpoint(path, name, expected, found));
     let entry = archive.by_name(name).map_err(|error| zip_error(path, name, error))?;

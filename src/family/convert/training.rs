@@ -61,7 +61,6 @@ pub(super) fn plain(pickle: &Pickle, items: &[(PickleValue, PickleValue)]) -> Ma
     items.iter().filter_map(|(key, value)| Some((text(key)?, scalar(value).or_else(|| list(value))?))).collect()
 }
 
-/// Returns a string value.
 pub(super) fn text(value: &PickleValue) -> Option<String> {
     if let PickleValue::Text(text) = value { Some(text.to_string()) } else { None }
 }

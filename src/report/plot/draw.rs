@@ -55,7 +55,6 @@ const MARKERS: [&[Pixel]; 5] = [
     &[(0, 5), (5, -4), (-5, -4)],
 ];
 
-/// Renders the panels from top to bottom.
 pub(super) fn svg(panels: &[Panel]) -> Result<String> {
     let height = |panel: &Panel| FRAME + CHART + ENTRY * panel.lines.len() as u32;
     let mut text = String::new();
@@ -144,7 +143,6 @@ impl Ranged for Axis {
 
 impl ValueFormatter<f64> for Axis {}
 
-/// Formats a number as briefly as possible.
 fn short(number: f64) -> String {
     if !(1e-3..1e7).contains(&number) && number != 0.0 {
         return format!("{number:.0e}");

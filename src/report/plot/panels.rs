@@ -13,7 +13,6 @@ const DRAWABLE: RangeInclusive<f64> = 1e-30..=1e30;
 /// Maximum bytes of an entry or value that an error quotes.
 const MAX_QUOTED: usize = 80;
 
-/// Why an entry cannot be drawn.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct EntryError {
     /// Dotted key of the wrong value; empty for the entry itself.
@@ -22,7 +21,6 @@ pub(super) struct EntryError {
     pub(super) found: String,
 }
 
-/// Panels that entries are added to.
 pub(super) struct Panels {
     speed: Panel,
     time: Panel,
@@ -51,7 +49,6 @@ impl Default for Panels {
 }
 
 impl Panels {
-    /// Adds an entry to the panels of its kind.
     pub(super) fn add(&mut self, entry: &Value) -> Result<(), EntryError> {
         let has = |key: &str| entry.get(key).is_some();
         if has("ratio") && has("a") && has("b") {
@@ -73,7 +70,6 @@ impl Panels {
         }
     }
 
-    /// Returns the panels that have lines.
     pub(super) fn finish(self) -> Vec<Panel> {
         let Self { speed, time, ratio, prefill, flops, kernels } = self;
         let all = [speed, time, ratio, prefill, flops].into_iter().chain(kernels);
@@ -127,7 +123,6 @@ fn integer(entry: &Value, key: &str) -> Result<Option<u64>, EntryError> {
     value.as_u64().map(Some).ok_or_else(|| wrong(entry, key, "a whole number"))
 }
 
-/// Returns the label of an entry's line.
 fn label(entry: &Value) -> Result<String, EntryError> {
     let threads = number(entry, "threads")?;
     let mut label = format!("{}, {}, threads {threads}", text(entry, "model")?, text(entry, "dtype")?);

@@ -83,7 +83,6 @@ pub(super) fn read(from: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Co
     }
 }
 
-/// Converts a checkpoint, whose official tensors `read` returns.
 fn convert(
     arguments: &Arguments,
     file: &Path,

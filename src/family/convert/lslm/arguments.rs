@@ -38,7 +38,6 @@ pub(super) fn check_keys<'a>(mut keys: impl Iterator<Item = &'a str>, file: &Pat
     }
 }
 
-/// The arguments in `config.json`.
 #[derive(Debug, Deserialize)]
 pub(super) struct Arguments {
     model_type: String,

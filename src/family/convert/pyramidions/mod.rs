@@ -57,7 +57,6 @@ pub(super) fn read(from: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Co
     }
 }
 
-/// Finds the training checkpoint in a folder.
 fn training_file(dir: &Path) -> Result<Option<PathBuf>> {
     match TRAINING_FILES.iter().map(|name| dir.join(name)).find(|file| file.exists()) {
         None => only_file(dir, "pt", "one .pt file, checkpoint_best.pt or checkpoint_last.pt"),
@@ -111,7 +110,6 @@ struct OfficialCheckpoint<'a> {
 }
 
 impl OfficialCheckpoint<'_> {
-    /// Converts the checkpoint, whose tensors `read` reads.
     fn convert(self, read: &mut dyn FnMut(Vec<TensorSpec>) -> Result<Weights>) -> Result<Converted> {
         let Self { arguments, names, file, dir } = self;
         let subwords = dictionary::read(dir, arguments.vocab_size)?;

@@ -106,7 +106,6 @@ fn convert(
     Ok(Converted { config: config(&arguments)?, weights })
 }
 
-/// Assembles the numbers of one of weir's tensors from official ones.
 fn assemble(
     spec: &TensorSpec,
     parts: Vec<TensorSource>,

@@ -36,7 +36,6 @@ const LAYER: &[(&str, &str)] = &[
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum TensorSource {
     Complete(String),
-    /// Some rows of an official tensor.
     Rows {
         name: String,
         from: usize,
@@ -52,7 +51,6 @@ pub(super) struct TensorMap {
     prefix: &'static str,
     specs: Vec<TensorSpec>,
     buckets: usize,
-    /// Official names of the xPos scales in the checkpoint.
     pub(super) scales: Vec<String>,
     /// Official name of the head, if it is tied and in the checkpoint nevertheless.
     pub(super) tied_head: Option<String>,
@@ -113,7 +111,6 @@ impl TensorMap {
         vec![TensorSource::Complete(official(name))]
     }
 
-    /// Every tensor that the checkpoint must hold.
     pub(super) fn official(&self) -> Vec<TensorSpec> {
         let mut all = self.ignored.clone();
         all.extend(self.scales.iter().map(|name| TensorSpec::zeros(name, vec![self.pair_count])));

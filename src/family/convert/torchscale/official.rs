@@ -14,7 +14,6 @@ const OWN_ARGUMENT: &str = "decoder_embed_dim";
 /// Positions of a learned table that fairseq reserves for padding.
 const PADDING: usize = 2;
 
-/// The shapes of all tensors by their names.
 pub(super) type Shapes = BTreeMap<String, Vec<usize>>;
 
 /// Reads arguments under either names; the tensors' shapes complete the code's own. Fails if an argument is missing, of

@@ -33,7 +33,6 @@ pub enum LatencyKind {
     Prefill,
     /// From the first character, or token, to the last.
     Decode,
-    /// Decode time per token of a summary.
     TokenDecode,
     /// From arrival to the end.
     Total,
@@ -59,7 +58,6 @@ macro_rules! report_counts {
 report_counts! {
     /// Completed requests.
     requests,
-    /// Requests that ended with an error.
     failed,
     prompt_chars,
     /// Prompt symbols that came from the segment cache.

@@ -21,7 +21,6 @@ impl AbortLog {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// True if an error ended the command.
     pub(super) fn failed(&self) -> bool {
         self.inner().error.is_some()
     }

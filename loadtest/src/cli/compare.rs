@@ -103,7 +103,6 @@ pub(super) fn check(session: &MeasurementSession) -> Result<()> {
     Ok(())
 }
 
-/// Compares the models of the session.
 pub(super) async fn compare(session: &MeasurementSession, rounds: &RoundArgs) -> Result<ModelComparison> {
     check(session)?;
     let models = &session.models;

@@ -85,7 +85,6 @@ impl ArrivalArgs {
         check_in_flight("--burst", burst)
     }
 
-    /// Returns an open loop of `rate` requests per second.
     pub(super) fn load(&self, rate: f64) -> LoadPattern {
         let arrivals = self.arrivals.unwrap_or(ArrivalProcess::Poisson);
         let burst = if arrivals == ArrivalProcess::Bursty { self.burst.unwrap_or(DEFAULT_BURST) } else { 1 };
@@ -93,7 +92,6 @@ impl ArrivalArgs {
     }
 }
 
-/// Checks a number of requests in flight.
 pub(super) fn check_in_flight(field: &str, count: usize) -> Result<()> {
     Error::check_range(field, count, 1..=MAX_IN_FLIGHT)
 }

@@ -11,7 +11,6 @@ pub(super) struct LoadProgress {
     requests: Option<u64>,
 }
 
-/// Builds a bar that counts to `length`.
 pub(super) fn counting(title: &str, length: u64) -> ProgressBar {
     let style = ProgressStyle::with_template("{prefix} {wide_bar} {elapsed} {msg}");
     let bar = ProgressBar::new(length).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));

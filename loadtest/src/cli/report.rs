@@ -66,7 +66,6 @@ pub(super) fn run(args: Args, command: String) -> Result<()> {
     output.write_measured(&reports, error)
 }
 
-/// Measures all models of one kind.
 async fn measure_kind(session: &MeasurementSession, rounds: &RoundArgs, loads: &Loads) -> Vec<MeasurementReport> {
     let mut reports = Vec::new();
     if session.models.len() > 1 {

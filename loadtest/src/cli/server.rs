@@ -90,7 +90,6 @@ impl ServerArgs {
     }
 }
 
-/// Builds a runtime of `threads` threads.
 pub(super) fn runtime(threads: usize) -> Result<Runtime> {
     Error::check_range("--threads", threads, 1..=MAX_THREADS)?;
     let built = if threads == 1 {
@@ -101,7 +100,6 @@ pub(super) fn runtime(threads: usize) -> Result<Runtime> {
     built.map_err(|error| Error::Internal(format!("cannot start the network threads: {error}")))
 }
 
-/// Server with its models.
 #[derive(Clone)]
 pub(super) struct Discovery {
     pub(super) connect: ConnectOptions,

@@ -51,7 +51,6 @@ pub(super) struct MeasurementSession {
     software: Option<ServerSoftware>,
     pub(super) workload: WorkloadArgs,
     pub(super) models: Vec<ModelInfo>,
-    /// All models of the server.
     known: Vec<ModelInfo>,
     workloads: Vec<WorkloadInfo>,
     begun: u64,
@@ -174,7 +173,6 @@ impl MeasurementSession {
         Some(point)
     }
 
-    /// Marks the last report if the command ended early. Returns the error if one ended it.
     pub(super) fn finish(&self, reports: &mut [MeasurementReport]) -> Option<Error> {
         self.abort.finish(reports, *self.stop.borrow())
     }
@@ -201,7 +199,6 @@ impl MeasurementSession {
         self.workload.seed.wrapping_add(index.wrapping_mul(SEED_STRIDE))
     }
 
-    /// Builds the requests of a measurement.
     pub(super) fn mix(&self, seed: u64) -> Result<WorkloadMix> {
         self.workload.mix(&self.models, &self.known, self.cancel_share, seed)
     }

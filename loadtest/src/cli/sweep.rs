@@ -205,13 +205,11 @@ impl ModelLoads<'_> {
         self.session.load(self.model, load, limits).await
     }
 
-    /// Records that `what` was not measured.
     pub(super) fn add_missing(self, what: &str) {
         self.session.abort.add_missing(&self.session.model_names(self.model), what);
     }
 }
 
-/// Rates measured so far.
 struct RateSweep<'a> {
     loads: ModelLoads<'a>,
     tried: Vec<RateResult>,

@@ -133,7 +133,6 @@ impl WorkloadArgs {
         WorkloadMix::new(&specs, seed, cancel_share)
     }
 
-    /// Returns the workload that the options describe.
     fn base_spec(&self, kind: &str, max_symbols: u64, seed: u64) -> WorkloadSpec {
         WorkloadSpec {
             name: kind.into(),

@@ -123,9 +123,8 @@ impl ServerConnection {
     /// Wraps an open channel. Fails if the key is not a valid header value.
     pub fn new(channel: Channel, key: Option<&str>) -> Result<Self> {
         let header = |key: &str| {
-            let header = MetadataValue::try_from(format!("Bearer {key}"));
-            let mut header =
-                header.map_err(|_| Error::Setting("the API key contains characters invalid in a header".into()))?;
+            let invalid = |_| Error::Setting("the API key contains characters invalid in a header".into());
+            let mut header = MetadataValue::try_from(format!("Bearer {key}")).map_err(invalid)?;
             header.set_sensitive(true);
             Ok(header)
         };
@@ -219,8 +218,7 @@ mod tests {
 
     #[test]
     fn an_address_must_name_a_port() {
-        let is_valid =
-            |address: &str| ConnectOptions { address: address.into(), ..ConnectOptions::default() }.check().is_ok();
+        let is_valid = |address: &str| ConnectOptions { address: address.into(), ..Default::default() }.check().is_ok();
         for address in ["127.0.0.1:50051", "[::1]:50051", "http://localhost:1", "https://[fe80::1]:65535/", "name:80"] {
             assert!(is_valid(address), "{address}");
         }

@@ -219,8 +219,7 @@ fn estimated_gains(times: &[UnpooledTimes], seed: u64) -> Option<Gains> {
 fn build_comparison(state: &ComparisonState) -> Result<ModelComparison> {
     let ComparisonSetup { targets, warm_up, concurrency, seed, .. } = &state.setup;
     let results = state.results.lock().unwrap_or_else(PoisonError::into_inner);
-    let complete: Vec<&RoundOfModels> =
-        results.rounds.iter().filter(|round| round.iter().all(Option::is_some)).collect();
+    let complete: Vec<_> = results.rounds.iter().filter(|round| round.iter().all(Option::is_some)).collect();
     // only rounds in which all models have the figure, so that a model's median does not depend on the model it is compared with
     let column = |model: usize, figure: fn(&RoundFigures) -> Option<Duration>| -> Vec<f64> {
         let nanos = |figures: &Option<RoundFigures>| Some(figure(figures.as_ref()?)?.as_nanos() as f64);

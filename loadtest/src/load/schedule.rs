@@ -185,10 +185,11 @@ impl Drop for Pacer {
 mod tests {
     use super::*;
 
+    const SECOND: Duration = Duration::from_secs(1);
+
     #[tokio::test(start_paused = true)]
     async fn warm_up_requests_have_numbers_of_their_own() {
-        let extent =
-            RunLength { warm_up: Duration::from_secs(1), duration: Some(Duration::from_secs(2)), requests: Some(15) };
+        let extent = RunLength { warm_up: SECOND, duration: Some(2 * SECOND), requests: Some(15) };
         let begin = Instant::now();
         let requests = |length: RunLength| -> Vec<ScheduledRequest> {
             length.requests_of(ArrivalSchedule::new(ArrivalProcess::Constant, 10.0, 1, 0).unwrap(), begin).collect()
@@ -199,15 +200,14 @@ mod tests {
             [vec![false; 10], vec![true; 15]].concat()
         );
         assert_eq!((all[9].number, all[10].number, all[24].number), (WARM_UP_NUMBERS + 9, 0, 14));
-        assert_eq!(all[10].intended - begin, Duration::from_secs(1));
+        assert_eq!(all[10].intended - begin, SECOND);
         assert_eq!(requests(RunLength { requests: None, ..extent }).len(), 30);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_window_is_extended_until_enough_requests_arrive() {
         let begin = Instant::now();
-        let extent =
-            RunLength { warm_up: Duration::from_secs(1), duration: Some(Duration::from_secs(10)), requests: None };
+        let extent = RunLength { warm_up: SECOND, duration: Some(10 * SECOND), requests: None };
         let mut rates = 0.0;
         for seed in 0..200 {
             // twenty are expected in ten seconds

@@ -10,12 +10,12 @@ const UNITS: [(&str, f64); 5] = [("ns", 1e-9), ("us", 1e-6), ("ms", 1e-3), ("m",
 
 /// Parses a duration such as `200ms`, `1.5s` or `2m`: above 0 and at most a day. The error says what is expected.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
-    let span = span(text)?;
+    let span = duration_or_zero(text)?;
     if span.is_zero() { Err("must be above 0".into()) } else { Ok(span) }
 }
 
 /// Parses a duration as [`duration()`] does, but accepts 0. The error says what is expected.
-pub(crate) fn span(text: &str) -> Result<Duration, String> {
+pub(crate) fn duration_or_zero(text: &str) -> Result<Duration, String> {
     if text == "0" {
         return Ok(Duration::ZERO);
     }
@@ -66,7 +66,7 @@ mod tests {
         assert_eq!(duration("1.5s"), Ok(Duration::from_millis(1500)));
         assert_eq!(duration("2m"), Ok(Duration::from_secs(120)));
         assert_eq!(duration("50us"), Ok(Duration::from_micros(50)));
-        assert_eq!(span("0"), Ok(Duration::ZERO));
+        assert_eq!(duration_or_zero("0"), Ok(Duration::ZERO));
         for wrong in ["", "5", "ms", "-1s", "NaNs", "infs", "1e30s", "25h", "0s", "0"] {
             assert!(duration(wrong).is_err(), "{wrong}");
         }

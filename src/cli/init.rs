@@ -7,7 +7,7 @@ use std::path::PathBuf;
 /// Creates a checkpoint with random weights.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Shape of the model: a file like a checkpoint's config.json. models/shapes/ contains some.
+    /// Shape of the model: a file like a checkpoint's config.json. models/shapes/ contains examples.
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
     /// Folder to write the checkpoint to.
@@ -23,7 +23,8 @@ pub struct Args {
     json: bool,
 }
 
-/// Creates the checkpoint and prints its shape, size and hash. Fails if a setting is invalid or DEST is not empty.
+/// Creates the checkpoint and prints its shape, size and hash. Fails if a setting is invalid, or if DEST is
+/// not empty and `--force` may not replace it.
 pub fn run(args: Args) -> Result<()> {
     let mut progress = Progress::numbers();
     let report = &mut |done, total| progress.update(done, total);

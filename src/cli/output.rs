@@ -1,4 +1,4 @@
-//! Output to stdout. A closed pipe is returned as an error instead of a panic.
+//! Output of the commands, to stdout or to a file. A closed pipe is an error, not a panic.
 
 use crate::{
     error::{Error, Result},
@@ -32,7 +32,7 @@ pub fn checkpoint(folder: &Path, written: &WrittenCheckpoint, as_json: bool) -> 
 pub fn logits(path: &Path, logits: &[f32], shape: [usize; 2], boundaries: Option<&[u8]>) -> Result<()> {
     let bytes: Vec<u8> = logits.iter().flat_map(|value| value.to_le_bytes()).collect();
     let view = TensorView::new(Dtype::F32, shape.to_vec(), &bytes).map(|view| ("logits", view));
-    let boundaries = boundaries.map(|marks| TensorView::new(Dtype::U8, vec![shape[0]], marks));
+    let boundaries = boundaries.map(|flags| TensorView::new(Dtype::U8, vec![shape[0]], flags));
     let tensors = std::iter::once(view).chain(boundaries.map(|view| view.map(|view| ("boundaries", view))));
     let file = tensors.collect::<std::result::Result<Vec<_>, _>>().and_then(|all| safetensors::serialize(all, None));
     let file = file.map_err(|error| Error::Internal(format!("safetensors: {error}")))?;

@@ -16,21 +16,21 @@ pub struct Checks {
     origins: Origins,
 }
 
-/// Sources of settings that were not set by a flag, by flag: `WEIR_ROWS`, or `weir.toml, line 3`.
+/// Where settings without a flag on the command line come from, such as `WEIR_ROWS` or `weir.toml, line 3`. The key is the flag.
 pub type Origins = BTreeMap<String, String>;
 
 impl Checks {
-    /// Creates checks with the problems found earlier.
+    /// Creates checks that already have these problems, which were found earlier.
     pub fn with_problems(problems: Vec<String>, origins: Origins) -> Self {
         Self { problems, origins }
     }
 
-    /// Parses a setting of type `T`.
+    /// Parses a setting of type `T`; returns `None` if it is invalid.
     pub fn parse<T: FromStr<Err: Display>>(&mut self, flag: &str, value: &str) -> Option<T> {
         value.parse().map_err(|error| self.reject(flag, value, error)).ok()
     }
 
-    /// Parses yes or no; returns no if the value is neither.
+    /// Parses a switch with [`parse_switch`]; returns false if it is invalid.
     pub fn switch(&mut self, flag: &str, value: &str) -> bool {
         parse_switch(value).unwrap_or_else(|| {
             self.reject(flag, value, "expected true or false");
@@ -101,7 +101,7 @@ impl Checks {
     }
 }
 
-/// Parses yes or no.
+/// Parses a switch: `true`, `yes`, `on`, `y`, `t` or `1`, or one of their opposites; case does not matter.
 pub fn parse_switch(text: &str) -> Option<bool> {
     match text.to_ascii_lowercase().as_str() {
         "true" | "yes" | "on" | "y" | "t" | "1" => Some(true),
@@ -110,7 +110,8 @@ pub fn parse_switch(text: &str) -> Option<bool> {
     }
 }
 
-/// Parses a size in bytes: a whole number, alone or with a unit (`kB`, `MB`, `GB`, `KiB`, `MiB`, `GiB`; case does not matter).
+/// Parses a size in bytes: a whole number, alone or with a unit (`B`, `kB`, `MB`, `GB`, `KiB`, `MiB`, `GiB`; `K`, `M` and `G` are
+/// short for the last three; case does not matter).
 pub fn parse_bytes(text: &str) -> Option<usize> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic() || c == ' ');
     let unit = text.strip_prefix(digits)?.trim().to_ascii_lowercase();

@@ -22,11 +22,11 @@ pub struct Tls(Arc<ServerConfig>);
 /// Files of the TLS settings.
 #[derive(Debug, Clone, Copy)]
 pub struct TlsFiles<'a> {
-    /// The server's certificate, then the intermediate certificates up to the clients' authority.
+    /// The server's certificate, then the intermediate certificates up to the authority that clients trust.
     pub cert: Option<&'a Path>,
     /// The certificate's private key.
     pub key: Option<&'a Path>,
-    /// Authorities of client certificates; none requires no client certificates.
+    /// Authorities that sign client certificates; `None` if clients need no certificate.
     pub client_ca: Option<&'a Path>,
 }
 
@@ -54,10 +54,10 @@ struct TlsProblem<'a> {
 }
 
 impl Checks {
-    /// Reads the certificates of `files`.
+    /// Reads certificates and key from `files`. Returns `None` without a certificate or key, or if a file is invalid.
     pub fn tls(&mut self, files: TlsFiles<'_>) -> Option<Tls> {
         // checks all files, so that all problems are reported
-        let chain = files.cert.map(|file| self.record(chain("--tls-cert", file)));
+        let chain = files.cert.map(|file| self.record(certificates("--tls-cert", file)));
         let key = files.key.map(|file| {
             warn_if_open(file);
             self.record(private_key(file))
@@ -78,7 +78,7 @@ impl Checks {
     }
 }
 
-fn chain<'a>(flag: &'static str, file: &'a Path) -> Result<Vec<CertificateDer<'static>>, TlsProblem<'a>> {
+fn certificates<'a>(flag: &'static str, file: &'a Path) -> Result<Vec<CertificateDer<'static>>, TlsProblem<'a>> {
     let problem = |why| TlsProblem { flag, file, why };
     let bytes = secret_file::read(file).map_err(problem)?;
     let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&bytes).collect();
@@ -104,7 +104,7 @@ fn private_key(file: &Path) -> Result<PrivateKeyDer<'static>, TlsProblem<'_>> {
 fn describe(error: &pem::Error) -> String {
     let what = match error {
         pem::Error::MissingSectionEnd { .. } => "a section without an end",
-        pem::Error::IllegalSectionStart { .. } => "a section's first line that is malformed",
+        pem::Error::IllegalSectionStart { .. } => "a section with a malformed first line",
         pem::Error::Base64Decode(_) => "a section that is not base64",
         _ => "something that cannot be read",
     };
@@ -113,7 +113,7 @@ fn describe(error: &pem::Error) -> String {
 
 fn roots(file: &Path) -> Result<RootCertStore, TlsProblem<'_>> {
     let mut roots = RootCertStore::empty();
-    for (number, certificate) in (1..).zip(chain("--tls-client-ca", file)?) {
+    for (number, certificate) in (1..).zip(certificates("--tls-client-ca", file)?) {
         roots.add(certificate).map_err(|error| {
             let why = format!("certificate {number} is not a valid authority: {error}");
             TlsProblem { flag: "--tls-client-ca", file, why }

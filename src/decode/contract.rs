@@ -1,4 +1,4 @@
-//! The model trait: symbols in, logits out, segments closed on the way.
+//! The model trait: a model takes symbols, closes segments, and returns logits.
 //!
 //! The unit of work is a [`SequenceRow`]: one sequence, the symbols to feed next, and the results. There are three kinds of
 //! work, each batched over rows:
@@ -11,7 +11,8 @@
 //! The caller chooses when waiting rows run ([`boundary_wait`](super::boundary_wait)). They finish together with rows that
 //! did not wait, so a step reads each weight once. A family without segments never waits. Pooling is not otherwise visible.
 //!
-//! A row's numbers depend neither on the other rows of a step nor on how its symbols were cut into steps: bit for bit.
+//! The results of a row are the same, bit for bit, whatever other rows are in its steps and however its symbols are split into
+//! steps.
 
 pub use super::{
     boundary::{BoundaryMode, BoundaryOptions, Noise, SymbolBoundary},
@@ -39,7 +40,8 @@ pub trait Model: Send + Sync {
     /// model's state. The rows of a failed step are lost: drop them.
     fn symbol_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()>;
 
-    /// Runs the middle stack for the waiting rows of `which`, which are then unfinished; skips others. Fails as a symbol step does.
+    /// Runs the middle stack for those rows of `which` that wait; they are then unfinished. Skips others. Fails as a symbol step
+    /// does.
     fn segment_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()>;
 
     /// Finishes the unfinished rows of `which`, wanted logits included; they are then ready. Skips others. Fails as a symbol
@@ -49,14 +51,15 @@ pub trait Model: Send + Sync {
     /// Maximum bytes of key-value memory that a sequence of `symbols` symbols can hold.
     fn bytes_for(&self, symbols: usize) -> usize;
 
-    /// Maximum bytes of key-value memory taken by feeding `more` symbols to `state`. Counts all steps until the row is ready
-    /// and the copies of shared pages. With 0 symbols: the bytes that symbols in flight still take.
+    /// Maximum bytes of key-value memory taken by feeding `more` symbols to `state`: in all steps until the row is ready, and for
+    /// copies of shared pages. If `more` is 0, these are the bytes that symbols in flight still take.
     fn growth(&self, state: &dyn State, more: usize) -> usize;
 
     /// Bytes of key-value memory in use by all sequences, and the limit.
     fn memory(&self) -> KvMemory;
 
-    /// Minimum cost of the last of `symbols` symbols after `segments` closed segments, with the segment that it may end.
+    /// Minimum cost of the last symbol of a sequence of `symbols` symbols and `segments` closed segments. If the last symbol ends
+    /// a segment, `segments` includes it.
     fn cost(&self, symbols: usize, segments: usize) -> Cost;
 
     /// The document encoder of an encoder-decoder model. Rows of such a model begin from documents only.
@@ -73,7 +76,7 @@ pub struct SequenceRow {
     pub feed: Vec<u32>,
     /// The fed symbols for which logits are wanted.
     pub want: Want,
-    /// Valid when ready: (wanted symbols, vocabulary), row-major. The logits after symbol t predict symbol t + 1.
+    /// Logits (wanted symbols, vocabulary), row-major; valid when the row is ready. Those after symbol t predict symbol t + 1.
     pub logits: Vec<f32>,
     /// One decision for each fed symbol, valid after the symbol step.
     pub decisions: Vec<SymbolBoundary>,
@@ -154,9 +157,9 @@ pub struct KvMemory {
 /// A model's properties, as clients see them.
 #[derive(Debug, Clone)]
 pub struct Card {
-    /// The name it is served under: its folder's name.
+    /// The name under which it is served: its folder's name, unless it was loaded under another one.
     pub name: String,
-    /// Its family: `hourglass` …
+    /// Its family, such as `hourglass`.
     pub family: &'static str,
     /// One line for people: layers, width, boundaries.
     pub shape: String,
@@ -168,14 +171,14 @@ pub struct Card {
     pub training_length: usize,
     /// Maximum symbols of one sequence.
     pub max_symbols: usize,
-    /// Why the model itself cannot hold more symbols; none if `max_symbols` is a setting.
+    /// Why the model itself cannot hold more symbols; `None` if `max_symbols` is a setting.
     pub max_symbols_why: Option<&'static str>,
     /// Boundary modes that the model has; the first is the default.
     pub boundary_modes: Vec<BoundaryMode>,
     /// (V): the logits before the first symbol of a text, if the model has a start mark. An empty prompt can then be continued,
     /// and the first symbol of a text has a probability.
     pub first_logits: Option<Arc<[f32]>>,
-    /// True if it pools, i.e. ever closes a segment.
+    /// True if it pools, that is, if it can close segments.
     pub pooled: bool,
     /// Storage type of its weights, keys and values: `f32`, `bf16` or `int8`.
     pub dtype: &'static str,

@@ -1,13 +1,14 @@
-//! One request from its first symbol to its last: it sets the row's feeds and takes the results of each step.
+//! A session runs one request from its first symbol to its last: it sets the row's feed and takes the results of each step.
 //!
-//! A session owns neither the row nor the model, so code that steps many sequences can keep their rows side by side. To step
-//! one session alone ([`Session::run`]): [`feed`](Session::feed), a step, [`absorb`](Session::absorb),
-//! [`take_output`](Session::take_output), until it is finished.
+//! A session owns neither the row nor the model, so code that steps many sequences can keep their rows side by side.
+//! [`Session::run`] shows the loop for one session alone: call [`feed`](Session::feed), run a step, call
+//! [`absorb`](Session::absorb) and [`take_output`](Session::take_output), and repeat until the session is finished.
 //!
-//! A session can lose its row and continue with another one: from its first symbol ([`rewind`](Session::rewind)) or
-//! from a cached state ([`start_at`](Session::start_at)). It then replays what it fed before; no symbol is emitted,
-//! sampled or counted twice. If a state depends on its last symbols only, a generating session drops the symbols that
-//! no other row would be fed ([`resume`](Session::resume)). Its memory is then bounded for any text.
+//! A session can lose its row ([`rewind`](Session::rewind)) and continue with another one, from its first symbol or from a
+//! cached state ([`start_at`](Session::start_at)). It then replays what it fed before; no symbol is emitted, sampled or
+//! counted twice. If a model's state depends only on the last symbols that it was fed, a generating session drops the
+//! symbols that no replay needs, and a replay starts after them ([`resume`](Session::resume)). The session's memory is then
+//! bounded, however long the text becomes.
 
 use super::{
     contract::{BoundaryOptions, Card, Model, SequenceRow, State, StepStatus, Want, advance},
@@ -22,7 +23,7 @@ use super::{
 };
 use crate::error::{Error, Result};
 
-/// Symbols held before the first trim; fewer are not worth it.
+/// Number of symbols that must be added before a trim runs. Trimming fewer would cost more than it frees.
 const MIN_HELD: usize = 1024;
 
 /// One request from its first symbol to its last.
@@ -30,13 +31,14 @@ const MIN_HELD: usize = 1024;
 pub struct Session {
     /// The prompt or the text to score, then the sampled symbols.
     prompt: Prompt,
-    /// Samples the symbols that follow; none if a text is scored.
+    /// Samples the symbols that follow the prompt; `None` if the session scores a text.
     generation: Option<Generator>,
     boundaries: BoundaryOptions,
     /// Symbols emitted and not yet taken.
     output: Vec<EmittedSymbol>,
     usage: Usage,
-    /// Symbols that the row was fed in its present sequence; fewer than [`seen`](Self::seen) during a replay.
+    /// Length of the row's state in the present sequence: the symbols that it was fed, or that a cached state or a replay start
+    /// stands for. Less than [`seen`](Self::seen) during a replay.
     row_len: usize,
     lost_row: bool,
     /// The position from which another row is fed, if that is not the beginning.
@@ -47,10 +49,10 @@ pub struct Session {
     max_symbols: usize,
 }
 
-/// The next need of a session after a step.
+/// What a session needs next, after a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SessionProgress {
-    /// Prompt symbols, or symbols of an earlier row, are still to be fed.
+    /// Symbols of the prompt, or symbols that an earlier row was fed, are still to be fed.
     Prefilling,
     /// A sampled symbol is to be fed.
     Decoding,
@@ -148,31 +150,31 @@ impl Session {
         self.prompt.end() - self.prompt.start()
     }
 
-    /// Number of these that the row was not yet fed.
+    /// Number of [`sequence_symbols`](Self::sequence_symbols) that the row was not yet fed.
     pub fn remaining_symbols(&self) -> usize {
         self.sequence_symbols().saturating_sub(self.row_len)
     }
 
-    /// The symbols of the known text that are held: prompt, then sampled symbols. The row was fed a prefix of it. Empty for
-    /// a text scored in windows, because its row mostly starts after the text's beginning.
+    /// The part of the text that is held in memory: the prompt, then the sampled symbols. The row was fed a prefix of the text.
+    /// Empty for a text that is scored in windows, because the row of a window is not fed the text before it.
     pub fn text(&self) -> TextView<'_> {
         if self.prompt.is_windowed() { TextView::from(&[]) } else { self.prompt.symbols.text() }
     }
 
-    /// Number of leading symbols of [`text`](Self::text) that need not be fed if a cached state has seen them. Symbols emitted
-    /// with log-probabilities or boundaries must be fed once, and so must the last symbol before an answer.
+    /// Number of leading symbols of [`text`](Self::text) that need not be fed if a cached state covers them. Symbols emitted with
+    /// log-probabilities or boundaries must be fed once, and so must the last symbol of the prompt or of the text to score.
     pub fn cacheable_prefix(&self) -> usize {
         if self.generation.is_some() && self.prompt.is_done() { self.seen() } else { self.prompt.skippable() }
     }
 
-    /// Continues with a row whose state has seen the first `len` symbols, at most
-    /// [`cacheable_prefix`](Self::cacheable_prefix), and closed `segments` segments. Fails if `len` is larger.
+    /// Continues with a row whose state covers the first `len` symbols and has closed `segments` segments. Fails if `len` exceeds
+    /// [`cacheable_prefix`](Self::cacheable_prefix).
     pub fn start_at(&mut self, len: usize, segments: usize) -> Result<()> {
         let limit = self.cacheable_prefix();
         if len > limit {
             return Err(Error::Internal(format!("a session cannot skip {len} symbols, the limit is {limit}")));
         }
-        // never in a windowed evaluation, whose limit is 0
+        // never true in a windowed evaluation, whose limit is 0
         if !self.prompt.is_done() && len > self.prompt.fed {
             self.prompt.skip(len, &mut self.output);
             self.usage.prompt_chars = len;
@@ -197,12 +199,12 @@ impl Session {
         self.replay_start.map_or(Ok(()), |start| state.resume(start))
     }
 
-    /// True if the next feed is a chunk: of the prompt, or of a replay.
+    /// True if the next feed is a chunk of the prompt or of a replay.
     pub fn is_prefilling(&self) -> bool {
         !self.prompt.is_done() || self.is_replaying()
     }
 
-    /// Symbols of the present sequence whose results were taken.
+    /// Number of symbols of the present sequence whose results were taken.
     fn seen(&self) -> usize {
         match &self.generation {
             Some(generation) if self.prompt.is_done() => {
@@ -245,7 +247,7 @@ impl Session {
         }
     }
 
-    /// Takes the results of the row's feed; the row must be ready. At a window's end its state restarts for the next window.
+    /// Takes the results of the row's feed; the row must be ready. At the end of a window, restarts the row's state for the next.
     /// Fails with [`Error::Internal`] if the row breaks the contract of a step, or its logits contain NaN or infinity.
     pub fn absorb(&mut self, row: &mut SequenceRow) -> Result<SessionProgress> {
         self.check(row)?;
@@ -284,7 +286,7 @@ impl Session {
         self.sample(row)
     }
 
-    /// Drops the symbols that no row is fed again. Runs once per `MIN_HELD` symbols.
+    /// Drops the symbols that no row will be fed again. Does nothing until [`MIN_HELD`] symbols were added since the last trim.
     fn trim(&mut self, state: &dyn State) {
         if self.prompt.symbols.held.len() < self.trim_at {
             return;
@@ -306,7 +308,8 @@ impl Session {
         !self.output.is_empty()
     }
 
-    /// Emits all held symbols, for an end without a stop condition, such as a deadline. The last may lack its boundary.
+    /// Emits the symbols that the generator withholds, because they may belong to a stop string or wait for their boundary. Meant
+    /// for a session that ends by another cause, such as a deadline. The last symbol may lack its boundary.
     pub fn flush(&mut self) {
         if let Some(generation) = &mut self.generation {
             generation.flush(&mut self.output);
@@ -366,7 +369,7 @@ impl Session {
             return Ok(());
         }
         Err(Error::Internal(format!(
-            "a step of {} symbols from position {} left a row with status {:?}, length {}, {} boundaries and {} logits",
+            "a step of {} symbols from position {} left a row with status {:?}, length {}, {} decisions and {} logits",
             row.feed.len(),
             self.row_len,
             row.status,

@@ -31,7 +31,7 @@ pub(super) struct LoadArgs {
 #[derive(Debug, Clone, clap::Args)]
 pub(super) struct RunLengthArgs {
     /// Time during which requests are sent but not measured.
-    #[arg(long, value_name = "TIME", default_value = "3s", value_parser = units::span)]
+    #[arg(long, value_name = "TIME", default_value = "3s", value_parser = units::duration_or_zero)]
     warm_up: Duration,
     /// Time during which measured requests are started; requests in flight at its end are still awaited [default: 30s, unless
     /// --requests is given].

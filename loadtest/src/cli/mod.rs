@@ -38,7 +38,7 @@ enum Command {
     Draw(output::DrawArgs),
     /// Measure the tester itself: how many messages per second it can read on one core.
     SelfTest(self_test::Args),
-    /// Serve known delays instead of text, to check the tester's figures.
+    /// Serve placeholder text with known delays, to check the tester's figures.
     Stub(self_test::StubArgs),
 }
 

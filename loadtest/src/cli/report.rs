@@ -92,7 +92,7 @@ async fn measure_model(model_loads: ModelLoads<'_>, loads: &Loads) -> Vec<Report
     if let ReportPart::Batches { points, .. } = &batches
         && let Some(first) = points.first()
     {
-        answered = Some(first.window.well_per_second);
+        answered = Some(first.window.succeeded_per_second);
         parts.push(batches);
     }
     let search = loads.search.starting_at(MIN_FIRST_RATE, answered.map(|rate| rate * SHARE_OF_KNEE));

@@ -50,7 +50,7 @@ pub(super) struct Args {
     streams: usize,
     /// Time between messages of a stream; 0 sends as fast as possible. Many streams with a gap resemble a server that steps them
     /// together.
-    #[arg(long, value_name = "TIME", default_value = "0", value_parser = units::span)]
+    #[arg(long, value_name = "TIME", default_value = "0", value_parser = units::duration_or_zero)]
     gap: Duration,
     /// Fail if a core reads fewer messages per second than this. Also fail if the load was too small to show it: fewer messages
     /// per second arrived, and the reader used less than a quarter of a core.
@@ -162,29 +162,29 @@ impl Drop for StubProcess {
 /// Text that the stub prints before its address.
 const LISTENING: &str = "listening on ";
 
-/// Serves delays instead of text.
+/// Serves placeholder text with known delays.
 #[derive(Debug, clap::Args)]
 pub(super) struct StubArgs {
     /// Address to listen on. Port 0 selects a free port.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:50052")]
     listen: SocketAddr,
-    /// Time from a request's turn to its first character.
-    #[arg(long, value_name = "TIME", default_value = "0", value_parser = units::span)]
+    /// Time to the first character, from the moment at which one of the --rows is free for the request.
+    #[arg(long, value_name = "TIME", default_value = "0", value_parser = units::duration_or_zero)]
     first: Duration,
     /// Time from each character to the next.
-    #[arg(long, value_name = "TIME", default_value = "0", value_parser = units::span)]
+    #[arg(long, value_name = "TIME", default_value = "0", value_parser = units::duration_or_zero)]
     gap: Duration,
     /// Time before a character that ends a segment [default: --gap].
-    #[arg(long, value_name = "TIME", value_parser = units::span, requires = "segment")]
+    #[arg(long, value_name = "TIME", value_parser = units::duration_or_zero, requires = "segment")]
     boundary_gap: Option<Duration>,
-    /// Characters per segment [default: the model does not pool].
+    /// Characters per segment. Default: no segments, as in a model that does not pool.
     #[arg(long, value_name = "N")]
     segment: Option<u64>,
-    /// Requests that run at once; others wait for their turn.
+    /// Requests that run at once; others wait in order of arrival.
     #[arg(long, value_name = "N", default_value_t = MAX_IN_FLIGHT)]
     rows: usize,
     /// Time from the start of the server to a pause in all its answers.
-    #[arg(long, value_name = "TIME", value_parser = units::span, requires = "pause_for")]
+    #[arg(long, value_name = "TIME", value_parser = units::duration_or_zero, requires = "pause_for")]
     pause_after: Option<Duration>,
     /// Duration of that pause.
     #[arg(long, value_name = "TIME", value_parser = units::duration, requires = "pause_after")]
@@ -223,8 +223,8 @@ pub(super) fn run_stub(args: StubArgs) -> Result<()> {
             if !args.attached {
                 return std::future::pending().await;
             }
-            // an error ends standard input like its end does
-            let _ = tokio::task::spawn_blocking(|| std::io::stdin().lines().for_each(drop)).await;
+            // a read error counts as the end of standard input
+            let _ = tokio::task::spawn_blocking(|| std::io::copy(&mut std::io::stdin(), &mut std::io::sink())).await;
         };
         let served = Stub::new(vec![script]).serve(TcpIncoming::from(listener).with_nodelay(Some(true)), end);
         served.await.map_err(|error| Error::Internal(format!("the stub server: {error}")))

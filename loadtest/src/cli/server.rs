@@ -43,7 +43,7 @@ pub(super) struct ServerArgs {
     #[arg(long, value_name = "FILE", env = "WEIR_TLS_CLIENT_KEY", requires = "tls_client_cert")]
     tls_client_key: Option<PathBuf>,
     /// Longest time to wait for the server to become reachable, for example after its start.
-    #[arg(long, value_name = "TIME", default_value = "0s", value_parser = units::span)]
+    #[arg(long, value_name = "TIME", default_value = "0s", value_parser = units::duration_or_zero)]
     wait: Duration,
     /// Connections that requests use in turn [default: as many as the calls in flight need, by the server's limit of calls per
     /// connection].

@@ -249,6 +249,6 @@ fn rate_result(rate: f64, point: &LoadPoint) -> RateResult {
         good: figures.good,
         first_p90: first.p90.or(first.max),
         total_p50: figures.total_ns.p50,
-        tester_limited: point.tester.delays_requests(figures.requests.own(), first.p50),
+        tester_limited: point.tester.delays_requests(figures.requests.ended_by_tester(), first.p50),
     }
 }

@@ -1,4 +1,4 @@
-//! Connections to the server, each with its own HTTP/2 and TCP connection. Requests use them in turn.
+//! Connections to the server. Each is one HTTP/2 connection over one TCP connection. Requests use them in turn.
 
 use crate::error::{Error, Result};
 use std::{
@@ -14,12 +14,12 @@ use tonic::{
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum connections.
 pub const MAX_CONNECTIONS: usize = 1024;
-/// Error code of requests that this program's own HTTP/2 library ended by closing the connection, without the server's doing.
-pub const OWN: &str = "TESTER";
-/// Flow-control window of a stream, in bytes. A message has about thirty bytes, so thousands of characters may wait to be read.
+/// Code that reports show for a request that the server did not end: this program's own HTTP/2 library closed the connection.
+pub const TESTER_CODE: &str = "TESTER";
+/// Flow-control window of a stream, in bytes: room for about 2,000 unread messages of about 30 bytes.
 const STREAM_WINDOW: u32 = 1 << 16;
-/// Flow-control window of a connection, in bytes. The h2 library treats many small unread frames as an attack and allows more of them
-/// the larger this window is: about two million here, half a gigabyte of its memory. Each stream's window holds about 2,000 messages.
+/// Flow-control window of a connection, in bytes. The h2 library treats many small unread frames as an attack. The larger this
+/// window, the more of them it allows: with this one about two million, which take half a gigabyte of its memory.
 const CONNECTION_WINDOW: u32 = 1 << 30;
 
 /// How to connect to a server.
@@ -31,7 +31,7 @@ pub struct ConnectOptions {
     pub key: Option<String>,
     /// PEM certificates of the authorities that may have signed the server's certificate.
     pub authorities: Option<Vec<u8>>,
-    /// Certificate for servers that require one of their clients.
+    /// Certificate of this client, for servers that require client certificates.
     pub identity: Option<ClientIdentity>,
 }
 
@@ -54,11 +54,11 @@ impl std::fmt::Debug for ConnectOptions {
 impl ConnectOptions {
     /// Opens one connection. Fails if the server is unreachable, or the key is not a valid header value.
     pub async fn connect(&self) -> Result<ServerConnection> {
-        let channel = self.endpoint()?.connect().await.map_err(|error| self.failed(&error))?;
+        let channel = self.endpoint()?.connect().await.map_err(|error| self.connect_error(&error))?;
         ServerConnection::new(channel, self.key.as_deref())
     }
 
-    /// Opens `count` connections. Fails as [`ConnectOptions::connect`] does.
+    /// Opens `count` connections, at least one. Fails as [`ConnectOptions::connect`] does.
     pub async fn pool(&self, count: usize) -> Result<ConnectionPool> {
         let mut connections = Vec::with_capacity(count);
         for _ in 0..count.max(1) {
@@ -67,7 +67,7 @@ impl ConnectOptions {
         Ok(ConnectionPool::new(connections))
     }
 
-    fn failed(&self, error: &dyn std::error::Error) -> Error {
+    fn connect_error(&self, error: &dyn std::error::Error) -> Error {
         let mut cause = error;
         while let Some(source) = cause.source() {
             cause = source;
@@ -75,8 +75,8 @@ impl ConnectOptions {
         Error::Remote { server: self.address.clone(), reason: cause.to_string() }
     }
 
-    /// Checks that the address names a port. HTTP libraries take port 80 for a URI without a port or with an invalid one, so that
-    /// another server would be measured. Fails if the address names no valid port.
+    /// Checks that the address names a port. For a URI without a valid port, HTTP libraries use port 80, and the tester would then
+    /// measure another server. Fails if the address names no valid port.
     pub fn check(&self) -> Result<()> {
         let authority = self.address.split_once("://").map_or(self.address.as_str(), |(_, rest)| rest);
         let authority = authority.split(['/', '?', '#']).next().unwrap_or_default();
@@ -99,14 +99,14 @@ impl ConnectOptions {
             return Err(Error::Setting(message.into()));
         }
         let endpoint =
-            Endpoint::from_shared(url).map_err(|error| self.failed(&error))?.connect_timeout(CONNECT_TIMEOUT);
+            Endpoint::from_shared(url).map_err(|error| self.connect_error(&error))?.connect_timeout(CONNECT_TIMEOUT);
         let mut endpoint =
             endpoint.initial_stream_window_size(STREAM_WINDOW).initial_connection_window_size(CONNECTION_WINDOW);
         if encrypted {
             let mut tls = ClientTlsConfig::new();
             tls = authorities.iter().fold(tls, |tls, pem| tls.ca_certificate(Certificate::from_pem(pem)));
             tls = identity.iter().fold(tls, |tls, id| tls.identity(Identity::from_pem(&id.chain, &id.key)));
-            endpoint = endpoint.tls_config(tls).map_err(|error| self.failed(&error))?;
+            endpoint = endpoint.tls_config(tls).map_err(|error| self.connect_error(&error))?;
         }
         Ok(endpoint)
     }
@@ -155,7 +155,7 @@ pub struct ConnectionPool {
 }
 
 impl ConnectionPool {
-    /// Builds a pool of at least one connection.
+    /// Builds a pool. [`next`](Self::next) fails if `connections` is empty.
     pub fn new(connections: Vec<ServerConnection>) -> Self {
         Self { connections, next: AtomicUsize::new(0) }
     }
@@ -188,28 +188,29 @@ const CODE_NAMES: [&str; 17] = [
     "UNAUTHENTICATED",
 ];
 
-/// Returns the gRPC code's name as the specification spells it; [`OWN`] if this program's HTTP/2 library ended the request.
-pub fn code(status: &Status) -> &'static str {
-    if is_own(status) { OWN } else { CODE_NAMES[status.code() as usize] }
+/// Returns the name of the gRPC code as the specification spells it, or [`TESTER_CODE`] if this program's HTTP/2 library ended the
+/// request.
+pub fn code_name(status: &Status) -> &'static str {
+    if ended_by_tester(status) { TESTER_CODE } else { CODE_NAMES[status.code() as usize] }
 }
 
-/// True if this process's HTTP/2 library closed the connection because of too many unread frames: the code is then its own, not the
-/// server's. A connection closed because the peer broke the protocol does not count.
-fn is_own(status: &Status) -> bool {
+/// True if this program's HTTP/2 library closed the connection because of too many unread frames. The server then sent no code. A
+/// connection that was closed because the server broke the protocol does not count.
+fn ended_by_tester(status: &Status) -> bool {
     let mut source = std::error::Error::source(status);
     while let Some(error) = source {
         if let Some(error) = error.downcast_ref::<h2::Error>() {
-            let calm = error.reason() == Some(h2::Reason::ENHANCE_YOUR_CALM);
-            return calm && error.is_go_away() && error.is_library();
+            let too_many_frames = error.reason() == Some(h2::Reason::ENHANCE_YOUR_CALM);
+            return too_many_frames && error.is_go_away() && error.is_library();
         }
         source = error.source();
     }
     false
 }
 
-/// Converts a status of the server to an error.
-pub fn refused(server: &str, status: &Status) -> Error {
-    Error::Remote { server: server.to_owned(), reason: format!("{}: {}", code(status), status.message()) }
+/// Converts the status of a failed call to an error.
+pub fn remote_error(server: &str, status: &Status) -> Error {
+    Error::Remote { server: server.to_owned(), reason: format!("{}: {}", code_name(status), status.message()) }
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Descriptions of the server and its models, which a report keeps as conditions of the measurement.
 
-use super::connection::{ServerConnection, refused};
+use super::connection::{ServerConnection, remote_error};
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -183,7 +183,7 @@ pub async fn list(server: &str, connection: &ServerConnection) -> Result<Vec<Mod
     let late =
         |_| Error::Remote { server: server.to_owned(), reason: format!("no list of models in {METADATA_TIMEOUT:?}") };
     let answer = tokio::time::timeout(METADATA_TIMEOUT, response).await.map_err(late)?;
-    let answer = answer.map_err(|status| refused(server, &status))?;
+    let answer = answer.map_err(|status| remote_error(server, &status))?;
     Ok(answer.into_inner().models.into_iter().map(ModelInfo::from).collect())
 }
 

@@ -5,7 +5,7 @@ use super::{
     result::{ComparedModel, Gains, Medians, ModelComparison},
 };
 use crate::{
-    client::connection::code,
+    client::connection::code_name,
     error::{Error, Result},
     load::{
         driver::{StopSignal, execute},
@@ -147,7 +147,7 @@ fn assess_tester(
         peak: None,
         lags,
         held: 0,
-        own: models.iter().map(|model| model.figures.requests.own()).sum(),
+        ended_by_tester: models.iter().map(|model| model.figures.requests.ended_by_tester()).sum(),
         median_first: fastest(|figures| figures.time_to_first_char_ns.p50),
         median_gap: fastest(|figures| figures.gap_ns.p50),
     }
@@ -271,7 +271,7 @@ fn build_comparison(state: &ComparisonState) -> Result<ModelComparison> {
 
 /// Returns the bits per character of the text. Fails if the server rejects the request or exceeds the target's time limit.
 pub async fn bits_per_char(target: &RequestTarget, text: &str) -> Result<f64, String> {
-    let describe = |status: Status| format!("{}: {}", code(&status), status.message());
+    let describe = |status: Status| format!("{}: {}", code_name(&status), status.message());
     match timeout(target.timeout, score(target, text)).await {
         Ok(answer) => answer.map_err(describe),
         Err(_) => Err(format!("no answer in {:?}", target.timeout)),

@@ -5,7 +5,7 @@ use super::{
     workload::{DrawnRequest, PreparedRequest, RequestTarget, WorkloadMix},
 };
 use crate::{
-    client::connection::code,
+    client::connection::code_name,
     error::{Error, Result},
     measure::{
         counters::{CounterDelta, CounterSnapshot, LiveCounters},
@@ -294,7 +294,7 @@ async fn send(shared: &DriverState, scheduled: ScheduledRequest) -> Result<Reque
     let mut stop = shared.stop.clone();
     let outcome = execute(&*request, &job.target, &mut timer, &mut stop).await;
     let total = scheduled.intended.elapsed();
-    let good = outcome == RequestOutcome::Completed && job.objectives.met(&timer, total);
+    let good = outcome == RequestOutcome::Completed && job.objectives.are_met(&timer, total);
     if outcome == RequestOutcome::Completed {
         counters.totals.finished.fetch_add(1, Relaxed);
         counters.totals.good.fetch_add(u64::from(good), Relaxed);
@@ -329,7 +329,7 @@ pub async fn execute(
         // a busy machine reads an answer late: one read after the limit counts as late
         Ok(Ok(())) if took <= target.timeout => RequestOutcome::Completed,
         // tonic has a timer of its own for the same limit, with a code of its own
-        Ok(Err(status)) if took < target.timeout => RequestOutcome::Failed(code(&status)),
+        Ok(Err(status)) if took < target.timeout => RequestOutcome::Failed(code_name(&status)),
         Ok(_) | Err(_) => RequestOutcome::Failed(TIMED_OUT),
     }
 }

@@ -16,7 +16,7 @@ pub struct LoadCounters<T> {
     pub characters: T,
     /// Messages with characters.
     pub messages: T,
-    /// Requests due to be sent.
+    /// Requests that this program began to send.
     pub started: T,
     /// Requests that succeeded.
     pub finished: T,
@@ -31,7 +31,7 @@ pub struct LoadCounters<T> {
 #[derive(Debug, Default)]
 pub struct LiveCounters {
     pub totals: LoadCounters<AtomicU64>,
-    /// Times to first character of the requests that ended since these were last taken.
+    /// Times to first character of the requests that succeeded since the times were last taken.
     first_times: Mutex<ValueHistogram>,
 }
 

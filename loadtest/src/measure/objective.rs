@@ -10,8 +10,9 @@ struct ObjectiveKind {
     figure: fn(&ClientTimer, Duration) -> Option<Duration>,
 }
 
-/// Kinds of objectives. A request without the figure, such as a gap if only one message came, meets the objective. `ttfc` and `total`
-/// count from the intended start; gaps are those between this request's messages.
+/// Kinds of objectives. `ttfc` and `total` count from the intended send time of the request, `char` is the mean time per character
+/// after the first message, and gaps are the times between its messages. An objective whose figure a request does not have is met:
+/// a request with a single message, for example, has no gaps.
 const KINDS: [ObjectiveKind; 7] = [
     ObjectiveKind { name: "ttfc", figure: |timer, _| timer.first() },
     ObjectiveKind { name: "total", figure: |_, total| Some(total) },
@@ -36,7 +37,7 @@ pub struct Objectives(Vec<Objective>);
 
 impl Objectives {
     /// True if a request that succeeded after `total` meets all objectives.
-    pub fn met(&self, timer: &ClientTimer, total: Duration) -> bool {
+    pub fn are_met(&self, timer: &ClientTimer, total: Duration) -> bool {
         let figure = |objective: &Objective| (KINDS[objective.kind].figure)(timer, total);
         self.0.iter().all(|objective| figure(objective).is_none_or(|actual| actual <= objective.limit))
     }
@@ -56,7 +57,7 @@ impl FromStr for Objectives {
             let kind = KINDS.iter().position(|kind| kind.name == name.trim());
             let kind = kind.ok_or_else(|| {
                 let names: Vec<_> = KINDS.iter().map(|kind| kind.name).collect();
-                format!("{:?} is none of {}", name.trim(), names.join(", "))
+                format!("{:?} is not one of {}", name.trim(), names.join(", "))
             })?;
             let limit = units::duration(limit.trim()).map_err(|why| format!("{}: {why}", name.trim()))?;
             Ok::<_, String>(Objective { kind, limit })
@@ -90,7 +91,7 @@ mod tests {
             let _ = timer.record(ReceivedMessage { characters: 1, ..ReceivedMessage::default() });
         }
         let total = Duration::from_millis(160);
-        let met = |text: &str| Objectives::from_str(text).unwrap().met(&timer, total);
+        let met = |text: &str| Objectives::from_str(text).unwrap().are_met(&timer, total);
         assert!(met("ttfc=100ms,gap_p99=40ms, total=160ms,char=20ms"));
         assert!(met("gap_p50=10ms"));
         for missed in ["ttfc=99ms", "gap_p99=39ms", "gap_max=39ms", "total=159ms", "char=19ms", "gap_p50=9ms,ttfc=1s"] {

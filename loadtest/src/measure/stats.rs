@@ -6,7 +6,7 @@ use super::{
     shortening::TextTotals,
     summaries::{SummaryFigures, SummaryStats},
 };
-use crate::client::connection::OWN;
+use crate::client::connection::TESTER_CODE;
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, time::Duration};
 
@@ -94,8 +94,8 @@ impl OutcomeCounts {
     }
 
     /// Returns how many the tester's own HTTP/2 library ended.
-    pub fn own(&self) -> u64 {
-        self.errors.get(OWN).copied().unwrap_or(0)
+    pub fn ended_by_tester(&self) -> u64 {
+        self.errors.get(TESTER_CODE).copied().unwrap_or(0)
     }
 
     /// Returns a message if the server became unavailable for more than half of the requests.

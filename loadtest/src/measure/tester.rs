@@ -11,7 +11,7 @@ use super::{
     histogram::{Percentiles, ValueHistogram},
 };
 use crate::{
-    client::connection::OWN,
+    client::connection::TESTER_CODE,
     error::{Error, Result},
 };
 use serde::{Deserialize, Serialize};
@@ -56,12 +56,12 @@ pub struct TesterFigures {
 }
 
 impl TesterFigures {
-    /// True if the tester may have delayed requests: its library ended `own` of them, and `first` is their median time to first
-    /// character. A lag in single gaps does not count.
-    pub fn delays_requests(&self, own: u64, first: Option<f64>) -> bool {
+    /// True if the tester may have delayed requests. `ended_by_tester` is how many its library ended, and `first` is the median time
+    /// to first character. A lag in single gaps does not count.
+    pub fn delays_requests(&self, ended_by_tester: u64, first: Option<f64>) -> bool {
         let busy = self.cpu_share.is_some_and(|share| share > MAX_CPU_SHARE);
         let late = self.event_lag_ns.p99.zip(first).is_some_and(|(lag, first)| lag > MAX_LAG_SHARE * first);
-        busy || late || self.held > 0 || own > 0
+        busy || late || self.held > 0 || ended_by_tester > 0
     }
 }
 
@@ -174,7 +174,7 @@ pub(crate) struct TesterMeasurement {
     /// Lags of the probe; empty if it did not run.
     pub lags: ValueHistogram,
     pub held: u64,
-    pub own: u64,
+    pub ended_by_tester: u64,
     /// Median time to first character, in nanoseconds.
     pub median_first: Option<f64>,
     /// Median gap, in nanoseconds.
@@ -184,7 +184,8 @@ pub(crate) struct TesterMeasurement {
 impl TesterMeasurement {
     /// Computes the tester's figures and the reasons why it may be the limit.
     pub(crate) fn assess(self) -> TesterFigures {
-        let Self { threads, connections, window, cpu, peak, lags, held, own, median_first, median_gap } = self;
+        let Self { threads, connections, window, cpu, peak, lags, held, ended_by_tester, median_first, median_gap } =
+            self;
         let seconds = window.span.as_secs_f64().max(1e-9);
         let messages = window.counts.messages as f64;
         let cpu_share = cpu.map(|cpu| cpu.as_secs_f64() / seconds / threads.max(1) as f64);
@@ -199,10 +200,10 @@ impl TesterMeasurement {
                 "{held} requests waited for its limit on requests in flight (--max-in-flight); their wait is counted"
             ));
         }
-        if own > 0 {
+        if ended_by_tester > 0 {
             limits.push(format!(
-                "its own HTTP/2 library closed connections on which too many messages waited to be read, and ended {own} requests \
-                 with them, reported as {OWN} (--connections, --threads)"
+                "its own HTTP/2 library closed connections on which too many messages waited to be read, and ended \
+                 {ended_by_tester} requests with them, reported as {TESTER_CODE} (--connections, --threads)"
             ));
         }
         for (median, name) in [(median_first, "time to first character"), (median_gap, "gap")] {
@@ -268,7 +269,7 @@ mod tests {
         let shared = TesterMeasurement { threads: 2, cpu: Some(Duration::from_secs(9)), ..evidence() }.assess();
         assert!(shared.limits.is_empty());
         assert!(TesterMeasurement { held: 3, ..evidence() }.assess().limits[0].starts_with("3 requests waited"));
-        let own = TesterMeasurement { own: 2, ..evidence() }.assess();
+        let own = TesterMeasurement { ended_by_tester: 2, ..evidence() }.assess();
         assert!(own.limits[0].contains("ended 2 requests with them, reported as TESTER"));
         let mut lags = ValueHistogram::default();
         (0..1000).for_each(|_| lags.record_time(Duration::from_millis(2)));

@@ -1,4 +1,4 @@
-//! Timeline of a load: counters sampled at even intervals.
+//! Timeline of a load: the counters, sampled at regular intervals.
 
 use super::{
     counters::{CounterDelta, CounterSnapshot, LiveCounters},
@@ -11,13 +11,14 @@ use std::time::Duration;
 /// Maximum samples of a timeline; beyond this, neighbours are merged.
 const MAX_SAMPLES: usize = 240;
 
+/// One interval of a timeline.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TimelineSample {
     /// Start of the interval, counted from the end of the warm-up.
     pub at_ns: u64,
     pub span_ns: u64,
-    /// Requests due to be sent in the interval.
+    /// Requests that this program began to send in the interval.
     pub started: u64,
     /// Requests that succeeded in the interval.
     pub finished: u64,
@@ -58,7 +59,7 @@ impl Timeline {
         Self { begun, latest: begun, buckets: Vec::new(), ticks_per_bucket: 1, ticks: 0 }
     }
 
-    /// Samples the counters if a bucket is full. The caller calls this at even intervals.
+    /// Samples the counters if a bucket is full. Must be called at regular intervals.
     pub fn tick(&mut self, counters: &LiveCounters) {
         self.ticks += 1;
         if self.ticks >= self.ticks_per_bucket {
@@ -66,7 +67,7 @@ impl Timeline {
         }
     }
 
-    /// Closes a bucket of everything since the last one.
+    /// Samples the counters: adds a bucket with everything since the last one.
     pub fn flush(&mut self, counters: &LiveCounters) {
         let now = counters.read();
         let bucket = Bucket {
@@ -99,7 +100,7 @@ impl Timeline {
         self.ticks_per_bucket *= 2;
     }
 
-    /// Returns the highest messages per second of any bucket of at least a fifth of a second.
+    /// Returns the highest rate, in messages per second, of all buckets that last at least a fifth of a second.
     pub fn peak_messages(&self) -> Option<f64> {
         let long =
             self.buckets.iter().map(|bucket| bucket.delta).filter(|delta| delta.span >= Duration::from_millis(200));

@@ -72,7 +72,7 @@ pub(super) fn rates(model: &str, points: &[LoadPoint], knee: &Knee, conditions: 
     first.push(line("from sending, p90", from_send));
     let workloads = describe_workloads(conditions, points.first().map(|point| &point.figures));
     let note = format!("{model}; {workloads}. Each point is a separate run.");
-    let well = curve(points, rate, |point| Some(point.window.well_per_second));
+    let well = curve(points, rate, |point| Some(point.window.succeeded_per_second));
     let good = curve(points, rate, |point| Some(point.window.good_per_second));
     let chart = |title: &str, y: &str, scale, series| {
         let x = AxisSpec::new("offered rate (requests/s)", Scale::Log);
@@ -158,7 +158,7 @@ pub(super) fn gaps(title: &str, figures: &RequestFigures, conditions: &Condition
 
 pub(super) fn timeline(model: &str, point: &LoadPoint) -> Markup {
     let values = |value: fn(&TimelineSample) -> Option<f64>| -> Vec<(f64, f64)> {
-        let long = point.course.iter().filter(|sample| sample.span_ns > 10_000_000);
+        let long = point.timeline.iter().filter(|sample| sample.span_ns > 10_000_000);
         let middle = |sample: &TimelineSample| sample.at_ns as f64 + sample.span_ns as f64 / 2.0;
         long.filter_map(|sample| Some((middle(sample), value(sample)?))).collect()
     };

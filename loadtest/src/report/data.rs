@@ -39,8 +39,8 @@ pub struct MeasurementReport {
     /// Why the command ended early, if it did: an interruption, or the error that ended it.
     #[serde(default)]
     pub broken_off: Option<String>,
-    /// Measurements that are missing therefore, in order. Absent if the command did not end early, and from reports of versions that
-    /// did not list them.
+    /// Measurements that are missing for this reason, in order. Absent if the command did not end early, and in reports of versions
+    /// that did not list them.
     #[serde(default)]
     pub missing: Option<Vec<MissingPart>>,
 }
@@ -51,7 +51,7 @@ pub struct MeasurementReport {
 pub struct MissingPart {
     /// Model; for a comparison all models, separated by commas.
     pub model: String,
-    /// Load, comparison, or search, in words.
+    /// What was to be measured, in words: a load, a comparison, or a search.
     pub what: String,
 }
 
@@ -97,12 +97,12 @@ pub struct Conditions {
     pub command: String,
     /// Address of the server.
     pub server: String,
-    /// Software of the server. Absent if the server does not report it, and from reports of versions that did not ask.
+    /// Software of the server. Absent if the server does not report it, and in reports of versions that did not ask.
     #[serde(default)]
     pub software: Option<ServerSoftware>,
     /// Operating system and cores of the tester.
     pub tester: String,
-    /// Note of the user on machine and server.
+    /// The user's note about machine and server.
     pub note: Option<String>,
     /// Models that received requests.
     pub models: Vec<ModelInfo>,
@@ -116,7 +116,7 @@ pub struct Conditions {
     pub timeout_ns: u64,
     /// Share of requests that the client cancelled on purpose.
     pub cancel_share: f64,
-    /// Objectives of a good request; absent: it only has to succeed.
+    /// Objectives of a good request; absent if it only has to succeed.
     pub objectives: Option<String>,
 }
 
@@ -158,15 +158,15 @@ pub enum ReportPart {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LoadPoint {
-    /// Load.
+    /// The load that was sent.
     pub load: LoadPattern,
-    /// Requests before this were not measured.
+    /// Length of the warm-up: requests that were due in it were not measured.
     pub warm_up_ns: u64,
     /// Measured window.
     pub window: MeasuredWindow,
     /// True if the measurement was stopped early.
     pub interrupted: bool,
-    /// Message if the server went away, so that the point does not describe a running server. Absent from reports of versions that did
+    /// Message if the server went away: the figures then do not describe a running server. Absent in reports of versions that did
     /// not check.
     #[serde(default)]
     pub broken_off: Option<String>,
@@ -178,8 +178,9 @@ pub struct LoadPoint {
     #[serde(default)]
     pub shortening_by_model: Vec<ModelShortening>,
     /// Timeline until the last request had ended.
-    pub course: Vec<TimelineSample>,
-    /// Load of the tester.
+    #[serde(rename = "course")]
+    pub timeline: Vec<TimelineSample>,
+    /// How busy the tester was.
     pub tester: TesterFigures,
 }
 
@@ -187,10 +188,10 @@ pub struct LoadPoint {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MeasuredWindow {
-    /// Length: from the end of the warm-up until no more requests are started; or, if only their number is given, until the last has
-    /// ended.
+    /// Length. The window begins at the end of the warm-up. It ends when no more requests are started or, if only the number of
+    /// requests was given, when the last one has ended.
     pub window_ns: u64,
-    /// Requests due to be sent in the window.
+    /// Requests that this program began to send in the window.
     pub started: u64,
     /// Requests that ended in the window, with any outcome.
     pub ended: u64,
@@ -199,11 +200,12 @@ pub struct MeasuredWindow {
     pub begun_and_ended: Option<u64>,
     /// Characters received in the window.
     pub characters: u64,
-    /// Requests due to be sent, per second.
+    /// Requests that this program began to send, per second.
     pub started_per_second: f64,
     /// Requests that succeeded, per second.
-    pub well_per_second: f64,
-    /// Good requests that ended, per second: the goodput.
+    #[serde(rename = "well_per_second")]
+    pub succeeded_per_second: f64,
+    /// Good requests per second: the goodput.
     pub good_per_second: f64,
     /// Characters received per second, of all requests together.
     pub chars_per_second: f64,
@@ -232,14 +234,14 @@ impl LoadPoint {
             peak: timeline.peak_messages(),
             lags,
             held,
-            own: figures.requests.own(),
+            ended_by_tester: figures.requests.ended_by_tester(),
             median_first: figures.time_to_first_char_ns.p50,
             median_gap: figures.gap_ns.p50,
         };
         let mut tester = measurement.assess();
         let broken_off = figures.requests.server_gone();
         if broken_off.is_some() {
-            // the server ended the measurement, whatever the load of the tester was
+            // the server ended the measurement, however busy the tester was
             tester.limits.clear();
         }
         let seconds = change.span.as_secs_f64();
@@ -252,7 +254,7 @@ impl LoadPoint {
             begun_and_ended: Some(counts.measured),
             characters: counts.characters,
             started_per_second: rate(counts.started),
-            well_per_second: rate(counts.finished),
+            succeeded_per_second: rate(counts.finished),
             good_per_second: rate(counts.good),
             chars_per_second: rate(counts.characters),
         };
@@ -265,13 +267,13 @@ impl LoadPoint {
             figures,
             workloads,
             shortening_by_model,
-            course: timeline.samples(),
+            timeline: timeline.samples(),
             tester,
         }
     }
 }
 
-/// Serializes reports as a JSON list. Fails if JSON cannot represent a number.
+/// Serializes reports as a JSON list. A number that is not finite becomes `null`.
 pub fn json(reports: &[MeasurementReport]) -> Result<String> {
     serde_json::to_string_pretty(reports).map_err(|error| Error::Internal(format!("a report: {error}")))
 }

@@ -1,4 +1,4 @@
-//! Server that answers with scripted delays instead of text, so that the tester's figures can be checked.
+//! Server that answers with placeholder text at scripted times, so that the tester's figures can be checked.
 
 mod generation;
 mod metadata;

@@ -20,7 +20,7 @@ use tonic::{
     transport::{Channel, Endpoint, server::TcpIncoming},
 };
 use weir_loadtest::{
-    client::connection::{ConnectOptions, OWN, code},
+    client::connection::{ConnectOptions, TESTER_CODE, code_name},
     load::{
         arrivals::ArrivalProcess,
         driver::{LoadResult, LoadRun, LoadSetup, RequestSource, run_load},
@@ -200,7 +200,7 @@ async fn read_late(channel: Channel, chars: u32) -> Vec<Result<u32, &'static str
             }
             Ok(received)
         };
-        all.push(read.await.map_err(|status: Status| code(&status)));
+        all.push(read.await.map_err(|status: Status| code_name(&status)));
     }
     all
 }
@@ -220,6 +220,9 @@ fn a_client_that_reads_late_causes_no_errors_of_the_server() {
         let other = Endpoint::from_shared(format!("http://{}", serving.address)).unwrap();
         let other = other.initial_stream_window_size(1 << 20).initial_connection_window_size(1 << 18);
         let ended = read_late(other.connect().await.unwrap(), CHARS).await;
-        assert!(ended.contains(&Err(OWN)) && ended.iter().all(|end| [Ok(CHARS), Err(OWN)].contains(end)), "{ended:?}");
+        assert!(
+            ended.contains(&Err(TESTER_CODE)) && ended.iter().all(|end| [Ok(CHARS), Err(TESTER_CODE)].contains(end)),
+            "{ended:?}"
+        );
     });
 }

@@ -135,8 +135,8 @@ impl BenchOutput {
     ) -> Result<()> {
         let values = entries.iter().map(serde_json::to_value).collect::<std::result::Result<Vec<_>, _>>();
         let values = values.map_err(|error| Error::Internal(error.to_string()))?;
-        // Printed first, so that a picture that cannot be drawn does not lose the measurements.
         let drawn = values.clone();
+        // Printed first, so that the measurements are not lost if the picture cannot be drawn.
         if self.json {
             output::json(&values.into())?
         } else {

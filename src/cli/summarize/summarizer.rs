@@ -29,7 +29,7 @@ pub(super) struct GenerationArgs {
     /// Maximum tokens before the end-of-text token.
     #[arg(long, value_name = "N", env = "WEIR_MAX_LEN")]
     max_len: Option<usize>,
-    /// Exponent of the length that divides a hypothesis' log-probability.
+    /// A hypothesis' log-probability is divided by its length to this power.
     #[arg(long, value_name = "X", env = "WEIR_LENGTH_PENALTY", allow_negative_numbers = true)]
     length_penalty: Option<f32>,
     /// Never repeat a run of N tokens; 0 allows all repeats.

@@ -86,7 +86,7 @@ impl DocumentEncoder for Pyramidion {
     }
 
     fn open_hard(&self) -> Result<Box<dyn Encoding>> {
-        if self.pooling.is_some_and(PoolerKind::scores) {
+        if self.pooling.is_some_and(PoolerKind::uses_scores) {
             return Ok(Box::new(self.encoding(true)));
         }
         let Card { name, shape, .. } = &self.decoder.card;

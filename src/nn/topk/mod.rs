@@ -2,7 +2,7 @@
 //!
 //! A pooling takes n vectors and, if it selects by score, their scores, and returns k vectors. Scores, sorting and mixing
 //! are f32 for every storage type: in bf16 thousands of scores would be equal. Equal scores are ordered by position, the
-//! earlier first, so the output is a function of the input.
+//! earlier first, so the output depends on the input alone.
 
 pub mod halving;
 pub mod pooler;
@@ -34,7 +34,7 @@ pub enum PoolerKind {
 }
 
 impl PoolerKind {
-    /// Creates the pooling of this kind from `from` vectors to `to`. The error is the rule that the two lengths break.
+    /// Creates the pooling of this kind from `from` vectors to `to`. The error says what `to` must be, such as "a divisor of 12".
     pub fn pooler(self, from: usize, to: usize) -> Result<Box<dyn Pooler>, String> {
         let window = |largest| match to {
             1.. if from.is_multiple_of(to) => {
@@ -44,7 +44,7 @@ impl PoolerKind {
         };
         match self {
             Self::Halving { flip_right, sort_back } => Ok(Box::new(Halving::new(from, to, flip_right, sort_back)?)),
-            // Requires a divisor too, so that shorter documents shrink by the same factor.
+            // `to` must divide `from` here too, so that shorter documents shrink by the same factor.
             Self::HardTopK { sort_back } => {
                 window(false).map(|_| Box::new(HardTopK { kept: to, sort_back }) as Box<dyn Pooler>)
             }
@@ -54,7 +54,7 @@ impl PoolerKind {
     }
 
     /// Returns true if it selects by scores.
-    pub fn scores(self) -> bool {
+    pub fn uses_scores(self) -> bool {
         matches!(self, Self::Halving { .. } | Self::HardTopK { .. })
     }
 

@@ -4,7 +4,7 @@ use crate::{error::Result, nn::paged_vectors::PagedVectors};
 
 /// Output of a pooling.
 pub struct PooledVectors {
-    /// (k, dim)
+    /// Pooled vectors, (k, dim).
     pub vectors: PagedVectors,
     /// Scores of the vectors, (k); empty if the pooling uses no scores.
     pub scores: Vec<f32>,
@@ -17,7 +17,7 @@ pub struct PooledVectors {
 pub struct PoolerInput<'a> {
     /// The distinct vectors.
     pub vectors: &'a PagedVectors,
-    /// Index of each position's vector: (n)
+    /// Index of each position's vector, (n).
     pub index: &'a [u32],
 }
 
@@ -28,18 +28,18 @@ impl PoolerInput<'_> {
     }
 }
 
-/// Returns the positions in the order of falling scores; of equal scores the earlier position first.
+/// Returns the positions from the highest score to the lowest. Among equal scores the earlier position comes first.
 pub fn by_score(scores: &[f32]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..scores.len()).collect();
     order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));
     order
 }
 
-/// Creates an empty list for pooled vectors, of their width and page size.
+/// A function that creates an empty list for pooled vectors, with their width and page size.
 pub type NewVectors<'a> = &'a dyn Fn() -> PagedVectors;
 
 /// A pooling from n vectors to k.
 pub trait Pooler {
-    /// Pools `input`; `scores` has one number a position, or none if the pooling uses no scores. Fails if memory runs out.
+    /// Pools `input`; `scores` has one number per position, or none if the pooling uses no scores. Fails if memory runs out.
     fn pool(&self, input: &PoolerInput<'_>, scores: Vec<f32>, new_vectors: NewVectors<'_>) -> Result<PooledVectors>;
 }

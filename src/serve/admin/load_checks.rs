@@ -7,11 +7,11 @@ use sysinfo::System;
 /// Maximum bytes of a name.
 const NAME_BYTES: usize = 128;
 
-/// Resolves `path` within the models folder, and follows links. Fails if the server has no models folder, or if `path`
-/// is absent or leaves it.
+/// Resolves `path` within the models folder, and follows links. Fails if the server has no models folder, if `path` does
+/// not exist, or if it leads out of the folder.
 pub(super) fn resolve_folder(root: Option<&Path>, path: &str) -> Result<PathBuf> {
     let rejected = |bound: &str| Error::bad_option("path", format!("{path:?}"), bound);
-    let root = root.ok_or_else(|| rejected("absent, as this server has no models folder"))?;
+    let root = root.ok_or_else(|| rejected("must not be set, because this server has no models folder"))?;
     let mut components = Path::new(path).components();
     if components.clone().count() == 0 || !components.all(|part| matches!(part, Component::Normal(_))) {
         return Err(rejected("a relative path within the models folder"));
@@ -27,8 +27,8 @@ fn canonical(path: &Path) -> Result<PathBuf> {
     path.canonicalize().map_err(Error::io(path))
 }
 
-/// Returns the requested name, or else the folder's. Fails if the requested name is too long or has characters other
-/// than letters, digits, `-`, `_` and `.`.
+/// Returns the requested name, or the folder's if none is requested. Fails if the requested name is too long, does not begin
+/// with a letter or digit, or has characters other than letters, digits, `-`, `_` and `.`.
 pub(super) fn model_name(requested: Option<&str>, folder: &Path) -> Result<String> {
     let Some(name) = requested.filter(|name| !name.is_empty()) else {
         return Ok(folder.file_name().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned()));

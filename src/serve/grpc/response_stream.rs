@@ -1,8 +1,8 @@
 //! Response streams: an encoder turns the engine's events into messages while the job runs.
 //!
-//! A response reads its job's events itself, without a task between engine and connection. A client that does not read stops
-//! the response; the events then stop, and the row pauses. A client that disconnects drops the response and its events, which
-//! frees the row.
+//! A response reads its job's events itself, without a task between engine and connection. While a client does not read, its
+//! response is not polled and takes no events, so the row pauses. When a client disconnects, its response and the events are
+//! dropped, which frees the row.
 
 use crate::{
     engine::{DocumentEvent, Event, Events},
@@ -31,6 +31,7 @@ pub(super) struct JobEvents {
     engine: Lease,
     /// The span of the call, if it is traced.
     span: Option<CallSpan>,
+    /// Completes with the error that ends the job if the server shuts down.
     ended: Pin<Box<dyn Future<Output = Error> + Send>>,
 }
 
@@ -42,7 +43,7 @@ impl JobEvents {
 
     /// Polls for the next event, or the error that ends the job. Must not be called after an error or the last event.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Event>> {
-        // First, so that a job that always has an event ready ends too.
+        // Polled first, so that the shutdown also ends a job that always has an event ready.
         if let Poll::Ready(error) = self.ended.as_mut().poll(cx) {
             return Poll::Ready(Err(error));
         }
@@ -65,7 +66,7 @@ impl JobEvents {
     }
 }
 
-/// Turns the events of one kind of call into its messages.
+/// Turns the events of one kind of call into response messages.
 pub(crate) trait MessageEncoder: Unpin + Send {
     /// The message type of the response.
     type Message: Unpin + Send;
@@ -76,7 +77,7 @@ pub(crate) trait MessageEncoder: Unpin + Send {
     /// Takes the next event.
     fn push(&mut self, event: Event);
 
-    /// Ends the events of a finished or failed job. The encoder then releases the text that it held back.
+    /// Tells the encoder that no event follows, because the job finished or failed. It then releases the text that it held back.
     fn close(&mut self);
 
     /// Returns the next message, if one is complete.
@@ -105,8 +106,8 @@ impl<E: MessageEncoder> ResponseStream<E> {
         Self { events: Some(events), encoder, ready: VecDeque::new(), failure: None, call, span: Span::current() }
     }
 
-    /// Waits for the first text if `wait` is true, so that a failure before it is a failure of the call. Fails with the
-    /// error that ended the job before its first text.
+    /// Waits for the first text if `wait` is true. A job that fails before its first text then fails the call, instead of a
+    /// response that has begun.
     pub(super) async fn buffered(mut self, wait: bool) -> Result<Self, Status> {
         while wait && self.ready.len() <= E::LEADING {
             let next = std::future::poll_fn(|cx| self.poll_message(cx)).await;
@@ -116,7 +117,7 @@ impl<E: MessageEncoder> ResponseStream<E> {
         Ok(self)
     }
 
-    /// Takes all events that are ready, then returns the next message.
+    /// Takes events while they are ready and the encoder is not full, then returns the next message.
     fn advance(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<E::Message, Status>>> {
         while !self.encoder.is_full() {
             let Some(events) = &mut self.events else { break };
@@ -174,7 +175,7 @@ impl<E: MessageEncoder> Stream for ResponseStream<E> {
 impl<E: MessageEncoder> Drop for ResponseStream<E> {
     fn drop(&mut self) {
         if self.events.is_some() {
-            tracing::info!(parent: &self.span, "dropped before its end");
+            tracing::info!(parent: &self.span, "the response was dropped before its end");
         }
     }
 }
@@ -184,7 +185,7 @@ fn is_last(event: &Event) -> bool {
     matches!(event, Event::Finished { .. } | Event::Document(DocumentEvent::Summarized(_)))
 }
 
-/// Logs a failure: internal ones as errors with their text, all others with their code alone.
+/// Logs a failure: an internal one as an error with its text, any other with only its code.
 fn log_failure(span: &Span, error: &Error) {
     match error.code() {
         Code::Internal => tracing::error!(parent: span, %error, "failed"),
@@ -192,7 +193,7 @@ fn log_failure(span: &Span, error: &Error) {
     }
 }
 
-/// Logs the error that rejects a call, and returns its status.
+/// Returns a function that logs the error that rejects a call, and converts it to a status.
 pub(super) fn reject(call: &Call) -> impl FnOnce(Error) -> Status {
     |error| {
         log_failure(&Span::current(), &error);

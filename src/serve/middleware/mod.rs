@@ -20,7 +20,7 @@ use tokio::sync::watch;
 use tonic::{Code, codegen::http::StatusCode, service::Routes};
 use tower::{Layer, ServiceExt};
 
-/// Puts the middleware around the services, innermost first.
+/// Puts the middleware around the services, innermost first, and returns the whole stack.
 pub(super) fn stack(
     routes: Routes,
     config: &TransportConfig,
@@ -28,29 +28,29 @@ pub(super) fn stack(
     traces: Option<Traces>,
     ending: watch::Receiver<bool>,
 ) -> Next {
-    // Innermost: only the services look at how a response may be compressed.
-    let calls = Around(compression::mirror).layer(routes);
-    // Around the services: only their code can panic, and the middleware above should see an ordinary failure.
-    let calls = Around(panics::catch).layer(calls);
-    // Directly above tonic: it adds code and details to failures of tonic's before anything counts or logs them.
-    let calls = Around(tonic_errors::add_details).layer(calls);
-    // Above the services, because it may stop waiting for their response.
-    let calls = Around(deadline::enforce).layer(calls);
-    // Below the middleware that may refuse a call; above the services, which read the body.
-    let calls = Around(body_limits::limit(config, ending)).layer(calls);
-    // Within the log span, where it records the principal; above everything that costs anything.
-    let calls = Around(auth::authenticate(config.access.keys.clone())).layer(calls);
-    // Above everything that can fail, so that every failure is logged within the call's span.
-    let calls = Around(request_id::open_log_span).layer(calls);
-    // Above everything that may answer UNAVAILABLE.
-    let calls = Around(http_status(config.late_headers)).layer(calls);
-    // Above everything that answers, so that every call is counted with the status that the client sees.
-    let calls = Around(count::count(Arc::clone(metrics), traces)).layer(calls);
-    // Outermost: every response carries the request's id.
-    Next::new(Around(request_id::assign).layer(calls))
+    // Innermost, because only the services look at how a response may be compressed.
+    let service = Around(compression::mirror).layer(routes);
+    // Inside all other middleware, which should see a panic in a service as an ordinary failure.
+    let service = Around(panics::catch).layer(service);
+    // Inside everything that counts or logs failures, because it adds code and details to those of tonic.
+    let service = Around(tonic_errors::add_details).layer(service);
+    // Outside the services, because it may stop waiting for their response.
+    let service = Around(deadline::enforce).layer(service);
+    // Inside authentication, which sets the tenant whose limit applies; outside the services, which read the body.
+    let service = Around(body_limits::limit(config, ending)).layer(service);
+    // Inside the log span, in which it records the principal; outside everything that uses memory or time.
+    let service = Around(auth::authenticate(config.access.keys.clone())).layer(service);
+    // Outside everything that can fail, so that every failure is logged within the call's span.
+    let service = Around(request_id::open_log_span).layer(service);
+    // Outside everything that may answer UNAVAILABLE.
+    let service = Around(http_status(config.late_headers)).layer(service);
+    // Outside everything that answers, so that every call is counted with the status that the client sees.
+    let service = Around(count::count(Arc::clone(metrics), traces)).layer(service);
+    // Outermost, so that every response carries the request's id.
+    Next::new(Around(request_id::assign).layer(service))
 }
 
-/// Answers UNAVAILABLE with HTTP 503, too, if `enabled`: proxies read no other status.
+/// If `enabled`, gives an UNAVAILABLE answer the HTTP status 503, because proxies read no gRPC status.
 fn http_status(enabled: bool) -> impl Middleware {
     move |request: HttpRequest, next: Next| {
         Box::pin(async move {

@@ -1,8 +1,8 @@
-//! Adds our codes and details to the failures that tonic reports when it cannot read a request.
+//! Adds our codes and details to the failures that tonic reports when it cannot read a request or does not know its method.
 //!
-//! tonic's code is not enough: it reports a message that is not protobuf, one that cannot be decompressed, and one that breaks off
-//! as INTERNAL. The prefixes below distinguish them, and a test pins them to the version of tonic. Clients get tonic's message
-//! unchanged.
+//! tonic's code is not enough: it is INTERNAL for a request message that is not protobuf, for one that cannot be decompressed, and
+//! for one that ends early. The first two are known by how tonic's error text begins; the third keeps its code. A test pins these
+//! texts to the version of tonic. Clients get tonic's text unchanged.
 
 use super::layer::{HttpRequest, MiddlewareFuture, Next};
 use crate::{
@@ -14,16 +14,17 @@ use tower::ServiceExt;
 
 /// Maximum bytes of a path that an error repeats.
 const PATH_BYTES: usize = 128;
-/// How prost's message begins for bytes that are not protobuf.
+/// How prost's error text begins for bytes that are not protobuf.
 const DECODING: &str = "failed to decode Protobuf message: ";
-/// How tonic's message begins for a message that is not compressed as declared, or decompresses to more than the limit.
+/// How tonic's error text begins for a message that is not compressed as declared (INTERNAL), or that decompresses to more than
+/// the limit (another code).
 const DECOMPRESSING: &str = "Error decompressing: ";
-/// How tonic's message begins for a message that was sent longer than the limit.
+/// How tonic's error text begins for a message that is longer than the limit as sent.
 const TOO_LONG: &str = "Error, decoded message length too large: ";
-/// Fields of the oneof `part`, which prost names `part`, by the type of the message inside.
+/// Type of the message in the oneof `part`, and the name of its field. prost calls each of these fields `part`.
 const PARTS: [(&str, &str); 2] = [("SummarizeOptions", "options"), ("DocumentChunk", "chunk")];
 
-/// Gives a response of tonic's own our code and details.
+/// Adds our code and details to a response that tonic itself created.
 pub(super) fn add_details(request: HttpRequest, next: Next) -> MiddlewareFuture {
     let call = Call::of_http(&request);
     let uri = request.uri().clone();
@@ -39,7 +40,7 @@ pub(super) fn add_details(request: HttpRequest, next: Next) -> MiddlewareFuture 
     })
 }
 
-/// Returns the error that a status of tonic's stands for, if it is about a message that tonic cannot read.
+/// Returns the error that tonic's status stands for, if it is about a message that tonic cannot read.
 pub(crate) fn unreadable(answer: &Status) -> Option<Error> {
     let message = answer.message();
     // Our own statuses have details.
@@ -62,7 +63,7 @@ pub(crate) fn undecodable(message: &str) -> Error {
 
 /// Returns the last number in `message`: the limit.
 fn last_number(message: &str) -> Option<usize> {
-    message.split(|sign: char| !sign.is_ascii_digit()).rfind(|digits| !digits.is_empty())?.parse().ok()
+    message.split(|c: char| !c.is_ascii_digit()).rfind(|digits| !digits.is_empty())?.parse().ok()
 }
 
 /// Returns the path of the field in `Inner.field: Outer.field: reason`, outermost first.
@@ -88,7 +89,7 @@ mod tests {
     use tonic::{body::Body, codec::CompressionEncoding::Gzip, codegen::http::Request};
     use weir_proto::v1;
 
-    /// Returns the field and code of the error for bytes that are no such message.
+    /// Returns the field and code of the error for bytes that are not an `M`.
     fn decode<M: Message + Default + std::fmt::Debug>(bytes: &[u8]) -> (Option<String>, error::Code) {
         let message = M::decode(bytes).unwrap_err().to_string();
         let error = unreadable(&Status::internal(&message)).unwrap();
@@ -107,7 +108,7 @@ mod tests {
         assert_eq!(decode::<v1::GenerateRequest>(&[0, 0]), (None, bad));
     }
 
-    /// Sends one message to a service of tonic's, which takes up to 8 bytes, and returns its status.
+    /// Sends one message to a service from tonic that accepts up to 8 bytes, and returns the status.
     async fn answer(compressed: bool, message: &[u8]) -> (Code, String) {
         let (_, service) = tonic_health::server::health_reporter();
         let body = [&[u8::from(compressed)][..], &(message.len() as u32).to_be_bytes(), message].concat();
@@ -119,7 +120,7 @@ mod tests {
         (status.code(), status.message().to_owned())
     }
 
-    /// A new version may change its messages: then check [`unreadable`] and adapt this test.
+    /// If this test fails with a new version, check [`unreadable`] and adapt the constants and this test.
     #[tokio::test]
     async fn tonic_0_14_9_and_prost_0_14_4_word_their_messages_like_this() {
         let lock = include_str!("../../../Cargo.lock");

@@ -31,7 +31,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
 /// Crates, and the rooms that may name them.
 const CRATES: &[(&str, &[&str])] = &[
     ("axum", &["serve"]),
-    ("base64", &["serve"]),
+    ("base64", &["family", "serve"]),
     ("http_body", &["serve"]),
     ("hdrhistogram", &["metrics"]),
     ("hyper", &["serve"]),

@@ -73,9 +73,11 @@ fn a_long_prompt_stalls_running_streams_by_a_chunk_at_most() {
 fn prompts_take_turns() {
     let toy = Toy::new();
     let engine = toy.engine(Limits { boundary_wait: 0, ..small(8, 8) });
-    toy.hold(1);
+    toy.hold(0);
     let long = engine.submit(Job::Generate(generate(&[2; 1600], 1)), None).unwrap();
     let short = engine.submit(Job::Generate(generate(&[2; 20], 1)), None).unwrap();
+    // The step that has begun takes the long prompt alone if it came first; the next round admits the other.
+    toy.hold(1);
     eventually("both have rows", || engine.load().running == 2);
     // Two chunks each, the sampled symbol and one spare step suffice: the short prompt does not wait for the long one.
     toy.hold(6);

@@ -90,7 +90,7 @@ def filled(page, texts):
 
 def ship(shipped):
     """Returns a table with one row per model."""
-    rows, places = [], results.folders()
+    rows, folders = [], results.folders()
     for name, card in shipped.items():
         if "rouge" in card:
             mean = lambda who: sum(r[who]["rougeL"] for r in card["rouge"].values()) / len(card["rouge"])  # noqa: B023, E731
@@ -98,7 +98,7 @@ def ship(shipped):
         else:
             first = card["bpc"][0]
             figure = f"{first['bpc']:.3f} ({first['stride']} of {first['total']})"
-        rows.append((f"[`{name}`]({places[name].relative_to(MODELS)})", card["family"], card["shows"], f"{card['bytes'] / 1e6:.1f} MB", figure))
+        rows.append((f"[`{name}`]({folders[name].relative_to(MODELS)})", card["family"], card["shows"], f"{card['bytes'] / 1e6:.1f} MB", figure))
     total = sum(card["bytes"] for card in shipped.values()) / 1e6
     head = ("model", "family", "demonstrates", "weights", "test BPC (scored characters of a window), or ROUGE")
     return f"{rows_of(head, rows)}\n\nThe weights have {total:.0f} MB in total. BPC covers the whole test text."
@@ -118,11 +118,11 @@ def order(methods):
                 continue
             each = [tuple(table.mean(methods[name], [seed]) for name in (better, worse)) for seed in seeds]
             agreeing = sum(a < b for a, b in each)
-            verdict = "yes" if agreeing == len(each) else f"by {agreeing} of {len(each)} seeds" if agreeing else "no"
+            agreement = "yes" if agreeing == len(each) else f"by {agreeing} of {len(each)} seeds" if agreeing else "no"
             if len(each) == 1 and abs(each[0][0] - each[0][1]) < CLOSE:
-                verdict = "difference below 0.01"
+                agreement = "difference below 0.01"
             measured = "; ".join(f"{a:.3f} · {b:.3f}" for a, b in each)
-            rows.append((f"{better} below {worse}", f"{PAPER[better]:.3f} · {PAPER[worse]:.3f}", measured, verdict))
+            rows.append((f"{better} below {worse}", f"{PAPER[better]:.3f} · {PAPER[worse]:.3f}", measured, agreement))
     return rows_of(("the paper's order", "paper, text8", "here, each seed", "reproduced"), rows) if rows else ""
 
 

@@ -73,8 +73,8 @@ def gather(results, runs, texts, shipped, save):
             continue
         print(name, flush=True)
         save(results)
-    places = folders()
-    weights = {name: places[card["name"]] for name, card in made_from.items() if card["name"] in places}
+    paths = folders()
+    weights = {name: paths[card["name"]] for name, card in made_from.items() if card["name"] in paths}
     in_chunks(results, weights, complete(runs), texts, save)
     for name, card in shipped.items():
         known = card["family"] == "pyramidion" or is_current(results["unseen"], name, card["sha256"])

@@ -81,14 +81,14 @@ class Lslm(Family):
         steps.context = self.context(steps.pooled if projection is None else projection(steps.pooled))
         self._lay_out(steps, segments, ids, ended)
         inputs = (self.embedding if self.shared else self.decoder.embedding)(steps.inputs)
-        same = steps.segment.unsqueeze(2) == steps.segment.unsqueeze(1)  # (batch, places, places)
+        same = steps.segment.unsqueeze(2) == steps.segment.unsqueeze(1)  # (batch, positions, positions)
         known = torch.arange(segments.longest, device=ids.device) < steps.segment.clamp(min=1).unsqueeze(2)
-        written = self.decoder(inputs, same, steps.context, known)  # (batch, places, dim)
+        written = self.decoder(inputs, same, steps.context, known)  # (batch, positions, dim)
         steps.logits = self.head(written, (self.embedding if self.shared else self.decoder.embedding).weight)
         return steps
 
     def forward(self, ids):
-        """Returns logits of the decoder's places, (batch, places, symbols); `trace` also returns the segment of each place."""
+        """Returns logits of the decoder's positions, (batch, positions, symbols); `trace` also returns the segment of each position."""
         return self.trace(ids).logits
 
     def _cut(self, logits, boundaries, noise):
@@ -110,28 +110,28 @@ class Lslm(Family):
         return segments.pool_hops(hidden, 0 if self.pooling == "last" else self.pooling["hops"], shift)
 
     def _lay_out(self, steps, segments, ids, ended):
-        """Concatenates the decoder's rows, one per segment: inputs, targets, segment, each (batch, places).
+        """Concatenates the decoder's rows, one per segment: inputs, targets, segment, each (batch, positions).
 
-        Position t (0: the start mark) has a first place if it is a symbol, whose input is the symbol. It has a second place if it ends
-        a segment, whose input is the mark that begins the next segment. The target of a first place is the mark that ends a segment if
-        the position ends one. The other targets are the next symbol; after the last symbol, the end mark if the text has `ended`,
-        else −1.
+        Position t of the text (0: the start mark) has up to two positions in the decoder. If t is a symbol, it has a first one, whose
+        input is the symbol. If t ends a segment, it has a second one, whose input is the mark that begins the next segment. The target
+        of a first one is the mark that ends a segment if t ends one. The other targets are the next symbol; after the last symbol, the
+        end mark if the text has `ended`, else −1.
         """
         batch, length = ids.shape
         marks, ends, device = self.marks, steps.boundaries, ids.device
         position = torch.arange(length + 1, device=device).expand(batch, -1)
         behind = torch.full((batch, 1), marks["end"] if ended else -1, device=device)
         following = torch.cat([ids, behind], dim=1)  # (batch, n + 1)
-        places = length + segments.longest
+        positions = length + segments.longest
         read = position[:, 1:] - 1 + segments.owner[:, 1:]  # (batch, n): where symbols are read
-        begin = torch.where(ends, position + segments.owner, places)  # (batch, n + 1); the index `places` is cut off below
-        blank = torch.full((batch, places + 1), -1, device=device)
+        begin = torch.where(ends, position + segments.owner, positions)  # (batch, n + 1); the index `positions` is cut off below
+        blank = torch.full((batch, positions + 1), -1, device=device)
         target = torch.where(ends[:, 1:], marks["segment_end"], following[:, 1:])
-        steps.targets = blank.scatter(1, read, target).scatter(1, begin, following)[:, :places]
-        steps.segment = blank.scatter(1, read, segments.owner[:, 1:]).scatter(1, begin, segments.owner + 1)[:, :places]
+        steps.targets = blank.scatter(1, read, target).scatter(1, begin, following)[:, :positions]
+        steps.segment = blank.scatter(1, read, segments.owner[:, 1:]).scatter(1, begin, segments.owner + 1)[:, :positions]
         steps.read, steps.begin, steps.following = read, begin, following
         first = torch.full_like(begin, marks["segment_start"])
-        steps.inputs = blank.clamp(min=0).scatter(1, read, ids).scatter(1, begin, first)[:, :places]
+        steps.inputs = blank.clamp(min=0).scatter(1, read, ids).scatter(1, begin, first)[:, :positions]
 
     def loss(self, ids, targets):
         """Returns nats per symbol of text, end and segment marks and, once the predictor learns, β times the divergence per position.

@@ -45,13 +45,13 @@ def costs(steps, segment_end):
     """
     p = torch.sigmoid(steps.boundary_logits[:, 1:].float())  # (batch, n)
     with torch.no_grad():
-        logits, following = steps.logits.float(), steps.following[:, 1:].unsqueeze(2)  # (batch, places, symbols), (batch, n, 1)
+        logits, following = steps.logits.float(), steps.following[:, 1:].unsqueeze(2)  # (batch, positions, symbols), (batch, n, 1)
         read = torch.gather(logits, 1, steps.read.unsqueeze(2).expand(-1, -1, logits.shape[2]))  # (batch, n, symbols)
         unmarked = read.index_fill(2, torch.tensor([segment_end], device=read.device), float("-inf")).log_softmax(-1)
         read = read.log_softmax(-1)
         at_once = torch.gather(unmarked, 2, following).squeeze(2)  # on condition that no mark follows
         no_mark = torch.gather(read, 2, following).squeeze(2) - at_once
-        begin = steps.begin[:, 1:].clamp(max=logits.shape[1] - 1)  # an arbitrary place without a boundary: not used
+        begin = steps.begin[:, 1:].clamp(max=logits.shape[1] - 1)  # an arbitrary position without a boundary: not used
         rows = torch.gather(logits, 1, begin.unsqueeze(2).expand(-1, -1, logits.shape[2])).log_softmax(-1)
         in_new_row = torch.gather(rows, 2, following).squeeze(2)
         after = torch.where(steps.boundaries[:, 1:], (at_once - in_new_row) / p.clamp(min=MIN_PROBABILITY), 0.0)

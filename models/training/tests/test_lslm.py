@@ -169,15 +169,15 @@ class Replay(unittest.TestCase):
         by_predictor = model.driver == "predictor"
         if by_predictor:
             self.assertEqual(model.trace(ids, ended=False).boundaries[0].tolist(), cuts)
-        first = len(prompt) + sum(cuts[: len(prompt) + 1]) - 1  # the place of the first pick
-        places = [place for place in range(first, steps.logits.shape[1]) if steps.targets[0, place] >= 0]
-        if by_predictor:  # marks are never picked, so their places have no pick
-            places = [place for place in places if steps.targets[0, place] != model.marks["segment_end"]]
-        self.assertEqual(len(places), len(picks))
-        for place, pick in zip(places, picks):
-            begins = steps.inputs[0, place] == model.marks["segment_start"]
+        first = len(prompt) + sum(cuts[: len(prompt) + 1]) - 1  # the position of the first pick
+        positions = [position for position in range(first, steps.logits.shape[1]) if steps.targets[0, position] >= 0]
+        if by_predictor:  # marks are never picked, so their positions have no pick
+            positions = [position for position in positions if steps.targets[0, position] != model.marks["segment_end"]]
+        self.assertEqual(len(positions), len(picks))
+        for position, pick in zip(positions, picks):
+            begins = steps.inputs[0, position] == model.marks["segment_start"]
             banned = never + [model.marks["segment_end"]] * bool(by_predictor or begins)
-            logits = steps.logits[0, place].index_fill(0, torch.tensor(banned), float("-inf"))
+            logits = steps.logits[0, position].index_fill(0, torch.tensor(banned), float("-inf"))
             self.assertLess(float(logits.max() - logits[pick]), 1e-5)
 
 

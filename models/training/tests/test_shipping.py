@@ -205,10 +205,10 @@ class Tables(unittest.TestCase):
         rows += [self.row("compare-whitespace-seed1", 1.79, 0.2), self.row("compare-gumbel-seed1", 1.81, 0.2)]
         methods = report.by_method({"comparison": {row["name"]: row for row in rows}})
         rows = [line.strip("| ").split(" | ") for line in report.order(methods).splitlines()[2:]]
-        verdicts = {row[0]: row[-1] for row in rows}
+        agreement = {row[0]: row[-1] for row in rows}
         # A seed that only one of the two has is not compared.
         expected = {"whitespace below vanilla": "yes", "gumbel below vanilla": "yes", "whitespace below gumbel": "yes"}
-        self.assertEqual(verdicts, expected)
+        self.assertEqual(agreement, expected)
         close = {**methods, "gumbel": [self.row("compare-gumbel-seed1", 1.7901, 0.2)]}
         self.assertIn("| whitespace below gumbel | 1.133 · 1.136 | 1.790 · 1.790 | difference below 0.01 |", report.order(close))
         methods["whitespace"].append(self.row("compare-whitespace-seed2", 1.71, 0.2))

@@ -100,10 +100,10 @@ PAGES: Dict[str, List[Step]] = {
         ),
         Runs("from weir_client import Client", "[a-z ]{80}"),
         Runs(
-            f'$ weir generate --model {SHIPPED} --prompt "the history of the city" --max-chars 80 --seed 1',
+            f'$ target/release/weir generate --model {SHIPPED} --prompt "the history of the city" --max-chars 80 --seed 1',
             rf"(?=.{{80}}\n){TEXT}\n",
         ),
-        Runs(f"$ {SEGMENT}", SEGMENTS),
+        Runs(f"$ target/release/{SEGMENT}", SEGMENTS),
         Elsewhere("cargo build --release --workspace", BUILT),
         Serves("target/release/weir serve --model models/compared/hourglass-vanilla-6m --model models/compared/hourglass-whitespace-6m &"),
         Runs(

@@ -5,7 +5,9 @@
 //!
 //! # The path of a request
 //!
-//! A `Generate` call passes 18 files, value types and helpers not counted. On the way in:
+//! A `Generate` call passes 18 main files, one for each stage. Each layer of the middleware has its own file next to
+//! `middleware/mod`. These layers, value types, helpers and submodules such as `scheduler/plan` or `decode/sampling` are not
+//! counted. On the way in:
 //!
 //! 1. `serve/transport/connections`: accepts the connection.
 //! 2. `serve/middleware/mod`: request id, metrics, tracing, authentication, body limits, deadline.

@@ -1,8 +1,9 @@
 //! Encoder-decoders that pool their document: the Pyramidion, the Transpooler, and the blockwise and vanilla baselines.
 //!
-//! Paper: Trainable Representation Pooling (Pietruszka et al., ACL 2022, arXiv 2009.05169). Read from `applicaai/pyramidions` at
-//! fa9dddc, `fairseq/examples/deep_pyramidion/`, and its older snapshot `deep_pyramidion.tar.xz`; the authors' copy
-//! `pietruh/deep-pyramidion` at ef0f2aa has their generation settings. Where these disagree, the model follows fa9dddc.
+//! Paper: Trainable Representation Pooling (Pietruszka et al., ACL 2022, arXiv 2009.05169). Read from applicaai/pyramidions at
+//! commit fa9dddc, in `fairseq/examples/deep_pyramidion/`: `pyramidion.py` (the model), `pooler_utils.py` (blocks, pooler) and
+//! `successive_halving_topk.py` (successive halving). Also read: its older snapshot `deep_pyramidion.tar.xz`. The authors' copy
+//! pietruh/deep-pyramidion at commit ef0f2aa has their generation settings. Where these disagree, the model follows fa9dddc.
 //!
 //! The encoder's vectors attend within blocks. Between layers successive halving keeps those with the best scores, and the
 //! decoder attends to what is left. Padding is part of the model: every document has the maximum length. Vectors of padding are

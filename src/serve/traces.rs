@@ -2,7 +2,8 @@
 //! prefill, decode) as the engine measured them. No part of a text is ever in them.
 //!
 //! A call with the header `traceparent` (W3C Trace Context) is a part of that trace. Spans wait in a bounded queue of the SDK:
-//! without a collector spans are lost, and nothing else.
+//! without a collector spans are lost, and nothing else. tower-http's `TraceLayer` does not suffice: it would not end a span with
+//! the gRPC status of the trailers.
 
 use super::status::code_name;
 use crate::{

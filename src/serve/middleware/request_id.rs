@@ -1,5 +1,5 @@
 //! Gives each call its id and its log span, and the response the header that carries the id. The log never contains text of a
-//! request.
+//! request. tower-http's request-id layer does not suffice: it takes a client's id without validating it.
 
 use super::layer::{HttpRequest, MiddlewareFuture, Next};
 use crate::{

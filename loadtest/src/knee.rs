@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 const MIN_SUCCEEDED_SHARE: f64 = 0.99;
 /// Largest share of the window's requests that may still run when the window closes.
 const MAX_RUNNING_SHARE: f64 = 0.1;
-/// More may run if that many are expected in flight: this factor times the mean number in flight at the lowest rate's median total …
+/// More may run if that many are expected in flight: this factor times the mean number in flight at the lowest rate's median
+/// total …
 const IN_FLIGHT_FACTOR: f64 = 1.5;
 /// … plus this factor times the square root of that mean, for random variation …
 const DEVIATION_FACTOR: f64 = 2.0;
@@ -81,8 +82,8 @@ pub fn unsustained_reason(tried: &RateResult, lowest: &RateResult, objectives: b
     })
 }
 
-/// Returns how many of a window's requests may still run when it closes. The lowest rate does not excuse itself: a server that falls
-/// behind at that rate has as many in flight as its own total time implies.
+/// Returns how many of a window's requests may still run when it closes. The lowest rate does not excuse itself: a server that
+/// falls behind at that rate has as many in flight as its own total time implies.
 fn max_running(tried: &RateResult, lowest: &RateResult) -> f64 {
     let measured = tried.measured as f64;
     let in_flight = match lowest.total_p50 {

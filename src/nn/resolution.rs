@@ -1,8 +1,8 @@
 //! Attention resolution (LeX, Sun et al. 2023, §3.1 and §4.3): how well a stack's scores distinguish near from far.
 //!
 //! Every attention score contributes to the mean `s[n]` of its layer and distance, over heads, queries and texts (eq. 13). From
-//! these means `R(s) = Σ e^s[n]·(e^s[n] − e^s[n+1]) / (Σ e^s[n])²` (eq. 4), over the distances that have a next one. Distances
-//! that a window hides have no score and do not count.
+//! these means `R(s) = Σ e^s[n]·(e^s[n] − e^s[n+1]) / (Σ e^s[n])²` (eq. 4), over the distances that have a next one.
+//! Distances that a window hides have no score and do not count.
 
 /// Mean scores of a stack's layers by distance.
 #[derive(Debug, Clone, Default)]

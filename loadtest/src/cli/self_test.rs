@@ -1,7 +1,8 @@
-//! `weir-loadtest stub`, a server with known delays to check the tester's figures; and `self-test`, which measures how fast the tester reads, against a server that sends messages as fast as it can.
+//! `weir-loadtest stub`, a server with known delays to check the tester's figures; and `self-test`, which measures how fast the
+//! tester reads. Its server sends messages as fast as it can.
 //!
-//! The server is a second process of this program. The tester reads on one thread, with the code that measures. The result is messages
-//! per second of that thread's processor time: what the tester would read with a core of its own.
+//! The server is a second process of this program. The tester reads on one thread, with the code that measures. The result is
+//! messages per second of that thread's processor time: what the tester would read with a core of its own.
 
 use super::{
     load_args::{MAX_IN_FLIGHT, check_in_flight},

@@ -227,14 +227,16 @@ impl MeasurementSession {
         Ok(LoadPoint::new(load, length, result, self.server.threads, connections))
     }
 
-    /// Returns the names of the models that requests go to when `measured` is measured, separated by commas. Workloads may name others.
+    /// Returns the names of the models that requests go to when `measured` is measured, separated by commas. Workloads may name
+    /// others.
     pub(super) fn model_names(&self, measured: &ModelInfo) -> String {
         let names = self.workloads.iter().map(|workload| workload.model.as_deref().unwrap_or(&measured.name));
         let mut seen = HashSet::new();
         names.filter(|name| seen.insert(*name)).collect::<Vec<_>>().join(", ")
     }
 
-    /// Returns all models that requests go to: the measured ones, unless every workload names a model, and those that workloads name.
+    /// Returns all models that requests go to: the measured ones, unless every workload names a model, and those that workloads
+    /// name.
     fn all_models(&self) -> Vec<ModelInfo> {
         let is_measured = self.workloads.iter().any(|workload| workload.model.is_none());
         let mut all = if is_measured { self.models.clone() } else { Vec::new() };

@@ -57,8 +57,8 @@ pub(super) struct SweepArgs {
 /// Options of the search for the knee.
 #[derive(Debug, Clone, clap::Args)]
 pub(super) struct KneeSearchArgs {
-    /// First rate of the search, which doubles until a rate is not sustained [default: 1; in `report`, half of the rate of the first
-    /// closed loop].
+    /// First rate of the search, which doubles until a rate is not sustained [default: 1; in `report`, half of the rate of the
+    /// first closed loop].
     #[arg(long, value_name = "RATE")]
     from: Option<f64>,
     /// Highest rate of the search.

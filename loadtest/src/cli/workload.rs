@@ -99,8 +99,8 @@ impl WorkloadArgs {
         Ok(Self { workloads, ..self.clone() })
     }
 
-    /// Builds the mix for `models`, of which the smallest limit counts. The client cancels a share of `cancel_share` of the requests.
-    /// Workloads may name other models of `known`.
+    /// Builds the mix for `models`, of which the smallest limit counts. The client cancels a share of `cancel_share` of the
+    /// requests. Workloads may name other models of `known`.
     pub(super) fn mix(
         &self,
         models: &[ModelInfo],

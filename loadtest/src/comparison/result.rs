@@ -58,8 +58,8 @@ pub struct ComparedModel {
     pub calibrated: Option<CalibrationSummary>,
 }
 
-/// Medians over the rounds in which all models have the figure, counted from sending. `figures` has percentiles of histograms over all
-/// requests of the model, which may differ.
+/// Medians over the rounds in which all models have the figure, counted from sending. `figures` has percentiles of histograms
+/// over all requests of the model, which may differ.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Medians {
@@ -114,8 +114,8 @@ impl ComparedModel {
         })
     }
 
-    /// Compares the estimated with the measured gains in total time and in time per character. Both are about the same thing only if
-    /// the baseline is this model without pooling.
+    /// Compares the estimated with the measured gains in total time and in time per character. Both are about the same thing only
+    /// if the baseline is this model without pooling.
     pub fn estimate_errors(&self) -> Vec<EstimateError> {
         let (Some(gains), Some(estimated)) = (&self.gains, &self.estimated) else { return Vec::new() };
         let pairs = [("total", gains.total, estimated.total), ("per character", gains.char, estimated.char)];

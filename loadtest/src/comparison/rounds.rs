@@ -89,8 +89,8 @@ struct TimedRequest {
     total: Duration,
 }
 
-/// Runs all rounds. Calls `on_round` after each with the number of rounds begun. With `probe_lag`, measures how late this program sees
-/// events. Fails only if an invariant is broken; failed requests are not errors.
+/// Runs all rounds. Calls `on_round` after each with the number of rounds begun. With `probe_lag`, measures how late this program
+/// sees events. Fails only if an invariant is broken; failed requests are not errors.
 pub async fn compare_models(
     setup: ComparisonSetup,
     stop: StopSignal,

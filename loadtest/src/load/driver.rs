@@ -228,7 +228,8 @@ fn joined(ended: std::result::Result<Result<()>, tokio::task::JoinError>) -> Res
     ended.unwrap_or_else(|error| Err(Error::Internal(format!("a request's task: {error}"))))
 }
 
-/// One client of a closed loop. It backs off while the server is unavailable; otherwise it would send thousands of requests a second.
+/// One client of a closed loop. It backs off while the server is unavailable; otherwise it would send thousands of requests a
+/// second.
 async fn closed_loop(shared: Arc<DriverState>, length: RunLength, begin: Instant, numbers: NextNumbers) -> Result<()> {
     let mut backoff = FIRST_BACKOFF;
     while !*shared.stop.borrow() {

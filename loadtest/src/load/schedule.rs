@@ -142,8 +142,8 @@ impl LoadPattern {
     }
 }
 
-/// Delivers requests from a thread, because the runtime's timers have millisecond resolution and are late under load. The thread ends
-/// when this handle or the receiver is dropped.
+/// Delivers requests from a thread, because the runtime's timers have millisecond resolution and are late under load. The thread
+/// ends when this handle or the receiver is dropped.
 pub struct Pacer {
     stop: Option<SyncSender<()>>,
     thread: Option<thread::JoinHandle<()>>,

@@ -37,9 +37,9 @@ impl PromptText {
         Ok(Self { name: files.iter().map(name).collect::<Vec<_>>().join(", "), chars })
     }
 
-    /// Reads documents, and a text without characters that carries their common name. Each line of a `.jsonl` file is an object with
-    /// a document as `text`, `document` or `article`; every other file is one document.
-    /// Fails if there is no file, or one is missing, empty, too large, or malformed.
+    /// Reads documents, and a text without characters that carries their common name. Each line of a `.jsonl` file is an object
+    /// with a document as `text`, `document` or `article`; every other file is one document. Fails if there is no file, or one is
+    /// missing, empty, too large, or malformed.
     pub(crate) fn documents(files: &[PathBuf]) -> Result<(Self, Vec<String>)> {
         if files.is_empty() {
             return Err(Error::option("--prompts", "no file", "files, because the prompts are documents"));

@@ -15,8 +15,8 @@ const BARS_PER_DECADE: f64 = 24.0;
 #[derive(Debug, Clone, Default)]
 pub struct ValueHistogram(Option<Histogram<u64>>);
 
-/// Summary of a distribution. A percentile is the smallest recorded value that at least this share of the values does not exceed. It
-/// is absent if too few values were recorded for one to lie beyond it (p90: 10, p95: 20, p99: 100, p99.9: 1000).
+/// Summary of a distribution. A percentile is the smallest recorded value that at least this share of the values does not exceed.
+/// It is absent if too few values were recorded for one to lie beyond it (p90: 10, p95: 20, p99: 100, p99.9: 1000).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Percentiles {

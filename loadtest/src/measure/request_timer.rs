@@ -1,10 +1,10 @@
 //! Timer of one request: when its characters came.
 //!
-//! A gap is the time from one message with characters to the next. A *boundary* gap is one in which the server ran the middle layers.
-//! Which gap that is depends on how the model ends segments, because the server reports boundaries one step late. If a predictor
-//! ends segments, the last character is sent after the step that ran the middle layers, so the gap *before* it contains them. If the
-//! model writes a mark, the character is sent when the mark is chosen and the middle layers run afterwards, so the gap *after* it
-//! contains them.
+//! A gap is the time from one message with characters to the next. A *boundary* gap is one in which the server ran the middle
+//! layers. Which gap that is depends on how the model ends segments, because the server reports boundaries one step late. If a
+//! predictor ends segments, the last character is sent after the step that ran the middle layers, so the gap *before* it contains
+//! them. If the model writes a mark, the character is sent when the mark is chosen and the middle layers run afterwards, so the
+//! gap *after* it contains them.
 
 use super::{counters::LiveCounters, shortening::TextTotals, summaries::SummaryMeasurement};
 use std::{

@@ -1,10 +1,11 @@
 //! Load of the tester itself, and whether it limited the measurement.
 //!
-//! The tester reads the processor time of its process and runs a lag probe: a thread that sends the current time to the runtime every few
-//! milliseconds. The delay until the runtime receives a tick is the delay with which it sees any message, including the time that
-//! other programs on the machine take from it. While the whole process is suspended the thread sends no ticks, so it sends the missed
-//! ones afterwards with the times at which they were due: a suspension of one second is two hundred late ticks, not one. If only
-//! the probe's own thread was suspended this overstates the lag, so that the tester is suspected once too often rather than never.
+//! The tester reads the processor time of its process and runs a lag probe: a thread that sends the current time to the runtime
+//! every few milliseconds. The delay until the runtime receives a tick is the delay with which it sees any message, including the
+//! time that other programs on the machine take from it. While the whole process is suspended the thread sends no ticks, so it
+//! sends the missed ones afterwards with the times at which they were due: a suspension of one second is two hundred late ticks,
+//! not one. If only the probe's own thread was suspended this overstates the lag, so that the tester is suspected once too often
+//! rather than never.
 
 use super::{
     counters::CounterDelta,
@@ -56,8 +57,8 @@ pub struct TesterFigures {
 }
 
 impl TesterFigures {
-    /// True if the tester may have delayed requests. `ended_by_tester` is how many its library ended, and `first` is the median time
-    /// to first character. A lag in single gaps does not count.
+    /// True if the tester may have delayed requests. `ended_by_tester` is how many its library ended, and `first` is the median
+    /// time to first character. A lag in single gaps does not count.
     pub fn delays_requests(&self, ended_by_tester: u64, first: Option<f64>) -> bool {
         let busy = self.cpu_share.is_some_and(|share| share > MAX_CPU_SHARE);
         let late = self.event_lag_ns.p99.zip(first).is_some_and(|(lag, first)| lag > MAX_LAG_SHARE * first);
@@ -138,8 +139,8 @@ impl LagProbe {
     }
 }
 
-/// Sends a tick for `now`, and before it those that were due since the last one. Ticks that find the channel full are sent by the next
-/// call. Returns false if the receiver is gone.
+/// Sends a tick for `now`, and before it those that were due since the last one. Ticks that find the channel full are sent by the
+/// next call. Returns false if the receiver is gone.
 fn send_due_ticks(ticks: &mpsc::Sender<Instant>, last: &mut Instant, now: Instant) -> bool {
     while *last < now {
         // a sleeping thread wakes a little late: that is not the tester's lag

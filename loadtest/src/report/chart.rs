@@ -1,5 +1,5 @@
-//! Charts as inline SVG in the page's own colours, so that they follow its light, dark and printed styles. Lines differ in marker and
-//! dash as well as in colour, for prints in grey.
+//! Charts as inline SVG in the page's own colours, so that they follow its light, dark and printed styles. Lines differ in marker
+//! and dash as well as in colour, for prints in grey.
 
 use crate::units;
 use maud::{Markup, html};
@@ -138,8 +138,8 @@ fn ticks(scale: Scale, mut values: Vec<f64>, low: f64, high: f64) -> Vec<f64> {
     values
 }
 
-/// Returns 1, 2 and 5 times every power of ten between two logarithms; only the powers if there are many, and more multiples if there
-/// would be fewer than two ticks, because one label does not show a scale.
+/// Returns 1, 2 and 5 times every power of ten between two logarithms; only the powers if there are many, and more multiples if
+/// there would be fewer than two ticks, because one label does not show a scale.
 fn decades(low: f64, high: f64) -> Vec<f64> {
     let multiples = |factors: &'static [f64]| -> Vec<f64> {
         let decades = low.floor() as i32..=high.ceil() as i32;

@@ -1,4 +1,5 @@
-//! Metadata calls of the stub: its models, their calibration, and of the Open Inference Protocol only the server's name and version.
+//! Metadata calls of the stub: its models, their calibration, and of the Open Inference Protocol only the server's name and
+//! version.
 
 use super::server::{Script, Stub};
 use tonic::{Request, Response, Status, Streaming};

@@ -126,9 +126,9 @@ impl Stub {
     }
 }
 
-/// Requests that a model answers at once. Others wait in order of arrival. A slot counts as free from the moment at which its request
-/// was due to end, and the next request begins then, however late this program notices. Waits are therefore those of queueing
-/// theory, without the delays of this machine.
+/// Requests that a model answers at once. Others wait in order of arrival. A slot counts as free from the moment at which its
+/// request was due to end, and the next request begins then, however late this program notices. Waits are therefore those of
+/// queueing theory, without the delays of this machine.
 pub(super) struct StubSlots {
     permits: Arc<Semaphore>,
     /// Times since which slots that were taken before are free.

@@ -1,5 +1,5 @@
-//! Known delays are measured on a paused clock, which advances only while all tasks wait: nothing but the stub's delays takes time, and
-//! the tolerance holds on any machine. `sockets` does the same by the machine's clock.
+//! Known delays are measured on a paused clock, which advances only while all tasks wait: nothing but the stub's delays takes
+//! time, and the tolerance holds on any machine. `sockets` does the same by the machine's clock.
 
 use super::support::{Test, ms, near};
 use std::time::Duration;
@@ -123,8 +123,8 @@ async fn rejections_cancellations_and_missed_objectives_are_counted_separately()
     assert!((898..=902).contains(&figures.good), "{}", figures.good);
 }
 
-/// The third of three requests of 200 ms each waits for one of two rows. It exceeds its time limit and fails then, not later, although
-/// its answer would come soon after.
+/// The third of three requests of 200 ms each waits for one of two rows. It exceeds its time limit and fails then, not later,
+/// although its answer would come soon after.
 #[tokio::test(start_paused = true)]
 async fn no_request_outlasts_its_time_limit() {
     let script = Script { first: ms(200), rows: 2, ..Script::instant("stub") };

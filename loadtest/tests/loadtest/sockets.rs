@@ -1,5 +1,5 @@
-//! Known delays are measured over real sockets by the machine's own clock, also under overload and during a pause. Delays are so long
-//! that what a busy machine adds is far below the tolerance; of many values, medians and high percentiles are checked.
+//! Known delays are measured over real sockets by the machine's own clock, also under overload and during a pause. Delays are so
+//! long that what a busy machine adds is far below the tolerance; of many values, medians and high percentiles are checked.
 
 use super::{
     program::{command, json, run, words},
@@ -69,8 +69,8 @@ impl Drop for StubCommand {
     }
 }
 
-/// Returns the waits of `count` requests that arrive `interval` apart at `rows` servers and take `service` each. The n-th begins once
-/// it has arrived and the one `rows` before it has ended.
+/// Returns the waits of `count` requests that arrive `interval` apart at `rows` servers and take `service` each. The n-th begins
+/// once it has arrived and the one `rows` before it has ended.
 fn waits(count: usize, interval: Duration, rows: usize, service: Duration) -> Vec<Duration> {
     let mut begun: Vec<Duration> = Vec::new();
     for n in 0..count {
@@ -131,8 +131,8 @@ async fn measure(stub: &Stub, load: LoadPattern, length: RunLength, output: u64)
     result
 }
 
-/// The stub hangs for two of three seconds. Requests due meanwhile wait for the rest: a share of (2 s − t) / 3 s waits longer than t.
-/// Afterwards all are answered at once, which takes this machine some milliseconds, so only long waits are checked.
+/// The stub hangs for two of three seconds. Requests due meanwhile wait for the rest: a share of (2 s − t) / 3 s waits longer
+/// than t. Afterwards all are answered at once, which takes this machine some milliseconds, so only long waits are checked.
 #[test]
 fn requests_due_during_a_pause_wait_for_its_end_over_a_socket() {
     undisturbed_async(async || {

@@ -3,9 +3,9 @@
 //! Read from PiotrNawrot/dynamic-pooling at commit 1e6f360d13dd: `hourglass.py` (stacks, boundary predictor) and
 //! `shortening.py` (pooling, upsampling).
 //!
-//! pre stack → boundaries → pool → middle stack → upsample + residual → post stack → logits. Start with [`model`]: the weights
-//! and that forward pass. [`config`] describes an architecture, `load` its tensors; [`state`] is one sequence, [`work`] a
-//! thread's buffers; `gather` moves vectors between these two.
+//! pre stack → boundaries → pool → middle stack → upsample + residual → post stack → logits. Start with [`model`]:
+//! the weights and that forward pass. [`config`] describes an architecture, `load` its tensors; [`state`] is one sequence,
+//! [`work`] a thread's buffers; `gather` moves vectors between these two.
 
 pub mod config;
 mod gather;

@@ -46,8 +46,8 @@ pub struct Pyramidion {
 }
 
 impl Pyramidion {
-    /// Encoder: embed → layers (blockwise attention) → score → top-k pooling → layers … → keys and values for the decoder.
-    /// Runs at most `max_blocks` units of work, as far as tokens have arrived; returns how many ran.
+    /// Encoder: embed → layers (blockwise attention) → score → top-k pooling → layers … → keys and values for the
+    /// decoder. Runs at most `max_blocks` units of work, as far as tokens have arrived; returns how many ran.
     pub(super) fn encode(&self, e: &mut PyramidionEncoding, max_blocks: usize, work: &mut Work) -> Result<usize> {
         let mut ran = 0;
         loop {

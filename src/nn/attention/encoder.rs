@@ -1,9 +1,9 @@
 //! Encoder layers: each vector attends to all vectors of its block, or of the document, on both sides.
 //!
-//! Vectors in blocks go through a layer in one call, in place ([`EncoderStack::blocks`]). Where vectors attend to the whole document
-//! ([`encoder_attention`](super::encoder_attention)), a layer has two halves. [`EncoderStack::project`] returns queries, keys and
-//! values of some vectors; when all keys are written, [`EncoderStack::finish`] takes the same vectors through the rest of the
-//! layer. In both forms a vector's result depends on the keys that it attends to and on nothing else.
+//! Vectors in blocks go through a layer in one call, in place ([`EncoderStack::blocks`]). Where vectors attend to the whole
+//! document ([`encoder_attention`](super::encoder_attention)), a layer has two halves. [`EncoderStack::project`] returns queries,
+//! keys and values of some vectors; when all keys are written, [`EncoderStack::finish`] takes the same vectors through the rest
+//! of the layer. In both forms a vector's result depends on the keys that it attends to and on nothing else.
 
 use super::{
     encoder_attention::{AttentionPattern, EncoderAttention},

@@ -1,4 +1,5 @@
-//! A learned predictor: p = sigmoid(w₂·act(W₁·h + b₁) + b₂) on the pre stack's output (Dynamic Token Pooling, §3.1, eq. 3).
+//! A learned predictor on the pre stack's output (Dynamic Token Pooling, §3.1, eq. 3):
+//! p = sigmoid(w₂·act(W₁·h + b₁) + b₂).
 //!
 //! The threshold mode sets a boundary if p > threshold, strictly, as the official code does for `unigram` and `entropy`. The
 //! sampled mode sets one if u > 1 − p for uniform u. That is the rounded Gumbel-sigmoid of eq. 4; its temperature has no effect.

@@ -1,8 +1,8 @@
 //! Relative positions of Transformer-XL (Dai et al. 2019, §3.3), as Dynamic Token Pooling uses them.
 //!
-//! score(i, j) = ((q_i + u)·k_j + (q_i + v)·R_{i−j}) / √h with R_d = W·p(d), p(d) = [sin(d·f), cos(d·f)], sines first. All layers
-//! of all stacks share u and v; each layer has its own W. R depends on weights only, so one table per layer serves every
-//! sequence, and keys carry no position.
+//! score(i, j) = ((q_i + u)·k_j + (q_i + v)·R_{i−j}) / √h with R_d = W·p(d), p(d) = [sin(d·f), cos(d·f)], sines first.
+//! All layers of all stacks share u and v; each layer has its own W. R depends on weights only, so one table per layer serves
+//! every sequence, and keys carry no position.
 
 use super::queries::Queries;
 use crate::{

@@ -1,5 +1,5 @@
-//! The codec of `ModelStreamInfer`. A request that is not valid protobuf becomes an item like others, so that it fails alone and not
-//! with the whole stream.
+//! The codec of `ModelStreamInfer`. A request that is not valid protobuf becomes an item like others, so that it fails alone and
+//! not with the whole stream.
 
 use prost::{Message, bytes::Buf};
 use tonic::{

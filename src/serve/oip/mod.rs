@@ -2,8 +2,8 @@
 //!
 //! A request becomes a call of `Generate` within the process ([`in_process`](super::in_process)), so it passes the whole middleware
 //! stack. Reading order: `tensors` (the contents of a message), `request` (message to `GenerateRequest`), `response` (events to
-//! messages), `streamed_request` (one request of a stream), `infer_stream` (the stream), `codec` (its decoding), `models` (metadata,
-//! configuration and statistics), `service` (the methods).
+//! messages), `streamed_request` (one request of a stream), `infer_stream` (the stream), `codec` (its decoding), `models`
+//! (metadata, configuration and statistics), `service` (the methods).
 
 mod codec;
 mod field_names;

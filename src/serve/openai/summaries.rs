@@ -1,4 +1,5 @@
-//! `/v1/summaries`: one call of `Summarize`, collected or streamed. OpenAI has no such path, so field names are those of the gRPC API.
+//! `/v1/summaries`: one call of `Summarize`, collected or streamed. OpenAI has no such path, so field names are those of the gRPC
+//! API.
 
 use super::{
     error::ApiError,

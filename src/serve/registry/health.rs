@@ -1,7 +1,7 @@
 //! Liveness and readiness of the server, for gRPC's health service and for the admin port alike.
 //!
-//! The server is alive while no worker has spent too long in one round of its loop. It is ready from the end of all warm-ups until the
-//! shutdown, while at least one model is loaded and no worker is broken.
+//! The server is alive while no worker has spent too long in one round of its loop. It is ready from the end of all warm-ups
+//! until the shutdown, while at least one model is loaded and no worker is broken.
 
 use super::engines::Engines;
 use std::{pin::Pin, sync::Arc, task::Poll, time::Duration};

@@ -1,7 +1,7 @@
 //! Connections from the listener to the server: limited in number, encrypted, and checked for HTTP/2's preface.
 //!
-//! An HTTP/2 server waits for the preface without a limit. Here a new connection has [`TransportConfig::handshake`] for TLS and the preface
-//! together, and is closed otherwise, so that a silent client occupies a permit for seconds only.
+//! An HTTP/2 server waits for the preface without a limit. Here a new connection has [`TransportConfig::handshake`] for TLS and
+//! the preface together, and is closed otherwise, so that a silent client occupies a permit for seconds only.
 
 use super::{
     adapted::{Adapted, StreamAdapter},
@@ -44,8 +44,8 @@ pub(crate) enum Protocol {
 
 /// Returns the connections of a listener, each after its handshake. Dropping the stream closes the listener.
 ///
-/// A server behind a proxy ([`TransportConfig::late_headers`]) closes the listener as soon as `draining` is set, so that the proxy sends new
-/// requests elsewhere.
+/// A server behind a proxy ([`TransportConfig::late_headers`]) closes the listener as soon as `draining` is set, so that the
+/// proxy sends new requests elsewhere.
 pub(crate) fn incoming(
     listener: TcpListener,
     config: &TransportConfig,

@@ -1,8 +1,8 @@
 //! Removes duplicate acknowledgements of HTTP/2 settings from a client's bytes.
 //!
-//! nginx (1.22, as Debian ships it) may hold an acknowledgement that a failed replica left behind, and sends it to the next replica.
-//! HTTP/2 treats it as a connection error, so the request would be lost although this server works. The server therefore drops every
-//! acknowledgement but the first. It does so only behind a proxy, which is the case if it sends headers late.
+//! nginx (1.22, as Debian ships it) may hold an acknowledgement that a failed replica left behind, and sends it to the next
+//! replica. HTTP/2 treats it as a connection error, so the request would be lost although this server works. The server therefore
+//! drops every acknowledgement but the first. It does so only behind a proxy, which is the case if it sends headers late.
 
 use super::adapted::{Adapted, StreamAdapter};
 use std::{

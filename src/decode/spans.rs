@@ -27,7 +27,9 @@ pub fn spans(choice: &PoolingChoice, ranges: &[ByteRange], tokens: usize) -> (Ve
     for &&KeptVector { token, score } in &kept {
         let is_adjacent = previous.is_some_and(|previous| token == previous + 1);
         previous = Some(token);
-        let Some(&(start, end)) = ranges.get(token).filter(|(start, end)| start < end) else { continue };
+        let Some(&ByteRange { start, end }) = ranges.get(token).filter(|range| range.start < range.end) else {
+            continue;
+        };
         // tokens that a normaliser made of one character share its bytes
         match spans.last_mut().filter(|(span, _)| start < span.end || (is_adjacent && start <= span.end)) {
             Some((span, count)) => {
@@ -48,7 +50,8 @@ mod tests {
     #[test]
     fn adjacent_tokens_form_one_span_and_padding_none() {
         // three tokens of one word, a space of its own, a token of two bytes, an end mark
-        let ranges = [(0, 3), (3, 5), (5, 6), (7, 8), (8, 10), (10, 10)];
+        let range = |(start, end)| ByteRange { start, end };
+        let ranges = [(0, 3), (3, 5), (5, 6), (7, 8), (8, 10), (10, 10)].map(range);
         let kept = |pairs: &[(usize, f32)]| PoolingChoice {
             layer: 2,
             kept: pairs.iter().map(|&(token, score)| KeptVector { token, score }).collect(),
@@ -64,7 +67,7 @@ mod tests {
         let (actual, _) = spans(&kept(&[(2, 0.5), (3, 0.25), (4, 0.75)]));
         assert_eq!(actual, [(5, 6, 0.5), (7, 10, 0.5)]);
         assert_eq!(spans(&kept(&[])), (Vec::new(), 0));
-        let ranges = [(0, 3), (0, 3), (0, 3), (3, 4)];
+        let ranges = [(0, 3), (0, 3), (0, 3), (3, 4)].map(range);
         let (actual, tokens) = super::spans(&kept(&[(0, 0.25), (2, 0.75)]), &ranges, 4);
         assert_eq!((actual, tokens), (vec![KeptSpan { start: 0, end: 3, score: 0.5 }], 2));
     }

@@ -91,14 +91,20 @@ impl Summarize {
     }
 }
 
-/// A token's bytes in its text: the first, and one past the last.
-pub type ByteRange = (u64, u64);
+/// A token's bytes in its text.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ByteRange {
+    /// The first byte.
+    pub start: u64,
+    /// One past the last byte.
+    pub end: u64,
+}
 
 /// Report on an encoded document, without its keys and values.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EncodedDocument {
     /// The byte range of each token in the text, if the document was sent as text.
-    pub places: Vec<ByteRange>,
+    pub byte_ranges: Vec<ByteRange>,
     /// Number of tokens read, the end mark included.
     pub tokens: usize,
     /// True if the text was truncated.
@@ -119,9 +125,9 @@ pub struct EncodedDocument {
 
 impl EncodedDocument {
     /// Creates the report of a document.
-    pub fn new(document: &dyn Document, places: Vec<ByteRange>, cut: bool) -> Self {
+    pub fn new(document: &dyn Document, byte_ranges: Vec<ByteRange>, cut: bool) -> Self {
         Self {
-            places,
+            byte_ranges,
             cut,
             tokens: document.tokens(),
             vectors: document.vectors(),
@@ -136,7 +142,7 @@ impl EncodedDocument {
     /// Bytes of memory that the report occupies.
     pub fn own_bytes(&self) -> usize {
         let kept: usize = self.choices.iter().map(|choice| size_of_val(choice.kept.as_slice())).sum();
-        size_of::<Self>() + size_of_val(self.places.as_slice()) + size_of_val(self.layers.as_slice()) + kept
+        size_of::<Self>() + size_of_val(self.byte_ranges.as_slice()) + size_of_val(self.layers.as_slice()) + kept
     }
 }
 
@@ -146,7 +152,7 @@ pub struct PoolingUpdate {
     /// Choices not reported before.
     pub choices: Vec<PoolingChoice>,
     /// The byte range of each token in the text, if the document was sent as text.
-    pub places: Vec<ByteRange>,
+    pub byte_ranges: Vec<ByteRange>,
     /// Number of tokens read, the end mark included.
     pub tokens: usize,
 }

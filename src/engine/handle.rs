@@ -130,8 +130,8 @@ impl Handle {
                     let bound = format!("{}, as the document was read", cached.hard);
                     return Err(Error::BadOption { field: "options.hard_topk", found: found.to_string(), bound });
                 }
-                let places = cached.encoded.places.clone();
-                (Arc::new(Inbox::complete(cached.ids.to_vec(), places, cached.encoded.cut)), Some(id))
+                let byte_ranges = cached.encoded.byte_ranges.clone();
+                (Arc::new(Inbox::complete(cached.ids.to_vec(), byte_ranges, cached.encoded.cut)), Some(id))
             }
         };
         let cached = if id.is_some() { usize::MAX } else { 0 };

@@ -96,7 +96,7 @@ fn ids_and_scores_equal_the_official_ones() {
             for (index, ids) in golden.documents().into_iter().enumerate() {
                 let (upload, arriving) = engine.upload();
                 let events = engine.summarize(&request, DocumentSource::Uploading(arriving), None).unwrap();
-                ids.chunks(7).for_each(|part| upload.push(part, &vec![(0, 0); part.len()]));
+                ids.chunks(7).for_each(|part| upload.push(part, &vec![Default::default(); part.len()]));
                 upload.close(false);
                 requests.push((way, index, events));
             }

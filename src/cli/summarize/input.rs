@@ -3,7 +3,7 @@
 use crate::{
     decode::{contract::Model, document::DocumentLimits, summary::ByteRange},
     error::{Error, Result},
-    text::{LimitStatus, StreamTokenizer},
+    text::{LimitStatus, StreamTokenizer, TokenSpan},
 };
 use std::{fs::File, io::Read, path::Path, sync::Arc};
 
@@ -13,7 +13,7 @@ const READ_BYTES: usize = 1 << 16;
 /// A document, ready for the encoder.
 pub(super) struct InputDocument {
     pub(super) ids: Vec<u32>,
-    pub(super) places: Vec<ByteRange>,
+    pub(super) byte_ranges: Vec<ByteRange>,
     /// Text that was read. Empty for a document given by ids.
     pub(super) text: String,
     /// True if the document continues after the text that was read.
@@ -24,7 +24,7 @@ impl InputDocument {
     /// Creates a document from token ids.
     pub(super) fn from_ids(ids: &[u32], model: &dyn Model) -> Result<Self> {
         model.card().vocabulary.check_ids("--ids", ids)?;
-        Ok(Self { ids: ids.to_vec(), places: Vec::new(), text: String::new(), cut: false })
+        Ok(Self { ids: ids.to_vec(), byte_ranges: Vec::new(), text: String::new(), cut: false })
     }
 
     /// Creates a document from text.
@@ -89,10 +89,11 @@ impl DocumentReader<'_> {
             return Err(Error::bad_option(field, "\"\"", "at least one character"));
         }
         let end = text.len() as u64;
-        let (mut ids, mut places): (Vec<u32>, Vec<ByteRange>) =
-            tokens.iter().map(|token| (token.id, (token.start, token.end))).unzip();
+        let byte_range = |token: &TokenSpan| ByteRange { start: token.start, end: token.end };
+        let mut ids: Vec<u32> = tokens.iter().map(|token| token.id).collect();
+        let mut byte_ranges: Vec<_> = tokens.iter().map(byte_range).collect();
         ids.push(limits.marks.end);
-        places.push((end, end));
-        Ok(InputDocument { ids, places, text, cut: room == LimitStatus::Exceeded })
+        byte_ranges.push(ByteRange { start: end, end });
+        Ok(InputDocument { ids, byte_ranges, text, cut: room == LimitStatus::Exceeded })
     }
 }

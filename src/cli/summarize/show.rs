@@ -24,7 +24,7 @@ pub(super) fn highlights(text: &str, encoded: &EncodedDocument) -> String {
 fn marked(text: &str, encoded: &EncodedDocument, on: &str, off: &str) -> String {
     let mut shown = String::new();
     for choice in &encoded.choices {
-        let (spans, kept) = spans(choice, &encoded.places, encoded.tokens);
+        let (spans, kept) = spans(choice, &encoded.byte_ranges, encoded.tokens);
         // Never fails: the writer is a `String`.
         let _ = writeln!(shown, "-- after layer {}: {kept} of {} tokens kept", choice.layer, encoded.tokens);
         let mut shown_to = 0;
@@ -105,7 +105,7 @@ pub(super) fn json(
 /// Formats the tokens that one pooling layer kept: in the order of the next layer, and as spans of the text.
 fn pooling(choice: &PoolingChoice, encoded: &EncodedDocument) -> Value {
     let kept = choice.kept.iter().map(|kept| json!({ "position": kept.token, "score": kept.score }));
-    let (spans, _) = spans(choice, &encoded.places, encoded.tokens);
+    let (spans, _) = spans(choice, &encoded.byte_ranges, encoded.tokens);
     let span =
         |KeptSpan { start, end, score }: &KeptSpan| json!({ "byte_start": start, "byte_end": end, "score": score });
     json!({
@@ -118,13 +118,13 @@ fn pooling(choice: &PoolingChoice, encoded: &EncodedDocument) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::decode::document::KeptVector;
+    use crate::decode::{document::KeptVector, summary::ByteRange};
 
     #[test]
     fn kept_tokens_are_marked_in_the_text() {
         let kept = |tokens: &[usize]| tokens.iter().map(|&token| KeptVector { token, score: 0.5 }).collect();
         let encoded = EncodedDocument {
-            places: vec![(0, 4), (4, 10), (10, 13), (13, 13)],
+            byte_ranges: [(0, 4), (4, 10), (10, 13), (13, 13)].map(|(start, end)| ByteRange { start, end }).to_vec(),
             tokens: 4,
             cut: false,
             vectors: 2,

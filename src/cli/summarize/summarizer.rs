@@ -93,7 +93,7 @@ impl Summarizer {
     ) -> Result<(Arc<EncodedDocument>, Box<SummaryResult>)> {
         let (upload, arriving) = self.engine.upload();
         let mut events: Events = self.engine.summarize(&self.request, DocumentSource::Uploading(arriving), None)?;
-        upload.push(&document.ids, &document.places);
+        upload.push(&document.ids, &document.byte_ranges);
         upload.close(document.cut);
         let mut encoded = None;
         while let Some(event) = events.blocking_recv() {

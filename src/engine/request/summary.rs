@@ -212,8 +212,8 @@ impl DocumentRequest {
         let encoding = self.encoding.as_ref()?;
         let choices = encoding.choices().get(self.reported_choices..).filter(|new| !new.is_empty())?.to_vec();
         self.reported_choices += choices.len();
-        let (ids, places, _) = self.inbox.contents();
-        Some(PoolingUpdate { choices, places, tokens: ids.len() })
+        let (ids, byte_ranges, _) = self.inbox.contents();
+        Some(PoolingUpdate { choices, byte_ranges, tokens: ids.len() })
     }
 
     /// Ends the encoding if it is complete. `keep` stores the document in the cache and returns its id there.
@@ -225,9 +225,10 @@ impl DocumentRequest {
         let encoding = self.encoding.as_ref()?;
         let document = encoding.document()?;
         let blocks = encoding.progress().blocks;
-        let (ids, places, cut) = self.inbox.contents();
+        let (ids, byte_ranges, cut) = self.inbox.contents();
         // after a preemption the first report stays valid
-        let encoded = self.encoded.clone().unwrap_or_else(|| Arc::new(EncodedDocument::new(&*document, places, cut)));
+        let encoded =
+            self.encoded.clone().unwrap_or_else(|| Arc::new(EncodedDocument::new(&*document, byte_ranges, cut)));
         if !self.preempted {
             self.waits.rest_ns = nanoseconds_between(self.arrived, now);
             self.waits.blocks = blocks;

@@ -31,7 +31,7 @@ pub(crate) struct Inbox(Mutex<Arrived>);
 #[derive(Default)]
 struct Arrived {
     ids: Vec<u32>,
-    places: Vec<ByteRange>,
+    byte_ranges: Vec<ByteRange>,
     /// True if the text was cut after the last token.
     cut: bool,
     /// Outcome of the upload; `None` while it goes on.
@@ -54,10 +54,10 @@ pub(crate) fn open(wake_signal: &Arc<WakeSignal>) -> (DocumentUpload, IncomingDo
 
 impl DocumentUpload {
     /// Appends tokens, each with its byte range in the text.
-    pub fn push(&self, ids: &[u32], places: &[ByteRange]) {
+    pub fn push(&self, ids: &[u32], byte_ranges: &[ByteRange]) {
         let mut arrived = self.inbox.lock();
         arrived.ids.extend_from_slice(ids);
-        arrived.places.extend_from_slice(places);
+        arrived.byte_ranges.extend_from_slice(byte_ranges);
         drop(arrived);
         self.wake_signal.raise();
     }
@@ -95,8 +95,8 @@ impl Drop for DocumentUpload {
 }
 
 impl Inbox {
-    pub(crate) fn complete(ids: Vec<u32>, places: Vec<ByteRange>, cut: bool) -> Self {
-        Self(Mutex::new(Arrived { ids, places, cut, end: Some(Ok(())) }))
+    pub(crate) fn complete(ids: Vec<u32>, byte_ranges: Vec<ByteRange>, cut: bool) -> Self {
+        Self(Mutex::new(Arrived { ids, byte_ranges, cut, end: Some(Ok(())) }))
     }
 
     pub(crate) fn tokens(&self) -> usize {
@@ -128,7 +128,7 @@ impl Inbox {
     /// Returns copies of all tokens and of their byte ranges, and whether the text was cut.
     pub(crate) fn contents(&self) -> (Vec<u32>, Vec<ByteRange>, bool) {
         let arrived = self.lock();
-        (arrived.ids.clone(), arrived.places.clone(), arrived.cut)
+        (arrived.ids.clone(), arrived.byte_ranges.clone(), arrived.cut)
     }
 
     fn lock(&self) -> MutexGuard<'_, Arrived> {

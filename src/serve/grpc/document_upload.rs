@@ -1,10 +1,11 @@
 //! Receives a document from the client, tokenizes it, and passes the tokens to the engine while they arrive.
 
 use crate::{
+    decode::summary::ByteRange,
     engine::DocumentUpload,
     error::{Code, Error, Result},
     serve::{middleware::tonic_errors, registry::engines::Lease},
-    text::{LimitStatus, StreamTokenizer},
+    text::{LimitStatus, StreamTokenizer, TokenSpan},
 };
 use std::sync::Arc;
 use tokio::task::AbortHandle;
@@ -85,9 +86,10 @@ impl DocumentReceiver {
         if limit_status == LimitStatus::Exceeded && !self.cut {
             return Err(Error::LongerThan { field: TEXT, limit: self.limit, unit: "tokens", why: None });
         }
-        let (ids, ranges): (Vec<u32>, Vec<_>) = tokens.iter().map(|token| (token.id, (token.start, token.end))).unzip();
+        let byte_range = |token: &TokenSpan| ByteRange { start: token.start, end: token.end };
+        let ids: Vec<u32> = tokens.iter().map(|token| token.id).collect();
         if !ids.is_empty() {
-            self.upload.push(&ids, &ranges);
+            self.upload.push(&ids, &tokens.iter().map(byte_range).collect::<Vec<_>>());
         }
         Ok(limit_status)
     }
@@ -97,7 +99,7 @@ impl DocumentReceiver {
             return self.upload.fail(Error::bad_option(TEXT, "no tokens", "text of at least one"));
         }
         let end = self.tokenizer.bytes();
-        self.upload.push(&[self.end], &[(end, end)]);
+        self.upload.push(&[self.end], &[ByteRange { start: end, end }]);
         self.upload.close(cut);
     }
 }

@@ -61,11 +61,11 @@ impl SummaryEncoder {
     fn push_document(&mut self, event: DocumentEvent) {
         match event {
             DocumentEvent::Reading(reading) => self.progress = Some(progress(reading)),
-            DocumentEvent::Chosen(update) => self.select(&update.choices, &update.places, update.tokens),
+            DocumentEvent::Chosen(update) => self.select(&update.choices, &update.byte_ranges, update.tokens),
             DocumentEvent::Encoded(encoded) => {
                 self.progress = None;
                 let new = &encoded.choices[self.poolings_selected.min(encoded.choices.len())..];
-                self.select(new, &encoded.places, encoded.tokens);
+                self.select(new, &encoded.byte_ranges, encoded.tokens);
                 self.encoded = Some(encoded);
             }
             DocumentEvent::Summarized(summary) => self.finished = Some(self.finish(&summary)),

@@ -4,7 +4,7 @@ use crate::{
     decode::{
         document::DocumentLimits,
         options::{Generate, Sampling, Stopping},
-        summary::Summarize,
+        summary::{ByteRange, Summarize},
     },
     engine::{DocumentEvent, DocumentSource, Event, Events, Handle, Job, Terms},
     error::{Error, Result},
@@ -67,7 +67,7 @@ fn document(engine: &Handle, limits: &DocumentLimits) -> Result<Events> {
         ..Summarize::default()
     };
     let events = engine.summarize(&request, DocumentSource::Uploading(document), terms())?;
-    upload.push(&ids, &vec![(0, 0); ids.len()]);
+    upload.push(&ids, &vec![ByteRange::default(); ids.len()]);
     upload.close(false);
     Ok(events)
 }

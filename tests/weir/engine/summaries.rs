@@ -12,7 +12,7 @@ use weir::{
         contract::Model,
         document::PoolingChoice,
         options::{FinishReason, Sampling},
-        summary::{EncodedDocument, Summarize, SummaryResult, ValidSummarize},
+        summary::{ByteRange, EncodedDocument, Summarize, SummaryResult, ValidSummarize},
     },
     engine::{DocumentEvent, DocumentSource, Event, Events, Handle, Limits, Terms},
     error::{Code, Error, Result},
@@ -94,7 +94,7 @@ fn engine(model: &Arc<DocumentModel>, limits: Limits) -> Handle {
 fn submit(engine: &Handle, ids: &[u32], request: &Summarize, terms: Terms) -> Result<Events> {
     let (upload, incoming) = engine.upload();
     let events = engine.summarize(request, DocumentSource::Uploading(incoming), terms)?;
-    upload.push(ids, &vec![(0, 0); ids.len()]);
+    upload.push(ids, &vec![ByteRange::default(); ids.len()]);
     upload.close(false);
     Ok(events)
 }
@@ -166,7 +166,7 @@ fn a_document_is_encoded_while_it_arrives() {
     let request = Summarize::default();
     let events = engine.summarize(&request, DocumentSource::Uploading(incoming), None).unwrap();
     for (index, part) in ids.chunks(BLOCK).enumerate() {
-        upload.push(part, &[(0, 1); BLOCK]);
+        upload.push(part, &[ByteRange { start: 0, end: 1 }; BLOCK]);
         eventually("the first layer has encoded the block", || model.blocks() == index + 1);
     }
     assert_eq!(engine.load().running, 1);
@@ -174,7 +174,7 @@ fn a_document_is_encoded_while_it_arrives() {
     let output = read(events).unwrap();
     let waits = output.summary.waits;
     assert_eq!((waits.blocks_at_end, waits.blocks), (10, 21));
-    assert!(output.encoded.cut && output.encoded.places.len() == ids.len());
+    assert!(output.encoded.cut && output.encoded.byte_ranges.len() == ids.len());
     assert!(output.progress.is_sorted() && output.progress.last().unwrap().1 >= 20, "{:?}", output.progress);
     assert_eq!(output.summary.hypotheses, alone(&ids, &request, &model));
     assert_idle(&model, &engine);
@@ -238,7 +238,7 @@ fn a_cancelled_request_releases_everything_at_every_stage() {
     // The client cancels during the upload.
     let (upload, incoming) = engine.upload();
     let events = engine.summarize(&request, DocumentSource::Uploading(incoming), None).unwrap();
-    upload.push(&ids[..20], &[(0, 0); 20]);
+    upload.push(&ids[..20], &[ByteRange::default(); 20]);
     eventually("the first blocks are encoded", || model.blocks() == 2);
     drop(events);
     assert_idle(&model, &engine);
@@ -260,7 +260,7 @@ fn a_cancelled_request_releases_everything_at_every_stage() {
     for error in [None, Some(Error::Deadline { stage: "during upload" })] {
         let (upload, incoming) = engine.upload();
         let events = engine.summarize(&request, DocumentSource::Uploading(incoming), None).unwrap();
-        upload.push(&ids[..20], &[(0, 0); 20]);
+        upload.push(&ids[..20], &[ByteRange::default(); 20]);
         let expected = error.as_ref().map_or(Code::Cancelled, Error::code);
         match error {
             None => drop(upload),
@@ -320,11 +320,11 @@ fn an_idle_upload_is_preempted_and_resumes() {
     let other = document(50, 10);
     let (upload, incoming) = engine.upload();
     let idle = engine.summarize(&request, DocumentSource::Uploading(incoming), None).unwrap();
-    upload.push(&first[..30], &[(0, 0); 30]);
+    upload.push(&first[..30], &[ByteRange::default(); 30]);
     eventually("the first blocks are encoded", || model.blocks() == 3);
     let quick = read(submit(&engine, &other, &request, tenant("quick")).unwrap()).unwrap();
     assert_eq!(quick.summary.hypotheses, alone(&other, &request, &model));
-    upload.push(&first[30..], &[(0, 0); 30]);
+    upload.push(&first[30..], &[ByteRange::default(); 30]);
     upload.close(false);
     assert_eq!(read(idle).unwrap().summary.hypotheses, alone(&first, &request, &model));
     assert!(engine.counters().preemptions > 0);

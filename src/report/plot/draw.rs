@@ -12,10 +12,20 @@ use plotters::{
 };
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
-/// Coordinates of a pixel: x, y.
-type Pixel = (i32, i32);
 /// First and last pixel of an axis.
 type PixelRange = (i32, i32);
+
+#[derive(Clone, Copy)]
+struct Pixel {
+    x: i32,
+    y: i32,
+}
+
+impl Pixel {
+    fn shifted(self, dx: i32, dy: i32) -> Self {
+        Self { x: self.x + dx, y: self.y + dy }
+    }
+}
 
 const WIDTH: u32 = 760;
 const CHART: u32 = 400;
@@ -47,7 +57,7 @@ const DASHES: [Dash; 4] =
     [Dash { dash: 1, gap: 0 }, Dash { dash: 9, gap: 4 }, Dash { dash: 4, gap: 4 }, Dash { dash: 14, gap: 4 }];
 const DOTS: Dash = Dash { dash: 1, gap: 4 };
 /// Outlines of markers, relative to their point.
-const MARKERS: [&[Pixel]; 5] = [
+const MARKERS: [&[(i32, i32)]; 5] = [
     &[(-4, -2), (-2, -4), (2, -4), (4, -2), (4, 2), (2, 4), (-2, 4), (-4, 2)],
     &[(0, -5), (5, 4), (-5, 4)],
     &[(-4, -4), (4, -4), (4, 4), (-4, 4)],
@@ -186,25 +196,24 @@ fn draw(area: &Area<'_>, panel: &Panel) -> Result<()> {
             .y_label_formatter(&|tick| short(if panel.log_y { 10f64.powf(*tick) } else { *tick }))
             .draw(),
     )?;
-    let coordinates = |point: &Point, number: f64| (point.x.log2(), y.coordinate(number));
     for (index, line) in panel.lines.iter().enumerate() {
         let shift = horizontal_shift(index, panel.lines.len());
-        let pixel = |coordinates: (f64, f64)| {
-            let (x, y) = chart.backend_coord(&coordinates);
-            (x + shift, y)
+        let pixel = |point: &Point, number: f64| {
+            let (x, y) = chart.backend_coord(&(point.x.log2(), y.coordinate(number)));
+            Pixel { x: x + shift, y }
         };
         let style = Style::new(index);
-        let values = line.points.iter().map(|point| pixel(coordinates(point, point.y)));
+        let values = line.points.iter().map(|point| pixel(point, point.y));
         style.line(&chart_area, values.collect(), style.dash)?;
-        let limits = line.points.iter().filter_map(|point| Some(pixel(coordinates(point, point.limit?))));
+        let limits = line.points.iter().filter_map(|point| Some(pixel(point, point.limit?)));
         let limits: Vec<_> = limits.collect();
         limits.iter().try_for_each(|&limit| style.marker(&chart_area, limit, false))?;
         style.line(&chart_area, limits, DOTS)?;
         for point in &line.points {
             if let Some((low, high)) = point.bar {
-                style.bar(&chart_area, pixel(coordinates(point, low)), pixel(coordinates(point, high)))?;
+                style.bar(&chart_area, pixel(point, low), pixel(point, high))?;
             }
-            style.marker(&chart_area, pixel(coordinates(point, point.y)), true)?;
+            style.marker(&chart_area, pixel(point, point.y), true)?;
         }
     }
     draw_legend(&legend, &panel.lines, &panel.note)
@@ -223,9 +232,9 @@ fn draw_legend(area: &Area<'_>, lines: &[Line], note: &str) -> Result<()> {
         let style = Style::new(index);
         // styles draw in pixels of the complete picture
         let origin = area.get_base_pixel();
-        let from = (origin.0 + 86, origin.1 + y);
-        style.line(area, vec![from, (from.0 + 44, from.1)], style.dash)?;
-        style.marker(area, (from.0 + 22, from.1), true)?;
+        let from = Pixel { x: origin.0 + 86, y: origin.1 + y };
+        style.line(area, vec![from, from.shifted(44, 0)], style.dash)?;
+        style.marker(area, from.shifted(22, 0), true)?;
         drawn(area.draw_text(&printable(&line.label), &font, (140, y - 7)))?;
     }
     drawn(area.draw_text(note, &font, (86, (lines.len() as u32 * ENTRY) as i32 + 6)))
@@ -234,7 +243,7 @@ fn draw_legend(area: &Area<'_>, lines: &[Line], note: &str) -> Result<()> {
 struct Style {
     colour: RGBColor,
     dash: Dash,
-    marker: &'static [Pixel],
+    marker: &'static [(i32, i32)],
 }
 
 impl Style {
@@ -258,7 +267,7 @@ impl Style {
 
     fn bar(&self, area: &Area<'_>, low: Pixel, high: Pixel) -> Result<()> {
         for (from, to) in
-            [(low, high), ((low.0 - 4, low.1), (low.0 + 4, low.1)), ((high.0 - 4, high.1), (high.0 + 4, high.1))]
+            [(low, high), (low.shifted(-4, 0), low.shifted(4, 0)), (high.shifted(-4, 0), high.shifted(4, 0))]
         {
             let (area, points) = local(area, vec![from, to]);
             drawn(area.draw(&PathElement::new(points, self.colour.stroke_width(1))))?;
@@ -267,8 +276,8 @@ impl Style {
     }
 
     /// Draws a marker: filled for a measured value, hollow for a limit.
-    fn marker(&self, area: &Area<'_>, (x, y): Pixel, filled: bool) -> Result<()> {
-        let mut outline: Vec<_> = self.marker.iter().map(|(dx, dy)| (x + dx, y + dy)).collect();
+    fn marker(&self, area: &Area<'_>, position: Pixel, filled: bool) -> Result<()> {
+        let mut outline: Vec<_> = self.marker.iter().map(|&(dx, dy)| position.shifted(dx, dy)).collect();
         outline.push(outline[0]);
         let (area, outline) = local(area, outline);
         let inside = if filled { self.colour } else { WHITE };
@@ -278,7 +287,7 @@ impl Style {
 }
 
 /// Converts pixels of the picture to pixels of an area.
-fn local<'a, 'b>(area: &'a Area<'b>, points: Vec<Pixel>) -> (&'a Area<'b>, Vec<Pixel>) {
+fn local<'a, 'b>(area: &'a Area<'b>, points: Vec<Pixel>) -> (&'a Area<'b>, Vec<(i32, i32)>) {
     let origin = area.get_base_pixel();
-    (area, points.into_iter().map(|(x, y)| (x - origin.0, y - origin.1)).collect())
+    (area, points.into_iter().map(|Pixel { x, y }| (x - origin.0, y - origin.1)).collect())
 }

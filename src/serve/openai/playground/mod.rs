@@ -9,17 +9,17 @@ use sha2::{Digest, Sha256};
 use std::sync::LazyLock;
 
 const PAGE: &str = concat!(
-    include_str!("playground/head.html"),
+    include_str!("head.html"),
     "<style>\n",
-    include_str!("playground/style.css"),
+    include_str!("style.css"),
     "</style>\n",
-    include_str!("playground/body.html"),
+    include_str!("body.html"),
     "<script>\n",
-    include_str!("playground/common.js"),
-    include_str!("playground/panel.js"),
-    include_str!("playground/generate.js"),
-    include_str!("playground/summarize.js"),
-    include_str!("playground/page.js"),
+    include_str!("common.js"),
+    include_str!("panel.js"),
+    include_str!("generate.js"),
+    include_str!("summarize.js"),
+    include_str!("page.js"),
     "</script>\n</body>\n</html>\n",
 );
 

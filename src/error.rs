@@ -5,27 +5,6 @@
 
 use std::{path::PathBuf, time::Duration};
 
-/// Names of gRPC's status codes, by number.
-pub const CODE_NAMES: [&str; 17] = [
-    "OK",
-    "CANCELLED",
-    "UNKNOWN",
-    "INVALID_ARGUMENT",
-    "DEADLINE_EXCEEDED",
-    "NOT_FOUND",
-    "ALREADY_EXISTS",
-    "PERMISSION_DENIED",
-    "RESOURCE_EXHAUSTED",
-    "FAILED_PRECONDITION",
-    "ABORTED",
-    "OUT_OF_RANGE",
-    "UNIMPLEMENTED",
-    "INTERNAL",
-    "UNAVAILABLE",
-    "DATA_LOSS",
-    "UNAUTHENTICATED",
-];
-
 /// The kind of an error, numbered like gRPC's status codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Code {
@@ -58,7 +37,7 @@ pub enum Code {
 impl Code {
     /// Returns the name of the code as gRPC writes it.
     pub fn name(self) -> &'static str {
-        CODE_NAMES[self as usize]
+        weir_proto::CODE_NAMES[self as usize]
     }
 }
 

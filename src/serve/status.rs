@@ -3,7 +3,7 @@
 //! Every status has the request's id (`RequestInfo`) and the rule that was broken (`ErrorInfo.reason`, one per variant of
 //! [`Error`]). An error in a field names the field (`BadRequest`); a temporary one says when to retry (`RetryInfo`).
 
-use crate::error::{CODE_NAMES, Error, clip};
+use crate::error::{Error, clip};
 use std::{collections::HashMap, time::Duration};
 use tonic::Status;
 use tonic_types::{ErrorDetails, StatusExt};
@@ -30,7 +30,7 @@ pub fn status(error: &Error, request_id: &str) -> Status {
 
 /// Returns the name of a status code as gRPC writes it.
 pub(super) fn code_name(code: tonic::Code) -> &'static str {
-    CODE_NAMES[code as usize]
+    weir_proto::CODE_NAMES[code as usize]
 }
 
 /// Collects the details of a status.

@@ -167,31 +167,10 @@ impl ConnectionPool {
     }
 }
 
-/// Names of the gRPC codes, by number.
-const CODE_NAMES: [&str; 17] = [
-    "OK",
-    "CANCELLED",
-    "UNKNOWN",
-    "INVALID_ARGUMENT",
-    "DEADLINE_EXCEEDED",
-    "NOT_FOUND",
-    "ALREADY_EXISTS",
-    "PERMISSION_DENIED",
-    "RESOURCE_EXHAUSTED",
-    "FAILED_PRECONDITION",
-    "ABORTED",
-    "OUT_OF_RANGE",
-    "UNIMPLEMENTED",
-    "INTERNAL",
-    "UNAVAILABLE",
-    "DATA_LOSS",
-    "UNAUTHENTICATED",
-];
-
 /// Returns the name of the gRPC code as the specification spells it, or [`TESTER_CODE`] if this program's HTTP/2 library ended the
 /// request.
 pub fn code_name(status: &Status) -> &'static str {
-    if ended_by_tester(status) { TESTER_CODE } else { CODE_NAMES[status.code() as usize] }
+    if ended_by_tester(status) { TESTER_CODE } else { weir_proto::CODE_NAMES[status.code() as usize] }
 }
 
 /// True if this program's HTTP/2 library closed the connection because of too many unread frames. The server then sent no code. A

@@ -49,7 +49,8 @@ const CRATES: &[(&str, &[&str])] = &[
     ("tokio_io_timeout", &["serve"]),
     ("lru", &["engine"]),
     ("uuid", &["engine", "serve"]),
-    ("weir_proto", &["serve"]),
+    // `error` names only the table of status codes.
+    ("weir_proto", &["error", "serve"]),
     // Reads official checkpoints, and messages that may be absent.
     ("prost", &["family", "serve"]),
     ("tokio_stream", &["serve"]),

@@ -111,8 +111,9 @@ fn write_model(out: &mut String, model: &ModelReport) -> fmt::Result {
 fn write_texts(out: &mut String, texts: &MeasuredTexts) -> fmt::Result {
     let MeasuredTexts { requests, failed, prompt_chars, generated_chars, .. } = texts;
     let MeasuredTexts { middle_steps_run, middle_steps_skipped, steps, .. } = texts;
-    let [factor, rows, middle_rows] =
-        [texts.shortening_factor, texts.rows_per_step, texts.rows_per_middle_step].map(output::optional);
+    let factor = output::optional(texts.shortening_factor);
+    let rows = output::optional(texts.rows_per_step);
+    let middle_rows = output::optional(texts.rows_per_middle_step);
     writeln!(
         out,
         "  measured: {requests} requests, {failed} failed; {prompt_chars} prompt characters, {generated_chars} generated"

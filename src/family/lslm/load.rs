@@ -106,7 +106,9 @@ impl Blueprint for LslmBlueprint {
             Pooling::Last => "0-hops pooling".to_owned(),
             Pooling::Hops(hops) => format!("{hops}-hops pooling"),
         };
-        let [token, context, decoder] = [stack(&a.token), stack(&a.context), stack(&a.decoder)];
+        let token = stack(&a.token);
+        let context = stack(&a.context);
+        let decoder = stack(&a.decoder);
         format!(
             "token encoder {token}, context encoder {context}, segment decoder {decoder}, {pooling}, learned boundaries"
         )

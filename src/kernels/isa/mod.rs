@@ -24,12 +24,10 @@ impl Isa {
         // the standard library caches the result
         #[cfg(target_arch = "x86_64")]
         if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-            let [f, bw, vl] = [
-                is_x86_feature_detected!("avx512f"),
-                is_x86_feature_detected!("avx512bw"),
-                is_x86_feature_detected!("avx512vl"),
-            ];
-            let vnni = f && bw && vl && is_x86_feature_detected!("avx512vnni");
+            let vnni = is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512vl")
+                && is_x86_feature_detected!("avx512vnni");
             return Self(if vnni { IsaKind::Avx512 } else { IsaKind::Avx2 });
         }
         Self::portable()

@@ -78,8 +78,7 @@ impl Panels {
 }
 
 fn panel(title: &str, x: &str, y: &str, log_y: bool, note: &str) -> Panel {
-    let [title, x, y, note] = [title, x, y, note].map(str::to_owned);
-    Panel { title, x, y, log_y, note, lines: Vec::new() }
+    Panel { title: title.to_owned(), x: x.to_owned(), y: y.to_owned(), log_y, note: note.to_owned(), lines: Vec::new() }
 }
 
 /// Returns the panel with the title of `new`, which is added if there is none.

@@ -40,7 +40,10 @@ fn held(toy: &Arc<Toy>, limits: Limits, tenant: &str) -> (Handle, Events) {
 fn higher_priorities_go_first() {
     let toy = Toy::new();
     let (engine, first) = held(&toy, Limits::default(), "");
-    let [low, usual, urgent, second] = [2, 3, 4, 5];
+    let low = 2;
+    let usual = 3;
+    let urgent = 4;
+    let second = 5;
     let submit = |(length, priority)| engine.submit(plain(length, 3), terms("", priority)).unwrap();
     let jobs: Vec<_> = [(low, -8), (usual, 0), (urgent, 7), (second, 7)].map(submit).into();
     toy.release();

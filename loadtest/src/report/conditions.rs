@@ -1,6 +1,9 @@
 //! Conditions of a measurement on the page: server, models, workloads, and the settings in force.
 
-use super::{data::Conditions, figures::NONE, table::GOODPUT};
+use super::{
+    data::Conditions,
+    figures::{GOODPUT, NONE},
+};
 use crate::{
     client::models::{DocumentInfo, ModelInfo},
     load::workload::{SUMMARIZE, WorkloadInfo},

@@ -1,6 +1,5 @@
 //! Rows and columns that the page and the text table share.
 
-use super::table::{describe_cached, describe_gain};
 use crate::{
     comparison::{
         bootstrap::Gain,
@@ -14,6 +13,9 @@ use crate::{
 pub(super) const NONE: &str = "–";
 /// Shown as the gain of the baseline.
 pub(super) const BASELINE: &str = "baseline";
+
+pub(super) const GOODPUT: &str = "good requests that ended in the measured window, divided by its length; requests that began in the \
+                                  warm-up count, requests that ended after the window do not";
 
 /// Formats a time, or a dash if it is absent.
 pub(super) fn optional_time(ns: Option<f64>) -> String {
@@ -130,6 +132,32 @@ pub(super) struct ModelColumn {
 
 const fn column(page: &'static str, table: &'static str, value: fn(&ComparedModel) -> String) -> ModelColumn {
     ModelColumn { page, table, value }
+}
+
+/// Returns the shares that the server had cached, each with its unit: characters and tokens cannot be added.
+pub(super) fn cached_shares(figures: &RequestFigures) -> Vec<(f64, &'static str)> {
+    let summaries = figures.summaries.as_ref();
+    let tokens = summaries.map_or((0, 0), |summaries| (summaries.cached_tokens, summaries.document_tokens));
+    // reports of earlier versions repeat the documents' tokens here
+    let chars = if figures.prompt_chars == tokens.1 { (0, 0) } else { (figures.cached_chars, figures.prompt_chars) };
+    let all = [(chars, "the prompts' characters"), (tokens, "the documents' tokens")].into_iter();
+    all.filter(|((_, all), _)| *all > 0).map(|((part, all), unit)| (part as f64 / all as f64, unit)).collect()
+}
+
+/// Describes the shares that the server had cached; a dash if nothing could be cached.
+pub(super) fn describe_cached(figures: &RequestFigures) -> String {
+    let shares = cached_shares(figures);
+    let all: Vec<_> =
+        shares.iter().map(|(share, unit)| format!("{} % of {unit}", units::digits(share * 100.0))).collect();
+    if all.is_empty() { NONE.into() } else { all.join(", ") }
+}
+
+fn describe_gain(gain: Option<Gain>) -> String {
+    let Some(Gain { ratio, low, high, pairs }) = gain else { return NONE.into() };
+    match low.zip(high) {
+        Some((low, high)) => format!("{ratio:.2}× ({low:.2} to {high:.2})"),
+        None => format!("{ratio:.2}× (too few pairs for an interval: {pairs})"),
+    }
 }
 
 fn gain(model: &ComparedModel, figure: fn(&Gains) -> Option<Gain>) -> String {

@@ -3,14 +3,14 @@
 use super::{
     conditions::server,
     data::{Conditions, LoadPoint, MeasurementReport, MissingPart, ReportPart},
-    figures::{COLUMNS, MODEL_COLUMNS, NONE, SUMMARIES, optional_number, optional_time, rows},
+    figures::{
+        COLUMNS, GOODPUT, MODEL_COLUMNS, SUMMARIES, cached_shares, describe_cached, optional_number, optional_time,
+        rows,
+    },
 };
 use crate::{
     client::models::ModelInfo,
-    comparison::{
-        bootstrap::Gain,
-        result::{EstimateError, ModelComparison},
-    },
+    comparison::result::{EstimateError, ModelComparison},
     knee::Knee,
     load::workload::WorkloadInfo,
     measure::{
@@ -119,9 +119,6 @@ fn figures_table(out: &mut String, figures: &RequestFigures) -> std::fmt::Result
     aligned(out, &lines)
 }
 
-pub(super) const GOODPUT: &str = "good requests that ended in the measured window, divided by its length; requests that began in the \
-                                  warm-up count, requests that ended after the window do not";
-
 /// True if the load was interrupted before any measured request.
 pub(super) fn is_nothing(point: &LoadPoint) -> bool {
     point.interrupted && point.figures.requests.measured == 0
@@ -174,23 +171,6 @@ fn describe_shortening(point: &LoadPoint) -> String {
     let models: Vec<_> =
         models.iter().map(|model| format!("{} of {}", optional_number(model.factor, 3), model.model)).collect();
     format!("; shortening factor {} (separate, because the models differ)", models.join(", "))
-}
-
-/// Returns the shares that the server had cached, each with its unit: characters and tokens cannot be added.
-fn cached_shares(figures: &RequestFigures) -> Vec<(f64, &'static str)> {
-    let summaries = figures.summaries.as_ref();
-    let tokens = summaries.map_or((0, 0), |summaries| (summaries.cached_tokens, summaries.document_tokens));
-    // reports of earlier versions repeat the documents' tokens here
-    let chars = if figures.prompt_chars == tokens.1 { (0, 0) } else { (figures.cached_chars, figures.prompt_chars) };
-    let all = [(chars, "the prompts' characters"), (tokens, "the documents' tokens")].into_iter();
-    all.filter(|((_, all), _)| *all > 0).map(|((part, all), unit)| (part as f64 / all as f64, unit)).collect()
-}
-
-/// Describes the shares that the server had cached; a dash if nothing could be cached.
-pub(super) fn describe_cached(figures: &RequestFigures) -> String {
-    let shares = cached_shares(figures);
-    let all: Vec<_> = shares.iter().map(|(share, unit)| format!("{} % of {unit}", digits(share * 100.0))).collect();
-    if all.is_empty() { NONE.into() } else { all.join(", ") }
 }
 
 /// Describes one of several loads, and whether it ended early.
@@ -267,14 +247,6 @@ pub(super) fn describe_knee(knee: &Knee) -> String {
     };
     let why = knee.broken_by.as_ref().map(|why| format!(" ({why})")).unwrap_or_default();
     format!("{result}{why}. Rule: {}", knee.rule)
-}
-
-pub(super) fn describe_gain(gain: Option<Gain>) -> String {
-    let Some(Gain { ratio, low, high, pairs }) = gain else { return NONE.into() };
-    match low.zip(high) {
-        Some((low, high)) => format!("{ratio:.2}× ({low:.2} to {high:.2})"),
-        None => format!("{ratio:.2}× (too few pairs for an interval: {pairs})"),
-    }
 }
 
 fn compare(out: &mut String, comparison: &ModelComparison) -> std::fmt::Result {

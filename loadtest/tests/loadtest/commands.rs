@@ -1,6 +1,6 @@
 //! The program as a command, against a stub on a loopback port.
 
-use super::program::{PATIENCE, failure, json, run, run_interrupted, script, serve, words};
+use super::program::{TIMEOUT, failure, json, run, run_interrupted, script, serve, words};
 use super::support::ms;
 use serde_json::Value;
 use std::{fs, time::Instant};
@@ -122,7 +122,7 @@ fn an_interrupted_measurement_reports_what_was_measured() {
     let arguments = ["--warm-up", "0", "--duration", "10m", "--output-chars", "4", "--json", "-"];
     let base = ["run", &served.address, "--rate", "40"];
     let report = json(&run_interrupted(&[&base[..], &arguments].concat(), || served.stub.sent().len() >= 10));
-    assert!(started.elapsed() < PATIENCE);
+    assert!(started.elapsed() < TIMEOUT);
     let point = &report[0]["parts"][0]["point"];
     assert_eq!(point["interrupted"], true);
     assert!(point["figures"]["requests"]["well"].as_u64().unwrap() >= 9, "{point}");

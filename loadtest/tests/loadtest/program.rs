@@ -11,7 +11,7 @@ use tokio::{net::TcpListener, runtime::Runtime};
 use tonic::transport::server::TcpIncoming;
 use weir_loadtest::stub::{Script, Stub};
 
-pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Stub that serves until it is dropped.
 pub(super) struct ServedStub {
@@ -77,9 +77,9 @@ pub(super) fn wait(child: &mut Child, condition: impl Fn() -> bool) {
     let started = Instant::now();
     let (_sender, receiver) = std::sync::mpsc::sync_channel::<()>(0);
     while !condition() {
-        if started.elapsed() > PATIENCE {
+        if started.elapsed() > TIMEOUT {
             child.kill().unwrap();
-            panic!("the condition did not hold within {PATIENCE:?}");
+            panic!("the condition did not hold within {TIMEOUT:?}");
         }
         let _ = receiver.recv_timeout(ms(10));
     }

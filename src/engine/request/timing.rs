@@ -13,7 +13,7 @@ pub(crate) enum SymbolLatency {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct AnswerTimes {
+struct ResponseTimes {
     first: Instant,
     latest: Instant,
 }
@@ -34,7 +34,7 @@ pub(crate) struct RequestTimer {
     pub(super) admitted: Option<Instant>,
     /// When the logits after the prompt were computed.
     prefilled: Option<Instant>,
-    answer: Option<AnswerTimes>,
+    answer: Option<ResponseTimes>,
     /// Symbols of the answer when last recorded.
     symbols: usize,
     /// Symbol steps of the request.
@@ -111,7 +111,7 @@ impl RequestTimer {
         }
         self.symbols = symbols;
         let before = self.answer;
-        self.answer = Some(AnswerTimes { first: before.map_or(now, |answer| answer.first), latest: now });
+        self.answer = Some(ResponseTimes { first: before.map_or(now, |answer| answer.first), latest: now });
         Some(match before {
             None => SymbolLatency::First(now.saturating_duration_since(self.arrived)),
             Some(answer) => SymbolLatency::Next(now.saturating_duration_since(answer.latest)),

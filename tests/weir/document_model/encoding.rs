@@ -147,7 +147,7 @@ impl DocumentEncoder for DocumentModel {
         let mut ran = 0;
         while ran < blocks && !matches!(opening.stage(), EncodingStage::Waiting | EncodingStage::Done) {
             self.wait();
-            self.log.lock().unwrap().push(Work::Block);
+            self.log.lock().unwrap().push(LoggedStep::Block);
             self.counts.blocks.fetch_add(1, SeqCst);
             let block = opening.tokens.chunks(BLOCK).nth(opening.ran).unwrap_or_default();
             assert!(!block.contains(&PANIC), "the test requests a panic");

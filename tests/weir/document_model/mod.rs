@@ -45,12 +45,12 @@ pub(crate) struct DocumentModel {
     counts: Arc<Counts>,
     gate: (Mutex<StepGate>, Condvar),
     /// Encoded blocks and symbol steps, in order.
-    pub(crate) log: Mutex<Vec<Work>>,
+    pub(crate) log: Mutex<Vec<LoggedStep>>,
 }
 
 /// A unit of work that was run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Work {
+pub(crate) enum LoggedStep {
     Block,
     /// A symbol step, with its number of rows.
     Rows(usize),
@@ -280,7 +280,7 @@ impl Model for DocumentModel {
     fn symbol_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         assert!(*scratch.0.downcast_ref::<bool>().unwrap(), "a failed step's scratch was used again");
         self.wait();
-        self.log.lock().unwrap().push(Work::Rows(which.len()));
+        self.log.lock().unwrap().push(LoggedStep::Rows(which.len()));
         for &index in which {
             let SequenceRow { state, feed, want, logits, decisions, status, .. } = &mut rows[index];
             assert!(*status == StepStatus::Ready && !feed.is_empty());

@@ -1,7 +1,7 @@
 //! Summaries in the engine, over a model without arithmetic: other requests do not change them, and everything is released.
 
 use super::jobs::eventually;
-use crate::document_model::{BLOCK, BYTES, DocumentModel, FAIL, MARKS, PANIC, TOKENS, Work, logits};
+use crate::document_model::{BLOCK, BYTES, DocumentModel, FAIL, LoggedStep, MARKS, PANIC, TOKENS, logits};
 use std::{
     sync::Arc,
     time::{Duration, Instant},
@@ -211,17 +211,17 @@ fn a_long_document_stalls_no_stream() {
     let slow = Summarize { beam: Some(1), min_tokens: Some(50), max_tokens: Some(50), ..Summarize::default() };
     model.slow(Duration::from_millis(1));
     let stream = submit(&engine, &ids, &slow, tenant("stream")).unwrap();
-    eventually("the stream decodes", || model.log.lock().unwrap().contains(&Work::Rows(1)));
+    eventually("the stream decodes", || model.log.lock().unwrap().contains(&LoggedStep::Rows(1)));
     let long: Vec<_> = (0..3)
         .map(|salt| submit(&engine, &document(TOKENS, salt), &Summarize::default(), tenant("long")).unwrap())
         .collect();
     let streamed = read(stream).unwrap();
     assert_eq!(streamed.summary.hypotheses, alone(&ids, &slow, &model));
     let log = model.log.lock().unwrap().clone();
-    let first = log.iter().position(|work| *work == Work::Rows(1)).unwrap();
-    let last = log.iter().rposition(|work| *work == Work::Rows(1)).unwrap();
+    let first = log.iter().position(|work| *work == LoggedStep::Rows(1)).unwrap();
+    let last = log.iter().rposition(|work| *work == LoggedStep::Rows(1)).unwrap();
     // At most one block runs between two steps of the stream, although a block is twice a step's budget.
-    let between: Vec<_> = log[first..last].split(|work| matches!(work, Work::Rows(_))).map(<[_]>::len).collect();
+    let between: Vec<_> = log[first..last].split(|work| matches!(work, LoggedStep::Rows(_))).map(<[_]>::len).collect();
     assert!(between.iter().all(|blocks| *blocks <= 1) && between.contains(&1), "{between:?}");
     for events in long {
         read(events).unwrap();
@@ -301,7 +301,7 @@ fn a_slow_reader_is_preempted_and_loses_nothing() {
     let first = document(60, 7);
     let other = document(50, 8);
     let slow = submit(&engine, &first, &request, tenant("slow")).unwrap();
-    eventually("its rows run", || model.log.lock().unwrap().contains(&Work::Rows(2)));
+    eventually("its rows run", || model.log.lock().unwrap().contains(&LoggedStep::Rows(2)));
     // The request holds all rows, and its reader does not read.
     let quick = read(submit(&engine, &other, &request, tenant("quick")).unwrap()).unwrap();
     assert_eq!(quick.summary.hypotheses, alone(&other, &request, &model));

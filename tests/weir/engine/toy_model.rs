@@ -41,7 +41,7 @@ pub(super) struct Toy {
     card: Card,
     limit: usize,
     counts: Arc<Counts>,
-    gate: (Mutex<Gate>, Condvar),
+    gate: (Mutex<RemainingSteps>, Condvar),
     /// For each symbol step, the number of symbols that each row fed.
     pub(super) steps: Mutex<Vec<Vec<usize>>>,
     /// For each segment step, its number of rows and the longest wait among them in symbol steps.
@@ -65,7 +65,7 @@ struct Counts {
 }
 
 /// Number of steps that may still begin. Unlimited if `None`.
-type Gate = Option<usize>;
+type RemainingSteps = Option<usize>;
 
 impl Toy {
     pub(super) fn new() -> Arc<Self> {
@@ -132,7 +132,7 @@ impl Toy {
     }
 
     fn pass_gate(&self) {
-        let held = |steps: &mut Gate| *steps == Some(0);
+        let held = |steps: &mut RemainingSteps| *steps == Some(0);
         let mut steps = self.gate.1.wait_while(self.gate.0.lock().unwrap(), held).unwrap();
         if let Some(steps) = &mut *steps {
             *steps -= 1;

@@ -21,7 +21,7 @@ use weir::{
     family::{init, load::load},
 };
 
-type Row = Vec<f64>;
+type NaiveVector = Vec<f64>;
 
 fn stack(layers: usize, dim: usize, heads: usize, head_dim: usize) -> Value {
     json!({
@@ -128,7 +128,7 @@ struct Naive {
     config: Value,
 }
 
-fn add(x: &mut Row, y: &[f64]) {
+fn add(x: &mut NaiveVector, y: &[f64]) {
     x.iter_mut().zip(y).for_each(|(x, y)| *x += y);
 }
 
@@ -157,18 +157,18 @@ impl Naive {
         self.option(key).as_u64().unwrap() as usize
     }
 
-    fn apply(&self, name: &str, x: &[f64]) -> Row {
+    fn apply(&self, name: &str, x: &[f64]) -> NaiveVector {
         let (shape, weight) = &self.tensors[&format!("{name}.weight")];
         assert_eq!(shape[1], x.len(), "{name}");
         weight.chunks(x.len()).map(|row| dot(row, x)).collect()
     }
 
-    fn norm(&self, name: &str, x: &[f64]) -> Row {
+    fn norm(&self, name: &str, x: &[f64]) -> NaiveVector {
         let scale = 1.0 / (dot(x, x) / x.len() as f64 + self.option("/norm_eps").as_f64().unwrap()).sqrt();
         x.iter().zip(&self.tensors[&format!("{name}.weight")].1).map(|(x, g)| x * scale * g).collect()
     }
 
-    fn embedding(&self, stack: &str, symbol: u32) -> Row {
+    fn embedding(&self, stack: &str, symbol: u32) -> NaiveVector {
         let own = self.tensors.get(&format!("{stack}.embedding.weight"));
         let (shape, table) = own.unwrap_or_else(|| &self.tensors["embedding.weight"]);
         table[symbol as usize * shape[1]..][..shape[1]].to_vec()
@@ -190,12 +190,18 @@ impl Naive {
     }
 
     /// Returns the values of each head, weighted by the softmax of the products of query and keys.
-    fn attend(&self, heads: usize, query: &[f64], pairs: &[(Row, Row)], bias: &dyn Fn(usize, usize) -> f64) -> Row {
+    fn attend(
+        &self,
+        heads: usize,
+        query: &[f64],
+        pairs: &[(NaiveVector, NaiveVector)],
+        bias: &dyn Fn(usize, usize) -> f64,
+    ) -> NaiveVector {
         let width = query.len() / heads;
-        let mut mixed = Row::new();
+        let mut mixed = NaiveVector::new();
         for head in 0..heads {
             let part = |row: &[f64]| row[head * width..][..width].to_vec();
-            let scores: Row = pairs
+            let scores: NaiveVector = pairs
                 .iter()
                 .enumerate()
                 .map(|(index, (key, _))| dot(&part(query), &part(key)) + bias(head, index))
@@ -205,7 +211,7 @@ impl Naive {
             let mut out = vec![0.0; width];
             for (score, (_, value)) in scores.iter().zip(pairs) {
                 let share = (score - top).exp() / total;
-                add(&mut out, &part(value).iter().map(|value| value * share).collect::<Row>());
+                add(&mut out, &part(value).iter().map(|value| value * share).collect::<NaiveVector>());
             }
             mixed.extend(out);
         }
@@ -213,12 +219,12 @@ impl Naive {
     }
 
     /// Runs a stack over all its rows. The rows of a decoder attend to `memory`.
-    fn run(&self, stack: &str, mut rows: Vec<Row>, memory: &[Row]) -> Vec<Row> {
+    fn run(&self, stack: &str, mut rows: Vec<NaiveVector>, memory: &[NaiveVector]) -> Vec<NaiveVector> {
         let heads = self.size(&format!("/{stack}/heads"));
         for layer in 0..self.size(&format!("/{stack}/layers")) {
             let tensor_name = |name: &str| format!("{stack}.{layer}.{name}");
-            let normed: Vec<Row> = rows.iter().map(|x| self.norm(&tensor_name("attention.norm"), x)).collect();
-            let pair = |x: &Row| {
+            let normed: Vec<NaiveVector> = rows.iter().map(|x| self.norm(&tensor_name("attention.norm"), x)).collect();
+            let pair = |x: &NaiveVector| {
                 (self.apply(&tensor_name("attention.key"), x), self.apply(&tensor_name("attention.value"), x))
             };
             let pairs: Vec<_> = normed.iter().map(pair).collect();
@@ -233,7 +239,7 @@ impl Naive {
                     *x = change
                 }
                 if !memory.is_empty() {
-                    let pair = |m: &Row| {
+                    let pair = |m: &NaiveVector| {
                         (self.apply(&tensor_name("memory.key"), m), self.apply(&tensor_name("memory.value"), m))
                     };
                     let pairs: Vec<_> = memory.iter().map(pair).collect();
@@ -250,11 +256,11 @@ impl Naive {
         rows.iter().map(|x| self.norm(&format!("{stack}.norm"), x)).collect()
     }
 
-    fn logits(&self, x: &[f64]) -> Row {
+    fn logits(&self, x: &[f64]) -> NaiveVector {
         let tied = self.option("/tied_head").as_bool().unwrap();
         let scale = 1.0 / (x.len() as f64).sqrt();
         let mut logits = match tied {
-            true => self.apply("decoder.embedding", &x.iter().map(|x| x * scale).collect::<Row>()),
+            true => self.apply("decoder.embedding", &x.iter().map(|x| x * scale).collect::<NaiveVector>()),
             false => self.apply("head", x),
         };
         add(&mut logits, &self.tensors["head.bias"].1);
@@ -262,13 +268,13 @@ impl Naive {
     }
 
     /// Returns the segment ends of a text and the logits of each row of the decoder.
-    fn forward(&self, text: &[u32], forced_ends: Option<&[bool]>) -> (Vec<bool>, Vec<Vec<Row>>) {
+    fn forward(&self, text: &[u32], forced_ends: Option<&[bool]>) -> (Vec<bool>, Vec<Vec<NaiveVector>>) {
         let special = |name: &str| self.config["vocabulary"]["specials"][name].as_u64().unwrap() as u32;
         let all = [&[special("start")][..], text].concat();
         let hidden = self.run("token", all.iter().map(|&symbol| self.embedding("token", symbol)).collect(), &[]);
         let threshold = self.option("/boundaries/threshold").as_f64().unwrap();
-        let closes = |h: &Row| {
-            let inner: Row = self.apply("boundary.hidden", h).iter().map(|x| x.max(0.0)).collect();
+        let closes = |h: &NaiveVector| {
+            let inner: NaiveVector = self.apply("boundary.hidden", h).iter().map(|x| x.max(0.0)).collect();
             1.0 / (1.0 + (-self.apply("boundary.output", &inner).iter().sum::<f64>()).exp()) >= threshold
         };
         let mut ends: Vec<bool> = hidden.iter().map(closes).collect();

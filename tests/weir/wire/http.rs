@@ -1,7 +1,7 @@
 //! Completions and models over HTTP and JSON, compared with gRPC.
 
 use super::{
-    Answer, eventually,
+    GeneratedResponse, eventually,
     fake_model::{Fake, Kind},
     long, plain, read, seeded,
 };
@@ -57,7 +57,7 @@ impl Both {
         Self { model, engine, port, channel, stop: Some(stop), task }
     }
 
-    async fn grpc(&self, request: GenerateRequest) -> Answer {
+    async fn grpc(&self, request: GenerateRequest) -> GeneratedResponse {
         let mut client = GenerationClient::new(self.channel.clone());
         read(client.generate(request).await.unwrap().into_inner()).await.unwrap()
     }

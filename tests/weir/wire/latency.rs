@@ -1,7 +1,7 @@
 //! Latency reports: counts, windows and estimated gains.
 
 use super::{
-    Answer, Running, eventually,
+    GeneratedResponse, Running, eventually,
     fake_model::{Fake, Kind},
     long, read,
 };
@@ -58,7 +58,7 @@ impl Served {
         self.running.channel.clone()
     }
 
-    async fn answer(&self, model: &str, text: &str, chars: u32) -> Answer {
+    async fn answer(&self, model: &str, text: &str, chars: u32) -> GeneratedResponse {
         let request = GenerateRequest { model: Some(model.into()), ..long(text, chars) };
         let stream = GenerationClient::new(self.channel()).generate(request).await.unwrap().into_inner();
         read(stream).await.unwrap()

@@ -151,7 +151,7 @@ impl Server {
     }
 
     /// Returns the complete answer.
-    async fn answer(&self, request: GenerateRequest) -> Result<Answer, Status> {
+    async fn answer(&self, request: GenerateRequest) -> Result<GeneratedResponse, Status> {
         read(self.generate(request).await?).await
     }
 
@@ -174,21 +174,21 @@ impl Drop for Server {
 
 /// All messages of a generation.
 #[derive(Debug, Default)]
-struct Answer {
+struct GeneratedResponse {
     started: v1::Started,
     pieces: Vec<v1::Piece>,
     finished: v1::Finished,
 }
 
-impl Answer {
+impl GeneratedResponse {
     fn text(&self) -> String {
         self.pieces.iter().filter(|piece| !piece.prompt).map(|piece| piece.text.as_str()).collect()
     }
 }
 
 /// Reads a stream to its end and checks the order of its messages.
-async fn read(mut stream: Streaming<GenerateResponse>) -> Result<Answer, Status> {
-    let mut answer = Answer::default();
+async fn read(mut stream: Streaming<GenerateResponse>) -> Result<GeneratedResponse, Status> {
+    let mut answer = GeneratedResponse::default();
     let Some(Event::Started(started)) = stream.message().await?.and_then(|message| message.event) else {
         panic!("the first message is not the start");
     };

@@ -2,7 +2,7 @@
 
 use super::{
     super::{details, eventually, reason},
-    Answer, Server, best, chunk, options, parts, read,
+    Server, SummaryResponse, best, chunk, options, parts, read,
 };
 use crate::document_model::{BLOCK, TOKENS};
 use std::{sync::Arc, time::Duration};
@@ -115,7 +115,7 @@ async fn answer_to(
     server: &Server,
     request_options: SummarizeOptions,
     chunks: &[&str],
-) -> Result<Answer, Status> {
+) -> Result<SummaryResponse, Status> {
     let mut request = Request::new(tokio_stream::iter(parts(request_options, chunks)));
     request.metadata_mut().insert("authorization", format!("Bearer {key}").parse().unwrap());
     read(server.client().summarize(request).await?.into_inner()).await

@@ -45,7 +45,7 @@ impl Server {
     }
 
     /// Sends a document in these chunks and returns the complete answer.
-    async fn answer(&self, options: SummarizeOptions, chunks: &[&str]) -> Result<Answer, Status> {
+    async fn answer(&self, options: SummarizeOptions, chunks: &[&str]) -> Result<SummaryResponse, Status> {
         let parts = parts(options, chunks);
         read(self.client().summarize(tokio_stream::iter(parts)).await?.into_inner()).await
     }
@@ -79,7 +79,7 @@ fn parts(request_options: SummarizeOptions, chunks: &[&str]) -> Vec<SummarizeReq
 }
 
 #[derive(Debug, Default)]
-struct Answer {
+struct SummaryResponse {
     started: v1::SummaryStarted,
     progress: Vec<v1::Progress>,
     selected: Vec<v1::Selected>,
@@ -88,8 +88,8 @@ struct Answer {
 }
 
 /// Reads a stream to its end and checks the order of its messages.
-async fn read(mut stream: Streaming<SummarizeResponse>) -> Result<Answer, Status> {
-    let mut answer = Answer::default();
+async fn read(mut stream: Streaming<SummarizeResponse>) -> Result<SummaryResponse, Status> {
+    let mut answer = SummaryResponse::default();
     let Some(Event::Started(started)) = stream.message().await?.and_then(|message| message.event) else {
         panic!("the first message is not the start");
     };

@@ -14,8 +14,9 @@ use crate::{
     error::{Error, Result},
     load::{
         driver::{LoadRun, LoadSetup, RequestSource, run_load},
+        mix::WorkloadMix,
         schedule::RunLength,
-        workload::{RequestTarget, WorkloadMix, WorkloadSpec},
+        workload::{RequestTarget, WorkloadSpec},
     },
     measure::{
         counters::CounterDelta,

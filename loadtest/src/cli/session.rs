@@ -14,9 +14,10 @@ use crate::{
     error::{Error, Result},
     load::{
         driver::{LoadRun, LoadSetup, RequestSource, StopSignal, run_load},
+        mix::WorkloadMix,
         schedule::{LoadPattern, Pacer, RunLength},
         settings,
-        workload::{RequestTarget, SUMMARIZE, WorkloadInfo, WorkloadMix},
+        workload::{RequestTarget, SUMMARIZE, WorkloadInfo},
     },
     report::data::{Conditions, FORMAT, LoadPoint, MeasurementReport, ReportPart},
 };

@@ -5,8 +5,9 @@ use crate::{
     error::{Error, Result},
     load::{
         length::Length,
+        mix::WorkloadMix,
         text::PromptText,
-        workload::{PromptSource, SUMMARIZE, WorkloadMix, WorkloadSpec},
+        workload::{PromptSource, SUMMARIZE, WorkloadSpec},
     },
     measure::objective::Objectives,
     units,

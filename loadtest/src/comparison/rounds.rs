@@ -9,7 +9,8 @@ use crate::{
     error::{Error, Result},
     load::{
         driver::{StopSignal, execute},
-        workload::{RequestTarget, WorkloadMix},
+        mix::WorkloadMix,
+        workload::RequestTarget,
     },
     measure::{
         counters::{CounterSnapshot, LiveCounters},

@@ -1,8 +1,9 @@
 //! Open and closed loops: send requests on schedule and record all of them.
 
 use super::{
+    mix::{DrawnRequest, WorkloadMix},
     schedule::{RunLength, ScheduledCounts, ScheduledRequest},
-    workload::{DrawnRequest, PreparedRequest, RequestTarget, WorkloadMix},
+    workload::{PreparedRequest, RequestTarget},
 };
 use crate::{
     client::connection::code_name,

@@ -4,6 +4,7 @@ pub mod arrivals;
 pub mod driver;
 mod generate;
 pub(crate) mod length;
+pub mod mix;
 pub mod schedule;
 pub(crate) mod settings;
 mod summarize;

@@ -7,7 +7,7 @@ use weir_loadtest::{
         result::ModelComparison,
         rounds::{ComparisonSetup, bits_per_char, compare_models},
     },
-    load::workload::{WorkloadMix, WorkloadSpec},
+    load::{mix::WorkloadMix, workload::WorkloadSpec},
     stub::{Script, Stub},
 };
 

@@ -10,8 +10,8 @@ use weir_loadtest::{
     knee::{self, RateResult},
     load::arrivals::ArrivalProcess,
     load::{
+        mix::WorkloadMix,
         schedule::{LoadPattern, RunLength},
-        workload::WorkloadMix,
     },
     report::{
         data::{self, Conditions, FORMAT, LoadPoint, MeasurementReport, MissingPart, ReportPart},

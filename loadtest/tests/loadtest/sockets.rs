@@ -24,8 +24,9 @@ use weir_loadtest::{
     load::{
         arrivals::ArrivalProcess,
         driver::{LoadResult, LoadRun, LoadSetup, RequestSource, run_load},
+        mix::WorkloadMix,
         schedule::{LoadPattern, Pacer, RunLength},
-        workload::{RequestTarget, WorkloadMix},
+        workload::RequestTarget,
     },
     measure::objective::Objectives,
     stub::{Script, SentTimes, Stub},

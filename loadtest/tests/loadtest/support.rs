@@ -10,8 +10,9 @@ use weir_loadtest::{
     load::{
         arrivals::{ArrivalProcess, ArrivalSchedule},
         driver::{LoadResult, LoadRun, LoadSetup, RequestSource, run_load},
+        mix::WorkloadMix,
         schedule::{RunLength, ScheduledRequest},
-        workload::{RequestTarget, WorkloadMix, WorkloadSpec},
+        workload::{RequestTarget, WorkloadSpec},
     },
     measure::{
         objective::Objectives,

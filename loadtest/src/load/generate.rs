@@ -122,7 +122,8 @@ impl PreparedRequest for GenerateCall {
                 match message.event {
                     Some(Event::Started(started)) => cached_chars = started.cached_chars,
                     Some(Event::Piece(piece)) => {
-                        if timer.record(received(&piece)).is_break() {
+                        let recorded = timer.record(received(&piece));
+                        if recorded.is_break() {
                             return Ok(());
                         }
                     }

@@ -1,7 +1,7 @@
 //! Complete models, one paper a folder; their checkpoints; and converters from upstream formats.
 //!
-//! A family reads the `architecture` of a [`Config`](checkpoint::Config) into a [`Blueprint`]: the required tensors,
-//! and how to build a [`Model`](crate::decode::contract::Model) from them. [`load`] has the table of families. Loading,
+//! A family reads the `architecture` of a [`Config`] into a [`Blueprint`]: the required tensors,
+//! and how to build a [`Model`] from them. [`load`] has the table of families. Loading,
 //! `weir init`, `weir inspect` and the converters use families through these two only.
 
 pub mod checkpoint;

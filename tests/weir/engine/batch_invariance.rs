@@ -1,7 +1,7 @@
 //! Many jobs at once: each has the output that it has alone, and none stalls another.
 
 use super::{jobs::*, toy_model::*};
-use std::{sync::Arc, thread};
+use std::{sync::Arc, thread, time::Duration};
 use weir::engine::{Event, Events, Handle, Job, Limits};
 
 fn small(rows: usize, queue: usize) -> Limits {
@@ -72,15 +72,18 @@ fn a_long_prompt_stalls_running_streams_by_a_chunk_at_most() {
 #[test]
 fn prompts_take_turns() {
     let toy = Toy::new();
-    let engine = toy.engine(Limits { boundary_wait: 0, ..small(8, 8) });
+    // Without a target for the time of a step, the number of steps does not depend on the machine.
+    let engine = toy.engine(Limits { boundary_wait: 0, step: Duration::ZERO, ..small(8, 8) });
     toy.hold(0);
     let long = engine.submit(Job::Generate(generate(&[2; 1600], 1)), None).unwrap();
     let short = engine.submit(Job::Generate(generate(&[2; 20], 1)), None).unwrap();
-    // The step that has begun takes the long prompt alone if it came first; the next round admits the other.
-    toy.hold(1);
-    eventually("both have rows", || engine.load().running == 2);
-    // Two chunks each, the sampled symbol and one spare step suffice: the short prompt does not wait for the long one.
-    toy.hold(6);
+    eventually("both have rows", || {
+        // A step that began before the short prompt came takes the long one alone.
+        toy.hold(1);
+        engine.load().running == 2
+    });
+    // The long prompt alone needs 100 steps, so the short one does not wait for it.
+    toy.hold(12);
     eventually("the short prompt's job has ended", || engine.load().running == 1);
     toy.release();
     read(short).unwrap();
@@ -133,7 +136,7 @@ fn a_reader_that_does_not_read_pauses_only_its_own_row() {
     }
     eventually("the slow reader's row has paused", || slow.len() == 8 && engine.load().running == 1);
     let steps = toy.steps.lock().unwrap().len();
-    thread::sleep(std::time::Duration::from_millis(30));
+    thread::sleep(Duration::from_millis(30));
     assert_eq!(toy.steps.lock().unwrap().len(), steps, "a paused row was stepped");
     assert_eq!(read(slow).unwrap(), alone(Job::Generate(generate(&[1], 500)), 16));
     assert_idle(&toy, &engine);

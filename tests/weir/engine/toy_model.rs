@@ -1,9 +1,12 @@
 //! A model without arithmetic: its logits are a hash of all symbols before them. It counts live sequences, records its
 //! steps, can be paused, and fails on demand.
 
-use std::sync::{
-    Arc, Condvar, Mutex,
-    atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst},
+use std::{
+    sync::{
+        Arc, Condvar, Mutex,
+        atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
 };
 use weir::{
     decode::{
@@ -63,6 +66,9 @@ struct Counts {
     /// Maximum of `bytes` since the start.
     peak: AtomicUsize,
 }
+
+/// Maximum time for which a step is held.
+const HOLD_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Number of steps that may still begin. Unlimited if `None`.
 type RemainingSteps = Option<usize>;
@@ -133,9 +139,10 @@ impl Toy {
 
     fn pass_gate(&self) {
         let held = |steps: &mut RemainingSteps| *steps == Some(0);
-        let mut steps = self.gate.1.wait_while(self.gate.0.lock().unwrap(), held).unwrap();
+        // A test that fails while it holds the steps must not wait for the worker for ever.
+        let (mut steps, _) = self.gate.1.wait_timeout_while(self.gate.0.lock().unwrap(), HOLD_TIMEOUT, held).unwrap();
         if let Some(steps) = &mut *steps {
-            *steps -= 1;
+            *steps = steps.saturating_sub(1);
         }
     }
 }
@@ -260,7 +267,7 @@ impl Model for Toy {
 
     fn symbol_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         self.pass_gate();
-        std::thread::sleep(std::time::Duration::from_nanos(self.step_ns.load(SeqCst)));
+        std::thread::sleep(Duration::from_nanos(self.step_ns.load(SeqCst)));
         with(scratch, || {
             self.steps.lock().unwrap().push(which.iter().map(|&index| rows[index].feed.len()).collect());
             for row in rows.iter_mut().filter(|row| row.status == StepStatus::Waiting) {

@@ -77,7 +77,7 @@ pub(crate) trait MessageEncoder: Unpin + Send {
     /// Takes the next event.
     fn push(&mut self, event: Event);
 
-    /// Tells the encoder that no event follows, because the job finished or failed. It then releases the text that it held back.
+    /// Signals the encoder that no event follows, because the job finished or failed. It then releases the text that it held back.
     fn close(&mut self);
 
     /// Returns the next message, if one is complete.

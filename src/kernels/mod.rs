@@ -33,7 +33,7 @@ pub use pool::ThreadPool;
 use std::sync::Arc;
 
 /// Lanes of a sum over a row, and outputs of one group of a matrix panel.
-pub const LANES: usize = 16;
+pub const LANES: usize = isa::WIDTH;
 
 /// The instruction set and the threads that kernels run on.
 #[derive(Debug, Clone)]

@@ -139,7 +139,7 @@ fn invalid_options_are_rejected_with_their_limits() {
         (&["--model", "a", "--rate", "0"], "from 0.001"),
         (&["--model", "a", "--concurrency", "0"], "from 1 to 65536"),
         (&["--model", "a", "--duration", "5"], "unit"),
-        (&["--model", "a", "--objective", "speed=5ms"], "none of ttfc"),
+        (&["--model", "a", "--objective", "speed=5ms"], "is not one of ttfc"),
         (&["--model", "a", "--workload", "kind=dance"], "one of generate"),
         (&["--model", "a", "--workload", "weight=0"], "above 0"),
         (&["--model", "a", "--workload", "kind=summarize"], "kind=summarize: a does not summarize documents"),

@@ -1,17 +1,17 @@
 //! AVX2 with FMA: sixteen lanes are two vectors of eight.
 
-use super::Simd;
+use super::simd::Simd;
 use std::arch::x86_64::*;
 
 /// Proves that the processor supports AVX2 and FMA, and that the calling code is compiled for them.
 #[derive(Clone, Copy)]
-pub(in super::super) struct Avx2(());
+pub(in crate::kernels) struct Avx2(());
 
 impl Avx2 {
     /// # Safety
     /// The caller is compiled with these features.
     #[inline(always)]
-    pub(in super::super) unsafe fn new() -> Self {
+    pub(in crate::kernels) unsafe fn new() -> Self {
         Self(())
     }
 }

@@ -1,17 +1,17 @@
 //! AVX-512: sixteen lanes are one of 32 vectors, and int8 dot products are one instruction.
 
-use super::Simd;
+use super::simd::Simd;
 use std::arch::x86_64::*;
 
 /// Proves that the processor supports AVX-512's F, BW, VL and VNNI, and that the calling code is compiled for them.
 #[derive(Clone, Copy)]
-pub(in super::super) struct Avx512(());
+pub(in crate::kernels) struct Avx512(());
 
 impl Avx512 {
     /// # Safety
     /// The caller is compiled with these features.
     #[inline(always)]
-    pub(in super::super) unsafe fn new() -> Self {
+    pub(in crate::kernels) unsafe fn new() -> Self {
         Self(())
     }
 }

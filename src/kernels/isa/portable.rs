@@ -1,7 +1,10 @@
 //! The baseline of the build: loops over sixteen lanes, which the compiler vectorizes.
 
-use super::from_bf16;
-use super::{Portable, Simd, WIDTH, pack_words};
+use super::simd::{Simd, WIDTH, from_bf16, pack_words};
+
+/// Arithmetic of the baseline of the build.
+#[derive(Clone, Copy)]
+pub(in crate::kernels) struct Portable;
 
 const HALF: usize = WIDTH / 2;
 

@@ -78,8 +78,11 @@ impl Sources {
         let code = code_of(&module.text);
         let mut uses = BTreeSet::new();
         for (path, exported) in paths_in(&code) {
-            // A re-export passes a name on; the module itself does not depend on it.
-            if !exported && let Some(target) = self.resolve(&module.path, &path, 8) {
+            // A re-export passes a name on; the module depends on it only if its own code names it, too.
+            let named = path.last().is_some_and(|name| word_count(&code, name) > 1);
+            if (!exported || named)
+                && let Some(target) = self.resolve(&module.path, &path, 8)
+            {
                 uses.insert(target);
             }
         }
@@ -191,6 +194,11 @@ pub(super) fn code_of(text: &str) -> String {
     code
 }
 
+/// How often `name` occurs in `code` as a whole word.
+fn word_count(code: &str, name: &str) -> usize {
+    code.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| *word == name).count()
+}
+
 /// Every path of two or more parts in a file's code, `use` groups written out, and whether a `pub use` re-exports it.
 fn paths_in(code: &str) -> Vec<(Vec<String>, bool)> {
     let mut paths = Vec::new();
@@ -200,7 +208,10 @@ fn paths_in(code: &str) -> Vec<(Vec<String>, bool)> {
         rest = &rest[start..];
         let word = identifier(rest);
         let after = &rest[word.len()..];
-        if word == "use" && after.starts_with(' ') {
+        if word == "in" && code[..code.len() - rest.len()].ends_with("pub(") {
+            // the path says who may see the item
+            rest = &after[after.find(')').unwrap_or(after.len())..];
+        } else if word == "use" && after.starts_with(' ') {
             let end = after.find(';').unwrap_or(after.len());
             let line_start = code[..code.len() - rest.len()].rfind('\n').map_or(0, |offset| offset + 1);
             let exported = code[line_start..].trim_start().starts_with("pub");
@@ -266,7 +277,9 @@ fn expand(tree: &str, prefix: &[String], out: &mut Vec<Vec<String>>) {
 
 #[test]
 fn groups_and_inline_paths_are_read() {
-    let code = code_of("use crate::{a::{b, c}, d,\n e::f};\n// crate::no\npub use g::H;\nlet x = super::i::j();\n");
+    let code = code_of(
+        "use crate::{a::{b, c}, d,\n e::f};\n// crate::no\npub use g::H;\npub(in super::k) fn l() { super::i::j() }\n",
+    );
     let paths: Vec<String> =
         paths_in(&code).iter().map(|(path, exported)| format!("{}{exported}", path.join("."))).collect();
     assert_eq!(

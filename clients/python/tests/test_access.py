@@ -11,6 +11,7 @@ import local
 import pytest
 
 from weir_client import AsyncClient, Client, Retry, Tls, WeirError
+from weir_client._settings import Settings
 
 trustme = pytest.importorskip("trustme", reason="trustme is not installed")
 KEY = "0123456789abcdef"
@@ -89,3 +90,10 @@ def test_settings_that_contradict_each_other() -> None:
         Client("http://localhost:1", tls=Tls())
     with pytest.raises(ValueError, match="cert and key must be set together"):
         Client("localhost:1", tls=Tls(cert=b""))
+
+
+def test_keys_are_left_out_of_repr() -> None:
+    tls = Tls(cert=b"certificate", key=b"private")
+    shown = repr(Settings("localhost:1", KEY, tls, None, Retry(), None, "pick_first", ()))
+    assert "localhost:1" in shown and "certificate" in shown
+    assert KEY not in shown and "private" not in shown

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, List, Optional, Sequence, Tuple, Union
 
 import grpc
@@ -29,7 +29,8 @@ class Tls:
     ca: Optional[Pem] = None
     #: The client's certificate and its key, for servers that require a client certificate.
     cert: Optional[Pem] = None
-    key: Optional[Pem] = None
+    #: Left out of `repr`, as the API key is.
+    key: Optional[Pem] = field(default=None, repr=False)
     #: The name in the server's certificate, if it differs from the address.
     server_name: Optional[str] = None
 
@@ -64,7 +65,8 @@ class Settings:
     """The settings of a client."""
 
     address: str
-    api_key: Optional[str]
+    #: Left out of `repr`, so that logs and tracebacks do not show it.
+    api_key: Optional[str] = field(repr=False)
     tls: Optional[Tls]
     timeout: Optional[float]
     retry: Retry

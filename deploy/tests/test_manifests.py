@@ -18,7 +18,7 @@ kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="kuberne
 FOLDER = local.ROOT / "deploy/kubernetes"
 # The first version in which the features used here are out of beta (gRPC probes, 1.27), and the newest.
 VERSIONS = ["1.27.0", "1.37.0"]
-OWN = ["deployment.yaml", "service.yaml", "hpa.yaml", "pdb.yaml"]
+OWN = ["deployment.yaml", "service.yaml", "hpa.yaml", "pdb.yaml", "networkpolicy.yaml"]
 KSERVE = ["kserve/servingruntime.yaml", "kserve/inferenceservice.yaml"]
 # Files that are not manifests.
 OTHER = ["kustomization.yaml", "prometheus-adapter.yaml"]
@@ -130,6 +130,24 @@ def test_names_and_ports_match() -> None:
     assert {flags["listen"], flags["http-listen"]} == exposed
     # KServe's service forwards to the first port.
     assert flags["listen"].endswith(f":{container['ports'][0]['containerPort']}")
+
+
+def test_only_monitoring_reaches_the_admin_port() -> None:
+    pod = load("deployment.yaml")["spec"]["template"]
+    policy = load("networkpolicy.yaml")["spec"]
+    assert policy["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    assert set(policy["policyTypes"]) == {"Ingress", "Egress"}
+    assert policy["egress"] == []
+    names = {port["name"] for port in weir_container(pod["spec"])["ports"]}
+    sources: Dict[str, List[Any]] = {}
+    for rule in policy["ingress"]:
+        # A rule without sources or ports would admit everyone, or to every port.
+        assert rule["from"] and rule["ports"]
+        for port in rule["ports"]:
+            sources.setdefault(port["port"], []).extend(rule["from"])
+    assert set(sources) == names
+    (monitoring,) = sources["admin"]
+    assert list(monitoring) == ["namespaceSelector"]
 
 
 def environment(container: Dict[str, Any]) -> Dict[str, str]:

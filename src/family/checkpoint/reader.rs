@@ -1,7 +1,7 @@
 //! Reads weights: exactly the specified tensors, every number finite, hashed on the way.
 
 use super::{
-    TensorSpec,
+    TensorSpec, card,
     header::{FileDtype, Header, TensorEntry},
     json,
     shards::{Shard, files, names, same_names, shards},
@@ -78,7 +78,8 @@ impl Weights {
 }
 
 /// Reads the weights of the checkpoint in `dir`. Also returns the SHA-256 of their concatenated files, in hexadecimal.
-/// Fails with [`Error::Checkpoint`] unless the files hold exactly these tensors, complete and finite.
+/// Fails with [`Error::Checkpoint`] unless the files hold exactly these tensors, complete and finite, and have the digest
+/// that the card states.
 pub fn read_weights(dir: &Path, specs: &[TensorSpec]) -> Result<(Weights, String)> {
     read_weights_with_progress(dir, specs, &mut |_, _| {})
 }
@@ -104,7 +105,9 @@ pub fn read_weights_with_progress(
     for (shard, mut from, header) in opened {
         reading.shard(&shard.file, &mut from, header)?;
     }
-    Ok(reading.finish())
+    let (weights, sha256) = reading.finish();
+    card::check_digest(dir, &sha256)?;
+    Ok((weights, sha256))
 }
 
 /// Returns names and shapes of all tensors in `dir`, for sources that may hold different sets of tensors. Fails if there are

@@ -102,6 +102,8 @@ impl Writer {
             tokenizer.rename(&self.dest.join(TOKENIZER_FILE))?;
         }
         self.config.rename(&config)?;
+        // The names reach the disk as well: a power cut leaves a whole checkpoint or none.
+        File::open(&self.dest).and_then(|folder| folder.sync_all()).map_err(Error::io(&self.dest))?;
         Ok(hexadecimal(&self.hash.finalize_reset()))
     }
 

@@ -103,6 +103,34 @@ fn a_valid_checkpoint_loads() {
     load(valid().path(), &Settings { threads: 1, ..Settings::default() }).unwrap();
 }
 
+/// Writes a valid checkpoint whose card states the digest of its weights.
+fn with_card() -> TempDir {
+    let dir = valid();
+    let config = Config::read(dir.path()).unwrap();
+    let specs = blueprint(&config, &dir.path().join("config.json")).unwrap().tensors();
+    let (_, sha256) = read_weights(dir.path(), &specs).unwrap();
+    fs::write(dir.path().join("card.json"), json!({ "name": "small", "sha256": sha256 }).to_string()).unwrap();
+    dir
+}
+
+#[test]
+fn weights_that_differ_from_their_card_are_rejected() {
+    let dir = with_card();
+    open(dir.path()).unwrap();
+    // One flipped bit leaves a finite number of the right shape: only the digest differs.
+    let mut bytes = fs::read(weights_file(&dir)).unwrap();
+    *bytes.last_mut().unwrap() ^= 0x80;
+    fs::write(weights_file(&dir), bytes).unwrap();
+    let error = message(dir.path());
+    assert!(error.contains("sha256 of the weights") && error.contains("as card.json states"), "{error}");
+
+    let card = dir.path().join("card.json");
+    fs::write(&card, r#"{"sha256": 7}"#).unwrap();
+    assert!(message(dir.path()).contains("sha256"), "{}", message(dir.path()));
+    fs::write(&card, r#"{"name": "small"}"#).unwrap();
+    open(dir.path()).unwrap();
+}
+
 #[test]
 fn unexpected_tensors_are_rejected() {
     let head = "/head.weight";

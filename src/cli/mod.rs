@@ -24,7 +24,7 @@ pub use command::Cli;
 
 use crate::error::{Error, printable};
 use command::Command;
-use std::{ffi::OsString, process::ExitCode};
+use std::{ffi::OsString, io::Write, process::ExitCode};
 
 /// Runs the command that `arguments` name and returns its exit code. The first argument is the program's name. Errors are
 /// printed to stderr.
@@ -60,7 +60,8 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             // File and model names come from others, so control characters are replaced. Line breaks are ours.
             let error = flag_names::with_flag_names(error).to_string();
             let message = error.lines().map(printable).collect::<Vec<_>>().join("\n");
-            eprintln!("weir: {message}");
+            // `eprintln!` would panic if stderr is closed.
+            let _ = writeln!(std::io::stderr(), "weir: {message}");
             ExitCode::FAILURE
         }
     }

@@ -14,7 +14,7 @@ pub use checks::{Checks, Origins, parse_bytes, parse_switch};
 pub use tls::{Tls, TlsFiles};
 
 use crate::{engine::Limits, family::load};
-use std::{fmt, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{fmt, io::Write, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 /// The configuration of `weir serve`.
 #[derive(Debug, Clone)]
@@ -47,10 +47,12 @@ pub enum Announce {
 }
 
 impl Announce {
-    /// Prints `message`.
+    /// Prints `message`. Does nothing if stderr is closed or full.
     pub fn print(self, message: fmt::Arguments<'_>) {
         match self {
-            Self::Line => eprintln!("{message}"),
+            Self::Line => {
+                let _ = writeln!(std::io::stderr(), "{message}");
+            }
             Self::Event => tracing::info!("{message}"),
         }
     }

@@ -14,7 +14,7 @@ use prometheus_client::{
 use std::{
     collections::BTreeMap,
     fmt,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, OnceLock, atomic::Ordering},
 };
 
 /// All metrics of a process.
@@ -24,6 +24,10 @@ pub struct Metrics {
     /// Answered calls, by service, method and code.
     calls: Family<Labels, Counter>,
     models: Mutex<BTreeMap<String, Arc<Series>>>,
+    /// Log lines that were dropped.
+    dropped_log_lines: Counter,
+    /// Returns the present number of dropped log lines, if the process counts them.
+    count_dropped: OnceLock<Box<dyn Fn() -> u64 + Send + Sync>>,
 }
 
 impl Default for Metrics {
@@ -32,9 +36,12 @@ impl Default for Metrics {
         let families = Families::register(&mut registry);
         let calls = Family::default();
         registry.register(weir!("grpc_calls"), "Answered calls, by service, method and status code", calls.clone());
+        let dropped_log_lines = Counter::default();
+        registry.register(weir!("log_lines_dropped"), "Log lines that could not be written", dropped_log_lines.clone());
         let version = [("version", env!("CARGO_PKG_VERSION"))];
         registry.register(weir!("build"), "The server's version", Info::new(version));
-        Self { registry, families, calls, models: Mutex::default() }
+        let models = Mutex::default();
+        Self { registry, families, calls, models, dropped_log_lines, count_dropped: OnceLock::new() }
     }
 }
 
@@ -58,6 +65,11 @@ impl Metrics {
         self.calls.get_or_create(&labels.map(|(key, value)| (key, value.to_owned())).into()).inc();
     }
 
+    /// Reports dropped log lines, of which `count` returns the number so far. Only the first call has an effect.
+    pub fn count_dropped_log_lines(&self, count: impl Fn() -> u64 + Send + Sync + 'static) {
+        let _ = self.count_dropped.set(Box::new(count));
+    }
+
     /// Returns the totals of the requests to a model.
     pub fn request_totals(&self, model: &str) -> RequestTotals {
         lock(&self.models).get(model).map_or_else(RequestTotals::default, |series| *lock(&series.totals))
@@ -70,6 +82,9 @@ impl Metrics {
         for series in models.values() {
             let own = engines.iter().filter(|(meter, _)| Arc::ptr_eq(&meter.series, series));
             series.set_gauges(own.inspect(|(meter, engine)| meter.catch_up(engine)).map(|(_, engine)| engine));
+        }
+        if let Some(count) = self.count_dropped.get() {
+            self.dropped_log_lines.inner().store(count(), Ordering::Relaxed);
         }
         let mut out = String::new();
         text::encode(&mut out, &self.registry)?;

@@ -18,6 +18,7 @@ mod extrapolation;
 mod golden;
 mod hostile_checkpoints;
 mod lex;
+mod logging;
 mod lslm;
 mod mixed_load;
 mod naive_decoder;

@@ -116,7 +116,8 @@ fn rows() -> BTreeSet<String> {
         let mut labels = BTreeSet::new();
         let beginning = name.to_owned();
         while let Some(sample) = lines.peek().filter(|line| line.starts_with(&beginning)) {
-            let (_, rest) = sample.split_once('{').unwrap();
+            // A metric of the process may have no label.
+            let rest = sample.split_once('{').map_or("", |(_, rest)| rest);
             let all = rest.split('}').next().unwrap().split(',').filter_map(|label| label.split_once('='));
             labels
                 .extend(all.map(|(label, _)| label.to_owned()).filter(|label| label != "le" && label != "model_name"));

@@ -61,7 +61,11 @@ impl Process {
     }
 
     fn terminate(&self) {
-        let kill = format!("kill -TERM {}", self.child.id());
+        self.signal("TERM");
+    }
+
+    fn signal(&self, name: &str) {
+        let kill = format!("kill -s {name} {}", self.child.id());
         assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success());
     }
 
@@ -71,12 +75,17 @@ impl Process {
 
     /// Waits until the process exits successfully, and returns its log.
     async fn ended(&mut self) -> String {
+        self.ended_with(0).await
+    }
+
+    /// Waits until the process exits with this code, and returns its log.
+    async fn ended_with(&mut self, code: i32) -> String {
         let started = Instant::now();
         while !self.has_ended() {
             assert!(started.elapsed() < SOON, "it does not end");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        assert!(self.child.wait().unwrap().success());
+        assert_eq!(self.child.wait().unwrap().code(), Some(code));
         self.log.take().unwrap().join().unwrap()
     }
 }
@@ -242,7 +251,7 @@ async fn the_first_signal_drains_and_the_second_ends_encrypted_connections_too()
     ModelsClient::new(channel).list_models(v1::ListModelsRequest {}).await.unwrap();
     assert!(!process.has_ended());
     process.terminate();
-    let log = process.ended().await;
+    let log = process.ended_with(1).await;
     assert!(log.contains("second signal: ending at once"), "{log}");
     assert!(log.contains(&format!("certificate:{CLIENT}")), "{log}");
 }
@@ -283,6 +292,24 @@ async fn commands_reach_a_server_behind_tls() {
     }
     assert!(health(&[&encrypted]).1.contains("--tls-ca"));
     assert!(health(&[&encrypted, "--tls-ca", "/no/file.pem"]).1.contains("/no/file.pem"));
+}
+
+/// A server that is busy for a moment accepts the connections of that moment afterwards.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn connections_wait_for_a_busy_server() {
+    // More than the operating system lets wait where the program does not ask for more.
+    const CONNECTIONS: usize = 512;
+    let mut process = Process::start(&[]);
+    process.signal("STOP");
+    let connect = || tokio::time::timeout(Duration::from_secs(20), tokio::net::TcpStream::connect(process.address));
+    let mut waiting = Vec::new();
+    for _ in 0..CONNECTIONS {
+        waiting.push(connect().await.expect("the connection waits").unwrap());
+    }
+    process.signal("CONT");
+    process.signal("TERM");
+    process.ended().await;
 }
 
 /// An idle stream does not delay the shutdown.

@@ -1,5 +1,6 @@
 //! Log level and format.
 
+use super::log_writer::LogWriter;
 use crate::config::{Announce, Checks};
 use std::io::IsTerminal;
 use tracing_subscriber::EnvFilter;
@@ -16,14 +17,18 @@ pub(super) struct LogArgs {
 }
 
 impl LogArgs {
-    /// Starts the log. Called first, so that later checks can log.
-    pub(super) fn start(&self, checks: &mut Checks) -> Announce {
+    /// Starts the log, with `writer` as its way to stderr. Called first, so that later checks can log.
+    pub(super) fn start(&self, writer: &LogWriter, checks: &mut Checks) -> Announce {
         let filter = EnvFilter::try_new(&self.log).unwrap_or_else(|error| {
             checks.reject("--log", &self.log, error);
             EnvFilter::default()
         });
         let colours = std::io::stderr().is_terminal();
-        let log = tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(colours).with_env_filter(filter);
+        let log = tracing_subscriber::fmt().with_ansi(colours).with_env_filter(filter);
+        let writer = writer.clone();
+        let log = log.with_writer(move || writer.clone()).log_internal_errors(false);
+        // The standard library would write to stderr itself, which may block.
+        std::panic::set_hook(Box::new(|panic| tracing::error!("{panic}")));
         // A log that is already running stays in place.
         match self.log_format.as_str() {
             "text" => {

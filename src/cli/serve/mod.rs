@@ -4,6 +4,7 @@
 mod access;
 mod engine;
 mod log;
+mod log_writer;
 mod models;
 mod operations;
 mod signals;
@@ -17,18 +18,22 @@ use crate::{
     family::load,
     serve::{AdminConfig, Engines, ModelLoader, Monitor, ServerParts, Traces, run as serve, serve_admin_port},
 };
+use log_writer::LogWriter;
 use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 
 /// How long the runtime may take to stop.
 const STOP_TIMEOUT: Duration = Duration::from_millis(100);
+/// Maximum connections that wait for the server to accept them. The operating system may have a lower limit.
+const BACKLOG: u32 = 4096;
 
-/// Serves models over gRPC. A signal (SIGTERM or Ctrl-C) drains the server; a second one ends the process at once.
+/// Serves models over gRPC. A signal (SIGTERM or Ctrl-C) drains the server; a second one ends the process at once, with
+/// exit code 1.
 #[derive(Debug, clap::Args)]
 #[command(allow_negative_numbers = true)]
 pub struct Args {
@@ -67,8 +72,8 @@ pub struct SettingSources {
 }
 
 impl Args {
-    fn validate(&self, mut checks: Checks) -> Result<ServeConfig> {
-        let log = self.log.start(&mut checks);
+    fn validate(&self, writer: &LogWriter, mut checks: Checks) -> Result<ServeConfig> {
+        let log = self.log.start(writer, &mut checks);
         let listen = self.transport.listen(&mut checks);
         let checkpoints = self.models.checkpoints(&mut checks);
         let model = self.models.settings(&mut checks);
@@ -107,25 +112,31 @@ pub fn run(args: Args, sources: SettingSources) -> Result<()> {
             return checks.finish();
         }
     }
-    let settings = args.validate(checks)?;
-    if args.check_config {
-        return Ok(());
-    }
-    let runtime = runtime()?;
-    let result = runtime.block_on(listen(settings));
-    runtime.shutdown_timeout(STOP_TIMEOUT);
+    let writer = LogWriter::start();
+    let result = args.validate(&writer, checks).and_then(|settings| {
+        if args.check_config {
+            return Ok(());
+        }
+        let runtime = runtime()?;
+        let result = runtime.block_on(listen(settings, &writer));
+        runtime.shutdown_timeout(STOP_TIMEOUT);
+        result
+    });
+    writer.finish();
     result
 }
 
-async fn listen(settings: ServeConfig) -> Result<()> {
+async fn listen(settings: ServeConfig, writer: &LogWriter) -> Result<()> {
     // First, because PID 1 of a container ignores signals without a handler.
     let signals =
         signals::signals().map_err(|error| Error::Internal(format!("signal handlers cannot be installed: {error}")))?;
     let engines = Engines::default();
+    let log = writer.clone();
+    engines.metrics().count_dropped_log_lines(move || log.dropped_lines());
     let monitor = Monitor::new(engines.clone(), settings.operations.hang);
     // Before models are loaded, so that probes can see the server starting.
     if let Some(address) = settings.operations.admin_listen {
-        let listener = bind("--admin-listen", address).await?;
+        let listener = bind("--admin-listen", address)?;
         settings.log.print(format_args!("admin port on {}", listener.local_addr().unwrap_or(address)));
         tokio::spawn(serve_admin_port(listener, monitor.clone()));
     }
@@ -139,15 +150,15 @@ async fn listen(settings: ServeConfig) -> Result<()> {
     };
     let loaded = tokio::select! {
         loaded = loading => loaded,
-        () = signals::received(signals.clone(), 1) => exit_now("signal while loading models"),
+        () = signals::received(signals.clone(), 1) => exit_now("signal while loading models", 0, writer),
     };
     loaded.unwrap_or_else(|_| Err(Error::Internal("loading a model panicked".into())))?;
 
-    let listener = bind("--listen", settings.listen).await?;
+    let listener = bind("--listen", settings.listen)?;
     let address = listener.local_addr().unwrap_or(settings.listen);
     settings.log.print(format_args!("listening on {address} with {}", printable(&engines.names().join(", "))));
     let http = match settings.http_listen {
-        Some(address) => Some(bind("--http-listen", address).await?),
+        Some(address) => Some(bind("--http-listen", address)?),
         None => None,
     };
     if let Some(listener) = &http {
@@ -159,19 +170,29 @@ async fn listen(settings: ServeConfig) -> Result<()> {
     let offer = ServerParts { monitor, admin, traces, http };
     tokio::select! {
         served = serve(listener, offer, signals::received(signals.clone(), 1), settings.transport) => served,
-        () = signals::received(signals, 2) => exit_now("second signal"),
+        () = signals::received(signals, 2) => exit_now("second signal", 1, writer),
     }
 }
 
-/// Ends the process without waiting for any thread.
+/// Ends the process with this exit code, after the log is written, without waiting for any other thread.
 #[expect(clippy::disallowed_methods, reason = "destructors would wait for threads, which may hang")]
-fn exit_now(why: &str) -> ! {
+fn exit_now(why: &str, code: i32, writer: &LogWriter) -> ! {
     tracing::warn!("{why}: ending at once");
-    std::process::exit(0)
+    writer.finish();
+    std::process::exit(code)
 }
 
-async fn bind(flag: &str, address: SocketAddr) -> Result<TcpListener> {
-    TcpListener::bind(address).await.map_err(|error| Error::Setting(format!("{flag} {address}: {error}")))
+/// Listens on the address that `flag` gives. Must run within the runtime.
+fn bind(flag: &str, address: SocketAddr) -> Result<TcpListener> {
+    let listen = || {
+        let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+        // A restarted server may listen while connections of the earlier process end.
+        #[cfg(unix)]
+        socket.set_reuseaddr(true)?;
+        socket.bind(address)?;
+        socket.listen(BACKLOG)
+    };
+    listen().map_err(|error| Error::Setting(format!("{flag} {address}: {error}")))
 }
 
 /// Loads checkpoints with the same settings. Models share the thread pool of the settings, if it is started.

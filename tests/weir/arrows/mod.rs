@@ -59,6 +59,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ("clap", &["cli", "main"]),
     ("indicatif", &["cli"]),
     ("tracing_subscriber", &["cli"]),
+    ("tracing_appender", &["cli"]),
     ("safetensors", &["cli"]),
     ("zip", &["family"]),
     // Hashes of checkpoints, API keys, certificates and the beginnings of texts.

@@ -1,0 +1,124 @@
+//! A log that cannot be written costs log lines, and nothing else: `weir serve` with a stderr that is closed, unread or full.
+#![cfg(target_os = "linux")]
+
+use super::support::converted;
+use std::{
+    fs::File,
+    io::{PipeReader, pipe},
+    net::{SocketAddr, TcpListener},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
+use tonic::transport::{Channel, Endpoint};
+use weir_proto::v1::{GenerateRequest, Stopping, generation_client::GenerationClient};
+
+const TIMEOUT: Duration = Duration::from_secs(120);
+/// Calls that log far more than a pipe holds.
+const CALLS: usize = 400;
+
+/// A server whose log goes to `stderr`; it is killed when dropped.
+struct Server {
+    child: Child,
+    address: SocketAddr,
+    admin: SocketAddr,
+}
+
+impl Server {
+    fn start(stderr: Stdio) -> Self {
+        // The addresses cannot be read from the log.
+        let [address, admin] = free_addresses();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
+        command.args(["serve", "--threads", "1", "--log", "trace", "--calibration-milliseconds", "0"]);
+        command.arg("--listen").arg(address.to_string()).arg("--admin-listen").arg(admin.to_string());
+        let child = command.arg("--model").arg(converted("whitespaces")).env_clear().stderr(stderr).spawn().unwrap();
+        Self { child, address, admin }
+    }
+
+    async fn connect(&mut self) -> GenerationClient<Channel> {
+        let started = Instant::now();
+        let endpoint = Endpoint::from_shared(format!("http://{}", self.address)).unwrap();
+        loop {
+            assert!(self.child.try_wait().unwrap().is_none(), "the process ended");
+            match endpoint.connect().await {
+                Ok(channel) => return GenerationClient::new(channel),
+                Err(error) => assert!(started.elapsed() < TIMEOUT, "{error}"),
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Returns the number of dropped lines that the metrics report.
+    async fn dropped_lines(&self) -> u64 {
+        let mut connection = TcpStream::connect(self.admin).await.unwrap();
+        connection.write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();
+        let mut response = String::new();
+        connection.read_to_string(&mut response).await.unwrap();
+        let line = response.lines().find(|line| line.starts_with("weir:log_lines_dropped_total ")).unwrap();
+        line.rsplit(' ').next().unwrap().parse().unwrap()
+    }
+
+    async fn terminate(&mut self) {
+        let id = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-s", "TERM", &id]).status().unwrap().success());
+        let started = Instant::now();
+        while self.child.try_wait().unwrap().is_none() {
+            assert!(started.elapsed() < TIMEOUT, "it does not end");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        assert!(self.child.wait().unwrap().success());
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Returns two addresses on loopback that no listener has.
+fn free_addresses() -> [SocketAddr; 2] {
+    let listeners = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+    listeners.map(|listener| listener.local_addr().unwrap())
+}
+
+/// Calls a server while a stream runs, and ends it.
+async fn serves(stderr: Stdio) {
+    let mut server = Server::start(stderr);
+    let mut client = server.connect().await;
+    let request = |max_chars| GenerateRequest {
+        prompt: "a b".into(),
+        stopping: Some(Stopping { max_chars: Some(max_chars), ..Default::default() }),
+        ..Default::default()
+    };
+    let mut running = client.generate(request(200)).await.unwrap().into_inner();
+    for _ in 0..CALLS {
+        let mut stream = client.generate(request(2)).await.unwrap().into_inner();
+        while stream.message().await.unwrap().is_some() {}
+    }
+    while running.message().await.unwrap().is_some() {}
+    assert!(server.dropped_lines().await > 0);
+    server.terminate().await;
+}
+
+#[tokio::test]
+async fn a_closed_log_costs_lines_only() {
+    let (reader, writer) = pipe().unwrap();
+    drop(reader);
+    serves(writer.into()).await;
+}
+
+#[tokio::test]
+async fn a_full_disk_costs_lines_only() {
+    serves(File::options().write(true).open("/dev/full").unwrap().into()).await;
+}
+
+#[tokio::test]
+async fn a_log_that_nobody_reads_costs_lines_only() {
+    let (_unread, writer): (PipeReader, _) = pipe().unwrap();
+    serves(writer.into()).await;
+}

@@ -219,7 +219,7 @@ def test_models(client: Any) -> None:
         ({"logit_bias": {"none": 1}}, "logit_bias"),
         ({"n": 1000}, "n"),
         ({"suffix": "and so on"}, "suffix"),
-        ({"prompt": [1, 2, 3]}, "prompt"),
+        ({"prompt": [1, 2, 3]}, "prompt[0]"),
         ({"prompt": "a" * 9000}, "prompt"),
         ({"extra_body": {"ignore_eos": "perhaps"}}, "ignore_eos"),
         ({"extra_body": {"stream_options": {"include_usage": 3}}}, "stream_options.include_usage"),

@@ -58,7 +58,7 @@ impl Call {
 
     /// Returns the tenant whose share of the engine the call uses.
     pub(super) fn tenant(&self) -> Arc<str> {
-        self.principal.to_string().into()
+        self.principal.tenant()
     }
 
     fn unknown() -> Self {
@@ -86,6 +86,13 @@ pub(super) enum Principal {
     Address(IpAddr),
     /// No key, certificate or address is known.
     Unknown,
+}
+
+impl Principal {
+    /// Returns the tenant whose shares the client uses.
+    pub(super) fn tenant(&self) -> Arc<str> {
+        self.to_string().into()
+    }
 }
 
 impl fmt::Display for Principal {

@@ -34,7 +34,8 @@ use crate::{
     error::{Error, Result},
 };
 use grpc::{generation::JobService, latency::LatencyService, models::ModelsService};
-use middleware::compression::compressing;
+use middleware::{body_limits::BodyMemory, compression::compressing};
+use openai::ApiState;
 use registry::{calibration, drain::Gate};
 use std::{
     future::Future,
@@ -118,7 +119,9 @@ pub async fn run(
     }
     let (close, closing) = watch::channel(false);
     let (draining, ending) = watch::channel(false);
-    let stack = |routes: Routes| middleware::stack(routes, &config, engines.metrics(), traces.clone(), ending.clone());
+    let memory = BodyMemory::new(&config);
+    let stack =
+        |routes: Routes| middleware::stack(routes, &config, &memory, engines.metrics(), traces.clone(), ending.clone());
     // A call of the Open Inference Protocol passes the whole stack again, as a call of our own services.
     let own = in_process::services(stack(routes.clone().prepare()));
     let calls = stack(routes.add_service(oip::server(own, monitor.clone(), &config)).prepare());
@@ -131,7 +134,8 @@ pub async fn run(
     let openai = async {
         if let Some(listener) = http {
             let incoming = connections::incoming(listener, &config, ending, Protocol::Http1);
-            openai::serve(incoming, in_process::services(calls), monitor.clone(), &config, closing).await;
+            let api = ApiState::new(in_process::services(calls), monitor.clone(), memory.clone(), &config);
+            openai::serve(incoming, api, &config, closing).await;
         }
     };
     let shutdown = async {

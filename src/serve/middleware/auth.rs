@@ -11,7 +11,7 @@ use crate::{
     },
 };
 use std::sync::Arc;
-use tonic::codegen::http::{HeaderMap, header::AUTHORIZATION};
+use tonic::codegen::http::{HeaderMap, Request, header::AUTHORIZATION};
 use tower::ServiceExt;
 
 /// Services that need no key.
@@ -39,7 +39,7 @@ pub(super) fn authenticate(keys: Option<Arc<Keys>>) -> impl Middleware {
         // Its calls carry a token instead, which its own interceptor checks.
         let guarded = path.starts_with(GUARDED);
         let keys = keys.as_deref().filter(|_| !open && !guarded);
-        let principal = keys.map_or_else(|| Ok(unauthenticated(&request)), |keys| key_owner(keys, request.headers()));
+        let principal = principal(keys, &request);
         if !guarded && !passed_on {
             request.headers_mut().remove(AUTHORIZATION);
         }
@@ -54,6 +54,11 @@ pub(super) fn authenticate(keys: Option<Arc<Keys>>) -> impl Middleware {
         request.extensions_mut().insert(call);
         Box::pin(next.oneshot(request))
     }
+}
+
+/// Returns the client of a request: the owner of its API key, if keys are required. Fails if the key is missing or unknown.
+pub(crate) fn principal<B>(keys: Option<&Keys>, request: &Request<B>) -> Result<Principal> {
+    keys.map_or_else(|| Ok(unauthenticated(request)), |keys| key_owner(keys, request.headers()))
 }
 
 /// Returns the owner of the API key in `headers`.
@@ -76,7 +81,7 @@ pub(crate) fn bearer(value: &[u8]) -> Option<&[u8]> {
 }
 
 /// Returns the principal of a call without a key: the owner of the client certificate, else the client's address.
-fn unauthenticated(request: &HttpRequest) -> Principal {
+fn unauthenticated<B>(request: &Request<B>) -> Principal {
     let Some(Peer { address, certificate }) = request.extensions().get() else { return Principal::Unknown };
     match (certificate, address) {
         (Some(name), _) => Principal::Certificate(Arc::clone(name)),
@@ -88,10 +93,7 @@ fn unauthenticated(request: &HttpRequest) -> Principal {
 #[cfg(test)]
 mod tests {
     use super::{super::layer::Around, *};
-    use tonic::{
-        body::Body,
-        codegen::http::{Request, Response},
-    };
+    use tonic::{body::Body, codegen::http::Response};
     use tower::{Layer, service_fn};
 
     const KEY: &str = "a-key-that-alice-has";

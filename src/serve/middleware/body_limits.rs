@@ -48,18 +48,18 @@ const GRACE: Duration = Duration::from_secs(1);
 ///
 /// A body that has not arrived soon after the server begins to shut down is rejected. A document that is being read is a running
 /// request, which continues like any other.
-pub(super) fn limit(config: &TransportConfig, ending: watch::Receiver<bool>) -> impl Middleware {
-    let limit = config.request_memory;
+pub(super) fn limit(
+    memory: Arc<BodyMemory>,
+    config: &TransportConfig,
+    ending: watch::Receiver<bool>,
+) -> impl Middleware {
     let timeout = config.upload;
-    let tenant_limit = (limit - limit / RESERVED_SHARE).max(config.message_bytes);
     // A message never decompresses to more than `message_bytes`, and a single one must always fit.
-    let max_expanded = config.message_bytes.min(tenant_limit - config.message_bytes);
-    let memory = Arc::new(BodyMemory { limit, tenant_limit, usage: Mutex::default() });
+    let max_expanded = config.message_bytes.min(memory.tenant_limit - config.message_bytes);
     move |mut request: HttpRequest, next: Next| {
         let call = Call::of_http(&request);
         let id = Arc::clone(&call.id);
-        let bytes = Mutex::default();
-        let reserved = Arc::new(Reservation { memory: Arc::clone(&memory), tenant: call.tenant(), bytes });
+        let reserved = Arc::new(Reservation::new(Arc::clone(&memory), call.tenant()));
         // A stream of requests need not arrive as a whole: each request must.
         let is_stream = request.uri().path() == STREAM_INFER;
         let started = (request.uri().path() == SUMMARIZE).then_some(false);
@@ -90,8 +90,8 @@ pub(super) fn limit(config: &TransportConfig, ending: watch::Receiver<bool>) -> 
     }
 }
 
-/// The memory that arriving bodies share.
-struct BodyMemory {
+/// The memory that arriving bodies share, on all ports.
+pub(crate) struct BodyMemory {
     /// Maximum bytes of all bodies.
     limit: usize,
     /// Maximum bytes of one tenant's bodies.
@@ -107,6 +107,13 @@ struct MemoryUsage {
 }
 
 impl BodyMemory {
+    /// Creates the memory with the limits of `config`.
+    pub(crate) fn new(config: &TransportConfig) -> Arc<Self> {
+        let limit = config.request_memory;
+        let tenant_limit = (limit - limit / RESERVED_SHARE).max(config.message_bytes);
+        Arc::new(Self { limit, tenant_limit, usage: Mutex::default() })
+    }
+
     fn reserve(&self, tenant: &Arc<str>, bytes: usize) -> Result<(), Error> {
         let mut usage = self.usage();
         let tenant_bytes = usage.by_tenant.get(tenant).map_or(bytes, |tenant_bytes| tenant_bytes.saturating_add(bytes));
@@ -139,7 +146,8 @@ impl BodyMemory {
     }
 }
 
-struct Reservation {
+/// The memory that one body uses. Dropping it releases all of it.
+pub(crate) struct Reservation {
     memory: Arc<BodyMemory>,
     tenant: Arc<str>,
     bytes: Mutex<ReservedBytes>,
@@ -154,8 +162,14 @@ struct ReservedBytes {
 }
 
 impl Reservation {
-    /// Reserves `more` bytes that have arrived. Returns true if no others were waiting to be read.
-    fn add(&self, more: usize) -> Result<bool, Error> {
+    /// Creates an empty reservation of `tenant`.
+    pub(crate) fn new(memory: Arc<BodyMemory>, tenant: Arc<str>) -> Self {
+        Self { memory, tenant, bytes: Mutex::default() }
+    }
+
+    /// Reserves `more` bytes that have arrived. Returns true if no others were waiting to be read. Fails if the limit of all
+    /// bodies or of the tenant is exceeded.
+    pub(crate) fn add(&self, more: usize) -> Result<bool, Error> {
         let mut bytes = self.bytes();
         self.memory.reserve(&self.tenant, more)?;
         let first = bytes.arrived == 0;
@@ -190,6 +204,12 @@ impl Reservation {
 
     fn bytes(&self) -> MutexGuard<'_, ReservedBytes> {
         self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.release_all();
     }
 }
 

@@ -14,6 +14,7 @@ pub(super) mod tonic_errors;
 
 use super::traces::Traces;
 use crate::{config::TransportConfig, metrics::Metrics};
+use body_limits::BodyMemory;
 use layer::{Around, HttpRequest, Middleware, Next};
 use std::sync::Arc;
 use tokio::sync::watch;
@@ -24,6 +25,7 @@ use tower::{Layer, ServiceExt};
 pub(super) fn stack(
     routes: Routes,
     config: &TransportConfig,
+    memory: &Arc<BodyMemory>,
     metrics: &Arc<Metrics>,
     traces: Option<Traces>,
     ending: watch::Receiver<bool>,
@@ -37,7 +39,7 @@ pub(super) fn stack(
     // Outside the services, because it may stop waiting for their response.
     let service = Around(deadline::enforce).layer(service);
     // Inside authentication, which sets the tenant whose limit applies; outside the services, which read the body.
-    let service = Around(body_limits::limit(config, ending)).layer(service);
+    let service = Around(body_limits::limit(Arc::clone(memory), config, ending)).layer(service);
     // Inside the log span, in which it records the principal; outside everything that uses memory or time.
     let service = Around(auth::authenticate(config.access.keys.clone())).layer(service);
     // Outside everything that can fail, so that every failure is logged within the call's span.

@@ -100,8 +100,11 @@ impl InferRequest {
         fields.insert("prompt".into(), text.into());
         fields.insert("echo".into(), echo.into());
         let completion = CompletionRequest::from_fields(fields, SAMPLING_PARAMETERS)?;
-        let [mut generate] = <[_; 1]>::try_from(completion.generate_requests()?)
-            .map_err(|all| Error::bad_option("n", all.len().to_string(), "1, as each request has one response"))?;
+        let mut requests = completion.generate_requests()?;
+        let choices = requests.len();
+        let Some(mut generate) = requests.next().filter(|_| choices == 1) else {
+            return Err(Error::bad_option("n", choices.to_string(), "1, as each request has one response"));
+        };
         if !fields_have_priority {
             generate.priority = priority;
         }

@@ -30,7 +30,7 @@ pub(super) async fn complete(State(state): State<ApiState>, client: ClientContex
 async fn handle(state: ApiState, client: &ClientContext, request: Request) -> Result<Response, ApiError> {
     let received_at = Instant::now();
     let body = state.read_body(request).await?;
-    let request = CompletionRequest::parse(&body, "the body")?;
+    let request = CompletionRequest::parse(&body.bytes, "the body")?;
     drop(body);
     let completion = Completion::start(&state, client, &request).await?;
     if !request.wants_stream() {
@@ -54,7 +54,7 @@ impl Completion {
         let mut service = GenerationClient::new(state.services.clone()).max_decoding_message_size(usize::MAX);
         let mut choices = Vec::new();
         let mut streams = StreamMap::new();
-        for (index, message) in request.generate_requests()?.into_iter().enumerate() {
+        for (index, message) in request.generate_requests()?.enumerate() {
             let response = service.generate(client.call(message)).await?;
             streams.insert(index, response.into_inner());
             choices.push(Choice::new(index, request.wants_characters()));

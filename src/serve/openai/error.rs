@@ -33,11 +33,6 @@ impl ApiError {
         Self { status, message: message.into(), param: None, code: Some(code.into()), retry_after: None }
     }
 
-    /// Asks the client to retry after this many seconds.
-    pub(super) fn retry_after(self, seconds: u64) -> Self {
-        Self { retry_after: Some(seconds), ..self }
-    }
-
     /// Returns the body in OpenAI's form.
     pub(super) fn body(&self) -> Value {
         let kind = match self.status.as_u16() {

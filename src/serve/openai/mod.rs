@@ -6,6 +6,7 @@
 //!
 //! hyper itself answers a request whose head it cannot parse: 400, 414 or 431 without a body.
 
+mod bounded;
 mod completions;
 mod error;
 mod models;
@@ -19,13 +20,9 @@ mod summaries;
 
 use crate::{
     config::TransportConfig,
-    serve::{
-        in_process::Services,
-        registry::health::Monitor,
-        transport::{
-            connections::Connection,
-            lingering_close::{LingeringClose, UnreadBody},
-        },
+    serve::transport::{
+        connections::Connection,
+        lingering_close::{LingeringClose, UnreadBody},
     },
 };
 use axum::{
@@ -42,7 +39,7 @@ use hyper_util::{
     rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
 };
-use state::ApiState;
+pub(super) use state::ApiState;
 use std::{pin::pin, time::Duration};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -59,13 +56,12 @@ const MIN_READ_BUFFER: usize = 8 << 10;
 /// Serves these connections until `closing` is set, and then until the last one has its response.
 pub(super) async fn serve(
     mut incoming: impl Stream<Item = std::io::Result<Connection>> + Unpin,
-    services: Services,
-    monitor: Monitor,
+    api: ApiState,
     config: &TransportConfig,
     mut closing: watch::Receiver<bool>,
 ) {
-    let engines = monitor.engines().clone();
-    let router = router(ApiState::new(services, monitor, config));
+    let engines = api.monitor.engines().clone();
+    let router = router(api);
     let mut connections = JoinSet::new();
     loop {
         let connection = tokio::select! {

@@ -3,8 +3,14 @@
 //! Field names are OpenAI's, else vLLM's; `boundaries`, `boundary_mode` and `max_segments` are ours. Unknown fields and nulls are
 //! ignored, as clients of other servers expect. An unsupported option is rejected, unless its value has no effect.
 
-use super::seed::Seed;
-use crate::error::{Error, Result, quoted};
+use super::{
+    bounded::{Bias, Biases, Texts},
+    seed::Seed,
+};
+use crate::{
+    decode::options::OptionLimits,
+    error::{Error, Result, quoted},
+};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use weir_proto::v1;
@@ -71,7 +77,7 @@ pub(crate) fn finish_reason(reason: v1::FinishReason) -> &'static str {
 pub(crate) struct CompletionRequest {
     model: Option<String>,
     #[serde(default)]
-    prompt: Value,
+    prompt: Texts<MAX_CHOICES>,
     max_tokens: Option<u32>,
     min_tokens: Option<u32>,
     temperature: Option<f32>,
@@ -85,12 +91,13 @@ pub(crate) struct CompletionRequest {
     n: Option<usize>,
     best_of: Option<usize>,
     #[serde(default)]
-    stop: Value,
+    stop: Texts<{ OptionLimits::STOPS }>,
     include_stop_str_in_output: Option<bool>,
     ignore_eos: Option<bool>,
     echo: Option<bool>,
     logprobs: Option<u32>,
-    logit_bias: Option<Map<String, Value>>,
+    #[serde(default)]
+    logit_bias: Biases,
     priority: Option<i32>,
     suffix: Option<String>,
     stream: Option<bool>,
@@ -150,27 +157,33 @@ impl CompletionRequest {
         self.n.unwrap_or(1)
     }
 
-    /// Returns one request of `Generate` for each choice: those of the first prompt, then those of the next. Fails if
-    /// an option is unsupported; `Generate` checks the others.
-    pub(crate) fn generate_requests(&self) -> Result<Vec<v1::GenerateRequest>> {
+    /// Returns the requests of `Generate`, one for each choice: those of the first prompt, then those of the next. Each is
+    /// built when it is taken. Fails if an option is unsupported; `Generate` checks the others.
+    pub(crate) fn generate_requests(&self) -> Result<impl ExactSizeIterator<Item = v1::GenerateRequest>> {
         self.reject_unsupported()?;
-        let prompts = texts("prompt", &self.prompt)?;
-        let prompts = if prompts.is_empty() { vec![String::new()] } else { prompts };
+        let prompts = self.prompt.0.len().max(1);
         let n = self.choices_per_prompt();
-        if n == 0 || n.saturating_mul(prompts.len()) > MAX_CHOICES {
-            let found = format!("{n} for {} prompts", prompts.len());
+        if n == 0 || n.saturating_mul(prompts) > MAX_CHOICES {
+            let found = format!("{n} for {prompts} prompts");
             return Err(Error::bad_option("n", found, format!("1 to {MAX_CHOICES} choices in total")));
         }
         if let Some(best_of) = self.best_of.filter(|best_of| *best_of != n) {
             return Err(Error::bad_option("best_of", best_of.to_string(), "equal to n"));
         }
-        let mut requests = Vec::with_capacity(n * prompts.len());
-        for prompt in prompts {
-            for index in 0..n {
-                requests.push(self.generate_request(prompt.clone(), index)?);
-            }
-        }
-        Ok(requests)
+        let top_k = self.top_k()?;
+        Ok((0..n * prompts).map(move |index| {
+            let prompt = self.prompt.0.get(index / n).cloned().unwrap_or_default();
+            self.generate_request(prompt, top_k, index % n)
+        }))
+    }
+
+    /// Returns the limit on the most probable symbols. vLLM's −1 keeps all symbols, as our 0 does.
+    fn top_k(&self) -> Result<Option<u32>> {
+        let convert = |k| match k {
+            -1 => Ok(0),
+            k => u32::try_from(k).map_err(|_| Error::bad_option("top_k", k.to_string(), "-1 or more")),
+        };
+        self.top_k.map(convert).transpose()
     }
 
     fn reject_unsupported(&self) -> Result<()> {
@@ -187,18 +200,12 @@ impl CompletionRequest {
         Ok(())
     }
 
-    fn generate_request(&self, prompt: String, index: usize) -> Result<v1::GenerateRequest> {
+    fn generate_request(&self, prompt: String, top_k: Option<u32>, index: usize) -> v1::GenerateRequest {
         // Each choice draws from a seed of its own.
         let seed = self.seed.map(|Seed(seed)| seed.wrapping_add(index as u64));
-        // vLLM's −1 keeps all symbols, as our 0 does.
-        let top_k = match self.top_k {
-            None => None,
-            Some(-1) => Some(0),
-            Some(k) => Some(u32::try_from(k).map_err(|_| Error::bad_option("top_k", k.to_string(), "-1 or more"))?),
-        };
         // Only characters with log-probabilities arrive with their number, which running counts need.
         let counted = self.stream_options().continuous_usage_stats;
-        Ok(v1::GenerateRequest {
+        v1::GenerateRequest {
             model: self.model.clone(),
             prompt,
             sampling: Some(v1::Sampling {
@@ -208,13 +215,13 @@ impl CompletionRequest {
                 min_p: self.min_p,
                 repetition_penalty: self.repetition_penalty,
                 seed,
-                logit_bias: self.logit_biases()?,
+                logit_bias: self.logit_biases(),
             }),
             stopping: Some(v1::Stopping {
                 max_chars: Some(self.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS)),
                 min_chars: self.min_tokens,
                 max_segments: self.max_segments,
-                stop: texts("stop", &self.stop)?,
+                stop: self.stop.0.clone(),
                 include_stop: self.include_stop_str_in_output,
                 ignore_eos: self.ignore_eos,
             }),
@@ -227,20 +234,14 @@ impl CompletionRequest {
             }),
             boundary_mode: self.boundary_mode.clone(),
             priority: self.priority,
-        })
+        }
     }
 
-    /// Returns the biases by symbol id.
-    fn logit_biases(&self) -> Result<Vec<v1::LogitBias>> {
-        let error = |key: &str| Error::bad_option("logit_bias", quoted(key), "a symbol id with a number as its value");
-        let biases = self.logit_bias.iter().flatten();
-        biases
-            .map(|(key, value)| {
-                let id = key.parse().map_err(|_| error(key))?;
-                let bias = value.as_f64().ok_or_else(|| error(key))?;
-                Ok(v1::LogitBias { symbol: Some(v1::logit_bias::Symbol::Id(id)), bias: bias as f32 })
-            })
-            .collect()
+    /// Returns the biases as messages.
+    fn logit_biases(&self) -> Vec<v1::LogitBias> {
+        let message =
+            |bias: &Bias| v1::LogitBias { symbol: Some(v1::logit_bias::Symbol::Id(bias.id)), bias: bias.value };
+        self.logit_bias.0.iter().map(message).collect()
     }
 }
 
@@ -279,27 +280,12 @@ pub(crate) fn wrong_type(field: &str, expected: &str) -> Error {
     Error::Unreadable { field: Some(field.into()), why: format!("{field}: expected {expected}") }
 }
 
-/// Converts null, a string, or a list of strings.
-fn texts(field: &'static str, value: &Value) -> Result<Vec<String>> {
-    let expected = match field {
-        "prompt" => "a string or a list of strings, as token ids are not supported",
-        _ => "a string or a list of strings",
-    };
-    let error = || wrong_type(field, expected);
-    match value {
-        Value::Null => Ok(Vec::new()),
-        Value::String(text) => Ok(vec![text.clone()]),
-        Value::Array(all) => all.iter().map(|text| text.as_str().map(str::to_owned).ok_or_else(error)).collect(),
-        _ => Err(error()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn requests(body: &str) -> Result<Vec<v1::GenerateRequest>> {
-        CompletionRequest::parse(body.as_bytes(), "the body")?.generate_requests()
+        Ok(CompletionRequest::parse(body.as_bytes(), "the body")?.generate_requests()?.collect())
     }
 
     fn field(error: &Error) -> Option<&str> {
@@ -331,7 +317,7 @@ mod tests {
     #[test]
     fn errors_name_the_field() {
         for (body, field) in [
-            (r#"{"prompt": [1, 2]}"#, Some("prompt")),
+            (r#"{"prompt": [1, 2]}"#, Some("prompt[0]")),
             (r#"{"prompt": 3}"#, Some("prompt")),
             (r#"{"prompt": "a", "n": 0}"#, Some("n")),
             (r#"{"prompt": "a", "n": 65}"#, Some("n")),
@@ -341,7 +327,7 @@ mod tests {
             (r#"{"prompt": "a", "max_tokens": -1}"#, Some("max_tokens")),
             (r#"{"prompt": "a", "temperature": "hot"}"#, Some("temperature")),
             (r#"{"prompt": "a", "logit_bias": {"x": 1}}"#, Some("logit_bias")),
-            (r#"{"prompt": "a", "logit_bias": {"1": "x"}}"#, Some("logit_bias")),
+            (r#"{"prompt": "a", "logit_bias": {"1": "x"}}"#, Some("logit_bias.1")),
             (r#"{"prompt": "a", "top_k": -2}"#, Some("top_k")),
             (r#"{"prompt": "a", "stream_options": {"include_usage": 1}}"#, Some("stream_options.include_usage")),
             ("{", None),

@@ -2,12 +2,18 @@
 
 use super::error::ApiError;
 use crate::{
-    config::TransportConfig,
+    config::{Keys, TransportConfig},
     error::Error,
-    serve::{in_process::Services, registry::health::Monitor},
+    serve::{
+        in_process::Services,
+        middleware::{
+            auth::principal,
+            body_limits::{BodyMemory, Reservation},
+        },
+        registry::health::Monitor,
+    },
 };
 use axum::{
-    body::Bytes,
     extract::Request,
     http::{StatusCode, header},
 };
@@ -15,19 +21,17 @@ use std::{
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
-use tokio::sync::Semaphore;
 use tokio_stream::StreamExt;
-
-/// Bytes of a body that one permit stands for.
-const PERMIT_BYTES: usize = 1024;
 
 /// The state that all handlers share.
 #[derive(Clone)]
-pub(super) struct ApiState {
+pub(crate) struct ApiState {
     pub(super) services: Services,
     pub(super) monitor: Monitor,
-    /// The memory for bodies that are arriving, in permits.
-    body_permits: Arc<Semaphore>,
+    /// The keys that requests need, if any.
+    keys: Option<Arc<Keys>>,
+    /// The memory for bodies that are arriving.
+    memory: Arc<BodyMemory>,
     /// Maximum bytes of a body.
     max_body_bytes: usize,
     /// Maximum time for a body to arrive.
@@ -36,21 +40,30 @@ pub(super) struct ApiState {
     pub(super) started_at: u64,
 }
 
+/// A request's body, with the memory that it uses.
+pub(super) struct ApiBody {
+    pub(super) bytes: Vec<u8>,
+    /// Released when the body is dropped.
+    _reserved: Reservation,
+}
+
 impl ApiState {
-    pub(super) fn new(services: Services, monitor: Monitor, config: &TransportConfig) -> Self {
-        let permits = (config.request_memory / PERMIT_BYTES).min(Semaphore::MAX_PERMITS);
+    /// Creates the state of a server. `memory` is that of the bodies on all ports.
+    pub(crate) fn new(services: Services, monitor: Monitor, memory: Arc<BodyMemory>, config: &TransportConfig) -> Self {
         Self {
             services,
             monitor,
-            body_permits: Arc::new(Semaphore::new(permits)),
+            keys: config.access.keys.clone(),
+            memory,
             max_body_bytes: config.message_bytes,
             upload_timeout: config.upload,
             started_at: unix_seconds(),
         }
     }
 
-    /// Reads a request's body within the limits on one body and on all together.
-    pub(super) async fn read_body(&self, request: Request) -> Result<Bytes, ApiError> {
+    /// Reads a request's body within the limits on one body, on those of one caller, and on all together. Checks the key first.
+    pub(super) async fn read_body(&self, request: Request) -> Result<ApiBody, ApiError> {
+        let caller = principal(self.keys.as_deref(), &request)?;
         let encodings = request.headers().get_all(header::CONTENT_ENCODING);
         if encodings.iter().any(|encoding| encoding != "identity") {
             let message = "Content-Encoding: compressed bodies are not supported";
@@ -58,16 +71,12 @@ impl ApiState {
         }
         let declared = request.headers().get(header::CONTENT_LENGTH);
         let declared = declared.and_then(|length| length.to_str().ok()?.parse().ok());
-        let length: usize = declared.unwrap_or(self.max_body_bytes);
         let oversized = || ApiError::from(Error::Oversized { what: "the body", limit: self.max_body_bytes });
-        if length > self.max_body_bytes {
+        if declared.is_some_and(|length: usize| length > self.max_body_bytes) {
             return Err(oversized());
         }
-        let permits = u32::try_from(length.div_ceil(PERMIT_BYTES)).unwrap_or(u32::MAX);
-        let Ok(_permits) = self.body_permits.try_acquire_many(permits) else {
-            let message = "the memory for arriving requests is in use";
-            return Err(ApiError::new(StatusCode::TOO_MANY_REQUESTS, "no_room", message).retry_after(1));
-        };
+        // Memory is taken as bytes arrive: a declared length costs the client nothing.
+        let reserved = Reservation::new(Arc::clone(&self.memory), caller.tenant());
         let read = async {
             let mut parts = request.into_body().into_data_stream();
             let mut body = Vec::new();
@@ -77,9 +86,10 @@ impl ApiState {
                 if part.len() > self.max_body_bytes - body.len() {
                     return Err(oversized());
                 }
+                reserved.add(part.len())?;
                 body.extend_from_slice(&part);
             }
-            Ok(Bytes::from(body))
+            Ok(ApiBody { bytes: body, _reserved: reserved })
         };
         tokio::time::timeout(self.upload_timeout, read).await.unwrap_or_else(|_| {
             let message = format!("the body did not arrive completely within {:?}", self.upload_timeout);

@@ -108,7 +108,7 @@ pub(super) async fn summarize(State(state): State<ApiState>, client: ClientConte
 
 async fn handle(state: ApiState, client: &ClientContext, request: Request) -> Result<Response, ApiError> {
     let body = state.read_body(request).await?;
-    let request: SummaryRequest = parse_json(&body, "the body")?;
+    let request: SummaryRequest = parse_json(&body.bytes, "the body")?;
     drop(body);
     if request.document.is_some() && request.document_id.is_some() {
         return Err(Error::Exclusive { first: "document", second: "document_id" }.into());

@@ -9,6 +9,7 @@ use super::{
     tls_identity::certificate_name,
 };
 use crate::{config::TransportConfig, serve::call::Peer};
+use socket2::SockRef;
 use std::{
     io::{Error, ErrorKind, Result},
     pin::Pin,
@@ -30,6 +31,9 @@ use tonic::transport::server::{Connected, TcpIncoming};
 const PREFACE: [u8; 24] = *b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Maximum connections that wait for the server to take them.
 const MAX_READY: usize = 16;
+/// Size of a connection's send buffer in the operating system. Its default grows to megabytes, which hide a client that reads
+/// nothing.
+const SEND_BUFFER_BYTES: usize = 256 << 10;
 /// Delay before the next attempt when the operating system has no file descriptor left.
 const RETRY_DELAY: Duration = Duration::from_millis(100);
 
@@ -98,6 +102,9 @@ async fn accept(
                 }
                 was_full = permit.is_err();
                 let Ok(permit) = permit else { continue };
+                if let Err(error) = SockRef::from(&stream).set_send_buffer_size(SEND_BUFFER_BYTES) {
+                    tracing::debug!(%error, "the send buffer keeps its size");
+                }
                 let handshake = handshaker.clone().run(stream, permit);
                 let ready = ready.clone();
                 handshakes.spawn(async move {

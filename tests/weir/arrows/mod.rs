@@ -67,6 +67,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ("subtle", &["config"]),
     ("toml", &["config"]),
     ("tokio_rustls", &["config", "serve"]),
+    ("socket2", &["serve"]),
     ("webpki", &["serve"]),
     ("rand_chacha", &["decode", "family"]),
     ("unicode_normalization", &["text"]),

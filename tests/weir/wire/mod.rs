@@ -11,6 +11,7 @@ mod golden_wire;
 mod hostile;
 mod http;
 mod http2_frames;
+mod http_admission;
 mod http_refusals;
 mod http_summaries;
 mod late_headers;

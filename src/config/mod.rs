@@ -98,6 +98,14 @@ pub struct TransportConfig {
     pub error_resets: usize,
     /// Maximum connections.
     pub connections: usize,
+    /// Maximum connections of one IPv4 address or IPv6 /64.
+    pub connections_per_address: usize,
+    /// Maximum time that a connection stays open without a call; none disables the limit.
+    pub connection_idle: Option<Duration>,
+    /// Maximum age of a connection, which varies by a tenth; none disables the limit.
+    pub connection_age: Option<Duration>,
+    /// Maximum time that the calls of a connection may take after its maximum age.
+    pub connection_age_grace: Duration,
     /// Maximum time for the TLS handshake and the HTTP/2 preface of a new connection.
     pub handshake: Duration,
     /// Idle time before an HTTP/2 ping; none disables pings.
@@ -134,6 +142,10 @@ impl Default for TransportConfig {
             pending_resets: 20,
             error_resets: 1024,
             connections: 1024,
+            connections_per_address: 256,
+            connection_idle: Some(Duration::from_secs(300)),
+            connection_age: None,
+            connection_age_grace: Duration::from_secs(600),
             handshake: Duration::from_secs(10),
             keepalive_interval: Some(Duration::from_secs(60)),
             keepalive_timeout: Duration::from_secs(20),

@@ -42,12 +42,15 @@ use std::{
     time::{Duration, Instant},
 };
 use tokio::{net::TcpListener, sync::watch};
-use tonic::{server::NamedService, service::Routes, transport::Server};
+use tonic::{server::NamedService, service::Routes};
 use tonic_health::{
     pb::health_server::HealthServer,
     server::{HealthReporter, HealthService},
 };
-use transport::connections::{self, Protocol};
+use transport::{
+    connections::{self, Protocol},
+    http2,
+};
 use weir_proto::v1::{
     admin_server::AdminServer, generation_server::GenerationServer, latency_server::LatencyServer,
     models_server::ModelsServer, summarization_server::SummarizationServer,
@@ -90,7 +93,7 @@ impl From<Engines> for ServerParts {
 
 /// Serves on this listener until `shutdown`, then drains: health turns NOT_SERVING, new requests are answered
 /// UNAVAILABLE, and running requests get [`TransportConfig::drain`] to finish and their clients to read before they are
-/// ended. Returns after that. Fails only if the listener fails.
+/// ended. Returns after that. Fails only if the API's descriptors are broken.
 pub async fn run(
     listener: TcpListener,
     parts: impl Into<ServerParts>,
@@ -126,11 +129,7 @@ pub async fn run(
     let own = in_process::services(stack(routes.clone().prepare()));
     let calls = stack(routes.add_service(oip::server(own, monitor.clone(), &config)).prepare());
     let incoming = connections::incoming(listener, &config, ending.clone(), Protocol::Http2);
-    let mut closed = closing.clone();
-    let grpc = builder(&config).serve_with_incoming_shutdown(calls.clone(), incoming, async move {
-        // An error means that the sender is gone, and the server with it.
-        let _ = closed.wait_for(|closed| *closed).await;
-    });
+    let grpc = http2::serve(incoming, calls.clone(), &config, closing.clone());
     let openai = async {
         if let Some(listener) = http {
             let incoming = connections::incoming(listener, &config, ending, Protocol::Http1);
@@ -147,26 +146,15 @@ pub async fn run(
             .drain(config.drain)
             .await;
     };
-    let served = tokio::select! {
-        (served, ()) = async { tokio::join!(grpc, openai) } => served.map_err(|error| Error::Internal(format!("the listener failed: {error}"))),
-        () = shutdown => Ok(()),
-        () = calibration::when_idle(engines.clone()) => Ok(()),
-    };
+    tokio::select! {
+        ((), ()) = async { tokio::join!(grpc, openai) } => {}
+        () = shutdown => {}
+        () = calibration::when_idle(engines.clone()) => {}
+    }
     if let Some(traces) = traces {
         traces.close().await;
     }
-    served
-}
-
-/// Configures HTTP/2 connections.
-fn builder(config: &TransportConfig) -> Server {
-    Server::builder()
-        .max_concurrent_streams(config.concurrent_streams)
-        .http2_max_header_list_size(config.header_bytes)
-        .http2_max_pending_accept_reset_streams(Some(config.pending_resets))
-        .http2_max_local_error_reset_streams(Some(config.error_resets))
-        .http2_keepalive_interval(config.keepalive_interval)
-        .http2_keepalive_timeout(Some(config.keepalive_timeout))
+    Ok(())
 }
 
 /// The parts of the server that take part in its shutdown.

@@ -42,9 +42,21 @@ pub(super) struct TransportArgs {
     /// Maximum calls per connection that the server reset for protocol errors. One more closes the connection.
     #[arg(long, value_name = "N", env = "WEIR_MAX_ERROR_RESETS", default_value = "1024")]
     max_error_resets: String,
-    /// Maximum connections. Further ones are closed at once.
+    /// Maximum connections. A further one closes the longest idle one, or is closed itself if all have calls in progress.
     #[arg(long, value_name = "N", env = "WEIR_MAX_CONNECTIONS", default_value = "1024")]
     max_connections: String,
+    /// Maximum connections of one IPv4 address or IPv6 /64; at most --max-connections applies.
+    #[arg(long, value_name = "N", env = "WEIR_MAX_CONNECTIONS_PER_ADDRESS", default_value = "256")]
+    max_connections_per_address: String,
+    /// Seconds that a connection may stay open without a call; 0 disables the limit.
+    #[arg(long, value_name = "N", env = "WEIR_MAX_CONNECTION_IDLE", default_value = "300")]
+    max_connection_idle: String,
+    /// Seconds after which a connection is closed, more or less a tenth, so that clients resolve names again; 0 disables the limit.
+    #[arg(long, value_name = "N", env = "WEIR_MAX_CONNECTION_AGE", default_value = "0")]
+    max_connection_age: String,
+    /// Seconds that calls in progress may take after --max-connection-age.
+    #[arg(long, value_name = "N", env = "WEIR_MAX_CONNECTION_AGE_GRACE", default_value = "600")]
+    max_connection_age_grace: String,
     /// Seconds that a new connection has for the TLS handshake and the HTTP/2 preface.
     #[arg(long, value_name = "N", env = "WEIR_HANDSHAKE_SECONDS", default_value = "10")]
     handshake_seconds: String,
@@ -81,6 +93,8 @@ impl TransportArgs {
         let headers = checks.bytes("--max-header-bytes", &self.max_header_bytes, 1024..=1 << 20);
         let keepalive = seconds(checks, "--keepalive-seconds", &self.keepalive_seconds, 0);
         let tcp_keepalive = seconds(checks, "--tcp-keepalive-seconds", &self.tcp_keepalive_seconds, 0);
+        let idle = seconds(checks, "--max-connection-idle", &self.max_connection_idle, 0);
+        let age = seconds(checks, "--max-connection-age", &self.max_connection_age, 0);
         let message_bytes = checks.bytes("--max-message-bytes", &self.max_message_bytes, 1024..=1 << 30);
         TransportConfig {
             drain: seconds(checks, "--drain-seconds", &self.drain_seconds, 0),
@@ -92,6 +106,14 @@ impl TransportArgs {
             pending_resets: checks.number("--max-pending-resets", &self.max_pending_resets, 1..=MAX_COUNT),
             error_resets: checks.number("--max-error-resets", &self.max_error_resets, 1..=MAX_COUNT),
             connections: checks.number("--max-connections", &self.max_connections, 1..=MAX_COUNT),
+            connections_per_address: checks.number(
+                "--max-connections-per-address",
+                &self.max_connections_per_address,
+                1..=MAX_COUNT,
+            ),
+            connection_idle: Some(idle).filter(|idle| !idle.is_zero()),
+            connection_age: Some(age).filter(|age| !age.is_zero()),
+            connection_age_grace: seconds(checks, "--max-connection-age-grace", &self.max_connection_age_grace, 0),
             handshake: seconds(checks, "--handshake-seconds", &self.handshake_seconds, 1),
             keepalive_interval: Some(keepalive).filter(|interval| !interval.is_zero()),
             keepalive_timeout: seconds(checks, "--keepalive-timeout-seconds", &self.keepalive_timeout_seconds, 1),

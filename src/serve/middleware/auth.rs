@@ -22,6 +22,9 @@ const OPEN: [&str; 3] =
 const OPEN_METHODS: [&str; 2] =
     ["/inference.GRPCInferenceService/ServerLive", "/inference.GRPCInferenceService/ServerReady"];
 
+/// The service with the server's health.
+const HEALTH: &str = OPEN[0];
+
 /// The service that calls other services within the process with the client's key.
 const ON_BEHALF: &str = "/inference.GRPCInferenceService/";
 
@@ -54,6 +57,11 @@ pub(super) fn authenticate(keys: Option<Arc<Keys>>) -> impl Middleware {
         request.extensions_mut().insert(call);
         Box::pin(next.oneshot(request))
     }
+}
+
+/// True for the path of a health check with one answer.
+pub(crate) fn is_health_check(path: &str) -> bool {
+    path.strip_prefix(HEALTH) == Some("Check") || OPEN_METHODS.contains(&path)
 }
 
 /// Returns the client of a request: the owner of its API key, if keys are required. Fails if the key is missing or unknown.

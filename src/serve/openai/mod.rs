@@ -22,14 +22,16 @@ use crate::{
     config::TransportConfig,
     serve::transport::{
         connections::Connection,
+        lifetime::{LifetimeLimits, OpenConnection, TrackedBody, is_set},
         lingering_close::{LingeringClose, UnreadBody},
     },
 };
 use axum::{
     Extension, Router,
-    extract::State,
+    body::Body,
+    extract::{Request, State},
     http::StatusCode,
-    middleware::map_request,
+    middleware::{Next, from_fn, map_request},
     response::{IntoResponse, Response},
     routing::{get, post},
 };
@@ -40,79 +42,70 @@ use hyper_util::{
     service::TowerToHyperService,
 };
 pub(super) use state::ApiState;
-use std::{pin::pin, time::Duration};
-use tokio::{
-    io::{AsyncRead, AsyncWrite},
-    sync::watch,
-    task::JoinSet,
-};
+use tokio::{sync::watch, task::JoinSet};
 use tokio_io_timeout::TimeoutWriter;
 use tokio_stream::{Stream, StreamExt};
-use tonic::transport::server::Connected;
 
+/// The path of health checks.
+const HEALTH: &str = "/health";
 /// Minimum size in bytes of hyper's read buffer.
 const MIN_READ_BUFFER: usize = 8 << 10;
 
 /// Serves these connections until `closing` is set, and then until the last one has its response.
 pub(super) async fn serve(
-    mut incoming: impl Stream<Item = std::io::Result<Connection>> + Unpin,
+    mut incoming: impl Stream<Item = Connection> + Unpin,
     api: ApiState,
     config: &TransportConfig,
-    mut closing: watch::Receiver<bool>,
+    closing: watch::Receiver<bool>,
 ) {
     let engines = api.monitor.engines().clone();
     let router = router(api);
+    let limits = LifetimeLimits::from(config);
     let mut connections = JoinSet::new();
     loop {
         let connection = tokio::select! {
             connection = incoming.next() => connection,
             Some(_) = connections.join_next() => continue,
-            () = is_set(&mut closing) => break,
+            () = is_set(closing.clone()) => break,
         };
-        let Some(Ok(connection)) = connection else { break };
+        let Some(Connection { stream, peer, open }) = connection else { break };
         let unread = UnreadBody::default();
         let watched = unread.clone();
         let watch_body = map_request(move |request| std::future::ready(watched.watch(request)));
-        let router = router.clone().layer(watch_body).layer(Extension(connection.connect_info()));
+        let tracked = open.clone();
+        let track_call = from_fn(move |request, next| track_call(tracked.clone(), request, next));
+        let router = router.clone().layer(watch_body).layer(track_call).layer(Extension(peer));
         // HTTP/1.1 can only end a response early by closing the connection. A client that reads nothing for as long as the engines
         // allow would otherwise keep its connection for ever.
-        let mut connection = TimeoutWriter::new(connection);
-        connection.set_timeout(engines.all().iter().map(|engine| engine.limits().stall).max());
-        let connection = LingeringClose::wrap(Box::pin(connection), unread);
+        let mut stream = TimeoutWriter::new(stream);
+        stream.set_timeout(engines.all().iter().map(|engine| engine.limits().stall).max());
+        let stream = LingeringClose::wrap(Box::pin(stream), unread);
+        let mut server = http1::Builder::new();
         // hyper needs a request's whole head in its read buffer.
-        let header_bytes = (config.header_bytes as usize).max(MIN_READ_BUFFER);
-        connections.spawn(serve_connection(connection, router, config.handshake, header_bytes, closing.clone()));
+        server.max_buf_size((config.header_bytes as usize).max(MIN_READ_BUFFER));
+        server.timer(TokioTimer::new()).header_read_timeout(config.handshake);
+        let served = server.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+        let running = open.run(Box::pin(served), limits, closing.clone());
+        connections.spawn(async move {
+            if let Err(error) = running.await {
+                tracing::debug!(%error, "an HTTP connection failed");
+            }
+        });
     }
     drop(incoming);
     while connections.join_next().await.is_some() {}
 }
 
-/// Serves all requests of one connection.
-async fn serve_connection(
-    connection: impl AsyncRead + AsyncWrite + Unpin,
-    router: Router,
-    header_timeout: Duration,
-    header_bytes: usize,
-    mut closing: watch::Receiver<bool>,
-) {
-    let mut server = http1::Builder::new();
-    server.max_buf_size(header_bytes).timer(TokioTimer::new()).header_read_timeout(header_timeout);
-    let mut served = pin!(server.serve_connection(TokioIo::new(connection), TowerToHyperService::new(router)));
-    let result = tokio::select! {
-        result = served.as_mut() => result,
-        () = is_set(&mut closing) => {
-            served.as_mut().graceful_shutdown();
-            served.await
-        }
+/// Counts a request as a call of its connection. A connection that has no place but for health may not make others.
+async fn track_call(open: OpenConnection, request: Request, next: Next) -> Response {
+    let call = open.begin_call();
+    let response = if open.is_health_only() && request.uri().path() != HEALTH {
+        let message = "all connections have requests in progress; this one is for health checks only";
+        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "connections", message).into_response()
+    } else {
+        next.run(request).await
     };
-    if let Err(error) = result {
-        tracing::debug!(%error, "an HTTP connection failed");
-    }
-}
-
-/// Waits until the flag is set or its sender is gone.
-async fn is_set(flag: &mut watch::Receiver<bool>) {
-    let _ = flag.wait_for(|set| *set).await;
+    response.map(|body| Body::new(TrackedBody::new(body, call)))
 }
 
 fn router(state: ApiState) -> Router {
@@ -121,7 +114,7 @@ fn router(state: ApiState) -> Router {
         .route("/v1/summaries", post(summaries::summarize))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{name}", get(models::get))
-        .route("/health", get(health))
+        .route(HEALTH, get(health))
         .route("/", get(playground::page))
         .fallback(|| async { ApiError::new(StatusCode::NOT_FOUND, "unknown_path", "this path does not exist") })
         .method_not_allowed_fallback(|| async {

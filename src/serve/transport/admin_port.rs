@@ -1,10 +1,16 @@
 //! The admin port: metrics, health and version over plain HTTP, for operators. It is read-only.
 
+use super::{
+    connection_table::{ConnectionLimits, ConnectionTable},
+    lifetime::{OpenConnection, TrackedBody},
+};
 use crate::serve::registry::health::Monitor;
 use axum::{
     Router,
-    extract::State,
+    body::Body,
+    extract::{Request, State},
     http::{HeaderMap, StatusCode, header},
+    middleware::{Next, from_fn},
     response::{IntoResponse, Response},
     routing::get,
 };
@@ -13,11 +19,14 @@ use hyper_util::{
     rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
 };
-use std::{sync::Arc, time::Duration};
-use tokio::{net::TcpListener, sync::Semaphore};
+use std::time::Duration;
+use tokio::{
+    net::{TcpListener, TcpStream},
+    time::timeout,
+};
 
-/// Maximum concurrent connections; more wait in the operating system's queue.
-const MAX_CONNECTIONS: usize = 256;
+/// Maximum connections, in all and of one network. A further one closes the oldest that has not sent a request.
+const CONNECTIONS: ConnectionLimits = ConnectionLimits { total: 256, per_network: 64 };
 /// Maximum time for a request's headers to arrive.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum lifetime of a connection, which carries one request and its response.
@@ -36,29 +45,40 @@ pub async fn serve_admin_port(listener: TcpListener, monitor: Monitor) {
         .route("/health/ready", get(|State(monitor): State<Monitor>| async move { health(monitor.ready()) }))
         .route("/version", get(version))
         .with_state(monitor);
-    let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let table = ConnectionTable::new(CONNECTIONS);
     loop {
-        let Ok(permit) = Arc::clone(&connections).acquire_owned().await else { return };
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
+        let (stream, address) = match listener.accept().await {
+            Ok(accepted) => accepted,
             Err(error) => {
                 tracing::warn!(%error, "the admin port cannot accept a connection");
                 tokio::time::sleep(RETRY_DELAY).await;
                 continue;
             }
         };
-        let service = TowerToHyperService::new(router.clone());
-        tokio::spawn(async move {
-            let mut server = http1::Builder::new();
-            server.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT).keep_alive(false);
-            let served = server.serve_connection(TokioIo::new(stream), service);
-            match tokio::time::timeout(CONNECTION_TIMEOUT, served).await {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => tracing::debug!(%error, "a connection to the admin port broke"),
-                Err(_) => tracing::debug!("a connection to the admin port timed out"),
-            }
-            drop(permit);
-        });
+        let Some(open) = OpenConnection::open(table.begin_handshake(address.ip())) else { continue };
+        tokio::spawn(serve_connection(stream, open, router.clone()));
+    }
+}
+
+/// Serves the one request of a connection.
+async fn serve_connection(stream: TcpStream, open: OpenConnection, router: Router) {
+    let tracked = open.clone();
+    let track_call = from_fn(move |request: Request, next: Next| {
+        let call = tracked.begin_call();
+        async move { next.run(request).await.map(|body| Body::new(TrackedBody::new(body, call))) }
+    });
+    let service = TowerToHyperService::new(router.layer(track_call));
+    let mut server = http1::Builder::new();
+    server.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT).keep_alive(false);
+    let served = server.serve_connection(TokioIo::new(stream), service);
+    let result = tokio::select! {
+        result = timeout(CONNECTION_TIMEOUT, served) => result,
+        () = open.evicted() => return tracing::debug!("a connection to the admin port made room for another"),
+    };
+    match result {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::debug!(%error, "a connection to the admin port broke"),
+        Err(_) => tracing::debug!("a connection to the admin port timed out"),
     }
 }
 

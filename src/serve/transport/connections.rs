@@ -1,10 +1,12 @@
 //! Connections from the listener to the server: limited in number, encrypted, and checked for HTTP/2's preface.
 //!
 //! An HTTP/2 server waits for the preface without a limit. Here a new connection has [`TransportConfig::handshake`] for TLS and
-//! the preface together, and is closed otherwise, so that a silent client occupies a permit for seconds only.
+//! the preface together, and is closed otherwise, so that a silent client occupies a place for seconds only.
 
 use super::{
     adapted::{Adapted, StreamAdapter},
+    connection_table::{ConnectionLimits, ConnectionPlace, ConnectionTable},
+    lifetime::OpenConnection,
     settings_ack::DuplicateAckFilter,
     tls_identity::certificate_name,
 };
@@ -12,6 +14,7 @@ use crate::{config::TransportConfig, serve::call::Peer};
 use socket2::SockRef;
 use std::{
     io::{Error, ErrorKind, Result},
+    net::SocketAddr,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -20,12 +23,12 @@ use std::{
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
-    sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch},
+    sync::{mpsc, watch},
     task::JoinSet,
 };
 use tokio_rustls::TlsAcceptor;
 use tokio_stream::{StreamExt, wrappers::ReceiverStream};
-use tonic::transport::server::{Connected, TcpIncoming};
+use tonic::transport::server::TcpIncoming;
 
 /// The first bytes of every HTTP/2 connection (RFC 9113, section 3.4).
 const PREFACE: [u8; 24] = *b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -55,7 +58,7 @@ pub(crate) fn incoming(
     config: &TransportConfig,
     mut draining: watch::Receiver<bool>,
     protocol: Protocol,
-) -> ReceiverStream<Result<Connection>> {
+) -> ReceiverStream<Connection> {
     // Clients wait for each character, so the kernel must not collect small packets.
     let listener = TcpIncoming::from(listener).with_nodelay(Some(true)).with_keepalive(config.tcp_keepalive);
     let alpn: &[u8] = if protocol == Protocol::Http2 { b"h2" } else { b"http/1.1" };
@@ -68,10 +71,14 @@ pub(crate) fn incoming(
             std::future::pending().await
         }
     };
-    let max_connections = config.connections;
+    let limits = ConnectionLimits {
+        total: config.connections,
+        per_network: config.connections_per_address.min(config.connections),
+    };
+    let table = ConnectionTable::new(limits);
     tokio::spawn(async move {
         tokio::select! {
-            () = accept(listener, handshaker, max_connections, ready.clone()) => {}
+            () = accept(listener, handshaker, table, ready.clone()) => {}
             () = close => ready.closed().await,
         }
     });
@@ -81,11 +88,9 @@ pub(crate) fn incoming(
 async fn accept(
     mut listener: TcpIncoming,
     handshaker: Handshaker,
-    max_connections: usize,
-    ready: mpsc::Sender<Result<Connection>>,
+    table: Arc<ConnectionTable>,
+    ready: mpsc::Sender<Connection>,
 ) {
-    let permits = Arc::new(Semaphore::new(max_connections));
-    let mut was_full = false;
     // Aborts unfinished handshakes when this function ends.
     let mut handshakes = JoinSet::new();
     loop {
@@ -96,21 +101,18 @@ async fn accept(
         };
         match accepted {
             Some(Ok(stream)) => {
-                let permit = Arc::clone(&permits).try_acquire_owned();
-                if permit.is_err() && !was_full {
-                    tracing::warn!(limit = max_connections, "rejecting connections: the limit is reached");
-                }
-                was_full = permit.is_err();
-                let Ok(permit) = permit else { continue };
+                // A connection without an address has been reset already.
+                let Ok(address) = stream.peer_addr() else { continue };
+                let place = table.begin_handshake(address.ip());
                 if let Err(error) = SockRef::from(&stream).set_send_buffer_size(SEND_BUFFER_BYTES) {
                     tracing::debug!(%error, "the send buffer keeps its size");
                 }
-                let handshake = handshaker.clone().run(stream, permit);
+                let handshake = handshaker.clone().run(stream, address, place);
                 let ready = ready.clone();
                 handshakes.spawn(async move {
                     if let Some(connection) = handshake.await {
                         // An error means that the server is gone.
-                        let _ = ready.send(Ok(connection)).await;
+                        let _ = ready.send(connection).await;
                     }
                 });
             }
@@ -134,20 +136,28 @@ struct Handshaker {
 }
 
 impl Handshaker {
-    async fn run(self, stream: TcpStream, permit: OwnedSemaphorePermit) -> Option<Connection> {
-        let address = stream.peer_addr().ok();
-        match tokio::time::timeout(self.limit, self.prepare(stream)).await {
+    /// Prepares a connection from `address`. Returns `None` if it fails, takes too long, or has no place among the open ones.
+    async fn run(self, stream: TcpStream, address: SocketAddr, place: ConnectionPlace) -> Option<Connection> {
+        let prepared = tokio::select! {
+            prepared = tokio::time::timeout(self.limit, self.prepare(stream)) => prepared,
+            () = place.evicted() => {
+                tracing::debug!(%address, "handshake ended in favour of a new one");
+                return None;
+            }
+        };
+        match prepared {
             Ok(Ok((stream, certificate))) => {
                 let preface: &[u8] = if self.protocol == Protocol::Http2 { &PREFACE } else { &[] };
-                let adapter = PrefaceReplay { preface, peer: Peer { address, certificate }, _permit: permit };
-                Some(Adapted { stream, adapter })
+                let open = OpenConnection::open(place)?;
+                let peer = Peer { address: Some(address), certificate };
+                Some(Connection { stream: Adapted { stream, adapter: PrefaceReplay { preface } }, peer, open })
             }
             Ok(Err(error)) => {
-                tracing::debug!(?address, %error, "handshake failed");
+                tracing::debug!(%address, %error, "handshake failed");
                 None
             }
             Err(_) => {
-                tracing::debug!(?address, limit = ?self.limit, "handshake timed out");
+                tracing::debug!(%address, limit = ?self.limit, "handshake timed out");
                 None
             }
         }
@@ -182,23 +192,18 @@ pub(crate) trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 
 /// A connection after its handshake.
-pub(crate) type Connection = Adapted<Box<dyn Duplex>, PrefaceReplay>;
+pub(crate) struct Connection {
+    pub(crate) stream: Adapted<Box<dyn Duplex>, PrefaceReplay>,
+    /// The other end.
+    pub(crate) peer: Peer,
+    /// Its place among the open connections.
+    pub(crate) open: OpenConnection,
+}
 
 /// Passes the preface, which the handshake has read, to the server.
 pub(crate) struct PrefaceReplay {
     /// Bytes that the server has not read yet.
     preface: &'static [u8],
-    peer: Peer,
-    /// Counts the connection until it is dropped.
-    _permit: OwnedSemaphorePermit,
-}
-
-impl Connected for Connection {
-    type ConnectInfo = Peer;
-
-    fn connect_info(&self) -> Peer {
-        self.adapter.peer.clone()
-    }
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> StreamAdapter<S> for PrefaceReplay {

@@ -2,7 +2,10 @@
 
 mod adapted;
 pub(super) mod admin_port;
+mod connection_table;
 pub(super) mod connections;
+pub(super) mod http2;
+pub(super) mod lifetime;
 pub(super) mod lingering_close;
 mod settings_ack;
 mod tls_identity;

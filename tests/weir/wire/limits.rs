@@ -1,4 +1,4 @@
-//! Limits of one client: connections, time, headers, calls. Other clients are not affected.
+//! Limits of one client: time, headers, calls. Other clients are not affected.
 
 use super::{
     Server, details, eventually,
@@ -45,28 +45,6 @@ async fn limits_are_reported() {
     assert_eq!((limits.header_bytes, limits.pending_resets, limits.keepalive_interval_ns), (5000, 7, 0));
     assert_eq!(limits.keepalive_timeout_ns, 20_000_000_000);
     assert_eq!((limits.message_bytes, limits.concurrent_streams), (4 << 20, 256));
-}
-
-#[tokio::test]
-async fn connections_are_limited() {
-    let server = within(TransportConfig { connections: 2, ..TransportConfig::default() }).await;
-    let address = server.running.address;
-    let second = plain(address).connect().await.unwrap();
-    let mut third = sent(address, &http2_frames::beginning()).await;
-    let received = timeout(SOON, until_closed(&mut third)).await.expect("closed at once");
-    assert!(received.is_empty(), "{received:?}");
-    // Open connections are served, and a closed one frees its permit.
-    server.answer(prompt("a")).await.unwrap();
-    drop(second);
-    let mut connected = false;
-    for _ in 0..1000 {
-        if plain(address).connect().await.is_ok() {
-            connected = true;
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    assert!(connected, "the permit was not released");
 }
 
 #[tokio::test]

@@ -4,6 +4,7 @@ mod admin;
 mod admin_port;
 mod basic_calls;
 mod compression;
+mod connections;
 mod errors;
 mod fairness;
 mod fake_model;

@@ -1,0 +1,112 @@
+//! The HTTP/2 connections of gRPC. tonic's own server has no limit on idle connections, and cannot close one of them.
+
+use super::{
+    connections::Connection,
+    lifetime::{LifetimeLimits, OpenConnection, TrackedBody, is_set},
+};
+use crate::{
+    config::TransportConfig,
+    error::Error,
+    serve::{
+        call::{Peer, request_id},
+        middleware::{auth::is_health_check, layer::Next},
+        status::status,
+    },
+};
+use hyper::{body::Incoming, server::conn::http2};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use std::{pin::Pin, time::Duration};
+use tokio::{sync::watch, task::JoinSet};
+use tokio_stream::{Stream, StreamExt};
+use tonic::{
+    body::Body,
+    codegen::{
+        StdError,
+        http::{Request, Response},
+    },
+};
+use tower::ServiceExt;
+
+/// Maximum bytes of a response that wait for a client that does not read.
+const SEND_BUFFER_BYTES: usize = 64 << 10;
+/// Maximum bytes of requests that a connection may send before the server reads them.
+const RECEIVE_WINDOW: u32 = 256 << 10;
+/// Delay after which a client without a place should connect again.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Serves these connections until `closing` is set, and then until the last one has its responses.
+pub(crate) async fn serve(
+    mut incoming: impl Stream<Item = Connection> + Unpin,
+    calls: Next,
+    config: &TransportConfig,
+    closing: watch::Receiver<bool>,
+) {
+    let builder = builder(config);
+    let limits = LifetimeLimits::from(config);
+    let mut connections = JoinSet::new();
+    loop {
+        let connection = tokio::select! {
+            connection = incoming.next() => connection,
+            Some(_) = connections.join_next() => continue,
+            () = is_set(closing.clone()) => break,
+        };
+        let Some(Connection { stream, peer, open }) = connection else { break };
+        let service = CallService { calls: calls.clone(), peer, open: open.clone(), limit: config.connections };
+        let served = builder.serve_connection(TokioIo::new(stream), service);
+        let running = open.run(Box::pin(served), limits, closing.clone());
+        connections.spawn(async move {
+            if let Err(error) = running.await {
+                tracing::debug!(%error, "a connection broke");
+            }
+        });
+    }
+    // Closes the listener.
+    drop(incoming);
+    while connections.join_next().await.is_some() {}
+}
+
+/// Configures HTTP/2 connections.
+fn builder(config: &TransportConfig) -> http2::Builder<TokioExecutor> {
+    let mut builder = http2::Builder::new(TokioExecutor::new());
+    builder
+        .timer(TokioTimer::new())
+        .initial_connection_window_size(RECEIVE_WINDOW)
+        .initial_stream_window_size(RECEIVE_WINDOW)
+        .max_send_buf_size(SEND_BUFFER_BYTES)
+        .max_concurrent_streams(config.concurrent_streams)
+        .max_header_list_size(config.header_bytes)
+        .max_pending_accept_reset_streams(config.pending_resets)
+        .max_local_error_reset_streams(config.error_resets)
+        .keep_alive_interval(config.keepalive_interval)
+        .keep_alive_timeout(config.keepalive_timeout);
+    builder
+}
+
+/// The calls of one connection.
+struct CallService {
+    calls: Next,
+    peer: Peer,
+    open: OpenConnection,
+    /// Maximum connections, for the error.
+    limit: usize,
+}
+
+impl hyper::service::Service<Request<Incoming>> for CallService {
+    type Response = Response<TrackedBody<Body>>;
+    type Error = StdError;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, StdError>> + Send>>;
+
+    fn call(&self, request: Request<Incoming>) -> Self::Future {
+        let call = self.open.begin_call();
+        if self.open.is_health_only() && !is_health_check(request.uri().path()) {
+            let full = Error::QueueFull { what: "connections", limit: self.limit, retry: RETRY };
+            let response = status(&full, &request_id(request.headers())).into_http();
+            return Box::pin(std::future::ready(Ok(response.map(|body| TrackedBody::new(body, call)))));
+        }
+        let mut request = request.map(Body::new);
+        request.extensions_mut().insert(self.peer.clone());
+        // Called here and not in the future, because the call's deadline counts from now.
+        let response = self.calls.clone().oneshot(request);
+        Box::pin(async move { Ok(response.await?.map(|body| TrackedBody::new(body, call))) })
+    }
+}

@@ -1,0 +1,189 @@
+//! How long a connection lives: until it is evicted, idle for too long, or too old, or until the server closes all connections.
+//!
+//! A connection that ends so gets a graceful shutdown first: HTTP/2 clients receive GOAWAY and connect again, and HTTP/1.1 clients
+//! see the connection close between two requests.
+
+use super::connection_table::{Admission, CallInProgress, ConnectionPlace};
+use crate::config::TransportConfig;
+use http_body::{Body, Frame, SizeHint};
+use hyper_util::server::graceful::GracefulConnection;
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+use tokio::{
+    sync::watch,
+    time::{sleep, timeout},
+};
+use uuid::Uuid;
+
+/// How long an evicted connection may take to close: its place has been given away.
+const EVICTION_TIME: Duration = Duration::from_millis(100);
+/// How long an idle connection may take to close.
+const IDLE_CLOSE_TIME: Duration = Duration::from_secs(5);
+/// A connection's age limit varies by up to 1/`JITTER` in both directions, so that clients do not all connect again at once.
+const JITTER: u32 = 10;
+
+/// Limits on the lifetime of connections.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LifetimeLimits {
+    /// Maximum time without a call; none disables the limit.
+    pub(crate) idle: Option<Duration>,
+    /// Maximum age; none disables the limit.
+    pub(crate) age: Option<Duration>,
+    /// Time for calls in progress to finish after the maximum age.
+    pub(crate) grace: Duration,
+}
+
+impl From<&TransportConfig> for LifetimeLimits {
+    fn from(config: &TransportConfig) -> Self {
+        Self { idle: config.connection_idle, age: config.connection_age, grace: config.connection_age_grace }
+    }
+}
+
+/// An open connection: its place in the table and its calls in progress. Clones share it.
+#[derive(Debug, Clone)]
+pub(crate) struct OpenConnection {
+    place: Arc<ConnectionPlace>,
+    admission: Admission,
+    /// Number of calls in progress.
+    calls: watch::Sender<usize>,
+}
+
+/// A connection of hyper's servers, for HTTP/1.1 or HTTP/2.
+pub(crate) type HyperConnection =
+    Pin<Box<dyn GracefulConnection<Error = hyper::Error, Output = Result<(), hyper::Error>> + Send>>;
+
+/// Why a connection ends before its client closes it.
+enum End {
+    Evicted,
+    Idle,
+    Aged,
+    ServerCloses,
+}
+
+impl OpenConnection {
+    /// Opens a connection after its handshake. Returns `None` if it has to close, because no place is left.
+    pub(crate) fn open(place: ConnectionPlace) -> Option<Self> {
+        let admission = place.open()?;
+        Some(Self { place: Arc::new(place), admission, calls: watch::Sender::new(0) })
+    }
+
+    /// True if the connection may only check health.
+    pub(crate) fn is_health_only(&self) -> bool {
+        self.admission == Admission::HealthOnly
+    }
+
+    /// Counts a call until the returned value is dropped.
+    pub(crate) fn begin_call(&self) -> CallInProgress {
+        self.place.begin_call(&self.calls)
+    }
+
+    /// Waits until the connection has to close in favour of another.
+    pub(crate) async fn evicted(&self) {
+        self.place.evicted().await;
+    }
+
+    /// Runs hyper's connection until the client closes it or a limit ends it. An error means that the connection broke.
+    pub(crate) async fn run(
+        self,
+        mut connection: HyperConnection,
+        limits: LifetimeLimits,
+        closing: watch::Receiver<bool>,
+    ) -> Result<(), hyper::Error> {
+        let end = tokio::select! {
+            result = connection.as_mut() => return result,
+            () = self.evicted() => End::Evicted,
+            () = idle_for(self.calls.subscribe(), limits.idle) => End::Idle,
+            () = aged(limits.age) => End::Aged,
+            () = is_set(closing) => End::ServerCloses,
+        };
+        connection.as_mut().graceful_shutdown();
+        let limit = match end {
+            End::Evicted => EVICTION_TIME,
+            End::Idle => IDLE_CLOSE_TIME,
+            End::Aged => limits.grace,
+            // The drain has its own limit.
+            End::ServerCloses => return connection.await,
+        };
+        // A connection that does not close in time is dropped.
+        timeout(limit, connection).await.unwrap_or(Ok(()))
+    }
+}
+
+/// Waits until a connection with this number of calls has had none for as long as `limit`.
+async fn idle_for(mut calls: watch::Receiver<usize>, limit: Option<Duration>) {
+    let Some(limit) = limit else { return std::future::pending().await };
+    loop {
+        let is_idle = *calls.borrow_and_update() == 0;
+        if !is_idle {
+            // An error means that the connection is gone.
+            let _ = calls.changed().await;
+        } else if timeout(limit, calls.changed()).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Waits until the flag is set or its sender is gone, and the server with it.
+pub(crate) async fn is_set(mut flag: watch::Receiver<bool>) {
+    let _ = flag.wait_for(|set| *set).await;
+}
+
+/// Waits until a connection that opens now has reached its maximum age.
+async fn aged(limit: Option<Duration>) {
+    match limit {
+        Some(limit) => sleep(with_jitter(limit, Uuid::new_v4().as_fields().0)).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Returns `limit` changed by up to 1/[`JITTER`] in either direction. Any value of `random` is equally likely.
+fn with_jitter(limit: Duration, random: u32) -> Duration {
+    let spread = limit / JITTER;
+    limit - spread + (2 * spread).mul_f64(f64::from(random) / f64::from(u32::MAX))
+}
+
+/// The body of a response, which counts as a call in progress until it is sent or dropped.
+pub(crate) struct TrackedBody<B> {
+    body: B,
+    _call: CallInProgress,
+}
+
+impl<B> TrackedBody<B> {
+    /// Tracks `body` as part of `call`.
+    pub(crate) fn new(body: B, call: CallInProgress) -> Self {
+        Self { body, _call: call }
+    }
+}
+
+impl<B: Body + Unpin> Body for TrackedBody<B> {
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ages_vary_by_a_tenth() {
+        let limit = Duration::from_secs(100);
+        let ages = [0, u32::MAX / 2, u32::MAX].map(|random| with_jitter(limit, random).as_secs_f64().round());
+        assert_eq!(ages, [90.0, 100.0, 110.0]);
+    }
+}

@@ -140,6 +140,15 @@ pub enum Error {
         needed: usize,
         limit: usize,
     },
+    /// A request that would feed more symbols than one request may. A retry fails, too; a smaller request may succeed.
+    #[error("{field}: the request can feed {work} symbols to the model, the limit is {limit}")]
+    TooMuchWork {
+        /// The field that makes it too large.
+        field: &'static str,
+        /// Maximum symbols that it feeds, repeated context and generated symbols included.
+        work: usize,
+        limit: usize,
+    },
     /// The key-value memory ran out.
     #[error("key-value memory: {needed} bytes needed, the limit is {limit}")]
     OutOfPages { needed: usize, limit: usize },
@@ -220,6 +229,7 @@ impl Error {
             | Self::TooLong { .. }
             | Self::LongerThan { .. }
             | Self::NeverFits { .. }
+            | Self::TooMuchWork { .. }
             | Self::Setting(_) => Code::InvalidArgument,
             Self::WrongKind { .. } | Self::Checkpoint { .. } | Self::Io { .. } => Code::FailedPrecondition,
             Self::QueueFull { .. }

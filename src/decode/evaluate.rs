@@ -76,6 +76,12 @@ pub fn windows(symbols: usize, windows: WindowOptions) -> impl Iterator<Item = S
     (0..).map_while(move |index| window(symbols, windows, index))
 }
 
+/// Returns an upper bound of the symbols that all windows of a text of `symbols` symbols feed together, at most `usize::MAX`.
+pub fn max_fed_symbols(symbols: usize, WindowOptions { length, stride }: WindowOptions) -> usize {
+    let windows = symbols.saturating_sub(1).div_ceil(stride.max(1)).max(1);
+    windows.saturating_mul(length.min(symbols))
+}
+
 /// Returns window number `index` of a text of `symbols` symbols, if it exists.
 pub fn window(symbols: usize, WindowOptions { length, stride }: WindowOptions, index: usize) -> Option<ScoringWindow> {
     let last = symbols.saturating_sub(1);
@@ -145,5 +151,22 @@ mod tests {
         assert_eq!(all[9], ScoringWindow { start: 104, scored: 145, end: 151 });
         assert_eq!(all.len(), 10);
         assert_eq!(windows(1, official).count(), 0);
+    }
+
+    #[test]
+    fn the_bound_of_fed_symbols_holds_and_is_close() {
+        for (length, stride) in [(56, 16), (64, 64), (33, 5), (7, 1)] {
+            let of = WindowOptions { length, stride };
+            for symbols in [1, 2, 7, 8, 64, 65, 151, 1000] {
+                let fed: usize = windows(symbols, of).map(|window| window.end - 1 - window.start).sum();
+                let bound = max_fed_symbols(symbols, of);
+                let overlap = length.div_ceil(stride);
+                assert!(fed <= bound && bound <= fed + length * (overlap + 1), "{of:?}, {symbols}: {fed}, {bound}");
+            }
+        }
+        let of = WindowOptions { length: 8192, stride: 1 };
+        assert_eq!(max_fed_symbols(1 << 22, of), ((1 << 22) - 1) << 13);
+        let of = WindowOptions { length: usize::MAX, stride: 1 };
+        assert_eq!(max_fed_symbols(usize::MAX, of), usize::MAX);
     }
 }

@@ -8,7 +8,7 @@
 
 use super::{
     contract::{SequenceRow, Want},
-    evaluate::{ScoringWindow, window},
+    evaluate::{ScoringWindow, max_fed_symbols, window},
     options::{EmittedSymbol, WindowOptions},
     sampling::logprobs::{LogprobOptions, SymbolLogprobs},
     text_window::TextWindow,
@@ -97,6 +97,11 @@ impl Prompt {
     /// Maximum prompt symbols fed to one sequence.
     pub(super) fn longest(&self) -> usize {
         self.windows.map_or(self.len, |windows| windows.length.min(self.len))
+    }
+
+    /// Maximum prompt symbols fed to all sequences together.
+    pub(super) fn work(&self) -> usize {
+        self.windows.map_or(self.len, |windows| max_fed_symbols(self.len, windows))
     }
 
     /// The symbols at `positions`; empty if some of them were dropped, which the model then rejects as an empty feed.

@@ -145,6 +145,11 @@ impl Session {
         self.max_symbols
     }
 
+    /// Maximum symbols that its rows are fed in total if none is lost: the prompt or all windows, and the generated symbols.
+    pub fn max_work(&self) -> usize {
+        if self.generation.is_some() { self.max_symbols } else { self.prompt.work() }
+    }
+
     /// Number of known symbols of the present sequence: of the text, or of the present window.
     pub fn sequence_symbols(&self) -> usize {
         self.prompt.end() - self.prompt.start()

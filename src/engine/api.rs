@@ -15,7 +15,10 @@ use std::{
 };
 use tokio::sync::mpsc;
 
-/// Limits of one model's engine. The server reports all of them to clients.
+/// Default of [`Limits::request_work`]: a text of 4 MiB in windows that overlap sixteenfold.
+const REQUEST_WORK: usize = 1 << 26;
+
+/// Limits of one model's engine. The server reports most of them to clients.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
     /// Maximum rows of a step, and so of requests that run at once.
@@ -24,6 +27,8 @@ pub struct Limits {
     pub queue: usize,
     /// Maximum prompt symbols of all queued requests together.
     pub queued_symbols: usize,
+    /// Maximum symbols that one request may feed to the model in total: its text with repeated context, and what it generates.
+    pub request_work: usize,
     /// Maximum symbols of a step. Prompts are fed in chunks next to the rows that decode.
     pub chunk: usize,
     /// Target duration of a step that feeds prompts while other rows decode. The step feeds fewer prompt symbols than
@@ -51,6 +56,7 @@ impl Default for Limits {
             rows: 32,
             queue: 256,
             queued_symbols: 1 << 22,
+            request_work: REQUEST_WORK,
             chunk: 256,
             step: Duration::from_millis(50),
             events: 256,

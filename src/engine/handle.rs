@@ -65,7 +65,7 @@ impl Handle {
     }
 
     /// Queues a validated request about a text. Fails with `QueueFull`, `Draining`, `Deadline` if the deadline has
-    /// passed or cannot be met, `NeverFits` if the request could not run even alone, or `BadOption` for a priority out
+    /// passed or cannot be met, `NeverFits` if the request could not run even alone, `TooMuchWork`, or `BadOption` for a priority out
     /// of range. Also fails as [`Generate::validate`](crate::decode::options::Generate::validate) and
     /// [`Score::validate`](crate::decode::options::Score::validate) do.
     pub fn submit(&self, job: Job, terms: impl Into<Terms>) -> Result<Events> {
@@ -76,13 +76,16 @@ impl Handle {
             Job::Generate(request) => {
                 check_takes_texts("Generate", &**model)?;
                 let session = Session::generate(request, model.card())?;
+                check_work(&session, "prompt", "stopping.max_chars", limits.request_work)?;
                 check_fits(&session, "prompt", "stopping.max_chars", &**model)?;
                 session
             }
             Job::Score(request) => {
                 check_takes_texts("Score", &**model)?;
-                let field = if request.windows.is_some() { "windows.length" } else { "text" };
+                let is_windowed = request.windows.is_some();
+                let field = if is_windowed { "windows.length" } else { "text" };
                 let session = Session::score(request, model.card())?;
+                check_work(&session, "text", if is_windowed { "windows.stride" } else { "text" }, limits.request_work)?;
                 check_fits(&session, field, field, &**model)?;
                 session
             }
@@ -136,6 +139,12 @@ impl Handle {
         };
         let cached = if id.is_some() { usize::MAX } else { 0 };
         let summary = DocumentRequest::new(inbox, id, plan, reader.limits(), card);
+        let work = summary.max_work();
+        if work > limits.request_work {
+            let document_alone = summary.max_tokens() > limits.request_work;
+            let field = if document_alone { "chunk" } else { "options.beam_size" };
+            return Err(Error::TooMuchWork { field, work, limit: limits.request_work });
+        }
         let needed = summary.max_bytes(&**model, reader);
         let limit = model.memory().limit;
         if needed > limit {
@@ -300,6 +309,17 @@ fn check_takes_texts(call: &'static str, model: &dyn Model) -> Result<()> {
     }
     let found = format!("one that summarizes: {}", card.shape);
     Err(Error::WrongKind { call, model: card.name.clone(), wanted: "goes on from a prompt", found })
+}
+
+/// Rejects a text that would feed more than `limit` symbols. The error names `text_field` if the text alone does, and
+/// `other_field` otherwise.
+fn check_work(session: &Session, text_field: &'static str, other_field: &'static str, limit: usize) -> Result<()> {
+    let work = session.max_work();
+    if work <= limit {
+        return Ok(());
+    }
+    let field = if session.prompt_symbols() > limit { text_field } else { other_field };
+    Err(Error::TooMuchWork { field, work, limit })
 }
 
 /// Rejects a text that could not run even alone. The error names `prompt_field` if the prompt alone is too long, and

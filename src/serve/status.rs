@@ -84,6 +84,9 @@ impl DetailsBuilder {
             Error::NeverFits { field, needed, limit } => {
                 self.field(field, error).number("needed", *needed).number("limit", *limit).reason("NEVER_FITS")
             }
+            Error::TooMuchWork { field, work, limit } => {
+                self.field(field, error).number("work", *work).number("limit", *limit).reason("TOO_MUCH_WORK")
+            }
             Error::OutOfPages { needed, limit } => {
                 self.number("needed", *needed).number("limit", *limit).reason("OUT_OF_MEMORY")
             }
@@ -178,6 +181,7 @@ mod tests {
             (Error::Unauthenticated { why: "no key" }, Code::Unauthenticated, ""),
             (Error::QueueFull { what: "requests", limit: 1, retry }, Code::ResourceExhausted, "limit"),
             (Error::NeverFits { field: "prompt", needed: 2, limit: 1 }, Code::InvalidArgument, "needed"),
+            (Error::TooMuchWork { field: "text", work: 2, limit: 1 }, Code::InvalidArgument, "work"),
             (Error::OutOfPages { needed: 2, limit: 1 }, Code::ResourceExhausted, "needed"),
             (Error::Deadline { stage: "in the queue" }, Code::DeadlineExceeded, "stage"),
             (Error::NoMemory { needed: 2, available: 1 }, Code::ResourceExhausted, "available"),

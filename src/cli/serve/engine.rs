@@ -19,6 +19,10 @@ pub(super) struct EngineArgs {
     /// Maximum symbols in the prompts of all queued requests of a model.
     #[arg(long, value_name = "N", env = "WEIR_QUEUED_SYMBOLS", default_value_t = Limits::default().queued_symbols.to_string())]
     queued_symbols: String,
+    /// Maximum symbols that one request may feed to its model in total: its text, the context that its windows repeat, and what
+    /// it generates.
+    #[arg(long, value_name = "N", env = "WEIR_MAX_REQUEST_WORK", default_value_t = Limits::default().request_work.to_string())]
+    max_request_work: String,
     /// Maximum prompt symbols per step, 1 to 4096. Running streams and the end of draining wait for a step to finish.
     #[arg(long, value_name = "N", env = "WEIR_CHUNK", default_value_t = Limits::default().chunk.to_string())]
     chunk: String,
@@ -63,6 +67,7 @@ impl EngineArgs {
             rows: checks.number("--rows", &self.rows, 1..=4096),
             queue: checks.number("--queue", &self.queue, 1..=MAX_COUNT),
             queued_symbols: checks.number("--queued-symbols", &self.queued_symbols, 1..=1 << 40),
+            request_work: checks.number("--max-request-work", &self.max_request_work, 1..=1 << 40),
             chunk: checks.number("--chunk", &self.chunk, 1..=MAX_CHUNK),
             boundary_wait: checks.number("--boundary-wait", &self.boundary_wait, 0..=MAX_BOUNDARY_WAIT),
             stall: Duration::from_secs(checks.number("--stall-seconds", &self.stall_seconds, 1..=86_400) as u64),

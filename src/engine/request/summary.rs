@@ -114,6 +114,11 @@ impl DocumentRequest {
         if self.inbox.is_complete() { self.inbox.tokens() } else { self.limits.tokens }
     }
 
+    /// Returns the maximum symbols that it feeds: its document, and every token of every hypothesis.
+    pub(crate) fn max_work(&self) -> usize {
+        self.max_tokens().saturating_add(self.max_rows.saturating_mul(self.max_symbols))
+    }
+
     /// Returns the maximum bytes that it holds with its longest texts.
     pub(crate) fn max_bytes(&self, model: &dyn Model, reader: &dyn DocumentEncoder) -> usize {
         self.bytes_for(model, reader, self.max_symbols)

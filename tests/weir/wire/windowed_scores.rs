@@ -1,6 +1,6 @@
 //! Windowed scores: texts far longer than the model's limit, scored in the memory of one window.
 
-use super::{Running, Server, details, eventually, fake_model::MAX_SYMBOLS};
+use super::{Running, Server, details, eventually, fake_model::MAX_SYMBOLS, reason};
 use crate::support::{Dice, converted, fixture, settings, storms};
 use std::{f64::consts::LN_2, sync::Arc};
 use tokio_stream::StreamExt;
@@ -170,4 +170,28 @@ async fn invalid_windows_are_refused() {
     }
     let status = server.generation().score(request("", single_window)).await.unwrap_err();
     assert_eq!(status.code(), Code::InvalidArgument);
+}
+
+/// The default limits reject a stride that multiplies the work, and accept the longest text that a message holds.
+#[tokio::test]
+async fn windows_have_bounded_work() {
+    let server = Server::new().await;
+    let limit = Limits::default().request_work;
+    let text = "ab ".repeat(100_000);
+    let overlapping = WindowOptions { length: MAX_SYMBOLS, stride: 1 };
+    let status = server.generation().score(request(&text, overlapping)).await.unwrap_err();
+    assert_eq!((status.code(), reason(&status).as_str()), (Code::InvalidArgument, "TOO_MUCH_WORK"));
+    let details = details(&status);
+    assert_eq!(details.bad_request().unwrap().field_violations[0].field, "windows.stride");
+    let metadata = &details.error_info().unwrap().metadata;
+    let work = (text.len() - 1) * MAX_SYMBOLS;
+    assert_eq!((&metadata["work"], &metadata["limit"]), (&work.to_string(), &limit.to_string()));
+    assert_eq!(server.engine.counters().steps, 0, "nothing ran");
+
+    let text = "ab ".repeat(((4 << 20) - 64) / 3);
+    let single = WindowOptions { length: MAX_SYMBOLS, stride: MAX_SYMBOLS };
+    let mut stream = server.generation().score(request(&text, single)).await.unwrap().into_inner();
+    assert!(matches!(stream.message().await.unwrap().unwrap().event, Some(Event::Chunk(_))));
+    drop(stream);
+    server.at_rest().await;
 }

@@ -173,6 +173,9 @@ pub enum Error {
         /// The stage of the request: `in the queue`, `while decoding`.
         stage: &'static str,
     },
+    /// The request ran for as long as one request may.
+    #[error("the request ran for {limit:?}, which is the limit")]
+    RanTooLong { limit: Duration },
     /// A request whose upload ended early.
     #[error("the request is incomplete: {why}")]
     Incomplete {
@@ -239,7 +242,7 @@ impl Error {
             | Self::TooManyModels { .. } => Code::ResourceExhausted,
             Self::Unauthenticated { .. } => Code::Unauthenticated,
             Self::PermissionDenied { .. } => Code::PermissionDenied,
-            Self::Deadline { .. } => Code::DeadlineExceeded,
+            Self::Deadline { .. } | Self::RanTooLong { .. } => Code::DeadlineExceeded,
             Self::Cancelled => Code::Cancelled,
             Self::Incomplete { code, .. } => *code,
             Self::Oversized { .. } => Code::OutOfRange,

@@ -29,6 +29,8 @@ pub struct Limits {
     pub queued_symbols: usize,
     /// Maximum symbols that one request may feed to the model in total: its text with repeated context, and what it generates.
     pub request_work: usize,
+    /// How long a request may run, from its first row to its end. Zero: no limit.
+    pub request_time: Duration,
     /// Maximum symbols of a step. Prompts are fed in chunks next to the rows that decode.
     pub chunk: usize,
     /// Target duration of a step that feeds prompts while other rows decode. The step feeds fewer prompt symbols than
@@ -50,6 +52,22 @@ pub struct Limits {
     pub calibration: Duration,
 }
 
+/// How long the engine waits for a request.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TimeLimits {
+    /// How long its client may read nothing.
+    pub(crate) stall: Duration,
+    /// How long it may run. Zero: no limit.
+    pub(crate) run: Duration,
+}
+
+impl Limits {
+    /// Returns how long the engine waits for a request.
+    pub(super) fn time_limits(&self) -> TimeLimits {
+        TimeLimits { stall: self.stall, run: self.request_time }
+    }
+}
+
 impl Default for Limits {
     fn default() -> Self {
         Self {
@@ -57,6 +75,7 @@ impl Default for Limits {
             queue: 256,
             queued_symbols: 1 << 22,
             request_work: REQUEST_WORK,
+            request_time: Duration::from_secs(3600),
             chunk: 256,
             step: Duration::from_millis(50),
             events: 256,

@@ -84,7 +84,7 @@ impl Worker {
 
     /// Gives rows to the queued requests that can run without preemption. Returns false if the worker is to end.
     fn admit_ready(&mut self, now: Instant) -> bool {
-        let stall = self.inner.limits.stall;
+        let limits = self.inner.limits.time_limits();
         loop {
             self.batch.refresh_statuses();
             let mut state = self.inner.lock_state();
@@ -96,7 +96,7 @@ impl Worker {
             }
             let waker = &self.waker;
             let ended = &mut self.ended;
-            let poll = |request: &mut Request| request.poll_queued(now, stall, waker);
+            let poll = |request: &mut Request| request.poll_queued(now, limits, waker);
             state.scheduler.poll_queue(poll, |request| ended.push(request));
             // cache entries are evicted for requests that wait for memory; counting their bytes takes a while
             let evictable = if state.scheduler.waits_for_memory() {
@@ -188,10 +188,10 @@ impl Worker {
 
     /// Returns how long to sleep at most: until the next deadline or expiry, and `POLL_INTERVAL` while a request waits.
     fn sleep_limit(&self, now: Instant) -> Option<Duration> {
-        let stall = self.inner.limits.stall;
+        let limits = self.inner.limits.time_limits();
         let state = self.inner.lock_state();
         let requests = self.batch.requests.iter().chain(state.scheduler.queued());
-        let next_poll = requests.filter_map(|request| request.next_poll(now, stall)).min();
+        let next_poll = requests.filter_map(|request| request.next_poll(now, limits)).min();
         let expiry = self.inner.document_cache.expire(now);
         let next = next_poll.into_iter().chain(expiry).min().map(|next| next.saturating_duration_since(now));
         // no signal reports that the client of an unfinished upload is gone

@@ -23,6 +23,9 @@ pub(super) struct EngineArgs {
     /// it generates.
     #[arg(long, value_name = "N", env = "WEIR_MAX_REQUEST_WORK", default_value_t = Limits::default().request_work.to_string())]
     max_request_work: String,
+    /// Seconds that a request may run, from its first row to its end; 0: no limit.
+    #[arg(long, value_name = "N", env = "WEIR_MAX_REQUEST_SECONDS", default_value_t = Limits::default().request_time.as_secs().to_string())]
+    max_request_seconds: String,
     /// Maximum prompt symbols per step, 1 to 4096. Running streams and the end of draining wait for a step to finish.
     #[arg(long, value_name = "N", env = "WEIR_CHUNK", default_value_t = Limits::default().chunk.to_string())]
     chunk: String,
@@ -63,11 +66,13 @@ impl EngineArgs {
         let keep = checks.number("--document-seconds", &self.document_seconds, 1..=86_400 * 30);
         let step = checks.number("--step-milliseconds", &self.step_milliseconds, 0..=60_000);
         let calibration = checks.number("--calibration-milliseconds", &self.calibration_milliseconds, 0..=600_000);
+        let request_time = checks.number("--max-request-seconds", &self.max_request_seconds, 0..=86_400 * 365);
         Limits {
             rows: checks.number("--rows", &self.rows, 1..=4096),
             queue: checks.number("--queue", &self.queue, 1..=MAX_COUNT),
             queued_symbols: checks.number("--queued-symbols", &self.queued_symbols, 1..=1 << 40),
             request_work: checks.number("--max-request-work", &self.max_request_work, 1..=1 << 40),
+            request_time: Duration::from_secs(request_time as u64),
             chunk: checks.number("--chunk", &self.chunk, 1..=MAX_CHUNK),
             boundary_wait: checks.number("--boundary-wait", &self.boundary_wait, 0..=MAX_BOUNDARY_WAIT),
             stall: Duration::from_secs(checks.number("--stall-seconds", &self.stall_seconds, 1..=86_400) as u64),

@@ -116,10 +116,10 @@ impl Batch {
         }
     }
 
-    /// Ends the requests whose client is gone or does not read, or whose deadline has passed.
+    /// Ends the requests whose client is gone or does not read, whose deadline has passed, or that ran too long.
     pub(super) fn poll_requests(&mut self, now: Instant, waker: &Waker) {
-        let stall = self.inner.limits.stall;
-        self.requests.iter_mut().for_each(|request| request.poll_running(now, stall, waker));
+        let limits = self.inner.limits.time_limits();
+        self.requests.iter_mut().for_each(|request| request.poll_running(now, limits, waker));
     }
 
     pub(super) fn fail_all(&mut self, error: impl Fn() -> Error) {

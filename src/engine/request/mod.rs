@@ -7,7 +7,7 @@ pub(crate) mod timing;
 pub(crate) mod upload;
 
 use super::{
-    api::{DocumentEvent, Event, Terms},
+    api::{DocumentEvent, Event, Terms, TimeLimits},
     observer::Observer,
     scheduler::{Demand, FedSymbols, QueuedStatus, RowActivity, RowStatus, RunPermit},
 };
@@ -100,26 +100,26 @@ impl Request {
     }
 
     /// Polls a running request: takes new tokens, and ends it if client or upload failed or its deadline has passed.
-    pub(crate) fn poll_running(&mut self, now: Instant, stall: Duration, waker: &Waker) {
+    pub(crate) fn poll_running(&mut self, now: Instant, limits: TimeLimits, waker: &Waker) {
         self.unread_for = (!self.event_sender.flush(waker)).then(|| self.event_sender.unread_for(now));
         let pulled = match &mut self.kind {
             RequestKind::Document(summary) => summary.pull(now),
             RequestKind::Text(_) => Ok(()),
         };
-        if let Some(error) = self.end_reason(now, stall, "while decoding").or(pulled.err()) {
+        if let Some(error) = self.end_reason(now, limits, "while decoding").or(pulled.err()) {
             self.abandon(error);
         }
     }
 
     /// Does the same while it is queued.
-    pub(crate) fn poll_queued(&mut self, now: Instant, stall: Duration, waker: &Waker) -> QueuedStatus {
+    pub(crate) fn poll_queued(&mut self, now: Instant, limits: TimeLimits, waker: &Waker) -> QueuedStatus {
         // a request that was preempted for others waits neither for its client nor for the rest of its document
         let reads = self.event_sender.flush(waker) && self.event_sender.has_caught_up();
         let lacks_input = matches!(&self.kind, RequestKind::Document(summary) if !summary.has_its_input());
         self.waits_for_client &= !reads || lacks_input;
         self.unread_for = (self.waits_for_client && !reads).then(|| self.event_sender.unread_for(now));
         let stage = if self.timer.admitted.is_some() { "while decoding" } else { "in the queue" };
-        match self.end_reason(now, stall, stage) {
+        match self.end_reason(now, limits, stage) {
             Some(error) => {
                 self.abandon(error);
                 QueuedStatus::Ended
@@ -129,7 +129,8 @@ impl Request {
         }
     }
 
-    fn end_reason(&self, now: Instant, stall: Duration, stage: &'static str) -> Option<Error> {
+    fn end_reason(&self, now: Instant, limits: TimeLimits, stage: &'static str) -> Option<Error> {
+        let TimeLimits { stall, run } = limits;
         if self.event_sender.is_closed() {
             return Some(Error::Cancelled);
         }
@@ -141,13 +142,22 @@ impl Request {
         if self.deadline.is_some_and(|deadline| deadline <= now) {
             return Some(Error::Deadline { stage });
         }
+        if self.runs_until(run).is_some_and(|end| end <= now) {
+            return Some(Error::RanTooLong { limit: run });
+        }
         self.unread_for.is_some_and(|unread_for| unread_for >= stall).then_some(Error::Stalled { limit: stall })
     }
 
     /// Returns when it must be polled again at the latest.
-    pub(crate) fn next_poll(&self, now: Instant, stall: Duration) -> Option<Instant> {
+    pub(crate) fn next_poll(&self, now: Instant, limits: TimeLimits) -> Option<Instant> {
+        let TimeLimits { stall, run } = limits;
         let stalls_at = self.unread_for.and_then(|unread_for| now.checked_add(stall.saturating_sub(unread_for)));
-        self.deadline.into_iter().chain(stalls_at).min()
+        self.deadline.into_iter().chain(stalls_at).chain(self.runs_until(run)).min()
+    }
+
+    /// Returns when it has run for `limit`, if it has run at all and the limit is not zero.
+    fn runs_until(&self, limit: Duration) -> Option<Instant> {
+        self.timer.admitted.filter(|_| !limit.is_zero())?.checked_add(limit)
     }
 
     /// Returns its status before a step; `None` if it has no permit to run.

@@ -1,7 +1,10 @@
 //! Limits of the queue, of memory and of time.
 
 use super::{jobs::*, toy_model::*};
-use std::time::{Duration, Instant};
+use std::{
+    sync::atomic::Ordering::SeqCst,
+    time::{Duration, Instant},
+};
 use weir::{
     decode::options::FinishReason,
     engine::{Event, Events, Job, Limits},
@@ -101,6 +104,55 @@ fn a_request_for_no_characters_succeeds() {
     assert_eq!((output.characters.len(), output.reason), (0, FinishReason::MaxChars));
     assert_eq!((output.usage.prompt_chars, output.usage.generated_chars), (1, 0));
     assert_idle(&toy, &engine);
+}
+
+#[test]
+fn a_generation_has_bounded_work() {
+    let toy = Toy::new();
+    let engine = toy.engine(Limits { request_work: 20, ..limits(1, 1) });
+    let submit = |prompt: usize, max_chars| engine.submit(Job::Generate(generate(&vec![1; prompt], max_chars)), None);
+    match submit(11, 10) {
+        Err(error @ Error::TooMuchWork { field: "stopping.max_chars", work: 21, limit: 20 }) => {
+            assert_eq!(error.code(), Code::InvalidArgument);
+        }
+        other => panic!("{other:?}"),
+    }
+    assert!(matches!(submit(21, 1), Err(Error::TooMuchWork { field: "prompt", work: 22, limit: 20 })));
+    read(submit(10, 10).unwrap()).unwrap();
+    assert_idle(&toy, &engine);
+}
+
+#[test]
+fn a_request_runs_no_longer_than_its_limit_and_the_text_until_then_is_sent() {
+    let toy = Toy::new();
+    toy.step_ns.store(1_000_000, SeqCst);
+    let request_time = Duration::from_millis(200);
+    let engine = toy.engine(Limits { request_time, ..limits(1, 4) });
+    let long = engine.submit(plain(4000), None).unwrap();
+    let began = Instant::now();
+    // The time in the queue does not count.
+    let short = engine.submit(plain(10), None).unwrap();
+    let (symbols, error) = read_to_error(long);
+    assert!(matches!(error, Error::RanTooLong { limit } if limit == request_time), "{error:?}");
+    assert_eq!(error.code(), Code::DeadlineExceeded);
+    assert!((1..4000).contains(&symbols.len()) && began.elapsed() >= request_time);
+    read(short).unwrap();
+    // A request that is paused ends too.
+    let paused = Toy::new();
+    let engine = paused.engine(Limits { request_time, events: 4, ..limits(1, 4) });
+    let (symbols, error) = {
+        let events = engine.submit(plain(1000), None).unwrap();
+        assert_idle(&paused, &engine);
+        read_to_error(events)
+    };
+    assert!(matches!(error, Error::RanTooLong { .. }) && !symbols.is_empty(), "{error:?}");
+}
+
+#[test]
+fn without_a_time_limit_a_request_runs_on() {
+    let toy = Toy::new();
+    let engine = toy.engine(Limits { request_time: Duration::ZERO, ..limits(1, 4) });
+    assert_eq!(read(engine.submit(plain(100), None).unwrap()).unwrap().usage.generated_chars, 100);
 }
 
 #[test]

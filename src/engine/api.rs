@@ -73,7 +73,7 @@ impl Default for Limits {
         Self {
             rows: 32,
             queue: 256,
-            queued_symbols: 1 << 22,
+            queued_symbols: 1 << 23,
             request_work: REQUEST_WORK,
             request_time: Duration::from_secs(3600),
             chunk: 256,

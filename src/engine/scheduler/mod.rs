@@ -284,7 +284,7 @@ impl<T> Scheduler<T> {
         if own.requests >= share(queue) {
             return full("requests of one tenant", share(queue));
         }
-        if own.requests > 0 && own.symbols.saturating_add(demand.symbols) > share(queued_symbols) {
+        if own.symbols.saturating_add(demand.symbols) > share(queued_symbols) {
             return full("prompt characters of one tenant", share(queued_symbols));
         }
         Ok(())

@@ -113,12 +113,19 @@ fn the_total_length_of_queued_prompts_is_limited() {
         let boundaries = BoundaryOptions::default();
         Job::Score(Score { symbols: vec![2; symbols], logprobs: false, top: 0, boundaries, windows: None })
     };
-    let waiting = engine.submit(score(60), terms("a", 0)).unwrap();
-    let full = |job| engine.submit(job, terms("b", 0)).unwrap_err();
-    assert!(matches!(full(plain(41, 1)), Error::QueueFull { what: "prompt characters", limit: 100, .. }));
-    let second = engine.submit(plain(40, 1), terms("b", 0)).unwrap();
+    let full = |job, tenant| engine.submit(job, terms(tenant, 0)).unwrap_err();
+    // The share of one of two tenants, which holds for its first request too.
+    let refused = full(score(45), "a");
+    assert!(
+        matches!(refused, Error::QueueFull { what: "prompt characters of one tenant", limit: 44, .. }),
+        "{refused}"
+    );
+    let second = engine.submit(score(44), terms("a", 0)).unwrap();
+    let third = engine.submit(plain(30, 1), terms("b", 0)).unwrap();
+    assert!(matches!(full(plain(27, 1), "c"), Error::QueueFull { what: "prompt characters", limit: 100, .. }));
+    let fourth = engine.submit(plain(22, 1), terms("c", 0)).unwrap();
     toy.release();
-    [first, waiting, second].into_iter().for_each(|events| drop(read(events).unwrap()));
+    [first, second, third, fourth].into_iter().for_each(|events| drop(read(events).unwrap()));
     // Running jobs do not count, and a job that gets a row at once is not queued.
     read(engine.submit(plain(200, 1), terms("a", 0)).unwrap()).unwrap();
     assert_idle(&toy, &engine);

@@ -2,6 +2,7 @@
 //! reported together.
 
 mod admin_token;
+mod allowed_names;
 mod api_keys;
 mod checks;
 pub mod file;
@@ -9,6 +10,7 @@ mod secret_file;
 mod tls;
 
 pub use admin_token::AdminToken;
+pub use allowed_names::AllowedNames;
 pub use api_keys::Keys;
 pub use checks::{Checks, Origins, parse_bytes, parse_switch};
 pub use tls::{Tls, TlsFiles};
@@ -128,6 +130,8 @@ pub struct Access {
     pub tls: Option<Tls>,
     /// API keys, of which each call must carry one.
     pub keys: Option<Arc<Keys>>,
+    /// Host names and origins that HTTP requests may carry.
+    pub allowed: Arc<AllowedNames>,
 }
 
 impl Default for TransportConfig {

@@ -61,7 +61,7 @@ impl Certificates {
         let key = self.path("server.key");
         let ca = self.path("ca.pem");
         let files = TlsFiles { cert: Some(&cert), key: Some(&key), client_ca: verify_clients.then_some(&ca) };
-        Access { tls: Some(tls(files).unwrap()), keys: None }
+        Access { tls: Some(tls(files).unwrap()), ..Access::default() }
     }
 
     /// Returns a client that trusts this authority and presents the client certificate of `identity`, if any.

@@ -1,9 +1,9 @@
-//! TLS and API keys of the server.
+//! TLS, API keys, and names of the server.
 
 use crate::config::{Access, Checks, TlsFiles};
 use std::{path::PathBuf, sync::Arc};
 
-/// Flags of TLS and API keys.
+/// Flags of TLS, API keys, and names of the server.
 #[derive(Debug, clap::Args)]
 pub(super) struct AccessArgs {
     /// PEM file with the server's certificate and its intermediate certificates; enables TLS. Requires --tls-key.
@@ -19,6 +19,15 @@ pub(super) struct AccessArgs {
     /// send one of them as `authorization: Bearer KEY`.
     #[arg(long, value_name = "FILE", env = "WEIR_API_KEYS")]
     api_keys: Option<PathBuf>,
+    /// Host names under which web browsers reach the HTTP port and the admin port, for a server without API keys. Always allowed
+    /// are IP addresses, names of one label, and names under .localhost, .local, .internal, .test, .home.arpa and .svc. The flag
+    /// can be repeated, or hold several names separated by commas.
+    #[arg(long, value_name = "HOST", env = "WEIR_ALLOWED_HOSTS", value_delimiter = ',')]
+    allowed_hosts: Vec<String>,
+    /// Origins of web pages, such as https://weir.example.com, that may send requests to the HTTP port and the admin port. Always
+    /// allowed is the origin of the request's own host. The flag can be repeated, or hold several origins separated by commas.
+    #[arg(long, value_name = "ORIGIN", env = "WEIR_ALLOWED_ORIGINS", value_delimiter = ',')]
+    allowed_origins: Vec<String>,
 }
 
 impl AccessArgs {
@@ -34,6 +43,7 @@ impl AccessArgs {
         // Every file is checked even after an error, so that all errors are reported at once.
         let tls = checks.tls(TlsFiles { cert: cert.as_deref(), key: key.as_deref(), client_ca: client_ca.as_deref() });
         let keys = self.api_keys.as_ref().and_then(|file| checks.keys("--api-keys", file)).map(Arc::new);
-        Access { tls, keys }
+        let allowed = Arc::new(checks.allowed_names(&self.allowed_hosts, &self.allowed_origins));
+        Access { tls, keys, allowed }
     }
 }

@@ -138,7 +138,7 @@ async fn listen(settings: ServeConfig, writer: &LogWriter) -> Result<()> {
     if let Some(address) = settings.operations.admin_listen {
         let listener = bind("--admin-listen", address)?;
         settings.log.print(format_args!("admin port on {}", listener.local_addr().unwrap_or(address)));
-        tokio::spawn(serve_admin_port(listener, monitor.clone()));
+        tokio::spawn(serve_admin_port(listener, monitor.clone(), Arc::clone(&settings.transport.access.allowed)));
     }
     // One thread pool for all models: two models that step at the same time share it instead of competing for cores.
     let loader = Arc::new(CheckpointLoader(settings.model.clone().with_threads()));

@@ -21,6 +21,7 @@ mod summaries;
 use crate::{
     config::TransportConfig,
     serve::transport::{
+        browser_checks::BrowserChecks,
         connections::Connection,
         lifetime::{LifetimeLimits, OpenConnection, TrackedBody, is_set},
         lingering_close::{LingeringClose, UnreadBody},
@@ -59,7 +60,8 @@ pub(super) async fn serve(
     closing: watch::Receiver<bool>,
 ) {
     let engines = api.monitor.engines().clone();
-    let router = router(api);
+    let checks = BrowserChecks::of_port(&config.access);
+    let router = router(api).layer(map_request(move |request| std::future::ready(checks.check(request))));
     let limits = LifetimeLimits::from(config);
     let mut connections = JoinSet::new();
     loop {

@@ -15,7 +15,7 @@ use crate::{
 };
 use axum::{
     extract::Request,
-    http::{StatusCode, header},
+    http::{HeaderMap, StatusCode, header},
 };
 use std::{
     sync::Arc,
@@ -64,6 +64,10 @@ impl ApiState {
     /// Reads a request's body within the limits on one body, on those of one caller, and on all together. Checks the key first.
     pub(super) async fn read_body(&self, request: Request) -> Result<ApiBody, ApiError> {
         let caller = principal(self.keys.as_deref(), &request)?;
+        if !is_json(request.headers()) {
+            let message = "Content-Type: expected application/json";
+            return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "not_json", message));
+        }
         let encodings = request.headers().get_all(header::CONTENT_ENCODING);
         if encodings.iter().any(|encoding| encoding != "identity") {
             let message = "Content-Encoding: compressed bodies are not supported";
@@ -96,6 +100,13 @@ impl ApiState {
             Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "incomplete", message))
         })
     }
+}
+
+/// Returns true if the headers announce JSON. A browser sends other types for pages of any origin, without asking the server first.
+fn is_json(headers: &HeaderMap) -> bool {
+    let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    let kind = kind.split(';').next().unwrap_or_default().trim();
+    kind.eq_ignore_ascii_case("application/json")
 }
 
 /// Returns the current time in seconds since 1970.

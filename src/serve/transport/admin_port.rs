@@ -1,16 +1,17 @@
 //! The admin port: metrics, health and version over plain HTTP, for operators. It is read-only.
 
 use super::{
+    browser_checks::BrowserChecks,
     connection_table::{ConnectionLimits, ConnectionTable},
     lifetime::{OpenConnection, TrackedBody},
 };
-use crate::serve::registry::health::Monitor;
+use crate::{config::AllowedNames, serve::registry::health::Monitor};
 use axum::{
     Router,
     body::Body,
     extract::{Request, State},
     http::{HeaderMap, StatusCode, header},
-    middleware::{Next, from_fn},
+    middleware::{Next, from_fn, map_request},
     response::{IntoResponse, Response},
     routing::get,
 };
@@ -19,7 +20,7 @@ use hyper_util::{
     rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
 };
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 use tokio::{
     net::{TcpListener, TcpStream},
     time::timeout,
@@ -37,14 +38,16 @@ const RETRY_DELAY: Duration = Duration::from_millis(100);
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Serves the admin port on this listener; never returns.
-pub async fn serve_admin_port(listener: TcpListener, monitor: Monitor) {
+/// Serves the admin port on this listener; never returns. Requests may carry the names in `allowed`.
+pub async fn serve_admin_port(listener: TcpListener, monitor: Monitor, allowed: Arc<AllowedNames>) {
+    let checks = BrowserChecks::of_open_port(allowed);
     let router = Router::new()
         .route("/metrics", get(metrics))
         .route("/health/live", get(|State(monitor): State<Monitor>| async move { health(monitor.alive()) }))
         .route("/health/ready", get(|State(monitor): State<Monitor>| async move { health(monitor.ready()) }))
         .route("/version", get(version))
-        .with_state(monitor);
+        .with_state(monitor)
+        .layer(map_request(move |request| std::future::ready(checks.check(request))));
     let table = ConnectionTable::new(CONNECTIONS);
     loop {
         let (stream, address) = match listener.accept().await {

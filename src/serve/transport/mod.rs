@@ -2,6 +2,7 @@
 
 mod adapted;
 pub(super) mod admin_port;
+pub(super) mod browser_checks;
 mod connection_table;
 pub(super) mod connections;
 pub(super) mod http2;

@@ -39,7 +39,7 @@ impl Watched {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap();
         let monitor = Monitor::new(engines.clone(), hang);
-        tokio::spawn(serve_admin_port(listener, monitor.clone()));
+        tokio::spawn(serve_admin_port(listener, monitor.clone(), Arc::default()));
         assert_eq!(get(port, "/health/live", "").await.0, 200);
         let (status, why) = get(port, "/health/ready", "").await;
         assert_eq!((status, why.as_str()), (503, "models are being loaded\n"));
@@ -110,8 +110,9 @@ impl Drop for Watched {
 
 /// Sends an HTTP request, and returns status and body.
 async fn get(port: SocketAddr, path: &str, headers: &str) -> (u16, String) {
+    let host = if headers.contains("host:") { "" } else { "host: x\r\n" };
     let (head, body) =
-        exchange(port, &format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{headers}\r\n")).await;
+        exchange(port, &format!("GET {path} HTTP/1.1\r\n{host}connection: close\r\n{headers}\r\n")).await;
     (head.split(' ').nth(1).unwrap().parse().unwrap(), body)
 }
 
@@ -254,4 +255,22 @@ async fn the_port_serves_both_metric_formats_only() {
     assert_eq!(server.get("/nothing").await.0, 404);
     let (head, _) = exchange(server.port, "POST /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await;
     assert!(head.starts_with("HTTP/1.1 405 "), "{head}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pages_of_other_origins_read_nothing() {
+    let server = Watched::new(Duration::from_secs(60)).await;
+    for headers in [
+        "host: rebound.example.com:9090\r\n",
+        "host: 127.0.0.1:9090\r\norigin: https://evil.example.com\r\n",
+        "origin: null\r\n",
+    ] {
+        for path in ["/metrics", "/version", "/health/ready"] {
+            let (status, body) = get(server.port, path, headers).await;
+            assert_eq!(status, 403, "{path} with {headers}");
+            assert!(body.contains("--allowed-") && !body.contains("weir:"), "{body}");
+        }
+    }
+    let own = "host: 127.0.0.1:9090\r\norigin: http://127.0.0.1:9090\r\n";
+    assert_eq!(get(server.port, "/metrics", own).await.0, 200);
 }

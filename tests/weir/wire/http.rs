@@ -122,7 +122,7 @@ pub(super) async fn connect_and_send(
     send_request(TcpStream::connect(port).await.unwrap(), method, path, headers, body).await
 }
 
-/// Sends a request on a connection.
+/// Sends a request on a connection. Its body is announced as JSON unless `headers` say otherwise.
 pub(super) async fn send_request(
     mut stream: TcpStream,
     method: &str,
@@ -130,11 +130,14 @@ pub(super) async fn send_request(
     headers: &[&str],
     body: &str,
 ) -> TcpStream {
-    let headers: String = headers.iter().map(|header| format!("{header}\r\n")).collect();
+    let mut headers: String = headers.iter().map(|header| format!("{header}\r\n")).collect();
+    for (name, value) in [("host", "x"), ("content-type", "application/json")] {
+        if !headers.to_ascii_lowercase().contains(&format!("{name}:")) {
+            headers.push_str(&format!("{name}: {value}\r\n"));
+        }
+    }
     let length = body.len();
-    let head = format!(
-        "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {length}\r\n{headers}\r\n"
-    );
+    let head = format!("{method} {path} HTTP/1.1\r\nconnection: close\r\ncontent-length: {length}\r\n{headers}\r\n");
     stream.write_all(head.as_bytes()).await.unwrap();
     // The body is sent even if the server refuses the head.
     stream.write_all(body.as_bytes()).await.unwrap();
@@ -313,7 +316,7 @@ async fn stop_strings_end_the_text() {
 #[tokio::test]
 async fn http_uses_the_same_keys_as_grpc() {
     let keys = Keys::parse(&format!("alice:{KEY}")).unwrap();
-    let access = Access { keys: Some(Arc::new(keys)), tls: None };
+    let access = Access { keys: Some(Arc::new(keys)), ..Access::default() };
     let server = Both::with(Limits::default(), TransportConfig { access, ..TransportConfig::default() }).await;
     let body = json!({ "prompt": "a" }).to_string();
     for (headers, status) in [

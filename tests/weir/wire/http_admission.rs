@@ -20,7 +20,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// A server with two keys and `request_memory` bytes for arriving bodies.
 async fn with_keys(request_memory: usize) -> Both {
     let keys = Keys::parse("alice:a-key-that-alice-has\nbob:a-key-that-bob-has-too").unwrap();
-    let access = Access { tls: None, keys: Some(Arc::new(keys)) };
+    let access = Access { keys: Some(Arc::new(keys)), ..Access::default() };
     let config = TransportConfig { access, request_memory, message_bytes: 1 << 20, ..TransportConfig::default() };
     Both::with(Limits::default(), config).await
 }
@@ -30,7 +30,8 @@ async fn begin_body(server: &Both, key: &str, sent: usize) -> TcpStream {
     let mut stream = TcpStream::connect(server.port).await.unwrap();
     let length = 1 << 20;
     let head = format!(
-        "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{key}\r\ncontent-length: {length}\r\n\r\n"
+        "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{key}\r\n\
+         content-type: application/json\r\ncontent-length: {length}\r\n\r\n"
     );
     stream.write_all(head.as_bytes()).await.unwrap();
     stream.write_all(&vec![b' '; sent]).await.unwrap();

@@ -37,7 +37,8 @@ async fn invalid_requests_are_refused_with_the_field() {
     }
     // The server rejects the request by its head, before it reads the body.
     let mut stream = TcpStream::connect(server.port).await.unwrap();
-    let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 9000000\r\n\r\n";
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n\
+                content-length: 9000000\r\n\r\n";
     stream.write_all(head.as_bytes()).await.unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.unwrap();
@@ -49,8 +50,8 @@ async fn invalid_requests_are_refused_with_the_field() {
     assert_eq!(refused.refused(), (413, invalid.into(), String::new()));
     // The chunked encoding is invalid.
     let mut stream = TcpStream::connect(server.port).await.unwrap();
-    let head =
-        "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\nmany\r\n";
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n\
+         transfer-encoding: chunked\r\n\r\nmany\r\n";
     stream.write_all(head.as_bytes()).await.unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.unwrap();
@@ -93,8 +94,8 @@ async fn an_incomplete_body_times_out() {
     )
     .await;
     let mut stream = TcpStream::connect(server.port).await.unwrap();
-    let head =
-        "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 20\r\n\r\n{\"prompt\":";
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n\
+         content-length: 20\r\n\r\n{\"prompt\":";
     stream.write_all(head.as_bytes()).await.unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.unwrap();

@@ -13,6 +13,7 @@ mod hostile;
 mod http;
 mod http2_frames;
 mod http_admission;
+mod http_browsers;
 mod http_refusals;
 mod http_summaries;
 mod late_headers;

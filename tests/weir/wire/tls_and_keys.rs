@@ -107,7 +107,7 @@ fn certificate_errors_are_reported() {
 
 async fn with_keys(limits: Limits) -> Server {
     let keys = Keys::parse(&format!("alice:{ALICE}\nbob:another-key-that-bob-has")).unwrap();
-    let access = Access { keys: Some(Arc::new(keys)), tls: None };
+    let access = Access { keys: Some(Arc::new(keys)), ..Access::default() };
     Server::with(limits, TransportConfig { access, ..TransportConfig::default() }, &MODELS).await
 }
 

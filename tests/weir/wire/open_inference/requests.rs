@@ -75,7 +75,7 @@ async fn a_single_request_fails_with_a_status() {
 #[tokio::test]
 async fn keys_and_request_ids_work_as_in_all_calls() {
     let keys = Keys::parse("alice:a-key-that-alice-has").unwrap();
-    let access = Access { keys: Some(Arc::new(keys)), tls: None };
+    let access = Access { keys: Some(Arc::new(keys)), ..Access::default() };
     let config = TransportConfig { access, ..TransportConfig::default() };
     let server = Server::with(Limits::default(), config, &[("fake", Kind::Pooled)]).await;
     let mut client = client(&server);

@@ -124,7 +124,7 @@ async fn answer_to(
 #[tokio::test]
 async fn a_document_belongs_to_its_sender() {
     let keys = Keys::parse("alice:a-key-that-alice-has\nbob:another-key-that-bob-has").unwrap();
-    let access = Access { keys: Some(Arc::new(keys)), tls: None };
+    let access = Access { keys: Some(Arc::new(keys)), ..Access::default() };
     let limits = Limits { document_bytes: 1 << 20, ..Limits::default() };
     let server = Server::with(limits, TransportConfig { access, ..TransportConfig::default() }).await;
     let alice = "a-key-that-alice-has";

@@ -132,6 +132,14 @@ pub enum Error {
         /// Time after which a retry may succeed.
         retry: Duration,
     },
+    /// A limit on things in progress at the same time is reached.
+    #[error("too many {what}: {limit} are allowed at the same time")]
+    TooMany {
+        what: &'static str,
+        limit: usize,
+        /// Time after which a retry may succeed.
+        retry: Duration,
+    },
     /// A request that cannot run even alone. A retry fails, too; a smaller request may succeed.
     #[error("{field}: the request can need {needed} bytes of key-value memory, the limit is {limit}")]
     NeverFits {
@@ -236,6 +244,7 @@ impl Error {
             | Self::Setting(_) => Code::InvalidArgument,
             Self::WrongKind { .. } | Self::Checkpoint { .. } | Self::Io { .. } => Code::FailedPrecondition,
             Self::QueueFull { .. }
+            | Self::TooMany { .. }
             | Self::OutOfPages { .. }
             | Self::Stalled { .. }
             | Self::NoMemory { .. }

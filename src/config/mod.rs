@@ -94,6 +94,8 @@ pub struct TransportConfig {
     pub header_bytes: u32,
     /// Maximum calls in progress on one connection.
     pub concurrent_streams: u32,
+    /// Maximum calls in progress over all connections.
+    pub calls: usize,
     /// Maximum calls of one connection that the client cancelled before the server accepted them; one more closes it.
     pub pending_resets: usize,
     /// Maximum calls of one connection that the server reset for protocol errors; one more closes it.
@@ -143,6 +145,7 @@ impl Default for TransportConfig {
             upload: Duration::from_secs(60),
             header_bytes: 16 << 10,
             concurrent_streams: 256,
+            calls: 4096,
             pending_resets: 20,
             error_resets: 1024,
             connections: 1024,

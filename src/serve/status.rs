@@ -81,6 +81,9 @@ impl DetailsBuilder {
             Error::QueueFull { what, limit, retry } => {
                 self.retry(*retry).add("what", what).number("limit", *limit).reason("QUEUE_FULL")
             }
+            Error::TooMany { what, limit, retry } => {
+                self.retry(*retry).add("what", what).number("limit", *limit).reason("TOO_MANY")
+            }
             Error::NeverFits { field, needed, limit } => {
                 self.field(field, error).number("needed", *needed).number("limit", *limit).reason("NEVER_FITS")
             }
@@ -181,6 +184,7 @@ mod tests {
             ),
             (Error::Unauthenticated { why: "no key" }, Code::Unauthenticated, ""),
             (Error::QueueFull { what: "requests", limit: 1, retry }, Code::ResourceExhausted, "limit"),
+            (Error::TooMany { what: "calls", limit: 1, retry }, Code::ResourceExhausted, "limit"),
             (Error::NeverFits { field: "prompt", needed: 2, limit: 1 }, Code::InvalidArgument, "needed"),
             (Error::TooMuchWork { field: "text", work: 2, limit: 1 }, Code::InvalidArgument, "work"),
             (Error::OutOfPages { needed: 2, limit: 1 }, Code::ResourceExhausted, "needed"),
@@ -210,7 +214,7 @@ mod tests {
             assert!(key.is_empty() || info.metadata.contains_key(key), "{error}: {info:?}");
             let invalid = code == Code::InvalidArgument;
             assert_eq!(details.bad_request().is_some(), invalid, "{error}");
-            let temporary = matches!(error, Error::QueueFull { .. } | Error::Draining { .. });
+            let temporary = matches!(error, Error::QueueFull { .. } | Error::TooMany { .. } | Error::Draining { .. });
             assert_eq!(details.retry_info().is_some(), temporary, "{error}");
         }
     }

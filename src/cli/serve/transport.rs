@@ -36,6 +36,9 @@ pub(super) struct TransportArgs {
     /// Maximum concurrent calls per connection.
     #[arg(long, value_name = "N", env = "WEIR_MAX_CONCURRENT_STREAMS", default_value = "256")]
     max_concurrent_streams: String,
+    /// Maximum calls in progress over all connections. A caller may hold half of what the others leave.
+    #[arg(long, value_name = "N", env = "WEIR_MAX_CALLS", default_value = "4096")]
+    max_calls: String,
     /// Maximum calls per connection that the client cancelled before the server accepted them. One more closes the connection.
     #[arg(long, value_name = "N", env = "WEIR_MAX_PENDING_RESETS", default_value = "20")]
     max_pending_resets: String,
@@ -103,6 +106,7 @@ impl TransportArgs {
             upload: seconds(checks, "--upload-seconds", &self.upload_seconds, 1),
             header_bytes: u32::try_from(headers).unwrap_or(u32::MAX),
             concurrent_streams: u32::try_from(streams).unwrap_or(u32::MAX),
+            calls: checks.number("--max-calls", &self.max_calls, 1..=MAX_COUNT),
             pending_resets: checks.number("--max-pending-resets", &self.max_pending_resets, 1..=MAX_COUNT),
             error_resets: checks.number("--max-error-resets", &self.max_error_resets, 1..=MAX_COUNT),
             connections: checks.number("--max-connections", &self.max_connections, 1..=MAX_COUNT),

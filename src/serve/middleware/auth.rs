@@ -37,7 +37,7 @@ pub(super) fn authenticate(keys: Option<Arc<Keys>>) -> impl Middleware {
     move |mut request: HttpRequest, next: Next| {
         let mut call = Call::of_http(&request);
         let path = request.uri().path();
-        let open = OPEN.iter().any(|service| path.starts_with(service)) || OPEN_METHODS.contains(&path);
+        let open = is_open(path);
         let passed_on = path.starts_with(ON_BEHALF);
         // Its calls carry a token instead, which its own interceptor checks.
         let guarded = path.starts_with(GUARDED);
@@ -57,6 +57,11 @@ pub(super) fn authenticate(keys: Option<Arc<Keys>>) -> impl Middleware {
         request.extensions_mut().insert(call);
         Box::pin(next.oneshot(request))
     }
+}
+
+/// True for the paths of health and reflection, which need no key.
+pub(super) fn is_open(path: &str) -> bool {
+    OPEN.iter().any(|service| path.starts_with(service)) || OPEN_METHODS.contains(&path)
 }
 
 /// True for the path of a health check with one answer.

@@ -3,8 +3,8 @@
 //! in time loses its memory.
 
 use super::{
-    compression::MessageScanner,
     layer::{HttpRequest, Middleware, Next},
+    whole_messages::WholeMessages,
 };
 use crate::{
     config::TransportConfig,
@@ -54,6 +54,7 @@ pub(super) fn limit(
     ending: watch::Receiver<bool>,
 ) -> impl Middleware {
     let timeout = config.upload;
+    let max_message = config.message_bytes;
     // A message never decompresses to more than `message_bytes`, and a single one must always fit.
     let max_expanded = config.message_bytes.min(memory.tenant_limit - config.message_bytes);
     move |mut request: HttpRequest, next: Next| {
@@ -72,13 +73,12 @@ pub(super) fn limit(
             let _ = ending.wait_for(|ending| *ending).await;
             sleep(GRACE).await;
         });
-        let scanner = MessageScanner::default();
         let late = Box::pin(sleep(timeout));
         let limited = |body| LimitedBody {
             body,
             id,
             reserved,
-            scanner,
+            messages: WholeMessages::new(max_message),
             max_expanded,
             is_stream,
             started,
@@ -229,7 +229,7 @@ struct LimitedBody {
     body: Body,
     id: Arc<str>,
     reserved: Arc<Reservation>,
-    scanner: MessageScanner,
+    messages: WholeMessages,
     /// Maximum bytes that count for a compressed message.
     max_expanded: usize,
     /// True for a stream of separate requests.
@@ -245,11 +245,15 @@ struct LimitedBody {
 }
 
 impl LimitedBody {
-    /// Reserves memory for arrived bytes and for their decompressed size. Returns true if no other bytes were waiting.
-    fn reserve(&mut self, bytes: &[u8]) -> Result<bool, Error> {
+    /// Reserves memory for arrived bytes and for their decompressed size, and keeps the bytes until their message is complete.
+    fn take_in(&mut self, bytes: Bytes) -> Result<(), Error> {
         let first = self.reserved.add(bytes.len())?;
-        self.reserved.expand_to(self.scanner.scan(bytes).min(self.max_expanded))?;
-        Ok(first)
+        if first && self.is_stream {
+            let deadline = Instant::now() + self.timeout;
+            self.late.as_mut().reset(deadline);
+        }
+        let expanded = self.messages.push(bytes);
+        self.reserved.expand_to(expanded.min(self.max_expanded))
     }
 }
 
@@ -264,35 +268,41 @@ impl HttpBody for LimitedBody {
     type Error = Status;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) else {
-            let error = if self.started != Some(true) && self.drained.as_mut().poll(cx).is_ready() {
-                draining_error()
-            } else if self.is_stream && self.reserved.is_empty() {
-                // Any time may pass between two requests of a stream.
-                return Poll::Pending;
-            } else {
-                ready!(self.late.as_mut().poll(cx));
-                Error::Deadline { stage: "while the request came in" }
+        loop {
+            if let Some(whole) = self.messages.pop() {
+                return Poll::Ready(Some(Ok(Frame::data(whole))));
+            }
+            let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) else {
+                let error = if self.started != Some(true) && self.drained.as_mut().poll(cx).is_ready() {
+                    draining_error()
+                } else if self.is_stream && self.reserved.is_empty() {
+                    // Any time may pass between two requests of a stream.
+                    return Poll::Pending;
+                } else {
+                    ready!(self.late.as_mut().poll(cx));
+                    Error::Deadline { stage: "while the request came in" }
+                };
+                return Poll::Ready(Some(Err(status(&error, &self.id))));
             };
-            return Poll::Ready(Some(Err(status(&error, &self.id))));
-        };
-        if let Some(started) = &mut self.started {
-            *started = true;
-        }
-        if let Some(bytes) = frame.as_ref().and_then(|frame| frame.as_ref().ok()?.data_ref()) {
-            match self.reserve(bytes) {
-                Ok(first) if first && self.is_stream => {
-                    let deadline = Instant::now() + self.timeout;
-                    self.late.as_mut().reset(deadline);
+            if let Some(started) = &mut self.started {
+                *started = true;
+            }
+            let Some(frame) = frame.transpose()? else {
+                // The reader reports an incomplete message.
+                return Poll::Ready(self.messages.take_rest().map(|rest| Ok(Frame::data(rest))));
+            };
+            match frame.into_data() {
+                Ok(bytes) => {
+                    if let Err(full) = self.take_in(bytes) {
+                        return Poll::Ready(Some(Err(status(&full, &self.id))));
+                    }
                 }
-                Ok(_) => {}
-                Err(full) => return Poll::Ready(Some(Err(status(&full, &self.id)))),
+                Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
             }
         }
-        Poll::Ready(frame)
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.messages.is_empty() && self.body.is_end_stream()
     }
 }

@@ -77,6 +77,16 @@ impl MessageScanner {
         }
     }
 
+    /// Returns the number of bytes of the last message that have arrived, with its header, if it is incomplete. 0 if it is not.
+    pub(super) fn incomplete_bytes(&self) -> usize {
+        if self.header_len < HEADER { self.header_len } else { HEADER + self.message_len() - self.remaining }
+    }
+
+    /// Returns the length of the last message, if its header has arrived and the message is incomplete.
+    pub(super) fn announced_len(&self) -> Option<usize> {
+        (self.header_len == HEADER).then(|| self.message_len())
+    }
+
     fn message_len(&self) -> usize {
         let [_, a, b, c, d] = self.header;
         u32::from_be_bytes([a, b, c, d]) as usize
@@ -119,6 +129,11 @@ mod tests {
             // The message of three bytes ends with the 22nd byte.
             let before = sizes.iter().take(21 / size).copied().max().unwrap_or(0);
             assert_eq!(before, 0, "{sizes:?}");
+            assert_eq!((scanner.incomplete_bytes(), scanner.announced_len()), (0, None));
+            scanner.scan(&message(0, 9)[..3]);
+            assert_eq!((scanner.incomplete_bytes(), scanner.announced_len()), (3, None));
+            scanner.scan(&message(0, 9)[3..7]);
+            assert_eq!((scanner.incomplete_bytes(), scanner.announced_len()), (7, Some(9)));
         }
     }
 }

@@ -2,15 +2,18 @@
 
 pub(super) mod auth;
 pub(super) mod body_limits;
+mod call_limits;
 pub(super) mod compression;
 mod count;
 mod deadline;
+pub(super) mod guarded_body;
 pub(super) mod layer;
 pub(super) mod panics;
 mod request_id;
 #[cfg(test)]
 mod testing;
 pub(super) mod tonic_errors;
+mod whole_messages;
 
 use super::traces::Traces;
 use crate::{config::TransportConfig, metrics::Metrics};
@@ -40,6 +43,8 @@ pub(super) fn stack(
     let service = Around(deadline::enforce).layer(service);
     // Inside authentication, which sets the tenant whose limit applies; outside the services, which read the body.
     let service = Around(body_limits::limit(Arc::clone(memory), config, ending)).layer(service);
+    // Inside authentication, which sets the tenant; outside everything that uses memory or time.
+    let service = Around(call_limits::limit(config.calls)).layer(service);
     // Inside the log span, in which it records the principal; outside everything that uses memory or time.
     let service = Around(auth::authenticate(config.access.keys.clone())).layer(service);
     // Outside everything that can fail, so that every failure is logged within the call's span.

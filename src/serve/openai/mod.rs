@@ -20,11 +20,14 @@ mod summaries;
 
 use crate::{
     config::TransportConfig,
-    serve::transport::{
-        browser_checks::BrowserChecks,
-        connections::Connection,
-        lifetime::{LifetimeLimits, OpenConnection, TrackedBody, is_set},
-        lingering_close::{LingeringClose, UnreadBody},
+    serve::{
+        middleware::guarded_body::GuardedBody,
+        transport::{
+            browser_checks::BrowserChecks,
+            connections::Connection,
+            lifetime::{LifetimeLimits, OpenConnection, is_set},
+            lingering_close::{LingeringClose, UnreadBody},
+        },
     },
 };
 use axum::{
@@ -107,7 +110,7 @@ async fn track_call(open: OpenConnection, request: Request, next: Next) -> Respo
     } else {
         next.run(request).await
     };
-    response.map(|body| Body::new(TrackedBody::new(body, call)))
+    response.map(|body| Body::new(GuardedBody::new(body, call)))
 }
 
 fn router(state: ApiState) -> Router {

@@ -3,9 +3,12 @@
 use super::{
     browser_checks::BrowserChecks,
     connection_table::{ConnectionLimits, ConnectionTable},
-    lifetime::{OpenConnection, TrackedBody},
+    lifetime::OpenConnection,
 };
-use crate::{config::AllowedNames, serve::registry::health::Monitor};
+use crate::{
+    config::AllowedNames,
+    serve::{middleware::guarded_body::GuardedBody, registry::health::Monitor},
+};
 use axum::{
     Router,
     body::Body,
@@ -68,7 +71,7 @@ async fn serve_connection(stream: TcpStream, open: OpenConnection, router: Route
     let tracked = open.clone();
     let track_call = from_fn(move |request: Request, next: Next| {
         let call = tracked.begin_call();
-        async move { next.run(request).await.map(|body| Body::new(TrackedBody::new(body, call))) }
+        async move { next.run(request).await.map(|body| Body::new(GuardedBody::new(body, call))) }
     });
     let service = TowerToHyperService::new(router.layer(track_call));
     let mut server = http1::Builder::new();

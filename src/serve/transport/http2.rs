@@ -1,15 +1,16 @@
 //! The HTTP/2 connections of gRPC. tonic's own server has no limit on idle connections, and cannot close one of them.
 
 use super::{
+    connection_table::CallInProgress,
     connections::Connection,
-    lifetime::{LifetimeLimits, OpenConnection, TrackedBody, is_set},
+    lifetime::{LifetimeLimits, OpenConnection, is_set},
 };
 use crate::{
     config::TransportConfig,
     error::Error,
     serve::{
         call::{Peer, request_id},
-        middleware::{auth::is_health_check, layer::Next},
+        middleware::{auth::is_health_check, guarded_body::GuardedBody, layer::Next},
         status::status,
     },
 };
@@ -92,21 +93,21 @@ struct CallService {
 }
 
 impl hyper::service::Service<Request<Incoming>> for CallService {
-    type Response = Response<TrackedBody<Body>>;
+    type Response = Response<GuardedBody<Body, CallInProgress>>;
     type Error = StdError;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, StdError>> + Send>>;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
         let call = self.open.begin_call();
         if self.open.is_health_only() && !is_health_check(request.uri().path()) {
-            let full = Error::QueueFull { what: "connections", limit: self.limit, retry: RETRY };
+            let full = Error::TooMany { what: "connections", limit: self.limit, retry: RETRY };
             let response = status(&full, &request_id(request.headers())).into_http();
-            return Box::pin(std::future::ready(Ok(response.map(|body| TrackedBody::new(body, call)))));
+            return Box::pin(std::future::ready(Ok(response.map(|body| GuardedBody::new(body, call)))));
         }
         let mut request = request.map(Body::new);
         request.extensions_mut().insert(self.peer.clone());
         // Called here and not in the future, because the call's deadline counts from now.
         let response = self.calls.clone().oneshot(request);
-        Box::pin(async move { Ok(response.await?.map(|body| TrackedBody::new(body, call))) })
+        Box::pin(async move { Ok(response.await?.map(|body| GuardedBody::new(body, call))) })
     }
 }

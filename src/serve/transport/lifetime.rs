@@ -5,14 +5,8 @@
 
 use super::connection_table::{Admission, CallInProgress, ConnectionPlace};
 use crate::config::TransportConfig;
-use http_body::{Body, Frame, SizeHint};
 use hyper_util::server::graceful::GracefulConnection;
-use std::{
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{pin::Pin, sync::Arc, time::Duration};
 use tokio::{
     sync::watch,
     time::{sleep, timeout},
@@ -144,36 +138,6 @@ async fn aged(limit: Option<Duration>) {
 fn with_jitter(limit: Duration, random: u32) -> Duration {
     let spread = limit / JITTER;
     limit - spread + (2 * spread).mul_f64(f64::from(random) / f64::from(u32::MAX))
-}
-
-/// The body of a response, which counts as a call in progress until it is sent or dropped.
-pub(crate) struct TrackedBody<B> {
-    body: B,
-    _call: CallInProgress,
-}
-
-impl<B> TrackedBody<B> {
-    /// Tracks `body` as part of `call`.
-    pub(crate) fn new(body: B, call: CallInProgress) -> Self {
-        Self { body, _call: call }
-    }
-}
-
-impl<B: Body + Unpin> Body for TrackedBody<B> {
-    type Data = B::Data;
-    type Error = B::Error;
-
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
 }
 
 #[cfg(test)]

@@ -39,8 +39,15 @@ async fn connect_from(host: u8, address: SocketAddr) -> std::io::Result<TcpStrea
     socket.connect(address).await
 }
 
+/// Returns a channel from 127.0.0.`host`.
+pub(super) async fn channel_from(host: u8, address: SocketAddr) -> Channel {
+    let connector =
+        tower::service_fn(move |_| async move { connect_from(host, address).await.map(hyper_util::rt::TokioIo::new) });
+    plain(address).connect_with_connector(connector).await.unwrap()
+}
+
 /// Checks health over a new connection.
-async fn is_healthy(endpoint: &Endpoint) -> bool {
+pub(super) async fn is_healthy(endpoint: &Endpoint) -> bool {
     let check = async {
         let channel = endpoint.connect().await.ok()?;
         HealthClient::new(channel).check(HealthCheckRequest::default()).await.ok()
@@ -92,16 +99,13 @@ async fn one_address_leaves_connections_to_others() {
     HealthClient::new(channel.clone()).check(HealthCheckRequest::default()).await.unwrap();
     let status = segment(channel).await.unwrap_err();
     assert_eq!(status.code(), Code::ResourceExhausted);
-    assert_eq!(reason(&status), "QUEUE_FULL", "{status:?}");
+    assert_eq!(reason(&status), "TOO_MANY", "{status:?}");
     assert!(status.message().contains("connections"), "{status:?}");
     // Another one is served.
-    let connector =
-        tower::service_fn(move |_| async move { connect_from(2, address).await.map(hyper_util::rt::TokioIo::new) });
-    let other = plain(address).connect_with_connector(connector).await.unwrap();
-    segment(other).await.unwrap();
+    segment(channel_from(2, address).await).await.unwrap();
 }
 
-async fn segment(channel: Channel) -> Result<(), tonic::Status> {
+pub(super) async fn segment(channel: Channel) -> Result<(), tonic::Status> {
     let request = weir_proto::v1::SegmentRequest { text: "a".into(), ..Default::default() };
     weir_proto::v1::generation_client::GenerationClient::new(channel).segment(request).await.map(drop)
 }

@@ -3,6 +3,7 @@
 mod admin;
 mod admin_port;
 mod basic_calls;
+mod call_limits;
 mod compression;
 mod connections;
 mod errors;

@@ -1,0 +1,69 @@
+//! Callers that hold calls: other callers and health checks are served all the same.
+
+use super::{
+    Server,
+    connections::{channel_from, is_healthy, segment},
+    eventually,
+    fake_model::Kind,
+    http2_frames::{self, sent},
+    long, plain, reason,
+};
+use std::time::Duration;
+use tonic::Code;
+use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
+use weir::{config::TransportConfig, engine::Limits};
+use weir_proto::v1::generation_client::GenerationClient;
+
+const GENERATE: &str = "/weir.v1.Generation/Generate";
+const WATCH: &str = "/grpc.health.v1.Health/Watch";
+/// Calls of one connection in the tests that hold calls.
+const PER_CONNECTION: u32 = 250;
+
+async fn within(config: TransportConfig) -> Server {
+    Server::with(Limits::default(), config, &[("fake", Kind::Pooled)]).await
+}
+
+#[tokio::test]
+async fn a_caller_leaves_half_of_the_calls_to_others() {
+    let server = within(TransportConfig { calls: 8, ..TransportConfig::default() }).await;
+    let address = server.running.address;
+    let mut held = Vec::new();
+    for _ in 0..4 {
+        held.push(server.generate(long("a", 1900)).await.unwrap());
+    }
+    let status = segment(server.channel.clone()).await.unwrap_err();
+    assert_eq!((status.code(), reason(&status).as_str()), (Code::ResourceExhausted, "TOO_MANY"), "{status:?}");
+    assert!(is_healthy(&plain(address)).await);
+    let mut other = GenerationClient::new(channel_from(2, address).await);
+    let stream = other.generate(long("a", 1900)).await.unwrap();
+    drop((held, stream));
+    eventually("the calls end", || server.engine.load().running == 0).await;
+    segment(server.channel.clone()).await.unwrap();
+}
+
+/// Each of these calls announces a message, or not even that, and waits.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_without_a_message_leave_calls_to_others() {
+    let server = within(TransportConfig::default()).await;
+    let address = server.running.address;
+    let mut held = Vec::new();
+    // Three times the share of one caller, and all places of the streams that watch health.
+    for path in [GENERATE, WATCH] {
+        for _ in 0..24 {
+            let mut bytes = http2_frames::beginning();
+            for call in 0..PER_CONNECTION {
+                bytes.extend(http2_frames::call(2 * call + 1, path));
+                bytes.extend(http2_frames::frame(http2_frames::DATA, 0, 2 * call + 1, &[0, 0, 64, 0, 0]));
+            }
+            held.push(sent(address, &bytes).await);
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let channel = channel_from(2, address).await;
+        segment(channel.clone()).await.unwrap();
+        HealthClient::new(channel).check(HealthCheckRequest::default()).await.unwrap();
+    }
+    // The server holds the share of this caller and no more.
+    let status = segment(server.channel.clone()).await.unwrap_err();
+    assert_eq!(reason(&status), "TOO_MANY", "{status:?}");
+    drop(held);
+}

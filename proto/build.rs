@@ -37,12 +37,17 @@ fn main() -> Result<(), Box<dyn Error>> {
         let descriptors = protox::compile(files, ["."])?;
         // Reflection serves this file, comments and all.
         fs::write(into.join(name), descriptors.encode_to_vec())?;
+        let mut config = prost_build::Config::new();
+        // The codec finds a message's descriptor by its name.
+        config.enable_type_names();
         // Reports are written as JSON next to measurements.
-        let mut builder = tonic_prost_build::configure();
+        let mut builder = tonic_prost_build::configure().codec_path("crate::codec::BoundedCodec");
         for message in REPORTED {
             builder = builder.type_attribute(message, "#[derive(serde::Serialize, serde::Deserialize)]");
         }
-        builder.field_attribute("ModelReport.window", "#[serde(with = \"crate::window\")]").compile_fds(descriptors)?;
+        builder
+            .field_attribute("ModelReport.window", "#[serde(with = \"crate::window\")]")
+            .compile_fds_with_config(descriptors, config)?;
     }
     Ok(())
 }

@@ -2,6 +2,9 @@
 //!
 //! The `.proto` files are the documentation of the API; their comments are repeated on the generated types.
 
+pub mod codec;
+pub mod decoded_size;
+
 /// Version 1.
 pub mod v1 {
     // Generated code documents what the .proto files document, which leaves out what tonic adds.

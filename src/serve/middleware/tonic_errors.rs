@@ -11,6 +11,7 @@ use crate::{
 };
 use tonic::{Code, Status};
 use tower::ServiceExt;
+use weir_proto::codec::TOO_LARGE_DECODED;
 
 /// Maximum bytes of a path that an error repeats.
 const PATH_BYTES: usize = 128;
@@ -46,6 +47,8 @@ pub(crate) fn unreadable(answer: &Status) -> Option<Error> {
     // Our own statuses have details.
     if !answer.details().is_empty() {
         None
+    } else if message.starts_with(TOO_LARGE_DECODED) {
+        Some(Error::Oversized { what: "the decoded message", limit: last_number(message)? })
     } else if message.starts_with(TOO_LONG) || message.starts_with(DECOMPRESSING) && answer.code() != Code::Internal {
         Some(Error::Oversized { what: "the message", limit: last_number(message)? })
     } else if message.starts_with(DECODING) {

@@ -6,9 +6,12 @@ use tonic::{
     Status,
     codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder},
 };
-use weir_proto::inference::{ModelInferRequest, ModelStreamInferResponse};
+use weir_proto::{
+    codec::decode_bounded,
+    inference::{ModelInferRequest, ModelStreamInferResponse},
+};
 
-/// A request of a stream, or prost's reason why it cannot be decoded.
+/// A request of a stream, or the reason why it cannot be decoded.
 pub(super) type DecodedRequest = Result<ModelInferRequest, String>;
 
 /// Decodes requests, valid or not.
@@ -20,7 +23,7 @@ impl Decoder for LenientCodec {
     type Error = Status;
 
     fn decode(&mut self, bytes: &mut DecodeBuf<'_>) -> Result<Option<DecodedRequest>, Status> {
-        let request = ModelInferRequest::decode(&mut *bytes).map_err(|error| error.to_string());
+        let request = decode_bounded(bytes).map_err(|error| error.message().to_owned());
         // The rest of an invalid request must not become the start of the next one.
         bytes.advance(bytes.remaining());
         Ok(Some(request))

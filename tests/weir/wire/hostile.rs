@@ -149,7 +149,8 @@ fn field(number: u8, kind: u8, bytes: &[u8]) -> Vec<u8> {
 
 /// Sends `body` and returns the status of the call.
 pub(super) async fn status_of_call(address: SocketAddr, path: &str, body: Vec<u8>, headers: &[(&str, &str)]) -> Status {
-    let sender = connect(address, 1 << 16).await;
+    // With a small window h2 counts the many short frames of a stream as an attack, if the client is slow to read them.
+    let sender = connect(address, 1 << 20).await;
     let call = async {
         let response = called(sender, path, body, headers).await.unwrap();
         if let Some(status) = Status::from_header_map(response.headers()) {
@@ -296,5 +297,23 @@ async fn non_finite_floats_are_refused() {
         let body = generate_body(&field(1, 5, &bits.to_le_bytes()));
         assert_eq!(status_of_call(server.running.address, GENERATE, body, &[]).await.code(), Code::Ok, "{bits:#x}");
     }
+    server.at_rest().await;
+}
+
+/// An empty element has two bytes on the wire and hundreds in memory.
+#[tokio::test]
+async fn messages_that_decode_to_far_more_are_refused() {
+    let server = Server::new().await;
+    let address = server.running.address;
+    let inputs = http2_frames::message(&[5 << 3 | 2, 0].repeat(1 << 20));
+    let stopping = v1::Stopping { stop: vec![String::new(); 1 << 20], ..Default::default() };
+    let request = v1::GenerateRequest { stopping: Some(stopping), ..Default::default() };
+    let stops = http2_frames::message(&request.encode_to_vec());
+    for (path, body) in [("/inference.GRPCInferenceService/ModelInfer", inputs), (GENERATE, stops)] {
+        let status = status_of_call(address, path, body, &[]).await;
+        assert_eq!(refusal(&status), (Code::OutOfRange, "OVERSIZED".into(), String::new()), "{path}: {status:?}");
+        assert!(status.message().starts_with("the decoded message: more than "), "{status:?}");
+    }
+    server.answer(prompt("a")).await.unwrap();
     server.at_rest().await;
 }

@@ -1,0 +1,68 @@
+//! prost's codec, which refuses requests that would take too much memory.
+
+use crate::decoded_size;
+use prost::{Message, Name};
+use std::marker::PhantomData;
+use tonic::{
+    Status,
+    codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder},
+};
+
+/// How the message of the status begins for a request that takes too much memory once decoded. A number of bytes, the limit, ends
+/// it.
+pub const TOO_LARGE_DECODED: &str = "the decoded message takes up to ";
+
+/// Encodes `T` and decodes `U`.
+#[derive(Debug, Clone, Copy)]
+pub struct BoundedCodec<T, U>(PhantomData<fn(T) -> U>);
+
+impl<T, U> Default for BoundedCodec<T, U> {
+    fn default() -> Self {
+        Self(PhantomData)
+    }
+}
+
+impl<T: Message + 'static, U: Message + Name + Default + 'static> Codec for BoundedCodec<T, U> {
+    type Encode = T;
+    type Decode = U;
+    type Encoder = Self;
+    type Decoder = Self;
+
+    fn encoder(&mut self) -> Self {
+        Self::default()
+    }
+
+    fn decoder(&mut self) -> Self {
+        Self::default()
+    }
+}
+
+impl<T: Message, U> Encoder for BoundedCodec<T, U> {
+    type Item = T;
+    type Error = Status;
+
+    fn encode(&mut self, message: T, into: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        message.encode(into).map_err(|error| Status::internal(error.to_string()))
+    }
+}
+
+impl<T, U: Message + Name + Default> Decoder for BoundedCodec<T, U> {
+    type Item = U;
+    type Error = Status;
+
+    fn decode(&mut self, bytes: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
+        decode_bounded(bytes).map(Some)
+    }
+}
+
+/// Decodes a message. Fails with OUT_OF_RANGE if it is a request that would take too much memory, and with INTERNAL and prost's
+/// text if it is malformed.
+pub fn decode_bounded<U: Message + Name + Default>(bytes: &mut DecodeBuf<'_>) -> Result<U, Status> {
+    use prost::bytes::Buf;
+    // tonic passes each message in one piece.
+    decoded_size::check(&U::full_name(), bytes.chunk()).map_err(|too_large| {
+        let decoded_size::TooLarge { bytes, limit } = too_large;
+        Status::out_of_range(format!("{TOO_LARGE_DECODED}{bytes} bytes of memory; for its length the limit is {limit}"))
+    })?;
+    U::decode(bytes).map_err(|error| Status::internal(error.to_string()))
+}

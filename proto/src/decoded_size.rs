@@ -1,0 +1,262 @@
+//! How much memory a message takes once it is decoded.
+//!
+//! An empty element of a repeated field has two bytes on the wire and hundreds in memory, so a limit on the encoded length does
+//! not bound the memory. The bound here is computed from the encoded bytes and the API's descriptors, before anything is
+//! allocated. It is an upper bound, apart from the allocator's own overhead for texts.
+
+use crate::{FILE_DESCRIPTOR_SET, INFERENCE_DESCRIPTOR_SET};
+use prost::{
+    Message,
+    bytes::Buf,
+    encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field},
+};
+use prost_types::{
+    DescriptorProto, FieldDescriptorProto, FileDescriptorSet,
+    field_descriptor_proto::{Label, Type},
+};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::LazyLock,
+};
+
+/// A message may take this many bytes in memory, and [`GROWTH`] bytes for each byte of its encoded form.
+const BASE: usize = 1 << 20;
+/// A list of one-byte integers of 64 bits needs 8, and twice as many while it grows.
+const GROWTH: usize = 16;
+/// Bytes of a text or list without its elements.
+const HEADER: usize = 24;
+/// Bytes of a map without its entries.
+const MAP: usize = 48;
+/// A list has room for up to twice its elements.
+const SPARE: usize = 2;
+/// A map has room for up to this many times its entries.
+const MAP_SPARE: usize = 4;
+/// Maximum depth of nested messages, as in prost.
+const MAX_DEPTH: usize = 100;
+
+/// The messages of the API that clients send.
+static REQUESTS: LazyLock<Schema> = LazyLock::new(Schema::new);
+
+/// A message that takes more memory than its length allows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TooLarge {
+    /// Upper bound of the bytes that it takes.
+    pub bytes: usize,
+    /// Maximum bytes for a message of its length.
+    pub limit: usize,
+}
+
+/// Checks an encoded request of this full name. Messages that no client sends have no limit. Malformed messages pass: decoding
+/// reports them, and ends at the first malformed byte.
+pub fn check(name: &str, encoded: &[u8]) -> Result<(), TooLarge> {
+    let Some(&index) = REQUESTS.requests.get(name) else { return Ok(()) };
+    let limit = BASE.saturating_add(encoded.len().saturating_mul(GROWTH));
+    let mut bytes = REQUESTS.messages[index].size;
+    REQUESTS.add_fields(index, encoded, 0, &mut bytes);
+    if bytes > limit { Err(TooLarge { bytes, limit }) } else { Ok(()) }
+}
+
+/// The messages of the API, by index.
+#[derive(Default)]
+struct Schema {
+    messages: Vec<MessageShape>,
+    /// The messages that clients send, by full name.
+    requests: HashMap<String, usize>,
+}
+
+#[derive(Default)]
+struct MessageShape {
+    /// Bytes of the message without its texts, lists, maps and boxes.
+    size: usize,
+    fields: HashMap<u32, FieldShape>,
+}
+
+#[derive(Clone, Copy)]
+enum FieldShape {
+    /// Numbers, whose lists may be packed, with the bytes of each in memory.
+    Number { size: usize },
+    /// Text or bytes.
+    Text { is_repeated: bool },
+    /// A message, and how many times its size it takes.
+    Message { index: usize, spare: usize },
+}
+
+impl Schema {
+    fn new() -> Self {
+        let sets = [FILE_DESCRIPTOR_SET, INFERENCE_DESCRIPTOR_SET];
+        // A test decodes both, so neither is lost here.
+        let files: Vec<_> =
+            sets.into_iter().filter_map(|set| FileDescriptorSet::decode(set).ok()).flat_map(|set| set.file).collect();
+        let mut descriptors = Vec::new();
+        for file in &files {
+            collect(&format!(".{}", file.package()), &file.message_type, &mut descriptors);
+        }
+        let indices: HashMap<_, _> =
+            descriptors.iter().enumerate().map(|(at, (name, _))| (name.as_str(), at)).collect();
+        let shape = |(_, descriptor): &(String, &DescriptorProto)| {
+            let fields = descriptor.field.iter().filter_map(|field| {
+                let index = indices.get(field.type_name()).copied();
+                let shape = FieldShape::new(field, index, |index| descriptors[index].1)?;
+                Some((u32::try_from(field.number()).ok()?, shape))
+            });
+            MessageShape {
+                size: size(descriptor, &descriptors, &indices, &mut HashSet::new()),
+                fields: fields.collect(),
+            }
+        };
+        let messages = descriptors.iter().map(shape).collect();
+        let methods = files.iter().flat_map(|file| &file.service).flat_map(|service| &service.method);
+        let requests = methods.filter_map(|method| {
+            let name = method.input_type();
+            Some((name.trim_start_matches('.').to_owned(), *indices.get(name)?))
+        });
+        Self { requests: requests.collect(), messages }
+    }
+
+    /// Adds the memory of the fields in `encoded` to `bytes`, up to the first malformed byte.
+    fn add_fields(&self, index: usize, mut encoded: &[u8], depth: usize, bytes: &mut usize) {
+        while let Ok((number, wire_type)) = decode_key(&mut encoded) {
+            let shape = self.messages[index].fields.get(&number);
+            if wire_type != WireType::LengthDelimited {
+                if let Some(FieldShape::Number { size }) = shape {
+                    *bytes = bytes.saturating_add(size * SPARE);
+                }
+                if skip_field(wire_type, number, &mut encoded, DecodeContext::default()).is_err() {
+                    return;
+                }
+                continue;
+            }
+            let Ok(length) = decode_varint(&mut encoded) else { return };
+            let Some(content) = usize::try_from(length).ok().and_then(|length| encoded.get(..length)) else { return };
+            encoded.advance(content.len());
+            let more = match *shape.unwrap_or(&FieldShape::Text { is_repeated: false }) {
+                FieldShape::Number { size } => content.len() * size * SPARE,
+                FieldShape::Text { is_repeated } => content.len() + if is_repeated { HEADER * SPARE } else { 0 },
+                FieldShape::Message { index, spare } => {
+                    if depth < MAX_DEPTH {
+                        self.add_fields(index, content, depth + 1, bytes);
+                    }
+                    self.messages[index].size * spare
+                }
+            };
+            *bytes = bytes.saturating_add(more);
+        }
+    }
+}
+
+impl FieldShape {
+    fn new<'a>(
+        field: &FieldDescriptorProto,
+        message: Option<usize>,
+        descriptor: impl Fn(usize) -> &'a DescriptorProto,
+    ) -> Option<Self> {
+        let is_repeated = field.label() == Label::Repeated;
+        Some(match field.r#type() {
+            Type::Message | Type::Group => {
+                let index = message?;
+                let is_map = descriptor(index).options.as_ref().is_some_and(|options| options.map_entry());
+                let spare = if is_map { MAP_SPARE } else { SPARE };
+                // A message outside of a list is part of its parent, or of a box that the parent's size does not include.
+                Self::Message { index, spare: if is_repeated { spare } else { 1 } }
+            }
+            Type::String | Type::Bytes => Self::Text { is_repeated },
+            // In an unpacked list each number has its own key.
+            _ => Self::Number { size: number_size(field.r#type()) },
+        })
+    }
+}
+
+/// Collects messages and those nested in them, with their full names.
+fn collect<'a>(parent: &str, messages: &'a [DescriptorProto], into: &mut Vec<(String, &'a DescriptorProto)>) {
+    for message in messages {
+        let name = format!("{parent}.{}", message.name());
+        collect(&name, &message.nested_type, into);
+        into.push((name, message));
+    }
+}
+
+/// Returns the bytes of a message in memory without its texts, lists, maps and boxes. Members of a oneof count as if all were set.
+fn size(
+    message: &DescriptorProto,
+    all: &[(String, &DescriptorProto)],
+    indices: &HashMap<&str, usize>,
+    parents: &mut HashSet<String>,
+) -> usize {
+    let field_size = |field: &FieldDescriptorProto, parents: &mut HashSet<String>| {
+        let nested = indices.get(field.type_name()).map(|&index| &all[index]);
+        match (field.label(), nested) {
+            (Label::Repeated, Some((_, nested)))
+                if nested.options.as_ref().is_some_and(|options| options.map_entry()) =>
+            {
+                MAP
+            }
+            (Label::Repeated, _) => HEADER,
+            // A message within itself is in a box.
+            (_, Some((name, _))) if parents.contains(name) => 8,
+            (_, Some((name, nested))) => {
+                parents.insert(name.clone());
+                let bytes = 8 + size(nested, all, indices, parents);
+                parents.remove(name);
+                bytes
+            }
+            _ if matches!(field.r#type(), Type::String | Type::Bytes) => HEADER,
+            // A number and whether it is set.
+            _ => 16,
+        }
+    };
+    message.field.iter().map(|field| field_size(field, parents)).sum()
+}
+
+fn number_size(kind: Type) -> usize {
+    match kind {
+        Type::Double | Type::Int64 | Type::Uint64 | Type::Sint64 | Type::Fixed64 | Type::Sfixed64 => 8,
+        Type::Bool => 1,
+        _ => 4,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        inference::{ModelInferRequest, model_infer_request::InferInputTensor},
+        v1::{GenerateRequest, Stopping},
+    };
+    use prost::Name;
+
+    fn check_message<M: Message + Name>(message: &M) -> Result<(), TooLarge> {
+        check(&M::full_name(), &message.encode_to_vec())
+    }
+
+    #[test]
+    fn sizes_are_at_least_those_of_the_types() {
+        let size = |name: &str| REQUESTS.messages[REQUESTS.requests[name]].size;
+        assert!(size("inference.ModelInferRequest") >= size_of::<ModelInferRequest>());
+        assert!(size("weir.v1.GenerateRequest") >= size_of::<GenerateRequest>());
+    }
+
+    #[test]
+    fn empty_elements_are_counted() {
+        let request = ModelInferRequest { inputs: vec![InferInputTensor::default(); 100_000], ..Default::default() };
+        let error = check_message(&request).unwrap_err();
+        assert!(error.bytes >= 100_000 * size_of::<InferInputTensor>(), "{error:?}");
+        let stopping = Stopping { stop: vec![String::new(); 100_000], ..Default::default() };
+        let request = GenerateRequest { stopping: Some(stopping), ..Default::default() };
+        assert!(check_message(&request).unwrap_err().bytes >= 2_400_000);
+    }
+
+    #[test]
+    fn ordinary_requests_pass() {
+        let request = GenerateRequest { prompt: "a".repeat(4 << 20), ..Default::default() };
+        assert_eq!(check_message(&request), Ok(()));
+        let inputs = vec![InferInputTensor { name: "text".into(), shape: vec![1; 8], ..Default::default() }; 64];
+        assert_eq!(check_message(&ModelInferRequest { inputs, ..Default::default() }), Ok(()));
+    }
+
+    #[test]
+    fn responses_and_malformed_messages_pass() {
+        assert_eq!(check("weir.v1.GenerateResponse", &[10, 0].repeat(1 << 20)), Ok(()));
+        assert_eq!(check("weir.v1.GenerateRequest", b"\x12\xff\xff\xff\xff\xff\xff\xff\xff\x7fabc"), Ok(()));
+        assert_eq!(check("weir.v1.GenerateRequest", &[0, 0, 7]), Ok(()));
+    }
+}

@@ -27,6 +27,8 @@ async fn within(config: TransportConfig) -> Server {
 async fn a_caller_leaves_half_of_the_calls_to_others() {
     let server = within(TransportConfig { calls: 8, ..TransportConfig::default() }).await;
     let address = server.running.address;
+    // The streams must run until they are dropped.
+    server.model.slow(Duration::from_millis(20));
     let mut held = Vec::new();
     for _ in 0..4 {
         held.push(server.generate(long("a", 1900)).await.unwrap());

@@ -88,6 +88,8 @@ async fn one_address_leaves_connections_to_others() {
     let server =
         within(TransportConfig { connections: 8, connections_per_address: 4, ..TransportConfig::default() }).await;
     let address = server.running.address;
+    // The streams must run until the end of the test.
+    server.model.slow(Duration::from_millis(20));
     let mut busy = Vec::new();
     for _ in 0..4 {
         let channel = plain(address).connect().await.unwrap();

@@ -15,7 +15,7 @@ use super::{
     },
     scheduler::PRIORITIES,
     shared::Inner,
-    worker,
+    worker::{self, WorkerTask},
 };
 use crate::{
     decode::{
@@ -44,7 +44,7 @@ pub struct Handle(Arc<WorkerThread>);
 /// The worker thread. Dropping it closes the engine and joins the thread.
 struct WorkerThread {
     inner: Arc<Inner>,
-    /// `None` while it is being joined.
+    /// `None` while it is being joined, and if the worker is a task.
     thread: Option<JoinHandle<()>>,
 }
 
@@ -62,6 +62,13 @@ impl Handle {
         let thread = builder.spawn(move || worker::run(worker_inner));
         let thread = thread.map_err(|error| Error::Internal(format!("cannot start the worker thread: {error}")))?;
         Ok(Self(Arc::new(WorkerThread { inner, thread: Some(thread) })))
+    }
+
+    /// Creates an engine whose worker is a task. Requests wait until the caller runs it.
+    pub fn with_task(model: Arc<dyn Model>, limits: Limits) -> (Self, WorkerTask) {
+        let inner = Arc::new(Inner::new(model, limits, Arc::new(())));
+        let task = WorkerTask::new(Arc::clone(&inner));
+        (Self(Arc::new(WorkerThread { inner, thread: None })), task)
     }
 
     /// Queues a validated request about a text. Fails with `QueueFull`, `Draining`, `Deadline` if the deadline has

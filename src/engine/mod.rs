@@ -34,3 +34,4 @@ pub use counters::Counters;
 pub use handle::Handle;
 pub use request::upload::{DocumentSource, DocumentUpload, IncomingDocument};
 pub use scheduler::PRIORITIES;
+pub use worker::WorkerTask;

@@ -2,10 +2,10 @@
 
 use std::{
     sync::{
-        Arc, Condvar, Mutex, PoisonError,
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
-    task::Wake,
+    task::{Context, Poll, Wake, Waker},
     time::{Duration, Instant},
 };
 
@@ -14,22 +14,48 @@ use std::{
 /// Raised by new requests, by uploads, by clients that made room in their channel, and at shutdown.
 #[derive(Debug, Default)]
 pub(super) struct WakeSignal {
-    raised: Mutex<bool>,
+    flag: Mutex<Flag>,
     changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Flag {
+    raised: bool,
+    /// The task that waits, if the worker is a task.
+    waiting: Option<Waker>,
 }
 
 impl WakeSignal {
     pub(super) fn raise(&self) {
-        *self.raised.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        let mut flag = self.lock();
+        flag.raised = true;
+        let waiting = flag.waiting.take();
+        drop(flag);
         self.changed.notify_one();
+        if let Some(task) = waiting {
+            task.wake();
+        }
     }
 
     /// Sleeps until the flag is raised or `limit` has passed, and lowers the flag.
     pub(super) fn wait(&self, limit: Option<Duration>) {
-        let raised = self.raised.lock().unwrap_or_else(PoisonError::into_inner);
         let limit = limit.unwrap_or(Duration::MAX);
-        let woken = self.changed.wait_timeout_while(raised, limit, |raised| !*raised);
-        *woken.unwrap_or_else(PoisonError::into_inner).0 = false;
+        let woken = self.changed.wait_timeout_while(self.lock(), limit, |flag| !flag.raised);
+        woken.unwrap_or_else(PoisonError::into_inner).0.raised = false;
+    }
+
+    /// Is ready when the flag is raised, and lowers it. One task at most may wait.
+    pub(super) fn poll_wait(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let mut flag = self.lock();
+        if std::mem::take(&mut flag.raised) {
+            return Poll::Ready(());
+        }
+        flag.waiting = Some(cx.waker().clone());
+        Poll::Pending
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Flag> {
+        self.flag.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -2,6 +2,8 @@
 //!
 //! A round of its loop ends requests that are over, admits queued ones, preempts rows if memory is short, and runs one step of
 //! all rows together. If no row can step, it sleeps until it is woken or until the next deadline.
+//!
+//! A simulation runs the same rounds as a task ([`WorkerTask`]).
 
 use super::{
     api::Phase,
@@ -12,15 +14,19 @@ use super::{
 };
 use crate::error::Error;
 use std::{
+    future::poll_fn,
     sync::Arc,
     task::Waker,
     thread,
     time::{Duration, Instant},
 };
+use tokio::time::{sleep, timeout};
 
 /// Longest sleep while a request is queued or waits for its document: how soon the worker notices, without a step to run, that
 /// the client of such a request is gone or reads again.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// Sleep of a [`WorkerTask`] that has no limit.
+const LONGEST_SLEEP: Duration = Duration::from_secs(1 << 30);
 
 struct Worker {
     inner: Arc<Inner>,
@@ -33,35 +39,88 @@ struct Worker {
     ended: Vec<Request>,
 }
 
-/// Ends the queue when the worker thread ends or panics.
+/// What a round of the worker's loop did.
+enum Round {
+    /// A step ran.
+    Stepped,
+    /// No row could step. The worker sleeps, for at most the given time.
+    Idle(Option<Duration>),
+    /// The engine was closed.
+    Closed,
+}
+
+/// Ends the queue when the worker ends or panics.
 struct ExitGuard(Arc<Inner>);
 
-/// Runs the worker until the engine is closed.
+/// Runs the worker on this thread until the engine is closed.
 pub(super) fn run(inner: Arc<Inner>) {
     let _guard = ExitGuard(Arc::clone(&inner));
-    let waker = Waker::from(Arc::clone(&inner.wake_signal));
-    Worker { batch: Batch::new(Arc::clone(&inner)), inner, waker, admitted: Vec::new(), ended: Vec::new() }.run();
+    let mut worker = Worker::new(inner);
+    loop {
+        match worker.round() {
+            Round::Stepped => {}
+            Round::Idle(limit) => worker.inner.wake_signal.wait(limit),
+            Round::Closed => return worker.close(),
+        }
+    }
+}
+
+/// The worker of an engine as a task instead of a thread: for simulations, in which one thread runs everything.
+pub struct WorkerTask {
+    worker: Worker,
+    _guard: ExitGuard,
+}
+
+impl WorkerTask {
+    pub(super) fn new(inner: Arc<Inner>) -> Self {
+        Self { _guard: ExitGuard(Arc::clone(&inner)), worker: Worker::new(inner) }
+    }
+
+    /// Runs the worker until the engine is closed. Sleeps after each step for as long as `step_time` returns, because a step
+    /// takes no time on a simulated clock.
+    pub async fn run(self, mut step_time: impl FnMut() -> Duration) {
+        // the worker is dropped before the guard, as on a thread
+        let Self { _guard, mut worker } = self;
+        loop {
+            match worker.round() {
+                Round::Stepped => sleep(step_time()).await,
+                Round::Idle(limit) => {
+                    let woken = poll_fn(|cx| worker.inner.wake_signal.poll_wait(cx));
+                    // an error means that the limit has passed
+                    let _ = timeout(limit.unwrap_or(LONGEST_SLEEP), woken).await;
+                }
+                Round::Closed => return worker.close(),
+            }
+        }
+    }
 }
 
 impl Worker {
-    fn run(mut self) {
+    fn new(inner: Arc<Inner>) -> Self {
         tracing::debug!("worker started");
-        loop {
-            let now = Instant::now();
-            self.inner.heartbeat.start_round(now);
-            self.batch.poll_requests(now, &self.waker);
-            self.end_requests(now);
-            if !self.admit(now) {
-                break;
-            }
-            self.plan_step();
-            if self.batch.step() {
-                self.end_requests(Instant::now());
-            } else {
-                self.inner.heartbeat.rest();
-                self.inner.wake_signal.wait(self.sleep_limit(now));
-            }
+        let waker = Waker::from(Arc::clone(&inner.wake_signal));
+        Self { batch: Batch::new(Arc::clone(&inner)), inner, waker, admitted: Vec::new(), ended: Vec::new() }
+    }
+
+    fn round(&mut self) -> Round {
+        let now = Instant::now();
+        self.inner.heartbeat.start_round(now);
+        self.batch.poll_requests(now, &self.waker);
+        self.end_requests(now);
+        if !self.admit(now) {
+            return Round::Closed;
         }
+        self.plan_step();
+        if self.batch.step() {
+            self.end_requests(Instant::now());
+            return Round::Stepped;
+        }
+        self.inner.heartbeat.rest();
+        Round::Idle(self.sleep_limit(now))
+    }
+
+    /// Ends all requests.
+    fn close(mut self) {
         let retry = self.inner.lock_state().rates.retry_after();
         self.batch.fail_all(|| Error::Draining { retry });
         self.end_requests(Instant::now());

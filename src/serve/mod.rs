@@ -27,7 +27,10 @@ pub use registry::{
 };
 pub use status::{DOMAIN, status};
 pub use traces::Traces;
-pub use transport::admin_port::serve_admin_port;
+pub use transport::{
+    admin_port::serve_admin_port,
+    listener::{Accepted, Duplex, Listener},
+};
 
 use crate::{
     config::TransportConfig,
@@ -41,7 +44,7 @@ use std::{
     future::Future,
     time::{Duration, Instant},
 };
-use tokio::{net::TcpListener, sync::watch};
+use tokio::sync::watch;
 use tonic::{server::NamedService, service::Routes};
 use tonic_health::{
     pb::health_server::HealthServer,
@@ -82,7 +85,7 @@ pub struct ServerParts {
     /// The exporter of spans, if calls are traced.
     pub traces: Option<Traces>,
     /// The listener of the OpenAI API, if it is to run.
-    pub http: Option<TcpListener>,
+    pub http: Option<Listener>,
 }
 
 impl From<Engines> for ServerParts {
@@ -95,7 +98,7 @@ impl From<Engines> for ServerParts {
 /// UNAVAILABLE, and running requests get [`TransportConfig::drain`] to finish and their clients to read before they are
 /// ended. Returns after that. Fails only if the API's descriptors are broken.
 pub async fn run(
-    listener: TcpListener,
+    listener: impl Into<Listener>,
     parts: impl Into<ServerParts>,
     shutdown: impl Future<Output = ()>,
     config: TransportConfig,
@@ -128,7 +131,7 @@ pub async fn run(
     // A call of the Open Inference Protocol passes the whole stack again, as a call of our own services.
     let own = in_process::services(stack(routes.clone().prepare()));
     let calls = stack(routes.add_service(oip::server(own, monitor.clone(), &config)).prepare());
-    let incoming = connections::incoming(listener, &config, ending.clone(), Protocol::Http2);
+    let incoming = connections::incoming(listener.into(), &config, ending.clone(), Protocol::Http2);
     let grpc = http2::serve(incoming, calls.clone(), &config, closing.clone());
     let openai = async {
         if let Some(listener) = http {

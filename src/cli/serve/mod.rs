@@ -16,7 +16,9 @@ use crate::{
     decode::contract::Model,
     error::{Error, Result, printable},
     family::load,
-    serve::{AdminConfig, Engines, ModelLoader, Monitor, ServerParts, Traces, run as serve, serve_admin_port},
+    serve::{
+        AdminConfig, Engines, Listener, ModelLoader, Monitor, ServerParts, Traces, run as serve, serve_admin_port,
+    },
 };
 use log_writer::LogWriter;
 use std::{
@@ -167,7 +169,7 @@ async fn listen(settings: ServeConfig, writer: &LogWriter) -> Result<()> {
     }
     let part = settings.operations.otlp_part;
     let traces = settings.operations.otlp.as_ref().map(|endpoint| Traces::to(endpoint, part)).transpose()?;
-    let offer = ServerParts { monitor, admin, traces, http };
+    let offer = ServerParts { monitor, admin, traces, http: http.map(Listener::from) };
     tokio::select! {
         served = serve(listener, offer, signals::received(signals.clone(), 1), settings.transport) => served,
         () = signals::received(signals, 2) => exit_now("second signal", 1, writer),

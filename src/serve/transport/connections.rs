@@ -7,14 +7,13 @@ use super::{
     adapted::{Adapted, StreamAdapter},
     connection_table::{ConnectionLimits, ConnectionPlace, ConnectionTable},
     lifetime::OpenConnection,
+    listener::{Accepted, Duplex, Listener},
     settings_ack::DuplicateAckFilter,
     tls_identity::certificate_name,
 };
 use crate::{config::TransportConfig, serve::call::Peer};
-use socket2::SockRef;
 use std::{
     io::{Error, ErrorKind, Result},
-    net::SocketAddr,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -22,21 +21,16 @@ use std::{
 };
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf},
-    net::{TcpListener, TcpStream},
     sync::{mpsc, watch},
     task::JoinSet,
 };
 use tokio_rustls::TlsAcceptor;
-use tokio_stream::{StreamExt, wrappers::ReceiverStream};
-use tonic::transport::server::TcpIncoming;
+use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
 
 /// The first bytes of every HTTP/2 connection (RFC 9113, section 3.4).
 const PREFACE: [u8; 24] = *b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Maximum connections that wait for the server to take them.
 const MAX_READY: usize = 16;
-/// Size of a connection's send buffer in the operating system. Its default grows to megabytes, which hide a client that reads
-/// nothing.
-const SEND_BUFFER_BYTES: usize = 256 << 10;
 /// Delay before the next attempt when the operating system has no file descriptor left.
 const RETRY_DELAY: Duration = Duration::from_millis(100);
 
@@ -54,13 +48,12 @@ pub(crate) enum Protocol {
 /// A server behind a proxy ([`TransportConfig::late_headers`]) closes the listener as soon as `draining` is set, so that the
 /// proxy sends new requests elsewhere.
 pub(crate) fn incoming(
-    listener: TcpListener,
+    listener: Listener,
     config: &TransportConfig,
     mut draining: watch::Receiver<bool>,
     protocol: Protocol,
 ) -> ReceiverStream<Connection> {
-    // Clients wait for each character, so the kernel must not collect small packets.
-    let listener = TcpIncoming::from(listener).with_nodelay(Some(true)).with_keepalive(config.tcp_keepalive);
+    let accepted = listener.connections(config.tcp_keepalive);
     let alpn: &[u8] = if protocol == Protocol::Http2 { b"h2" } else { b"http/1.1" };
     let tls = config.access.tls.as_ref().map(|tls| TlsAcceptor::from(tls.config(alpn)));
     let behind_proxy = config.late_headers;
@@ -78,7 +71,7 @@ pub(crate) fn incoming(
     let table = ConnectionTable::new(limits);
     tokio::spawn(async move {
         tokio::select! {
-            () = accept(listener, handshaker, table, ready.clone()) => {}
+            () = accept(accepted, handshaker, table, ready.clone()) => {}
             () = close => ready.closed().await,
         }
     });
@@ -86,7 +79,7 @@ pub(crate) fn incoming(
 }
 
 async fn accept(
-    mut listener: TcpIncoming,
+    mut listener: impl Stream<Item = Result<Accepted>> + Unpin,
     handshaker: Handshaker,
     table: Arc<ConnectionTable>,
     ready: mpsc::Sender<Connection>,
@@ -100,14 +93,9 @@ async fn accept(
             () = ready.closed() => return,
         };
         match accepted {
-            Some(Ok(stream)) => {
-                // A connection without an address has been reset already.
-                let Ok(address) = stream.peer_addr() else { continue };
-                let place = table.begin_handshake(address.ip());
-                if let Err(error) = SockRef::from(&stream).set_send_buffer_size(SEND_BUFFER_BYTES) {
-                    tracing::debug!(%error, "the send buffer keeps its size");
-                }
-                let handshake = handshaker.clone().run(stream, address, place);
+            Some(Ok(accepted)) => {
+                let place = table.begin_handshake(accepted.address.ip());
+                let handshake = handshaker.clone().run(accepted, place);
                 let ready = ready.clone();
                 handshakes.spawn(async move {
                     if let Some(connection) = handshake.await {
@@ -136,8 +124,9 @@ struct Handshaker {
 }
 
 impl Handshaker {
-    /// Prepares a connection from `address`. Returns `None` if it fails, takes too long, or has no place among the open ones.
-    async fn run(self, stream: TcpStream, address: SocketAddr, place: ConnectionPlace) -> Option<Connection> {
+    /// Prepares a connection. Returns `None` if it fails, takes too long, or has no place among the open ones.
+    async fn run(self, accepted: Accepted, place: ConnectionPlace) -> Option<Connection> {
+        let Accepted { stream, address } = accepted;
         let prepared = tokio::select! {
             prepared = tokio::time::timeout(self.limit, self.prepare(stream)) => prepared,
             () = place.evicted() => {
@@ -164,10 +153,10 @@ impl Handshaker {
     }
 
     /// Encrypts the connection and reads the preface. Returns it with the name in the client's certificate.
-    async fn prepare(&self, stream: TcpStream) -> Result<(Box<dyn Duplex>, Option<Arc<str>>)> {
+    async fn prepare(&self, stream: Box<dyn Duplex>) -> Result<(Box<dyn Duplex>, Option<Arc<str>>)> {
         let mut certificate = None;
         let mut stream: Box<dyn Duplex> = match &self.tls {
-            None => Box::new(stream),
+            None => stream,
             Some(tls) => {
                 let stream = tls.accept(stream).await?;
                 let presented = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
@@ -186,10 +175,6 @@ impl Handshaker {
         Ok((if self.behind_proxy { Box::new(DuplicateAckFilter::wrap(stream)) } else { stream }, certificate))
     }
 }
-
-/// Both directions of a connection.
-pub(crate) trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 
 /// A connection after its handshake.
 pub(crate) struct Connection {

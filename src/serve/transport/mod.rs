@@ -8,5 +8,6 @@ pub(super) mod connections;
 pub(super) mod http2;
 pub(super) mod lifetime;
 pub(super) mod lingering_close;
+pub(super) mod listener;
 mod settings_ack;
 mod tls_identity;

@@ -47,7 +47,7 @@ impl Both {
         let http = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = grpc.local_addr().unwrap();
         let port = http.local_addr().unwrap();
-        let offer = ServerParts { http: Some(http), ..Engines::new(vec![engine.clone()]).unwrap().into() };
+        let offer = ServerParts { http: Some(http.into()), ..Engines::new(vec![engine.clone()]).unwrap().into() };
         let (stop, stopped) = oneshot::channel();
         let shutdown = async {
             let _ = stopped.await;

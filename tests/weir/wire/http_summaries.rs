@@ -36,7 +36,7 @@ impl Server {
         let http = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = grpc.local_addr().unwrap();
         let port = http.local_addr().unwrap();
-        let offer = ServerParts { http: Some(http), ..Engines::new(vec![engine.clone()]).unwrap().into() };
+        let offer = ServerParts { http: Some(http.into()), ..Engines::new(vec![engine.clone()]).unwrap().into() };
         let task = tokio::spawn(run(grpc, offer, std::future::pending(), TransportConfig::default()));
         Self { model, engine, port, grpc: address, task }
     }

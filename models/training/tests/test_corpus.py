@@ -11,7 +11,7 @@ import zipfile
 import zlib
 from pathlib import Path
 
-from training import chinese, corpus, packages, sources
+from training import cased, chinese, corpus, documents, packages, sources
 
 
 class Readers(unittest.TestCase):
@@ -31,7 +31,8 @@ class Readers(unittest.TestCase):
 
         (self.root / "data").mkdir()
         (self.root / "data" / "Rdata.rdb").write_bytes(vector("EMMA", "", "été") + vector("PERSUASION"))
-        self.assertEqual(list(sources.novels(self.root)), ["EMMA\n\nété", "PERSUASION"])
+        self.assertEqual(list(sources.all_novels(self.root)), ["EMMA\n\nété", "PERSUASION"])
+        self.assertEqual(list(sources.novels(self.root)), ["EMMA\n\nété"])
 
     def test_sword_modules(self):
         texts = ["<verse osisID='Gen.1.1'>In the beginning</verse> God", "and <i>void</i>"]
@@ -73,6 +74,127 @@ class Readers(unittest.TestCase):
         text = "'''Ann''' {{x|{{y}}}} saw [[cat|cats]] and [[dogs]]&lt;ref name=a&gt;b&lt;/ref&gt; [[File:a.png|thumb|[[b]]]]" \
             " [http://a.b see]\n== Head ==\n* item {| table |}"  # fmt: skip
         self.assertEqual(sources.without_wiki_markup(text).split(), "Ann saw cats and dogs see Head item".split())
+
+
+class Documents(unittest.TestCase):
+    """The readers of the cased corpus, on a folder of generated files."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = Path(folder.name)
+
+    def test_tidy_keeps_case_lines_and_indentation(self):
+        text = "  A\x03b\x00c\u00a0d  e\t \r\nIf x:\n    y = 1   # é\n\n\n\nEnd\u200b "
+        self.assertEqual(documents.tidy(text), "A b c d e\nIf x:\n    y = 1 # é\n\nEnd")
+
+    def test_osis(self):
+        markup = '<title type="x">Psalm 2</title> <div sID="g" type="x-p"/> <w lemma="a">Serve</w> the <divineName>Lord</divineName>' \
+            '<note>or, him</note> , he &amp; I.<div eID="g" type="x-p"/>'  # fmt: skip
+        self.assertEqual(documents.osis(markup), "Psalm 2\nServe the Lord, he & I.")
+
+    def test_html(self):
+        page = "<h1>Join<a class='headerlink' href=#a>¶</a></h1><div class=toc><ul><li>a<div>b</div></ul></div><p>So\n far,  <b>it</b> &lt;1&gt;." \
+            "</p><pre>if x:\n    y\n</pre><p>End<br>of <script>x<p></script>it"  # fmt: skip
+        self.assertEqual(documents.html_text(page), "Join\nSo far, it <1>.\nif x:\n    y\nEnd\nof it")
+
+    def test_pages_of_a_manual(self):
+        (self.root / "html").mkdir()
+        for name in ("b", "a", "genindex"):
+            (self.root / f"html/{name}.html").write_text(f"<nav>n</nav><main><p>Page {name}</p></main><p>foot</p>")
+        (self.root / "html/c.html").write_text("<p>no body</p>")
+        read = documents.manual_pages(["html/*.html"], "<main>", "</main>")
+        self.assertEqual([documents.tidy(text) for text in read(self.root)], ["Page a", "Page b"])
+
+    def test_perl(self):
+        text = "=encoding utf8\n\n=head1 NAME\n\nperl - C<< E<lt> >> L<open|perlfunc/open> B<I<now>>\n\n=for html <b>\nx\n\n=over 4\n\n=item *\n\nEnd\n"
+        (self.root / "a.pod").write_text(text)
+        self.assertEqual([documents.tidy(text) for text in documents.perl(self.root)], ["NAME\n\nperl - < open now\n\nEnd"])
+
+    def test_chapters_without_the_novel_that_is_held_back(self):
+        novels = ["EMMA\n\nVOLUME I\n\nCHAPTER I\n\nEmma\n\nCHAPTER II\n\nMr. W", "Persuasion\n\nChapter 1\n\nSir Walter"]
+        original, sources.all_novels = sources.all_novels, lambda folder: novels
+        self.addCleanup(setattr, sources, "all_novels", original)
+        self.assertEqual(list(documents.chapters(self.root)), ["EMMA\n\nVOLUME I", "CHAPTER I\n\nEmma", "CHAPTER II\n\nMr. W"])
+
+    def test_dictionaries(self):
+        entries = "flush\n  v. To delete\n\npink\n  A wire\n"
+        original, sources.dictionary = sources.dictionary, lambda folder: [entries]
+        self.addCleanup(setattr, sources, "dictionary", original)
+        self.assertEqual([documents.tidy(entry) for entry in documents.dictionary(self.root)], ["flush\nv. To delete", "pink\nA wire"])
+        entries = "ABASEMENT, n. A\nmode\n\n  Verse\n\nABDICATION, n. An act"
+        self.assertEqual(list(documents.headwords(self.root)), ["ABASEMENT, n. A\nmode\n\n  Verse", "ABDICATION, n. An act"])
+
+
+class Cased(unittest.TestCase):
+    def setUp(self):
+        self.chance = random.Random(5)
+
+    def words(self, count):
+        return ["".join(self.chance.choices("abcdefgh", k=8)) for _ in range(count)]
+
+    def text(self, count=40):
+        return " ".join(self.words(count))
+
+    def test_tails_are_whole_documents_in_order(self):
+        texts = [self.text() for _ in range(1000)]
+        split = cased.tails(texts)
+        self.assertEqual(split["train"] + split["valid"] + split["test"], texts)
+        self.assertEqual((len(split["valid"]), len(split["test"])), (12, 18))
+        self.assertEqual(cased.tails(["one"]), {"train": ["one"], "valid": [], "test": []})
+
+    def test_shared_runs_are_removed_without_regard_to_case_and_punctuation(self):
+        held = self.words(30)
+        twelve = ", ".join(held[5:17]).upper() + "."
+        eleven = " ".join(held[5:16])
+        clean = self.text()
+        parts = [[f"{clean}\n\n{self.text()} {twelve} {self.text()}\n\n{self.text()} {eleven}"]]
+        rest, removed = cased.without_shared(parts, [[" ".join(held)]])
+        self.assertIn(clean, rest[0][0])
+        self.assertIn(eleven, rest[0][0])
+        self.assertNotIn(held[16].upper(), rest[0][0])
+        self.assertGreater(removed["shared_bytes"], 700)
+
+    def test_a_long_paragraph_loses_only_the_lines_that_a_run_touches(self):
+        held = self.words(14)
+        lines = [self.text(10) for _ in range(50)]
+        lines[20] += " " + " ".join(held[:6])
+        lines[21] = " ".join(held[6:]) + " " + lines[21]
+        ((rest,),), _ = cased.without_shared([["\n".join(lines)]], [[" ".join(held)]])
+        self.assertEqual(rest.splitlines(), lines[:20] + lines[22:])
+
+    def test_repeated_paragraphs_occur_once(self):
+        long, short = self.text(), "See also."
+        parts = [[f"{short}\n\n{long}"], [long, f"{long}\n\n{short} {short} {short} {short} {short} {short}"]]
+        rest, _ = cased.without_shared(parts)
+        self.assertEqual(rest, [[f"{short}\n\n{long}"], [" ".join([short] * 6)]])
+
+    def test_files_and_figures(self):
+        """Builds a corpus of two small packages."""
+        first, second = [self.text(400) for _ in range(300)], [self.text(100) for _ in range(200)]
+        second[0] = first[-1]  # in the test text of the first
+        novel = self.text()
+        readers = {"one": lambda folder: iter(first), "two": documents.chapters}
+        replaced = {
+            cased: {"PACKAGES": {name: ("apt", None, reader, "free") for name, reader in readers.items()},
+                    "fetch": lambda package, *rest: package, "unpack": lambda file, folder: file},
+            sources: {"all_novels": lambda folder: [*second, f"Persuasion\n\n{novel}"]},
+        }  # fmt: skip
+        second[1] = novel  # quotes the novel that is held back
+        for module, names in replaced.items():
+            for name, value in names.items():
+                self.addCleanup(setattr, module, name, getattr(module, name))
+                setattr(module, name, value)
+        with tempfile.TemporaryDirectory() as folder:
+            cased.build(Path("packages"), Path(folder))
+            texts = {name: (Path(folder) / f"cased.{name}.txt").read_text() for name in ("train", "valid", "test")}
+            figures = json.loads((Path(folder) / "cased.figures.json").read_text())
+        found = {name: text.split(cased.MARK) for name, text in texts.items()}
+        self.assertEqual(found["test"], [*first[294:], *second[196:], ""])
+        self.assertEqual(found["valid"], [*first[291:294], *second[193:196], ""])
+        self.assertEqual(sorted(found["train"]), sorted(["", *first[:291], *second[2:193]]))
+        self.assertEqual(figures["bytes"], {name: len(text) for name, text in texts.items()})
+        self.assertEqual(figures["sources"]["two"]["train"] - figures["sources"]["two"]["train_kept"], len(first[-1]) + len(novel))
 
 
 class Corpus(unittest.TestCase):

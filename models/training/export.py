@@ -1,7 +1,7 @@
 """Exports a run as a weir checkpoint: `python -m training.export --run RUN --out FOLDER`.
 
-Writes `config.json`, `model.safetensors`, `learning-curve.svg` and, for subwords, `tokenizer.json`. The weights are the last ones or,
-if the recipe has `keep_best`, the weights with the lowest validation loss. Prints the facts that a model card needs: size,
+Writes `config.json`, `model.safetensors`, `learning-curve.svg` and, for subwords, `tokenizer.json`. The weights are the last ones, their
+average if the recipe has `average`, or the weights with the lowest validation loss if it has `keep_best`. Prints the facts that a model card needs: size,
 parameters, sha256, progress. The card itself needs a hand-written purpose and limits.
 """
 
@@ -24,6 +24,8 @@ def export(run, out, matrices="f32"):
     if state["config"]["training"].get("keep_best"):
         best = torch.load(run / "best.pt", map_location="cpu")
         state = {**state, "model": best["model"], "progress": {**state["progress"], "best_step": best["progress"]["step"]}}
+    if "average" in state:
+        state["model"].update(state["average"]["weights"])
     checkpoint.save(out, state["config"]["model"], state["model"], matrices)
     for name in ("learning-curve.svg", "tokenizer.json"):
         if (run / name).exists():

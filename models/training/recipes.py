@@ -12,10 +12,11 @@ MODEL = set("architecture family format normaliser training_length vocabulary".s
 EVERY = set("adamw budget clip corpus log_every_steps precision save_every_seconds seed warmup_steps".split())
 TEXT, PAIRS = set("batch_characters stages valid_characters".split()), set("batch_pairs valid_pairs".split())
 NEEDED = {"hourglass": TEXT, "decoder": TEXT, "lslm": TEXT | {"elbo", "interleave", "posterior_lr"}, "pyramidion": PAIRS}
-OTHER = set("decay decay_share dropout keep_best muon valid_every_characters valid_every_seconds".split())
+OTHER = set("average decay decay_share dropout keep_best muon valid_every_characters valid_every_seconds".split())
 POSITIVE = TEXT - {"stages"} | PAIRS | set("clip log_every_steps posterior_lr save_every_seconds".split())
 POSITIVE |= {"valid_every_characters", "valid_every_seconds"}
 PARTS = {
+    "average": {"every", "keep"},
     "adamw": {"betas", "eps", "lr", "weight_decay"},
     "muon": {"lr", "momentum", "steps", "weight_decay"},
     "elbo": {"beta", "costs", "divergence", "prior"},
@@ -63,6 +64,10 @@ def checked(config):
     for key, parts in PARTS.items():
         if key in recipe:
             keys(f"training.{key}", recipe[key], parts, {"after"} if key == "elbo" else frozenset())
+    if "average" in recipe:
+        positive("training.average", *recipe["average"].values())
+        if recipe.get("keep_best") or type(recipe["average"]["every"]) is not int or recipe["average"]["keep"] >= 1:
+            raise ValueError("training.average must have a whole `every` and `keep` below one, and excludes `keep_best`")
     if len(recipe["budget"] if isinstance(recipe["budget"], dict) else ()) != 1:
         raise ValueError(f'training.budget must be {{"minutes": m}} or {{"characters": n}}, not {recipe["budget"]!r}')
     keys("training.budget", recipe["budget"], set(), {"minutes", "characters"})
@@ -75,9 +80,10 @@ def checked(config):
     return recipe
 
 
-def positive(name, value):
-    if type(value) not in (int, float) or not value > 0:
-        raise ValueError(f"{name} must be a number above zero, not {value!r}")
+def positive(name, *values):
+    for value in values:
+        if type(value) not in (int, float) or not value > 0:
+            raise ValueError(f"{name} must be a number above zero, not {value!r}")
 
 
 def keys(part, found, needed, other=frozenset()):

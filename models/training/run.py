@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from . import recipes, schedule, tasks
+from .average import Average
 from .families import build
 from .muon import Muon
 from .parallel import Workers
@@ -25,6 +26,7 @@ class Run:
         self.model.prepare(self.recipe)
         self.workers = Workers(self.model, workers, self.recipe["precision"])
         self.optimisers = optimisers(self.model, self.recipe, self.workers)
+        self.average = Average(self.model, self.recipe["average"]) if "average" in self.recipe else None
         self.step = self.characters = self.restored = 0
         self.elapsed = 0.0  # seconds of training, over all resumptions
         self.best = None  # lowest validation loss, if the recipe has `keep_best`
@@ -52,6 +54,8 @@ class Run:
                 optimiser.step()
             optimiser.zero_grad(set_to_none=True)
         self.step += 1
+        if self.average:
+            self.average.update(self.step)
         self.characters += symbols
         self.elapsed += time.monotonic() - started
         bits = extra.pop("nats") / math.log(2)
@@ -64,7 +68,10 @@ class Run:
         return "posterior" if self.step % every == every - 1 else "generative"
 
     def validate(self):
-        """Measures the model. With `keep_best`, saves the best weights and restores them once the loss more than doubles."""
+        """Measures the model, or its average. With `keep_best`, saves the best weights and restores them once the loss more than doubles."""
+        if self.average:
+            with self.average.in_place():
+                return self.task.validate(self.model)
         result = self.task.validate(self.model)
         if not self.recipe.get("keep_best"):
             return result
@@ -90,6 +97,8 @@ class Run:
             "progress": {key: getattr(self, key) for key in ("step", "characters", "elapsed", "restored", "best")},
             "place": self.task.place,
         }
+        if self.average:
+            state["average"] = self.average.state()
         torch.save(state, self.out / f"{name}.partial")
         os.replace(self.out / f"{name}.partial", self.out / name)
 
@@ -113,6 +122,8 @@ class Run:
         self.model.load_state_dict(state["model"])
         for (optimiser, _), saved in zip(self.optimisers, state["optimisers"]):
             optimiser.load_state_dict(saved)
+        if self.average:
+            self.average.load(state["average"])
 
     def _restore_best(self):
         """Restores weights and optimisers. Data, schedule and noise continue, because otherwise the same failure would repeat."""

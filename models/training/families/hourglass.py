@@ -36,14 +36,15 @@ class Hourglass(Family):
         self.dropout = Dropout()
         self.teaching = None  # training of learned boundaries; set by `prepare`
         self.position = Position(dim, architecture["heads"], architecture["head_dim"])
-        self.pre = Stack(layers["pre"], architecture)
+        window, middle_window = architecture.get("window", "full"), architecture.get("middle_window", "full")
+        self.pre = Stack(layers["pre"], architecture, window)
         self.boundary = boundary_source(architecture["boundaries"], architecture, config["vocabulary"])
         if self.boundary is not None:
             self.null_group = nn.Parameter(torch.zeros(dim))
             self.pool_norm = nn.LayerNorm(dim, eps=architecture["layer_norm_eps"])
             self.pooling = {"mean": Segments.pool_mean, "last": Segments.pool_last}[architecture["pooling"]]
-            self.middle = Stack(layers["middle"], architecture)
-            self.post = Stack(layers["post"], architecture)
+            self.middle = Stack(layers["middle"], architecture, middle_window)
+            self.post = Stack(layers["post"], architecture, window)
         self.head = nn.Linear(dim, symbols)
         self._initialise()
 

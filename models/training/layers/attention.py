@@ -36,11 +36,15 @@ class Position(nn.Module):
 
 
 class RelativeAttention(nn.Module):
-    """One attention block with residual and post-norm: (batch, len, dim) to (batch, len, dim)."""
+    """One attention block with residual and post-norm: (batch, len, dim) to (batch, len, dim).
 
-    def __init__(self, dim, heads, head_dim, layer_norm_eps):
+    With blocks of `block` positions, a position attends to its own block up to itself and to the whole block before (LeX, arXiv
+    2212.10554, section 3.3). Without, to all positions up to itself.
+    """
+
+    def __init__(self, dim, heads, head_dim, layer_norm_eps, block=None):
         super().__init__()
-        self.heads, self.head_dim = heads, head_dim
+        self.heads, self.head_dim, self.block = heads, head_dim, block
         inner = heads * head_dim
         self.qkv = nn.Linear(dim, 3 * inner)
         self.distance = nn.Linear(dim, inner, bias=False)  # a bias would shift all scores of a query equally, without effect
@@ -58,7 +62,7 @@ class RelativeAttention(nn.Module):
         distant = ((query + position.distance_bias[:, None, None, :]) * scale).to(query.dtype)
         # (heads, len, head_dim), farthest distance first
         relative = self.distance(distances).view(length, self.heads, self.head_dim).transpose(0, 1).contiguous()
-        mixed = _RelativeAttention.apply(content, distant, key, value, relative)
+        mixed = _RelativeAttention.apply(content, distant, key, value, relative, self.block)
         mixed = mixed.permute(1, 2, 0, 3).reshape(batch, length, -1)  # (batch, len, heads * head_dim)
         return self.norm(x + self.dropout(self.output(mixed)))
 
@@ -67,24 +71,24 @@ class _RelativeAttention(torch.autograd.Function):
     """Computes softmax(content·keyᵀ + shift(distant·relativeᵀ))·value with a causal mask; all (heads, batch, len, head_dim)."""
 
     @staticmethod
-    def forward(ctx, content, distant, key, value, relative):
+    def forward(ctx, content, distant, key, value, relative, block=None):
         heads, batch, length, head_dim = content.shape
         rows = heads * batch
         flat_content, flat_key, flat_value = (t.reshape(rows, length, head_dim) for t in (content, key, value))
         output = torch.empty_like(flat_value)
         probabilities = []
-        for start in range(0, length, QUERY_BLOCK):
-            end = min(start + QUERY_BLOCK, length)
-            count = end - start
+        for first, start, end in _spans(length, block):
+            count, keys = end - start, end - first
             query = distant[:, :, start:end].reshape(heads, batch * count, head_dim)
-            by_distance = torch.bmm(query, relative[:, length - end :].transpose(1, 2))  # (heads, batch * count, end)
-            by_key = _align(by_distance, rows, count, end)
-            scores = torch.baddbmm(by_key, flat_content[:, start:end], flat_key[:, :end].transpose(1, 2))
+            by_distance = torch.bmm(query, relative[:, length - keys :].transpose(1, 2))  # (heads, batch * count, keys)
+            by_key = _align(by_distance, rows, count, keys)
+            scores = torch.baddbmm(by_key, flat_content[:, start:end], flat_key[:, first:end].transpose(1, 2))
             future = torch.ones(count, count, dtype=torch.bool, device=scores.device).triu_(1)
-            scores[:, :, start:].masked_fill_(future, float("-inf"))
-            weights = torch.softmax(scores, dim=-1)  # (rows, count, end)
-            output[:, start:end] = torch.bmm(weights, flat_value[:, :end])
+            scores[:, :, start - first :].masked_fill_(future, float("-inf"))
+            weights = torch.softmax(scores, dim=-1)  # (rows, count, keys)
+            output[:, start:end] = torch.bmm(weights, flat_value[:, first:end])
             probabilities.append(weights)
+        ctx.block = block
         ctx.save_for_backward(content, distant, key, value, relative, output, *probabilities)
         return output.view(heads, batch, length, head_dim)
 
@@ -99,22 +103,30 @@ class _RelativeAttention(torch.autograd.Function):
         grad_content, grad_distant = torch.empty_like(flat_content), torch.empty_like(distant)
         grad_key, grad_value = torch.zeros_like(flat_key), torch.zeros_like(flat_value)
         grad_relative = torch.zeros_like(relative)
-        for weights, start in zip(probabilities, range(0, length, QUERY_BLOCK)):
-            end = min(start + QUERY_BLOCK, length)
-            count = end - start
+        for weights, (first, start, end) in zip(probabilities, _spans(length, ctx.block)):
+            count, keys = end - start, end - first
             upstream = grad_output[:, start:end]
-            grad_value[:, :end].baddbmm_(weights.transpose(1, 2), upstream)
-            grad_scores = torch.bmm(upstream, flat_value[:, :end].transpose(1, 2))
-            grad_scores.sub_(centre[:, start:end]).mul_(weights)  # (rows, count, end)
-            grad_content[:, start:end] = torch.bmm(grad_scores, flat_key[:, :end])
-            grad_key[:, :end].baddbmm_(grad_scores.transpose(1, 2), flat_content[:, start:end])
-            by_distance = _unalign(grad_scores, count, end).view(heads, batch * count, end)
-            reach = relative[:, length - end :]  # (heads, end, head_dim)
+            grad_value[:, first:end].baddbmm_(weights.transpose(1, 2), upstream)
+            grad_scores = torch.bmm(upstream, flat_value[:, first:end].transpose(1, 2))
+            grad_scores.sub_(centre[:, start:end]).mul_(weights)  # (rows, count, keys)
+            grad_content[:, start:end] = torch.bmm(grad_scores, flat_key[:, first:end])
+            grad_key[:, first:end].baddbmm_(grad_scores.transpose(1, 2), flat_content[:, start:end])
+            by_distance = _unalign(grad_scores, count, keys).view(heads, batch * count, keys)
+            reach = relative[:, length - keys :]  # (heads, keys, head_dim)
             query = distant[:, :, start:end].reshape(heads, batch * count, head_dim)
             grad_distant[:, :, start:end] = torch.bmm(by_distance, reach).view(heads, batch, count, head_dim)
-            grad_relative[:, length - end :] += torch.bmm(by_distance.transpose(1, 2), query)
+            grad_relative[:, length - keys :] += torch.bmm(by_distance.transpose(1, 2), query)
         shape = (heads, batch, length, head_dim)
-        return grad_content.view(shape), grad_distant, grad_key.view(shape), grad_value.view(shape), grad_relative
+        return grad_content.view(shape), grad_distant, grad_key.view(shape), grad_value.view(shape), grad_relative, None
+
+
+def _spans(length, block):
+    """Returns [(first key, first query, end)] of the queries that are processed together. They never cross the edge of a block."""
+    size = min(QUERY_BLOCK, block) if block else QUERY_BLOCK
+    if block and block % size:
+        raise ValueError(f"attention blocks of {block} are no multiple of {size} queries")
+    starts = range(0, length, size)
+    return [(max(0, (start // block - 1) * block) if block else 0, start, min(start + size, length)) for start in starts]
 
 
 def _align(by_distance, rows, count, keys):

@@ -14,12 +14,12 @@ from .transformer import ACTIVATIONS
 class Whitespace(nn.Module):
     """Ends a segment with each separator: it belongs to the word before it."""
 
-    def __init__(self, symbol_id):
+    def __init__(self, symbol_ids):
         super().__init__()
-        self.symbol_id = symbol_id
+        self.symbol_ids = [int(symbol_id) for symbol_id in symbol_ids]
 
     def forward(self, ids, hidden, offset=0):
-        return ids == self.symbol_id
+        return sum(ids == symbol_id for symbol_id in self.symbol_ids).bool()
 
 
 class Fixed(nn.Module):
@@ -69,7 +69,7 @@ def boundary_source(settings, architecture, vocabulary):
     if kind == "none":
         return None
     if kind == "whitespace":
-        return Whitespace(int(data.encode(settings["symbol"], vocabulary)[0]))
+        return Whitespace(data.encode(settings["symbol"], vocabulary))
     if kind == "fixed":
         return Fixed(settings["every"])
     if kind == "learned":

@@ -25,10 +25,10 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
-    def __init__(self, architecture):
+    def __init__(self, architecture, block):
         super().__init__()
         dim, eps = architecture["dim"], architecture["layer_norm_eps"]
-        self.attention = RelativeAttention(dim, architecture["heads"], architecture["head_dim"], eps)
+        self.attention = RelativeAttention(dim, architecture["heads"], architecture["head_dim"], eps, block)
         self.feed_forward = FeedForward(dim, architecture["feed_forward"], architecture["activation"], eps)
 
     def forward(self, x, position, distances):
@@ -36,13 +36,23 @@ class Layer(nn.Module):
 
 
 class Stack(nn.ModuleList):
-    """Layers of one resolution. Distances count the positions of this stack, characters or segments."""
+    """Layers of one resolution. Distances count the positions of this stack, characters or segments. `window` is a checkpoint's."""
 
-    def __init__(self, count, architecture):
-        super().__init__([Layer(architecture) for _ in range(count)])
+    def __init__(self, count, architecture, window="full"):
+        block = attention_block(window)
+        super().__init__([Layer(architecture, block) for _ in range(count)])
 
     def forward(self, x, position):
         distances = position.distances(x.shape[1])
         for layer in self:
             x = layer(x, position, distances)  # (batch, len, dim)
         return x
+
+
+def attention_block(window):
+    """Returns the positions in a block of a blockwise window, half its length; None for all positions."""
+    if window == "full":
+        return None
+    if isinstance(window, dict) and set(window) == {"blockwise"}:
+        return window["blockwise"]["length"] // 2
+    raise ValueError(f"unknown window {window!r}, expected 'full' or {{'blockwise': {{'length': n}}}}")

@@ -7,15 +7,18 @@ import torch
 from training.layers import attention
 
 
-def plain(content, distant, key, value, relative):
-    """Computes the attention without blocks and without a strided view."""
+def plain(content, distant, key, value, relative, block=None):
+    """Computes the attention without blocks of queries and without a strided view."""
     length = key.shape[2]
     by_key = content @ key.transpose(-1, -2)  # (heads, batch, len, len)
     by_distance = distant @ relative.flip(1).transpose(-1, -2).unsqueeze(1)  # (heads, batch, len, distance)
     query, key_index = torch.meshgrid(torch.arange(length), torch.arange(length), indexing="ij")
     distance = (query - key_index).clamp(min=0).expand(by_key.shape)
     scores = by_key + by_distance.gather(3, distance)
-    return scores.masked_fill(key_index > query, float("-inf")).softmax(-1) @ value
+    hidden = key_index > query
+    if block:
+        hidden |= key_index < (query // block - 1) * block
+    return scores.masked_fill(hidden, float("-inf")).softmax(-1) @ value
 
 
 class Attention(unittest.TestCase):
@@ -24,18 +27,27 @@ class Attention(unittest.TestCase):
             with self.subTest(length=length):
                 self.compare(length)
 
-    def compare(self, length):
+    def test_windows_agree_with_the_formula(self):
+        for length, block in ((3, 4), (8, 4), (13, 4), (29, 8), (9, 2)):
+            with self.subTest(length=length, block=block):
+                self.compare(length, block)
+
+    def test_queries_that_do_not_divide_a_block_are_rejected(self):
+        with self.assertRaisesRegex(ValueError, "blocks of 6"):
+            self.compare(13, 6)
+
+    def compare(self, length, window=None):
         torch.manual_seed(length)
         shapes = [(2, 3, length, 4)] * 4 + [(2, length, 4)]
         inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
         weight = torch.randn(shapes[0], dtype=torch.float64)
         block, attention.QUERY_BLOCK = attention.QUERY_BLOCK, 4
         try:
-            fast = attention._RelativeAttention.apply(*inputs)
+            fast = attention._RelativeAttention.apply(*inputs, window)
             fast_gradients = torch.autograd.grad((fast * weight).sum(), inputs)
         finally:
             attention.QUERY_BLOCK = block
-        slow = plain(*inputs)
+        slow = plain(*inputs, window)
         slow_gradients = torch.autograd.grad((slow * weight).sum(), inputs)
         self.assertLess(float((fast - slow).detach().abs().max()), 1e-12)
         for fast_gradient, slow_gradient in zip(fast_gradients, slow_gradients):

@@ -87,6 +87,7 @@ class OnText(unittest.TestCase):
         words = ["".join(chance.choices("etaoins", k=chance.randint(1, 8))) for _ in range(50)]
         for split, count in (("train", 12_000), ("valid", 2_000)):
             (cls.root / f"english.{split}.txt").write_text(" ".join(chance.choices(words, k=count)))
+            (cls.root / f"cased.{split}.txt").write_text(" ".join(chance.choices(words, k=count)))
             characters = [chr(0x4E00 + ord(letter)) for letter in "".join(chance.choices(words, k=count // 2))]
             (cls.root / f"chinese.{split}.txt").write_text("".join(characters))
             documents = [chance.choices(words, k=12) for _ in range(count // 20)]
@@ -118,7 +119,7 @@ class Training(OnText):
     def test_a_kill_changes_nothing(self):
         """Compares a resumed run with an uninterrupted one, with all noise, two threads and alternating updates."""
         latent = ("lslm-hops3", "lslm-dp-after")
-        for name in ("english-whitespace", "compare-gumbel", "compare-unigram", "lex-xpos", *latent, "summaries-pyramidion"):
+        for name in ("english-whitespace", "english-bytes", "compare-gumbel", "compare-unigram", "lex-xpos", *latent, "summaries-pyramidion"):
             with self.subTest(config=name):
                 self.compare_killed(name)
 
@@ -200,6 +201,27 @@ class Training(OnText):
             rates = [run.train_step()[key] for _ in range(40)]
             self.assertGreater(abs(rates[0] - prior), 0.2)
             self.assertAlmostEqual(sum(rates[-10:]) / 10, prior, delta=0.1, msg=name)
+
+    def test_average_of_the_weights(self):
+        """The first updates count equally, every later one by 1 − keep. Validation and export use the average, and training does not."""
+        config = tiny()
+        config["training"]["average"] = {"every": 2, "keep": 0.5}
+        run, plain = self.run_for("averaged", config), self.run_for("plain")
+        weights = []
+        for _ in range(6):
+            self.assertEqual(run.train_step()["train_bpc"], plain.train_step()["train_bpc"])
+            weights.append({name: weight.detach().clone() for name, weight in run.model.named_parameters()})
+        expected = {name: (weights[1][name] + weights[3][name]) / 4 + weights[5][name] / 2 for name in weights[0]}
+        measured = run.validate()["bpc"]
+        run.save()
+        export(run.out, self.root / "averaged-model")
+        for name, weight in run.model.named_parameters():
+            self.assertTrue(torch.equal(weight, weights[5][name]))
+        exported, _ = checkpoint.load(self.root / "averaged-model")
+        for name, weight in exported.named_parameters():
+            self.assertLess(float((weight - expected[name]).detach().abs().max()), 1e-6)
+        self.assertAlmostEqual(run.task.validate(exported)["bpc"], measured, places=6)
+        self.assertNotAlmostEqual(plain.validate()["bpc"], measured, places=4)
 
     def test_another_model_is_not_resumed(self):
         self.run_for("other").save()

@@ -9,7 +9,7 @@ use super::{
     api::Phase,
     batch::Batch,
     request::{Request, RequestKind},
-    scheduler::RunPermit,
+    scheduler::{PreemptionCause, RunPermit},
     shared::{Inner, WORKER_ENDED},
 };
 use crate::error::Error;
@@ -127,7 +127,8 @@ impl Worker {
         tracing::debug!("worker ended");
     }
 
-    /// Admits queued requests, preempting ones whose clients are behind if necessary. Returns false if the worker is to end.
+    /// Admits queued requests. If necessary, preempts requests whose clients are behind or whose tenants hold too much. Returns
+    /// false if the worker is to end.
     fn admit(&mut self, now: Instant) -> bool {
         loop {
             if !self.admit_ready(now) {
@@ -135,7 +136,7 @@ impl Worker {
             }
             let victim = self.inner.lock_state().scheduler.preemption_victim(&self.batch.statuses);
             match victim {
-                Some(index) => self.preempt(index),
+                Some(index) => self.preempt(index, PreemptionCause::Queue),
                 None => return true,
             }
         }
@@ -195,16 +196,16 @@ impl Worker {
             }
             let victim = self.inner.lock_state().scheduler.memory_victim(&self.batch.statuses);
             let Some(index) = victim else { return };
-            self.preempt(index);
+            self.preempt(index, PreemptionCause::Memory);
             self.batch.refresh_statuses();
         }
     }
 
     /// Takes the rows of the request at `index` away and queues it again.
-    fn preempt(&mut self, index: usize) {
+    fn preempt(&mut self, index: usize, cause: PreemptionCause) {
         let Some((mut request, rows)) = self.batch.remove(index) else { return };
         let Inner { model, segment_cache, .. } = &*self.inner;
-        tracing::debug!(rows = rows.len(), "preempting a request");
+        tracing::debug!(rows = rows.len(), ?cause, "preempting a request");
         if let (RequestKind::Text(text), Some(row)) = (&request.kind, rows.first()) {
             text.cache_state(segment_cache, &*row.state);
         }
@@ -214,7 +215,7 @@ impl Worker {
         let demand = request.demand(&**model, 0);
         let on_hold = request.waits_for_client;
         if let Some(permit) = request.permit.take() {
-            let queued = self.inner.lock_state().scheduler.preempt(permit, request, demand, on_hold);
+            let queued = self.inner.lock_state().scheduler.preempt(permit, request, demand, on_hold, cause);
             if let Err(mut request) = queued {
                 request.outcome = Some(Err(Error::Internal("a preempted request had no slot".into())));
                 self.ended.push(request);

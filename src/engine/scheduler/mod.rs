@@ -4,19 +4,19 @@
 //!   admitted when the rows that it may need are free and there is memory for its symbols and a margin. Admission is decided
 //!   after every change, so a request that waits cannot run. No request overtakes the one whose turn it is.
 //! - *What a step feeds* is decided by [`plan`], by the rules of [`budget`].
-//! - *Preemption*: memory is not reserved for what a request may need later, so it can run out. Then the least senior request is
-//!   preempted, one whose client is behind first, and goes back to the front of its tenant's queue. No request is admitted until
-//!   another has ended, so that the same memory is not handed to and fro. The last running request is never preempted: it can
-//!   always finish, since a request that does not fit alone was rejected.
+//! - *Preemption* ([`preemption`]): a request goes back to the front of its tenant's queue if memory runs out, if its client is
+//!   behind, or if its tenant holds more than an equal part of the rows while another tenant waits.
 //! - *Deadlines that cannot be met* are found with [`Scheduler::work_before`] and [`RateEstimator`].
 //!
 //! An admitted request holds a [`RunSlot`] until it ends or is preempted.
 
 mod budget;
 mod plan;
+mod preemption;
 mod rank;
 mod rate_estimator;
 mod row_status;
+mod stay;
 mod tenants;
 
 #[cfg(test)]
@@ -28,6 +28,7 @@ pub use rank::PRIORITIES;
 use rank::Rank;
 pub(crate) use rate_estimator::RateEstimator;
 pub(crate) use row_status::{FedSymbols, RowActivity, RowStatus, RunPermit};
+use stay::Stay;
 use std::{collections::VecDeque, sync::Arc};
 pub(crate) use tenants::{Demand, QueuedStatus};
 use tenants::{QueuePosition, Tenants, Waiting};
@@ -90,6 +91,18 @@ struct RunSlot {
     soon: usize,
     /// Minimum symbols that it feeds before it can end.
     min_symbols: usize,
+    /// True if it encodes its document: a preemption now would lose this work.
+    encoding: bool,
+    stay: Stay,
+}
+
+/// Why a request is preempted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PreemptionCause {
+    /// A step needs more memory than there is.
+    Memory,
+    /// A queued request takes its place.
+    Queue,
 }
 
 /// The scheduler of one model, over requests of any type.
@@ -150,7 +163,7 @@ impl<T> Scheduler<T> {
         }
         let position = self.new_position(priority);
         self.arrived += 1;
-        self.tenants.add(position, Waiting { request, demand, on_hold: false });
+        self.tenants.add(position, Waiting { request, demand, on_hold: false, lost: 0 });
         self.admit();
         Ok(())
     }
@@ -159,7 +172,7 @@ impl<T> Scheduler<T> {
     pub(crate) fn finish(&mut self, permit: RunPermit, fed: FedSymbols) {
         self.count_work(permit.0, fed);
         if let Some(slot) = self.release(&permit) {
-            self.tenants.leave(&slot.tenant);
+            self.tenants.leave(&slot.tenant, slot.rows, slot.held + slot.soon);
         }
         self.closed = false;
         self.admit();
@@ -167,13 +180,23 @@ impl<T> Scheduler<T> {
 
     /// Frees the slot of a running request and puts it at the front of its tenant's queue, with its remaining demand.
     /// If `on_hold`, [`poll_queue`](Self::poll_queue) must find it ready first. Returns the request if the permit has no slot.
-    pub(crate) fn preempt(&mut self, permit: RunPermit, request: T, demand: Demand, on_hold: bool) -> Result<(), T> {
+    pub(crate) fn preempt(
+        &mut self,
+        permit: RunPermit,
+        request: T,
+        demand: Demand,
+        on_hold: bool,
+        cause: PreemptionCause,
+    ) -> Result<(), T> {
         let Some(slot) = self.release(&permit) else { return Err(request) };
         let position = QueuePosition { is_new: false, rank: slot.rank };
-        self.tenants.add(position, Waiting { request, demand, on_hold });
-        self.tenants.leave(&slot.tenant);
+        let lost = if slot.encoding { slot.stay.work() } else { 0 };
+        self.tenants.add(position, Waiting { request, demand, on_hold, lost });
+        self.tenants.leave(&slot.tenant, slot.rows, slot.held + slot.soon);
         // a request on hold does not come back for the memory that it gave
-        self.closed |= !on_hold;
+        if !on_hold {
+            self.closed = cause == PreemptionCause::Memory;
+        }
         self.admit();
         Ok(())
     }
@@ -191,7 +214,11 @@ impl<T> Scheduler<T> {
             self.count_work(status.slot, status.fed);
             sum = sum.saturating_add(status.held);
             let Some(slot) = self.slots.get_mut(status.slot).and_then(Option::as_mut) else { continue };
-            self.bytes = self.bytes - (slot.held + slot.soon) + (status.held + status.soon);
+            let before = slot.held + slot.soon;
+            let after = status.held + status.soon;
+            self.bytes = self.bytes - before + after;
+            self.tenants.resize(&slot.tenant, before, after);
+            slot.encoding = matches!(status.activity, RowActivity::Encoding { .. });
             slot.held = status.held;
             slot.soon = status.soon;
             slot.min_symbols = match status.activity {
@@ -207,7 +234,9 @@ impl<T> Scheduler<T> {
     fn count_work(&mut self, slot: usize, fed: FedSymbols) {
         let work = fed.prompt as u64 + DECODE_WORK * fed.sampled as u64;
         self.clock += work + fed.recomputed as u64;
-        if let (1.., Some(Some(slot))) = (work, self.slots.get(slot)) {
+        let Some(Some(slot)) = self.slots.get_mut(slot) else { return };
+        slot.stay.count(work, fed.recomputed as u64);
+        if work > 0 {
             self.tenants.charge(&slot.tenant, work);
         }
     }
@@ -218,26 +247,13 @@ impl<T> Scheduler<T> {
         !self.closed && self.tenants.next().is_some_and(|demand| demand.rows <= free)
     }
 
-    /// Returns the index of the request to preempt when a step needs more memory than there is; `None` if it is the last.
-    pub(crate) fn memory_victim(&self, statuses: &[RowStatus]) -> Option<usize> {
-        if statuses.len() < 2 {
-            return None;
-        }
-        self.least_senior(statuses, |_| true)
-    }
-
-    /// Returns the index of a request to preempt for a queued one that has no slot: one whose client is behind.
-    pub(crate) fn preemption_victim(&mut self, statuses: &[RowStatus]) -> Option<usize> {
-        self.tenants.next()?;
-        self.least_senior(statuses, |activity| activity == RowActivity::Paused { preemptible: true })
-    }
-
     /// Returns a lower bound of the symbols that are fed before a new request is done, with its own. The requests that must
-    /// end before it gets a row are at least the shortest ones before it.
+    /// end before it gets a row are at least the shortest ones of its tenant before it. Other tenants may lose rows to it.
     pub(crate) fn work_before(&self, demand: &Demand, priority: i32) -> usize {
         let position = self.new_position(priority);
         let waiting = self.tenants.before(&demand.tenant, position).map(|demand| demand.uncached.max(1));
-        let running = self.slots.iter().flatten().map(|slot| slot.min_symbols);
+        let own = self.slots.iter().flatten().filter(|slot| slot.tenant == demand.tenant);
+        let running = own.map(|slot| slot.min_symbols);
         let mut before: Vec<usize> = waiting.chain(running).collect();
         before.sort_unstable();
         let ended = (before.len() + 1).saturating_sub(self.rules.rows);
@@ -304,7 +320,7 @@ impl<T> Scheduler<T> {
             if !self.fits(bytes, rows) {
                 break;
             }
-            let Some((position, Waiting { request, demand, .. })) = self.tenants.take() else { break };
+            let Some((position, Waiting { request, demand, lost, .. })) = self.tenants.take() else { break };
             self.turns += 1;
             let slot = RunSlot {
                 tenant: demand.tenant,
@@ -315,6 +331,8 @@ impl<T> Scheduler<T> {
                 held: bytes,
                 soon: 0,
                 min_symbols: demand.uncached.max(1),
+                encoding: false,
+                stay: Stay::new(lost),
             };
             let index = self.free.pop().unwrap_or_else(|| {
                 self.slots.push(None);
@@ -338,13 +356,5 @@ impl<T> Scheduler<T> {
         // the slots that shared pages are not known: until the next update no bytes count as shared
         self.shared_bytes = 0;
         Some(slot)
-    }
-
-    /// Returns the index of the least senior request whose activity passes `filter`; one whose client is behind first.
-    fn least_senior(&self, statuses: &[RowStatus], filter: impl Fn(RowActivity) -> bool) -> Option<usize> {
-        let rank = |status: &RowStatus| self.slots.get(status.slot)?.as_ref().map(|slot| slot.rank);
-        let paused = |status: &RowStatus| matches!(status.activity, RowActivity::Paused { .. });
-        let candidates = statuses.iter().enumerate().filter(|(_, status)| filter(status.activity));
-        candidates.max_by_key(|(_, status)| (paused(status), rank(status))).map(|(index, _)| index)
     }
 }

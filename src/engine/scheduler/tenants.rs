@@ -46,6 +46,8 @@ pub(super) struct Waiting<T> {
     pub(super) demand: Demand,
     /// True if it is not to be admitted for now.
     pub(super) on_hold: bool,
+    /// Work of its latest stay that it must do again; 0 if it keeps what it did.
+    pub(super) lost: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,7 +73,8 @@ pub(super) struct Tenants<T> {
     all: HashMap<Arc<str>, Tenant<T>>,
     /// Tenants with waiting requests, in the order of their turns.
     ring: VecDeque<Arc<str>>,
-    /// The tenant whose turn it is. It keeps the turn until its request is admitted, so no other request overtakes.
+    /// The tenant whose turn it is. It keeps the turn until its request is admitted, so no other request overtakes; or until
+    /// its running requests have overdrawn its balance and another waiting tenant has not.
     turn: Option<Arc<str>>,
     /// Initial balance of a tenant, and the work that it gets back at a time.
     quantum: i64,
@@ -89,8 +92,23 @@ struct Tenant<T> {
     waiting: BTreeMap<QueuePosition, Waiting<T>>,
     symbols: usize,
     running: usize,
+    /// Rows of its running requests.
+    rows: usize,
+    /// Bytes of its running requests.
+    bytes: usize,
     /// Work that it may do before others.
     balance: i64,
+}
+
+/// What a tenant has at present.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct TenantShare {
+    /// Rows of its running requests.
+    pub(super) rows: usize,
+    /// Bytes of its running requests.
+    pub(super) bytes: usize,
+    /// Work that it may do before others; negative if it has done more.
+    pub(super) balance: i64,
 }
 
 impl<T> Tenants<T> {
@@ -136,6 +154,8 @@ impl<T> Tenants<T> {
             waiting: BTreeMap::new(),
             symbols: 0,
             running: 0,
+            rows: 0,
+            bytes: 0,
             balance: self.quantum,
         });
         if tenant.waiting.is_empty() {
@@ -148,23 +168,58 @@ impl<T> Tenants<T> {
         self.recount();
     }
 
+    /// Returns what a tenant has at present.
+    pub(super) fn share_of(&self, name: &str) -> TenantShare {
+        let share =
+            |tenant: &Tenant<T>| TenantShare { rows: tenant.rows, bytes: tenant.bytes, balance: tenant.balance };
+        self.all.get(name).map(share).unwrap_or_default()
+    }
+
+    /// Returns the number of tenants with a request that runs or can be admitted.
+    pub(super) fn competing(&self) -> usize {
+        self.competing
+    }
+
+    /// Records that the running requests of a tenant need `after` bytes instead of `before`.
+    pub(super) fn resize(&mut self, name: &str, before: usize, after: usize) {
+        if let Some(tenant) = self.all.get_mut(name) {
+            tenant.bytes = tenant.bytes - before + after;
+        }
+    }
+
     /// Returns the demand of the request whose turn it is.
     pub(super) fn next(&mut self) -> Option<&Demand> {
-        let waits = |name: &Arc<str>| self.all.get(name).is_some_and(|tenant| tenant.first().is_some());
-        let name = self.turn.take().filter(waits).or_else(|| self.choose())?;
+        let name = self.turn.take().filter(|name| self.keeps_turn(name)).or_else(|| self.choose())?;
         let tenant = self.all.get(&name)?;
         self.turn = Some(name);
         tenant.first().map(|(_, waiting)| &waiting.demand)
+    }
+
+    /// Returns the first demand of each tenant that may run, in the order of their turns.
+    pub(super) fn next_demands(&self) -> impl Iterator<Item = &Demand> {
+        let others = self.ring.iter().filter(|name| self.turn.as_ref() != Some(name));
+        let tenants = self.turn.iter().chain(others).filter_map(|name| self.all.get(name));
+        let can_run = tenants.filter(|tenant| tenant.can_run());
+        can_run.filter_map(|tenant| tenant.first().map(|(_, waiting)| &waiting.demand))
+    }
+
+    /// Makes the next turn that of a tenant.
+    pub(super) fn give_turn(&mut self, name: Arc<str>) {
+        self.turn = Some(name);
     }
 
     /// Removes the request whose turn it is, and counts it as running.
     pub(super) fn take(&mut self) -> Option<(QueuePosition, Waiting<T>)> {
         self.next()?;
         let name = self.turn.take()?;
-        let tenant = self.all.get_mut(&name)?;
+        let tenant = self.all.get(&name)?;
         let position = tenant.first().map(|(position, _)| *position)?;
-        tenant.running += 1;
         let waiting = self.remove(&name, position)?;
+        if let Some(tenant) = self.all.get_mut(&name) {
+            tenant.running += 1;
+            tenant.rows += waiting.demand.rows;
+            tenant.bytes += waiting.demand.bytes;
+        }
         // the next turn is another tenant's
         if let Some(index) = self.ring.iter().position(|other| *other == name) {
             self.ring.remove(index);
@@ -191,10 +246,12 @@ impl<T> Tenants<T> {
         }
     }
 
-    /// Records that a running request of the tenant runs no longer.
-    pub(super) fn leave(&mut self, name: &str) {
+    /// Records that a running request of the tenant runs no longer, and what it held.
+    pub(super) fn leave(&mut self, name: &str, rows: usize, bytes: usize) {
         if let Some(tenant) = self.all.get_mut(name) {
             tenant.running -= 1;
+            tenant.rows -= rows;
+            tenant.bytes -= bytes;
         }
         self.forget(name);
     }
@@ -227,6 +284,12 @@ impl<T> Tenants<T> {
         all.into_values().flat_map(|tenant| tenant.waiting.into_values()).map(|waiting| waiting.request)
     }
 
+    fn keeps_turn(&self, name: &Arc<str>) -> bool {
+        let Some(tenant) = self.all.get(name).filter(|tenant| tenant.first().is_some()) else { return false };
+        let can_run = |other: &Arc<str>| self.all.get(other).is_some_and(Tenant::can_run);
+        tenant.balance > 0 || !self.ring.iter().any(can_run)
+    }
+
     /// Returns the ring's first tenant with a request to admit and a positive balance. If none is positive, pays all first.
     fn choose(&mut self) -> Option<Arc<str>> {
         let waits = |name: &&Arc<str>| self.all.get(*name).is_some_and(|tenant| tenant.first().is_some());
@@ -234,8 +297,7 @@ impl<T> Tenants<T> {
         if best <= 0 {
             self.pay(best.saturating_neg() / self.quantum + 1);
         }
-        let can_run =
-            |name: &&Arc<str>| self.all.get(*name).is_some_and(|tenant| tenant.balance > 0 && tenant.first().is_some());
+        let can_run = |name: &&Arc<str>| self.all.get(*name).is_some_and(Tenant::can_run);
         self.ring.iter().find(can_run).cloned()
     }
 
@@ -289,6 +351,11 @@ impl<T> Tenants<T> {
 impl<T> Tenant<T> {
     fn is_present(&self) -> bool {
         self.running > 0 || !self.waiting.is_empty()
+    }
+
+    /// Returns true if it has a request to admit and a positive balance.
+    fn can_run(&self) -> bool {
+        self.balance > 0 && self.first().is_some()
     }
 
     /// Returns the first waiting request that is not on hold.

@@ -1,6 +1,10 @@
-//! Priorities, the limit of queued prompts, and clients that do not read.
+//! Priorities, the limit of queued prompts, long requests of one tenant, and clients that do not read.
 
-use super::*;
+use super::{
+    tls_and_keys::{ALICE, BOB, bearing, with_keys},
+    *,
+};
+use tokio::task::JoinSet;
 use tonic::Code;
 
 fn of_priority(priority: i32) -> GenerateRequest {
@@ -79,4 +83,54 @@ async fn a_client_that_does_not_read_is_cut_off() {
         }
     };
     assert_eq!((status.code(), reason(&status).as_str()), (Code::ResourceExhausted, "STALLED"));
+}
+
+/// Lets one tenant fill all rows and the queue with `request`, a long one, and checks that a short request of another tenant
+/// ends before any of them. The model is slow, so that each long one takes at least nine seconds.
+async fn long_requests_of_one_tenant_delay_no_other<R>(long_call: impl Fn(GenerationClient<Channel>) -> R)
+where
+    R: Future<Output = Result<(), Status>> + Send + 'static,
+{
+    const ROWS: usize = 2;
+    let limits = Limits { rows: ROWS, cache_bytes: 1 << 20, ..Limits::default() };
+    let server = with_keys(limits).await;
+    server.model.slow(Duration::from_millis(5));
+    let mut long_calls = JoinSet::new();
+    for _ in 0..8 {
+        long_calls.spawn(long_call(server.generation()));
+    }
+    eventually("alice has all rows and waits", || server.engine.load().queued == 6).await;
+    for _ in 0..3 {
+        let request = bearing(long("b", 4), &[BOB]);
+        let stream = server.generation().generate(request).await.unwrap().into_inner();
+        assert_eq!(read(stream).await.unwrap().text().len(), 4);
+        assert!(long_calls.try_join_next().is_none(), "bob's requests wait for alice's");
+    }
+    eventually("alice has all rows again", || {
+        let load = server.engine.load();
+        (load.running, load.queued) == (ROWS, 6)
+    })
+    .await;
+    long_calls.shutdown().await;
+    server.at_rest().await;
+}
+
+#[tokio::test]
+async fn long_generations_of_one_tenant_delay_no_other() {
+    long_requests_of_one_tenant_delay_no_other(|mut client| async move {
+        read(client.generate(bearing(long("a", 1900), &[ALICE])).await?.into_inner()).await.map(drop)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn long_scores_of_one_tenant_delay_no_other() {
+    long_requests_of_one_tenant_delay_no_other(|mut client| async move {
+        let windows = Some(v1::Windows { length: 500, stride: 1 });
+        let request = v1::ScoreRequest { text: "ab ".repeat(3000), windows, ..Default::default() };
+        let mut stream = client.score(bearing(request, &[ALICE])).await?.into_inner();
+        while stream.message().await?.is_some() {}
+        Ok(())
+    })
+    .await;
 }

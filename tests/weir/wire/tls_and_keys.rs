@@ -17,7 +17,9 @@ use weir::{
 use weir_proto::v1::{self, generate_response::Event, models_client::ModelsClient};
 
 const MODELS: [(&str, Kind); 1] = [("fake", Kind::Pooled)];
-const ALICE: &str = "a-key-that-alice-has";
+/// The header of the tenant alice, and that of bob.
+pub(super) const ALICE: &str = "Bearer a-key-that-alice-has";
+pub(super) const BOB: &str = "Bearer another-key-that-bob-has";
 
 async fn behind(access: Access, certificates: &Certificates, shown: Option<&Certificates>) -> Server {
     let config = TransportConfig { access, ..TransportConfig::default() };
@@ -105,14 +107,14 @@ fn certificate_errors_are_reported() {
     assert!(tls(TlsFiles { cert: Some(&cert), key: Some(&key), client_ca: Some(&ca) }).is_ok());
 }
 
-async fn with_keys(limits: Limits) -> Server {
-    let keys = Keys::parse(&format!("alice:{ALICE}\nbob:another-key-that-bob-has")).unwrap();
+pub(super) async fn with_keys(limits: Limits) -> Server {
+    let keys = Keys::parse("alice:a-key-that-alice-has\nbob:another-key-that-bob-has").unwrap();
     let access = Access { keys: Some(Arc::new(keys)), ..Access::default() };
     Server::with(limits, TransportConfig { access, ..TransportConfig::default() }, &MODELS).await
 }
 
 /// Returns a request with these `authorization` values.
-fn bearing<T>(message: T, values: &[&str]) -> Request<T> {
+pub(super) fn bearing<T>(message: T, values: &[&str]) -> Request<T> {
     let mut request = Request::new(message);
     for value in values {
         request.metadata_mut().append("authorization", MetadataValue::try_from(*value).unwrap());
@@ -123,17 +125,16 @@ fn bearing<T>(message: T, values: &[&str]) -> Request<T> {
 #[tokio::test]
 async fn api_keys_can_be_required() {
     let server = with_keys(Limits::default()).await;
-    let bearer = format!("Bearer {ALICE}");
     let wrong: [&[&str]; 9] = [
         &[],
         &[""],
         &["Bearer "],
-        &[ALICE],
+        &["a-key-that-alice-has"],
         &["Bearer a-key-that-alice-hat"],
         &["Bearer a-key-that-alice-has-not"],
         &["Bearer  a-key-that-alice-has"],
         &["Basic a-key-that-alice-has"],
-        &[&bearer, &bearer],
+        &[ALICE, ALICE],
     ];
     for values in wrong {
         let status = server.generation().generate(bearing(prompt("a"), values)).await.map(drop).unwrap_err();
@@ -144,7 +145,7 @@ async fn api_keys_can_be_required() {
         assert_eq!(status.code(), Code::Unauthenticated, "{values:?}");
     }
     server.at_rest().await;
-    for right in [bearer.as_str(), "bearer a-key-that-alice-has", "Bearer another-key-that-bob-has"] {
+    for right in [ALICE, "bearer a-key-that-alice-has", BOB] {
         let request = bearing(v1::SegmentRequest { text: "ab c".into(), ..Default::default() }, &[right]);
         server.generation().segment(request).await.unwrap();
     }
@@ -154,17 +155,15 @@ async fn api_keys_can_be_required() {
 #[tokio::test]
 async fn each_key_owner_is_a_tenant() {
     let server = with_keys(Limits { rows: 1, queue: 8, cache_bytes: 1 << 20, ..Limits::default() }).await;
-    let alice = format!("Bearer {ALICE}");
-    let bob = "Bearer another-key-that-bob-has";
     let ask = async |key: &str, prompt: &str| {
         let stream = server.generation().generate(bearing(long(prompt, 3), &[key])).await?.into_inner();
         read(stream).await
     };
     let cached = async |key: &str| ask(key, "ab cd ab e").await.unwrap().started.cached_chars;
-    assert_eq!(cached(&alice).await, 0);
-    assert!(cached(&alice).await > 0);
-    assert_eq!(cached(bob).await, 0, "the cached prompt belongs to alice");
-    assert!(cached(bob).await > 0);
+    assert_eq!(cached(ALICE).await, 0);
+    assert!(cached(ALICE).await > 0);
+    assert_eq!(cached(BOB).await, 0, "the cached prompt belongs to alice");
+    assert!(cached(BOB).await > 0);
 
     server.model.hold();
     let call = |key: &str| {
@@ -172,14 +171,14 @@ async fn each_key_owner_is_a_tenant() {
         let request = bearing(long("a", 3), &[key]);
         async move { client.generate(request).await }
     };
-    let mut taken = vec![call(&alice).await.unwrap()];
+    let mut taken = vec![call(ALICE).await.unwrap()];
     eventually("it runs", || server.engine.load().running == 1).await;
     for _ in 0..7 {
-        taken.push(call(&alice).await.unwrap());
+        taken.push(call(ALICE).await.unwrap());
     }
-    let status = call(&alice).await.map(drop).unwrap_err();
+    let status = call(ALICE).await.map(drop).unwrap_err();
     assert_eq!((status.code(), reason(&status).as_str()), (Code::ResourceExhausted, "QUEUE_FULL"), "{status:?}");
-    taken.push(call(bob).await.unwrap());
+    taken.push(call(BOB).await.unwrap());
     server.model.release();
     for stream in taken {
         read(stream.into_inner()).await.unwrap();

@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn guarantees_hold_in_storms() {
-    let mut totals = [0; 4];
+    let mut totals = [0; 5];
     for seed in 0..30 {
         let mut die = Die(seed);
         // from one request at a time to memory for little more than the longest request
@@ -16,7 +16,7 @@ fn guarantees_hold_in_storms() {
         (0..4000).for_each(|_| storm.operate());
         storm.drain();
         assert!(storm.waited.values().all(|&waited| waited <= storm.longest_wait()), "{:?}", storm.waited);
-        let counts = [storm.finished.len(), storm.cancelled.len(), storm.rejected, storm.preemptions];
+        let counts = [storm.finished.len(), storm.cancelled.len(), storm.rejected, storm.preemptions, storm.yielded];
         totals.iter_mut().zip(counts).for_each(|(total, count)| *total += count);
     }
     assert!(totals.iter().all(|&total| total > 1000), "a storm without events: {totals:?}");

@@ -10,6 +10,8 @@ const PAGE_BYTES: usize = 8;
 pub(super) const MARGIN: usize = 6;
 /// Maximum symbols of a prompt and of an answer.
 pub(super) const MAX_SYMBOLS: usize = 24;
+/// Maximum symbols of a long answer.
+pub(super) const LONG_ANSWER: usize = 10 * MAX_SYMBOLS;
 /// Maximum blocks of a document.
 pub(super) const MAX_BLOCKS: usize = 5;
 /// Symbols that a block counts as: more than the chunk of some storms.
@@ -43,6 +45,8 @@ pub(super) struct SimRequest {
     pub(super) answer: usize,
     /// Symbols that were sampled.
     pub(super) sampled: usize,
+    /// Symbols of a window, if the text is fed in windows, of which only the last is fed again after a preemption.
+    pub(super) window: Option<usize>,
     /// Symbols that were fed at least once. After a preemption they are fed again.
     pub(super) reached: usize,
     /// True if its client is behind.
@@ -68,6 +72,11 @@ impl SimRequest {
 
     pub(super) fn max_bytes(&self) -> usize {
         self.bytes(self.blocks, self.max_symbols())
+    }
+
+    /// Returns the symbols that need not be fed again when it gets its rows.
+    pub(super) fn kept(&self) -> usize {
+        self.window.map_or(0, |window| self.reached.saturating_sub(window))
     }
 
     pub(super) fn demand(&self) -> Demand {

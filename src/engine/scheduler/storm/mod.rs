@@ -2,9 +2,10 @@
 
 mod guarantees;
 mod job;
+mod long_requests;
 
 use super::*;
-use job::{BLOCK_SYMBOLS, Die, MAX_BLOCKS, MAX_SYMBOLS, SimRequest, SimRun, bytes_for};
+use job::{BLOCK_SYMBOLS, Die, LONG_ANSWER, MAX_BLOCKS, MAX_SYMBOLS, SimRequest, SimRun, bytes_for};
 use std::collections::{BTreeMap, HashSet};
 
 struct SchedulerStorm {
@@ -23,6 +24,8 @@ struct SchedulerStorm {
     /// The longest wait of a request of a tenant, in work done.
     waited: BTreeMap<Arc<str>, u64>,
     preemptions: usize,
+    /// Preemptions for another tenant.
+    yielded: usize,
 }
 
 impl SchedulerStorm {
@@ -40,13 +43,16 @@ impl SchedulerStorm {
             done: BTreeMap::new(),
             waited: BTreeMap::new(),
             preemptions: 0,
+            yielded: 0,
         }
     }
 
     fn random_request(&mut self) -> SimRequest {
         let tenant = ["", "a", "b", "c"][self.die.roll(4)];
         let prompt = 1 + self.die.roll(MAX_SYMBOLS);
-        let answer = 1 + self.die.roll(MAX_SYMBOLS);
+        // some are far longer than others, as far as there is memory
+        let longest = [MAX_SYMBOLS, MAX_SYMBOLS, MAX_SYMBOLS, LONG_ANSWER][self.die.roll(4)];
+        let answer = 1 + self.die.roll(longest);
         let priority = [0, 0, 0, 7, -8][self.die.roll(5)];
         let request = self.request(tenant, priority, prompt, answer);
         if self.die.roll(3) > 0 {
@@ -68,6 +74,7 @@ impl SchedulerStorm {
             prompt,
             answer,
             sampled: 0,
+            window: None,
             reached: 0,
             paused: false,
             cancelled: false,
@@ -123,9 +130,10 @@ impl SchedulerStorm {
         }
         let mut statuses = self.update_rows();
         self.admit();
-        if let Some(index) = self.scheduler.preemption_victim(&statuses) {
-            assert!(self.runs[index].request.paused);
-            self.preempt(index);
+        while let Some(index) = self.scheduler.preemption_victim(&statuses) {
+            self.check_yielding(index);
+            self.preempt(index, PreemptionCause::Queue);
+            statuses = self.update_rows();
             self.admit();
         }
         let mut feeds = Vec::new();
@@ -140,7 +148,7 @@ impl SchedulerStorm {
             }
             let index = self.scheduler.memory_victim(&statuses).expect("the last request always fits");
             self.check_victim(index);
-            self.preempt(index);
+            self.preempt(index, PreemptionCause::Memory);
         }
         self.check_plan(&statuses, &feeds);
         self.step(&feeds);
@@ -174,7 +182,8 @@ impl SchedulerStorm {
                 let longest = self.waited.entry(Arc::clone(&request.tenant)).or_default();
                 *longest = (self.clock - arrived).max(*longest);
             }
-            self.runs.push(SimRun { request, permit, encoded: 0, fed: 0, busy: 0, work: FedSymbols::default() });
+            let fed = request.kept();
+            self.runs.push(SimRun { request, permit, encoded: 0, fed, busy: 0, work: FedSymbols::default() });
         }
     }
 
@@ -183,31 +192,57 @@ impl SchedulerStorm {
     /// and overdraw it once.
     fn longest_wait(&self) -> u64 {
         let Rules { rows, queue, age, quantum, .. } = self.rules;
-        let request = (1 + 3 * DECODE_WORK) * MAX_SYMBOLS as u64;
+        let request = MAX_SYMBOLS as u64 + 3 * DECODE_WORK * LONG_ANSWER as u64;
         let before = (queue + rows) as u64 * (request + quantum) + 15 * age;
         4 * (before + rows as u64 * request)
     }
 
-    fn preempt(&mut self, index: usize) {
+    fn preempt(&mut self, index: usize, cause: PreemptionCause) {
         let SimRun { request, permit, .. } = self.runs.swap_remove(index);
         let demand = request.demand();
         let on_hold = request.paused;
-        assert!(self.scheduler.preempt(permit, request, demand, on_hold).is_ok());
+        assert!(self.scheduler.preempt(permit, request, demand, on_hold, cause).is_ok());
         self.preemptions += 1;
+        self.yielded += usize::from(cause == PreemptionCause::Queue && !on_hold);
     }
 
     fn held(&self) -> usize {
         self.runs.iter().map(SimRun::bytes).sum()
     }
 
-    /// Checks that a request is preempted only if no paused one runs, and only the least senior one.
+    fn slot(&self, run: &SimRun) -> &RunSlot {
+        self.scheduler.slots[run.permit.0].as_ref().unwrap()
+    }
+
+    /// Checks that a request is preempted for memory only if no paused one runs, and only the least senior one: of all, or
+    /// of a tenant that holds more than an equal part of the memory.
     fn check_victim(&self, victim: usize) {
-        let rank = |run: &SimRun| self.scheduler.slots[run.permit.0].as_ref().unwrap().rank;
         let run = &self.runs[victim];
-        if !run.request.paused {
-            assert!(self.runs.iter().all(|other| !other.request.paused || other.busy > 0));
-            assert!(self.runs.iter().all(|other| rank(other) <= rank(run)));
+        if run.request.paused {
+            return;
         }
+        assert!(self.runs.iter().all(|other| !other.request.paused || other.busy > 0));
+        let held = |tenant: &Arc<str>| {
+            let own = self.runs.iter().map(|run| self.slot(run)).filter(|slot| slot.tenant == *tenant);
+            own.map(|slot| slot.held + slot.soon).sum::<usize>()
+        };
+        if held(&run.request.tenant) * self.scheduler.tenants.competing() <= self.rules.bytes {
+            assert!(self.runs.iter().all(|other| self.slot(other).rank <= self.slot(run).rank));
+        }
+    }
+
+    /// Checks that a request yields its place only if its client is behind, or if its tenant has more than its part and
+    /// another one waits.
+    fn check_yielding(&self, victim: usize) {
+        let request = &self.runs[victim].request;
+        if request.paused {
+            return;
+        }
+        let tenants = &self.scheduler.tenants;
+        let share = tenants.share_of(&request.tenant);
+        let rows = share.rows * tenants.competing() > self.rules.rows;
+        let bytes = share.bytes * tenants.competing() > self.rules.bytes;
+        assert!((rows || bytes) && share.balance <= 0, "{share:?}");
     }
 
     fn check_plan(&self, statuses: &[RowStatus], feeds: &[Feed]) {

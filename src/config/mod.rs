@@ -5,6 +5,7 @@ mod admin_token;
 mod allowed_names;
 mod api_keys;
 mod checks;
+mod credentials;
 pub mod file;
 mod secret_file;
 mod tls;
@@ -13,6 +14,7 @@ pub use admin_token::AdminToken;
 pub use allowed_names::AllowedNames;
 pub use api_keys::Keys;
 pub use checks::{Checks, Origins, parse_bytes, parse_switch};
+pub use credentials::{CredentialFiles, Credentials, LiveCredentials};
 pub use tls::{Tls, TlsFiles};
 
 use crate::{engine::Limits, family::load};
@@ -27,6 +29,8 @@ pub struct ServeConfig {
     pub http_listen: Option<SocketAddr>,
     /// Names of the models and the folders of their checkpoints.
     pub checkpoints: Vec<(String, PathBuf)>,
+    /// The files from which [`Access::credentials`] were read.
+    pub credential_files: CredentialFiles,
     /// Settings for loading each model.
     pub model: load::Settings,
     /// Each engine's limits.
@@ -128,12 +132,16 @@ pub struct TransportConfig {
 /// Access control. The default lets every client connect and call.
 #[derive(Debug, Clone, Default)]
 pub struct Access {
-    /// Encryption and required client certificates.
-    pub tls: Option<Tls>,
-    /// API keys, of which each call must carry one.
-    pub keys: Option<Arc<Keys>>,
+    /// Certificates and API keys. Whether a server has them is fixed when it starts; their contents may change.
+    pub credentials: LiveCredentials,
     /// Host names and origins that HTTP requests may carry.
     pub allowed: Arc<AllowedNames>,
+}
+
+impl From<Credentials> for Access {
+    fn from(credentials: Credentials) -> Self {
+        Self { credentials: credentials.into(), ..Self::default() }
+    }
 }
 
 impl Default for TransportConfig {

@@ -8,11 +8,16 @@ const FILE_BYTES: u64 = 1 << 20;
 
 /// Reads a file of at most [`FILE_BYTES`] bytes.
 pub(super) fn read(path: &Path) -> Result<Vec<u8>, String> {
+    read_up_to(FILE_BYTES, path)
+}
+
+/// Reads a file of at most `limit` bytes.
+pub(super) fn read_up_to(limit: u64, path: &Path) -> Result<Vec<u8>, String> {
     let file = std::fs::File::open(path).map_err(|error| error.to_string())?;
     let mut bytes = Vec::new();
-    file.take(FILE_BYTES + 1).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
-    if bytes.len() as u64 > FILE_BYTES {
-        let error = Error::LongerThan { field: "the file", limit: FILE_BYTES as usize, unit: "bytes", why: None };
+    file.take(limit + 1).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
+    if bytes.len() as u64 > limit {
+        let error = Error::LongerThan { field: "the file", limit: limit as usize, unit: "bytes", why: None };
         return Err(error.to_string());
     }
     Ok(bytes)

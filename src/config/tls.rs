@@ -4,38 +4,69 @@ use super::{
     checks::Checks,
     secret_file::{self, warn_if_open},
 };
-use std::{fmt, path::Path, sync::Arc};
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 use tokio_rustls::rustls::{
     RootCertStore, ServerConfig,
-    crypto::ring,
+    crypto::{CryptoProvider, ring},
     pki_types::{
-        CertificateDer, PrivateKeyDer,
+        CertificateDer, CertificateRevocationListDer, PrivateKeyDer,
         pem::{self, PemObject},
     },
-    server::WebPkiClientVerifier,
+    server::{VerifierBuilderError, WebPkiClientVerifier, danger::ClientCertVerifier},
 };
+
+/// Maximum bytes of the revocation lists: those of a large authority have a hundred thousand entries.
+const REVOCATION_LIST_BYTES: u64 = 16 << 20;
 
 /// Encryption of connections, and the client certificates that they require.
 #[derive(Clone)]
-pub struct Tls(Arc<ServerConfig>);
+pub struct Tls {
+    http2: Arc<ServerConfig>,
+    http1: Arc<ServerConfig>,
+}
 
 /// Files of the TLS settings.
-#[derive(Debug, Clone, Copy)]
-pub struct TlsFiles<'a> {
+#[derive(Debug, Clone, Default)]
+pub struct TlsFiles {
     /// The server's certificate, then the intermediate certificates up to the authority that clients trust.
-    pub cert: Option<&'a Path>,
+    pub cert: Option<PathBuf>,
     /// The certificate's private key.
-    pub key: Option<&'a Path>,
+    pub key: Option<PathBuf>,
     /// Authorities that sign client certificates; `None` if clients need no certificate.
-    pub client_ca: Option<&'a Path>,
+    pub client_ca: Option<PathBuf>,
+    /// Certificate revocation lists of these authorities; `None` if no client certificate is revoked.
+    pub client_crl: Option<PathBuf>,
+}
+
+/// The client certificates that connections require.
+struct ClientCertificates {
+    authorities: RootCertStore,
+    /// Empty if no certificate is revoked.
+    revoked: Vec<CertificateRevocationListDer<'static>>,
 }
 
 impl Tls {
-    /// Returns the configuration of the TLS library for connections of one ALPN protocol.
-    pub fn config(&self, protocol: &[u8]) -> Arc<ServerConfig> {
-        let mut config = ServerConfig::clone(&self.0);
-        config.alpn_protocols = vec![protocol.to_vec()];
-        Arc::new(config)
+    fn new(config: &ServerConfig) -> Self {
+        let speaking = |protocol: &[u8]| {
+            let mut config = config.clone();
+            config.alpn_protocols = vec![protocol.to_vec()];
+            Arc::new(config)
+        };
+        Self { http2: speaking(b"h2"), http1: speaking(b"http/1.1") }
+    }
+
+    /// Returns the configuration of the TLS library for connections of HTTP/2.
+    pub fn http2(&self) -> Arc<ServerConfig> {
+        Arc::clone(&self.http2)
+    }
+
+    /// Returns the configuration of the TLS library for connections of HTTP/1.1.
+    pub fn http1(&self) -> Arc<ServerConfig> {
+        Arc::clone(&self.http1)
     }
 }
 
@@ -55,22 +86,31 @@ struct TlsProblem<'a> {
 
 impl Checks {
     /// Reads certificates and key from `files`. Returns `None` without a certificate or key, or if a file is invalid.
-    pub fn tls(&mut self, files: TlsFiles<'_>) -> Option<Tls> {
+    pub fn tls(&mut self, files: &TlsFiles) -> Option<Tls> {
         // checks all files, so that all problems are reported
-        let chain = files.cert.map(|file| self.record(certificates("--tls-cert", file)));
-        let key = files.key.map(|file| {
+        let chain = files.cert.as_deref().map(|file| self.record(certificates("--tls-cert", file)));
+        let key = files.key.as_deref().map(|file| {
             warn_if_open(file);
             self.record(private_key(file))
         });
-        let roots = files.client_ca.map(|file| self.record(roots(file)));
+        let authorities = files.client_ca.as_deref().map(|file| self.record(roots(file)));
+        let revoked = files.client_crl.as_deref().map(|file| self.record(revocation_lists(file)));
         let chain = chain.flatten()?;
         let key = key.flatten()?;
-        let cert = files.cert?;
-        let roots = roots.map_or(Some(None), |roots| roots.map(Some))?;
-        self.record(server_config(chain, key, roots).map_err(|(flag, why)| {
-            let file = if flag == "--tls-cert" { cert } else { files.client_ca.unwrap_or(cert) };
-            TlsProblem { flag, file, why }
-        }))
+        let revoked = revoked.map_or(Some(Vec::new()), |lists| lists)?;
+        let clients = match authorities {
+            None => None,
+            Some(authorities) => Some(ClientCertificates { authorities: authorities?, revoked }),
+        };
+        let config = server_config(chain, key, clients).map_err(|(flag, why)| {
+            let file = match flag {
+                "--tls-client-ca" => &files.client_ca,
+                "--tls-client-crl" => &files.client_crl,
+                _ => &files.cert,
+            };
+            TlsProblem { flag, file: file.as_deref().unwrap_or(Path::new("")), why }
+        });
+        self.record(config)
     }
 
     fn record<T>(&mut self, result: Result<T, TlsProblem<'_>>) -> Option<T> {
@@ -122,23 +162,48 @@ fn roots(file: &Path) -> Result<RootCertStore, TlsProblem<'_>> {
     Ok(roots)
 }
 
+fn revocation_lists(file: &Path) -> Result<Vec<CertificateRevocationListDer<'static>>, TlsProblem<'_>> {
+    let problem = |why| TlsProblem { flag: "--tls-client-crl", file, why };
+    let bytes = secret_file::read_up_to(REVOCATION_LIST_BYTES, file).map_err(problem)?;
+    let lists: Result<Vec<_>, _> = CertificateRevocationListDer::pem_slice_iter(&bytes).collect();
+    let lists = lists.map_err(|error| problem(describe(&error)))?;
+    match lists.is_empty() {
+        true => Err(problem("expected PEM with a certificate revocation list, found none".into())),
+        false => Ok(lists),
+    }
+}
+
 fn server_config(
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
-    roots: Option<RootCertStore>,
+    clients: Option<ClientCertificates>,
 ) -> Result<Tls, (&'static str, String)> {
     let provider = Arc::new(ring::default_provider());
     let builder = ServerConfig::builder_with_provider(Arc::clone(&provider)).with_safe_default_protocol_versions();
     let builder = builder.map_err(|error| ("--tls-cert", error.to_string()))?;
-    let builder = match roots {
+    let builder = match clients {
         None => builder.with_no_client_auth(),
-        Some(roots) => {
-            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build();
-            builder.with_client_cert_verifier(verifier.map_err(|error| ("--tls-client-ca", error.to_string()))?)
-        }
+        Some(clients) => builder.with_client_cert_verifier(verifier(clients, provider)?),
     };
     let with_key = builder.with_single_cert(chain, key);
     let config = with_key
         .map_err(|error| ("--tls-cert", format!("the certificate does not match the key of --tls-key: {error}")))?;
-    Ok(Tls(Arc::new(config)))
+    Ok(Tls::new(&config))
+}
+
+/// Returns the check of client certificates. With revocation lists it refuses a certificate unless a valid list of its authority
+/// omits it, so that a list that is missing or too old does not admit revoked certificates.
+fn verifier(
+    clients: ClientCertificates,
+    provider: Arc<CryptoProvider>,
+) -> Result<Arc<dyn ClientCertVerifier>, (&'static str, String)> {
+    let builder = WebPkiClientVerifier::builder_with_provider(Arc::new(clients.authorities), provider);
+    let builder = builder.with_crls(clients.revoked).enforce_revocation_expiration();
+    builder.build().map_err(|error| {
+        let flag = match error {
+            VerifierBuilderError::InvalidCrl(_) => "--tls-client-crl",
+            _ => "--tls-client-ca",
+        };
+        (flag, error.to_string())
+    })
 }

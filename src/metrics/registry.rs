@@ -17,6 +17,9 @@ use std::{
     sync::{Arc, Mutex, OnceLock, atomic::Ordering},
 };
 
+/// Values of the label of reloads. Both series exist from the start, so that a first failure is an increase.
+const RELOAD_RESULTS: [&str; 2] = ["success", "failure"];
+
 /// All metrics of a process.
 pub struct Metrics {
     registry: Registry,
@@ -24,6 +27,8 @@ pub struct Metrics {
     /// Answered calls, by service, method and code.
     calls: Family<Labels, Counter>,
     models: Mutex<BTreeMap<String, Arc<Series>>>,
+    /// Reloads of certificates and keys, by result.
+    credential_reloads: Family<Labels, Counter>,
     /// Log lines that were dropped.
     dropped_log_lines: Counter,
     /// Returns the present number of dropped log lines, if the process counts them.
@@ -36,12 +41,26 @@ impl Default for Metrics {
         let families = Families::register(&mut registry);
         let calls = Family::default();
         registry.register(weir!("grpc_calls"), "Answered calls, by service, method and status code", calls.clone());
+        let credential_reloads = Family::default();
+        let help = "Reloads of certificates and keys, by result";
+        registry.register(weir!("credential_reloads"), help, credential_reloads.clone());
+        for result in RELOAD_RESULTS {
+            drop(credential_reloads.get_or_create(&vec![("result", result.to_owned())]));
+        }
         let dropped_log_lines = Counter::default();
         registry.register(weir!("log_lines_dropped"), "Log lines that could not be written", dropped_log_lines.clone());
         let version = [("version", env!("CARGO_PKG_VERSION"))];
         registry.register(weir!("build"), "The server's version", Info::new(version));
         let models = Mutex::default();
-        Self { registry, families, calls, models, dropped_log_lines, count_dropped: OnceLock::new() }
+        Self {
+            registry,
+            families,
+            calls,
+            credential_reloads,
+            models,
+            dropped_log_lines,
+            count_dropped: OnceLock::new(),
+        }
     }
 }
 
@@ -63,6 +82,13 @@ impl Metrics {
     pub fn count_call(&self, service: &'static str, method: &'static str, code: &'static str) {
         let labels = [("service", service), ("method", method), ("code", code)];
         self.calls.get_or_create(&labels.map(|(key, value)| (key, value.to_owned())).into()).inc();
+    }
+
+    /// Counts a reload of certificates and keys.
+    pub fn count_credential_reload(&self, success: bool) {
+        let [succeeded, failed] = RELOAD_RESULTS;
+        let result = if success { succeeded } else { failed };
+        self.credential_reloads.get_or_create(&vec![("result", result.to_owned())]).inc();
     }
 
     /// Reports dropped log lines, of which `count` returns the number so far. Only the first call has an effect.

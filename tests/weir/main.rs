@@ -26,6 +26,7 @@ mod naive_hourglass;
 mod operations;
 mod process;
 mod pyramidion;
+mod reload_signal;
 mod serve_process;
 mod settings;
 mod summaries;

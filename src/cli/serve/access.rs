@@ -1,6 +1,6 @@
 //! TLS, API keys, and names of the server.
 
-use crate::config::{Access, Checks, TlsFiles};
+use crate::config::{Access, Checks, CredentialFiles, TlsFiles};
 use std::{path::PathBuf, sync::Arc};
 
 /// Flags of TLS, API keys, and names of the server.
@@ -15,6 +15,10 @@ pub(super) struct AccessArgs {
     /// PEM file with the authorities that may sign client certificates. Default: clients need no certificate.
     #[arg(long, value_name = "FILE", env = "WEIR_TLS_CLIENT_CA")]
     tls_client_ca: Option<PathBuf>,
+    /// PEM file with certificate revocation lists, one of each authority that signs client certificates. Requires --tls-client-ca.
+    /// Default: no certificate is revoked.
+    #[arg(long, value_name = "FILE", env = "WEIR_TLS_CLIENT_CRL")]
+    tls_client_crl: Option<PathBuf>,
     /// File with API keys, one `name:key` or `name:sha256:DIGEST` per line. Every call except health and reflection must then
     /// send one of them as `authorization: Bearer KEY`.
     #[arg(long, value_name = "FILE", env = "WEIR_API_KEYS")]
@@ -31,19 +35,32 @@ pub(super) struct AccessArgs {
 }
 
 impl AccessArgs {
+    /// Returns the files of certificates and keys.
+    pub(super) fn files(&self) -> CredentialFiles {
+        let tls = TlsFiles {
+            cert: self.tls_cert.clone(),
+            key: self.tls_key.clone(),
+            client_ca: self.tls_client_ca.clone(),
+            client_crl: self.tls_client_crl.clone(),
+        };
+        CredentialFiles { tls, api_keys: self.api_keys.clone() }
+    }
+
     /// Reads and checks the files.
     pub(super) fn access(&self, checks: &mut Checks) -> Access {
-        let Self { tls_cert: cert, tls_key: key, tls_client_ca: client_ca, .. } = self;
+        let files = self.files();
+        let TlsFiles { cert, key, client_ca, client_crl } = &files.tls;
         if cert.is_some() != key.is_some() {
             checks.add_problem("--tls-cert and --tls-key need each other");
         }
         if let (Some(_), None, None) = (client_ca, cert, key) {
             checks.add_problem("--tls-client-ca needs --tls-cert and --tls-key");
         }
-        // Every file is checked even after an error, so that all errors are reported at once.
-        let tls = checks.tls(TlsFiles { cert: cert.as_deref(), key: key.as_deref(), client_ca: client_ca.as_deref() });
-        let keys = self.api_keys.as_ref().and_then(|file| checks.keys("--api-keys", file)).map(Arc::new);
+        if let (Some(_), None) = (client_crl, client_ca) {
+            checks.add_problem("--tls-client-crl needs --tls-client-ca");
+        }
+        let credentials = files.read(checks).into();
         let allowed = Arc::new(checks.allowed_names(&self.allowed_hosts, &self.allowed_origins));
-        Access { tls, keys, allowed }
+        Access { credentials, allowed }
     }
 }

@@ -7,6 +7,7 @@ mod log;
 mod log_writer;
 mod models;
 mod operations;
+mod reload;
 mod signals;
 mod transport;
 
@@ -21,6 +22,7 @@ use crate::{
     },
 };
 use log_writer::LogWriter;
+use reload::Reloader;
 use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
@@ -90,7 +92,18 @@ impl Args {
         );
         checks.finish()?;
         let listen = listen.ok_or_else(|| Error::Internal("--listen passed its check without an address".into()))?;
-        Ok(ServeConfig { listen, http_listen, checkpoints, model, engine, transport, operations, log })
+        let credential_files = self.access.files();
+        Ok(ServeConfig {
+            listen,
+            http_listen,
+            checkpoints,
+            credential_files,
+            model,
+            engine,
+            transport,
+            operations,
+            log,
+        })
     }
 }
 
@@ -130,9 +143,12 @@ pub fn run(args: Args, sources: SettingSources) -> Result<()> {
 
 async fn listen(settings: ServeConfig, writer: &LogWriter) -> Result<()> {
     // First, because PID 1 of a container ignores signals without a handler.
-    let signals =
-        signals::signals().map_err(|error| Error::Internal(format!("signal handlers cannot be installed: {error}")))?;
+    let no_handler = |error| Error::Internal(format!("signal handlers cannot be installed: {error}"));
+    let signals = signals::signals().map_err(no_handler)?;
     let engines = Engines::default();
+    let files = settings.credential_files.clone();
+    let live = settings.transport.access.credentials.clone();
+    Reloader { files, live, engines: engines.clone() }.start().map_err(no_handler)?;
     let log = writer.clone();
     engines.metrics().count_dropped_log_lines(move || log.dropped_lines());
     let monitor = Monitor::new(engines.clone(), settings.operations.hang);

@@ -3,7 +3,7 @@
 
 use super::layer::{HttpRequest, Middleware, Next};
 use crate::{
-    config::Keys,
+    config::{Keys, LiveCredentials},
     error::{Error, Result},
     serve::{
         call::{Call, Peer, Principal},
@@ -32,8 +32,8 @@ const ON_BEHALF: &str = "/inference.GRPCInferenceService/";
 const GUARDED: &str = "/weir.v1.Admin/";
 
 /// Stores the principal in the call, and rejects calls without a valid key where one is needed. Removes the key from the
-/// request, except where the service calls others on the client's behalf.
-pub(super) fn authenticate(keys: Option<Arc<Keys>>) -> impl Middleware {
+/// request, except where the service calls others on the client's behalf. Each call is compared with the keys of that moment.
+pub(super) fn authenticate(credentials: LiveCredentials) -> impl Middleware {
     move |mut request: HttpRequest, next: Next| {
         let mut call = Call::of_http(&request);
         let path = request.uri().path();
@@ -41,7 +41,8 @@ pub(super) fn authenticate(keys: Option<Arc<Keys>>) -> impl Middleware {
         let passed_on = path.starts_with(ON_BEHALF);
         // Its calls carry a token instead, which its own interceptor checks.
         let guarded = path.starts_with(GUARDED);
-        let keys = keys.as_deref().filter(|_| !open && !guarded);
+        let credentials = credentials.current();
+        let keys = credentials.keys.as_ref().filter(|_| !open && !guarded);
         let principal = principal(keys, &request);
         if !guarded && !passed_on {
             request.headers_mut().remove(AUTHORIZATION);
@@ -106,6 +107,7 @@ fn unauthenticated<B>(request: &Request<B>) -> Principal {
 #[cfg(test)]
 mod tests {
     use super::{super::layer::Around, *};
+    use crate::config::Credentials;
     use tonic::{body::Body, codegen::http::Response};
     use tower::{Layer, service_fn};
 
@@ -113,7 +115,8 @@ mod tests {
 
     /// Returns the principal that the services see, or `None` if the call is rejected.
     async fn principal(keys: bool, path: &str, header: Option<&str>, peer: Peer) -> Option<String> {
-        let keys = keys.then(|| Arc::new(Keys::parse(&format!("alice:{KEY}")).unwrap()));
+        let keys = keys.then(|| Keys::parse(&format!("alice:{KEY}")).unwrap());
+        let credentials = Credentials { keys, ..Credentials::default() };
         let service = service_fn(|request: Request<Body>| async move {
             assert!(request.headers().get(AUTHORIZATION).is_none(), "the key goes on");
             let mut response = Response::new(Body::empty());
@@ -125,7 +128,7 @@ mod tests {
         if let Some(header) = header {
             request.headers_mut().insert(AUTHORIZATION, header.parse().unwrap());
         }
-        let response = Around(authenticate(keys)).layer(service).oneshot(request).await.unwrap();
+        let response = Around(authenticate(credentials.into())).layer(service).oneshot(request).await.unwrap();
         response.extensions().get().cloned()
     }
 

@@ -46,7 +46,7 @@ pub(super) fn stack(
     // Inside authentication, which sets the tenant; outside everything that uses memory or time.
     let service = Around(call_limits::limit(config.calls)).layer(service);
     // Inside the log span, in which it records the principal; outside everything that uses memory or time.
-    let service = Around(auth::authenticate(config.access.keys.clone())).layer(service);
+    let service = Around(auth::authenticate(config.access.credentials.clone())).layer(service);
     // Outside everything that can fail, so that every failure is logged within the call's span.
     let service = Around(request_id::open_log_span).layer(service);
     // Outside everything that may answer UNAVAILABLE.

@@ -2,7 +2,7 @@
 
 use super::error::ApiError;
 use crate::{
-    config::{Keys, TransportConfig},
+    config::{LiveCredentials, TransportConfig},
     error::Error,
     serve::{
         in_process::Services,
@@ -28,8 +28,8 @@ use tokio_stream::StreamExt;
 pub(crate) struct ApiState {
     pub(super) services: Services,
     pub(super) monitor: Monitor,
-    /// The keys that requests need, if any.
-    keys: Option<Arc<Keys>>,
+    /// Holds the keys that requests need, if any.
+    credentials: LiveCredentials,
     /// The memory for bodies that are arriving.
     memory: Arc<BodyMemory>,
     /// Maximum bytes of a body.
@@ -53,7 +53,7 @@ impl ApiState {
         Self {
             services,
             monitor,
-            keys: config.access.keys.clone(),
+            credentials: config.access.credentials.clone(),
             memory,
             max_body_bytes: config.message_bytes,
             upload_timeout: config.upload,
@@ -63,7 +63,7 @@ impl ApiState {
 
     /// Reads a request's body within the limits on one body, on those of one caller, and on all together. Checks the key first.
     pub(super) async fn read_body(&self, request: Request) -> Result<ApiBody, ApiError> {
-        let caller = principal(self.keys.as_deref(), &request)?;
+        let caller = principal(self.credentials.current().keys.as_ref(), &request)?;
         if !is_json(request.headers()) {
             let message = "Content-Type: expected application/json";
             return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "not_json", message));

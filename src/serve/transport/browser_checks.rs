@@ -36,7 +36,8 @@ impl BrowserChecks {
 
     /// The checks of a port with this access control.
     pub(crate) fn of_port(access: &Access) -> Self {
-        let checks_host = access.keys.is_none() && access.tls.is_none();
+        let credentials = access.credentials.current();
+        let checks_host = credentials.keys.is_none() && credentials.tls.is_none();
         Self { allowed: Arc::clone(&access.allowed), checks_host }
     }
 

@@ -11,7 +11,10 @@ use super::{
     settings_ack::DuplicateAckFilter,
     tls_identity::certificate_name,
 };
-use crate::{config::TransportConfig, serve::call::Peer};
+use crate::{
+    config::{LiveCredentials, TransportConfig},
+    serve::call::Peer,
+};
 use std::{
     io::{Error, ErrorKind, Result},
     pin::Pin,
@@ -54,10 +57,9 @@ pub(crate) fn incoming(
     protocol: Protocol,
 ) -> ReceiverStream<Connection> {
     let accepted = listener.connections(config.tcp_keepalive);
-    let alpn: &[u8] = if protocol == Protocol::Http2 { b"h2" } else { b"http/1.1" };
-    let tls = config.access.tls.as_ref().map(|tls| TlsAcceptor::from(tls.config(alpn)));
     let behind_proxy = config.late_headers;
-    let handshaker = Handshaker { tls, limit: config.handshake, behind_proxy, protocol };
+    let credentials = config.access.credentials.clone();
+    let handshaker = Handshaker { credentials, limit: config.handshake, behind_proxy, protocol };
     let (ready, incoming) = mpsc::channel(MAX_READY);
     let close = async move {
         if !behind_proxy || draining.wait_for(|draining| *draining).await.is_err() {
@@ -116,7 +118,7 @@ async fn accept(
 /// Prepares new connections for the server.
 #[derive(Clone)]
 struct Handshaker {
-    tls: Option<TlsAcceptor>,
+    credentials: LiveCredentials,
     /// Maximum time for TLS and the preface together.
     limit: Duration,
     behind_proxy: bool,
@@ -152,10 +154,17 @@ impl Handshaker {
         }
     }
 
+    /// Returns the TLS of a connection that begins now, if connections are encrypted.
+    fn tls(&self) -> Option<TlsAcceptor> {
+        let credentials = self.credentials.current();
+        let tls = credentials.tls.as_ref()?;
+        Some(TlsAcceptor::from(if self.protocol == Protocol::Http2 { tls.http2() } else { tls.http1() }))
+    }
+
     /// Encrypts the connection and reads the preface. Returns it with the name in the client's certificate.
     async fn prepare(&self, stream: Box<dyn Duplex>) -> Result<(Box<dyn Duplex>, Option<Arc<str>>)> {
         let mut certificate = None;
-        let mut stream: Box<dyn Duplex> = match &self.tls {
+        let mut stream: Box<dyn Duplex> = match self.tls() {
             None => stream,
             Some(tls) => {
                 let stream = tls.accept(stream).await?;

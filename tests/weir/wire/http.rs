@@ -15,7 +15,7 @@ use tokio::{
 };
 use tonic::transport::Channel;
 use weir::{
-    config::{Access, Keys, TransportConfig},
+    config::{Access, Credentials, Keys, TransportConfig},
     decode::contract::Model,
     engine::{Handle, Limits},
     error::Result,
@@ -316,7 +316,7 @@ async fn stop_strings_end_the_text() {
 #[tokio::test]
 async fn http_uses_the_same_keys_as_grpc() {
     let keys = Keys::parse(&format!("alice:{KEY}")).unwrap();
-    let access = Access { keys: Some(Arc::new(keys)), ..Access::default() };
+    let access = Access::from(Credentials { keys: Some(keys), ..Credentials::default() });
     let server = Both::with(Limits::default(), TransportConfig { access, ..TransportConfig::default() }).await;
     let body = json!({ "prompt": "a" }).to_string();
     for (headers, status) in [

@@ -2,14 +2,14 @@
 
 use super::http::{Both, exchange};
 use serde_json::json;
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
     time::timeout,
 };
 use weir::{
-    config::{Access, Keys, TransportConfig},
+    config::{Access, Credentials, Keys, TransportConfig},
     engine::Limits,
 };
 
@@ -20,7 +20,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// A server with two keys and `request_memory` bytes for arriving bodies.
 async fn with_keys(request_memory: usize) -> Both {
     let keys = Keys::parse("alice:a-key-that-alice-has\nbob:a-key-that-bob-has-too").unwrap();
-    let access = Access { keys: Some(Arc::new(keys)), ..Access::default() };
+    let access = Access::from(Credentials { keys: Some(keys), ..Credentials::default() });
     let config = TransportConfig { access, request_memory, message_bytes: 1 << 20, ..TransportConfig::default() };
     Both::with(Limits::default(), config).await
 }

@@ -4,7 +4,7 @@ use super::http::{Both, Reply, exchange};
 use serde_json::json;
 use std::sync::Arc;
 use weir::{
-    config::{Access, Checks, Keys, TransportConfig},
+    config::{Access, Checks, Credentials, Keys, TransportConfig},
     engine::Limits,
 };
 
@@ -76,7 +76,7 @@ async fn listed_hosts_and_origins_are_allowed() {
 #[tokio::test]
 async fn keys_protect_from_rebound_names() {
     let keys = Keys::parse("alice:a-key-that-alice-has").unwrap();
-    let server = with_access(Access { keys: Some(Arc::new(keys)), ..Access::default() }).await;
+    let server = with_access(Access::from(Credentials { keys: Some(keys), ..Credentials::default() })).await;
     let key = "authorization: Bearer a-key-that-alice-has";
     let host = "host: weir.example.com";
     assert_eq!(completion(&server, &[host, key]).await.0, 200);

@@ -26,6 +26,7 @@ mod open_inference;
 mod overload;
 mod raw_http2;
 mod reflection;
+mod reload;
 mod shipped_models;
 mod summaries;
 mod tls_and_keys;

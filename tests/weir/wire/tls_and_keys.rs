@@ -2,7 +2,7 @@
 
 use super::{Server, details, eventually, fake_model::Kind, long, plain, prompt, read, reason};
 use crate::certificates::{Certificates, tls};
-use std::{sync::Arc, time::Duration};
+use std::{path::Path, time::Duration};
 use tokio_stream::StreamExt;
 use tonic::{Code, Request, Status, metadata::MetadataValue, transport::Channel};
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
@@ -11,7 +11,7 @@ use tonic_reflection::pb::v1::{
     server_reflection_request::MessageRequest,
 };
 use weir::{
-    config::{Access, Keys, TlsFiles, TransportConfig},
+    config::{Access, Credentials, Keys, TlsFiles, TransportConfig},
     engine::Limits,
 };
 use weir_proto::v1::{self, generate_response::Event, models_client::ModelsClient};
@@ -27,7 +27,7 @@ async fn behind(access: Access, certificates: &Certificates, shown: Option<&Cert
 }
 
 /// Calls a method on a connection that may fail.
-async fn tried(endpoint: tonic::transport::Endpoint) -> Result<(), Status> {
+pub(super) async fn tried(endpoint: tonic::transport::Endpoint) -> Result<(), Status> {
     let channel = endpoint.connect_timeout(Duration::from_secs(10)).connect_lazy();
     let mut client = ModelsClient::new(channel);
     client.list_models(v1::ListModelsRequest {}).await.map(drop)
@@ -76,6 +76,10 @@ async fn encrypted_streams_finish_while_the_server_drains() {
     server.at_rest().await;
 }
 
+fn of_server(cert: &Path, key: &Path) -> TlsFiles {
+    TlsFiles { cert: Some(cert.into()), key: Some(key.into()), ..TlsFiles::default() }
+}
+
 #[test]
 fn certificate_errors_are_reported() {
     let certificates = Certificates::new();
@@ -84,7 +88,9 @@ fn certificate_errors_are_reported() {
     let truncated = certificates.write("torn", "-----BEGIN CERTIFICATE-----\nAAAA\n");
     let [cert, key, other, ca] =
         ["server.pem", "server.key", "client.key", "ca.pem"].map(|name| certificates.path(name));
-    let wrong = |cert, key, client_ca| tls(TlsFiles { cert: Some(cert), key: Some(key), client_ca }).unwrap_err();
+    let wrong = |cert: &Path, key: &Path, client_ca: Option<&Path>| {
+        tls(&TlsFiles { client_ca: client_ca.map(Into::into), ..of_server(cert, key) }).unwrap_err()
+    };
     let check_parts = |problem: String, parts: &[&str]| {
         for part in parts {
             assert!(problem.contains(part), "{part} is not in {problem}");
@@ -104,12 +110,21 @@ fn certificate_errors_are_reported() {
         wrong(&missing, &text, Some(&truncated)),
         &["3 settings", "--tls-cert", "--tls-key", "--tls-client-ca"],
     );
-    assert!(tls(TlsFiles { cert: Some(&cert), key: Some(&key), client_ca: Some(&ca) }).is_ok());
+    let wrong_list = |file: &Path| {
+        let client_crl = Some(file.to_owned());
+        tls(&TlsFiles { client_ca: Some(ca.clone()), client_crl, ..of_server(&cert, &key) }).unwrap_err()
+    };
+    let expected = "expected PEM with a certificate revocation list, found none";
+    check_parts(wrong_list(&ca), &["--tls-client-crl", "ca.pem\"", expected]);
+    check_parts(wrong_list(&missing), &["--tls-client-crl", "none\"", "No such file"]);
+    let empty_list = certificates.write("list", "-----BEGIN X509 CRL-----\nAAAA\n-----END X509 CRL-----\n");
+    check_parts(wrong_list(&empty_list), &["--tls-client-crl", "list\"", "could not be parsed"]);
+    assert!(tls(&TlsFiles { client_ca: Some(ca.clone()), ..of_server(&cert, &key) }).is_ok());
 }
 
 pub(super) async fn with_keys(limits: Limits) -> Server {
     let keys = Keys::parse("alice:a-key-that-alice-has\nbob:another-key-that-bob-has").unwrap();
-    let access = Access { keys: Some(Arc::new(keys)), ..Access::default() };
+    let access = Access::from(Credentials { keys: Some(keys), ..Credentials::default() });
     Server::with(limits, TransportConfig { access, ..TransportConfig::default() }, &MODELS).await
 }
 

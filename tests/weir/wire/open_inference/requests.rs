@@ -6,11 +6,11 @@ use super::{
     streams::next,
     text, words,
 };
-use std::{collections::HashMap, sync::Arc};
+use std::collections::HashMap;
 use tonic::{Code, Request};
 use tonic_types::StatusExt;
 use weir::{
-    config::{Access, Keys, TransportConfig},
+    config::{Access, Credentials, Keys, TransportConfig},
     engine::Limits,
 };
 use weir_proto::inference::{self as oip, ModelInferRequest, model_infer_request::InferRequestedOutputTensor};
@@ -75,7 +75,7 @@ async fn a_single_request_fails_with_a_status() {
 #[tokio::test]
 async fn keys_and_request_ids_work_as_in_all_calls() {
     let keys = Keys::parse("alice:a-key-that-alice-has").unwrap();
-    let access = Access { keys: Some(Arc::new(keys)), ..Access::default() };
+    let access = Access::from(Credentials { keys: Some(keys), ..Credentials::default() });
     let config = TransportConfig { access, ..TransportConfig::default() };
     let server = Server::with(Limits::default(), config, &[("fake", Kind::Pooled)]).await;
     let mut client = client(&server);

@@ -5,12 +5,12 @@ use super::{
     Server, SummaryResponse, best, chunk, options, parts, read,
 };
 use crate::document_model::{BLOCK, TOKENS};
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Status};
 use weir::{
-    config::{Access, Keys, TransportConfig},
+    config::{Access, Credentials, Keys, TransportConfig},
     decode::summary::Summarize,
     engine::Limits,
 };
@@ -124,7 +124,7 @@ async fn answer_to(
 #[tokio::test]
 async fn a_document_belongs_to_its_sender() {
     let keys = Keys::parse("alice:a-key-that-alice-has\nbob:another-key-that-bob-has").unwrap();
-    let access = Access { keys: Some(Arc::new(keys)), ..Access::default() };
+    let access = Access::from(Credentials { keys: Some(keys), ..Credentials::default() });
     let limits = Limits { document_bytes: 1 << 20, ..Limits::default() };
     let server = Server::with(limits, TransportConfig { access, ..TransportConfig::default() }).await;
     let alice = "a-key-that-alice-has";

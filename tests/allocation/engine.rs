@@ -132,7 +132,7 @@ pub(super) fn check(model: Arc<dyn Model>) {
     let engine = Handle::start(Arc::clone(&model) as Arc<dyn Model>, limits).unwrap();
     for generation in 0..2 {
         *model.counts.lock().unwrap() = Counts::default();
-        generate(&engine);
+        generate(&engine, &model);
         assert_eq!(model.generations.load(SeqCst), (generation + 1) * ROWS);
     }
     let Counts { symbol_steps, segment_steps, max_waited, characters, in_model, total } = *model.counts.lock().unwrap();
@@ -146,7 +146,7 @@ pub(super) fn check(model: Arc<dyn Model>) {
 }
 
 /// Runs concurrent requests, each read to its end by a separate thread.
-fn generate(engine: &Handle) {
+fn generate(engine: &Handle, model: &CountingModel) {
     let submit = |seed: usize| {
         let generate = Generate {
             prompt: (0..30).map(|index| (index * seed as u32) % 7).collect(),
@@ -174,8 +174,10 @@ fn generate(engine: &Handle) {
             }
         })
     };
-    // submit all requests first, because starting a thread may take longer than a generation
+    // All rows run together, however slow this thread is: no step ends before all requests are submitted.
+    let no_step = model.counts.lock().unwrap();
     let submitted: Vec<_> = (1..=ROWS).map(submit).collect();
+    drop(no_step);
     let readers: Vec<_> = submitted.into_iter().map(reader).collect();
     READER.set(true);
     readers.into_iter().for_each(|reader| reader.join().unwrap());

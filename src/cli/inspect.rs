@@ -2,7 +2,7 @@
 
 use super::{output, progress::Progress};
 use crate::{
-    decode::options::check_length,
+    decode::{contract::Exactness, options::check_length},
     error::{Error, Result, printable},
     family::{
         TensorSpec,
@@ -84,6 +84,7 @@ struct Contents {
     config: Config,
     vocabulary: Arc<Vocabulary>,
     shape: String,
+    exactness: Exactness,
     architecture: Value,
     specs: Vec<TensorSpec>,
     /// Number format of each tensor in the file.
@@ -107,7 +108,20 @@ fn inspect(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Contents> {
     let architecture =
         serde_json::from_str(config.architecture()).map_err(|error| Error::Internal(error.to_string()))?;
     let shape = blueprint.shape();
-    Ok(Contents { dir: dir.into(), config, vocabulary, shape, architecture, specs, dtypes, bytes, sha256, companions })
+    let exactness = blueprint.exactness();
+    Ok(Contents {
+        dir: dir.into(),
+        config,
+        vocabulary,
+        shape,
+        exactness,
+        architecture,
+        specs,
+        dtypes,
+        bytes,
+        sha256,
+        companions,
+    })
 }
 
 /// Number format and size of a tensor in the file.
@@ -150,6 +164,8 @@ impl Contents {
             "path": self.dir,
             "family": self.config.family,
             "shape": self.shape,
+            "exactness": self.exactness.name(),
+            "tolerance": self.exactness.tolerance(),
             "architecture": self.architecture,
             "boundaries": self.boundaries(),
             "parameters": self.parameters(),
@@ -176,6 +192,7 @@ impl Contents {
             ("checkpoint", printable(&self.dir.display().to_string())),
             ("family", self.config.family.clone()),
             ("shape", self.shape.clone()),
+            ("exactness", self.exactness.to_string()),
             ("boundaries", self.boundaries().to_owned()),
             ("parameters", grouped(self.parameters())),
             ("vocabulary", self.symbols()),

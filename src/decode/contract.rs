@@ -19,8 +19,11 @@ pub use super::{
     state::{PageUse, Scratch, State, state_mut, state_ref},
 };
 use super::{cost::Cost, document::DocumentEncoder, trace};
-use crate::{error::Result, text::Vocabulary};
-use std::sync::Arc;
+use crate::{error::Result, kernels::Isa, text::Vocabulary};
+use std::{
+    fmt::{self, Display, Formatter},
+    sync::Arc,
+};
 
 /// A loaded model. Weights are shared and never change; everything that changes is an argument.
 pub trait Model: Send + Sync {
@@ -182,8 +185,49 @@ pub struct Card {
     pub pooled: bool,
     /// Storage type of its weights, keys and values: `f32`, `bf16` or `int8`.
     pub dtype: &'static str,
+    /// Instruction set of its kernels.
+    pub isa: Isa,
     /// SHA-256 of `model.safetensors` (of its shards in order, if there are several), hexadecimal.
     pub sha256: String,
+    /// How exactly its results repeat.
+    pub exactness: Exactness,
+}
+
+/// How exactly a model's results repeat when the same symbols are computed in another way: in other steps, in another batch,
+/// or on another number of threads.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Exactness {
+    /// The same bits. Instruction sets with fused multiply-adds also give the same bits.
+    Bitwise,
+    /// Logits that differ by at most this much.
+    Within(f32),
+}
+
+impl Exactness {
+    /// The name in the API.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Bitwise => "bitwise",
+            Self::Within(_) => "within",
+        }
+    }
+
+    /// The largest difference between two logits; none if the bits are the same.
+    pub fn tolerance(self) -> Option<f32> {
+        match self {
+            Self::Bitwise => None,
+            Self::Within(tolerance) => Some(tolerance),
+        }
+    }
+}
+
+impl Display for Exactness {
+    fn fmt(&self, formatter: &mut Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bitwise => formatter.write_str("bitwise"),
+            Self::Within(tolerance) => write!(formatter, "within {tolerance}"),
+        }
+    }
 }
 
 impl Card {
@@ -211,7 +255,9 @@ impl Card {
             first_logits: None,
             pooled: true,
             dtype: "f32",
+            isa: Isa::detect(),
             sha256: String::new(),
+            exactness: Exactness::Bitwise,
         }
     }
 }

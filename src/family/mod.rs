@@ -19,7 +19,7 @@ pub mod settings;
 pub use checkpoint::{Init, TensorSpec};
 
 use crate::{
-    decode::contract::{BoundaryMode, Card, Model},
+    decode::contract::{BoundaryMode, Card, Exactness, Model},
     error::Result,
 };
 use checkpoint::{CONFIG_FILE, Config, Weights};
@@ -46,6 +46,12 @@ pub trait Blueprint: Debug + Send + Sync {
     /// generation options in its configuration.
     fn reads_documents(&self) -> bool {
         false
+    }
+
+    /// How exactly the model's results repeat. The conformance suite demands the same bits of every family that does not
+    /// override this.
+    fn exactness(&self) -> Exactness {
+        Exactness::Bitwise
     }
 
     /// Limits of the model's sequences.
@@ -93,7 +99,9 @@ impl Parts {
             first_logits: None,
             pooled: false,
             dtype: self.settings.dtype.name(),
+            isa: self.settings.isa,
             sha256: self.sha256.clone(),
+            exactness: blueprint.exactness(),
         })
     }
 }

@@ -61,6 +61,11 @@ impl Isa {
         }
     }
 
+    /// Returns true if a multiply-add rounds once. Instruction sets that agree in this compute the same bits on one machine.
+    pub fn fuses(self) -> bool {
+        self != Self::portable() || portable::FUSES
+    }
+
     /// Returns the instruction set with this name, if the processor supports it.
     pub fn parse(name: &str) -> Option<Self> {
         Self::all().into_iter().find(|isa| isa.name() == name)

@@ -2,6 +2,9 @@
 
 use super::simd::{Simd, WIDTH, from_bf16, pack_words};
 
+/// True if a multiply-add rounds once. Without the instruction, `mul_add` would be a slow library call.
+pub(super) const FUSES: bool = cfg!(any(target_arch = "aarch64", target_feature = "fma"));
+
 /// Arithmetic of the baseline of the build.
 #[derive(Clone, Copy)]
 pub(in crate::kernels) struct Portable;
@@ -20,8 +23,7 @@ impl Simd for Portable {
 
     #[inline(always)]
     fn madd1(a: f32, b: f32, c: f32) -> f32 {
-        // without the instruction, `mul_add` would be a slow library call
-        if cfg!(any(target_arch = "aarch64", target_feature = "fma")) { a.mul_add(b, c) } else { a * b + c }
+        if FUSES { a.mul_add(b, c) } else { a * b + c }
     }
 
     #[inline(always)]

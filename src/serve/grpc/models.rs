@@ -40,6 +40,8 @@ impl ModelsService {
             sha256: card.sha256.clone(),
             limits: Some(self.limits(engine)),
             documents: engine.document_limits().map(documents),
+            exactness: card.exactness.name().to_owned(),
+            tolerance: card.exactness.tolerance(),
         }
     }
 

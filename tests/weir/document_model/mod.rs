@@ -13,13 +13,14 @@ use std::{
 use weir::{
     decode::{
         contract::{
-            BoundaryMode, BoundaryOptions, Card, KvMemory, Model, PageUse, Scratch, SequenceRow, State, StepStatus,
-            SymbolBoundary, Want, state_mut,
+            BoundaryMode, BoundaryOptions, Card, Exactness, KvMemory, Model, PageUse, Scratch, SequenceRow, State,
+            StepStatus, SymbolBoundary, Want, state_mut,
         },
         cost::Cost,
         document::{DocumentEncoder, DocumentLimits, GenerationDefaults, PoolingStep, SpecialIds},
     },
     error::{Error, Result},
+    kernels::Isa,
     text::{TextNormaliser, Vocabulary},
 };
 
@@ -92,7 +93,9 @@ impl DocumentModel {
             first_logits: None,
             pooled: true,
             dtype: "f32",
+            isa: Isa::detect(),
             sha256: String::new(),
+            exactness: Exactness::Bitwise,
         };
         let generation =
             GenerationDefaults { beam: 2, length_penalty: 1.0, min_tokens: 3, max_tokens: 12, no_repeat_ngram: 0 };

@@ -11,13 +11,14 @@ use std::{
 use weir::{
     decode::{
         contract::{
-            BoundaryMode, BoundaryOptions, Card, KvMemory, Model, PageUse, Scratch, SequenceRow, State, StepStatus,
-            SymbolBoundary, Want, state_mut,
+            BoundaryMode, BoundaryOptions, Card, Exactness, KvMemory, Model, PageUse, Scratch, SequenceRow, State,
+            StepStatus, SymbolBoundary, Want, state_mut,
         },
         cost::Cost,
     },
     engine::{Handle, Limits},
     error::{Error, Result},
+    kernels::Isa,
     text::{TextNormaliser, Vocabulary},
 };
 
@@ -97,7 +98,9 @@ impl Toy {
             first_logits: None,
             pooled: true,
             dtype: "f32",
+            isa: Isa::detect(),
             sha256: String::new(),
+            exactness: Exactness::Bitwise,
         };
         Arc::new(Self {
             card,

@@ -115,6 +115,7 @@ fn a_model_is_initialized_inspected_and_used() {
     assert!(Command::new(env!("CARGO_BIN_EXE_weir")).args(["init", "--config", file, to]).status().unwrap().success());
     let output = weir(&["inspect", to, "--json"]).unwrap();
     assert_eq!((&output["family"], &output["boundaries"]), (&"lslm".into(), &"learned".into()));
+    assert_eq!((&output["exactness"], output["tolerance"].is_null()), (&"bitwise".into(), true));
     // Byte-level text has complete code points or replacement characters.
     let args = ["generate", "--json", "--model", to, "--prompt", "日本語", "--max-chars", "40", "--seed", "3"];
     let output = weir(&args).unwrap();

@@ -215,6 +215,7 @@ async fn models_are_described() {
     assert_eq!(model, models[1]);
     assert_eq!((model.family.as_str(), model.dtype.as_str(), model.sha256.as_str()), ("fake", "f32", "00ff"));
     assert_eq!((model.parameters, model.training_length, model.pooled), (7, 64, true));
+    assert_eq!((model.exactness.as_str(), model.tolerance), ("bitwise", None));
     assert_eq!(model.boundary_modes, ["threshold", "sampled"]);
     let vocabulary = model.vocabulary.unwrap();
     assert_eq!((vocabulary.symbols, vocabulary.size), (SYMBOLS.map(String::from).to_vec(), 8));

@@ -10,12 +10,13 @@ use std::{
 use weir::{
     decode::{
         contract::{
-            BoundaryMode, BoundaryOptions, Card, KvMemory, Model, PageUse, Scratch, SequenceRow, State, StepStatus,
-            SymbolBoundary, Want, state_mut,
+            BoundaryMode, BoundaryOptions, Card, Exactness, KvMemory, Model, PageUse, Scratch, SequenceRow, State,
+            StepStatus, SymbolBoundary, Want, state_mut,
         },
         cost::Cost,
     },
     error::Result,
+    kernels::Isa,
     text::{TextNormaliser, Vocabulary},
 };
 
@@ -80,7 +81,9 @@ impl Fake {
             first_logits: None,
             pooled: kind != Kind::Vanilla,
             dtype: "f32",
+            isa: Isa::detect(),
             sha256: "00ff".into(),
+            exactness: Exactness::Bitwise,
         };
         let gate = (Mutex::new(StepGate::Free), Condvar::new());
         Arc::new(Self { card, bytes: Arc::default(), gate, steps: AtomicUsize::new(0), salt, fragile: Arc::default() })

@@ -124,6 +124,10 @@ class Model:
     limits: Limits
     #: Document and summary limits of a summarization model; None for a model that continues a prompt.
     documents: Optional[Documents]
+    #: "bitwise" if results are the same bits in any batch, in any steps and on any threads; else "within".
+    exactness: str
+    #: Maximum difference between logits of a model that is not "bitwise".
+    tolerance: Optional[float]
 
 
 class ModelCalls(Caller):

@@ -27,8 +27,8 @@ pub struct ServeConfig {
     pub listen: SocketAddr,
     /// Address of the HTTP completions server, if enabled.
     pub http_listen: Option<SocketAddr>,
-    /// Names of the models and the folders of their checkpoints.
-    pub checkpoints: Vec<(String, PathBuf)>,
+    /// The checkpoints to serve.
+    pub checkpoints: Vec<ServedCheckpoint>,
     /// The files from which [`Access::credentials`] were read.
     pub credential_files: CredentialFiles,
     /// Settings for loading each model.
@@ -41,6 +41,18 @@ pub struct ServeConfig {
     pub operations: Operations,
     /// How addresses and model names are announced.
     pub log: Announce,
+}
+
+/// A checkpoint to serve.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServedCheckpoint {
+    /// The model's name.
+    pub name: String,
+    /// The checkpoint's folder.
+    pub folder: PathBuf,
+    /// True if the operator named this checkpoint, and false if it was found in the models folder. The server does not start
+    /// without a named checkpoint.
+    pub named: bool,
 }
 
 /// Announces the server's addresses and models on stderr, in the log's format.

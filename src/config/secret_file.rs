@@ -1,6 +1,6 @@
 //! Reads files of settings, keys and certificates.
 
-use crate::error::Error;
+use crate::{error::Error, family::checkpoint::regular_file};
 use std::{io::Read, path::Path};
 
 /// Maximum bytes of a file of settings, keys or certificates.
@@ -11,9 +11,9 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>, String> {
     read_up_to(FILE_BYTES, path)
 }
 
-/// Reads a file of at most `limit` bytes.
+/// Reads a regular file of at most `limit` bytes.
 pub(super) fn read_up_to(limit: u64, path: &Path) -> Result<Vec<u8>, String> {
-    let file = std::fs::File::open(path).map_err(|error| error.to_string())?;
+    let (file, _) = regular_file::open(path).map_err(|error| error.to_string())?;
     let mut bytes = Vec::new();
     file.take(limit + 1).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
     if bytes.len() as u64 > limit {

@@ -29,6 +29,8 @@ pub struct Metrics {
     models: Mutex<BTreeMap<String, Arc<Series>>>,
     /// Reloads of certificates and keys, by result.
     credential_reloads: Family<Labels, Counter>,
+    /// Checkpoints of the models folder that could not be loaded at the start.
+    skipped_checkpoints: Counter,
     /// Log lines that were dropped.
     dropped_log_lines: Counter,
     /// Returns the present number of dropped log lines, if the process counts them.
@@ -47,6 +49,9 @@ impl Default for Metrics {
         for result in RELOAD_RESULTS {
             drop(credential_reloads.get_or_create(&vec![("result", result.to_owned())]));
         }
+        let skipped_checkpoints = Counter::default();
+        let help = "Checkpoints of the models folder that could not be loaded at the start";
+        registry.register(weir!("checkpoints_skipped"), help, skipped_checkpoints.clone());
         let dropped_log_lines = Counter::default();
         registry.register(weir!("log_lines_dropped"), "Log lines that could not be written", dropped_log_lines.clone());
         let version = [("version", env!("CARGO_PKG_VERSION"))];
@@ -58,6 +63,7 @@ impl Default for Metrics {
             calls,
             credential_reloads,
             models,
+            skipped_checkpoints,
             dropped_log_lines,
             count_dropped: OnceLock::new(),
         }
@@ -89,6 +95,11 @@ impl Metrics {
         let [succeeded, failed] = RELOAD_RESULTS;
         let result = if success { succeeded } else { failed };
         self.credential_reloads.get_or_create(&vec![("result", result.to_owned())]).inc();
+    }
+
+    /// Counts a checkpoint of the models folder that could not be loaded at the start.
+    pub fn count_skipped_checkpoint(&self) {
+        self.skipped_checkpoints.inc();
     }
 
     /// Reports dropped log lines, of which `count` returns the number so far. Only the first call has an effect.

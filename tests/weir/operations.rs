@@ -82,6 +82,52 @@ fn models_are_replaced_from_the_command_line() {
     assert!(!metrics.contains("model_name=\"other\""), "an unloaded model leaves no series");
 }
 
+/// Starts a server that must not start. Returns its exit code and its stderr.
+fn refused(flags: &[&str]) -> (Option<i32>, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
+    command.env_clear().args(["serve", "--listen", "127.0.0.1:0", "--kv-memory", "64MiB"]).args(flags);
+    let output = command.output().unwrap();
+    (output.status.code(), String::from_utf8(output.stderr).unwrap())
+}
+
+#[cfg(unix)]
+#[test]
+fn broken_checkpoints_leave_the_others_in_service() {
+    let models = models(&[("a-broken", "vanilla"), ("b-good", "whitespaces"), ("c-pipe", "vanilla")]);
+    let path = |name: &str| models.path().join(name);
+    let broken = path("a-broken");
+    fs::write(broken.join("model.safetensors"), "no").unwrap();
+    let pipe = path("c-pipe/model.safetensors");
+    fs::remove_file(&pipe).unwrap();
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let folder = models.path().to_str().unwrap();
+    let server = Server::start(&["--models", folder, "--kv-memory", "64MiB", "--calibration-milliseconds", "0"]);
+    let log = server.program.stderr();
+    for part in [
+        "ERROR",
+        "not served",
+        "a-broken",
+        "expected at least 8 bytes",
+        "c-pipe",
+        "expected a regular file",
+        " with b-good",
+    ] {
+        assert!(log.contains(part), "{part} is not in\n{log}");
+    }
+    assert_eq!(server.get("/health/ready").0, 200);
+    let (_, metrics) = server.get("/metrics");
+    assert!(metrics.contains("weir:checkpoints_skipped_total 2"), "{metrics}");
+    assert!(!metrics.contains("model_name=\"a-broken\""), "a model that is not served has no series");
+    drop(server);
+
+    let named = ["--models", folder, "--model", broken.to_str().unwrap()];
+    let (code, log) = refused(&named);
+    assert!(code == Some(1) && log.contains("a-broken/model.safetensors"), "{code:?} {log}");
+    fs::remove_dir_all(path("b-good")).unwrap();
+    let (code, log) = refused(&["--models", folder]);
+    assert!(code == Some(1) && log.contains("weir: ") && log.contains("a-broken/model.safetensors"), "{code:?} {log}");
+}
+
 #[test]
 fn a_missing_token_file_is_reported_with_all_other_errors() {
     let flags = ["serve", "--admin-token-file", "/nowhere/token", "--admin-listen", "here", "--hang-seconds", "0"];

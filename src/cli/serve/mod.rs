@@ -13,7 +13,7 @@ mod transport;
 
 use super::{network::runtime, output};
 use crate::{
-    config::{AdminToken, Checks, Origins, ServeConfig},
+    config::{AdminToken, Checks, Origins, ServeConfig, ServedCheckpoint},
     decode::contract::Model,
     error::{Error, Result, printable},
     family::load,
@@ -226,13 +226,38 @@ impl ModelLoader for CheckpointLoader {
     }
 }
 
-/// Loads every model and starts its engine.
+/// Loads every model and starts its engine. A checkpoint of the models folder that cannot be served is logged and left out.
+/// Fails if a named checkpoint cannot be served, or if none can.
 fn load_all(settings: &ServeConfig, loader: &CheckpointLoader, engines: &Engines) -> Result<()> {
-    for (name, folder) in &settings.checkpoints {
-        tracing::debug!(folder = %folder.display(), "loading");
-        let model = loader.load(folder, name)?;
-        engines.add(engines.launch(model, settings.engine, Some(folder.clone()))?)?;
+    let mut first_failure = None;
+    for checkpoint in &settings.checkpoints {
+        match launch(checkpoint, settings, loader, engines) {
+            Ok(()) => {}
+            Err(error) if checkpoint.named => return Err(error),
+            Err(error) => {
+                let ServedCheckpoint { name, folder, .. } = checkpoint;
+                tracing::error!(model = name, folder = %folder.display(), %error, "not served: the checkpoint cannot be loaded");
+                engines.metrics().count_skipped_checkpoint();
+                first_failure.get_or_insert(error);
+            }
+        }
     }
+    match first_failure {
+        Some(error) if engines.names().is_empty() => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn launch(
+    checkpoint: &ServedCheckpoint,
+    settings: &ServeConfig,
+    loader: &CheckpointLoader,
+    engines: &Engines,
+) -> Result<()> {
+    let ServedCheckpoint { name, folder, .. } = checkpoint;
+    tracing::debug!(folder = %folder.display(), "loading");
+    let model = loader.load(folder, name)?;
+    engines.add(engines.launch(model, settings.engine, Some(folder.clone()))?)?;
     Ok(())
 }
 

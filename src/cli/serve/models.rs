@@ -1,17 +1,21 @@
 //! Models to serve, and their resources.
 
-use crate::{config::Checks, family::load, kernels::Dtype};
+use crate::{
+    config::{Checks, ServedCheckpoint},
+    family::load,
+    kernels::Dtype,
+};
 use std::path::{Path, PathBuf};
 
 /// Flags of the models.
 #[derive(Debug, clap::Args)]
 pub(super) struct ModelsArgs {
-    /// Folder whose subfolders are checkpoints; subfolders without a config.json are skipped. Default: `models`, unless --model
-    /// is given.
+    /// Folder whose subfolders are checkpoints; subfolders without a config.json are skipped. A checkpoint that cannot be loaded
+    /// is logged, and the others are served. Default: `models`, unless --model is given.
     #[arg(long, value_name = "DIR", env = "WEIR_MODELS")]
     models: Option<PathBuf>,
-    /// Checkpoint folder, or NAME=DIR to serve it under another name. The flag can be repeated, or hold several folders separated
-    /// by commas.
+    /// Checkpoint folder, or NAME=DIR to serve it under another name. The server does not start if it cannot be loaded. The flag
+    /// can be repeated, or hold several folders separated by commas.
     #[arg(long, value_name = "[NAME=]DIR", env = "WEIR_MODEL", value_delimiter = ',')]
     model: Vec<PathBuf>,
     /// Number of threads. Default: all cores.
@@ -35,8 +39,8 @@ impl ModelsArgs {
         self.models.clone().or_else(|| self.model.is_empty().then(|| PathBuf::from("models")))
     }
 
-    /// Names and folders of the checkpoints to serve.
-    pub(super) fn checkpoints(&self, checks: &mut Checks) -> Vec<(String, PathBuf)> {
+    /// The checkpoints to serve.
+    pub(super) fn checkpoints(&self, checks: &mut Checks) -> Vec<ServedCheckpoint> {
         let mut folders = Vec::new();
         if let Some(folder) = &self.folder() {
             folders = checks.checkpoints("--models", folder);
@@ -44,11 +48,12 @@ impl ModelsArgs {
                 checks.reject("--models", &folder.display().to_string(), "no subfolder is a checkpoint");
             }
         }
-        let mut checkpoints: Vec<_> = folders.into_iter().map(|folder| (load::name_of(&folder), folder)).collect();
+        let found = |folder: PathBuf| ServedCheckpoint { name: load::name_of(&folder), folder, named: false };
+        let mut checkpoints: Vec<_> = folders.into_iter().map(found).collect();
         for argument in &self.model {
             let (name, folder) = name_and_folder(argument);
             checks.checkpoint("--model", &folder);
-            checkpoints.push((name, folder));
+            checkpoints.push(ServedCheckpoint { name, folder, named: true });
         }
         checkpoints
     }

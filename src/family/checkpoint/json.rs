@@ -1,5 +1,6 @@
 //! JSON parsing whose errors name the key, the expected and the actual value.
 
+use super::regular_file;
 use crate::error::{Error, Result, clip};
 use serde::{
     Deserialize,
@@ -8,7 +9,6 @@ use serde::{
 use std::{
     collections::BTreeMap,
     fmt,
-    fs::File,
     io::Read,
     marker::PhantomData,
     path::{Path, PathBuf},
@@ -19,25 +19,13 @@ pub fn read_limited(file: &Path, limit: u64) -> Result<Vec<u8>> {
     let too_long = |bytes: u64| {
         Err(Error::checkpoint(file, "the file", format!("at most {limit} bytes"), format!("{bytes} bytes or more")))
     };
-    let (opened, size) = open(file)?;
+    let (opened, size) = regular_file::open(file).map_err(Error::io(file))?;
     if size > limit {
         return too_long(size);
     }
     let mut text = Vec::new();
     opened.take(limit + 1).read_to_end(&mut text).map_err(Error::io(file))?;
     if text.len() as u64 > limit { too_long(text.len() as u64) } else { Ok(text) }
-}
-
-/// Opens a regular file and returns its size too. A pipe would block, and a device would never end. Fails for anything but a
-/// regular file.
-pub fn open(file: &Path) -> Result<(File, u64)> {
-    let metadata = std::fs::metadata(file).map_err(Error::io(file))?;
-    if !metadata.is_file() {
-        let found = if metadata.is_dir() { "a folder" } else { "something else" };
-        return Err(Error::checkpoint(file, "the file", "a regular file", found));
-    }
-    let opened = File::open(file).map_err(Error::io(file))?;
-    Ok((opened, metadata.len()))
 }
 
 /// Parses `text`, which is the value of the key `within` in `file`, or the complete file if `within` is empty. Fails

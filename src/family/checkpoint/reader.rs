@@ -3,7 +3,7 @@
 use super::{
     TensorSpec, card,
     header::{FileDtype, Header, TensorEntry},
-    json,
+    regular_file,
     shards::{Shard, files, names, same_names, shards},
 };
 use crate::error::{Error, Result};
@@ -96,7 +96,7 @@ pub fn read_weights_with_progress(
     let mut total = 0;
     // All headers first: a checkpoint whose last shard is wrong allocates nothing large.
     for shard in shards(dir, specs)? {
-        let (mut from, size) = json::open(&shard.file)?;
+        let (mut from, size) = regular_file::open(&shard.file).map_err(Error::io(&shard.file))?;
         let header = header(&shard, &mut from, size, &by_name)?;
         total += size;
         opened.push((shard, from, header));
@@ -115,7 +115,7 @@ pub fn read_weights_with_progress(
 pub fn shapes_in(dir: &Path) -> Result<BTreeMap<String, Vec<usize>>> {
     let mut shapes = BTreeMap::new();
     for file in files(dir)? {
-        let (mut from, size) = json::open(&file)?;
+        let (mut from, size) = regular_file::open(&file).map_err(Error::io(&file))?;
         let header = Header::read(&mut from, &file, size, MAX_HEADER_BYTES)?;
         shapes.extend(header.tensors.into_iter().map(|entry| (entry.name, entry.shape)));
     }

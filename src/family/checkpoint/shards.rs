@@ -35,26 +35,26 @@ struct Index {
 }
 
 /// Returns the files of weights in a folder, in the order of their names, for a model with these tensors. Fails if
-/// there are no weights, or both one file and an index. Fails if the index does not name exactly these tensors, or
-/// names anything but plain files of the folder.
+/// there are no weights, or both one file and an index. Fails if the only file is a link out of the folder. Fails if the
+/// index does not name exactly these tensors, or names anything but plain files of the folder.
 pub fn shards(dir: &Path, specs: &[TensorSpec]) -> Result<Vec<Shard>> {
     let single = dir.join(WEIGHTS_FILE);
     let index = dir.join(INDEX_FILE);
     match (single.exists(), index.exists()) {
-        (true, false) => Ok(vec![Shard { file: single, names: names(specs) }]),
+        (true, false) => Ok(vec![Shard { file: alone(dir, single)?, names: names(specs) }]),
         (false, true) => indexed(dir, &index, specs),
         (true, true) => Err(Error::checkpoint(single, "the file", format!("either it or {INDEX_FILE}"), "both")),
         (false, false) => Err(Error::checkpoint(single, "the file", format!("it or {INDEX_FILE}"), "neither")),
     }
 }
 
-/// Returns the files of weights in a folder, with any tensors. Fails if there are no weights, or if the index
-/// cannot be read or names anything but plain files of the folder.
+/// Returns the files of weights in a folder, with any tensors. Fails if there are no weights, or if the only file is a link
+/// out of the folder. Fails if the index cannot be read or names anything but plain files of the folder.
 pub fn files(dir: &Path) -> Result<Vec<PathBuf>> {
     let single = dir.join(WEIGHTS_FILE);
     let index = dir.join(INDEX_FILE);
     match (single.exists(), index.exists()) {
-        (true, _) => Ok(vec![single]),
+        (true, _) => Ok(vec![alone(dir, single)?]),
         (false, true) => {
             let shards = by_file(json::parse::<Index>(&json::read_limited(&index, MAX_INDEX_BYTES)?, &index, "")?);
             shards.into_iter().map(|(file, names)| inside(dir, &index, &file, &names)).collect()
@@ -120,9 +120,19 @@ fn inside(dir: &Path, index: &Path, file: &str, names: &BTreeSet<String>) -> Res
         return wrong("the plain name of a .safetensors file in this folder");
     }
     let path = dir.join(file);
-    let target = path.canonicalize().map_err(Error::io(&path))?;
-    if target.parent() != Some(&dir.canonicalize().map_err(Error::io(dir))?) {
-        return wrong("a file in this folder, not a link out of it");
+    if is_inside(dir, &path)? { Ok(path) } else { wrong("a file in this folder, not a link out of it") }
+}
+
+/// Returns the only file of weights, unless it is a link out of the folder.
+fn alone(dir: &Path, file: PathBuf) -> Result<PathBuf> {
+    match is_inside(dir, &file)? {
+        true => Ok(file),
+        false => Err(Error::checkpoint(file, "the file", "a file in this folder", "a link out of it")),
     }
-    Ok(path)
+}
+
+/// Returns true if a file of the folder is still there after all links are followed.
+fn is_inside(dir: &Path, file: &Path) -> Result<bool> {
+    let target = file.canonicalize().map_err(Error::io(file))?;
+    Ok(target.starts_with(dir.canonicalize().map_err(Error::io(dir))?))
 }

@@ -34,6 +34,8 @@ pub struct WrittenCheckpoint {
 /// A checkpoint being written, tensor by tensor.
 pub struct Writer {
     dest: PathBuf,
+    /// The folders in which `dest` and missing folders above it were created.
+    parents: Vec<PathBuf>,
     config: Partial,
     /// `tokenizer.json`, for a vocabulary of subword pieces.
     tokenizer: Option<Partial>,
@@ -49,6 +51,7 @@ impl Writer {
     /// the folder is not empty, unless it holds a checkpoint and `overwrite` is set.
     pub fn create(dest: &Path, config: &Config, specs: &[TensorSpec], overwrite: bool) -> Result<Self> {
         check_vacant(dest, overwrite)?;
+        let parents = missing_parents(dest)?;
         fs::create_dir_all(dest).map_err(unwritable(dest))?;
         let tokenizer = config.subwords().map(|subwords| Partial::write(dest, TOKENIZER_FILE, subwords.json()));
         let tokenizer = tokenizer.transpose()?;
@@ -58,7 +61,7 @@ impl Writer {
         let (header, mut missing) = header(specs)?;
         missing.reverse();
         let dest = dest.to_path_buf();
-        let mut writer = Self { dest, config, tokenizer, weights, out, hash: Sha256::new(), missing };
+        let mut writer = Self { dest, parents, config, tokenizer, weights, out, hash: Sha256::new(), missing };
         writer.put(&header)?;
         Ok(writer)
     }
@@ -92,6 +95,7 @@ impl Writer {
         let config = self.dest.join(CONFIG_FILE);
         let old = entries(&self.dest)?;
         remove(&config)?;
+        sync_folder(&self.dest)?;
         for entry in old {
             if matches!(entry.kind, EntryKind::Part) && entry.name != WEIGHTS_FILE {
                 remove(&self.dest.join(entry.name))?;
@@ -101,9 +105,11 @@ impl Writer {
         if let Some(tokenizer) = self.tokenizer.as_mut() {
             tokenizer.rename(&self.dest.join(TOKENIZER_FILE))?;
         }
+        // The other names reach the disk before that of the configuration: a power cut leaves a whole checkpoint or none.
+        sync_folder(&self.dest)?;
         self.config.rename(&config)?;
-        // The names reach the disk as well: a power cut leaves a whole checkpoint or none.
-        File::open(&self.dest).and_then(|folder| folder.sync_all()).map_err(Error::io(&self.dest))?;
+        sync_folder(&self.dest)?;
+        self.parents.iter().try_for_each(|parent| sync_folder(parent))?;
         Ok(hexadecimal(&self.hash.finalize_reset()))
     }
 
@@ -178,6 +184,25 @@ fn entries(dest: &Path) -> Result<Vec<FolderEntry>> {
         Ok(FolderEntry { name, kind })
     };
     fs::read_dir(dest).map_err(Error::io(dest))?.map(entry).collect()
+}
+
+/// Returns the parents of a folder that does not exist, and of the missing folders above it.
+fn missing_parents(folder: &Path) -> Result<Vec<PathBuf>> {
+    let folder = std::path::absolute(folder).map_err(Error::io(folder))?;
+    let missing = folder.ancestors().take_while(|folder| !folder.exists());
+    Ok(missing.filter_map(Path::parent).map(Path::to_path_buf).collect())
+}
+
+/// Waits until the names in a folder are on the disk.
+#[cfg(unix)]
+fn sync_folder(folder: &Path) -> Result<()> {
+    File::open(folder).and_then(|folder| folder.sync_all()).map_err(Error::io(folder))
+}
+
+/// Does nothing: other systems cannot open a folder.
+#[cfg(not(unix))]
+fn sync_folder(_: &Path) -> Result<()> {
+    Ok(())
 }
 
 /// Removes a file if it exists.

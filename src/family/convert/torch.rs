@@ -6,7 +6,7 @@
 use super::pickle::{self, Object, Pickle, PickleValue};
 use crate::{
     error::{Error, Result},
-    family::checkpoint::{FileDtype, json, reader::check_finite},
+    family::checkpoint::{FileDtype, reader::check_finite, regular_file},
 };
 use std::{
     fs::File,
@@ -76,7 +76,7 @@ impl TorchDtype {
 impl TorchFile {
     /// Opens a file and reads its pickle. Fails for anything but an uncompressed archive with one readable pickle.
     pub(super) fn open(path: &Path) -> Result<Self> {
-        let (file, size) = json::open(path)?;
+        let (file, size) = regular_file::open(path).map_err(Error::io(path))?;
         let mut archive = ZipArchive::new(BufReader::new(file)).map_err(|error| zip_error(path, "the file", error))?;
         if archive.len() > MAX_ENTRIES {
             let expected = format!("at most {MAX_ENTRIES} entries");

@@ -47,6 +47,8 @@ const CRATES: &[(&str, &[&str])] = &[
     ("tower", &["serve"]),
     ("tower_http", &["serve"]),
     ("tokio_io_timeout", &["serve"]),
+    // Opens files without waiting for a pipe's writer.
+    ("libc", &["family"]),
     ("lru", &["engine"]),
     ("uuid", &["engine", "serve"]),
     // `error` names only the table of status codes.

@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use weir::{
     error::{Error, Result},
     family::{
-        checkpoint::{Config, Writer, read_weights},
+        checkpoint::{Config, Writer, read_weights, reader::shapes_in},
         load::{Settings, blueprint, load},
     },
 };
@@ -342,5 +342,40 @@ fn malicious_indices_are_rejected() {
     fs::remove_file(weights_file(&dir)).unwrap();
     check_messages(&[(message(dir.path()), "found neither")]);
     fs::create_dir(weights_file(&dir)).unwrap();
-    check_messages(&[(message(dir.path()), "the file: expected a regular file, found a folder")]);
+    check_messages(&[(message(dir.path()), "model.safetensors: expected a regular file, found a folder")]);
+}
+
+#[cfg(unix)]
+#[test]
+fn links_out_of_the_folder_are_rejected() {
+    let dir = valid();
+    let other_folder = valid();
+    let file = weights_file(&dir);
+    fs::rename(&file, dir.path().join("other.safetensors")).unwrap();
+    std::os::unix::fs::symlink("other.safetensors", &file).unwrap();
+    open(dir.path()).unwrap();
+    assert!(shapes_in(dir.path()).is_ok());
+    fs::remove_file(&file).unwrap();
+    std::os::unix::fs::symlink(weights_file(&other_folder), &file).unwrap();
+    let expected = "model.safetensors: the file: expected a file in this folder, found a link out of it";
+    check_messages(&[(message(dir.path()), expected), (shapes_in(dir.path()).unwrap_err().to_string(), expected)]);
+}
+
+/// No writer ever opens these pipes: a reader that waited would hang.
+#[cfg(unix)]
+#[test]
+fn pipes_are_rejected() {
+    let pipe = |path: &Path| {
+        fs::remove_file(path).ok();
+        assert!(std::process::Command::new("mkfifo").arg(path).status().unwrap().success());
+    };
+    for name in ["config.json", "card.json", "model.safetensors"] {
+        let dir = valid();
+        pipe(&dir.path().join(name));
+        check_messages(&[(message(dir.path()), &format!("{name}: expected a regular file, found a pipe or a device"))]);
+    }
+    let dir = sharded(|_, dir| pipe(&dir.join("model-00001-of-00002.safetensors")));
+    check_messages(&[(message(dir.path()), "00001-of-00002.safetensors: expected a regular file, found a pipe")]);
+    pipe(&dir.path().join("model.safetensors.index.json"));
+    check_messages(&[(message(dir.path()), "model.safetensors.index.json: expected a regular file, found a pipe")]);
 }

@@ -14,6 +14,9 @@ pub struct ModelArgs {
     /// Checkpoint folder.
     #[arg(long, value_name = "DIR", env = "WEIR_MODEL")]
     pub model: PathBuf,
+    /// Refuse a checkpoint whose card does not state the SHA-256 of its weights.
+    #[arg(long, env = "WEIR_REQUIRE_SHA256", value_parser = clap::builder::BoolishValueParser::new())]
+    require_sha256: bool,
     #[command(flatten)]
     compute: ComputeArgs,
 }
@@ -38,7 +41,7 @@ pub struct ComputeArgs {
 impl ModelArgs {
     /// Loads the model. Fails if the checkpoint cannot be read or is invalid.
     pub fn load(&self) -> Result<Arc<dyn Model>> {
-        load(&self.model, &self.compute.settings())
+        load(&self.model, &Settings { require_sha256: self.require_sha256, ..self.compute.settings() })
     }
 }
 

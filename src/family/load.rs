@@ -2,7 +2,7 @@
 
 use super::{
     Blueprint, Parts, Reader,
-    checkpoint::{CONFIG_FILE, Config, TensorSpec, read_weights},
+    checkpoint::{CONFIG_FILE, Config, TensorSpec, card, read_weights},
     decoder, hourglass, lslm, pyramidion,
 };
 use crate::{
@@ -59,6 +59,9 @@ fn load_with_threads(dir: &Path, name: String, settings: &Settings) -> Result<Ar
     let companion_settings = Settings { max_symbols: Some(max_symbols), ..settings.clone() };
     let load_companion = |dir: &PathBuf| load_with_threads(dir, name_of(dir), &companion_settings);
     let companions = folders.iter().map(load_companion).collect::<Result<_>>()?;
+    if settings.require_sha256 {
+        card::require_digest(dir)?;
+    }
     let (weights, sha256) = read_weights(dir, &blueprint.tensors())?;
     let parts = Parts { config, name, weights, sha256, companions, settings: settings.clone() };
     blueprint.build(parts).map_err(|error| match error {

@@ -23,6 +23,8 @@ pub struct Settings {
     pub memory_bytes: usize,
     /// Instruction set of the kernels: the widest that the processor has, except in tests.
     pub isa: Isa,
+    /// True if a checkpoint whose card does not state the SHA-256 of its weights is refused.
+    pub require_sha256: bool,
     /// The thread pool, once started: models loaded with clones of the same settings share it.
     pub pool: Option<Arc<ThreadPool>>,
 }
@@ -30,7 +32,15 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        Self { threads, dtype: Dtype::F32, max_symbols: None, memory_bytes: 2 << 30, isa: Isa::detect(), pool: None }
+        Self {
+            threads,
+            dtype: Dtype::F32,
+            max_symbols: None,
+            memory_bytes: 2 << 30,
+            isa: Isa::detect(),
+            require_sha256: false,
+            pool: None,
+        }
     }
 }
 

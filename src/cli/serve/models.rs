@@ -18,6 +18,10 @@ pub(super) struct ModelsArgs {
     /// can be repeated, or hold several folders separated by commas.
     #[arg(long, value_name = "[NAME=]DIR", env = "WEIR_MODEL", value_delimiter = ',')]
     model: Vec<PathBuf>,
+    /// Refuse checkpoints whose cards do not state the SHA-256 of their weights. A stated digest is always compared.
+    #[arg(long, value_name = "BOOL", env = "WEIR_REQUIRE_SHA256", default_value = "false", num_args = 0..=1,
+        require_equals = true, default_missing_value = "true")]
+    require_sha256: String,
     /// Number of threads. Default: all cores.
     #[arg(long, value_name = "N", env = "WEIR_THREADS")]
     threads: Option<String>,
@@ -70,6 +74,7 @@ impl ModelsArgs {
         }
         settings.max_symbols =
             self.max_symbols.as_ref().map(|count| checks.number("--max-symbols", count, 1..=load::MAX_SYMBOLS));
+        settings.require_sha256 = checks.switch("--require-sha256", &self.require_sha256);
         settings.memory_bytes = checks.bytes("--kv-memory", &self.kv_memory, 1 << 20..=usize::MAX);
         settings
     }

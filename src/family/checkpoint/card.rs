@@ -1,4 +1,4 @@
-//! `card.json`: facts about a checkpoint. The loader reads the digest of the weights only.
+//! `card.json`: facts about a checkpoint. The writer states the digest of the weights; the loader reads nothing else.
 
 use super::json;
 use crate::error::{Error, Result, clip};
@@ -10,25 +10,50 @@ pub const CARD_FILE: &str = "card.json";
 /// Maximum size of `card.json`.
 const MAX_BYTES: u64 = 1 << 20;
 
+/// Returns the text of a card that states the digest of the weights.
+pub(super) fn text(sha256: &str) -> String {
+    format!("{}\n", serde_json::json!({ "sha256": sha256 }))
+}
+
 /// The part of a card that the loader reads. Other keys are for people and for the training tools.
 #[derive(Deserialize)]
 struct Card {
     sha256: Option<String>,
 }
 
+/// Checks that a card states a digest, which [`check_digest`] then compares. Fails if there is no card, it states no digest, or
+/// it cannot be read.
+pub fn require_digest(dir: &Path) -> Result<()> {
+    let found = match read(dir)? {
+        Some(Card { sha256: Some(_) }) => return Ok(()),
+        Some(Card { sha256: None }) => "nothing",
+        None => "no card",
+    };
+    Err(Error::checkpoint(
+        dir.join(CARD_FILE),
+        "sha256",
+        "the digest of the weights, which --require-sha256 asks for",
+        found,
+    ))
+}
+
 /// Compares the SHA-256 of a checkpoint's weights with the one in its card. A checkpoint without a card, or with a card
 /// that states no digest, passes. Fails if the digests differ, or the card cannot be read.
 pub fn check_digest(dir: &Path, sha256: &str) -> Result<()> {
-    let file = dir.join(CARD_FILE);
-    if !file.try_exists().map_err(Error::io(&file))? {
-        return Ok(());
-    }
-    let card: Card = json::parse(&json::read_limited(&file, MAX_BYTES)?, &file, "")?;
-    match card.sha256 {
+    match read(dir)?.and_then(|card| card.sha256) {
         Some(stated) if !stated.eq_ignore_ascii_case(sha256) => {
             let expected = format!("{}, as {CARD_FILE} states", clip(&stated, 64));
             Err(Error::checkpoint(dir, "sha256 of the weights", expected, sha256))
         }
         _ => Ok(()),
     }
+}
+
+/// Reads the card of a checkpoint, if it has one.
+fn read(dir: &Path) -> Result<Option<Card>> {
+    let file = dir.join(CARD_FILE);
+    if !file.try_exists().map_err(Error::io(&file))? {
+        return Ok(None);
+    }
+    json::parse(&json::read_limited(&file, MAX_BYTES)?, &file, "").map(Some)
 }

@@ -5,6 +5,7 @@
 
 use super::{
     TensorSpec,
+    card::{self, CARD_FILE},
     config::{CONFIG_FILE, Config},
     reader::hexadecimal,
     shards::{INDEX_FILE, WEIGHTS_FILE},
@@ -83,13 +84,15 @@ impl Writer {
         Ok(())
     }
 
-    /// Renames the files to their final names; returns the SHA-256 of the weights, in hexadecimal. Fails if tensors are
-    /// missing, or the file system rejects an operation.
+    /// Writes a card with the SHA-256 of the weights, and renames the files to their final names. Returns the SHA-256, in
+    /// hexadecimal. Fails if tensors are missing, or the file system rejects an operation.
     pub fn finish(mut self) -> Result<String> {
         if let Some(next) = self.missing.last() {
             return Err(Error::Internal(format!("{} was not written", next.name)));
         }
         self.out.flush().and_then(|()| self.out.get_ref().sync_all()).map_err(Error::io(&self.weights.path))?;
+        let sha256 = hexadecimal(&self.hash.finalize_reset());
+        let mut card = Partial::write(&self.dest, CARD_FILE, &card::text(&sha256))?;
         // Files of an old checkpoint would describe other weights. Its configuration goes first: without it the folder is no
         // checkpoint.
         let config = self.dest.join(CONFIG_FILE);
@@ -105,12 +108,13 @@ impl Writer {
         if let Some(tokenizer) = self.tokenizer.as_mut() {
             tokenizer.rename(&self.dest.join(TOKENIZER_FILE))?;
         }
+        card.rename(&self.dest.join(CARD_FILE))?;
         // The other names reach the disk before that of the configuration: a power cut leaves a whole checkpoint or none.
         sync_folder(&self.dest)?;
         self.config.rename(&config)?;
         sync_folder(&self.dest)?;
         self.parents.iter().try_for_each(|parent| sync_folder(parent))?;
-        Ok(hexadecimal(&self.hash.finalize_reset()))
+        Ok(sha256)
     }
 
     fn put(&mut self, bytes: &[u8]) -> Result<()> {
@@ -167,14 +171,15 @@ enum EntryKind {
 }
 
 fn entries(dest: &Path) -> Result<Vec<FolderEntry>> {
-    // next to a configuration README.md is the model card; alone it is a foreign file
-    let card = if dest.join(CONFIG_FILE).is_file() { "README.md" } else { CONFIG_FILE };
+    // cards belong to a checkpoint next to a configuration; alone they are foreign files
+    let cards: &[&str] = if dest.join(CONFIG_FILE).is_file() { &["README.md", CARD_FILE] } else { &[] };
     let entry = |entry: std::io::Result<fs::DirEntry>| {
         let entry = entry.map_err(Error::io(dest))?;
         let name = entry.file_name().to_string_lossy().into_owned();
         let path = entry.path();
         let shard = name.starts_with("model-") && name.contains("-of-") && name.ends_with(".safetensors");
-        let part = shard || [card, CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE].contains(&&*name) || name == INDEX_FILE;
+        let parts = [CONFIG_FILE, WEIGHTS_FILE, INDEX_FILE, TOKENIZER_FILE];
+        let part = shard || parts.iter().chain(cards).any(|part| *part == name);
         let kind = match path.is_dir() {
             true if path.join(CONFIG_FILE).is_file() => EntryKind::Companion,
             false if part => EntryKind::Part,
@@ -310,7 +315,9 @@ mod tests {
         assert!(files(dir.path()).iter().all(|name| name.ends_with(".partial")));
         writer.tensor("b", &[3.0]).unwrap();
         let sha256 = writer.finish().unwrap();
-        assert_eq!(files(dir.path()), [CONFIG_FILE, WEIGHTS_FILE]);
+        assert_eq!(files(dir.path()), [CARD_FILE, CONFIG_FILE, WEIGHTS_FILE]);
+        card::require_digest(dir.path()).unwrap();
+        card::check_digest(dir.path(), &sha256).unwrap();
         let bytes = fs::read(dir.path().join(WEIGHTS_FILE)).unwrap();
         assert_eq!(hexadecimal(&Sha256::digest(bytes)), sha256);
     }
@@ -329,7 +336,9 @@ mod tests {
     #[test]
     fn an_old_checkpoint_is_removed() {
         let dir = TempDir::new().unwrap();
-        for old in ["model.safetensors.index.json", "model-00001-of-00002.safetensors", "README.md", CONFIG_FILE] {
+        for old in
+            ["model.safetensors.index.json", "model-00001-of-00002.safetensors", "README.md", CARD_FILE, CONFIG_FILE]
+        {
             fs::write(dir.path().join(old), "{}").unwrap();
         }
         fs::create_dir(dir.path().join("companion")).unwrap();
@@ -339,7 +348,7 @@ mod tests {
         writer.tensor("a", &[1.0, 2.0]).unwrap();
         writer.tensor("b", &[3.0]).unwrap();
         writer.finish().unwrap();
-        assert_eq!(files(dir.path()), ["companion", CONFIG_FILE, WEIGHTS_FILE]);
+        assert_eq!(files(dir.path()), [CARD_FILE, "companion", CONFIG_FILE, WEIGHTS_FILE]);
     }
 
     #[test]

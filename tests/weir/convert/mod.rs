@@ -125,10 +125,10 @@ fn a_folder_with_files_is_not_overwritten() {
     assert!(convert(&source, dest.path()).unwrap_err().to_string().contains("--force"));
     forced().unwrap();
     read(dest.path());
-    assert_eq!(names(), ["config.json", "model.safetensors"]);
+    assert_eq!(names(), ["card.json", "config.json", "model.safetensors"]);
     fs::write(dest.path().join("curve.svg"), "").unwrap();
     assert!(forced().unwrap_err().to_string().contains("curve.svg"));
-    assert_eq!(names(), ["config.json", "curve.svg", "model.safetensors"]);
+    assert_eq!(names(), ["card.json", "config.json", "curve.svg", "model.safetensors"]);
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Malicious and damaged checkpoints. Each is rejected with file, key, expected and found value before memory is allocated.
 
+use super::support::remove_card;
 use serde_json::{Value, json};
 use std::{
     fs,
@@ -29,6 +30,8 @@ fn valid() -> TempDir {
         writer.tensor(&spec.name, &vec![0.5; spec.shape.iter().product()]).unwrap();
     }
     writer.finish().unwrap();
+    // Most tests change the weights, and look for another error than that of the digest.
+    remove_card(dir.path());
     dir
 }
 
@@ -129,6 +132,20 @@ fn weights_that_differ_from_their_card_are_rejected() {
     assert!(message(dir.path()).contains("sha256"), "{}", message(dir.path()));
     fs::write(&card, r#"{"name": "small"}"#).unwrap();
     open(dir.path()).unwrap();
+}
+
+#[test]
+fn a_required_digest_must_be_stated() {
+    let settings = Settings { threads: 1, require_sha256: true, ..Settings::default() };
+    let dir = with_card();
+    load(dir.path(), &settings).unwrap();
+    let refusal = || load(dir.path(), &settings).err().unwrap().to_string();
+    let card = dir.path().join("card.json");
+    fs::write(&card, r#"{"name": "small"}"#).unwrap();
+    assert!(refusal().contains("card.json: sha256: expected the digest of the weights"), "{}", refusal());
+    fs::remove_file(&card).unwrap();
+    assert!(refusal().ends_with("found no card"), "{}", refusal());
+    load(dir.path(), &Settings { require_sha256: false, ..settings.clone() }).unwrap();
 }
 
 #[test]

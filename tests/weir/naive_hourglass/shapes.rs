@@ -1,6 +1,6 @@
 //! Shapes of the hourglass that the official fixtures lack, with random weights.
 
-use crate::support::{Dice, settings};
+use crate::support::{Dice, remove_card, settings};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 use std::{
@@ -52,6 +52,7 @@ pub(crate) fn write(root: &Path, name: &str, config: &Value, seed: u64) -> PathB
 
 /// Replaces the weights of a checkpoint file.
 fn randomise(path: &Path, seed: u64) {
+    remove_card(path.parent().unwrap());
     let mut bytes = fs::read(path).unwrap();
     let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
     let mut dice = Dice::new(seed);

@@ -114,6 +114,7 @@ impl Shape {
     /// Scales the weights of scorers and queries, because random ones give almost equal scores.
     fn spread_scores(&self) {
         let file = self.folder().join("model.safetensors");
+        remove_card(&self.folder());
         let mut bytes = fs::read(&file).unwrap();
         let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize + 8;
         let tensors: serde_json::Value = serde_json::from_slice(&bytes[8..header]).unwrap();

@@ -3,16 +3,19 @@
 #   docker build -t weir .
 #   docker run --read-only -p 50051:50051 weir
 #
-# docs/operations.md describes the settings.
+# docs/operations.md describes the settings, and how to pin both base images by digest: a tag may change.
 
-FROM rust:1.95.0-slim-bookworm AS build
+ARG BUILD_IMAGE=rust:1.95.0-slim-bookworm
+ARG BASE_IMAGE=debian:bookworm-slim
+
+FROM ${BUILD_IMAGE} AS build
 WORKDIR /weir
 COPY . .
 # The compiler's output is cached between builds, so the program must be copied out of the cache.
 RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/weir/target \
     cargo build --release --locked --bin weir && cp target/release/weir /usr/local/bin/weir
 
-FROM debian:bookworm-slim
+FROM ${BASE_IMAGE}
 LABEL org.opencontainers.image.title="weir" \
       org.opencontainers.image.description="Inference server for character- and byte-level language models" \
       org.opencontainers.image.licenses="MIT OR Apache-2.0"

@@ -55,6 +55,7 @@ PROXIES = "deploy/tests/test_proxies.py runs it with its own replicas"
 OVERLOAD = "loadtest/tests/loadtest/sockets.rs runs it and checks its output"
 LONG = "it takes ten minutes on an idle machine; README.md and docs/loadtest.md have shorter versions, which are run"
 TITLE = "What pooling is worth: two pairs of models"
+SBOM = "it builds a program from crates.io for minutes"
 TORCH = "it needs PyTorch and runs for hours"
 
 HTTP = "--http-listen 127.0.0.1:800{0} --admin-listen 127.0.0.1:909{0}"
@@ -116,6 +117,7 @@ PAGES: Dict[str, List[Step]] = {
     "CONTRIBUTING.md": [
         Elsewhere("cargo test", CI),
         Elsewhere(".ci/run", CI),
+        Elsewhere(".ci/deny", CI),
         Elsewhere(".ci/sanitize", CI),
         Elsewhere(".ci/python", CI),
         Elsewhere("ln -s ../../.ci/commit-msg .git/hooks/commit-msg", "it changes the repository's hooks"),
@@ -292,6 +294,14 @@ PAGES: Dict[str, List[Step]] = {
         Elsewhere("docker build -t weir .", DOCKER),
         Elsewhere("docker run --read-only -p 50051:50051 -p 8000:8000 -p 127.0.0.1:9090:9090 weir", DOCKER),
         Elsewhere("docker run --read-only -p 50051:50051 -v /my/models:/models:ro weir", DOCKER),
+        Elsewhere("docker buildx imagetools inspect debian:bookworm-slim --format '{{.Manifest.Digest}}'", DOCKER),
+        Elsewhere(
+            "docker build -t weir --build-arg BUILD_IMAGE=rust@sha256:DIGEST --build-arg BASE_IMAGE=debian@sha256:DIGEST .",
+            DOCKER,
+        ),
+        Elsewhere("kustomize edit set image weir=registry.example.org/weir@sha256:DIGEST", CLUSTER),
+        Elsewhere("cargo install cargo-cyclonedx --locked", SBOM),
+        Elsewhere("cargo cyclonedx --format json --spec-version 1.5", SBOM),
     ],
     "docs/performance.md": [
         bench(

@@ -3,11 +3,15 @@
 //! The fuzz targets and a property test of the main crate share this file.
 
 use std::path::Path;
-use weir::family::{
-    Blueprint,
-    checkpoint::{Config, read_from},
-    convert::pickle::Pickle,
-    load::blueprint,
+use weir::{
+    config::file::{ValueKind, parse},
+    family::{
+        Blueprint,
+        checkpoint::{Config, read_from},
+        convert::pickle::Pickle,
+        load::blueprint,
+    },
+    text::SubwordTokenizer,
 };
 
 /// Configuration of a model so small that a mutated weight file often passes the checks of shapes.
@@ -39,6 +43,36 @@ pub(crate) fn pickle(data: &[u8]) {
     if let Ok(pickle) = Pickle::read(data) {
         pickle.describe(&pickle.root);
         pickle.item(&pickle.root, "model_state");
+    }
+}
+
+/// Text for tokenizers: words, an accent, an emoji, a special token spelt out, invalid combinations.
+const TEXT: &str = "A naïve test,  of 12 words\n\n👩‍👩‍👧 </s> a\u{301}\u{301} ﷺ x";
+
+/// Reads a `tokenizer.json`, and encodes and decodes a text with it.
+pub(crate) fn tokenizer(data: &[u8]) {
+    if let Ok(tokenizer) = SubwordTokenizer::parse(data)
+        && let Ok(subwords) = tokenizer.encode(TEXT)
+    {
+        assert!(subwords.iter().all(|subword| subword.start <= subword.end && subword.end <= TEXT.len()));
+        tokenizer.decode(&subwords.iter().map(|subword| subword.id).collect::<Vec<_>>());
+    }
+}
+
+/// Reads a settings file.
+pub(crate) fn settings(data: &[u8]) {
+    let kind = |key: &str| match key {
+        "listen" => Some(ValueKind::Text),
+        "rows" => Some(ValueKind::Number),
+        "kv-memory" => Some(ValueKind::Size),
+        "late-headers" => Some(ValueKind::Switch),
+        "model" => Some(ValueKind::List),
+        _ => None,
+    };
+    if let Ok(text) = std::str::from_utf8(data) {
+        let (settings, problems) = parse("weir.toml", text, kind);
+        assert!(settings.iter().all(|setting| kind(&setting.key).is_some()));
+        assert!(problems.iter().all(|problem| problem.starts_with("weir.toml, line ")), "{problems:?}");
     }
 }
 

@@ -55,6 +55,7 @@ PROXIES = "deploy/tests/test_proxies.py runs it with its own replicas"
 OVERLOAD = "loadtest/tests/loadtest/sockets.rs runs it and checks its output"
 LONG = "it takes ten minutes on an idle machine; README.md and docs/loadtest.md have shorter versions, which are run"
 TITLE = "What pooling is worth: two pairs of models"
+FUZZ = "it runs for minutes; .ci runs a minute of each target"
 SBOM = "it builds a program from crates.io for minutes"
 TORCH = "it needs PyTorch and runs for hours"
 
@@ -118,9 +119,13 @@ PAGES: Dict[str, List[Step]] = {
         Elsewhere("cargo test", CI),
         Elsewhere(".ci/run", CI),
         Elsewhere(".ci/deny", CI),
+        Elsewhere(".ci/fuzz", CI),
         Elsewhere(".ci/sanitize", CI),
         Elsewhere(".ci/python", CI),
         Elsewhere("ln -s ../../.ci/commit-msg .git/hooks/commit-msg", "it changes the repository's hooks"),
+        Elsewhere(".ci/fuzz", CI),
+        Elsewhere(".ci/fuzz 600 pickle", FUZZ),
+        Elsewhere("FUZZ_MERGE=1 .ci/fuzz 600", FUZZ),
     ],
     "clients/python/README.md": [
         Elsewhere(INSTALL, CI),

@@ -1,4 +1,4 @@
-//! `cargo +nightly fuzz run config`
+//! `.ci/fuzz 60 config`
 #![no_main]
 
 #[expect(dead_code, reason = "each target uses one entry")]

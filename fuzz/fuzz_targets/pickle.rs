@@ -1,4 +1,4 @@
-//! `cargo +nightly fuzz run pickle`
+//! `.ci/fuzz 60 pickle`
 #![no_main]
 
 #[expect(dead_code, reason = "each target uses one entry")]

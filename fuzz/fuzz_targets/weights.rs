@@ -1,4 +1,4 @@
-//! `cargo +nightly fuzz run weights`
+//! `.ci/fuzz 60 weights`
 #![no_main]
 
 #[expect(dead_code, reason = "each target uses one entry")]

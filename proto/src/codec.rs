@@ -1,7 +1,7 @@
 //! prost's codec, which refuses requests that would take too much memory.
 
 use crate::decoded_size;
-use prost::{Message, Name};
+use prost::{Message, Name, bytes::Buf};
 use std::marker::PhantomData;
 use tonic::{
     Status,
@@ -51,15 +51,14 @@ impl<T, U: Message + Name + Default> Decoder for BoundedCodec<T, U> {
     type Error = Status;
 
     fn decode(&mut self, bytes: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
+        // tonic passes each message in one piece.
         decode_bounded(bytes).map(Some)
     }
 }
 
-/// Decodes a message. Fails with OUT_OF_RANGE if it is a request that would take too much memory, and with INTERNAL and prost's
+/// Decodes a message, which `bytes` holds in one piece. Fails with OUT_OF_RANGE if it is a request that would take too much memory, and with INTERNAL and prost's
 /// text if it is malformed.
-pub fn decode_bounded<U: Message + Name + Default>(bytes: &mut DecodeBuf<'_>) -> Result<U, Status> {
-    use prost::bytes::Buf;
-    // tonic passes each message in one piece.
+pub fn decode_bounded<U: Message + Name + Default>(bytes: &mut impl Buf) -> Result<U, Status> {
     decoded_size::check(&U::full_name(), bytes.chunk()).map_err(|too_large| {
         let decoded_size::TooLarge { bytes, limit } = too_large;
         Status::out_of_range(format!("{TOO_LARGE_DECODED}{bytes} bytes of memory; for its length the limit is {limit}"))

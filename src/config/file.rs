@@ -74,7 +74,8 @@ pub fn read(path: &Path, kind: impl Fn(&str) -> Option<ValueKind>) -> (Vec<FileS
     }
 }
 
-fn parse(name: &str, text: &str, kind: impl Fn(&str) -> Option<ValueKind>) -> (Vec<FileSetting>, Vec<String>) {
+/// Parses the text of the settings file called `name`, as [`read`] does.
+pub fn parse(name: &str, text: &str, kind: impl Fn(&str) -> Option<ValueKind>) -> (Vec<FileSetting>, Vec<String>) {
     let (table, errors) = DeTable::parse_recoverable(text);
     let origin = |offset: usize| {
         let before = text.as_bytes().get(..offset).unwrap_or(text.as_bytes());

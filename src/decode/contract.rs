@@ -238,7 +238,7 @@ impl Card {
     }
 }
 
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 impl Card {
     /// Returns the card of a small pooling model without boundary modes.
     pub(crate) fn for_tests(vocabulary: Vocabulary) -> Self {

@@ -9,6 +9,8 @@
 mod admin;
 mod call;
 pub mod client;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 mod grpc;
 mod in_process;
 mod middleware;

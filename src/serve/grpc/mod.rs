@@ -2,6 +2,8 @@
 
 mod convert;
 mod document_upload;
+#[cfg(any(test, fuzzing))]
+pub(super) mod fuzzing;
 mod generate_stream;
 pub(super) mod generation;
 pub(super) mod latency;

@@ -7,6 +7,8 @@
 
 mod codec;
 mod field_names;
+#[cfg(any(test, fuzzing))]
+pub(super) mod fuzzing;
 mod infer_stream;
 mod models;
 mod request;

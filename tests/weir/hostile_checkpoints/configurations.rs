@@ -195,6 +195,24 @@ fn shipped_shapes_have_the_parameters_in_their_names() {
     }
 }
 
+/// Runs the fuzz targets of files on their kept corpora, in which inputs that once failed stay.
+#[test]
+fn the_kept_corpora_never_panic() {
+    let targets: [(&str, fn(&[u8])); 5] = [
+        ("config", entries::config),
+        ("weights", entries::weights),
+        ("pickle", entries::pickle),
+        ("tokenizer", entries::tokenizer),
+        ("settings", entries::settings),
+    ];
+    for (target, entry) in targets {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target);
+        let files: Vec<_> = folder.read_dir().unwrap().map(|file| file.unwrap().path()).collect();
+        assert!(files.len() >= 3, "only {} inputs in {}", files.len(), folder.display());
+        files.iter().for_each(|file| entry(&fs::read(file).unwrap()));
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 

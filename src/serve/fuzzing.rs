@@ -1,0 +1,57 @@
+//! Entry points of the fuzz targets for requests: each accepts any bytes, and must not panic. Compiled for tests and fuzz targets
+//! only.
+
+use super::{grpc, oip, openai::request::CompletionRequest};
+
+/// Reads a request of `weir.v1`, and converts it to a job. The first byte selects the message.
+pub fn grpc_request(data: &[u8]) {
+    grpc::fuzzing::request(data);
+}
+
+/// Reads the body of a completion request over HTTP, and converts it to jobs.
+pub fn completion_request(data: &[u8]) {
+    let Ok(request) = CompletionRequest::parse(data, "the body") else { return };
+    let Ok(requests) = request.generate_requests() else { return };
+    requests.for_each(grpc::fuzzing::generate);
+}
+
+/// Reads a request of the Open Inference Protocol, with its tensors, and converts it to a job.
+pub fn inference_request(data: &[u8]) {
+    if let Some(request) = oip::fuzzing::request(data) {
+        grpc::fuzzing::generate(request);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    /// Runs an entry on the kept corpus of a target, and on the beginnings of each input.
+    fn run_corpus(target: &str, entry: fn(&[u8])) {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target);
+        let mut count = 0;
+        for file in folder.read_dir().unwrap() {
+            let input = std::fs::read(file.unwrap().path()).unwrap();
+            entry(&input);
+            (0..input.len().min(256)).for_each(|end| entry(&input[..end]));
+            count += 1;
+        }
+        assert!(count > 5, "only {count} inputs in {}", folder.display());
+    }
+
+    #[test]
+    fn the_corpus_of_grpc_requests_passes() {
+        run_corpus("grpc", grpc_request);
+    }
+
+    #[test]
+    fn the_corpus_of_completion_requests_passes() {
+        run_corpus("openai", completion_request);
+    }
+
+    #[test]
+    fn the_corpus_of_inference_requests_passes() {
+        run_corpus("open_inference", inference_request);
+    }
+}

@@ -1,0 +1,10 @@
+//! Entry point of a fuzz target: requests of the Open Inference Protocol.
+
+use super::request::InferRequest;
+use weir_proto::{codec::decode_bounded, inference::ModelInferRequest, v1::GenerateRequest};
+
+/// Reads a request, with its tensors, and returns the request of `Generate` that it becomes.
+pub(in crate::serve) fn request(mut encoded: &[u8]) -> Option<GenerateRequest> {
+    let request = decode_bounded::<ModelInferRequest>(&mut encoded).ok()?;
+    InferRequest::parse(request).ok().map(|request| request.generate)
+}

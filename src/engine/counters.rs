@@ -11,6 +11,8 @@ pub struct Counters {
     pub waiting: usize,
     /// Preemptions of running requests.
     pub preemptions: u64,
+    /// Times that the worker started over after a panic.
+    pub restarts: u64,
     /// Symbol steps.
     pub steps: u64,
     /// Rows of all symbol steps.

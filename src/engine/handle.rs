@@ -225,6 +225,16 @@ impl Handle {
         self.inner().lock_state().advance_to(Phase::Draining);
     }
 
+    /// Closes the engine: its worker finishes the step that it runs, ends all requests, and ends.
+    pub fn close(&self) {
+        self.0.close();
+    }
+
+    /// Returns true if the worker thread has ended, or if the worker is a task.
+    pub fn has_ended(&self) -> bool {
+        self.0.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
     /// Returns the phase of the engine's life.
     pub fn phase(&self) -> Phase {
         self.inner().lock_state().phase
@@ -282,10 +292,16 @@ impl Handle {
     }
 }
 
-impl Drop for WorkerThread {
-    fn drop(&mut self) {
+impl WorkerThread {
+    fn close(&self) {
         self.inner.lock_state().advance_to(Phase::Closed);
         self.inner.wake_signal.raise();
+    }
+}
+
+impl Drop for WorkerThread {
+    fn drop(&mut self) {
+        self.close();
         // the worker itself may drop the last handle, and a thread that joins itself blocks forever
         let other = self.thread.take().filter(|thread| thread.thread().id() != thread::current().id());
         if let Some(thread) = other {

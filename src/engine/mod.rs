@@ -11,11 +11,14 @@
 //! | `scheduler` | which requests run, wait and are preempted, and what each step feeds; pure, without clock or tensors |
 //! | `request` | one request from its arrival to its end: text or summary, document upload, event channel, timing |
 //! | `batch` | the running rows and one step of them |
+//! | `recovery` | what a panic of the worker ends, and how often the worker may start over |
 //! | [`cache`] | the segment cache (prefixes of texts) and the document cache (encoded documents) |
 //! | [`calibration`] | step times measured at load, from which the time without pooling is estimated |
 //! | `wake` | the signal that wakes the worker, and its heartbeat |
+//! | `accounting` | checked arithmetic for what requests and cache entries hold |
 //! | `counters`, [`observer`] | totals since start, and callbacks while the engine runs |
 
+mod accounting;
 mod api;
 mod batch;
 pub mod cache;
@@ -23,6 +26,7 @@ pub mod calibration;
 mod counters;
 mod handle;
 pub mod observer;
+mod recovery;
 mod request;
 mod scheduler;
 mod shared;

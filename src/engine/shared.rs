@@ -19,6 +19,8 @@ use tokio::sync::watch;
 
 /// Message of the error that every request of a broken engine gets.
 pub(super) const WORKER_ENDED: &str = "the model's worker has ended";
+/// Message of the error that all requests get when the worker panics outside of the work for single requests.
+pub(super) const WORKER_PANICKED: &str = "the model's worker panicked";
 /// Stage of a deadline error for a request that is rejected because its deadline cannot be met.
 const DEADLINE_TOO_CLOSE: &str = "in advance: at the measured rate there is no time for the first character";
 
@@ -33,13 +35,14 @@ pub(super) struct Inner {
     /// Step times of the model, once they are measured.
     pub(super) calibration: OnceLock<Calibrated>,
     pub(super) wake_signal: Arc<WakeSignal>,
-    /// Set when the worker panics; watched by [`Handle::wait_until_broken`](super::Handle::wait_until_broken).
+    /// Set when the worker breaks; watched by [`Handle::wait_until_broken`](super::Handle::wait_until_broken).
     pub(super) broken: watch::Sender<bool>,
 }
 
 /// Queue, measured rates, phase and totals. Locked for short moments only: never while a step runs.
 pub(super) struct EngineState {
     pub(super) scheduler: Scheduler<Request>,
+    rules: Rules,
     pub(super) rates: RateEstimator,
     pub(super) phase: Phase,
     /// The worker's totals after its latest step, without the current load.
@@ -51,6 +54,7 @@ impl Inner {
         let rules = Rules::new(limits.rows, limits.queue, limits.queued_symbols, model.memory().limit, limits.chunk);
         let state = EngineState {
             scheduler: Scheduler::new(rules),
+            rules,
             rates: RateEstimator::new(rules.rows, rules.chunk),
             phase: Phase::Open,
             counters: Counters::default(),
@@ -92,6 +96,11 @@ impl EngineState {
             Rejection::Full { what, limit } => Error::QueueFull { what, limit, retry },
             Rejection::NeverFits => Error::Internal("the request needs more memory than the model has".into()),
         })
+    }
+
+    /// Puts an empty scheduler in place of the present one, and returns that.
+    pub(super) fn replace_scheduler(&mut self) -> Scheduler<Request> {
+        std::mem::replace(&mut self.scheduler, Scheduler::new(self.rules))
     }
 
     /// Moves to a later phase; never back to an earlier one.

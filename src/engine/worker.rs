@@ -1,16 +1,19 @@
 //! The worker: one thread that owns a model's rows.
 //!
 //! A round of its loop ends requests that are over, admits queued ones, preempts rows if memory is short, and runs one step of
-//! all rows together. If no row can step, it sleeps until it is woken or until the next deadline.
+//! all rows together. If no row can step, it sleeps until it is woken or until the next deadline. After a panic outside of the
+//! work for single requests, the worker ends all requests and starts over; see [`recovery`](super::recovery).
 //!
 //! A simulation runs the same rounds as a task ([`WorkerTask`]).
 
 use super::{
     api::Phase,
     batch::Batch,
+    counters::Counters,
+    recovery::{RestartLimit, caught},
     request::{Request, RequestKind},
     scheduler::{PreemptionCause, RunPermit},
-    shared::{Inner, WORKER_ENDED},
+    shared::{Inner, WORKER_ENDED, WORKER_PANICKED},
 };
 use crate::error::Error;
 use std::{
@@ -37,6 +40,7 @@ struct Worker {
     admitted: Vec<(Request, RunPermit)>,
     /// Requests that have ended and whose outcome was not sent yet.
     ended: Vec<Request>,
+    restarts: RestartLimit,
 }
 
 /// What a round of the worker's loop did.
@@ -47,9 +51,11 @@ enum Round {
     Idle(Option<Duration>),
     /// The engine was closed.
     Closed,
+    /// The worker panicked too often.
+    Broken,
 }
 
-/// Ends the queue when the worker ends or panics.
+/// Ends the queue when the worker ends, breaks or panics.
 struct ExitGuard(Arc<Inner>);
 
 /// Runs the worker on this thread until the engine is closed.
@@ -61,6 +67,7 @@ pub(super) fn run(inner: Arc<Inner>) {
             Round::Stepped => {}
             Round::Idle(limit) => worker.inner.wake_signal.wait(limit),
             Round::Closed => return worker.close(),
+            Round::Broken => return,
         }
     }
 }
@@ -90,6 +97,7 @@ impl WorkerTask {
                     let _ = timeout(limit.unwrap_or(LONGEST_SLEEP), woken).await;
                 }
                 Round::Closed => return worker.close(),
+                Round::Broken => return,
             }
         }
     }
@@ -99,12 +107,30 @@ impl Worker {
     fn new(inner: Arc<Inner>) -> Self {
         tracing::debug!("worker started");
         let waker = Waker::from(Arc::clone(&inner.wake_signal));
-        Self { batch: Batch::new(Arc::clone(&inner)), inner, waker, admitted: Vec::new(), ended: Vec::new() }
+        Self {
+            batch: Batch::new(Arc::clone(&inner)),
+            inner,
+            waker,
+            admitted: Vec::new(),
+            ended: Vec::new(),
+            restarts: RestartLimit::default(),
+        }
     }
 
+    /// Runs a round, and starts over if it panicked, or if a caller panicked while it changed the scheduler's state.
     fn round(&mut self) -> Round {
         let now = Instant::now();
         self.inner.heartbeat.start_round(now);
+        if !self.inner.state.is_poisoned()
+            && let Some(round) = caught(|| self.run_round(now))
+        {
+            return round;
+        }
+        self.restart(now);
+        if self.inner.lock_state().phase == Phase::Broken { Round::Broken } else { Round::Stepped }
+    }
+
+    fn run_round(&mut self, now: Instant) -> Round {
         self.batch.poll_requests(now, &self.waker);
         self.end_requests(now);
         if !self.admit(now) {
@@ -117,6 +143,40 @@ impl Worker {
         }
         self.inner.heartbeat.rest();
         Round::Idle(self.sleep_limit(now))
+    }
+
+    /// Ends all requests, queued ones too, and starts over after a panic that may have left queue, rows and caches inconsistent.
+    /// The engine is broken if this fails, or if it happens too often.
+    fn restart(&mut self, now: Instant) {
+        let Inner { state, segment_cache, document_cache, observer, .. } = &*self.inner;
+        let mut requests = self.batch.take_requests();
+        requests.extend(self.admitted.drain(..).map(|(request, _)| request));
+        requests.append(&mut self.ended);
+        state.clear_poison();
+        let mut queue = self.inner.lock_state().replace_scheduler();
+        requests.extend(queue.clear());
+        segment_cache.clear();
+        document_cache.clear();
+        let counters = Counters { restarts: self.batch.counters.restarts + 1, ..self.batch.counters };
+        let batch = if self.restarts.allow(now) { caught(|| Batch::new(Arc::clone(&self.inner))) } else { None };
+        let mut state = self.inner.lock_state();
+        match batch {
+            Some(batch) => {
+                tracing::error!("the worker starts over with an empty queue and empty caches");
+                self.batch = batch;
+                self.batch.counters = counters;
+                state.counters = counters;
+            }
+            None => {
+                tracing::error!("the worker cannot start over: the engine is broken");
+                state.advance_to(Phase::Broken);
+            }
+        }
+        drop(state);
+        for mut request in requests {
+            request.outcome.get_or_insert_with(|| Err(Error::Internal(WORKER_PANICKED.into())));
+            caught(|| request.end(now, &**observer));
+        }
     }
 
     /// Ends all requests.
@@ -242,7 +302,7 @@ impl Worker {
         }
         drop(state);
         for request in self.ended.drain(..) {
-            request.end(now, &*self.inner.observer);
+            caught(|| request.end(now, &*self.inner.observer));
         }
     }
 
@@ -265,18 +325,18 @@ impl Drop for ExitGuard {
     fn drop(&mut self) {
         let Inner { heartbeat, segment_cache, document_cache, observer, broken, .. } = &*self.0;
         heartbeat.rest();
-        let panicked = thread::panicking();
         let mut state = self.0.lock_state();
-        state.advance_to(if panicked { Phase::Broken } else { Phase::Closed });
+        state.advance_to(if thread::panicking() { Phase::Broken } else { Phase::Closed });
+        let is_broken = state.phase == Phase::Broken;
         // the worker is dropped by now, and with it the rows and the requests that held permits
         let queued: Vec<_> = state.scheduler.clear().collect();
         let retry = state.rates.retry_after();
         drop(state);
         segment_cache.clear();
         document_cache.clear();
-        broken.send_replace(panicked);
+        broken.send_replace(is_broken);
         for mut request in queued {
-            let error = if panicked { Error::Internal(WORKER_ENDED.into()) } else { Error::Draining { retry } };
+            let error = if is_broken { Error::Internal(WORKER_ENDED.into()) } else { Error::Draining { retry } };
             request.outcome = Some(Err(error));
             request.end(Instant::now(), &**observer);
         }

@@ -94,6 +94,7 @@ impl Meter {
         let EngineCounters { steps, cache, documents } = now;
         let counters = [
             (&series.preemptions[0], steps.preemptions, last.steps.preemptions),
+            (&series.restarts[0], steps.restarts, last.steps.restarts),
             (&series.prompt_chars[0], steps.prefill_chars, last.steps.prefill_chars),
             (&series.generated_chars[0], steps.generated_chars, last.steps.generated_chars),
             (&series.middle_run[0], steps.middle_run, last.steps.middle_run),

@@ -97,6 +97,8 @@ per_model! {
     kv_limit: Gauge = Gauge::default(), ["" [""]], "kv_cache_limit_bytes", "Maximum bytes of key-value pages";
     preemptions: Counter = Counter::default(), ["" [""]],
         "num_preemptions", "Running requests that were preempted";
+    restarts: Counter = Counter::default(), ["" [""]],
+        "worker_restarts", "Times that the model's worker started over after a panic";
     prompt_chars: Counter = Counter::default(), ["" [""]],
         "prompt_tokens", "Characters of prompts and scored texts that were processed";
     generated_chars: Counter = Counter::default(), ["" [""]], "generation_tokens", "Characters generated";

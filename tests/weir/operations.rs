@@ -1,9 +1,13 @@
 //! The program for operators: health, admin commands, reports, and the metrics table of the documentation.
 
-use super::{process::Server, support::converted};
-use std::{collections::BTreeSet, fs, path::Path, process::Command};
+use super::{
+    process::Server,
+    support::{converted, storms},
+};
+use std::{collections::BTreeSet, fs, path::Path, process::Command, time::Duration};
 use tempfile::TempDir;
 use weir::metrics::Metrics;
+use weir_proto::v1::{GenerateRequest, generation_client::GenerationClient};
 
 const TOKEN: &str = "a-token-for-the-tests";
 
@@ -212,4 +216,32 @@ fn a_report_separates_measured_and_estimated_figures() {
     assert!(weir(&["report", &address, "--name", "none"]).unwrap_err().contains("NotFound"));
     assert_eq!(weir(&["admin", "reset-report", &address]).unwrap(), "report window restarted: first\n");
     assert!(weir(&["admin", "reset-report", &address, "none"]).unwrap_err().contains("NotFound"));
+}
+
+/// A worker that hangs does not keep the process after a signal. A step of several seconds stands for one that never ends.
+#[cfg(unix)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_signal_ends_a_process_whose_worker_hangs() {
+    if !storms() {
+        return;
+    }
+    let folder = TempDir::new().unwrap();
+    let shape = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/shapes/vanilla-41m.json");
+    let large = folder.path().join("large");
+    let mut init = Command::new(env!("CARGO_BIN_EXE_weir"));
+    assert!(init.arg("init").arg("--config").arg(shape).arg(&large).env_clear().status().unwrap().success());
+    let flags = ["--threads", "1", "--chunk", "2048", "--calibration-milliseconds", "0", "--drain-seconds", "0"];
+    let mut server = Server::start(&[&flags[..], &["--model", large.to_str().unwrap()]].concat());
+    let mut client = GenerationClient::connect(format!("http://{}", server.address)).await.unwrap();
+    let request = GenerateRequest { prompt: "a b c d ".repeat(250), ..Default::default() };
+    let call = tokio::spawn(async move { client.generate(request).await?.into_inner().message().await });
+    while server.metric("num_requests_running") < 1.0 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    server.program.signal("TERM");
+    let status = tokio::task::block_in_place(|| server.program.wait());
+    let log = server.program.stderr();
+    assert!(log.contains("the worker of \"large\" has not finished its step"), "{log}");
+    assert_eq!(status.code(), Some(1));
+    drop(call);
 }

@@ -31,13 +31,15 @@ use std::{
 };
 use tokio::net::{TcpListener, TcpSocket};
 
+/// How long workers may take to finish their step once the server has drained.
+const WORKER_TIME: Duration = Duration::from_secs(1);
 /// How long the runtime may take to stop.
 const STOP_TIMEOUT: Duration = Duration::from_millis(100);
 /// Maximum connections that wait for the server to accept them. The operating system may have a lower limit.
 const BACKLOG: u32 = 4096;
 
 /// Serves models over gRPC. A signal (SIGTERM or Ctrl-C) drains the server; a second one ends the process at once, with
-/// exit code 1.
+/// exit code 1. The exit code is also 1 if a model hangs in a step.
 #[derive(Debug, clap::Args)]
 #[command(allow_negative_numbers = true)]
 pub struct Args {
@@ -186,10 +188,15 @@ async fn listen(settings: ServeConfig, writer: &LogWriter) -> Result<()> {
     let part = settings.operations.otlp_part;
     let traces = settings.operations.otlp.as_ref().map(|endpoint| Traces::to(endpoint, part)).transpose()?;
     let offer = ServerParts { monitor, admin, traces, http: http.map(Listener::from) };
-    tokio::select! {
+    let served = tokio::select! {
         served = serve(listener, offer, signals::received(signals.clone(), 1), settings.transport) => served,
         () = signals::received(signals, 2) => exit_now("second signal", 1, writer),
+    };
+    // Dropping an engine waits for its worker, which may hang.
+    if let Err(error) = engines.stop(WORKER_TIME).await {
+        exit_now(&error.to_string(), 1, writer);
     }
+    served
 }
 
 /// Ends the process with this exit code, after the log is written, without waiting for any other thread.

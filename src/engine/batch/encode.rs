@@ -1,12 +1,13 @@
 //! The part of a step that encodes documents, block by block, and the rows that start from an encoded document.
 
-use super::{Batch, copy_error, guarded};
+use super::{Batch, copy_error};
 use crate::{
     decode::{
         contract::{Model, State},
         document::{DocumentEncoder, EncodingStage},
     },
     engine::{
+        recovery::guarded,
         request::{
             RequestKind,
             summary::{DocumentRequest, StepOutcome},

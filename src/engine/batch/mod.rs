@@ -13,6 +13,7 @@ mod unpooled_estimate;
 
 use super::{
     counters::Counters,
+    recovery::{caught, drop_each, guarded},
     request::{Request, RequestKind},
     scheduler::{Feed, RowActivity, RowStatus},
     shared::Inner,
@@ -26,7 +27,6 @@ use crate::{
 };
 use rows::RowTable;
 use std::{
-    panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     task::Waker,
     time::{Duration, Instant},
@@ -119,7 +119,11 @@ impl Batch {
     /// Ends the requests whose client is gone or does not read, whose deadline has passed, or that ran too long.
     pub(super) fn poll_requests(&mut self, now: Instant, waker: &Waker) {
         let limits = self.inner.limits.time_limits();
-        self.requests.iter_mut().for_each(|request| request.poll_running(now, limits, waker));
+        for request in &mut self.requests {
+            if let Err(error) = guarded(|| Ok(request.poll_running(now, limits, waker))) {
+                request.outcome = Some(Err(error));
+            }
+        }
     }
 
     pub(super) fn fail_all(&mut self, error: impl Fn() -> Error) {
@@ -134,11 +138,17 @@ impl Batch {
             let failed = matches!(outcome, Err(Error::Internal(_) | Error::OutOfPages { .. }));
             let (request, rows) = self.row_table.remove_request(index, &mut self.requests);
             if let (RequestKind::Text(text), Some(row), false) = (&request.kind, rows.first(), failed) {
-                text.cache_state(&self.inner.segment_cache, &*row.state);
+                caught(|| text.cache_state(&self.inner.segment_cache, &*row.state));
             }
-            drop(rows);
+            drop_each(rows);
             ended.push(request);
         }
+    }
+
+    /// Drops all rows and returns the requests. The batch must not be used afterwards.
+    pub(super) fn take_requests(&mut self) -> Vec<Request> {
+        drop_each(std::mem::take(&mut self.row_table.rows));
+        std::mem::take(&mut self.requests)
     }
 
     pub(super) fn remove(&mut self, index: usize) -> Option<(Request, Vec<SequenceRow>)> {
@@ -322,14 +332,4 @@ fn copy_error(error: &Error) -> Error {
         Error::Internal(message) => Error::Internal(message.clone()),
         other => Error::Internal(other.to_string()),
     }
-}
-
-/// Runs `work` and turns a panic into an error, so that it ends the requests in `work` and nothing else.
-fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
-        let text = panic.downcast_ref::<&str>().copied();
-        let message = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message");
-        tracing::error!(message, "caught a panic");
-        Err(Error::Internal("a panic in a step".into()))
-    })
 }

@@ -1,9 +1,10 @@
 //! The end of a step: takes the outcome of each request whose rows are ready, sends its characters, and counts the step.
 
-use super::{Batch, LatestStep, guarded};
+use super::{Batch, LatestStep};
 use crate::{
     decode::{contract::StepStatus, session::SessionProgress},
     engine::{
+        recovery::guarded,
         request::{RequestKind, timing::SymbolLatency},
         shared::Inner,
     },
@@ -21,30 +22,31 @@ impl Batch {
             if !request.in_flight || request.outcome.is_some() || !request.row_indices.iter().all(ready) {
                 continue;
             }
-            self.absorb_request(index);
-            self.record_progress(index, now);
-            self.requests[index].send_output();
+            // the bookkeeping of one request ends no other
+            if let Err(error) = guarded(|| self.absorb_request(index, now)) {
+                self.requests[index].outcome = Some(Err(error));
+            }
         }
     }
 
-    fn absorb_request(&mut self, index: usize) {
+    fn absorb_request(&mut self, index: usize, now: Instant) -> Result<()> {
         let request = &mut self.requests[index];
         let prefilling = request.is_prefilling(&self.row_table.rows);
         request.in_flight = false;
         let positions: usize = request.row_indices.iter().map(|&row| self.row_table.rows[row].positions()).sum();
         request.count_fed(positions);
         let outcome = match &request.kind {
-            RequestKind::Text(_) => guarded(|| self.absorb_text(index, prefilling)),
+            RequestKind::Text(_) => self.absorb_text(index, prefilling),
             RequestKind::Document(_) => {
                 let answered = request.answered();
-                let outcome = guarded(|| self.absorb_summary(index));
+                let outcome = self.absorb_summary(index);
                 self.counters.generated_chars += (self.requests[index].answered() - answered) as u64;
                 outcome
             }
         };
-        if let Err(error) = outcome {
-            self.requests[index].outcome = Some(Err(error));
-        }
+        self.record_progress(index, now);
+        self.requests[index].send_output();
+        outcome
     }
 
     fn absorb_text(&mut self, index: usize, prefilling: bool) -> Result<()> {

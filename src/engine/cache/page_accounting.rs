@@ -1,6 +1,9 @@
 //! Counts the pages that cache entries refer to: each once, however many entries share it.
 
-use crate::decode::contract::{PageUse, State};
+use crate::{
+    decode::contract::{PageUse, State},
+    engine::accounting,
+};
 use std::collections::{HashMap, HashSet};
 
 #[derive(Debug, Default)]
@@ -21,10 +24,10 @@ impl PageAccounting {
     pub(super) fn add(&mut self, state: &dyn State) {
         state.pages(&mut |PageUse { id, bytes, .. }| {
             let page = self.pages.entry(id).or_insert_with(|| {
-                self.bytes += bytes;
+                accounting::add(&mut self.bytes, bytes);
                 CountedPage { entries: 0, bytes }
             });
-            page.entries += 1;
+            accounting::add(&mut page.entries, 1);
         });
     }
 
@@ -34,9 +37,9 @@ impl PageAccounting {
         let mut freed = 0;
         state.pages(&mut |PageUse { id, references, .. }| {
             let Some(page) = self.pages.get_mut(&id) else { return };
-            page.entries -= 1;
+            accounting::subtract(&mut page.entries, 1);
             if page.entries == 0 {
-                self.bytes -= page.bytes;
+                accounting::subtract(&mut self.bytes, page.bytes);
                 freed += if references == 1 { page.bytes } else { 0 };
                 self.pages.remove(&id);
             }

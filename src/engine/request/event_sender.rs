@@ -44,8 +44,8 @@ pub(crate) struct EventSender {
     capacity: usize,
     /// `None` once it is used.
     encoded_slot: Option<OwnedPermit<EventResult>>,
-    final_slot: OwnedPermit<EventResult>,
-    outcome_slot: OwnedPermit<EventResult>,
+    final_slot: Option<OwnedPermit<EventResult>>,
+    outcome_slot: Option<OwnedPermit<EventResult>>,
 }
 
 impl EventSender {
@@ -65,8 +65,8 @@ impl EventSender {
             unread_since: None,
             capacity,
             encoded_slot: Some(encoded_slot),
-            final_slot,
-            outcome_slot,
+            final_slot: Some(final_slot),
+            outcome_slot: Some(outcome_slot),
         };
         Ok((event_sender, events))
     }
@@ -150,10 +150,24 @@ impl EventSender {
         now.saturating_duration_since(*self.unread_since.get_or_insert(now))
     }
 
-    pub(crate) fn finish(self, outcome: EventResult) {
-        if !self.held.is_empty() {
-            self.final_slot.send(Ok(Event::Characters(self.held)));
+    pub(crate) fn finish(mut self, outcome: EventResult) {
+        self.send_outcome(outcome);
+    }
+
+    fn send_outcome(&mut self, outcome: EventResult) {
+        let held = std::mem::take(&mut self.held);
+        if let Some(slot) = self.final_slot.take().filter(|_| !held.is_empty()) {
+            slot.send(Ok(Event::Characters(held)));
         }
-        self.outcome_slot.send(outcome);
+        if let Some(slot) = self.outcome_slot.take() {
+            slot.send(outcome);
+        }
+    }
+}
+
+/// Every request is answered, even if a panic of the worker dropped it.
+impl Drop for EventSender {
+    fn drop(&mut self) {
+        self.send_outcome(Err(Error::Internal("the worker lost the request in a panic".into())));
     }
 }

@@ -22,6 +22,7 @@ mod tenants;
 #[cfg(test)]
 mod storm;
 
+use super::accounting;
 use budget::{EncodeShare, PromptShare};
 pub(crate) use plan::Feed;
 pub use rank::PRIORITIES;
@@ -94,6 +95,13 @@ struct RunSlot {
     /// True if it encodes its document: a preemption now would lose this work.
     encoding: bool,
     stay: Stay,
+}
+
+impl RunSlot {
+    /// Returns the bytes that it is counted with.
+    fn bytes(&self) -> usize {
+        self.held.saturating_add(self.soon)
+    }
 }
 
 /// Why a request is preempted.
@@ -172,7 +180,7 @@ impl<T> Scheduler<T> {
     pub(crate) fn finish(&mut self, permit: RunPermit, fed: FedSymbols) {
         self.count_work(permit.0, fed);
         if let Some(slot) = self.release(&permit) {
-            self.tenants.leave(&slot.tenant, slot.rows, slot.held + slot.soon);
+            self.tenants.leave(&slot.tenant, slot.rows, slot.bytes());
         }
         self.closed = false;
         self.admit();
@@ -192,7 +200,7 @@ impl<T> Scheduler<T> {
         let position = QueuePosition { is_new: false, rank: slot.rank };
         let lost = if slot.encoding { slot.stay.work() } else { 0 };
         self.tenants.add(position, Waiting { request, demand, on_hold, lost });
-        self.tenants.leave(&slot.tenant, slot.rows, slot.held + slot.soon);
+        self.tenants.leave(&slot.tenant, slot.rows, slot.bytes());
         // a request on hold does not come back for the memory that it gave
         if !on_hold {
             self.closed = cause == PreemptionCause::Memory;
@@ -214,9 +222,9 @@ impl<T> Scheduler<T> {
             self.count_work(status.slot, status.fed);
             sum = sum.saturating_add(status.held);
             let Some(slot) = self.slots.get_mut(status.slot).and_then(Option::as_mut) else { continue };
-            let before = slot.held + slot.soon;
-            let after = status.held + status.soon;
-            self.bytes = self.bytes - before + after;
+            let before = slot.bytes();
+            let after = status.held.saturating_add(status.soon);
+            accounting::replace(&mut self.bytes, before, after);
             self.tenants.resize(&slot.tenant, before, after);
             slot.encoding = matches!(status.activity, RowActivity::Encoding { .. });
             slot.held = status.held;
@@ -232,8 +240,8 @@ impl<T> Scheduler<T> {
     }
 
     fn count_work(&mut self, slot: usize, fed: FedSymbols) {
-        let work = fed.prompt as u64 + DECODE_WORK * fed.sampled as u64;
-        self.clock += work + fed.recomputed as u64;
+        let work = (fed.prompt as u64).saturating_add(DECODE_WORK.saturating_mul(fed.sampled as u64));
+        self.clock = self.clock.saturating_add(work).saturating_add(fed.recomputed as u64);
         let Some(Some(slot)) = self.slots.get_mut(slot) else { return };
         slot.stay.count(work, fed.recomputed as u64);
         if work > 0 {
@@ -339,9 +347,9 @@ impl<T> Scheduler<T> {
                 self.slots.len() - 1
             });
             self.slots[index] = Some(slot);
-            self.running += 1;
-            self.rows += rows;
-            self.bytes += bytes;
+            accounting::add(&mut self.running, 1);
+            accounting::add(&mut self.rows, rows);
+            accounting::add(&mut self.bytes, bytes);
             self.closed = false;
             self.admitted.push_back((request, RunPermit(index)));
         }
@@ -350,9 +358,9 @@ impl<T> Scheduler<T> {
     fn release(&mut self, permit: &RunPermit) -> Option<RunSlot> {
         let slot = self.slots.get_mut(permit.0).and_then(Option::take)?;
         self.free.push(permit.0);
-        self.running -= 1;
-        self.rows -= slot.rows;
-        self.bytes -= slot.held + slot.soon;
+        accounting::subtract(&mut self.running, 1);
+        accounting::subtract(&mut self.rows, slot.rows);
+        accounting::subtract(&mut self.bytes, slot.bytes());
         // the slots that shared pages are not known: until the next update no bytes count as shared
         self.shared_bytes = 0;
         Some(slot)

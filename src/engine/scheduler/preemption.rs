@@ -71,7 +71,7 @@ impl<T> Scheduler<T> {
                 && can_yield(status, slot)
             {
                 free_rows = free_rows.saturating_add(slot.rows);
-                free_bytes = free_bytes.saturating_add(slot.held + slot.soon);
+                free_bytes = free_bytes.saturating_add(slot.bytes());
             }
         }
         let is_enough = next.rows <= free_rows && next.bytes <= free_bytes;

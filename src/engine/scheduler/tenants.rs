@@ -9,7 +9,7 @@
 //! admitted again after each of them has done as much, whichever tenants keep arriving. A tenant without requests is
 //! forgotten unless its balance is below a quantum.
 
-use super::rank::Rank;
+use super::{accounting, rank::Rank};
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
     sync::Arc,
@@ -161,10 +161,10 @@ impl<T> Tenants<T> {
         if tenant.waiting.is_empty() {
             self.ring.push_back(name);
         }
-        tenant.symbols += symbols;
+        accounting::add(&mut tenant.symbols, symbols);
         tenant.waiting.insert(position, waiting);
-        self.size.requests += 1;
-        self.size.symbols += symbols;
+        accounting::add(&mut self.size.requests, 1);
+        accounting::add(&mut self.size.symbols, symbols);
         self.recount();
     }
 
@@ -183,7 +183,7 @@ impl<T> Tenants<T> {
     /// Records that the running requests of a tenant need `after` bytes instead of `before`.
     pub(super) fn resize(&mut self, name: &str, before: usize, after: usize) {
         if let Some(tenant) = self.all.get_mut(name) {
-            tenant.bytes = tenant.bytes - before + after;
+            accounting::replace(&mut tenant.bytes, before, after);
         }
     }
 
@@ -216,9 +216,9 @@ impl<T> Tenants<T> {
         let position = tenant.first().map(|(position, _)| *position)?;
         let waiting = self.remove(&name, position)?;
         if let Some(tenant) = self.all.get_mut(&name) {
-            tenant.running += 1;
-            tenant.rows += waiting.demand.rows;
-            tenant.bytes += waiting.demand.bytes;
+            accounting::add(&mut tenant.running, 1);
+            accounting::add(&mut tenant.rows, waiting.demand.rows);
+            accounting::add(&mut tenant.bytes, waiting.demand.bytes);
         }
         // the next turn is another tenant's
         if let Some(index) = self.ring.iter().position(|other| *other == name) {
@@ -249,9 +249,9 @@ impl<T> Tenants<T> {
     /// Records that a running request of the tenant runs no longer, and what it held.
     pub(super) fn leave(&mut self, name: &str, rows: usize, bytes: usize) {
         if let Some(tenant) = self.all.get_mut(name) {
-            tenant.running -= 1;
-            tenant.rows -= rows;
-            tenant.bytes -= bytes;
+            accounting::subtract(&mut tenant.running, 1);
+            accounting::subtract(&mut tenant.rows, rows);
+            accounting::subtract(&mut tenant.bytes, bytes);
         }
         self.forget(name);
     }
@@ -315,9 +315,9 @@ impl<T> Tenants<T> {
     fn remove(&mut self, name: &str, position: QueuePosition) -> Option<Waiting<T>> {
         let tenant = self.all.get_mut(name)?;
         let waiting = tenant.waiting.remove(&position)?;
-        tenant.symbols -= waiting.demand.symbols;
-        self.size.requests -= 1;
-        self.size.symbols -= waiting.demand.symbols;
+        accounting::subtract(&mut tenant.symbols, waiting.demand.symbols);
+        accounting::subtract(&mut self.size.requests, 1);
+        accounting::subtract(&mut self.size.symbols, waiting.demand.symbols);
         if tenant.waiting.is_empty() {
             self.ring.retain(|other| **other != *name);
         }

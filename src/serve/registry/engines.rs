@@ -16,11 +16,14 @@ use std::{
     ops::Deref,
     path::{Path, PathBuf},
     sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+    time::{Duration, Instant},
 };
 use tokio::sync::watch;
 
 /// Maximum bytes of an unknown name that an error repeats.
 const NAME_BYTES: usize = 128;
+/// Interval at which [`Engines::stop`] looks whether workers have ended.
+const STOP_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The running engines by model name. Clones share them.
 #[derive(Clone, Default)]
@@ -234,6 +237,25 @@ impl Engines {
         let metered = |lease: &Lease| (Arc::clone(&lease.generation.meter), Handle::clone(lease));
         let engines: Vec<_> = leases.iter().map(metered).collect();
         self.metrics().render(&engines).map_err(|error| Error::Internal(format!("metrics: {error}")))
+    }
+
+    /// Closes all engines, and waits up to `limit` for their workers, which finish the step that they run. Fails if a worker does
+    /// not end: dropping its last lease would wait for it.
+    pub async fn stop(&self, limit: Duration) -> Result<()> {
+        let mut engines = self.all();
+        engines.extend(self.draining());
+        engines.iter().for_each(|engine| engine.close());
+        let began = Instant::now();
+        while let Some(engine) = engines.iter().find(|engine| !engine.has_ended()) {
+            if began.elapsed() >= limit {
+                let name = &engine.card().name;
+                return Err(Error::Internal(format!(
+                    "the worker of {name:?} has not finished its step after {limit:?}"
+                )));
+            }
+            tokio::time::sleep(STOP_INTERVAL).await;
+        }
+        Ok(())
     }
 
     /// Returns the bytes by which the key-value caches of all engines may still grow.

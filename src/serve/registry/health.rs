@@ -1,7 +1,8 @@
 //! Liveness and readiness of the server, for gRPC's health service and for the admin port alike.
 //!
-//! The server is alive while no worker has spent too long in one round of its loop. It is ready from the end of all warm-ups
-//! until the shutdown, while at least one model is loaded and no worker is broken.
+//! The server is alive while no worker is broken or has spent too long in one round of its loop. Only a restart of the process,
+//! or of the model, repairs such a worker. The server is ready from the end of all warm-ups until the shutdown, while it is
+//! alive and at least one model is loaded.
 
 use super::engines::Engines;
 use std::{pin::Pin, sync::Arc, task::Poll, time::Duration};
@@ -58,9 +59,13 @@ impl Monitor {
         self.0.stage.send_replace(ServerStage::Draining);
     }
 
-    /// Checks that no worker hangs. The error is the reason, as text.
+    /// Checks that no worker is broken or hangs. The error is the reason, as text.
     pub fn alive(&self) -> Result<(), String> {
         let engines = &self.0.engines;
+        let broken = engines.broken_names();
+        if !broken.is_empty() {
+            return Err(format!("the workers of these models have broken: {}", broken.join(", ")));
+        }
         for engine in engines.all().into_iter().chain(engines.draining()) {
             if let Some(busy) = engine.busy_for().filter(|busy| *busy > self.0.hang) {
                 let name = &engine.card().name;
@@ -79,10 +84,6 @@ impl Monitor {
             ServerStage::Starting => return Err("models are being loaded".into()),
             ServerStage::Draining => return Err("the server is shutting down".into()),
             ServerStage::Serving => {}
-        }
-        let broken = self.0.engines.broken_names();
-        if !broken.is_empty() {
-            return Err(format!("the workers of these models have broken: {}", broken.join(", ")));
         }
         if self.0.engines.names().is_empty() {
             return Err("no model is loaded".into());

@@ -70,18 +70,22 @@ fn a_priority_out_of_range_is_rejected() {
     }
 }
 
+/// A tenant with long requests of high priority gets its turn by the work that they do, not by their number.
 #[test]
 fn tenants_take_turns_whatever_their_priorities() {
     let toy = Toy::new();
     let (engine, first) = held(&toy, Limits::default(), "many");
     let mut jobs = Vec::new();
     let [many, few] = [2, 3];
-    let mut submit = |length, terms| jobs.push(engine.submit(plain(length, 3), terms).unwrap());
-    (0..6).for_each(|_| submit(many, terms("many", 7)));
-    (0..2).for_each(|_| submit(few, terms("few", -8)));
+    let mut submit = |job, terms| jobs.push(engine.submit(job, terms).unwrap());
+    (0..6).for_each(|_| submit(plain(many, 600), terms("many", 7)));
+    (0..4).for_each(|_| submit(plain(few, 3), terms("few", -8)));
     toy.release();
     let order = order(&toy, jobs);
-    assert_eq!(order[..4].iter().filter(|length| **length == few).count(), 2, "{order:?}");
+    // The first long request does more work than all four short ones.
+    let second_long = order.iter().enumerate().filter(|(_, length)| **length == many).nth(1).unwrap().0;
+    assert_eq!(order[..second_long].iter().filter(|length| **length == few).count(), 4, "{order:?}");
+    assert_eq!(order[0], many, "{order:?}");
     read(first).unwrap();
     assert_idle(&toy, &engine);
 }

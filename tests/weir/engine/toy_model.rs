@@ -46,6 +46,10 @@ pub(super) struct Toy {
     limit: usize,
     counts: Arc<Counts>,
     gate: (Mutex<RemainingSteps>, Condvar),
+    /// Number of symbol steps that have reached the gate.
+    pub(super) begun: AtomicUsize,
+    /// Panics to come in the worker's accounting of memory.
+    pub(super) memory_panics: AtomicUsize,
     /// For each symbol step, the number of symbols that each row fed.
     pub(super) steps: Mutex<Vec<Vec<usize>>>,
     /// For each segment step, its number of rows and the longest wait among them in symbol steps.
@@ -107,6 +111,8 @@ impl Toy {
             limit,
             counts: Arc::default(),
             gate: Default::default(),
+            begun: AtomicUsize::new(0),
+            memory_panics: AtomicUsize::new(0),
             steps: Mutex::default(),
             segment_steps: Mutex::default(),
             finish_steps: AtomicUsize::new(0),
@@ -141,6 +147,7 @@ impl Toy {
     }
 
     fn pass_gate(&self) {
+        self.begun.fetch_add(1, SeqCst);
         let held = |steps: &mut RemainingSteps| *steps == Some(0);
         // A test that fails while it holds the steps must not wait for the worker for ever.
         let (mut steps, _) = self.gate.1.wait_timeout_while(self.gate.0.lock().unwrap(), HOLD_TIMEOUT, held).unwrap();
@@ -328,6 +335,11 @@ impl Model for Toy {
     }
 
     fn memory(&self) -> KvMemory {
+        let is_worker = std::thread::current().name().is_some_and(|name| name.starts_with("weir-"));
+        let take = |left: usize| left.checked_sub(1);
+        if is_worker {
+            assert!(self.memory_panics.fetch_update(SeqCst, SeqCst, take).is_err(), "the test requests a panic");
+        }
         KvMemory { in_use: self.counts.bytes.load(SeqCst), limit: self.limit }
     }
 

@@ -41,8 +41,10 @@ pub(super) struct Fake {
     steps: AtomicUsize,
     /// Seed of the hash: models with different salts generate different texts.
     salt: u64,
-    /// True if the worker breaks at the end of the next job.
-    fragile: Arc<AtomicBool>,
+    /// True if every step panics, and the model yields no scratch space for another one.
+    broken: AtomicBool,
+    /// Panics to come in the worker's planning of a step.
+    planning_panics: AtomicUsize,
 }
 
 /// Controls whether, and how fast, steps run.
@@ -86,7 +88,15 @@ impl Fake {
             exactness: Exactness::Bitwise,
         };
         let gate = (Mutex::new(StepGate::Free), Condvar::new());
-        Arc::new(Self { card, bytes: Arc::default(), gate, steps: AtomicUsize::new(0), salt, fragile: Arc::default() })
+        Arc::new(Self {
+            card,
+            bytes: Arc::default(),
+            gate,
+            steps: AtomicUsize::new(0),
+            salt,
+            broken: AtomicBool::new(false),
+            planning_panics: AtomicUsize::new(0),
+        })
     }
 
     /// Returns the number of started symbol steps.
@@ -109,9 +119,14 @@ impl Fake {
         self.set(StepGate::Slow(step));
     }
 
-    /// Breaks the worker at the end of the next job: its state panics on drop, outside of the worker's panic handling.
-    pub(super) fn break_soon(&self) {
-        self.fragile.store(true, SeqCst);
+    /// Breaks the worker at its next step: it cannot start over either.
+    pub(super) fn break_for_good(&self) {
+        self.broken.store(true, SeqCst);
+    }
+
+    /// Lets the worker panic the next `count` times that it plans a step, outside of its handling of single requests.
+    pub(super) fn panic_while_planning(&self, count: usize) {
+        self.planning_panics.store(count, SeqCst);
     }
 
     fn set(&self, gate: StepGate) {
@@ -135,7 +150,6 @@ struct FakeState {
     boundaries: BoundaryOptions,
     space: u32,
     bytes: Arc<AtomicUsize>,
-    fragile: Arc<AtomicBool>,
 }
 
 impl FakeState {
@@ -161,7 +175,6 @@ impl FakeState {
 impl Drop for FakeState {
     fn drop(&mut self) {
         self.bytes.fetch_sub(self.past.len(), SeqCst);
-        assert!(!self.fragile.swap(false, SeqCst), "requested break");
     }
 }
 
@@ -182,7 +195,6 @@ impl State for FakeState {
             boundaries: self.boundaries.clone(),
             space: self.space,
             bytes: Arc::clone(&self.bytes),
-            fragile: Arc::clone(&self.fragile),
         })
     }
 
@@ -233,17 +245,18 @@ impl Model for Fake {
             _ => u32::MAX,
         };
         let bytes = Arc::clone(&self.bytes);
-        let fragile = Arc::clone(&self.fragile);
-        Ok(Box::new(FakeState { past: Vec::new(), salt: self.salt, boundaries, space, bytes, fragile }))
+        Ok(Box::new(FakeState { past: Vec::new(), salt: self.salt, boundaries, space, bytes }))
     }
 
     fn scratch(&self) -> Scratch {
+        assert!(!self.broken.load(SeqCst), "requested break");
         Scratch(Box::new(()))
     }
 
     fn symbol_step(&self, rows: &mut [SequenceRow], which: &[usize], _: &mut Scratch) -> Result<()> {
         self.steps.fetch_add(1, SeqCst);
         self.wait();
+        assert!(!self.broken.load(SeqCst), "requested break");
         let size = self.card.vocabulary.len();
         for &index in which {
             let SequenceRow { state, feed, want, logits, decisions, status, .. } = &mut rows[index];
@@ -282,6 +295,8 @@ impl Model for Fake {
     }
 
     fn growth(&self, _: &dyn State, more: usize) -> usize {
+        let take = |left: usize| left.checked_sub(1);
+        assert!(self.planning_panics.fetch_update(SeqCst, SeqCst, take).is_err(), "requested panic in the planning");
         more
     }
 

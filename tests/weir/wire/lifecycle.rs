@@ -8,6 +8,7 @@ use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus,
 use weir::{
     config::TransportConfig,
     engine::{Limits, Load, Phase},
+    serve::Engines,
 };
 use weir_proto::v1::{self, generate_response::Event};
 
@@ -104,40 +105,111 @@ async fn a_cancelled_unary_call_frees_its_row() {
     server.at_rest().await;
 }
 
+fn request_for(model: &str, text: &str, max_chars: u32) -> v1::GenerateRequest {
+    v1::GenerateRequest { model: Some(model.into()), ..long(text, max_chars) }
+}
+
+async fn two_models(limits: Limits) -> Server {
+    Server::with(limits, TransportConfig::default(), &[("fake", Kind::Pooled), ("other", Kind::Pooled)]).await
+}
+
+/// A panic ends the requests that take part in its step. Requests in the queue and those of other models are served.
 #[tokio::test]
-async fn a_panic_fails_its_request_only() {
-    let server = Server::new().await;
-    let status = server.answer(prompt("ab!")).await.unwrap_err();
-    assert_eq!((status.code(), reason(&status).as_str()), (Code::Internal, "INTERNAL"));
-    assert!(!details(&status).request_info().unwrap().request_id.is_empty());
-    server.answer(prompt("ab")).await.unwrap();
+async fn a_panic_fails_the_requests_of_its_step_only() {
+    let server = two_models(Limits { rows: 2, ..Limits::default() }).await;
+    let queued_alone = server.answer(request_for("fake", "b c", 30)).await.unwrap().text();
+    let other_alone = server.answer(request_for("other", "b c", 900)).await.unwrap().text();
+    let steps = server.model.steps();
+    server.model.hold();
+    let partner = server.generate(request_for("fake", "a", 30)).await.unwrap();
+    eventually("its first step runs", || server.model.steps() > steps).await;
+    let failing = server.generate(request_for("fake", "ab!", 30)).await.unwrap();
+    let queued = server.generate(request_for("fake", "b c", 30)).await.unwrap();
+    let other = server.generate(request_for("other", "b c", 900)).await.unwrap();
+    server.model.release();
+    for failed in [failing, partner] {
+        let status = read(failed).await.unwrap_err();
+        assert_eq!((status.code(), reason(&status).as_str()), (Code::Internal, "INTERNAL"));
+        assert!(!details(&status).request_info().unwrap().request_id.is_empty());
+    }
+    assert_eq!(read(queued).await.unwrap().text(), queued_alone);
+    assert_eq!(read(other).await.unwrap().text(), other_alone);
+    server.at_rest().await;
+    assert_eq!(server.engine.counters().restarts, 0);
+}
+
+/// A panic outside of steps and of the handling of single requests ends all requests of its model. The worker starts over.
+#[tokio::test]
+async fn a_worker_that_panics_starts_over() {
+    let server = two_models(Limits { rows: 2, ..Limits::default() }).await;
+    let alone = server.answer(request_for("fake", "b c", 30)).await.unwrap().text();
+    let mut health = HealthClient::new(server.channel.clone());
+    for restarts in 1..=2 {
+        let steps = server.model.steps();
+        server.model.hold();
+        let mut failing = Vec::new();
+        for _ in 0..4 {
+            failing.push(server.generate(request_for("fake", "a", 900)).await.unwrap());
+        }
+        eventually("two run, two wait", || server.model.steps() > steps && loaded(&server, 2, 2)).await;
+        server.model.panic_while_planning(1);
+        server.model.release();
+        for failed in failing {
+            let status = read(failed).await.unwrap_err();
+            assert_eq!((status.code(), reason(&status).as_str()), (Code::Internal, "INTERNAL"));
+        }
+        server.at_rest().await;
+        assert_eq!((server.engine.phase(), server.engine.counters().restarts), (Phase::Open, restarts));
+        assert_eq!(server.answer(request_for("fake", "b c", 30)).await.unwrap().text(), alone);
+        for service in ["", "weir.v1.Generation"] {
+            let request = HealthCheckRequest { service: service.into() };
+            assert_eq!(health.check(request).await.unwrap().into_inner().status(), ServingStatus::Serving);
+        }
+    }
     server.at_rest().await;
 }
 
+/// A worker that cannot start over makes the server unready, and not alive, so that an orchestrator restarts it.
 #[tokio::test]
-async fn a_broken_worker_is_not_ready() {
-    let kinds = [("fake", Kind::Pooled), ("other", Kind::Pooled)];
-    let server = Server::with(Limits::default(), TransportConfig::default(), &kinds).await;
-    let request_for = |model: &str| v1::GenerateRequest { model: Some(model.into()), ..long("a", 5) };
-    let mut health = HealthClient::new(server.channel.clone());
-    let request = HealthCheckRequest { service: "weir.v1.Generation".into() };
-    let mut watched = health.watch(request).await.unwrap().into_inner();
-    assert_eq!(watched.next().await.unwrap().unwrap().status(), ServingStatus::Serving);
-    server.model.break_soon();
-    assert_eq!(server.answer(request_for("fake")).await.unwrap_err().code(), Code::Internal);
-    assert_eq!(watched.next().await.unwrap().unwrap().status(), ServingStatus::NotServing);
-    let request = HealthCheckRequest { service: String::new() };
-    assert_eq!(
-        health.check(request).await.unwrap().into_inner().status(),
-        ServingStatus::Serving,
-        "the server is alive"
-    );
-    assert_eq!(server.engine.phase(), Phase::Broken);
-    let status = server.answer(request_for("fake")).await.unwrap_err();
+async fn a_broken_worker_is_neither_ready_nor_alive() {
+    let server = two_models(Limits::default()).await;
+    let health = HealthClient::new(server.channel.clone());
+    let mut watched = Vec::new();
+    for service in ["", "weir.v1.Generation"] {
+        let request = HealthCheckRequest { service: service.into() };
+        let mut stream = health.clone().watch(request).await.unwrap().into_inner();
+        assert_eq!(stream.next().await.unwrap().unwrap().status(), ServingStatus::Serving);
+        watched.push(stream);
+    }
+    server.model.break_for_good();
+    assert_eq!(server.answer(request_for("fake", "a", 5)).await.unwrap_err().code(), Code::Internal);
+    for mut watched in watched {
+        assert_eq!(watched.next().await.unwrap().unwrap().status(), ServingStatus::NotServing);
+    }
+    eventually("the engine is broken", || server.engine.phase() == Phase::Broken).await;
+    let status = server.answer(request_for("fake", "a", 5)).await.unwrap_err();
     assert_eq!((status.code(), reason(&status).as_str()), (Code::Internal, "INTERNAL"));
     server.at_rest().await;
-    // Other models continue.
-    assert_eq!(server.answer(request_for("other")).await.unwrap().text().chars().count(), 5);
+    // Other models continue until the server is restarted.
+    assert_eq!(server.answer(request_for("other", "a", 5)).await.unwrap().text().chars().count(), 5);
+}
+
+/// The drain does not wait for a worker that hangs, and stopping the engines reports it.
+#[tokio::test]
+async fn a_worker_that_hangs_does_not_keep_the_server() {
+    let mut server = draining_within(Duration::from_millis(100)).await;
+    let engines = Engines::new(vec![server.engine.clone()]).unwrap();
+    server.model.hold();
+    let stuck = server.generate(long("a", 5)).await.unwrap();
+    eventually("its step hangs", || server.model.steps() > 0).await;
+    server.running.shut_down();
+    let status = read(stuck).await.unwrap_err();
+    assert_eq!((status.code(), reason(&status).as_str()), (Code::Unavailable, "DRAINING"));
+    tokio::time::timeout(Duration::from_secs(10), &mut server.running.task).await.unwrap().unwrap().unwrap();
+    let error = engines.stop(Duration::from_millis(100)).await.unwrap_err();
+    assert!(error.to_string().contains("the worker of \"fake\""), "{error}");
+    server.model.release();
+    engines.stop(Duration::from_secs(10)).await.unwrap();
 }
 
 #[tokio::test]

@@ -1,7 +1,9 @@
 //! Limits of one client: time, headers, calls. Other clients are not affected.
 
 use super::{
-    Server, details, eventually,
+    Server,
+    connections::channel_from,
+    details, eventually,
     fake_model::Kind,
     http2_frames::{self, DATA, END_STREAM, GOAWAY, RST_STREAM, frame, frames, sent, until_closed},
     long, plain, prompt, reason,
@@ -10,9 +12,9 @@ use crate::certificates::Certificates;
 use prost::Message;
 use std::time::Duration;
 use tokio::{io::AsyncWriteExt, net::TcpStream, time::timeout};
-use tonic::{Code, Request, metadata::MetadataValue};
+use tonic::{Code, Request, metadata::MetadataValue, transport::Channel};
 use weir::{config::TransportConfig, engine::Limits};
-use weir_proto::v1::{self, models_client::ModelsClient};
+use weir_proto::v1::{self, generation_client::GenerationClient, models_client::ModelsClient};
 
 const SOON: Duration = Duration::from_secs(10);
 const GENERATE: &str = "/weir.v1.Generation/Generate";
@@ -157,6 +159,42 @@ async fn calls_of_a_connection_have_a_limit() {
     drop(first);
     server.model.release();
     timeout(SOON, third).await.expect("a stream slot is free").unwrap();
+}
+
+/// Incomplete requests of one address leave an eighth of `request_memory` to others.
+#[tokio::test]
+async fn incomplete_requests_of_one_caller_leave_memory_to_others() {
+    let config = TransportConfig { message_bytes: 64 << 10, request_memory: 128 << 10, ..TransportConfig::default() };
+    let server = within(config).await;
+    // Each text exceeds the model's limit, which is reported once the message is read.
+    let large = async |channel: Channel| {
+        let request = prompt(&"a".repeat(12 << 10));
+        GenerationClient::new(channel).generate(request).await.map(drop).unwrap_err().code()
+    };
+    assert_eq!(large(server.channel.clone()).await, Code::InvalidArgument);
+    // Four times 27,000 bytes leave less than the large request of the caller's seven eighths.
+    let mut bytes = http2_frames::beginning();
+    for stream in [1, 3] {
+        bytes.extend(http2_frames::call(stream, GENERATE));
+        let begin = [&[0][..], &(60_u32 << 10).to_be_bytes(), &[b'a'; 8995]].concat();
+        for part in [&begin[..], &[b'a'; 9000], &[b'a'; 9000]] {
+            bytes.extend(frame(DATA, 0, stream, part));
+        }
+    }
+    let _incomplete = [sent(server.running.address, &bytes).await, sent(server.running.address, &bytes).await];
+    let mut same = Code::InvalidArgument;
+    for _ in 0..1000 {
+        same = large(server.channel.clone()).await;
+        if same == Code::ResourceExhausted {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!(same, Code::ResourceExhausted, "the caller's share is used up");
+    let other = channel_from(2, server.running.address).await;
+    for _ in 0..20 {
+        assert_eq!(large(other.clone()).await, Code::InvalidArgument, "the message of another caller is read");
+    }
 }
 
 /// Opening and cancelling calls at once is the rapid reset attack (CVE-2023-44487).

@@ -37,23 +37,27 @@ fn flood(storm: &mut SchedulerStorm, rounds: usize, mut next: impl FnMut(&mut Sc
 
 #[test]
 fn tenants_do_the_same_work_with_any_requests() {
-    let rules = Rules { queued_symbols: 5000, ..rules(4, 64, bytes_for(1000), 16) };
-    let mut storm = SchedulerStorm::new(rules, 1);
-    let mut count = 0;
-    flood(&mut storm, 4000, |storm| {
-        count += 1;
-        match count % 3 {
-            0 => storm.request("short answers", 0, 2, 3),
-            1 => storm.request("long answers", 0, 2, 24),
-            _ => storm.request("long prompts", 0, 24, 1),
-        }
-    });
-    let min_work = *storm.done.values().min().unwrap();
-    let max_work = *storm.done.values().max().unwrap();
-    assert!(storm.done.len() == 3 && min_work > 5000, "{:?}", storm.done);
-    // they differ at most by what runs at a time
-    assert!(max_work - min_work <= 4 * 98 + 2 * 32, "{:?}", storm.done);
-    storm.drain();
+    // a preempted request stays until it did as much new work as it repeated: at most its length
+    let short = (MAX_SYMBOLS, 4 * 98 + 2 * 32);
+    let long = (50 * MAX_SYMBOLS, 4 * 50 * MAX_SYMBOLS as u64);
+    for (longest, max_difference) in [short, long] {
+        let rules = Rules { queued_symbols: usize::MAX, ..rules(4, 64, bytes_for(8 * longest), 16) };
+        let mut storm = SchedulerStorm::new(rules, 1);
+        let mut count = 0;
+        flood(&mut storm, 8000, |storm| {
+            count += 1;
+            match count % 3 {
+                0 => storm.request("short answers", 0, 2, 3),
+                1 => storm.request("long answers", 0, 2, longest),
+                _ => storm.request("long prompts", 0, longest, 1),
+            }
+        });
+        let min_work = *storm.done.values().min().unwrap();
+        let max_work = *storm.done.values().max().unwrap();
+        assert!(storm.done.len() == 3 && min_work > 10_000, "{:?}", storm.done);
+        assert!(max_work - min_work <= max_difference, "{longest}: {:?}", storm.done);
+        storm.drain();
+    }
 }
 
 #[test]

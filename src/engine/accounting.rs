@@ -1,0 +1,40 @@
+//! Checked arithmetic for accounts: what requests and cache entries hold, and what is left of a limit.
+//!
+//! An overflow here would make a limit meaningless. It is a panic in every build, after which the worker starts over with empty
+//! accounts; see [`recovery`](super::recovery).
+
+/// Adds to an account. Panics if the sum overflows.
+pub(super) fn add(account: &mut usize, amount: usize) {
+    let sum = account.checked_add(amount);
+    assert!(sum.is_some(), "an account of {account} overflows by {amount} more");
+    *account = sum.unwrap_or(usize::MAX);
+}
+
+/// Subtracts from an account what was added before. Panics if it holds less.
+pub(super) fn subtract(account: &mut usize, amount: usize) {
+    assert!(*account >= amount, "an account of {account} gives back {amount}");
+    *account = account.saturating_sub(amount);
+}
+
+/// Replaces an amount within an account. Panics as [`add`] and [`subtract`] do.
+pub(super) fn replace(account: &mut usize, before: usize, after: usize) {
+    subtract(account, before);
+    add(account, after);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::panic::catch_unwind;
+
+    #[test]
+    fn overflows_panic_in_every_build() {
+        let mut account = 5;
+        add(&mut account, 2);
+        replace(&mut account, 7, 3);
+        subtract(&mut account, 3);
+        assert_eq!(account, 0);
+        assert!(catch_unwind(|| subtract(&mut 2, 3)).is_err());
+        assert!(catch_unwind(|| add(&mut (usize::MAX - 1), 2)).is_err());
+    }
+}

@@ -1,11 +1,16 @@
 //! The document cache: encoded documents for later requests of the same tenant, found by their id.
 //!
-//! A document is dropped when no request has used it for a while, or, least recently used first, when others need memory.
+//! A document is dropped when no request has used it for a while, or when others need memory. The tenant whose documents have
+//! the most bytes then loses its least recently used one, so that a tenant within an equal part of the cache loses none.
 
-use crate::decode::{document::Document, summary::EncodedDocument};
+use crate::{
+    decode::{document::Document, summary::EncodedDocument},
+    engine::accounting,
+};
 use lru::LruCache;
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard},
     time::{Duration, Instant},
 };
 use uuid::Uuid;
@@ -46,6 +51,8 @@ pub(crate) struct DocumentCache {
 struct Entries {
     /// Documents by id. The byte limit bounds it, not the number of entries.
     lru: LruCache<String, StoredDocument>,
+    /// Bytes of each tenant's documents.
+    tenant_bytes: HashMap<Arc<str>, usize>,
     usage: DocumentCacheUsage,
 }
 
@@ -70,21 +77,27 @@ impl CachedDocument {
 
 impl DocumentCache {
     pub(crate) fn new(capacity: usize, keep: Duration) -> Self {
-        let entries = Entries { lru: LruCache::unbounded(), usage: DocumentCacheUsage::default() };
+        let entries =
+            Entries { lru: LruCache::unbounded(), tenant_bytes: HashMap::new(), usage: DocumentCacheUsage::default() };
         Self { capacity, keep, entries: Mutex::new(entries) }
     }
 
-    /// Stores a document and returns its id; `None` if it is larger than the cache.
+    /// Stores a document and returns its id; `None` if it is larger than the cache, or than what other tenants leave of it.
     pub(crate) fn insert(&self, tenant: &Arc<str>, cached: CachedDocument, now: Instant) -> Option<String> {
         let bytes = cached.bytes();
         if bytes > self.capacity {
             return None;
         }
         let mut entries = self.lock();
-        while entries.usage.bytes + bytes > self.capacity && entries.evict(|_| true) {}
+        while entries.usage.bytes.saturating_add(bytes) > self.capacity {
+            if !entries.evict_for(tenant, bytes) {
+                return None;
+            }
+        }
         // 122 random bits: other tenants cannot guess an id
         let id = Uuid::new_v4().simple().to_string();
-        entries.usage.bytes += bytes;
+        accounting::add(&mut entries.usage.bytes, bytes);
+        accounting::add(entries.tenant_bytes.entry(Arc::clone(tenant)).or_default(), bytes);
         entries.lru.put(id.clone(), StoredDocument { cached, tenant: Arc::clone(tenant), bytes, used_at: now });
         Some(id)
     }
@@ -115,9 +128,11 @@ impl DocumentCache {
         entries.lru.peek_lru().and_then(|(_, entry)| entry.used_at.checked_add(self.keep))
     }
 
-    /// Evicts the least recently used document that no request uses. Returns false if there is none.
+    /// Evicts a document that no request uses. Returns false if there is none.
     pub(crate) fn evict(&self) -> bool {
-        self.lock().evict(CachedDocument::is_unused)
+        let mut entries = self.lock();
+        let victim = entries.victim(CachedDocument::is_unused, |tenant| entries.bytes_of(tenant));
+        victim.is_some_and(|(_, id)| entries.evict(&id))
     }
 
     /// Returns the bytes of pages that only the cache refers to.
@@ -128,9 +143,7 @@ impl DocumentCache {
     }
 
     pub(crate) fn clear(&self) {
-        let mut entries = self.lock();
-        entries.lru.clear();
-        entries.usage.bytes = 0;
+        self.lock().clear();
     }
 
     pub(crate) fn usage(&self) -> DocumentCacheUsage {
@@ -138,26 +151,77 @@ impl DocumentCache {
         DocumentCacheUsage { entries: entries.lru.len(), ..entries.usage }
     }
 
+    /// Locks the entries. Drops them if a panic may have left them inconsistent.
     fn lock(&self) -> MutexGuard<'_, Entries> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+        self.entries.lock().unwrap_or_else(|poisoned| {
+            self.entries.clear_poison();
+            let mut entries = poisoned.into_inner();
+            entries.clear();
+            entries
+        })
     }
 }
 
 impl Entries {
-    /// Evicts the least recently used document that passes `filter`. Returns false if there is none.
-    fn evict(&mut self, filter: impl Fn(&CachedDocument) -> bool) -> bool {
-        let oldest = self.lru.iter().rev().find(|(_, entry)| filter(&entry.cached)).map(|(id, _)| id.clone());
-        let Some(entry) = oldest.and_then(|id| self.lru.pop(&id)) else { return false };
-        self.usage.bytes -= entry.bytes;
+    fn clear(&mut self) {
+        self.lru.clear();
+        self.tenant_bytes.clear();
+        self.usage.bytes = 0;
+    }
+
+    fn bytes_of(&self, tenant: &str) -> usize {
+        self.tenant_bytes.get(tenant).copied().unwrap_or(0)
+    }
+
+    /// Evicts a document for a new one of `bytes` bytes. Returns false if the others hold no more than the new one's tenant would.
+    fn evict_for(&mut self, tenant: &str, bytes: usize) -> bool {
+        let with_new = |other: &str| self.bytes_of(other).saturating_add(if other == tenant { bytes } else { 0 });
+        let Some((largest, id)) = self.victim(|_| true, with_new) else { return false };
+        largest >= with_new(tenant) && self.evict(&id)
+    }
+
+    /// Returns the least recently used document of the tenant with the most bytes, and these bytes as `bytes_of` returns
+    /// them. Passes over documents that do not pass `filter`.
+    fn victim(
+        &self,
+        filter: impl Fn(&CachedDocument) -> bool,
+        bytes_of: impl Fn(&str) -> usize,
+    ) -> Option<(usize, String)> {
+        let mut victim: Option<(usize, &String)> = None;
+        for (id, entry) in self.lru.iter().rev().filter(|(_, entry)| filter(&entry.cached)) {
+            let bytes = bytes_of(&entry.tenant);
+            if victim.is_none_or(|(most, _)| bytes > most) {
+                victim = Some((bytes, id));
+            }
+        }
+        victim.map(|(bytes, id)| (bytes, id.clone()))
+    }
+
+    fn evict(&mut self, id: &str) -> bool {
+        let Some(entry) = self.lru.pop(id) else { return false };
+        self.subtract(&entry);
         self.usage.evictions += 1;
         true
+    }
+
+    /// Subtracts the bytes of an entry that was removed.
+    fn subtract(&mut self, entry: &StoredDocument) {
+        accounting::subtract(&mut self.usage.bytes, entry.bytes);
+        let mut left = self.bytes_of(&entry.tenant);
+        accounting::subtract(&mut left, entry.bytes);
+        if left == 0 {
+            self.tenant_bytes.remove(&entry.tenant);
+        } else {
+            self.tenant_bytes.insert(Arc::clone(&entry.tenant), left);
+        }
     }
 
     fn expire(&mut self, now: Instant, keep: Duration) {
         let expired = |entry: &StoredDocument| now.saturating_duration_since(entry.used_at) >= keep;
         while self.lru.peek_lru().is_some_and(|(_, entry)| expired(entry)) {
-            let bytes = self.lru.pop_lru().map_or(0, |(_, entry)| entry.bytes);
-            self.usage.bytes -= bytes;
+            if let Some((_, entry)) = self.lru.pop_lru() {
+                self.subtract(&entry);
+            }
         }
     }
 }
@@ -236,5 +300,32 @@ mod tests {
         drop(used);
         assert!(cache.evict() && !cache.evict());
         assert_eq!(cache.usage().bytes, 0);
+    }
+
+    #[test]
+    fn a_tenant_keeps_its_documents_while_another_stores_many() {
+        let cache = DocumentCache::new(10_000, Duration::from_secs(1000));
+        let now = Instant::now();
+        let insert = |tenant: &str, bytes| cache.insert(&tenant.into(), cached(bytes), now);
+        let quiet = [insert("quiet", 2000).unwrap(), insert("quiet", 2000).unwrap()];
+        for _ in 0..50 {
+            assert!(insert("busy", 1500).is_some());
+        }
+        for id in &quiet {
+            assert!(cache.find("quiet", id, now).is_some());
+        }
+        assert_eq!(insert("busy", 7000), None, "larger than what the other tenant leaves");
+        // the tenant that holds more than an equal part gives way
+        let newest = insert("quiet", 5000).unwrap();
+        assert!(cache.find("quiet", &newest, now).is_some());
+        for _ in 0..50 {
+            assert!(insert("busy", 4000).is_some());
+        }
+        assert!(cache.find("quiet", &newest, now).is_some());
+        assert!(quiet.iter().all(|id| cache.find("quiet", id, now).is_none()));
+        // so does it when requests need memory
+        let held = |tenant: &str| cache.lock().bytes_of(tenant);
+        assert!(held("quiet") > held("busy") && cache.evict());
+        assert_eq!((held("quiet"), cache.usage().entries), (0, 1));
     }
 }

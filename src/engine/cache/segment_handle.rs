@@ -5,14 +5,46 @@ use crate::decode::{
     contract::{BoundaryOptions, Card, State},
     session::Session,
 };
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{
+    ops::{Deref, DerefMut},
+    sync::{Arc, Mutex, MutexGuard},
+    time::{Duration, Instant},
+};
 
-pub(crate) struct SegmentCacheHandle(Option<Mutex<SegmentCache>>);
+/// Length of the cache's periods: a tenant that has not used the cache for this time, or for twice this time at most, loses
+/// its entries first.
+const PERIOD: Duration = Duration::from_secs(300);
+
+pub(crate) struct SegmentCacheHandle(Option<Mutex<PeriodicCache>>);
+
+struct PeriodicCache {
+    cache: SegmentCache,
+    /// When the cache's present period began.
+    period_began: Instant,
+}
+
+/// The locked cache.
+struct Locked<'a>(MutexGuard<'a, PeriodicCache>);
+
+impl Deref for Locked<'_> {
+    type Target = SegmentCache;
+
+    fn deref(&self) -> &SegmentCache {
+        &self.0.cache
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut SegmentCache {
+        &mut self.0.cache
+    }
+}
 
 impl SegmentCacheHandle {
     /// Creates a cache of `bytes` bytes; 0: off.
     pub(crate) fn new(bytes: usize) -> Self {
-        Self((bytes > 0).then(|| Mutex::new(SegmentCache::new(Capacity::with_bytes(bytes)))))
+        let cache = || SegmentCache::new(Capacity::with_bytes(bytes));
+        Self((bytes > 0).then(|| Mutex::new(PeriodicCache { cache: cache(), period_began: Instant::now() })))
     }
 
     /// Returns the key of a tenant's sequence; `None` if it is not cached.
@@ -42,7 +74,7 @@ impl SegmentCacheHandle {
         }
     }
 
-    /// Evicts the least recently used entry. Returns false if there is none.
+    /// Evicts an entry. Returns false if there is none.
     pub(crate) fn evict(&self) -> bool {
         self.lock().and_then(|mut cache| cache.evict()).is_some()
     }
@@ -62,7 +94,21 @@ impl SegmentCacheHandle {
         self.lock().map(|cache| cache.usage()).unwrap_or_default()
     }
 
-    fn lock(&self) -> Option<MutexGuard<'_, SegmentCache>> {
-        Some(self.0.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner))
+    /// Locks the cache, and starts a new period if the present one has passed. Empties the cache if a panic may have left it
+    /// inconsistent.
+    fn lock(&self) -> Option<Locked<'_>> {
+        let cache = self.0.as_ref()?;
+        let mut locked = Locked(cache.lock().unwrap_or_else(|poisoned| {
+            cache.clear_poison();
+            let mut cache = poisoned.into_inner();
+            cache.cache.clear();
+            cache
+        }));
+        let now = Instant::now();
+        if now.saturating_duration_since(locked.0.period_began) >= PERIOD {
+            locked.start_period();
+            locked.0.period_began = now;
+        }
+        Some(locked)
     }
 }

@@ -210,3 +210,21 @@ fn failed_rows_are_not_cached() {
     }
     assert_eq!((toy.sequences(), engine.load().bytes), (0, 0));
 }
+
+#[test]
+fn a_tenant_keeps_its_cached_texts_while_another_fills_the_cache() {
+    let model = fixture("whitespaces");
+    let boundaries = BoundaryOptions::default();
+    let warm = engine(&model, 3 * model.bytes_for(200));
+    let cached = |tenant: &str, seed: u64| {
+        let job = Job::Generate(request(&text(seed, 120), 2, &boundaries));
+        read(warm.submit(job, terms_of(tenant)).unwrap()).unwrap().usage.cached_chars
+    };
+    assert_eq!(cached("quiet", 1), 0);
+    for seed in 100..140 {
+        assert_eq!(cached("busy", seed), 0);
+    }
+    let usage = warm.segment_cache_usage();
+    assert!(usage.evictions > 30, "the cache is full: {usage:?}");
+    assert!(cached("quiet", 1) > 80, "another tenant displaced the entry");
+}

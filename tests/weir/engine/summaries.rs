@@ -204,6 +204,28 @@ fn a_cached_document_is_not_encoded_again_and_belongs_to_its_tenant() {
 }
 
 #[test]
+fn a_tenant_keeps_its_documents_while_another_stores_many() {
+    let model = DocumentModel::new();
+    let store = |engine: &Handle, name: &str, salt: u32| {
+        let events = submit(engine, &document(100, salt), &Summarize::default(), tenant(name)).unwrap();
+        read(events).unwrap().summary.document_id
+    };
+    let large = engine(&model, Limits { document_bytes: 1 << 20, ..Limits::default() });
+    store(&large, "quiet", 1);
+    let document_bytes = 5 * large.document_cache_usage().bytes;
+    let engine =
+        engine(&model, Limits { document_bytes, document_keep: Duration::from_secs(600), ..Limits::default() });
+    let id = store(&engine, "quiet", 1).unwrap();
+    for salt in 2..20 {
+        assert!(store(&engine, "busy", salt).is_some());
+    }
+    let evictions = engine.document_cache_usage().evictions;
+    assert!(evictions > 10, "the cache is full: {evictions}");
+    let cached = engine.summarize(&Summarize::default(), DocumentSource::Cached(id), tenant("quiet"));
+    read(cached.expect("another tenant displaced the document")).unwrap();
+}
+
+#[test]
 fn a_long_document_stalls_no_stream() {
     let model = DocumentModel::new();
     let engine = engine(&model, Limits { chunk: 4, step: Duration::ZERO, ..Limits::default() });

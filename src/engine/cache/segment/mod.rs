@@ -10,8 +10,9 @@
 //! that starts from a hit has the same numbers as one that starts cold.
 //!
 //! Pure: no clock, threads or channels. Its memory is that of the distinct pages of its entries plus an estimate of the trees;
-//! beyond the limit, the least recently used entry is evicted.
+//! beyond the limit, entries are evicted by the rules of [`tenants`].
 
+mod tenants;
 #[cfg(test)]
 mod tests;
 mod tree;
@@ -23,12 +24,11 @@ use crate::{
         contract::{BoundaryMode, BoundaryOptions, Card, Noise, State},
         text_window::TextView,
     },
+    engine::accounting,
     error::Result,
 };
-use std::{
-    collections::{BTreeMap, HashMap},
-    sync::Arc,
-};
+use std::{collections::HashMap, sync::Arc};
+use tenants::{TenantEntries, TenantTable};
 use tree::{NodeId, Tree, TreeSize};
 use tree_key::{TreeKey, TreeMatch, Trees, matching_trees};
 
@@ -109,8 +109,7 @@ pub struct Hit {
 pub struct SegmentCache {
     capacity: Capacity,
     trees: HashMap<Key, Trees<Box<dyn State>>>,
-    /// Entries by the time of their last use.
-    order: BTreeMap<u64, EntryId>,
+    tenants: TenantTable<EntryId>,
     pages: PageAccounting,
     /// Estimated bytes of entries and trees without pages.
     own_bytes: usize,
@@ -147,7 +146,7 @@ impl SegmentCache {
         Self {
             capacity,
             trees: HashMap::new(),
-            order: BTreeMap::new(),
+            tenants: TenantTable::new(),
             pages: PageAccounting::default(),
             own_bytes: 0,
             now: 0,
@@ -201,7 +200,8 @@ impl SegmentCache {
 
     /// Stores the state of `text` up to the end of its last segment. The state has been fed the first symbol of `text`.
     ///
-    /// Returns true if the cache holds it now; false if no segment has ended or if it is larger than the whole cache.
+    /// Returns true if the cache holds it now; false if no segment has ended, or if it is larger than the whole cache or than
+    /// what other tenants leave of it.
     /// If one entry's text starts with another's, only the longer entry is held, provided that it can be rolled back as
     /// far. Fails if the state cannot be rolled back; nothing is stored.
     pub fn keep<'a>(&mut self, key: &Key, text: impl Into<TextView<'a>>, state: &dyn State) -> Result<bool> {
@@ -235,18 +235,31 @@ impl SegmentCache {
             self.drop_entry(&entry_at(node));
         });
         self.insert(key, tree_key, rest, state);
-        while self.usage().bytes > self.capacity.bytes || self.order.len() > self.capacity.entries {
+        let stored_at = self.now;
+        while self.bytes() > self.capacity.bytes {
             self.evict();
         }
-        Ok(true)
+        while self.tenants.entries() > self.capacity.entries {
+            self.evict_from_largest(TenantEntries::len);
+        }
+        Ok(self.tenants.has(&key.tenant, stored_at))
     }
 
-    /// Evicts the least recently used entry. Returns the bytes of pages that this freed; `None` if the cache is empty. A page
-    /// that a running row shares is not freed and not counted.
+    /// Evicts an entry by the rules of [`tenants`]. Returns the bytes of pages that this freed; `None` if the cache is empty. A
+    /// page that a running row shares is not freed and not counted.
     pub fn evict(&mut self) -> Option<usize> {
-        let entry = self.order.first_key_value().map(|(_, entry)| entry.clone())?;
+        self.evict_from_largest(TenantEntries::bytes)
+    }
+
+    fn evict_from_largest(&mut self, size: impl Fn(&TenantEntries<EntryId>) -> usize) -> Option<usize> {
+        let entry = self.tenants.victim(size)?.oldest()?.clone();
         self.counts.evictions += 1;
         Some(self.drop_entry(&entry))
+    }
+
+    /// Starts a new period. A tenant that has used nothing in the present one and the one before loses its entries first.
+    pub fn start_period(&mut self) {
+        self.tenants.start_period();
     }
 
     /// Returns the bytes of pages that only entries refer to: what evicting all of them would free.
@@ -265,8 +278,12 @@ impl SegmentCache {
     /// Returns contents and totals.
     pub fn usage(&self) -> SegmentCacheUsage {
         let page_bytes = self.pages.bytes;
-        let bytes = page_bytes + self.own_bytes;
-        SegmentCacheUsage { entries: self.order.len(), keys: self.trees.len(), bytes, page_bytes, ..self.counts }
+        let bytes = self.bytes();
+        SegmentCacheUsage { entries: self.tenants.entries(), keys: self.trees.len(), bytes, page_bytes, ..self.counts }
+    }
+
+    fn bytes(&self) -> usize {
+        self.pages.bytes + self.own_bytes
     }
 
     /// Returns the bytes of a cache that holds only this entry: its node and the root.
@@ -277,22 +294,25 @@ impl SegmentCache {
 
     /// Adds an entry. The tree has no other entry at `text`.
     fn insert(&mut self, key: &Key, tree_key: TreeKey, text: &[u32], state: Box<dyn State>) {
-        if !self.trees.contains_key(key) {
-            if self.trees.len() >= self.capacity.keys.max(1) {
-                self.evict_key();
-            }
-            self.own_bytes += key_bytes(key);
+        let is_new_key = !self.trees.contains_key(key);
+        if is_new_key && self.trees.len() >= self.capacity.keys.max(1) {
+            self.evict_key(&key.tenant);
+        }
+        let bytes = self.bytes();
+        if is_new_key {
+            accounting::add(&mut self.own_bytes, key_bytes(key));
         }
         self.pages.add(&*state);
-        self.own_bytes += entry_bytes(&*state);
+        accounting::add(&mut self.own_bytes, entry_bytes(&*state));
         self.now += 1;
         let trees = self.trees.entry(key.clone()).or_default();
         let before = trees.get(&tree_key).map_or(0, |tree| tree_bytes(tree.size()));
         let tree = trees.entry(tree_key).or_insert_with(Tree::new);
         let min_len = state.earliest().saturating_sub(tree_key.start);
         let node = tree.insert(text, state, min_len, self.now);
-        self.own_bytes += tree_bytes(tree.size()) - before;
-        self.order.insert(self.now, EntryId { key: key.clone(), tree_key, node });
+        accounting::replace(&mut self.own_bytes, before, tree_bytes(tree.size()));
+        let added = self.bytes().saturating_sub(bytes);
+        self.tenants.add(&key.tenant, self.now, EntryId { key: key.clone(), tree_key, node }, added, is_new_key);
     }
 
     fn touch(&mut self, EntryId { key, tree_key, node }: &EntryId) {
@@ -300,15 +320,16 @@ impl SegmentCache {
         let Some((_, before)) = tree.value(*node) else { return };
         self.now += 1;
         tree.touch(*node, self.now);
-        if let Some(entry) = self.order.remove(&before) {
-            self.order.insert(self.now, entry);
-        }
+        self.tenants.touch(&key.tenant, before, self.now);
     }
 
-    /// Evicts all entries of the least recently used key.
-    fn evict_key(&mut self) {
+    /// Evicts all entries of the least recently used key of a tenant: of the one with the most keys, one more for `newest`.
+    fn evict_key(&mut self, newest: &str) {
         let last_used = |trees: &Trees<_>| trees.values().map(Tree::last_used).max();
-        let Some((key, trees)) = self.trees.iter().min_by_key(|(_, trees)| last_used(trees)) else { return };
+        let count = |tenant: &TenantEntries<EntryId>| tenant.keys() + usize::from(tenant.is_of(newest));
+        let Some(tenant) = self.tenants.victim(count) else { return };
+        let own = self.trees.iter().filter(|(key, _)| tenant.is_of(&key.tenant));
+        let Some((key, trees)) = own.min_by_key(|(_, trees)| last_used(trees)) else { return };
         let entry = |&tree_key: &TreeKey, node| EntryId { key: key.clone(), tree_key, node };
         let entries = trees.iter().flat_map(|(tree_key, tree)| tree.values().map(move |node| entry(tree_key, node)));
         for entry in entries.collect::<Vec<_>>() {
@@ -319,25 +340,29 @@ impl SegmentCache {
 
     /// Drops an entry, and its tree and key if these are empty then. Returns the bytes of pages that this freed.
     fn drop_entry(&mut self, EntryId { key, tree_key, node }: &EntryId) -> usize {
+        let bytes = self.bytes();
         let Some(trees) = self.trees.get_mut(key) else { return 0 };
         let Some(tree) = trees.get_mut(tree_key) else { return 0 };
         let before = tree_bytes(tree.size());
         let last_used = tree.value(*node).map(|(_, last_used)| last_used);
         let Some(state) = tree.remove(*node) else { return 0 };
         let after = if tree.is_empty() { 0 } else { tree_bytes(tree.size()) };
-        self.own_bytes -= before - after;
+        accounting::replace(&mut self.own_bytes, before, after);
         if after == 0 {
             trees.remove(tree_key);
         }
-        if trees.is_empty() {
+        let is_last_of_key = trees.is_empty();
+        if is_last_of_key {
             self.trees.remove(key);
-            self.own_bytes -= key_bytes(key);
+            accounting::subtract(&mut self.own_bytes, key_bytes(key));
         }
+        accounting::subtract(&mut self.own_bytes, entry_bytes(&*state));
+        let freed = self.pages.remove(&*state);
         if let Some(last_used) = last_used {
-            self.order.remove(&last_used);
+            let removed = bytes.saturating_sub(self.bytes());
+            self.tenants.remove(&key.tenant, last_used, removed, is_last_of_key);
         }
-        self.own_bytes -= entry_bytes(&*state);
-        self.pages.remove(&*state)
+        freed
     }
 }
 

@@ -252,3 +252,37 @@ fn other_keys_find_nothing() {
         }
     }
 }
+
+#[test]
+fn a_tenant_keeps_its_entries_while_another_stores_many() {
+    let alive = Arc::default();
+    let mut cache = SegmentCache::new(Capacity { bytes: 60_000, entries: 40, keys: 8 });
+    let text = |number: u32| [1, 2, number, number / 7, 0];
+    let store = |cache: &mut SegmentCache, key: &Key, number: u32| {
+        cache.keep(key, &text(number), &PagedState::new(&text(number), &alive)).unwrap()
+    };
+    let quiet = key("quiet");
+    (0..3).for_each(|number| assert!(store(&mut cache, &quiet, number)));
+    let all_held = |cache: &SegmentCache| (0..3).all(|number| cache.known(&quiet, &text(number)) == 5);
+    let flood = |cache: &mut SegmentCache| {
+        // bytes, entries and keys run out
+        for number in 0..500 {
+            let seed = Some(u64::from(number) % 20);
+            assert!(store(cache, &Key { mode: Some(BoundaryMode::Sampled), seed, ..key("busy") }, number));
+        }
+    };
+    flood(&mut cache);
+    assert!(cache.usage().evictions > 400 && all_held(&cache), "{:?}", cache.usage());
+    // as when requests need memory: the larger tenant loses its entries first
+    while cache.usage().entries > 6 {
+        assert!(cache.evict().is_some());
+    }
+    assert!(all_held(&cache));
+    // in the next period too, but not after a whole period without a use
+    cache.start_period();
+    flood(&mut cache);
+    assert!(all_held(&cache));
+    cache.start_period();
+    flood(&mut cache);
+    assert!(!all_held(&cache));
+}

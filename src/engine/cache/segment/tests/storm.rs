@@ -2,12 +2,16 @@
 
 use super::*;
 use crate::decode::random::{Purpose, uniform};
+use std::collections::BTreeMap;
 
 /// Naive implementation of the cache: a list of entries.
 struct NaiveCache {
     capacity: Capacity,
     entries: Vec<NaiveEntry>,
     now: u64,
+    period: u64,
+    /// Period of the last use of each tenant with entries.
+    last_periods: BTreeMap<Arc<str>, u64>,
 }
 
 #[derive(Clone)]
@@ -37,6 +41,39 @@ fn shared(a: &[u32], b: &[u32]) -> usize {
 }
 
 impl NaiveCache {
+    fn new(capacity: Capacity) -> Self {
+        Self { capacity, entries: Vec::new(), now: 0, period: 0, last_periods: BTreeMap::new() }
+    }
+
+    /// Returns a cache of only the entries that pass `filter`.
+    fn part(&self, filter: impl Fn(&NaiveEntry) -> bool) -> Self {
+        let entries = self.entries.iter().filter(|entry| filter(entry)).cloned().collect();
+        Self { entries, ..Self::new(self.capacity) }
+    }
+
+    /// Returns the part of each tenant.
+    fn parts(&self) -> BTreeMap<Arc<str>, Self> {
+        let tenants = self.entries.iter().map(|entry| &entry.key.tenant);
+        tenants.map(|tenant| (Arc::clone(tenant), self.part(|entry| entry.key.tenant == *tenant))).collect()
+    }
+
+    /// Returns the entries of the tenant that must give way: an idle one, or else the one of largest `size`.
+    fn victim(&self, size: impl Fn(&Arc<str>, &Self) -> usize) -> Self {
+        let oldest = |part: &Self| part.entries.iter().map(|entry| entry.used).min();
+        let parts = self.parts();
+        let idle = parts.iter().filter(|(tenant, _)| self.last_periods[*tenant] + 1 < self.period);
+        let idle = idle.min_by_key(|(_, part)| oldest(part));
+        let largest = || parts.iter().max_by_key(|(name, part)| (size(name, part), std::cmp::Reverse(oldest(part))));
+        let (tenant, _) = idle.or_else(largest).unwrap();
+        self.part(|entry| entry.key.tenant == *tenant)
+    }
+
+    /// Forgets tenants without entries.
+    fn forget(&mut self) {
+        let entries = &self.entries;
+        self.last_periods.retain(|tenant, _| entries.iter().any(|entry| entry.key.tenant == *tenant));
+    }
+
     fn keys(&self) -> Vec<&Key> {
         let mut keys: Vec<&Key> = Vec::new();
         self.entries.iter().for_each(|entry| {
@@ -76,6 +113,7 @@ impl NaiveCache {
     fn touch(&mut self, index: usize) {
         self.now += 1;
         self.entries[index].used = self.now;
+        self.last_periods.insert(Arc::clone(&self.entries[index].key.tenant), self.period);
     }
 
     fn own<'a>(&'a self, key: &'a Key) -> impl Iterator<Item = usize> + 'a {
@@ -112,27 +150,39 @@ impl NaiveCache {
             self.touch(index);
             return true;
         }
-        let alone = NaiveCache { capacity: self.capacity, entries: vec![entry.clone()], now: 0 };
+        let alone = NaiveCache { entries: vec![entry.clone()], ..NaiveCache::new(self.capacity) };
         if alone.bytes() > self.capacity.bytes {
             return false;
         }
         self.entries.retain(|other| other.key != *key || !entry.replaces(other));
+        self.forget();
         if !self.keys().contains(&key) && self.keys().len() == self.capacity.keys {
-            let latest = |key: &Key| self.entries.iter().filter(|e| e.key == *key).map(|e| e.used).max();
-            let oldest = self.keys().into_iter().min_by_key(|key| latest(key)).unwrap().clone();
+            let part = self.victim(|tenant, part| part.keys().len() + usize::from(*tenant == key.tenant));
+            let latest = |key: &Key| part.entries.iter().filter(|e| e.key == *key).map(|e| e.used).max();
+            let oldest = part.keys().into_iter().min_by_key(|key| latest(key)).unwrap().clone();
             self.entries.retain(|entry| entry.key != oldest);
+            self.forget();
         }
         self.entries.push(entry);
         self.touch(self.entries.len() - 1);
-        while self.bytes() > self.capacity.bytes || self.entries.len() > self.capacity.entries {
+        let stored_at = self.now;
+        while self.bytes() > self.capacity.bytes {
             self.evict();
         }
-        true
+        while self.entries.len() > self.capacity.entries {
+            self.evict_from(|_, part| part.entries.len());
+        }
+        self.entries.iter().any(|entry| entry.used == stored_at)
     }
 
-    fn evict(&mut self) -> NaiveEntry {
-        let oldest = (0..self.entries.len()).min_by_key(|&index| self.entries[index].used).unwrap();
-        self.entries.remove(oldest)
+    fn evict(&mut self) {
+        self.evict_from(|_, part| part.bytes());
+    }
+
+    fn evict_from(&mut self, size: impl Fn(&Arc<str>, &Self) -> usize) {
+        let oldest = self.victim(size).entries.iter().map(|entry| entry.used).min();
+        self.entries.retain(|entry| Some(entry.used) != oldest);
+        self.forget();
     }
 
     /// Returns the bytes of pages that only entries refer to.
@@ -157,7 +207,7 @@ struct CacheStorm {
 
 impl CacheStorm {
     fn new(seed: u64, capacity: Capacity, window: Option<usize>) -> Self {
-        let naive = NaiveCache { capacity, entries: Vec::new(), now: 0 };
+        let naive = NaiveCache::new(capacity);
         let cache = SegmentCache::new(capacity);
         Self { seed, draws: 0, cache, naive, window, rows: Vec::new(), alive: Arc::default() }
     }
@@ -171,8 +221,17 @@ impl CacheStorm {
         (0..self.below(max + 1)).map(|_| self.below(3) as u32).collect()
     }
 
+    /// Returns a random key. The first tenant has as many as the others together.
     fn key(&mut self) -> Key {
-        key(["", "a", "bb", "ccc"][self.below(4)])
+        let seed = |seed| Key { mode: Some(BoundaryMode::Sampled), seed: Some(seed), ..key("a") };
+        match self.below(6) {
+            0 => key(""),
+            1 => key("bb"),
+            2 => key("ccc"),
+            3 => key("a"),
+            4 => seed(1),
+            _ => seed(2),
+        }
     }
 
     /// Returns a prefix of a stored text, extended by random symbols.
@@ -256,7 +315,10 @@ impl CacheStorm {
     fn seldom(&mut self) {
         if self.below(50) == 0 {
             self.cache.clear();
-            self.naive.entries.clear();
+            self.naive = NaiveCache { now: self.naive.now, ..NaiveCache::new(self.naive.capacity) };
+        } else if self.below(12) == 0 {
+            self.cache.start_period();
+            self.naive.period += 1;
         } else if self.below(4) == 0 {
             let held: Vec<usize> = self.rows.iter().flat_map(|(_, row)| page_ids(row)).collect();
             assert_eq!(self.cache.evictable_bytes(), self.naive.evictable_bytes(&held));
@@ -282,17 +344,20 @@ impl CacheStorm {
                 let (state, last_used) = tree.value(node).unwrap();
                 assert_eq!(text_of(&**state), text);
                 let entry = EntryId { key: key.clone(), tree_key: *tree_key, node };
-                assert_eq!(self.cache.order.get(&last_used), Some(&entry));
-                found.push((key.tenant.clone(), text));
+                assert_eq!(self.cache.tenants.get(&key.tenant, last_used), Some(&entry));
+                found.push((key.tenant.clone(), key.seed, text));
             }
         }
         found.sort();
+        let expected = self.naive.entries.iter();
         let mut expected: Vec<_> =
-            self.naive.entries.iter().map(|entry| (entry.key.tenant.clone(), entry.text.clone())).collect();
+            expected.map(|NaiveEntry { key, text, .. }| (key.tenant.clone(), key.seed, text.clone())).collect();
         expected.sort();
         assert_eq!(found, expected);
-        assert_eq!(self.cache.order.len(), found.len());
+        assert_eq!(self.cache.usage().entries, found.len());
         assert_eq!(self.cache.usage().bytes, self.naive.bytes());
+        let parts = self.naive.parts().into_iter().map(|(tenant, part)| (tenant, part.bytes()));
+        assert_eq!(self.cache.tenants.bytes(), parts.collect());
     }
 }
 

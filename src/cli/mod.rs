@@ -38,6 +38,12 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             return u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from);
         }
     };
+    for secret in &sources.secret_flags {
+        let serve::SecretFlag { flag, variable } = secret;
+        let why = "other users of this machine can see it in the list of processes";
+        // `eprintln!` would panic if stderr is closed.
+        let _ = writeln!(std::io::stderr(), "weir: warning: {flag} has a secret: {why}; use {variable} or {flag}-file");
+    }
     let result = match cli.command {
         Command::Serve(args) => serve::run(args, sources),
         Command::Admin(args) => admin::run(args),

@@ -2,7 +2,10 @@
 //!
 //! The file's values become the defaults of the flags, so one parser checks all of them and every flag is also a key of the file.
 
-use super::{command::Cli, serve::SettingSources};
+use super::{
+    command::Cli,
+    serve::{SecretFlag, SettingSources},
+};
 use crate::config::{
     file::{FileSetting, ValueKind, read},
     parse_switch,
@@ -32,7 +35,23 @@ pub(super) fn parse(arguments: &[OsString]) -> Result<(Cli, SettingSources), cla
     if let Some(serve) = matches.subcommand_matches(SERVE) {
         settings(&command).for_each(|arg| record(&mut sources, arg, serve, &entries));
     }
+    record_secrets(&mut sources, &command, &matches);
     Cli::from_arg_matches(&matches).map(|cli| (cli, sources))
+}
+
+/// Records the flags on the command line whose values are secrets, also those of subcommands.
+fn record_secrets(sources: &mut SettingSources, command: &Command, matches: &ArgMatches) {
+    let secrets = command.get_arguments().filter(|arg| arg.is_hide_env_values_set());
+    let given = secrets.filter(|arg| matches.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine));
+    sources.secret_flags.extend(given.filter_map(|arg| {
+        let flag = format!("--{}", arg.get_long()?);
+        Some(SecretFlag { flag, variable: arg.get_env()?.display().to_string() })
+    }));
+    if let Some((name, matches)) = matches.subcommand()
+        && let Some(command) = command.find_subcommand(name)
+    {
+        record_secrets(sources, command, matches);
+    }
 }
 
 /// Treats empty environment variables as not set.
@@ -127,11 +146,38 @@ mod tests {
     use super::*;
 
     #[test]
+    fn secrets_in_flags_are_recorded() {
+        let recorded = |arguments: &[&str]| {
+            let arguments: Vec<_> = arguments.iter().map(OsString::from).collect();
+            parse(&arguments).unwrap().1.secret_flags
+        };
+        let secret = |flag: &str, variable: &str| [SecretFlag { flag: flag.into(), variable: variable.into() }];
+        assert_eq!(recorded(&["weir", "report", "--api-key", "k"]), secret("--api-key", "WEIR_API_KEY"));
+        let admin = ["weir", "admin", "list", "h:1", "--admin-token=t"];
+        assert_eq!(recorded(&admin), secret("--admin-token", "WEIR_ADMIN_TOKEN"));
+        assert_eq!(recorded(&["weir", "report", "--api-key-file", "f"]), []);
+    }
+
+    /// A secret can always be given without showing it to other users.
+    #[test]
+    fn secret_flags_have_files_and_variables() {
+        fn check(command: &Command) {
+            let find = |long: &str| command.get_arguments().find(|arg| arg.get_long() == Some(long));
+            for arg in command.get_arguments().filter(|arg| arg.is_hide_env_values_set()) {
+                let file = format!("{}-file", arg.get_long().unwrap());
+                assert!(arg.get_env().is_some() && find(&file).is_some(), "{}: {file}", command.get_name());
+            }
+            command.get_subcommands().for_each(check);
+        }
+        check(&Cli::command());
+    }
+
+    #[test]
     fn secrets_are_marked() {
         let command = Cli::command();
         for arg in settings(&command) {
             let long = arg.get_long().unwrap();
-            let named = ["token", "secret", "password"].iter().any(|word| long.contains(word));
+            let named = long.split('-').any(|word| ["token", "secret", "password"].contains(&word));
             assert!(!named || arg.is_hide_env_values_set() || long.ends_with("-file"), "--{long} would be shown");
         }
     }

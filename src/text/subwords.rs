@@ -3,7 +3,10 @@
 //! Special tokens are never encoded from text: a text that spells out `</s>` stays text. Only tokenizers that encode each
 //! word independently are accepted.
 
-use super::{VocabularyError, tokenizer_check::check_word_by_word};
+use super::{
+    VocabularyError,
+    tokenizer_check::{check_patterns, check_word_by_word},
+};
 use serde_json::Value;
 use std::collections::HashSet;
 use tokenizers::{Tokenizer, step_decode_stream};
@@ -52,14 +55,16 @@ impl std::fmt::Debug for SubwordTokenizer {
 }
 
 impl SubwordTokenizer {
-    /// Parses a `tokenizer.json`. Fails if the library rejects the file, or the tokenizer does not encode words
-    /// independently.
+    /// Parses a `tokenizer.json`. Fails if the library rejects the file, the tokenizer does not encode words
+    /// independently, or a regular expression may take more than linear time.
     pub fn parse(json: &[u8]) -> Result<Self, VocabularyError> {
         let invalid = |error: &dyn std::fmt::Display| {
             VocabularyError::new("the file", "a tokenizer in Hugging Face's format", error.to_string())
         };
         let json = std::str::from_utf8(json).map_err(|error| invalid(&error))?.to_owned();
         let mut value: Value = serde_json::from_str(&json).map_err(|error| invalid(&error))?;
+        // Before the library compiles them.
+        check_patterns(&value)?;
         let tokenizer: Tokenizer = json.parse().map_err(|error| invalid(&error))?;
         check_word_by_word(&value)?;
         let unknown = unknown_id(&value, &tokenizer);
@@ -178,6 +183,7 @@ fn lower_special_scores(json: &mut Value, specials: &HashSet<u32>, unknown: Opti
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     #[test]
     fn subwords_have_byte_offsets_in_the_original_text() {
@@ -215,5 +221,33 @@ mod tests {
             );
         }
         assert!(SubwordTokenizer::parse(&[0xff]).is_err());
+    }
+
+    /// Returns a small tokenizer that also splits words at `pattern`.
+    fn splitting_at(pattern: &str) -> String {
+        let mut tokenizer: Value = serde_json::from_str(SMALL).unwrap();
+        let split =
+            json!({ "type": "Split", "pattern": { "Regex": pattern }, "behavior": "Isolated", "invert": false });
+        let first = tokenizer["pre_tokenizer"].take();
+        tokenizer["pre_tokenizer"] = json!({ "type": "Sequence", "pretokenizers": [first, split] });
+        tokenizer.to_string()
+    }
+
+    #[test]
+    fn patterns_that_backtrack_are_rejected() {
+        let long = "a".repeat(2000);
+        for pattern in [r"(?=(a+)+$)b", r"(a|a)+\b(a|a)+$b", r"(a|aa)+\1", r"(?>a+)b", r"(?:(?:a{99}){99}){99}", &long]
+        {
+            let error = SubwordTokenizer::parse(splitting_at(pattern).as_bytes()).unwrap_err();
+            assert_eq!(error.key, "pre_tokenizer.pretokenizers[1].pattern.Regex", "{pattern}: {error}");
+        }
+    }
+
+    /// Backtracking would take 2^60 steps for each word.
+    #[test]
+    fn allowed_patterns_are_matched_in_linear_time() {
+        let tokenizer = SubwordTokenizer::parse(splitting_at(r"(a|a)+(a|a)+$b|\p{P}").as_bytes()).unwrap();
+        let text = format!("{} ", "a".repeat(60)).repeat(1000);
+        assert!(tokenizer.encode(&text).unwrap().len() > 1000);
     }
 }

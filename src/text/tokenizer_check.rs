@@ -1,10 +1,12 @@
-//! Checks that a tokenizer encodes each word independently of the others.
+//! Checks that a tokenizer encodes each word independently of the others, and that its patterns are matched in linear time.
 //!
 //! [`StreamTokenizer`](super::StreamTokenizer) encodes a text word by word while it still arrives. That is only correct if
 //! the pre-tokenizer splits before or at every space, the merges are not random (no dropout), and the normaliser rewrites
 //! characters in place.
 
 use super::VocabularyError;
+use crate::error::quoted;
+use regex::RegexBuilder;
 use serde_json::Value;
 
 /// Regular expression for whitespace other than the space, as Python defines it.
@@ -15,6 +17,55 @@ const SPLITS: [&str; 4] = ["Metaspace", "WhitespaceSplit", "Whitespace", "BertPr
 /// Normalisers that rewrite characters in place, by their `type`.
 const LOCAL: &str =
     "NFC, NFD, NFKC, NFKD, Nmt, Precompiled, Lowercase, Strip, StripAccents, Replace, BertNormalizer, Sequence";
+
+/// Maximum bytes of a regular expression.
+const PATTERN_BYTES: usize = 1024;
+/// Maximum bytes of a compiled regular expression. Time per character grows with it.
+const COMPILED_BYTES: usize = 1 << 20;
+/// Parts of a `tokenizer.json` that may contain regular expressions.
+const PATTERN_PARTS: [&str; 4] = ["normalizer", "pre_tokenizer", "post_processor", "decoder"];
+
+/// Checks the regular expressions of a `tokenizer.json`, which its author chooses and every request runs. The tokenizer's engine
+/// (fancy-regex) backtracks, in exponential time at worst, for look-around, word boundaries, backreferences, and atomic or
+/// possessive groups. It matches all other patterns in linear time. The error names the first pattern that is not allowed.
+pub(super) fn check_patterns(json: &Value) -> Result<(), VocabularyError> {
+    PATTERN_PARTS.into_iter().try_for_each(|part| check_patterns_in(part, &json[part]))
+}
+
+/// Checks the patterns in `value`, which is at `key`. A pattern is an object with the key `Regex`.
+fn check_patterns_in(key: &str, value: &Value) -> Result<(), VocabularyError> {
+    match value {
+        Value::Object(members) => members.iter().try_for_each(|(name, member)| {
+            let key = format!("{key}.{name}");
+            match member.as_str().filter(|_| name == "Regex") {
+                Some(pattern) => check_pattern(&key, pattern),
+                None => check_patterns_in(&key, member),
+            }
+        }),
+        Value::Array(members) => members
+            .iter()
+            .enumerate()
+            .try_for_each(|(index, member)| check_patterns_in(&format!("{key}[{index}]"), member)),
+        _ => Ok(()),
+    }
+}
+
+fn check_pattern(key: &str, pattern: &str) -> Result<(), VocabularyError> {
+    if pattern.len() > PATTERN_BYTES {
+        let expected = format!("a pattern of at most {PATTERN_BYTES} bytes");
+        return Err(VocabularyError::new(key, expected, format!("{} bytes", pattern.len())));
+    }
+    // These crates accept only patterns that are matched in linear time. The tokenizer's engine passes all of them to the crate
+    // `regex`, except for word boundaries.
+    let parsed = regex_syntax::parse(pattern).ok();
+    let is_hard = parsed.is_none_or(|parsed| parsed.properties().look_set().contains_word());
+    if is_hard || RegexBuilder::new(pattern).size_limit(COMPILED_BYTES).build().is_err() {
+        let expected =
+            "a small pattern without look-around, word boundaries, backreferences, and atomic or possessive groups";
+        return Err(VocabularyError::new(key, expected, quoted(pattern)));
+    }
+    Ok(())
+}
 
 /// Checks that a `tokenizer.json` describes a tokenizer that encodes words one by one. The error names the first key
 /// whose value makes the encoding of one word depend on another.

@@ -339,3 +339,30 @@ fn a_signal_during_model_loading_ends_the_process() {
     assert!(program.wait().success());
     assert!(program.stderr().contains("signal while loading models: ending at once"), "{}", program.stderr());
 }
+
+/// Starts a server whose shell has run this command before.
+#[cfg(target_os = "linux")]
+fn started_after(shell: &str) -> Program {
+    let mut command = Command::new("sh");
+    command.args(["-c", &format!("{shell} && exec \"$0\" \"$@\""), env!("CARGO_BIN_EXE_weir")]).env_clear();
+    command.args(["serve", "--listen", "127.0.0.1:0", "--threads", "1", "--model"]).arg(converted("whitespaces"));
+    let program = Program::start(&mut command);
+    program.wait_for_line("listening on ");
+    program
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn the_limit_of_open_files_is_raised() {
+    let open_files = |program: &Program| {
+        let limits = std::fs::read_to_string(format!("/proc/{}/limits", program.id())).unwrap();
+        let line = limits.lines().find(|line| line.starts_with("Max open files")).unwrap().to_owned();
+        line.split_whitespace().nth(3).unwrap().parse::<usize>().unwrap()
+    };
+    let raised = started_after("ulimit -Sn 256");
+    assert_eq!(open_files(&raised), 2048, "1,024 connections and as many other files");
+    assert!(!raised.stderr().contains("open files"), "{}", raised.stderr());
+    let limited = started_after("ulimit -n 256");
+    assert_eq!(open_files(&limited), 256);
+    assert!(limited.stderr().contains("--max-connections needs a higher limit of open files"), "{}", limited.stderr());
+}

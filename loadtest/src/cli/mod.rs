@@ -53,6 +53,10 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             return u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from);
         }
     };
+    if let Some(flag) = output::secret_flag(&arguments) {
+        let why = "other users of this machine can see it in the list of processes";
+        eprintln!("weir-loadtest: warning: {flag} has a secret: {why}; use WEIR_API_KEY or {flag}-file");
+    }
     let command = output::command_line(&arguments);
     let result = match cli.command {
         Command::Run(args) => sweep::run(args, command),

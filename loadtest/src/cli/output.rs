@@ -20,6 +20,15 @@ const MAX_FILES: usize = 64;
 /// Flags whose values must not appear in reports.
 const SECRETS: [&str; 1] = ["--api-key"];
 
+/// Returns the first flag among `arguments` that has a secret as its value.
+pub(super) fn secret_flag(arguments: &[OsString]) -> Option<&'static str> {
+    let mut words = arguments.iter().map(|argument| argument.to_string_lossy());
+    words.find_map(|word| {
+        let flag = word.split_once('=').map_or(&*word, |(flag, _)| flag);
+        SECRETS.into_iter().find(|secret| *secret == flag)
+    })
+}
+
 #[derive(Debug, Clone, clap::Args)]
 pub(super) struct OutputArgs {
     /// Write the measurement as JSON to this file. `-` writes it to stdout in place of the table.
@@ -152,12 +161,14 @@ pub(super) fn command_line(arguments: &[OsString]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::command_line;
+    use super::{command_line, secret_flag};
 
     #[test]
     fn keys_are_left_out() {
         let arguments = ["/a/b", "run", "--api-key", "hush", "--api-key=hush", "--note", "two cores"];
         let line = command_line(&arguments.map(Into::into));
+        assert_eq!(secret_flag(&arguments.map(Into::into)), Some("--api-key"));
+        assert_eq!(secret_flag(&["--api-key-file", "--note"].map(Into::into)), None);
         assert_eq!(line, "weir-loadtest run --api-key … --api-key=… --note 'two cores'");
     }
 }

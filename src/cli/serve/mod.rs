@@ -3,6 +3,7 @@
 
 mod access;
 mod engine;
+mod file_limit;
 mod log;
 mod log_writer;
 mod models;
@@ -66,11 +67,22 @@ pub struct Args {
     check_config: bool,
 }
 
+/// A flag whose value is a secret.
+#[derive(Debug, PartialEq, Eq)]
+pub struct SecretFlag {
+    /// The flag, such as `--api-key`.
+    pub flag: String,
+    /// The environment variable with the same meaning.
+    pub variable: String,
+}
+
 /// Where the settings come from.
 #[derive(Debug, Default)]
 pub struct SettingSources {
     /// Errors found in the settings file.
     pub problems: Vec<String>,
+    /// Flags on the command line whose values are secrets.
+    pub secret_flags: Vec<SecretFlag>,
     /// Origin of each setting that was not given as a flag.
     pub origins: Origins,
     /// All settings, in the format of a settings file.
@@ -121,7 +133,7 @@ fn check_distinct(listeners: &[(&str, Option<SocketAddr>)], checks: &mut Checks)
 
 /// Runs the command until a signal ends it. Fails if a setting or a checkpoint is invalid, or if an address is in use.
 pub fn run(args: Args, sources: SettingSources) -> Result<()> {
-    let SettingSources { problems, origins, shown } = sources;
+    let SettingSources { problems, origins, shown, .. } = sources;
     let checks = Checks::with_problems(problems, origins);
     if args.print_config {
         output::write(&shown)?;
@@ -147,6 +159,8 @@ async fn listen(settings: ServeConfig, writer: &LogWriter) -> Result<()> {
     // First, because PID 1 of a container ignores signals without a handler.
     let no_handler = |error| Error::Internal(format!("signal handlers cannot be installed: {error}"));
     let signals = signals::signals().map_err(no_handler)?;
+    let addresses = [Some(settings.listen), settings.http_listen, settings.operations.admin_listen];
+    file_limit::raise_for(settings.transport.connections * addresses.into_iter().flatten().count());
     let engines = Engines::default();
     let files = settings.credential_files.clone();
     let live = settings.transport.access.credentials.clone();

@@ -18,7 +18,10 @@ pub use credentials::{CredentialFiles, Credentials, LiveCredentials};
 pub use tls::{Tls, TlsFiles};
 
 use crate::{engine::Limits, family::load};
-use std::{fmt, io::Write, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    fmt, io::Write, net::SocketAddr, num::NonZero, path::PathBuf, sync::Arc, thread::available_parallelism,
+    time::Duration,
+};
 
 /// The configuration of `weir serve`.
 #[derive(Debug, Clone)]
@@ -102,8 +105,12 @@ pub struct TransportConfig {
     pub drain: Duration,
     /// Maximum bytes of one request message.
     pub message_bytes: usize,
-    /// Maximum bytes of all incomplete request messages together.
+    /// Maximum bytes of all request messages that are incomplete or not yet converted, and of all collected responses, together.
     pub request_memory: usize,
+    /// Maximum bytes of memory of a response that is collected, not streamed.
+    pub response_bytes: usize,
+    /// Threads that parse and tokenize large requests.
+    pub tokenization_workers: usize,
     /// Maximum time for the upload of a request.
     pub upload: Duration,
     /// Maximum bytes of one request's headers.
@@ -162,6 +169,8 @@ impl Default for TransportConfig {
             drain: Duration::from_secs(30),
             message_bytes: 4 << 20,
             request_memory: 256 << 20,
+            response_bytes: 64 << 20,
+            tokenization_workers: available_parallelism().map_or(1, NonZero::get),
             upload: Duration::from_secs(60),
             header_bytes: 16 << 10,
             concurrent_streams: 256,

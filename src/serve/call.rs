@@ -99,7 +99,8 @@ impl fmt::Display for Principal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Key(name) => write!(f, "key:{name}"),
-            Self::Certificate(name) => write!(f, "certificate:{name}"),
+            // Its issuer chose the name, which may contain line breaks.
+            Self::Certificate(name) => write!(f, "certificate:{}", name.escape_debug()),
             Self::Address(IpAddr::V4(address)) => write!(f, "address:{address}"),
             // A site has a whole /64 network, in which its hosts choose their addresses freely.
             Self::Address(IpAddr::V6(address)) => {
@@ -132,6 +133,13 @@ fn draw_id() -> String {
 mod tests {
     use super::*;
     use tonic::codegen::http::HeaderValue;
+
+    #[test]
+    fn names_in_certificates_are_escaped() {
+        let principal = |name: &str| Principal::Certificate(name.into()).to_string();
+        assert_eq!(principal("spiffe://example.org/app"), "certificate:spiffe://example.org/app");
+        assert_eq!(principal("a\nERROR\u{1b}[2J"), "certificate:a\\nERROR\\u{1b}[2J");
+    }
 
     #[test]
     fn only_acceptable_ids_are_taken_from_clients() {

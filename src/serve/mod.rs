@@ -3,12 +3,13 @@
 //! Reading order: `grpc/generation` (a call from request to response), `grpc/convert` (request to job),
 //! `grpc/response_stream` (events to messages), `status` (error to status), `transport` (from the listener to the
 //! server), `middleware` (the layers around every call), `registry` (the models that are served), `registry/drain`
-//! (shutdown). `openai` and `oip` serve the same engines to clients of other APIs. `client` calls a server, to operate
-//! and to measure it.
+//! (shutdown). `tokenization` keeps large requests off the threads that serve connections. `openai` and `oip` serve the
+//! same engines to clients of other APIs. `client` calls a server, to operate and to measure it.
 
 mod admin;
 mod call;
 pub mod client;
+mod collected;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 mod grpc;
@@ -18,6 +19,7 @@ mod oip;
 mod openai;
 mod registry;
 mod status;
+mod tokenization;
 mod traces;
 mod transport;
 
@@ -38,14 +40,17 @@ use crate::{
     config::TransportConfig,
     error::{Error, Result},
 };
+use collected::CollectedLimits;
 use grpc::{generation::JobService, latency::LatencyService, models::ModelsService};
 use middleware::{body_limits::BodyMemory, compression::compressing};
-use openai::ApiState;
+use openai::{ApiServices, ApiState};
 use registry::{calibration, drain::Gate};
 use std::{
     future::Future,
+    sync::Arc,
     time::{Duration, Instant},
 };
+use tokenization::TokenizationWorkers;
 use tokio::sync::watch;
 use tonic::{server::NamedService, service::Routes};
 use tonic_health::{
@@ -112,7 +117,13 @@ pub async fn run(
     let (health, health_service) = tonic_health::server::health_reporter();
     monitor.set_serving();
     monitor.publish(&health, &services).await;
-    let jobs = JobService { engines: engines.clone(), gate: gate.clone(), late_headers: config.late_headers };
+    let workers = TokenizationWorkers::new(config.tokenization_workers);
+    let jobs = JobService {
+        engines: engines.clone(),
+        gate: gate.clone(),
+        workers: workers.clone(),
+        late_headers: config.late_headers,
+    };
     let models = ModelsService { engines: engines.clone(), config: config.clone() };
     let max_bytes = config.message_bytes;
     let mut routes = Routes::new(compressing!(health_service, max_bytes))
@@ -128,17 +139,21 @@ pub async fn run(
     let (close, closing) = watch::channel(false);
     let (draining, ending) = watch::channel(false);
     let memory = BodyMemory::new(&config);
+    let collected = CollectedLimits::new(Arc::clone(&memory), &config);
     let stack =
         |routes: Routes| middleware::stack(routes, &config, &memory, engines.metrics(), traces.clone(), ending.clone());
     // A call of the Open Inference Protocol passes the whole stack again, as a call of our own services.
     let own = in_process::services(stack(routes.clone().prepare()));
-    let calls = stack(routes.add_service(oip::server(own, monitor.clone(), &config)).prepare());
+    let calls = stack(
+        routes.add_service(oip::server(own, monitor.clone(), workers.clone(), collected.clone(), &config)).prepare(),
+    );
     let incoming = connections::incoming(listener.into(), &config, ending.clone(), Protocol::Http2);
     let grpc = http2::serve(incoming, calls.clone(), &config, closing.clone());
     let openai = async {
         if let Some(listener) = http {
             let incoming = connections::incoming(listener, &config, ending, Protocol::Http1);
-            let api = ApiState::new(in_process::services(calls), monitor.clone(), memory.clone(), &config);
+            let services = ApiServices { calls: in_process::services(calls), workers, collected, memory };
+            let api = ApiState::new(services, monitor.clone(), &config);
             openai::serve(incoming, api, &config, closing).await;
         }
     };

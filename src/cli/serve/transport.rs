@@ -24,9 +24,17 @@ pub(super) struct TransportArgs {
     /// Maximum size of a request message.
     #[arg(long, value_name = "SIZE", env = "WEIR_MAX_MESSAGE_BYTES", default_value = "4MiB")]
     max_message_bytes: String,
-    /// Memory for all partly received request messages; at least --max-message-bytes. One caller can use at most seven eighths.
+    /// Memory for all request messages that are partly received or not yet tokenized, and for all responses that are not streamed;
+    /// at least --max-message-bytes. One caller can use at most seven eighths.
     #[arg(long, value_name = "SIZE", env = "WEIR_MAX_REQUEST_MEMORY", default_value = "256MiB")]
     max_request_memory: String,
+    /// Maximum memory of one response over HTTP or ModelInfer that is not streamed.
+    #[arg(long, value_name = "SIZE", env = "WEIR_MAX_RESPONSE_BYTES", default_value = "64MiB")]
+    max_response_bytes: String,
+    /// Threads that parse and tokenize requests of 16 KiB or more. One caller can use at most half of them, rounded up. Default:
+    /// the number of cores.
+    #[arg(long, value_name = "N", env = "WEIR_TOKENIZATION_WORKERS")]
+    tokenization_workers: Option<String>,
     /// Seconds that receiving a request message may take.
     #[arg(long, value_name = "N", env = "WEIR_UPLOAD_SECONDS", default_value = "60")]
     upload_seconds: String,
@@ -99,10 +107,14 @@ impl TransportArgs {
         let idle = seconds(checks, "--max-connection-idle", &self.max_connection_idle, 0);
         let age = seconds(checks, "--max-connection-age", &self.max_connection_age, 0);
         let message_bytes = checks.bytes("--max-message-bytes", &self.max_message_bytes, 1024..=1 << 30);
+        let workers = self.tokenization_workers.as_ref();
+        let workers = workers.map(|count| checks.number("--tokenization-workers", count, 1..=512));
         TransportConfig {
             drain: seconds(checks, "--drain-seconds", &self.drain_seconds, 0),
             message_bytes,
             request_memory: checks.bytes("--max-request-memory", &self.max_request_memory, message_bytes..=1 << 40),
+            response_bytes: checks.bytes("--max-response-bytes", &self.max_response_bytes, 1024..=1 << 40),
+            tokenization_workers: workers.unwrap_or(TransportConfig::default().tokenization_workers),
             upload: seconds(checks, "--upload-seconds", &self.upload_seconds, 1),
             header_bytes: u32::try_from(headers).unwrap_or(u32::MAX),
             concurrent_streams: u32::try_from(streams).unwrap_or(u32::MAX),

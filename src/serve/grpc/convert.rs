@@ -10,11 +10,13 @@ use crate::{
         summary::Summarize,
     },
     error::{Error, Result, quoted},
-    text::Vocabulary,
+    text::{Vocabulary, vocabulary::BYTES_PER_SYMBOL},
 };
 use std::hash::{BuildHasher, Hasher, RandomState};
 use weir_proto::v1::{self, logit_bias::Symbol};
 
+/// Maximum bytes of a stop string. No valid one is longer.
+const STOP_BYTES: usize = OptionLimits::STOP_SYMBOLS * BYTES_PER_SYMBOL;
 /// Maximum of `stream.coalesce_chars`.
 pub(super) const MAX_COALESCE: usize = 4096;
 
@@ -192,7 +194,14 @@ fn sampling(wire: v1::Sampling, seed: u64, vocabulary: &Vocabulary) -> Result<op
 fn stopping(wire: v1::Stopping, prompt_chars: usize, card: &Card) -> Result<options::Stopping> {
     options::check_stop_count(wire.stop.len())?;
     let stop = options::STOP_FIELDS.into_iter().zip(&wire.stop);
-    let stop = stop.map(|(field, text)| card.vocabulary.encode_exactly(field, text)).collect::<Result<_>>()?;
+    let encode = |(field, text): (_, &String)| {
+        // Checked first: a stop string of megabytes would be encoded only to be rejected.
+        if text.len() > STOP_BYTES {
+            return Err(Error::TooLong { field, length: text.len(), limit: STOP_BYTES, unit: "bytes", why: None });
+        }
+        card.vocabulary.encode_exactly(field, text)
+    };
+    let stop = stop.map(encode).collect::<Result<_>>()?;
     Ok(options::Stopping {
         max_chars: wire.max_chars.map_or_else(|| options::Stopping::default_max_chars(prompt_chars, card), size),
         min_chars: size(wire.min_chars()),

@@ -4,7 +4,7 @@ use crate::{
     decode::summary::ByteRange,
     engine::DocumentUpload,
     error::{Code, Error, Result},
-    serve::{middleware::tonic_errors, registry::engines::Lease},
+    serve::{middleware::tonic_errors, registry::engines::Lease, tokenization::TokenizationWorkers},
     text::{LimitStatus, StreamTokenizer, TokenSpan},
 };
 use std::sync::Arc;
@@ -24,8 +24,16 @@ impl Drop for UploadTask {
     }
 }
 
+/// The workers that tokenize long chunks for this tenant.
+#[derive(Clone)]
+pub(super) struct DocumentWorkers {
+    pub(super) workers: TokenizationWorkers,
+    pub(super) tenant: Arc<str>,
+}
+
 /// A document on its way to the engine.
 pub(super) struct DocumentReceiver {
+    workers: DocumentWorkers,
     tokenizer: StreamTokenizer,
     upload: DocumentUpload,
     /// True if a document over the limit is cut instead of rejected.
@@ -37,12 +45,13 @@ pub(super) struct DocumentReceiver {
 }
 
 impl DocumentReceiver {
-    pub(super) fn new(engine: &Lease, cut: bool, upload: DocumentUpload) -> Self {
+    pub(super) fn new(engine: &Lease, cut: bool, upload: DocumentUpload, workers: DocumentWorkers) -> Self {
         let limits = engine.document_limits();
         // The end symbol counts as a token, too.
         let limit = limits.map_or(0, |limits| limits.tokens.saturating_sub(1));
         let vocabulary = Arc::clone(&engine.card().vocabulary);
         Self {
+            workers,
             tokenizer: StreamTokenizer::new(vocabulary, TEXT, limit).with_truncation(cut),
             upload,
             cut,
@@ -56,7 +65,7 @@ impl DocumentReceiver {
         UploadTask(tokio::spawn(self.receive(parts)).abort_handle())
     }
 
-    /// Receives the document to its end or to the limit. Text beyond the limit is not read.
+    /// Receives the document to its end or to the limit, and tokenizes long chunks on workers. Text beyond the limit is not read.
     async fn receive(mut self, mut parts: Streaming<v1::SummarizeRequest>) {
         loop {
             let part = match parts.message().await {
@@ -64,7 +73,21 @@ impl DocumentReceiver {
                 Err(status) => return self.upload.fail(incomplete(status)),
             };
             let ended = part.is_none();
-            match self.push(part) {
+            let bytes = match &part {
+                Some(Some(Part::Chunk(chunk))) => chunk.text.len(),
+                Some(_) => 0,
+                // A long document may have a long last word.
+                None => usize::try_from(self.tokenizer.bytes()).unwrap_or(usize::MAX),
+            };
+            let DocumentWorkers { workers, tenant } = self.workers.clone();
+            let work = move || {
+                let pushed = self.push(part);
+                (self, pushed)
+            };
+            // An error means that the tokenizer panicked, which has ended the upload.
+            let Ok((receiver, pushed)) = workers.run(&tenant, bytes, work).await else { return };
+            self = receiver;
+            match pushed {
                 Ok(LimitStatus::Within) if !ended => {}
                 Ok(limit_status) => return self.close(limit_status == LimitStatus::Exceeded),
                 Err(error) => return self.upload.fail(error),

@@ -11,14 +11,20 @@ use super::{
 };
 use crate::{
     decode::options::must_pool,
-    engine::{Event, Job, Terms},
+    engine::{Event, Events, Job, Terms},
     error::Result,
     serve::{
         call::{Call, Reply},
-        registry::{drain::Gate, engines::Engines},
+        middleware::body_limits::RequestMemory,
+        registry::{
+            drain::Gate,
+            engines::{Engines, Lease},
+        },
+        tokenization::TokenizationWorkers,
     },
     text::Vocabulary,
 };
+use prost::Message;
 use std::sync::Arc;
 use tonic::{Request, Response};
 use weir_proto::v1::{self, generation_server};
@@ -28,11 +34,44 @@ use weir_proto::v1::{self, generation_server};
 pub(crate) struct JobService {
     pub(crate) engines: Engines,
     pub(crate) gate: Gate,
+    /// Convert large requests.
+    pub(crate) workers: TokenizationWorkers,
     /// True if a response begins with its first progress or text, for proxies that retry elsewhere until then.
     pub(crate) late_headers: bool,
 }
 
+/// A request that the engine has accepted.
+struct Submitted<R> {
+    engine: Lease,
+    events: Events,
+    /// What the request's conversion prepared for the response.
+    response: R,
+}
+
 impl JobService {
+    /// Converts a request and submits it: here if it is small, otherwise on a worker.
+    async fn submit<M, R>(
+        &self,
+        request: CalledRequest<M>,
+        engine: Lease,
+        convert: impl FnOnce(M, &Lease) -> Result<(Job, R)> + Send + 'static,
+    ) -> Result<Submitted<R>>
+    where
+        M: Message + 'static,
+        R: Send + 'static,
+    {
+        let CalledRequest { message, terms, memory } = request;
+        let tenant = Arc::clone(&terms.tenant);
+        let submitted = self.workers.run(&tenant, message.encoded_len(), move || {
+            // Released when the request is submitted.
+            let _memory = memory;
+            let (job, response) = convert(message, &engine)?;
+            let events = engine.submit(job, terms)?;
+            Ok(Submitted { engine, events, response })
+        });
+        submitted.await.flatten()
+    }
+
     pub(super) async fn respond<E: MessageEncoder>(
         &self,
         stream: Result<ResponseStream<E>>,
@@ -41,36 +80,71 @@ impl JobService {
         stream.map_err(reject(call))?.buffered(self.late_headers).await.map(Response::new)
     }
 
-    fn start_generate(&self, request: v1::GenerateRequest, call: Call) -> Result<ResponseStream<GenerateEncoder>> {
+    async fn start_generate(
+        &self,
+        request: Request<v1::GenerateRequest>,
+        call: Call,
+    ) -> Result<ResponseStream<GenerateEncoder>> {
         let permit = self.gate.enter()?;
-        let engine = self.engines.find("model", request.model.as_deref())?;
-        let priority = request.priority;
-        let (job, format) = convert::generate_job(request, engine.card())?;
-        let encoder = GenerateEncoder::new(format, engine.card(), &call.id);
-        let events = engine.submit(Job::Generate(job), terms(&call, priority))?;
-        Ok(ResponseStream::new(JobEvents::new(events, engine, permit, call.span.clone()), encoder, call))
+        let priority = request.get_ref().priority;
+        let request = CalledRequest::new(request, &call, priority);
+        let engine = self.engines.find("model", request.message.model.as_deref())?;
+        let id = Arc::clone(&call.id);
+        let convert = move |message, engine: &Lease| {
+            let (job, format) = convert::generate_job(message, engine.card())?;
+            Ok((Job::Generate(job), GenerateEncoder::new(format, engine.card(), &id)))
+        };
+        let Submitted { engine, events, response } = self.submit(request, engine, convert).await?;
+        Ok(ResponseStream::new(JobEvents::new(events, engine, permit, call.span.clone()), response, call))
     }
 
-    fn start_score(&self, request: v1::ScoreRequest, call: Call) -> Result<ResponseStream<ScoreEncoder>> {
+    async fn start_score(
+        &self,
+        request: Request<v1::ScoreRequest>,
+        call: Call,
+    ) -> Result<ResponseStream<ScoreEncoder>> {
         let permit = self.gate.enter()?;
-        let engine = self.engines.find("model", request.model.as_deref())?;
-        let (job, seed) = convert::score_job(&request, engine.card())?;
-        let card = engine.card();
-        let writes_segments = card.pooled && card.vocabulary.specials().is_some();
-        let encoder = ScoreEncoder::new(seed, Arc::clone(&card.vocabulary), writes_segments);
-        let events = engine.submit(Job::Score(job), terms(&call, request.priority))?;
-        Ok(ResponseStream::new(JobEvents::new(events, engine, permit, call.span.clone()), encoder, call))
+        let priority = request.get_ref().priority;
+        let request = CalledRequest::new(request, &call, priority);
+        let engine = self.engines.find("model", request.message.model.as_deref())?;
+        let convert = |message, engine: &Lease| {
+            let card = engine.card();
+            let (job, seed) = convert::score_job(&message, card)?;
+            let writes_segments = card.pooled && card.vocabulary.specials().is_some();
+            Ok((Job::Score(job), ScoreEncoder::new(seed, Arc::clone(&card.vocabulary), writes_segments)))
+        };
+        let Submitted { engine, events, response } = self.submit(request, engine, convert).await?;
+        Ok(ResponseStream::new(JobEvents::new(events, engine, permit, call.span.clone()), response, call))
     }
 
-    async fn segment_text(&self, request: v1::SegmentRequest, call: &Call) -> Result<v1::SegmentResponse> {
+    async fn segment_text(&self, request: Request<v1::SegmentRequest>, call: &Call) -> Result<v1::SegmentResponse> {
         let permit = self.gate.enter()?;
-        let engine = self.engines.find("model", request.model.as_deref())?;
+        let priority = request.get_ref().priority;
+        let request = CalledRequest::new(request, call, priority);
+        let engine = self.engines.find("model", request.message.model.as_deref())?;
         must_pool("Segment", engine.card())?;
-        let (job, seed) = convert::segment_job(&request, engine.card())?;
+        let convert = |message, engine: &Lease| {
+            let (job, seed) = convert::segment_job(&message, engine.card())?;
+            let text = engine.card().vocabulary.decode(&job.symbols);
+            Ok((Job::Score(job), v1::SegmentResponse { text, seed, ..Default::default() }))
+        };
+        let Submitted { engine, events, response } = self.submit(request, engine, convert).await?;
         let vocabulary = Arc::clone(&engine.card().vocabulary);
-        let response = v1::SegmentResponse { text: vocabulary.decode(&job.symbols), seed, ..Default::default() };
-        let events = engine.submit(Job::Score(job), terms(call, request.priority))?;
         collect_segments(JobEvents::new(events, engine, permit, call.span.clone()), response, &vocabulary).await
+    }
+}
+
+/// A request of a call, with the memory that it uses until it is converted.
+struct CalledRequest<M> {
+    message: M,
+    terms: Terms,
+    memory: Option<RequestMemory>,
+}
+
+impl<M> CalledRequest<M> {
+    fn new(mut request: Request<M>, call: &Call, priority: Option<i32>) -> Self {
+        let memory = RequestMemory::take(&mut request);
+        Self { message: request.into_inner(), terms: terms(call, priority), memory }
     }
 }
 
@@ -109,18 +183,18 @@ impl generation_server::Generation for JobService {
 
     async fn generate(&self, request: Request<v1::GenerateRequest>) -> Reply<Self::GenerateStream> {
         let call = Call::of(&request);
-        let stream = self.start_generate(request.into_inner(), call.clone());
+        let stream = self.start_generate(request, call.clone()).await;
         self.respond(stream, &call).await
     }
 
     async fn score(&self, request: Request<v1::ScoreRequest>) -> Reply<Self::ScoreStream> {
         let call = Call::of(&request);
-        let stream = self.start_score(request.into_inner(), call.clone());
+        let stream = self.start_score(request, call.clone()).await;
         self.respond(stream, &call).await
     }
 
     async fn segment(&self, request: Request<v1::SegmentRequest>) -> Reply<v1::SegmentResponse> {
         let call = Call::of(&request);
-        self.segment_text(request.into_inner(), &call).await.map(Response::new).map_err(reject(&call))
+        self.segment_text(request, &call).await.map(Response::new).map_err(reject(&call))
     }
 }

@@ -3,7 +3,7 @@
 
 use super::{
     convert,
-    document_upload::{DocumentReceiver, incomplete},
+    document_upload::{DocumentReceiver, DocumentWorkers, incomplete},
     generation::{JobService, terms},
     response_stream::{JobEvents, ResponseStream},
     summary_stream::SummaryEncoder,
@@ -42,7 +42,8 @@ impl JobService {
             None => {
                 let (upload, incoming) = engine.upload();
                 let events = engine.summarize(&request, DocumentSource::Uploading(incoming), terms)?;
-                let receiver = DocumentReceiver::new(&engine, options.cut.unwrap_or(false), upload);
+                let workers = DocumentWorkers { workers: self.workers.clone(), tenant: call.tenant() };
+                let receiver = DocumentReceiver::new(&engine, options.cut.unwrap_or(false), upload, workers);
                 (events, Some(receiver.spawn(parts)))
             }
         };

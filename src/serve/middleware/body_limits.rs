@@ -40,7 +40,7 @@ const RESERVED_SHARE: usize = 8;
 /// How long a body may still take to arrive once the server begins to shut down.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// Counts the bytes of bodies until they are read or dropped. Rejects a body that exceeds the limit of all bodies or of its
+/// Counts the bytes of bodies until they are converted or dropped. Rejects a body that exceeds the limit of all bodies or of its
 /// tenant, or that does not arrive in time.
 ///
 /// A compressed message that has arrived counts with its largest possible decompressed size until the body is dropped: the
@@ -64,9 +64,7 @@ pub(super) fn limit(
         // A stream of requests need not arrive as a whole: each request must.
         let is_stream = request.uri().path() == STREAM_INFER;
         let started = (request.uri().path() == SUMMARIZE).then_some(false);
-        if is_stream {
-            request.extensions_mut().insert(StreamMemory(Arc::clone(&reserved)));
-        }
+        request.extensions_mut().insert(RequestMemory(Arc::clone(&reserved)));
         let mut ending = ending.clone();
         let drained = Box::pin(async move {
             // An error means that the sender is gone, which also ends the server.
@@ -90,11 +88,11 @@ pub(super) fn limit(
     }
 }
 
-/// The memory that arriving bodies share, on all ports.
+/// The memory that arriving bodies and collected responses share, on all ports.
 pub(crate) struct BodyMemory {
-    /// Maximum bytes of all bodies.
+    /// Maximum bytes in total.
     limit: usize,
-    /// Maximum bytes of one tenant's bodies.
+    /// Maximum bytes of one tenant.
     tenant_limit: usize,
     usage: Mutex<MemoryUsage>,
 }
@@ -120,10 +118,10 @@ impl BodyMemory {
         let total = usage.total.saturating_add(bytes);
         let full = |what, limit| Err(Error::QueueFull { what, limit, retry: RETRY });
         if total > self.limit {
-            return full("bytes of requests that are coming in", self.limit);
+            return full("bytes of requests and collected responses", self.limit);
         }
         if tenant_bytes > self.tenant_limit {
-            return full("bytes of one caller's requests that are coming in", self.tenant_limit);
+            return full("bytes of one caller's requests and collected responses", self.tenant_limit);
         }
         usage.total = total;
         usage.by_tenant.insert(Arc::clone(tenant), tenant_bytes);
@@ -146,7 +144,7 @@ impl BodyMemory {
     }
 }
 
-/// The memory that one body uses. Dropping it releases all of it.
+/// The memory that one body or collected response uses. Dropping it releases all of it.
 pub(crate) struct Reservation {
     memory: Arc<BodyMemory>,
     tenant: Arc<str>,
@@ -168,7 +166,7 @@ impl Reservation {
     }
 
     /// Reserves `more` bytes that have arrived. Returns true if no others were waiting to be read. Fails if the limit of all
-    /// bodies or of the tenant is exceeded.
+    /// memory or of the tenant is exceeded.
     pub(crate) fn add(&self, more: usize) -> Result<bool, Error> {
         let mut bytes = self.bytes();
         self.memory.reserve(&self.tenant, more)?;
@@ -213,12 +211,18 @@ impl Drop for Reservation {
     }
 }
 
-/// The memory of a stream of requests, which its reader releases after each request.
+/// The memory of a call's requests. It counts until this value and the body are dropped, so that a request that waits to be
+/// converted counts, too. A stream's reader releases it after each request.
 #[derive(Clone)]
-pub(crate) struct StreamMemory(Arc<Reservation>);
+pub(crate) struct RequestMemory(Arc<Reservation>);
 
-impl StreamMemory {
-    /// Releases the bytes of a request that has been read, and gives the next one its full time.
+impl RequestMemory {
+    /// Takes the memory out of a call, to hold it longer than the call's body.
+    pub(crate) fn take<T>(request: &mut tonic::Request<T>) -> Option<Self> {
+        request.extensions_mut().remove()
+    }
+
+    /// Releases the bytes of a request that has been converted, and gives the next one its full time.
     pub(crate) fn release(&self) {
         self.0.release_arrived();
     }
@@ -254,12 +258,6 @@ impl LimitedBody {
         }
         let expanded = self.messages.push(bytes);
         self.reserved.expand_to(expanded.min(self.max_expanded))
-    }
-}
-
-impl Drop for LimitedBody {
-    fn drop(&mut self) {
-        self.reserved.release_all();
     }
 }
 

@@ -8,18 +8,22 @@ use super::{
     streamed_request::StreamedRequest,
 };
 use crate::{
-    error::Error,
+    error::Result,
     serve::{
+        call::Call,
         in_process::{ClientContext, Services},
         middleware::{
-            body_limits::StreamMemory,
+            body_limits::RequestMemory,
             tonic_errors::{undecodable, unreadable},
         },
         status::status,
+        tokenization::TokenizationWorkers,
     },
 };
+use prost::Message;
 use std::{
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll},
 };
 use tokio_stream::{Stream, StreamMap};
@@ -29,11 +33,16 @@ use weir_proto::inference::ModelStreamInferResponse;
 /// One call of `ModelStreamInfer`.
 pub(super) struct InferStream {
     services: Services,
+    workers: TokenizationWorkers,
     client: ClientContext,
+    /// The tenant of the client.
+    tenant: Arc<str>,
     /// The requests; `None` after the last one.
     incoming: Option<Streaming<DecodedRequest>>,
-    /// Releases the memory of each request that has been read.
-    memory: Option<StreamMemory>,
+    /// Releases the memory of each request that has been parsed.
+    memory: Option<RequestMemory>,
+    /// The request that is being parsed. The stream reads no other one meanwhile.
+    parsing: Option<ParsingRequest>,
     /// Number of requests read.
     count: u64,
     /// Running requests by their numbers.
@@ -44,26 +53,54 @@ pub(super) struct InferStream {
     failure: Option<Status>,
 }
 
+/// A request that is being parsed.
+struct ParsingRequest {
+    id: String,
+    client: ClientContext,
+    parsed: Pin<Box<dyn Future<Output = Result<InferRequest>> + Send>>,
+}
+
 impl InferStream {
-    /// Handles the requests of this client, at most `max_concurrent` at a time.
+    /// Handles the requests of one call, at most `max_concurrent` at a time.
     pub(super) fn new(
         services: Services,
-        client: ClientContext,
-        request: tonic::Request<Streaming<DecodedRequest>>,
+        workers: TokenizationWorkers,
+        mut request: tonic::Request<Streaming<DecodedRequest>>,
         max_concurrent: usize,
     ) -> Self {
-        let memory = request.extensions().get().cloned();
-        let incoming = Some(request.into_inner());
-        Self { services, client, incoming, memory, count: 0, running: StreamMap::new(), max_concurrent, failure: None }
+        let client = ClientContext::from_grpc(&request);
+        let tenant = Call::of(&request).tenant();
+        let memory = RequestMemory::take(&mut request);
+        Self {
+            services,
+            workers,
+            client,
+            tenant,
+            incoming: Some(request.into_inner()),
+            memory,
+            parsing: None,
+            count: 0,
+            running: StreamMap::new(),
+            max_concurrent,
+            failure: None,
+        }
     }
 
     /// Reads the requests that have arrived, while the limit allows.
     fn poll_requests(&mut self, cx: &mut Context<'_>) {
         while self.running.len() < self.max_concurrent {
-            let Some(incoming) = &mut self.incoming else { return };
+            if let Some(parsing) = &mut self.parsing {
+                let Poll::Ready(parsed) = parsing.parsed.as_mut().poll(cx) else { return };
+                self.finish_parsing(parsed);
+                continue;
+            }
+            let Some(incoming) = &mut self.incoming else {
+                self.memory = None;
+                return;
+            };
             match Pin::new(incoming).poll_next(cx) {
                 Poll::Pending => return,
-                Poll::Ready(Some(Ok(request))) => self.start(request),
+                Poll::Ready(Some(Ok(request))) => self.begin(request),
                 Poll::Ready(Some(Err(failure))) => {
                     // The response has started, so the middleware cannot convert tonic's error any more.
                     let to_status = |error| field_names::for_client(&status(&error, &self.client.request_id));
@@ -75,23 +112,29 @@ impl InferStream {
         }
     }
 
-    fn start(&mut self, request: DecodedRequest) {
+    fn begin(&mut self, request: DecodedRequest) {
+        self.count += 1;
+        let client = self.client.numbered(self.count);
+        let workers = self.workers.clone();
+        let tenant = Arc::clone(&self.tenant);
+        let id = request.as_ref().map(shortened_id).unwrap_or_default();
+        let parsed = Box::pin(async move {
+            let request = request.map_err(|reason| undecodable(&reason))?;
+            workers.run(&tenant, request.encoded_len(), move || InferRequest::parse(request)).await?
+        });
+        self.parsing = Some(ParsingRequest { id, client, parsed });
+    }
+
+    fn finish_parsing(&mut self, parsed: Result<InferRequest>) {
+        let Some(ParsingRequest { id, client, .. }) = self.parsing.take() else { return };
         if let Some(memory) = &self.memory {
             memory.release();
         }
-        self.count += 1;
-        let client = self.client.numbered(self.count);
-        let reject = |id: &str, error: &Error| {
-            StreamedRequest::rejected(id, &field_names::for_client(&status(error, &client.request_id)))
-        };
-        let running = match request {
-            Err(reason) => reject("", &undecodable(&reason)),
-            Ok(request) => {
-                let id = shortened_id(&request);
-                match InferRequest::parse(request) {
-                    Ok(request) => StreamedRequest::new(self.services.clone(), client.clone(), request),
-                    Err(error) => reject(&id, &error),
-                }
+        let running = match parsed {
+            Ok(request) => StreamedRequest::new(self.services.clone(), client, request),
+            Err(error) => {
+                let status = status(&error, &client.request_id);
+                StreamedRequest::rejected(&id, &field_names::for_client(&status))
             }
         };
         self.running.insert(self.count, running);
@@ -109,7 +152,9 @@ impl Stream for InferStream {
                 Poll::Ready(Some((_, message))) => return Poll::Ready(Some(Ok(message))),
                 // A finished request has made room for another one.
                 _ if was_full && self.running.len() < self.max_concurrent => {}
-                Poll::Ready(None) if self.incoming.is_none() => return Poll::Ready(self.failure.take().map(Err)),
+                Poll::Ready(None) if self.incoming.is_none() && self.parsing.is_none() => {
+                    return Poll::Ready(self.failure.take().map(Err));
+                }
                 Poll::Ready(None) | Poll::Pending => return Poll::Pending,
             }
         }

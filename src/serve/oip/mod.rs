@@ -20,7 +20,8 @@ mod tensors;
 use crate::{
     config::TransportConfig,
     serve::{
-        call::STREAM_INFER, in_process::Services, middleware::compression::compressing, registry::health::Monitor,
+        call::STREAM_INFER, collected::CollectedLimits, in_process::Services, middleware::compression::compressing,
+        registry::health::Monitor, tokenization::TokenizationWorkers,
     },
 };
 use codec::LenientCodec;
@@ -35,9 +36,15 @@ use tonic::{
 use weir_proto::inference::grpc_inference_service_server::GrpcInferenceServiceServer;
 
 /// Builds the server. It calls `services`, and reports the health that `monitor` sees.
-pub(super) fn server(services: Services, monitor: Monitor, config: &TransportConfig) -> InferenceServer {
+pub(super) fn server(
+    services: Services,
+    monitor: Monitor,
+    workers: TokenizationWorkers,
+    collected: CollectedLimits,
+    config: &TransportConfig,
+) -> InferenceServer {
     let max_concurrent = usize::try_from(config.concurrent_streams).unwrap_or(usize::MAX).max(1);
-    let service = InferenceService { services, monitor, max_concurrent };
+    let service = InferenceService { services, monitor, workers, collected, max_concurrent };
     let message_bytes = config.message_bytes;
     let methods = compressing!(GrpcInferenceServiceServer::new(service.clone()), message_bytes);
     InferenceServer { methods, service, message_bytes }

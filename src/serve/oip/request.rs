@@ -5,6 +5,7 @@ use crate::{
     error::{Error, Result, clip, quoted},
     serve::openai::request::{CompletionRequest, wrong_type},
 };
+use prost::Message;
 use serde_json::{Map, Value};
 use std::{
     collections::HashMap,
@@ -23,6 +24,10 @@ pub(super) const PRIORITY_LEVELS: u64 = 16;
 pub(super) const DEFAULT_LEVEL: u64 = 8;
 /// Maximum bytes of a request's id, which every message of the response repeats.
 const ID_BYTES: usize = 256;
+/// Maximum parameters of a request. More than the API has, because unknown ones are ignored.
+const MAX_PARAMETERS: usize = 64;
+/// Maximum bytes of all parameters, or of the tensor that replaces them. The longest valid stop strings and biases fit.
+const PARAMETER_BYTES: usize = 256 << 10;
 
 /// Parameters for the server, not for the model.
 const EMPTY_FINAL: &str = "triton_enable_empty_final_response";
@@ -72,17 +77,19 @@ pub(super) fn check_version(version: &str) -> Result<()> {
 }
 
 impl InferRequest {
-    /// Checks and converts a request. Fails at the first invalid input, output or parameter.
+    /// Checks and converts a request. Fails at the first invalid input, output or parameter, before any is copied.
     pub(super) fn parse(mut request: ModelInferRequest) -> Result<Self> {
         check_version(&request.model_version)?;
         if request.id.len() > ID_BYTES {
             return Err(Error::bad_option("id", format!("{} bytes", request.id.len()), format!("at most {ID_BYTES}")));
         }
+        check_parameters(&request.parameters)?;
+        check_outputs(&request)?;
         let mut inputs = Inputs::take(&mut request)?;
         let text = inputs.text(TEXT_INPUT).ok_or_else(|| wrong_type("inputs", &format!("one named {TEXT_INPUT}")))?;
         let stream = inputs.flag(STREAM).unwrap_or(false);
         let output = OutputOptions {
-            outputs: outputs(&request, &inputs)?,
+            outputs: outputs(&request, &inputs),
             stream,
             empty_final: flag(&request.parameters, EMPTY_FINAL)?.unwrap_or(false),
             id: request.id,
@@ -97,7 +104,8 @@ impl InferRequest {
         let fields_have_priority = fields.get(PRIORITY).is_some();
         let echo = inputs.flag(EXCLUDE_INPUT).map_or(!stream, |exclude| !exclude);
         fields.insert("model".into(), request.model_name.into());
-        fields.insert("prompt".into(), text.into());
+        // The prompt may be long: it replaces this one once all fields are checked.
+        fields.insert("prompt".into(), "".into());
         fields.insert("echo".into(), echo.into());
         let completion = CompletionRequest::from_fields(fields, SAMPLING_PARAMETERS)?;
         let mut requests = completion.generate_requests()?;
@@ -105,6 +113,7 @@ impl InferRequest {
         let Some(mut generate) = requests.next().filter(|_| choices == 1) else {
             return Err(Error::bad_option("n", choices.to_string(), "1, as each request has one response"));
         };
+        generate.prompt = text;
         if !fields_have_priority {
             generate.priority = priority;
         }
@@ -116,8 +125,29 @@ impl InferRequest {
     }
 }
 
-/// Returns which outputs are wanted: the listed ones, or else the text and those that flags select.
-fn outputs(request: &ModelInferRequest, inputs: &Inputs) -> Result<[bool; OUTPUTS.len()]> {
+/// Checks the number and the size of the parameters.
+fn check_parameters(parameters: &HashMap<String, InferParameter>) -> Result<()> {
+    if parameters.len() > MAX_PARAMETERS {
+        return Err(Error::bad_option("parameters", parameters.len().to_string(), format!("at most {MAX_PARAMETERS}")));
+    }
+    let bytes = parameters.iter().map(|(name, parameter)| name.len() + parameter.encoded_len()).sum();
+    check_size("parameters", bytes)
+}
+
+/// Checks the size of parameters before they are parsed.
+fn check_size(field: &'static str, bytes: usize) -> Result<()> {
+    if bytes > PARAMETER_BYTES {
+        return Err(Error::TooLong { field, length: bytes, limit: PARAMETER_BYTES, unit: "bytes", why: None });
+    }
+    Ok(())
+}
+
+/// Checks the names and parameters of the listed outputs.
+fn check_outputs(request: &ModelInferRequest) -> Result<()> {
+    if request.outputs.len() > OUTPUTS.len() {
+        let found = request.outputs.len().to_string();
+        return Err(Error::bad_option("outputs", found, format!("at most {}", OUTPUTS.len())));
+    }
     for output in &request.outputs {
         if !OUTPUTS.iter().any(|(name, _)| *name == output.name) {
             return Err(unknown_tensor("outputs", &output.name, &OUTPUTS));
@@ -128,13 +158,19 @@ fn outputs(request: &ModelInferRequest, inputs: &Inputs) -> Result<[bool; OUTPUT
             return Err(Error::bad_option("outputs", found, "a supported parameter"));
         }
     }
-    Ok(OUTPUTS.map(|(name, _)| match request.outputs.is_empty() {
+    Ok(())
+}
+
+/// Returns which outputs are wanted: the listed ones, or else the text and those that flags select.
+fn outputs(request: &ModelInferRequest, inputs: &Inputs) -> [bool; OUTPUTS.len()] {
+    OUTPUTS.map(|(name, _)| match request.outputs.is_empty() {
         true => name == "text_output" || inputs.flag(&format!("{RETURN}{name}")).unwrap_or(false),
         false => request.outputs.iter().any(|output| output.name == name),
-    }))
+    })
 }
 
 fn sampling_parameters(text: &str) -> Result<Map<String, Value>> {
+    check_size(SAMPLING_PARAMETERS, text.len())?;
     serde_json::from_str(text).map_err(|error| {
         let why = format!("{SAMPLING_PARAMETERS}: expected a JSON object: {error}");
         Error::Unreadable { field: Some(SAMPLING_PARAMETERS.into()), why }

@@ -18,11 +18,16 @@ const FINAL: &str = "triton_final_response";
 /// The finish reason before the end, as clients of Triton's text models expect it.
 const NO_REASON: &str = "None";
 
+/// Memory of one character or alternative in `logprobs`, besides its text: two entries of maps, and three of an object.
+const LOGPROB_BYTES: usize = 512;
+
 /// Collects the events of one request, and builds messages from them.
 pub(super) struct ResponseBuilder {
     model: String,
     options: OutputOptions,
     text: String,
+    /// Memory of `logprobs` in bytes, estimated.
+    logprob_bytes: usize,
     /// Log-probabilities of the characters in the next message, by symbol id.
     logprobs: Vec<serde_json::Value>,
     cumulative_logprob: f64,
@@ -41,6 +46,7 @@ impl ResponseBuilder {
             model: String::new(),
             options,
             text: String::new(),
+            logprob_bytes: 0,
             logprobs: Vec::new(),
             cumulative_logprob: 0.0,
             prompt_chars: 0,
@@ -76,6 +82,7 @@ impl ResponseBuilder {
         if !self.options.has("logprobs") {
             return;
         }
+        self.logprob_bytes += LOGPROB_BYTES * (1 + character.top.len());
         let mut alternatives = Map::new();
         let sampled = json!({ "logprob": character.logprob, "rank": null, "decoded_token": character.text });
         alternatives.insert(character.id.to_string(), sampled);
@@ -84,6 +91,11 @@ impl ResponseBuilder {
             alternatives.insert(other.id.to_string(), ranked);
         }
         self.logprobs.push(alternatives.into());
+    }
+
+    /// Returns the memory of the output that is not taken yet, in bytes.
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.text.len() + self.logprob_bytes
     }
 
     /// Returns true after the last event.
@@ -102,6 +114,7 @@ impl ResponseBuilder {
         let mut message = self.empty_message(last);
         let reason = self.finished.as_ref().map_or(NO_REASON, |finished| finish_reason(finished.reason()));
         let text = std::mem::take(&mut self.text);
+        self.logprob_bytes = 0;
         let logprobs = serde_json::Value::from(std::mem::take(&mut self.logprobs)).to_string();
         let new_chars = self.generated - self.reported;
         self.reported = self.generated;

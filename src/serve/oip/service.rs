@@ -8,11 +8,16 @@ use crate::{
     error::Error,
     serve::{
         call::{Call, Reply},
+        collected::CollectedLimits,
         in_process::{ClientContext, Services},
+        middleware::body_limits::RequestMemory,
         registry::health::Monitor,
         status::status,
+        tokenization::TokenizationWorkers,
     },
 };
+use prost::Message;
+use std::sync::Arc;
 use tonic::{Request, Response, Status, Streaming};
 use weir_proto::inference::{self as oip, grpc_inference_service_server::GrpcInferenceService};
 
@@ -21,6 +26,9 @@ use weir_proto::inference::{self as oip, grpc_inference_service_server::GrpcInfe
 pub(super) struct InferenceService {
     pub(super) services: Services,
     pub(super) monitor: Monitor,
+    pub(super) workers: TokenizationWorkers,
+    /// Limits of responses that are not streamed.
+    pub(super) collected: CollectedLimits,
     /// Maximum concurrent requests of one stream.
     pub(super) max_concurrent: usize,
 }
@@ -28,17 +36,29 @@ pub(super) struct InferenceService {
 impl InferenceService {
     /// Handles a stream of requests.
     pub(super) fn stream(&self, request: Request<Streaming<DecodedRequest>>) -> Response<InferStream> {
-        let client = ClientContext::from_grpc(&request);
-        Response::new(InferStream::new(self.services.clone(), client, request, self.max_concurrent))
+        Response::new(InferStream::new(self.services.clone(), self.workers.clone(), request, self.max_concurrent))
     }
 
-    async fn infer(&self, client: &ClientContext, request: InferRequest) -> Result<oip::ModelInferResponse, Status> {
+    /// Collects the response to a request of this tenant.
+    async fn infer(
+        &self,
+        client: &ClientContext,
+        request: InferRequest,
+        tenant: &Arc<str>,
+    ) -> Result<oip::ModelInferResponse, Status> {
         let mut response = ResponseBuilder::new(request.output.clone());
         let mut stream = start_call(self.services.clone(), client, request).await?;
+        let mut size = self.collected.begin(tenant, "use ModelStreamInfer with the input stream");
         while let Some(message) = stream.message().await? {
             message.event.into_iter().for_each(|event| response.push(event));
+            size.grow_to(response.memory_bytes()).map_err(|error| status(&error, &client.request_id))?;
         }
-        Ok(response.take_message())
+        let bytes = response.memory_bytes();
+        let built = self.workers.run(tenant, bytes, move || {
+            let _size = size;
+            response.take_message()
+        });
+        built.await.map_err(|error| status(&error, &client.request_id))
     }
 }
 
@@ -102,15 +122,22 @@ impl GrpcInferenceService for InferenceService {
         Ok(Response::new(oip::RepositoryIndexResponse { models }))
     }
 
-    async fn model_infer(&self, request: Request<oip::ModelInferRequest>) -> Reply<oip::ModelInferResponse> {
+    async fn model_infer(&self, mut request: Request<oip::ModelInferRequest>) -> Reply<oip::ModelInferResponse> {
         let client = ClientContext::from_grpc(&request);
         let status = status_of(&request);
-        let mut request = InferRequest::parse(request.into_inner()).map_err(&status)?;
+        let tenant = Call::of(&request).tenant();
+        let memory = RequestMemory::take(&mut request);
+        let message = request.into_inner();
+        let parsed = self.workers.run(&tenant, message.encoded_len(), move || {
+            let _memory = memory;
+            InferRequest::parse(message)
+        });
+        let mut request = parsed.await.flatten().map_err(&status)?;
         if request.output.stream {
             return Err(status(Error::bad_option("stream", "true", "false; use ModelStreamInfer for streams")));
         }
         request.output.empty_final = false;
-        let response = self.infer(&client, request).await;
+        let response = self.infer(&client, request, &tenant).await;
         response.map(Response::new).map_err(|status| field_names::for_client(&status))
     }
 

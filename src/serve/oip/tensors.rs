@@ -84,7 +84,8 @@ pub(super) enum Element {
 pub(super) struct Inputs(Vec<(&'static str, Element)>);
 
 impl Inputs {
-    /// Takes the tensors out of a request. Fails at the first invalid tensor.
+    /// Takes the tensors out of a request. Names, types and shapes of all are checked before the elements of any are read. Fails
+    /// at the first invalid tensor.
     pub(super) fn take(request: &mut ModelInferRequest) -> Result<Self> {
         let tensors = std::mem::take(&mut request.inputs);
         let raw = std::mem::take(&mut request.raw_input_contents);
@@ -92,18 +93,22 @@ impl Inputs {
             let bound = format!("{}, one for each input, or 0", tensors.len());
             return Err(Error::bad_option("raw_input_contents", format!("{} entries", raw.len()), bound));
         }
-        let mut inputs: Vec<(&'static str, Element)> = Vec::new();
-        let mut raw = raw.into_iter();
-        for tensor in tensors {
+        let mut headers: Vec<(&'static str, ElementType)> = Vec::new();
+        for tensor in &tensors {
             let known = INPUTS.iter().find(|(name, _)| *name == tensor.name);
             let &(name, kind) = known.ok_or_else(|| unknown_tensor("inputs", &tensor.name, &INPUTS))?;
-            if inputs.iter().any(|(other, _)| *other == name) {
+            if headers.iter().any(|(other, _)| *other == name) {
                 return Err(Error::bad_option(name, "a second tensor of this name", "one"));
             }
-            check(&tensor, name, kind)?;
-            inputs.push((name, element(tensor.contents, raw.next(), name, kind)?));
+            check(tensor, name, kind)?;
+            headers.push((name, kind));
         }
-        Ok(Self(inputs))
+        let mut raw = raw.into_iter();
+        let elements = headers.into_iter().zip(tensors);
+        let elements = elements
+            .map(|((name, kind), tensor)| Ok((name, element(tensor.contents, raw.next(), name, kind)?)))
+            .collect::<Result<_>>()?;
+        Ok(Self(elements))
     }
 
     /// Takes the text of this name.

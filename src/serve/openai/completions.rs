@@ -5,17 +5,19 @@ use super::{
     request::{CompletionRequest, StreamOptions},
     response::{Choice, CompletionHead, TokenCounts},
     sse::{self, EventSource},
-    state::ApiState,
+    state::{ApiServices, ApiState},
 };
-use crate::serve::in_process::ClientContext;
+use crate::serve::{in_process::ClientContext, middleware::guarded_body::GuardedBody};
 use axum::{
     Json,
+    body::Body,
     extract::{Request, State},
     response::{IntoResponse, Response},
 };
 use serde_json::Value;
 use std::{
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll, ready},
     time::Instant,
 };
@@ -30,11 +32,12 @@ pub(super) async fn complete(State(state): State<ApiState>, client: ClientContex
 async fn handle(state: ApiState, client: &ClientContext, request: Request) -> Result<Response, ApiError> {
     let received_at = Instant::now();
     let body = state.read_body(request).await?;
-    let request = CompletionRequest::parse(&body.bytes, "the body")?;
-    drop(body);
+    let tenant = Arc::clone(&body.tenant);
+    let request = state.parse(body, |bytes| CompletionRequest::parse(bytes, "the body")).await?;
     let completion = Completion::start(&state, client, &request).await?;
     if !request.wants_stream() {
-        return completion.collect().await.map(IntoResponse::into_response);
+        drop(request);
+        return completion.collect(&state.services, &tenant).await;
     }
     let received_at = request.wants_boundaries().then_some(received_at);
     Ok(sse::response(CompletionEvents { completion, options: request.stream_options(), received_at }))
@@ -51,7 +54,7 @@ struct Completion {
 
 impl Completion {
     async fn start(state: &ApiState, client: &ClientContext, request: &CompletionRequest) -> Result<Self, ApiError> {
-        let mut service = GenerationClient::new(state.services.clone()).max_decoding_message_size(usize::MAX);
+        let mut service = GenerationClient::new(state.services.calls.clone()).max_decoding_message_size(usize::MAX);
         let mut choices = Vec::new();
         let mut streams = StreamMap::new();
         for (index, message) in request.generate_requests()?.enumerate() {
@@ -90,13 +93,29 @@ impl Completion {
     }
 
     /// Returns all choices in one message, once they are complete.
-    async fn collect(mut self) -> Result<Json<Value>, ApiError> {
+    async fn collect(mut self, services: &ApiServices, tenant: &Arc<str>) -> Result<Response, ApiError> {
+        let mut size = services.collected.begin(tenant, "set stream to true");
+        let mut bytes = 0;
         while let Some(index) = std::future::poll_fn(|cx| self.poll_choice(cx)).await {
-            index?;
+            let choice = self.choices.get_mut(index?);
+            bytes += choice.map_or(0, Choice::take_growth);
+            size.grow_to(bytes)?;
         }
-        let usage = self.counts().usage();
-        let choices = self.choices.iter_mut().map(Choice::take_output).collect();
-        Ok(Json(self.head.message(choices, Some(usage))))
+        if !self.is_complete() {
+            return Err(sse::ended_early().into());
+        }
+        // A long response also takes long to format.
+        let formatted = services.workers.run(tenant, bytes, move || {
+            let usage = self.counts().usage();
+            let choices = self.choices.iter_mut().map(Choice::take_output).collect();
+            Json(self.head.message(choices, Some(usage))).into_response()
+        });
+        Ok(formatted.await?.map(|body| Body::new(GuardedBody::new(body, size))))
+    }
+
+    /// Returns true if all choices have ended.
+    fn is_complete(&self) -> bool {
+        self.choices.iter().all(Choice::is_complete)
     }
 
     /// Counts the tokens of all choices. A prompt counts once, however many choices it has.
@@ -137,6 +156,10 @@ impl EventSource for CompletionEvents {
             message.insert("elapsed_ns".into(), elapsed_ns.into());
         }
         Some(message)
+    }
+
+    fn is_complete(&self) -> bool {
+        self.completion.is_complete()
     }
 
     fn last_event(&self) -> Option<Value> {

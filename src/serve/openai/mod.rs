@@ -45,7 +45,7 @@ use hyper_util::{
     rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
 };
-pub(super) use state::ApiState;
+pub(super) use state::{ApiServices, ApiState};
 use tokio::{sync::watch, task::JoinSet};
 use tokio_io_timeout::TimeoutWriter;
 use tokio_stream::{Stream, StreamExt};

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use weir_proto::v1::{self, GetModelRequest, ListModelsRequest, models_client::ModelsClient};
 
 pub(super) async fn list(State(state): State<ApiState>, client: ClientContext) -> Response {
-    let listed = ModelsClient::new(state.services.clone()).list_models(client.call(ListModelsRequest {})).await;
+    let listed = ModelsClient::new(state.services.calls.clone()).list_models(client.call(ListModelsRequest {})).await;
     let response = listed.map(|listed| {
         let models = listed.into_inner().models.into_iter().map(|model| model_json(model, state.started_at));
         Json(json!({ "object": "list", "data": models.collect::<Vec<_>>() }))
@@ -21,7 +21,7 @@ pub(super) async fn list(State(state): State<ApiState>, client: ClientContext) -
 
 pub(super) async fn get(State(state): State<ApiState>, Path(name): Path<String>, client: ClientContext) -> Response {
     let call = client.call(GetModelRequest { name: Some(name) });
-    let model = ModelsClient::new(state.services.clone()).get_model(call).await;
+    let model = ModelsClient::new(state.services.calls.clone()).get_model(call).await;
     let response = model.map(|model| Json(model_json(model.into_inner(), state.started_at)));
     client.with_request_id(response.map_err(ApiError::from).into_response())
 }

@@ -41,6 +41,11 @@ impl CompletionHead {
     }
 }
 
+/// Memory of a character in the lists of a choice, besides the texts.
+const CHARACTER_BYTES: usize = 512;
+/// Memory of one of its alternatives, besides the texts.
+const ALTERNATIVE_BYTES: usize = 160;
+
 /// The output of one choice of a completion.
 #[derive(Default)]
 pub(super) struct Choice {
@@ -51,6 +56,10 @@ pub(super) struct Choice {
     offset: usize,
     pub(super) counts: TokenCounts,
     finished: Option<v1::Finished>,
+    /// True after the last event.
+    complete: bool,
+    /// Bytes of memory, estimated, by which the output has grown since this was last taken.
+    growth: usize,
 }
 
 /// Numbers of symbols, which this API calls tokens.
@@ -113,6 +122,7 @@ impl Choice {
     /// Adds text.
     pub(super) fn push(&mut self, piece: v1::Piece) {
         self.text.push_str(&piece.text);
+        self.growth += piece.text.len();
         if !piece.prompt {
             // Pieces without character details are counted at the end.
             self.counts.generated += piece.characters.len() as u64;
@@ -120,6 +130,7 @@ impl Choice {
         if let Some(characters) = &mut self.characters {
             for character in piece.characters {
                 let length = character.text.chars().count();
+                self.growth += CHARACTER_BYTES + character.top.len() * ALTERNATIVE_BYTES;
                 characters.push(character, self.offset);
                 self.offset += length;
             }
@@ -132,6 +143,17 @@ impl Choice {
             self.counts.generated = usage.generated_chars;
         }
         self.finished = Some(finished);
+        self.complete = true;
+    }
+
+    /// Returns true after the last event.
+    pub(super) fn is_complete(&self) -> bool {
+        self.complete
+    }
+
+    /// Returns the bytes of memory by which the output has grown since the last call.
+    pub(super) fn take_growth(&mut self) -> usize {
+        std::mem::take(&mut self.growth)
     }
 
     /// Returns true if there is output to send.

@@ -3,14 +3,16 @@
 use super::error::ApiError;
 use crate::{
     config::{LiveCredentials, TransportConfig},
-    error::Error,
+    error::{Error, Result},
     serve::{
+        collected::CollectedLimits,
         in_process::Services,
         middleware::{
             auth::principal,
             body_limits::{BodyMemory, Reservation},
         },
         registry::health::Monitor,
+        tokenization::TokenizationWorkers,
     },
 };
 use axum::{
@@ -23,15 +25,26 @@ use std::{
 };
 use tokio_stream::StreamExt;
 
+/// The parts of the server that this API uses.
+#[derive(Clone)]
+pub(crate) struct ApiServices {
+    /// The gRPC services.
+    pub(crate) calls: Services,
+    /// Parse long bodies.
+    pub(crate) workers: TokenizationWorkers,
+    /// Limits of responses that are not streamed.
+    pub(crate) collected: CollectedLimits,
+    /// The memory of the bodies on all ports.
+    pub(crate) memory: Arc<BodyMemory>,
+}
+
 /// The state that all handlers share.
 #[derive(Clone)]
 pub(crate) struct ApiState {
-    pub(super) services: Services,
+    pub(super) services: ApiServices,
     pub(super) monitor: Monitor,
     /// Holds the keys that requests need, if any.
     credentials: LiveCredentials,
-    /// The memory for bodies that are arriving.
-    memory: Arc<BodyMemory>,
     /// Maximum bytes of a body.
     max_body_bytes: usize,
     /// Maximum time for a body to arrive.
@@ -42,19 +55,20 @@ pub(crate) struct ApiState {
 
 /// A request's body, with the memory that it uses.
 pub(super) struct ApiBody {
-    pub(super) bytes: Vec<u8>,
+    bytes: Vec<u8>,
+    /// The tenant whose shares the request uses.
+    pub(super) tenant: Arc<str>,
     /// Released when the body is dropped.
     _reserved: Reservation,
 }
 
 impl ApiState {
-    /// Creates the state of a server. `memory` is that of the bodies on all ports.
-    pub(crate) fn new(services: Services, monitor: Monitor, memory: Arc<BodyMemory>, config: &TransportConfig) -> Self {
+    /// Creates the state of a server.
+    pub(crate) fn new(services: ApiServices, monitor: Monitor, config: &TransportConfig) -> Self {
         Self {
             services,
             monitor,
             credentials: config.access.credentials.clone(),
-            memory,
             max_body_bytes: config.message_bytes,
             upload_timeout: config.upload,
             started_at: unix_seconds(),
@@ -63,7 +77,7 @@ impl ApiState {
 
     /// Reads a request's body within the limits on one body, on those of one caller, and on all together. Checks the key first.
     pub(super) async fn read_body(&self, request: Request) -> Result<ApiBody, ApiError> {
-        let caller = principal(self.credentials.current().keys.as_ref(), &request)?;
+        let tenant = principal(self.credentials.current().keys.as_ref(), &request)?.tenant();
         if !is_json(request.headers()) {
             let message = "Content-Type: expected application/json";
             return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "not_json", message));
@@ -80,7 +94,7 @@ impl ApiState {
             return Err(oversized());
         }
         // Memory is taken as bytes arrive: a declared length costs the client nothing.
-        let reserved = Reservation::new(Arc::clone(&self.memory), caller.tenant());
+        let reserved = Reservation::new(Arc::clone(&self.services.memory), Arc::clone(&tenant));
         let read = async {
             let mut parts = request.into_body().into_data_stream();
             let mut body = Vec::new();
@@ -93,12 +107,23 @@ impl ApiState {
                 reserved.add(part.len())?;
                 body.extend_from_slice(&part);
             }
-            Ok(ApiBody { bytes: body, _reserved: reserved })
+            Ok(ApiBody { bytes: body, tenant, _reserved: reserved })
         };
         tokio::time::timeout(self.upload_timeout, read).await.unwrap_or_else(|_| {
             let message = format!("the body did not arrive completely within {:?}", self.upload_timeout);
             Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "incomplete", message))
         })
+    }
+
+    /// Parses a body, on a worker if it is long.
+    pub(super) async fn parse<T: Send + 'static>(
+        &self,
+        body: ApiBody,
+        parse: impl FnOnce(&[u8]) -> Result<T> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let tenant = Arc::clone(&body.tenant);
+        let parsed = self.services.workers.run(&tenant, body.bytes.len(), move || parse(&body.bytes));
+        Ok(parsed.await.flatten()?)
     }
 }
 

@@ -8,16 +8,22 @@ use super::{
     sse::{self, EventSource},
     state::ApiState,
 };
-use crate::{error::Error, serve::in_process::ClientContext};
+use crate::{
+    error::Error,
+    serve::{collected::CollectedSize, in_process::ClientContext, middleware::guarded_body::GuardedBody},
+};
 use axum::{
     Json,
+    body::Body,
     extract::{Request, State},
     response::{IntoResponse, Response},
 };
+use prost::Message;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::{
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll},
 };
 use tokio_stream::Stream;
@@ -29,6 +35,8 @@ use weir_proto::v1::{
 
 /// Maximum bytes of a document in one message within the process.
 const CHUNK_BYTES: usize = 64 << 10;
+/// Memory of formatted fields relative to their encoded length. Objects repeat the names of their fields.
+const FORMATTED: usize = 16;
 
 /// The fields of a summary request.
 #[derive(Deserialize, Default)]
@@ -108,24 +116,31 @@ pub(super) async fn summarize(State(state): State<ApiState>, client: ClientConte
 
 async fn handle(state: ApiState, client: &ClientContext, request: Request) -> Result<Response, ApiError> {
     let body = state.read_body(request).await?;
-    let request: SummaryRequest = parse_json(&body.bytes, "the body")?;
-    drop(body);
+    let tenant = Arc::clone(&body.tenant);
+    let request = state.parse(body, |bytes| parse_json::<SummaryRequest>(bytes, "the body")).await?;
     if request.document.is_some() && request.document_id.is_some() {
         return Err(Error::Exclusive { first: "document", second: "document_id" }.into());
     }
     let wants_stream = request.stream.unwrap_or(false);
-    let mut service = SummarizationClient::new(state.services.clone()).max_decoding_message_size(usize::MAX);
+    let mut service = SummarizationClient::new(state.services.calls.clone()).max_decoding_message_size(usize::MAX);
     let messages = tokio_stream::iter(request.into_messages());
     let response = service.summarize(client.call(messages)).await?.into_inner();
-    if wants_stream { Ok(sse::response(response)) } else { Ok(Json(collect(response).await?).into_response()) }
+    if wants_stream {
+        return Ok(sse::response(SummaryEvents { messages: response, is_complete: false }));
+    }
+    let size = state.services.collected.begin(&tenant, "set stream to true");
+    collect(response, size).await
 }
 
 /// Returns the summary in one message, once it is complete.
-async fn collect(mut response: Streaming<SummarizeResponse>) -> Result<Value, ApiError> {
+async fn collect(mut response: Streaming<SummarizeResponse>, mut size: CollectedSize) -> Result<Response, ApiError> {
+    let mut bytes = 0;
     let mut summary = Map::new();
     let mut text = String::new();
     let mut selected = Vec::new();
     while let Some(message) = response.message().await? {
+        bytes += message.encoded_len() * FORMATTED;
+        size.grow_to(bytes)?;
         match message.event {
             Some(Event::Started(started)) => {
                 summary.insert("object".into(), "summary".into());
@@ -141,7 +156,11 @@ async fn collect(mut response: Streaming<SummarizeResponse>) -> Result<Value, Ap
             Some(Event::Progress(_)) | None => {}
         }
     }
-    Ok(summary.into())
+    if !summary.contains_key("timing") {
+        return Err(sse::ended_early().into());
+    }
+    let response = Json(Value::from(summary)).into_response();
+    Ok(response.map(|body| Body::new(GuardedBody::new(body, size))))
 }
 
 /// Converts an event to JSON under its name.
@@ -210,15 +229,27 @@ fn finished_fields(finished: &v1::SummaryFinished) -> Map<String, Value> {
     fields
 }
 
-impl EventSource for Streaming<SummarizeResponse> {
+/// A summary as server-sent events.
+struct SummaryEvents {
+    messages: Streaming<SummarizeResponse>,
+    /// True after the last event.
+    is_complete: bool,
+}
+
+impl EventSource for SummaryEvents {
     type Message = SummarizeResponse;
 
     fn poll_message(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<SummarizeResponse, Status>>> {
-        Pin::new(self).poll_next(cx)
+        Pin::new(&mut self.messages).poll_next(cx)
     }
 
     fn event(&mut self, message: SummarizeResponse) -> Option<Value> {
+        self.is_complete |= matches!(message.event, Some(Event::Finished(_)));
         message.event.as_ref().map(event_json)
+    }
+
+    fn is_complete(&self) -> bool {
+        self.is_complete
     }
 }
 

@@ -16,6 +16,8 @@ mod pieces;
 /// Maximum symbols of a vocabulary: the number of Unicode code points.
 pub const MAX_SYMBOLS: usize = 1_114_112;
 const BYTES: usize = 256;
+/// Maximum bytes of text per symbol of a limit. Normalising can shorten a text, and a subword has several characters.
+pub const BYTES_PER_SYMBOL: usize = 32;
 const REPLACEMENT: char = '\u{fffd}';
 
 /// The symbols of a model and the conversion between them and text.
@@ -205,9 +207,15 @@ impl Vocabulary {
     /// Encoding stops at the first unknown symbol and at the first symbol above `limit`. A text that is too long
     /// therefore costs no more than one of `limit` symbols. Fails with [`Error::UnknownSymbol`] at the first character
     /// that is not in the vocabulary; the error has its offset in `text`, in characters. Fails with [`Error::TooLong`],
-    /// or with [`Error::LongerThan`] if the length is only known after normalising all of `text`.
+    /// or with [`Error::LongerThan`] if the length is only known after normalising all of `text`. Never reads more than
+    /// [`BYTES_PER_SYMBOL`] bytes for each symbol of `limit`, so that a text that normalises to little is bounded, too.
     pub fn encode(&self, field: &'static str, text: &str, limit: usize) -> Result<Vec<u32>> {
+        let max_bytes = limit.saturating_mul(BYTES_PER_SYMBOL);
+        let oversized = || Error::LongerThan { field, limit: max_bytes, unit: "bytes", why: None };
         if self.is_subword() {
+            if text.len() > max_bytes {
+                return Err(oversized());
+            }
             let pieces = self.encode_subwords(field, text)?;
             return match pieces.len() <= limit {
                 true => Ok(pieces.into_iter().map(|piece| piece.id).collect()),
@@ -216,7 +224,7 @@ impl Vocabulary {
         }
         let mut encoded = Vec::with_capacity(text.len().min(limit));
         let mut unknown = None;
-        self.normaliser.for_each(text, |character, offset| {
+        self.normaliser.for_each(beginning(text, max_bytes), |character, offset| {
             match (self.id_or_unknown(character), self.byte_zero()) {
                 (Some(id), _) => encoded.push(id),
                 (None, Some(zero)) => {
@@ -229,6 +237,7 @@ impl Vocabulary {
         match unknown {
             Some((character, offset)) => Err(unknown_symbol(field, text, character, offset)),
             None if encoded.len() > limit => Err(self.too_long(field, text, limit)),
+            None if text.len() > max_bytes => Err(oversized()),
             None => Ok(encoded),
         }
     }
@@ -332,6 +341,15 @@ impl Vocabulary {
             Symbols::Subwords { .. } => REPLACEMENT,
         }
     }
+}
+
+/// Returns the longest beginning of `text` that has at most `bytes` bytes.
+fn beginning(text: &str, bytes: usize) -> &str {
+    let mut end = bytes.min(text.len());
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text.split_at(end).0
 }
 
 /// Returns the error for `character`, which the character of `text` at `offset` was normalised to.

@@ -32,12 +32,22 @@ pub(super) enum Kind {
     Pooled,
     Vanilla,
     Bytes,
+    /// Normalises texts, so that a long one can have few symbols.
+    Text8,
 }
+
+/// Symbols of `Kind::Text8`.
+const LETTERS: [&str; 8] = [" ", "a", "b", "c", "d", "e", "f", "g"];
+/// A request of at least this many symbols can be held while it is submitted.
+pub(super) const HELD_SYMBOLS: usize = 1800;
+/// Maximum time that a request is held, so that a test fails in the end.
+const HELD_TIME: Duration = Duration::from_secs(15);
 
 pub(super) struct Fake {
     card: Card,
     bytes: Arc<AtomicUsize>,
     gate: (Mutex<StepGate>, Condvar),
+    submission: (Mutex<SubmissionGate>, Condvar),
     steps: AtomicUsize,
     /// Seed of the hash: models with different salts generate different texts.
     salt: u64,
@@ -55,6 +65,14 @@ enum StepGate {
     Slow(Duration),
 }
 
+/// Controls whether long requests can be submitted.
+#[derive(Default)]
+struct SubmissionGate {
+    is_closed: bool,
+    /// Requests that wait.
+    waiting: usize,
+}
+
 impl Fake {
     pub(super) fn new(name: &str, kind: Kind) -> Arc<Self> {
         Self::salted(name, kind, 1)
@@ -64,6 +82,7 @@ impl Fake {
     pub(super) fn salted(name: &str, kind: Kind, salt: u64) -> Arc<Self> {
         let vocabulary = match kind {
             Kind::Bytes => Vocabulary::byte_level(TextNormaliser::None),
+            Kind::Text8 => Vocabulary::from_symbols(&LETTERS, TextNormaliser::Text8).unwrap(),
             _ => Vocabulary::from_symbols(&SYMBOLS, TextNormaliser::None).unwrap(),
         };
         let modes = match kind {
@@ -92,11 +111,36 @@ impl Fake {
             card,
             bytes: Arc::default(),
             gate,
+            submission: Default::default(),
             steps: AtomicUsize::new(0),
             salt,
             broken: AtomicBool::new(false),
             planning_panics: AtomicUsize::new(0),
         })
+    }
+
+    /// Blocks the threads that submit long requests. Running requests must be short.
+    pub(super) fn hold_submissions(&self) {
+        self.submission.0.lock().unwrap().is_closed = true;
+    }
+
+    /// Ends `hold_submissions`.
+    pub(super) fn release_submissions(&self) {
+        self.submission.0.lock().unwrap().is_closed = false;
+        self.submission.1.notify_all();
+    }
+
+    /// Returns the number of blocked threads.
+    pub(super) fn held_submissions(&self) -> usize {
+        self.submission.0.lock().unwrap().waiting
+    }
+
+    fn wait_to_submit(&self) {
+        let (gate, changed) = &self.submission;
+        let mut gate = gate.lock().unwrap();
+        gate.waiting += 1;
+        let (mut gate, _) = changed.wait_timeout_while(gate, HELD_TIME, |gate| gate.is_closed).unwrap();
+        gate.waiting -= 1;
     }
 
     /// Returns the number of started symbol steps.
@@ -290,7 +334,11 @@ impl Model for Fake {
         Ok(())
     }
 
+    /// Called while a request is submitted.
     fn bytes_for(&self, symbols: usize) -> usize {
+        if symbols >= HELD_SYMBOLS {
+            self.wait_to_submit();
+        }
         symbols
     }
 

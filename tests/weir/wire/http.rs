@@ -30,7 +30,9 @@ pub(super) struct Both {
     pub(super) model: Arc<Fake>,
     pub(super) engine: Handle,
     pub(super) port: SocketAddr,
-    channel: Channel,
+    /// Address of the gRPC port.
+    pub(super) address: SocketAddr,
+    pub(super) channel: Channel,
     stop: Option<oneshot::Sender<()>>,
     task: JoinHandle<Result<()>>,
 }
@@ -41,7 +43,11 @@ impl Both {
     }
 
     pub(super) async fn with(limits: Limits, config: TransportConfig) -> Self {
-        let model = Fake::new("fake", Kind::Pooled);
+        Self::of(Kind::Pooled, limits, config).await
+    }
+
+    pub(super) async fn of(kind: Kind, limits: Limits, config: TransportConfig) -> Self {
+        let model = Fake::new("fake", kind);
         let engine = Handle::start(Arc::clone(&model) as Arc<dyn Model>, limits).unwrap();
         let grpc = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let http = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -54,7 +60,7 @@ impl Both {
         };
         let task = tokio::spawn(run(grpc, offer, shutdown, config));
         let channel = plain(address).connect().await.unwrap();
-        Self { model, engine, port, channel, stop: Some(stop), task }
+        Self { model, engine, port, address, channel, stop: Some(stop), task }
     }
 
     async fn grpc(&self, request: GenerateRequest) -> GeneratedResponse {
@@ -64,6 +70,10 @@ impl Both {
 
     pub(super) async fn post(&self, body: &Value) -> Reply {
         exchange(self.port, "POST", "/v1/completions", &[], &body.to_string()).await
+    }
+
+    pub(super) fn shut_down(&mut self) {
+        let _ = self.stop.take().map(|stop| stop.send(()));
     }
 
     pub(super) async fn at_rest(&self) {
@@ -78,6 +88,7 @@ impl Both {
 impl Drop for Both {
     fn drop(&mut self) {
         self.model.release();
+        self.model.release_submissions();
         self.task.abort();
     }
 }
@@ -94,14 +105,19 @@ impl Reply {
         serde_json::from_str(&self.2).unwrap_or_else(|_| panic!("{} {}", self.0, self.2))
     }
 
-    /// Returns the events of a stream except the last, which must be `[DONE]`.
+    /// Returns the events of a complete stream except the last, which must be `[DONE]`.
     pub(super) fn events(&self) -> Vec<Value> {
+        let mut events = self.all_events();
+        assert_eq!(events.pop().as_deref(), Some("[DONE]"));
+        events.iter().map(|event| serde_json::from_str(event).unwrap()).collect()
+    }
+
+    /// Returns all events of a stream.
+    pub(super) fn all_events(&self) -> Vec<String> {
         assert_eq!(self.0, 200, "{}", self.2);
         assert!(self.1.contains("text/event-stream"), "{}", self.1);
-        let lines: Vec<_> = self.2.split("\n\n").filter(|line| !line.is_empty()).collect();
-        let (last, events) = lines.split_last().unwrap();
-        assert_eq!(*last, "data: [DONE]");
-        events.iter().map(|line| serde_json::from_str(line.strip_prefix("data: ").unwrap()).unwrap()).collect()
+        let lines = self.2.split("\n\n").filter(|line| !line.is_empty());
+        lines.map(|line| line.strip_prefix("data: ").unwrap().to_owned()).collect()
     }
 
     /// Returns the status and the error's type and field.
@@ -359,7 +375,7 @@ async fn streams_finish_while_the_server_drains() {
     let body = json!({ "prompt": "a", "max_tokens": 30, "seed": 1 }).to_string();
     let mut running = connect_and_send(server.port, "POST", "/v1/completions", &[], &body).await;
     eventually("the request runs", || server.engine.load().running == 1).await;
-    let _ = server.stop.take().unwrap().send(());
+    server.shut_down();
     let refused = loop {
         let reply = exchange(server.port, "POST", "/v1/completions", &[], &body);
         // A request before the drain is admitted and waits.

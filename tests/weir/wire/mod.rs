@@ -4,6 +4,7 @@ mod admin;
 mod admin_port;
 mod basic_calls;
 mod call_limits;
+mod collected;
 mod compression;
 mod connections;
 mod errors;
@@ -30,6 +31,7 @@ mod reload;
 mod shipped_models;
 mod summaries;
 mod tls_and_keys;
+mod tokenization;
 mod traces;
 mod windowed_scores;
 

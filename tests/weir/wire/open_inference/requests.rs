@@ -100,3 +100,32 @@ async fn keys_and_request_ids_work_as_in_all_calls() {
     }
     server.at_rest().await;
 }
+
+/// Each list is refused by its length, before its elements are copied or parsed.
+#[tokio::test]
+async fn oversized_lists_are_refused() {
+    let server = Server::new().await;
+    let valid = || request("", &[text("text_input", "a")]);
+    let text_parameter = |text: String| oip::InferParameter {
+        parameter_choice: Some(oip::infer_parameter::ParameterChoice::StringParam(text)),
+    };
+    let output = InferRequestedOutputTensor { name: "text_output".into(), ..Default::default() };
+    let outputs = ModelInferRequest { outputs: vec![output; 1000], ..valid() };
+    let names = (0..1000).map(|name| (name.to_string(), text_parameter(String::new())));
+    let parameters = ModelInferRequest { parameters: names.collect(), ..valid() };
+    let long = [("stop".to_owned(), text_parameter("[".repeat(1 << 20)))].into();
+    let long_parameter = ModelInferRequest { parameters: long, ..valid() };
+    let lists = format!("{{\"x\": [{}[]]}}", "[],".repeat(300_000));
+    let tensor = request("", &[text("text_input", "a"), text("sampling_parameters", &lists)]);
+    for (request, start) in [
+        (outputs, "outputs: 1000 is out of bounds: at most 6"),
+        (parameters, "parameters: 1000 is out of bounds: at most 64"),
+        (long_parameter, "parameters: 10485"),
+        (tensor, "sampling_parameters: 900"),
+    ] {
+        let status = client(&server).model_infer(request).await.unwrap_err();
+        assert_eq!(status.code(), Code::InvalidArgument);
+        assert!(status.message().starts_with(start), "{status}");
+    }
+    server.at_rest().await;
+}

@@ -245,7 +245,7 @@ impl SegmentCache {
         Ok(self.tenants.has(&key.tenant, stored_at))
     }
 
-    /// Evicts an entry by the rules of [`tenants`]. Returns the bytes of pages that this freed; `None` if the cache is empty. A
+    /// Evicts an entry by the rules of `tenants`. Returns the bytes of pages that this freed; `None` if the cache is empty. A
     /// page that a running row shares is not freed and not counted.
     pub fn evict(&mut self) -> Option<usize> {
         self.evict_from_largest(TenantEntries::bytes)

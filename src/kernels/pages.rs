@@ -14,6 +14,9 @@ use std::sync::{
 
 /// Bytes that are mapped at a time for pages.
 const ARENA: usize = 4 << 20;
+/// Content of new pages if debug assertions are on. A float of these bytes is NaN, so tests fail if a sequence depends on a
+/// position that it did not write.
+const POISON: u8 = 0xff;
 
 /// A pool of pages, which may have different sizes. The limit counts bytes.
 pub struct PagePool {
@@ -57,16 +60,21 @@ impl PagePool {
         self.limit
     }
 
-    /// Allocates a page of `bytes` unspecified bytes. Fails with [`Error::OutOfPages`] if the limit is reached, and
-    /// with [`Error::Internal`] if the system has no more memory.
+    /// Allocates a page of `bytes` unspecified bytes: what an earlier page left there, or NaNs if debug assertions are on.
+    /// Fails with [`Error::OutOfPages`] if the limit is reached, and with [`Error::Internal`] if the system has no more memory.
     pub fn allocate(self: &Arc<Self>, bytes: usize) -> Result<Page> {
         let increased = |used: usize| used.checked_add(bytes).filter(|&sum| sum <= self.limit);
         if self.in_use.fetch_update(Relaxed, Relaxed, increased).is_err() {
             return Err(Error::OutOfPages { needed: self.in_use().saturating_add(bytes), limit: self.limit });
         }
-        let region = self.reuse_or_map(bytes).inspect_err(|_| {
+        let mut region = self.reuse_or_map(bytes).inspect_err(|_| {
             self.in_use.fetch_sub(bytes, Relaxed);
         })?;
+        if cfg!(debug_assertions)
+            && let Some(region) = Arc::get_mut(&mut region)
+        {
+            region.bytes_mut().fill(POISON);
+        }
         Ok(Page { region: Some(region), pool: self.clone() })
     }
 
@@ -214,6 +222,21 @@ mod tests {
         let starts = [start(&first), start(&second)];
         drop((first, second));
         assert_eq!([640, 64].map(|bytes| start(&pool.allocate(bytes).unwrap())), starts);
+    }
+
+    #[cfg(debug_assertions)]
+    #[test]
+    fn new_pages_do_not_hold_what_earlier_ones_left() {
+        let pool = PagePool::new(1 << 20);
+        let mut page = pool.allocate(128).unwrap();
+        assert!(page.bytes().iter().all(|&byte| byte == POISON));
+        page.bytes_mut().unwrap().fill(7);
+        let start = page.bytes().as_ptr();
+        drop(page);
+        let page = pool.allocate(128).unwrap();
+        assert!(page.bytes().as_ptr() == start && page.bytes().iter().all(|&byte| byte == POISON));
+        let floats: &[f32] = crate::kernels::memory::cast(page.bytes());
+        assert!(floats.iter().all(|number| number.is_nan()));
     }
 
     /// Returns the number of pages of a size, and how many of them are free.

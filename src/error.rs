@@ -209,6 +209,13 @@ pub enum Error {
         expected: String,
         found: String,
     },
+    /// A checkpoint whose outputs differ from those of the second implementation.
+    #[error("{model} is not verified: {difference}")]
+    Unverified {
+        model: String,
+        /// The first difference beyond the tolerance.
+        difference: String,
+    },
     /// An error of the operating system.
     #[error("{path}: {source}", path = path.display())]
     Io { path: PathBuf, source: std::io::Error },
@@ -242,7 +249,9 @@ impl Error {
             | Self::NeverFits { .. }
             | Self::TooMuchWork { .. }
             | Self::Setting(_) => Code::InvalidArgument,
-            Self::WrongKind { .. } | Self::Checkpoint { .. } | Self::Io { .. } => Code::FailedPrecondition,
+            Self::WrongKind { .. } | Self::Checkpoint { .. } | Self::Unverified { .. } | Self::Io { .. } => {
+                Code::FailedPrecondition
+            }
             Self::QueueFull { .. }
             | Self::TooMany { .. }
             | Self::OutOfPages { .. }

@@ -40,10 +40,11 @@
 //! | [`family`] | whole models, checkpoints, converters | decode, kernels, nn, text |
 //! | [`engine`] | scheduler, batches and caches: many sequences on one model | decode |
 //! | [`metrics`] | every metric, declared once | decode, engine |
+//! | [`verify`] | a second implementation of every family, to check checkpoints; feature `candle` | decode, family, text |
 //! | [`report`] | benchmarks, and the limits of the machine | decode, kernels, text |
 //! | [`serve`] | gRPC and HTTP services | config, decode, engine, metrics, text |
 //! | [`config`] | validated settings | engine, family |
-//! | [`cli`] | one file per subcommand | config, decode, engine, family, kernels, report, serve, text |
+//! | [`cli`] | one file per subcommand | config, decode, engine, family, kernels, report, serve, text, verify |
 //!
 //! # What holds everywhere
 //!
@@ -62,3 +63,5 @@ pub mod nn;
 pub mod report;
 pub mod serve;
 pub mod text;
+#[cfg(feature = "candle")]
+pub mod verify;

@@ -1,5 +1,7 @@
 //! The command and its subcommands, as clap parses them.
 
+#[cfg(feature = "candle")]
+use super::verify;
 use super::{admin, bench, convert, generate, health, init, inspect, report, score, segment, serve, summarize};
 use clap::{Parser, Subcommand};
 
@@ -35,6 +37,9 @@ pub(super) enum Command {
     Init(init::Args),
     /// Check a checkpoint and print its contents.
     Inspect(inspect::Args),
+    /// Compare a checkpoint's outputs with those of a second implementation.
+    #[cfg(feature = "candle")]
+    Verify(verify::Args),
     /// Measure speed, and compare it with the machine's limits.
     Bench(bench::Args),
 }

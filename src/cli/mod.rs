@@ -19,6 +19,8 @@ pub mod segment;
 pub mod serve;
 pub mod settings;
 pub mod summarize;
+#[cfg(feature = "candle")]
+pub mod verify;
 
 pub use command::Cli;
 
@@ -56,6 +58,8 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Convert(args) => convert::run(args),
         Command::Init(args) => init::run(args),
         Command::Inspect(args) => inspect::run(args),
+        #[cfg(feature = "candle")]
+        Command::Verify(args) => verify::run(args),
         Command::Bench(args) => bench::run(args),
     };
     match result {

@@ -4,9 +4,14 @@ use crate::{
     decode::contract::{BoundaryMode, BoundaryOptions, Model, Noise},
     error::{Error, Result},
     family::load::{Settings, load},
-    kernels::Dtype,
+    kernels::{Dtype, Isa},
 };
-use std::{io::Read, ops::RangeInclusive, path::PathBuf, sync::Arc};
+use std::{
+    io::Read,
+    ops::RangeInclusive,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 /// Checkpoint and compute settings.
 #[derive(Debug, Clone, clap::Args)]
@@ -41,7 +46,15 @@ pub struct ComputeArgs {
 impl ModelArgs {
     /// Loads the model. Fails if the checkpoint cannot be read or is invalid.
     pub fn load(&self) -> Result<Arc<dyn Model>> {
-        load(&self.model, &Settings { require_sha256: self.require_sha256, ..self.compute.settings() })
+        self.load_with(None)
+    }
+
+    /// Loads the model with kernels of an instruction set, by default the widest that the processor has. Fails as
+    /// [`load`](Self::load) does.
+    pub(super) fn load_with(&self, isa: Option<Isa>) -> Result<Arc<dyn Model>> {
+        let settings = self.compute.settings();
+        let require_sha256 = self.require_sha256;
+        load(&self.model, &Settings { isa: isa.unwrap_or(settings.isa), require_sha256, ..settings })
     }
 }
 
@@ -74,19 +87,35 @@ pub struct TextArgs {
     pub ids: Option<Vec<u32>>,
 }
 
-impl TextArgs {
-    /// Encodes the text. Fails if the file cannot be read, a symbol is outside the vocabulary, or the text is empty.
-    pub fn symbols(&self, model: &dyn Model) -> Result<Vec<u32>> {
+/// The flag that gives a text, if any does.
+pub(super) struct TextSource<'a> {
+    pub(super) ids: Option<&'a [u32]>,
+    pub(super) file: Option<&'a Path>,
+    pub(super) text: Option<&'a str>,
+}
+
+impl TextSource<'_> {
+    /// Encodes the text; `None` if no flag gives one. Fails as [`TextArgs::symbols`] does.
+    pub(super) fn symbols(&self, model: &dyn Model) -> Result<Option<Vec<u32>>> {
         let vocabulary = &model.card().vocabulary;
-        let symbols = match (&self.ids, &self.file, &self.text) {
-            (Some(ids), ..) => vocabulary.check_text("--ids", ids).map(|()| ids.clone())?,
+        let symbols = match (self.ids, self.file, self.text) {
+            (Some(ids), ..) => vocabulary.check_text("--ids", ids).map(|()| ids.to_vec())?,
             (_, Some(file), _) => vocabulary.encode("--file", &read(file)?, usize::MAX)?,
-            (.., text) => vocabulary.encode("--text", text.as_deref().unwrap_or_default(), usize::MAX)?,
+            (.., Some(text)) => vocabulary.encode("--text", text, usize::MAX)?,
+            (None, None, None) => return Ok(None),
         };
         if symbols.is_empty() {
             return Err(Error::bad_option("text", "\"\"", "at least one symbol"));
         }
-        Ok(symbols)
+        Ok(Some(symbols))
+    }
+}
+
+impl TextArgs {
+    /// Encodes the text. Fails if the file cannot be read, a symbol is outside the vocabulary, or the text is empty.
+    pub fn symbols(&self, model: &dyn Model) -> Result<Vec<u32>> {
+        let source = TextSource { ids: self.ids.as_deref(), file: self.file.as_deref(), text: self.text.as_deref() };
+        source.symbols(model).map(Option::unwrap_or_default)
     }
 
     /// Encodes the text; also returns true if `--ids` ended with the end-of-text id, which is then removed. Fails as
@@ -103,7 +132,7 @@ impl TextArgs {
     }
 }
 
-fn read(file: &PathBuf) -> Result<String> {
+fn read(file: &Path) -> Result<String> {
     if file.as_os_str() == "-" {
         let mut text = String::new();
         return std::io::stdin().read_to_string(&mut text).map_err(Error::io("standard input")).map(|_| text);
@@ -140,6 +169,11 @@ pub(super) fn count(bounds: RangeInclusive<usize>) -> impl Fn(&str) -> std::resu
 
 pub(super) fn dtype(name: &str) -> std::result::Result<Dtype, String> {
     Dtype::parse(name).ok_or_else(|| "one of f32, bf16, int8".into())
+}
+
+pub(super) fn isa(name: &str) -> std::result::Result<Isa, String> {
+    let names = || Isa::all().iter().map(|isa| isa.name()).collect::<Vec<_>>().join(", ");
+    Isa::parse(name).ok_or_else(|| format!("this processor supports {}", names()))
 }
 
 fn mode(name: &str) -> std::result::Result<BoundaryMode, String> {

@@ -1,15 +1,19 @@
-//! Evaluates a model on texts: all logits in order, for any step size, and the windowed evaluation of the papers.
+//! Evaluates a model on texts: all logits in order, for any step size, the windowed evaluation of the papers, and the logits of a
+//! given text about a document.
 
 use super::{
-    contract::{BoundaryOptions, Model, SequenceRow, SymbolBoundary, Want, advance},
+    contract::{BoundaryOptions, Model, Scratch, SequenceRow, State, SymbolBoundary, Want, advance},
+    document::{Document, DocumentEncoder, DocumentLimits, Encoding},
     options::WindowOptions,
     sampling::logprobs::log_probability,
 };
-use crate::error::Result;
-use std::ops::AddAssign;
+use crate::error::{Error, Result};
+use std::{ops::AddAssign, sync::Arc};
 
 /// Symbols of one step within a window; the logits of one step are held at a time.
 const CHUNK: usize = 512;
+/// Encoder blocks of one step.
+const BLOCKS: usize = 64;
 
 /// Number of symbols per step. It changes time and memory, never the logits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -136,6 +140,48 @@ pub fn score_window(
         Ok(())
     })?;
     Ok(sum)
+}
+
+/// Encodes a complete document, its end mark included. Fails if the tokens are too many or invalid, or a step fails.
+pub fn read_document(
+    encoder: &dyn DocumentEncoder,
+    mut encoding: Box<dyn Encoding>,
+    tokens: &[u32],
+    scratch: &mut Scratch,
+) -> Result<Arc<dyn Document>> {
+    encoding.push(tokens)?;
+    encoding.close()?;
+    loop {
+        if let Some(document) = encoding.document() {
+            return Ok(document);
+        }
+        if encoder.advance(&mut *encoding, BLOCKS, scratch)? == 0 && encoding.document().is_none() {
+            return Err(Error::Internal("encoding of a complete document made no progress".into()));
+        }
+    }
+}
+
+/// Returns the symbols that a decoder is fed to write `target`: the start mark is added at the front if it is missing. Fails if an
+/// id is outside the vocabulary, or the symbols are too many.
+pub fn forced_target(model: &dyn Model, limits: &DocumentLimits, target: &[u32]) -> Result<Vec<u32>> {
+    model.card().vocabulary.check_ids("--target-ids", target)?;
+    let start = (target.first() != Some(&limits.marks.start)).then_some(limits.marks.start);
+    let fed: Vec<u32> = start.into_iter().chain(target.iter().copied()).collect();
+    match fed.len() {
+        length if length > limits.targets => {
+            let limit = limits.targets;
+            Err(Error::TooLong { field: "--target-ids", length, limit, unit: "tokens", why: None })
+        }
+        _ => Ok(fed),
+    }
+}
+
+/// Returns the logits (symbols, V) after each symbol that is fed to an empty row. Fails if a step fails.
+pub fn target_logits(model: &dyn Model, row: Box<dyn State>, fed: &[u32], scratch: &mut Scratch) -> Result<Vec<f32>> {
+    let mut row = SequenceRow::new(row);
+    row.set(fed, Want::All);
+    advance(model, std::slice::from_mut(&mut row), &[0], scratch)?;
+    Ok(row.logits)
 }
 
 #[cfg(test)]

@@ -34,6 +34,11 @@ impl Sample {
         Self { symbols: ENGLISH.chars().map(symbol).collect(), foreign }
     }
 
+    /// The sample as text.
+    pub fn text() -> &'static str {
+        ENGLISH
+    }
+
     /// Returns the number of symbols, after which the text repeats.
     #[expect(clippy::len_without_is_empty, reason = "a sample is never empty")]
     pub fn len(&self) -> usize {

@@ -57,6 +57,9 @@ impl DetailsBuilder {
             }
             Error::Unreadable { field: Some(field), .. } => self.field(field, error).reason("UNREADABLE"),
             Error::Unreadable { field: None, .. } => "UNREADABLE",
+            Error::Unverified { model, difference } => {
+                self.add("model", model).add("difference", difference).reason("UNVERIFIED")
+            }
             Error::Exclusive { first, second } => {
                 self.field(first, error).field(second, error).reason("EXCLUSIVE_OPTIONS")
             }

@@ -32,4 +32,6 @@ mod settings;
 mod summaries;
 mod support;
 mod thread_parking;
+#[cfg(feature = "candle")]
+mod verify;
 mod wire;

@@ -62,7 +62,7 @@ pub(super) struct BenchCompute {
     max_symbols: Option<u32>,
     /// Instruction set of the kernels: avx512 (F, BW, VL and VNNI), avx2 (with FMA) or portable. Default: the widest that the
     /// processor has.
-    #[arg(long, value_name = "NAME", value_parser = isa)]
+    #[arg(long, value_name = "NAME", value_parser = model::isa)]
     isa: Option<Isa>,
 }
 
@@ -98,11 +98,6 @@ impl BenchCompute {
         }
         setups
     }
-}
-
-fn isa(name: &str) -> std::result::Result<Isa, String> {
-    let names = || Isa::all().iter().map(|isa| isa.name()).collect::<Vec<_>>().join(", ");
-    Isa::parse(name).ok_or_else(|| format!("this processor supports {}", names()))
 }
 
 /// One dtype and number of threads. The threads are not started yet.

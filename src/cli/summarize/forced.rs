@@ -3,15 +3,13 @@
 use crate::{
     cli::output,
     decode::{
-        contract::{Model, SequenceRow, Want, advance},
+        contract::Model,
         document::DocumentEncoder,
+        evaluate::{forced_target, read_document, target_logits},
     },
-    error::{Error, Result},
+    error::Result,
 };
 use std::path::Path;
-
-/// Encoder blocks per step.
-const BLOCKS: usize = 64;
 
 /// Encodes a document, feeds `target` to the decoder and writes the logits (target ids, vocabulary) to `out`. `hard` selects
 /// hard top-k.
@@ -23,29 +21,10 @@ pub(super) fn run(
     hard: bool,
     out: &Path,
 ) -> Result<()> {
-    let limits = encoder.limits();
-    model.card().vocabulary.check_ids("--target-ids", target)?;
-    let start = (target.first() != Some(&limits.marks.start)).then_some(limits.marks.start);
-    let fed: Vec<u32> = start.into_iter().chain(target.iter().copied()).collect();
-    if fed.len() > limits.targets {
-        let length = fed.len();
-        let limit = limits.targets;
-        return Err(Error::TooLong { field: "--target-ids", length, limit, unit: "tokens", why: None });
-    }
-    let mut encoding = if hard { encoder.open_hard()? } else { encoder.open() };
+    let fed = forced_target(model, encoder.limits(), target)?;
+    let encoding = if hard { encoder.open_hard()? } else { encoder.open() };
     let mut scratch = model.scratch();
-    encoding.push(document)?;
-    encoding.close()?;
-    let document = loop {
-        if let Some(document) = encoding.document() {
-            break document;
-        }
-        if encoder.advance(&mut *encoding, BLOCKS, &mut scratch)? == 0 && encoding.document().is_none() {
-            return Err(Error::Internal("encoding of a complete document made no progress".into()));
-        }
-    };
-    let mut row = SequenceRow::new(encoder.begin(&*document)?);
-    row.set(&fed, Want::All);
-    advance(model, std::slice::from_mut(&mut row), &[0], &mut scratch)?;
-    output::logits(out, &row.logits, [fed.len(), model.card().vocabulary.len()], None)
+    let document = read_document(encoder, encoding, document, &mut scratch)?;
+    let logits = target_logits(model, encoder.begin(&*document)?, &fed, &mut scratch)?;
+    output::logits(out, &logits, [fed.len(), model.card().vocabulary.len()], None)
 }

@@ -14,12 +14,14 @@ use std::{
 
 /// Each room, and the rooms that it may use. Every room may use `error`.
 const MAY_USE: &[(&str, &[&str])] = &[
-    ("cli", &["config", "serve", "engine", "decode", "family", "kernels", "report", "text"]),
+    ("cli", &["config", "serve", "engine", "decode", "family", "kernels", "report", "text", "verify"]),
     ("config", &["engine", "family"]),
     ("serve", &["config", "engine", "decode", "metrics", "text"]),
     ("metrics", &["decode", "engine"]),
     ("engine", &["decode"]),
     ("report", &["decode", "kernels", "text"]),
+    // A second implementation: it must not use `nn` or `kernels`.
+    ("verify", &["decode", "family", "text"]),
     ("family", &["decode", "nn", "text", "kernels"]),
     ("decode", &["kernels", "text"]),
     ("nn", &["kernels"]),
@@ -64,6 +66,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ("tracing_appender", &["cli"]),
     ("safetensors", &["cli"]),
     ("zip", &["family"]),
+    ("candle_core", &["verify"]),
     // Hashes of checkpoints, API keys, certificates and the beginnings of texts.
     ("sha2", &["family", "config", "serve", "decode"]),
     ("subtle", &["config"]),

@@ -5,7 +5,7 @@ mod documents;
 mod golden;
 mod naive;
 mod naive_attention;
-mod shapes;
+pub(super) mod shapes;
 pub(super) mod single_document;
 mod topk_operator;
 

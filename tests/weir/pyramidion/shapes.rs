@@ -13,9 +13,9 @@ use weir::{
 };
 
 /// A shape with the folder of its weights.
-pub(super) struct Shape {
-    pub(super) name: &'static str,
-    pub(super) config: serde_json::Value,
+pub(in super::super) struct Shape {
+    pub(in super::super) name: &'static str,
+    pub(in super::super) config: serde_json::Value,
     dir: TempDir,
 }
 
@@ -67,18 +67,18 @@ const SHAPES: [(&str, &str, &str, bool, bool, bool); 17] = [
 ];
 
 /// Maximum length of a document.
-pub(super) const SOURCE: usize = 1280;
+pub(in super::super) const SOURCE: usize = 1280;
 /// Size of the vocabulary.
-pub(super) const SYMBOLS: usize = 37;
+pub(in super::super) const SYMBOLS: usize = 37;
 
 impl Shape {
     /// Returns all shapes for documents of up to [`SOURCE`] tokens.
-    pub(super) fn all() -> impl Iterator<Item = Self> {
+    pub(in super::super) fn all() -> impl Iterator<Item = Self> {
         Self::with_length(SOURCE)
     }
 
     /// Returns all shapes for documents of up to `source` tokens.
-    pub(super) fn with_length(source: usize) -> impl Iterator<Item = Self> {
+    pub(in super::super) fn with_length(source: usize) -> impl Iterator<Item = Self> {
         let softmax = SHAPES.into_iter().map(|(name, block, pooling, pre_norm, positions, padded)| {
             (name, r#""softmax""#, block, pooling, pre_norm, (positions, padded))
         });
@@ -131,16 +131,16 @@ impl Shape {
         fs::write(file, bytes).unwrap();
     }
 
-    pub(super) fn folder(&self) -> PathBuf {
+    pub(in super::super) fn folder(&self) -> PathBuf {
         self.dir.path().join("model")
     }
 
-    pub(super) fn model(&self, dtype: Dtype) -> Arc<dyn Model> {
+    pub(in super::super) fn model(&self, dtype: Dtype) -> Arc<dyn Model> {
         load(&self.folder(), &Settings { dtype, ..settings() }).unwrap()
     }
 }
 
 /// Returns random tokens without special ids.
-pub(super) fn tokens(dice: &mut Dice, count: usize) -> Vec<u32> {
+pub(in super::super) fn tokens(dice: &mut Dice, count: usize) -> Vec<u32> {
     (0..count).map(|_| 4 + dice.below(SYMBOLS - 4) as u32).collect()
 }

@@ -1,0 +1,201 @@
+//! `weir verify`: compares a checkpoint's outputs with those of a second implementation.
+
+use super::{
+    model::{self, ModelArgs, TextSource},
+    output,
+};
+use crate::{
+    decode::{
+        contract::Model,
+        document::{DocumentEncoder, DocumentLimits},
+        evaluate::forced_target,
+        options::check_length,
+    },
+    error::{Error, Result},
+    kernels::Isa,
+    report::sample::Sample,
+    text::Vocabulary,
+    verify::{
+        Input,
+        load::load,
+        report::{Report, verify},
+    },
+};
+use serde_json::json;
+use std::{fmt::Write, path::PathBuf};
+
+/// Symbols of the sample text. Up to this length the tolerance of f32 is smallest.
+const SAMPLE: usize = 160;
+/// Tokens of a document's beginning that its decoder is fed if no target is given.
+const TARGET: usize = 64;
+
+/// Verifies a checkpoint on a text, or on a sample of English.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// File with the text, or the document, in UTF-8; - for standard input. Default: a sample of English.
+    #[arg(long, value_name = "FILE", conflicts_with = "ids")]
+    file: Option<PathBuf>,
+    /// Symbol ids, separated by commas; for a model that reads documents, the document's, with the end-of-text id.
+    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    ids: Option<Vec<u32>>,
+    /// Ids that the decoder of a model that reads documents is fed, separated by commas. Default: the document's beginning.
+    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    target_ids: Option<Vec<u32>>,
+    /// Instruction set of the kernels: avx512 (F, BW, VL and VNNI), avx2 (with FMA) or portable. Default: the widest that the
+    /// processor has.
+    #[arg(long, value_name = "NAME", value_parser = model::isa, env = "WEIR_ISA")]
+    isa: Option<Isa>,
+    /// Print JSON.
+    #[arg(long, env = "WEIR_JSON", value_parser = clap::builder::BoolishValueParser::new())]
+    json: bool,
+}
+
+/// Runs the command. Fails if the checkpoint or the text is invalid, if the family has no second implementation, or if the
+/// outputs differ by more than the tolerance.
+pub fn run(args: Args) -> Result<()> {
+    let model = args.model.load_with(args.isa)?;
+    let input = args.input(&*model)?;
+    let reference = load(&args.model.model)?;
+    let report = verify(&*model, &*reference, &input)?;
+    if args.json {
+        output::json(&as_json(&report, &*model)?)?;
+    } else {
+        output::write(&as_text(&report, &*model)?)?;
+    }
+    match report.first_difference {
+        None => Ok(()),
+        Some(difference) => Err(Error::Unverified { model: model.card().name.clone(), difference }),
+    }
+}
+
+impl Args {
+    /// Returns what both implementations are fed.
+    fn input(&self, model: &dyn Model) -> Result<Input> {
+        let source = TextSource { ids: self.ids.as_deref(), file: self.file.as_deref(), text: None };
+        if let Some(encoder) = model.document_encoder() {
+            return self.document(model, encoder, source);
+        }
+        let card = model.card();
+        if self.target_ids.is_some() {
+            let found = card.shape.clone();
+            return Err(Error::WrongKind {
+                call: "--target-ids",
+                model: card.name.clone(),
+                wanted: "reads documents",
+                found,
+            });
+        }
+        let symbols = match source.symbols(model)? {
+            Some(symbols) => symbols,
+            None => text_sample(&card.vocabulary, SAMPLE.min(card.max_symbols)),
+        };
+        check_length("text", symbols.len(), card)?;
+        Ok(Input { symbols, document: Vec::new() })
+    }
+
+    fn document(&self, model: &dyn Model, encoder: &dyn DocumentEncoder, source: TextSource<'_>) -> Result<Input> {
+        let limits = encoder.limits();
+        let given = source.symbols(model)?;
+        let ends = self.ids.is_some();
+        let mut document = match given {
+            Some(document) => document,
+            None => document_sample(&model.card().vocabulary, limits)?,
+        };
+        if !ends {
+            document.push(limits.marks.end);
+        }
+        if document.len() > limits.tokens {
+            let field = if ends { "--ids" } else { "--file" };
+            let length = document.len();
+            return Err(Error::TooLong { field, length, limit: limits.tokens, unit: "tokens", why: None });
+        }
+        let beginning = TARGET.min(limits.targets - 1).min(document.len());
+        let target = self.target_ids.as_deref().unwrap_or(&document[..beginning]);
+        Ok(Input { symbols: forced_target(model, limits, target)?, document })
+    }
+}
+
+/// Returns `count` symbols of English that the vocabulary encodes as text.
+fn text_sample(vocabulary: &Vocabulary, count: usize) -> Vec<u32> {
+    let text: Vec<u32> = vocabulary.text_ids().collect();
+    let known = |id: u32| if vocabulary.is_special(id) { text[id as usize % text.len().max(1)] } else { id };
+    Sample::new(vocabulary).window(0, count).into_iter().map(known).collect()
+}
+
+/// Returns tokens of English, or ids spread over the vocabulary if it has no tokenizer; without the end mark.
+fn document_sample(vocabulary: &Vocabulary, limits: &DocumentLimits) -> Result<Vec<u32>> {
+    let most = limits.tokens.saturating_sub(1).clamp(1, SAMPLE - 1);
+    let mut tokens = match vocabulary.tokenizer() {
+        Some(_) => vocabulary.encode("the sample", Sample::text(), usize::MAX)?,
+        None => {
+            let marks = limits.marks;
+            let first = [marks.start, marks.pad, marks.end, marks.unknown].into_iter().max().unwrap_or_default() + 1;
+            let others = (vocabulary.len() as u32).saturating_sub(first).max(1);
+            (0..most as u32).map(|index| first + (index * 7919 + index * index) % others).collect()
+        }
+    };
+    tokens.truncate(most);
+    Ok(tokens)
+}
+
+fn as_json(report: &Report, model: &dyn Model) -> Result<serde_json::Value> {
+    let card = model.card();
+    let mut object = json!({ "model": card.name, "family": card.family, "dtype": card.dtype });
+    let report = serde_json::to_value(report).map_err(|error| Error::Internal(error.to_string()))?;
+    if let (Some(object), serde_json::Value::Object(report)) = (object.as_object_mut(), report) {
+        object.extend(report);
+    }
+    Ok(object)
+}
+
+fn as_text(report: &Report, model: &dyn Model) -> Result<String> {
+    let mut out = String::new();
+    write_text(&mut out, report, model).map_err(|error| Error::Internal(error.to_string()))?;
+    Ok(out)
+}
+
+fn write_text(out: &mut String, report: &Report, model: &dyn Model) -> std::fmt::Result {
+    let card = model.card();
+    let bits = |bits: Option<f64>| bits.map_or("-".into(), |bits| format!("{bits:.6}"));
+    write!(out, "{}: {}, {}, {} symbols", card.name, card.family, card.dtype, report.symbols)?;
+    match report.document_tokens {
+        0 => writeln!(out)?,
+        tokens => writeln!(out, ", a document of {tokens} tokens")?,
+    }
+    writeln!(
+        out,
+        "bits per character  {} in weir, {} in the reference",
+        bits(report.bits_per_char),
+        bits(report.bits_per_char_reference)
+    )?;
+    writeln!(
+        out,
+        "logits              differ by at most {:.2e} (for symbol {}), {:.2e} on average",
+        report.max_abs, report.max_abs_symbol, report.mean_abs
+    )?;
+    writeln!(
+        out,
+        "                    at most {:.2e} of the largest logit; the tolerance is {:.0e}",
+        report.max_rel, report.tolerance
+    )?;
+    let unit = if report.document_tokens > 0 { "kept vectors" } else { "boundaries" };
+    if card.pooled || report.max_abs_decision.is_some() || !report.boundaries_equal {
+        let equal = match report.boundary_differences {
+            0 => "agree".to_owned(),
+            count => format!("{count} differ"),
+        };
+        let numbers = report.max_abs_decision.map_or(String::new(), |most| {
+            format!(
+                "; their probabilities or scores differ by at most {most:.2e}, the tolerance is {:.0e}",
+                report.tolerance_parts.decisions
+            )
+        });
+        writeln!(out, "{unit:<20}{equal}{numbers}")?;
+    }
+    match &report.first_difference {
+        None => writeln!(out, "verified"),
+        Some(difference) => writeln!(out, "not verified: {difference}"),
+    }
+}

@@ -1,0 +1,173 @@
+//! Dynamic Token Pooling (Nawrot et al. 2023): pre stack, boundaries, pooling, middle stack, upsampling, post stack.
+
+use super::{
+    Given, Input, Outputs, Reference,
+    load::{Checkpoint, load},
+    segments::SegmentPooling,
+    stack::{CausalStack, LayerShape, Norms, Reach},
+    tensors::{Tensors, indices, log_sum_exp, sigmoid},
+};
+use crate::{
+    decode::contract::SymbolBoundary,
+    error::{Error, Result},
+};
+use candle_core::{Result as CandleResult, Tensor, bail};
+use serde::Deserialize;
+
+#[derive(Deserialize)]
+struct Architecture {
+    layers: Layers,
+    #[serde(flatten)]
+    shape: LayerShape,
+    #[serde(default)]
+    window: Reach,
+    #[serde(default)]
+    middle_window: Reach,
+    pooling: Option<SegmentPooling>,
+    boundaries: Source,
+}
+
+#[derive(Deserialize)]
+struct Layers {
+    pre: usize,
+    middle: Option<usize>,
+    post: Option<usize>,
+}
+
+/// `boundaries`.
+#[derive(Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+enum Source {
+    None,
+    Fixed { every: usize },
+    Whitespace { symbol: String },
+    Learned { threshold: f64 },
+    EntropySpikes { window: usize, companion: String },
+}
+
+struct Hourglass {
+    tensors: Tensors,
+    architecture: Architecture,
+    vocabulary: usize,
+    /// Ids after which a segment ends, if boundaries are separators.
+    separators: Vec<u32>,
+    /// The model whose entropies decide, if boundaries are spikes.
+    companion: Option<Box<dyn Reference>>,
+}
+
+/// The reference's decisions.
+#[derive(Default)]
+struct Decisions {
+    boundaries: Vec<SymbolBoundary>,
+    margins: Vec<f64>,
+}
+
+/// Reads the model. Fails if a file cannot be read.
+pub(super) fn read(checkpoint: Checkpoint) -> Result<Box<dyn Reference>> {
+    let architecture: Architecture = checkpoint.architecture()?;
+    let vocabulary = checkpoint.vocabulary()?;
+    let separators = match &architecture.boundaries {
+        Source::Whitespace { symbol } => symbol.chars().map(|symbol| vocabulary.id_of(symbol)).collect(),
+        _ => Some(Vec::new()),
+    };
+    let separators = separators.ok_or_else(|| Error::Internal("a separator is not in the vocabulary".into()))?;
+    let companion = match &architecture.boundaries {
+        Source::EntropySpikes { companion, .. } => Some(load(&checkpoint.dir.join(companion))?),
+        _ => None,
+    };
+    let vocabulary = vocabulary.len();
+    Ok(Box::new(Hourglass { tensors: checkpoint.tensors()?, architecture, vocabulary, separators, companion }))
+}
+
+impl Reference for Hourglass {
+    fn forward(&self, input: &Input, given: Given<'_>) -> CandleResult<Outputs> {
+        let Architecture { layers, pooling, window, middle_window, .. } = &self.architecture;
+        let embedded = self.tensors.rows("embedding.weight", &input.symbols)?; // (len, D)
+        let hidden = self.stack("pre", layers.pre, *window).forward(&embedded)?; // (len, D)
+        let (Some(middle), Some(post), Some(pooling)) = (layers.middle, layers.post, *pooling) else {
+            return Ok(Outputs { logits: self.logits(&hidden)?, smallest_gap: f64::INFINITY, ..Outputs::default() });
+        };
+        let decisions = self.decide(&input.symbols, &hidden)?;
+        let own: Vec<bool> = decisions.boundaries.iter().map(|decision| decision.boundary).collect();
+        let ends = given.boundaries.unwrap_or(&own);
+        let null_group = self.tensors.get("null_group")?.reshape((1, self.architecture.shape.dim))?;
+        let pooled = pooling.pool(&hidden, ends)?; // (segments, D)
+        let groups = Tensor::cat(&std::iter::once(null_group).chain(pooled).collect::<Vec<_>>(), 0)?; // (1 + segments, D)
+        let normed = self.tensors.layer_norm("pool_norm", &groups, self.architecture.shape.layer_norm_eps)?;
+        let groups = self.stack("middle", middle, *middle_window).forward(&normed)?; // (1 + segments, D)
+        // A symbol gets the vector of the last segment that ended up to it, its own included.
+        let mut closed = 0;
+        let seen: Vec<u32> = ends
+            .iter()
+            .map(|&ends| {
+                closed += u32::from(ends);
+                closed
+            })
+            .collect();
+        let upsampled = groups.index_select(&indices(&seen)?, 0)?; // (len, D)
+        let x = self.stack("post", post, *window).forward(&(upsampled + hidden)?)?; // (len, D)
+        let Decisions { boundaries, margins } = decisions;
+        Ok(Outputs { logits: self.logits(&x)?, boundaries, margins, smallest_gap: f64::INFINITY, ..Outputs::default() })
+    }
+}
+
+impl Hourglass {
+    fn stack<'a>(&'a self, name: &'a str, layers: usize, reach: Reach) -> CausalStack<'a> {
+        let shape = &self.architecture.shape;
+        CausalStack { tensors: &self.tensors, name, layers, shape, reach, norms: Norms::AfterSublayers }
+    }
+
+    /// Returns the logits (len, V), row-major.
+    fn logits(&self, x: &Tensor) -> CandleResult<Vec<f64>> {
+        self.tensors.linear("head", x)?.flatten_all()?.to_vec1()
+    }
+
+    /// Decides for each symbol whether a segment ends with it. `hidden` is the pre stack's output.
+    fn decide(&self, symbols: &[u32], hidden: &Tensor) -> CandleResult<Decisions> {
+        match &self.architecture.boundaries {
+            Source::None => Ok(Decisions::default()),
+            Source::Fixed { every } => Ok(by_rule((0..symbols.len()).map(|position| position % every == 0))),
+            Source::Whitespace { .. } => Ok(by_rule(symbols.iter().map(|symbol| self.separators.contains(symbol)))),
+            Source::Learned { threshold } => {
+                let inner = self.tensors.linear("boundary.hidden", hidden)?;
+                let inner = self.architecture.shape.activation.apply(&inner)?; // (len, boundary width)
+                let probabilities = sigmoid(&self.tensors.linear("boundary.output", &inner)?)?; // (len, 1)
+                let probabilities: Vec<f64> = probabilities.flatten_all()?.to_vec1()?;
+                let decide = |&p: &f64| decision(p > *threshold, Some(p as f32));
+                let margins = probabilities.iter().map(|p| (p - threshold).abs()).collect();
+                Ok(Decisions { boundaries: probabilities.iter().map(decide).collect(), margins })
+            }
+            Source::EntropySpikes { window, .. } => self.spikes(symbols, *window),
+        }
+    }
+
+    /// A segment ends where the companion's entropy exceeds each of the `window` before it (eq. 6).
+    fn spikes(&self, symbols: &[u32], window: usize) -> CandleResult<Decisions> {
+        let Some(companion) = &self.companion else { bail!("the companion was not loaded") };
+        let input = Input { symbols: symbols.to_vec(), document: Vec::new() };
+        let logits = companion.forward(&input, Given::default())?.logits;
+        let entropies: Vec<f64> = logits.chunks_exact(self.vocabulary).map(entropy).collect();
+        let highest = |position: usize| {
+            entropies[position.saturating_sub(window)..position].iter().copied().fold(f64::NEG_INFINITY, f64::max)
+        };
+        let excess: Vec<f64> = entropies.iter().enumerate().map(|(t, entropy)| entropy - highest(t)).collect();
+        let boundaries = excess.iter().map(|&excess| decision(excess > 0.0, None)).collect();
+        Ok(Decisions { boundaries, margins: excess.into_iter().map(f64::abs).collect() })
+    }
+}
+
+fn decision(boundary: bool, probability: Option<f32>) -> SymbolBoundary {
+    SymbolBoundary { boundary, probability, end_logprob: None }
+}
+
+/// Returns decisions that depend on the symbols alone.
+fn by_rule(ends: impl Iterator<Item = bool>) -> Decisions {
+    let boundaries: Vec<_> = ends.map(|ends| decision(ends, None)).collect();
+    Decisions { margins: vec![f64::INFINITY; boundaries.len()], boundaries }
+}
+
+/// Returns the entropy of a distribution, in nats, given its logits.
+fn entropy(logits: &[f64]) -> f64 {
+    let total = log_sum_exp(logits);
+    logits.iter().map(|logit| (total - logit) * (logit - total).exp()).sum()
+}

@@ -1,0 +1,79 @@
+//! A second implementation of every family, which checks that a checkpoint computes here what its paper says.
+//!
+//! A [`Reference`] is one plain forward pass over a whole text, written with candle's operations from the paper's formulas: no
+//! cache, no pages, no batch. It reads the same `config.json` and safetensors. It shares no arithmetic with `nn` and `kernels`,
+//! so it is unlikely to repeat their errors. It computes in f64, so a small difference is weir's rounding.
+//!
+//! Reading order: [`load`] (the table of families); `hourglass`, `decoder`, `lslm` and `pyramidion`; `stack`, `segments`, `pooling`,
+//! `document_attention` and `tensors` (their parts); [`model_outputs`] (weir's side); [`report`].
+//!
+//! To add a family: a file with a [`Reference`], and a line in [`load::FAMILIES`].
+
+mod decoder;
+mod document_attention;
+mod hourglass;
+pub mod load;
+mod lslm;
+pub mod model_outputs;
+mod pooling;
+mod pyramidion;
+pub mod report;
+mod segments;
+mod stack;
+mod tensors;
+
+use crate::decode::{contract::SymbolBoundary, document::PoolingChoice};
+
+/// One family's forward pass.
+pub trait Reference {
+    /// Computes all outputs of an input. The outputs' own boundaries are the reference's decisions, whatever is `given`. Fails if
+    /// candle fails.
+    fn forward(&self, input: &Input, given: Given<'_>) -> candle_core::Result<Outputs>;
+}
+
+/// Decisions that a forward pass takes over.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Given<'a> {
+    /// True for each symbol with which a segment ends; the reference decides if there are none.
+    pub boundaries: Option<&'a [bool]>,
+    /// Near ties whose two scores change places.
+    pub swapped: &'a [NearTie],
+}
+
+/// Two neighbours in the order of a top-k pooling's scores that are closer than f32 resolves. Either order is right.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NearTie {
+    /// Number of the pooling, from 0.
+    pub pooling: usize,
+    /// Its round.
+    pub round: usize,
+    /// Rank of the first of the two.
+    pub rank: usize,
+}
+
+/// What both implementations are fed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Input {
+    /// Symbols of the text. In a model that reads documents: those fed to its decoder, the start mark included.
+    pub symbols: Vec<u32>,
+    /// Tokens of the document, the end mark included. Empty in other models.
+    pub document: Vec<u32>,
+}
+
+/// The outputs of one implementation.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Outputs {
+    /// Logits (rows, V): one row for each symbol. A model with a start mark has one row more, before the others.
+    pub logits: Vec<f64>,
+    /// The decision for each symbol; empty in a model without segments.
+    pub boundaries: Vec<SymbolBoundary>,
+    /// How far each decision is from the opposite one, in units of the probability, or of the entropy if spikes decide. Infinite
+    /// if a rule decides. Empty on weir's side.
+    pub margins: Vec<f64>,
+    /// The vectors that each top-k pooling kept.
+    pub choices: Vec<PoolingChoice>,
+    /// The smallest difference between two scores that are neighbours in the order of a top-k pooling. Infinite without one.
+    pub smallest_gap: f64,
+    /// All near ties of the top-k poolings.
+    pub near_ties: Vec<NearTie>,
+}

@@ -1,0 +1,280 @@
+//! The comparison of weir's outputs with the reference's, and the tolerance of each number format.
+
+use super::{Given, Input, NearTie, Outputs, Reference, model_outputs::model_outputs, tensors::log_sum_exp};
+use crate::{
+    decode::contract::{BoundaryOptions, Card, Model},
+    error::{Error, Result},
+};
+use serde::Serialize;
+use std::f64::consts::LN_2;
+
+/// Maximum symbols of an input: the reference has a score for every pair of them in memory.
+pub const MAX_SYMBOLS: usize = 4096;
+/// Forward passes that a search for the order of near ties may take.
+const MAX_PASSES: usize = 200;
+/// The length up to which the smaller tolerance of f32 holds.
+const SHORT: usize = 160;
+
+/// Maximum differences that pass.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Tolerance {
+    /// Of a logit, relative to the largest absolute logit.
+    pub logits: f64,
+    /// Of a probability or score by which a boundary or a kept vector is decided. A decision may differ if the reference's margin
+    /// is at most this.
+    pub decisions: f64,
+}
+
+impl Tolerance {
+    /// Returns the tolerance of a number format for `symbols` symbols.
+    pub fn new(dtype: &str, symbols: usize) -> Self {
+        match dtype {
+            "bf16" => Self { logits: 0.05, decisions: 0.1 },
+            "int8" => Self { logits: 0.2, decisions: 0.3 },
+            _ if symbols <= SHORT => Self { logits: 2e-5, decisions: 2e-5 },
+            _ => Self { logits: 1e-4, decisions: 1e-4 },
+        }
+    }
+}
+
+/// The result of a comparison.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Report {
+    /// Symbols fed.
+    pub symbols: usize,
+    /// Tokens of the document; 0 in a model that reads none.
+    pub document_tokens: usize,
+    /// The largest difference between two logits.
+    pub max_abs: f64,
+    /// The mean difference.
+    pub mean_abs: f64,
+    /// `max_abs` as a fraction of the largest absolute logit.
+    pub max_rel: f64,
+    /// The symbol that the logits with the largest difference predict.
+    pub max_abs_symbol: usize,
+    /// True if all boundaries, or all kept vectors, agree.
+    pub boundaries_equal: bool,
+    /// Number of segments that end in the text.
+    pub segments: usize,
+    /// Number of boundaries that differ.
+    pub boundary_differences: usize,
+    /// The largest difference between two boundary probabilities, between two probabilities of a segment's end, or between two
+    /// scores of kept vectors. `None` if nothing is decided by numbers.
+    pub max_abs_decision: Option<f64>,
+    /// The smallest difference between scores that are neighbours in the order of a top-k pooling. `None` without one.
+    pub smallest_gap: Option<f64>,
+    /// Near ties of a top-k pooling that the reference put into weir's order.
+    pub swapped: usize,
+    /// Bits per symbol of the text by weir's logits. `None` if no symbol is predicted.
+    pub bits_per_char: Option<f64>,
+    /// Bits per symbol by the reference's logits.
+    pub bits_per_char_reference: Option<f64>,
+    /// `tolerance_parts.logits`: the maximum of `max_rel`.
+    pub tolerance: f64,
+    /// All limits of the verdict.
+    pub tolerance_parts: Tolerance,
+    /// The first difference beyond the tolerance.
+    pub first_difference: Option<String>,
+    /// True if there is none.
+    pub ok: bool,
+}
+
+/// Runs both implementations on an input and compares them. The reference's segments end where weir's do, so that its logits stay
+/// comparable; its own decisions are compared one by one. Fails if the input is too long, or an implementation fails.
+pub fn verify(model: &dyn Model, reference: &dyn Reference, input: &Input) -> Result<Report> {
+    let length = input.symbols.len();
+    if length > MAX_SYMBOLS {
+        let why = Some("the reference implementation compares every pair of symbols");
+        return Err(Error::TooLong { field: "text", length, limit: MAX_SYMBOLS, unit: "symbols", why });
+    }
+    let weir = model_outputs(model, input, BoundaryOptions::default())?;
+    let ends: Vec<bool> = weir.boundaries.iter().map(|decision| decision.boundary).collect();
+    let boundaries = model.card().pooled.then_some(ends.as_slice());
+    let compare = |swapped: &[NearTie]| {
+        let outputs = reference.forward(input, Given { boundaries, swapped });
+        let outputs = outputs.map_err(|error| Error::Internal(format!("the reference implementation: {error}")))?;
+        let report = Report::new(model.card(), input, &weir, &outputs)?;
+        Ok((Report { swapped: swapped.len(), ..report }, outputs.near_ties))
+    };
+    let best = compare(&[])?;
+    if best.0.ok || best.0.tolerance > Tolerance::new("f32", usize::MAX).logits {
+        return Ok(best.0);
+    }
+    order_near_ties(best, compare)
+}
+
+/// Searches the order of near ties that weir has: swaps those that bring the logits closer to weir's, one after the other.
+fn order_near_ties(
+    mut best: (Report, Vec<NearTie>),
+    compare: impl Fn(&[NearTie]) -> Result<(Report, Vec<NearTie>)>,
+) -> Result<Report> {
+    let mut swapped: Vec<NearTie> = Vec::new();
+    let mut next = 0;
+    let mut improved = false;
+    for _ in 0..MAX_PASSES {
+        if next == best.1.len() && improved {
+            next = 0;
+            improved = false;
+        }
+        let Some(&tie) = best.1.get(next).filter(|_| !best.0.ok) else { break };
+        next += 1;
+        let mut candidate = swapped.clone();
+        match candidate.iter().position(|swapped| *swapped == tie) {
+            Some(index) => drop(candidate.remove(index)),
+            None => candidate.push(tie),
+        }
+        let found = compare(&candidate)?;
+        if found.0.mean_abs < best.0.mean_abs {
+            best = found;
+            swapped = candidate;
+            improved = true;
+        }
+    }
+    Ok(best.0)
+}
+
+/// A difference beyond the tolerance, at a symbol.
+struct Difference {
+    symbol: usize,
+    text: String,
+}
+
+impl Report {
+    /// Compares the outputs of weir and of the reference for an input. Fails if they have different numbers of outputs.
+    pub fn new(card: &Card, input: &Input, weir: &Outputs, reference: &Outputs) -> Result<Self> {
+        let vocabulary = card.vocabulary.len();
+        let counts = |outputs: &Outputs| (outputs.logits.len(), outputs.boundaries.len(), outputs.choices.len());
+        if counts(weir) != counts(reference) || weir.logits.is_empty() {
+            let found = format!("{:?} and {:?}", counts(weir), counts(reference));
+            return Err(Error::Internal(format!("the implementations have different numbers of outputs: {found}")));
+        }
+        let tolerance = Tolerance::new(card.dtype, input.symbols.len().max(input.document.len()));
+        // The symbol that a row of logits predicts.
+        let first = usize::from(card.first_logits.is_none());
+        let largest = reference.logits.iter().fold(0.0, |largest: f64, logit| largest.max(logit.abs()));
+        let differences = || weir.logits.iter().zip(&reference.logits).map(|(a, b)| distance(*a, *b));
+        let (max_index, max_abs) =
+            differences().enumerate().fold((0, 0.0), |max, next| if next.1 > max.1 { next } else { max });
+        let beyond = differences().position(|difference| difference > tolerance.logits * largest);
+        let bits = |outputs: &Outputs| bits(&outputs.logits, vocabulary, &input.symbols, first);
+        let mut all: Vec<Difference> =
+            beyond.map(|index| logit_difference(index, vocabulary, first, weir, reference)).into_iter().collect();
+        let decisions = Decisions::compare(weir, reference, tolerance.decisions);
+        all.extend(decisions.first);
+        let first_difference =
+            all.into_iter().min_by_key(|difference| difference.symbol).map(|difference| difference.text);
+        Ok(Self {
+            symbols: input.symbols.len(),
+            document_tokens: input.document.len(),
+            max_abs,
+            mean_abs: differences().sum::<f64>() / weir.logits.len() as f64,
+            max_rel: max_abs / largest,
+            max_abs_symbol: max_index / vocabulary + first,
+            boundaries_equal: decisions.unequal == 0,
+            segments: weir.boundaries.iter().filter(|decision| decision.boundary).count(),
+            boundary_differences: decisions.unequal,
+            max_abs_decision: decisions.max_abs,
+            smallest_gap: reference.smallest_gap.is_finite().then_some(reference.smallest_gap),
+            swapped: 0,
+            bits_per_char: bits(weir),
+            bits_per_char_reference: bits(reference),
+            tolerance: tolerance.logits,
+            tolerance_parts: tolerance,
+            ok: first_difference.is_none(),
+            first_difference,
+        })
+    }
+}
+
+/// The comparison of boundaries, segment ends and kept vectors.
+#[derive(Default)]
+struct Decisions {
+    unequal: usize,
+    max_abs: Option<f64>,
+    first: Option<Difference>,
+}
+
+impl Decisions {
+    fn compare(weir: &Outputs, reference: &Outputs, tolerance: f64) -> Self {
+        let mut all = Self::default();
+        for (symbol, (a, b)) in weir.boundaries.iter().zip(&reference.boundaries).enumerate() {
+            let margin = reference.margins.get(symbol).copied().unwrap_or(f64::INFINITY);
+            if a.boundary != b.boundary {
+                let (yes, no) = if a.boundary { ("weir", "the reference") } else { ("the reference", "weir") };
+                let decided = if margin.is_finite() { format!(", decided by {margin:.2e}") } else { String::new() };
+                let text = format!("a segment ends with symbol {symbol} in {yes}, not in {no}{decided}");
+                all.decision(symbol, margin > tolerance, text);
+            }
+            all.number(symbol, "the boundary's probability", a.probability, b.probability, tolerance);
+            let probability = |logprob: Option<f32>| logprob.map(f32::exp);
+            let ends = [probability(a.end_logprob), probability(b.end_logprob)];
+            all.number(symbol, "the probability of the segment's end", ends[0], ends[1], tolerance);
+        }
+        for (a, b) in weir.choices.iter().zip(&reference.choices) {
+            for (index, (kept, expected)) in a.kept.iter().zip(&b.kept).enumerate() {
+                if kept.token != expected.token {
+                    let text = format!(
+                        "the pooling after layer {} keeps token {} at place {index} in weir, token {} in the reference",
+                        a.layer, kept.token, expected.token
+                    );
+                    // Scores that are closer than the tolerance may be in either order.
+                    let decided = reference.smallest_gap > 2.0 * tolerance;
+                    all.decision(kept.token.min(expected.token), decided, text);
+                } else {
+                    let what = format!("the score after layer {}", a.layer);
+                    all.number(kept.token, &what, Some(kept.score), Some(expected.score), tolerance);
+                }
+            }
+        }
+        all
+    }
+
+    fn decision(&mut self, symbol: usize, fails: bool, text: String) {
+        self.unequal += 1;
+        if fails {
+            self.add(symbol, text);
+        }
+    }
+
+    fn number(&mut self, symbol: usize, what: &str, weir: Option<f32>, reference: Option<f32>, tolerance: f64) {
+        let (a, b) = match (weir, reference) {
+            (Some(a), Some(b)) => (f64::from(a), f64::from(b)),
+            _ => return,
+        };
+        let difference = distance(a, b);
+        self.max_abs = Some(self.max_abs.unwrap_or(0.0).max(difference));
+        if difference > tolerance {
+            self.add(symbol, format!("{what} at symbol {symbol} is {a:.6} in weir, {b:.6} in the reference"));
+        }
+    }
+
+    fn add(&mut self, symbol: usize, text: String) {
+        if self.first.as_ref().is_none_or(|first| symbol < first.symbol) {
+            self.first = Some(Difference { symbol, text });
+        }
+    }
+}
+
+fn logit_difference(index: usize, vocabulary: usize, first: usize, weir: &Outputs, reference: &Outputs) -> Difference {
+    let symbol = index / vocabulary + first;
+    let text = format!(
+        "the logit of id {} for symbol {symbol} is {:.6} in weir, {:.6} in the reference",
+        index % vocabulary,
+        weir.logits[index],
+        reference.logits[index]
+    );
+    Difference { symbol, text }
+}
+
+/// Returns |a − b|; infinity if it is not a number.
+fn distance(a: f64, b: f64) -> f64 {
+    let difference = (a - b).abs();
+    if difference.is_nan() { f64::INFINITY } else { difference }
+}
+
+/// Returns the mean −log2 p of the symbols that rows of logits predict; row 0 predicts symbol `first`.
+fn bits(logits: &[f64], vocabulary: usize, symbols: &[u32], first: usize) -> Option<f64> {
+    let rows = logits.chunks_exact(vocabulary).zip(symbols.iter().skip(first));
+    let nats: Vec<f64> = rows.map(|(row, &symbol)| log_sum_exp(row) - row[symbol as usize]).collect();
+    (!nats.is_empty()).then(|| nats.iter().sum::<f64>() / nats.len() as f64 / LN_2)
+}

@@ -1,0 +1,164 @@
+//! A checkpoint's tensors in f64, and the operations on them that several families use.
+
+use crate::{
+    error::{Error, Result},
+    family::checkpoint::shards,
+};
+use candle_core::{D, DType, Device, Result as CandleResult, Tensor, bail, safetensors};
+use serde::Deserialize;
+use std::{collections::HashMap, path::Path};
+
+/// The tensors of a checkpoint, by name.
+pub(super) struct Tensors(HashMap<String, Tensor>);
+
+/// Nonlinearity of a feed-forward.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Nonlinearity {
+    Gelu,
+    GeluTanh,
+    Silu,
+    Relu,
+}
+
+impl Tensors {
+    /// Reads all tensors of the checkpoint in `dir`. Fails if a file cannot be read.
+    pub(super) fn read(dir: &Path) -> Result<Self> {
+        let mut tensors = HashMap::new();
+        for file in shards::files(dir)? {
+            let read = safetensors::load(&file, &Device::Cpu).and_then(|tensors| {
+                tensors.into_iter().map(|(name, tensor)| Ok((name, tensor.to_dtype(DType::F64)?))).collect()
+            });
+            let read: CandleResult<HashMap<String, Tensor>> = read;
+            tensors.extend(read.map_err(|error| {
+                Error::checkpoint(&file, "the file", "safetensors that candle reads", error.to_string())
+            })?);
+        }
+        Ok(Self(tensors))
+    }
+
+    /// Returns a tensor. Fails if the checkpoint has none of this name.
+    pub(super) fn get(&self, name: &str) -> CandleResult<&Tensor> {
+        match self.0.get(name) {
+            Some(tensor) => Ok(tensor),
+            None => bail!("the checkpoint has no tensor {name}"),
+        }
+    }
+
+    /// Returns W·x + b for each row of `x`: (rows, inputs) → (rows, outputs).
+    pub(super) fn linear(&self, name: &str, x: &Tensor) -> CandleResult<Tensor> {
+        self.matrix(&format!("{name}.weight"), x)?.broadcast_add(self.get(&format!("{name}.bias"))?)
+    }
+
+    /// Returns W·x for each row of `x`; `name` is the whole name of W: (rows, inputs) → (rows, outputs).
+    pub(super) fn matrix(&self, name: &str, x: &Tensor) -> CandleResult<Tensor> {
+        x.contiguous()?.matmul(&self.get(name)?.t()?)
+    }
+
+    /// Returns the rows of a table: (ids, D).
+    pub(super) fn rows(&self, name: &str, ids: &[u32]) -> CandleResult<Tensor> {
+        self.get(name)?.index_select(&indices(ids)?, 0)
+    }
+
+    /// Returns the LayerNorm of each row: g·(x − mean)/√(variance + eps) + b.
+    pub(super) fn layer_norm(&self, name: &str, x: &Tensor, eps: f64) -> CandleResult<Tensor> {
+        let centred = x.broadcast_sub(&x.mean_keepdim(D::Minus1)?)?;
+        let deviation = centred.sqr()?.mean_keepdim(D::Minus1)?.affine(1.0, eps)?.sqrt()?;
+        let scaled = centred.broadcast_div(&deviation)?.broadcast_mul(self.get(&format!("{name}.weight"))?)?;
+        scaled.broadcast_add(self.get(&format!("{name}.bias"))?)
+    }
+
+    /// Returns g·x/√(mean(x²) + eps) for each row.
+    pub(super) fn rms_norm(&self, name: &str, x: &Tensor, eps: f64) -> CandleResult<Tensor> {
+        let root = x.sqr()?.mean_keepdim(D::Minus1)?.affine(1.0, eps)?.sqrt()?;
+        x.broadcast_div(&root)?.broadcast_mul(self.get(&format!("{name}.weight"))?)
+    }
+}
+
+impl Nonlinearity {
+    /// Applies it to each number.
+    pub(super) fn apply(self, x: &Tensor) -> CandleResult<Tensor> {
+        match self {
+            Self::Gelu => x.gelu_erf(),
+            // candle's `gelu` is the tanh approximation.
+            Self::GeluTanh => x.gelu(),
+            Self::Silu => x.silu(),
+            Self::Relu => x.relu(),
+        }
+    }
+}
+
+/// Returns a vector of indices.
+pub(super) fn indices(ids: &[u32]) -> CandleResult<Tensor> {
+    Tensor::new(ids, &Device::Cpu)
+}
+
+/// Returns the matrix (rows, columns) of the numbers that `number` gives by row and column.
+pub(super) fn table(rows: usize, columns: usize, number: impl Fn(usize, usize) -> f64) -> CandleResult<Tensor> {
+    let numbers: Vec<f64> = (0..rows)
+        .flat_map(|row| (0..columns).map(move |column| (row, column)))
+        .map(|(row, column)| number(row, column))
+        .collect();
+    Tensor::from_vec(numbers, (rows, columns), &Device::Cpu)
+}
+
+/// Returns the softmax of each row.
+pub(super) fn softmax(scores: &Tensor) -> CandleResult<Tensor> {
+    let shares = scores.broadcast_sub(&scores.max_keepdim(D::Minus1)?)?.exp()?;
+    shares.broadcast_div(&shares.sum_keepdim(D::Minus1)?)
+}
+
+/// Returns 1/(1 + e^−x) for each number.
+pub(super) fn sigmoid(x: &Tensor) -> CandleResult<Tensor> {
+    x.neg()?.exp()?.affine(1.0, 1.0)?.recip()
+}
+
+/// Returns ln Σ e^x.
+pub(super) fn log_sum_exp(x: &[f64]) -> f64 {
+    let max = x.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    x.iter().map(|x| (x - max).exp()).sum::<f64>().ln() + max
+}
+
+/// Returns the columns of one head: (rows, heads · head_dim) → (rows, head_dim).
+pub(super) fn head_of(x: &Tensor, head: usize, head_dim: usize) -> CandleResult<Tensor> {
+    x.narrow(1, head * head_dim, head_dim)?.contiguous()
+}
+
+/// Returns q·kᵀ: (queries, head_dim) and (keys, head_dim) → (queries, keys).
+pub(super) fn products(queries: &Tensor, keys: &Tensor) -> CandleResult<Tensor> {
+    queries.matmul(&keys.t()?)
+}
+
+/// Returns 0 where a causal attention sees a key, −∞ elsewhere: (positions, positions).
+pub(super) fn mask(positions: usize, sees: impl Fn(usize, usize) -> bool) -> CandleResult<Tensor> {
+    table(positions, positions, |query, key| if sees(query, key) { 0.0 } else { f64::NEG_INFINITY })
+}
+
+/// Returns max(query − key, 0) for each pair: (positions, positions).
+pub(super) fn distances(positions: usize) -> CandleResult<Tensor> {
+    let distance = |query: u32, key: u32| query.saturating_sub(key);
+    let positions = u32::try_from(positions).map_err(candle_core::Error::wrap)?;
+    let all: Vec<u32> = (0..positions).flat_map(|query| (0..positions).map(move |key| distance(query, key))).collect();
+    Tensor::from_vec(all, (positions as usize, positions as usize), &Device::Cpu)
+}
+
+/// Returns T5's bucket of each distance below `count`, as T5's code rounds in f32 (Raffel et al. 2020, §2.1). `buckets` are those
+/// for earlier keys.
+pub(super) fn t5_buckets(count: usize, buckets: usize, max_distance: usize) -> CandleResult<Vec<u32>> {
+    let exact = buckets / 2;
+    let distances = Tensor::arange(0u32, count as u32, &Device::Cpu)?.to_dtype(DType::F32)?;
+    let range = (max_distance as f64 / exact as f64).ln();
+    let far = (distances / exact as f64)?.log()?;
+    let far = ((far / range)? * (buckets - exact) as f64)?.to_vec1::<f32>()?;
+    let bucket = |(distance, far): (usize, f32)| match distance < exact {
+        true => distance,
+        false => (exact + far as usize).min(buckets - 1),
+    };
+    Ok(far.into_iter().enumerate().map(|pair| bucket(pair) as u32).collect())
+}
+
+/// Returns each pair's learned number, of one head: `bias` is (buckets, heads), `buckets` lists the bucket of each distance.
+pub(super) fn bucket_bias(bias: &Tensor, head: usize, buckets: &[u32], distances: &Tensor) -> CandleResult<Tensor> {
+    let by_distance = bias.narrow(1, head, 1)?.squeeze(1)?.contiguous()?.index_select(&indices(buckets)?, 0)?;
+    by_distance.index_select(&distances.flatten_all()?, 0)?.reshape(distances.shape())
+}

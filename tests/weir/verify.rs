@@ -1,0 +1,324 @@
+//! The second implementation: it agrees with weir on every shipped model, golden checkpoint and shape of the naive tests, and it
+//! notices a change in either implementation.
+
+use super::{
+    lex, naive_decoder, naive_hourglass,
+    pyramidion::shapes::{Shape, tokens},
+    support::*,
+};
+use safetensors::{Dtype as Stored, SafeTensors, tensor::TensorView};
+use serde_json::Value;
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+use tempfile::TempDir;
+use weir::{
+    decode::contract::{BoundaryMode, BoundaryOptions, Model, Noise},
+    family::{
+        convert,
+        load::{Settings, load},
+    },
+    kernels::{Dtype, Isa},
+    verify::{
+        Given, Input, Outputs,
+        load::{FAMILIES, load as reference},
+        model_outputs::model_outputs,
+        report::{Report, Tolerance, verify},
+    },
+};
+
+/// Symbols of a text: the length up to which the smaller tolerance holds.
+const SYMBOLS: usize = 160;
+
+/// Returns a random input for a model. Documents leave room for padding.
+fn input(model: &dyn Model, seed: u64) -> Input {
+    let mut dice = Dice::new(seed);
+    let card = model.card();
+    let Some(encoder) = model.document_encoder() else {
+        let length = SYMBOLS.min(card.max_symbols);
+        let symbols = text_symbols(model, &dice.text(length, card.vocabulary.len()));
+        return Input { symbols, document: Vec::new() };
+    };
+    let limits = encoder.limits();
+    let token = |dice: &mut Dice| 4 + dice.below(card.vocabulary.len() - 4) as u32;
+    let mut document: Vec<u32> = (0..limits.tokens * 4 / 5).map(|_| token(&mut dice)).collect();
+    document.push(limits.marks.end);
+    let target = (1..limits.targets.min(40)).map(|_| token(&mut dice));
+    Input { symbols: std::iter::once(limits.marks.start).chain(target).collect(), document }
+}
+
+fn compare(folder: &Path, settings: &Settings, seed: u64) -> Report {
+    let model = load(folder, settings).unwrap();
+    verify(&*model, &*reference(folder).unwrap(), &input(&*model, seed)).unwrap()
+}
+
+/// Returns the folders of all shipped models.
+fn shipped() -> Vec<PathBuf> {
+    let folders = ["models", "models/compared"].map(|folder| Path::new(env!("CARGO_MANIFEST_DIR")).join(folder));
+    let entries = folders.into_iter().flat_map(|folder| fs::read_dir(folder).unwrap());
+    let folders = entries.map(|entry| entry.unwrap().path());
+    folders.filter(|folder| folder.join("model.safetensors").exists()).collect()
+}
+
+/// Returns the folders of all golden checkpoints, converted. `root` receives those that no other test converts.
+fn golden_checkpoints(root: &Path) -> Vec<PathBuf> {
+    let gpt2 = root.join("gpt2");
+    convert::convert(convert::Source::Lslm, &lslm_golden("gpt2"), &gpt2, false).unwrap();
+    let hourglasses = CASES.map(converted);
+    let decoders = lex::CASES.map(lex::converted);
+    let segments = LSLM_CASES.map(lslm_converted);
+    let encoders = PYRAMIDION_CASES.map(pyramidion_converted);
+    hourglasses.into_iter().chain(decoders).chain(segments).chain(encoders).chain([gpt2]).collect()
+}
+
+fn check(folder: &Path, report: &Report) {
+    let name = folder.display();
+    assert_eq!(report.first_difference, None, "{name}: {report:?}");
+    assert!(report.ok && report.boundaries_equal && report.max_rel <= report.tolerance, "{name}: {report:?}");
+    let bits = [report.bits_per_char, report.bits_per_char_reference].map(Option::unwrap);
+    assert!((bits[0] - bits[1]).abs() < 1e-4, "{name}: {report:?}");
+}
+
+#[test]
+fn every_shipped_model_and_golden_checkpoint_is_verified() {
+    let root = TempDir::new().unwrap();
+    let folders: Vec<PathBuf> = shipped().into_iter().chain(golden_checkpoints(root.path())).collect();
+    let mut families = BTreeMap::new();
+    for folder in folders {
+        let report = compare(&folder, &settings(), 1);
+        check(&folder, &report);
+        assert!(report.document_tokens > SYMBOLS || report.tolerance == 2e-5, "{}: {report:?}", folder.display());
+        let config: Value = serde_json::from_slice(&fs::read(folder.join("config.json")).unwrap()).unwrap();
+        *families.entry(config["family"].as_str().unwrap().to_owned()).or_insert(0) += 1;
+    }
+    assert!(FAMILIES.iter().all(|(family, _)| families.contains_key(*family)), "{families:?}");
+}
+
+/// Shapes with random weights, which have every position scheme, window, pooling, scorer and kind of attention.
+#[test]
+fn every_part_of_every_family_is_verified() {
+    for (name, model) in naive_hourglass::shapes() {
+        let folder = naive_hourglass::folder(&name);
+        check(folder, &verify(&*model, &*reference(folder).unwrap(), &input(&*model, 2)).unwrap());
+    }
+    for (name, model) in naive_decoder::shapes() {
+        let folder = naive_decoder::folder(&name);
+        check(folder, &verify(&*model, &*reference(folder).unwrap(), &input(&*model, 3)).unwrap());
+    }
+    for (_, folder) in super::lslm::naive::shapes() {
+        check(folder, &compare(folder, &settings(), 4));
+    }
+    for shape in Shape::with_length(320) {
+        let model = shape.model(Dtype::F32);
+        let mut document = tokens(&mut Dice::new(5), 150);
+        document.push(2);
+        let symbols = std::iter::once(2).chain(tokens(&mut Dice::new(6), 20)).collect();
+        let report = verify(&*model, &*reference(&shape.folder()).unwrap(), &Input { symbols, document }).unwrap();
+        check(Path::new(shape.name), &report);
+    }
+}
+
+#[test]
+fn every_instruction_set_and_number_format_is_verified() {
+    for isa in Isa::all() {
+        for folder in
+            [converted("unigram"), lex::converted("xpos_bca"), lslm_converted("dp"), pyramidion_converted("deep")]
+        {
+            check(&folder, &compare(&folder, &Settings { isa, ..settings() }, 7));
+        }
+    }
+    let root = TempDir::new().unwrap();
+    // The shipped models take a minute.
+    let shipped = if storms() { shipped() } else { Vec::new() };
+    let folders: Vec<PathBuf> = shipped.into_iter().chain(golden_checkpoints(root.path())).collect();
+    for dtype in [Dtype::Bf16, Dtype::Int8] {
+        for folder in &folders {
+            let report = compare(folder, &Settings { dtype, ..settings() }, 8);
+            assert!(report.ok && report.max_rel > 2e-5, "{} {}: {report:?}", dtype.name(), folder.display());
+        }
+    }
+}
+
+type Tensors = BTreeMap<String, (Stored, Vec<usize>, Vec<u8>)>;
+
+fn read_tensors(folder: &Path) -> Tensors {
+    let bytes = fs::read(folder.join("model.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let all = file.tensors().into_iter();
+    all.map(|(name, view)| (name, (view.dtype(), view.shape().to_vec(), view.data().to_vec()))).collect()
+}
+
+/// Copies a checkpoint with one tensor multiplied by `factor`.
+fn scaled_copy(folder: &Path, tensor: &str, factor: f32) -> TempDir {
+    let copy = TempDir::new().unwrap();
+    fs::copy(folder.join("config.json"), copy.path().join("config.json")).unwrap();
+    let mut tensors = read_tensors(folder);
+    let (dtype, _, data) = tensors.get_mut(tensor).unwrap();
+    assert_eq!(*dtype, Stored::F32);
+    for number in data.as_chunks_mut().0 {
+        *number = (f32::from_le_bytes(*number) * factor).to_le_bytes();
+    }
+    let views = tensors
+        .iter()
+        .map(|(name, (dtype, shape, data))| (name.clone(), TensorView::new(*dtype, shape.clone(), data).unwrap()));
+    fs::write(copy.path().join("model.safetensors"), safetensors::serialize(views, None).unwrap()).unwrap();
+    copy
+}
+
+/// One tensor is scaled by 1.01 in the reference's copy only, or in weir's copy only; the long storms do both with every tensor.
+#[test]
+fn one_scaled_tensor_in_either_implementation_is_noticed() {
+    for folder in [
+        converted("unigram"),
+        lex::converted("xpos_bca"),
+        lslm_converted("small_encoder"),
+        pyramidion_converted("pyramidion"),
+    ] {
+        let mut noticed = 0;
+        for (name, (_, _, data)) in read_tensors(&folder) {
+            // A scaled zero is zero, and softmax removes what all scores of a query have in common.
+            let zero = data.as_chunks().0.iter().all(|&number| f32::from_le_bytes(number) == 0.0);
+            if zero || name.ends_with("k_proj.bias") {
+                continue;
+            }
+            let copy = scaled_copy(&folder, &name, 1.01);
+            let sides = [(&*folder, copy.path()), (copy.path(), &*folder)];
+            let chosen = if storms() { &sides[..] } else { &sides[noticed % 2..][..1] };
+            for (weir, other) in chosen {
+                let model = load(weir, &settings()).unwrap();
+                let mut input = input(&*model, 9);
+                input.symbols.truncate(80);
+                let report = verify(&*model, &*reference(other).unwrap(), &input).unwrap();
+                assert!(!report.ok && report.first_difference.is_some(), "{} {name}: {report:?}", folder.display());
+            }
+            noticed += 1;
+        }
+        assert!(noticed > 20, "{}: {noticed} tensors", folder.display());
+    }
+}
+
+fn given(boundaries: &[bool]) -> Given<'_> {
+    Given { boundaries: Some(boundaries), ..Given::default() }
+}
+
+/// Moves the boundary at `symbol`, and returns both sides' report. The decision is moved in the reference if `in_reference`, else
+/// in weir, whose sampled boundaries follow the noise.
+fn moved(symbol: usize, in_reference: bool) -> (Report, Outputs) {
+    let folder = converted("gumbel");
+    let model = load(&folder, &settings()).unwrap();
+    let reference = reference(&folder).unwrap();
+    let input = input(&*model, 10);
+    let mut noise = vec![0.5f32; input.symbols.len()];
+    let thresholds = |noise: Vec<f32>| BoundaryOptions {
+        mode: Some(BoundaryMode::Sampled),
+        noise: Noise::Given(noise.into()),
+        ..BoundaryOptions::default()
+    };
+    let plain = model_outputs(&*model, &input, thresholds(noise.clone())).unwrap();
+    let cuts = |outputs: &Outputs| outputs.boundaries.iter().map(|decision| decision.boundary).collect::<Vec<_>>();
+    if in_reference {
+        let mut ends = cuts(&plain);
+        ends[symbol] = !ends[symbol];
+        let mut other = reference.forward(&input, given(&ends)).unwrap();
+        other.boundaries[symbol].boundary = ends[symbol];
+        return (Report::new(model.card(), &input, &plain, &other).unwrap(), plain);
+    }
+    noise[symbol] = if plain.boundaries[symbol].boundary { 1e-6 } else { 1.0 - 1e-6 };
+    let weir = model_outputs(&*model, &input, thresholds(noise)).unwrap();
+    let other = reference.forward(&input, given(&cuts(&weir))).unwrap();
+    (Report::new(model.card(), &input, &weir, &other).unwrap(), plain)
+}
+
+#[test]
+fn one_moved_boundary_in_either_implementation_is_noticed() {
+    const SYMBOL: usize = 70;
+    for in_reference in [true, false] {
+        let (report, plain) = moved(SYMBOL, in_reference);
+        let ends_in_weir = plain.boundaries[SYMBOL].boundary == in_reference;
+        let (yes, no) = if ends_in_weir { ("weir", "the reference") } else { ("the reference", "weir") };
+        let expected = format!("a segment ends with symbol {SYMBOL} in {yes}, not in {no}, decided by ");
+        let difference = report.first_difference.clone().unwrap();
+        assert!(difference.starts_with(&expected), "{difference}");
+        assert_eq!((report.ok, report.boundaries_equal, report.boundary_differences), (false, false, 1));
+        // A reference that moved its boundary has other logits from there on; one that follows weir has the same.
+        assert_eq!(report.max_rel > report.tolerance, in_reference, "{report:?}");
+    }
+}
+
+#[test]
+fn tolerances_grow_with_length_and_fewer_bits() {
+    let of = |dtype, symbols| Tolerance::new(dtype, symbols).logits;
+    assert_eq!((of("f32", 160), of("f32", 161)), (2e-5, 1e-4));
+    assert!(of("f32", 4096) < of("bf16", 10) && of("bf16", 10) < of("int8", 10));
+}
+
+/// Runs `weir verify`. Returns the exit code, stdout and stderr.
+fn run(args: &[&str]) -> (i32, String, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_weir")).arg("verify").args(args).env_clear().output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+#[test]
+fn the_command_prints_the_comparison() {
+    let folder = converted("whitespaces");
+    let model = folder.to_str().unwrap();
+    let (code, out, error) = run(&["--model", model]);
+    assert_eq!((code, error.as_str()), (0, ""), "{out}");
+    assert!(
+        out.contains("160 symbols\n") && out.contains("boundaries          agree") && out.ends_with("verified\n"),
+        "{out}"
+    );
+    let (code, out, _) = run(&["--model", model, "--ids", "1,2,0,3,4,0,5", "--isa", "portable", "--json"]);
+    let json: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(
+        (code, &json["ok"], &json["boundaries_equal"], &json["segments"]),
+        (0, &true.into(), &true.into(), &2.into())
+    );
+    assert!(
+        json["max_rel"].as_f64().unwrap() <= json["tolerance"].as_f64().unwrap() && json["max_abs"].is_number(),
+        "{out}"
+    );
+    let document = pyramidion_converted("pyramidion");
+    let args = ["--model", document.to_str().unwrap(), "--ids", "5,6,7,8,9,10,2", "--target-ids", "5,6,7", "--json"];
+    let (code, out, error) = run(&args);
+    let json: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((code, &json["symbols"], &json["document_tokens"]), (0, &4.into(), &7.into()), "{error}");
+}
+
+/// Attention whose scores are in the millions is beyond f32: the two implementations differ.
+#[test]
+fn a_difference_ends_the_command_with_code_1() {
+    let folder = scaled_copy(&converted("whitespaces"), "pre.0.attention.qkv.weight", 3000.0);
+    let model = folder.path().to_str().unwrap();
+    let (code, out, error) = run(&["--model", model, "--json"]);
+    let json: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((code, &json["ok"]), (1, &false.into()));
+    let difference = json["first_difference"].as_str().unwrap();
+    assert!(error.ends_with(&format!("is not verified: {difference}\n")) && error.starts_with("weir: "), "{error}");
+    assert!(difference.contains("symbol "), "{difference}");
+    let (code, out, _) = run(&["--model", model]);
+    assert_eq!(code, 1);
+    assert!(out.ends_with(&format!("not verified: {difference}\n")), "{out}");
+}
+
+#[test]
+fn inputs_that_cannot_be_verified_are_refused() {
+    let folder = converted("vanilla");
+    let model = folder.to_str().unwrap();
+    let refused = |args: &[&str], why: &str| {
+        let (code, out, error) = run(args);
+        assert!(code != 0 && out.is_empty() && error.contains(why), "{out}{error}");
+    };
+    let long = vec!["1"; 4097].join(",");
+    refused(&["--model", model, "--ids", &long], "text: 4097 symbols is more than the limit of 4096: the reference");
+    refused(&["--model", model, "--ids", "99"], "id 99");
+    refused(
+        &["--model", model, "--ids", "1,2", "--target-ids", "1"],
+        "--target-ids needs a model that reads documents",
+    );
+    refused(&["--model", model, "--file", "missing.txt"], "missing.txt");
+}

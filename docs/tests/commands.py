@@ -172,6 +172,8 @@ PAGES: Dict[str, List[Step]] = {
         converts("weir convert --from gpt2 SOURCE gpt2", "lslm/gpt2"),
         converts("weir convert --from lslm SOURCE segments", "lslm/dp"),
         converts("weir convert --from pyramidions checkpoint_best.pt summarizer", "pyramidion-pt/arguments"),
+        converts("weir convert --from t5 FOLDER t5", "t5/t5_v10"),
+        converts("weir convert --from mrt5 FOLDER mrt5", "t5/mrt5"),
         Runs("weir verify --model english", r"english: hourglass, f32, 160 symbols\n.*boundaries +agree.*verified\n"),
         Runs("weir inspect english", "checkpoint .*family +hourglass\n.*"),
         Runs(

@@ -151,6 +151,9 @@ impl Contents {
             None if self.vocabulary.is_subword() => {
                 json!({ "size": self.vocabulary.len(), "tokenizer": self.vocabulary.tokenizer().map(|_| TOKENIZER_FILE) })
             }
+            None if self.vocabulary.is_sparse() => {
+                json!({ "bytes": true, "first_byte": self.vocabulary.byte_zero(), "size": self.vocabulary.len() })
+            }
             None => json!({ "bytes": true }),
         };
         if let Some(specials) = self.vocabulary.specials() {
@@ -223,6 +226,7 @@ impl Contents {
             None if self.vocabulary.tokenizer().is_some() => format!("{count} subwords"),
             None if self.vocabulary.is_subword() => format!("{count} ids, without a tokenizer"),
             None if self.vocabulary.specials().is_some() => format!("{count} bytes and marks"),
+            None if self.vocabulary.is_sparse() => format!("{count} ids, 256 of them bytes"),
             None => format!("{count} bytes"),
             Some(_) => {
                 let shown = self.vocabulary.text_ids().take(SHOWN).collect::<Vec<_>>();

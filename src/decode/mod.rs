@@ -23,6 +23,7 @@ mod prompt;
 pub mod random;
 pub mod replay;
 pub mod sampling;
+pub mod search_rules;
 pub mod session;
 pub mod spans;
 pub mod state;

@@ -5,6 +5,7 @@ use super::{
     contract::Card,
     document::{Document, DocumentLimits, EncodingStage, LayerTime, PoolingChoice},
     options::{FinishReason, Sampling, bad, within},
+    search_rules::EarlyStopping,
     usage::{Timing, Usage},
 };
 use crate::error::Result;
@@ -16,12 +17,16 @@ pub struct Summarize {
     pub beam: Option<usize>,
     /// Scores are divided by length to this power.
     pub length_penalty: Option<f32>,
-    /// Minimum tokens before the end mark.
+    /// Minimum tokens before the end mark; with it by the rules of transformers.
     pub min_tokens: Option<usize>,
-    /// Maximum tokens before the end mark.
+    /// Maximum tokens before the end mark; with it by the rules of transformers.
     pub max_tokens: Option<usize>,
     /// No run of this many tokens is generated twice; 0 turns the rule off.
     pub no_repeat_ngram: Option<usize>,
+    /// When a beam search by the rules of transformers stops.
+    pub early_stopping: Option<EarlyStopping>,
+    /// Penalty on tokens that a text has already, by the rules of transformers.
+    pub repetition_penalty: Option<f32>,
     /// Samples `beam` texts instead of searching for the best ones.
     pub sampling: Option<Sampling>,
     /// True: hard top-k, each vector that a pooling keeps stays as it is. False: soft, the model mixes others into it. None: as
@@ -59,7 +64,7 @@ impl Summarize {
     /// Checks all options against their limits, the model's limits and the `rows` that may run at once; fills in
     /// defaults. Fails with [`Error::BadOption`](crate::error::Error::BadOption), which names the field.
     pub fn plan(&self, card: &Card, limits: &DocumentLimits, rows: usize) -> Result<ValidSummarize> {
-        let defaults = limits.generation;
+        let defaults = &limits.generation;
         // the start mark is one of the targets
         let token_limit = limits.targets.saturating_sub(1);
         // fairseq ranks 2 · beam continuations, so the vocabulary must have as many
@@ -85,8 +90,19 @@ impl Summarize {
         if let Some(sampling) = &self.sampling {
             sampling.validate(card)?;
         }
-        let sampling = self.sampling.clone();
-        let rules = SearchOptions { beam, length_penalty, min_tokens, max_tokens, no_repeat_ngram, sampling };
+        let repetition_penalty = self.repetition_penalty.unwrap_or(defaults.repetition_penalty);
+        within("options.repetition_penalty", repetition_penalty, 0.01..=100.0)?;
+        let rules = SearchOptions {
+            beam,
+            length_penalty,
+            min_tokens,
+            max_tokens,
+            no_repeat_ngram,
+            rules: defaults.rules,
+            early_stopping: self.early_stopping.unwrap_or(defaults.early_stopping),
+            repetition_penalty,
+            sampling: self.sampling.clone(),
+        };
         Ok(ValidSummarize { rules, hypotheses, hard: self.hard })
     }
 }
@@ -217,7 +233,7 @@ mod tests {
     fn limits() -> DocumentLimits {
         let marks = SpecialIds { start: 2, pad: 1, end: 2, unknown: 3 };
         let generation =
-            GenerationDefaults { beam: 3, length_penalty: 1.5, min_tokens: 72, max_tokens: 966, no_repeat_ngram: 0 };
+            GenerationDefaults { beam: 3, length_penalty: 1.5, min_tokens: 72, ..GenerationDefaults::fairseq(966) };
         DocumentLimits { tokens: 64, targets: 100, padded: true, block: 8, poolings: Vec::new(), marks, generation }
     }
 

@@ -28,8 +28,7 @@ pub fn t5_stack(stack: &T5Stack, keys: usize, memory: usize) -> StepCost {
         multiply_adds: 2 * (keys + memory) * numbers,
     };
     for layer in &stack.layers {
-        let cross = layer.cross.iter().flat_map(|cross| [&cross.query, &cross.output]);
-        for matrix in [&layer.qkv, &layer.output, &layer.up, &layer.down].into_iter().chain(cross) {
+        for matrix in layer.matrices() {
             cost += linear(matrix);
         }
         let norms = [&layer.attention_norm, &layer.feed_forward_norm].into_iter();

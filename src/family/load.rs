@@ -3,7 +3,7 @@
 use super::{
     Blueprint, Parts, Reader,
     checkpoint::{CONFIG_FILE, Config, TensorSpec, card, read_weights},
-    decoder, hourglass, lslm, pyramidion,
+    decoder, hourglass, lslm, pyramidion, t5,
 };
 use crate::{
     decode::contract::Model,
@@ -22,6 +22,7 @@ pub const FAMILIES: &[(&str, Reader)] = &[
     ("decoder", decoder::load::read),
     ("lslm", lslm::load::read),
     ("pyramidion", pyramidion::blueprint::read),
+    ("t5", t5::blueprint::read),
 ];
 
 /// Loads the checkpoint in `dir` under its folder's name. Fails with [`Error::Io`], or with [`Error::Checkpoint`] that
@@ -108,9 +109,14 @@ pub fn blueprint(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
         Some((_, read)) => {
             let blueprint = read(config, file)?;
             if !blueprint.reads_documents() {
-                if config.vocabulary(file)?.is_subword() {
+                let vocabulary = config.vocabulary(file)?;
+                if vocabulary.is_subword() {
                     let expected = "`symbols` or `bytes`: this family's symbols are characters or bytes";
                     return Err(Error::checkpoint(file, "vocabulary", expected, "pieces of a tokenizer"));
+                }
+                if vocabulary.is_sparse() {
+                    let expected = "no `size` next to `bytes`: every id of this family's vocabulary has a meaning";
+                    return Err(Error::checkpoint(file, "vocabulary", expected, "ids without text"));
                 }
                 if config.generation.is_some() {
                     let expected = "nothing: this family writes no summaries";

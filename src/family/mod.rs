@@ -15,6 +15,7 @@ pub mod lslm;
 pub mod parts;
 pub mod pyramidion;
 pub mod settings;
+pub mod t5;
 
 pub use checkpoint::{Init, TensorSpec};
 

@@ -44,6 +44,8 @@ impl StreamDetokenizer {
                 self.pending.push(byte);
                 self.take_complete();
             }
+            // ids without meaning do not end a code point
+            None if self.vocabulary.is_sparse() => {}
             None => {
                 self.replace_unfinished();
                 self.piece.extend(self.vocabulary.surface(id));
@@ -76,7 +78,7 @@ impl StreamDetokenizer {
             let mut done = valid.len();
             self.piece.push_str(valid);
             if let Some(bytes) = invalid {
-                self.piece.push(char::REPLACEMENT_CHARACTER);
+                self.piece.extend(self.replacement());
                 done += bytes;
             }
             self.pending.drain(..done);
@@ -90,8 +92,13 @@ impl StreamDetokenizer {
     fn replace_unfinished(&mut self) {
         if !self.pending.is_empty() {
             self.pending.clear();
-            self.piece.push(char::REPLACEMENT_CHARACTER);
+            self.piece.extend(self.replacement());
         }
+    }
+
+    /// Returns what replaces invalid bytes, if the vocabulary does not drop them.
+    fn replacement(&self) -> Option<char> {
+        (!self.vocabulary.is_sparse()).then_some(char::REPLACEMENT_CHARACTER)
     }
 }
 
@@ -103,6 +110,21 @@ mod tests {
 
     fn bytes() -> StreamDetokenizer {
         StreamDetokenizer::new(Arc::new(Vocabulary::byte_level(TextNormaliser::None)))
+    }
+
+    #[test]
+    fn sparse_bytes_drop_what_is_not_utf8() {
+        let vocabulary = Arc::new(Vocabulary::sparse_bytes(3, 384, TextNormaliser::None).unwrap());
+        // é with an id without meaning inside, a byte that never occurs in UTF-8, and an unfinished code point
+        let ids = [0xc3 + 3, 260, 0xa9 + 3, 0xff + 3, 1, u32::from(b'x') + 3, 0, 0xe2 + 3];
+        assert_eq!(decode_all(StreamDetokenizer::new(vocabulary.clone()), &ids), "éx");
+        assert_eq!(vocabulary.decode(&ids), "éx");
+        assert_eq!(
+            (vocabulary.len(), vocabulary.printable(383), vocabulary.is_subword()),
+            (384, "id 383".into(), false)
+        );
+        assert_eq!(vocabulary.encode("text", "aé", 9).unwrap(), [100, 198, 172]);
+        assert!(Vocabulary::sparse_bytes(129, 384, TextNormaliser::None).is_err());
     }
 
     fn decode_all(mut stream: StreamDetokenizer, ids: &[u32]) -> String {

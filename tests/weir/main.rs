@@ -31,6 +31,7 @@ mod serve_process;
 mod settings;
 mod summaries;
 mod support;
+mod t5;
 mod thread_parking;
 #[cfg(feature = "candle")]
 mod verify;

@@ -103,6 +103,26 @@ pub(super) fn pyramidion_in(case: &str, dtype: Dtype) -> Arc<dyn Model> {
     load(&pyramidion_converted(case), &Settings { dtype, ..settings() }).unwrap()
 }
 
+/// Fixture cases of the T5 family.
+pub(super) const T5_CASES: [&str; 7] =
+    ["t5_v10", "t5_v11", "byt5", "longt5_local", "longt5_tglobal", "mrt5", "mrt5_plain"];
+
+/// Returns the folder of such a fixture: a checkpoint of Hugging Face's, with golden data.
+pub(super) fn t5_golden(case: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/t5").join(case)
+}
+
+/// Returns the folder of such a converted fixture.
+pub(super) fn t5_converted(case: &str) -> PathBuf {
+    let source = if case.starts_with("mrt5") { convert::Source::MrT5 } else { convert::Source::T5 };
+    converted_from(source, &t5_golden(case), &format!("t5-{case}"))
+}
+
+/// Loads such a fixture's model with its weights in `dtype`.
+pub(super) fn t5_in(case: &str, dtype: Dtype) -> Arc<dyn Model> {
+    load(&t5_converted(case), &Settings { dtype, ..settings() }).unwrap()
+}
+
 /// Maps numbers to text symbols of a model. Special symbols are left out.
 pub(super) fn text_symbols(model: &dyn Model, numbers: &[u32]) -> Vec<u32> {
     let ids: Vec<u32> = model.card().vocabulary.text_ids().collect();

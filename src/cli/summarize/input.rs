@@ -3,7 +3,7 @@
 use crate::{
     decode::{contract::Model, document::DocumentLimits, summary::ByteRange},
     error::{Error, Result},
-    text::{LimitStatus, StreamTokenizer, TokenSpan},
+    text::{LimitStatus, TokenSpan},
 };
 use std::{fs::File, io::Read, path::Path, sync::Arc};
 
@@ -59,7 +59,7 @@ impl DocumentReader<'_> {
         let Self { bytes, file, field } = self;
         // The end-of-text token counts, too.
         let limit = limits.tokens.saturating_sub(1);
-        let mut reading = StreamTokenizer::new(Arc::clone(&model.card().vocabulary), field, limit).with_truncation(cut);
+        let mut reading = limits.tokenizer(Arc::clone(&model.card().vocabulary), field).with_truncation(cut);
         let mut tokens = Vec::new();
         let mut text = String::new();
         let mut pending = Vec::new();
@@ -85,7 +85,7 @@ impl DocumentReader<'_> {
         if room == LimitStatus::Exceeded && !cut {
             return Err(Error::LongerThan { field, limit, unit: "tokens (--cut summarizes the beginning)", why: None });
         }
-        if tokens.is_empty() {
+        if tokens.is_empty() || text.is_empty() {
             return Err(Error::bad_option(field, "\"\"", "at least one character"));
         }
         let end = text.len() as u64;

@@ -62,9 +62,10 @@ pub(super) fn json(
     scores: Option<RougeScores>,
 ) -> Value {
     let SummaryResult { hypotheses, reason, usage, timing, .. } = summary;
-    let hypothesis = |Hypothesis { tokens, score, logprobs, .. }: &Hypothesis| {
-        let text = tokens.split_last().map_or(&[][..], |(_, text)| text);
-        let text = model.card().vocabulary.decode(text);
+    let end = model.document_encoder().map_or(0, |encoder| encoder.limits().marks.end);
+    let hypothesis = |hypothesis: &Hypothesis| {
+        let Hypothesis { tokens, score, logprobs } = hypothesis;
+        let text = model.card().vocabulary.decode(hypothesis.text(end));
         json!({ "ids": tokens, "score": score, "text": text, "logprobs": logprobs })
     };
     let hypotheses: Vec<Value> = hypotheses.iter().map(hypothesis).collect();

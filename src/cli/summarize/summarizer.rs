@@ -4,6 +4,7 @@ use super::input::InputDocument;
 use crate::{
     cli::model::count,
     decode::{
+        beam::Hypothesis,
         contract::Model,
         document::DocumentLimits,
         options::Sampling,
@@ -23,10 +24,10 @@ pub(super) struct GenerationArgs {
     /// Hypotheses to return, at most the beam size.
     #[arg(long, value_name = "N", env = "WEIR_HYPOTHESES", value_parser = count(1..=64))]
     hypotheses: Option<usize>,
-    /// Minimum tokens before the end-of-text token.
+    /// Minimum tokens before the end-of-text token. In models of the T5 family the end-of-text token counts, too.
     #[arg(long, value_name = "N", env = "WEIR_MIN_LEN")]
     min_len: Option<usize>,
-    /// Maximum tokens before the end-of-text token.
+    /// Maximum tokens before the end-of-text token. In models of the T5 family the end-of-text token counts, too.
     #[arg(long, value_name = "N", env = "WEIR_MAX_LEN")]
     max_len: Option<usize>,
     /// A hypothesis' log-probability is divided by its length to this power.
@@ -55,6 +56,8 @@ impl GenerationArgs {
             min_tokens: self.min_len,
             max_tokens: self.max_len,
             no_repeat_ngram: self.no_repeat_ngram,
+            early_stopping: None,
+            repetition_penalty: None,
             sampling: self.temperature.map(sampling),
             hypotheses: self.hypotheses,
             hard: Some(self.hard_topk),
@@ -120,7 +123,7 @@ impl Summarizer {
 
     /// Text of the best hypothesis, without its end-of-text token.
     pub(super) fn text(&self, summary: &SummaryResult) -> String {
-        let best = summary.hypotheses.first().and_then(|best| best.tokens.split_last());
-        best.map_or_else(String::new, |(_, text)| self.model.card().vocabulary.decode(text))
+        let text = |best: &Hypothesis| self.model.card().vocabulary.decode(best.text(self.limits.marks.end));
+        summary.hypotheses.first().map_or_else(String::new, text)
     }
 }

@@ -1,4 +1,5 @@
-//! Beam search with the semantics of fairseq's `SequenceGenerator`, and sampling of several texts.
+//! Beam search with the semantics of fairseq's `SequenceGenerator` or of transformers' `generate`, and sampling of several
+//! texts.
 //!
 //! Given the logits of the rows, a search decides which rows continue, which are forked, what each is fed next, and which
 //! texts are finished. It is pure: it holds neither rows nor models.
@@ -13,6 +14,12 @@
 //! `length_penalty`. Equals are ordered by path, then by token, where fairseq leaves the order open. A beam of one is greedy
 //! search.
 //!
+//! By the rules of *transformers* (version 5) the paragraph above changes as follows. Padding may be generated. `min_tokens` and
+//! `max_tokens` count the end mark, and it is not forced at the limit: a text that reaches the limit is a hypothesis without
+//! it. The `beam` best finished hypotheses are kept, and [`EarlyStopping`] decides when no path can beat them. Tokens that a
+//! path has already are made less likely by `repetition_penalty`: their log-probabilities with several paths, their logits with
+//! one.
+//!
 //! *Sampling* draws each path separately with a [`Sampler`], path i with seed + i, until each has generated its end.
 //!
 //! Sums are `f32`, as in fairseq: rounding decides the rank of close candidates.
@@ -25,6 +32,7 @@ use super::{
     document::SpecialIds,
     options::Sampling,
     sampling::{logprobs::LogSoftmax, sampler::Sampler},
+    search_rules::{EarlyStopping, SearchRules},
 };
 use crate::error::{Error, Result};
 use ngrams::Ngrams;
@@ -37,12 +45,18 @@ pub struct SearchOptions {
     pub beam: usize,
     /// Scores are divided by length to this power.
     pub length_penalty: f32,
-    /// Minimum tokens before the end.
+    /// Minimum tokens before the end; of transformers, with it.
     pub min_tokens: usize,
-    /// Maximum tokens before the end.
+    /// Maximum tokens before the end; of transformers, with it.
     pub max_tokens: usize,
     /// No run of this many tokens is generated twice, the start included; 0 turns the rule off.
     pub no_repeat_ngram: usize,
+    /// The library whose search is followed.
+    pub rules: SearchRules,
+    /// When the search stops, by the rules of transformers.
+    pub early_stopping: EarlyStopping,
+    /// Penalty on tokens that a path has already, the start included, by the rules of transformers; 1 is none.
+    pub repetition_penalty: f32,
     /// Samples tokens with these options; none: beam search.
     pub sampling: Option<Sampling>,
 }
@@ -50,7 +64,7 @@ pub struct SearchOptions {
 /// A finished text.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Hypothesis {
-    /// Its tokens, the end mark last.
+    /// Its tokens. The end mark is last if it was generated.
     pub tokens: Vec<u32>,
     /// Each token's log-probability.
     pub logprobs: Vec<f32>,
@@ -86,10 +100,19 @@ struct Path {
     ngrams: Ngrams,
 }
 
+impl Hypothesis {
+    /// Returns its tokens without the end mark.
+    pub fn text(&self, end: u32) -> &[u32] {
+        self.tokens.strip_suffix(&[end]).unwrap_or(&self.tokens)
+    }
+}
+
 #[derive(Debug, Clone, Copy)]
 struct Candidate {
     sum: f32,
     logprob: f32,
+    /// Candidates are ordered by this: the sum, but the logit in a greedy search of transformers.
+    rank: f32,
     parent: usize,
     token: u32,
 }
@@ -177,7 +200,7 @@ impl BeamSearch {
             Ordering::Equal => Ordering::Greater,
             order => order,
         });
-        let best = best.map(|best| best.tokens.split_last().map_or(&[][..], |(_, text)| text));
+        let best = best.map(|best| best.text(self.specials.end));
         let mut all = best.into_iter().chain(self.paths.iter().map(|path| path.tokens.as_slice()));
         let first = all.next().unwrap_or_default();
         let len = all.fold(first.len(), |len, other| {
@@ -188,7 +211,23 @@ impl BeamSearch {
 
     /// True if only the end may be generated now.
     fn only_end(&self) -> bool {
-        self.step >= self.options.max_tokens
+        self.options.rules == SearchRules::Fairseq && self.step >= self.options.max_tokens
+    }
+
+    /// True if every token that is generated now ends its text.
+    fn is_last_step(&self) -> bool {
+        self.only_end() || (self.options.rules == SearchRules::Transformers && self.step + 1 >= self.options.max_tokens)
+    }
+
+    /// Returns the padding if it must not be generated.
+    fn no_padding(&self) -> Option<u32> {
+        (self.options.rules == SearchRules::Fairseq).then_some(self.specials.pad)
+    }
+
+    /// Returns the factor by which scores of tokens change that a path has already; none for no change.
+    fn penalty(&self) -> Option<f32> {
+        let penalty = self.options.repetition_penalty;
+        (self.options.rules == SearchRules::Transformers && penalty != 1.0).then_some(penalty)
     }
 
     /// True if the end must not be generated now.
@@ -198,9 +237,12 @@ impl BeamSearch {
 
     /// The best continuations of all paths, best first.
     fn best(&self, logits: &[&[f32]]) -> Result<Vec<Candidate>> {
-        let SpecialIds { pad, end, .. } = self.specials;
+        let end = self.specials.end;
+        let padding = self.no_padding();
         let only_end = self.only_end();
         let no_end = self.no_end();
+        let penalty = self.penalty();
+        let by_logits = self.options.rules == SearchRules::Transformers && self.options.beam == 1;
         let count = 2 * self.options.beam;
         let mut best: Vec<Candidate> = Vec::with_capacity(count + 1);
         for (parent, (path, logits)) in self.paths.iter().zip(logits).enumerate() {
@@ -208,21 +250,29 @@ impl BeamSearch {
             let banned = path.ngrams.banned();
             for (token, &logit) in (0_u32..).zip(*logits) {
                 let ends = token == end;
-                if token == pad || (ends && no_end) || (!ends && only_end) {
+                if Some(token) == padding || (ends && no_end) || (!ends && only_end) {
                     continue;
                 }
-                let logprob = softmax.logprob(logit);
+                let mut logprob = softmax.logprob(logit);
+                let mut score = if by_logits { logit } else { logprob };
+                if let Some(penalty) = penalty.filter(|_| token == self.specials.start || path.tokens.contains(&token))
+                {
+                    score = if score < 0.0 { score * penalty } else { score / penalty };
+                    // with several paths, the penalty is part of the sum
+                    logprob = if by_logits { logprob } else { score };
+                }
                 let sum = path.sum + logprob;
+                let rank = if by_logits { score } else { sum };
                 let full = best.len() == count;
-                if sum == f32::NEG_INFINITY || (full && best.last().is_some_and(|last| last.sum >= sum)) {
+                if rank == f32::NEG_INFINITY || (full && best.last().is_some_and(|last| last.rank >= rank)) {
                     continue;
                 }
                 if banned.contains(&token) {
                     continue;
                 }
                 // equals go behind earlier ones
-                let index = best.partition_point(|other| other.sum >= sum);
-                best.insert(index, Candidate { sum, logprob, parent, token });
+                let index = best.partition_point(|other| other.rank >= rank);
+                best.insert(index, Candidate { sum, logprob, rank, parent, token });
                 best.truncate(count);
             }
         }
@@ -234,7 +284,8 @@ impl BeamSearch {
         if self.step == 0 {
             self.seed_paths();
         }
-        let SpecialIds { pad, end, .. } = self.specials;
+        let end = self.specials.end;
+        let padding = self.no_padding();
         let only_end = self.only_end();
         let no_end = self.no_end();
         let step = self.step;
@@ -243,14 +294,15 @@ impl BeamSearch {
             let banned = path.ngrams.banned();
             let token = match &mut path.sampler {
                 Some(sampler) if !only_end => {
-                    sampler.ban(banned.iter().copied().chain([pad]).chain(no_end.then_some(end)));
+                    sampler.ban(banned.iter().copied().chain(padding).chain(no_end.then_some(end)));
                     sampler.choose(row, step)?
                 }
                 _ => end,
             };
             let missing = || Error::Internal(format!("token {token} is outside of the {} logits", row.len()));
             let logprob = LogSoftmax::new(row)?.logprob(*row.get(token as usize).ok_or_else(missing)?);
-            Ok(Candidate { sum: path.sum + logprob, logprob, parent: index, token })
+            let sum = path.sum + logprob;
+            Ok(Candidate { sum, logprob, rank: sum, parent: index, token })
         };
         self.paths.iter_mut().enumerate().map(candidate).collect()
     }
@@ -271,30 +323,55 @@ impl BeamSearch {
     /// Finishes the candidates that end and returns those that continue; none if the search is done.
     fn finish_ended(&mut self, candidates: Vec<Candidate>) -> Vec<Candidate> {
         let beam = self.options.beam;
+        let is_last_step = self.is_last_step();
+        // a better hypothesis replaces a finished one, by the rules of transformers
+        let replaces = self.options.rules == SearchRules::Transformers;
         let mut continued = Vec::with_capacity(beam);
         for (rank, candidate) in candidates.into_iter().enumerate() {
-            if candidate.token == self.specials.end {
-                if rank < beam && self.finished.len() < beam {
+            if candidate.token == self.specials.end || is_last_step {
+                if rank < beam && (replaces || self.finished.len() < beam) {
                     self.finish(candidate);
                 }
             } else if continued.len() < beam {
                 continued.push(candidate);
             }
         }
+        if replaces {
+            // equals stay in order
+            self.finished.sort_by(|a, b| b.score.total_cmp(&a.score));
+            self.finished.truncate(beam);
+        }
         let is_full = self.finished.len() == beam && self.options.sampling.is_none();
-        if self.only_end() || is_full { Vec::new() } else { continued }
+        if is_last_step || (is_full && self.cannot_improve(continued.first())) { Vec::new() } else { continued }
+    }
+
+    /// Returns true if no running path can beat the finished hypotheses, of which there are enough. `best` is the best path.
+    fn cannot_improve(&self, best: Option<&Candidate>) -> bool {
+        let SearchOptions { rules, early_stopping, length_penalty, max_tokens, .. } = self.options;
+        let length = match (rules, early_stopping) {
+            (SearchRules::Fairseq, _) | (_, EarlyStopping::True) => return true,
+            (_, EarlyStopping::Never) if length_penalty > 0.0 => max_tokens,
+            _ => self.step + 1,
+        };
+        let (Some(best), Some(worst)) = (best, self.finished.last()) else { return true };
+        best.sum / self.divisor(length) <= worst.score
+    }
+
+    /// Returns `length` to the power of the length penalty.
+    fn divisor(&self, length: usize) -> f32 {
+        (length as f64).powf(self.options.length_penalty.into()) as f32
     }
 
     fn finish(&mut self, candidate: Candidate) {
         let path = &self.paths[candidate.parent];
         let tokens: Vec<u32> = path.tokens.iter().copied().chain([candidate.token]).collect();
         let logprobs = path.logprobs.iter().copied().chain([candidate.logprob]).collect();
-        let divisor = (tokens.len() as f64).powf(self.options.length_penalty.into()) as f32;
-        self.finished.push(Hypothesis { tokens, logprobs, score: candidate.sum / divisor });
+        let score = candidate.sum / self.divisor(tokens.len());
+        self.finished.push(Hypothesis { tokens, logprobs, score });
     }
 
     /// Returns the candidate's path with its token.
-    fn extend_path(&self, Candidate { sum, logprob, parent, token }: Candidate) -> Path {
+    fn extend_path(&self, Candidate { sum, logprob, parent, token, .. }: Candidate) -> Path {
         let mut path = Path { sum, ..self.paths[parent].clone() };
         path.tokens.push(token);
         path.logprobs.push(logprob);

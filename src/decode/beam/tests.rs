@@ -5,8 +5,17 @@ use proptest::prelude::*;
 
 const MARKS: SpecialIds = SpecialIds { start: 2, pad: 1, end: 2, unknown: 3 };
 const VOCABULARY: usize = 12;
-const OPTIONS: SearchOptions =
-    SearchOptions { beam: 2, length_penalty: 1.0, min_tokens: 0, max_tokens: 9, no_repeat_ngram: 0, sampling: None };
+const OPTIONS: SearchOptions = SearchOptions {
+    beam: 2,
+    length_penalty: 1.0,
+    min_tokens: 0,
+    max_tokens: 9,
+    no_repeat_ngram: 0,
+    rules: SearchRules::Fairseq,
+    early_stopping: EarlyStopping::False,
+    repetition_penalty: 1.0,
+    sampling: None,
+};
 
 /// A model without arithmetic: logits from a hash of all tokens. There are `levels` different logits, so some are equal.
 fn logits(seed: u64, fed: &[u32], levels: u64) -> Vec<f32> {
@@ -124,7 +133,7 @@ fn options() -> impl Strategy<Value = SearchOptions> {
     (1_usize..=5, penalty, 0_usize..8, 0_usize..10, prop_oneof![Just(0_usize), 2_usize..4]).prop_map(
         |(beam, length_penalty, min_tokens, more, no_repeat_ngram)| {
             let max_tokens = min_tokens + more;
-            SearchOptions { beam, length_penalty, min_tokens, max_tokens, no_repeat_ngram, sampling: None }
+            SearchOptions { beam, length_penalty, min_tokens, max_tokens, no_repeat_ngram, ..OPTIONS }
         },
     )
 }

@@ -321,7 +321,11 @@ impl DocumentRequest {
     /// Returns whether the best text ended with the end mark or at the length limit.
     fn reason(&self) -> FinishReason {
         match self.search.finished().first() {
-            Some(best) if best.tokens.len() < self.max_symbols => FinishReason::EndOfText,
+            Some(best)
+                if best.tokens.last() == Some(&self.limits.marks.end) && best.tokens.len() < self.max_symbols =>
+            {
+                FinishReason::EndOfText
+            }
             _ => FinishReason::MaxChars,
         }
     }

@@ -54,6 +54,8 @@ pub enum VocabularyConfig {
     MarkedSymbols(Vec<String>, SpecialSymbols),
     /// Byte values from this id on; all other ids are special symbols.
     MarkedBytes(u32, SpecialSymbols),
+    /// Byte values from this id on, and the number of ids. All other ids have no text.
+    SparseBytes(u32, usize),
     /// Number of ids, and the file name of the tokenizer whose pieces they are, if there is one.
     Pieces(usize, Option<String>),
 }
@@ -76,9 +78,12 @@ impl TryFrom<Kinds> for VocabularyConfig {
 
     fn try_from(kinds: Kinds) -> Result<Self, &'static str> {
         let Kinds { symbols, bytes, first_byte, specials, size, tokenizer } = kinds;
+        if let (Some(true), Some(size), None, None, None) = (bytes, size, &symbols, &specials, &tokenizer) {
+            return Ok(Self::SparseBytes(first_byte.unwrap_or(0), size));
+        }
         let pieces = size.is_some() || tokenizer.is_some();
         if pieces && (symbols.is_some() || bytes.is_some() || first_byte.is_some() || specials.is_some()) {
-            return Err("`size` next to other keys, expected only `tokenizer` there");
+            return Err("`size` next to other keys, expected only `tokenizer` there, or `bytes` and `first_byte`");
         }
         match (size, tokenizer) {
             (Some(size), tokenizer) => return Ok(Self::Pieces(size, tokenizer)),
@@ -196,6 +201,7 @@ impl Config {
             VocabularyConfig::MarkedBytes(first, specials) => {
                 Vocabulary::byte_level_with_specials(*first, *specials, normaliser)
             }
+            VocabularyConfig::SparseBytes(first, size) => Vocabulary::sparse_bytes(*first, *size, normaliser),
             VocabularyConfig::Pieces(size, _) => Vocabulary::from_tokenizer(*size, self.subwords.clone(), normaliser),
         };
         vocabulary.map(Arc::new).map_err(|error| error.in_file(file))
@@ -218,6 +224,9 @@ impl Config {
             }
             VocabularyConfig::MarkedBytes(first, specials) => {
                 serde_json::json!({ "bytes": true, "first_byte": first, "specials": specials })
+            }
+            VocabularyConfig::SparseBytes(first, size) => {
+                serde_json::json!({ "bytes": true, "first_byte": first, "size": size })
             }
             VocabularyConfig::Pieces(size, None) => serde_json::json!({ "size": size }),
             VocabularyConfig::Pieces(size, Some(name)) => serde_json::json!({ "tokenizer": name, "size": size }),

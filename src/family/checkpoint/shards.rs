@@ -14,7 +14,7 @@ use std::{
 /// The only file of weights, if there is no index.
 pub const WEIGHTS_FILE: &str = "model.safetensors";
 /// The index of several files.
-pub(super) const INDEX_FILE: &str = "model.safetensors.index.json";
+pub const INDEX_FILE: &str = "model.safetensors.index.json";
 const MAX_INDEX_BYTES: u64 = 16 << 20;
 
 /// One file of weights.

@@ -9,6 +9,8 @@ mod gpt2;
 mod lslm;
 pub mod pickle;
 mod pyramidions;
+mod sentencepiece;
+mod t5;
 mod torch;
 mod torchscale;
 mod training;
@@ -35,6 +37,10 @@ pub enum Source {
     Torchscale,
     /// The official code of Trainable Representation Pooling, a fork of fairseq.
     Pyramidions,
+    /// T5, flan-T5, mT5, ByT5 and LongT5 of Hugging Face.
+    T5,
+    /// MrT5 of Hugging Face.
+    MrT5,
 }
 
 /// Reads a source, and reports bytes read and bytes to read.
@@ -47,6 +53,8 @@ const SOURCES: &[(Source, &str, SourceReader)] = &[
     (Source::Lslm, "lslm", lslm::read),
     (Source::Torchscale, "torchscale", torchscale::read),
     (Source::Pyramidions, "pyramidions", pyramidions::read),
+    (Source::T5, "t5", t5::read),
+    (Source::MrT5, "mrt5", t5::read_mrt5),
 ];
 
 impl Source {

@@ -86,8 +86,17 @@ pub(super) struct TorchTensors {
 impl TorchTensors {
     /// Finds the tensors of the dict under `key`; errors name `file`. Fails for anything but a dict of float tensors.
     pub(super) fn find(torch: &TorchFile, key: &str, file: &Path) -> Result<Self> {
+        let state = torch.pickle.item(&torch.pickle.root, key);
+        Self::in_dict(torch, state, key, file)
+    }
+
+    /// Finds the tensors of a file whose root is the dict of tensors. Fails as [`find`](Self::find) does.
+    pub(super) fn at_root(torch: &TorchFile, file: &Path) -> Result<Self> {
+        Self::in_dict(torch, Some(&torch.pickle.root), "the file", file)
+    }
+
+    fn in_dict(torch: &TorchFile, state: Option<&PickleValue>, key: &str, file: &Path) -> Result<Self> {
         let pickle = &torch.pickle;
-        let state = pickle.item(&pickle.root, key);
         let Some(items) = state.and_then(|state| pickle.items(state)) else {
             let found = state.map_or("nothing".into(), |state| pickle.describe(state));
             return Err(Error::checkpoint(file, key, "a dict of tensors", found));

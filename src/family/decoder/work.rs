@@ -44,7 +44,7 @@ impl ChosenRows for Work {
 }
 
 /// The caches in the states of a step's rows.
-pub(super) struct RowCaches<'a>(pub(super) &'a mut [SequenceRow]);
+pub(in crate::family) struct RowCaches<'a>(pub(in crate::family) &'a mut [SequenceRow]);
 
 impl Caches for RowCaches<'_> {
     fn cache(&self, sequence: usize) -> Result<&KvCache> {
@@ -61,6 +61,6 @@ impl Caches for RowCaches<'_> {
 }
 
 /// The state of row `index`.
-pub(super) fn state(rows: &mut [SequenceRow], index: usize) -> Result<&mut DecoderState> {
+pub(in crate::family) fn state(rows: &mut [SequenceRow], index: usize) -> Result<&mut DecoderState> {
     state_mut(&mut *rows[index].state)
 }

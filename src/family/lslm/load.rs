@@ -21,7 +21,7 @@ use crate::{
         rowwise::RmsNorm,
     },
     nn::{
-        Position,
+        Activation, Position,
         attention::layer::Cross,
         boundary::summed::Summed,
         kv_cache::KvCache,
@@ -219,7 +219,7 @@ impl Loader<'_> {
         let layers = (0..layers).map(|index| self.layer(name, shape, index)).collect::<Result<_>>()?;
         let table = self.weights.take(&format!("{name}.distance_bias.weight"))?;
         let position = PositionScheme::Buckets(shape.buckets().tables(&table));
-        Ok(T5Stack { layers, position, layout, norm: self.norm(&format!("{name}.norm"))? })
+        Ok(T5Stack { layers, position, layout, sink: false, norm: self.norm(&format!("{name}.norm"))? })
     }
 
     fn layer(&mut self, stack: &str, shape: &T5Shape, index: usize) -> Result<T5Layer> {
@@ -234,6 +234,8 @@ impl Loader<'_> {
             output: self.linear(&key("attention.output"), dim, inner)?,
             cross,
             feed_forward_norm: self.norm(&key("feed_forward.norm"))?,
+            activation: Activation::Relu,
+            gate: None,
             up: self.linear(&key("feed_forward.up"), shape.feed_forward, dim)?,
             down: self.linear(&key("feed_forward.down"), dim, shape.feed_forward)?,
         })

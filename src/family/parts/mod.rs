@@ -4,6 +4,9 @@
 //! checkpoint with a [`Loader`](loader::Loader), by the same names.
 
 pub mod check;
+pub mod document;
+pub mod encoder_hook;
+pub mod generation;
 pub mod loader;
 pub mod specs;
 pub mod step;

@@ -13,6 +13,7 @@ use crate::{
         checkpoint::{self, Config},
         parts::{
             check::Check,
+            generation::check_generation,
             specs::{linear, norm},
         },
         settings::Bounds,
@@ -50,31 +51,8 @@ pub fn read(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
     };
     architecture.validate(vocabulary.len(), Check { file })?;
     let plan = EncoderPlan::new(&architecture).map_err(invalid)?;
-    check_generation(config, &architecture, file)?;
+    check_generation(config, architecture.target_length, file)?;
     Ok(Box::new(PyramidionBlueprint { architecture, plan, symbols: vocabulary.len() }))
-}
-
-/// Checks the checkpoint's generation defaults.
-fn check_generation(config: &Config, a: &Architecture, file: &Path) -> Result<()> {
-    let Some(generation) = config.generation else { return Ok(()) };
-    let fail = |key: &str, expected: String, found: String| {
-        Err(Error::checkpoint(file, format!("generation.{key}"), expected, found))
-    };
-    // The last position is the end symbol's.
-    let max = a.target_length - 1;
-    match generation {
-        g if !(1..=64).contains(&g.beam) => fail("beam", "1 to 64".into(), g.beam.to_string()),
-        g if !(1..=max).contains(&g.max_tokens) => {
-            fail("max_tokens", format!("1 to {max}: target_length less one"), g.max_tokens.to_string())
-        }
-        g if g.min_tokens > g.max_tokens => {
-            fail("min_tokens", format!("at most max_tokens, {}", g.max_tokens), g.min_tokens.to_string())
-        }
-        g if !(-10.0..=10.0).contains(&g.length_penalty) => {
-            fail("length_penalty", "-10 to 10".into(), g.length_penalty.to_string())
-        }
-        _ => Ok(()),
-    }
 }
 
 impl PyramidionBlueprint {

@@ -1,6 +1,6 @@
 //! The model behind the contract: target rows, which the decoder family steps, and documents, which the encoder reads.
 
-use super::{config::PAD, document::PyramidionDocument, encoding::PyramidionEncoding, model::Pyramidion, work::Work};
+use super::{config::PAD, encoding::PyramidionEncoding, model::Pyramidion, work::Work};
 use crate::{
     decode::{
         contract::{BoundaryOptions, Card, KvMemory, Model, Scratch, SequenceRow, State},
@@ -11,7 +11,11 @@ use crate::{
         },
     },
     error::{Error, Result},
-    family::{cost, decoder::state::DecoderState, parts::step::work_mut},
+    family::{
+        cost,
+        decoder::state::DecoderState,
+        parts::{document::MemoryDocument, step::work_mut},
+    },
     nn::{kv_cache::KvCache, paged_vectors::PagedVectors, topk::PoolerKind},
 };
 use std::sync::Arc;
@@ -160,7 +164,7 @@ impl DocumentEncoder for Pyramidion {
     }
 
     fn begin(&self, document: &dyn Document) -> Result<Box<dyn State>> {
-        let document: &PyramidionDocument = document_ref(document)?;
+        let document: &MemoryDocument = document_ref(document)?;
         let stack = &self.decoder.stack;
         if *document.memory.layout() != stack.layout {
             return Err(Error::Internal("a document of another model".into()));

@@ -2,11 +2,11 @@
 
 use super::{
     config::PAD,
-    document::PyramidionDocument,
     plan::{EncoderPlan, LayerGroup},
 };
 use crate::{
     decode::document::{Document, EncodingStage, KeptVector, LayerTime, PoolingChoice},
+    family::parts::document::MemoryDocument,
     kernels::pages::Page,
     nn::{kv_cache::KvCache, paged_vectors::PagedVectors, topk::pooler::PooledVectors},
 };
@@ -324,7 +324,7 @@ impl PyramidionEncoding {
         self.unpooled = None;
         self.vector_index = Vec::new();
         self.origins = Vec::new();
-        self.document = Some(Arc::new(PyramidionDocument {
+        self.document = Some(Arc::new(MemoryDocument {
             tokens: self.tokens.len(),
             unpooled_bytes: memory.layout().bytes_for(unpooled),
             memory,

@@ -37,8 +37,6 @@ use std::sync::{Arc, Mutex};
 
 /// n of the first position in fairseq's sinusoids; lower ones belong to padding.
 const FIRST_SINUSOID: usize = 2;
-/// fairseq's beam, for a checkpoint without generation defaults.
-const DEFAULT_BEAM: usize = 5;
 
 impl Pyramidion {
     /// Builds the model from checked weights. Fails if the settings ask for more symbols than the model can hold.
@@ -83,13 +81,7 @@ fn limits(blueprint: &PyramidionBlueprint, generation: Option<GenerationDefaults
     let plan = &blueprint.plan;
     let steps = plan.groups.iter().zip(plan.lengths().into_iter().skip(1));
     let max = targets.saturating_sub(1);
-    let generation = generation.unwrap_or(GenerationDefaults {
-        beam: DEFAULT_BEAM,
-        length_penalty: 1.0,
-        min_tokens: 1,
-        max_tokens: max,
-        no_repeat_ngram: 0,
-    });
+    let generation = generation.unwrap_or_else(|| GenerationDefaults::fairseq(max));
     DocumentLimits {
         tokens: blueprint.architecture.source_length,
         targets,
@@ -97,7 +89,7 @@ fn limits(blueprint: &PyramidionBlueprint, generation: Option<GenerationDefaults
         block: plan.max_unit(),
         poolings: steps.map(|(group, to)| PoolingStep { layer: group.end - 1, from: group.length, to }).collect(),
         marks: SpecialIds { start: end, pad, end, unknown },
-        generation: GenerationDefaults { max_tokens: generation.max_tokens.min(max), ..generation },
+        generation: generation.within(max),
     }
 }
 

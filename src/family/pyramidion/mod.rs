@@ -17,7 +17,6 @@
 pub mod blueprint;
 pub mod config;
 mod contract;
-mod document;
 pub mod encoding;
 mod gather;
 mod load;

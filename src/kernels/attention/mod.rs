@@ -26,7 +26,7 @@ mod span;
 mod stored;
 mod write;
 
-pub use dense::{DenseLayout, attend_dense};
+pub use dense::{DenseKeys, DenseLayout, RelativeKeys, attend_dense, attend_sections};
 pub use distance::DistanceTable;
 pub use layout::{POSITIONS, PageLayout};
 pub use query::{Query, QueryBuffer, QueryVariants};
@@ -115,7 +115,7 @@ fn attend_tile<S: Simd, N: Stored, const B: usize>(
     outs: &mut Outs<'_, B>,
 ) {
     let mut scores = [[0f32; SPAN]; B];
-    let mut softmax = [Softmax::NEW; B];
+    let mut softmax: [Softmax; B] = std::array::from_fn(|_| Softmax::new(head.sink));
     outs.iter_mut().for_each(|out| out.fill(0.0));
     let mut next = Some(rows[0].first_key / POSITIONS * POSITIONS);
     while let Some(first) = next {

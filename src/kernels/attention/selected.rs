@@ -39,7 +39,7 @@ multiversion! {
 #[inline(always)]
 fn attend_body<S: Simd>(simd: S, head: HeadKeyValues<'_>, query: &[f32], runs: &[&[f32]], own: f32, out: &mut [f32]) {
     let dim = query.len();
-    let mut softmax = Softmax::NEW;
+    let mut softmax = Softmax::new(false);
     out.fill(0.0);
     for indices in runs.iter().flat_map(|run| run.chunks(SPAN)) {
         let mut scores = [f32::NEG_INFINITY; SPAN];

@@ -16,7 +16,12 @@ pub(super) struct Softmax {
 }
 
 impl Softmax {
-    pub(super) const NEW: Self = Self { max: f32::NEG_INFINITY, total: 0.0, invalid: false };
+    /// Returns the softmax over no scores. With a `sink`, it begins with a key of score zero whose value is zero: weights then sum
+    /// to less than one ("softmax1").
+    pub(super) const fn new(sink: bool) -> Self {
+        let empty = Self { max: f32::NEG_INFINITY, total: 0.0, invalid: false };
+        if sink { Self { max: 0.0, total: 1.0, invalid: false } } else { empty }
+    }
 
     /// Replaces scores with weights. Scales down `out`, the weighted values so far, if the largest score grows.
     #[inline(always)]

@@ -39,6 +39,8 @@ pub struct AttentionHead<'a> {
     pub bias: Bias<'a>,
     /// Factor of every score.
     pub scale: f32,
+    /// True if the softmax has one more key, of score zero and value zero: weights then sum to less than one.
+    pub sink: bool,
     /// True if the pages were read a moment ago, so that prefetching is unnecessary.
     pub recently_read: bool,
 }
@@ -56,6 +58,7 @@ impl<'a> AttentionHead<'a> {
             distances: None,
             bias: Bias::None,
             scale: 1.0 / (layout.head_dim as f32).sqrt(),
+            sink: false,
             recently_read: false,
         }
     }

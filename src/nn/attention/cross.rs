@@ -11,7 +11,7 @@ use crate::{
     error::{Error, Result},
     kernels::{
         Compute,
-        attention::{QueryBuffer, QueryRow, QueryVariants, ROW_TILE, attend},
+        attention::{AttentionHead, PageLayout, QueryBuffer, QueryRow, QueryVariants, ROW_TILE, attend},
         linear::{Epilogue, Linear, QuantizedRows},
         rowwise::LayerNorm,
     },
@@ -56,55 +56,97 @@ pub(super) fn forward(
     }
     let Some(first) = positions.first() else { return Ok(()) };
     let layout = *memory_of(caches, first.sequence)?.layout();
-    work.cross_queries.finish(compute, layout.dtype, layout.head_dim);
-    let queries = &work.cross_queries;
-    let tile = |tile_start: usize, head: usize, tile_outputs: &mut [&mut [f32]]| {
-        let mut first = tile_start;
-        let mut outputs = tile_outputs;
-        while !outputs.is_empty() {
-            let memory = |row: usize| memory_of(caches, positions[row].sequence).ok();
-            let same = |row: &usize| same_memory(memory(first), memory(*row));
-            let run = 1 + (first + 1..first + outputs.len()).take_while(same).count();
-            let (run_outputs, later) = outputs.split_at_mut(run);
-            match memory(first) {
-                Some(memory) => attend_memory(compute, memory, layer, head, queries, first, run_outputs),
-                // Unreachable: the loop above found the memory. NaN keeps a stale buffer from passing for a result.
-                None => run_outputs.iter_mut().for_each(|out| out.fill(f32::NAN)),
-            }
-            first += run;
-            outputs = later;
-        }
+    let scale = 1.0 / (layout.head_dim as f32).sqrt();
+    let job = MemoryAttention { compute, layout: &layout, layer, rows: positions.len(), keys, scale, sink: false };
+    let memory = |row: usize| {
+        let memory = memory_of(caches, positions[row].sequence).ok()?;
+        Some(MemoryPart { memory, last: memory.len() - 1 })
     };
-    let head_outputs = sized(&mut work.head_outputs, positions.len() * cross.query.outputs());
-    let share = keys * layout.heads * layout.head_dim >= WORTH_SHARING;
-    compute.pool.for_columns::<ROW_TILE>(head_outputs, positions.len(), layout.heads, share, &tile);
+    job.run(&memory, &mut work.cross_queries, &mut work.head_outputs); // (positions, I)
     let delta = sized(&mut work.delta, x.len());
-    cross.output.apply(compute, head_outputs, Epilogue::None, &mut work.quantized, delta); // (positions, D)
+    cross.output.apply(compute, &work.head_outputs, Epilogue::None, &mut work.quantized, delta); // (positions, D)
     Ok(())
 }
 
-/// Runs one head of the queries from row `first` on over one memory.
-fn attend_memory(
-    compute: &Compute,
-    memory: &KvCache,
-    layer: usize,
-    head: usize,
-    queries: &QueryBuffer,
-    first: usize,
-    outputs: &mut [&mut [f32]],
-) {
-    let heads = memory.layout().heads;
-    let mut rows = [QueryRow::default(); ROW_TILE];
-    for (index, row) in rows.iter_mut().enumerate().take(outputs.len()) {
-        let content = QueryVariants::single(queries, (first + index) * heads + head);
-        *row = QueryRow { first_key: 0, position: memory.len() - 1, content, ..QueryRow::default() };
-    }
-    attend(compute.isa, &memory.attention_head(layer, head), &rows[..outputs.len()], outputs);
+/// The part of a memory that a row attends to.
+pub(in crate::nn) struct MemoryPart<'a> {
+    pub(in crate::nn) memory: &'a KvCache,
+    /// Index of the last vector.
+    pub(in crate::nn) last: usize,
 }
 
-/// Returns true if two memories share their pages and length.
-fn same_memory(a: Option<&KvCache>, b: Option<&KvCache>) -> bool {
-    let key = |cache: Option<&KvCache>| cache.and_then(|cache| Some((cache.pages().first()?.id(), cache.len())));
+/// One layer's attention of rows to memories. Neighbouring rows with the same part of a memory read it together.
+pub(in crate::nn) struct MemoryAttention<'a> {
+    pub(in crate::nn) compute: &'a Compute,
+    /// Layout of the memories.
+    pub(in crate::nn) layout: &'a PageLayout,
+    pub(in crate::nn) layer: usize,
+    pub(in crate::nn) rows: usize,
+    /// Sum over rows of the keys that each attends to.
+    pub(in crate::nn) keys: usize,
+    /// Factor of every score.
+    pub(in crate::nn) scale: f32,
+    /// True if the softmax has one more key, of score zero and value zero.
+    pub(in crate::nn) sink: bool,
+}
+
+impl MemoryAttention<'_> {
+    /// Writes the weighted values of each head, (rows, I), to `head_outputs`. `part` finds a row's memory.
+    pub(in crate::nn) fn run<'c>(
+        &self,
+        part: &(impl Fn(usize) -> Option<MemoryPart<'c>> + Sync),
+        queries: &mut QueryBuffer,
+        head_outputs: &mut Vec<f32>,
+    ) {
+        let Self { compute, layout, rows, keys, .. } = *self;
+        queries.finish(compute, layout.dtype, layout.head_dim);
+        let queries = &*queries;
+        let tile = |tile_start: usize, head: usize, tile_outputs: &mut [&mut [f32]]| {
+            let mut first = tile_start;
+            let mut outputs = tile_outputs;
+            while !outputs.is_empty() {
+                let same = |row: &usize| is_same(part(first).as_ref(), part(*row).as_ref());
+                let run = 1 + (first + 1..first + outputs.len()).take_while(same).count();
+                let (run_outputs, later) = outputs.split_at_mut(run);
+                match part(first) {
+                    Some(part) => self.attend(&part, head, queries, first, run_outputs),
+                    // Unreachable: the caller found the memory. NaN keeps a stale buffer from passing for a result.
+                    None => run_outputs.iter_mut().for_each(|out| out.fill(f32::NAN)),
+                }
+                first += run;
+                outputs = later;
+            }
+        };
+        let head_outputs = sized(head_outputs, rows * layout.heads * layout.head_dim);
+        let share = keys * layout.heads * layout.head_dim >= WORTH_SHARING;
+        compute.pool.for_columns::<ROW_TILE>(head_outputs, rows, layout.heads, share, &tile);
+    }
+
+    /// Runs one head of the queries from row `first` on over one memory.
+    fn attend(
+        &self,
+        part: &MemoryPart<'_>,
+        head: usize,
+        queries: &QueryBuffer,
+        first: usize,
+        outputs: &mut [&mut [f32]],
+    ) {
+        let Self { compute, layout, layer, scale, sink, .. } = *self;
+        let mut rows = [QueryRow::default(); ROW_TILE];
+        for (index, row) in rows.iter_mut().enumerate().take(outputs.len()) {
+            let content = QueryVariants::single(queries, (first + index) * layout.heads + head);
+            *row = QueryRow { first_key: 0, position: part.last, content, ..QueryRow::default() };
+        }
+        let source = AttentionHead { scale, sink, ..part.memory.attention_head(layer, head) };
+        attend(compute.isa, &source, &rows[..outputs.len()], outputs);
+    }
+}
+
+/// Returns true if two parts are of memories that share their pages, and end at the same vector.
+fn is_same(a: Option<&MemoryPart<'_>>, b: Option<&MemoryPart<'_>>) -> bool {
+    let key = |part: Option<&MemoryPart<'_>>| {
+        part.and_then(|part| Some((part.memory.pages().first()?.id(), part.memory.len(), part.last)))
+    };
     key(a).is_some() && key(a) == key(b)
 }
 

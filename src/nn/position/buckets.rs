@@ -36,6 +36,19 @@ impl Buckets {
         (exact + (far * (used - exact) as f32) as usize).min(used - 1)
     }
 
+    /// Returns each head's number for each distance from −`max_distance` (earlier keys) to `max_distance` (later keys), from the
+    /// learned `bias`, (count, heads). The buckets must be bidirectional.
+    pub fn two_sided_tables(self, bias: &[f32]) -> Vec<Vec<f32>> {
+        let heads = bias.len() / self.count;
+        let number = |head: usize, bucket: usize| bias[bucket * heads + head];
+        let table = |head: usize| {
+            let earlier = (0..=self.max_distance).rev().map(|distance| number(head, self.bucket(distance)));
+            let later = (1..=self.max_distance).map(|distance| number(head, self.used() + self.bucket(distance)));
+            earlier.chain(later).collect()
+        };
+        (0..heads).map(table).collect()
+    }
+
     /// Returns each head's number for each distance up to `max_distance`, from the learned `bias`: (count, heads).
     pub fn tables(self, bias: &[f32]) -> Vec<Vec<f32>> {
         let heads = bias.len() / self.count;
@@ -79,6 +92,16 @@ mod tests {
         let tables = USUAL.tables(&bias);
         assert_eq!((tables.len(), tables[1].len()), (2, 129));
         assert_eq!((tables[0][0], tables[1][0], tables[0][20], tables[1][128]), (0.0, 1.0, 34.0, 63.0));
+    }
+
+    #[test]
+    fn two_sided_tables_have_the_later_keys_last() {
+        let bias: Vec<f32> = (0..64).map(|number| number as f32).collect();
+        let tables = Buckets { bidirectional: true, ..USUAL }.two_sided_tables(&bias);
+        assert_eq!((tables.len(), tables[0].len()), (2, 257));
+        // The query's own position, the nearest keys on both sides, and the furthest.
+        let head = &tables[1];
+        assert_eq!([head[128], head[127], head[129], head[0], head[256]], [1.0, 3.0, 35.0, 31.0, 63.0]);
     }
 
     #[test]

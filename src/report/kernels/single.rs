@@ -81,6 +81,7 @@ impl Attention {
                     distances: distances.then_some(&self.table),
                     bias: Bias::None,
                     scale: 0.125,
+                    sink: false,
                     recently_read: true,
                 };
                 let row = QueryRow {

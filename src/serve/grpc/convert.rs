@@ -120,6 +120,8 @@ pub(super) fn summary_options(wire: &v1::SummarizeOptions, card: &Card) -> Resul
         min_tokens: wire.min_tokens.map(size),
         max_tokens: wire.max_tokens.map(size),
         no_repeat_ngram: wire.no_repeat_ngram.map(size),
+        early_stopping: None,
+        repetition_penalty: None,
         sampling,
         hypotheses: wire.hypotheses.map(size),
         hard: wire.hard_topk,

@@ -50,9 +50,13 @@ impl DocumentReceiver {
         // The end symbol counts as a token, too.
         let limit = limits.map_or(0, |limits| limits.tokens.saturating_sub(1));
         let vocabulary = Arc::clone(&engine.card().vocabulary);
+        let tokenizer = match limits {
+            Some(limits) => limits.tokenizer(vocabulary, TEXT),
+            None => StreamTokenizer::new(vocabulary, TEXT, limit),
+        };
         Self {
             workers,
-            tokenizer: StreamTokenizer::new(vocabulary, TEXT, limit).with_truncation(cut),
+            tokenizer: tokenizer.with_truncation(cut),
             upload,
             cut,
             limit,
@@ -118,7 +122,8 @@ impl DocumentReceiver {
     }
 
     fn close(self, cut: bool) {
-        if self.upload.is_empty() {
+        // a prefix alone is not a document
+        if self.upload.is_empty() || self.tokenizer.bytes() == 0 {
             return self.upload.fail(Error::bad_option(TEXT, "no tokens", "text of at least one"));
         }
         let end = self.tokenizer.bytes();

@@ -84,7 +84,7 @@ impl ModelsService {
 }
 
 fn documents(limits: &document::DocumentLimits) -> v1::Documents {
-    let document::DocumentLimits { tokens, targets, padded, ref poolings, generation, .. } = *limits;
+    let document::DocumentLimits { tokens, targets, padded, ref poolings, ref generation, .. } = *limits;
     let step = |step: &document::PoolingStep| v1::PoolingStep {
         layer: count(step.layer),
         length_before: step.from as u64,

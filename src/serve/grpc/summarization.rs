@@ -47,7 +47,8 @@ impl JobService {
                 (events, Some(receiver.spawn(parts)))
             }
         };
-        let encoder = SummaryEncoder::new(engine.card(), &call.id, upload_task);
+        let end = engine.document_limits().map_or(0, |limits| limits.marks.end);
+        let encoder = SummaryEncoder::new(engine.card(), end, &call.id, upload_task);
         Ok(ResponseStream::new(JobEvents::new(events, engine, permit, call.span.clone()), encoder, call))
     }
 }

@@ -24,6 +24,8 @@ pub(crate) struct SummaryEncoder {
     request_id: String,
     model: String,
     vocabulary: Arc<Vocabulary>,
+    /// Id of the end mark.
+    end: u32,
     text: StreamDetokenizer,
     /// The task that receives the document, if it is uploaded. Dropped when the summary is over.
     upload_task: Option<UploadTask>,
@@ -39,13 +41,14 @@ pub(crate) struct SummaryEncoder {
 }
 
 impl SummaryEncoder {
-    pub(super) fn new(card: &Card, request_id: &str, upload_task: Option<UploadTask>) -> Self {
+    pub(super) fn new(card: &Card, end: u32, request_id: &str, upload_task: Option<UploadTask>) -> Self {
         let vocabulary = Arc::clone(&card.vocabulary);
         Self {
             request_id: request_id.to_owned(),
             model: card.name.clone(),
             text: StreamDetokenizer::new(Arc::clone(&vocabulary)),
             vocabulary,
+            end,
             upload_task,
             started: None,
             progress: None,
@@ -120,10 +123,10 @@ impl SummaryEncoder {
         }
     }
 
-    fn hypothesis(&self, Hypothesis { tokens, logprobs, score }: &Hypothesis) -> v1::Hypothesis {
-        let text = tokens.split_last().map_or(&[][..], |(_, text)| text);
+    fn hypothesis(&self, hypothesis: &Hypothesis) -> v1::Hypothesis {
+        let Hypothesis { tokens, logprobs, score } = hypothesis;
         v1::Hypothesis {
-            text: self.vocabulary.decode(text),
+            text: self.vocabulary.decode(hypothesis.text(self.end)),
             ids: tokens.clone(),
             score: *score,
             logprobs: logprobs.clone(),

@@ -45,6 +45,10 @@ pub struct StreamTokenizer {
     /// Tokens that may still be returned.
     remaining: usize,
     status: LimitStatus,
+    /// Text before the document, until its first chunk.
+    prefix: String,
+    /// Bytes of that text.
+    prefix_bytes: u64,
     /// Bytes of the text before `held`.
     bytes: u64,
     /// Characters of the text before `held`, for messages.
@@ -64,6 +68,8 @@ impl StreamTokenizer {
             truncate: false,
             remaining: limit,
             status: LimitStatus::Within,
+            prefix: String::new(),
+            prefix_bytes: 0,
             bytes: 0,
             characters: 0,
             held: String::new(),
@@ -76,9 +82,29 @@ impl StreamTokenizer {
         Self { truncate, ..self }
     }
 
+    /// Sets a text that precedes the first chunk, such as an instruction. Its tokens count towards the limit. Offsets count from
+    /// the end of this text; its tokens have no bytes.
+    pub fn with_prefix(self, prefix: &str) -> Self {
+        Self { prefix: prefix.to_owned(), prefix_bytes: prefix.len() as u64, ..self }
+    }
+
     /// Returns the number of bytes received so far.
     pub fn bytes(&self) -> u64 {
-        self.bytes + self.held.len() as u64
+        let before = self.prefix_bytes - self.prefix.len() as u64;
+        (self.bytes + self.held.len() as u64).saturating_sub(before)
+    }
+
+    /// Returns the offset of byte `byte` after the prefix.
+    fn offset(&self, byte: usize) -> u64 {
+        (self.bytes + byte as u64).saturating_sub(self.prefix_bytes)
+    }
+
+    fn push_prefix(&mut self, tokens: &mut Vec<TokenSpan>) -> Result<()> {
+        let prefix = std::mem::take(&mut self.prefix);
+        if !prefix.is_empty() {
+            self.push(&prefix, tokens)?;
+        }
+        Ok(())
     }
 
     /// Encodes the next chunk and appends the tokens that no later chunk can change. Chunks after
@@ -86,6 +112,7 @@ impl StreamTokenizer {
     /// cannot encode, with its offset in the complete text. Fails with [`Error::LongerThan`] at a word above
     /// [`WORD_BYTES`] bytes, unless the text may be truncated there.
     pub fn push(&mut self, chunk: &str, tokens: &mut Vec<TokenSpan>) -> Result<LimitStatus> {
+        self.push_prefix(tokens)?;
         if self.status == LimitStatus::Exceeded {
             return Ok(self.status);
         }
@@ -143,8 +170,8 @@ impl StreamTokenizer {
         self.remaining -= count;
         tokens.extend(subwords.into_iter().take(count).map(|Subword { id, start, end }| TokenSpan {
             id,
-            start: self.bytes + start as u64,
-            end: self.bytes + end as u64,
+            start: self.offset(start),
+            end: self.offset(end),
         }));
         self.bytes += end as u64;
         self.characters += self.held[..end].chars().count();
@@ -189,7 +216,7 @@ impl StreamTokenizer {
                     return ControlFlow::Break(());
                 }
                 self.remaining -= 1;
-                let [start, end] = [span.start, span.end].map(|byte| self.bytes + byte as u64);
+                let [start, end] = [span.start, span.end].map(|byte| self.offset(byte));
                 tokens.push(TokenSpan { id, start, end });
             }
             ControlFlow::Continue(())

@@ -32,8 +32,9 @@ pub struct Vocabulary {
 enum Symbols {
     /// The index of a character is its id. U+FFFD fills the ids of special symbols.
     Characters { symbols: Vec<char>, ids: HashMap<char, u32> },
-    /// The id of a byte is its value plus `first`.
-    Bytes { first: u32 },
+    /// The id of a byte is its value plus `first`. The other ids of `count` are special symbols. If `sparse`, they have no
+    /// meaning: they have no text, and bytes that are not UTF-8 have none either.
+    Bytes { first: u32, count: usize, sparse: bool },
     /// Pieces of a tokenizer. Without a tokenizer, the model accepts and returns ids only.
     Subwords { count: usize, tokenizer: Option<Arc<SubwordTokenizer>> },
 }
@@ -92,7 +93,7 @@ impl Vocabulary {
 
     /// Creates a vocabulary of the 256 byte values of UTF-8 text.
     pub fn byte_level(normaliser: TextNormaliser) -> Self {
-        Self { symbols: Symbols::Bytes { first: 0 }, specials: None, normaliser }
+        Self { symbols: Symbols::Bytes { first: 0, count: BYTES, sparse: false }, specials: None, normaliser }
     }
 
     /// Creates a byte vocabulary whose byte 0 has id `first`. The remaining ids are special symbols. Fails if `first`
@@ -107,8 +108,20 @@ impl Vocabulary {
             return Err(VocabularyError::new("vocabulary.first_byte", format!("0 to {max}"), first.to_string()));
         }
         let is_byte = |id: u32| id.checked_sub(first).is_some_and(|byte| (byte as usize) < BYTES);
-        specials.check(BYTES + SpecialSymbols::COUNT, is_byte)?;
-        Ok(Self { symbols: Symbols::Bytes { first }, specials: Some(specials), normaliser })
+        let count = BYTES + SpecialSymbols::COUNT;
+        specials.check(count, is_byte)?;
+        Ok(Self { symbols: Symbols::Bytes { first, count, sparse: false }, specials: Some(specials), normaliser })
+    }
+
+    /// Creates a vocabulary of `count` ids, with the byte values from id `first` on, as in ByT5. The other ids have no text. Fails
+    /// if the bytes do not fit, or `count` is above [`MAX_SYMBOLS`].
+    pub fn sparse_bytes(first: u32, count: usize, normaliser: TextNormaliser) -> Result<Self, VocabularyError> {
+        let min = (first as usize).saturating_add(BYTES);
+        if !(min..=MAX_SYMBOLS).contains(&count) {
+            let expected = format!("{min} to {MAX_SYMBOLS}: {BYTES} bytes from `first_byte` on");
+            return Err(VocabularyError::new("vocabulary.size", expected, count.to_string()));
+        }
+        Ok(Self { symbols: Symbols::Bytes { first, count, sparse: true }, specials: None, normaliser })
     }
 
     /// Returns the number of symbols, at least one.
@@ -116,8 +129,7 @@ impl Vocabulary {
     pub fn len(&self) -> usize {
         match &self.symbols {
             Symbols::Characters { symbols, .. } => symbols.len(),
-            Symbols::Bytes { .. } => BYTES + self.specials.map_or(0, |_| SpecialSymbols::COUNT),
-            Symbols::Subwords { count, .. } => *count,
+            Symbols::Bytes { count, .. } | Symbols::Subwords { count, .. } => *count,
         }
     }
 
@@ -139,7 +151,7 @@ impl Vocabulary {
     /// Returns the byte of `id`, if symbols are bytes.
     pub fn byte_of(&self, id: u32) -> Option<u8> {
         match self.symbols {
-            Symbols::Bytes { first } => id.checked_sub(first).and_then(|byte| u8::try_from(byte).ok()),
+            Symbols::Bytes { first, .. } => id.checked_sub(first).and_then(|byte| u8::try_from(byte).ok()),
             Symbols::Characters { .. } | Symbols::Subwords { .. } => None,
         }
     }
@@ -154,6 +166,11 @@ impl Vocabulary {
         matches!(self.symbols, Symbols::Bytes { .. })
     }
 
+    /// Returns true if symbols are bytes and all other ids have no text, in which case bytes that are not UTF-8 have none either.
+    pub fn is_sparse(&self) -> bool {
+        matches!(self.symbols, Symbols::Bytes { sparse: true, .. })
+    }
+
     /// Returns the characters in order of their ids, if symbols are characters.
     pub fn characters(&self) -> Option<&[char]> {
         match &self.symbols {
@@ -166,6 +183,7 @@ impl Vocabulary {
     pub fn same_symbols(&self, other: &Self) -> bool {
         self.characters() == other.characters()
             && self.byte_zero() == other.byte_zero()
+            && self.is_sparse() == other.is_sparse()
             && self.specials == other.specials
             && self.is_subword() == other.is_subword()
             && self.len() == other.len()
@@ -175,7 +193,7 @@ impl Vocabulary {
     /// Returns the id of byte 0, if symbols are bytes.
     pub fn byte_zero(&self) -> Option<u32> {
         match self.symbols {
-            Symbols::Bytes { first } => Some(first),
+            Symbols::Bytes { first, .. } => Some(first),
             Symbols::Characters { .. } | Symbols::Subwords { .. } => None,
         }
     }
@@ -189,7 +207,7 @@ impl Vocabulary {
     pub fn id_of(&self, character: char) -> Option<u32> {
         match &self.symbols {
             Symbols::Characters { ids, .. } => ids.get(&character).copied(),
-            Symbols::Bytes { first } => character.is_ascii().then_some(first + u32::from(character)),
+            Symbols::Bytes { first, .. } => character.is_ascii().then_some(first + u32::from(character)),
             Symbols::Subwords { tokenizer, .. } => {
                 tokenizer.as_ref().and_then(|tokenizer| tokenizer.id_of(character.encode_utf8(&mut [0; 4])))
             }
@@ -301,6 +319,10 @@ impl Vocabulary {
             Symbols::Subwords { tokenizer, .. } => {
                 tokenizer.as_ref().map_or_else(String::new, |tokenizer| tokenizer.decode(ids))
             }
+            Symbols::Bytes { sparse: true, .. } => {
+                let bytes: Vec<u8> = ids.iter().filter_map(|&id| self.byte_of(id)).collect();
+                bytes.utf8_chunks().map(|chunk| chunk.valid()).collect()
+            }
             Symbols::Bytes { .. } => {
                 let mut text = String::with_capacity(ids.len());
                 for run in ids.split_inclusive(|&id| self.byte_of(id).is_none()) {
@@ -313,10 +335,11 @@ impl Vocabulary {
         }
     }
 
-    /// Returns the character of `id` in a text, or `None` for a special symbol other than `unknown`.
+    /// Returns the character of `id` in a text, or `None` for an id without text.
     pub(super) fn surface(&self, id: u32) -> Option<char> {
         let has_no_text = |specials: SpecialSymbols| specials.contains(id) && id != specials.unknown;
-        (!self.specials.is_some_and(has_no_text)).then(|| self.character(id))
+        let is_unused = self.is_sparse() && self.byte_of(id).is_none();
+        (!is_unused && !self.specials.is_some_and(has_no_text)).then(|| self.character(id))
     }
 
     /// Formats a symbol for messages and tables: a quoted character, or the value of an unprintable byte.
@@ -329,6 +352,7 @@ impl Vocabulary {
             _ if self.is_subword() => {
                 self.tokenizer().and_then(|tokenizer| tokenizer.piece(id)).unwrap_or_else(|| format!("id {id}"))
             }
+            _ if self.is_sparse() => format!("id {id}"),
             _ => format!("{:?}", self.character(id)),
         }
     }

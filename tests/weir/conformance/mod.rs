@@ -47,7 +47,7 @@ fn configurations() -> Vec<Configuration> {
     let latent = latent.chain(unusual);
     let decoders = official.chain(fewer_bits).chain(naive_decoder::shapes());
     let mut all = Vec::new();
-    let encoder_decoders = super::pyramidion::single_document::shapes();
+    let encoder_decoders = super::pyramidion::single_document::shapes().into_iter().chain(super::t5::shapes());
     for (name, model) in fixtures.chain(shapes).chain(latent).chain(decoders).chain(encoder_decoders) {
         for &mode in &model.card().boundary_modes.clone() {
             if mode == BoundaryMode::Predictor {

@@ -97,8 +97,7 @@ impl DocumentModel {
             sha256: String::new(),
             exactness: Exactness::Bitwise,
         };
-        let generation =
-            GenerationDefaults { beam: 2, length_penalty: 1.0, min_tokens: 3, max_tokens: 12, no_repeat_ngram: 0 };
+        let generation = GenerationDefaults { beam: 2, min_tokens: 3, ..GenerationDefaults::fairseq(12) };
         let limits = DocumentLimits {
             tokens: TOKENS,
             targets: TARGETS,

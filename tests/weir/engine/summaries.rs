@@ -121,7 +121,7 @@ fn varied(number: usize) -> Summarize {
         no_repeat_ngram: Some([0, 2, 3][number % 3]),
         sampling,
         hypotheses: Some(1 + number % 4),
-        hard: None,
+        ..Summarize::default()
     }
 }
 

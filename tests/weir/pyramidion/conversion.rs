@@ -30,7 +30,7 @@ fn a_training_checkpoint_converts_as_the_folder_with_its_tensors() {
     assert_eq!(converted(&source.join("settings/last.pt"), &path_of("file")), folder);
     // The settings are those of the fixture with the most hypotheses.
     let config = Config::read(&path_of("folder")).unwrap();
-    let generation = config.generation.unwrap();
+    let generation = config.generation.clone().unwrap();
     assert_eq!((generation.beam, generation.min_tokens, generation.max_tokens), (2, 4, 14));
     assert!(config.subwords().is_none());
     let model = load(&path_of("folder"), &settings()).unwrap();

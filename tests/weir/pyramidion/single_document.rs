@@ -71,12 +71,14 @@ pub(in super::super) fn shapes() -> Vec<(String, Arc<dyn Model>)> {
         for dtype in Dtype::ALL {
             let model = shape.model(dtype);
             let document = tokens(&mut Dice::new(4), 90);
-            let bytes = encode(&*model, &document, &mut model.scratch()).bytes();
-            all.push((
-                format!("{}, {}", shape.name, dtype.name()),
-                Arc::new(SingleDocument { model, document, bytes }),
-            ));
+            all.push((format!("{}, {}", shape.name, dtype.name()), with_document(model, document)));
         }
     }
     all
+}
+
+/// Returns a model that begins every row from `document`.
+pub(in super::super) fn with_document(model: Arc<dyn Model>, document: Vec<u32>) -> Arc<dyn Model> {
+    let bytes = encode(&*model, &document, &mut model.scratch()).bytes();
+    Arc::new(SingleDocument { model, document, bytes })
 }

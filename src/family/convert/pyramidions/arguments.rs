@@ -217,6 +217,7 @@ impl Arguments {
             min_tokens: settings.min_len,
             max_tokens: settings.max_len_b.min(self.max_target_positions.saturating_sub(1)),
             no_repeat_ngram: settings.no_repeat_ngram_size,
+            ..GenerationDefaults::fairseq(0)
         })
     }
 }

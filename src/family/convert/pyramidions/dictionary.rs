@@ -4,13 +4,17 @@
 //! with the four special symbols in place of its own three. A dictionary of single characters needs no SentencePiece model:
 //! fairseq writes one for `--bpe characters`, with a space as `▁`.
 
-use super::sentencepiece::{self, Algorithm, SentencePiece};
 use crate::{
     error::{Error, Result},
-    family::{checkpoint::json::read_limited, convert::converted::only_file},
+    family::{
+        checkpoint::json::read_limited,
+        convert::{
+            converted::only_file,
+            sentencepiece::{self, Algorithm, SentencePiece, metaspace, normalizer},
+        },
+    },
     text::{BLANK, SubwordTokenizer},
 };
-use base64::{Engine, engine::general_purpose::STANDARD};
 use serde_json::{Value as Json, json};
 use std::{
     collections::{HashMap, HashSet},
@@ -23,8 +27,6 @@ const MAX_BYTES: u64 = 64 << 20;
 /// fairseq's special symbols, which have the first ids.
 const MARKS: [&str; 4] = ["<s>", "<pad>", "</s>", "<unk>"];
 const UNKNOWN: usize = 3;
-/// Represents a space.
-const SPACE: &str = "\u{2581}";
 /// Score of a piece that only the dictionary contains, below that of the model's rarest piece.
 const MISSING_PENALTY: f32 = 1e6;
 
@@ -97,25 +99,13 @@ fn tokenizer(normalizer: Json, pre_tokenizer: Json, decoder: Json, model: Json) 
         "pre_tokenizer": pre_tokenizer, "post_processor": null, "decoder": decoder, "model": model })
 }
 
-/// Returns the pre-tokenizer or decoder that replaces spaces by [`SPACE`].
-fn metaspace(prefix: &str) -> Json {
-    json!({ "type": "Metaspace", "replacement": SPACE, "prepend_scheme": prefix, "split": true })
-}
-
 /// Returns a tokenizer of the dictionary's pieces that splits text as the model does.
 fn pieces(lines: &[String], model: &SentencePiece, file: &Path) -> Result<Json> {
     let known: HashMap<&str, f32> = model.pieces.iter().map(|(piece, score)| (piece.as_str(), *score)).collect();
     if !lines.iter().any(|line| known.contains_key(line.as_str())) {
         return Err(Error::checkpoint(file, "the file", "the pieces of the dictionary next to it", "others"));
     }
-    let mut steps = Vec::new();
-    if let Some(map) = &model.charsmap {
-        steps.push(json!({ "type": "Precompiled", "precompiled_charsmap": STANDARD.encode(map) }));
-    }
-    // a leading space stays: it stands for the prefix that the text would get
-    steps.push(json!({ "type": "Strip", "strip_left": false, "strip_right": true }));
-    steps.push(json!({ "type": "Replace", "pattern": { "Regex": " {2,}" }, "content": " " }));
-    let normalizer = json!({ "type": "Sequence", "normalizers": steps });
+    let normalizer = normalizer(model);
     let metaspace = metaspace("always");
     let model = match model.algorithm {
         Algorithm::Unigram => unigram(lines, &known),
@@ -172,7 +162,7 @@ fn bpe(vocab: serde_json::Map<String, Json>, merges: Vec<(String, String)>) -> J
 
 /// Returns a tokenizer of single characters, which are never merged.
 fn characters(lines: &[String]) -> Json {
-    let spaces = json!({ "type": "Replace", "pattern": { "String": SPACE }, "content": " " });
+    let spaces = json!({ "type": "Replace", "pattern": { "String": sentencepiece::SPACE }, "content": " " });
     let decoder = json!({ "type": "Sequence", "decoders": [spaces, { "type": "Fuse" }] });
     // fairseq splits lines at whitespace; only the space has been replaced by then
     let blank = json!({ "type": "Replace", "pattern": { "Regex": BLANK }, "content": "" });
@@ -187,13 +177,6 @@ mod tests {
 
     fn ids(subwords: &SubwordTokenizer, text: &str) -> Vec<u32> {
         subwords.encode(text).unwrap().iter().map(|piece| piece.id).collect()
-    }
-
-    #[test]
-    fn base64_matches_the_standard() {
-        for (bytes, text) in [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foob", "Zm9vYg==")] {
-            assert_eq!(STANDARD.encode(bytes), text);
-        }
     }
 
     #[test]

@@ -8,7 +8,6 @@
 
 mod arguments;
 mod dictionary;
-mod sentencepiece;
 
 use super::{
     converted::{Converted, only_file, read_config},

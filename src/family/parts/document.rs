@@ -1,4 +1,4 @@
-//! An encoded document: keys and values for all layers of the decoder.
+//! An encoded document that several families share: keys and values for all layers of the decoder.
 
 use crate::{
     decode::document::{Document, LayerTime, PoolingChoice},
@@ -6,17 +6,17 @@ use crate::{
 };
 
 /// An encoded document: keys and values for all layers of the decoder.
-pub(super) struct PyramidionDocument {
-    pub(super) tokens: usize,
+pub(in crate::family) struct MemoryDocument {
+    pub(in crate::family) tokens: usize,
     /// Keys and values, one position for each vector.
-    pub(super) memory: KvCache,
-    pub(super) unpooled_bytes: usize,
-    pub(super) choices: Vec<PoolingChoice>,
-    pub(super) timings: Vec<LayerTime>,
-    pub(super) memory_ns: u64,
+    pub(in crate::family) memory: KvCache,
+    pub(in crate::family) unpooled_bytes: usize,
+    pub(in crate::family) choices: Vec<PoolingChoice>,
+    pub(in crate::family) timings: Vec<LayerTime>,
+    pub(in crate::family) memory_ns: u64,
 }
 
-impl Document for PyramidionDocument {
+impl Document for MemoryDocument {
     fn tokens(&self) -> usize {
         self.tokens
     }

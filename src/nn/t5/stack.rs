@@ -1,28 +1,27 @@
-//! The stack of T5 (Raffel et al. 2020, v1.0), made causal, over cached keys.
+//! A causal stack of T5 layers over cached keys, with or without cross-attention.
 //!
-//! x += attention(rms(x)); in a decoder x += attention(rms(x), memory); x += down(relu(up(rms(x)))); one more norm after
-//! the last layer. Norms divide by the root of the mean square, there are no biases, and scores are unscaled with a learned
-//! number for each bucket of distances. One pass takes any mixture of positions, as in
-//! [`attention::stack`](super::attention::stack), and a position's arithmetic is the same in all of them.
+//! One pass takes any mixture of positions, as in [`attention::stack`](crate::nn::attention::stack), and a position's arithmetic
+//! is the same in all of them.
 
-use super::{
-    Position,
-    attention::{
-        cross,
-        layer::{Caches, Cross, add},
-        mix::{Mixing, mix},
-    },
-    kv_cache::KvCache,
-    position::PositionScheme,
-    sized,
-};
+use super::layer::{FeedForwardBuffers, FeedForwardHidden, T5Layer};
 use crate::{
     error::Result,
     kernels::{
         Compute,
-        attention::{AttentionHead, Bias, PageLayout, QueryBuffer, QueryRow, QueryVariants},
-        linear::{Epilogue, Linear, QuantizedRows},
+        attention::{AttentionHead, PageLayout, QueryBuffer, QueryRow, QueryVariants},
+        linear::{Epilogue, QuantizedRows},
         rowwise::{RmsNorm, rms_norm},
+    },
+    nn::{
+        Position,
+        attention::{
+            cross::{self, MemoryAttention, MemoryPart},
+            layer::{Caches, Cross, Hook, HookPoint, add},
+            mix::{Mixing, mix},
+        },
+        kv_cache::KvCache,
+        position::PositionScheme,
+        sized,
     },
 };
 
@@ -34,26 +33,10 @@ pub struct T5Stack {
     pub position: PositionScheme,
     /// Layout of the self-attention cache's pages.
     pub layout: PageLayout,
+    /// True if every softmax has one more key, of score zero and value zero.
+    pub sink: bool,
     /// Norm after the last layer: (D)
     pub norm: RmsNorm,
-}
-
-/// One layer's weights. D = width, I = heads · head_dim, F = inner width of the feed-forward.
-pub struct T5Layer {
-    /// (D), or (E) if the layer takes vectors of another width E.
-    pub attention_norm: RmsNorm,
-    /// Queries, keys, values: (3·I, D), or (3·I, E).
-    pub qkv: Linear,
-    /// (D, I). A layer that takes another width has no residual around its attention.
-    pub output: Linear,
-    /// Cross-attention, in a decoder.
-    pub cross: Option<Cross<RmsNorm>>,
-    /// (D)
-    pub feed_forward_norm: RmsNorm,
-    /// (F, D)
-    pub up: Linear,
-    /// (D, F)
-    pub down: Linear,
 }
 
 /// The memories of a step's sequences.
@@ -73,9 +56,11 @@ pub struct T5Work {
     qkv: Vec<f32>,
     queries: QueryBuffer,
     head_outputs: Vec<f32>,
-    hidden: Vec<f32>,
+    hidden: FeedForwardHidden,
     /// Output of the last sub-layer: (positions, D).
     delta: Vec<f32>,
+    /// Receives the output of each layer in golden tests; `None` in servers.
+    pub hook: Option<Hook>,
 }
 
 /// Arguments that all sub-layers of one pass share.
@@ -114,11 +99,15 @@ impl T5Stack {
                 x.extend_from_slice(&pass.work.delta); // (positions, E) → (positions, D)
             }
             if let (Some(cross), Some(memory)) = (&layer.cross, memory) {
-                cross_attention(index, cross, memory, x, &mut pass)?;
+                cross_attention(index, cross, memory, self.sink, x, &mut pass)?;
                 add(x, &pass.work.delta);
             }
-            feed_forward(compute, layer, x, pass.work);
-            add(x, &pass.work.delta);
+            let T5Work { quantized, normed, hidden, delta, hook, .. } = &mut *pass.work;
+            let buffers = FeedForwardBuffers { quantized, normed, hidden, delta };
+            layer.feed_forward(compute, x, buffers);
+            if let Some(hook) = hook {
+                hook(HookPoint::Layer, index, positions, x);
+            }
         }
         let normed = sized(&mut pass.work.normed, x.len());
         rms_norm(compute, x, &self.norm, normed);
@@ -126,7 +115,7 @@ impl T5Stack {
         Ok(())
     }
 
-    /// Writes the self-attention of `x` to `work.delta`: (positions, D).
+    /// Writes the causal self-attention of `x` to `work.delta`: (positions, D). Scores are unscaled.
     fn attention<C: Caches>(&self, index: usize, x: &[f32], pass: &mut T5Pass<'_, C>) -> Result<()> {
         let T5Pass { compute, positions, caches, work } = pass;
         let layer = &self.layers[index];
@@ -141,13 +130,31 @@ impl T5Stack {
             let (keys, values) = row[inner..].split_at(inner);
             caches.cache_mut(position.sequence)?.write(index, position.index, keys, values)?;
         }
+        work.queries.finish(compute, self.layout.dtype, self.layout.head_dim);
         let caches = &**caches;
-        let job = UnscaledAttention { compute, layout: &self.layout, layer: index, positions };
-        let cache = |sequence| caches.cache(sequence);
-        job.run(&cache, &|head| self.position.bias(head), &mut work.queries, &mut work.head_outputs); // (positions, I)
+        let queries = &work.queries;
+        let query = |row: usize, head: usize| {
+            let content = QueryVariants::single(queries, row * self.layout.heads + head);
+            QueryRow { first_key: 0, position: positions[row].index, content, ..QueryRow::default() }
+        };
+        let source = |cache, head, recently_read| self.source(cache, index, head, recently_read);
+        let keys = positions.iter().map(|position| position.index + 1).sum();
+        let mixing = Mixing { compute, layout: &self.layout, positions, keys };
+        mix(&mixing, &|sequence| caches.cache(sequence), &query, &source, &mut work.head_outputs); // (positions, I)
         let delta = sized(&mut work.delta, positions.len() * layer.output.outputs());
         layer.output.apply(compute, &work.head_outputs, Epilogue::None, &mut work.quantized, delta); // (positions, D)
         Ok(())
+    }
+
+    /// Returns one head's keys and values in a cache, as the kernel takes them.
+    fn source<'a>(&'a self, cache: &'a KvCache, layer: usize, head: usize, recently_read: bool) -> AttentionHead<'a> {
+        AttentionHead {
+            bias: self.position.bias(head),
+            scale: 1.0,
+            sink: self.sink,
+            recently_read,
+            ..cache.attention_head(layer, head)
+        }
     }
 
     /// Projects the vectors of a memory, (vectors, C): see [`cross::project_memory`]. Returns the first error of `write`.
@@ -166,9 +173,10 @@ impl T5Stack {
 
 /// Writes the attention of `x` to the sequences' memories into `work.delta`: (positions, D).
 fn cross_attention<C: Caches>(
-    layer: usize,
+    index: usize,
     cross: &Cross<RmsNorm>,
     memory: &T5Memory<'_, C>,
+    sink: bool,
     x: &[f32],
     pass: &mut T5Pass<'_, C>,
 ) -> Result<()> {
@@ -178,57 +186,17 @@ fn cross_attention<C: Caches>(
     let layout = *(memory.cache)(caches, first.sequence)?.layout();
     let normed = sized(&mut work.normed, x.len());
     rms_norm(compute, x, &cross.norm, normed);
-    let queries = work.queries.values_mut(memory.positions.len() * cross.query.outputs());
+    let rows = memory.positions.len();
+    let queries = work.queries.values_mut(rows * cross.query.outputs());
     cross.query.apply(compute, normed, Epilogue::None, &mut work.quantized, queries); // (positions, I)
-    let job = UnscaledAttention { compute, layout: &layout, layer, positions: memory.positions };
-    let cache = |sequence: usize| (memory.cache)(caches, sequence);
-    job.run(&cache, &|_| Bias::None, &mut work.queries, &mut work.head_outputs); // (positions, I)
+    let keys = memory.positions.iter().map(|position| position.index + 1).sum();
+    let job = MemoryAttention { compute, layout: &layout, layer: index, rows, keys, scale: 1.0, sink };
+    let part = |row: usize| {
+        let Position { sequence, index } = memory.positions[row];
+        Some(MemoryPart { memory: (memory.cache)(caches, sequence).ok()?, last: index })
+    };
+    job.run(&part, &mut work.queries, &mut work.head_outputs); // (positions, I)
     let delta = sized(&mut work.delta, x.len());
     cross.output.apply(compute, &work.head_outputs, Epilogue::None, &mut work.quantized, delta); // (positions, D)
     Ok(())
-}
-
-/// Writes the feed-forward of `x`, (positions, D), to `work.delta`.
-fn feed_forward(compute: &Compute, layer: &T5Layer, x: &[f32], work: &mut T5Work) {
-    let normed = sized(&mut work.normed, x.len());
-    rms_norm(compute, x, &layer.feed_forward_norm, normed);
-    let hidden = sized(&mut work.hidden, x.len() / layer.up.inputs() * layer.up.outputs());
-    layer.up.apply(compute, normed, Epilogue::Relu, &mut work.quantized, hidden); // (positions, F)
-    let delta = sized(&mut work.delta, x.len());
-    layer.down.apply(compute, hidden, Epilogue::None, &mut work.quantized, delta); // (positions, D)
-}
-
-/// One layer's attention with unscaled scores: each query attends to all keys up to its position.
-struct UnscaledAttention<'a> {
-    compute: &'a Compute,
-    layout: &'a PageLayout,
-    layer: usize,
-    positions: &'a [Position],
-}
-
-impl UnscaledAttention<'_> {
-    /// Writes the weighted values of each head, (positions, I), to `head_outputs`.
-    fn run<'a>(
-        &self,
-        cache: &(impl Fn(usize) -> Result<&'a KvCache> + Sync),
-        bias: &(impl Fn(usize) -> Bias<'a> + Sync),
-        queries: &mut QueryBuffer,
-        head_outputs: &mut Vec<f32>,
-    ) {
-        let Self { compute, layout, layer, positions } = *self;
-        queries.finish(compute, layout.dtype, layout.head_dim);
-        let queries = &*queries;
-        let query = |row: usize, head: usize| {
-            let content = QueryVariants::single(queries, row * layout.heads + head);
-            QueryRow { first_key: 0, position: positions[row].index, content, ..QueryRow::default() }
-        };
-        let source = |cache: &'a KvCache, head: usize, recently_read: bool| AttentionHead {
-            bias: bias(head),
-            scale: 1.0,
-            recently_read,
-            ..cache.attention_head(layer, head)
-        };
-        let keys = positions.iter().map(|position| position.index + 1).sum();
-        mix(&Mixing { compute, layout, positions, keys }, cache, &query, &source, head_outputs);
-    }
 }

@@ -1,7 +1,9 @@
 //! Reads SentencePiece models: the fields of their protocol buffer that define how text is split into pieces.
 
 use crate::error::{Error, Result};
+use base64::{Engine, engine::general_purpose::STANDARD};
 use prost::Message;
+use serde_json::{Value as Json, json};
 use std::path::Path;
 
 #[derive(Clone, PartialEq, Message)]
@@ -73,6 +75,8 @@ pub(super) struct SentencePiece {
     pub(super) pieces: Vec<(String, f32)>,
     /// All pieces except the usual special ones, in order of the model's ids.
     pub(super) all: Vec<String>,
+    /// All pieces with their scores; the index is the model's id.
+    pub(super) by_id: Vec<(String, f32)>,
     /// Character replacements of the normaliser, in SentencePiece's own format.
     pub(super) charsmap: Option<Vec<u8>>,
 }
@@ -112,16 +116,39 @@ pub(super) fn read(bytes: &[u8], file: &Path) -> Result<SentencePiece> {
     };
     let others = model.pieces.iter().filter(|piece| !usual(piece));
     let all = others.map(|piece| piece.piece.clone().unwrap_or_default()).collect();
+    let scored = |piece: &Piece| (piece.piece.clone().unwrap_or_default(), piece.score.unwrap_or(0.0));
+    let by_id = model.pieces.iter().map(scored).collect();
     let pieces: Vec<_> = model.pieces.into_iter().filter(is_text).collect();
     if pieces.is_empty() {
         return Err(wrong("a SentencePiece model", "no pieces".into()));
     }
     Ok(SentencePiece {
         algorithm,
-        pieces: pieces.into_iter().map(|piece| (piece.piece.unwrap_or_default(), piece.score.unwrap_or(0.0))).collect(),
+        pieces: pieces.iter().map(scored).collect(),
         all,
+        by_id,
         charsmap: normalizer.precompiled_charsmap.filter(|map| !map.is_empty()),
     })
+}
+
+/// Represents a space.
+pub(super) const SPACE: &str = "\u{2581}";
+
+/// Returns the pre-tokenizer or decoder of `tokenizer.json` that replaces spaces by [`SPACE`].
+pub(super) fn metaspace(prefix: &str) -> Json {
+    json!({ "type": "Metaspace", "replacement": SPACE, "prepend_scheme": prefix, "split": true })
+}
+
+/// Returns the normaliser of `tokenizer.json` that does what the model's does before it splits text.
+pub(super) fn normalizer(model: &SentencePiece) -> Json {
+    let mut steps = Vec::new();
+    if let Some(map) = &model.charsmap {
+        steps.push(json!({ "type": "Precompiled", "precompiled_charsmap": STANDARD.encode(map) }));
+    }
+    // a leading space stays: it stands for the prefix that the text would get
+    steps.push(json!({ "type": "Strip", "strip_left": false, "strip_right": true }));
+    steps.push(json!({ "type": "Replace", "pattern": { "Regex": " {2,}" }, "content": " " }));
+    json!({ "type": "Sequence", "normalizers": steps })
 }
 
 #[cfg(test)]

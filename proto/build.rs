@@ -3,8 +3,9 @@
 use prost::Message;
 use std::{error::Error, fs, path::PathBuf};
 
-const FILES: [&str; 5] = [
+const FILES: [&str; 6] = [
     "weir/v1/admin.proto",
+    "weir/v1/codec.proto",
     "weir/v1/generation.proto",
     "weir/v1/latency.proto",
     "weir/v1/models.proto",

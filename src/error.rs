@@ -219,6 +219,35 @@ pub enum Error {
     /// An error of the operating system.
     #[error("{path}: {source}", path = path.display())]
     Io { path: PathBuf, source: std::io::Error },
+    /// Data that are not in the format of compressed data, or a text that differs from the one that was compressed.
+    #[error("{what}: expected {expected}, found {found}")]
+    Damaged {
+        /// The part: `the header`, `a block`.
+        what: &'static str,
+        expected: String,
+        found: String,
+    },
+    /// Compressed data of a model that computes other bits.
+    #[error("the data were compressed with {what} {found}; {model:?} has {expected}")]
+    CompressedWith {
+        /// The difference: `the dtype`.
+        what: &'static str,
+        found: String,
+        model: String,
+        expected: String,
+    },
+    /// A text to compress that the model can only read after normalising it.
+    #[error(
+        "text: {found} at character {offset} is not in the model's vocabulary; with {option}, the text is rewritten by \
+         {normaliser} before it is compressed"
+    )]
+    NeedsNormaliser {
+        found: String,
+        offset: usize,
+        normaliser: &'static str,
+        /// The option that asks for it: `normalise`.
+        option: &'static str,
+    },
     /// A remote server that rejected a call or did not answer.
     #[error("{server}: {answer}")]
     Remote {
@@ -248,10 +277,14 @@ impl Error {
             | Self::LongerThan { .. }
             | Self::NeverFits { .. }
             | Self::TooMuchWork { .. }
+            | Self::Damaged { .. }
+            | Self::NeedsNormaliser { .. }
             | Self::Setting(_) => Code::InvalidArgument,
-            Self::WrongKind { .. } | Self::Checkpoint { .. } | Self::Unverified { .. } | Self::Io { .. } => {
-                Code::FailedPrecondition
-            }
+            Self::WrongKind { .. }
+            | Self::CompressedWith { .. }
+            | Self::Checkpoint { .. }
+            | Self::Unverified { .. }
+            | Self::Io { .. } => Code::FailedPrecondition,
             Self::QueueFull { .. }
             | Self::TooMany { .. }
             | Self::OutOfPages { .. }

@@ -185,6 +185,13 @@ PAGES: Dict[str, List[Step]] = {
         Runs("weir init --config models/shapes/hourglass-41m.json random", ".*random.*", SMALL),
         Serves("weir serve --model random"),
     ],
+    "docs/codec.md": [
+        Elsewhere(
+            f"weir compress --model {SHIPPED} --normalise article.txt article.weir",
+            "tests/weir/codec/command_line.rs compresses and decompresses files with all flags",
+        ),
+        Elsewhere(f"weir decompress --model {SHIPPED} article.weir article.out", "as above"),
+    ],
     "docs/getting-started.md": [
         Elsewhere("cargo build --release", BUILT),
         Elsewhere('export PATH="$PWD/target/release:$PATH"', BUILT),

@@ -2,7 +2,7 @@
 
 #[cfg(feature = "candle")]
 use super::verify;
-use super::{admin, bench, convert, generate, health, init, inspect, report, score, segment, serve, summarize};
+use super::{admin, bench, codec, convert, generate, health, init, inspect, report, score, segment, serve, summarize};
 use clap::{Parser, Subcommand};
 
 /// Inference server for character- and byte-level language models that pool their own input.
@@ -31,6 +31,10 @@ pub(super) enum Command {
     Score(score::Args),
     /// Show where a text's segments end.
     Segment(segment::Args),
+    /// Compress texts losslessly with a model.
+    Compress(codec::CompressArgs),
+    /// Decompress texts with the model that compressed them.
+    Decompress(codec::DecompressArgs),
     /// Convert an official checkpoint into weir's format.
     Convert(convert::Args),
     /// Create a checkpoint of a given shape with random weights.

@@ -3,8 +3,10 @@
 use crate::error::Error;
 
 /// Request fields, dotted as on the wire, and the flags that set them.
-const FLAGS: [(&str, &str); 17] = [
+const FLAGS: [(&str, &str); 19] = [
+    ("block", "--block"),
     ("boundary_mode", "--boundary-mode"),
+    ("normalise", "--normalise"),
     ("options.beam_size", "--beam"),
     ("options.hard_topk", "--hard-topk"),
     ("options.hypotheses", "--hypotheses"),
@@ -29,7 +31,8 @@ pub(super) fn with_flag_names(mut error: Error) -> Error {
         Error::BadOption { field, .. }
         | Error::UnknownSymbol { field, .. }
         | Error::TooLong { field, .. }
-        | Error::LongerThan { field, .. } => field,
+        | Error::LongerThan { field, .. }
+        | Error::NeedsNormaliser { option: field, .. } => field,
         _ => return error,
     };
     if let Some((_, flag)) = FLAGS.iter().find(|(name, _)| name == field) {

@@ -76,7 +76,7 @@ pub fn run(args: Args) -> Result<()> {
     let mut printer = Printer { model: &*model, mode, json: args.json, characters: Vec::new(), stream };
     while let Some(event) = events.blocking_recv() {
         match event? {
-            Event::Started { .. } | Event::Document(_) => {}
+            Event::Started { .. } | Event::Coded(_) | Event::Document(_) => {}
             Event::Characters(characters) => printer.print(characters)?,
             Event::Finished { reason, usage, timing } => return printer.finish(&reason, &usage, &timing),
         }

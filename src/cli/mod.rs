@@ -2,6 +2,7 @@
 
 pub mod admin;
 pub mod bench;
+pub mod codec;
 pub mod command;
 pub mod convert;
 mod flag_names;
@@ -55,6 +56,8 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Summarize(args) => summarize::run(args),
         Command::Score(args) => score::run(args),
         Command::Segment(args) => segment::run(args),
+        Command::Compress(args) => codec::run_compress(args),
+        Command::Decompress(args) => codec::run_decompress(args),
         Command::Convert(args) => convert::run(args),
         Command::Init(args) => init::run(args),
         Command::Inspect(args) => inspect::run(args),

@@ -30,6 +30,18 @@ impl Progress {
         Self { bar: None, template: "{wide_bar} {pos}/{len} measurements {eta}", min_total: 1 }
     }
 
+    /// Counts the bytes of texts that a model reads or writes, with a note such as the rate.
+    pub fn texts() -> Self {
+        Self { bar: None, template: "{wide_bar} {bytes}/{total_bytes} {msg} {eta}", min_total: 1 }
+    }
+
+    /// Shows a note in a bar that has a place for it.
+    pub fn note(&self, note: String) {
+        if let Some(bar) = &self.bar {
+            bar.set_message(note);
+        }
+    }
+
     /// Shows `done` of `total`.
     pub fn update(&mut self, done: u64, total: u64) {
         if total < self.min_total {

@@ -19,7 +19,11 @@ pub use super::{
     state::{PageUse, Scratch, State, state_mut, state_ref},
 };
 use super::{cost::Cost, document::DocumentEncoder, trace};
-use crate::{error::Result, kernels::Isa, text::Vocabulary};
+use crate::{
+    error::{Error, Result},
+    kernels::Isa,
+    text::Vocabulary,
+};
 use std::{
     fmt::{self, Display, Formatter},
     sync::Arc,
@@ -123,6 +127,27 @@ impl SequenceRow {
             Want::Last => self.feed.len().min(1),
             Want::All => self.feed.len(),
         }
+    }
+
+    /// Checks the results of a step that began at position `start`: logits (wanted symbols, `vocabulary`), decisions, and the state's
+    /// length. Fails with [`Error::Internal`] if the row is not as a step must leave it.
+    pub fn check_step(&self, start: usize, vocabulary: usize) -> Result<()> {
+        let is_valid = self.status == StepStatus::Ready
+            && !self.feed.is_empty()
+            && self.decisions.len() == self.feed.len()
+            && self.logits.len() == self.wanted() * vocabulary
+            && self.state.len() == start + self.positions();
+        if is_valid {
+            return Ok(());
+        }
+        Err(Error::Internal(format!(
+            "a step of {} symbols from position {start} left a row with status {:?}, length {}, {} decisions and {} logits",
+            self.feed.len(),
+            self.status,
+            self.state.len(),
+            self.decisions.len(),
+            self.logits.len()
+        )))
     }
 }
 

@@ -8,11 +8,12 @@
 //! 3. One request: [`session`] feeds the `prompt`, then runs the `generation` with a [`sampling`] policy. [`trace`] encodes
 //!    symbols with their boundaries, [`text_window`] holds the text, [`replay`] computes where a lost row starts again.
 //! 4. Policies for many rows: [`boundary_wait`] (when waiting rows run their segment step), [`beam`] search.
-//! 5. Tools on top: [`evaluate`] scores texts, [`spans`] maps kept vectors to the document's text.
+//! 5. Tools on top: [`evaluate`] scores texts, [`codec`] compresses them, [`spans`] maps kept vectors to the document's text.
 
 pub mod beam;
 pub mod boundary;
 pub mod boundary_wait;
+pub mod codec;
 pub mod contract;
 pub mod cost;
 pub mod document;

@@ -7,6 +7,7 @@
 //! A chunk's last logits give the next chunk's first log-probabilities, which are kept; logits never outlive their chunk.
 
 use super::{
+    codec::{Coded, coder::BlockCoder},
     contract::{SequenceRow, Want},
     evaluate::{ScoringWindow, max_fed_symbols, window},
     options::{EmittedSymbol, WindowOptions},
@@ -37,6 +38,8 @@ pub(super) struct Prompt {
     output: PromptOutput,
     /// Log-probabilities of the next symbol to emit; empty for the first symbol.
     next: SymbolLogprobs,
+    /// Compresses or decompresses the text.
+    coder: Option<BlockCoder>,
 }
 
 /// The prompt symbols fed to one sequence.
@@ -71,6 +74,10 @@ pub(super) struct PromptOutput {
 impl Prompt {
     pub(super) fn new(symbols: Vec<u32>, windows: Option<WindowOptions>, output: PromptOutput) -> Self {
         let len = symbols.len();
+        Self::with_len(symbols, len, windows, output)
+    }
+
+    fn with_len(symbols: Vec<u32>, len: usize, windows: Option<WindowOptions>, output: PromptOutput) -> Self {
         let range = FeedRange { start: 0, emit_from: 0, end: len };
         let mut prompt = Self {
             symbols: TextWindow::new(symbols),
@@ -83,10 +90,59 @@ impl Prompt {
             settled: 0,
             output,
             next: SymbolLogprobs::default(),
+            coder: None,
         };
         // a single symbol has no windows; it is fed as one sequence
         prompt.range = prompt.window(0).unwrap_or(range);
         prompt
+    }
+
+    /// Creates the text of a block of `len` symbols. A coder that decompresses adds the symbols one by one. `logits` (V) predict the
+    /// first symbol; without them all symbols are equally probable. Fails as [`BlockCoder::code`] does.
+    pub(super) fn coded(
+        len: usize,
+        symbols: Vec<u32>,
+        windows: WindowOptions,
+        mut coder: BlockCoder,
+        logits: Option<&[f32]>,
+    ) -> Result<Self> {
+        let first = coder.code(symbols.first().copied(), logits)?;
+        let output = PromptOutput {
+            symbols: false,
+            logprobs: LogprobOptions { logprobs: false, top: 0 },
+            boundaries: false,
+            last_logits: false,
+        };
+        let known = if coder.is_decoder() { vec![first] } else { symbols };
+        Ok(Self { coder: Some(coder), ..Self::with_len(known, len, Some(windows), output) })
+    }
+
+    /// True if the next feed is the symbol that was decompressed last.
+    pub(super) fn is_decompressing(&self) -> bool {
+        let decompresses = self.coder.as_ref().is_some_and(BlockCoder::is_decoder);
+        decompresses && self.fed >= self.range.emit_from && self.fed + 1 == self.symbols.len()
+    }
+
+    /// Codes the symbols after those of a chunk, which begins at `start`; decompressed ones become part of the text.
+    fn code(&mut self, start: usize, row: &SequenceRow) -> Result<()> {
+        let Some(coder) = &mut self.coder else { return Ok(()) };
+        let Some(vocabulary) = row.logits.len().checked_div(row.feed.len()).filter(|size| *size > 0) else {
+            return Ok(());
+        };
+        for (next, logits) in (start + 1..self.len).zip(row.logits.chunks_exact(vocabulary)) {
+            let known = self.symbols.get(next..next + 1).and_then(|next| next.first().copied());
+            let symbol = coder.code(known, Some(logits))?;
+            if known.is_none() {
+                self.symbols.held.push(symbol);
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the coded block, once, when all symbols are coded. Fails as [`BlockCoder::finish`] does.
+    pub(super) fn finish_code(&mut self) -> Result<Option<Coded>> {
+        let symbols = &self.symbols.held;
+        self.coder.take().map(|coder| coder.finish(symbols)).transpose()
     }
 
     fn window(&self, index: usize) -> Option<FeedRange> {
@@ -120,7 +176,7 @@ impl Prompt {
 
     /// One past the last known symbol of the present sequence.
     pub(super) fn end(&self) -> usize {
-        if self.is_windowed() { self.range.end } else { self.symbols.len() }
+        if self.is_windowed() { self.range.end.min(self.symbols.len()) } else { self.symbols.len() }
     }
 
     pub(super) fn is_done(&self) -> bool {
@@ -182,10 +238,10 @@ impl Prompt {
     pub(super) fn feed(&self, row: &mut SequenceRow, chunk: usize) {
         let FeedRange { emit_from, end, .. } = self.range;
         let context = self.fed < emit_from;
-        let end = if context { emit_from } else { end }.min(self.fed + chunk.max(1));
+        let end = if context { emit_from } else { end }.min(self.fed + chunk.max(1)).min(self.symbols.len());
         let want = if context {
             Want::Nothing
-        } else if self.output.symbols && self.output.logprobs.any() {
+        } else if self.coder.is_some() || (self.output.symbols && self.output.logprobs.any()) {
             Want::All
         } else if self.output.last_logits && end == self.len {
             Want::Last
@@ -221,6 +277,9 @@ impl Prompt {
                 }
             }
         }
+        if !context {
+            self.code(chunk.start, row)?;
+        }
         let ends_window = self.fed == self.range.end && self.end_window(output);
         Ok(ChunkOutcome { segments, ends_window })
     }
@@ -237,7 +296,7 @@ impl Prompt {
             self.fed = range.start;
             return true;
         }
-        if let Some(symbol) = self.symbol_at(self.range.end) {
+        if let Some(symbol) = self.symbol_at(self.range.end).filter(|_| self.output.symbols) {
             let SymbolLogprobs { logprob, top } = std::mem::take(&mut self.next);
             output.push(EmittedSymbol { symbol, logprob, decision: None, top });
         }

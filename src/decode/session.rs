@@ -11,7 +11,8 @@
 //! bounded, however long the text becomes.
 
 use super::{
-    contract::{BoundaryOptions, Card, Model, SequenceRow, State, StepStatus, Want, advance},
+    codec::{self, Code, Coded},
+    contract::{BoundaryOptions, Card, Model, SequenceRow, State, Want, advance},
     generation::{ControlSymbols, Generator},
     options::{EmittedSymbol, FinishReason, Generate, Score},
     prompt::{ChunkOutcome, Prompt, PromptOutput},
@@ -36,6 +37,8 @@ pub struct Session {
     boundaries: BoundaryOptions,
     /// Symbols emitted and not yet taken.
     output: Vec<EmittedSymbol>,
+    /// The coded block, once all of its symbols are coded.
+    coded: Option<Coded>,
     usage: Usage,
     /// Length of the row's state in the present sequence: the symbols that it was fed, or that a cached state or a replay start
     /// stands for. Less than [`seen`](Self::seen) during a replay.
@@ -90,6 +93,16 @@ impl Session {
         Self::new(prompt, None, boundaries, card, max_symbols)
     }
 
+    /// Creates a session that compresses or decompresses a block. Fails as [`Code::validate`] does, and for damaged data.
+    pub fn code(request: Code, card: &Card) -> Result<Self> {
+        request.validate(card)?;
+        let windows = request.windows;
+        let (len, symbols, coder) = request.begin(card)?;
+        let prompt = Prompt::coded(len, symbols, windows, coder, card.first_logits.as_deref())?;
+        let max_symbols = prompt.longest();
+        Self::new(prompt, None, codec::request::boundaries(), card, max_symbols)
+    }
+
     fn new(
         mut prompt: Prompt,
         generation: Option<Generator>,
@@ -105,6 +118,7 @@ impl Session {
             generation,
             boundaries,
             output: Vec::new(),
+            coded: None,
             usage: Usage::default(),
             row_len: 0,
             lost_row: false,
@@ -127,7 +141,8 @@ impl Session {
 
     /// Number of prompt symbols and symbols sampled since.
     pub fn text_symbols(&self) -> usize {
-        self.prompt.symbols.text().len()
+        // a block that is decompressed holds the symbols that are known
+        self.prompt.symbols.text().len().max(self.prompt.len)
     }
 
     /// The position from which another row is fed; no row is fed the symbols before it.
@@ -206,7 +221,7 @@ impl Session {
 
     /// True if the next feed is a chunk of the prompt or of a replay.
     pub fn is_prefilling(&self) -> bool {
-        !self.prompt.is_done() || self.is_replaying()
+        self.is_replaying() || !(self.prompt.is_done() || self.prompt.is_decompressing())
     }
 
     /// Number of symbols of the present sequence whose results were taken.
@@ -255,7 +270,7 @@ impl Session {
     /// Takes the results of the row's feed; the row must be ready. At the end of a window, restarts the row's state for the next.
     /// Fails with [`Error::Internal`] if the row breaks the contract of a step, or its logits contain NaN or infinity.
     pub fn absorb(&mut self, row: &mut SequenceRow) -> Result<SessionProgress> {
-        self.check(row)?;
+        row.check_step(self.row_len, self.vocabulary)?;
         let is_replaying = self.is_replaying();
         self.row_len += row.positions();
         if row.feed[..] == [trace::END] {
@@ -278,8 +293,10 @@ impl Session {
                 row.state.restart(self.boundaries.offset);
             }
             if !self.prompt.is_done() {
-                return Ok(SessionProgress::Prefilling);
+                let decodes = self.prompt.is_decompressing();
+                return Ok(if decodes { SessionProgress::Decoding } else { SessionProgress::Prefilling });
             }
+            self.coded = self.prompt.finish_code()?;
         } else if let Some(generation) = &mut self.generation {
             self.usage.generated_segments = row.state.segments().saturating_sub(self.usage.prompt_segments);
             let decision = row.decisions.last().copied().filter(|_| row.positions() > 0);
@@ -306,6 +323,11 @@ impl Session {
     /// Returns the symbols emitted since the last call, in order.
     pub fn take_output(&mut self) -> Vec<EmittedSymbol> {
         std::mem::take(&mut self.output)
+    }
+
+    /// Returns the block of a [`Code`] request, once it is finished.
+    pub fn take_coded(&mut self) -> Option<Coded> {
+        self.coded.take()
     }
 
     /// True if [`take_output`](Self::take_output) would return symbols.
@@ -361,26 +383,5 @@ impl Session {
         self.usage.generated_chars = generation.chars;
         self.usage.nxt_steps = generation.nxt_steps();
         Ok(finished.map_or(SessionProgress::Decoding, SessionProgress::Finished))
-    }
-
-    /// Checks that the step left the row as the contract demands.
-    fn check(&self, row: &SequenceRow) -> Result<()> {
-        let is_valid = row.status == StepStatus::Ready
-            && !row.feed.is_empty()
-            && row.decisions.len() == row.feed.len()
-            && row.logits.len() == row.wanted() * self.vocabulary
-            && row.state.len() == self.row_len + row.positions();
-        if is_valid {
-            return Ok(());
-        }
-        Err(Error::Internal(format!(
-            "a step of {} symbols from position {} left a row with status {:?}, length {}, {} decisions and {} logits",
-            row.feed.len(),
-            self.row_len,
-            row.status,
-            row.state.len(),
-            row.decisions.len(),
-            row.logits.len()
-        )))
     }
 }

@@ -3,6 +3,7 @@
 use crate::{
     decode::{
         boundary_wait::BOUNDARY_WAIT,
+        codec::{Code, Coded},
         options::{EmittedSymbol, FinishReason, Generate, Score},
         summary::{DocumentProgress, EncodedDocument, PoolingUpdate, SummaryResult},
         usage::{Timing, Usage},
@@ -96,6 +97,8 @@ pub enum Job {
     Generate(Generate),
     /// Scores a text, or finds its segments.
     Score(Score),
+    /// Compresses or decompresses a block.
+    Code(Code),
 }
 
 /// Conditions under which a request runs.
@@ -117,7 +120,7 @@ impl From<Option<Instant>> for Terms {
 
 /// An event of a request.
 ///
-/// A text's events are, in order: `Started`, any number of `Characters`, `Finished`. A summary's events are: `Started`, any
+/// A text's events are, in order: `Started`, any number of `Characters`, `Finished`. A block's are `Started`, `Coded`, `Finished`. A summary's events are: `Started`, any
 /// number of `Reading` and `Chosen`, `Encoded`, any number of `Characters`, `Summarized`. An error may come at any point and
 /// is the last event.
 #[derive(Debug, Clone)]
@@ -130,6 +133,8 @@ pub enum Event {
     /// The next symbols: first those of the prompt if it is echoed or scored, then generated ones. They are final: the engine
     /// withholds a partial stop string, and symbols of a summary that another hypothesis may still replace.
     Characters(Vec<EmittedSymbol>),
+    /// The block of a `Code` request.
+    Coded(Coded),
     /// An event of a document or its summary.
     Document(DocumentEvent),
     /// The request ended.

@@ -96,6 +96,13 @@ impl Handle {
                 check_fits(&session, field, field, &**model)?;
                 session
             }
+            Job::Code(request) => {
+                check_takes_texts("the codec", &**model)?;
+                let session = Session::code(request, model.card())?;
+                check_work(&session, "block", "windows.stride", limits.request_work)?;
+                check_fits(&session, "windows.length", "windows.length", &**model)?;
+                session
+            }
         };
         let cache_key = segment_cache.key(&terms.tenant, session.boundaries(), model.card());
         let cached = segment_cache.cached_len(cache_key.as_ref(), &session);

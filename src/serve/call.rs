@@ -22,6 +22,8 @@ pub const REQUEST_ID: &str = "x-request-id";
 pub(super) const STREAM_INFER: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
 /// The method that runs while its request arrives.
 pub(super) const SUMMARIZE: &str = "/weir.v1.Summarization/Summarize";
+/// The methods that compress and decompress: they run while their request arrives, and read it no faster than they answer.
+pub(super) const CODEC: [&str; 2] = ["/weir.v1.Codec/Compress", "/weir.v1.Codec/Decompress"];
 /// Maximum length in bytes of an id that a client chooses.
 const ID_BYTES: usize = 64;
 

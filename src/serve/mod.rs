@@ -62,8 +62,8 @@ use transport::{
     http2,
 };
 use weir_proto::v1::{
-    admin_server::AdminServer, generation_server::GenerationServer, latency_server::LatencyServer,
-    models_server::ModelsServer, summarization_server::SummarizationServer,
+    admin_server::AdminServer, codec_server::CodecServer, generation_server::GenerationServer,
+    latency_server::LatencyServer, models_server::ModelsServer, summarization_server::SummarizationServer,
 };
 
 /// Minimum time for connections to close once no call runs any more.
@@ -73,9 +73,10 @@ const CLOSE_TIME: Duration = Duration::from_secs(1);
 const HANG: Duration = Duration::from_secs(60);
 
 /// The services that always run.
-const SERVICES: [&str; 5] = [
+const SERVICES: [&str; 6] = [
     <GenerationServer<JobService> as NamedService>::NAME,
     <SummarizationServer<JobService> as NamedService>::NAME,
+    <CodecServer<JobService> as NamedService>::NAME,
     <ModelsServer<ModelsService> as NamedService>::NAME,
     <oip::InferenceServer as NamedService>::NAME,
     <LatencyServer<LatencyService> as NamedService>::NAME,
@@ -130,7 +131,8 @@ pub async fn run(
         .add_service(compressing!(reflection(&services).build_v1().map_err(broken)?, max_bytes))
         .add_service(compressing!(reflection(&services).build_v1alpha().map_err(broken)?, max_bytes))
         .add_service(compressing!(GenerationServer::new(jobs.clone()), max_bytes))
-        .add_service(compressing!(SummarizationServer::new(jobs), max_bytes))
+        .add_service(compressing!(SummarizationServer::new(jobs.clone()), max_bytes))
+        .add_service(compressing!(CodecServer::new(jobs), max_bytes))
         .add_service(compressing!(ModelsServer::new(models), max_bytes))
         .add_service(compressing!(LatencyServer::new(LatencyService(engines.clone())), max_bytes));
     if let Some(admin) = admin {

@@ -118,6 +118,21 @@ impl DetailsBuilder {
             Error::Io { path, source } => {
                 self.add("file", &path.display().to_string()).add("found", &source.to_string()).reason("FILE")
             }
+            Error::Damaged { what, expected, found } => {
+                self.add("part", what).add("expected", expected).add("found", found).reason("DAMAGED")
+            }
+            Error::CompressedWith { what, found, model, expected } => self
+                .add("difference", what)
+                .add("found", found)
+                .add("model", model)
+                .add("expected", expected)
+                .reason("COMPRESSED_WITH"),
+            Error::NeedsNormaliser { found, offset, normaliser, .. } => self
+                .field("text", error)
+                .add("symbol", found)
+                .number("offset", *offset)
+                .add("normaliser", normaliser)
+                .reason("NEEDS_NORMALISER"),
             Error::Setting(_) => "SETTING",
             Error::Internal(_) => "INTERNAL",
         }

@@ -9,6 +9,7 @@ mod bench;
 mod browser;
 mod certificates;
 mod cli;
+mod codec;
 mod conformance;
 mod convert;
 mod deploy;

@@ -17,6 +17,7 @@ HERE = Path(__file__).resolve().parent
 PROTO = HERE.parents[2] / "proto"
 INTO = HERE.parent / "src/weir_client/_proto"
 FILES = [
+    "weir/v1/codec.proto",
     "weir/v1/generation.proto",
     "weir/v1/latency.proto",
     "weir/v1/models.proto",

@@ -50,7 +50,8 @@ pub(super) enum ModeArg {
     Chunked,
 }
 
-fn parse_windows(text: &str) -> std::result::Result<WindowOptions, String> {
+/// Parses two numbers LENGTH,STRIDE.
+pub(in crate::cli) fn parse_windows(text: &str) -> std::result::Result<WindowOptions, String> {
     let numbers = text.split_once(',').and_then(|(a, b)| Some((a.trim().parse().ok()?, b.trim().parse().ok()?)));
     match numbers {
         Some((length, stride)) if 1 <= stride && stride <= length => Ok(WindowOptions { length, stride }),

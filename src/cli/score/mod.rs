@@ -5,6 +5,7 @@ mod lengths;
 mod marked_text;
 
 pub use args::Args;
+pub(super) use args::parse_windows;
 
 use super::output;
 use crate::{

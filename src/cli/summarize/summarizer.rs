@@ -103,6 +103,7 @@ impl Summarizer {
             match event? {
                 Event::Started { .. }
                 | Event::Finished { .. }
+                | Event::Coded(_)
                 | Event::Document(DocumentEvent::Reading(_) | DocumentEvent::Chosen(_)) => {}
                 Event::Document(DocumentEvent::Encoded(document)) => {
                     on_event(SummaryEvent::Encoded(&document))?;

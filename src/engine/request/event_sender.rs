@@ -2,10 +2,11 @@
 //!
 //! A client that does not read pauses its own row and nothing else. Characters without room in the channel wait here, and the
 //! worker is woken when there is room. Three slots of the channel are reserved for events that must not wait for the client:
-//! how a document was encoded, the characters held at the end, and the outcome.
+//! the encoded document or the coded block, the characters held at the end, and the outcome.
 
 use crate::{
     decode::{
+        codec::Coded,
         options::EmittedSymbol,
         summary::{DocumentProgress, EncodedDocument, PoolingUpdate},
     },
@@ -26,7 +27,7 @@ use tokio::sync::mpsc::{
 type EventResult = Result<Event>;
 type PendingSlot = Pin<Box<dyn Future<Output = Result<OwnedPermit<EventResult>, SendError<()>>> + Send>>;
 
-/// Slots reserved for the encoded document, the final characters and the outcome.
+/// Slots reserved for the encoded document or coded block, the final characters and the outcome.
 const RESERVED_SLOTS: usize = 3;
 /// Maximum events of a channel: more than any client needs, and below tokio's own limit.
 const MAX_EVENTS: usize = 1 << 24;
@@ -97,8 +98,17 @@ impl EventSender {
 
     /// Sends how a document was encoded; only the first call sends.
     pub(crate) fn send_encoded(&mut self, encoded: &Arc<EncodedDocument>) {
+        self.send_reserved(Event::Document(DocumentEvent::Encoded(Arc::clone(encoded))));
+    }
+
+    /// Sends the block of a request that reads no document.
+    pub(crate) fn send_coded(&mut self, coded: Coded) {
+        self.send_reserved(Event::Coded(coded));
+    }
+
+    fn send_reserved(&mut self, event: Event) {
         if let Some(slot) = self.encoded_slot.take() {
-            slot.send(Ok(Event::Document(DocumentEvent::Encoded(Arc::clone(encoded)))));
+            slot.send(Ok(event));
         }
     }
 

@@ -292,6 +292,11 @@ impl Request {
     /// Sends the outcome to the client and reports it to the observer.
     pub(crate) fn end(mut self, now: Instant, observer: &dyn Observer) {
         self.send_output();
+        if let RequestKind::Text(text) = &mut self.kind
+            && let Some(coded) = text.session.take_coded()
+        {
+            self.event_sender.send_coded(coded);
+        }
         let usage = self.usage();
         let timing = self.timer.timing(now);
         let outcome = self.outcome.unwrap_or(Err(Error::Cancelled));

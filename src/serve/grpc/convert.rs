@@ -5,6 +5,7 @@
 
 use crate::{
     decode::{
+        codec::{CompressOptions, DEFAULT_BLOCK, default_windows},
         contract::{BoundaryMode, BoundaryOptions, Card, Noise},
         options::{self, OptionLimits, WindowOptions},
         summary::Summarize,
@@ -108,6 +109,17 @@ pub(super) fn segment_job(request: &v1::SegmentRequest, card: &Card) -> Result<(
     let symbols = card.encode("text", &request.text)?;
     let (boundaries, seed) = seeded_boundaries(request.boundary_mode.as_deref(), request.seed, card)?;
     Ok((options::Score { symbols, logprobs: false, top: 0, boundaries, windows: None }, seed))
+}
+
+/// Returns the options of a `Compress`. The codec checks them.
+pub(super) fn compress_options(wire: &v1::CompressOptions, card: &Card) -> CompressOptions {
+    let windows = wire.windows.map(|wire| WindowOptions { length: size(wire.length), stride: size(wire.stride) });
+    CompressOptions {
+        block: wire.block_chars.map_or(DEFAULT_BLOCK, size),
+        windows: windows.unwrap_or_else(|| default_windows(card)),
+        normalise: wire.normalise(),
+        text_bytes: wire.text_bytes,
+    }
 }
 
 /// Returns the options of a `Summarize`. Fails if a field is out of bounds.

@@ -162,7 +162,7 @@ async fn collect_segments(
     let mut characters = Vec::new();
     loop {
         match events.next().await? {
-            Event::Started { .. } | Event::Document(_) => {}
+            Event::Started { .. } | Event::Coded(_) | Event::Document(_) => {}
             Event::Characters(more) => characters.extend(more),
             Event::Finished { usage, timing, .. } => {
                 return Ok(v1::SegmentResponse {

@@ -1,5 +1,9 @@
 //! The services of `weir.v1`: each converts requests to jobs, submits them to an engine, and streams the events back.
 
+pub(super) mod codec;
+mod codec_call;
+mod codec_messages;
+mod codec_response;
 mod convert;
 mod document_upload;
 #[cfg(any(test, fuzzing))]

@@ -186,7 +186,7 @@ fn is_last(event: &Event) -> bool {
 }
 
 /// Logs a failure: an internal one as an error with its text, any other with only its code.
-fn log_failure(span: &Span, error: &Error) {
+pub(super) fn log_failure(span: &Span, error: &Error) {
     match error.code() {
         Code::Internal => tracing::error!(parent: span, %error, "failed"),
         code => tracing::info!(parent: span, ?code, "ended early"),

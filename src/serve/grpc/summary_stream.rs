@@ -177,7 +177,7 @@ impl MessageEncoder for SummaryEncoder {
                 tokens.iter().for_each(|token| self.piece.push_str(self.text.push(token.symbol)));
             }
             Event::Document(event) => self.push_document(event),
-            Event::Finished { .. } => {}
+            Event::Finished { .. } | Event::Coded(_) => {}
         }
     }
 

@@ -10,7 +10,7 @@ use crate::{
     config::TransportConfig,
     error::Error,
     serve::{
-        call::{Call, STREAM_INFER, SUMMARIZE},
+        call::{CODEC, Call, STREAM_INFER, SUMMARIZE},
         registry::drain::draining_error,
         status::status,
     },
@@ -61,9 +61,11 @@ pub(super) fn limit(
         let call = Call::of_http(&request);
         let id = Arc::clone(&call.id);
         let reserved = Arc::new(Reservation::new(Arc::clone(&memory), call.tenant()));
+        let path = request.uri().path();
+        let is_codec = CODEC.contains(&path);
         // A stream of requests need not arrive as a whole: each request must.
-        let is_stream = request.uri().path() == STREAM_INFER;
-        let started = (request.uri().path() == SUMMARIZE).then_some(false);
+        let is_stream = path == STREAM_INFER || is_codec;
+        let started = (path == SUMMARIZE || is_codec).then_some(false);
         request.extensions_mut().insert(RequestMemory(Arc::clone(&reserved)));
         let mut ending = ending.clone();
         let drained = Box::pin(async move {

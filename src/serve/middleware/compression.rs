@@ -6,7 +6,7 @@
 //! of a compressed message, and should not wait for either.
 
 use super::layer::{HttpRequest, MiddlewareFuture, Next};
-use crate::serve::call::{STREAM_INFER, SUMMARIZE};
+use crate::serve::call::{CODEC, STREAM_INFER, SUMMARIZE};
 use tonic::codegen::http::{HeaderMap, HeaderValue, header::HeaderName};
 use tower::ServiceExt;
 
@@ -101,7 +101,7 @@ fn accepts(headers: &HeaderMap, encoding: &HeaderValue) -> bool {
 
 /// Reduces the accepted encodings to the one that the request uses, or to none.
 pub(super) fn mirror(mut request: HttpRequest, next: Next) -> MiddlewareFuture {
-    let streamed = STREAMED.contains(&request.uri().path());
+    let streamed = STREAMED.iter().chain(&CODEC).any(|path| *path == request.uri().path());
     let headers = request.headers_mut();
     let used = headers.get(ENCODING).filter(|encoding| !streamed && accepts(headers, encoding)).cloned();
     match used {

@@ -26,9 +26,10 @@ use tonic::{
 use tower::ServiceExt;
 
 /// The services and methods that are counted by name. All others count as `other`, or clients could create series at will.
-const METHODS: [(&str, &[&str]); 9] = [
+const METHODS: [(&str, &[&str]); 10] = [
     ("weir.v1.Generation", &["Generate", "Score", "Segment"]),
     ("weir.v1.Summarization", &["Summarize"]),
+    ("weir.v1.Codec", &["Compress", "Decompress"]),
     ("weir.v1.Models", &["ListModels", "GetModel"]),
     ("weir.v1.Admin", &["LoadModel", "UnloadModel", "ListGenerations", "ResetReport"]),
     ("weir.v1.Latency", &["GetReport"]),

@@ -35,6 +35,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ("axum", &["serve"]),
     ("base64", &["family", "serve"]),
     ("http_body", &["serve"]),
+    ("constriction", &["decode"]),
     ("hdrhistogram", &["metrics"]),
     ("hyper", &["serve"]),
     ("hyper_util", &["serve"]),

@@ -23,13 +23,13 @@ use weir::{
 const SYMBOLS: usize = 150;
 
 /// A model under test with its boundary options.
-struct Configuration {
-    name: String,
-    model: Arc<dyn Model>,
+pub(super) struct Configuration {
+    pub(super) name: String,
+    pub(super) model: Arc<dyn Model>,
     boundaries: BoundaryOptions,
 }
 
-fn configurations() -> Vec<Configuration> {
+pub(super) fn configurations() -> Vec<Configuration> {
     let shapes = shapes().into_iter().map(|(name, model)| (name, model.clone()));
     let fixtures = CASES
         .iter()

@@ -4,6 +4,7 @@ mod admin;
 mod admin_port;
 mod basic_calls;
 mod call_limits;
+mod codec;
 mod collected;
 mod compression;
 mod connections;

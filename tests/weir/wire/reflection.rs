@@ -5,9 +5,10 @@ use prost::Message;
 use tokio_stream::StreamExt;
 use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
 
-const SERVICES: [&str; 6] = [
+const SERVICES: [&str; 7] = [
     "grpc.health.v1.Health",
     "inference.GRPCInferenceService",
+    "weir.v1.Codec",
     "weir.v1.Generation",
     "weir.v1.Latency",
     "weir.v1.Models",

@@ -8,6 +8,7 @@ from ._retry import Retry
 from ._settings import Tls
 from ._types import Alternative, Character, Timing, Usage
 from .client import AsyncClient, Client
+from .codec import AsyncCodecStream, CodecStream, CodecSummary, CompressOptions, DecompressOptions
 from .generate import AsyncStream, Finished, FinishReason, Generated, GenerateOptions, Piece, Started, Stream
 from .models import Documents, Limits, Model, PoolingStep, Vocabulary
 from .report import (
@@ -46,6 +47,7 @@ from .summarize import (
 __all__ = [
     "Alternative",
     "AsyncClient",
+    "AsyncCodecStream",
     "AsyncScoreStream",
     "AsyncStream",
     "AsyncSummaryStream",
@@ -54,6 +56,10 @@ __all__ = [
     "Calibration",
     "Character",
     "Client",
+    "CodecStream",
+    "CodecSummary",
+    "CompressOptions",
+    "DecompressOptions",
     "Documents",
     "EncoderLayer",
     "EncoderLayerReport",

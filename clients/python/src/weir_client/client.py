@@ -8,6 +8,7 @@ from typing_extensions import Literal
 
 from ._retry import Retry
 from ._settings import Settings, Tls
+from .codec import AsyncCodecCalls, CodecCalls
 from .generate import AsyncGenerateCalls, GenerateCalls
 from .health import AsyncHealthCalls, HealthCalls
 from .models import AsyncModelCalls, ModelCalls
@@ -17,7 +18,9 @@ from .segment import AsyncSegmentCalls, SegmentCalls
 from .summarize import AsyncSummarizeCalls, SummarizeCalls
 
 
-class Client(GenerateCalls, ScoreCalls, SegmentCalls, SummarizeCalls, ModelCalls, ReportCalls, HealthCalls):
+class Client(
+    GenerateCalls, ScoreCalls, SegmentCalls, SummarizeCalls, CodecCalls, ModelCalls, ReportCalls, HealthCalls
+):
     """A blocking client of a weir server, or of several servers behind one address.
 
     Threads may share a client. It connects with its first call.
@@ -51,6 +54,7 @@ class AsyncClient(
     AsyncScoreCalls,
     AsyncSegmentCalls,
     AsyncSummarizeCalls,
+    AsyncCodecCalls,
     AsyncModelCalls,
     AsyncReportCalls,
     AsyncHealthCalls,

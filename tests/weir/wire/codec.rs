@@ -1,0 +1,158 @@
+//! The service `Codec` over a connection.
+
+use super::Running;
+use crate::support::{converted, pyramidion_converted, settings};
+use std::{path::Path, time::Duration};
+use tokio_stream::StreamExt;
+use tonic::{Code, Status, transport::Channel};
+use tonic_types::StatusExt;
+use weir::{
+    config::TransportConfig,
+    engine::{Handle, Limits},
+    family::load::load,
+};
+use weir_proto::v1::{
+    CodecSummary, CompressOptions, CompressRequest, DecompressOptions, DecompressRequest, codec_client::CodecClient,
+    compress_request, compress_response, decompress_request, decompress_response,
+};
+
+const TEXT: &str = "a weir pools a stream and lets it flow on ";
+
+async fn served(folder: &Path) -> (Running, Handle) {
+    let engine = Handle::start(load(folder, &settings()).unwrap(), Limits::default()).unwrap();
+    (Running::start(vec![engine.clone()], TransportConfig::default()).await, engine)
+}
+
+fn client(running: &Running) -> CodecClient<Channel> {
+    CodecClient::new(running.channel.clone())
+}
+
+fn to_compress(options: CompressOptions, text: &str) -> Vec<CompressRequest> {
+    let text = text.as_bytes().chunks(10).map(|part| compress_request::Part::Text(part.to_vec()));
+    let parts = [compress_request::Part::Options(options)].into_iter().chain(text);
+    parts.map(|part| CompressRequest { part: Some(part) }).collect()
+}
+
+fn to_decompress(data: &[u8]) -> Vec<DecompressRequest> {
+    let data = data.chunks(7).map(|part| decompress_request::Part::Data(part.to_vec()));
+    let parts = [decompress_request::Part::Options(DecompressOptions::default())].into_iter().chain(data);
+    parts.map(|part| DecompressRequest { part: Some(part) }).collect()
+}
+
+async fn compress(
+    client: &mut CodecClient<Channel>,
+    options: CompressOptions,
+    text: &str,
+) -> Result<(Vec<u8>, CodecSummary), Status> {
+    let mut stream = client.compress(tokio_stream::iter(to_compress(options, text))).await?.into_inner();
+    let mut data = Vec::new();
+    while let Some(message) = stream.next().await {
+        match message?.event.unwrap() {
+            compress_response::Event::Data(more) => data.extend(more),
+            compress_response::Event::Summary(summary) => return Ok((data, summary)),
+        }
+    }
+    panic!("no summary")
+}
+
+async fn decompress(client: &mut CodecClient<Channel>, data: &[u8]) -> Result<(Vec<u8>, CodecSummary), Status> {
+    let mut stream = client.decompress(tokio_stream::iter(to_decompress(data))).await?.into_inner();
+    let mut text = Vec::new();
+    while let Some(message) = stream.next().await {
+        match message?.event.unwrap() {
+            decompress_response::Event::Text(more) => text.extend(more),
+            decompress_response::Event::Summary(summary) => return Ok((text, summary)),
+        }
+    }
+    panic!("no summary")
+}
+
+/// Waits until no block runs or holds memory. A block whose call failed ends within a step.
+async fn freed(engine: &Handle) {
+    while engine.load().running > 0 || engine.load().queued > 0 || engine.memory().in_use > 0 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+fn reason(status: &Status) -> String {
+    status.get_details_error_info().unwrap().reason
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn texts_come_back_and_damaged_data_do_not() {
+    let (running, engine) = served(&converted("whitespaces")).await;
+    let mut client = client(&running);
+    let text = TEXT.repeat(6);
+    let options = CompressOptions { block_chars: Some(40), text_bytes: Some(text.len() as u64), ..Default::default() };
+    let (data, summary) = compress(&mut client, options.clone(), &text).await.unwrap();
+    assert_eq!((summary.chars, summary.blocks), (text.len() as u64, text.len().div_ceil(40) as u64));
+    assert_eq!((summary.compressed_bytes, summary.text_bytes), (data.len() as u64, text.len() as u64));
+    let (back, totals) = decompress(&mut client, &data).await.unwrap();
+    assert_eq!((String::from_utf8(back).unwrap(), totals), (text.clone(), summary));
+    for damaged in [&data[..data.len() - 1], &data[..70], b"text", &[&data[..], b"x"].concat(), &{
+        let mut flipped = data.clone();
+        flipped[90] ^= 4;
+        flipped
+    }] {
+        let status = decompress(&mut client, damaged).await.unwrap_err();
+        assert_eq!((status.code(), reason(&status)), (Code::InvalidArgument, "DAMAGED".into()), "{status:?}");
+    }
+    let mut foreign = data.clone();
+    foreign[12] ^= 1;
+    let status = decompress(&mut client, &foreign).await.unwrap_err();
+    assert_eq!((status.code(), reason(&status)), (Code::FailedPrecondition, "COMPRESSED_WITH".into()));
+    let wrong_length = CompressOptions { text_bytes: Some(1), ..options };
+    let status = compress(&mut client, wrong_length, &text).await.unwrap_err();
+    assert_eq!((status.code(), reason(&status)), (Code::InvalidArgument, "BAD_OPTION".into()));
+    freed(&engine).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_that_cannot_succeed_are_refused() {
+    let (running, _) = served(&converted("whitespaces")).await;
+    let mut client = client(&running);
+    let status = client.compress(tokio_stream::iter(to_compress(CompressOptions::default(), TEXT).split_off(1))).await;
+    assert_eq!(reason(&status.unwrap_err()), "BAD_OPTION");
+    let mut twice = to_compress(CompressOptions::default(), TEXT);
+    twice.push(twice[0].clone());
+    let mut stream = client.compress(tokio_stream::iter(twice)).await.unwrap().into_inner();
+    assert_eq!(reason(&stream.next().await.unwrap().unwrap_err()), "BAD_OPTION");
+    for block_chars in [0, (1 << 20) + 1] {
+        let options = CompressOptions { block_chars: Some(block_chars), ..Default::default() };
+        assert_eq!(reason(&compress(&mut client, options, TEXT).await.unwrap_err()), "BAD_OPTION");
+    }
+    let status = compress(&mut client, CompressOptions::default(), "a Weir").await.unwrap_err();
+    assert!(["UNKNOWN_SYMBOL", "NEEDS_NORMALISER"].contains(&&*reason(&status)), "{status:?}");
+    let (running, _) = served(&pyramidion_converted("pyramidion")).await;
+    let status = compress(&mut self::client(&running), CompressOptions::default(), TEXT).await.unwrap_err();
+    assert_eq!((status.code(), reason(&status)), (Code::FailedPrecondition, "WRONG_KIND_OF_MODEL".into()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_ends_with_its_deadline_and_with_its_client() {
+    let (running, engine) = served(&converted("whitespaces")).await;
+    let text = TEXT.repeat(4000);
+    let mut request = tonic::Request::new(tokio_stream::iter(to_compress(CompressOptions::default(), &text)));
+    request.set_timeout(Duration::from_millis(300));
+    let code = match client(&running).compress(request).await {
+        Ok(response) => {
+            let mut stream = response.into_inner();
+            loop {
+                if let Err(status) = stream.next().await.expect("the deadline passes before the end") {
+                    break status.code();
+                }
+            }
+        }
+        Err(status) => status.code(),
+    };
+    // the client's own timer reports CANCELLED
+    assert!([Code::DeadlineExceeded, Code::Cancelled].contains(&code), "{code:?}");
+    // a request that never ends: its client goes away
+    let parts =
+        tokio_stream::iter(to_compress(CompressOptions { block_chars: Some(1000), ..Default::default() }, &text));
+    let response = client(&running).compress(parts.chain(tokio_stream::pending())).await.unwrap();
+    let mut stream = response.into_inner();
+    stream.next().await.unwrap().unwrap();
+    drop(stream);
+    freed(&engine).await;
+}

@@ -23,6 +23,7 @@ pub mod pages;
 pub mod peak;
 mod pool;
 pub mod rowwise;
+pub mod ssm;
 #[cfg(test)]
 mod testing;
 

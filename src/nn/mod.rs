@@ -8,11 +8,15 @@
 
 pub mod attention;
 pub mod boundary;
+pub mod hybrid;
 pub mod kv_cache;
+pub mod mamba2;
 pub mod paged_vectors;
 pub mod pooling;
 pub mod position;
+pub mod recurrent;
 pub mod resolution;
+pub mod router;
 pub mod t5;
 pub mod topk;
 pub mod window;

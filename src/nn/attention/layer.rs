@@ -92,19 +92,19 @@ pub struct StackWork {
     pub(super) qkv: Vec<f32>,
     pub(super) queries: Queries,
     pub(super) cross_queries: QueryBuffer,
-    pub(super) normed: Vec<f32>,
+    pub(in crate::nn) normed: Vec<f32>,
     pub(super) head_outputs: Vec<f32>,
-    pub(super) hidden: Vec<f32>,
+    pub(in crate::nn) hidden: Vec<f32>,
     /// Output of the last sub-layer: (positions, D).
-    pub(super) delta: Vec<f32>,
+    pub(in crate::nn) delta: Vec<f32>,
 }
 
 /// Arguments that all sub-layers of one pass share.
-pub(super) struct StackPass<'a, C> {
-    pub(super) compute: &'a Compute,
-    pub(super) positions: &'a [Position],
-    pub(super) caches: &'a mut C,
-    pub(super) work: &'a mut StackWork,
+pub(in crate::nn) struct StackPass<'a, C> {
+    pub(in crate::nn) compute: &'a Compute,
+    pub(in crate::nn) positions: &'a [Position],
+    pub(in crate::nn) caches: &'a mut C,
+    pub(in crate::nn) work: &'a mut StackWork,
 }
 
 /// Copies the norm of `x`, (positions, D), into `normed`.

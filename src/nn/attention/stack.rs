@@ -7,13 +7,13 @@
 use super::{
     cross,
     layer::{Caches, HookPoint, Layer, NormOrder, StackPass, StackWork, add, copy_norm},
-    mix::{Mixing, mix},
+    self_attention::SelfAttention,
 };
 use crate::{
     error::Result,
     kernels::{
         Compute,
-        attention::{AttentionHead, DistanceTable, POSITIONS, PageLayout, QueryRow, ROW_TILE, scores},
+        attention::PageLayout,
         linear::{Epilogue, Linear},
         rowwise::{add_layer_norm, layer_norm},
     },
@@ -54,7 +54,7 @@ impl Stack {
         for (index, layer) in self.layers.iter().enumerate() {
             match self.order {
                 NormOrder::Post => {
-                    self.attention(index, x, &mut pass)?;
+                    self.attention(index).forward(x, &mut pass)?;
                     add_layer_norm(compute, x, &pass.work.delta, &layer.attention_norm);
                     if let Some(weights) = &layer.cross {
                         cross::forward(index, weights, x, &mut pass)?;
@@ -66,7 +66,7 @@ impl Stack {
                 NormOrder::Pre => {
                     let mut normed = std::mem::take(&mut pass.work.normed);
                     copy_norm(compute, x, &layer.attention_norm, &mut normed);
-                    self.attention(index, &normed, &mut pass)?;
+                    self.attention(index).forward(&normed, &mut pass)?;
                     add(x, &pass.work.delta);
                     if let Some(weights) = &layer.cross {
                         copy_norm(compute, x, &weights.norm, &mut normed);
@@ -109,83 +109,16 @@ impl Stack {
         self.layers.iter().enumerate().filter_map(|(index, layer)| Some((index, &layer.cross.as_ref()?.memory)))
     }
 
-    /// Writes the self-attention of `x`, (positions, D), to `work.delta`.
-    fn attention(&self, index: usize, x: &[f32], pass: &mut StackPass<'_, impl Caches>) -> Result<()> {
-        let StackPass { compute, positions, caches, work } = pass;
-        let layer = &self.layers[index];
-        let inner = self.layout.heads * self.layout.head_dim;
-        let qkv = sized(&mut work.qkv, positions.len() * 3 * inner);
-        layer.qkv.apply(compute, x, Epilogue::None, &mut work.quantized, qkv); // (positions, 3·I)
-        self.position.prepare(compute, &self.layout, self.window, positions, qkv, &mut work.queries); // (positions, I) each
-        for (position, row) in positions.iter().zip(qkv.chunks_exact(3 * inner)) {
-            let (keys, values) = row[inner..].split_at(inner);
-            caches.cache_mut(position.sequence)?.write(index, position.index, keys, values)?;
-        }
-        self.mix(index, pass)?; // (positions, I)
-        let StackPass { compute, positions, work, .. } = pass;
-        if let Some(hook) = &mut work.hook {
-            hook(HookPoint::Heads, index, positions, &work.head_outputs);
-        }
-        if let Some(norm) = &layer.context_norm {
-            layer_norm(compute, &mut work.head_outputs, norm);
-        }
-        let delta = sized(&mut work.delta, x.len());
-        layer.output.apply(compute, &work.head_outputs, Epilogue::None, &mut work.quantized, delta); // (positions, D)
-        if let Some(hook) = &mut work.hook {
-            hook(HookPoint::Attention, index, positions, delta);
-        }
-        Ok(())
-    }
-
-    /// Writes the weighted values of each head, (positions, I), to `work.head_outputs`.
-    fn mix(&self, layer: usize, pass: &mut StackPass<'_, impl Caches>) -> Result<()> {
-        let StackPass { compute, positions, caches, work } = pass;
-        let heads = self.layout.heads;
-        let first_key = |position: &Position| self.window.first_key(position.index);
-        // The kernel reads whole pages of keys, and for a tile of rows also the keys of the earliest one.
-        let slack = self.window.max_keys().map_or(0, |_| ROW_TILE);
-        let furthest = positions.iter().map(|p| p.index - first_key(p) / POSITIONS * POSITIONS).max();
-        let distances = self.position.distances(compute, layer, furthest.unwrap_or(0) + slack)?;
-        let caches = &**caches;
-        let queries = &work.queries;
-        let query = |row: usize, head: usize| QueryRow {
-            first_key: first_key(&positions[row]),
-            position: positions[row].index,
-            content: queries.content(row, head, heads),
-            distance: queries.distance(row, head, heads),
-        };
-        let source = |cache, head, recently_read| self.source(cache, layer, head, distances, recently_read);
-        let keys = positions.iter().map(|position| position.index + 1 - first_key(position)).sum();
-        let mixing = Mixing { compute, layout: &self.layout, positions, keys };
-        mix(&mixing, &|sequence| caches.cache(sequence), &query, &source, &mut work.head_outputs);
-        if let Some(collected) = &mut work.scores {
-            let mut row_scores = Vec::new();
-            for (row, head) in (0..positions.len()).flat_map(|row| (0..heads).map(move |head| (row, head))) {
-                let cache = caches.cache(positions[row].sequence)?;
-                let mut query = query(row, head);
-                query.first_key = query.first_key.max(cache.first());
-                scores(compute.isa, &self.source(cache, layer, head, distances, false), &query, &mut row_scores);
-                collected.add(layer, &row_scores);
-            }
-        }
-        Ok(())
-    }
-
-    /// Returns one head's keys and values in a cache, as the kernel takes them.
-    fn source<'a>(
-        &'a self,
-        cache: &'a KvCache,
-        layer: usize,
-        head: usize,
-        distances: Option<&'a DistanceTable>,
-        recently_read: bool,
-    ) -> AttentionHead<'a> {
-        AttentionHead {
-            block: self.position.block(),
-            distances,
-            bias: self.position.bias(head),
-            recently_read,
-            ..cache.attention_head(layer, head)
+    fn attention(&self, index: usize) -> SelfAttention<'_> {
+        let Layer { qkv, output, context_norm, .. } = &self.layers[index];
+        SelfAttention {
+            layer: index,
+            qkv,
+            output,
+            context_norm: context_norm.as_ref(),
+            position: &self.position,
+            window: self.window,
+            layout: &self.layout,
         }
     }
 

@@ -136,7 +136,9 @@ impl Contents {
     }
 
     fn boundaries(&self) -> &str {
-        self.architecture.pointer("/boundaries/kind").and_then(Value::as_str).unwrap_or("none")
+        // an H-Net's stages have learned routers, which need no key
+        let default = if self.architecture.get("stages").is_some() { "learned" } else { "none" };
+        self.architecture.pointer("/boundaries/kind").and_then(Value::as_str).unwrap_or(default)
     }
 
     /// Spec, number format and size of each tensor.
@@ -159,6 +161,10 @@ impl Contents {
         if let Some(specials) = self.vocabulary.specials() {
             vocabulary["first_byte"] = json!(self.vocabulary.byte_zero());
             vocabulary["specials"] = json!(specials);
+        }
+        if let Some(marks) = self.vocabulary.marks() {
+            vocabulary["start"] = json!(marks.start);
+            vocabulary["end"] = json!(marks.end);
         }
         let tensors = self.tensors().map(
             |(spec, dtype, bytes)| json!({ "name": spec.name, "shape": spec.shape, "dtype": dtype, "bytes": bytes }),

@@ -44,6 +44,10 @@ pub(super) struct Generator {
     /// Why the generation ends once `latest` is fed.
     reason: Option<FinishReason>,
     control: Option<ControlSymbols>,
+    /// The end-of-text mark of a model without other marks.
+    end: Option<u32>,
+    /// True if that mark is never chosen.
+    ignore_end: bool,
 }
 
 /// Marks that a model may choose in addition to the symbols of a text, and their state.
@@ -89,12 +93,14 @@ impl Generator {
         card: &Card,
         control: Option<ControlSymbols>,
     ) -> Self {
-        let Stopping { max_chars, min_chars, max_segments, stop, include_stop, ignore_end: _ } = stopping;
+        let Stopping { max_chars, min_chars, max_segments, stop, include_stop, ignore_end } = stopping;
         Self {
             sampler: Sampler::new(sampling, card.vocabulary.len()),
             stops: StopMatcher::new(stop, min_chars),
             limits: GenerationLimits { max_chars, min_chars, max_segments, max_symbols: card.max_symbols },
             control,
+            end: card.vocabulary.marks().map(|marks| marks.end),
+            ignore_end,
             logprobs: LogprobOptions { logprobs: details.logprobs, top: details.top_logprobs },
             with_boundaries: details.boundaries,
             include_stop,
@@ -177,16 +183,14 @@ impl Generator {
             return Ok(Some(FinishReason::MaxContext));
         }
         let symbol = self.choose(logits, position, opens_segment)?;
-        if let Some(ControlSymbols { specials, .. }) = self.control {
-            if symbol == specials.segment_end {
-                return self.end_segment(symbol, logits, output).map(|()| None);
-            }
-            if symbol == specials.end {
-                self.flush(output);
-                let SymbolLogprobs { logprob, top } = self.logprobs.compute(symbol, logits)?;
-                output.push(EmittedSymbol { symbol, logprob, decision: None, top });
-                return Ok(Some(FinishReason::EndOfText));
-            }
+        if self.control.is_some_and(|control| symbol == control.specials.segment_end) {
+            return self.end_segment(symbol, logits, output).map(|()| None);
+        }
+        if self.control.map(|control| control.specials.end).or(self.end) == Some(symbol) {
+            self.flush(output);
+            let SymbolLogprobs { logprob, top } = self.logprobs.compute(symbol, logits)?;
+            output.push(EmittedSymbol { symbol, logprob, decision: None, top });
+            return Ok(Some(FinishReason::EndOfText));
         }
         self.sampler.see(symbol);
         self.chars += 1;
@@ -212,6 +216,8 @@ impl Generator {
     /// Draws a symbol or a mark. Every draw has a number of its own: the position plus the marks chosen so far.
     fn choose(&mut self, logits: &[f32], position: usize, opens_segment: bool) -> Result<u32> {
         let Some(ControlSymbols { specials, ends_segments, ends_text, chosen, .. }) = self.control else {
+            let banned = self.ignore_end || self.chars < self.limits.min_chars;
+            self.sampler.ban(self.end.filter(|_| banned));
             return self.sampler.choose(logits, position);
         };
         // a segment has at least one symbol

@@ -15,7 +15,7 @@ pub mod vocabulary;
 
 pub use detokenizer::StreamDetokenizer;
 pub use normaliser::TextNormaliser;
-pub use specials::SpecialSymbols;
+pub use specials::{SpecialSymbols, TextMarks};
 pub use stream_tokenizer::{LimitStatus, StreamTokenizer, TokenSpan};
 pub use subwords::{Subword, SubwordTokenizer};
 pub use tokenizer_check::BLANK;

@@ -22,6 +22,45 @@ pub struct SpecialSymbols {
     pub unknown: u32,
 }
 
+/// Ids of byte values that no UTF-8 text contains, used as marks around a text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct TextMarks {
+    /// Precedes each text; encoding a text inserts it.
+    pub start: u32,
+    /// Ends a text.
+    pub end: u32,
+}
+
+/// Byte values that never occur in UTF-8.
+const NEVER_IN_TEXT: [std::ops::RangeInclusive<u32>; 2] = [0xc0..=0xc1, 0xf5..=0xff];
+
+impl TextMarks {
+    /// Returns the name of `id` in messages and listings if it is a mark.
+    pub fn display_name(self, id: u32) -> Option<&'static str> {
+        match id {
+            _ if id == self.start => Some("<BoS>"),
+            _ if id == self.end => Some("<eos>"),
+            _ => None,
+        }
+    }
+
+    /// Checks that the marks are distinct byte values that occur in no text. The error names the first that is not.
+    pub(super) fn check(self) -> Result<(), VocabularyError> {
+        for (name, id) in [("start", self.start), ("end", self.end)] {
+            if !NEVER_IN_TEXT.iter().any(|range| range.contains(&id)) {
+                let expected = "a byte value that UTF-8 never has: 192, 193 or 245 to 255";
+                return Err(VocabularyError::new(format!("vocabulary.{name}"), expected, id.to_string()));
+            }
+        }
+        if self.start == self.end {
+            let found = format!("{}, which is also start's", self.end);
+            return Err(VocabularyError::new("vocabulary.end", "a distinct id", found));
+        }
+        Ok(())
+    }
+}
+
 impl SpecialSymbols {
     /// Number of special symbols.
     pub const COUNT: usize = 5;
@@ -80,6 +119,17 @@ mod tests {
     use super::*;
 
     const SPECIALS: SpecialSymbols = SpecialSymbols { start: 0, end: 1, segment_start: 2, segment_end: 3, unknown: 9 };
+
+    #[test]
+    fn marks_are_distinct_and_in_no_text() {
+        let wrong_key = |start, end| TextMarks { start, end }.check().map_err(|error| error.key);
+        assert_eq!(wrong_key(254, 255), Ok(()));
+        assert_eq!(wrong_key(65, 255), Err("vocabulary.start".into()));
+        assert_eq!(wrong_key(254, 244), Err("vocabulary.end".into()));
+        assert_eq!(wrong_key(254, 254), Err("vocabulary.end".into()));
+        let names = [253, 254, 255].map(|id| TextMarks { start: 254, end: 255 }.display_name(id));
+        assert_eq!(names, [None, Some("<BoS>"), Some("<eos>")]);
+    }
 
     #[test]
     fn ids_are_distinct_and_in_bounds() {

@@ -5,7 +5,7 @@ use crate::{
     decode::document::GenerationDefaults,
     error::{Error, Result, clip},
     text::{
-        SpecialSymbols, SubwordTokenizer, TextNormaliser, Vocabulary, VocabularyError,
+        SpecialSymbols, SubwordTokenizer, TextMarks, TextNormaliser, Vocabulary, VocabularyError,
         subwords::{MAX_TOKENIZER_BYTES, TOKENIZER_FILE},
     },
 };
@@ -56,6 +56,8 @@ pub enum VocabularyConfig {
     MarkedBytes(u32, SpecialSymbols),
     /// Byte values from this id on, and the number of ids. All other ids have no text.
     SparseBytes(u32, usize),
+    /// Byte values, two of which mark the start and the end of a text.
+    DelimitedBytes(TextMarks),
     /// Number of ids, and the file name of the tokenizer whose pieces they are, if there is one.
     Pieces(usize, Option<String>),
 }
@@ -67,6 +69,8 @@ struct Kinds {
     symbols: Option<Vec<String>>,
     bytes: Option<bool>,
     first_byte: Option<u32>,
+    start: Option<u32>,
+    end: Option<u32>,
     specials: Option<SpecialSymbols>,
     size: Option<usize>,
     tokenizer: Option<String>,
@@ -77,11 +81,25 @@ impl TryFrom<Kinds> for VocabularyConfig {
     type Error = &'static str;
 
     fn try_from(kinds: Kinds) -> Result<Self, &'static str> {
-        let Kinds { symbols, bytes, first_byte, specials, size, tokenizer } = kinds;
-        if let (Some(true), Some(size), None, None, None) = (bytes, size, &symbols, &specials, &tokenizer) {
+        let Kinds { symbols, bytes, first_byte, start, end, specials, size, tokenizer } = kinds;
+        let unmarked = start.is_none() && end.is_none();
+        if let (Some(true), Some(size), None, None, None, true) =
+            (bytes, size, &symbols, &specials, &tokenizer, unmarked)
+        {
             return Ok(Self::SparseBytes(first_byte.unwrap_or(0), size));
         }
         let pieces = size.is_some() || tokenizer.is_some();
+        match (start, end) {
+            (Some(start), Some(end)) => {
+                let alone = symbols.is_none() && first_byte.is_none() && specials.is_none() && !pieces;
+                return match bytes {
+                    Some(true) if alone => Ok(Self::DelimitedBytes(TextMarks { start, end })),
+                    _ => Err("`start` and `end`, expected them only next to `bytes` true"),
+                };
+            }
+            (None, None) => {}
+            _ => return Err("one of `start` and `end`, expected both or neither"),
+        }
         if pieces && (symbols.is_some() || bytes.is_some() || first_byte.is_some() || specials.is_some()) {
             return Err("`size` next to other keys, expected only `tokenizer` there, or `bytes` and `first_byte`");
         }
@@ -195,6 +213,7 @@ impl Config {
             VocabularyConfig::Symbols(symbols) => Vocabulary::from_symbols(symbols, normaliser),
             VocabularyConfig::Bytes(true) => Ok(Vocabulary::byte_level(normaliser)),
             VocabularyConfig::Bytes(false) => Err(VocabularyError::new("vocabulary.bytes", "true", "false")),
+            VocabularyConfig::DelimitedBytes(marks) => Vocabulary::byte_level_with_marks(*marks, normaliser),
             VocabularyConfig::MarkedSymbols(symbols, specials) => {
                 Vocabulary::from_symbols_with_specials(symbols, *specials, normaliser)
             }
@@ -219,6 +238,9 @@ impl Config {
         let vocabulary = match &self.vocabulary {
             VocabularyConfig::Symbols(symbols) => serde_json::json!({ "symbols": symbols }),
             VocabularyConfig::Bytes(bytes) => serde_json::json!({ "bytes": bytes }),
+            VocabularyConfig::DelimitedBytes(TextMarks { start, end }) => {
+                serde_json::json!({ "bytes": true, "start": start, "end": end })
+            }
             VocabularyConfig::MarkedSymbols(symbols, specials) => {
                 serde_json::json!({ "symbols": symbols, "specials": specials })
             }

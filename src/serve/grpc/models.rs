@@ -14,7 +14,7 @@ use crate::{
         registry::engines::Engines,
         status::status,
     },
-    text::{SpecialSymbols, Vocabulary},
+    text::Vocabulary,
 };
 use tonic::{Request, Response};
 use weir_proto::v1::{self, models_server};
@@ -107,7 +107,6 @@ fn documents(limits: &document::DocumentLimits) -> v1::Documents {
 fn vocabulary(vocabulary: &Vocabulary) -> v1::Vocabulary {
     let size = count(vocabulary.len());
     let symbols = if vocabulary.is_bytes() { 0..0 } else { 0..size };
-    let specials = vocabulary.specials().into_iter().flat_map(SpecialSymbols::named_ids);
     v1::Vocabulary {
         size,
         symbols: symbols.map(|id| display_text(id, vocabulary)).collect(),
@@ -115,14 +114,13 @@ fn vocabulary(vocabulary: &Vocabulary) -> v1::Vocabulary {
         normaliser: vocabulary.normaliser().name().to_owned(),
         first_byte: vocabulary.byte_zero().unwrap_or_default(),
         pieces: vocabulary.is_subword(),
-        marks: specials.map(|(name, id)| (name.to_owned(), id)).collect(),
+        marks: vocabulary.named_ids().into_iter().map(|(name, id)| (name.to_owned(), id)).collect(),
     }
 }
 
 /// Returns a symbol's text, or the spelling of a special symbol.
 fn display_text(id: u32, vocabulary: &Vocabulary) -> String {
-    let special = vocabulary.specials().and_then(|specials| specials.display_name(id));
-    special.map_or_else(|| symbol_text(id, vocabulary), str::to_owned)
+    vocabulary.display_name(id).map_or_else(|| symbol_text(id, vocabulary), str::to_owned)
 }
 
 #[tonic::async_trait]

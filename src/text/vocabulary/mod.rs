@@ -2,7 +2,7 @@
 //!
 //! Character and byte vocabularies may also contain [`SpecialSymbols`].
 
-use super::{SpecialSymbols, SubwordTokenizer, TextNormaliser, VocabularyError};
+use super::{SpecialSymbols, SubwordTokenizer, TextMarks, TextNormaliser, VocabularyError};
 use crate::error::{Error, Result, clip};
 use std::{
     borrow::Cow,
@@ -11,6 +11,7 @@ use std::{
     sync::Arc,
 };
 
+mod marks;
 mod pieces;
 
 /// Maximum symbols of a vocabulary: the number of Unicode code points.
@@ -25,6 +26,7 @@ const REPLACEMENT: char = '\u{fffd}';
 pub struct Vocabulary {
     symbols: Symbols,
     specials: Option<SpecialSymbols>,
+    marks: Option<TextMarks>,
     normaliser: TextNormaliser,
 }
 
@@ -88,12 +90,13 @@ impl Vocabulary {
             };
             characters.push(character);
         }
-        Ok(Self { symbols: Symbols::Characters { symbols: characters, ids }, specials, normaliser })
+        Ok(Self { symbols: Symbols::Characters { symbols: characters, ids }, specials, marks: None, normaliser })
     }
 
     /// Creates a vocabulary of the 256 byte values of UTF-8 text.
     pub fn byte_level(normaliser: TextNormaliser) -> Self {
-        Self { symbols: Symbols::Bytes { first: 0, count: BYTES, sparse: false }, specials: None, normaliser }
+        let symbols = Symbols::Bytes { first: 0, count: BYTES, sparse: false };
+        Self { symbols, specials: None, marks: None, normaliser }
     }
 
     /// Creates a byte vocabulary whose byte 0 has id `first`. The remaining ids are special symbols. Fails if `first`
@@ -110,7 +113,8 @@ impl Vocabulary {
         let is_byte = |id: u32| id.checked_sub(first).is_some_and(|byte| (byte as usize) < BYTES);
         let count = BYTES + SpecialSymbols::COUNT;
         specials.check(count, is_byte)?;
-        Ok(Self { symbols: Symbols::Bytes { first, count, sparse: false }, specials: Some(specials), normaliser })
+        let symbols = Symbols::Bytes { first, count, sparse: false };
+        Ok(Self { symbols, specials: Some(specials), marks: None, normaliser })
     }
 
     /// Creates a vocabulary of `count` ids, with the byte values from id `first` on, as in ByT5. The other ids have no text. Fails
@@ -121,7 +125,8 @@ impl Vocabulary {
             let expected = format!("{min} to {MAX_SYMBOLS}: {BYTES} bytes from `first_byte` on");
             return Err(VocabularyError::new("vocabulary.size", expected, count.to_string()));
         }
-        Ok(Self { symbols: Symbols::Bytes { first, count, sparse: true }, specials: None, normaliser })
+        let symbols = Symbols::Bytes { first, count, sparse: true };
+        Ok(Self { symbols, specials: None, marks: None, normaliser })
     }
 
     /// Returns the number of symbols, at least one.
@@ -148,9 +153,10 @@ impl Vocabulary {
         self.specials.is_some_and(|specials| specials.contains(id))
     }
 
-    /// Returns the byte of `id`, if symbols are bytes.
+    /// Returns the byte of `id`, if symbols are bytes and `id` is no mark.
     pub fn byte_of(&self, id: u32) -> Option<u8> {
         match self.symbols {
+            Symbols::Bytes { .. } if self.is_mark(id) => None,
             Symbols::Bytes { first, .. } => id.checked_sub(first).and_then(|byte| u8::try_from(byte).ok()),
             Symbols::Characters { .. } | Symbols::Subwords { .. } => None,
         }
@@ -185,6 +191,7 @@ impl Vocabulary {
             && self.byte_zero() == other.byte_zero()
             && self.is_sparse() == other.is_sparse()
             && self.specials == other.specials
+            && self.marks == other.marks
             && self.is_subword() == other.is_subword()
             && self.len() == other.len()
             && self.tokenizer().map(|tokenizer| tokenizer.json()) == other.tokenizer().map(|tokenizer| tokenizer.json())
@@ -220,7 +227,7 @@ impl Vocabulary {
         self.id_of(character).or_else(unknown)
     }
 
-    /// Normalises and encodes a text to at most `limit` symbols. `field` names the text in messages.
+    /// Normalises and encodes a text to at most `limit` symbols, a start mark included. `field` names the text in messages.
     ///
     /// Encoding stops at the first unknown symbol and at the first symbol above `limit`. A text that is too long
     /// therefore costs no more than one of `limit` symbols. Fails with [`Error::UnknownSymbol`] at the first character
@@ -241,6 +248,7 @@ impl Vocabulary {
             };
         }
         let mut encoded = Vec::with_capacity(text.len().min(limit));
+        encoded.extend(self.marks.map(|marks| marks.start));
         let mut unknown = None;
         self.normaliser.for_each(beginning(text, max_bytes), |character, offset| {
             match (self.id_or_unknown(character), self.byte_zero()) {
@@ -263,7 +271,10 @@ impl Vocabulary {
     fn too_long(&self, field: &'static str, text: &str, limit: usize) -> Error {
         let unit = "characters";
         match (self.normaliser, self.is_bytes()) {
-            (TextNormaliser::None, true) => Error::TooLong { field, length: text.len(), limit, unit, why: None },
+            (TextNormaliser::None, true) => {
+                let length = text.len() + usize::from(self.marks.is_some());
+                Error::TooLong { field, length, limit, unit, why: None }
+            }
             (TextNormaliser::None, false) => {
                 Error::TooLong { field, length: text.chars().count(), limit, unit, why: None }
             }
@@ -335,16 +346,17 @@ impl Vocabulary {
         }
     }
 
-    /// Returns the character of `id` in a text, or `None` for an id without text.
+    /// Returns the character of `id` in a text, or `None` for a mark, for an id without text, and for a special symbol other than
+    /// `unknown`.
     pub(super) fn surface(&self, id: u32) -> Option<char> {
         let has_no_text = |specials: SpecialSymbols| specials.contains(id) && id != specials.unknown;
-        let is_unused = self.is_sparse() && self.byte_of(id).is_none();
+        let is_unused = self.is_mark(id) || (self.is_sparse() && self.byte_of(id).is_none());
         (!is_unused && !self.specials.is_some_and(has_no_text)).then(|| self.character(id))
     }
 
     /// Formats a symbol for messages and tables: a quoted character, or the value of an unprintable byte.
     pub fn printable(&self, id: u32) -> String {
-        match (self.specials.and_then(|specials| specials.display_name(id)), self.byte_of(id)) {
+        match (self.display_name(id), self.byte_of(id)) {
             _ if id as usize >= self.len() => format!("id {id}"),
             (Some(name), _) => name.to_owned(),
             (_, Some(byte)) if !byte.is_ascii_graphic() && byte != b' ' => format!("byte 0x{byte:02x}"),

@@ -20,7 +20,7 @@ impl Vocabulary {
             let expected = format!("{min} to {MAX_SYMBOLS}, at least the number of the tokenizer's pieces");
             return Err(VocabularyError::new("vocabulary.size", expected, count.to_string()));
         }
-        Ok(Self { symbols: Symbols::Subwords { count, tokenizer }, specials: None, normaliser })
+        Ok(Self { symbols: Symbols::Subwords { count, tokenizer }, specials: None, marks: None, normaliser })
     }
 
     /// Returns the subword tokenizer, if symbols are its pieces.

@@ -171,6 +171,7 @@ PAGES: Dict[str, List[Step]] = {
         converts("weir convert --from torchscale checkpoint_last.pt lex", "torchscale-pt/rope_bca"),
         converts("weir convert --from gpt2 SOURCE gpt2", "lslm/gpt2"),
         converts("weir convert --from lslm SOURCE segments", "lslm/dp"),
+        converts("weir convert --from hnet SOURCE bytes", "hnet/one_stage"),
         converts("weir convert --from pyramidions checkpoint_best.pt summarizer", "pyramidion-pt/arguments"),
         converts("weir convert --from t5 FOLDER t5", "t5/t5_v10"),
         converts("weir convert --from mrt5 FOLDER mrt5", "t5/mrt5"),

@@ -6,6 +6,7 @@ use super::{
 };
 use crate::{
     decode::{
+        boundary::levels,
         contract::{Model, SymbolBoundary, Want},
         evaluate::{StepSize, run as evaluate},
         options::{check_length, must_pool},
@@ -36,9 +37,11 @@ pub struct Args {
 struct Segment {
     start: usize,
     end: usize,
-    /// Boundary probability of the last symbol, from a learned predictor.
+    /// Probability of the boundary that ends or begins it, from a learned predictor.
     probability: Option<f32>,
     closed: bool,
+    /// Levels at which a chunk begins with its first symbol; 0 in a model without levels.
+    depth: u8,
 }
 
 /// Runs the command. Fails if the checkpoint or the text is invalid, or if stdout cannot be written.
@@ -55,7 +58,11 @@ pub fn run(args: Args) -> Result<()> {
     })?;
     let segments = split(&marks);
     if args.json {
-        return output::json(&as_json(&*model, &symbols, &segments));
+        let mut object = as_json(&*model, &symbols, &segments);
+        if let levels @ [_, _, ..] = &*levels(&marks) {
+            object["boundary_levels"] = json!(levels);
+        }
+        return output::json(&object);
     }
     output::write(&as_text(&*model, &symbols, &segments, std::io::stdout().is_terminal()))
 }
@@ -64,9 +71,18 @@ fn split(marks: &[SymbolBoundary]) -> Vec<Segment> {
     let mut segments = Vec::new();
     let mut start = 0;
     for (position, mark) in marks.iter().enumerate() {
-        if mark.boundary || position + 1 == marks.len() {
+        let next = marks.get(position + 1);
+        let is_cut = mark.ends_segment() || next.is_none_or(|next| next.begins_segment());
+        if is_cut {
             let end = position + 1;
-            segments.push(Segment { start, end, probability: mark.probability, closed: mark.boundary });
+            let begins = Some(marks[start]).filter(|first| first.begins_segment());
+            segments.push(Segment {
+                start,
+                end,
+                probability: begins.unwrap_or(*mark).probability,
+                closed: mark.ends_segment() || next.is_some(),
+                depth: begins.map_or(0, |first| first.depth),
+            });
             start = end;
         }
     }
@@ -84,7 +100,7 @@ fn factor(symbols: usize, closed: usize) -> Option<f64> {
 fn as_json(model: &dyn Model, symbols: &[u32], segments: &[Segment]) -> Value {
     let vocabulary = &model.card().vocabulary;
     let list = segments.iter().map(|segment| {
-        let Segment { start, end, probability, closed } = segment;
+        let Segment { start, end, probability, closed, depth: _ } = segment;
         let text = vocabulary.decode(&symbols[*start..*end]);
         json!({ "text": text, "start": start, "end": end, "closed": closed, "boundary_probability": probability })
     });
@@ -97,14 +113,16 @@ fn as_json(model: &dyn Model, symbols: &[u32], segments: &[Segment]) -> Value {
     })
 }
 
-/// Text with a bar after each closed segment and an ellipsis after an open one. `colour` alternates two terminal colours.
+/// Text with a bar after each closed segment and an ellipsis after an open one. A segment whose first symbol also begins a chunk
+/// of deeper levels has a bar more before it for each. `colour` alternates two terminal colours.
 fn as_text(model: &dyn Model, symbols: &[u32], segments: &[Segment], colour: bool) -> String {
     let vocabulary = &model.card().vocabulary;
     let mut out = String::new();
     for (index, segment) in segments.iter().enumerate() {
         let text = vocabulary.decode(&symbols[segment.start..segment.end]);
         let text = text.replace('\n', "⏎\n");
-        let end = if segment.closed { "│" } else { "…" };
+        let deeper = segments.get(index + 1).map_or(0, |next| next.depth.saturating_sub(1));
+        let end = if segment.closed { "│".repeat(1 + usize::from(deeper)) } else { "…".into() };
         match (colour, index % 2) {
             (false, _) => out += &format!("{text}{end}"),
             (true, 0) => out += &format!("\x1b[36m{text}\x1b[2;39m{end}\x1b[0m"),

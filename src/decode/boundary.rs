@@ -7,12 +7,38 @@ use std::sync::Arc;
 /// The boundary source's decision for one symbol.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SymbolBoundary {
-    /// True if a segment ends with this symbol.
+    /// True if a segment ends with this symbol; in a model with levels of chunking, if a chunk begins with it.
     pub boundary: bool,
+    /// Levels at which a chunk begins with this symbol, the outermost included. 0 in a model whose segments end with their
+    /// boundary. Complete once the row is ready.
+    pub depth: u8,
     /// Output of a learned predictor. Not calibrated: the official training applies the sigmoid twice.
     pub probability: Option<f32>,
     /// ln p of the segment-end mark after this symbol. Present if a mark ends the segment here and all logits were wanted.
     pub end_logprob: Option<f32>,
+}
+
+impl SymbolBoundary {
+    /// True if the text is cut before this symbol.
+    pub fn begins_segment(self) -> bool {
+        self.boundary && self.depth > 0
+    }
+
+    /// True if the text is cut after this symbol.
+    pub fn ends_segment(self) -> bool {
+        self.boundary && self.depth == 0
+    }
+}
+
+/// Returns each level's boundaries, outermost first: one number for each symbol, then one for each chunk of the level around
+/// it, 1 where a chunk begins. Empty if the decisions are those of a model without levels.
+pub fn levels(decisions: &[SymbolBoundary]) -> Vec<Vec<u8>> {
+    let deepest = decisions.iter().map(|decision| decision.depth).max().unwrap_or(0);
+    let level = |level: u8| {
+        let in_level = decisions.iter().filter(move |decision| decision.depth >= level);
+        in_level.map(|decision| u8::from(decision.depth > level)).collect()
+    };
+    (0..deepest).map(level).collect()
 }
 
 /// How a sequence's boundaries are decided, where the model leaves a choice.
@@ -88,5 +114,22 @@ impl Noise {
                 Error::Internal(format!("recorded noise has {len} positions, position {position} was read"))
             }),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn levels_list_the_chunks_of_the_level_around_them() {
+        let decision = |depth| SymbolBoundary { boundary: depth > 0, depth, probability: None, end_logprob: None };
+        let decisions: Vec<_> = [2, 0, 1, 2, 0, 0, 1].map(decision).into();
+        assert_eq!(levels(&decisions), [vec![1, 0, 1, 1, 0, 0, 1], vec![1, 0, 1, 0]]);
+        assert!(levels(&[SymbolBoundary { boundary: true, ..decision(0) }]).is_empty() && levels(&[]).is_empty());
+        let cuts = |decision: SymbolBoundary| (decision.begins_segment(), decision.ends_segment());
+        assert_eq!(cuts(decision(1)), (true, false));
+        assert_eq!(cuts(SymbolBoundary { boundary: true, ..decision(0) }), (false, true));
+        assert_eq!(cuts(decision(0)), (false, false));
     }
 }

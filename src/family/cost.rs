@@ -3,7 +3,11 @@
 use crate::{
     decode::cost::StepCost,
     kernels::{attention::PageLayout, linear::Linear, rowwise::LayerNorm},
-    nn::{attention::stack::Stack, t5::T5Stack},
+    nn::{
+        attention::stack::Stack,
+        hybrid::{HybridStack, Mixer},
+        t5::T5Stack,
+    },
 };
 
 /// Cost of a matrix product with one vector.
@@ -62,6 +66,26 @@ pub fn stack(stack: &Stack, positions: usize) -> StepCost {
             cost += linear(&cross.query);
             cost += linear(&cross.output);
             cost += norm(&cross.norm);
+        }
+    }
+    cost
+}
+
+/// Cost of a hybrid stack for the last of `positions`. A recurrent layer reads and writes its state.
+pub fn hybrid_stack(stack: &HybridStack, positions: usize) -> StepCost {
+    let keys = stack.window.keys(positions.max(1));
+    let PageLayout { layers, heads, head_dim, .. } = stack.layout;
+    let mut cost = StepCost {
+        shared_bytes: size_of_val(&*stack.norm.weight),
+        own_bytes: keys * stack.layout.bytes_per_key() + 2 * size_of::<f32>() * stack.recurrent_numbers(),
+        multiply_adds: 2 * layers * heads * head_dim * keys,
+    };
+    for layer in &stack.layers {
+        layer.matrices().for_each(|matrix| cost += linear(matrix));
+        cost.shared_bytes += size_of_val(&*layer.norm.weight);
+        if let Mixer::Mamba2(mixer) = &layer.mixer {
+            cost.multiply_adds += mixer.recurrence_multiply_adds();
+            cost.shared_bytes += size_of_val(&*mixer.taps.weight);
         }
     }
     cost

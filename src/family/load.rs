@@ -3,7 +3,7 @@
 use super::{
     Blueprint, Parts, Reader,
     checkpoint::{CONFIG_FILE, Config, TensorSpec, card, read_weights},
-    decoder, hourglass, lslm, pyramidion, t5,
+    decoder, hnet, hourglass, lslm, pyramidion, t5,
 };
 use crate::{
     decode::contract::Model,
@@ -23,6 +23,7 @@ pub const FAMILIES: &[(&str, Reader)] = &[
     ("lslm", lslm::load::read),
     ("pyramidion", pyramidion::blueprint::read),
     ("t5", t5::blueprint::read),
+    ("hnet", hnet::load::read),
 ];
 
 /// Loads the checkpoint in `dir` under its folder's name. Fails with [`Error::Io`], or with [`Error::Checkpoint`] that

@@ -8,6 +8,7 @@ pub mod checkpoint;
 pub mod convert;
 pub mod cost;
 pub mod decoder;
+pub mod hnet;
 pub mod hourglass;
 pub mod init;
 pub mod load;

@@ -105,11 +105,15 @@ impl<'a> DecodeBench<'a> {
         let run = recorder.finish(self.model, &self.rows);
         let context = self.plan.context;
         for (index, row) in self.rows.iter_mut().enumerate() {
-            if context == 0 || context >= row.state.earliest() {
-                row.state.rollback(context)?;
+            let start = Sample::start(index);
+            // the last symbol is fed anew: after a rollback, a model that cannot rewind its states feeds symbols again
+            let rewound = context.saturating_sub(1);
+            if rewound == 0 || rewound >= row.state.earliest() {
+                row.state.rollback(rewound)?;
+                let last = self.sample.window(start + rewound, context - rewound);
+                feed_context(self.model, row, &last, &mut self.scratch)?;
             } else {
                 // the row's windows have moved beyond its context
-                let start = Sample::start(index);
                 row.state.restart(start);
                 feed_context(self.model, row, &self.sample.window(start, context), &mut self.scratch)?;
             }

@@ -157,7 +157,7 @@ impl Hourglass {
 }
 
 fn decision(boundary: bool, probability: Option<f32>) -> SymbolBoundary {
-    SymbolBoundary { boundary, probability, end_logprob: None }
+    SymbolBoundary { boundary, depth: 0, probability, end_logprob: None }
 }
 
 /// Returns decisions that depend on the symbols alone.

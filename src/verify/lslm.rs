@@ -119,8 +119,12 @@ impl Lslm {
         let logits = self.tensors.matrix("boundary.output.weight", &inner)?.sum(1)?; // (1 + len)
         let probabilities: Vec<f64> = sigmoid(&logits)?.to_vec1()?;
         let own = &probabilities[1..];
-        let decide =
-            |&p: &f64| SymbolBoundary { boundary: p >= threshold, probability: Some(p as f32), end_logprob: None };
+        let decide = |&p: &f64| SymbolBoundary {
+            boundary: p >= threshold,
+            depth: 0,
+            probability: Some(p as f32),
+            end_logprob: None,
+        };
         Ok((own.iter().map(decide).collect(), own.iter().map(|p| (p - threshold).abs()).collect()))
     }
 

@@ -17,6 +17,7 @@ mod document_model;
 mod engine;
 mod extrapolation;
 mod golden;
+mod hnet;
 mod hostile_checkpoints;
 mod lex;
 mod logging;

@@ -73,6 +73,25 @@ pub(super) fn lslm_in(case: &str, dtype: Dtype) -> Arc<dyn Model> {
     load(&lslm_converted(case), &Settings { dtype, ..settings() }).unwrap()
 }
 
+/// Fixture cases of the H-Nets.
+pub(super) const HNET_CASES: [&str; 6] =
+    ["one_stage", "one_stage_padded", "two_stage", "two_stage_padded", "mixed_letters", "attention_only"];
+
+/// Returns the folder of such a fixture's golden data.
+pub(super) fn hnet_golden(case: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/hnet").join(case)
+}
+
+/// Returns the folder of such a converted fixture.
+pub(super) fn hnet_converted(case: &str) -> PathBuf {
+    converted_from(convert::Source::Hnet, &hnet_golden(case), &format!("hnet-{case}"))
+}
+
+/// Loads such a fixture's model with its weights in `dtype`.
+pub(super) fn hnet_in(case: &str, dtype: Dtype) -> Arc<dyn Model> {
+    load(&hnet_converted(case), &Settings { dtype, ..settings() }).unwrap()
+}
+
 /// Fixture cases of the encoder-decoders with a pooled document.
 pub(super) const PYRAMIDION_CASES: [&str; 11] = [
     "vanilla_full",

@@ -10,6 +10,7 @@ pub(super) use args::parse_windows;
 use super::output;
 use crate::{
     decode::{
+        boundary::levels,
         contract::{Model, SymbolBoundary, Want},
         evaluate::{StepSize, WindowScore, run as evaluate, score_window, windows},
         options::{WindowOptions, check_length},
@@ -47,6 +48,7 @@ struct Outputs {
     /// text ends with one.
     logprobs: Vec<f64>,
     boundaries: Vec<u8>,
+    decisions: Vec<SymbolBoundary>,
     /// Logits (symbols, vocabulary), if requested.
     logits: Vec<f32>,
     keep_logits: bool,
@@ -63,6 +65,7 @@ impl Outputs {
 
     fn push(&mut self, next: Option<&u32>, logits: &[f32], mark: SymbolBoundary) -> Result<()> {
         self.boundaries.push(mark.boundary.into());
+        self.decisions.push(mark);
         if let Some(&next) = next {
             let logprob = log_probability(logits, next)?;
             self.logprobs.push(logprob);
@@ -111,6 +114,9 @@ fn run_unwindowed(args: &Args, model: &dyn Model, symbols: &[u32], has_end: bool
         }
         object.insert("shortening_factor".into(), json!(factor));
         object.insert("boundaries".into(), json!(outputs.boundaries));
+        if let levels @ [_, _, ..] = &*levels(&outputs.decisions) {
+            object.insert("boundary_levels".into(), json!(levels));
+        }
         object.insert("logprobs".into(), json!(outputs.logprobs));
         return output::json(&object.into());
     }
@@ -128,7 +134,7 @@ fn evaluate_text(args: &Args, model: &dyn Model, symbols: &[u32], has_end: bool)
     let end = outputs.marked.filter(|_| has_end).map(|marked| marked.end());
     let next = |position: usize| symbols.get(position).or(end.as_ref().filter(|_| position == symbols.len()));
     if let Some(logits) = &model.card().first_logits {
-        let start = SymbolBoundary { boundary: model.card().pooled, probability: None, end_logprob: None };
+        let start = SymbolBoundary { boundary: model.card().pooled, depth: 0, probability: None, end_logprob: None };
         outputs.push(next(0), logits, start)?;
     }
     let step_size = match args.mode {

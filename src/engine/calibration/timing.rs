@@ -216,6 +216,14 @@ impl<'a> Timer<'a> {
         advance(self.model, &mut self.rows, &[row], &mut self.scratch)
     }
 
+    /// Returns a row to the first `len` symbols of the prefix, of which the last is fed anew: a model that cannot rewind its states
+    /// feeds symbols again after a rollback, which must not be measured.
+    fn rewind(&mut self, row: usize, len: usize) -> Result<()> {
+        let Some(last) = len.checked_sub(1) else { return self.rows[row].state.rollback(0) };
+        self.rows[row].state.rollback(last)?;
+        self.feed(row, self.prefix[last])
+    }
+
     /// Adds rows with the common prefix until there are `rows` of them.
     fn grow(&mut self, rows: usize) -> Result<()> {
         while self.rows.len() < rows {
@@ -276,9 +284,9 @@ impl<'a> Timer<'a> {
         let probe = if closing { Some(self.closing) } else { self.plain };
         let Some(probe) = probe else { return Ok(()) };
         for timed in [false, true] {
-            for row in &mut self.rows[..rows] {
-                row.state.rollback(probe.len)?;
-                row.set(&[probe.symbol], Want::Last);
+            for row in 0..rows {
+                self.rewind(row, probe.len)?;
+                self.rows[row].set(&[probe.symbol], Want::Last);
             }
             let step = timed_step(self.model, &mut self.rows[..rows], &mut self.scratch)?;
             if timed {
@@ -310,7 +318,11 @@ impl<'a> Timer<'a> {
         let context = self.long[0].state.len().saturating_sub(1);
         let mut context_segments = 0;
         for timed in [false, true, true, true] {
-            self.long[0].state.rollback(context)?;
+            // the last symbol is fed anew, as in `rewind`
+            self.long[0].state.rollback(context.saturating_sub(1))?;
+            if context > 0 {
+                self.fill(1)?;
+            }
             context_segments = self.long[0].state.segments();
             self.long[0].set(&[self.closing.symbol], Want::Last);
             let step = timed_step(self.model, &mut self.long, &mut self.scratch)?;

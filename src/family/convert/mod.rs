@@ -6,6 +6,7 @@
 mod converted;
 mod dynamic_pooling;
 mod gpt2;
+mod hnet;
 mod lslm;
 pub mod pickle;
 mod pyramidions;
@@ -33,6 +34,8 @@ pub enum Source {
     Gpt2,
     /// Latent Segment Language Models, in the layout of Hugging Face's T5; their baseline, GPT-2, as well.
     Lslm,
+    /// H-Net's official code.
+    Hnet,
     /// torchscale's decoder, LeX's fork included.
     Torchscale,
     /// The official code of Trainable Representation Pooling, a fork of fairseq.
@@ -51,6 +54,7 @@ const SOURCES: &[(Source, &str, SourceReader)] = &[
     (Source::DynamicPooling, "dynamic-pooling", dynamic_pooling::read),
     (Source::Gpt2, "gpt2", gpt2::read),
     (Source::Lslm, "lslm", lslm::read),
+    (Source::Hnet, "hnet", hnet::read),
     (Source::Torchscale, "torchscale", torchscale::read),
     (Source::Pyramidions, "pyramidions", pyramidions::read),
     (Source::T5, "t5", t5::read),

@@ -130,8 +130,10 @@ impl Decoder {
         for &index in which {
             let row = &mut rows[index];
             row.decisions.clear();
-            row.decisions
-                .resize(row.feed.len(), SymbolBoundary { boundary: false, probability: None, end_logprob: None });
+            row.decisions.resize(
+                row.feed.len(),
+                SymbolBoundary { boundary: false, depth: 0, probability: None, end_logprob: None },
+            );
             row.status = StepStatus::Unfinished;
         }
         Ok(())

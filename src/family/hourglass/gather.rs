@@ -96,6 +96,7 @@ pub(super) fn pool_closed(
         let row = &mut rows[sequence];
         row.decisions.push(SymbolBoundary {
             boundary: decision.closes,
+            depth: 0,
             probability: decision.probability,
             end_logprob: None,
         });

@@ -113,7 +113,7 @@ pub(super) fn cut_segments(predictor: &Summed, rows: &mut [SequenceRow], which: 
         decisions.clear();
         if trace::is_control(feed) {
             let boundary = feed[..] == [trace::END];
-            decisions.push(SymbolBoundary { boundary, probability: None, end_logprob: None });
+            decisions.push(SymbolBoundary { boundary, depth: 0, probability: None, end_logprob: None });
             if boundary {
                 state.segment_ends.push(state.symbols.len() - 1);
             }
@@ -128,7 +128,12 @@ pub(super) fn cut_segments(predictor: &Summed, rows: &mut [SequenceRow], which: 
                 let logit = t.checked_sub(first_read).and_then(|offset| own.get(offset)).copied();
                 let predicted = logit.is_some_and(|logit| predictor.closes(logit));
                 let boundary = trace::ends_segment(item).unwrap_or(predicted);
-                decisions.push(SymbolBoundary { boundary, probability: logit.map(sigmoid), end_logprob: None });
+                decisions.push(SymbolBoundary {
+                    boundary,
+                    depth: 0,
+                    probability: logit.map(sigmoid),
+                    end_logprob: None,
+                });
                 if boundary {
                     state.segment_ends.push(t);
                 }

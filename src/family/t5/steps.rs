@@ -59,7 +59,8 @@ impl T5 {
             rest = others;
             let row = &mut rows[index];
             row.decisions.clear();
-            row.decisions.resize(fed, SymbolBoundary { boundary: false, probability: None, end_logprob: None });
+            row.decisions
+                .resize(fed, SymbolBoundary { boundary: false, probability: None, end_logprob: None, depth: 0 });
             row.status = StepStatus::Unfinished;
         }
         Ok(())

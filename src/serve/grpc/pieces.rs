@@ -5,7 +5,7 @@
 
 use super::convert::{CharacterDetails, PieceSplit, ResponseFormat};
 use crate::{
-    decode::options::EmittedSymbol,
+    decode::{contract::SymbolBoundary, options::EmittedSymbol},
     text::{StreamDetokenizer, Vocabulary},
 };
 use std::{collections::VecDeque, sync::Arc};
@@ -84,10 +84,13 @@ impl Pieces {
         let count = match self.split {
             PieceSplit::Characters(min) => (waiting >= min).then(|| waiting.min(max)),
             PieceSplit::Segment => {
-                let end = self.waiting.iter().take(max).skip(self.searched).position(ends_segment);
-                let last = end.map(|end| self.searched + end);
-                self.searched = last.unwrap_or(waiting.min(max));
-                last.map(|last| last + 1).or((waiting >= max).then_some(max))
+                let cut = (self.searched..waiting.min(max)).find(|&last| {
+                    let own = &self.waiting[last];
+                    self.waiting.get(last + 1).map_or_else(|| ends_segment(own), |next| is_cut(own, next))
+                });
+                // the next symbol may begin a segment, so the last one is searched again
+                self.searched = cut.unwrap_or(waiting.min(max).saturating_sub(1));
+                cut.map(|last| last + 1).or((waiting >= max).then_some(max))
             }
         };
         // A piece never holds both prompt and generated text.
@@ -113,8 +116,14 @@ impl Pieces {
     }
 }
 
+/// Returns true if the text is cut between two neighbouring symbols.
+pub(super) fn is_cut(before: &EmittedSymbol, after: &EmittedSymbol) -> bool {
+    ends_segment(before) || after.decision.is_some_and(SymbolBoundary::begins_segment)
+}
+
+/// Returns true if the text is cut after a symbol, whatever follows it.
 pub(super) fn ends_segment(symbol: &EmittedSymbol) -> bool {
-    symbol.decision.is_some_and(|decision| decision.boundary)
+    symbol.decision.is_some_and(SymbolBoundary::ends_segment)
 }
 
 /// Returns the message for a symbol, with its boundary decision if `boundaries` is true.
@@ -153,7 +162,8 @@ mod tests {
     }
 
     fn bytes(text: &str) -> Vec<EmittedSymbol> {
-        let decision = |byte| Some(SymbolBoundary { boundary: byte == b' ', probability: None, end_logprob: None });
+        let decision =
+            |byte| Some(SymbolBoundary { boundary: byte == b' ', depth: 0, probability: None, end_logprob: None });
         let symbol =
             |byte: u8| EmittedSymbol { symbol: byte.into(), logprob: None, decision: decision(byte), top: Vec::new() };
         text.bytes().map(symbol).collect()

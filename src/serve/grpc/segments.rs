@@ -1,6 +1,6 @@
 //! Turns boundary decisions into segments with offsets.
 
-use super::pieces::ends_segment;
+use super::pieces::{ends_segment, is_cut};
 use crate::{decode::options::EmittedSymbol, text::Vocabulary};
 use weir_proto::v1;
 
@@ -9,25 +9,31 @@ pub(super) fn segments(characters: &[EmittedSymbol], vocabulary: &Vocabulary) ->
     let mut all = Vec::new();
     let mut byte = 0;
     let mut char = 0;
-    for run in characters.split_inclusive(ends_segment) {
+    let mut last_end = true;
+    for run in characters.chunk_by(|before, after| !is_cut(before, after)) {
         let ids: Vec<_> = run.iter().map(|character| character.symbol).collect();
         let text = vocabulary.decode(&ids);
+        let chars = ids.iter().filter(|&&id| vocabulary.marks().is_none() || vocabulary.byte_of(id).is_some()).count();
         // Byte symbols count themselves: the text may contain replacement characters.
-        let bytes = if vocabulary.is_bytes() { ids.len() } else { text.len() };
-        let last = run.last();
+        let bytes = if vocabulary.is_bytes() { chars } else { text.len() };
+        let begins = run.first().and_then(|first| first.decision).filter(|first| first.begins_segment());
+        let decided = begins.or_else(|| run.last()?.decision);
+        last_end = run.last().is_some_and(ends_segment);
         let segment = v1::Segment {
             text,
             byte_start: byte,
             byte_end: byte + bytes as u64,
             char_start: char,
-            char_end: char + ids.len() as u64,
-            boundary_probability: last.and_then(|last| last.decision?.probability),
-            open: !last.is_some_and(ends_segment),
+            char_end: char + chars as u64,
+            boundary_probability: decided.and_then(|decision| decision.probability),
+            open: false,
         };
         byte = segment.byte_end;
         char = segment.char_end;
         all.push(segment);
     }
+    // only the last segment of a text may go on after it
+    all.last_mut().into_iter().for_each(|last: &mut v1::Segment| last.open = !last_end);
     all
 }
 
@@ -41,6 +47,7 @@ mod tests {
         let decision = |index| {
             Some(SymbolBoundary {
                 boundary: closing.contains(&index),
+                depth: 0,
                 probability: Some(index as f32 / 10.0),
                 end_logprob: None,
             })

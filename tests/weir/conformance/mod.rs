@@ -7,7 +7,8 @@ mod replay_starts;
 
 use super::naive_hourglass::shapes;
 use super::support::{
-    Alone, BATCH_TOLERANCE, CASES, Dice, LSLM_CASES, difference, fixture_in, full, lslm_in, settings, storms,
+    Alone, BATCH_TOLERANCE, CASES, Dice, HNET_CASES, LSLM_CASES, difference, fixture_in, full, hnet_in, lslm_in,
+    settings, storms,
 };
 use super::{lex, naive_decoder};
 use std::sync::Arc;
@@ -44,7 +45,10 @@ pub(super) fn configurations() -> Vec<Configuration> {
     let fewer_bits = ["xpos_bca", "xpos_full", "alibi_bca", "xpos_sliding"].into_iter().flat_map(|case| {
         [Dtype::Bf16, Dtype::Int8].map(|dtype| (format!("{case}, {}", dtype.name()), lex::model(case, dtype)))
     });
-    let latent = latent.chain(unusual);
+    let chunking = HNET_CASES.iter().map(|case| (*case, Dtype::F32));
+    let chunking = chunking.chain([Dtype::Bf16, Dtype::Int8].map(|dtype| ("two_stage", dtype)));
+    let chunking = chunking.map(|(case, dtype)| (format!("hnet {case}, {}", dtype.name()), hnet_in(case, dtype)));
+    let latent = latent.chain(unusual).chain(chunking);
     let decoders = official.chain(fewer_bits).chain(naive_decoder::shapes());
     let mut all = Vec::new();
     let encoder_decoders = super::pyramidion::single_document::shapes().into_iter().chain(super::t5::shapes());

@@ -291,7 +291,7 @@ impl Model for DocumentModel {
             decisions.clear();
             for (index, &symbol) in feed.iter().enumerate() {
                 state.push(symbol);
-                decisions.push(SymbolBoundary { boundary: false, probability: None, end_logprob: None });
+                decisions.push(SymbolBoundary { boundary: false, depth: 0, probability: None, end_logprob: None });
                 if *want == Want::All || (*want == Want::Last && index + 1 == feed.len()) {
                     logits.extend(logits_of(state.hash()));
                 }

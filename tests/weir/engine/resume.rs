@@ -5,7 +5,9 @@ use super::{
     jobs::{self, JobOutput},
     toy_model::Toy,
 };
-use crate::support::{converted, fixture, fixture_in, lslm_converted, lslm_in, settings, text_symbols};
+use crate::support::{
+    converted, fixture, fixture_in, hnet_converted, hnet_in, lslm_converted, lslm_in, settings, text_symbols,
+};
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
@@ -257,11 +259,16 @@ fn request(prompt: Vec<u32>, boundaries: BoundaryOptions) -> Generate {
 
 /// Prefix of the names of latent segment models.
 const LATENT: &str = "lslm ";
+const CHUNKING: &str = "hnet ";
 
 /// Returns the checkpoint of a model of [`models`].
 pub(super) fn checkpoint(name: &str) -> PathBuf {
     let case = name.split(',').next().unwrap();
-    case.strip_prefix(LATENT).map_or_else(|| converted(case), lslm_converted)
+    match (case.strip_prefix(LATENT), case.strip_prefix(CHUNKING)) {
+        (Some(case), _) => lslm_converted(case),
+        (None, Some(case)) => hnet_converted(case),
+        (None, None) => converted(case),
+    }
 }
 
 /// Returns one model of each source of boundaries, in all dtypes.
@@ -274,7 +281,10 @@ pub(super) fn models() -> Vec<(String, Arc<dyn Model>, BoundaryOptions)> {
     let latent = latent
         .into_iter()
         .flat_map(|case| Dtype::ALL.map(|dtype| (format!("{LATENT}{case}"), dtype, lslm_in(case, dtype))));
-    for (case, dtype, model) in fixtures.chain(latent) {
+    let chunking = ["one_stage", "two_stage_padded"]
+        .into_iter()
+        .map(|case| (format!("{CHUNKING}{case}"), Dtype::F32, hnet_in(case, Dtype::F32)));
+    for (case, dtype, model) in fixtures.chain(latent).chain(chunking) {
         for &mode in &model.card().boundary_modes {
             let boundaries = BoundaryOptions { mode: Some(mode), noise: Noise::Seeded(3), offset: 0 };
             all.push((format!("{case}, {}, {}", dtype.name(), mode.name()), model.clone(), boundaries));

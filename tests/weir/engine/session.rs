@@ -19,7 +19,8 @@ fn character(text: &[u32], position: usize, options: LogprobOptions, boundaries:
     let before = &text[..position];
     let details = if position == 0 { None } else { Some(options.compute(symbol, &logits_after(before)).unwrap()) };
     let details = details.unwrap_or_default();
-    let decision = boundaries.then_some(SymbolBoundary { boundary: symbol == 0, probability: None, end_logprob: None });
+    let decision =
+        boundaries.then_some(SymbolBoundary { boundary: symbol == 0, depth: 0, probability: None, end_logprob: None });
     EmittedSymbol { symbol, logprob: details.logprob, decision, top: details.top }
 }
 

@@ -189,7 +189,7 @@ impl ToyState {
         self.past.push((mix(hash ^ u64::from(symbol)), segments + usize::from(boundary)));
         let before = self.counts.bytes.fetch_add(BYTES, SeqCst);
         self.counts.peak.fetch_max(before + BYTES, SeqCst);
-        SymbolBoundary { boundary, probability: None, end_logprob: None }
+        SymbolBoundary { boundary, depth: 0, probability: None, end_logprob: None }
     }
 
     fn logits(&self, last: u32) -> [f32; VOCABULARY] {

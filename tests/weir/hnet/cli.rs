@@ -1,0 +1,73 @@
+//! The commands `weir score`, `segment` and `generate` on H-Nets.
+
+use super::*;
+use serde_json::{Value, json};
+use std::process::Command;
+
+fn weir(args: &[&str]) -> String {
+    let output = Command::new(env!("CARGO_BIN_EXE_weir")).args(args).env_clear().output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn folder(case: &str) -> String {
+    hnet_converted(case).to_str().unwrap().to_owned()
+}
+
+/// The boundaries of every level equal the official ones, whatever the steps are.
+#[test]
+fn scores_list_the_boundaries_of_every_level() {
+    for case in HNET_CASES {
+        let golden = Golden::open(&hnet_golden(case));
+        for text in ["s0", "s1", "s2"] {
+            let ids = golden.ids(&format!("{text}.ids"));
+            let list = ids.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+            let level = |level: usize| -> Option<Vec<u32>> {
+                let name = format!("{text}.level{level}.boundary");
+                golden.has(&name).then(|| golden.ids(&name))
+            };
+            for mode in ["full", "incremental", "chunked"] {
+                let args =
+                    ["score", "--json", "--model", &folder(case), "--ids", &list, "--mode", mode, "--chunk", "9"];
+                let output: Value = serde_json::from_str(&weir(&args)).unwrap();
+                assert_eq!(output["boundaries"], json!(level(0).unwrap()), "{case}, {text}, {mode}");
+                let levels: Vec<_> = (0..).map_while(level).collect();
+                let expected = if levels.len() > 1 { json!(levels) } else { Value::Null };
+                assert_eq!(output["boundary_levels"], expected, "{case}, {text}, {mode}");
+                assert_eq!(output["logprobs"].as_array().unwrap().len(), ids.len() - 1);
+            }
+        }
+    }
+}
+
+#[test]
+fn segments_begin_with_their_boundary() {
+    let model = folder("two_stage");
+    let text = "Chunks begin where bytes differ: été.";
+    let output: Value = serde_json::from_str(&weir(&["segment", "--json", "--model", &model, "--text", text])).unwrap();
+    let levels = output["boundary_levels"].as_array().unwrap();
+    let boundaries: Vec<u64> = levels[0].as_array().unwrap().iter().map(|bit| bit.as_u64().unwrap()).collect();
+    // the start mark is a symbol
+    assert_eq!((levels.len(), boundaries.len()), (2, text.len() + 1));
+    let starts: Vec<usize> = (0..boundaries.len()).filter(|&symbol| boundaries[symbol] == 1).collect();
+    let segments = output["segments"].as_array().unwrap();
+    assert_eq!(segments.iter().map(|segment| segment["start"].as_u64().unwrap() as usize).collect::<Vec<_>>(), starts);
+    assert_eq!(levels[1].as_array().unwrap().len(), starts.len());
+    let shown = weir(&["segment", "--model", &model, "--text", text]);
+    let bars = shown.lines().next().unwrap().matches('│').count();
+    let deeper = levels[1].as_array().unwrap().iter().filter(|bit| **bit == 1).count();
+    // the first chunk has no bar before it
+    assert_eq!(bars, starts.len() - 1 + deeper - 1, "{shown}");
+}
+
+#[test]
+fn a_text_gets_a_start_mark_that_is_not_shown() {
+    let model = folder("one_stage");
+    let args = |prompt| {
+        ["generate", "--json", "--model", &model, "--max-chars", "5", "--temperature", "0", "--prompt", prompt]
+    };
+    let output: Value = serde_json::from_str(&weir(&args("ab"))).unwrap();
+    assert_eq!(output["usage"]["prompt_chars"], 3, "{output}");
+    let empty: Value = serde_json::from_str(&weir(&args(""))).unwrap();
+    assert_eq!(empty["usage"]["prompt_chars"], 1, "{empty}");
+}

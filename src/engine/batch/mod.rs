@@ -120,7 +120,10 @@ impl Batch {
     pub(super) fn poll_requests(&mut self, now: Instant, waker: &Waker) {
         let limits = self.inner.limits.time_limits();
         for request in &mut self.requests {
-            if let Err(error) = guarded(|| Ok(request.poll_running(now, limits, waker))) {
+            if let Err(error) = guarded(|| {
+                request.poll_running(now, limits, waker);
+                Ok(())
+            }) {
                 request.outcome = Some(Err(error));
             }
         }

@@ -4,7 +4,7 @@ use crate::error::Error;
 
 /// Request fields, dotted as on the wire, and the flags that set them.
 const FLAGS: [(&str, &str); 19] = [
-    ("block", "--block"),
+    ("block_chars", "--block"),
     ("boundary_mode", "--boundary-mode"),
     ("normalise", "--normalise"),
     ("options.beam_size", "--beam"),

@@ -2,7 +2,7 @@
 
 use super::{
     Given, Input, Outputs, Reference,
-    load::Checkpoint,
+    checkpoint::Checkpoint,
     stack::{CausalStack, LayerShape, Norms, Reach},
     tensors::Tensors,
 };

@@ -2,7 +2,7 @@
 
 use super::{
     Given, Input, Outputs, Reference,
-    load::{Checkpoint, load},
+    checkpoint::Checkpoint,
     segments::SegmentPooling,
     stack::{CausalStack, LayerShape, Norms, Reach},
     tensors::{Tensors, indices, log_sum_exp, sigmoid},
@@ -72,7 +72,7 @@ pub(super) fn read(checkpoint: Checkpoint) -> Result<Box<dyn Reference>> {
     };
     let separators = separators.ok_or_else(|| Error::Internal("a separator is not in the vocabulary".into()))?;
     let companion = match &architecture.boundaries {
-        Source::EntropySpikes { companion, .. } => Some(load(&checkpoint.dir.join(companion))?),
+        Source::EntropySpikes { companion, .. } => Some(checkpoint.companion(companion)?),
         _ => None,
     };
     let vocabulary = vocabulary.len();

@@ -3,7 +3,7 @@
 
 use super::{
     Given, Input, Outputs, Reference,
-    load::Checkpoint,
+    checkpoint::Checkpoint,
     segments::{SegmentPooling, closed},
     tensors::{Tensors, bucket_bias, distances, head_of, log_sum_exp, mask, products, sigmoid, softmax, t5_buckets},
 };

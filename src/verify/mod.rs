@@ -4,11 +4,12 @@
 //! cache, no pages, no batch. It reads the same `config.json` and safetensors. It shares no arithmetic with `nn` and `kernels`,
 //! so it is unlikely to repeat their errors. It computes in f64, so a small difference is weir's rounding.
 //!
-//! Reading order: [`load`] (the table of families); `hourglass`, `decoder`, `lslm` and `pyramidion`; `stack`, `segments`, `pooling`,
+//! Reading order: [`load`] (the table of families), [`checkpoint`]; `hourglass`, `decoder`, `lslm` and `pyramidion`; `stack`, `segments`, `pooling`,
 //! `document_attention` and `tensors` (their parts); [`model_outputs`] (weir's side); [`report`].
 //!
 //! To add a family: a file with a [`Reference`], and a line in [`load::FAMILIES`].
 
+pub mod checkpoint;
 mod decoder;
 mod document_attention;
 mod hourglass;

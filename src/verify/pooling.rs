@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 pub(super) const SCORE_EPSILON: f64 = 1e-5;
 /// Base of the weights in successive halving.
 const HALVING_BASE: f64 = 20.0;
-/// Scores that differ by less are equal, and then the earlier position comes first. Vectors of padding differ by rounding alone.
+/// Scores that differ by at most this differ by rounding alone: those of padding.
 const TIE: f64 = 1e-12;
 /// Scores that differ by less may come in the other order in f32, whose scores differ by up to 4e-6 from those in f64.
 const NEAR: f64 = 1e-5;
@@ -88,14 +88,14 @@ impl<'a> ScoreOrder<'a> {
         Self { swapped, pooling: 0, smallest_gap: f64::INFINITY, near_ties: Vec::new() }
     }
 
-    /// Returns the positions from the highest score to the lowest.
+    /// Returns the positions from the highest score to the lowest. Scores are f32 by definition; of equal scores the one at the
+    /// earlier position comes first.
     fn sort(&mut self, round: usize, scores: &[f64]) -> Vec<usize> {
-        let steps: Vec<i64> = scores.iter().map(|score| (score / TIE).round() as i64).collect();
         let mut order: Vec<usize> = (0..scores.len()).collect();
-        order.sort_by_key(|&position| std::cmp::Reverse(steps[position]));
+        order.sort_by(|&a, &b| (scores[b] as f32).total_cmp(&(scores[a] as f32)));
         for (rank, pair) in order.windows(2).enumerate() {
-            let gap = scores[pair[0]] - scores[pair[1]];
-            if gap > 2.0 * TIE {
+            let gap = (scores[pair[0]] - scores[pair[1]]).abs();
+            if gap > TIE {
                 self.smallest_gap = self.smallest_gap.min(gap);
                 if gap < NEAR {
                     self.near_ties.push(NearTie { pooling: self.pooling, round, rank });

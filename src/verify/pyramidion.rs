@@ -3,8 +3,8 @@
 
 use super::{
     Given, Input, NearTie, Outputs, Reference,
+    checkpoint::Checkpoint,
     document_attention::{DocumentAttention, HeadInputs, blocks},
-    load::Checkpoint,
     pooling::{LayerPooling, SCORE_EPSILON, ScoreOrder, ScoreSource, Scored},
     stack::sinusoids,
     tensors::{Nonlinearity, Tensors, head_of, mask, products, sigmoid, softmax, table},
@@ -14,7 +14,7 @@ use crate::{
         document::{KeptVector, PoolingChoice},
         random::{Purpose, uniform},
     },
-    error::{Error, Result},
+    error::Result,
 };
 use candle_core::{Device, Result as CandleResult, Tensor};
 use serde::Deserialize;
@@ -81,7 +81,7 @@ pub(super) fn read(checkpoint: Checkpoint) -> Result<Box<dyn Reference>> {
     let block = architecture.block.unwrap_or(architecture.source_length).min(architecture.source_length);
     if block > MAX_BLOCK {
         let expected = format!("at most {MAX_BLOCK} vectors that attend to each other, to be verified");
-        return Err(Error::checkpoint(checkpoint.file(), "architecture.block", expected, block.to_string()));
+        return Err(checkpoint.error("architecture.block", expected, block.to_string()));
     }
     Ok(Box::new(Pyramidion { tensors: checkpoint.tensors()?, architecture }))
 }

@@ -61,6 +61,8 @@ pub struct Report {
     /// The largest difference between two boundary probabilities, between two probabilities of a segment's end, or between two
     /// scores of kept vectors. `None` if nothing is decided by numbers.
     pub max_abs_decision: Option<f64>,
+    /// The mean of these differences. A kept vector that differs counts as 1.
+    pub mean_abs_decision: Option<f64>,
     /// The smallest difference between scores that are neighbours in the order of a top-k pooling. `None` without one.
     pub smallest_gap: Option<f64>,
     /// Near ties of a top-k pooling that the reference put into weir's order.
@@ -90,7 +92,7 @@ pub fn verify(model: &dyn Model, reference: &dyn Reference, input: &Input) -> Re
     let weir = model_outputs(model, input, BoundaryOptions::default())?;
     let ends: Vec<bool> = weir.boundaries.iter().map(|decision| decision.boundary).collect();
     let boundaries = model.card().pooled.then_some(ends.as_slice());
-    let compare = |swapped: &[NearTie]| {
+    let compare = |swapped: &[NearTie]| -> Result<(Report, Vec<NearTie>)> {
         let outputs = reference.forward(input, Given { boundaries, swapped });
         let outputs = outputs.map_err(|error| Error::Internal(format!("the reference implementation: {error}")))?;
         let report = Report::new(model.card(), input, &weir, &outputs)?;
@@ -103,7 +105,7 @@ pub fn verify(model: &dyn Model, reference: &dyn Reference, input: &Input) -> Re
     order_near_ties(best, compare)
 }
 
-/// Searches the order of near ties that weir has: swaps those that bring the logits closer to weir's, one after the other.
+/// Searches the order of near ties that weir has: swaps those that bring logits and scores closer to weir's, one after the other.
 fn order_near_ties(
     mut best: (Report, Vec<NearTie>),
     compare: impl Fn(&[NearTie]) -> Result<(Report, Vec<NearTie>)>,
@@ -124,7 +126,7 @@ fn order_near_ties(
             None => candidate.push(tie),
         }
         let found = compare(&candidate)?;
-        if found.0.mean_abs < best.0.mean_abs {
+        if found.0.distance() < best.0.distance() {
             best = found;
             swapped = candidate;
             improved = true;
@@ -140,6 +142,11 @@ struct Difference {
 }
 
 impl Report {
+    /// How far the implementations are apart, on average.
+    fn distance(&self) -> f64 {
+        self.mean_abs + self.mean_abs_decision.unwrap_or(0.0)
+    }
+
     /// Compares the outputs of weir and of the reference for an input. Fails if they have different numbers of outputs.
     pub fn new(card: &Card, input: &Input, weir: &Outputs, reference: &Outputs) -> Result<Self> {
         let vocabulary = card.vocabulary.len();
@@ -174,6 +181,7 @@ impl Report {
             segments: weir.boundaries.iter().filter(|decision| decision.boundary).count(),
             boundary_differences: decisions.unequal,
             max_abs_decision: decisions.max_abs,
+            mean_abs_decision: (decisions.count > 0).then(|| decisions.sum / decisions.count as f64),
             smallest_gap: reference.smallest_gap.is_finite().then_some(reference.smallest_gap),
             swapped: 0,
             bits_per_char: bits(weir),
@@ -191,6 +199,9 @@ impl Report {
 struct Decisions {
     unequal: usize,
     max_abs: Option<f64>,
+    /// Sum of all differences, and their number.
+    sum: f64,
+    count: usize,
     first: Option<Difference>,
 }
 
@@ -231,6 +242,8 @@ impl Decisions {
 
     fn decision(&mut self, symbol: usize, fails: bool, text: String) {
         self.unequal += 1;
+        self.sum += 1.0;
+        self.count += 1;
         if fails {
             self.add(symbol, text);
         }
@@ -243,6 +256,8 @@ impl Decisions {
         };
         let difference = distance(a, b);
         self.max_abs = Some(self.max_abs.unwrap_or(0.0).max(difference));
+        self.sum += difference;
+        self.count += 1;
         if difference > tolerance {
             self.add(symbol, format!("{what} at symbol {symbol} is {a:.6} in weir, {b:.6} in the reference"));
         }

@@ -4,7 +4,7 @@ use crate::{
     error::{Error, Result},
     family::checkpoint::shards,
 };
-use candle_core::{D, DType, Device, Result as CandleResult, Tensor, bail, safetensors};
+use candle_core::{D, DType, Device, Result as CandleResult, Tensor, bail, safetensors as tensor_files};
 use serde::Deserialize;
 use std::{collections::HashMap, path::Path};
 
@@ -26,7 +26,7 @@ impl Tensors {
     pub(super) fn read(dir: &Path) -> Result<Self> {
         let mut tensors = HashMap::new();
         for file in shards::files(dir)? {
-            let read = safetensors::load(&file, &Device::Cpu).and_then(|tensors| {
+            let read = tensor_files::load(&file, &Device::Cpu).and_then(|tensors| {
                 tensors.into_iter().map(|(name, tensor)| Ok((name, tensor.to_dtype(DType::F64)?))).collect()
             });
             let read: CandleResult<HashMap<String, Tensor>> = read;

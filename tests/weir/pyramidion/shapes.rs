@@ -15,7 +15,7 @@ use weir::{
 /// A shape with the folder of its weights.
 pub(in super::super) struct Shape {
     pub(in super::super) name: &'static str,
-    pub(in super::super) config: serde_json::Value,
+    pub(super) config: serde_json::Value,
     dir: TempDir,
 }
 
@@ -67,13 +67,13 @@ const SHAPES: [(&str, &str, &str, bool, bool, bool); 17] = [
 ];
 
 /// Maximum length of a document.
-pub(in super::super) const SOURCE: usize = 1280;
+pub(super) const SOURCE: usize = 1280;
 /// Size of the vocabulary.
-pub(in super::super) const SYMBOLS: usize = 37;
+pub(super) const SYMBOLS: usize = 37;
 
 impl Shape {
     /// Returns all shapes for documents of up to [`SOURCE`] tokens.
-    pub(in super::super) fn all() -> impl Iterator<Item = Self> {
+    pub(super) fn all() -> impl Iterator<Item = Self> {
         Self::with_length(SOURCE)
     }
 
@@ -141,6 +141,6 @@ impl Shape {
 }
 
 /// Returns random tokens without special ids.
-pub(in super::super) fn tokens(dice: &mut Dice, count: usize) -> Vec<u32> {
+pub(super) fn tokens(dice: &mut Dice, count: usize) -> Vec<u32> {
     (0..count).map(|_| 4 + dice.below(SYMBOLS - 4) as u32).collect()
 }

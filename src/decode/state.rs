@@ -77,8 +77,10 @@ pub struct PageUse {
     pub id: usize,
     /// Its size.
     pub bytes: usize,
-    /// Number of references to it. At 1, dropping the state frees the page.
+    /// Number of references to it.
     pub references: usize,
+    /// References that the state itself holds, at least one. If these are all, dropping the state frees the page.
+    pub own: usize,
 }
 
 /// Working memory of one thread that runs steps. The model creates it; it is opaque to all other code.

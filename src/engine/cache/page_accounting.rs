@@ -17,17 +17,20 @@ pub(super) struct PageAccounting {
 struct CountedPage {
     /// Entries that refer to it.
     entries: usize,
+    /// References that these entries hold.
+    references: usize,
     bytes: usize,
 }
 
 impl PageAccounting {
     pub(super) fn add(&mut self, state: &dyn State) {
-        state.pages(&mut |PageUse { id, bytes, .. }| {
+        state.pages(&mut |PageUse { id, bytes, own, .. }| {
             let page = self.pages.entry(id).or_insert_with(|| {
                 accounting::add(&mut self.bytes, bytes);
-                CountedPage { entries: 0, bytes }
+                CountedPage { entries: 0, references: 0, bytes }
             });
             accounting::add(&mut page.entries, 1);
+            accounting::add(&mut page.references, own);
         });
     }
 
@@ -35,12 +38,13 @@ impl PageAccounting {
     /// that no other entry and no running row refers to.
     pub(super) fn remove(&mut self, state: &dyn State) -> usize {
         let mut freed = 0;
-        state.pages(&mut |PageUse { id, references, .. }| {
+        state.pages(&mut |PageUse { id, references, own, .. }| {
             let Some(page) = self.pages.get_mut(&id) else { return };
             accounting::subtract(&mut page.entries, 1);
+            accounting::subtract(&mut page.references, own);
             if page.entries == 0 {
                 accounting::subtract(&mut self.bytes, page.bytes);
-                freed += if references == 1 { page.bytes } else { 0 };
+                freed += if references == own { page.bytes } else { 0 };
                 self.pages.remove(&id);
             }
         });
@@ -52,9 +56,9 @@ impl PageAccounting {
         let mut evictable = 0;
         let mut shared = HashSet::new();
         for state in entries {
-            state.pages(&mut |PageUse { id, references, bytes }| {
-                let entries = self.pages.get(&id).map_or(0, |page| page.entries);
-                if entries == references && (entries == 1 || shared.insert(id)) {
+            state.pages(&mut |PageUse { id, references, bytes, .. }| {
+                let Some(page) = self.pages.get(&id) else { return };
+                if page.references == references && (page.entries == 1 || shared.insert(id)) {
                     evictable += bytes;
                 }
             });

@@ -9,7 +9,8 @@
 //! admitted again after each of them has done as much, whichever tenants keep arriving. A tenant without requests is
 //! forgotten unless its balance is below a quantum.
 
-use super::{accounting, rank::Rank};
+use super::rank::Rank;
+use crate::engine::accounting;
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
     sync::Arc,

@@ -120,7 +120,7 @@ impl State for DecoderState {
 
     fn pages(&self, each: &mut dyn FnMut(PageUse)) {
         for page in self.cache.pages().iter().chain(self.memory.iter().flat_map(KvCache::pages)) {
-            each(PageUse { id: page.id(), bytes: page.bytes().len(), references: page.references() });
+            each(PageUse { id: page.id(), bytes: page.bytes().len(), references: page.references(), own: 1 });
         }
     }
 

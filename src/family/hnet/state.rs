@@ -268,13 +268,11 @@ impl State for HnetState {
         recurrent.sort_by_key(|page| page.id());
         let mut rest = &recurrent[..];
         for page in cached {
-            each(PageUse { id: page.id(), bytes: page.bytes().len(), references: page.references() });
+            each(PageUse { id: page.id(), bytes: page.bytes().len(), references: page.references(), own: 1 });
         }
         while let Some(page) = rest.first() {
             let own = rest.iter().take_while(|other| other.id() == page.id()).count();
-            // references within this state count as one
-            let references = page.references() + 1 - own;
-            each(PageUse { id: page.id(), bytes: page.bytes().len(), references });
+            each(PageUse { id: page.id(), bytes: page.bytes().len(), references: page.references(), own });
             rest = &rest[own..];
         }
     }

@@ -307,7 +307,7 @@ impl State for HourglassState {
 
     fn pages(&self, each: &mut dyn FnMut(PageUse)) {
         for page in self.caches().flat_map(KvCache::pages) {
-            each(PageUse { id: page.id(), bytes: page.bytes().len(), references: page.references() });
+            each(PageUse { id: page.id(), bytes: page.bytes().len(), references: page.references(), own: 1 });
         }
         if let Some(companion) = self.companion_state() {
             companion.pages(each);

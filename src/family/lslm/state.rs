@@ -200,7 +200,7 @@ impl State for LslmState {
 
     fn pages(&self, each: &mut dyn FnMut(PageUse)) {
         for page in self.caches().into_iter().flat_map(KvCache::pages) {
-            each(PageUse { id: page.id(), bytes: page.bytes().len(), references: page.references() });
+            each(PageUse { id: page.id(), bytes: page.bytes().len(), references: page.references(), own: 1 });
         }
     }
 

@@ -26,7 +26,7 @@ fn fused() -> Vec<Isa> {
 #[test]
 fn the_default_model_computes_the_same_bits_in_every_setting() {
     const MODEL: &str = "hourglass-whitespace-english";
-    // as many characters as the note reports, in a run of hours
+    // the long run takes hours
     let count = if storms() { 200_000 } else { 400 };
     for dtype in Dtype::ALL {
         let first = model(MODEL, dtype, 2, Isa::detect());

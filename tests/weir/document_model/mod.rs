@@ -243,6 +243,7 @@ impl State for DecoderState {
             id: Arc::as_ptr(symbol).addr(),
             bytes: BYTES,
             references: Arc::strong_count(symbol),
+            own: 1,
         };
         self.past.iter().for_each(|symbol| each(page(symbol)));
     }

@@ -252,7 +252,7 @@ impl State for ToyState {
 
     /// Reports one page: a fork copies its parent.
     fn pages(&self, each: &mut dyn FnMut(PageUse)) {
-        each(PageUse { id: self.id, bytes: self.bytes(), references: 1 });
+        each(PageUse { id: self.id, bytes: self.bytes(), references: 1, own: 1 });
     }
 
     fn own_bytes(&self) -> usize {

@@ -270,7 +270,7 @@ impl State for FakeState {
 
     /// Reports one page that no other state shares, since a fork copies.
     fn pages(&self, each: &mut dyn FnMut(PageUse)) {
-        each(PageUse { id: self.past.as_ptr().addr(), bytes: self.bytes(), references: 1 });
+        each(PageUse { id: self.past.as_ptr().addr(), bytes: self.bytes(), references: 1, own: 1 });
     }
 
     fn own_bytes(&self) -> usize {

@@ -113,7 +113,12 @@ impl State for PagedState {
 
     fn pages(&self, each: &mut dyn FnMut(PageUse)) {
         for page in &self.pages {
-            each(PageUse { id: Arc::as_ptr(page).addr(), bytes: PAGE_BYTES, references: Arc::strong_count(page) });
+            each(PageUse {
+                id: Arc::as_ptr(page).addr(),
+                bytes: PAGE_BYTES,
+                references: Arc::strong_count(page),
+                own: 1,
+            });
         }
     }
 

@@ -270,8 +270,8 @@ impl Model for Toy {
     }
 
     fn scratch(&self) -> Scratch {
-        let left = self.scratches.fetch_sub(1, SeqCst);
-        assert!(left > 0, "the test allows no further scratch");
+        let taken = self.scratches.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1));
+        assert!(taken.is_ok(), "the test allows no further scratch");
         Scratch(Box::new(true))
     }
 

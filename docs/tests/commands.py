@@ -177,19 +177,19 @@ PAGES: Dict[str, List[Step]] = {
         converts("weir convert --from mrt5 FOLDER mrt5", "t5/mrt5"),
         Runs("weir verify --model english", r"english: hourglass, f32, 160 symbols\n.*boundaries +agree.*verified\n"),
         Runs("weir inspect english", "checkpoint .*family +hourglass\n.*"),
+        Runs("weir init --config models/shapes/hourglass-41m.json random", ".*random.*", SMALL),
+        Serves("weir serve --model random"),
         Runs(
             "weir verify --model english --file text.txt --dtype bf16",
             r"english: hourglass, bf16, 60 symbols\n.*verified\n",
             (("--file text.txt", "--ids " + ",".join(["1", "2", "0"] * 20)),),
         ),
-        Runs("weir verify --model english --ids 3,1,2,0,4,1,0 --isa portable --json", r'\{.*"ok":true.*\}'),
-        Runs("weir init --config models/shapes/hourglass-41m.json random", ".*random.*", SMALL),
-        Serves("weir serve --model random"),
+        Runs("weir verify --model english --ids 3,1,2,0,4,1,0 --isa portable --json", r'\{.*"ok":true.*\}\n'),
     ],
     "docs/codec.md": [
         Elsewhere(
             f"weir compress --model {SHIPPED} --normalise article.txt article.weir",
-            "tests/weir/codec/command_line.rs compresses and decompresses files with all flags",
+            "tests/weir/codec/command_line.rs compresses and decompresses files",
         ),
         Elsewhere(f"weir decompress --model {SHIPPED} article.weir article.out", "as above"),
     ],

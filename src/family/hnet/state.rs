@@ -28,7 +28,7 @@ pub struct HnetState {
     pub computed: usize,
     /// Symbols that have had their finish step, or were kept by a rollback; later ones are in flight.
     pub ready: usize,
-    /// Snapshots, oldest first, at least [`REWIND`](super::snapshots::REWIND) symbols apart.
+    /// Snapshots, oldest first, at least `REWIND` symbols apart.
     pub snapshots: VecDeque<Snapshot>,
     /// False once a long feed has given up the states before it; see [`fork`](State::fork).
     pub can_rewind_feed: bool,

@@ -52,7 +52,7 @@ pub struct NearTie {
     pub rank: usize,
 }
 
-/// What both implementations are fed.
+/// The input of both implementations.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Input {
     /// Symbols of the text. In a model that reads documents: those fed to its decoder, the start mark included.

@@ -66,7 +66,7 @@ struct Vectors {
     mass: Vec<f64>,
 }
 
-/// What the decoder attends to, and how it was chosen.
+/// The vectors that the decoder attends to, and how they were chosen.
 struct EncodedVectors {
     /// (k, D)
     x: Tensor,

@@ -18,10 +18,10 @@ const SHORT: usize = 160;
 /// Maximum differences that pass.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Tolerance {
-    /// Of a logit, relative to the largest absolute logit.
+    /// Tolerance of a logit, relative to the largest absolute logit.
     pub logits: f64,
-    /// Of a probability or score by which a boundary or a kept vector is decided. A decision may differ if the reference's margin
-    /// is at most this.
+    /// Tolerance of a probability or score by which a boundary or a kept vector is decided. A decision may differ if the
+    /// reference's margin is at most this.
     pub decisions: f64,
 }
 

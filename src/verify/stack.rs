@@ -72,7 +72,7 @@ pub(super) struct CausalStack<'a> {
     pub(super) norms: Norms,
 }
 
-/// What all layers of a pass over one text share.
+/// Values that all layers of a pass over one text share.
 struct Pairs {
     /// max(query − key, 0): (len, len)
     distances: Tensor,

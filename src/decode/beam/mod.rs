@@ -14,7 +14,7 @@
 //! `length_penalty`. Equals are ordered by path, then by token, where fairseq leaves the order open. A beam of one is greedy
 //! search.
 //!
-//! By the rules of *transformers* (version 5) the paragraph above changes as follows. Padding may be generated. `min_tokens` and
+//! The rules of *transformers* (version 5) change the paragraph above as follows. Padding may be generated. `min_tokens` and
 //! `max_tokens` count the end mark, and it is not forced at the limit: a text that reaches the limit is a hypothesis without
 //! it. The `beam` best finished hypotheses are kept, and [`EarlyStopping`] decides when no path can beat them. Tokens that a
 //! path has already are made less likely by `repetition_penalty`: their log-probabilities with several paths, their logits with

@@ -55,7 +55,7 @@ pub struct Hnet {
     pub(super) pages: Arc<PagePool>,
 }
 
-/// What a stage that chunks has next to its stacks. D = width.
+/// Weights of a stage that chunks, in addition to its stacks. D = width.
 pub(super) struct ChunkingStage {
     pub(super) router: Router,
     /// From the encoder's output to the decoder's input: (D, D), in f32.

@@ -44,7 +44,7 @@ pub(crate) struct JobService {
 struct Submitted<R> {
     engine: Lease,
     events: Events,
-    /// What the request's conversion prepared for the response.
+    /// Data for the response, prepared when the request was converted.
     response: R,
 }
 

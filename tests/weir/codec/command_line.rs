@@ -23,7 +23,9 @@ fn english(count: usize) -> String {
 #[test]
 fn the_file_has_the_size_that_the_score_predicts() {
     let folder = tempdir().unwrap();
-    let (text, out, back) = (path(folder.path(), "a.txt"), path(folder.path(), "a.weir"), path(folder.path(), "b.txt"));
+    let text = path(folder.path(), "a.txt");
+    let out = path(folder.path(), "a.weir");
+    let back = path(folder.path(), "b.txt");
     let english = english(3000);
     fs::write(&text, &english).unwrap();
     let args = ["compress", "--json", "--model", MODEL, "--window", "512,384", "--isa", "avx2", &text, &out];

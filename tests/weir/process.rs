@@ -5,6 +5,7 @@ use std::{
     net::SocketAddr,
     process::{Child, Command, ExitStatus, Stdio},
     sync::{Arc, Condvar, Mutex},
+    thread::JoinHandle,
     time::{Duration, Instant},
 };
 
@@ -15,6 +16,8 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 pub(super) struct Program {
     child: Child,
     stderr: Arc<(Mutex<Vec<String>>, Condvar)>,
+    /// The thread that collects stderr. It ends when the process has closed stderr.
+    collector: Option<JoinHandle<()>>,
 }
 
 impl Program {
@@ -24,13 +27,13 @@ impl Program {
         let stderr = Arc::new((Mutex::new(Vec::new()), Condvar::new()));
         let lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let collected = Arc::clone(&stderr);
-        std::thread::spawn(move || {
+        let collector = std::thread::spawn(move || {
             for line in lines.map_while(Result::ok) {
                 collected.0.lock().unwrap().push(line);
                 collected.1.notify_all();
             }
         });
-        Self { child, stderr }
+        Self { child, stderr, collector: Some(collector) }
     }
 
     /// Waits for a line that starts with `prefix` and returns the rest of it.
@@ -42,7 +45,16 @@ impl Program {
         find(&lines).unwrap_or_else(|| panic!("no line starts with {prefix:?}:\n{}", lines.join("\n")))
     }
 
-    /// Returns the whole stderr.
+    /// Waits until stderr contains `part`. A thread of its own writes the log, so a line may come after later events.
+    pub(super) fn wait_for_part(&self, part: &str) {
+        let (lines, changed) = &*self.stderr;
+        let missing = |lines: &Vec<String>| !lines.iter().any(|line| line.contains(part));
+        let waiting = lines.lock().unwrap();
+        let (lines, waited) = changed.wait_timeout_while(waiting, TIMEOUT, |lines| missing(lines)).unwrap();
+        assert!(!waited.timed_out(), "{part:?} is not in\n{}", lines.join("\n"));
+    }
+
+    /// Returns the stderr so far. It is complete after [`Program::wait`].
     pub(super) fn stderr(&self) -> String {
         self.stderr.0.lock().unwrap().join("\n")
     }
@@ -58,11 +70,14 @@ impl Program {
         assert!(Command::new("kill").args(["-s", name, &id]).status().unwrap().success());
     }
 
-    /// Waits for the exit of the process.
+    /// Waits for the exit of the process and for the end of its stderr.
     pub(super) fn wait(&mut self) -> ExitStatus {
         let deadline = Instant::now() + TIMEOUT;
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
+                if let Some(collector) = self.collector.take() {
+                    collector.join().unwrap();
+                }
                 return status;
             }
             assert!(Instant::now() < deadline, "the process does not exit");

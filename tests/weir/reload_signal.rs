@@ -32,15 +32,6 @@ async fn reload(server: &Server, expected: [u64; 2]) {
     }
 }
 
-/// Waits until the log contains `part`.
-async fn logged(server: &Server, part: &str) {
-    let started = Instant::now();
-    while !server.program.stderr().contains(part) {
-        assert!(started.elapsed() < TIMEOUT, "{part} is not in {}", server.program.stderr());
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-}
-
 /// Connects with the authority of `certificates`, and calls with each key.
 async fn codes(server: &Server, certificates: &Certificates) -> Option<[Code; 2]> {
     let channel = certificates.reach(server.address, None).connect().await.ok()?;
@@ -102,7 +93,7 @@ async fn a_hangup_reloads_certificates_and_keys() {
         "the file contains no key",
         "server.pem",
     ] {
-        logged(&server, part).await;
+        server.program.wait_for_part(part);
     }
     let log = server.program.stderr();
     assert!(!log.contains(OLD) && !log.contains(NEW), "{log}");
@@ -112,6 +103,6 @@ async fn a_hangup_reloads_certificates_and_keys() {
 async fn a_hangup_without_files_changes_nothing() {
     let server = Server::start(&["--model", converted("whitespaces").to_str().unwrap()]);
     server.program.signal("HUP");
-    logged(&server, "name no certificates and keys to read again").await;
+    server.program.wait_for_part("name no certificates and keys to read again");
     assert_eq!(reloads(&server), [0, 0]);
 }

@@ -4,6 +4,7 @@ use super::{
     api::{Events, Job, Limits, Load, Phase, Terms},
     cache::{DocumentCacheUsage, SegmentCacheUsage},
     calibration::{Calibrated, NotCalibrated, timing},
+    clock,
     counters::Counters,
     observer::Observer,
     request::{
@@ -64,9 +65,9 @@ impl Handle {
         Ok(Self(Arc::new(WorkerThread { inner, thread: Some(thread) })))
     }
 
-    /// Creates an engine whose worker is a task. Requests wait until the caller runs it.
-    pub fn with_task(model: Arc<dyn Model>, limits: Limits) -> (Self, WorkerTask) {
-        let inner = Arc::new(Inner::new(model, limits, Arc::new(())));
+    /// Creates an engine whose worker is a task that reports to `observer`. Requests wait until the caller runs it.
+    pub fn with_task(model: Arc<dyn Model>, limits: Limits, observer: Arc<dyn Observer>) -> (Self, WorkerTask) {
+        let inner = Arc::new(Inner::new(model, limits, observer));
         let task = WorkerTask::new(Arc::clone(&inner));
         (Self(Arc::new(WorkerThread { inner, thread: None })), task)
     }
@@ -176,6 +177,7 @@ impl Handle {
         let inner = self.inner();
         let demand = request.demand(&*inner.model, cached);
         inner.lock_state().enqueue(request, demand, priority)?;
+        inner.observer.accepted();
         inner.wake_signal.raise();
         Ok(())
     }
@@ -291,7 +293,7 @@ impl Handle {
     /// Returns how long the worker has been in its current round of the loop; `None` while it sleeps. A round contains at
     /// most one step, so a very long one means that the worker hangs.
     pub fn busy_for(&self) -> Option<Duration> {
-        self.inner().heartbeat.busy_for(Instant::now())
+        self.inner().heartbeat.busy_for(clock::now())
     }
 
     fn inner(&self) -> &Inner {
@@ -320,7 +322,7 @@ impl Drop for WorkerThread {
 
 /// Rejects an expired deadline or a priority out of range. Returns the time of arrival.
 fn check_terms(terms: &Terms) -> Result<Instant> {
-    let arrived = Instant::now();
+    let arrived = clock::now();
     if !PRIORITIES.contains(&terms.priority) {
         let bound = format!("{} to {}", PRIORITIES.start(), PRIORITIES.end());
         return Err(Error::BadOption { field: "priority", found: terms.priority.to_string(), bound });

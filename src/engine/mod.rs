@@ -14,6 +14,7 @@
 //! | `recovery` | what a panic of the worker ends, and how often the worker may start over |
 //! | [`cache`] | the segment cache (prefixes of texts) and the document cache (encoded documents) |
 //! | [`calibration`] | step times measured at load, from which the time without pooling is estimated |
+//! | `clock` | the clock of engine and server, which a simulation replaces |
 //! | `wake` | the signal that wakes the worker, and its heartbeat |
 //! | `accounting` | checked arithmetic for what requests and cache entries hold |
 //! | `counters`, [`observer`] | totals since start, and callbacks while the engine runs |
@@ -23,6 +24,7 @@ mod api;
 mod batch;
 pub mod cache;
 pub mod calibration;
+pub(crate) mod clock;
 mod counters;
 mod handle;
 pub mod observer;

@@ -1,6 +1,6 @@
 //! Callbacks of an engine to code that measures it. The engine's totals are in [`Counters`](super::Counters).
 //!
-//! The worker thread makes all calls between steps, some once per character. An observer must not block and should not allocate.
+//! The worker thread makes nearly all calls between steps, some once per character. An observer must not block and should not allocate.
 
 use crate::{
     decode::{
@@ -15,6 +15,9 @@ use std::time::Duration;
 /// Receives an engine's events. The default methods ignore them.
 #[expect(unused_variables, reason = "the default methods ignore their arguments")]
 pub trait Observer: Send + Sync {
+    /// A request was queued. The caller's thread makes this call, perhaps after those of the worker for the same request.
+    fn accepted(&self) {}
+
     /// A step ran: it fed `fed` symbols to `rows` rows, and its segment step took `middle` rows.
     fn step(&self, rows: usize, fed: usize, middle: usize) {}
 

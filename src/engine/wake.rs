@@ -1,5 +1,6 @@
 //! The signal that the worker sleeps on, and its heartbeat, by which a monitor sees that it hangs.
 
+use super::clock;
 use std::{
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
@@ -75,7 +76,7 @@ pub(super) struct Heartbeat {
 
 impl Heartbeat {
     pub(super) fn new() -> Self {
-        Self { epoch: Instant::now(), started: AtomicU64::new(0) }
+        Self { epoch: clock::now(), started: AtomicU64::new(0) }
     }
 
     pub(super) fn start_round(&self, now: Instant) {

@@ -9,6 +9,7 @@
 use super::{
     api::Phase,
     batch::Batch,
+    clock,
     counters::Counters,
     recovery::{RestartLimit, caught},
     request::{Request, RequestKind},
@@ -83,14 +84,20 @@ impl WorkerTask {
         Self { _guard: ExitGuard(Arc::clone(&inner)), worker: Worker::new(inner) }
     }
 
-    /// Runs the worker until the engine is closed. Sleeps after each step for as long as `step_time` returns, because a step
-    /// takes no time on a simulated clock.
+    /// Runs the worker until the engine is closed. A step takes no time on a simulated clock, so the task sleeps after each step
+    /// for as long as `step_time` returns, and records that as the duration of the step.
     pub async fn run(self, mut step_time: impl FnMut() -> Duration) {
         // the worker is dropped before the guard, as on a thread
         let Self { _guard, mut worker } = self;
         loop {
             match worker.round() {
-                Round::Stepped => sleep(step_time()).await,
+                Round::Stepped => {
+                    let took = step_time();
+                    if let Some(step) = &mut worker.batch.latest_step {
+                        step.took = took;
+                    }
+                    sleep(took).await;
+                }
                 Round::Idle(limit) => {
                     let woken = poll_fn(|cx| worker.inner.wake_signal.poll_wait(cx));
                     // an error means that the limit has passed
@@ -119,7 +126,7 @@ impl Worker {
 
     /// Runs a round, and starts over if it panicked, or if a caller panicked while it changed the scheduler's state.
     fn round(&mut self) -> Round {
-        let now = Instant::now();
+        let now = clock::now();
         self.inner.heartbeat.start_round(now);
         if !self.inner.state.is_poisoned()
             && let Some(round) = caught(|| self.run_round(now))
@@ -138,7 +145,7 @@ impl Worker {
         }
         self.plan_step();
         if self.batch.step() {
-            self.end_requests(Instant::now());
+            self.end_requests(clock::now());
             return Round::Stepped;
         }
         self.inner.heartbeat.rest();
@@ -183,7 +190,7 @@ impl Worker {
     fn close(mut self) {
         let retry = self.inner.lock_state().rates.retry_after();
         self.batch.fail_all(|| Error::Draining { retry });
-        self.end_requests(Instant::now());
+        self.end_requests(clock::now());
         tracing::debug!("worker ended");
     }
 
@@ -230,7 +237,7 @@ impl Worker {
             drop(state);
             let done = self.admitted.is_empty();
             // later than `now`: a request may have arrived after it
-            let admitted_at = Instant::now();
+            let admitted_at = clock::now();
             for (mut request, permit) in self.admitted.drain(..) {
                 request.permit = Some(permit);
                 self.ended.extend(self.batch.admit(request, admitted_at));
@@ -338,7 +345,7 @@ impl Drop for ExitGuard {
         for mut request in queued {
             let error = if is_broken { Error::Internal(WORKER_ENDED.into()) } else { Error::Draining { retry } };
             request.outcome = Some(Err(error));
-            request.end(Instant::now(), &**observer);
+            request.end(clock::now(), &**observer);
         }
     }
 }

@@ -13,6 +13,7 @@ use crate::{
     engine::{
         Counters, Handle,
         cache::{DocumentCacheUsage, SegmentCacheUsage},
+        clock,
         observer::Observer,
     },
     error::Error,
@@ -22,7 +23,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -59,7 +60,7 @@ impl Meter {
             series,
             enabled: AtomicBool::new(false),
             last: Mutex::default(),
-            latency: Mutex::new(LatencyWindows::new(Instant::now())),
+            latency: Mutex::new(LatencyWindows::new(clock::now())),
         }
     }
 
@@ -71,19 +72,19 @@ impl Meter {
     /// Starts recording, after the engine's warm-up.
     pub fn begin(&self, engine: &Handle) {
         *lock(&self.last) = EngineCounters::read(engine);
-        *lock(&self.latency) = LatencyWindows::new(Instant::now());
+        *lock(&self.latency) = LatencyWindows::new(clock::now());
         self.enabled.store(true, Relaxed);
     }
 
     /// Returns the data of a latency report, and the length of its period.
     pub fn report(&self, period: LatencyPeriod) -> (LatencySlice, Duration) {
-        let (slices, length) = lock(&self.latency).slices(period, Instant::now());
+        let (slices, length) = lock(&self.latency).slices(period, clock::now());
         (LatencySlice::sum(&slices), length)
     }
 
     /// Starts the period since the last reset.
     pub fn reset(&self) {
-        lock(&self.latency).reset(Instant::now());
+        lock(&self.latency).reset(clock::now());
     }
 
     /// Adds the increase of the engine's counters since the last scrape.
@@ -119,7 +120,7 @@ impl Meter {
 impl Observer for Meter {
     fn step(&self, rows: usize, fed: usize, middle: usize) {
         let Some(mut latency) = self.latency() else { return };
-        let counts = &mut latency.open_at(Instant::now()).counts;
+        let counts = &mut latency.open_at(clock::now()).counts;
         counts.steps += u64::from(rows > 0);
         counts.rows += rows as u64;
         counts.middle_steps += u64::from(middle > 0);
@@ -190,7 +191,7 @@ impl Observer for Meter {
 
     fn finished(&self, outcome: Result<&FinishReason, &Error>, usage: &Usage, timing: &Timing) {
         let Some(mut latency) = self.latency() else { return };
-        finished(latency.open_at(Instant::now()), outcome, usage, timing);
+        finished(latency.open_at(clock::now()), outcome, usage, timing);
         drop(latency);
         let series = &*self.series;
         lock(&series.totals).add_finished(outcome.is_ok(), timing);

@@ -1,6 +1,7 @@
 //! A call as transport, middleware and handlers share it: its id, its deadline, and the client that it belongs to.
 
 use super::traces::CallSpan;
+use crate::engine::clock;
 use std::{
     fmt,
     net::{IpAddr, SocketAddr},
@@ -64,7 +65,7 @@ impl Call {
     }
 
     fn unknown() -> Self {
-        Self::new("".into(), Instant::now())
+        Self::new("".into(), clock::now())
     }
 }
 

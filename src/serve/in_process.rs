@@ -2,9 +2,12 @@
 //!
 //! Such a call passes the whole middleware stack, so keys, limits, deadlines, metrics and traces apply to it as to any other call.
 
-use crate::serve::{
-    call::{Call, Peer, REQUEST_ID, request_id},
-    middleware::layer::Next,
+use crate::{
+    engine::clock,
+    serve::{
+        call::{Call, Peer, REQUEST_ID, request_id},
+        middleware::layer::Next,
+    },
 };
 use axum::{extract::FromRequestParts, http::request::Parts, response::Response};
 use std::{convert::Infallible, sync::Arc, time::Instant};
@@ -87,7 +90,7 @@ impl ClientContext {
             call.extensions_mut().insert(peer.clone());
         }
         if let Some(deadline) = self.deadline {
-            call.set_timeout(deadline.saturating_duration_since(Instant::now()));
+            call.set_timeout(deadline.saturating_duration_since(clock::now()));
         }
         call
     }

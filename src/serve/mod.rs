@@ -38,6 +38,7 @@ pub use transport::{
 
 use crate::{
     config::TransportConfig,
+    engine::clock,
     error::{Error, Result},
 };
 use collected::CollectedLimits;
@@ -45,11 +46,7 @@ use grpc::{generation::JobService, latency::LatencyService, models::ModelsServic
 use middleware::{body_limits::BodyMemory, compression::compressing};
 use openai::{ApiServices, ApiState};
 use registry::{calibration, drain::Gate};
-use std::{
-    future::Future,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{future::Future, sync::Arc, time::Duration};
 use tokenization::TokenizationWorkers;
 use tokio::sync::watch;
 use tonic::{server::NamedService, service::Routes};
@@ -161,6 +158,7 @@ pub async fn run(
     };
     let shutdown = async {
         tokio::select! {
+            biased;
             () = shutdown => {}
             () = monitor.publish_changes(&health, &services) => {}
         }
@@ -169,6 +167,7 @@ pub async fn run(
             .await;
     };
     tokio::select! {
+        biased;
         ((), ()) = async { tokio::join!(grpc, openai) } => {}
         () = shutdown => {}
         () = calibration::when_idle(engines.clone()) => {}
@@ -194,7 +193,7 @@ struct Shutdown<'a> {
 impl Shutdown<'_> {
     /// Rejects new requests, lets running ones finish within the limit, ends the rest, and closes connections.
     async fn drain(self, limit: Duration) {
-        let began = Instant::now();
+        let began = clock::now();
         tracing::info!(?limit, "draining");
         // Before anything is rejected, so that load balancers look elsewhere.
         self.monitor.set_draining();
@@ -213,7 +212,7 @@ impl Shutdown<'_> {
         self.close.send_replace(true);
         // A call counts as finished when the connection has its response, of which a slow client may have read little.
         // The server ends by itself when the last connection has sent everything.
-        tokio::time::sleep(limit.saturating_sub(began.elapsed()).max(CLOSE_TIME)).await;
+        tokio::time::sleep(limit.saturating_sub(clock::since(began)).max(CLOSE_TIME)).await;
         tracing::debug!("connections are still open");
     }
 }

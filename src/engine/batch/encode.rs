@@ -7,6 +7,7 @@ use crate::{
         document::{DocumentEncoder, EncodingStage},
     },
     engine::{
+        clock,
         recovery::guarded,
         request::{
             RequestKind,
@@ -80,7 +81,7 @@ impl Batch {
             }
             request.event_sender.send_chosen(|| summary.take_new_choices());
         }
-        let now = Instant::now();
+        let now = clock::now();
         let tenant = &request.tenant;
         let encoded = summary.finish_encoding(now, |cached| inner.document_cache.insert(tenant, cached.clone(), now));
         let state = summary.document.as_ref().map(|cached| reader.begin(&*cached.document)).transpose()?;

@@ -12,6 +12,7 @@ mod rows;
 mod unpooled_estimate;
 
 use super::{
+    clock,
     counters::Counters,
     recovery::{caught, drop_each, guarded},
     request::{Request, RequestKind},
@@ -162,7 +163,7 @@ impl Batch {
         self.statuses.clear();
         let model = &*self.inner.model;
         let rows = &self.row_table.rows;
-        let now = Instant::now();
+        let now = clock::now();
         self.statuses.extend(self.requests.iter_mut().filter_map(|request| request.status(rows, model, now)));
     }
 
@@ -201,7 +202,7 @@ impl Batch {
 
     /// Runs one step: feeds the rows as planned and continues those that were fed before. Returns true if anything ran.
     pub(super) fn step(&mut self) -> bool {
-        let began = Instant::now();
+        let began = clock::now();
         self.feed();
         let fed = self.fed.iter().map(|&row| self.row_table.rows[row].positions()).sum();
         let encoded = self.encode();
@@ -284,10 +285,10 @@ impl Batch {
             return;
         }
         self.unpooled_estimate.record_segment_step(&self.row_table.rows, &self.due);
-        let began = Instant::now();
+        let began = clock::now();
         let rows = &mut self.row_table.rows;
         let result = guarded(|| self.inner.model.segment_step(rows, &self.due, &mut self.scratch));
-        let took = began.elapsed();
+        let took = clock::since(began);
         for &row in &self.due {
             self.requests[self.row_table.owners[row]].timer.count_segment_step(took);
         }

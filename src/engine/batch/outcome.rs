@@ -4,6 +4,7 @@ use super::{Batch, LatestStep};
 use crate::{
     decode::{contract::StepStatus, session::SessionProgress},
     engine::{
+        clock,
         recovery::guarded,
         request::{RequestKind, timing::SymbolLatency},
         shared::Inner,
@@ -15,7 +16,7 @@ use std::time::Instant;
 impl Batch {
     /// Takes the outcome of every request whose rows are all ready.
     pub(super) fn absorb(&mut self) {
-        let now = Instant::now();
+        let now = clock::now();
         for index in 0..self.requests.len() {
             let request = &self.requests[index];
             let ready = |&row: &usize| self.row_table.rows[row].status == StepStatus::Ready;
@@ -94,7 +95,7 @@ impl Batch {
     /// Counts the step that began at `began`, which fed `fed` symbols and encoded `encoded`, and publishes the totals.
     pub(super) fn count_step(&mut self, began: Instant, fed: usize, encoded: usize) {
         if !(self.fed.is_empty() && encoded == 0) {
-            self.latest_step = Some(LatestStep { symbols: fed + encoded, took: began.elapsed() });
+            self.latest_step = Some(LatestStep { symbols: fed + encoded, took: clock::since(began) });
         }
         self.counters.steps += u64::from(!self.fed.is_empty());
         self.counters.symbol_rows += self.fed.len() as u64;

@@ -5,6 +5,7 @@ use crate::{
     decode::contract::SequenceRow,
     engine::{
         calibration::{Calibrated, EngineStep, drift_correction::DriftCorrection},
+        clock,
         request::Request,
     },
 };
@@ -36,7 +37,7 @@ impl UnpooledEstimate {
         self.segments_before = fed.iter().map(|&row| rows[row].state.segments()).sum();
         self.closed = 0;
         self.finished = 0;
-        self.began = Some(Instant::now());
+        self.began = Some(clock::now());
     }
 
     /// Records the rows of the segment step that is about to run.
@@ -77,12 +78,12 @@ impl UnpooledEstimate {
             context: mean(self.symbols_before) + mean(symbols) / 2.0,
             segments: mean(self.segments_before),
         };
-        let took = self.began.map_or(0.0, |began| began.elapsed().as_nanos() as f64);
+        let took = self.began.map_or(0.0, |began| clock::since(began).as_nanos() as f64);
         let extra = self.drift.extra_nanoseconds(timing_table, &step, took);
         for &row in fed {
             requests[row_table.owners[row]].timer.add_unpooled_extra(extra as i64);
         }
-        let took = i64::try_from(began.elapsed().as_nanos()).unwrap_or(i64::MAX);
+        let took = i64::try_from(clock::since(began).as_nanos()).unwrap_or(i64::MAX);
         for &index in &self.waiting {
             requests[index].timer.add_unpooled_extra(-took);
         }

@@ -1,9 +1,12 @@
 //! The segment cache as the worker and the handles share it: behind a lock, and possibly off.
 
 use super::segment::{Capacity, Hit, Key, SegmentCache, SegmentCacheUsage};
-use crate::decode::{
-    contract::{BoundaryOptions, Card, State},
-    session::Session,
+use crate::{
+    decode::{
+        contract::{BoundaryOptions, Card, State},
+        session::Session,
+    },
+    engine::clock,
 };
 use std::{
     ops::{Deref, DerefMut},
@@ -44,7 +47,7 @@ impl SegmentCacheHandle {
     /// Creates a cache of `bytes` bytes; 0: off.
     pub(crate) fn new(bytes: usize) -> Self {
         let cache = || SegmentCache::new(Capacity::with_bytes(bytes));
-        Self((bytes > 0).then(|| Mutex::new(PeriodicCache { cache: cache(), period_began: Instant::now() })))
+        Self((bytes > 0).then(|| Mutex::new(PeriodicCache { cache: cache(), period_began: clock::now() })))
     }
 
     /// Returns the key of a tenant's sequence; `None` if it is not cached.
@@ -104,7 +107,7 @@ impl SegmentCacheHandle {
             cache.cache.clear();
             cache
         }));
-        let now = Instant::now();
+        let now = clock::now();
         if now.saturating_duration_since(locked.0.period_began) >= PERIOD {
             locked.start_period();
             locked.0.period_began = now;

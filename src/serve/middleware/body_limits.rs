@@ -8,6 +8,7 @@ use super::{
 };
 use crate::{
     config::TransportConfig,
+    engine::clock,
     error::Error,
     serve::{
         call::{CODEC, Call, STREAM_INFER, SUMMARIZE},
@@ -26,7 +27,7 @@ use std::{
 };
 use tokio::{
     sync::watch,
-    time::{Instant, Sleep, sleep},
+    time::{Sleep, sleep},
 };
 use tonic::{Status, body::Body, codegen::Bytes};
 use tower::ServiceExt;
@@ -255,8 +256,8 @@ impl LimitedBody {
     fn take_in(&mut self, bytes: Bytes) -> Result<(), Error> {
         let first = self.reserved.add(bytes.len())?;
         if first && self.is_stream {
-            let deadline = Instant::now() + self.timeout;
-            self.late.as_mut().reset(deadline);
+            let deadline = clock::now() + self.timeout;
+            self.late.as_mut().reset(deadline.into());
         }
         let expanded = self.messages.push(bytes);
         self.reserved.expand_to(expanded.min(self.max_expanded))

@@ -2,6 +2,7 @@
 
 use super::layer::{HttpRequest, MiddlewareFuture, Next};
 use crate::{
+    engine::clock,
     error::{Error, Result, quoted},
     serve::{call::Call, status::status},
 };
@@ -31,7 +32,7 @@ pub(super) fn enforce(mut request: HttpRequest, next: Next) -> MiddlewareFuture 
         let mut response = pin!(next.oneshot(request));
         let mut timer = pin!(tokio::time::sleep_until(deadline.into()));
         std::future::poll_fn(|cx| match response.as_mut().poll(cx) {
-            Poll::Pending if timer.as_mut().poll(cx).is_ready() || deadline <= Instant::now() => {
+            Poll::Pending if timer.as_mut().poll(cx).is_ready() || deadline <= clock::now() => {
                 Poll::Ready(refuse(Error::Deadline { stage: "before the answer began" }, &id))
             }
             other => other,

@@ -3,10 +3,11 @@
 
 use super::layer::{HttpRequest, MiddlewareFuture, Next};
 use crate::{
+    engine::clock,
     error::clip,
     serve::call::{Call, REQUEST_ID, request_id},
 };
-use std::{sync::Arc, time::Instant};
+use std::sync::Arc;
 use tonic::{Code, Status, codegen::http::HeaderValue};
 use tower::ServiceExt;
 use tracing::Instrument;
@@ -19,7 +20,7 @@ const PATH_BYTES: usize = 128;
 /// Reads the clock here and not in the future that it returns: tonic starts its own timer for `grpc-timeout` when this
 /// function has returned, and ours must not be later than that.
 pub(super) fn assign(mut request: HttpRequest, next: Next) -> MiddlewareFuture {
-    let arrived = Instant::now();
+    let arrived = clock::now();
     let id = request_id(request.headers());
     request.extensions_mut().insert(Call::new(Arc::clone(&id), arrived));
     Box::pin(async move {
@@ -36,11 +37,11 @@ pub(super) fn open_log_span(request: HttpRequest, next: Next) -> MiddlewareFutur
     let call = Call::of_http(&request);
     let path = clip(request.uri().path(), PATH_BYTES);
     let span = tracing::info_span!("call", path, id = &*call.id, principal = tracing::field::Empty);
-    let started = Instant::now();
+    let started = clock::now();
     let response = async move {
         let response = next.oneshot(request).await?;
         let code = Status::from_header_map(response.headers()).map_or(Code::Ok, |status| status.code());
-        tracing::debug!(?code, elapsed = ?started.elapsed(), "response begins");
+        tracing::debug!(?code, elapsed = ?clock::since(started), "response begins");
         Ok(response)
     };
     Box::pin(response.instrument(span))

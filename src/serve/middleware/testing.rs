@@ -2,8 +2,7 @@
 
 pub(super) use super::layer::Answered;
 use super::layer::{Around, HttpRequest, MiddlewareFuture, Next};
-use crate::serve::call::Call;
-use std::time::Instant;
+use crate::{engine::clock, serve::call::Call};
 use tonic::{
     Code, Status,
     body::Body,
@@ -34,7 +33,7 @@ pub(super) fn code(response: &Response<Body>) -> Code {
 
 /// A service that answers with the seconds until the call's deadline.
 pub(super) async fn seconds_left(request: HttpRequest) -> Answered {
-    let left = Call::of_http(&request).deadline.map(|deadline| deadline.duration_since(Instant::now()).as_secs());
+    let left = Call::of_http(&request).deadline.map(|deadline| deadline.duration_since(clock::now()).as_secs());
     let mut response = Response::new(Body::empty());
     response.headers_mut().insert("left", HeaderValue::from_str(&format!("{left:?}")).unwrap());
     Ok(response)

@@ -2,6 +2,7 @@
 
 use super::tensors::{EXCLUDE_INPUT, Inputs, OUTPUTS, RETURN, SAMPLING_PARAMETERS, STREAM, TEXT_INPUT, unknown_tensor};
 use crate::{
+    engine::clock,
     error::{Error, Result, clip, quoted},
     serve::openai::request::{CompletionRequest, wrong_type},
 };
@@ -242,7 +243,7 @@ fn priority(parameters: &HashMap<String, InferParameter>) -> Result<Option<i32>>
 /// Converts Triton's time-out in microseconds to a deadline.
 fn deadline(parameters: &HashMap<String, InferParameter>) -> Result<Option<Instant>> {
     let timeout = count(parameters, TIMEOUT)?.filter(|timeout| *timeout > 0);
-    Ok(timeout.and_then(|timeout| Instant::now().checked_add(Duration::from_micros(timeout))))
+    Ok(timeout.and_then(|timeout| clock::now().checked_add(Duration::from_micros(timeout))))
 }
 
 #[cfg(test)]

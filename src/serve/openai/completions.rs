@@ -7,7 +7,10 @@ use super::{
     sse::{self, EventSource},
     state::{ApiServices, ApiState},
 };
-use crate::serve::{in_process::ClientContext, middleware::guarded_body::GuardedBody};
+use crate::{
+    engine::clock,
+    serve::{in_process::ClientContext, middleware::guarded_body::GuardedBody},
+};
 use axum::{
     Json,
     body::Body,
@@ -30,7 +33,7 @@ pub(super) async fn complete(State(state): State<ApiState>, client: ClientContex
 }
 
 async fn handle(state: ApiState, client: &ClientContext, request: Request) -> Result<Response, ApiError> {
-    let received_at = Instant::now();
+    let received_at = clock::now();
     let body = state.read_body(request).await?;
     let tenant = Arc::clone(&body.tenant);
     let request = state.parse(body, |bytes| CompletionRequest::parse(bytes, "the body")).await?;
@@ -152,7 +155,7 @@ impl EventSource for CompletionEvents {
         };
         let mut message = self.completion.head.message(vec![choice], usage);
         if let (Some(received_at), Some(message)) = (self.received_at, message.as_object_mut()) {
-            let elapsed_ns = u64::try_from(received_at.elapsed().as_nanos()).unwrap_or(u64::MAX);
+            let elapsed_ns = u64::try_from(clock::since(received_at).as_nanos()).unwrap_or(u64::MAX);
             message.insert("elapsed_ns".into(), elapsed_ns.into());
         }
         Some(message)

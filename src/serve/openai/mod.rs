@@ -69,9 +69,10 @@ pub(super) async fn serve(
     let mut connections = JoinSet::new();
     loop {
         let connection = tokio::select! {
-            connection = incoming.next() => connection,
-            Some(_) = connections.join_next() => continue,
+            biased;
             () = is_set(closing.clone()) => break,
+            Some(_) = connections.join_next() => continue,
+            connection = incoming.next() => connection,
         };
         let Some(Connection { stream, peer, open }) = connection else { break };
         let unread = UnreadBody::default();

@@ -7,7 +7,7 @@
 use super::warmup;
 use crate::{
     decode::contract::Model,
-    engine::{Handle, Limits, Phase},
+    engine::{Handle, Limits, Phase, clock},
     error::{Error, Result, clip},
     metrics::{Meter, Metrics},
 };
@@ -16,7 +16,7 @@ use std::{
     ops::Deref,
     path::{Path, PathBuf},
     sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
-    time::{Duration, Instant},
+    time::Duration,
 };
 use tokio::sync::watch;
 
@@ -245,9 +245,9 @@ impl Engines {
         let mut engines = self.all();
         engines.extend(self.draining());
         engines.iter().for_each(|engine| engine.close());
-        let began = Instant::now();
+        let began = clock::now();
         while let Some(engine) = engines.iter().find(|engine| !engine.has_ended()) {
-            if began.elapsed() >= limit {
+            if clock::since(began) >= limit {
                 let name = &engine.card().name;
                 return Err(Error::Internal(format!(
                     "the worker of {name:?} has not finished its step after {limit:?}"

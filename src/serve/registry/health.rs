@@ -104,6 +104,7 @@ impl Monitor {
                 before = Some(now);
             }
             tokio::select! {
+                biased;
                 _ = changes.changed() => {}
                 () = self.wait_for_broken_worker(now) => {}
                 () = tokio::time::sleep(POLL_INTERVAL) => {}

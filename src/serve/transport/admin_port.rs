@@ -78,6 +78,7 @@ async fn serve_connection(stream: TcpStream, open: OpenConnection, router: Route
     server.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT).keep_alive(false);
     let served = server.serve_connection(TokioIo::new(stream), service);
     let result = tokio::select! {
+        biased;
         result = timeout(CONNECTION_TIMEOUT, served) => result,
         () = open.evicted() => return tracing::debug!("a connection to the admin port made room for another"),
     };

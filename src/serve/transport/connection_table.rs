@@ -198,6 +198,11 @@ impl ConnectionPlace {
         admission
     }
 
+    /// Returns the connection's number, which is unique and grows with each connection.
+    pub(crate) fn number(&self) -> u64 {
+        self.id
+    }
+
     /// Counts a call until the returned value is dropped. `calls` gets the connection's number of calls at every change.
     pub(crate) fn begin_call(&self, calls: &watch::Sender<usize>) -> CallInProgress {
         if let Some(entry) = self.table.places().entry(self.id) {

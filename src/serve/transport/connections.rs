@@ -73,6 +73,7 @@ pub(crate) fn incoming(
     let table = ConnectionTable::new(limits);
     tokio::spawn(async move {
         tokio::select! {
+            biased;
             () = accept(accepted, handshaker, table, ready.clone()) => {}
             () = close => ready.closed().await,
         }
@@ -90,9 +91,10 @@ async fn accept(
     let mut handshakes = JoinSet::new();
     loop {
         let accepted = tokio::select! {
-            accepted = listener.next() => accepted,
-            Some(_) = handshakes.join_next() => continue,
+            biased;
             () = ready.closed() => return,
+            Some(_) = handshakes.join_next() => continue,
+            accepted = listener.next() => accepted,
         };
         match accepted {
             Some(Ok(accepted)) => {
@@ -130,6 +132,7 @@ impl Handshaker {
     async fn run(self, accepted: Accepted, place: ConnectionPlace) -> Option<Connection> {
         let Accepted { stream, address } = accepted;
         let prepared = tokio::select! {
+            biased;
             prepared = tokio::time::timeout(self.limit, self.prepare(stream)) => prepared,
             () = place.evicted() => {
                 tracing::debug!(%address, "handshake ended in favour of a new one");

@@ -11,7 +11,6 @@ use tokio::{
     sync::watch,
     time::{sleep, timeout},
 };
-use uuid::Uuid;
 
 /// How long an evicted connection may take to close: its place has been given away.
 const EVICTION_TIME: Duration = Duration::from_millis(100);
@@ -88,10 +87,11 @@ impl OpenConnection {
         closing: watch::Receiver<bool>,
     ) -> Result<(), hyper::Error> {
         let end = tokio::select! {
+            biased;
             result = connection.as_mut() => return result,
             () = self.evicted() => End::Evicted,
             () = idle_for(self.calls.subscribe(), limits.idle) => End::Idle,
-            () = aged(limits.age) => End::Aged,
+            () = aged(limits.age, self.place.number()) => End::Aged,
             () = is_set(closing) => End::ServerCloses,
         };
         connection.as_mut().graceful_shutdown();
@@ -126,12 +126,18 @@ pub(crate) async fn is_set(mut flag: watch::Receiver<bool>) {
     let _ = flag.wait_for(|set| *set).await;
 }
 
-/// Waits until a connection that opens now has reached its maximum age.
-async fn aged(limit: Option<Duration>) {
+/// Waits until a connection that opens now has reached its maximum age. `number` is its number in the order of connections.
+async fn aged(limit: Option<Duration>, number: u64) {
     match limit {
-        Some(limit) => sleep(with_jitter(limit, Uuid::new_v4().as_fields().0)).await,
+        Some(limit) => sleep(with_jitter(limit, scattered(number))).await,
         None => std::future::pending().await,
     }
+}
+
+/// Returns a number that is far from those of the connections before. Consecutive multiples of the golden ratio spread evenly over
+/// all values (a Weyl sequence), and repeat in a simulation.
+fn scattered(number: u64) -> u32 {
+    (number as u32).wrapping_mul(0x9e37_79b9)
 }
 
 /// Returns `limit` changed by up to 1/[`JITTER`] in either direction. Any value of `random` is equally likely.
@@ -149,5 +155,14 @@ mod tests {
         let limit = Duration::from_secs(100);
         let ages = [0, u32::MAX / 2, u32::MAX].map(|random| with_jitter(limit, random).as_secs_f64().round());
         assert_eq!(ages, [90.0, 100.0, 110.0]);
+    }
+
+    #[test]
+    fn connections_that_open_together_close_apart() {
+        let limit = Duration::from_secs(1000);
+        let mut ages: Vec<_> = (100..200).map(|number| with_jitter(limit, scattered(number))).collect();
+        ages.sort_unstable();
+        // even spacing would be two seconds
+        assert!(ages.windows(2).all(|pair| (pair[1] - pair[0]).as_secs_f64() > 0.5), "{ages:?}");
     }
 }

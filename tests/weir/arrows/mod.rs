@@ -216,6 +216,29 @@ fn crates_stay_in_their_rooms() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
+/// A simulation runs these rooms in virtual time and repeats what it did. Other sources of time and chance would prevent both.
+#[test]
+fn what_a_simulation_runs_is_deterministic() {
+    // Timings of the machine, and clients of a server.
+    let real = ["engine/calibration/timing", "engine/clock", "serve/client"];
+    let mut wrong = Vec::new();
+    for module in sources().modules.values() {
+        let is_real = real.iter().any(|path| module.file.contains(path));
+        if is_real || !["engine", "metrics", "serve"].contains(&module.room()) {
+            continue;
+        }
+        let code = code_of(&module.text);
+        if code.contains("Instant::now") || code.contains(".elapsed()") {
+            wrong.push(format!("{}: take the time from engine::clock", module.file));
+        }
+        let selects = code.split("select! {").skip(1);
+        if selects.into_iter().any(|branches| !branches.trim_start().starts_with("biased;")) {
+            wrong.push(format!("{}: select! takes a random branch first unless it is biased", module.file));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
 #[test]
 fn only_the_kernels_are_unsafe() {
     for module in sources().modules.values() {

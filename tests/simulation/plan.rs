@@ -1,0 +1,289 @@
+//! What happens in the world of a seed: its limits, its clients, and what goes wrong.
+
+use crate::{
+    dice::Dice,
+    model::{MAX_SYMBOLS, PAGE_BYTES, SYMBOLS},
+    network::{LinkQuality, LinkState},
+};
+use std::time::Duration;
+use weir::{
+    config::{Access, Credentials, Keys, TransportConfig},
+    engine::Limits,
+};
+
+/// The world of a seed.
+pub(crate) struct WorldPlan {
+    pub(crate) limits: Limits,
+    pub(crate) transport: TransportConfig,
+    /// Bytes of key-value memory.
+    pub(crate) memory: usize,
+    /// In this many of 1,000 steps, memory is refused.
+    pub(crate) refusals: usize,
+    /// Maximum milliseconds of a step.
+    pub(crate) step: usize,
+    /// In this many of 1,000 steps, the worker stalls for seconds.
+    pub(crate) stalls: usize,
+    /// Number of tenants, each with an API key. Without any, every client is anonymous.
+    pub(crate) tenants: usize,
+    pub(crate) clients: Vec<ClientPlan>,
+    /// When the server gets the signal to shut down. Without it, the signal comes after all clients have left.
+    pub(crate) shutdown: Option<Duration>,
+    /// When a panic outside of a step hits the worker.
+    pub(crate) breaks: Option<Duration>,
+    /// A tenant sends long requests until all others are served.
+    pub(crate) has_flood: bool,
+    /// Some prompt makes a step panic.
+    pub(crate) has_panics: bool,
+}
+
+/// A client with one connection.
+#[derive(Clone)]
+pub(crate) struct ClientPlan {
+    pub(crate) tenant: usize,
+    pub(crate) start: Duration,
+    pub(crate) quality: LinkQuality,
+    /// What happens to the connection, and how long after the event before it.
+    pub(crate) link: Vec<(Duration, LinkState)>,
+    /// Bytes of a response that the client takes before it reads them.
+    pub(crate) window: u32,
+    /// Sends all calls at once instead of one after the other.
+    pub(crate) parallel: bool,
+    /// Repeats its calls until all other clients are served.
+    pub(crate) floods: bool,
+    pub(crate) calls: Vec<CallPlan>,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct CallPlan {
+    pub(crate) kind: CallKind,
+    pub(crate) prompt: String,
+    /// Number of characters to generate.
+    pub(crate) count: usize,
+    pub(crate) priority: i32,
+    pub(crate) deadline: Option<Duration>,
+    pub(crate) reading: Reading,
+    pub(crate) per_segment: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CallKind {
+    Generate,
+    Score,
+    Segment,
+    Models,
+    Health,
+}
+
+/// How a client reads its response.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reading {
+    Eager,
+    /// Waits before each message.
+    Slow(Duration),
+    /// Cancels the call after this many messages.
+    Cancel(usize),
+    /// Cancels the call after this time.
+    Leave(Duration),
+    /// Reads nothing for this time, and then everything.
+    Late(Duration),
+}
+
+impl WorldPlan {
+    pub(crate) fn roll(dice: &mut Dice) -> Self {
+        let has_flood = dice.chance(20);
+        let has_panics = !has_flood && dice.chance(25);
+        let tenants = if has_flood { dice.between(2, 3) } else { dice.pick(&[0, 1, 2, 3]) };
+        let limits = limits(dice, has_flood);
+        let memory = PAGE_BYTES * if dice.chance(50) { dice.between(8, 40) } else { 1000 };
+        let mut clients: Vec<_> = (0..dice.between(1, 4))
+            .map(|index| {
+                let mut dice = dice.split();
+                let tenant = if has_flood { index % (tenants - 1) + 1 } else { index % tenants.max(1) };
+                ClientPlan::roll(&mut dice, tenant, has_flood, has_panics)
+            })
+            .collect();
+        if has_flood {
+            clients.push(ClientPlan::flood(dice));
+        }
+        let within = |dice: &mut Dice| Duration::from_millis(dice.between(0, 1500) as u64);
+        Self {
+            limits,
+            transport: transport(dice, tenants, has_flood),
+            memory: if has_flood { 1000 * PAGE_BYTES } else { memory },
+            refusals: if !has_flood && dice.chance(10) { 20 } else { 0 },
+            step: dice.between(1, 8),
+            stalls: if !has_flood && dice.chance(15) { 10 } else { 0 },
+            tenants,
+            clients,
+            shutdown: (!has_flood && dice.chance(25)).then(|| within(dice)),
+            breaks: (!has_flood && dice.chance(4)).then(|| within(dice)),
+            has_flood,
+            has_panics,
+        }
+    }
+
+    /// Returns true if the server may close or refuse connections because of its limits.
+    pub(crate) fn breaks_connections(&self) -> bool {
+        self.transport.connection_age.is_some()
+    }
+
+    /// Returns true if the model can never hold the call's text.
+    pub(crate) fn never_fits(&self, call: &CallPlan) -> bool {
+        let count = if call.kind == CallKind::Generate { call.count } else { 0 };
+        (call.prompt.len() + count).div_ceil(8) * PAGE_BYTES > self.memory
+    }
+}
+
+fn limits(dice: &mut Dice, has_flood: bool) -> Limits {
+    Limits {
+        rows: dice.between(1, 4),
+        queue: if has_flood { 16 } else { dice.between(4, 10) },
+        queued_symbols: 2000,
+        chunk: dice.pick(&[1, 4, 16, 256]),
+        events: dice.pick(&[1, 2, 8, 256]),
+        boundary_wait: dice.between(0, 3),
+        stall: Duration::from_millis(dice.pick(&[300, 2000, 30_000])),
+        request_time: Duration::from_secs(if !has_flood && dice.chance(10) { 1 } else { 3600 }),
+        cache_bytes: dice.pick(&[0, 4 * PAGE_BYTES, 100 * PAGE_BYTES]),
+        calibration: Duration::ZERO,
+        ..Limits::default()
+    }
+}
+
+fn transport(dice: &mut Dice, tenants: usize, has_flood: bool) -> TransportConfig {
+    let lines: Vec<_> = (0..tenants).map(|tenant| format!("tenant-{tenant}:{}", key(tenant))).collect();
+    let keys = (tenants > 0).then(|| Keys::parse(&lines.join("\n")).unwrap());
+    let config = TransportConfig {
+        drain: Duration::from_millis(dice.pick(&[0, 100, 5000])),
+        calls: if has_flood { 64 } else { dice.between(4, 20) },
+        connection_idle: Some(Duration::from_secs(dice.pick(&[1, 300]))),
+        keepalive_interval: Some(Duration::from_secs(5)),
+        keepalive_timeout: Duration::from_secs(2),
+        late_headers: dice.chance(20),
+        access: Access::from(Credentials { keys, ..Credentials::default() }),
+        ..TransportConfig::default()
+    };
+    if has_flood || dice.chance(60) {
+        return config;
+    }
+    TransportConfig {
+        connections: dice.between(1, 4),
+        concurrent_streams: dice.between(1, 4) as u32,
+        connection_age: Some(Duration::from_millis(dice.between(500, 1500) as u64)),
+        connection_age_grace: Duration::from_millis(dice.pick(&[50, 5000])),
+        message_bytes: 1 << 10,
+        request_memory: dice.pick(&[8 << 10, 64 << 20]),
+        ..config
+    }
+}
+
+/// Returns the API key of a tenant.
+pub(crate) fn key(tenant: usize) -> String {
+    format!("the-key-of-tenant-{tenant:08}")
+}
+
+impl ClientPlan {
+    fn roll(dice: &mut Dice, tenant: usize, has_flood: bool, has_panics: bool) -> Self {
+        let mut link = Vec::new();
+        if !has_flood && dice.chance(30) {
+            let pause = |dice: &mut Dice| Duration::from_millis(dice.between(1, 800) as u64);
+            if dice.chance(50) {
+                link.push((pause(dice), LinkState::Stalled));
+                if dice.chance(50) {
+                    link.push((pause(dice), LinkState::Open));
+                }
+            }
+            if dice.chance(60) {
+                link.push((pause(dice), LinkState::Cut));
+            }
+        }
+        let calls = (0..dice.between(1, 4)).map(|_| CallPlan::roll(dice, has_flood, has_panics)).collect();
+        Self {
+            tenant,
+            start: Duration::from_millis(if has_flood { 500 } else { dice.between(0, 300) as u64 }),
+            quality: quality(dice),
+            link,
+            window: dice.pick(&[200, 4096, 65_535]),
+            parallel: !has_flood && dice.chance(50),
+            floods: false,
+            calls,
+        }
+    }
+
+    /// A client whose tenant wants more than the whole engine.
+    fn flood(dice: &mut Dice) -> Self {
+        let calls = (0..dice.between(4, 8)).map(|_| CallPlan {
+            kind: CallKind::Generate,
+            prompt: text(dice, 1, 60),
+            count: dice.between(50, 300),
+            priority: 7,
+            deadline: None,
+            reading: Reading::Eager,
+            per_segment: true,
+        });
+        Self {
+            calls: calls.collect(),
+            tenant: 0,
+            start: Duration::ZERO,
+            quality: quality(dice),
+            link: Vec::new(),
+            window: 65_535,
+            parallel: true,
+            floods: true,
+        }
+    }
+}
+
+fn quality(dice: &mut Dice) -> LinkQuality {
+    LinkQuality { latency: dice.pick(&[0, 1, 20]), buffer: dice.pick(&[256, 4096, 65_536]) }
+}
+
+/// Returns a text of `low` to `high` characters.
+fn text(dice: &mut Dice, low: usize, high: usize) -> String {
+    (0..dice.between(low, high)).map(|_| SYMBOLS[dice.between(0, SYMBOLS.len() - 2)]).collect()
+}
+
+impl CallPlan {
+    fn roll(dice: &mut Dice, has_flood: bool, has_panics: bool) -> Self {
+        let kinds = [CallKind::Generate, CallKind::Score, CallKind::Segment, CallKind::Models, CallKind::Health];
+        let kind = if dice.chance(70) { CallKind::Generate } else { dice.pick(&kinds) };
+        // texts that begin alike share cached pages
+        let common = if dice.chance(50) { "a bc de a b " } else { "" };
+        let mut prompt = format!("{common}{}", text(dice, 1, 40));
+        if has_panics && dice.chance(20) {
+            prompt.push('!');
+        }
+        let ms = |ms: usize| Duration::from_millis(ms as u64);
+        let reading = match dice.between(0, 9) {
+            _ if has_flood => Reading::Eager,
+            0 | 1 => Reading::Slow(ms(dice.between(1, 100))),
+            2 => Reading::Cancel(dice.between(0, 5)),
+            3 => Reading::Leave(ms(dice.between(0, 300))),
+            4 => Reading::Late(ms(dice.between(100, 5000))),
+            _ => Reading::Eager,
+        };
+        let count = if dice.chance(10) { MAX_SYMBOLS - prompt.len() } else { dice.between(1, 40) };
+        Self {
+            kind,
+            prompt,
+            count: if has_flood { dice.between(1, 20) } else { count },
+            priority: dice.pick(&[-8, 0, 0, 7]),
+            deadline: (!has_flood && dice.chance(15)).then(|| ms(dice.between(1, 400))),
+            reading,
+            per_segment: dice.chance(30),
+        }
+    }
+
+    /// A short call without faults.
+    pub(crate) fn plain() -> Self {
+        Self {
+            kind: CallKind::Generate,
+            prompt: "abc".into(),
+            count: 4,
+            priority: 0,
+            deadline: None,
+            reading: Reading::Eager,
+            per_segment: false,
+        }
+    }
+}

@@ -1,0 +1,286 @@
+//! One world: a server, its clients, what goes wrong, and what must hold at the end.
+
+use crate::{
+    client::{self, Client, End},
+    dice::Dice,
+    log::{Contents, Log},
+    model::{Faults, SimModel},
+    network::LinkQuality,
+    plan::{CallPlan, ClientPlan, WorldPlan},
+};
+use std::{
+    sync::{
+        Arc,
+        atomic::{
+            AtomicBool, AtomicUsize,
+            Ordering::{Relaxed, SeqCst},
+        },
+    },
+    time::Duration,
+};
+use tokio::{
+    runtime::{Builder, Handle as Runtime},
+    sync::{mpsc, oneshot, watch},
+    task::{JoinError, JoinSet},
+    time::{sleep, timeout},
+};
+use weir::{
+    decode::{
+        contract::Model,
+        options::FinishReason,
+        usage::{Timing, Usage},
+    },
+    engine::{Handle, Load, Phase, WorkerTask, observer::Observer},
+    error::Error,
+    serve::{self, Accepted, Engines, Listener},
+};
+
+/// Longest time that a world may last. No limit of the server or its clients adds up to this.
+const HORIZON: Duration = Duration::from_secs(3600);
+/// Time after which everything that the clients left behind is gone: longer than the keepalive of the plans.
+const SETTLED: Duration = Duration::from_secs(20);
+/// Longest time of a shutdown after its drain limit.
+const CLOSE: Duration = Duration::from_secs(5);
+/// Steps after which a short request must be served although another tenant floods the engine. A tenant's turn is 512 units of
+/// work, which are 128 decoded symbols, and other tenants have turns, too.
+const FAIR_STEPS: usize = 500;
+
+/// What a world's clients share.
+pub(crate) struct World {
+    pub(crate) plan: WorldPlan,
+    pub(crate) log: Log,
+    pub(crate) listener: mpsc::Sender<Accepted>,
+    /// True once all clients are served, except those that flood the server.
+    pub(crate) served: watch::Sender<bool>,
+    /// True once the server has the signal to shut down.
+    ending: AtomicBool,
+}
+
+/// Counts the requests of the engine.
+struct Audit {
+    accepted: AtomicUsize,
+    finished: AtomicUsize,
+}
+
+impl Observer for Audit {
+    fn accepted(&self) {
+        self.accepted.fetch_add(1, Relaxed);
+    }
+
+    fn finished(&self, _: Result<&FinishReason, &Error>, _: &Usage, _: &Timing) {
+        self.finished.fetch_add(1, Relaxed);
+    }
+}
+
+/// Runs the world of a seed in virtual time.
+pub(crate) fn run(seed: u64) -> Contents {
+    let runtime = Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    runtime.block_on(async {
+        let mut dice = Dice(seed);
+        let plan = WorldPlan::roll(&mut dice);
+        let (listener, accepted) = mpsc::channel(4);
+        let world = Arc::new(World {
+            plan,
+            log: Log::begin(),
+            listener,
+            served: watch::Sender::new(false),
+            ending: AtomicBool::new(false),
+        });
+        if timeout(HORIZON, live(&world, accepted, dice)).await.is_err() {
+            world.log.violation("the world never ends");
+        }
+        world.log.take()
+    })
+}
+
+async fn live(world: &Arc<World>, accepted: mpsc::Receiver<Accepted>, mut dice: Dice) {
+    let World { plan, log, .. } = &**world;
+    let faults = Arc::new(Faults::default());
+    let model = SimModel::new(plan.memory, plan.refusals, dice.split(), Arc::clone(&faults));
+    let audit = Arc::new(Audit { accepted: AtomicUsize::new(0), finished: AtomicUsize::new(0) });
+    let (engine, worker) =
+        Handle::with_task(Arc::clone(&model) as Arc<dyn Model>, plan.limits, Arc::clone(&audit) as Arc<dyn Observer>);
+    // calibration is disabled; deciding it now keeps the server from starting a thread for it
+    let _ = engine.calibrate(Duration::ZERO, || std::ops::ControlFlow::Continue(()));
+    let worker = tokio::spawn(work(worker, plan.step, plan.stalls, Arc::clone(&faults), dice.split()));
+    let (stop, stopped) = oneshot::channel();
+    let shutdown = async {
+        let _ = stopped.await;
+    };
+    let engines = Engines::new(vec![engine.clone()]).unwrap();
+    let server = serve::run(Listener::InProcess(accepted), engines, shutdown, plan.transport.clone());
+    let server = tokio::spawn(server);
+    let signal = tokio::spawn(signal(Arc::clone(world), stop, plan.shutdown));
+    if let Some(after) = plan.breaks {
+        let faults = Arc::clone(&faults);
+        tokio::spawn(async move {
+            sleep(after).await;
+            faults.break_worker.store(true, Relaxed);
+        });
+    }
+    run_clients(world, &mut dice).await;
+    sleep(SETTLED).await;
+    faults.break_worker.store(false, Relaxed);
+    faults.calm.store(true, Relaxed);
+    check_gauges(world, &engine, &audit);
+    if engine.phase() == Phase::Broken {
+        log.violation("the worker has not recovered from its panics");
+    }
+    if plan.shutdown.is_none() {
+        probe(world, dice.split()).await;
+        sleep(SETTLED).await;
+        check_gauges(world, &engine, &audit);
+    }
+    world.served.send_replace(true);
+    log.line("the clients are gone");
+    world.ending.store(true, SeqCst);
+    // an error means that the signal was sent before
+    if plan.shutdown.is_none() {
+        signal.abort();
+    }
+    match timeout(plan.transport.drain + CLOSE, server).await {
+        Ok(Ok(Ok(()))) => log.line("the server has ended"),
+        other => log.violation(format_args!("the server does not end: {other:?}")),
+    }
+    drop(engine);
+    let ended = worker.await;
+    if ended.is_err() {
+        log.violation(format_args!("the worker ended with {ended:?}"));
+    }
+    check_leaks(world, &model, &faults).await;
+}
+
+/// Runs the worker. Its steps take up to `step` milliseconds, and stall for seconds in `stalls` of 1,000 cases.
+async fn work(worker: WorkerTask, step: usize, stalls: usize, faults: Arc<Faults>, mut dice: Dice) {
+    let took = move || {
+        let is_stalled = dice.between(1, 1000) <= stalls && !faults.calm.load(Relaxed);
+        Duration::from_millis(if is_stalled { dice.between(1000, 5000) } else { dice.between(1, step) } as u64)
+    };
+    worker.run(took).await;
+}
+
+/// Sends the shutdown signal after the given time. Without a time, keeps it until this task is aborted, which sends it.
+async fn signal(world: Arc<World>, stop: oneshot::Sender<()>, after: Option<Duration>) {
+    match after {
+        Some(after) => sleep(after).await,
+        None => std::future::pending().await,
+    }
+    world.ending.store(true, SeqCst);
+    world.log.line("the server gets a signal");
+    world.log.count("signal", 1);
+    let _ = stop.send(());
+}
+
+/// Runs all clients. Those that flood the server end after the others.
+async fn run_clients(world: &Arc<World>, dice: &mut Dice) {
+    let mut others = JoinSet::new();
+    let mut floods = JoinSet::new();
+    for (number, plan) in world.plan.clients.iter().enumerate() {
+        let group = if plan.floods { &mut floods } else { &mut others };
+        group.spawn(client::run(Arc::clone(world), plan.clone(), number, dice.split()));
+    }
+    let check = |ended: Result<(), JoinError>| {
+        if let Err(panic) = ended {
+            world.log.violation(format_args!("a client failed: {panic}"));
+        }
+    };
+    while let Some(ended) = others.join_next().await {
+        check(ended);
+    }
+    world.served.send_replace(true);
+    while let Some(ended) = floods.join_next().await {
+        check(ended);
+    }
+}
+
+/// Uses all that the server allows a caller, to see that nothing was kept from before.
+async fn probe(world: &Arc<World>, mut dice: Dice) {
+    let plan = &world.plan;
+    let calls = plan.transport.calls.div_ceil(2).min(plan.transport.concurrent_streams as usize);
+    let calls = calls.min(plan.limits.queue / 2);
+    let probe = ClientPlan {
+        tenant: 0,
+        start: Duration::ZERO,
+        quality: LinkQuality { latency: 0, buffer: 65_536 },
+        link: Vec::new(),
+        window: 65_535,
+        parallel: true,
+        floods: false,
+        calls: vec![CallPlan::plain(); calls],
+    };
+    let Some((client, link)) = Client::connect(world, &probe, plan.clients.len(), dice.split()).await else {
+        return world.log.violation("no client can connect any more");
+    };
+    let mut probes = JoinSet::new();
+    for (index, call) in probe.calls.into_iter().enumerate() {
+        let client = client.clone();
+        probes.spawn(async move { client.call(&call, index).await });
+    }
+    while let Some(end) = probes.join_next().await {
+        if !matches!(end, Ok(End::Complete)) {
+            world.log.violation(format_args!("a call on the idle server ended with {end:?}"));
+        }
+    }
+    drop(client);
+    sleep(Duration::from_millis(100)).await;
+    drop(link);
+}
+
+fn check_gauges(world: &World, engine: &Handle, audit: &Audit) {
+    let log = &world.log;
+    let load = engine.load();
+    if load != (Load { queued: 0, running: 0, bytes: 0 }) {
+        log.violation(format_args!("without clients, the engine has {load:?}"));
+    }
+    let accepted = audit.accepted.load(Relaxed);
+    let finished = audit.finished.load(Relaxed);
+    if accepted != finished {
+        log.violation(format_args!("{accepted} requests were accepted, {finished} ended"));
+    }
+    let cached = engine.memory().in_use;
+    if cached > world.plan.limits.cache_bytes {
+        log.violation(format_args!("the cache holds {cached} bytes"));
+    }
+    log.line(format_args!("{:?} {finished} ended, {cached} bytes cached", engine.counters()));
+    log.count("preemption", engine.counters().preemptions as usize);
+}
+
+/// Checks that nothing is left of the server and the engine.
+async fn check_leaks(world: &World, model: &SimModel, faults: &Faults) {
+    let log = &world.log;
+    sleep(Duration::from_secs(1)).await;
+    if model.in_use() > 0 {
+        log.violation(format_args!("{} bytes of pages leaked", model.in_use()));
+    }
+    let tasks = Runtime::current().metrics().num_alive_tasks();
+    if tasks > 0 {
+        log.violation(format_args!("{tasks} tasks are left"));
+    }
+    let overruns = faults.overruns.load(Relaxed);
+    if overruns > 0 {
+        log.violation(format_args!("the engine needed more memory than there is {overruns} times"));
+    }
+    log.count("refused memory", faults.refusals.load(Relaxed));
+    log.line("the end");
+}
+
+impl World {
+    pub(crate) fn is_ending(&self) -> bool {
+        self.ending.load(SeqCst)
+    }
+
+    /// Checks that another tenant's flood did not delay or displace a call.
+    pub(crate) fn check_fairness(&self, call: &CallPlan, tenant: usize, took: Duration, end: &End, name: &str) {
+        if !self.plan.has_flood || tenant == 0 {
+            return;
+        }
+        self.log.count("call during a flood", 1);
+        let limit = Duration::from_millis((FAIR_STEPS * self.plan.step) as u64);
+        if took > limit {
+            self.log.violation(format_args!("{name} took {took:?} during a flood, the limit is {limit:?}"));
+        }
+        if *end != End::Complete {
+            self.log.violation(format_args!("{name} ({call:?}) ended with {end:?} during a flood"));
+        }
+    }
+}

@@ -33,12 +33,13 @@
 //! | room | contents | may use |
 //! |---|---|---|
 //! | [`error`] | the closed list of error codes | – |
+//! | `sync` | locks, atomics and threads, which the concurrency tests replace | – |
 //! | [`text`] | vocabularies, normalisers, tokenizers | – |
-//! | [`kernels`] | matrix products, attention over pages, the thread pool; the only unsafe code | – |
+//! | [`kernels`] | matrix products, attention over pages, the thread pool; the only unsafe code | sync |
 //! | [`nn`] | parts of models: attention, position schemes, boundaries, pooling | kernels |
 //! | [`decode`] | the contract between models and engine; the state of one sequence | kernels, text |
 //! | [`family`] | whole models, checkpoints, converters | decode, kernels, nn, text |
-//! | [`engine`] | scheduler, batches and caches: many sequences on one model | decode |
+//! | [`engine`] | scheduler, batches and caches: many sequences on one model | decode, sync |
 //! | [`metrics`] | every metric, declared once | decode, engine |
 //! | [`verify`] | a second implementation of every family, to check checkpoints; feature `candle` | decode, family, text |
 //! | [`report`] | benchmarks, and the limits of the machine | decode, kernels, text |
@@ -62,6 +63,7 @@ pub mod metrics;
 pub mod nn;
 pub mod report;
 pub mod serve;
+mod sync;
 pub mod text;
 #[cfg(feature = "candle")]
 pub mod verify;

@@ -1,11 +1,12 @@
 //! The signal that the worker sleeps on, and its heartbeat, by which a monitor sees that it hangs.
 
 use super::clock;
+use crate::sync::{
+    Condvar, Mutex, MutexGuard, PoisonError,
+    atomic::{AtomicU64, Ordering::Relaxed},
+};
 use std::{
-    sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::Arc,
     task::{Context, Poll, Wake, Waker},
     time::{Duration, Instant},
 };

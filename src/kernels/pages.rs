@@ -6,11 +6,14 @@
 //! return to the system.
 
 use super::memory::{Arena, Region};
-use crate::error::{Error, Result};
-use std::sync::{
-    Arc, Mutex, MutexGuard, PoisonError,
-    atomic::{AtomicUsize, Ordering::*},
+use crate::{
+    error::{Error, Result},
+    sync::{
+        Mutex, MutexGuard, PoisonError, Shared,
+        atomic::{AtomicUsize, Ordering::*},
+    },
 };
+use std::sync::Arc;
 
 /// Bytes that are mapped at a time for pages.
 const ARENA: usize = 4 << 20;
@@ -31,7 +34,7 @@ struct SizeClass {
     /// Number of pages, in use or free.
     total: usize,
     /// Free pages, with capacity for all of them.
-    free: Vec<Arc<Region>>,
+    free: Vec<Shared<Region>>,
     /// Memory of these pages. Sizes do not share memory blocks, so that a block can be freed with the pages of one size.
     arena: Arena,
 }
@@ -40,7 +43,7 @@ struct SizeClass {
 #[derive(Clone)]
 pub struct Page {
     /// `None` only while the page is being dropped.
-    region: Option<Arc<Region>>,
+    region: Option<Shared<Region>>,
     pool: Arc<PagePool>,
 }
 
@@ -89,7 +92,7 @@ impl PagePool {
     }
 
     /// Returns a free region of the size, or a new one.
-    fn reuse_or_map(&self, bytes: usize) -> Result<Arc<Region>> {
+    fn reuse_or_map(&self, bytes: usize) -> Result<Shared<Region>> {
         let mut sizes = self.sizes();
         let index = sizes.iter().position(|size| size.bytes == bytes).unwrap_or_else(|| {
             sizes.push(SizeClass { bytes, total: 0, free: Vec::new(), arena: Arena::new(ARENA) });
@@ -110,7 +113,7 @@ impl PagePool {
         let region = size.arena.allocate(bytes)?;
         size.total += 1;
         size.free.reserve(size.total);
-        Ok(Arc::new(region))
+        Ok(Shared::new(region))
     }
 
     fn sizes(&self) -> MutexGuard<'_, Vec<SizeClass>> {
@@ -131,12 +134,12 @@ impl Page {
 
     /// Returns the number of references to the page, including this one.
     pub fn references(&self) -> usize {
-        self.region.as_ref().map_or(0, Arc::strong_count)
+        self.region.as_ref().map_or(0, Shared::strong_count)
     }
 
     /// Returns a number that is unique among the pages in use.
     pub fn id(&self) -> usize {
-        self.region.as_ref().map_or(0, |region| Arc::as_ptr(region).addr())
+        self.region.as_ref().map_or(0, |region| Shared::as_ptr(region).addr())
     }
 
     /// Returns the bytes for writing. Copies a shared page first, which fails with [`Error::OutOfPages`] at the limit.
@@ -144,11 +147,11 @@ impl Page {
         let missing = || Error::Internal("a page without memory".into());
         if self.is_shared() {
             let mut copy = self.pool.allocate(self.bytes().len())?;
-            let region = copy.region.as_mut().and_then(Arc::get_mut).ok_or_else(missing)?;
+            let region = copy.region.as_mut().and_then(Shared::get_mut).ok_or_else(missing)?;
             region.bytes_mut().copy_from_slice(self.bytes());
             *self = copy;
         }
-        Ok(self.region.as_mut().and_then(Arc::get_mut).ok_or_else(missing)?.bytes_mut())
+        Ok(self.region.as_mut().and_then(Shared::get_mut).ok_or_else(missing)?.bytes_mut())
     }
 }
 
@@ -157,7 +160,7 @@ impl Drop for Page {
         let Some(mut region) = self.region.take() else { return };
         // references are dropped under the lock, so that exactly one of several threads finds the last one
         let mut sizes = self.pool.sizes();
-        if Arc::get_mut(&mut region).is_some() {
+        if Shared::get_mut(&mut region).is_some() {
             let bytes = region.bytes().len();
             self.pool.in_use.fetch_sub(bytes, Relaxed);
             if let Some(size) = sizes.iter_mut().find(|size| size.bytes == bytes) {

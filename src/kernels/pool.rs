@@ -6,21 +6,24 @@
 //! the next product of the same step usually comes sooner, and then sleeps.
 
 use super::disjoint::DisjointSlice;
+use crate::sync::{
+    Condvar, Mutex, MutexGuard, PoisonError,
+    atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering::*},
+    hint, limit_polls,
+    thread::{self, JoinHandle},
+    thread_local,
+};
 use std::{
     any::Any,
     cell::Cell,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering::*},
-    },
-    thread::JoinHandle,
+    sync::Arc,
 };
 
 /// Polls of an idle worker before it sleeps.
-const SPINS: usize = 4_000;
+const SPINS: usize = limit_polls(4_000);
 /// Polls of a waiting caller before it yields its core between polls.
-const CALLER_SPINS: usize = 10_000;
+const CALLER_SPINS: usize = limit_polls(10_000);
 
 /// A pool of threads that run the tasks of one job at a time. Any thread may call [`run`](Self::run).
 pub struct ThreadPool {
@@ -78,7 +81,7 @@ impl ThreadPool {
         let job = Arc::new(JobState::default());
         let spawn = |index: usize| {
             let job = job.clone();
-            std::thread::Builder::new().name(format!("weir-pool-{index}")).spawn(move || job.work()).ok()
+            thread::Builder::new().name(format!("weir-pool-{index}")).spawn(move || job.work()).ok()
         };
         let workers = (1..threads.max(1)).map_while(spawn).collect();
         Self { job, workers, caller: Mutex::new(()) }
@@ -92,7 +95,7 @@ impl ThreadPool {
     /// Calls `body(0)` … `body(tasks - 1)` once each on all threads, and returns when all are done. A call from within a
     /// task runs on the thread of that task alone. Panics after all tasks if one panicked, or for 2^32 tasks or more.
     pub fn run(&self, tasks: usize, body: &(dyn Fn(usize) + Sync)) {
-        if self.workers.is_empty() || tasks < 2 || IN_TASK.get() {
+        if self.workers.is_empty() || tasks < 2 || IN_TASK.with(Cell::get) {
             (0..tasks).for_each(body);
             return;
         }
@@ -199,13 +202,13 @@ impl JobState {
         // the taken task keeps its job alive, so these belong to it
         let task = self.tasks.load(Relaxed) - (open & TASK_MASK) as usize;
         let body = self.body.load(Relaxed);
-        IN_TASK.set(true);
+        IN_TASK.with(|in_task| in_task.set(true));
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             // SAFETY: `run` keeps the body valid until this task is done.
             let body = unsafe { *body };
             body(task);
         }));
-        IN_TASK.set(false);
+        IN_TASK.with(|in_task| in_task.set(false));
         if let Err(panic) = outcome {
             // dropping a payload could panic again, so further ones are forgotten
             let mut first = lock(&self.panic);
@@ -218,10 +221,10 @@ impl JobState {
     fn wait_until_done(&self, tasks: usize) {
         let mut polls = 0;
         while self.done.0.load(Acquire) < tasks {
-            std::hint::spin_loop();
+            hint::spin_loop();
             polls += 1;
             if polls > CALLER_SPINS {
-                std::thread::yield_now();
+                thread::yield_now();
             }
         }
     }
@@ -233,7 +236,7 @@ impl JobState {
                 idle = 0;
             } else if idle < SPINS {
                 idle += 1;
-                std::hint::spin_loop();
+                hint::spin_loop();
             } else {
                 self.sleep();
                 idle = 0;

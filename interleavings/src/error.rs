@@ -1,0 +1,9 @@
+//! The errors of the included files.
+
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+#[derive(Debug)]
+pub enum Error {
+    OutOfPages { needed: usize, limit: usize },
+    Internal(String),
+}

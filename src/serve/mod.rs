@@ -48,7 +48,7 @@ use openai::{ApiServices, ApiState};
 use registry::{calibration, drain::Gate};
 use std::{future::Future, sync::Arc, time::Duration};
 use tokenization::TokenizationWorkers;
-use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 use tonic::{server::NamedService, service::Routes};
 use tonic_health::{
     pb::health_server::HealthServer,
@@ -135,25 +135,26 @@ pub async fn run(
     if let Some(admin) = admin {
         routes = routes.add_service(admin::guarded(admin, engines.clone(), gate.clone(), max_bytes));
     }
-    let (close, closing) = watch::channel(false);
-    let (draining, ending) = watch::channel(false);
+    let closing = CancellationToken::new();
+    let draining = CancellationToken::new();
     let memory = BodyMemory::new(&config);
     let collected = CollectedLimits::new(Arc::clone(&memory), &config);
-    let stack =
-        |routes: Routes| middleware::stack(routes, &config, &memory, engines.metrics(), traces.clone(), ending.clone());
+    let stack = |routes: Routes| {
+        middleware::stack(routes, &config, &memory, engines.metrics(), traces.clone(), draining.clone())
+    };
     // A call of the Open Inference Protocol passes the whole stack again, as a call of our own services.
     let own = in_process::services(stack(routes.clone().prepare()));
     let calls = stack(
         routes.add_service(oip::server(own, monitor.clone(), workers.clone(), collected.clone(), &config)).prepare(),
     );
-    let incoming = connections::incoming(listener.into(), &config, ending.clone(), Protocol::Http2);
+    let incoming = connections::incoming(listener.into(), &config, draining.clone(), Protocol::Http2);
     let grpc = http2::serve(incoming, calls.clone(), &config, closing.clone());
     let openai = async {
         if let Some(listener) = http {
-            let incoming = connections::incoming(listener, &config, ending, Protocol::Http1);
+            let incoming = connections::incoming(listener, &config, draining.clone(), Protocol::Http1);
             let services = ApiServices { calls: in_process::services(calls), workers, collected, memory };
             let api = ApiState::new(services, monitor.clone(), &config);
-            openai::serve(incoming, api, &config, closing).await;
+            openai::serve(incoming, api, &config, closing.clone()).await;
         }
     };
     let shutdown = async {
@@ -162,9 +163,16 @@ pub async fn run(
             () = shutdown => {}
             () = monitor.publish_changes(&health, &services) => {}
         }
-        Shutdown { health: &health, services: &services, monitor: &monitor, gate: &gate, draining, close }
-            .drain(config.drain)
-            .await;
+        Shutdown {
+            health: &health,
+            services: &services,
+            monitor: &monitor,
+            gate: &gate,
+            draining: &draining,
+            closing: &closing,
+        }
+        .drain(config.drain)
+        .await;
     };
     tokio::select! {
         biased;
@@ -184,10 +192,10 @@ struct Shutdown<'a> {
     services: &'a [&'a str],
     monitor: &'a Monitor,
     gate: &'a Gate,
-    /// Set when the drain begins. Bodies that are still arriving watch it.
-    draining: watch::Sender<bool>,
-    /// Set when no request runs any more. Connections watch it.
-    close: watch::Sender<bool>,
+    /// Cancelled when the drain begins. Bodies that are still arriving watch it.
+    draining: &'a CancellationToken,
+    /// Cancelled when no request runs any more. Connections watch it.
+    closing: &'a CancellationToken,
 }
 
 impl Shutdown<'_> {
@@ -200,7 +208,7 @@ impl Shutdown<'_> {
         self.monitor.publish(self.health, self.services).await;
         let engines = self.monitor.engines();
         engines.all().iter().chain(&engines.draining()).for_each(|engine| engine.drain());
-        self.draining.send_replace(true);
+        self.draining.cancel();
         if !self.gate.close(limit).await {
             tracing::warn!("the limit for draining has passed: ending what still runs");
         }
@@ -209,7 +217,7 @@ impl Shutdown<'_> {
         for service in [&[""], self.services].concat() {
             health.clear_service_status(service).await;
         }
-        self.close.send_replace(true);
+        self.closing.cancel();
         // A call counts as finished when the connection has its response, of which a slow client may have read little.
         // The server ends by itself when the last connection has sent everything.
         tokio::time::sleep(limit.saturating_sub(clock::since(began)).max(CLOSE_TIME)).await;

@@ -48,7 +48,7 @@ impl<M: Messages> CodecResponse<M> {
     ) -> Self {
         let (sender, messages) = mpsc::channel(MESSAGES);
         let output = Output { sender, stall: codec.engine().limits().stall };
-        let [mut permit, response_permit] = permits;
+        let [permit, response_permit] = permits;
         let id = call.id.clone();
         let deadline = call.deadline;
         let span = Span::current();

@@ -37,7 +37,7 @@ pub(super) struct JobEvents {
 
 impl JobEvents {
     /// The events of a job that holds this permit.
-    pub(super) fn new(events: Events, engine: Lease, mut permit: RequestPermit, span: Option<CallSpan>) -> Self {
+    pub(super) fn new(events: Events, engine: Lease, permit: RequestPermit, span: Option<CallSpan>) -> Self {
         Self { events, engine, span, ended: Box::pin(async move { permit.ended().await }) }
     }
 

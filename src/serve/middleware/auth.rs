@@ -1,4 +1,4 @@
-//! Authentication. Health and reflection are open to every client that may connect: load balancers and tools call them, and they
+//! Authentication. Health and reflection need no key: load balancers and tools call them, and they
 //! reveal nothing about the models' users.
 
 use super::layer::{HttpRequest, Middleware, Next};
@@ -15,15 +15,15 @@ use tonic::codegen::http::{HeaderMap, Request, header::AUTHORIZATION};
 use tower::ServiceExt;
 
 /// Services that need no key.
-const OPEN: [&str; 3] =
+const WITHOUT_KEY: [&str; 3] =
     ["/grpc.health.v1.Health/", "/grpc.reflection.v1.ServerReflection/", "/grpc.reflection.v1alpha.ServerReflection/"];
 
 /// The health methods of the Open Inference Protocol, which need no key either.
-const OPEN_METHODS: [&str; 2] =
+const METHODS_WITHOUT_KEY: [&str; 2] =
     ["/inference.GRPCInferenceService/ServerLive", "/inference.GRPCInferenceService/ServerReady"];
 
 /// The service with the server's health.
-const HEALTH: &str = OPEN[0];
+const HEALTH: &str = WITHOUT_KEY[0];
 
 /// The service that calls other services within the process with the client's key.
 const ON_BEHALF: &str = "/inference.GRPCInferenceService/";
@@ -37,12 +37,12 @@ pub(super) fn authenticate(credentials: LiveCredentials) -> impl Middleware {
     move |mut request: HttpRequest, next: Next| {
         let mut call = Call::of_http(&request);
         let path = request.uri().path();
-        let open = is_open(path);
+        let keyless = needs_no_key(path);
         let passed_on = path.starts_with(ON_BEHALF);
         // Its calls carry a token instead, which its own interceptor checks.
         let guarded = path.starts_with(GUARDED);
         let credentials = credentials.current();
-        let keys = credentials.keys.as_ref().filter(|_| !open && !guarded);
+        let keys = credentials.keys.as_ref().filter(|_| !keyless && !guarded);
         let principal = principal(keys, &request);
         if !guarded && !passed_on {
             request.headers_mut().remove(AUTHORIZATION);
@@ -61,13 +61,13 @@ pub(super) fn authenticate(credentials: LiveCredentials) -> impl Middleware {
 }
 
 /// True for the paths of health and reflection, which need no key.
-pub(super) fn is_open(path: &str) -> bool {
-    OPEN.iter().any(|service| path.starts_with(service)) || OPEN_METHODS.contains(&path)
+pub(super) fn needs_no_key(path: &str) -> bool {
+    WITHOUT_KEY.iter().any(|service| path.starts_with(service)) || METHODS_WITHOUT_KEY.contains(&path)
 }
 
 /// True for the path of a health check with one answer.
 pub(crate) fn is_health_check(path: &str) -> bool {
-    path.strip_prefix(HEALTH) == Some("Check") || OPEN_METHODS.contains(&path)
+    path.strip_prefix(HEALTH) == Some("Check") || METHODS_WITHOUT_KEY.contains(&path)
 }
 
 /// Returns the client of a request: the owner of its API key, if keys are required. Fails if the key is missing or unknown.
@@ -155,13 +155,13 @@ mod tests {
 
     #[tokio::test]
     async fn all_but_health_and_reflection_need_a_key() {
-        for open in OPEN {
+        for open in WITHOUT_KEY {
             assert!(principal(true, &format!("{open}Any"), None, peer(None)).await.is_some(), "{open}");
             // A service with a longer name that starts the same way is not open.
             let other = format!("{}s/Any", open.trim_end_matches('/'));
             assert_eq!(principal(true, &other, None, peer(None)).await, None, "{other}");
         }
-        for open in OPEN_METHODS {
+        for open in METHODS_WITHOUT_KEY {
             assert!(principal(true, open, None, peer(None)).await.is_some(), "{open}");
             assert_eq!(principal(true, &format!("{open}s"), None, peer(None)).await, None);
         }

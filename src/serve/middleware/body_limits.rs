@@ -4,6 +4,7 @@
 
 use super::{
     layer::{HttpRequest, Middleware, Next},
+    shared_limit::{CallerShare, Exceeded, SharedLimit},
     whole_messages::WholeMessages,
 };
 use crate::{
@@ -18,17 +19,14 @@ use crate::{
 };
 use http_body::{Body as HttpBody, Frame};
 use std::{
-    collections::HashMap,
     future::Future,
     pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll, ready},
     time::Duration,
 };
-use tokio::{
-    sync::watch,
-    time::{Sleep, sleep},
-};
+use tokio::time::{Sleep, sleep};
+use tokio_util::sync::CancellationToken;
 use tonic::{Status, body::Body, codegen::Bytes};
 use tower::ServiceExt;
 
@@ -49,15 +47,11 @@ const GRACE: Duration = Duration::from_secs(1);
 ///
 /// A body that has not arrived soon after the server begins to shut down is rejected. A document that is being read is a running
 /// request, which continues like any other.
-pub(super) fn limit(
-    memory: Arc<BodyMemory>,
-    config: &TransportConfig,
-    ending: watch::Receiver<bool>,
-) -> impl Middleware {
+pub(super) fn limit(memory: Arc<BodyMemory>, config: &TransportConfig, draining: CancellationToken) -> impl Middleware {
     let timeout = config.upload;
     let max_message = config.message_bytes;
     // A message never decompresses to more than `message_bytes`, and a single one must always fit.
-    let max_expanded = config.message_bytes.min(memory.tenant_limit - config.message_bytes);
+    let max_expanded = config.message_bytes.min(memory.tenant_limit.saturating_sub(config.message_bytes));
     move |mut request: HttpRequest, next: Next| {
         let call = Call::of_http(&request);
         let id = Arc::clone(&call.id);
@@ -68,10 +62,9 @@ pub(super) fn limit(
         let is_stream = path == STREAM_INFER || is_codec;
         let started = (path == SUMMARIZE || is_codec).then_some(false);
         request.extensions_mut().insert(RequestMemory(Arc::clone(&reserved)));
-        let mut ending = ending.clone();
+        let draining = draining.clone();
         let drained = Box::pin(async move {
-            // An error means that the sender is gone, which also ends the server.
-            let _ = ending.wait_for(|ending| *ending).await;
+            draining.cancelled().await;
             sleep(GRACE).await;
         });
         let late = Box::pin(sleep(timeout));
@@ -93,57 +86,32 @@ pub(super) fn limit(
 
 /// The memory that arriving bodies and collected responses share, on all ports.
 pub(crate) struct BodyMemory {
-    /// Maximum bytes in total.
-    limit: usize,
     /// Maximum bytes of one tenant.
     tenant_limit: usize,
-    usage: Mutex<MemoryUsage>,
-}
-
-#[derive(Default)]
-struct MemoryUsage {
-    total: usize,
-    /// Bytes of each tenant that has any.
-    by_tenant: HashMap<Arc<str>, usize>,
+    bytes: SharedLimit,
 }
 
 impl BodyMemory {
     /// Creates the memory with the limits of `config`.
     pub(crate) fn new(config: &TransportConfig) -> Arc<Self> {
         let limit = config.request_memory;
-        let tenant_limit = (limit - limit / RESERVED_SHARE).max(config.message_bytes);
-        Arc::new(Self { limit, tenant_limit, usage: Mutex::default() })
+        let tenant_limit = limit.saturating_sub(limit / RESERVED_SHARE).max(config.message_bytes);
+        Arc::new(Self { tenant_limit, bytes: SharedLimit::new(limit, CallerShare::Fixed(tenant_limit)) })
     }
 
     fn reserve(&self, tenant: &Arc<str>, bytes: usize) -> Result<(), Error> {
-        let mut usage = self.usage();
-        let tenant_bytes = usage.by_tenant.get(tenant).map_or(bytes, |tenant_bytes| tenant_bytes.saturating_add(bytes));
-        let total = usage.total.saturating_add(bytes);
-        let full = |what, limit| Err(Error::QueueFull { what, limit, retry: RETRY });
-        if total > self.limit {
-            return full("bytes of requests and collected responses", self.limit);
-        }
-        if tenant_bytes > self.tenant_limit {
-            return full("bytes of one caller's requests and collected responses", self.tenant_limit);
-        }
-        usage.total = total;
-        usage.by_tenant.insert(Arc::clone(tenant), tenant_bytes);
-        Ok(())
+        let full = |exceeded| match exceeded {
+            Exceeded::Total(limit) => ("bytes of requests and collected responses", limit),
+            Exceeded::Caller(limit) => ("bytes of one caller's requests and collected responses", limit),
+        };
+        self.bytes.take(tenant, bytes).map_err(|exceeded| {
+            let (what, limit) = full(exceeded);
+            Error::QueueFull { what, limit, retry: RETRY }
+        })
     }
 
     fn release(&self, tenant: &Arc<str>, bytes: usize) {
-        let mut usage = self.usage();
-        usage.total -= bytes;
-        if let Some(tenant_bytes) = usage.by_tenant.get_mut(tenant) {
-            *tenant_bytes -= bytes;
-            if *tenant_bytes == 0 {
-                usage.by_tenant.remove(tenant);
-            }
-        }
-    }
-
-    fn usage(&self) -> MutexGuard<'_, MemoryUsage> {
-        self.usage.lock().unwrap_or_else(PoisonError::into_inner)
+        self.bytes.give_back(tenant, bytes);
     }
 }
 
@@ -174,7 +142,7 @@ impl Reservation {
         let mut bytes = self.bytes();
         self.memory.reserve(&self.tenant, more)?;
         let first = bytes.arrived == 0;
-        bytes.arrived += more;
+        bytes.arrived = bytes.arrived.saturating_add(more);
         Ok(first)
     }
 
@@ -196,7 +164,7 @@ impl Reservation {
 
     fn release_all(&self) {
         let ReservedBytes { arrived, expanded } = std::mem::take(&mut *self.bytes());
-        self.memory.release(&self.tenant, arrived + expanded);
+        self.memory.release(&self.tenant, arrived.saturating_add(expanded));
     }
 
     fn is_empty(&self) -> bool {

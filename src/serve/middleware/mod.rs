@@ -10,6 +10,7 @@ pub(super) mod guarded_body;
 pub(super) mod layer;
 pub(super) mod panics;
 mod request_id;
+mod shared_limit;
 #[cfg(test)]
 mod testing;
 pub(super) mod tonic_errors;
@@ -20,7 +21,7 @@ use crate::{config::TransportConfig, metrics::Metrics};
 use body_limits::BodyMemory;
 use layer::{Around, HttpRequest, Middleware, Next};
 use std::sync::Arc;
-use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 use tonic::{Code, codegen::http::StatusCode, service::Routes};
 use tower::{Layer, ServiceExt};
 
@@ -31,7 +32,7 @@ pub(super) fn stack(
     memory: &Arc<BodyMemory>,
     metrics: &Arc<Metrics>,
     traces: Option<Traces>,
-    ending: watch::Receiver<bool>,
+    draining: CancellationToken,
 ) -> Next {
     // Innermost, because only the services look at how a response may be compressed.
     let service = Around(compression::mirror).layer(routes);
@@ -42,7 +43,7 @@ pub(super) fn stack(
     // Outside the services, because it may stop waiting for their response.
     let service = Around(deadline::enforce).layer(service);
     // Inside authentication, which sets the tenant whose limit applies; outside the services, which read the body.
-    let service = Around(body_limits::limit(Arc::clone(memory), config, ending)).layer(service);
+    let service = Around(body_limits::limit(Arc::clone(memory), config, draining)).layer(service);
     // Inside authentication, which sets the tenant; outside everything that uses memory or time.
     let service = Around(call_limits::limit(config.calls)).layer(service);
     // Inside the log span, in which it records the principal; outside everything that uses memory or time.

@@ -25,8 +25,9 @@ use crate::{
         transport::{
             browser_checks::BrowserChecks,
             connections::Connection,
-            lifetime::{LifetimeLimits, OpenConnection, is_set},
+            lifetime::{HyperConnection, OpenConnection},
             lingering_close::{LingeringClose, UnreadBody},
+            serving::serve_connections,
         },
     },
 };
@@ -46,40 +47,30 @@ use hyper_util::{
     service::TowerToHyperService,
 };
 pub(super) use state::{ApiServices, ApiState};
-use tokio::{sync::watch, task::JoinSet};
 use tokio_io_timeout::TimeoutWriter;
-use tokio_stream::{Stream, StreamExt};
+use tokio_stream::Stream;
+use tokio_util::sync::CancellationToken;
 
 /// The path of health checks.
 const HEALTH: &str = "/health";
 /// Minimum size in bytes of hyper's read buffer.
 const MIN_READ_BUFFER: usize = 8 << 10;
 
-/// Serves these connections until `closing` is set, and then until the last one has its response.
+/// Serves these connections until `closing` is cancelled, and then until the last one has its response.
 pub(super) async fn serve(
-    mut incoming: impl Stream<Item = Connection> + Unpin,
+    incoming: impl Stream<Item = Connection> + Unpin,
     api: ApiState,
     config: &TransportConfig,
-    closing: watch::Receiver<bool>,
+    closing: CancellationToken,
 ) {
     let engines = api.monitor.engines().clone();
     let checks = BrowserChecks::of_port(&config.access);
     let router = router(api).layer(map_request(move |request| std::future::ready(checks.check(request))));
-    let limits = LifetimeLimits::from(config);
-    let mut connections = JoinSet::new();
-    loop {
-        let connection = tokio::select! {
-            biased;
-            () = is_set(closing.clone()) => break,
-            Some(_) = connections.join_next() => continue,
-            connection = incoming.next() => connection,
-        };
-        let Some(Connection { stream, peer, open }) = connection else { break };
+    let start = |Connection { stream, peer, open }: Connection| -> HyperConnection {
         let unread = UnreadBody::default();
         let watched = unread.clone();
         let watch_body = map_request(move |request| std::future::ready(watched.watch(request)));
-        let tracked = open.clone();
-        let track_call = from_fn(move |request, next| track_call(tracked.clone(), request, next));
+        let track_call = from_fn(move |request, next| track_call(open.clone(), request, next));
         let router = router.clone().layer(watch_body).layer(track_call).layer(Extension(peer));
         // HTTP/1.1 can only end a response early by closing the connection. A client that reads nothing for as long as the engines
         // allow would otherwise keep its connection for ever.
@@ -90,16 +81,9 @@ pub(super) async fn serve(
         // hyper needs a request's whole head in its read buffer.
         server.max_buf_size((config.header_bytes as usize).max(MIN_READ_BUFFER));
         server.timer(TokioTimer::new()).header_read_timeout(config.handshake);
-        let served = server.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
-        let running = open.run(Box::pin(served), limits, closing.clone());
-        connections.spawn(async move {
-            if let Err(error) = running.await {
-                tracing::debug!(%error, "an HTTP connection failed");
-            }
-        });
-    }
-    drop(incoming);
-    while connections.join_next().await.is_some() {}
+        Box::pin(server.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router)))
+    };
+    serve_connections(incoming, config, closing, start).await;
 }
 
 /// Counts a request as a call of its connection. A connection that has no place but for health may not make others.

@@ -5,55 +5,58 @@
 use crate::error::{Error, Result};
 use std::{sync::Arc, time::Duration};
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 /// Delay after which clients should retry elsewhere. A client with several servers tries the next one by itself.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum DrainStage {
-    /// Requests are accepted.
-    Open,
-    /// Running requests continue; new ones are rejected.
-    Draining,
-    /// Running requests are ended.
-    Ending,
-}
-
 /// Admits requests until the shutdown. Clones share the state.
 #[derive(Debug, Clone)]
-pub(crate) struct Gate(Arc<watch::Sender<DrainStage>>);
+pub(crate) struct Gate {
+    /// True once new requests are rejected. Each permit has a receiver, so this also counts the running requests.
+    closed: Arc<watch::Sender<bool>>,
+    /// Cancelled when running requests must end.
+    ended: CancellationToken,
+}
 
 /// A request's permission to run, held until its response is complete or dropped.
 #[derive(Debug)]
-pub(crate) struct RequestPermit(watch::Receiver<DrainStage>);
+pub(crate) struct RequestPermit {
+    _running: watch::Receiver<bool>,
+    ended: CancellationToken,
+}
 
 impl Gate {
     /// Returns an open gate.
     pub(crate) fn open() -> Self {
-        Self(Arc::new(watch::Sender::new(DrainStage::Open)))
+        Self { closed: Arc::new(watch::Sender::new(false)), ended: CancellationToken::new() }
     }
 
     /// Admits a request. Fails with [`Error::Draining`] once the server is shutting down.
     pub(crate) fn enter(&self) -> Result<RequestPermit> {
         // The permit is counted before the check: a request that arrives during `close` is either waited for or rejected.
-        let permit = RequestPermit(self.0.subscribe());
-        if *permit.0.borrow() == DrainStage::Open { Ok(permit) } else { Err(draining_error()) }
+        let running = self.closed.subscribe();
+        let is_closed = *running.borrow();
+        if is_closed {
+            Err(draining_error())
+        } else {
+            Ok(RequestPermit { _running: running, ended: self.ended.clone() })
+        }
     }
 
     /// Rejects new requests, waits up to `limit` for running ones, then ends them. Returns true if all finished by themselves.
     pub(crate) async fn close(&self, limit: Duration) -> bool {
-        self.0.send_replace(DrainStage::Draining);
-        let finished = tokio::time::timeout(limit, self.0.closed()).await.is_ok();
-        self.0.send_replace(DrainStage::Ending);
+        self.closed.send_replace(true);
+        let finished = tokio::time::timeout(limit, self.closed.closed()).await.is_ok();
+        self.ended.cancel();
         finished
     }
 }
 
 impl RequestPermit {
     /// Waits until the request must end. Returns the error to send.
-    pub(crate) async fn ended(&mut self) -> Error {
-        // An error means that the gate is gone, and the server with it.
-        let _ = self.0.wait_for(|phase| *phase == DrainStage::Ending).await;
+    pub(crate) async fn ended(&self) -> Error {
+        self.ended.cancelled().await;
         draining_error()
     }
 }
@@ -94,7 +97,7 @@ mod tests {
     #[tokio::test]
     async fn requests_that_do_not_finish_are_ended() {
         let gate = Gate::open();
-        let mut permit = gate.enter().unwrap();
+        let permit = gate.enter().unwrap();
         assert!(!gate.close(Duration::ZERO).await);
         assert!(matches!(permit.ended().await, Error::Draining { .. }));
     }

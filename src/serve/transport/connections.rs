@@ -24,11 +24,12 @@ use std::{
 };
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf},
-    sync::{mpsc, watch},
+    sync::mpsc,
     task::JoinSet,
 };
 use tokio_rustls::TlsAcceptor;
 use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
+use tokio_util::sync::CancellationToken;
 
 /// The first bytes of every HTTP/2 connection (RFC 9113, section 3.4).
 const PREFACE: [u8; 24] = *b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -48,12 +49,12 @@ pub(crate) enum Protocol {
 
 /// Returns the connections of a listener, each after its handshake. Dropping the stream closes the listener.
 ///
-/// A server behind a proxy ([`TransportConfig::late_headers`]) closes the listener as soon as `draining` is set, so that the
+/// A server behind a proxy ([`TransportConfig::late_headers`]) closes the listener as soon as `draining` is cancelled, so that the
 /// proxy sends new requests elsewhere.
 pub(crate) fn incoming(
     listener: Listener,
     config: &TransportConfig,
-    mut draining: watch::Receiver<bool>,
+    draining: CancellationToken,
     protocol: Protocol,
 ) -> ReceiverStream<Connection> {
     let accepted = listener.connections(config.tcp_keepalive);
@@ -62,7 +63,9 @@ pub(crate) fn incoming(
     let handshaker = Handshaker { credentials, limit: config.handshake, behind_proxy, protocol };
     let (ready, incoming) = mpsc::channel(MAX_READY);
     let close = async move {
-        if !behind_proxy || draining.wait_for(|draining| *draining).await.is_err() {
+        if behind_proxy {
+            draining.cancelled().await;
+        } else {
             std::future::pending().await
         }
     };

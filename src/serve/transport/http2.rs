@@ -3,7 +3,8 @@
 use super::{
     connection_table::CallInProgress,
     connections::Connection,
-    lifetime::{LifetimeLimits, OpenConnection, is_set},
+    lifetime::{HyperConnection, OpenConnection},
+    serving::serve_connections,
 };
 use crate::{
     config::TransportConfig,
@@ -17,8 +18,8 @@ use crate::{
 use hyper::{body::Incoming, server::conn::http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use std::{pin::Pin, time::Duration};
-use tokio::{sync::watch, task::JoinSet};
-use tokio_stream::{Stream, StreamExt};
+use tokio_stream::Stream;
+use tokio_util::sync::CancellationToken;
 use tonic::{
     body::Body,
     codegen::{
@@ -35,36 +36,20 @@ const RECEIVE_WINDOW: u32 = 256 << 10;
 /// Delay after which a client without a place should connect again.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Serves these connections until `closing` is set, and then until the last one has its responses.
+/// Serves these connections until `closing` is cancelled, and then until the last one has its responses.
 pub(crate) async fn serve(
-    mut incoming: impl Stream<Item = Connection> + Unpin,
+    incoming: impl Stream<Item = Connection> + Unpin,
     calls: Next,
     config: &TransportConfig,
-    closing: watch::Receiver<bool>,
+    closing: CancellationToken,
 ) {
     let builder = builder(config);
-    let limits = LifetimeLimits::from(config);
-    let mut connections = JoinSet::new();
-    loop {
-        let connection = tokio::select! {
-            biased;
-            () = is_set(closing.clone()) => break,
-            Some(_) = connections.join_next() => continue,
-            connection = incoming.next() => connection,
-        };
-        let Some(Connection { stream, peer, open }) = connection else { break };
-        let service = CallService { calls: calls.clone(), peer, open: open.clone(), limit: config.connections };
-        let served = builder.serve_connection(TokioIo::new(stream), service);
-        let running = open.run(Box::pin(served), limits, closing.clone());
-        connections.spawn(async move {
-            if let Err(error) = running.await {
-                tracing::debug!(%error, "a connection broke");
-            }
-        });
-    }
-    // Closes the listener.
-    drop(incoming);
-    while connections.join_next().await.is_some() {}
+    let limit = config.connections;
+    let start = |Connection { stream, peer, open }: Connection| -> HyperConnection {
+        let service = CallService { calls: calls.clone(), peer, open, limit };
+        Box::pin(builder.serve_connection(TokioIo::new(stream), service))
+    };
+    serve_connections(incoming, config, closing, start).await;
 }
 
 /// Configures HTTP/2 connections.

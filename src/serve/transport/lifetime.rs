@@ -11,6 +11,7 @@ use tokio::{
     sync::watch,
     time::{sleep, timeout},
 };
+use tokio_util::sync::CancellationToken;
 
 /// How long an evicted connection may take to close: its place has been given away.
 const EVICTION_TIME: Duration = Duration::from_millis(100);
@@ -84,7 +85,7 @@ impl OpenConnection {
         self,
         mut connection: HyperConnection,
         limits: LifetimeLimits,
-        closing: watch::Receiver<bool>,
+        closing: CancellationToken,
     ) -> Result<(), hyper::Error> {
         let end = tokio::select! {
             biased;
@@ -92,7 +93,7 @@ impl OpenConnection {
             () = self.evicted() => End::Evicted,
             () = idle_for(self.calls.subscribe(), limits.idle) => End::Idle,
             () = aged(limits.age, self.place.number()) => End::Aged,
-            () = is_set(closing) => End::ServerCloses,
+            () = closing.cancelled() => End::ServerCloses,
         };
         connection.as_mut().graceful_shutdown();
         let limit = match end {
@@ -119,11 +120,6 @@ async fn idle_for(mut calls: watch::Receiver<usize>, limit: Option<Duration>) {
             return;
         }
     }
-}
-
-/// Waits until the flag is set or its sender is gone, and the server with it.
-pub(crate) async fn is_set(mut flag: watch::Receiver<bool>) {
-    let _ = flag.wait_for(|set| *set).await;
 }
 
 /// Waits until a connection that opens now has reached its maximum age. `number` is its number in the order of connections.

@@ -9,5 +9,6 @@ pub(super) mod http2;
 pub(super) mod lifetime;
 pub(super) mod lingering_close;
 pub(super) mod listener;
+pub(super) mod serving;
 mod settings_ack;
 mod tls_identity;

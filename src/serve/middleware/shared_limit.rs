@@ -1,0 +1,134 @@
+//! A limited amount that all callers share: calls in progress, or bytes of requests. A part is always left for the next caller.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+/// How much one caller may hold.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum CallerShare {
+    /// Half of what the other callers leave, so that something is left for the next one.
+    HalfOfRest,
+    /// At most this amount.
+    Fixed(usize),
+}
+
+/// A limited amount and who holds it.
+#[derive(Debug)]
+pub(super) struct SharedLimit {
+    limit: usize,
+    share: CallerShare,
+    usage: Mutex<Usage>,
+}
+
+#[derive(Debug, Default)]
+struct Usage {
+    total: usize,
+    /// The amount of each caller that holds any.
+    by_caller: HashMap<Arc<str>, usize>,
+}
+
+/// The limit that a caller has met.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Exceeded {
+    /// The limit of all callers together.
+    Total(usize),
+    /// The limit of this caller at this moment.
+    Caller(usize),
+}
+
+impl SharedLimit {
+    /// Creates a limit of which nothing is taken.
+    pub(super) fn new(limit: usize, share: CallerShare) -> Self {
+        Self { limit, share, usage: Mutex::default() }
+    }
+
+    /// Takes `amount` for a caller. Changes nothing if that exceeds a limit.
+    pub(super) fn take(&self, caller: &Arc<str>, amount: usize) -> Result<(), Exceeded> {
+        let mut usage = self.usage();
+        let own = usage.by_caller.get(caller).copied().unwrap_or(0);
+        let caller_limit = match self.share {
+            CallerShare::Fixed(limit) => limit,
+            CallerShare::HalfOfRest => {
+                let others = usage.total.saturating_sub(own);
+                self.limit.saturating_sub(others).div_ceil(2)
+            }
+        };
+        let total = usage.total.checked_add(amount).filter(|total| *total <= self.limit);
+        let total = total.ok_or(Exceeded::Total(self.limit))?;
+        let own = own.checked_add(amount).filter(|own| *own <= caller_limit).ok_or(Exceeded::Caller(caller_limit))?;
+        usage.total = total;
+        usage.by_caller.insert(Arc::clone(caller), own);
+        Ok(())
+    }
+
+    /// Gives back `amount` that [`Self::take`] took for this caller.
+    pub(super) fn give_back(&self, caller: &Arc<str>, amount: usize) {
+        let mut usage = self.usage();
+        let own = usage.by_caller.get(caller).copied().unwrap_or(0);
+        let (Some(total), Some(left)) = (usage.total.checked_sub(amount), own.checked_sub(amount)) else {
+            // Only a bug leads here. The account stays, so its limit still holds.
+            tracing::error!(amount, own, total = usage.total, "more was given back than a caller holds");
+            return;
+        };
+        usage.total = total;
+        if left == 0 {
+            usage.by_caller.remove(caller);
+        } else {
+            usage.by_caller.insert(Arc::clone(caller), left);
+        }
+    }
+
+    fn usage(&self) -> MutexGuard<'_, Usage> {
+        self.usage.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+impl SharedLimit {
+    /// Returns the total amount and the number of callers that hold any.
+    pub(super) fn held(&self) -> (usize, usize) {
+        let usage = self.usage();
+        (usage.total, usage.by_caller.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_caller_leaves_half_to_the_next() {
+        let limit = SharedLimit::new(16, CallerShare::HalfOfRest);
+        let callers = [("a", 8), ("b", 4), ("c", 2), ("d", 1), ("e", 1)];
+        for (caller, share) in callers {
+            let caller = Arc::from(caller);
+            for _ in 0..share {
+                assert_eq!(limit.take(&caller, 1), Ok(()), "{caller}");
+            }
+            assert!(limit.take(&caller, 1).is_err(), "{caller}");
+        }
+        assert_eq!(limit.take(&"f".into(), 1), Err(Exceeded::Total(16)));
+        callers.iter().for_each(|(caller, share)| limit.give_back(&Arc::from(*caller), *share));
+        assert_eq!(limit.held(), (0, 0));
+    }
+
+    #[test]
+    fn a_fixed_share_leaves_the_rest() {
+        let limit = SharedLimit::new(80, CallerShare::Fixed(70));
+        assert_eq!(limit.take(&"a".into(), 71), Err(Exceeded::Caller(70)));
+        assert_eq!(limit.take(&"a".into(), 70), Ok(()));
+        assert_eq!(limit.take(&"b".into(), 11), Err(Exceeded::Total(80)));
+        assert_eq!(limit.take(&"b".into(), 10), Ok(()));
+    }
+
+    #[test]
+    fn amounts_that_overflow_are_refused() {
+        let limit = SharedLimit::new(usize::MAX, CallerShare::Fixed(usize::MAX));
+        assert_eq!(limit.take(&"a".into(), usize::MAX), Ok(()));
+        assert_eq!(limit.take(&"a".into(), 1), Err(Exceeded::Total(usize::MAX)));
+        limit.give_back(&"b".into(), 1);
+        assert_eq!(limit.held(), (usize::MAX, 1), "a caller gives back only what it holds");
+    }
+}

@@ -11,7 +11,7 @@ use super::{
     batch::Batch,
     clock,
     counters::Counters,
-    recovery::{RestartLimit, caught},
+    recovery::{RestartLimit, caught, drop_each},
     request::{Request, RequestKind},
     scheduler::{PreemptionCause, RunPermit},
     shared::{Inner, WORKER_ENDED, WORKER_PANICKED},
@@ -162,8 +162,8 @@ impl Worker {
         state.clear_poison();
         let mut queue = self.inner.lock_state().replace_scheduler();
         requests.extend(queue.clear());
-        segment_cache.clear();
-        document_cache.clear();
+        caught(|| segment_cache.clear());
+        caught(|| document_cache.clear());
         let counters = Counters { restarts: self.batch.counters.restarts + 1, ..self.batch.counters };
         let batch = if self.restarts.allow(now) { caught(|| Batch::new(Arc::clone(&self.inner))) } else { None };
         let mut state = self.inner.lock_state();
@@ -274,9 +274,9 @@ impl Worker {
         let Inner { model, segment_cache, .. } = &*self.inner;
         tracing::debug!(rows = rows.len(), ?cause, "preempting a request");
         if let (RequestKind::Text(text), Some(row)) = (&request.kind, rows.first()) {
-            text.cache_state(segment_cache, &*row.state);
+            caught(|| text.cache_state(segment_cache, &*row.state));
         }
-        drop(rows);
+        drop_each(rows);
         self.batch.counters.preemptions += 1;
         request.preempt();
         let demand = request.demand(&**model, 0);
@@ -339,8 +339,8 @@ impl Drop for ExitGuard {
         let queued: Vec<_> = state.scheduler.clear().collect();
         let retry = state.rates.retry_after();
         drop(state);
-        segment_cache.clear();
-        document_cache.clear();
+        caught(|| segment_cache.clear());
+        caught(|| document_cache.clear());
         broken.send_replace(is_broken);
         for mut request in queued {
             let error = if is_broken { Error::Internal(WORKER_ENDED.into()) } else { Error::Draining { retry } };

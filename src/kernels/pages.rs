@@ -74,7 +74,7 @@ impl PagePool {
             self.in_use.fetch_sub(bytes, Relaxed);
         })?;
         if cfg!(debug_assertions)
-            && let Some(region) = Arc::get_mut(&mut region)
+            && let Some(region) = Shared::get_mut(&mut region)
         {
             region.bytes_mut().fill(POISON);
         }

@@ -9,13 +9,16 @@ use std::sync::{
 use weir::{
     decode::{
         contract::{
-            BoundaryMode, BoundaryOptions, Card, KvMemory, Model, PageUse, Scratch, SequenceRow, State, StepStatus,
-            SymbolBoundary, Want, state_mut,
+            BoundaryMode, BoundaryOptions, Card, Exactness, KvMemory, Model, PageUse, Scratch, SequenceRow, State,
+            StepStatus, SymbolBoundary, Want, state_mut,
         },
         cost::Cost,
     },
     error::{Error, Result},
-    kernels::pages::{Page, PagePool},
+    kernels::{
+        Isa,
+        pages::{Page, PagePool},
+    },
     text::{TextNormaliser, Vocabulary},
 };
 
@@ -71,7 +74,9 @@ impl SimModel {
             first_logits: None,
             pooled: true,
             dtype: "f32",
+            isa: Isa::detect(),
             sha256: String::new(),
+            exactness: Exactness::Bitwise,
         };
         Arc::new(Self { card, pool: PagePool::new(limit), faults, dice: Mutex::new(dice), refusals })
     }
@@ -83,13 +88,13 @@ impl SimModel {
 }
 
 /// Returns the `count` most probable symbols after `prompt`, each chosen after the one before: the text of a request with
-/// temperature 0.
+/// temperature 0. Of equally probable symbols, the first.
 pub(crate) fn greedy(prompt: &str, count: usize) -> String {
     let id = |symbol: char| SYMBOLS.iter().position(|known| known.starts_with(symbol)).unwrap() as u32;
     let mut hash = prompt.chars().fold(SALT, |hash, symbol| mix(hash ^ u64::from(id(symbol))));
     let mut text = String::new();
     for _ in 0..count {
-        let best = (0..PANIC).max_by(|a, b| logit(hash, *a).total_cmp(&logit(hash, *b))).unwrap();
+        let best = (0..PANIC).rev().max_by(|a, b| logit(hash, *a).total_cmp(&logit(hash, *b))).unwrap();
         text.push_str(SYMBOLS[best as usize]);
         hash = mix(hash ^ u64::from(best));
     }
@@ -130,7 +135,7 @@ impl SimState {
         let (hash, segments) = self.past.last().copied().unwrap_or((SALT, 0));
         let boundary = symbol == 0;
         self.past.push((mix(hash ^ u64::from(symbol)), segments + usize::from(boundary)));
-        Ok(SymbolBoundary { boundary, probability: None, end_logprob: None })
+        Ok(SymbolBoundary { boundary, depth: 0, probability: None, end_logprob: None })
     }
 
     fn count_overrun<T>(&self, allocated: Result<T>) -> Result<T> {
@@ -199,7 +204,7 @@ impl State for SimState {
 
     fn pages(&self, each: &mut dyn FnMut(PageUse)) {
         self.pages.iter().for_each(|page| {
-            each(PageUse { id: page.id(), bytes: PAGE_BYTES, references: page.references() });
+            each(PageUse { id: page.id(), bytes: PAGE_BYTES, references: page.references(), own: 1 });
         });
     }
 

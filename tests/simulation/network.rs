@@ -1,10 +1,16 @@
 //! Connections in memory that are slow, stall, and break.
 
 use crate::dice::Dice;
-use std::{net::SocketAddr, time::Duration};
+use std::{
+    io,
+    net::SocketAddr,
+    pin::pin,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt, DuplexStream, ReadHalf, WriteHalf, duplex, split},
-    sync::{mpsc, watch},
+    sync::{Notify, mpsc},
     time::sleep,
 };
 use weir::serve::Accepted;
@@ -19,6 +25,9 @@ pub(crate) enum LinkState {
     Cut,
 }
 
+/// Maximum milliseconds that a packet takes in any world.
+pub(crate) const MAX_LATENCY: usize = 20;
+
 /// Properties of a connection.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LinkQuality {
@@ -28,54 +37,110 @@ pub(crate) struct LinkQuality {
     pub(crate) buffer: usize,
 }
 
-/// The control of a connection. Dropping it cuts the connection.
-pub(crate) struct Link(watch::Sender<LinkState>);
+/// The control of a client's connections. Dropping it cuts them.
+pub(crate) struct Link(Arc<Line>);
+
+/// The state of a link. Unlike the channels of tokio, it wakes those who wait in the order in which they came.
+struct Line {
+    state: Mutex<LinkState>,
+    changed: Notify,
+}
+
+/// Connects a client to the server, again after the server has closed a connection.
+pub(crate) struct Dialer {
+    line: Arc<Line>,
+    listener: mpsc::Sender<Accepted>,
+    address: SocketAddr,
+    quality: LinkQuality,
+    dice: Dice,
+}
 
 impl Link {
+    pub(crate) fn open() -> Self {
+        Self(Arc::new(Line { state: Mutex::new(LinkState::Open), changed: Notify::new() }))
+    }
+
     pub(crate) fn set(&self, state: LinkState) {
-        self.0.send_replace(state);
+        *self.0.state.lock().unwrap() = state;
+        self.0.changed.notify_waiters();
+    }
+
+    pub(crate) fn dialer(
+        &self,
+        listener: &mpsc::Sender<Accepted>,
+        address: SocketAddr,
+        quality: LinkQuality,
+        dice: Dice,
+    ) -> Dialer {
+        Dialer { line: Arc::clone(&self.0), listener: listener.clone(), address, quality, dice }
     }
 }
 
-/// Connects to a listener. Returns `None` if the listener is closed.
-pub(crate) async fn connect(
-    listener: &mpsc::Sender<Accepted>,
-    address: SocketAddr,
-    quality: LinkQuality,
-    mut dice: Dice,
-) -> Option<(DuplexStream, Link)> {
-    let (near, near_wire) = duplex(quality.buffer);
-    let (far, far_wire) = duplex(quality.buffer);
-    let (state, changes) = watch::channel(LinkState::Open);
-    let (from_near, to_near) = split(near_wire);
-    let (from_far, to_far) = split(far_wire);
-    tokio::spawn(carry(from_near, to_far, changes.clone(), quality, dice.split()));
-    tokio::spawn(carry(from_far, to_near, changes, quality, dice));
-    listener.send(Accepted { stream: Box::new(far), address }).await.ok()?;
-    Some((near, Link(state)))
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.set(LinkState::Cut);
+    }
+}
+
+impl Line {
+    fn state(&self) -> LinkState {
+        *self.state.lock().unwrap()
+    }
+
+    /// Waits for a state that `is_wanted`.
+    async fn wait_for(&self, is_wanted: impl Fn(LinkState) -> bool) {
+        loop {
+            let mut changed = pin!(self.changed.notified());
+            changed.as_mut().enable();
+            if is_wanted(self.state()) {
+                return;
+            }
+            changed.await;
+        }
+    }
+}
+
+impl Dialer {
+    /// Connects. Fails if the listener is closed, or the link is cut.
+    pub(crate) fn connect(&mut self) -> impl Future<Output = io::Result<DuplexStream>> + Send + use<> {
+        let (near, near_wire) = duplex(self.quality.buffer);
+        let (far, far_wire) = duplex(self.quality.buffer);
+        let (from_near, to_near) = split(near_wire);
+        let (from_far, to_far) = split(far_wire);
+        let is_cut = self.line.state() == LinkState::Cut;
+        tokio::spawn(carry(from_near, to_far, Arc::clone(&self.line), self.quality, self.dice.split()));
+        tokio::spawn(carry(from_far, to_near, Arc::clone(&self.line), self.quality, self.dice.split()));
+        let (listener, address) = (self.listener.clone(), self.address);
+        async move {
+            let refused = || io::Error::from(io::ErrorKind::ConnectionRefused);
+            if is_cut {
+                return Err(refused());
+            }
+            listener.send(Accepted { stream: Box::new(far), address }).await.map_err(|_| refused())?;
+            Ok(near)
+        }
+    }
 }
 
 /// Carries bytes in one direction until one end closes or the link is cut.
 async fn carry(
     from: ReadHalf<DuplexStream>,
     to: WriteHalf<DuplexStream>,
-    mut state: watch::Receiver<LinkState>,
+    line: Arc<Line>,
     quality: LinkQuality,
     dice: Dice,
 ) {
-    let mut cut = state.clone();
     tokio::select! {
         biased;
-        // an error means that the link's owner is gone
-        _ = cut.wait_for(|state| *state == LinkState::Cut) => {}
-        () = forward(from, to, &mut state, quality, dice) => {}
+        () = line.wait_for(|state| state == LinkState::Cut) => {}
+        () = forward(from, to, &line, quality, dice) => {}
     }
 }
 
 async fn forward(
     mut from: ReadHalf<DuplexStream>,
     mut to: WriteHalf<DuplexStream>,
-    state: &mut watch::Receiver<LinkState>,
+    line: &Line,
     quality: LinkQuality,
     mut dice: Dice,
 ) {
@@ -87,9 +152,7 @@ async fn forward(
         if delay > 0 {
             sleep(Duration::from_millis(delay as u64)).await;
         }
-        if state.wait_for(|state| *state != LinkState::Stalled).await.is_err() {
-            return;
-        }
+        line.wait_for(|state| state != LinkState::Stalled).await;
         if count == 0 {
             // the other direction goes on
             let _ = to.shutdown().await;

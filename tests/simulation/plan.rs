@@ -3,13 +3,16 @@
 use crate::{
     dice::Dice,
     model::{MAX_SYMBOLS, PAGE_BYTES, SYMBOLS},
-    network::{LinkQuality, LinkState},
+    network::{LinkQuality, LinkState, MAX_LATENCY},
 };
 use std::time::Duration;
 use weir::{
     config::{Access, Credentials, Keys, TransportConfig},
     engine::Limits,
 };
+
+/// The short one of two limits on idle connections. A slow reader can reach it.
+pub(crate) const SHORT_IDLE: Duration = Duration::from_secs(1);
 
 /// The world of a seed.
 pub(crate) struct WorldPlan {
@@ -156,7 +159,7 @@ fn transport(dice: &mut Dice, tenants: usize, has_flood: bool) -> TransportConfi
     let config = TransportConfig {
         drain: Duration::from_millis(dice.pick(&[0, 100, 5000])),
         calls: if has_flood { 64 } else { dice.between(4, 20) },
-        connection_idle: Some(Duration::from_secs(dice.pick(&[1, 300]))),
+        connection_idle: Some(dice.pick(&[SHORT_IDLE, Duration::from_secs(300)])),
         keepalive_interval: Some(Duration::from_secs(5)),
         keepalive_timeout: Duration::from_secs(2),
         late_headers: dice.chance(20),
@@ -235,7 +238,7 @@ impl ClientPlan {
 }
 
 fn quality(dice: &mut Dice) -> LinkQuality {
-    LinkQuality { latency: dice.pick(&[0, 1, 20]), buffer: dice.pick(&[256, 4096, 65_536]) }
+    LinkQuality { latency: dice.pick(&[0, 1, MAX_LATENCY]), buffer: dice.pick(&[256, 4096, 65_536]) }
 }
 
 /// Returns a text of `low` to `high` characters.

@@ -5,7 +5,7 @@ use crate::{
     dice::Dice,
     log::{Contents, Log},
     model::{Faults, SimModel},
-    network::LinkQuality,
+    network::{LinkQuality, MAX_LATENCY},
     plan::{CallPlan, ClientPlan, WorldPlan},
 };
 use std::{
@@ -20,10 +20,11 @@ use std::{
 };
 use tokio::{
     runtime::{Builder, Handle as Runtime},
-    sync::{mpsc, oneshot, watch},
+    sync::{mpsc, oneshot},
     task::{JoinError, JoinSet},
     time::{sleep, timeout},
 };
+use tokio_util::sync::CancellationToken;
 use weir::{
     decode::{
         contract::Model,
@@ -41,17 +42,18 @@ const HORIZON: Duration = Duration::from_secs(3600);
 const SETTLED: Duration = Duration::from_secs(20);
 /// Longest time of a shutdown after its drain limit.
 const CLOSE: Duration = Duration::from_secs(5);
-/// Steps after which a short request must be served although another tenant floods the engine. A tenant's turn is 512 units of
-/// work, which are 128 decoded symbols, and other tenants have turns, too.
-const FAIR_STEPS: usize = 500;
+/// Maximum steps of a tenant's turn. A turn is 512 units of work, and a step takes at least one.
+const TURN_STEPS: usize = 512;
+/// Messages on the way before a call's first and after its last symbol, each of which takes up to the latency.
+const MESSAGES: usize = 20;
 
 /// What a world's clients share.
 pub(crate) struct World {
     pub(crate) plan: WorldPlan,
     pub(crate) log: Log,
     pub(crate) listener: mpsc::Sender<Accepted>,
-    /// True once all clients are served, except those that flood the server.
-    pub(crate) served: watch::Sender<bool>,
+    /// Cancelled once all clients are served, except those that flood the server.
+    pub(crate) served: CancellationToken,
     /// True once the server has the signal to shut down.
     ending: AtomicBool,
 }
@@ -83,7 +85,7 @@ pub(crate) fn run(seed: u64) -> Contents {
             plan,
             log: Log::begin(),
             listener,
-            served: watch::Sender::new(false),
+            served: CancellationToken::new(),
             ending: AtomicBool::new(false),
         });
         if timeout(HORIZON, live(&world, accepted, dice)).await.is_err() {
@@ -131,7 +133,7 @@ async fn live(world: &Arc<World>, accepted: mpsc::Receiver<Accepted>, mut dice: 
         sleep(SETTLED).await;
         check_gauges(world, &engine, &audit);
     }
-    world.served.send_replace(true);
+    world.served.cancel();
     log.line("the clients are gone");
     world.ending.store(true, SeqCst);
     // an error means that the signal was sent before
@@ -187,7 +189,7 @@ async fn run_clients(world: &Arc<World>, dice: &mut Dice) {
     while let Some(ended) = others.join_next().await {
         check(ended);
     }
-    world.served.send_replace(true);
+    world.served.cancel();
     while let Some(ended) = floods.join_next().await {
         check(ended);
     }
@@ -275,7 +277,10 @@ impl World {
             return;
         }
         self.log.count("call during a flood", 1);
-        let limit = Duration::from_millis((FAIR_STEPS * self.plan.step) as u64);
+        // Every other tenant has a turn before this one.
+        let steps = (self.plan.tenants - 1) * TURN_STEPS + call.prompt.len() + call.count;
+        let latency = (call.count + MESSAGES) * MAX_LATENCY;
+        let limit = Duration::from_millis((steps * self.plan.step + latency) as u64);
         if took > limit {
             self.log.violation(format_args!("{name} took {took:?} during a flood, the limit is {limit:?}"));
         }

@@ -3,7 +3,7 @@
 //!
 //! weir itself takes the same names from the standard library (`src/sync.rs`). This crate is separate, so that it builds in seconds.
 
-#![allow(dead_code, reason = "the tests use a part of each file")]
+#![allow(dead_code, unused_imports, reason = "the tests use a part of each file")]
 #![allow(missing_docs, reason = "the files are documented in weir")]
 
 pub mod error;
@@ -22,10 +22,16 @@ pub mod kernels {
 }
 
 pub mod engine {
+    #[path = "../../../src/engine/accounting.rs"]
+    mod accounting;
     mod clock;
+    #[path = "../../../src/engine/scheduler/mod.rs"]
+    mod scheduler;
     #[path = "../../../src/engine/wake.rs"]
     mod wake;
 
+    use crate::sync::Mutex;
+    use scheduler::{Demand, FedSymbols, Rules, Scheduler};
     use std::{
         sync::Arc,
         task::{Context, Poll, Waker},
@@ -51,6 +57,74 @@ pub mod engine {
 
         pub fn poll_wait(&self, cx: &mut Context<'_>) -> Poll<()> {
             self.0.poll_wait(cx)
+        }
+    }
+
+    /// The scheduler behind its lock, with the wake signal, as handles and the worker of an engine share them. A request is a number.
+    #[derive(Clone)]
+    pub struct SharedQueue {
+        state: Arc<Mutex<QueueState>>,
+        wake_signal: WakeSignal,
+    }
+
+    struct QueueState {
+        scheduler: Scheduler<usize>,
+        is_closed: bool,
+    }
+
+    /// What the worker takes out of the queue.
+    pub struct Taken {
+        /// Requests that ran.
+        pub ran: Vec<usize>,
+        /// Requests that the closed engine ended.
+        pub ended: Vec<usize>,
+        pub is_closed: bool,
+    }
+
+    impl SharedQueue {
+        /// Creates an engine's queue with `rows` rows and at most `queue` waiting requests.
+        pub fn new(rows: usize, queue: usize) -> Self {
+            let scheduler = Scheduler::new(Rules::new(rows, queue, 100, 100, 1));
+            let state = Mutex::new(QueueState { scheduler, is_closed: false });
+            Self { state: Arc::new(state), wake_signal: WakeSignal::default() }
+        }
+
+        /// Queues a request. Returns false if it is rejected.
+        pub fn submit(&self, request: usize, tenant: &str) -> bool {
+            let demand = Demand { tenant: tenant.into(), symbols: 1, uncached: 1, bytes: 1, rows: 1 };
+            let mut state = self.state.lock().unwrap();
+            let is_accepted = !state.is_closed && state.scheduler.submit(request, demand, 0).is_ok();
+            drop(state);
+            if is_accepted {
+                self.wake_signal.raise();
+            }
+            is_accepted
+        }
+
+        pub fn close(&self) {
+            self.state.lock().unwrap().is_closed = true;
+            self.wake_signal.raise();
+        }
+
+        /// Runs everything that is admitted. Requests admitted meanwhile run the next time.
+        pub fn work(&self) -> Taken {
+            let mut state = self.state.lock().unwrap();
+            if state.is_closed {
+                return Taken { ran: Vec::new(), ended: state.scheduler.clear().collect(), is_closed: true };
+            }
+            let admitted: Vec<_> = state.scheduler.admitted.drain(..).collect();
+            drop(state);
+            let mut ran = Vec::new();
+            for (request, permit) in admitted {
+                ran.push(request);
+                self.state.lock().unwrap().scheduler.finish(permit, FedSymbols::default());
+            }
+            Taken { ran, ended: Vec::new(), is_closed: false }
+        }
+
+        /// Waits until there may be more work.
+        pub fn wait(&self) {
+            self.wake_signal.wait(None);
         }
     }
 }

@@ -2,6 +2,7 @@
 
 mod pages;
 mod pool;
+mod queue;
 mod wake;
 
 /// Interleavings of each test and scheduler, unless `WEIR_INTERLEAVINGS` names another number.

@@ -1,0 +1,66 @@
+//! The queue between handles and worker: every request runs, ends, or is rejected, each once, also when the engine closes.
+
+use crate::explore;
+use shuttle::thread;
+use weir_interleavings::engine::SharedQueue;
+
+/// Threads that submit requests, each as another tenant.
+const CLIENTS: usize = 3;
+/// Requests of each client.
+const REQUESTS: usize = 2;
+
+/// Works until the queue is closed. Returns all requests that ran or ended.
+fn work(queue: &SharedQueue) -> Vec<usize> {
+    let mut seen = Vec::new();
+    loop {
+        let taken = queue.work();
+        let is_idle = taken.ran.is_empty();
+        seen.extend(taken.ran);
+        seen.extend(taken.ended);
+        if taken.is_closed {
+            return seen;
+        }
+        if is_idle {
+            queue.wait();
+        }
+    }
+}
+
+/// Submits the requests of all clients while a worker runs, and closes the queue: after them, or at any time.
+fn run(closes_early: bool) {
+    explore(move || {
+        let queue = SharedQueue::new(1, 2);
+        let clients: Vec<_> = (0..CLIENTS)
+            .map(|client| {
+                let queue = queue.clone();
+                let requests = client * REQUESTS..(client + 1) * REQUESTS;
+                let submit = move |request: &usize| !queue.submit(*request, &client.to_string());
+                thread::spawn(move || requests.filter(submit).collect::<Vec<_>>())
+            })
+            .collect();
+        let worker = {
+            let queue = queue.clone();
+            thread::spawn(move || work(&queue))
+        };
+        if closes_early {
+            queue.close();
+        }
+        let mut seen: Vec<_> = clients.into_iter().flat_map(|client| client.join().unwrap()).collect();
+        if !closes_early {
+            queue.close();
+        }
+        seen.extend(worker.join().unwrap());
+        seen.sort_unstable();
+        assert_eq!(seen, (0..CLIENTS * REQUESTS).collect::<Vec<_>>());
+    });
+}
+
+#[test]
+fn every_request_is_answered_once() {
+    run(false);
+}
+
+#[test]
+fn a_queue_closes_at_any_time() {
+    run(true);
+}

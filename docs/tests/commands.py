@@ -322,7 +322,7 @@ PAGES: Dict[str, List[Step]] = {
         Elsewhere("docker run --read-only -p 50051:50051 -v /my/models:/models:ro weir", DOCKER),
         Elsewhere("docker buildx imagetools inspect debian:bookworm-slim --format '{{.Manifest.Digest}}'", DOCKER),
         Elsewhere(
-            "docker build -t weir --build-arg BUILD_IMAGE=rust@sha256:DIGEST --build-arg BASE_IMAGE=debian@sha256:DIGEST .",
+            "docker build -t weir --build-arg BASE_IMAGE=debian:bookworm-slim@sha256:DIGEST .",
             DOCKER,
         ),
         Elsewhere("kustomize edit set image weir=registry.example.org/weir@sha256:DIGEST", CLUSTER),

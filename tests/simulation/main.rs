@@ -12,6 +12,7 @@
 //! ```
 
 #![allow(clippy::disallowed_methods, reason = "the environment selects the seeds")]
+#![allow(clippy::print_stdout, reason = "a replay prints its events")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a failed assumption must fail the test")]
 
 mod answer;

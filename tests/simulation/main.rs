@@ -119,7 +119,7 @@ fn replay() {
 #[test]
 fn equal_seeds_give_equal_events() {
     hide_wanted_panics();
-    for seed in 0..REPEATED {
+    for seed in 0..number("WEIR_SEEDS").unwrap_or(REPEATED) {
         let first = run(seed);
         // another thread, whose hash maps have other keys
         let second = thread::spawn(move || run(seed)).join().unwrap();

@@ -12,7 +12,7 @@
 use super::rank::Rank;
 use crate::engine::accounting;
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{BTreeMap, VecDeque},
     sync::Arc,
 };
 
@@ -71,7 +71,7 @@ pub(super) struct QueueSize {
 #[derive(Debug)]
 pub(super) struct Tenants<T> {
     /// Tenants with requests, and tenants that owe work.
-    all: HashMap<Arc<str>, Tenant<T>>,
+    all: BTreeMap<Arc<str>, Tenant<T>>,
     /// Tenants with waiting requests, in the order of their turns.
     ring: VecDeque<Arc<str>>,
     /// The tenant whose turn it is. It keeps the turn until its request is admitted, so no other request overtakes; or until
@@ -115,7 +115,7 @@ pub(super) struct TenantShare {
 impl<T> Tenants<T> {
     pub(super) fn new(quantum: u64) -> Self {
         Self {
-            all: HashMap::new(),
+            all: BTreeMap::new(),
             ring: VecDeque::new(),
             turn: None,
             quantum: i64::try_from(quantum.max(1)).unwrap_or(i64::MAX),

@@ -62,6 +62,7 @@ impl<M: Messages> CodecCall<M> {
             }
             let reads = !ended && self.running.len() < max_blocks;
             tokio::select! {
+                biased;
                 coded = finished(self.running.front_mut()), if !self.running.is_empty() => {
                     self.running.pop_front();
                     let mut out = Vec::new();

@@ -60,6 +60,7 @@ impl<M: Messages> CodecResponse<M> {
                 }
             };
             let result = tokio::select! {
+                biased;
                 result = run(codec, output.clone()) => result,
                 error = permit.ended() => Err(error),
                 () = passed => Err(Error::Deadline { stage: "while decoding" }),

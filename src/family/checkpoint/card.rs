@@ -1,6 +1,6 @@
 //! `card.json`: facts about a checkpoint. The writer states the digest of the weights; the loader reads nothing else.
 
-use super::json;
+use super::{json, links::check_inside};
 use crate::error::{Error, Result, clip};
 use serde::Deserialize;
 use std::path::Path;
@@ -55,5 +55,6 @@ fn read(dir: &Path) -> Result<Option<Card>> {
     if !file.try_exists().map_err(Error::io(&file))? {
         return Ok(None);
     }
+    check_inside(dir, &file)?;
     json::parse(&json::read_limited(&file, MAX_BYTES)?, &file, "").map(Some)
 }

@@ -1,6 +1,6 @@
 //! `config.json`: everything but the weights.
 
-use super::json;
+use super::{json, links::check_inside};
 use crate::{
     decode::document::GenerationDefaults,
     error::{Error, Result, clip},
@@ -163,7 +163,9 @@ impl Config {
     /// Reads the `config.json` of a checkpoint. Fails if the file is too long, or a key is unknown, missing, of the
     /// wrong type or out of bounds.
     pub fn read(dir: &Path) -> Result<Self> {
-        Self::read_file(&dir.join(CONFIG_FILE))
+        let file = dir.join(CONFIG_FILE);
+        check_inside(dir, &file)?;
+        Self::read_file(&file)
     }
 
     /// Reads a configuration from a file of any name. Fails as [`read`](Self::read) does.
@@ -191,6 +193,9 @@ impl Config {
                 return Err(Error::checkpoint(file, "vocabulary.tokenizer", expected, name.as_str()));
             }
             let tokenizer = file.with_file_name(name);
+            if let Some(dir) = file.parent() {
+                check_inside(dir, &tokenizer)?;
+            }
             let subwords = SubwordTokenizer::parse(&json::read_limited(&tokenizer, MAX_TOKENIZER_BYTES)?);
             config.subwords = Some(Arc::new(subwords.map_err(|error| error.in_file(&tokenizer))?));
         }

@@ -3,12 +3,13 @@
 //! Files may come from anywhere, so every number in them is checked against the configuration before memory is allocated for
 //! it. An error names file, key, expected and actual value. Reading order: [`TensorSpec`],
 //! [`config`] (all but the weights), [`card`] (digest of the weights), [`header`] (of a safetensors file), [`shards`] (the files
-//! of weights), [`regular_file`] (how they are opened), [`reader`], [`writer`].
+//! of weights), [`links`] and [`regular_file`] (which files are opened, and how), [`reader`], [`writer`].
 
 pub mod card;
 pub mod config;
 pub mod header;
 pub mod json;
+pub mod links;
 pub mod reader;
 pub mod regular_file;
 pub mod shards;

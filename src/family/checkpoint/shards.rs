@@ -3,6 +3,7 @@
 use super::{
     TensorSpec,
     json::{self, UniqueMap},
+    links::{check_inside, is_inside},
 };
 use crate::error::{Error, Result};
 use serde::Deserialize;
@@ -41,7 +42,10 @@ pub fn shards(dir: &Path, specs: &[TensorSpec]) -> Result<Vec<Shard>> {
     let single = dir.join(WEIGHTS_FILE);
     let index = dir.join(INDEX_FILE);
     match (single.exists(), index.exists()) {
-        (true, false) => Ok(vec![Shard { file: alone(dir, single)?, names: names(specs) }]),
+        (true, false) => {
+            check_inside(dir, &single)?;
+            Ok(vec![Shard { file: single, names: names(specs) }])
+        }
         (false, true) => indexed(dir, &index, specs),
         (true, true) => Err(Error::checkpoint(single, "the file", format!("either it or {INDEX_FILE}"), "both")),
         (false, false) => Err(Error::checkpoint(single, "the file", format!("it or {INDEX_FILE}"), "neither")),
@@ -54,7 +58,10 @@ pub fn files(dir: &Path) -> Result<Vec<PathBuf>> {
     let single = dir.join(WEIGHTS_FILE);
     let index = dir.join(INDEX_FILE);
     match (single.exists(), index.exists()) {
-        (true, _) => Ok(vec![alone(dir, single)?]),
+        (true, _) => {
+            check_inside(dir, &single)?;
+            Ok(vec![single])
+        }
         (false, true) => {
             let shards = by_file(json::parse::<Index>(&json::read_limited(&index, MAX_INDEX_BYTES)?, &index, "")?);
             shards.into_iter().map(|(file, names)| inside(dir, &index, &file, &names)).collect()
@@ -121,18 +128,4 @@ fn inside(dir: &Path, index: &Path, file: &str, names: &BTreeSet<String>) -> Res
     }
     let path = dir.join(file);
     if is_inside(dir, &path)? { Ok(path) } else { wrong("a file in this folder, not a link out of it") }
-}
-
-/// Returns the only file of weights, unless it is a link out of the folder.
-fn alone(dir: &Path, file: PathBuf) -> Result<PathBuf> {
-    match is_inside(dir, &file)? {
-        true => Ok(file),
-        false => Err(Error::checkpoint(file, "the file", "a file in this folder", "a link out of it")),
-    }
-}
-
-/// Returns true if a file of the folder is still there after all links are followed.
-fn is_inside(dir: &Path, file: &Path) -> Result<bool> {
-    let target = file.canonicalize().map_err(Error::io(file))?;
-    Ok(target.starts_with(dir.canonicalize().map_err(Error::io(dir))?))
 }

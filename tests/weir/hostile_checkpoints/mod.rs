@@ -376,6 +376,15 @@ fn links_out_of_the_folder_are_rejected() {
     std::os::unix::fs::symlink(weights_file(&other_folder), &file).unwrap();
     let expected = "model.safetensors: the file: expected a file in this folder, found a link out of it";
     check_messages(&[(message(dir.path()), expected), (shapes_in(dir.path()).unwrap_err().to_string(), expected)]);
+    for name in ["config.json", "card.json"] {
+        let dir = valid();
+        let file = dir.path().join(name);
+        fs::write(other_folder.path().join(name), fs::read(&file).unwrap_or_else(|_| b"{}".into())).unwrap();
+        fs::remove_file(&file).ok();
+        std::os::unix::fs::symlink(other_folder.path().join(name), &file).unwrap();
+        let expected = format!("{name}: the file: expected a file in this folder, found a link out of it");
+        check_messages(&[(message(dir.path()), &expected)]);
+    }
 }
 
 /// No writer ever opens these pipes: a reader that waited would hang.

@@ -79,6 +79,15 @@ impl ModelsService {
             step_ns: nanoseconds(limits.step),
             keepalive_interval_ns: self.config.keepalive_interval.map_or(0, nanoseconds),
             keepalive_timeout_ns: nanoseconds(self.config.keepalive_timeout),
+            calls: count(self.config.calls),
+            connections_per_address: count(self.config.connections_per_address),
+            connection_idle_ns: self.config.connection_idle.map_or(0, nanoseconds),
+            connection_age_ns: self.config.connection_age.map_or(0, nanoseconds),
+            connection_age_grace_ns: nanoseconds(self.config.connection_age_grace),
+            request_work: limits.request_work as u64,
+            request_time_ns: nanoseconds(limits.request_time),
+            response_bytes: self.config.response_bytes as u64,
+            tokenization_workers: count(self.config.tokenization_workers),
         }
     }
 }

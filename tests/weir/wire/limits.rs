@@ -39,6 +39,7 @@ async fn limits_are_reported() {
         keepalive_interval: None,
         pending_resets: 7,
         header_bytes: 5000,
+        tokenization_workers: 3,
         ..TransportConfig::default()
     };
     let server = within(config).await;
@@ -47,6 +48,10 @@ async fn limits_are_reported() {
     assert_eq!((limits.header_bytes, limits.pending_resets, limits.keepalive_interval_ns), (5000, 7, 0));
     assert_eq!(limits.keepalive_timeout_ns, 20_000_000_000);
     assert_eq!((limits.message_bytes, limits.concurrent_streams), (4 << 20, 256));
+    assert_eq!((limits.calls, limits.connections_per_address, limits.tokenization_workers), (4096, 256, 3));
+    assert_eq!((limits.connection_idle_ns, limits.connection_age_ns), (300_000_000_000, 0));
+    assert_eq!((limits.request_work, limits.request_time_ns), (1 << 26, 3_600_000_000_000));
+    assert_eq!(limits.response_bytes, 64 << 20);
 }
 
 #[tokio::test]

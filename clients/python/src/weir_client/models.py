@@ -70,6 +70,15 @@ class Limits:
     windowed_symbols: int
     document_bytes: int
     document_keep_ns: int
+    calls: int
+    connections_per_address: int
+    connection_idle_ns: int
+    connection_age_ns: int
+    connection_age_grace_ns: int
+    request_work: int
+    request_time_ns: int
+    response_bytes: int
+    tokenization_workers: int
 
 
 @dataclass(frozen=True)

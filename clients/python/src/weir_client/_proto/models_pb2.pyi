@@ -112,7 +112,7 @@ class Vocabulary(_message.Message):
     def __init__(self, size: _Optional[int] = ..., symbols: _Optional[_Iterable[str]] = ..., bytes: bool = ..., normaliser: _Optional[str] = ..., first_byte: _Optional[int] = ..., marks: _Optional[_Mapping[str, int]] = ..., pieces: bool = ...) -> None: ...
 
 class Limits(_message.Message):
-    __slots__ = ("max_symbols", "rows", "queue", "chunk", "message_bytes", "concurrent_streams", "stop_strings", "stop_symbols", "top_logprobs", "logit_bias", "coalesce_chars", "boundary_wait", "queued_symbols", "stall_ns", "cache_bytes", "highest_priority", "lowest_priority", "header_bytes", "pending_resets", "error_resets", "connections", "handshake_ns", "request_memory_bytes", "upload_ns", "events", "step_ns", "keepalive_interval_ns", "keepalive_timeout_ns", "windowed_symbols", "document_bytes", "document_keep_ns")
+    __slots__ = ("max_symbols", "rows", "queue", "chunk", "message_bytes", "concurrent_streams", "stop_strings", "stop_symbols", "top_logprobs", "logit_bias", "coalesce_chars", "boundary_wait", "queued_symbols", "stall_ns", "cache_bytes", "highest_priority", "lowest_priority", "header_bytes", "pending_resets", "error_resets", "connections", "handshake_ns", "request_memory_bytes", "upload_ns", "events", "step_ns", "keepalive_interval_ns", "keepalive_timeout_ns", "windowed_symbols", "document_bytes", "document_keep_ns", "calls", "connections_per_address", "connection_idle_ns", "connection_age_ns", "connection_age_grace_ns", "request_work", "request_time_ns", "response_bytes", "tokenization_workers")
     MAX_SYMBOLS_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_FIELD_NUMBER: _ClassVar[int]
@@ -144,6 +144,15 @@ class Limits(_message.Message):
     WINDOWED_SYMBOLS_FIELD_NUMBER: _ClassVar[int]
     DOCUMENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     DOCUMENT_KEEP_NS_FIELD_NUMBER: _ClassVar[int]
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    CONNECTIONS_PER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    CONNECTION_IDLE_NS_FIELD_NUMBER: _ClassVar[int]
+    CONNECTION_AGE_NS_FIELD_NUMBER: _ClassVar[int]
+    CONNECTION_AGE_GRACE_NS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_WORK_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_TIME_NS_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZATION_WORKERS_FIELD_NUMBER: _ClassVar[int]
     max_symbols: int
     rows: int
     queue: int
@@ -175,4 +184,13 @@ class Limits(_message.Message):
     windowed_symbols: int
     document_bytes: int
     document_keep_ns: int
-    def __init__(self, max_symbols: _Optional[int] = ..., rows: _Optional[int] = ..., queue: _Optional[int] = ..., chunk: _Optional[int] = ..., message_bytes: _Optional[int] = ..., concurrent_streams: _Optional[int] = ..., stop_strings: _Optional[int] = ..., stop_symbols: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., logit_bias: _Optional[int] = ..., coalesce_chars: _Optional[int] = ..., boundary_wait: _Optional[int] = ..., queued_symbols: _Optional[int] = ..., stall_ns: _Optional[int] = ..., cache_bytes: _Optional[int] = ..., highest_priority: _Optional[int] = ..., lowest_priority: _Optional[int] = ..., header_bytes: _Optional[int] = ..., pending_resets: _Optional[int] = ..., error_resets: _Optional[int] = ..., connections: _Optional[int] = ..., handshake_ns: _Optional[int] = ..., request_memory_bytes: _Optional[int] = ..., upload_ns: _Optional[int] = ..., events: _Optional[int] = ..., step_ns: _Optional[int] = ..., keepalive_interval_ns: _Optional[int] = ..., keepalive_timeout_ns: _Optional[int] = ..., windowed_symbols: _Optional[int] = ..., document_bytes: _Optional[int] = ..., document_keep_ns: _Optional[int] = ...) -> None: ...
+    calls: int
+    connections_per_address: int
+    connection_idle_ns: int
+    connection_age_ns: int
+    connection_age_grace_ns: int
+    request_work: int
+    request_time_ns: int
+    response_bytes: int
+    tokenization_workers: int
+    def __init__(self, max_symbols: _Optional[int] = ..., rows: _Optional[int] = ..., queue: _Optional[int] = ..., chunk: _Optional[int] = ..., message_bytes: _Optional[int] = ..., concurrent_streams: _Optional[int] = ..., stop_strings: _Optional[int] = ..., stop_symbols: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., logit_bias: _Optional[int] = ..., coalesce_chars: _Optional[int] = ..., boundary_wait: _Optional[int] = ..., queued_symbols: _Optional[int] = ..., stall_ns: _Optional[int] = ..., cache_bytes: _Optional[int] = ..., highest_priority: _Optional[int] = ..., lowest_priority: _Optional[int] = ..., header_bytes: _Optional[int] = ..., pending_resets: _Optional[int] = ..., error_resets: _Optional[int] = ..., connections: _Optional[int] = ..., handshake_ns: _Optional[int] = ..., request_memory_bytes: _Optional[int] = ..., upload_ns: _Optional[int] = ..., events: _Optional[int] = ..., step_ns: _Optional[int] = ..., keepalive_interval_ns: _Optional[int] = ..., keepalive_timeout_ns: _Optional[int] = ..., windowed_symbols: _Optional[int] = ..., document_bytes: _Optional[int] = ..., document_keep_ns: _Optional[int] = ..., calls: _Optional[int] = ..., connections_per_address: _Optional[int] = ..., connection_idle_ns: _Optional[int] = ..., connection_age_ns: _Optional[int] = ..., connection_age_grace_ns: _Optional[int] = ..., request_work: _Optional[int] = ..., request_time_ns: _Optional[int] = ..., response_bytes: _Optional[int] = ..., tokenization_workers: _Optional[int] = ...) -> None: ...

@@ -127,6 +127,7 @@ fn all_errors_are_reported_at_once() {
     let environment = [&environment[..], &[("WEIR_LATE_HEADERS".into(), "maybe".into())]].concat();
     let args =
         texts(&["--check-config", "--config", &file, "--api-keys", &keys, "--listen", "here", "--tls-key", "none"]);
+    let args = [args, texts(&["--otlp", "http://user:password@127.0.0.1:4317"])].concat();
     let output_text = serve(&environment, &args).unwrap_err();
     let expected = [
         format!("--queue \"0\" (from {file}, line 1): expected a whole number from 1"),
@@ -140,11 +141,12 @@ fn all_errors_are_reported_at_once() {
         "--tls-key \"none\": ".to_owned(),
         "--late-headers \"maybe\" (from WEIR_LATE_HEADERS): expected true or false".to_owned(),
         format!("--api-keys {keys:?}: line 1: expected a key of 16 or more"),
+        "--otlp \"…@…\": expected a URL without a user and a password".to_owned(),
     ];
     for expected in &expected {
         assert!(output_text.contains(expected), "{expected}\nis not in\n{output_text}");
     }
-    assert!(!output_text.contains("short"), "{output_text}");
+    assert!(!output_text.contains("short") && !output_text.contains("password@"), "{output_text}");
     // A missing file does not hide the other errors.
     let output_text = serve(&environment, &texts(&["--check-config", "--config", "/no/such/file"])).unwrap_err();
     assert!(

@@ -38,6 +38,9 @@ impl OperationsArgs {
         }
         if let Some(url) = self.otlp.as_ref().filter(|url| !url.starts_with("http://")) {
             checks.reject("--otlp", url, "expected a URL such as http://127.0.0.1:4317");
+        } else if self.otlp.as_ref().is_some_and(|url| url.contains('@')) {
+            // The value may have a password, which must not be printed.
+            checks.reject("--otlp", "…@…", "expected a URL without a user and a password: weir sends none");
         }
         Operations {
             admin_listen: self.admin_listen.as_ref().and_then(|address| checks.parse("--admin-listen", address)),

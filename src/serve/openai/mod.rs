@@ -16,7 +16,7 @@ mod response;
 mod seed;
 mod sse;
 mod state;
-mod summaries;
+pub(super) mod summaries;
 
 use crate::{
     config::TransportConfig,
@@ -95,6 +95,7 @@ async fn track_call(open: OpenConnection, request: Request, next: Next) -> Respo
     } else {
         next.run(request).await
     };
+    let response = sse::end_with_connection(response, open.ending().clone());
     response.map(|body| Body::new(GuardedBody::new(body, call)))
 }
 

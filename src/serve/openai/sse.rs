@@ -4,8 +4,8 @@
 use super::error::ApiError;
 use crate::error::Error;
 use axum::{
-    body::{Body, Bytes},
-    http::header,
+    body::{Body, BodyDataStream, Bytes},
+    http::{StatusCode, header},
     response::{IntoResponse, Response},
 };
 use serde_json::Value;
@@ -16,7 +16,11 @@ use std::{
     task::{Context, Poll, ready},
 };
 use tokio_stream::Stream;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::Status;
+
+/// The content type of streams of events.
+const EVENT_STREAM: &str = "text/event-stream";
 
 /// The messages of a call, and their form as events.
 pub(super) trait EventSource: Unpin + Send + 'static {
@@ -41,12 +45,50 @@ pub(super) trait EventSource: Unpin + Send + 'static {
 /// Streams the events of a call.
 pub(super) fn response(source: impl EventSource) -> Response {
     let events = Body::from_stream(EventStream { source: Some(source), queue: VecDeque::new() });
-    ([(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-cache")], events).into_response()
+    ([(header::CONTENT_TYPE, EVENT_STREAM), (header::CACHE_CONTROL, "no-cache")], events).into_response()
 }
 
 /// Returns the error of a call that ended before its last message.
 pub(super) fn ended_early() -> Error {
     Error::Internal("the response ended early".into())
+}
+
+/// Ends a stream of events with an error when its connection closes. Leaves other responses as they are.
+pub(super) fn end_with_connection(response: Response, ending: CancellationToken) -> Response {
+    let is_stream = response.headers().get(header::CONTENT_TYPE).is_some_and(|kind| kind == EVENT_STREAM);
+    if !is_stream {
+        return response;
+    }
+    let ending = Box::pin(ending.cancelled_owned());
+    response.map(|body| Body::from_stream(UntilEnd { body: Some(body.into_data_stream()), ending }))
+}
+
+/// A stream of events that ends with an error when its connection closes.
+struct UntilEnd {
+    /// Dropped when the connection closes, which cancels the call.
+    body: Option<BodyDataStream>,
+    ending: Pin<Box<WaitForCancellationFutureOwned>>,
+}
+
+impl Stream for UntilEnd {
+    type Item = Result<Bytes, axum::Error>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let Some(body) = &mut self.body else { return Poll::Ready(None) };
+        if let Poll::Ready(event) = Pin::new(body).poll_next(cx) {
+            return Poll::Ready(event);
+        }
+        ready!(self.ending.as_mut().poll(cx));
+        self.body = None;
+        let message = "the connection has reached its maximum age; send the request again";
+        let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "connection_age", message);
+        Poll::Ready(Some(Ok(event_line(&error.body()))))
+    }
+}
+
+/// Returns the line of an event.
+fn event_line(event: &Value) -> Bytes {
+    Bytes::from(format!("data: {event}\n\n"))
 }
 
 struct EventStream<S> {
@@ -74,7 +116,7 @@ impl<S: EventSource> Stream for EventStream<S> {
                 None if is_done => open.last_event(),
                 None => Some(ApiError::from(ended_early()).body()),
             };
-            queue.extend(event.map(|event| Bytes::from(format!("data: {event}\n\n"))));
+            queue.extend(event.as_ref().map(event_line));
             if is_done {
                 queue.push_back(Bytes::from_static(b"data: [DONE]\n\n"));
             }

@@ -17,6 +17,8 @@ use tokio_util::sync::CancellationToken;
 const EVICTION_TIME: Duration = Duration::from_millis(100);
 /// How long an idle connection may take to close.
 const IDLE_CLOSE_TIME: Duration = Duration::from_secs(5);
+/// How long a response that did not end in time may take to send an error.
+const FAREWELL_TIME: Duration = Duration::from_millis(500);
 /// A connection's age limit varies by up to 1/`JITTER` in both directions, so that clients do not all connect again at once.
 const JITTER: u32 = 10;
 
@@ -44,6 +46,8 @@ pub(crate) struct OpenConnection {
     admission: Admission,
     /// Number of calls in progress.
     calls: watch::Sender<usize>,
+    /// Cancelled when responses must end, because the connection closes soon.
+    ending: CancellationToken,
 }
 
 /// A connection of hyper's servers, for HTTP/1.1 or HTTP/2.
@@ -62,12 +66,17 @@ impl OpenConnection {
     /// Opens a connection after its handshake. Returns `None` if it has to close, because no place is left.
     pub(crate) fn open(place: ConnectionPlace) -> Option<Self> {
         let admission = place.open()?;
-        Some(Self { place: Arc::new(place), admission, calls: watch::Sender::new(0) })
+        Some(Self { place: Arc::new(place), admission, calls: watch::Sender::new(0), ending: CancellationToken::new() })
     }
 
     /// True if the connection may only check health.
     pub(crate) fn is_health_only(&self) -> bool {
         self.admission == Admission::HealthOnly
+    }
+
+    /// Is cancelled when responses must end, because the connection closes soon.
+    pub(crate) fn ending(&self) -> &CancellationToken {
+        &self.ending
     }
 
     /// Counts a call until the returned value is dropped.
@@ -103,8 +112,12 @@ impl OpenConnection {
             // The drain has its own limit.
             End::ServerCloses => return connection.await,
         };
+        if let Ok(result) = timeout(limit, connection.as_mut()).await {
+            return result;
+        }
+        self.ending.cancel();
         // A connection that does not close in time is dropped.
-        timeout(limit, connection).await.unwrap_or(Ok(()))
+        timeout(FAREWELL_TIME, connection).await.unwrap_or(Ok(()))
     }
 }
 

@@ -392,3 +392,21 @@ async fn streams_finish_while_the_server_drains() {
     assert!(answer.contains(&format!("{complete:?}")), "{answer}");
     (&mut server.task).await.unwrap().unwrap();
 }
+
+/// A stream that is longer than its connection may be ends with an error, not in the middle.
+#[tokio::test]
+async fn a_stream_that_outlives_its_connection_ends_with_an_error() {
+    let config = TransportConfig {
+        connection_age: Some(Duration::from_millis(200)),
+        connection_age_grace: Duration::from_millis(100),
+        ..TransportConfig::default()
+    };
+    let server = Both::with(Limits::default(), config).await;
+    server.model.slow(Duration::from_millis(20));
+    let reply = server.post(&json!({ "prompt": "a", "max_tokens": 500, "seed": 1, "stream": true })).await;
+    let events = reply.all_events();
+    assert!(events.len() > 1, "{events:?}");
+    let last: Value = serde_json::from_str(events.last().unwrap()).unwrap();
+    assert_eq!(last["error"]["code"], "connection_age", "{last}");
+    server.at_rest().await;
+}

@@ -1,7 +1,13 @@
 //! Entry points of the fuzz targets for requests: each accepts any bytes, and must not panic. Compiled for tests and fuzz targets
 //! only.
 
-use super::{grpc, oip, openai::request::CompletionRequest};
+use super::{
+    grpc,
+    middleware::whole_messages::WholeMessages,
+    oip,
+    openai::{request::CompletionRequest, summaries},
+};
+use tonic::codegen::Bytes;
 
 /// Reads a request of `weir.v1`, and converts it to a job. The first byte selects the message.
 pub fn grpc_request(data: &[u8]) {
@@ -15,12 +21,34 @@ pub fn completion_request(data: &[u8]) {
     requests.for_each(grpc::fuzzing::generate);
 }
 
+/// Reads the body of a summary request over HTTP, and converts it to the messages of a call.
+pub fn summary_request(data: &[u8]) {
+    summaries::messages(data).into_iter().for_each(grpc::fuzzing::summarize);
+}
+
+/// Receives a body of gRPC messages in parts whose size the first byte gives. The same bytes must come out.
+pub fn message_framing(data: &[u8]) {
+    let Some((&size, body)) = data.split_first() else { return };
+    let mut messages = WholeMessages::new(MAX_FRAMED);
+    let mut received = Vec::new();
+    for part in body.chunks(usize::from(size).max(1)) {
+        messages.push(Bytes::copy_from_slice(part));
+        received.extend(messages.pop().unwrap_or_default());
+        assert!(body.starts_with(&received), "other bytes came out");
+    }
+    received.extend(messages.take_rest().unwrap_or_default());
+    assert!(messages.is_empty() && received == body, "bytes are missing");
+}
+
 /// Reads a request of the Open Inference Protocol, with its tensors, and converts it to a job.
 pub fn inference_request(data: &[u8]) {
     if let Some(request) = oip::fuzzing::request(data) {
         grpc::fuzzing::generate(request);
     }
 }
+
+/// Maximum bytes of a message in [`message_framing`]. Longer ones pass at once.
+const MAX_FRAMED: usize = 1 << 10;
 
 #[cfg(test)]
 mod tests {
@@ -48,6 +76,16 @@ mod tests {
     #[test]
     fn the_corpus_of_completion_requests_passes() {
         run_corpus("openai", completion_request);
+    }
+
+    #[test]
+    fn the_corpus_of_summary_requests_passes() {
+        run_corpus("summaries", summary_request);
+    }
+
+    #[test]
+    fn the_corpus_of_framed_messages_passes() {
+        run_corpus("framing", message_framing);
     }
 
     #[test]

@@ -50,7 +50,8 @@ fn segment(request: v1::SegmentRequest) {
     }
 }
 
-fn summarize(request: v1::SummarizeRequest) {
+/// Converts the options of a `Summarize` for each model.
+pub(in crate::serve) fn summarize(request: v1::SummarizeRequest) {
     if let Some(Part::Options(options)) = request.part {
         for card in CARDS.iter() {
             summary_options(&options, card).ok();

@@ -14,7 +14,7 @@ mod shared_limit;
 #[cfg(test)]
 mod testing;
 pub(super) mod tonic_errors;
-mod whole_messages;
+pub(super) mod whole_messages;
 
 use super::traces::Traces;
 use crate::{config::TransportConfig, metrics::Metrics};

@@ -7,7 +7,7 @@ use super::compression::MessageScanner;
 use tonic::codegen::Bytes;
 
 /// The bytes of a body that the services have not received yet.
-pub(super) struct WholeMessages {
+pub(in crate::serve) struct WholeMessages {
     scanner: MessageScanner,
     /// Maximum bytes of a message. A longer one is passed on at once, and tonic rejects it.
     max_message: usize,
@@ -19,13 +19,13 @@ pub(super) struct WholeMessages {
 
 impl WholeMessages {
     /// Collects messages of at most `max_message` bytes.
-    pub(super) fn new(max_message: usize) -> Self {
+    pub(in crate::serve) fn new(max_message: usize) -> Self {
         Self { scanner: MessageScanner::default(), max_message, whole: Bytes::new(), incomplete: Vec::new() }
     }
 
     /// Takes the next bytes of the body, after [`pop`](Self::pop) returned `None`. Returns the maximum size that any compressed
     /// message completed by them may decompress to, or 0 if they complete none.
-    pub(super) fn push(&mut self, mut bytes: Bytes) -> usize {
+    pub(in crate::serve) fn push(&mut self, mut bytes: Bytes) -> usize {
         let expanded = self.scanner.scan(&bytes);
         let is_too_long = self.scanner.announced_len().is_some_and(|length| length > self.max_message);
         let incomplete = if is_too_long { 0 } else { self.scanner.incomplete_bytes() };
@@ -46,17 +46,17 @@ impl WholeMessages {
     }
 
     /// Returns the complete messages.
-    pub(super) fn pop(&mut self) -> Option<Bytes> {
+    pub(in crate::serve) fn pop(&mut self) -> Option<Bytes> {
         Some(std::mem::take(&mut self.whole)).filter(|whole| !whole.is_empty())
     }
 
     /// Returns the start of a message that will not be completed.
-    pub(super) fn take_rest(&mut self) -> Option<Bytes> {
+    pub(in crate::serve) fn take_rest(&mut self) -> Option<Bytes> {
         Some(std::mem::take(&mut self.incomplete)).filter(|rest| !rest.is_empty()).map(Bytes::from)
     }
 
     /// True if all bytes have been passed on.
-    pub(super) fn is_empty(&self) -> bool {
+    pub(in crate::serve) fn is_empty(&self) -> bool {
         self.whole.is_empty() && self.incomplete.is_empty()
     }
 }

@@ -98,10 +98,10 @@ impl Completion {
     /// Returns all choices in one message, once they are complete.
     async fn collect(mut self, services: &ApiServices, tenant: &Arc<str>) -> Result<Response, ApiError> {
         let mut size = services.collected.begin(tenant, "set stream to true");
-        let mut bytes = 0;
+        let mut bytes = 0_usize;
         while let Some(index) = std::future::poll_fn(|cx| self.poll_choice(cx)).await {
             let choice = self.choices.get_mut(index?);
-            bytes += choice.map_or(0, Choice::take_growth);
+            bytes = bytes.saturating_add(choice.map_or(0, Choice::take_growth));
             size.grow_to(bytes)?;
         }
         if !self.is_complete() {

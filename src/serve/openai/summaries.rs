@@ -97,6 +97,12 @@ impl SummaryRequest {
     }
 }
 
+/// Reads the body of a request, and converts it to the messages of a call.
+#[cfg(any(test, fuzzing))]
+pub(in crate::serve) fn messages(body: &[u8]) -> Vec<SummarizeRequest> {
+    parse_json::<SummaryRequest>(body, "the body").map(SummaryRequest::into_messages).unwrap_or_default()
+}
+
 /// Splits a text into chunks that end at a character boundary.
 fn chunks(mut text: &str) -> impl Iterator<Item = &str> {
     std::iter::from_fn(move || {
@@ -134,12 +140,12 @@ async fn handle(state: ApiState, client: &ClientContext, request: Request) -> Re
 
 /// Returns the summary in one message, once it is complete.
 async fn collect(mut response: Streaming<SummarizeResponse>, mut size: CollectedSize) -> Result<Response, ApiError> {
-    let mut bytes = 0;
+    let mut bytes = 0_usize;
     let mut summary = Map::new();
     let mut text = String::new();
     let mut selected = Vec::new();
     while let Some(message) = response.message().await? {
-        bytes += message.encoded_len() * FORMATTED;
+        bytes = bytes.saturating_add(message.encoded_len().saturating_mul(FORMATTED));
         size.grow_to(bytes)?;
         match message.event {
             Some(Event::Started(started)) => {

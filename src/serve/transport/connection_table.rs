@@ -161,7 +161,7 @@ impl Places {
     fn remove_open(&mut self, id: u64) {
         let Some(entry) = self.open.remove(&id) else { return };
         if let Some(count) = self.by_network.get_mut(&entry.network) {
-            *count -= 1;
+            *count = count.saturating_sub(1);
             if *count == 0 {
                 self.by_network.remove(&entry.network);
             }
@@ -206,9 +206,9 @@ impl ConnectionPlace {
     /// Counts a call until the returned value is dropped. `calls` gets the connection's number of calls at every change.
     pub(crate) fn begin_call(&self, calls: &watch::Sender<usize>) -> CallInProgress {
         if let Some(entry) = self.table.places().entry(self.id) {
-            entry.calls += 1;
+            entry.calls = entry.calls.saturating_add(1);
         }
-        calls.send_modify(|calls| *calls += 1);
+        calls.send_modify(|calls| *calls = calls.saturating_add(1));
         CallInProgress { table: Arc::clone(&self.table), id: self.id, calls: calls.clone() }
     }
 
@@ -233,11 +233,11 @@ impl Drop for CallInProgress {
         let mut places = self.table.places();
         let now = places.number();
         if let Some(entry) = places.entry(self.id) {
-            entry.calls -= 1;
+            entry.calls = entry.calls.saturating_sub(1);
             entry.idle_since = now;
         }
         drop(places);
-        self.calls.send_modify(|calls| *calls -= 1);
+        self.calls.send_modify(|calls| *calls = calls.saturating_sub(1));
     }
 }
 

@@ -126,6 +126,7 @@ PAGES: Dict[str, List[Step]] = {
         Elsewhere("WEIR_SEED=7 cargo test --test simulation replay -- --nocapture", CI),
         Elsewhere("WEIR_SEEDS=1000000 cargo test --test simulation worlds", "it takes hours"),
         Elsewhere("cargo test --manifest-path interleavings/Cargo.toml", CI),
+        Elsewhere("cargo +nightly miri test --manifest-path interleavings/Cargo.toml", CI),
         Elsewhere("ln -s ../../.ci/commit-msg .git/hooks/commit-msg", "it changes the repository's hooks"),
         Elsewhere(".ci/fuzz", CI),
         Elsewhere(".ci/fuzz 600 pickle", FUZZ),

@@ -1,11 +1,18 @@
-//! What weir's `src/sync.rs` provides, from `shuttle`.
+//! What weir's `src/sync.rs` provides: from `shuttle`, or from the standard library if Miri runs the tests.
 
-pub(crate) use shuttle::{
+#[cfg(not(miri))]
+pub use shuttle::{
     hint,
     sync::{Condvar, Mutex, MutexGuard, atomic},
     thread, thread_local,
 };
-pub(crate) use std::sync::PoisonError;
+pub use std::sync::PoisonError;
+#[cfg(miri)]
+pub use std::{
+    hint,
+    sync::{Condvar, Mutex, MutexGuard, atomic},
+    thread, thread_local,
+};
 use std::{ops::Deref, sync::Arc};
 
 /// Returns how often a thread polls before it sleeps or yields. Few polls suffice to meet every state.

@@ -1,9 +1,11 @@
 //! The page pool: a page is freed once, when its last reference is dropped; a shared page is never written; the limit holds.
 
 use crate::explore;
-use shuttle::thread;
 use std::sync::Arc;
-use weir_interleavings::kernels::pages::{Page, PagePool};
+use weir_interleavings::{
+    kernels::pages::{Page, PagePool},
+    sync::thread,
+};
 
 const BYTES: usize = 64;
 

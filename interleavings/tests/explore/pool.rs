@@ -1,15 +1,17 @@
 //! The thread pool: every task runs once, `run` returns after the last one, and no thread misses the end.
 
 use crate::explore;
-use shuttle::{
-    sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
-    thread,
-};
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
 };
-use weir_interleavings::kernels::ThreadPool;
+use weir_interleavings::{
+    kernels::ThreadPool,
+    sync::{
+        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
+        thread,
+    },
+};
 
 /// Runs a job and checks that each of its tasks runs once, within the call.
 fn run_job(pool: &ThreadPool, tasks: usize) {

@@ -1,8 +1,7 @@
 //! The queue between handles and worker: every request runs, ends, or is rejected, each once, also when the engine closes.
 
 use crate::explore;
-use shuttle::thread;
-use weir_interleavings::engine::SharedQueue;
+use weir_interleavings::{engine::SharedQueue, sync::thread};
 
 /// Threads that submit requests, each as another tenant.
 const CLIENTS: usize = 3;

@@ -38,7 +38,7 @@
 //! | [`kernels`] | matrix products, attention over pages, the thread pool; the only unsafe code | sync |
 //! | [`nn`] | parts of models: attention, position schemes, boundaries, pooling | kernels |
 //! | [`decode`] | the contract between models and engine; the state of one sequence | kernels, text |
-//! | [`family`] | whole models, checkpoints, converters | decode, kernels, nn, text |
+//! | [`family`] | whole models, checkpoints, converters; Hugging Face models with the feature `candle` | decode, kernels, nn, text |
 //! | [`engine`] | scheduler, batches and caches: many sequences on one model | decode, sync |
 //! | [`metrics`] | every metric, declared once | decode, engine |
 //! | [`verify`] | a second implementation of every family, to check checkpoints; feature `candle` | decode, family, text |

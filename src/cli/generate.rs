@@ -7,6 +7,7 @@ use super::{
 use crate::{
     decode::{
         contract::{BoundaryMode, Model},
+        defaults::SamplingDefaults,
         options::{Details, EmittedSymbol, FinishReason, Generate, Sampling, Stopping},
         usage::{Timing, Usage},
     },
@@ -15,6 +16,9 @@ use crate::{
     text::StreamDetokenizer,
 };
 use serde_json::{Value, json};
+
+/// Temperature if neither the command nor the checkpoint states one.
+const TEMPERATURE: f32 = 0.8;
 
 /// Generates text.
 #[derive(Debug, clap::Args)]
@@ -42,21 +46,21 @@ pub struct Args {
     /// Do not let the model end the text, if it has an end-of-text symbol.
     #[arg(long, env = "WEIR_IGNORE_EOS", value_parser = clap::builder::BoolishValueParser::new())]
     ignore_eos: bool,
-    /// Sampling temperature; 0 selects the most probable symbol each time.
-    #[arg(long, value_name = "T", default_value_t = 0.8, env = "WEIR_TEMPERATURE")]
-    temperature: f32,
-    /// Sample from the K most probable symbols; 0 keeps all.
-    #[arg(long, value_name = "K", default_value_t = 0, env = "WEIR_TOP_K")]
-    top_k: usize,
-    /// Sample from the most probable symbols whose probabilities add up to P.
-    #[arg(long, value_name = "P", default_value_t = 1.0, env = "WEIR_TOP_P")]
-    top_p: f32,
-    /// Sample from symbols at least P times as probable as the most probable one.
-    #[arg(long, value_name = "P", default_value_t = 0.0, env = "WEIR_MIN_P")]
-    min_p: f32,
-    /// Penalize symbols that occurred before by this factor; 1 has no effect.
-    #[arg(long, value_name = "X", default_value_t = 1.0, env = "WEIR_REPETITION_PENALTY")]
-    repetition_penalty: f32,
+    /// Sampling temperature; 0 selects the most probable symbol each time. Default: the checkpoint's, else 0.8.
+    #[arg(long, value_name = "T", env = "WEIR_TEMPERATURE")]
+    temperature: Option<f32>,
+    /// Sample from the K most probable symbols; 0 keeps all. Default: the checkpoint's, else 0.
+    #[arg(long, value_name = "K", env = "WEIR_TOP_K")]
+    top_k: Option<usize>,
+    /// Sample from the most probable symbols whose probabilities add up to P. Default: the checkpoint's, else 1.
+    #[arg(long, value_name = "P", env = "WEIR_TOP_P")]
+    top_p: Option<f32>,
+    /// Sample from symbols at least P times as probable as the most probable one. Default: the checkpoint's, else 0.
+    #[arg(long, value_name = "P", env = "WEIR_MIN_P")]
+    min_p: Option<f32>,
+    /// Penalize symbols that occurred before by this factor; 1 has no effect. Default: the checkpoint's, else 1.
+    #[arg(long, value_name = "X", env = "WEIR_REPETITION_PENALTY")]
+    repetition_penalty: Option<f32>,
     #[command(flatten)]
     boundaries: BoundaryArgs,
     /// Print JSON when generation has finished.
@@ -94,16 +98,19 @@ impl Args {
                 model.card().encode("--prompt", text)?
             }
         };
-        let stop = self.stop.iter().map(|text| vocabulary.encode_exactly("--stop", text)).collect::<Result<_>>()?;
+        let stop = self.stop.iter().map(|text| vocabulary.encode_stop("--stop", text)).collect::<Result<_>>()?;
+        let stated = model.card().sampling;
+        // a checkpoint that states no sampling option has the API's defaults, which suit servers
+        let temperature = if stated == SamplingDefaults::default() { TEMPERATURE } else { stated.temperature };
         let max_chars = self.max_chars.unwrap_or_else(|| Stopping::default_max_chars(prompt.len(), model.card()));
         Ok(Generate {
             prompt,
             sampling: Sampling {
-                temperature: self.temperature,
-                top_k: self.top_k,
-                top_p: self.top_p,
-                min_p: self.min_p,
-                repetition_penalty: self.repetition_penalty,
+                temperature: self.temperature.unwrap_or(temperature),
+                top_k: self.top_k.unwrap_or(stated.top_k),
+                top_p: self.top_p.unwrap_or(stated.top_p),
+                min_p: self.min_p.unwrap_or(stated.min_p),
+                repetition_penalty: self.repetition_penalty.unwrap_or(stated.repetition_penalty),
                 seed: self.boundaries.seed,
                 logit_bias: Vec::new(),
             },
@@ -139,7 +146,7 @@ impl Printer<'_> {
         }
         let mut text = String::new();
         for character in &characters {
-            text += self.stream.push(character.symbol);
+            text += self.stream.push_symbol(character.symbol, character.cut);
         }
         output::write(&text)
     }
@@ -149,13 +156,18 @@ impl Printer<'_> {
             return output::write(&format!("{}\n", self.stream.finish()));
         }
         let ids: Vec<u32> = self.characters.iter().map(|character| character.symbol).collect();
+        let mut text = String::new();
+        for character in &self.characters {
+            text += self.stream.push_symbol(character.symbol, character.cut);
+        }
+        text += self.stream.finish();
         let boundary = |character: &EmittedSymbol| character.decision.map(|mark| u8::from(mark.boundary));
         let mut object = json!({
             "ids": ids,
-            "text": self.model.card().vocabulary.decode(&ids),
+            "text": text,
             "boundaries": self.characters.iter().map(boundary).collect::<Vec<_>>(),
             "reason": reason.name(),
-            "usage": usage_json(usage),
+            "usage": usage_json(usage, text.chars().count()),
             "timing": timing_json(timing),
         });
         if let Some(specials) = self.model.card().vocabulary.specials() {
@@ -179,11 +191,12 @@ impl Printer<'_> {
     }
 }
 
-fn usage_json(usage: &Usage) -> Value {
+fn usage_json(usage: &Usage, text_chars: usize) -> Value {
     json!({
         "prompt_chars": usage.prompt_chars,
         "cached_chars": usage.cached_chars,
         "generated_chars": usage.generated_chars,
+        "generated_text_chars": text_chars,
         "prompt_segments": usage.prompt_segments,
         "generated_segments": usage.generated_segments,
         "shortening_factor": usage.shortening_factor(),

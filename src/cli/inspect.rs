@@ -10,7 +10,7 @@ use crate::{
         decoder::resolution::{Resolution, measure},
         load::{Settings, blueprint, companions, load},
     },
-    text::{Vocabulary, subwords::TOKENIZER_FILE},
+    text::{TokenMarks, Vocabulary, subwords::TOKENIZER_FILE},
 };
 use serde_json::{Value, json};
 use std::{
@@ -102,7 +102,7 @@ fn inspect(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Contents> {
     let vocabulary = config.vocabulary(&file)?;
     let folders = companions(dir, &config, &*blueprint)?;
     let companions = folders.iter().map(|dir| inspect(dir, progress)).collect::<Result<_>>()?;
-    let specs = blueprint.tensors();
+    let specs = [blueprint.tensors(), blueprint.unused_tensors(dir)?].concat();
     let (weights, sha256) = read_weights_with_progress(dir, &specs, progress)?;
     let (dtypes, bytes) = specs.iter().map(|spec| stored(&weights, spec)).unzip();
     let architecture =
@@ -165,6 +165,10 @@ impl Contents {
         if let Some(marks) = self.vocabulary.marks() {
             vocabulary["start"] = json!(marks.start);
             vocabulary["end"] = json!(marks.end);
+        }
+        if let Some(TokenMarks { start, ends }) = self.vocabulary.token_marks() {
+            vocabulary["start"] = json!(start);
+            vocabulary["ends"] = json!(ends);
         }
         let tensors = self.tensors().map(
             |(spec, dtype, bytes)| json!({ "name": spec.name, "shape": spec.shape, "dtype": dtype, "bytes": bytes }),

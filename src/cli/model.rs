@@ -3,7 +3,10 @@
 use crate::{
     decode::contract::{BoundaryMode, BoundaryOptions, Model, Noise},
     error::{Error, Result},
-    family::load::{Settings, load},
+    family::{
+        load::{Settings, load},
+        settings::DeviceChoice,
+    },
     kernels::{Dtype, Isa},
 };
 use std::{
@@ -41,6 +44,9 @@ pub struct ComputeArgs {
     #[arg(long, value_name = "N", env = "WEIR_MAX_SYMBOLS", value_parser = clap::value_parser!(u32).range(1..=1 << 24),
         allow_negative_numbers = true)]
     pub max_symbols: Option<u32>,
+    /// Device of Hugging Face models: cpu, cuda, cuda:N or metal. Other models run on the CPU.
+    #[arg(long, value_name = "DEVICE", default_value_t = DeviceChoice::Cpu, env = "WEIR_DEVICE")]
+    pub device: DeviceChoice,
 }
 
 impl ModelArgs {
@@ -67,6 +73,7 @@ impl ComputeArgs {
             dtype: self.dtype,
             threads: self.threads.map_or(defaults.threads, usize::from),
             max_symbols: self.max_symbols.map(|count| count as usize),
+            device: self.device,
             ..defaults
         }
     }

@@ -18,7 +18,7 @@ pub use super::{
     boundary::{BoundaryMode, BoundaryOptions, Noise, SymbolBoundary},
     state::{PageUse, Scratch, State, state_mut, state_ref},
 };
-use super::{cost::Cost, document::DocumentEncoder, trace};
+use super::{cost::Cost, defaults::SamplingDefaults, document::DocumentEncoder, trace};
 use crate::{
     error::{Error, Result},
     kernels::Isa,
@@ -216,6 +216,8 @@ pub struct Card {
     pub sha256: String,
     /// How exactly its results repeat.
     pub exactness: Exactness,
+    /// Sampling options of requests that state none.
+    pub sampling: SamplingDefaults,
 }
 
 /// How exactly a model's results repeat when the same symbols are computed in another way: in other steps, in another batch,
@@ -283,6 +285,7 @@ impl Card {
             isa: Isa::detect(),
             sha256: String::new(),
             exactness: Exactness::Bitwise,
+            sampling: SamplingDefaults::default(),
         }
     }
 }

@@ -18,6 +18,7 @@ use super::{
         sampler::Sampler,
         stops::StopMatcher,
     },
+    token_text::TokenText,
     trace,
 };
 use crate::{error::Result, text::SpecialSymbols};
@@ -35,6 +36,8 @@ pub(super) struct Generator {
     include_stop: bool,
     /// Sampled symbols that are not yet emitted, oldest first.
     held: VecDeque<EmittedSymbol>,
+    /// The text of the held symbols, in a model of tokens.
+    token_text: Option<TokenText>,
     /// The symbol that was sampled and not yet fed.
     pub(super) latest: Option<u32>,
     /// True if `held` ends with `latest`. False if `latest` belongs to a stop string that is not emitted.
@@ -44,9 +47,9 @@ pub(super) struct Generator {
     /// Why the generation ends once `latest` is fed.
     reason: Option<FinishReason>,
     control: Option<ControlSymbols>,
-    /// The end-of-text mark of a model without other marks.
-    end: Option<u32>,
-    /// True if that mark is never chosen.
+    /// The end-of-text marks of a model without other marks.
+    ends: Vec<u32>,
+    /// True if these marks are never chosen.
     ignore_end: bool,
 }
 
@@ -99,12 +102,13 @@ impl Generator {
             stops: StopMatcher::new(stop, min_chars),
             limits: GenerationLimits { max_chars, min_chars, max_segments, max_symbols: card.max_symbols },
             control,
-            end: card.vocabulary.marks().map(|marks| marks.end),
+            ends: card.vocabulary.end_marks(),
             ignore_end,
             logprobs: LogprobOptions { logprobs: details.logprobs, top: details.top_logprobs },
             with_boundaries: details.boundaries,
             include_stop,
             held: VecDeque::new(),
+            token_text: card.vocabulary.is_subword().then(|| TokenText::new(card.vocabulary.clone())),
             latest: None,
             latest_is_held: false,
             chars: 0,
@@ -186,38 +190,64 @@ impl Generator {
         if self.control.is_some_and(|control| symbol == control.specials.segment_end) {
             return self.end_segment(symbol, logits, output).map(|()| None);
         }
-        if self.control.map(|control| control.specials.end).or(self.end) == Some(symbol) {
+        let is_end = self.control.map_or_else(|| self.ends.contains(&symbol), |control| control.specials.end == symbol);
+        if is_end {
             self.flush(output);
             let SymbolLogprobs { logprob, top } = self.logprobs.compute(symbol, logits)?;
-            output.push(EmittedSymbol { symbol, logprob, decision: None, top });
+            output.push(EmittedSymbol { symbol, logprob, decision: None, top, cut: None });
             return Ok(Some(FinishReason::EndOfText));
         }
         self.sampler.see(symbol);
         self.chars += 1;
         let SymbolLogprobs { logprob, top } = self.logprobs.compute(symbol, logits)?;
-        self.held.push_back(EmittedSymbol { symbol, logprob, decision: None, top });
+        self.held.push_back(EmittedSymbol { symbol, logprob, decision: None, top, cut: None });
         self.latest = Some(symbol);
         self.latest_is_held = true;
-        let stop = self.stops.push(symbol);
+        let stop = self.match_stop(symbol);
         self.reason = match stop {
-            Some(stop) => Some(FinishReason::Stop(stop.index)),
+            Some(index) => Some(FinishReason::Stop(index)),
             None if self.chars == self.limits.max_chars => Some(FinishReason::MaxChars),
             None if position + 1 == self.limits.max_symbols => Some(FinishReason::MaxContext),
             None => None,
         };
-        if let Some(stop) = stop.filter(|_| !self.include_stop) {
-            self.held.truncate(self.held.len().saturating_sub(stop.length));
-            self.latest_is_held = false;
-        }
         self.release(output);
         Ok(None)
+    }
+
+    /// Searches the stop strings for one that the latest symbol completes, and removes from the held symbols what does not belong
+    /// to the answer. Returns the index of the stop string.
+    fn match_stop(&mut self, symbol: u32) -> Option<usize> {
+        let Some(text) = &mut self.token_text else {
+            let stop = self.stops.push(symbol)?;
+            if !self.include_stop {
+                self.held.truncate(self.held.len().saturating_sub(stop.length));
+                self.latest_is_held = false;
+            }
+            return Some(stop.index);
+        };
+        let (stop, end) = self.stops.push_text(text.push(symbol))?;
+        let end = text.before_latest() + end;
+        let kept = if self.include_stop { end } else { end.saturating_sub(stop.length) };
+        let (symbols, cut) = text.position(kept);
+        self.latest_is_held = symbols == self.held.len();
+        self.held.truncate(symbols);
+        if let (Some(last), Some(cut)) = (self.held.back_mut(), cut) {
+            last.cut = Some(cut);
+        }
+        Some(stop.index)
+    }
+
+    /// Number of last held symbols that may belong to a stop string.
+    fn withheld(&self) -> usize {
+        let units = self.stops.withheld();
+        self.token_text.as_ref().map_or(units, |text| text.symbols_of_last(units))
     }
 
     /// Draws a symbol or a mark. Every draw has a number of its own: the position plus the marks chosen so far.
     fn choose(&mut self, logits: &[f32], position: usize, opens_segment: bool) -> Result<u32> {
         let Some(ControlSymbols { specials, ends_segments, ends_text, chosen, .. }) = self.control else {
             let banned = self.ignore_end || self.chars < self.limits.min_chars;
-            self.sampler.ban(self.end.filter(|_| banned));
+            self.sampler.ban(self.ends.iter().copied().filter(|_| banned));
             return self.sampler.choose(logits, position);
         };
         // a segment has at least one symbol
@@ -249,9 +279,12 @@ impl Generator {
 
     /// Emits the held symbols that can no longer belong to a stop string and do not wait for a boundary.
     fn release(&mut self, output: &mut Vec<EmittedSymbol>) {
-        let withheld = if self.reason.is_some() { 0 } else { self.stops.withheld() };
+        let withheld = if self.reason.is_some() { 0 } else { self.withheld() };
         let undecided = usize::from(self.with_boundaries && self.latest_is_held);
         let free = self.held.len().saturating_sub(withheld.max(undecided));
         output.extend(self.held.drain(..free));
+        if let Some(text) = &mut self.token_text {
+            text.release(free);
+        }
     }
 }

@@ -4,7 +4,7 @@
 //!
 //! 1. What a model implements: [`contract`], the [`state`] of a sequence, its segment [`boundary`] options, its [`cost`];
 //!    [`document`] for encoder-decoder models.
-//! 2. What a request contains and reports: [`options`], [`usage`]; [`summary`] for summaries.
+//! 2. What a request contains and reports: [`options`] and their [`defaults`], [`usage`]; [`summary`] for summaries.
 //! 3. One request: [`session`] feeds the `prompt`, then runs the `generation` with a [`sampling`] policy. [`trace`] encodes
 //!    symbols with their boundaries, [`text_window`] holds the text, [`replay`] computes where a lost row starts again.
 //! 4. Policies for many rows: [`boundary_wait`] (when waiting rows run their segment step), [`beam`] search.
@@ -16,6 +16,7 @@ pub mod boundary_wait;
 pub mod codec;
 pub mod contract;
 pub mod cost;
+pub mod defaults;
 pub mod document;
 pub mod evaluate;
 mod generation;
@@ -30,5 +31,6 @@ pub mod spans;
 pub mod state;
 pub mod summary;
 pub mod text_window;
+mod token_text;
 pub mod trace;
 pub mod usage;

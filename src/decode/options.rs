@@ -79,7 +79,7 @@ pub struct Stopping {
     pub min_chars: usize,
     /// Maximum segments to close, if limited.
     pub max_segments: Option<usize>,
-    /// Stop strings, as symbols; none empty.
+    /// Stop strings, as [`Vocabulary::encode_stop`](crate::text::Vocabulary::encode_stop) returns them; none empty.
     pub stop: Vec<Vec<u32>>,
     /// True if the stop string is part of the answer.
     pub include_stop: bool,
@@ -149,12 +149,14 @@ pub struct EmittedSymbol {
     pub decision: Option<SymbolBoundary>,
     /// The most probable symbols at its position, best first, with their log-probabilities.
     pub top: Vec<(u32, f32)>,
+    /// Bytes of its text that belong to the answer, if a stop string begins or ends inside a token. No symbol follows then.
+    pub cut: Option<usize>,
 }
 
 impl EmittedSymbol {
     /// Creates a symbol without details.
     pub fn plain(symbol: u32) -> Self {
-        Self { symbol, logprob: None, decision: None, top: Vec::new() }
+        Self { symbol, logprob: None, decision: None, top: Vec::new(), cut: None }
     }
 }
 
@@ -264,7 +266,9 @@ impl Stopping {
                 let bound = format!("1 to {} characters", OptionLimits::STOP_SYMBOLS);
                 return Err(bad(field, format!("{} characters", stop.len()), bound));
             }
-            card.vocabulary.check_text(field, stop)?;
+            if !card.vocabulary.is_subword() {
+                card.vocabulary.check_text(field, stop)?;
+            }
         }
         Ok(())
     }

@@ -61,6 +61,14 @@ pub(super) struct ChunkOutcome {
     pub(super) ends_window: bool,
 }
 
+/// A step of a replay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct ReplayStep {
+    /// One past the last symbol fed.
+    pub(super) end: usize,
+    pub(super) want: Want,
+}
+
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PromptOutput {
     /// True if prompt symbols are emitted at all.
@@ -224,6 +232,17 @@ impl Prompt {
         }
     }
 
+    /// Returns the next step of a replay, which may feed the symbols `fed..end`. If `repeats`, it is a step that the first row took:
+    /// that one stopped at the end of the prompt, and then took the sampled symbols one by one.
+    pub(super) fn replay_step(&self, fed: usize, end: usize, repeats: bool) -> ReplayStep {
+        match self.len.checked_sub(fed) {
+            _ if !repeats => ReplayStep { end, want: Want::Nothing },
+            Some(1..) if end < self.len => ReplayStep { end, want: Want::Nothing },
+            Some(1..) => ReplayStep { end: self.len, want: Want::Last },
+            _ => ReplayStep { end: fed + 1, want: Want::Last },
+        }
+    }
+
     /// Counts the first `len` symbols, at most [`skippable`](Self::skippable), as fed, and emits them if wanted.
     pub(super) fn skip(&mut self, len: usize, output: &mut Vec<EmittedSymbol>) {
         let skipped = self.fed..len.max(self.fed);
@@ -269,7 +288,7 @@ impl Prompt {
             for (index, (&symbol, &decision)) in symbols.iter().zip(&row.decisions).enumerate() {
                 let SymbolLogprobs { logprob, top } = std::mem::take(&mut self.next);
                 let decision = self.output.boundaries.then_some(decision);
-                output.push(EmittedSymbol { symbol, logprob, decision, top });
+                output.push(EmittedSymbol { symbol, logprob, decision, top, cut: None });
                 let following = self.symbol_at(chunk.start + index + 1);
                 if let (Some(vocabulary), Some(following)) = (vocabulary, following) {
                     let logits = &row.logits[index * vocabulary..(index + 1) * vocabulary];
@@ -298,7 +317,7 @@ impl Prompt {
         }
         if let Some(symbol) = self.symbol_at(self.range.end).filter(|_| self.output.symbols) {
             let SymbolLogprobs { logprob, top } = std::mem::take(&mut self.next);
-            output.push(EmittedSymbol { symbol, logprob, decision: None, top });
+            output.push(EmittedSymbol { symbol, logprob, decision: None, top, cut: None });
         }
         self.settled = self.len;
         false

@@ -12,7 +12,7 @@
 
 use super::{
     codec::{self, Code, Coded},
-    contract::{BoundaryOptions, Card, Model, SequenceRow, State, Want, advance},
+    contract::{BoundaryOptions, Card, Exactness, Model, SequenceRow, State, advance},
     generation::{ControlSymbols, Generator},
     options::{EmittedSymbol, FinishReason, Generate, Score},
     prompt::{ChunkOutcome, Prompt, PromptOutput},
@@ -50,6 +50,8 @@ pub struct Session {
     trim_at: usize,
     vocabulary: usize,
     max_symbols: usize,
+    /// True if the model's numbers depend on how symbols were split into steps, so a replay takes the same steps again.
+    repeats_steps: bool,
 }
 
 /// What a session needs next, after a step.
@@ -126,6 +128,7 @@ impl Session {
             trim_at: MIN_HELD,
             vocabulary: card.vocabulary.len(),
             max_symbols,
+            repeats_steps: card.exactness != Exactness::Bitwise,
         })
     }
 
@@ -259,7 +262,8 @@ impl Session {
         if self.is_replaying() {
             let start = self.prompt.start();
             let end = self.seen().min(self.row_len + chunk.max(1));
-            return row.set(self.prompt.get(start + self.row_len..start + end), Want::Nothing);
+            let step = self.prompt.replay_step(self.row_len, end, self.repeats_steps);
+            return row.set(self.prompt.get(start + self.row_len..start + step.end), step.want);
         }
         match &self.generation {
             Some(generation) if self.prompt.is_done() => generation.feed(row),

@@ -1,5 +1,7 @@
 //! Loads a model from a checkpoint folder; the table of families.
 
+#[cfg(feature = "candle")]
+use super::hugging_face;
 use super::{
     Blueprint, Parts, Reader,
     checkpoint::{CONFIG_FILE, Config, TensorSpec, card, read_weights},
@@ -24,6 +26,8 @@ pub const FAMILIES: &[(&str, Reader)] = &[
     ("pyramidion", pyramidion::blueprint::read),
     ("t5", t5::blueprint::read),
     ("hnet", hnet::load::read),
+    #[cfg(feature = "candle")]
+    ("hugging-face", hugging_face::blueprint::read),
 ];
 
 /// Loads the checkpoint in `dir` under its folder's name. Fails with [`Error::Io`], or with [`Error::Checkpoint`] that
@@ -64,7 +68,8 @@ fn load_with_threads(dir: &Path, name: String, settings: &Settings) -> Result<Ar
     if settings.require_sha256 {
         card::require_digest(dir)?;
     }
-    let (weights, sha256) = read_weights(dir, &blueprint.tensors())?;
+    let tensors = [blueprint.tensors(), blueprint.unused_tensors(dir)?].concat();
+    let (weights, sha256) = read_weights(dir, &tensors)?;
     let parts = Parts { config, name, weights, sha256, companions, settings: settings.clone() };
     blueprint.build(parts).map_err(|error| match error {
         // the model's own pages, before the first sequence
@@ -111,7 +116,7 @@ pub fn blueprint(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
             let blueprint = read(config, file)?;
             if !blueprint.reads_documents() {
                 let vocabulary = config.vocabulary(file)?;
-                if vocabulary.is_subword() {
+                if vocabulary.is_subword() && !blueprint.reads_tokens() {
                     let expected = "`symbols` or `bytes`: this family's symbols are characters or bytes";
                     return Err(Error::checkpoint(file, "vocabulary", expected, "pieces of a tokenizer"));
                 }

@@ -10,6 +10,8 @@ pub mod cost;
 pub mod decoder;
 pub mod hnet;
 pub mod hourglass;
+#[cfg(feature = "candle")]
+pub mod hugging_face;
 pub mod init;
 pub mod load;
 pub mod lslm;
@@ -48,6 +50,16 @@ pub trait Blueprint: Debug + Send + Sync {
     /// generation options in its configuration.
     fn reads_documents(&self) -> bool {
         false
+    }
+
+    /// True if symbols may be the tokens of a subword tokenizer.
+    fn reads_tokens(&self) -> bool {
+        self.reads_documents()
+    }
+
+    /// Tensors of the checkpoint in `dir` that the model does not use. Fails if a header cannot be read.
+    fn unused_tensors(&self, _dir: &Path) -> Result<Vec<TensorSpec>> {
+        Ok(Vec::new())
     }
 
     /// How exactly the model's results repeat. The conformance suite demands the same bits of every family that does not
@@ -104,6 +116,7 @@ impl Parts {
             isa: self.settings.isa,
             sha256: self.sha256.clone(),
             exactness: blueprint.exactness(),
+            sampling: self.config.sampling,
         })
     }
 }

@@ -4,7 +4,11 @@ use crate::{
     error::{Error, Result},
     kernels::{Compute, Dtype, Isa, ThreadPool},
 };
-use std::sync::Arc;
+use std::{
+    fmt::{self, Display, Formatter},
+    str::FromStr,
+    sync::Arc,
+};
 
 /// Hard limit on the symbols of a sequence, above all checkpoints' and flags' limits: some tables have this many entries.
 pub const MAX_SYMBOLS: usize = 1 << 24;
@@ -25,6 +29,8 @@ pub struct Settings {
     pub isa: Isa,
     /// True if a checkpoint whose card does not state the SHA-256 of its weights is refused.
     pub require_sha256: bool,
+    /// Where Hugging Face models run; other families run on the CPU.
+    pub device: DeviceChoice,
     /// The thread pool, once started: models loaded with clones of the same settings share it.
     pub pool: Option<Arc<ThreadPool>>,
 }
@@ -39,6 +45,7 @@ impl Default for Settings {
             memory_bytes: 2 << 30,
             isa: Isa::detect(),
             require_sha256: false,
+            device: DeviceChoice::Cpu,
             pool: None,
         }
     }
@@ -78,6 +85,43 @@ impl Settings {
                     _ => (default, None),
                 })
             }
+        }
+    }
+}
+
+/// A device that Hugging Face models can run on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceChoice {
+    /// The processor.
+    Cpu,
+    /// The CUDA device of this index.
+    Cuda(usize),
+    /// The first Metal device.
+    Metal,
+}
+
+impl FromStr for DeviceChoice {
+    type Err = String;
+
+    /// Parses `cpu`, `cuda`, `cuda:N` or `metal`.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let unknown = || format!("{text:?} is none of cpu, cuda, cuda:N, metal");
+        match text.split_once(':') {
+            None if text == "cpu" => Ok(Self::Cpu),
+            None if text == "cuda" => Ok(Self::Cuda(0)),
+            None if text == "metal" => Ok(Self::Metal),
+            Some(("cuda", index)) => index.parse().map(Self::Cuda).map_err(|_| unknown()),
+            _ => Err(unknown()),
+        }
+    }
+}
+
+impl Display for DeviceChoice {
+    fn fmt(&self, formatter: &mut Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cpu => formatter.write_str("cpu"),
+            Self::Cuda(index) => write!(formatter, "cuda:{index}"),
+            Self::Metal => formatter.write_str("metal"),
         }
     }
 }

@@ -29,7 +29,7 @@ pub struct DecodeComparison {
     pub a: DecodeMeasurement,
     /// All runs of the second model.
     pub b: DecodeMeasurement,
-    /// Speed of the first model divided by the speed of the second, over pairs of consecutive runs.
+    /// Speed of the first model in characters of text, divided by the speed of the second, over pairs of consecutive runs.
     pub ratio: Quantiles,
 }
 
@@ -58,7 +58,7 @@ pub fn compare(
     for pair in 0..pairs {
         let run_a = a.run()?;
         let run_b = b.run()?;
-        speeds.push((run_a.chars_per_second(), run_b.chars_per_second()));
+        speeds.push((a.chars_per_second(&run_a), b.chars_per_second(&run_b)));
         runs_a.extend(run_a);
         runs_b.extend(run_b);
         progress(pair + 1);

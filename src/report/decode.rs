@@ -87,6 +87,11 @@ impl<'a> DecodeBench<'a> {
         Ok(bench)
     }
 
+    /// Returns the characters per second of a run, summed over rows.
+    pub fn chars_per_second(&self, run: &DecodeRun) -> f64 {
+        run.symbols_per_second() * self.sample.chars_per_symbol
+    }
+
     /// Times the rounds of the plan once, then returns the rows to their context. Fails if a step of the model fails.
     pub fn run(&mut self) -> Result<DecodeRun> {
         self.rounds(self.plan.steps)
@@ -189,6 +194,8 @@ pub struct DecodeMeasurement {
     pub steps: usize,
     /// Letters of the sample that are not in the vocabulary. If there are any, boundaries are not those of English.
     pub foreign_letters: usize,
+    /// Mean characters of a symbol: 1, unless symbols are tokens.
+    pub chars_per_symbol: f64,
     /// Rounds that a row may wait for its segment step.
     pub boundary_wait: usize,
     /// Rounds with a segment step.
@@ -212,7 +219,7 @@ impl DecodeMeasurement {
         let plan = bench.plan;
         let steps = run.step_ns.len();
         let seconds = run.seconds().max(1e-9);
-        let chars_per_second = run.chars_per_second();
+        let chars_per_second = bench.chars_per_second(&run);
         let step_ns = Quantiles::from_values(run.step_ns)?;
         let gaps = |mut ns: Vec<f64>| {
             ns.sort_by(f64::total_cmp);
@@ -227,7 +234,7 @@ impl DecodeMeasurement {
             shortening_factor: (run.segments > 0).then(|| run.symbols as f64 / run.segments as f64),
             chars_per_second,
             step_ns_p50: step_ns.median,
-            bytes_per_char: run.bytes as f64 / run.symbols as f64,
+            bytes_per_char: run.bytes as f64 / (run.symbols as f64 * bench.sample.chars_per_symbol),
             achieved_bytes_per_second: run.bytes as f64 / seconds,
             ceiling_bytes_per_second: machine.read_bytes_per_second(run.working_set_bytes)?,
             working_set_bytes: run.working_set_bytes,
@@ -235,6 +242,7 @@ impl DecodeMeasurement {
             step_ns_p90: step_ns.p90,
             steps,
             foreign_letters: bench.sample.foreign,
+            chars_per_symbol: bench.sample.chars_per_symbol,
             boundary_wait: plan.boundary_wait,
             middle_steps: run.middle_steps,
             middle_share: run.middle_ns / 1e9 / seconds,

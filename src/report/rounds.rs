@@ -15,7 +15,7 @@ pub struct DecodeRun {
     pub middle_steps: usize,
     /// Nanoseconds of the segment steps together.
     pub middle_ns: f64,
-    /// Symbols finished, summed over rows. Each is one character.
+    /// Symbols finished, summed over rows.
     pub symbols: usize,
     pub segments: usize,
     /// Bytes that the rounds had to read.
@@ -33,8 +33,8 @@ impl DecodeRun {
         self.step_ns.iter().sum::<f64>() / 1e9
     }
 
-    /// Returns characters per second, summed over rows.
-    pub fn chars_per_second(&self) -> f64 {
+    /// Returns symbols per second, summed over rows.
+    pub fn symbols_per_second(&self) -> f64 {
         self.symbols as f64 / self.seconds().max(1e-9)
     }
 

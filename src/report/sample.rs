@@ -16,6 +16,8 @@ pub struct Sample {
     symbols: Vec<u32>,
     /// Number of letters that are not in the vocabulary.
     pub foreign: usize,
+    /// Mean characters of a symbol: 1, unless symbols are tokens.
+    pub chars_per_symbol: f64,
 }
 
 impl Sample {
@@ -23,6 +25,12 @@ impl Sample {
     /// alphabet (space 0, a 1 … z 26) modulo the size of the vocabulary. The text and its boundaries are then not English;
     /// [`foreign`](Self::foreign) counts such letters.
     pub fn new(vocabulary: &Vocabulary) -> Self {
+        // A tokenizer without a piece for some part of the sample is treated as a vocabulary of characters.
+        let tokens = if vocabulary.is_subword() { vocabulary.encode_exactly("sample", ENGLISH).ok() } else { None };
+        if let Some(symbols) = tokens.filter(|tokens| !tokens.is_empty()) {
+            let chars_per_symbol = ENGLISH.len() as f64 / symbols.len() as f64;
+            return Self { symbols, foreign: 0, chars_per_symbol };
+        }
         let mut foreign = 0;
         let symbol = |letter: char| {
             vocabulary.id_of(letter).unwrap_or_else(|| {
@@ -31,7 +39,7 @@ impl Sample {
                 (index as usize % vocabulary.len()) as u32
             })
         };
-        Self { symbols: ENGLISH.chars().map(symbol).collect(), foreign }
+        Self { symbols: ENGLISH.chars().map(symbol).collect(), foreign, chars_per_symbol: 1.0 }
     }
 
     /// The sample as text.

@@ -20,12 +20,18 @@ pub struct StreamDetokenizer {
 impl StreamDetokenizer {
     /// Creates the detokenizer of an empty text.
     pub fn new(vocabulary: Arc<Vocabulary>) -> Self {
-        Self {
+        let mut stream = Self {
             vocabulary,
             pending: Vec::with_capacity(4),
             subword_state: DecodeState::default(),
             piece: String::with_capacity(16),
+        };
+        if stream.vocabulary.token_marks().is_some()
+            && let Some(tokenizer) = stream.vocabulary.tokenizer()
+        {
+            stream.subword_state = tokenizer.continuation();
         }
+        stream
     }
 
     /// Decodes the next symbol and returns the text that it completes: usually one character, and an empty string in the
@@ -33,10 +39,7 @@ impl StreamDetokenizer {
     pub fn push(&mut self, id: u32) -> &str {
         self.piece.clear();
         if self.vocabulary.is_subword() {
-            // without a tokenizer, ids have no text
-            let tokenizer = self.vocabulary.tokenizer();
-            self.piece =
-                tokenizer.map(|tokenizer| tokenizer.decode_next(&mut self.subword_state, id)).unwrap_or_default();
+            self.push_subword(id);
             return &self.piece;
         }
         match self.vocabulary.byte_of(id) {
@@ -54,10 +57,40 @@ impl StreamDetokenizer {
         &self.piece
     }
 
+    /// Decodes the next symbol as [`push`](Self::push) does. With `cut`, the text ends after that many bytes of the symbol's text.
+    pub fn push_symbol(&mut self, id: u32, cut: Option<usize>) -> &str {
+        self.push(id);
+        if let Some(cut) = cut {
+            let end = (0..=cut.min(self.piece.len())).rev().find(|&end| self.piece.is_char_boundary(end));
+            self.piece.truncate(end.unwrap_or(0));
+            self.pending.clear();
+            self.subword_state = DecodeState::default();
+        }
+        &self.piece
+    }
+
+    /// Decodes the next subword. Without a tokenizer, ids have no text.
+    fn push_subword(&mut self, id: u32) {
+        let Some(tokenizer) = self.vocabulary.tokenizer() else { return };
+        let marks = self.vocabulary.token_marks();
+        if let Some(pieces) = tokenizer.byte_pieces().filter(|_| marks.is_some()) {
+            self.pending.extend_from_slice(pieces.get(id));
+            self.take_complete();
+            return;
+        }
+        self.piece = match marks.is_some_and(|marks| marks.start.last() == Some(&id)) {
+            // a text begins after its start mark
+            true => tokenizer.decode_rest(&mut self.subword_state),
+            false => tokenizer.decode_next(&mut self.subword_state, id),
+        };
+    }
+
     /// Ends the text and returns what was held back: U+FFFD if a code point is unfinished.
     pub fn finish(&mut self) -> &str {
         self.piece.clear();
-        if let Some(tokenizer) = self.vocabulary.tokenizer() {
+        let marks = self.vocabulary.token_marks();
+        let tokenizer = self.vocabulary.tokenizer();
+        if let Some(tokenizer) = tokenizer.filter(|own| marks.is_none() || own.byte_pieces().is_none()) {
             self.piece = tokenizer.decode_rest(&mut self.subword_state);
             return &self.piece;
         }

@@ -5,19 +5,22 @@
 //! [`StreamTokenizer`] encodes a text that arrives in chunks. [`StreamDetokenizer`] decodes one symbol at a time and never
 //! splits a code point.
 
+mod byte_pieces;
 pub mod detokenizer;
 pub mod normaliser;
 pub mod specials;
 pub mod stream_tokenizer;
 pub mod subwords;
+pub mod text_counter;
 mod tokenizer_check;
 pub mod vocabulary;
 
 pub use detokenizer::StreamDetokenizer;
 pub use normaliser::TextNormaliser;
-pub use specials::{SpecialSymbols, TextMarks};
+pub use specials::{SpecialSymbols, TextMarks, TokenMarks};
 pub use stream_tokenizer::{LimitStatus, StreamTokenizer, TokenSpan};
 pub use subwords::{Subword, SubwordTokenizer};
+pub use text_counter::TextCounter;
 pub use tokenizer_check::BLANK;
 pub use vocabulary::Vocabulary;
 

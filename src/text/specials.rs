@@ -32,6 +32,15 @@ pub struct TextMarks {
     pub end: u32,
 }
 
+/// Ids of a token vocabulary that are marks around a text.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct TokenMarks {
+    /// Precede each text; encoding a text inserts them.
+    pub start: Vec<u32>,
+    /// End a text, each of them.
+    pub ends: Vec<u32>,
+}
+
 /// Byte values that never occur in UTF-8.
 const NEVER_IN_TEXT: [std::ops::RangeInclusive<u32>; 2] = [0xc0..=0xc1, 0xf5..=0xff];
 

@@ -1,11 +1,12 @@
 //! Subword tokenizers read from Hugging Face's `tokenizer.json`, by the library that defines the format.
 //!
-//! Special tokens are never encoded from text: a text that spells out `</s>` stays text. Only tokenizers that encode each
-//! word independently are accepted.
+//! Special tokens are never encoded from text: a text that spells out `</s>` stays text. A document is encoded while it arrives,
+//! so its tokenizer must encode each word independently. A prompt is encoded as a whole, by any tokenizer.
 
 use super::{
     VocabularyError,
-    tokenizer_check::{check_patterns, check_word_by_word},
+    byte_pieces::BytePieces,
+    tokenizer_check::{check_dropout, check_patterns, check_word_by_word},
 };
 use serde_json::Value;
 use std::collections::HashSet;
@@ -25,6 +26,12 @@ pub struct SubwordTokenizer {
     unknown: Option<u32>,
     /// Contents of the file.
     json: String,
+    /// The bytes of each piece, if the tokenizer's decoder maps pieces to bytes.
+    byte_pieces: Option<BytePieces>,
+    /// Ids that the file puts before each text.
+    leading: Vec<u32>,
+    /// State after some text, from which a text that continues another one is decoded.
+    continuation: DecodeState,
 }
 
 /// One subword of a text, with its bytes.
@@ -55,9 +62,19 @@ impl std::fmt::Debug for SubwordTokenizer {
 }
 
 impl SubwordTokenizer {
-    /// Parses a `tokenizer.json`. Fails if the library rejects the file, the tokenizer does not encode words
-    /// independently, or a regular expression may take more than linear time.
+    /// Parses the `tokenizer.json` of a model that reads documents. Fails if the library rejects the file, the tokenizer does not
+    /// encode words independently, or a regular expression may take more than linear time.
     pub fn parse(json: &[u8]) -> Result<Self, VocabularyError> {
+        Self::parse_checked(json, check_word_by_word)
+    }
+
+    /// Parses the `tokenizer.json` of a model that continues prompts. Fails if the library rejects the file, the merges are random
+    /// (dropout), or a regular expression may take more than linear time.
+    pub fn parse_for_prompts(json: &[u8]) -> Result<Self, VocabularyError> {
+        Self::parse_checked(json, check_dropout)
+    }
+
+    fn parse_checked(json: &[u8], check: fn(&Value) -> Result<(), VocabularyError>) -> Result<Self, VocabularyError> {
         let invalid = |error: &dyn std::fmt::Display| {
             VocabularyError::new("the file", "a tokenizer in Hugging Face's format", error.to_string())
         };
@@ -66,7 +83,7 @@ impl SubwordTokenizer {
         // Before the library compiles them.
         check_patterns(&value)?;
         let tokenizer: Tokenizer = json.parse().map_err(|error| invalid(&error))?;
-        check_word_by_word(&value)?;
+        check(&value)?;
         let unknown = unknown_id(&value, &tokenizer);
         let added = tokenizer.get_added_tokens_decoder();
         let special = added.into_iter().filter(|(_, token)| token.special).map(|(id, _)| id);
@@ -76,7 +93,40 @@ impl SubwordTokenizer {
         // documents are not truncated, and text that spells out a special token stays text
         tokenizer.with_padding(None).set_encode_special_tokens(true);
         tokenizer.with_truncation(None).map_err(|error| invalid(&error))?;
-        Ok(Self { tokenizer, specials, unknown, json })
+        let leading = leading_ids(&tokenizer).map_err(|error| invalid(&error))?;
+        let byte_pieces = BytePieces::read(&value["decoder"], &tokenizer, &specials);
+        let mut parsed =
+            Self { tokenizer, specials, unknown, json, byte_pieces, leading, continuation: DecodeState::default() };
+        parsed.continuation = parsed.after_text();
+        Ok(parsed)
+    }
+
+    /// Returns the state after the first piece that is plain text. Without such a piece, the state of an empty text.
+    fn after_text(&self) -> DecodeState {
+        let is_text = |id: &u32| !self.specials.contains(id) && self.unknown != Some(*id);
+        let plain = ('a'..='z').filter_map(|letter| self.id_of(letter.encode_utf8(&mut [0; 4])));
+        for id in plain.filter(is_text) {
+            let mut state = DecodeState::default();
+            if !self.decode_next(&mut state, id).is_empty() {
+                return state;
+            }
+        }
+        DecodeState::default()
+    }
+
+    /// Returns the ids that the file puts before each text, such as a start mark.
+    pub fn leading(&self) -> &[u32] {
+        &self.leading
+    }
+
+    /// Returns the bytes of each piece, if the tokenizer's decoder maps pieces to bytes.
+    pub(super) fn byte_pieces(&self) -> Option<&BytePieces> {
+        self.byte_pieces.as_ref()
+    }
+
+    /// Returns the state from which a text that continues another one is decoded: a space before its first word stays.
+    pub(super) fn continuation(&self) -> DecodeState {
+        self.continuation.clone()
     }
 
     /// Returns the number of ids: one more than the largest.
@@ -111,6 +161,23 @@ impl SubwordTokenizer {
     pub fn decode(&self, ids: &[u32]) -> String {
         // decoders only fail on input that no tokenizer produces
         self.tokenizer.decode(ids, true).unwrap_or_default()
+    }
+
+    /// Decodes the ids of a text that continues another one. The text begins anew after the last id of `start`.
+    pub(super) fn decode_continuation(&self, ids: &[u32], start: &[u32]) -> String {
+        if let Some(pieces) = &self.byte_pieces {
+            let bytes: Vec<u8> = ids.iter().flat_map(|&id| pieces.get(id)).copied().collect();
+            return String::from_utf8_lossy(&bytes).into_owned();
+        }
+        let mut state = self.continuation();
+        let mut text = String::new();
+        for &id in ids {
+            text += &match start.last() == Some(&id) {
+                true => self.decode_rest(&mut state),
+                false => self.decode_next(&mut state, id),
+            };
+        }
+        text + &self.decode_rest(&mut state)
     }
 
     /// Decodes one more id and returns the text that it completes.
@@ -160,6 +227,14 @@ pub(super) const SMALL: &str = r#"{"version": "1.0", "added_tokens": [
     "decoder": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true},
     "model": {"type": "Unigram", "unk_id": 3, "byte_fallback": false, "vocab": [["<s>", 0.0], ["<pad>", 0.0], ["</s>", 0.0],
     ["<unk>", 0.0], ["▁", -3.0], ["a", -3.0], ["b", -3.0], ["▁ab", -1.0], ["ba", -2.0], ["<", -5.0], ["/", -5.0], ["s", -5.0], [">", -5.0]]}}"#;
+
+/// Returns the ids that the tokenizer's post-processor puts before each text. Fails if the library cannot encode a letter.
+fn leading_ids(tokenizer: &Tokenizer) -> tokenizers::Result<Vec<u32>> {
+    let ids = |specials: bool| tokenizer.encode("a", specials).map(|encoding| encoding.get_ids().to_vec());
+    let (plain, all) = (ids(false)?, ids(true)?);
+    let start = all.windows(plain.len().max(1)).position(|part| part == plain);
+    Ok(all[..start.unwrap_or(0)].to_vec())
+}
 
 /// Returns the id for text that the tokenizer has no piece for.
 fn unknown_id(json: &Value, tokenizer: &Tokenizer) -> Option<u32> {
@@ -212,6 +287,21 @@ mod tests {
     }
 
     #[test]
+    fn a_continuation_keeps_the_space_before_its_first_word() {
+        let subwords = SubwordTokenizer::parse_for_prompts(SMALL.as_bytes()).unwrap();
+        let mut state = subwords.continuation();
+        assert_eq!((subwords.decode_next(&mut state, 7), subwords.decode_rest(&mut state)), (" ab".into(), "".into()));
+        assert!(subwords.leading().is_empty());
+        let mut file: Value = serde_json::from_str(SMALL).unwrap();
+        file["post_processor"] = json!({ "type": "TemplateProcessing", "pair": [],
+            "single": [{ "SpecialToken": { "id": "<s>", "type_id": 0 } }, { "Sequence": { "id": "A", "type_id": 0 } },
+                { "SpecialToken": { "id": "</s>", "type_id": 0 } }],
+            "special_tokens": { "<s>": { "id": "<s>", "ids": [0], "tokens": ["<s>"] },
+                "</s>": { "id": "</s>", "ids": [2], "tokens": ["</s>"] } } });
+        assert_eq!(SubwordTokenizer::parse_for_prompts(file.to_string().as_bytes()).unwrap().leading(), [0]);
+    }
+
+    #[test]
     fn a_file_that_is_not_a_tokenizer_is_rejected() {
         for json in ["", "{}", "[1]", "\u{0}"] {
             let error = SubwordTokenizer::parse(json.as_bytes()).unwrap_err();
@@ -236,6 +326,13 @@ mod tests {
     #[test]
     fn patterns_that_backtrack_are_rejected() {
         let long = "a".repeat(2000);
+        let gpt2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+        assert!(SubwordTokenizer::parse(splitting_at(gpt2).as_bytes()).is_ok());
+        for pattern in
+            [r"(a|a)+(a|a)+$b\s+(?!\S)", r"(?:(a|a)+|\s+(?!\S))+$b", r"a|\s+(?!\S)|\s+(?!\S)", r"\|\s+(?!\S)"]
+        {
+            assert!(SubwordTokenizer::parse(splitting_at(pattern).as_bytes()).is_err(), "{pattern}");
+        }
         for pattern in [r"(?=(a+)+$)b", r"(a|a)+\b(a|a)+$b", r"(a|aa)+\1", r"(?>a+)b", r"(?:(?:a{99}){99}){99}", &long]
         {
             let error = SubwordTokenizer::parse(splitting_at(pattern).as_bytes()).unwrap_err();

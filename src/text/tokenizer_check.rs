@@ -27,10 +27,15 @@ const PATTERN_PARTS: [&str; 4] = ["normalizer", "pre_tokenizer", "post_processor
 
 /// Checks the regular expressions of a `tokenizer.json`, which its author chooses and every request runs. The tokenizer's engine
 /// (fancy-regex) backtracks, in exponential time at worst, for look-around, word boundaries, backreferences, and atomic or
-/// possessive groups. It matches all other patterns in linear time. The error names the first pattern that is not allowed.
+/// possessive groups. It matches all other patterns in linear time, and [`SPACES_BEFORE_WORD`] too. The error names the first
+/// pattern that is not allowed.
 pub(super) fn check_patterns(json: &Value) -> Result<(), VocabularyError> {
     PATTERN_PARTS.into_iter().try_for_each(|part| check_patterns_in(part, &json[part]))
 }
+
+/// The only look-around that is allowed, and only as one of the pattern's alternatives: spaces up to the last one before a word, in
+/// the patterns of GPT-2 and its successors. The engine gives back at most one character of the run, so the time stays linear.
+const SPACES_BEFORE_WORD: &str = r"\s+(?!\S)";
 
 /// Checks the patterns in `value`, which is at `key`. A pattern is an object with the key `Regex`.
 fn check_patterns_in(key: &str, value: &Value) -> Result<(), VocabularyError> {
@@ -57,9 +62,21 @@ fn check_pattern(key: &str, pattern: &str) -> Result<(), VocabularyError> {
     }
     // These crates accept only patterns that are matched in linear time. The tokenizer's engine passes all of them to the crate
     // `regex`, except for word boundaries.
-    let parsed = regex_syntax::parse(pattern).ok();
-    let is_hard = parsed.is_none_or(|parsed| parsed.properties().look_set().contains_word());
-    if is_hard || RegexBuilder::new(pattern).size_limit(COMPILED_BYTES).build().is_err() {
+    let is_easy = |pattern: &str| {
+        let parsed = regex_syntax::parse(pattern).ok();
+        parsed.is_some_and(|parsed| !parsed.properties().look_set().contains_word())
+            && RegexBuilder::new(pattern).size_limit(COMPILED_BYTES).build().is_ok()
+    };
+    // The engine passes each of the other alternatives to the crate `regex` as a whole.
+    let is_allowed = match pattern.split_once(SPACES_BEFORE_WORD) {
+        Some((before, after)) => {
+            let before = if before.is_empty() { Some(before) } else { before.strip_suffix('|') };
+            let after = if after.is_empty() { Some(after) } else { after.strip_prefix('|') };
+            before.is_some_and(is_easy) && after.is_some_and(is_easy)
+        }
+        None => is_easy(pattern),
+    };
+    if !is_allowed {
         let expected =
             "a small pattern without look-around, word boundaries, backreferences, and atomic or possessive groups";
         return Err(VocabularyError::new(key, expected, quoted(pattern)));
@@ -80,10 +97,16 @@ pub(super) fn check_word_by_word(json: &Value) -> Result<(), VocabularyError> {
         let expected = format!("one of {} that splits", SPLITS.join(", "));
         return Err(VocabularyError::new("pre_tokenizer", expected, kind(first)));
     }
-    if let Some(dropout) = json["model"]["dropout"].as_f64().filter(|dropout| *dropout > 0.0) {
-        return Err(VocabularyError::new("model.dropout", "none", dropout.to_string()));
-    }
+    check_dropout(json)?;
     check_normaliser(&json["normalizer"], &kind)
+}
+
+/// Checks that the merges of a `tokenizer.json` are not random.
+pub(super) fn check_dropout(json: &Value) -> Result<(), VocabularyError> {
+    match json["model"]["dropout"].as_f64().filter(|dropout| *dropout > 0.0) {
+        Some(dropout) => Err(VocabularyError::new("model.dropout", "none", dropout.to_string())),
+        None => Ok(()),
+    }
 }
 
 fn check_normaliser(value: &Value, kind: &dyn Fn(&Value) -> String) -> Result<(), VocabularyError> {

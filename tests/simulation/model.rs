@@ -13,6 +13,7 @@ use weir::{
             StepStatus, SymbolBoundary, Want, state_mut,
         },
         cost::Cost,
+        defaults::SamplingDefaults,
     },
     error::{Error, Result},
     kernels::{
@@ -77,6 +78,7 @@ impl SimModel {
             isa: Isa::detect(),
             sha256: String::new(),
             exactness: Exactness::Bitwise,
+            sampling: SamplingDefaults::default(),
         };
         Arc::new(Self { card, pool: PagePool::new(limit), faults, dice: Mutex::new(dice), refusals })
     }

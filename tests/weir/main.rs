@@ -19,6 +19,8 @@ mod extrapolation;
 mod golden;
 mod hnet;
 mod hostile_checkpoints;
+#[cfg(feature = "candle")]
+mod hugging_face;
 mod lex;
 mod logging;
 mod lslm;

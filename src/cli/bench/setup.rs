@@ -9,7 +9,10 @@ use crate::{
     },
     decode::contract::Model,
     error::{Error, Result},
-    family::load::{Settings, load},
+    family::{
+        load::{Settings, load},
+        settings::DeviceChoice,
+    },
     kernels::{self, Dtype, Isa},
     report::{machine::Machine, plot::MeasurementFile},
 };
@@ -60,6 +63,9 @@ pub(super) struct BenchCompute {
     #[arg(long, value_name = "N", env = "WEIR_MAX_SYMBOLS",
         value_parser = clap::value_parser!(u32).range(1..=1 << 24), allow_negative_numbers = true)]
     max_symbols: Option<u32>,
+    /// Device of Hugging Face models: cpu, cuda, cuda:N or metal. Other models run on the CPU.
+    #[arg(long, value_name = "DEVICE", default_value_t = DeviceChoice::Cpu, env = "WEIR_DEVICE")]
+    device: DeviceChoice,
     /// Instruction set of the kernels: avx512 (F, BW, VL and VNNI), avx2 (with FMA) or portable. Default: the widest that the
     /// processor has.
     #[arg(long, value_name = "NAME", value_parser = model::isa)]
@@ -92,7 +98,8 @@ impl BenchCompute {
         let mut setups = Vec::new();
         for &dtype in &self.dtype {
             for threads in self.threads() {
-                let settings = ComputeArgs { dtype, threads, max_symbols: self.max_symbols }.settings();
+                let settings =
+                    ComputeArgs { dtype, threads, max_symbols: self.max_symbols, device: self.device }.settings();
                 setups.push(Setup(Settings { isa: self.isa(), ..settings }));
             }
         }

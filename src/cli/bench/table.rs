@@ -79,6 +79,7 @@ fn missing_letters<'a>(entries: impl Iterator<Item = (&'a str, usize)>) -> Strin
 
 pub(super) fn decode(entries: &[decode::DecodeMeasurement]) -> String {
     columns(DECODE, entries.iter().map(decode_line))
+        + &token_lengths(entries.iter())
         + &missing_letters(entries.iter().map(|entry| (&*entry.measured.model, entry.foreign_letters)))
 }
 
@@ -115,13 +116,28 @@ pub(super) fn compare(comparisons: &[DecodeComparison]) -> String {
     {
         let _ = writeln!(
             text,
-            "batch {batch}, context {context}, wait {boundary_wait}: {} is {median:.3} times as fast as {} \
+            "batch {batch}, context {context}, wait {boundary_wait}: {} is {median:.3} times as fast as {} per character \
              (p10 {p10:.3}, p90 {p90:.3}, {pairs} pairs)",
             printable(&a.measured.model),
             printable(&b.measured.model)
         );
     }
-    text + &missing_letters(both().map(|entry| (&*entry.measured.model, entry.foreign_letters)))
+    text + &token_lengths(both())
+        + &missing_letters(both().map(|entry| (&*entry.measured.model, entry.foreign_letters)))
+}
+
+/// Returns one note for each model of tokens: the columns that count symbols count tokens.
+fn token_lengths<'a>(entries: impl Iterator<Item = &'a decode::DecodeMeasurement>) -> String {
+    let of_tokens = entries.filter(|entry| entry.chars_per_symbol != 1.0);
+    let mut notes: Vec<_> = of_tokens
+        .map(|entry| {
+            let model = printable(&entry.measured.model);
+            let chars = entry.chars_per_symbol;
+            format!("{model}: a symbol is a token of {chars:.2} characters on average; steps, gaps and contexts count tokens\n")
+        })
+        .collect();
+    notes.dedup();
+    notes.concat()
 }
 
 pub(super) fn summaries(comparisons: &[summaries::SummaryComparison]) -> String {

@@ -3,6 +3,7 @@
 mod args;
 mod lengths;
 mod marked_text;
+mod text_bits;
 
 pub use args::Args;
 pub(super) use args::parse_windows;
@@ -22,6 +23,7 @@ use args::{ModeArg, progress_bar};
 use marked_text::MarkedTextBits;
 use serde_json::json;
 use std::f64::consts::LN_2;
+use text_bits::TextBits;
 
 /// Runs the command. Fails if the checkpoint or the text is invalid, or if an output file cannot be written.
 pub fn run(args: Args) -> Result<()> {
@@ -100,6 +102,9 @@ fn run_unwindowed(args: &Args, model: &dyn Model, symbols: &[u32], has_end: bool
     let bits = (scored > 0).then(|| -outputs.logprobs.iter().sum::<f64>() / scored as f64 / LN_2);
     let mode = args.boundaries.boundary_mode.or(card.boundary_modes.first().copied());
     let bits = outputs.marked.map(|marked| marked.bits_per_char(mode)).or(bits);
+    let nats = -outputs.logprobs.iter().sum::<f64>();
+    let text_bits = outputs.marked.is_none().then(|| TextBits::new(model, symbols, nats));
+    let bits = text_bits.as_ref().map_or(bits, |text| text.per_char(bits));
     let closed = outputs.boundaries.iter().filter(|&&boundary| boundary == 1).count();
     // The start-of-text symbol is a segment of its own and does not count.
     let closed = closed - usize::from(card.pooled && outputs.marked.is_some());
@@ -108,6 +113,9 @@ fn run_unwindowed(args: &Args, model: &dyn Model, symbols: &[u32], has_end: bool
         let mut object = serde_json::Map::new();
         object.insert("symbols".into(), length.into());
         object.insert("bits_per_char".into(), json!(bits));
+        if let Some(text) = &text_bits {
+            text.add_json(&mut object);
+        }
         if let Some(marked) = &outputs.marked {
             object.insert("boundary_mode".into(), mode.map(|mode| mode.name()).into());
             marked.add_json(&mut object);
@@ -121,8 +129,9 @@ fn run_unwindowed(args: &Args, model: &dyn Model, symbols: &[u32], has_end: bool
         return output::json(&object.into());
     }
     output::write(&format!(
-        "{length} symbols, {} bits per character, shortening factor {}\n",
+        "{length} symbols, {} bits per character{}, shortening factor {}\n",
         output::optional(bits),
+        text_bits.map_or_else(String::new, |text| text.describe()),
         output::optional(factor)
     ))?;
     outputs.marked.map_or(Ok(()), |marked| output::write(&marked.text()))
@@ -171,9 +180,11 @@ fn run_windowed(args: &Args, model: &dyn Model, symbols: &[u32], size: WindowOpt
     bar.finish_and_clear();
     outputs.write_logits(args, model)?;
     let bits = (sum.scored > 0).then(|| sum.nats / sum.scored as f64 / LN_2);
+    let text_bits = TextBits::new(model, symbols, sum.nats);
+    let bits = text_bits.per_char(bits);
     let factor = (sum.segments > 0).then(|| sum.fed as f64 / sum.segments as f64);
     if args.json {
-        return output::json(&json!({
+        let mut object = json!({
             "symbols": symbols.len(),
             "scored": sum.scored,
             "bits_per_char": bits,
@@ -182,13 +193,18 @@ fn run_windowed(args: &Args, model: &dyn Model, symbols: &[u32], size: WindowOpt
             "window_nats_per_char": losses,
             "boundaries": outputs.boundaries,
             "logprobs": outputs.logprobs,
-        }));
+        });
+        if let Some(object) = object.as_object_mut() {
+            text_bits.add_json(object);
+        }
+        return output::json(&object);
     }
     output::write(&format!(
-        "{} symbols scored in {} windows, {} bits per character, shortening factor {}\n",
+        "{} symbols scored in {} windows, {} bits per character{}, shortening factor {}\n",
         sum.scored,
         losses.len(),
         output::optional(bits),
+        text_bits.describe(),
         output::optional(factor)
     ))
 }

@@ -32,6 +32,9 @@ pub(super) struct ModelsArgs {
     /// memory of a sequence.
     #[arg(long, value_name = "N", env = "WEIR_MAX_SYMBOLS")]
     max_symbols: Option<String>,
+    /// Device of Hugging Face models: cpu, cuda, cuda:N or metal. Other models run on the CPU.
+    #[arg(long, value_name = "DEVICE", env = "WEIR_DEVICE", default_value = "cpu")]
+    device: String,
     /// Key-value memory per model.
     #[arg(long, value_name = "SIZE", env = "WEIR_KV_MEMORY", default_value = "2GiB")]
     kv_memory: String,
@@ -68,6 +71,10 @@ impl ModelsArgs {
         match Dtype::parse(&self.dtype) {
             Some(dtype) => settings.dtype = dtype,
             None => checks.reject("--dtype", &self.dtype, "expected f32, bf16 or int8"),
+        }
+        match self.device.parse() {
+            Ok(device) => settings.device = device,
+            Err(_) => checks.reject("--device", &self.device, "expected cpu, cuda, cuda:N or metal"),
         }
         if let Some(threads) = &self.threads {
             settings.threads = checks.number("--threads", threads, 1..=1024);

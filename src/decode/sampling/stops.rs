@@ -3,6 +3,9 @@
 //! Each stop string stores the length of its longest prefix that ends the generated text (the automaton of Knuth,
 //! Morris and Pratt). A symbol costs amortised constant time per string of any length. Symbols that may become part of
 //! a stop string are *withheld* until they cannot, so none is emitted in part. Prompts are not searched.
+//!
+//! The units of a pattern are symbols. In a model of tokens they are the bytes of the text, because one text has many spellings in
+//! tokens, and a stop string may begin or end inside a token.
 
 /// The stop strings of one generation.
 #[derive(Debug, Clone)]
@@ -52,7 +55,28 @@ impl StopMatcher {
         best
     }
 
-    /// Number of last symbols that may begin a stop string that will count.
+    /// Takes the text of the next token and returns the stop string that it completes first, with the number of the text's bytes up
+    /// to its end. If several end there, the earliest start wins, then the lowest index.
+    pub fn push_text(&mut self, text: &str) -> Option<(StopMatch, usize)> {
+        self.generated += 1;
+        for (end, byte) in (1..).zip(text.bytes()) {
+            let mut best: Option<StopMatch> = None;
+            for (index, pattern) in self.patterns.iter_mut().enumerate() {
+                pattern.push(byte.into());
+                let length = pattern.symbols.len();
+                let complete = pattern.matched == length && self.generated >= self.min_chars;
+                if complete && best.is_none_or(|other| length > other.length) {
+                    best = Some(StopMatch { index, length });
+                }
+            }
+            if let Some(best) = best {
+                return Some((best, end));
+            }
+        }
+        None
+    }
+
+    /// Number of last units that may begin a stop string that will count.
     pub fn withheld(&self) -> usize {
         let longest = |pattern| longest_open(pattern, self.generated, self.min_chars);
         self.patterns.iter().map(longest).max().unwrap_or(0)
@@ -159,6 +183,18 @@ mod tests {
         let symbols = |text: &str| text.bytes().map(u32::from).collect::<Vec<_>>();
         let mut stops = StopMatcher::new(stop.iter().map(|stop| symbols(stop)).collect(), min_chars);
         symbols(text).into_iter().enumerate().find_map(|(index, symbol)| Some((index, stops.push(symbol)?)))
+    }
+
+    #[test]
+    fn a_stop_string_may_begin_and_end_inside_a_token() {
+        let bytes = |text: &str| text.bytes().map(u32::from).collect::<Vec<_>>();
+        let mut stops = StopMatcher::new(vec![bytes("b\nc")], 0);
+        assert_eq!((stops.push_text("ab"), stops.withheld()), (None, 1));
+        assert_eq!((stops.push_text(""), stops.withheld()), (None, 1));
+        assert_eq!(stops.push_text("\ncd"), Some((StopMatch { index: 0, length: 3 }, 2)));
+        let mut stops = StopMatcher::new(vec![bytes("a")], 2);
+        assert_eq!((stops.push_text("a"), stops.withheld()), (None, 0));
+        assert_eq!(stops.push_text("xa"), Some((StopMatch { index: 0, length: 1 }, 2)));
     }
 
     #[test]

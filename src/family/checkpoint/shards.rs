@@ -127,5 +127,8 @@ fn inside(dir: &Path, index: &Path, file: &str, names: &BTreeSet<String>) -> Res
         return wrong("the plain name of a .safetensors file in this folder");
     }
     let path = dir.join(file);
+    if !path.exists() {
+        return wrong("a file that the folder has");
+    }
     if is_inside(dir, &path)? { Ok(path) } else { wrong("a file in this folder, not a link out of it") }
 }

@@ -11,7 +11,7 @@ use crate::{
         summary::Summarize,
     },
     error::{Error, Result, quoted},
-    text::{Vocabulary, vocabulary::BYTES_PER_SYMBOL},
+    text::{TextNormaliser, Vocabulary, vocabulary::BYTES_PER_SYMBOL},
 };
 use std::hash::{BuildHasher, Hasher, RandomState};
 use weir_proto::v1::{self, logit_bias::Symbol};
@@ -26,6 +26,8 @@ pub(super) const MAX_COALESCE: usize = 4096;
 pub(super) struct ResponseFormat {
     /// Characters of the prompt.
     pub(super) prompt_chars: usize,
+    /// Unicode characters of the prompt.
+    pub(super) prompt_text_chars: usize,
     /// True if the response begins with the prompt.
     pub(super) echo: bool,
     /// When a piece is complete.
@@ -72,6 +74,7 @@ pub(super) fn generate_job(request: v1::GenerateRequest, card: &Card) -> Result<
     let stopping = request.stopping.unwrap_or_default();
     let format = ResponseFormat {
         prompt_chars: prompt.len(),
+        prompt_text_chars: text_chars(&request.prompt, &prompt, &card.vocabulary),
         echo: details.echo,
         split,
         details: CharacterDetails {
@@ -82,13 +85,19 @@ pub(super) fn generate_job(request: v1::GenerateRequest, card: &Card) -> Result<
         seed,
     };
     let job = options::Generate {
-        sampling: sampling(request.sampling.unwrap_or_default(), seed, &card.vocabulary)?,
+        sampling: sampling(request.sampling.unwrap_or_default(), seed, card)?,
         stopping: self::stopping(stopping, prompt.len(), card)?,
         details: options::Details { boundaries: details.boundaries || split == PieceSplit::Segment, ..details },
         boundaries,
         prompt,
     };
     Ok((job, format))
+}
+
+/// Returns the Unicode characters of a text that was encoded to `symbols`.
+fn text_chars(text: &str, symbols: &[u32], vocabulary: &Vocabulary) -> usize {
+    // normalised characters are symbols
+    if vocabulary.normaliser() == TextNormaliser::None { text.chars().count() } else { symbols.len() }
 }
 
 /// Returns the job of a `Score`, and its seed. Fails if a field is out of bounds.
@@ -125,7 +134,7 @@ pub(super) fn compress_options(wire: &v1::CompressOptions, card: &Card) -> Compr
 /// Returns the options of a `Summarize`. Fails if a field is out of bounds.
 pub(super) fn summary_options(wire: &v1::SummarizeOptions, card: &Card) -> Result<Summarize> {
     let seed = || wire.sampling.as_ref().and_then(|sampling| sampling.seed).unwrap_or_else(draw_seed);
-    let sampling = wire.sampling.clone().map(|wire| sampling(wire, seed(), &card.vocabulary)).transpose()?;
+    let sampling = wire.sampling.clone().map(|wire| sampling(wire, seed(), card)).transpose()?;
     Ok(Summarize {
         beam: wire.beam_size.map(size),
         length_penalty: wire.length_penalty,
@@ -174,7 +183,7 @@ fn piece_split(stream: v1::Streaming, card: &Card) -> Result<PieceSplit> {
     Ok(PieceSplit::Characters(count))
 }
 
-fn sampling(wire: v1::Sampling, seed: u64, vocabulary: &Vocabulary) -> Result<options::Sampling> {
+fn sampling(wire: v1::Sampling, seed: u64, card: &Card) -> Result<options::Sampling> {
     let field = "sampling.logit_bias";
     // Checked first: each symbol is looked up, and a list of a million would be slow.
     if wire.logit_bias.len() > OptionLimits::LOGIT_BIAS {
@@ -186,14 +195,14 @@ fn sampling(wire: v1::Sampling, seed: u64, vocabulary: &Vocabulary) -> Result<op
     }
     let symbol = |bias: &v1::LogitBias| match &bias.symbol {
         Some(Symbol::Id(id)) => Ok(*id),
-        Some(Symbol::Text(text)) => match vocabulary.encode_exactly(field, text)?.as_slice() {
+        Some(Symbol::Text(text)) => match card.vocabulary.encode_exactly(field, text)?.as_slice() {
             [id] => Ok(*id),
             _ => Err(Error::bad_option(field, quoted(text), "exactly one symbol")),
         },
         None => Err(Error::bad_option(field, "nothing", "exactly one symbol")),
     };
     let logit_bias = wire.logit_bias.iter().map(|bias| Ok((symbol(bias)?, bias.bias))).collect::<Result<_>>()?;
-    let default = options::Sampling::default();
+    let default = card.sampling;
     Ok(options::Sampling {
         temperature: wire.temperature.unwrap_or(default.temperature),
         top_k: wire.top_k.map_or(default.top_k, size),
@@ -213,7 +222,7 @@ fn stopping(wire: v1::Stopping, prompt_chars: usize, card: &Card) -> Result<opti
         if text.len() > STOP_BYTES {
             return Err(Error::TooLong { field, length: text.len(), limit: STOP_BYTES, unit: "bytes", why: None });
         }
-        card.vocabulary.encode_exactly(field, text)
+        card.vocabulary.encode_stop(field, text)
     };
     let stop = stop.map(encode).collect::<Result<_>>()?;
     Ok(options::Stopping {
@@ -234,7 +243,6 @@ fn size(count: u32) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::text::TextNormaliser;
 
     fn card(vocabulary: Vocabulary) -> Card {
         let boundary_modes = vec![BoundaryMode::Threshold, BoundaryMode::Sampled];

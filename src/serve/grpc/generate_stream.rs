@@ -16,6 +16,8 @@ pub(crate) struct GenerateEncoder {
     pieces: Pieces,
     started: Option<v1::Started>,
     finished: Option<v1::Finished>,
+    /// Unicode characters of the generated text that was encoded.
+    text_chars: u64,
     closed: bool,
 }
 
@@ -28,6 +30,7 @@ impl GenerateEncoder {
             format,
             started: None,
             finished: None,
+            text_chars: 0,
             closed: false,
         }
     }
@@ -70,7 +73,10 @@ impl MessageEncoder for GenerateEncoder {
                     reason: totals::reason(&reason).into(),
                     matched_stop: self.matched_stop(&reason),
                     seed: self.format.seed,
-                    usage: Some(totals::usage(usage)),
+                    usage: Some(v1::Usage {
+                        prompt_text_chars: Some(self.format.prompt_text_chars as u64),
+                        ..totals::usage(usage)
+                    }),
                     timing: Some(totals::timing(timing)),
                 });
             }
@@ -85,9 +91,16 @@ impl MessageEncoder for GenerateEncoder {
         let payload = if let Some(started) = self.started.take() {
             Payload::Started(started)
         } else if let Some(piece) = if self.closed { self.pieces.rest() } else { self.pieces.next() } {
+            if !piece.prompt {
+                self.text_chars += piece.text.chars().count() as u64;
+            }
             Payload::Piece(piece)
         } else {
-            Payload::Finished(self.finished.take()?)
+            let mut finished = self.finished.take()?;
+            if let Some(usage) = &mut finished.usage {
+                usage.generated_text_chars = Some(self.text_chars);
+            }
+            Payload::Finished(finished)
         };
         Some(v1::GenerateResponse { event: Some(payload) })
     }

@@ -107,7 +107,7 @@ impl Pieces {
         self.echo = self.echo.saturating_sub(count);
         self.searched = self.searched.saturating_sub(count);
         for symbol in self.waiting.drain(..count) {
-            piece.text.push_str(self.detokenizer.push(symbol.symbol));
+            piece.text.push_str(self.detokenizer.push_symbol(symbol.symbol, symbol.cut));
             if self.details.listed {
                 piece.characters.push(character(symbol, self.details.boundaries, &self.vocabulary));
             }
@@ -157,15 +157,28 @@ mod tests {
 
     fn pieces(split: PieceSplit, prompt_chars: usize, listed: bool) -> Pieces {
         let details = CharacterDetails { listed, boundaries: listed };
-        let format = ResponseFormat { prompt_chars, echo: prompt_chars > 0, split, details, stop: Vec::new(), seed: 0 };
+        let format = ResponseFormat {
+            prompt_chars,
+            prompt_text_chars: prompt_chars,
+            echo: prompt_chars > 0,
+            split,
+            details,
+            stop: Vec::new(),
+            seed: 0,
+        };
         Pieces::new(&format, Arc::new(Vocabulary::byte_level(TextNormaliser::None)))
     }
 
     fn bytes(text: &str) -> Vec<EmittedSymbol> {
         let decision =
             |byte| Some(SymbolBoundary { boundary: byte == b' ', depth: 0, probability: None, end_logprob: None });
-        let symbol =
-            |byte: u8| EmittedSymbol { symbol: byte.into(), logprob: None, decision: decision(byte), top: Vec::new() };
+        let symbol = |byte: u8| EmittedSymbol {
+            symbol: byte.into(),
+            logprob: None,
+            decision: decision(byte),
+            top: Vec::new(),
+            cut: None,
+        };
         text.bytes().map(symbol).collect()
     }
 

@@ -1,7 +1,11 @@
 //! The messages of a `Score` response: chunks of characters, then the summary. The encoder keeps only the next chunk.
 
 use super::{pieces::character, response_stream::MessageEncoder, totals};
-use crate::{decode::options::EmittedSymbol, engine::Event, text::Vocabulary};
+use crate::{
+    decode::options::EmittedSymbol,
+    engine::Event,
+    text::{TextCounter, Vocabulary},
+};
 use std::{collections::VecDeque, f64::consts::LN_2, sync::Arc};
 use weir_proto::v1::{self, score_response::Event as Payload};
 
@@ -17,6 +21,9 @@ pub(crate) struct ScoreEncoder {
     logprob_sum: f64,
     /// Characters with a log-probability.
     scored: u64,
+    /// Size of all text, and of the text of scored characters.
+    text: TextCounter,
+    scored_text: TextCounter,
     /// Sum of the log-probabilities of segment ends, for a model that writes segments.
     end_logprob_sum: Option<f64>,
     summary: Option<v1::ScoreSummary>,
@@ -27,7 +34,19 @@ impl ScoreEncoder {
     pub(super) fn new(seed: u64, vocabulary: Arc<Vocabulary>, writes_segments: bool) -> Self {
         let end_logprob_sum = writes_segments.then_some(0.0);
         let waiting = VecDeque::new();
-        Self { vocabulary, seed, waiting, logprob_sum: 0.0, scored: 0, end_logprob_sum, summary: None }
+        let text = TextCounter::new(Arc::clone(&vocabulary));
+        let scored_text = text.clone();
+        Self {
+            vocabulary,
+            seed,
+            waiting,
+            logprob_sum: 0.0,
+            scored: 0,
+            text,
+            scored_text,
+            end_logprob_sum,
+            summary: None,
+        }
     }
 }
 
@@ -44,6 +63,10 @@ impl MessageEncoder for ScoreEncoder {
                     self.logprob_sum += f64::from(logprob);
                     self.scored += 1;
                 }
+                for character in &characters {
+                    self.text.push(character.symbol, true);
+                    self.scored_text.push(character.symbol, character.logprob.is_some());
+                }
                 let ends = characters.iter().filter_map(|character| character.decision?.end_logprob);
                 let ends = ends.map(f64::from).sum::<f64>();
                 self.end_logprob_sum = self.end_logprob_sum.map(|sum| sum + ends);
@@ -51,13 +74,22 @@ impl MessageEncoder for ScoreEncoder {
             }
             Event::Finished { usage, timing, .. } => {
                 tracing::info!(chars = usage.prompt_chars, total_ns = timing.total_ns, "scored");
-                let per_char = |nats: f64| (self.scored > 0).then(|| -nats / LN_2 / self.scored as f64);
+                self.text.finish();
+                self.scored_text.finish();
+                let units = match self.vocabulary.is_subword() {
+                    true => self.scored_text.chars,
+                    false => usize::try_from(self.scored).unwrap_or(usize::MAX),
+                };
+                let per = |nats: f64, count: usize| (self.scored > 0 && count > 0).then(|| -nats / LN_2 / count as f64);
+                let per_char = |nats: f64| per(nats, units);
+                let prompt_text_chars = Some(self.text.chars as u64);
                 self.summary = Some(v1::ScoreSummary {
                     bits_per_char: per_char(self.logprob_sum),
                     nxt_bits_per_char: self.end_logprob_sum.and_then(per_char),
                     scored_chars: self.scored,
                     seed: self.seed,
-                    usage: Some(totals::usage(usage)),
+                    bits_per_byte: per(self.logprob_sum, self.scored_text.bytes),
+                    usage: Some(v1::Usage { prompt_text_chars, ..totals::usage(usage) }),
                     timing: Some(totals::timing(timing)),
                 });
             }
@@ -96,7 +128,8 @@ mod tests {
     fn messages(count: usize) -> Vec<Payload> {
         let mut encoder = ScoreEncoder::new(7, Arc::new(Vocabulary::byte_level(TextNormaliser::None)), false);
         let logprob = |index| (index > 0).then_some(-0.5_f32.ln().abs());
-        let character = |index| EmittedSymbol { symbol: 97, logprob: logprob(index), decision: None, top: Vec::new() };
+        let character =
+            |index| EmittedSymbol { symbol: 97, logprob: logprob(index), decision: None, top: Vec::new(), cut: None };
         encoder.push(Event::Characters((0..count).map(character).collect()));
         encoder.push(Event::Finished { reason: FinishReason::End, usage: Usage::default(), timing: Timing::default() });
         std::iter::from_fn(|| encoder.next()).filter_map(|message| message.event).collect()
@@ -111,6 +144,8 @@ mod tests {
         assert_eq!((first.characters.len(), second.characters.len()), (CHUNK, 1));
         assert_eq!((summary.scored_chars, summary.seed), (CHUNK as u64, 7));
         assert!((summary.bits_per_char.unwrap() - 1.0).abs() < 1e-6);
+        assert_eq!(summary.bits_per_byte, summary.bits_per_char);
+        assert_eq!(summary.usage.unwrap().prompt_text_chars, Some(CHUNK as u64 + 1));
     }
 
     #[test]

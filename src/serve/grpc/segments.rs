@@ -52,8 +52,13 @@ mod tests {
                 end_logprob: None,
             })
         };
-        let character =
-            |(index, &symbol)| EmittedSymbol { symbol, logprob: None, decision: decision(index), top: Vec::new() };
+        let character = |(index, &symbol)| EmittedSymbol {
+            symbol,
+            logprob: None,
+            decision: decision(index),
+            top: Vec::new(),
+            cut: None,
+        };
         symbols.iter().enumerate().map(character).collect()
     }
 

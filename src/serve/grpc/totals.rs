@@ -25,6 +25,8 @@ pub(super) fn usage(usage: Usage) -> v1::Usage {
         generated_segments: usage.generated_segments as u64,
         shortening_factor: usage.shortening_factor(),
         nxt_steps: usage.nxt_steps as u64,
+        prompt_text_chars: None,
+        generated_text_chars: None,
     }
 }
 

@@ -221,6 +221,8 @@ fn measurements(finished: &v1::Finished) -> Value {
         "generated_segments": usage.generated_segments,
         "shortening_factor": usage.shortening_factor,
         "nxt_steps": usage.nxt_steps,
+        "prompt_text_chars": usage.prompt_text_chars,
+        "generated_text_chars": usage.generated_text_chars,
         "queue_ns": timing.queue_ns,
         "prefill_ns": timing.prefill_ns,
         "time_to_first_char_ns": timing.time_to_first_char_ns,

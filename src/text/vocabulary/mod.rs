@@ -2,7 +2,7 @@
 //!
 //! Character and byte vocabularies may also contain [`SpecialSymbols`].
 
-use super::{SpecialSymbols, SubwordTokenizer, TextMarks, TextNormaliser, VocabularyError};
+use super::{SpecialSymbols, SubwordTokenizer, TextMarks, TextNormaliser, TokenMarks, VocabularyError};
 use crate::error::{Error, Result, clip};
 use std::{
     borrow::Cow,
@@ -37,8 +37,9 @@ enum Symbols {
     /// The id of a byte is its value plus `first`. The other ids of `count` are special symbols. If `sparse`, they have no
     /// meaning: they have no text, and bytes that are not UTF-8 have none either.
     Bytes { first: u32, count: usize, sparse: bool },
-    /// Pieces of a tokenizer. Without a tokenizer, the model accepts and returns ids only.
-    Subwords { count: usize, tokenizer: Option<Arc<SubwordTokenizer>> },
+    /// Pieces of a tokenizer. Without a tokenizer, the model accepts and returns ids only. A model that continues prompts has
+    /// `marks`.
+    Subwords { count: usize, tokenizer: Option<Arc<SubwordTokenizer>>, marks: Option<TokenMarks> },
 }
 
 impl Vocabulary {
@@ -192,6 +193,7 @@ impl Vocabulary {
             && self.is_sparse() == other.is_sparse()
             && self.specials == other.specials
             && self.marks == other.marks
+            && self.token_marks() == other.token_marks()
             && self.is_subword() == other.is_subword()
             && self.len() == other.len()
             && self.tokenizer().map(|tokenizer| tokenizer.json()) == other.tokenizer().map(|tokenizer| tokenizer.json())
@@ -241,11 +243,7 @@ impl Vocabulary {
             if text.len() > max_bytes {
                 return Err(oversized());
             }
-            let pieces = self.encode_subwords(field, text)?;
-            return match pieces.len() <= limit {
-                true => Ok(pieces.into_iter().map(|piece| piece.id).collect()),
-                false => Err(Error::TooLong { field, length: pieces.len(), limit, unit: "tokens", why: None }),
-            };
+            return self.encode_tokens(field, text, limit);
         }
         let mut encoded = Vec::with_capacity(text.len().min(limit));
         encoded.extend(self.marks.map(|marks| marks.start));
@@ -327,6 +325,9 @@ impl Vocabulary {
     pub fn decode(&self, ids: &[u32]) -> String {
         match &self.symbols {
             Symbols::Characters { .. } => ids.iter().filter_map(|&id| self.surface(id)).collect(),
+            Symbols::Subwords { tokenizer: Some(tokenizer), marks: Some(marks), .. } => {
+                tokenizer.decode_continuation(ids, &marks.start)
+            }
             Symbols::Subwords { tokenizer, .. } => {
                 tokenizer.as_ref().map_or_else(String::new, |tokenizer| tokenizer.decode(ids))
             }

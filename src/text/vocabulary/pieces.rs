@@ -3,7 +3,7 @@
 use super::{MAX_SYMBOLS, Symbols, Vocabulary, VocabularyError};
 use crate::{
     error::{Error, Result},
-    text::{Subword, SubwordTokenizer, TextNormaliser},
+    text::{Subword, SubwordTokenizer, TextNormaliser, TokenMarks},
 };
 use std::sync::Arc;
 
@@ -20,7 +20,53 @@ impl Vocabulary {
             let expected = format!("{min} to {MAX_SYMBOLS}, at least the number of the tokenizer's pieces");
             return Err(VocabularyError::new("vocabulary.size", expected, count.to_string()));
         }
-        Ok(Self { symbols: Symbols::Subwords { count, tokenizer }, specials: None, marks: None, normaliser })
+        let symbols = Symbols::Subwords { count, tokenizer, marks: None };
+        Ok(Self { symbols, specials: None, marks: None, normaliser })
+    }
+
+    /// Creates the vocabulary of a model with `count` ids that continues prompts: tokens, and the marks around a text. Fails as
+    /// [`from_tokenizer`](Self::from_tokenizer) does, and if a mark is not below `count`.
+    pub fn from_tokens(
+        count: usize,
+        tokenizer: Option<Arc<SubwordTokenizer>>,
+        marks: TokenMarks,
+    ) -> Result<Self, VocabularyError> {
+        let named =
+            marks.start.iter().map(|id| ("bos_token_id", id)).chain(marks.ends.iter().map(|id| ("eos_token_id", id)));
+        for (key, &id) in named {
+            if id as usize >= count {
+                return Err(VocabularyError::new(key, format!("an id below vocab_size, {count}"), id.to_string()));
+            }
+        }
+        let mut vocabulary = Self::from_tokenizer(count, tokenizer, TextNormaliser::None)
+            .map_err(|error| VocabularyError { key: "vocab_size".into(), ..error })?;
+        if let Symbols::Subwords { marks: own, .. } = &mut vocabulary.symbols {
+            *own = Some(marks);
+        }
+        Ok(vocabulary)
+    }
+
+    /// Returns the marks of a model that continues prompts of tokens.
+    pub fn token_marks(&self) -> Option<&TokenMarks> {
+        match &self.symbols {
+            Symbols::Subwords { marks, .. } => marks.as_ref(),
+            _ => None,
+        }
+    }
+
+    /// Returns the ids that end a text, in a vocabulary without special symbols.
+    pub fn end_marks(&self) -> Vec<u32> {
+        let byte = self.marks.map(|marks| marks.end);
+        byte.into_iter().chain(self.token_marks().into_iter().flat_map(|marks| marks.ends.iter().copied())).collect()
+    }
+
+    /// Encodes a stop string without normalising it: to symbols, or to bytes if symbols are tokens. Fails as
+    /// [`encode_exactly`](Self::encode_exactly) does.
+    pub fn encode_stop(&self, field: &'static str, text: &str) -> Result<Vec<u32>> {
+        match self.is_subword() {
+            true => Ok(text.bytes().map(u32::from).collect()),
+            false => self.encode_exactly(field, text),
+        }
     }
 
     /// Returns the subword tokenizer, if symbols are its pieces.
@@ -34,6 +80,17 @@ impl Vocabulary {
     /// Returns true if symbols are subwords rather than characters or bytes.
     pub fn is_subword(&self) -> bool {
         matches!(self.symbols, Symbols::Subwords { .. })
+    }
+
+    /// Encodes a text to at most `limit` tokens, start marks included. Fails as [`encode`](Self::encode) does.
+    pub(super) fn encode_tokens(&self, field: &'static str, text: &str, limit: usize) -> Result<Vec<u32>> {
+        let pieces = self.encode_subwords(field, text)?.into_iter().map(|piece| piece.id);
+        let start = self.token_marks().into_iter().flat_map(|marks| &marks.start);
+        let encoded: Vec<u32> = start.copied().chain(pieces).collect();
+        match encoded.len() <= limit {
+            true => Ok(encoded),
+            false => Err(Error::TooLong { field, length: encoded.len(), limit, unit: "tokens", why: None }),
+        }
     }
 
     /// Normalises and encodes a text with the subword tokenizer. `field` names the text in messages. Fails with

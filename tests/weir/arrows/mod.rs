@@ -68,7 +68,10 @@ const CRATES: &[(&str, &[&str])] = &[
     ("tracing_appender", &["cli"]),
     ("safetensors", &["cli"]),
     ("zip", &["family"]),
-    ("candle_core", &["verify"]),
+    ("candle_core", &["family", "verify"]),
+    ("candle_nn", &["family"]),
+    // The threads of candle's products.
+    ("rayon", &["family"]),
     // Hashes of checkpoints, API keys, certificates and the beginnings of texts.
     ("sha2", &["family", "config", "serve", "decode"]),
     ("subtle", &["config"]),

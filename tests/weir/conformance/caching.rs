@@ -33,7 +33,10 @@ fn a_cached_state_equals_a_cold_run() {
             };
             assert_eq!(alone.rows[0].state.len(), from);
             // The expected length is the longest prefix shared with an earlier text, up to the end of a segment.
-            let ends = |&position: &usize| position == 0 || !model.card().pooled || fresh.1[position - 1].boundary;
+            let ends = |&position: &usize| match model.card().pooled {
+                true => position == 0 || fresh.1[position - 1].boundary,
+                false => position.is_multiple_of(configuration.resume_step()),
+            };
             let serves = |(known, earliest): &(Vec<u32>, usize)| {
                 let shared = common_prefix(known, &text[..text.len() - 1]);
                 // Positions that the windows have dropped are not available.
@@ -42,7 +45,7 @@ fn a_cached_state_equals_a_cold_run() {
             assert_eq!(from, kept.iter().map(serves).max().unwrap_or(0), "{}", configuration.name);
             let actual = alone.feed(&text[from..]);
             assert!(
-                difference(&actual.0, &fresh.0[from * symbols..]) <= BATCH_TOLERANCE,
+                difference(&actual.0, &fresh.0[from * symbols..]) <= configuration.tolerance(),
                 "{}: {from}",
                 configuration.name
             );

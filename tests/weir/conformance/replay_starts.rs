@@ -50,7 +50,7 @@ fn a_state_is_rebuilt_from_its_replay_start() {
         let equal = |alone: &mut Alone<'_>, part: Range<usize>| {
             let actual = alone.feed(&text[part.clone()]);
             let max_error = difference(&actual.0, &complete.0[part.start * symbols..part.end * symbols]);
-            assert!(max_error <= BATCH_TOLERANCE, "{name}: {max_error} in {part:?}");
+            assert!(max_error <= configuration.tolerance(), "{name}: {max_error} in {part:?}");
             assert_eq!(actual.1, complete.1[part.clone()], "{name}: {part:?}");
         };
         let mut main = configuration.alone();
@@ -104,7 +104,7 @@ fn a_state_is_rebuilt_from_its_replay_start() {
             let mut late = rebuilt(configuration, &text[..start.valid_from], late, dice);
             let actual = late.feed(&text[start.valid_from..][..1]);
             assert!(
-                difference(&actual.0, &complete.0[start.valid_from * symbols..][..symbols]) > BATCH_TOLERANCE,
+                difference(&actual.0, &complete.0[start.valid_from * symbols..][..symbols]) > configuration.tolerance(),
                 "{name}"
             );
         }
@@ -148,7 +148,10 @@ fn a_cache_entry_of_a_long_text_matches_its_end() {
             let fresh = full(model, &text, &configuration.boundaries);
             let mut alone = Alone::from(model, SequenceRow::new(state));
             let actual = alone.feed(&text[len..]);
-            assert!(difference(&actual.0, &fresh.0[len * symbols..]) <= BATCH_TOLERANCE, "{name}: from {len}");
+            assert!(
+                difference(&actual.0, &fresh.0[len * symbols..]) <= configuration.tolerance(),
+                "{name}: from {len}"
+            );
             assert_eq!(actual.1, fresh.1[len..], "{name}");
         }
         // The text differs in one symbol, before the earliest position of the entry.

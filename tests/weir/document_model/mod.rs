@@ -17,6 +17,7 @@ use weir::{
             StepStatus, SymbolBoundary, Want, state_mut,
         },
         cost::Cost,
+        defaults::SamplingDefaults,
         document::{DocumentEncoder, DocumentLimits, GenerationDefaults, PoolingStep, SpecialIds},
     },
     error::{Error, Result},
@@ -96,6 +97,7 @@ impl DocumentModel {
             isa: Isa::detect(),
             sha256: String::new(),
             exactness: Exactness::Bitwise,
+            sampling: SamplingDefaults::default(),
         };
         let generation = GenerationDefaults { beam: 2, min_tokens: 3, ..GenerationDefaults::fairseq(12) };
         let limits = DocumentLimits {

@@ -21,7 +21,7 @@ fn character(text: &[u32], position: usize, options: LogprobOptions, boundaries:
     let details = details.unwrap_or_default();
     let decision =
         boundaries.then_some(SymbolBoundary { boundary: symbol == 0, depth: 0, probability: None, end_logprob: None });
-    EmittedSymbol { symbol, logprob: details.logprob, decision, top: details.top }
+    EmittedSymbol { symbol, logprob: details.logprob, decision, top: details.top, cut: None }
 }
 
 /// Applies the documented rules to whole texts.

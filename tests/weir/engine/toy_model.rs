@@ -15,6 +15,7 @@ use weir::{
             StepStatus, SymbolBoundary, Want, state_mut,
         },
         cost::Cost,
+        defaults::SamplingDefaults,
     },
     engine::{Handle, Limits},
     error::{Error, Result},
@@ -105,6 +106,7 @@ impl Toy {
             isa: Isa::detect(),
             sha256: String::new(),
             exactness: Exactness::Bitwise,
+            sampling: SamplingDefaults::default(),
         };
         Arc::new(Self {
             card,

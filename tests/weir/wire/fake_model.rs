@@ -14,6 +14,7 @@ use weir::{
             StepStatus, SymbolBoundary, Want, state_mut,
         },
         cost::Cost,
+        defaults::SamplingDefaults,
     },
     error::Result,
     kernels::Isa,
@@ -105,6 +106,7 @@ impl Fake {
             isa: Isa::detect(),
             sha256: "00ff".into(),
             exactness: Exactness::Bitwise,
+            sampling: SamplingDefaults::default(),
         };
         let gate = (Mutex::new(StepGate::Free), Condvar::new());
         Arc::new(Self {

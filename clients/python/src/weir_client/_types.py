@@ -48,6 +48,10 @@ class Usage:
     #: Characters per closed segment; None if none was closed.
     shortening_factor: Optional[float]
     nxt_steps: int
+    #: Unicode characters of the prompt or text. `generate` and `score` set it.
+    prompt_text_chars: Optional[int]
+    #: Unicode characters of the generated text. `generate` sets it.
+    generated_text_chars: Optional[int]
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,8 @@ class ScoreSummary:
     timing: Timing
     #: Bits of the marks that end segments, divided by the number of scored characters; for models that generate such marks.
     nxt_bits_per_char: Optional[float]
+    #: Bits of the scored characters, divided by the bytes of their text in UTF-8.
+    bits_per_byte: Optional[float]
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,8 @@ class Score:
     usage: Usage
     timing: Timing
     nxt_bits_per_char: Optional[float]
+    #: Bits of the scored characters, divided by the bytes of their text in UTF-8.
+    bits_per_byte: Optional[float]
 
 
 class _Events:

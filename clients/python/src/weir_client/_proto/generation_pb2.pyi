@@ -181,7 +181,7 @@ class Finished(_message.Message):
     def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., matched_stop: _Optional[str] = ..., seed: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_chars", "cached_chars", "generated_chars", "prompt_segments", "generated_segments", "shortening_factor", "nxt_steps")
+    __slots__ = ("prompt_chars", "cached_chars", "generated_chars", "prompt_segments", "generated_segments", "shortening_factor", "nxt_steps", "prompt_text_chars", "generated_text_chars")
     PROMPT_CHARS_FIELD_NUMBER: _ClassVar[int]
     CACHED_CHARS_FIELD_NUMBER: _ClassVar[int]
     GENERATED_CHARS_FIELD_NUMBER: _ClassVar[int]
@@ -189,6 +189,8 @@ class Usage(_message.Message):
     GENERATED_SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     SHORTENING_FACTOR_FIELD_NUMBER: _ClassVar[int]
     NXT_STEPS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TEXT_CHARS_FIELD_NUMBER: _ClassVar[int]
+    GENERATED_TEXT_CHARS_FIELD_NUMBER: _ClassVar[int]
     prompt_chars: int
     cached_chars: int
     generated_chars: int
@@ -196,7 +198,9 @@ class Usage(_message.Message):
     generated_segments: int
     shortening_factor: float
     nxt_steps: int
-    def __init__(self, prompt_chars: _Optional[int] = ..., cached_chars: _Optional[int] = ..., generated_chars: _Optional[int] = ..., prompt_segments: _Optional[int] = ..., generated_segments: _Optional[int] = ..., shortening_factor: _Optional[float] = ..., nxt_steps: _Optional[int] = ...) -> None: ...
+    prompt_text_chars: int
+    generated_text_chars: int
+    def __init__(self, prompt_chars: _Optional[int] = ..., cached_chars: _Optional[int] = ..., generated_chars: _Optional[int] = ..., prompt_segments: _Optional[int] = ..., generated_segments: _Optional[int] = ..., shortening_factor: _Optional[float] = ..., nxt_steps: _Optional[int] = ..., prompt_text_chars: _Optional[int] = ..., generated_text_chars: _Optional[int] = ...) -> None: ...
 
 class Timing(_message.Message):
     __slots__ = ("queue_ns", "prefill_ns", "time_to_first_char_ns", "decode_ns", "total_ns", "steps", "middle_steps", "middle_ns", "wait_steps", "unpooled_estimate_ns", "gain_estimate", "unpooled_prefill_estimate_ns", "unpooled_decode_estimate_ns")
@@ -269,20 +273,22 @@ class ScoreChunk(_message.Message):
     def __init__(self, characters: _Optional[_Iterable[_Union[Character, _Mapping]]] = ...) -> None: ...
 
 class ScoreSummary(_message.Message):
-    __slots__ = ("bits_per_char", "scored_chars", "seed", "usage", "timing", "nxt_bits_per_char")
+    __slots__ = ("bits_per_char", "scored_chars", "seed", "usage", "timing", "nxt_bits_per_char", "bits_per_byte")
     BITS_PER_CHAR_FIELD_NUMBER: _ClassVar[int]
     SCORED_CHARS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     TIMING_FIELD_NUMBER: _ClassVar[int]
     NXT_BITS_PER_CHAR_FIELD_NUMBER: _ClassVar[int]
+    BITS_PER_BYTE_FIELD_NUMBER: _ClassVar[int]
     bits_per_char: float
     scored_chars: int
     seed: int
     usage: Usage
     timing: Timing
     nxt_bits_per_char: float
-    def __init__(self, bits_per_char: _Optional[float] = ..., scored_chars: _Optional[int] = ..., seed: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., nxt_bits_per_char: _Optional[float] = ...) -> None: ...
+    bits_per_byte: float
+    def __init__(self, bits_per_char: _Optional[float] = ..., scored_chars: _Optional[int] = ..., seed: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., nxt_bits_per_char: _Optional[float] = ..., bits_per_byte: _Optional[float] = ...) -> None: ...
 
 class SegmentRequest(_message.Message):
     __slots__ = ("model", "text", "boundary_mode", "seed", "priority")

@@ -1,0 +1,139 @@
+//! A Hugging Face checkpoint as a [`Blueprint`]: its tensors, its limits, and how the model is built.
+
+use super::{
+    architecture::Architecture,
+    device,
+    keys::Keys,
+    layers::Tensors,
+    memory::Budget,
+    model::TokenModel,
+    table::{ARCHITECTURES, model_types},
+};
+use crate::{
+    decode::{
+        contract::{Exactness, Model},
+        cost::StepCost,
+    },
+    error::{Error, Result},
+    family::{
+        Blueprint, Parts, TensorSpec,
+        checkpoint::{Config, hugging_face::FAMILY, reader::shapes_in},
+        settings::Bounds,
+    },
+    kernels::Dtype,
+    text::subwords::TOKENIZER_FILE,
+};
+use serde::Deserialize;
+use std::{collections::HashSet, path::Path, sync::Arc};
+
+/// Largest difference between two logits of the same tokens that were computed in other steps. The products of random models of up
+/// to 0.1 billion parameters differ by less than a tenth of it.
+const TOLERANCE: f32 = 1e-3;
+
+/// A validated checkpoint.
+#[derive(Debug)]
+struct TokenBlueprint {
+    architecture: Box<dyn Architecture>,
+}
+
+/// Reads the architecture that `model_type` names. Fails if it is unknown, a key is missing or out of bounds, the weights are
+/// quantized, or there is no tokenizer that fits.
+pub(crate) fn read(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
+    #[derive(Deserialize)]
+    struct ModelType {
+        model_type: String,
+    }
+    let keys = Keys { text: config.architecture(), file };
+    let ModelType { model_type } = keys.parse()?;
+    let Some((_, read)) = ARCHITECTURES.iter().find(|(name, _)| *name == model_type) else {
+        let known: Vec<_> = model_types().collect();
+        return keys.fail("model_type", format!("one of {}", known.join(", ")), model_type);
+    };
+    keys.unquantized()?;
+    let architecture = read(&keys)?;
+    if config.subwords().is_none() {
+        let expected = "a tokenizer in Hugging Face's format";
+        return Err(Error::checkpoint(file.with_file_name(TOKENIZER_FILE), "the file", expected, "no file"));
+    }
+    config.vocabulary(file)?;
+    Ok(Box::new(TokenBlueprint { architecture }))
+}
+
+impl Blueprint for TokenBlueprint {
+    fn tensors(&self) -> Vec<TensorSpec> {
+        self.architecture.tensors()
+    }
+
+    fn shape(&self) -> String {
+        self.architecture.shape()
+    }
+
+    fn reads_tokens(&self) -> bool {
+        true
+    }
+
+    /// Tensors that some versions of transformers wrote: constants, and a head that is tied to the embedding.
+    fn unused_tensors(&self, dir: &Path) -> Result<Vec<TensorSpec>> {
+        let used: HashSet<String> = self.tensors().into_iter().map(|tensor| tensor.name).collect();
+        let is_unused = |name: &str| {
+            name == "lm_head.weight"
+                || [".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"].iter().any(|end| name.ends_with(end))
+        };
+        let unused = shapes_in(dir)?.into_iter().filter(|(name, _)| !used.contains(name) && is_unused(name));
+        Ok(unused.map(|(name, shape)| TensorSpec { trained: false, ..TensorSpec::zeros(name, shape) }).collect())
+    }
+
+    fn exactness(&self) -> Exactness {
+        Exactness::Within(TOLERANCE)
+    }
+
+    fn bounds(&self) -> Bounds {
+        self.architecture.bounds()
+    }
+
+    fn build(&self, parts: Parts) -> Result<Arc<dyn Model>> {
+        let dtype = parts.settings.dtype;
+        if dtype != Dtype::F32 {
+            return Err(Error::bad_option("--dtype", dtype.name(), "f32: a Hugging Face model computes in f32"));
+        }
+        let card = parts.card(FAMILY, self)?;
+        let device = device::open(parts.settings.device)?;
+        let threads = rayon::ThreadPoolBuilder::new().num_threads(parts.settings.threads);
+        let threads = threads.thread_name(|index| format!("candle-{index}")).build();
+        let threads = threads.map_err(|error| Error::Internal(format!("threads of candle: {error}")))?;
+        let mut tensors = Tensors { weights: parts.weights, device: device.clone() };
+        let network = self.architecture.build(&mut tensors)?;
+        let (weights, logits) = self.cost();
+        let budget = Budget::new(parts.settings.memory_bytes);
+        Ok(Arc::new(TokenModel {
+            card,
+            network,
+            device,
+            threads,
+            shape: self.architecture.memory(),
+            budget,
+            weights,
+            logits,
+            memory_products: self.architecture.memory_products(),
+        }))
+    }
+}
+
+impl TokenBlueprint {
+    /// Returns the cost of a token's weights: in the layers, and of its logits.
+    fn cost(&self) -> (StepCost, StepCost) {
+        let mut layers = StepCost::default();
+        let mut logits = StepCost::default();
+        for tensor in self.tensors() {
+            let numbers = tensor.numbers();
+            let products = if tensor.shape.len() > 1 { numbers } else { 0 };
+            let cost = StepCost { shared_bytes: numbers * size_of::<f32>(), own_bytes: 0, multiply_adds: products };
+            if tensor.name == self.architecture.head() {
+                logits += cost;
+            } else if tensor.name != self.architecture.embedding() {
+                layers += cost;
+            }
+        }
+        (layers, logits)
+    }
+}

@@ -1,0 +1,72 @@
+//! The commands on models of tokens: scores per byte and character, and comparisons with a model of characters.
+
+use super::*;
+use crate::support::converted;
+use serde_json::{Value, json};
+use std::process::Command;
+
+fn weir(args: &[&str]) -> String {
+    let output = Command::new(env!("CARGO_BIN_EXE_weir")).args(args).env_clear().output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn parsed(args: &[&str]) -> Value {
+    serde_json::from_str(&weir(args)).unwrap()
+}
+
+#[test]
+fn a_score_has_bits_per_byte_character_and_token() {
+    let folder = folder("qwen2");
+    let folder = folder.to_str().unwrap();
+    let text = "Zürich's café, 1.5 million – naïve";
+    let score = parsed(&["score", "--json", "--model", folder, "--text", text]);
+    let logprobs: Vec<f64> =
+        score["logprobs"].as_array().unwrap().iter().map(|value| value.as_f64().unwrap()).collect();
+    let bits = -logprobs.iter().sum::<f64>() / std::f64::consts::LN_2;
+    // the first token is Z, which is not scored
+    let per = |key: &str, count: usize| {
+        let value = score[key].as_f64().unwrap();
+        assert!((value - bits / count as f64).abs() < 1e-9, "{key}: {value}");
+    };
+    per("bits_per_byte", text.len() - 1);
+    per("bits_per_char", text.chars().count() - 1);
+    per("bits_per_token", logprobs.len());
+    let windowed = parsed(&["score", "--json", "--model", folder, "--text", text, "--windowed", "16,8"]);
+    assert!(windowed["bits_per_byte"].as_f64().unwrap() < windowed["bits_per_char"].as_f64().unwrap());
+    // in a model of characters a-z both are the same
+    let characters = converted("whitespaces");
+    let score = parsed(&["score", "--json", "--model", characters.to_str().unwrap(), "--text", "the city"]);
+    assert!((score["bits_per_byte"].as_f64().unwrap() - score["bits_per_char"].as_f64().unwrap()).abs() < 1e-9);
+}
+
+#[test]
+fn models_of_tokens_and_of_characters_are_compared_per_character() {
+    let tokens = folder("llama");
+    let characters = converted("whitespaces");
+    let folders = [tokens.to_str().unwrap(), characters.to_str().unwrap()];
+    let options = ["--pairs", "2", "--context", "16", "--steps", "8", "--batch", "2", "--threads", "1"];
+    let table = weir(&[&["bench", "compare"], &options[..], &folders[..]].concat());
+    assert!(table.contains(" per character (p10"), "{table}");
+    assert!(table.contains("llama: a symbol is a token of "), "{table}");
+    let json = parsed(&[&["bench", "compare", "--json"], &options[..], &folders[..]].concat());
+    let comparison = if json.is_array() { json[0].clone() } else { json };
+    let found = comparison.to_string();
+    assert!(found.contains("\"chars_per_symbol\":1.0") && found.contains("\"chars_per_symbol\":"), "{found}");
+}
+
+#[test]
+fn a_folder_is_inspected_as_it_is() {
+    let copy = copied("llama");
+    golden::shard(copy.path());
+    let inspected = parsed(&["inspect", "--json", copy.path().to_str().unwrap()]);
+    assert_eq!((&inspected["family"], &inspected["exactness"]), (&json!("hugging-face"), &json!("within")));
+    assert_eq!(
+        inspected["vocabulary"],
+        json!({ "size": 384, "tokenizer": "tokenizer.json", "start": [], "ends": [0] })
+    );
+    assert_eq!(inspected["architecture"]["model_type"], "llama");
+    // 384 · 48 twice, 2 layers, and the last norm; without the tensor that is not used
+    let layer = 48 * 48 * 2 + 24 * 48 * 2 + 3 * 96 * 48 + 2 * 48;
+    assert_eq!(inspected["parameters"], json!(2 * 384 * 48 + 2 * layer + 48));
+}

@@ -70,6 +70,7 @@ TOKEN = "a-token-of-sixteen-or-more"
 # Runs an example with this Python and the address of the test's server.
 EXAMPLE = (("python3", sys.executable), (".py ", ".py --address 127.0.0.1:50051 "))
 # Replaces a shape by a shape of the same kind with small matrices.
+TOKENS = (("path/to/folder", "tests/golden/hugging-face/llama"),)
 SMALL = (("models/shapes/", "small/"),)
 # Flags that shorten a measurement to seconds.
 PAIRS = "--rounds 4 --warm-up-rounds 1 --output-chars 8 --score-chars 64"
@@ -220,6 +221,16 @@ PAGES: Dict[str, List[Step]] = {
             'curl -s http://127.0.0.1:9090/metrics | grep "^weir:generation_tokens_total"',
             r'weir:generation_tokens_total\{model_name="hourglass-whitespace-english"\} 200\n',
         ),
+    ],
+    "docs/hugging-face.md": [
+        Runs("weir inspect path/to/folder", "checkpoint .*family +hugging-face\n.*", TOKENS),
+        Runs('weir generate --model path/to/folder --prompt "The town was founded" --temperature 0', ".+", TOKENS),
+        Runs(
+            "weir score --model path/to/folder --file text.txt",
+            rf"\d+ symbols, {NUMBER} bits per character, {NUMBER} per byte, {NUMBER} per token, .*\n",
+            (*TOKENS, ("--file text.txt", '--text "The town was founded"')),
+        ),
+        Serves(f"weir serve --model path/to/folder --model {SHIPPED}", TOKENS),
     ],
     "docs/http.md": [
         Serves("weir serve --http-listen 127.0.0.1:8000", granted=True),

@@ -158,6 +158,9 @@ impl BlockStream for Compressor {
             let bound = format!("the length of the text, {}", end.text_bytes);
             return Err(Error::bad_option("text_bytes", bytes.to_string(), bound));
         }
+        if !self.reader.is_read(&end) {
+            return Err(Error::Internal("the compressed text would come back as another one".into()));
+        }
         let before = out.len();
         self.begin(out);
         end.write(out);

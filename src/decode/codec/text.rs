@@ -24,6 +24,8 @@ pub struct TextReader {
     bytes: u64,
     /// Characters of the text before `incomplete`.
     characters: usize,
+    /// Checksum of the bytes that must come back.
+    sha256: Sha256,
 }
 
 impl TextReader {
@@ -33,13 +35,19 @@ impl TextReader {
         let normalises = normalise && vocabulary.normaliser() != TextNormaliser::None;
         let normaliser = normalises.then(|| StreamTokenizer::new(Arc::clone(vocabulary), TEXT, usize::MAX));
         let vocabulary = Arc::clone(vocabulary);
-        Self { vocabulary, normaliser, incomplete: Vec::new(), bytes: 0, characters: 0 }
+        Self { vocabulary, normaliser, incomplete: Vec::new(), bytes: 0, characters: 0, sha256: Sha256::new() }
+    }
+
+    /// Returns true if the decoded text is the one that was read. Always true if the reader normalises.
+    pub fn is_read(&self, text: &End) -> bool {
+        self.normaliser.is_some() || text.sha256 == Digest::from(self.sha256.clone().finalize())
     }
 
     /// Encodes a piece and appends its symbols. A model of bytes takes any bytes. Fails with [`Error::Unreadable`] if the text must be
     /// UTF-8 and is not, and with [`Error::UnknownSymbol`] or [`Error::NeedsNormaliser`] at the first character that is not in the
     /// vocabulary.
     pub fn push(&mut self, mut piece: &[u8], symbols: &mut Vec<u32>) -> Result<()> {
+        self.sha256.update(piece);
         if let (Some(zero), None) = (self.vocabulary.byte_zero(), &self.normaliser) {
             symbols.extend(piece.iter().map(|&byte| zero + u32::from(byte)));
             return Ok(());
@@ -135,9 +143,10 @@ impl TextWriter {
 
     /// Returns the bytes of the next symbols.
     pub fn push(&mut self, symbols: &[u32]) -> Vec<u8> {
-        let bytes: Vec<u8> = match self.vocabulary.is_bytes() {
-            true => symbols.iter().filter_map(|&symbol| self.vocabulary.byte_of(symbol)).collect(),
-            false => self.vocabulary.decode(symbols).into_bytes(),
+        let bytes: Vec<u8> = match self.vocabulary.byte_zero() {
+            // a mark of the model is a byte like all others here: files have bytes that texts never have
+            Some(zero) => symbols.iter().map(|&symbol| symbol.wrapping_sub(zero) as u8).collect(),
+            None => self.vocabulary.decode(symbols).into_bytes(),
         };
         self.sha256.update(&bytes);
         self.bytes += bytes.len() as u64;
@@ -159,6 +168,7 @@ impl TextWriter {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::text::TextMarks;
     use proptest::prelude::*;
 
     fn letters() -> Arc<Vocabulary> {
@@ -213,8 +223,12 @@ mod tests {
         }
 
         #[test]
-        fn byte_models_take_any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..80), piece in 1usize..9) {
-            let vocabulary = Arc::new(Vocabulary::byte_level(TextNormaliser::None));
+        fn byte_models_take_any_bytes(
+            bytes in proptest::collection::vec(any::<u8>(), 0..80), piece in 1usize..9, has_marks: bool,
+        ) {
+            let marks = TextMarks { start: 254, end: 255 };
+            let marked = Vocabulary::byte_level_with_marks(marks, TextNormaliser::None).unwrap();
+            let vocabulary = Arc::new(if has_marks { marked } else { Vocabulary::byte_level(TextNormaliser::None) });
             let symbols = read(&vocabulary, false, &bytes, piece).unwrap();
             let mut writer = TextWriter::new(&vocabulary);
             let (first, second) = symbols.split_at(symbols.len() / 2);

@@ -1,6 +1,6 @@
 //! Every configuration of the conformance suite whose card is `bitwise` gives back its blocks.
 
-use super::{Code, CodeInput, Coded, Running, WINDOWS, code_blocks, run_batch};
+use super::{Code, CodeInput, Coded, Running, WINDOWS, code_blocks, compress, decompress, run_batch};
 use crate::{conformance::configurations, support::Dice};
 use weir::decode::{
     codec::request::check_model,
@@ -43,6 +43,11 @@ fn blocks_come_back_in_every_family_dtype_and_batch() {
             let symbols = code_blocks(model, data(), rows, 64).unwrap();
             let expected: Vec<_> = texts.iter().map(|text| Coded::Symbols(text.clone())).collect();
             assert!(symbols == expected, "{name}: {rows} rows");
+        }
+        if model.card().vocabulary.is_bytes() {
+            let file: Vec<u8> = (0..=255).rev().collect();
+            let data = compress(model, &file, 100, 3, 16).unwrap();
+            assert!(decompress(model, &data, 2).unwrap() == file, "{name}: another file");
         }
     }
     assert!(refused.iter().all(|refusal| refusal.contains("reads subwords")), "{}", refused.join("\n"));

@@ -27,8 +27,8 @@ pub struct CompressArgs {
     pub(super) block: usize,
     /// The model reads a block in windows of LENGTH symbols, each of which predicts its last STRIDE symbols. Default: twice the
     /// training length, and three quarters of that.
-    #[arg(long, value_name = "LENGTH,STRIDE", value_parser = parse_windows, env = "WEIR_WINDOW")]
-    pub(super) window: Option<WindowOptions>,
+    #[arg(long, value_name = "LENGTH,STRIDE", value_parser = parse_windows, env = "WEIR_WINDOWED")]
+    pub(super) windowed: Option<WindowOptions>,
     /// Rewrite the text like the model's training text first. `decompress` then returns the rewritten text.
     #[arg(long, env = "WEIR_NORMALISE", value_parser = clap::builder::BoolishValueParser::new())]
     pub(super) normalise: bool,

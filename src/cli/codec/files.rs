@@ -64,15 +64,16 @@ fn pairs(paths: &[PathBuf], rename: impl Fn(&std::ffi::OsStr) -> Option<OsString
     inputs.iter().map(pair).collect()
 }
 
-/// Returns the bytes of all files to read.
+/// Returns the bytes of all files to read whose size is known.
 pub(super) fn total_bytes(pairs: &[FilePair]) -> Result<u64> {
-    pairs.iter().map(FilePair::bytes).sum()
+    pairs.iter().map(|pair| pair.bytes().map(Option::unwrap_or_default)).sum()
 }
 
 impl FilePair {
-    /// Returns the bytes of the file to read.
-    pub(super) fn bytes(&self) -> Result<u64> {
-        std::fs::metadata(&self.input).map(|metadata| metadata.len()).map_err(Error::io(&self.input))
+    /// Returns the bytes of the file to read; `None` for a pipe. Fails if the file is missing.
+    pub(super) fn bytes(&self) -> Result<Option<u64>> {
+        let metadata = std::fs::metadata(&self.input).map_err(Error::io(&self.input))?;
+        Ok(metadata.is_file().then_some(metadata.len()))
     }
 
     /// Fails if the file to read is missing, or the one to write exists and must not be overwritten.

@@ -5,6 +5,7 @@
 mod args;
 mod files;
 mod output_file;
+mod partial_files;
 mod pipeline;
 
 pub use args::{CompressArgs, DecompressArgs};
@@ -13,7 +14,7 @@ use super::output;
 use crate::{
     decode::{
         codec::{CompressOptions, Compressor, Decompressor, Totals, default_windows},
-        contract::{Card, Model},
+        contract::Model,
     },
     engine::{Handle, Limits},
     error::{Error, Result},
@@ -32,13 +33,13 @@ pub fn run_compress(args: CompressArgs) -> Result<()> {
     let model = args.model.load_with(args.codec.isa)?;
     let card = model.card();
     let pairs = files::compressed_pairs(&args.codec.paths)?;
-    let windows = args.window.unwrap_or_else(|| default_windows(card));
-    let open = |_: &Card, bytes: u64| -> Result<Stream<'_>> {
-        let text_bytes = (!args.normalise).then_some(bytes);
+    let windows = args.windowed.unwrap_or_else(|| default_windows(card));
+    let open = |bytes: Option<u64>| -> Result<Stream<'_>> {
+        let text_bytes = bytes.filter(|_| !args.normalise);
         let options = CompressOptions { block: args.block, windows, normalise: args.normalise, text_bytes };
         Ok(Box::new(Compressor::new(card, options)?))
     };
-    run(&*model, start(&model, &args.codec)?, &args.codec, pairs, open)
+    run(start(&model, &args.codec)?, &args.codec, &pairs, open)
 }
 
 /// Runs `weir decompress`. Fails if the data are damaged or of another model, or if a file cannot be read or written.
@@ -46,8 +47,8 @@ pub fn run_decompress(args: DecompressArgs) -> Result<()> {
     let model = args.model.load_with(args.codec.isa)?;
     let card = model.card();
     let pairs = files::decompressed_pairs(&args.codec.paths)?;
-    let open = |_: &Card, _| -> Result<Stream<'_>> { Ok(Box::new(Decompressor::new(card)?)) };
-    run(&*model, start(&model, &args.codec)?, &args.codec, pairs, open)
+    let open = |_| -> Result<Stream<'_>> { Ok(Box::new(Decompressor::new(card)?)) };
+    run(start(&model, &args.codec)?, &args.codec, &pairs, open)
 }
 
 /// Starts an engine without limits of time: a file takes as long as it takes.
@@ -66,22 +67,20 @@ fn start(model: &std::sync::Arc<dyn Model>, args: &CodecArgs) -> Result<Handle> 
 }
 
 fn run<'a>(
-    model: &'a dyn Model,
     engine: Handle,
     args: &CodecArgs,
-    pairs: Vec<FilePair>,
-    open: impl Fn(&Card, u64) -> Result<Stream<'a>>,
+    pairs: &[FilePair],
+    open: impl Fn(Option<u64>) -> Result<Stream<'a>>,
 ) -> Result<()> {
     pairs.iter().try_for_each(|pair| pair.check(args.force))?;
     let began = Instant::now();
-    let mut pipeline = Pipeline::new(engine, args.rows, files::total_bytes(&pairs)?)?;
-    for pair in &pairs {
-        let bytes = pair.bytes()?;
-        pipeline.run_file(pair, open(model.card(), bytes)?)?;
+    let mut pipeline = Pipeline::new(engine, args.rows, files::total_bytes(pairs)?)?;
+    for pair in pairs {
+        pipeline.run_file(pair, open(pair.bytes()?)?)?;
     }
     let totals = pipeline.finish()?;
     let seconds = began.elapsed().as_secs_f64();
-    print(args, &pairs, &totals, seconds)
+    print(args, pairs, &totals, seconds)
 }
 
 fn print(args: &CodecArgs, pairs: &[FilePair], totals: &[Totals], seconds: f64) -> Result<()> {
@@ -106,10 +105,11 @@ fn print(args: &CodecArgs, pairs: &[FilePair], totals: &[Totals], seconds: f64) 
     for (pair, totals) in pairs.iter().zip(totals) {
         let Totals { text_bytes, symbols, compressed_bytes, blocks } = *totals;
         let bits = output::optional(totals.bits_per_symbol());
+        let plural = if blocks == 1 { "" } else { "s" };
         let written = writeln!(
             out,
-            "{}: {text_bytes} bytes of text, {symbols} characters in {blocks} blocks; {compressed_bytes} bytes compressed, {bits} \
-             bits per character",
+            "{}: {text_bytes} bytes of text, {symbols} characters in {blocks} block{plural}; {compressed_bytes} bytes compressed, \
+             {bits} bits per character",
             pair.output.display(),
         );
         written.map_err(|error| Error::Internal(error.to_string()))?;

@@ -1,5 +1,6 @@
 //! A file that gets its name only when it is complete.
 
+use super::partial_files::PartialFiles;
 use crate::error::{Error, Result};
 use std::{
     fs::File,
@@ -13,16 +14,17 @@ pub(super) struct OutputFile {
     file: Option<File>,
     partial: PathBuf,
     path: PathBuf,
+    files: PartialFiles,
 }
 
 impl OutputFile {
-    /// Creates the file. Fails if the operating system does.
-    pub(super) fn create(path: &Path) -> Result<Self> {
+    /// Creates the file and lists it in `files`. Fails if the operating system does.
+    pub(super) fn create(path: &Path, files: &PartialFiles) -> Result<Self> {
         let mut partial = path.as_os_str().to_owned();
         partial.push(format!(".partial-{}", std::process::id()));
         let partial = PathBuf::from(partial);
-        let file = File::create_new(&partial).map_err(Error::io(&partial))?;
-        Ok(Self { file: Some(file), partial, path: path.to_owned() })
+        let file = files.create(&partial).map_err(Error::io(&partial))?;
+        Ok(Self { file: Some(file), partial, path: path.to_owned(), files: files.clone() })
     }
 
     /// Appends bytes.
@@ -33,22 +35,18 @@ impl OutputFile {
 
     /// Gives the file its name.
     pub(super) fn commit(mut self) -> Result<()> {
-        if let Some(file) = self.file.take() {
+        if let Some(file) = &self.file {
             file.sync_all().map_err(Error::io(&self.path))?;
         }
-        std::fs::rename(&self.partial, &self.path).map_err(|error| {
-            // it stays under its other name no longer than the command runs
-            let _ = std::fs::remove_file(&self.partial);
-            Error::io(&self.path)(error)
-        })
+        self.file = None;
+        self.files.complete(&self.partial, &self.path).map_err(Error::io(&self.path))
     }
 }
 
 impl Drop for OutputFile {
     fn drop(&mut self) {
         if self.file.take().is_some() {
-            // a file that cannot be removed is visibly partial
-            let _ = std::fs::remove_file(&self.partial);
+            self.files.remove(&self.partial);
         }
     }
 }

@@ -1,19 +1,20 @@
 //! Feeds the blocks of all files to the engine, in order, and collects the results in the same order.
 
-use super::{files::FilePair, output_file::OutputFile};
+use super::{files::FilePair, output_file::OutputFile, partial_files::PartialFiles};
 use crate::{
-    cli::progress::Progress,
+    cli::{flag_names::with_flag_names, progress::Progress},
     decode::{
         codec::{BlockStream, Coded, Totals},
         evaluate::max_fed_symbols,
     },
     engine::{Counters, Event, Events, Handle, Job},
-    error::{Error, Result},
+    error::{Error, Result, printable},
 };
 use std::{
     collections::VecDeque,
     fs::File,
     io::Read,
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 use tokio::{
@@ -44,7 +45,9 @@ pub(super) struct Pipeline<'a> {
     files: VecDeque<OpenFile<'a>>,
     /// Totals of the files that are complete.
     totals: Vec<Totals>,
+    /// Runs timers, and the task that waits for signals.
     runtime: Runtime,
+    partial_files: PartialFiles,
     progress: Progress,
     /// Bytes of all files to read.
     bytes: u64,
@@ -57,15 +60,18 @@ pub(super) struct Pipeline<'a> {
 }
 
 struct OpenFile<'a> {
+    /// The path of the file to read.
+    input: PathBuf,
     stream: Stream<'a>,
     output: OutputFile,
 }
 
 impl<'a> Pipeline<'a> {
-    /// Creates a pipeline for files of `bytes` bytes. Fails if the operating system refuses a timer.
+    /// Creates a pipeline for files of `bytes` bytes. Fails if the operating system refuses a thread or a handler of signals.
     pub(super) fn new(engine: Handle, rows: usize, bytes: u64) -> Result<Self> {
-        let runtime = Builder::new_current_thread().enable_time().build();
-        let runtime = runtime.map_err(|error| Error::Internal(format!("cannot start a timer: {error}")))?;
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build();
+        let runtime = runtime.map_err(|error| Error::Internal(format!("cannot start a thread: {error}")))?;
+        let partial_files = PartialFiles::watched(&runtime)?;
         Ok(Self {
             engine,
             max_blocks: max_blocks(rows),
@@ -73,6 +79,7 @@ impl<'a> Pipeline<'a> {
             files: VecDeque::new(),
             totals: Vec::new(),
             runtime,
+            partial_files,
             progress: Progress::texts(),
             bytes,
             bytes_read: 0,
@@ -82,24 +89,25 @@ impl<'a> Pipeline<'a> {
         })
     }
 
-    /// Reads a file to its end and submits its blocks.
+    /// Reads a file to its end and submits its blocks. Errors name the file that they concern.
     pub(super) fn run_file(&mut self, pair: &FilePair, stream: Stream<'a>) -> Result<()> {
         let mut file = File::open(&pair.input).map_err(Error::io(&pair.input))?;
-        self.files.push_back(OpenFile { stream, output: OutputFile::create(&pair.output)? });
+        let output = OutputFile::create(&pair.output, &self.partial_files)?;
+        self.files.push_back(OpenFile { input: pair.input.clone(), stream, output });
         let mut piece = vec![0; PIECE];
         loop {
             let read = file.read(&mut piece).map_err(Error::io(&pair.input))?;
+            let in_file = in_file(&pair.input);
             let stream = self.last()?;
-            if read == 0 {
-                stream.finish()?;
-            } else {
-                stream.push(&piece[..read])?;
+            match read {
+                0 => stream.finish().map_err(in_file)?,
+                _ => stream.push(&piece[..read]).map_err(in_file)?,
             }
             self.bytes_read += read as u64;
-            while let Some(block) = self.last()?.next_block()? {
+            while let Some(block) = self.last()?.next_block().map_err(in_file)? {
                 self.symbols += block.symbols();
                 self.work += max_fed_symbols(block.symbols(), block.windows);
-                let events = self.engine.submit(Job::Code(block), None)?;
+                let events = self.engine.submit(Job::Code(block), None).map_err(in_file)?;
                 self.submit(Some(events))?;
             }
             if read == 0 {
@@ -135,14 +143,14 @@ impl<'a> Pipeline<'a> {
         let mut out = Vec::new();
         let Some(events) = block else {
             let Some(mut file) = self.files.pop_front() else { return Err(no_file()) };
-            file.stream.end(&mut out)?;
+            file.stream.end(&mut out).map_err(in_file(&file.input))?;
             file.output.write(&out)?;
             self.totals.push(file.stream.totals());
             return file.output.commit();
         };
-        let coded = self.wait(events)?;
+        let coded = self.wait(events);
         let file = self.files.front_mut().ok_or_else(no_file)?;
-        file.stream.accept(coded, &mut out)?;
+        file.stream.accept(coded.map_err(in_file(&file.input))?, &mut out)?;
         file.output.write(&out)
     }
 
@@ -175,6 +183,14 @@ impl<'a> Pipeline<'a> {
 fn share(engine: &Handle, work: usize) -> f64 {
     let Counters { prefill_chars, generated_chars, .. } = engine.counters();
     ((prefill_chars + generated_chars) as f64 / work.max(1) as f64).min(1.0)
+}
+
+/// Names the file in an error about a text or its data.
+fn in_file(path: &Path) -> impl Fn(Error) -> Error + Copy {
+    move |error| {
+        let why = format!("{}: {}", printable(&path.display().to_string()), with_flag_names(error));
+        Error::Unreadable { field: None, why }
+    }
 }
 
 fn no_file() -> Error {

@@ -4,7 +4,13 @@ use crate::{
     cli::{json, weir},
     support::{converted, pyramidion_converted},
 };
-use std::{fs, path::Path};
+use std::{
+    fs,
+    io::Write,
+    path::Path,
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
 use tempfile::tempdir;
 use weir::report::sample::Sample;
 
@@ -28,7 +34,7 @@ fn the_file_has_the_size_that_the_score_predicts() {
     let back = path(folder.path(), "b.txt");
     let english = english(3000);
     fs::write(&text, &english).unwrap();
-    let args = ["compress", "--json", "--model", MODEL, "--window", "512,384", "--isa", "avx2", &text, &out];
+    let args = ["compress", "--json", "--model", MODEL, "--windowed", "512,384", "--isa", "avx2", &text, &out];
     let args = if weir::kernels::Isa::parse("avx2").is_some() { &args[..] } else { &[&args[..6], &args[8..]].concat() };
     let report = json(args);
     let bytes = fs::metadata(&out).unwrap().len();
@@ -85,6 +91,7 @@ fn what_cannot_be_compressed_is_refused() {
     let compress =
         |model: &str, more: &[&str]| weir(&[], &[&["compress", "--model", model][..], more, &[&text, &out]].concat());
     let refusal = compress(MODEL, &[]).unwrap_err();
+    assert!(refusal.starts_with(&format!("weir: {text}: ")), "{refusal}");
     assert!(refusal.contains("'T' at character 0 is not in the model's vocabulary"), "{refusal}");
     assert!(refusal.contains("--normalise"), "{refusal}");
     assert!(!Path::new(&out).exists());
@@ -106,4 +113,50 @@ fn what_cannot_be_compressed_is_refused() {
     // nothing is left of a file that was refused, and what was there before stays
     assert_eq!(fs::read_to_string(&back).unwrap(), "the end ");
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 3);
+}
+
+/// Starts a command that reads its standard input, which stays open.
+fn reading_a_pipe(command: &str, model: &Path, out: &str) -> Child {
+    Command::new(env!("CARGO_BIN_EXE_weir"))
+        .env_clear()
+        .args([command, "--threads", "1", "--model", model.to_str().unwrap(), "/dev/stdin", out])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+#[cfg(unix)]
+#[test]
+fn a_pipe_is_compressed_and_decompressed() {
+    let folder = tempdir().unwrap();
+    let model = converted("whitespaces");
+    let text = english(300).into_bytes();
+    let mut input = text.clone();
+    for (command, name) in [("compress", "a.weir"), ("decompress", "a.txt")] {
+        let out = path(folder.path(), name);
+        let mut child = reading_a_pipe(command, &model, &out);
+        child.stdin.take().unwrap().write_all(&input).unwrap();
+        assert!(child.wait().unwrap().success());
+        input = fs::read(out).unwrap();
+    }
+    assert_eq!(input, text);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_signal_leaves_no_partial_file() {
+    for (signal, code) in [("INT", 130), ("TERM", 143)] {
+        let folder = tempdir().unwrap();
+        let files = || fs::read_dir(folder.path()).unwrap().count();
+        let mut child = reading_a_pipe("compress", &converted("whitespaces"), &path(folder.path(), "a.weir"));
+        while files() == 0 {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(
+            Command::new("kill").args([&format!("-{signal}"), &child.id().to_string()]).status().unwrap().success()
+        );
+        assert_eq!(child.wait().unwrap().code(), Some(code));
+        assert_eq!(files(), 0, "SIG{signal}");
+    }
 }

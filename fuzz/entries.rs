@@ -2,15 +2,25 @@
 //!
 //! The fuzz targets and a property test of the main crate share this file.
 
-use std::path::Path;
+use std::{
+    path::Path,
+    sync::{Arc, LazyLock},
+};
 use weir::{
     config::file::{ValueKind, parse},
-    family::{
-        Blueprint,
-        checkpoint::{Config, read_from},
-        convert::pickle::Pickle,
-        load::blueprint,
+    decode::{
+        codec::{BlockStream, Code, Coded, CompressOptions, Compressor, Decompressor, container::Header},
+        contract::{Model, SequenceRow, advance},
+        options::WindowOptions,
+        session::Session,
     },
+    family::{
+        Blueprint, Parts,
+        checkpoint::{Config, read_from, reader::Weights},
+        convert::pickle::Pickle,
+        load::{Settings, blueprint},
+    },
+    kernels::Isa,
     text::SubwordTokenizer,
 };
 
@@ -73,6 +83,91 @@ pub(crate) fn settings(data: &[u8]) {
         let (settings, problems) = parse("weir.toml", text, kind);
         assert!(settings.iter().all(|setting| kind(&setting.key).is_some()));
         assert!(problems.iter().all(|problem| problem.starts_with("weir.toml, line ")), "{problems:?}");
+    }
+}
+
+/// Block and windows of a text that [`codec`] compresses: several of each.
+const CODED: CompressOptions =
+    CompressOptions { block: 16, windows: WindowOptions { length: 8, stride: 5 }, normalise: false, text_bytes: None };
+/// Maximum symbols of a block that the model computes, so that no input takes long.
+const MAX_CODED: usize = 64;
+/// Maximum blocks of an input.
+const MAX_BLOCKS: usize = 8;
+
+/// Decompresses data, or compresses a text. The first byte selects which, and in pieces of how many bytes the rest arrives. A text
+/// that comes out of damaged data is compressed, and must come back.
+pub(crate) fn codec(data: &[u8]) {
+    let (Some(model), Some((&first, rest))) = (&*CODEC_MODEL, data.split_first()) else { return };
+    let model = &**model;
+    let piece = usize::from(first / 3) + 1;
+    let text = match first % 3 {
+        0 => decompress(model, rest, piece),
+        1 => header(model).and_then(|header| decompress(model, &[&header, rest].concat(), piece)),
+        _ => Some(rest[..rest.len().min(MAX_CODED)].to_vec()),
+    };
+    let compressor = Compressor::new(model.card(), CODED);
+    if let (Some(text), Ok(mut compressor)) = (text, compressor)
+        && let Some(data) = transcode(model, &mut compressor, &text, piece)
+    {
+        assert_eq!(decompress(model, &data, piece).as_deref(), Some(&text[..]), "another text comes back");
+    }
+}
+
+/// A model of [`SMALL_CONFIG`] whose kernels are portable, so that kept inputs reach the same code on every x86-64 processor.
+static CODEC_MODEL: LazyLock<Option<Arc<dyn Model>>> = LazyLock::new(|| {
+    let settings = Settings { threads: 1, memory_bytes: 1 << 20, isa: Isa::portable(), ..Settings::default() };
+    let config = Config::parse(SMALL_CONFIG.as_bytes(), Path::new("config.json")).ok()?;
+    let blueprint = small()?;
+    let number = |index: usize| (index * 37 % 101) as f32 / 50.0 - 1.0;
+    let weights = Weights::collect(blueprint.tensors(), |spec| Ok((0..spec.numbers()).map(number).collect())).ok()?;
+    let sha256 = "5a".repeat(32);
+    blueprint.build(Parts { config, name: "small".into(), weights, sha256, companions: Vec::new(), settings }).ok()
+});
+
+/// Returns the header of data that the model compresses.
+fn header(model: &dyn Model) -> Option<Vec<u8>> {
+    let mut header = Vec::new();
+    Header::new(model.card(), CODED.block, CODED.windows, None).ok()?.write(&mut header);
+    Some(header)
+}
+
+fn decompress(model: &dyn Model, data: &[u8], piece: usize) -> Option<Vec<u8>> {
+    transcode(model, &mut Decompressor::new(model.card()).ok()?, data, piece)
+}
+
+/// Runs a stream from its input to its output. Returns `None` if the input is refused.
+fn transcode(model: &dyn Model, stream: &mut dyn BlockStream, input: &[u8], piece: usize) -> Option<Vec<u8>> {
+    let mut out = Vec::new();
+    let mut blocks = 0;
+    for piece in input.chunks(piece).map(Some).chain([None]) {
+        match piece {
+            Some(piece) => stream.push(piece).ok()?,
+            None => stream.finish().ok()?,
+        }
+        while let Some(block) = stream.next_block().ok()? {
+            blocks += 1;
+            if block.symbols() > MAX_CODED || blocks > MAX_BLOCKS {
+                return None;
+            }
+            stream.accept(code(model, block)?, &mut out).ok()?;
+        }
+    }
+    stream.end(&mut out).ok()?;
+    Some(out)
+}
+
+/// Compresses or decompresses one block.
+fn code(model: &dyn Model, block: Code) -> Option<Coded> {
+    let mut session = Session::code(block, model.card()).ok()?;
+    let mut row = SequenceRow::new(model.begin(session.boundaries().clone()).ok()?);
+    let mut scratch = model.scratch();
+    loop {
+        if let Some(coded) = session.take_coded() {
+            return Some(coded);
+        }
+        session.feed(&mut row, 4);
+        advance(model, std::slice::from_mut(&mut row), &[0], &mut scratch).ok()?;
+        session.absorb(&mut row).ok()?;
     }
 }
 

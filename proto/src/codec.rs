@@ -1,6 +1,6 @@
 //! prost's codec, which refuses requests that would take too much memory.
 
-use crate::decoded_size;
+use crate::decoded_size::{self, TooLarge};
 use prost::{Message, Name, bytes::Buf};
 use std::marker::PhantomData;
 use tonic::{
@@ -11,6 +11,9 @@ use tonic::{
 /// How the message of the status begins for a request that takes too much memory once decoded. A number of bytes, the limit, ends
 /// it.
 pub const TOO_LARGE_DECODED: &str = "the decoded message takes up to ";
+
+/// How the message of the status begins for a request that has too many fields. Their limit follows.
+pub const TOO_MANY_FIELDS: &str = "the message has too many fields; the limit is ";
 
 /// Encodes `T` and decodes `U`.
 #[derive(Debug, Clone, Copy)]
@@ -56,12 +59,16 @@ impl<T, U: Message + Name + Default> Decoder for BoundedCodec<T, U> {
     }
 }
 
-/// Decodes a message, which `bytes` holds in one piece. Fails with OUT_OF_RANGE if it is a request that would take too much memory, and with INTERNAL and prost's
-/// text if it is malformed.
+/// Decodes a message, which `bytes` holds in one piece. Fails with OUT_OF_RANGE if it is a request that would take too much memory
+/// or has too many fields, and with INTERNAL and prost's text if it is malformed.
 pub fn decode_bounded<U: Message + Name + Default>(bytes: &mut impl Buf) -> Result<U, Status> {
     decoded_size::check(&U::full_name(), bytes.chunk()).map_err(|too_large| {
-        let decoded_size::TooLarge { bytes, limit } = too_large;
-        Status::out_of_range(format!("{TOO_LARGE_DECODED}{bytes} bytes of memory; for its length the limit is {limit}"))
+        Status::out_of_range(match too_large {
+            TooLarge::Bytes { bytes, limit } => {
+                format!("{TOO_LARGE_DECODED}{bytes} bytes of memory; for its length the limit is {limit}")
+            }
+            TooLarge::Fields { limit } => format!("{TOO_MANY_FIELDS}{limit}"),
+        })
     })?;
     U::decode(bytes).map_err(|error| Status::internal(error.to_string()))
 }

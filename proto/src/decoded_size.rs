@@ -1,4 +1,4 @@
-//! How much memory a message takes once it is decoded.
+//! How much memory a message takes once it is decoded, and how many fields it has.
 //!
 //! An empty element of a repeated field has two bytes on the wire and hundreds in memory, so a limit on the encoded length does
 //! not bound the memory. The bound here is computed from the encoded bytes and the API's descriptors, before anything is
@@ -31,19 +31,35 @@ const MAP: usize = 48;
 const SPARE: usize = 2;
 /// A map has room for up to this many times its entries.
 const MAP_SPARE: usize = 4;
+/// Maximum fields of a message, those of nested messages and unknown ones included. Each takes time to decode, also if it is empty.
+const MAX_FIELDS: usize = 1 << 16;
 /// Maximum depth of nested messages, as in prost.
 const MAX_DEPTH: usize = 100;
 
 /// The messages of the API that clients send.
 static REQUESTS: LazyLock<Schema> = LazyLock::new(Schema::new);
 
-/// A message that takes more memory than its length allows.
+/// A message that exceeds a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TooLarge {
-    /// Upper bound of the bytes that it takes.
-    pub bytes: usize,
-    /// Maximum bytes for a message of its length.
-    pub limit: usize,
+pub enum TooLarge {
+    /// It takes more memory than its length allows.
+    Bytes {
+        /// Upper bound of the bytes that it takes.
+        bytes: usize,
+        /// Maximum bytes for a message of its length.
+        limit: usize,
+    },
+    /// It has too many fields.
+    Fields {
+        /// Maximum fields.
+        limit: usize,
+    },
+}
+
+/// What the fields of a message add up to.
+struct Totals {
+    bytes: usize,
+    fields: usize,
 }
 
 /// Checks an encoded request of this full name. Messages that no client sends have no limit. Malformed messages pass: decoding
@@ -51,9 +67,10 @@ pub struct TooLarge {
 pub fn check(name: &str, encoded: &[u8]) -> Result<(), TooLarge> {
     let Some(&index) = REQUESTS.requests.get(name) else { return Ok(()) };
     let limit = BASE.saturating_add(encoded.len().saturating_mul(GROWTH));
-    let mut bytes = REQUESTS.messages[index].size;
-    REQUESTS.add_fields(index, encoded, 0, &mut bytes);
-    if bytes > limit { Err(TooLarge { bytes, limit }) } else { Ok(()) }
+    let mut totals = Totals { bytes: REQUESTS.messages[index].size, fields: 0 };
+    REQUESTS.add_fields(index, encoded, 0, &mut totals)?;
+    let bytes = totals.bytes;
+    if bytes > limit { Err(TooLarge::Bytes { bytes, limit }) } else { Ok(()) }
 }
 
 /// The messages of the API, by index.
@@ -113,34 +130,39 @@ impl Schema {
         Self { requests: requests.collect(), messages }
     }
 
-    /// Adds the memory of the fields in `encoded` to `bytes`, up to the first malformed byte.
-    fn add_fields(&self, index: usize, mut encoded: &[u8], depth: usize, bytes: &mut usize) {
+    /// Adds the fields in `encoded` to `totals`, up to the first malformed byte. Fails as soon as there are too many.
+    fn add_fields(&self, index: usize, mut encoded: &[u8], depth: usize, totals: &mut Totals) -> Result<(), TooLarge> {
         while let Ok((number, wire_type)) = decode_key(&mut encoded) {
+            totals.fields += 1;
+            if totals.fields > MAX_FIELDS {
+                return Err(TooLarge::Fields { limit: MAX_FIELDS });
+            }
             let shape = self.messages[index].fields.get(&number);
             if wire_type != WireType::LengthDelimited {
                 if let Some(FieldShape::Number { size }) = shape {
-                    *bytes = bytes.saturating_add(size * SPARE);
+                    totals.bytes = totals.bytes.saturating_add(size * SPARE);
                 }
                 if skip_field(wire_type, number, &mut encoded, DecodeContext::default()).is_err() {
-                    return;
+                    break;
                 }
                 continue;
             }
-            let Ok(length) = decode_varint(&mut encoded) else { return };
-            let Some(content) = usize::try_from(length).ok().and_then(|length| encoded.get(..length)) else { return };
+            let Ok(length) = decode_varint(&mut encoded) else { break };
+            let Some(content) = usize::try_from(length).ok().and_then(|length| encoded.get(..length)) else { break };
             encoded.advance(content.len());
             let more = match *shape.unwrap_or(&FieldShape::Text { is_repeated: false }) {
                 FieldShape::Number { size } => content.len() * size * SPARE,
                 FieldShape::Text { is_repeated } => content.len() + if is_repeated { HEADER * SPARE } else { 0 },
                 FieldShape::Message { index, spare } => {
                     if depth < MAX_DEPTH {
-                        self.add_fields(index, content, depth + 1, bytes);
+                        self.add_fields(index, content, depth + 1, totals)?;
                     }
                     self.messages[index].size * spare
                 }
             };
-            *bytes = bytes.saturating_add(more);
+            totals.bytes = totals.bytes.saturating_add(more);
         }
+        Ok(())
     }
 }
 
@@ -237,12 +259,25 @@ mod tests {
 
     #[test]
     fn empty_elements_are_counted() {
-        let request = ModelInferRequest { inputs: vec![InferInputTensor::default(); 100_000], ..Default::default() };
+        let request = ModelInferRequest { inputs: vec![InferInputTensor::default(); 60_000], ..Default::default() };
         let error = check_message(&request).unwrap_err();
-        assert!(error.bytes >= 100_000 * size_of::<InferInputTensor>(), "{error:?}");
-        let stopping = Stopping { stop: vec![String::new(); 100_000], ..Default::default() };
+        let least = 60_000 * size_of::<InferInputTensor>();
+        assert!(matches!(error, TooLarge::Bytes { bytes, .. } if bytes >= least), "{error:?}");
+        let stopping = Stopping { stop: vec![String::new(); 60_000], ..Default::default() };
         let request = GenerateRequest { stopping: Some(stopping), ..Default::default() };
-        assert!(check_message(&request).unwrap_err().bytes >= 2_400_000);
+        let error = check_message(&request).unwrap_err();
+        assert!(matches!(error, TooLarge::Bytes { bytes, .. } if bytes >= 1_440_000), "{error:?}");
+    }
+
+    #[test]
+    fn fields_have_a_limit_wherever_they_are() {
+        let limit = Err(TooLarge::Fields { limit: MAX_FIELDS });
+        let unknown = [0xf8, 0x07, 0];
+        assert_eq!(check("weir.v1.ScoreRequest", &unknown.repeat(MAX_FIELDS)), Ok(()));
+        assert_eq!(check("weir.v1.ScoreRequest", &unknown.repeat(MAX_FIELDS + 1)), limit);
+        let stopping = Stopping { stop: vec![String::new(); MAX_FIELDS], ..Default::default() };
+        let request = GenerateRequest { stopping: Some(stopping), ..Default::default() };
+        assert_eq!(check_message(&request), limit);
     }
 
     #[test]

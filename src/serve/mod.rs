@@ -99,6 +99,9 @@ impl From<Engines> for ServerParts {
     }
 }
 
+/// Maximum bytes of a message to health and reflection, which need no key: it has the name of a service or a symbol.
+const KEYLESS_MESSAGE_BYTES: usize = 4 << 10;
+
 /// Serves on this listener until `shutdown`, then drains: health turns NOT_SERVING, new requests are answered
 /// UNAVAILABLE, and running requests get [`TransportConfig::drain`] to finish and their clients to read before they are
 /// ended. Returns after that. Fails only if the API's descriptors are broken.
@@ -124,9 +127,9 @@ pub async fn run(
     };
     let models = ModelsService { engines: engines.clone(), config: config.clone() };
     let max_bytes = config.message_bytes;
-    let mut routes = Routes::new(compressing!(health_service, max_bytes))
-        .add_service(compressing!(reflection(&services).build_v1().map_err(broken)?, max_bytes))
-        .add_service(compressing!(reflection(&services).build_v1alpha().map_err(broken)?, max_bytes))
+    let mut routes = Routes::new(compressing!(health_service, KEYLESS_MESSAGE_BYTES))
+        .add_service(compressing!(reflection(&services).build_v1().map_err(broken)?, KEYLESS_MESSAGE_BYTES))
+        .add_service(compressing!(reflection(&services).build_v1alpha().map_err(broken)?, KEYLESS_MESSAGE_BYTES))
         .add_service(compressing!(GenerationServer::new(jobs.clone()), max_bytes))
         .add_service(compressing!(SummarizationServer::new(jobs.clone()), max_bytes))
         .add_service(compressing!(CodecServer::new(jobs), max_bytes))

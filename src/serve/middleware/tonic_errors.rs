@@ -11,7 +11,7 @@ use crate::{
 };
 use tonic::{Code, Status};
 use tower::ServiceExt;
-use weir_proto::codec::TOO_LARGE_DECODED;
+use weir_proto::codec::{TOO_LARGE_DECODED, TOO_MANY_FIELDS};
 
 /// Maximum bytes of a path that an error repeats.
 const PATH_BYTES: usize = 128;
@@ -49,6 +49,8 @@ pub(crate) fn unreadable(answer: &Status) -> Option<Error> {
         None
     } else if message.starts_with(TOO_LARGE_DECODED) {
         Some(Error::Oversized { what: "the decoded message", limit: last_number(message)? })
+    } else if message.starts_with(TOO_MANY_FIELDS) {
+        Some(Error::LongerThan { field: "message", limit: last_number(message)?, unit: "fields", why: None })
     } else if message.starts_with(TOO_LONG) || message.starts_with(DECOMPRESSING) && answer.code() != Code::Internal {
         Some(Error::Oversized { what: "the message", limit: last_number(message)? })
     } else if message.starts_with(DECODING) {

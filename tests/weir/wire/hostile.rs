@@ -305,15 +305,30 @@ async fn non_finite_floats_are_refused() {
 async fn messages_that_decode_to_far_more_are_refused() {
     let server = Server::new().await;
     let address = server.running.address;
-    let inputs = http2_frames::message(&[5 << 3 | 2, 0].repeat(1 << 20));
-    let stopping = v1::Stopping { stop: vec![String::new(); 1 << 20], ..Default::default() };
-    let request = v1::GenerateRequest { stopping: Some(stopping), ..Default::default() };
-    let stops = http2_frames::message(&request.encode_to_vec());
-    for (path, body) in [("/inference.GRPCInferenceService/ModelInfer", inputs), (GENERATE, stops)] {
+    let refused = async |path: &str, body: Vec<u8>, code: Code| {
         let status = status_of_call(address, path, body, &[]).await;
-        assert_eq!(refusal(&status), (Code::OutOfRange, "OVERSIZED".into(), String::new()), "{path}: {status:?}");
-        assert!(status.message().starts_with("the decoded message: more than "), "{status:?}");
+        assert_eq!(refusal(&status).0, code, "{path}: {status:?}");
+        status.message().to_owned()
+    };
+    let inputs = |count| http2_frames::message(&[5 << 3 | 2, 0].repeat(count));
+    let stops = |count| {
+        let stopping = v1::Stopping { stop: vec![String::new(); count], ..Default::default() };
+        let request = v1::GenerateRequest { stopping: Some(stopping), ..Default::default() };
+        http2_frames::message(&request.encode_to_vec())
+    };
+    let infer = "/inference.GRPCInferenceService/ModelInfer";
+    for (path, body) in [(infer, inputs(60_000)), (GENERATE, stops(60_000))] {
+        let message = refused(path, body, Code::OutOfRange).await;
+        assert!(message.starts_with("the decoded message: more than "), "{message}");
     }
+    // Each field takes time, also if it is unknown.
+    let unknown = http2_frames::message(&[0xf8, 0x07, 0].repeat(1 << 20));
+    for (path, body) in [(infer, inputs(1 << 20)), (GENERATE, stops(1 << 20)), (GENERATE, unknown.clone())] {
+        let message = refused(path, body, Code::InvalidArgument).await;
+        assert!(message.starts_with("message: more than 65536 fields"), "{message}");
+    }
+    let message = refused("/grpc.health.v1.Health/Check", unknown, Code::OutOfRange).await;
+    assert!(message.starts_with("the message: more than 4096 bytes"), "{message}");
     server.answer(prompt("a")).await.unwrap();
     server.at_rest().await;
 }

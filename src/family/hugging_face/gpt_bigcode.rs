@@ -61,7 +61,7 @@ pub(super) fn read(keys: &Keys<'_>) -> Result<Box<dyn Architecture>> {
 
 impl BigCode {
     fn inner(&self) -> usize {
-        self.n_inner.unwrap_or(4 * self.n_embd)
+        self.n_inner.unwrap_or(self.n_embd.saturating_mul(4))
     }
 
     fn head_dim(&self) -> usize {

@@ -45,6 +45,10 @@ fn a_key_of_the_configuration_is_named() {
             "config.json: layer_types[0]: expected full_attention or sliding_attention, found chunked_attention",
         ),
         (
+            config("gpt_bigcode", r#""n_embd": 48"#, r#""n_embd": 9223372036854775807"#),
+            "config.json: n_embd: expected 1 to 4194304, found 9223372036854775807",
+        ),
+        (
             config("gpt_bigcode", r#""multi_query": true"#, r#""multi_query": false"#),
             "config.json: multi_query: expected true, the only one that weir computes, found false",
         ),

@@ -317,10 +317,8 @@ async fn messages_that_decode_to_far_more_are_refused() {
         http2_frames::message(&request.encode_to_vec())
     };
     let infer = "/inference.GRPCInferenceService/ModelInfer";
-    for (path, body) in [(infer, inputs(60_000)), (GENERATE, stops(60_000))] {
-        let message = refused(path, body, Code::OutOfRange).await;
-        assert!(message.starts_with("the decoded message: more than "), "{message}");
-    }
+    let message = refused(infer, inputs(60_000), Code::OutOfRange).await;
+    assert!(message.starts_with("the decoded message: more than "), "{message}");
     // Each field takes time, also if it is unknown.
     let unknown = http2_frames::message(&[0xf8, 0x07, 0].repeat(1 << 20));
     for (path, body) in [(infer, inputs(1 << 20)), (GENERATE, stops(1 << 20)), (GENERATE, unknown.clone())] {

@@ -4,9 +4,13 @@
 //! [`Error`]). An error in a field names the field (`BadRequest`); a temporary one says when to retry (`RetryInfo`).
 
 use crate::error::{Error, clip};
-use std::{collections::HashMap, time::Duration};
+use prost::Message;
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::Duration,
+};
 use tonic::Status;
-use tonic_types::{ErrorDetails, StatusExt};
+use tonic_types::{ErrorDetails, StatusExt, pb};
 
 /// The domain of `ErrorInfo.reason`.
 pub const DOMAIN: &str = "weir";
@@ -19,13 +23,30 @@ const VALUE_BYTES: usize = 256;
 
 /// Returns the status of an error, for the request of that id.
 pub fn status(error: &Error, request_id: &str) -> Status {
-    let mut builder = DetailsBuilder { details: ErrorDetails::new(), metadata: HashMap::new() };
+    let mut builder = DetailsBuilder { details: ErrorDetails::new(), metadata: Metadata::default() };
     let reason = builder.describe(error);
     let DetailsBuilder { mut details, metadata } = builder;
     details.set_request_info(clip(request_id, VALUE_BYTES), "");
-    details.set_error_info(reason, DOMAIN, metadata);
+    details.set_error_info(reason, DOMAIN, HashMap::new());
     let code = tonic::Code::from_i32(error.code() as i32);
-    Status::with_error_details(code, clip(&error.to_string(), MESSAGE_BYTES), details)
+    metadata.add_to(Status::with_error_details(code, clip(&error.to_string(), MESSAGE_BYTES), details))
+}
+
+/// The metadata of `ErrorInfo`, in the order of its names: the same error always has the same bytes.
+#[derive(Clone, PartialEq, Message)]
+struct Metadata {
+    #[prost(btree_map = "string, string", tag = "3")]
+    entries: BTreeMap<String, String>,
+}
+
+impl Metadata {
+    /// Adds the metadata to the `ErrorInfo` of a status. The field numbers are those of `ErrorInfo`.
+    fn add_to(&self, status: Status) -> Status {
+        let Ok(mut encoded) = pb::Status::decode(status.details()) else { return status };
+        let infos = encoded.details.iter_mut().filter(|detail| detail.type_url.ends_with("/google.rpc.ErrorInfo"));
+        infos.for_each(|info| info.value.extend(self.encode_to_vec()));
+        Status::with_details(status.code(), status.message(), encoded.encode_to_vec().into())
+    }
 }
 
 /// Returns the name of a status code as gRPC writes it.
@@ -36,8 +57,7 @@ pub(super) fn code_name(code: tonic::Code) -> &'static str {
 /// Collects the details of a status.
 struct DetailsBuilder {
     details: ErrorDetails,
-    /// The metadata of `ErrorInfo`.
-    metadata: HashMap<String, String>,
+    metadata: Metadata,
 }
 
 impl DetailsBuilder {
@@ -139,7 +159,7 @@ impl DetailsBuilder {
     }
 
     fn add(&mut self, key: &str, value: &str) -> &mut Self {
-        self.metadata.insert(key.to_owned(), clip(value, VALUE_BYTES));
+        self.metadata.entries.insert(key.to_owned(), clip(value, VALUE_BYTES));
         self
     }
 

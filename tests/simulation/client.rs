@@ -149,9 +149,9 @@ impl Client {
             match plan.kind {
                 CallKind::Generate => self.generate(plan, &name).await,
                 CallKind::Score => self.score(plan, &name).await,
-                CallKind::Segment => self.segment(plan).await,
-                CallKind::Models => self.models(plan).await,
-                CallKind::Health => self.check_health().await,
+                CallKind::Segment => self.segment(plan, &name).await,
+                CallKind::Models => self.models(plan, &name).await,
+                CallKind::Health => self.check_health(plan, &name).await,
             }
         };
         let limit = if let Reading::Leave(limit) = plan.reading { limit } else { PATIENCE };
@@ -178,8 +178,10 @@ impl Client {
         end
     }
 
-    fn request<T>(&self, plan: &CallPlan, message: T) -> Request<T> {
+    /// Returns the request of a call. It has an id, because the length of a random one differs once it is compressed.
+    fn request<T>(&self, plan: &CallPlan, name: &str, message: T) -> Request<T> {
         let mut request = Request::new(message);
+        request.metadata_mut().insert("x-request-id", name.replace(' ', "-").parse().unwrap());
         if let Some(deadline) = plan.deadline {
             request.set_timeout(deadline);
         }
@@ -200,7 +202,7 @@ impl Client {
             ..Default::default()
         };
         let mut client = GenerationClient::new(self.channel.clone());
-        let call = client.generate(self.request(plan, message));
+        let call = client.generate(self.request(plan, name, message));
         let mut messages = call.await?.into_inner();
         let mut answer = Answer::new(plan, name, &self.world.log);
         loop {
@@ -215,10 +217,14 @@ impl Client {
     }
 
     async fn score(&self, plan: &CallPlan, name: &str) -> Result<End, Status> {
-        let message =
-            v1::ScoreRequest { text: plan.prompt.clone(), priority: Some(plan.priority), ..Default::default() };
+        let message = v1::ScoreRequest {
+            text: plan.prompt.clone(),
+            seed: Some(1),
+            priority: Some(plan.priority),
+            ..Default::default()
+        };
         let mut client = GenerationClient::new(self.channel.clone());
-        let call = client.score(self.request(plan, message));
+        let call = client.score(self.request(plan, name, message));
         let mut messages = call.await?.into_inner();
         let mut text = String::new();
         let mut summary = None;
@@ -239,11 +245,15 @@ impl Client {
         Ok(End::Complete)
     }
 
-    async fn segment(&self, plan: &CallPlan) -> Result<End, Status> {
-        let message =
-            v1::SegmentRequest { text: plan.prompt.clone(), priority: Some(plan.priority), ..Default::default() };
+    async fn segment(&self, plan: &CallPlan, name: &str) -> Result<End, Status> {
+        let message = v1::SegmentRequest {
+            text: plan.prompt.clone(),
+            seed: Some(1),
+            priority: Some(plan.priority),
+            ..Default::default()
+        };
         let mut client = GenerationClient::new(self.channel.clone());
-        let call = client.segment(self.request(plan, message));
+        let call = client.segment(self.request(plan, name, message));
         let response = call.await?.into_inner();
         let text: String = response.segments.iter().map(|segment| segment.text.as_str()).collect();
         if text != plan.prompt {
@@ -252,14 +262,14 @@ impl Client {
         Ok(End::Complete)
     }
 
-    async fn models(&self, plan: &CallPlan) -> Result<End, Status> {
-        let request = self.request(plan, v1::ListModelsRequest::default());
+    async fn models(&self, plan: &CallPlan, name: &str) -> Result<End, Status> {
+        let request = self.request(plan, name, v1::ListModelsRequest::default());
         ModelsClient::new(self.channel.clone()).list_models(request).await?;
         Ok(End::Complete)
     }
 
-    async fn check_health(&self) -> Result<End, Status> {
-        let request = tonic_health::pb::HealthCheckRequest::default();
+    async fn check_health(&self, plan: &CallPlan, name: &str) -> Result<End, Status> {
+        let request = self.request(plan, name, tonic_health::pb::HealthCheckRequest::default());
         let mut health = tonic_health::pb::health_client::HealthClient::new(self.channel.clone());
         let status = health.check(request).await?.into_inner().status();
         self.world.log.line(format_args!("health: {status:?}"));

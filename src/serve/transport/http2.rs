@@ -57,6 +57,8 @@ fn builder(config: &TransportConfig) -> http2::Builder<TokioExecutor> {
     let mut builder = http2::Builder::new(TokioExecutor::new());
     builder
         .timer(TokioTimer::new())
+        // gRPC has no use for it, and the length of its compressed form would differ between runs of a simulation.
+        .auto_date_header(false)
         .initial_connection_window_size(RECEIVE_WINDOW)
         .initial_stream_window_size(RECEIVE_WINDOW)
         .max_send_buf_size(SEND_BUFFER_BYTES)

@@ -326,7 +326,10 @@ fn malicious_indices_are_rejected() {
         (named(""), plain),
         (named("config.json"), plain),
         (named("./model-00002-of-00002.safetensors"), plain),
-        (named("none.safetensors"), "none.safetensors: No such file"),
+        (
+            named("none.safetensors"),
+            "weight_map.head.bias: expected a file that the folder has, found \"none.safetensors\"",
+        ),
         (named(FIRST), "head.bias: expected a tensor, found none"),
         (
             message(

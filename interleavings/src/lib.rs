@@ -72,7 +72,7 @@ pub mod engine {
         is_closed: bool,
     }
 
-    /// What the worker takes out of the queue.
+    /// Requests that the worker took out of the queue.
     pub struct Taken {
         /// Requests that ran.
         pub ran: Vec<usize>,

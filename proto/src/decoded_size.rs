@@ -56,7 +56,7 @@ pub enum TooLarge {
     },
 }
 
-/// What the fields of a message add up to.
+/// Sums over the fields of a message.
 struct Totals {
     bytes: usize,
     fields: usize,

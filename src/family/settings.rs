@@ -29,7 +29,7 @@ pub struct Settings {
     pub isa: Isa,
     /// True if a checkpoint whose card does not state the SHA-256 of its weights is refused.
     pub require_sha256: bool,
-    /// Where Hugging Face models run; other families run on the CPU.
+    /// The device of Hugging Face models; other families run on the CPU.
     pub device: DeviceChoice,
     /// The thread pool, once started: models loaded with clones of the same settings share it.
     pub pool: Option<Arc<ThreadPool>>,

@@ -42,7 +42,7 @@ pub(crate) struct Client {
 /// How a call ended for its client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum End {
-    /// With a complete response.
+    /// The response is complete.
     Complete,
     /// The server refused it, or ended it with an error, for this reason.
     Refused(String),

@@ -1,4 +1,4 @@
-//! What happened in a world: every event with its virtual time, violated invariants, and how often each kind of event occurred.
+//! The log of a world: every event with its virtual time, violated invariants, and how often each kind of event occurred.
 
 use std::{
     collections::BTreeMap,

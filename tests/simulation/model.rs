@@ -43,11 +43,11 @@ pub(crate) struct SimModel {
     pool: Arc<PagePool>,
     faults: Arc<Faults>,
     dice: Mutex<Dice>,
-    /// In this many of 1,000 symbol steps, memory is refused.
+    /// Symbol steps of 1,000 in which memory is refused.
     refusals: usize,
 }
 
-/// What the model does wrong, and what went wrong without being planned.
+/// Faults that the model has on demand, and unplanned ones.
 #[derive(Debug, Default)]
 pub(crate) struct Faults {
     /// Set to make the next state that is dropped panic, outside of a step.

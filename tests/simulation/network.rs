@@ -15,7 +15,7 @@ use tokio::{
 };
 use weir::serve::Accepted;
 
-/// What a connection does with bytes.
+/// The state of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LinkState {
     Open,
@@ -110,7 +110,8 @@ impl Dialer {
         let is_cut = self.line.state() == LinkState::Cut;
         tokio::spawn(carry(from_near, to_far, Arc::clone(&self.line), self.quality, self.dice.split()));
         tokio::spawn(carry(from_far, to_near, Arc::clone(&self.line), self.quality, self.dice.split()));
-        let (listener, address) = (self.listener.clone(), self.address);
+        let listener = self.listener.clone();
+        let address = self.address;
         async move {
             let refused = || io::Error::from(io::ErrorKind::ConnectionRefused);
             if is_cut {

@@ -1,4 +1,4 @@
-//! What happens in the world of a seed: its limits, its clients, and what goes wrong.
+//! The plan of a world: its limits, its clients, and its faults.
 
 use crate::{
     dice::Dice,
@@ -20,11 +20,11 @@ pub(crate) struct WorldPlan {
     pub(crate) transport: TransportConfig,
     /// Bytes of key-value memory.
     pub(crate) memory: usize,
-    /// In this many of 1,000 steps, memory is refused.
+    /// Steps of 1,000 in which memory is refused.
     pub(crate) refusals: usize,
     /// Maximum milliseconds of a step.
     pub(crate) step: usize,
-    /// In this many of 1,000 steps, the worker stalls for seconds.
+    /// Steps of 1,000 in which the worker stalls for seconds.
     pub(crate) stalls: usize,
     /// Number of tenants, each with an API key. Without any, every client is anonymous.
     pub(crate) tenants: usize,
@@ -45,7 +45,7 @@ pub(crate) struct ClientPlan {
     pub(crate) tenant: usize,
     pub(crate) start: Duration,
     pub(crate) quality: LinkQuality,
-    /// What happens to the connection, and how long after the event before it.
+    /// Changes of the connection, each with the time since the change before it.
     pub(crate) link: Vec<(Duration, LinkState)>,
     /// Bytes of a response that the client takes before it reads them.
     pub(crate) window: u32,

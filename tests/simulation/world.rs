@@ -47,7 +47,7 @@ const TURN_STEPS: usize = 512;
 /// Messages on the way before a call's first and after its last symbol, each of which takes up to the latency.
 const MESSAGES: usize = 20;
 
-/// What a world's clients share.
+/// The state that a world's clients share.
 pub(crate) struct World {
     pub(crate) plan: WorldPlan,
     pub(crate) log: Log,

@@ -26,7 +26,7 @@ const MAX_GENERATION_BYTES: u64 = 1 << 20;
 /// Training window of a model without a maximum length: that of Mamba's official checkpoints.
 const UNBOUNDED_TRAINING_LENGTH: usize = 2048;
 
-/// What the files of a folder contain.
+/// The contents of the files of a folder.
 pub(super) struct HuggingFaceConfig {
     /// Number of ids; 0 if it is missing.
     pub(super) vocab_size: usize,

@@ -1,4 +1,4 @@
-//! What an architecture and its network provide.
+//! The interfaces of an architecture and of its network.
 
 use super::{
     keys::Keys,

@@ -1,9 +1,9 @@
 //! Attention of the tokens of a step to all keys of their sequence, with grouped heads, a window and capped scores.
 
-use super::layers::{soft_cap, softmax};
+use super::layers::soft_cap;
 use candle_core::{Device, Tensor};
 
-/// How scores become weights.
+/// The conversion of scores to weights.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Scores {
     /// Multiplies the products of queries and keys.
@@ -13,13 +13,13 @@ pub(super) struct Scores {
 }
 
 /// Returns (len, heads · head_dim) for queries (heads, len, head_dim) and keys and values (kv_heads, keys, head_dim). The queries
-/// are those of the last `len` keys. With a window, a query sees that many keys, its own included. Fails if candle fails.
+/// are those of the last `len` keys. The mask (len, keys) is added to the scores. Fails if candle fails.
 pub(super) fn attend(
     queries: &Tensor,
     keys: &Tensor,
     values: &Tensor,
     scores: Scores,
-    window: Option<usize>,
+    mask: Option<&Tensor>,
 ) -> candle_core::Result<Tensor> {
     let (heads, len, head_dim) = queries.dims3()?;
     let (kv_heads, count, _) = keys.dims3()?;
@@ -28,12 +28,38 @@ pub(super) fn attend(
     let grouped = queries.reshape((kv_heads, group * len, head_dim))?;
     let products = (grouped.matmul(&keys.t()?)? * scores.scale)?; // (kv_heads, group · len, keys)
     let mut products = soft_cap(products, scores.cap)?;
-    if let Some(mask) = mask(len, count, window, queries.device())? {
+    if let Some(mask) = mask {
         products =
-            products.reshape((heads, len, count))?.broadcast_add(&mask)?.reshape((kv_heads, group * len, count))?;
+            products.reshape((heads, len, count))?.broadcast_add(mask)?.reshape((kv_heads, group * len, count))?;
     }
-    let context = softmax(&products)?.matmul(values)?; // (kv_heads, group · len, head_dim)
+    let context = candle_nn::ops::softmax_last_dim(&products)?.matmul(values)?; // (kv_heads, group · len, head_dim)
     context.reshape((heads, len, head_dim))?.transpose(0, 1)?.reshape((len, heads * head_dim))
+}
+
+/// The masks of one step's tokens. Layers with equal windows share one.
+pub(super) struct Masks {
+    len: usize,
+    keys: usize,
+    /// The mask of each window that a layer has asked for.
+    built: Vec<(Option<usize>, Option<Tensor>)>,
+}
+
+impl Masks {
+    /// Creates the masks of `len` queries, those of the last of `keys` keys.
+    pub(super) fn new(len: usize, keys: usize) -> Self {
+        Self { len, keys, built: Vec::new() }
+    }
+
+    /// Returns the mask of a window; none if all queries see all keys. With a window, a query sees that many keys, its own included.
+    /// Fails if candle fails.
+    pub(super) fn of(&mut self, window: Option<usize>, device: &Device) -> candle_core::Result<Option<Tensor>> {
+        if let Some((_, mask)) = self.built.iter().find(|(built, _)| *built == window) {
+            return Ok(mask.clone());
+        }
+        let mask = mask(self.len, self.keys, window, device)?;
+        self.built.push((window, mask.clone()));
+        Ok(mask)
+    }
 }
 
 /// Returns (len, keys): 0 where a query sees a key, −∞ elsewhere; none if all queries see all keys.
@@ -104,16 +130,18 @@ mod tests {
         ] {
             let [heads, kv_heads, len, count, dim] = shape;
             let scores = Scores { scale: 0.7, cap };
-            let [q, k, v] = [heads * len * dim, kv_heads * count * dim, kv_heads * count * dim];
-            let (q, k, v) = (numbers(q, 1), numbers(k, 2), numbers(v, 3));
+            let q = numbers(heads * len * dim, 1);
+            let k = numbers(kv_heads * count * dim, 2);
+            let v = numbers(kv_heads * count * dim, 3);
             let tensor = |data: &[f32], a, b| Tensor::from_slice(data, (a, b, dim), &Device::Cpu).unwrap();
             let limit = (window != usize::MAX).then_some(window);
+            let mask = Masks::new(len, count).of(limit, &Device::Cpu).unwrap();
             let fast = attend(
                 &tensor(&q, heads, len),
                 &tensor(&k, kv_heads, count),
                 &tensor(&v, kv_heads, count),
                 scores,
-                limit,
+                mask.as_ref(),
             );
             let fast = fast.unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
             let slow = naive(&q, &k, &v, shape, scores, window);

@@ -5,7 +5,7 @@
 
 use super::{
     architecture::{Architecture, Computed, Network},
-    attention::{Scores, attend},
+    attention::{Masks, Scores, attend},
     keys::Keys,
     layers::{Activation, Norm, Projection, Tensors, last_rows},
     memory::{LayerMemory, Memory, MemoryShape},
@@ -178,10 +178,11 @@ impl Network for BigCodeNetwork {
         let len = tokens.dim(0)?;
         let positions = self.positions.narrow(0, memory.len(), len)?;
         let mut x = (self.embedding.index_select(tokens, 0)? + positions)?; // (len, D)
+        let mask = Masks::new(len, memory.len() + len).of(None, tokens.device())?;
         let mut layers = Vec::with_capacity(self.layers.len());
         for (index, layer) in self.layers.iter().enumerate() {
             let past = memory.layer(index)?;
-            let (next, computed) = self.layer(layer, &x, past)?;
+            let (next, computed) = self.layer(layer, &x, mask.as_ref(), past)?;
             x = next;
             layers.push(computed);
         }
@@ -199,6 +200,7 @@ impl BigCodeNetwork {
         &self,
         layer: &Layer,
         x: &Tensor,
+        mask: Option<&Tensor>,
         past: Option<LayerMemory>,
     ) -> candle_core::Result<(Tensor, LayerMemory)> {
         let len = x.dim(0)?;
@@ -211,7 +213,7 @@ impl BigCodeNetwork {
         let values = qkv.narrow(1, dim + head_dim, head_dim)?.contiguous()?.unsqueeze(0)?;
         let all = LayerMemory::joined(past, &keys, &values)?;
         let scores = Scores { scale: 1.0 / (head_dim as f64).sqrt(), cap: None };
-        let context = attend(&queries, &all.first, &all.second, scores, None)?; // (len, D)
+        let context = attend(&queries, &all.first, &all.second, scores, mask)?; // (len, D)
         let x = (x + layer.output.apply(&context)?)?;
         let hidden = layer.up.apply(&layer.feed_forward_norm.apply(&x)?)?; // (len, F)
         let activation = self.config.activation_function.unwrap_or(Activation::GeluTanh);

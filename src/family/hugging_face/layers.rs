@@ -4,7 +4,7 @@ use crate::{
     error::{Error, Result},
     family::checkpoint::Weights,
 };
-use candle_core::{D, Device, Tensor};
+use candle_core::{Device, Tensor};
 use serde::Deserialize;
 
 /// The tensors of a checkpoint, which are moved to a device one by one.
@@ -110,10 +110,4 @@ pub(super) fn soft_cap(x: Tensor, cap: Option<f64>) -> candle_core::Result<Tenso
         Some(cap) => (x / cap)?.tanh()? * cap,
         None => Ok(x),
     }
-}
-
-/// Softmax over the last dimension.
-pub(super) fn softmax(x: &Tensor) -> candle_core::Result<Tensor> {
-    debug_assert!(x.dim(D::Minus1).is_ok());
-    candle_nn::ops::softmax_last_dim(x)
 }

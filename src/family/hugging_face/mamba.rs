@@ -111,7 +111,10 @@ impl Mamba {
 
 impl Architecture for Mamba {
     fn tensors(&self) -> Vec<TensorSpec> {
-        let (dim, inner, rank, state) = (self.hidden_size, self.inner(), self.rank(), self.state_size);
+        let dim = self.hidden_size;
+        let inner = self.inner();
+        let rank = self.rank();
+        let state = self.state_size;
         let mut out = vec![matrix(EMBEDDING, vec![self.vocab_size, dim])];
         for layer in 0..self.num_hidden_layers {
             let mut add = |name: &str, shape: &[usize]| {
@@ -180,13 +183,13 @@ impl Architecture for Mamba {
 
 struct Layer {
     norm: Norm,
-    /// To the channels, then to their gates.
+    /// Computes the channels, then their gates.
     input: Projection,
     /// (K, I): the convolution, oldest tap first.
     taps: Tensor,
     /// (I)
     taps_bias: Option<Tensor>,
-    /// To the time step's R numbers, then to the vectors B and C of N numbers.
+    /// Computes the time step's R numbers, then the vectors B and C of N numbers.
     parameters: Projection,
     step: Projection,
     /// (I, N): logarithm of the decay in one unit of time.

@@ -1,4 +1,4 @@
-//! What a sequence keeps of the tokens fed so far, as candle's tensors: keys and values in blocks, or a recurrent state.
+//! The memory of a sequence, as candle's tensors: keys and values in blocks, or a recurrent state.
 //!
 //! Tensors never change, so forks share them. The bytes are taken from a [`Budget`], one reservation for each block or state.
 

@@ -97,13 +97,28 @@ impl Rotary {
         Self { inverse: frequencies.iter().map(|&frequency| frequency as f32).collect() }
     }
 
-    /// Returns cosines and sines (len, head_dim / 2) of the angles of positions `start..start + len`. Fails if candle fails.
-    pub(super) fn tables(&self, start: usize, len: usize, device: &Device) -> candle_core::Result<(Tensor, Tensor)> {
+    /// Returns the angles of positions `start..start + len`. Fails if candle fails.
+    pub(super) fn angles(&self, start: usize, len: usize, device: &Device) -> candle_core::Result<Angles> {
         let angles: Vec<f32> = (start..start + len)
             .flat_map(|position| self.inverse.iter().map(move |frequency| position as f32 * frequency))
             .collect();
         let angles = Tensor::from_vec(angles, (len, self.inverse.len()), device)?;
-        Ok((angles.cos()?, angles.sin()?))
+        Ok(Angles { cos: angles.cos()?, sin: angles.sin()? })
+    }
+}
+
+/// Angles of a step's tokens.
+pub(super) struct Angles {
+    /// (len, head_dim / 2)
+    cos: Tensor,
+    /// (len, head_dim / 2)
+    sin: Tensor,
+}
+
+impl Angles {
+    /// Rotates `x` (heads, len, head_dim). Fails if candle fails.
+    pub(super) fn rotate(&self, x: &Tensor) -> candle_core::Result<Tensor> {
+        candle_nn::rotary_emb::rope(&x.unsqueeze(0)?, &self.cos, &self.sin)?.squeeze(0)
     }
 }
 

@@ -2,11 +2,11 @@
 
 use super::{
     architecture::{Architecture, Computed, Network},
-    attention::{Scores, attend},
+    attention::{Masks, Scores, attend},
     keys::Keys,
     layers::{Activation, Norm, Projection, Tensors, failed, last_rows, soft_cap},
     memory::{LayerMemory, Memory, MemoryShape},
-    rotary::Rotary,
+    rotary::{Angles, Rotary},
 };
 use crate::{
     error::Result,
@@ -201,18 +201,24 @@ impl Architecture for Transformer {
 }
 
 struct Layer {
-    /// Those of [`Transformer::norm_names`].
+    /// The norms that [`Transformer::norm_names`] lists, in its order.
     norms: Vec<Norm>,
     query: Projection,
     key: Projection,
     value: Projection,
-    /// Those of queries and keys, if heads are normalised.
+    /// The norms of queries and of keys, if heads are normalised.
     head_norms: Vec<Norm>,
     output: Projection,
     gate: Projection,
     up: Projection,
     down: Projection,
     window: Option<usize>,
+}
+
+/// The parts of a step that all layers share.
+struct Step {
+    angles: Angles,
+    masks: Masks,
 }
 
 struct TransformerNetwork {
@@ -228,7 +234,10 @@ impl Network for TransformerNetwork {
     /// Embed → layers → norm → logits.
     fn forward(&self, tokens: &Tensor, memory: &Memory, wanted: usize) -> candle_core::Result<Computed> {
         let len = tokens.dim(0)?;
-        let angles = self.config.rotary.tables(memory.len(), len, tokens.device())?;
+        let mut step = Step {
+            angles: self.config.rotary.angles(memory.len(), len, tokens.device())?,
+            masks: Masks::new(len, memory.len() + len),
+        };
         let mut x = self.embedding.index_select(tokens, 0)?; // (len, D)
         if self.config.embedding_scale != 1.0 {
             x = (x * self.config.embedding_scale)?;
@@ -236,7 +245,7 @@ impl Network for TransformerNetwork {
         let mut layers = Vec::with_capacity(self.layers.len());
         for (index, layer) in self.layers.iter().enumerate() {
             let past = memory.layer(index)?;
-            let (next, computed) = self.layer(layer, &x, &angles, past)?;
+            let (next, computed) = self.layer(layer, &x, &mut step, past)?;
             x = next;
             layers.push(computed);
         }
@@ -254,7 +263,7 @@ impl TransformerNetwork {
         &self,
         layer: &Layer,
         x: &Tensor,
-        (cos, sin): &(Tensor, Tensor),
+        step: &mut Step,
         past: Option<LayerMemory>,
     ) -> candle_core::Result<(Tensor, LayerMemory)> {
         let Transformer { heads, kv_heads, head_dim, activation, scores, gemma, .. } = self.config;
@@ -264,13 +273,13 @@ impl TransformerNetwork {
             let x = norm.map_or(Ok(x.clone()), |norm| norm.apply(&x))?;
             x.transpose(0, 1)?.contiguous() // (heads, len, h)
         };
-        let rotate = |x: Tensor| candle_nn::rotary_emb::rope(&x.unsqueeze(0)?, cos, sin)?.squeeze(0);
         let normed = layer.norms[0].apply(x)?;
-        let queries = rotate(split(layer.query.apply(&normed)?, heads, layer.head_norms.first())?)?;
-        let keys = rotate(split(layer.key.apply(&normed)?, kv_heads, layer.head_norms.get(1))?)?;
+        let queries = step.angles.rotate(&split(layer.query.apply(&normed)?, heads, layer.head_norms.first())?)?;
+        let keys = step.angles.rotate(&split(layer.key.apply(&normed)?, kv_heads, layer.head_norms.get(1))?)?;
         let values = split(layer.value.apply(&normed)?, kv_heads, None)?;
         let all = LayerMemory::joined(past, &keys, &values)?;
-        let context = attend(&queries, &all.first, &all.second, scores, layer.window)?; // (len, H·h)
+        let mask = step.masks.of(layer.window, x.device())?;
+        let context = attend(&queries, &all.first, &all.second, scores, mask.as_ref())?; // (len, H·h)
         let mut attended = layer.output.apply(&context)?;
         if gemma {
             attended = layer.norms[1].apply(&attended)?;

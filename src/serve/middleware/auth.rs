@@ -1,5 +1,5 @@
-//! Authentication. Health and reflection need no key: load balancers and tools call them, and they
-//! reveal nothing about the models' users.
+//! Authentication. Health and reflection need no key: load balancers and tools call them, and they reveal nothing about the models'
+//! users.
 
 use super::layer::{HttpRequest, Middleware, Next};
 use crate::{

@@ -100,14 +100,12 @@ impl BodyMemory {
     }
 
     fn reserve(&self, tenant: &Arc<str>, bytes: usize) -> Result<(), Error> {
-        let full = |exceeded| match exceeded {
-            Exceeded::Total(limit) => ("bytes of requests and collected responses", limit),
-            Exceeded::Caller(limit) => ("bytes of one caller's requests and collected responses", limit),
-        };
-        self.bytes.take(tenant, bytes).map_err(|exceeded| {
-            let (what, limit) = full(exceeded);
-            Error::QueueFull { what, limit, retry: RETRY }
-        })
+        let full = |what, limit| Err(Error::QueueFull { what, limit, retry: RETRY });
+        match self.bytes.take(tenant, bytes) {
+            Ok(()) => Ok(()),
+            Err(Exceeded::Total(limit)) => full("bytes of requests and collected responses", limit),
+            Err(Exceeded::Caller(limit)) => full("bytes of one caller's requests and collected responses", limit),
+        }
     }
 
     fn release(&self, tenant: &Arc<str>, bytes: usize) {

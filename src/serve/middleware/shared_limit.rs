@@ -10,7 +10,7 @@ use std::{
 pub(super) enum CallerShare {
     /// Half of what the other callers leave, so that something is left for the next one.
     HalfOfRest,
-    /// At most this amount.
+    /// A fixed maximum.
     Fixed(usize),
 }
 
@@ -55,9 +55,9 @@ impl SharedLimit {
                 self.limit.saturating_sub(others).div_ceil(2)
             }
         };
-        let total = usage.total.checked_add(amount).filter(|total| *total <= self.limit);
-        let total = total.ok_or(Exceeded::Total(self.limit))?;
-        let own = own.checked_add(amount).filter(|own| *own <= caller_limit).ok_or(Exceeded::Caller(caller_limit))?;
+        let within = |held: usize, limit: usize| held.checked_add(amount).filter(|sum| *sum <= limit);
+        let total = within(usage.total, self.limit).ok_or(Exceeded::Total(self.limit))?;
+        let own = within(own, caller_limit).ok_or(Exceeded::Caller(caller_limit))?;
         usage.total = total;
         usage.by_caller.insert(Arc::clone(caller), own);
         Ok(())
@@ -67,16 +67,17 @@ impl SharedLimit {
     pub(super) fn give_back(&self, caller: &Arc<str>, amount: usize) {
         let mut usage = self.usage();
         let own = usage.by_caller.get(caller).copied().unwrap_or(0);
-        let (Some(total), Some(left)) = (usage.total.checked_sub(amount), own.checked_sub(amount)) else {
+        if amount > own {
             // Only a bug leads here. The account stays, so its limit still holds.
-            tracing::error!(amount, own, total = usage.total, "more was given back than a caller holds");
+            tracing::error!(amount, own, "more was given back than a caller holds");
             return;
-        };
-        usage.total = total;
-        if left == 0 {
+        }
+        // The total is the sum over all callers.
+        usage.total = usage.total.saturating_sub(amount);
+        if own == amount {
             usage.by_caller.remove(caller);
         } else {
-            usage.by_caller.insert(Arc::clone(caller), left);
+            usage.by_caller.insert(Arc::clone(caller), own.saturating_sub(amount));
         }
     }
 

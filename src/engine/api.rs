@@ -3,7 +3,7 @@
 use crate::{
     decode::{
         boundary_wait::BOUNDARY_WAIT,
-        codec::{Code, Coded},
+        codec::{Code, CodeInput, Coded},
         options::{EmittedSymbol, FinishReason, Generate, Score},
         summary::{DocumentProgress, EncodedDocument, PoolingUpdate, SummaryResult},
         usage::{Timing, Usage},
@@ -99,6 +99,18 @@ pub enum Job {
     Score(Score),
     /// Compresses or decompresses a block.
     Code(Code),
+}
+
+impl Job {
+    /// Returns the symbols that come with the request: its prompt, text or block.
+    pub(crate) fn symbols(&self) -> &[u32] {
+        match self {
+            Self::Generate(request) => &request.prompt,
+            Self::Score(request) => &request.symbols,
+            Self::Code(Code { input: CodeInput::Compress(symbols), .. }) => symbols,
+            Self::Code(_) => &[],
+        }
+    }
 }
 
 /// Conditions under which a request runs.

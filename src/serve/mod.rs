@@ -119,10 +119,12 @@ pub async fn run(
     monitor.set_serving();
     monitor.publish(&health, &services).await;
     let workers = TokenizationWorkers::new(config.tokenization_workers);
+    let memory = BodyMemory::new(&config);
     let jobs = JobService {
         engines: engines.clone(),
         gate: gate.clone(),
         workers: workers.clone(),
+        memory: Arc::clone(&memory),
         late_headers: config.late_headers,
     };
     let models = ModelsService { engines: engines.clone(), config: config.clone() };
@@ -140,7 +142,6 @@ pub async fn run(
     }
     let closing = CancellationToken::new();
     let draining = CancellationToken::new();
-    let memory = BodyMemory::new(&config);
     let collected = CollectedLimits::new(Arc::clone(&memory), &config);
     let stack = |routes: Routes| {
         middleware::stack(routes, &config, &memory, engines.metrics(), traces.clone(), draining.clone())

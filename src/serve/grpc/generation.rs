@@ -15,7 +15,7 @@ use crate::{
     error::Result,
     serve::{
         call::{Call, Reply},
-        middleware::body_limits::RequestMemory,
+        middleware::body_limits::{BodyMemory, RequestMemory, Reservation},
         registry::{
             drain::Gate,
             engines::{Engines, Lease},
@@ -36,6 +36,8 @@ pub(crate) struct JobService {
     pub(crate) gate: Gate,
     /// Convert large requests.
     pub(crate) workers: TokenizationWorkers,
+    /// The memory that requests and their symbols share.
+    pub(crate) memory: Arc<BodyMemory>,
     /// True if a response begins with its first progress or text, for proxies that retry elsewhere until then.
     pub(crate) late_headers: bool,
 }
@@ -44,12 +46,15 @@ pub(crate) struct JobService {
 struct Submitted<R> {
     engine: Lease,
     events: Events,
+    /// The memory of the job's symbols.
+    reserved: Reservation,
     /// Data for the response, prepared when the request was converted.
     response: R,
 }
 
 impl JobService {
-    /// Converts a request and submits it: here if it is small, otherwise on a worker.
+    /// Converts a request and submits it: here if it is small, otherwise on a worker. Fails with [`Error::QueueFull`] if no memory
+    /// is left for its symbols, which count until the response ends.
     async fn submit<M, R>(
         &self,
         request: CalledRequest<M>,
@@ -62,12 +67,15 @@ impl JobService {
     {
         let CalledRequest { message, terms, memory } = request;
         let tenant = Arc::clone(&terms.tenant);
+        let reserved = Reservation::new(Arc::clone(&self.memory), Arc::clone(&tenant));
         let submitted = self.workers.run(&tenant, message.encoded_len(), move || {
             // Released when the request is submitted.
             let _memory = memory;
+            // Few requests are converted at a time, so their symbols are counted afterwards.
             let (job, response) = convert(message, &engine)?;
+            reserved.add(size_of_val(job.symbols()))?;
             let events = engine.submit(job, terms)?;
-            Ok(Submitted { engine, events, response })
+            Ok(Submitted { engine, events, reserved, response })
         });
         submitted.await.flatten()
     }
@@ -94,8 +102,12 @@ impl JobService {
             let (job, format) = convert::generate_job(message, engine.card())?;
             Ok((Job::Generate(job), GenerateEncoder::new(format, engine.card(), &id)))
         };
-        let Submitted { engine, events, response } = self.submit(request, engine, convert).await?;
-        Ok(ResponseStream::new(JobEvents::new(events, engine, permit, call.span.clone()), response, call))
+        let Submitted { engine, events, reserved, response } = self.submit(request, engine, convert).await?;
+        Ok(ResponseStream::new(
+            JobEvents::new(events, engine, permit, call.span.clone()).holding(reserved),
+            response,
+            call,
+        ))
     }
 
     async fn start_score(
@@ -113,8 +125,12 @@ impl JobService {
             let writes_segments = card.pooled && card.vocabulary.specials().is_some();
             Ok((Job::Score(job), ScoreEncoder::new(seed, Arc::clone(&card.vocabulary), writes_segments)))
         };
-        let Submitted { engine, events, response } = self.submit(request, engine, convert).await?;
-        Ok(ResponseStream::new(JobEvents::new(events, engine, permit, call.span.clone()), response, call))
+        let Submitted { engine, events, reserved, response } = self.submit(request, engine, convert).await?;
+        Ok(ResponseStream::new(
+            JobEvents::new(events, engine, permit, call.span.clone()).holding(reserved),
+            response,
+            call,
+        ))
     }
 
     async fn segment_text(&self, request: Request<v1::SegmentRequest>, call: &Call) -> Result<v1::SegmentResponse> {
@@ -128,9 +144,14 @@ impl JobService {
             let text = engine.card().vocabulary.decode(&job.symbols);
             Ok((Job::Score(job), v1::SegmentResponse { text, seed, ..Default::default() }))
         };
-        let Submitted { engine, events, response } = self.submit(request, engine, convert).await?;
+        let Submitted { engine, events, reserved, response } = self.submit(request, engine, convert).await?;
         let vocabulary = Arc::clone(&engine.card().vocabulary);
-        collect_segments(JobEvents::new(events, engine, permit, call.span.clone()), response, &vocabulary).await
+        collect_segments(
+            JobEvents::new(events, engine, permit, call.span.clone()).holding(reserved),
+            response,
+            &vocabulary,
+        )
+        .await
     }
 }
 

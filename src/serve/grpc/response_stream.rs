@@ -9,7 +9,7 @@ use crate::{
     error::{Code, Error, Result},
     serve::{
         call::Call,
-        middleware::panics::caught,
+        middleware::{body_limits::Reservation, panics::caught},
         registry::{drain::RequestPermit, engines::Lease},
         status::status,
         traces::CallSpan,
@@ -29,6 +29,8 @@ pub(super) struct JobEvents {
     events: Events,
     /// The engine that runs the job. The lease keeps it loaded until the response is over.
     engine: Lease,
+    /// The memory of the job's symbols, until the response is over.
+    _reserved: Option<Reservation>,
     /// The span of the call, if it is traced.
     span: Option<CallSpan>,
     /// Completes with the error that ends the job if the server shuts down.
@@ -38,7 +40,12 @@ pub(super) struct JobEvents {
 impl JobEvents {
     /// The events of a job that holds this permit.
     pub(super) fn new(events: Events, engine: Lease, permit: RequestPermit, span: Option<CallSpan>) -> Self {
-        Self { events, engine, span, ended: Box::pin(async move { permit.ended().await }) }
+        Self { events, engine, _reserved: None, span, ended: Box::pin(async move { permit.ended().await }) }
+    }
+
+    /// Holds the memory of the job's symbols.
+    pub(super) fn holding(self, reserved: Reservation) -> Self {
+        Self { _reserved: Some(reserved), ..self }
     }
 
     /// Polls for the next event, or the error that ends the job. Must not be called after an error or the last event.

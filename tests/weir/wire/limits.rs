@@ -1,20 +1,18 @@
 //! Limits of one client: time, headers, calls. Other clients are not affected.
 
 use super::{
-    Server,
-    connections::channel_from,
-    details, eventually,
+    Server, eventually,
     fake_model::Kind,
     http2_frames::{self, DATA, END_STREAM, GOAWAY, RST_STREAM, frame, frames, sent, until_closed},
-    long, plain, prompt, reason,
+    long, plain, prompt,
 };
 use crate::certificates::Certificates;
 use prost::Message;
 use std::time::Duration;
 use tokio::{io::AsyncWriteExt, net::TcpStream, time::timeout};
-use tonic::{Code, Request, metadata::MetadataValue, transport::Channel};
+use tonic::{Request, metadata::MetadataValue};
 use weir::{config::TransportConfig, engine::Limits};
-use weir_proto::v1::{self, generation_client::GenerationClient, models_client::ModelsClient};
+use weir_proto::v1::{self, models_client::ModelsClient};
 
 const SOON: Duration = Duration::from_secs(10);
 const GENERATE: &str = "/weir.v1.Generation/Generate";
@@ -105,46 +103,6 @@ async fn headers_have_a_limit() {
     server.at_rest().await;
 }
 
-/// Incomplete requests of all connections share `request_memory`.
-#[tokio::test]
-async fn incomplete_requests_share_the_request_memory() {
-    let server =
-        within(TransportConfig { message_bytes: 64 << 10, request_memory: 100 << 10, ..TransportConfig::default() })
-            .await;
-    // Each text exceeds the model's limit, which is reported once the message is read.
-    let large = || server.generate(prompt(&"a".repeat(60 << 10)));
-    assert_eq!(large().await.map(drop).unwrap_err().code(), Code::InvalidArgument);
-    let incomplete = [&[0][..], &(60_u32 << 10).to_be_bytes(), &[b'a'; 8000]].concat();
-    let mut bytes =
-        [http2_frames::beginning(), http2_frames::call(1, GENERATE), frame(DATA, 0, 1, &incomplete)].concat();
-    for _ in 0..5 {
-        bytes.extend(frame(DATA, 0, 1, &[b'a'; 8000]));
-    }
-    let unfinished = sent(server.running.address, &bytes).await;
-    let mut refused = large().await.map(drop).unwrap_err();
-    for _ in 0..1000 {
-        if refused.code() == Code::ResourceExhausted {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(5)).await;
-        refused = large().await.map(drop).unwrap_err();
-    }
-    assert_eq!((refused.code(), reason(&refused).as_str()), (Code::ResourceExhausted, "QUEUE_FULL"));
-    assert!(details(&refused).retry_info().is_some());
-    // Requests that fit are served, and all requests once the memory is released.
-    server.answer(prompt("a")).await.unwrap();
-    drop(unfinished);
-    let mut again = refused;
-    for _ in 0..1000 {
-        again = large().await.map(drop).unwrap_err();
-        if again.code() == Code::InvalidArgument {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    assert_eq!(again.code(), Code::InvalidArgument, "the memory was not released");
-}
-
 #[tokio::test]
 async fn calls_of_a_connection_have_a_limit() {
     let server = within(TransportConfig { concurrent_streams: 2, ..TransportConfig::default() }).await;
@@ -164,42 +122,6 @@ async fn calls_of_a_connection_have_a_limit() {
     drop(first);
     server.model.release();
     timeout(SOON, third).await.expect("a stream slot is free").unwrap();
-}
-
-/// Incomplete requests of one address leave an eighth of `request_memory` to others.
-#[tokio::test]
-async fn incomplete_requests_of_one_caller_leave_memory_to_others() {
-    let config = TransportConfig { message_bytes: 64 << 10, request_memory: 128 << 10, ..TransportConfig::default() };
-    let server = within(config).await;
-    // Each text exceeds the model's limit, which is reported once the message is read.
-    let large = async |channel: Channel| {
-        let request = prompt(&"a".repeat(12 << 10));
-        GenerationClient::new(channel).generate(request).await.map(drop).unwrap_err().code()
-    };
-    assert_eq!(large(server.channel.clone()).await, Code::InvalidArgument);
-    // Four times 27,000 bytes leave less than the large request of the caller's seven eighths.
-    let mut bytes = http2_frames::beginning();
-    for stream in [1, 3] {
-        bytes.extend(http2_frames::call(stream, GENERATE));
-        let begin = [&[0][..], &(60_u32 << 10).to_be_bytes(), &[b'a'; 8995]].concat();
-        for part in [&begin[..], &[b'a'; 9000], &[b'a'; 9000]] {
-            bytes.extend(frame(DATA, 0, stream, part));
-        }
-    }
-    let _incomplete = [sent(server.running.address, &bytes).await, sent(server.running.address, &bytes).await];
-    let mut same = Code::InvalidArgument;
-    for _ in 0..1000 {
-        same = large(server.channel.clone()).await;
-        if same == Code::ResourceExhausted {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    assert_eq!(same, Code::ResourceExhausted, "the caller's share is used up");
-    let other = channel_from(2, server.running.address).await;
-    for _ in 0..20 {
-        assert_eq!(large(other.clone()).await, Code::InvalidArgument, "the message of another caller is read");
-    }
 }
 
 /// Opening and cancelling calls at once is the rapid reset attack (CVE-2023-44487).

@@ -29,6 +29,7 @@ mod overload;
 mod raw_http2;
 mod reflection;
 mod reload;
+mod request_memory;
 mod shipped_models;
 mod summaries;
 mod tls_and_keys;

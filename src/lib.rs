@@ -41,7 +41,7 @@
 //! | [`family`] | whole models, checkpoints, converters; Hugging Face models with the feature `candle` | decode, kernels, nn, text |
 //! | [`engine`] | scheduler, batches and caches: many sequences on one model | decode, sync |
 //! | [`metrics`] | every metric, declared once | decode, engine |
-//! | [`verify`] | a second implementation of every family, to check checkpoints; feature `candle` | decode, family, text |
+//! | [`verify`] | second implementations of the families, to check checkpoints; feature `candle` | decode, family, text |
 //! | [`report`] | benchmarks, and the limits of the machine | decode, kernels, text |
 //! | [`serve`] | gRPC and HTTP services | config, decode, engine, metrics, text |
 //! | [`config`] | validated settings | engine, family |

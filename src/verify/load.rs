@@ -1,7 +1,7 @@
 //! The table of families, and the loading of a checkpoint.
 
-use super::{Reference, checkpoint::Checkpoint, decoder, hourglass, lslm, pyramidion};
-use crate::error::Result;
+use super::{Reference, checkpoint::Checkpoint, decoder, hnet, hourglass, lslm, pyramidion, t5};
+use crate::{error::Result, family::checkpoint::hugging_face};
 use std::path::Path;
 
 /// Reads a family's checkpoint.
@@ -13,6 +13,8 @@ pub const FAMILIES: &[(&str, ReferenceReader)] = &[
     ("decoder", decoder::read),
     ("lslm", lslm::read),
     ("pyramidion", pyramidion::read),
+    ("hnet", hnet::read),
+    ("t5", t5::read),
 ];
 
 /// Loads the reference implementation of the checkpoint in `dir`. The model's own loader checks a checkpoint; this one reads a
@@ -23,7 +25,10 @@ pub fn load(dir: &Path) -> Result<Box<dyn Reference>> {
         Some((_, read)) => read(checkpoint),
         None => {
             let names: Vec<_> = FAMILIES.iter().map(|(name, _)| *name).collect();
-            let expected = format!("a family that can be verified: {}", names.join(", "));
+            let mut expected = format!("a family that can be verified: {}", names.join(", "));
+            if checkpoint.family() == hugging_face::FAMILY {
+                expected.push_str(" (candle itself computes Hugging Face models, so candle cannot check them)");
+            }
             Err(checkpoint.error("family", expected, checkpoint.family().to_owned()))
         }
     }

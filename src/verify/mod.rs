@@ -1,26 +1,30 @@
-//! A second implementation of every family, which checks that a checkpoint computes here what its paper says.
+//! A second implementation of every family except `hugging_face`, which checks that a checkpoint computes here what its paper says.
 //!
 //! A [`Reference`] is one plain forward pass over a whole text, written with candle's operations from the paper's formulas: no
 //! cache, no pages, no batch. It reads the same `config.json` and safetensors. It shares no arithmetic with `nn` and `kernels`,
 //! so it is unlikely to repeat their errors. It computes in f64, so a small difference is weir's rounding.
 //!
-//! Reading order: [`load`] (the table of families), [`checkpoint`]; `hourglass`, `decoder`, `lslm` and `pyramidion`; `stack`, `segments`, `pooling`,
-//! `document_attention` and `tensors` (their parts); [`model_outputs`] (weir's side); [`report`].
+//! Reading order: [`load`] (the table of families), [`checkpoint`]; `hourglass`, `decoder`, `lslm`, `pyramidion`, `hnet` and `t5`;
+//! `stack`, `segments`, `pooling`, `document_attention`, `mamba2` and `tensors` (their parts); [`model_outputs`] (weir's side);
+//! [`report`].
 //!
 //! To add a family: a file with a [`Reference`], and a line in [`load::FAMILIES`].
 
 pub mod checkpoint;
 mod decoder;
 mod document_attention;
+mod hnet;
 mod hourglass;
 pub mod load;
 mod lslm;
+mod mamba2;
 pub mod model_outputs;
 mod pooling;
 mod pyramidion;
 pub mod report;
 mod segments;
 mod stack;
+mod t5;
 mod tensors;
 
 use crate::decode::{contract::SymbolBoundary, document::PoolingChoice};
@@ -37,18 +41,21 @@ pub trait Reference {
 pub struct Given<'a> {
     /// True for each symbol with which a segment ends; the reference decides if there are none.
     pub boundaries: Option<&'a [bool]>,
-    /// Near ties whose two scores change places.
+    /// The tokens that a gate keeps; the reference decides if there are none. Poolings decide themselves.
+    pub choices: &'a [PoolingChoice],
+    /// Near ties with the other outcome: the two scores change places, or the decision is negated.
     pub swapped: &'a [NearTie],
 }
 
-/// Two neighbours in the order of a top-k pooling's scores that are closer than f32 resolves. Either order is right.
+/// A decision that is closer than f32 resolves, so that either outcome is right: two neighbours in the order of a top-k pooling's
+/// scores, or a boundary of an inner stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NearTie {
-    /// Number of the pooling, from 0.
+    /// Number of the pooling, or of the inner stage.
     pub pooling: usize,
-    /// Its round.
+    /// Its round; 0 if it has no rounds.
     pub round: usize,
-    /// Rank of the first of the two.
+    /// Rank of the first of two neighbours, or the position that is decided.
     pub rank: usize,
 }
 
@@ -69,12 +76,13 @@ pub struct Outputs {
     /// The decision for each symbol; empty in a model without segments.
     pub boundaries: Vec<SymbolBoundary>,
     /// How far each decision is from the opposite one, in units of the probability, or of the entropy if spikes decide. Infinite
-    /// if a rule decides. Empty on weir's side.
+    /// if a rule decides. In a model with a gate: one for each token of the document, in units of the gate's value. Empty on
+    /// weir's side.
     pub margins: Vec<f64>,
-    /// The vectors that each top-k pooling kept.
+    /// The vectors that each top-k pooling or gate kept.
     pub choices: Vec<PoolingChoice>,
     /// The smallest difference between two scores that are neighbours in the order of a top-k pooling. Infinite without one.
     pub smallest_gap: f64,
-    /// All near ties of the top-k poolings.
+    /// All near ties.
     pub near_ties: Vec<NearTie>,
 }

@@ -2,7 +2,10 @@
 
 use super::{Given, Input, NearTie, Outputs, Reference, model_outputs::model_outputs, tensors::log_sum_exp};
 use crate::{
-    decode::contract::{BoundaryOptions, Card, Model},
+    decode::{
+        contract::{BoundaryOptions, Card, Model},
+        document::PoolingChoice,
+    },
     error::{Error, Result},
 };
 use serde::Serialize;
@@ -10,7 +13,7 @@ use std::f64::consts::LN_2;
 
 /// Maximum symbols of an input: the reference has a score for every pair of them in memory.
 pub const MAX_SYMBOLS: usize = 4096;
-/// Forward passes that a search for the order of near ties may take.
+/// Forward passes that a search for the outcome of near ties may take.
 const MAX_PASSES: usize = 200;
 /// The length up to which the smaller tolerance of f32 holds.
 const SHORT: usize = 160;
@@ -65,7 +68,7 @@ pub struct Report {
     pub mean_abs_decision: Option<f64>,
     /// The smallest difference between scores that are neighbours in the order of a top-k pooling. `None` without one.
     pub smallest_gap: Option<f64>,
-    /// Near ties of a top-k pooling that the reference put into weir's order.
+    /// Near ties to which the reference gave weir's outcome.
     pub swapped: usize,
     /// Bits per symbol of the text by weir's logits. `None` if no symbol is predicted.
     pub bits_per_char: Option<f64>,
@@ -93,7 +96,7 @@ pub fn verify(model: &dyn Model, reference: &dyn Reference, input: &Input) -> Re
     let ends: Vec<bool> = weir.boundaries.iter().map(|decision| decision.boundary).collect();
     let boundaries = model.card().pooled.then_some(ends.as_slice());
     let compare = |swapped: &[NearTie]| -> Result<(Report, Vec<NearTie>)> {
-        let outputs = reference.forward(input, Given { boundaries, swapped });
+        let outputs = reference.forward(input, Given { boundaries, choices: &weir.choices, swapped });
         let outputs = outputs.map_err(|error| Error::Internal(format!("the reference implementation: {error}")))?;
         let report = Report::new(model.card(), input, &weir, &outputs)?;
         Ok((Report { swapped: swapped.len(), ..report }, outputs.near_ties))
@@ -105,7 +108,7 @@ pub fn verify(model: &dyn Model, reference: &dyn Reference, input: &Input) -> Re
     order_near_ties(best, compare)
 }
 
-/// Searches the order of near ties that weir has: swaps those that bring logits and scores closer to weir's, one after the other.
+/// Searches weir's outcome of near ties: swaps those that bring logits and scores closer to weir's, one after the other.
 fn order_near_ties(
     mut best: (Report, Vec<NearTie>),
     compare: impl Fn(&[NearTie]) -> Result<(Report, Vec<NearTie>)>,
@@ -213,7 +216,7 @@ impl Decisions {
             if a.boundary != b.boundary {
                 let (yes, no) = if a.boundary { ("weir", "the reference") } else { ("the reference", "weir") };
                 let decided = if margin.is_finite() { format!(", decided by {margin:.2e}") } else { String::new() };
-                let text = format!("a segment ends with symbol {symbol} in {yes}, not in {no}{decided}");
+                let text = format!("symbol {symbol} is a boundary in {yes}, not in {no}{decided}");
                 all.decision(symbol, margin > tolerance, text);
             }
             all.number(symbol, "the boundary's probability", a.probability, b.probability, tolerance);
@@ -222,22 +225,48 @@ impl Decisions {
             all.number(symbol, "the probability of the segment's end", ends[0], ends[1], tolerance);
         }
         for (a, b) in weir.choices.iter().zip(&reference.choices) {
-            for (index, (kept, expected)) in a.kept.iter().zip(&b.kept).enumerate() {
-                if kept.token != expected.token {
-                    let text = format!(
-                        "the pooling after layer {} keeps token {} at place {index} in weir, token {} in the reference",
-                        a.layer, kept.token, expected.token
-                    );
-                    // Scores that are closer than the tolerance may be in either order.
-                    let decided = reference.smallest_gap > 2.0 * tolerance;
-                    all.decision(kept.token.min(expected.token), decided, text);
-                } else {
-                    let what = format!("the score after layer {}", a.layer);
-                    all.number(kept.token, &what, Some(kept.score), Some(expected.score), tolerance);
-                }
+            // Gates have a margin for each token, and values beyond 1.
+            let unit = b.kept.iter().fold(1.0, |unit: f64, kept| unit.max(f64::from(kept.score).abs()));
+            match reference.margins.is_empty() {
+                true => all.kept(a, b, reference.smallest_gap > 2.0 * tolerance, tolerance),
+                false => all.gated(a, b, &reference.margins, tolerance * unit),
             }
         }
         all
+    }
+
+    /// Compares the vectors that one top-k pooling kept, in order. `decided` is false if two scores may come in either order.
+    fn kept(&mut self, weir: &PoolingChoice, reference: &PoolingChoice, decided: bool, tolerance: f64) {
+        for (index, (kept, expected)) in weir.kept.iter().zip(&reference.kept).enumerate() {
+            if kept.token != expected.token {
+                let text = format!(
+                    "the pooling after layer {} keeps token {} at place {index} in weir, token {} in the reference",
+                    weir.layer, kept.token, expected.token
+                );
+                self.decision(kept.token.min(expected.token), decided, text);
+            } else {
+                let what = format!("the score after layer {}", weir.layer);
+                self.number(kept.token, &what, Some(kept.score), Some(expected.score), tolerance);
+            }
+        }
+    }
+
+    /// Compares the tokens that one gate kept. A token within the tolerance of the threshold may be kept or deleted.
+    fn gated(&mut self, weir: &PoolingChoice, reference: &PoolingChoice, margins: &[f64], tolerance: f64) {
+        let what = format!("the gate's value before layer {}", weir.layer);
+        let score = |choice: &PoolingChoice, token: usize| {
+            choice.kept.iter().find(|kept| kept.token == token).map(|kept| kept.score)
+        };
+        for (token, margin) in margins.iter().enumerate() {
+            let (kept, expected) = (score(weir, token), score(reference, token));
+            self.number(token, &what, kept, expected, tolerance);
+            if kept.is_some() != expected.is_some() {
+                let (yes, no) = if kept.is_some() { ("weir", "the reference") } else { ("the reference", "weir") };
+                let layer = weir.layer;
+                let text = format!("layer {layer} keeps token {token} in {yes}, not in {no}, decided by {margin:.2e}");
+                self.decision(token, *margin > tolerance, text);
+            }
+        }
     }
 
     fn decision(&mut self, symbol: usize, fails: bool, text: String) {

@@ -81,7 +81,7 @@ struct Pairs {
 }
 
 impl Reach {
-    fn sees(self, query: usize, key: usize) -> bool {
+    pub(super) fn sees(self, query: usize, key: usize) -> bool {
         let near = match self {
             Self::Full => true,
             Self::Blockwise { length } => key / (length / 2) + 1 >= query / (length / 2),
@@ -220,7 +220,7 @@ pub(super) fn sinusoids(frequencies: &[f64], first: usize, count: usize) -> Cand
 
 /// Rotates each pair of neighbouring numbers by n·θ_m, n = 0, 1 …: (len, head_dim). With xPos's B it also multiplies the pair by
 /// ζ_m^(n/B), counted from the middle of the text so that the powers stay in range; a negative B divides.
-fn rotate(x: &Tensor, scale_base: Option<f64>) -> CandleResult<Tensor> {
+pub(super) fn rotate(x: &Tensor, scale_base: Option<f64>) -> CandleResult<Tensor> {
     let (len, head_dim) = x.dims2()?;
     let pairs = head_dim / 2;
     let turn = |part: fn(f64) -> f64| {

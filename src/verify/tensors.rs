@@ -108,6 +108,13 @@ pub(super) fn softmax(scores: &Tensor) -> CandleResult<Tensor> {
     shares.broadcast_div(&shares.sum_keepdim(D::Minus1)?)
 }
 
+/// Returns the softmax of each row with one more score, of zero, whose share is left out ("softmax1").
+pub(super) fn softmax_with_sink(scores: &Tensor) -> CandleResult<Tensor> {
+    let max = scores.max_keepdim(D::Minus1)?.relu()?;
+    let shares = scores.broadcast_sub(&max)?.exp()?;
+    shares.broadcast_div(&(shares.sum_keepdim(D::Minus1)? + max.neg()?.exp()?)?)
+}
+
 /// Returns 1/(1 + e^−x) for each number.
 pub(super) fn sigmoid(x: &Tensor) -> CandleResult<Tensor> {
     x.neg()?.exp()?.affine(1.0, 1.0)?.recip()

@@ -1,7 +1,7 @@
 //! The second implementation: it agrees with weir on every shipped model, golden checkpoint and shape of the naive tests, and it
 //! notices a change in either implementation.
 
-use super::{lex, naive_decoder, naive_hourglass, pyramidion::shapes::Shape, support::*};
+use super::{hugging_face, lex, naive_decoder, naive_hourglass, pyramidion::shapes::Shape, support::*};
 use safetensors::{Dtype as Stored, SafeTensors, tensor::TensorView};
 use serde_json::Value;
 use std::{
@@ -12,10 +12,13 @@ use std::{
 };
 use tempfile::TempDir;
 use weir::{
-    decode::contract::{BoundaryMode, BoundaryOptions, Model, Noise},
+    decode::{
+        contract::{BoundaryMode, BoundaryOptions, Model, Noise},
+        document::KeptVector,
+    },
     family::{
         convert,
-        load::{Settings, load},
+        load::{FAMILIES as ALL_FAMILIES, Settings, load},
     },
     kernels::{Dtype, Isa},
     verify::{
@@ -80,7 +83,10 @@ fn golden_checkpoints(root: &Path) -> Vec<PathBuf> {
     let decoders = lex::CASES.map(lex::converted);
     let segments = LSLM_CASES.map(lslm_converted);
     let encoders = PYRAMIDION_CASES.map(pyramidion_converted);
-    hourglasses.into_iter().chain(decoders).chain(segments).chain(encoders).chain([gpt2]).collect()
+    let stages = HNET_CASES.map(hnet_converted);
+    let t5 = T5_CASES.map(t5_converted);
+    let texts = hourglasses.into_iter().chain(decoders).chain(segments).chain(stages).chain([gpt2]);
+    texts.chain(encoders).chain(t5).collect()
 }
 
 fn check(folder: &Path, report: &Report) {
@@ -104,6 +110,9 @@ fn every_shipped_model_and_golden_checkpoint_is_verified() {
         *families.entry(config["family"].as_str().unwrap().to_owned()).or_insert(0) += 1;
     }
     assert!(FAMILIES.iter().all(|(family, _)| families.contains_key(*family)), "{families:?}");
+    // Only the family that candle computes has no second implementation.
+    let unverified = ALL_FAMILIES.iter().map(|(family, _)| *family).filter(|family| !families.contains_key(*family));
+    assert_eq!(unverified.collect::<Vec<_>>(), ["hugging-face"]);
 }
 
 /// Shapes with random weights, which have every position scheme, window, pooling, scorer and kind of attention.
@@ -128,9 +137,10 @@ fn every_part_of_every_family_is_verified() {
 #[test]
 fn every_instruction_set_and_number_format_is_verified() {
     for isa in Isa::all() {
-        for folder in
-            [converted("unigram"), lex::converted("xpos_bca"), lslm_converted("dp"), pyramidion_converted("deep")]
-        {
+        let texts =
+            [converted("unigram"), lex::converted("xpos_bca"), lslm_converted("dp"), hnet_converted("two_stage")];
+        let documents = [pyramidion_converted("deep"), t5_converted("mrt5"), t5_converted("longt5_tglobal")];
+        for folder in texts.into_iter().chain(documents) {
             check(&folder, &compare_with(&folder, &Settings { isa, ..settings() }, 7));
         }
     }
@@ -138,8 +148,11 @@ fn every_instruction_set_and_number_format_is_verified() {
     // The shipped models take a minute.
     let shipped = if storms() { shipped() } else { Vec::new() };
     let folders: Vec<PathBuf> = shipped.into_iter().chain(golden_checkpoints(root.path())).collect();
+    // The outputs of four random H-Nets depend on single boundaries of inner stages and on single attention weights: rounding the
+    // reference's own weights to int8 changes its logits by up to 0.78 of the largest.
+    let unstable = ["one_stage_padded", "two_stage", "two_stage_padded", "mixed_letters"].map(hnet_converted);
     for dtype in [Dtype::Bf16, Dtype::Int8] {
-        for folder in &folders {
+        for folder in folders.iter().filter(|&folder| dtype != Dtype::Int8 || !unstable.contains(folder)) {
             let report = compare_with(folder, &Settings { dtype, ..settings() }, 8);
             assert!(report.ok && report.max_rel > 2e-5, "{} {}: {report:?}", dtype.name(), folder.display());
         }
@@ -185,7 +198,9 @@ fn differ_clearly(model: &dyn Model, input: &Input, outputs: [&Outputs; 2]) -> b
 fn one_scaled_tensor_in_either_implementation_is_noticed() {
     let hourglass = converted("unigram");
     let segments = lslm_converted("small_encoder");
-    for folder in [hourglass, lex::converted("xpos_bca"), segments, pyramidion_converted("pyramidion")] {
+    let stages = hnet_converted("mixed_letters");
+    let encoders = [pyramidion_converted("pyramidion"), t5_converted("mrt5")];
+    for folder in [hourglass, lex::converted("xpos_bca"), segments, stages].into_iter().chain(encoders) {
         let model = load(&folder, &settings()).unwrap();
         let mut input = input(&*model, 9);
         input.symbols.truncate(80);
@@ -255,12 +270,80 @@ fn one_moved_boundary_in_either_implementation_is_noticed() {
         let (report, plain) = moved(SYMBOL, in_reference);
         let ends_in_weir = plain.boundaries[SYMBOL].boundary == in_reference;
         let (yes, no) = if ends_in_weir { ("weir", "the reference") } else { ("the reference", "weir") };
-        let expected = format!("a segment ends with symbol {SYMBOL} in {yes}, not in {no}, decided by ");
+        let expected = format!("symbol {SYMBOL} is a boundary in {yes}, not in {no}, decided by ");
         let difference = report.first_difference.clone().unwrap();
         assert!(difference.starts_with(&expected), "{difference}");
         assert_eq!((report.ok, report.boundaries_equal, report.boundary_differences), (false, false, 1));
         // A reference that moved its boundary has other logits from there on; one that follows weir has the same.
         assert_eq!(report.max_rel > report.tolerance, in_reference, "{report:?}");
+    }
+}
+
+/// A boundary of an H-Net has no hook on weir's side: there the recorded decision is negated.
+#[test]
+fn a_moved_boundary_of_a_chunking_stage_is_noticed() {
+    let folder = hnet_converted("two_stage");
+    let model = load(&folder, &settings()).unwrap();
+    let reference = reference(&folder).unwrap();
+    let input = input(&*model, 11);
+    let weir = model_outputs(&*model, &input, BoundaryOptions::default()).unwrap();
+    let mut ends: Vec<bool> = weir.boundaries.iter().map(|decision| decision.boundary).collect();
+    let plain = reference.forward(&input, given(&ends)).unwrap();
+    assert!(Report::new(model.card(), &input, &weir, &plain).unwrap().ok);
+    for symbol in [1, 70] {
+        ends[symbol] = !ends[symbol];
+        let mut moved = reference.forward(&input, given(&ends)).unwrap();
+        moved.boundaries[symbol].boundary = ends[symbol];
+        let mut recorded = weir.clone();
+        recorded.boundaries[symbol].boundary = ends[symbol];
+        for (weir, reference) in [(&weir, &moved), (&recorded, &plain)] {
+            let report = Report::new(model.card(), &input, weir, reference).unwrap();
+            let difference = report.first_difference.unwrap();
+            assert!(difference.starts_with(&format!("symbol {symbol} is a boundary in ")), "{difference}");
+        }
+        assert!(Report::new(model.card(), &input, &weir, &moved).unwrap().max_rel > 1e-3);
+        ends[symbol] = !ends[symbol];
+    }
+}
+
+/// A token that only one of the implementations deletes. The reference's vectors follow weir's decisions, as its boundaries do.
+#[test]
+fn a_deleted_token_in_one_implementation_is_noticed() {
+    let folder = t5_converted("mrt5");
+    let model = load(&folder, &settings()).unwrap();
+    let reference = reference(&folder).unwrap();
+    let input = input(&*model, 12);
+    let weir = model_outputs(&*model, &input, BoundaryOptions::default()).unwrap();
+    let kept: Vec<usize> = weir.choices[0].kept.iter().map(|kept| kept.token).collect();
+    assert!(kept.len() > 2 && kept.len() < input.document.len(), "{kept:?}");
+    let deleted = (0..input.document.len()).rfind(|token| !kept.contains(token)).unwrap();
+    let follow = |weir: &Outputs| {
+        let given = Given { choices: &weir.choices, ..Given::default() };
+        let other = reference.forward(&input, given).unwrap();
+        Report::new(model.card(), &input, weir, &other).unwrap()
+    };
+    assert!(follow(&weir).ok);
+    for token in [kept[1], *kept.last().unwrap(), deleted] {
+        let mut moved = weir.clone();
+        let choice = &mut moved.choices[0].kept;
+        match choice.iter().position(|kept| kept.token == token) {
+            Some(index) => drop(choice.remove(index)),
+            None => choice.push(KeptVector { token, score: -15.0 }),
+        }
+        choice.sort_by_key(|kept| kept.token);
+        let (yes, no) = if token == deleted { ("weir", "the reference") } else { ("the reference", "weir") };
+        let report = follow(&moved);
+        let difference = report.first_difference.clone().unwrap();
+        assert_eq!((report.ok, report.boundary_differences), (false, 1), "{report:?}");
+        // The reference kept what weir's record says, so its logits differ from weir's.
+        assert!(report.max_rel > 1e-3, "{report:?}");
+        // The decoder's symbols come first.
+        let expected = format!("layer 3 keeps token {token} in {yes}, not in {no}, decided by ");
+        assert!(difference.starts_with(&expected) || difference.starts_with("the logit of id "), "{difference}");
+        // Logits of the model's own decisions, and the moved token only in its record.
+        let own = reference.forward(&input, Given { choices: &weir.choices, ..Given::default() }).unwrap();
+        let report = Report::new(model.card(), &input, &moved, &own).unwrap();
+        assert!(report.first_difference.clone().unwrap().starts_with(&expected), "{report:?}");
     }
 }
 
@@ -337,4 +420,9 @@ fn inputs_that_cannot_be_verified_are_refused() {
         "--target-ids needs a model that reads documents",
     );
     refused(&["--model", model, "--file", "missing.txt"], "missing.txt");
+    let candle = hugging_face::folder("llama");
+    refused(
+        &["--model", candle.to_str().unwrap()],
+        "(candle itself computes Hugging Face models, so candle cannot check",
+    );
 }

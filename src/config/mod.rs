@@ -105,7 +105,8 @@ pub struct TransportConfig {
     pub drain: Duration,
     /// Maximum bytes of one request message.
     pub message_bytes: usize,
-    /// Maximum bytes of all request messages that are incomplete or not yet converted, and of all collected responses, together.
+    /// Maximum bytes of all request messages that are incomplete or not yet converted, of the symbols of running and queued requests,
+    /// and of all collected responses, together.
     pub request_memory: usize,
     /// Maximum bytes of memory of a response that is collected, not streamed.
     pub response_bytes: usize,

@@ -16,6 +16,7 @@ pub mod distribution;
 mod dtype;
 #[cfg(test)]
 mod exact_tests;
+pub mod heap;
 mod isa;
 pub mod linear;
 pub mod memory;

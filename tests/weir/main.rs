@@ -16,6 +16,7 @@ mod deploy;
 mod document_model;
 mod engine;
 mod extrapolation;
+mod freed_memory;
 mod golden;
 mod hnet;
 mod hostile_checkpoints;

@@ -6,7 +6,6 @@ use super::{
     support::{Dice, storms},
 };
 use std::{
-    fs,
     path::Path,
     sync::{
         Arc,
@@ -95,14 +94,6 @@ async fn client(channel: Channel, seed: u64, alone: Arc<Vec<String>>, outcomes: 
     }
 }
 
-/// Returns the resident memory of a process in MiB. `None` where `/proc` does not report it.
-fn resident(server: &Server) -> Option<f64> {
-    let status = fs::read_to_string(format!("/proc/{}/status", server.program.id())).ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-    let kib: f64 = line.trim().trim_end_matches(" kB").parse().ok()?;
-    Some(kib / 1024.0)
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn mixed_load_changes_no_text_and_releases_everything() {
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/hourglass-whitespace-english");
@@ -123,9 +114,9 @@ async fn mixed_load_changes_no_text_and_releases_everything() {
         clients.spawn(client(channel.clone(), seed, Arc::clone(&alone), Arc::clone(&outcomes), start + duration));
     }
     tokio::time::sleep(duration / 2).await;
-    let memory_halfway = resident(&server);
+    let memory_halfway = server.resident_mib();
     clients.join_all().await;
-    let end = resident(&server);
+    let end = server.resident_mib();
 
     let finished = outcomes.finished.load(Relaxed);
     let cancelled = outcomes.cancelled.load(Relaxed);

@@ -1,6 +1,7 @@
 //! Programs that run during a test and are killed at its end.
 
 use std::{
+    fs,
     io::{BufRead, BufReader},
     net::SocketAddr,
     process::{Child, Command, ExitStatus, Stdio},
@@ -123,6 +124,14 @@ impl Server {
         stream.read_to_string(&mut answer).unwrap();
         let (head, body) = answer.split_once("\r\n\r\n").unwrap();
         (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+    }
+
+    /// Returns the resident memory in MiB. `None` where `/proc` does not report it.
+    pub(super) fn resident_mib(&self) -> Option<f64> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.program.id())).ok()?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+        let kib: f64 = line.trim().trim_end_matches(" kB").parse().ok()?;
+        Some(kib / 1024.0)
     }
 
     /// Returns the value of a metric of the only model.

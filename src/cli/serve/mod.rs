@@ -18,6 +18,7 @@ use crate::{
     decode::contract::Model,
     error::{Error, Result, printable},
     family::load,
+    kernels::heap,
     serve::{
         AdminConfig, Engines, Listener, ModelLoader, Monitor, ServerParts, Traces, run as serve, serve_admin_port,
     },
@@ -141,6 +142,8 @@ pub fn run(args: Args, sources: SettingSources) -> Result<()> {
             return checks.finish();
         }
     }
+    // Before other threads start, because a thread keeps its heap.
+    heap::return_large_blocks();
     let writer = LogWriter::start();
     let result = args.validate(&writer, checks).and_then(|settings| {
         if args.check_config {

@@ -13,7 +13,7 @@ use crate::{
     },
     engine::{Event, Handle, Job, Limits},
     error::{Error, Result},
-    text::StreamDetokenizer,
+    text::{StreamDetokenizer, TextCounter, text_chars},
 };
 use serde_json::{Value, json};
 
@@ -72,12 +72,18 @@ pub struct Args {
 pub fn run(args: Args) -> Result<()> {
     let model = args.model.load()?;
     let request = args.request(&*model)?;
+    let vocabulary = &model.card().vocabulary;
+    let prompt_text_chars = match &args.prompt {
+        Some(text) => text_chars(text, &request.prompt, vocabulary),
+        None => TextCounter::chars_of(&request.prompt, vocabulary.clone()),
+    };
     let limits = Limits { rows: 1, queue: 1, ..Limits::default() };
     let engine = Handle::start(model.clone(), limits)?;
     let mut events = engine.submit(Job::Generate(request), None)?;
     let mode = args.boundaries.boundary_mode.or(model.card().boundary_modes.first().copied());
-    let stream = StreamDetokenizer::new(model.card().vocabulary.clone());
-    let mut printer = Printer { model: &*model, mode, json: args.json, characters: Vec::new(), stream };
+    let stream = StreamDetokenizer::new(vocabulary.clone());
+    let mut printer =
+        Printer { model: &*model, mode, json: args.json, prompt_text_chars, characters: Vec::new(), stream };
     while let Some(event) = events.blocking_recv() {
         match event? {
             Event::Started { .. } | Event::Coded(_) | Event::Document(_) => {}
@@ -134,6 +140,8 @@ struct Printer<'a> {
     model: &'a dyn Model,
     mode: Option<BoundaryMode>,
     json: bool,
+    /// Unicode characters of the prompt.
+    prompt_text_chars: usize,
     characters: Vec<EmittedSymbol>,
     stream: StreamDetokenizer,
 }
@@ -167,7 +175,7 @@ impl Printer<'_> {
             "text": text,
             "boundaries": self.characters.iter().map(boundary).collect::<Vec<_>>(),
             "reason": reason.name(),
-            "usage": usage_json(usage, text.chars().count()),
+            "usage": usage_json(usage, self.prompt_text_chars, text.chars().count()),
             "timing": timing_json(timing),
         });
         if let Some(specials) = self.model.card().vocabulary.specials() {
@@ -191,12 +199,13 @@ impl Printer<'_> {
     }
 }
 
-fn usage_json(usage: &Usage, text_chars: usize) -> Value {
+fn usage_json(usage: &Usage, prompt_text_chars: usize, generated_text_chars: usize) -> Value {
     json!({
         "prompt_chars": usage.prompt_chars,
         "cached_chars": usage.cached_chars,
         "generated_chars": usage.generated_chars,
-        "generated_text_chars": text_chars,
+        "prompt_text_chars": prompt_text_chars,
+        "generated_text_chars": generated_text_chars,
         "prompt_segments": usage.prompt_segments,
         "generated_segments": usage.generated_segments,
         "shortening_factor": usage.shortening_factor(),

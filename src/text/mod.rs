@@ -20,7 +20,7 @@ pub use normaliser::TextNormaliser;
 pub use specials::{SpecialSymbols, TextMarks, TokenMarks};
 pub use stream_tokenizer::{LimitStatus, StreamTokenizer, TokenSpan};
 pub use subwords::{Subword, SubwordTokenizer};
-pub use text_counter::TextCounter;
+pub use text_counter::{TextCounter, text_chars};
 pub use tokenizer_check::BLANK;
 pub use vocabulary::Vocabulary;
 

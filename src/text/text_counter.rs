@@ -1,6 +1,6 @@
 //! Counts the characters and bytes of the text of symbols.
 
-use super::{StreamDetokenizer, Vocabulary};
+use super::{StreamDetokenizer, TextNormaliser, Vocabulary};
 use std::sync::Arc;
 
 /// Size of the text of counted symbols.
@@ -17,6 +17,14 @@ impl TextCounter {
     /// Creates the counter of an empty text.
     pub fn new(vocabulary: Arc<Vocabulary>) -> Self {
         Self { stream: StreamDetokenizer::new(vocabulary), chars: 0, bytes: 0 }
+    }
+
+    /// Returns the number of Unicode characters of the text of `symbols`.
+    pub fn chars_of(symbols: &[u32], vocabulary: Arc<Vocabulary>) -> usize {
+        let mut counter = Self::new(vocabulary);
+        symbols.iter().for_each(|&symbol| counter.push(symbol, true));
+        counter.finish();
+        counter.chars
     }
 
     /// Takes the next symbol of the text, and counts the text that it completes if `is_counted`.
@@ -36,10 +44,15 @@ impl TextCounter {
     }
 }
 
+/// Returns the number of Unicode characters of a text that was encoded to `symbols`, after normalisation.
+pub fn text_chars(text: &str, symbols: &[u32], vocabulary: &Vocabulary) -> usize {
+    // normalised characters are symbols
+    if vocabulary.normaliser() == TextNormaliser::None { text.chars().count() } else { symbols.len() }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::text::TextNormaliser;
 
     #[test]
     fn bytes_of_a_character_count_once() {

@@ -32,7 +32,7 @@ impl StubGeneration {
         let queue = arrived.elapsed();
         let mut chars = Vec::new();
         let model = self.script.name.clone();
-        let started = Started { request_id: String::new(), model, prompt_chars: self.prompt_chars, cached_chars: 0 };
+        let started = Started { model, prompt_chars: self.prompt_chars, ..Started::default() };
         self.send(generate_response::Event::Started(started)).await?;
         let mut due = slot.begun;
         for number in 1..=self.chars {

@@ -18,6 +18,7 @@ use crate::{
         sampling::logprobs::log_probability,
     },
     error::{Error, Result},
+    text::TextCounter,
 };
 use args::{ModeArg, progress_bar};
 use marked_text::MarkedTextBits;
@@ -110,8 +111,10 @@ fn run_unwindowed(args: &Args, model: &dyn Model, symbols: &[u32], has_end: bool
     let closed = closed - usize::from(card.pooled && outputs.marked.is_some());
     let factor = (closed > 0).then(|| symbols.len() as f64 / closed as f64);
     if args.json {
+        let text_chars = TextCounter::chars_of(symbols, card.vocabulary.clone());
         let mut object = serde_json::Map::new();
         object.insert("symbols".into(), length.into());
+        object.insert("text_chars".into(), text_chars.into());
         object.insert("bits_per_char".into(), json!(bits));
         if let Some(text) = &text_bits {
             text.add_json(&mut object);
@@ -186,6 +189,7 @@ fn run_windowed(args: &Args, model: &dyn Model, symbols: &[u32], size: WindowOpt
     if args.json {
         let mut object = json!({
             "symbols": symbols.len(),
+            "text_chars": TextCounter::chars_of(symbols, model.card().vocabulary.clone()),
             "scored": sum.scored,
             "bits_per_char": bits,
             "shortening_factor": factor,

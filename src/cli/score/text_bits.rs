@@ -42,7 +42,6 @@ impl TextBits {
         object.insert("bits_per_byte".into(), json!(self.per(self.bytes)));
         if let Some(tokens) = self.tokens {
             object.insert("bits_per_token".into(), json!(self.per(tokens)));
-            object.insert("text_chars".into(), json!(self.chars));
         }
     }
 

@@ -11,7 +11,7 @@ use crate::{
         summary::Summarize,
     },
     error::{Error, Result, quoted},
-    text::{TextNormaliser, Vocabulary, vocabulary::BYTES_PER_SYMBOL},
+    text::{text_chars, vocabulary::BYTES_PER_SYMBOL},
 };
 use std::hash::{BuildHasher, Hasher, RandomState};
 use weir_proto::v1::{self, logit_bias::Symbol};
@@ -92,12 +92,6 @@ pub(super) fn generate_job(request: v1::GenerateRequest, card: &Card) -> Result<
         prompt,
     };
     Ok((job, format))
-}
-
-/// Returns the Unicode characters of a text that was encoded to `symbols`.
-fn text_chars(text: &str, symbols: &[u32], vocabulary: &Vocabulary) -> usize {
-    // normalised characters are symbols
-    if vocabulary.normaliser() == TextNormaliser::None { text.chars().count() } else { symbols.len() }
 }
 
 /// Returns the job of a `Score`, and its seed. Fails if a field is out of bounds.
@@ -243,6 +237,7 @@ fn size(count: u32) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::text::{TextNormaliser, Vocabulary};
 
     fn card(vocabulary: Vocabulary) -> Card {
         let boundary_modes = vec![BoundaryMode::Threshold, BoundaryMode::Sampled];

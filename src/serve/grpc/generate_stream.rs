@@ -41,6 +41,7 @@ impl GenerateEncoder {
             model: std::mem::take(&mut self.model),
             prompt_chars: self.format.prompt_chars as u64,
             cached_chars: cached_chars as u64,
+            prompt_text_chars: Some(self.format.prompt_text_chars as u64),
         }
     }
 

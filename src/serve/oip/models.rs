@@ -90,12 +90,17 @@ pub(super) fn config(engine: &Lease) -> ModelConfig {
         data_type: kind.config_type().into(),
         dims: vec![1],
     };
+    let token = match &card.vocabulary {
+        vocabulary if vocabulary.is_bytes() => "byte",
+        vocabulary if vocabulary.is_subword() => "piece",
+        _ => "character",
+    };
     let parameters = [
         ("family", card.family.to_owned()),
         ("shape", card.shape.clone()),
         ("dtype", card.dtype.to_owned()),
         ("max_symbols", card.max_symbols.to_string()),
-        ("token", if card.vocabulary.is_bytes() { "byte" } else { "character" }.to_owned()),
+        ("token", token.to_owned()),
     ];
     let parameters = parameters.map(|(name, value)| (name.to_owned(), ModelParameter { string_value: value }));
     ModelConfig {

@@ -62,12 +62,14 @@ pub(super) struct Choice {
     growth: usize,
 }
 
-/// Numbers of symbols, which this API calls tokens.
+/// Numbers of symbols, which this API calls tokens, and of Unicode characters.
 #[derive(Default, Clone, Copy)]
 pub(super) struct TokenCounts {
     prompt: u64,
     cached: u64,
     generated: u64,
+    prompt_text_chars: u64,
+    generated_text_chars: u64,
 }
 
 impl TokenCounts {
@@ -77,21 +79,25 @@ impl TokenCounts {
             prompt: self.prompt + other.prompt,
             cached: self.cached + other.cached,
             generated: self.generated + other.generated,
+            prompt_text_chars: self.prompt_text_chars + other.prompt_text_chars,
+            generated_text_chars: self.generated_text_chars + other.generated_text_chars,
         }
     }
 
     /// Leaves out the prompt, which another choice has counted.
     pub(super) fn without_prompt(self) -> Self {
-        Self { prompt: 0, cached: 0, ..self }
+        Self { prompt: 0, cached: 0, prompt_text_chars: 0, ..self }
     }
 
-    /// Returns the counts in OpenAI's form.
+    /// Returns the counts in OpenAI's form, with two keys more for characters.
     pub(super) fn usage(self) -> Value {
         json!({
             "prompt_tokens": self.prompt,
             "completion_tokens": self.generated,
             "total_tokens": self.prompt + self.generated,
             "prompt_tokens_details": { "cached_tokens": self.cached },
+            "prompt_text_chars": self.prompt_text_chars,
+            "completion_text_chars": self.generated_text_chars,
         })
     }
 }
@@ -117,6 +123,7 @@ impl Choice {
     pub(super) fn start(&mut self, started: &v1::Started) {
         self.counts.prompt = started.prompt_chars;
         self.counts.cached = started.cached_chars;
+        self.counts.prompt_text_chars = started.prompt_text_chars();
     }
 
     /// Adds text.
@@ -126,6 +133,7 @@ impl Choice {
         if !piece.prompt {
             // Pieces without character details are counted at the end.
             self.counts.generated += piece.characters.len() as u64;
+            self.counts.generated_text_chars += piece.text.chars().count() as u64;
         }
         if let Some(characters) = &mut self.characters {
             for character in piece.characters {
@@ -248,7 +256,9 @@ mod tests {
     fn a_choice_is_sent_in_parts() {
         let mut choice = Choice::new(1, true);
         assert!(!choice.has_output());
-        choice.start(&v1::Started { prompt_chars: 7, cached_chars: 4, ..Default::default() });
+        let started =
+            v1::Started { prompt_chars: 7, cached_chars: 4, prompt_text_chars: Some(5), ..Default::default() };
+        choice.start(&started);
         let characters = vec![character("a", -1.0), character(" ", -2.0)];
         choice.push(v1::Piece { text: "a ".into(), characters, prompt: false });
         let output = choice.take_output();
@@ -269,8 +279,10 @@ mod tests {
         let usage = choice.counts.add(choice.counts).usage();
         assert_eq!((&usage["prompt_tokens"], &usage["total_tokens"]), (&json!(14), &json!(20)));
         assert_eq!(usage["prompt_tokens_details"]["cached_tokens"], 8);
+        assert_eq!((&usage["prompt_text_chars"], &usage["completion_text_chars"]), (&json!(10), &json!(6)));
         let usage = choice.counts.add(choice.counts.without_prompt()).usage();
         assert_eq!((&usage["prompt_tokens"], &usage["completion_tokens"]), (&json!(7), &json!(6)));
+        assert_eq!((&usage["prompt_text_chars"], &usage["completion_text_chars"]), (&json!(5), &json!(6)));
     }
 
     #[test]

@@ -41,6 +41,37 @@ fn a_score_has_bits_per_byte_character_and_token() {
 }
 
 #[test]
+fn generate_and_score_count_tokens_and_characters() {
+    let folder = folder("qwen2");
+    let folder = folder.to_str().unwrap();
+    let text = "Zürich's café, 1.5 million – naïve";
+    let score = parsed(&["score", "--json", "--model", folder, "--text", text]);
+    let tokens = score["symbols"].as_u64().unwrap();
+    assert_eq!(score["text_chars"], text.chars().count());
+    assert!(tokens > 1 && tokens as usize != text.chars().count());
+    let windowed = parsed(&["score", "--json", "--model", folder, "--text", text, "--windowed", "16,8"]);
+    assert_eq!((&windowed["symbols"], &windowed["text_chars"]), (&score["symbols"], &score["text_chars"]));
+    let generate = |source: &[&str]| {
+        let options = ["generate", "--json", "--model", folder, "--max-chars", "12", "--ignore-eos"];
+        parsed(&[&options[..], source].concat())
+    };
+    let generated = generate(&["--prompt", text]);
+    let usage = &generated["usage"];
+    assert_eq!((usage["prompt_chars"].as_u64(), &usage["generated_chars"]), (Some(tokens), &json!(12)));
+    assert_eq!(usage["prompt_text_chars"], text.chars().count());
+    assert_eq!(usage["generated_text_chars"], generated["text"].as_str().unwrap().chars().count());
+    // Ids have the characters of their text.
+    let ids = generated["ids"].as_array().unwrap().iter().map(Value::to_string).collect::<Vec<_>>().join(",");
+    let usage = &generate(&["--ids", &ids])["usage"];
+    assert_eq!(usage["prompt_chars"], 12);
+    assert_eq!(usage["prompt_text_chars"], generated["usage"]["generated_text_chars"]);
+    // A model of characters counts the same number twice.
+    let characters = converted("whitespaces");
+    let score = parsed(&["score", "--json", "--model", characters.to_str().unwrap(), "--text", "the city"]);
+    assert_eq!((&score["symbols"], &score["text_chars"]), (&json!(8), &json!(8)));
+}
+
+#[test]
 fn models_of_tokens_and_of_characters_are_compared_per_character() {
     let tokens = folder("llama");
     let characters = converted("whitespaces");

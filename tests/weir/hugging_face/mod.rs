@@ -35,7 +35,7 @@ pub(super) fn configurations() -> impl Iterator<Item = (String, Arc<dyn Model>)>
 }
 
 /// Copies a golden checkpoint, so that a test can change it.
-fn copied(model_type: &str) -> TempDir {
+pub(super) fn copied(model_type: &str) -> TempDir {
     let copy = TempDir::new().unwrap();
     for file in ["config.json", "generation_config.json", "tokenizer.json", "model.safetensors"] {
         fs::copy(folder(model_type).join(file), copy.path().join(file)).unwrap();
@@ -44,7 +44,7 @@ fn copied(model_type: &str) -> TempDir {
 }
 
 /// Replaces the only occurrence of `from` in a file.
-fn edit(file: &Path, from: &str, to: &str) {
+pub(super) fn edit(file: &Path, from: &str, to: &str) {
     let text = fs::read_to_string(file).unwrap();
     assert_eq!(text.matches(from).count(), 1, "{from:?} in {}", file.display());
     fs::write(file, text.replace(from, to)).unwrap();

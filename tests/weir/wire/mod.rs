@@ -19,6 +19,8 @@ mod http_admission;
 mod http_browsers;
 mod http_refusals;
 mod http_summaries;
+#[cfg(feature = "candle")]
+mod hugging_face;
 mod late_headers;
 mod latency;
 mod lifecycle;

@@ -99,6 +99,8 @@ class Started:
     prompt_chars: int
     #: Characters of the prompt that came from the segment cache and needed no computation.
     cached_chars: int
+    #: Unicode characters of the prompt. In a model of tokens or bytes, `prompt_chars` counts those.
+    prompt_text_chars: Optional[int]
 
 
 @dataclass(frozen=True)

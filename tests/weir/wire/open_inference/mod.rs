@@ -2,7 +2,7 @@
 
 mod queries;
 mod requests;
-mod streams;
+pub(super) mod streams;
 
 use super::Server;
 use prost::Message;
@@ -24,7 +24,7 @@ fn client(server: &Server) -> Client {
 }
 
 /// Returns a request with raw inputs: name, datatype and bytes.
-fn request(id: &str, inputs: &[(&str, &str, Vec<u8>)]) -> ModelInferRequest {
+pub(super) fn request(id: &str, inputs: &[(&str, &str, Vec<u8>)]) -> ModelInferRequest {
     let tensor = |(name, datatype, _): &(&str, &str, Vec<u8>)| InferInputTensor {
         name: (*name).into(),
         datatype: (*datatype).into(),
@@ -39,12 +39,12 @@ fn request(id: &str, inputs: &[(&str, &str, Vec<u8>)]) -> ModelInferRequest {
     }
 }
 
-fn text(name: &'static str, text: &str) -> (&'static str, &'static str, Vec<u8>) {
+pub(super) fn text(name: &'static str, text: &str) -> (&'static str, &'static str, Vec<u8>) {
     let length = u32::try_from(text.len()).unwrap().to_le_bytes();
     (name, "BYTES", [&length[..], text.as_bytes()].concat())
 }
 
-fn flag(name: &'static str, value: bool) -> (&'static str, &'static str, Vec<u8>) {
+pub(super) fn flag(name: &'static str, value: bool) -> (&'static str, &'static str, Vec<u8>) {
     (name, "BOOL", vec![value.into()])
 }
 
@@ -60,17 +60,17 @@ fn output<'a>(answer: &'a ModelInferResponse, name: &str) -> Option<&'a [u8]> {
     Some(&answer.raw_output_contents[index])
 }
 
-fn words(answer: &ModelInferResponse, name: &str) -> String {
+pub(super) fn words(answer: &ModelInferResponse, name: &str) -> String {
     let raw = output(answer, name).unwrap_or_else(|| panic!("no {name}"));
     assert_eq!(raw[..4], u32::try_from(raw.len() - 4).unwrap().to_le_bytes());
     String::from_utf8(raw[4..].to_vec()).unwrap()
 }
 
-fn count(answer: &ModelInferResponse, name: &str) -> u32 {
+pub(super) fn count(answer: &ModelInferResponse, name: &str) -> u32 {
     u32::from_le_bytes(output(answer, name).unwrap().try_into().unwrap())
 }
 
-fn is_last(answer: &ModelInferResponse) -> bool {
+pub(super) fn is_last(answer: &ModelInferResponse) -> bool {
     match answer.parameters["triton_final_response"].parameter_choice {
         Some(ParameterChoice::BoolParam(last)) => last,
         ref other => panic!("{other:?}"),

@@ -23,7 +23,7 @@ async fn stream(server: &Server) -> (mpsc::Sender<ModelInferRequest>, Streaming<
 }
 
 /// Returns the next message, which must not be an error.
-pub(super) async fn next(answers: &mut Streaming<ModelStreamInferResponse>) -> ModelInferResponse {
+pub(in super::super) async fn next(answers: &mut Streaming<ModelStreamInferResponse>) -> ModelInferResponse {
     let message = answers.next().await.unwrap().unwrap();
     assert_eq!(message.error_message, "");
     message.infer_response.unwrap()

@@ -117,16 +117,18 @@ class GenerateResponse(_message.Message):
     def __init__(self, started: _Optional[_Union[Started, _Mapping]] = ..., piece: _Optional[_Union[Piece, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ...) -> None: ...
 
 class Started(_message.Message):
-    __slots__ = ("request_id", "model", "prompt_chars", "cached_chars")
+    __slots__ = ("request_id", "model", "prompt_chars", "cached_chars", "prompt_text_chars")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_CHARS_FIELD_NUMBER: _ClassVar[int]
     CACHED_CHARS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TEXT_CHARS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     prompt_chars: int
     cached_chars: int
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt_chars: _Optional[int] = ..., cached_chars: _Optional[int] = ...) -> None: ...
+    prompt_text_chars: int
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt_chars: _Optional[int] = ..., cached_chars: _Optional[int] = ..., prompt_text_chars: _Optional[int] = ...) -> None: ...
 
 class Piece(_message.Message):
     __slots__ = ("text", "characters", "prompt")

@@ -138,6 +138,7 @@ pub(super) async fn compare(session: &MeasurementSession, rounds: &RoundArgs) ->
     let result = compare_models(setup, session.stop.clone(), true, move |count| updated.set_position(count)).await;
     bar.finish_and_clear();
     let mut comparison = result?;
+    comparison.set_units(models.iter().map(|model| model.unit));
     comparison.scored = scored.map(|(_, source)| source);
     for (model, score) in comparison.models.iter_mut().zip(scores) {
         match score {

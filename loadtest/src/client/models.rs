@@ -29,17 +29,20 @@ pub struct ModelInfo {
     /// True if the model summarizes documents.
     #[serde(default)]
     pub summarizes: bool,
+    /// Unit of its limits, prompts and answers. Absent from reports of versions that did not record it.
+    #[serde(default)]
+    pub unit: Option<SymbolUnit>,
     /// Data type of the weights.
     pub dtype: String,
     /// SHA-256 of the weights file.
     pub sha256: String,
-    /// Maximum characters of prompt and answer together.
+    /// Maximum symbols of prompt and answer together.
     pub max_symbols: u64,
     /// Maximum requests that run at once.
     pub rows: u32,
     /// Maximum queued requests.
     pub queue: u32,
-    /// Characters of a prefill chunk.
+    /// Symbols of a prefill chunk.
     pub chunk: u32,
     /// Maximum steps that a request waits at a boundary.
     pub boundary_wait: u32,
@@ -52,6 +55,29 @@ pub struct ModelInfo {
     /// Limits and defaults of a model that summarizes. Absent from reports of versions that did not record them.
     #[serde(default)]
     pub documents: Option<DocumentInfo>,
+}
+
+/// Unit that a model's limits, prompts and answers count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SymbolUnit {
+    /// Characters of the vocabulary.
+    Characters,
+    /// Bytes of UTF-8.
+    Bytes,
+    /// Subwords.
+    Tokens,
+}
+
+impl SymbolUnit {
+    /// Returns the plural of the unit.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Characters => "characters",
+            Self::Bytes => "bytes",
+            Self::Tokens => "tokens",
+        }
+    }
 }
 
 /// Limits and defaults of a model that summarizes.
@@ -72,6 +98,13 @@ pub struct DocumentInfo {
     pub length_penalty: f32,
     /// Default length of n-grams that may not repeat; 0: no such rule.
     pub no_repeat_ngram: u32,
+}
+
+impl ModelInfo {
+    /// Returns the plural of its unit; `symbols` if the report does not record it.
+    pub fn unit_name(&self) -> &'static str {
+        self.unit.map_or("symbols", SymbolUnit::name)
+    }
 }
 
 impl DocumentInfo {
@@ -98,6 +131,11 @@ impl From<Documents> for DocumentInfo {
 impl From<Model> for ModelInfo {
     fn from(model: Model) -> Self {
         let limits = model.limits.unwrap_or_default();
+        let unit = match &model.vocabulary {
+            Some(vocabulary) if vocabulary.pieces => SymbolUnit::Tokens,
+            Some(vocabulary) if vocabulary.bytes || vocabulary.first_byte > 0 => SymbolUnit::Bytes,
+            _ => SymbolUnit::Characters,
+        };
         Self {
             name: model.name,
             family: model.family,
@@ -105,6 +143,7 @@ impl From<Model> for ModelInfo {
             parameters: model.parameters,
             pooled: model.pooled,
             summarizes: model.documents.is_some(),
+            unit: Some(unit),
             dtype: model.dtype,
             sha256: model.sha256,
             max_symbols: limits.max_symbols,

@@ -2,11 +2,12 @@
 
 use super::bootstrap::Gain;
 use crate::{
-    client::models::CalibrationSummary,
+    client::models::{CalibrationSummary, SymbolUnit},
     error::{Error, Result},
     measure::{stats::RequestFigures, tester::TesterFigures},
 };
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// Comparison of several models.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -39,6 +40,9 @@ pub struct ModelComparison {
 pub struct ComparedModel {
     /// Name.
     pub model: String,
+    /// Unit of its answers' lengths. Absent from reports of versions that did not record it.
+    #[serde(default)]
+    pub unit: Option<SymbolUnit>,
     /// Bits per character of the scored text, from the server's `Score`. Absent if not requested or rejected.
     pub bits_per_char: Option<f64>,
     /// Why there is no `bits_per_char` although it was requested.
@@ -127,6 +131,32 @@ impl ComparedModel {
 }
 
 impl ModelComparison {
+    /// Sets the unit of each model's answers. If they differ, answers of N symbols are texts of different length, so their total
+    /// times have no gain.
+    pub fn set_units(&mut self, units: impl IntoIterator<Item = Option<SymbolUnit>>) {
+        self.models.iter_mut().zip(units).for_each(|(model, unit)| model.unit = unit);
+        if self.mixed_units().is_some() {
+            self.models.iter_mut().filter_map(|model| model.gains.as_mut()).for_each(|gains| gains.total = None);
+        }
+    }
+
+    /// Describes the units of the answers, if the models that write texts have different ones.
+    pub fn mixed_units(&self) -> Option<String> {
+        let mut units: BTreeMap<SymbolUnit, Vec<&str>> = BTreeMap::new();
+        for model in self.models.iter().filter(|model| model.figures.summaries.is_none()) {
+            model.unit.into_iter().for_each(|unit| units.entry(unit).or_default().push(&model.model));
+        }
+        let all: Vec<_> =
+            units.iter().map(|(unit, models)| format!("{} of {}", unit.name(), models.join(", "))).collect();
+        (all.len() > 1).then(|| {
+            format!(
+                "an answer of N symbols has N {}: total times are of texts of different length and have no gain; compare times per \
+                 character",
+                all.join(", N ")
+            )
+        })
+    }
+
     /// Fails if an estimated gain deviates more than `percent` from the measured one, or if the server reports no estimate.
     pub fn check_estimates(&self, percent: f64) -> Result<()> {
         let errors =

@@ -242,6 +242,7 @@ fn build_comparison(state: &ComparisonState) -> Result<ModelComparison> {
         let unpooled: Vec<_> = complete.iter().filter_map(|round| round.get(model)?.as_ref()?.unpooled).collect();
         Ok(ComparedModel {
             model: target.model.clone(),
+            unit: None,
             bits_per_char: None,
             score_refused: None,
             figures: stats.figures(),

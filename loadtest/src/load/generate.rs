@@ -143,7 +143,7 @@ impl PreparedRequest for GenerateCall {
     }
 }
 
-/// Counts the generated characters of a piece: symbols if the server lists them, code points otherwise; none if it is the prompt.
+/// Counts the generated Unicode characters of a piece, whatever the model's symbols are; none if it is the prompt.
 fn received(piece: &Piece) -> ReceivedMessage {
     let Piece { text, characters, prompt } = piece;
     if *prompt {
@@ -153,8 +153,7 @@ fn received(piece: &Piece) -> ReceivedMessage {
         let ends = characters.iter().filter(|character| character.boundary());
         ends.filter(|character| character.nxt_logprob.is_some() == marked).count() as u64
     };
-    let count = if characters.is_empty() { text.chars().count() } else { characters.len() };
-    ReceivedMessage { characters: count as u64, predicted_ends: ends(false), marked_ends: ends(true) }
+    ReceivedMessage { characters: text.chars().count() as u64, predicted_ends: ends(false), marked_ends: ends(true) }
 }
 
 fn server_report(finished: &Finished, cached_chars: u64) -> ServerReport {

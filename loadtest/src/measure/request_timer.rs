@@ -114,6 +114,8 @@ impl ClientTimer {
     /// Records a message received now. Breaks if this client cancels the request.
     pub fn record(&mut self, message: ReceivedMessage) -> ControlFlow<()> {
         if message.characters == 0 {
+            // bytes of a character whose text comes with the next message
+            self.next_is_boundary |= message.predicted_ends + message.marked_ends > 0;
             return ControlFlow::Continue(());
         }
         let now = Instant::now();

@@ -55,7 +55,7 @@ const MODEL_ROWS: [TableRow<ModelInfo>; 17] = [
     ("dtype", |model| model.dtype.clone()),
     ("maximum prompt and answer", |model| match model.summarizes {
         true => NONE.into(),
-        false => format!("{} characters", model.max_symbols),
+        false => format!("{} {}", model.max_symbols, model.unit_name()),
     }),
     ("maximum document", |model| {
         let padded = |documents: &DocumentInfo| if documents.padded { ", to which all are padded" } else { "" };
@@ -64,7 +64,7 @@ const MODEL_ROWS: [TableRow<ModelInfo>; 17] = [
     ("maximum summary", |model| documents(model, |documents| format!("{} tokens", documents.max_summary_tokens))),
     ("maximum running", |model| format!("{} requests", model.rows)),
     ("maximum queued", |model| format!("{} requests", model.queue)),
-    ("prefill chunk", |model| format!("{} characters", model.chunk)),
+    ("prefill chunk", |model| format!("{} {}", model.chunk, model.unit_name())),
     ("boundary wait", |model| format!("{} steps", model.boundary_wait)),
     ("target of a step that prefills", |model| time(model.step_ns as f64)),
     ("segment cache", |model| format!("{} bytes", model.cache_bytes)),
@@ -98,7 +98,7 @@ const WORKLOAD_ROWS: [TableRow<WorkloadInfo>; 10] = [
     ("prompt, or document (characters)", |workload| workload.prompt_chars.clone()),
     ("common prefix (characters)", |workload| nonzero(workload.shared_prefix_chars)),
     ("different prefixes", |workload| nonzero(workload.prefixes)),
-    ("answer (characters unless stated)", |workload| workload.output_chars.clone()),
+    ("answer (symbols unless stated)", |workload| workload.output_chars.clone()),
     ("chunk (characters)", |workload| workload.chunk_chars.map_or(NONE.into(), |chars| chars.to_string())),
     ("temperature, or beam", temperature),
 ];

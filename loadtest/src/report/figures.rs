@@ -140,7 +140,7 @@ pub(super) fn cached_shares(figures: &RequestFigures) -> Vec<(f64, &'static str)
     let tokens = summaries.map_or((0, 0), |summaries| (summaries.cached_tokens, summaries.document_tokens));
     // reports of earlier versions repeat the documents' tokens here
     let chars = if figures.prompt_chars == tokens.1 { (0, 0) } else { (figures.cached_chars, figures.prompt_chars) };
-    let all = [(chars, "the prompts' characters"), (tokens, "the documents' tokens")].into_iter();
+    let all = [(chars, "the prompts' symbols"), (tokens, "the documents' tokens")].into_iter();
     all.filter(|((_, all), _)| *all > 0).map(|((part, all), unit)| (part as f64 / all as f64, unit)).collect()
 }
 

@@ -198,6 +198,7 @@ fn compare(comparison: &ModelComparison, conditions: &Conditions) -> Markup {
                 (SUMMARIES)
             }
         }
+        @if let Some(units) = comparison.mixed_units() { p.note { (units) "." } }
         @if comparison.interrupted { p.warn { "The comparison was interrupted." } }
         @if let Some(tester) = &comparison.tester { (warnings(tester)) }
         (models_table(models))

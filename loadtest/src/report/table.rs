@@ -66,9 +66,10 @@ fn write_report(out: &mut String, report: &MeasurementReport) -> std::fmt::Resul
 /// Writes the server's description of itself, and the settings of the requests.
 fn conditions(out: &mut String, conditions: &Conditions) -> std::fmt::Result {
     writeln!(out, "server: {}", server(conditions))?;
-    for ModelInfo { name, family, shape, dtype, rows, .. } in &conditions.models {
+    for ModelInfo { name, family, shape, dtype, rows, unit, .. } in &conditions.models {
         let shape = if shape.is_empty() { family } else { shape };
-        writeln!(out, "  {name}: {shape}, {dtype}, at most {rows} requests at once")?;
+        let unit = unit.map_or_else(String::new, |unit| format!(", symbols are {}", unit.name()));
+        writeln!(out, "  {name}: {shape}, {dtype}{unit}, at most {rows} requests at once")?;
     }
     for WorkloadInfo { name, settings, .. } in
         conditions.workloads.iter().filter(|workload| !workload.settings.is_empty())
@@ -262,6 +263,7 @@ fn compare(out: &mut String, comparison: &ModelComparison) -> std::fmt::Result {
     if comparison.models.iter().any(|model| model.figures.summaries.is_some()) {
         writeln!(out, "{SUMMARIES}")?;
     }
+    comparison.mixed_units().iter().try_for_each(|units| writeln!(out, "{units}"))?;
     comparison.tester.iter().try_for_each(|measured| tester(out, measured))?;
     remarks(out, comparison)
 }

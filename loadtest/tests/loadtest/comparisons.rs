@@ -3,6 +3,7 @@
 use super::support::{ms, spec, target};
 use tokio::sync::watch;
 use weir_loadtest::{
+    client::models::SymbolUnit,
     comparison::{
         result::ModelComparison,
         rounds::{ComparisonSetup, bits_per_char, compare_models},
@@ -67,6 +68,22 @@ async fn a_known_gain_is_measured() {
     let [total, char] = fast.estimate_errors()[..] else { panic!("two figures are compared") };
     assert!((total.relative - (2.75 / 2.8 - 1.0)).abs() < 0.03, "{total:?}");
     assert!((char.relative - (2.75 / 3.0 - 1.0)).abs() < 0.03, "{char:?}");
+}
+
+/// Answers of equally many tokens and characters are texts of different length.
+#[tokio::test(start_paused = true)]
+async fn times_of_different_units_are_not_compared_in_total() {
+    let mut comparison = compare(scripts(), 5).await;
+    comparison.set_units([Some(SymbolUnit::Characters); 2]);
+    assert_eq!(comparison.mixed_units(), None);
+    let total = comparison.models[1].gains.clone().unwrap().total;
+    assert!(total.is_some());
+    comparison.set_units([SymbolUnit::Tokens, SymbolUnit::Characters].map(Some));
+    let gains = comparison.models[1].gains.clone().unwrap();
+    assert_eq!(gains.total, None);
+    assert!(gains.char.is_some() && gains.time_to_first_char.is_some());
+    let units = comparison.mixed_units().unwrap();
+    assert!(units.starts_with("an answer of N symbols has N characters of fast, N tokens of slow: "), "{units}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -178,7 +178,7 @@ async fn the_page_is_self_contained_and_names_units_and_conditions() {
         "<dt>server</dt><dd>127.0.0.1:50051, weir 0.1.0</dd>",
         "<td>temperature</td><td>server's default</td>",
         "ratio of the baseline's median",
-        "of the prompts' characters",
+        "of the prompts' symbols",
         "The tester itself",
     ];
     for expected in expected {
@@ -193,7 +193,7 @@ async fn the_page_is_self_contained_and_names_units_and_conditions() {
         "1.",
         "knee below 10.0 requests/s",
         "ENDED EARLY: it was interrupted; missing:\n  stub: open loop, Poisson arrivals, 20.0 requests/s\n",
-        "0 % of the prompts' characters",
+        "0 % of the prompts' symbols",
         "started/s",
         "server: 127.0.0.1:50051, weir 0.1.0\n",
         "stub: stub, f32",

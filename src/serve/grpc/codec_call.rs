@@ -11,17 +11,20 @@ use crate::{
     serve::{middleware::body_limits::RequestMemory, registry::engines::Lease},
 };
 use std::collections::VecDeque;
-use tonic::Streaming;
+use tokio::task::yield_now;
+use tonic::{Streaming, codegen::Bytes};
 
 /// Maximum blocks of one call in the engine.
 const MAX_BLOCKS: usize = 16;
+/// Bytes of a part that are converted at a time. Other tasks of the thread run in between.
+const SLICE: usize = 16 << 10;
 /// Maximum bytes of one message of the response.
 const MESSAGE: usize = 1 << 16;
 
 /// The request of a call, after its options.
 pub(super) struct CodecCall<M: Messages> {
     parts: Streaming<M::Request>,
-    /// Releases the memory of each part that has been read.
+    /// Releases the memory of each part that has been converted.
     memory: Option<RequestMemory>,
     engine: Lease,
     terms: Terms,
@@ -54,13 +57,25 @@ impl<M: Messages> CodecCall<M> {
         let max_blocks = self.engine.limits().rows.min(MAX_BLOCKS);
         let stall = self.engine.limits().stall;
         let mut ended = false;
+        // What is not converted yet of the part that was read last.
+        let mut unconverted = Bytes::new();
         loop {
             while self.running.len() < max_blocks {
-                let Some(block) = stream.next_block()? else { break };
-                let events = self.engine.submit(Job::Code(block), self.terms.clone())?;
-                self.running.push_back(RunningBlock { events, coded: None });
+                if let Some(block) = stream.next_block()? {
+                    let events = self.engine.submit(Job::Code(block), self.terms.clone())?;
+                    self.running.push_back(RunningBlock { events, coded: None });
+                    continue;
+                }
+                if unconverted.is_empty() {
+                    break;
+                }
+                stream.push(&unconverted.split_to(unconverted.len().min(SLICE)))?;
+                if unconverted.is_empty() {
+                    self.release_memory();
+                }
+                yield_now().await;
             }
-            let reads = !ended && self.running.len() < max_blocks;
+            let reads = !ended && unconverted.is_empty() && self.running.len() < max_blocks;
             tokio::select! {
                 biased;
                 coded = finished(self.running.front_mut()), if !self.running.is_empty() => {
@@ -71,11 +86,10 @@ impl<M: Messages> CodecCall<M> {
                 }
                 part = self.parts.message(), if reads => match part.map_err(incomplete)? {
                     Some(part) => {
-                        let bytes = M::bytes(part)?;
-                        if let Some(memory) = &self.memory {
-                            memory.release();
+                        unconverted = M::bytes(part)?.into();
+                        if unconverted.is_empty() {
+                            self.release_memory();
                         }
-                        stream.push(&bytes)?;
                     }
                     None => {
                         stream.finish()?;
@@ -94,6 +108,12 @@ impl<M: Messages> CodecCall<M> {
         let totals = stream.totals();
         tracing::info!(chars = totals.symbols, compressed_bytes = totals.compressed_bytes, "coded");
         output.send(M::summary(totals)).await
+    }
+
+    fn release_memory(&self) {
+        if let Some(memory) = &self.memory {
+            memory.release();
+        }
     }
 }
 

@@ -62,7 +62,7 @@ pub struct Report {
     /// Number of boundaries that differ.
     pub boundary_differences: usize,
     /// The largest difference between two boundary probabilities, between two probabilities of a segment's end, or between two
-    /// scores of kept vectors. `None` if nothing is decided by numbers.
+    /// scores of kept vectors. Values of a gate count as fractions of the largest, if that is above 1. `None` if nothing is decided by numbers.
     pub max_abs_decision: Option<f64>,
     /// The mean of these differences. A kept vector that differs counts as 1.
     pub mean_abs_decision: Option<f64>,
@@ -200,6 +200,10 @@ impl Report {
 /// The comparison of boundaries, segment ends and kept vectors.
 #[derive(Default)]
 struct Decisions {
+    /// Tolerance of a probability, and of a score in units of `unit`.
+    tolerance: f64,
+    /// 1 for probabilities and poolings; the largest absolute value of a gate, if that is above 1.
+    unit: f64,
     unequal: usize,
     max_abs: Option<f64>,
     /// Sum of all differences, and their number.
@@ -210,7 +214,7 @@ struct Decisions {
 
 impl Decisions {
     fn compare(weir: &Outputs, reference: &Outputs, tolerance: f64) -> Self {
-        let mut all = Self::default();
+        let mut all = Self { tolerance, unit: 1.0, ..Self::default() };
         for (symbol, (a, b)) in weir.boundaries.iter().zip(&reference.boundaries).enumerate() {
             let margin = reference.margins.get(symbol).copied().unwrap_or(f64::INFINITY);
             if a.boundary != b.boundary {
@@ -219,24 +223,23 @@ impl Decisions {
                 let text = format!("symbol {symbol} is a boundary in {yes}, not in {no}{decided}");
                 all.decision(symbol, margin > tolerance, text);
             }
-            all.number(symbol, "the boundary's probability", a.probability, b.probability, tolerance);
+            all.number(symbol, "the boundary's probability", a.probability, b.probability);
             let probability = |logprob: Option<f32>| logprob.map(f32::exp);
             let ends = [probability(a.end_logprob), probability(b.end_logprob)];
-            all.number(symbol, "the probability of the segment's end", ends[0], ends[1], tolerance);
+            all.number(symbol, "the probability of the segment's end", ends[0], ends[1]);
         }
         for (a, b) in weir.choices.iter().zip(&reference.choices) {
-            // Gates have a margin for each token, and values beyond 1.
-            let unit = b.kept.iter().fold(1.0, |unit: f64, kept| unit.max(f64::from(kept.score).abs()));
+            // Gates have a margin for each token.
             match reference.margins.is_empty() {
-                true => all.kept(a, b, reference.smallest_gap > 2.0 * tolerance, tolerance),
-                false => all.gated(a, b, &reference.margins, tolerance * unit),
+                true => all.kept(a, b, reference.smallest_gap > 2.0 * tolerance),
+                false => all.gated(a, b, &reference.margins),
             }
         }
         all
     }
 
     /// Compares the vectors that one top-k pooling kept, in order. `decided` is false if two scores may come in either order.
-    fn kept(&mut self, weir: &PoolingChoice, reference: &PoolingChoice, decided: bool, tolerance: f64) {
+    fn kept(&mut self, weir: &PoolingChoice, reference: &PoolingChoice, decided: bool) {
         for (index, (kept, expected)) in weir.kept.iter().zip(&reference.kept).enumerate() {
             if kept.token != expected.token {
                 let text = format!(
@@ -246,25 +249,26 @@ impl Decisions {
                 self.decision(kept.token.min(expected.token), decided, text);
             } else {
                 let what = format!("the score after layer {}", weir.layer);
-                self.number(kept.token, &what, Some(kept.score), Some(expected.score), tolerance);
+                self.number(kept.token, &what, Some(kept.score), Some(expected.score));
             }
         }
     }
 
     /// Compares the tokens that one gate kept. A token within the tolerance of the threshold may be kept or deleted.
-    fn gated(&mut self, weir: &PoolingChoice, reference: &PoolingChoice, margins: &[f64], tolerance: f64) {
+    fn gated(&mut self, weir: &PoolingChoice, reference: &PoolingChoice, margins: &[f64]) {
+        self.unit = reference.kept.iter().fold(1.0, |unit: f64, kept| unit.max(f64::from(kept.score).abs()));
         let what = format!("the gate's value before layer {}", weir.layer);
         let score = |choice: &PoolingChoice, token: usize| {
             choice.kept.iter().find(|kept| kept.token == token).map(|kept| kept.score)
         };
         for (token, margin) in margins.iter().enumerate() {
             let (kept, expected) = (score(weir, token), score(reference, token));
-            self.number(token, &what, kept, expected, tolerance);
+            self.number(token, &what, kept, expected);
             if kept.is_some() != expected.is_some() {
                 let (yes, no) = if kept.is_some() { ("weir", "the reference") } else { ("the reference", "weir") };
                 let layer = weir.layer;
                 let text = format!("layer {layer} keeps token {token} in {yes}, not in {no}, decided by {margin:.2e}");
-                self.decision(token, *margin > tolerance, text);
+                self.decision(token, *margin > self.tolerance * self.unit, text);
             }
         }
     }
@@ -278,16 +282,16 @@ impl Decisions {
         }
     }
 
-    fn number(&mut self, symbol: usize, what: &str, weir: Option<f32>, reference: Option<f32>, tolerance: f64) {
+    fn number(&mut self, symbol: usize, what: &str, weir: Option<f32>, reference: Option<f32>) {
         let (a, b) = match (weir, reference) {
             (Some(a), Some(b)) => (f64::from(a), f64::from(b)),
             _ => return,
         };
-        let difference = distance(a, b);
+        let difference = distance(a, b) / self.unit;
         self.max_abs = Some(self.max_abs.unwrap_or(0.0).max(difference));
         self.sum += difference;
         self.count += 1;
-        if difference > tolerance {
+        if difference > self.tolerance {
             self.add(symbol, format!("{what} at symbol {symbol} is {a:.6} in weir, {b:.6} in the reference"));
         }
     }

@@ -8,7 +8,7 @@ use super::{
     attention::{Masks, Scores, attend},
     keys::Keys,
     layers::{Activation, Norm, Projection, Tensors, last_rows},
-    memory::{LayerMemory, Memory, MemoryShape},
+    memory::{LayerBlocks, LayerMemory, Memory, MemoryShape},
 };
 use crate::{
     error::Result,
@@ -181,7 +181,7 @@ impl Network for BigCodeNetwork {
         let mask = Masks::new(len, memory.len() + len).of(None, tokens.device())?;
         let mut layers = Vec::with_capacity(self.layers.len());
         for (index, layer) in self.layers.iter().enumerate() {
-            let past = memory.layer(index)?;
+            let past = memory.blocks(index)?;
             let (next, computed) = self.layer(layer, &x, mask.as_ref(), past)?;
             x = next;
             layers.push(computed);
@@ -201,7 +201,7 @@ impl BigCodeNetwork {
         layer: &Layer,
         x: &Tensor,
         mask: Option<&Tensor>,
-        past: Option<LayerMemory>,
+        past: LayerBlocks,
     ) -> candle_core::Result<(Tensor, LayerMemory)> {
         let len = x.dim(0)?;
         let dim = self.config.n_embd;
@@ -211,7 +211,7 @@ impl BigCodeNetwork {
         let queries = queries.transpose(0, 1)?.contiguous()?; // (heads, len, h)
         let keys = qkv.narrow(1, dim, head_dim)?.contiguous()?.unsqueeze(0)?; // (1, len, h)
         let values = qkv.narrow(1, dim + head_dim, head_dim)?.contiguous()?.unsqueeze(0)?;
-        let all = LayerMemory::joined(past, &keys, &values)?;
+        let all = past.joined(&keys, &values)?;
         let scores = Scores { scale: 1.0 / (head_dim as f64).sqrt(), cap: None };
         let context = attend(&queries, &all.first, &all.second, scores, mask)?; // (len, D)
         let x = (x + layer.output.apply(&context)?)?;

@@ -214,7 +214,7 @@ impl Network for MambaNetwork {
         let mut x = self.embedding.index_select(tokens, 0)?; // (len, D)
         let mut layers = Vec::with_capacity(self.layers.len());
         for (index, layer) in self.layers.iter().enumerate() {
-            let past = memory.layer(index)?;
+            let past = memory.state(index);
             let (mixed, computed) = self.mix(layer, &layer.norm.apply(&x)?, past)?;
             x = (x + mixed)?;
             layers.push(computed);

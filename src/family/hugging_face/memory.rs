@@ -105,16 +105,28 @@ pub(super) struct LayerMemory {
     pub(super) second: Tensor,
 }
 
-impl LayerMemory {
-    /// Returns earlier keys and values followed by these. Fails if candle fails.
-    pub(super) fn joined(past: Option<Self>, keys: &Tensor, values: &Tensor) -> candle_core::Result<Self> {
-        match past {
-            Some(past) => Ok(Self {
-                first: Tensor::cat(&[&past.first, keys], 1)?,
-                second: Tensor::cat(&[&past.second, values], 1)?,
-            }),
-            None => Ok(Self { first: keys.clone(), second: values.clone() }),
+/// One layer's blocks of keys and values, oldest first.
+#[derive(Default)]
+pub(super) struct LayerBlocks {
+    keys: Vec<Tensor>,
+    values: Vec<Tensor>,
+}
+
+impl LayerBlocks {
+    fn push(&mut self, block: &LayerMemory, used: usize) -> candle_core::Result<()> {
+        self.keys.push(block.first.narrow(1, 0, used)?);
+        self.values.push(block.second.narrow(1, 0, used)?);
+        Ok(())
+    }
+
+    /// Returns all keys and values followed by these. Copies each number once. Fails if candle fails.
+    pub(super) fn joined(mut self, keys: &Tensor, values: &Tensor) -> candle_core::Result<LayerMemory> {
+        if self.keys.is_empty() {
+            return Ok(LayerMemory { first: keys.clone(), second: values.clone() });
         }
+        self.keys.push(keys.clone());
+        self.values.push(values.clone());
+        Ok(LayerMemory { first: Tensor::cat(&self.keys, 1)?, second: Tensor::cat(&self.values, 1)? })
     }
 }
 
@@ -154,22 +166,19 @@ impl Memory {
         self.len
     }
 
-    /// Returns a layer's part: all keys and values, or the state; none for an empty sequence. Fails if candle fails.
-    pub(super) fn layer(&self, index: usize) -> candle_core::Result<Option<LayerMemory>> {
-        let part = |unit: &Arc<Unit>| unit.layers.get(index).cloned();
-        let MemoryShape::Keys { .. } = self.shape else { return Ok(self.units.first().and_then(part)) };
-        let mut keys = Vec::with_capacity(self.units.len());
-        let mut values = Vec::with_capacity(self.units.len());
-        for (block, part) in self.units.iter().filter_map(part).enumerate() {
+    /// Returns a layer's recurrent state; none for an empty sequence.
+    pub(super) fn state(&self, layer: usize) -> Option<LayerMemory> {
+        self.units.first().and_then(|unit| unit.layers.get(layer).cloned())
+    }
+
+    /// Returns a layer's blocks of keys and values. Fails if candle fails.
+    pub(super) fn blocks(&self, layer: usize) -> candle_core::Result<LayerBlocks> {
+        let mut blocks = LayerBlocks::default();
+        for (index, block) in self.units.iter().filter_map(|unit| unit.layers.get(layer)).enumerate() {
             // a block may hold positions that a rollback dropped
-            let used = (self.len - block * BLOCK).min(BLOCK);
-            keys.push(part.first.narrow(1, 0, used)?);
-            values.push(part.second.narrow(1, 0, used)?);
+            blocks.push(block, (self.len - index * BLOCK).min(BLOCK))?;
         }
-        match keys.is_empty() {
-            true => Ok(None),
-            false => Ok(Some(LayerMemory { first: Tensor::cat(&keys, 1)?, second: Tensor::cat(&values, 1)? })),
-        }
+        Ok(blocks)
     }
 
     /// Adds the results of `count` tokens, which end in the block in which they begin. Fails with [`Error::OutOfPages`] if the
@@ -204,8 +213,9 @@ impl Memory {
             return Err(Error::Internal("a sequence without blocks has a partly filled block".into()));
         };
         let join = |(old, new): (&LayerMemory, &LayerMemory)| {
-            let past = LayerMemory { first: old.first.narrow(1, 0, used)?, second: old.second.narrow(1, 0, used)? };
-            LayerMemory::joined(Some(past), &new.first, &new.second)
+            let mut blocks = LayerBlocks::default();
+            blocks.push(old, used)?;
+            blocks.joined(&new.first, &new.second)
         };
         let layers = last.layers.iter().zip(&added).map(join).collect::<candle_core::Result<_>>().map_err(failed)?;
         self.put(last, layers)

@@ -5,7 +5,7 @@ use super::{
     attention::{Masks, Scores, attend},
     keys::Keys,
     layers::{Activation, Norm, Projection, Tensors, failed, last_rows, soft_cap},
-    memory::{LayerMemory, Memory, MemoryShape},
+    memory::{LayerBlocks, LayerMemory, Memory, MemoryShape},
     rotary::{Angles, Rotary},
 };
 use crate::{
@@ -244,7 +244,7 @@ impl Network for TransformerNetwork {
         }
         let mut layers = Vec::with_capacity(self.layers.len());
         for (index, layer) in self.layers.iter().enumerate() {
-            let past = memory.layer(index)?;
+            let past = memory.blocks(index)?;
             let (next, computed) = self.layer(layer, &x, &mut step, past)?;
             x = next;
             layers.push(computed);
@@ -264,7 +264,7 @@ impl TransformerNetwork {
         layer: &Layer,
         x: &Tensor,
         step: &mut Step,
-        past: Option<LayerMemory>,
+        past: LayerBlocks,
     ) -> candle_core::Result<(Tensor, LayerMemory)> {
         let Transformer { heads, kv_heads, head_dim, activation, scores, gemma, .. } = self.config;
         let len = x.dim(0)?;
@@ -277,7 +277,7 @@ impl TransformerNetwork {
         let queries = step.angles.rotate(&split(layer.query.apply(&normed)?, heads, layer.head_norms.first())?)?;
         let keys = step.angles.rotate(&split(layer.key.apply(&normed)?, kv_heads, layer.head_norms.get(1))?)?;
         let values = split(layer.value.apply(&normed)?, kv_heads, None)?;
-        let all = LayerMemory::joined(past, &keys, &values)?;
+        let all = past.joined(&keys, &values)?;
         let mask = step.masks.of(layer.window, x.device())?;
         let context = attend(&queries, &all.first, &all.second, scores, mask.as_ref())?; // (len, H·h)
         let mut attended = layer.output.apply(&context)?;

@@ -70,7 +70,7 @@ TOKEN = "a-token-of-sixteen-or-more"
 # Runs an example with this Python and the address of the test's server.
 EXAMPLE = (("python3", sys.executable), (".py ", ".py --address 127.0.0.1:50051 "))
 # Replaces a shape by a shape of the same kind with small matrices.
-TOKENS = (("path/to/folder", "tests/golden/hugging-face/llama"),)
+TOKENS = (("path/to/folder", "golden/hugging-face/llama"),)
 SMALL = (("models/shapes/", "small/"),)
 # Flags that shorten a measurement to seconds.
 PAIRS = "--rounds 4 --warm-up-rounds 1 --output-chars 8 --score-chars 64"

@@ -6,7 +6,7 @@
 use super::{
     VocabularyError,
     byte_pieces::BytePieces,
-    tokenizer_check::{check_dropout, check_patterns, check_word_by_word},
+    tokenizer_check::{check_dropout, check_patterns, check_templates, check_word_by_word},
 };
 use serde_json::Value;
 use std::collections::HashSet;
@@ -83,6 +83,8 @@ impl SubwordTokenizer {
         // Before the library compiles them.
         check_patterns(&value)?;
         let tokenizer: Tokenizer = json.parse().map_err(|error| invalid(&error))?;
+        let processor = serde_json::to_value(tokenizer.get_post_processor()).map_err(|error| invalid(&error))?;
+        check_templates("post_processor", &processor)?;
         check(&value)?;
         let unknown = unknown_id(&value, &tokenizer);
         let added = tokenizer.get_added_tokens_decoder();
@@ -299,6 +301,29 @@ mod tests {
             "special_tokens": { "<s>": { "id": "<s>", "ids": [0], "tokens": ["<s>"] },
                 "</s>": { "id": "</s>", "ids": [2], "tokens": ["</s>"] } } });
         assert_eq!(SubwordTokenizer::parse_for_prompts(file.to_string().as_bytes()).unwrap().leading(), [0]);
+    }
+
+    /// The library panics at the first text instead.
+    #[test]
+    fn templates_without_their_tokens_are_rejected() {
+        let token = json!({ "SpecialToken": { "id": "<s>", "type_id": 0 } });
+        let second = json!({ "Sequence": { "id": "B", "type_id": 0 } });
+        let listed = json!({ "<s>": { "id": "<s>", "ids": [0], "tokens": ["<s>"] } });
+        let uneven = json!({ "<s>": { "id": "<s>", "ids": [0, 0], "tokens": ["<s>"] } });
+        let unlisted = json!({});
+        for (single, tokens, key) in [
+            (&token, &unlisted, "post_processor.processors[0].single"),
+            (&json!({ "SpecialToken": ["<s>", 0] }), &unlisted, "post_processor.processors[0].single"),
+            (&second, &listed, "post_processor.processors[0].single"),
+            (&token, &uneven, "post_processor.processors[0].special_tokens"),
+        ] {
+            let mut file: Value = serde_json::from_str(SMALL).unwrap();
+            let template =
+                json!({ "type": "TemplateProcessing", "pair": [], "single": [single], "special_tokens": tokens });
+            file["post_processor"] = json!({ "type": "Sequence", "processors": [template] });
+            let error = SubwordTokenizer::parse_for_prompts(file.to_string().as_bytes()).unwrap_err();
+            assert_eq!(error.key, key, "{error}");
+        }
     }
 
     #[test]

@@ -84,6 +84,39 @@ fn check_pattern(key: &str, pattern: &str) -> Result<(), VocabularyError> {
     Ok(())
 }
 
+/// Checks the templates of a post-processor at `key`, as the library writes it. The library looks their special tokens up for each
+/// text, and panics if one is missing, or if the template for one text has a second one.
+pub(super) fn check_templates(key: &str, processor: &Value) -> Result<(), VocabularyError> {
+    if let Some(members) = processor["processors"].as_array() {
+        return members
+            .iter()
+            .enumerate()
+            .try_for_each(|(index, member)| check_templates(&format!("{key}.processors[{index}]"), member));
+    }
+    if processor["type"] != "TemplateProcessing" {
+        return Ok(());
+    }
+    let tokens = &processor["special_tokens"];
+    for (id, token) in tokens.as_object().into_iter().flatten() {
+        let length = |list: &str| token[list].as_array().map_or(0, Vec::len);
+        if length("ids") != length("tokens") {
+            let found = format!("{} and {} in {}", length("ids"), length("tokens"), quoted(id));
+            return Err(VocabularyError::new(format!("{key}.special_tokens"), "as many ids as tokens", found));
+        }
+    }
+    for list in ["single", "pair"] {
+        for piece in processor[list].as_array().into_iter().flatten() {
+            if let Some(id) = piece["SpecialToken"]["id"].as_str().filter(|id| tokens.get(id).is_none()) {
+                return Err(VocabularyError::new(format!("{key}.{list}"), "tokens in special_tokens", quoted(id)));
+            }
+            if list == "single" && piece["Sequence"]["id"] == "B" {
+                return Err(VocabularyError::new(format!("{key}.{list}"), "the sequence A", "\"B\""));
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Checks that a `tokenizer.json` describes a tokenizer that encodes words one by one. The error names the first key
 /// whose value makes the encoding of one word depend on another.
 pub(super) fn check_word_by_word(json: &Value) -> Result<(), VocabularyError> {

@@ -52,7 +52,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ("tower_http", &["serve"]),
     ("tokio_io_timeout", &["serve"]),
     // Opens files without waiting for a pipe's writer.
-    ("libc", &["family"]),
+    ("libc", &["family", "kernels"]),
     ("lru", &["engine"]),
     ("uuid", &["engine", "serve"]),
     // `error` names only the table of status codes.

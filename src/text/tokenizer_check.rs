@@ -84,8 +84,8 @@ fn check_pattern(key: &str, pattern: &str) -> Result<(), VocabularyError> {
     Ok(())
 }
 
-/// Checks the templates of a post-processor at `key`, as the library writes it. The library looks their special tokens up for each
-/// text, and panics if one is missing, or if the template for one text has a second one.
+/// Checks the templates of a post-processor, as the library writes it at `key`. For each text the library looks up the special
+/// tokens of a template. It panics if one is missing, or if the template for a single text names a second text.
 pub(super) fn check_templates(key: &str, processor: &Value) -> Result<(), VocabularyError> {
     if let Some(members) = processor["processors"].as_array() {
         return members

@@ -62,7 +62,8 @@ pub struct Report {
     /// Number of boundaries that differ.
     pub boundary_differences: usize,
     /// The largest difference between two boundary probabilities, between two probabilities of a segment's end, or between two
-    /// scores of kept vectors. Values of a gate count as fractions of the largest, if that is above 1. `None` if nothing is decided by numbers.
+    /// scores of kept vectors. Values of a gate count as fractions of the largest, if that is above 1. `None` if nothing is decided
+    /// by numbers.
     pub max_abs_decision: Option<f64>,
     /// The mean of these differences. A kept vector that differs counts as 1.
     pub mean_abs_decision: Option<f64>,

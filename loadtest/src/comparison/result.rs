@@ -147,12 +147,12 @@ impl ModelComparison {
             model.unit.into_iter().for_each(|unit| units.entry(unit).or_default().push(&model.model));
         }
         let all: Vec<_> =
-            units.iter().map(|(unit, models)| format!("{} of {}", unit.name(), models.join(", "))).collect();
+            units.iter().map(|(unit, models)| format!("N {} from {}", unit.name(), models.join(" and "))).collect();
         (all.len() > 1).then(|| {
             format!(
-                "an answer of N symbols has N {}: total times are of texts of different length and have no gain; compare times per \
+                "an answer of N symbols is {}: the texts have different lengths, so total times are not compared; compare times per \
                  character",
-                all.join(", N ")
+                all.join(", but ")
             )
         })
     }

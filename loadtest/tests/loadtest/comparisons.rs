@@ -83,7 +83,7 @@ async fn times_of_different_units_are_not_compared_in_total() {
     assert_eq!(gains.total, None);
     assert!(gains.char.is_some() && gains.time_to_first_char.is_some());
     let units = comparison.mixed_units().unwrap();
-    assert!(units.starts_with("an answer of N symbols has N characters of fast, N tokens of slow: "), "{units}");
+    assert!(units.starts_with("an answer of N symbols is N characters from fast, but N tokens from slow: "), "{units}");
 }
 
 #[tokio::test(start_paused = true)]

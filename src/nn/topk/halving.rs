@@ -216,9 +216,9 @@ mod tests {
             let pooled = halving.pool(&input, scores.clone(), &new_vectors).unwrap();
             let vectors: Vec<Vec<f64>> = numbers.chunks(DIM).map(|v| v.iter().map(|&x| f64::from(x)).collect()).collect();
             let wide: Vec<f64> = scores.iter().map(|&v| f64::from(v)).collect();
-            let expected = naive(&halving, &vectors, &wide);
-            prop_assume!(expected.is_some());
-            let expected = expected.unwrap_or_default();
+            let Some(expected) = naive(&halving, &vectors, &wide) else {
+                return Err(TestCaseError::reject("scores that f32 may order otherwise"));
+            };
             prop_assert_eq!(pooled.vectors.len(), kept);
             for (i, Scored { score, winner, vector }) in expected.iter().enumerate() {
                 prop_assert!((f64::from(pooled.scores[i]) - score).abs() < 1e-5);

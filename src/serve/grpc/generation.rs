@@ -17,7 +17,7 @@ use crate::{
         call::{Call, Reply},
         middleware::body_limits::{BodyMemory, RequestMemory, Reservation},
         registry::{
-            drain::Gate,
+            drain::{Gate, RequestPermit},
             engines::{Engines, Lease},
         },
         tokenization::TokenizationWorkers,
@@ -50,6 +50,14 @@ struct Submitted<R> {
     reserved: Reservation,
     /// Data for the response, prepared when the request was converted.
     response: R,
+}
+
+impl<R> Submitted<R> {
+    /// Returns the job's events, which hold `permit` and the memory of the symbols, and the data for the response.
+    fn into_parts(self, permit: RequestPermit, call: &Call) -> (JobEvents, R) {
+        let events = JobEvents::new(self.events, self.engine, permit, call.span.clone()).holding(self.reserved);
+        (events, self.response)
+    }
 }
 
 impl JobService {
@@ -102,12 +110,8 @@ impl JobService {
             let (job, format) = convert::generate_job(message, engine.card())?;
             Ok((Job::Generate(job), GenerateEncoder::new(format, engine.card(), &id)))
         };
-        let Submitted { engine, events, reserved, response } = self.submit(request, engine, convert).await?;
-        Ok(ResponseStream::new(
-            JobEvents::new(events, engine, permit, call.span.clone()).holding(reserved),
-            response,
-            call,
-        ))
+        let (events, encoder) = self.submit(request, engine, convert).await?.into_parts(permit, &call);
+        Ok(ResponseStream::new(events, encoder, call))
     }
 
     async fn start_score(
@@ -125,12 +129,8 @@ impl JobService {
             let writes_segments = card.pooled && card.vocabulary.specials().is_some();
             Ok((Job::Score(job), ScoreEncoder::new(seed, Arc::clone(&card.vocabulary), writes_segments)))
         };
-        let Submitted { engine, events, reserved, response } = self.submit(request, engine, convert).await?;
-        Ok(ResponseStream::new(
-            JobEvents::new(events, engine, permit, call.span.clone()).holding(reserved),
-            response,
-            call,
-        ))
+        let (events, encoder) = self.submit(request, engine, convert).await?.into_parts(permit, &call);
+        Ok(ResponseStream::new(events, encoder, call))
     }
 
     async fn segment_text(&self, request: Request<v1::SegmentRequest>, call: &Call) -> Result<v1::SegmentResponse> {
@@ -144,14 +144,9 @@ impl JobService {
             let text = engine.card().vocabulary.decode(&job.symbols);
             Ok((Job::Score(job), v1::SegmentResponse { text, seed, ..Default::default() }))
         };
-        let Submitted { engine, events, reserved, response } = self.submit(request, engine, convert).await?;
         let vocabulary = Arc::clone(&engine.card().vocabulary);
-        collect_segments(
-            JobEvents::new(events, engine, permit, call.span.clone()).holding(reserved),
-            response,
-            &vocabulary,
-        )
-        .await
+        let (events, response) = self.submit(request, engine, convert).await?.into_parts(permit, call);
+        collect_segments(events, response, &vocabulary).await
     }
 }
 

@@ -103,11 +103,11 @@ fn request(prompt: &str, tokens: u32) -> GenerateRequest {
 }
 
 /// Returns the same request for the Open Inference Protocol.
-fn infer_request(prompt: &'static str, tokens: u32, streamed: bool) -> ModelInferRequest {
+fn infer_request(prompt: &str, tokens: u32, streamed: bool) -> ModelInferRequest {
     let sampling = format!(r#"{{"max_tokens": {tokens}, "temperature": 0, "ignore_eos": true}}"#);
     let mut inputs = vec![
         inference::text("text_input", prompt),
-        inference::text("sampling_parameters", Box::leak(sampling.into_boxed_str())),
+        inference::text("sampling_parameters", &sampling),
         inference::flag("exclude_input_in_output", true),
     ];
     if streamed {
@@ -242,15 +242,13 @@ async fn streams_finish_while_the_server_drains() {
         let mut stream = server.generation().generate(request(PROMPT, 400)).await.unwrap().into_inner();
         stream.next().await.unwrap().unwrap();
         server.running.shut_down();
-        eventually("the server drains", || server.running.task.is_finished() || server.engine.load().running == 1)
-            .await;
+        while server.generation().generate(request(PROMPT, 1)).await.is_ok() {}
         let mut last = None;
         while let Some(message) = stream.next().await {
             last = message.unwrap().event;
         }
         let Some(Event::Finished(finished)) = last else { panic!("cut off: {last:?}") };
         assert_eq!(finished.usage.unwrap().generated_chars, 400);
-        assert!(server.generation().generate(request(PROMPT, 1)).await.is_err());
         tokio::time::timeout(Duration::from_secs(10), &mut server.running.task).await.unwrap().unwrap().unwrap();
         server.at_rest().await;
     }

@@ -43,7 +43,7 @@ use crate::{
 };
 use collected::CollectedLimits;
 use grpc::{generation::JobService, latency::LatencyService, models::ModelsService};
-use middleware::{body_limits::BodyMemory, compression::compressing};
+use middleware::{auth::KEYLESS_MESSAGE_BYTES, body_limits::BodyMemory, compression::compressing};
 use openai::{ApiServices, ApiState};
 use registry::{calibration, drain::Gate};
 use std::{future::Future, sync::Arc, time::Duration};
@@ -99,9 +99,6 @@ impl From<Engines> for ServerParts {
     }
 }
 
-/// Maximum bytes of a message to health and reflection, which need no key: it has the name of a service or a symbol.
-const KEYLESS_MESSAGE_BYTES: usize = 4 << 10;
-
 /// Serves on this listener until `shutdown`, then drains: health turns NOT_SERVING, new requests are answered
 /// UNAVAILABLE, and running requests get [`TransportConfig::drain`] to finish and their clients to read before they are
 /// ended. Returns after that. Fails only if the API's descriptors are broken.
@@ -143,9 +140,15 @@ pub async fn run(
     let closing = CancellationToken::new();
     let draining = CancellationToken::new();
     let collected = CollectedLimits::new(Arc::clone(&memory), &config);
-    let stack = |routes: Routes| {
-        middleware::stack(routes, &config, &memory, engines.metrics(), traces.clone(), draining.clone())
+    let parts = middleware::Parts {
+        config: &config,
+        memory: &memory,
+        engines: &engines,
+        workers: &workers,
+        traces: traces.as_ref(),
+        draining: &draining,
     };
+    let stack = |routes: Routes| middleware::stack(routes, &parts);
     // A call of the Open Inference Protocol passes the whole stack again, as a call of our own services.
     let own = in_process::services(stack(routes.clone().prepare()));
     let calls = stack(

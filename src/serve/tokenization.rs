@@ -9,7 +9,7 @@ use tokio::{sync::Semaphore, task::spawn_blocking};
 use tracing::Span;
 
 /// Requests of fewer bytes are converted at once, which takes less than a millisecond.
-const INLINE_BYTES: usize = 16 << 10;
+pub(super) const INLINE_BYTES: usize = 16 << 10;
 
 /// Converts large requests on blocking threads, a limited number at a time. One caller uses at most half of them, rounded up.
 #[derive(Clone)]

@@ -22,6 +22,9 @@ const WITHOUT_KEY: [&str; 3] =
 const METHODS_WITHOUT_KEY: [&str; 2] =
     ["/inference.GRPCInferenceService/ServerLive", "/inference.GRPCInferenceService/ServerReady"];
 
+/// Maximum bytes of a message to health and reflection: it has the name of a service or a symbol.
+pub(crate) const KEYLESS_MESSAGE_BYTES: usize = 4 << 10;
+
 /// The service with the server's health.
 const HEALTH: &str = WITHOUT_KEY[0];
 

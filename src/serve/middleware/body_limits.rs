@@ -3,6 +3,8 @@
 //! in time loses its memory.
 
 use super::{
+    auth::{KEYLESS_MESSAGE_BYTES, needs_no_key},
+    decompression::{Decompressor, next_messages},
     layer::{HttpRequest, Middleware, Next},
     shared_limit::{CallerShare, Exceeded, SharedLimit},
     whole_messages::WholeMessages,
@@ -10,11 +12,12 @@ use super::{
 use crate::{
     config::TransportConfig,
     engine::clock,
-    error::Error,
+    error::{Error, Result},
     serve::{
         call::{CODEC, Call, STREAM_INFER, SUMMARIZE},
         registry::drain::draining_error,
         status::status,
+        tokenization::TokenizationWorkers,
     },
 };
 use http_body::{Body as HttpBody, Frame};
@@ -43,11 +46,16 @@ const GRACE: Duration = Duration::from_secs(1);
 /// tenant, or that does not arrive in time.
 ///
 /// A compressed message that has arrived counts with its largest possible decompressed size until the body is dropped: the
-/// decoder keeps the memory that its largest message took.
+/// decoder keeps the memory that its largest message took. `workers` decompress it, so the services receive no compressed messages.
 ///
 /// A body that has not arrived soon after the server begins to shut down is rejected. A document that is being read is a running
 /// request, which continues like any other.
-pub(super) fn limit(memory: Arc<BodyMemory>, config: &TransportConfig, draining: CancellationToken) -> impl Middleware {
+pub(super) fn limit(
+    memory: Arc<BodyMemory>,
+    config: &TransportConfig,
+    workers: TokenizationWorkers,
+    draining: CancellationToken,
+) -> impl Middleware {
     let timeout = config.upload;
     let max_message = config.message_bytes;
     // A message never decompresses to more than `message_bytes`, and a single one must always fit.
@@ -57,6 +65,8 @@ pub(super) fn limit(memory: Arc<BodyMemory>, config: &TransportConfig, draining:
         let id = Arc::clone(&call.id);
         let reserved = Arc::new(Reservation::new(Arc::clone(&memory), call.tenant()));
         let path = request.uri().path();
+        let max_decompressed = if needs_no_key(path) { KEYLESS_MESSAGE_BYTES } else { max_message };
+        let decompressor = Decompressor::new(request.headers(), max_decompressed, &workers, call.tenant());
         let is_codec = CODEC.contains(&path);
         // A stream of requests need not arrive as a whole: each request must.
         let is_stream = path == STREAM_INFER || is_codec;
@@ -74,6 +84,9 @@ pub(super) fn limit(memory: Arc<BodyMemory>, config: &TransportConfig, draining:
             reserved,
             messages: WholeMessages::new(max_message),
             max_expanded,
+            decompressor: decompressor.clone(),
+            complete: Bytes::new(),
+            decompressing: None,
             is_stream,
             started,
             timeout,
@@ -99,7 +112,7 @@ impl BodyMemory {
         Arc::new(Self { tenant_limit, bytes: SharedLimit::new(limit, CallerShare::Fixed(tenant_limit)) })
     }
 
-    fn reserve(&self, tenant: &Arc<str>, bytes: usize) -> Result<(), Error> {
+    fn reserve(&self, tenant: &Arc<str>, bytes: usize) -> Result<()> {
         let full = |what, limit| Err(Error::QueueFull { what, limit, retry: RETRY });
         match self.bytes.take(tenant, bytes) {
             Ok(()) => Ok(()),
@@ -136,7 +149,7 @@ impl Reservation {
 
     /// Reserves `more` bytes that have arrived. Returns true if no others were waiting to be read. Fails if the limit of all
     /// memory or of the tenant is exceeded.
-    pub(crate) fn add(&self, more: usize) -> Result<bool, Error> {
+    pub(crate) fn add(&self, more: usize) -> Result<bool> {
         let mut bytes = self.bytes();
         self.memory.reserve(&self.tenant, more)?;
         let first = bytes.arrived == 0;
@@ -145,7 +158,7 @@ impl Reservation {
     }
 
     /// Raises the memory for decompressed messages to `size`.
-    fn expand_to(&self, size: usize) -> Result<(), Error> {
+    fn expand_to(&self, size: usize) -> Result<()> {
         let mut bytes = self.bytes();
         if size > bytes.expanded {
             self.memory.reserve(&self.tenant, size - bytes.expanded)?;
@@ -205,6 +218,12 @@ struct LimitedBody {
     messages: WholeMessages,
     /// Maximum bytes that count for a compressed message.
     max_expanded: usize,
+    /// `None` if messages are passed on as they are.
+    decompressor: Option<Decompressor>,
+    /// Complete messages that have not been passed on.
+    complete: Bytes,
+    /// The message that is being decompressed.
+    decompressing: Option<Pin<Box<dyn Future<Output = Result<Bytes>> + Send>>>,
     /// True for a stream of separate requests.
     is_stream: bool,
     /// For a call that runs while its request arrives: whether it has begun.
@@ -219,7 +238,7 @@ struct LimitedBody {
 
 impl LimitedBody {
     /// Reserves memory for arrived bytes and for their decompressed size, and keeps the bytes until their message is complete.
-    fn take_in(&mut self, bytes: Bytes) -> Result<(), Error> {
+    fn take_in(&mut self, bytes: Bytes) -> Result<()> {
         let first = self.reserved.add(bytes.len())?;
         if first && self.is_stream {
             let deadline = clock::now() + self.timeout;
@@ -227,6 +246,29 @@ impl LimitedBody {
         }
         let expanded = self.messages.push(bytes);
         self.reserved.expand_to(expanded.min(self.max_expanded))
+    }
+
+    /// Polls for the next messages to pass on, decompressed if that is necessary. `None` if no complete one is left.
+    fn poll_messages(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes>>> {
+        loop {
+            if let Some(decompressing) = &mut self.decompressing {
+                let decompressed = ready!(decompressing.as_mut().poll(cx));
+                self.decompressing = None;
+                return Poll::Ready(Some(decompressed));
+            }
+            if self.complete.is_empty() {
+                self.complete = self.messages.pop().unwrap_or_default();
+            }
+            let Some(decompressor) = &self.decompressor else {
+                let complete = std::mem::take(&mut self.complete);
+                return Poll::Ready(Some(complete).filter(|complete| !complete.is_empty()).map(Ok));
+            };
+            match next_messages(&mut self.complete) {
+                None => return Poll::Ready(None),
+                Some((message, true)) => self.decompressing = Some(Box::pin(decompressor.clone().decompress(message))),
+                Some((messages, false)) => return Poll::Ready(Some(Ok(messages))),
+            }
+        }
     }
 }
 
@@ -236,8 +278,9 @@ impl HttpBody for LimitedBody {
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         loop {
-            if let Some(whole) = self.messages.pop() {
-                return Poll::Ready(Some(Ok(Frame::data(whole))));
+            if let Some(messages) = ready!(self.poll_messages(cx)) {
+                let messages = messages.map(Frame::data).map_err(|error| status(&error, &self.id));
+                return Poll::Ready(Some(messages));
             }
             let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) else {
                 let error = if self.started != Some(true) && self.drained.as_mut().poll(cx).is_ready() {
@@ -270,6 +313,7 @@ impl HttpBody for LimitedBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.messages.is_empty() && self.body.is_end_stream()
+        let all_passed_on = self.messages.is_empty() && self.complete.is_empty() && self.decompressing.is_none();
+        all_passed_on && self.body.is_end_stream()
     }
 }

@@ -11,12 +11,17 @@ use tonic::codegen::http::{HeaderMap, HeaderValue, header::HeaderName};
 use tower::ServiceExt;
 
 /// The encoding of the request.
-const ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
+pub(super) const ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
 /// The encodings that the client reads.
 const ACCEPTED: HeaderName = HeaderName::from_static("grpc-accept-encoding");
 
 /// Methods that answer with a stream, mostly of short messages.
 const STREAMED: [&str; 4] = ["/weir.v1.Generation/Generate", "/weir.v1.Generation/Score", SUMMARIZE, STREAM_INFER];
+
+/// Returns true for the path of a method that answers with a stream.
+pub(super) fn is_streamed(path: &str) -> bool {
+    STREAMED.iter().chain(&CODEC).any(|streamed| *streamed == path)
+}
 
 /// Maximum growth of a compressed byte: deflate encodes a repetition of 258 bytes in at least 2 bits.
 const GROWTH: usize = 1032;
@@ -101,7 +106,7 @@ fn accepts(headers: &HeaderMap, encoding: &HeaderValue) -> bool {
 
 /// Reduces the accepted encodings to the one that the request uses, or to none.
 pub(super) fn mirror(mut request: HttpRequest, next: Next) -> MiddlewareFuture {
-    let streamed = STREAMED.iter().chain(&CODEC).any(|path| *path == request.uri().path());
+    let streamed = is_streamed(request.uri().path());
     let headers = request.headers_mut();
     let used = headers.get(ENCODING).filter(|encoding| !streamed && accepts(headers, encoding)).cloned();
     match used {

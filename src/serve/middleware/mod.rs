@@ -6,6 +6,7 @@ mod call_limits;
 pub(super) mod compression;
 mod count;
 mod deadline;
+mod decompression;
 pub(super) mod guarded_body;
 pub(super) mod layer;
 pub(super) mod panics;
@@ -14,10 +15,11 @@ mod shared_limit;
 #[cfg(test)]
 mod testing;
 pub(super) mod tonic_errors;
+mod unread_responses;
 pub(super) mod whole_messages;
 
-use super::traces::Traces;
-use crate::{config::TransportConfig, metrics::Metrics};
+use super::{registry::engines::Engines, tokenization::TokenizationWorkers, traces::Traces};
+use crate::config::TransportConfig;
 use body_limits::BodyMemory;
 use layer::{Around, HttpRequest, Middleware, Next};
 use std::sync::Arc;
@@ -25,15 +27,22 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Code, codegen::http::StatusCode, service::Routes};
 use tower::{Layer, ServiceExt};
 
+/// The parts of the server that the middleware uses.
+pub(super) struct Parts<'a> {
+    pub(super) config: &'a TransportConfig,
+    /// The memory of requests and of responses that are not read.
+    pub(super) memory: &'a Arc<BodyMemory>,
+    pub(super) engines: &'a Engines,
+    /// Decompress requests.
+    pub(super) workers: &'a TokenizationWorkers,
+    pub(super) traces: Option<&'a Traces>,
+    /// Cancelled when the drain begins.
+    pub(super) draining: &'a CancellationToken,
+}
+
 /// Puts the middleware around the services, innermost first, and returns the whole stack.
-pub(super) fn stack(
-    routes: Routes,
-    config: &TransportConfig,
-    memory: &Arc<BodyMemory>,
-    metrics: &Arc<Metrics>,
-    traces: Option<Traces>,
-    draining: CancellationToken,
-) -> Next {
+pub(super) fn stack(routes: Routes, parts: &Parts<'_>) -> Next {
+    let &Parts { config, memory, engines, workers, traces, draining } = parts;
     // Innermost, because only the services look at how a response may be compressed.
     let service = Around(compression::mirror).layer(routes);
     // Inside all other middleware, which should see a panic in a service as an ordinary failure.
@@ -43,7 +52,11 @@ pub(super) fn stack(
     // Outside the services, because it may stop waiting for their response.
     let service = Around(deadline::enforce).layer(service);
     // Inside authentication, which sets the tenant whose limit applies; outside the services, which read the body.
-    let service = Around(body_limits::limit(Arc::clone(memory), config, draining)).layer(service);
+    let limit = body_limits::limit(Arc::clone(memory), config, workers.clone(), draining.clone());
+    let service = Around(limit).layer(service);
+    // Inside authentication, which sets the tenant whose limit applies; outside the services, which encode the response.
+    let engines_here = engines.clone();
+    let service = Around(unread_responses::limit(Arc::clone(memory), move || engines_here.stall())).layer(service);
     // Inside authentication, which sets the tenant; outside everything that uses memory or time.
     let service = Around(call_limits::limit(config.calls)).layer(service);
     // Inside the log span, in which it records the principal; outside everything that uses memory or time.
@@ -53,7 +66,7 @@ pub(super) fn stack(
     // Outside everything that may answer UNAVAILABLE.
     let service = Around(http_status(config.late_headers)).layer(service);
     // Outside everything that answers, so that every call is counted with the status that the client sees.
-    let service = Around(count::count(Arc::clone(metrics), traces)).layer(service);
+    let service = Around(count::count(Arc::clone(engines.metrics()), traces.cloned())).layer(service);
     // Outermost, so that every response carries the request's id.
     Next::new(Around(request_id::assign).layer(service))
 }

@@ -1,8 +1,8 @@
 //! Adds our codes and details to the failures that tonic reports when it cannot read a request or does not know its method.
 //!
-//! tonic's code is not enough: it is INTERNAL for a request message that is not protobuf, for one that cannot be decompressed, and
-//! for one that ends early. The first two are known by how tonic's error text begins; the third keeps its code. A test pins these
-//! texts to the version of tonic. Clients get tonic's text unchanged.
+//! tonic's code is not enough: it is INTERNAL for a request message that is not protobuf, and for one that ends early. The first is
+//! known by how tonic's error text begins; the second keeps its code. A test pins these texts to the version of tonic. Clients get
+//! tonic's text unchanged.
 
 use super::layer::{HttpRequest, MiddlewareFuture, Next};
 use crate::{
@@ -17,9 +17,6 @@ use weir_proto::codec::{TOO_LARGE_DECODED, TOO_MANY_FIELDS};
 const PATH_BYTES: usize = 128;
 /// How prost's error text begins for bytes that are not protobuf.
 const DECODING: &str = "failed to decode Protobuf message: ";
-/// How tonic's error text begins for a message that is not compressed as declared (INTERNAL), or that decompresses to more than
-/// the limit (another code).
-const DECOMPRESSING: &str = "Error decompressing: ";
 /// How tonic's error text begins for a message that is longer than the limit as sent.
 const TOO_LONG: &str = "Error, decoded message length too large: ";
 /// Type of the message in the oneof `part`, and the name of its field. prost calls each of these fields `part`.
@@ -51,12 +48,10 @@ pub(crate) fn unreadable(answer: &Status) -> Option<Error> {
         Some(Error::Oversized { what: "the decoded message", limit: last_number(message)? })
     } else if message.starts_with(TOO_MANY_FIELDS) {
         Some(Error::LongerThan { field: "message", limit: last_number(message)?, unit: "fields", why: None })
-    } else if message.starts_with(TOO_LONG) || message.starts_with(DECOMPRESSING) && answer.code() != Code::Internal {
+    } else if message.starts_with(TOO_LONG) {
         Some(Error::Oversized { what: "the message", limit: last_number(message)? })
-    } else if message.starts_with(DECODING) {
-        Some(undecodable(message))
     } else {
-        message.starts_with(DECOMPRESSING).then(|| Error::Unreadable { field: None, why: message.to_owned() })
+        message.starts_with(DECODING).then(|| undecodable(message))
     }
 }
 
@@ -91,7 +86,7 @@ mod tests {
     use super::*;
     use crate::error;
     use prost::Message;
-    use tonic::{body::Body, codec::CompressionEncoding::Gzip, codegen::http::Request};
+    use tonic::{body::Body, codegen::http::Request};
     use weir_proto::v1;
 
     /// Returns the field and code of the error for bytes that are not an `M`.
@@ -114,13 +109,12 @@ mod tests {
     }
 
     /// Sends one message to a service from tonic that accepts up to 8 bytes, and returns the status.
-    async fn answer(compressed: bool, message: &[u8]) -> (Code, String) {
+    async fn answer(message: &[u8]) -> (Code, String) {
         let (_, service) = tonic_health::server::health_reporter();
-        let body = [&[u8::from(compressed)][..], &(message.len() as u32).to_be_bytes(), message].concat();
+        let body = [&[0][..], &(message.len() as u32).to_be_bytes(), message].concat();
         let body = Body::new(axum::body::Body::from(body));
-        let request = Request::post("/grpc.health.v1.Health/Check").header("grpc-encoding", "gzip").body(body).unwrap();
-        let service = service.max_decoding_message_size(8).accept_compressed(Gzip);
-        let response = service.oneshot(request).await.unwrap();
+        let request = Request::post("/grpc.health.v1.Health/Check").body(body).unwrap();
+        let response = service.max_decoding_message_size(8).oneshot(request).await.unwrap();
         let status = Status::from_header_map(response.headers()).unwrap();
         (status.code(), status.message().to_owned())
     }
@@ -133,14 +127,11 @@ mod tests {
             assert!(lock.contains(pinned), "{pinned}");
         }
         let long = "Error, decoded message length too large: found 9 bytes, the limit is: 8 bytes";
-        assert_eq!(answer(false, &[0; 9]).await, (Code::OutOfRange, long.into()));
-        let compressed = "Error decompressing: unexpected end of file, while sending request";
-        assert_eq!(answer(true, b"what").await, (Code::Internal, compressed.into()));
+        assert_eq!(answer(&[0; 9]).await, (Code::OutOfRange, long.into()));
         let text = "failed to decode Protobuf message: HealthCheckRequest.service: invalid string value: data is not UTF-8 encoded";
-        assert_eq!(answer(false, b"\x0a\x01\xff").await, (Code::Internal, text.into()));
+        assert_eq!(answer(b"\x0a\x01\xff").await, (Code::Internal, text.into()));
         let oversized = unreadable(&Status::out_of_range(long)).unwrap();
         assert_eq!(oversized.to_string(), "the message: more than 8 bytes, which is the limit");
-        assert!(matches!(unreadable(&Status::internal(compressed)), Some(Error::Unreadable { field: None, .. })));
     }
 
     #[test]

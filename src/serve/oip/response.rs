@@ -18,18 +18,13 @@ const FINAL: &str = "triton_final_response";
 /// The finish reason before the end, as clients of Triton's text models expect it.
 const NO_REASON: &str = "None";
 
-/// Memory of one character or alternative in `logprobs`, besides its text: two entries of maps, and three of an object.
-const LOGPROB_BYTES: usize = 512;
-
 /// Collects the events of one request, and builds messages from them.
 pub(super) struct ResponseBuilder {
     model: String,
     options: OutputOptions,
     text: String,
-    /// Memory of `logprobs` in bytes, estimated.
-    logprob_bytes: usize,
-    /// Log-probabilities of the characters in the next message, by symbol id.
-    logprobs: Vec<serde_json::Value>,
+    /// Log-probabilities of the characters in the next message, by symbol id: the items of a JSON array.
+    logprobs: String,
     cumulative_logprob: f64,
     prompt_chars: u64,
     /// Characters generated so far.
@@ -46,8 +41,7 @@ impl ResponseBuilder {
             model: String::new(),
             options,
             text: String::new(),
-            logprob_bytes: 0,
-            logprobs: Vec::new(),
+            logprobs: String::new(),
             cumulative_logprob: 0.0,
             prompt_chars: 0,
             generated: 0,
@@ -82,7 +76,6 @@ impl ResponseBuilder {
         if !self.options.has("logprobs") {
             return;
         }
-        self.logprob_bytes += LOGPROB_BYTES * (1 + character.top.len());
         let mut alternatives = Map::new();
         let sampled = json!({ "logprob": character.logprob, "rank": null, "decoded_token": character.text });
         alternatives.insert(character.id.to_string(), sampled);
@@ -90,12 +83,15 @@ impl ResponseBuilder {
             let ranked = json!({ "logprob": other.logprob, "rank": rank, "decoded_token": other.text });
             alternatives.insert(other.id.to_string(), ranked);
         }
-        self.logprobs.push(alternatives.into());
+        if !self.logprobs.is_empty() {
+            self.logprobs.push(',');
+        }
+        self.logprobs += &serde_json::Value::from(alternatives).to_string();
     }
 
     /// Returns the memory of the output that is not taken yet, in bytes.
     pub(super) fn memory_bytes(&self) -> usize {
-        self.text.len() + self.logprob_bytes
+        self.text.len().saturating_add(self.logprobs.len())
     }
 
     /// Returns true after the last event.
@@ -114,8 +110,7 @@ impl ResponseBuilder {
         let mut message = self.empty_message(last);
         let reason = self.finished.as_ref().map_or(NO_REASON, |finished| finish_reason(finished.reason()));
         let text = std::mem::take(&mut self.text);
-        self.logprob_bytes = 0;
-        let logprobs = serde_json::Value::from(std::mem::take(&mut self.logprobs)).to_string();
+        let logprobs = format!("[{}]", std::mem::take(&mut self.logprobs));
         let new_chars = self.generated - self.reported;
         self.reported = self.generated;
         for ((name, _), wanted) in OUTPUTS.iter().zip(self.options.outputs) {

@@ -75,7 +75,7 @@ pub(super) async fn serve(
         // HTTP/1.1 can only end a response early by closing the connection. A client that reads nothing for as long as the engines
         // allow would otherwise keep its connection for ever.
         let mut stream = TimeoutWriter::new(stream);
-        stream.set_timeout(engines.all().iter().map(|engine| engine.limits().stall).max());
+        stream.set_timeout(Some(engines.stall()));
         let stream = LingeringClose::wrap(Box::pin(stream), unread);
         let mut server = http1::Builder::new();
         // hyper needs a request's whole head in its read buffer.

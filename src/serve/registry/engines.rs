@@ -153,6 +153,12 @@ impl Engines {
         Ok(LaunchedEngine { engine, meter, folder, launching: Some(launching) })
     }
 
+    /// Returns how long a client may leave its response unread: the longest limit of any engine.
+    pub(crate) fn stall(&self) -> Duration {
+        let limits = self.all().into_iter().map(|engine| engine.limits().stall);
+        limits.max().unwrap_or_else(|| Limits::default().stall)
+    }
+
     /// Puts an engine into service under a new name. Returns its generation's number. Fails if the name is in use.
     pub fn add(&self, launched: LaunchedEngine) -> Result<u64> {
         let name = launched.engine.card().name.clone();

@@ -149,13 +149,16 @@ impl Places {
         Ok(())
     }
 
-    fn open_for_health(&mut self, id: u64, entry: Entry) -> bool {
+    /// Accepts a connection for health checks only. If no place is left, the oldest of the network with the most is evicted.
+    fn open_for_health(&mut self, id: u64, entry: Entry) {
         if self.health.len() >= HEALTH_PLACES {
-            let Some(victim) = oldest_of_largest(idle(&self.health)) else { return false };
-            evict(self.health.remove(&victim));
+            // Also one with a call: a check is short, so a long one has held its place longest.
+            let all = self.health.iter().map(|(id, entry)| Candidate::new(*id, entry));
+            if let Some(victim) = oldest_of_largest(all) {
+                evict(self.health.remove(&victim));
+            }
         }
         self.health.insert(id, entry);
-        true
     }
 
     fn remove_open(&mut self, id: u64) {
@@ -175,8 +178,7 @@ impl Places {
 }
 
 impl ConnectionPlace {
-    /// Opens the connection after its handshake. Returns `None` if it has to close, because neither the listener nor its network
-    /// has a place for it.
+    /// Opens the connection after its handshake. Returns `None` if it was evicted meanwhile.
     pub(crate) fn open(&self) -> Option<Admission> {
         let mut places = self.table.places();
         // A connection that was evicted meanwhile has no entry.
@@ -184,18 +186,21 @@ impl ConnectionPlace {
         entry.idle_since = places.number();
         let limits = self.table.limits;
         let admission = match places.open(self.id, entry, limits) {
-            Ok(()) => Some(Admission::AllCalls),
-            Err(entry) => places.open_for_health(self.id, entry).then_some(Admission::HealthOnly),
+            Ok(()) => Admission::AllCalls,
+            Err(entry) => {
+                places.open_for_health(self.id, entry);
+                Admission::HealthOnly
+            }
         };
         drop(places);
-        let is_full = admission != Some(Admission::AllCalls);
+        let is_full = admission == Admission::HealthOnly;
         if is_full && !self.table.rejecting.swap(is_full, Relaxed) {
             let ConnectionLimits { total, per_network } = limits;
             tracing::warn!(total, per_network, "rejecting connections: all that a limit allows have calls in progress");
         } else if !is_full {
             self.table.rejecting.store(false, Relaxed);
         }
-        admission
+        Some(admission)
     }
 
     /// Returns the connection's number, which is unique and grows with each connection.
@@ -365,6 +370,12 @@ mod tests {
         let more: Vec<_> = (0..40).map(|_| connect(&table, ALICE)).collect();
         assert!(more.iter().all(|(_, admission)| *admission == Some(Admission::HealthOnly)));
         assert!(!is_evicted(&bob), "a network with more connections goes first");
+        // Also one with a check that never ends.
+        let checks: Vec<_> = more.iter().map(|(place, _)| place.begin_call(&calls)).collect();
+        let (carol, admission) = connect(&table, "10.0.0.3");
+        assert_eq!(admission, Some(Admission::HealthOnly));
+        assert!(!is_evicted(&bob) && !is_evicted(&carol));
+        drop(checks);
         drop(in_progress);
         assert_eq!(connect(&table, BOB).1, Some(Admission::AllCalls));
     }

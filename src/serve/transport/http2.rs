@@ -33,6 +33,8 @@ use tower::ServiceExt;
 const SEND_BUFFER_BYTES: usize = 64 << 10;
 /// Maximum bytes of requests that a connection may send before the server reads them.
 const RECEIVE_WINDOW: u32 = 256 << 10;
+/// Maximum headers of a call. Each takes more memory than its bytes; hyper has the same limit for HTTP/1.1.
+const MAX_HEADERS: usize = 100;
 /// Delay after which a client without a place should connect again.
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -90,6 +92,12 @@ impl hyper::service::Service<Request<Incoming>> for CallService {
         if self.open.is_health_only() && !is_health_check(request.uri().path()) {
             let full = Error::TooMany { what: "connections", limit: self.limit, retry: RETRY };
             let response = status(&full, &request_id(request.headers())).into_http();
+            return Box::pin(std::future::ready(Ok(response.map(|body| GuardedBody::new(body, call)))));
+        }
+        let headers = request.headers().len();
+        if headers > MAX_HEADERS {
+            let many = Error::LongerThan { field: "headers", limit: MAX_HEADERS, unit: "headers", why: None };
+            let response = status(&many, &request_id(request.headers())).into_http();
             return Box::pin(std::future::ready(Ok(response.map(|body| GuardedBody::new(body, call)))));
         }
         let mut request = request.map(Body::new);

@@ -35,6 +35,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
 const CRATES: &[(&str, &[&str])] = &[
     ("axum", &["serve"]),
     ("base64", &["family", "serve"]),
+    ("flate2", &["serve"]),
     ("http_body", &["serve"]),
     ("constriction", &["decode"]),
     ("hdrhistogram", &["metrics"]),

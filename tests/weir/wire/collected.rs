@@ -17,8 +17,9 @@ use weir_proto::inference::{
     model_infer_request::{InferInputTensor, InferRequestedOutputTensor},
 };
 
-/// The default of `response_bytes` is higher. This needs fewer characters.
+/// The default of `response_bytes` is higher. These need fewer characters.
 const RESPONSE_BYTES: usize = 256 << 10;
+const INFER_RESPONSE_BYTES: usize = 32 << 10;
 
 fn small() -> TransportConfig {
     TransportConfig { response_bytes: RESPONSE_BYTES, ..TransportConfig::default() }
@@ -72,7 +73,8 @@ async fn the_memory_of_collected_responses_is_shared_and_released() {
 
 #[tokio::test]
 async fn a_large_inference_has_to_be_streamed() {
-    let server = Server::with(Limits::default(), small(), &[("fake", Kind::Pooled)]).await;
+    let config = TransportConfig { response_bytes: INFER_RESPONSE_BYTES, ..TransportConfig::default() };
+    let server = Server::with(Limits::default(), config, &[("fake", Kind::Pooled)]).await;
     let text = InferTensorContents { bytes_contents: vec![b"a".to_vec()], ..Default::default() };
     let input = InferInputTensor {
         name: "text_input".into(),

@@ -179,7 +179,7 @@ async fn wrong_encodings_are_reported() {
         let (_sending, answer) = unfinished(&server, GENERATE, encoding, &incomplete).await;
         let status = answer.await.expect("an answer");
         assert_eq!((status.code(), reason(&status).as_str()), (Code::InvalidArgument, "UNREADABLE"), "{status:?}");
-        assert!(status.message().starts_with("Error decompressing: "), "{status:?}");
+        assert!(status.message().contains("compressed"), "{status:?}");
     }
     let (_sending, answer) = unfinished(&server, GENERATE, "zstd", &incomplete).await;
     let status = answer.await.expect("an answer");

@@ -12,6 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tokio::{
+    io::AsyncWriteExt,
     net::{TcpSocket, TcpStream},
     time::timeout,
 };
@@ -105,6 +106,32 @@ async fn one_address_leaves_connections_to_others() {
     assert!(status.message().contains("connections"), "{status:?}");
     // Another one is served.
     segment(channel_from(2, address).await).await.unwrap();
+}
+
+/// Calls to the health service whose message never comes hold the places for health checks only until others need them.
+#[tokio::test]
+async fn unfinished_health_checks_make_room_for_others() {
+    let server =
+        within(TransportConfig { connections: 4, connections_per_address: 4, ..TransportConfig::default() }).await;
+    let address = server.running.address;
+    server.model.slow(Duration::from_millis(20));
+    let mut busy = Vec::new();
+    for host in 1..=4 {
+        let mut client = weir_proto::v1::generation_client::GenerationClient::new(channel_from(host, address).await);
+        busy.push(client.generate(long("a", 1900)).await.unwrap().into_inner());
+    }
+    let check = http2_frames::call(1, "/grpc.health.v1.Health/Check");
+    let mut held = Vec::new();
+    for _ in 0..40 {
+        let mut connection = connect_from(5, address).await.unwrap();
+        connection.write_all(&[http2_frames::beginning(), check.clone()].concat()).await.unwrap();
+        held.push(connection);
+    }
+    for _ in 0..OTHERS {
+        assert!(is_healthy(&plain(address)).await, "the places for health are held");
+    }
+    let status = segment(channel_from(6, address).await).await.unwrap_err();
+    assert_eq!(reason(&status), "TOO_MANY", "{status:?}");
 }
 
 pub(super) async fn segment(channel: Channel) -> Result<(), tonic::Status> {

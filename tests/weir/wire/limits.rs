@@ -4,13 +4,13 @@ use super::{
     Server, eventually,
     fake_model::Kind,
     http2_frames::{self, DATA, END_STREAM, GOAWAY, RST_STREAM, frame, frames, sent, until_closed},
-    long, plain, prompt,
+    long, plain, prompt, raw_http2, reason,
 };
 use crate::certificates::Certificates;
 use prost::Message;
 use std::time::Duration;
 use tokio::{io::AsyncWriteExt, net::TcpStream, time::timeout};
-use tonic::{Request, metadata::MetadataValue};
+use tonic::{Code, Request, Status, metadata::MetadataValue};
 use weir::{config::TransportConfig, engine::Limits};
 use weir_proto::v1::{self, models_client::ModelsClient};
 
@@ -50,6 +50,28 @@ async fn limits_are_reported() {
     assert_eq!((limits.connection_idle_ns, limits.connection_age_ns), (300_000_000_000, 0));
     assert_eq!((limits.request_work, limits.request_time_ns), (1 << 26, 3_600_000_000_000));
     assert_eq!(limits.response_bytes, 64 << 20);
+}
+
+/// Each header takes more memory than its bytes.
+#[tokio::test]
+async fn calls_have_a_limited_number_of_headers() {
+    let server = Server::new().await;
+    let sender = raw_http2::connect(server.running.address, 1 << 16).await;
+    let names: Vec<_> = (0..440).map(|index| format!("h{index}")).collect();
+    let body = http2_frames::message(&v1::SegmentRequest { text: "a".into(), ..Default::default() }.encode_to_vec());
+    // Two headers belong to the call itself.
+    for (count, expected) in [(98, Code::Ok), (99, Code::InvalidArgument), (440, Code::InvalidArgument)] {
+        let headers: Vec<_> = names[..count].iter().map(|name| (name.as_str(), "")).collect();
+        let call = raw_http2::called(sender.clone(), "/weir.v1.Generation/Segment", body.clone(), &headers);
+        let response = call.await.unwrap();
+        let status = Status::from_header_map(response.headers());
+        assert_eq!(status.as_ref().map_or(Code::Ok, Status::code), expected, "{count} headers: {status:?}");
+        if let Some(status) = status {
+            assert_eq!(reason(&status), "TOO_LONG");
+            assert_eq!(status.message(), "headers: more than 100 headers, which is the limit");
+        }
+    }
+    server.at_rest().await;
 }
 
 #[tokio::test]

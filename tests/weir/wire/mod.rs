@@ -37,6 +37,7 @@ mod summaries;
 mod tls_and_keys;
 mod tokenization;
 mod traces;
+mod unread_responses;
 mod windowed_scores;
 
 use fake_model::{Fake, Kind};

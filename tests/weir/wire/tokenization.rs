@@ -12,7 +12,7 @@ use super::{
 use serde_json::json;
 use std::time::Duration;
 use tokio::task::JoinHandle;
-use tonic::{Code, Status, transport::Channel};
+use tonic::{Code, Status, codec::CompressionEncoding, transport::Channel};
 use weir::{config::TransportConfig, engine::Limits};
 use weir_proto::{
     inference::{
@@ -131,6 +131,34 @@ async fn long_bodies_are_parsed_by_workers() {
     assert_eq!(post.await.unwrap(), 400);
     assert_eq!(infer.await.unwrap().unwrap_err().code(), Code::InvalidArgument);
     assert!(stream.await.unwrap().unwrap().unwrap().error_message.contains("inputs"));
+    held.await.unwrap().unwrap();
+    server.at_rest().await;
+}
+
+/// Some kilobytes can decompress to megabytes.
+#[tokio::test]
+async fn long_messages_are_decompressed_by_workers() {
+    let server = with_workers(1).await;
+    server.model.hold_submissions();
+    let held = generate(channel_from(2, server.address).await);
+    eventually("the worker is busy", || server.model.held_submissions() == 1).await;
+    let mut waiting = Vec::new();
+    for encoding in [CompressionEncoding::Gzip, CompressionEncoding::Deflate] {
+        let mut client = GenerationClient::new(server.channel.clone()).send_compressed(encoding);
+        let short = v1::SegmentRequest { text: "a".into(), ..Default::default() };
+        assert_eq!(client.segment(short).await.unwrap().into_inner().segments.len(), 1);
+        let long = v1::SegmentRequest { model: Some("a".repeat(1 << 20)), ..Default::default() };
+        let refused = tokio::spawn(async move { client.segment(long).await.map(drop) });
+        tokio::time::sleep(A_WHILE).await;
+        assert!(!refused.is_finished(), "decompressed without a worker");
+        assert!(is_healthy(&plain(server.address)).await);
+        segment(server.channel.clone()).await.unwrap();
+        waiting.push(refused);
+    }
+    server.model.release_submissions();
+    for refused in waiting {
+        assert_eq!(refused.await.unwrap().unwrap_err().code(), Code::NotFound);
+    }
     held.await.unwrap().unwrap();
     server.at_rest().await;
 }

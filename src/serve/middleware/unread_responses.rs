@@ -1,0 +1,198 @@
+//! Limits on the memory of complete responses that their clients do not read.
+//!
+//! The response of a method that does not stream is encoded as a whole, and the connection takes it in parts, as the client reads
+//! them. A large response counts against the memory of requests until its last part is taken. If the connection takes nothing of
+//! it for the stall limit, its memory is released, and the call fails.
+//!
+//! Streams need no such limit: their encoders wait for the client.
+
+use super::{
+    body_limits::{BodyMemory, Reservation},
+    compression::is_streamed,
+    layer::{HttpRequest, Middleware, Next},
+};
+use crate::{
+    engine::clock,
+    error::Error,
+    serve::{call::Call, status::status},
+};
+use http_body::{Body as _, Frame};
+use std::{
+    future::poll_fn,
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    task::{Context, Poll},
+    time::{Duration, Instant},
+};
+use tokio::{task::AbortHandle, time::sleep_until};
+use tonic::{
+    Status,
+    body::Body,
+    codegen::{
+        Bytes,
+        http::{HeaderMap, Response},
+    },
+};
+use tower::ServiceExt;
+
+/// Bytes that the connection takes at once. A response of at most this size does not count.
+const PART_BYTES: usize = 16 << 10;
+
+/// Counts large responses in `memory`. Drops one of which the client reads nothing for as long as `stall` returns.
+pub(super) fn limit(
+    memory: Arc<BodyMemory>,
+    stall: impl Fn() -> Duration + Clone + Send + Sync + 'static,
+) -> impl Middleware {
+    move |request: HttpRequest, next: Next| {
+        if is_streamed(request.uri().path()) {
+            return Box::pin(next.oneshot(request));
+        }
+        let call = Call::of_http(&request);
+        let reserved = Reservation::new(Arc::clone(&memory), call.tenant());
+        let stall = stall.clone();
+        Box::pin(async move {
+            let (head, mut body) = next.oneshot(request).await?.into_parts();
+            // Encoded now, because a connection whose client reads nothing would never ask for it.
+            let first = poll_fn(|cx| match Pin::new(&mut body).poll_frame(cx) {
+                Poll::Ready(frame) => Poll::Ready(frame.transpose()),
+                Poll::Pending => Poll::Ready(Ok(None)),
+            });
+            let first = first.await?;
+            let length = first.as_ref().and_then(Frame::data_ref).map_or(0, Bytes::len);
+            if length <= PART_BYTES {
+                return Ok(Response::from_parts(head, Body::new(BegunBody { first, body })));
+            }
+            if let Err(full) = reserved.add(length) {
+                tracing::info!(error = %full, "rejected");
+                return Ok(status(&full, &call.id).into_http());
+            }
+            let rest = first.and_then(|frame| frame.into_data().ok()).unwrap_or_default();
+            let response = UnreadResponse { rest, body, reserved: Some(reserved), taken_at: clock::now() };
+            Ok(Response::from_parts(head, Body::new(UnreadResponseBody::new(response, stall(), call.id))))
+        })
+    }
+}
+
+/// A body whose first frame has been read.
+struct BegunBody {
+    first: Option<Frame<Bytes>>,
+    body: Body,
+}
+
+impl http_body::Body for BegunBody {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        match self.first.take() {
+            Some(first) => Poll::Ready(Some(Ok(first))),
+            None => Pin::new(&mut self.body).poll_frame(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.first.is_none() && self.body.is_end_stream()
+    }
+}
+
+/// A response that the client has not read to its end.
+struct UnreadResponse {
+    /// The bytes that the connection has not taken.
+    rest: Bytes,
+    /// What follows them: the trailers.
+    body: Body,
+    /// The memory of the bytes, until the last of them is taken.
+    reserved: Option<Reservation>,
+    /// When the connection last took a part.
+    taken_at: Instant,
+}
+
+type Shared = Mutex<Option<UnreadResponse>>;
+
+/// The body of a large response. Its memory is released early if the client reads nothing for too long.
+struct UnreadResponseBody {
+    /// `None` once the response has been dropped.
+    response: Arc<Shared>,
+    watch: AbortHandle,
+    stall: Duration,
+    request_id: Arc<str>,
+    /// True after the trailers of a response that was dropped.
+    ended: bool,
+}
+
+impl UnreadResponseBody {
+    fn new(response: UnreadResponse, stall: Duration, request_id: Arc<str>) -> Self {
+        let response = Arc::new(Mutex::new(Some(response)));
+        let watch = tokio::spawn(drop_when_stalled(Arc::downgrade(&response), stall)).abort_handle();
+        Self { response, watch, stall, request_id, ended: false }
+    }
+}
+
+impl UnreadResponse {
+    /// Takes the next part. A copy, because the whole response would stay in memory with any part of it.
+    fn take_part(&mut self) -> Bytes {
+        let length = self.rest.len().min(PART_BYTES);
+        let part = Bytes::copy_from_slice(&self.rest[..length]);
+        self.rest = self.rest.split_off(length);
+        self.taken_at = clock::now();
+        if self.rest.is_empty() {
+            self.rest = Bytes::new();
+            self.reserved = None;
+        }
+        part
+    }
+}
+
+impl http_body::Body for UnreadResponseBody {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        if self.ended {
+            return Poll::Ready(None);
+        }
+        if let Some(response) = lock(&self.response).as_mut() {
+            if response.rest.is_empty() {
+                return Pin::new(&mut response.body).poll_frame(cx);
+            }
+            return Poll::Ready(Some(Ok(Frame::data(response.take_part()))));
+        }
+        self.ended = true;
+        let mut trailers = HeaderMap::new();
+        let stalled = status(&Error::Stalled { limit: self.stall }, &self.request_id);
+        Poll::Ready(Some(stalled.add_header(&mut trailers).map(|()| Frame::trailers(trailers))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        let response = lock(&self.response);
+        self.ended
+            || response.as_ref().is_some_and(|response| response.rest.is_empty() && response.body.is_end_stream())
+    }
+}
+
+impl Drop for UnreadResponseBody {
+    fn drop(&mut self) {
+        self.watch.abort();
+    }
+}
+
+/// Drops a response of which the connection takes nothing for as long as `stall`. Returns when the response is taken.
+async fn drop_when_stalled(response: Weak<Shared>, stall: Duration) {
+    let mut wake_at = clock::now() + stall;
+    loop {
+        sleep_until(wake_at.into()).await;
+        let Some(response) = response.upgrade() else { return };
+        let mut response = lock(&response);
+        let Some(unread) = response.as_ref().filter(|unread| !unread.rest.is_empty()) else { return };
+        wake_at = unread.taken_at + stall;
+        if wake_at <= clock::now() {
+            tracing::info!(?stall, unread = unread.rest.len(), "the client read nothing: its response was dropped");
+            *response = None;
+            return;
+        }
+    }
+}
+
+fn lock(response: &Shared) -> MutexGuard<'_, Option<UnreadResponse>> {
+    response.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,132 @@
+//! Complete responses that their clients do not read: their memory is limited, and released after a while.
+
+use super::{
+    Server,
+    connections::{channel_from, segment},
+    details,
+    fake_model::Kind,
+    http2_frames, raw_http2, reason,
+};
+use h2::{RecvStream, client::SendRequest};
+use prost::Message;
+use std::time::Duration;
+use tonic::{
+    Code, Status,
+    codegen::{Bytes, http::Response},
+    transport::Channel,
+};
+use weir::{config::TransportConfig, engine::Limits};
+use weir_proto::v1::{SegmentRequest, SegmentResponse, generation_client::GenerationClient};
+
+/// Number of segments of the test text, which has a character in each.
+const SEGMENTS: usize = 1900;
+
+fn request() -> SegmentRequest {
+    SegmentRequest { text: " ".repeat(SEGMENTS), ..Default::default() }
+}
+
+async fn with_stall(stall: Duration) -> Server {
+    let config = TransportConfig { message_bytes: 16 << 10, request_memory: 512 << 10, ..TransportConfig::default() };
+    Server::with(Limits { stall, ..Limits::default() }, config, &[("fake", Kind::Pooled)]).await
+}
+
+/// Calls `Segment`. The client reads the headers only, until it releases capacity.
+async fn unread(sender: &SendRequest<Bytes>) -> Response<RecvStream> {
+    let message = http2_frames::message(&request().encode_to_vec());
+    raw_http2::called(sender.clone(), "/weir.v1.Generation/Segment", message, &[]).await.unwrap()
+}
+
+fn refusal(response: &Response<RecvStream>) -> Option<Status> {
+    Status::from_header_map(response.headers()).filter(|status| status.code() != Code::Ok)
+}
+
+async fn segments(channel: &Channel) -> Result<usize, Status> {
+    let response = GenerationClient::new(channel.clone()).segment(request()).await?;
+    Ok(response.into_inner().segments.len())
+}
+
+/// Reads a response to its end. Returns its bytes and status.
+async fn read(mut response: Response<RecvStream>) -> (Vec<u8>, Status) {
+    let mut bytes = Vec::new();
+    while let Some(part) = response.body_mut().data().await {
+        let part = part.unwrap();
+        response.body_mut().flow_control().release_capacity(part.len()).unwrap();
+        bytes.extend_from_slice(&part);
+    }
+    let trailers = response.body_mut().trailers().await.unwrap().unwrap();
+    (bytes, Status::from_header_map(&trailers).unwrap())
+}
+
+#[tokio::test]
+async fn responses_that_are_not_read_leave_memory_to_others() {
+    let server = with_stall(Duration::from_secs(600)).await;
+    for window in [0, 256] {
+        let sender = raw_http2::connect(server.running.address, window).await;
+        let mut held = Vec::new();
+        let refused = loop {
+            let response = unread(&sender).await;
+            if let Some(refused) = refusal(&response) {
+                break refused;
+            }
+            held.push(response);
+            assert!(held.len() < 50, "unread responses take no memory");
+        };
+        assert_eq!((refused.code(), reason(&refused).as_str()), (Code::ResourceExhausted, "QUEUE_FULL"), "{refused:?}");
+        assert!(details(&refused).retry_info().is_some());
+        assert!(held.len() > 4, "only {} fit", held.len());
+        // Small responses to this caller, and large ones to another, have room.
+        segment(server.channel.clone()).await.unwrap();
+        let other = channel_from(2, server.running.address).await;
+        assert_eq!(segments(&other).await.unwrap(), SEGMENTS);
+        drop((held, sender));
+        let mut again = segments(&server.channel).await;
+        while again.as_ref().is_err_and(|status| status.code() == Code::ResourceExhausted) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            again = segments(&server.channel).await;
+        }
+        assert_eq!(again.unwrap(), SEGMENTS);
+    }
+}
+
+#[tokio::test]
+async fn a_response_that_is_not_read_ends_after_the_stall_limit() {
+    let server = with_stall(Duration::from_millis(300)).await;
+    let (whole, status) = read(unread(&raw_http2::connect(server.running.address, 1 << 16).await).await).await;
+    assert_eq!(status.code(), Code::Ok);
+    let sender = raw_http2::connect(server.running.address, 256).await;
+    let mut held = Vec::new();
+    loop {
+        let response = unread(&sender).await;
+        if refusal(&response).is_some() {
+            break;
+        }
+        held.push(response);
+    }
+    let mut again = segments(&server.channel).await;
+    while again.as_ref().is_err_and(|status| status.code() == Code::ResourceExhausted) {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        again = segments(&server.channel).await;
+    }
+    assert_eq!(again.unwrap(), SEGMENTS, "the memory of unread responses is released");
+    // What the connection had taken arrives, and then the reason.
+    let (bytes, status) = read(held.remove(0)).await;
+    assert!(bytes.len() < whole.len(), "{} bytes of a response that was dropped", bytes.len());
+    assert_eq!((status.code(), reason(&status).as_str()), (Code::ResourceExhausted, "STALLED"), "{status:?}");
+}
+
+#[tokio::test]
+async fn a_slow_client_gets_its_whole_response() {
+    let server = with_stall(Duration::from_secs(2)).await;
+    let sender = raw_http2::connect(server.running.address, 8 << 10).await;
+    let mut response = unread(&sender).await;
+    let mut bytes = Vec::new();
+    // Slower than the stall limit in all, but never for as long as the limit.
+    while let Some(part) = response.body_mut().data().await {
+        let part = part.unwrap();
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        response.body_mut().flow_control().release_capacity(part.len()).unwrap();
+        bytes.extend_from_slice(&part);
+    }
+    assert_eq!(response.body_mut().trailers().await.unwrap().unwrap()["grpc-status"], "0");
+    assert_eq!(SegmentResponse::decode(&bytes[5..]).unwrap().segments.len(), SEGMENTS);
+}

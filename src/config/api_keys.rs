@@ -8,11 +8,17 @@ use super::{
     secret_file::{self, warn_if_open},
 };
 use sha2::{Digest, Sha256};
-use std::{fmt, path::Path, sync::Arc};
+use std::{
+    fmt,
+    path::Path,
+    sync::{Arc, Mutex, PoisonError},
+};
 use subtle::{ConditionallySelectable, ConstantTimeEq};
 
 /// Maximum keys of one file: each call is compared with all.
 const MAX_KEYS: usize = 4096;
+/// Maximum keys that a connection remembers.
+const MAX_USED_KEYS: usize = 64;
 /// Minimum characters of a key: shorter keys can be guessed.
 const MIN_CHARACTERS: usize = 16;
 /// Maximum characters of a name.
@@ -21,6 +27,7 @@ const NAME_CHARACTERS: usize = 64;
 type KeyDigest = [u8; 32];
 
 /// API keys and the name of each key's tenant.
+#[derive(Default)]
 pub struct Keys {
     digests: Vec<KeyDigest>,
     names: Vec<Arc<str>>,
@@ -30,7 +37,7 @@ impl Keys {
     /// Parses lines of `name:key` or `name:sha256:DIGEST`. A name may have several keys. The error lists the problems
     /// of all invalid lines by number, and never quotes a line.
     pub fn parse(text: &str) -> Result<Self, Vec<String>> {
-        let mut keys = Self { digests: Vec::new(), names: Vec::new() };
+        let mut keys = Self::default();
         let mut problems = Vec::new();
         for (number, line) in (1..).zip(text.lines()) {
             let line = line.trim();
@@ -67,6 +74,40 @@ impl Keys {
             found.conditional_assign(&index, known.ct_eq(&digest));
         }
         self.names.get(found as usize).cloned()
+    }
+
+    fn forget(&mut self, key: &[u8]) {
+        let digest: KeyDigest = Sha256::digest(key).into();
+        if let Some(index) = self.digests.iter().position(|known| *known == digest) {
+            self.digests.swap_remove(index);
+            self.names.swap_remove(index);
+        }
+    }
+}
+
+/// Keys that one connection has used. They keep working there when a reload removes them. Clones share them.
+#[derive(Clone, Default)]
+pub struct UsedKeys(Arc<Mutex<Keys>>);
+
+impl UsedKeys {
+    /// Returns the name of the tenant of a key that is in `present`, or that was when the connection used it before.
+    pub fn find(&self, key: &[u8], present: &Keys) -> Option<Arc<str>> {
+        let mut used = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(name) = present.find(key) else { return used.find(key) };
+        // A key may have another owner now.
+        used.forget(key);
+        if used.names.len() < MAX_USED_KEYS {
+            used.digests.push(Sha256::digest(key).into());
+            used.names.push(Arc::clone(&name));
+        }
+        Some(name)
+    }
+}
+
+/// Shows only the number of keys.
+impl fmt::Debug for UsedKeys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).fmt(f)
     }
 }
 
@@ -128,6 +169,23 @@ mod tests {
             assert_eq!(keys.find(wrong.as_bytes()), None, "{wrong}");
         }
         assert_eq!(format!("{keys:?}"), "3 keys");
+    }
+
+    #[test]
+    fn a_used_key_works_after_it_is_removed() {
+        let key = b"0123456789abcdef";
+        let keys = |lines: &str| Keys::parse(lines).unwrap();
+        let used = UsedKeys::default();
+        assert_eq!(used.find(key, &keys("bob:fedcba9876543210")), None, "not used yet");
+        assert_eq!(used.find(key, &keys("alice:0123456789abcdef")).as_deref(), Some("alice"));
+        assert_eq!(used.find(key, &keys("bob:fedcba9876543210")).as_deref(), Some("alice"));
+        assert_eq!(used.find(key, &keys("carol:0123456789abcdef")).as_deref(), Some("carol"), "a new owner");
+        assert_eq!(used.find(key, &keys("bob:fedcba9876543210")).as_deref(), Some("carol"));
+        for index in 0..200 {
+            let key = format!("a key with number {index}").replace(' ', "-");
+            assert_eq!(used.find(key.as_bytes(), &keys(&format!("dave:{key}"))).as_deref(), Some("dave"));
+        }
+        assert_eq!(format!("{used:?}"), "64 keys");
     }
 
     #[test]

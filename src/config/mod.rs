@@ -12,7 +12,7 @@ mod tls;
 
 pub use admin_token::AdminToken;
 pub use allowed_names::AllowedNames;
-pub use api_keys::Keys;
+pub use api_keys::{Keys, UsedKeys};
 pub use checks::{Checks, Origins, parse_bytes, parse_switch};
 pub use credentials::{CredentialFiles, Credentials, LiveCredentials};
 pub use tls::{Tls, TlsFiles};

@@ -1,7 +1,7 @@
 //! A call as transport, middleware and handlers share it: its id, its deadline, and the client that it belongs to.
 
 use super::traces::CallSpan;
-use crate::engine::clock;
+use crate::{config::UsedKeys, engine::clock};
 use std::{
     fmt,
     net::{IpAddr, SocketAddr},
@@ -76,6 +76,8 @@ pub(crate) struct Peer {
     pub(crate) address: Option<SocketAddr>,
     /// The name in the client's certificate, if the server asks for one.
     pub(crate) certificate: Option<Arc<str>>,
+    /// The API keys that calls of the connection have used.
+    pub(crate) used_keys: UsedKeys,
 }
 
 /// The client of a call. Kinds never collide: an API key may be named like an address.

@@ -91,11 +91,19 @@ pub struct ServerParts {
     pub traces: Option<Traces>,
     /// The listener of the OpenAI API, if it is to run.
     pub http: Option<Listener>,
+    /// Once it is cancelled, the shutdown ends running requests at once.
+    pub hurry: CancellationToken,
+}
+
+impl From<Monitor> for ServerParts {
+    fn from(monitor: Monitor) -> Self {
+        Self { monitor, admin: None, traces: None, http: None, hurry: CancellationToken::new() }
+    }
 }
 
 impl From<Engines> for ServerParts {
     fn from(engines: Engines) -> Self {
-        Self { monitor: Monitor::new(engines, HANG), admin: None, traces: None, http: None }
+        Monitor::new(engines, HANG).into()
     }
 }
 
@@ -108,7 +116,7 @@ pub async fn run(
     shutdown: impl Future<Output = ()>,
     config: TransportConfig,
 ) -> Result<()> {
-    let ServerParts { monitor, admin, traces, http } = parts.into();
+    let ServerParts { monitor, admin, traces, http, hurry } = parts.into();
     let engines = monitor.engines().clone();
     let gate = Gate::open();
     let services: Vec<_> = SERVICES.into_iter().chain(admin.is_some().then_some(ADMIN)).collect();
@@ -177,6 +185,7 @@ pub async fn run(
             gate: &gate,
             draining: &draining,
             closing: &closing,
+            hurry: &hurry,
         }
         .drain(config.drain)
         .await;
@@ -203,6 +212,8 @@ struct Shutdown<'a> {
     draining: &'a CancellationToken,
     /// Cancelled when no request runs any more. Connections watch it.
     closing: &'a CancellationToken,
+    /// Cancelled when running requests must end before the limit.
+    hurry: &'a CancellationToken,
 }
 
 impl Shutdown<'_> {
@@ -216,9 +227,16 @@ impl Shutdown<'_> {
         let engines = self.monitor.engines();
         engines.all().iter().chain(&engines.draining()).for_each(|engine| engine.drain());
         self.draining.cancel();
-        if !self.gate.close(limit).await {
-            tracing::warn!("the limit for draining has passed: ending what still runs");
+        tokio::select! {
+            biased;
+            finished = self.gate.close(limit) => {
+                if !finished {
+                    tracing::warn!("the limit for draining has passed: ending what still runs");
+                }
+            }
+            () = self.hurry.cancelled() => {}
         }
+        self.gate.end();
         // Streams that watch health would keep their connections open.
         let mut health = self.health.clone();
         for service in [&[""], self.services].concat() {
@@ -227,7 +245,9 @@ impl Shutdown<'_> {
         self.closing.cancel();
         // A call counts as finished when the connection has its response, of which a slow client may have read little.
         // The server ends by itself when the last connection has sent everything.
-        tokio::time::sleep(limit.saturating_sub(clock::since(began)).max(CLOSE_TIME)).await;
+        let reading = limit.saturating_sub(clock::since(began)).saturating_sub(CLOSE_TIME);
+        let _hurried = self.hurry.run_until_cancelled(tokio::time::sleep(reading)).await;
+        tokio::time::sleep(CLOSE_TIME).await;
         tracing::debug!("connections are still open");
     }
 }

@@ -3,7 +3,7 @@
 
 use super::{
     certificates::{CLIENT, Certificates},
-    process::Program,
+    process::{Program, Server},
     support::converted,
 };
 use std::{
@@ -16,6 +16,10 @@ use std::{
     time::{Duration, Instant},
 };
 use tempfile::TempDir;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
 use tokio_stream::StreamExt;
 use tonic::{Code, Request, Status, Streaming, transport::Endpoint};
 use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
@@ -254,6 +258,41 @@ async fn the_first_signal_drains_and_the_second_ends_encrypted_connections_too()
     let log = process.ended_with(1).await;
     assert!(log.contains("second signal: ending at once"), "{log}");
     assert!(log.contains(&format!("certificate:{CLIENT}")), "{log}");
+}
+
+/// Clients can tell a stream that a second signal cuts from a complete one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_signal_ends_streams_with_an_error() {
+    let model = converted("whitespaces");
+    let flags = ["--http-listen", "127.0.0.1:0", "--threads", "1", "--drain-seconds", "600"];
+    let mut server = Server::start(&[&flags[..], &["--model", model.to_str().unwrap()]].concat());
+    let http: SocketAddr = server.program.wait_for_line("completions over HTTP on ").parse().unwrap();
+    let mut grpc = GenerationClient::connect(format!("http://{}", server.address)).await.unwrap();
+    let mut stream = grpc.generate(endless()).await.unwrap().into_inner();
+    stream.next().await.unwrap().unwrap();
+    let body = "{\"prompt\":\"a\",\"max_tokens\":8000,\"stream\":true}";
+    let head = format!(
+        "POST /v1/completions HTTP/1.1\r\nHost: {http}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    );
+    let mut events = TcpStream::connect(http).await.unwrap();
+    events.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
+    let mut begun = [0; 500];
+    events.read_exact(&mut begun).await.unwrap();
+    server.program.signal("TERM");
+    server.program.signal("TERM");
+    let status = loop {
+        if let Err(status) = stream.next().await.expect("a status ends it") {
+            break status;
+        }
+    };
+    assert_eq!(status.code(), Code::Unavailable, "{status:?}");
+    let mut rest = Vec::new();
+    events.read_to_end(&mut rest).await.unwrap();
+    let rest = String::from_utf8_lossy(&rest);
+    let last = rest.rsplit("data: ").next().unwrap();
+    assert!(last.contains("\"code\":\"draining\""), "{last}");
+    assert_eq!(tokio::task::block_in_place(|| server.program.wait()).code(), Some(1));
 }
 
 #[tokio::test]

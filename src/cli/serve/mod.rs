@@ -28,20 +28,27 @@ use reload::Reloader;
 use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
+    pin::pin,
     sync::Arc,
     time::Duration,
 };
-use tokio::net::{TcpListener, TcpSocket};
+use tokio::{
+    net::{TcpListener, TcpSocket},
+    time::timeout,
+};
+use tokio_util::sync::CancellationToken;
 
 /// How long workers may take to finish their step once the server has drained.
 const WORKER_TIME: Duration = Duration::from_secs(1);
+/// How long clients may take to read the error that ends their streams, after a second signal.
+const FAREWELL_TIME: Duration = Duration::from_secs(1);
 /// How long the runtime may take to stop.
 const STOP_TIMEOUT: Duration = Duration::from_millis(100);
 /// Maximum connections that wait for the server to accept them. The operating system may have a lower limit.
 const BACKLOG: u32 = 4096;
 
-/// Serves models over gRPC. A signal (SIGTERM or Ctrl-C) drains the server; a second one ends the process at once, with
-/// exit code 1. The exit code is also 1 if a model hangs in a step.
+/// Serves models over gRPC. A signal (SIGTERM or Ctrl-C) drains the server; a second one ends its requests and, within a second,
+/// the process, with exit code 1. The exit code is also 1 if a model hangs in a step.
 #[derive(Debug, clap::Args)]
 #[command(allow_negative_numbers = true)]
 pub struct Args {
@@ -204,10 +211,17 @@ async fn listen(settings: ServeConfig, writer: &LogWriter) -> Result<()> {
     }
     let part = settings.operations.otlp_part;
     let traces = settings.operations.otlp.as_ref().map(|endpoint| Traces::to(endpoint, part)).transpose()?;
-    let offer = ServerParts { monitor, admin, traces, http: http.map(Listener::from) };
+    let hurry = CancellationToken::new();
+    let offer = ServerParts { monitor, admin, traces, http: http.map(Listener::from), hurry: hurry.clone() };
+    let mut serving = pin!(serve(listener, offer, signals::received(signals.clone(), 1), settings.transport));
     let served = tokio::select! {
-        served = serve(listener, offer, signals::received(signals.clone(), 1), settings.transport) => served,
-        () = signals::received(signals, 2) => exit_now("second signal", 1, writer),
+        served = &mut serving => served,
+        () = signals::received(signals, 2) => {
+            hurry.cancel();
+            // Streams end with an error that clients can read. Whether they do makes no difference.
+            let _ = timeout(FAREWELL_TIME, serving).await;
+            exit_now("second signal", 1, writer)
+        }
     };
     // Dropping an engine waits for its worker, which may hang.
     if let Err(error) = engines.stop(WORKER_TIME).await {

@@ -11,7 +11,7 @@ use crate::{
     },
 };
 use std::sync::Arc;
-use tonic::codegen::http::{HeaderMap, Request, header::AUTHORIZATION};
+use tonic::codegen::http::{Request, header::AUTHORIZATION};
 use tower::ServiceExt;
 
 /// Services that need no key.
@@ -35,7 +35,8 @@ const ON_BEHALF: &str = "/inference.GRPCInferenceService/";
 const GUARDED: &str = "/weir.v1.Admin/";
 
 /// Stores the principal in the call, and rejects calls without a valid key where one is needed. Removes the key from the
-/// request, except where the service calls others on the client's behalf. Each call is compared with the keys of that moment.
+/// request, except where the service calls others on the client's behalf. Each call is compared with
+/// the keys of that moment, and with those that its connection has used.
 pub(super) fn authenticate(credentials: LiveCredentials) -> impl Middleware {
     move |mut request: HttpRequest, next: Next| {
         let mut call = Call::of_http(&request);
@@ -75,20 +76,22 @@ pub(crate) fn is_health_check(path: &str) -> bool {
 
 /// Returns the client of a request: the owner of its API key, if keys are required. Fails if the key is missing or unknown.
 pub(crate) fn principal<B>(keys: Option<&Keys>, request: &Request<B>) -> Result<Principal> {
-    keys.map_or_else(|| Ok(unauthenticated(request)), |keys| key_owner(keys, request.headers()))
+    keys.map_or_else(|| Ok(unauthenticated(request)), |keys| key_owner(keys, request))
 }
 
-/// Returns the owner of the API key in `headers`.
-fn key_owner(keys: &Keys, headers: &HeaderMap) -> Result<Principal> {
+/// Returns the owner of the API key of a request.
+fn key_owner<B>(keys: &Keys, request: &Request<B>) -> Result<Principal> {
     let refuse = |why| Error::Unauthenticated { why };
-    let mut values = headers.get_all(AUTHORIZATION).iter();
+    let mut values = request.headers().get_all(AUTHORIZATION).iter();
     let (Some(value), None) = (values.next(), values.next()) else {
         return Err(refuse("send one header `authorization: Bearer KEY`"));
     };
     let Some(key) = bearer(value.as_bytes()) else {
         return Err(refuse("the header `authorization` must be `Bearer KEY`"));
     };
-    keys.find(key).map(Principal::Key).ok_or_else(|| refuse("this API key is not known here"))
+    let peer = request.extensions().get::<Peer>();
+    let owner = peer.map_or_else(|| keys.find(key), |peer| peer.used_keys.find(key, keys));
+    owner.map(Principal::Key).ok_or_else(|| refuse("this API key is not known here"))
 }
 
 /// Returns the secret in the value of an `authorization` header.
@@ -99,7 +102,7 @@ pub(crate) fn bearer(value: &[u8]) -> Option<&[u8]> {
 
 /// Returns the principal of a call without a key: the owner of the client certificate, else the client's address.
 fn unauthenticated<B>(request: &Request<B>) -> Principal {
-    let Some(Peer { address, certificate }) = request.extensions().get() else { return Principal::Unknown };
+    let Some(Peer { address, certificate, .. }) = request.extensions().get() else { return Principal::Unknown };
     match (certificate, address) {
         (Some(name), _) => Principal::Certificate(Arc::clone(name)),
         (None, Some(address)) => Principal::Address(address.ip().to_canonical()),
@@ -110,7 +113,7 @@ fn unauthenticated<B>(request: &Request<B>) -> Principal {
 #[cfg(test)]
 mod tests {
     use super::{super::layer::Around, *};
-    use crate::config::Credentials;
+    use crate::config::{Credentials, UsedKeys};
     use tonic::{body::Body, codegen::http::Response};
     use tower::{Layer, service_fn};
 
@@ -136,7 +139,8 @@ mod tests {
     }
 
     fn peer(certificate: Option<&str>) -> Peer {
-        Peer { address: Some("[::ffff:10.1.2.3]:99".parse().unwrap()), certificate: certificate.map(Into::into) }
+        let address = Some("[::ffff:10.1.2.3]:99".parse().unwrap());
+        Peer { address, certificate: certificate.map(Into::into), used_keys: UsedKeys::default() }
     }
 
     #[tokio::test]
@@ -147,7 +151,7 @@ mod tests {
         assert_eq!(principal(true, path, Some(&bearer), peer(Some("app"))).await, named("key:alice"));
         assert_eq!(principal(false, path, Some(&bearer), peer(Some("app"))).await, named("certificate:app"));
         assert_eq!(principal(false, path, None, peer(None)).await, named("address:10.1.2.3"));
-        let unknown = Peer { address: None, certificate: None };
+        let unknown = Peer { address: None, certificate: None, used_keys: UsedKeys::default() };
         assert_eq!(principal(false, path, None, unknown).await, named(""));
     }
 

@@ -44,12 +44,15 @@ impl Gate {
         }
     }
 
-    /// Rejects new requests, waits up to `limit` for running ones, then ends them. Returns true if all finished by themselves.
+    /// Rejects new requests, and waits up to `limit` for running ones. Returns true if all have finished.
     pub(crate) async fn close(&self, limit: Duration) -> bool {
         self.closed.send_replace(true);
-        let finished = tokio::time::timeout(limit, self.closed.closed()).await.is_ok();
+        tokio::time::timeout(limit, self.closed.closed()).await.is_ok()
+    }
+
+    /// Ends the requests that still run.
+    pub(crate) fn end(&self) {
         self.ended.cancel();
-        finished
     }
 }
 
@@ -99,6 +102,7 @@ mod tests {
         let gate = Gate::open();
         let permit = gate.enter().unwrap();
         assert!(!gate.close(Duration::ZERO).await);
+        gate.end();
         assert!(matches!(permit.ended().await, Error::Draining { .. }));
     }
 }

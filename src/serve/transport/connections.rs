@@ -12,7 +12,7 @@ use super::{
     tls_identity::certificate_name,
 };
 use crate::{
-    config::{LiveCredentials, TransportConfig},
+    config::{LiveCredentials, TransportConfig, UsedKeys},
     serve::call::Peer,
 };
 use std::{
@@ -146,7 +146,7 @@ impl Handshaker {
             Ok(Ok((stream, certificate))) => {
                 let preface: &[u8] = if self.protocol == Protocol::Http2 { &PREFACE } else { &[] };
                 let open = OpenConnection::open(place)?;
-                let peer = Peer { address: Some(address), certificate };
+                let peer = Peer { address: Some(address), certificate, used_keys: UsedKeys::default() };
                 Some(Connection { stream: Adapted { stream, adapter: PrefaceReplay { preface } }, peer, open })
             }
             Ok(Err(error)) => {

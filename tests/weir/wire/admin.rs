@@ -93,7 +93,7 @@ impl Exchange {
         let admin = AdminConfig { token, loader, models_folder, max_generations, limits };
         let monitor = Monitor::new(engines, Duration::from_secs(60));
         let running = Running::offering(
-            ServerParts { monitor, admin: Some(admin), traces: None, http: None },
+            ServerParts { admin: Some(admin), ..monitor.into() },
             TransportConfig::default(),
         )
         .await;

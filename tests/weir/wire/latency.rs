@@ -50,7 +50,7 @@ impl Served {
         let loader = Arc::new(Nothing);
         let admin = AdminConfig { token, loader, models_folder: None, max_generations: 8, limits: Limits::default() };
         let monitor = Monitor::new(engines.clone(), Duration::from_secs(60));
-        let offer = ServerParts { monitor, admin: Some(admin), traces: None, http: None };
+        let offer = ServerParts { admin: Some(admin), ..monitor.into() };
         Self { engines, running: Running::offering(offer, TransportConfig::default()).await }
     }
 

@@ -4,7 +4,7 @@ use super::{
     Server,
     fake_model::Kind,
     http::{Both, exchange},
-    long, read,
+    long, plain, read,
     tls_and_keys::{ALICE, BOB, bearing, tried},
 };
 use crate::certificates::{CLIENT_SERIAL, Certificates, credentials};
@@ -13,7 +13,7 @@ use weir::{
     config::{Access, CredentialFiles, Credentials, Keys, LiveCredentials, TransportConfig},
     engine::Limits,
 };
-use weir_proto::v1;
+use weir_proto::v1::{self, models_client::ModelsClient};
 
 const MODELS: [(&str, Kind); 1] = [("fake", Kind::Pooled)];
 /// A year that has passed, and one that has not.
@@ -31,7 +31,7 @@ fn using(live: &LiveCredentials) -> TransportConfig {
 }
 
 #[tokio::test]
-async fn a_removed_key_is_refused_and_its_streams_go_on() {
+async fn a_removed_key_works_only_where_it_was_used() {
     let live: LiveCredentials = keys("alice:a-key-that-alice-has").into();
     let server = Server::with(Limits::default(), using(&live), &MODELS).await;
     let ask = async |key: &str| {
@@ -41,8 +41,14 @@ async fn a_removed_key_is_refused_and_its_streams_go_on() {
     assert_eq!([ask(ALICE).await, ask(BOB).await], [Code::Ok, Code::Unauthenticated]);
     server.model.hold();
     let stream = server.generation().generate(bearing(long("a", 9), &[ALICE])).await.unwrap().into_inner();
+    let other = plain(server.running.address).connect().await.unwrap();
+    let elsewhere = async |key: &str| {
+        let request = bearing(v1::ListModelsRequest {}, &[key]);
+        ModelsClient::new(other.clone()).list_models(request).await.map_or_else(|status| status.code(), |_| Code::Ok)
+    };
     live.replace(keys("bob:another-key-that-bob-has"));
-    assert_eq!([ask(ALICE).await, ask(BOB).await], [Code::Unauthenticated, Code::Ok]);
+    assert_eq!([ask(ALICE).await, ask(BOB).await], [Code::Ok, Code::Ok]);
+    assert_eq!([elsewhere(ALICE).await, elsewhere(BOB).await], [Code::Unauthenticated, Code::Ok]);
     server.model.release();
     assert_eq!(read(stream).await.unwrap().text().chars().count(), 9);
     server.at_rest().await;

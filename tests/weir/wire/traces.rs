@@ -57,7 +57,7 @@ async fn traced(endpoint: &str) -> Running {
     let engine = Handle::start(Fake::new("fake", Kind::Pooled) as Arc<dyn Model>, Limits::default()).unwrap();
     let monitor = Monitor::new(Engines::new(vec![engine]).unwrap(), Duration::from_secs(60));
     let traces = Some(Traces::to(endpoint, 1.0).unwrap());
-    Running::offering(ServerParts { monitor, admin: None, traces, http: None }, TransportConfig::default()).await
+    Running::offering(ServerParts { traces, ..monitor.into() }, TransportConfig::default()).await
 }
 
 fn attribute(span: &Span, key: &str) -> Option<Value> {

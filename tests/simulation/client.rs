@@ -3,12 +3,16 @@
 use crate::{
     answer::Answer,
     dice::Dice,
-    network::{Link, LinkState},
+    network::{Dialer, Link, LinkState},
     plan::{CallKind, CallPlan, ClientPlan, Reading, SHORT_IDLE, key},
     world::World,
 };
 use hyper_util::rt::TokioIo;
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    net::SocketAddr,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 use tokio::{
     sync::oneshot,
     task::JoinSet,
@@ -31,12 +35,14 @@ const RETRY: Duration = Duration::from_millis(20);
 /// A connected client.
 #[derive(Clone)]
 pub(crate) struct Client {
-    world: Arc<World>,
+    pub(crate) world: Arc<World>,
     channel: Channel,
+    /// Connects over HTTP/1.1.
+    pub(crate) http: Arc<Mutex<Dialer>>,
     number: usize,
-    tenant: usize,
+    pub(crate) tenant: usize,
     /// True if the connection may break.
-    has_faults: bool,
+    pub(crate) has_faults: bool,
 }
 
 /// How a call ended for its client.
@@ -103,10 +109,11 @@ impl Client {
         world: &Arc<World>,
         plan: &ClientPlan,
         number: usize,
-        dice: Dice,
+        mut dice: Dice,
     ) -> Option<(Self, Link)> {
         let address = SocketAddr::from(([10, 0, 0, number as u8 + 1], 1000));
         let link = Link::open();
+        let http = Arc::new(Mutex::new(link.dialer(&world.http, address, plan.quality, dice.split())));
         let mut dialer = link.dialer(&world.listener, address, plan.quality, dice);
         let connector = tower::service_fn(move |_: Uri| {
             let connecting = dialer.connect();
@@ -115,7 +122,7 @@ impl Client {
         let endpoint = Endpoint::from_static("http://simulated").initial_stream_window_size(plan.window);
         let channel = endpoint.connect_with_connector(connector).await.ok()?;
         let has_faults = !plan.link.is_empty() || world.plan.breaks_connections();
-        Some((Self { world: Arc::clone(world), channel, number, tenant: plan.tenant, has_faults }, link))
+        Some((Self { world: Arc::clone(world), channel, http, number, tenant: plan.tenant, has_faults }, link))
     }
 
     /// Repeats long calls until all other clients are served.
@@ -152,6 +159,7 @@ impl Client {
                 CallKind::Segment => self.segment(plan, &name).await,
                 CallKind::Models => self.models(plan, &name).await,
                 CallKind::Health => self.check_health(plan, &name).await,
+                CallKind::Completion => Ok(self.complete(plan, &name).await),
             }
         };
         let limit = if let Reading::Leave(limit) = plan.reading { limit } else { PATIENCE };
@@ -174,6 +182,9 @@ impl Client {
             End::Cancelled => "cancelled",
         };
         log.count(kind, 1);
+        if plan.kind == CallKind::Completion && end == End::Complete {
+            log.count("completion over HTTP", 1);
+        }
         self.world.check_fairness(plan, self.tenant, took, &end, &name);
         end
     }
@@ -262,6 +273,16 @@ impl Client {
         Ok(End::Complete)
     }
 
+    /// Sends the longest message that the server takes, which is too long for the model. Returns the reason of the refusal.
+    pub(crate) async fn longest_message(&self) -> Option<String> {
+        // a tag and the length of the text
+        let text = "a".repeat(self.world.plan.transport.message_bytes - 3);
+        let message = v1::ScoreRequest { text, ..Default::default() };
+        let request = self.request(&CallPlan::plain(), "longest", message);
+        let status = GenerationClient::new(self.channel.clone()).score(request).await.err()?;
+        status.get_error_details().error_info().map(|info| info.reason.clone())
+    }
+
     async fn models(&self, plan: &CallPlan, name: &str) -> Result<End, Status> {
         let request = self.request(plan, name, v1::ListModelsRequest::default());
         ModelsClient::new(self.channel.clone()).list_models(request).await?;
@@ -291,7 +312,16 @@ impl Client {
             }
             return End::Disconnected;
         };
-        let is_explained = match reason.as_str() {
+        if !self.is_explained(call, &reason) {
+            self.world.log.violation(format_args!("{name}: {reason}: {}", status.message()));
+        }
+        End::Refused(reason)
+    }
+
+    /// Returns true if the plan explains that a call ends for this reason.
+    pub(crate) fn is_explained(&self, call: &CallPlan, reason: &str) -> bool {
+        let plan = &self.world.plan;
+        match reason {
             "QUEUE_FULL" | "TOO_MANY" => true,
             "NEVER_FITS" => plan.never_fits(call),
             "DEADLINE" => call.deadline.is_some(),
@@ -300,11 +330,9 @@ impl Client {
             "OUT_OF_MEMORY" => plan.refusals > 0,
             "DRAINING" => self.world.is_ending(),
             "INTERNAL" => plan.has_panics || plan.breaks.is_some(),
+            // Over HTTP: all connections are busy, or this one is too old.
+            "CONNECTIONS" | "CONNECTION_AGE" => plan.breaks_connections(),
             _ => false,
-        };
-        if !is_explained {
-            self.world.log.violation(format_args!("{name}: {reason}: {}", status.message()));
         }
-        End::Refused(reason)
     }
 }

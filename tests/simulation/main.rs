@@ -1,4 +1,5 @@
-//! Deterministic simulation of the whole server: real HTTP/2 connections, services, engine and scheduler, in virtual time.
+//! Deterministic simulation of the whole server: real HTTP/2 and HTTP/1.1 connections, services, engine and scheduler, in virtual
+//! time.
 //!
 //! A seed determines a small world: limits, tenants, clients with their calls, and what goes wrong. One thread runs everything
 //! in it on a paused clock, so a seed always gives the same events. At the end, every call has ended once, with a complete
@@ -17,6 +18,7 @@
 
 mod answer;
 mod client;
+mod completion;
 mod dice;
 mod log;
 mod model;
@@ -46,13 +48,15 @@ const REPEATED: u64 = 100;
 const MAX_FAILURES: usize = 5;
 
 /// Events that must occur in every run, or the worlds are too peaceful to show anything.
-const EXPECTED: [&str; 14] = [
+const EXPECTED: [&str; 16] = [
     "complete",
+    "completion over HTTP",
     "cancelled",
     "disconnected",
     "signal",
     "preemption",
     "refused memory",
+    "full request memory",
     "call during a flood",
     "QUEUE_FULL",
     "TOO_MANY",

@@ -14,6 +14,9 @@ use weir::{
 /// The short one of two limits on idle connections. A slow reader can reach it.
 pub(crate) const SHORT_IDLE: Duration = Duration::from_secs(1);
 
+/// Maximum bytes of a message in some worlds.
+const MESSAGE_BYTES: usize = 1 << 10;
+
 /// The world of a seed.
 pub(crate) struct WorldPlan {
     pub(crate) limits: Limits,
@@ -75,6 +78,8 @@ pub(crate) enum CallKind {
     Segment,
     Models,
     Health,
+    /// Over HTTP.
+    Completion,
 }
 
 /// How a client reads its response.
@@ -132,7 +137,8 @@ impl WorldPlan {
 
     /// Returns true if the model can never hold the call's text.
     pub(crate) fn never_fits(&self, call: &CallPlan) -> bool {
-        let count = if call.kind == CallKind::Generate { call.count } else { 0 };
+        let generates = matches!(call.kind, CallKind::Generate | CallKind::Completion);
+        let count = if generates { call.count } else { 0 };
         (call.prompt.len() + count).div_ceil(8) * PAGE_BYTES > self.memory
     }
 }
@@ -174,8 +180,8 @@ fn transport(dice: &mut Dice, tenants: usize, has_flood: bool) -> TransportConfi
         concurrent_streams: dice.between(1, 4) as u32,
         connection_age: Some(Duration::from_millis(dice.between(500, 1500) as u64)),
         connection_age_grace: Duration::from_millis(dice.pick(&[50, 5000])),
-        message_bytes: 1 << 10,
-        request_memory: dice.pick(&[8 << 10, 64 << 20]),
+        message_bytes: MESSAGE_BYTES,
+        request_memory: dice.pick(&[MESSAGE_BYTES, 8 << 10, 64 << 20]),
         ..config
     }
 }
@@ -248,8 +254,16 @@ fn text(dice: &mut Dice, low: usize, high: usize) -> String {
 
 impl CallPlan {
     fn roll(dice: &mut Dice, has_flood: bool, has_panics: bool) -> Self {
-        let kinds = [CallKind::Generate, CallKind::Score, CallKind::Segment, CallKind::Models, CallKind::Health];
-        let kind = if dice.chance(70) { CallKind::Generate } else { dice.pick(&kinds) };
+        let kinds = [
+            CallKind::Score,
+            CallKind::Segment,
+            CallKind::Models,
+            CallKind::Health,
+            CallKind::Completion,
+            CallKind::Completion,
+            CallKind::Completion,
+        ];
+        let kind = if dice.chance(65) { CallKind::Generate } else { dice.pick(&kinds) };
         // texts that begin alike share cached pages
         let common = if dice.chance(50) { "a bc de a b " } else { "" };
         let mut prompt = format!("{common}{}", text(dice, 1, 40));

@@ -33,7 +33,7 @@ use weir::{
     },
     engine::{Handle, Load, Phase, WorkerTask, observer::Observer},
     error::Error,
-    serve::{self, Accepted, Engines, Listener},
+    serve::{self, Accepted, Engines, Listener, ServerParts},
 };
 
 /// Longest time that a world may last. No limit of the server or its clients adds up to this.
@@ -52,6 +52,8 @@ pub(crate) struct World {
     pub(crate) plan: WorldPlan,
     pub(crate) log: Log,
     pub(crate) listener: mpsc::Sender<Accepted>,
+    /// The listener for HTTP/1.1.
+    pub(crate) http: mpsc::Sender<Accepted>,
     /// Cancelled once all clients are served, except those that flood the server.
     pub(crate) served: CancellationToken,
     /// True once the server has the signal to shut down.
@@ -81,21 +83,23 @@ pub(crate) fn run(seed: u64) -> Contents {
         let mut dice = Dice(seed);
         let plan = WorldPlan::roll(&mut dice);
         let (listener, accepted) = mpsc::channel(4);
+        let (http, accepted_http) = mpsc::channel(4);
         let world = Arc::new(World {
             plan,
             log: Log::begin(),
             listener,
+            http,
             served: CancellationToken::new(),
             ending: AtomicBool::new(false),
         });
-        if timeout(HORIZON, live(&world, accepted, dice)).await.is_err() {
+        if timeout(HORIZON, live(&world, [accepted, accepted_http], dice)).await.is_err() {
             world.log.violation("the world never ends");
         }
         world.log.take()
     })
 }
 
-async fn live(world: &Arc<World>, accepted: mpsc::Receiver<Accepted>, mut dice: Dice) {
+async fn live(world: &Arc<World>, accepted: [mpsc::Receiver<Accepted>; 2], mut dice: Dice) {
     let World { plan, log, .. } = &**world;
     let faults = Arc::new(Faults::default());
     let model = SimModel::new(plan.memory, plan.refusals, dice.split(), Arc::clone(&faults));
@@ -110,7 +114,9 @@ async fn live(world: &Arc<World>, accepted: mpsc::Receiver<Accepted>, mut dice: 
         let _ = stopped.await;
     };
     let engines = Engines::new(vec![engine.clone()]).unwrap();
-    let server = serve::run(Listener::InProcess(accepted), engines, shutdown, plan.transport.clone());
+    let [grpc, http] = accepted.map(Listener::InProcess);
+    let parts = ServerParts { http: Some(http), ..engines.into() };
+    let server = serve::run(grpc, parts, shutdown, plan.transport.clone());
     let server = tokio::spawn(server);
     let signal = tokio::spawn(signal(Arc::clone(world), stop, plan.shutdown));
     if let Some(after) = plan.breaks {
@@ -195,7 +201,7 @@ async fn run_clients(world: &Arc<World>, dice: &mut Dice) {
     }
 }
 
-/// Uses all that the server allows a caller, to see that nothing was kept from before.
+/// Uses all calls, and all memory of requests, that the server allows a caller, to see that nothing was kept from before.
 async fn probe(world: &Arc<World>, mut dice: Dice) {
     let plan = &world.plan;
     let calls = plan.transport.calls.div_ceil(2).min(plan.transport.concurrent_streams as usize);
@@ -221,6 +227,14 @@ async fn probe(world: &Arc<World>, mut dice: Dice) {
     while let Some(end) = probes.join_next().await {
         if !matches!(end, Ok(End::Complete)) {
             world.log.violation(format_args!("a call on the idle server ended with {end:?}"));
+        }
+    }
+    // Where the memory holds just one such message, a byte that was kept would show.
+    if plan.transport.request_memory == plan.transport.message_bytes {
+        world.log.count("full request memory", 1);
+        let refusal = client.longest_message().await;
+        if refusal.as_deref() != Some("TOO_LONG") {
+            world.log.violation(format_args!("the memory of requests is not free: {refusal:?}"));
         }
     }
     drop(client);

@@ -4,6 +4,7 @@
 
 use super::{
     auth::{KEYLESS_MESSAGE_BYTES, needs_no_key},
+    compression::HEADER,
     decompression::{Decompressor, next_messages},
     layer::{HttpRequest, Middleware, Next},
     shared_limit::{CallerShare, Exceeded, SharedLimit},
@@ -107,8 +108,10 @@ pub(crate) struct BodyMemory {
 impl BodyMemory {
     /// Creates the memory with the limits of `config`.
     pub(crate) fn new(config: &TransportConfig) -> Arc<Self> {
-        let limit = config.request_memory;
-        let tenant_limit = limit.saturating_sub(limit / RESERVED_SHARE).max(config.message_bytes);
+        // The longest message fits, with its header.
+        let longest = config.message_bytes.saturating_add(HEADER);
+        let limit = config.request_memory.max(longest);
+        let tenant_limit = limit.saturating_sub(limit / RESERVED_SHARE).max(longest);
         Arc::new(Self { tenant_limit, bytes: SharedLimit::new(limit, CallerShare::Fixed(tenant_limit)) })
     }
 

@@ -26,7 +26,7 @@ pub(super) fn is_streamed(path: &str) -> bool {
 /// Maximum growth of a compressed byte: deflate encodes a repetition of 258 bytes in at least 2 bits.
 const GROWTH: usize = 1032;
 /// Length in bytes of a gRPC message's header: the compressed flag, and the length.
-const HEADER: usize = 5;
+pub(super) const HEADER: usize = 5;
 
 /// Configures a service for messages of at most `$bytes` bytes, compressed or not, in both directions.
 macro_rules! compressing {

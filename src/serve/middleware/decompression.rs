@@ -3,7 +3,7 @@
 //! A few kilobytes can decompress to the largest message. tonic would do that on the threads that serve connections, where many
 //! such messages would delay all other calls.
 
-use super::compression::ENCODING;
+use super::compression::{ENCODING, HEADER};
 use crate::{
     error::{Error, Result},
     serve::tokenization::{INLINE_BYTES, TokenizationWorkers},
@@ -14,9 +14,6 @@ use std::{
     sync::Arc,
 };
 use tonic::codegen::{Bytes, http::HeaderMap};
-
-/// Length in bytes of a gRPC message's header: the compressed flag, and the length.
-const HEADER: usize = 5;
 
 /// The encodings that the server reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

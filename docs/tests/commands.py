@@ -386,8 +386,9 @@ PAGES: Dict[str, List[Step]] = {
     "docs/scale-out.md": [
         Elsewhere('Client("dns:///weir:50051", balance="round_robin")', "deploy/tests/test_guide.py runs it"),
         Elsewhere(
-            "docker build -t registry.example.org/weir:latest . && docker push registry.example.org/weir:latest", DOCKER
+            "docker build -t registry.example.org/weir:0.1.0 . && docker push registry.example.org/weir:0.1.0", DOCKER
         ),
+        Elsewhere("kustomize edit set image weir=registry.example.org/weir@sha256:DIGEST", CLUSTER),
         Elsewhere("kubectl apply -k deploy/kubernetes", CLUSTER),
         Elsewhere(
             "helm upgrade --install prometheus-adapter prometheus-community/prometheus-adapter "

@@ -92,11 +92,8 @@ impl Exchange {
         let models_folder = Some(models.path().to_path_buf());
         let admin = AdminConfig { token, loader, models_folder, max_generations, limits };
         let monitor = Monitor::new(engines, Duration::from_secs(60));
-        let running = Running::offering(
-            ServerParts { admin: Some(admin), ..monitor.into() },
-            TransportConfig::default(),
-        )
-        .await;
+        let running =
+            Running::offering(ServerParts { admin: Some(admin), ..monitor.into() }, TransportConfig::default()).await;
         Self { fakes, models, running }
     }
 

@@ -11,6 +11,7 @@ mod connections;
 mod errors;
 mod fairness;
 mod fake_model;
+mod freed_pages;
 mod golden_wire;
 mod hostile;
 mod http;

@@ -291,8 +291,11 @@ impl World {
             return;
         }
         self.log.count("call during a flood", 1);
-        // Every other tenant has a turn before this one.
-        let steps = (self.plan.tenants - 1) * TURN_STEPS + call.prompt.len() + call.count;
+        // Every other tenant has a turn before this one, and every other client of this tenant a call.
+        let own = self.plan.clients.iter().filter(|client| client.tenant == tenant);
+        let longest = |client: &ClientPlan| client.calls.iter().map(|call| call.prompt.len() + call.count).max();
+        let own: usize = own.filter_map(longest).sum();
+        let steps = (self.plan.tenants - 1) * TURN_STEPS + own;
         let latency = (call.count + MESSAGES) * MAX_LATENCY;
         let limit = Duration::from_millis((steps * self.plan.step + latency) as u64);
         if took > limit {

@@ -32,24 +32,26 @@ use crate::{
     },
 };
 use axum::{
-    Extension, Router,
+    Router,
     body::Body,
     extract::{Request, State},
     http::StatusCode,
-    middleware::{Next, from_fn, map_request},
+    middleware::map_request,
     response::{IntoResponse, Response},
     routing::{get, post},
 };
 use error::ApiError;
-use hyper::server::conn::http1;
+use hyper::{body::Incoming, server::conn::http1};
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
 };
 pub(super) use state::{ApiServices, ApiState};
+use std::convert::Infallible;
 use tokio_io_timeout::TimeoutWriter;
 use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
+use tower::{ServiceExt, service_fn};
 
 /// The path of health checks.
 const HEALTH: &str = "/health";
@@ -69,9 +71,13 @@ pub(super) async fn serve(
     let start = |Connection { stream, peer, open }: Connection| -> HyperConnection {
         let unread = UnreadBody::default();
         let watched = unread.clone();
-        let watch_body = map_request(move |request| std::future::ready(watched.watch(request)));
-        let track_call = from_fn(move |request, next| track_call(open.clone(), request, next));
-        let router = router.clone().layer(watch_body).layer(track_call).layer(Extension(peer));
+        let router = router.clone();
+        // Not layers of the router, which would be built anew for each connection.
+        let calls = service_fn(move |request: hyper::Request<Incoming>| {
+            let mut request = watched.watch(request.map(Body::new));
+            request.extensions_mut().insert(peer.clone());
+            track_call(open.clone(), request, router.clone())
+        });
         // HTTP/1.1 can only end a response early by closing the connection. A client that reads nothing for as long as the engines
         // allow would otherwise keep its connection for ever.
         let mut stream = TimeoutWriter::new(stream);
@@ -81,22 +87,22 @@ pub(super) async fn serve(
         // hyper needs a request's whole head in its read buffer.
         server.max_buf_size((config.header_bytes as usize).max(MIN_READ_BUFFER));
         server.timer(TokioTimer::new()).header_read_timeout(config.handshake);
-        Box::pin(server.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router)))
+        Box::pin(server.serve_connection(TokioIo::new(stream), TowerToHyperService::new(calls)))
     };
     serve_connections(incoming, config, closing, start).await;
 }
 
 /// Counts a request as a call of its connection. A connection that has no place but for health may not make others.
-async fn track_call(open: OpenConnection, request: Request, next: Next) -> Response {
+async fn track_call(open: OpenConnection, request: Request, router: Router) -> Result<Response, Infallible> {
     let call = open.begin_call();
     let response = if open.is_health_only() && request.uri().path() != HEALTH {
         let message = "all connections have requests in progress; this one is for health checks only";
         ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "connections", message).into_response()
     } else {
-        next.run(request).await
+        router.oneshot(request).await?
     };
     let response = sse::end_with_connection(response, open.ending().clone());
-    response.map(|body| Body::new(GuardedBody::new(body, call)))
+    Ok(response.map(|body| Body::new(GuardedBody::new(body, call))))
 }
 
 fn router(state: ApiState) -> Router {

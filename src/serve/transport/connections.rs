@@ -30,6 +30,7 @@ use tokio::{
 use tokio_rustls::TlsAcceptor;
 use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
 use tokio_util::sync::CancellationToken;
+use tonic::codegen::Bytes;
 
 /// The first bytes of every HTTP/2 connection (RFC 9113, section 3.4).
 const PREFACE: [u8; 24] = *b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -43,7 +44,7 @@ const RETRY_DELAY: Duration = Duration::from_millis(100);
 pub(crate) enum Protocol {
     /// The protocol of gRPC.
     Http2,
-    /// Needs no preface check: hyper limits the time for a request's head.
+    /// Has no preface: a connection is ready when a request begins.
     Http1,
 }
 
@@ -143,11 +144,10 @@ impl Handshaker {
             }
         };
         match prepared {
-            Ok(Ok((stream, certificate))) => {
-                let preface: &[u8] = if self.protocol == Protocol::Http2 { &PREFACE } else { &[] };
+            Ok(Ok((stream, certificate, begun))) => {
                 let open = OpenConnection::open(place)?;
                 let peer = Peer { address: Some(address), certificate, used_keys: UsedKeys::default() };
-                Some(Connection { stream: Adapted { stream, adapter: PrefaceReplay { preface } }, peer, open })
+                Some(Connection { stream: Adapted { stream, adapter: BeginningReplay { unread: begun } }, peer, open })
             }
             Ok(Err(error)) => {
                 tracing::debug!(%address, %error, "handshake failed");
@@ -167,8 +167,9 @@ impl Handshaker {
         Some(TlsAcceptor::from(if self.protocol == Protocol::Http2 { tls.http2() } else { tls.http1() }))
     }
 
-    /// Encrypts the connection and reads the preface. Returns it with the name in the client's certificate.
-    async fn prepare(&self, stream: Box<dyn Duplex>) -> Result<(Box<dyn Duplex>, Option<Arc<str>>)> {
+    /// Encrypts the connection and reads its beginning: the preface of HTTP/2, or the first byte of a request, before which a
+    /// connection costs little. Returns it with the name in the client's certificate and what was read.
+    async fn prepare(&self, stream: Box<dyn Duplex>) -> Result<(Box<dyn Duplex>, Option<Arc<str>>, Bytes)> {
         let mut certificate = None;
         let mut stream: Box<dyn Duplex> = match self.tls() {
             None => stream,
@@ -180,40 +181,41 @@ impl Handshaker {
             }
         };
         if self.protocol == Protocol::Http1 {
-            return Ok((stream, certificate));
+            let first = stream.read_u8().await?;
+            return Ok((stream, certificate, Bytes::copy_from_slice(&[first])));
         }
         let mut received = PREFACE;
         stream.read_exact(&mut received).await?;
         if received != PREFACE {
             return Err(Error::new(ErrorKind::InvalidData, "the client does not use HTTP/2"));
         }
-        Ok((if self.behind_proxy { Box::new(DuplicateAckFilter::wrap(stream)) } else { stream }, certificate))
+        let stream = if self.behind_proxy { Box::new(DuplicateAckFilter::wrap(stream)) } else { stream };
+        Ok((stream, certificate, Bytes::from_static(&PREFACE)))
     }
 }
 
 /// A connection after its handshake.
 pub(crate) struct Connection {
-    pub(crate) stream: Adapted<Box<dyn Duplex>, PrefaceReplay>,
+    pub(crate) stream: Adapted<Box<dyn Duplex>, BeginningReplay>,
     /// The other end.
     pub(crate) peer: Peer,
     /// Its place among the open connections.
     pub(crate) open: OpenConnection,
 }
 
-/// Passes the preface, which the handshake has read, to the server.
-pub(crate) struct PrefaceReplay {
+/// Passes what the handshake has read to the server.
+pub(crate) struct BeginningReplay {
     /// Bytes that the server has not read yet.
-    preface: &'static [u8],
+    unread: Bytes,
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> StreamAdapter<S> for PrefaceReplay {
+impl<S: AsyncRead + AsyncWrite + Unpin> StreamAdapter<S> for BeginningReplay {
     fn poll_read(&mut self, stream: &mut S, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<Result<()>> {
-        if self.preface.is_empty() {
+        if self.unread.is_empty() {
             return Pin::new(stream).poll_read(cx, into);
         }
-        let (now, later) = self.preface.split_at(self.preface.len().min(into.remaining()));
-        into.put_slice(now);
-        self.preface = later;
+        let length = self.unread.len().min(into.remaining());
+        into.put_slice(&self.unread.split_to(length));
         Poll::Ready(Ok(()))
     }
 }

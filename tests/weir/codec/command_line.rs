@@ -110,6 +110,13 @@ fn what_cannot_be_compressed_is_refused() {
     assert!(refusal.contains("compressed with the checkpoint with sha256"), "{refusal}");
     let refusal = decompress(MODEL, &["--dtype", "bf16"]);
     assert!(refusal.contains("compressed with the dtype f32"), "{refusal}");
+    // longer windows than the model's sequences
+    compress(MODEL, &["--normalise", "--force", "--max-symbols", "600", "--windowed", "600,100"]).unwrap();
+    let refusal = decompress(MODEL, &["--max-symbols", "599"]);
+    assert!(
+        refusal.contains("windows of 600 symbols") && refusal.contains("at most 599, which --max-symbols"),
+        "{refusal}"
+    );
     // nothing is left of a file that was refused, and what was there before stays
     assert_eq!(fs::read_to_string(&back).unwrap(), "the end ");
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 3);

@@ -90,8 +90,8 @@ impl Header {
         Ok(Self { dtype, fuses: card.isa.fuses(), sha256, block, windows, text_bytes })
     }
 
-    /// Checks that `card`'s model can compute the bits that the compressor's model computed. Fails with [`Error::CompressedWith`], and
-    /// with [`Error::Damaged`] if the windows do not fit the model.
+    /// Checks that `card`'s model can compute the bits that the compressor's model computed. Fails with [`Error::CompressedWith`] if it
+    /// differs or its sequences are too short, and with [`Error::Damaged`] for windows that no model has.
     pub fn check(&self, card: &Card) -> Result<()> {
         let checks = [
             ("the checkpoint with sha256", hex(&self.sha256), card.sha256.clone()),
@@ -102,6 +102,11 @@ impl Header {
             if found != expected {
                 return Err(Error::CompressedWith { what, found, model: card.name.clone(), expected });
             }
+        }
+        if self.windows.length > card.max_symbols {
+            let found = format!("{} symbols", self.windows.length);
+            let expected = format!("at most {}, which --max-symbols sets", card.max_symbols);
+            return Err(Error::CompressedWith { what: "windows of", found, model: card.name.clone(), expected });
         }
         self.windows.validate(card).map_err(|error| damaged("the header", "valid windows", error.to_string()))
     }

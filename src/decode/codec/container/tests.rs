@@ -101,8 +101,6 @@ fn another_model_dtype_or_rounding_is_refused() {
     assert!(sha256.contains("with the checkpoint with sha256 0123") && sha256.contains("has ffff"), "{sha256}");
     let dtype = refusal(Card { dtype: "int8", ..card() });
     assert!(dtype.contains("the dtype f32") && dtype.contains("has int8"), "{dtype}");
-    let windows = refusal(Card { max_symbols: 7, ..card() });
-    assert!(windows.contains("windows.length"), "{windows}");
     // no processor without fused multiply-adds has anything to compare
     if Isa::detect().fuses() && !Isa::portable().fuses() {
         let rounding = refusal(Card { isa: Isa::portable(), ..card() });
@@ -132,5 +130,21 @@ proptest! {
         damaged.splice(position.., data.iter().copied());
         let _ = read(&damaged, piece);
         let _ = read(&data, piece);
+    }
+}
+
+#[test]
+fn windows_that_are_too_long_for_the_model_name_the_setting() {
+    let header = header();
+    let with = |max_symbols| Card { max_symbols, ..card() };
+    header.check(&with(8)).unwrap();
+    let error = header.check(&with(7)).unwrap_err();
+    assert!(matches!(error, Error::CompressedWith { .. }), "{error:?}");
+    let expected =
+        "the data were compressed with windows of 8 symbols; \"m\" has at most 7, which --max-symbols sets";
+    assert_eq!(error.to_string(), expected);
+    for windows in [WindowOptions { length: 8, stride: 9 }, WindowOptions { length: 8, stride: 0 }] {
+        let error = Header { windows, ..header.clone() }.check(&card()).unwrap_err();
+        assert!(matches!(error, Error::Damaged { .. }), "{error:?}");
     }
 }

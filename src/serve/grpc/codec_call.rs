@@ -2,6 +2,7 @@
 
 use super::{
     codec_messages::{Messages, Output},
+    codec_part::UnconvertedPart,
     document_upload::incomplete,
 };
 use crate::{
@@ -11,13 +12,10 @@ use crate::{
     serve::{middleware::body_limits::RequestMemory, registry::engines::Lease},
 };
 use std::collections::VecDeque;
-use tokio::task::yield_now;
-use tonic::{Streaming, codegen::Bytes};
+use tonic::Streaming;
 
 /// Maximum blocks of one call in the engine.
 const MAX_BLOCKS: usize = 16;
-/// Bytes of a part that are converted at a time. Other tasks of the thread run in between.
-const SLICE: usize = 16 << 10;
 /// Maximum bytes of one message of the response.
 const MESSAGE: usize = 1 << 16;
 
@@ -57,8 +55,7 @@ impl<M: Messages> CodecCall<M> {
         let max_blocks = self.engine.limits().rows.min(MAX_BLOCKS);
         let stall = self.engine.limits().stall;
         let mut ended = false;
-        // What is not converted yet of the part that was read last.
-        let mut unconverted = Bytes::new();
+        let mut unconverted = UnconvertedPart::default();
         loop {
             while self.running.len() < max_blocks {
                 if let Some(block) = stream.next_block()? {
@@ -69,11 +66,10 @@ impl<M: Messages> CodecCall<M> {
                 if unconverted.is_empty() {
                     break;
                 }
-                stream.push(&unconverted.split_to(unconverted.len().min(SLICE)))?;
+                unconverted.convert_slice(&mut stream).await?;
                 if unconverted.is_empty() {
                     self.release_memory();
                 }
-                yield_now().await;
             }
             let reads = !ended && unconverted.is_empty() && self.running.len() < max_blocks;
             tokio::select! {

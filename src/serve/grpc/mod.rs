@@ -3,6 +3,7 @@
 pub(super) mod codec;
 mod codec_call;
 mod codec_messages;
+mod codec_part;
 mod codec_response;
 mod convert;
 mod document_upload;

@@ -140,8 +140,7 @@ fn windows_that_are_too_long_for_the_model_name_the_setting() {
     header.check(&with(8)).unwrap();
     let error = header.check(&with(7)).unwrap_err();
     assert!(matches!(error, Error::CompressedWith { .. }), "{error:?}");
-    let expected =
-        "the data were compressed with windows of 8 symbols; \"m\" has at most 7, which --max-symbols sets";
+    let expected = "the data were compressed with windows of 8 symbols; \"m\" has at most 7, which --max-symbols sets";
     assert_eq!(error.to_string(), expected);
     for windows in [WindowOptions { length: 8, stride: 9 }, WindowOptions { length: 8, stride: 0 }] {
         let error = Header { windows, ..header.clone() }.check(&card()).unwrap_err();

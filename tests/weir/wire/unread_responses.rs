@@ -10,6 +10,7 @@ use super::{
 use h2::{RecvStream, client::SendRequest};
 use prost::Message;
 use std::time::Duration;
+use tokio::time::timeout;
 use tonic::{
     Code, Status,
     codegen::{Bytes, http::Response},
@@ -43,6 +44,21 @@ fn refusal(response: &Response<RecvStream>) -> Option<Status> {
 async fn segments(channel: &Channel) -> Result<usize, Status> {
     let response = GenerationClient::new(channel.clone()).segment(request()).await?;
     Ok(response.into_inner().segments.len())
+}
+
+/// Waits until there is memory for a response.
+async fn memory_is_free(channel: &Channel) {
+    let free = async {
+        loop {
+            match segments(channel).await {
+                Err(status) if status.code() == Code::ResourceExhausted => {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+                answered => return answered.unwrap(),
+            }
+        }
+    };
+    assert_eq!(timeout(Duration::from_secs(20), free).await.expect("the memory is released"), SEGMENTS);
 }
 
 /// Reads a response to its end. Returns its bytes and status.
@@ -79,12 +95,7 @@ async fn responses_that_are_not_read_leave_memory_to_others() {
         let other = channel_from(2, server.running.address).await;
         assert_eq!(segments(&other).await.unwrap(), SEGMENTS);
         drop((held, sender));
-        let mut again = segments(&server.channel).await;
-        while again.as_ref().is_err_and(|status| status.code() == Code::ResourceExhausted) {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-            again = segments(&server.channel).await;
-        }
-        assert_eq!(again.unwrap(), SEGMENTS);
+        memory_is_free(&server.channel).await;
     }
 }
 
@@ -102,12 +113,7 @@ async fn a_response_that_is_not_read_ends_after_the_stall_limit() {
         }
         held.push(response);
     }
-    let mut again = segments(&server.channel).await;
-    while again.as_ref().is_err_and(|status| status.code() == Code::ResourceExhausted) {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-        again = segments(&server.channel).await;
-    }
-    assert_eq!(again.unwrap(), SEGMENTS, "the memory of unread responses is released");
+    memory_is_free(&server.channel).await;
     // What the connection had taken arrives, and then the reason.
     let (bytes, status) = read(held.remove(0)).await;
     assert!(bytes.len() < whole.len(), "{} bytes of a response that was dropped", bytes.len());

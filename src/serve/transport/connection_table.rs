@@ -375,6 +375,7 @@ mod tests {
         let (carol, admission) = connect(&table, "10.0.0.3");
         assert_eq!(admission, Some(Admission::HealthOnly));
         assert!(!is_evicted(&bob) && !is_evicted(&carol));
+        assert_eq!(table.places().health.len(), HEALTH_PLACES);
         drop(checks);
         drop(in_progress);
         assert_eq!(connect(&table, BOB).1, Some(Admission::AllCalls));

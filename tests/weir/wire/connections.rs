@@ -3,7 +3,7 @@
 use super::{
     Server,
     fake_model::Kind,
-    http2_frames::{self, GOAWAY, frames, sent, until_closed},
+    http2_frames::{self, GOAWAY, PING, frame, frames, sent, until_closed},
     long, plain, prompt, reason,
 };
 use crate::certificates::Certificates;
@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tokio::{
-    io::AsyncWriteExt,
+    io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpSocket, TcpStream},
     time::timeout,
 };
@@ -124,9 +124,19 @@ async fn unfinished_health_checks_make_room_for_others() {
     let mut held = Vec::new();
     for _ in 0..40 {
         let mut connection = connect_from(5, address).await.unwrap();
-        connection.write_all(&[http2_frames::beginning(), check.clone()].concat()).await.unwrap();
+        connection
+            .write_all(&[http2_frames::beginning(), check.clone(), frame(PING, 0, 0, &[0; 8])].concat())
+            .await
+            .unwrap();
+        // The answer to the ping follows the beginning of the call.
+        let mut received = Vec::new();
+        while !frames(&received).iter().any(|(kind, ..)| *kind == PING) {
+            let count = timeout(SOON, connection.read_buf(&mut received)).await.expect("an answer").unwrap_or(0);
+            assert!(count > 0, "the connection is closed");
+        }
         held.push(connection);
     }
+    tokio::time::sleep(Duration::from_millis(50)).await;
     for _ in 0..OTHERS {
         assert!(is_healthy(&plain(address)).await, "the places for health are held");
     }

@@ -9,6 +9,7 @@ use tokio::{
 pub(super) const DATA: u8 = 0;
 const HEADERS: u8 = 1;
 pub(super) const RST_STREAM: u8 = 3;
+pub(super) const PING: u8 = 6;
 pub(super) const GOAWAY: u8 = 7;
 pub(super) const END_STREAM: u8 = 1;
 const SETTINGS: u8 = 4;

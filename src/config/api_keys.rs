@@ -17,7 +17,7 @@ use subtle::{ConditionallySelectable, ConstantTimeEq};
 
 /// Maximum keys of one file: each call is compared with all.
 const MAX_KEYS: usize = 4096;
-/// Maximum keys that a connection remembers.
+/// Maximum keys that a connection remembers: those that it used last.
 const MAX_USED_KEYS: usize = 64;
 /// Minimum characters of a key: shorter keys can be guessed.
 const MIN_CHARACTERS: usize = 16;
@@ -79,8 +79,8 @@ impl Keys {
     fn forget(&mut self, key: &[u8]) {
         let digest: KeyDigest = Sha256::digest(key).into();
         if let Some(index) = self.digests.iter().position(|known| *known == digest) {
-            self.digests.swap_remove(index);
-            self.names.swap_remove(index);
+            self.digests.remove(index);
+            self.names.remove(index);
         }
     }
 }
@@ -96,10 +96,12 @@ impl UsedKeys {
         let Some(name) = present.find(key) else { return used.find(key) };
         // A key may have another owner now.
         used.forget(key);
-        if used.names.len() < MAX_USED_KEYS {
-            used.digests.push(Sha256::digest(key).into());
-            used.names.push(Arc::clone(&name));
+        if used.names.len() == MAX_USED_KEYS {
+            used.digests.remove(0);
+            used.names.remove(0);
         }
+        used.digests.push(Sha256::digest(key).into());
+        used.names.push(Arc::clone(&name));
         Some(name)
     }
 }

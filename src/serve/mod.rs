@@ -92,12 +92,12 @@ pub struct ServerParts {
     /// The listener of the OpenAI API, if it is to run.
     pub http: Option<Listener>,
     /// Once it is cancelled, the shutdown ends running requests at once.
-    pub hurry: CancellationToken,
+    pub force_shutdown: CancellationToken,
 }
 
 impl From<Monitor> for ServerParts {
     fn from(monitor: Monitor) -> Self {
-        Self { monitor, admin: None, traces: None, http: None, hurry: CancellationToken::new() }
+        Self { monitor, admin: None, traces: None, http: None, force_shutdown: CancellationToken::new() }
     }
 }
 
@@ -116,7 +116,7 @@ pub async fn run(
     shutdown: impl Future<Output = ()>,
     config: TransportConfig,
 ) -> Result<()> {
-    let ServerParts { monitor, admin, traces, http, hurry } = parts.into();
+    let ServerParts { monitor, admin, traces, http, force_shutdown } = parts.into();
     let engines = monitor.engines().clone();
     let gate = Gate::open();
     let services: Vec<_> = SERVICES.into_iter().chain(admin.is_some().then_some(ADMIN)).collect();
@@ -185,7 +185,7 @@ pub async fn run(
             gate: &gate,
             draining: &draining,
             closing: &closing,
-            hurry: &hurry,
+            force_shutdown: &force_shutdown,
         }
         .drain(config.drain)
         .await;
@@ -213,7 +213,7 @@ struct Shutdown<'a> {
     /// Cancelled when no request runs any more. Connections watch it.
     closing: &'a CancellationToken,
     /// Cancelled when running requests must end before the limit.
-    hurry: &'a CancellationToken,
+    force_shutdown: &'a CancellationToken,
 }
 
 impl Shutdown<'_> {
@@ -234,7 +234,7 @@ impl Shutdown<'_> {
                     tracing::warn!("the limit for draining has passed: ending what still runs");
                 }
             }
-            () = self.hurry.cancelled() => {}
+            () = self.force_shutdown.cancelled() => {}
         }
         self.gate.end();
         // Streams that watch health would keep their connections open.
@@ -246,7 +246,7 @@ impl Shutdown<'_> {
         // A call counts as finished when the connection has its response, of which a slow client may have read little.
         // The server ends by itself when the last connection has sent everything.
         let reading = limit.saturating_sub(clock::since(began)).saturating_sub(CLOSE_TIME);
-        let _hurried = self.hurry.run_until_cancelled(tokio::time::sleep(reading)).await;
+        let _forced = self.force_shutdown.run_until_cancelled(tokio::time::sleep(reading)).await;
         tokio::time::sleep(CLOSE_TIME).await;
         tracing::debug!("connections are still open");
     }

@@ -1,4 +1,4 @@
-//! Parses and tokenizes large requests on threads of their own, so that the threads that serve connections stay free.
+//! Decompresses, parses and tokenizes large requests on threads of their own, so that the threads that serve connections stay free.
 
 use crate::error::{Error, Result};
 use std::{

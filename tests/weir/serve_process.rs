@@ -280,6 +280,7 @@ async fn a_second_signal_ends_streams_with_an_error() {
     let mut begun = [0; 500];
     events.read_exact(&mut begun).await.unwrap();
     server.program.signal("TERM");
+    server.program.wait_for_part("draining");
     server.program.signal("TERM");
     let status = loop {
         if let Err(status) = stream.next().await.expect("a status ends it") {

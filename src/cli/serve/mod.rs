@@ -41,7 +41,7 @@ use tokio_util::sync::CancellationToken;
 /// How long workers may take to finish their step once the server has drained.
 const WORKER_TIME: Duration = Duration::from_secs(1);
 /// How long clients may take to read the error that ends their streams, after a second signal.
-const FAREWELL_TIME: Duration = Duration::from_secs(1);
+const FLUSH_TIME: Duration = Duration::from_secs(1);
 /// How long the runtime may take to stop.
 const STOP_TIMEOUT: Duration = Duration::from_millis(100);
 /// Maximum connections that wait for the server to accept them. The operating system may have a lower limit.
@@ -211,15 +211,16 @@ async fn listen(settings: ServeConfig, writer: &LogWriter) -> Result<()> {
     }
     let part = settings.operations.otlp_part;
     let traces = settings.operations.otlp.as_ref().map(|endpoint| Traces::to(endpoint, part)).transpose()?;
-    let hurry = CancellationToken::new();
-    let offer = ServerParts { monitor, admin, traces, http: http.map(Listener::from), hurry: hurry.clone() };
+    let force_shutdown = CancellationToken::new();
+    let offer =
+        ServerParts { monitor, admin, traces, http: http.map(Listener::from), force_shutdown: force_shutdown.clone() };
     let mut serving = pin!(serve(listener, offer, signals::received(signals.clone(), 1), settings.transport));
     let served = tokio::select! {
         served = &mut serving => served,
         () = signals::received(signals, 2) => {
-            hurry.cancel();
+            force_shutdown.cancel();
             // Streams end with an error that clients can read. Whether they do makes no difference.
-            let _ = timeout(FAREWELL_TIME, serving).await;
+            let _ = timeout(FLUSH_TIME, serving).await;
             exit_now("second signal", 1, writer)
         }
     };

@@ -5,7 +5,7 @@
 use super::{
     auth::{KEYLESS_MESSAGE_BYTES, needs_no_key},
     compression::HEADER,
-    decompression::{Decompressor, next_messages},
+    decompression::{Decompressor, Messages, next_messages},
     layer::{HttpRequest, Middleware, Next},
     shared_limit::{CallerShare, Exceeded, SharedLimit},
     whole_messages::WholeMessages,
@@ -60,7 +60,8 @@ pub(super) fn limit(
     let timeout = config.upload;
     let max_message = config.message_bytes;
     // A message never decompresses to more than `message_bytes`, and a single one must always fit.
-    let max_expanded = config.message_bytes.min(memory.tenant_limit.saturating_sub(config.message_bytes));
+    let max_expanded =
+        config.message_bytes.min(memory.tenant_limit.saturating_sub(config.message_bytes.saturating_add(HEADER)));
     move |mut request: HttpRequest, next: Next| {
         let call = Call::of_http(&request);
         let id = Arc::clone(&call.id);
@@ -268,8 +269,10 @@ impl LimitedBody {
             };
             match next_messages(&mut self.complete) {
                 None => return Poll::Ready(None),
-                Some((message, true)) => self.decompressing = Some(Box::pin(decompressor.clone().decompress(message))),
-                Some((messages, false)) => return Poll::Ready(Some(Ok(messages))),
+                Some(Messages::Compressed(message)) => {
+                    self.decompressing = Some(Box::pin(decompressor.clone().decompress(message)));
+                }
+                Some(Messages::Plain(messages)) => return Poll::Ready(Some(Ok(messages))),
             }
         }
     }

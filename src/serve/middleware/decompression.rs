@@ -53,10 +53,13 @@ impl Decompressor {
     /// worker. Fails with [`Error::Oversized`] if it exceeds the limit, and with [`Error::Unreadable`] if it is not in the
     /// encoding.
     pub(super) async fn decompress(self, message: Bytes) -> Result<Bytes> {
+        let oversized = Error::Oversized { what: "the message", limit: self.max_message };
+        if message.len() > self.max_message {
+            return Err(oversized);
+        }
         if let Some(short) = self.read(&message, self.max_message.min(INLINE_BYTES))? {
             return Ok(short);
         }
-        let oversized = Error::Oversized { what: "the message", limit: self.max_message };
         if self.max_message <= INLINE_BYTES {
             return Err(oversized);
         }
@@ -93,15 +96,23 @@ fn unreadable(error: std::io::Error) -> Error {
     Error::Unreadable { field: None, why }
 }
 
-/// Takes the next messages out of complete ones: a compressed message without its header and true, or any number of others and
-/// false.
-pub(super) fn next_messages(messages: &mut Bytes) -> Option<(Bytes, bool)> {
+/// Messages that are passed on together.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Messages {
+    /// One compressed message, without its header.
+    Compressed(Bytes),
+    /// Any number of others.
+    Plain(Bytes),
+}
+
+/// Takes the next messages out of complete ones.
+pub(super) fn next_messages(messages: &mut Bytes) -> Option<Messages> {
     let mut plain = 0;
     while let Some(&[flag, a, b, c, d]) = messages.get(plain..).and_then(|rest| rest.first_chunk()) {
         let end = plain.saturating_add(HEADER).saturating_add(u32::from_be_bytes([a, b, c, d]) as usize);
         if flag == 1 && plain == 0 && end <= messages.len() {
             let message = messages.split_to(end).split_off(HEADER);
-            return Some((message, true));
+            return Some(Messages::Compressed(message));
         }
         if flag == 1 {
             break;
@@ -110,5 +121,40 @@ pub(super) fn next_messages(messages: &mut Bytes) -> Option<(Bytes, bool)> {
     }
     // The start of a message that is too long is passed on as it is.
     let end = if plain == 0 { messages.len() } else { plain.min(messages.len()) };
-    Some((messages.split_to(end), false)).filter(|(messages, _)| !messages.is_empty())
+    (end > 0).then(|| Messages::Plain(messages.split_to(end)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Messages::*, *};
+
+    fn message(compressed: u8, bytes: &'static [u8]) -> Vec<u8> {
+        [&[compressed][..], &(bytes.len() as u32).to_be_bytes(), bytes].concat()
+    }
+
+    fn split(mut messages: Bytes) -> Vec<Messages> {
+        std::iter::from_fn(|| next_messages(&mut messages)).collect()
+    }
+
+    #[test]
+    fn compressed_messages_are_taken_one_by_one() {
+        let plain = [message(0, b"a"), message(0, b"")].concat();
+        let all = [&plain[..], &message(1, b"b"), &message(1, b""), &message(0, b"c")].concat();
+        let parts = [
+            Plain(plain.into()),
+            Compressed(Bytes::from_static(b"b")),
+            Compressed(Bytes::new()),
+            Plain(message(0, b"c").into()),
+        ];
+        assert_eq!(split(all.into()), parts);
+        assert_eq!(split(Bytes::new()), []);
+    }
+
+    #[test]
+    fn an_incomplete_message_is_passed_on_as_it_is() {
+        for compressed in [0, 1] {
+            let begun = message(compressed, b"too long")[..7].to_vec();
+            assert_eq!(split(begun.clone().into()), [Plain(begun.into())]);
+        }
+    }
 }

@@ -2,9 +2,9 @@
 //!
 //! The response of a method that does not stream is encoded as a whole, and the connection takes it in parts, as the client reads
 //! them. A large response counts against the memory of requests until its last part is taken. If the connection takes nothing of
-//! it for the stall limit, its memory is released, and the call fails.
+//! it for the stall limit, its memory is released. A client that reads on then gets an error; until then, its call is in progress.
 //!
-//! Streams need no such limit: their encoders wait for the client.
+//! Streams pass: their encoders wait for the client.
 
 use super::{
     body_limits::{BodyMemory, Reservation},
@@ -18,6 +18,7 @@ use crate::{
 };
 use http_body::{Body as _, Frame};
 use std::{
+    collections::VecDeque,
     future::poll_fn,
     pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
@@ -34,9 +35,12 @@ use tonic::{
     },
 };
 use tower::ServiceExt;
+use tracing::Instrument;
 
 /// Bytes that the connection takes at once. A response of at most this size does not count.
 const PART_BYTES: usize = 16 << 10;
+/// Frames of a complete response: its message and its trailers.
+const COMPLETE_FRAMES: usize = 2;
 
 /// Counts large responses in `memory`. Drops one of which the client reads nothing for as long as `stall` returns.
 pub(super) fn limit(
@@ -51,47 +55,84 @@ pub(super) fn limit(
         let reserved = Reservation::new(Arc::clone(&memory), call.tenant());
         let stall = stall.clone();
         Box::pin(async move {
-            let (head, mut body) = next.oneshot(request).await?.into_parts();
-            // Encoded now, because a connection whose client reads nothing would never ask for it.
-            let first = poll_fn(|cx| match Pin::new(&mut body).poll_frame(cx) {
-                Poll::Ready(frame) => Poll::Ready(frame.transpose()),
-                Poll::Pending => Poll::Ready(Ok(None)),
-            });
-            let first = first.await?;
-            let length = first.as_ref().and_then(Frame::data_ref).map_or(0, Bytes::len);
-            if length <= PART_BYTES {
-                return Ok(Response::from_parts(head, Body::new(BegunBody { first, body })));
-            }
-            if let Err(full) = reserved.add(length) {
+            let (head, body) = next.oneshot(request).await?.into_parts();
+            let response = match begin(body).await? {
+                Begun::Complete(response) => response,
+                Begun::Unfinished(body) => return Ok(Response::from_parts(head, Body::new(body))),
+            };
+            let CompleteResponse { data, trailers } = response;
+            let length = data.len();
+            if length > PART_BYTES
+                && let Err(full) = reserved.add(length)
+            {
                 tracing::info!(error = %full, "rejected");
                 return Ok(status(&full, &call.id).into_http());
             }
-            let rest = first.and_then(|frame| frame.into_data().ok()).unwrap_or_default();
-            let response = UnreadResponse { rest, body, reserved: Some(reserved), taken_at: clock::now() };
-            Ok(Response::from_parts(head, Body::new(UnreadResponseBody::new(response, stall(), call.id))))
+            let response = UnreadResponse { rest: data, trailers, reserved: Some(reserved), taken_at: clock::now() };
+            let body = UnreadResponseBody::new(response, stall(), call.id);
+            Ok(Response::from_parts(head, Body::new(body)))
         })
     }
 }
 
-/// A body whose first frame has been read.
-struct BegunBody {
-    first: Option<Frame<Bytes>>,
+/// What a service has encoded when it answers.
+enum Begun {
+    Complete(CompleteResponse),
+    Unfinished(UnfinishedBody),
+}
+
+/// A response that is encoded to its end.
+struct CompleteResponse {
+    data: Bytes,
+    trailers: Option<HeaderMap>,
+}
+
+/// Encodes a response now, because a connection whose client reads nothing would never ask for it.
+async fn begin(mut body: Body) -> Result<Begun, Status> {
+    let mut begun = VecDeque::new();
+    let is_complete = poll_fn(|cx| {
+        while begun.len() <= COMPLETE_FRAMES {
+            match Pin::new(&mut body).poll_frame(cx) {
+                Poll::Pending => break,
+                Poll::Ready(None) => return Poll::Ready(Ok(true)),
+                Poll::Ready(Some(frame)) => begun.push_back(frame?),
+            }
+        }
+        Poll::Ready(Ok::<_, Status>(false))
+    });
+    if !is_complete.await? {
+        return Ok(Begun::Unfinished(UnfinishedBody { begun, body }));
+    }
+    let mut response = CompleteResponse { data: Bytes::new(), trailers: None };
+    for frame in begun {
+        match frame.into_data() {
+            // A copy, because the encoder's buffer is larger: a compressed response has one as long as its message.
+            Ok(data) => response.data = Bytes::from([&response.data[..], &data].concat()),
+            Err(frame) => response.trailers = frame.into_trailers().ok(),
+        }
+    }
+    Ok(Begun::Complete(response))
+}
+
+/// A body whose first frames have been read.
+struct UnfinishedBody {
+    begun: VecDeque<Frame<Bytes>>,
     body: Body,
 }
 
-impl http_body::Body for BegunBody {
+impl http_body::Body for UnfinishedBody {
     type Data = Bytes;
     type Error = Status;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        match self.first.take() {
-            Some(first) => Poll::Ready(Some(Ok(first))),
+        match self.begun.pop_front() {
+            Some(frame) => Poll::Ready(Some(Ok(frame))),
             None => Pin::new(&mut self.body).poll_frame(cx),
         }
     }
 
     fn is_end_stream(&self) -> bool {
-        self.first.is_none() && self.body.is_end_stream()
+        self.begun.is_empty() && self.body.is_end_stream()
     }
 }
 
@@ -99,8 +140,8 @@ impl http_body::Body for BegunBody {
 struct UnreadResponse {
     /// The bytes that the connection has not taken.
     rest: Bytes,
-    /// What follows them: the trailers.
-    body: Body,
+    /// The trailers that follow them.
+    trailers: Option<HeaderMap>,
     /// The memory of the bytes, until the last of them is taken.
     reserved: Option<Reservation>,
     /// When the connection last took a part.
@@ -113,7 +154,8 @@ type Shared = Mutex<Option<UnreadResponse>>;
 struct UnreadResponseBody {
     /// `None` once the response has been dropped.
     response: Arc<Shared>,
-    watch: AbortHandle,
+    /// Drops the response if the client stalls. `None` for a small one.
+    watch: Option<AbortHandle>,
     stall: Duration,
     request_id: Arc<str>,
     /// True after the trailers of a response that was dropped.
@@ -122,8 +164,12 @@ struct UnreadResponseBody {
 
 impl UnreadResponseBody {
     fn new(response: UnreadResponse, stall: Duration, request_id: Arc<str>) -> Self {
+        let is_large = response.rest.len() > PART_BYTES;
         let response = Arc::new(Mutex::new(Some(response)));
-        let watch = tokio::spawn(drop_when_stalled(Arc::downgrade(&response), stall)).abort_handle();
+        let watch = is_large.then(|| {
+            let watch = drop_when_stalled(Arc::downgrade(&response), stall);
+            tokio::spawn(watch.in_current_span()).abort_handle()
+        });
         Self { response, watch, stall, request_id, ended: false }
     }
 }
@@ -147,13 +193,13 @@ impl http_body::Body for UnreadResponseBody {
     type Data = Bytes;
     type Error = Status;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         if self.ended {
             return Poll::Ready(None);
         }
         if let Some(response) = lock(&self.response).as_mut() {
             if response.rest.is_empty() {
-                return Pin::new(&mut response.body).poll_frame(cx);
+                return Poll::Ready(response.trailers.take().map(|trailers| Ok(Frame::trailers(trailers))));
             }
             return Poll::Ready(Some(Ok(Frame::data(response.take_part()))));
         }
@@ -165,14 +211,15 @@ impl http_body::Body for UnreadResponseBody {
 
     fn is_end_stream(&self) -> bool {
         let response = lock(&self.response);
-        self.ended
-            || response.as_ref().is_some_and(|response| response.rest.is_empty() && response.body.is_end_stream())
+        self.ended || response.as_ref().is_some_and(|response| response.rest.is_empty() && response.trailers.is_none())
     }
 }
 
 impl Drop for UnreadResponseBody {
     fn drop(&mut self) {
-        self.watch.abort();
+        if let Some(watch) = &self.watch {
+            watch.abort();
+        }
     }
 }
 

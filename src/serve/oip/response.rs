@@ -23,7 +23,7 @@ pub(super) struct ResponseBuilder {
     model: String,
     options: OutputOptions,
     text: String,
-    /// Log-probabilities of the characters in the next message, by symbol id: the items of a JSON array.
+    /// Log-probabilities of the characters in the next message, by symbol id: a JSON array without its last bracket.
     logprobs: String,
     cumulative_logprob: f64,
     prompt_chars: u64,
@@ -83,15 +83,13 @@ impl ResponseBuilder {
             let ranked = json!({ "logprob": other.logprob, "rank": rank, "decoded_token": other.text });
             alternatives.insert(other.id.to_string(), ranked);
         }
-        if !self.logprobs.is_empty() {
-            self.logprobs.push(',');
-        }
+        self.logprobs.push(if self.logprobs.is_empty() { '[' } else { ',' });
         self.logprobs += &serde_json::Value::from(alternatives).to_string();
     }
 
-    /// Returns the memory of the output that is not taken yet, in bytes.
+    /// Returns the memory in bytes of the output that is not taken yet, and of the message that will be built from it.
     pub(super) fn memory_bytes(&self) -> usize {
-        self.text.len().saturating_add(self.logprobs.len())
+        self.text.len().saturating_add(self.logprobs.len()).saturating_mul(2)
     }
 
     /// Returns true after the last event.
@@ -110,7 +108,8 @@ impl ResponseBuilder {
         let mut message = self.empty_message(last);
         let reason = self.finished.as_ref().map_or(NO_REASON, |finished| finish_reason(finished.reason()));
         let text = std::mem::take(&mut self.text);
-        let logprobs = format!("[{}]", std::mem::take(&mut self.logprobs));
+        let mut logprobs = std::mem::take(&mut self.logprobs);
+        logprobs.push_str(if logprobs.is_empty() { "[]" } else { "]" });
         let new_chars = self.generated - self.reported;
         self.reported = self.generated;
         for ((name, _), wanted) in OUTPUTS.iter().zip(self.options.outputs) {

@@ -63,7 +63,7 @@ enum End {
 }
 
 impl OpenConnection {
-    /// Opens a connection after its handshake. Returns `None` if it has to close, because no place is left.
+    /// Opens a connection after its handshake. Returns `None` if it was evicted meanwhile.
     pub(crate) fn open(place: ConnectionPlace) -> Option<Self> {
         let admission = place.open()?;
         Some(Self { place: Arc::new(place), admission, calls: watch::Sender::new(0), ending: CancellationToken::new() })

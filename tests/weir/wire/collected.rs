@@ -71,10 +71,8 @@ async fn the_memory_of_collected_responses_is_shared_and_released() {
     server.at_rest().await;
 }
 
-#[tokio::test]
-async fn a_large_inference_has_to_be_streamed() {
-    let config = TransportConfig { response_bytes: INFER_RESPONSE_BYTES, ..TransportConfig::default() };
-    let server = Server::with(Limits::default(), config, &[("fake", Kind::Pooled)]).await;
+/// Returns a request for `tokens` characters with their log-probabilities.
+pub(super) fn inference(tokens: i64) -> ModelInferRequest {
     let text = InferTensorContents { bytes_contents: vec![b"a".to_vec()], ..Default::default() };
     let input = InferInputTensor {
         name: "text_input".into(),
@@ -83,22 +81,26 @@ async fn a_large_inference_has_to_be_streamed() {
         contents: Some(text),
         ..Default::default()
     };
-    let request = |tokens| {
-        let tokens = InferParameter { parameter_choice: Some(ParameterChoice::Int64Param(tokens)) };
-        let outputs = ["text_output", "logprobs"]
-            .map(|name| InferRequestedOutputTensor { name: name.into(), ..Default::default() });
-        ModelInferRequest {
-            inputs: vec![input.clone()],
-            outputs: outputs.to_vec(),
-            parameters: [("max_tokens".to_owned(), tokens)].into(),
-            ..Default::default()
-        }
-    };
+    let tokens = InferParameter { parameter_choice: Some(ParameterChoice::Int64Param(tokens)) };
+    let outputs =
+        ["text_output", "logprobs"].map(|name| InferRequestedOutputTensor { name: name.into(), ..Default::default() });
+    ModelInferRequest {
+        inputs: vec![input],
+        outputs: outputs.to_vec(),
+        parameters: [("max_tokens".to_owned(), tokens)].into(),
+        ..Default::default()
+    }
+}
+
+#[tokio::test]
+async fn a_large_inference_has_to_be_streamed() {
+    let config = TransportConfig { response_bytes: INFER_RESPONSE_BYTES, ..TransportConfig::default() };
+    let server = Server::with(Limits::default(), config, &[("fake", Kind::Pooled)]).await;
     let mut client = GrpcInferenceServiceClient::new(server.channel.clone());
-    let status = client.model_infer(request(1000)).await.unwrap_err();
+    let status = client.model_infer(inference(1000)).await.unwrap_err();
     assert_eq!((status.code(), reason(&status).as_str()), (Code::InvalidArgument, "TOO_LONG"), "{status:?}");
     assert!(status.message().contains("use ModelStreamInfer"), "{status}");
-    assert_eq!(client.model_infer(request(100)).await.unwrap().into_inner().outputs.len(), 2);
+    assert_eq!(client.model_infer(inference(100)).await.unwrap().into_inner().outputs.len(), 2);
     server.at_rest().await;
 }
 

@@ -2,6 +2,7 @@
 
 use super::{
     Server,
+    collected::inference,
     connections::{channel_from, segment},
     details,
     fake_model::Kind,
@@ -9,7 +10,7 @@ use super::{
 };
 use h2::{RecvStream, client::SendRequest};
 use prost::Message;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::time::timeout;
 use tonic::{
     Code, Status,
@@ -17,7 +18,10 @@ use tonic::{
     transport::Channel,
 };
 use weir::{config::TransportConfig, engine::Limits};
-use weir_proto::v1::{SegmentRequest, SegmentResponse, generation_client::GenerationClient};
+use weir_proto::{
+    inference::ModelInferResponse,
+    v1::{SegmentRequest, generation_client::GenerationClient},
+};
 
 /// Number of segments of the test text, which has a character in each.
 const SEGMENTS: usize = 1900;
@@ -33,8 +37,12 @@ async fn with_stall(stall: Duration) -> Server {
 
 /// Calls `Segment`. The client reads the headers only, until it releases capacity.
 async fn unread(sender: &SendRequest<Bytes>) -> Response<RecvStream> {
-    let message = http2_frames::message(&request().encode_to_vec());
-    raw_http2::called(sender.clone(), "/weir.v1.Generation/Segment", message, &[]).await.unwrap()
+    call(sender, "/weir.v1.Generation/Segment", &request()).await
+}
+
+async fn call(sender: &SendRequest<Bytes>, path: &str, request: &impl Message) -> Response<RecvStream> {
+    let message = http2_frames::message(&request.encode_to_vec());
+    raw_http2::called(sender.clone(), path, message, &[]).await.unwrap()
 }
 
 fn refusal(response: &Response<RecvStream>) -> Option<Status> {
@@ -101,7 +109,7 @@ async fn responses_that_are_not_read_leave_memory_to_others() {
 
 #[tokio::test]
 async fn a_response_that_is_not_read_ends_after_the_stall_limit() {
-    let server = with_stall(Duration::from_millis(300)).await;
+    let server = with_stall(Duration::from_secs(2)).await;
     let (whole, status) = read(unread(&raw_http2::connect(server.running.address, 1 << 16).await).await).await;
     assert_eq!(status.code(), Code::Ok);
     let sender = raw_http2::connect(server.running.address, 256).await;
@@ -112,6 +120,7 @@ async fn a_response_that_is_not_read_ends_after_the_stall_limit() {
             break;
         }
         held.push(response);
+        assert!(held.len() < 50, "unread responses take no memory");
     }
     memory_is_free(&server.channel).await;
     // What the connection had taken arrives, and then the reason.
@@ -120,19 +129,21 @@ async fn a_response_that_is_not_read_ends_after_the_stall_limit() {
     assert_eq!((status.code(), reason(&status).as_str()), (Code::ResourceExhausted, "STALLED"), "{status:?}");
 }
 
+/// The client reads more slowly than the stall limit in all, and never pauses for as long as the limit.
 #[tokio::test]
 async fn a_slow_client_gets_its_whole_response() {
     let server = with_stall(Duration::from_secs(2)).await;
     let sender = raw_http2::connect(server.running.address, 8 << 10).await;
-    let mut response = unread(&sender).await;
+    let began = Instant::now();
+    let mut response = call(&sender, "/inference.GRPCInferenceService/ModelInfer", &inference(1900)).await;
     let mut bytes = Vec::new();
-    // Slower than the stall limit in all, but never for as long as the limit.
     while let Some(part) = response.body_mut().data().await {
         let part = part.unwrap();
-        tokio::time::sleep(Duration::from_millis(500)).await;
+        tokio::time::sleep(Duration::from_millis(250)).await;
         response.body_mut().flow_control().release_capacity(part.len()).unwrap();
         bytes.extend_from_slice(&part);
     }
     assert_eq!(response.body_mut().trailers().await.unwrap().unwrap()["grpc-status"], "0");
-    assert_eq!(SegmentResponse::decode(&bytes[5..]).unwrap().segments.len(), SEGMENTS);
+    assert_eq!(ModelInferResponse::decode(&bytes[5..]).unwrap().outputs.len(), 2);
+    assert!(began.elapsed() > Duration::from_secs(3), "too fast to show anything");
 }

@@ -30,6 +30,8 @@ const DTYPES: [&str; 3] = ["f32", "bf16", "int8"];
 const UNKNOWN_LENGTH: u64 = u64::MAX;
 const HEADER: usize = MAGIC.len() + 3 + DIGEST + 3 * 4 + 8;
 const DIGEST: usize = 32;
+/// Maximum symbols of a window in any model.
+const MAX_WINDOW: usize = 1 << 24;
 const BLOCK: u8 = 1;
 const END: u8 = 0;
 
@@ -103,12 +105,16 @@ impl Header {
                 return Err(Error::CompressedWith { what, found, model: card.name.clone(), expected });
             }
         }
-        if self.windows.length > card.max_symbols {
-            let found = format!("{} symbols", self.windows.length);
+        let WindowOptions { length, stride } = self.windows;
+        if !(1..=length.min(MAX_WINDOW)).contains(&stride) || length > MAX_WINDOW {
+            return Err(damaged("the header", "valid windows", format!("length {length}, stride {stride}")));
+        }
+        if length > card.max_symbols {
+            let found = format!("{length} symbols");
             let expected = format!("at most {}, which --max-symbols sets", card.max_symbols);
             return Err(Error::CompressedWith { what: "windows of", found, model: card.name.clone(), expected });
         }
-        self.windows.validate(card).map_err(|error| damaged("the header", "valid windows", error.to_string()))
+        Ok(())
     }
 
     /// Appends the header.

@@ -109,7 +109,7 @@ impl Handle {
         let cached = segment_cache.cached_len(cache_key.as_ref(), &session);
         let (event_sender, events) = EventSender::open(limits.events)?;
         let kind = RequestKind::Text(TextRequest { session, cache_key });
-        self.enqueue(Request::new(kind, event_sender, arrived, &terms), cached, terms.priority).map(|()| events)
+        self.enqueue(Request::new(kind, event_sender, arrived, &terms), cached, &terms).map(|()| events)
     }
 
     /// Opens an upload: the caller pushes a document's tokens into the first part, and submits the second.
@@ -169,14 +169,14 @@ impl Handle {
         }
         let (event_sender, events) = EventSender::open(limits.events)?;
         let kind = RequestKind::Document(Box::new(summary));
-        self.enqueue(Request::new(kind, event_sender, arrived, &terms), cached, terms.priority).map(|()| events)
+        self.enqueue(Request::new(kind, event_sender, arrived, &terms), cached, &terms).map(|()| events)
     }
 
     /// Queues a request, `cached` of whose symbols a cache holds.
-    fn enqueue(&self, request: Request, cached: usize, priority: i32) -> Result<()> {
+    fn enqueue(&self, request: Request, cached: usize, terms: &Terms) -> Result<()> {
         let inner = self.inner();
         let demand = request.demand(&*inner.model, cached);
-        inner.lock_state().enqueue(request, demand, priority)?;
+        inner.lock_state().enqueue(request, demand, terms)?;
         inner.observer.accepted();
         inner.wake_signal.raise();
         Ok(())

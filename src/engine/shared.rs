@@ -1,7 +1,7 @@
 //! State shared by the handles and the worker of an engine: the model, the caches, and the scheduler behind a lock.
 
 use super::{
-    api::{Limits, Phase},
+    api::{Limits, Phase, Terms},
     cache::{DocumentCache, SegmentCacheHandle},
     calibration::Calibrated,
     counters::Counters,
@@ -79,10 +79,12 @@ impl Inner {
 }
 
 impl EngineState {
-    pub(super) fn enqueue(&mut self, request: Request, demand: Demand, priority: i32) -> Result<()> {
+    pub(super) fn enqueue(&mut self, request: Request, demand: Demand, terms: &Terms) -> Result<()> {
+        let priority = terms.priority;
         let retry = self.rates.retry_after();
         match self.phase {
             Phase::Open => {}
+            Phase::Draining if terms.continues => {}
             Phase::Draining | Phase::Closed => return Err(Error::Draining { retry }),
             Phase::Broken => return Err(Error::Internal(WORKER_ENDED.into())),
         }

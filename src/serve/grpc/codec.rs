@@ -2,6 +2,7 @@
 
 use super::{
     codec_call::CodecCall,
+    codec_engine::CodecEngine,
     codec_messages::Messages,
     codec_response::CodecResponse,
     convert,
@@ -11,6 +12,7 @@ use super::{
 };
 use crate::{
     decode::codec::{Compressor, Decompressor, Totals},
+    engine::Terms,
     error::{Error, Result},
     serve::{
         call::{Call, Reply},
@@ -18,6 +20,7 @@ use crate::{
         registry::engines::Lease,
     },
 };
+use std::sync::Arc;
 use tonic::{Request, Response, Streaming};
 use weir_proto::v1::{
     self, codec_server, compress_request, compress_response, decompress_request, decompress_response,
@@ -72,6 +75,10 @@ impl Messages for Decompress {
 }
 
 impl JobService {
+    fn codec_engine(&self, engine: Lease, terms: Terms) -> CodecEngine {
+        CodecEngine::new(engine, terms, Arc::clone(&self.memory))
+    }
+
     async fn start_compress(
         &self,
         mut parts: Streaming<v1::CompressRequest>,
@@ -89,7 +96,7 @@ impl JobService {
         let options = convert::compress_options(&options, engine.card());
         // created here too, so that a call that cannot succeed fails before its response
         Compressor::new(engine.card(), options)?;
-        let codec = CodecCall::<Compress>::new(parts, memory, engine, terms);
+        let codec = CodecCall::<Compress>::new(parts, memory, self.codec_engine(engine, terms));
         Ok(CodecResponse::spawn(codec, [permit, self.gate.enter()?], call, move |codec, output| async move {
             let engine = codec.engine();
             codec.run(Compressor::new(engine.card(), options)?, output).await
@@ -111,7 +118,7 @@ impl JobService {
         takes_texts("Decompress", &engine)?;
         let terms = terms(&call, options.priority);
         Decompressor::new(engine.card())?;
-        let codec = CodecCall::<Decompress>::new(parts, memory, engine, terms);
+        let codec = CodecCall::<Decompress>::new(parts, memory, self.codec_engine(engine, terms));
         Ok(CodecResponse::spawn(codec, [permit, self.gate.enter()?], call, |codec, output| async move {
             let engine = codec.engine();
             codec.run(Decompressor::new(engine.card())?, output).await

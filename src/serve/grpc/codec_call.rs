@@ -1,21 +1,19 @@
 //! One call of the service `Codec`: reads the request, keeps several blocks in the engine, and sends their output in order.
 
 use super::{
+    codec_engine::{CodecEngine, QUEUE_RETRY},
     codec_messages::{Messages, Output},
     codec_part::UnconvertedPart,
     document_upload::incomplete,
 };
 use crate::{
-    decode::codec::{BlockStream, Coded},
-    engine::{Event, Events, Job, Terms},
+    decode::codec::BlockStream,
     error::{Error, Result},
     serve::{middleware::body_limits::RequestMemory, registry::engines::Lease},
 };
-use std::collections::VecDeque;
+use tokio::time::sleep;
 use tonic::Streaming;
 
-/// Maximum blocks of one call in the engine.
-const MAX_BLOCKS: usize = 16;
 /// Maximum bytes of one message of the response.
 const MESSAGE: usize = 1 << 16;
 
@@ -24,43 +22,28 @@ pub(super) struct CodecCall<M: Messages> {
     parts: Streaming<M::Request>,
     /// Releases the memory of each part that has been converted.
     memory: Option<RequestMemory>,
-    engine: Lease,
-    terms: Terms,
-    /// Blocks in the engine, in order.
-    running: VecDeque<RunningBlock>,
-}
-
-/// A block in the engine.
-struct RunningBlock {
-    events: Events,
-    coded: Option<Coded>,
+    blocks: CodecEngine,
 }
 
 impl<M: Messages> CodecCall<M> {
-    pub(super) fn new(
-        parts: Streaming<M::Request>,
-        memory: Option<RequestMemory>,
-        engine: Lease,
-        terms: Terms,
-    ) -> Self {
-        Self { parts, memory, engine, terms, running: VecDeque::new() }
+    pub(super) fn new(parts: Streaming<M::Request>, memory: Option<RequestMemory>, blocks: CodecEngine) -> Self {
+        Self { parts, memory, blocks }
     }
 
     pub(super) fn engine(&self) -> Lease {
-        self.engine.clone()
+        self.blocks.lease().clone()
     }
 
-    /// Runs the call to its end. Reads a part only when fewer than [`MAX_BLOCKS`] blocks are in the engine.
+    /// Runs the call to its end. Reads a part only when the engine takes blocks.
     pub(super) async fn run(mut self, mut stream: impl BlockStream, output: Output<M>) -> Result<()> {
-        let max_blocks = self.engine.limits().rows.min(MAX_BLOCKS);
-        let stall = self.engine.limits().stall;
+        let stall = self.blocks.lease().limits().stall;
         let mut ended = false;
         let mut unconverted = UnconvertedPart::default();
         loop {
-            while self.running.len() < max_blocks {
+            self.blocks.submit_again()?;
+            while self.blocks.takes_blocks() {
                 if let Some(block) = stream.next_block()? {
-                    let events = self.engine.submit(Job::Code(block), self.terms.clone())?;
-                    self.running.push_back(RunningBlock { events, coded: None });
+                    self.blocks.submit(block)?;
                     continue;
                 }
                 if unconverted.is_empty() {
@@ -71,11 +54,12 @@ impl<M: Messages> CodecCall<M> {
                     self.release_memory();
                 }
             }
-            let reads = !ended && unconverted.is_empty() && self.running.len() < max_blocks;
+            let reads = !ended && unconverted.is_empty() && self.blocks.takes_blocks();
+            let is_running = self.blocks.is_running();
+            let is_waiting = self.blocks.is_waiting();
             tokio::select! {
                 biased;
-                coded = finished(self.running.front_mut()), if !self.running.is_empty() => {
-                    self.running.pop_front();
+                coded = self.blocks.finished(), if is_running => {
                     let mut out = Vec::new();
                     stream.accept(coded?, &mut out)?;
                     send_all(&output, &out).await?;
@@ -92,7 +76,8 @@ impl<M: Messages> CodecCall<M> {
                         ended = true;
                     }
                 },
-                () = tokio::time::sleep(stall), if reads && self.running.is_empty() => {
+                () = sleep(QUEUE_RETRY), if is_waiting => {}
+                () = sleep(stall), if reads && !is_running => {
                     return Err(Error::Deadline { stage: "while the request came in" });
                 }
                 else => break,
@@ -118,17 +103,4 @@ async fn send_all<M: Messages>(output: &Output<M>, bytes: &[u8]) -> Result<()> {
         output.send(M::output(piece.to_vec())).await?;
     }
     Ok(())
-}
-
-/// Waits for the end of a block. May be called again after it was dropped.
-async fn finished(block: Option<&mut RunningBlock>) -> Result<Coded> {
-    let lost = || Error::Internal("the engine dropped a block without a final event".into());
-    let RunningBlock { events, coded } = block.ok_or_else(lost)?;
-    loop {
-        match events.recv().await.ok_or_else(lost)?? {
-            Event::Coded(block) => *coded = Some(block),
-            Event::Finished { .. } => return coded.take().ok_or_else(lost),
-            Event::Started { .. } | Event::Characters(_) | Event::Document(_) => {}
-        }
-    }
 }

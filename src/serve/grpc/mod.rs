@@ -2,6 +2,7 @@
 
 pub(super) mod codec;
 mod codec_call;
+mod codec_engine;
 mod codec_messages;
 mod codec_part;
 mod codec_response;

@@ -103,6 +103,8 @@ pub(super) fn limit(
 pub(crate) struct BodyMemory {
     /// Maximum bytes of one tenant.
     tenant_limit: usize,
+    /// Bytes of the longest message.
+    longest: usize,
     bytes: SharedLimit,
 }
 
@@ -113,7 +115,7 @@ impl BodyMemory {
         let longest = config.message_bytes.saturating_add(HEADER);
         let limit = config.request_memory.max(longest);
         let tenant_limit = limit.saturating_sub(limit / RESERVED_SHARE).max(longest);
-        Arc::new(Self { tenant_limit, bytes: SharedLimit::new(limit, CallerShare::Fixed(tenant_limit)) })
+        Arc::new(Self { tenant_limit, longest, bytes: SharedLimit::new(limit, CallerShare::Fixed(tenant_limit)) })
     }
 
     fn reserve(&self, tenant: &Arc<str>, bytes: usize) -> Result<()> {
@@ -159,6 +161,17 @@ impl Reservation {
         let first = bytes.arrived == 0;
         bytes.arrived = bytes.arrived.saturating_add(more);
         Ok(first)
+    }
+
+    /// Reserves `more` bytes, unless that leaves less than the longest message takes. A call that works on what it has received can
+    /// so receive the rest.
+    pub(crate) fn add_leaving_a_message(&self, more: usize) -> Result<()> {
+        let left = self.memory.longest;
+        self.memory.reserve(&self.tenant, more.saturating_add(left))?;
+        self.memory.release(&self.tenant, left);
+        let mut bytes = self.bytes();
+        bytes.arrived = bytes.arrived.saturating_add(more);
+        Ok(())
     }
 
     /// Raises the memory for decompressed messages to `size`.

@@ -17,7 +17,7 @@ fn plain(prompt: usize, max_chars: usize) -> Job {
 }
 
 fn terms(tenant: &str, priority: i32) -> Terms {
-    Terms { tenant: tenant.into(), priority, deadline: None }
+    Terms { tenant: tenant.into(), priority, ..Terms::default() }
 }
 
 /// Returns the prompt lengths of jobs in the order in which they got the only row. Each prompt is fed in one step, and only

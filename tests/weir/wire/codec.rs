@@ -8,12 +8,12 @@ use tonic::{Code, Status, transport::Channel};
 use tonic_types::StatusExt;
 use weir::{
     config::TransportConfig,
-    engine::{Handle, Limits},
+    engine::{Handle, Limits, Phase},
     family::load::load,
 };
 use weir_proto::v1::{
-    CodecSummary, CompressOptions, CompressRequest, DecompressOptions, DecompressRequest, codec_client::CodecClient,
-    compress_request, compress_response, decompress_request, decompress_response,
+    CodecSummary, CompressOptions, CompressRequest, CompressResponse, DecompressOptions, DecompressRequest,
+    codec_client::CodecClient, compress_request, compress_response, decompress_request, decompress_response,
 };
 
 const TEXT: &str = "a weir pools a stream and lets it flow on ";
@@ -154,5 +154,83 @@ async fn a_call_ends_with_its_deadline_and_with_its_client() {
     let mut stream = response.into_inner();
     stream.next().await.unwrap().unwrap();
     drop(stream);
+    freed(&engine).await;
+}
+
+/// Starts to compress a text in blocks of 500 characters. All of the text has arrived when the first output comes.
+async fn begun(running: &Running, text: &str) -> tonic::Streaming<CompressResponse> {
+    let options = CompressOptions { block_chars: Some(500), ..Default::default() };
+    let text = compress_request::Part::Text(text.as_bytes().to_vec());
+    let parts = [compress_request::Part::Options(options), text].map(|part| CompressRequest { part: Some(part) });
+    let mut stream = client(running).compress(tokio_stream::iter(parts)).await.unwrap().into_inner();
+    stream.next().await.unwrap().unwrap();
+    stream
+}
+
+async fn read(mut stream: tonic::Streaming<CompressResponse>) -> Result<CodecSummary, Status> {
+    while let Some(message) = stream.next().await {
+        if let compress_response::Event::Summary(summary) = message?.event.unwrap() {
+            return Ok(summary);
+        }
+    }
+    panic!("no summary")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_finishes_while_the_server_drains() {
+    let (mut running, engine) = served(&converted("whitespaces")).await;
+    let text = TEXT.repeat(150);
+    let stream = begun(&running, &text).await;
+    running.shut_down();
+    while engine.phase() == Phase::Open {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let summary = read(stream).await.expect("all blocks of a running call are compressed");
+    assert_eq!((summary.text_bytes, summary.blocks), (text.len() as u64, text.len().div_ceil(500) as u64));
+}
+
+/// A call takes as much of the queue as there is, and goes on when there is more.
+#[tokio::test(flavor = "multi_thread")]
+async fn later_blocks_wait_for_the_queue() {
+    let limits = Limits { rows: 4, queue: 8, ..Limits::default() };
+    let engine = Handle::start(load(&converted("whitespaces"), &settings()).unwrap(), limits).unwrap();
+    let running = Running::start(vec![engine.clone()], TransportConfig::default()).await;
+    let text = TEXT.repeat(40);
+    let mut calls = Vec::new();
+    let mut refused = 0;
+    for _ in 0..12 {
+        let options = CompressOptions { block_chars: Some(200), ..Default::default() };
+        let mut client = client(&running);
+        let text = text.clone();
+        calls.push(tokio::spawn(async move { compress(&mut client, options, &text).await }));
+    }
+    for call in calls {
+        match call.await.unwrap() {
+            Ok((_, summary)) => assert_eq!(summary.text_bytes, text.len() as u64),
+            // only the first block of a call may be refused, before there is output
+            Err(status) => {
+                assert_eq!(reason(&status), "QUEUE_FULL", "{status:?}");
+                refused += 1;
+            }
+        }
+    }
+    assert!(refused < 12, "no call is served");
+    freed(&engine).await;
+}
+
+/// The symbols of blocks in the engine count against the memory of requests.
+#[tokio::test(flavor = "multi_thread")]
+async fn blocks_count_in_the_memory_of_requests() {
+    let config = TransportConfig { message_bytes: 8 << 10, request_memory: 16 << 10, ..TransportConfig::default() };
+    let engine = Handle::start(load(&converted("whitespaces"), &settings()).unwrap(), Limits::default()).unwrap();
+    let running = Running::start(vec![engine.clone()], config).await;
+    let mut client = client(&running);
+    let with_blocks = |block_chars| CompressOptions { block_chars: Some(block_chars), ..Default::default() };
+    let text = TEXT.repeat(150);
+    // one block takes 20 KB
+    let status = compress(&mut client, with_blocks(5000), &text).await.unwrap_err();
+    assert_eq!((status.code(), reason(&status)), (Code::ResourceExhausted, "QUEUE_FULL".into()));
+    let (_, summary) = compress(&mut client, with_blocks(500), &text).await.expect("the blocks wait for one another");
+    assert_eq!(summary.text_bytes, text.len() as u64);
     freed(&engine).await;
 }

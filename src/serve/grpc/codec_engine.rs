@@ -1,0 +1,120 @@
+//! The blocks of one call of the service `Codec` that are in the engine.
+
+use crate::{
+    decode::codec::{Code, CodeInput, Coded},
+    engine::{Event, Events, Job, Terms, clock},
+    error::{Error, Result},
+    serve::{
+        middleware::body_limits::{BodyMemory, Reservation},
+        registry::engines::Lease,
+    },
+};
+use std::{
+    collections::VecDeque,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// Maximum blocks of one call in the engine.
+const MAX_BLOCKS: usize = 16;
+/// How long a block waits before it is submitted again to a queue that was full.
+pub(super) const QUEUE_RETRY: Duration = Duration::from_millis(50);
+
+/// Submits the blocks of a call, and returns their results in order.
+pub(super) struct CodecEngine {
+    engine: Lease,
+    terms: Terms,
+    memory: Arc<BodyMemory>,
+    max_blocks: usize,
+    /// Blocks in the engine, in order.
+    running: VecDeque<RunningBlock>,
+    /// The next block, if the queue or the memory of requests was full.
+    waiting: Option<Code>,
+    /// When the last block was submitted, or ended.
+    progress_at: Instant,
+}
+
+/// A block in the engine.
+struct RunningBlock {
+    events: Events,
+    coded: Option<Coded>,
+    /// The memory of its symbols and data.
+    _reserved: Reservation,
+}
+
+impl CodecEngine {
+    /// Creates the blocks of a call. Their symbols and data count in `memory`.
+    pub(super) fn new(engine: Lease, terms: Terms, memory: Arc<BodyMemory>) -> Self {
+        let max_blocks = engine.limits().rows.min(MAX_BLOCKS);
+        Self { engine, terms, memory, max_blocks, running: VecDeque::new(), waiting: None, progress_at: clock::now() }
+    }
+
+    pub(super) fn lease(&self) -> &Lease {
+        &self.engine
+    }
+
+    /// Returns true if another block may be submitted.
+    pub(super) fn takes_blocks(&self) -> bool {
+        self.waiting.is_none() && self.running.len() < self.max_blocks
+    }
+
+    /// Returns true if a block waits for the queue.
+    pub(super) fn is_waiting(&self) -> bool {
+        self.waiting.is_some()
+    }
+
+    /// Returns true if blocks are in the engine.
+    pub(super) fn is_running(&self) -> bool {
+        !self.running.is_empty()
+    }
+
+    /// Submits a block. The first block of a call fails with [`Error::QueueFull`] if the queue is full. A later one waits, but fails
+    /// too after the stall limit without any progress.
+    pub(super) fn submit(&mut self, block: Code) -> Result<()> {
+        let has_time = self.is_running() || clock::since(self.progress_at) < self.engine.limits().stall;
+        match self.try_submit(&block) {
+            Err(Error::QueueFull { .. }) if self.terms.continues && has_time => self.waiting = Some(block),
+            submitted => return submitted,
+        }
+        Ok(())
+    }
+
+    /// Submits the block that waits, if there is one.
+    pub(super) fn submit_again(&mut self) -> Result<()> {
+        self.waiting.take().map_or(Ok(()), |block| self.submit(block))
+    }
+
+    fn try_submit(&mut self, block: &Code) -> Result<()> {
+        let reserved = Reservation::new(Arc::clone(&self.memory), Arc::clone(&self.terms.tenant));
+        reserved.add_leaving_a_message(block_bytes(block))?;
+        let events = self.engine.submit(Job::Code(block.clone()), self.terms.clone())?;
+        self.terms.continues = true;
+        self.progress_at = clock::now();
+        self.running.push_back(RunningBlock { events, coded: None, _reserved: reserved });
+        Ok(())
+    }
+
+    /// Waits for the result of the first block. May be called again after it was dropped.
+    pub(super) async fn finished(&mut self) -> Result<Coded> {
+        let lost = || Error::Internal("the engine dropped a block without a final event".into());
+        let block = self.running.front_mut().ok_or_else(lost)?;
+        let coded = loop {
+            match block.events.recv().await.ok_or_else(lost)?? {
+                Event::Coded(coded) => block.coded = Some(coded),
+                Event::Finished { .. } => break block.coded.take().ok_or_else(lost)?,
+                Event::Started { .. } | Event::Characters(_) | Event::Document(_) => {}
+            }
+        };
+        self.running.pop_front();
+        self.progress_at = clock::now();
+        Ok(coded)
+    }
+}
+
+/// Returns the bytes of a block's symbols and data.
+fn block_bytes(block: &Code) -> usize {
+    match &block.input {
+        CodeInput::Compress(symbols) => size_of_val(symbols.as_slice()),
+        CodeInput::Decompress { symbols, data } => symbols.saturating_mul(size_of::<u32>()).saturating_add(data.len()),
+    }
+}

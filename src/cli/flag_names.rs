@@ -32,6 +32,8 @@ pub(super) fn with_flag_names(mut error: Error) -> Error {
         | Error::UnknownSymbol { field, .. }
         | Error::TooLong { field, .. }
         | Error::LongerThan { field, .. }
+        | Error::NeverFits { field, .. }
+        | Error::TooMuchWork { field, .. }
         | Error::NeedsNormaliser { option: field, .. } => field,
         _ => return error,
     };

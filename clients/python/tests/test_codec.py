@@ -29,6 +29,9 @@ def test_every_kind_of_source_gives_the_same_data(weir: Client, tmp_path: Path) 
     sources: List[Any] = [TEXT.decode(), parts(), path, io.BytesIO(TEXT), path.open("rb")]
     for source in sources:
         assert weir.compress(source, block_chars=50) == data
+    for part in [bytearray(TEXT), memoryview(TEXT)]:
+        assert weir.compress(part, block_chars=50) == data
+        assert weir.compress([part], block_chars=50) == data
     assert weir.decompress(data) == TEXT
     assert weir.decompress(iter([data[:100], data[100:]])) == TEXT
 

@@ -79,11 +79,19 @@ impl FilePair {
     /// Fails if the file to read is missing, or the one to write exists and must not be overwritten.
     pub(super) fn check(&self, force: bool) -> Result<()> {
         self.bytes()?;
-        if force || !self.output.exists() {
-            return Ok(());
-        }
-        let output = printable(&self.output.display().to_string());
-        Err(Error::Setting(format!("{output}: the file exists; --force overwrites it")))
+        self.check_output(force)
+    }
+
+    /// Fails if the file to write exists and must not be overwritten, or is a link or no file.
+    pub(super) fn check_output(&self, force: bool) -> Result<()> {
+        // of a link itself, which may lead nowhere
+        let Ok(existing) = std::fs::symlink_metadata(&self.output) else { return Ok(()) };
+        let why = match (force, existing.is_file()) {
+            (true, true) => return Ok(()),
+            (false, true) => "the file exists; --force overwrites it",
+            (_, false) => "this is not a regular file, and is not replaced",
+        };
+        Err(Error::Setting(format!("{}: {why}", printable(&self.output.display().to_string()))))
     }
 }
 
@@ -116,5 +124,21 @@ mod tests {
         let pair = FilePair { input: file.clone(), output: file };
         assert!(pair.check(false).unwrap_err().to_string().contains("--force"));
         pair.check(true).unwrap();
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn links_and_devices_are_not_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let input = folder.path().join("a");
+        std::fs::write(&input, "a").unwrap();
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(folder.path().join("nowhere"), &link).unwrap();
+        for output in [link, "/dev/null".into(), folder.path().to_owned()] {
+            let pair = FilePair { input: input.clone(), output };
+            for force in [false, true] {
+                assert!(pair.check(force).unwrap_err().to_string().contains("not a regular file"), "{pair:?}");
+            }
+        }
     }
 }

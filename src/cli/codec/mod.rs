@@ -51,7 +51,7 @@ pub fn run_decompress(args: DecompressArgs) -> Result<()> {
     run(start(&model, &args.codec)?, &args.codec, &pairs, open)
 }
 
-/// Starts an engine without limits of time: a file takes as long as it takes.
+/// Starts an engine without limits of time and work: a file takes as long as it takes.
 fn start(model: &std::sync::Arc<dyn Model>, args: &CodecArgs) -> Result<Handle> {
     let defaults = Limits::default();
     let limits = Limits {
@@ -59,6 +59,7 @@ fn start(model: &std::sync::Arc<dyn Model>, args: &CodecArgs) -> Result<Handle> 
         queue: pipeline::max_blocks(args.rows),
         queued_symbols: usize::MAX,
         request_time: Duration::ZERO,
+        request_work: usize::MAX,
         chunk: args.chunk,
         step: Duration::ZERO,
         ..defaults
@@ -74,7 +75,7 @@ fn run<'a>(
 ) -> Result<()> {
     pairs.iter().try_for_each(|pair| pair.check(args.force))?;
     let began = Instant::now();
-    let mut pipeline = Pipeline::new(engine, args.rows, files::total_bytes(pairs)?)?;
+    let mut pipeline = Pipeline::new(engine, args.rows, files::total_bytes(pairs)?, args.force)?;
     for pair in pairs {
         pipeline.run_file(pair, open(pair.bytes()?)?)?;
     }

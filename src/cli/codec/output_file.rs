@@ -1,45 +1,44 @@
 //! A file that gets its name only when it is complete.
 
-use super::partial_files::PartialFiles;
+use super::{files::FilePair, partial_files::PartialFiles};
 use crate::error::{Error, Result};
-use std::{
-    fs::File,
-    io::Write,
-    path::{Path, PathBuf},
-};
+use std::{fs::File, io::Write, path::PathBuf};
 
 /// A file that is being written under another name. Dropping it removes it.
 pub(super) struct OutputFile {
     /// `None` once it has its name.
     file: Option<File>,
     partial: PathBuf,
-    path: PathBuf,
+    pair: FilePair,
+    /// True if an existing file is replaced.
+    overwrite: bool,
     files: PartialFiles,
 }
 
 impl OutputFile {
-    /// Creates the file and lists it in `files`. Fails if the operating system does.
-    pub(super) fn create(path: &Path, files: &PartialFiles) -> Result<Self> {
-        let mut partial = path.as_os_str().to_owned();
+    /// Creates the file of a pair and lists it in `files`. Fails if the operating system does.
+    pub(super) fn create(pair: &FilePair, overwrite: bool, files: &PartialFiles) -> Result<Self> {
+        let mut partial = pair.output.as_os_str().to_owned();
         partial.push(format!(".partial-{}", std::process::id()));
         let partial = PathBuf::from(partial);
         let file = files.create(&partial).map_err(Error::io(&partial))?;
-        Ok(Self { file: Some(file), partial, path: path.to_owned(), files: files.clone() })
+        Ok(Self { file: Some(file), partial, pair: pair.clone(), overwrite, files: files.clone() })
     }
 
     /// Appends bytes.
     pub(super) fn write(&mut self, bytes: &[u8]) -> Result<()> {
         let Some(file) = &mut self.file else { return Ok(()) };
-        file.write_all(bytes).map_err(Error::io(&self.path))
+        file.write_all(bytes).map_err(Error::io(&self.pair.output))
     }
 
-    /// Gives the file its name.
+    /// Gives the file its name. Fails if another file has got it meanwhile and must be kept.
     pub(super) fn commit(mut self) -> Result<()> {
+        self.pair.check_output(self.overwrite)?;
         if let Some(file) = &self.file {
-            file.sync_all().map_err(Error::io(&self.path))?;
+            file.sync_all().map_err(Error::io(&self.pair.output))?;
         }
         self.file = None;
-        self.files.complete(&self.partial, &self.path).map_err(Error::io(&self.path))
+        self.files.complete(&self.partial, &self.pair.output).map_err(Error::io(&self.pair.output))
     }
 }
 

@@ -48,6 +48,8 @@ pub(super) struct Pipeline<'a> {
     /// Runs timers, and the task that waits for signals.
     runtime: Runtime,
     partial_files: PartialFiles,
+    /// True if existing files are replaced.
+    overwrite: bool,
     progress: Progress,
     /// Bytes of all files to read.
     bytes: u64,
@@ -67,8 +69,8 @@ struct OpenFile<'a> {
 }
 
 impl<'a> Pipeline<'a> {
-    /// Creates a pipeline for files of `bytes` bytes. Fails if the operating system refuses a thread or a handler of signals.
-    pub(super) fn new(engine: Handle, rows: usize, bytes: u64) -> Result<Self> {
+    /// Creates a pipeline for files of `bytes` bytes. If `overwrite` is true, it replaces existing files. Fails if the operating system refuses a thread or a handler of signals.
+    pub(super) fn new(engine: Handle, rows: usize, bytes: u64, overwrite: bool) -> Result<Self> {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.map_err(|error| Error::Internal(format!("cannot start a thread: {error}")))?;
         let partial_files = PartialFiles::watched(&runtime)?;
@@ -80,6 +82,7 @@ impl<'a> Pipeline<'a> {
             totals: Vec::new(),
             runtime,
             partial_files,
+            overwrite,
             progress: Progress::texts(),
             bytes,
             bytes_read: 0,
@@ -92,7 +95,7 @@ impl<'a> Pipeline<'a> {
     /// Reads a file to its end and submits its blocks. Errors name the file that they concern.
     pub(super) fn run_file(&mut self, pair: &FilePair, stream: Stream<'a>) -> Result<()> {
         let mut file = File::open(&pair.input).map_err(Error::io(&pair.input))?;
-        let output = OutputFile::create(&pair.output, &self.partial_files)?;
+        let output = OutputFile::create(pair, self.overwrite, &self.partial_files)?;
         self.files.push_back(OpenFile { input: pair.input.clone(), stream, output });
         let mut piece = vec![0; PIECE];
         loop {

@@ -150,6 +150,23 @@ fn a_pipe_is_compressed_and_decompressed() {
     assert_eq!(input, text);
 }
 
+/// The file appears while the command reads its input.
+#[cfg(unix)]
+#[test]
+fn a_file_that_appears_is_kept() {
+    let folder = tempdir().unwrap();
+    let out = path(folder.path(), "a.weir");
+    let mut child = reading_a_pipe("compress", &converted("whitespaces"), &out);
+    while fs::read_dir(folder.path()).unwrap().count() == 0 {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    fs::write(&out, "kept").unwrap();
+    child.stdin.take().unwrap().write_all(b"a text").unwrap();
+    assert!(!child.wait().unwrap().success());
+    assert_eq!(fs::read_to_string(&out).unwrap(), "kept");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "no partial file is left");
+}
+
 #[cfg(unix)]
 #[test]
 fn a_signal_leaves_no_partial_file() {

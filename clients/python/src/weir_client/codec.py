@@ -18,7 +18,7 @@ from ._request import fill
 from ._settings import CallOptions
 
 #: Bytes: in one piece, in parts, in a file at a path, or in an open binary file. A text may be a `str`.
-Source = Union[str, bytes, Iterable[bytes], "os.PathLike[str]", IO[bytes]]
+Source = Union[str, bytes, bytearray, memoryview, Iterable[bytes], "os.PathLike[str]", IO[bytes]]
 
 COMPRESS = Method("/weir.v1.Codec/Compress", pb.CompressRequest, pb.CompressResponse)
 DECOMPRESS = Method("/weir.v1.Codec/Decompress", pb.DecompressRequest, pb.DecompressResponse)
@@ -115,8 +115,8 @@ def _cut(part: bytes) -> Iterator[bytes]:
 def _parts(source: Any) -> Iterator[bytes]:
     if isinstance(source, str):
         yield from _cut(source.encode())
-    elif isinstance(source, bytes):
-        yield from _cut(source)
+    elif isinstance(source, (bytes, bytearray, memoryview)):
+        yield from _cut(bytes(source))
     elif isinstance(source, os.PathLike):
         with open(source, "rb") as file:
             yield from _parts(file)
@@ -125,9 +125,9 @@ def _parts(source: Any) -> Iterator[bytes]:
             yield part
     else:
         for part in source:
-            if not isinstance(part, bytes):
+            if not isinstance(part, (bytes, bytearray, memoryview)):
                 raise TypeError(f"expected parts of type bytes, found {type(part).__name__}")
-            yield from _cut(part)
+            yield from _cut(bytes(part))
 
 
 class _Upload(Generic[Sent]):

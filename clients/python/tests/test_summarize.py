@@ -84,9 +84,11 @@ def test_events_arrive_in_order(reader: local.Server) -> None:
         events = list(stream)
         finished = stream.finished
     assert finished is not None and stream.started is not None and stream.started.model == "summarizer"
-    # The server sends each selection while it reads the document. The text follows all other events.
+    # The server sends progress and each selection while it reads the document. A selection replaces the progress that the client has
+    # not read yet. The text follows all other events.
     is_text = [isinstance(event, SummaryPiece) for event in events]
-    assert is_text == sorted(is_text) and any(isinstance(event, Progress) for event in events)
+    assert is_text == sorted(is_text)
+    assert all(isinstance(event, (Progress, Selected, SummaryPiece)) for event in events)
     assert "".join(event.text for event in events if isinstance(event, SummaryPiece)) == finished.hypotheses[0].text
     kept = [event for event in events if isinstance(event, Selected)]
     assert [event.layer for event in kept] == [0, 1] and kept[0].tokens >= kept[1].tokens > 0

@@ -4,7 +4,13 @@ use super::{
     process::Server,
     support::{converted, storms},
 };
-use std::{collections::BTreeSet, fs, path::Path, process::Command, time::Duration};
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::Path,
+    process::Command,
+    time::{Duration, Instant},
+};
 use tempfile::TempDir;
 use weir::metrics::Metrics;
 use weir_proto::v1::{GenerateRequest, generation_client::GenerationClient};
@@ -117,7 +123,12 @@ fn broken_checkpoints_leave_the_others_in_service() {
     ] {
         server.program.wait_for_part(part);
     }
-    assert_eq!(server.get("/health/ready").0, 200);
+    // The server is ready a moment after it says where it listens.
+    let began = Instant::now();
+    while server.get("/health/ready").0 != 200 {
+        assert!(began.elapsed() < Duration::from_secs(20), "not ready");
+        std::thread::sleep(Duration::from_millis(5));
+    }
     let (_, metrics) = server.get("/metrics");
     assert!(metrics.contains("weir:checkpoints_skipped_total 2"), "{metrics}");
     assert!(!metrics.contains("model_name=\"a-broken\""), "a model that is not served has no series");

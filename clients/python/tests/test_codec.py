@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 from pathlib import Path
-from typing import Any, Iterator, List
+from typing import Any, Iterator, List, Union
 
 import grpc
 import local
@@ -29,7 +29,8 @@ def test_every_kind_of_source_gives_the_same_data(weir: Client, tmp_path: Path) 
     sources: List[Any] = [TEXT.decode(), parts(), path, io.BytesIO(TEXT), path.open("rb")]
     for source in sources:
         assert weir.compress(source, block_chars=50) == data
-    for part in [bytearray(TEXT), memoryview(TEXT)]:
+    buffers: List[Union[bytearray, memoryview]] = [bytearray(TEXT), memoryview(TEXT)]
+    for part in buffers:
         assert weir.compress(part, block_chars=50) == data
         assert weir.compress([part], block_chars=50) == data
     assert weir.decompress(data) == TEXT

@@ -17,8 +17,10 @@ from ._proto import codec_pb2 as pb
 from ._request import fill
 from ._settings import CallOptions
 
+#: Bytes in memory.
+Buffer = Union[bytes, bytearray, memoryview]
 #: Bytes: in one piece, in parts, in a file at a path, or in an open binary file. A text may be a `str`.
-Source = Union[str, bytes, bytearray, memoryview, Iterable[bytes], "os.PathLike[str]", IO[bytes]]
+Source = Union[str, Buffer, Iterable[Buffer], "os.PathLike[str]", IO[bytes]]
 
 COMPRESS = Method("/weir.v1.Codec/Compress", pb.CompressRequest, pb.CompressResponse)
 DECOMPRESS = Method("/weir.v1.Codec/Decompress", pb.DecompressRequest, pb.DecompressResponse)

@@ -65,7 +65,7 @@ fn pairs() -> Vec<(Side, Side)> {
     isas.enumerate().map(both_ways).collect()
 }
 
-/// `WEIR_CODEC_CHARS` sets the length of the text. Ten million characters take an hour.
+/// `WEIR_CODEC_CHARS` sets the length of the text. Ten million characters take hours.
 #[test]
 #[allow(clippy::print_stdout, reason = "a long run reports its pairs")]
 fn a_small_model_gives_a_text_back_in_every_pair_of_settings() {

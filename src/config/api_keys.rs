@@ -68,20 +68,20 @@ impl Keys {
 
     /// Returns the name of the key's tenant, if the key is known.
     pub fn find(&self, key: &[u8]) -> Option<Arc<str>> {
-        let digest: KeyDigest = Sha256::digest(key).into();
+        self.owner(&Sha256::digest(key).into())
+    }
+
+    fn owner(&self, digest: &KeyDigest) -> Option<Arc<str>> {
         let mut found = u32::MAX;
         for (index, known) in (0..).zip(&self.digests) {
-            found.conditional_assign(&index, known.ct_eq(&digest));
+            found.conditional_assign(&index, known.ct_eq(digest));
         }
         self.names.get(found as usize).cloned()
     }
 
-    fn forget(&mut self, key: &[u8]) {
-        let digest: KeyDigest = Sha256::digest(key).into();
-        if let Some(index) = self.digests.iter().position(|known| *known == digest) {
-            self.digests.remove(index);
-            self.names.remove(index);
-        }
+    fn remove(&mut self, index: usize) {
+        self.digests.remove(index);
+        self.names.remove(index);
     }
 }
 
@@ -92,15 +92,16 @@ pub struct UsedKeys(Arc<Mutex<Keys>>);
 impl UsedKeys {
     /// Returns the name of the tenant of a key that is in `present`, or that was when the connection used it before.
     pub fn find(&self, key: &[u8], present: &Keys) -> Option<Arc<str>> {
+        let digest = Sha256::digest(key).into();
         let mut used = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(name) = present.find(key) else { return used.find(key) };
+        let Some(name) = present.owner(&digest) else { return used.owner(&digest) };
         // A key may have another owner now.
-        used.forget(key);
-        if used.names.len() == MAX_USED_KEYS {
-            used.digests.remove(0);
-            used.names.remove(0);
+        if let Some(index) = used.digests.iter().position(|known| *known == digest) {
+            used.remove(index);
+        } else if used.names.len() == MAX_USED_KEYS {
+            used.remove(0);
         }
-        used.digests.push(Sha256::digest(key).into());
+        used.digests.push(digest);
         used.names.push(Arc::clone(&name));
         Some(name)
     }

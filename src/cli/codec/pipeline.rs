@@ -69,7 +69,8 @@ struct OpenFile<'a> {
 }
 
 impl<'a> Pipeline<'a> {
-    /// Creates a pipeline for files of `bytes` bytes. If `overwrite` is true, it replaces existing files. Fails if the operating system refuses a thread or a handler of signals.
+    /// Creates a pipeline for files of `bytes` bytes. It replaces existing files if `overwrite` is true. Fails if the operating system
+    /// refuses a thread or a handler of signals.
     pub(super) fn new(engine: Handle, rows: usize, bytes: u64, overwrite: bool) -> Result<Self> {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.map_err(|error| Error::Internal(format!("cannot start a thread: {error}")))?;

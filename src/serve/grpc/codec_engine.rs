@@ -73,10 +73,12 @@ impl CodecEngine {
     pub(super) fn submit(&mut self, block: Code) -> Result<()> {
         let has_time = self.is_running() || clock::since(self.progress_at) < self.engine.limits().stall;
         match self.try_submit(&block) {
-            Err(Error::QueueFull { .. }) if self.terms.continues && has_time => self.waiting = Some(block),
-            submitted => return submitted,
+            Err(Error::QueueFull { .. }) if self.terms.continues && has_time => {
+                self.waiting = Some(block);
+                Ok(())
+            }
+            submitted => submitted,
         }
-        Ok(())
     }
 
     /// Submits the block that waits, if there is one.

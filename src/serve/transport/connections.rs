@@ -167,7 +167,8 @@ impl Handshaker {
         Some(TlsAcceptor::from(if self.protocol == Protocol::Http2 { tls.http2() } else { tls.http1() }))
     }
 
-    /// Encrypts the connection and reads its beginning: the preface of HTTP/2, or the first byte of a request. Returns it with the name in the client's certificate and what was read.
+    /// Encrypts the connection and reads its beginning: the preface of HTTP/2, or the first byte of a request. Returns it with the
+    /// name in the client's certificate and what was read.
     async fn prepare(&self, stream: Box<dyn Duplex>) -> Result<(Box<dyn Duplex>, Option<Arc<str>>, Bytes)> {
         let mut certificate = None;
         let mut stream: Box<dyn Duplex> = match self.tls() {

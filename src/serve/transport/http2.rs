@@ -82,6 +82,17 @@ struct CallService {
     limit: usize,
 }
 
+impl CallService {
+    /// Returns the error of a call that its connection does not take.
+    fn refusal(&self, request: &Request<Incoming>) -> Option<Error> {
+        if self.open.is_health_only() && !is_health_check(request.uri().path()) {
+            return Some(Error::TooMany { what: "connections", limit: self.limit, retry: RETRY });
+        }
+        let too_many = request.headers().len() > MAX_HEADERS;
+        too_many.then_some(Error::LongerThan { field: "headers", limit: MAX_HEADERS, unit: "headers", why: None })
+    }
+}
+
 impl hyper::service::Service<Request<Incoming>> for CallService {
     type Response = Response<GuardedBody<Body, CallInProgress>>;
     type Error = StdError;
@@ -89,15 +100,8 @@ impl hyper::service::Service<Request<Incoming>> for CallService {
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
         let call = self.open.begin_call();
-        if self.open.is_health_only() && !is_health_check(request.uri().path()) {
-            let full = Error::TooMany { what: "connections", limit: self.limit, retry: RETRY };
-            let response = status(&full, &request_id(request.headers())).into_http();
-            return Box::pin(std::future::ready(Ok(response.map(|body| GuardedBody::new(body, call)))));
-        }
-        let headers = request.headers().len();
-        if headers > MAX_HEADERS {
-            let many = Error::LongerThan { field: "headers", limit: MAX_HEADERS, unit: "headers", why: None };
-            let response = status(&many, &request_id(request.headers())).into_http();
+        if let Some(refusal) = self.refusal(&request) {
+            let response = status(&refusal, &request_id(request.headers())).into_http();
             return Box::pin(std::future::ready(Ok(response.map(|body| GuardedBody::new(body, call)))));
         }
         let mut request = request.map(Body::new);

@@ -107,8 +107,8 @@ fn the_portable_kernels_read_their_own_data_only() {
     assert!(matches!(error, Error::CompressedWith { what: "multiply-adds that round", .. }), "{error}");
 }
 
-/// Each model in each dtype, with the widest kernels and with the portable ones. The data of a chunked batch on two threads are those
-/// of a stepped row on one thread and another instruction set.
+/// Each model in each dtype, with the widest kernels and with the portable ones. The data of a chunked batch on two threads are
+/// those of a stepped row on one thread and another instruction set.
 #[test]
 fn every_shipped_model_that_reads_texts_gives_them_back() {
     let compared = std::fs::read_dir(folder("compared")).unwrap();

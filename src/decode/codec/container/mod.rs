@@ -92,8 +92,8 @@ impl Header {
         Ok(Self { dtype, fuses: card.isa.fuses(), sha256, block, windows, text_bytes })
     }
 
-    /// Checks that `card`'s model can compute the bits that the compressor's model computed. Fails with [`Error::CompressedWith`] if it
-    /// differs or its sequences are too short, and with [`Error::Damaged`] for windows that no model has.
+    /// Checks that `card`'s model can compute the bits that the compressor's model computed. Fails with [`Error::CompressedWith`] if
+    /// it differs or its sequences are too short, and with [`Error::Damaged`] for windows that no model has.
     pub fn check(&self, card: &Card) -> Result<()> {
         let checks = [
             ("the checkpoint with sha256", hex(&self.sha256), card.sha256.clone()),

@@ -5,4 +5,9 @@
 #[path = "../entries.rs"]
 mod entries;
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| entries::tokenizer(data));
+// A panic of the tokenizers library becomes an error, so the hook must not end the process. Any other panic does, as it leaves the
+// entry.
+libfuzzer_sys::fuzz_target!(
+    init: std::panic::set_hook(Box::new(|panic| eprintln!("{panic}"))),
+    |data: &[u8]| entries::tokenizer(data)
+);

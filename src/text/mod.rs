@@ -13,6 +13,7 @@ pub mod stream_tokenizer;
 pub mod subwords;
 pub mod text_counter;
 mod tokenizer_check;
+mod tokenizer_library;
 pub mod vocabulary;
 
 pub use detokenizer::StreamDetokenizer;

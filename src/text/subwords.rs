@@ -7,6 +7,7 @@ use super::{
     VocabularyError,
     byte_pieces::BytePieces,
     tokenizer_check::{check_dropout, check_patterns, check_templates, check_word_by_word},
+    tokenizer_library::{check_ids, check_pieces, count_ids, library},
 };
 use serde_json::Value;
 use std::collections::HashSet;
@@ -82,7 +83,7 @@ impl SubwordTokenizer {
         let mut value: Value = serde_json::from_str(&json).map_err(|error| invalid(&error))?;
         // Before the library compiles them.
         check_patterns(&value)?;
-        let tokenizer: Tokenizer = json.parse().map_err(|error| invalid(&error))?;
+        let tokenizer: Tokenizer = library(|| json.parse()).map_err(|error| invalid(&error))?;
         let processor = serde_json::to_value(tokenizer.get_post_processor()).map_err(|error| invalid(&error))?;
         check_templates("post_processor", &processor)?;
         check(&value)?;
@@ -91,11 +92,13 @@ impl SubwordTokenizer {
         let special = added.into_iter().filter(|(_, token)| token.special).map(|(id, _)| id);
         let specials: HashSet<u32> = special.filter(|&id| Some(id) != unknown).collect();
         lower_special_scores(&mut value, &specials, unknown);
-        let mut tokenizer: Tokenizer = value.to_string().parse().map_err(|error| invalid(&error))?;
+        let mut tokenizer: Tokenizer = library(|| value.to_string().parse()).map_err(|error| invalid(&error))?;
         // documents are not truncated, and text that spells out a special token stays text
         tokenizer.with_padding(None).set_encode_special_tokens(true);
         tokenizer.with_truncation(None).map_err(|error| invalid(&error))?;
-        let leading = leading_ids(&tokenizer).map_err(|error| invalid(&error))?;
+        check_ids(&tokenizer)?;
+        check_pieces(&tokenizer)?;
+        let leading = library(|| leading_ids(&tokenizer)).map_err(|error| invalid(&error))?;
         let byte_pieces = BytePieces::read(&value["decoder"], &tokenizer, &specials);
         let mut parsed =
             Self { tokenizer, specials, unknown, json, byte_pieces, leading, continuation: DecodeState::default() };
@@ -133,7 +136,7 @@ impl SubwordTokenizer {
 
     /// Returns the number of ids: one more than the largest.
     pub fn len(&self) -> usize {
-        self.tokenizer.get_vocab(true).into_values().max().map_or(0, |largest| largest as usize + 1)
+        count_ids(&self.tokenizer)
     }
 
     /// Returns true if the tokenizer has no pieces.
@@ -149,7 +152,7 @@ impl SubwordTokenizer {
     /// Encodes a text. Fails with the library's message if the tokenizer has neither a piece nor an unknown token for a
     /// part of `text`.
     pub fn encode(&self, text: &str) -> Result<Vec<Subword>, String> {
-        let encoding = self.tokenizer.encode(text, false).map_err(|error| error.to_string())?;
+        let encoding = library(|| self.tokenizer.encode(text, false))?;
         let pieces = encoding.get_ids().iter().zip(encoding.get_offsets());
         let text_id = |id: u32| match (self.specials.contains(&id), self.unknown) {
             (false, _) => Ok(id),
@@ -161,8 +164,8 @@ impl SubwordTokenizer {
 
     /// Decodes ids. Special tokens and unknown ids have no text.
     pub fn decode(&self, ids: &[u32]) -> String {
-        // decoders only fail on input that no tokenizer produces
-        self.tokenizer.decode(ids, true).unwrap_or_default()
+        // `check_pieces` has decoded each of them
+        library(|| self.tokenizer.decode(ids, true)).unwrap_or_default()
     }
 
     /// Decodes the ids of a text that continues another one. The text begins anew after the last id of `start`.
@@ -191,7 +194,8 @@ impl SubwordTokenizer {
         if self.specials.contains(&id) || self.unknown == Some(id) || self.piece(id).is_none_or(is_byte) {
             return String::new();
         }
-        let decoded = step_decode_stream(&self.tokenizer, std::mem::take(bytes), true, ids, prefix, index);
+        let new = std::mem::take(bytes);
+        let decoded = library(|| step_decode_stream(&self.tokenizer, new, true, ids, prefix, index));
         // if a decoder changes earlier text, `decode_rest` returns the remainder
         decoded.ok().flatten().unwrap_or_default()
     }
@@ -259,7 +263,7 @@ fn lower_special_scores(json: &mut Value, specials: &HashSet<u32>, unknown: Opti
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::tokenizer_library::MAX_IDS, *};
     use serde_json::json;
 
     #[test]
@@ -324,6 +328,37 @@ mod tests {
             let error = SubwordTokenizer::parse_for_prompts(file.to_string().as_bytes()).unwrap_err();
             assert_eq!(error.key, key, "{error}");
         }
+    }
+
+    /// The library panics on a piece that is shorter than what it strips.
+    #[test]
+    fn decoders_that_panic_on_a_piece_are_rejected() {
+        let mut file: Value = serde_json::from_str(SMALL).unwrap();
+        file["decoder"] = json!({ "type": "Strip", "content": "a", "start": 0, "stop": 2 });
+        let error = SubwordTokenizer::parse_for_prompts(file.to_string().as_bytes()).unwrap_err();
+        assert_eq!(error.key, "decoder", "{error}");
+        assert!(error.to_string().ends_with("at \"a\""), "{error}");
+    }
+
+    #[test]
+    fn a_panic_of_the_library_is_an_error() {
+        let error = library(|| -> tokenizers::Result<()> { panic!("no") }).unwrap_err();
+        assert!(error.contains("a panic of the tokenizers library"), "{error}");
+    }
+
+    #[test]
+    fn ids_have_a_limit() {
+        let parse = |id: usize| {
+            let mut file: Value = serde_json::from_str(SMALL).unwrap();
+            file["model"] = json!({ "type": "WordLevel", "vocab": { "a": 0, "b": id }, "unk_token": "a" });
+            file["added_tokens"] = json!([]);
+            file["decoder"] =
+                json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true });
+            SubwordTokenizer::parse_for_prompts(file.to_string().as_bytes())
+        };
+        assert_eq!(parse(MAX_IDS - 1).unwrap().len(), MAX_IDS);
+        let message = parse(MAX_IDS).unwrap_err().to_string();
+        assert_eq!(message, "model.vocab: expected ids below 4194304, found 4194304");
     }
 
     #[test]

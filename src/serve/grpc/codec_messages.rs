@@ -6,7 +6,6 @@ use crate::{
 };
 use std::time::Duration;
 use tokio::{sync::mpsc::Sender, time::timeout};
-use tonic::Status;
 
 /// The messages of a method.
 pub(crate) trait Messages: Send + 'static {
@@ -27,30 +26,18 @@ pub(crate) trait Messages: Send + 'static {
 
 /// Where a call sends its messages.
 pub(super) struct Output<M: Messages> {
-    pub(super) sender: Sender<Result<M::Response, Status>>,
+    pub(super) sender: Sender<M::Response>,
     /// How long a client may read nothing.
     pub(super) stall: Duration,
-}
-
-impl<M: Messages> Clone for Output<M> {
-    fn clone(&self) -> Self {
-        Self { sender: self.sender.clone(), stall: self.stall }
-    }
 }
 
 impl<M: Messages> Output<M> {
     /// Sends a message. Waits while the client is behind; fails with [`Error::Stalled`] if it reads nothing for too long.
     pub(super) async fn send(&self, message: M::Response) -> Result<()> {
-        match timeout(self.stall, self.sender.send(Ok(message))).await {
+        match timeout(self.stall, self.sender.send(message)).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(_)) => Err(Error::Cancelled),
             Err(_) => Err(Error::Stalled { limit: self.stall }),
         }
-    }
-
-    /// Sends the error that ended the call.
-    pub(super) async fn fail(&self, failure: Status) {
-        // a client that reads nothing does not read this either
-        let _ = timeout(self.stall, self.sender.send(Err(failure))).await;
     }
 }

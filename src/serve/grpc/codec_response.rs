@@ -29,9 +29,9 @@ const MESSAGES: usize = 4;
 pub(crate) struct CodecResponse<M: Messages> {
     /// A message that [`buffered`](Self::buffered) has read ahead.
     first: Option<M::Response>,
-    messages: Receiver<Result<M::Response, Status>>,
-    /// `None` once its end is known.
-    task: Option<JoinHandle<()>>,
+    messages: Receiver<M::Response>,
+    /// Ends with the error that ended the call, which follows the messages. `None` once it is known.
+    task: Option<JoinHandle<Result<(), Status>>>,
     call: Call,
     /// Held until the response is complete or dropped.
     _permit: RequestPermit,
@@ -61,14 +61,14 @@ impl<M: Messages> CodecResponse<M> {
             };
             let result = tokio::select! {
                 biased;
-                result = run(codec, output.clone()) => result,
+                result = run(codec, output) => result,
                 error = permit.ended() => Err(error),
                 () = passed => Err(Error::Deadline { stage: "while decoding" }),
             };
-            if let Err(error) = result {
+            result.map_err(|error| {
                 log_failure(&Span::current(), &error);
-                output.fail(status(&error, &id)).await;
-            }
+                status(&error, &id)
+            })
         };
         let task = Some(tokio::spawn(task.instrument(span)));
         Self { first: None, messages, task, call, _permit: response_permit }
@@ -84,15 +84,13 @@ impl<M: Messages> CodecResponse<M> {
 
     fn poll_message(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<M::Response, Status>>> {
         if let Some(message) = ready!(self.messages.poll_recv(cx)) {
-            return Poll::Ready(Some(message));
+            return Poll::Ready(Some(Ok(message)));
         }
         let Some(task) = &mut self.task else { return Poll::Ready(None) };
-        let result = ready!(Pin::new(task).poll(cx));
+        let ended = ready!(Pin::new(task).poll(cx));
         self.task = None;
-        Poll::Ready(result.err().map(|_| {
-            let error = Error::Internal("a panic in a call".into());
-            Err(status(&error, &self.call.id))
-        }))
+        let panicked = |_| Err(status(&Error::Internal("a panic in a call".into()), &self.call.id));
+        Poll::Ready(ended.unwrap_or_else(panicked).err().map(Err))
     }
 }
 

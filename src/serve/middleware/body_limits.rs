@@ -119,6 +119,9 @@ impl BodyMemory {
     }
 
     fn reserve(&self, tenant: &Arc<str>, bytes: usize) -> Result<()> {
+        if bytes > self.tenant_limit {
+            return Err(Error::Oversized { what: "the memory of one request", limit: self.tenant_limit });
+        }
         let full = |what, limit| Err(Error::QueueFull { what, limit, retry: RETRY });
         match self.bytes.take(tenant, bytes) {
             Ok(()) => Ok(()),
@@ -304,8 +307,8 @@ impl HttpBody for LimitedBody {
             let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) else {
                 let error = if self.started != Some(true) && self.drained.as_mut().poll(cx).is_ready() {
                     draining_error()
-                } else if self.is_stream && self.reserved.is_empty() {
-                    // Any time may pass between two requests of a stream.
+                } else if self.is_stream && self.reserved.is_empty() && self.started != Some(false) {
+                    // Any time may pass between two requests of a stream. The options of a text must come in time.
                     return Poll::Pending;
                 } else {
                     ready!(self.late.as_mut().poll(cx));

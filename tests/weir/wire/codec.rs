@@ -16,30 +16,30 @@ use weir_proto::v1::{
     codec_client::CodecClient, compress_request, compress_response, decompress_request, decompress_response,
 };
 
-const TEXT: &str = "a weir pools a stream and lets it flow on ";
+pub(super) const TEXT: &str = "a weir pools a stream and lets it flow on ";
 
 async fn served(folder: &Path) -> (Running, Handle) {
     let engine = Handle::start(load(folder, &settings()).unwrap(), Limits::default()).unwrap();
     (Running::start(vec![engine.clone()], TransportConfig::default()).await, engine)
 }
 
-fn client(running: &Running) -> CodecClient<Channel> {
+pub(super) fn client(running: &Running) -> CodecClient<Channel> {
     CodecClient::new(running.channel.clone())
 }
 
-fn to_compress(options: CompressOptions, text: &str) -> Vec<CompressRequest> {
+pub(super) fn to_compress(options: CompressOptions, text: &str) -> Vec<CompressRequest> {
     let text = text.as_bytes().chunks(10).map(|part| compress_request::Part::Text(part.to_vec()));
     let parts = [compress_request::Part::Options(options)].into_iter().chain(text);
     parts.map(|part| CompressRequest { part: Some(part) }).collect()
 }
 
-fn to_decompress(data: &[u8]) -> Vec<DecompressRequest> {
+pub(super) fn to_decompress(data: &[u8]) -> Vec<DecompressRequest> {
     let data = data.chunks(7).map(|part| decompress_request::Part::Data(part.to_vec()));
     let parts = [decompress_request::Part::Options(DecompressOptions::default())].into_iter().chain(data);
     parts.map(|part| DecompressRequest { part: Some(part) }).collect()
 }
 
-async fn compress(
+pub(super) async fn compress(
     client: &mut CodecClient<Channel>,
     options: CompressOptions,
     text: &str,
@@ -68,13 +68,13 @@ async fn decompress(client: &mut CodecClient<Channel>, data: &[u8]) -> Result<(V
 }
 
 /// Waits until no block runs or holds memory. A block whose call failed ends within a step.
-async fn freed(engine: &Handle) {
+pub(super) async fn freed(engine: &Handle) {
     while engine.load().running > 0 || engine.load().queued > 0 || engine.memory().in_use > 0 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
-fn reason(status: &Status) -> String {
+pub(super) fn reason(status: &Status) -> String {
     status.get_details_error_info().unwrap().reason
 }
 
@@ -158,7 +158,7 @@ async fn a_call_ends_with_its_deadline_and_with_its_client() {
 }
 
 /// Starts to compress a text in blocks of 500 characters. All of the text has arrived when the first output comes.
-async fn begun(running: &Running, text: &str) -> tonic::Streaming<CompressResponse> {
+pub(super) async fn begun(running: &Running, text: &str) -> tonic::Streaming<CompressResponse> {
     let options = CompressOptions { block_chars: Some(500), ..Default::default() };
     let text = compress_request::Part::Text(text.as_bytes().to_vec());
     let parts = [compress_request::Part::Options(options), text].map(|part| CompressRequest { part: Some(part) });
@@ -167,7 +167,7 @@ async fn begun(running: &Running, text: &str) -> tonic::Streaming<CompressRespon
     stream
 }
 
-async fn read(mut stream: tonic::Streaming<CompressResponse>) -> Result<CodecSummary, Status> {
+pub(super) async fn read(mut stream: tonic::Streaming<CompressResponse>) -> Result<CodecSummary, Status> {
     while let Some(message) = stream.next().await {
         if let compress_response::Event::Summary(summary) = message?.event.unwrap() {
             return Ok(summary);
@@ -187,50 +187,4 @@ async fn a_call_finishes_while_the_server_drains() {
     }
     let summary = read(stream).await.expect("all blocks of a running call are compressed");
     assert_eq!((summary.text_bytes, summary.blocks), (text.len() as u64, text.len().div_ceil(500) as u64));
-}
-
-/// A call takes as much of the queue as there is, and goes on when there is more.
-#[tokio::test(flavor = "multi_thread")]
-async fn later_blocks_wait_for_the_queue() {
-    let limits = Limits { rows: 4, queue: 8, ..Limits::default() };
-    let engine = Handle::start(load(&converted("whitespaces"), &settings()).unwrap(), limits).unwrap();
-    let running = Running::start(vec![engine.clone()], TransportConfig::default()).await;
-    let text = TEXT.repeat(40);
-    let mut calls = Vec::new();
-    let mut refused = 0;
-    for _ in 0..12 {
-        let options = CompressOptions { block_chars: Some(200), ..Default::default() };
-        let mut client = client(&running);
-        let text = text.clone();
-        calls.push(tokio::spawn(async move { compress(&mut client, options, &text).await }));
-    }
-    for call in calls {
-        match call.await.unwrap() {
-            Ok((_, summary)) => assert_eq!(summary.text_bytes, text.len() as u64),
-            // only the first block of a call may be refused, before there is output
-            Err(status) => {
-                assert_eq!(reason(&status), "QUEUE_FULL", "{status:?}");
-                refused += 1;
-            }
-        }
-    }
-    assert!(refused < 12, "no call is served");
-    freed(&engine).await;
-}
-
-/// The symbols of blocks in the engine count against the memory of requests.
-#[tokio::test(flavor = "multi_thread")]
-async fn blocks_count_in_the_memory_of_requests() {
-    let config = TransportConfig { message_bytes: 8 << 10, request_memory: 16 << 10, ..TransportConfig::default() };
-    let engine = Handle::start(load(&converted("whitespaces"), &settings()).unwrap(), Limits::default()).unwrap();
-    let running = Running::start(vec![engine.clone()], config).await;
-    let mut client = client(&running);
-    let with_blocks = |block_chars| CompressOptions { block_chars: Some(block_chars), ..Default::default() };
-    let text = TEXT.repeat(150);
-    // one block takes 20 KB
-    let status = compress(&mut client, with_blocks(5000), &text).await.unwrap_err();
-    assert_eq!((status.code(), reason(&status)), (Code::ResourceExhausted, "QUEUE_FULL".into()));
-    let (_, summary) = compress(&mut client, with_blocks(500), &text).await.expect("the blocks wait for one another");
-    assert_eq!(summary.text_bytes, text.len() as u64);
-    freed(&engine).await;
 }

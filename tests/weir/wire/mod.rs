@@ -5,6 +5,7 @@ mod admin_port;
 mod basic_calls;
 mod call_limits;
 mod codec;
+mod codec_limits;
 mod collected;
 mod compression;
 mod connections;

@@ -2,7 +2,14 @@
 
 use super::{files::FilePair, partial_files::PartialFiles};
 use crate::error::{Error, Result};
-use std::{fs::File, io::Write, path::PathBuf};
+use std::{
+    fs::File,
+    io::{ErrorKind, Write},
+    path::PathBuf,
+};
+
+/// Partial files of one output that killed processes may have left.
+const MAX_LEFT: usize = 100;
 
 /// A file that is being written under another name. Dropping it removes it.
 pub(super) struct OutputFile {
@@ -18,10 +25,17 @@ pub(super) struct OutputFile {
 impl OutputFile {
     /// Creates the file of a pair and lists it in `files`. Fails if the operating system does.
     pub(super) fn create(pair: &FilePair, overwrite: bool, files: &PartialFiles) -> Result<Self> {
-        let mut partial = pair.output.as_os_str().to_owned();
-        partial.push(format!(".partial-{}", std::process::id()));
-        let partial = PathBuf::from(partial);
-        let file = files.create(&partial).map_err(Error::io(&partial))?;
+        // Another process with the same number may have left such a file: in a container, each command is process 1.
+        let mut tried = 0;
+        let (file, partial) = loop {
+            let mut partial = pair.output.as_os_str().to_owned();
+            partial.push(format!(".partial-{}-{tried}", std::process::id()));
+            let partial = PathBuf::from(partial);
+            match files.create(&partial) {
+                Err(error) if error.kind() == ErrorKind::AlreadyExists && tried < MAX_LEFT => tried += 1,
+                created => break (created.map_err(Error::io(&partial))?, partial),
+            }
+        };
         Ok(Self { file: Some(file), partial, pair: pair.clone(), overwrite, files: files.clone() })
     }
 

@@ -37,6 +37,12 @@ def test_every_kind_of_source_gives_the_same_data(weir: Client, tmp_path: Path) 
     assert weir.decompress(iter([data[:100], data[100:]])) == TEXT
 
 
+def test_many_small_parts_are_joined(weir: Client) -> None:
+    text = TEXT * 50
+    data = weir.compress((text[index : index + 1] for index in range(len(text))), block_chars=500)
+    assert weir.decompress(data[index : index + 1] for index in range(len(data))) == text
+
+
 def test_streams_end_with_the_totals(weir: Client) -> None:
     with weir.compress_stream(TEXT, block_chars=100, windows=(64, 32), text_bytes=len(TEXT)) as stream:
         data = b"".join(stream)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from dataclasses import dataclass
 from typing import IO, Any, AsyncIterator, Dict, Generic, Iterable, Iterator, Optional, Tuple, Type, TypeVar, Union
 
@@ -27,6 +28,10 @@ DECOMPRESS = Method("/weir.v1.Codec/Decompress", pb.DecompressRequest, pb.Decomp
 
 # Bytes in one message: far below the server's message limit.
 _PIECE = 1 << 16
+# Smaller parts are joined: a server closes a connection with many small messages. Parts that arrive slowly are sent as they are, so
+# that the server sees progress.
+_SMALL = 1 << 10
+_SLOW_SECONDS = 1.0
 
 Sent = TypeVar("Sent", bound=Message)
 
@@ -126,10 +131,22 @@ def _parts(source: Any) -> Iterator[bytes]:
         while part := source.read(_PIECE):
             yield part
     else:
-        for part in source:
-            if not isinstance(part, (bytes, bytearray, memoryview)):
-                raise TypeError(f"expected parts of type bytes, found {type(part).__name__}")
-            yield from _cut(bytes(part))
+        yield from _joined(source)
+
+
+def _joined(parts: Iterable[Buffer]) -> Iterator[bytes]:
+    """Yields the bytes of all parts, in few messages."""
+    held = bytearray()
+    sent = time.monotonic()
+    for part in parts:
+        if not isinstance(part, (bytes, bytearray, memoryview)):
+            raise TypeError(f"expected parts of type bytes, found {type(part).__name__}")
+        held += part
+        if len(held) >= _SMALL or time.monotonic() - sent > _SLOW_SECONDS:
+            yield from _cut(bytes(held))
+            held.clear()
+            sent = time.monotonic()
+    yield from _cut(bytes(held))
 
 
 class _Upload(Generic[Sent]):

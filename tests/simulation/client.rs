@@ -4,7 +4,7 @@ use crate::{
     answer::Answer,
     dice::Dice,
     network::{Dialer, Link, LinkState},
-    plan::{CallKind, CallPlan, ClientPlan, Reading, SHORT_IDLE, key},
+    plan::{CallKind, CallPlan, ClientPlan, KeySet, Reading, key},
     world::World,
 };
 use hyper_util::rt::TokioIo;
@@ -36,7 +36,9 @@ const RETRY: Duration = Duration::from_millis(20);
 #[derive(Clone)]
 pub(crate) struct Client {
     pub(crate) world: Arc<World>,
-    channel: Channel,
+    pub(crate) channel: Channel,
+    /// The API keys with which a call on this connection was complete. They stay valid for it after a reload.
+    used: Arc<Mutex<Option<KeySet>>>,
     /// Connects over HTTP/1.1.
     pub(crate) http: Arc<Mutex<Dialer>>,
     number: usize,
@@ -122,7 +124,8 @@ impl Client {
         let endpoint = Endpoint::from_static("http://simulated").initial_stream_window_size(plan.window);
         let channel = endpoint.connect_with_connector(connector).await.ok()?;
         let has_faults = !plan.link.is_empty() || world.plan.breaks_connections();
-        Some((Self { world: Arc::clone(world), channel, http, number, tenant: plan.tenant, has_faults }, link))
+        let used = Arc::default();
+        Some((Self { world: Arc::clone(world), channel, used, http, number, tenant: plan.tenant, has_faults }, link))
     }
 
     /// Repeats long calls until all other clients are served.
@@ -160,8 +163,11 @@ impl Client {
                 CallKind::Models => self.models(plan, &name).await,
                 CallKind::Health => self.check_health(plan, &name).await,
                 CallKind::Completion => Ok(self.complete(plan, &name).await),
+                CallKind::RoundTrip => self.round_trip(plan, &name).await,
+                CallKind::Inference => self.infer(plan, &name).await,
             }
         };
+        let keys = self.world.keys();
         let limit = if let Reading::Leave(limit) = plan.reading { limit } else { PATIENCE };
         let end = match timeout(limit, response).await {
             Ok(Ok(end)) => end,
@@ -182,22 +188,52 @@ impl Client {
             End::Cancelled => "cancelled",
         };
         log.count(kind, 1);
-        if plan.kind == CallKind::Completion && end == End::Complete {
-            log.count("completion over HTTP", 1);
+        if end == End::Complete {
+            self.count_complete(plan.kind, keys);
         }
         self.world.check_fairness(plan, self.tenant, took, &end, &name);
         end
     }
 
+    /// Counts a call that began while the server had these keys.
+    fn count_complete(&self, kind: CallKind, keys: KeySet) {
+        let log = &self.world.log;
+        match kind {
+            CallKind::Completion => log.count("completion over HTTP", 1),
+            CallKind::RoundTrip => log.count("text that came back", 1),
+            CallKind::Inference => log.count("inference", 1),
+            _ => {}
+        }
+        // a completion has a connection of its own, and health needs no key
+        if !matches!(kind, CallKind::Completion | CallKind::Health) && keys == self.world.keys() {
+            let used = *self.used.lock().unwrap().get_or_insert(keys);
+            if used != keys {
+                log.count("call with a removed key", 1);
+            }
+        }
+    }
+
+    /// Forgets the keys that were used on the connection. Returns true if another connection may have taken its place after a reload.
+    fn forgets_key(&self) -> bool {
+        let used = self.used.lock().unwrap().take();
+        let closes = self.has_faults || self.world.plan.closes_idle_connections();
+        closes && used.is_some_and(|used| used != self.world.keys())
+    }
+
+    /// Returns the keys with which this client calls: those that it has used on its connection, or those of the server.
+    fn keys(&self) -> KeySet {
+        self.used.lock().unwrap().unwrap_or(self.world.keys())
+    }
+
     /// Returns the request of a call. It has an id, because the length of a random one differs once it is compressed.
-    fn request<T>(&self, plan: &CallPlan, name: &str, message: T) -> Request<T> {
+    pub(crate) fn request<T>(&self, plan: &CallPlan, name: &str, message: T) -> Request<T> {
         let mut request = Request::new(message);
         request.metadata_mut().insert("x-request-id", name.replace(' ', "-").parse().unwrap());
         if let Some(deadline) = plan.deadline {
             request.set_timeout(deadline);
         }
         if self.world.plan.tenants > 0 {
-            let key = format!("Bearer {}", key(self.tenant));
+            let key = format!("Bearer {}", key(self.tenant, self.keys()));
             request.metadata_mut().insert("authorization", key.parse().unwrap());
         }
         request
@@ -305,8 +341,9 @@ impl Client {
             self.world.log.line(format_args!("{name}: {:?} {:?}", status.code(), status.message()));
             let expired = call.deadline.is_some() && matches!(status.code(), Code::Cancelled | Code::DeadlineExceeded);
             // The client's library does not send a call again that met the end of an idle connection.
-            let idle = plan.transport.connection_idle.is_some_and(|limit| limit <= SHORT_IDLE);
-            let is_unsent = idle && status.code() == Code::Cancelled && status.message() == "operation was canceled";
+            let is_unsent = plan.closes_idle_connections()
+                && status.code() == Code::Cancelled
+                && status.message() == "operation was canceled";
             if !(self.has_faults || expired || is_unsent || self.world.is_ending()) {
                 self.world.log.violation(format_args!("{name}: the connection broke: {status:?}"));
             }
@@ -329,6 +366,12 @@ impl Client {
             "STALLED" => matches!(call.reading, Reading::Slow(_) | Reading::Late(_)) || self.has_faults,
             "OUT_OF_MEMORY" => plan.refusals > 0,
             "DRAINING" => self.world.is_ending(),
+            // A block and the next part of its text never fit together.
+            "OVERSIZED" => {
+                call.kind == CallKind::RoundTrip && plan.transport.request_memory == plan.transport.message_bytes
+            }
+            // a call that was on its way, or on a new connection with the key of the one before
+            "UNAUTHENTICATED" => self.world.has_just_reloaded() || self.forgets_key(),
             "INTERNAL" => plan.has_panics || plan.breaks.is_some(),
             // Over HTTP: all connections are busy, or this one is too old.
             "CONNECTIONS" | "CONNECTION_AGE" => plan.breaks_connections(),

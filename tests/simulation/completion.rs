@@ -82,7 +82,7 @@ impl Client {
             name.replace(' ', "-")
         );
         if self.world.plan.tenants > 0 {
-            head += &format!("Authorization: Bearer {}\r\n", key(self.tenant));
+            head += &format!("Authorization: Bearer {}\r\n", key(self.tenant, self.world.keys()));
         }
         let connecting = self.http.lock().unwrap().connect();
         let mut bytes = Vec::new();

@@ -18,8 +18,10 @@
 
 mod answer;
 mod client;
+mod codec;
 mod completion;
 mod dice;
+mod inference;
 mod log;
 mod model;
 mod network;
@@ -48,12 +50,17 @@ const REPEATED: u64 = 100;
 const MAX_FAILURES: usize = 5;
 
 /// Events that must occur in every run, or the worlds are too peaceful to show anything.
-const EXPECTED: [&str; 16] = [
+const EXPECTED: [&str; 21] = [
     "complete",
     "completion over HTTP",
+    "text that came back",
+    "inference",
     "cancelled",
     "disconnected",
     "signal",
+    "second signal",
+    "reload",
+    "call with a removed key",
     "preemption",
     "refused memory",
     "full request memory",

@@ -76,7 +76,7 @@ impl SimModel {
             pooled: true,
             dtype: "f32",
             isa: Isa::detect(),
-            sha256: String::new(),
+            sha256: "5a".repeat(32),
             exactness: Exactness::Bitwise,
             sampling: SamplingDefaults::default(),
         };

@@ -12,7 +12,7 @@ use weir::{
 };
 
 /// The short one of two limits on idle connections. A slow reader can reach it.
-pub(crate) const SHORT_IDLE: Duration = Duration::from_secs(1);
+const SHORT_IDLE: Duration = Duration::from_secs(1);
 
 /// Maximum bytes of a message in some worlds.
 const MESSAGE_BYTES: usize = 1 << 10;
@@ -34,6 +34,10 @@ pub(crate) struct WorldPlan {
     pub(crate) clients: Vec<ClientPlan>,
     /// When the server gets the signal to shut down. Without it, the signal comes after all clients have left.
     pub(crate) shutdown: Option<Duration>,
+    /// When the server gets a second signal, which ends running requests at once: this long after the first one.
+    pub(crate) second_signal: Option<Duration>,
+    /// When other API keys replace those of all tenants.
+    pub(crate) reload: Option<Duration>,
     /// When a panic outside of a step hits the worker.
     pub(crate) breaks: Option<Duration>,
     /// A tenant sends long requests until all others are served.
@@ -63,7 +67,7 @@ pub(crate) struct ClientPlan {
 pub(crate) struct CallPlan {
     pub(crate) kind: CallKind,
     pub(crate) prompt: String,
-    /// Number of characters to generate.
+    /// Number of characters to generate, or of a block to compress.
     pub(crate) count: usize,
     pub(crate) priority: i32,
     pub(crate) deadline: Option<Duration>,
@@ -80,6 +84,10 @@ pub(crate) enum CallKind {
     Health,
     /// Over HTTP.
     Completion,
+    /// A text that is compressed and comes back.
+    RoundTrip,
+    /// A generation over the Open Inference Protocol.
+    Inference,
 }
 
 /// How a client reads its response.
@@ -124,6 +132,10 @@ impl WorldPlan {
             tenants,
             clients,
             shutdown: (!has_flood && dice.chance(25)).then(|| within(dice)),
+            second_signal: dice.chance(40).then(|| within(dice)),
+            // while the clients still call
+            reload: (!has_flood && tenants > 0 && dice.chance(30))
+                .then(|| Duration::from_millis(dice.between(20, 200) as u64)),
             breaks: (!has_flood && dice.chance(4)).then(|| within(dice)),
             has_flood,
             has_panics,
@@ -135,9 +147,14 @@ impl WorldPlan {
         self.transport.connection_age.is_some()
     }
 
+    /// Returns true if the server soon closes connections without calls.
+    pub(crate) fn closes_idle_connections(&self) -> bool {
+        self.transport.connection_idle.is_some_and(|limit| limit <= SHORT_IDLE)
+    }
+
     /// Returns true if the model can never hold the call's text.
     pub(crate) fn never_fits(&self, call: &CallPlan) -> bool {
-        let generates = matches!(call.kind, CallKind::Generate | CallKind::Completion);
+        let generates = matches!(call.kind, CallKind::Generate | CallKind::Completion | CallKind::Inference);
         let count = if generates { call.count } else { 0 };
         (call.prompt.len() + count).div_ceil(8) * PAGE_BYTES > self.memory
     }
@@ -160,8 +177,6 @@ fn limits(dice: &mut Dice, has_flood: bool) -> Limits {
 }
 
 fn transport(dice: &mut Dice, tenants: usize, has_flood: bool) -> TransportConfig {
-    let lines: Vec<_> = (0..tenants).map(|tenant| format!("tenant-{tenant}:{}", key(tenant))).collect();
-    let keys = (tenants > 0).then(|| Keys::parse(&lines.join("\n")).unwrap());
     let config = TransportConfig {
         drain: Duration::from_millis(dice.pick(&[0, 100, 5000])),
         calls: if has_flood { 64 } else { dice.between(4, 20) },
@@ -169,7 +184,7 @@ fn transport(dice: &mut Dice, tenants: usize, has_flood: bool) -> TransportConfi
         keepalive_interval: Some(Duration::from_secs(5)),
         keepalive_timeout: Duration::from_secs(2),
         late_headers: dice.chance(20),
-        access: Access::from(Credentials { keys, ..Credentials::default() }),
+        access: Access::from(credentials(tenants, KeySet::First)),
         ..TransportConfig::default()
     };
     if has_flood || dice.chance(60) {
@@ -186,9 +201,23 @@ fn transport(dice: &mut Dice, tenants: usize, has_flood: bool) -> TransportConfi
     }
 }
 
+/// The API keys of all tenants before a reload, or after it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum KeySet {
+    First,
+    Second,
+}
+
 /// Returns the API key of a tenant.
-pub(crate) fn key(tenant: usize) -> String {
-    format!("the-key-of-tenant-{tenant:08}")
+pub(crate) fn key(tenant: usize, set: KeySet) -> String {
+    format!("the-key-of-tenant-{tenant:08}-{set:?}")
+}
+
+/// Returns the credentials of a server with this number of tenants.
+pub(crate) fn credentials(tenants: usize, set: KeySet) -> Credentials {
+    let lines: Vec<_> = (0..tenants).map(|tenant| format!("tenant-{tenant}:{}", key(tenant, set))).collect();
+    let keys = (tenants > 0).then(|| Keys::parse(&lines.join("\n")).unwrap());
+    Credentials { keys, ..Credentials::default() }
 }
 
 impl ClientPlan {
@@ -261,9 +290,11 @@ impl CallPlan {
             CallKind::Health,
             CallKind::Completion,
             CallKind::Completion,
-            CallKind::Completion,
+            CallKind::RoundTrip,
+            CallKind::RoundTrip,
+            CallKind::Inference,
         ];
-        let kind = if dice.chance(65) { CallKind::Generate } else { dice.pick(&kinds) };
+        let kind = if dice.chance(60) { CallKind::Generate } else { dice.pick(&kinds) };
         // texts that begin alike share cached pages
         let common = if dice.chance(50) { "a bc de a b " } else { "" };
         let mut prompt = format!("{common}{}", text(dice, 1, 40));
@@ -280,10 +311,12 @@ impl CallPlan {
             _ => Reading::Eager,
         };
         let count = if dice.chance(10) { MAX_SYMBOLS - prompt.len() } else { dice.between(1, 40) };
+        let count = if has_flood { dice.between(1, 20) } else { count };
         Self {
             kind,
+            // during a flood, each block would wait for a turn
+            count: if has_flood && kind == CallKind::RoundTrip { prompt.len() } else { count },
             prompt,
-            count: if has_flood { dice.between(1, 20) } else { count },
             priority: dice.pick(&[-8, 0, 0, 7]),
             deadline: (!has_flood && dice.chance(15)).then(|| ms(dice.between(1, 400))),
             reading,

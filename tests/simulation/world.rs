@@ -6,11 +6,11 @@ use crate::{
     log::{Contents, Log},
     model::{Faults, SimModel},
     network::{LinkQuality, MAX_LATENCY},
-    plan::{CallPlan, ClientPlan, WorldPlan},
+    plan::{CallKind, CallPlan, ClientPlan, KeySet, WorldPlan, credentials},
 };
 use std::{
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{
             AtomicBool, AtomicUsize,
             Ordering::{Relaxed, SeqCst},
@@ -22,7 +22,7 @@ use tokio::{
     runtime::{Builder, Handle as Runtime},
     sync::{mpsc, oneshot},
     task::{JoinError, JoinSet},
-    time::{sleep, timeout},
+    time::{Instant, sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
 use weir::{
@@ -58,6 +58,8 @@ pub(crate) struct World {
     pub(crate) served: CancellationToken,
     /// True once the server has the signal to shut down.
     ending: AtomicBool,
+    /// When the API keys were replaced.
+    reloaded: Mutex<Option<Instant>>,
 }
 
 /// Counts the requests of the engine.
@@ -91,6 +93,7 @@ pub(crate) fn run(seed: u64) -> Contents {
             http,
             served: CancellationToken::new(),
             ending: AtomicBool::new(false),
+            reloaded: Mutex::new(None),
         });
         if timeout(HORIZON, live(&world, [accepted, accepted_http], dice)).await.is_err() {
             world.log.violation("the world never ends");
@@ -115,10 +118,14 @@ async fn live(world: &Arc<World>, accepted: [mpsc::Receiver<Accepted>; 2], mut d
     };
     let engines = Engines::new(vec![engine.clone()]).unwrap();
     let [grpc, http] = accepted.map(Listener::InProcess);
-    let parts = ServerParts { http: Some(http), ..engines.into() };
+    let force_shutdown = CancellationToken::new();
+    let parts = ServerParts { http: Some(http), force_shutdown: force_shutdown.clone(), ..engines.into() };
     let server = serve::run(grpc, parts, shutdown, plan.transport.clone());
     let server = tokio::spawn(server);
-    let signal = tokio::spawn(signal(Arc::clone(world), stop, plan.shutdown));
+    let signal = tokio::spawn(signal(Arc::clone(world), stop, force_shutdown));
+    if let Some(after) = plan.reload {
+        tokio::spawn(reload(Arc::clone(world), after));
+    }
     if let Some(after) = plan.breaks {
         let faults = Arc::clone(&faults);
         tokio::spawn(async move {
@@ -167,9 +174,10 @@ async fn work(worker: WorkerTask, step: usize, stalls: usize, faults: Arc<Faults
     worker.run(took).await;
 }
 
-/// Sends the shutdown signal after the given time. Without a time, keeps it until this task is aborted, which sends it.
-async fn signal(world: Arc<World>, stop: oneshot::Sender<()>, after: Option<Duration>) {
-    match after {
+/// Sends the shutdown signal when it is planned, and the second one. Without a time, keeps the signal until this task is aborted,
+/// which sends it.
+async fn signal(world: Arc<World>, stop: oneshot::Sender<()>, force: CancellationToken) {
+    match world.plan.shutdown {
         Some(after) => sleep(after).await,
         None => std::future::pending().await,
     }
@@ -177,6 +185,22 @@ async fn signal(world: Arc<World>, stop: oneshot::Sender<()>, after: Option<Dura
     world.log.line("the server gets a signal");
     world.log.count("signal", 1);
     let _ = stop.send(());
+    if let Some(after) = world.plan.second_signal {
+        sleep(after).await;
+        world.log.line("the server gets a second signal");
+        world.log.count("second signal", 1);
+        force.cancel();
+    }
+}
+
+/// Replaces the API keys of all tenants after the given time.
+async fn reload(world: Arc<World>, after: Duration) {
+    sleep(after).await;
+    let WorldPlan { tenants, transport, .. } = &world.plan;
+    transport.access.credentials.replace(credentials(*tenants, KeySet::Second));
+    *world.reloaded.lock().unwrap() = Some(Instant::now());
+    world.log.line("the keys are replaced");
+    world.log.count("reload", 1);
 }
 
 /// Runs all clients. Those that flood the server end after the others.
@@ -285,6 +309,16 @@ impl World {
         self.ending.load(SeqCst)
     }
 
+    /// Returns the API keys that the server has now.
+    pub(crate) fn keys(&self) -> KeySet {
+        if self.reloaded.lock().unwrap().is_some() { KeySet::Second } else { KeySet::First }
+    }
+
+    /// Returns true if the API keys were replaced less than a second ago.
+    pub(crate) fn has_just_reloaded(&self) -> bool {
+        self.reloaded.lock().unwrap().is_some_and(|at| at.elapsed() < Duration::from_secs(1))
+    }
+
     /// Checks that another tenant's flood did not delay or displace a call.
     pub(crate) fn check_fairness(&self, call: &CallPlan, tenant: usize, took: Duration, end: &End, name: &str) {
         if !self.plan.has_flood || tenant == 0 {
@@ -295,8 +329,10 @@ impl World {
         let own = self.plan.clients.iter().filter(|client| client.tenant == tenant);
         let longest = |client: &ClientPlan| client.calls.iter().map(|call| call.prompt.len() + call.count).max();
         let own: usize = own.filter_map(longest).sum();
-        let steps = (self.plan.tenants - 1) * TURN_STEPS + own;
-        let latency = (call.count + MESSAGES) * MAX_LATENCY;
+        // a text that comes back is two requests
+        let requests = if call.kind == CallKind::RoundTrip { 2 } else { 1 };
+        let steps = requests * ((self.plan.tenants - 1) * TURN_STEPS + own);
+        let latency = requests * (call.count + MESSAGES) * MAX_LATENCY;
         let limit = Duration::from_millis((steps * self.plan.step + latency) as u64);
         if took > limit {
             self.log.violation(format_args!("{name} took {took:?} during a flood, the limit is {limit:?}"));

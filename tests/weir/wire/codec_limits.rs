@@ -10,30 +10,35 @@ use prost::Message;
 use std::time::Duration;
 use tokio::{
     sync::mpsc,
-    task::JoinSet,
     time::{sleep, timeout},
 };
 use tokio_stream::{StreamExt, wrappers::UnboundedReceiverStream};
-use tonic::Code;
+use tonic::{Code, Streaming};
 use weir::{
     config::TransportConfig,
     engine::{Handle, Limits},
     family::load::load,
 };
-use weir_proto::v1::{CompressOptions, CompressRequest, generation_client::GenerationClient};
+use weir_proto::v1::{CompressOptions, CompressRequest, GenerateResponse, generation_client::GenerationClient};
 
 async fn served(limits: Limits) -> (Running, Handle) {
     let engine = Handle::start(load(&converted("whitespaces"), &settings()).unwrap(), limits).unwrap();
     (Running::start(vec![engine.clone()], TransportConfig::default()).await, engine)
 }
 
-/// Starts a generation that its client does not read. It holds a row or a place in the queue until it is dropped.
-fn start_unread(running: &Running, others: &mut JoinSet<()>) {
+/// Starts generations that their client does not read, until the queue has no room for another one.
+async fn fill_queue(running: &Running) -> Vec<Streaming<GenerateResponse>> {
     let mut client = GenerationClient::new(running.channel.clone());
-    others.spawn(async move {
-        let _unread = client.generate(long("a", 100_000)).await;
-        std::future::pending().await
-    });
+    let mut unread = Vec::new();
+    loop {
+        match client.generate(long("a", 8000)).await {
+            Ok(response) => unread.push(response.into_inner()),
+            Err(status) => {
+                assert_eq!(reason(&status), "QUEUE_FULL", "{status:?}");
+                return unread;
+            }
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -51,13 +56,7 @@ async fn later_blocks_wait_for_the_queue() {
     stream.next().await.unwrap().unwrap();
     freed(&engine).await;
     // The call has a block behind it. Others fill the row and the queue.
-    let mut others = JoinSet::new();
-    for count in 1..=3 {
-        start_unread(&running, &mut others);
-        while engine.load().running + engine.load().queued < count {
-            sleep(Duration::from_millis(1)).await;
-        }
-    }
+    let others = fill_queue(&running).await;
     let status = compress(&mut client(&running), block(100), &text).await.unwrap_err();
     assert_eq!((status.code(), reason(&status)), (Code::ResourceExhausted, "QUEUE_FULL".into()), "a first block waits");
     send_all(rest);
@@ -89,7 +88,7 @@ async fn a_request_without_options_ends_after_the_upload_limit() {
     let running = Running::start(vec![engine], config).await;
     let call = client(&running).compress(tokio_stream::pending()).await;
     let status = call.map(|_| ()).unwrap_err();
-    assert_eq!((status.code(), reason(&status)), (Code::DeadlineExceeded, "DEADLINE".into()), "{status:?}");
+    assert_eq!((status.code(), reason(&status)), (Code::DeadlineExceeded, "INCOMPLETE".into()), "{status:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -14,6 +14,7 @@ use crate::{
     error::{Error, Result},
 };
 use std::{
+    collections::VecDeque,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, Waker},
@@ -29,13 +30,16 @@ type PendingSlot = Pin<Box<dyn Future<Output = Result<OwnedPermit<EventResult>, 
 
 /// Slots reserved for the encoded document or coded block, the final characters and the outcome.
 const RESERVED_SLOTS: usize = 3;
+/// Maximum symbols of an event, in which each alternative of a symbol counts like one. A step may emit a whole chunk of a prompt; the
+/// memory of a channel must not depend on it.
+const EVENT_SYMBOLS: usize = 4;
 /// Maximum events of a channel: more than any client needs, and below tokio's own limit.
 const MAX_EVENTS: usize = 1 << 24;
 
 pub(crate) struct EventSender {
     sender: Sender<EventResult>,
     /// Characters without room in the channel.
-    held: Vec<EmittedSymbol>,
+    held: VecDeque<EmittedSymbol>,
     /// Resolves to a slot for the held characters.
     pending_slot: Option<PendingSlot>,
     free_slots: usize,
@@ -60,7 +64,7 @@ impl EventSender {
         };
         let event_sender = Self {
             sender,
-            held: Vec::new(),
+            held: VecDeque::new(),
             pending_slot: None,
             free_slots: 0,
             unread_since: None,
@@ -112,36 +116,44 @@ impl EventSender {
         }
     }
 
-    /// Sends characters, or holds them until the channel has room.
+    /// Sends characters in events of at most [`EVENT_SYMBOLS`], or holds them until the channel has room.
     pub(crate) fn send_characters(&mut self, characters: Vec<EmittedSymbol>) {
-        if self.pending_slot.is_some() {
-            self.held.extend(characters);
-            return;
+        self.held.extend(characters);
+        if self.pending_slot.is_none() {
+            self.send_held();
         }
-        let refusal = match self.sender.try_reserve() {
-            Ok(slot) => return slot.send(Ok(Event::Characters(characters))),
-            Err(refusal) => refusal,
-        };
-        if matches!(refusal, TrySendError::Full(())) {
-            self.held = characters;
-            self.free_slots = 0;
-            self.unread_since = None;
-            self.pending_slot = Some(Box::pin(self.sender.clone().reserve_owned()));
+    }
+
+    /// Sends held characters while the channel has room.
+    fn send_held(&mut self) {
+        while !self.held.is_empty() {
+            match self.sender.try_reserve() {
+                Ok(slot) => slot.send(Ok(Event::Characters(next_characters(&mut self.held)))),
+                Err(TrySendError::Full(())) => {
+                    self.free_slots = 0;
+                    self.unread_since = None;
+                    self.pending_slot = Some(Box::pin(self.sender.clone().reserve_owned()));
+                    return;
+                }
+                Err(TrySendError::Closed(())) => self.held.clear(),
+            }
         }
     }
 
     /// Tries to send the held characters. Returns true if none are left; otherwise `waker` is woken once there is room.
     pub(crate) fn flush(&mut self, waker: &Waker) -> bool {
-        let Some(slot) = &mut self.pending_slot else { return true };
-        match slot.as_mut().poll(&mut Context::from_waker(waker)) {
-            Poll::Pending => return false,
-            Poll::Ready(Ok(slot)) => {
-                slot.send(Ok(Event::Characters(std::mem::take(&mut self.held))));
+        while let Some(slot) = &mut self.pending_slot {
+            match slot.as_mut().poll(&mut Context::from_waker(waker)) {
+                Poll::Pending => return false,
+                Poll::Ready(Ok(slot)) => {
+                    slot.send(Ok(Event::Characters(next_characters(&mut self.held))));
+                }
+                Poll::Ready(Err(_)) => self.held.clear(),
             }
-            Poll::Ready(Err(_)) => self.held.clear(),
+            self.pending_slot = None;
+            self.unread_since = None;
+            self.send_held();
         }
-        self.pending_slot = None;
-        self.unread_since = None;
         true
     }
 
@@ -167,7 +179,7 @@ impl EventSender {
     fn send_outcome(&mut self, outcome: EventResult) {
         let held = std::mem::take(&mut self.held);
         if let Some(slot) = self.final_slot.take().filter(|_| !held.is_empty()) {
-            slot.send(Ok(Event::Characters(held)));
+            slot.send(Ok(Event::Characters(held.into())));
         }
         if let Some(slot) = self.outcome_slot.take() {
             slot.send(outcome);
@@ -175,9 +187,51 @@ impl EventSender {
     }
 }
 
+/// Takes the characters of the next event.
+fn next_characters(held: &mut VecDeque<EmittedSymbol>) -> Vec<EmittedSymbol> {
+    let alternatives = held.front().map_or(0, |symbol| symbol.top.len());
+    let count = (EVENT_SYMBOLS / (1 + alternatives)).max(1);
+    held.drain(..count.min(held.len())).collect()
+}
+
 /// Every request is answered, even if a panic of the worker dropped it.
 impl Drop for EventSender {
     fn drop(&mut self) {
         self.send_outcome(Err(Error::Internal("the worker lost the request in a panic".into())));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn symbols(count: u32, alternatives: usize) -> Vec<EmittedSymbol> {
+        let top = vec![(0, 0.0); alternatives];
+        (0..count).map(|symbol| EmittedSymbol { top: top.clone(), ..EmittedSymbol::plain(symbol) }).collect()
+    }
+
+    fn received(events: &mut Events) -> Vec<usize> {
+        let mut lengths = Vec::new();
+        while let Ok(event) = events.try_recv() {
+            let Ok(Event::Characters(characters)) = event else { continue };
+            lengths.push(characters.len());
+        }
+        lengths
+    }
+
+    #[test]
+    fn a_channel_holds_a_limited_number_of_symbols() {
+        for (alternatives, in_event) in [(0, 4), (1, 2), (20, 1)] {
+            let (mut sender, mut events) = EventSender::open(3).unwrap();
+            sender.send_characters(symbols(15, alternatives));
+            assert_eq!(received(&mut events), [in_event; 3]);
+            let mut left = 15 - 3 * in_event;
+            while !sender.flush(Waker::noop()) {
+                let lengths = received(&mut events);
+                assert!(lengths.len() <= 3 && lengths.iter().all(|length| *length <= in_event), "{lengths:?}");
+                left -= lengths.iter().sum::<usize>();
+            }
+            assert_eq!(received(&mut events).iter().sum::<usize>(), left);
+        }
     }
 }

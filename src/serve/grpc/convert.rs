@@ -56,6 +56,8 @@ pub(super) struct CharacterDetails {
     pub(super) listed: bool,
     /// True if it has their boundary decisions. The engine may emit them for another reason.
     pub(super) boundaries: bool,
+    /// Number of alternatives of each.
+    pub(super) alternatives: usize,
 }
 
 /// Returns the job of a `Generate`, and the options of its response. Fails if a field is out of bounds.
@@ -80,6 +82,7 @@ pub(super) fn generate_job(request: v1::GenerateRequest, card: &Card) -> Result<
         details: CharacterDetails {
             listed: details.logprobs || details.boundaries || details.top_logprobs > 0,
             boundaries: details.boundaries,
+            alternatives: details.top_logprobs.min(OptionLimits::TOP_LOGPROBS),
         },
         stop: stopping.stop.clone(),
         seed,

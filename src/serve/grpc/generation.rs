@@ -127,7 +127,8 @@ impl JobService {
             let card = engine.card();
             let (job, seed) = convert::score_job(&message, card)?;
             let writes_segments = card.pooled && card.vocabulary.specials().is_some();
-            Ok((Job::Score(job), ScoreEncoder::new(seed, Arc::clone(&card.vocabulary), writes_segments)))
+            let encoder = ScoreEncoder::new(seed, job.top, Arc::clone(&card.vocabulary), writes_segments);
+            Ok((Job::Score(job), encoder))
         };
         let (events, encoder) = self.submit(request, engine, convert).await?.into_parts(permit, &call);
         Ok(ResponseStream::new(events, encoder, call))

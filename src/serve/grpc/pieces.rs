@@ -11,9 +11,9 @@ use crate::{
 use std::{collections::VecDeque, sync::Arc};
 use weir_proto::v1;
 
-/// Maximum characters of a piece, unless the request asks for more.
+/// Maximum characters of a piece, unless the request asks for more. With alternatives, fewer: each counts like a character.
 const MAX_PIECE: usize = 256;
-/// Maximum characters of a piece that waits for its segment to end: a segment may never end.
+/// Maximum characters of a piece that waits for its segment to end: a segment may never end. With alternatives, fewer.
 const MAX_SEGMENT: usize = 4096;
 
 /// Characters that wait for their piece to be complete.
@@ -70,10 +70,12 @@ impl Pieces {
         (!piece.text.is_empty() || !piece.characters.is_empty()).then_some(piece)
     }
 
+    /// Returns the maximum number of characters that wait for their piece.
     fn max_chars(&self) -> usize {
+        let each = 1 + self.details.alternatives;
         match self.split {
-            PieceSplit::Characters(min) => min.max(MAX_PIECE),
-            PieceSplit::Segment => MAX_SEGMENT,
+            PieceSplit::Characters(min) => min.max(MAX_PIECE / each),
+            PieceSplit::Segment => MAX_SEGMENT / each,
         }
     }
 
@@ -156,7 +158,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn pieces(split: PieceSplit, prompt_chars: usize, listed: bool) -> Pieces {
-        let details = CharacterDetails { listed, boundaries: listed };
+        let details = CharacterDetails { listed, boundaries: listed, alternatives: 0 };
         let format = ResponseFormat {
             prompt_chars,
             prompt_text_chars: prompt_chars,

@@ -9,13 +9,15 @@ use crate::{
 use std::{collections::VecDeque, f64::consts::LN_2, sync::Arc};
 use weir_proto::v1::{self, score_response::Event as Payload};
 
-/// Maximum characters of a chunk.
+/// Maximum characters of a chunk, in which each alternative counts like one.
 const CHUNK: usize = 512;
 
 /// Encodes the events of one scored text.
 pub(crate) struct ScoreEncoder {
     vocabulary: Arc<Vocabulary>,
     seed: u64,
+    /// Maximum characters of a chunk.
+    max_chars: usize,
     waiting: VecDeque<EmittedSymbol>,
     /// Sum of the characters' log-probabilities.
     logprob_sum: f64,
@@ -30,8 +32,9 @@ pub(crate) struct ScoreEncoder {
 }
 
 impl ScoreEncoder {
-    /// Creates an encoder. `writes_segments` is true for a model that scores segment ends.
-    pub(super) fn new(seed: u64, vocabulary: Arc<Vocabulary>, writes_segments: bool) -> Self {
+    /// Creates an encoder for a text with this number of alternatives for each character. `writes_segments` is true for a model that
+    /// scores segment ends.
+    pub(super) fn new(seed: u64, alternatives: usize, vocabulary: Arc<Vocabulary>, writes_segments: bool) -> Self {
         let end_logprob_sum = writes_segments.then_some(0.0);
         let waiting = VecDeque::new();
         let text = TextCounter::new(Arc::clone(&vocabulary));
@@ -39,6 +42,7 @@ impl ScoreEncoder {
         Self {
             vocabulary,
             seed,
+            max_chars: (CHUNK / alternatives.saturating_add(1)).max(1),
             waiting,
             logprob_sum: 0.0,
             scored: 0,
@@ -102,7 +106,7 @@ impl MessageEncoder for ScoreEncoder {
         let payload = if self.waiting.is_empty() {
             Payload::Summary(self.summary.take()?)
         } else {
-            let next = self.waiting.drain(..self.waiting.len().min(CHUNK));
+            let next = self.waiting.drain(..self.waiting.len().min(self.max_chars));
             let characters = next.map(|symbol| character(symbol, true, &self.vocabulary)).collect();
             Payload::Chunk(v1::ScoreChunk { characters })
         };
@@ -110,7 +114,7 @@ impl MessageEncoder for ScoreEncoder {
     }
 
     fn is_full(&self) -> bool {
-        self.waiting.len() >= CHUNK
+        self.waiting.len() >= self.max_chars
     }
 }
 
@@ -126,7 +130,7 @@ mod tests {
     };
 
     fn messages(count: usize) -> Vec<Payload> {
-        let mut encoder = ScoreEncoder::new(7, Arc::new(Vocabulary::byte_level(TextNormaliser::None)), false);
+        let mut encoder = ScoreEncoder::new(7, 0, Arc::new(Vocabulary::byte_level(TextNormaliser::None)), false);
         let logprob = |index| (index > 0).then_some(-0.5_f32.ln().abs());
         let character =
             |index| EmittedSymbol { symbol: 97, logprob: logprob(index), decision: None, top: Vec::new(), cut: None };

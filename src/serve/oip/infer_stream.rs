@@ -11,6 +11,7 @@ use crate::{
     error::Result,
     serve::{
         call::Call,
+        collected::CollectedLimits,
         in_process::{ClientContext, Services},
         middleware::{
             body_limits::RequestMemory,
@@ -34,6 +35,8 @@ use weir_proto::inference::ModelStreamInferResponse;
 pub(super) struct InferStream {
     services: Services,
     workers: TokenizationWorkers,
+    /// Limits of responses that are not streamed.
+    collected: CollectedLimits,
     client: ClientContext,
     /// The tenant of the client.
     tenant: Arc<str>,
@@ -65,6 +68,7 @@ impl InferStream {
     pub(super) fn new(
         services: Services,
         workers: TokenizationWorkers,
+        collected: CollectedLimits,
         mut request: tonic::Request<Streaming<DecodedRequest>>,
         max_concurrent: usize,
     ) -> Self {
@@ -74,6 +78,7 @@ impl InferStream {
         Self {
             services,
             workers,
+            collected,
             client,
             tenant,
             incoming: Some(request.into_inner()),
@@ -131,7 +136,10 @@ impl InferStream {
             memory.release();
         }
         let running = match parsed {
-            Ok(request) => StreamedRequest::new(self.services.clone(), client, request),
+            Ok(request) => {
+                let size = self.collected.begin(&self.tenant, "use the input stream");
+                StreamedRequest::new(self.services.clone(), client, request, size)
+            }
             Err(error) => {
                 let status = status(&error, &client.request_id);
                 StreamedRequest::rejected(&id, &field_names::for_client(&status))

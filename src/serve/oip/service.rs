@@ -36,7 +36,8 @@ pub(super) struct InferenceService {
 impl InferenceService {
     /// Handles a stream of requests.
     pub(super) fn stream(&self, request: Request<Streaming<DecodedRequest>>) -> Response<InferStream> {
-        Response::new(InferStream::new(self.services.clone(), self.workers.clone(), request, self.max_concurrent))
+        let Self { services, workers, collected, .. } = self.clone();
+        Response::new(InferStream::new(services, workers, collected, request, self.max_concurrent))
     }
 
     /// Collects the response to a request of this tenant.

@@ -5,10 +5,15 @@ use super::{
     request::{InferRequest, OutputOptions},
     response::{ResponseBuilder, failure_message},
 };
-use crate::serve::in_process::{ClientContext, Services};
+use crate::serve::{
+    collected::CollectedSize,
+    in_process::{ClientContext, Services},
+    status::status,
+};
 use std::{
     collections::VecDeque,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll, ready},
 };
 use tokio_stream::Stream;
@@ -26,6 +31,10 @@ pub(super) struct StreamedRequest {
     id: String,
     stage: CallStage,
     response: ResponseBuilder,
+    /// The memory of what the client has not been sent. Held until the connection asks for more, which is after it has sent the last
+    /// message. `None` for a rejected request.
+    size: Option<CollectedSize>,
+    request_id: Arc<str>,
     ready: VecDeque<ModelStreamInferResponse>,
 }
 
@@ -47,18 +56,21 @@ pub(super) async fn start_call(
 }
 
 impl StreamedRequest {
-    /// Starts a valid request.
-    pub(super) fn new(services: Services, client: ClientContext, request: InferRequest) -> Self {
+    /// Starts a valid request. Its response counts in `size`.
+    pub(super) fn new(services: Services, client: ClientContext, request: InferRequest, size: CollectedSize) -> Self {
         let id = request.output.id.clone();
         let response = ResponseBuilder::new(request.output.clone());
+        let request_id = Arc::clone(&client.request_id);
         let call = Box::pin(async move { start_call(services, &client, request).await });
-        Self { id, stage: CallStage::Pending(call), response, ready: VecDeque::new() }
+        let stage = CallStage::Pending(call);
+        Self { id, stage, response, size: Some(size), request_id, ready: VecDeque::new() }
     }
 
     /// Answers an invalid request.
     pub(super) fn rejected(id: &str, status: &Status) -> Self {
         let response = ResponseBuilder::new(OutputOptions::default());
-        Self { id: id.to_owned(), stage: CallStage::Ended, response, ready: [failure_message(id, status)].into() }
+        let ready = [failure_message(id, status)].into();
+        Self { id: id.to_owned(), stage: CallStage::Ended, response, size: None, request_id: "".into(), ready }
     }
 
     /// Handles the next message of the call, or its end.
@@ -66,7 +78,11 @@ impl StreamedRequest {
         match message {
             Some(Ok(message)) => {
                 message.event.into_iter().for_each(|event| self.response.push(event));
-                if self.response.has_output() {
+                let bytes = self.response.memory_bytes();
+                let counted = self.size.as_mut().map_or(Ok(()), |size| size.grow_to(bytes));
+                if let Err(error) = counted {
+                    self.fail(&status(&error, &self.request_id));
+                } else if self.response.has_output() {
                     self.send();
                 }
             }
@@ -89,6 +105,8 @@ impl StreamedRequest {
     }
 
     fn fail(&mut self, status: &Status) {
+        self.response = ResponseBuilder::new(OutputOptions::default());
+        self.size = None;
         self.ready.push_back(failure_message(&self.id, &field_names::for_client(status)));
         self.stage = CallStage::Ended;
     }

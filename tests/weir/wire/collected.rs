@@ -8,6 +8,7 @@ use super::{
 };
 use serde_json::{Value, json};
 use std::time::Duration;
+use tokio_stream::StreamExt;
 use tonic::Code;
 use weir::{config::TransportConfig, engine::Limits};
 use weir_proto::inference::{
@@ -101,6 +102,26 @@ async fn a_large_inference_has_to_be_streamed() {
     assert_eq!((status.code(), reason(&status).as_str()), (Code::InvalidArgument, "TOO_LONG"), "{status:?}");
     assert!(status.message().contains("use ModelStreamInfer"), "{status}");
     assert_eq!(client.model_infer(inference(100)).await.unwrap().into_inner().outputs.len(), 2);
+    server.at_rest().await;
+}
+
+/// A stream of requests does not make their responses streamed.
+#[tokio::test]
+async fn a_large_inference_on_a_stream_fails_alone() {
+    let config = TransportConfig { response_bytes: INFER_RESPONSE_BYTES, ..TransportConfig::default() };
+    let server = Server::with(Limits::default(), config, &[("fake", Kind::Pooled)]).await;
+    let mut client = GrpcInferenceServiceClient::new(server.channel.clone());
+    let requests = [1000, 100].map(inference);
+    let mut messages = client.model_stream_infer(tokio_stream::iter(requests)).await.unwrap().into_inner();
+    let mut failures = Vec::new();
+    let mut outputs = 0;
+    while let Some(message) = messages.next().await {
+        let message = message.unwrap();
+        outputs += message.infer_response.map_or(0, |response| response.outputs.len());
+        failures.extend(Some(message.error_message).filter(|failure| !failure.is_empty()));
+    }
+    assert_eq!((outputs, failures.len()), (2, 1), "{failures:?}");
+    assert!(failures[0].contains("use the input stream"), "{failures:?}");
     server.at_rest().await;
 }
 

@@ -4,7 +4,7 @@ use super::{
     Server,
     collected::inference,
     connections::{channel_from, segment},
-    details,
+    details, eventually,
     fake_model::Kind,
     http2_frames, raw_http2, reason,
 };
@@ -19,8 +19,8 @@ use tonic::{
 };
 use weir::{config::TransportConfig, engine::Limits};
 use weir_proto::{
-    inference::ModelInferResponse,
-    v1::{SegmentRequest, generation_client::GenerationClient},
+    inference::{ModelInferResponse, grpc_inference_service_client::GrpcInferenceServiceClient},
+    v1::{ScoreRequest, SegmentRequest, generation_client::GenerationClient},
 };
 
 /// Number of segments of the test text, which has a character in each.
@@ -127,6 +127,42 @@ async fn a_response_that_is_not_read_ends_after_the_stall_limit() {
     let (bytes, status) = read(held.remove(0)).await;
     assert!(bytes.len() < whole.len(), "{} bytes of a response that was dropped", bytes.len());
     assert_eq!((status.code(), reason(&status).as_str()), (Code::ResourceExhausted, "STALLED"), "{status:?}");
+}
+
+/// A score that its client does not read holds little: the engine pauses it, and ends it after the stall limit.
+#[tokio::test]
+async fn a_score_that_is_not_read_does_not_finish() {
+    let server = with_stall(Duration::from_secs(2)).await;
+    let sender = raw_http2::connect(server.running.address, 256).await;
+    let detailed = ScoreRequest { text: "a ".repeat(900), top_logprobs: Some(4), ..Default::default() };
+    let response = call(&sender, "/weir.v1.Generation/Score", &detailed).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(server.engine.load().running, 1, "the response waits in memory as a whole");
+    eventually("the stall limit ends the request", || server.engine.load().running == 0).await;
+    let (_, status) = read(response).await;
+    assert_eq!((status.code(), reason(&status).as_str()), (Code::ResourceExhausted, "STALLED"), "{status:?}");
+}
+
+/// Complete responses on streams of requests.
+#[tokio::test]
+async fn inferences_that_are_not_read_leave_memory_to_others() {
+    let server = with_stall(Duration::from_secs(600)).await;
+    let sender = raw_http2::connect(server.running.address, 0).await;
+    let mut held = Vec::new();
+    let refused = loop {
+        held.push(call(&sender, "/inference.GRPCInferenceService/ModelStreamInfer", &inference(1900)).await);
+        eventually("the request ends", || server.engine.load().running + server.engine.load().queued == 0).await;
+        let mut client = GrpcInferenceServiceClient::new(server.channel.clone());
+        if let Err(refused) = client.model_infer(inference(1900)).await {
+            break refused;
+        }
+        assert!(held.len() < 50, "unread responses take no memory");
+    };
+    assert_eq!((refused.code(), reason(&refused).as_str()), (Code::ResourceExhausted, "QUEUE_FULL"), "{refused:?}");
+    let other = channel_from(2, server.running.address).await;
+    assert_eq!(segments(&other).await.unwrap(), SEGMENTS);
+    drop((held, sender));
+    memory_is_free(&server.channel).await;
 }
 
 /// The client reads more slowly than the stall limit in all, and never pauses for as long as the limit.

@@ -9,6 +9,7 @@ use super::{
     lifetime::OpenConnection,
     listener::{Accepted, Duplex, Listener},
     settings_ack::DuplicateAckFilter,
+    settings_limit::SettingsLimit,
     tls_identity::certificate_name,
 };
 use crate::{
@@ -16,18 +17,23 @@ use crate::{
     serve::call::Peer,
 };
 use std::{
+    future::poll_fn,
     io::{Error, ErrorKind, Result},
-    pin::Pin,
+    pin::{Pin, pin},
     sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf},
-    sync::mpsc,
+    sync::{Semaphore, mpsc},
     task::JoinSet,
 };
-use tokio_rustls::TlsAcceptor;
+use tokio_rustls::{
+    LazyConfigAcceptor,
+    rustls::{ServerConfig, server::Acceptor},
+    server::TlsStream,
+};
 use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
 use tokio_util::sync::CancellationToken;
 use tonic::codegen::Bytes;
@@ -61,7 +67,8 @@ pub(crate) fn incoming(
     let accepted = listener.connections(config.tcp_keepalive);
     let behind_proxy = config.late_headers;
     let credentials = config.access.credentials.clone();
-    let handshaker = Handshaker { credentials, limit: config.handshake, behind_proxy, protocol };
+    let turns = Arc::new(Semaphore::new(1));
+    let handshaker = Handshaker { credentials, turns, limit: config.handshake, behind_proxy, protocol };
     let (ready, incoming) = mpsc::channel(MAX_READY);
     let close = async move {
         if behind_proxy {
@@ -125,6 +132,9 @@ async fn accept(
 #[derive(Clone)]
 struct Handshaker {
     credentials: LiveCredentials,
+    /// Lets one handshake at a time compute its signature, which takes a millisecond with an RSA key. More would occupy all threads
+    /// that serve connections.
+    turns: Arc<Semaphore>,
     /// Maximum time for TLS and the preface together.
     limit: Duration,
     behind_proxy: bool,
@@ -161,10 +171,24 @@ impl Handshaker {
     }
 
     /// Returns the TLS of a connection that begins now, if connections are encrypted.
-    fn tls(&self) -> Option<TlsAcceptor> {
+    fn tls(&self) -> Option<Arc<ServerConfig>> {
         let credentials = self.credentials.current();
         let tls = credentials.tls.as_ref()?;
-        Some(TlsAcceptor::from(if self.protocol == Protocol::Http2 { tls.http2() } else { tls.http1() }))
+        Some(if self.protocol == Protocol::Http2 { tls.http2() } else { tls.http1() })
+    }
+
+    /// Encrypts a connection.
+    async fn encrypt(&self, stream: Box<dyn Duplex>, tls: Arc<ServerConfig>) -> Result<TlsStream<Box<dyn Duplex>>> {
+        let hello = LazyConfigAcceptor::new(Acceptor::default(), stream).await?;
+        let turn = self.turns.acquire().await.map_err(Error::other)?;
+        let mut handshake = pin!(hello.into_stream(tls));
+        // The signature is computed now. The client's answer may take long.
+        let answered = poll_fn(|cx| Poll::Ready(handshake.as_mut().poll(cx))).await;
+        drop(turn);
+        match answered {
+            Poll::Ready(stream) => stream,
+            Poll::Pending => handshake.await,
+        }
     }
 
     /// Encrypts the connection and reads its beginning: the preface of HTTP/2, or the first byte of a request. Returns it with the
@@ -174,7 +198,7 @@ impl Handshaker {
         let mut stream: Box<dyn Duplex> = match self.tls() {
             None => stream,
             Some(tls) => {
-                let stream = tls.accept(stream).await?;
+                let stream = self.encrypt(stream, tls).await?;
                 let presented = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
                 certificate = presented.map(certificate_name);
                 Box::new(stream)
@@ -189,6 +213,7 @@ impl Handshaker {
         if received != PREFACE {
             return Err(Error::new(ErrorKind::InvalidData, "the client does not use HTTP/2"));
         }
+        let stream: Box<dyn Duplex> = Box::new(SettingsLimit::wrap(stream));
         let stream = if self.behind_proxy { Box::new(DuplicateAckFilter::wrap(stream)) } else { stream };
         Ok((stream, certificate, Bytes::from_static(&PREFACE)))
     }

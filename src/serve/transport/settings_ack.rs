@@ -4,7 +4,10 @@
 //! replica. HTTP/2 treats it as a connection error, so the request would be lost although this server works. The server therefore
 //! drops every acknowledgement but the first. It does so only behind a proxy, which is the case if it sends headers late.
 
-use super::adapted::{Adapted, StreamAdapter};
+use super::{
+    adapted::{Adapted, StreamAdapter},
+    frames::{FrameHeader, HEADER_BYTES},
+};
 use std::{
     io::Result,
     pin::Pin,
@@ -12,8 +15,6 @@ use std::{
 };
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// Length in bytes of a frame's header (RFC 9113, section 4.1).
-const HEADER_BYTES: usize = 9;
 /// An acknowledgement of settings: no payload, type 4, flag 1, stream 0.
 const ACK: [u8; HEADER_BYTES] = [0, 0, 0, 4, 1, 0, 0, 0, 0];
 /// Maximum bytes read at a time.
@@ -51,16 +52,13 @@ impl FrameFilter {
                 continue;
             }
             self.header.extend_from_slice(part);
-            let &[a, b, c, ..] = self.header.as_slice() else { continue };
-            if self.header.len() < HEADER_BYTES {
-                continue;
-            }
-            let is_ack = self.header == ACK;
+            let Ok(header) = <[u8; HEADER_BYTES]>::try_from(self.header.as_slice()) else { continue };
+            let is_ack = header == ACK;
             let is_duplicate = is_ack && self.acknowledged;
             self.acknowledged |= is_ack;
             if !is_duplicate {
-                self.ready.extend_from_slice(&self.header);
-                self.payload_left = u32::from_be_bytes([0, a, b, c]) as usize;
+                self.ready.extend_from_slice(&header);
+                self.payload_left = FrameHeader(header).payload();
             }
             self.header.clear();
         }

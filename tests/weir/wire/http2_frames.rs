@@ -12,7 +12,7 @@ pub(super) const RST_STREAM: u8 = 3;
 pub(super) const PING: u8 = 6;
 pub(super) const GOAWAY: u8 = 7;
 pub(super) const END_STREAM: u8 = 1;
-const SETTINGS: u8 = 4;
+pub(super) const SETTINGS: u8 = 4;
 const END_HEADERS: u8 = 4;
 
 /// Returns one frame.

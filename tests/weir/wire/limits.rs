@@ -3,7 +3,7 @@
 use super::{
     Server, eventually,
     fake_model::Kind,
-    http2_frames::{self, DATA, END_STREAM, GOAWAY, RST_STREAM, frame, frames, sent, until_closed},
+    http2_frames::{self, DATA, END_STREAM, GOAWAY, RST_STREAM, SETTINGS, frame, frames, sent, until_closed},
     long, plain, prompt, raw_http2, reason,
 };
 use crate::certificates::Certificates;
@@ -165,6 +165,23 @@ async fn rapid_resets_end_the_connection() {
     assert_eq!(away.2[4..8], 11_u32.to_be_bytes());
     // A few resets are normal, and other clients are not affected.
     let mut few = sent(server.running.address, &cancelled(5)).await;
+    assert!(timeout(Duration::from_millis(300), until_closed(&mut few)).await.is_err(), "the connection stays open");
+    server.answer(prompt("a")).await.unwrap();
+    server.at_rest().await;
+}
+
+/// Each change of settings costs the server time for every call of the connection.
+#[tokio::test]
+async fn frequent_changes_of_settings_end_the_connection() {
+    let server = Server::new().await;
+    // The initial window: 0 and 1 bytes in turn.
+    let changes = |count: u8| {
+        let changes = (0..count).flat_map(|number| frame(SETTINGS, 0, 0, &[0, 4, 0, 0, 0, number % 2]));
+        [http2_frames::beginning(), changes.collect()].concat()
+    };
+    let mut stream = sent(server.running.address, &changes(200)).await;
+    timeout(SOON, until_closed(&mut stream)).await.expect("closed");
+    let mut few = sent(server.running.address, &changes(50)).await;
     assert!(timeout(Duration::from_millis(300), until_closed(&mut few)).await.is_err(), "the connection stays open");
     server.answer(prompt("a")).await.unwrap();
     server.at_rest().await;

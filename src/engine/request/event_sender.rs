@@ -118,10 +118,18 @@ impl EventSender {
 
     /// Sends characters in events of at most [`EVENT_SYMBOLS`], or holds them until the channel has room.
     pub(crate) fn send_characters(&mut self, characters: Vec<EmittedSymbol>) {
-        self.held.extend(characters);
-        if self.pending_slot.is_none() {
-            self.send_held();
+        if self.pending_slot.is_some() {
+            self.held.extend(characters);
+            return;
         }
+        // The usual case, in which nothing is copied.
+        if characters.len() <= event_symbols(characters.first())
+            && let Ok(slot) = self.sender.try_reserve()
+        {
+            return slot.send(Ok(Event::Characters(characters)));
+        }
+        self.held.extend(characters);
+        self.send_held();
     }
 
     /// Sends held characters while the channel has room.
@@ -189,9 +197,14 @@ impl EventSender {
 
 /// Takes the characters of the next event.
 fn next_characters(held: &mut VecDeque<EmittedSymbol>) -> Vec<EmittedSymbol> {
-    let alternatives = held.front().map_or(0, |symbol| symbol.top.len());
-    let count = (EVENT_SYMBOLS / (1 + alternatives)).max(1);
-    held.drain(..count.min(held.len())).collect()
+    let count = event_symbols(held.front()).min(held.len());
+    held.drain(..count).collect()
+}
+
+/// Returns the maximum number of symbols of an event that begins with `first`. All symbols of a request have as many alternatives.
+fn event_symbols(first: Option<&EmittedSymbol>) -> usize {
+    let alternatives = first.map_or(0, |symbol| symbol.top.len());
+    (EVENT_SYMBOLS / (1 + alternatives)).max(1)
 }
 
 /// Every request is answered, even if a panic of the worker dropped it.

@@ -31,8 +31,7 @@ pub(super) struct StreamedRequest {
     id: String,
     stage: CallStage,
     response: ResponseBuilder,
-    /// The memory of what the client has not been sent. Held until the connection asks for more, which is after it has sent the last
-    /// message. `None` for a rejected request.
+    /// The memory of a response that is not streamed. Held until the connection asks for more, which is after it has sent the message.
     size: Option<CollectedSize>,
     request_id: Arc<str>,
     ready: VecDeque<ModelStreamInferResponse>,
@@ -56,14 +55,15 @@ pub(super) async fn start_call(
 }
 
 impl StreamedRequest {
-    /// Starts a valid request. Its response counts in `size`.
+    /// Starts a valid request. Its response counts in `size`, unless it is streamed.
     pub(super) fn new(services: Services, client: ClientContext, request: InferRequest, size: CollectedSize) -> Self {
         let id = request.output.id.clone();
         let response = ResponseBuilder::new(request.output.clone());
+        let size = (!request.output.stream).then_some(size);
         let request_id = Arc::clone(&client.request_id);
         let call = Box::pin(async move { start_call(services, &client, request).await });
         let stage = CallStage::Pending(call);
-        Self { id, stage, response, size: Some(size), request_id, ready: VecDeque::new() }
+        Self { id, stage, response, size, request_id, ready: VecDeque::new() }
     }
 
     /// Answers an invalid request.

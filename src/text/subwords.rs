@@ -164,7 +164,7 @@ impl SubwordTokenizer {
 
     /// Decodes ids. Special tokens and unknown ids have no text.
     pub fn decode(&self, ids: &[u32]) -> String {
-        // `check_pieces` has decoded each of them
+        // `check_pieces` has decoded each piece alone
         library(|| self.tokenizer.decode(ids, true)).unwrap_or_default()
     }
 

@@ -30,8 +30,8 @@ type PendingSlot = Pin<Box<dyn Future<Output = Result<OwnedPermit<EventResult>, 
 
 /// Slots reserved for the encoded document or coded block, the final characters and the outcome.
 const RESERVED_SLOTS: usize = 3;
-/// Maximum symbols of an event, in which each alternative of a symbol counts like one. A step may emit a whole chunk of a prompt; the
-/// memory of a channel must not depend on it.
+/// Maximum symbols of an event, in which each alternative of a symbol counts like one. The last event has all that are held. A step
+/// may emit a whole chunk of a prompt; the memory of a channel must not depend on it.
 const EVENT_SYMBOLS: usize = 4;
 /// Maximum events of a channel: more than any client needs, and below tokio's own limit.
 const MAX_EVENTS: usize = 1 << 24;

@@ -132,8 +132,8 @@ async fn accept(
 #[derive(Clone)]
 struct Handshaker {
     credentials: LiveCredentials,
-    /// Lets one handshake at a time compute its signature, which takes a millisecond with an RSA key. More would occupy all threads
-    /// that serve connections.
+    /// Lets one handshake at a time compute its signature, which is slow with an RSA key. More would occupy all threads that serve
+    /// connections.
     turns: Arc<Semaphore>,
     /// Maximum time for TLS and the preface together.
     limit: Duration,

@@ -1,6 +1,6 @@
 //! A limit on how often a client changes the settings of its HTTP/2 connection.
 //!
-//! For each change, h2 visits all calls of the connection: a frame of 15 bytes can cost a millisecond. gRPC clients send one frame of
+//! For each change, h2 visits all calls of the connection, so a frame of 15 bytes costs time for each of them. gRPC clients send one frame of
 //! settings when they connect, and a few more when they adapt their windows.
 
 use super::{

@@ -158,7 +158,7 @@ async fn a_call_ends_with_its_deadline_and_with_its_client() {
 }
 
 /// Starts to compress a text in blocks of 500 characters. All of the text has arrived when the first output comes.
-pub(super) async fn begun(running: &Running, text: &str) -> tonic::Streaming<CompressResponse> {
+async fn begun(running: &Running, text: &str) -> tonic::Streaming<CompressResponse> {
     let options = CompressOptions { block_chars: Some(500), ..Default::default() };
     let text = compress_request::Part::Text(text.as_bytes().to_vec());
     let parts = [compress_request::Part::Options(options), text].map(|part| CompressRequest { part: Some(part) });

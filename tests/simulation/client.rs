@@ -188,6 +188,9 @@ impl Client {
             End::Cancelled => "cancelled",
         };
         log.count(kind, 1);
+        if kind == "UNAUTHENTICATED" && plan.kind != CallKind::Completion {
+            *self.used.lock().unwrap() = None;
+        }
         if end == End::Complete {
             self.count_complete(plan.kind, keys);
         }
@@ -213,11 +216,14 @@ impl Client {
         }
     }
 
-    /// Forgets the keys that were used on the connection. Returns true if another connection may have taken its place after a reload.
-    fn forgets_key(&self) -> bool {
-        let used = self.used.lock().unwrap().take();
-        let closes = self.has_faults || self.world.plan.closes_idle_connections();
-        closes && used.is_some_and(|used| used != self.world.keys())
+    /// Returns true if a call may have had a removed key: it was on its way during a reload, or it used a connection that has taken the
+    /// place of the one on which the key is valid.
+    fn may_have_removed_key(&self, call: &CallPlan) -> bool {
+        let removed = self.used.lock().unwrap().filter(|used| *used != self.world.keys());
+        if removed.is_none() || call.kind == CallKind::Completion {
+            return self.world.has_just_reloaded();
+        }
+        self.has_faults || self.world.plan.closes_idle_connections()
     }
 
     /// Returns the keys with which this client calls: those that it has used on its connection, or those of the server.
@@ -370,8 +376,7 @@ impl Client {
             "OVERSIZED" => {
                 call.kind == CallKind::RoundTrip && plan.transport.request_memory == plan.transport.message_bytes
             }
-            // a call that was on its way, or on a new connection with the key of the one before
-            "UNAUTHENTICATED" => self.world.has_just_reloaded() || self.forgets_key(),
+            "UNAUTHENTICATED" => self.may_have_removed_key(call),
             "INTERNAL" => plan.has_panics || plan.breaks.is_some(),
             // Over HTTP: all connections are busy, or this one is too old.
             "CONNECTIONS" | "CONNECTION_AGE" => plan.breaks_connections(),

@@ -1,7 +1,7 @@
-//! The headers of HTTP/2 frames in the bytes that a client sends.
+//! HTTP/2 frames in the bytes that a client sends.
 
 /// Length in bytes of a frame's header (RFC 9113, section 4.1).
-pub(super) const HEADER_BYTES: usize = 9;
+const HEADER_BYTES: usize = 9;
 /// The type of a frame with settings.
 const SETTINGS: u8 = 4;
 /// The flag of an acknowledgement.
@@ -13,7 +13,7 @@ pub(super) struct FrameHeader(pub(super) [u8; HEADER_BYTES]);
 
 impl FrameHeader {
     /// Returns the length of the frame's payload in bytes.
-    pub(super) fn payload(self) -> usize {
+    fn payload(self) -> usize {
         let [a, b, c, ..] = self.0;
         u32::from_be_bytes([0, a, b, c]) as usize
     }
@@ -25,9 +25,16 @@ impl FrameHeader {
     }
 }
 
-/// Finds the headers of frames, however the bytes are split. The bytes start after HTTP/2's preface.
+/// A part of a frame.
+pub(super) enum FramePart<'a> {
+    Header(FrameHeader),
+    /// Bytes of the payload, which may come in several parts.
+    Payload(&'a [u8]),
+}
+
+/// Finds frames, however the bytes are split. The bytes start after HTTP/2's preface.
 #[derive(Default)]
-pub(super) struct FrameHeaders {
+pub(super) struct FrameReader {
     /// The start of a header that has not arrived completely.
     header: [u8; HEADER_BYTES],
     /// Its length.
@@ -36,14 +43,15 @@ pub(super) struct FrameHeaders {
     payload_left: usize,
 }
 
-impl FrameHeaders {
-    /// Reads the next bytes, and passes each header that they complete to `each`.
-    pub(super) fn read(&mut self, mut bytes: &[u8], mut each: impl FnMut(FrameHeader)) {
+impl FrameReader {
+    /// Reads the next bytes, and passes each header that they complete, and the bytes of payloads, to `each`.
+    pub(super) fn read(&mut self, mut bytes: &[u8], mut each: impl FnMut(FramePart<'_>)) {
         while !bytes.is_empty() {
             if self.payload_left > 0 {
-                let count = self.payload_left.min(bytes.len());
-                self.payload_left -= count;
-                bytes = &bytes[count..];
+                let (part, rest) = bytes.split_at(self.payload_left.min(bytes.len()));
+                self.payload_left -= part.len();
+                bytes = rest;
+                each(FramePart::Payload(part));
                 continue;
             }
             let count = (HEADER_BYTES - self.length).min(bytes.len());
@@ -55,7 +63,7 @@ impl FrameHeaders {
                 let header = FrameHeader(self.header);
                 self.length = 0;
                 self.payload_left = header.payload();
-                each(header);
+                each(FramePart::Header(header));
             }
         }
     }
@@ -73,9 +81,13 @@ mod tests {
         let frames = [frame(6, 4, 0), frame(0, 4, 1), frame(30, 0, 1), frame(0, 4, 0), frame(2, 3, 0)];
         let all = frames.concat();
         for size in 1..=all.len() {
-            let mut headers = FrameHeaders::default();
+            let mut reader = FrameReader::default();
             let mut found = Vec::new();
-            all.chunks(size).for_each(|part| headers.read(part, |header| found.push(header)));
+            all.chunks(size).for_each(|bytes| {
+                reader.read(bytes, |part| {
+                    found.extend(if let FramePart::Header(header) = part { Some(header) } else { None })
+                });
+            });
             assert_eq!(found.iter().map(|header| header.payload()).collect::<Vec<_>>(), [6, 0, 30, 0, 2], "{size}");
             let changes: Vec<_> = found.iter().map(|header| header.changes_settings()).collect();
             assert_eq!(changes, [true, false, false, true, false], "{size}");

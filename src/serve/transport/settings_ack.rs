@@ -6,7 +6,7 @@
 
 use super::{
     adapted::{Adapted, StreamAdapter},
-    frames::{FrameHeader, HEADER_BYTES},
+    frames::{FrameHeader, FramePart, FrameReader},
 };
 use std::{
     io::Result,
@@ -16,7 +16,7 @@ use std::{
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// An acknowledgement of settings: no payload, type 4, flag 1, stream 0.
-const ACK: [u8; HEADER_BYTES] = [0, 0, 0, 4, 1, 0, 0, 0, 0];
+const ACK: FrameHeader = FrameHeader([0, 0, 0, 4, 1, 0, 0, 0, 0]);
 /// Maximum bytes read at a time.
 const CHUNK: usize = 8 << 10;
 
@@ -26,13 +26,10 @@ pub(super) struct DuplicateAckFilter {
     chunk: Box<[u8; CHUNK]>,
 }
 
-/// Splits the bytes received into frames, and collects those that the server may read.
+/// Collects the frames that the server may read.
 #[derive(Default)]
 struct FrameFilter {
-    /// The start of a header that has not arrived completely.
-    header: Vec<u8>,
-    /// Bytes of the current frame's payload that have not arrived.
-    payload_left: usize,
+    frames: FrameReader,
     /// True once settings were acknowledged.
     acknowledged: bool,
     /// Bytes that the server may read, from `consumed` on.
@@ -41,27 +38,17 @@ struct FrameFilter {
 }
 
 impl FrameFilter {
-    fn push(&mut self, mut bytes: &[u8]) {
-        while !bytes.is_empty() {
-            let wanted = if self.payload_left > 0 { self.payload_left } else { HEADER_BYTES - self.header.len() };
-            let (part, rest) = bytes.split_at(wanted.min(bytes.len()));
-            bytes = rest;
-            if self.payload_left > 0 {
-                self.ready.extend_from_slice(part);
-                self.payload_left -= part.len();
-                continue;
+    fn push(&mut self, bytes: &[u8]) {
+        let Self { frames, acknowledged, ready, .. } = self;
+        frames.read(bytes, |part| match part {
+            // It has no payload.
+            FramePart::Header(header) if header == ACK && *acknowledged => {}
+            FramePart::Header(header) => {
+                *acknowledged |= header == ACK;
+                ready.extend_from_slice(&header.0);
             }
-            self.header.extend_from_slice(part);
-            let Ok(header) = <[u8; HEADER_BYTES]>::try_from(self.header.as_slice()) else { continue };
-            let is_ack = header == ACK;
-            let is_duplicate = is_ack && self.acknowledged;
-            self.acknowledged |= is_ack;
-            if !is_duplicate {
-                self.ready.extend_from_slice(&header);
-                self.payload_left = FrameHeader(header).payload();
-            }
-            self.header.clear();
-        }
+            FramePart::Payload(bytes) => ready.extend_from_slice(bytes),
+        });
     }
 
     /// Copies ready bytes to `into`. Returns true if there were any.
@@ -111,10 +98,10 @@ mod tests {
         let frame =
             |length: u8, kind: u8| [&[0, 0, length, kind, 0, 0, 0, 0, 1][..], &vec![kind; length.into()]].concat();
         // A payload that looks like an acknowledgement stays.
-        let data = [&[0, 0, 9, 0, 0, 0, 0, 0, 1][..], &ACK].concat();
-        let all =
-            [frame(6, 4), ACK.to_vec(), frame(3, 1), ACK.to_vec(), data.clone(), ACK.to_vec(), frame(0, 6)].concat();
-        let expected = [frame(6, 4), ACK.to_vec(), frame(3, 1), data, frame(0, 6)].concat();
+        let data = [&[0, 0, 9, 0, 0, 0, 0, 0, 1][..], &ACK.0].concat();
+        let all = [frame(6, 4), ACK.0.to_vec(), frame(3, 1), ACK.0.to_vec(), data.clone(), ACK.0.to_vec(), frame(0, 6)]
+            .concat();
+        let expected = [frame(6, 4), ACK.0.to_vec(), frame(3, 1), data, frame(0, 6)].concat();
         for size in 1..all.len() {
             let (mut client, server) = tokio::io::duplex(1 << 16);
             let mut server = DuplicateAckFilter::wrap(server);

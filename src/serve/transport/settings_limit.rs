@@ -5,7 +5,7 @@
 
 use super::{
     adapted::{Adapted, StreamAdapter},
-    frames::FrameHeaders,
+    frames::{FramePart, FrameReader},
 };
 use crate::engine::clock;
 use std::{
@@ -23,7 +23,7 @@ const RATE: f64 = 10.0;
 
 /// Ends a connection whose client changes its settings too often. The stream starts after HTTP/2's preface.
 pub(super) struct SettingsLimit {
-    headers: FrameHeaders,
+    frames: FrameReader,
     /// Changes that the client may still make.
     left: f64,
     counted_at: Instant,
@@ -32,7 +32,7 @@ pub(super) struct SettingsLimit {
 impl SettingsLimit {
     /// Limits the changes that arrive on `stream`.
     pub(super) fn wrap<S>(stream: S) -> Adapted<S, Self> {
-        let adapter = Self { headers: FrameHeaders::default(), left: BURST, counted_at: clock::now() };
+        let adapter = Self { frames: FrameReader::default(), left: BURST, counted_at: clock::now() };
         Adapted { stream, adapter }
     }
 
@@ -56,7 +56,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> StreamAdapter<S> for SettingsLimit {
         let before = into.filled().len();
         ready!(Pin::new(stream).poll_read(cx, into))?;
         let mut changes = 0;
-        self.headers.read(&into.filled()[before..], |header| changes += usize::from(header.changes_settings()));
+        self.frames.read(&into.filled()[before..], |part| {
+            changes += usize::from(matches!(part, FramePart::Header(header) if header.changes_settings()));
+        });
         Poll::Ready(self.count(changes))
     }
 }

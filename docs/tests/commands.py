@@ -223,8 +223,8 @@ PAGES: Dict[str, List[Step]] = {
         Elsewhere(INSTALL, CI),
         Runs("from weir_client import Client", "[a-z ]{200}"),
         Runs(
-            'curl -s http://127.0.0.1:9090/metrics | grep "^weir:generation_tokens_total"',
-            r'weir:generation_tokens_total\{model_name="hourglass-whitespace-english"\} 200\n',
+            'curl -s http://127.0.0.1:9090/metrics | grep "^weir_generation_tokens_total"',
+            r'weir_generation_tokens_total\{model_name="hourglass-whitespace-english"\} 200\n',
         ),
     ],
     "docs/hugging-face.md": [

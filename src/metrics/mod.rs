@@ -1,9 +1,10 @@
 //! All metrics, declared once: the tables in `series` hold each one's name, kind, buckets, labels and help.
 //!
-//! Names are vLLM's where it has one, under the prefix `weir:`; vLLM's token is a character here. A [`Meter`] observes one
-//! engine: its series are looked up when the model is loaded, so a step looks up and allocates nothing. Counters that an engine
-//! keeps itself are read on each scrape ([`Metrics::render`]).
+//! Names are vLLM's where it has one that `promtool check metrics` accepts, under the prefix `weir_`; vLLM's token is a character
+//! here. A [`Meter`] observes one engine: its series are looked up when the model is loaded, so a step looks up and allocates
+//! nothing. Counters that an engine keeps itself are read on each scrape ([`Metrics::render`]).
 
+mod family;
 pub(crate) mod latency_windows;
 mod meter;
 mod registry;

@@ -1,14 +1,15 @@
 //! The registry of all metrics, and their text format.
 
 use super::{
+    family::SortedFamily,
     meter::{Meter, lock},
-    series::{Families, Labels, Series, weir},
+    series::{Families, Series, weir},
     totals::RequestTotals,
 };
 use crate::engine::Handle;
 use prometheus_client::{
     encoding::text,
-    metrics::{counter::Counter, family::Family, info::Info},
+    metrics::{counter::Counter, info::Info},
     registry::Registry,
 };
 use std::{
@@ -25,10 +26,10 @@ pub struct Metrics {
     registry: Registry,
     families: Families,
     /// Answered calls, by service, method and code.
-    calls: Family<Labels, Counter>,
+    calls: SortedFamily<Counter>,
     models: Mutex<BTreeMap<String, Arc<Series>>>,
     /// Reloads of certificates and keys, by result.
-    credential_reloads: Family<Labels, Counter>,
+    credential_reloads: SortedFamily<Counter>,
     /// Checkpoints of the models folder that could not be loaded at the start.
     skipped_checkpoints: Counter,
     /// Log lines that were dropped.
@@ -41,9 +42,9 @@ impl Default for Metrics {
     fn default() -> Self {
         let mut registry = Registry::default();
         let families = Families::register(&mut registry);
-        let calls = Family::default();
+        let calls = SortedFamily::default();
         registry.register(weir!("grpc_calls"), "Answered calls, by service, method and status code", calls.clone());
-        let credential_reloads = Family::default();
+        let credential_reloads = SortedFamily::default();
         let help = "Reloads of certificates and keys, by result";
         registry.register(weir!("credential_reloads"), help, credential_reloads.clone());
         for result in RELOAD_RESULTS {

@@ -1,9 +1,12 @@
 //! The tables of a model's metrics, and the series of one model.
 
-use super::totals::RequestTotals;
+use super::{
+    family::{Labels, SortedFamily},
+    totals::RequestTotals,
+};
 use crate::{decode::options::FinishReason, engine::Handle, error::Code};
 use prometheus_client::{
-    metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
+    metrics::{counter::Counter, gauge::Gauge, histogram::Histogram},
     registry::Registry,
 };
 use std::sync::{Mutex, atomic::AtomicU64};
@@ -11,7 +14,7 @@ use std::sync::{Mutex, atomic::AtomicU64};
 /// A metric's name with the prefix of all names.
 macro_rules! weir {
     ($name:literal) => {
-        concat!("weir:", $name)
+        concat!("weir_", $name)
     };
 }
 pub(super) use weir;
@@ -53,14 +56,13 @@ pub(super) const CODES: [Code; 11] = [
     Code::Internal,
 ];
 
-pub(super) type Labels = Vec<(&'static str, String)>;
 type FloatGauge = Gauge<f64, AtomicU64>;
 
 /// Declares the metrics of a model: `field: kind = constructor, label and its values, name, help`.
 macro_rules! per_model {
     ($($field:ident: $kind:ty = $new:expr, [$label:literal $values:expr], $name:literal, $help:literal;)*) => {
         /// The metrics of all models.
-        pub(super) struct Families { $($field: Family<Labels, $kind>,)* }
+        pub(super) struct Families { $($field: SortedFamily<$kind>,)* }
 
         /// The metrics of one model. Each field holds one series per value of its label, or one series without a label.
         #[derive(Debug)]
@@ -69,7 +71,7 @@ macro_rules! per_model {
         impl Families {
             pub(super) fn register(registry: &mut Registry) -> Self {
                 $(
-                    let $field = Family::<Labels, $kind>::new_with_constructor(|| $new);
+                    let $field = SortedFamily::<$kind>::new(|| $new);
                     registry.register(weir!($name), $help, $field.clone());
                 )*
                 Self { $($field,)* }
@@ -78,11 +80,11 @@ macro_rules! per_model {
             /// Returns the series of a model; creates those that do not exist.
             pub(super) fn series(&self, model: &str) -> Series {
                 Series { $($field: labels(model, $label, &$values)
-                    .map(|labels| self.$field.get_or_create_owned(&labels)).collect(),)* totals: Mutex::default() }
+                    .map(|labels| self.$field.get_or_create(&labels)).collect(),)* totals: Mutex::default() }
             }
 
             pub(super) fn remove(&self, model: &str) {
-                $(labels(model, $label, &$values).for_each(|labels| { self.$field.remove(&labels); });)*
+                $(labels(model, $label, &$values).for_each(|labels| self.$field.remove(&labels));)*
             }
         }
     };
@@ -92,7 +94,7 @@ per_model! {
     running: Gauge = Gauge::default(), ["" [""]], "num_requests_running", "Requests that hold a row";
     waiting: Gauge = Gauge::default(), ["" [""]], "num_requests_waiting", "Requests that wait for a row";
     kv_usage: FloatGauge = FloatGauge::default(), ["" [""]],
-        "kv_cache_usage_perc", "Share of the key-value memory that requests use: 1 is all of it";
+        "kv_cache_usage_ratio", "Share of the key-value memory that requests use: 1 is all of it";
     kv_bytes: Gauge = Gauge::default(), ["" [""]], "kv_cache_used_bytes", "Bytes of key-value pages that requests use";
     kv_limit: Gauge = Gauge::default(), ["" [""]], "kv_cache_limit_bytes", "Maximum bytes of key-value pages";
     preemptions: Counter = Counter::default(), ["" [""]],
@@ -128,7 +130,7 @@ per_model! {
     generation: Histogram = Histogram::new(CHARS), ["" [""]],
         "request_generation_tokens", "Characters generated for a request";
     step_chars: Histogram = Histogram::new(CHARS), ["" [""]],
-        "iteration_tokens_total", "Characters fed in a step, all rows together";
+        "iteration_tokens", "Characters fed in a step, all rows together";
     step_rows: Histogram = Histogram::new(ROWS), ["" [""]], "rows_per_step", "Rows fed in a step";
     middle_rows: Histogram = Histogram::new(ROWS), ["" [""]],
         "middle_rows_per_step", "Rows that shared a run of the middle layers";

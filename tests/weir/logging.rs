@@ -57,7 +57,7 @@ impl Server {
         connection.write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();
         let mut response = String::new();
         connection.read_to_string(&mut response).await.unwrap();
-        let line = response.lines().find(|line| line.starts_with("weir:log_lines_dropped_total ")).unwrap();
+        let line = response.lines().find(|line| line.starts_with("weir_log_lines_dropped_total ")).unwrap();
         line.rsplit(' ').next().unwrap().parse().unwrap()
     }
 

@@ -25,6 +25,7 @@ mod hugging_face;
 mod lex;
 mod logging;
 mod lslm;
+mod metric_rules;
 mod mixed_load;
 mod naive_decoder;
 mod naive_hourglass;

@@ -23,7 +23,7 @@ const CLIENTS: usize = 64;
 /// Number of different requests. Each is sent many times.
 const REQUESTS: usize = 48;
 const GAUGES: [&str; 4] =
-    ["num_requests_running", "num_requests_waiting", "kv_cache_used_bytes", "kv_cache_usage_perc"];
+    ["num_requests_running", "num_requests_waiting", "kv_cache_used_bytes", "kv_cache_usage_ratio"];
 
 /// Counts how requests ended.
 #[derive(Default)]
@@ -131,7 +131,7 @@ async fn mixed_load_changes_no_text_and_releases_everything() {
     }
     assert!(server.metric("prefix_cache_hits_total") > 0.0, "repeated prompts must hit the cache");
     let (_, metrics) = server.get("/metrics");
-    let failures = metrics.lines().filter(|line| line.starts_with("weir:request_failure_total{"));
+    let failures = metrics.lines().filter(|line| line.starts_with("weir_request_failure_total{"));
     failures.for_each(|line| assert!(line.contains("code=\"CANCELLED\"") || line.ends_with(" 0"), "{line}"));
     // After 30 seconds every request has run many times, so the cache and the pools are full.
     if duration >= Duration::from_secs(60)

@@ -130,7 +130,7 @@ fn broken_checkpoints_leave_the_others_in_service() {
         std::thread::sleep(Duration::from_millis(5));
     }
     let (_, metrics) = server.get("/metrics");
-    assert!(metrics.contains("weir:checkpoints_skipped_total 2"), "{metrics}");
+    assert!(metrics.contains("weir_checkpoints_skipped_total 2"), "{metrics}");
     assert!(!metrics.contains("model_name=\"a-broken\""), "a model that is not served has no series");
     drop(server);
 
@@ -192,7 +192,7 @@ fn rows() -> BTreeSet<String> {
 #[test]
 fn the_document_lists_the_metrics() {
     let document = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/operations.md")).unwrap();
-    let listed: BTreeSet<_> = document.lines().filter(|line| line.starts_with("| `weir:")).map(str::to_owned).collect();
+    let listed: BTreeSet<_> = document.lines().filter(|line| line.starts_with("| `weir_")).map(str::to_owned).collect();
     let rows = rows();
     assert!(rows.len() > 25, "only {} metrics: looked in the wrong place", rows.len());
     let missing: Vec<_> = rows.difference(&listed).map(String::as_str).collect();

@@ -137,7 +137,7 @@ impl Server {
     /// Returns the value of a metric of the only model.
     pub(super) fn metric(&self, name: &str) -> f64 {
         let (_, text) = self.get("/metrics");
-        let line = text.lines().find(|line| line.starts_with(&format!("weir:{name}{{")));
+        let line = text.lines().find(|line| line.starts_with(&format!("weir_{name}{{")));
         line.unwrap_or_else(|| panic!("no {name} in\n{text}")).rsplit(' ').next().unwrap().parse().unwrap()
     }
 }

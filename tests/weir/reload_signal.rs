@@ -17,7 +17,7 @@ const NEW: &str = "a-key-that-is-added";
 fn reloads(server: &Server) -> [u64; 2] {
     let (_, text) = server.get("/metrics");
     ["success", "failure"].map(|result| {
-        let name = format!("weir:credential_reloads_total{{result=\"{result}\"}} ");
+        let name = format!("weir_credential_reloads_total{{result=\"{result}\"}} ");
         text.lines().find_map(|line| line.strip_prefix(&name)).unwrap().parse().unwrap()
     })
 }

@@ -115,9 +115,9 @@ class Server(Program):
         """Returns the sum of a metric's series."""
         with urllib.request.urlopen(f"http://{self.admin}/metrics", timeout=TIMEOUT) as answer:
             text = answer.read().decode()
-        values = re.findall(rf"^weir:{name}(?:\{{[^}}]*\}})? (\S+)$", text, re.MULTILINE)
+        values = re.findall(rf"^weir_{name}(?:\{{[^}}]*\}})? (\S+)$", text, re.MULTILINE)
         if not values:
-            raise RuntimeError(f"no metric weir:{name}")
+            raise RuntimeError(f"no metric weir_{name}")
         return sum(float(value) for value in values)
 
 

@@ -241,7 +241,7 @@ async fn a_reloaded_model_keeps_its_metrics() {
         let model = Arc::clone(fake) as Arc<dyn Model>;
         tokio::task::spawn_blocking(move || into.launch(model, Limits::default(), None).unwrap())
     };
-    let is_measured = || engines.metrics().render(&[]).unwrap().contains("weir:num_requests_running{model_name=\"m\"}");
+    let is_measured = || engines.metrics().render(&[]).unwrap().contains("weir_num_requests_running{model_name=\"m\"}");
     let first = launch(&Fake::new("m", Kind::Pooled)).await.unwrap();
     let second = launch(&Fake::new("m", Kind::Pooled)).await.unwrap();
     drop(first);

@@ -79,7 +79,7 @@ impl Watched {
     }
 
     async fn of_model(&self, name: &str) -> f64 {
-        self.value(&format!("weir:{name}{{model_name=\"fake\"}}")).await
+        self.value(&format!("weir_{name}{{model_name=\"fake\"}}")).await
     }
 
     pub(super) fn generation(&self) -> GenerationClient<tonic::transport::Channel> {
@@ -149,14 +149,14 @@ async fn requests_are_counted_and_the_warm_up_is_not() {
     assert_eq!(status.code(), Code::InvalidArgument);
     let status = read(server.generation().generate(prompt("ab!")).await.unwrap().into_inner()).await.unwrap_err();
     assert_eq!(status.code(), Code::Internal);
-    server.until("weir:request_failure_total{model_name=\"fake\",code=\"INTERNAL\"}", 1.0).await;
+    server.until("weir_request_failure_total{model_name=\"fake\",code=\"INTERNAL\"}", 1.0).await;
 
     let model = "model_name=\"fake\"";
     assert_eq!(server.of_model("prompt_tokens_total").await, 12.0);
     assert_eq!(server.of_model("generation_tokens_total").await, 120.0);
     assert_eq!(server.of_model("time_to_first_token_seconds_count").await, 3.0);
     let after = async |after: &str| {
-        server.value(&format!("weir:inter_token_latency_seconds_count{{{model},after=\"{after}\"}}")).await
+        server.value(&format!("weir_inter_token_latency_seconds_count{{{model},after=\"{after}\"}}")).await
     };
     assert_eq!((after("char").await, after("boundary").await), ((117 - before_last) as f64, before_last as f64));
     assert_eq!(server.of_model("middle_steps_run_total").await, all as f64);
@@ -164,14 +164,14 @@ async fn requests_are_counted_and_the_warm_up_is_not() {
     let factor = server.of_model("shortening_factor").await;
     assert!((factor - 132.0 / all as f64).abs() < 1e-9, "{factor}");
     assert!((server.of_model("boundary_rate").await - 1.0 / factor).abs() < 1e-9);
-    let labelled = async |name: &str, label: &str| server.value(&format!("weir:{name}{{{model},{label}}}")).await;
+    let labelled = async |name: &str, label: &str| server.value(&format!("weir_{name}{{{model},{label}}}")).await;
     assert_eq!(labelled("request_success_total", "finished_reason=\"max_chars\"").await, 3.0);
     for (code, count) in [("OK", 3.0), ("INVALID_ARGUMENT", 1.0), ("INTERNAL", 1.0)] {
         let labels = format!("service=\"weir.v1.Generation\",method=\"Generate\",code=\"{code}\"");
-        assert_eq!(server.value(&format!("weir:grpc_calls_total{{{labels}}}")).await, count, "{code}");
+        assert_eq!(server.value(&format!("weir_grpc_calls_total{{{labels}}}")).await, count, "{code}");
     }
     assert_eq!(labelled("segment_cache_lookups_total", "result=\"hit\"").await, 0.0);
-    for gauge in ["num_requests_running", "num_requests_waiting", "kv_cache_used_bytes", "kv_cache_usage_perc"] {
+    for gauge in ["num_requests_running", "num_requests_waiting", "kv_cache_used_bytes", "kv_cache_usage_ratio"] {
         assert_eq!(server.of_model(gauge).await, 0.0, "{gauge}");
     }
     assert_eq!(server.of_model("model_generations").await, 1.0);
@@ -183,17 +183,17 @@ async fn cached_characters_are_counted() {
     for _ in 0..2 {
         read(server.generation().generate(long("ab cd ee", 3)).await.unwrap().into_inner()).await.unwrap();
     }
-    let hits = server.value("weir:segment_cache_lookups_total{model_name=\"fake\",result=\"hit\"}").await;
+    let hits = server.value("weir_segment_cache_lookups_total{model_name=\"fake\",result=\"hit\"}").await;
     assert_eq!(hits, 1.0);
     // The last character of a prompt is always fed.
-    server.until("weir:prefix_cache_queries_total{model_name=\"fake\"}", 14.0).await;
+    server.until("weir_prefix_cache_queries_total{model_name=\"fake\"}", 14.0).await;
     let spared = server.of_model("prefix_cache_hits_total").await;
     assert!(spared > 0.0, "nothing was cached");
     assert_eq!(server.of_model("prompt_tokens_total").await, 16.0 - spared);
     assert!(server.of_model("segment_cache_hit_bytes_total").await > 0.0);
     assert!(server.of_model("segment_cache_entries").await > 0.0);
     assert!(server.of_model("segment_cache_bytes").await > 0.0);
-    server.until("weir:kv_cache_used_bytes{model_name=\"fake\"}", 0.0).await;
+    server.until("weir_kv_cache_used_bytes{model_name=\"fake\"}", 0.0).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -206,9 +206,9 @@ async fn running_and_cancelled_requests_are_counted() {
     drop(stream);
     eventually("the request has ended", || server.engines.all()[0].load().running == 0).await;
     assert_eq!(server.of_model("num_requests_running").await, 0.0);
-    server.until("weir:request_failure_total{model_name=\"fake\",code=\"CANCELLED\"}", 1.0).await;
+    server.until("weir_request_failure_total{model_name=\"fake\",code=\"CANCELLED\"}", 1.0).await;
     let labels = "service=\"weir.v1.Generation\",method=\"Generate\",code=\"CANCELLED\"";
-    server.until(&format!("weir:grpc_calls_total{{{labels}}}"), 1.0).await;
+    server.until(&format!("weir_grpc_calls_total{{{labels}}}"), 1.0).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -248,10 +248,10 @@ async fn the_port_serves_both_metric_formats_only() {
     let (_, version) = server.get("/version").await;
     assert_eq!(serde_json::from_str::<serde_json::Value>(&version).unwrap()["version"], env!("CARGO_PKG_VERSION"));
     let (_, old) = server.get("/metrics").await;
-    assert!(old.contains("# TYPE weir:prompt_tokens_total counter\n") && !old.contains("# EOF"), "{old}");
+    assert!(old.contains("# TYPE weir_prompt_tokens_total counter\n") && !old.contains("# EOF"), "{old}");
     let accept = "accept: application/openmetrics-text;version=1.0.0,text/plain;q=0.5\r\n";
     let (_, open) = get(server.port, "/metrics", accept).await;
-    assert!(open.contains("# TYPE weir:prompt_tokens counter\n") && open.ends_with("# EOF\n"), "{open}");
+    assert!(open.contains("# TYPE weir_prompt_tokens counter\n") && open.ends_with("# EOF\n"), "{open}");
     assert_eq!(server.get("/nothing").await.0, 404);
     let (head, _) = exchange(server.port, "POST /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await;
     assert!(head.starts_with("HTTP/1.1 405 "), "{head}");
@@ -268,7 +268,7 @@ async fn pages_of_other_origins_read_nothing() {
         for path in ["/metrics", "/version", "/health/ready"] {
             let (status, body) = get(server.port, path, headers).await;
             assert_eq!(status, 403, "{path} with {headers}");
-            assert!(body.contains("--allowed-") && !body.contains("weir:"), "{body}");
+            assert!(body.contains("--allowed-") && !body.contains("weir_"), "{body}");
         }
     }
     let own = "host: 127.0.0.1:9090\r\norigin: http://127.0.0.1:9090\r\n";

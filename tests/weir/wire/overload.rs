@@ -98,8 +98,8 @@ async fn a_thousand_cancelled_requests_leave_every_gauge_at_zero() {
         (load.queued, load.running) == (0, 0)
     })
     .await;
-    for gauge in ["num_requests_running", "num_requests_waiting", "kv_cache_used_bytes", "kv_cache_usage_perc"] {
-        server.until(&format!("weir:{gauge}{{model_name=\"fake\"}}"), 0.0).await;
+    for gauge in ["num_requests_running", "num_requests_waiting", "kv_cache_used_bytes", "kv_cache_usage_ratio"] {
+        server.until(&format!("weir_{gauge}{{model_name=\"fake\"}}"), 0.0).await;
     }
     assert_eq!(text(3).await.unwrap().text(), before);
 }

@@ -1,0 +1,166 @@
+//! The rules of `promtool check metrics`, for machines without promtool, on all metrics of a process.
+
+use weir::metrics::Metrics;
+
+/// Units that have a base unit, and the base unit.
+const UNITS: [(&str, &str); 16] = [
+    ("milliseconds", "seconds"),
+    ("microseconds", "seconds"),
+    ("nanoseconds", "seconds"),
+    ("minutes", "seconds"),
+    ("hours", "seconds"),
+    ("days", "seconds"),
+    ("weeks", "seconds"),
+    ("bits", "bytes"),
+    ("kilobytes", "bytes"),
+    ("megabytes", "bytes"),
+    ("gigabytes", "bytes"),
+    ("kibibytes", "bytes"),
+    ("mebibytes", "bytes"),
+    ("gibibytes", "bytes"),
+    ("perc", "ratio"),
+    ("percent", "ratio"),
+];
+const ABBREVIATIONS: [&str; 14] = ["s", "ms", "us", "ns", "sec", "b", "kb", "mb", "gb", "tb", "pb", "m", "h", "d"];
+const KINDS: [&str; 4] = ["counter", "gauge", "histogram", "summary"];
+
+/// Describes a metric in the OpenMetrics text.
+#[derive(Debug, Clone)]
+struct Description {
+    /// The name as samples have it, but without a histogram's `_bucket`, `_count` or `_sum`.
+    name: String,
+    help: String,
+    kind: String,
+    labels: Vec<String>,
+}
+
+/// Reads the descriptions of OpenMetrics text, where a counter's ending stands in its samples only.
+fn descriptions(text: &str) -> Vec<Description> {
+    let mut all = Vec::<Description>::new();
+    for line in text.lines() {
+        if let Some((name, help)) = line.strip_prefix("# HELP ").and_then(|rest| rest.split_once(' ')) {
+            let (name, help) = (name.to_owned(), help.to_owned());
+            all.push(Description { name, help, kind: String::new(), labels: Vec::new() });
+        } else if let Some((name, kind)) = line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' ')) {
+            let last = all.last_mut().filter(|last| last.name == name).expect("HELP stands before TYPE");
+            kind.clone_into(&mut last.kind);
+        } else if !line.starts_with('#') {
+            let last = all.last_mut().expect("samples follow a description");
+            let name = line.split(['{', ' ']).next().unwrap_or_default();
+            if last.kind != "histogram" {
+                name.clone_into(&mut last.name);
+            }
+            let labels =
+                line.split_once('{').and_then(|(_, rest)| rest.split_once('}')).map_or("", |(labels, _)| labels);
+            let labels = labels.split(',').filter_map(|label| label.split_once('='));
+            last.labels.extend(labels.map(|(label, _)| label.to_owned()));
+        }
+    }
+    all
+}
+
+/// Returns what a description does wrong.
+fn problems(metric: &Description) -> Vec<String> {
+    let Description { name, help, kind, labels } = metric;
+    let mut problems = Vec::new();
+    let mut rule = |is_broken: bool, problem: &str| {
+        if is_broken {
+            problems.push(format!("{name}: {problem}"));
+        }
+    };
+    let parts: Vec<_> = name.split('_').collect();
+    rule(help.trim().is_empty(), "no help text");
+    rule(name.contains(':'), "colons are for recording rules");
+    rule(!name.starts_with("weir_"), "no prefix");
+    rule(name.chars().any(char::is_uppercase), "camel case");
+    rule((kind == "counter") != name.ends_with("_total"), "`_total` is the ending of counters, and theirs only");
+    rule((kind == "info") != name.ends_with("_info"), "`_info` is the ending of infos, and theirs only");
+    rule(["_bucket", "_count", "_sum"].iter().any(|ending| name.ends_with(ending)), "an ending of histograms' samples");
+    rule(KINDS.iter().any(|kind| parts.contains(kind)), "its type in its name");
+    rule(ABBREVIATIONS.iter().any(|unit| parts.contains(unit)), "an abbreviated unit");
+    for (unit, base) in UNITS {
+        rule(parts.contains(&unit), &format!("{unit} in place of {base}"));
+    }
+    for unit in ["seconds", "bytes", "ratio"] {
+        let base = name.trim_end_matches("_total");
+        rule(parts.contains(&unit) && !base.ends_with(&format!("_{unit}")), "its unit is not at its end");
+    }
+    for label in labels {
+        rule(label == "le" && kind != "histogram" || label == "quantile", "a label of histograms or summaries");
+        rule(label.chars().any(char::is_uppercase), "camel case in a label");
+    }
+    problems
+}
+
+/// Renders all metrics, of two models.
+fn render(metrics: &Metrics) -> String {
+    metrics.render(&[]).unwrap()
+}
+
+fn with_two_models() -> Metrics {
+    let metrics = Metrics::default();
+    metrics.meter("b");
+    metrics.meter("a");
+    metrics.count_call("s", "m", "OK");
+    metrics
+}
+
+#[test]
+fn names_follow_the_conventions_of_prometheus() {
+    let all = descriptions(&render(&with_two_models()));
+    assert!(all.len() > 40 && all.iter().all(|metric| !metric.kind.is_empty()), "{} metrics", all.len());
+    assert_eq!(all.iter().flat_map(problems).collect::<Vec<_>>(), Vec::<String>::new());
+}
+
+#[test]
+fn broken_names_are_found() {
+    let good = Description {
+        name: "weir_request_queue_time_seconds".into(),
+        help: "Help.".into(),
+        kind: "histogram".into(),
+        labels: vec!["model_name".into(), "le".into()],
+    };
+    assert_eq!(problems(&good), Vec::<String>::new());
+    for name in [
+        "weir_queue:mean_seconds",
+        "vllm_queue_seconds",
+        "weir_queueTime",
+        "weir_queue_total",
+        "weir_queue_info",
+        "weir_queue_count",
+        "weir_queue_histogram",
+        "weir_queue_ms",
+        "weir_queue_milliseconds",
+        "weir_usage_perc",
+        "weir_seconds_queue",
+    ] {
+        assert_eq!(problems(&Description { name: name.into(), ..good.clone() }).len(), 1, "{name}");
+    }
+    let wrong = [
+        Description { help: " ".into(), ..good.clone() },
+        Description { kind: "counter".into(), labels: Vec::new(), ..good.clone() },
+        Description { kind: "gauge".into(), ..good.clone() },
+        Description { labels: vec!["quantile".into()], ..good.clone() },
+        Description { labels: vec!["modelName".into()], ..good },
+    ];
+    for metric in wrong {
+        assert_eq!(problems(&metric).len(), 1, "{metric:?}");
+    }
+}
+
+#[test]
+fn the_order_of_series_is_stable() {
+    let first = with_two_models();
+    let text = render(&first);
+    assert_eq!(text, render(&first));
+    // another process, whose models and calls came in another order
+    let second = Metrics::default();
+    second.meter("a");
+    second.meter("c");
+    second.count_call("s", "m", "OK");
+    second.meter("b");
+    second.remove_model("c");
+    assert_eq!(text, render(&second));
+    let models = |text: &str| text.lines().filter(|line| line.starts_with("weir_num_requests_running")).count();
+    assert_eq!(models(&text), 2);
+}

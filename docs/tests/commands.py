@@ -51,6 +51,7 @@ BUILT = "the tests run after the build"
 CI = ".ci runs it"
 DOCKER = "the tests have no Docker; tests/weir/operations.rs checks the image's settings"
 CLUSTER = "the tests have no cluster; deploy/tests checks the manifests against their schemas"
+MONITORING = "deploy/tests/test_monitoring.py runs it where promtool is installed"
 PROXIES = "deploy/tests/test_proxies.py runs it with its own replicas"
 OVERLOAD = "loadtest/tests/loadtest/sockets.rs runs it and checks its output"
 LONG = "it takes ten minutes on an idle machine; README.md and docs/loadtest.md have shorter versions, which are run"
@@ -144,6 +145,8 @@ PAGES: Dict[str, List[Step]] = {
         Serves(f"weir serve --late-headers --listen 127.0.0.1:50052 {HTTP.format(2)} &"),
         Elsewhere("nginx -p /tmp -c \"$PWD/deploy/nginx.conf\" -g 'daemon off;'", PROXIES),
         Elsewhere("haproxy -db -f deploy/haproxy.cfg -f deploy/haproxy-http.cfg", PROXIES),
+        Elsewhere("promtool check rules deploy/prometheus/alerts.yaml", MONITORING),
+        Elsewhere("promtool test rules deploy/prometheus/alerts_test.yaml", MONITORING),
     ],
     "docs/access.md": [
         Serves("weir serve --tls-cert server.pem --tls-key server.key"),

@@ -11,7 +11,7 @@ use std::{
 };
 
 /// English in lower case: Wikipedia, CC BY-SA 4.0.
-const SAMPLE: &str = include_str!("../../../src/report/english.txt");
+const SAMPLE: &str = include_str!("english.txt");
 const SAMPLE_NAME: &str = "bundled English sample";
 /// Maximum bytes of a file.
 const MAX_BYTES: u64 = 16 << 20;

@@ -37,6 +37,7 @@ mod serve_process;
 mod settings;
 mod summaries;
 mod support;
+mod systemd;
 mod t5;
 mod thread_parking;
 #[cfg(feature = "candle")]

@@ -107,8 +107,14 @@ pub(super) struct Server {
 impl Server {
     /// Starts a server with `flags` in addition to its addresses.
     pub(super) fn start(flags: &[&str]) -> Self {
+        Self::start_with(flags, &[])
+    }
+
+    /// Starts a server with `flags` and with no other variables than `variables`.
+    pub(super) fn start_with(flags: &[&str], variables: &[(&str, &str)]) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
-        command.env_clear().args(["serve", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"]).args(flags);
+        command.env_clear().envs(variables.iter().copied());
+        command.args(["serve", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"]).args(flags);
         let program = Program::start(&mut command);
         let admin_address = program.wait_for_line("admin port on ").parse().unwrap();
         let address = program.wait_for_line("listening on ").split(' ').next().unwrap().parse().unwrap();

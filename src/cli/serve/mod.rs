@@ -10,6 +10,7 @@ mod models;
 mod operations;
 mod reload;
 mod signals;
+mod systemd;
 mod transport;
 
 use super::{network::runtime, output};
@@ -214,7 +215,16 @@ async fn listen(settings: ServeConfig, writer: &LogWriter) -> Result<()> {
     let force_shutdown = CancellationToken::new();
     let offer =
         ServerParts { monitor, admin, traces, http: http.map(Listener::from), force_shutdown: force_shutdown.clone() };
-    let mut serving = pin!(serve(listener, offer, signals::received(signals.clone(), 1), settings.transport));
+    let shutdown = {
+        let signals = signals.clone();
+        async {
+            signals::received(signals, 1).await;
+            systemd::stopping();
+        }
+    };
+    // Both ports are bound: the system accepts connections from now on.
+    systemd::ready(&engines.names());
+    let mut serving = pin!(serve(listener, offer, shutdown, settings.transport));
     let served = tokio::select! {
         served = &mut serving => served,
         () = signals::received(signals, 2) => {

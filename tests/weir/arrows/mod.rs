@@ -86,6 +86,8 @@ const CRATES: &[(&str, &[&str])] = &[
     ("regex", &["text"]),
     ("regex_syntax", &["text"]),
     ("rustix", &["cli"]),
+    // The service manager's socket.
+    ("sd_notify", &["cli"]),
     ("thiserror", &["error", "family", "text"]),
     ("plotters", &["report"]),
     ("sysinfo", &["report", "serve"]),

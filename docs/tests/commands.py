@@ -52,10 +52,12 @@ CI = ".ci runs it"
 DOCKER = "the tests have no Docker; tests/weir/operations.rs checks the image's settings"
 CLUSTER = "the tests have no cluster; deploy/tests checks the manifests against their schemas"
 MONITORING = "deploy/tests/test_monitoring.py runs it where promtool is installed"
+SYSTEMD = "the tests change no system; .ci/package installs the package into a folder, and tests/weir/systemd.rs checks the unit"
 PROXIES = "deploy/tests/test_proxies.py runs it with its own replicas"
 OVERLOAD = "loadtest/tests/loadtest/sockets.rs runs it and checks its output"
 LONG = "it takes ten minutes on an idle machine; README.md and docs/loadtest.md have shorter versions, which are run"
 TITLE = "What pooling is worth: two pairs of models"
+PACKAGES = "it needs a release build; deploy/tests/test_packages.py checks the packages' files"
 FUZZ = "it runs for minutes; .ci runs a minute of each target"
 SBOM = "it builds a program from crates.io for minutes"
 TORCH = "it needs PyTorch and runs for hours"
@@ -130,6 +132,8 @@ PAGES: Dict[str, List[Step]] = {
         Elsewhere("WEIR_SEEDS=1000000 cargo test --test simulation worlds", "it takes hours"),
         Elsewhere("cargo test --manifest-path interleavings/Cargo.toml", CI),
         Elsewhere("cargo +nightly miri test --manifest-path interleavings/Cargo.toml", CI),
+        Elsewhere(".ci/package", PACKAGES),
+        Elsewhere("cargo package --workspace", PACKAGES),
         Elsewhere(".ci/fuzz", CI),
         Elsewhere(".ci/fuzz 600 pickle", FUZZ),
         Elsewhere("FUZZ_MERGE=1 .ci/fuzz 600", FUZZ),
@@ -337,6 +341,10 @@ PAGES: Dict[str, List[Step]] = {
         Runs("weir admin load 127.0.0.1:50051 --name english", ".*english.*"),
         Runs("weir admin list 127.0.0.1:50051", ".*english.*"),
         Runs("weir admin unload 127.0.0.1:50051 english"),
+        Elsewhere("sudo apt install ./target/packages/weir_0.1.0-1_amd64.deb", SYSTEMD),
+        Elsewhere("sudoedit /etc/default/weir", SYSTEMD),
+        Elsewhere("sudo systemctl enable --now weir", SYSTEMD),
+        Elsewhere("sudo systemctl reload weir", SYSTEMD),
         Elsewhere("docker build -t weir .", DOCKER),
         Elsewhere("docker run --read-only -p 50051:50051 -p 8000:8000 -p 127.0.0.1:9090:9090 weir", DOCKER),
         Elsewhere("docker run --read-only -p 50051:50051 -v /my/models:/models:ro weir", DOCKER),

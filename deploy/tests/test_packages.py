@@ -1,0 +1,125 @@
+"""Checks the files of the crates, the Debian package and the wheel, without a build."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Dict, List, Set
+
+import local
+import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.11 is needed to read Cargo.toml")
+
+CRATES = {"weir": local.ROOT, "weir-proto": local.ROOT / "proto", "weir-loadtest": local.ROOT / "loadtest"}
+MODEL = "models/hourglass-whitespace-english"
+# The limit of crates.io is 10 MiB for the compressed files. Weights hardly compress.
+MAX_BYTES = 12 << 20
+
+
+def manifest(folder: Path) -> Dict[str, Any]:
+    return tomllib.loads((folder / "Cargo.toml").read_text())
+
+
+def packaged(crate: str) -> Set[str]:
+    """Returns the files of a crate's package."""
+    if shutil.which("cargo") is None:
+        pytest.skip("cargo is not installed")
+    command = ["cargo", "package", "--list", "--allow-dirty", "--offline"]
+    listed = subprocess.run(command, cwd=CRATES[crate], capture_output=True, text=True, timeout=local.TIMEOUT)
+    assert listed.returncode == 0, listed.stderr
+    return set(listed.stdout.splitlines())
+
+
+@pytest.mark.parametrize("crate", CRATES)
+def test_a_crate_contains_what_its_sources_include(crate: str) -> None:
+    folder, files = CRATES[crate], packaged(crate)
+    sources = [name for name in files if name.endswith(".rs")]
+    assert len(sources) > 3 and "Cargo.lock" in files
+    for name in sources:
+        for path in re.findall(r'include_(?:str|bytes)!\(\s*"([^"]+)"', (folder / name).read_text()):
+            included = ((folder / name).parent / path).resolve()
+            # A symbolic link is packaged as the file that it names.
+            linked = {(folder / file).resolve() for file in files if (folder / file).is_symlink()}
+            known = included in linked or str(included.relative_to(folder)) in files
+            assert known, f"{name} includes {path}, which the package of {crate} lacks"
+    needed = [name for name, value in manifest(folder)["dependencies"].items() if isinstance(value, dict) and "path" in value]
+    for name in needed:
+        # Without a version, a crate can only be built in this repository.
+        assert manifest(folder)["dependencies"][name]["version"] == version()
+
+
+def test_the_crate_contains_one_model_and_no_tests() -> None:
+    files = packaged("weir")
+    assert {name for name in files if name.startswith("models/")} == {
+        f"{MODEL}/{path.name}" for path in (local.ROOT / MODEL).iterdir()
+    }
+    assert {name.split("/")[0] for name in files if "/" in name} == {"src", "benches", "models"}
+    sizes = [(local.ROOT / name).stat().st_size for name in files if (local.ROOT / name).is_file()]
+    assert sum(sizes) < MAX_BYTES
+
+
+def test_the_image_needs_the_files_that_are_copied() -> None:
+    ignored = (local.ROOT / ".dockerignore").read_text().splitlines()
+    copied = re.findall(r"^COPY (?!--from)(.+) \S+$", (local.ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    kept = {name for line in copied for name in line.split()} - {"."}
+    assert MODEL in kept and not any(name.startswith(line) for name in kept for line in ignored if line and line[0] not in "#*")
+    models = {f"models/{path.name}" for path in (local.ROOT / "models").iterdir() if path.is_dir()}
+    assert models - set(ignored) == {MODEL}
+
+
+def version() -> str:
+    found = manifest(local.ROOT)["workspace"]["package"]["version"]
+    assert isinstance(found, str)
+    return found
+
+
+def test_the_debian_package_has_files_that_exist() -> None:
+    deb = manifest(local.ROOT)["package"]["metadata"]["deb"]
+    installed: Dict[str, List[Path]] = {}
+    for source, place, _ in deb["assets"]:
+        found = sorted(local.ROOT.glob(source)) if not source.startswith("target/") else [Path("weir")]
+        assert found, f"{source} matches no file"
+        for path in found:
+            installed.setdefault(place + path.name if place.endswith("/") else place, []).append(path)
+    assert all(len(paths) == 1 for paths in installed.values())
+    assert f"usr/share/weir/{MODEL}/model.safetensors" in installed
+    assert all(name.lstrip("/") in installed for name in deb["conf-files"])
+    units = local.ROOT / deb["systemd-units"]["unit-scripts"]
+    # Without this folder, cargo-deb generates no scripts that reload systemd.
+    assert (local.ROOT / deb["maintainer-scripts"]).is_dir()
+    unit = (units / "weir.service").read_text()
+    (started,) = re.findall(r"^ExecStart=/(\S+) serve$", unit, re.MULTILINE)
+    (variables,) = re.findall(r"^EnvironmentFile=-/(\S+)$", unit, re.MULTILINE)
+    assert started in installed and variables in installed
+
+
+def test_the_server_accepts_the_settings_of_the_service() -> None:
+    program = local.weir_program()
+    if program is None:
+        pytest.skip("no weir program found: set WEIR_BIN or run `cargo build`")
+    text = (local.ROOT / "deploy/systemd/weir.default").read_text()
+    # Examples that are commented out must be valid, too.
+    variables = dict(re.findall(r"^#?(WEIR_\w+)=(\S+)$", text, re.MULTILINE))
+    assert len(variables) >= 5
+    variables["WEIR_MODELS"] = str(local.MODEL.parent)
+    for wrong in ({}, {"WEIR_KV_MEMORY": "much"}):
+        command = [str(program), "serve", "--check-config"]
+        result = subprocess.run(command, env={**variables, **wrong}, capture_output=True, timeout=local.TIMEOUT)
+        assert (result.returncode == 0) == (wrong == {}), result.stderr
+
+
+def test_the_wheel_contains_this_program() -> None:
+    folder = local.ROOT / "packaging/wheel"
+    wheel = tomllib.loads((folder / "pyproject.toml").read_text())
+    assert wheel["tool"]["maturin"]["bindings"] == "bin"
+    assert (folder / wheel["tool"]["maturin"]["manifest-path"]).resolve() == local.ROOT / "Cargo.toml"
+    assert wheel["project"]["dynamic"] == ["version"]
+    assert wheel["project"]["license"] == manifest(local.ROOT)["workspace"]["package"]["license"]
+    assert wheel["project"]["description"] == manifest(local.ROOT)["package"]["description"]

@@ -406,6 +406,11 @@ PAGES: Dict[str, List[Step]] = {
             "-f deploy/kubernetes/prometheus-adapter.yaml",
             CLUSTER,
         ),
+        Elsewhere(
+            "helm upgrade --install weir deploy/helm/weir --set image.repository=registry.example.org/weir "
+            "--set image.digest=sha256:DIGEST",
+            CLUSTER,
+        ),
     ],
     "docs/serving.md": [
         Serves("weir serve"),

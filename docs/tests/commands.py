@@ -125,6 +125,7 @@ PAGES: Dict[str, List[Step]] = {
         Elsewhere(".ci/deny", CI),
         Elsewhere(".ci/fuzz", CI),
         Elsewhere(".ci/sanitize", CI),
+        Elsewhere(".ci/proto", CI),
         Elsewhere(".ci/python", CI),
         Elsewhere("ln -s ../../.ci/commit-msg .git/hooks/commit-msg", "it changes the repository's hooks"),
         Elsewhere("cargo test --test simulation", CI),

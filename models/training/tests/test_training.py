@@ -327,10 +327,21 @@ class Campaign(OnText):
         self.assertIn(f"| {result['bpc']:.3f} | {1 / result['boundary_rate']:.1f}x | valid |", row)
         self.assertTrue(table.markdown(found).startswith("| configuration | BPC, seed 2 | SF |"))
         self.assertIn("compare-whitespace</text>", table.plot(found))
+        self.assertIn(f"characters read, seed 2, {result['split']} text</text>", table.plot(found))
         endless = {"endless": [{**result, "boundary_rate": 0.0}]}
         self.assertIn("| no segment ended |", table.markdown({**found, **endless}))
         self.assertEqual(table.plot({**found, **endless}), table.plot(found))
         self.assertRaisesRegex(ValueError, "no run ended a segment", table.plot, endless)
+
+
+class Plot(unittest.TestCase):
+    def test_ticks_are_round_and_labels_do_not_overlap(self):
+        self.assertEqual(table.ticks(1.825, 1.855, 6), [1.825, 1.83, 1.835, 1.84, 1.845, 1.85, 1.855])
+        self.assertEqual(table.ticks(1, 6.2, 6), [1, 2, 3, 4, 5, 6, 7])
+        # two points next to each other at the right end, and one on a line
+        labels = table.place_labels({"unigram": (492, 293), "whitespace": (528, 286), "vanilla": (72, 233)}, ["vanilla"])
+        self.assertEqual({name: anchor for name, (_, _, anchor) in labels.items()}, {"unigram": "end", "whitespace": "start", "vanilla": "start"})
+        self.assertLess(labels["vanilla"][1], 233)
 
 
 class Windows(unittest.TestCase):

@@ -155,6 +155,12 @@ impl EncodedDocument {
         }
     }
 
+    /// Returns the number of bytes of the text up to the end of the last token read, if the document was sent as text. The end mark
+    /// has no bytes, and stands at the end of the whole text.
+    pub fn read_bytes(&self) -> Option<u64> {
+        self.byte_ranges.iter().filter(|range| range.start < range.end).map(|range| range.end).max()
+    }
+
     /// Bytes of memory that the report occupies.
     pub fn own_bytes(&self) -> usize {
         let kept: usize = self.choices.iter().map(|choice| size_of_val(choice.kept.as_slice())).sum();

@@ -82,6 +82,7 @@ pub(super) fn json(
         "poolings": encoded.choices.iter().map(|choice| pooling(choice, encoded)).collect::<Vec<_>>(),
         "usage": {
             "document_tokens": encoded.tokens,
+            "document_bytes": encoded.read_bytes(),
             "cut": encoded.cut,
             "vectors": encoded.vectors,
             "cross_attention_bytes": encoded.bytes,

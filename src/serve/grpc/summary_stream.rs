@@ -106,6 +106,7 @@ impl SummaryEncoder {
                 vectors: count(|encoded| encoded.vectors),
                 cross_attention_bytes: count(|encoded| encoded.bytes),
                 unpooled_cross_attention_bytes: count(|encoded| encoded.unpooled_bytes),
+                document_bytes: encoded.and_then(EncodedDocument::read_bytes),
             }),
             timing: Some(v1::SummaryTiming {
                 queue_ns: timing.queue_ns,

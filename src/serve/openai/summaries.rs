@@ -216,6 +216,7 @@ fn finished_fields(finished: &v1::SummaryFinished) -> Map<String, Value> {
         "vectors": usage.vectors,
         "cross_attention_bytes": usage.cross_attention_bytes,
         "unpooled_cross_attention_bytes": usage.unpooled_cross_attention_bytes,
+        "document_bytes": usage.document_bytes,
     });
     fields.insert("usage".into(), counts);
     let times = json!({

@@ -150,6 +150,7 @@ class SummaryUsage:
     vectors: int
     cross_attention_bytes: int
     unpooled_cross_attention_bytes: int
+    document_bytes: Optional[int] = None
 
 
 @dataclass(frozen=True)

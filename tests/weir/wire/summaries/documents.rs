@@ -34,6 +34,7 @@ async fn a_document_in_chunks_is_summarized_with_what_was_selected() {
     let timing = timing.unwrap();
     let tokens = text.len() as u64 + 1;
     assert_eq!((usage.document_tokens, usage.cached_tokens, usage.cut), (tokens, 0, false));
+    assert_eq!(usage.document_bytes, Some(text.len() as u64));
     assert_eq!(usage.summary_tokens, ids.len() as u64);
     assert!(usage.cross_attention_bytes > 0 && usage.cross_attention_bytes < usage.unpooled_cross_attention_bytes);
     let blocks = 2 * tokens.div_ceil(BLOCK as u64) + 1;
@@ -168,6 +169,7 @@ async fn a_document_that_is_too_long_is_refused_or_cut() {
             let answer = answer.unwrap();
             let usage = answer.finished.usage.unwrap();
             assert_eq!((usage.cut, usage.document_tokens), (true, TOKENS as u64));
+            assert_eq!(usage.document_bytes, Some(TOKENS as u64 - 1), "the end mark has no bytes");
             let beginning = &long[..TOKENS - 1];
             assert_eq!(answer.finished.hypotheses[0].ids, best(beginning, &Summarize::default(), &server.model).0);
             assert!(answer.selected[0].spans.iter().all(|span| span.byte_end < TOKENS as u64));

@@ -150,7 +150,7 @@ class Hypothesis(_message.Message):
     def __init__(self, text: _Optional[str] = ..., ids: _Optional[_Iterable[int]] = ..., score: _Optional[float] = ..., logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class SummaryUsage(_message.Message):
-    __slots__ = ("document_tokens", "cached_tokens", "cut", "summary_tokens", "vectors", "cross_attention_bytes", "unpooled_cross_attention_bytes")
+    __slots__ = ("document_tokens", "cached_tokens", "cut", "summary_tokens", "vectors", "cross_attention_bytes", "unpooled_cross_attention_bytes", "document_bytes")
     DOCUMENT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CUT_FIELD_NUMBER: _ClassVar[int]
@@ -158,6 +158,7 @@ class SummaryUsage(_message.Message):
     VECTORS_FIELD_NUMBER: _ClassVar[int]
     CROSS_ATTENTION_BYTES_FIELD_NUMBER: _ClassVar[int]
     UNPOOLED_CROSS_ATTENTION_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     document_tokens: int
     cached_tokens: int
     cut: bool
@@ -165,7 +166,8 @@ class SummaryUsage(_message.Message):
     vectors: int
     cross_attention_bytes: int
     unpooled_cross_attention_bytes: int
-    def __init__(self, document_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., cut: bool = ..., summary_tokens: _Optional[int] = ..., vectors: _Optional[int] = ..., cross_attention_bytes: _Optional[int] = ..., unpooled_cross_attention_bytes: _Optional[int] = ...) -> None: ...
+    document_bytes: int
+    def __init__(self, document_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., cut: bool = ..., summary_tokens: _Optional[int] = ..., vectors: _Optional[int] = ..., cross_attention_bytes: _Optional[int] = ..., unpooled_cross_attention_bytes: _Optional[int] = ..., document_bytes: _Optional[int] = ...) -> None: ...
 
 class SummaryTiming(_message.Message):
     __slots__ = ("queue_ns", "upload_ns", "encode_rest_ns", "blocks_at_end", "blocks", "layers", "memory_ns", "time_to_first_token_ns", "decode_ns", "decode_ns_per_token", "total_ns")

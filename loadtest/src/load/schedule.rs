@@ -130,15 +130,21 @@ impl LoadPattern {
     pub fn describe(&self) -> String {
         match self {
             Self::Closed { concurrency } => format!("closed loop, {concurrency} at a time"),
-            Self::Open { arrivals, rate, burst } => {
-                let how = match arrivals {
-                    ArrivalProcess::Constant => "constant".to_owned(),
-                    ArrivalProcess::Poisson => "Poisson".to_owned(),
-                    ArrivalProcess::Bursty => format!("bursty ({burst} together)"),
-                };
+            Self::Open { rate, .. } => {
+                let how = self.arrivals().unwrap_or_default();
                 format!("open loop, {how} arrivals, {} requests/s", crate::units::digits(*rate))
             }
         }
+    }
+
+    /// Describes the arrivals of an open loop.
+    pub fn arrivals(&self) -> Option<String> {
+        let Self::Open { arrivals, burst, .. } = self else { return None };
+        Some(match arrivals {
+            ArrivalProcess::Constant => "constant".to_owned(),
+            ArrivalProcess::Poisson => "Poisson".to_owned(),
+            ArrivalProcess::Bursty => format!("bursty ({burst} together)"),
+        })
     }
 }
 

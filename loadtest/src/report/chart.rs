@@ -1,17 +1,19 @@
-//! Charts as inline SVG in the page's own colours, so that they follow its light, dark and printed styles. Lines differ in marker
-//! and dash as well as in colour, for prints in grey.
+//! Charts as inline SVG in the page's own colours, so that they follow its light, dark and printed styles. Models differ in marker
+//! as well as in colour, for prints in grey.
 
 use crate::units;
 use maud::{Markup, html};
 
-const WIDTH: f64 = 720.0;
-const HEIGHT: f64 = 320.0;
-const LEFT: f64 = 78.0;
-const RIGHT: f64 = 16.0;
-const TOP: f64 = 12.0;
-const BOTTOM: f64 = 52.0;
-/// Number of line styles, as in the style sheet.
-const STYLES: usize = 7;
+const WIDTH: f64 = 460.0;
+const HEIGHT: f64 = 225.0;
+const LEFT: f64 = 70.0;
+const RIGHT: f64 = 14.0;
+const TOP: f64 = 8.0;
+const BOTTOM: f64 = 42.0;
+/// Number of colours and markers, as in the style sheet.
+pub(super) const COLOURS: usize = 7;
+/// Number of dashes, as in the style sheet.
+pub(super) const DASHES: usize = 4;
 /// Share of an axis that a label needs.
 const LABEL_SHARE: f64 = 0.07;
 
@@ -19,9 +21,9 @@ const LABEL_SHARE: f64 = 0.07;
 pub(super) enum Scale {
     /// Linear from 0.
     Linear,
-    /// Linear around the values, for values close to each other and far from 0.
-    Zoomed,
     Log,
+    /// Logarithmic, with ticks at the measured values.
+    Counts,
     /// Nanoseconds, linear from 0.
     Time,
     /// Nanoseconds, logarithmic.
@@ -34,11 +36,20 @@ pub(super) struct ChartSeries {
     pub(super) points: Vec<(f64, f64)>,
     /// True if points are the upper corners of steps instead of being joined.
     pub(super) steps: bool,
+    pub(super) style: LineStyle,
+}
+
+/// Colour and marker stand for a model, the dash for a figure of it. Both are counted from 0 and repeat.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct LineStyle {
+    pub(super) colour: usize,
+    pub(super) dash: usize,
 }
 
 pub(super) struct VerticalLine {
     pub(super) x: f64,
     pub(super) label: String,
+    pub(super) colour: usize,
 }
 
 /// Label of an axis, with the unit, and its scale.
@@ -65,15 +76,14 @@ impl AxisSpec {
 
 impl Scale {
     fn is_log(self) -> bool {
-        matches!(self, Self::Log | Self::LogTime)
+        matches!(self, Self::Log | Self::Counts | Self::LogTime)
     }
 
     fn format(self, value: f64) -> String {
         match self {
             Self::Time | Self::LogTime => units::time(value),
-            Self::Linear | Self::Zoomed | Self::Log if value.fract() == 0.0 && value < 1e6 => format!("{value:.0}"),
-            Self::Zoomed => format!("{value:.3}"),
-            Self::Linear | Self::Log => units::digits(value),
+            Self::Linear | Self::Log | Self::Counts if value.fract() == 0.0 && value < 1e6 => format!("{value:.0}"),
+            Self::Linear | Self::Log | Self::Counts => units::digits(value),
         }
     }
 }
@@ -100,16 +110,7 @@ impl ChartAxis {
             return Self { scale, low, high, from, to, ticks: ticks(scale, drawn, low, high) };
         }
         let max = if max > 0.0 { max } else { 1.0 };
-        if scale == Scale::Zoomed {
-            // at least a hundredth of the values, so that nearly equal values look nearly equal
-            let span = (max - min).max(max / 100.0);
-            let step = step(span / 4.0);
-            let low = ((min - 0.2 * span) / step).floor() * step;
-            let count = ((max + 0.2 * span - low) / step).ceil() as u32;
-            let ticks = (0..=count).map(|k| low + f64::from(k) * step).collect();
-            return Self { scale, low, high: low + f64::from(count) * step, from, to, ticks };
-        }
-        let step = step(max / 5.0);
+        let step = step(max / 4.0);
         let count = (max * 1.04 / step).floor() as u32;
         let ticks = (0..=count).map(|k| f64::from(k) * step).collect();
         Self { scale, low: 0.0, high: max * 1.04, from, to, ticks }
@@ -123,14 +124,14 @@ impl ChartAxis {
 }
 
 /// Rounds a step up to 1, 2 or 5 times a power of ten.
-fn step(rough: f64) -> f64 {
+pub(super) fn step(rough: f64) -> f64 {
     let size = 10f64.powf(rough.log10().floor());
     [1.0, 2.0, 5.0, 10.0].into_iter().map(|k| k * size).find(|step| *step >= rough).unwrap_or(size)
 }
 
 /// Returns the ticks of a logarithmic axis: counts at the measured values that leave room for labels, times at round values.
 fn ticks(scale: Scale, mut values: Vec<f64>, low: f64, high: f64) -> Vec<f64> {
-    if scale != Scale::Log || values.is_empty() {
+    if scale != Scale::Counts || values.is_empty() {
         return decades(low, high);
     }
     values.sort_by(f64::total_cmp);
@@ -158,30 +159,39 @@ pub(super) fn draw(chart: &Chart) -> Markup {
     html! {
         figure {
             figcaption { strong { (chart.title) } }
-            svg viewBox=(format!("0 0 {WIDTH} {HEIGHT}")) role="img" aria-label=(chart.title) {
+            svg.chart viewBox=(format!("0 0 {WIDTH} {HEIGHT}")) role="img" aria-label=(chart.title) {
                 (grid(chart, &x, &y))
-                @for mark in &chart.marks {
-                    @let at = x.coordinate(mark.x);
-                    line.mark x1=(at) x2=(at) y1=(TOP) y2=(HEIGHT - BOTTOM) {}
-                    text.mark x=(at - 4.0) y=(TOP + 12.0) text-anchor="end" { (mark.label) }
-                }
-                @for (style, series) in chart.series.iter().enumerate() {
-                    (line(series, style % STYLES, chart, &x, &y))
-                }
+                @for (index, mark) in chart.marks.iter().enumerate() { (vertical(mark, index, &x)) }
+                @for series in &chart.series { (line(series, chart, &x, &y)) }
             }
             ul.legend {
-                @for (style, series) in chart.series.iter().enumerate() {
+                @for series in &chart.series {
                     li {
                         svg.key viewBox="0 0 36 12" aria-hidden="true" {
-                            line class=(format!("s{}", style % STYLES)) x1="1" x2="35" y1="6" y2="6" {}
-                            (marker(style % STYLES, 18.0, 6.0, ""))
+                            line class=(class(series.style)) x1="1" x2="35" y1="6" y2="6" {}
+                            @if !series.steps { (marker(series.style.colour % COLOURS, 18.0, 6.0, "")) }
                         }
                         " " (series.label)
                     }
                 }
             }
-            p.note { (chart.note) }
+            @if !chart.note.is_empty() { p.note { (chart.note) } }
         }
+    }
+}
+
+fn class(style: LineStyle) -> String {
+    format!("s{} d{}", style.colour % COLOURS, style.dash % DASHES)
+}
+
+/// Draws a vertical line; labels of several stand below each other, on the side with room.
+fn vertical(mark: &VerticalLine, index: usize, x: &ChartAxis) -> Markup {
+    let at = x.coordinate(mark.x);
+    let is_left = at < (LEFT + WIDTH) / 2.0;
+    let text = if is_left { at + 4.0 } else { at - 4.0 };
+    html! {
+        line class=(format!("mark s{}", mark.colour % COLOURS)) x1=(at) x2=(at) y1=(TOP) y2=(HEIGHT - BOTTOM) {}
+        text.mark x=(text) y=(TOP + 12.0 + 14.0 * index as f64) text-anchor=(if is_left { "start" } else { "end" }) { (mark.label) }
     }
 }
 
@@ -195,16 +205,16 @@ fn grid(chart: &Chart, x: &ChartAxis, y: &ChartAxis) -> Markup {
         @for tick in &x.ticks {
             @let at = x.coordinate(*tick);
             line.grid x1=(at) x2=(at) y1=(TOP) y2=(HEIGHT - BOTTOM) {}
-            text x=(at) y=(HEIGHT - BOTTOM + 18.0) text-anchor="middle" { (x.scale.format(*tick)) }
+            text x=(at) y=(HEIGHT - BOTTOM + 16.0) text-anchor="middle" { (x.scale.format(*tick)) }
         }
-        text x=((LEFT + WIDTH - RIGHT) / 2.0) y=(HEIGHT - 10.0) text-anchor="middle" { (chart.x.label) }
-        text transform=(format!("translate(14 {}) rotate(-90)", (HEIGHT - BOTTOM + TOP) / 2.0)) text-anchor="middle" {
+        text x=((LEFT + WIDTH - RIGHT) / 2.0) y=(HEIGHT - 8.0) text-anchor="middle" { (chart.x.label) }
+        text transform=(format!("translate(12 {}) rotate(-90)", (HEIGHT - BOTTOM + TOP) / 2.0)) text-anchor="middle" {
             (chart.y.label)
         }
     }
 }
 
-fn line(series: &ChartSeries, style: usize, chart: &Chart, x: &ChartAxis, y: &ChartAxis) -> Markup {
+fn line(series: &ChartSeries, chart: &Chart, x: &ChartAxis, y: &ChartAxis) -> Markup {
     let drawn = |point: &&(f64, f64)| point.0.is_finite() && point.1.is_finite();
     let mut path = String::new();
     for point in series.points.iter().filter(drawn) {
@@ -219,19 +229,19 @@ fn line(series: &ChartSeries, style: usize, chart: &Chart, x: &ChartAxis, y: &Ch
         }
     }
     html! {
-        path class=(format!("s{style}")) d=(path) {}
+        path class=(class(series.style)) d=(path) {}
         @if !series.steps && series.points.len() <= 40 {
             @for point in series.points.iter().filter(drawn) {
                 @let value = format!("{}: {} at {}", series.label, chart.y.scale.format(point.1), chart.x.scale.format(point.0));
-                (marker(style, x.coordinate(point.0), y.coordinate(point.1), &value))
+                (marker(series.style.colour % COLOURS, x.coordinate(point.0), y.coordinate(point.1), &value))
             }
         }
     }
 }
 
-/// Draws a marker around a coordinate; each style has its own shape.
-fn marker(style: usize, x: f64, y: f64, title: &str) -> Markup {
-    let shapes: [&[(f64, f64)]; STYLES] = [
+/// Draws a marker around a coordinate; each colour has its own shape.
+fn marker(colour: usize, x: f64, y: f64, title: &str) -> Markup {
+    let shapes: [&[(f64, f64)]; COLOURS] = [
         &[(-3.5, -3.5), (3.5, -3.5), (3.5, 3.5), (-3.5, 3.5)],
         &[(0.0, -5.0), (4.5, 3.5), (-4.5, 3.5)],
         &[(0.0, -5.0), (4.5, 0.0), (0.0, 5.0), (-4.5, 0.0)],
@@ -240,8 +250,8 @@ fn marker(style: usize, x: f64, y: f64, title: &str) -> Markup {
         &[(-1.5, -4.5), (1.5, -4.5), (1.5, 4.5), (-1.5, 4.5)],
         &[(-4.0, -2.0), (0.0, -4.5), (4.0, -2.0), (4.0, 2.0), (0.0, 4.5), (-4.0, 2.0)],
     ];
-    let outline: Vec<_> = shapes[style].iter().map(|(dx, dy)| format!("{:.1},{:.1}", x + dx, y + dy)).collect();
-    html! { polygon class=(format!("f{style}")) points=(outline.join(" ")) { @if !title.is_empty() { title { (title) } } } }
+    let outline: Vec<_> = shapes[colour].iter().map(|(dx, dy)| format!("{:.1},{:.1}", x + dx, y + dy)).collect();
+    html! { polygon class=(format!("f{colour}")) points=(outline.join(" ")) { @if !title.is_empty() { title { (title) } } } }
 }
 
 #[cfg(test)]
@@ -249,7 +259,8 @@ mod tests {
     use super::*;
 
     fn chart(points: Vec<(f64, f64)>, scale: Scale) -> String {
-        let series = vec![ChartSeries { label: "a <b>".into(), points, steps: false }];
+        let series =
+            vec![ChartSeries { label: "a <b>".into(), points, steps: false, style: LineStyle { colour: 8, dash: 5 } }];
         let x = AxisSpec::new("rate (requests/s)", scale);
         let y = AxisSpec::new("time", Scale::LogTime);
         draw(&Chart { title: "t".into(), x, y, series, marks: vec![], note: "n".into() }).into_string()
@@ -257,7 +268,7 @@ mod tests {
 
     #[test]
     fn charts_of_anything_are_drawn_within_their_frame() {
-        for scale in [Scale::Linear, Scale::Log, Scale::Time, Scale::LogTime] {
+        for scale in [Scale::Linear, Scale::Log, Scale::Counts, Scale::Time, Scale::LogTime] {
             for points in [vec![], vec![(0.0, 0.0)], vec![(1.0, 5e6), (1e9, f64::NAN)], vec![(3.0, 1e3), (5.0, 1e12)]] {
                 let drawn = chart(points, scale);
                 assert!(!drawn.contains("NaN") && !drawn.contains("inf"), "{drawn}");

@@ -1,35 +1,23 @@
-//! Charts of the report.
+//! Charts of the report. Models that were measured by one command share a chart.
 
 use super::{
-    chart::{AxisSpec, Chart, ChartSeries, Scale, VerticalLine, draw},
-    data::{Conditions, LoadPoint},
+    chapters::{ModelPoints, ModelRun, colour},
+    chart::{AxisSpec, Chart, ChartSeries, LineStyle, Scale, VerticalLine, draw},
+    data::LoadPoint,
+    figures::TOGETHER_NS,
 };
 use crate::{
-    comparison::result::ModelComparison,
-    knee::Knee,
-    load::workload::WorkloadInfo,
     measure::{
         histogram::{HistogramBar, Percentiles},
         stats::RequestFigures,
         timeline::TimelineSample,
     },
+    units,
 };
 use maud::{Markup, html};
 
-fn line(label: &str, points: Vec<(f64, f64)>) -> ChartSeries {
-    ChartSeries { label: label.into(), points, steps: false }
-}
-
-fn describe_workloads(conditions: &Conditions, figures: Option<&RequestFigures>) -> String {
-    let describe = |workload: &WorkloadInfo| {
-        let model = workload.model.as_ref().map(|model| format!(", of {model}")).unwrap_or_default();
-        format!("prompts of {} characters, answers of {}{model}", workload.prompt_chars, workload.output_chars)
-    };
-    let all: Vec<_> = conditions.workloads.iter().map(describe).collect();
-    let is_split = figures.is_some_and(|figures| figures.plain_gap_ns.is_some());
-    let late = if is_split { "; boundaries requested, so that characters come one step later" } else { "" };
-    format!("{}{late}", all.join("; "))
-}
+/// Dashes of lines: one for each percentile, or kind of gap.
+const DASHES: [&str; 3] = ["p50", "p90", "p99"];
 
 /// Returns the points of a curve; loads without one of the values are left out.
 fn curve(
@@ -40,20 +28,8 @@ fn curve(
     points.iter().filter_map(|point| Some((x(point)?, y(point)?))).collect()
 }
 
-type Percentile = fn(&Percentiles) -> Option<f64>;
-
-/// Returns the p50, p90 and p99 lines of a figure over `x`.
-fn percentiles(
-    points: &[LoadPoint],
-    x: fn(&LoadPoint) -> Option<f64>,
-    y: fn(&RequestFigures) -> Percentiles,
-    name: &str,
-) -> Vec<ChartSeries> {
-    let all: [(&str, Percentile); 3] = [("p50", |s| s.p50), ("p90", |s| s.p90), ("p99", |s| s.p99)];
-    let series = all.into_iter().map(|(percentile, value)| {
-        line(&format!("{name}, {percentile}"), curve(points, x, |point| value(&y(&point.figures))))
-    });
-    series.filter(|series| !series.points.is_empty()).collect()
+fn line(label: String, points: Vec<(f64, f64)>, style: LineStyle) -> ChartSeries {
+    ChartSeries { label, points, steps: false, style }
 }
 
 fn rate(point: &LoadPoint) -> Option<f64> {
@@ -64,61 +40,100 @@ fn concurrency(point: &LoadPoint) -> Option<f64> {
     point.load.concurrency().map(|clients| clients as f64)
 }
 
+/// Axis and models of charts over load.
+struct LoadCharts<'a> {
+    models: &'a [ModelPoints<'a>],
+    x: fn(&LoadPoint) -> Option<f64>,
+    x_label: &'static str,
+    x_scale: Scale,
+}
+
+impl LoadCharts<'_> {
+    fn draw(&self, title: &str, y: AxisSpec, series: Vec<ChartSeries>, note: &str) -> Markup {
+        let series: Vec<_> = series.into_iter().filter(|series| !series.points.is_empty()).collect();
+        if series.is_empty() {
+            return html! {};
+        }
+        let marks = self.models.iter().enumerate().filter_map(|(colour, all)| {
+            let x = all.knee?.rate?;
+            Some(VerticalLine { x, label: "knee".into(), colour })
+        });
+        let x = AxisSpec::new(self.x_label, self.x_scale);
+        draw(&Chart { title: title.into(), x, y, series, marks: marks.collect(), note: note.into() })
+    }
+
+    /// Returns a line for each model.
+    fn lines(&self, y: impl Fn(&LoadPoint) -> Option<f64>) -> Vec<ChartSeries> {
+        let models = self.models.iter().enumerate();
+        models
+            .map(|(colour, all)| {
+                line(all.model.to_owned(), curve(all.points, self.x, &y), LineStyle { colour, dash: 0 })
+            })
+            .collect()
+    }
+
+    /// Returns lines of the percentiles of a figure for each model: p50, p90 and p99 of one model, p50 and p90 of several.
+    fn percentiles(&self, y: fn(&RequestFigures) -> Percentiles) -> Vec<ChartSeries> {
+        let shown = if self.models.len() > 1 { 2 } else { DASHES.len() };
+        let mut series = Vec::new();
+        for (colour, all) in self.models.iter().enumerate() {
+            for (dash, name) in DASHES.iter().enumerate().take(shown) {
+                let value = |point: &LoadPoint| {
+                    let figure = y(&point.figures);
+                    [figure.p50, figure.p90, figure.p99].get(dash).copied().flatten()
+                };
+                let label = format!("{}, {name}", all.model);
+                series.push(line(label, curve(all.points, self.x, value), LineStyle { colour, dash }));
+            }
+        }
+        series
+    }
+}
+
 /// Draws latency, and answered requests, over offered rate.
-pub(super) fn rates(model: &str, points: &[LoadPoint], knee: &Knee, conditions: &Conditions) -> Markup {
-    let marks = || knee.rate.map(|x| VerticalLine { x, label: "knee".into() }).into_iter().collect();
-    let mut first = percentiles(points, rate, |figures| figures.time_to_first_char_ns, "from the intended start");
-    let from_send = curve(points, rate, |point| point.figures.time_to_first_char_from_send_ns.p90);
-    first.push(line("from sending, p90", from_send));
-    let workloads = describe_workloads(conditions, points.first().map(|point| &point.figures));
-    let note = format!("{model}; {workloads}. Each point is a separate run.");
-    let well = curve(points, rate, |point| Some(point.window.succeeded_per_second));
-    let good = curve(points, rate, |point| Some(point.window.good_per_second));
-    let chart = |title: &str, y: &str, scale, series| {
-        let x = AxisSpec::new("offered rate (requests/s)", Scale::Log);
-        draw(&Chart { title: title.into(), x, y: AxisSpec::new(y, scale), series, marks: marks(), note: note.clone() })
-    };
+pub(super) fn rates(models: &[ModelPoints<'_>]) -> Markup {
+    let charts = LoadCharts { models, x: rate, x_label: "offered rate (requests/s)", x_scale: Scale::Log };
+    let first = charts.percentiles(|figures| figures.time_to_first_char_ns);
+    let good = charts.lines(|point| Some(point.window.good_per_second));
+    let time = |label: &str| AxisSpec::new(label, Scale::LogTime);
     html! {
-        (chart("Time to first character over rate", "time to first character", Scale::LogTime, first))
-        (chart("Gaps over rate", "gap between messages", Scale::LogTime,
-            percentiles(points, rate, |figures| figures.gap_ns, "gap")))
-        (chart("Answered over offered", "requests/s", Scale::Linear, vec![line("succeeded", well), line("good", good)]))
+        (charts.draw("Time to first character over rate", time("time to first character"), first, "From the intended start."))
+        (charts.draw("Good requests over rate", AxisSpec::new("good requests/s", Scale::Linear), good, ""))
     }
 }
 
 /// Draws speed and latency over concurrency.
-pub(super) fn batches(model: &str, points: &[LoadPoint], conditions: &Conditions) -> Markup {
-    let all = curve(points, concurrency, |point| Some(point.window.chars_per_second));
-    let each = curve(points, concurrency, |point| point.figures.chars_per_second.p50);
-    let tokens = curve(points, concurrency, |point| point.figures.summaries.as_ref()?.tokens_per_second.p50);
-    let workloads = describe_workloads(conditions, points.first().map(|point| &point.figures));
-    let remark =
-        " Characters of summaries depend on what the model writes with its tokens: compare tokens between models.";
-    let has_summaries = points.iter().any(|point| point.figures.summaries.is_some());
-    let remark = if has_summaries { remark } else { "" };
-    let note = format!("{model}; {workloads}. Each point is a separate run.{remark}");
-    let chart = |title: &str, y: &str, scale, series| {
-        let x = AxisSpec::new("requests at a time", Scale::Log);
-        draw(&Chart { title: title.into(), x, y: AxisSpec::new(y, scale), series, marks: vec![], note: note.clone() })
-    };
+pub(super) fn batches(models: &[ModelPoints<'_>]) -> Markup {
+    let charts = LoadCharts { models, x: concurrency, x_label: "requests at a time", x_scale: Scale::Counts };
+    let has_summaries = models.iter().any(|all| all.points.iter().any(|point| point.figures.summaries.is_some()));
+    // summaries have equally many tokens, but not characters
+    let answered = charts.lines(|point| Some(point.window.succeeded_per_second));
+    let all = charts.lines(|point| Some(point.window.chars_per_second));
+    let tokens = charts.lines(|point| point.figures.summaries.as_ref()?.tokens_per_second.p50);
+    let linear = |label: &str| AxisSpec::new(label, Scale::Linear);
+    let gaps = charts.percentiles(|figures| figures.gap_ns);
     html! {
-        (chart("Batch-size curve", "characters/s", Scale::Linear,
-            vec![line("all requests together", all), line("one request, median", each)]))
-        @if !tokens.is_empty() {
-            (chart("Tokens of a summary over batch size", "tokens/s (reported by the server)", Scale::Linear,
-                vec![line("one summary, median", tokens)]))
+        @if has_summaries {
+            (charts.draw("Summaries over batch size", linear("summaries/s"), answered, ""))
+            (charts.draw(
+                "Speed of a summary over batch size",
+                linear("tokens/s of one summary, median"),
+                tokens,
+                "Reported by the server.",
+            ))
+        } @else {
+            (charts.draw("Characters over batch size", linear("characters/s, all requests"), all, ""))
+            (charts.draw("Gaps over batch size", AxisSpec::new("gap between messages", Scale::LogTime), gaps, ""))
         }
-        (chart("Gaps over batch size", "gap between messages", Scale::LogTime,
-            percentiles(points, concurrency, |figures| figures.gap_ns, "gap")))
     }
 }
 
-/// Returns the outline of a distribution: the share of the values in each bar.
+/// Returns the outline of a distribution: the share of the values in each bar. Bars of messages that came together are left out.
 fn steps(bars: &[HistogramBar]) -> Vec<(f64, f64)> {
     let all: u64 = bars.iter().map(|bar| bar.count).sum();
     let mut points = Vec::new();
     let mut end = None;
-    for bar in bars {
+    for bar in bars.iter().filter(|bar| bar.from >= TOGETHER_NS) {
         let share = 100.0 * bar.count as f64 / all.max(1) as f64;
         if end.is_none_or(|end: f64| bar.from > end * 1.0001) {
             points.extend(end.map(|end| (end, 0.0)));
@@ -132,76 +147,90 @@ fn steps(bars: &[HistogramBar]) -> Vec<(f64, f64)> {
     points
 }
 
-pub(super) fn gaps(title: &str, figures: &RequestFigures, conditions: &Conditions) -> Markup {
-    let stepped = |label: String, bars: &[HistogramBar]| ChartSeries { label, points: steps(bars), steps: true };
-    let count = |spread: Option<Percentiles>| spread.map_or(0, |spread| spread.count);
-    let series = match (figures.plain_gap_ns, figures.boundary_gap_ns) {
-        (Some(_), Some(_)) => vec![
-            stepped(format!("plain, {} gaps", count(figures.plain_gap_ns)), &figures.plain_gap_bars),
-            stepped(format!("boundary, {} gaps", count(figures.boundary_gap_ns)), &figures.boundary_gap_bars),
-        ],
-        _ => vec![stepped(format!("all {} gaps", figures.gap_ns.count), &figures.plain_gap_bars)],
-    };
-    let series: Vec<_> = series.into_iter().filter(|series| !series.points.is_empty()).collect();
+/// Returns the share of gaps between messages that came together.
+fn share_together(bars: &[HistogramBar]) -> f64 {
+    let count = |all: &mut dyn Iterator<Item = &HistogramBar>| all.map(|bar| bar.count).sum::<u64>() as f64;
+    count(&mut bars.iter().filter(|bar| bar.from < TOGETHER_NS)) / count(&mut bars.iter()).max(1.0)
+}
+
+/// Draws the distributions of the gaps of several models.
+pub(super) fn gaps(title: &str, models: &[(&str, &RequestFigures)]) -> Markup {
+    let mut series = Vec::new();
+    let mut together = Vec::new();
+    for (colour, (model, figures)) in models.iter().enumerate() {
+        let count = |spread: Option<Percentiles>| spread.map_or(0, |spread| spread.count);
+        let is_split = figures.plain_gap_ns.is_some() && figures.boundary_gap_ns.is_some();
+        let mut add = |kind: &str, count: u64, bars: &[HistogramBar], dash: usize| {
+            let label = format!("{model}, {count}{kind} gaps");
+            let share = share_together(bars);
+            if share > 0.0 {
+                together.push(format!("{} % of {label}", units::digits(100.0 * share)));
+            }
+            series.push(ChartSeries { label, points: steps(bars), steps: true, style: LineStyle { colour, dash } });
+        };
+        if is_split {
+            add(" plain", count(figures.plain_gap_ns), &figures.plain_gap_bars, 0);
+            add(" boundary", count(figures.boundary_gap_ns), &figures.boundary_gap_bars, 1);
+        } else {
+            add("", figures.gap_ns.count, &figures.plain_gap_bars, 0);
+        }
+    }
+    series.retain(|series| !series.points.is_empty());
     if series.is_empty() {
         return html! { p.note { "No gaps: no request that succeeded had more than one message." } };
     }
+    let mut note = "A step spans a 24th of a factor of ten; shares are of all gaps of the kind.".to_owned();
+    if !together.is_empty() {
+        note += &format!(" Left out because their messages came together: {}.", together.join(", "));
+    }
     draw(&Chart {
-        title: format!("Distribution of gaps: {title}"),
+        title: title.into(),
         x: AxisSpec::new("gap between messages", Scale::LogTime),
         y: AxisSpec::new("share of its kind (%)", Scale::Linear),
         series,
         marks: vec![],
-        note: format!("{}. A step spans a 24th of a factor of ten.", describe_workloads(conditions, Some(figures))),
+        note,
     })
 }
 
-pub(super) fn timeline(model: &str, point: &LoadPoint) -> Markup {
-    let values = |value: fn(&TimelineSample) -> Option<f64>| -> Vec<(f64, f64)> {
-        let long = point.timeline.iter().filter(|sample| sample.span_ns > 10_000_000);
-        let middle = |sample: &TimelineSample| sample.at_ns as f64 + sample.span_ns as f64 / 2.0;
-        long.filter_map(|sample| Some((middle(sample), value(sample)?))).collect()
+/// Draws what happened in the course of loads.
+pub(super) fn timeline(runs: &[ModelRun<'_>]) -> Markup {
+    let mut models = Vec::new();
+    let runs: Vec<_> = runs.iter().map(|run| (run, colour(&mut models, &label_of(run, runs)))).collect();
+    let lines = |value: fn(&TimelineSample) -> Option<f64>, dash, name: &str| -> Vec<ChartSeries> {
+        let series = runs.iter().map(|(run, colour)| {
+            let long = run.point.timeline.iter().filter(|sample| sample.span_ns > 10_000_000);
+            let middle = |sample: &TimelineSample| sample.at_ns as f64 + sample.span_ns as f64 / 2.0;
+            let points = long.filter_map(|sample| Some((middle(sample), value(sample)?))).collect();
+            let label = models.get(*colour).map(String::as_str).unwrap_or_default();
+            line(format!("{label}{name}"), points, LineStyle { colour: *colour, dash })
+        });
+        series.filter(|series| !series.points.is_empty()).collect()
     };
-    let note = format!(
-        "{model}, {}. Until the last request had ended; the measured window is {} long.",
-        point.load.describe(),
-        crate::units::time(point.window.window_ns as f64)
-    );
-    let chart = |title: &str, y: &str, scale, series| {
+    let chart = |title: &str, y: &str, scale, series: Vec<ChartSeries>| {
         let x = AxisSpec::new("time since the end of the warm-up", Scale::Time);
-        draw(&Chart { title: title.into(), x, y: AxisSpec::new(y, scale), series, marks: vec![], note: note.clone() })
+        let chart =
+            Chart { title: title.into(), x, y: AxisSpec::new(y, scale), series, marks: vec![], note: String::new() };
+        if chart.series.is_empty() {
+            html! {}
+        } else {
+            draw(&chart)
+        }
     };
-    let speed = values(|sample| Some(sample.characters as f64 / (sample.span_ns as f64 / 1e9)));
+    let speed = |sample: &TimelineSample| Some(sample.characters as f64 / (sample.span_ns as f64 / 1e9));
+    let mut first = lines(|sample| sample.time_to_first_char_p50_ns, 0, ", median");
+    first.extend(lines(|sample| sample.time_to_first_char_max_ns, 2, ", maximum"));
     html! {
-        (chart("Timeline: characters", "characters/s, all requests", Scale::Linear, vec![line("characters/s", speed)]))
-        (chart("Timeline: requests in flight", "requests", Scale::Linear,
-            vec![line("in flight", values(|sample| Some(sample.in_flight as f64)))]))
-        (chart("Timeline: time to first character", "time to first character", Scale::LogTime, vec![
-            line("median of requests that ended then", values(|sample| sample.time_to_first_char_p50_ns)),
-            line("maximum of these", values(|sample| sample.time_to_first_char_max_ns)),
-        ]))
+        (chart("Timeline: characters", "characters/s, all requests", Scale::Linear, lines(speed, 0, "")))
+        (chart("Timeline: requests in flight", "requests", Scale::Linear, lines(|sample| Some(sample.in_flight as f64), 0, "")))
+        (chart("Timeline: time to first character", "of requests that ended then", Scale::LogTime, first))
     }
 }
 
-/// Draws bits per character over the measured time per character.
-pub(super) fn gains(comparison: &ModelComparison) -> Markup {
-    let series: Vec<_> = comparison
-        .models
-        .iter()
-        .filter_map(|model| Some(line(&model.model, vec![(model.medians().char_ns?, model.bits_per_char?)])))
-        .collect();
-    if series.is_empty() {
-        return html! {};
+/// Returns a run's name: its model, and its load if the model has several.
+pub(super) fn label_of(run: &ModelRun<'_>, all: &[ModelRun<'_>]) -> String {
+    if all.iter().filter(|other| other.model == run.model).count() > 1 {
+        return format!("{}, {}", run.model, run.point.load.describe());
     }
-    draw(&Chart {
-        title: "Time and quality per character".into(),
-        x: AxisSpec::new("time per character, median of rounds", Scale::Time),
-        y: AxisSpec::new("bits per character", Scale::Zoomed),
-        series,
-        marks: vec![],
-        note: format!(
-            "{} complete rounds, {} at a time; nearer to the lower left corner is better. The axis of bits does not begin at 0.",
-            comparison.complete, comparison.concurrency
-        ),
-    })
+    run.model.to_owned()
 }

@@ -2,7 +2,7 @@
 
 use super::{
     data::Conditions,
-    figures::{GOODPUT, NONE},
+    figures::{GOODPUT, NONE, TOGETHER_NS},
 };
 use crate::{
     client::models::{DocumentInfo, ModelInfo},
@@ -11,28 +11,76 @@ use crate::{
 };
 use maud::{Markup, html};
 
-/// Draws the section, without its heading.
-pub(super) fn conditions(conditions: &Conditions) -> Markup {
-    let Conditions { version, begun_unix_s, command, tester, note, seed, boundaries, timeout_ns, .. } = conditions;
+/// Draws the section, without its heading. Measurements that were made under the same conditions share a list.
+pub(super) fn conditions(all: &[&Conditions]) -> Markup {
+    let mut groups: Vec<Vec<&Conditions>> = Vec::new();
+    for conditions in all {
+        match groups.iter_mut().find(|group| group.first().is_some_and(|first| is_same_set_up(first, conditions))) {
+            Some(group) => group.push(conditions),
+            None => groups.push(vec![conditions]),
+        }
+    }
+    html! { @for group in &groups { (set_up(group)) } }
+}
+
+/// True if the measurements differ at most in their time, models, workloads, and in requested boundaries.
+fn is_same_set_up(a: &Conditions, b: &Conditions) -> bool {
+    let other = Conditions {
+        begun_unix_s: a.begun_unix_s,
+        boundaries: a.boundaries,
+        models: a.models.clone(),
+        workloads: a.workloads.clone(),
+        ..b.clone()
+    };
+    *a == other
+}
+
+/// Returns the different items in order.
+fn distinct<'a, T: PartialEq>(items: impl Iterator<Item = &'a T>) -> Vec<&'a T> {
+    let mut all: Vec<&T> = Vec::new();
+    for item in items {
+        if !all.contains(&item) {
+            all.push(item);
+        }
+    }
+    all
+}
+
+fn set_up(group: &[&Conditions]) -> Markup {
+    let Some(first) = group.first() else { return html! {} };
+    let Conditions { version, command, tester, note, seed, timeout_ns, .. } = first;
+    let begun = group.iter().map(|conditions| conditions.begun_unix_s).min().unwrap_or_default();
+    let models = distinct(group.iter().flat_map(|conditions| &conditions.models));
+    let workloads = distinct(group.iter().flat_map(|conditions| &conditions.workloads));
+    let boundaries = match (group.iter().any(|it| it.boundaries), group.iter().all(|it| it.boundaries)) {
+        (false, _) => "not requested",
+        (true, true) => "requested from the models whose gaps are split; their characters come one step later",
+        (true, false) => {
+            "requested, where gaps are split, from the models whose gaps are; their characters then come one step later"
+        }
+    };
     html! {
         dl {
-            dt { "begun" } dd { (utc(*begun_unix_s)) }
+            dt { "begun" } dd { (utc(begun)) }
             dt { "command" } dd { code { (command) } }
-            dt { "server" } dd { (server(conditions)) }
+            dt { "server" } dd { (server(first)) }
             dt { "tester" } dd { "weir-loadtest " (version) ", " (tester) }
             @if let Some(note) = note { dt { "note" } dd { (note) } }
             dt { "seed" } dd { (seed) }
             dt { "time limit of a request" } dd { (time(*timeout_ns as f64)) }
-            dt { "boundaries" } dd {
-                @if *boundaries { "requested from the models whose gaps are split; their characters come one step later" } @else { "not requested" }
-            }
-            @if conditions.cancel_share > 0.0 { dt { "cancelled by the client" } dd { (digits(conditions.cancel_share * 100.0)) " % of the requests" } }
-            dt { "a good request" } dd { "succeeds" @if let Some(objectives) = &conditions.objectives { ", with " (objectives) } }
+            dt { "boundaries" } dd { (boundaries) }
+            @if first.cancel_share > 0.0 { dt { "cancelled by the client" } dd { (digits(first.cancel_share * 100.0)) " % of the requests" } }
+            dt { "a good request" } dd { "succeeds" @if let Some(objectives) = &first.objectives { ", with " (objectives) } }
             dt { "goodput" } dd { (GOODPUT) }
+            dt { "times of a request" } dd { "from its intended start, unless the row says otherwise" }
+            dt { "gaps" } dd {
+                "between messages. Messages that were read less than " (time(TOGETHER_NS)) " apart came together: their gaps say nothing "
+                "about the server, and are not drawn"
+            }
         }
-        (columns("model, as the server describes it", &conditions.models, |model| &model.name, &MODEL_ROWS))
-        (columns("workload", &conditions.workloads, |workload| &workload.name, &WORKLOAD_ROWS))
-        (settings(&conditions.workloads))
+        (columns("model, as the server describes it", &models, |model| &model.name, &MODEL_ROWS))
+        (columns("workload", &workloads, |workload| &workload.name, &WORKLOAD_ROWS))
+        (settings(&workloads))
     }
 }
 
@@ -117,7 +165,7 @@ fn temperature(workload: &WorkloadInfo) -> String {
 }
 
 /// Draws a table with a column for each item, without the rows that are empty for all of them; cells wrap.
-fn columns<T>(corner: &str, items: &[T], name: fn(&T) -> &String, rows: &[TableRow<T>]) -> Markup {
+fn columns<T>(corner: &str, items: &[&T], name: fn(&T) -> &String, rows: &[TableRow<T>]) -> Markup {
     let has_values = |(_, value): &&TableRow<T>| items.iter().any(|item| value(item) != NONE);
     html! {
         div.scroll { table.words {
@@ -127,7 +175,7 @@ fn columns<T>(corner: &str, items: &[T], name: fn(&T) -> &String, rows: &[TableR
     }
 }
 
-fn settings(workloads: &[WorkloadInfo]) -> Markup {
+fn settings(workloads: &[&WorkloadInfo]) -> Markup {
     let mut names: Vec<_> = workloads.iter().flat_map(|workload| workload.settings.keys()).collect();
     names.sort();
     names.dedup();
@@ -146,7 +194,7 @@ fn settings(workloads: &[WorkloadInfo]) -> Markup {
 }
 
 /// Formats a time in the proleptic Gregorian calendar, with Hinnant's `civil_from_days`.
-fn utc(seconds: u64) -> String {
+pub(super) fn utc(seconds: u64) -> String {
     let days = seconds / 86_400;
     let second = seconds % 86_400;
     // counted from 1 March of the year 0 in eras of 400 years

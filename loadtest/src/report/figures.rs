@@ -22,10 +22,34 @@ pub(super) fn optional_time(ns: Option<f64>) -> String {
     ns.map_or(NONE.into(), units::time)
 }
 
+/// Shortest gap that is shown, in nanoseconds. Messages that are read with less between them came together: their gaps are those of
+/// the tester's own reading, and speeds computed from them are not the server's.
+pub(super) const TOGETHER_NS: f64 = 20_000.0;
+
+/// Formats a gap; a dash if it is absent.
+pub(super) fn optional_gap(ns: Option<f64>) -> String {
+    match ns {
+        Some(ns) if ns < TOGETHER_NS => format!("< {}", units::time(TOGETHER_NS).replace(".0", "")),
+        ns => optional_time(ns),
+    }
+}
+
+/// Formats a speed in characters or tokens per second; a dash if it is absent.
+fn optional_speed(speed: Option<f64>) -> String {
+    let most = 1e9 / TOGETHER_NS;
+    match speed {
+        Some(speed) if speed > most => format!("> {most:.0} /s"),
+        Some(speed) => format!("{} /s", units::digits(speed)),
+        None => NONE.into(),
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unit {
     /// Nanoseconds, shown in the unit that reads best.
     Time,
+    /// Nanoseconds between messages or characters.
+    Gap,
     /// Characters or tokens per second.
     Speed,
 }
@@ -45,13 +69,17 @@ impl FigureRow {
         Self { name, definition, unit: Unit::Time, values }
     }
 
+    fn gap(name: &'static str, definition: &'static str, values: Percentiles) -> Self {
+        Self { name, definition, unit: Unit::Gap, values }
+    }
+
     /// Returns the cells in the order of [`COLUMNS`]; a dash where there are too few values.
     pub(super) fn cells(&self) -> [String; 8] {
         let Percentiles { mean, min, p50, p90, p95, p99, p999, max, .. } = self.values;
-        [mean, min, p50, p90, p95, p99, p999, max].map(|value| match (value, self.unit) {
-            (None, _) => NONE.into(),
-            (Some(ns), Unit::Time) => units::time(ns),
-            (Some(speed), Unit::Speed) => format!("{} /s", units::digits(speed)),
+        [mean, min, p50, p90, p95, p99, p999, max].map(|value| match self.unit {
+            Unit::Time => optional_time(value),
+            Unit::Gap => optional_gap(value),
+            Unit::Speed => optional_speed(value),
         })
     }
 }
@@ -67,15 +95,15 @@ pub(super) fn rows(figures: &RequestFigures) -> Vec<FigureRow> {
     ];
     match (figures.plain_gap_ns, figures.boundary_gap_ns) {
         (Some(plain), Some(boundary)) => rows.extend([
-            FigureRow::time("plain gap", "between messages, middle layers not run", plain),
-            FigureRow::time("boundary gap", "between messages, middle layers run", boundary),
+            FigureRow::gap("plain gap", "between messages, middle layers not run", plain),
+            FigureRow::gap("boundary gap", "between messages, middle layers run", boundary),
         ]),
-        _ => rows.push(FigureRow::time("gap", "between messages", figures.gap_ns)),
+        _ => rows.push(FigureRow::gap("gap", "between messages", figures.gap_ns)),
     }
     let segment = |values| FigureRow::time("segment", "from one segment's end to the next", values);
     rows.extend(figures.segment_ns.map(segment));
     rows.extend([
-        FigureRow::time("time per character", "a request's mean, after its first message", figures.char_ns),
+        FigureRow::gap("time per character", "a request's mean, after its first message", figures.char_ns),
         FigureRow {
             name: "speed",
             definition: "characters per second of a request, after its first message",

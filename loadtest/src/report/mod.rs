@@ -1,9 +1,15 @@
 //! Reports of measurements: JSON, from which table and HTML are drawn.
 
+mod bars;
+mod chapters;
 mod chart;
 mod charts;
 mod conditions;
+mod cover;
 pub mod data;
 mod figures;
 pub mod html;
+mod sections;
 pub mod table;
+mod tables;
+mod warnings;

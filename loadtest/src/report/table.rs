@@ -4,8 +4,8 @@ use super::{
     conditions::server,
     data::{Conditions, LoadPoint, MeasurementReport, MissingPart, ReportPart},
     figures::{
-        COLUMNS, GOODPUT, MODEL_COLUMNS, SUMMARIES, cached_shares, describe_cached, optional_number, optional_time,
-        rows,
+        COLUMNS, GOODPUT, MODEL_COLUMNS, SUMMARIES, cached_shares, describe_cached, optional_gap, optional_number,
+        optional_time, rows,
     },
 };
 use crate::{
@@ -221,8 +221,8 @@ fn points_table(out: &mut String, points: &[LoadPoint]) -> std::fmt::Result {
             optional_time(first.p50),
             optional_time(first.p90),
             optional_time(first.p99),
-            optional_time(figures.gap_ns.p50),
-            optional_time(figures.gap_ns.p99),
+            optional_gap(figures.gap_ns.p50),
+            optional_gap(figures.gap_ns.p99),
             optional_time(figures.server.queue_ns.p90),
             format!("{}/{}", figures.requests.well, figures.requests.measured),
             describe_failures(&figures.requests),
@@ -239,6 +239,11 @@ fn points_table(out: &mut String, points: &[LoadPoint]) -> std::fmt::Result {
 }
 
 pub(super) fn describe_knee(knee: &Knee) -> String {
+    format!("{}. Rule: {}", describe_knee_result(knee), knee.rule)
+}
+
+/// Describes the knee without the rule.
+pub(super) fn describe_knee_result(knee: &Knee) -> String {
     let per_second = |rate: f64| format!("{} requests/s", digits(rate));
     let result = match (knee.rate, knee.broken_at) {
         (Some(held), Some(broken)) => format!("knee: {}; {} was not sustained", per_second(held), per_second(broken)),
@@ -247,7 +252,7 @@ pub(super) fn describe_knee(knee: &Knee) -> String {
         (None, None) => "no rate was tried".into(),
     };
     let why = knee.broken_by.as_ref().map(|why| format!(" ({why})")).unwrap_or_default();
-    format!("{result}{why}. Rule: {}", knee.rule)
+    format!("{result}{why}")
 }
 
 fn compare(out: &mut String, comparison: &ModelComparison) -> std::fmt::Result {

@@ -52,7 +52,7 @@ fn a_mix_of_models_names_them_all() {
     let models = report[0]["conditions"]["models"].as_array().unwrap();
     assert_eq!(models.iter().map(|model| model["name"].as_str().unwrap()).collect::<Vec<_>>(), ["writer", "reader"]);
     let page = fs::read_to_string(page).unwrap();
-    let headings = ["<h2>writer, reader: closed loop", "Distribution of gaps: writer, reader, closed loop"];
+    let headings = [">writer, reader</h2>", "<li>writer, reader, closed loop"];
     for expected in headings.into_iter().chain(["answers of 4 tokens, of reader"]) {
         assert!(page.contains(expected), "{expected}");
     }

@@ -184,8 +184,20 @@ async fn the_page_is_self_contained_and_names_units_and_conditions() {
     for expected in expected {
         assert!(page.contains(expected), "{expected}");
     }
-    assert!(page.matches("<svg viewBox=\"0 0 720").count() >= 10, "{}", page.matches("<svg viewBox=\"0 0 720").count());
-    assert!(!page.contains("Columns marked ESTIMATED"), "the report has no estimates");
+    assert!(page.matches("<svg class=\"chart\"").count() >= 10, "{}", page.matches("<svg class=\"chart\"").count());
+    // the first page has the results, and each of its links leads to a part of the page
+    let cover = page.split("</section>").next().unwrap();
+    for expected in
+        ["stub is 1.", "95 % interval", "Sustained request rate: stub less than 10.0 requests/s.", "Contents"]
+    {
+        assert!(cover.contains(expected), "{expected}: {cover}");
+    }
+    let links: Vec<_> = cover.split("href=\"#").skip(1).filter_map(|rest| rest.split('"').next()).collect();
+    assert!(links.len() >= 6, "{links:?}");
+    for link in links {
+        assert_eq!(page.matches(&format!("id=\"{link}\"")).count(), 1, "{link}");
+    }
+    assert!(!page.contains("Rows marked ESTIMATED"), "the report has no estimates");
     let table = table::table(&document);
     for expected in [
         "boundary gap",

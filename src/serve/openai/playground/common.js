@@ -6,73 +6,21 @@ const make = (name, className, text) => {
   if (text !== undefined) element.textContent = text;
   return element;
 };
-const shown = (value, digits = 2) => (value === null || value === undefined || Number.isNaN(value) ? "–" : value.toFixed(digits));
+const shape = (name, attributes, text) => {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+  if (text !== undefined) element.textContent = text;
+  return element;
+};
+const shown = (value, digits = 2) =>
+  Number.isFinite(value) ? value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits }) : "–";
 const quantile = (sorted, part) => (sorted.length ? sorted[Math.min(sorted.length - 1, Math.floor(part * sorted.length))] : NaN);
 
-const headers = () => {
-  const key = at("key").value.trim();
-  return { "content-type": "application/json", ...(key ? { authorization: `Bearer ${key}` } : {}) };
-};
-
-/** Requests a stream of events, and calls `handle` with each. */
-async function events(path, body, signal, handle) {
-  const response = await fetch(path, { method: "POST", headers: headers(), body: JSON.stringify({ ...body, stream: true }), signal });
-  if (!response.ok) throw new Error((await response.json()).error.message);
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  for (let rest = ""; ; ) {
-    const { value, done } = await reader.read();
-    if (done) break;
-    const lines = (rest + value).split("\n\n");
-    rest = lines.pop();
-    for (const line of lines) {
-      const data = line.slice("data: ".length);
-      if (data === "[DONE]") continue;
-      const message = JSON.parse(data);
-      if (message.error) throw new Error(message.error.message);
-      handle(message);
-    }
-  }
-}
-
-/** A form whose work runs at most once at a time, shows its status, and can be stopped. */
-class Task {
-  constructor(form, go, stop, status, work) {
-    Object.assign(this, { form: at(form), go: at(go), button: at(stop), status: at(status) });
-    this.form.addEventListener("submit", (event) => {
-      event.preventDefault();
-      this.run(work);
-    });
-    this.button.addEventListener("click", () => this.stop());
-  }
-
-  stop() {
-    if (this.stopping) this.stopping.abort();
-  }
-
-  showStatus(text) {
-    this.status.textContent = text;
-  }
-
-  async run(work) {
-    // The keyboard shortcut also works while the button is disabled.
-    if (this.stopping) return;
-    this.go.disabled = true;
-    this.showStatus("");
-    this.button.disabled = false;
-    this.status.classList.remove("error");
-    this.stopping = new AbortController();
-    try {
-      await work(this.stopping.signal);
-    } catch (error) {
-      const stopped = error.name === "AbortError";
-      this.status.classList.toggle("error", !stopped);
-      this.showStatus(stopped ? "Stopped." : error.message);
-    } finally {
-      this.stopping = null;
-      this.go.disabled = false;
-      this.button.disabled = true;
-    }
-  }
+/** Builds a button that does not submit its form. */
+function button(text, work) {
+  const element = Object.assign(make("button", "", text), { type: "button" });
+  element.addEventListener("click", work);
+  return element;
 }
 
 /** Builds the entries of a list of names and values. */
@@ -82,4 +30,154 @@ const figures = (pairs) =>
     pair.append(make("dt", "", name), make("dd", "", value));
     return pair;
   });
+
+/** Copies a text. A page from another host without TLS has no clipboard, but may copy a selection. */
+async function copy(text) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text);
+  const area = Object.assign(make("textarea", "", text), { readOnly: true });
+  document.body.append(area);
+  area.select();
+  const copied = document.execCommand("copy");
+  area.remove();
+  if (!copied) throw new Error("the browser refused");
+}
+
+/** Builds a button that copies what `text` returns, and shows whether it could. */
+function copyButton(name, text) {
+  const element = button(name, async () => {
+    const done = await copy(text()).then(() => "Copied", () => "Not copied");
+    element.textContent = done;
+    setTimeout(() => (element.textContent = name), 1500);
+  });
+  return element;
+}
+
+const headers = () => {
+  const key = at("key").value.trim();
+  return { "content-type": "application/json", ...(key ? { authorization: `Bearer ${key}` } : {}) };
+};
+
+/** A failed request, in the page's words; `field` is the refused field of the API. */
+class RequestError extends Error {
+  constructor(words, field) {
+    super(words);
+    this.field = field;
+  }
+}
+
+const BROKEN = "The connection to the server broke. The text is incomplete.";
+
+/** Builds the error of a response that is not a success. */
+async function refusal(response) {
+  const body = await response.json().catch(() => null);
+  const { message = "", param = null } = (body && body.error) || {};
+  const seconds = Number(response.headers.get("retry-after"));
+  const again = seconds > 0 ? `Try again in ${seconds} ${seconds === 1 ? "second" : "seconds"}.` : "Try again later.";
+  switch (response.status) {
+    case 401:
+      at("access").open = true;
+      return new RequestError(at("key").value.trim()
+        ? "The server does not accept this API key. Check it in the field at the top."
+        : "This server needs an API key. Enter it in the field at the top.");
+    case 429:
+      return new RequestError(`The server is busy and takes no more requests now. ${again}`);
+    case 503:
+      return new RequestError(`The server takes no requests now: it is starting, stopping or full. ${again}`);
+    case 504:
+      return new RequestError("The server did not finish in the time it allows for a request.");
+  }
+  if (!message) return new RequestError(`The server answered with status ${response.status} and no reason.`);
+  return new RequestError(response.status < 500 ? message : `The server failed: ${message}.`, param);
+}
+
+/** Sends a request. Returns the response if it is a success. */
+async function ask(path, options) {
+  let response;
+  try {
+    response = await fetch(path, { ...options, headers: headers() });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new RequestError(`No server answers at ${location.host}. Check that it still runs, then try again.`);
+  }
+  if (!response.ok) throw await refusal(response);
+  return response;
+}
+
+/** Requests a stream of events, and calls `handle` with each. */
+async function events(path, body, signal, handle) {
+  const response = await ask(path, { method: "POST", body: JSON.stringify({ ...body, stream: true }), signal });
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  const next = () => reader.read().catch((error) => {
+    throw error.name === "AbortError" ? error : new RequestError(BROKEN);
+  });
+  for (let rest = ""; ; ) {
+    const { value, done } = await next();
+    if (done) throw new RequestError(BROKEN);
+    const lines = (rest + value).split("\n\n");
+    rest = lines.pop();
+    for (const line of lines) {
+      const data = line.slice("data: ".length);
+      if (data === "[DONE]") return;
+      const message = JSON.parse(data);
+      if (message.error) throw new RequestError(`The server ended the text early: ${message.error.message}.`);
+      handle(message);
+    }
+  }
+}
+
+/** A form whose work runs at most once at a time, shows its status, and can be stopped. */
+class Task {
+  /** `fields` maps fields of the API to the ids and names of inputs. */
+  constructor(ids, fields, work) {
+    this.fields = fields;
+    for (const [part, id] of Object.entries(ids)) this[part] = at(id);
+    this.form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.run(work);
+    });
+    this.halt.addEventListener("click", () => this.stop());
+  }
+
+  stop() {
+    if (this.stopping) this.stopping.abort();
+  }
+
+  showStatus(text, isError = false) {
+    this.status.textContent = text;
+    this.status.classList.toggle("error", isError);
+  }
+
+  /** Shows an error in terms of the form, and moves to the input that caused it. */
+  showError(error) {
+    const [id, name] = this.fields[error.field] || [];
+    const start = `${error.field}:`;
+    this.showStatus(name && error.message.startsWith(start) ? name + error.message.slice(start.length - 1) : error.message, true);
+    if (!id) return;
+    const input = at(id);
+    const details = input.closest("details");
+    if (details) details.open = true;
+    input.setAttribute("aria-invalid", "true");
+    input.focus();
+  }
+
+  async run(work) {
+    // The keyboard shortcut also works while the button is disabled.
+    if (this.stopping) return;
+    this.go.disabled = true;
+    this.halt.disabled = false;
+    this.showStatus("");
+    for (const input of this.form.querySelectorAll("[aria-invalid]")) input.removeAttribute("aria-invalid");
+    this.stopping = new AbortController();
+    try {
+      await work(this.stopping.signal);
+    } catch (error) {
+      if (error.name === "AbortError") this.showStatus("Stopped.");
+      else this.showError(error);
+    } finally {
+      this.stopping = null;
+      this.go.disabled = false;
+      this.halt.disabled = true;
+    }
+  }
+}
 

@@ -1,21 +1,65 @@
+const GENERATION_FIELDS = {
+  prompt: ["prompt", "Prompt"], max_tokens: ["max", "Length"], temperature: ["temperature", "Temperature"], top_p: ["top-p", "Top-p"],
+  seed: ["seed", "Seed"], stop: ["stop-strings", "Stop strings"], model: ["model-a", "Model"],
+};
+
+/** Returns the stop strings: one a line, in which \n is a line break and \\ a backslash. */
+const stopStrings = () =>
+  at("stop-strings").value.split("\n").filter(Boolean).map((line) => line.replace(/\\([n\\])/g, (_, code) => (code === "n" ? "\n" : code)));
+
+/** Describes the speeds of two completions in words, and draws them on one scale from 0. */
+function compareSpeeds(panels) {
+  const root = at("verdict");
+  root.hidden = panels.length < 2;
+  if (root.hidden) return;
+  const [fast, slow] = [...panels].sort((a, b) => b.speed() - a.speed());
+  const few = panels.find((panel) => !(panel.speed() > 0) || panel.textCharacters < 20);
+  if (few) {
+    root.replaceChildren(make("p", "", `No comparison: ${few.model} generated too few characters to measure a speed.`));
+    return;
+  }
+  const ratio = fast.speed() / slow.speed();
+  const words = ratio < 1.05
+    ? `${fast.model} and ${slow.model} generated about as many characters a second.`
+    : `${fast.model} generated ${shown(ratio)} times as many characters a second as ${slow.model}.`;
+  const bars = make("dl", "bars");
+  for (const panel of panels) {
+    const bar = make("i");
+    bar.style.width = `${(60 * panel.speed()) / fast.speed()}%`;
+    const value = make("dd");
+    value.append(bar, `${shown(panel.speed(), 0)} characters/s`);
+    bars.append(make("dt", "", panel.model), value);
+  }
+  const [first, second] = panels.map((panel) => `${shown(panel.gaps.first, 1)} ms`);
+  const note = `First character after ${first} and ${second}. One run each, one after the other: run again to see how much it varies.`;
+  root.replaceChildren(make("p", "words", words), bars, make("p", "about", note));
+}
+
 async function generate(signal) {
   if (!at("model-a").value) await models();
   const names = [at("model-a").value, at("model-b").value].filter(Boolean);
-  const panels = names.map((name) => new Panel(name));
+  if (!names.length) throw new RequestError("This server has no model that generates text.");
+  const panels = names.map((name) => new Panel(name, unitOf(name)));
   at("panels").replaceChildren(...panels.map((panel) => panel.root));
+  at("verdict").hidden = true;
+  at("hint").hidden = false;
   // The server chooses a default for an empty field.
   const number = (id) => (at(id).value === "" ? null : Number(at(id).value));
+  const settings = readSettings("tab-generate");
   const body = {
-    prompt: at("prompt").value, max_tokens: number("max"), temperature: number("temperature"), seed: number("seed"),
-    echo: true, boundaries: true, logprobs: 3, stream_options: { include_usage: true, continuous_usage_stats: true },
+    prompt: at("prompt").value, max_tokens: number("max"), temperature: number("temperature"), top_p: number("top-p"),
+    seed: number("seed"), stop: stopStrings(), echo: true, boundaries: true, logprobs: 3,
+    stream_options: { include_usage: true, continuous_usage_stats: true },
   };
   // The models run in turn, so that neither slows the other down.
   for (const panel of panels) {
     generation.showStatus(`${panel.model} is generating …`);
-    await panel.run(body, signal);
+    await panel.run(body, signal, () => drawTogether(panels));
   }
+  compareSpeeds(panels);
+  remember(settings, panels);
   generation.showStatus("Done.");
 }
 
-const generation = new Task("form", "go", "stop", "status", generate);
+const generation = new Task({ form: "form", go: "go", halt: "stop", status: "status" }, GENERATION_FIELDS, generate);
 

@@ -1,7 +1,7 @@
 const TABS = ["tab-generate", "tab-summarize"];
 
 /** Shows one of the two tabs. */
-function open_tab(chosen) {
+function openTab(chosen) {
   for (const id of TABS) {
     at(id).setAttribute("aria-selected", String(id === chosen));
     at(id).tabIndex = id === chosen ? 0 : -1;
@@ -10,34 +10,91 @@ function open_tab(chosen) {
 }
 
 for (const id of TABS) {
-  at(id).addEventListener("click", () => open_tab(id));
+  at(id).addEventListener("click", () => openTab(id));
   at(id).addEventListener("keydown", (event) => {
     if (event.key !== "ArrowLeft" && event.key !== "ArrowRight") return;
     const other = TABS.find((tab) => tab !== id);
-    open_tab(other);
+    openTab(other);
     at(other).focus();
   });
 }
 
-async function models() {
-  const response = await fetch("/v1/models", { headers: headers() });
-  const list = await response.json();
-  if (!response.ok) throw new Error(list.error.message);
-  const option = (value, text) => Object.assign(make("option", "", text), { value });
-  const options = (models) => models.map((model) => Object.assign(option(model.id, model.id), { title: model.shape }));
-  const generators = list.data.filter((model) => !model.documents);
-  const summarizers = list.data.filter((model) => model.documents);
-  at("model-a").replaceChildren(...options(generators));
-  at("model-b").replaceChildren(option("", "no model"), ...options(generators));
-  at("summary-model").replaceChildren(...options(summarizers));
-  at("no-readers").hidden = summarizers.length > 0;
-  if (!generators.length && summarizers.length) open_tab("tab-summarize");
+/** The served models by name, as `/v1/models` describes them. */
+const served = new Map();
+
+const unitOf = (name) => (served.get(name) || {}).token || "character";
+
+/** Describes a model: its shape, size, number format and limits. */
+function factsOf(name) {
+  const model = served.get(name);
+  if (!model) return "";
+  const parameters = model.parameters < 1e6 ? shown(model.parameters, 0) : `${shown(model.parameters / 1e6, 1)} million`;
+  const parts = [`${model.shape || model.family}`, `${parameters} parameters`, model.dtype];
+  const { documents } = model;
+  if (documents) {
+    const poolings = documents.poolings.length;
+    parts.push(`documents of up to ${shown(documents.max_tokens, 0)} tokens`);
+    parts.push(poolings ? `pools ${poolings === 1 ? "once" : `${poolings} times`}` : "does not pool");
+  } else {
+    parts.push(`up to ${shown(model.max_model_len, 0)} ${unitOf(name)}s`, model.pooled ? "pools" : "does not pool");
+  }
+  return `${name}: ${parts.join(" · ")}`;
 }
 
+/** Shows what depends on the chosen models and settings. */
+function showFacts() {
+  for (const [facts, select] of [["facts-a", "model-a"], ["facts-b", "model-b"], ["facts-summary", "summary-model"]]) {
+    const repeats = select === "model-b" && at(select).value === at("model-a").value;
+    at(facts).textContent = repeats ? "" : factsOf(at(select).value);
+  }
+  const unit = unitOf(at("model-a").value);
+  at("unit").textContent = `${unit[0].toUpperCase()}${unit.slice(1)}s`;
+  const values = [["temperature", "temperature"], ["top-p", "top-p"], ["seed", "seed"]].filter(([id]) => at(id).value !== "");
+  const stops = stopStrings().length;
+  const all = [...values.map(([id, name]) => `${name} ${at(id).value}`), ...(stops ? [`${stops} stop ${stops === 1 ? "string" : "strings"}`] : [])];
+  at("sampling-values").textContent = all.length ? `(${all.join(", ")})` : "(the model's defaults)";
+}
+
+async function models() {
+  const list = await (await ask("/v1/models")).json();
+  served.clear();
+  for (const model of list.data) served.set(model.id, model);
+  const option = (value, text) => Object.assign(make("option", "", text), { value });
+  const fill = (id, options, fallback) => {
+    const before = at(id).value;
+    at(id).replaceChildren(...options);
+    at(id).value = options.some((option) => before && option.value === before) ? before : fallback;
+  };
+  const generators = list.data.filter((model) => !model.documents);
+  const summarizers = list.data.filter((model) => model.documents);
+  const named = (models) => models.map((model) => option(model.id, model.id));
+  const first = (models) => (models[0] || { id: "" }).id;
+  fill("model-a", named(generators), first(generators.filter((model) => model.pooled)) || first(generators));
+  fill("model-b", [option("", "no model"), ...named(generators)], "");
+  fill("summary-model", named(summarizers), first(summarizers));
+  at("no-readers").hidden = summarizers.length > 0;
+  if (!generators.length && summarizers.length) openTab("tab-summarize");
+  showFacts();
+  if (!location.hash || isApplied) return;
+  isApplied = true;
+  applyAddress();
+}
+let isApplied = false;
+
 const chosen = () => (at("generating").hidden ? summary : generation);
+showExamples("prompts", "prompt", PROMPTS);
+showExamples("documents", "document", DOCUMENTS);
+showHistory();
+showFacts();
+at("forget").addEventListener("click", () => writeHistory([]));
+at("link").addEventListener("click", () => copyLink("tab-generate"));
+at("summary-link").addEventListener("click", () => copyLink("tab-summarize"));
+at("summary-copy").replaceWith(Object.assign(copyButton("Copy", () => at("summary").textContent), { id: "summary-copy" }));
 at("key").addEventListener("change", () => chosen().run(models));
+addEventListener("hashchange", applyAddress);
+for (const event of ["input", "change"]) document.addEventListener(event, showFacts);
 document.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) chosen().form.requestSubmit();
   if (event.key === "Escape") [generation, summary].forEach((task) => task.stop());
 });
-generation.run(models);
+chosen().run(models);

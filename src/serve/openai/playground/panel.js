@@ -1,29 +1,42 @@
+const TEXT_LABEL = "Text; the arrow keys select a character";
+
 /** One model's completion: its text, figures and plot. */
 class Panel {
-  constructor(model) {
+  constructor(model, unit) {
     this.model = model;
+    this.unit = unit;
     this.characters = [];
-    this.gaps = [];
-    this.together = 0;
     this.segment = 0;
     this.here = -1;
+    this.promptTokens = Infinity;
+    this.textCharacters = 0;
     this.root = make("section", "panel");
     this.root.setAttribute("aria-label", `Completion by ${model}`);
-    this.root.append(make("h2", "", model));
+    const title = make("div", "title");
+    title.append(make("h2", "", model), copyButton("Copy", () => this.wholeText()));
     this.text = make("div", "text");
     this.text.tabIndex = 0;
-    this.text.setAttribute("aria-label", "Text; the arrow keys select a character");
+    this.text.setAttribute("role", "group");
+    this.text.setAttribute("aria-label", TEXT_LABEL);
     this.about = make("p", "about");
     this.about.setAttribute("aria-live", "polite");
     this.figures = make("dl");
-    this.plot = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-    this.plot.setAttribute("viewBox", "0 0 400 130");
-    this.plot.setAttribute("role", "img");
-    const key = make("p", "key", "time between characters, measured by the server:");
-    key.append(make("i", "p"), "within a segment", make("i", "e"), "after a segment's end");
-    this.root.append(this.text, this.about, this.figures, this.plot, key);
+    this.gaps = new Gaps(unit);
+    const key = make("ul", "key");
+    for (const [mark, text] of [
+      ["dot p", "within a segment"], ["dot e", "after a segment's end"], ["dash", "several in one message: their mean"], ["over p", "longer than the scale"],
+    ]) {
+      const item = make("li");
+      item.append(make("i", mark), text);
+      key.append(item);
+    }
+    this.root.append(title, this.text, this.about, this.figures, this.gaps.root, key);
     this.text.addEventListener("mousemove", (event) => this.point(event));
     this.text.addEventListener("keydown", (event) => this.walk(event));
+  }
+
+  wholeText() {
+    return this.characters.map((character) => character.text).join("");
   }
 
   indexOf(element) {
@@ -68,8 +81,13 @@ class Panel {
     this.about.textContent = parts.join(" · ");
   }
 
-  /** Appends the characters of one message. */
-  push(lists, promptCharacters, now) {
+  /** Appends the characters of one message, which the server sent at `now`. */
+  push(lists, now) {
+    const before = this.characters[this.characters.length - 1];
+    const edge = Boolean(before && before.boundary);
+    const inPrompt = Math.max(0, Math.min(lists.tokens.length, this.promptTokens - this.characters.length));
+    // A reader who has scrolled up keeps the place.
+    const follows = this.text.scrollHeight - this.text.scrollTop - this.text.clientHeight < 40;
     for (let index = 0; index < lists.tokens.length; index++) {
       const character = {
         text: lists.tokens[index],
@@ -80,11 +98,7 @@ class Panel {
         span: make("span", `s${this.segment % 4}`, lists.tokens[index]),
       };
       character.span.dataset.index = this.characters.length;
-      if (this.characters.length < promptCharacters) {
-        character.span.classList.add("prompt");
-      } else {
-        this.recordTime(now, lists.tokens.length);
-      }
+      if (index < inPrompt) character.span.classList.add("prompt");
       if (character.boundary) {
         character.span.classList.add("ends");
         this.segment += 1;
@@ -92,79 +106,52 @@ class Panel {
       this.characters.push(character);
       this.text.append(character.span);
     }
-    this.text.scrollTop = this.text.scrollHeight;
+    this.gaps.record(now, lists.tokens.length - inPrompt, edge);
+    if (follows) this.text.scrollTop = this.text.scrollHeight;
   }
 
-  /** Records when a generated character was sent. Gaps between characters of one message are unknown. */
-  recordTime(now, count) {
-    const before = this.characters[this.characters.length - 1];
-    if (this.last === undefined) this.first = now;
-    else if (count > 1) this.together += 1;
-    else this.gaps.push({ gap: now - this.last, edge: Boolean(before && before.boundary) });
-    this.last = now;
+  /** Returns the characters per second after the first message, and NaN if there are none. */
+  speed() {
+    const { first, last, inFirst, received } = this.gaps;
+    // Symbols may be shorter or longer than a character.
+    const share = received ? this.textCharacters / received : 1;
+    return received > inFirst && last > first ? ((received - inFirst) * share) / ((last - first) / 1000) : NaN;
   }
 
-  count(promptCharacters) {
-    const generated = Math.max(0, this.characters.length - promptCharacters);
-    const sorted = (edge) => this.gaps.filter((entry) => entry.edge === edge).map((entry) => entry.gap).sort((a, b) => a - b);
-    const seconds = (this.last - this.first) / 1000;
-    // A few separate characters do not represent the others.
-    const median = (edge) => {
-      const gaps = sorted(edge);
-      if (!gaps.length) return "–";
-      return this.together > this.gaps.length ? "unknown: most came together" : `${shown(quantile(gaps, 0.5))} ms`;
-    };
+  count() {
+    const { first, received, together } = this.gaps;
     this.figures.replaceChildren(...figures([
-      ["characters generated", String(generated)],
-      ["segments", String(this.segment)],
-      ["characters per segment", this.segment ? shown(this.characters.length / this.segment) : "–"],
-      ["time to first character", this.first === undefined ? "–" : `${shown(this.first, 1)} ms`],
-      ["characters per second", seconds > 0 ? shown((generated - 1) / seconds, 0) : "–"],
-      ["median gap in a segment", median(false)],
-      ["median gap after an end", median(true)],
-      ["sent together, not plotted", String(this.together)],
+      [`${this.unit}s generated`, shown(received, 0)],
+      ["characters per second", shown(this.speed(), 0)],
+      ["time to first character", first === undefined ? "–" : `${shown(first, 1)} ms`],
+      ["segments", shown(this.segment, 0)],
+      [`${this.unit}s per segment`, this.segment ? shown(this.characters.length / this.segment) : "–"],
+      ["median gap in a segment", this.gaps.median(false)],
+      ["median gap after an end", this.gaps.median(true)],
+      ["came together, own gap unknown", shown(together, 0)],
     ]));
-    this.draw();
   }
 
-  draw() {
-    const shape = (name, attributes, text) => {
-      const element = document.createElementNS("http://www.w3.org/2000/svg", name);
-      for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
-      if (text !== undefined) element.textContent = text;
-      return element;
-    };
-    const [left, right, top, bottom] = [34, 395, 8, 112];
-    const all = this.gaps.map((entry) => entry.gap).sort((a, b) => a - b);
-    const most = Math.max(1, quantile(all, 0.99) * 1.2 || 1);
-    const y = (gap) => bottom - (Math.min(gap, most) / most) * (bottom - top);
-    const shapes = [0, most / 2, most].flatMap((value) => [
-      shape("line", { x1: left, x2: right, y1: y(value), y2: y(value) }),
-      shape("text", { x: left - 4, y: y(value) + 3, "text-anchor": "end" }, `${value < 10 ? value.toFixed(1) : Math.round(value)}`),
-    ]);
-    shapes.push(shape("text", { x: left, y: 126 }, "ms per character"));
-    const step = (right - left) / Math.max(1, this.gaps.length);
-    this.gaps.forEach((entry, index) => {
-      const place = { cx: left + (index + 0.5) * step, cy: y(entry.gap), r: 1.6, class: entry.edge ? "dot-edge" : "dot-plain" };
-      shapes.push(shape("circle", place));
-    });
-    this.plot.replaceChildren(...shapes);
-    this.plot.setAttribute("aria-label", `Gaps of ${this.gaps.length} characters, up to ${shown(most)} milliseconds`);
-  }
-
-  /** Sends the request, and shows the completion while it arrives. */
-  async run(body, signal) {
-    let promptCharacters = Infinity;
+  /** Sends the request, and shows the completion while it arrives. `changed` draws the plots. */
+  async run(body, signal, changed) {
     let drawn = 0;
-    await events("/v1/completions", { ...body, model: this.model }, signal, (message) => {
-      if (message.usage) promptCharacters = message.usage.prompt_tokens;
-      for (const choice of message.choices) if (choice.logprobs) this.push(choice.logprobs, promptCharacters, message.elapsed_ns / 1e6);
-      if (performance.now() - drawn > 100) {
-        this.count(promptCharacters);
-        drawn = performance.now();
-      }
-    });
-    this.count(promptCharacters);
+    const draw = () => {
+      this.count();
+      changed();
+      drawn = performance.now();
+    };
+    try {
+      await events("/v1/completions", { ...body, model: this.model }, signal, (message) => {
+        if (message.usage) {
+          this.promptTokens = message.usage.prompt_tokens;
+          this.textCharacters = message.usage.completion_text_chars;
+        }
+        for (const choice of message.choices) if (choice.logprobs) this.push(choice.logprobs, message.elapsed_ns / 1e6);
+        if (performance.now() - drawn > 100) draw();
+      });
+    } finally {
+      draw();
+    }
   }
 }
 

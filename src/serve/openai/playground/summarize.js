@@ -1,9 +1,17 @@
-/** A document, and the parts of it that each pooling layer has kept. */
+const SUMMARY_FIELDS = {
+  document: ["document", "Document"], model: ["summary-model", "Model"], beam_size: ["beam", "Beam"],
+  min_tokens: ["min-tokens", "Minimum tokens"], max_tokens: ["max-tokens", "Maximum tokens"],
+};
+const MAX_FILE = 32 * 1024 * 1024;
+
+/** A document: the parts that each pooling layer has kept, the rest of what the model read, and the part that it did not read. */
 class DocumentView {
   constructor(text) {
     this.bytes = new TextEncoder().encode(text);
+    this.end = this.bytes.length;
     this.layers = [];
-    at("layers").replaceChildren(make("legend", "", "kept by the pooling after"));
+    this.isRead = false;
+    at("layers").replaceChildren(make("legend", "", "Kept by the pooling after"));
     this.render();
   }
 
@@ -13,15 +21,24 @@ class DocumentView {
     const label = make("label");
     const radio = Object.assign(make("input"), { type: "radio", name: "layer", value: depth, checked: true });
     radio.addEventListener("change", () => this.render(depth));
-    label.append(radio, `layer ${layer}: ${tokens} tokens`);
+    label.append(radio, `layer ${layer}: ${shown(tokens, 0)} tokens`);
     at("layers").append(label);
     this.render(depth);
   }
 
-  /** Marks what the first `shown` pooling layers have kept; deeper layers are marked more strongly. */
-  render(shown = 0) {
-    const kept = this.layers.slice(0, shown);
-    const edges = new Set([0, this.bytes.length]);
+  /** Records how many of the document's bytes the model read. */
+  finish(usage) {
+    this.isRead = true;
+    // A server that does not report the end of what it read leaves the last part that was kept.
+    const kept = this.layers.flatMap(({ spans }) => spans.map((span) => span.byte_end));
+    if (usage.cut) this.end = Math.min(this.end, usage.document_bytes ?? kept.reduce((a, b) => Math.max(a, b), 0));
+    this.render(this.layers.length);
+  }
+
+  /** Returns the document's parts in order, each `kept`, `passed` (read, not kept) or `unread`. */
+  parts(depth) {
+    const kept = this.layers.slice(0, depth);
+    const edges = new Set([0, this.end, this.bytes.length]);
     for (const { spans } of kept) for (const span of spans) edges.add(span.byte_start).add(span.byte_end);
     const places = [...edges].sort((a, b) => a - b);
     const depths = places.map(() => 0);
@@ -32,70 +49,108 @@ class DocumentView {
         for (; places[place] < span.byte_end; place += 1) depths[place] += 1;
       }
     }
-    const decoder = new TextDecoder();
-    const parts = places.slice(0, -1).map((start, index) => {
-      const text = decoder.decode(this.bytes.subarray(start, places[index + 1]));
-      const depth = depths[index];
-      if (depth === shown && shown) return make("mark", `k${Math.min(shown, 4)}`, text);
-      return make("span", shown ? "faded" : "", text);
+    return places.slice(0, -1).map((start, index) => {
+      const kind = start >= this.end ? "unread" : depth && depths[index] === depth ? "kept" : "passed";
+      return { kind, start, end: places[index + 1] };
     });
-    at("read").replaceChildren(...parts);
+  }
+
+  /** Marks what the first `depth` pooling layers have kept. */
+  render(depth = 0) {
+    const parts = this.parts(depth);
+    const decoder = new TextDecoder();
+    at("read").replaceChildren(...parts.map(({ kind, start, end }) => {
+      const element = make(kind === "kept" ? "mark" : "span", kind, decoder.decode(this.bytes.subarray(start, end)));
+      if (kind === "unread") element.dataset.label = "The model did not read this part:";
+      return element;
+    }));
+    at("map").hidden = at("shares").hidden = !this.isRead;
+    if (this.isRead) this.renderShares(parts, this.layers[depth - 1]);
+  }
+
+  /** Draws which parts of the whole document are which, and gives their shares. */
+  renderShares(parts, layer) {
+    const whole = Math.max(1, this.bytes.length);
+    const bytes = { kept: 0, passed: 0, unread: 0 };
+    const map = shape("svg", { viewBox: "0 0 1000 16", preserveAspectRatio: "none", role: "img" });
+    for (const { kind, start, end } of parts) {
+      bytes[kind] += end - start;
+      map.append(shape("rect", { x: (1000 * start) / whole, width: (1000 * (end - start)) / whole, y: 0, height: 16, class: `map-${kind}` }));
+    }
+    const percent = (part) => {
+      const value = (100 * part) / whole;
+      return part && value < 1 ? "under 1 %" : part < whole && value > 99 ? "over 99 %" : `${Math.round(value)} %`;
+    };
+    const names = { kept: layer ? `kept after layer ${layer.layer}` : "kept", passed: layer ? "read, not kept" : "read", unread: "not read" };
+    const shares = Object.keys(names).filter((kind) => bytes[kind]).map((kind) => ({ kind, text: `${names[kind]}: ${percent(bytes[kind])}` }));
+    map.setAttribute("aria-label", `The whole document: ${shares.map(({ text }) => text).join(", ")}`);
+    at("map").replaceChildren(map);
+    at("shares").replaceChildren(...shares.map(({ kind, text }) => {
+      const item = make("li");
+      item.append(make("i", `swatch map-${kind}`), text);
+      return item;
+    }));
   }
 }
 
-const SUMMARY_OPTIONS = { "beam": "beam_size", "min-tokens": "min_tokens", "max-tokens": "max_tokens" };
-
 async function summarize(signal) {
   if (!at("summary-model").value) await models();
-  if (!at("summary-model").value) throw new Error(at("no-readers").textContent);
+  if (!at("summary-model").value) throw new RequestError(at("no-readers").textContent);
   const text = at("document").value;
   const view = new DocumentView(text);
   const body = { model: at("summary-model").value, document: text, cut: at("cut").checked };
-  for (const [id, name] of Object.entries(SUMMARY_OPTIONS)) if (at(id).value) body[name] = Number(at(id).value);
+  for (const name of ["beam_size", "min_tokens", "max_tokens"]) {
+    const input = at(SUMMARY_FIELDS[name][0]);
+    if (input.value) body[name] = Number(input.value);
+  }
+  const progress = at("progress");
   at("summary").textContent = "";
   at("summary-figures").replaceChildren();
-  at("progress").removeAttribute("value");
+  progress.removeAttribute("value");
+  progress.hidden = false;
   at("results").hidden = false;
   summary.showStatus("Sending the document …");
-  await events("/v1/summaries", body, signal, ({ progress, selected, piece, finished }) => {
-    if (progress) {
-      if (progress.blocks_total) at("progress").value = progress.blocks_encoded / progress.blocks_total;
-      const layer = progress.layer === null ? progress.stage : `layer ${progress.layer}`;
-      summary.showStatus(`${progress.tokens_read} tokens read, ${progress.blocks_encoded} blocks encoded; next: ${layer}`);
+  await events("/v1/summaries", body, signal, ({ progress: read, selected, piece, finished }) => {
+    if (read) {
+      if (read.blocks_total) progress.value = read.blocks_encoded / read.blocks_total;
+      const next = read.layer === null ? read.stage : `layer ${read.layer}`;
+      summary.showStatus(`${shown(read.tokens_read, 0)} tokens read, ${read.blocks_encoded} blocks encoded; next: ${next}`);
     }
     if (selected) view.select(selected);
     if (piece) {
-      at("progress").value = 1;
       summary.showStatus("Writing the summary …");
       at("summary").append(piece.text);
     }
-    if (finished) showFigures(finished);
-  }).finally(() => {
-    // A bar without a value is animated for ever.
-    if (!at("progress").hasAttribute("value")) at("progress").value = 0;
-  });
+    if (finished) {
+      view.finish(finished.usage);
+      showFigures(finished);
+    }
+  }).finally(() => (progress.hidden = true));
   summary.showStatus("Done.");
 }
 
 function showFigures({ reason, usage, timing }) {
-  at("progress").value = 1;
   const seconds = (nanoseconds) => `${shown(nanoseconds / 1e9)} s`;
+  const ends = { end_of_text: "the model ended it", max_tokens: "reached the maximum length" };
   at("summary-figures").replaceChildren(...figures([
-    ["document tokens", `${usage.document_tokens}${usage.cut ? ", truncated" : ""}`],
-    ["summary tokens, with the end symbol", String(usage.summary_tokens)],
-    ["finish reason", reason],
-    ["vectors in cross-attention", String(usage.vectors)],
+    ["document tokens read", `${shown(usage.document_tokens, 0)}${usage.cut ? ", the limit" : ", all"}`],
+    ["vectors in cross-attention", shown(usage.vectors, 0)],
     ["memory, relative to no pooling", `${shown((100 * usage.cross_attention_bytes) / usage.unpooled_cross_attention_bytes, 1)} %`],
+    ["summary tokens, with the end symbol", shown(usage.summary_tokens, 0)],
+    ["end of the summary", ends[reason] || reason],
     ["time to encode", seconds(timing.upload_ns + timing.encode_rest_ns)],
     ["time to first token", seconds(timing.time_to_first_token_ns)],
     ["total time", seconds(timing.total_ns)],
   ]));
 }
 
-const summary = new Task("summary-form", "summary-go", "summary-stop", "summary-status", summarize);
+const summary = new Task(
+  { form: "summary-form", go: "summary-go", halt: "summary-stop", status: "summary-status" }, SUMMARY_FIELDS, summarize);
 
 at("file").addEventListener("change", async () => {
   const [file] = at("file").files;
-  if (file) at("document").value = await file.text();
+  if (!file) return;
+  if (file.size > MAX_FILE) summary.showStatus(`The file has ${shown(file.size / 1048576, 0)} MiB. This page reads at most ${MAX_FILE / 1048576}.`, true);
+  else at("document").value = await file.text();
 });
 

@@ -65,7 +65,8 @@ fn is_host(host: &str) -> bool {
     !host.is_empty() && !host.ends_with('.') && host.bytes().all(allowed)
 }
 
-fn is_origin(origin: &str) -> bool {
+/// Returns true if a text has the form of an origin: a scheme and an authority.
+pub(super) fn is_origin(origin: &str) -> bool {
     let Some((scheme, authority)) = origin.split_once("://") else { return false };
     let visible = authority.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/');
     !scheme.is_empty() && !authority.is_empty() && visible

@@ -5,6 +5,7 @@ mod admin_token;
 mod allowed_names;
 mod api_keys;
 mod checks;
+mod cors;
 mod credentials;
 pub mod file;
 mod secret_file;
@@ -14,6 +15,7 @@ pub use admin_token::AdminToken;
 pub use allowed_names::AllowedNames;
 pub use api_keys::{Keys, UsedKeys};
 pub use checks::{Checks, Origins, parse_bytes, parse_switch};
+pub use cors::CorsOrigins;
 pub use credentials::{CredentialFiles, Credentials, LiveCredentials};
 pub use tls::{Tls, TlsFiles};
 
@@ -156,6 +158,8 @@ pub struct Access {
     pub credentials: LiveCredentials,
     /// Host names and origins that HTTP requests may carry.
     pub allowed: Arc<AllowedNames>,
+    /// Origins whose pages may read responses of the HTTP port.
+    pub cors: Arc<CorsOrigins>,
 }
 
 impl From<Credentials> for Access {

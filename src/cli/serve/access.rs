@@ -32,6 +32,11 @@ pub(super) struct AccessArgs {
     /// allowed is the origin of the request's own host. The flag can be repeated, or hold several origins separated by commas.
     #[arg(long, value_name = "ORIGIN", env = "WEIR_ALLOWED_ORIGINS", value_delimiter = ',')]
     allowed_origins: Vec<String>,
+    /// Origins of web pages, such as https://app.example.com, that may send requests to the HTTP port and read its responses
+    /// (CORS). With * every page that a visitor opens may use the server, so use it with --api-keys only. The flag can be repeated,
+    /// or hold several origins separated by commas. Default: none.
+    #[arg(long, value_name = "ORIGIN", env = "WEIR_CORS_ORIGIN", value_delimiter = ',')]
+    cors_origin: Vec<String>,
 }
 
 impl AccessArgs {
@@ -61,6 +66,7 @@ impl AccessArgs {
         }
         let credentials = files.read(checks).into();
         let allowed = Arc::new(checks.allowed_names(&self.allowed_hosts, &self.allowed_origins));
-        Access { credentials, allowed }
+        let cors = Arc::new(checks.cors_origins(&self.cors_origin));
+        Access { credentials, allowed, cors }
     }
 }

@@ -25,6 +25,7 @@ use crate::{
         transport::{
             browser_checks::BrowserChecks,
             connections::Connection,
+            cors::Cors,
             lifetime::{HyperConnection, OpenConnection},
             lingering_close::{LingeringClose, UnreadBody},
             serving::serve_connections,
@@ -36,9 +37,10 @@ use axum::{
     body::Body,
     extract::{Request, State},
     http::StatusCode,
-    middleware::map_request,
+    http::header::ALLOW,
+    middleware::{Next, from_fn_with_state},
     response::{IntoResponse, Response},
-    routing::{get, post},
+    routing::{MethodRouter, get, post},
 };
 use error::ApiError;
 use hyper::{body::Incoming, server::conn::http1};
@@ -55,6 +57,8 @@ use tower::{ServiceExt, service_fn};
 
 /// The path of health checks.
 const HEALTH: &str = "/health";
+/// The methods of a path that is only read.
+const READS: &str = "GET, HEAD, OPTIONS";
 /// Minimum size in bytes of hyper's read buffer.
 const MIN_READ_BUFFER: usize = 8 << 10;
 
@@ -66,8 +70,8 @@ pub(super) async fn serve(
     closing: CancellationToken,
 ) {
     let engines = api.monitor.engines().clone();
-    let checks = BrowserChecks::of_port(&config.access);
-    let router = router(api).layer(map_request(move |request| std::future::ready(checks.check(request))));
+    let pages = PageAccess { checks: BrowserChecks::of_port(&config.access), cors: Cors::new(&config.access.cors) };
+    let router = router(api).layer(from_fn_with_state(pages, check_page));
     let start = |Connection { stream, peer, open }: Connection| -> HyperConnection {
         let unread = UnreadBody::default();
         let watched = unread.clone();
@@ -92,6 +96,28 @@ pub(super) async fn serve(
     serve_connections(incoming, config, closing, start).await;
 }
 
+/// Decides which web pages may send requests and read responses.
+#[derive(Clone)]
+struct PageAccess {
+    checks: BrowserChecks,
+    cors: Cors,
+}
+
+/// Refuses requests of foreign pages, answers preflights, and lets the pages of listed origins read responses.
+async fn check_page(State(pages): State<PageAccess>, request: Request, next: Next) -> Response {
+    let request = match pages.checks.check(request) {
+        Ok(request) => request,
+        Err(refusal) => return refusal.into_response(),
+    };
+    match pages.cors.preflight(request.headers(), request.method()) {
+        Some(answer) => answer,
+        None => {
+            let readable = pages.cors.allows(request.headers());
+            pages.cors.mark(next.run(request).await, readable)
+        }
+    }
+}
+
 /// Counts a request as a call of its connection. A connection that has no place but for health may not make others.
 async fn track_call(open: OpenConnection, request: Request, router: Router) -> Result<Response, Infallible> {
     let call = open.begin_call();
@@ -107,17 +133,22 @@ async fn track_call(open: OpenConnection, request: Request, router: Router) -> R
 
 fn router(state: ApiState) -> Router {
     Router::new()
-        .route("/v1/completions", post(completions::complete))
-        .route("/v1/summaries", post(summaries::summarize))
-        .route("/v1/models", get(models::list))
-        .route("/v1/models/{name}", get(models::get))
-        .route(HEALTH, get(health))
-        .route("/", get(playground::page))
+        .route("/v1/completions", with_options(post(completions::complete), "OPTIONS, POST"))
+        .route("/v1/summaries", with_options(post(summaries::summarize), "OPTIONS, POST"))
+        .route("/v1/models", with_options(get(models::list), READS))
+        .route("/v1/models/{name}", with_options(get(models::get), READS))
+        .route(HEALTH, with_options(get(health), READS))
+        .route("/", with_options(get(playground::page), READS))
         .fallback(|| async { ApiError::new(StatusCode::NOT_FOUND, "unknown_path", "this path does not exist") })
         .method_not_allowed_fallback(|| async {
             ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "unknown_method", "this path does not support this method")
         })
         .with_state(state)
+}
+
+/// Adds the method `OPTIONS`, which needs no key and lists the methods of the path.
+fn with_options(methods: MethodRouter<ApiState>, allowed: &'static str) -> MethodRouter<ApiState> {
+    methods.options(move || std::future::ready((StatusCode::NO_CONTENT, [(ALLOW, allowed)])))
 }
 
 async fn health(State(state): State<ApiState>) -> Response {

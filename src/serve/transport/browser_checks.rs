@@ -4,7 +4,7 @@
 //! the responses. A browser sends both names, in `Origin` and `Host`. Other clients send no `Origin`, and `Host` as they like.
 
 use crate::{
-    config::{Access, AllowedNames},
+    config::{Access, AllowedNames, CorsOrigins},
     error::quoted,
 };
 use axum::{
@@ -24,6 +24,8 @@ use std::sync::Arc;
 #[derive(Debug, Clone)]
 pub(crate) struct BrowserChecks {
     allowed: Arc<AllowedNames>,
+    /// Origins whose pages may also read responses.
+    cors: Arc<CorsOrigins>,
     /// False if a rebound name gains a page nothing: its requests lack the API key, or the certificate has another name.
     checks_host: bool,
 }
@@ -31,14 +33,14 @@ pub(crate) struct BrowserChecks {
 impl BrowserChecks {
     /// The checks of a port without keys and encryption.
     pub(crate) fn of_open_port(allowed: Arc<AllowedNames>) -> Self {
-        Self { allowed, checks_host: true }
+        Self { allowed, cors: Arc::default(), checks_host: true }
     }
 
     /// The checks of a port with this access control.
     pub(crate) fn of_port(access: &Access) -> Self {
         let credentials = access.credentials.current();
         let checks_host = credentials.keys.is_none() && credentials.tls.is_none();
-        Self { allowed: Arc::clone(&access.allowed), checks_host }
+        Self { allowed: Arc::clone(&access.allowed), cors: Arc::clone(&access.cors), checks_host }
     }
 
     /// Returns the request if its headers are accepted.
@@ -73,14 +75,16 @@ impl BrowserChecks {
                 "host: the server is not known as {host}; list the name in --allowed-hosts to allow it"
             ));
         }
-        let origin = origin.filter(|origin| !self.allowed.lists_origin(origin))?;
+        let is_listed = |origin: &str| self.allowed.lists_origin(origin) || self.cors.allows(origin);
+        let origin = origin.filter(|origin| !is_listed(origin))?;
         if authority.is_some_and(|authority| is_same(origin, &authority)) {
             return None;
         }
         let origin = quoted(origin);
         let host = host.map_or_else(|| "nothing".to_owned(), quoted);
         Some(format!(
-            "origin: {origin} is not the origin of this server, whose host is {host}; list it in --allowed-origins to allow it"
+            "origin: {origin} is not the origin of this server, whose host is {host}; list it in --allowed-origins or \
+             --cors-origin to allow it"
         ))
     }
 }

@@ -5,6 +5,7 @@ pub(super) mod admin_port;
 pub(super) mod browser_checks;
 mod connection_table;
 pub(super) mod connections;
+pub(super) mod cors;
 mod frames;
 pub(super) mod http2;
 pub(super) mod lifetime;

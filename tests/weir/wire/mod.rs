@@ -19,6 +19,7 @@ mod http;
 mod http2_frames;
 mod http_admission;
 mod http_browsers;
+mod http_cors;
 mod http_refusals;
 mod http_summaries;
 #[cfg(feature = "candle")]

@@ -35,7 +35,7 @@ def server() -> Iterator[local.Server]:
     """A server with the shipped model."""
     if local.weir_program() is None:
         pytest.skip("no weir program found: set WEIR_BIN or run `cargo build`")
-    with local.Server("--threads", "1") as server:
+    with local.Server("--threads", "1", "--http-listen", "127.0.0.1:0") as server:
         yield server
 
 
@@ -271,6 +271,41 @@ def test_kserves_client(server: local.Server) -> None:
         pytest.skip("kserve is not installed: it needs Python 3.10")
     done = subprocess.run(
         [sys.executable, "-c", KSERVE, server.address], capture_output=True, text=True, timeout=2 * local.TIMEOUT
+    )
+    assert done.returncode == 0, done.stderr
+    with triton.InferenceServerClient(server.address) as client:
+        expected = text_of(client.infer(MODEL, inputs(triton, PROMPT, False, max_tokens=40, seed=3)))
+    assert done.stdout == f"7:{expected}\n"
+
+
+KSERVE_REST = f"""
+import asyncio, httpx, sys
+from kserve import InferenceRESTClient, InferInput, InferRequest, RESTConfig
+async def ask():
+    url = sys.argv[1]
+    client = InferenceRESTClient(RESTConfig(protocol="v2", timeout={local.TIMEOUT}, retries=1))
+    assert await client.is_server_live(url) and await client.is_server_ready(url)
+    assert await client.is_model_ready(url, "{MODEL}") and not await client.is_model_ready(url, "nobody")
+    inputs = [InferInput(name="text_input", shape=[1], datatype="BYTES", data=["{PROMPT}"])]
+    request = InferRequest("{MODEL}", inputs, request_id="7", parameters={{"max_tokens": 40, "seed": 3}})
+    answer = await client.infer(url, request, model_name="{MODEL}")
+    try:
+        await client.infer(url, request, model_name="nobody")
+    except httpx.HTTPStatusError as error:
+        assert error.response.status_code == 404 and "unknown model" in error.response.json()["error"]
+    else:
+        raise AssertionError("an unknown model must be an error")
+    print(answer.id, answer.outputs[0].data[0], sep=":")
+asyncio.run(ask())
+"""
+
+
+def test_kserves_client_over_http(server: local.Server) -> None:
+    if importlib.util.find_spec("kserve") is None:
+        pytest.skip("kserve is not installed: it needs Python 3.10")
+    url = "http://{}".format(server.wait_for_line(r"completions over HTTP on (\S+)"))
+    done = subprocess.run(
+        [sys.executable, "-c", KSERVE_REST, url], capture_output=True, text=True, timeout=2 * local.TIMEOUT
     )
     assert done.returncode == 0, done.stderr
     with triton.InferenceServerClient(server.address) as client:

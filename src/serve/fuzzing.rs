@@ -5,7 +5,7 @@ use super::{
     grpc,
     middleware::whole_messages::WholeMessages,
     oip,
-    openai::{request::CompletionRequest, summaries},
+    openai::{inference::request::InferenceRequest, request::CompletionRequest, summaries},
 };
 use tonic::codegen::Bytes;
 
@@ -40,11 +40,11 @@ pub fn message_framing(data: &[u8]) {
     assert!(messages.is_empty() && received == body, "bytes are missing");
 }
 
-/// Reads a request of the Open Inference Protocol, with its tensors, and converts it to a job.
+/// Reads a request of the Open Inference Protocol as a message and as JSON, with its tensors, and converts it to a job.
 pub fn inference_request(data: &[u8]) {
-    if let Some(request) = oip::fuzzing::request(data) {
-        grpc::fuzzing::generate(request);
-    }
+    let json = InferenceRequest::parse(data, "the body").ok();
+    let json = json.and_then(|request| oip::fuzzing::convert(request.into_message(String::new(), String::new())));
+    oip::fuzzing::request(data).into_iter().chain(json).for_each(grpc::fuzzing::generate);
 }
 
 /// Maximum bytes of a message in [`message_framing`]. Longer ones pass at once.

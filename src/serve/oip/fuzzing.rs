@@ -5,6 +5,10 @@ use weir_proto::{codec::decode_bounded, inference::ModelInferRequest, v1::Genera
 
 /// Reads a request, with its tensors, and returns the request of `Generate` that it becomes.
 pub(in crate::serve) fn request(mut encoded: &[u8]) -> Option<GenerateRequest> {
-    let request = decode_bounded::<ModelInferRequest>(&mut encoded).ok()?;
+    convert(decode_bounded(&mut encoded).ok()?)
+}
+
+/// Returns the request of `Generate` that a request becomes.
+pub(in crate::serve) fn convert(request: ModelInferRequest) -> Option<GenerateRequest> {
     InferRequest::parse(request).ok().map(|request| request.generate)
 }

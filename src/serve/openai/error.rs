@@ -33,6 +33,12 @@ impl ApiError {
         Self { status, message: message.into(), param: None, code: Some(code.into()), retry_after: None }
     }
 
+    /// Returns the response in the form of the Open Inference Protocol, whose errors are a text.
+    pub(super) fn into_text_response(self) -> Response {
+        let body = json!({ "error": self.message });
+        self.with_headers((self.status, Json(body)).into_response())
+    }
+
     /// Returns the body in OpenAI's form.
     pub(super) fn body(&self) -> Value {
         let kind = match self.status.as_u16() {
@@ -110,7 +116,13 @@ fn http_status(code: Code) -> StatusCode {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let mut response = (self.status, Json(self.body())).into_response();
+        self.with_headers((self.status, Json(self.body())).into_response())
+    }
+}
+
+impl ApiError {
+    /// Adds the headers that clients expect with the error's status.
+    fn with_headers(&self, mut response: Response) -> Response {
         let mut set = |name, value: &str| {
             if let Ok(value) = HeaderValue::from_str(value) {
                 response.headers_mut().insert(name, value);

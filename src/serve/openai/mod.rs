@@ -1,4 +1,4 @@
-//! The HTTP API: OpenAI's completions and models, summaries, and a playground page.
+//! The HTTP API: OpenAI's completions and models, summaries, the Open Inference Protocol, and a playground page.
 //!
 //! A request becomes calls of the gRPC services within the process ([`in_process`](super::in_process)), so keys, limits, deadlines,
 //! metrics and traces apply as to any call. This folder has the connections, the bodies, and the translation between both forms:
@@ -9,6 +9,7 @@
 mod bounded;
 mod completions;
 mod error;
+pub(super) mod inference;
 mod models;
 mod playground;
 pub(super) mod request;
@@ -137,6 +138,15 @@ fn router(state: ApiState) -> Router {
         .route("/v1/summaries", with_options(post(summaries::summarize), "OPTIONS, POST"))
         .route("/v1/models", with_options(get(models::list), READS))
         .route("/v1/models/{name}", with_options(get(models::get), READS))
+        .route("/v2", with_options(get(inference::server), READS))
+        .route("/v2/health/live", with_options(get(inference::live), READS))
+        .route("/v2/health/ready", with_options(get(inference::ready), READS))
+        .route("/v2/models/{name}", with_options(get(inference::model), READS))
+        .route("/v2/models/{name}/ready", with_options(get(inference::model_ready), READS))
+        .route("/v2/models/{name}/infer", with_options(post(inference::infer), "OPTIONS, POST"))
+        .route("/v2/models/{name}/versions/{version}", with_options(get(inference::model), READS))
+        .route("/v2/models/{name}/versions/{version}/ready", with_options(get(inference::model_ready), READS))
+        .route("/v2/models/{name}/versions/{version}/infer", with_options(post(inference::infer), "OPTIONS, POST"))
         .route(HEALTH, with_options(get(health), READS))
         .route("/", with_options(get(playground::page), READS))
         .fallback(|| async { ApiError::new(StatusCode::NOT_FOUND, "unknown_path", "this path does not exist") })

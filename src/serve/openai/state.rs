@@ -75,9 +75,9 @@ impl ApiState {
         }
     }
 
-    /// Reads a request's body within the limits on one body, on those of one caller, and on all together. Checks the key first.
-    pub(super) async fn read_body(&self, request: Request) -> Result<ApiBody, ApiError> {
-        let tenant = principal(self.credentials.current().keys.as_ref(), &request)?.tenant();
+    /// Checks the key and the headers of a request with a body. Returns its tenant.
+    pub(super) fn check_head(&self, request: &Request) -> Result<Arc<str>, ApiError> {
+        let tenant = principal(self.credentials.current().keys.as_ref(), request)?.tenant();
         if !is_json(request.headers()) {
             let message = "Content-Type: expected application/json";
             return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "not_json", message));
@@ -89,10 +89,19 @@ impl ApiState {
         }
         let declared = request.headers().get(header::CONTENT_LENGTH);
         let declared = declared.and_then(|length| length.to_str().ok()?.parse().ok());
-        let oversized = || ApiError::from(Error::Oversized { what: "the body", limit: self.max_body_bytes });
         if declared.is_some_and(|length: usize| length > self.max_body_bytes) {
-            return Err(oversized());
+            return Err(self.oversized());
         }
+        Ok(tenant)
+    }
+
+    fn oversized(&self) -> ApiError {
+        Error::Oversized { what: "the body", limit: self.max_body_bytes }.into()
+    }
+
+    /// Reads a request's body within the limits on one body, on those of one caller, and on all together. Checks the key first.
+    pub(super) async fn read_body(&self, request: Request) -> Result<ApiBody, ApiError> {
+        let tenant = self.check_head(&request)?;
         // Memory is taken as bytes arrive: a declared length costs the client nothing.
         let reserved = Reservation::new(Arc::clone(&self.services.memory), Arc::clone(&tenant));
         let read = async {
@@ -102,7 +111,7 @@ impl ApiState {
                 let message = "the body is incomplete or malformed";
                 let part = part.map_err(|_| ApiError::new(StatusCode::BAD_REQUEST, "incomplete", message))?;
                 if part.len() > self.max_body_bytes - body.len() {
-                    return Err(oversized());
+                    return Err(self.oversized());
                 }
                 reserved.add(part.len())?;
                 body.extend_from_slice(&part);

@@ -20,6 +20,7 @@ mod http2_frames;
 mod http_admission;
 mod http_browsers;
 mod http_cors;
+mod http_inference;
 mod http_refusals;
 mod http_summaries;
 #[cfg(feature = "candle")]

@@ -33,6 +33,11 @@ impl ApiError {
         Self { status, message: message.into(), param: None, code: Some(code.into()), retry_after: None }
     }
 
+    /// Names the field of the request that is wrong.
+    pub(super) fn with_param(self, param: &str) -> Self {
+        Self { param: Some(param.into()), ..self }
+    }
+
     /// Returns the response in the form of the Open Inference Protocol, whose errors are a text.
     pub(super) fn into_text_response(self) -> Response {
         let body = json!({ "error": self.message });

@@ -7,6 +7,7 @@
 //! hyper itself answers a request whose head it cannot parse: 400, 414 or 431 without a body.
 
 mod bounded;
+mod chat;
 mod completions;
 mod error;
 pub(super) mod inference;
@@ -135,6 +136,7 @@ async fn track_call(open: OpenConnection, request: Request, router: Router) -> R
 fn router(state: ApiState) -> Router {
     Router::new()
         .route("/v1/completions", with_options(post(completions::complete), "OPTIONS, POST"))
+        .route("/v1/chat/completions", with_options(post(chat::refuse), "OPTIONS, POST"))
         .route("/v1/summaries", with_options(post(summaries::summarize), "OPTIONS, POST"))
         .route("/v1/models", with_options(get(models::list), READS))
         .route("/v1/models/{name}", with_options(get(models::get), READS))

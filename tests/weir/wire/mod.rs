@@ -19,6 +19,7 @@ mod http;
 mod http2_frames;
 mod http_admission;
 mod http_browsers;
+mod http_chat;
 mod http_cors;
 mod http_inference;
 mod http_refusals;

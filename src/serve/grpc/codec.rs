@@ -17,7 +17,7 @@ use crate::{
     serve::{
         call::{Call, Reply},
         middleware::body_limits::RequestMemory,
-        registry::engines::Lease,
+        registry::{abilities::continues_text, engines::Lease},
     },
 };
 use std::sync::Arc;
@@ -90,7 +90,7 @@ impl JobService {
         let Some(compress_request::Part::Options(options)) = first.and_then(|first| first.part) else {
             return Err(no_options());
         };
-        let engine = self.engines.find("model", options.model.as_deref())?;
+        let engine = self.engines.find_able("model", options.model.as_deref(), continues_text)?;
         takes_texts("Compress", &engine)?;
         let terms = terms(&call, options.priority);
         let options = convert::compress_options(&options, engine.card());
@@ -114,7 +114,7 @@ impl JobService {
         let Some(decompress_request::Part::Options(options)) = first.and_then(|first| first.part) else {
             return Err(no_options());
         };
-        let engine = self.engines.find("model", options.model.as_deref())?;
+        let engine = self.engines.find_able("model", options.model.as_deref(), continues_text)?;
         takes_texts("Decompress", &engine)?;
         let terms = terms(&call, options.priority);
         Decompressor::new(engine.card())?;
@@ -128,7 +128,7 @@ impl JobService {
 
 /// Rejects a model that summarizes.
 fn takes_texts(call: &'static str, engine: &Lease) -> Result<()> {
-    if engine.document_limits().is_none() {
+    if continues_text(engine) {
         return Ok(());
     }
     let card = engine.card();

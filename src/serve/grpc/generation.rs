@@ -17,6 +17,7 @@ use crate::{
         call::{Call, Reply},
         middleware::body_limits::{BodyMemory, RequestMemory, Reservation},
         registry::{
+            abilities::{continues_text, segments_text},
             drain::{Gate, RequestPermit},
             engines::{Engines, Lease},
         },
@@ -104,7 +105,7 @@ impl JobService {
         let permit = self.gate.enter()?;
         let priority = request.get_ref().priority;
         let request = CalledRequest::new(request, &call, priority);
-        let engine = self.engines.find("model", request.message.model.as_deref())?;
+        let engine = self.engines.find_able("model", request.message.model.as_deref(), continues_text)?;
         let id = Arc::clone(&call.id);
         let convert = move |message, engine: &Lease| {
             let (job, format) = convert::generate_job(message, engine.card())?;
@@ -122,7 +123,7 @@ impl JobService {
         let permit = self.gate.enter()?;
         let priority = request.get_ref().priority;
         let request = CalledRequest::new(request, &call, priority);
-        let engine = self.engines.find("model", request.message.model.as_deref())?;
+        let engine = self.engines.find_able("model", request.message.model.as_deref(), continues_text)?;
         let convert = |message, engine: &Lease| {
             let card = engine.card();
             let (job, seed) = convert::score_job(&message, card)?;
@@ -138,7 +139,7 @@ impl JobService {
         let permit = self.gate.enter()?;
         let priority = request.get_ref().priority;
         let request = CalledRequest::new(request, call, priority);
-        let engine = self.engines.find("model", request.message.model.as_deref())?;
+        let engine = self.engines.find_able("model", request.message.model.as_deref(), segments_text)?;
         must_pool("Segment", engine.card())?;
         let convert = |message, engine: &Lease| {
             let (job, seed) = convert::segment_job(&message, engine.card())?;

@@ -11,7 +11,10 @@ use super::{
 use crate::{
     engine::DocumentSource,
     error::{Error, Result},
-    serve::call::{Call, Reply},
+    serve::{
+        call::{Call, Reply},
+        registry::abilities::summarizes,
+    },
 };
 use tonic::{Request, Streaming};
 use weir_proto::v1::{self, summarization_server, summarize_request::Part};
@@ -27,7 +30,7 @@ impl JobService {
         let Some(Part::Options(options)) = first.and_then(|first| first.part) else {
             return Err(Error::bad_option("options", "nothing", "the first part of the request"));
         };
-        let engine = self.engines.find("model", options.model.as_deref())?;
+        let engine = self.engines.find_able("model", options.model.as_deref(), summarizes)?;
         let request = convert::summary_options(&options, engine.card())?;
         let terms = terms(&call, options.priority);
         let (events, upload_task) = match options.document_id {

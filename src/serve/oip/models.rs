@@ -9,6 +9,7 @@ use crate::{
     error::{Error, Result},
     metrics::{CountAndTime, RequestTotals},
     serve::registry::{
+        abilities::{continues_text, summarizes},
         engines::{Engines, Lease},
         health::Monitor,
     },
@@ -43,8 +44,9 @@ pub(super) fn find(engines: &Engines, name: &str, version: &str) -> Result<Lease
 
 /// Returns a model that continues text, for the method `call`. Fails if it is unknown or summarizes documents.
 pub(super) fn find_generating(engines: &Engines, call: &'static str, name: &str, version: &str) -> Result<Lease> {
-    let engine = find(engines, name, version)?;
-    if engine.document_limits().is_some() {
+    check_version(version)?;
+    let engine = engines.find_able("name", Some(name), continues_text)?;
+    if !continues_text(&engine) {
         let model = engine.card().name.clone();
         let found = "one that summarizes documents".into();
         return Err(Error::WrongKind { call, model, wanted: "goes on from a prompt", found });
@@ -54,7 +56,7 @@ pub(super) fn find_generating(engines: &Engines, call: &'static str, name: &str,
 
 /// Returns why a model takes no requests, or `None` if it does.
 pub(super) fn unready_reason(engine: &Lease) -> Option<&'static str> {
-    if engine.document_limits().is_some() {
+    if summarizes(engine) {
         return Some(DOCUMENTS);
     }
     (engine.phase() == Phase::Broken).then_some("its worker is broken")

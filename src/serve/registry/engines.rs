@@ -196,13 +196,29 @@ impl Engines {
     /// Returns the engine of that name, or the only engine if no name is given. Fails with [`Error::UnknownModel`], or
     /// with [`Error::BadOption`] if no name is given and there are several engines.
     pub fn find(&self, field: &'static str, name: Option<&str>) -> Result<Lease> {
+        self.find_able(field, name, |_| true)
+    }
+
+    /// Returns the engine of that name. If no name is given, returns the only engine that `can` answer the call. If none can,
+    /// returns the only engine. Fails as [`find`](Self::find) does.
+    pub(crate) fn find_able(
+        &self,
+        field: &'static str,
+        name: Option<&str>,
+        can: impl Fn(&Handle) -> bool,
+    ) -> Result<Lease> {
         let table = self.read();
         let Some(name) = name.filter(|name| !name.is_empty()) else {
-            let mut all = table.serving.values();
-            return match (all.next(), all.next()) {
-                (Some(only), None) => Ok(Lease::new(only)),
-                _ => Err(Error::bad_option(field, "\"\"", format!("one of {}", names(&table).join(", ")))),
-            };
+            let mut candidates: Vec<_> = table.serving.iter().filter(|(_, able)| can(&able.engine)).collect();
+            if candidates.is_empty() {
+                // The call fails with the reason why the model cannot answer it.
+                candidates = table.serving.iter().collect();
+            }
+            if let [(_, only)] = candidates[..] {
+                return Ok(Lease::new(only));
+            }
+            let names: Vec<_> = candidates.iter().map(|(name, _)| name.as_str()).collect();
+            return Err(Error::bad_option(field, "\"\"", format!("one of {}", names.join(", "))));
         };
         let lease = table.serving.get(name).map(Lease::new);
         drop(table);

@@ -31,6 +31,7 @@ mod latency;
 mod lifecycle;
 mod limits;
 mod lslm;
+mod model_choice;
 mod open_inference;
 mod overload;
 mod raw_http2;

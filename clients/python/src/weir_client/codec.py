@@ -39,7 +39,7 @@ Sent = TypeVar("Sent", bound=Message)
 class CompressOptions(CallOptions, total=False):
     """Options in addition to the text. An option that is absent or None takes the server's default."""
 
-    #: Optional if the server has exactly one model.
+    #: Optional if exactly one model of the server can answer the call.
     model: Optional[str]
     #: Rewrite the text with the model's normaliser before it is compressed.
     normalise: Optional[bool]
@@ -56,7 +56,7 @@ class CompressOptions(CallOptions, total=False):
 class DecompressOptions(CallOptions, total=False):
     """Options in addition to the data."""
 
-    #: Optional if the server has exactly one model.
+    #: Optional if exactly one model of the server can answer the call.
     model: Optional[str]
     #: -8 to 7; 0 by default.
     priority: Optional[int]

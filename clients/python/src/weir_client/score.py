@@ -23,7 +23,7 @@ _SUBMESSAGES = dict.fromkeys(["model", "top_logprobs", "boundary_mode", "seed", 
 class ScoreOptions(CallOptions, total=False):
     """Options in addition to the text. An option that is absent or None takes the server's default."""
 
-    #: Optional if the server has exactly one model.
+    #: Optional if exactly one model of the server can answer the call.
     model: Optional[str]
     #: Return this many of the most probable symbols at each position.
     top_logprobs: Optional[int]

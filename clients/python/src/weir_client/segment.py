@@ -23,7 +23,7 @@ _SUBMESSAGES = dict.fromkeys(["model", "boundary_mode", "seed", "priority"], "")
 class SegmentOptions(CallOptions, total=False):
     """Options in addition to the text. An option that is absent or None takes the server's default."""
 
-    #: Optional if the server has exactly one model.
+    #: Optional if exactly one model of the server can answer the call.
     model: Optional[str]
     #: One of the model's `boundary_modes`.
     boundary_mode: Optional[str]

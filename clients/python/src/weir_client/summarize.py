@@ -28,7 +28,7 @@ _SUBMESSAGES = {
 class SummarizeOptions(CallOptions, total=False):
     """Options in addition to the document. An option that is absent or None takes the checkpoint's default."""
 
-    #: Optional if the server has exactly one model.
+    #: Optional if exactly one model of the server can answer the call.
     model: Optional[str]
     #: 1 is greedy search.
     beam_size: Optional[int]

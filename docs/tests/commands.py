@@ -106,7 +106,8 @@ PAGES: Dict[str, List[Step]] = {
         ),
         Runs("from weir_client import Client", "[a-z ]{80}"),
         Runs(
-            f'$ target/release/weir generate --model {SHIPPED} --prompt "the history of the city" --max-chars 80 --seed 1',
+            f'$ target/release/weir generate --model {SHIPPED} --prompt "the history of the city" --max-chars 80 --seed 1 '
+            "--temperature 0.8",
             rf"(?=.{{80}}\n){TEXT}\n",
         ),
         Runs(f"$ target/release/{SEGMENT}", SEGMENTS),
@@ -253,6 +254,13 @@ PAGES: Dict[str, List[Step]] = {
             r'\{.*"completion_tokens":40,.*\}',
         ),
         Runs("from openai import OpenAI", r"[a-z ]{40}\n", needs="openai"),
+        Runs("import json", needs="guidellm"),
+        Elsewhere(
+            "lm_eval run --model local-completions --tasks TASKS --model_args "
+            "'model=hourglass-whitespace-english,base_url=http://127.0.0.1:8000/v1/completions,tokenizer=symbols,"
+            "max_length=512,eos_string=|'",
+            "it is a large package; tests/weir/wire/token_prompts.rs sends its requests",
+        ),
         Runs("from tokenizers import Tokenizer, decoders, models, pre_tokenizers", needs="guidellm"),
         Runs(
             "guidellm run --backend kind=openai_http,target=http://127.0.0.1:8000,request_format=/v1/completions "
@@ -332,8 +340,13 @@ PAGES: Dict[str, List[Step]] = {
         ),
     ],
     "docs/open-inference.md": [
-        Serves("weir serve", granted=True),
+        Serves("weir serve --http-listen 127.0.0.1:8000", granted=True),
         Runs("import json, numpy, tritonclient.grpc as triton", r"the history of [a-z ]{40}\n"),
+        Runs(
+            "curl -s http://127.0.0.1:8000/v2/models/hourglass-whitespace-english/infer -H 'content-type: application/json' "
+            """-d '{"inputs": [{"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["the history of "]}]}'""",
+            r'\{.*"data":\["the history of [a-z ]{16}"\].*\}',
+        ),
     ],
     "docs/operations.md": [
         Serves("weir serve --models served --admin-token-file token", granted=True),

@@ -219,7 +219,9 @@ def test_models(client: Any) -> None:
         ({"logit_bias": {"none": 1}}, "logit_bias"),
         ({"n": 1000}, "n"),
         ({"suffix": "and so on"}, "suffix"),
-        ({"prompt": [1, 2, 3]}, "prompt[0]"),
+        ({"prompt": [1, 2, -3]}, "prompt[2]"),
+        ({"prompt": [1, 2, 27]}, "prompt"),
+        ({"logit_bias": {"27": 1}}, "logit_bias"),
         ({"prompt": "a" * 9000}, "prompt"),
         ({"extra_body": {"ignore_eos": "perhaps"}}, "ignore_eos"),
         ({"extra_body": {"stream_options": {"include_usage": 3}}}, "stream_options.include_usage"),
@@ -248,7 +250,19 @@ def test_body_too_long(client: Any) -> None:
 
 def test_unsupported_path(client: Any) -> None:
     with pytest.raises(openai.NotFoundError, match="this path does not exist"):
+        client.embeddings.create(model=MODEL, input=PROMPT)
+
+
+def test_chat_names_the_call_to_make(client: Any) -> None:
+    with pytest.raises(openai.BadRequestError, match="complete text .* POST /v1/completions") as refused:
         client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": PROMPT}])
+    assert (refused.value.code, refused.value.param) == ("no_chat_template", "messages")
+
+
+def test_stop_strings_of_other_models_never_match(client: Any) -> None:
+    unstopped = ask(client).choices[0]
+    stopped = ask(client, stop=["\n\n", "</s>", "Question:"]).choices[0]
+    assert (stopped.text, stopped.finish_reason) == (unstopped.text, "length")
 
 
 def test_full_queue_sends_retry_after() -> None:

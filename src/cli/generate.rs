@@ -2,12 +2,11 @@
 
 use super::{
     model::{BoundaryArgs, ModelArgs},
-    output,
+    notes, output,
 };
 use crate::{
     decode::{
         contract::{BoundaryMode, Model},
-        defaults::SamplingDefaults,
         options::{Details, EmittedSymbol, FinishReason, Generate, Sampling, Stopping},
         usage::{Timing, Usage},
     },
@@ -16,9 +15,6 @@ use crate::{
     text::{StreamDetokenizer, TextCounter, text_chars},
 };
 use serde_json::{Value, json};
-
-/// Temperature if neither the command nor the checkpoint states one.
-const TEMPERATURE: f32 = 0.8;
 
 /// Generates text.
 #[derive(Debug, clap::Args)]
@@ -46,7 +42,7 @@ pub struct Args {
     /// Do not let the model end the text, if it has an end-of-text symbol.
     #[arg(long, env = "WEIR_IGNORE_EOS", value_parser = clap::builder::BoolishValueParser::new())]
     ignore_eos: bool,
-    /// Sampling temperature; 0 selects the most probable symbol each time. Default: the checkpoint's, else 0.8.
+    /// Sampling temperature; 0 selects the most probable symbol each time. Default: the checkpoint's, else 1.
     #[arg(long, value_name = "T", env = "WEIR_TEMPERATURE")]
     temperature: Option<f32>,
     /// Sample from the K most probable symbols; 0 keeps all. Default: the checkpoint's, else 0.
@@ -77,13 +73,21 @@ pub fn run(args: Args) -> Result<()> {
         Some(text) => text_chars(text, &request.prompt, vocabulary),
         None => TextCounter::chars_of(&request.prompt, vocabulary.clone()),
     };
+    let normalized_chars = args.prompt.as_deref().map_or(0, |text| vocabulary.normaliser().changed_chars(text));
     let limits = Limits { rows: 1, queue: 1, ..Limits::default() };
     let engine = Handle::start(model.clone(), limits)?;
     let mut events = engine.submit(Job::Generate(request), None)?;
     let mode = args.boundaries.boundary_mode.or(model.card().boundary_modes.first().copied());
     let stream = StreamDetokenizer::new(vocabulary.clone());
-    let mut printer =
-        Printer { model: &*model, mode, json: args.json, prompt_text_chars, characters: Vec::new(), stream };
+    let mut printer = Printer {
+        model: &*model,
+        mode,
+        json: args.json,
+        prompt_text_chars,
+        normalized_chars,
+        characters: Vec::new(),
+        stream,
+    };
     while let Some(event) = events.blocking_recv() {
         match event? {
             Event::Started { .. } | Event::Coded(_) | Event::Document(_) => {}
@@ -101,18 +105,25 @@ impl Args {
             Some(ids) => ids.clone(),
             None => {
                 let text = self.prompt.as_deref().unwrap_or_default();
-                model.card().encode("--prompt", text)?
+                let symbols = model.card().encode("--prompt", text)?;
+                notes::normalised("--prompt", text, vocabulary);
+                symbols
             }
         };
-        let stop = self.stop.iter().map(|text| vocabulary.encode_stop("--stop", text)).collect::<Result<_>>()?;
+        let stop = self.stop.iter().filter_map(|text| {
+            let encoded = vocabulary.encode_stop(text);
+            if encoded.is_none() {
+                notes::never_matches(text);
+            }
+            encoded
+        });
+        let stop = stop.collect();
         let stated = model.card().sampling;
-        // a checkpoint that states no sampling option has the API's defaults, which suit servers
-        let temperature = if stated == SamplingDefaults::default() { TEMPERATURE } else { stated.temperature };
         let max_chars = self.max_chars.unwrap_or_else(|| Stopping::default_max_chars(prompt.len(), model.card()));
         Ok(Generate {
             prompt,
             sampling: Sampling {
-                temperature: self.temperature.unwrap_or(temperature),
+                temperature: self.temperature.unwrap_or(stated.temperature),
                 top_k: self.top_k.unwrap_or(stated.top_k),
                 top_p: self.top_p.unwrap_or(stated.top_p),
                 min_p: self.min_p.unwrap_or(stated.min_p),
@@ -142,6 +153,8 @@ struct Printer<'a> {
     json: bool,
     /// Unicode characters of the prompt.
     prompt_text_chars: usize,
+    /// Unicode characters of the prompt that normalising replaced or dropped.
+    normalized_chars: usize,
     characters: Vec<EmittedSymbol>,
     stream: StreamDetokenizer,
 }
@@ -175,7 +188,7 @@ impl Printer<'_> {
             "text": text,
             "boundaries": self.characters.iter().map(boundary).collect::<Vec<_>>(),
             "reason": reason.name(),
-            "usage": usage_json(usage, self.prompt_text_chars, text.chars().count()),
+            "usage": usage_json(usage, self.prompt_text_chars, text.chars().count(), self.normalized_chars),
             "timing": timing_json(timing),
         });
         if let Some(specials) = self.model.card().vocabulary.specials() {
@@ -199,13 +212,14 @@ impl Printer<'_> {
     }
 }
 
-fn usage_json(usage: &Usage, prompt_text_chars: usize, generated_text_chars: usize) -> Value {
+fn usage_json(usage: &Usage, prompt_text_chars: usize, generated_text_chars: usize, normalized_chars: usize) -> Value {
     json!({
         "prompt_chars": usage.prompt_chars,
         "cached_chars": usage.cached_chars,
         "generated_chars": usage.generated_chars,
         "prompt_text_chars": prompt_text_chars,
         "generated_text_chars": generated_text_chars,
+        "normalized_chars": normalized_chars,
         "prompt_segments": usage.prompt_segments,
         "generated_segments": usage.generated_segments,
         "shortening_factor": usage.shortening_factor(),

@@ -12,6 +12,7 @@ pub mod init;
 pub mod inspect;
 pub mod model;
 mod network;
+mod notes;
 pub mod output;
 pub mod progress;
 pub mod report;

@@ -1,5 +1,6 @@
 //! Flags that all model commands share: the checkpoint, compute settings, and the text or symbols.
 
+use super::notes;
 use crate::{
     decode::contract::{BoundaryMode, BoundaryOptions, Model, Noise},
     error::{Error, Result},
@@ -105,10 +106,15 @@ impl TextSource<'_> {
     /// Encodes the text; `None` if no flag gives one. Fails as [`TextArgs::symbols`] does.
     pub(super) fn symbols(&self, model: &dyn Model) -> Result<Option<Vec<u32>>> {
         let vocabulary = &model.card().vocabulary;
+        let encode = |flag, text: &str| {
+            let symbols = vocabulary.encode(flag, text, usize::MAX)?;
+            notes::normalised(flag, text, vocabulary);
+            Ok::<_, Error>(symbols)
+        };
         let symbols = match (self.ids, self.file, self.text) {
             (Some(ids), ..) => vocabulary.check_text("--ids", ids).map(|()| ids.to_vec())?,
-            (_, Some(file), _) => vocabulary.encode("--file", &read(file)?, usize::MAX)?,
-            (.., Some(text)) => vocabulary.encode("--text", text, usize::MAX)?,
+            (_, Some(file), _) => encode("--file", &read(file)?)?,
+            (.., Some(text)) => encode("--text", text)?,
             (None, None, None) => return Ok(None),
         };
         if symbols.is_empty() {

@@ -1,5 +1,8 @@
 //! Sampling options of requests that state none: those of the checkpoint, or those of the API.
 
+/// Temperature of requests and checkpoints that state none, over gRPC, over HTTP and on the command line. OpenAI's default.
+pub const DEFAULT_TEMPERATURE: f32 = 1.0;
+
 /// Defaults of a request's sampling options.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SamplingDefaults {
@@ -17,6 +20,6 @@ pub struct SamplingDefaults {
 
 impl Default for SamplingDefaults {
     fn default() -> Self {
-        Self { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, repetition_penalty: 1.0 }
+        Self { temperature: DEFAULT_TEMPERATURE, top_k: 0, top_p: 1.0, min_p: 0.0, repetition_penalty: 1.0 }
     }
 }

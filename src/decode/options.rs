@@ -1,6 +1,9 @@
 //! The options of a request and the symbols it emits. Pure data: ids, not text; the wire and the command line convert.
 
-use super::contract::{BoundaryOptions, Card, SymbolBoundary};
+use super::{
+    contract::{BoundaryOptions, Card, SymbolBoundary},
+    defaults::SamplingDefaults,
+};
 use crate::error::{Error, Result};
 use std::{fmt::Display, ops::RangeInclusive};
 
@@ -65,8 +68,8 @@ pub struct Sampling {
 
 impl Default for Sampling {
     fn default() -> Self {
-        let logit_bias = Vec::new();
-        Self { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, repetition_penalty: 1.0, seed: 0, logit_bias }
+        let SamplingDefaults { temperature, top_k, top_p, min_p, repetition_penalty } = SamplingDefaults::default();
+        Self { temperature, top_k, top_p, min_p, repetition_penalty, seed: 0, logit_bias: Vec::new() }
     }
 }
 
@@ -79,7 +82,8 @@ pub struct Stopping {
     pub min_chars: usize,
     /// Maximum segments to close, if limited.
     pub max_segments: Option<usize>,
-    /// Stop strings, as [`Vocabulary::encode_stop`](crate::text::Vocabulary::encode_stop) returns them; none empty.
+    /// Stop strings that the model can generate, as [`Vocabulary::encode_stop`](crate::text::Vocabulary::encode_stop) returns them;
+    /// none empty.
     pub stop: Vec<Vec<u32>>,
     /// True if the stop string is part of the answer.
     pub include_stop: bool,
@@ -262,10 +266,7 @@ impl Stopping {
         }
         check_stop_count(self.stop.len())?;
         for (field, stop) in STOP_FIELDS.into_iter().zip(&self.stop) {
-            if stop.is_empty() || stop.len() > OptionLimits::STOP_SYMBOLS {
-                let bound = format!("1 to {} characters", OptionLimits::STOP_SYMBOLS);
-                return Err(bad(field, format!("{} characters", stop.len()), bound));
-            }
+            check_stop_length(field, stop.len())?;
             if !card.vocabulary.is_subword() {
                 card.vocabulary.check_text(field, stop)?;
             }
@@ -283,6 +284,15 @@ impl Stopping {
 /// Checks the number of stop strings; callers do so before they convert them.
 pub fn check_stop_count(count: usize) -> Result<()> {
     bounded("stopping.stop", count, OptionLimits::STOPS)
+}
+
+/// Checks the length of a stop string in symbols; callers do so before and after they normalise it.
+pub fn check_stop_length(field: &'static str, length: usize) -> Result<()> {
+    if length == 0 || length > OptionLimits::STOP_SYMBOLS {
+        let bound = format!("1 to {} characters", OptionLimits::STOP_SYMBOLS);
+        return Err(bad(field, format!("{length} characters"), bound));
+    }
+    Ok(())
 }
 
 /// Rejects a boundary mode that the model lacks.

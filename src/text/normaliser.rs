@@ -50,6 +50,22 @@ impl TextNormaliser {
         Cow::Owned(normal)
     }
 
+    /// Returns the number of characters of `text` that normalising replaces or drops.
+    pub fn changed_chars(self, text: &str) -> usize {
+        if self == Self::None || is_text8(text) {
+            return 0;
+        }
+        let mut originals = text.chars().enumerate().peekable();
+        let mut unchanged = 0;
+        self.for_each(text, |symbol, offset| {
+            while originals.next_if(|(place, _)| *place < offset).is_some() {}
+            // A character that becomes itself becomes nothing else.
+            unchanged += usize::from(originals.peek().is_some_and(|(_, original)| *original == symbol));
+            ControlFlow::Continue(())
+        });
+        text.chars().count() - unchanged
+    }
+
     /// Calls `emit` for each character of the normalised text, until `emit` returns `Break`. The second argument is the
     /// offset, in characters, of the character in `text` that it comes from.
     pub(super) fn for_each(self, text: &str, mut emit: impl FnMut(char, usize) -> ControlFlow<()>) {
@@ -149,12 +165,28 @@ mod tests {
         assert_eq!(longest.map(|(count, _)| count), Some(MAX_EXPANSION), "{longest:?}");
     }
 
+    #[test]
+    fn changed_characters_are_counted() {
+        let cases = [("", 0), (" the city ", 0), ("The  City", 3), ("in 19, or so", 4), ("e\u{301}a", 1), ("½", 1)];
+        for (text, changed) in cases {
+            assert_eq!(TextNormaliser::Text8.changed_chars(text), changed, "{text:?}");
+            assert_eq!(TextNormaliser::None.changed_chars(text), 0);
+        }
+    }
+
     proptest! {
         #[test]
         fn text8_is_idempotent(text in "\\PC*") {
             let once = TextNormaliser::Text8.apply(&text).into_owned();
             prop_assert!(is_text8(&once));
             prop_assert_eq!(TextNormaliser::Text8.apply(&once), once.as_str());
+        }
+
+        #[test]
+        fn a_text_has_changed_characters_if_it_changes(text in "[a-c 1é\u{301}A?]{0,12}") {
+            let changed = TextNormaliser::Text8.changed_chars(&text);
+            prop_assert_eq!(changed > 0, TextNormaliser::Text8.apply(&text) != text.as_str());
+            prop_assert!(changed <= text.chars().count());
         }
 
         #[test]

@@ -55,6 +55,24 @@ fn generation_stops_at_the_symbol_limit() {
 }
 
 #[test]
+fn notes_report_what_the_model_does_not_read_as_given() {
+    let notes = |prompt: &str, stop: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
+        let model = model("whitespaces");
+        command.args(["generate", "--json", "--max-chars", "3", "--model", &model, "--prompt", prompt, "--stop", stop]);
+        let output = command.env_clear().output().unwrap();
+        let usage = serde_json::from_slice::<Value>(&output.stdout).unwrap()["usage"].clone();
+        (usage["normalized_chars"].as_u64().unwrap(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (changed, note) = notes("The  City", "\n\n");
+    assert_eq!(changed, 3);
+    for part in ["--prompt: the normaliser text8 changed 3 of 9", "\"the city\"", r#"--stop: "\n\n" never matches"#] {
+        assert!(note.contains(part), "{part} is not in {note}");
+    }
+    assert_eq!(notes("the city", "zq"), (0, String::new()));
+}
+
+#[test]
 fn windowed_scores_equal_those_of_one_pass() {
     let model = model("fixed_sf3");
     let ids = ids(50);

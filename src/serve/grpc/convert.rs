@@ -3,6 +3,7 @@
 //! The engine validates the rest when a job is submitted. [`pieces`](super::pieces) and [`segments`](super::segments) convert
 //! results back.
 
+use super::{prompt::Prompt, stop_strings::StopStrings};
 use crate::{
     decode::{
         codec::{CompressOptions, DEFAULT_BLOCK, default_windows},
@@ -11,13 +12,10 @@ use crate::{
         summary::Summarize,
     },
     error::{Error, Result, quoted},
-    text::{text_chars, vocabulary::BYTES_PER_SYMBOL},
 };
 use std::hash::{BuildHasher, Hasher, RandomState};
 use weir_proto::v1::{self, logit_bias::Symbol};
 
-/// Maximum bytes of a stop string. No valid one is longer.
-const STOP_BYTES: usize = OptionLimits::STOP_SYMBOLS * BYTES_PER_SYMBOL;
 /// Maximum of `stream.coalesce_chars`.
 pub(super) const MAX_COALESCE: usize = 4096;
 
@@ -28,13 +26,15 @@ pub(super) struct ResponseFormat {
     pub(super) prompt_chars: usize,
     /// Unicode characters of the prompt.
     pub(super) prompt_text_chars: usize,
+    /// Unicode characters of the prompt, as sent, that normalising replaced or dropped.
+    pub(super) normalized_chars: usize,
     /// True if the response begins with the prompt.
     pub(super) echo: bool,
     /// When a piece is complete.
     pub(super) split: PieceSplit,
     /// Which details of each character are sent.
     pub(super) details: CharacterDetails,
-    /// The request's stop strings.
+    /// The request's stop strings that can match.
     pub(super) stop: Vec<String>,
     /// The seed of sampling.
     pub(super) seed: u64,
@@ -64,7 +64,7 @@ pub(super) struct CharacterDetails {
 pub(super) fn generate_job(request: v1::GenerateRequest, card: &Card) -> Result<(options::Generate, ResponseFormat)> {
     let seed = request.sampling.as_ref().and_then(|sampling| sampling.seed).unwrap_or_else(draw_seed);
     let boundaries = boundaries(request.boundary_mode.as_deref(), seed, card)?;
-    let prompt = card.encode("prompt", &request.prompt)?;
+    let prompt = Prompt::new(&request.prompt, request.prompt_ids, card)?;
     let split = piece_split(request.stream.unwrap_or_default(), card)?;
     let details = request.details.unwrap_or_default();
     let details = options::Details {
@@ -73,10 +73,12 @@ pub(super) fn generate_job(request: v1::GenerateRequest, card: &Card) -> Result<
         top_logprobs: size(details.top_logprobs()),
         boundaries: details.boundaries(),
     };
-    let stopping = request.stopping.unwrap_or_default();
+    let mut stopping = request.stopping.unwrap_or_default();
+    let stop = StopStrings::new(std::mem::take(&mut stopping.stop), card)?;
     let format = ResponseFormat {
-        prompt_chars: prompt.len(),
-        prompt_text_chars: text_chars(&request.prompt, &prompt, &card.vocabulary),
+        prompt_chars: prompt.symbols.len(),
+        prompt_text_chars: prompt.text_chars,
+        normalized_chars: prompt.normalized_chars,
         echo: details.echo,
         split,
         details: CharacterDetails {
@@ -84,15 +86,15 @@ pub(super) fn generate_job(request: v1::GenerateRequest, card: &Card) -> Result<
             boundaries: details.boundaries,
             alternatives: details.top_logprobs.min(OptionLimits::TOP_LOGPROBS),
         },
-        stop: stopping.stop.clone(),
+        stop: stop.texts,
         seed,
     };
     let job = options::Generate {
         sampling: sampling(request.sampling.unwrap_or_default(), seed, card)?,
-        stopping: self::stopping(stopping, prompt.len(), card)?,
+        stopping: self::stopping(&stopping, stop.encoded, prompt.symbols.len(), card),
         details: options::Details { boundaries: details.boundaries || split == PieceSplit::Segment, ..details },
         boundaries,
-        prompt,
+        prompt: prompt.symbols,
     };
     Ok((job, format))
 }
@@ -190,15 +192,9 @@ fn sampling(wire: v1::Sampling, seed: u64, card: &Card) -> Result<options::Sampl
             format!("at most {}", OptionLimits::LOGIT_BIAS),
         ));
     }
-    let symbol = |bias: &v1::LogitBias| match &bias.symbol {
-        Some(Symbol::Id(id)) => Ok(*id),
-        Some(Symbol::Text(text)) => match card.vocabulary.encode_exactly(field, text)?.as_slice() {
-            [id] => Ok(*id),
-            _ => Err(Error::bad_option(field, quoted(text), "exactly one symbol")),
-        },
-        None => Err(Error::bad_option(field, "nothing", "exactly one symbol")),
-    };
-    let logit_bias = wire.logit_bias.iter().map(|bias| Ok((symbol(bias)?, bias.bias))).collect::<Result<_>>()?;
+    let biases =
+        wire.logit_bias.iter().filter_map(|bias| Some((biased_symbol(field, bias, card).transpose()?, bias.bias)));
+    let logit_bias = biases.map(|(symbol, bias)| Ok((symbol?, bias))).collect::<Result<_>>()?;
     let default = card.sampling;
     Ok(options::Sampling {
         temperature: wire.temperature.unwrap_or(default.temperature),
@@ -211,25 +207,31 @@ fn sampling(wire: v1::Sampling, seed: u64, card: &Card) -> Result<options::Sampl
     })
 }
 
-fn stopping(wire: v1::Stopping, prompt_chars: usize, card: &Card) -> Result<options::Stopping> {
-    options::check_stop_count(wire.stop.len())?;
-    let stop = options::STOP_FIELDS.into_iter().zip(&wire.stop);
-    let encode = |(field, text): (_, &String)| {
-        // Checked first: a stop string of megabytes would be encoded only to be rejected.
-        if text.len() > STOP_BYTES {
-            return Err(Error::TooLong { field, length: text.len(), limit: STOP_BYTES, unit: "bytes", why: None });
-        }
-        card.vocabulary.encode_stop(field, text)
+/// Returns the symbol of a bias, or `None` for a character that the model never generates: its bias has no effect.
+fn biased_symbol(field: &'static str, bias: &v1::LogitBias, card: &Card) -> Result<Option<u32>> {
+    let text = match &bias.symbol {
+        Some(Symbol::Id(id)) => return Ok(Some(*id)),
+        Some(Symbol::Text(text)) => text,
+        None => return Err(Error::bad_option(field, "nothing", "exactly one symbol")),
     };
-    let stop = stop.map(encode).collect::<Result<_>>()?;
-    Ok(options::Stopping {
+    match card.vocabulary.encode_exactly(field, text) {
+        Err(Error::UnknownSymbol { .. }) if text.chars().nth(1).is_none() => Ok(None),
+        encoded => match encoded?.as_slice() {
+            [id] => Ok(Some(*id)),
+            _ => Err(Error::bad_option(field, quoted(text), "exactly one symbol")),
+        },
+    }
+}
+
+fn stopping(wire: &v1::Stopping, stop: Vec<Vec<u32>>, prompt_chars: usize, card: &Card) -> options::Stopping {
+    options::Stopping {
         max_chars: wire.max_chars.map_or_else(|| options::Stopping::default_max_chars(prompt_chars, card), size),
         min_chars: size(wire.min_chars()),
         max_segments: wire.max_segments.map(size),
         stop,
         include_stop: wire.include_stop(),
         ignore_end: wire.ignore_eos(),
-    })
+    }
 }
 
 /// Widens a count. Supported machines have at least 32 bits.
@@ -281,16 +283,18 @@ mod tests {
     }
 
     #[test]
-    fn stop_strings_are_not_normalised() {
-        let stop = |stop: &str, card: &Card| {
-            let stopping = Some(v1::Stopping { stop: vec!["a".into(), stop.into()], ..Default::default() });
-            generate_job(v1::GenerateRequest { stopping, ..request("a") }, card)
-                .map(|(job, _)| job.stopping.stop[1].clone())
+    fn stop_strings_are_normalised_and_may_never_match() {
+        let convert = |stop: &[&str], card: &Card| {
+            let stop = stop.iter().map(|&text| text.to_owned()).collect();
+            let stopping = Some(v1::Stopping { stop, ..Default::default() });
+            let (job, format) = generate_job(v1::GenerateRequest { stopping, ..request("a") }, card).unwrap();
+            (job.stopping.stop, format.stop)
         };
-        assert_eq!(stop("b c", &letters()).unwrap(), [2, 0, 3]);
-        let message = stop("bC", &letters()).unwrap_err().to_string();
-        assert_eq!(message, "stopping.stop[1]: 'C' at character 1 is not in the model's vocabulary");
-        assert_eq!(stop("é", &card(Vocabulary::byte_level(TextNormaliser::None))).unwrap(), [0xc3, 0xa9]);
+        // The index of a match refers to the strings that can match.
+        let (encoded, texts) = convert(&["\n\n", "b C", "d"], &letters());
+        assert_eq!((encoded, texts), (vec![vec![2, 0, 3]], vec!["b C".to_owned()]));
+        let bytes = card(Vocabulary::byte_level(TextNormaliser::None));
+        assert_eq!(convert(&["é"], &bytes).0, [[0xc3, 0xa9]]);
     }
 
     #[test]
@@ -302,7 +306,9 @@ mod tests {
         };
         assert_eq!(bias(Some(Symbol::Text("c".into()))).unwrap(), [(3, 1.5)]);
         assert_eq!(bias(Some(Symbol::Id(2))).unwrap(), [(2, 1.5)]);
+        assert_eq!(bias(Some(Symbol::Text("é".into()))).unwrap(), []);
         assert!(matches!(bias(Some(Symbol::Text("cc".into()))), Err(Error::BadOption { .. })));
+        assert!(bias(Some(Symbol::Text("éc".into()))).is_err());
         assert!(matches!(bias(Some(Symbol::Text("".into()))), Err(Error::BadOption { .. })));
         assert!(matches!(bias(None), Err(Error::BadOption { .. })));
     }

@@ -42,6 +42,7 @@ impl GenerateEncoder {
             prompt_chars: self.format.prompt_chars as u64,
             cached_chars: cached_chars as u64,
             prompt_text_chars: Some(self.format.prompt_text_chars as u64),
+            normalized_chars: Some(self.format.normalized_chars as u64),
         }
     }
 
@@ -76,6 +77,7 @@ impl MessageEncoder for GenerateEncoder {
                     seed: self.format.seed,
                     usage: Some(v1::Usage {
                         prompt_text_chars: Some(self.format.prompt_text_chars as u64),
+                        normalized_chars: Some(self.format.normalized_chars as u64),
                         ..totals::usage(usage)
                     }),
                     timing: Some(totals::timing(timing)),

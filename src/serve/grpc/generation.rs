@@ -129,7 +129,8 @@ impl JobService {
             let (job, seed) = convert::score_job(&message, card)?;
             let writes_segments = card.pooled && card.vocabulary.specials().is_some();
             let encoder = ScoreEncoder::new(seed, job.top, Arc::clone(&card.vocabulary), writes_segments);
-            Ok((Job::Score(job), encoder))
+            let normalized_chars = card.vocabulary.normaliser().changed_chars(&message.text);
+            Ok((Job::Score(job), encoder.with_normalized_chars(normalized_chars)))
         };
         let (events, encoder) = self.submit(request, engine, convert).await?.into_parts(permit, &call);
         Ok(ResponseStream::new(events, encoder, call))

@@ -162,6 +162,7 @@ mod tests {
         let format = ResponseFormat {
             prompt_chars,
             prompt_text_chars: prompt_chars,
+            normalized_chars: 0,
             echo: prompt_chars > 0,
             split,
             details,

@@ -29,6 +29,8 @@ pub(crate) struct ScoreEncoder {
     /// Sum of the log-probabilities of segment ends, for a model that writes segments.
     end_logprob_sum: Option<f64>,
     summary: Option<v1::ScoreSummary>,
+    /// Unicode characters of the text, as sent, that normalising replaced or dropped.
+    normalized_chars: usize,
 }
 
 impl ScoreEncoder {
@@ -50,7 +52,13 @@ impl ScoreEncoder {
             scored_text,
             end_logprob_sum,
             summary: None,
+            normalized_chars: 0,
         }
+    }
+
+    /// Reports that normalising replaced or dropped this number of characters of the text.
+    pub(super) fn with_normalized_chars(self, normalized_chars: usize) -> Self {
+        Self { normalized_chars, ..self }
     }
 }
 
@@ -87,13 +95,14 @@ impl MessageEncoder for ScoreEncoder {
                 let per = |nats: f64, count: usize| (self.scored > 0 && count > 0).then(|| -nats / LN_2 / count as f64);
                 let per_char = |nats: f64| per(nats, units);
                 let prompt_text_chars = Some(self.text.chars as u64);
+                let normalized_chars = Some(self.normalized_chars as u64);
                 self.summary = Some(v1::ScoreSummary {
                     bits_per_char: per_char(self.logprob_sum),
                     nxt_bits_per_char: self.end_logprob_sum.and_then(per_char),
                     scored_chars: self.scored,
                     seed: self.seed,
                     bits_per_byte: per(self.logprob_sum, self.scored_text.bytes),
-                    usage: Some(v1::Usage { prompt_text_chars, ..totals::usage(usage) }),
+                    usage: Some(v1::Usage { prompt_text_chars, normalized_chars, ..totals::usage(usage) }),
                     timing: Some(totals::timing(timing)),
                 });
             }

@@ -27,6 +27,7 @@ pub(super) fn usage(usage: Usage) -> v1::Usage {
         nxt_steps: usage.nxt_steps as u64,
         prompt_text_chars: None,
         generated_text_chars: None,
+        normalized_chars: None,
     }
 }
 

@@ -23,7 +23,7 @@ impl<'de, const MAX: usize> Visitor<'de> for TextsVisitor<MAX> {
     type Value = Texts<MAX>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "a string or a list of at most {MAX} strings; token ids are not supported")
+        write!(f, "a string or a list of at most {MAX} strings")
     }
 
     fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {

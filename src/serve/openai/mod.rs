@@ -13,6 +13,7 @@ mod error;
 pub(super) mod inference;
 mod models;
 mod playground;
+mod prompts;
 pub(super) mod request;
 mod response;
 mod seed;

@@ -5,6 +5,7 @@
 
 use super::{
     bounded::{Bias, Biases, Texts},
+    prompts::{Prompt, Prompts},
     seed::Seed,
 };
 use crate::{
@@ -21,7 +22,8 @@ const MAX_CHOICES: usize = 64;
 const DEFAULT_MAX_TOKENS: u32 = 16;
 
 /// Fields of the gRPC API, and their names in this one if they differ.
-const FIELD_NAMES: [(&str, &str); 15] = [
+const FIELD_NAMES: [(&str, &str); 16] = [
+    ("prompt_ids", "prompt"),
     ("chunk.text", "document"),
     ("sampling.temperature", "temperature"),
     ("sampling.top_k", "top_k"),
@@ -77,7 +79,7 @@ pub(crate) fn finish_reason(reason: v1::FinishReason) -> &'static str {
 pub(crate) struct CompletionRequest {
     model: Option<String>,
     #[serde(default)]
-    prompt: Texts<MAX_CHOICES>,
+    prompt: Prompts<MAX_CHOICES>,
     max_tokens: Option<u32>,
     min_tokens: Option<u32>,
     temperature: Option<f32>,
@@ -171,10 +173,7 @@ impl CompletionRequest {
             return Err(Error::bad_option("best_of", best_of.to_string(), "equal to n"));
         }
         let top_k = self.top_k()?;
-        Ok((0..n * prompts).map(move |index| {
-            let prompt = self.prompt.0.get(index / n).cloned().unwrap_or_default();
-            self.generate_request(prompt, top_k, index % n)
-        }))
+        Ok((0..n * prompts).map(move |index| self.generate_request(self.prompt.0.get(index / n), top_k, index % n)))
     }
 
     /// Returns the limit on the most probable symbols. vLLM's −1 keeps all symbols, as our 0 does.
@@ -200,7 +199,12 @@ impl CompletionRequest {
         Ok(())
     }
 
-    fn generate_request(&self, prompt: String, top_k: Option<u32>, index: usize) -> v1::GenerateRequest {
+    fn generate_request(&self, prompt: Option<&Prompt>, top_k: Option<u32>, index: usize) -> v1::GenerateRequest {
+        let (prompt, prompt_ids) = match prompt {
+            Some(Prompt::Text(text)) => (text.clone(), Vec::new()),
+            Some(Prompt::Ids(ids)) => (String::new(), ids.clone()),
+            None => Default::default(),
+        };
         // Each choice draws from a seed of its own.
         let seed = self.seed.map(|Seed(seed)| seed.wrapping_add(index as u64));
         // Only characters with log-probabilities arrive with their number, which running counts need.
@@ -208,6 +212,7 @@ impl CompletionRequest {
         v1::GenerateRequest {
             model: self.model.clone(),
             prompt,
+            prompt_ids,
             sampling: Some(v1::Sampling {
                 temperature: self.temperature,
                 top_k,
@@ -315,9 +320,19 @@ mod tests {
     }
 
     #[test]
+    fn a_prompt_may_be_ids() {
+        let all = requests(r#"{"prompt": [[3, 1], [2]], "n": 2}"#).unwrap();
+        let ids: Vec<_> = all.iter().map(|request| &request.prompt_ids[..]).collect();
+        assert_eq!(ids, [&[3, 1][..], &[3, 1], &[2], &[2]]);
+        assert!(all.iter().all(|request| request.prompt.is_empty()));
+    }
+
+    #[test]
     fn errors_name_the_field() {
         for (body, field) in [
-            (r#"{"prompt": [1, 2]}"#, Some("prompt[0]")),
+            (r#"{"prompt": [1, -2]}"#, Some("prompt[1]")),
+            (r#"{"prompt": [[1], [2, 3.5]]}"#, Some("prompt[1][1]")),
+            (r#"{"prompt": [1, "a"]}"#, Some("prompt")),
             (r#"{"prompt": 3}"#, Some("prompt")),
             (r#"{"prompt": "a", "n": 0}"#, Some("n")),
             (r#"{"prompt": "a", "n": 65}"#, Some("n")),

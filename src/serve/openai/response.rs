@@ -69,6 +69,7 @@ pub(super) struct TokenCounts {
     cached: u64,
     generated: u64,
     prompt_text_chars: u64,
+    normalized_chars: u64,
     generated_text_chars: u64,
 }
 
@@ -80,16 +81,17 @@ impl TokenCounts {
             cached: self.cached + other.cached,
             generated: self.generated + other.generated,
             prompt_text_chars: self.prompt_text_chars + other.prompt_text_chars,
+            normalized_chars: self.normalized_chars + other.normalized_chars,
             generated_text_chars: self.generated_text_chars + other.generated_text_chars,
         }
     }
 
     /// Leaves out the prompt, which another choice has counted.
     pub(super) fn without_prompt(self) -> Self {
-        Self { prompt: 0, cached: 0, prompt_text_chars: 0, ..self }
+        Self { prompt: 0, cached: 0, prompt_text_chars: 0, normalized_chars: 0, ..self }
     }
 
-    /// Returns the counts in OpenAI's form, with two keys more for characters.
+    /// Returns the counts in OpenAI's form, with three keys more for characters.
     pub(super) fn usage(self) -> Value {
         json!({
             "prompt_tokens": self.prompt,
@@ -98,6 +100,7 @@ impl TokenCounts {
             "prompt_tokens_details": { "cached_tokens": self.cached },
             "prompt_text_chars": self.prompt_text_chars,
             "completion_text_chars": self.generated_text_chars,
+            "normalized_chars": self.normalized_chars,
         })
     }
 }
@@ -124,6 +127,7 @@ impl Choice {
         self.counts.prompt = started.prompt_chars;
         self.counts.cached = started.cached_chars;
         self.counts.prompt_text_chars = started.prompt_text_chars();
+        self.counts.normalized_chars = started.normalized_chars();
     }
 
     /// Adds text.
@@ -256,8 +260,13 @@ mod tests {
     fn a_choice_is_sent_in_parts() {
         let mut choice = Choice::new(1, true);
         assert!(!choice.has_output());
-        let started =
-            v1::Started { prompt_chars: 7, cached_chars: 4, prompt_text_chars: Some(5), ..Default::default() };
+        let started = v1::Started {
+            prompt_chars: 7,
+            cached_chars: 4,
+            prompt_text_chars: Some(5),
+            normalized_chars: Some(2),
+            ..Default::default()
+        };
         choice.start(&started);
         let characters = vec![character("a", -1.0), character(" ", -2.0)];
         choice.push(v1::Piece { text: "a ".into(), characters, prompt: false });
@@ -283,6 +292,7 @@ mod tests {
         let usage = choice.counts.add(choice.counts.without_prompt()).usage();
         assert_eq!((&usage["prompt_tokens"], &usage["completion_tokens"]), (&json!(7), &json!(6)));
         assert_eq!((&usage["prompt_text_chars"], &usage["completion_text_chars"]), (&json!(5), &json!(6)));
+        assert_eq!(usage["normalized_chars"], 2, "a prompt counts once");
     }
 
     #[test]

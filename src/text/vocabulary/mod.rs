@@ -13,6 +13,7 @@ use std::{
 
 mod marks;
 mod pieces;
+mod stops;
 
 /// Maximum symbols of a vocabulary: the number of Unicode code points.
 pub const MAX_SYMBOLS: usize = 1_114_112;
@@ -280,7 +281,7 @@ impl Vocabulary {
         }
     }
 
-    /// Encodes a text without normalising it. Stop strings use this, because they must match generated text. Fails with
+    /// Encodes a text without normalising it, such as a biased symbol. Fails with
     /// [`Error::UnknownSymbol`] at the first character that is not in the vocabulary.
     pub fn encode_exactly(&self, field: &'static str, text: &str) -> Result<Vec<u32>> {
         if let Some(zero) = self.byte_zero() {

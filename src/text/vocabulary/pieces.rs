@@ -60,15 +60,6 @@ impl Vocabulary {
         byte.into_iter().chain(self.token_marks().into_iter().flat_map(|marks| marks.ends.iter().copied())).collect()
     }
 
-    /// Encodes a stop string without normalising it: to symbols, or to bytes if symbols are tokens. Fails as
-    /// [`encode_exactly`](Self::encode_exactly) does.
-    pub fn encode_stop(&self, field: &'static str, text: &str) -> Result<Vec<u32>> {
-        match self.is_subword() {
-            true => Ok(text.bytes().map(u32::from).collect()),
-            false => self.encode_exactly(field, text),
-        }
-    }
-
     /// Returns the subword tokenizer, if symbols are its pieces.
     pub fn tokenizer(&self) -> Option<&Arc<SubwordTokenizer>> {
         match &self.symbols {

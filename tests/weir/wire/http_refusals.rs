@@ -26,7 +26,9 @@ async fn invalid_requests_are_refused_with_the_field() {
         (json!({}), 400, invalid, "prompt"),
         (json!({ "prompt": "a", "n": 1.5 }), 400, invalid, "n"),
         (json!({ "prompt": "a", "model": "nobody" }), 404, "not_found_error", "model"),
-        (json!({ "prompt": [1, 2] }), 400, invalid, "prompt[0]"),
+        (json!({ "prompt": [1, -2] }), 400, invalid, "prompt[1]"),
+        (json!({ "prompt": [1, 8] }), 400, invalid, "prompt"),
+        (json!({ "prompt": "a", "logit_bias": { "8": 1 } }), 400, invalid, "logit_bias"),
     ] {
         let refused = server.post(&body).await.refused();
         assert_eq!(refused, (status, kind.into(), field.into()), "{body}");

@@ -52,6 +52,8 @@ class Usage:
     prompt_text_chars: Optional[int]
     #: Unicode characters of the generated text. `generate` sets it.
     generated_text_chars: Optional[int]
+    #: Unicode characters of the prompt or text that the normaliser replaced or dropped. `generate` and `score` set it.
+    normalized_chars: Optional[int]
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ _SUBMESSAGES = {
     "model": "",
     "boundary_mode": "",
     "priority": "",
+    "prompt_ids": "",
     **dict.fromkeys(["temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed"], "sampling"),
     **dict.fromkeys(["max_chars", "min_chars", "max_segments", "stop", "include_stop", "ignore_eos"], "stopping"),
     **dict.fromkeys(["coalesce_chars", "per_segment"], "stream"),
@@ -35,17 +36,17 @@ _LARGE_PIECES = 256
 class GenerateOptions(CallOptions, total=False):
     """Options in addition to the prompt. An option that is absent or None takes the server's default."""
 
-    #: Optional if the server has exactly one model.
+    #: Optional if exactly one model of the server can answer the call.
     model: Optional[str]
     #: Maximum number of characters to generate; 256 by default.
     max_chars: Optional[int]
     min_chars: Optional[int]
     max_segments: Optional[int]
-    #: Generation ends when the model generates one of these strings.
+    #: Generation ends when the model generates one of these strings. One that it cannot generate never matches.
     stop: Union[None, str, Sequence[str]]
     include_stop: Optional[bool]
     ignore_eos: Optional[bool]
-    #: At 0 the server takes the most probable character; 1 by default.
+    #: At 0 the server takes the most probable character. The checkpoint's by default, else 1.
     temperature: Optional[float]
     top_k: Optional[int]
     top_p: Optional[float]
@@ -59,6 +60,8 @@ class GenerateOptions(CallOptions, total=False):
     boundary_mode: Optional[str]
     #: -8 to 7; 0 by default.
     priority: Optional[int]
+    #: The prompt as ids of the vocabulary. The prompt's text must then be empty.
+    prompt_ids: Optional[Sequence[int]]
     #: Return the normalised prompt before the text.
     echo: Optional[bool]
     #: Return the log-probability of each character.
@@ -101,6 +104,8 @@ class Started:
     cached_chars: int
     #: Unicode characters of the prompt. In a model of tokens or bytes, `prompt_chars` counts those.
     prompt_text_chars: Optional[int]
+    #: As in `usage`.
+    normalized_chars: Optional[int]
 
 
 @dataclass(frozen=True)

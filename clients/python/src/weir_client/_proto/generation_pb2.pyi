@@ -23,7 +23,7 @@ FINISH_REASON_MAX_CONTEXT: FinishReason
 FINISH_REASON_END_OF_TEXT: FinishReason
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "prompt", "sampling", "stopping", "stream", "details", "boundary_mode", "priority")
+    __slots__ = ("model", "prompt", "sampling", "stopping", "stream", "details", "boundary_mode", "priority", "prompt_ids")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +32,7 @@ class GenerateRequest(_message.Message):
     DETAILS_FIELD_NUMBER: _ClassVar[int]
     BOUNDARY_MODE_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     model: str
     prompt: str
     sampling: Sampling
@@ -40,7 +41,8 @@ class GenerateRequest(_message.Message):
     details: Details
     boundary_mode: str
     priority: int
-    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stopping: _Optional[_Union[Stopping, _Mapping]] = ..., stream: _Optional[_Union[Streaming, _Mapping]] = ..., details: _Optional[_Union[Details, _Mapping]] = ..., boundary_mode: _Optional[str] = ..., priority: _Optional[int] = ...) -> None: ...
+    prompt_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stopping: _Optional[_Union[Stopping, _Mapping]] = ..., stream: _Optional[_Union[Streaming, _Mapping]] = ..., details: _Optional[_Union[Details, _Mapping]] = ..., boundary_mode: _Optional[str] = ..., priority: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "logit_bias")
@@ -117,18 +119,20 @@ class GenerateResponse(_message.Message):
     def __init__(self, started: _Optional[_Union[Started, _Mapping]] = ..., piece: _Optional[_Union[Piece, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ...) -> None: ...
 
 class Started(_message.Message):
-    __slots__ = ("request_id", "model", "prompt_chars", "cached_chars", "prompt_text_chars")
+    __slots__ = ("request_id", "model", "prompt_chars", "cached_chars", "prompt_text_chars", "normalized_chars")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_CHARS_FIELD_NUMBER: _ClassVar[int]
     CACHED_CHARS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TEXT_CHARS_FIELD_NUMBER: _ClassVar[int]
+    NORMALIZED_CHARS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     prompt_chars: int
     cached_chars: int
     prompt_text_chars: int
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt_chars: _Optional[int] = ..., cached_chars: _Optional[int] = ..., prompt_text_chars: _Optional[int] = ...) -> None: ...
+    normalized_chars: int
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt_chars: _Optional[int] = ..., cached_chars: _Optional[int] = ..., prompt_text_chars: _Optional[int] = ..., normalized_chars: _Optional[int] = ...) -> None: ...
 
 class Piece(_message.Message):
     __slots__ = ("text", "characters", "prompt")
@@ -183,7 +187,7 @@ class Finished(_message.Message):
     def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., matched_stop: _Optional[str] = ..., seed: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_chars", "cached_chars", "generated_chars", "prompt_segments", "generated_segments", "shortening_factor", "nxt_steps", "prompt_text_chars", "generated_text_chars")
+    __slots__ = ("prompt_chars", "cached_chars", "generated_chars", "prompt_segments", "generated_segments", "shortening_factor", "nxt_steps", "prompt_text_chars", "generated_text_chars", "normalized_chars")
     PROMPT_CHARS_FIELD_NUMBER: _ClassVar[int]
     CACHED_CHARS_FIELD_NUMBER: _ClassVar[int]
     GENERATED_CHARS_FIELD_NUMBER: _ClassVar[int]
@@ -193,6 +197,7 @@ class Usage(_message.Message):
     NXT_STEPS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TEXT_CHARS_FIELD_NUMBER: _ClassVar[int]
     GENERATED_TEXT_CHARS_FIELD_NUMBER: _ClassVar[int]
+    NORMALIZED_CHARS_FIELD_NUMBER: _ClassVar[int]
     prompt_chars: int
     cached_chars: int
     generated_chars: int
@@ -202,7 +207,8 @@ class Usage(_message.Message):
     nxt_steps: int
     prompt_text_chars: int
     generated_text_chars: int
-    def __init__(self, prompt_chars: _Optional[int] = ..., cached_chars: _Optional[int] = ..., generated_chars: _Optional[int] = ..., prompt_segments: _Optional[int] = ..., generated_segments: _Optional[int] = ..., shortening_factor: _Optional[float] = ..., nxt_steps: _Optional[int] = ..., prompt_text_chars: _Optional[int] = ..., generated_text_chars: _Optional[int] = ...) -> None: ...
+    normalized_chars: int
+    def __init__(self, prompt_chars: _Optional[int] = ..., cached_chars: _Optional[int] = ..., generated_chars: _Optional[int] = ..., prompt_segments: _Optional[int] = ..., generated_segments: _Optional[int] = ..., shortening_factor: _Optional[float] = ..., nxt_steps: _Optional[int] = ..., prompt_text_chars: _Optional[int] = ..., generated_text_chars: _Optional[int] = ..., normalized_chars: _Optional[int] = ...) -> None: ...
 
 class Timing(_message.Message):
     __slots__ = ("queue_ns", "prefill_ns", "time_to_first_char_ns", "decode_ns", "total_ns", "steps", "middle_steps", "middle_ns", "wait_steps", "unpooled_estimate_ns", "gain_estimate", "unpooled_prefill_estimate_ns", "unpooled_decode_estimate_ns")

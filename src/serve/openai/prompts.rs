@@ -1,0 +1,139 @@
+//! The prompts of a request's JSON: a text, ids of symbols, or a list of either.
+
+use serde::{
+    Deserialize, Deserializer,
+    de::{Error, SeqAccess, Unexpected, Visitor},
+};
+use std::fmt;
+
+/// One prompt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Prompt {
+    Text(String),
+    /// Ids of the model's vocabulary, which OpenAI's API calls tokens.
+    Ids(Vec<u32>),
+}
+
+/// The prompts of a request, at most `MAX`; empty for null.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Prompts<const MAX: usize>(pub(super) Vec<Prompt>);
+
+impl<'de, const MAX: usize> Deserialize<'de> for Prompts<MAX> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(PromptsVisitor::<MAX>)
+    }
+}
+
+struct PromptsVisitor<const MAX: usize>;
+
+impl<'de, const MAX: usize> Visitor<'de> for PromptsVisitor<MAX> {
+    type Value = Prompts<MAX>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a string, a list of token ids, or a list of at most {MAX} of either")
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {
+        Ok(Prompts::default())
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
+        Ok(Prompts(vec![Prompt::Text(text.to_owned())]))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+        let mut prompts = Vec::new();
+        let mut ids = Vec::new();
+        while let Some(element) = list.next_element()? {
+            match element {
+                Element::Id(id) if prompts.is_empty() => ids.push(id),
+                Element::Prompt(_) if prompts.len() == MAX => {
+                    return Err(A::Error::custom(format!("expected at most {MAX} prompts, found more")));
+                }
+                Element::Prompt(prompt) if ids.is_empty() => prompts.push(prompt),
+                _ => return Err(A::Error::custom("expected either token ids or prompts, found both")),
+            }
+        }
+        if !ids.is_empty() {
+            prompts.push(Prompt::Ids(ids));
+        }
+        Ok(Prompts(prompts))
+    }
+}
+
+/// An element of a list: a prompt, or an id of the only prompt.
+enum Element {
+    Id(u32),
+    Prompt(Prompt),
+}
+
+impl<'de> Deserialize<'de> for Element {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(ElementVisitor)
+    }
+}
+
+struct ElementVisitor;
+
+impl<'de> Visitor<'de> for ElementVisitor {
+    type Value = Element;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a string, a token id from 0 to {}, or a list of token ids", u32::MAX)
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Element, E> {
+        Ok(Element::Prompt(Prompt::Text(text.to_owned())))
+    }
+
+    fn visit_u64<E: Error>(self, id: u64) -> Result<Element, E> {
+        u32::try_from(id).map(Element::Id).map_err(|_| E::invalid_value(Unexpected::Unsigned(id), &self))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Element, A::Error> {
+        let mut ids = Vec::new();
+        while let Some(id) = list.next_element()? {
+            ids.push(id);
+        }
+        Ok(Element::Prompt(Prompt::Ids(ids)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(json: &str) -> Result<Vec<Prompt>, String> {
+        serde_json::from_str::<Prompts<2>>(json).map(|prompts| prompts.0).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn prompts_are_texts_or_ids() {
+        let text = |text: &str| Prompt::Text(text.into());
+        assert_eq!(parse("null").unwrap(), []);
+        assert_eq!(parse("[]").unwrap(), []);
+        assert_eq!(parse("\"a\"").unwrap(), [text("a")]);
+        assert_eq!(parse("[\"a\", \"\"]").unwrap(), [text("a"), text("")]);
+        assert_eq!(parse("[3, 1, 2]").unwrap(), [Prompt::Ids(vec![3, 1, 2])]);
+        assert_eq!(parse("[[3], [1, 2]]").unwrap(), [Prompt::Ids(vec![3]), Prompt::Ids(vec![1, 2])]);
+        assert_eq!(parse("[[3], \"a\"]").unwrap(), [Prompt::Ids(vec![3]), text("a")]);
+    }
+
+    #[test]
+    fn other_values_are_refused() {
+        for (json, part) in [
+            ("3", "a list of token ids"),
+            ("[-1]", "a token id from 0"),
+            ("[4294967296]", "a token id from 0"),
+            ("[1.5]", "a token id from 0"),
+            ("[[1, -1]]", "u32"),
+            ("[1, \"a\"]", "found both"),
+            ("[\"a\", 1]", "found both"),
+            ("[\"a\", [1], \"c\"]", "at most 2 prompts"),
+            ("{}", "a list of token ids"),
+        ] {
+            let error = parse(json).unwrap_err();
+            assert!(error.contains(part), "{json}: {error}");
+        }
+    }
+}

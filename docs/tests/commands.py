@@ -429,6 +429,7 @@ PAGES: Dict[str, List[Step]] = {
     "docs/serving.md": [
         Serves("weir serve"),
         Serves("weir serve --model DIR --listen 0.0.0.0:0", (("DIR", SHIPPED),)),
+        Serves("weir serve DIR --http-listen 127.0.0.1:8000", (("DIR", SHIPPED),)),
     ],
     "docs/summarization.md": [
         Runs("weir summarize --model DIR --file article.txt --highlights", ".+", (("DIR", "SUMMARIZER"),)),

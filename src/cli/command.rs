@@ -2,7 +2,9 @@
 
 #[cfg(feature = "candle")]
 use super::verify;
-use super::{admin, bench, codec, convert, generate, health, init, inspect, report, score, segment, serve, summarize};
+use super::{
+    admin, bench, codec, convert, generate, health, init, inspect, report, score, segment, serve, summarize,
+};
 use clap::{Parser, Subcommand};
 
 /// Inference server for character- and byte-level language models that pool their own input.

@@ -1,14 +1,14 @@
 //! `weir inspect`: checks a checkpoint as loading does, and prints its contents.
 
-use super::{output, progress::Progress};
+use super::{model, output, progress::Progress};
 use crate::{
     decode::{contract::Exactness, options::check_length},
     error::{Error, Result, printable},
     family::{
         TensorSpec,
-        checkpoint::{CONFIG_FILE, Config, Weights, read_weights_with_progress},
+        checkpoint::{CheckpointSource, Config, Weights},
         decoder::resolution::{Resolution, measure},
-        load::{Settings, blueprint, companions, load},
+        load::{Settings, blueprint, companions, load_as, tensors},
     },
     text::{TokenMarks, Vocabulary, subwords::TOKENIZER_FILE},
 };
@@ -22,8 +22,8 @@ use std::{
 /// Checks a checkpoint.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Checkpoint folder.
-    dir: PathBuf,
+    /// Checkpoint folder, or name of a model in the user's models folder. Default: the model that is embedded in the program.
+    dir: Option<PathBuf>,
     /// Also measure the attention resolution (LeX, §3.1) of a decoder on a text, given as a UTF-8 file or directly. Prints the
     /// resolution of the scores averaged over all layers, the number of distances, and the resolution of each layer.
     #[arg(long, value_name = "TEXT", conflicts_with = "resolution_ids")]
@@ -39,9 +39,10 @@ pub struct Args {
 /// Checks the checkpoint and prints its contents. Fails at the first error in the checkpoint.
 pub fn run(args: Args) -> Result<()> {
     let mut progress = Progress::bytes();
-    let contents = inspect(&args.dir, &mut |done, total| progress.update(done, total))?;
+    let source = args.dir.as_deref().map(model::find).transpose()?.unwrap_or_default();
+    let contents = inspect(&source, &mut |done, total| progress.update(done, total))?;
     drop(progress);
-    let resolution = resolution(&args)?;
+    let resolution = resolution(&args, &source)?;
     if args.json {
         let mut json = contents.json();
         if let Some(Resolution { all, layers, distances }) = resolution {
@@ -57,8 +58,9 @@ pub fn run(args: Args) -> Result<()> {
 }
 
 /// Measures the attention resolution, if requested.
-fn resolution(args: &Args) -> Result<Option<Resolution>> {
-    let load = || load(&args.dir, &Settings { memory_bytes: usize::MAX, ..Settings::default() });
+fn resolution(args: &Args, source: &CheckpointSource) -> Result<Option<Resolution>> {
+    let settings = Settings { memory_bytes: usize::MAX, ..Settings::default() };
+    let load = || load_as(source, &source.name(), &settings);
     let (model, symbols) = match (&args.resolution, &args.resolution_ids) {
         (None, None) => return Ok(None),
         (_, Some(ids)) => {
@@ -80,7 +82,8 @@ fn resolution(args: &Args) -> Result<Option<Resolution>> {
 
 /// Contents of a checkpoint.
 struct Contents {
-    dir: PathBuf,
+    /// The folder, or the name of the embedded checkpoint.
+    path: PathBuf,
     config: Config,
     vocabulary: Arc<Vocabulary>,
     shape: String,
@@ -95,22 +98,22 @@ struct Contents {
     companions: Vec<Contents>,
 }
 
-fn inspect(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Contents> {
-    let config = Config::read(dir)?;
-    let file = dir.join(CONFIG_FILE);
+fn inspect(source: &CheckpointSource, progress: &mut dyn FnMut(u64, u64)) -> Result<Contents> {
+    let config = source.config()?;
+    let file = source.config_file();
     let blueprint = blueprint(&config, &file)?;
     let vocabulary = config.vocabulary(&file)?;
-    let folders = companions(dir, &config, &*blueprint)?;
-    let companions = folders.iter().map(|dir| inspect(dir, progress)).collect::<Result<_>>()?;
-    let specs = [blueprint.tensors(), blueprint.unused_tensors(dir)?].concat();
-    let (weights, sha256) = read_weights_with_progress(dir, &specs, progress)?;
+    let companions = companions(source, &config, &*blueprint)?;
+    let companions = companions.iter().map(|source| inspect(source, progress)).collect::<Result<_>>()?;
+    let specs = tensors(source, &*blueprint)?;
+    let (weights, sha256) = source.weights(&specs, progress)?;
     let (dtypes, bytes) = specs.iter().map(|spec| stored(&weights, spec)).unzip();
     let architecture =
         serde_json::from_str(config.architecture()).map_err(|error| Error::Internal(error.to_string()))?;
     let shape = blueprint.shape();
     let exactness = blueprint.exactness();
     Ok(Contents {
-        dir: dir.into(),
+        path: source.path(),
         config,
         vocabulary,
         shape,
@@ -174,7 +177,7 @@ impl Contents {
             |(spec, dtype, bytes)| json!({ "name": spec.name, "shape": spec.shape, "dtype": dtype, "bytes": bytes }),
         );
         json!({
-            "path": self.dir,
+            "path": self.path,
             "family": self.config.family,
             "shape": self.shape,
             "exactness": self.exactness.name(),
@@ -202,7 +205,7 @@ impl Contents {
 
     fn write(&self, out: &mut String) -> std::fmt::Result {
         let lines = [
-            ("checkpoint", printable(&self.dir.display().to_string())),
+            ("checkpoint", printable(&self.path.display().to_string())),
             ("family", self.config.family.clone()),
             ("shape", self.shape.clone()),
             ("exactness", self.exactness.to_string()),

@@ -10,6 +10,7 @@ pub mod generate;
 pub mod health;
 pub mod init;
 pub mod inspect;
+mod local_models;
 pub mod model;
 mod network;
 mod notes;

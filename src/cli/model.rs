@@ -1,11 +1,12 @@
 //! Flags that all model commands share: the checkpoint, compute settings, and the text or symbols.
 
-use super::notes;
+use super::{local_models, notes};
 use crate::{
     decode::contract::{BoundaryMode, BoundaryOptions, Model, Noise},
     error::{Error, Result},
     family::{
-        load::{Settings, load},
+        checkpoint::CheckpointSource,
+        load::{Settings, load_as},
         settings::DeviceChoice,
     },
     kernels::{Dtype, Isa},
@@ -20,9 +21,9 @@ use std::{
 /// Checkpoint and compute settings.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ModelArgs {
-    /// Checkpoint folder.
+    /// Checkpoint folder, or name of a model in the user's models folder. Default: the model that is embedded in the program.
     #[arg(long, value_name = "DIR", env = "WEIR_MODEL")]
-    pub model: PathBuf,
+    pub model: Option<PathBuf>,
     /// Refuse a checkpoint whose card does not state the SHA-256 of its weights.
     #[arg(long, env = "WEIR_REQUIRE_SHA256", value_parser = clap::builder::BoolishValueParser::new())]
     require_sha256: bool,
@@ -51,6 +52,14 @@ pub struct ComputeArgs {
 }
 
 impl ModelArgs {
+    /// Finds the checkpoint. Fails if there is no model of that name.
+    pub(super) fn source(&self) -> Result<CheckpointSource> {
+        match &self.model {
+            None => Ok(CheckpointSource::default()),
+            Some(argument) => find(argument),
+        }
+    }
+
     /// Loads the model. Fails if the checkpoint cannot be read or is invalid.
     pub fn load(&self) -> Result<Arc<dyn Model>> {
         self.load_with(None)
@@ -61,8 +70,14 @@ impl ModelArgs {
     pub(super) fn load_with(&self, isa: Option<Isa>) -> Result<Arc<dyn Model>> {
         let settings = self.compute.settings();
         let require_sha256 = self.require_sha256;
-        load(&self.model, &Settings { isa: isa.unwrap_or(settings.isa), require_sha256, ..settings })
+        let source = self.source()?;
+        load_as(&source, &source.name(), &Settings { isa: isa.unwrap_or(settings.isa), require_sha256, ..settings })
     }
+}
+
+/// Finds the checkpoint that `--model` names. Fails if there is no model of that name.
+pub(super) fn find(argument: &Path) -> Result<CheckpointSource> {
+    local_models::find(argument).map_err(|why| Error::Setting(format!("--model {argument:?}: {why}")))
 }
 
 impl ComputeArgs {

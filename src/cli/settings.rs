@@ -17,6 +17,8 @@ use std::{ffi::OsString, fmt::Write, path::PathBuf};
 
 /// The command that reads a settings file.
 const SERVE: &str = "serve";
+/// The flag that names checkpoints, and the arguments without a flag that name more.
+const MODEL: (&str, &str) = ("model", "checkpoints");
 /// Flags that are not settings themselves.
 const NOT_SETTINGS: [&str; 5] = ["config", "print-config", "check-config", "help", "version"];
 
@@ -102,8 +104,10 @@ fn with_defaults(command: Command, entries: &[FileSetting]) -> Command {
 fn record(sources: &mut SettingSources, arg: &Arg, serve: &ArgMatches, entries: &[FileSetting]) {
     let long = arg.get_long().unwrap_or_default();
     let entry = entries.iter().find(|entry| entry.key == long);
+    let more = serve.get_raw(MODEL.1).filter(|_| long == MODEL.0).map_or_else(Vec::new, Iterator::collect);
     let origin = match (serve.value_source(arg.get_id().as_str()), entry) {
         (Some(ValueSource::CommandLine), _) => Some(format!("--{long}")),
+        _ if !more.is_empty() => Some(format!("--{long}")),
         (Some(ValueSource::EnvVariable), _) => arg.get_env().map(|name| name.display().to_string()),
         (Some(ValueSource::DefaultValue), Some(entry)) => Some(entry.origin.clone()),
         _ => None,
@@ -112,6 +116,7 @@ fn record(sources: &mut SettingSources, arg: &Arg, serve: &ArgMatches, entries: 
         .get_raw(arg.get_id().as_str())
         .into_iter()
         .flatten()
+        .chain(more)
         .map(|value| value.to_string_lossy().into_owned())
         .collect();
     let comment = origin.as_ref().map(|origin| format!(" # {origin}")).unwrap_or_default();

@@ -57,7 +57,7 @@ pub struct Args {
 pub fn run(args: Args) -> Result<()> {
     let model = args.model.load_with(args.isa)?;
     let input = args.input(&*model)?;
-    let reference = load(&args.model.model)?;
+    let reference = load(&args.model.source()?)?;
     let report = verify(&*model, &*reference, &input)?;
     if args.json {
         output::json(&as_json(&report, &*model)?)?;

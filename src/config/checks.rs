@@ -1,9 +1,13 @@
 //! Parses settings from text and collects all problems.
 
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    family::checkpoint::folder::check_folder,
+};
 use std::{
     collections::BTreeMap,
     fmt::Display,
+    net::{Ipv4Addr, SocketAddr},
     ops::RangeInclusive,
     path::{Path, PathBuf},
     str::FromStr,
@@ -28,6 +32,16 @@ impl Checks {
     /// Parses a setting of type `T`; returns `None` if it is invalid.
     pub fn parse<T: FromStr<Err: Display>>(&mut self, flag: &str, value: &str) -> Option<T> {
         value.parse().map_err(|error| self.reject(flag, value, error)).ok()
+    }
+
+    /// Parses an address to listen on: IP address and port, `localhost:PORT`, or `:PORT` for all IPv4 addresses of the machine.
+    /// Returns `None` if it is invalid.
+    pub fn address(&mut self, flag: &str, value: &str) -> Option<SocketAddr> {
+        let address = parse_address(value);
+        if address.is_none() {
+            self.reject(flag, value, "expected an address such as 127.0.0.1:50051, localhost:50051 or :50051");
+        }
+        address
     }
 
     /// Parses a switch with [`parse_switch`]; returns false if it is invalid.
@@ -73,10 +87,19 @@ impl Checks {
         checkpoints
     }
 
+    /// Returns true if a subfolder of a folder is a checkpoint.
+    pub fn has_checkpoints(folder: &Path) -> bool {
+        subfolders(folder).is_ok_and(|folders| folders.iter().any(|folder| is_checkpoint(folder)))
+    }
+
     /// Checks that a folder is a checkpoint.
     pub fn checkpoint(&mut self, flag: &str, folder: &Path) {
-        if !is_checkpoint(folder) {
-            self.reject(flag, &folder.display().to_string(), "expected a checkpoint: a folder with a config.json");
+        if let Err(error) = check_folder(folder) {
+            let why = match error {
+                Error::Checkpoint { expected, found, .. } => format!("expected {expected}, found {found}"),
+                other => other.to_string(),
+            };
+            self.reject(flag, &folder.display().to_string(), why);
         }
     }
 
@@ -98,6 +121,20 @@ impl Checks {
             [only] => Err(Error::Setting(only.clone())),
             many => Err(Error::Setting(format!("{} settings are wrong:\n  {}", many.len(), many.join("\n  ")))),
         }
+    }
+}
+
+/// Parses an address to listen on: IP address and port, `localhost` and a port, or `:PORT` for all IPv4 addresses of the machine.
+/// Other host names are not resolved: a server must not change its address with the name service.
+fn parse_address(text: &str) -> Option<SocketAddr> {
+    let (host, port) = text.rsplit_once(':')?;
+    // The parser of numbers also takes a sign.
+    let digits = Some(port).filter(|port| port.bytes().all(|byte| byte.is_ascii_digit()));
+    let local = |address: Ipv4Addr| Some(SocketAddr::from((address, digits?.parse().ok()?)));
+    match host {
+        "" => local(Ipv4Addr::UNSPECIFIED),
+        host if host.eq_ignore_ascii_case("localhost") => local(Ipv4Addr::LOCALHOST),
+        _ => text.parse().ok(),
     }
 }
 
@@ -148,7 +185,23 @@ fn subfolders(folder: &Path) -> Result<Vec<PathBuf>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::net::SocketAddr;
+
+    #[test]
+    fn addresses_may_leave_out_the_host() {
+        let valid = [
+            ("127.0.0.1:50051", "127.0.0.1:50051"),
+            ("[::1]:0", "[::1]:0"),
+            (":50051", "0.0.0.0:50051"),
+            ("localhost:80", "127.0.0.1:80"),
+            ("LocalHost:0", "127.0.0.1:0"),
+        ];
+        for (text, address) in valid {
+            assert_eq!(parse_address(text).map(|address| address.to_string()).as_deref(), Some(address), "{text}");
+        }
+        for invalid in ["", "50051", ":", ":x", ":65536", ":+1", "localhost", "localhost:", "example.com:80", "::1"] {
+            assert_eq!(parse_address(invalid), None, "{invalid}");
+        }
+    }
 
     #[test]
     fn sizes_have_units() {
@@ -168,7 +221,7 @@ mod tests {
         checks.number("--rows", "0", 1..=64);
         checks.number("--queue", "many", 1..=64);
         checks.bytes("--kv-memory", "2XB", 1..=usize::MAX);
-        assert_eq!(checks.parse::<SocketAddr>("--listen", "localhost"), None);
+        assert_eq!(checks.address("--listen", "localhost"), None);
         let message = checks.finish().unwrap_err().to_string();
         for part in ["4 settings", "--rows \"0\": expected a whole number from 1 to 64", "many", "2XB", "--listen"] {
             assert!(message.contains(part), "{message}");

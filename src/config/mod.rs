@@ -19,7 +19,10 @@ pub use cors::CorsOrigins;
 pub use credentials::{CredentialFiles, Credentials, LiveCredentials};
 pub use tls::{Tls, TlsFiles};
 
-use crate::{engine::Limits, family::load};
+use crate::{
+    engine::Limits,
+    family::{checkpoint::CheckpointSource, load},
+};
 use std::{
     fmt, io::Write, net::SocketAddr, num::NonZero, path::PathBuf, sync::Arc, thread::available_parallelism,
     time::Duration,
@@ -49,12 +52,12 @@ pub struct ServeConfig {
 }
 
 /// A checkpoint to serve.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct ServedCheckpoint {
     /// The model's name.
     pub name: String,
-    /// The checkpoint's folder.
-    pub folder: PathBuf,
+    /// Where its files are.
+    pub source: CheckpointSource,
     /// True if the operator named this checkpoint, and false if it was found in the models folder. The server does not start
     /// without a named checkpoint.
     pub named: bool,

@@ -4,17 +4,14 @@
 use super::hugging_face;
 use super::{
     Blueprint, Parts, Reader,
-    checkpoint::{CONFIG_FILE, Config, TensorSpec, card, read_weights},
+    checkpoint::{CheckpointSource, Config, TensorSpec},
     decoder, hnet, hourglass, lslm, pyramidion, t5,
 };
 use crate::{
     decode::contract::Model,
     error::{Error, Result},
 };
-use std::{
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{path::Path, sync::Arc};
 
 pub use super::settings::{MAX_SYMBOLS, Settings};
 
@@ -33,62 +30,72 @@ pub const FAMILIES: &[(&str, Reader)] = &[
 /// Loads the checkpoint in `dir` under its folder's name. Fails with [`Error::Io`], or with [`Error::Checkpoint`] that
 /// names file, key, expected and actual value.
 pub fn load(dir: &Path, settings: &Settings) -> Result<Arc<dyn Model>> {
-    load_as(dir, &name_of(dir), settings)
+    let source = dir.into();
+    load_as(&source, &source.name(), settings)
 }
 
-/// Loads the checkpoint in `dir` under `name`. Fails as [`load`] does.
-pub fn load_as(dir: &Path, name: &str, settings: &Settings) -> Result<Arc<dyn Model>> {
-    load_with_threads(dir, name.to_owned(), &settings.clone().with_threads())
+/// Loads a checkpoint under `name`. Fails as [`load`] does.
+pub fn load_as(source: &CheckpointSource, name: &str, settings: &Settings) -> Result<Arc<dyn Model>> {
+    load_with_threads(source, name.to_owned(), &settings.clone().with_threads())
 }
 
-/// Bytes of memory that the checkpoint in `dir` may take: its weights as read and as stored, and its key-value memory.
+/// Bytes of memory that a checkpoint may take: its weights as read and as stored, and its key-value memory.
 /// Fails if the configuration is invalid.
-pub fn needs(dir: &Path, settings: &Settings) -> Result<usize> {
-    let config = Config::read(dir)?;
-    let blueprint = blueprint(&config, &dir.join(CONFIG_FILE))?;
+pub fn needs(source: &CheckpointSource, settings: &Settings) -> Result<usize> {
+    let config = source.config()?;
+    let blueprint = blueprint(&config, &source.config_file())?;
     let weights = blueprint.tensors().iter().map(TensorSpec::numbers).fold(0, usize::saturating_add);
     let twice = weights.saturating_mul(2 * size_of::<f32>());
     let mut all = twice.saturating_add(settings.memory_bytes);
-    for companion in companions(dir, &config, &*blueprint)? {
+    for companion in companions(source, &config, &*blueprint)? {
         all = all.saturating_add(needs(&companion, settings)?);
     }
     Ok(all)
 }
 
-fn load_with_threads(dir: &Path, name: String, settings: &Settings) -> Result<Arc<dyn Model>> {
-    let config = Config::read(dir)?;
-    let file = dir.join(CONFIG_FILE);
-    let blueprint = blueprint(&config, &file)?;
-    let folders = companions(dir, &config, &*blueprint)?;
+fn load_with_threads(source: &CheckpointSource, name: String, settings: &Settings) -> Result<Arc<dyn Model>> {
+    let config = source.config()?;
+    let blueprint = blueprint(&config, &source.config_file())?;
+    let companions = companions(source, &config, &*blueprint)?;
     // A companion is fed every symbol that its model is fed, even beyond its own training length.
     let (max_symbols, _) = settings.longest(config.training_length, blueprint.bounds())?;
     let companion_settings = Settings { max_symbols: Some(max_symbols), ..settings.clone() };
-    let load_companion = |dir: &PathBuf| load_with_threads(dir, name_of(dir), &companion_settings);
-    let companions = folders.iter().map(load_companion).collect::<Result<_>>()?;
+    let load_companion = |source: &CheckpointSource| load_with_threads(source, source.name(), &companion_settings);
+    let companions = companions.iter().map(load_companion).collect::<Result<_>>()?;
     if settings.require_sha256 {
-        card::require_digest(dir)?;
+        source.require_digest()?;
     }
-    let tensors = [blueprint.tensors(), blueprint.unused_tensors(dir)?].concat();
-    let (weights, sha256) = read_weights(dir, &tensors)?;
+    let (weights, sha256) = source.weights(&tensors(source, &*blueprint)?, &mut |_, _| {})?;
     let parts = Parts { config, name, weights, sha256, companions, settings: settings.clone() };
     blueprint.build(parts).map_err(|error| match error {
         // the model's own pages, before the first sequence
         Error::OutOfPages { needed, limit } => {
-            Error::checkpoint(dir, "--kv-memory", format!("at least {needed} bytes"), format!("{limit}"))
+            Error::checkpoint(source.path(), "--kv-memory", format!("at least {needed} bytes"), format!("{limit}"))
         }
         other => other,
     })
 }
 
-/// Returns the folders of the companions that a checkpoint names, after checking their configurations. Fails if a
+/// Returns all tensors of a checkpoint, those that the model does not use included. Fails if a header cannot be read.
+pub fn tensors(source: &CheckpointSource, blueprint: &dyn Blueprint) -> Result<Vec<TensorSpec>> {
+    // An embedded checkpoint has no others.
+    let unused = source.folder().map(|folder| blueprint.unused_tensors(folder)).transpose()?;
+    Ok([blueprint.tensors(), unused.unwrap_or_default()].concat())
+}
+
+/// Returns the companions that a checkpoint names, after checking their configurations. Fails if a
 /// companion is missing or cannot accompany this model.
-pub fn companions(dir: &Path, config: &Config, blueprint: &dyn Blueprint) -> Result<Vec<PathBuf>> {
+pub fn companions(
+    source: &CheckpointSource,
+    config: &Config,
+    blueprint: &dyn Blueprint,
+) -> Result<Vec<CheckpointSource>> {
     let checked = |name: &str| {
-        let dir = dir.join(name);
-        let companion = Config::read(&dir)?;
-        let file = dir.join(CONFIG_FILE);
+        let source = source.companion(name)?;
+        let companion = source.config()?;
+        let file = source.config_file();
         check_companion(config, &companion, &*self::blueprint(&companion, &file)?, &file)?;
-        Ok(dir)
+        Ok(source)
     };
     blueprint.companions().into_iter().map(checked).collect()
 }
@@ -136,11 +143,4 @@ pub fn blueprint(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
             Err(Error::checkpoint(file, "family", format!("one of {}", names.join(", ")), config.family.as_str()))
         }
     }
-}
-
-/// The default name of the model in `dir`: the folder's name.
-pub fn name_of(dir: &Path) -> String {
-    // a link keeps its own name; `.` and `..` have none
-    let full = if dir.file_name().is_some() { dir.to_path_buf() } else { dir.canonicalize().unwrap_or_default() };
-    full.file_name().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned())
 }

@@ -3,30 +3,27 @@
 use super::{Reference, tensors::Tensors};
 use crate::{
     error::{Error, Result},
-    family::checkpoint::{self, CONFIG_FILE, Config},
+    family::checkpoint::{self, CheckpointSource, Config},
     text::Vocabulary,
 };
 use serde::de::DeserializeOwned;
-use std::{
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{path::PathBuf, sync::Arc};
 
-/// Loads the reference implementation of the checkpoint in a folder.
-pub(super) type LoadReference = fn(&Path) -> Result<Box<dyn Reference>>;
+/// Loads the reference implementation of a checkpoint.
+pub(super) type LoadReference = fn(&CheckpointSource) -> Result<Box<dyn Reference>>;
 
-/// A checkpoint's folder and its configuration.
+/// A checkpoint's files and its configuration.
 pub struct Checkpoint {
-    dir: PathBuf,
+    source: CheckpointSource,
     config: Config,
     /// Loads the companion model, if the checkpoint has one.
     load: LoadReference,
 }
 
 impl Checkpoint {
-    /// Reads the configuration in `dir`; `load` loads a companion. Fails if the configuration cannot be read.
-    pub(super) fn read(dir: &Path, load: LoadReference) -> Result<Self> {
-        Ok(Self { dir: dir.to_owned(), config: Config::read(dir)?, load })
+    /// Reads the configuration; `load` loads a companion. Fails if the configuration cannot be read.
+    pub(super) fn read(source: &CheckpointSource, load: LoadReference) -> Result<Self> {
+        Ok(Self { source: source.clone(), config: source.config()?, load })
     }
 
     /// Returns the family's name.
@@ -51,15 +48,15 @@ impl Checkpoint {
 
     /// Reads all tensors. Fails if a file cannot be read.
     pub(super) fn tensors(&self) -> Result<Tensors> {
-        Tensors::read(&self.dir)
+        Tensors::read(&self.source)
     }
 
     /// Loads the companion in a subfolder. Fails if it cannot be read.
     pub(super) fn companion(&self, name: &str) -> Result<Box<dyn Reference>> {
-        (self.load)(&self.dir.join(name))
+        (self.load)(&self.source.companion(name)?)
     }
 
     fn file(&self) -> PathBuf {
-        self.dir.join(CONFIG_FILE)
+        self.source.config_file()
     }
 }

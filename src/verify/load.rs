@@ -1,8 +1,10 @@
 //! The table of families, and the loading of a checkpoint.
 
 use super::{Reference, checkpoint::Checkpoint, decoder, hnet, hourglass, lslm, pyramidion, t5};
-use crate::{error::Result, family::checkpoint::hugging_face};
-use std::path::Path;
+use crate::{
+    error::Result,
+    family::checkpoint::{CheckpointSource, hugging_face},
+};
 
 /// Reads a family's checkpoint.
 pub type ReferenceReader = fn(Checkpoint) -> Result<Box<dyn Reference>>;
@@ -17,10 +19,10 @@ pub const FAMILIES: &[(&str, ReferenceReader)] = &[
     ("t5", t5::read),
 ];
 
-/// Loads the reference implementation of the checkpoint in `dir`. The model's own loader checks a checkpoint; this one reads a
+/// Loads the reference implementation of a checkpoint. The model's own loader checks a checkpoint; this one reads a
 /// checkpoint that passed. Fails if a file cannot be read, or if the family has no reference implementation.
-pub fn load(dir: &Path) -> Result<Box<dyn Reference>> {
-    let checkpoint = Checkpoint::read(dir, load)?;
+pub fn load(source: &CheckpointSource) -> Result<Box<dyn Reference>> {
+    let checkpoint = Checkpoint::read(source, load)?;
     match FAMILIES.iter().find(|(name, _)| *name == checkpoint.family()) {
         Some((_, read)) => read(checkpoint),
         None => {

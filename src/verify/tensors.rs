@@ -2,7 +2,7 @@
 
 use crate::{
     error::{Error, Result},
-    family::checkpoint::shards,
+    family::checkpoint::{CheckpointSource, shards},
 };
 use candle_core::{D, DType, Device, Result as CandleResult, Tensor, bail, safetensors as tensor_files};
 use serde::Deserialize;
@@ -22,17 +22,19 @@ pub(super) enum Nonlinearity {
 }
 
 impl Tensors {
-    /// Reads all tensors of the checkpoint in `dir`. Fails if a file cannot be read.
-    pub(super) fn read(dir: &Path) -> Result<Self> {
+    /// Reads all tensors of a checkpoint. Fails if a file cannot be read.
+    pub(super) fn read(source: &CheckpointSource) -> Result<Self> {
         let mut tensors = HashMap::new();
-        for file in shards::files(dir)? {
-            let read = tensor_files::load(&file, &Device::Cpu).and_then(|tensors| {
-                tensors.into_iter().map(|(name, tensor)| Ok((name, tensor.to_dtype(DType::F64)?))).collect()
-            });
-            let read: CandleResult<HashMap<String, Tensor>> = read;
-            tensors.extend(read.map_err(|error| {
-                Error::checkpoint(&file, "the file", "safetensors that candle reads", error.to_string())
-            })?);
+        match source {
+            CheckpointSource::Folder(folder) => {
+                for file in shards::files(folder)? {
+                    tensors.extend(widened(&file, tensor_files::load(&file, &Device::Cpu))?);
+                }
+            }
+            CheckpointSource::Embedded(checkpoint) => {
+                let read = tensor_files::load_buffer(checkpoint.weights, &Device::Cpu);
+                tensors.extend(widened(&source.path(), read)?);
+            }
         }
         Ok(Self(tensors))
     }
@@ -73,6 +75,14 @@ impl Tensors {
         let root = x.sqr()?.mean_keepdim(D::Minus1)?.affine(1.0, eps)?.sqrt()?;
         x.broadcast_div(&root)?.broadcast_mul(self.get(&format!("{name}.weight"))?)
     }
+}
+
+/// Widens the tensors that candle read from `file` to f64.
+fn widened(file: &Path, read: CandleResult<HashMap<String, Tensor>>) -> Result<HashMap<String, Tensor>> {
+    let widened = read.and_then(|tensors| {
+        tensors.into_iter().map(|(name, tensor)| Ok((name, tensor.to_dtype(DType::F64)?))).collect()
+    });
+    widened.map_err(|error| Error::checkpoint(file, "the file", "safetensors that candle reads", error.to_string()))
 }
 
 impl Nonlinearity {

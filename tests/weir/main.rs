@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a failed assumption must fail the test")]
 #![allow(clippy::type_complexity, reason = "the types of a test's tables and closures are used once")]
 
+mod anywhere;
 mod arrows;
 mod bench;
 mod browser;

@@ -24,7 +24,7 @@ fn settings() -> Vec<Arg> {
     let serve = command.find_subcommand("serve").unwrap();
     let about = ["config", "print-config", "check-config", "help", "version"];
     let all: Vec<_> = serve.get_arguments().cloned().collect();
-    all.into_iter().filter(|arg| !about.contains(&arg.get_long().unwrap())).collect()
+    all.into_iter().filter(|arg| arg.get_long().is_some_and(|long| !about.contains(&long))).collect()
 }
 
 fn is(arg: &Arg, names: &[&str]) -> bool {
@@ -101,6 +101,8 @@ fn printed_settings_can_be_read_as_a_file() {
     let args = texts(&["--print-config", "--config", file.to_str().unwrap()]);
     let second = serve(&[], &args).unwrap();
     assert_eq!(values(first.clone()), values(second));
+    let positional = serve(&[], &texts(&["--print-config", "--model", "a", "b", "c"])).unwrap();
+    assert!(positional.contains("model = [\"a\", \"b\", \"c\"] # --model\n"), "{positional}");
     for line in ["model = [\"a\", \"b\"] # --model", "rows = 9 # --rows", "kv-memory = \"3GiB\" # --kv-memory"] {
         assert!(first.lines().any(|printed| printed == line), "{line}\n{first}");
     }

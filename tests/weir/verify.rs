@@ -52,7 +52,7 @@ fn input(model: &dyn Model, seed: u64) -> Input {
 /// Verifies a model on an input of its own. The scores of some documents are closer than f32 resolves, and then the order of a top-k
 /// pooling is not defined: of several documents, one must be verified.
 fn compare(folder: &Path, model: &dyn Model, seed: u64) -> Report {
-    let reference = reference(folder).unwrap();
+    let reference = reference(&folder.into()).unwrap();
     let mut report = verify(model, &*reference, &input(model, seed)).unwrap();
     for other in 1..8 {
         if (report.ok && report.boundaries_equal) || report.smallest_gap.is_none() {
@@ -221,7 +221,7 @@ fn one_scaled_tensor_in_either_implementation_is_noticed() {
             for (weir, other) in chosen {
                 let ends: Vec<bool> = weir.boundaries.iter().map(|decision| decision.boundary).collect();
                 let cut = if ends.is_empty() { Given::default() } else { given(&ends) };
-                let expected = reference(other).unwrap().forward(&input, cut).unwrap();
+                let expected = reference(&(*other).into()).unwrap().forward(&input, cut).unwrap();
                 let report = Report::new(model.card(), &input, weir, &expected).unwrap();
                 assert!(!report.ok && report.first_difference.is_some(), "{} {name}: {report:?}", folder.display());
             }
@@ -240,7 +240,7 @@ fn given(boundaries: &[bool]) -> Given<'_> {
 fn moved(symbol: usize, in_reference: bool) -> (Report, Outputs) {
     let folder = converted("gumbel");
     let model = load(&folder, &settings()).unwrap();
-    let reference = reference(&folder).unwrap();
+    let reference = reference(&folder.as_path().into()).unwrap();
     let input = input(&*model, 10);
     let mut noise = vec![0.5f32; input.symbols.len()];
     let thresholds = |noise: Vec<f32>| BoundaryOptions {
@@ -284,7 +284,7 @@ fn one_moved_boundary_in_either_implementation_is_noticed() {
 fn a_moved_boundary_of_a_chunking_stage_is_noticed() {
     let folder = hnet_converted("two_stage");
     let model = load(&folder, &settings()).unwrap();
-    let reference = reference(&folder).unwrap();
+    let reference = reference(&folder.as_path().into()).unwrap();
     let input = input(&*model, 11);
     let weir = model_outputs(&*model, &input, BoundaryOptions::default()).unwrap();
     let mut ends: Vec<bool> = weir.boundaries.iter().map(|decision| decision.boundary).collect();
@@ -311,7 +311,7 @@ fn a_moved_boundary_of_a_chunking_stage_is_noticed() {
 fn a_deleted_token_in_one_implementation_is_noticed() {
     let folder = t5_converted("mrt5");
     let model = load(&folder, &settings()).unwrap();
-    let reference = reference(&folder).unwrap();
+    let reference = reference(&folder.as_path().into()).unwrap();
     let input = input(&*model, 12);
     let weir = model_outputs(&*model, &input, BoundaryOptions::default()).unwrap();
     let kept: Vec<usize> = weir.choices[0].kept.iter().map(|kept| kept.token).collect();

@@ -10,7 +10,7 @@ use crate::{
     decode::contract::Model,
     error::{Error, Result},
     family::{
-        load::{Settings, load},
+        load::{Settings, load_as},
         settings::DeviceChoice,
     },
     kernels::{self, Dtype, Isa},
@@ -117,7 +117,11 @@ impl Setup {
         let Settings { isa, pool: Some(pool), .. } = settings.clone() else {
             return Err(Error::Internal("the thread pool was not started".into()));
         };
-        let models = dirs.into_iter().map(|dir| load(dir, &settings)).collect::<Result<Vec<_>>>()?;
+        let load = |argument: &Path| {
+            let source = model::find(argument)?;
+            load_as(&source, &source.name(), &settings)
+        };
+        let models = dirs.into_iter().map(load).collect::<Result<Vec<_>>>()?;
         let models = models.try_into().map_err(|_| Error::Internal("a model is missing after loading".into()))?;
         Ok((models, Machine { compute: kernels::Compute { isa, pool } }))
     }

@@ -1,13 +1,16 @@
-//! `weir serve`: loads checkpoints, starts their engines, listens, and shuts down on signals. The flags are grouped by topic in
+//! `weir serve`: reserves its ports, loads checkpoints, starts their engines, listens, and shuts down on signals. The flags are grouped by topic in
 //! the submodules.
 
 mod access;
+mod announcement;
 mod engine;
 mod file_limit;
+mod loading;
 mod log;
 mod log_writer;
 mod models;
 mod operations;
+mod ports;
 mod reload;
 mod signals;
 mod systemd;
@@ -15,28 +18,18 @@ mod transport;
 
 use super::{network::runtime, output};
 use crate::{
-    config::{AdminToken, Checks, Origins, ServeConfig, ServedCheckpoint},
-    decode::contract::Model,
+    config::{Checks, Origins, ServeConfig},
     error::{Error, Result, printable},
-    family::load,
     kernels::heap,
-    serve::{
-        AdminConfig, Engines, Listener, ModelLoader, Monitor, ServerParts, Traces, run as serve, serve_admin_port,
-    },
+    serve::{Engines, Listener, Monitor, ServerParts, Traces, run as serve, serve_admin_port},
 };
+use announcement::Addresses;
+use loading::{CheckpointLoader, admin, load_all};
 use log_writer::LogWriter;
+use ports::ReservedPort;
 use reload::Reloader;
-use std::{
-    net::SocketAddr,
-    path::{Path, PathBuf},
-    pin::pin,
-    sync::Arc,
-    time::Duration,
-};
-use tokio::{
-    net::{TcpListener, TcpSocket},
-    time::timeout,
-};
+use std::{net::SocketAddr, path::PathBuf, pin::pin, sync::Arc, time::Duration};
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 /// How long workers may take to finish their step once the server has drained.
@@ -45,8 +38,6 @@ const WORKER_TIME: Duration = Duration::from_secs(1);
 const FLUSH_TIME: Duration = Duration::from_secs(1);
 /// How long the runtime may take to stop.
 const STOP_TIMEOUT: Duration = Duration::from_millis(100);
-/// Maximum connections that wait for the server to accept them. The operating system may have a lower limit.
-const BACKLOG: u32 = 4096;
 
 /// Serves models over gRPC. A signal (SIGTERM or Ctrl-C) drains the server; a second one ends its requests and, within a second,
 /// the process, with exit code 1. The exit code is also 1 if a model hangs in a step.
@@ -179,10 +170,21 @@ async fn listen(settings: ServeConfig, writer: &LogWriter) -> Result<()> {
     let log = writer.clone();
     engines.metrics().count_dropped_log_lines(move || log.dropped_lines());
     let monitor = Monitor::new(engines.clone(), settings.operations.hang);
-    // Before models are loaded, so that probes can see the server starting.
-    if let Some(address) = settings.operations.admin_listen {
-        let listener = bind("--admin-listen", address)?;
-        settings.log.print(format_args!("admin port on {}", listener.local_addr().unwrap_or(address)));
+    // Before models are loaded, which may take minutes, so that a port in use is reported at once.
+    let reserve = |flag, address: Option<_>| address.map(|address| ReservedPort::reserve(flag, address)).transpose();
+    let grpc = ReservedPort::reserve("--listen", settings.listen)?;
+    let http = reserve("--http-listen", settings.http_listen)?;
+    let admin_port = reserve("--admin-listen", settings.operations.admin_listen)?;
+    let addresses = Addresses {
+        grpc: grpc.address(),
+        http: http.as_ref().map(ReservedPort::address),
+        admin: admin_port.as_ref().map(ReservedPort::address),
+        tls: settings.transport.access.credentials.current().tls.is_some(),
+    };
+    // Before models are loaded too, so that probes can see the server starting.
+    if let Some(port) = admin_port {
+        settings.log.print(format_args!("admin port on {}", port.address()));
+        let listener = port.listen()?;
         tokio::spawn(serve_admin_port(listener, monitor.clone(), Arc::clone(&settings.transport.access.allowed)));
     }
     // One thread pool for all models: two models that step at the same time share it instead of competing for cores.
@@ -199,17 +201,14 @@ async fn listen(settings: ServeConfig, writer: &LogWriter) -> Result<()> {
     };
     loaded.unwrap_or_else(|_| Err(Error::Internal("loading a model panicked".into())))?;
 
-    let listener = bind("--listen", settings.listen)?;
-    let address = listener.local_addr().unwrap_or(settings.listen);
-    settings.log.print(format_args!("listening on {address} with {}", printable(&engines.names().join(", "))));
-    let http = match settings.http_listen {
-        Some(address) => Some(bind("--http-listen", address)?),
-        None => None,
-    };
-    if let Some(listener) = &http {
-        let address = listener.local_addr().unwrap_or(settings.listen);
+    let listener = grpc.listen()?;
+    let http = http.map(ReservedPort::listen).transpose()?;
+    let names = engines.names().join(", ");
+    settings.log.print(format_args!("listening on {} with {}", addresses.grpc, printable(&names)));
+    if let Some(address) = addresses.http {
         settings.log.print(format_args!("completions over HTTP on {address}"));
     }
+    addresses.print(settings.log);
     let part = settings.operations.otlp_part;
     let traces = settings.operations.otlp.as_ref().map(|endpoint| Traces::to(endpoint, part)).transpose()?;
     let force_shutdown = CancellationToken::new();
@@ -247,75 +246,4 @@ fn exit_now(why: &str, code: i32, writer: &LogWriter) -> ! {
     tracing::warn!("{why}: ending at once");
     writer.finish();
     std::process::exit(code)
-}
-
-/// Listens on the address that `flag` gives. Must run within the runtime.
-fn bind(flag: &str, address: SocketAddr) -> Result<TcpListener> {
-    let listen = || {
-        let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-        // A restarted server may listen while connections of the earlier process end.
-        #[cfg(unix)]
-        socket.set_reuseaddr(true)?;
-        socket.bind(address)?;
-        socket.listen(BACKLOG)
-    };
-    listen().map_err(|error| Error::Setting(format!("{flag} {address}: {error}")))
-}
-
-/// Loads checkpoints with the same settings. Models share the thread pool of the settings, if it is started.
-struct CheckpointLoader(load::Settings);
-
-impl ModelLoader for CheckpointLoader {
-    fn memory_needed(&self, folder: &Path) -> Result<usize> {
-        load::needs(folder, &self.0)
-    }
-
-    fn load(&self, folder: &Path, name: &str) -> Result<Arc<dyn Model>> {
-        load::load_as(folder, name, &self.0)
-    }
-}
-
-/// Loads every model and starts its engine. A checkpoint of the models folder that cannot be served is logged and left out.
-/// Fails if a named checkpoint cannot be served, or if none can.
-fn load_all(settings: &ServeConfig, loader: &CheckpointLoader, engines: &Engines) -> Result<()> {
-    let mut first_failure = None;
-    for checkpoint in &settings.checkpoints {
-        match launch(checkpoint, settings, loader, engines) {
-            Ok(()) => {}
-            Err(error) if checkpoint.named => return Err(error),
-            Err(error) => {
-                let ServedCheckpoint { name, folder, .. } = checkpoint;
-                tracing::error!(model = name, folder = %folder.display(), %error, "not served: the checkpoint cannot be loaded");
-                engines.metrics().count_skipped_checkpoint();
-                first_failure.get_or_insert(error);
-            }
-        }
-    }
-    match first_failure {
-        Some(error) if engines.names().is_empty() => Err(error),
-        _ => Ok(()),
-    }
-}
-
-fn launch(
-    checkpoint: &ServedCheckpoint,
-    settings: &ServeConfig,
-    loader: &CheckpointLoader,
-    engines: &Engines,
-) -> Result<()> {
-    let ServedCheckpoint { name, folder, .. } = checkpoint;
-    tracing::debug!(folder = %folder.display(), "loading");
-    let model = loader.load(folder, name)?;
-    engines.add(engines.launch(model, settings.engine, Some(folder.clone()))?)?;
-    Ok(())
-}
-
-fn admin(settings: &ServeConfig, loader: &Arc<CheckpointLoader>, token: AdminToken) -> AdminConfig {
-    AdminConfig {
-        token,
-        loader: Arc::clone(loader) as _,
-        models_folder: settings.operations.models.clone(),
-        max_generations: settings.operations.max_models,
-        limits: settings.engine,
-    }
 }

@@ -1,23 +1,31 @@
 //! Models to serve, and their resources.
 
 use crate::{
+    cli::local_models,
     config::{Checks, ServedCheckpoint},
-    family::load,
+    family::{checkpoint::CheckpointSource, load},
     kernels::Dtype,
 };
 use std::path::{Path, PathBuf};
+
+/// The folder of checkpoints that is served if no flag names a model.
+const DEFAULT_FOLDER: &str = "models";
 
 /// Flags of the models.
 #[derive(Debug, clap::Args)]
 pub(super) struct ModelsArgs {
     /// Folder whose subfolders are checkpoints; subfolders without a config.json are skipped. A checkpoint that cannot be loaded
-    /// is logged, and the others are served. Default: `models`, unless --model is given.
+    /// is logged, and the others are served. Default, unless a model is named: `models`, if it has checkpoints. If it has none, the
+    /// server serves the model that is embedded in the program.
     #[arg(long, value_name = "DIR", env = "WEIR_MODELS")]
     models: Option<PathBuf>,
-    /// Checkpoint folder, or NAME=DIR to serve it under another name. The server does not start if it cannot be loaded. The flag
-    /// can be repeated, or hold several folders separated by commas.
+    /// Checkpoint folder, or name of a model in the user's models folder; NAME=DIR serves it under another name. The server does
+    /// not start if it cannot be loaded. The flag can be repeated, or hold several folders separated by commas.
     #[arg(long, value_name = "[NAME=]DIR", env = "WEIR_MODEL", value_delimiter = ',')]
     model: Vec<PathBuf>,
+    /// More checkpoints, each given as --model gives it.
+    #[arg(value_name = "[NAME=]DIR")]
+    checkpoints: Vec<PathBuf>,
     /// Refuse checkpoints whose cards do not state the SHA-256 of their weights. A stated digest is always compared.
     #[arg(long, value_name = "BOOL", env = "WEIR_REQUIRE_SHA256", default_value = "false", num_args = 0..=1,
         require_equals = true, default_missing_value = "true")]
@@ -43,7 +51,16 @@ pub(super) struct ModelsArgs {
 impl ModelsArgs {
     /// Folder of checkpoints, if any.
     pub(super) fn folder(&self) -> Option<PathBuf> {
-        self.models.clone().or_else(|| self.model.is_empty().then(|| PathBuf::from("models")))
+        let default = || {
+            let folder = PathBuf::from(DEFAULT_FOLDER);
+            (self.named().next().is_none() && Checks::has_checkpoints(&folder)).then_some(folder)
+        };
+        self.models.clone().or_else(default)
+    }
+
+    /// The arguments that name a checkpoint.
+    fn named(&self) -> impl Iterator<Item = &PathBuf> {
+        self.model.iter().chain(&self.checkpoints)
     }
 
     /// The checkpoints to serve.
@@ -55,12 +72,25 @@ impl ModelsArgs {
                 checks.reject("--models", &folder.display().to_string(), "no subfolder is a checkpoint");
             }
         }
-        let found = |folder: PathBuf| ServedCheckpoint { name: load::name_of(&folder), folder, named: false };
+        let found = |folder: PathBuf| {
+            let source = CheckpointSource::Folder(folder);
+            ServedCheckpoint { name: source.name(), source, named: false }
+        };
         let mut checkpoints: Vec<_> = folders.into_iter().map(found).collect();
-        for argument in &self.model {
+        for argument in self.named() {
             let (name, folder) = name_and_folder(argument);
-            checks.checkpoint("--model", &folder);
-            checkpoints.push(ServedCheckpoint { name, folder, named: true });
+            match local_models::find(&folder) {
+                Ok(source) => {
+                    source.folder().into_iter().for_each(|folder| checks.checkpoint("--model", folder));
+                    let name = name.unwrap_or_else(|| source.name());
+                    checkpoints.push(ServedCheckpoint { name, source, named: true });
+                }
+                Err(why) => checks.reject("--model", &folder.display().to_string(), why),
+            }
+        }
+        if self.folder().is_none() && self.named().next().is_none() {
+            let source = CheckpointSource::default();
+            checkpoints.push(ServedCheckpoint { name: source.name(), source, named: true });
         }
         checkpoints
     }
@@ -87,12 +117,12 @@ impl ModelsArgs {
     }
 }
 
-/// Splits `NAME=DIR`. A folder alone, whose path may contain `=`, is named after its last part.
-fn name_and_folder(argument: &Path) -> (String, PathBuf) {
+/// Splits `NAME=DIR`. A folder alone, whose path may contain `=`, has no name of its own.
+fn name_and_folder(argument: &Path) -> (Option<String>, PathBuf) {
     let pair = argument.to_str().and_then(|text| text.split_once('='));
     match pair.filter(|(name, _)| !argument.is_dir() && !name.is_empty() && !name.contains('/')) {
-        Some((name, folder)) => (name.to_owned(), PathBuf::from(folder)),
-        None => (load::name_of(argument), argument.to_owned()),
+        Some((name, folder)) => (Some(name.to_owned()), PathBuf::from(folder)),
+        None => (None, argument.to_owned()),
     }
 }
 
@@ -103,9 +133,9 @@ mod tests {
     #[test]
     fn a_model_can_have_a_name() {
         let parse = |argument: &str| name_and_folder(Path::new(argument));
-        assert_eq!(parse("english=/mnt/models"), ("english".into(), "/mnt/models".into()));
-        assert_eq!(parse("/mnt/english"), ("english".into(), "/mnt/english".into()));
-        assert_eq!(parse("/mnt/a=b"), ("a=b".into(), "/mnt/a=b".into()));
-        assert_eq!(parse("=x"), ("=x".into(), "=x".into()));
+        assert_eq!(parse("english=/mnt/models"), (Some("english".into()), "/mnt/models".into()));
+        for alone in ["/mnt/english", "/mnt/a=b", "=x"] {
+            assert_eq!(parse(alone), (None, alone.into()));
+        }
     }
 }

@@ -43,7 +43,7 @@ impl OperationsArgs {
             checks.reject("--otlp", "…@…", "expected a URL without a user and a password: weir sends none");
         }
         Operations {
-            admin_listen: self.admin_listen.as_ref().and_then(|address| checks.parse("--admin-listen", address)),
+            admin_listen: self.admin_listen.as_ref().and_then(|address| checks.address("--admin-listen", address)),
             hang: Duration::from_secs(hang),
             admin_token: self.admin_token_file.as_ref().and_then(|file| checks.token("--admin-token-file", file)),
             models,

@@ -11,7 +11,8 @@ const MAX_SECONDS: usize = 86_400;
 /// Flags of connections and requests.
 #[derive(Debug, clap::Args)]
 pub(super) struct TransportArgs {
-    /// Address to listen on for gRPC. Port 0 selects a free port.
+    /// Address to listen on for gRPC. Port 0 selects a free port; an address without a host, such as :50051, means all IPv4
+    /// addresses of the machine.
     #[arg(long, value_name = "ADDRESS", env = "WEIR_LISTEN", default_value = "127.0.0.1:50051")]
     listen: String,
     /// Address to listen on for HTTP and JSON: completions for OpenAI clients, summaries and a playground, with the same keys,
@@ -90,12 +91,12 @@ pub(super) struct TransportArgs {
 impl TransportArgs {
     /// Address for gRPC.
     pub(super) fn listen(&self, checks: &mut Checks) -> Option<SocketAddr> {
-        checks.parse("--listen", &self.listen)
+        checks.address("--listen", &self.listen)
     }
 
     /// Address for HTTP and JSON.
     pub(super) fn http_listen(&self, checks: &mut Checks) -> Option<SocketAddr> {
-        self.http_listen.as_ref().and_then(|address| checks.parse("--http-listen", address))
+        self.http_listen.as_ref().and_then(|address| checks.address("--http-listen", address))
     }
 
     /// Parses the limits.

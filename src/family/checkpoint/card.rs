@@ -17,14 +17,14 @@ pub(super) fn text(sha256: &str) -> String {
 
 /// The part of a card that the loader reads. Other keys are for people and for the training tools.
 #[derive(Deserialize)]
-struct Card {
+pub(super) struct Card {
     sha256: Option<String>,
 }
 
-/// Checks that a card states a digest, which [`check_digest`] then compares. Fails if there is no card, it states no digest, or
-/// it cannot be read.
-pub fn require_digest(dir: &Path) -> Result<()> {
-    let found = match read(dir)? {
+/// Checks that the card of the checkpoint at `dir` states a digest, which [`check_digest`] then compares. Fails if there is no
+/// card, or it states no digest.
+pub(super) fn require_digest(card: Option<Card>, dir: &Path) -> Result<()> {
+    let found = match card {
         Some(Card { sha256: Some(_) }) => return Ok(()),
         Some(Card { sha256: None }) => "nothing",
         None => "no card",
@@ -37,10 +37,10 @@ pub fn require_digest(dir: &Path) -> Result<()> {
     ))
 }
 
-/// Compares the SHA-256 of a checkpoint's weights with the one in its card. A checkpoint without a card, or with a card
-/// that states no digest, passes. Fails if the digests differ, or the card cannot be read.
-pub fn check_digest(dir: &Path, sha256: &str) -> Result<()> {
-    match read(dir)?.and_then(|card| card.sha256) {
+/// Compares the SHA-256 of the weights of the checkpoint at `dir` with the one in its card. A checkpoint without a card, or with
+/// a card that states no digest, passes. Fails if the digests differ.
+pub(super) fn check_digest(card: Option<Card>, dir: &Path, sha256: &str) -> Result<()> {
+    match card.and_then(|card| card.sha256) {
         Some(stated) if !stated.eq_ignore_ascii_case(sha256) => {
             let expected = format!("{}, as {CARD_FILE} states", clip(&stated, 64));
             Err(Error::checkpoint(dir, "sha256 of the weights", expected, sha256))
@@ -49,12 +49,17 @@ pub fn check_digest(dir: &Path, sha256: &str) -> Result<()> {
     }
 }
 
-/// Reads the card of a checkpoint, if it has one.
-fn read(dir: &Path) -> Result<Option<Card>> {
+/// Reads the card of the checkpoint in a folder, if it has one. Fails if it cannot be read.
+pub(super) fn read(dir: &Path) -> Result<Option<Card>> {
     let file = dir.join(CARD_FILE);
     if !file.try_exists().map_err(Error::io(&file))? {
         return Ok(None);
     }
     check_inside(dir, &file)?;
-    json::parse(&json::read_limited(&file, MAX_BYTES)?, &file, "").map(Some)
+    parse(&json::read_limited(&file, MAX_BYTES)?, &file).map(Some)
+}
+
+/// Parses a card; errors name `file`. Fails if a key has the wrong type.
+pub(super) fn parse(text: &[u8], file: &Path) -> Result<Card> {
+    json::parse(text, file, "")
 }

@@ -1,6 +1,9 @@
 //! The header of a safetensors file: eight bytes of header length, then a JSON object; the numbers follow.
 
-use super::json::{self, UniqueMap};
+use super::{
+    json::{self, UniqueMap},
+    placeholders::{LFS_POINTER, ZEROS},
+};
 use crate::error::{Error, Result};
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -92,10 +95,16 @@ impl Header {
     pub fn read(from: &mut impl Read, file: &Path, size: u64, limit: u64) -> Result<Self> {
         let wrong = |key: &str, expected: String, found: String| Err(Error::checkpoint(file, key, expected, found));
         if size < PREFIX as u64 {
-            return wrong("the file", format!("at least {PREFIX} bytes"), format!("{size} bytes"));
+            let found = if size == 0 { "an empty file".into() } else { format!("{size} bytes") };
+            return wrong("the file", format!("at least {PREFIX} bytes"), found);
         }
         let mut prefix = [0; PREFIX];
         from.read_exact(&mut prefix).map_err(Error::io(file))?;
+        match &prefix {
+            b"version " => return wrong("the file", "safetensors".into(), LFS_POINTER.into()),
+            [0, 0, 0, 0, 0, 0, 0, 0] => return wrong("the file", "safetensors".into(), ZEROS.into()),
+            _ => {}
+        }
         let length = u64::from_le_bytes(prefix);
         let room = size - PREFIX as u64;
         if length > room {

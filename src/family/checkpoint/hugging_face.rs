@@ -26,6 +26,10 @@ const MAX_GENERATION_BYTES: u64 = 1 << 20;
 /// Training window of a model without a maximum length: that of Mamba's official checkpoints.
 const UNBOUNDED_TRAINING_LENGTH: usize = 2048;
 
+/// Values of `model_type` whose checkpoints `weir convert` reads, and the kind of source that they are for it.
+pub const CONVERTED: [(&str, &str); 5] =
+    [("t5", "t5"), ("mt5", "t5"), ("longt5", "t5"), ("mrt5", "mrt5"), ("gpt2", "gpt2")];
+
 /// The contents of the files of a folder.
 pub(super) struct HuggingFaceConfig {
     /// Number of ids; 0 if it is missing.
@@ -66,6 +70,20 @@ struct GenerationKeys {
 enum EndIds {
     One(u32),
     Several(Vec<u32>),
+}
+
+/// Returns the kind of source that a checkpoint is for `weir convert`, if its `model_type`, as JSON, is one of [`CONVERTED`].
+pub fn conversion(model_type: &RawValue) -> Option<&'static str> {
+    let name: String = serde_json::from_str(model_type.get()).ok()?;
+    CONVERTED.iter().find(|(known, _)| *known == name).map(|(_, kind)| *kind)
+}
+
+/// Checks that weir computes a checkpoint without conversion. The error has the command that converts it.
+pub(super) fn check_needs_no_conversion(model_type: Option<&RawValue>, file: &Path) -> Result<()> {
+    let Some((model_type, kind)) = model_type.and_then(|name| Some((name, conversion(name)?))) else { return Ok(()) };
+    let dir = file.parent().unwrap_or(Path::new(".")).display();
+    let expected = format!("weir's format, which `weir convert --from {kind} {dir} NEW-FOLDER` writes");
+    Err(Error::checkpoint(file, "model_type", expected, model_type.get()))
 }
 
 /// Reads a configuration from the text of `file`, a `config.json`, and from the files next to it. Fails if a file cannot be read, is

@@ -1,6 +1,6 @@
 //! JSON parsing whose errors name the key, the expected and the actual value.
 
-use super::regular_file;
+use super::{placeholders::placeholder, regular_file};
 use crate::error::{Error, Result, clip};
 use serde::{
     Deserialize,
@@ -14,7 +14,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Reads a small file completely. Fails unless it is a regular file of at most `limit` bytes.
+/// Reads a small file completely. Fails unless it is a regular file of at most `limit` bytes, or if it is empty or a placeholder.
 pub fn read_limited(file: &Path, limit: u64) -> Result<Vec<u8>> {
     let too_long = |bytes: u64| {
         Err(Error::checkpoint(file, "the file", format!("at most {limit} bytes"), format!("{bytes} bytes or more")))
@@ -25,7 +25,13 @@ pub fn read_limited(file: &Path, limit: u64) -> Result<Vec<u8>> {
     }
     let mut text = Vec::new();
     opened.take(limit + 1).read_to_end(&mut text).map_err(Error::io(file))?;
-    if text.len() as u64 > limit { too_long(text.len() as u64) } else { Ok(text) }
+    if text.len() as u64 > limit {
+        return too_long(text.len() as u64);
+    }
+    match placeholder(&text) {
+        Some(found) => Err(Error::checkpoint(file, "the file", "its contents", found)),
+        None => Ok(text),
+    }
 }
 
 /// Parses `text`, which is the value of the key `within` in `file`, or the complete file if `within` is empty. Fails

@@ -3,24 +3,28 @@
 //! Files may come from anywhere, so every number in them is checked against the configuration before memory is allocated for
 //! it. An error names file, key, expected and actual value. Reading order: [`TensorSpec`],
 //! [`config`] (all but the weights; [`hugging_face`] reads one of another format), [`card`] (digest of the weights), [`header`] (of a
-//! safetensors file), [`shards`] (the files of weights), [`links`] and [`regular_file`] (which files are opened, and how), [`reader`],
-//! [`writer`].
+//! safetensors file), [`shards`] (the files of weights), [`links`] and [`regular_file`] (which files are opened, and how), [`folder`] and [`placeholders`] (what is wrong with others), [`reader`],
+//! [`writer`], [`source`] (a folder, or the program itself).
 
 pub mod card;
 pub mod config;
+pub mod folder;
 pub mod header;
 pub mod hugging_face;
 pub mod json;
 pub mod links;
+pub mod placeholders;
 pub mod reader;
 pub mod regular_file;
 pub mod shards;
+pub mod source;
 pub mod writer;
 
 pub use config::{CONFIG_FILE, Config, VocabularyConfig, architecture};
 pub use header::FileDtype;
 pub use reader::{Tensor, Weights, read_from, read_weights, read_weights_with_progress};
 pub use shards::{INDEX_FILE, WEIGHTS_FILE};
+pub use source::CheckpointSource;
 pub use writer::{Writer, WrittenCheckpoint};
 
 /// A tensor that a checkpoint must hold.

@@ -10,8 +10,9 @@ use crate::error::{Error, Result};
 use sha2::{Digest, Sha256};
 use std::{
     collections::{BTreeMap, HashMap},
+    fs::File,
     io::{ErrorKind, Read},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 /// Bytes read at a time: the only memory in addition to the weights.
@@ -91,23 +92,39 @@ pub fn read_weights_with_progress(
     specs: &[TensorSpec],
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(Weights, String)> {
-    let by_name = by_name(specs);
-    let mut opened = Vec::new();
-    let mut total = 0;
     // All headers first: a checkpoint whose last shard is wrong allocates nothing large.
-    for shard in shards(dir, specs)? {
-        let (mut from, size) = regular_file::open(&shard.file).map_err(Error::io(&shard.file))?;
-        let header = header(&shard, &mut from, size, &by_name)?;
-        total += size;
-        opened.push((shard, from, header));
-    }
+    let opened = open_shards(dir, specs)?;
+    let total = opened.iter().map(|shard| shard.size).sum();
     let mut reading = WeightsReader::new(total, progress);
-    for (shard, mut from, header) in opened {
-        reading.shard(&shard.file, &mut from, header)?;
+    for OpenShard { file, mut from, header, .. } in opened {
+        reading.shard(&file, &mut from, header)?;
     }
     let (weights, sha256) = reading.finish();
-    card::check_digest(dir, &sha256)?;
+    card::check_digest(card::read(dir)?, dir, &sha256)?;
     Ok((weights, sha256))
+}
+
+/// Checks the headers of the weights in `dir`, but reads no numbers. Fails unless the files hold exactly these tensors.
+pub fn check_headers(dir: &Path, specs: &[TensorSpec]) -> Result<()> {
+    open_shards(dir, specs).map(|_| ())
+}
+
+/// A file of weights whose header was read.
+struct OpenShard {
+    file: PathBuf,
+    from: File,
+    size: u64,
+    header: Header,
+}
+
+fn open_shards(dir: &Path, specs: &[TensorSpec]) -> Result<Vec<OpenShard>> {
+    let by_name = by_name(specs);
+    let open = |shard: Shard| {
+        let (mut from, size) = regular_file::open(&shard.file).map_err(Error::io(&shard.file))?;
+        let header = header(&shard, &mut from, size, &by_name)?;
+        Ok(OpenShard { file: shard.file, from, size, header })
+    };
+    shards(dir, specs)?.into_iter().map(open).collect()
 }
 
 /// Returns names and shapes of all tensors in `dir`, for sources that may hold different sets of tensors. Fails if there are

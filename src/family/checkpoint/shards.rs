@@ -16,6 +16,10 @@ use std::{
 pub const WEIGHTS_FILE: &str = "model.safetensors";
 /// The index of several files.
 pub const INDEX_FILE: &str = "model.safetensors.index.json";
+/// The expectation of a name in an index.
+const PLAIN: &str = "the plain name of a .safetensors file in this folder";
+/// Weights as PyTorch pickles them.
+const PICKLE_FILE: &str = "pytorch_model.bin";
 const MAX_INDEX_BYTES: u64 = 16 << 20;
 
 /// One file of weights.
@@ -48,8 +52,17 @@ pub fn shards(dir: &Path, specs: &[TensorSpec]) -> Result<Vec<Shard>> {
         }
         (false, true) => indexed(dir, &index, specs),
         (true, true) => Err(Error::checkpoint(single, "the file", format!("either it or {INDEX_FILE}"), "both")),
-        (false, false) => Err(Error::checkpoint(single, "the file", format!("it or {INDEX_FILE}"), "neither")),
+        (false, false) => Err(missing(dir, single)),
     }
+}
+
+/// The error for a folder without weights.
+fn missing(dir: &Path, single: PathBuf) -> Error {
+    let found = match dir.join(PICKLE_FILE).exists() {
+        true => format!("neither, but {PICKLE_FILE}, which only `weir convert` reads; transformers saves safetensors"),
+        false => "neither".into(),
+    };
+    Error::checkpoint(single, "the file", format!("it or {INDEX_FILE}"), found)
 }
 
 /// Returns the files of weights in a folder, with any tensors. Fails if there are no weights, or if the only file is a link
@@ -66,8 +79,20 @@ pub fn files(dir: &Path) -> Result<Vec<PathBuf>> {
             let shards = by_file(json::parse::<Index>(&json::read_limited(&index, MAX_INDEX_BYTES)?, &index, "")?);
             shards.into_iter().map(|(file, names)| inside(dir, &index, &file, &names)).collect()
         }
-        (false, false) => Err(Error::checkpoint(single, "the file", format!("it or {INDEX_FILE}"), "neither")),
+        (false, false) => Err(missing(dir, single)),
     }
+}
+
+/// Returns the names of the files that the index of a folder names, sorted. The files need not exist. Fails if the index cannot be
+/// read, or names anything but plain files.
+pub fn indexed_files(dir: &Path) -> Result<Vec<String>> {
+    let index = dir.join(INDEX_FILE);
+    let shards = by_file(json::parse::<Index>(&json::read_limited(&index, MAX_INDEX_BYTES)?, &index, "")?);
+    let checked = |(file, names): (String, BTreeSet<String>)| match is_plain(&file) {
+        true => Ok(file),
+        false => Err(misnamed(&index, &file, &names, PLAIN)),
+    };
+    shards.into_iter().map(checked).collect()
 }
 
 fn by_file(index: Index) -> BTreeMap<String, BTreeSet<String>> {
@@ -117,18 +142,25 @@ pub fn same_names<'a>(
 
 /// Returns the path of a file that an index names. The index is data: it must not reach out of the folder, nor through links.
 fn inside(dir: &Path, index: &Path, file: &str, names: &BTreeSet<String>) -> Result<PathBuf> {
-    let wrong = |expected: &str| {
-        let key = names.first().map(|name| format!("weight_map.{name}")).unwrap_or_default();
-        Err(Error::checkpoint(index, key, expected, format!("{file:?}")))
-    };
-    let mut components = Path::new(file).components();
-    let plain = matches!((components.next(), components.next()), (Some(Component::Normal(only)), None) if only == file);
-    if !plain || file.contains(['/', '\\', '\0']) || !file.ends_with(".safetensors") {
-        return wrong("the plain name of a .safetensors file in this folder");
+    let wrong = |expected: &str| Err(misnamed(index, file, names, expected));
+    if !is_plain(file) {
+        return wrong(PLAIN);
     }
     let path = dir.join(file);
     if !path.exists() {
         return wrong("a file that the folder has");
     }
     if is_inside(dir, &path)? { Ok(path) } else { wrong("a file in this folder, not a link out of it") }
+}
+
+fn is_plain(file: &str) -> bool {
+    let mut components = Path::new(file).components();
+    let plain = matches!((components.next(), components.next()), (Some(Component::Normal(only)), None) if only == file);
+    plain && !file.contains(['/', '\\', '\0']) && file.ends_with(".safetensors")
+}
+
+/// The error for a file that an index must not name.
+fn misnamed(index: &Path, file: &str, names: &BTreeSet<String>, expected: &str) -> Error {
+    let key = names.first().map(|name| format!("weight_map.{name}")).unwrap_or_default();
+    Error::checkpoint(index, key, expected, format!("{file:?}"))
 }

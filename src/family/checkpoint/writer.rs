@@ -198,15 +198,15 @@ fn missing_parents(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(missing.filter_map(Path::parent).map(Path::to_path_buf).collect())
 }
 
-/// Waits until the names in a folder are on the disk.
+/// Waits until the names in a folder are on the disk. Fails if the file system reports an error.
 #[cfg(unix)]
-fn sync_folder(folder: &Path) -> Result<()> {
+pub fn sync_folder(folder: &Path) -> Result<()> {
     File::open(folder).and_then(|folder| folder.sync_all()).map_err(Error::io(folder))
 }
 
 /// Does nothing: other systems cannot open a folder.
 #[cfg(not(unix))]
-fn sync_folder(_: &Path) -> Result<()> {
+pub fn sync_folder(_: &Path) -> Result<()> {
     Ok(())
 }
 
@@ -316,8 +316,8 @@ mod tests {
         writer.tensor("b", &[3.0]).unwrap();
         let sha256 = writer.finish().unwrap();
         assert_eq!(files(dir.path()), [CARD_FILE, CONFIG_FILE, WEIGHTS_FILE]);
-        card::require_digest(dir.path()).unwrap();
-        card::check_digest(dir.path(), &sha256).unwrap();
+        card::require_digest(card::read(dir.path()).unwrap(), dir.path()).unwrap();
+        card::check_digest(card::read(dir.path()).unwrap(), dir.path(), &sha256).unwrap();
         let bytes = fs::read(dir.path().join(WEIGHTS_FILE)).unwrap();
         assert_eq!(hexadecimal(&Sha256::digest(bytes)), sha256);
     }

@@ -18,11 +18,13 @@ mod training;
 mod vocabulary;
 
 use super::{
-    checkpoint::{Writer, WrittenCheckpoint, writer::check_vacant},
+    checkpoint::{CONFIG_FILE, Writer, WrittenCheckpoint, hugging_face, json, writer::check_vacant},
     load::blueprint,
 };
 use crate::error::{Error, Result};
 use converted::Converted;
+use serde::{Deserialize, de::IgnoredAny};
+use serde_json::value::RawValue;
 use std::path::Path;
 
 /// A source of checkpoints.
@@ -72,6 +74,20 @@ impl Source {
         SOURCES.iter().find(|(_, known, _)| *known == name).map(|(source, ..)| *source)
     }
 
+    /// The source of a Hugging Face folder that must be converted; `None` if weir reads it as it is, or not at all. Fails if its
+    /// configuration cannot be read.
+    pub fn of_folder(dir: &Path) -> Result<Option<Self>> {
+        #[derive(Deserialize)]
+        struct Keys {
+            format: Option<IgnoredAny>,
+            model_type: Option<Box<RawValue>>,
+        }
+        let file = dir.join(CONFIG_FILE);
+        let keys: Keys = json::parse(&converted::read_config(&file)?, &file, "")?;
+        let kind = keys.model_type.filter(|_| keys.format.is_none()).and_then(|name| hugging_face::conversion(&name));
+        Ok(kind.and_then(Self::parse))
+    }
+
     fn reader(self) -> Result<SourceReader> {
         let found = SOURCES.iter().find(|(source, ..)| *source == self).map(|(.., reader)| *reader);
         found.ok_or_else(|| Error::Internal(format!("{self:?} is not in the table of sources")))
@@ -112,4 +128,16 @@ pub fn convert_with_progress(
         parameters += if spec.trained { numbers.len() } else { 0 };
     }
     Ok(WrittenCheckpoint { shape: blueprint.shape(), parameters, sha256: writer.finish()? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn conversions_that_errors_name_exist() {
+        for (model_type, kind) in hugging_face::CONVERTED {
+            assert!(Source::parse(kind).is_some(), "{model_type}: {kind}");
+        }
+    }
 }

@@ -16,8 +16,9 @@ impl Engines {
         match engine.calibrate(engine.limits().calibration, || self.continue_if_idle()) {
             Ok(table) => match table.doubt() {
                 None => tracing::info!(model = name, took = ?table.took, spread = table.spread(), "calibrated"),
+                // The model serves as well as any other, and reports show the doubt. A busy machine is no fault.
                 Some(doubt) => {
-                    tracing::warn!(model = name, took = ?table.took, doubt, "calibrated, but the result is unreliable")
+                    tracing::info!(model = name, took = ?table.took, doubt, "calibrated, but the result is unreliable")
                 }
             },
             Err(missing) => tracing::debug!(model = name, why = missing.reason(), "not calibrated"),

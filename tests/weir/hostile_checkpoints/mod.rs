@@ -18,6 +18,7 @@ use weir::{
 mod configurations;
 #[path = "../../../fuzz/entries.rs"]
 mod entries;
+mod mistakes;
 
 /// Writes a small valid checkpoint.
 fn valid() -> TempDir {
@@ -214,7 +215,7 @@ fn damaged_files_are_rejected() {
         header["head.weight"]["data_offsets"] = place;
     });
     check_messages(&[
-        (replaced(&[]), "the file: expected at least 8 bytes, found 0 bytes"),
+        (replaced(&[]), "the file: expected at least 8 bytes, found an empty file"),
         (replaced(&bytes[..bytes.len() - 1]), "(truncated)"),
         (replaced(&[&bytes[..], &[0]].concat()), "(trailing bytes)"),
         (replaced(b"PK\x03\x04 this is a zip archive"), "header length: expected at most the"),

@@ -1,6 +1,6 @@
 //! `config.json`: everything but the weights.
 
-use super::{hugging_face, json, links::check_inside};
+use super::{folder::check_folder, hugging_face, json, links::check_inside};
 use crate::{
     decode::{defaults::SamplingDefaults, document::GenerationDefaults},
     error::{Error, Result, clip},
@@ -13,8 +13,8 @@ use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::value::RawValue;
 use std::{path::Path, sync::Arc};
 
-/// The name of the file.
-pub const CONFIG_FILE: &str = "config.json";
+pub use super::folder::CONFIG_FILE;
+
 /// The format that this module reads and writes.
 pub const FORMAT: &str = "weir/1";
 /// Maximum size of `config.json`: a vocabulary of every code point fits.
@@ -182,9 +182,10 @@ impl Config {
         self.subwords.as_ref()
     }
 
-    /// Reads the `config.json` of a checkpoint. Fails if the file is too long, or a key is unknown, missing, of the
+    /// Reads the `config.json` of a checkpoint. Fails if the folder has none, or if the file is too long, or a key is unknown, missing, of the
     /// wrong type or out of bounds.
     pub fn read(dir: &Path) -> Result<Self> {
+        check_folder(dir)?;
         let file = dir.join(CONFIG_FILE);
         check_inside(dir, &file)?;
         Self::read_file(&file)
@@ -206,7 +207,10 @@ impl Config {
         let expected = format!("{FORMAT:?}");
         let keys: FormatKey = json::parse(text, file, "")?;
         match keys.format {
-            None if keys.model_type.is_some() => return Self::of_hugging_face(text, file),
+            None if keys.model_type.is_some() => {
+                hugging_face::check_needs_no_conversion(keys.model_type.as_deref(), file)?;
+                return Self::of_hugging_face(text, file);
+            }
             Some(found) if found.get() == expected => {}
             Some(found) => return Err(Error::checkpoint(file, "format", expected, clip(found.get(), json::QUOTED))),
             None => return Err(Error::checkpoint(file, "format", expected, "nothing")),

@@ -1,0 +1,75 @@
+//! Loads the models before the server listens, and logs each step.
+
+use crate::{
+    config::{AdminToken, ServeConfig, ServedCheckpoint},
+    decode::contract::Model,
+    error::Result,
+    family::load,
+    serve::{AdminConfig, Engines, ModelLoader},
+};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Instant,
+};
+
+/// Loads checkpoints with the same settings. Models share the thread pool of the settings, if it is started.
+pub(super) struct CheckpointLoader(pub(super) load::Settings);
+
+impl ModelLoader for CheckpointLoader {
+    fn memory_needed(&self, folder: &Path) -> Result<usize> {
+        load::needs(&folder.into(), &self.0)
+    }
+
+    fn load(&self, folder: &Path, name: &str) -> Result<Arc<dyn Model>> {
+        load::load_as(&folder.into(), name, &self.0)
+    }
+}
+
+/// Loads every model and starts its engine. A checkpoint of the models folder that cannot be served is logged and left out.
+/// Fails if a named checkpoint cannot be served, or if none can.
+pub(super) fn load_all(settings: &ServeConfig, loader: &CheckpointLoader, engines: &Engines) -> Result<()> {
+    let mut first_failure = None;
+    for checkpoint in &settings.checkpoints {
+        match launch(checkpoint, settings, loader, engines) {
+            Ok(()) => {}
+            Err(error) if checkpoint.named => return Err(error),
+            Err(error) => {
+                let ServedCheckpoint { name, source, .. } = checkpoint;
+                tracing::error!(model = name, folder = %source, %error, "not served: the checkpoint cannot be loaded");
+                engines.metrics().count_skipped_checkpoint();
+                first_failure.get_or_insert(error);
+            }
+        }
+    }
+    match first_failure {
+        Some(error) if engines.names().is_empty() => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn launch(
+    checkpoint: &ServedCheckpoint,
+    settings: &ServeConfig,
+    loader: &CheckpointLoader,
+    engines: &Engines,
+) -> Result<()> {
+    let ServedCheckpoint { name, source, .. } = checkpoint;
+    tracing::info!(model = name, from = %source, "loading");
+    let began = Instant::now();
+    let model = load::load_as(source, name, &loader.0)?;
+    tracing::info!(model = name, took = ?began.elapsed(), "loaded; running the first steps, and timing them");
+    let folder = source.folder().map(PathBuf::from);
+    engines.add(engines.launch(model, settings.engine, folder)?)?;
+    Ok(())
+}
+
+pub(super) fn admin(settings: &ServeConfig, loader: &Arc<CheckpointLoader>, token: AdminToken) -> AdminConfig {
+    AdminConfig {
+        token,
+        loader: Arc::clone(loader) as _,
+        models_folder: settings.operations.models.clone(),
+        max_generations: settings.operations.max_models,
+        limits: settings.engine,
+    }
+}

@@ -1,0 +1,31 @@
+//! Placeholders in place of a file, which an error names: an empty file, zeros, a Git LFS pointer.
+
+/// The first bytes of a Git LFS pointer.
+const LFS: &[u8] = b"version https://git-lfs.github.com/spec/";
+/// Description of a file in a repository that was cloned without Git LFS.
+pub(super) const LFS_POINTER: &str = "a Git LFS pointer in place of the file: `git lfs pull` fetches the file";
+/// Description of a file that an interrupted download leaves.
+pub(super) const ZEROS: &str = "only zeros: its download did not finish";
+/// Names what a file holds in place of its contents, if it is empty, only zeros, or a Git LFS pointer.
+pub(super) fn placeholder(bytes: &[u8]) -> Option<&'static str> {
+    match bytes {
+        [] => Some("an empty file"),
+        bytes if bytes.starts_with(LFS) => Some(LFS_POINTER),
+        bytes if bytes.iter().all(|byte| *byte == 0) => Some(ZEROS),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn placeholders_are_named() {
+        let pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 7\n";
+        assert_eq!(placeholder(pointer), Some(LFS_POINTER));
+        assert_eq!(placeholder(b""), Some("an empty file"));
+        assert_eq!(placeholder(&[0; 9]), Some(ZEROS));
+        assert_eq!(placeholder(b"{}"), None);
+    }
+}

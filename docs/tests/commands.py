@@ -60,6 +60,7 @@ TITLE = "What pooling is worth: two pairs of models"
 PACKAGES = "it needs a release build; deploy/tests/test_packages.py checks the packages' files"
 FUZZ = "it runs for minutes; .ci runs a minute of each target"
 SBOM = "it builds a program from crates.io for minutes"
+PULL = "it needs the network; tests/weir/pull runs it with a local server"
 TORCH = "it needs PyTorch and runs for hours"
 
 HTTP = "--http-listen 127.0.0.1:800{0} --admin-listen 127.0.0.1:909{0}"
@@ -182,6 +183,10 @@ PAGES: Dict[str, List[Step]] = {
         Runs("weir report 127.0.0.1:50051", ".*pooled.*vanilla.*"),
     ],
     "docs/checkpoints.md": [
+        Runs(f"weir pull {SHIPPED} --name shipped", r"shipped: .*, sha256 [0-9a-f]{64}, in .*/data/models/shipped\n"),
+        Runs('weir segment --model shipped --text "a weir pools a stream"', SEGMENTS),
+        Elsewhere("weir pull hf:ORG/NAME@REVISION --name other", PULL),
+        Elsewhere("weir pull https://example.com/models/english --sha256 DIGEST", PULL),
         converts("weir convert --from dynamic-pooling checkpoint_last.pt english", "dynamic-pooling-pt/plain"),
         converts("weir convert --from torchscale checkpoint_last.pt lex", "torchscale-pt/rope_bca"),
         converts("weir convert --from gpt2 SOURCE gpt2", "lslm/gpt2"),

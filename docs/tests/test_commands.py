@@ -140,6 +140,7 @@ class Run:
         self._environment = {key: value for key, value in os.environ.items() if not key.startswith(("WEIR_", "PYTHON"))}
         self._environment["PATH"] = f"{folder}/bin:{self._environment['PATH']}:{Path(sys.executable).parent}"
         self._environment["WEIR_ADMIN_TOKEN"] = TOKEN
+        self._environment["WEIR_DATA"] = f"{folder}/data"
         self._addresses: Dict[str, str] = {}
         self._servers: List[local.Program] = []
 

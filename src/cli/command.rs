@@ -3,7 +3,7 @@
 #[cfg(feature = "candle")]
 use super::verify;
 use super::{
-    admin, bench, codec, convert, generate, health, init, inspect, report, score, segment, serve, summarize,
+    admin, bench, codec, convert, generate, health, init, inspect, pull, report, score, segment, serve, summarize,
 };
 use clap::{Parser, Subcommand};
 
@@ -39,6 +39,8 @@ pub(super) enum Command {
     Decompress(codec::DecompressArgs),
     /// Convert an official checkpoint into weir's format.
     Convert(convert::Args),
+    /// Copy a checkpoint from a folder, a URL or the Hugging Face Hub into the user's models folder.
+    Pull(pull::Args),
     /// Create a checkpoint of a given shape with random weights.
     Init(init::Args),
     /// Check a checkpoint and print its contents.

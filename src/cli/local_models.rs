@@ -7,7 +7,7 @@ use std::{
 };
 
 /// Environment variable with the data folder.
-const DATA_VARIABLE: &str = "WEIR_DATA";
+pub(super) const DATA_VARIABLE: &str = "WEIR_DATA";
 /// Maximum names that a message lists.
 const LISTED: usize = 20;
 
@@ -86,18 +86,16 @@ mod tests {
 
     #[test]
     fn the_data_folder_follows_the_environment() {
-        let cases: [(&[(&str, &str)], Option<&str>); 6] = [
-            (&[("WEIR_DATA", "/w"), ("XDG_DATA_HOME", "/x"), ("HOME", "/h")], Some("/w")),
-            (&[("WEIR_DATA", ""), ("XDG_DATA_HOME", "/x"), ("HOME", "/h")], Some("/x/weir")),
-            (&[("XDG_DATA_HOME", "relative"), ("HOME", "/h")], Some("/h/.local/share/weir")),
-            (&[("HOME", "/h")], Some("/h/.local/share/weir")),
-            (&[("HOME", "")], None),
-            (&[], None),
-        ];
-        for (set, expected) in cases {
-            let variable = |name: &str| set.iter().find(|(key, _)| *key == name).map(|(_, value)| value.into());
-            assert_eq!(data_folder(variable), expected.map(PathBuf::from), "{set:?}");
-        }
+        let found = |set: &[(&str, &str)]| {
+            data_folder(|name| set.iter().find(|(key, _)| *key == name).map(|(_, value)| value.into()))
+        };
+        let folder = |path: &str| Some(PathBuf::from(path));
+        assert_eq!(found(&[("WEIR_DATA", "/w"), ("XDG_DATA_HOME", "/x"), ("HOME", "/h")]), folder("/w"));
+        assert_eq!(found(&[("WEIR_DATA", ""), ("XDG_DATA_HOME", "/x"), ("HOME", "/h")]), folder("/x/weir"));
+        assert_eq!(found(&[("XDG_DATA_HOME", "relative"), ("HOME", "/h")]), folder("/h/.local/share/weir"));
+        assert_eq!(found(&[("HOME", "/h")]), folder("/h/.local/share/weir"));
+        assert_eq!(found(&[("HOME", "")]), None);
+        assert_eq!(found(&[]), None);
     }
 
     #[test]

@@ -16,6 +16,7 @@ mod network;
 mod notes;
 pub mod output;
 pub mod progress;
+pub mod pull;
 pub mod report;
 pub mod score;
 pub mod segment;
@@ -61,6 +62,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Compress(args) => codec::run_compress(args),
         Command::Decompress(args) => codec::run_decompress(args),
         Command::Convert(args) => convert::run(args),
+        Command::Pull(args) => pull::run(args),
         Command::Init(args) => init::run(args),
         Command::Inspect(args) => inspect::run(args),
         #[cfg(feature = "candle")]

@@ -32,6 +32,7 @@ mod naive_decoder;
 mod naive_hourglass;
 mod operations;
 mod process;
+mod pull;
 mod pyramidion;
 mod reload_signal;
 mod serve_process;

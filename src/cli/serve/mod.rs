@@ -1,5 +1,5 @@
-//! `weir serve`: reserves its ports, loads checkpoints, starts their engines, listens, and shuts down on signals. The flags are grouped by topic in
-//! the submodules.
+//! `weir serve`: reserves its ports, loads checkpoints, starts their engines, listens, and shuts down on signals. The flags are
+//! grouped by topic in the submodules.
 
 mod access;
 mod announcement;

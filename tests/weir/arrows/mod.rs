@@ -74,10 +74,14 @@ const CRATES: &[(&str, &[&str])] = &[
     // The threads of candle's products.
     ("rayon", &["family"]),
     // Hashes of checkpoints, API keys, certificates and the beginnings of texts.
-    ("sha2", &["family", "config", "serve", "decode"]),
+    ("sha2", &["family", "config", "serve", "decode", "cli"]),
     ("subtle", &["config"]),
     ("toml", &["config"]),
-    ("tokio_rustls", &["config", "serve"]),
+    // `cli` names the provider of the client of `weir pull`.
+    ("tokio_rustls", &["config", "serve", "cli"]),
+    // The client of `weir pull`, and the authorities that it trusts.
+    ("ureq", &["cli"]),
+    ("rustls_native_certs", &["cli"]),
     ("socket2", &["serve"]),
     ("webpki", &["serve"]),
     ("rand_chacha", &["decode", "family"]),

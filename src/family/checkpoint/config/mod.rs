@@ -182,8 +182,8 @@ impl Config {
         self.subwords.as_ref()
     }
 
-    /// Reads the `config.json` of a checkpoint. Fails if the folder has none, or if the file is too long, or a key is unknown, missing, of the
-    /// wrong type or out of bounds.
+    /// Reads the `config.json` of a checkpoint. Fails if the folder has none, or if the file is too long, or a key is unknown,
+    /// missing, of the wrong type or out of bounds.
     pub fn read(dir: &Path) -> Result<Self> {
         check_folder(dir)?;
         let file = dir.join(CONFIG_FILE);

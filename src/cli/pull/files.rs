@@ -1,0 +1,52 @@
+//! The files of a place, opened by name.
+
+use crate::{
+    error::{Error, Result},
+    family::checkpoint::{folder::check_folder, links::check_inside, regular_file},
+};
+use std::{
+    io::Read,
+    path::{Path, PathBuf},
+};
+
+/// An open file, and its size if the place states it.
+pub(super) struct OpenFile {
+    pub(super) bytes: Box<dyn Read>,
+    pub(super) size: Option<u64>,
+}
+
+/// A place with the files of a checkpoint.
+pub(super) trait FileSource {
+    /// Opens a file, whose name is a relative path with `/`. Returns `None` if there is none. Fails if it cannot be opened.
+    fn open(&self, name: &str) -> Result<Option<OpenFile>>;
+
+    /// Returns the path or the URL of a file, for messages.
+    fn place(&self, name: &str) -> PathBuf;
+}
+
+/// A folder of this machine.
+pub(super) struct Folder(PathBuf);
+
+impl Folder {
+    /// Opens a folder. Fails if it is not a checkpoint.
+    pub(super) fn open(folder: &Path) -> Result<Self> {
+        check_folder(folder)?;
+        Ok(Self(folder.to_owned()))
+    }
+}
+
+impl FileSource for Folder {
+    fn open(&self, name: &str) -> Result<Option<OpenFile>> {
+        let file = self.place(name);
+        if !file.try_exists().map_err(Error::io(&file))? {
+            return Ok(None);
+        }
+        check_inside(&self.0, &file)?;
+        let (bytes, size) = regular_file::open(&file).map_err(Error::io(&file))?;
+        Ok(Some(OpenFile { bytes: Box::new(bytes), size: Some(size) }))
+    }
+
+    fn place(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}

@@ -1,0 +1,81 @@
+//! Repositories of the Hugging Face Hub, which serves each file at `ENDPOINT/ORG/NAME/resolve/REVISION/FILE`.
+//!
+//! The crate `hf-hub` (1.0) is not used. It requires `hf-xet`, the client of another protocol, and its feature for TLS brings aws-lc,
+//! which the rules for dependencies exclude.
+
+use super::http::HttpFolder;
+use crate::error::{Error, Result};
+
+/// The public Hub, unless `HF_ENDPOINT` names another.
+const ENDPOINT: &str = "https://huggingface.co";
+/// Revision if the argument has none.
+const REVISION: &str = "main";
+
+/// A repository at a revision.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Repository {
+    org: String,
+    name: String,
+    revision: String,
+}
+
+impl Repository {
+    /// Parses `ORG/NAME[@REVISION]`. Fails if a part is missing or has other characters than the Hub allows.
+    pub(super) fn parse(text: &str) -> Result<Self> {
+        let (repository, revision) = text.split_once('@').unwrap_or((text, REVISION));
+        let plain = |part: &str, more: &str| {
+            let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c) || more.contains(c);
+            !part.is_empty() && part.chars().all(allowed) && !part.contains("..") && !part.starts_with(['.', '/'])
+        };
+        match repository.split_once('/') {
+            Some((org, name)) if plain(org, "") && plain(name, "") && plain(revision, "/") => {
+                Ok(Self { org: org.into(), name: name.into(), revision: revision.into() })
+            }
+            _ => Err(Error::Setting(format!("hf:{text}: expected hf:ORG/NAME or hf:ORG/NAME@REVISION"))),
+        }
+    }
+
+    /// The last part of its name.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Opens the repository at the endpoint that the environment names. Fails if the endpoint is no URL, or TLS cannot be set up.
+    pub(super) fn open(&self) -> Result<HttpFolder> {
+        let variable = |name| std::env::var_os(name).and_then(|value| value.into_string().ok());
+        let set = |name| variable(name).filter(|value| !value.is_empty());
+        let endpoint = set("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.into());
+        // A token must not cross the network in plain text.
+        let token = set("HF_TOKEN").filter(|_| endpoint.starts_with("https://"));
+        HttpFolder::new(self.url(&endpoint)?, token)
+    }
+
+    fn url(&self, endpoint: &str) -> Result<String> {
+        if !endpoint.starts_with("https://") && !endpoint.starts_with("http://") {
+            let why = "expected a URL that begins with https:// or http://";
+            return Err(Error::Setting(format!("HF_ENDPOINT {endpoint:?}: {why}")));
+        }
+        let Self { org, name, revision } = self;
+        let revision = revision.replace('/', "%2F");
+        Ok(format!("{}/{org}/{name}/resolve/{revision}", endpoint.trim_end_matches('/')))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn repositories_become_urls() {
+        let url = |text: &str| Repository::parse(text).unwrap().url("https://hub.example/").unwrap();
+        assert_eq!(url("org/name"), "https://hub.example/org/name/resolve/main");
+        assert_eq!(url("o-1/n.2@refs/pr/3"), "https://hub.example/o-1/n.2/resolve/refs%2Fpr%2F3");
+        for wrong in
+            ["", "name", "/name", "org/", "a/b/c", "../b", "a/..", "a/b@", "a/b@../c", "a/b@/c", "a/b?c", "a b/c"]
+        {
+            let error = Repository::parse(wrong).unwrap_err().to_string();
+            assert!(error.contains("expected hf:ORG/NAME"), "{wrong}: {error}");
+        }
+        assert!(Repository::parse("a/b").unwrap().url("hub.example").is_err());
+    }
+}

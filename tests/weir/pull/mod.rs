@@ -1,0 +1,267 @@
+//! `weir pull`: from folders, from a web server and from the Hugging Face Hub, which a local server stands for.
+
+mod web_server;
+
+use super::{certificates::Certificates, support::converted};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+use tempfile::TempDir;
+use web_server::{Answer, WebServer};
+
+/// A user with an empty data folder.
+struct User {
+    data: TempDir,
+    endpoint: String,
+    /// File with the authorities that the user trusts.
+    authorities: PathBuf,
+}
+
+impl User {
+    fn new() -> Self {
+        Self { data: TempDir::new().unwrap(), endpoint: String::new(), authorities: PathBuf::new() }
+    }
+
+    /// Runs the program. Returns stdout if it succeeds, otherwise stderr.
+    fn weir(&self, args: &[&str]) -> Result<String, String> {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
+        command.args(args).env_clear().env("WEIR_DATA", self.data.path()).current_dir(self.data.path());
+        command.env("HF_ENDPOINT", &self.endpoint).env("SSL_CERT_FILE", &self.authorities);
+        // A token must not be sent without TLS.
+        let output = command.env("HF_TOKEN", "hf_secret").output().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        if output.status.success() { Ok(text(output.stdout)) } else { Err(text(output.stderr)) }
+    }
+
+    fn pull(&self, args: &[&str]) -> Result<String, String> {
+        self.weir(&[&["pull"], args].concat())
+    }
+
+    fn error(&self, args: &[&str]) -> String {
+        let error = self.pull(args).unwrap_err();
+        assert_eq!(self.names(), [""; 0], "something remains after {error}");
+        error
+    }
+
+    fn models(&self) -> PathBuf {
+        self.data.path().join("models")
+    }
+
+    /// Names in the models folder, those of hidden folders included.
+    fn names(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.models()).into_iter().flatten();
+        let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+}
+
+/// A small checkpoint.
+fn small() -> PathBuf {
+    converted("whitespaces")
+}
+
+fn digest(folder: &Path) -> String {
+    let output = Command::new(env!("CARGO_BIN_EXE_weir")).args(["inspect", "--json"]).arg(folder).output().unwrap();
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    json["sha256"].as_str().unwrap().to_owned()
+}
+
+fn copy_of(folder: &Path) -> TempDir {
+    let copy = TempDir::new().unwrap();
+    for name in ["config.json", "model.safetensors"] {
+        fs::copy(folder.join(name), copy.path().join(name)).unwrap();
+    }
+    copy
+}
+
+#[test]
+fn a_folder_is_copied_and_found_by_name() {
+    let user = User::new();
+    let sha256 = digest(&small());
+    let source = small();
+    let source = source.to_str().unwrap();
+    let printed = user.pull(&[source, "--name", "mine", "--sha256", &sha256]).unwrap();
+    assert!(printed.starts_with("mine: ") && printed.contains(&sha256), "{printed}");
+    assert_eq!(user.names(), ["mine"]);
+    assert_eq!(digest(&user.models().join("mine")), sha256);
+    user.weir(&["segment", "--model", "mine", "--text", "ab c"]).unwrap();
+
+    let error = user.pull(&[source, "--name", "mine"]).unwrap_err();
+    assert!(error.contains("a model of this name exists") && error.contains("--force"), "{error}");
+    user.pull(&[source, "--name", "mine", "--force", "--json"]).unwrap();
+    assert_eq!(user.names(), ["mine"]);
+}
+
+#[test]
+fn wrong_sources_leave_nothing() {
+    let user = User::new();
+    let source = small();
+    let source = source.to_str().unwrap();
+    let other = "0".repeat(64);
+    let error = user.error(&[source, "--sha256", &other]);
+    assert!(error.contains("sha256 of the weights") && error.contains(&other), "{error}");
+    let error = user.error(&[source, "--max-pull-bytes", "20000"]);
+    assert!(
+        error.contains("model.safetensors: the file: expected at most ") && error.contains("--max-pull-bytes"),
+        "{error}"
+    );
+    let error = user.error(&[source, "--name", "../mine"]);
+    assert!(error.contains("--name: \"../mine\" is out of bounds"), "{error}");
+    let error = user.error(&["/no/such/folder"]);
+    assert!(error.contains("expected a checkpoint: a folder with a config.json"), "{error}");
+
+    let copy = copy_of(&small());
+    fs::remove_file(copy.path().join("model.safetensors")).unwrap();
+    let escape = r#"{"weight_map": {"a": "../../secret.safetensors"}}"#;
+    fs::write(copy.path().join("model.safetensors.index.json"), escape).unwrap();
+    let error = user.error(&[copy.path().to_str().unwrap(), "--name", "x"]);
+    assert!(error.contains("weight_map.a: expected the plain name of a .safetensors file"), "{error}");
+
+    let copy = copy_of(&small());
+    fs::write(copy.path().join("model.safetensors"), [0; 64]).unwrap();
+    let error = user.error(&[copy.path().to_str().unwrap(), "--name", "x"]);
+    assert!(error.contains("found only zeros"), "{error}");
+}
+
+#[cfg(unix)]
+#[test]
+fn links_out_of_a_folder_are_not_followed() {
+    let user = User::new();
+    let copy = copy_of(&small());
+    fs::remove_file(copy.path().join("model.safetensors")).unwrap();
+    std::os::unix::fs::symlink(small().join("model.safetensors"), copy.path().join("model.safetensors")).unwrap();
+    let error = user.error(&[copy.path().to_str().unwrap(), "--name", "x"]);
+    assert!(error.contains("a link out of it"), "{error}");
+}
+
+#[test]
+fn a_card_with_another_digest_is_rejected() {
+    let user = User::new();
+    let copy = copy_of(&small());
+    fs::write(copy.path().join("card.json"), r#"{"sha256": "00"}"#).unwrap();
+    let error = user.error(&[copy.path().to_str().unwrap(), "--name", "x"]);
+    assert!(error.contains("sha256 of the weights: expected 00, as card.json states"), "{error}");
+}
+
+#[test]
+fn a_folder_of_a_web_server_is_fetched() {
+    let user = User::new();
+    let server = WebServer::of_folder("/files/english", small());
+    let url = format!("{}/files/english/", server.url());
+    user.pull(&[&url, "--sha256", &digest(&small())]).unwrap();
+    assert_eq!(user.names(), ["english"]);
+    assert_eq!(digest(&user.models().join("english")), digest(&small()));
+    let missing = User::new().error(&[&format!("{}/files/none", server.url())]);
+    assert!(missing.contains("/files/none/config.json: the file: expected a file, found none"), "{missing}");
+}
+
+#[test]
+fn the_hub_serves_one_commit_of_a_repository() {
+    const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+    let server = WebServer::start(|request| {
+        let first = "/org/small/resolve/v%2F1/config.json";
+        let rest = format!("/org/small/resolve/{COMMIT}/");
+        match request.path.as_str() {
+            path if path == first => Answer::file(small().join("config.json")).header("x-repo-commit", COMMIT),
+            // The Hub redirects to the storage of large files.
+            path if *path == format!("{rest}model.safetensors") => Answer::redirect("/storage/weights"),
+            "/storage/weights" => Answer::file(small().join("model.safetensors")),
+            path if path.starts_with(&rest) => Answer::status(404),
+            _ => Answer::status(500),
+        }
+    });
+    let user = User { endpoint: server.url(), ..User::new() };
+    user.pull(&["hf:org/small@v/1"]).unwrap();
+    assert_eq!(user.names(), ["small"]);
+    assert_eq!(digest(&user.models().join("small")), digest(&small()));
+    assert!(
+        server.requests().iter().all(|request| !request.headers.contains("hf_secret")),
+        "the token was sent in plain text"
+    );
+}
+
+#[test]
+fn the_hub_is_reached_over_tls() {
+    let certificates = Certificates::new();
+    let tls = certificates.access(false).credentials.current().tls.as_ref().unwrap().http1();
+    let server = WebServer::start_with(Some(tls), |request| match request.path.as_str() {
+        "/org/small/resolve/main/config.json" => Answer::file(small().join("config.json")),
+        "/org/small/resolve/main/model.safetensors" => Answer::file(small().join("model.safetensors")),
+        _ => Answer::status(404),
+    });
+    let user = User { endpoint: server.url(), authorities: certificates.path("ca.pem"), ..User::new() };
+    user.pull(&["hf:org/small"]).unwrap();
+    assert_eq!(digest(&user.models().join("small")), digest(&small()));
+    assert!(server.requests().iter().all(|request| request.headers.contains("authorization: bearer hf_secret")));
+
+    let others = Certificates::new();
+    let other = User { endpoint: server.url(), authorities: others.path("ca.pem"), ..User::new() };
+    let error = other.error(&["hf:org/small"]);
+    assert!(error.contains("config.json: ") && error.contains("certificate"), "{error}");
+    let none = User { endpoint: server.url(), authorities: certificates.path("server.key"), ..User::new() };
+    let error = none.error(&["hf:org/small"]);
+    assert!(error.contains("no certificate authorities") && error.contains("SSL_CERT_FILE"), "{error}");
+}
+
+#[test]
+fn a_private_repository_asks_for_a_token() {
+    let server = WebServer::start(|_| Answer::status(401));
+    let user = User { endpoint: server.url(), ..User::new() };
+    let error = user.error(&["hf:org/private"]);
+    assert!(error.contains("401") && error.contains("HF_TOKEN"), "{error}");
+    assert!(user.error(&["hf:private"]).contains("expected hf:ORG/NAME"));
+    let wrong = User { endpoint: "ftp://x".into(), ..User::new() };
+    assert!(wrong.error(&["hf:org/private"]).contains("HF_ENDPOINT \"ftp://x\""));
+}
+
+#[test]
+fn lies_of_a_server_are_errors() {
+    let weights = fs::read(small().join("model.safetensors")).unwrap();
+    let size = weights.len();
+    type Weights = fn(&[u8]) -> Answer;
+    let cases: [(&str, Weights, &str); 3] = [
+        (
+            "less than stated",
+            |bytes| Answer::bytes(bytes[..bytes.len() / 2].to_vec()).length(bytes.len()),
+            "model.safetensors: ",
+        ),
+        ("more than allowed", |bytes| Answer::bytes(bytes.to_vec()).length(1 << 40), "found 1099511627776 bytes"),
+        ("without an end", |bytes| Answer::endless(bytes[..1000].to_vec()), "found more"),
+    ];
+    for (name, answer, expected) in cases {
+        let weights = weights.clone();
+        let server = WebServer::start(move |request| match request.path.as_str() {
+            "/m/config.json" => Answer::file(small().join("config.json")),
+            "/m/model.safetensors" => answer(&weights),
+            _ => Answer::status(404),
+        });
+        let limit = (size * 2).to_string();
+        let error = User::new().error(&[&format!("{}/m", server.url()), "--max-pull-bytes", &limit]);
+        assert!(error.contains(expected), "{name}: {error}");
+    }
+}
+
+/// A configuration that weir cannot read costs no download of the weights.
+#[test]
+fn weights_of_an_unknown_model_are_not_fetched() {
+    let server = WebServer::start(|request| match request.path.as_str() {
+        "/m/config.json" => Answer::bytes(br#"{"format": "weir/1", "family": "unheard"}"#.to_vec()),
+        _ => Answer::status(404),
+    });
+    let error = User::new().error(&[&format!("{}/m", server.url())]);
+    assert!(error.starts_with(&format!("weir: {}/m/config.json: ", server.url())), "{error}");
+    assert!(server.requests().iter().all(|request| !request.path.contains("safetensors")));
+}
+
+#[test]
+fn a_checkpoint_of_another_format_is_converted() {
+    let user = User::new();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/t5/t5_v10");
+    user.pull(&[source.to_str().unwrap(), "--name", "t5"]).unwrap();
+    assert_eq!(user.names(), ["t5"]);
+    let config = fs::read_to_string(user.models().join("t5/config.json")).unwrap();
+    assert!(config.contains("\"format\": \"weir/1\"") && config.contains("\"family\": \"t5\""), "{config}");
+}

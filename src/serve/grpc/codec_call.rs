@@ -87,7 +87,7 @@ impl<M: Messages> CodecCall<M> {
         stream.end(&mut out)?;
         send_all(&output, &out).await?;
         let totals = stream.totals();
-        tracing::info!(chars = totals.symbols, compressed_bytes = totals.compressed_bytes, "coded");
+        tracing::debug!(chars = totals.symbols, compressed_bytes = totals.compressed_bytes, "coded");
         output.send(M::summary(totals)).await
     }
 

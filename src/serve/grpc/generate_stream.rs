@@ -65,7 +65,7 @@ impl MessageEncoder for GenerateEncoder {
             Event::Coded(_) | Event::Document(_) => {}
             Event::Characters(characters) => self.pieces.push(characters),
             Event::Finished { reason, usage, timing } => {
-                tracing::info!(
+                tracing::debug!(
                     ?reason,
                     generated_chars = usage.generated_chars,
                     total_ns = timing.total_ns,

@@ -182,7 +182,7 @@ impl<E: MessageEncoder> Stream for ResponseStream<E> {
 impl<E: MessageEncoder> Drop for ResponseStream<E> {
     fn drop(&mut self) {
         if self.events.is_some() {
-            tracing::info!(parent: &self.span, "the response was dropped before its end");
+            tracing::debug!(parent: &self.span, "the response was dropped before its end");
         }
     }
 }
@@ -192,11 +192,12 @@ fn is_last(event: &Event) -> bool {
     matches!(event, Event::Finished { .. } | Event::Document(DocumentEvent::Summarized(_)))
 }
 
-/// Logs a failure: an internal one as an error with its text, any other with only its code.
+/// Logs a failure: an internal one as an error with its text, any other with only its code, like every end of a request at level
+/// `debug`.
 pub(super) fn log_failure(span: &Span, error: &Error) {
     match error.code() {
         Code::Internal => tracing::error!(parent: span, %error, "failed"),
-        code => tracing::info!(parent: span, ?code, "ended early"),
+        code => tracing::debug!(parent: span, ?code, "ended early"),
     }
 }
 

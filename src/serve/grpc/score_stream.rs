@@ -85,7 +85,7 @@ impl MessageEncoder for ScoreEncoder {
                 self.waiting.extend(characters);
             }
             Event::Finished { usage, timing, .. } => {
-                tracing::info!(chars = usage.prompt_chars, total_ns = timing.total_ns, "scored");
+                tracing::debug!(chars = usage.prompt_chars, total_ns = timing.total_ns, "scored");
                 self.text.finish();
                 self.scored_text.finish();
                 let units = match self.vocabulary.is_subword() {

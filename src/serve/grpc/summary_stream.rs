@@ -85,7 +85,7 @@ impl SummaryEncoder {
         let summary::SummaryResult { hypotheses, document_id, reason, usage, timing, waits } = summary;
         let tokens = usage.generated_chars;
         let total_ns = timing.total_ns;
-        tracing::info!(?reason, document_tokens = usage.prompt_chars, summary_tokens = tokens, total_ns, "summarized");
+        tracing::debug!(?reason, document_tokens = usage.prompt_chars, summary_tokens = tokens, total_ns, "summarized");
         let reason = match reason {
             FinishReason::EndOfText => v1::SummaryFinishReason::EndOfText,
             _ => v1::SummaryFinishReason::MaxTokens,

@@ -32,7 +32,7 @@ pub(super) fn limit(max_calls: usize) -> impl Middleware {
         let place = match table.begin(call.tenant()) {
             Ok(place) => place,
             Err(full) => {
-                tracing::info!(error = %full, "rejected");
+                tracing::debug!(error = %full, "rejected");
                 return Box::pin(std::future::ready(Ok(status(&full, &call.id).into_http())));
             }
         };

@@ -65,7 +65,7 @@ pub(super) fn limit(
             if length > PART_BYTES
                 && let Err(full) = reserved.add(length)
             {
-                tracing::info!(error = %full, "rejected");
+                tracing::debug!(error = %full, "rejected");
                 return Ok(status(&full, &call.id).into_http());
             }
             let response = UnreadResponse { rest: data, trailers, reserved: Some(reserved), taken_at: clock::now() };

@@ -6,6 +6,7 @@ use super::{
     progress,
     server::{ServerArgs, runtime},
     session::MeasurementSession,
+    steps::Plan,
     workload::WorkloadArgs,
 };
 use crate::{
@@ -61,6 +62,11 @@ impl RoundArgs {
         Error::check_range("--warm-up-rounds", self.warm_up_rounds, 0..=MAX_ROUNDS)?;
         check_in_flight("--rounds-at-a-time", self.rounds_at_a_time)
     }
+
+    /// Returns the number of rounds, with those before the measured ones.
+    pub(super) fn total(&self) -> u64 {
+        self.rounds.saturating_add(self.warm_up_rounds)
+    }
 }
 
 pub(super) fn run(args: Args, command: String) -> Result<()> {
@@ -72,6 +78,9 @@ pub(super) fn run(args: Args, command: String) -> Result<()> {
     }
     let report = runtime(server.threads)?.block_on(async {
         let session = MeasurementSession::open(server, workload, &models, true, command).await?;
+        let mut plan = Plan::default();
+        plan.add_rounds(rounds.total());
+        session.steps.begin(&plan);
         let comparison = compare(&session, &rounds).await?;
         Ok::<_, Error>(session.report(vec![ReportPart::Compare { comparison }], false))
     })?;
@@ -106,6 +115,8 @@ pub(super) fn check(session: &MeasurementSession) -> Result<()> {
 pub(super) async fn compare(session: &MeasurementSession, rounds: &RoundArgs) -> Result<ModelComparison> {
     check(session)?;
     let models = &session.models;
+    let names: Vec<_> = models.iter().map(|model| model.name.as_str()).collect();
+    session.steps.next(format_args!("{}, comparison in {} rounds", names.join(", "), rounds.total()));
     let mut targets = Vec::new();
     for model in models {
         targets.push(session.target(model, rounds.rounds_at_a_time, false).await?);

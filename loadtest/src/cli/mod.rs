@@ -9,6 +9,7 @@ mod report;
 mod self_test;
 mod server;
 mod session;
+mod steps;
 mod sweep;
 mod workload;
 

@@ -1,5 +1,6 @@
 //! Writes reports, and `weir-loadtest draw`, which draws saved ones again.
 
+use super::steps;
 use crate::{
     error::{Error, Result},
     measure::stats::OutcomeCounts,
@@ -72,6 +73,7 @@ impl OutputArgs {
                 to_stdout = Some(text);
             } else {
                 fs::write(file, text).map_err(Error::io(file))?;
+                steps::print(format_args!("wrote {}", file.display()));
             }
         }
         match to_stdout {

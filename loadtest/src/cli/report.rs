@@ -5,6 +5,7 @@ use super::{
     load_args::{LoadArgs, check_in_flight},
     server::runtime,
     session::{LoadLimits, MeasurementSession},
+    steps::Plan,
     sweep::{KneeSearchArgs, ModelLoads},
 };
 use crate::{
@@ -55,6 +56,9 @@ pub(super) fn run(args: Args, command: String) -> Result<()> {
         let mut reports = Vec::new();
         let mut sessions = MeasurementSession::by_kind(server, workload, &models, command).await?;
         sessions.iter().filter(|session| session.models.len() > 1).try_for_each(compare::check)?;
+        if let Some(first) = sessions.first() {
+            first.steps.begin(&plan(&sessions, &rounds, &loads));
+        }
         for session in &mut sessions {
             session.cancel_share = length.cancel_share;
             reports.extend(measure_kind(session, &rounds, &loads).await);
@@ -64,6 +68,23 @@ pub(super) fn run(args: Args, command: String) -> Result<()> {
         Ok::<_, Error>((reports, error))
     })?;
     output.write_measured(&reports, error)
+}
+
+/// Returns the plan of all sessions.
+fn plan(sessions: &[MeasurementSession], rounds: &RoundArgs, loads: &Loads) -> Plan {
+    let mut plan = Plan::default();
+    let length = &loads.limits.length;
+    for session in sessions {
+        if session.models.len() > 1 {
+            plan.add_rounds(rounds.total());
+        }
+        for _ in &session.models {
+            plan.add_loads(loads.concurrency.len(), length);
+            plan.add_search(loads.search.refine, length);
+            plan.add_loads(1, length);
+        }
+    }
+    plan
 }
 
 async fn measure_kind(session: &MeasurementSession, rounds: &RoundArgs, loads: &Loads) -> Vec<MeasurementReport> {
@@ -109,6 +130,7 @@ async fn measure_model(model_loads: ModelLoads<'_>, loads: &Loads) -> Vec<Report
     } else if let Some(rate) = sustained {
         let rate = rate * SHARE_OF_KNEE;
         let load = LoadPattern::Open { arrivals: ArrivalProcess::Poisson, rate, burst: 1 };
+        model_loads.begin_step(&load.describe());
         let measured = model_loads.measure_rate(load, rate).await;
         parts.extend(measured.map(|point| ReportPart::Run { model: session.model_names(model), point }));
     }

@@ -4,6 +4,7 @@ use super::{
     abort::AbortLog,
     progress::LoadProgress,
     server::{Discovery, ServerArgs},
+    steps::Steps,
     workload::{BoundaryChoice, WorkloadArgs},
 };
 use crate::{
@@ -46,6 +47,13 @@ pub(super) struct LoadLimits {
     pub(super) min_requests: u64,
 }
 
+/// What all sessions of a command share.
+#[derive(Clone, Default)]
+struct Shared {
+    abort: AbortLog,
+    steps: Steps,
+}
+
 pub(super) struct MeasurementSession {
     pub(super) server: ServerArgs,
     connect: ConnectOptions,
@@ -61,6 +69,7 @@ pub(super) struct MeasurementSession {
     /// Measurements so far. Each sends different prompts; otherwise the server's cache would serve those of the one before.
     measured: AtomicU64,
     pub(super) abort: AbortLog,
+    pub(super) steps: Steps,
 }
 
 impl MeasurementSession {
@@ -73,7 +82,7 @@ impl MeasurementSession {
         command: String,
     ) -> Result<Self> {
         let discovery = Discovery::run(&server, names, all).await?;
-        let session = Self::new(server, workload, command, discovery, interruptible()?, AbortLog::default())?;
+        let session = Self::new(server, workload, command, discovery, interruptible()?, Shared::default())?;
         check_beam(std::slice::from_ref(&session))?;
         Ok(session)
     }
@@ -87,7 +96,7 @@ impl MeasurementSession {
     ) -> Result<Vec<Self>> {
         let discovery = Discovery::run(&server, names, true).await?;
         let stop = interruptible()?;
-        let abort = AbortLog::default();
+        let shared = Shared::default();
         let first = discovery.models.first().is_some_and(|model| model.summarizes);
         let mut sessions = Vec::new();
         for summarizes in [first, !first] {
@@ -97,7 +106,7 @@ impl MeasurementSession {
                 let workload = workload.only(summarizes)?;
                 let server = server.clone();
                 let command = command.clone();
-                sessions.push(Self::new(server, workload, command, discovery, stop.clone(), abort.clone())?);
+                sessions.push(Self::new(server, workload, command, discovery, stop.clone(), shared.clone())?);
             }
         }
         check_beam(&sessions)?;
@@ -110,7 +119,7 @@ impl MeasurementSession {
         command: String,
         Discovery { connect, software, known, models }: Discovery,
         stop: StopSignal,
-        abort: AbortLog,
+        Shared { abort, steps }: Shared,
     ) -> Result<Self> {
         let begun = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         // checks the workloads and reads their files before anything is measured
@@ -136,6 +145,7 @@ impl MeasurementSession {
             cancel_share: 0.0,
             measured: AtomicU64::new(0),
             abort,
+            steps,
         })
     }
 

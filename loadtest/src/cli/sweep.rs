@@ -4,12 +4,13 @@ use super::{
     load_args::{ArrivalArgs, LoadArgs, check_in_flight, check_rate},
     server::runtime,
     session::{LoadLimits, MeasurementSession},
+    steps::Plan,
 };
 use crate::{
     client::models::ModelInfo,
     error::{Error, Result},
     knee::{self, RateResult},
-    load::schedule::LoadPattern,
+    load::schedule::{LoadPattern, RunLength},
     report::data::{LoadPoint, ReportPart},
 };
 use std::time::Duration;
@@ -66,7 +67,7 @@ pub(super) struct KneeSearchArgs {
     to: f64,
     /// How often the search bisects between the highest sustained and the lowest unsustained rate.
     #[arg(long, value_name = "N", default_value_t = 3)]
-    refine: usize,
+    pub(super) refine: usize,
     #[command(flatten)]
     arrivals: ArrivalArgs,
 }
@@ -112,6 +113,10 @@ pub(super) fn run(args: RunArgs, command: String) -> Result<()> {
         let mut session = MeasurementSession::open(server, workload, &Vec::from_iter(model), false, command).await?;
         session.cancel_share = length.cancel_share;
         let model = &session.models[0];
+        let mut plan = Plan::default();
+        plan.add_loads(1, &limits.length);
+        session.steps.begin(&plan);
+        session.steps.next(format_args!("{}, {}", session.model_names(model), load.describe()));
         let point = session.point(model, load, limits).await?;
         Ok::<_, Error>(session.report(vec![ReportPart::Run { model: session.model_names(model), point }], true))
     })?;
@@ -134,6 +139,7 @@ pub(super) fn sweep(args: SweepArgs, command: String) -> Result<()> {
         let mut session = MeasurementSession::open(server, workload, &Vec::from_iter(model), false, command).await?;
         session.cancel_share = length.cancel_share;
         let loads = ModelLoads { session: &session, model: &session.models[0], limits };
+        session.steps.begin(&loads.plan(&concurrency, &rates, &search));
         let part = if !concurrency.is_empty() {
             loads.sweep_concurrency(&concurrency).await
         } else if !rates.is_empty() {
@@ -157,12 +163,32 @@ pub(super) struct ModelLoads<'a> {
 }
 
 impl ModelLoads<'_> {
+    /// Returns the plan of a sweep.
+    fn plan(self, concurrency: &[usize], rates: &[f64], search: &KneeSearchArgs) -> Plan {
+        let mut plan = Plan::default();
+        plan.add_loads(concurrency.len(), &self.limits.length);
+        rates.iter().for_each(|&rate| plan.add_loads(1, &self.length_at(rate)));
+        if plan.steps == 0 {
+            plan.add_search(search.refine, &self.limits.length);
+        }
+        plan
+    }
+
+    /// Prints the next step: a load of the model.
+    pub(super) fn begin_step(self, what: &str) {
+        if !self.session.is_over() {
+            self.session.steps.next(format_args!("{}, {what}", self.session.model_names(self.model)));
+        }
+    }
+
     /// Measures the batch-size curve.
     pub(super) async fn sweep_concurrency(self, counts: &[usize]) -> ReportPart {
         let mut points = Vec::new();
         for &concurrency in counts {
             let limits = LoadLimits { max_in_flight: concurrency, ..self.limits };
-            points.extend(self.session.load(self.model, LoadPattern::Closed { concurrency }, limits).await);
+            let load = LoadPattern::Closed { concurrency };
+            self.begin_step(&load.describe());
+            points.extend(self.session.load(self.model, load, limits).await);
         }
         ReportPart::Batches { model: self.session.model_names(self.model), points }
     }
@@ -170,13 +196,16 @@ impl ModelLoads<'_> {
     async fn sweep_rates(self, rates: &[f64], arrivals: &ArrivalArgs) -> ReportPart {
         let mut sweep = RateSweep { loads: self, tried: Vec::new(), points: Vec::new() };
         for &rate in rates {
-            sweep.measure(arrivals.load(rate), rate).await;
+            let load = arrivals.load(rate);
+            self.begin_step(&load.describe());
+            sweep.measure(load, rate).await;
         }
         sweep.into_part()
     }
 
     pub(super) async fn search_knee(self, search: &KneeSearchArgs) -> ReportPart {
         let objectives = !self.session.workload.objectives().is_empty();
+        self.begin_step("search for the knee");
         let mut sweep = RateSweep { loads: self, tried: Vec::new(), points: Vec::new() };
         while sweep.tried.len() < MAX_POINTS {
             let next = match &sweep.tried[..] {
@@ -190,19 +219,27 @@ impl ModelLoads<'_> {
                 self.add_missing(what);
                 break;
             }
-            sweep.measure(search.arrivals.load(rate), rate).await;
+            let load = search.arrivals.load(rate);
+            self.session.steps.go_on(format_args!("load {}, {}", sweep.tried.len() + 1, load.describe()));
+            sweep.measure(load, rate).await;
         }
         sweep.into_part()
     }
 
     /// Measures an open loop whose duration is extended until [`MIN_REQUESTS`] are expected, unless their number is given.
     pub(super) async fn measure_rate(self, load: LoadPattern, rate: f64) -> Option<LoadPoint> {
+        let length = self.length_at(rate);
+        let limits = LoadLimits { length, min_requests: MIN_REQUESTS, ..self.limits };
+        self.session.load(self.model, load, limits).await
+    }
+
+    /// Returns the length of an open loop at `rate`.
+    fn length_at(self, rate: f64) -> RunLength {
         let mut length = self.limits.length;
         if let (None, Some(duration)) = (length.requests, &mut length.duration) {
             *duration = (*duration).max(Duration::from_secs_f64(MIN_REQUESTS as f64 / rate));
         }
-        let limits = LoadLimits { length, min_requests: MIN_REQUESTS, ..self.limits };
-        self.session.load(self.model, load, limits).await
+        length
     }
 
     pub(super) fn add_missing(self, what: &str) {

@@ -101,6 +101,10 @@ PAGES: Dict[str, List[Step]] = {
         Serves("cargo run --release -- serve --http-listen 127.0.0.1:8000"),
         Elsewhere("cargo test --workspace", CI),
         Runs(
+            'target/release/weir generate --server 127.0.0.1:50051 --prompt "the history of the city" --max-chars 80 --seed 1',
+            rf"(?=.{{80}}\n){TEXT}\n",
+        ),
+        Runs(
             "curl -s http://127.0.0.1:8000/v1/completions -H 'content-type: application/json' "
             """-d '{"prompt": "the history of the city", "max_tokens": 80, "seed": 1}'""",
             r'\{.*"completion_tokens":80,.*\}',
@@ -234,12 +238,19 @@ PAGES: Dict[str, List[Step]] = {
         ),
         Serves("weir serve --admin-listen 127.0.0.1:9090"),
         Runs("weir health 127.0.0.1:50051 --service weir.v1.Generation", ""),
+        Runs(
+            'weir generate --server 127.0.0.1:50051 --prompt "the history of the city" --max-chars 200 --seed 1',
+            r"[a-z ]{200}\n",
+        ),
         Elsewhere(INSTALL, CI),
         Runs("from weir_client import Client", "[a-z ]{200}"),
         Runs(
             'curl -s http://127.0.0.1:9090/metrics | grep "^weir_generation_tokens_total"',
-            r'weir_generation_tokens_total\{model_name="hourglass-whitespace-english"\} 200\n',
+            r'weir_generation_tokens_total\{model_name="hourglass-whitespace-english"\} 400\n',
         ),
+        Runs("mkdir -p ~/.local/share/bash-completion/completions", "", (("~", "home"),)),
+        Runs("weir completions bash > ~/.local/share/bash-completion/completions/weir", "", (("~", "home"),)),
+        Runs("weir man ~/.local/share/man/man1", "", (("~", "home"),)),
     ],
     "docs/hugging-face.md": [
         Runs("weir inspect path/to/folder", "checkpoint .*family +hugging-face\n.*", TOKENS),

@@ -3,7 +3,8 @@
 #[cfg(feature = "candle")]
 use super::verify;
 use super::{
-    admin, bench, codec, convert, generate, health, init, inspect, pull, report, score, segment, serve, summarize,
+    admin, bench, codec, color, completions, convert, generate, health, init, inspect, man, pull, report, score, segment,
+    serve, summarize,
 };
 use clap::{Parser, Subcommand};
 
@@ -11,6 +12,8 @@ use clap::{Parser, Subcommand};
 #[derive(Debug, Parser)]
 #[command(name = "weir", version, propagate_version = true, max_term_width = 120)]
 pub struct Cli {
+    #[command(flatten)]
+    pub(super) color: color::ColorArgs,
     #[command(subcommand)]
     pub(super) command: Command,
 }
@@ -50,6 +53,10 @@ pub(super) enum Command {
     Verify(verify::Args),
     /// Measure speed, and compare it with the machine's limits.
     Bench(bench::Args),
+    /// Print the completions of a shell.
+    Completions(completions::Args),
+    /// Write the manual pages of all commands.
+    Man(man::Args),
 }
 
 #[cfg(test)]

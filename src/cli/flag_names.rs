@@ -35,6 +35,14 @@ pub(super) fn with_flag_names(mut error: Error) -> Error {
         | Error::NeverFits { field, .. }
         | Error::TooMuchWork { field, .. }
         | Error::NeedsNormaliser { option: field, .. } => field,
+        // A server's message begins with the field.
+        Error::Remote { answer, .. } => {
+            let found = FLAGS.iter().find_map(|(name, flag)| Some((flag, answer.strip_prefix(name)?)));
+            if let Some((flag, rest)) = found.filter(|(_, rest)| rest.starts_with(": ")) {
+                *answer = format!("{flag}{rest}");
+            }
+            return error;
+        }
         _ => return error,
     };
     if let Some((_, flag)) = FLAGS.iter().find(|(name, _)| name == field) {
@@ -66,5 +74,10 @@ mod tests {
         };
         assert_eq!(message("options.beam_size"), "--beam: 65 is out of bounds: 1 to 64");
         assert_eq!(message("--windowed"), "--windowed: 65 is out of bounds: 1 to 64");
+        let remote =
+            |answer: &str| with_flag_names(Error::Remote { server: "h:1".into(), answer: answer.into() }).to_string();
+        assert_eq!(remote("stopping.max_chars: 0 to 8"), "h:1: --max-chars: 0 to 8");
+        assert_eq!(remote("stopping.max_chars_more: 0 to 8"), "h:1: stopping.max_chars_more: 0 to 8");
+        assert_eq!(remote("Unavailable: draining"), "h:1: Unavailable: draining");
     }
 }

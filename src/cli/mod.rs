@@ -3,7 +3,9 @@
 pub mod admin;
 pub mod bench;
 pub mod codec;
+pub mod color;
 pub mod command;
+pub mod completions;
 pub mod convert;
 mod flag_names;
 pub mod generate;
@@ -11,7 +13,9 @@ pub mod health;
 pub mod init;
 pub mod inspect;
 mod local_models;
+pub mod man;
 pub mod model;
+mod model_source;
 mod network;
 mod notes;
 pub mod output;
@@ -29,6 +33,7 @@ pub mod verify;
 pub use command::Cli;
 
 use crate::error::{Error, printable};
+use clap::CommandFactory;
 use command::Command;
 use std::{ffi::OsString, io::Write, process::ExitCode};
 
@@ -50,15 +55,16 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         // `eprintln!` would panic if stderr is closed.
         let _ = writeln!(std::io::stderr(), "weir: warning: {flag} has a secret: {why}; use {variable} or {flag}-file");
     }
+    let color = cli.color.color;
     let result = match cli.command {
-        Command::Serve(args) => serve::run(args, sources),
+        Command::Serve(args) => serve::run(args, sources, color),
         Command::Admin(args) => admin::run(args),
         Command::Health(args) => health::run(args),
         Command::Report(args) => report::run(args),
         Command::Generate(args) => generate::run(args),
-        Command::Summarize(args) => summarize::run(args),
+        Command::Summarize(args) => summarize::run(args, color),
         Command::Score(args) => score::run(args),
-        Command::Segment(args) => segment::run(args),
+        Command::Segment(args) => segment::run(args, color),
         Command::Compress(args) => codec::run_compress(args),
         Command::Decompress(args) => codec::run_decompress(args),
         Command::Convert(args) => convert::run(args),
@@ -68,6 +74,8 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         #[cfg(feature = "candle")]
         Command::Verify(args) => verify::run(args),
         Command::Bench(args) => bench::run(args),
+        Command::Completions(args) => completions::run(&args, Cli::command()),
+        Command::Man(args) => man::run(&args, Cli::command()),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -24,6 +24,14 @@ pub struct ModelArgs {
     /// Checkpoint folder, or name of a model in the user's models folder. Default: the model that is embedded in the program.
     #[arg(long, value_name = "DIR", env = "WEIR_MODEL")]
     pub model: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) load: LoadArgs,
+}
+
+/// How a checkpoint is loaded.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Loading the model")]
+pub struct LoadArgs {
     /// Refuse a checkpoint whose card does not state the SHA-256 of its weights.
     #[arg(long, env = "WEIR_REQUIRE_SHA256", value_parser = clap::builder::BoolishValueParser::new())]
     require_sha256: bool,
@@ -54,25 +62,34 @@ pub struct ComputeArgs {
 impl ModelArgs {
     /// Finds the checkpoint. Fails if there is no model of that name.
     pub(super) fn source(&self) -> Result<CheckpointSource> {
-        match &self.model {
-            None => Ok(CheckpointSource::default()),
-            Some(argument) => find(argument),
-        }
+        source(self.model.as_deref())
     }
 
     /// Loads the model. Fails if the checkpoint cannot be read or is invalid.
     pub fn load(&self) -> Result<Arc<dyn Model>> {
-        self.load_with(None)
+        self.load.load(&self.source()?, None)
     }
 
     /// Loads the model with kernels of an instruction set, by default the widest that the processor has. Fails as
     /// [`load`](Self::load) does.
     pub(super) fn load_with(&self, isa: Option<Isa>) -> Result<Arc<dyn Model>> {
+        self.load.load(&self.source()?, isa)
+    }
+}
+
+impl LoadArgs {
+    /// Loads a checkpoint with kernels of an instruction set, by default the widest that the processor has. Fails if the
+    /// checkpoint cannot be read or is invalid.
+    pub(super) fn load(&self, source: &CheckpointSource, isa: Option<Isa>) -> Result<Arc<dyn Model>> {
         let settings = self.compute.settings();
         let require_sha256 = self.require_sha256;
-        let source = self.source()?;
-        load_as(&source, &source.name(), &Settings { isa: isa.unwrap_or(settings.isa), require_sha256, ..settings })
+        load_as(source, &source.name(), &Settings { isa: isa.unwrap_or(settings.isa), require_sha256, ..settings })
     }
+}
+
+/// Finds the checkpoint of `--model`; without it, the embedded one. Fails as [`find`] does.
+pub(super) fn source(argument: Option<&Path>) -> Result<CheckpointSource> {
+    argument.map_or_else(|| Ok(CheckpointSource::default()), find)
 }
 
 /// Finds the checkpoint that `--model` names. Fails if there is no model of that name.
@@ -140,6 +157,15 @@ impl TextSource<'_> {
 }
 
 impl TextArgs {
+    /// Returns the text, for a server, which encodes it. Fails if the file cannot be read, or if ids are given instead of text.
+    pub(super) fn text(&self) -> Result<String> {
+        match (&self.file, &self.text) {
+            (Some(file), _) => read(file),
+            (None, Some(text)) => Ok(text.clone()),
+            (None, None) => Err(Error::Setting("a server takes --text or --file, no --ids".into())),
+        }
+    }
+
     /// Encodes the text. Fails if the file cannot be read, a symbol is outside the vocabulary, or the text is empty.
     pub fn symbols(&self, model: &dyn Model) -> Result<Vec<u32>> {
         let source = TextSource { ids: self.ids.as_deref(), file: self.file.as_deref(), text: self.text.as_deref() };

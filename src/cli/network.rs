@@ -16,8 +16,30 @@ pub(super) fn runtime() -> Result<Runtime> {
     runtime.map_err(|error| Error::Internal(format!("the network runtime cannot be started: {error}")))
 }
 
+/// Flags of the API key.
+#[derive(Debug, Clone, clap::Args)]
+pub(super) struct ApiKeyArgs {
+    /// API key, if the server requires one. Prefer the environment variable: other users can see command-line arguments.
+    #[arg(long, value_name = "KEY", env = "WEIR_API_KEY", hide_env_values = true)]
+    api_key: Option<String>,
+    /// File that contains the API key.
+    #[arg(long, value_name = "FILE", env = "WEIR_API_KEY_FILE")]
+    api_key_file: Option<PathBuf>,
+}
+
+impl ApiKeyArgs {
+    /// Returns the key, if one is given. Fails if its file cannot be read.
+    pub(super) fn key(&self) -> Result<Option<String>> {
+        match (&self.api_key, &self.api_key_file) {
+            (Some(key), _) => Ok(Some(key.clone())),
+            (None, Some(file)) => Ok(Some(fs::read_to_string(file).map_err(Error::io(file))?.trim().to_owned())),
+            (None, None) => Ok(None),
+        }
+    }
+}
+
 /// TLS flags, for an address that begins with `https://`.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 pub(super) struct TlsArgs {
     /// PEM file with the certificate authorities that may have signed the server's certificate; required for https://.
     #[arg(long, value_name = "FILE", env = "WEIR_TLS_CA")]

@@ -13,6 +13,11 @@ pub(super) fn normalised(flag: &str, text: &str, vocabulary: &Vocabulary) {
     }
 }
 
+/// Reports that the server's normaliser changed this many characters of the text of `flag`.
+pub(super) fn normalised_by_server(flag: &str, changed: usize) {
+    write(&format!("{flag}: the model's normaliser changed {changed} characters"));
+}
+
 /// Reports that a stop string never ends the text.
 pub(super) fn never_matches(stop: &str) {
     write(&format!("--stop: {stop:?} never matches, because the model cannot generate it"));

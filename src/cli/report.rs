@@ -1,7 +1,7 @@
 //! `weir report`: latencies that a running server measured, and the time that it estimates pooling saved.
 
 use super::{
-    network::{TlsArgs, runtime},
+    network::{ApiKeyArgs, TlsArgs, runtime},
     output,
 };
 use crate::{
@@ -12,11 +12,7 @@ use crate::{
     },
 };
 use serde_json::json;
-use std::{
-    fmt::{self, Write},
-    fs,
-    path::PathBuf,
-};
+use std::fmt::{self, Write};
 
 /// Shows the latencies of a running server's models. Each line is marked as measured or estimated.
 #[derive(Debug, clap::Args)]
@@ -30,12 +26,8 @@ pub struct Args {
     /// Time that the report covers.
     #[arg(long, value_enum, value_name = "WINDOW", env = "WEIR_WINDOW", default_value = "load")]
     window: WindowArg,
-    /// API key, if the server requires one. Prefer the environment variable: other users can see command-line arguments.
-    #[arg(long, value_name = "KEY", env = "WEIR_API_KEY", hide_env_values = true)]
-    api_key: Option<String>,
-    /// File that contains the API key.
-    #[arg(long, value_name = "FILE", env = "WEIR_API_KEY_FILE")]
-    api_key_file: Option<PathBuf>,
+    #[command(flatten)]
+    api_key: ApiKeyArgs,
     #[command(flatten)]
     tls: TlsArgs,
     /// Print JSON, with the full distributions.
@@ -56,12 +48,8 @@ enum WindowArg {
 
 /// Runs the command. Fails if the server cannot be reached or rejects the call.
 pub fn run(args: Args) -> Result<()> {
-    let Args { address, name, window, api_key, api_key_file, tls, json } = args;
-    let key = match (api_key, api_key_file) {
-        (Some(key), _) => Some(key),
-        (None, Some(file)) => Some(fs::read_to_string(&file).map_err(Error::io(&file))?.trim().to_owned()),
-        (None, None) => None,
-    };
+    let Args { address, name, window, api_key, tls, json } = args;
+    let key = api_key.key()?;
     let window = match window {
         WindowArg::Load => ReportPeriod::Load,
         WindowArg::Reset => ReportPeriod::Reset,

@@ -3,7 +3,9 @@
 //! The file's values become the defaults of the flags, so one parser checks all of them and every flag is also a key of the file.
 
 use super::{
+    color::ColorChoice,
     command::Cli,
+    model_source::IN_PROCESS_FLAGS,
     serve::{SecretFlag, SettingSources},
 };
 use crate::config::{
@@ -11,7 +13,8 @@ use crate::config::{
     parse_switch,
 };
 use clap::{
-    Arg, ArgAction, ArgMatches, Command, CommandFactory, FromArgMatches, builder::Resettable, parser::ValueSource,
+    Arg, ArgAction, ArgMatches, Command, CommandFactory, FromArgMatches, builder::Resettable, error::ErrorKind,
+    parser::ValueSource,
 };
 use std::{ffi::OsString, fmt::Write, path::PathBuf};
 
@@ -25,7 +28,7 @@ const NOT_SETTINGS: [&str; 5] = ["config", "print-config", "check-config", "help
 /// Parses a command line and the settings file that it names. Returns clap's error for invalid arguments. For `--help`
 /// and `--version`, that error holds the text to print.
 pub(super) fn parse(arguments: &[OsString]) -> Result<(Cli, SettingSources), clap::Error> {
-    let command = without_empty(Cli::command());
+    let command = without_empty(Cli::command().color(ColorChoice::of(arguments)));
     let mut sources = SettingSources::default();
     let mut matches = command.clone().try_get_matches_from(arguments)?;
     let mut entries = Vec::new();
@@ -38,6 +41,7 @@ pub(super) fn parse(arguments: &[OsString]) -> Result<(Cli, SettingSources), cla
         settings(&command).for_each(|arg| record(&mut sources, arg, serve, &entries));
     }
     record_secrets(&mut sources, &command, &matches);
+    check_in_process_flags(&command, &matches)?;
     Cli::from_arg_matches(&matches).map(|cli| (cli, sources))
 }
 
@@ -54,6 +58,30 @@ fn record_secrets(sources: &mut SettingSources, command: &Command, matches: &Arg
     {
         record_secrets(sources, command, matches);
     }
+}
+
+/// Rejects flags of a model in this process if the command calls a server. Environment variables of such flags have no effect then,
+/// because they may hold for other commands.
+fn check_in_process_flags(command: &Command, matches: &ArgMatches) -> Result<(), clap::Error> {
+    let Some((name, matches)) = matches.subcommand() else { return Ok(()) };
+    let Some(command) = command.find_subcommand(name) else { return Ok(()) };
+    let server = matches.try_get_one::<String>("server").ok().flatten();
+    if server.is_none_or(|address| address.is_empty()) {
+        return Ok(());
+    }
+    let origin = match matches.value_source("server") {
+        Some(ValueSource::EnvVariable) => "WEIR_SERVER",
+        _ => "--server",
+    };
+    let is_given = |arg: &&Arg| {
+        let id = arg.get_id().as_str();
+        IN_PROCESS_FLAGS.contains(&id) && matches.value_source(id) == Some(ValueSource::CommandLine)
+    };
+    let Some(flag) = command.get_arguments().find(is_given).and_then(Arg::get_long) else { return Ok(()) };
+    let message = format!(
+        "--{flag} cannot be used with {origin}: it applies to a model that runs in this process (leave out {origin} for that)"
+    );
+    Err(command.clone().bin_name(format!("weir {name}")).error(ErrorKind::ArgumentConflict, message))
 }
 
 /// Treats empty environment variables as not set.
@@ -161,6 +189,35 @@ mod tests {
         let admin = ["weir", "admin", "list", "h:1", "--admin-token=t"];
         assert_eq!(recorded(&admin), secret("--admin-token", "WEIR_ADMIN_TOKEN"));
         assert_eq!(recorded(&["weir", "report", "--api-key-file", "f"]), []);
+    }
+
+    #[test]
+    fn flags_of_this_process_conflict_with_a_server() {
+        let error = |arguments: &[&str]| {
+            let arguments: Vec<_> = arguments.iter().map(OsString::from).collect();
+            parse(&arguments).err().map(|error| error.to_string())
+        };
+        let served = ["weir", "score", "--server", "h:1", "--text", "a"];
+        for flag in
+            ["--threads=2", "--dtype=bf16", "--max-symbols=9", "--device=cpu", "--chunk=3", "--mode=full", "--logits=f"]
+        {
+            let message = error(&[&served[..], &[flag]].concat()).expect(flag);
+            let name = flag.split('=').next().unwrap();
+            assert!(message.contains(&format!("{name} cannot be used with --server")), "{message}");
+        }
+        let ids = error(&["weir", "generate", "--server=h:1", "--ids", "1"]).unwrap();
+        assert!(ids.contains("--ids cannot be used with --server"), "{ids}");
+        assert_eq!(error(&served), None);
+        assert_eq!(error(&["weir", "score", "--server", "", "--text", "a", "--threads", "2"]), None);
+    }
+
+    #[test]
+    fn every_flag_of_this_process_exists() {
+        let command = Cli::command();
+        let exists =
+            |id: &&str| command.get_subcommands().flat_map(Command::get_arguments).any(|arg| arg.get_id() == id);
+        let missing: Vec<_> = IN_PROCESS_FLAGS.iter().filter(|id| !exists(id)).collect();
+        assert!(missing.is_empty(), "{missing:?}");
     }
 
     /// A secret can always be given without showing it to other users.

@@ -36,6 +36,7 @@ mod pull;
 mod pyramidion;
 mod reload_signal;
 mod serve_process;
+mod served_commands;
 mod settings;
 mod summaries;
 mod support;

@@ -1,7 +1,10 @@
 //! Flags of `weir score`, and the progress bar over windows.
 
 use crate::{
-    cli::model::{BoundaryArgs, ModelArgs, TextArgs},
+    cli::{
+        model::{BoundaryArgs, TextArgs},
+        model_source::ModelSourceArgs,
+    },
     decode::options::WindowOptions,
 };
 use indicatif::{ProgressBar, ProgressStyle};
@@ -11,7 +14,7 @@ use std::path::PathBuf;
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
-    pub(super) model: ModelArgs,
+    pub(super) model: ModelSourceArgs,
     #[command(flatten)]
     pub(super) text: TextArgs,
     #[command(flatten)]

@@ -1,17 +1,19 @@
-//! Bits per byte and per Unicode character of a text, comparable between models of characters, bytes and tokens.
+//! Bits of a text by its characters, bytes and tokens.
 
 use crate::{decode::contract::Model, text::TextCounter};
 use serde_json::{Map, Value, json};
 use std::f64::consts::LN_2;
 
-/// Bits of a text and its size, without the first symbol unless that is scored, too.
+/// Bits of a text by its size, without the first symbol unless that is scored, too.
 #[derive(Debug, Clone)]
 pub(super) struct TextBits {
-    bits: f64,
-    chars: usize,
-    bytes: usize,
-    /// Scored symbols, in a model of tokens.
-    tokens: Option<usize>,
+    /// True in a model of tokens.
+    pub(super) is_subword: bool,
+    /// Bits per Unicode character, in a model of tokens.
+    pub(super) per_char: Option<f64>,
+    pub(super) per_byte: Option<f64>,
+    /// Bits per scored token, in a model of tokens.
+    pub(super) per_token: Option<f64>,
 }
 
 impl TextBits {
@@ -24,32 +26,36 @@ impl TextBits {
             text.push(symbol, index >= first);
         }
         text.finish();
-        let tokens = card.vocabulary.is_subword().then(|| symbols.len().saturating_sub(first));
-        Self { bits: nats / LN_2, chars: text.chars, bytes: text.bytes, tokens }
+        let per = |count: usize| (count > 0).then(|| nats / LN_2 / count as f64);
+        let tokens = symbols.len().saturating_sub(first);
+        Self {
+            is_subword: card.vocabulary.is_subword(),
+            per_char: per(text.chars),
+            per_byte: per(text.bytes),
+            per_token: per(tokens),
+        }
     }
 
     /// Returns the bits per character: `per_symbol`, unless symbols are tokens.
     pub(super) fn per_char(&self, per_symbol: Option<f64>) -> Option<f64> {
-        if self.tokens.is_some() { self.per(self.chars) } else { per_symbol }
-    }
-
-    fn per(&self, count: usize) -> Option<f64> {
-        (count > 0).then(|| self.bits / count as f64)
+        if self.is_subword { self.per_char } else { per_symbol }
     }
 
     /// Adds the figures to a JSON object.
     pub(super) fn add_json(&self, object: &mut Map<String, Value>) {
-        object.insert("bits_per_byte".into(), json!(self.per(self.bytes)));
-        if let Some(tokens) = self.tokens {
-            object.insert("bits_per_token".into(), json!(self.per(tokens)));
+        object.insert("bits_per_byte".into(), json!(self.per_byte));
+        if self.is_subword {
+            object.insert("bits_per_token".into(), json!(self.per_token));
         }
     }
 
     /// Formats the figures of a model of tokens as a part of a sentence.
     pub(super) fn describe(&self) -> String {
-        let Some(tokens) = self.tokens else { return String::new() };
+        if !self.is_subword {
+            return String::new();
+        }
         let per =
-            |unit: &str, count| self.per(count).map_or_else(String::new, |bits| format!(", {bits:.4} per {unit}"));
-        per("byte", self.bytes) + &per("token", tokens)
+            |unit: &str, bits: Option<f64>| bits.map_or_else(String::new, |bits| format!(", {bits:.4} per {unit}"));
+        per("byte", self.per_byte) + &per("token", self.per_token)
     }
 }

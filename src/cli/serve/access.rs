@@ -5,6 +5,7 @@ use std::{path::PathBuf, sync::Arc};
 
 /// Flags of TLS, API keys, and names of the server.
 #[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Access")]
 pub(super) struct AccessArgs {
     /// PEM file with the server's certificate and its intermediate certificates; enables TLS. Requires --tls-key.
     #[arg(long, value_name = "FILE", env = "WEIR_TLS_CERT")]

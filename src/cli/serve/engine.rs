@@ -9,6 +9,7 @@ const MAX_CHUNK: usize = 4096;
 
 /// Flags of the engine.
 #[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Scheduling and memory")]
 pub(super) struct EngineArgs {
     /// Maximum running requests per model.
     #[arg(long, value_name = "N", env = "WEIR_ROWS", default_value_t = Limits::default().rows.to_string())]

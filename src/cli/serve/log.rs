@@ -1,12 +1,15 @@
 //! Log level and format.
 
 use super::log_writer::LogWriter;
-use crate::config::{Announce, Checks};
-use std::io::IsTerminal;
+use crate::{
+    cli::color::ColorChoice,
+    config::{Announce, Checks},
+};
 use tracing_subscriber::EnvFilter;
 
 /// Flags of the log.
 #[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Log")]
 pub(super) struct LogArgs {
     /// Log filter: a level, or `target=level` directives separated by commas. The log goes to stderr.
     #[arg(long, value_name = "FILTER", env = "WEIR_LOG", default_value = "info")]
@@ -18,13 +21,12 @@ pub(super) struct LogArgs {
 
 impl LogArgs {
     /// Starts the log, with `writer` as its way to stderr. Called first, so that later checks can log.
-    pub(super) fn start(&self, writer: &LogWriter, checks: &mut Checks) -> Announce {
+    pub(super) fn start(&self, writer: &LogWriter, color: ColorChoice, checks: &mut Checks) -> Announce {
         let filter = EnvFilter::try_new(&self.log).unwrap_or_else(|error| {
             checks.reject("--log", &self.log, error);
             EnvFilter::default()
         });
-        let colours = std::io::stderr().is_terminal();
-        let log = tracing_subscriber::fmt().with_ansi(colours).with_env_filter(filter);
+        let log = tracing_subscriber::fmt().with_ansi(color.is_on(&std::io::stderr())).with_env_filter(filter);
         let writer = writer.clone();
         let log = log.with_writer(move || writer.clone()).log_internal_errors(false);
         // The standard library would write to stderr itself, which may block.

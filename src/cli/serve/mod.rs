@@ -16,7 +16,7 @@ mod signals;
 mod systemd;
 mod transport;
 
-use super::{network::runtime, output};
+use super::{color::ColorChoice, network::runtime, output};
 use crate::{
     config::{Checks, Origins, ServeConfig},
     error::{Error, Result, printable},
@@ -90,8 +90,8 @@ pub struct SettingSources {
 }
 
 impl Args {
-    fn validate(&self, writer: &LogWriter, mut checks: Checks) -> Result<ServeConfig> {
-        let log = self.log.start(writer, &mut checks);
+    fn validate(&self, writer: &LogWriter, color: ColorChoice, mut checks: Checks) -> Result<ServeConfig> {
+        let log = self.log.start(writer, color, &mut checks);
         let listen = self.transport.listen(&mut checks);
         let checkpoints = self.models.checkpoints(&mut checks);
         let model = self.models.settings(&mut checks);
@@ -132,7 +132,7 @@ fn check_distinct(listeners: &[(&str, Option<SocketAddr>)], checks: &mut Checks)
 }
 
 /// Runs the command until a signal ends it. Fails if a setting or a checkpoint is invalid, or if an address is in use.
-pub fn run(args: Args, sources: SettingSources) -> Result<()> {
+pub fn run(args: Args, sources: SettingSources, color: ColorChoice) -> Result<()> {
     let SettingSources { problems, origins, shown, .. } = sources;
     let checks = Checks::with_problems(problems, origins);
     if args.print_config {
@@ -144,7 +144,7 @@ pub fn run(args: Args, sources: SettingSources) -> Result<()> {
     // Before other threads start, because a thread keeps its heap.
     heap::return_large_blocks();
     let writer = LogWriter::start();
-    let result = args.validate(&writer, checks).and_then(|settings| {
+    let result = args.validate(&writer, color, checks).and_then(|settings| {
         if args.check_config {
             return Ok(());
         }

@@ -13,6 +13,7 @@ const DEFAULT_FOLDER: &str = "models";
 
 /// Flags of the models.
 #[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Models")]
 pub(super) struct ModelsArgs {
     /// Folder whose subfolders are checkpoints; subfolders without a config.json are skipped. A checkpoint that cannot be loaded
     /// is logged, and the others are served. Default, unless a model is named: `models`, if it has checkpoints. If it has none, the

@@ -5,6 +5,7 @@ use std::{path::PathBuf, time::Duration};
 
 /// Flags of operations.
 #[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Operations")]
 pub(super) struct OperationsArgs {
     /// Address of the admin port, which serves metrics, health and version over plain HTTP without authentication: prefer a
     /// loopback address. Default: no admin port.

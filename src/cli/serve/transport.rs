@@ -10,6 +10,7 @@ const MAX_SECONDS: usize = 86_400;
 
 /// Flags of connections and requests.
 #[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Addresses and limits")]
 pub(super) struct TransportArgs {
     /// Address to listen on for gRPC. Port 0 selects a free port; an address without a host, such as :50051, means all IPv4
     /// addresses of the machine.

@@ -1,14 +1,25 @@
-//! Reads a document from a file or standard input, up to the model's limit.
+//! Documents, and their tokens up to the model's limit.
 
+use super::text_reader::TextReader;
 use crate::{
     decode::{contract::Model, document::DocumentLimits, summary::ByteRange},
     error::{Error, Result},
     text::{LimitStatus, TokenSpan},
 };
-use std::{fs::File, io::Read, path::Path, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
-/// Bytes per read.
-const READ_BYTES: usize = 1 << 16;
+/// A document to summarize.
+pub(super) enum Document {
+    /// A file; `-` is standard input.
+    File(PathBuf),
+    /// A text of a table of documents.
+    Text(String),
+    /// Token ids, with the end-of-text id.
+    Ids(Vec<u32>),
+}
 
 /// A document, ready for the encoder.
 pub(super) struct InputDocument {
@@ -21,64 +32,49 @@ pub(super) struct InputDocument {
 }
 
 impl InputDocument {
-    /// Creates a document from token ids.
-    pub(super) fn from_ids(ids: &[u32], model: &dyn Model) -> Result<Self> {
-        model.card().vocabulary.check_ids("--ids", ids)?;
-        Ok(Self { ids: ids.to_vec(), byte_ranges: Vec::new(), text: String::new(), cut: false })
+    /// Reads a document. `cut` reads the beginning of one that is longer than the model's limit.
+    pub(super) fn read(document: &Document, model: &dyn Model, limits: &DocumentLimits, cut: bool) -> Result<Self> {
+        match document {
+            Document::Ids(ids) => {
+                model.card().vocabulary.check_ids("--ids", ids)?;
+                Ok(Self { ids: ids.clone(), byte_ranges: Vec::new(), text: String::new(), cut: false })
+            }
+            Document::File(file) => Self::from_file(file, model, limits, cut),
+            Document::Text(text) => {
+                let reader = DocumentReader { portions: TextReader::text(text), field: "document" };
+                reader.read(model, limits, cut)
+            }
+        }
     }
 
-    /// Creates a document from text.
-    pub(super) fn from_text(text: &str, model: &dyn Model, limits: &DocumentLimits, cut: bool) -> Result<Self> {
-        let reader = DocumentReader { bytes: &mut text.as_bytes(), file: Path::new("a document"), field: "document" };
-        reader.read(model, limits, cut)
+    fn from_file(file: &Path, model: &dyn Model, limits: &DocumentLimits, cut: bool) -> Result<Self> {
+        DocumentReader { portions: TextReader::open(file)?, field: "--file" }.read(model, limits, cut)
     }
 }
 
-/// Reads a file; `-` is standard input.
-pub(super) fn read(file: &Path, model: &dyn Model, limits: &DocumentLimits, cut: bool) -> Result<InputDocument> {
-    if file.as_os_str() == "-" {
-        let reader =
-            DocumentReader { bytes: &mut std::io::stdin().lock(), file: Path::new("standard input"), field: "--file" };
-        return reader.read(model, limits, cut);
-    }
-    let mut bytes = File::open(file).map_err(Error::io(file))?;
-    DocumentReader { bytes: &mut bytes, file, field: "--file" }.read(model, limits, cut)
-}
-
-/// Source of a document's bytes.
+/// Source of a document's text.
 struct DocumentReader<'a> {
-    bytes: &'a mut dyn Read,
-    /// Name in I/O errors.
-    file: &'a Path,
+    portions: TextReader<'a>,
     /// Name in errors about the text.
     field: &'static str,
 }
 
 impl DocumentReader<'_> {
     fn read(self, model: &dyn Model, limits: &DocumentLimits, cut: bool) -> Result<InputDocument> {
-        let Self { bytes, file, field } = self;
+        let Self { mut portions, field } = self;
         // The end-of-text token counts, too.
         let limit = limits.tokens.saturating_sub(1);
         let mut reading = limits.tokenizer(Arc::clone(&model.card().vocabulary), field).with_truncation(cut);
         let mut tokens = Vec::new();
         let mut text = String::new();
-        let mut pending = Vec::new();
         let room = loop {
-            let read = bytes.take(READ_BYTES as u64).read_to_end(&mut pending).map_err(Error::io(file))?;
-            let valid = match std::str::from_utf8(&pending) {
-                Ok(all) => all.len(),
-                // The next read completes the last character.
-                Err(error) if error.error_len().is_none() && read > 0 => error.valid_up_to(),
-                Err(error) => {
-                    let invalid = std::io::Error::new(std::io::ErrorKind::InvalidData, error);
-                    return Err(Error::io(file)(invalid));
-                }
+            let portion = portions.next()?;
+            let room = match &portion {
+                None => reading.finish(&mut tokens)?,
+                Some(portion) => reading.push(portion, &mut tokens)?,
             };
-            let rest = pending.split_off(valid);
-            let portion = String::from_utf8(std::mem::replace(&mut pending, rest)).unwrap_or_default();
-            let room = if read == 0 { reading.finish(&mut tokens)? } else { reading.push(&portion, &mut tokens)? };
-            text += &portion;
-            if read == 0 || room == LimitStatus::Exceeded {
+            text += portion.as_deref().unwrap_or_default();
+            if portion.is_none() || room == LimitStatus::Exceeded {
                 break room;
             }
         };

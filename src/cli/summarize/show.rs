@@ -1,36 +1,29 @@
 //! Formats summaries as text and JSON.
 
+use super::summary::{EncodedText, KeptTokens, Summary, SummaryText};
 use crate::{
-    decode::{
-        beam::Hypothesis,
-        contract::Model,
-        document::PoolingChoice,
-        options::FinishReason,
-        spans::{KeptSpan, spans},
-        summary::{EncodedDocument, SummaryResult},
-    },
+    decode::spans::KeptSpan,
     error::printable,
     report::rouge::{RougeScore, RougeScores},
 };
 use serde_json::{Value, json};
-use std::{fmt::Write, io::IsTerminal};
+use std::fmt::Write;
 
-/// Shows the tokens that each pooling layer kept: in reverse video on a terminal, otherwise in brackets.
-pub(super) fn highlights(text: &str, encoded: &EncodedDocument) -> String {
-    let terminal = std::io::stdout().is_terminal();
-    if terminal { marked(text, encoded, "\u{1b}[7m", "\u{1b}[0m") } else { marked(text, encoded, "[", "]") }
+/// Shows the tokens that each pooling layer kept: in reverse video with `color`, otherwise in brackets.
+pub(super) fn highlights(encoded: &EncodedText<'_>, color: bool) -> String {
+    if color { marked(encoded, "\u{1b}[7m", "\u{1b}[0m") } else { marked(encoded, "[", "]") }
 }
 
-fn marked(text: &str, encoded: &EncodedDocument, on: &str, off: &str) -> String {
+fn marked(encoded: &EncodedText<'_>, on: &str, off: &str) -> String {
+    let EncodedText { text, tokens, poolings } = *encoded;
     let mut shown = String::new();
-    for choice in &encoded.choices {
-        let (spans, kept) = spans(choice, &encoded.byte_ranges, encoded.tokens);
+    for KeptTokens { layer, tokens: kept, spans, .. } in poolings {
         // Never fails: the writer is a `String`.
-        let _ = writeln!(shown, "-- after layer {}: {kept} of {} tokens kept", choice.layer, encoded.tokens);
+        let _ = writeln!(shown, "-- after layer {layer}: {kept} of {tokens} tokens kept");
         let mut shown_to = 0;
         for KeptSpan { start, end, .. } in spans {
-            let start = (start as usize).max(shown_to);
-            let end = end as usize;
+            let start = (*start as usize).max(shown_to);
+            let end = *end as usize;
             let (Some(before), Some(span)) = (text.get(shown_to..start), text.get(start..end)) else { continue };
             let _ = write!(shown, "{}{on}{}{off}", without_controls(before), without_controls(span));
             shown_to = end;
@@ -55,44 +48,36 @@ pub(super) fn rouge(RougeScores { rouge1, rouge2, rouge_l }: &RougeScores) -> St
 }
 
 /// Formats a summary and its document as JSON.
-pub(super) fn json(
-    model: &dyn Model,
-    encoded: &EncodedDocument,
-    summary: &SummaryResult,
-    scores: Option<RougeScores>,
-) -> Value {
-    let SummaryResult { hypotheses, reason, usage, timing, .. } = summary;
-    let end = model.document_encoder().map_or(0, |encoder| encoder.limits().marks.end);
-    let hypothesis = |hypothesis: &Hypothesis| {
-        let Hypothesis { tokens, score, logprobs } = hypothesis;
-        let text = model.card().vocabulary.decode(hypothesis.text(end));
-        json!({ "ids": tokens, "score": score, "text": text, "logprobs": logprobs })
+pub(super) fn json(summary: &Summary, scores: Option<RougeScores>) -> Value {
+    let Summary { hypotheses, reason, poolings, document, summary_tokens, timing } = summary;
+    let hypothesis = |hypothesis: &SummaryText| {
+        let SummaryText { ids, score, text, logprobs } = hypothesis;
+        json!({ "ids": ids, "score": score, "text": text, "logprobs": logprobs })
     };
     let hypotheses: Vec<Value> = hypotheses.iter().map(hypothesis).collect();
     let best = |key: &str| hypotheses.first().map_or(Value::Null, |best| best[key].clone());
-    let layers = encoded.layers.iter().map(|layer| json!({ "length": layer.length, "ns": layer.ns }));
-    let steps = (usage.generated_chars as u64).saturating_sub(1);
+    let layers = timing.layers.iter().map(|layer| json!({ "length": layer.length, "ns": layer.ns }));
+    let steps = (*summary_tokens as u64).saturating_sub(1);
     let mut object = json!({
         "ids": best("ids"),
         "score": best("score"),
         "text": best("text"),
-        // Summaries consist of tokens, not characters.
-        "reason": if *reason == FinishReason::MaxChars { "max_tokens" } else { reason.name() },
+        "reason": reason,
         "hypotheses": hypotheses,
-        "poolings": encoded.choices.iter().map(|choice| pooling(choice, encoded)).collect::<Vec<_>>(),
+        "poolings": poolings.iter().map(pooling).collect::<Vec<_>>(),
         "usage": {
-            "document_tokens": encoded.tokens,
-            "document_bytes": encoded.read_bytes(),
-            "cut": encoded.cut,
-            "vectors": encoded.vectors,
-            "cross_attention_bytes": encoded.bytes,
-            "unpooled_cross_attention_bytes": encoded.unpooled_bytes,
-            "summary_tokens": usage.generated_chars,
+            "document_tokens": document.tokens,
+            "document_bytes": document.bytes,
+            "cut": document.cut,
+            "vectors": document.vectors,
+            "cross_attention_bytes": document.cross_attention_bytes,
+            "unpooled_cross_attention_bytes": document.unpooled_cross_attention_bytes,
+            "summary_tokens": summary_tokens,
         },
         "timing": {
-            "encode_ns": timing.prefill_ns,
+            "encode_ns": timing.encode_ns,
             "layers": layers.collect::<Vec<_>>(),
-            "memory_ns": encoded.memory_ns,
+            "memory_ns": timing.memory_ns,
             "decode_ns": timing.decode_ns,
             "decode_ns_per_token": timing.decode_ns.checked_div(steps),
             "total_ns": timing.total_ns,
@@ -104,44 +89,33 @@ pub(super) fn json(
     object
 }
 
-/// Formats the tokens that one pooling layer kept: in the order of the next layer, and as spans of the text.
-fn pooling(choice: &PoolingChoice, encoded: &EncodedDocument) -> Value {
-    let kept = choice.kept.iter().map(|kept| json!({ "position": kept.token, "score": kept.score }));
-    let (spans, _) = spans(choice, &encoded.byte_ranges, encoded.tokens);
+/// Formats the tokens that one pooling layer kept: in the order of the next layer, if it is known, and as spans of the text.
+fn pooling(pooling: &KeptTokens) -> Value {
     let span =
         |KeptSpan { start, end, score }: &KeptSpan| json!({ "byte_start": start, "byte_end": end, "score": score });
-    json!({
-        "layer": choice.layer,
-        "kept": kept.collect::<Vec<_>>(),
-        "spans": spans.iter().map(span).collect::<Vec<_>>(),
-    })
+    let spans: Vec<Value> = pooling.spans.iter().map(span).collect();
+    let Some(order) = &pooling.order else { return json!({ "layer": pooling.layer, "spans": spans }) };
+    let kept = order.iter().map(|kept| json!({ "position": kept.position, "score": kept.score }));
+    json!({ "layer": pooling.layer, "kept": kept.collect::<Vec<_>>(), "spans": spans })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::decode::{document::KeptVector, summary::ByteRange};
 
     #[test]
     fn kept_tokens_are_marked_in_the_text() {
-        let kept = |tokens: &[usize]| tokens.iter().map(|&token| KeptVector { token, score: 0.5 }).collect();
-        let encoded = EncodedDocument {
-            byte_ranges: [(0, 4), (4, 10), (10, 13), (13, 13)].map(|(start, end)| ByteRange { start, end }).to_vec(),
-            tokens: 4,
-            cut: false,
-            vectors: 2,
-            bytes: 0,
-            unpooled_bytes: 0,
-            choices: vec![
-                PoolingChoice { layer: 0, kept: kept(&[3, 1, 0]) },
-                PoolingChoice { layer: 2, kept: kept(&[2]) },
-            ],
-            layers: Vec::new(),
-            memory_ns: 0,
+        let kept = |layer, tokens, ranges: &[(u64, u64)]| KeptTokens {
+            layer,
+            tokens,
+            spans: ranges.iter().map(|&(start, end)| KeptSpan { start, end, score: 0.5 }).collect(),
+            order: None,
         };
-        let shown = marked("the\u{1b}größ en", &encoded, "[", "]");
+        let poolings = [kept(0, 3, &[(0, 10)]), kept(2, 1, &[(10, 13)])];
+        let encoded = EncodedText { text: "the\u{1b}größ en", tokens: 4, poolings: &poolings };
         let expected = "-- after layer 0: 3 of 4 tokens kept\n[the\u{fffd}größ] en\n\n\
             -- after layer 2: 1 of 4 tokens kept\nthe\u{fffd}größ[ en]\n\n";
-        assert_eq!(shown, expected);
+        assert_eq!(marked(&encoded, "[", "]"), expected);
+        assert!(highlights(&encoded, true).contains("\u{1b}[7m en\u{1b}[0m"));
     }
 }

@@ -1,6 +1,9 @@
 //! Mean ROUGE scores over many documents with reference summaries, per source.
 
-use super::{input::InputDocument, summarizer::Summarizer};
+use super::{
+    input::Document,
+    summary::{OnEvent, Summary},
+};
 use crate::{
     cli::{output, progress::Progress},
     error::{Error, Result, printable},
@@ -43,7 +46,11 @@ struct Sums {
 }
 
 /// Summarizes every document of the file, and prints the means of each source and of all documents.
-pub(super) fn run(summarizer: &Summarizer, file: &Path, cut: bool, as_json: bool) -> Result<()> {
+pub(super) fn run(
+    summarize: &mut dyn FnMut(&Document, &mut OnEvent<'_>) -> Result<Summary>,
+    file: &Path,
+    as_json: bool,
+) -> Result<()> {
     let mut sources: BTreeMap<String, Sums> = BTreeMap::new();
     let mut all = Sums::default();
     let examples = examples(file)?;
@@ -51,15 +58,13 @@ pub(super) fn run(summarizer: &Summarizer, file: &Path, cut: bool, as_json: bool
     let total = examples.len() as u64;
     for (done, (number, Example { source, document, summary: reference })) in examples.into_iter().enumerate() {
         let with_line = |error: Error| Error::Setting(format!("{}: line {number}: {error}", file.display()));
-        let document =
-            InputDocument::from_text(&document, &*summarizer.model, &summarizer.limits, cut).map_err(with_line)?;
-        let (encoded, summary) = summarizer.summarize(&document, &mut |_| Ok(()))?;
-        let scores = rouge(&reference, &summarizer.text(&summary));
+        let summary = summarize(&Document::Text(document), &mut |_| Ok(())).map_err(with_line)?;
+        let scores = rouge(&reference, summary.text());
         for sums in [sources.entry(printable(&source)).or_default(), &mut all] {
             sums.documents += 1;
-            sums.cut += usize::from(encoded.cut);
-            sums.tokens += encoded.tokens;
-            sums.summary_tokens += summary.usage.generated_chars;
+            sums.cut += usize::from(summary.document.cut);
+            sums.tokens += summary.document.tokens;
+            sums.summary_tokens += summary.summary_tokens;
             sums.total_ns += summary.timing.total_ns;
             sums.rouge += scores;
         }

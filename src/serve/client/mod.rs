@@ -1,16 +1,23 @@
-//! The client behind `weir admin`, `weir health` and `weir report`.
+//! The client behind `weir admin`, `weir health` and `weir report`, and behind the commands that call a server instead of loading a
+//! model.
 
+mod connection;
+pub mod inference;
+mod probe;
 pub mod streams;
+pub mod summaries;
+
+pub use connection::ServerEndpoint;
 
 use crate::{
     config::AdminToken,
     error::{Error, Result},
 };
-use std::time::Duration;
+use connection::{TIMEOUT, authorization, connect, refused};
 use tonic::{
-    Request, Status,
+    Request,
     metadata::{Ascii, MetadataValue},
-    transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
+    transport::Channel,
 };
 use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
 pub use weir_proto::v1::{
@@ -21,20 +28,6 @@ use weir_proto::v1::{
     ResetReportRequest, UnloadModelRequest, admin_client::AdminClient, latency_client::LatencyClient,
     model_generation::State,
 };
-
-/// A server's address, and the certificates for TLS.
-#[derive(Debug, Clone, Default)]
-pub struct ServerEndpoint {
-    /// `host:port`, or a URL; `https://` for TLS.
-    pub address: String,
-    /// PEM certificates of the authorities that may have signed the server's certificate.
-    pub authorities: Option<Vec<u8>>,
-    /// The client's PEM certificate chain and key, for a server that asks for them.
-    pub identity: Option<(Vec<u8>, Vec<u8>)>,
-}
-
-/// Maximum time for connecting, and for the response to a health check or report.
-const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Maximum bytes of a report, which has the histograms of many models.
 const REPORT_BYTES: usize = 64 << 20;
@@ -76,11 +69,7 @@ pub async fn report(
     let mut request = Request::new(GetReportRequest { model, window: Some(window.into()) });
     request.set_timeout(TIMEOUT);
     if let Some(key) = key {
-        let header = MetadataValue::try_from(format!("Bearer {key}"));
-        let mut header =
-            header.map_err(|_| Error::Setting("the API key has characters that no header can hold".into()))?;
-        header.set_sensitive(true);
-        request.metadata_mut().insert("authorization", header);
+        request.metadata_mut().insert("authorization", authorization(key)?);
     }
     let mut client = LatencyClient::new(connect(server).await?).max_decoding_message_size(REPORT_BYTES);
     let answer = client.get_report(request).await.map_err(|status| refused(&server.address, &status))?;
@@ -171,32 +160,4 @@ impl From<ModelGeneration> for Loaded {
         let ModelGeneration { name, number, path, sha256, running, waiting, kv_bytes, .. } = generation;
         Self { name, generation: number, state, path, sha256, running, waiting, kv_bytes }
     }
-}
-
-async fn connect(server: &ServerEndpoint) -> Result<Channel> {
-    let ServerEndpoint { address, authorities, identity } = server;
-    let failed = |error: &dyn std::error::Error| {
-        let mut cause = error;
-        while let Some(source) = cause.source() {
-            cause = source;
-        }
-        Error::Remote { server: address.clone(), answer: cause.to_string() }
-    };
-    let url = if address.contains("://") { address.clone() } else { format!("http://{address}") };
-    let encrypted = url.starts_with("https://");
-    if encrypted && authorities.is_none() {
-        return Err(Error::Setting("https:// needs --tls-ca, who signed the server's certificate".into()));
-    }
-    let mut endpoint = Endpoint::from_shared(url).map_err(|error| failed(&error))?.connect_timeout(TIMEOUT);
-    if encrypted {
-        let mut tls = ClientTlsConfig::new();
-        tls = authorities.iter().fold(tls, |tls, pem| tls.ca_certificate(Certificate::from_pem(pem)));
-        tls = identity.iter().fold(tls, |tls, (chain, key)| tls.identity(Identity::from_pem(chain, key)));
-        endpoint = endpoint.tls_config(tls).map_err(|error| failed(&error))?;
-    }
-    endpoint.connect().await.map_err(|error| failed(&error))
-}
-
-fn refused(server: &str, status: &Status) -> Error {
-    Error::Remote { server: server.to_owned(), answer: format!("{:?}: {}", status.code(), status.message()) }
 }

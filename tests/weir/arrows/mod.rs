@@ -64,6 +64,8 @@ const CRATES: &[(&str, &[&str])] = &[
     // The engine's channels and wakers, and the command line's runtime and signals.
     ("tokio", &["serve", "engine", "cli"]),
     ("clap", &["cli", "main"]),
+    ("clap_complete", &["cli"]),
+    ("clap_mangen", &["cli"]),
     ("indicatif", &["cli"]),
     ("tracing_subscriber", &["cli"]),
     ("tracing_appender", &["cli"]),

@@ -1,0 +1,97 @@
+//! Generation by a server.
+
+use super::{
+    args::Args,
+    printer::{GeneratedSymbol, GenerationEnd, Printer, SegmentEnds},
+};
+use crate::{
+    cli::{model_source::ServedModel, notes},
+    decode::contract::BoundaryMode,
+    error::{Error, Result},
+    serve::client::inference::{
+        Character, Details, Finished, GenerateEvent, GenerateRequest, Model, Sampling, Stopping, reason_name, size,
+        timing, usage,
+    },
+};
+
+/// Lets the server generate and prints the text.
+pub(super) fn run(args: &Args, model: &ServedModel) -> Result<()> {
+    let request = args.message(model.name.clone())?;
+    // Only JSON lists end-of-segment symbols.
+    let described = if args.json { Some(model.describe()?) } else { None };
+    let mut printer = Printer::new(args.json, described.and_then(|described| args.segment_ends(&described)));
+    let messages = model.call(async |client| client.generate(request).await)?;
+    let mut finished = None;
+    model.each(messages, |message| match message.event {
+        Some(GenerateEvent::Piece(piece)) => printer.push(&piece.text, piece.characters.iter().map(generated)),
+        Some(GenerateEvent::Finished(end)) => {
+            finished = Some(end);
+            Ok(())
+        }
+        Some(GenerateEvent::Started(_)) | None => Ok(()),
+    })?;
+    let finished: Finished = finished.ok_or_else(|| Error::Internal("the server's response has no end".into()))?;
+    let wire = finished.usage.as_ref();
+    let prompt_text_chars = wire.map_or(0, |usage| size(usage.prompt_text_chars()));
+    let normalized_chars = wire.map_or(0, |usage| size(usage.normalized_chars()));
+    if normalized_chars > 0 {
+        notes::normalised_by_server("--prompt", normalized_chars);
+    }
+    printer.finish(&GenerationEnd {
+        reason: reason_name(&finished),
+        usage: usage(finished.usage),
+        timing: timing(finished.timing),
+        prompt_text_chars,
+        normalized_chars,
+    })
+}
+
+fn generated(character: &Character) -> GeneratedSymbol {
+    GeneratedSymbol { id: character.id, boundary: character.boundary }
+}
+
+/// Narrows an option to the width that it has on the wire.
+fn narrow(flag: &'static str, value: usize) -> Result<u32> {
+    u32::try_from(value).map_err(|_| Error::bad_option(flag, value.to_string(), format!("at most {}", u32::MAX)))
+}
+
+impl Args {
+    fn message(&self, model: Option<String>) -> Result<GenerateRequest> {
+        let Self { prompt, temperature, top_p, min_p, repetition_penalty, .. } = self;
+        let top_k = self.top_k.map(|value| narrow("--top-k", value)).transpose()?;
+        let max_segments = self.max_segments.map(|value| narrow("--max-segments", value)).transpose()?;
+        Ok(GenerateRequest {
+            model,
+            prompt: prompt.clone().unwrap_or_default(),
+            sampling: Some(Sampling {
+                temperature: *temperature,
+                top_k,
+                top_p: *top_p,
+                min_p: *min_p,
+                repetition_penalty: *repetition_penalty,
+                seed: Some(self.boundaries.seed),
+                logit_bias: Vec::new(),
+            }),
+            stopping: Some(Stopping {
+                max_chars: self.max_chars.map(|value| narrow("--max-chars", value)).transpose()?,
+                min_chars: Some(narrow("--min-chars", self.min_chars)?),
+                max_segments,
+                stop: self.stop.clone(),
+                include_stop: None,
+                ignore_eos: Some(self.ignore_eos),
+            }),
+            // Boundaries are known one step later than their symbols, so plain text does not wait for them.
+            details: self.json.then(|| Details { boundaries: Some(true), ..Details::default() }),
+            boundary_mode: self.boundaries.boundary_mode.map(|mode| mode.name().to_owned()),
+            ..GenerateRequest::default()
+        })
+    }
+
+    /// Returns how the model ends segments, if it has symbols for that.
+    fn segment_ends(&self, model: &Model) -> Option<SegmentEnds> {
+        let symbol = *model.vocabulary.as_ref()?.marks.get("segment_end")?;
+        let default = model.boundary_modes.first().map(String::as_str);
+        let mode = self.boundaries.boundary_mode.map(BoundaryMode::name).or(default);
+        Some(SegmentEnds { symbol, is_generated: mode == Some(BoundaryMode::Nxt.name()) })
+    }
+}

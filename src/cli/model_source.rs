@@ -1,0 +1,104 @@
+//! Where a command runs a model: in this process, or on a server.
+
+use super::{
+    model::{self, LoadArgs},
+    network::{ApiKeyArgs, TlsArgs, runtime},
+};
+use crate::{
+    decode::contract::Model,
+    error::{Error, Result, printable},
+    serve::client::inference::{self, InferenceClient, MessageStream},
+};
+use std::{io::Write, path::PathBuf, sync::Arc};
+use tokio::runtime::Runtime;
+
+/// Flags that only a model in this process has, by clap's ids. A server chose their values when it loaded the model, or its API
+/// has no such option.
+pub(super) const IN_PROCESS_FLAGS: [&str; 10] =
+    ["require_sha256", "dtype", "threads", "max_symbols", "device", "ids", "mode", "chunk", "logits", "target_ids"];
+
+/// The model of a command, and the server that runs it.
+#[derive(Debug, Clone, clap::Args)]
+pub(super) struct ModelSourceArgs {
+    /// Checkpoint folder, or name of a model in the user's models folder. Default: the model that is embedded in the program. With
+    /// --server: name of the served model, which may be left out if only one can answer the call.
+    #[arg(long, value_name = "DIR|NAME", env = "WEIR_MODEL")]
+    model: Option<PathBuf>,
+    #[command(flatten)]
+    server: ServerArgs,
+    #[command(flatten)]
+    load: LoadArgs,
+}
+
+/// The server that runs the model.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Server")]
+struct ServerArgs {
+    /// Call the gRPC API of this server, host:port or a URL, instead of running the model in this process. https:// for TLS.
+    #[arg(long, value_name = "ADDRESS", env = "WEIR_SERVER")]
+    server: Option<String>,
+    #[command(flatten)]
+    api_key: ApiKeyArgs,
+    #[command(flatten)]
+    tls: TlsArgs,
+}
+
+/// Where a model runs.
+pub(super) enum ModelSource {
+    /// In this process.
+    Process(Arc<dyn Model>),
+    /// On a server.
+    Server(ServedModel),
+}
+
+/// A model of a server.
+pub(super) struct ServedModel {
+    runtime: Runtime,
+    client: InferenceClient,
+    /// Its name; `None` for the server's only model that can answer the call.
+    pub(super) name: Option<String>,
+}
+
+impl ModelSourceArgs {
+    /// Connects to the server, or loads the checkpoint and prints where it runs. Fails if the server is unreachable, or if the
+    /// checkpoint cannot be read or is invalid.
+    pub(super) fn open(&self) -> Result<ModelSource> {
+        let ServerArgs { server, api_key, tls } = &self.server;
+        if let Some(address) = server.as_deref().filter(|address| !address.is_empty()) {
+            let name = self.model.as_ref().map(|name| match name.to_str() {
+                Some(name) => Ok(name.to_owned()),
+                None => Err(Error::Setting(format!("--model {}: a model's name is UTF-8", name.display()))),
+            });
+            let name = name.transpose()?.filter(|name| !name.is_empty());
+            let runtime = runtime()?;
+            let endpoint = tls.endpoint(address)?;
+            let client = runtime.block_on(InferenceClient::connect(endpoint, api_key.key()?.as_deref()))?;
+            return Ok(ModelSource::Server(ServedModel { runtime, client, name }));
+        }
+        let source = model::source(self.model.as_deref())?;
+        let shown = printable(&source.path().display().to_string());
+        // `eprintln!` would panic if stderr is closed.
+        let _ = writeln!(std::io::stderr(), "weir: running {shown} in this process; use --server to call a server");
+        Ok(ModelSource::Process(self.load.load(&source, None)?))
+    }
+}
+
+impl ServedModel {
+    /// Returns the server's description of the model.
+    pub(super) fn describe(&self) -> Result<inference::Model> {
+        self.runtime.block_on(self.client.model(self.name.clone()))
+    }
+
+    /// Waits for a call of the server.
+    pub(super) fn call<T>(&self, call: impl AsyncFnOnce(&InferenceClient) -> Result<T>) -> Result<T> {
+        self.runtime.block_on(call(&self.client))
+    }
+
+    /// Passes the messages of a response to `visit`, up to the end or the first error.
+    pub(super) fn each<M>(&self, mut messages: MessageStream<M>, mut visit: impl FnMut(M) -> Result<()>) -> Result<()> {
+        while let Some(message) = self.runtime.block_on(messages.next())? {
+            visit(message)?;
+        }
+        Ok(())
+    }
+}

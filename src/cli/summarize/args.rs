@@ -1,0 +1,96 @@
+//! Flags of `weir summarize`.
+
+use super::input::Document;
+use crate::{
+    cli::{model::count, model_source::ModelSourceArgs},
+    error::{Error, Result},
+};
+use std::path::PathBuf;
+
+/// Summarizes a document, from a file, standard input, or as ids.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    pub(super) model: ModelSourceArgs,
+    #[command(flatten)]
+    pub(super) document: DocumentArgs,
+    #[command(flatten)]
+    pub(super) generation: GenerationArgs,
+    /// Summarize the beginning of a document that is longer than the model's limit, instead of rejecting it.
+    #[arg(long, env = "WEIR_CUT", value_parser = clap::builder::BoolishValueParser::new())]
+    pub(super) cut: bool,
+    /// Before the summary, print the document with the tokens that each pooling layer kept highlighted.
+    #[arg(long, env = "WEIR_HIGHLIGHTS", value_parser = clap::builder::BoolishValueParser::new(), conflicts_with = "table")]
+    pub(super) highlights: bool,
+    /// File with a reference summary: also print ROUGE-1, ROUGE-2 and ROUGE-L.
+    #[arg(long, value_name = "FILE", env = "WEIR_REFERENCE", conflicts_with = "table")]
+    pub(super) reference: Option<PathBuf>,
+    /// Feed --target-ids to the decoder and write the logits after each to this safetensors file. Generates no summary.
+    #[arg(long, value_name = "FILE", env = "WEIR_LOGITS", requires = "target_ids", conflicts_with = "table")]
+    pub(super) logits: Option<PathBuf>,
+    /// Decoder input ids, separated by commas. The start-of-text id is added at the front if missing.
+    #[arg(long, value_name = "IDS", value_delimiter = ',', requires = "logits")]
+    pub(super) target_ids: Option<Vec<u32>>,
+    /// Print JSON when the summary is complete.
+    #[arg(long, env = "WEIR_JSON", value_parser = clap::builder::BoolishValueParser::new())]
+    pub(super) json: bool,
+}
+
+/// Document to summarize.
+#[derive(Debug, clap::Args)]
+#[group(required = true, multiple = false)]
+pub(super) struct DocumentArgs {
+    /// File with the document in UTF-8; - for standard input.
+    #[arg(long, value_name = "FILE")]
+    pub(super) file: Option<PathBuf>,
+    /// Encoder input ids, separated by commas, including the end-of-text id.
+    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    pub(super) ids: Option<Vec<u32>>,
+    /// Summarize many documents: a file with one JSON object per line, with `document`, the reference `summary`, and optionally
+    /// `source`. Prints one line of mean scores per source and one for all.
+    #[arg(long, value_name = "FILE")]
+    pub(super) table: Option<PathBuf>,
+}
+
+/// Generation flags. The checkpoint's generation settings are the defaults.
+#[derive(Debug, Clone, clap::Args)]
+pub(super) struct GenerationArgs {
+    /// Beam size; 1 is greedy search.
+    #[arg(long, value_name = "N", env = "WEIR_BEAM", value_parser = count(1..=64))]
+    pub(super) beam: Option<usize>,
+    /// Hypotheses to return, at most the beam size.
+    #[arg(long, value_name = "N", env = "WEIR_HYPOTHESES", value_parser = count(1..=64))]
+    pub(super) hypotheses: Option<usize>,
+    /// Minimum tokens before the end-of-text token. In models of the T5 family the end-of-text token counts, too.
+    #[arg(long, value_name = "N", env = "WEIR_MIN_LEN")]
+    pub(super) min_len: Option<usize>,
+    /// Maximum tokens before the end-of-text token. In models of the T5 family the end-of-text token counts, too.
+    #[arg(long, value_name = "N", env = "WEIR_MAX_LEN", visible_alias = "max-tokens")]
+    pub(super) max_len: Option<usize>,
+    /// A hypothesis' log-probability is divided by its length to this power.
+    #[arg(long, value_name = "X", env = "WEIR_LENGTH_PENALTY", allow_negative_numbers = true)]
+    pub(super) length_penalty: Option<f32>,
+    /// Never repeat a run of N tokens; 0 allows all repeats.
+    #[arg(long, value_name = "N", env = "WEIR_NO_REPEAT_NGRAM")]
+    pub(super) no_repeat_ngram: Option<usize>,
+    /// Sample tokens at this temperature instead of beam search.
+    #[arg(long, value_name = "T", env = "WEIR_TEMPERATURE")]
+    pub(super) temperature: Option<f32>,
+    /// Seed of the sampled tokens.
+    #[arg(long, value_name = "N", default_value_t = 0, env = "WEIR_SEED")]
+    pub(super) seed: u64,
+    /// Keep the selected vectors unchanged in models trained with soft top-k, which mixes other vectors into them.
+    #[arg(long, env = "WEIR_HARD_TOPK", value_parser = clap::builder::BoolishValueParser::new())]
+    pub(super) hard_topk: bool,
+}
+
+impl DocumentArgs {
+    /// Returns the document of the command. Fails if there is none.
+    pub(super) fn document(&self) -> Result<Document> {
+        match (&self.ids, &self.file) {
+            (Some(ids), _) => Ok(Document::Ids(ids.clone())),
+            (None, Some(file)) => Ok(Document::File(file.clone())),
+            (None, None) => Err(Error::Setting("--logits needs --file or --ids".into())),
+        }
+    }
+}

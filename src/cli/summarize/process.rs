@@ -1,0 +1,147 @@
+//! Summaries of single documents, from an engine in this process.
+
+use super::{
+    args::{Args, GenerationArgs},
+    input::{Document, InputDocument},
+    summary::{
+        DocumentUsage, EncodedText, KeptPosition, KeptTokens, LayerTime, OnEvent, Summary, SummaryEvent, SummaryText,
+        SummaryTimes,
+    },
+};
+use crate::{
+    decode::{
+        beam::Hypothesis,
+        contract::Model,
+        document::{DocumentLimits, PoolingChoice},
+        options::{FinishReason, Sampling},
+        spans::spans,
+        summary::{EncodedDocument, Summarize, SummaryResult},
+    },
+    engine::{DocumentEvent, DocumentSource, Event, Events, Handle, Limits},
+    error::{Error, Result},
+    text::StreamDetokenizer,
+};
+use std::sync::Arc;
+
+impl GenerationArgs {
+    fn request(&self) -> Summarize {
+        let sampling = |temperature| Sampling { temperature, seed: self.seed, ..Sampling::default() };
+        Summarize {
+            beam: self.beam,
+            length_penalty: self.length_penalty,
+            min_tokens: self.min_len,
+            max_tokens: self.max_len,
+            no_repeat_ngram: self.no_repeat_ngram,
+            early_stopping: None,
+            repetition_penalty: None,
+            sampling: self.temperature.map(sampling),
+            hypotheses: self.hypotheses,
+            hard: Some(self.hard_topk),
+        }
+    }
+}
+
+/// A summarization model and its engine.
+pub(super) struct ProcessSummarizer {
+    model: Arc<dyn Model>,
+    limits: DocumentLimits,
+    engine: Handle,
+    request: Summarize,
+    cut: bool,
+}
+
+/// Returns the error of a model that does not summarize.
+pub(super) fn no_summaries(model: &dyn Model) -> Error {
+    let found = model.card().shape.clone();
+    Error::WrongKind { call: "summarize", model: model.card().name.clone(), wanted: "reads documents", found }
+}
+
+impl ProcessSummarizer {
+    /// Starts the model's engine. Fails if the model does not summarize.
+    pub(super) fn new(model: Arc<dyn Model>, args: &Args) -> Result<Self> {
+        let limits = model.document_encoder().map(|encoder| encoder.limits().clone());
+        let limits = limits.ok_or_else(|| no_summaries(&*model))?;
+        let request = args.generation.request();
+        let rows = request.beam.unwrap_or(limits.generation.beam).max(1);
+        let engine = Handle::start(Arc::clone(&model), Limits { rows, queue: 1, ..Limits::default() })?;
+        Ok(Self { model, limits, engine, request, cut: args.cut })
+    }
+
+    /// Summarizes a document.
+    pub(super) fn summarize(&self, document: &Document, on_event: &mut OnEvent<'_>) -> Result<Summary> {
+        let document = InputDocument::read(document, &*self.model, &self.limits, self.cut)?;
+        let (upload, arriving) = self.engine.upload();
+        let mut events: Events = self.engine.summarize(&self.request, DocumentSource::Uploading(arriving), None)?;
+        upload.push(&document.ids, &document.byte_ranges);
+        upload.close(document.cut);
+        let mut stream = StreamDetokenizer::new(Arc::clone(&self.model.card().vocabulary));
+        let mut encoded = None;
+        while let Some(event) = events.blocking_recv() {
+            match event? {
+                Event::Started { .. }
+                | Event::Finished { .. }
+                | Event::Coded(_)
+                | Event::Document(DocumentEvent::Reading(_) | DocumentEvent::Chosen(_)) => {}
+                Event::Document(DocumentEvent::Encoded(done)) => {
+                    let poolings = poolings(&done);
+                    let text = EncodedText { text: &document.text, tokens: done.tokens, poolings: &poolings };
+                    on_event(SummaryEvent::Encoded(&text))?;
+                    encoded = Some(done);
+                }
+                Event::Characters(tokens) => {
+                    let text: String = tokens.iter().map(|token| stream.push(token.symbol).to_owned()).collect();
+                    on_event(SummaryEvent::Text(&text))?;
+                }
+                Event::Document(DocumentEvent::Summarized(summary)) => {
+                    on_event(SummaryEvent::Text(stream.finish()))?;
+                    let broken = || Error::Internal("a summary arrived before its encoded document".into());
+                    let encoded = encoded.ok_or_else(broken)?;
+                    return Ok(self.summary(&encoded, *summary));
+                }
+            }
+        }
+        Err(Error::Internal("the engine ended without a summary".into()))
+    }
+
+    fn summary(&self, encoded: &EncodedDocument, result: SummaryResult) -> Summary {
+        let SummaryResult { hypotheses, reason, usage, timing, .. } = result;
+        let layers = encoded.layers.iter().map(|layer| LayerTime { length: layer.length, ns: layer.ns });
+        Summary {
+            hypotheses: hypotheses.into_iter().map(|hypothesis| self.hypothesis(hypothesis)).collect(),
+            // Summaries consist of tokens, not characters.
+            reason: if reason == FinishReason::MaxChars { "max_tokens" } else { reason.name() },
+            poolings: poolings(encoded),
+            document: DocumentUsage {
+                tokens: encoded.tokens,
+                bytes: encoded.read_bytes(),
+                cut: encoded.cut,
+                vectors: encoded.vectors,
+                cross_attention_bytes: encoded.bytes,
+                unpooled_cross_attention_bytes: encoded.unpooled_bytes,
+            },
+            summary_tokens: usage.generated_chars,
+            timing: SummaryTimes {
+                encode_ns: timing.prefill_ns,
+                layers: layers.collect(),
+                memory_ns: encoded.memory_ns,
+                decode_ns: timing.decode_ns,
+                total_ns: timing.total_ns,
+            },
+        }
+    }
+
+    fn hypothesis(&self, hypothesis: Hypothesis) -> SummaryText {
+        let text = self.model.card().vocabulary.decode(hypothesis.text(self.limits.marks.end));
+        let Hypothesis { tokens, score, logprobs } = hypothesis;
+        SummaryText { ids: tokens, score, text, logprobs }
+    }
+}
+
+fn poolings(encoded: &EncodedDocument) -> Vec<KeptTokens> {
+    let pooling = |choice: &PoolingChoice| {
+        let (spans, tokens) = spans(choice, &encoded.byte_ranges, encoded.tokens);
+        let order = choice.kept.iter().map(|kept| KeptPosition { position: kept.token, score: kept.score });
+        KeptTokens { layer: choice.layer, tokens, spans, order: Some(order.collect()) }
+    };
+    encoded.choices.iter().map(pooling).collect()
+}

@@ -1,0 +1,183 @@
+//! Summaries of single documents, from a server.
+
+use super::{
+    args::{Args, GenerationArgs},
+    input::Document,
+    summary::{
+        DocumentUsage, EncodedText, KeptTokens, LayerTime, OnEvent, Summary, SummaryEvent, SummaryText, SummaryTimes,
+    },
+    text_reader::TextReader,
+};
+use crate::{
+    cli::model_source::ServedModel,
+    decode::spans::KeptSpan,
+    error::{Error, Result},
+    serve::client::{
+        inference::size,
+        summaries::{
+            DocumentParts, EncoderLayer, Hypothesis, Sampling, Selected, Span, SummarizeEvent, SummarizeOptions,
+            SummaryFinished, SummaryTiming, SummaryUsage, reason_name,
+        },
+    },
+};
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::sync::{mpsc, oneshot};
+
+/// Parts of the document that wait to be sent.
+const WAITING_PARTS: usize = 4;
+
+/// A served summarization model.
+pub(super) struct ServerSummarizer<'a> {
+    model: &'a ServedModel,
+    options: SummarizeOptions,
+    /// True if the tokens that poolings kept are printed with the document, before the summary.
+    highlights: bool,
+}
+
+/// The text that was read, if it is printed.
+type KeptText = Option<Arc<Mutex<String>>>;
+
+impl<'a> ServerSummarizer<'a> {
+    pub(super) fn new(model: &'a ServedModel, args: &Args) -> Result<Self> {
+        let options = SummarizeOptions { model: model.name.clone(), cut: Some(args.cut), ..args.generation.options()? };
+        Ok(Self { model, options, highlights: args.highlights && !args.json })
+    }
+
+    /// Sends a document and waits for its summary.
+    pub(super) fn summarize(&self, document: &Document, on_event: &mut OnEvent<'_>) -> Result<Summary> {
+        let kept = self.highlights.then(Arc::<Mutex<String>>::default);
+        let parts = send(document, &kept)?;
+        let options = self.options.clone();
+        let mut events = self.model.call(async |client| client.summarize(options, parts).await)?;
+        let mut poolings = Vec::new();
+        // The number of the document's tokens, which highlights state, comes with the last event.
+        let mut held = String::new();
+        let finished = loop {
+            match self.model.call(async |_| events.next().await)?.ok_or_else(|| events.incomplete())? {
+                SummarizeEvent::Started(_) | SummarizeEvent::Progress(_) => {}
+                SummarizeEvent::Selected(selected) => poolings.push(kept_tokens(selected)),
+                SummarizeEvent::Piece(piece) if self.highlights => held += &piece.text,
+                SummarizeEvent::Piece(piece) => on_event(SummaryEvent::Text(&piece.text))?,
+                SummarizeEvent::Finished(finished) => break finished,
+            }
+        };
+        let summary = summary(finished, poolings);
+        if let Some(text) = kept {
+            let text = text.lock().unwrap_or_else(PoisonError::into_inner);
+            let encoded = EncodedText { text: &text, tokens: summary.document.tokens, poolings: &summary.poolings };
+            on_event(SummaryEvent::Encoded(&encoded))?;
+            on_event(SummaryEvent::Text(&held))?;
+        }
+        Ok(summary)
+    }
+}
+
+impl GenerationArgs {
+    fn options(&self) -> Result<SummarizeOptions> {
+        let narrow = |flag: &'static str, value: Option<usize>| match value.map(u32::try_from).transpose() {
+            Ok(narrow) => Ok(narrow),
+            Err(_) => {
+                let found = value.map_or_else(String::new, |value| value.to_string());
+                Err(Error::bad_option(flag, found, format!("at most {}", u32::MAX)))
+            }
+        };
+        let sampling =
+            |temperature| Sampling { temperature: Some(temperature), seed: Some(self.seed), ..Sampling::default() };
+        Ok(SummarizeOptions {
+            beam_size: narrow("--beam", self.beam)?,
+            length_penalty: self.length_penalty,
+            min_tokens: narrow("--min-len", self.min_len)?,
+            max_tokens: narrow("--max-len", self.max_len)?,
+            no_repeat_ngram: narrow("--no-repeat-ngram", self.no_repeat_ngram)?,
+            hypotheses: narrow("--hypotheses", self.hypotheses)?,
+            sampling: self.temperature.map(sampling),
+            hard_topk: Some(self.hard_topk),
+            ..SummarizeOptions::default()
+        })
+    }
+}
+
+/// Reads a document on a thread of its own, up to its end or until the call ends. The process does not wait for that thread,
+/// because standard input may stay open.
+fn send(document: &Document, kept: &KeptText) -> Result<DocumentParts> {
+    let (sender, parts) = mpsc::channel(WAITING_PARTS);
+    let (failed, failure) = oneshot::channel();
+    match document {
+        Document::File(file) => {
+            let reader = TextReader::open(file)?;
+            let kept = kept.clone();
+            std::thread::spawn(move || read(reader, &sender, failed, &kept));
+        }
+        Document::Text(text) => {
+            let text = text.clone();
+            let kept = kept.clone();
+            std::thread::spawn(move || read(TextReader::text(&text), &sender, failed, &kept));
+        }
+        Document::Ids(_) => return Err(Error::Setting("a server takes --file, no --ids".into())),
+    }
+    Ok(DocumentParts { parts, failure })
+}
+
+/// Sends the parts of a document, or the error of reading it.
+fn read(mut reader: TextReader<'_>, parts: &mpsc::Sender<String>, failed: oneshot::Sender<Error>, kept: &KeptText) {
+    loop {
+        match reader.next() {
+            Ok(Some(part)) => {
+                if let Some(kept) = kept {
+                    kept.lock().unwrap_or_else(PoisonError::into_inner).push_str(&part);
+                }
+                // Fails when the call has ended.
+                if parts.blocking_send(part).is_err() {
+                    return;
+                }
+            }
+            Ok(None) => return,
+            Err(error) => {
+                // Before the parts end, so that their end is not taken for that of the document.
+                let _ = failed.send(error);
+                return;
+            }
+        }
+    }
+}
+
+fn kept_tokens(selected: Selected) -> KeptTokens {
+    let Selected { layer, spans, tokens } = selected;
+    let span = |Span { byte_start, byte_end, score }| KeptSpan { start: byte_start, end: byte_end, score };
+    KeptTokens {
+        layer: size(layer.into()),
+        tokens: size(tokens),
+        spans: spans.into_iter().map(span).collect(),
+        order: None,
+    }
+}
+
+fn summary(finished: SummaryFinished, poolings: Vec<KeptTokens>) -> Summary {
+    let reason = reason_name(&finished);
+    let SummaryFinished { hypotheses, usage, timing, .. } = finished;
+    let usage: SummaryUsage = usage.unwrap_or_default();
+    let timing: SummaryTiming = timing.unwrap_or_default();
+    let hypothesis = |Hypothesis { text, ids, score, logprobs }| SummaryText { ids, score, text, logprobs };
+    let layer = |EncoderLayer { length, ns }| LayerTime { length: size(length), ns };
+    Summary {
+        hypotheses: hypotheses.into_iter().map(hypothesis).collect(),
+        reason,
+        poolings,
+        document: DocumentUsage {
+            tokens: size(usage.document_tokens),
+            bytes: usage.document_bytes,
+            cut: usage.cut,
+            vectors: size(usage.vectors),
+            cross_attention_bytes: size(usage.cross_attention_bytes),
+            unpooled_cross_attention_bytes: size(usage.unpooled_cross_attention_bytes),
+        },
+        summary_tokens: size(usage.summary_tokens),
+        timing: SummaryTimes {
+            encode_ns: timing.upload_ns.saturating_add(timing.encode_rest_ns),
+            layers: timing.layers.into_iter().map(layer).collect(),
+            memory_ns: timing.memory_ns,
+            decode_ns: timing.decode_ns,
+            total_ns: timing.total_ns,
+        },
+    }
+}

@@ -1,0 +1,99 @@
+//! A summary and its document, from an engine in this process or from a server.
+
+use crate::{decode::spans::KeptSpan, error::Result};
+
+/// A summary and its document.
+pub(super) struct Summary {
+    /// Best first.
+    pub(super) hypotheses: Vec<SummaryText>,
+    /// Why the best hypothesis ended.
+    pub(super) reason: &'static str,
+    pub(super) poolings: Vec<KeptTokens>,
+    pub(super) document: DocumentUsage,
+    /// Tokens of the best hypothesis, with the end-of-text token.
+    pub(super) summary_tokens: usize,
+    pub(super) timing: SummaryTimes,
+}
+
+/// A hypothesis.
+pub(super) struct SummaryText {
+    pub(super) ids: Vec<u32>,
+    pub(super) score: f32,
+    /// Text, without the end-of-text token.
+    pub(super) text: String,
+    pub(super) logprobs: Vec<f32>,
+}
+
+/// The tokens that one pooling layer kept.
+pub(super) struct KeptTokens {
+    pub(super) layer: usize,
+    /// Number of tokens.
+    pub(super) tokens: usize,
+    /// Parts of the text, in its order.
+    pub(super) spans: Vec<KeptSpan>,
+    /// Positions and scores in the order of the next layer. A server does not send them.
+    pub(super) order: Option<Vec<KeptPosition>>,
+}
+
+/// A token that a pooling layer kept.
+pub(super) struct KeptPosition {
+    pub(super) position: usize,
+    pub(super) score: f32,
+}
+
+/// Size of a document.
+pub(super) struct DocumentUsage {
+    pub(super) tokens: usize,
+    /// Bytes of the text up to the end of the last token that was read. `None` if the document came as ids.
+    pub(super) bytes: Option<u64>,
+    /// True if the document continues after the tokens that were read.
+    pub(super) cut: bool,
+    pub(super) vectors: usize,
+    pub(super) cross_attention_bytes: usize,
+    pub(super) unpooled_cross_attention_bytes: usize,
+}
+
+/// Time spent per phase, in nanoseconds.
+pub(super) struct SummaryTimes {
+    /// From admission to the end of encoding.
+    pub(super) encode_ns: u64,
+    /// Of each encoder layer.
+    pub(super) layers: Vec<LayerTime>,
+    pub(super) memory_ns: u64,
+    pub(super) decode_ns: u64,
+    pub(super) total_ns: u64,
+}
+
+/// Time of an encoder layer.
+pub(super) struct LayerTime {
+    /// Input vectors.
+    pub(super) length: usize,
+    pub(super) ns: u64,
+}
+
+impl Summary {
+    /// Text of the best hypothesis.
+    pub(super) fn text(&self) -> &str {
+        self.hypotheses.first().map_or("", |best| &best.text)
+    }
+}
+
+/// Progress of a summary.
+pub(super) enum SummaryEvent<'a> {
+    /// The document is encoded.
+    Encoded(&'a EncodedText<'a>),
+    /// Next part of the summary.
+    Text(&'a str),
+}
+
+/// An encoded document, with the tokens that its pooling layers kept.
+pub(super) struct EncodedText<'a> {
+    /// Text that was read.
+    pub(super) text: &'a str,
+    /// Number of tokens.
+    pub(super) tokens: usize,
+    pub(super) poolings: &'a [KeptTokens],
+}
+
+/// Receives the progress of a summary.
+pub(super) type OnEvent<'a> = dyn FnMut(SummaryEvent<'_>) -> Result<()> + 'a;

@@ -1,0 +1,87 @@
+//! Reads UTF-8 text in portions that end between characters.
+
+use crate::error::{Error, Result};
+use std::{
+    fs::File,
+    io::Read,
+    path::{Path, PathBuf},
+};
+
+/// Bytes per read.
+const READ_BYTES: usize = 1 << 16;
+
+/// Reads UTF-8 text in portions that end between characters.
+pub(super) struct TextReader<'a> {
+    bytes: Box<dyn Read + Send + 'a>,
+    /// Name in I/O errors.
+    file: PathBuf,
+    /// Beginning of a character that the next read completes.
+    pending: Vec<u8>,
+}
+
+impl TextReader<'static> {
+    /// Opens a file; `-` is standard input.
+    pub(super) fn open(file: &Path) -> Result<Self> {
+        if file.as_os_str() == "-" {
+            return Ok(Self::new(Box::new(std::io::stdin()), Path::new("standard input")));
+        }
+        Ok(Self::new(Box::new(File::open(file).map_err(Error::io(file))?), file))
+    }
+}
+
+impl<'a> TextReader<'a> {
+    fn new(bytes: Box<dyn Read + Send + 'a>, file: &Path) -> Self {
+        Self { bytes, file: file.to_owned(), pending: Vec::new() }
+    }
+
+    /// Reads from a text in memory.
+    pub(super) fn text(text: &'a str) -> Self {
+        Self::new(Box::new(text.as_bytes()), Path::new("a document"))
+    }
+
+    /// Returns the next portion; `None` at the end. Fails if the bytes cannot be read or are not UTF-8.
+    pub(super) fn next(&mut self) -> Result<Option<String>> {
+        let Self { bytes, file, pending } = self;
+        let read = bytes.take(READ_BYTES as u64).read_to_end(pending).map_err(Error::io(&*file))?;
+        let valid = match std::str::from_utf8(pending) {
+            Ok(all) => all.len(),
+            // The next read completes the last character.
+            Err(error) if error.error_len().is_none() && read > 0 => error.valid_up_to(),
+            Err(error) => {
+                let invalid = std::io::Error::new(std::io::ErrorKind::InvalidData, error);
+                return Err(Error::io(&*file)(invalid));
+            }
+        };
+        let rest = pending.split_off(valid);
+        let portion = String::from_utf8(std::mem::replace(pending, rest)).unwrap_or_default();
+        Ok((read > 0).then_some(portion))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(bytes: &[u8]) -> Result<Vec<String>> {
+        let mut reader = TextReader::new(Box::new(bytes), Path::new("a.txt"));
+        std::iter::from_fn(|| reader.next().transpose()).collect()
+    }
+
+    #[test]
+    fn portions_end_between_characters() {
+        let text = "é".repeat(READ_BYTES);
+        let odd = format!("a{text}");
+        let portions = read(odd.as_bytes()).unwrap();
+        assert_eq!((portions.len(), portions[0].len()), (3, READ_BYTES - 1));
+        assert_eq!(portions.concat(), odd);
+        assert_eq!(read(b"").unwrap(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn invalid_and_incomplete_text_fails() {
+        for bytes in [&b"a\xff"[..], b"a\xc3"] {
+            let error = read(bytes).unwrap_err().to_string();
+            assert!(error.starts_with("a.txt: "), "{error}");
+        }
+    }
+}

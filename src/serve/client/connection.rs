@@ -1,0 +1,193 @@
+//! Connections to a server. Errors name the address and the likely cause.
+
+use super::probe::{DetectedProtocol, detect_protocol};
+use crate::error::{Error, Result};
+use std::time::Duration;
+use tonic::{
+    Code, Status,
+    metadata::{Ascii, MetadataValue},
+    transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
+};
+
+/// Maximum time for connecting, and for the response to a health check or report.
+pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A server's address, and the certificates for TLS.
+#[derive(Debug, Clone, Default)]
+pub struct ServerEndpoint {
+    /// `host:port`, or a URL; `https://` for TLS.
+    pub address: String,
+    /// PEM certificates of the authorities that may have signed the server's certificate.
+    pub authorities: Option<Vec<u8>>,
+    /// The client's PEM certificate chain and key, for a server that asks for them.
+    pub identity: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+impl ServerEndpoint {
+    fn is_encrypted(&self) -> bool {
+        self.address.starts_with("https://")
+    }
+
+    /// Returns the address as a URL. Fails if it names no port and no scheme: HTTP libraries would use port 80.
+    fn url(&self) -> Result<String> {
+        let Self { address, .. } = self;
+        if address.contains("://") {
+            return Ok(address.clone());
+        }
+        let port = address.rsplit_once(':').filter(|(host, port)| {
+            // Colons within an IPv6 address do not begin a port.
+            let is_host = !host.is_empty() && (!host.contains(':') || host.ends_with(']'));
+            is_host && port.parse::<u16>().is_ok_and(|port| port > 0)
+        });
+        match port {
+            Some(_) => Ok(format!("http://{address}")),
+            None => Err(Error::Setting(format!(
+                "{address:?} is not the address of a server: expected host:port or a URL, such as 127.0.0.1:50051"
+            ))),
+        }
+    }
+
+    /// Returns host and port.
+    fn host(&self) -> String {
+        let (_, rest) = self.address.split_once("://").unwrap_or(("http", &self.address));
+        let host = rest.split('/').next().unwrap_or(rest);
+        let has_port = host.rsplit(':').next().is_some_and(|port| port.parse::<u16>().is_ok());
+        let port = if self.is_encrypted() { 443 } else { 80 };
+        if has_port { host.to_owned() } else { format!("{host}:{port}") }
+    }
+}
+
+/// Connects to a server. Fails if the address is invalid or the server is unreachable.
+pub(super) async fn connect(server: &ServerEndpoint) -> Result<Channel> {
+    let ServerEndpoint { address, authorities, identity } = server;
+    let invalid = |error: tonic::transport::Error| {
+        let answer = root_cause(&error).to_string();
+        Error::Remote { server: address.clone(), answer }
+    };
+    let url = server.url()?;
+    if server.is_encrypted() && authorities.is_none() {
+        return Err(Error::Setting("https:// needs --tls-ca, who signed the server's certificate".into()));
+    }
+    let uri = Endpoint::from_shared(url);
+    let mut endpoint = uri.map_err(invalid)?.connect_timeout(TIMEOUT).tcp_nodelay(true);
+    if server.is_encrypted() {
+        let mut tls = ClientTlsConfig::new();
+        tls = authorities.iter().fold(tls, |tls, pem| tls.ca_certificate(Certificate::from_pem(pem)));
+        tls = identity.iter().fold(tls, |tls, (chain, key)| tls.identity(Identity::from_pem(chain, key)));
+        endpoint = endpoint.tls_config(tls).map_err(invalid)?;
+    }
+    match endpoint.connect().await {
+        Ok(channel) => Ok(channel),
+        Err(error) => Err(unreachable(server, root_cause(&error).to_string()).await),
+    }
+}
+
+/// Returns the header of an API key. Fails if no header can hold it.
+pub(super) fn authorization(key: &str) -> Result<MetadataValue<Ascii>> {
+    let header = MetadataValue::try_from(format!("Bearer {key}"));
+    let mut header = header.map_err(|_| Error::Setting("the API key has characters that no header can hold".into()))?;
+    header.set_sensitive(true);
+    Ok(header)
+}
+
+/// Returns the error of a call that the server rejected.
+pub(super) fn refused(server: &str, status: &Status) -> Error {
+    Error::Remote { server: server.to_owned(), answer: format!("{:?}: {}", status.code(), status.message()) }
+}
+
+/// Returns the error of a call of an inference service. weir's own messages stand alone; others follow the name of their code.
+/// If the connection broke, the error names the likely cause.
+pub(super) async fn call_error(server: &ServerEndpoint, status: &Status) -> Error {
+    if let Some(cause) = std::error::Error::source(status) {
+        return unreachable(server, root_cause(cause).to_string()).await;
+    }
+    let message = status.message();
+    let is_sentence = matches!(
+        status.code(),
+        Code::InvalidArgument
+            | Code::NotFound
+            | Code::FailedPrecondition
+            | Code::ResourceExhausted
+            | Code::OutOfRange
+            | Code::PermissionDenied
+            | Code::DeadlineExceeded
+    );
+    let answer = match status.code() {
+        Code::Unauthenticated => format!("{message}: use --api-key-file or WEIR_API_KEY"),
+        _ if is_sentence && !message.is_empty() => message.to_owned(),
+        code => format!("{code:?}: {message}"),
+    };
+    Error::Remote { server: server.address.clone(), answer }
+}
+
+/// Returns the error of a connection that failed for `reason`, with what answers at the address.
+async fn unreachable(server: &ServerEndpoint, reason: String) -> Error {
+    use DetectedProtocol::{Closed, Http1, Other, Silent, Tls, Unreachable};
+    let hint = match (detect_protocol(&server.host()).await, server.is_encrypted()) {
+        (Unreachable, _) => "no server listens there: is `weir serve` running, and is the address right?",
+        (Silent, _) => "a listener there accepts connections but does not answer: is it the server's address?",
+        (Http1, false) => {
+            "the port speaks HTTP/1, as those of --http-listen and --admin-listen do: give the gRPC address (--listen of `weir serve`)"
+        }
+        (Http1, true) => {
+            "the port answers in HTTP/1: is it a gRPC port, and does it use TLS? If not, leave out https://"
+        }
+        (Other, true) => "the port does not use TLS: leave out https://",
+        (Closed, true) => "the port closes the connection: if it does not use TLS, leave out https://",
+        (Closed, false) => {
+            "the port closes the connection: is it a gRPC port? If it expects TLS, use https:// and --tls-ca"
+        }
+        (Tls, false) => "the port expects TLS: use https:// and --tls-ca",
+        (Tls, true) | (Other, false) => return Error::Remote { server: server.address.clone(), answer: reason },
+    };
+    Error::Remote { server: server.address.clone(), answer: format!("{hint} ({reason})") }
+}
+
+fn root_cause<'a>(error: &'a (dyn std::error::Error + 'static)) -> &'a (dyn std::error::Error + 'static) {
+    let mut cause = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    cause
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn endpoint(address: &str) -> ServerEndpoint {
+        ServerEndpoint { address: address.into(), ..Default::default() }
+    }
+
+    #[test]
+    fn an_address_names_a_port_or_a_scheme() {
+        for address in ["127.0.0.1:50051", "[::1]:50051", "name:80"] {
+            assert_eq!(endpoint(address).url().unwrap(), format!("http://{address}"));
+        }
+        for url in ["https://weir.example.org", "http://localhost:1"] {
+            assert_eq!(endpoint(url).url().unwrap(), url);
+        }
+        for address in ["", "localhost", "localhost:", "127.0.0.1:0", "127.0.0.1:99999", ":50051", "[::1]", "::1:50051"]
+        {
+            let error = endpoint(address).url().unwrap_err().to_string();
+            assert!(error.contains("expected host:port or a URL"), "{address}: {error}");
+        }
+    }
+
+    #[test]
+    fn hosts_have_ports() {
+        let hosts =
+            ["https://name", "http://name/", "https://name:7", "name:7"].map(|address| endpoint(address).host());
+        assert_eq!(hosts, ["name:443", "name:80", "name:7", "name:7"]);
+    }
+
+    #[tokio::test]
+    async fn messages_of_the_server_stand_alone() {
+        let shown = async |status: Status| call_error(&endpoint("h:1"), &status).await.to_string();
+        assert_eq!(shown(Status::invalid_argument("prompt: too long")).await, "h:1: prompt: too long");
+        assert_eq!(shown(Status::unavailable("draining")).await, "h:1: Unavailable: draining");
+        assert_eq!(shown(Status::not_found("")).await, "h:1: NotFound: ");
+        let message = shown(Status::unauthenticated("unauthenticated: no key")).await;
+        assert_eq!(message, "h:1: unauthenticated: no key: use --api-key-file or WEIR_API_KEY");
+    }
+}

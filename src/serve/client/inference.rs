@@ -1,0 +1,173 @@
+//! Calls of a server's inference services, with the messages of `weir.v1`.
+
+use super::connection::{ServerEndpoint, authorization, call_error, connect};
+use crate::{
+    decode::usage::{Timing, Usage},
+    error::Result,
+};
+use tonic::{
+    Request, Streaming,
+    metadata::{Ascii, MetadataValue},
+    transport::Channel,
+};
+pub use weir_proto::v1::{
+    Character, Details, Finished, GenerateRequest, GenerateResponse, Model, Piece, Sampling, ScoreRequest,
+    ScoreResponse, ScoreSummary, Segment, SegmentRequest, SegmentResponse, Stopping, Windows,
+    generate_response::Event as GenerateEvent, score_response::Event as ScoreEvent,
+};
+use weir_proto::v1::{FinishReason, GetModelRequest, generation_client::GenerationClient, models_client::ModelsClient};
+
+/// Maximum bytes of a message: a model's vocabulary, or the segments of a long text.
+const MESSAGE_BYTES: usize = 64 << 20;
+
+/// A connection to a server's inference services, with the API key that its calls carry.
+pub struct InferenceClient {
+    pub(super) server: ServerEndpoint,
+    pub(super) channel: Channel,
+    authorization: Option<MetadataValue<Ascii>>,
+}
+
+impl InferenceClient {
+    /// Connects to a server. Fails if the address or the key is invalid, or the server is unreachable.
+    pub async fn connect(server: ServerEndpoint, key: Option<&str>) -> Result<Self> {
+        let authorization = key.map(authorization).transpose()?;
+        Ok(Self { channel: connect(&server).await?, server, authorization })
+    }
+
+    /// Returns the description of a model, by default of the server's only one.
+    pub async fn model(&self, name: Option<String>) -> Result<Model> {
+        let mut models = ModelsClient::new(self.channel.clone()).max_decoding_message_size(MESSAGE_BYTES);
+        match models.get_model(self.request(GetModelRequest { name })).await {
+            Ok(model) => Ok(model.into_inner()),
+            Err(status) => Err(call_error(&self.server, &status).await),
+        }
+    }
+
+    /// Starts a generation.
+    pub async fn generate(&self, request: GenerateRequest) -> Result<MessageStream<GenerateResponse>> {
+        self.stream(self.generation().generate(self.request(request)).await).await
+    }
+
+    /// Starts to score a text.
+    pub async fn score(&self, request: ScoreRequest) -> Result<MessageStream<ScoreResponse>> {
+        self.stream(self.generation().score(self.request(request)).await).await
+    }
+
+    /// Splits a text into segments.
+    pub async fn segment(&self, request: SegmentRequest) -> Result<SegmentResponse> {
+        match self.generation().segment(self.request(request)).await {
+            Ok(response) => Ok(response.into_inner()),
+            Err(status) => Err(call_error(&self.server, &status).await),
+        }
+    }
+
+    fn generation(&self) -> GenerationClient<Channel> {
+        GenerationClient::new(self.channel.clone()).max_decoding_message_size(MESSAGE_BYTES)
+    }
+
+    /// Builds a request with the API key.
+    pub(super) fn request<M>(&self, message: M) -> Request<M> {
+        let mut request = Request::new(message);
+        if let Some(authorization) = &self.authorization {
+            request.metadata_mut().insert("authorization", authorization.clone());
+        }
+        request
+    }
+
+    /// Returns the messages of a call's response.
+    pub(super) async fn stream<M>(
+        &self,
+        response: Result<tonic::Response<Streaming<M>>, tonic::Status>,
+    ) -> Result<MessageStream<M>> {
+        match response {
+            Ok(response) => Ok(MessageStream { server: self.server.clone(), messages: response.into_inner() }),
+            Err(status) => Err(call_error(&self.server, &status).await),
+        }
+    }
+}
+
+/// The messages of a response.
+pub struct MessageStream<M> {
+    server: ServerEndpoint,
+    messages: Streaming<M>,
+}
+
+impl<M> MessageStream<M> {
+    /// Waits for the next message; `None` at the end. Fails with the server's error.
+    pub async fn next(&mut self) -> Result<Option<M>> {
+        match self.messages.message().await {
+            Ok(message) => Ok(message),
+            Err(status) => Err(call_error(&self.server, &status).await),
+        }
+    }
+}
+
+/// Returns why a generation ended, by the name that commands print.
+pub fn reason_name(finished: &Finished) -> &'static str {
+    match finished.reason() {
+        FinishReason::MaxChars => "max_chars",
+        FinishReason::MaxSegments => "max_segments",
+        FinishReason::Stop => "stop",
+        FinishReason::MaxContext => "max_context",
+        FinishReason::EndOfText => "end_of_text",
+        FinishReason::Unspecified => "end",
+    }
+}
+
+/// Returns the counts of a request's response.
+pub fn usage(wire: Option<weir_proto::v1::Usage>) -> Usage {
+    let wire = wire.unwrap_or_default();
+    Usage {
+        prompt_chars: size(wire.prompt_chars),
+        cached_chars: size(wire.cached_chars),
+        generated_chars: size(wire.generated_chars),
+        prompt_segments: size(wire.prompt_segments),
+        generated_segments: size(wire.generated_segments),
+        nxt_steps: size(wire.nxt_steps),
+    }
+}
+
+/// Returns the times of a request's response.
+pub fn timing(wire: Option<weir_proto::v1::Timing>) -> Timing {
+    let wire = wire.unwrap_or_default();
+    Timing {
+        queue_ns: wire.queue_ns,
+        prefill_ns: wire.prefill_ns,
+        time_to_first_char_ns: wire.time_to_first_char_ns,
+        decode_ns: wire.decode_ns,
+        total_ns: wire.total_ns,
+        steps: wire.steps,
+        wait_steps: wire.wait_steps,
+        middle_steps: wire.middle_steps,
+        middle_ns: wire.middle_ns,
+        unpooled: None,
+    }
+}
+
+/// Narrows a count. Supported machines have at least 32 bits.
+pub fn size(count: u64) -> usize {
+    usize::try_from(count).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decode::options;
+
+    #[test]
+    fn reasons_have_the_names_of_the_engine() {
+        use FinishReason::{EndOfText, MaxChars, MaxContext, MaxSegments, Stop, Unspecified};
+        let pairs = [
+            (MaxChars, options::FinishReason::MaxChars),
+            (MaxSegments, options::FinishReason::MaxSegments),
+            (Stop, options::FinishReason::Stop(0)),
+            (MaxContext, options::FinishReason::MaxContext),
+            (EndOfText, options::FinishReason::EndOfText),
+            (Unspecified, options::FinishReason::End),
+        ];
+        for (wire, engine) in pairs {
+            let finished = Finished { reason: wire.into(), ..Default::default() };
+            assert_eq!(reason_name(&finished), engine.name());
+        }
+    }
+}

@@ -22,10 +22,30 @@ pub(super) fn replace(account: &mut usize, before: usize, after: usize) {
     add(account, after);
 }
 
+/// Returns the part of `limit` that a caller may hold while the others hold `others`: half of what they leave, or `smallest` if that is
+/// more and is left. Each caller so leaves something for the next one. Callers that take all they may end with equal parts.
+pub(crate) fn share(limit: usize, others: usize, smallest: usize) -> usize {
+    let left = limit.saturating_sub(others);
+    left.div_ceil(2).max(smallest.min(left))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::panic::catch_unwind;
+
+    #[test]
+    fn each_caller_leaves_half_to_the_next() {
+        let mut held = 0;
+        for expected in [32, 16, 8, 4, 2, 1, 1, 0] {
+            let share = share(64, held, 0);
+            assert_eq!(share, expected);
+            held += share;
+        }
+        assert_eq!(share(64, 40, 20), 20);
+        assert_eq!(share(64, 50, 20), 14);
+        assert_eq!(share(64, usize::MAX, 20), 0);
+    }
 
     #[test]
     fn overflows_panic_in_every_build() {

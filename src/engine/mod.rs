@@ -19,7 +19,7 @@
 //! | `accounting` | checked arithmetic for what requests and cache entries hold |
 //! | `counters`, [`observer`] | totals since start, and callbacks while the engine runs |
 
-mod accounting;
+pub(crate) mod accounting;
 mod api;
 mod batch;
 pub mod cache;

@@ -196,7 +196,7 @@ fn transport(dice: &mut Dice, tenants: usize, has_flood: bool) -> TransportConfi
         connection_age: Some(Duration::from_millis(dice.between(500, 1500) as u64)),
         connection_age_grace: Duration::from_millis(dice.pick(&[50, 5000])),
         message_bytes: MESSAGE_BYTES,
-        request_memory: dice.pick(&[MESSAGE_BYTES, 8 << 10, 64 << 20]),
+        request_memory: dice.pick(&[MESSAGE_BYTES, 16 << 10, 64 << 20]),
         ..config
     }
 }

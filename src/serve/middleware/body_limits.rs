@@ -7,7 +7,7 @@ use super::{
     compression::HEADER,
     decompression::{Decompressor, Messages, next_messages},
     layer::{HttpRequest, Middleware, Next},
-    shared_limit::{CallerShare, Exceeded, SharedLimit},
+    shared_limit::{Exceeded, SharedLimit},
     whole_messages::WholeMessages,
 };
 use crate::{
@@ -36,9 +36,6 @@ use tower::ServiceExt;
 
 /// Delay before a rejected client should retry. Arriving bodies are complete or rejected by then.
 const RETRY: Duration = Duration::from_secs(1);
-
-/// One tenant leaves 1/`RESERVED_SHARE` of the memory to others.
-const RESERVED_SHARE: usize = 8;
 
 /// How long a body may still take to arrive once the server begins to shut down.
 const GRACE: Duration = Duration::from_secs(1);
@@ -99,9 +96,10 @@ pub(super) fn limit(
     }
 }
 
-/// The memory that arriving bodies and collected responses share, on all ports.
+/// The memory that arriving bodies and collected responses share, on all ports. A tenant may hold half of what the others leave, and
+/// always the longest message.
 pub(crate) struct BodyMemory {
-    /// Maximum bytes of one tenant.
+    /// Maximum bytes of one tenant while no other holds any.
     tenant_limit: usize,
     /// Bytes of the longest message.
     longest: usize,
@@ -114,8 +112,8 @@ impl BodyMemory {
         // The longest message fits, with its header.
         let longest = config.message_bytes.saturating_add(HEADER);
         let limit = config.request_memory.max(longest);
-        let tenant_limit = limit.saturating_sub(limit / RESERVED_SHARE).max(longest);
-        Arc::new(Self { tenant_limit, longest, bytes: SharedLimit::new(limit, CallerShare::Fixed(tenant_limit)) })
+        let bytes = SharedLimit::new(limit, longest);
+        Arc::new(Self { tenant_limit: bytes.largest_share(), longest, bytes })
     }
 
     fn reserve(&self, tenant: &Arc<str>, bytes: usize) -> Result<()> {

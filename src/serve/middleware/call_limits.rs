@@ -7,7 +7,7 @@ use super::{
     auth::needs_no_key,
     guarded_body::GuardedBody,
     layer::{HttpRequest, Middleware, Next},
-    shared_limit::{CallerShare, Exceeded, SharedLimit},
+    shared_limit::{Exceeded, SharedLimit},
 };
 use crate::{
     error::Error,
@@ -57,7 +57,7 @@ struct CallPlace {
 
 impl CallTable {
     fn new(what: &'static str, max: usize) -> Arc<Self> {
-        Arc::new(Self { what, calls: SharedLimit::new(max, CallerShare::HalfOfRest) })
+        Arc::new(Self { what, calls: SharedLimit::new(max, 0) })
     }
 
     /// Counts a call. Fails if its caller has as many as are left free, or if all are taken.

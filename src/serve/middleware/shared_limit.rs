@@ -1,24 +1,17 @@
 //! A limited amount that all callers share: calls in progress, or bytes of requests. A part is always left for the next caller.
 
+use crate::engine::accounting;
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-/// How much one caller may hold.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum CallerShare {
-    /// Half of what the other callers leave, so that something is left for the next one.
-    HalfOfRest,
-    /// A fixed maximum.
-    Fixed(usize),
-}
-
-/// A limited amount and who holds it.
+/// A limited amount and who holds it. A caller may hold half of what the other callers leave.
 #[derive(Debug)]
 pub(super) struct SharedLimit {
     limit: usize,
-    share: CallerShare,
+    /// A caller may hold as much as this, if it is left, also where half is less.
+    smallest_share: usize,
     usage: Mutex<Usage>,
 }
 
@@ -40,21 +33,25 @@ pub(super) enum Exceeded {
 
 impl SharedLimit {
     /// Creates a limit of which nothing is taken.
-    pub(super) fn new(limit: usize, share: CallerShare) -> Self {
-        Self { limit, share, usage: Mutex::default() }
+    pub(super) fn new(limit: usize, smallest_share: usize) -> Self {
+        Self { limit, smallest_share, usage: Mutex::default() }
+    }
+
+    /// Returns the amount that a caller may hold while the others hold `others`.
+    fn share(&self, others: usize) -> usize {
+        accounting::share(self.limit, others, self.smallest_share)
+    }
+
+    /// Returns the amount that a caller may hold if no other holds any.
+    pub(super) fn largest_share(&self) -> usize {
+        self.share(0)
     }
 
     /// Takes `amount` for a caller. Changes nothing if that exceeds a limit.
     pub(super) fn take(&self, caller: &Arc<str>, amount: usize) -> Result<(), Exceeded> {
         let mut usage = self.usage();
         let own = usage.by_caller.get(caller).copied().unwrap_or(0);
-        let caller_limit = match self.share {
-            CallerShare::Fixed(limit) => limit,
-            CallerShare::HalfOfRest => {
-                let others = usage.total.saturating_sub(own);
-                self.limit.saturating_sub(others).div_ceil(2)
-            }
-        };
+        let caller_limit = self.share(usage.total.saturating_sub(own));
         let within = |held: usize, limit: usize| held.checked_add(amount).filter(|sum| *sum <= limit);
         let total = within(usage.total, self.limit).ok_or(Exceeded::Total(self.limit))?;
         let own = within(own, caller_limit).ok_or(Exceeded::Caller(caller_limit))?;
@@ -101,7 +98,7 @@ mod tests {
 
     #[test]
     fn each_caller_leaves_half_to_the_next() {
-        let limit = SharedLimit::new(16, CallerShare::HalfOfRest);
+        let limit = SharedLimit::new(16, 0);
         let callers = [("a", 8), ("b", 4), ("c", 2), ("d", 1), ("e", 1)];
         for (caller, share) in callers {
             let caller = Arc::from(caller);
@@ -116,17 +113,19 @@ mod tests {
     }
 
     #[test]
-    fn a_fixed_share_leaves_the_rest() {
-        let limit = SharedLimit::new(80, CallerShare::Fixed(70));
-        assert_eq!(limit.take(&"a".into(), 71), Err(Exceeded::Caller(70)));
-        assert_eq!(limit.take(&"a".into(), 70), Ok(()));
-        assert_eq!(limit.take(&"b".into(), 11), Err(Exceeded::Total(80)));
-        assert_eq!(limit.take(&"b".into(), 10), Ok(()));
+    fn a_caller_may_hold_the_smallest_share() {
+        let limit = SharedLimit::new(80, 30);
+        assert_eq!(limit.take(&"a".into(), 41), Err(Exceeded::Caller(40)));
+        assert_eq!(limit.take(&"a".into(), 40), Ok(()));
+        assert_eq!(limit.take(&"b".into(), 31), Err(Exceeded::Caller(30)));
+        assert_eq!(limit.take(&"b".into(), 30), Ok(()));
+        assert_eq!(limit.take(&"c".into(), 11), Err(Exceeded::Total(80)));
+        assert_eq!(limit.take(&"c".into(), 10), Ok(()));
     }
 
     #[test]
     fn amounts_that_overflow_are_refused() {
-        let limit = SharedLimit::new(usize::MAX, CallerShare::Fixed(usize::MAX));
+        let limit = SharedLimit::new(usize::MAX, usize::MAX);
         assert_eq!(limit.take(&"a".into(), usize::MAX), Ok(()));
         assert_eq!(limit.take(&"a".into(), 1), Err(Exceeded::Total(usize::MAX)));
         limit.give_back(&"b".into(), 1);

@@ -123,7 +123,7 @@ async fn a_text_that_is_not_read_ends_after_the_stall_limit() {
 /// The symbols of blocks in the engine count against the memory of requests.
 #[tokio::test(flavor = "multi_thread")]
 async fn blocks_count_in_the_memory_of_requests() {
-    let config = TransportConfig { message_bytes: 8 << 10, request_memory: 16 << 10, ..TransportConfig::default() };
+    let config = TransportConfig { message_bytes: 8 << 10, request_memory: 28 << 10, ..TransportConfig::default() };
     let engine = Handle::start(load(&converted("whitespaces"), &settings()).unwrap(), Limits::default()).unwrap();
     let running = Running::start(vec![engine.clone()], config).await;
     let mut client = client(&running);

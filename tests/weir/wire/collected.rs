@@ -57,7 +57,7 @@ async fn a_large_completion_has_to_be_streamed() {
 async fn the_memory_of_collected_responses_is_shared_and_released() {
     let config = TransportConfig {
         response_bytes: 64 << 20,
-        request_memory: 1 << 20,
+        request_memory: 1792 << 10,
         message_bytes: 64 << 10,
         ..TransportConfig::default()
     };

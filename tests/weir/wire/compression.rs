@@ -125,7 +125,7 @@ fn deflated(message: &[u8]) -> Vec<u8> {
 /// A compressed message reserves memory for its maximum decompressed size until its call ends.
 #[tokio::test]
 async fn the_maximum_decompressed_size_is_reserved() {
-    let config = TransportConfig { message_bytes: 64 << 10, request_memory: 256 << 10, ..TransportConfig::default() };
+    let config = TransportConfig { message_bytes: 64 << 10, request_memory: 448 << 10, ..TransportConfig::default() };
     let message = prompt(&"a".repeat(1000)).encode_to_vec();
     let message_frame = deflated(&message);
     let plain = [&[0][..], &(message.len() as u32).to_be_bytes(), &message].concat();

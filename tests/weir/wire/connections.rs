@@ -34,7 +34,7 @@ async fn within(config: TransportConfig) -> Server {
 }
 
 /// Connects from 127.0.0.`host`.
-async fn connect_from(host: u8, address: SocketAddr) -> std::io::Result<TcpStream> {
+pub(super) async fn connect_from(host: u8, address: SocketAddr) -> std::io::Result<TcpStream> {
     let socket = TcpSocket::new_v4()?;
     socket.bind((Ipv4Addr::new(127, 0, 0, host), 0).into())?;
     socket.connect(address).await

@@ -2,13 +2,14 @@
 
 use super::{
     Server,
-    connections::channel_from,
+    connections::{channel_from, connect_from},
     details,
     fake_model::Kind,
     http2_frames::{self, DATA, frame, sent},
     prompt, reason,
 };
 use std::time::Duration;
+use tokio::io::AsyncWriteExt;
 use tonic::{Code, Streaming, transport::Channel};
 use weir::{config::TransportConfig, engine::Limits};
 use weir_proto::v1::{self, ScoreResponse, generation_client::GenerationClient};
@@ -59,39 +60,49 @@ async fn incomplete_requests_share_the_request_memory() {
     assert_eq!(again.code(), Code::InvalidArgument, "the memory was not released");
 }
 
-/// Incomplete requests of one address leave an eighth of `request_memory` to others.
+/// Two callers that hold all that they may leave memory to a third.
 #[tokio::test]
-async fn incomplete_requests_of_one_caller_leave_memory_to_others() {
-    let config = TransportConfig { message_bytes: 64 << 10, request_memory: 128 << 10, ..TransportConfig::default() };
+async fn incomplete_requests_leave_memory_to_the_next_caller() {
+    let config = TransportConfig { message_bytes: 16 << 10, request_memory: 128 << 10, ..TransportConfig::default() };
     let server = within(config).await;
+    let address = server.running.address;
     // Each text exceeds the model's limit, which is reported once the message is read.
     let large = async |channel: Channel| {
         let request = prompt(&"a".repeat(12 << 10));
         GenerationClient::new(channel).generate(request).await.map(drop).unwrap_err().code()
     };
-    assert_eq!(large(server.channel.clone()).await, Code::InvalidArgument);
-    // Four times 27,000 bytes leave less than the large request of the caller's seven eighths.
-    let mut bytes = http2_frames::beginning();
-    for stream in [1, 3] {
-        bytes.extend(http2_frames::call(stream, GENERATE));
-        let begin = [&[0][..], &(60_u32 << 10).to_be_bytes(), &[b'a'; 8995]].concat();
-        for part in [&begin[..], &[b'a'; 9000], &[b'a'; 9000]] {
-            bytes.extend(frame(DATA, 0, stream, part));
+    // The first caller may hold 64 KiB, and the second 32 KiB.
+    let mut held = Vec::new();
+    for (host, connections) in [(1, 2), (2, 1)] {
+        let channel = channel_from(host, address).await;
+        assert_eq!(large(channel.clone()).await, Code::InvalidArgument);
+        // Two requests of 14,000 bytes leave less than the large one of each share.
+        let mut bytes = http2_frames::beginning();
+        for stream in [1, 3] {
+            bytes.extend(http2_frames::call(stream, GENERATE));
+            let begin = [&[0][..], &(15_u32 << 10).to_be_bytes(), &[b'a'; 6995]].concat();
+            for part in [&begin[..], &[b'a'; 7000]] {
+                bytes.extend(frame(DATA, 0, stream, part));
+            }
         }
-    }
-    let _incomplete = [sent(server.running.address, &bytes).await, sent(server.running.address, &bytes).await];
-    let mut same = Code::InvalidArgument;
-    for _ in 0..1000 {
-        same = large(server.channel.clone()).await;
-        if same == Code::ResourceExhausted {
-            break;
+        for _ in 0..connections {
+            let mut connection = connect_from(host, address).await.unwrap();
+            connection.write_all(&bytes).await.unwrap();
+            held.push(connection);
         }
-        tokio::time::sleep(Duration::from_millis(5)).await;
+        let mut same = Code::InvalidArgument;
+        for _ in 0..1000 {
+            same = large(channel.clone()).await;
+            if same == Code::ResourceExhausted {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        assert_eq!(same, Code::ResourceExhausted, "the share of caller {host} is used up");
     }
-    assert_eq!(same, Code::ResourceExhausted, "the caller's share is used up");
-    let other = channel_from(2, server.running.address).await;
+    let third = channel_from(3, address).await;
     for _ in 0..20 {
-        assert_eq!(large(other.clone()).await, Code::InvalidArgument, "the message of another caller is read");
+        assert_eq!(large(third.clone()).await, Code::InvalidArgument, "the message of the third caller is read");
     }
 }
 
@@ -105,10 +116,10 @@ async fn start_score(channel: &Channel) -> Result<Streaming<ScoreResponse>, toni
 /// Symbols take four times the memory of their text, and a score may run for long.
 #[tokio::test]
 async fn symbols_count_until_the_response_ends() {
-    let config = TransportConfig { message_bytes: 16 << 10, request_memory: 256 << 10, ..TransportConfig::default() };
+    let config = TransportConfig { message_bytes: 16 << 10, request_memory: 448 << 10, ..TransportConfig::default() };
     let server = within(config).await;
     server.model.hold();
-    // Seven eighths of 256 KiB hold five such lists of symbols, and not six.
+    // Half of 448 KiB holds five such lists of symbols, and not six.
     let mut running = Vec::new();
     for _ in 0..5 {
         running.push(start_score(&server.channel).await.unwrap());

@@ -16,6 +16,7 @@ mod shared_limit;
 mod testing;
 pub(super) mod tonic_errors;
 mod unread_responses;
+mod unread_streams;
 pub(super) mod whole_messages;
 
 use super::{registry::engines::Engines, tokenization::TokenizationWorkers, traces::Traces};
@@ -56,7 +57,9 @@ pub(super) fn stack(routes: Routes, parts: &Parts<'_>) -> Next {
     let service = Around(limit).layer(service);
     // Inside authentication, which sets the tenant whose limit applies; outside the services, which encode the response.
     let engines_here = engines.clone();
-    let service = Around(unread_responses::limit(Arc::clone(memory), move || engines_here.stall())).layer(service);
+    let stall = move || engines_here.stall();
+    let service = Around(unread_responses::limit(Arc::clone(memory), stall.clone())).layer(service);
+    let service = Around(unread_streams::limit(stall)).layer(service);
     // Inside authentication, which sets the tenant; outside everything that uses memory or time.
     let service = Around(call_limits::limit(config.calls)).layer(service);
     // Inside the log span, in which it records the principal; outside everything that uses memory or time.

@@ -4,7 +4,7 @@
 //! them. A large response counts against the memory of requests until its last part is taken. If the connection takes nothing of
 //! it for the stall limit, its memory is released. A client that reads on then gets an error; until then, its call is in progress.
 //!
-//! Streams pass: their encoders wait for the client.
+//! Streams pass: their encoders wait for the client, and [`super::unread_streams`] limits that of `ModelStreamInfer`.
 
 use super::{
     body_limits::{BodyMemory, Reservation},
@@ -38,7 +38,7 @@ use tower::ServiceExt;
 use tracing::Instrument;
 
 /// Bytes that the connection takes at once. A response of at most this size does not count.
-const PART_BYTES: usize = 16 << 10;
+pub(super) const PART_BYTES: usize = 16 << 10;
 /// Frames of a complete response: its message and its trailers.
 const COMPLETE_FRAMES: usize = 2;
 
@@ -175,11 +175,9 @@ impl UnreadResponseBody {
 }
 
 impl UnreadResponse {
-    /// Takes the next part. A copy, because the whole response would stay in memory with any part of it.
+    /// Takes the next part.
     fn take_part(&mut self) -> Bytes {
-        let length = self.rest.len().min(PART_BYTES);
-        let part = Bytes::copy_from_slice(&self.rest[..length]);
-        self.rest = self.rest.split_off(length);
+        let part = split_part(&mut self.rest);
         self.taken_at = clock::now();
         if self.rest.is_empty() {
             self.rest = Bytes::new();
@@ -204,9 +202,7 @@ impl http_body::Body for UnreadResponseBody {
             return Poll::Ready(Some(Ok(Frame::data(response.take_part()))));
         }
         self.ended = true;
-        let mut trailers = HeaderMap::new();
-        let stalled = status(&Error::Stalled { limit: self.stall }, &self.request_id);
-        Poll::Ready(Some(stalled.add_header(&mut trailers).map(|()| Frame::trailers(trailers))))
+        Poll::Ready(Some(stalled_trailers(self.stall, &self.request_id).map(Frame::trailers)))
     }
 
     fn is_end_stream(&self) -> bool {
@@ -221,6 +217,21 @@ impl Drop for UnreadResponseBody {
             watch.abort();
         }
     }
+}
+
+/// Takes at most [`PART_BYTES`] from the front of `rest`. A copy, because the whole response would stay in memory with any part of it.
+pub(super) fn split_part(rest: &mut Bytes) -> Bytes {
+    let length = rest.len().min(PART_BYTES);
+    let part = Bytes::copy_from_slice(&rest[..length]);
+    *rest = rest.split_off(length);
+    part
+}
+
+/// Returns the trailers of a response that was dropped because its client read nothing for `stall`.
+pub(super) fn stalled_trailers(stall: Duration, request_id: &str) -> Result<HeaderMap, Status> {
+    let mut trailers = HeaderMap::new();
+    status(&Error::Stalled { limit: stall }, request_id).add_header(&mut trailers)?;
+    Ok(trailers)
 }
 
 /// Drops a response of which the connection takes nothing for as long as `stall`. Returns when the response is taken.

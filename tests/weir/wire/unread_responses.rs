@@ -19,10 +19,13 @@ use tonic::{
 };
 use weir::{config::TransportConfig, engine::Limits};
 use weir_proto::{
-    inference::{ModelInferResponse, grpc_inference_service_client::GrpcInferenceServiceClient},
+    inference::{
+        ModelInferResponse, ModelStreamInferResponse, grpc_inference_service_client::GrpcInferenceServiceClient,
+    },
     v1::{ScoreRequest, SegmentRequest, generation_client::GenerationClient},
 };
 
+const STREAM_INFER: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
 /// Number of segments of the test text, which has a character in each.
 const SEGMENTS: usize = 1900;
 
@@ -31,7 +34,7 @@ fn request() -> SegmentRequest {
 }
 
 async fn with_stall(stall: Duration) -> Server {
-    let config = TransportConfig { message_bytes: 16 << 10, request_memory: 512 << 10, ..TransportConfig::default() };
+    let config = TransportConfig { message_bytes: 16 << 10, request_memory: 896 << 10, ..TransportConfig::default() };
     Server::with(Limits { stall, ..Limits::default() }, config, &[("fake", Kind::Pooled)]).await
 }
 
@@ -150,7 +153,7 @@ async fn inferences_that_are_not_read_leave_memory_to_others() {
     let sender = raw_http2::connect(server.running.address, 0).await;
     let mut held = Vec::new();
     let refused = loop {
-        held.push(call(&sender, "/inference.GRPCInferenceService/ModelStreamInfer", &inference(1900)).await);
+        held.push(call(&sender, STREAM_INFER, &inference(1900)).await);
         eventually("the request ends", || server.engine.load().running + server.engine.load().queued == 0).await;
         let mut client = GrpcInferenceServiceClient::new(server.channel.clone());
         if let Err(refused) = client.model_infer(inference(1900)).await {
@@ -165,21 +168,63 @@ async fn inferences_that_are_not_read_leave_memory_to_others() {
     memory_is_free(&server.channel).await;
 }
 
+#[tokio::test]
+async fn inferences_that_are_not_read_end_after_the_stall_limit() {
+    let server = with_stall(Duration::from_secs(2)).await;
+    let sender = raw_http2::connect(server.running.address, 256).await;
+    let mut held = Vec::new();
+    loop {
+        held.push(call(&sender, STREAM_INFER, &inference(1900)).await);
+        eventually("the request ends", || server.engine.load().running + server.engine.load().queued == 0).await;
+        let mut client = GrpcInferenceServiceClient::new(server.channel.clone());
+        if client.model_infer(inference(1900)).await.is_err() {
+            break;
+        }
+        assert!(held.len() < 50, "unread responses take no memory");
+    }
+    memory_is_free(&server.channel).await;
+    let (_, status) = read(held.remove(0)).await;
+    assert_eq!((status.code(), reason(&status).as_str()), (Code::ResourceExhausted, "STALLED"), "{status:?}");
+}
+
+/// Any time may pass between two requests.
+#[tokio::test]
+async fn a_stream_without_requests_does_not_stall() {
+    let server = with_stall(Duration::from_millis(200)).await;
+    let (requests, incoming) = tokio::sync::mpsc::channel(1);
+    let mut client = GrpcInferenceServiceClient::new(server.channel.clone());
+    let answers = client.model_stream_infer(tokio_stream::wrappers::ReceiverStream::new(incoming));
+    let mut answers = answers.await.unwrap().into_inner();
+    for _ in 0..2 {
+        tokio::time::sleep(Duration::from_millis(600)).await;
+        requests.send(inference(3)).await.unwrap();
+        let answer = answers.message().await.unwrap().unwrap();
+        assert_eq!(answer.error_message, "");
+    }
+}
+
 /// The client reads more slowly than the stall limit in all, and never pauses for as long as the limit.
 #[tokio::test]
 async fn a_slow_client_gets_its_whole_response() {
     let server = with_stall(Duration::from_secs(2)).await;
     let sender = raw_http2::connect(server.running.address, 8 << 10).await;
-    let began = Instant::now();
-    let mut response = call(&sender, "/inference.GRPCInferenceService/ModelInfer", &inference(1900)).await;
-    let mut bytes = Vec::new();
-    while let Some(part) = response.body_mut().data().await {
-        let part = part.unwrap();
-        tokio::time::sleep(Duration::from_millis(250)).await;
-        response.body_mut().flow_control().release_capacity(part.len()).unwrap();
-        bytes.extend_from_slice(&part);
-    }
-    assert_eq!(response.body_mut().trailers().await.unwrap().unwrap()["grpc-status"], "0");
-    assert_eq!(ModelInferResponse::decode(&bytes[5..]).unwrap().outputs.len(), 2);
-    assert!(began.elapsed() > Duration::from_secs(3), "too fast to show anything");
+    let read_slowly = async |path: &str| {
+        let began = Instant::now();
+        let mut response = call(&sender, path, &inference(1900)).await;
+        let mut bytes = Vec::new();
+        while let Some(part) = response.body_mut().data().await {
+            let part = part.unwrap();
+            tokio::time::sleep(Duration::from_millis(250)).await;
+            response.body_mut().flow_control().release_capacity(part.len()).unwrap();
+            bytes.extend_from_slice(&part);
+        }
+        assert_eq!(response.body_mut().trailers().await.unwrap().unwrap()["grpc-status"], "0");
+        assert!(began.elapsed() > Duration::from_secs(3), "too fast to show anything");
+        bytes
+    };
+    let (complete, streamed) =
+        tokio::join!(read_slowly("/inference.GRPCInferenceService/ModelInfer"), read_slowly(STREAM_INFER));
+    assert_eq!(ModelInferResponse::decode(&complete[5..]).unwrap().outputs.len(), 2);
+    let streamed = ModelStreamInferResponse::decode(&streamed[5..]).unwrap();
+    assert_eq!(streamed.infer_response.unwrap().outputs.len(), 2);
 }

@@ -1,0 +1,181 @@
+//! A time limit on `ModelStreamInfer` streams that their clients do not read.
+//!
+//! Such a stream holds responses that are collected as a whole, and those of requests that still run. The connection asks for the
+//! next part once the client has read the previous ones. If it asks for nothing for the stall limit, the stream is dropped with all
+//! its requests, and their memory is released. A client that reads on then gets an error; until then, its call is in progress.
+
+use super::{
+    layer::{HttpRequest, Middleware, Next},
+    unread_responses::{PART_BYTES, split_part, stalled_trailers},
+};
+use crate::{
+    engine::clock,
+    serve::call::{Call, STREAM_INFER},
+};
+use http_body::{Body as _, Frame};
+use std::{
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    task::{Context, Poll, Wake, Waker},
+    time::{Duration, Instant},
+};
+use tokio::{task::AbortHandle, time::sleep_until};
+use tonic::{Status, body::Body, codegen::Bytes};
+use tower::ServiceExt;
+use tracing::Instrument;
+
+/// Drops a stream of `ModelStreamInfer` whose client reads nothing for as long as `stall` returns.
+pub(super) fn limit(stall: impl Fn() -> Duration + Clone + Send + Sync + 'static) -> impl Middleware {
+    move |request: HttpRequest, next: Next| {
+        if request.uri().path() != STREAM_INFER {
+            return Box::pin(next.oneshot(request));
+        }
+        let id = Call::of_http(&request).id;
+        let stall = stall.clone();
+        Box::pin(async move {
+            let response = next.oneshot(request).await?;
+            Ok(response.map(|body| Body::new(UnreadStream::new(body, stall(), id))))
+        })
+    }
+}
+
+/// A stream that is dropped if its client stalls.
+struct UnreadStream {
+    watched: Arc<Watched>,
+    watch: AbortHandle,
+    stall: Duration,
+    request_id: Arc<str>,
+    /// True after the trailers of a stream that was dropped.
+    ended: bool,
+}
+
+/// What the connection and the watch share.
+struct Watched {
+    /// `None` once the stream is dropped.
+    stream: Mutex<Option<Stream>>,
+    progress: Mutex<Progress>,
+}
+
+struct Stream {
+    body: Body,
+    /// The rest of a frame, which the connection takes in parts.
+    rest: Bytes,
+}
+
+#[derive(Default)]
+struct Progress {
+    /// Since when there has been something for the connection to take. `None` while the stream waits for its requests.
+    waiting_since: Option<Instant>,
+    /// Wakes the connection.
+    connection: Option<Waker>,
+}
+
+impl UnreadStream {
+    /// Drops `body` if its client reads nothing for as long as `stall`.
+    fn new(body: Body, stall: Duration, request_id: Arc<str>) -> Self {
+        let stream = Stream { body, rest: Bytes::new() };
+        let watched = Arc::new(Watched { stream: Mutex::new(Some(stream)), progress: Mutex::default() });
+        let watch = drop_when_stalled(Arc::downgrade(&watched), stall);
+        let watch = tokio::spawn(watch.in_current_span()).abort_handle();
+        Self { watched, watch, stall, request_id, ended: false }
+    }
+}
+
+impl http_body::Body for UnreadStream {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        if self.ended {
+            return Poll::Ready(None);
+        }
+        if let Some(stream) = lock(&self.watched.stream).as_mut() {
+            return self.watched.poll_stream(stream, cx);
+        }
+        self.ended = true;
+        Poll::Ready(Some(stalled_trailers(self.stall, &self.request_id).map(Frame::trailers)))
+    }
+}
+
+impl Drop for UnreadStream {
+    fn drop(&mut self) {
+        self.watch.abort();
+        // The stream holds wakers, which hold what is watched, which holds the stream.
+        let stream = lock(&self.watched.stream).take();
+        drop(stream);
+    }
+}
+
+impl Watched {
+    fn poll_stream(
+        self: &Arc<Self>,
+        stream: &mut Stream,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let connection = Some(cx.waker().clone());
+        *lock(&self.progress) = Progress { waiting_since: None, connection };
+        if stream.rest.is_empty() {
+            let waker = Waker::from(Arc::clone(self));
+            let polled = Pin::new(&mut stream.body).poll_frame(&mut Context::from_waker(&waker));
+            match polled {
+                Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
+                    Ok(data) => stream.rest = data,
+                    Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
+                },
+                polled => return polled,
+            }
+        }
+        lock(&self.progress).waiting_since = Some(clock::now());
+        let part = if stream.rest.len() > PART_BYTES {
+            split_part(&mut stream.rest)
+        } else {
+            std::mem::take(&mut stream.rest)
+        };
+        Poll::Ready(Some(Ok(Frame::data(part))))
+    }
+
+    /// Returns when the stream counts as unread, unless the connection asks for more before.
+    fn stalls_at(&self, stall: Duration) -> Instant {
+        lock(&self.progress).waiting_since.unwrap_or_else(clock::now) + stall
+    }
+}
+
+/// A request of the stream has made progress.
+impl Wake for Watched {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        let mut progress = lock(&self.progress);
+        progress.waiting_since.get_or_insert_with(clock::now);
+        let connection = progress.connection.take();
+        drop(progress);
+        if let Some(connection) = connection {
+            connection.wake();
+        }
+    }
+}
+
+/// Drops a stream of which the connection takes nothing for as long as `stall`. Returns when it is dropped.
+async fn drop_when_stalled(watched: Weak<Watched>, stall: Duration) {
+    let mut wake_at = clock::now() + stall;
+    loop {
+        sleep_until(wake_at.into()).await;
+        let Some(watched) = watched.upgrade() else { return };
+        // The connection cannot take a part while this is locked.
+        let mut stream = lock(&watched.stream);
+        wake_at = watched.stalls_at(stall);
+        if wake_at <= clock::now() {
+            let dropped = stream.take();
+            drop(stream);
+            tracing::info!(?stall, "the client read nothing: its stream was dropped");
+            drop(dropped);
+            return;
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

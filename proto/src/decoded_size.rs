@@ -32,6 +32,7 @@ const SPARE: usize = 2;
 /// A map has room for up to this many times its entries.
 const MAP_SPARE: usize = 4;
 /// Maximum fields of a message, those of nested messages and unknown ones included. Each takes time to decode, also if it is empty.
+/// The numbers of a packed list count like fields: one byte becomes eight.
 const MAX_FIELDS: usize = 1 << 16;
 /// Maximum depth of nested messages, as in prost.
 const MAX_DEPTH: usize = 100;
@@ -49,7 +50,7 @@ pub enum TooLarge {
         /// Maximum bytes for a message of its length.
         limit: usize,
     },
-    /// It has too many fields.
+    /// It has too many fields and numbers in lists.
     Fields {
         /// Maximum fields.
         limit: usize,
@@ -60,6 +61,14 @@ pub enum TooLarge {
 struct Totals {
     bytes: usize,
     fields: usize,
+}
+
+impl Totals {
+    /// Fails if there are now too many fields.
+    fn add_fields(&mut self, count: usize) -> Result<(), TooLarge> {
+        self.fields = self.fields.saturating_add(count);
+        if self.fields > MAX_FIELDS { Err(TooLarge::Fields { limit: MAX_FIELDS }) } else { Ok(()) }
+    }
 }
 
 /// Checks an encoded request of this full name. Messages that no client sends have no limit. Malformed messages pass: decoding
@@ -90,8 +99,13 @@ struct MessageShape {
 
 #[derive(Clone, Copy)]
 enum FieldShape {
-    /// Numbers, whose lists may be packed, with the bytes of each in memory.
-    Number { size: usize },
+    /// Numbers, whose lists may be packed.
+    Number {
+        /// Bytes of each in memory.
+        size: usize,
+        /// Bytes of each in a packed list. `None` if they have variable lengths.
+        packed: Option<usize>,
+    },
     /// Text or bytes.
     Text { is_repeated: bool },
     /// A message, and how many times its size it takes.
@@ -133,13 +147,10 @@ impl Schema {
     /// Adds the fields in `encoded` to `totals`, up to the first malformed byte. Fails as soon as there are too many.
     fn add_fields(&self, index: usize, mut encoded: &[u8], depth: usize, totals: &mut Totals) -> Result<(), TooLarge> {
         while let Ok((number, wire_type)) = decode_key(&mut encoded) {
-            totals.fields += 1;
-            if totals.fields > MAX_FIELDS {
-                return Err(TooLarge::Fields { limit: MAX_FIELDS });
-            }
+            totals.add_fields(1)?;
             let shape = self.messages[index].fields.get(&number);
             if wire_type != WireType::LengthDelimited {
-                if let Some(FieldShape::Number { size }) = shape {
+                if let Some(FieldShape::Number { size, .. }) = shape {
                     totals.bytes = totals.bytes.saturating_add(size * SPARE);
                 }
                 if skip_field(wire_type, number, &mut encoded, DecodeContext::default()).is_err() {
@@ -151,7 +162,11 @@ impl Schema {
             let Some(content) = usize::try_from(length).ok().and_then(|length| encoded.get(..length)) else { break };
             encoded.advance(content.len());
             let more = match *shape.unwrap_or(&FieldShape::Text { is_repeated: false }) {
-                FieldShape::Number { size } => content.len() * size * SPARE,
+                FieldShape::Number { size, packed } => {
+                    let numbers = packed.map_or_else(|| varints(content), |bytes| content.len() / bytes);
+                    totals.add_fields(numbers)?;
+                    numbers * size * SPARE
+                }
                 FieldShape::Text { is_repeated } => content.len() + if is_repeated { HEADER * SPARE } else { 0 },
                 FieldShape::Message { index, spare } => {
                     if depth < MAX_DEPTH {
@@ -183,7 +198,7 @@ impl FieldShape {
             }
             Type::String | Type::Bytes => Self::Text { is_repeated },
             // In an unpacked list each number has its own key.
-            _ => Self::Number { size: number_size(field.r#type()) },
+            kind => Self::Number { size: number_size(kind), packed: packed_size(kind) },
         })
     }
 }
@@ -237,11 +252,25 @@ fn number_size(kind: Type) -> usize {
     }
 }
 
+/// Returns the bytes of a number in a packed list, or `None` if its length varies.
+fn packed_size(kind: Type) -> Option<usize> {
+    match kind {
+        Type::Double | Type::Fixed64 | Type::Sfixed64 => Some(8),
+        Type::Float | Type::Fixed32 | Type::Sfixed32 => Some(4),
+        _ => None,
+    }
+}
+
+/// Returns the number of integers of variable length in `packed`. The last byte of each is below 128.
+fn varints(packed: &[u8]) -> usize {
+    packed.iter().filter(|&&byte| byte < 0x80).count()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::{
-        inference::{ModelInferRequest, model_infer_request::InferInputTensor},
+        inference::{InferTensorContents, ModelInferRequest, model_infer_request::InferInputTensor},
         v1::{GenerateRequest, Stopping},
     };
     use prost::Name;
@@ -274,6 +303,27 @@ mod tests {
         let stopping = Stopping { stop: vec![String::new(); MAX_FIELDS], ..Default::default() };
         let request = GenerateRequest { stopping: Some(stopping), ..Default::default() };
         assert_eq!(check_message(&request), limit);
+    }
+
+    #[test]
+    fn numbers_of_packed_lists_count_like_fields() {
+        let limit = Err(TooLarge::Fields { limit: MAX_FIELDS });
+        let with_shape = |shape| {
+            let inputs = vec![InferInputTensor { shape, ..Default::default() }];
+            check_message(&ModelInferRequest { inputs, ..Default::default() })
+        };
+        let room = MAX_FIELDS - 2;
+        for number in [0, 127, 128, i64::MAX, -1] {
+            assert_eq!(with_shape(vec![number; room]), Ok(()), "{number}");
+            assert_eq!(with_shape(vec![number; room + 1]), limit, "{number}");
+        }
+        let with_floats = |fp64_contents| {
+            let contents = Some(InferTensorContents { fp64_contents, ..Default::default() });
+            let inputs = vec![InferInputTensor { contents, ..Default::default() }];
+            check_message(&ModelInferRequest { inputs, ..Default::default() })
+        };
+        assert_eq!(with_floats(vec![0.5; room - 1]), Ok(()));
+        assert_eq!(with_floats(vec![0.5; room]), limit);
     }
 
     #[test]

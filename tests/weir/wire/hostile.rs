@@ -13,7 +13,10 @@ use std::{net::SocketAddr, time::Duration};
 use tokio::time::timeout;
 use tonic::{Code, Status};
 use weir::{config::TransportConfig, engine::Limits};
-use weir_proto::v1;
+use weir_proto::{
+    inference::{ModelInferRequest, model_infer_request::InferInputTensor},
+    v1,
+};
 
 /// Expected code, reason and field of a refusal.
 type Expected = (Code, &'static str, &'static str);
@@ -321,7 +324,13 @@ async fn messages_that_decode_to_far_more_are_refused() {
     assert!(message.starts_with("the decoded message: more than "), "{message}");
     // Each field takes time, also if it is unknown.
     let unknown = http2_frames::message(&[0xf8, 0x07, 0].repeat(1 << 20));
-    for (path, body) in [(infer, inputs(1 << 20)), (GENERATE, stops(1 << 20)), (GENERATE, unknown.clone())] {
+    // Each byte is a number, which takes eight in memory.
+    let input = InferInputTensor { shape: vec![0; 1 << 20], ..Default::default() };
+    let shapes =
+        http2_frames::message(&ModelInferRequest { inputs: vec![input], ..Default::default() }.encode_to_vec());
+    let long_lists =
+        [(infer, inputs(1 << 20)), (infer, shapes), (GENERATE, stops(1 << 20)), (GENERATE, unknown.clone())];
+    for (path, body) in long_lists {
         let message = refused(path, body, Code::InvalidArgument).await;
         assert!(message.starts_with("message: more than 65536 fields"), "{message}");
     }

@@ -40,8 +40,6 @@ const AGE: u64 = 1 << 14;
 const QUANTUM: u64 = 512;
 /// Work of a decoded symbol. A prompt symbol is 1: a prompt's symbols share the reading of the weights.
 const DECODE_WORK: u64 = 4;
-/// One part in this many of the queue is reserved for other tenants.
-const RESERVED_PART: usize = 8;
 
 /// Resources of a model, and the rules by which they are shared.
 #[derive(Debug, Clone, Copy)]
@@ -284,7 +282,7 @@ impl<T> Scheduler<T> {
     }
 
     pub(crate) fn waiting(&self) -> usize {
-        self.tenants.size.requests
+        self.tenants.waiting
     }
 
     fn new_position(&self, priority: i32) -> QueuePosition {
@@ -295,21 +293,21 @@ impl<T> Scheduler<T> {
     fn check_queue_limits(&self, demand: &Demand) -> Result<(), Rejection> {
         let Rules { queue, queued_symbols, .. } = self.rules;
         let full = |what, limit| Err(Rejection::Full { what, limit });
-        let total = self.tenants.size;
+        let total = self.tenants.new;
         if total.requests >= queue {
             return full("requests", queue);
         }
         if total.symbols.saturating_add(demand.symbols) > queued_symbols {
             return full("prompt characters", queued_symbols);
         }
-        let tenants = self.tenants.count_with(&demand.tenant);
-        let share = |limit: usize| (limit - limit / RESERVED_PART).div_ceil(tenants).max(1);
-        let own = self.tenants.size_of(&demand.tenant);
-        if own.requests >= share(queue) {
-            return full("requests of one tenant", share(queue));
+        let own = self.tenants.new_of(&demand.tenant);
+        let requests = accounting::share(queue, total.requests.saturating_sub(own.requests), 0);
+        if own.requests >= requests {
+            return full("requests of one tenant", requests);
         }
-        if own.symbols.saturating_add(demand.symbols) > share(queued_symbols) {
-            return full("prompt characters of one tenant", share(queued_symbols));
+        let symbols = accounting::share(queued_symbols, total.symbols.saturating_sub(own.symbols), 0);
+        if own.symbols.saturating_add(demand.symbols) > symbols {
+            return full("prompt characters of one tenant", symbols);
         }
         Ok(())
     }

@@ -61,10 +61,27 @@ pub(crate) enum QueuedStatus {
     Ended,
 }
 
+/// Requests that wait and have not run yet. Those that were preempted are bounded by the rows, and keep no others out of the queue.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct QueueSize {
+pub(super) struct NewRequests {
     pub(super) requests: usize,
     pub(super) symbols: usize,
+}
+
+impl NewRequests {
+    fn add(&mut self, position: QueuePosition, symbols: usize) {
+        if position.is_new {
+            accounting::add(&mut self.requests, 1);
+            accounting::add(&mut self.symbols, symbols);
+        }
+    }
+
+    fn subtract(&mut self, position: QueuePosition, symbols: usize) {
+        if position.is_new {
+            accounting::subtract(&mut self.requests, 1);
+            accounting::subtract(&mut self.symbols, symbols);
+        }
+    }
 }
 
 /// All tenants with waiting or running requests.
@@ -85,13 +102,15 @@ pub(super) struct Tenants<T> {
     present: usize,
     /// Tenants with a request that runs or can be admitted.
     competing: usize,
-    pub(super) size: QueueSize,
+    /// Waiting requests.
+    pub(super) waiting: usize,
+    pub(super) new: NewRequests,
 }
 
 #[derive(Debug)]
 struct Tenant<T> {
     waiting: BTreeMap<QueuePosition, Waiting<T>>,
-    symbols: usize,
+    new: NewRequests,
     running: usize,
     /// Rows of its running requests.
     rows: usize,
@@ -122,19 +141,14 @@ impl<T> Tenants<T> {
             unpaid: 0,
             present: 0,
             competing: 0,
-            size: QueueSize::default(),
+            waiting: 0,
+            new: NewRequests::default(),
         }
     }
 
-    /// Returns the number of a tenant's waiting requests and their symbols.
-    pub(super) fn size_of(&self, tenant: &str) -> QueueSize {
-        let size = |tenant: &Tenant<T>| QueueSize { requests: tenant.waiting.len(), symbols: tenant.symbols };
-        self.all.get(tenant).map(size).unwrap_or_default()
-    }
-
-    /// Returns the number of tenants with requests, counting `tenant` in any case.
-    pub(super) fn count_with(&self, tenant: &str) -> usize {
-        self.present + usize::from(!self.all.get(tenant).is_some_and(Tenant::is_present))
+    /// Returns a tenant's requests that wait and have not run yet.
+    pub(super) fn new_of(&self, tenant: &str) -> NewRequests {
+        self.all.get(tenant).map(|tenant| tenant.new).unwrap_or_default()
     }
 
     /// Returns the demands of a tenant's waiting requests that go before `position`, without those on hold.
@@ -153,7 +167,7 @@ impl<T> Tenants<T> {
         let symbols = waiting.demand.symbols;
         let tenant = self.all.entry(Arc::clone(&name)).or_insert_with(|| Tenant {
             waiting: BTreeMap::new(),
-            symbols: 0,
+            new: NewRequests::default(),
             running: 0,
             rows: 0,
             bytes: 0,
@@ -162,10 +176,10 @@ impl<T> Tenants<T> {
         if tenant.waiting.is_empty() {
             self.ring.push_back(name);
         }
-        accounting::add(&mut tenant.symbols, symbols);
+        tenant.new.add(position, symbols);
         tenant.waiting.insert(position, waiting);
-        accounting::add(&mut self.size.requests, 1);
-        accounting::add(&mut self.size.symbols, symbols);
+        accounting::add(&mut self.waiting, 1);
+        self.new.add(position, symbols);
         self.recount();
     }
 
@@ -316,9 +330,9 @@ impl<T> Tenants<T> {
     fn remove(&mut self, name: &str, position: QueuePosition) -> Option<Waiting<T>> {
         let tenant = self.all.get_mut(name)?;
         let waiting = tenant.waiting.remove(&position)?;
-        accounting::subtract(&mut tenant.symbols, waiting.demand.symbols);
-        accounting::subtract(&mut self.size.requests, 1);
-        accounting::subtract(&mut self.size.symbols, waiting.demand.symbols);
+        tenant.new.subtract(position, waiting.demand.symbols);
+        accounting::subtract(&mut self.waiting, 1);
+        self.new.subtract(position, waiting.demand.symbols);
         if tenant.waiting.is_empty() {
             self.ring.retain(|other| **other != *name);
         }
@@ -343,9 +357,15 @@ impl<T> Tenants<T> {
         self.competing = self.all.values().filter(|tenant| tenant.running > 0 || tenant.first().is_some()).count();
     }
 
+    /// Returns the number of tenants with requests.
+    #[cfg(test)]
+    pub(super) fn present(&self) -> usize {
+        self.present
+    }
+
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
-        self.all.is_empty() && self.ring.is_empty() && (self.size.requests, self.size.symbols) == (0, 0)
+        self.all.is_empty() && self.ring.is_empty() && (self.waiting, self.new.requests, self.new.symbols) == (0, 0, 0)
     }
 }
 

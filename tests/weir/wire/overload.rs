@@ -38,8 +38,8 @@ async fn the_server_recovers_from_ten_times_the_queue() {
             }
         });
     }
-    // A single tenant may fill seven eighths of the queue.
-    let capacity = ROWS + QUEUE * 7 / 8;
+    // A single tenant may fill half of the queue.
+    let capacity = ROWS + QUEUE / 2;
     let mut refused = 0;
     while refused < 10 * QUEUE - capacity {
         let (number, answer) = calls.join_next().await.unwrap().unwrap();

@@ -81,13 +81,37 @@ fn no_request_starves_under_a_flood_of_higher_priority() {
 fn a_flood_by_one_tenant_leaves_room_and_turns_to_others() {
     let mut storm = SchedulerStorm::new(rules(2, 64, bytes_for(400), 16), 3);
     flood(&mut storm, 20, |storm| storm.request("flood", 7, 1, 24));
-    assert_eq!(storm.scheduler.waiting(), 56, "an eighth is reserved");
+    assert_eq!(storm.scheduler.waiting(), 32, "half is reserved");
     let number = storm.accept("other", -8, 1, 24);
     let began = storm.clock;
     while !storm.finished.contains(&number) {
         flood(&mut storm, 1, |storm| storm.request("flood", 7, 1, 24));
         assert!(storm.clock - began <= 4 * 97, "it waited for more than the running requests");
     }
+    storm.drain();
+}
+
+/// Requests that lost their rows to another tenant keep no new ones out of the queue.
+#[test]
+fn floods_by_two_tenants_leave_room_to_a_third() {
+    let rules = Rules { queued_symbols: 160, ..rules(16, 256, bytes_for(2000), 16) };
+    let mut storm = SchedulerStorm::new(rules, 3);
+    let tenants = ["first", "second"];
+    for tenant in tenants {
+        // Prompts of 20 symbols: sixteen run, and as many wait as may.
+        flood(&mut storm, 40, |storm| storm.request(tenant, 7, 20, 200));
+    }
+    for turn in 0..200 {
+        let number = storm.accept("third", -8, 20, 4);
+        let began = storm.clock;
+        while !storm.finished.contains(&number) {
+            for tenant in tenants {
+                flood(&mut storm, 2, |storm| storm.request(tenant, 7, 20, 200));
+            }
+            assert!(storm.clock - began <= 20_000, "turn {turn}");
+        }
+    }
+    assert!(storm.preemptions > 0, "no tenant lost a row");
     storm.drain();
 }
 

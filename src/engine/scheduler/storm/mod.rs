@@ -85,8 +85,8 @@ impl SchedulerStorm {
     fn submit(&mut self, request: SimRequest) -> Result<(), Rejection> {
         let demand = request.demand();
         let symbols = demand.symbols;
-        let total = self.scheduler.tenants.size;
-        let own = self.scheduler.tenants.size_of(&request.tenant);
+        let total = self.scheduler.tenants.new;
+        let own = self.scheduler.tenants.new_of(&request.tenant);
         let priority = request.priority;
         let result = if request.max_bytes() > self.rules.bytes {
             Err(Rejection::NeverFits)
@@ -94,7 +94,7 @@ impl SchedulerStorm {
             self.scheduler.submit(request, demand, priority)
         };
         match result {
-            Ok(()) => assert!(self.scheduler.waiting() <= self.rules.queue.max(total.requests)),
+            Ok(()) => assert!(self.scheduler.tenants.new.requests <= self.rules.queue),
             Err(Rejection::NeverFits) => {}
             Err(Rejection::Full { what: "requests", limit }) => {
                 assert!(limit == self.rules.queue && total.requests >= limit);
@@ -317,7 +317,7 @@ impl SchedulerStorm {
         assert_eq!(scheduler.running, self.runs.len() + scheduler.admitted.len());
         let ended = self.finished.len() + self.cancelled.len() + self.rejected;
         assert_eq!(self.arrived, ended + scheduler.running + scheduler.waiting(), "a request is lost");
-        assert!(scheduler.tenants.count_with("") <= scheduler.running + scheduler.waiting() + 1);
+        assert!(scheduler.tenants.present() <= scheduler.running + scheduler.waiting());
         let slots: usize = scheduler.slots.iter().flatten().map(|slot| slot.held + slot.soon).sum();
         assert_eq!(slots, scheduler.bytes);
         let next = scheduler.tenants.next().cloned();

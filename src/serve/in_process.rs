@@ -10,7 +10,11 @@ use crate::{
     },
 };
 use axum::{extract::FromRequestParts, http::request::Parts, response::Response};
-use std::{convert::Infallible, sync::Arc, time::Instant};
+use std::{
+    convert::Infallible,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 use tonic::{
     Status,
     body::Body,
@@ -29,6 +33,9 @@ pub(super) fn services(stack: Next) -> Services {
 
 /// Headers that a call inherits: the API key, and the trace context.
 const INHERITED: [&str; 3] = ["authorization", "traceparent", "tracestate"];
+
+/// Longest time that a call is given. `grpc-timeout` has room for 11,415 years, and tonic panics beyond them.
+const MAX_TIMEOUT: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// The properties of a client's request that calls on its behalf inherit.
 #[derive(Clone)]
@@ -90,7 +97,7 @@ impl ClientContext {
             call.extensions_mut().insert(peer.clone());
         }
         if let Some(deadline) = self.deadline {
-            call.set_timeout(deadline.saturating_duration_since(clock::now()));
+            call.set_timeout(deadline.saturating_duration_since(clock::now()).min(MAX_TIMEOUT));
         }
         call
     }

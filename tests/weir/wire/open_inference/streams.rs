@@ -11,8 +11,8 @@ use tokio_stream::{StreamExt, wrappers::ReceiverStream};
 use tonic::{Code, Request, Streaming, codegen::http::uri::PathAndQuery};
 use weir::{config::TransportConfig, engine::Limits};
 use weir_proto::inference::{
-    self as oip, ModelInferRequest, ModelInferResponse, ModelStreamInferResponse, infer_parameter::ParameterChoice,
-    model_infer_request::InferRequestedOutputTensor,
+    self as oip, InferParameter, ModelInferRequest, ModelInferResponse, ModelStreamInferResponse,
+    infer_parameter::ParameterChoice, model_infer_request::InferRequestedOutputTensor,
 };
 
 /// Opens a stream, which stays open until its sender is dropped.
@@ -41,6 +41,19 @@ async fn all(server: &Server, request: ModelInferRequest) -> Vec<ModelInferRespo
         responses.push(message.infer_response.unwrap());
     }
     responses
+}
+
+/// Triton's clients send the largest number for no limit.
+#[tokio::test]
+async fn any_timeout_is_accepted() {
+    let server = Server::new().await;
+    for timeout in [1 << 62, u64::MAX] {
+        let mut request = streamed("a", "ab c", 9);
+        let timeout = InferParameter { parameter_choice: Some(ParameterChoice::Uint64Param(timeout)) };
+        request.parameters.insert("timeout".into(), timeout);
+        let text: String = all(&server, request).await.iter().map(|response| words(response, "text_output")).collect();
+        assert_eq!(text.chars().count(), 9);
+    }
 }
 
 #[tokio::test]

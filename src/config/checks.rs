@@ -168,8 +168,9 @@ pub fn parse_bytes(text: &str) -> Option<usize> {
     digits.parse::<usize>().ok()?.checked_mul(factor)
 }
 
+/// Returns true for a folder with anything named `config.json`. Loading it reports what is not a file.
 fn is_checkpoint(folder: &Path) -> bool {
-    folder.join("config.json").is_file()
+    folder.join("config.json").symlink_metadata().is_ok()
 }
 
 /// Returns the subfolders of a folder, sorted; follows links.

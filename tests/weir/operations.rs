@@ -103,13 +103,20 @@ fn refused(flags: &[&str]) -> (Option<i32>, String) {
 #[cfg(unix)]
 #[test]
 fn broken_checkpoints_leave_the_others_in_service() {
-    let models = models(&[("a-broken", "vanilla"), ("b-good", "whitespaces"), ("c-pipe", "vanilla")]);
+    let models = models(&[
+        ("a-broken", "vanilla"),
+        ("b-good", "whitespaces"),
+        ("c-pipe", "vanilla"),
+        ("d-config-pipe", "vanilla"),
+    ]);
     let path = |name: &str| models.path().join(name);
     let broken = path("a-broken");
     fs::write(broken.join("model.safetensors"), "no").unwrap();
-    let pipe = path("c-pipe/model.safetensors");
-    fs::remove_file(&pipe).unwrap();
-    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    for file in ["c-pipe/model.safetensors", "d-config-pipe/config.json"] {
+        let pipe = path(file);
+        fs::remove_file(&pipe).unwrap();
+        assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    }
     let folder = models.path().to_str().unwrap();
     let server = Server::start(&["--models", folder, "--kv-memory", "64MiB", "--calibration-milliseconds", "0"]);
     for part in [
@@ -119,6 +126,7 @@ fn broken_checkpoints_leave_the_others_in_service() {
         "expected at least 8 bytes",
         "c-pipe",
         "expected a regular file",
+        "d-config-pipe/config.json",
         " with b-good",
     ] {
         server.program.wait_for_part(part);
@@ -130,7 +138,7 @@ fn broken_checkpoints_leave_the_others_in_service() {
         std::thread::sleep(Duration::from_millis(5));
     }
     let (_, metrics) = server.get("/metrics");
-    assert!(metrics.contains("weir_checkpoints_skipped_total 2"), "{metrics}");
+    assert!(metrics.contains("weir_checkpoints_skipped_total 3"), "{metrics}");
     assert!(!metrics.contains("model_name=\"a-broken\""), "a model that is not served has no series");
     drop(server);
 

@@ -45,7 +45,7 @@ impl BrowserChecks {
 
     /// Returns the request if its headers are accepted.
     pub(crate) fn check(&self, request: Request) -> Result<Request, Refusal> {
-        match self.refusal(request.headers()) {
+        match self.refusal(request.uri().authority(), request.headers()) {
             None => Ok(request),
             Some(message) => {
                 tracing::info!(reason = message, "rejected");
@@ -54,10 +54,11 @@ impl BrowserChecks {
         }
     }
 
-    /// Returns why a request with these headers is refused, if it is.
-    fn refusal(&self, headers: &HeaderMap) -> Option<String> {
+    /// Returns why a request with these headers is refused, if it is. A complete URL in the first line (`target`) goes before `Host`
+    /// (RFC 9112, section 3.2.2).
+    fn refusal(&self, target: Option<&Authority>, headers: &HeaderMap) -> Option<String> {
         let host = match single(headers, &HOST) {
-            Ok(host) => host,
+            Ok(host) => target.map(Authority::as_str).or(host),
             Err(message) => return Some(message),
         };
         let origin = match single(headers, &ORIGIN) {
@@ -129,7 +130,17 @@ mod tests {
     fn refused(headers: &[(HeaderName, &str)]) -> bool {
         let checks = BrowserChecks::of_port(&Access::default());
         let headers = headers.iter().map(|(name, value)| (name.clone(), value.parse().unwrap())).collect();
-        checks.refusal(&headers).is_some()
+        checks.refusal(None, &headers).is_some()
+    }
+
+    #[test]
+    fn the_url_of_the_request_goes_before_the_host() {
+        let checks = BrowserChecks::of_port(&Access::default());
+        let headers = [(HOST, "localhost".parse().unwrap())].into_iter().collect();
+        for (target, allowed) in [("localhost:8000", true), ("evil.com", false), ("localhost@evil.com", false)] {
+            let refusal = checks.refusal(Some(&target.parse().unwrap()), &headers);
+            assert_eq!(refusal.is_none(), allowed, "{target}: {refusal:?}");
+        }
     }
 
     #[test]

@@ -3,8 +3,8 @@
 #[cfg(feature = "candle")]
 use super::verify;
 use super::{
-    admin, bench, codec, color, completions, convert, generate, health, init, inspect, man, pull, report, score, segment,
-    serve, summarize,
+    admin, bench, codec, color, completions, convert, generate, health, init, inspect, man, pull, report, score,
+    segment, serve, summarize,
 };
 use clap::{Parser, Subcommand};
 

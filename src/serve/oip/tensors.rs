@@ -156,17 +156,24 @@ fn element(
         }
         return if kind == ElementType::Bool { raw_flag(&raw, name) } else { raw_text(raw, name) };
     }
-    let contents = contents.unwrap_or_default();
+    let mut contents = contents.unwrap_or_default();
+    let flags = std::mem::take(&mut contents.bool_contents);
+    let texts = std::mem::take(&mut contents.bytes_contents);
+    let has_others = contents != InferTensorContents::default();
+    let wrong = |count: usize| Error::bad_option(name, format!("{count} elements of {}", kind.name()), "1");
+    let mixed = || Error::bad_option(name, "elements of another type", format!("one of {}", kind.name()));
     if kind == ElementType::Bool {
-        return match contents.bool_contents[..] {
-            [flag] => Ok(Element::Flag(flag)),
-            _ => {
-                Err(Error::bad_option(name, format!("{} elements in bool_contents", contents.bool_contents.len()), "1"))
-            }
+        return match flags[..] {
+            [flag] if texts.is_empty() && !has_others => Ok(Element::Flag(flag)),
+            [] if texts.is_empty() && !has_others => Err(wrong(0)),
+            [] | [_] => Err(mixed()),
+            _ => Err(wrong(flags.len())),
         };
     }
-    let [bytes] = <[_; 1]>::try_from(contents.bytes_contents)
-        .map_err(|all| Error::bad_option(name, format!("{} elements in bytes_contents", all.len()), "1"))?;
+    if has_others || !flags.is_empty() {
+        return Err(mixed());
+    }
+    let [bytes] = <[_; 1]>::try_from(texts).map_err(|all| wrong(all.len()))?;
     text(bytes, name)
 }
 
@@ -266,6 +273,21 @@ mod tests {
     }
 
     #[test]
+    fn elements_of_another_type_are_refused() {
+        let texts = vec![b"a".to_vec()];
+        let both =
+            InferTensorContents { bytes_contents: texts.clone(), bool_contents: vec![true], ..Default::default() };
+        let number = InferTensorContents { bytes_contents: texts, fp64_contents: vec![5.0], ..Default::default() };
+        for (name, datatype, contents) in
+            [("text_input", "BYTES", &both), ("stream", "BOOL", &both), ("text_input", "BYTES", &number)]
+        {
+            let tensor = InferInputTensor { contents: Some(contents.clone()), ..tensor(name, datatype, &[1]) };
+            let expected = format!("{name}: elements of another type is out of bounds: one of {datatype}");
+            assert_eq!(error(vec![tensor], &[]), expected);
+        }
+    }
+
+    #[test]
     fn errors_name_the_tensor_and_the_limit() {
         let text = || tensor("text_input", "BYTES", &[1]);
         let text_as = |datatype: &str, shape: &[i64]| vec![tensor("text_input", datatype, shape)];
@@ -285,10 +307,10 @@ mod tests {
             (vec![text()], &[b"\x05\0\0\0a"], "text_input: 1 bytes of text after the length 5"),
             (vec![text()], &[b"\x01\0\0\0a\x01\0\0\0b"], "text_input: 6 bytes of text after the length 1"),
             (vec![text()], &[b"\x02\0\0\0a\xff"], "text_input: invalid UTF-8 at byte 1"),
-            (vec![text()], &[], "text_input: 0 elements in bytes_contents is out of bounds: 1"),
+            (vec![text()], &[], "text_input: 0 elements of BYTES is out of bounds: 1"),
             (vec![tensor("stream", "BOOL", &[1])], &[&[7]], "stream: the byte 7 is out of bounds: 0 or 1"),
             (vec![tensor("stream", "BOOL", &[1])], &[&[0, 0]], "stream: 2 bytes of raw contents"),
-            (vec![tensor("stream", "BOOL", &[1])], &[], "stream: 0 elements in bool_contents"),
+            (vec![tensor("stream", "BOOL", &[1])], &[], "stream: 0 elements of BOOL is out of bounds: 1"),
         ] {
             let error = error(inputs, contents);
             assert!(error.starts_with(start), "{error}");

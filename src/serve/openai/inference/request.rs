@@ -96,20 +96,32 @@ impl Input {
 
 /// An element of a tensor, or a row of elements: shapes may be flattened or nested.
 enum Element {
+    Scalar(Scalar),
+    Row(List<Scalar, MAX_ELEMENTS>),
+}
+
+/// A single element.
+enum Scalar {
     Text(String),
     Flag(bool),
-    /// A number, which no supported tensor has.
-    Number,
-    Row(Vec<Element>),
+    Number(f64),
 }
 
 impl Element {
     fn add_to(self, contents: &mut InferTensorContents) {
         match self {
+            Self::Scalar(scalar) => scalar.add_to(contents),
+            Self::Row(row) => row.0.into_iter().for_each(|scalar| scalar.add_to(contents)),
+        }
+    }
+}
+
+impl Scalar {
+    fn add_to(self, contents: &mut InferTensorContents) {
+        match self {
             Self::Text(text) => contents.bytes_contents.push(text.into_bytes()),
             Self::Flag(flag) => contents.bool_contents.push(flag),
-            Self::Number => {}
-            Self::Row(row) => row.into_iter().for_each(|element| element.add_to(contents)),
+            Self::Number(number) => contents.fp64_contents.push(number),
         }
     }
 }
@@ -117,6 +129,12 @@ impl Element {
 impl<'de> Deserialize<'de> for Element {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(ElementVisitor)
+    }
+}
+
+impl<'de> Deserialize<'de> for Scalar {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(ScalarVisitor)
     }
 }
 
@@ -130,27 +148,57 @@ impl<'de> Visitor<'de> for ElementVisitor {
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<Element, E> {
-        Ok(Element::Text(text.to_owned()))
+        ScalarVisitor.visit_str(text).map(Element::Scalar)
     }
 
     fn visit_bool<E: Error>(self, flag: bool) -> Result<Element, E> {
-        Ok(Element::Flag(flag))
+        ScalarVisitor.visit_bool(flag).map(Element::Scalar)
     }
 
-    fn visit_i64<E: Error>(self, _: i64) -> Result<Element, E> {
-        Ok(Element::Number)
+    fn visit_i64<E: Error>(self, number: i64) -> Result<Element, E> {
+        ScalarVisitor.visit_i64(number).map(Element::Scalar)
     }
 
-    fn visit_u64<E: Error>(self, _: u64) -> Result<Element, E> {
-        Ok(Element::Number)
+    fn visit_u64<E: Error>(self, number: u64) -> Result<Element, E> {
+        ScalarVisitor.visit_u64(number).map(Element::Scalar)
     }
 
-    fn visit_f64<E: Error>(self, _: f64) -> Result<Element, E> {
-        Ok(Element::Number)
+    fn visit_f64<E: Error>(self, number: f64) -> Result<Element, E> {
+        ScalarVisitor.visit_f64(number).map(Element::Scalar)
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Element, A::Error> {
-        ListVisitor::<Element, MAX_ELEMENTS>(PhantomData).visit_seq(list).map(|row| Element::Row(row.0))
+        ListVisitor(PhantomData).visit_seq(list).map(Element::Row)
+    }
+}
+
+struct ScalarVisitor;
+
+impl Visitor<'_> for ScalarVisitor {
+    type Value = Scalar;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a string, a boolean or a number")
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Scalar, E> {
+        Ok(Scalar::Text(text.to_owned()))
+    }
+
+    fn visit_bool<E: Error>(self, flag: bool) -> Result<Scalar, E> {
+        Ok(Scalar::Flag(flag))
+    }
+
+    fn visit_i64<E: Error>(self, number: i64) -> Result<Scalar, E> {
+        Ok(Scalar::Number(number as f64))
+    }
+
+    fn visit_u64<E: Error>(self, number: u64) -> Result<Scalar, E> {
+        Ok(Scalar::Number(number as f64))
+    }
+
+    fn visit_f64<E: Error>(self, number: f64) -> Result<Scalar, E> {
+        Ok(Scalar::Number(number))
     }
 }
 
@@ -308,7 +356,10 @@ mod tests {
             (r#"{"inputs": [{"name": "a", "datatype": "BYTES", "data": [null]}]}"#.into(), "a string, a boolean"),
             (r#"{"inputs": [{"name": "a"}]}"#.into(), "datatype"),
             (r#"{"parameters": {"a": []}}"#.into(), "a string, a boolean or a number"),
-            (format!(r#"{{"inputs": [{{"name": "a", "datatype": "B", "data": {}}}]}}"#, nested(200)), "recursion"),
+            (
+                format!(r#"{{"inputs": [{{"name": "a", "datatype": "B", "data": {}}}]}}"#, nested(3)),
+                "a string, a boolean or a number",
+            ),
             ("[]".into(), "expected a JSON object"),
         ] {
             let error = parse(&body).unwrap_err().to_string();

@@ -34,6 +34,10 @@ pub(super) fn limit(stall: impl Fn() -> Duration + Clone + Send + Sync + 'static
         let stall = stall.clone();
         Box::pin(async move {
             let response = next.oneshot(request).await?;
+            // A refusal has its status in the headers, and no body.
+            if response.body().is_end_stream() {
+                return Ok(response);
+            }
             Ok(response.map(|body| Body::new(UnreadStream::new(body, stall(), id))))
         })
     }
@@ -94,6 +98,12 @@ impl http_body::Body for UnreadStream {
         }
         self.ended = true;
         Poll::Ready(Some(stalled_trailers(self.stall, &self.request_id).map(Frame::trailers)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        let stream = lock(&self.watched.stream);
+        let is_over = |stream: &Stream| stream.rest.is_empty() && stream.body.is_end_stream();
+        self.ended || stream.as_ref().is_some_and(is_over)
     }
 }
 
@@ -178,4 +188,71 @@ async fn drop_when_stalled(watched: Weak<Watched>, stall: Duration) {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::serve::middleware::layer::Around;
+    use tonic::{
+        Code,
+        codegen::http::{Request, Response},
+    };
+    use tower::{Layer, service_fn};
+
+    const STALL: Duration = Duration::from_secs(10);
+
+    /// The response to a call of `ModelStreamInfer` whose service answers with `body`.
+    async fn limited(body: Body) -> Response<Body> {
+        let mut request = Request::new(Body::empty());
+        *request.uri_mut() = STREAM_INFER.parse().unwrap();
+        let body = Arc::new(Mutex::new(Some(body)));
+        let service = service_fn(move |_: HttpRequest| {
+            let body = lock(&body).take().unwrap_or_default();
+            std::future::ready(Ok::<_, Status>(Response::new(body)))
+        });
+        Around(limit(|| STALL)).layer(service).oneshot(request).await.unwrap()
+    }
+
+    /// Returns the next frame as bytes, or the code of the trailers.
+    async fn next(body: &mut Body) -> Result<Bytes, Code> {
+        let frame = std::future::poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)).await.unwrap().unwrap();
+        frame.into_data().map_err(|frame| {
+            let trailers = frame.into_trailers().ok().unwrap();
+            Status::from_header_map(&trailers).unwrap().code()
+        })
+    }
+
+    /// A body of these frames, which then waits for more.
+    struct Frames(Vec<Bytes>);
+
+    impl http_body::Body for Frames {
+        type Data = Bytes;
+        type Error = Status;
+
+        fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+            self.0.pop().map_or(Poll::Pending, |data| Poll::Ready(Some(Ok(Frame::data(data)))))
+        }
+    }
+
+    #[tokio::test]
+    async fn a_refusal_stays_in_the_headers() {
+        assert!(limited(Body::empty()).await.body().is_end_stream());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_is_dropped_only_while_something_waits() {
+        let large = Bytes::from(vec![1; 2 * PART_BYTES]);
+        let mut body = limited(Body::new(Frames(vec![large.clone(), large]))).await.into_body();
+        for _ in 0..3 {
+            assert_eq!(next(&mut body).await.unwrap().len(), PART_BYTES);
+            tokio::time::sleep(STALL - Duration::from_secs(1)).await;
+        }
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        assert_eq!(next(&mut body).await, Err(Code::ResourceExhausted), "the rest is dropped");
+
+        let mut idle = limited(Body::new(Frames(Vec::new()))).await.into_body();
+        let waited = tokio::time::timeout(10 * STALL, next(&mut idle)).await;
+        assert!(waited.is_err(), "it waits for its requests");
+    }
 }

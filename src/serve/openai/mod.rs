@@ -60,6 +60,10 @@ use tower::{ServiceExt, service_fn};
 
 /// The path of health checks.
 const HEALTH: &str = "/health";
+const LIVE: &str = "/v2/health/live";
+const READY: &str = "/v2/health/ready";
+/// Paths that are answered also while all connections have requests in progress.
+const HEALTH_PATHS: [&str; 3] = [HEALTH, LIVE, READY];
 /// The methods of a path that is only read.
 const READS: &str = "GET, HEAD, OPTIONS";
 /// Minimum size in bytes of hyper's read buffer.
@@ -124,7 +128,7 @@ async fn check_page(State(pages): State<PageAccess>, request: Request, next: Nex
 /// Counts a request as a call of its connection. A connection that has no place but for health may not make others.
 async fn track_call(open: OpenConnection, request: Request, router: Router) -> Result<Response, Infallible> {
     let call = open.begin_call();
-    let response = if open.is_health_only() && request.uri().path() != HEALTH {
+    let response = if open.is_health_only() && !HEALTH_PATHS.contains(&request.uri().path()) {
         let message = "all connections have requests in progress; this one is for health checks only";
         ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "connections", message).into_response()
     } else {
@@ -142,8 +146,8 @@ fn router(state: ApiState) -> Router {
         .route("/v1/models", with_options(get(models::list), READS))
         .route("/v1/models/{name}", with_options(get(models::get), READS))
         .route("/v2", with_options(get(inference::server), READS))
-        .route("/v2/health/live", with_options(get(inference::live), READS))
-        .route("/v2/health/ready", with_options(get(inference::ready), READS))
+        .route(LIVE, with_options(get(inference::live), READS))
+        .route(READY, with_options(get(inference::ready), READS))
         .route("/v2/models/{name}", with_options(get(inference::model), READS))
         .route("/v2/models/{name}/ready", with_options(get(inference::model_ready), READS))
         .route("/v2/models/{name}/infer", with_options(post(inference::infer), "OPTIONS, POST"))

@@ -23,7 +23,7 @@ pub(super) fn replace(account: &mut usize, before: usize, after: usize) {
 }
 
 /// Returns the part of `limit` that a caller may hold while the others hold `others`: half of what they leave, or `smallest` if that is
-/// more and is left. Each caller so leaves something for the next one. Callers that take all they may end with equal parts.
+/// more and is left. With `smallest` 0, something is left for the next caller. Callers that always take as much as they may converge on equal parts.
 pub(crate) fn share(limit: usize, others: usize, smallest: usize) -> usize {
     let left = limit.saturating_sub(others);
     left.div_ceil(2).max(smallest.min(left))

@@ -300,6 +300,10 @@ impl<T> Scheduler<T> {
         if total.symbols.saturating_add(demand.symbols) > queued_symbols {
             return full("prompt characters", queued_symbols);
         }
+        // With its preempted requests, so that those that wait for their clients do not pile up.
+        if self.tenants.waiting_of(&demand.tenant) >= queue {
+            return full("requests of one tenant", queue);
+        }
         let own = self.tenants.new_of(&demand.tenant);
         let requests = accounting::share(queue, total.requests.saturating_sub(own.requests), 0);
         if own.requests >= requests {

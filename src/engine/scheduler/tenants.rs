@@ -61,7 +61,7 @@ pub(crate) enum QueuedStatus {
     Ended,
 }
 
-/// Requests that wait and have not run yet. Those that were preempted are bounded by the rows, and keep no others out of the queue.
+/// Requests that wait and have not run yet. Preempted ones do not keep the requests of others out of the queue.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct NewRequests {
     pub(super) requests: usize,
@@ -144,6 +144,11 @@ impl<T> Tenants<T> {
             waiting: 0,
             new: NewRequests::default(),
         }
+    }
+
+    /// Returns the number of a tenant's waiting requests, preempted ones included.
+    pub(super) fn waiting_of(&self, tenant: &str) -> usize {
+        self.all.get(tenant).map_or(0, |tenant| tenant.waiting.len())
     }
 
     /// Returns a tenant's requests that wait and have not run yet.

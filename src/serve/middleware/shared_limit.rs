@@ -1,4 +1,5 @@
-//! A limited amount that all callers share: calls in progress, or bytes of requests. A part is always left for the next caller.
+//! A limited amount that all callers share: calls in progress, or bytes of requests. A caller may hold half of what the others leave,
+//! and at least the smallest share while it lasts.
 
 use crate::engine::accounting;
 use std::{
@@ -10,7 +11,7 @@ use std::{
 #[derive(Debug)]
 pub(super) struct SharedLimit {
     limit: usize,
-    /// A caller may hold as much as this, if it is left, also where half is less.
+    /// Minimum share of a caller, while that much is left.
     smallest_share: usize,
     usage: Mutex<Usage>,
 }

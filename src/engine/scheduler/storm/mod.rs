@@ -87,6 +87,7 @@ impl SchedulerStorm {
         let symbols = demand.symbols;
         let total = self.scheduler.tenants.new;
         let own = self.scheduler.tenants.new_of(&request.tenant);
+        let own_waiting = self.scheduler.tenants.waiting_of(&request.tenant);
         let priority = request.priority;
         let result = if request.max_bytes() > self.rules.bytes {
             Err(Rejection::NeverFits)
@@ -94,13 +95,17 @@ impl SchedulerStorm {
             self.scheduler.submit(request, demand, priority)
         };
         match result {
-            Ok(()) => assert!(self.scheduler.tenants.new.requests <= self.rules.queue),
+            Ok(()) => {
+                assert!(self.scheduler.tenants.new.requests <= self.rules.queue && own_waiting < self.rules.queue)
+            }
             Err(Rejection::NeverFits) => {}
             Err(Rejection::Full { what: "requests", limit }) => {
                 assert!(limit == self.rules.queue && total.requests >= limit);
             }
             Err(Rejection::Full { what: "prompt characters", limit }) => assert!(total.symbols + symbols > limit),
-            Err(Rejection::Full { what: "requests of one tenant", limit }) => assert!(own.requests >= limit.max(1)),
+            Err(Rejection::Full { what: "requests of one tenant", limit }) => {
+                assert!(own.requests >= limit.max(1) || own_waiting >= self.rules.queue);
+            }
             Err(Rejection::Full { what: "prompt characters of one tenant", limit }) => {
                 assert!(own.symbols + symbols > limit);
             }

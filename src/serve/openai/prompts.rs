@@ -6,6 +6,9 @@ use serde::{
 };
 use std::fmt;
 
+/// Maximum ids of a prompt: a message to the service has at most 65,536 fields, and each id counts as one.
+const MAX_IDS: usize = 65_000;
+
 /// One prompt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Prompt {
@@ -46,6 +49,7 @@ impl<'de, const MAX: usize> Visitor<'de> for PromptsVisitor<MAX> {
         let mut ids = Vec::new();
         while let Some(element) = list.next_element()? {
             match element {
+                Element::Id(_) if ids.len() == MAX_IDS => return Err(too_many_ids()),
                 Element::Id(id) if prompts.is_empty() => ids.push(id),
                 Element::Prompt(_) if prompts.len() == MAX => {
                     return Err(A::Error::custom(format!("expected at most {MAX} prompts, found more")));
@@ -93,10 +97,20 @@ impl<'de> Visitor<'de> for ElementVisitor {
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Element, A::Error> {
         let mut ids = Vec::new();
         while let Some(id) = list.next_element()? {
+            if ids.len() == MAX_IDS {
+                return Err(too_many_ids());
+            }
             ids.push(id);
+        }
+        if ids.is_empty() {
+            return Err(A::Error::custom("expected at least one token id, found none"));
         }
         Ok(Element::Prompt(Prompt::Ids(ids)))
     }
+}
+
+fn too_many_ids<E: Error>() -> E {
+    E::custom(format!("expected at most {MAX_IDS} token ids in a prompt, found more"))
 }
 
 #[cfg(test)]
@@ -120,10 +134,21 @@ mod tests {
     }
 
     #[test]
+    fn ids_are_bounded_while_they_are_parsed() {
+        let ids = |count: usize| vec!["1"; count].join(",");
+        assert!(parse(&format!("[{}]", ids(MAX_IDS))).is_ok());
+        for json in [format!("[{}]", ids(MAX_IDS + 1)), format!("[[{}]]", ids(MAX_IDS + 1))] {
+            let error = parse(&json).unwrap_err();
+            assert!(error.contains("at most 65000 token ids"), "{error}");
+        }
+    }
+
+    #[test]
     fn other_values_are_refused() {
         for (json, part) in [
             ("3", "a list of token ids"),
             ("[-1]", "a token id from 0"),
+            ("[[]]", "at least one token id"),
             ("[4294967296]", "a token id from 0"),
             ("[1.5]", "a token id from 0"),
             ("[[1, -1]]", "u32"),

@@ -5,9 +5,8 @@ use super::Vocabulary;
 impl Vocabulary {
     /// Normalises a stop string and encodes it: to symbols, or to bytes if symbols are tokens.
     ///
-    /// Returns `None` if the model cannot generate the string, which then never matches. A character may be outside the
-    /// vocabulary. Or normalising leaves only spaces of other characters, such as line breaks, and the string must not match the
-    /// first space of a text.
+    /// Returns `None` if a character is outside the vocabulary, or if only spaces are left of other characters, such as line
+    /// breaks. The latter would match the first space of a text.
     pub fn encode_stop(&self, text: &str) -> Option<Vec<u32>> {
         let normal = self.normalise(text);
         if is_blank(&normal) && !is_blank(text) {

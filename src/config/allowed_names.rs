@@ -65,11 +65,17 @@ fn is_host(host: &str) -> bool {
     !host.is_empty() && !host.ends_with('.') && host.bytes().all(allowed)
 }
 
-/// Returns true if a text has the form of an origin: a scheme and an authority.
+/// Returns true if a text has the form of an origin: a scheme and an authority, without the default port of the scheme.
 pub(super) fn is_origin(origin: &str) -> bool {
     let Some((scheme, authority)) = origin.split_once("://") else { return false };
-    let visible = authority.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/');
-    !scheme.is_empty() && !authority.is_empty() && visible
+    let visible = authority.bytes().all(|byte| byte.is_ascii_graphic() && !b"/*?#@\\".contains(&byte));
+    // Browsers leave it out, so an origin with it never matches.
+    let has_default_port = match scheme {
+        "http" => authority.ends_with(":80"),
+        "https" => authority.ends_with(":443"),
+        _ => false,
+    };
+    !scheme.is_empty() && !authority.is_empty() && visible && !has_default_port
 }
 
 #[cfg(test)]
@@ -105,7 +111,18 @@ mod tests {
         for host in ["", "https://weir", "weir:8000", "we ir", "weir."] {
             assert!(allowed(&[host], &[]).unwrap_err().contains("--allowed-hosts"), "{host}");
         }
-        for origin in ["", "null", "weir.example.com", "https://weir.example.com/", "https://", "://x"] {
+        for origin in [
+            "",
+            "null",
+            "weir.example.com",
+            "https://weir.example.com/",
+            "https://",
+            "://x",
+            "https://*.x.com",
+            "https://x:443",
+            "http://x:80",
+            "https://x?y",
+        ] {
             assert!(allowed(&[], &[origin]).unwrap_err().contains("--allowed-origins"), "{origin}");
         }
         allowed(&["a", "b.example"], &["http://a:8000", "app://b"]).unwrap();

@@ -26,6 +26,8 @@ pub(crate) struct BrowserChecks {
     allowed: Arc<AllowedNames>,
     /// Origins whose pages may also read responses.
     cors: Arc<CorsOrigins>,
+    /// The flags that list an origin.
+    flags: &'static str,
     /// False if a rebound name gains a page nothing: its requests lack the API key, or the certificate has another name.
     checks_host: bool,
 }
@@ -33,14 +35,15 @@ pub(crate) struct BrowserChecks {
 impl BrowserChecks {
     /// The checks of a port without keys and encryption.
     pub(crate) fn of_open_port(allowed: Arc<AllowedNames>) -> Self {
-        Self { allowed, cors: Arc::default(), checks_host: true }
+        Self { allowed, cors: Arc::default(), flags: "--allowed-origins", checks_host: true }
     }
 
     /// The checks of a port with this access control.
     pub(crate) fn of_port(access: &Access) -> Self {
         let credentials = access.credentials.current();
         let checks_host = credentials.keys.is_none() && credentials.tls.is_none();
-        Self { allowed: Arc::clone(&access.allowed), cors: Arc::clone(&access.cors), checks_host }
+        let flags = "--allowed-origins or --cors-origin";
+        Self { allowed: Arc::clone(&access.allowed), cors: Arc::clone(&access.cors), flags, checks_host }
     }
 
     /// Returns the request if its headers are accepted.
@@ -83,9 +86,9 @@ impl BrowserChecks {
         }
         let origin = quoted(origin);
         let host = host.map_or_else(|| "nothing".to_owned(), quoted);
+        let flags = self.flags;
         Some(format!(
-            "origin: {origin} is not the origin of this server, whose host is {host}; list it in --allowed-origins or \
-             --cors-origin to allow it"
+            "origin: {origin} is not the origin of this server, whose host is {host}; list it in {flags} to allow it"
         ))
     }
 }

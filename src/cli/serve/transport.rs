@@ -27,7 +27,7 @@ pub(super) struct TransportArgs {
     #[arg(long, value_name = "SIZE", env = "WEIR_MAX_MESSAGE_BYTES", default_value = "4MiB")]
     max_message_bytes: String,
     /// Memory for all request messages that are partly received or not yet tokenized, for the symbols of accepted texts, and for all
-    /// responses that are not streamed; at least --max-message-bytes. A caller may hold half of what the others
+    /// responses that are not streamed; at least four times --max-message-bytes. A caller may hold half of what the others
     /// leave.
     #[arg(long, value_name = "SIZE", env = "WEIR_MAX_REQUEST_MEMORY", default_value = "192MiB")]
     max_request_memory: String,
@@ -110,12 +110,14 @@ impl TransportArgs {
         let idle = seconds(checks, "--max-connection-idle", &self.max_connection_idle, 0);
         let age = seconds(checks, "--max-connection-age", &self.max_connection_age, 0);
         let message_bytes = checks.bytes("--max-message-bytes", &self.max_message_bytes, 1024..=1 << 30);
+        // A caller's half holds a compressed message, and what it decompresses to.
+        let least = message_bytes.saturating_mul(4);
         let workers = self.tokenization_workers.as_ref();
         let workers = workers.map(|count| checks.number("--tokenization-workers", count, 1..=512));
         TransportConfig {
             drain: seconds(checks, "--drain-seconds", &self.drain_seconds, 0),
             message_bytes,
-            request_memory: checks.bytes("--max-request-memory", &self.max_request_memory, message_bytes..=1 << 40),
+            request_memory: checks.bytes("--max-request-memory", &self.max_request_memory, least..=1 << 40),
             response_bytes: checks.bytes("--max-response-bytes", &self.max_response_bytes, 1024..=1 << 40),
             tokenization_workers: workers.unwrap_or(TransportConfig::default().tokenization_workers),
             upload: seconds(checks, "--upload-seconds", &self.upload_seconds, 1),

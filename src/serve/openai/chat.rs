@@ -21,17 +21,19 @@ pub(super) async fn refuse(State(state): State<ApiState>, client: ClientContext,
 /// Returns the error that names the call to make.
 fn no_chat(engines: &Engines) -> ApiError {
     let models = engines.all();
-    let writer = models.iter().find(|engine| continues_text(engine)).map(|engine| engine.card().name.as_str());
-    let call = match writer {
-        Some(model) => {
-            let body = json!({ "model": model, "prompt": "the history of ", "max_tokens": 40 });
+    let writer = models.iter().find(|engine| continues_text(engine));
+    let call = match (writer, models.first()) {
+        (Some(writer), _) => {
+            let body = json!({ "model": writer.card().name, "prompt": "the history of ", "max_tokens": 40 });
             format!(
                 "this server's models complete text and have no chat template: send POST /v1/completions with {body}"
             )
         }
-        None => {
-            "this server's models summarize documents: send POST /v1/summaries with {\"document\": \"…\"}".to_owned()
+        (None, Some(summarizer)) => {
+            let body = json!({ "model": summarizer.card().name, "document": "…" });
+            format!("this server's models summarize documents: send POST /v1/summaries with {body}")
         }
+        (None, None) => "this server has no model".to_owned(),
     };
     ApiError::new(StatusCode::BAD_REQUEST, "no_chat_template", format!("messages: {call}")).with_param("messages")
 }

@@ -200,7 +200,7 @@ impl Engines {
     }
 
     /// Returns the engine of that name. If no name is given, returns the only engine that `can` answer the call. If none can,
-    /// returns the only engine. Fails as [`find`](Self::find) does.
+    /// returns any engine, which refuses the call with the reason. Fails as [`find`](Self::find) does.
     pub(crate) fn find_able(
         &self,
         field: &'static str,
@@ -209,13 +209,13 @@ impl Engines {
     ) -> Result<Lease> {
         let table = self.read();
         let Some(name) = name.filter(|name| !name.is_empty()) else {
-            let mut candidates: Vec<_> = table.serving.iter().filter(|(_, able)| can(&able.engine)).collect();
-            if candidates.is_empty() {
-                // The call fails with the reason why the model cannot answer it.
-                candidates = table.serving.iter().collect();
-            }
+            let candidates: Vec<_> = table.serving.iter().filter(|(_, able)| can(&able.engine)).collect();
             if let [(_, only)] = candidates[..] {
                 return Ok(Lease::new(only));
+            }
+            // The call fails with the reason why this model cannot answer it.
+            if let Some((_, first)) = table.serving.iter().next().filter(|_| candidates.is_empty()) {
+                return Ok(Lease::new(first));
             }
             let names: Vec<_> = candidates.iter().map(|(name, _)| name.as_str()).collect();
             return Err(Error::bad_option(field, "\"\"", format!("one of {}", names.join(", "))));

@@ -3,7 +3,7 @@
 use crate::error::Error;
 
 /// Request fields, dotted as on the wire, and the flags that set them.
-const FLAGS: [(&str, &str); 19] = [
+const FLAGS: [(&str, &str); 20] = [
     ("block_chars", "--block"),
     ("boundary_mode", "--boundary-mode"),
     ("normalise", "--normalise"),
@@ -21,6 +21,8 @@ const FLAGS: [(&str, &str); 19] = [
     ("stopping.max_chars", "--max-chars"),
     ("stopping.max_segments", "--max-segments"),
     ("stopping.min_chars", "--min-chars"),
+    // Also an element, such as `stopping.stop[0]`.
+    ("stopping.stop", "--stop"),
     ("windows.length", "--windowed"),
     ("windows.stride", "--windowed"),
 ];
@@ -38,14 +40,19 @@ pub(super) fn with_flag_names(mut error: Error) -> Error {
         // A server's message begins with the field.
         Error::Remote { answer, .. } => {
             let found = FLAGS.iter().find_map(|(name, flag)| Some((flag, answer.strip_prefix(name)?)));
-            if let Some((flag, rest)) = found.filter(|(_, rest)| rest.starts_with(": ")) {
-                *answer = format!("{flag}{rest}");
+            if let Some((flag, rest)) = found {
+                let rest =
+                    if rest.starts_with('[') { rest.split_once(']').map_or(rest, |(_, rest)| rest) } else { rest };
+                if rest.starts_with(": ") {
+                    *answer = format!("{flag}{rest}");
+                }
             }
             return error;
         }
         _ => return error,
     };
-    if let Some((_, flag)) = FLAGS.iter().find(|(name, _)| name == field) {
+    let list = field.split_once('[').map_or(*field, |(list, _)| list);
+    if let Some((_, flag)) = FLAGS.iter().find(|(name, _)| *name == list) {
         *field = flag;
     }
     error
@@ -78,6 +85,7 @@ mod tests {
             |answer: &str| with_flag_names(Error::Remote { server: "h:1".into(), answer: answer.into() }).to_string();
         assert_eq!(remote("stopping.max_chars: 0 to 8"), "h:1: --max-chars: 0 to 8");
         assert_eq!(remote("stopping.max_chars_more: 0 to 8"), "h:1: stopping.max_chars_more: 0 to 8");
+        assert_eq!(remote("stopping.stop[3]: 257 characters"), "h:1: --stop: 257 characters");
         assert_eq!(remote("Unavailable: draining"), "h:1: Unavailable: draining");
     }
 }

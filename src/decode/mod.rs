@@ -4,7 +4,8 @@
 //!
 //! 1. What a model implements: [`contract`], the [`state`] of a sequence, its segment [`boundary`] options, its [`cost`];
 //!    [`document`] for encoder-decoder models.
-//! 2. What a request contains and reports: [`options`] and their [`defaults`], [`usage`]; [`summary`] for summaries.
+//! 2. What a request contains and reports: [`options`], their [`defaults`] (`from_text` applies them), [`stop_strings`], [`usage`];
+//!    [`summary`] for summaries.
 //! 3. One request: [`session`] feeds the `prompt`, then runs the `generation` with a [`sampling`] policy. [`trace`] encodes
 //!    symbols with their boundaries, [`text_window`] holds the text, [`replay`] computes where a lost row starts again.
 //! 4. Policies for many rows: [`boundary_wait`] (when waiting rows run their segment step), [`beam`] search.
@@ -19,6 +20,7 @@ pub mod cost;
 pub mod defaults;
 pub mod document;
 pub mod evaluate;
+mod from_text;
 mod generation;
 pub mod options;
 mod prompt;
@@ -29,6 +31,7 @@ pub mod search_rules;
 pub mod session;
 pub mod spans;
 pub mod state;
+pub mod stop_strings;
 pub mod summary;
 pub mod text_window;
 mod token_text;

@@ -1,10 +1,10 @@
 //! The stop strings of a request.
 
+use super::{
+    contract::Card,
+    options::{OptionLimits, STOP_FIELDS, check_stop_count, check_stop_length},
+};
 use crate::{
-    decode::{
-        contract::Card,
-        options::{OptionLimits, STOP_FIELDS, check_stop_count, check_stop_length},
-    },
     error::{Error, Result},
     text::vocabulary::BYTES_PER_SYMBOL,
 };
@@ -14,16 +14,16 @@ const STOP_BYTES: usize = OptionLimits::STOP_SYMBOLS * BYTES_PER_SYMBOL;
 
 /// The stop strings that the model can generate, in the order of the request. The others never match and are left out.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct StopStrings {
+pub struct StopStrings {
     /// The strings as the request states them.
-    pub(super) texts: Vec<String>,
+    pub texts: Vec<String>,
     /// The same strings as [`encode_stop`](crate::text::Vocabulary::encode_stop) returns them.
-    pub(super) encoded: Vec<Vec<u32>>,
+    pub encoded: Vec<Vec<u32>>,
 }
 
 impl StopStrings {
     /// Checks and encodes stop strings. Fails if there are too many, or if one is empty or too long before or after normalising.
-    pub(super) fn new(texts: Vec<String>, card: &Card) -> Result<Self> {
+    pub fn new(texts: Vec<String>, card: &Card) -> Result<Self> {
         check_stop_count(texts.len())?;
         // Checked first: a stop string of megabytes would be encoded only to be rejected.
         for (field, text) in STOP_FIELDS.into_iter().zip(&texts) {

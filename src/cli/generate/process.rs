@@ -9,6 +9,7 @@ use crate::{
     decode::{
         contract::{BoundaryMode, Model},
         options::{Details, EmittedSymbol, Generate, Sampling, Stopping},
+        stop_strings::StopStrings,
     },
     engine::{Event, Handle, Job, Limits},
     error::{Error, Result},
@@ -69,14 +70,8 @@ impl Args {
                 symbols
             }
         };
-        let stop = self.stop.iter().filter_map(|text| {
-            let encoded = vocabulary.encode_stop(text);
-            if encoded.is_none() {
-                notes::never_matches(text);
-            }
-            encoded
-        });
-        let stop = stop.collect();
+        let stop = StopStrings::new(self.stop.clone(), model.card())?;
+        self.stop.iter().filter(|text| !stop.texts.contains(text)).for_each(|text| notes::never_matches(text));
         let stated = model.card().sampling;
         let max_chars = self.max_chars.unwrap_or_else(|| Stopping::default_max_chars(prompt.len(), model.card()));
         Ok(Generate {
@@ -94,7 +89,7 @@ impl Args {
                 max_chars,
                 min_chars: self.min_chars,
                 max_segments: self.max_segments,
-                stop,
+                stop: stop.encoded,
                 include_stop: false,
                 ignore_end: self.ignore_eos,
             },

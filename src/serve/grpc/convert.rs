@@ -3,12 +3,13 @@
 //! The engine validates the rest when a job is submitted. [`pieces`](super::pieces) and [`segments`](super::segments) convert
 //! results back.
 
-use super::{prompt::Prompt, stop_strings::StopStrings};
+use super::prompt::Prompt;
 use crate::{
     decode::{
         codec::{CompressOptions, DEFAULT_BLOCK, default_windows},
         contract::{BoundaryMode, BoundaryOptions, Card, Noise},
         options::{self, OptionLimits, WindowOptions},
+        stop_strings::StopStrings,
         summary::Summarize,
     },
     error::{Error, Result, quoted},

@@ -19,7 +19,6 @@ mod prompt;
 mod response_stream;
 mod score_stream;
 mod segments;
-mod stop_strings;
 mod summarization;
 mod summary_stream;
 mod totals;

@@ -16,6 +16,7 @@ mod convert;
 mod deploy;
 mod document_model;
 mod engine;
+mod examples;
 mod extrapolation;
 mod freed_memory;
 mod golden;

@@ -170,14 +170,15 @@ async fn inferences_that_are_not_read_leave_memory_to_others() {
 
 #[tokio::test]
 async fn inferences_that_are_not_read_end_after_the_stall_limit() {
-    let server = with_stall(Duration::from_secs(2)).await;
+    let server = with_stall(Duration::from_secs(6)).await;
     let sender = raw_http2::connect(server.running.address, 256).await;
     let mut held = Vec::new();
     loop {
         held.push(call(&sender, STREAM_INFER, &inference(1900)).await);
         eventually("the request ends", || server.engine.load().running + server.engine.load().queued == 0).await;
         let mut client = GrpcInferenceServiceClient::new(server.channel.clone());
-        if client.model_infer(inference(1900)).await.is_err() {
+        if let Err(refused) = client.model_infer(inference(1900)).await {
+            assert_eq!(reason(&refused), "QUEUE_FULL", "{refused:?}");
             break;
         }
         assert!(held.len() < 50, "unread responses take no memory");

@@ -362,6 +362,12 @@ impl<T> Tenants<T> {
         self.competing = self.all.values().filter(|tenant| tenant.running > 0 || tenant.first().is_some()).count();
     }
 
+    /// Returns the number of waiting requests of the tenant that has most.
+    #[cfg(test)]
+    pub(super) fn longest_queue(&self) -> usize {
+        self.all.values().map(|tenant| tenant.waiting.len()).max().unwrap_or(0)
+    }
+
     /// Returns the number of tenants with requests.
     #[cfg(test)]
     pub(super) fn present(&self) -> usize {

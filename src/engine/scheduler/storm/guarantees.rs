@@ -117,7 +117,8 @@ fn floods_by_two_tenants_leave_room_to_a_third() {
 
 #[test]
 fn equal_requests_are_admitted_in_order_of_arrival() {
-    let mut storm = SchedulerStorm::new(rules(3, 40, bytes_for(120), 16), 4);
+    let rules = Rules { queued_symbols: 400, ..rules(3, 60, bytes_for(120), 16) };
+    let mut storm = SchedulerStorm::new(rules, 4);
     for index in 0..30 {
         storm.accept("", index % 2, 5, 5);
     }

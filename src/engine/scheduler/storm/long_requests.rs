@@ -33,7 +33,7 @@ fn end(mut storm: SchedulerStorm) {
 }
 
 fn long_rules(rows: usize, chunk: usize) -> Rules {
-    Rules { queued_symbols: usize::MAX, ..rules(rows, 64, usize::MAX, chunk) }
+    Rules { queued_symbols: usize::MAX, ..rules(rows, 128, usize::MAX, chunk) }
 }
 
 #[test]

@@ -95,9 +95,7 @@ impl SchedulerStorm {
             self.scheduler.submit(request, demand, priority)
         };
         match result {
-            Ok(()) => {
-                assert!(self.scheduler.tenants.new.requests <= self.rules.queue && own_waiting < self.rules.queue)
-            }
+            Ok(()) => assert!(self.scheduler.tenants.new.requests <= self.rules.queue),
             Err(Rejection::NeverFits) => {}
             Err(Rejection::Full { what: "requests", limit }) => {
                 assert!(limit == self.rules.queue && total.requests >= limit);
@@ -318,7 +316,9 @@ impl SchedulerStorm {
         let running: usize = self.runs.iter().map(|run| run.request.rows).sum();
         let admitted: usize = scheduler.admitted.iter().map(|(request, _)| request.rows).sum();
         assert!(running + admitted <= self.rules.rows && running + admitted == scheduler.rows);
-        assert!(scheduler.waiting() <= self.rules.queue + self.rules.rows, "too many requests wait");
+        assert!(scheduler.tenants.new.requests <= self.rules.queue, "too many new requests wait");
+        let longest = scheduler.tenants.longest_queue();
+        assert!(longest <= self.rules.queue + self.rules.rows, "{longest} requests of a tenant wait");
         assert_eq!(scheduler.running, self.runs.len() + scheduler.admitted.len());
         let ended = self.finished.len() + self.cancelled.len() + self.rejected;
         assert_eq!(self.arrived, ended + scheduler.running + scheduler.waiting(), "a request is lost");

@@ -6,6 +6,10 @@ use std::{env, process::Command};
 fn output(example: &str, arguments: &[&str]) -> String {
     let tests = env::current_exe().unwrap();
     let program = tests.ancestors().nth(2).unwrap().join("examples").join(example);
+    assert!(
+        program.is_file(),
+        "`cargo test` builds the examples; for one test binary, run `cargo build --examples` first"
+    );
     let output = Command::new(program).args(arguments).output().unwrap();
     assert!(output.status.success(), "{example}: {output:?}");
     String::from_utf8(output.stdout).unwrap()

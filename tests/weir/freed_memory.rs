@@ -13,7 +13,7 @@ const SOON: Duration = Duration::from_secs(60);
 /// Calls at the same time, each with 4 MiB of text.
 const CALLS: usize = 24;
 /// Calls that run at least, each with 16 MiB of symbols.
-const SCORES: usize = 6;
+const SCORES: usize = 4;
 /// What may stay: the heaps, the buffers of the connection, and the keys and values of the rows.
 const MAX_GROWTH: f64 = 60.0;
 

@@ -163,12 +163,17 @@ fn length_score(args: &Args, model: &dyn Model, symbols: &[u32], length: usize) 
     let all: Vec<_> = windows(symbols.len(), WindowOptions { length, stride: length }).collect();
     let pieces = all.len();
     let mut sum = WindowScore::default();
+    let mut outputs = Outputs::default();
     let bar = progress_bar(pieces);
     for window in all {
-        sum += score_window(model, symbols, window, &args.boundaries.options(), &mut |_, _, _| Ok(()))?;
+        sum += score_window(model, symbols, window, &args.boundaries.options(), &mut |position, logits, mark| {
+            outputs.push(symbols.get(position + 1), logits, mark)
+        })?;
         bar.set_message(format!("length {length}: {:.3} bits per character", sum.nats / sum.scored as f64 / LN_2));
         bar.inc(1);
     }
     bar.finish_and_clear();
-    Ok(LengthScore { length, pieces, nats: sum.nats, scored: sum.scored })
+    // In the order of the text, as for `--windowed` and on a server.
+    let nats = -outputs.logprobs.iter().sum::<f64>();
+    Ok(LengthScore { length, pieces, nats, scored: outputs.logprobs.len() })
 }

@@ -18,7 +18,7 @@ fn read_all(jobs: Vec<(u64, Events)>) -> Vec<(u64, JobOutput)> {
 fn other_rows_do_not_change_an_output() {
     for round in 0..6 {
         let toy = Toy::new();
-        let engine = toy.engine(small(1 + round * 3, 100));
+        let engine = toy.engine(small(1 + round * 3, 200));
         let submit = |index: u64| {
             // Each round has its own order.
             let seed = index * (2 * round as u64 + 1) % 64;
@@ -34,7 +34,7 @@ fn other_rows_do_not_change_an_output() {
 #[test]
 fn cancelled_jobs_do_not_disturb_others() {
     let toy = Toy::new();
-    let engine = toy.engine(small(6, 400));
+    let engine = toy.engine(small(6, 800));
     let submit = |seed: u64| (seed, engine.submit(varied(seed), None).unwrap());
     let mut jobs: Vec<_> = (0..300).map(submit).collect();
     let cancelled: Vec<_> = (0..100).map(|index| jobs.swap_remove(mix(index) as usize % jobs.len())).collect();

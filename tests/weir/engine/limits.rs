@@ -22,12 +22,12 @@ fn plain(max_chars: usize) -> Job {
 #[test]
 fn a_full_queue_rejects_and_recovers() {
     let toy = Toy::new();
-    let engine = toy.engine(limits(2, 3));
+    let engine = toy.engine(limits(2, 6));
     toy.hold(0);
     let accepted: Vec<_> = (0..5).map(|_| engine.submit(plain(5), None).unwrap()).collect();
     for _ in 0..50 {
         match engine.submit(plain(5), None) {
-            Err(Error::QueueFull { what: "requests", limit: 3, retry }) => {
+            Err(Error::QueueFull { what: "requests of one tenant", limit: 3, retry }) => {
                 assert!(retry >= Duration::from_millis(100) && retry <= Duration::from_secs(30));
             }
             other => panic!("{other:?}"),

@@ -20,7 +20,7 @@ fn tight_memory_delays_or_rejects_but_fails_no_request() {
         let tight = Settings { memory_bytes: limit + null, ..settings() };
         let model = load(&converted(case), &tight).unwrap();
         assert_eq!(model.memory().limit, limit);
-        let engine = Handle::start(model.clone(), Limits { rows: 16, queue: 64, ..Limits::default() }).unwrap();
+        let engine = Handle::start(model.clone(), Limits { rows: 16, queue: 128, ..Limits::default() }).unwrap();
         let mut dice = Dice::new(7);
         let mut accepted = Vec::new();
         let mut rejected = 0;

@@ -78,7 +78,7 @@ fn a_preempted_job_can_be_cancelled() {
 fn a_thousand_cancellations_at_random_points_release_everything() {
     for cache_bytes in [0, 1 << 20] {
         let toy = Toy::with(MAX_SYMBOLS, 500 * BYTES);
-        let limits = Limits { rows: 6, queue: 1200, chunk: 24, events: 400, cache_bytes, ..Limits::default() };
+        let limits = Limits { rows: 6, queue: 2400, chunk: 24, events: 400, cache_bytes, ..Limits::default() };
         let engine = toy.engine(limits);
         let jobs: Vec<_> = (0..1000)
             .map(|seed| engine.submit(Job::Generate(long(seed, 1 + seed as usize % 50, 250)), None).unwrap())

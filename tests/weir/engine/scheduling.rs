@@ -95,15 +95,18 @@ fn only_a_tenant_over_its_share_is_rejected() {
     let toy = Toy::new();
     let (engine, first) = held(&toy, Limits { queue: 8, ..Limits::default() }, "many");
     let submit = |tenant: &str| engine.submit(plain(1, 3), terms(tenant, 0));
-    let mut jobs: Vec<_> = (0..7).map(|_| submit("many").unwrap()).collect();
+    let mut jobs: Vec<_> = (0..4).map(|_| submit("many").unwrap()).collect();
     match submit("many") {
-        Err(error @ Error::QueueFull { what: "requests of one tenant", limit: 7, .. }) => {
+        Err(error @ Error::QueueFull { what: "requests of one tenant", limit: 4, .. }) => {
             assert_eq!(error.code(), Code::ResourceExhausted);
         }
         other => panic!("{other:?}"),
     }
-    jobs.push(submit("few").unwrap());
-    assert!(matches!(submit("few"), Err(Error::QueueFull { what: "requests", limit: 8, .. })));
+    for (tenant, share) in [("few", 2), ("fewer", 1), ("last", 1)] {
+        (0..share).for_each(|_| jobs.push(submit(tenant).unwrap()));
+        assert!(matches!(submit(tenant), Err(Error::QueueFull { .. })), "{tenant}");
+    }
+    assert!(matches!(submit("late"), Err(Error::QueueFull { what: "requests", limit: 8, .. })));
     toy.release();
     jobs.into_iter().chain([first]).for_each(|events| drop(read(events).unwrap()));
     assert_idle(&toy, &engine);
@@ -118,16 +121,16 @@ fn the_total_length_of_queued_prompts_is_limited() {
         Job::Score(Score { symbols: vec![2; symbols], logprobs: false, top: 0, boundaries, windows: None })
     };
     let full = |job, tenant| engine.submit(job, terms(tenant, 0)).unwrap_err();
-    // The share of one of two tenants, which holds for its first request too.
-    let refused = full(score(45), "a");
+    // The share holds for the first request of a tenant, too.
+    let refused = full(score(51), "a");
     assert!(
-        matches!(refused, Error::QueueFull { what: "prompt characters of one tenant", limit: 44, .. }),
+        matches!(refused, Error::QueueFull { what: "prompt characters of one tenant", limit: 50, .. }),
         "{refused}"
     );
-    let second = engine.submit(score(44), terms("a", 0)).unwrap();
-    let third = engine.submit(plain(30, 1), terms("b", 0)).unwrap();
+    let second = engine.submit(score(50), terms("a", 0)).unwrap();
+    let third = engine.submit(plain(25, 1), terms("b", 0)).unwrap();
     assert!(matches!(full(plain(27, 1), "c"), Error::QueueFull { what: "prompt characters", limit: 100, .. }));
-    let fourth = engine.submit(plain(22, 1), terms("c", 0)).unwrap();
+    let fourth = engine.submit(plain(13, 1), terms("c", 0)).unwrap();
     toy.release();
     [first, second, third, fourth].into_iter().for_each(|events| drop(read(events).unwrap()));
     // Running jobs do not count, and a job that gets a row at once is not queued.

@@ -81,7 +81,7 @@ async fn generate_refuses_invalid_texts() {
         let request = v1::GenerateRequest { boundary_mode: Some(mode.clone()), ..prompt("a") };
         check_refusal(&server.generate(request).await.map(drop).unwrap_err(), expected, &mode);
     }
-    for stop in ["X".to_owned(), "a".repeat(257), "é".repeat(1 << 20), String::new()] {
+    for stop in ["a".repeat(257), "é".repeat(1 << 20), String::new()] {
         let stopping = Some(v1::Stopping { stop: vec![stop.clone()], ..Default::default() });
         let status = server.generate(v1::GenerateRequest { stopping, ..prompt("a") }).await.map(drop).unwrap_err();
         let (code, _, field) = refusal(&status);

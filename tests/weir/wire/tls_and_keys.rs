@@ -188,7 +188,7 @@ async fn each_key_owner_is_a_tenant() {
     };
     let mut taken = vec![call(ALICE).await.unwrap()];
     eventually("it runs", || server.engine.load().running == 1).await;
-    for _ in 0..7 {
+    for _ in 0..4 {
         taken.push(call(ALICE).await.unwrap());
     }
     let status = call(ALICE).await.map(drop).unwrap_err();

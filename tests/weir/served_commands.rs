@@ -242,7 +242,10 @@ fn errors_name_the_flag_and_the_server() {
     let local = weir(&environment, &args);
     let notice = format!("weir: running {} in this process; use --server to call a server\n", folder.display());
     assert_eq!((local.status.success(), String::from_utf8(local.stderr).unwrap()), (true, notice));
-    assert!(stderr(&[], &["segment", "--text", "a"]).contains("--server ADDRESS"));
+    // Neither a server nor a model: the embedded model.
+    let embedded = weir(&[], &["segment", "--text", "a"]);
+    let notice = "weir: running embedded:hourglass-whitespace-english in this process; use --server to call a server\n";
+    assert_eq!((embedded.status.success(), String::from_utf8(embedded.stderr).unwrap()), (true, notice.to_owned()));
 }
 
 #[test]

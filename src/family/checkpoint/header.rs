@@ -2,7 +2,7 @@
 
 use super::{
     json::{self, UniqueMap},
-    placeholders::{LFS_POINTER, ZEROS},
+    placeholders::{LFS_POINTER, ZEROS_AT_START},
 };
 use crate::error::{Error, Result};
 use serde::Deserialize;
@@ -102,7 +102,7 @@ impl Header {
         from.read_exact(&mut prefix).map_err(Error::io(file))?;
         match &prefix {
             b"version " => return wrong("the file", "safetensors".into(), LFS_POINTER.into()),
-            [0, 0, 0, 0, 0, 0, 0, 0] => return wrong("the file", "safetensors".into(), ZEROS.into()),
+            [0, 0, 0, 0, 0, 0, 0, 0] => return wrong("the file", "safetensors".into(), ZEROS_AT_START.into()),
             _ => {}
         }
         let length = u64::from_le_bytes(prefix);

@@ -66,7 +66,7 @@ const MISTAKES: &[Mistake] = &[
     Mistake {
         name: "weights of zeros",
         change: |dir| write(dir, "model.safetensors", [0; 4096]),
-        expected: &["model.safetensors: ", "expected safetensors, found only zeros: its download did not finish"],
+        expected: &["model.safetensors: ", "expected safetensors, found zeros at its start; an interrupted download"],
     },
     Mistake {
         name: "weights in Git LFS",

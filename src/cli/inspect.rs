@@ -1,6 +1,6 @@
 //! `weir inspect`: checks a checkpoint as loading does, and prints its contents.
 
-use super::{model, output, progress::Progress};
+use super::{model::ModelArgument, output, progress::Progress};
 use crate::{
     decode::{contract::Exactness, options::check_length},
     error::{Error, Result, printable},
@@ -39,7 +39,7 @@ pub struct Args {
 /// Checks the checkpoint and prints its contents. Fails at the first error in the checkpoint.
 pub fn run(args: Args) -> Result<()> {
     let mut progress = Progress::bytes();
-    let source = args.dir.as_deref().map(model::find).transpose()?.unwrap_or_default();
+    let source = ModelArgument { name: "DIR", value: args.dir.as_deref() }.source()?;
     let contents = inspect(&source, &mut |done, total| progress.update(done, total))?;
     drop(progress);
     let resolution = resolution(&args, &source)?;

@@ -26,8 +26,9 @@ fn data_folder(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     path(DATA_VARIABLE).or_else(|| shared().or_else(windows).or_else(home).map(|share| share.join("weir")))
 }
 
-/// Finds the model that an argument names. A path with a separator, or of something that exists, is a folder. Another name is
-/// looked up in the user's models folder and among the embedded models. The error lists what was tried and what there is.
+/// Finds the model that an argument names. An argument with a separator, or that exists in the current folder, is a path. Another
+/// name is looked up in the user's models folder and among the embedded models. The error lists what was tried, and which models are
+/// available.
 pub(super) fn find(argument: &Path) -> Result<CheckpointSource, String> {
     find_in(argument, models_folder().as_deref())
 }
@@ -66,7 +67,7 @@ fn unknown(name: &str, own: Option<&Path>, models: Option<&Path>) -> String {
     }
     known.push(format!("{} (embedded)", DEFAULT_CHECKPOINT.name));
     let known = known.join(", ");
-    format!("no model has this name; tried the folder {name} here, {own}, and the embedded model; there are: {known}")
+    format!("no model has this name; tried ./{name}, {own} and the embedded model; available: {known}")
 }
 
 /// Names of the checkpoints in a folder, sorted. A name that begins with a dot belongs to an unfinished download.
@@ -116,7 +117,7 @@ mod tests {
             assert_eq!(find(path), Ok(PathBuf::from(path)), "{path}");
         }
         let message = find("none").unwrap_err();
-        let listed = "there are: other, own, hourglass-whitespace-english (embedded)";
+        let listed = "available: other, own, hourglass-whitespace-english (embedded)";
         assert!(message.contains(models.path().join("none").to_str().unwrap()), "{message}");
         assert!(message.ends_with(listed), "{message}");
         let message = find_in(Path::new("none"), None).unwrap_err();

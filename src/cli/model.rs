@@ -21,11 +21,40 @@ use std::{
 /// Checkpoint and compute settings.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ModelArgs {
-    /// Checkpoint folder, or name of a model in the user's models folder. Default: the model that is embedded in the program.
-    #[arg(long, value_name = "DIR", env = "WEIR_MODEL")]
-    pub model: Option<PathBuf>,
+    #[command(flatten)]
+    checkpoint: CheckpointArgs,
     #[command(flatten)]
     pub(super) load: LoadArgs,
+}
+
+/// The checkpoint of a command.
+#[derive(Debug, Clone, clap::Args)]
+pub(super) struct CheckpointArgs {
+    /// Checkpoint folder, or name of a model in the user's models folder. Default: the model that is embedded in the program.
+    #[arg(long, value_name = "DIR|NAME", env = "WEIR_MODEL")]
+    model: Option<PathBuf>,
+}
+
+/// An argument that names a model.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ModelArgument<'a> {
+    /// Its flag, or the name of its value.
+    pub(super) name: &'static str,
+    pub(super) value: Option<&'a Path>,
+}
+
+impl CheckpointArgs {
+    pub(super) fn argument(&self) -> ModelArgument<'_> {
+        ModelArgument { name: "--model", value: self.model.as_deref() }
+    }
+}
+
+impl ModelArgument<'_> {
+    /// Finds the checkpoint; without a value, the embedded one. Fails if there is no model of that name.
+    pub(super) fn source(self) -> Result<CheckpointSource> {
+        let Some(value) = self.value else { return Ok(CheckpointSource::default()) };
+        local_models::find(value).map_err(|why| Error::Setting(format!("{} {value:?}: {why}", self.name)))
+    }
 }
 
 /// How a checkpoint is loaded.
@@ -62,7 +91,7 @@ pub struct ComputeArgs {
 impl ModelArgs {
     /// Finds the checkpoint. Fails if there is no model of that name.
     pub(super) fn source(&self) -> Result<CheckpointSource> {
-        source(self.model.as_deref())
+        self.checkpoint.argument().source()
     }
 
     /// Loads the model. Fails if the checkpoint cannot be read or is invalid.
@@ -85,16 +114,6 @@ impl LoadArgs {
         let require_sha256 = self.require_sha256;
         load_as(source, &source.name(), &Settings { isa: isa.unwrap_or(settings.isa), require_sha256, ..settings })
     }
-}
-
-/// Finds the checkpoint of `--model`; without it, the embedded one. Fails as [`find`] does.
-pub(super) fn source(argument: Option<&Path>) -> Result<CheckpointSource> {
-    argument.map_or_else(|| Ok(CheckpointSource::default()), find)
-}
-
-/// Finds the checkpoint that `--model` names. Fails if there is no model of that name.
-pub(super) fn find(argument: &Path) -> Result<CheckpointSource> {
-    local_models::find(argument).map_err(|why| Error::Setting(format!("--model {argument:?}: {why}")))
 }
 
 impl ComputeArgs {

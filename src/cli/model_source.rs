@@ -1,7 +1,7 @@
 //! Where a command runs a model: in this process, or on a server.
 
 use super::{
-    model::{self, LoadArgs},
+    model::{LoadArgs, ModelArgument},
     network::{ApiKeyArgs, TlsArgs, runtime},
 };
 use crate::{
@@ -75,7 +75,7 @@ impl ModelSourceArgs {
             let client = runtime.block_on(InferenceClient::connect(endpoint, api_key.key()?.as_deref()))?;
             return Ok(ModelSource::Server(ServedModel { runtime, client, name }));
         }
-        let source = model::source(self.model.as_deref())?;
+        let source = ModelArgument { name: "--model", value: self.model.as_deref() }.source()?;
         let shown = printable(&source.path().display().to_string());
         // `eprintln!` would panic if stderr is closed.
         let _ = writeln!(std::io::stderr(), "weir: running {shown} in this process; use --server to call a server");

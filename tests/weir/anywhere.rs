@@ -144,6 +144,18 @@ fn models_are_found_by_name_in_the_data_folder() {
         let (found, error) = run(args);
         assert!(!found && error.starts_with("weir: --model \"yours\": no model has this name; tried "), "{error}");
         assert!(error.contains(models.join("yours").to_str().unwrap()), "{error}");
-        assert!(error.contains("there are: mine, hourglass-whitespace-english (embedded)"), "{error}");
+        assert!(error.contains("available: mine, hourglass-whitespace-english (embedded)"), "{error}");
     }
+    // The error names the argument.
+    for (args, argument) in [
+        (&["inspect", "yours"][..], "DIR"),
+        (&["bench", "compare", "mine", "yours"], "DIR_B"),
+        (&["bench", "decode", "--model", "yours"], "--model"),
+    ] {
+        let (found, error) = run(args);
+        let expected = format!("weir: {argument} \"yours\": no model has this name; tried ");
+        assert!(!found && error.starts_with(&expected), "{error}");
+    }
+    let (found, measured) = run(&["bench", "decode", "--steps", "4", "--batch", "1", "--context", "8", "--json"]);
+    assert!(found && measured.contains("hourglass-whitespace-english"), "{measured}");
 }

@@ -6,7 +6,7 @@ use super::{
     table,
 };
 use crate::{
-    cli::model::count,
+    cli::model::{CheckpointArgs, count},
     error::Result,
     family::load::MAX_SYMBOLS,
     kernels::{self, ThreadPool},
@@ -19,9 +19,8 @@ use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct EndlessArgs {
-    /// Checkpoint folder.
-    #[arg(long, value_name = "DIR", env = "WEIR_MODEL")]
-    model: PathBuf,
+    #[command(flatten)]
+    checkpoint: CheckpointArgs,
     /// Symbols of the stream.
     #[arg(long, value_name = "N", default_value_t = 1_000_000,
         value_parser = count(2..=MAX_SYMBOLS), allow_negative_numbers = true)]
@@ -61,7 +60,7 @@ pub(super) fn run_endless(args: &EndlessArgs) -> Result<()> {
     let plan = endless::EndlessPlan { symbols: args.symbols, parts: args.parts };
     let mut entries = Vec::new();
     for setup in args.bench.compute.setups() {
-        let ([model], machine) = setup.load([&args.model])?;
+        let ([model], machine) = setup.load([args.checkpoint.argument()])?;
         plan.check(model.card())?;
         entries.extend(measure_each(vec![plan], |plan| endless::measure(&*model, plan, &machine))?);
     }

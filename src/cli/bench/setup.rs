@@ -3,7 +3,7 @@
 use super::picture::Picture;
 use crate::{
     cli::{
-        model::{self, ComputeArgs},
+        model::{self, ComputeArgs, ModelArgument},
         output,
         progress::Progress,
     },
@@ -17,10 +17,7 @@ use crate::{
     report::{machine::Machine, plot::MeasurementFile},
 };
 use serde::Serialize;
-use std::{
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{path::PathBuf, sync::Arc};
 
 /// Compute and output flags.
 #[derive(Debug, clap::Args)]
@@ -112,16 +109,16 @@ pub(super) struct Setup(Settings);
 
 impl Setup {
     /// Loads models that share one thread pool, and describes the machine that they run on.
-    pub(super) fn load<const N: usize>(self, dirs: [&Path; N]) -> Result<([Arc<dyn Model>; N], Machine)> {
+    pub(super) fn load<const N: usize>(self, models: [ModelArgument<'_>; N]) -> Result<([Arc<dyn Model>; N], Machine)> {
         let settings = self.0.with_threads();
         let Settings { isa, pool: Some(pool), .. } = settings.clone() else {
             return Err(Error::Internal("the thread pool was not started".into()));
         };
-        let load = |argument: &Path| {
-            let source = model::find(argument)?;
+        let load = |argument: ModelArgument<'_>| {
+            let source = argument.source()?;
             load_as(&source, &source.name(), &settings)
         };
-        let models = dirs.into_iter().map(load).collect::<Result<Vec<_>>>()?;
+        let models = models.into_iter().map(load).collect::<Result<Vec<_>>>()?;
         let models = models.try_into().map_err(|_| Error::Internal("a model is missing after loading".into()))?;
         Ok((models, Machine { compute: kernels::Compute { isa, pool } }))
     }

@@ -5,7 +5,10 @@ use super::{
     table,
 };
 use crate::{
-    cli::{model::count, progress::Progress},
+    cli::{
+        model::{CheckpointArgs, ModelArgument, count},
+        progress::Progress,
+    },
     decode::{
         boundary_wait::{BOUNDARY_WAIT, MAX_BOUNDARY_WAIT},
         contract::Model,
@@ -18,23 +21,35 @@ use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct DecodeArgs {
-    /// Checkpoint folder.
-    #[arg(long, value_name = "DIR", env = "WEIR_MODEL")]
-    model: PathBuf,
+    #[command(flatten)]
+    checkpoint: CheckpointArgs,
     #[command(flatten)]
     plans: PlanArgs,
     #[command(flatten)]
     bench: BenchArgs,
 }
 
+/// Two models to compare, each a checkpoint folder or the name of a model in the user's models folder.
 #[derive(Debug, clap::Args)]
-pub(super) struct CompareArgs {
-    /// Checkpoint A, whose speed is reported relative to checkpoint B.
+struct ComparedModels {
+    /// Model A, whose speed is reported relative to model B: checkpoint folder, or name of a model in the user's models folder.
     #[arg(value_name = "DIR_A")]
     a: PathBuf,
-    /// Checkpoint B.
+    /// Model B, for example the same shape without pooling.
     #[arg(value_name = "DIR_B")]
     b: PathBuf,
+}
+
+impl ComparedModels {
+    fn arguments(&self) -> [ModelArgument<'_>; 2] {
+        [ModelArgument { name: "DIR_A", value: Some(&self.a) }, ModelArgument { name: "DIR_B", value: Some(&self.b) }]
+    }
+}
+
+#[derive(Debug, clap::Args)]
+pub(super) struct CompareArgs {
+    #[command(flatten)]
+    models: ComparedModels,
     #[command(flatten)]
     plans: PlanArgs,
     /// Runs of each model, in the order A B A B …. Each run times all steps.
@@ -47,9 +62,8 @@ pub(super) struct CompareArgs {
 
 #[derive(Debug, clap::Args)]
 pub(super) struct PrefillArgs {
-    /// Checkpoint folder.
-    #[arg(long, value_name = "DIR", env = "WEIR_MODEL")]
-    model: PathBuf,
+    #[command(flatten)]
+    checkpoint: CheckpointArgs,
     /// Symbols of the prompt. Several lengths are measured one after the other.
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "512",
         value_parser = count(1..=MAX_SYMBOLS), allow_negative_numbers = true)]
@@ -68,12 +82,8 @@ pub(super) struct PrefillArgs {
 
 #[derive(Debug, clap::Args)]
 pub(super) struct SummarizeArgs {
-    /// Checkpoint A, whose speed is reported relative to checkpoint B.
-    #[arg(value_name = "DIR_A")]
-    a: PathBuf,
-    /// Checkpoint B, for example the same shape without pooling.
-    #[arg(value_name = "DIR_B")]
-    b: PathBuf,
+    #[command(flatten)]
+    models: ComparedModels,
     /// Documents per batch. Several batch sizes are measured one after the other.
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,8",
         value_parser = count(1..=summaries::MAX), allow_negative_numbers = true)]
@@ -139,7 +149,7 @@ pub(super) fn run_decode(args: &DecodeArgs) -> Result<()> {
     let picture = output.picture()?;
     let mut entries = Vec::new();
     for setup in compute.setups() {
-        let ([model], machine) = setup.load([&args.model])?;
+        let ([model], machine) = setup.load([args.checkpoint.argument()])?;
         let plans = args.plans.plans(&[&*model])?;
         entries.extend(measure_each(plans, |plan| decode::measure(&*model, plan, &machine))?);
     }
@@ -152,7 +162,7 @@ pub(super) fn run_prefill(args: &PrefillArgs) -> Result<()> {
     let picture = output.picture()?;
     let mut entries = Vec::new();
     for setup in compute.setups() {
-        let ([model], machine) = setup.load([&args.model])?;
+        let ([model], machine) = setup.load([args.checkpoint.argument()])?;
         let plans: Vec<_> = args.symbols.iter().map(|&symbols| prefill::PrefillPlan { symbols, chunk, runs }).collect();
         plans.iter().try_for_each(|plan| plan.check(model.card()))?;
         entries.extend(measure_each(plans, |plan| prefill::measure(&*model, plan, &machine))?);
@@ -166,7 +176,7 @@ pub(super) fn run_compare(args: &CompareArgs) -> Result<()> {
     let picture = output.picture()?;
     let mut entries = Vec::new();
     for setup in compute.setups() {
-        let ([a, b], machine) = setup.load([&args.a, &args.b])?;
+        let ([a, b], machine) = setup.load(args.models.arguments())?;
         let plans = args.plans.plans(&[&*a, &*b])?;
         let mut progress = Progress::measurements();
         let total = (plans.len() * args.pairs) as u64;
@@ -183,7 +193,7 @@ pub(super) fn run_summarize(args: &SummarizeArgs) -> Result<()> {
     let SummarizeArgs { source, tokens, pairs, .. } = *args;
     let mut entries = Vec::new();
     for setup in args.bench.compute.setups() {
-        let ([a, b], machine) = setup.load([&args.a, &args.b])?;
+        let ([a, b], machine) = setup.load(args.models.arguments())?;
         let mut progress = Progress::measurements();
         let total = (args.batch.len() * pairs) as u64;
         for (index, &batch) in args.batch.iter().enumerate() {

@@ -7,7 +7,7 @@ use super::{
     table,
 };
 use crate::{
-    cli::model::count,
+    cli::model::{CheckpointArgs, count},
     decode::{contract::Model, options::Generate},
     engine::{Event, Events, Handle, Job, Limits},
     error::{Error, Result},
@@ -22,13 +22,12 @@ use crate::{
     serve::client::streams::{PromptRequest, TimedResponses},
     text::StreamDetokenizer,
 };
-use std::{path::PathBuf, time::Instant};
+use std::time::Instant;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct StreamArgs {
-    /// Checkpoint folder.
-    #[arg(long, value_name = "DIR", env = "WEIR_MODEL")]
-    model: PathBuf,
+    #[command(flatten)]
+    checkpoint: CheckpointArgs,
     /// Concurrent requests. Several numbers are measured one after the other.
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,16", allow_negative_numbers = true,
         value_parser = count(1..=MAX_BATCH))]
@@ -51,9 +50,8 @@ pub(super) struct StreamArgs {
 
 #[derive(Debug, clap::Args)]
 pub(super) struct ResumeArgs {
-    /// Checkpoint folder.
-    #[arg(long, value_name = "DIR", env = "WEIR_MODEL")]
-    model: PathBuf,
+    #[command(flatten)]
+    checkpoint: CheckpointArgs,
     /// Symbols of the prefix that the two prompts of a pair share. Several lengths are measured one after the other.
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "512",
         value_parser = count(1..=MAX_SYMBOLS), allow_negative_numbers = true)]
@@ -85,7 +83,7 @@ pub(super) fn run_stream(args: &StreamArgs) -> Result<()> {
 }
 
 fn measure_stream(setup: Setup, args: &StreamArgs, plans: &[StreamPlan]) -> Result<Vec<StreamMeasurement>> {
-    let ([model], machine) = setup.load([&args.model])?;
+    let ([model], machine) = setup.load([args.checkpoint.argument()])?;
     let card = model.card();
     plans.iter().try_for_each(|plan| plan.check(card))?;
     let rows = plans.iter().map(|plan| plan.batch).max().unwrap_or(1).max(Limits::default().rows);
@@ -179,7 +177,7 @@ pub(super) fn run_resume(args: &ResumeArgs) -> Result<()> {
 }
 
 fn measure_resume(setup: Setup, args: &ResumeArgs, plans: &[ResumePlan]) -> Result<Vec<ResumeMeasurement>> {
-    let ([model], machine) = setup.load([&args.model])?;
+    let ([model], machine) = setup.load([args.checkpoint.argument()])?;
     let card = model.card();
     plans.iter().try_for_each(|plan| plan.check(card))?;
     // Each length gets an engine of its own, because prompts of different lengths may share prefixes.

@@ -1,7 +1,7 @@
 //! `weir admin`: loads and unloads models of a running server.
 
 use super::{
-    network::{TlsArgs, runtime},
+    network::{Secret, TlsArgs, runtime},
     output,
 };
 use crate::{
@@ -62,7 +62,7 @@ struct Server {
     address: String,
     /// Admin token of the server. Prefer the environment variable: other users can see command-line arguments.
     #[arg(long, value_name = "TOKEN", env = "WEIR_ADMIN_TOKEN", hide_env_values = true)]
-    admin_token: Option<String>,
+    admin_token: Option<Secret>,
     /// File that contains the admin token.
     #[arg(long, value_name = "FILE", env = "WEIR_ADMIN_TOKEN_FILE")]
     admin_token_file: Option<PathBuf>,
@@ -75,7 +75,7 @@ struct Server {
 
 impl Server {
     async fn connect(&self) -> Result<AdminConnection> {
-        let token = match (&self.admin_token, &self.admin_token_file) {
+        let token = match (self.admin_token.as_ref().and_then(Secret::value), &self.admin_token_file) {
             (Some(token), _) => AdminToken::new(token),
             (None, Some(file)) => AdminToken::read(file).map_err(|why| format!("{}: {why}", file.display())),
             (None, None) => Err("an admin token is required: set WEIR_ADMIN_TOKEN or --admin-token-file".into()),

@@ -5,7 +5,7 @@ use crate::{
     serve::client::ServerEndpoint,
 };
 use std::{
-    fs,
+    fmt, fs,
     path::{Path, PathBuf},
 };
 use tokio::runtime::Runtime;
@@ -16,22 +16,45 @@ pub(super) fn runtime() -> Result<Runtime> {
     runtime.map_err(|error| Error::Internal(format!("the network runtime cannot be started: {error}")))
 }
 
+/// A key or token. Debug output does not contain it.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Secret(String);
+
+impl From<&str> for Secret {
+    fn from(text: &str) -> Self {
+        Self(text.to_owned())
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("Secret(..)")
+    }
+}
+
+impl Secret {
+    /// Returns the key or token; `None` if it is empty, which is the same as unset.
+    pub(super) fn value(&self) -> Option<&str> {
+        Some(&*self.0).filter(|text| !text.is_empty())
+    }
+}
+
 /// Flags of the API key.
 #[derive(Debug, Clone, clap::Args)]
 pub(super) struct ApiKeyArgs {
     /// API key, if the server requires one. Prefer the environment variable: other users can see command-line arguments.
     #[arg(long, value_name = "KEY", env = "WEIR_API_KEY", hide_env_values = true)]
-    api_key: Option<String>,
+    api_key: Option<Secret>,
     /// File that contains the API key.
     #[arg(long, value_name = "FILE", env = "WEIR_API_KEY_FILE")]
     api_key_file: Option<PathBuf>,
 }
 
 impl ApiKeyArgs {
-    /// Returns the key, if one is given. Fails if its file cannot be read.
+    /// Returns the key, if one is given. An empty key counts as none. Fails if the file cannot be read.
     pub(super) fn key(&self) -> Result<Option<String>> {
-        match (&self.api_key, &self.api_key_file) {
-            (Some(key), _) => Ok(Some(key.clone())),
+        match (self.api_key.as_ref().and_then(Secret::value), &self.api_key_file) {
+            (Some(key), _) => Ok(Some(key.to_owned())),
             (None, Some(file)) => Ok(Some(fs::read_to_string(file).map_err(Error::io(file))?.trim().to_owned())),
             (None, None) => Ok(None),
         }
@@ -62,5 +85,24 @@ impl TlsArgs {
             _ => None,
         };
         Ok(ServerEndpoint { address: address.to_owned(), authorities, identity })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_key_is_unset_and_debug_output_has_none() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), "from-the-file\n").unwrap();
+        let args = |key: &str, file: Option<&Path>| ApiKeyArgs {
+            api_key: Some(key.into()),
+            api_key_file: file.map(Path::to_owned),
+        };
+        assert_eq!(args("", None).key().unwrap(), None);
+        assert_eq!(args("", Some(file.path())).key().unwrap().as_deref(), Some("from-the-file"));
+        assert_eq!(args("given", Some(file.path())).key().unwrap().as_deref(), Some("given"));
+        assert!(!format!("{:?}", args("hidden-key", None)).contains("hidden-key"));
     }
 }

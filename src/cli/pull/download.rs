@@ -3,14 +3,14 @@
 //! Names come from a fixed list, from the index of the weights and from the configuration. Both are data of others, so their names
 //! must be plain: none reaches out of the folder.
 
-use super::files::{FileSource, OpenFile};
+use super::files::{FileSource, Need, OpenFile};
 use crate::{
     cli::local_models::plain_name,
     error::{Error, Result},
     family::{
         checkpoint::{
-            CONFIG_FILE, Config, INDEX_FILE, WEIGHTS_FILE, card::CARD_FILE, reader::hexadecimal, shards::indexed_files,
-            writer::sync_folder,
+            CONFIG_FILE, Config, INDEX_FILE, PICKLE_FILE, WEIGHTS_FILE, card::CARD_FILE, reader::hexadecimal,
+            shards::indexed_files, writer::sync_folder,
         },
         convert::Source,
         load::blueprint,
@@ -18,16 +18,15 @@ use crate::{
 };
 use sha2::{Digest, Sha256};
 use std::{
+    collections::BTreeMap,
     fs::{self, File},
-    io::{Read, Write},
-    path::Path,
+    io::{ErrorKind, Read, Write},
+    path::{Path, PathBuf},
 };
 
 /// Files next to the configuration and the weights, none of which every checkpoint has.
 const OPTIONAL: [&str; 5] =
     [CARD_FILE, "generation_config.json", "tokenizer.json", "tokenizer_config.json", "spiece.model"];
-/// Weights of a checkpoint that must be converted, if it has no others.
-const PICKLE_FILE: &str = "pytorch_model.bin";
 /// Maximum bytes of any file but the weights.
 const SMALL_BYTES: u64 = 64 << 20;
 /// Bytes read at a time.
@@ -42,6 +41,28 @@ pub(super) struct Download<'a> {
     progress: &'a mut dyn FnMut(u64, u64),
 }
 
+/// A checkpoint, or its companion.
+struct Part {
+    /// The folder to write to.
+    folder: PathBuf,
+    /// What its names begin with at the source: nothing, or the companion's folder and `/`.
+    prefix: String,
+}
+
+impl Part {
+    fn full_name(&self, name: &str) -> String {
+        format!("{}{name}", self.prefix)
+    }
+}
+
+/// The digests of a checkpoint that was fetched: SHA-256, in hexadecimal.
+pub(super) struct Fetched {
+    /// Digest of the weights.
+    pub(super) sha256: String,
+    /// Digests of the companions' weights, by the names of their folders.
+    pub(super) companions: BTreeMap<String, String>,
+}
+
 /// How much of a file may be fetched, and why not more.
 struct Bound {
     bytes: u64,
@@ -53,75 +74,69 @@ impl<'a> Download<'a> {
         Self { from, limit, done: 0, progress }
     }
 
-    /// Fetches a checkpoint and its companions into an existing empty folder. Returns the SHA-256 of its weights, in hexadecimal.
-    /// Fails if a file is missing or beyond a limit, or if weir cannot read the configuration.
-    pub(super) fn checkpoint(&mut self, folder: &Path) -> Result<String> {
-        self.part(folder, "")
+    /// Fetches a checkpoint and its companions into an existing empty folder. Returns their digests. Fails if a file is missing or
+    /// beyond a limit, or if weir cannot read the configuration.
+    pub(super) fn checkpoint(&mut self, folder: &Path) -> Result<Fetched> {
+        self.part(&Part { folder: folder.to_owned(), prefix: String::new() })
     }
 
-    /// Fetches the checkpoint whose names begin with `prefix`.
-    fn part(&mut self, folder: &Path, prefix: &str) -> Result<String> {
-        if !self.small(folder, prefix, CONFIG_FILE)? {
-            return Err(self.missing(prefix, CONFIG_FILE, "a file"));
+    fn part(&mut self, part: &Part) -> Result<Fetched> {
+        if !self.small(part, CONFIG_FILE, Need::Required)? {
+            return Err(self.missing(part, CONFIG_FILE, "a file"));
         }
         for name in OPTIONAL {
-            self.small(folder, prefix, name)?;
+            self.small(part, name, Need::Optional)?;
         }
-        let needs_conversion = Source::of_folder(folder)?.is_some();
-        if !needs_conversion {
-            // Before the weights: a model that weir does not know costs no gigabytes.
-            self.companions(folder, prefix)?;
-        }
+        let needs_conversion = Source::of_folder(&part.folder)?.is_some();
+        // Before the weights: a model that weir does not know costs no gigabytes.
+        let companions = if needs_conversion { BTreeMap::new() } else { self.companions(part)? };
         let mut hash = Sha256::new();
-        self.weights(folder, prefix, needs_conversion, &mut hash)?;
-        sync_folder(folder)?;
-        Ok(hexadecimal(&hash.finalize()))
+        self.weights(part, needs_conversion, &mut hash)?;
+        sync_folder(&part.folder)?;
+        Ok(Fetched { sha256: hexadecimal(&hash.finalize()), companions })
     }
 
     /// Fetches the files of weights in their order, and adds them to the hash.
-    fn weights(&mut self, folder: &Path, prefix: &str, needs_conversion: bool, hash: &mut Sha256) -> Result<()> {
-        if self.small(folder, prefix, INDEX_FILE)? {
-            for name in indexed_files(folder)? {
-                let bound = self.left();
-                if !self.file(folder, prefix, &name, bound, Some(hash))? {
-                    return Err(self.missing(prefix, &name, "a file, which the index names"));
+    fn weights(&mut self, part: &Part, needs_conversion: bool, hash: &mut Sha256) -> Result<()> {
+        if self.small(part, INDEX_FILE, Need::Optional)? {
+            for name in indexed_files(&part.folder)? {
+                if !self.weights_file(part, &name, hash)? {
+                    return Err(self.missing(part, &name, "a file, which the index names"));
                 }
             }
             return Ok(());
         }
         let candidates = if needs_conversion { &[WEIGHTS_FILE, PICKLE_FILE][..] } else { &[WEIGHTS_FILE] };
         for name in candidates {
-            let bound = self.left();
-            if self.file(folder, prefix, name, bound, Some(hash))? {
+            if self.weights_file(part, name, hash)? {
                 return Ok(());
             }
         }
-        Err(self.missing(prefix, WEIGHTS_FILE, &format!("it or {INDEX_FILE}")))
+        Err(self.missing(part, WEIGHTS_FILE, &format!("it or {INDEX_FILE}")))
     }
 
-    fn companions(&mut self, folder: &Path, prefix: &str) -> Result<()> {
-        let config = Config::read(folder)?;
-        let file = folder.join(CONFIG_FILE);
+    /// Fetches the companions that a configuration names. Returns the digests of their weights.
+    fn companions(&mut self, part: &Part) -> Result<BTreeMap<String, String>> {
+        let config = Config::read(&part.folder)?;
+        let file = part.folder.join(CONFIG_FILE);
         let blueprint = blueprint(&config, &file)?;
+        let mut digests = BTreeMap::new();
         for name in blueprint.companions() {
-            if plain_name(Path::new(name)).is_none() || !prefix.is_empty() {
+            if plain_name(Path::new(name)).is_none() || !part.prefix.is_empty() {
+                let key = "architecture.boundaries.companion";
                 let expected = "the plain name of a subfolder, in a checkpoint that is no companion itself";
-                return Err(Error::checkpoint(
-                    file,
-                    "architecture.boundaries.companion",
-                    expected,
-                    format!("{name:?}"),
-                ));
+                return Err(Error::checkpoint(file, key, expected, format!("{name:?}")));
             }
-            let inner = folder.join(name);
-            fs::create_dir(&inner).map_err(Error::io(&inner))?;
-            self.part(&inner, &format!("{name}/"))?;
+            let inner = Part { folder: part.folder.join(name), prefix: format!("{name}/") };
+            fs::create_dir(&inner.folder).map_err(Error::io(&inner.folder))?;
+            let fetched = self.part(&inner)?;
+            digests.insert(name.to_owned(), fetched.sha256);
         }
-        Ok(())
+        Ok(digests)
     }
 
-    fn missing(&self, prefix: &str, name: &str, expected: &str) -> Error {
-        Error::checkpoint(self.from.place(&format!("{prefix}{name}")), "the file", expected, "none")
+    fn missing(&self, part: &Part, name: &str, expected: &str) -> Error {
+        Error::checkpoint(self.from.place(&part.full_name(name)), "the file", expected, "none")
     }
 
     /// The bytes that all files together may still have.
@@ -130,28 +145,39 @@ impl<'a> Download<'a> {
     }
 
     /// Fetches a small file. Returns false if there is none.
-    fn small(&mut self, folder: &Path, prefix: &str, name: &str) -> Result<bool> {
+    fn small(&mut self, part: &Part, name: &str, need: Need) -> Result<bool> {
         let left = self.left();
         let bound = if left.bytes < SMALL_BYTES {
             left
         } else {
             Bound { bytes: SMALL_BYTES, reason: "the limit of files other than weights" }
         };
-        self.file(folder, prefix, name, bound, None)
+        match self.from.open(&part.full_name(name), need)? {
+            Some(file) => self.save(file, part, name, &bound, None).map(|()| true),
+            None => Ok(false),
+        }
     }
 
-    /// Fetches a file of at most `bound` bytes, and adds it to the hash. Returns false if there is none.
-    fn file(
+    /// Fetches a file of weights, and adds it to the hash. Returns false if there is none.
+    fn weights_file(&mut self, part: &Part, name: &str, hash: &mut Sha256) -> Result<bool> {
+        let bound = self.left();
+        match self.from.open(&part.full_name(name), Need::Required)? {
+            Some(file) => self.save(file, part, name, &bound, Some(hash)).map(|()| true),
+            None => Ok(false),
+        }
+    }
+
+    /// Writes a file of at most `bound` bytes to the folder, and adds it to the hash.
+    fn save(
         &mut self,
-        folder: &Path,
-        prefix: &str,
+        file: OpenFile,
+        part: &Part,
         name: &str,
-        bound: Bound,
+        bound: &Bound,
         mut hash: Option<&mut Sha256>,
-    ) -> Result<bool> {
-        let full_name = format!("{prefix}{name}");
-        let Some(OpenFile { mut bytes, size }) = self.from.open(&full_name)? else { return Ok(false) };
-        let place = self.from.place(&full_name);
+    ) -> Result<()> {
+        let OpenFile { mut bytes, size } = file;
+        let place = self.from.place(&part.full_name(name));
         let too_long = |found: String| {
             let expected = format!("at most {} bytes, {}", bound.bytes, bound.reason);
             Err(Error::checkpoint(&place, "the file", expected, found))
@@ -159,7 +185,7 @@ impl<'a> Download<'a> {
         if let Some(size) = size.filter(|size| *size > bound.bytes) {
             return too_long(format!("{size} bytes"));
         }
-        let path = folder.join(name);
+        let path = part.folder.join(name);
         let mut out = File::create_new(&path).map_err(Error::io(&path))?;
         let mut chunk = vec![0; CHUNK];
         let mut written = 0;
@@ -167,7 +193,9 @@ impl<'a> Download<'a> {
             let count = match bytes.read(&mut chunk) {
                 Ok(0) => break,
                 Ok(count) => count,
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                // The comparison of sizes below reports it.
+                Err(error) if error.kind() == ErrorKind::UnexpectedEof && size.is_some() => break,
                 Err(error) => return Err(Error::io(&place)(error)),
             };
             written += count as u64;
@@ -187,6 +215,6 @@ impl<'a> Download<'a> {
         }
         out.sync_all().map_err(Error::io(&path))?;
         self.done += written;
-        Ok(true)
+        Ok(())
     }
 }

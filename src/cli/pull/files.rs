@@ -15,10 +15,19 @@ pub(super) struct OpenFile {
     pub(super) size: Option<u64>,
 }
 
+/// Whether a checkpoint can lack a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Need {
+    /// Every checkpoint has it, or another one in its place.
+    Required,
+    /// A checkpoint may be complete without it.
+    Optional,
+}
+
 /// A place with the files of a checkpoint.
 pub(super) trait FileSource {
     /// Opens a file, whose name is a relative path with `/`. Returns `None` if there is none. Fails if it cannot be opened.
-    fn open(&self, name: &str) -> Result<Option<OpenFile>>;
+    fn open(&self, name: &str, need: Need) -> Result<Option<OpenFile>>;
 
     /// Returns the path or the URL of a file, for messages.
     fn place(&self, name: &str) -> PathBuf;
@@ -36,7 +45,7 @@ impl Folder {
 }
 
 impl FileSource for Folder {
-    fn open(&self, name: &str) -> Result<Option<OpenFile>> {
+    fn open(&self, name: &str, _: Need) -> Result<Option<OpenFile>> {
         let file = self.place(name);
         if !file.try_exists().map_err(Error::io(&file))? {
             return Ok(None);

@@ -1,6 +1,6 @@
 //! A folder of a web server, over HTTP/1.1. TLS is rustls with ring and the system's certificate authorities.
 
-use super::files::{FileSource, OpenFile};
+use super::files::{FileSource, Need, OpenFile};
 use crate::error::{Error, Result, clip};
 use std::{
     cell::OnceCell,
@@ -32,15 +32,32 @@ const COMMIT: &str = "x-repo-commit";
 pub(super) struct HttpFolder {
     agent: Agent,
     url: String,
-    token: Option<String>,
-    /// The commit of the first file. The others are of the same one, even if the branch moves meanwhile.
+    /// How the Hub serves the folder, if it does.
+    hub: Option<HubAccess>,
+    /// The commit of the first file, if the Hub serves it. The others are of the same one, even if the branch moves meanwhile.
     commit: OnceCell<String>,
 }
 
+/// How the Hub serves a folder.
+pub(super) struct HubAccess {
+    /// The URL to which `/COMMIT` is appended.
+    pub(super) revisions: String,
+    pub(super) token: HubToken,
+}
+
+/// A bearer token of the Hub.
+pub(super) enum HubToken {
+    /// The user's, which every request carries. After a redirect to another host it is not sent.
+    Sent(String),
+    /// The user has none.
+    Unset,
+    /// The connection is not encrypted, so no token may be sent.
+    Unencrypted,
+}
+
 impl HttpFolder {
-    /// Prepares requests to a folder, with a bearer token if there is one. After a redirect to another host the token is not sent.
-    /// Fails if the machine has no certificate authorities for TLS.
-    pub(super) fn new(url: String, token: Option<String>) -> Result<Self> {
+    /// Prepares requests to a folder. Fails if the machine has no certificate authorities for TLS.
+    pub(super) fn new(url: String, hub: Option<HubAccess>) -> Result<Self> {
         let mut config = Agent::config_builder()
             .http_status_as_error(false)
             .max_redirects(REDIRECTS)
@@ -54,17 +71,17 @@ impl HttpFolder {
             // A redirect must not leave TLS.
             config = config.https_only(true).tls_config(tls()?);
         }
-        Ok(Self { agent: config.build().new_agent(), url, token, commit: OnceCell::new() })
+        Ok(Self { agent: config.build().new_agent(), url, hub, commit: OnceCell::new() })
     }
 
     fn file_url(&self, name: &str) -> String {
-        match (self.commit.get(), self.url.rsplit_once("/resolve/")) {
-            (Some(commit), Some((repository, _))) => format!("{repository}/resolve/{commit}/{name}"),
+        match (self.commit.get(), &self.hub) {
+            (Some(commit), Some(hub)) => format!("{}/{commit}/{name}", hub.revisions),
             _ => format!("{}/{name}", self.url),
         }
     }
 
-    /// Keeps the commit that the server states, if it is one.
+    /// Keeps the commit that the Hub states, if it is one.
     fn note_commit(&self, headers: &HeaderMap) {
         let commit = headers.get(COMMIT).and_then(|commit| commit.to_str().ok());
         let is_hash = |commit: &&str| commit.len() == 40 && commit.bytes().all(|byte| byte.is_ascii_hexdigit());
@@ -73,22 +90,44 @@ impl HttpFolder {
             let _ = self.commit.set(commit.to_owned());
         }
     }
+
+    /// Returns the error for a response that is neither a file nor "not found".
+    fn refused(&self, url: &str, status: StatusCode) -> Error {
+        let hint = match (status, &self.hub) {
+            (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, Some(hub)) => match &hub.token {
+                HubToken::Sent(_) => "; the token may lack access to this repository",
+                HubToken::Unset => "; there may be no such repository, or it may need a token in HF_TOKEN",
+                HubToken::Unencrypted => {
+                    "; there may be no such repository, or it may need a token, but HF_TOKEN is not sent without TLS"
+                }
+            },
+            _ => "",
+        };
+        Error::Setting(format!("{}: the server answered {status}{hint}", clip(url, 500)))
+    }
 }
 
 impl FileSource for HttpFolder {
-    fn open(&self, name: &str) -> Result<Option<OpenFile>> {
+    fn open(&self, name: &str, need: Need) -> Result<Option<OpenFile>> {
+        // Names come from files of others, and a URL gives some characters a meaning.
+        if !name.split('/').all(is_plain) {
+            let expected = "letters, digits, dots, hyphens and underscores";
+            return Err(Error::checkpoint(&self.url, "the name of a file", expected, format!("{name:?}")));
+        }
         let url = self.file_url(name);
         let mut request = self.agent.get(&url);
-        if let Some(token) = &self.token {
+        if let Some(HubAccess { token: HubToken::Sent(token), .. }) = &self.hub {
             request = request.header("authorization", format!("Bearer {token}"));
         }
         let response = request.call().map_err(|error| Error::io(Path::new(&url))(io::Error::other(error)))?;
         let status = response.status();
-        if status == StatusCode::NOT_FOUND {
+        // Storage of objects answers so for a missing file, if the client may not list the others.
+        let is_hidden = status == StatusCode::FORBIDDEN && need == Need::Optional;
+        if status == StatusCode::NOT_FOUND || is_hidden {
             return Ok(None);
         }
         if !status.is_success() {
-            return Err(refused(&url, status, self.token.is_some()));
+            return Err(self.refused(&url, status));
         }
         self.note_commit(response.headers());
         let body = response.into_body();
@@ -100,16 +139,23 @@ impl FileSource for HttpFolder {
     }
 }
 
-/// The error for a response that is neither a file nor "not found".
-fn refused(url: &str, status: StatusCode, with_token: bool) -> Error {
-    let hint = match (status, with_token) {
-        (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, false) => {
-            "; there may be no such repository, or it may need a token in HF_TOKEN"
-        }
-        (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, true) => "; the token may lack access to this repository",
-        _ => "",
+/// Returns true if a URL can hold the name of a file or folder as it is.
+fn is_plain(name: &str) -> bool {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    !matches!(name, "" | "." | "..") && name.chars().all(allowed)
+}
+
+/// Shortens a URL to scheme and host, for messages: a password or a token may be in the rest.
+pub(super) fn without_secrets(url: &str) -> String {
+    let (scheme, rest) = match url.split_once("://") {
+        Some((scheme, rest)) => (format!("{scheme}://"), rest),
+        None => (String::new(), url),
     };
-    Error::Setting(format!("{}: the server answered {status}{hint}", clip(url, 500)))
+    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    let host = authority.rsplit('@').next().unwrap_or_default();
+    let user = if host.len() < authority.len() { "…@" } else { "" };
+    let more = if authority.len() < rest.len() { "/…" } else { "" };
+    format!("{scheme}{user}{host}{more}")
 }
 
 /// TLS with ring, and the certificate authorities of the system or of the file in `SSL_CERT_FILE`.

@@ -3,7 +3,7 @@
 //! The crate `hf-hub` (1.0) is not used. It requires `hf-xet`, the client of another protocol, and its feature for TLS brings aws-lc,
 //! which the rules for dependencies exclude.
 
-use super::http::HttpFolder;
+use super::http::{HttpFolder, HubAccess, HubToken, without_secrets};
 use crate::error::{Error, Result};
 
 /// The public Hub, unless `HF_ENDPOINT` names another.
@@ -40,24 +40,38 @@ impl Repository {
         &self.name
     }
 
-    /// Opens the repository at the endpoint that the environment names. Fails if the endpoint is no URL, or TLS cannot be set up.
+    /// Opens the repository at the endpoint that the environment names. Fails if the endpoint is no URL or has a password, or if
+    /// TLS cannot be set up.
     pub(super) fn open(&self) -> Result<HttpFolder> {
         let variable = |name| std::env::var_os(name).and_then(|value| value.into_string().ok());
         let set = |name| variable(name).filter(|value| !value.is_empty());
         let endpoint = set("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.into());
-        // A token must not cross the network in plain text.
-        let token = set("HF_TOKEN").filter(|_| endpoint.starts_with("https://"));
-        HttpFolder::new(self.url(&endpoint)?, token)
+        let token = match set("HF_TOKEN") {
+            // A token must not cross the network in plain text.
+            _ if !endpoint.starts_with("https://") => HubToken::Unencrypted,
+            Some(token) => HubToken::Sent(token),
+            None => HubToken::Unset,
+        };
+        let revisions = self.revisions(&endpoint)?;
+        HttpFolder::new(self.url(&revisions), Some(HubAccess { revisions, token }))
     }
 
-    fn url(&self, endpoint: &str) -> Result<String> {
+    /// The URL that is followed by a revision.
+    fn revisions(&self, endpoint: &str) -> Result<String> {
         if !endpoint.starts_with("https://") && !endpoint.starts_with("http://") {
             let why = "expected a URL that begins with https:// or http://";
-            return Err(Error::Setting(format!("HF_ENDPOINT {endpoint:?}: {why}")));
+            return Err(Error::Setting(format!("HF_ENDPOINT: {why}, found {:?}", without_secrets(endpoint))));
         }
-        let Self { org, name, revision } = self;
-        let revision = revision.replace('/', "%2F");
-        Ok(format!("{}/{org}/{name}/resolve/{revision}", endpoint.trim_end_matches('/')))
+        if endpoint.contains(['@', '?', '#']) {
+            let why = "expected a URL without a user, a password, a query and a fragment";
+            return Err(Error::Setting(format!("HF_ENDPOINT: {why}, found {}", without_secrets(endpoint))));
+        }
+        let Self { org, name, .. } = self;
+        Ok(format!("{}/{org}/{name}/resolve", endpoint.trim_end_matches('/')))
+    }
+
+    fn url(&self, revisions: &str) -> String {
+        format!("{revisions}/{}", self.revision.replace('/', "%2F"))
     }
 }
 
@@ -67,7 +81,10 @@ mod tests {
 
     #[test]
     fn repositories_become_urls() {
-        let url = |text: &str| Repository::parse(text).unwrap().url("https://hub.example/").unwrap();
+        let url = |text: &str| {
+            let repository = Repository::parse(text).unwrap();
+            repository.url(&repository.revisions("https://hub.example/").unwrap())
+        };
         assert_eq!(url("org/name"), "https://hub.example/org/name/resolve/main");
         assert_eq!(url("o-1/n.2@refs/pr/3"), "https://hub.example/o-1/n.2/resolve/refs%2Fpr%2F3");
         for wrong in
@@ -76,6 +93,13 @@ mod tests {
             let error = Repository::parse(wrong).unwrap_err().to_string();
             assert!(error.contains("expected hf:ORG/NAME"), "{wrong}: {error}");
         }
-        assert!(Repository::parse("a/b").unwrap().url("hub.example").is_err());
+        let refused = |endpoint: &str| Repository::parse("a/b").unwrap().revisions(endpoint).unwrap_err().to_string();
+        assert!(refused("hub.example").contains("found \"hub.example\""));
+        for secret in
+            ["https://user:hidden@hub.example/x", "https://hub.example/?token=hidden", "user:hidden@hub.example"]
+        {
+            let error = refused(secret);
+            assert!(error.starts_with("HF_ENDPOINT: expected a URL ") && !error.contains("hidden"), "{error}");
+        }
     }
 }

@@ -15,17 +15,18 @@ use crate::{
     config::parse_bytes,
     error::{Error, Result},
     family::{
+        Blueprint,
         checkpoint::CheckpointSource,
         convert::{Source, convert},
-        load::{blueprint, tensors},
+        load::{blueprint, companions, tensors},
     },
 };
-use download::Download;
+use download::{Download, Fetched};
 use files::FileSource;
 use install::Installation;
 use origin::Origin;
 use serde_json::json;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Copies a checkpoint into the user's models folder, where `--model NAME` finds it.
 #[derive(Debug, clap::Args)]
@@ -37,13 +38,14 @@ pub struct Args {
     #[arg(long, value_name = "NAME", env = "WEIR_NAME")]
     name: Option<String>,
     /// Expected SHA-256 of the weights at SOURCE, 64 hexadecimal digits. Several files count as one, in the order of their names.
+    /// It covers neither other files nor the weights of a companion model.
     #[arg(long, value_name = "HEX", env = "WEIR_SHA256", value_parser = sha256)]
     sha256: Option<String>,
     /// Maximum size of all files together.
     #[arg(long, value_name = "SIZE", env = "WEIR_MAX_PULL_BYTES", default_value = "16GiB", value_parser = size)]
     max_pull_bytes: u64,
     /// Replace a model of the same name.
-    #[arg(long, env = "WEIR_FORCE")]
+    #[arg(long, env = "WEIR_FORCE", value_parser = clap::builder::BoolishValueParser::new())]
     force: bool,
     /// Print JSON.
     #[arg(long, env = "WEIR_JSON", value_parser = clap::builder::BoolishValueParser::new())]
@@ -83,28 +85,60 @@ pub fn run(args: Args) -> Result<()> {
     let mut download = Download::new(&*files, args.max_pull_bytes, report);
     // Messages name the source, not the temporary copy.
     let at_source = |error| at_source(error, &folder, &*files);
-    let digest = download.checkpoint(&folder).map_err(at_source)?;
+    let fetched = download.checkpoint(&folder).map_err(at_source)?;
     drop(progress);
-    if let Some(expected) = args.sha256.as_ref().filter(|expected| **expected != digest) {
-        return Err(Error::checkpoint(args.source, "sha256 of the weights", format!("{expected} (--sha256)"), digest));
+    if let Some(expected) = args.sha256.as_ref().filter(|expected| **expected != fetched.sha256) {
+        let found = fetched.sha256;
+        return Err(Error::checkpoint(args.source, "sha256 of the weights", format!("{expected} (--sha256)"), found));
     }
-    let complete = match Source::of_folder(&folder)? {
+    let (complete, converted_sha256) = match Source::of_folder(&folder)? {
         None => {
-            check(&folder, &digest).map_err(at_source)?;
-            folder.clone()
+            check(&folder, &fetched).map_err(at_source)?;
+            (folder.clone(), None)
         }
         Some(kind) => {
             let converted = installation.folder().join("converted");
-            convert(kind, &folder, &converted, false).map_err(at_source)?;
-            converted
+            let written = convert(kind, &folder, &converted, false).map_err(at_source)?;
+            (converted, Some(written.sha256))
         }
     };
-    let installed = installation.finish(&complete)?;
-    let shape = shape(&installed)?;
-    if args.json {
-        return output::json(&json!({ "name": name, "path": installed, "shape": shape, "sha256": digest }));
+    let path = installation.finish(&complete)?;
+    let shape = shape(&path)?;
+    print(&Pulled { name, path, shape, fetched, converted_sha256 }, args.json)
+}
+
+/// A model that was put among the user's models.
+struct Pulled {
+    name: String,
+    path: PathBuf,
+    shape: String,
+    fetched: Fetched,
+    /// Digest of the weights after a conversion.
+    converted_sha256: Option<String>,
+}
+
+fn print(pulled: &Pulled, as_json: bool) -> Result<()> {
+    let Pulled { name, path, shape, fetched, converted_sha256 } = pulled;
+    let Fetched { sha256: source_sha256, companions } = fetched;
+    let sha256 = converted_sha256.as_ref().unwrap_or(source_sha256);
+    if as_json {
+        return output::json(&json!({
+            "name": name,
+            "path": path,
+            "shape": shape,
+            "sha256": sha256,
+            "source_sha256": source_sha256,
+            "companions": companions,
+        }));
     }
-    output::write(&format!("{name}: {shape}, sha256 {digest}, in {}\n", installed.display()))
+    let mut digests = format!("sha256 {sha256}");
+    if converted_sha256.is_some() {
+        digests += &format!(", source sha256 {source_sha256}");
+    }
+    for (companion, sha256) in companions {
+        digests += &format!(", {companion} sha256 {sha256}");
+    }
+    output::write(&format!("{name}: {shape}, {digests}, in {}\n", path.display()))
 }
 
 /// Replaces the temporary path of a file in an error by the file's place at the source.
@@ -128,13 +162,24 @@ fn check_name(name: &str) -> Result<()> {
     Err(Error::bad_option("--name", format!("{name:?}"), bound))
 }
 
-/// Checks all of a checkpoint but its numbers, of which the digest was computed while they were fetched.
-fn check(folder: &Path, digest: &str) -> Result<()> {
+/// Checks all of a checkpoint and its companions but their numbers, of which the digests were computed while they were fetched.
+fn check(folder: &Path, fetched: &Fetched) -> Result<()> {
     let source = CheckpointSource::from(folder);
     let config = source.config()?;
     let blueprint = blueprint(&config, &source.config_file())?;
-    source.check_headers(&tensors(&source, &*blueprint)?)?;
-    source.check_digest(digest)
+    check_weights(&source, &*blueprint, &fetched.sha256)?;
+    companions(&source, &config, &*blueprint)?;
+    for (name, sha256) in &fetched.companions {
+        let companion = source.companion(name)?;
+        let blueprint = self::blueprint(&companion.config()?, &companion.config_file())?;
+        check_weights(&companion, &*blueprint, sha256)?;
+    }
+    Ok(())
+}
+
+fn check_weights(source: &CheckpointSource, blueprint: &dyn Blueprint, sha256: &str) -> Result<()> {
+    source.check_headers(&tensors(source, blueprint)?)?;
+    source.check_digest(sha256)
 }
 
 fn shape(folder: &Path) -> Result<String> {

@@ -2,7 +2,7 @@
 
 use super::{
     files::{FileSource, Folder},
-    http::HttpFolder,
+    http::{HttpFolder, without_secrets},
     hub,
 };
 use crate::error::{Error, Result};
@@ -28,7 +28,7 @@ impl Origin {
         if !argument.starts_with("http://") && !argument.starts_with("https://") {
             return Ok(Self::Folder(argument.into()));
         }
-        let wrong = |why: &str| Err(Error::Setting(format!("{argument}: {why}")));
+        let wrong = |why: &str| Err(Error::Setting(format!("{}: {why}", without_secrets(argument))));
         if argument.contains(['?', '#']) {
             return wrong("expected the URL of a folder, without a query and a fragment");
         }
@@ -77,14 +77,16 @@ mod tests {
         assert!(matches!(Origin::parse("ftp://example.com/x"), Ok(Origin::Folder(_))));
         let wrong = [
             ("https://example.com/a?b", "without a query"),
+            ("https://example.com/a?token=hidden", "https://example.com/…: expected"),
             ("https:///a", "with a host"),
-            ("https://user:word@example.com/a", "without a user"),
+            ("https://user:hidden@example.com/a", "without a user"),
             ("https://example.com/a.tar.gz", "not of one file"),
             ("hf:english", "ORG/NAME"),
         ];
         for (argument, expected) in wrong {
             let error = Origin::parse(argument).unwrap_err().to_string();
             assert!(error.contains(expected), "{argument}: {error}");
+            assert!(!error.contains("hidden") && !error.contains("?"), "{argument}: {error}");
         }
     }
 }

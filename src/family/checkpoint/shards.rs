@@ -18,8 +18,8 @@ pub const WEIGHTS_FILE: &str = "model.safetensors";
 pub const INDEX_FILE: &str = "model.safetensors.index.json";
 /// The expectation of a name in an index.
 const PLAIN: &str = "the plain name of a .safetensors file in this folder";
-/// Weights as PyTorch pickles them.
-const PICKLE_FILE: &str = "pytorch_model.bin";
+/// Weights as PyTorch pickles them, which only conversions read.
+pub const PICKLE_FILE: &str = "pytorch_model.bin";
 const MAX_INDEX_BYTES: u64 = 16 << 20;
 
 /// One file of weights.

@@ -3,6 +3,7 @@
 mod web_server;
 
 use super::{certificates::Certificates, support::converted};
+use serde_json::json;
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -123,7 +124,7 @@ fn wrong_sources_leave_nothing() {
     let copy = copy_of(&small());
     fs::write(copy.path().join("model.safetensors"), [0; 64]).unwrap();
     let error = user.error(&[copy.path().to_str().unwrap(), "--name", "x"]);
-    assert!(error.contains("found only zeros"), "{error}");
+    assert!(error.contains("found zeros at its start"), "{error}");
 }
 
 #[cfg(unix)]
@@ -211,10 +212,18 @@ fn a_private_repository_asks_for_a_token() {
     let server = WebServer::start(|_| Answer::status(401));
     let user = User { endpoint: server.url(), ..User::new() };
     let error = user.error(&["hf:org/private"]);
-    assert!(error.contains("401") && error.contains("HF_TOKEN"), "{error}");
+    assert!(error.contains("401") && error.contains("HF_TOKEN is not sent without TLS"), "{error}");
+    // A URL of another kind gets no token.
+    let error = user.error(&[&format!("{}/org/private", server.url())]);
+    assert!(error.contains("401") && !error.contains("HF_TOKEN"), "{error}");
+    let secret = User { endpoint: server.url().replace("http://", "http://user:hidden@"), ..User::new() };
+    let error = secret.error(&["hf:org/private"]);
+    assert!(error.contains("HF_ENDPOINT: expected a URL without a user") && !error.contains("hidden"), "{error}");
+    let error = user.error(&[&format!("{}/org/private?token=hidden", server.url())]);
+    assert!(error.contains("without a query") && !error.contains("hidden"), "{error}");
     assert!(user.error(&["hf:private"]).contains("expected hf:ORG/NAME"));
     let wrong = User { endpoint: "ftp://x".into(), ..User::new() };
-    assert!(wrong.error(&["hf:org/private"]).contains("HF_ENDPOINT \"ftp://x\""));
+    assert!(wrong.error(&["hf:org/private"]).contains("HF_ENDPOINT: expected a URL that begins with"));
 }
 
 #[test]
@@ -226,7 +235,7 @@ fn lies_of_a_server_are_errors() {
         (
             "less than stated",
             |bytes| Answer::bytes(bytes[..bytes.len() / 2].to_vec()).length(bytes.len()),
-            "model.safetensors: ",
+            "bytes, as the server stated, found",
         ),
         ("more than allowed", |bytes| Answer::bytes(bytes.to_vec()).length(1 << 40), "found 1099511627776 bytes"),
         ("without an end", |bytes| Answer::endless(bytes[..1000].to_vec()), "found more"),
@@ -242,6 +251,90 @@ fn lies_of_a_server_are_errors() {
         let error = User::new().error(&[&format!("{}/m", server.url()), "--max-pull-bytes", &limit]);
         assert!(error.contains(expected), "{name}: {error}");
     }
+}
+
+/// Object stores answer 403 for a missing file if the client may not list the files.
+#[test]
+fn a_hidden_optional_file_counts_as_missing() {
+    let server = WebServer::start(|request| match request.path.as_str() {
+        "/m/config.json" => Answer::file(small().join("config.json")),
+        "/m/model.safetensors" => Answer::file(small().join("model.safetensors")),
+        _ => Answer::status(403),
+    });
+    User::new().pull(&[&format!("{}/m", server.url())]).unwrap();
+    let error = User::new().error(&[&format!("{}/other", server.url())]);
+    assert!(error.contains("/other/config.json: the server answered 403"), "{error}");
+}
+
+/// Only the Hub's repositories are pinned to the commit that a response states.
+#[test]
+fn a_subfolder_below_a_revision_is_fetched_as_it_is() {
+    const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+    let server = WebServer::start(|request| match request.path.strip_prefix("/org/all/resolve/main/small/") {
+        Some(file) => Answer::file(small().join(file)).header("x-repo-commit", COMMIT),
+        None => Answer::status(500),
+    });
+    let user = User::new();
+    user.pull(&[&format!("{}/org/all/resolve/main/small", server.url())]).unwrap();
+    assert_eq!(digest(&user.models().join("small")), digest(&small()));
+}
+
+/// A URL would give some characters of a name another meaning.
+#[test]
+fn names_in_an_index_are_plain() {
+    for name in ["..%2f..%2fx.safetensors", "a?b.safetensors", "a b.safetensors"] {
+        let index = format!(r#"{{"weight_map": {{"a": "{name}"}}}}"#);
+        let server = WebServer::start(move |request| match request.path.as_str() {
+            "/m/config.json" => Answer::file(small().join("config.json")),
+            "/m/model.safetensors.index.json" => Answer::bytes(index.clone().into_bytes()),
+            _ => Answer::status(404),
+        });
+        let error = User::new().error(&[&format!("{}/m", server.url())]);
+        let expected = format!("expected letters, digits, dots, hyphens and underscores, found {name:?}");
+        assert!(error.contains(&expected), "{error}");
+        assert!(server.requests().iter().all(|request| !request.path.contains("x.safetensors")), "{name}");
+    }
+}
+
+/// Writes a model whose boundaries come from a companion.
+fn with_companion() -> TempDir {
+    let shapes = TempDir::new().unwrap();
+    let mut config: serde_json::Value =
+        serde_json::from_slice(&fs::read(small().join("config.json")).unwrap()).unwrap();
+    let boundaries = json!({"kind": "entropy-spikes", "window": 2, "companion": "companion"});
+    fs::write(shapes.path().join("companion.json"), config.to_string()).unwrap();
+    config["architecture"]["boundaries"] = boundaries;
+    fs::write(shapes.path().join("shape.json"), config.to_string()).unwrap();
+    let folder = TempDir::new().unwrap();
+    weir::family::init::init(&shapes.path().join("shape.json"), folder.path(), 1, false).unwrap();
+    folder
+}
+
+#[test]
+fn a_companion_is_fetched_and_checked() {
+    let source = with_companion();
+    let companion = source.path().join("companion");
+    let path = source.path().to_str().unwrap();
+    let user = User::new();
+    let printed = user.pull(&[path, "--name", "spikes", "--sha256", &digest(source.path()), "--json"]).unwrap();
+    let printed: serde_json::Value = serde_json::from_str(&printed).unwrap();
+    assert_eq!(printed["companions"], json!({ "companion": digest(&companion) }));
+    assert_eq!(digest(&user.models().join("spikes/companion")), digest(&companion));
+
+    let card = companion.join("card.json");
+    let original = fs::read(&card).unwrap();
+    fs::write(&card, r#"{"sha256": "00"}"#).unwrap();
+    let error = User::new().error(&[path, "--name", "x"]);
+    assert!(error.contains("companion") && error.contains("expected 00, as card.json states"), "{error}");
+    fs::write(&card, original).unwrap();
+    let weights = companion.join("model.safetensors");
+    let bytes = fs::read(&weights).unwrap();
+    fs::write(&weights, &bytes[..bytes.len() - 4]).unwrap();
+    let error = User::new().error(&[path, "--name", "x"]);
+    assert!(
+        error.contains("companion/model.safetensors: the file: expected ") && error.contains("truncated"),
+        "{error}"
+    );
 }
 
 /// A configuration that weir cannot read costs no download of the weights.
@@ -260,8 +353,9 @@ fn weights_of_an_unknown_model_are_not_fetched() {
 fn a_checkpoint_of_another_format_is_converted() {
     let user = User::new();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/t5/t5_v10");
-    user.pull(&[source.to_str().unwrap(), "--name", "t5"]).unwrap();
+    let printed = user.pull(&[source.to_str().unwrap(), "--name", "t5"]).unwrap();
     assert_eq!(user.names(), ["t5"]);
+    assert!(printed.contains(&format!("sha256 {}, source sha256 ", digest(&user.models().join("t5")))), "{printed}");
     let config = fs::read_to_string(user.models().join("t5/config.json")).unwrap();
     assert!(config.contains("\"format\": \"weir/1\"") && config.contains("\"family\": \"t5\""), "{config}");
 }

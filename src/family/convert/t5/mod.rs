@@ -19,8 +19,8 @@ use crate::{
     family::{
         TensorSpec,
         checkpoint::{
-            CONFIG_FILE, INDEX_FILE, VocabularyConfig, WEIGHTS_FILE, Weights, json::parse, read_weights_with_progress,
-            reader::shapes_in,
+            CONFIG_FILE, INDEX_FILE, PICKLE_FILE, VocabularyConfig, WEIGHTS_FILE, Weights, json::parse,
+            read_weights_with_progress, reader::shapes_in,
         },
         load::blueprint,
     },
@@ -29,7 +29,6 @@ use arguments::Arguments;
 use serde_json::Value as Json;
 use std::{collections::BTreeSet, path::Path};
 
-const PICKLE_FILE: &str = "pytorch_model.bin";
 const EMBEDDING: &str = "shared.weight";
 /// Names of the embedding, of which a file has one or several.
 const EMBEDDINGS: [&str; 3] = [EMBEDDING, "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"];

@@ -176,6 +176,11 @@ impl TextSource<'_> {
 }
 
 impl TextArgs {
+    /// Returns the flag that gives the text.
+    pub(super) fn flag(&self) -> &'static str {
+        if self.file.is_some() { "--file" } else { "--text" }
+    }
+
     /// Returns the text, for a server, which encodes it. Fails if the file cannot be read, or if ids are given instead of text.
     pub(super) fn text(&self) -> Result<String> {
         match (&self.file, &self.text) {

@@ -21,7 +21,7 @@ pub(super) const IN_PROCESS_FLAGS: [&str; 10] =
 #[derive(Debug, Clone, clap::Args)]
 pub(super) struct ModelSourceArgs {
     /// Checkpoint folder, or name of a model in the user's models folder. Default: the model that is embedded in the program. With
-    /// --server: name of the served model, which may be left out if only one can answer the call.
+    /// --server: name of the served model, which may be left out if exactly one model can answer the call.
     #[arg(long, value_name = "DIR|NAME", env = "WEIR_MODEL")]
     model: Option<PathBuf>,
     #[command(flatten)]
@@ -55,7 +55,7 @@ pub(super) enum ModelSource {
 pub(super) struct ServedModel {
     runtime: Runtime,
     client: InferenceClient,
-    /// Its name; `None` for the server's only model that can answer the call.
+    /// Its name. May be `None` if exactly one model can answer the call.
     pub(super) name: Option<String>,
 }
 
@@ -84,9 +84,21 @@ impl ModelSourceArgs {
 }
 
 impl ServedModel {
-    /// Returns the server's description of the model.
-    pub(super) fn describe(&self) -> Result<inference::Model> {
-        self.runtime.block_on(self.client.model(self.name.clone()))
+    /// Returns the server's description of a model that continues and scores texts. `None` if no name is given and not exactly one
+    /// model can answer the call, which then fails with the server's reason.
+    pub(super) fn describe(&self) -> Result<Option<inference::Model>> {
+        self.runtime.block_on(self.client.text_model(self.name.clone()))
+    }
+
+    /// Returns the error of a call that succeeded although [`describe`](Self::describe) found no model for it.
+    pub(super) fn changed(&self) -> Error {
+        let answer = "its models changed during the call; name one with --model".into();
+        Error::Remote { server: self.client.address().to_owned(), answer }
+    }
+
+    /// Returns the error of a response that ended without a part that every complete response has.
+    pub(super) fn incomplete(&self, missing: &str) -> Error {
+        self.client.incomplete(missing)
     }
 
     /// Waits for a call of the server.
@@ -101,4 +113,9 @@ impl ServedModel {
         }
         Ok(())
     }
+}
+
+/// Narrows an option to the width that it has on the wire. Fails if it does not fit.
+pub(super) fn narrow(flag: &'static str, value: usize) -> Result<u32> {
+    u32::try_from(value).map_err(|_| Error::bad_option(flag, value.to_string(), format!("at most {}", u32::MAX)))
 }

@@ -23,6 +23,11 @@ pub(super) fn never_matches(stop: &str) {
     write(&format!("--stop: {stop:?} never matches, because the model cannot generate it"));
 }
 
+/// Reports that the document was longer than the model's limit.
+pub(super) fn document_cut(tokens: usize) {
+    write(&format!("--cut: only the first {tokens} tokens of the document were summarized"));
+}
+
 fn normalised_note(flag: &str, text: &str, vocabulary: &Vocabulary) -> Option<String> {
     let changed = vocabulary.normaliser().changed_chars(text);
     let normal = vocabulary.normalise(text);

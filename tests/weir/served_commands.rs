@@ -248,6 +248,35 @@ fn errors_name_the_flag_and_the_server() {
     assert_eq!((embedded.status.success(), String::from_utf8(embedded.stderr).unwrap()), (true, notice.to_owned()));
 }
 
+/// A name may be left out if exactly one model can answer the call, also where the command asks for the model's description.
+#[test]
+fn one_text_model_next_to_a_summarizer_needs_no_name() {
+    let folder = TempDir::new().unwrap();
+    let summarizer = write_random_model(folder.path());
+    let text = converted("whitespaces");
+    let flags = ["--threads", "1", "--calibration-milliseconds", "0", "--model", text.to_str().unwrap()];
+    let server = Server::start(&[&flags[..], &["--model", &summarizer]].concat());
+    let address = server.address.to_string();
+    let output = |args: &[&str]| {
+        let output = weir(&[], &[args, &["--server", &address]].concat());
+        let notes = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{args:?}: {notes}");
+        (String::from_utf8(output.stdout).unwrap(), notes)
+    };
+    let (score, note) = output(&["score", "--json", "--text", "The river"]);
+    assert!(score.contains("bits_per_char"));
+    assert_eq!(note, "weir: note: --text: the model's normaliser changed 1 characters\n");
+    for how in [["--windowed", "4,2"], ["--lengths", "4"]] {
+        output(&[&["score", "--text", "the river"][..], &how].concat());
+    }
+    let generate = ["generate", "--prompt", "The river", "--max-tokens", "3"];
+    let (generated, note) = output(&[&generate[..], &["--json"]].concat());
+    assert!(generated.contains("\"ids\""), "{generated}");
+    assert_eq!(note, "weir: note: --prompt: the model's normaliser changed 1 characters\n");
+    output(&generate);
+    output(&["segment", "--text", "the river"]);
+}
+
 #[test]
 fn an_unreachable_server_is_diagnosed() {
     let serving = served();

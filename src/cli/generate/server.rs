@@ -5,9 +5,12 @@ use super::{
     printer::{GeneratedSymbol, GenerationEnd, Printer, SegmentEnds},
 };
 use crate::{
-    cli::{model_source::ServedModel, notes},
+    cli::{
+        model_source::{ServedModel, narrow},
+        notes,
+    },
     decode::contract::BoundaryMode,
-    error::{Error, Result},
+    error::Result,
     serve::client::inference::{
         Character, Details, Finished, GenerateEvent, GenerateRequest, Model, Sampling, Stopping, reason_name, size,
         timing, usage,
@@ -16,11 +19,15 @@ use crate::{
 
 /// Lets the server generate and prints the text.
 pub(super) fn run(args: &Args, model: &ServedModel) -> Result<()> {
-    let request = args.message(model.name.clone())?;
     // Only JSON lists end-of-segment symbols.
-    let described = if args.json { Some(model.describe()?) } else { None };
-    let mut printer = Printer::new(args.json, described.and_then(|described| args.segment_ends(&described)));
+    let described = if args.json { model.describe()? } else { None };
+    let name = model.name.clone().or_else(|| described.as_ref().map(|described| described.name.clone()));
+    let request = args.message(name)?;
     let messages = model.call(async |client| client.generate(request).await)?;
+    if args.json && described.is_none() {
+        return Err(model.changed());
+    }
+    let mut printer = Printer::new(args.json, described.and_then(|described| args.segment_ends(&described)));
     let mut finished = None;
     model.each(messages, |message| match message.event {
         Some(GenerateEvent::Piece(piece)) => printer.push(&piece.text, piece.characters.iter().map(generated)),
@@ -28,15 +35,20 @@ pub(super) fn run(args: &Args, model: &ServedModel) -> Result<()> {
             finished = Some(end);
             Ok(())
         }
-        Some(GenerateEvent::Started(_)) | None => Ok(()),
+        // Now, because a note after the first piece would stand within the text.
+        Some(GenerateEvent::Started(started)) => {
+            let changed = size(started.normalized_chars());
+            if changed > 0 {
+                notes::normalised_by_server("--prompt", changed);
+            }
+            Ok(())
+        }
+        None => Ok(()),
     })?;
-    let finished: Finished = finished.ok_or_else(|| Error::Internal("the server's response has no end".into()))?;
+    let finished: Finished = finished.ok_or_else(|| model.incomplete("an end"))?;
     let wire = finished.usage.as_ref();
     let prompt_text_chars = wire.map_or(0, |usage| size(usage.prompt_text_chars()));
     let normalized_chars = wire.map_or(0, |usage| size(usage.normalized_chars()));
-    if normalized_chars > 0 {
-        notes::normalised_by_server("--prompt", normalized_chars);
-    }
     printer.finish(&GenerationEnd {
         reason: reason_name(&finished),
         usage: usage(finished.usage),
@@ -48,11 +60,6 @@ pub(super) fn run(args: &Args, model: &ServedModel) -> Result<()> {
 
 fn generated(character: &Character) -> GeneratedSymbol {
     GeneratedSymbol { id: character.id, boundary: character.boundary }
-}
-
-/// Narrows an option to the width that it has on the wire.
-fn narrow(flag: &'static str, value: usize) -> Result<u32> {
-    u32::try_from(value).map_err(|_| Error::bad_option(flag, value.to_string(), format!("at most {}", u32::MAX)))
 }
 
 impl Args {

@@ -9,7 +9,10 @@ use super::{
     windowed_text::WindowedText,
 };
 use crate::{
-    cli::model_source::ServedModel,
+    cli::{
+        model_source::{ServedModel, narrow},
+        notes,
+    },
     decode::{contract::BoundaryMode, evaluate::windows, options::WindowOptions},
     error::{Error, Result},
     serve::client::inference::{Character, Model, ScoreEvent, ScoreRequest, ScoreSummary, Windows, size},
@@ -37,6 +40,14 @@ impl Response {
     /// True if the first character has a score, because a start-of-text symbol precedes it.
     fn has_start(&self) -> bool {
         self.characters.first().is_some_and(|first| first.logprob.is_some())
+    }
+
+    /// Prints a note if the server's normaliser changed the text.
+    fn report_normalised(&self, flag: &str) {
+        let changed = self.summary.usage.as_ref().map_or(0, |usage| size(usage.normalized_chars()));
+        if changed > 0 {
+            notes::normalised_by_server(flag, changed);
+        }
     }
 
     fn text_chars(&self) -> usize {
@@ -79,14 +90,40 @@ fn specials(model: &Model) -> Option<SpecialSymbols> {
     })
 }
 
-fn call(args: &Args, model: &ServedModel, text: String, windows: Option<WindowOptions>) -> Result<Response> {
-    let narrow = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
+/// A served model, and its description.
+struct DescribedModel<'a> {
+    model: &'a ServedModel,
+    /// `None` if no name is given and not exactly one model can answer the call.
+    description: Option<Model>,
+}
+
+impl<'a> DescribedModel<'a> {
+    fn new(model: &'a ServedModel) -> Result<Self> {
+        Ok(Self { model, description: model.describe()? })
+    }
+
+    fn name(&self) -> Option<String> {
+        self.model.name.clone().or_else(|| self.description.as_ref().map(|description| description.name.clone()))
+    }
+
+    /// Returns the description after a successful call.
+    fn description(self) -> Result<Model> {
+        self.description.ok_or_else(|| self.model.changed())
+    }
+}
+
+fn call(args: &Args, described: &DescribedModel<'_>, text: String, size: Option<WindowOptions>) -> Result<Response> {
+    let model = described.model;
+    let windows = |flag, size: WindowOptions| {
+        Ok::<_, Error>(Windows { length: narrow(flag, size.length)?, stride: narrow(flag, size.stride)? })
+    };
+    let flag = if args.lengths.is_empty() { "--windowed" } else { "--lengths" };
     let request = ScoreRequest {
-        model: model.name.clone(),
+        model: described.name(),
         text,
         boundary_mode: args.boundaries.boundary_mode.map(|mode| mode.name().to_owned()),
         seed: Some(args.boundaries.seed),
-        windows: windows.map(|size| Windows { length: narrow(size.length), stride: narrow(size.stride) }),
+        windows: size.map(|size| windows(flag, size)).transpose()?,
         ..ScoreRequest::default()
     };
     let messages = model.call(async |client| client.score(request).await)?;
@@ -100,14 +137,16 @@ fn call(args: &Args, model: &ServedModel, text: String, windows: Option<WindowOp
         }
         Ok(())
     })?;
-    let summary = summary.ok_or_else(|| Error::Internal("the server's response has no summary".into()))?;
+    let summary = summary.ok_or_else(|| model.incomplete("a summary"))?;
     Ok(Response { characters, summary })
 }
 
 /// Lets the server score the text as one sequence.
 pub(super) fn whole(args: &Args, model: &ServedModel, text: String) -> Result<ScoredText> {
-    let described = model.describe()?;
-    let response = call(args, model, text, None)?;
+    let described = DescribedModel::new(model)?;
+    let response = call(args, &described, text, None)?;
+    response.report_normalised(args.text.flag());
+    let described = described.description()?;
     let mut boundaries = response.boundaries();
     if response.has_start() {
         // The start-of-text symbol is a segment of its own.
@@ -132,8 +171,10 @@ pub(super) fn whole(args: &Args, model: &ServedModel, text: String) -> Result<Sc
 
 /// Lets the server score the text in windows.
 pub(super) fn windowed(args: &Args, model: &ServedModel, text: String, size: WindowOptions) -> Result<WindowedText> {
-    let described = model.describe()?;
-    let response = call(args, model, text, Some(size))?;
+    let described = DescribedModel::new(model)?;
+    let response = call(args, &described, text, Some(size))?;
+    response.report_normalised(args.text.flag());
+    let described = described.description()?;
     let symbols = response.characters.len();
     let loss = |scored: &[Character]| {
         let nats: f64 = scored.iter().filter_map(|character| character.logprob).map(f64::from).sum();
@@ -153,8 +194,9 @@ pub(super) fn windowed(args: &Args, model: &ServedModel, text: String, size: Win
 
 /// Lets the server score the text at each length, in a call each.
 pub(super) fn lengths(args: &Args, model: &ServedModel, text: &str) -> Result<LengthScores> {
-    let described = model.describe()?;
-    let max_symbols = described.limits.as_ref().map_or(usize::MAX, |limits| size(limits.max_symbols));
+    let described = DescribedModel::new(model)?;
+    let limits = described.description.as_ref().and_then(|description| description.limits.as_ref());
+    let max_symbols = limits.map_or(usize::MAX, |limits| size(limits.max_symbols));
     let mut scores = Vec::with_capacity(args.lengths.len());
     let mut symbols = 0;
     for &length in &args.lengths {
@@ -162,12 +204,15 @@ pub(super) fn lengths(args: &Args, model: &ServedModel, text: &str) -> Result<Le
         check_lengths(&[length], if symbols > 0 { symbols } else { usize::MAX }, max_symbols)?;
         let length = length as usize;
         let windowed = WindowOptions { length, stride: length };
-        let response = call(args, model, text.to_owned(), Some(windowed))?;
+        let response = call(args, &described, text.to_owned(), Some(windowed))?;
+        if symbols == 0 {
+            response.report_normalised(args.text.flag());
+        }
         symbols = response.characters.len();
         check_lengths(&args.lengths, symbols, max_symbols)?;
         let logprobs = response.logprobs();
         let pieces = windows(symbols, windowed).count();
         scores.push(LengthScore { length, pieces, nats: -logprobs.iter().sum::<f64>(), scored: logprobs.len() });
     }
-    Ok(LengthScores { symbols, training_length: size(described.training_length), scores })
+    Ok(LengthScores { symbols, training_length: size(described.description()?.training_length), scores })
 }

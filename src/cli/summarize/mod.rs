@@ -13,7 +13,7 @@ mod text_reader;
 
 pub use args::Args;
 
-use super::{color::ColorChoice, model_source::ModelSource, output};
+use super::{color::ColorChoice, model_source::ModelSource, notes, output};
 use crate::{
     error::{Error, Result},
     report::rouge::rouge,
@@ -68,8 +68,7 @@ fn print(
     }
     output::write("\n")?;
     if summary.document.cut {
-        let tokens = summary.document.tokens;
-        eprintln!("weir: --cut: only the first {tokens} tokens of the document were summarized");
+        notes::document_cut(summary.document.tokens);
     }
     scores.map_or(Ok(()), |rouge| output::write(&show::rouge(&rouge)))
 }

@@ -9,7 +9,7 @@ use super::{
     text_reader::TextReader,
 };
 use crate::{
-    cli::model_source::ServedModel,
+    cli::model_source::{ServedModel, narrow},
     decode::spans::KeptSpan,
     error::{Error, Result},
     serve::client::{
@@ -53,7 +53,7 @@ impl<'a> ServerSummarizer<'a> {
         // The number of the document's tokens, which highlights state, comes with the last event.
         let mut held = String::new();
         let finished = loop {
-            match self.model.call(async |_| events.next().await)?.ok_or_else(|| events.incomplete())? {
+            match self.model.call(async |_| events.next().await)?.ok_or_else(|| self.model.incomplete("a summary"))? {
                 SummarizeEvent::Started(_) | SummarizeEvent::Progress(_) => {}
                 SummarizeEvent::Selected(selected) => poolings.push(kept_tokens(selected)),
                 SummarizeEvent::Piece(piece) if self.highlights => held += &piece.text,
@@ -74,13 +74,7 @@ impl<'a> ServerSummarizer<'a> {
 
 impl GenerationArgs {
     fn options(&self) -> Result<SummarizeOptions> {
-        let narrow = |flag: &'static str, value: Option<usize>| match value.map(u32::try_from).transpose() {
-            Ok(narrow) => Ok(narrow),
-            Err(_) => {
-                let found = value.map_or_else(String::new, |value| value.to_string());
-                Err(Error::bad_option(flag, found, format!("at most {}", u32::MAX)))
-            }
-        };
+        let narrow = |flag, value: Option<usize>| value.map(|value| narrow(flag, value)).transpose();
         let sampling =
             |temperature| Sampling { temperature: Some(temperature), seed: Some(self.seed), ..Sampling::default() };
         Ok(SummarizeOptions {

@@ -2,18 +2,29 @@
 
 use super::probe::{DetectedProtocol, detect_protocol};
 use crate::error::{Error, Result};
-use std::time::Duration;
+use std::{fmt, time::Duration};
 use tonic::{
     Code, Status,
     metadata::{Ascii, MetadataValue},
     transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
 };
 
-/// Maximum time for connecting, and for the response to a health check or report.
+/// Maximum time for connecting, and for the response to a health check, a report or the description of a model.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
+/// Detects a server that is gone or silent, during calls that may take any time.
+const KEEP_ALIVE: KeepAlive = KeepAlive { interval: Duration::from_secs(20), timeout: Duration::from_secs(10) };
+
+/// HTTP/2 pings of an open connection.
+#[derive(Clone, Copy)]
+struct KeepAlive {
+    /// Time between pings.
+    interval: Duration,
+    /// Maximum time for the answer to a ping. The connection then ends, and its calls fail.
+    timeout: Duration,
+}
 
 /// A server's address, and the certificates for TLS.
-#[derive(Debug, Clone, Default)]
+#[derive(Clone, Default)]
 pub struct ServerEndpoint {
     /// `host:port`, or a URL; `https://` for TLS.
     pub address: String,
@@ -21,6 +32,13 @@ pub struct ServerEndpoint {
     pub authorities: Option<Vec<u8>>,
     /// The client's PEM certificate chain and key, for a server that asks for them.
     pub identity: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+/// Without the identity, which has a private key.
+impl fmt::Debug for ServerEndpoint {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("ServerEndpoint").field("address", &self.address).finish_non_exhaustive()
+    }
 }
 
 impl ServerEndpoint {
@@ -59,6 +77,10 @@ impl ServerEndpoint {
 
 /// Connects to a server. Fails if the address is invalid or the server is unreachable.
 pub(super) async fn connect(server: &ServerEndpoint) -> Result<Channel> {
+    connect_with(server, KEEP_ALIVE).await
+}
+
+async fn connect_with(server: &ServerEndpoint, keep_alive: KeepAlive) -> Result<Channel> {
     let ServerEndpoint { address, authorities, identity } = server;
     let invalid = |error: tonic::transport::Error| {
         let answer = root_cause(&error).to_string();
@@ -66,10 +88,14 @@ pub(super) async fn connect(server: &ServerEndpoint) -> Result<Channel> {
     };
     let url = server.url()?;
     if server.is_encrypted() && authorities.is_none() {
-        return Err(Error::Setting("https:// needs --tls-ca, who signed the server's certificate".into()));
+        let need = "the certificate of the authority that signed the server's";
+        return Err(Error::Setting(format!("{address}: https:// needs --tls-ca FILE: {need}")));
     }
-    let uri = Endpoint::from_shared(url);
-    let mut endpoint = uri.map_err(invalid)?.connect_timeout(TIMEOUT).tcp_nodelay(true);
+    let endpoint = Endpoint::from_shared(url).map_err(invalid)?.connect_timeout(TIMEOUT).tcp_nodelay(true);
+    let mut endpoint = endpoint
+        .http2_keep_alive_interval(keep_alive.interval)
+        .keep_alive_timeout(keep_alive.timeout)
+        .keep_alive_while_idle(true);
     if server.is_encrypted() {
         let mut tls = ClientTlsConfig::new();
         tls = authorities.iter().fold(tls, |tls, pem| tls.ca_certificate(Certificate::from_pem(pem)));
@@ -95,29 +121,45 @@ pub(super) fn refused(server: &str, status: &Status) -> Error {
     Error::Remote { server: server.to_owned(), answer: format!("{:?}: {}", status.code(), status.message()) }
 }
 
-/// Returns the error of a call of an inference service. weir's own messages stand alone; others follow the name of their code.
-/// If the connection broke, the error names the likely cause.
-pub(super) async fn call_error(server: &ServerEndpoint, status: &Status) -> Error {
-    if let Some(cause) = std::error::Error::source(status) {
-        return unreachable(server, root_cause(cause).to_string()).await;
+/// A server, as the calls of an inference service reach it.
+#[derive(Debug, Clone)]
+pub(super) struct Peer {
+    pub(super) server: ServerEndpoint,
+    /// True if the calls carry an API key.
+    pub(super) has_key: bool,
+}
+
+impl Peer {
+    /// Returns the error of a call of an inference service. weir's own messages stand alone; others follow the name of their code.
+    /// If the connection broke, the error names the likely cause.
+    pub(super) async fn call_error(&self, status: &Status) -> Error {
+        if let Some(cause) = std::error::Error::source(status) {
+            return unreachable(&self.server, root_cause(cause).to_string()).await;
+        }
+        let message = status.message();
+        let is_sentence = matches!(
+            status.code(),
+            Code::InvalidArgument
+                | Code::NotFound
+                | Code::FailedPrecondition
+                | Code::ResourceExhausted
+                | Code::OutOfRange
+                | Code::PermissionDenied
+                | Code::DeadlineExceeded
+        );
+        let answer = match status.code() {
+            Code::Unauthenticated if self.has_key => message.to_owned(),
+            Code::Unauthenticated => format!("{message}: use --api-key-file or WEIR_API_KEY"),
+            _ if is_sentence && !message.is_empty() => message.to_owned(),
+            code => format!("{code:?}: {message}"),
+        };
+        Error::Remote { server: self.server.address.clone(), answer }
     }
-    let message = status.message();
-    let is_sentence = matches!(
-        status.code(),
-        Code::InvalidArgument
-            | Code::NotFound
-            | Code::FailedPrecondition
-            | Code::ResourceExhausted
-            | Code::OutOfRange
-            | Code::PermissionDenied
-            | Code::DeadlineExceeded
-    );
-    let answer = match status.code() {
-        Code::Unauthenticated => format!("{message}: use --api-key-file or WEIR_API_KEY"),
-        _ if is_sentence && !message.is_empty() => message.to_owned(),
-        code => format!("{code:?}: {message}"),
-    };
-    Error::Remote { server: server.address.clone(), answer }
+
+    /// Returns the error of a response that ended without a part that every complete response has.
+    pub(super) fn incomplete(&self, missing: &str) -> Error {
+        Error::Remote { server: self.server.address.clone(), answer: format!("the response ended without {missing}") }
+    }
 }
 
 /// Returns the error of a connection that failed for `reason`, with what answers at the address.
@@ -154,6 +196,7 @@ fn root_cause<'a>(error: &'a (dyn std::error::Error + 'static)) -> &'a (dyn std:
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 
     fn endpoint(address: &str) -> ServerEndpoint {
         ServerEndpoint { address: address.into(), ..Default::default() }
@@ -183,11 +226,34 @@ mod tests {
 
     #[tokio::test]
     async fn messages_of_the_server_stand_alone() {
-        let shown = async |status: Status| call_error(&endpoint("h:1"), &status).await.to_string();
+        let peer = |has_key| Peer { server: endpoint("h:1"), has_key };
+        let shown = async |status: Status| peer(false).call_error(&status).await.to_string();
         assert_eq!(shown(Status::invalid_argument("prompt: too long")).await, "h:1: prompt: too long");
         assert_eq!(shown(Status::unavailable("draining")).await, "h:1: Unavailable: draining");
         assert_eq!(shown(Status::not_found("")).await, "h:1: NotFound: ");
         let message = shown(Status::unauthenticated("unauthenticated: no key")).await;
         assert_eq!(message, "h:1: unauthenticated: no key: use --api-key-file or WEIR_API_KEY");
+        let message = peer(true).call_error(&Status::unauthenticated("unauthenticated: unknown key")).await.to_string();
+        assert_eq!(message, "h:1: unauthenticated: unknown key");
+        assert_eq!(peer(true).incomplete("an end").to_string(), "h:1: the response ended without an end");
+    }
+
+    /// The system accepts connections to a listener before its process does.
+    #[tokio::test]
+    async fn a_silent_server_ends_a_call() {
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let server = endpoint(&silent.local_addr().unwrap().to_string());
+        let short = Duration::from_millis(50);
+        let channel = connect_with(&server, KeepAlive { interval: short, timeout: short }).await.unwrap();
+        let call = HealthClient::new(channel).check(HealthCheckRequest::default()).await;
+        let error = Peer { server, has_key: false }.call_error(&call.unwrap_err()).await.to_string();
+        assert!(error.contains("a listener there accepts connections but does not answer"), "{error}");
+    }
+
+    #[test]
+    fn debug_output_has_no_private_key() {
+        let identity = Some((b"chain".to_vec(), b"private".to_vec()));
+        let shown = format!("{:?}", ServerEndpoint { identity, ..endpoint("h:1") });
+        assert_eq!(shown, r#"ServerEndpoint { address: "h:1", .. }"#);
     }
 }

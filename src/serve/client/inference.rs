@@ -1,9 +1,9 @@
 //! Calls of a server's inference services, with the messages of `weir.v1`.
 
-use super::connection::{ServerEndpoint, authorization, call_error, connect};
+use super::connection::{Peer, ServerEndpoint, TIMEOUT, authorization, connect};
 use crate::{
     decode::usage::{Timing, Usage},
-    error::Result,
+    error::{Error, Result},
 };
 use tonic::{
     Request, Streaming,
@@ -15,14 +15,16 @@ pub use weir_proto::v1::{
     ScoreResponse, ScoreSummary, Segment, SegmentRequest, SegmentResponse, Stopping, Windows,
     generate_response::Event as GenerateEvent, score_response::Event as ScoreEvent,
 };
-use weir_proto::v1::{FinishReason, GetModelRequest, generation_client::GenerationClient, models_client::ModelsClient};
+use weir_proto::v1::{
+    FinishReason, GetModelRequest, ListModelsRequest, generation_client::GenerationClient, models_client::ModelsClient,
+};
 
-/// Maximum bytes of a message: a model's vocabulary, or the segments of a long text.
-const MESSAGE_BYTES: usize = 64 << 20;
+/// Maximum bytes of a message: the models' vocabularies, the segments of a long text, or a summary.
+pub(super) const MESSAGE_BYTES: usize = 64 << 20;
 
 /// A connection to a server's inference services, with the API key that its calls carry.
 pub struct InferenceClient {
-    pub(super) server: ServerEndpoint,
+    peer: Peer,
     pub(super) channel: Channel,
     authorization: Option<MetadataValue<Ascii>>,
 }
@@ -31,16 +33,38 @@ impl InferenceClient {
     /// Connects to a server. Fails if the address or the key is invalid, or the server is unreachable.
     pub async fn connect(server: ServerEndpoint, key: Option<&str>) -> Result<Self> {
         let authorization = key.map(authorization).transpose()?;
-        Ok(Self { channel: connect(&server).await?, server, authorization })
+        let channel = connect(&server).await?;
+        Ok(Self { channel, peer: Peer { server, has_key: authorization.is_some() }, authorization })
     }
 
-    /// Returns the description of a model, by default of the server's only one.
-    pub async fn model(&self, name: Option<String>) -> Result<Model> {
+    /// Returns the description of a model. Without a name, returns that of the model that continues and scores texts if exactly
+    /// one model can answer the call, otherwise `None`.
+    pub async fn text_model(&self, name: Option<String>) -> Result<Option<Model>> {
         let mut models = ModelsClient::new(self.channel.clone()).max_decoding_message_size(MESSAGE_BYTES);
-        match models.get_model(self.request(GetModelRequest { name })).await {
-            Ok(model) => Ok(model.into_inner()),
-            Err(status) => Err(call_error(&self.server, &status).await),
+        if name.is_some() {
+            let mut request = self.request(GetModelRequest { name });
+            request.set_timeout(TIMEOUT);
+            return match models.get_model(request).await {
+                Ok(model) => Ok(Some(model.into_inner())),
+                Err(status) => Err(self.peer.call_error(&status).await),
+            };
         }
+        let mut request = self.request(ListModelsRequest {});
+        request.set_timeout(TIMEOUT);
+        match models.list_models(request).await {
+            Ok(list) => Ok(only_text_model(list.into_inner().models)),
+            Err(status) => Err(self.peer.call_error(&status).await),
+        }
+    }
+
+    /// Returns the error of a response that ended without a part that every complete response has, for example "an end".
+    pub fn incomplete(&self, missing: &str) -> Error {
+        self.peer.incomplete(missing)
+    }
+
+    /// Returns the server's address.
+    pub fn address(&self) -> &str {
+        &self.peer.server.address
     }
 
     /// Starts a generation.
@@ -57,7 +81,7 @@ impl InferenceClient {
     pub async fn segment(&self, request: SegmentRequest) -> Result<SegmentResponse> {
         match self.generation().segment(self.request(request)).await {
             Ok(response) => Ok(response.into_inner()),
-            Err(status) => Err(call_error(&self.server, &status).await),
+            Err(status) => Err(self.peer.call_error(&status).await),
         }
     }
 
@@ -80,15 +104,15 @@ impl InferenceClient {
         response: Result<tonic::Response<Streaming<M>>, tonic::Status>,
     ) -> Result<MessageStream<M>> {
         match response {
-            Ok(response) => Ok(MessageStream { server: self.server.clone(), messages: response.into_inner() }),
-            Err(status) => Err(call_error(&self.server, &status).await),
+            Ok(response) => Ok(MessageStream { peer: self.peer.clone(), messages: response.into_inner() }),
+            Err(status) => Err(self.peer.call_error(&status).await),
         }
     }
 }
 
 /// The messages of a response.
 pub struct MessageStream<M> {
-    server: ServerEndpoint,
+    peer: Peer,
     messages: Streaming<M>,
 }
 
@@ -97,9 +121,17 @@ impl<M> MessageStream<M> {
     pub async fn next(&mut self) -> Result<Option<M>> {
         match self.messages.message().await {
             Ok(message) => Ok(message),
-            Err(status) => Err(call_error(&self.server, &status).await),
+            Err(status) => Err(self.peer.call_error(&status).await),
         }
     }
+}
+
+/// Returns the only model that continues texts, or `None` if there are none or several.
+fn only_text_model(models: Vec<Model>) -> Option<Model> {
+    // Models with limits of documents summarize them.
+    let mut texts = models.into_iter().filter(|model| model.documents.is_none());
+    let only = texts.next();
+    if texts.next().is_some() { None } else { only }
 }
 
 /// Returns why a generation ended, by the name that commands print.
@@ -153,6 +185,7 @@ pub fn size(count: u64) -> usize {
 mod tests {
     use super::*;
     use crate::decode::options;
+    use weir_proto::v1::Documents;
 
     #[test]
     fn reasons_have_the_names_of_the_engine() {
@@ -169,5 +202,18 @@ mod tests {
             let finished = Finished { reason: wire.into(), ..Default::default() };
             assert_eq!(reason_name(&finished), engine.name());
         }
+    }
+
+    #[test]
+    fn summarizers_do_not_continue_texts() {
+        let model = |name: &str, summarizes: bool| Model {
+            name: name.into(),
+            documents: summarizes.then(Documents::default),
+            ..Model::default()
+        };
+        let only = |models: &[Model]| only_text_model(models.to_vec()).map(|model| model.name);
+        assert_eq!(only(&[model("s", true), model("a", false)]), Some("a".into()));
+        assert_eq!(only(&[model("a", false), model("b", false)]), None);
+        assert_eq!(only(&[model("s", true)]), None);
     }
 }

@@ -1,9 +1,6 @@
 //! Calls of a server's service `Summarization`.
 
-use super::{
-    connection::ServerEndpoint,
-    inference::{InferenceClient, MessageStream},
-};
+use super::inference::{InferenceClient, MESSAGE_BYTES, MessageStream};
 use crate::error::{Error, Result};
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::{StreamExt, once, wrappers::ReceiverStream};
@@ -26,7 +23,6 @@ pub struct DocumentParts {
 
 /// The events of one summary.
 pub struct SummaryEvents {
-    server: ServerEndpoint,
     messages: MessageStream<SummarizeResponse>,
     failure: Option<oneshot::Receiver<Error>>,
 }
@@ -38,9 +34,9 @@ impl InferenceClient {
         let first = once(SummarizeRequest { part: Some(Part::Options(options)) });
         let chunk = |text| SummarizeRequest { part: Some(Part::Chunk(DocumentChunk { text })) };
         let request = self.request(first.chain(ReceiverStream::new(parts).map(chunk)));
-        let mut client = SummarizationClient::new(self.channel.clone());
+        let mut client = SummarizationClient::new(self.channel.clone()).max_decoding_message_size(MESSAGE_BYTES);
         let messages = self.stream(client.summarize(request).await).await?;
-        Ok(SummaryEvents { server: self.server.clone(), messages, failure: Some(failure) })
+        Ok(SummaryEvents { messages, failure: Some(failure) })
     }
 }
 
@@ -70,11 +66,6 @@ impl SummaryEvents {
                 Some(SummarizeResponse { event: None }) => continue,
             };
         }
-    }
-
-    /// Returns the error of a stream that ended without a summary.
-    pub fn incomplete(&self) -> Error {
-        Error::Remote { server: self.server.address.clone(), answer: "the response ended without a summary".into() }
     }
 }
 

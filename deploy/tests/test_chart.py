@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import shutil
 import subprocess
@@ -40,6 +41,7 @@ def sdk() -> Any:
     try:
         return importlib.import_module("helm_python")
     except ImportError:
+        assert os.environ.get("WEIR_REQUIRE_HELM") != "1", "helm is required but not installed"
         pytest.skip("neither helm nor the Python package helm-python-sdk is installed")
 
 
@@ -154,3 +156,17 @@ def test_values_have_effects(tmp_path: Path) -> None:
     assert rule["ports"] == [{"port": "admin"}]
     selector = documents["Service"]["spec"]["selector"]
     assert selector.items() <= spec["template"]["metadata"]["labels"].items() and len(selector) == 2
+
+
+def test_numbers_of_variables_need_quotes(tmp_path: Path) -> None:
+    env = {"WEIR_KV_MEMORY": "1073741824", "WEIR_LATE_HEADERS": True}
+    variables = {entry["name"]: entry.get("value") for entry in container(render(tmp_path, {"env": env}))["env"]}
+    assert (variables["WEIR_KV_MEMORY"], variables["WEIR_LATE_HEADERS"]) == ("1073741824", "true")
+    # Helm would write 1.073741824e+09.
+    with pytest.raises(Exception) as failed:
+        render(tmp_path, {"env": {"WEIR_KV_MEMORY": 1073741824}})
+    assert "env.WEIR_KV_MEMORY: put the number in quotes" in getattr(failed.value, "stderr", "") + str(failed.value)
+
+
+def test_a_tag_may_look_like_a_number(tmp_path: Path) -> None:
+    assert container(render(tmp_path, {"image": {"tag": 12}}))["image"] == "registry.example.org/weir:12"

@@ -3,6 +3,7 @@
 
 mod playground;
 mod report;
+mod settings;
 
 use super::{
     process::{Program, Server},
@@ -24,6 +25,11 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 const RIGHT: &str = "\u{e014}";
 const HOME: &str = "\u{e011}";
 const END: &str = "\u{e010}";
+/// Keys that start a run of the playground: Control and Enter.
+const START: &str = "\u{e009}\u{e006}";
+const ESCAPE: &str = "\u{e00c}";
+/// Script that returns whether a completion is done.
+const DONE: &str = "document.getElementById('status').textContent == 'Done.'";
 
 /// Script that returns by how many pixels the content is wider than the page.
 const OVERFLOW: &str = "document.documentElement.scrollWidth - document.documentElement.clientWidth";

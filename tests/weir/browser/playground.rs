@@ -1,13 +1,8 @@
 //! The playground's tabs, settings, history and errors.
 
-use super::{super::summaries, Browser, END, HOME, OVERFLOW, RIGHT, two_models, url};
+use super::{super::summaries, Browser, DONE, END, ESCAPE, HOME, OVERFLOW, RIGHT, START, two_models, url};
 use crate::{process::Server, support::converted};
 use serde_json::json;
-
-/// Keys of WebDriver that start a run: Control and Enter.
-const START: &str = "\u{e009}\u{e006}";
-const ESCAPE: &str = "\u{e00c}";
-const DONE: &str = "document.getElementById('status').textContent == 'Done.'";
 
 /// Starts both models' run of `characters` and waits for its end.
 fn compare(browser: &Browser, characters: u32) {
@@ -195,6 +190,10 @@ fn the_playground_summarizes() {
     browser.keys("#tab-generate", RIGHT);
     browser.until("document.getElementById('generating').hidden && !document.getElementById('summarizing').hidden");
     assert_eq!(browser.evaluate("document.activeElement.id"), "tab-summarize");
+    // An empty document is refused.
+    browser.click("#summary-go");
+    browser.until("document.querySelector('#summary-status.error') !== null");
+    assert!(browser.text("#summary-status").contains("no tokens"), "{}", browser.text("#summary-status"));
     // The document comes from a file.
     let file = folder.path().join("document.txt");
     let text = "the café is pooling, the rest is going.";

@@ -54,6 +54,10 @@ function copyButton(name, text) {
 
 const headers = () => {
   const key = at("key").value.trim();
+  if (/[^\x20-\x7e]/.test(key)) {
+    at("access").open = true;
+    throw new RequestError("An API key has ASCII characters only. Check the field at the top.");
+  }
   return { "content-type": "application/json", ...(key ? { authorization: `Bearer ${key}` } : {}) };
 };
 
@@ -92,9 +96,10 @@ async function refusal(response) {
 
 /** Sends a request. Returns the response if it is a success. */
 async function ask(path, options) {
+  const all = { ...options, headers: headers() };
   let response;
   try {
-    response = await fetch(path, { ...options, headers: headers() });
+    response = await fetch(path, all);
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new RequestError(`No server answers at ${location.host}. Check that it still runs, then try again.`);
@@ -156,8 +161,34 @@ class Task {
     const input = at(id);
     const details = input.closest("details");
     if (details) details.open = true;
-    input.setAttribute("aria-invalid", "true");
+    this.mark(input, true);
     input.focus();
+  }
+
+  /** Marks an input as invalid, described by the status; or removes the mark. */
+  mark(input, isInvalid) {
+    const ids = (input.getAttribute("aria-describedby") || "").split(" ").filter((id) => id && id !== this.status.id);
+    if (isInvalid) {
+      ids.push(this.status.id);
+      input.setAttribute("aria-invalid", "true");
+    } else {
+      input.removeAttribute("aria-invalid");
+    }
+    if (ids.length) input.setAttribute("aria-describedby", ids.join(" "));
+    else input.removeAttribute("aria-describedby");
+  }
+
+  /** Returns the text of a field's input. Throws if the browser cannot read it as a number. */
+  valueOf(field) {
+    const [id, name] = this.fields[field];
+    if (at(id).validity.badInput) throw new RequestError(`${name}: not a number`, field);
+    return at(id).value;
+  }
+
+  /** Returns the number of a field's input, and null for an empty input: the server then chooses a default. */
+  numberOf(field) {
+    const text = this.valueOf(field);
+    return text === "" ? null : Number(text);
   }
 
   async run(work) {
@@ -166,7 +197,7 @@ class Task {
     this.go.disabled = true;
     this.halt.disabled = false;
     this.showStatus("");
-    for (const input of this.form.querySelectorAll("[aria-invalid]")) input.removeAttribute("aria-invalid");
+    for (const input of this.form.querySelectorAll("[aria-invalid]")) this.mark(input, false);
     this.stopping = new AbortController();
     try {
       await work(this.stopping.signal);

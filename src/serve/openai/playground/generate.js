@@ -15,7 +15,10 @@ function compareSpeeds(panels) {
   const [fast, slow] = [...panels].sort((a, b) => b.speed() - a.speed());
   const few = panels.find((panel) => !(panel.speed() > 0) || panel.textCharacters < 20);
   if (few) {
-    root.replaceChildren(make("p", "", `No comparison: ${few.model} generated too few characters to measure a speed.`));
+    const why = few.textCharacters < 20
+      ? `${few.model} generated too few characters to measure a speed.`
+      : `the characters of ${few.model} came in one message, so their speed is unknown.`;
+    root.replaceChildren(make("p", "", `No comparison: ${why}`));
     return;
   }
   const ratio = fast.speed() / slow.speed();
@@ -39,26 +42,25 @@ async function generate(signal) {
   if (!at("model-a").value) await models();
   const names = [at("model-a").value, at("model-b").value].filter(Boolean);
   if (!names.length) throw new RequestError("This server has no model that generates text.");
+  const settings = readSettings("tab-generate");
+  const seed = generation.valueOf("seed");
+  const body = {
+    prompt: at("prompt").value, max_tokens: generation.numberOf("max_tokens"), temperature: generation.numberOf("temperature"),
+    // As text: a number of JavaScript is exact up to 2^53 only.
+    top_p: generation.numberOf("top_p"), seed: /^-?\d+$/.test(seed) ? seed : generation.numberOf("seed"), stop: stopStrings(), echo: true,
+    boundaries: true, logprobs: 3, stream_options: { include_usage: true, continuous_usage_stats: true },
+  };
   const panels = names.map((name) => new Panel(name, unitOf(name)));
   at("panels").replaceChildren(...panels.map((panel) => panel.root));
   at("verdict").hidden = true;
   at("hint").hidden = false;
-  // The server chooses a default for an empty field.
-  const number = (id) => (at(id).value === "" ? null : Number(at(id).value));
-  const settings = readSettings("tab-generate");
-  const body = {
-    prompt: at("prompt").value, max_tokens: number("max"), temperature: number("temperature"), top_p: number("top-p"),
-    seed: number("seed"), stop: stopStrings(), echo: true, boundaries: true, logprobs: 3,
-    stream_options: { include_usage: true, continuous_usage_stats: true },
-  };
   // The models run in turn, so that neither slows the other down.
   for (const panel of panels) {
     generation.showStatus(`${panel.model} is generating …`);
     await panel.run(body, signal, () => drawTogether(panels));
   }
   compareSpeeds(panels);
-  remember(settings, panels);
-  generation.showStatus("Done.");
+  generation.showStatus(`Done.${remember(settings, panels)}`);
 }
 
 const generation = new Task({ form: "form", go: "go", halt: "stop", status: "status" }, GENERATION_FIELDS, generate);

@@ -75,11 +75,8 @@ async function models() {
   at("no-readers").hidden = summarizers.length > 0;
   if (!generators.length && summarizers.length) openTab("tab-summarize");
   showFacts();
-  if (!location.hash || isApplied) return;
-  isApplied = true;
-  applyAddress();
+  if (link) applyLink();
 }
-let isApplied = false;
 
 const chosen = () => (at("generating").hidden ? summary : generation);
 showExamples("prompts", "prompt", PROMPTS);
@@ -91,7 +88,11 @@ at("link").addEventListener("click", () => copyLink("tab-generate"));
 at("summary-link").addEventListener("click", () => copyLink("tab-summarize"));
 at("summary-copy").replaceWith(Object.assign(copyButton("Copy", () => at("summary").textContent), { id: "summary-copy" }));
 at("key").addEventListener("change", () => chosen().run(models));
-addEventListener("hashchange", applyAddress);
+addEventListener("hashchange", () => {
+  link = location.hash;
+  // Otherwise `models` applies it.
+  if (served.size) applyLink();
+});
 for (const event of ["input", "change"]) document.addEventListener(event, showFacts);
 document.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) chosen().form.requestSubmit();

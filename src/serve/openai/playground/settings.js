@@ -6,19 +6,27 @@ const SETTINGS = {
   },
   "tab-summarize": { model: "summary-model", beam_size: "beam", min_tokens: "min-tokens", max_tokens: "max-tokens" },
 };
+/** Settings that can be long, as a sentence names them. */
+const LONG_SETTINGS = { prompt: "prompt has", stop: "stop strings have" };
 const MAX_SETTING = 20000;
+
+/** Describes the settings that are too long for a link; empty if there are none. */
+const tooLong = (settings, owner) =>
+  Object.entries(LONG_SETTINGS)
+    .filter(([name]) => (settings.get(name) || "").length > MAX_SETTING)
+    .map(([name, words]) => `${owner} ${words} ${shown(settings.get(name).length, 0)} characters: links hold at most ${shown(MAX_SETTING, 0)}.`)
+    .join(" ");
 
 /** Returns a tab's settings as they appear in a link. */
 function readSettings(tab) {
   const settings = new URLSearchParams({ tab: tab.slice("tab-".length) });
   for (const [name, id] of Object.entries(SETTINGS[tab])) settings.set(name, at(id).value);
   if (tab === "tab-summarize") settings.set("cut", at("cut").checked);
-  return settings.toString();
+  return settings;
 }
 
 /** Fills the inputs from settings that are not too long. Others keep their values. Returns the models that the server does not have. */
-function applySettings(text) {
-  const settings = new URLSearchParams(text);
+function applySettings(settings) {
   const tab = `tab-${settings.get("tab")}`;
   if (!SETTINGS[tab]) return [];
   openTab(tab);
@@ -38,14 +46,28 @@ function applySettings(text) {
   return missing;
 }
 
-/** Applies the settings of the page's address. */
-function applyAddress() {
-  const missing = applySettings(location.hash.slice(1));
-  if (missing.length) chosen().showStatus(`The link names a model that this server does not have: ${missing.join(", ")}.`, true);
+/** The fragment of the link that opened the page, until its settings are applied. */
+let link = location.hash;
+
+/** Applies the link's settings once: later edits stay, also if the page's address still has the settings. */
+function applyLink() {
+  const settings = new URLSearchParams(link.slice(1));
+  link = "";
+  const missing = applySettings(settings);
+  const problems = [tooLong(settings, "The link's")];
+  if (missing.length) problems.push(`The link names a model that this server does not have: ${missing.join(", ")}.`);
+  const text = problems.filter(Boolean).join(" ");
+  if (text) chosen().showStatus(text, true);
 }
 
 async function copyLink(tab) {
-  history.replaceState(null, "", `#${readSettings(tab)}`);
+  const settings = readSettings(tab);
+  const problem = tooLong(settings, "The");
+  if (problem) {
+    chosen().showStatus(problem, true);
+    return;
+  }
+  history.replaceState(null, "", `#${settings}`);
   const what = tab === "tab-generate" ? "the prompt and the settings" : "the settings, not the document";
   const done = await copy(location.href).then(() => `Link copied, with ${what}.`, () => `The address of this page now has ${what}.`);
   chosen().showStatus(done);
@@ -53,7 +75,9 @@ async function copyLink(tab) {
 
 const HISTORY = "weir-playground-history";
 const MAX_RUNS = 20;
+/** Maximum characters of all stored runs, and of one: a long run must not replace all others. */
 const MAX_HISTORY = 200000;
+const MAX_RUN = MAX_HISTORY / 4;
 
 const isText = (value) => typeof value === "string";
 const isRun = (run) =>
@@ -81,6 +105,7 @@ function writeHistory(runs) {
   showHistory();
 }
 
+/** Stores a finished run. Returns a sentence if the run is too long for that, and otherwise an empty text. */
 function remember(settings, panels) {
   const results = panels.map((panel) => ({
     model: panel.model,
@@ -88,12 +113,23 @@ function remember(settings, panels) {
     text: panel.characters.slice(panel.promptTokens).map((character) => character.text).join(""),
     speed: Number.isFinite(panel.speed()) ? panel.speed() : null,
   }));
-  writeHistory([{ at: new Date().toISOString(), settings, results }, ...readHistory()]);
+  // The results have the prompt.
+  settings.delete("prompt");
+  const run = { at: new Date().toISOString(), settings: settings.toString(), results };
+  const length = JSON.stringify(run).length;
+  if (length > MAX_RUN) return ` The history does not keep this run of ${shown(length, 0)} characters: the limit is ${shown(MAX_RUN, 0)}.`;
+  writeHistory([run, ...readHistory()]);
+  return "";
 }
 
-/** Shows the texts of an earlier run. */
+/** Shows the texts of an earlier run, and its settings. */
 function restore(run) {
-  applySettings(run.settings);
+  if (generation.stopping) {
+    generation.showStatus("Stop the run first.", true);
+    return;
+  }
+  applySettings(new URLSearchParams(run.settings));
+  at("prompt").value = run.results[0].prompt;
   at("verdict").hidden = true;
   at("hint").hidden = true;
   at("panels").replaceChildren(...run.results.map(({ model, prompt, text, speed }) => {
@@ -115,13 +151,15 @@ function showHistory() {
   const runs = readHistory();
   at("history-count").textContent = runs.length ? `(${runs.length})` : "(empty)";
   at("forget").hidden = !runs.length;
-  at("runs").replaceChildren(...runs.map((run, index) => {
+  at("runs").replaceChildren(...runs.map((run) => {
     const item = make("li");
     const start = run.results[0].prompt.slice(0, 60).trim() || "empty prompt";
     const names = run.results.map((result) => result.model).join(" and ");
     const open = button("", () => restore(run));
     open.append(make("strong", "", start), make("span", "about", `${names}, ${new Date(run.at).toLocaleString()}`));
-    const remove = button("Delete", () => writeHistory(readHistory().filter((_, other) => other !== index)));
+    // Another tab may have changed the order.
+    const isOther = (other) => JSON.stringify(other) !== JSON.stringify(run);
+    const remove = button("Delete", () => writeHistory(readHistory().filter(isOther)));
     remove.setAttribute("aria-label", `Delete ${start}`);
     item.append(open, remove);
     return item;

@@ -58,9 +58,11 @@ class DocumentView {
   /** Marks what the first `depth` pooling layers have kept. */
   render(depth = 0) {
     const parts = this.parts(depth);
-    const decoder = new TextDecoder();
+    // A part may end within a character, which the next part then completes.
+    const decoder = new TextDecoder("utf-8", { ignoreBOM: true });
     at("read").replaceChildren(...parts.map(({ kind, start, end }) => {
-      const element = make(kind === "kept" ? "mark" : "span", kind, decoder.decode(this.bytes.subarray(start, end)));
+      const text = decoder.decode(this.bytes.subarray(start, end), { stream: end < this.bytes.length });
+      const element = make(kind === "kept" ? "mark" : "span", kind, text);
       if (kind === "unread") element.dataset.label = "The model did not read this part:";
       return element;
     }));
@@ -100,8 +102,8 @@ async function summarize(signal) {
   const view = new DocumentView(text);
   const body = { model: at("summary-model").value, document: text, cut: at("cut").checked };
   for (const name of ["beam_size", "min_tokens", "max_tokens"]) {
-    const input = at(SUMMARY_FIELDS[name][0]);
-    if (input.value) body[name] = Number(input.value);
+    const value = summary.numberOf(name);
+    if (value !== null) body[name] = value;
   }
   const progress = at("progress");
   at("summary").textContent = "";

@@ -35,6 +35,11 @@ struct ZeroAxis {
 }
 
 impl ZeroAxis {
+    /// Builds an axis on which `most` is near the right end. An axis of zeros goes to 1.
+    fn new(most: f64, left: f64) -> Self {
+        Self { most: if most > 0.0 { most * 1.04 } else { 1.0 }, left }
+    }
+
     fn x(&self, value: f64) -> f64 {
         self.left + (value / self.most).clamp(0.0, 1.0) * (RIGHT - self.left)
     }
@@ -72,7 +77,7 @@ pub(super) fn gains(comparison: &ModelComparison) -> Markup {
     let models: Vec<_> = comparison.models.iter().map(|model| (model, of_model(model))).collect();
     let all = || models.iter().flat_map(|(_, gains)| gains.iter().map(|(_, gain)| gain));
     let Some(most) = all().map(|gain| gain.high.unwrap_or(gain.ratio)).reduce(f64::max) else { return html! {} };
-    let axis = ZeroAxis { most: most.max(1.0) * 1.04, left: LEFT };
+    let axis = ZeroAxis::new(most.max(1.0), LEFT);
     let has_names = comparison.models.len() > 2;
     let mut rows = Vec::new();
     let mut y = TOP;
@@ -121,7 +126,7 @@ pub(super) fn bits(comparison: &ModelComparison) -> Markup {
     let models =
         || comparison.models.iter().enumerate().filter_map(|(index, model)| Some((index, model, model.bits_per_char?)));
     let Some(most) = models().map(|(_, _, bits)| bits).reduce(f64::max) else { return html! {} };
-    let axis = ZeroAxis { most: most * 1.04, left: 8.0 };
+    let axis = ZeroAxis::new(most, 8.0);
     let first = models().map(|(_, _, bits)| bits).next().unwrap_or(most);
     let text = comparison.scored.as_deref().unwrap_or("a text that the report does not name");
     let bottom = TOP + 2.0 * ROW * models().count() as f64;
@@ -136,11 +141,23 @@ pub(super) fn bits(comparison: &ModelComparison) -> Markup {
                     rect class=(format!("f{}", index % COLOURS)) x=(axis.left) y=(y + ROW - 3.0) width=(axis.x(bits) - axis.left) height="18" {}
                     text x=(axis.x(bits) + 6.0) y=(y + ROW + 10.0) {
                         (format!("{bits:.3}"))
-                        @if row > 0 { (format!(" ({:+.1} %)", (bits / first - 1.0) * 100.0)) }
+                        @if row > 0 && first > 0.0 { (format!(" ({:+.1} %)", (bits / first - 1.0) * 100.0)) }
                     }
                 }
             }
-            p.note { "Of " (text) ", from the server's Score. The bits of a short text depend on the text as much as on the model." }
+            p.note { "Scored by the server on " (text) ". The bits of a short text depend on the text as much as on the model." }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_axis_of_zeros_has_ticks() {
+        let ticks = |most| ZeroAxis::new(most, LEFT).ticks().count();
+        assert_eq!((ticks(0.0), ticks(0.02), ticks(2.0)), (3, 3, 3));
+        assert_eq!(ZeroAxis::new(0.0, LEFT).x(0.0), LEFT);
     }
 }

@@ -36,7 +36,7 @@ fn is_same_set_up(a: &Conditions, b: &Conditions) -> bool {
 }
 
 /// Returns the different items in order.
-fn distinct<'a, T: PartialEq>(items: impl Iterator<Item = &'a T>) -> Vec<&'a T> {
+pub(super) fn distinct<'a, T: PartialEq>(items: impl Iterator<Item = &'a T>) -> Vec<&'a T> {
     let mut all: Vec<&T> = Vec::new();
     for item in items {
         if !all.contains(&item) {

@@ -4,7 +4,7 @@ use super::{
     bars,
     chapters::{Chapter, ModelPoints, ModelRun},
     charts::label_of,
-    conditions::{server, utc},
+    conditions::{distinct, server, utc},
     figures::{NONE, optional_gap, optional_time},
     sections::sections,
     warnings::tester_warnings,
@@ -82,8 +82,8 @@ fn comparison_sentences(comparison: &ModelComparison) -> Vec<String> {
         let chars = gains.char.filter(|_| total.is_none()).map(|gain| format!("is {} per character", times(gain)));
         let mut parts: Vec<_> = total.into_iter().chain(chars).collect();
         if let Some((bits, first)) = model.bits_per_char.zip(baseline.and_then(|baseline| baseline.bits_per_char)) {
-            let change = (bits / first - 1.0) * 100.0;
-            parts.push(format!("needs {bits:.3} bits per character instead of {first:.3} ({change:+.1} %)"));
+            let change = if first > 0.0 { format!(" ({:+.1} %)", (bits / first - 1.0) * 100.0) } else { String::new() };
+            parts.push(format!("needs {bits:.3} bits per character instead of {first:.3}{change}"));
         }
         let all = parts.join(" and ");
         (!all.is_empty()).then(|| format!("{} {all}, compared with {}.", model.model, comparison.baseline))
@@ -163,11 +163,11 @@ fn short_conditions(chapters: &[Chapter<'_>]) -> Markup {
         dl {
             @if let Some(note) = &first.note { dt { "machine" } dd { (note) } } @else { dt { "tester" } dd { (first.tester) } }
             dt { "served by" } dd { (server(first)) }
-            @for model in all().flat_map(|conditions| &conditions.models) {
+            @for model in distinct(all().flat_map(|conditions| &conditions.models)) {
                 @let shape = if model.shape.is_empty() { &model.family } else { &model.shape };
                 dt { (model.name) } dd { (shape) @if !model.dtype.is_empty() { ", " (model.dtype) } }
             }
-            @for workload in all().flat_map(|conditions| &conditions.workloads) { dt { "load" } dd { (describe_workload(workload)) } }
+            @for workload in distinct(all().flat_map(|conditions| &conditions.workloads)) { dt { "load" } dd { (describe_workload(workload)) } }
             @for comparison in chapters.iter().flat_map(|chapter| &chapter.comparisons) {
                 dt { "comparison" }
                 dd {

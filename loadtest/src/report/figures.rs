@@ -36,11 +36,15 @@ pub(super) fn optional_gap(ns: Option<f64>) -> String {
 
 /// Formats a speed in characters or tokens per second; a dash if it is absent.
 fn optional_speed(speed: Option<f64>) -> String {
+    speed.map_or(NONE.into(), |speed| format!("{} /s", units::digits(speed)))
+}
+
+/// Formats the speed of messages that all came together.
+fn speed_together(speed: Option<f64>) -> String {
     let most = 1e9 / TOGETHER_NS;
     match speed {
         Some(speed) if speed > most => format!("> {most:.0} /s"),
-        Some(speed) => format!("{} /s", units::digits(speed)),
-        None => NONE.into(),
+        speed => optional_speed(speed),
     }
 }
 
@@ -48,10 +52,12 @@ fn optional_speed(speed: Option<f64>) -> String {
 pub(super) enum Unit {
     /// Nanoseconds, shown in the unit that reads best.
     Time,
-    /// Nanoseconds between messages or characters.
+    /// Nanoseconds between messages, or between characters of messages that all came together.
     Gap,
     /// Characters or tokens per second.
     Speed,
+    /// Characters per second of messages that all came together.
+    SpeedTogether,
 }
 
 pub(super) struct FigureRow {
@@ -80,6 +86,7 @@ impl FigureRow {
             Unit::Time => optional_time(value),
             Unit::Gap => optional_gap(value),
             Unit::Speed => optional_speed(value),
+            Unit::SpeedTogether => speed_together(value),
         })
     }
 }
@@ -100,14 +107,21 @@ pub(super) fn rows(figures: &RequestFigures) -> Vec<FigureRow> {
         ]),
         _ => rows.push(FigureRow::gap("gap", "between messages", figures.gap_ns)),
     }
+    // A mean over characters of which some messages came apart is the server's, however short it is.
+    let all_together = figures.gap_ns.max.is_some_and(|longest| longest < TOGETHER_NS);
     let segment = |values| FigureRow::time("segment", "from one segment's end to the next", values);
     rows.extend(figures.segment_ns.map(segment));
     rows.extend([
-        FigureRow::gap("time per character", "a request's mean, after its first message", figures.char_ns),
+        FigureRow {
+            name: "time per character",
+            definition: "a request's mean, after its first message",
+            unit: if all_together { Unit::Gap } else { Unit::Time },
+            values: figures.char_ns,
+        },
         FigureRow {
             name: "speed",
             definition: "characters per second of a request, after its first message",
-            unit: Unit::Speed,
+            unit: if all_together { Unit::SpeedTogether } else { Unit::Speed },
             values: figures.chars_per_second,
         },
         FigureRow::time("queue (server)", "from arrival to a row", server.queue_ns),
@@ -234,6 +248,24 @@ pub(super) const MODEL_COLUMNS: [ModelColumn; 18] = [
 mod tests {
     use super::*;
     use crate::measure::summaries::SummaryFigures;
+
+    #[test]
+    fn means_are_hidden_only_if_all_messages_came_together() {
+        let values = |p50| Percentiles { count: 9, p50: Some(p50), max: Some(p50 * 2.0), ..Percentiles::default() };
+        let shown = |gap_ns| {
+            let figures = RequestFigures {
+                gap_ns,
+                char_ns: values(4e3),
+                chars_per_second: values(250e3),
+                ..RequestFigures::default()
+            };
+            let named = |name| rows(&figures).iter().find(|row| row.name == name).unwrap().cells()[2].clone();
+            [named("time per character"), named("speed")]
+        };
+        assert_eq!(shown(values(1e3)), ["< 20 µs", "> 50000 /s"]);
+        // Several characters came in each message.
+        assert_eq!(shown(values(80e3)), ["4.00 µs", "250000 /s"]);
+    }
 
     #[test]
     fn pooling_is_described_with_bytes_per_document() {

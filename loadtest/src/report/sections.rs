@@ -107,7 +107,7 @@ fn compare(comparison: &ModelComparison) -> Markup {
             (models_table(models))
             (charts::gaps(&format!("Distribution of gaps, {concurrency} at a time"), &gaps))
         }
-        @if let Some(scored) = scored { p.note { "Bits per character: of " (scored) ", from the server's Score." } }
+        @if let Some(scored) = scored { p.note { "Bits per character: scored by the server on " (scored) "." } }
         @for model in models { @for error in model.estimate_errors() {
             p.note { (model.model) ", " (error.figure) ": the ESTIMATED gain is " (format!("{:+.1}", error.relative * 100.0)) " % from the measured one." }
         } }

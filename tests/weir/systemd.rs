@@ -95,3 +95,15 @@ fn the_unit_waits_for_notifications_and_for_the_drain() {
     let stop: u64 = unit("TimeoutStopSec")[0].parse().unwrap();
     assert!(stop >= drain + 20, "{stop} {drain}");
 }
+
+#[test]
+fn the_unit_does_not_restart_a_server_with_an_unknown_flag() {
+    let weir = |flag| {
+        let mut weir = std::process::Command::new(env!("CARGO_BIN_EXE_weir"));
+        weir.env_clear().args(["serve", "--check-config", flag]).output().unwrap().status.code().unwrap().to_string()
+    };
+    assert_eq!(unit("Restart"), ["on-failure"]);
+    assert_eq!(unit("RestartPreventExitStatus"), [weir("--unknown")]);
+    // Other failures can end without a correction, such as a port in use.
+    assert_ne!(unit("RestartPreventExitStatus"), [weir("--models=/missing")]);
+}

@@ -213,7 +213,7 @@ def test_every_command_is_run(page: str, run: Run) -> None:
 
 
 # Flags of other programs.
-OTHERS = {"--health-cmd", "--locked", "--stop-timeout", "--streaming-mode", "--use-server-token-count"}
+OTHERS = {"--health-cmd", "--locked", "--path", "--stop-timeout", "--streaming-mode", "--use-server-token-count"}
 
 
 def flags(program: Path, *command: str) -> Set[str]:

@@ -9,12 +9,12 @@ use std::{
 /// When output has colours.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum ColorChoice {
-    /// On a terminal, unless NO_COLOR is set or TERM is dumb.
+    /// Colours on a terminal, unless NO_COLOR is set or TERM is dumb.
     #[default]
     Auto,
-    /// Also in files and pipes.
+    /// Colours everywhere, files and pipes included.
     Always,
-    /// Nowhere.
+    /// No colours.
     Never,
 }
 

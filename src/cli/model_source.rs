@@ -12,8 +12,8 @@ use crate::{
 use std::{io::Write, path::PathBuf, sync::Arc};
 use tokio::runtime::Runtime;
 
-/// Flags that only a model in this process has, by clap's ids. A server chose their values when it loaded the model, or its API
-/// has no such option.
+/// Flags for a model in this process, by clap's ids. With a server they have no effect, because the server loaded the model or the
+/// command sends text only.
 pub(super) const IN_PROCESS_FLAGS: [&str; 10] =
     ["require_sha256", "dtype", "threads", "max_symbols", "device", "ids", "mode", "chunk", "logits", "target_ids"];
 

@@ -23,7 +23,8 @@ pub(super) fn replace(account: &mut usize, before: usize, after: usize) {
 }
 
 /// Returns the part of `limit` that a caller may hold while the others hold `others`: half of what they leave, or `smallest` if that is
-/// more and is left. With `smallest` 0, something is left for the next caller. Callers that always take as much as they may converge on equal parts.
+/// more and is left. With `smallest` 0, a caller leaves something for the next one if at least 2 are left.
+/// If every caller takes its maximum, their parts converge.
 pub(crate) fn share(limit: usize, others: usize, smallest: usize) -> usize {
     let left = limit.saturating_sub(others);
     left.div_ceil(2).max(smallest.min(left))

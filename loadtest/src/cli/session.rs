@@ -47,7 +47,7 @@ pub(super) struct LoadLimits {
     pub(super) min_requests: u64,
 }
 
-/// What all sessions of a command share.
+/// State shared by all sessions of a command.
 #[derive(Clone, Default)]
 struct Shared {
     abort: AbortLog,

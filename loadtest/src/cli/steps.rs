@@ -21,7 +21,7 @@ pub(super) struct Steps {
     begun: Arc<AtomicUsize>,
 }
 
-/// What a command is going to do.
+/// Planned steps of a command and their expected time.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Plan {
     /// Steps.

@@ -37,7 +37,7 @@ pub(super) struct SegmentEnds {
 /// Prints text at once, or collects it for JSON.
 pub(super) struct Printer {
     json: bool,
-    /// Of a model with special symbols.
+    /// Segment ends of a model with special symbols.
     segment_ends: Option<SegmentEnds>,
     text: String,
     symbols: Vec<GeneratedSymbol>,

@@ -24,7 +24,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Files next to the configuration and the weights, none of which every checkpoint has.
+/// Optional files next to the configuration and the weights.
 const OPTIONAL: [&str; 5] =
     [CARD_FILE, "generation_config.json", "tokenizer.json", "tokenizer_config.json", "spiece.model"];
 /// Maximum bytes of any file but the weights.
@@ -45,7 +45,7 @@ pub(super) struct Download<'a> {
 struct Part {
     /// The folder to write to.
     folder: PathBuf,
-    /// What its names begin with at the source: nothing, or the companion's folder and `/`.
+    /// Prefix of its file names at the source: empty, or the companion's folder and `/`.
     prefix: String,
 }
 

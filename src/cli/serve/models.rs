@@ -20,8 +20,8 @@ pub(super) struct ModelsArgs {
     /// server serves the model that is embedded in the program.
     #[arg(long, value_name = "DIR", env = "WEIR_MODELS")]
     models: Option<PathBuf>,
-    /// Checkpoint folder, or name of a model in the user's models folder; NAME=DIR serves it under another name. The server does
-    /// not start if it cannot be loaded. The flag can be repeated, or hold several folders separated by commas.
+    /// Checkpoint folder, or name of a model in the user's models folder; NAME=DIR serves it under another name. If a
+    /// checkpoint cannot be loaded, the server does not start. Repeat the flag or separate values with commas.
     #[arg(long, value_name = "[NAME=]DIR", env = "WEIR_MODEL", value_delimiter = ',')]
     model: Vec<PathBuf>,
     /// More checkpoints, each given as --model gives it.

@@ -57,7 +57,7 @@ pub(super) struct DocumentUsage {
 pub(super) struct SummaryTimes {
     /// From admission to the end of encoding.
     pub(super) encode_ns: u64,
-    /// Of each encoder layer.
+    /// Time of each encoder layer.
     pub(super) layers: Vec<LayerTime>,
     pub(super) memory_ns: u64,
     pub(super) decode_ns: u64,

@@ -34,7 +34,7 @@ pub struct ServerEndpoint {
     pub identity: Option<(Vec<u8>, Vec<u8>)>,
 }
 
-/// Without the identity, which has a private key.
+/// Omits the identity, which contains a private key.
 impl fmt::Debug for ServerEndpoint {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.debug_struct("ServerEndpoint").field("address", &self.address).finish_non_exhaustive()

@@ -53,7 +53,7 @@ struct UnreadStream {
     ended: bool,
 }
 
-/// What the connection and the watch share.
+/// State shared by the connection and the watch.
 struct Watched {
     /// `None` once the stream is dropped.
     stream: Mutex<Option<Stream>>,

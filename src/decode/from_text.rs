@@ -2,7 +2,7 @@
 
 use super::{
     contract::Card,
-    options::{Generate, Sampling, Score, Stopping},
+    options::{Generate, Score, Stopping},
 };
 use crate::error::Result;
 
@@ -29,15 +29,7 @@ impl Generate {
             include_stop: false,
             ignore_end: false,
         };
-        let defaults = card.sampling;
-        let sampling = Sampling {
-            temperature: defaults.temperature,
-            top_k: defaults.top_k,
-            top_p: defaults.top_p,
-            min_p: defaults.min_p,
-            repetition_penalty: defaults.repetition_penalty,
-            ..Sampling::default()
-        };
+        let sampling = card.sampling.into();
         Ok(Self { prompt, sampling, stopping, details: Default::default(), boundaries: Default::default() })
     }
 }

@@ -68,7 +68,13 @@ pub struct Sampling {
 
 impl Default for Sampling {
     fn default() -> Self {
-        let SamplingDefaults { temperature, top_k, top_p, min_p, repetition_penalty } = SamplingDefaults::default();
+        SamplingDefaults::default().into()
+    }
+}
+
+impl From<SamplingDefaults> for Sampling {
+    fn from(defaults: SamplingDefaults) -> Self {
+        let SamplingDefaults { temperature, top_k, top_p, min_p, repetition_penalty } = defaults;
         Self { temperature, top_k, top_p, min_p, repetition_penalty, seed: 0, logit_bias: Vec::new() }
     }
 }

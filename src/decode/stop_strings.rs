@@ -50,8 +50,8 @@ mod tests {
     use crate::text::{TextNormaliser, Vocabulary};
 
     fn stop(texts: &[&str]) -> Result<StopStrings> {
-        let digits = ["e", "n", "o", " ", "c"];
-        let card = Card::for_tests(Vocabulary::from_symbols(&digits, TextNormaliser::Text8).unwrap());
+        let symbols = ["e", "n", "o", " ", "c"];
+        let card = Card::for_tests(Vocabulary::from_symbols(&symbols, TextNormaliser::Text8).unwrap());
         StopStrings::new(texts.iter().map(|&text| text.to_owned()).collect(), &card)
     }
 

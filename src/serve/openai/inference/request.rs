@@ -3,7 +3,7 @@
 use crate::{error::Result, serve::openai::request::parse_json};
 use serde::{
     Deserialize, Deserializer,
-    de::{Error, MapAccess, SeqAccess, Visitor},
+    de::{Error, MapAccess, SeqAccess, Unexpected, Visitor},
 };
 use std::{collections::HashMap, fmt, marker::PhantomData};
 use weir_proto::inference::{
@@ -96,109 +96,75 @@ impl Input {
 
 /// An element of a tensor, or a row of elements: shapes may be flattened or nested.
 enum Element {
-    Scalar(Scalar),
-    Row(List<Scalar, MAX_ELEMENTS>),
-}
-
-/// A single element.
-enum Scalar {
     Text(String),
     Flag(bool),
     Number(f64),
+    Row(List<Scalar, MAX_ELEMENTS>),
 }
+
+/// An element that is not a row.
+struct Scalar(Element);
 
 impl Element {
-    fn add_to(self, contents: &mut InferTensorContents) {
-        match self {
-            Self::Scalar(scalar) => scalar.add_to(contents),
-            Self::Row(row) => row.0.into_iter().for_each(|scalar| scalar.add_to(contents)),
-        }
-    }
-}
-
-impl Scalar {
     fn add_to(self, contents: &mut InferTensorContents) {
         match self {
             Self::Text(text) => contents.bytes_contents.push(text.into_bytes()),
             Self::Flag(flag) => contents.bool_contents.push(flag),
             Self::Number(number) => contents.fp64_contents.push(number),
+            Self::Row(row) => row.0.into_iter().for_each(|scalar| scalar.0.add_to(contents)),
         }
     }
 }
 
 impl<'de> Deserialize<'de> for Element {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(ElementVisitor)
+        deserializer.deserialize_any(ElementVisitor { may_be_row: true })
     }
 }
 
 impl<'de> Deserialize<'de> for Scalar {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(ScalarVisitor)
+        deserializer.deserialize_any(ElementVisitor { may_be_row: false }).map(Self)
     }
 }
 
-struct ElementVisitor;
+struct ElementVisitor {
+    may_be_row: bool,
+}
 
 impl<'de> Visitor<'de> for ElementVisitor {
     type Value = Element;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a string, a boolean, a number or a list of these")
+        f.write_str("a string, a boolean or a number")?;
+        if self.may_be_row { f.write_str(", or a list of these") } else { Ok(()) }
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<Element, E> {
-        ScalarVisitor.visit_str(text).map(Element::Scalar)
+        Ok(Element::Text(text.to_owned()))
     }
 
     fn visit_bool<E: Error>(self, flag: bool) -> Result<Element, E> {
-        ScalarVisitor.visit_bool(flag).map(Element::Scalar)
+        Ok(Element::Flag(flag))
     }
 
     fn visit_i64<E: Error>(self, number: i64) -> Result<Element, E> {
-        ScalarVisitor.visit_i64(number).map(Element::Scalar)
+        Ok(Element::Number(number as f64))
     }
 
     fn visit_u64<E: Error>(self, number: u64) -> Result<Element, E> {
-        ScalarVisitor.visit_u64(number).map(Element::Scalar)
+        Ok(Element::Number(number as f64))
     }
 
     fn visit_f64<E: Error>(self, number: f64) -> Result<Element, E> {
-        ScalarVisitor.visit_f64(number).map(Element::Scalar)
+        Ok(Element::Number(number))
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Element, A::Error> {
+        if !self.may_be_row {
+            return Err(A::Error::invalid_type(Unexpected::Seq, &self));
+        }
         ListVisitor(PhantomData).visit_seq(list).map(Element::Row)
-    }
-}
-
-struct ScalarVisitor;
-
-impl Visitor<'_> for ScalarVisitor {
-    type Value = Scalar;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a string, a boolean or a number")
-    }
-
-    fn visit_str<E: Error>(self, text: &str) -> Result<Scalar, E> {
-        Ok(Scalar::Text(text.to_owned()))
-    }
-
-    fn visit_bool<E: Error>(self, flag: bool) -> Result<Scalar, E> {
-        Ok(Scalar::Flag(flag))
-    }
-
-    fn visit_i64<E: Error>(self, number: i64) -> Result<Scalar, E> {
-        Ok(Scalar::Number(number as f64))
-    }
-
-    fn visit_u64<E: Error>(self, number: u64) -> Result<Scalar, E> {
-        Ok(Scalar::Number(number as f64))
-    }
-
-    fn visit_f64<E: Error>(self, number: f64) -> Result<Scalar, E> {
-        Ok(Scalar::Number(number))
     }
 }
 

@@ -50,9 +50,11 @@ pub(super) fn inference(response: ModelInferResponse) -> Result<Value> {
 }
 
 /// Returns the only element of a tensor, from its raw contents.
-fn element(datatype: &str, raw: Vec<u8>) -> Option<Value> {
+fn element(datatype: &str, mut raw: Vec<u8>) -> Option<Value> {
     if datatype == "BYTES" {
-        return String::from_utf8(raw.get(LENGTH_BYTES..)?.to_vec()).ok().map(Value::from);
+        raw.get(..LENGTH_BYTES)?;
+        raw.drain(..LENGTH_BYTES);
+        return String::from_utf8(raw).ok().map(Value::from);
     }
     let number: [u8; 4] = raw.try_into().ok()?;
     match datatype {

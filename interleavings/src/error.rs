@@ -6,4 +6,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum Error {
     OutOfPages { needed: usize, limit: usize },
     Internal(String),
+    Draining { retry: std::time::Duration },
+    QueueFull { what: &'static str, limit: usize, retry: std::time::Duration },
+    Deadline { stage: &'static str },
 }

@@ -27,11 +27,13 @@ pub mod engine {
     mod clock;
     #[path = "../../../src/engine/scheduler/mod.rs"]
     mod scheduler;
+    #[path = "../../../src/engine/state.rs"]
+    mod state;
     #[path = "../../../src/engine/wake.rs"]
     mod wake;
 
-    use crate::sync::Mutex;
-    use scheduler::{Demand, FedSymbols, Rules, Scheduler};
+    use scheduler::{Demand, FedSymbols, Rules};
+    use state::{Phase, QueueTerms};
     use std::{
         sync::Arc,
         task::{Context, Poll, Waker},
@@ -60,17 +62,9 @@ pub mod engine {
         }
     }
 
-    /// The scheduler behind its lock, with the wake signal, as handles and the worker of an engine share them. A request is a number.
+    /// The state that the handles and the worker of an engine share. A request is a number.
     #[derive(Clone)]
-    pub struct SharedQueue {
-        state: Arc<Mutex<QueueState>>,
-        wake_signal: WakeSignal,
-    }
-
-    struct QueueState {
-        scheduler: Scheduler<usize>,
-        is_closed: bool,
-    }
+    pub struct SharedState(Arc<state::SharedState<usize>>);
 
     /// Requests that the worker took out of the queue.
     pub struct Taken {
@@ -81,35 +75,32 @@ pub mod engine {
         pub is_closed: bool,
     }
 
-    impl SharedQueue {
-        /// Creates an engine's queue with `rows` rows and at most `queue` waiting requests.
+    impl SharedState {
+        /// Creates the state of an engine with `rows` rows and at most `queue` waiting requests.
         pub fn new(rows: usize, queue: usize) -> Self {
-            let scheduler = Scheduler::new(Rules::new(rows, queue, 100, 100, 1));
-            let state = Mutex::new(QueueState { scheduler, is_closed: false });
-            Self { state: Arc::new(state), wake_signal: WakeSignal::default() }
+            Self(Arc::new(state::SharedState::new(Rules::new(rows, queue, 100, 100, 1))))
         }
 
         /// Queues a request. Returns false if it is rejected.
         pub fn submit(&self, request: usize, tenant: &str) -> bool {
             let demand = Demand { tenant: tenant.into(), symbols: 1, uncached: 1, bytes: 1, rows: 1 };
-            let mut state = self.state.lock().unwrap();
-            let is_accepted = !state.is_closed && state.scheduler.submit(request, demand, 0).is_ok();
-            drop(state);
-            if is_accepted {
-                self.wake_signal.raise();
-            }
-            is_accepted
+            self.0.enqueue(request, demand, QueueTerms::default()).is_ok()
+        }
+
+        /// Rejects new requests.
+        pub fn drain(&self) {
+            self.0.lock().advance_to(Phase::Draining);
         }
 
         pub fn close(&self) {
-            self.state.lock().unwrap().is_closed = true;
-            self.wake_signal.raise();
+            self.0.close();
         }
 
-        /// Runs everything that is admitted. Requests admitted meanwhile run the next time.
+        /// Runs everything that is admitted, or ends everything once the engine is closed. Requests admitted meanwhile run the next
+        /// time.
         pub fn work(&self) -> Taken {
-            let mut state = self.state.lock().unwrap();
-            if state.is_closed {
+            let mut state = self.0.lock();
+            if state.phase >= Phase::Closed {
                 return Taken { ran: Vec::new(), ended: state.scheduler.clear().collect(), is_closed: true };
             }
             let admitted: Vec<_> = state.scheduler.admitted.drain(..).collect();
@@ -117,14 +108,14 @@ pub mod engine {
             let mut ran = Vec::new();
             for (request, permit) in admitted {
                 ran.push(request);
-                self.state.lock().unwrap().scheduler.finish(permit, FedSymbols::default());
+                self.0.lock().scheduler.finish(permit, FedSymbols::default());
             }
             Taken { ran, ended: Vec::new(), is_closed: false }
         }
 
         /// Waits until there may be more work.
         pub fn wait(&self) {
-            self.wake_signal.wait(None);
+            self.0.wake_signal.wait(None);
         }
     }
 }

@@ -180,19 +180,6 @@ pub enum DocumentEvent {
 /// The stream ends with `Finished`, `Summarized` or an error. It closes without one of these only if the worker broke.
 pub type Events = mpsc::Receiver<Result<Event>>;
 
-/// Phase of an engine's life. An engine moves to later phases only.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Phase {
-    /// Accepts requests.
-    Open,
-    /// Rejects new requests; queued and running ones go on.
-    Draining,
-    /// The worker is ending, or has ended.
-    Closed,
-    /// The worker panicked and could not start over; every request is rejected.
-    Broken,
-}
-
 /// Load of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Load {

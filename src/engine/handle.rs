@@ -1,7 +1,7 @@
 //! The handle of an engine: submit a request, read its events, drop the receiver to cancel.
 
 use super::{
-    api::{Events, Job, Limits, Load, Phase, Terms},
+    api::{Events, Job, Limits, Load, Terms},
     cache::{DocumentCacheUsage, SegmentCacheUsage},
     calibration::{Calibrated, NotCalibrated, timing},
     clock,
@@ -16,6 +16,7 @@ use super::{
     },
     scheduler::PRIORITIES,
     shared::Inner,
+    state::{Phase, QueueTerms},
     worker::{self, WorkerTask},
 };
 use crate::{
@@ -114,7 +115,7 @@ impl Handle {
 
     /// Opens an upload: the caller pushes a document's tokens into the first part, and submits the second.
     pub fn upload(&self) -> (DocumentUpload, IncomingDocument) {
-        upload::open(&self.inner().wake_signal)
+        upload::open(&self.inner().state.wake_signal)
     }
 
     /// Queues a request for a summary. Its document is encoded while it arrives. Fails as [`submit`](Self::submit) and
@@ -176,9 +177,10 @@ impl Handle {
     fn enqueue(&self, request: Request, cached: usize, terms: &Terms) -> Result<()> {
         let inner = self.inner();
         let demand = request.demand(&*inner.model, cached);
-        inner.lock_state().enqueue(request, demand, terms)?;
+        let arrived = request.timer.arrived;
+        let time_limit = request.deadline.map(|deadline| deadline.saturating_duration_since(arrived));
+        inner.state.enqueue(request, demand, QueueTerms { priority: terms.priority, continues: terms.continues, time_limit })?;
         inner.observer.accepted();
-        inner.wake_signal.raise();
         Ok(())
     }
 
@@ -276,8 +278,9 @@ impl Handle {
 
     /// Returns the engine's totals since it started.
     pub fn counters(&self) -> Counters {
+        let counters = *self.inner().lock_counters();
         let state = self.inner().lock_state();
-        Counters { running: state.scheduler.running, waiting: state.scheduler.waiting(), ..state.counters }
+        Counters { running: state.scheduler.running, waiting: state.scheduler.waiting(), ..counters }
     }
 
     /// Returns the contents and totals of the segment cache.
@@ -303,8 +306,7 @@ impl Handle {
 
 impl WorkerThread {
     fn close(&self) {
-        self.inner.lock_state().advance_to(Phase::Closed);
-        self.inner.wake_signal.raise();
+        self.inner.state.close();
     }
 }
 

@@ -6,7 +6,8 @@
 //! |---|---|
 //! | `api` | value types that callers and the engine exchange: limits, requests, terms, events |
 //! | `handle` | [`Handle`]: starts the worker, validates and queues requests, reports the engine's state |
-//! | `shared` | state that the handles and the worker share: model, caches, and the locked scheduler state |
+//! | `shared` | what the handles and the worker share: model, caches, totals, and the locked state |
+//! | `state` | the locked state: the queue, the measured rates and the phase |
 //! | `worker` | the loop of the worker thread: end, admit, plan, step |
 //! | `scheduler` | which requests run, wait and are preempted, and what each step feeds; pure, without clock or tensors |
 //! | `request` | one request from its arrival to its end: text or summary, document upload, event channel, timing |
@@ -32,12 +33,14 @@ mod recovery;
 mod request;
 mod scheduler;
 mod shared;
+mod state;
 mod wake;
 mod worker;
 
-pub use api::{DocumentEvent, Event, Events, Job, Limits, Load, Phase, Terms};
+pub use api::{DocumentEvent, Event, Events, Job, Limits, Load, Terms};
 pub use counters::Counters;
 pub use handle::Handle;
 pub use request::upload::{DocumentSource, DocumentUpload, IncomingDocument};
 pub use scheduler::PRIORITIES;
+pub use state::Phase;
 pub use worker::WorkerTask;

@@ -7,14 +7,14 @@
 //! A simulation runs the same rounds as a task ([`WorkerTask`]).
 
 use super::{
-    api::Phase,
     batch::Batch,
     clock,
     counters::Counters,
     recovery::{RestartLimit, caught, drop_each},
     request::{Request, RequestKind},
     scheduler::{PreemptionCause, RunPermit},
-    shared::{Inner, WORKER_ENDED, WORKER_PANICKED},
+    shared::Inner,
+    state::{Phase, WORKER_ENDED},
 };
 use crate::error::Error;
 use std::{
@@ -26,6 +26,8 @@ use std::{
 };
 use tokio::time::{sleep, timeout};
 
+/// Message of the error that all requests get when the worker panics outside of the work for single requests.
+const WORKER_PANICKED: &str = "the model's worker panicked";
 /// Longest sleep while a request is queued or waits for its document: how soon the worker notices, without a step to run, that
 /// the client of such a request is gone or reads again.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
@@ -66,7 +68,7 @@ pub(super) fn run(inner: Arc<Inner>) {
     loop {
         match worker.round() {
             Round::Stepped => {}
-            Round::Idle(limit) => worker.inner.wake_signal.wait(limit),
+            Round::Idle(limit) => worker.inner.state.wake_signal.wait(limit),
             Round::Closed => return worker.close(),
             Round::Broken => return,
         }
@@ -99,7 +101,7 @@ impl WorkerTask {
                     sleep(took).await;
                 }
                 Round::Idle(limit) => {
-                    let woken = poll_fn(|cx| worker.inner.wake_signal.poll_wait(cx));
+                    let woken = poll_fn(|cx| worker.inner.state.wake_signal.poll_wait(cx));
                     // an error means that the limit has passed
                     let _ = timeout(limit.unwrap_or(LONGEST_SLEEP), woken).await;
                 }
@@ -113,7 +115,7 @@ impl WorkerTask {
 impl Worker {
     fn new(inner: Arc<Inner>) -> Self {
         tracing::debug!("worker started");
-        let waker = Waker::from(Arc::clone(&inner.wake_signal));
+        let waker = Waker::from(Arc::clone(&inner.state.wake_signal));
         Self {
             batch: Batch::new(Arc::clone(&inner)),
             inner,
@@ -128,7 +130,7 @@ impl Worker {
     fn round(&mut self) -> Round {
         let now = clock::now();
         self.inner.heartbeat.start_round(now);
-        if !self.inner.state.is_poisoned()
+        if !self.inner.state.mutex.is_poisoned()
             && let Some(round) = caught(|| self.run_round(now))
         {
             return round;
@@ -159,7 +161,7 @@ impl Worker {
         let mut requests = self.batch.take_requests();
         requests.extend(self.admitted.drain(..).map(|(request, _)| request));
         requests.append(&mut self.ended);
-        state.clear_poison();
+        state.mutex.clear_poison();
         let mut queue = self.inner.lock_state().replace_scheduler();
         requests.extend(queue.clear());
         caught(|| segment_cache.clear());
@@ -172,7 +174,7 @@ impl Worker {
                 tracing::error!("the worker starts over with an empty queue and empty caches");
                 self.batch = batch;
                 self.batch.counters = counters;
-                state.counters = counters;
+                *self.inner.lock_counters() = counters;
             }
             None => {
                 tracing::error!("the worker cannot start over: the engine is broken");
@@ -288,7 +290,7 @@ impl Worker {
                 self.ended.push(request);
             }
             // a request that this lets in must be admitted before the worker sleeps
-            self.inner.wake_signal.raise();
+            self.inner.state.wake_signal.raise();
         }
     }
 

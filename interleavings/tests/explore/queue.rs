@@ -1,7 +1,7 @@
 //! The queue between handles and worker: every request runs, ends, or is rejected, each once, also when the engine closes.
 
 use crate::explore;
-use weir_interleavings::{engine::SharedQueue, sync::thread};
+use weir_interleavings::{engine::SharedState, sync::thread};
 
 /// Threads that submit requests, each as another tenant.
 const CLIENTS: usize = 3;
@@ -9,7 +9,7 @@ const CLIENTS: usize = 3;
 const REQUESTS: usize = 2;
 
 /// Works until the queue is closed. Returns all requests that ran or ended.
-fn work(queue: &SharedQueue) -> Vec<usize> {
+fn work(queue: &SharedState) -> Vec<usize> {
     let mut seen = Vec::new();
     loop {
         let taken = queue.work();
@@ -25,10 +25,10 @@ fn work(queue: &SharedQueue) -> Vec<usize> {
     }
 }
 
-/// Submits the requests of all clients while a worker runs, and closes the queue: after them, or at any time.
-fn run(closes_early: bool) {
+/// Submits the requests of all clients while a worker runs and `meanwhile` changes the state, and then closes the engine.
+fn run(meanwhile: fn(&SharedState)) {
     explore(move || {
-        let queue = SharedQueue::new(1, 2);
+        let queue = SharedState::new(1, 2);
         let clients: Vec<_> = (0..CLIENTS)
             .map(|client| {
                 let queue = queue.clone();
@@ -41,13 +41,9 @@ fn run(closes_early: bool) {
             let queue = queue.clone();
             thread::spawn(move || work(&queue))
         };
-        if closes_early {
-            queue.close();
-        }
+        meanwhile(&queue);
         let mut seen: Vec<_> = clients.into_iter().flat_map(|client| client.join().unwrap()).collect();
-        if !closes_early {
-            queue.close();
-        }
+        queue.close();
         seen.extend(worker.join().unwrap());
         seen.sort_unstable();
         assert_eq!(seen, (0..CLIENTS * REQUESTS).collect::<Vec<_>>());
@@ -56,10 +52,15 @@ fn run(closes_early: bool) {
 
 #[test]
 fn every_request_is_answered_once() {
-    run(false);
+    run(|_| ());
 }
 
 #[test]
-fn a_queue_closes_at_any_time() {
-    run(true);
+fn an_engine_closes_at_any_time() {
+    run(SharedState::close);
+}
+
+#[test]
+fn an_engine_drains_at_any_time() {
+    run(SharedState::drain);
 }

@@ -101,7 +101,7 @@ impl Batch {
         self.counters.symbol_rows += self.fed.len() as u64;
         self.counters.segment_steps += u64::from(!self.due.is_empty());
         self.counters.segment_rows += self.due.len() as u64;
-        self.inner.lock_state().counters = self.counters;
+        *self.inner.lock_counters() = self.counters;
         if !(self.fed.is_empty() && self.due.is_empty()) {
             self.inner.observer.step(self.fed.len(), fed, self.due.len());
         }

@@ -1,0 +1,119 @@
+//! The state that the handles and the worker of an engine change behind a lock: the queue, the measured rates and the phase. After a
+//! change that the worker must see, the worker is woken.
+//!
+//! `interleavings/` compiles this file with other locks, and with numbers in place of requests.
+
+use super::{
+    scheduler::{Demand, RateEstimator, Rejection, Rules, Scheduler},
+    wake::WakeSignal,
+};
+use crate::{
+    error::{Error, Result},
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+use std::{sync::Arc, time::Duration};
+
+/// Message of the error that every request of a broken engine gets.
+pub(super) const WORKER_ENDED: &str = "the model's worker has ended";
+/// Stage of a deadline error for a request that is rejected because its deadline cannot be met.
+const DEADLINE_TOO_CLOSE: &str = "in advance: at the measured rate there is no time for the first character";
+
+/// Phase of an engine's life. An engine moves to later phases only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Phase {
+    /// Accepts requests.
+    Open,
+    /// Rejects new requests; queued and running ones go on.
+    Draining,
+    /// The worker is ending, or has ended.
+    Closed,
+    /// The worker panicked and could not start over; every request is rejected.
+    Broken,
+}
+
+/// Terms of a request that decide whether it is queued, and where.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct QueueTerms {
+    pub(super) priority: i32,
+    /// True for a later part of a call that runs.
+    pub(super) continues: bool,
+    /// Time from the request's arrival to its deadline.
+    pub(super) time_limit: Option<Duration>,
+}
+
+/// An engine's state behind its lock, with the signal that wakes its worker.
+pub(super) struct SharedState<R> {
+    pub(super) mutex: Mutex<EngineState<R>>,
+    pub(super) wake_signal: Arc<WakeSignal>,
+}
+
+/// Queue, measured rates and phase. Locked for short moments only: never while a step runs.
+pub(super) struct EngineState<R> {
+    pub(super) scheduler: Scheduler<R>,
+    rules: Rules,
+    pub(super) rates: RateEstimator,
+    pub(super) phase: Phase,
+}
+
+impl<R> SharedState<R> {
+    /// Creates the state of an open engine.
+    pub(super) fn new(rules: Rules) -> Self {
+        let state = EngineState {
+            scheduler: Scheduler::new(rules),
+            rules,
+            rates: RateEstimator::new(rules.rows, rules.chunk),
+            phase: Phase::Open,
+        };
+        Self { mutex: Mutex::new(state), wake_signal: Arc::default() }
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, EngineState<R>> {
+        self.mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Queues a request for the worker. Fails with `QueueFull`, `Draining`, or `Deadline` if the deadline cannot be met.
+    pub(super) fn enqueue(&self, request: R, demand: Demand, terms: QueueTerms) -> Result<()> {
+        self.lock().enqueue(request, demand, terms)?;
+        self.wake_signal.raise();
+        Ok(())
+    }
+
+    /// Makes the worker end all requests, and itself.
+    pub(super) fn close(&self) {
+        self.lock().advance_to(Phase::Closed);
+        self.wake_signal.raise();
+    }
+}
+
+impl<R> EngineState<R> {
+    fn enqueue(&mut self, request: R, demand: Demand, terms: QueueTerms) -> Result<()> {
+        let QueueTerms { priority, continues, time_limit } = terms;
+        let retry = self.rates.retry_after();
+        match self.phase {
+            Phase::Open => {}
+            Phase::Draining if continues => {}
+            Phase::Draining | Phase::Closed => return Err(Error::Draining { retry }),
+            Phase::Broken => return Err(Error::Internal(WORKER_ENDED.into())),
+        }
+        if let Some(limit) = time_limit {
+            let min_duration = self.rates.min_duration(self.scheduler.work_before(&demand, priority));
+            if min_duration.is_some_and(|min| limit < min) {
+                return Err(Error::Deadline { stage: DEADLINE_TOO_CLOSE });
+            }
+        }
+        self.scheduler.submit(request, demand, priority).map_err(|rejection| match rejection {
+            Rejection::Full { what, limit } => Error::QueueFull { what, limit, retry },
+            Rejection::NeverFits => Error::Internal("the request needs more memory than the model has".into()),
+        })
+    }
+
+    /// Puts an empty scheduler in place of the present one, and returns that.
+    pub(super) fn replace_scheduler(&mut self) -> Scheduler<R> {
+        std::mem::replace(&mut self.scheduler, Scheduler::new(self.rules))
+    }
+
+    /// Moves to a later phase; never back to an earlier one.
+    pub(super) fn advance_to(&mut self, phase: Phase) {
+        self.phase = self.phase.max(phase);
+    }
+}

@@ -10,6 +10,7 @@ mod decompression;
 pub(super) mod guarded_body;
 pub(super) mod layer;
 pub(super) mod panics;
+mod reflection_errors;
 mod request_id;
 mod shared_limit;
 #[cfg(test)]
@@ -48,6 +49,8 @@ pub(super) fn stack(routes: Routes, parts: &Parts<'_>) -> Next {
     let service = Around(compression::mirror).layer(routes);
     // Inside all other middleware, which should see a panic in a service as an ordinary failure.
     let service = Around(panics::catch).layer(service);
+    // Inside the limits on bodies, which pass on whole messages; outside the services, which swallow the errors.
+    let service = Around(reflection_errors::report).layer(service);
     // Inside everything that counts or logs failures, because it adds code and details to those of tonic.
     let service = Around(tonic_errors::add_details).layer(service);
     // Outside the services, because it may stop waiting for their response.

@@ -69,6 +69,11 @@ macro_rules! reflects {
                 assert!(descriptor.name.ends_with(file), "{}", descriptor.name);
             }
             assert!(next().await.is_err(), "the symbol does not exist");
+            let long = tokio_stream::iter([ask(symbol(&"x".repeat(5000)))]);
+            let mut answers = client.server_reflection_info(long).await.unwrap().into_inner();
+            let refused = answers.next().await.unwrap().unwrap_err();
+            assert_eq!(refused.code(), tonic::Code::OutOfRange);
+            assert_eq!(refused.message(), "the message: more than 4096 bytes, which is the limit");
         }
     };
 }

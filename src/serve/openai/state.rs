@@ -79,7 +79,7 @@ impl ApiState {
     pub(super) fn check_head(&self, request: &Request) -> Result<Arc<str>, ApiError> {
         let tenant = principal(self.credentials.current().keys.as_ref(), request)?.tenant();
         if !is_json(request.headers()) {
-            let message = "Content-Type: expected application/json";
+            let message = "Content-Type: expected application/json, once";
             return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "not_json", message));
         }
         let encodings = request.headers().get_all(header::CONTENT_ENCODING);
@@ -138,9 +138,13 @@ impl ApiState {
 
 /// Returns true if the headers announce JSON. A browser sends other types for pages of any origin, without asking the server first.
 fn is_json(headers: &HeaderMap) -> bool {
-    let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
-    let kind = kind.split(';').next().unwrap_or_default().trim();
-    kind.eq_ignore_ascii_case("application/json")
+    let is_json_type = |kind: &str| {
+        let kind = kind.split(';').next().unwrap_or_default().trim();
+        kind.eq_ignore_ascii_case("application/json")
+    };
+    let mut kinds = headers.get_all(header::CONTENT_TYPE).iter();
+    let first = kinds.next().and_then(|kind| kind.to_str().ok());
+    first.is_some_and(is_json_type) && kinds.next().is_none()
 }
 
 /// Returns the current time in seconds since 1970.

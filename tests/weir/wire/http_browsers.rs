@@ -93,5 +93,7 @@ async fn only_json_is_accepted() {
         assert_eq!(refused.refused(), (415, "invalid_request_error".into(), String::new()), "{kind}");
         assert!(refused.body().contains("Content-Type: expected application/json"), "{}", refused.body());
     }
+    let twice = ["content-type: application/json", "content-type: text/plain"];
+    assert_eq!(completion(&server, &twice).await.0, 415);
     assert_eq!(completion(&server, &["content-type: Application/JSON; charset=utf-8"]).await.0, 200);
 }

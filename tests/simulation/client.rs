@@ -160,6 +160,7 @@ impl Client {
                 CallKind::Generate => self.generate(plan, &name).await,
                 CallKind::Score => self.score(plan, &name).await,
                 CallKind::Segment => self.segment(plan, &name).await,
+                CallKind::Summarize => self.summarize(plan, &name).await,
                 CallKind::Models => self.models(plan, &name).await,
                 CallKind::Health => self.check_health(plan, &name).await,
                 CallKind::Completion => Ok(self.complete(plan, &name).await),
@@ -205,6 +206,7 @@ impl Client {
             CallKind::Completion => log.count("completion over HTTP", 1),
             CallKind::RoundTrip => log.count("text that came back", 1),
             CallKind::Inference => log.count("inference", 1),
+            CallKind::Summarize => log.count("summary", 1),
             _ => {}
         }
         // a completion has a connection of its own, and health needs no key

@@ -21,11 +21,15 @@ mod client;
 mod codec;
 mod completion;
 mod dice;
+#[path = "../weir/document_model/mod.rs"]
+#[allow(dead_code, reason = "other tests use the rest")]
+mod document_model;
 mod inference;
 mod log;
 mod model;
 mod network;
 mod plan;
+mod summary;
 mod world;
 
 use log::Contents;
@@ -50,11 +54,14 @@ const REPEATED: u64 = 100;
 const MAX_FAILURES: usize = 5;
 
 /// Events that must occur in every run, or the worlds are too peaceful to show anything.
-const EXPECTED: [&str; 21] = [
+const EXPECTED: [&str; 24] = [
     "complete",
     "completion over HTTP",
     "text that came back",
     "inference",
+    "summary",
+    "summary of a cached document",
+    "document that was not kept",
     "cancelled",
     "disconnected",
     "signal",

@@ -23,6 +23,8 @@ pub(crate) struct WorldPlan {
     pub(crate) transport: TransportConfig,
     /// Bytes of key-value memory.
     pub(crate) memory: usize,
+    /// Bytes of key-value memory of the model that summarizes. The longest document fits.
+    pub(crate) reader_memory: usize,
     /// Steps of 1,000 in which memory is refused.
     pub(crate) refusals: usize,
     /// Maximum milliseconds of a step.
@@ -82,6 +84,7 @@ pub(crate) enum CallKind {
     Segment,
     Models,
     Health,
+    Summarize,
     /// Over HTTP.
     Completion,
     /// A text that is compressed and comes back.
@@ -126,6 +129,7 @@ impl WorldPlan {
             limits,
             transport: transport(dice, tenants, has_flood),
             memory: if has_flood { 1000 * PAGE_BYTES } else { memory },
+            reader_memory: dice.pick(&[10_000, 40_000]),
             refusals: if !has_flood && dice.chance(10) { 20 } else { 0 },
             step: dice.between(1, 8),
             stalls: if !has_flood && dice.chance(15) { 10 } else { 0 },
@@ -171,6 +175,7 @@ fn limits(dice: &mut Dice, has_flood: bool) -> Limits {
         stall: Duration::from_millis(dice.pick(&[300, 2000, 30_000])),
         request_time: Duration::from_secs(if !has_flood && dice.chance(10) { 1 } else { 3600 }),
         cache_bytes: dice.pick(&[0, 4 * PAGE_BYTES, 100 * PAGE_BYTES]),
+        document_bytes: dice.pick(&[0, 600, 4000]),
         calibration: Duration::ZERO,
         ..Limits::default()
     }
@@ -293,6 +298,8 @@ impl CallPlan {
             CallKind::RoundTrip,
             CallKind::RoundTrip,
             CallKind::Inference,
+            CallKind::Summarize,
+            CallKind::Summarize,
         ];
         let kind = if dice.chance(60) { CallKind::Generate } else { dice.pick(&kinds) };
         // texts that begin alike share cached pages

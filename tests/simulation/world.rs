@@ -3,6 +3,7 @@
 use crate::{
     client::{self, Client, End},
     dice::Dice,
+    document_model::DocumentModel,
     log::{Contents, Log},
     model::{Faults, SimModel},
     network::{LinkQuality, MAX_LATENCY},
@@ -54,6 +55,8 @@ pub(crate) struct World {
     pub(crate) listener: mpsc::Sender<Accepted>,
     /// The listener for HTTP/1.1.
     pub(crate) http: mpsc::Sender<Accepted>,
+    /// The model that summarizes.
+    pub(crate) reader: Arc<DocumentModel>,
     /// Cancelled once all clients are served, except those that flood the server.
     pub(crate) served: CancellationToken,
     /// True once the server has the signal to shut down.
@@ -84,6 +87,7 @@ pub(crate) fn run(seed: u64) -> Contents {
     runtime.block_on(async {
         let mut dice = Dice(seed);
         let plan = WorldPlan::roll(&mut dice);
+        let reader = DocumentModel::with("reader", plan.reader_memory);
         let (listener, accepted) = mpsc::channel(4);
         let (http, accepted_http) = mpsc::channel(4);
         let world = Arc::new(World {
@@ -91,6 +95,7 @@ pub(crate) fn run(seed: u64) -> Contents {
             log: Log::begin(),
             listener,
             http,
+            reader,
             served: CancellationToken::new(),
             ending: AtomicBool::new(false),
             reloaded: Mutex::new(None),
@@ -107,19 +112,23 @@ async fn live(world: &Arc<World>, accepted: [mpsc::Receiver<Accepted>; 2], mut d
     let faults = Arc::new(Faults::default());
     let model = SimModel::new(plan.memory, plan.refusals, dice.split(), Arc::clone(&faults));
     let audit = Arc::new(Audit { accepted: AtomicUsize::new(0), finished: AtomicUsize::new(0) });
-    let (engine, worker) =
-        Handle::with_task(Arc::clone(&model) as Arc<dyn Model>, plan.limits, Arc::clone(&audit) as Arc<dyn Observer>);
-    // calibration is disabled; deciding it now keeps the server from starting a thread for it
-    let _ = engine.calibrate(Duration::ZERO, || std::ops::ControlFlow::Continue(()));
-    let worker = tokio::spawn(work(worker, plan.step, plan.stalls, Arc::clone(&faults), dice.split()));
+    let models = [Arc::clone(&model) as Arc<dyn Model>, Arc::clone(&world.reader) as Arc<dyn Model>];
+    let mut workers = JoinSet::new();
+    let engines = models.map(|model| {
+        let (engine, worker) = Handle::with_task(model, plan.limits, Arc::clone(&audit) as Arc<dyn Observer>);
+        // calibration is disabled; deciding it now keeps the server from starting a thread for it
+        let _ = engine.calibrate(Duration::ZERO, || std::ops::ControlFlow::Continue(()));
+        workers.spawn(work(worker, plan.step, plan.stalls, Arc::clone(&faults), dice.split()));
+        engine
+    });
     let (stop, stopped) = oneshot::channel();
     let shutdown = async {
         let _ = stopped.await;
     };
-    let engines = Engines::new(vec![engine.clone()]).unwrap();
+    let served = Engines::new(engines.to_vec()).unwrap();
     let [grpc, http] = accepted.map(Listener::InProcess);
     let force_shutdown = CancellationToken::new();
-    let parts = ServerParts { http: Some(http), force_shutdown: force_shutdown.clone(), ..engines.into() };
+    let parts = ServerParts { http: Some(http), force_shutdown: force_shutdown.clone(), ..served.into() };
     let server = serve::run(grpc, parts, shutdown, plan.transport.clone());
     let server = tokio::spawn(server);
     let signal = tokio::spawn(signal(Arc::clone(world), stop, force_shutdown));
@@ -137,14 +146,14 @@ async fn live(world: &Arc<World>, accepted: [mpsc::Receiver<Accepted>; 2], mut d
     sleep(SETTLED).await;
     faults.break_worker.store(false, Relaxed);
     faults.calm.store(true, Relaxed);
-    check_gauges(world, &engine, &audit);
-    if engine.phase() == Phase::Broken {
-        log.violation("the worker has not recovered from its panics");
+    check_gauges(world, &engines, &audit);
+    if engines.iter().any(|engine| engine.phase() == Phase::Broken) {
+        log.violation("a worker has not recovered from its panics");
     }
     if plan.shutdown.is_none() {
         probe(world, dice.split()).await;
         sleep(SETTLED).await;
-        check_gauges(world, &engine, &audit);
+        check_gauges(world, &engines, &audit);
     }
     world.served.cancel();
     log.line("the clients are gone");
@@ -157,10 +166,11 @@ async fn live(world: &Arc<World>, accepted: [mpsc::Receiver<Accepted>; 2], mut d
         Ok(Ok(Ok(()))) => log.line("the server has ended"),
         other => log.violation(format_args!("the server does not end: {other:?}")),
     }
-    drop(engine);
-    let ended = worker.await;
-    if ended.is_err() {
-        log.violation(format_args!("the worker ended with {ended:?}"));
+    drop(engines);
+    while let Some(ended) = workers.join_next().await {
+        if ended.is_err() {
+            log.violation(format_args!("a worker ended with {ended:?}"));
+        }
     }
     check_leaks(world, &model, &faults).await;
 }
@@ -266,23 +276,27 @@ async fn probe(world: &Arc<World>, mut dice: Dice) {
     drop(link);
 }
 
-fn check_gauges(world: &World, engine: &Handle, audit: &Audit) {
+fn check_gauges(world: &World, engines: &[Handle], audit: &Audit) {
     let log = &world.log;
-    let load = engine.load();
-    if load != (Load { queued: 0, running: 0, bytes: 0 }) {
-        log.violation(format_args!("without clients, the engine has {load:?}"));
-    }
     let accepted = audit.accepted.load(Relaxed);
     let finished = audit.finished.load(Relaxed);
     if accepted != finished {
         log.violation(format_args!("{accepted} requests were accepted, {finished} ended"));
     }
-    let cached = engine.memory().in_use;
-    if cached > world.plan.limits.cache_bytes {
-        log.violation(format_args!("the cache holds {cached} bytes"));
+    // texts are cached for the first, documents for the second
+    let limits = &world.plan.limits;
+    for (engine, limit) in engines.iter().zip([limits.cache_bytes, limits.document_bytes]) {
+        let load = engine.load();
+        if load != (Load { queued: 0, running: 0, bytes: 0 }) {
+            log.violation(format_args!("without clients, the engine has {load:?}"));
+        }
+        let cached = engine.memory().in_use;
+        if cached > limit {
+            log.violation(format_args!("the cache holds {cached} bytes"));
+        }
+        log.line(format_args!("{:?} {finished} ended, {cached} bytes cached", engine.counters()));
+        log.count("preemption", engine.counters().preemptions as usize);
     }
-    log.line(format_args!("{:?} {finished} ended, {cached} bytes cached", engine.counters()));
-    log.count("preemption", engine.counters().preemptions as usize);
 }
 
 /// Checks that nothing is left of the server and the engine.
@@ -291,6 +305,12 @@ async fn check_leaks(world: &World, model: &SimModel, faults: &Faults) {
     sleep(Duration::from_secs(1)).await;
     if model.in_use() > 0 {
         log.violation(format_args!("{} bytes of pages leaked", model.in_use()));
+    }
+    if world.reader.alive() > 0 {
+        log.violation(format_args!("{} documents or rows leaked", world.reader.alive()));
+    }
+    if world.reader.peak() > world.plan.reader_memory {
+        log.violation(format_args!("documents and rows took {} bytes", world.reader.peak()));
     }
     let tasks = Runtime::current().metrics().num_alive_tasks();
     if tasks > 0 {

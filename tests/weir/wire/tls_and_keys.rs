@@ -2,7 +2,12 @@
 
 use super::{Server, details, eventually, fake_model::Kind, long, plain, prompt, read, reason};
 use crate::certificates::{Certificates, tls};
-use std::{path::Path, time::Duration};
+use std::{path::Path, sync::Arc, time::Duration};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
+use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, crypto::ring};
 use tokio_stream::StreamExt;
 use tonic::{Code, Request, Status, metadata::MetadataValue, transport::Channel};
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
@@ -45,6 +50,40 @@ async fn connections_can_use_tls() {
         .expect_err("the server's certificate is of another authority");
     tried(certificates.reach(address, None)).await.unwrap();
     server.at_rest().await;
+}
+
+/// Returns what a client sends first.
+fn client_hello() -> Vec<u8> {
+    let provider = Arc::new(ring::default_provider());
+    let versions = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+    let mut config = versions.with_root_certificates(RootCertStore::empty()).with_no_client_auth();
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    let mut connection = ClientConnection::new(Arc::new(config), "localhost".try_into().unwrap()).unwrap();
+    let mut hello = Vec::new();
+    connection.write_tls(&mut hello).unwrap();
+    hello
+}
+
+/// The server computes one signature at a time, but waits for no client meanwhile.
+#[tokio::test]
+async fn unfinished_handshakes_let_others_pass() {
+    let certificates = Certificates::new();
+    let config = TransportConfig {
+        access: certificates.access(false),
+        handshake: Duration::from_secs(600),
+        ..TransportConfig::default()
+    };
+    let reach = |address| certificates.reach(address, None);
+    let server = Server::reached_by(Limits::default(), config, &MODELS, reach).await;
+    let mut silent = Vec::new();
+    for _ in 0..3 {
+        let mut client = TcpStream::connect(server.running.address).await.unwrap();
+        client.write_all(&client_hello()).await.unwrap();
+        // The server has answered, and waits for the client.
+        client.read_u8().await.unwrap();
+        silent.push(client);
+    }
+    tried(certificates.reach(server.running.address, None)).await.unwrap();
 }
 
 #[tokio::test]

@@ -179,7 +179,8 @@ impl Handle {
         let demand = request.demand(&*inner.model, cached);
         let arrived = request.timer.arrived;
         let time_limit = request.deadline.map(|deadline| deadline.saturating_duration_since(arrived));
-        inner.state.enqueue(request, demand, QueueTerms { priority: terms.priority, continues: terms.continues, time_limit })?;
+        let queue_terms = QueueTerms { priority: terms.priority, continues: terms.continues, time_limit };
+        inner.state.enqueue(request, demand, queue_terms)?;
         inner.observer.accepted();
         Ok(())
     }

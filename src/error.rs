@@ -37,7 +37,20 @@ pub enum Code {
 impl Code {
     /// Returns the name of the code as gRPC writes it.
     pub fn name(self) -> &'static str {
-        weir_proto::CODE_NAMES[self as usize]
+        match self {
+            Self::InvalidArgument => "INVALID_ARGUMENT",
+            Self::NotFound => "NOT_FOUND",
+            Self::Unimplemented => "UNIMPLEMENTED",
+            Self::FailedPrecondition => "FAILED_PRECONDITION",
+            Self::ResourceExhausted => "RESOURCE_EXHAUSTED",
+            Self::Unauthenticated => "UNAUTHENTICATED",
+            Self::DeadlineExceeded => "DEADLINE_EXCEEDED",
+            Self::Cancelled => "CANCELLED",
+            Self::PermissionDenied => "PERMISSION_DENIED",
+            Self::OutOfRange => "OUT_OF_RANGE",
+            Self::Unavailable => "UNAVAILABLE",
+            Self::Internal => "INTERNAL",
+        }
     }
 }
 

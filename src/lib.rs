@@ -3,6 +3,40 @@
 //! A boundary predictor splits the stream into segments while text is generated. The deep middle of the network runs once per
 //! segment instead of once per character.
 //!
+//! # In a program of your own
+//!
+//! A program needs a checkpoint, the model that is loaded from it, and an engine that runs the model:
+//!
+//! ```
+//! use weir::{
+//!     decode::options::Generate,
+//!     engine::{Event, Handle, Job, Limits},
+//!     family::{checkpoint::CheckpointSource, load::{Settings, load_as}},
+//!     text::StreamDetokenizer,
+//! };
+//!
+//! let source = CheckpointSource::default(); // the embedded model
+//! let model = load_as(&source, &source.name(), &Settings::default())?;
+//! let mut request = Generate::from_text("the history of ", model.card())?;
+//! request.stopping.max_chars = 20;
+//!
+//! let mut decoder = StreamDetokenizer::new(model.card().vocabulary.clone());
+//! let engine = Handle::start(model, Limits::default())?;
+//! let mut events = engine.submit(Job::Generate(request), None)?;
+//! let mut text = String::new();
+//! while let Some(event) = events.blocking_recv() {
+//!     if let Event::Characters(characters) = event? {
+//!         characters.iter().for_each(|character| text += decoder.push_symbol(character.symbol, character.cut));
+//!     }
+//! }
+//! text += decoder.finish();
+//! assert_eq!(text.len(), 20);
+//! # Ok::<(), weir::error::Error>(())
+//! ```
+//!
+//! Without default features, this crate is the engine with its model families. Further features add the other rooms of the table
+//! below: `candle`, `server`, `http` (with `server`) and `cli` (with `http`). `docs/embedding.md` describes them.
+//!
 //! # The path of a request
 //!
 //! A `Generate` call passes 18 main files, one for each stage. Each layer of the middleware has its own file next to
@@ -40,28 +74,34 @@
 //! | [`decode`] | the contract between models and engine; the state of one sequence | kernels, text |
 //! | [`family`] | whole models, checkpoints, converters; Hugging Face models with the feature `candle` | decode, kernels, nn, text |
 //! | [`engine`] | scheduler, batches and caches: many sequences on one model | decode, sync |
-//! | [`metrics`] | every metric, declared once | decode, engine |
+//! | [`metrics`] | every metric, declared once; feature `server` | decode, engine |
 //! | [`verify`] | second implementations of the families, to check checkpoints; feature `candle` | decode, family, text |
-//! | [`report`] | benchmarks, and the limits of the machine | decode, kernels, text |
-//! | [`serve`] | gRPC and HTTP services | config, decode, engine, metrics, text |
-//! | [`config`] | validated settings | engine, family |
-//! | [`cli`] | one file per subcommand | config, decode, engine, family, kernels, report, serve, text, verify |
+//! | [`report`] | benchmarks, and the limits of the machine; feature `cli` | decode, kernels, text |
+//! | [`serve`] | gRPC services, feature `server`; HTTP services, feature `http` | config, decode, engine, metrics, text |
+//! | [`config`] | validated settings; feature `server` | engine, family |
+//! | [`cli`] | one file per subcommand; feature `cli` | config, decode, engine, family, kernels, report, serve, text, verify |
 //!
 //! # What holds everywhere
 //!
 //! The numbers of a row depend neither on the other rows of the batch nor on how its symbols were split into steps, bit for bit:
 //! see [`kernels`]. A closed segment is never computed again. Everything that grows has a limit.
 
+#[cfg(feature = "cli")]
 pub mod cli;
+#[cfg(feature = "server")]
 pub mod config;
 pub mod decode;
 pub mod engine;
 pub mod error;
 pub mod family;
 pub mod kernels;
+#[cfg(feature = "server")]
 pub mod metrics;
 pub mod nn;
+#[cfg(feature = "cli")]
 pub mod report;
+#[cfg(feature = "server")]
+#[cfg_attr(not(feature = "http"), expect(dead_code, reason = "only the HTTP ports use some of its functions"))]
 pub mod serve;
 mod sync;
 pub mod text;

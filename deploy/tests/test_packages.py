@@ -65,6 +65,21 @@ def test_the_crate_contains_one_model_and_no_tests() -> None:
     assert sum(sizes) < MAX_BYTES
 
 
+def built(*arguments: str) -> Set[str]:
+    """Returns the crates, with their features, that cargo builds."""
+    if shutil.which("cargo") is None:
+        pytest.skip("cargo is not installed")
+    command = ["cargo", "tree", "--edges", "normal,build", "--prefix", "none", "--no-dedupe", "--format", "{p} {f}", "--offline", "--locked"]
+    listed = subprocess.run([*command, *arguments], cwd=local.ROOT, capture_output=True, text=True, timeout=local.TIMEOUT)
+    assert listed.returncode == 0, listed.stderr
+    return set(listed.stdout.splitlines())
+
+
+def test_a_build_after_one_of_the_workspace_builds_nothing_again() -> None:
+    # A crate with other features would be built twice, and the program would not use what the tests of the workspace use.
+    assert built("--package", "weir") <= built("--workspace")
+
+
 def test_the_image_needs_the_files_that_are_copied() -> None:
     ignored = (local.ROOT / ".dockerignore").read_text().splitlines()
     copied = re.findall(r"^COPY (?!--from)(.+) \S+$", (local.ROOT / "Dockerfile").read_text(), re.MULTILINE)

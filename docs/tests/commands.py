@@ -48,6 +48,7 @@ class Elsewhere:
 Step = Union[Runs, Serves, Elsewhere]
 
 BUILT = "the tests run after the build"
+EXAMPLES = "tests/weir/examples.rs runs the examples"
 CI = ".ci runs it"
 DOCKER = "the tests have no Docker; tests/weir/operations.rs checks the image's settings"
 CLUSTER = "the tests have no cluster; deploy/tests checks the manifests against their schemas"
@@ -221,6 +222,11 @@ PAGES: Dict[str, List[Step]] = {
             r"article\.out: .*\d+ characters per second\n",
             writes=("article.out", r"the river is pooling the rest is going on [a-z ]+ stone bridge ?"),
         ),
+    ],
+    "docs/embedding.md": [
+        Elsewhere('cargo run --release --example embed -- "the history of the city"', EXAMPLES),
+        Elsewhere('cargo run --release --example stream -- "the river " "the castle " "a new law "', EXAMPLES),
+        Elsewhere('cargo run --release --example score -- "the history of the city"', EXAMPLES),
     ],
     "docs/getting-started.md": [
         Elsewhere("cargo build --release", BUILT),

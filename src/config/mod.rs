@@ -7,6 +7,7 @@ mod api_keys;
 mod checks;
 mod cors;
 mod credentials;
+#[cfg(feature = "cli")]
 pub mod file;
 mod secret_file;
 mod tls;

@@ -103,7 +103,7 @@ pub enum Job {
 
 impl Job {
     /// Returns the symbols that come with the request: its prompt, text or block.
-    pub(crate) fn symbols(&self) -> &[u32] {
+    pub fn symbols(&self) -> &[u32] {
         match self {
             Self::Generate(request) => &request.prompt,
             Self::Score(request) => &request.symbols,
@@ -113,7 +113,7 @@ impl Job {
     }
 }
 
-/// Conditions under which a request runs.
+/// Conditions under which a request runs. A deadline, or `None`, becomes terms without anything else.
 #[derive(Debug, Clone, Default)]
 pub struct Terms {
     /// When the client stops waiting for the outcome.

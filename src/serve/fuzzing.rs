@@ -2,10 +2,11 @@
 //! only.
 
 use super::{
+    completion_request::CompletionRequest,
     grpc,
     middleware::whole_messages::WholeMessages,
     oip,
-    openai::{inference::request::InferenceRequest, request::CompletionRequest, summaries},
+    openai::{inference::request::InferenceRequest, summaries},
 };
 use tonic::codegen::Bytes;
 

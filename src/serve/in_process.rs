@@ -5,13 +5,11 @@
 use crate::{
     engine::clock,
     serve::{
-        call::{Call, Peer, REQUEST_ID, request_id},
+        call::{Call, Peer, REQUEST_ID},
         middleware::layer::Next,
     },
 };
-use axum::{extract::FromRequestParts, http::request::Parts, response::Response};
 use std::{
-    convert::Infallible,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -47,17 +45,9 @@ pub(super) struct ClientContext {
     deadline: Option<Instant>,
 }
 
-impl<S: Sync> FromRequestParts<S> for ClientContext {
-    type Rejection = Infallible;
-
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
-        let id = request_id(&parts.headers);
-        Ok(Self::new(id, &parts.headers, parts.extensions.get().cloned(), None))
-    }
-}
-
 impl ClientContext {
-    fn new(request_id: Arc<str>, all: &HeaderMap, peer: Option<Peer>, deadline: Option<Instant>) -> Self {
+    /// Creates the context of a request with these headers.
+    pub(super) fn new(request_id: Arc<str>, all: &HeaderMap, peer: Option<Peer>, deadline: Option<Instant>) -> Self {
         let mut headers = HeaderMap::new();
         for name in INHERITED {
             for value in all.get_all(name) {
@@ -100,13 +90,5 @@ impl ClientContext {
             call.set_timeout(deadline.saturating_duration_since(clock::now()).min(MAX_TIMEOUT));
         }
         call
-    }
-
-    /// Adds the request's id to a response.
-    pub(super) fn with_request_id(&self, mut response: Response) -> Response {
-        if let Ok(value) = HeaderValue::from_str(&self.request_id) {
-            response.headers_mut().insert(REQUEST_ID, value);
-        }
-        response
     }
 }

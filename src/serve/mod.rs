@@ -10,12 +10,14 @@ mod admin;
 mod call;
 pub mod client;
 mod collected;
-#[cfg(any(test, fuzzing))]
+mod completion_request;
+#[cfg(all(feature = "http", any(test, fuzzing)))]
 pub mod fuzzing;
 mod grpc;
 mod in_process;
 mod middleware;
 mod oip;
+#[cfg(feature = "http")]
 mod openai;
 mod registry;
 mod status;
@@ -31,10 +33,9 @@ pub use registry::{
 };
 pub use status::{DOMAIN, status};
 pub use traces::Traces;
-pub use transport::{
-    admin_port::serve_admin_port,
-    listener::{Accepted, Duplex, Listener},
-};
+#[cfg(feature = "http")]
+pub use transport::admin_port::serve_admin_port;
+pub use transport::listener::{Accepted, Duplex, Listener};
 
 use crate::{
     config::TransportConfig,
@@ -44,7 +45,6 @@ use crate::{
 use collected::CollectedLimits;
 use grpc::{generation::JobService, latency::LatencyService, models::ModelsService};
 use middleware::{auth::KEYLESS_MESSAGE_BYTES, body_limits::BodyMemory, compression::compressing};
-use openai::{ApiServices, ApiState};
 use registry::{calibration, drain::Gate};
 use std::{future::Future, sync::Arc, time::Duration};
 use tokenization::TokenizationWorkers;
@@ -90,6 +90,7 @@ pub struct ServerParts {
     /// The exporter of spans, if calls are traced.
     pub traces: Option<Traces>,
     /// The listener of the OpenAI API, if it is to run.
+    #[cfg(feature = "http")]
     pub http: Option<Listener>,
     /// Once it is cancelled, the shutdown ends running requests at once.
     pub force_shutdown: CancellationToken,
@@ -97,7 +98,14 @@ pub struct ServerParts {
 
 impl From<Monitor> for ServerParts {
     fn from(monitor: Monitor) -> Self {
-        Self { monitor, admin: None, traces: None, http: None, force_shutdown: CancellationToken::new() }
+        Self {
+            monitor,
+            admin: None,
+            traces: None,
+            #[cfg(feature = "http")]
+            http: None,
+            force_shutdown: CancellationToken::new(),
+        }
     }
 }
 
@@ -116,7 +124,14 @@ pub async fn run(
     shutdown: impl Future<Output = ()>,
     config: TransportConfig,
 ) -> Result<()> {
-    let ServerParts { monitor, admin, traces, http, force_shutdown } = parts.into();
+    let ServerParts {
+        monitor,
+        admin,
+        traces,
+        #[cfg(feature = "http")]
+        http,
+        force_shutdown,
+    } = parts.into();
     let engines = monitor.engines().clone();
     let gate = Gate::open();
     let services: Vec<_> = SERVICES.into_iter().chain(admin.is_some().then_some(ADMIN)).collect();
@@ -164,11 +179,14 @@ pub async fn run(
     );
     let incoming = connections::incoming(listener.into(), &config, draining.clone(), Protocol::Http2);
     let grpc = http2::serve(incoming, calls.clone(), &config, closing.clone());
+    #[cfg(not(feature = "http"))]
+    let openai = std::future::ready(());
+    #[cfg(feature = "http")]
     let openai = async {
         if let Some(listener) = http {
             let incoming = connections::incoming(listener, &config, draining.clone(), Protocol::Http1);
-            let services = ApiServices { calls: in_process::services(calls), workers, collected, memory };
-            let api = ApiState::new(services, monitor.clone(), &config);
+            let services = openai::ApiServices { calls: in_process::services(calls), workers, collected, memory };
+            let api = openai::ApiState::new(services, monitor.clone(), &config);
             openai::serve(incoming, api, &config, closing.clone()).await;
         }
     };

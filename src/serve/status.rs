@@ -245,6 +245,7 @@ mod tests {
             let status = status(&error, "r1");
             let details = status.get_error_details();
             assert_eq!(status.code(), code, "{error}");
+            assert_eq!(error.code().name(), code_name(code));
             assert_eq!(status.message(), error.to_string());
             assert_eq!(details.request_info().unwrap().request_id, "r1");
             let info = details.error_info().unwrap();

@@ -8,7 +8,7 @@ mod codec_part;
 mod codec_response;
 mod convert;
 mod document_upload;
-#[cfg(any(test, fuzzing))]
+#[cfg(all(feature = "http", any(test, fuzzing)))]
 pub(super) mod fuzzing;
 mod generate_stream;
 pub(super) mod generation;

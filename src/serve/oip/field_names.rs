@@ -1,7 +1,7 @@
 //! Converts errors of calls within the process to the field names of this protocol.
 
 use super::tensors::TEXT_INPUT;
-use crate::serve::openai::request::api_field_name;
+use crate::serve::completion_request::api_field_name;
 use tonic::Status;
 use tonic_types::{ErrorDetails, StatusExt};
 

@@ -7,7 +7,7 @@
 
 mod codec;
 mod field_names;
-#[cfg(any(test, fuzzing))]
+#[cfg(all(feature = "http", any(test, fuzzing)))]
 pub(super) mod fuzzing;
 mod infer_stream;
 mod models;

@@ -4,7 +4,7 @@ use super::tensors::{EXCLUDE_INPUT, Inputs, OUTPUTS, RETURN, SAMPLING_PARAMETERS
 use crate::{
     engine::clock,
     error::{Error, Result, clip, quoted},
-    serve::openai::request::{CompletionRequest, wrong_type},
+    serve::completion_request::{CompletionRequest, wrong_type},
 };
 use prost::Message;
 use serde_json::{Map, Value};

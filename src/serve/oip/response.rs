@@ -4,7 +4,7 @@ use super::{
     request::{OutputOptions, VERSION},
     tensors::{OUTPUTS, OutputValue, push_output},
 };
-use crate::serve::{openai::request::finish_reason, status::code_name};
+use crate::serve::{completion_request::finish_reason, status::code_name};
 use serde_json::{Map, json};
 use tonic::Status;
 use tonic_types::StatusExt;

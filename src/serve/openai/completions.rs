@@ -2,14 +2,17 @@
 
 use super::{
     error::ApiError,
-    request::{CompletionRequest, StreamOptions},
     response::{Choice, CompletionHead, TokenCounts},
     sse::{self, EventSource},
     state::{ApiServices, ApiState},
 };
 use crate::{
     engine::clock,
-    serve::{in_process::ClientContext, middleware::guarded_body::GuardedBody},
+    serve::{
+        completion_request::{CompletionRequest, StreamOptions},
+        in_process::ClientContext,
+        middleware::guarded_body::GuardedBody,
+    },
 };
 use axum::{
     Json,

@@ -1,7 +1,9 @@
 //! Errors of the HTTP API: an HTTP status, and a body in OpenAI's form.
 
-use super::request::api_field_name;
-use crate::{error::Error, serve::status::status};
+use crate::{
+    error::Error,
+    serve::{completion_request::api_field_name, status::status},
+};
 use axum::{
     Json,
     http::{HeaderValue, StatusCode, header},

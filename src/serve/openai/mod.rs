@@ -2,21 +2,18 @@
 //!
 //! A request becomes calls of the gRPC services within the process ([`in_process`](super::in_process)), so keys, limits, deadlines,
 //! metrics and traces apply as to any call. This folder has the connections, the bodies, and the translation between both forms:
-//! `request` (also used by `oip`), `response`, `sse` (streams) and `error`.
+//! [`completion_request`](super::completion_request) (also used by `oip`), `response`, `sse` (streams) and `error`.
 //!
 //! hyper itself answers a request whose head it cannot parse: 400, 414 or 431 without a body.
 
-mod bounded;
 mod chat;
 mod completions;
+mod context;
 mod error;
 pub(super) mod inference;
 mod models;
 mod playground;
-mod prompts;
-pub(super) mod request;
 mod response;
-mod seed;
 mod sse;
 mod state;
 pub(super) mod summaries;

@@ -1,6 +1,7 @@
 //! Completions in OpenAI's JSON, from events of `Generate`.
 
-use super::{request::finish_reason, state::unix_seconds};
+use super::state::unix_seconds;
+use crate::serve::completion_request::finish_reason;
 use serde_json::{Map, Value, json};
 use weir_proto::v1;
 

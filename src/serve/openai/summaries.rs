@@ -3,14 +3,17 @@
 
 use super::{
     error::ApiError,
-    request::parse_json,
-    seed::Seed,
     sse::{self, EventSource},
     state::ApiState,
 };
 use crate::{
     error::Error,
-    serve::{collected::CollectedSize, in_process::ClientContext, middleware::guarded_body::GuardedBody},
+    serve::{
+        collected::CollectedSize,
+        completion_request::{parse_json, seed::Seed},
+        in_process::ClientContext,
+        middleware::guarded_body::GuardedBody,
+    },
 };
 use axum::{
     Json,

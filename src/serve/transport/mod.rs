@@ -1,14 +1,18 @@
 //! Connections below HTTP: accepted, identified, and closed.
 
 mod adapted;
+#[cfg(feature = "http")]
 pub(super) mod admin_port;
+#[cfg(feature = "http")]
 pub(super) mod browser_checks;
 mod connection_table;
 pub(super) mod connections;
+#[cfg(feature = "http")]
 pub(super) mod cors;
 mod frames;
 pub(super) mod http2;
 pub(super) mod lifetime;
+#[cfg(feature = "http")]
 pub(super) mod lingering_close;
 pub(super) mod listener;
 pub(super) mod serving;

@@ -56,8 +56,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ("libc", &["family", "kernels"]),
     ("lru", &["engine"]),
     ("uuid", &["engine", "serve"]),
-    // `error` names only the table of status codes.
-    ("weir_proto", &["error", "serve"]),
+    ("weir_proto", &["serve"]),
     // Reads official checkpoints, and messages that may be absent.
     ("prost", &["family", "serve"]),
     ("tokio_stream", &["serve"]),

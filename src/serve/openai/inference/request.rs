@@ -1,6 +1,6 @@
 //! Inference requests in JSON, converted to messages. Lists are bounded while they are parsed; the service checks their contents.
 
-use crate::{error::Result, serve::openai::request::parse_json};
+use crate::{error::Result, serve::completion_request::parse_json};
 use serde::{
     Deserialize, Deserializer,
     de::{Error, MapAccess, SeqAccess, Unexpected, Visitor},

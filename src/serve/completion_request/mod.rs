@@ -1,17 +1,19 @@
-//! Completion requests of OpenAI's API, converted to requests of `Generate`.
+//! Completion requests of OpenAI's API, converted to requests of `Generate`. The Open Inference Protocol's become such requests, too.
 //!
 //! Field names are OpenAI's, else vLLM's; `boundaries`, `boundary_mode` and `max_segments` are ours. Unknown fields and nulls are
 //! ignored, as clients of other servers expect. An unsupported option is rejected, unless its value has no effect.
 
-use super::{
-    bounded::{Bias, Biases, Texts},
-    prompts::{Prompt, Prompts},
-    seed::Seed,
-};
+mod bounded;
+mod prompts;
+pub(crate) mod seed;
+
 use crate::{
     decode::options::OptionLimits,
     error::{Error, Result, quoted},
 };
+use bounded::{Bias, Biases, Texts};
+use prompts::{Prompt, Prompts};
+use seed::Seed;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use weir_proto::v1;

@@ -183,6 +183,19 @@ pub struct KvMemory {
 }
 
 /// A model's properties, as clients see them.
+///
+/// ```
+/// use weir::family::{checkpoint::CheckpointSource, load::{Settings, load_as}};
+///
+/// let source = CheckpointSource::default();
+/// let model = load_as(&source, &source.name(), &Settings::default())?;
+/// let card = model.card();
+/// assert_eq!((card.name.as_str(), card.family), ("hourglass-whitespace-english", "hourglass"));
+/// assert!(card.pooled && card.vocabulary.len() == 27);
+/// let symbols = card.encode("prompt", "The River")?;
+/// assert_eq!(card.vocabulary.decode(&symbols), "the river");
+/// # Ok::<(), weir::error::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct Card {
     /// The name under which it is served: its folder's name, unless it was loaded under another one.

@@ -21,14 +21,7 @@ impl Generate {
     /// ```
     pub fn from_text(prompt: &str, card: &Card) -> Result<Self> {
         let prompt = card.encode("prompt", prompt)?;
-        let stopping = Stopping {
-            max_chars: Stopping::default_max_chars(prompt.len(), card),
-            min_chars: 0,
-            max_segments: None,
-            stop: Vec::new(),
-            include_stop: false,
-            ignore_end: false,
-        };
+        let stopping = Stopping { max_chars: Stopping::default_max_chars(prompt.len(), card), ..Stopping::default() };
         let sampling = card.sampling.into();
         Ok(Self { prompt, sampling, stopping, details: Default::default(), boundaries: Default::default() })
     }
@@ -36,6 +29,26 @@ impl Generate {
 
 impl Score {
     /// A request for the log-probability of each character of `text`. Fails as [`Card::encode`] does.
+    ///
+    /// ```
+    /// # use weir::family::{checkpoint::CheckpointSource, load::{Settings, load_as}};
+    /// use weir::{decode::options::Score, engine::{Event, Handle, Job, Limits}};
+    ///
+    /// # let source = CheckpointSource::default();
+    /// # let model = load_as(&source, &source.name(), &Settings::default())?;
+    /// let request = Score::from_text("the river", model.card())?;
+    /// let engine = Handle::start(model, Limits::default())?;
+    /// let mut events = engine.submit(Job::Score(request), None)?;
+    /// let mut logprobs = Vec::new();
+    /// while let Some(event) = events.blocking_recv() {
+    ///     if let Event::Characters(characters) = event? {
+    ///         logprobs.extend(characters.into_iter().map(|character| character.logprob));
+    ///     }
+    /// }
+    /// // This model has no start mark, so it cannot predict the first character.
+    /// assert!(logprobs.len() == 9 && logprobs[0].is_none() && logprobs[1..].iter().all(Option::is_some));
+    /// # Ok::<(), weir::error::Error>(())
+    /// ```
     pub fn from_text(text: &str, card: &Card) -> Result<Self> {
         let symbols = card.encode("text", text)?;
         Ok(Self { symbols, logprobs: true, top: 0, boundaries: Default::default(), windows: None })

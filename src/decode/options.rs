@@ -48,6 +48,15 @@ pub struct WindowOptions {
 }
 
 /// How symbols are chosen. In this order: bias, repetition penalty, temperature, then the three cuts, then a draw.
+///
+/// The default draws from the model's own distribution, with seed 0. [`Card::sampling`] has the checkpoint's defaults.
+///
+/// ```
+/// use weir::decode::options::Sampling;
+///
+/// let careful = Sampling { temperature: 0.7, top_p: 0.9, seed: 7, ..Sampling::default() };
+/// assert_eq!((careful.top_k, careful.repetition_penalty), (0, 1.0));
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sampling {
     /// 0 takes the most probable symbol (the lowest id of equals).
@@ -79,7 +88,16 @@ impl From<SamplingDefaults> for Sampling {
     }
 }
 
-/// When to stop.
+/// When to stop. The default stops after 256 symbols, or when the model ends the text.
+///
+/// ```
+/// use weir::{decode::options::Stopping, text::{TextNormaliser, Vocabulary}};
+///
+/// let vocabulary = Vocabulary::byte_level(TextNormaliser::None);
+/// let stop = vocabulary.encode_stop("\n").into_iter().collect();
+/// let one_line = Stopping { max_chars: 80, stop, ..Stopping::default() };
+/// assert_eq!(one_line.stop, [[10]]);
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct Stopping {
     /// Maximum symbols to generate. With 0 the prompt is processed, and echoed if requested.
@@ -97,7 +115,20 @@ pub struct Stopping {
     pub ignore_end: bool,
 }
 
-/// Details emitted in addition to the symbols.
+impl Default for Stopping {
+    fn default() -> Self {
+        Self {
+            max_chars: DEFAULT_MAX_CHARS,
+            min_chars: 0,
+            max_segments: None,
+            stop: Vec::new(),
+            include_stop: false,
+            ignore_end: false,
+        }
+    }
+}
+
+/// Details emitted in addition to the symbols. The default emits none.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Details {
     /// Emit the prompt's symbols first.

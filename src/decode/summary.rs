@@ -11,6 +11,38 @@ use super::{
 use crate::error::Result;
 
 /// A summarization request. Options that are none take the checkpoint's default.
+///
+/// ```
+/// # use std::path::Path;
+/// # use weir::family::load::{Settings, load};
+/// use weir::{
+///     decode::summary::Summarize,
+///     engine::{DocumentEvent, DocumentSource, Event, Handle, Limits},
+/// };
+///
+/// # let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/compared/summarizer-pyramidion");
+/// # let model = load(&folder, &Settings::default())?;
+/// let Some(encoder) = model.document_encoder() else { panic!("the model reads no documents") };
+/// let vocabulary = model.card().vocabulary.clone();
+/// let pieces = vocabulary.encode_subwords("document", "The river rose, and the mill stopped.")?;
+/// let mut document: Vec<u32> = pieces.iter().map(|piece| piece.id).collect();
+/// document.push(encoder.limits().marks.end);
+///
+/// let request = Summarize { max_tokens: Some(12), ..Summarize::default() };
+/// let engine = Handle::start(model, Limits::default())?;
+/// let (upload, incoming) = engine.upload();
+/// let mut events = engine.summarize(&request, DocumentSource::Uploading(incoming), None)?;
+/// // A long document is pushed in parts, and encoded while it arrives.
+/// upload.push(&document, &[]);
+/// upload.close(false);
+/// while let Some(event) = events.blocking_recv() {
+///     if let Event::Document(DocumentEvent::Summarized(summary)) = event? {
+///         let text = vocabulary.decode(&summary.hypotheses[0].tokens);
+///         assert!(!text.is_empty());
+///     }
+/// }
+/// # Ok::<(), weir::error::Error>(())
+/// ```
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Summarize {
     /// Beam width: hypotheses followed in parallel.

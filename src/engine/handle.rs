@@ -40,6 +40,31 @@ use std::{
 const MAX_ID_BYTES: usize = 64;
 
 /// A running engine. Clones share it; dropping the last one stops the worker and joins its thread.
+///
+/// ```
+/// # use weir::family::{checkpoint::CheckpointSource, load::{Settings, load_as}};
+/// use std::time::{Duration, Instant};
+/// use weir::{
+///     decode::options::{FinishReason, Generate},
+///     engine::{Event, Handle, Job, Limits},
+/// };
+///
+/// # let source = CheckpointSource::default();
+/// # let model = load_as(&source, &source.name(), &Settings::default())?;
+/// let engine = Handle::start(model, Limits { rows: 2, ..Limits::default() })?;
+/// let mut request = Generate::from_text("the river ", engine.card())?;
+/// request.stopping.max_chars = 8;
+/// let deadline = Instant::now() + Duration::from_secs(60);
+/// let mut events = engine.submit(Job::Generate(request), Some(deadline))?;
+/// let mut last = None;
+/// // Asynchronous programs call `recv().await`.
+/// while let Some(event) = events.blocking_recv() {
+///     last = Some(event?);
+/// }
+/// let Some(Event::Finished { reason, usage, .. }) = last else { panic!("{last:?}") };
+/// assert_eq!((reason, usage.generated_chars), (FinishReason::MaxChars, 8));
+/// # Ok::<(), weir::error::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct Handle(Arc<WorkerThread>);
 

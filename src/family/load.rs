@@ -35,6 +35,18 @@ pub fn load(dir: &Path, settings: &Settings) -> Result<Arc<dyn Model>> {
 }
 
 /// Loads a checkpoint under `name`. Fails as [`load`] does.
+///
+/// ```
+/// use weir::{
+///     family::{checkpoint::CheckpointSource, load::{Settings, load_as}},
+///     kernels::Dtype,
+/// };
+///
+/// let settings = Settings { threads: 1, dtype: Dtype::Bf16, ..Settings::default() };
+/// let model = load_as(&CheckpointSource::default(), "english", &settings)?;
+/// assert_eq!((model.card().name.as_str(), model.card().dtype), ("english", "bf16"));
+/// # Ok::<(), weir::error::Error>(())
+/// ```
 pub fn load_as(source: &CheckpointSource, name: &str, settings: &Settings) -> Result<Arc<dyn Model>> {
     load_with_threads(source, name.to_owned(), &settings.clone().with_threads())
 }

@@ -6,6 +6,18 @@ use super::{Vocabulary, subwords::DecodeState};
 use std::sync::Arc;
 
 /// Decodes one symbol at a time.
+///
+/// ```
+/// use std::sync::Arc;
+/// use weir::text::{StreamDetokenizer, TextNormaliser, Vocabulary};
+///
+/// let bytes = Arc::new(Vocabulary::byte_level(TextNormaliser::None));
+/// let ids = bytes.encode("prompt", "né", 100)?;
+/// let mut stream = StreamDetokenizer::new(bytes);
+/// // The first byte of `é` completes nothing.
+/// assert_eq!(ids.iter().map(|&id| stream.push(id).to_owned()).collect::<Vec<_>>(), ["n", "", "é"]);
+/// # Ok::<(), weir::error::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct StreamDetokenizer {
     vocabulary: Arc<Vocabulary>,

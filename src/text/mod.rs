@@ -4,6 +4,17 @@
 //! text. [`SubwordTokenizer`] is the tokenizer of a vocabulary whose symbols are longer than a character.
 //! [`StreamTokenizer`] encodes a text that arrives in chunks. [`StreamDetokenizer`] decodes one symbol at a time and never
 //! splits a code point.
+//!
+//! ```
+//! use weir::text::{TextNormaliser, Vocabulary};
+//!
+//! let letters: Vec<String> = ('a'..='z').chain([' ']).map(String::from).collect();
+//! let vocabulary = Vocabulary::from_symbols(&letters, TextNormaliser::Text8)?;
+//! assert_eq!(vocabulary.normalise("Café 7!"), "cafe seven ");
+//! let ids = vocabulary.encode("prompt", "Café", 100)?;
+//! assert_eq!(vocabulary.decode(&ids), "cafe");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod byte_pieces;
 pub mod detokenizer;

@@ -36,7 +36,16 @@ impl fmt::Debug for EmbeddedCheckpoint {
     }
 }
 
-/// Where a checkpoint's files are.
+/// Where a checkpoint's files are. The default is the model that the program contains.
+///
+/// ```
+/// use std::path::Path;
+/// use weir::family::checkpoint::CheckpointSource;
+///
+/// assert_eq!(CheckpointSource::default().path(), Path::new("embedded:hourglass-whitespace-english"));
+/// let source = CheckpointSource::from(Path::new("models/my-model"));
+/// assert_eq!(source.name(), "my-model");
+/// ```
 #[derive(Debug, Clone)]
 pub enum CheckpointSource {
     /// In a folder.

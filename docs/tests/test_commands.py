@@ -222,6 +222,8 @@ def flags(program: Path, *command: str) -> Set[str]:
         [str(program), *command, "--help"], stdout=subprocess.PIPE, text=True, check=True, timeout=local.TIMEOUT
     )
     result = set(re.findall(r"^ +(?:-\w, )?(--[a-z][a-z0-9-]*)", done.stdout, re.MULTILINE))
+    for aliases in re.findall(r"\[alias(?:es)?: ([^]]*)\]", done.stdout):
+        result |= set(re.findall(r"--[a-z][a-z0-9-]*", aliases))
     _, _, listed = done.stdout.partition("Commands:\n")
     for name in re.findall(r"^  ([a-z-]+)", listed.partition("\n\n")[0], re.MULTILINE):
         if name != "help":

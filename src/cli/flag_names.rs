@@ -3,17 +3,19 @@
 use crate::error::Error;
 
 /// Request fields, dotted as on the wire, and the flags that set them.
-const FLAGS: [(&str, &str); 20] = [
+const FLAGS: [(&str, &str); 22] = [
     ("block_chars", "--block"),
     ("boundary_mode", "--boundary-mode"),
     ("normalise", "--normalise"),
     ("options.beam_size", "--beam"),
+    ("options.early_stopping", "--early-stopping"),
     ("options.hard_topk", "--hard-topk"),
     ("options.hypotheses", "--hypotheses"),
     ("options.length_penalty", "--length-penalty"),
     ("options.max_tokens", "--max-len"),
     ("options.min_tokens", "--min-len"),
     ("options.no_repeat_ngram", "--no-repeat-ngram"),
+    ("options.repetition_penalty", "--repetition-penalty"),
     ("sampling.min_p", "--min-p"),
     ("sampling.repetition_penalty", "--repetition-penalty"),
     ("sampling.temperature", "--temperature"),

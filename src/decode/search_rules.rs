@@ -14,6 +14,16 @@ pub enum SearchRules {
     Transformers,
 }
 
+impl SearchRules {
+    /// Its name in checkpoints and in the API.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Fairseq => "fairseq",
+            Self::Transformers => "transformers",
+        }
+    }
+}
+
 /// When a beam search by the rules of transformers stops, after `beam` hypotheses have finished.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(try_from = "Spelling", into = "Spelling")]
@@ -27,9 +37,28 @@ pub enum EarlyStopping {
     Never,
 }
 
+impl EarlyStopping {
+    /// All values.
+    pub const ALL: [Self; 3] = [Self::True, Self::False, Self::Never];
+
+    /// Its name in the API and on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::True => "true",
+            Self::False => "false",
+            Self::Never => "never",
+        }
+    }
+
+    /// Returns the value of that name.
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|value| value.name() == name)
+    }
+}
+
 /// The value in a file: true, false or "never".
 #[derive(Deserialize, Serialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "true, false or \"never\"")]
 enum Spelling {
     Flag(bool),
     Word(String),
@@ -54,6 +83,28 @@ impl From<EarlyStopping> for Spelling {
             EarlyStopping::True => Self::Flag(true),
             EarlyStopping::False => Self::Flag(false),
             EarlyStopping::Never => Self::Word("never".into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_have_names_and_spellings() {
+        for (value, name, json) in [
+            (EarlyStopping::True, "true", "true"),
+            (EarlyStopping::False, "false", "false"),
+            (EarlyStopping::Never, "never", "\"never\""),
+        ] {
+            assert_eq!((value.name(), EarlyStopping::parse(name)), (name, Some(value)));
+            assert_eq!(serde_json::from_str::<EarlyStopping>(json).unwrap(), value);
+            assert_eq!(serde_json::to_string(&value).unwrap(), json);
+        }
+        assert_eq!(EarlyStopping::parse("True"), None);
+        for rules in [SearchRules::Fairseq, SearchRules::Transformers] {
+            assert_eq!(serde_json::to_value(rules).unwrap(), rules.name());
         }
     }
 }

@@ -5,10 +5,11 @@ use super::{
     contract::Card,
     document::{Document, DocumentLimits, EncodingStage, LayerTime, PoolingChoice},
     options::{FinishReason, Sampling, bad, within},
-    search_rules::EarlyStopping,
+    search_rules::{EarlyStopping, SearchRules},
     usage::{Timing, Usage},
 };
 use crate::error::Result;
+use std::ops::RangeInclusive;
 
 /// A summarization request. Options that are none take the checkpoint's default.
 ///
@@ -57,7 +58,7 @@ pub struct Summarize {
     pub no_repeat_ngram: Option<usize>,
     /// When a beam search by the rules of transformers stops.
     pub early_stopping: Option<EarlyStopping>,
-    /// Penalty on tokens that a text has already, by the rules of transformers.
+    /// Penalty of a beam search on tokens that a text has already, by the rules of transformers. Sampling has its own.
     pub repetition_penalty: Option<f32>,
     /// Samples `beam` texts instead of searching for the best ones.
     pub sampling: Option<Sampling>,
@@ -79,6 +80,8 @@ impl SummaryLimits {
     pub const NGRAM: usize = 64;
     /// Maximum absolute value of the length penalty.
     pub const PENALTY: f32 = 10.0;
+    /// Bounds of the repetition penalty.
+    pub const REPETITION: RangeInclusive<f32> = 0.01..=100.0;
 }
 
 /// A validated request with defaults filled in.
@@ -123,7 +126,10 @@ impl Summarize {
             sampling.validate(card)?;
         }
         let repetition_penalty = self.repetition_penalty.unwrap_or(defaults.repetition_penalty);
-        within("options.repetition_penalty", repetition_penalty, 0.01..=100.0)?;
+        within("options.repetition_penalty", repetition_penalty, SummaryLimits::REPETITION)?;
+        if defaults.rules == SearchRules::Fairseq {
+            self.check_fairseq()?;
+        }
         let rules = SearchOptions {
             beam,
             length_penalty,
@@ -136,6 +142,22 @@ impl Summarize {
             sampling: self.sampling.clone(),
         };
         Ok(ValidSummarize { rules, hypotheses, hard: self.hard })
+    }
+
+    /// Fails if an option is set that fairseq's search does not have.
+    fn check_fairseq(&self) -> Result<()> {
+        if let Some(early_stopping) = self.early_stopping {
+            let bound = "no value: this model's search follows fairseq, which always stops at once";
+            return Err(bad("options.early_stopping", early_stopping.name(), bound.into()));
+        }
+        let searched = self.repetition_penalty.filter(|penalty| *penalty != 1.0 && self.sampling.is_none());
+        match searched {
+            Some(penalty) => {
+                let bound = "1: this model's search follows fairseq, which has no such penalty. Sampling has one";
+                Err(bad("options.repetition_penalty", penalty, bound.into()))
+            }
+            None => Ok(()),
+        }
     }
 }
 
@@ -307,5 +329,35 @@ mod tests {
         assert!(error(penalty).starts_with("options.length_penalty: NaN "));
         let many = Summarize { hypotheses: Some(4), ..none() };
         assert_eq!(error(many), "options.hypotheses: 4 is out of bounds: 1 to 3");
+        let penalty = Summarize { repetition_penalty: Some(0.0), ..none() };
+        assert_eq!(error(penalty), "options.repetition_penalty: 0 is out of bounds: 0.01 to 100");
+    }
+
+    #[test]
+    fn options_of_transformers_win_and_are_refused_for_fairseq() {
+        let request = Summarize {
+            early_stopping: Some(EarlyStopping::Never),
+            repetition_penalty: Some(1.5),
+            ..Summarize::default()
+        };
+        let generation = GenerationDefaults {
+            early_stopping: EarlyStopping::True,
+            repetition_penalty: 1.2,
+            ..GenerationDefaults::transformers()
+        };
+        let limits = DocumentLimits { generation, ..limits() };
+        let plan = |request: &Summarize| request.plan(&card(20), &limits, 8).unwrap().rules;
+        let rules = plan(&Summarize::default());
+        assert_eq!((rules.early_stopping, rules.repetition_penalty), (EarlyStopping::True, 1.2));
+        let rules = plan(&request);
+        assert_eq!((rules.early_stopping, rules.repetition_penalty), (EarlyStopping::Never, 1.5));
+        let refused = |request: Summarize| self::plan(&request).unwrap_err().to_string();
+        let message = refused(request.clone());
+        assert!(message.starts_with("options.early_stopping: never is out of bounds: no value"), "{message}");
+        let message = refused(Summarize { early_stopping: None, ..request.clone() });
+        assert!(message.starts_with("options.repetition_penalty: 1.5 is out of bounds: 1: "), "{message}");
+        let sampling = Some(Sampling::default());
+        let sampled = self::plan(&Summarize { early_stopping: None, sampling, ..request });
+        assert!(sampled.is_ok(), "{sampled:?}");
     }
 }

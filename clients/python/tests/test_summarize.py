@@ -112,6 +112,13 @@ def test_options_and_a_repeated_document(reader: local.Server) -> None:
         assert again.text == first.text and again.usage.cached_tokens == first.usage.document_tokens
         drawn = [weir.summarize(DOCUMENT, beam_size=1, seed=seed, temperature=1.0).text for seed in (1, 1, 2)]
         assert drawn[0] == drawn[1] != drawn[2]
+        drawn = [
+            weir.summarize(DOCUMENT, beam_size=1, seed=1, temperature=1.0, repetition_penalty=penalty).text
+            for penalty in (1.0, 50.0)
+        ]
+        assert drawn[0] != drawn[1]
+        documents = weir.model().documents
+        assert documents is not None and (documents.search_rules, documents.early_stopping) == ("fairseq", "false")
         cut = weir.summarize(DOCUMENT * 50, cut=True)
         assert cut.usage.cut and cut.usage.document_tokens == 256
 
@@ -127,6 +134,10 @@ def test_invalid_documents_and_options(reader: local.Server, tmp_path: Path) -> 
             (DOCUMENT * 50, {}, "TOO_LONG"),
             ("", {}, "BAD_OPTION"),
             (None, {"document_id": "nobody's"}, "UNKNOWN_DOCUMENT"),
+            # This model's search follows fairseq, which has neither option.
+            (DOCUMENT, {"early_stopping": True}, "BAD_OPTION"),
+            (DOCUMENT, {"early_stopping": "never"}, "BAD_OPTION"),
+            (DOCUMENT, {"repetition_penalty": 1.5}, "BAD_OPTION"),
         ]:
             with pytest.raises(WeirError) as error:
                 weir.summarize(document, **options)  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 use super::input::Document;
 use crate::{
     cli::{model::count, model_source::ModelSourceArgs},
+    decode::search_rules::EarlyStopping,
     error::{Error, Result},
 };
 use std::path::PathBuf;
@@ -62,17 +63,24 @@ pub(super) struct GenerationArgs {
     #[arg(long, value_name = "N", env = "WEIR_HYPOTHESES", value_parser = count(1..=64))]
     pub(super) hypotheses: Option<usize>,
     /// Minimum tokens before the end-of-text token. In models of the T5 family the end-of-text token counts, too.
-    #[arg(long, value_name = "N", env = "WEIR_MIN_LEN")]
+    #[arg(long, value_name = "N", env = "WEIR_MIN_LEN", visible_alias = "min-new-tokens")]
     pub(super) min_len: Option<usize>,
     /// Maximum tokens before the end-of-text token. In models of the T5 family the end-of-text token counts, too.
-    #[arg(long, value_name = "N", env = "WEIR_MAX_LEN", visible_alias = "max-tokens")]
+    #[arg(long, value_name = "N", env = "WEIR_MAX_LEN", visible_aliases = ["max-tokens", "max-new-tokens"])]
     pub(super) max_len: Option<usize>,
     /// A hypothesis' log-probability is divided by its length to this power.
     #[arg(long, value_name = "X", env = "WEIR_LENGTH_PENALTY", allow_negative_numbers = true)]
     pub(super) length_penalty: Option<f32>,
     /// Never repeat a run of N tokens; 0 allows all repeats.
-    #[arg(long, value_name = "N", env = "WEIR_NO_REPEAT_NGRAM")]
+    #[arg(long, value_name = "N", env = "WEIR_NO_REPEAT_NGRAM", visible_alias = "no-repeat-ngram-size")]
     pub(super) no_repeat_ngram: Option<usize>,
+    /// When a beam search by the rules of transformers stops, once --beam hypotheses have finished: true, at once; false, when no
+    /// running one has a better score; never, when none can reach one.
+    #[arg(long, value_name = "WHEN", env = "WEIR_EARLY_STOPPING", value_parser = early_stopping)]
+    pub(super) early_stopping: Option<EarlyStopping>,
+    /// Penalty on tokens that the summary has already, by the rules of transformers or in sampling; 1 is none.
+    #[arg(long, value_name = "X", env = "WEIR_REPETITION_PENALTY")]
+    pub(super) repetition_penalty: Option<f32>,
     /// Sample tokens at this temperature instead of beam search.
     #[arg(long, value_name = "T", env = "WEIR_TEMPERATURE")]
     pub(super) temperature: Option<f32>,
@@ -82,6 +90,11 @@ pub(super) struct GenerationArgs {
     /// Keep the selected vectors unchanged in models trained with soft top-k, which mixes other vectors into them.
     #[arg(long, env = "WEIR_HARD_TOPK", value_parser = clap::builder::BoolishValueParser::new())]
     pub(super) hard_topk: bool,
+}
+
+fn early_stopping(name: &str) -> std::result::Result<EarlyStopping, String> {
+    let names = || EarlyStopping::ALL.map(EarlyStopping::name).join(", ");
+    EarlyStopping::parse(name).ok_or_else(|| format!("one of {}", names()))
 }
 
 impl DocumentArgs {

@@ -25,15 +25,17 @@ use std::sync::Arc;
 
 impl GenerationArgs {
     fn request(&self) -> Summarize {
-        let sampling = |temperature| Sampling { temperature, seed: self.seed, ..Sampling::default() };
+        let default = Sampling::default();
+        let repetition_penalty = self.repetition_penalty.unwrap_or(default.repetition_penalty);
+        let sampling = |temperature| Sampling { temperature, repetition_penalty, seed: self.seed, ..default.clone() };
         Summarize {
             beam: self.beam,
             length_penalty: self.length_penalty,
             min_tokens: self.min_len,
             max_tokens: self.max_len,
             no_repeat_ngram: self.no_repeat_ngram,
-            early_stopping: None,
-            repetition_penalty: None,
+            early_stopping: self.early_stopping,
+            repetition_penalty: self.repetition_penalty,
             sampling: self.temperature.map(sampling),
             hypotheses: self.hypotheses,
             hard: Some(self.hard_topk),

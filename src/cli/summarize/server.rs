@@ -39,7 +39,8 @@ type KeptText = Option<Arc<Mutex<String>>>;
 
 impl<'a> ServerSummarizer<'a> {
     pub(super) fn new(model: &'a ServedModel, args: &Args) -> Result<Self> {
-        let options = SummarizeOptions { model: model.name.clone(), cut: Some(args.cut), ..args.generation.options()? };
+        let options =
+            SummarizeOptions { model: model.name.clone(), cut: Some(args.cut), ..args.generation.options()? };
         Ok(Self { model, options, highlights: args.highlights && !args.json })
     }
 
@@ -86,6 +87,8 @@ impl GenerationArgs {
             hypotheses: narrow("--hypotheses", self.hypotheses)?,
             sampling: self.temperature.map(sampling),
             hard_topk: Some(self.hard_topk),
+            early_stopping: self.early_stopping.map(|when| when.name().to_owned()),
+            repetition_penalty: self.repetition_penalty,
             ..SummarizeOptions::default()
         })
     }

@@ -9,6 +9,7 @@ use crate::{
         codec::{CompressOptions, DEFAULT_BLOCK, default_windows},
         contract::{BoundaryMode, BoundaryOptions, Card, Noise},
         options::{self, OptionLimits, WindowOptions},
+        search_rules::EarlyStopping,
         stop_strings::StopStrings,
         summary::Summarize,
     },
@@ -134,19 +135,29 @@ pub(super) fn compress_options(wire: &v1::CompressOptions, card: &Card) -> Compr
 /// Returns the options of a `Summarize`. Fails if a field is out of bounds.
 pub(super) fn summary_options(wire: &v1::SummarizeOptions, card: &Card) -> Result<Summarize> {
     let seed = || wire.sampling.as_ref().and_then(|sampling| sampling.seed).unwrap_or_else(draw_seed);
-    let sampling = wire.sampling.clone().map(|wire| sampling(wire, seed(), card)).transpose()?;
+    let sampled = |sampled: v1::Sampling| v1::Sampling {
+        repetition_penalty: sampled.repetition_penalty.or(wire.repetition_penalty),
+        ..sampled
+    };
+    let sampling = wire.sampling.clone().map(|wire| sampling(sampled(wire), seed(), card)).transpose()?;
     Ok(Summarize {
         beam: wire.beam_size.map(size),
         length_penalty: wire.length_penalty,
         min_tokens: wire.min_tokens.map(size),
         max_tokens: wire.max_tokens.map(size),
         no_repeat_ngram: wire.no_repeat_ngram.map(size),
-        early_stopping: None,
-        repetition_penalty: None,
+        early_stopping: wire.early_stopping.as_deref().map(early_stopping).transpose()?,
+        repetition_penalty: wire.repetition_penalty,
         sampling,
         hypotheses: wire.hypotheses.map(size),
         hard: wire.hard_topk,
     })
+}
+
+fn early_stopping(name: &str) -> Result<EarlyStopping> {
+    let names = || EarlyStopping::ALL.map(EarlyStopping::name).join(", ");
+    let unknown = || Error::bad_option("options.early_stopping", quoted(name), format!("one of {}", names()));
+    EarlyStopping::parse(name).ok_or_else(unknown)
 }
 
 /// Returns the boundary options of a job that samples nothing else, and their seed.

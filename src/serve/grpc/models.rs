@@ -110,6 +110,10 @@ fn documents(limits: &document::DocumentLimits) -> v1::Documents {
         min_tokens: count(generation.min_tokens),
         max_summary_tokens_default: count(generation.max_tokens.min(max_summary_tokens)),
         no_repeat_ngram: count(generation.no_repeat_ngram),
+        search_rules: generation.rules.name().to_owned(),
+        early_stopping: generation.early_stopping.name().to_owned(),
+        repetition_penalty: generation.repetition_penalty,
+        prefix: generation.prefix.clone(),
     }
 }
 

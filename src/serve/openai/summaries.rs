@@ -7,6 +7,7 @@ use super::{
     state::ApiState,
 };
 use crate::{
+    decode::search_rules::EarlyStopping,
     error::Error,
     serve::{
         collected::CollectedSize,
@@ -39,7 +40,7 @@ use weir_proto::v1::{
 /// Maximum bytes of a document in one message within the process.
 const CHUNK_BYTES: usize = 64 << 10;
 /// Memory of formatted fields relative to their encoded length. Objects repeat the names of their fields.
-const FORMATTED: usize = 16;
+pub(super) const FORMATTED: usize = 16;
 
 /// The fields of a summary request.
 #[derive(Deserialize, Default)]
@@ -48,11 +49,16 @@ struct SummaryRequest {
     model: Option<String>,
     document: Option<String>,
     document_id: Option<String>,
+    #[serde(alias = "num_beams")]
     beam_size: Option<u32>,
     length_penalty: Option<f32>,
+    #[serde(alias = "min_new_tokens")]
     min_tokens: Option<u32>,
+    #[serde(alias = "max_new_tokens")]
     max_tokens: Option<u32>,
+    #[serde(alias = "no_repeat_ngram_size")]
     no_repeat_ngram: Option<u32>,
+    early_stopping: Option<EarlyStopping>,
     hypotheses: Option<u32>,
     cut: Option<bool>,
     hard_topk: Option<bool>,
@@ -74,7 +80,7 @@ impl SummaryRequest {
             top_k: self.top_k,
             top_p: self.top_p,
             min_p: self.min_p,
-            repetition_penalty: self.repetition_penalty,
+            repetition_penalty: None,
             seed: self.seed.map(|Seed(seed)| seed),
             logit_bias: Vec::new(),
         };
@@ -92,12 +98,18 @@ impl SummaryRequest {
             document_id: self.document_id,
             priority: self.priority,
             hard_topk: self.hard_topk,
+            early_stopping: self.early_stopping.map(|when| when.name().to_owned()),
+            repetition_penalty: self.repetition_penalty,
         };
-        let chunk = |text: &str| Part::Chunk(v1::DocumentChunk { text: text.to_owned() });
-        let document = self.document.unwrap_or_default();
-        let parts = std::iter::once(Part::Options(options)).chain(chunks(&document).map(chunk));
-        parts.map(|part| SummarizeRequest { part: Some(part) }).collect()
+        call_messages(options, &self.document.unwrap_or_default())
     }
+}
+
+/// Returns the messages of a call: options, then the document in chunks.
+pub(super) fn call_messages(options: v1::SummarizeOptions, document: &str) -> Vec<SummarizeRequest> {
+    let chunk = |text: &str| Part::Chunk(v1::DocumentChunk { text: text.to_owned() });
+    let parts = std::iter::once(Part::Options(options)).chain(chunks(document).map(chunk));
+    parts.map(|part| SummarizeRequest { part: Some(part) }).collect()
 }
 
 /// Reads the body of a request, and converts it to the messages of a call.
@@ -198,7 +210,7 @@ fn selected_json(v1::Selected { layer, spans, tokens }: &v1::Selected) -> Value 
     json!({ "layer": layer, "tokens": tokens, "spans": spans.iter().map(span).collect::<Vec<_>>() })
 }
 
-fn finished_fields(finished: &v1::SummaryFinished) -> Map<String, Value> {
+pub(super) fn finished_fields(finished: &v1::SummaryFinished) -> Map<String, Value> {
     let reason = match finished.reason() {
         v1::SummaryFinishReason::EndOfText => "end_of_text",
         _ => "max_tokens",
@@ -288,6 +300,14 @@ mod tests {
         };
         assert_eq!(options(r#"{"document": "a", "beam_size": 3}"#).sampling, None);
         assert!(options(r#"{"document": "a", "seed": 3}"#).sampling.is_some());
+        let search = options(r#"{"document": "a", "repetition_penalty": 1.5, "early_stopping": true}"#);
+        assert_eq!((search.sampling, search.repetition_penalty), (None, Some(1.5)));
+        assert_eq!(search.early_stopping.as_deref(), Some("true"));
+        let names = r#"{"document": "a", "num_beams": 2, "min_new_tokens": 3, "max_new_tokens": 4,
+            "no_repeat_ngram_size": 5, "early_stopping": "never"}"#;
+        let names = options(names);
+        assert_eq!((names.beam_size, names.min_tokens, names.max_tokens), (Some(2), Some(3), Some(4)));
+        assert_eq!((names.no_repeat_ngram, names.early_stopping.as_deref()), (Some(5), Some("never")));
         assert!(parse_json::<SummaryRequest>(br#"{"document": "a", "beam": 3}"#, "the body").is_err());
     }
 }

@@ -106,6 +106,13 @@ class Documents:
     min_tokens: int
     max_summary_tokens_default: int
     no_repeat_ngram: int
+    #: The library whose search the model follows: "fairseq" or "transformers".
+    search_rules: str = ""
+    #: When a beam search by the rules of transformers stops: "true", "false" or "never".
+    early_stopping: str = ""
+    repetition_penalty: float = 1.0
+    #: The text that precedes every document.
+    prefix: str = ""
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,10 @@ from ._settings import CallOptions
 METHOD = Method("/weir.v1.Summarization/Summarize", pb.SummarizeRequest, pb.SummarizeResponse)
 
 _SEARCH = ["model", "beam_size", "length_penalty", "min_tokens", "max_tokens", "no_repeat_ngram", "hypotheses", "cut"]
+_RULES = ["early_stopping", "repetition_penalty"]
 _SUBMESSAGES = {
-    **dict.fromkeys([*_SEARCH, "document_id", "priority", "hard_topk"], ""),
-    **dict.fromkeys(["temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed"], "sampling"),
+    **dict.fromkeys([*_SEARCH, *_RULES, "document_id", "priority", "hard_topk"], ""),
+    **dict.fromkeys(["temperature", "top_k", "top_p", "min_p", "seed"], "sampling"),
 }
 
 
@@ -37,6 +38,10 @@ class SummarizeOptions(CallOptions, total=False):
     max_tokens: Optional[int]
     #: Length of the token n-grams that must not repeat; 0 disables the rule.
     no_repeat_ngram: Optional[int]
+    #: When a beam search by the rules of transformers stops: True, False or "never".
+    early_stopping: Union[bool, str, None]
+    #: Makes tokens less likely that the summary has already; 1 changes nothing. A search by the rules of fairseq takes only 1.
+    repetition_penalty: Optional[float]
     #: Number of hypotheses to return, best first; 1 by default.
     hypotheses: Optional[int]
     #: Summarize the beginning of a document that exceeds the model's length.
@@ -51,7 +56,6 @@ class SummarizeOptions(CallOptions, total=False):
     top_k: Optional[int]
     top_p: Optional[float]
     min_p: Optional[float]
-    repetition_penalty: Optional[float]
     seed: Optional[int]
     #: Bias that the server adds to the logit of a symbol, by the symbol's text or id.
     logit_bias: Optional[Mapping[Union[str, int], float]]
@@ -303,6 +307,8 @@ def _request(document: Optional[object], options: SummarizeOptions) -> pb.Summar
         raise ValueError("expected either a document or the document_id of an earlier call")
     request = pb.SummarizeOptions()
     fields: Dict[str, Any] = {name: value for name, value in options.items() if name not in CallOptions.__annotations__}
+    if isinstance(fields.get("early_stopping"), bool):
+        fields["early_stopping"] = str(fields["early_stopping"]).lower()
     fill_biases(request, fields.pop("logit_bias", None))
     fill(request, fields, _SUBMESSAGES)
     return request

@@ -55,7 +55,7 @@ class Model(_message.Message):
     def __init__(self, name: _Optional[str] = ..., family: _Optional[str] = ..., shape: _Optional[str] = ..., parameters: _Optional[int] = ..., vocabulary: _Optional[_Union[Vocabulary, _Mapping]] = ..., training_length: _Optional[int] = ..., pooled: bool = ..., boundary_modes: _Optional[_Iterable[str]] = ..., dtype: _Optional[str] = ..., sha256: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., documents: _Optional[_Union[Documents, _Mapping]] = ..., exactness: _Optional[str] = ..., tolerance: _Optional[float] = ...) -> None: ...
 
 class Documents(_message.Message):
-    __slots__ = ("max_tokens", "max_summary_tokens", "padded", "poolings", "beam_size", "length_penalty", "min_tokens", "max_summary_tokens_default", "no_repeat_ngram")
+    __slots__ = ("max_tokens", "max_summary_tokens", "padded", "poolings", "beam_size", "length_penalty", "min_tokens", "max_summary_tokens_default", "no_repeat_ngram", "search_rules", "early_stopping", "repetition_penalty", "prefix")
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_SUMMARY_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PADDED_FIELD_NUMBER: _ClassVar[int]
@@ -65,6 +65,10 @@ class Documents(_message.Message):
     MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_SUMMARY_TOKENS_DEFAULT_FIELD_NUMBER: _ClassVar[int]
     NO_REPEAT_NGRAM_FIELD_NUMBER: _ClassVar[int]
+    SEARCH_RULES_FIELD_NUMBER: _ClassVar[int]
+    EARLY_STOPPING_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
     max_tokens: int
     max_summary_tokens: int
     padded: bool
@@ -74,7 +78,11 @@ class Documents(_message.Message):
     min_tokens: int
     max_summary_tokens_default: int
     no_repeat_ngram: int
-    def __init__(self, max_tokens: _Optional[int] = ..., max_summary_tokens: _Optional[int] = ..., padded: bool = ..., poolings: _Optional[_Iterable[_Union[PoolingStep, _Mapping]]] = ..., beam_size: _Optional[int] = ..., length_penalty: _Optional[float] = ..., min_tokens: _Optional[int] = ..., max_summary_tokens_default: _Optional[int] = ..., no_repeat_ngram: _Optional[int] = ...) -> None: ...
+    search_rules: str
+    early_stopping: str
+    repetition_penalty: float
+    prefix: str
+    def __init__(self, max_tokens: _Optional[int] = ..., max_summary_tokens: _Optional[int] = ..., padded: bool = ..., poolings: _Optional[_Iterable[_Union[PoolingStep, _Mapping]]] = ..., beam_size: _Optional[int] = ..., length_penalty: _Optional[float] = ..., min_tokens: _Optional[int] = ..., max_summary_tokens_default: _Optional[int] = ..., no_repeat_ngram: _Optional[int] = ..., search_rules: _Optional[str] = ..., early_stopping: _Optional[str] = ..., repetition_penalty: _Optional[float] = ..., prefix: _Optional[str] = ...) -> None: ...
 
 class PoolingStep(_message.Message):
     __slots__ = ("layer", "length_before", "length_after")

@@ -32,7 +32,7 @@ class DocumentChunk(_message.Message):
     def __init__(self, text: _Optional[str] = ...) -> None: ...
 
 class SummarizeOptions(_message.Message):
-    __slots__ = ("model", "beam_size", "length_penalty", "min_tokens", "max_tokens", "no_repeat_ngram", "hypotheses", "sampling", "cut", "document_id", "priority", "hard_topk")
+    __slots__ = ("model", "beam_size", "length_penalty", "min_tokens", "max_tokens", "no_repeat_ngram", "hypotheses", "sampling", "cut", "document_id", "priority", "hard_topk", "early_stopping", "repetition_penalty")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     BEAM_SIZE_FIELD_NUMBER: _ClassVar[int]
     LENGTH_PENALTY_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +45,8 @@ class SummarizeOptions(_message.Message):
     DOCUMENT_ID_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     HARD_TOPK_FIELD_NUMBER: _ClassVar[int]
+    EARLY_STOPPING_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
     model: str
     beam_size: int
     length_penalty: float
@@ -57,7 +59,9 @@ class SummarizeOptions(_message.Message):
     document_id: str
     priority: int
     hard_topk: bool
-    def __init__(self, model: _Optional[str] = ..., beam_size: _Optional[int] = ..., length_penalty: _Optional[float] = ..., min_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., no_repeat_ngram: _Optional[int] = ..., hypotheses: _Optional[int] = ..., sampling: _Optional[_Union[_generation_pb2.Sampling, _Mapping]] = ..., cut: bool = ..., document_id: _Optional[str] = ..., priority: _Optional[int] = ..., hard_topk: bool = ...) -> None: ...
+    early_stopping: str
+    repetition_penalty: float
+    def __init__(self, model: _Optional[str] = ..., beam_size: _Optional[int] = ..., length_penalty: _Optional[float] = ..., min_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., no_repeat_ngram: _Optional[int] = ..., hypotheses: _Optional[int] = ..., sampling: _Optional[_Union[_generation_pb2.Sampling, _Mapping]] = ..., cut: bool = ..., document_id: _Optional[str] = ..., priority: _Optional[int] = ..., hard_topk: bool = ..., early_stopping: _Optional[str] = ..., repetition_penalty: _Optional[float] = ...) -> None: ...
 
 class SummarizeResponse(_message.Message):
     __slots__ = ("started", "progress", "selected", "piece", "finished")

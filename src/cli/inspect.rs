@@ -8,7 +8,7 @@ use crate::{
         TensorSpec,
         checkpoint::{CheckpointSource, Config, Weights},
         decoder::resolution::{Resolution, measure},
-        load::{Settings, blueprint, companions, load_as, tensors},
+        load::{self, Settings, blueprint, companions, load_as, tensors},
     },
     text::{TokenMarks, Vocabulary, subwords::TOKENIZER_FILE},
 };
@@ -99,14 +99,14 @@ struct Contents {
 }
 
 fn inspect(source: &CheckpointSource, progress: &mut dyn FnMut(u64, u64)) -> Result<Contents> {
-    let config = source.config()?;
+    let config = load::config(source)?;
     let file = source.config_file();
     let blueprint = blueprint(&config, &file)?;
     let vocabulary = config.vocabulary(&file)?;
     let companions = companions(source, &config, &*blueprint)?;
     let companions = companions.iter().map(|source| inspect(source, progress)).collect::<Result<_>>()?;
     let specs = tensors(source, &*blueprint)?;
-    let (weights, sha256) = source.weights(&specs, progress)?;
+    let (weights, sha256) = load::weights(source, &*blueprint, progress)?;
     let (dtypes, bytes) = specs.iter().map(|spec| stored(&weights, spec)).unzip();
     let architecture =
         serde_json::from_str(config.architecture()).map_err(|error| Error::Internal(error.to_string()))?;

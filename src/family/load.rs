@@ -1,11 +1,9 @@
-//! Loads a model from a checkpoint folder; the table of families.
+//! Loads a model from a checkpoint folder.
 
-#[cfg(feature = "candle")]
-use super::hugging_face;
 use super::{
-    Blueprint, Parts, Reader,
-    checkpoint::{CheckpointSource, Config, TensorSpec},
-    decoder, hnet, hourglass, lslm, pyramidion, t5,
+    Blueprint, Parts,
+    checkpoint::{CheckpointSource, Config, TensorSpec, Weights},
+    convert::InPlace,
 };
 use crate::{
     decode::contract::Model,
@@ -13,19 +11,10 @@ use crate::{
 };
 use std::{path::Path, sync::Arc};
 
-pub use super::settings::{MAX_SYMBOLS, Settings};
-
-/// The families: name in `config.json`, and reader of its architecture.
-pub const FAMILIES: &[(&str, Reader)] = &[
-    ("hourglass", hourglass::load::read),
-    ("decoder", decoder::load::read),
-    ("lslm", lslm::load::read),
-    ("pyramidion", pyramidion::blueprint::read),
-    ("t5", t5::blueprint::read),
-    ("hnet", hnet::load::read),
-    #[cfg(feature = "candle")]
-    ("hugging-face", hugging_face::blueprint::read),
-];
+pub use super::{
+    families::{FAMILIES, blueprint},
+    settings::{MAX_SYMBOLS, Settings},
+};
 
 /// Loads the checkpoint in `dir` under its folder's name. Fails with [`Error::Io`], or with [`Error::Checkpoint`] that
 /// names file, key, expected and actual value.
@@ -54,7 +43,7 @@ pub fn load_as(source: &CheckpointSource, name: &str, settings: &Settings) -> Re
 /// Bytes of memory that a checkpoint may take: its weights as read and as stored, and its key-value memory.
 /// Fails if the configuration is invalid.
 pub fn needs(source: &CheckpointSource, settings: &Settings) -> Result<usize> {
-    let config = source.config()?;
+    let config = config(source)?;
     let blueprint = blueprint(&config, &source.config_file())?;
     let weights = blueprint.tensors().iter().map(TensorSpec::numbers).fold(0, usize::saturating_add);
     let twice = weights.saturating_mul(2 * size_of::<f32>());
@@ -66,7 +55,7 @@ pub fn needs(source: &CheckpointSource, settings: &Settings) -> Result<usize> {
 }
 
 fn load_with_threads(source: &CheckpointSource, name: String, settings: &Settings) -> Result<Arc<dyn Model>> {
-    let config = source.config()?;
+    let config = config(source)?;
     let blueprint = blueprint(&config, &source.config_file())?;
     let companions = companions(source, &config, &*blueprint)?;
     // A companion is fed every symbol that its model is fed, even beyond its own training length.
@@ -77,7 +66,7 @@ fn load_with_threads(source: &CheckpointSource, name: String, settings: &Setting
     if settings.require_sha256 {
         source.require_digest()?;
     }
-    let (weights, sha256) = source.weights(&tensors(source, &*blueprint)?, &mut |_, _| {})?;
+    let (weights, sha256) = weights(source, &*blueprint, &mut |_, _| {})?;
     let parts = Parts { config, name, weights, sha256, companions, settings: settings.clone() };
     blueprint.build(parts).map_err(|error| match error {
         // the model's own pages, before the first sequence
@@ -86,6 +75,32 @@ fn load_with_threads(source: &CheckpointSource, name: String, settings: &Setting
         }
         other => other,
     })
+}
+
+/// Reads a checkpoint's configuration, also that of a Hugging Face folder that needs no conversion. Fails as
+/// [`CheckpointSource::config`] does.
+pub fn config(source: &CheckpointSource) -> Result<Config> {
+    match in_place(source)? {
+        Some(folder) => folder.config(),
+        None => source.config(),
+    }
+}
+
+/// Reads a checkpoint's weights, under weir's names, and reports bytes read and bytes to read to `progress`. Also returns their
+/// SHA-256. Fails as [`CheckpointSource::weights`] does.
+pub fn weights(
+    source: &CheckpointSource,
+    blueprint: &dyn Blueprint,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<(Weights, String)> {
+    match in_place(source)? {
+        Some(folder) => folder.weights(progress),
+        None => source.weights(&tensors(source, blueprint)?, progress),
+    }
+}
+
+fn in_place(source: &CheckpointSource) -> Result<Option<InPlace<'_>>> {
+    source.folder().map_or(Ok(None), InPlace::find)
 }
 
 /// Returns all tensors of a checkpoint, those that the model does not use included. Fails if a header cannot be read.
@@ -125,34 +140,4 @@ pub fn check_companion(config: &Config, companion: &Config, blueprint: &dyn Blue
         return Err(Error::checkpoint(file, "vocabulary", expected, format!("{} other symbols", symbols.len())));
     }
     Ok(())
-}
-
-/// Reads the architecture of a checkpoint. Fails if the family is unknown or rejects the architecture or the
-/// vocabulary.
-pub fn blueprint(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
-    match FAMILIES.iter().find(|(name, _)| *name == config.family) {
-        Some((_, read)) => {
-            let blueprint = read(config, file)?;
-            if !blueprint.reads_documents() {
-                let vocabulary = config.vocabulary(file)?;
-                if vocabulary.is_subword() && !blueprint.reads_tokens() {
-                    let expected = "`symbols` or `bytes`: this family's symbols are characters or bytes";
-                    return Err(Error::checkpoint(file, "vocabulary", expected, "pieces of a tokenizer"));
-                }
-                if vocabulary.is_sparse() {
-                    let expected = "no `size` next to `bytes`: every id of this family's vocabulary has a meaning";
-                    return Err(Error::checkpoint(file, "vocabulary", expected, "ids without text"));
-                }
-                if config.generation.is_some() {
-                    let expected = "nothing: this family writes no summaries";
-                    return Err(Error::checkpoint(file, "generation", expected, "generation options"));
-                }
-            }
-            Ok(blueprint)
-        }
-        None => {
-            let names: Vec<_> = FAMILIES.iter().map(|(name, _)| *name).collect();
-            Err(Error::checkpoint(file, "family", format!("one of {}", names.join(", ")), config.family.as_str()))
-        }
-    }
 }

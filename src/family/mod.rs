@@ -1,13 +1,14 @@
 //! Complete models, one paper a folder; their checkpoints; and converters from upstream formats.
 //!
 //! A family reads the `architecture` of a [`Config`] into a [`Blueprint`]: the required tensors,
-//! and how to build a [`Model`] from them. [`load`] has the table of families. Loading,
+//! and how to build a [`Model`] from them. [`families`] has their table. Loading,
 //! `weir init`, `weir inspect` and the converters use families through these two only.
 
 pub mod checkpoint;
 pub mod convert;
 pub mod cost;
 pub mod decoder;
+pub mod families;
 pub mod hnet;
 pub mod hourglass;
 #[cfg(feature = "candle")]

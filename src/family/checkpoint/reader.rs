@@ -43,8 +43,13 @@ pub struct Tensor {
 impl Weights {
     /// Moves a tensor's numbers out, row-major. Fails if the tensor was not read or was taken before.
     pub fn take(&mut self, name: &str) -> Result<Vec<f32>> {
+        self.take_tensor(name).map(|tensor| tensor.numbers)
+    }
+
+    /// Moves a tensor out. Fails as [`take`](Self::take) does.
+    pub fn take_tensor(&mut self, name: &str) -> Result<Tensor> {
         let missing = || Error::Internal(format!("tensor {name} was not read or was taken before"));
-        self.tensors.remove(name).map(|tensor| tensor.numbers).ok_or_else(missing)
+        self.tensors.remove(name).ok_or_else(missing)
     }
 
     /// Collects the tensors of `specs`, whose numbers `numbers` returns.

@@ -13,7 +13,7 @@ use crate::{
         checkpoint::{
             CONFIG_FILE, Config, WEIGHTS_FILE, Weights, json::parse, read_weights_with_progress, reader::shapes_in,
         },
-        load::blueprint,
+        families::blueprint,
     },
     text::TextNormaliser,
 };

@@ -7,6 +7,7 @@ mod converted;
 mod dynamic_pooling;
 mod gpt2;
 mod hnet;
+mod in_place;
 mod lslm;
 pub mod pickle;
 mod pyramidions;
@@ -19,10 +20,11 @@ mod vocabulary;
 
 use super::{
     checkpoint::{CONFIG_FILE, Writer, WrittenCheckpoint, hugging_face, json, writer::check_vacant},
-    load::blueprint,
+    families::blueprint,
 };
 use crate::error::{Error, Result};
 use converted::Converted;
+pub(super) use in_place::InPlace;
 use serde::{Deserialize, de::IgnoredAny};
 use serde_json::value::RawValue;
 use std::path::Path;
@@ -86,6 +88,11 @@ impl Source {
         let keys: Keys = json::parse(&converted::read_config(&file)?, &file, "")?;
         let kind = keys.model_type.filter(|_| keys.format.is_none()).and_then(|name| hugging_face::conversion(&name));
         Ok(kind.and_then(Self::parse))
+    }
+
+    /// Its name on the command line.
+    fn name(self) -> &'static str {
+        SOURCES.iter().find(|(source, ..)| *source == self).map_or("", |(_, name, _)| name)
     }
 
     fn reader(self) -> Result<SourceReader> {

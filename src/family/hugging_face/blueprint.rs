@@ -17,7 +17,11 @@ use crate::{
     error::{Error, Result},
     family::{
         Blueprint, Parts, TensorSpec,
-        checkpoint::{Config, hugging_face::FAMILY, reader::shapes_in},
+        checkpoint::{
+            Config,
+            hugging_face::{FAMILY, T5_MODEL_TYPES},
+            reader::shapes_in,
+        },
         settings::Bounds,
     },
     kernels::Dtype,
@@ -46,7 +50,8 @@ pub(crate) fn read(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
     let keys = Keys { text: config.architecture(), file };
     let ModelType { model_type } = keys.parse()?;
     let Some((_, read)) = ARCHITECTURES.iter().find(|(name, _)| *name == model_type) else {
-        let known: Vec<_> = model_types().collect();
+        let in_place = T5_MODEL_TYPES.into_iter();
+        let known: Vec<_> = model_types().chain(in_place).collect();
         return keys.fail("model_type", format!("one of {}", known.join(", ")), model_type);
     };
     keys.unquantized()?;

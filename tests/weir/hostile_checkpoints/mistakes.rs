@@ -89,11 +89,6 @@ const MISTAKES: &[Mistake] = &[
         expected: &["model_type: ", "`weir convert --from gpt2 ", " NEW-FOLDER`", "found \"gpt2\""],
     },
     Mistake {
-        name: "multilingual T5 of Hugging Face",
-        change: |dir| config_and(dir, "\"model_type\": \"mt5\", \"vocab_size\": 7"),
-        expected: &["`weir convert --from t5 "],
-    },
-    Mistake {
         name: "another architecture of Hugging Face",
         change: |dir| config_and(dir, "\"model_type\": \"bert\", \"vocab_size\": 7"),
         expected: &["model_type: expected one of llama, ", "found bert"],

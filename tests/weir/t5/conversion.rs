@@ -90,7 +90,7 @@ fn generation_settings_become_defaults() {
 }
 
 /// Copies a fixture and changes its `config.json`.
-fn changed(case: &str, change: impl Fn(&mut Value)) -> TempDir {
+pub(super) fn changed(case: &str, change: impl Fn(&mut Value)) -> TempDir {
     let dir = TempDir::new().unwrap();
     for entry in fs::read_dir(t5_golden(case)).unwrap() {
         let path = entry.unwrap().path();

@@ -2,6 +2,7 @@
 
 mod conversion;
 mod golden;
+mod in_place;
 mod search;
 
 use super::{golden::Golden, pyramidion::single_document::with_document, support::*};

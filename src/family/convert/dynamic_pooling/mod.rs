@@ -16,7 +16,7 @@ use crate::{
     family::{
         TensorSpec,
         checkpoint::{CONFIG_FILE, Weights, json::parse, read_weights_with_progress},
-        load::blueprint,
+        families::blueprint,
     },
 };
 use arguments::Arguments;

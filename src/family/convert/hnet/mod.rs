@@ -16,8 +16,8 @@ use crate::{
     family::{
         TensorSpec,
         checkpoint::{CONFIG_FILE, WEIGHTS_FILE, Weights, json::parse, read_weights_with_progress},
+        families::blueprint,
         hnet::config::{Architecture, HnetBlueprint, StageConfig},
-        load::blueprint,
     },
     kernels::ssm::HEAD,
 };

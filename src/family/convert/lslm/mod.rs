@@ -17,7 +17,7 @@ use crate::{
             json::{UniqueMap, parse},
             read_weights_with_progress,
         },
-        load::blueprint,
+        families::blueprint,
     },
 };
 use arguments::Arguments;

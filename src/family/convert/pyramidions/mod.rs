@@ -19,7 +19,7 @@ use crate::{
     family::{
         TensorSpec,
         checkpoint::{CONFIG_FILE, Weights, json::parse, read_weights_with_progress, reader::shapes_in},
-        load::blueprint,
+        families::blueprint,
     },
 };
 use arguments::{Arguments, in_official_terms};

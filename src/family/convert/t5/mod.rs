@@ -15,19 +15,32 @@ use super::{
     training::TorchTensors,
 };
 use crate::{
+    decode::document::GenerationDefaults,
     error::{Error, Result},
     family::{
         TensorSpec,
         checkpoint::{
-            CONFIG_FILE, INDEX_FILE, PICKLE_FILE, VocabularyConfig, WEIGHTS_FILE, Weights, json::parse,
+            CONFIG_FILE, Config, INDEX_FILE, PICKLE_FILE, VocabularyConfig, WEIGHTS_FILE, Weights, json::parse,
             read_weights_with_progress, reader::shapes_in,
         },
-        load::blueprint,
+        families::blueprint,
     },
+    text::SubwordTokenizer,
 };
 use arguments::Arguments;
 use serde_json::Value as Json;
-use std::{collections::BTreeSet, path::Path};
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+pub(super) use tokenizer::FILES as TOKENIZER_FILES;
+
+/// Values of `model_type`.
+pub(super) const T5_TYPES: &[&str] = &["t5", "mt5", "longt5"];
+pub(super) const MRT5_TYPES: &[&str] = &["mrt5"];
+/// The index of several pickles.
+pub(super) const PICKLE_INDEX: &str = "pytorch_model.bin.index.json";
 
 const EMBEDDING: &str = "shared.weight";
 /// Names of the embedding, of which a file has one or several.
@@ -39,49 +52,131 @@ const STALE: &str = "decoder.block.0.layer.1.EncDecAttention.relative_attention_
 /// Reads a folder of T5, mT5, ByT5 or LongT5. Fails if an argument is missing or out of range, a tensor is missing, unknown or of
 /// another shape, copies of the embedding differ, or the tokenizer does not match the model.
 pub(super) fn read(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
-    read_types(dir, &["t5", "mt5", "longt5"], progress)
+    read_types(dir, T5_TYPES, progress)
 }
 
 /// Reads a folder of MrT5. Fails as [`read`] does.
 pub(super) fn read_mrt5(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
-    read_types(dir, &["mrt5"], progress)
+    read_types(dir, MRT5_TYPES, progress)
 }
 
 fn read_types(dir: &Path, types: &[&str], progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
-    let file = dir.join(CONFIG_FILE);
-    let json: Json = parse(&read_config(&file)?, &file, "")?;
-    let arguments = Arguments::read(&json, types, &file)?;
-    let mut source = SourceWeights::open(dir)?;
-    let (vocabulary, subwords) = tokenizer::read(dir, &json, arguments.vocab_size)?;
-    let mut generation = generation::read(dir, &json)?;
-    if matches!(vocabulary, VocabularyConfig::Pieces(_, None)) {
-        // without a tokenizer the model takes ids only
-        generation.prefix.clear();
+    let mut folder = T5Folder::open(dir, types)?;
+    let (tensors, _) = folder.read(progress)?;
+    // a stored copy of the embedding is not written again
+    let config = folder.config(folder.head_is_copy(&tensors))?;
+    let weights = folder.collect(&config, tensors)?;
+    Ok(Converted { config, weights })
+}
+
+/// Returns the configuration of a folder that is read without conversion. Reads the headers of its weights only. Fails as [`read`]
+/// does.
+pub(super) fn config_in_place(dir: &Path, types: &[&str]) -> Result<Config> {
+    let folder = T5Folder::open(dir, types)?;
+    folder.config(folder.is_tied())
+}
+
+/// Reads the weights that [`config_in_place`] asks for, under weir's names. Also returns the SHA-256 of their files. Fails as [`read`]
+/// does.
+pub(super) fn weights_in_place(
+    dir: &Path,
+    types: &[&str],
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<(Weights, String)> {
+    let mut folder = T5Folder::open(dir, types)?;
+    let (tensors, sha256) = folder.read(progress)?;
+    let config = folder.config(folder.is_tied())?;
+    Ok((folder.collect(&config, tensors)?, sha256))
+}
+
+/// A folder in Hugging Face's layout: all but the numbers of its tensors.
+struct T5Folder<'a> {
+    file: PathBuf,
+    arguments: Arguments,
+    source: SourceWeights<'a>,
+    vocabulary: VocabularyConfig,
+    subwords: Option<Arc<SubwordTokenizer>>,
+    generation: GenerationDefaults,
+}
+
+impl<'a> T5Folder<'a> {
+    fn open(dir: &'a Path, types: &[&str]) -> Result<Self> {
+        let file = dir.join(CONFIG_FILE);
+        let json: Json = parse(&read_config(&file)?, &file, "")?;
+        let arguments = Arguments::read(&json, types, &file)?;
+        let source = SourceWeights::open(dir)?;
+        let (vocabulary, subwords) = tokenizer::read(dir, &json, arguments.vocab_size)?;
+        let mut generation = generation::read(dir, &json)?;
+        if matches!(vocabulary, VocabularyConfig::Pieces(_, None)) {
+            // without a tokenizer the model takes ids only
+            generation.prefix.clear();
+        }
+        Ok(Self { file, arguments, source, vocabulary, subwords, generation })
     }
-    let has_head = source.names.contains(HEAD);
-    let config = |tied_head: bool| {
-        let config = arguments.config(vocabulary.clone(), tied_head, &file)?;
-        Ok::<_, Error>(config.with(subwords.clone(), Some(generation.clone())))
-    };
-    let separate = config(!has_head)?;
-    let specs = blueprint(&separate, &file)?.tensors();
-    let embedding = EMBEDDINGS.into_iter().find(|name| source.names.contains(*name)).unwrap_or(EMBEDDING);
-    let official = |name: &str| if name == EMBEDDING { embedding.to_owned() } else { arguments.official_name(name) };
-    let mut tensors = source.read(&specs, &official, progress)?;
-    let numbers = |name: &str| tensors.get(name).map(|tensor| &tensor.numbers);
-    let differs = |name: &str| numbers(name).is_some_and(|own| Some(own) != numbers(embedding));
-    if let Some(copy) = EMBEDDINGS.into_iter().find(|name| differs(name)) {
-        let expected = format!("the numbers of {embedding}, since both sides share the embedding");
-        return Err(Error::checkpoint(&file, copy, expected, "other numbers"));
+
+    fn has_head(&self) -> bool {
+        self.source.names.contains(HEAD)
     }
-    let is_copy = !has_head || !differs(HEAD);
-    if arguments.is_tied() && !is_copy {
-        let expected = format!("the numbers of {embedding}, since tie_word_embeddings is true");
-        return Err(Error::checkpoint(&file, HEAD, expected, "other numbers"));
+
+    /// Returns true if the head is the embedding, by the names of the tensors and the keys of the configuration.
+    fn is_tied(&self) -> bool {
+        !self.has_head() || self.arguments.is_tied()
     }
-    let config = config(is_copy)?;
-    let specs = blueprint(&config, &file)?.tensors();
-    Ok(Converted { config, weights: Weights::collect(specs, |spec| tensors.take(&official(&spec.name)))? })
+
+    /// Returns true if the head is the embedding, by the numbers of both.
+    fn head_is_copy(&self, tensors: &Weights) -> bool {
+        !self.has_head() || !self.differs(HEAD, tensors)
+    }
+
+    /// Returns true if a tensor is there and differs from the embedding.
+    fn differs(&self, name: &str, tensors: &Weights) -> bool {
+        let numbers = |name: &str| tensors.get(name).map(|tensor| &tensor.numbers);
+        numbers(name).is_some_and(|own| Some(own) != numbers(self.embedding()))
+    }
+
+    /// The source's name of the embedding.
+    fn embedding(&self) -> &'static str {
+        EMBEDDINGS.into_iter().find(|name| self.source.names.contains(*name)).unwrap_or(EMBEDDING)
+    }
+
+    /// Returns the source's name of a tensor.
+    fn official(&self, name: &str) -> String {
+        if name == EMBEDDING { self.embedding().to_owned() } else { self.arguments.official_name(name) }
+    }
+
+    fn config(&self, tied_head: bool) -> Result<Config> {
+        let config = self.arguments.config(self.vocabulary.clone(), tied_head, &self.file)?;
+        Ok(config.with(self.subwords.clone(), Some(self.generation.clone())))
+    }
+
+    /// Reads all tensors under the source's names. Also returns their SHA-256, which is empty for a pickle. Fails if copies of the
+    /// embedding differ.
+    fn read(&mut self, progress: &mut dyn FnMut(u64, u64)) -> Result<(Weights, String)> {
+        let separate = self.config(!self.has_head())?;
+        let specs = blueprint(&separate, &self.file)?.tensors();
+        let official: Vec<String> = specs.iter().map(|spec| self.official(&spec.name)).collect();
+        let (tensors, sha256) = self.source.read(&specs, &official, progress)?;
+        let embedding = self.embedding();
+        if let Some(copy) = EMBEDDINGS.into_iter().find(|name| self.differs(name, &tensors)) {
+            let expected = format!("the numbers of {embedding}, since both sides share the embedding");
+            return Err(Error::checkpoint(&self.file, copy, expected, "other numbers"));
+        }
+        if self.arguments.is_tied() && !self.head_is_copy(&tensors) {
+            let expected = format!("the numbers of {embedding}, since tie_word_embeddings is true");
+            return Err(Error::checkpoint(&self.file, HEAD, expected, "other numbers"));
+        }
+        Ok((tensors, sha256))
+    }
+
+    /// Returns the tensors that a configuration asks for, under weir's names.
+    fn collect(&self, config: &Config, mut tensors: Weights) -> Result<Weights> {
+        let mut weights = Weights::default();
+        for spec in blueprint(config, &self.file)?.tensors() {
+            let tensor = tensors.take_tensor(&self.official(&spec.name))?;
+            weights.insert(spec.name, tensor);
+        }
+        Ok(weights)
+    }
 }
 
 /// The weights of a folder.
@@ -96,7 +191,7 @@ impl<'a> SourceWeights<'a> {
     /// Finds the weights. Fails if there are none, or a header cannot be read.
     fn open(dir: &'a Path) -> Result<Self> {
         let pickle = dir.join(PICKLE_FILE);
-        let index = dir.join(format!("{PICKLE_FILE}.index.json"));
+        let index = dir.join(PICKLE_INDEX);
         let has_safetensors = dir.join(WEIGHTS_FILE).exists() || dir.join(INDEX_FILE).exists();
         if !has_safetensors && pickle.exists() {
             let torch = TorchFile::open(&pickle)?;
@@ -111,15 +206,15 @@ impl<'a> SourceWeights<'a> {
         Ok(Self { dir, names: shapes_in(dir)?.into_keys().collect(), pickle: None })
     }
 
-    /// Reads the tensors of `specs` under the source's names, and all copies.
+    /// Reads the tensors of `specs` under the source's names, `official`, and all copies.
     fn read(
         &mut self,
         specs: &[TensorSpec],
-        official: &dyn Fn(&str) -> String,
+        official: &[String],
         progress: &mut dyn FnMut(u64, u64),
-    ) -> Result<Weights> {
-        let renamed = |spec: &TensorSpec| TensorSpec { name: official(&spec.name), ..spec.clone() };
-        let mut all: Vec<TensorSpec> = specs.iter().map(renamed).collect();
+    ) -> Result<(Weights, String)> {
+        let renamed = |(spec, name): (&TensorSpec, &String)| TensorSpec { name: name.clone(), ..spec.clone() };
+        let mut all: Vec<TensorSpec> = specs.iter().zip(official).map(renamed).collect();
         let shape_of = |name: &str| specs.iter().find(|spec| spec.name == name).map(|spec| spec.shape.clone());
         let table = "decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight";
         let copies = EMBEDDINGS.iter().map(|name| (*name, EMBEDDING)).chain([(STALE, table)]);
@@ -129,8 +224,8 @@ impl<'a> SourceWeights<'a> {
             }
         }
         match &mut self.pickle {
-            Some((torch, tensors)) => tensors.read(torch, all, progress),
-            None => Ok(read_weights_with_progress(self.dir, &all, progress)?.0),
+            Some((torch, tensors)) => Ok((tensors.read(torch, all, progress)?, String::new())),
+            None => read_weights_with_progress(self.dir, &all, progress),
         }
     }
 }

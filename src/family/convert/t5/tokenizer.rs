@@ -22,6 +22,8 @@ use std::{path::Path, sync::Arc};
 
 const SENTENCEPIECE_FILE: &str = "spiece.model";
 const SETTINGS_FILE: &str = "tokenizer_config.json";
+/// All files that the tokenizer is read from.
+pub(in crate::family::convert) const FILES: [&str; 3] = [TOKENIZER_FILE, SENTENCEPIECE_FILE, SETTINGS_FILE];
 /// ByT5: the id of byte 0, and the usual number of ids.
 const FIRST_BYTE: u32 = 3;
 const BYTE_IDS: usize = 384;

@@ -1,0 +1,49 @@
+//! The table of families, and the reading of an architecture.
+
+#[cfg(feature = "candle")]
+use super::hugging_face;
+use super::{Blueprint, Reader, checkpoint::Config, decoder, hnet, hourglass, lslm, pyramidion, t5};
+use crate::error::{Error, Result};
+use std::path::Path;
+
+/// The families: name in `config.json`, and reader of its architecture.
+pub const FAMILIES: &[(&str, Reader)] = &[
+    ("hourglass", hourglass::load::read),
+    ("decoder", decoder::load::read),
+    ("lslm", lslm::load::read),
+    ("pyramidion", pyramidion::blueprint::read),
+    ("t5", t5::blueprint::read),
+    ("hnet", hnet::load::read),
+    #[cfg(feature = "candle")]
+    ("hugging-face", hugging_face::blueprint::read),
+];
+
+/// Reads the architecture of a checkpoint. Fails if the family is unknown or rejects the architecture or the
+/// vocabulary.
+pub fn blueprint(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
+    match FAMILIES.iter().find(|(name, _)| *name == config.family) {
+        Some((_, read)) => {
+            let blueprint = read(config, file)?;
+            if !blueprint.reads_documents() {
+                let vocabulary = config.vocabulary(file)?;
+                if vocabulary.is_subword() && !blueprint.reads_tokens() {
+                    let expected = "`symbols` or `bytes`: this family's symbols are characters or bytes";
+                    return Err(Error::checkpoint(file, "vocabulary", expected, "pieces of a tokenizer"));
+                }
+                if vocabulary.is_sparse() {
+                    let expected = "no `size` next to `bytes`: every id of this family's vocabulary has a meaning";
+                    return Err(Error::checkpoint(file, "vocabulary", expected, "ids without text"));
+                }
+                if config.generation.is_some() {
+                    let expected = "nothing: this family writes no summaries";
+                    return Err(Error::checkpoint(file, "generation", expected, "generation options"));
+                }
+            }
+            Ok(blueprint)
+        }
+        None => {
+            let names: Vec<_> = FAMILIES.iter().map(|(name, _)| *name).collect();
+            Err(Error::checkpoint(file, "family", format!("one of {}", names.join(", ")), config.family.as_str()))
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! Hugging Face folders that are read without conversion: the same model as after one, the commands, and what is refused.
+
+use super::{conversion::changed, *};
+use crate::process::Server;
+use serde_json::{Value, json};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+use tempfile::TempDir;
+use weir::family::load::{Settings, load};
+
+fn weir(args: &[&str]) -> (bool, String, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_weir")).args(args).env_clear().output().unwrap();
+    let [out, err] = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
+    (output.status.success(), out, err)
+}
+
+fn parsed(args: &[&str]) -> Value {
+    let (ok, out, err) = weir(args);
+    assert!(ok, "{args:?}: {err}");
+    serde_json::from_str(&out).unwrap()
+}
+
+#[test]
+fn a_folder_gives_the_model_of_its_conversion() {
+    for case in Case::all() {
+        let [direct, converted] =
+            [t5_golden(case.name), t5_converted(case.name)].map(|dir| load(&dir, &settings()).unwrap());
+        assert_eq!(direct.card().shape, converted.card().shape, "{}", case.name);
+        assert_eq!(encoder(&*direct).limits(), encoder(&*converted).limits(), "{}", case.name);
+        assert_eq!(direct.card().name, case.name);
+        assert_eq!(direct.card().sha256.len(), 64);
+        let symbols = case.golden.ids("s0.dec_ids");
+        let logits = [&direct, &converted].map(|model| {
+            let mut scratch = model.scratch();
+            let document = encode(&**model, &case.golden.ids("s0.ids"), &mut scratch);
+            forced(&**model, &*document, &symbols, &mut scratch)
+        });
+        assert!(logits[0] == logits[1], "{}: other logits", case.name);
+    }
+    let int8 = load(&t5_golden("mrt5"), &Settings { dtype: Dtype::Int8, ..settings() }).unwrap();
+    assert_eq!(int8.card().dtype, "int8");
+}
+
+#[test]
+fn commands_take_a_folder() {
+    let folder = t5_golden("t5_v10");
+    let folder = folder.to_str().unwrap();
+    let contents = parsed(&["inspect", "--json", folder]);
+    assert_eq!(contents["family"], "t5");
+    let digest = contents["sha256"].as_str().unwrap().to_owned();
+    let dir = TempDir::new().unwrap();
+    let file = dir.path().join("document");
+    fs::write(&file, "also known").unwrap();
+    let golden = Golden::open(&t5_golden("t5_v10"));
+    let length = golden.ids("s0.beam4_es_never.lengths")[0] as usize;
+    let expected: Vec<u32> = golden.row("s0.beam4_es_never.ids", 0)[..length].iter().map(|&id| id as u32).collect();
+    let flags = [
+        "--beam",
+        "4",
+        "--max-new-tokens",
+        "30",
+        "--min-new-tokens",
+        "6",
+        "--length-penalty",
+        "2",
+        "--no-repeat-ngram-size",
+        "3",
+        "--early-stopping",
+        "never",
+        "--repetition-penalty",
+        "1",
+    ];
+    let summarize = ["summarize", "--json", "--file", file.to_str().unwrap(), "--model"];
+    let found = parsed(&[&summarize[..], &[folder], &flags].concat());
+    assert_eq!(found["hypotheses"][0]["ids"], json!(expected), "{found}");
+    // the same over a server, which serves the folder
+    let server = Server::start(&["--threads", "1", "--calibration-milliseconds", "0", "--model", folder]);
+    let address = server.address.to_string();
+    let served = parsed(&[&summarize[..], &["t5_v10", "--server", &address], &flags].concat());
+    assert_eq!(served["hypotheses"][0]["ids"], json!(expected), "{served}");
+    let (ok, _, refused) =
+        weir(&[&summarize[..], &["t5_v10", "--server", &address, "--repetition-penalty", "0"]].concat());
+    assert!(!ok && refused.contains("--repetition-penalty: 0 is out of bounds: 0.01 to 100"), "{refused}");
+    let (ok, _, refused) = weir(&[&summarize[..], &[folder, "--early-stopping", "sometimes"]].concat());
+    assert!(!ok && refused.contains("one of true, false, never"), "{refused}");
+    // a digest in a card is compared
+    let copy = changed("t5_v10", |_| {});
+    let card =
+        |sha256: &str| fs::write(copy.path().join("card.json"), json!({ "sha256": sha256 }).to_string()).unwrap();
+    card(&digest);
+    assert!(load(copy.path(), &Settings { require_sha256: true, ..settings() }).is_ok());
+    card(&"0".repeat(64));
+    let error = load(copy.path(), &settings()).err().unwrap().to_string();
+    assert!(error.contains("sha256"), "{error}");
+    let (ok, _, refused) = weir(&["generate", "--model", folder, "--prompt", "a"]);
+    assert!(!ok && refused.contains("needs a model that"), "{refused}");
+}
+
+fn message(dir: &Path) -> String {
+    load(dir, &settings()).err().expect("the folder is invalid").to_string().replace(&format!("{}/", dir.display()), "")
+}
+
+#[test]
+fn what_cannot_be_read_is_refused_by_its_key() {
+    let with = |case: &str, key: &str, value: Value| changed(case, |config| config[key] = value.clone());
+    for (case, key, value, expected) in [
+        ("t5_v11", "feed_forward_proj", json!("gated-tanh"), "config.json: feed_forward_proj: expected relu, gelu"),
+        (
+            "longt5_local",
+            "encoder_attention_type",
+            json!("sparse"),
+            "config.json: encoder_attention_type: expected local or",
+        ),
+        ("mrt5", "deletion_type", json!("fixed"), "config.json: deletion_type: expected scaled_sigmoid or log_sigmoid"),
+        (
+            "t5_v11",
+            "vocab_size",
+            json!(600),
+            "spiece.model: the file: expected at most 600 ids (vocab_size), found 640",
+        ),
+        ("t5_v11", "d_ff", json!(32), "model.safetensors: "),
+        ("t5_v11", "tie_word_embeddings", json!(true), "lm_head.weight: expected the numbers of shared.weight"),
+    ] {
+        let dir = with(case, key, value);
+        let message = message(dir.path());
+        assert!(message.contains(expected), "{key}: {message}");
+    }
+    #[cfg(feature = "candle")]
+    let umt5 = message(with("t5_v11", "model_type", json!("umt5")).path());
+    #[cfg(feature = "candle")]
+    assert!(umt5.contains("mt5, longt5, mrt5") && umt5.ends_with("found umt5"), "{umt5}");
+}
+
+#[test]
+fn pickles_and_links_are_refused() {
+    let dir = changed("t5_v11", |_| {});
+    let rename = |from: &str, to: &str| fs::rename(dir.path().join(from), dir.path().join(to)).unwrap();
+    rename("model.safetensors", "pytorch_model.bin");
+    let found = message(dir.path());
+    assert!(found.starts_with("pytorch_model.bin: the file: expected safetensors, or weir's format"), "{found}");
+    let command = format!("`weir convert --from t5 {} NEW-FOLDER`", dir.path().display());
+    assert!(found.contains(&command) && found.ends_with("found a pickle"), "{found}");
+    rename("pytorch_model.bin", "model.safetensors");
+    assert!(load(dir.path(), &settings()).is_ok());
+    #[cfg(unix)]
+    for name in ["spiece.model", "generation_config.json", "model.safetensors", "config.json"] {
+        let outside: PathBuf = t5_golden("t5_v11").join(name);
+        let kept = dir.path().join("kept");
+        rename(name, "kept");
+        std::os::unix::fs::symlink(&outside, dir.path().join(name)).unwrap();
+        let found = message(dir.path());
+        assert!(found.contains("a link out of it") || found.contains("regular file"), "{name}: {found}");
+        fs::remove_file(dir.path().join(name)).unwrap();
+        fs::rename(kept, dir.path().join(name)).unwrap();
+    }
+}

@@ -307,6 +307,12 @@ PAGES: Dict[str, List[Step]] = {
             """-d '{"document": "A weir pools a stream and lets it flow on.", "max_tokens": 20}'""",
             r'\{.*"document_id":.*\}',
         ),
+        Runs(
+            "curl -s http://127.0.0.1:8000/v1/completions -H 'content-type: application/json' "
+            """-d '{"prompt": "A weir pools a stream and lets it flow on.", "max_tokens": 20}'""",
+            r'\{.*"object":"text_completion".*\}',
+        ),
+        Runs("import openai", needs="openai"),
     ],
     "docs/latency.md": [
         Serves("weir serve --admin-token-file token", granted=True),

@@ -15,11 +15,14 @@ pub fn grpc_request(data: &[u8]) {
     grpc::fuzzing::request(data);
 }
 
-/// Reads the body of a completion request over HTTP, and converts it to jobs.
+/// Reads the body of a completion request over HTTP, and converts it to jobs of both kinds of models.
 pub fn completion_request(data: &[u8]) {
     let Ok(request) = CompletionRequest::parse(data, "the body") else { return };
-    let Ok(requests) = request.generate_requests() else { return };
-    requests.for_each(grpc::fuzzing::generate);
+    if let Ok(requests) = request.generate_requests() {
+        requests.for_each(grpc::fuzzing::generate);
+    }
+    let summaries = request.summarize_requests("model", 4).unwrap_or_default();
+    summaries.into_iter().flatten().for_each(grpc::fuzzing::summarize);
 }
 
 /// Reads the body of a summary request over HTTP, and converts it to the messages of a call.

@@ -68,6 +68,20 @@ pub(super) fn lslm_converted(case: &str) -> PathBuf {
     converted_from(convert::Source::Lslm, &lslm_golden(case), &format!("lslm-{case}"))
 }
 
+/// Writes T5 v1.0 with another maximum length of documents.
+pub(super) fn t5_shortened(source_length: usize) -> TempDir {
+    let dir = TempDir::new().unwrap();
+    for entry in std::fs::read_dir(t5_converted("t5_v10")).unwrap() {
+        let path = entry.unwrap().path();
+        std::fs::copy(&path, dir.path().join(path.file_name().unwrap())).unwrap();
+    }
+    let file = dir.path().join("config.json");
+    let mut config: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    config["architecture"]["source_length"] = source_length.into();
+    std::fs::write(file, config.to_string()).unwrap();
+    dir
+}
+
 /// Loads such a fixture's model with its weights in `dtype`.
 pub(super) fn lslm_in(case: &str, dtype: Dtype) -> Arc<dyn Model> {
     load(&lslm_converted(case), &Settings { dtype, ..settings() }).unwrap()

@@ -8,7 +8,7 @@ mod prompts;
 pub(crate) mod seed;
 
 use crate::{
-    decode::options::OptionLimits,
+    decode::{options::OptionLimits, search_rules::EarlyStopping},
     error::{Error, Result, quoted},
 };
 use bounded::{Bias, Biases, Texts};
@@ -19,7 +19,7 @@ use serde_json::{Map, Value};
 use weir_proto::v1;
 
 /// Maximum choices of one request: prompts times `n`.
-const MAX_CHOICES: usize = 64;
+pub(super) const MAX_CHOICES: usize = 64;
 /// Default of `max_tokens`, as in OpenAI's API.
 const DEFAULT_MAX_TOKENS: u32 = 16;
 
@@ -79,36 +79,41 @@ pub(crate) fn finish_reason(reason: v1::FinishReason) -> &'static str {
 #[derive(Deserialize, Default)]
 #[serde(expecting = "an object")]
 pub(crate) struct CompletionRequest {
-    model: Option<String>,
+    pub(super) model: Option<String>,
     #[serde(default)]
-    prompt: Prompts<MAX_CHOICES>,
-    max_tokens: Option<u32>,
-    min_tokens: Option<u32>,
-    temperature: Option<f32>,
-    top_p: Option<f32>,
-    top_k: Option<i64>,
-    min_p: Option<f32>,
-    repetition_penalty: Option<f32>,
-    presence_penalty: Option<f32>,
-    frequency_penalty: Option<f32>,
-    seed: Option<Seed>,
-    n: Option<usize>,
-    best_of: Option<usize>,
+    pub(super) prompt: Prompts<MAX_CHOICES>,
+    pub(super) max_tokens: Option<u32>,
+    pub(super) min_tokens: Option<u32>,
+    pub(super) temperature: Option<f32>,
+    pub(super) top_p: Option<f32>,
+    pub(super) top_k: Option<i64>,
+    pub(super) min_p: Option<f32>,
+    pub(super) repetition_penalty: Option<f32>,
+    pub(super) presence_penalty: Option<f32>,
+    pub(super) frequency_penalty: Option<f32>,
+    pub(super) seed: Option<Seed>,
+    pub(super) n: Option<usize>,
+    pub(super) best_of: Option<usize>,
     #[serde(default)]
-    stop: Texts<{ OptionLimits::STOPS }>,
-    include_stop_str_in_output: Option<bool>,
-    ignore_eos: Option<bool>,
-    echo: Option<bool>,
-    logprobs: Option<u32>,
+    pub(super) stop: Texts<{ OptionLimits::STOPS }>,
+    pub(super) include_stop_str_in_output: Option<bool>,
+    pub(super) ignore_eos: Option<bool>,
+    pub(super) echo: Option<bool>,
+    pub(super) logprobs: Option<u32>,
     #[serde(default)]
-    logit_bias: Biases,
-    priority: Option<i32>,
-    suffix: Option<String>,
-    stream: Option<bool>,
-    stream_options: Option<StreamOptions>,
-    boundaries: Option<bool>,
-    boundary_mode: Option<String>,
-    max_segments: Option<u32>,
+    pub(super) logit_bias: Biases,
+    pub(super) priority: Option<i32>,
+    pub(super) suffix: Option<String>,
+    pub(super) stream: Option<bool>,
+    pub(super) stream_options: Option<StreamOptions>,
+    pub(super) boundaries: Option<bool>,
+    pub(super) boundary_mode: Option<String>,
+    pub(super) max_segments: Option<u32>,
+    pub(super) length_penalty: Option<f32>,
+    pub(super) early_stopping: Option<EarlyStopping>,
+    #[serde(alias = "no_repeat_ngram_size")]
+    pub(super) no_repeat_ngram: Option<u32>,
+    pub(super) cut: Option<bool>,
 }
 
 /// Options of a stream.
@@ -179,7 +184,7 @@ impl CompletionRequest {
     }
 
     /// Returns the limit on the most probable symbols. vLLM's −1 keeps all symbols, as our 0 does.
-    fn top_k(&self) -> Result<Option<u32>> {
+    pub(super) fn top_k(&self) -> Result<Option<u32>> {
         let convert = |k| match k {
             -1 => Ok(0),
             k => u32::try_from(k).map_err(|_| Error::bad_option("top_k", k.to_string(), "-1 or more")),
@@ -187,7 +192,7 @@ impl CompletionRequest {
         self.top_k.map(convert).transpose()
     }
 
-    fn reject_unsupported(&self) -> Result<()> {
+    pub(super) fn reject_unsupported(&self) -> Result<()> {
         let not_zero = |value: Option<f32>| value.filter(|value| *value != 0.0).map(|value| value.to_string());
         for (field, found, neutral) in [
             ("presence_penalty", not_zero(self.presence_penalty), "0"),
@@ -245,7 +250,7 @@ impl CompletionRequest {
     }
 
     /// Returns the biases as messages.
-    fn logit_biases(&self) -> Vec<v1::LogitBias> {
+    pub(super) fn logit_biases(&self) -> Vec<v1::LogitBias> {
         let message =
             |bias: &Bias| v1::LogitBias { symbol: Some(v1::logit_bias::Symbol::Id(bias.id)), bias: bias.value };
         self.logit_bias.0.iter().map(message).collect()

@@ -1,10 +1,12 @@
-//! `/v1/completions`: one call of `Generate` for each choice, collected or streamed.
+//! `/v1/completions`: one call of `Generate` for each choice, collected or streamed. A model that summarizes answers in
+//! `summary_completions`.
 
 use super::{
     error::ApiError,
     response::{Choice, CompletionHead, TokenCounts},
     sse::{self, EventSource},
     state::{ApiServices, ApiState},
+    summary_completions,
 };
 use crate::{
     engine::clock,
@@ -40,6 +42,9 @@ async fn handle(state: ApiState, client: &ClientContext, request: Request) -> Re
     let body = state.read_body(request).await?;
     let tenant = Arc::clone(&body.tenant);
     let request = state.parse(body, |bytes| CompletionRequest::parse(bytes, "the body")).await?;
+    if let Some(engine) = summary_completions::summarizer(state.monitor.engines(), request.model.as_deref())? {
+        return summary_completions::handle(&state, client, &request, &engine, &tenant).await;
+    }
     let completion = Completion::start(&state, client, &request).await?;
     if !request.wants_stream() {
         drop(request);

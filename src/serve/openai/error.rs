@@ -40,6 +40,18 @@ impl ApiError {
         Self { param: Some(param.into()), ..self }
     }
 
+    /// Replaces the field's name, also at the start of the message, by that in a table of (found, wanted) names.
+    pub(super) fn renamed(mut self, names: &[(&str, &str)]) -> Self {
+        let found = names.iter().find(|(found, _)| self.param.as_deref() == Some(*found));
+        if let Some((found, wanted)) = found {
+            if let Some(rest) = self.message.strip_prefix(found) {
+                self.message = format!("{wanted}{rest}");
+            }
+            self.param = Some((*wanted).to_owned());
+        }
+        self
+    }
+
     /// Returns the response in the form of the Open Inference Protocol, whose errors are a text.
     pub(super) fn into_text_response(self) -> Response {
         let body = json!({ "error": self.message });

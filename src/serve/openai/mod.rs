@@ -17,6 +17,8 @@ mod response;
 mod sse;
 mod state;
 pub(super) mod summaries;
+mod summary_completions;
+mod summary_requests;
 
 use crate::{
     config::TransportConfig,

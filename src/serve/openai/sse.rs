@@ -36,6 +36,11 @@ pub(super) trait EventSource: Unpin + Send + 'static {
     /// Returns true if the last message has arrived.
     fn is_complete(&self) -> bool;
 
+    /// Converts the error of a call.
+    fn error(&self, status: Status) -> ApiError {
+        status.into()
+    }
+
     /// Returns the event after the last message, if there is one.
     fn last_event(&self) -> Option<Value> {
         None
@@ -112,7 +117,7 @@ impl<S: EventSource> Stream for EventStream<S> {
             let is_done = message.is_none() && open.is_complete();
             let event = match message {
                 Some(Ok(message)) => open.event(message),
-                Some(Err(status)) => Some(ApiError::from(status).body()),
+                Some(Err(status)) => Some(open.error(status).body()),
                 None if is_done => open.last_event(),
                 None => Some(ApiError::from(ended_early()).body()),
             };

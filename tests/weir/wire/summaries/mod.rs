@@ -2,6 +2,7 @@
 
 mod documents;
 mod failures;
+mod t5;
 
 use super::{Running, eventually};
 use crate::document_model::{DocumentModel, MARKS, logits};

@@ -471,6 +471,7 @@ PAGES: Dict[str, List[Step]] = {
             ".*ROUGE.*",
             (("DIR", "SUMMARIZER"),),
         ),
+        Runs("weir summarize --model DIR --file article.txt --long-documents chunk", ".+", (("DIR", "SUMMARIZER"),)),
         Runs("weir summarize --model DIR --table papers.jsonl", ".+", (("DIR", "SUMMARIZER"),)),
         Serves("weir serve --model DIR", (("DIR", "SUMMARIZER"),)),
     ],

@@ -28,6 +28,11 @@ pub(super) fn document_cut(tokens: usize) {
     write(&format!("--cut: only the first {tokens} tokens of the document were summarized"));
 }
 
+/// Reports that a part of a long document is summarized.
+pub(super) fn part_summarized(round: usize, part: usize, read: usize, bytes: usize) {
+    write(&format!("--long-documents: round {round}: part {part} is summarized, {read} of {bytes} bytes read"));
+}
+
 fn normalised_note(flag: &str, text: &str, vocabulary: &Vocabulary) -> Option<String> {
     let changed = vocabulary.normaliser().changed_chars(text);
     let normal = vocabulary.normalise(text);

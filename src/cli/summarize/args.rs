@@ -20,6 +20,10 @@ pub struct Args {
     /// Summarize the beginning of a document that is longer than the model's limit, instead of rejecting it.
     #[arg(long, env = "WEIR_CUT", value_parser = clap::builder::BoolishValueParser::new())]
     pub(super) cut: bool,
+    /// What to do with a document that is longer than the model's limit: refuse it (the default), cut it as --cut does, or chunk it:
+    /// summarize its parts, then their summaries, until one is left.
+    #[arg(long, value_name = "MODE", env = "WEIR_LONG_DOCUMENTS", conflicts_with_all = ["cut", "highlights", "ids", "logits"])]
+    pub(super) long_documents: Option<LongDocuments>,
     /// Before the summary, print the document with the tokens that each pooling layer kept highlighted.
     #[arg(long, env = "WEIR_HIGHLIGHTS", value_parser = clap::builder::BoolishValueParser::new(), conflicts_with = "table")]
     pub(super) highlights: bool,
@@ -35,6 +39,21 @@ pub struct Args {
     /// Print JSON when the summary is complete.
     #[arg(long, env = "WEIR_JSON", value_parser = clap::builder::BoolishValueParser::new())]
     pub(super) json: bool,
+}
+
+/// What to do with a document that is longer than the model's limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum LongDocuments {
+    Refuse,
+    Cut,
+    Chunk,
+}
+
+impl Args {
+    /// Returns true if the model reads the beginning of a document that is too long.
+    pub(super) fn cuts(&self) -> bool {
+        self.cut || matches!(self.long_documents, Some(LongDocuments::Cut | LongDocuments::Chunk))
+    }
 }
 
 /// Document to summarize.

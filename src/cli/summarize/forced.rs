@@ -14,7 +14,7 @@ use std::path::Path;
 /// Encodes the document, feeds `target` to the decoder and writes the logits (target ids, vocabulary) to `out`.
 pub(super) fn run(args: &Args, model: &dyn Model, target: &[u32], out: &Path) -> Result<()> {
     let encoder = model.document_encoder().ok_or_else(|| no_summaries(model))?;
-    let document = InputDocument::read(&args.document.document()?, model, encoder.limits(), args.cut)?;
+    let document = InputDocument::read(&args.document.document()?, model, encoder.limits(), args.cuts())?;
     let fed = forced_target(model, encoder.limits(), target)?;
     let encoding = if args.generation.hard_topk { encoder.open_hard()? } else { encoder.open() };
     let mut scratch = model.scratch();

@@ -4,6 +4,7 @@
 mod args;
 mod forced;
 mod input;
+mod long;
 mod process;
 mod server;
 mod show;
@@ -18,11 +19,12 @@ use crate::{
     error::{Error, Result},
     report::rouge::rouge,
 };
+use args::LongDocuments;
 use input::Document;
 use process::ProcessSummarizer;
 use server::ServerSummarizer;
 use std::path::PathBuf;
-use summary::{OnEvent, Summary, SummaryEvent};
+use summary::{OnEvent, Summarizer, SummaryEvent};
 
 /// Runs the command. Fails if the checkpoint, the document or an option is invalid, if the server rejects the call, or if stdout
 /// cannot be written.
@@ -43,11 +45,15 @@ pub fn run(args: Args, color: ColorChoice) -> Result<()> {
 }
 
 /// Prints the summary of the document, or the table of many documents.
-fn print(
-    args: &Args,
-    color: ColorChoice,
-    summarize: &mut dyn FnMut(&Document, &mut OnEvent<'_>) -> Result<Summary>,
-) -> Result<()> {
+fn print(args: &Args, color: ColorChoice, summarize: &mut Summarizer<'_>) -> Result<()> {
+    let mut in_parts = |document: &Document, on_event: &mut OnEvent<'_>| long::summarize(summarize, document, on_event);
+    if args.long_documents == Some(LongDocuments::Chunk) {
+        return print_summary(args, color, &mut in_parts);
+    }
+    print_summary(args, color, summarize)
+}
+
+fn print_summary(args: &Args, color: ColorChoice, summarize: &mut Summarizer<'_>) -> Result<()> {
     if let Some(file) = &args.document.table {
         return table::run(summarize, file, args.json);
     }
@@ -59,6 +65,10 @@ fn print(
         _ if args.json => Ok(()),
         SummaryEvent::Encoded(encoded) if args.highlights => output::write(&show::highlights(encoded, color)),
         SummaryEvent::Encoded(_) => Ok(()),
+        SummaryEvent::Part(progress) => {
+            notes::part_summarized(progress.round, progress.part, progress.read, progress.bytes);
+            Ok(())
+        }
         SummaryEvent::Text(text) => output::write(text),
     };
     let summary = summarize(&args.document.document()?, &mut on_event)?;

@@ -66,7 +66,7 @@ impl ProcessSummarizer {
         let request = args.generation.request();
         let rows = request.beam.unwrap_or(limits.generation.beam).max(1);
         let engine = Handle::start(Arc::clone(&model), Limits { rows, queue: 1, ..Limits::default() })?;
-        Ok(Self { model, limits, engine, request, cut: args.cut })
+        Ok(Self { model, limits, engine, request, cut: args.cuts() })
     }
 
     /// Summarizes a document.
@@ -129,6 +129,7 @@ impl ProcessSummarizer {
                 decode_ns: timing.decode_ns,
                 total_ns: timing.total_ns,
             },
+            parts: Vec::new(),
         }
     }
 

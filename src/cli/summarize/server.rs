@@ -40,7 +40,7 @@ type KeptText = Option<Arc<Mutex<String>>>;
 impl<'a> ServerSummarizer<'a> {
     pub(super) fn new(model: &'a ServedModel, args: &Args) -> Result<Self> {
         let options =
-            SummarizeOptions { model: model.name.clone(), cut: Some(args.cut), ..args.generation.options()? };
+            SummarizeOptions { model: model.name.clone(), cut: Some(args.cuts()), ..args.generation.options()? };
         Ok(Self { model, options, highlights: args.highlights && !args.json })
     }
 
@@ -176,5 +176,6 @@ fn summary(finished: SummaryFinished, poolings: Vec<KeptTokens>) -> Summary {
             decode_ns: timing.decode_ns,
             total_ns: timing.total_ns,
         },
+        parts: Vec::new(),
     }
 }

@@ -1,6 +1,6 @@
 //! Formats summaries as text and JSON.
 
-use super::summary::{EncodedText, KeptTokens, Summary, SummaryText};
+use super::summary::{DocumentPart, EncodedText, KeptTokens, Summary, SummaryText};
 use crate::{
     decode::spans::KeptSpan,
     error::printable,
@@ -49,7 +49,7 @@ pub(super) fn rouge(RougeScores { rouge1, rouge2, rouge_l }: &RougeScores) -> St
 
 /// Formats a summary and its document as JSON.
 pub(super) fn json(summary: &Summary, scores: Option<RougeScores>) -> Value {
-    let Summary { hypotheses, reason, poolings, document, summary_tokens, timing } = summary;
+    let Summary { hypotheses, reason, poolings, document, summary_tokens, timing, parts } = summary;
     let hypothesis = |hypothesis: &SummaryText| {
         let SummaryText { ids, score, text, logprobs } = hypothesis;
         json!({ "ids": ids, "score": score, "text": text, "logprobs": logprobs })
@@ -83,10 +83,25 @@ pub(super) fn json(summary: &Summary, scores: Option<RougeScores>) -> Value {
             "total_ns": timing.total_ns,
         },
     });
+    if !parts.is_empty() {
+        object["parts"] = parts.iter().map(part).collect();
+    }
     if let Some(rouge) = scores {
         object["rouge"] = json!(rouge);
     }
     object
+}
+
+/// Formats a part of a long document.
+fn part(part: &DocumentPart) -> Value {
+    json!({
+        "round": part.round,
+        "byte_start": part.start,
+        "byte_end": part.end,
+        "document_tokens": part.tokens,
+        "summary": part.summary,
+        "poolings": part.poolings.iter().map(pooling).collect::<Vec<_>>(),
+    })
 }
 
 /// Formats the tokens that one pooling layer kept: in the order of the next layer, if it is known, and as spans of the text.

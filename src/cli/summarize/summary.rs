@@ -1,5 +1,6 @@
 //! A summary and its document, from an engine in this process or from a server.
 
+use super::input::Document;
 use crate::{decode::spans::KeptSpan, error::Result};
 
 /// A summary and its document.
@@ -13,6 +14,22 @@ pub(super) struct Summary {
     /// Tokens of the best hypothesis, with the end-of-text token.
     pub(super) summary_tokens: usize,
     pub(super) timing: SummaryTimes,
+    /// The parts of a document that was summarized in parts. The other fields are those of the last round.
+    pub(super) parts: Vec<DocumentPart>,
+}
+
+/// A part of a long document, with its summary.
+pub(super) struct DocumentPart {
+    /// Number of the round, from 1. A later round reads the summaries of the one before.
+    pub(super) round: usize,
+    /// First byte of the round's text that the model read.
+    pub(super) start: u64,
+    /// Byte after the last one.
+    pub(super) end: u64,
+    pub(super) tokens: usize,
+    pub(super) summary: String,
+    /// Tokens that were kept; spans are bytes of the round's text.
+    pub(super) poolings: Vec<KeptTokens>,
 }
 
 /// A hypothesis.
@@ -82,8 +99,21 @@ impl Summary {
 pub(super) enum SummaryEvent<'a> {
     /// The document is encoded.
     Encoded(&'a EncodedText<'a>),
+    /// A part of a long document is summarized.
+    Part(PartProgress),
     /// Next part of the summary.
     Text(&'a str),
+}
+
+/// Progress of a round over the parts of a text.
+pub(super) struct PartProgress {
+    pub(super) round: usize,
+    /// Number of parts that are summarized.
+    pub(super) part: usize,
+    /// Bytes that were read.
+    pub(super) read: usize,
+    /// Bytes of the text.
+    pub(super) bytes: usize,
 }
 
 /// An encoded document, with the tokens that its pooling layers kept.
@@ -97,3 +127,6 @@ pub(super) struct EncodedText<'a> {
 
 /// Receives the progress of a summary.
 pub(super) type OnEvent<'a> = dyn FnMut(SummaryEvent<'_>) -> Result<()> + 'a;
+
+/// Summarizes one document.
+pub(super) type Summarizer<'a> = dyn FnMut(&Document, &mut OnEvent<'_>) -> Result<Summary> + 'a;

@@ -1,9 +1,6 @@
 //! Mean ROUGE scores over many documents with reference summaries, per source.
 
-use super::{
-    input::Document,
-    summary::{OnEvent, Summary},
-};
+use super::{input::Document, summary::Summarizer};
 use crate::{
     cli::{output, progress::Progress},
     error::{Error, Result, printable},
@@ -46,11 +43,7 @@ struct Sums {
 }
 
 /// Summarizes every document of the file, and prints the means of each source and of all documents.
-pub(super) fn run(
-    summarize: &mut dyn FnMut(&Document, &mut OnEvent<'_>) -> Result<Summary>,
-    file: &Path,
-    as_json: bool,
-) -> Result<()> {
+pub(super) fn run(summarize: &mut Summarizer<'_>, file: &Path, as_json: bool) -> Result<()> {
     let mut sources: BTreeMap<String, Sums> = BTreeMap::new();
     let mut all = Sums::default();
     let examples = examples(file)?;

@@ -3,6 +3,7 @@
 mod conversion;
 mod golden;
 mod in_place;
+mod long_documents;
 mod search;
 
 use super::{golden::Golden, pyramidion::single_document::with_document, support::*};

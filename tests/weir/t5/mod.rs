@@ -4,6 +4,7 @@ mod conversion;
 mod golden;
 mod in_place;
 mod long_documents;
+mod precision;
 mod search;
 
 use super::{golden::Golden, pyramidion::single_document::with_document, support::*};

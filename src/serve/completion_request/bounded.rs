@@ -9,7 +9,7 @@ use std::fmt;
 
 /// Null, a string, or a list of at most `MAX` strings.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub(super) struct Texts<const MAX: usize>(pub(super) Vec<String>);
+pub(in crate::serve) struct Texts<const MAX: usize>(pub(in crate::serve) Vec<String>);
 
 impl<'de, const MAX: usize> Deserialize<'de> for Texts<MAX> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -48,11 +48,11 @@ impl<'de, const MAX: usize> Visitor<'de> for TextsVisitor<MAX> {
 
 /// Biases by symbol id: null, or an object whose keys are ids.
 #[derive(Debug, Default, Clone, PartialEq)]
-pub(super) struct Biases(pub(super) Vec<Bias>);
+pub(in crate::serve) struct Biases(pub(in crate::serve) Vec<Bias>);
 
 /// A number that is added to the logit of a symbol.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Bias {
+pub(in crate::serve) struct Bias {
     pub(super) id: u32,
     pub(super) value: f32,
 }

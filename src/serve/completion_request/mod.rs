@@ -12,7 +12,8 @@ use crate::{
     error::{Error, Result, quoted},
 };
 use bounded::{Bias, Biases, Texts};
-use prompts::{Prompt, Prompts};
+pub(super) use prompts::Prompt;
+use prompts::Prompts;
 use seed::Seed;
 use serde::Deserialize;
 use serde_json::{Map, Value};

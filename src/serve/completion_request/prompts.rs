@@ -11,7 +11,7 @@ const MAX_IDS: usize = 65_000;
 
 /// One prompt.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Prompt {
+pub(in crate::serve) enum Prompt {
     Text(String),
     /// Ids of the model's vocabulary, which OpenAI's API calls tokens.
     Ids(Vec<u32>),
@@ -19,7 +19,7 @@ pub(super) enum Prompt {
 
 /// The prompts of a request, at most `MAX`; empty for null.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Prompts<const MAX: usize>(pub(super) Vec<Prompt>);
+pub(in crate::serve) struct Prompts<const MAX: usize>(pub(in crate::serve) Vec<Prompt>);
 
 impl<'de, const MAX: usize> Deserialize<'de> for Prompts<MAX> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {

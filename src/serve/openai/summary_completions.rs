@@ -2,7 +2,6 @@
 
 use super::{
     error::ApiError,
-    request::{CompletionRequest, StreamOptions},
     response::CompletionHead,
     sse::{self, EventSource},
     state::{ApiServices, ApiState},
@@ -12,6 +11,7 @@ use crate::{
     decode::document::DocumentLimits,
     error::{Error, Result},
     serve::{
+        completion_request::{CompletionRequest, StreamOptions},
         in_process::ClientContext,
         middleware::guarded_body::GuardedBody,
         registry::{

@@ -1,11 +1,10 @@
 //! Converts a completion request to calls of `Summarize`, for a model that summarizes its prompts.
 
-use super::{
-    prompts::Prompt,
-    request::{CompletionRequest, MAX_CHOICES},
-    summaries::call_messages,
+use super::summaries::call_messages;
+use crate::{
+    error::{Error, Result, quoted},
+    serve::completion_request::{CompletionRequest, MAX_CHOICES, Prompt},
 };
-use crate::error::{Error, Result, quoted};
 use weir_proto::v1::{self, SummarizeRequest};
 
 impl CompletionRequest {

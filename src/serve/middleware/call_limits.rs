@@ -1,11 +1,12 @@
 //! Limits on the calls in progress over all connections. Each call takes some memory, also one whose message never arrives.
 //!
 //! A caller may hold at most half of the calls that the others leave free, so that there is always something left for the next
-//! one. Health and reflection have a pool of their own: they are answered while all other calls are taken.
+//! one. Health and reflection are counted [for themselves](super::keyless_calls): they are answered while all other calls are taken.
 
 use super::{
     auth::needs_no_key,
     guarded_body::GuardedBody,
+    keyless_calls::KeylessCalls,
     layer::{HttpRequest, Middleware, Next},
     shared_limit::{Exceeded, SharedLimit},
 };
@@ -18,18 +19,20 @@ use tonic::body::Body;
 use tower::ServiceExt;
 
 /// Maximum calls of health and reflection, which include the streams that watch health.
-const MAX_HEALTH_CALLS: usize = 1024;
+const MAX_KEYLESS_CALLS: usize = 1024;
 /// Delay before a rejected client should retry.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// Rejects calls beyond `max_calls`, and those of a caller beyond its share.
 pub(super) fn limit(max_calls: usize) -> impl Middleware {
     let calls = CallTable::new("calls", max_calls);
-    let health_calls = CallTable::new("calls of health and reflection", MAX_HEALTH_CALLS);
+    let keyless_calls = KeylessCalls::new(MAX_KEYLESS_CALLS);
     move |request: HttpRequest, next: Next| {
         let call = Call::of_http(&request);
-        let table = if needs_no_key(request.uri().path()) { &health_calls } else { &calls };
-        let place = match table.begin(call.tenant()) {
+        if needs_no_key(request.uri().path()) {
+            return keyless_calls.run(call, request, next);
+        }
+        let place = match calls.begin(call.tenant()) {
             Ok(place) => place,
             Err(full) => {
                 tracing::debug!(error = %full, "rejected");

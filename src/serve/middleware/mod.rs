@@ -8,6 +8,7 @@ mod count;
 mod deadline;
 mod decompression;
 pub(super) mod guarded_body;
+mod keyless_calls;
 pub(super) mod layer;
 pub(super) mod panics;
 mod reflection_errors;

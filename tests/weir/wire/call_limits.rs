@@ -2,13 +2,14 @@
 
 use super::{
     Server,
-    connections::{channel_from, is_healthy, segment},
+    connections::{channel_from, connect_from, is_healthy, segment},
     eventually,
     fake_model::Kind,
     http2_frames::{self, sent},
     long, plain, reason,
 };
 use std::time::Duration;
+use tokio::io::AsyncWriteExt;
 use tonic::Code;
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 use weir::{config::TransportConfig, engine::Limits};
@@ -67,5 +68,34 @@ async fn calls_without_a_message_leave_calls_to_others() {
     // The server holds the share of this caller and no more.
     let status = segment(server.channel.clone()).await.unwrap_err();
     assert_eq!(reason(&status), "TOO_MANY", "{status:?}");
+    drop(held);
+}
+
+/// More callers than it takes to hold all places of such calls, if each may hold half of what the others leave.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn watches_of_many_callers_leave_room_for_checks() {
+    let server = within(TransportConfig::default()).await;
+    let address = server.running.address;
+    let mut watcher = HealthClient::new(channel_from(2, address).await);
+    let mut watched = watcher.watch(HealthCheckRequest::default()).await.unwrap().into_inner();
+    watched.message().await.unwrap().unwrap();
+    let mut bytes = http2_frames::beginning();
+    for call in 0..PER_CONNECTION {
+        bytes.extend(http2_frames::call(2 * call + 1, WATCH));
+        bytes.extend(http2_frames::frame(http2_frames::DATA, 1, 2 * call + 1, &[0, 0, 0, 0, 0]));
+    }
+    let mut held = Vec::new();
+    for host in 3..17 {
+        let mut stream = connect_from(host, address).await.unwrap();
+        stream.write_all(&bytes).await.unwrap();
+        held.push(stream);
+    }
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    for host in 20..25 {
+        let mut health = HealthClient::new(channel_from(host, address).await);
+        health.check(HealthCheckRequest::default()).await.unwrap();
+    }
+    // A caller with one stream loses it to none of these.
+    assert!(tokio::time::timeout(Duration::from_millis(100), watched.message()).await.is_err());
     drop(held);
 }

@@ -1,0 +1,187 @@
+//! A limit on the calls of health and reflection in progress, which need no key.
+//!
+//! A new call is always accepted: if all places are taken, it ends the oldest call of the caller that holds the most. So streams that
+//! watch health never keep others from checking it, however many callers hold them.
+
+use super::layer::{HttpRequest, MiddlewareFuture, Next};
+use crate::{
+    error::Error,
+    serve::{call::Call, status::status},
+};
+use http_body::{Body as HttpBody, Frame};
+use std::{
+    collections::{BTreeMap, HashMap},
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+use tonic::{
+    Status,
+    body::Body,
+    codegen::{Bytes, http::HeaderMap},
+};
+use tower::ServiceExt;
+
+/// Delay before a client whose call was ended should call again.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// The calls in progress.
+pub(super) struct KeylessCalls {
+    max: usize,
+    calls: Mutex<CallsInProgress>,
+}
+
+#[derive(Default)]
+struct CallsInProgress {
+    /// Number of calls that have begun.
+    begun: u64,
+    total: usize,
+    /// The calls of each caller by their numbers, oldest first.
+    by_caller: HashMap<Arc<str>, BTreeMap<u64, CancellationToken>>,
+}
+
+/// A call in progress. Dropping it gives its place back.
+struct KeylessCall {
+    table: Arc<KeylessCalls>,
+    caller: Arc<str>,
+    number: u64,
+    /// Cancelled when another call takes the place.
+    ended: CancellationToken,
+    request_id: Arc<str>,
+}
+
+impl KeylessCalls {
+    /// Creates a limit of `max` calls.
+    pub(super) fn new(max: usize) -> Arc<Self> {
+        Arc::new(Self { max, calls: Mutex::default() })
+    }
+
+    /// Runs a call until it ends, or until another call needs its place.
+    pub(super) fn run(self: &Arc<Self>, call: Call, request: HttpRequest, next: Next) -> MiddlewareFuture {
+        let place = self.begin(call.tenant(), call.id);
+        Box::pin(async move {
+            let response = tokio::select! {
+                biased;
+                () = place.ended.cancelled() => return Ok(place.status().into_http()),
+                response = next.oneshot(request) => response?,
+            };
+            let ended = Box::pin(place.ended.clone().cancelled_owned());
+            Ok(response.map(|body| Body::new(EndableBody { body, place, ended, is_over: false })))
+        })
+    }
+
+    fn begin(self: &Arc<Self>, caller: Arc<str>, request_id: Arc<str>) -> KeylessCall {
+        let ended = CancellationToken::new();
+        let mut calls = self.calls();
+        if calls.total >= self.max {
+            calls.end_one();
+        }
+        calls.begun = calls.begun.wrapping_add(1);
+        calls.total = calls.total.saturating_add(1);
+        let number = calls.begun;
+        calls.by_caller.entry(Arc::clone(&caller)).or_default().insert(number, ended.clone());
+        drop(calls);
+        KeylessCall { table: Arc::clone(self), caller, number, ended, request_id }
+    }
+
+    fn calls(&self) -> MutexGuard<'_, CallsInProgress> {
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl CallsInProgress {
+    /// Ends the oldest call of the caller that holds the most.
+    fn end_one(&mut self) {
+        let largest = self.by_caller.iter().max_by_key(|(_, calls)| calls.len());
+        let Some((caller, number)) =
+            largest.and_then(|(caller, calls)| Some((Arc::clone(caller), *calls.keys().next()?)))
+        else {
+            return;
+        };
+        if let Some(ended) = self.remove(&caller, number) {
+            ended.cancel();
+        }
+    }
+
+    fn remove(&mut self, caller: &Arc<str>, number: u64) -> Option<CancellationToken> {
+        let calls = self.by_caller.get_mut(caller)?;
+        let removed = calls.remove(&number)?;
+        if calls.is_empty() {
+            self.by_caller.remove(caller);
+        }
+        self.total = self.total.saturating_sub(1);
+        Some(removed)
+    }
+}
+
+impl KeylessCall {
+    /// Returns the status of a call that another one has ended.
+    fn status(&self) -> Status {
+        let what = "calls of health and reflection";
+        tracing::debug!(caller = %self.caller, "a call of health or reflection made room for another");
+        status(&Error::TooMany { what, limit: self.table.max, retry: RETRY }, &self.request_id)
+    }
+
+    fn trailers(&self) -> Result<HeaderMap, Status> {
+        let mut trailers = HeaderMap::new();
+        self.status().add_header(&mut trailers)?;
+        Ok(trailers)
+    }
+}
+
+impl Drop for KeylessCall {
+    fn drop(&mut self) {
+        self.table.calls().remove(&self.caller, self.number);
+    }
+}
+
+/// The body of a response, which ends early if another call needs the place.
+struct EndableBody {
+    body: Body,
+    place: KeylessCall,
+    ended: Pin<Box<WaitForCancellationFutureOwned>>,
+    /// True after the trailers of a call that was ended.
+    is_over: bool,
+}
+
+impl HttpBody for EndableBody {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        if self.is_over {
+            return Poll::Ready(None);
+        }
+        if let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) {
+            return Poll::Ready(frame);
+        }
+        ready!(self.ended.as_mut().poll(cx));
+        self.is_over = true;
+        Poll::Ready(Some(self.place.trailers().map(Frame::trailers)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.is_over || self.body.is_end_stream()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_new_call_ends_the_oldest_of_the_largest_caller() {
+        let table = KeylessCalls::new(3);
+        let begin = |caller: &str| table.begin(caller.into(), "id".into());
+        let calls = [begin("a"), begin("b"), begin("b")];
+        let ended = || calls.each_ref().map(|call| call.ended.is_cancelled());
+        assert_eq!(ended(), [false; 3]);
+        let fourth = begin("c");
+        assert_eq!(ended(), [false, true, false]);
+        assert_eq!((table.calls().total, table.calls().by_caller.len()), (3, 3));
+        drop((calls, fourth));
+        assert_eq!((table.calls().total, table.calls().by_caller.len()), (0, 0));
+    }
+}

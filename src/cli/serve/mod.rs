@@ -28,19 +28,21 @@ use loading::{CheckpointLoader, admin, load_all};
 use log_writer::LogWriter;
 use ports::ReservedPort;
 use reload::Reloader;
-use std::{net::SocketAddr, path::PathBuf, pin::pin, sync::Arc, time::Duration};
-use tokio::time::timeout;
+use std::{net::SocketAddr, path::PathBuf, pin::pin, sync::Arc, thread, time::Duration};
+use tokio::{sync::watch, time::timeout};
 use tokio_util::sync::CancellationToken;
 
 /// How long workers may take to finish their step once the server has drained.
 const WORKER_TIME: Duration = Duration::from_secs(1);
 /// How long clients may take to read the error that ends their streams, after a second signal.
 const FLUSH_TIME: Duration = Duration::from_secs(1);
+/// How long the process may take to end after the drain limit: longer than each of the waits before, and shorter than all together.
+const END_TIME: Duration = Duration::from_secs(3);
 /// How long the runtime may take to stop.
 const STOP_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Serves models over gRPC. A signal (SIGTERM or Ctrl-C) drains the server; a second one ends its requests and, within a second,
-/// the process, with exit code 1. The exit code is also 1 if a model hangs in a step.
+/// the process, with exit code 1. The exit code is also 1 if a step still runs two seconds after the drain.
 #[derive(Debug, clap::Args)]
 #[command(allow_negative_numbers = true)]
 pub struct Args {
@@ -221,6 +223,7 @@ async fn listen(settings: ServeConfig, writer: &LogWriter) -> Result<()> {
             systemd::stopping();
         }
     };
+    tokio::spawn(limit_shutdown(signals.clone(), settings.transport.drain + END_TIME, engines.clone()));
     // Both ports are bound: the system accepts connections from now on.
     systemd::ready(&engines.names());
     let mut serving = pin!(serve(listener, offer, shutdown, settings.transport));
@@ -240,10 +243,28 @@ async fn listen(settings: ServeConfig, writer: &LogWriter) -> Result<()> {
     served
 }
 
+/// Ends the process `limit` after the first signal, if it has not ended by then. A thread does it, because what hangs may be the
+/// runtime, the log or an exporter of traces. The exit code is 1 if a worker still runs.
+#[expect(clippy::disallowed_methods, reason = "the thread has nothing else to wait for")]
+async fn limit_shutdown(signals: watch::Receiver<usize>, limit: Duration, engines: Engines) {
+    signals::received(signals, 1).await;
+    let ended = thread::Builder::new().name("weir-shutdown".into()).spawn(move || {
+        thread::sleep(limit);
+        exit(i32::from(!engines.have_ended()))
+    });
+    if let Err(error) = ended {
+        tracing::warn!(%error, "no thread limits the shutdown");
+    }
+}
+
 /// Ends the process with this exit code, after the log is written, without waiting for any other thread.
-#[expect(clippy::disallowed_methods, reason = "destructors would wait for threads, which may hang")]
 fn exit_now(why: &str, code: i32, writer: &LogWriter) -> ! {
     tracing::warn!("{why}: ending at once");
     writer.finish();
+    exit(code)
+}
+
+#[expect(clippy::disallowed_methods, reason = "destructors would wait for threads, which may hang")]
+fn exit(code: i32) -> ! {
     std::process::exit(code)
 }

@@ -280,6 +280,11 @@ impl Engines {
         Ok(())
     }
 
+    /// Returns true if the workers of all engines have ended.
+    pub fn have_ended(&self) -> bool {
+        self.all().iter().chain(&self.draining()).all(|engine| engine.has_ended())
+    }
+
     /// Returns the bytes by which the key-value caches of all engines may still grow.
     pub(crate) fn reserved_bytes(&self) -> usize {
         let leases = self.all().into_iter().chain(self.draining());

@@ -19,8 +19,9 @@ pub(super) struct RotaryKeys {
 #[derive(Debug, Deserialize)]
 struct Scaling {
     rope_theta: Option<f64>,
-    #[serde(alias = "type")]
     rope_type: Option<String>,
+    /// The older name; some versions of transformers write both.
+    r#type: Option<String>,
     factor: Option<f64>,
     low_freq_factor: Option<f64>,
     high_freq_factor: Option<f64>,
@@ -62,7 +63,7 @@ impl Rotary {
             Some(value) => keys.fail(format!("{name}.{key}"), "above 0", value),
             None => keys.fail(format!("{name}.{key}"), "a number", "nothing"),
         };
-        match scaling.rope_type.as_deref().unwrap_or("default") {
+        match scaling.rope_type.as_deref().or(scaling.r#type.as_deref()).unwrap_or("default") {
             "default" => Ok(Self::from(&plain)),
             "linear" => {
                 let factor = number("factor", scaling.factor)?;
@@ -139,6 +140,8 @@ mod tests {
             "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}}"#;
         let scaled = inverse(new).unwrap();
         assert_eq!(scaled, inverse(old).unwrap());
+        let both = old.replace(r#""type""#, r#""rope_type": "llama3", "type""#);
+        assert_eq!(scaled, inverse(&both).unwrap());
         // high frequencies stay, low ones are divided, as in transformers' `_compute_llama3_parameters`
         let plain = inverse(r#"{"rope_theta": 500000.0}"#).unwrap();
         assert_eq!((scaled[0], scaled[3]), (plain[0], plain[3] / 8.0));

@@ -30,15 +30,15 @@ use weir_proto::{
 };
 
 /// A model with keys and values, and one with a recurrent state.
-const MODELS: [&str; 2] = ["llama", "mamba"];
-const PROMPT: &str = "The town was founded by settlers from the north. ";
+pub(super) const MODELS: [&str; 2] = ["llama", "mamba"];
+pub(super) const PROMPT: &str = "The town was founded by settlers from the north. ";
 /// Tokens of an answer that takes many seconds.
-const ENDLESS: u32 = 8000;
+pub(super) const ENDLESS: u32 = 8000;
 
 /// A server of one golden checkpoint, with gRPC and HTTP ports.
-struct Served {
+pub(super) struct Served {
     model: Arc<dyn Model>,
-    engine: Handle,
+    pub(super) engine: Handle,
     running: Running,
     port: SocketAddr,
 }
@@ -51,7 +51,7 @@ impl Served {
     }
 
     /// Starts a server. Models of 256 positions get more.
-    async fn with(model_type: &str, settings: Settings, limits: Limits, config: TransportConfig) -> Self {
+    pub(super) async fn with(model_type: &str, settings: Settings, limits: Limits, config: TransportConfig) -> Self {
         let folder = hugging_face::copied(model_type);
         if model_type == "llama" {
             let key = "\"max_position_embeddings\": ";
@@ -66,7 +66,7 @@ impl Served {
         Self { model, engine, running, port }
     }
 
-    fn generation(&self) -> GenerationClient<tonic::transport::Channel> {
+    pub(super) fn generation(&self) -> GenerationClient<tonic::transport::Channel> {
         GenerationClient::new(self.running.channel.clone())
     }
 
@@ -83,7 +83,7 @@ impl Served {
     }
 
     /// Waits until no request is queued or running, and the model's memory is free.
-    async fn at_rest(&self) {
+    pub(super) async fn at_rest(&self) {
         eventually("rows and memory are free", || {
             let load = self.engine.load();
             (load.queued, load.running, load.bytes, self.model.memory().in_use) == (0, 0, 0, 0)
@@ -93,7 +93,7 @@ impl Served {
 }
 
 /// Returns a greedy request for `tokens` tokens, which no end mark stops.
-fn request(prompt: &str, tokens: u32) -> GenerateRequest {
+pub(super) fn request(prompt: &str, tokens: u32) -> GenerateRequest {
     GenerateRequest {
         prompt: prompt.into(),
         sampling: Some(v1::Sampling { temperature: Some(0.0), ..Default::default() }),

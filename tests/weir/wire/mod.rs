@@ -26,6 +26,8 @@ mod http_refusals;
 mod http_summaries;
 #[cfg(feature = "candle")]
 mod hugging_face;
+#[cfg(feature = "candle")]
+mod hugging_face_fairness;
 mod late_headers;
 mod latency;
 mod lifecycle;

@@ -161,10 +161,15 @@ fn certificate_errors_are_reported() {
     assert!(tls(&TlsFiles { client_ca: Some(ca.clone()), ..of_server(&cert, &key) }).is_ok());
 }
 
-pub(super) async fn with_keys(limits: Limits) -> Server {
+/// Returns the access of the two owners of keys.
+pub(super) fn alice_and_bob() -> Access {
     let keys = Keys::parse("alice:a-key-that-alice-has\nbob:another-key-that-bob-has").unwrap();
-    let access = Access::from(Credentials { keys: Some(keys), ..Credentials::default() });
-    Server::with(limits, TransportConfig { access, ..TransportConfig::default() }, &MODELS).await
+    Access::from(Credentials { keys: Some(keys), ..Credentials::default() })
+}
+
+pub(super) async fn with_keys(limits: Limits) -> Server {
+    let config = TransportConfig { access: alice_and_bob(), ..TransportConfig::default() };
+    Server::with(limits, config, &MODELS).await
 }
 
 /// Returns a request with these `authorization` values.

@@ -267,6 +267,7 @@ PAGES: Dict[str, List[Step]] = {
             (*TOKENS, ("--file text.txt", '--text "The town was founded"')),
         ),
         Serves(f"weir serve --model path/to/folder --model {SHIPPED}", TOKENS),
+        Runs("weir verify --model path/to/folder", r"llama: hugging-face, f32, 160 symbols\n.*verified\n", TOKENS),
     ],
     "docs/http.md": [
         Serves("weir serve --http-listen 127.0.0.1:8000", granted=True),

@@ -52,12 +52,12 @@ pub struct Args {
     json: bool,
 }
 
-/// Runs the command. Fails if the checkpoint or the text is invalid, if the family has no second implementation, or if the
-/// outputs differ by more than the tolerance.
+/// Runs the command. Fails if the checkpoint or the text is invalid, if the second implementation does not compute such a model, or
+/// if the outputs differ by more than the tolerance.
 pub fn run(args: Args) -> Result<()> {
     let model = args.model.load_with(args.isa)?;
-    let input = args.input(&*model)?;
     let reference = load(&args.model.source()?)?;
+    let input = args.input(&*model, reference.limit().symbols)?;
     let report = verify(&*model, &*reference, &input)?;
     if args.json {
         output::json(&as_json(&report, &*model)?)?;
@@ -71,8 +71,8 @@ pub fn run(args: Args) -> Result<()> {
 }
 
 impl Args {
-    /// Returns what both implementations are fed.
-    fn input(&self, model: &dyn Model) -> Result<Input> {
+    /// Returns what both implementations are fed. The sample has at most `limit` symbols.
+    fn input(&self, model: &dyn Model, limit: usize) -> Result<Input> {
         let source = TextSource { ids: self.ids.as_deref(), file: self.file.as_deref(), text: None };
         if let Some(encoder) = model.document_encoder() {
             return self.document(model, encoder, source);
@@ -89,7 +89,7 @@ impl Args {
         }
         let symbols = match source.symbols(model)? {
             Some(symbols) => symbols,
-            None => text_sample(&card.vocabulary, SAMPLE.min(card.max_symbols)),
+            None => text_sample(&card.vocabulary, SAMPLE.min(card.max_symbols).min(limit)),
         };
         check_length("text", symbols.len(), card)?;
         Ok(Input { symbols, document: Vec::new() })
@@ -164,9 +164,10 @@ fn write_text(out: &mut String, report: &Report, model: &dyn Model) -> std::fmt:
         0 => writeln!(out)?,
         tokens => writeln!(out, ", a document of {tokens} tokens")?,
     }
+    let unit = if card.vocabulary.tokenizer().is_some() { "bits per token" } else { "bits per character" };
     writeln!(
         out,
-        "bits per character  {} in weir, {} in the reference",
+        "{unit:<20}{} in weir, {} in the reference",
         bits(report.bits_per_char),
         bits(report.bits_per_char_reference)
     )?;

@@ -1,16 +1,23 @@
 //! A checkpoint that a family reads: its configuration and its tensors.
 
-use super::{Reference, tensors::Tensors};
+use super::{
+    Reference,
+    tensors::{Tensors, read_tensors},
+};
 use crate::{
     error::{Error, Result},
     family::checkpoint::{self, CheckpointSource, Config},
     text::Vocabulary,
 };
+use candle_core::{DType, Tensor};
 use serde::de::DeserializeOwned;
-use std::{path::PathBuf, sync::Arc};
+use std::{collections::HashMap, path::PathBuf, sync::Arc};
 
 /// Loads the reference implementation of a checkpoint.
 pub(super) type LoadReference = fn(&CheckpointSource) -> Result<Box<dyn Reference>>;
+
+/// Reads a checkpoint whose configuration was read.
+pub type ReferenceReader = fn(Checkpoint) -> Result<Box<dyn Reference>>;
 
 /// A checkpoint's files and its configuration.
 pub struct Checkpoint {
@@ -49,6 +56,11 @@ impl Checkpoint {
     /// Reads all tensors. Fails if a file cannot be read.
     pub(super) fn tensors(&self) -> Result<Tensors> {
         Tensors::read(&self.source)
+    }
+
+    /// Reads all tensors in f32. Fails if a file cannot be read.
+    pub(super) fn tensors_f32(&self) -> Result<HashMap<String, Tensor>> {
+        read_tensors(&self.source, DType::F32)
     }
 
     /// Loads the companion in a subfolder. Fails if it cannot be read.

@@ -1,13 +1,14 @@
 //! The table of families, and the loading of a checkpoint.
 
-use super::{Reference, checkpoint::Checkpoint, decoder, hnet, hourglass, lslm, pyramidion, t5};
+use super::{
+    Reference,
+    checkpoint::{Checkpoint, ReferenceReader},
+    decoder, hnet, hourglass, hugging_face, lslm, pyramidion, t5,
+};
 use crate::{
     error::Result,
-    family::checkpoint::{CheckpointSource, hugging_face},
+    family::checkpoint::{CheckpointSource, hugging_face::FAMILY as HUGGING_FACE},
 };
-
-/// Reads a family's checkpoint.
-pub type ReferenceReader = fn(Checkpoint) -> Result<Box<dyn Reference>>;
 
 /// The families: name in `config.json`, and reader of its checkpoint.
 pub const FAMILIES: &[(&str, ReferenceReader)] = &[
@@ -17,6 +18,7 @@ pub const FAMILIES: &[(&str, ReferenceReader)] = &[
     ("pyramidion", pyramidion::read),
     ("hnet", hnet::read),
     ("t5", t5::read),
+    (HUGGING_FACE, hugging_face::read),
 ];
 
 /// Loads the reference implementation of a checkpoint. The model's own loader checks a checkpoint; this one reads a
@@ -27,10 +29,7 @@ pub fn load(source: &CheckpointSource) -> Result<Box<dyn Reference>> {
         Some((_, read)) => read(checkpoint),
         None => {
             let names: Vec<_> = FAMILIES.iter().map(|(name, _)| *name).collect();
-            let mut expected = format!("a family that can be verified: {}", names.join(", "));
-            if checkpoint.family() == hugging_face::FAMILY {
-                expected.push_str(" (candle itself computes Hugging Face models, so candle cannot check them)");
-            }
+            let expected = format!("a family that can be verified: {}", names.join(", "));
             Err(checkpoint.error("family", expected, checkpoint.family().to_owned()))
         }
     }

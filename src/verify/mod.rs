@@ -1,12 +1,13 @@
-//! A second implementation of every family except `hugging_face`, which checks that a checkpoint computes here what its paper says.
+//! A second implementation of every family, which checks that a checkpoint computes here what its paper says.
 //!
 //! A [`Reference`] is one plain forward pass over a whole text, written with candle's operations from the paper's formulas: no
 //! cache, no pages, no batch. It reads the same `config.json` and safetensors. It shares no arithmetic with `nn` and `kernels`,
-//! so it is unlikely to repeat their errors. It computes in f64, so a small difference is weir's rounding.
+//! so it is unlikely to repeat their errors. It computes in f64, so a small difference is weir's rounding. `hugging_face` differs:
+//! there the family itself uses candle's operations, and the reference is mostly that of candle-transformers, in f32.
 //!
-//! Reading order: [`load`] (the table of families), [`checkpoint`]; `hourglass`, `decoder`, `lslm`, `pyramidion`, `hnet` and `t5`;
-//! `stack`, `segments`, `pooling`, `document_attention`, `mamba2` and `tensors` (their parts); [`model_outputs`] (weir's side);
-//! [`report`].
+//! Reading order: [`load`] (the table of families), [`checkpoint`]; `hourglass`, `decoder`, `lslm`, `pyramidion`, `hnet`, `t5` and
+//! `hugging_face`; `stack`, `segments`, `pooling`, `document_attention`, `mamba2` and `tensors` (their parts); [`model_outputs`]
+//! (weir's side); [`report`].
 //!
 //! To add a family: a file with a [`Reference`], and a line in [`load::FAMILIES`].
 
@@ -15,6 +16,7 @@ mod decoder;
 mod document_attention;
 mod hnet;
 mod hourglass;
+mod hugging_face;
 pub mod load;
 mod lslm;
 mod mamba2;
@@ -31,9 +33,28 @@ use crate::decode::{contract::SymbolBoundary, document::PoolingChoice};
 
 /// One family's forward pass.
 pub trait Reference {
+    /// Returns the maximum length of a text.
+    fn limit(&self) -> LengthLimit {
+        LengthLimit::PAIRS
+    }
+
     /// Computes all outputs of an input. The outputs' own boundaries are the reference's decisions, whatever is `given`. Fails if
     /// candle fails.
     fn forward(&self, input: &Input, given: Given<'_>) -> candle_core::Result<Outputs>;
+}
+
+/// The maximum length of a text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LengthLimit {
+    /// Number of symbols.
+    pub symbols: usize,
+    /// The reason, for an error.
+    pub why: &'static str,
+}
+
+impl LengthLimit {
+    /// The limit of most references: they have a score for every pair of symbols in memory.
+    pub const PAIRS: Self = Self { symbols: 4096, why: "the reference implementation compares every pair of symbols" };
 }
 
 /// Decisions that a forward pass takes over.

@@ -1,6 +1,8 @@
 //! The comparison of weir's outputs with the reference's, and the tolerance of each number format.
 
-use super::{Given, Input, NearTie, Outputs, Reference, model_outputs::model_outputs, tensors::log_sum_exp};
+use super::{
+    Given, Input, LengthLimit, NearTie, Outputs, Reference, model_outputs::model_outputs, tensors::log_sum_exp,
+};
 use crate::{
     decode::{
         contract::{BoundaryOptions, Card, Model},
@@ -11,8 +13,6 @@ use crate::{
 use serde::Serialize;
 use std::f64::consts::LN_2;
 
-/// Maximum symbols of an input: the reference has a score for every pair of them in memory.
-pub const MAX_SYMBOLS: usize = 4096;
 /// Forward passes that a search for the outcome of near ties may take.
 const MAX_PASSES: usize = 200;
 /// The length up to which the smaller tolerance of f32 holds.
@@ -89,9 +89,9 @@ pub struct Report {
 /// comparable; its own decisions are compared one by one. Fails if the input is too long, or an implementation fails.
 pub fn verify(model: &dyn Model, reference: &dyn Reference, input: &Input) -> Result<Report> {
     let length = input.symbols.len();
-    if length > MAX_SYMBOLS {
-        let why = Some("the reference implementation compares every pair of symbols");
-        return Err(Error::TooLong { field: "text", length, limit: MAX_SYMBOLS, unit: "symbols", why });
+    let LengthLimit { symbols: limit, why } = reference.limit();
+    if length > limit {
+        return Err(Error::TooLong { field: "text", length, limit, unit: "symbols", why: Some(why) });
     }
     let weir = model_outputs(model, input, BoundaryOptions::default())?;
     let ends: Vec<bool> = weir.boundaries.iter().map(|decision| decision.boundary).collect();

@@ -24,19 +24,7 @@ pub(super) enum Nonlinearity {
 impl Tensors {
     /// Reads all tensors of a checkpoint. Fails if a file cannot be read.
     pub(super) fn read(source: &CheckpointSource) -> Result<Self> {
-        let mut tensors = HashMap::new();
-        match source {
-            CheckpointSource::Folder(folder) => {
-                for file in shards::files(folder)? {
-                    tensors.extend(widened(&file, tensor_files::load(&file, &Device::Cpu))?);
-                }
-            }
-            CheckpointSource::Embedded(checkpoint) => {
-                let read = tensor_files::load_buffer(checkpoint.weights, &Device::Cpu);
-                tensors.extend(widened(&source.path(), read)?);
-            }
-        }
-        Ok(Self(tensors))
+        read_tensors(source, DType::F64).map(Self)
     }
 
     /// Returns a tensor. Fails if the checkpoint has none of this name.
@@ -77,12 +65,32 @@ impl Tensors {
     }
 }
 
-/// Widens the tensors that candle read from `file` to f64.
-fn widened(file: &Path, read: CandleResult<HashMap<String, Tensor>>) -> Result<HashMap<String, Tensor>> {
-    let widened = read.and_then(|tensors| {
-        tensors.into_iter().map(|(name, tensor)| Ok((name, tensor.to_dtype(DType::F64)?))).collect()
-    });
-    widened.map_err(|error| Error::checkpoint(file, "the file", "safetensors that candle reads", error.to_string()))
+/// Reads all tensors of a checkpoint as numbers of `dtype`. Fails if a file cannot be read.
+pub(super) fn read_tensors(source: &CheckpointSource, dtype: DType) -> Result<HashMap<String, Tensor>> {
+    let mut tensors = HashMap::new();
+    match source {
+        CheckpointSource::Folder(folder) => {
+            for file in shards::files(folder)? {
+                tensors.extend(converted(&file, tensor_files::load(&file, &Device::Cpu), dtype)?);
+            }
+        }
+        CheckpointSource::Embedded(checkpoint) => {
+            let read = tensor_files::load_buffer(checkpoint.weights, &Device::Cpu);
+            tensors.extend(converted(&source.path(), read, dtype)?);
+        }
+    }
+    Ok(tensors)
+}
+
+/// Converts the tensors that candle read from `file`.
+fn converted(
+    file: &Path,
+    read: CandleResult<HashMap<String, Tensor>>,
+    dtype: DType,
+) -> Result<HashMap<String, Tensor>> {
+    let converted = read
+        .and_then(|tensors| tensors.into_iter().map(|(name, tensor)| Ok((name, tensor.to_dtype(dtype)?))).collect());
+    converted.map_err(|error| Error::checkpoint(file, "the file", "safetensors that candle reads", error.to_string()))
 }
 
 impl Nonlinearity {

@@ -22,6 +22,7 @@ mod freed_memory;
 mod golden;
 mod hnet;
 mod hostile_checkpoints;
+mod hourglass;
 #[cfg(feature = "candle")]
 mod hugging_face;
 mod lex;
@@ -30,7 +31,6 @@ mod lslm;
 mod metric_rules;
 mod mixed_load;
 mod naive_decoder;
-mod naive_hourglass;
 mod operations;
 mod process;
 mod pull;

@@ -71,7 +71,9 @@ const CRATES: &[(&str, &[&str])] = &[
     ("safetensors", &["cli"]),
     ("zip", &["family"]),
     ("candle_core", &["family", "verify"]),
-    ("candle_nn", &["family"]),
+    ("candle_nn", &["family", "verify"]),
+    // The second implementation of Hugging Face models.
+    ("candle_transformers", &["verify"]),
     // The threads of candle's products.
     ("rayon", &["family"]),
     // Hashes of checkpoints, API keys, certificates and the beginnings of texts.

@@ -1,7 +1,7 @@
 //! Bytes and operations of a step for a given model shape, compared with figures computed by hand.
 
 use crate::{
-    naive_hourglass::folder,
+    hourglass::folder,
     support::{converted, fixture, settings},
 };
 use std::path::Path;

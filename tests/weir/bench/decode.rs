@@ -2,7 +2,7 @@
 
 use super::{bench, equal, json, keys, number};
 use crate::{
-    naive_hourglass::folder,
+    hourglass::folder,
     support::{converted, fixture, settings},
 };
 use serde_json::Value;

@@ -6,7 +6,7 @@
 mod caching;
 mod replay_starts;
 
-use super::naive_hourglass::shapes;
+use super::hourglass::shapes;
 use super::support::{
     Alone, BATCH_TOLERANCE, CASES, Dice, HNET_CASES, LSLM_CASES, difference, fixture_in, full, hnet_in, lslm_in,
     settings, storms,
@@ -39,7 +39,7 @@ pub(super) fn configurations() -> Vec<Configuration> {
     let latent = LSLM_CASES
         .iter()
         .flat_map(|case| Dtype::ALL.map(|dtype| (format!("lslm {case}, {}", dtype.name()), lslm_in(case, dtype))));
-    let unusual = super::lslm::naive::shapes()
+    let unusual = super::lslm::shapes::shapes()
         .iter()
         .map(|(name, folder)| (format!("lslm {name}"), load(folder, &settings()).unwrap()));
     let official = lex::CASES.iter().map(|case| ((*case).to_string(), lex::model(case, Dtype::F32)));

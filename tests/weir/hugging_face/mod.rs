@@ -6,6 +6,7 @@ mod golden;
 mod sequences;
 mod served;
 mod text;
+mod verify;
 
 use super::support::settings;
 use std::{

@@ -4,7 +4,7 @@
 mod layers;
 
 use super::{
-    naive_hourglass,
+    hourglass,
     support::{Alone, Dice, difference, full, settings, storms},
 };
 use safetensors::{Dtype, SafeTensors};
@@ -259,7 +259,7 @@ fn a_long_stream_holds_only_its_windows() {
 fn endless() -> Vec<(String, Arc<dyn Model>)> {
     let cases = ["xpos_bca", "alibi_bca", "xpos_sliding"];
     let official = cases.into_iter().map(|case| (case.to_string(), model(case, kernels::Dtype::F32)));
-    let own = naive_hourglass::shapes().into_iter().filter(|(name, _)| name.contains("windows") || name == "xpos-last");
+    let own = hourglass::shapes().into_iter().filter(|(name, _)| name.contains("windows") || name == "xpos-last");
     let all: Vec<_> = official.chain(own).collect();
     assert_eq!(all.len(), 8);
     all

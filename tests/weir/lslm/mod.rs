@@ -5,8 +5,8 @@ mod cli;
 mod generation;
 mod golden;
 mod gpt2;
-pub(super) mod naive;
 mod replay;
+pub(super) mod shapes;
 
 use super::{golden::Golden, support::*};
 use std::sync::Arc;

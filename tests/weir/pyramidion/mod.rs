@@ -3,8 +3,6 @@
 mod conversion;
 mod documents;
 mod golden;
-mod naive;
-mod naive_attention;
 pub(super) mod shapes;
 pub(super) mod single_document;
 mod topk_operator;

@@ -38,7 +38,7 @@ def train(run, deadline=None):
             run.save()
             saved = time.monotonic()
         if draw:
-            curve.draw(log, run.out / "learning-curve.svg", run.task.unit)
+            curve.draw(log, run.out / "learning-curve.svg", run.task.unit, conditions(run))
     run.save()
     progress.close()
     return run.share_spent() >= 1
@@ -53,6 +53,11 @@ def validation_due(recipe, before, after, seconds):
         every = recipe["valid_every_characters"]
         return after // every > before // every
     return seconds >= recipe["valid_every_seconds"]
+
+
+def conditions(run):
+    parameters = sum(weights.numel() for weights in run.model.parameters())
+    return f"{parameters / 1e6:.1f}M parameters, seed {run.recipe['seed']}"
 
 
 def write_entry(log, run, entry):

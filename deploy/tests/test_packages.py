@@ -99,7 +99,7 @@ def test_the_debian_package_has_files_that_exist() -> None:
     deb = manifest(local.ROOT)["package"]["metadata"]["deb"]
     installed: Dict[str, List[Path]] = {}
     for source, place, _ in deb["assets"]:
-        found = sorted(local.ROOT.glob(source)) if not source.startswith("target/") else [Path("weir")]
+        found = sorted(local.ROOT.glob(source)) if not source.startswith("target/") else [Path(source)]
         assert found, f"{source} matches no file"
         for path in found:
             installed.setdefault(place + path.name if place.endswith("/") else place, []).append(path)

@@ -1,0 +1,77 @@
+"""Tests a weir server with Vercel's AI SDK from npm, in which only the address and the model's name are changed.
+
+Skipped if Node.js is missing or npm cannot install the packages.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any, Dict, Iterator
+
+import local
+import pytest
+
+PACKAGES = Path(__file__).with_name("npm")
+# The SDK writes a dialogue and asks to stop before the next line of the user.
+PROGRAM = """
+import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
+import { generateText, streamText } from "ai";
+const provider = createOpenAICompatible({ name: "weir", baseURL: process.argv[2], includeUsage: true });
+const model = provider.completionModel(process.argv[3]);
+const options = { model, prompt: "the history of the city", maxOutputTokens: 40, seed: 3, temperature: 0.7 };
+const { text, usage, finishReason } = await generateText(options);
+const streaming = streamText(options);
+let streamed = "";
+for await (const part of streaming.textStream) streamed += part;
+let refusal = "";
+await generateText({ ...options, model: provider.completionModel("nobody"), maxRetries: 0 }).catch((error) => (refusal = error.message));
+const counted = await streaming.usage;
+console.log(JSON.stringify({ text, usage, finishReason, streamed, counted, refusal }));
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns a folder with the packages."""
+    if shutil.which("node") is None or shutil.which("npm") is None:
+        pytest.skip("node or npm is not installed")
+    installed = tmp_path_factory.mktemp("npm")
+    for file in PACKAGES.iterdir():
+        shutil.copy(file, installed)
+    command = ["npm", "ci", "--no-audit", "--no-fund", "--loglevel=error"]
+    done = subprocess.run(command, cwd=installed, capture_output=True, text=True, timeout=4 * local.TIMEOUT)
+    if done.returncode != 0:
+        pytest.skip(f"npm cannot install the packages: {done.stderr}")
+    return installed
+
+
+@pytest.fixture(scope="module")
+def answer(folder: Path) -> Iterator[Dict[str, Any]]:
+    """Runs the program and returns what it printed."""
+    if local.weir_program() is None:
+        pytest.skip("no weir program found: set WEIR_BIN or run `cargo build`")
+    (folder / "program.mjs").write_text(PROGRAM)
+    with local.Server("--threads", "1", "--http-listen", "127.0.0.1:0") as server:
+        url = "http://{}/v1".format(server.wait_for_line(r"completions over HTTP on (\S+)"))
+        command = ["node", "program.mjs", url, local.MODEL.name]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=local.TIMEOUT)
+        assert done.returncode == 0, done.stderr
+        yield json.loads(done.stdout)
+
+
+def test_text_is_generated_and_streamed(answer: Dict[str, Any]) -> None:
+    # "\nuser:" is a stop string that the model cannot write: it never matches.
+    assert len(answer["text"]) == 40 and answer["finishReason"] == "length"
+    assert answer["streamed"] == answer["text"]
+
+
+def test_usage_is_counted(answer: Dict[str, Any]) -> None:
+    for usage in (answer["usage"], answer["counted"]):
+        assert usage["outputTokens"] == 40 and usage["inputTokens"] > 20
+
+
+def test_refusals_have_the_servers_message(answer: Dict[str, Any]) -> None:
+    assert answer["refusal"] == f'unknown model "nobody"; known: {local.MODEL.name}'

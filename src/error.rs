@@ -83,8 +83,8 @@ pub enum Error {
         /// Its offset in characters (in symbols, if the request holds ids), from 0.
         offset: usize,
     },
-    /// An option outside of its limits.
-    #[error("{field}: {found} is out of bounds: {bound}")]
+    /// An option outside of its limits. `bound` describes the values that are allowed: `1 to 64`, `one of a, b`.
+    #[error("{field}: expected {bound}, found {found}")]
     BadOption {
         /// The option, dotted as on the wire: `sampling.temperature`.
         field: &'static str,
@@ -102,7 +102,7 @@ pub enum Error {
     #[error("{first} and {second} exclude each other: give one")]
     Exclusive { first: &'static str, second: &'static str },
     /// An input that is longer than a limit.
-    #[error("{field}: {length} {unit} is more than the limit of {limit}{}", reason(*why))]
+    #[error("{field}: expected at most {limit} {unit}{}, found {length}", reason(*why))]
     TooLong {
         field: &'static str,
         length: usize,
@@ -113,7 +113,7 @@ pub enum Error {
         why: Option<&'static str>,
     },
     /// An input longer than a limit, of unknown length because it was not read to its end.
-    #[error("{field}: more than {limit} {unit}, which is the limit{}", reason(*why))]
+    #[error("{field}: expected at most {limit} {unit}{}, found more", reason(*why))]
     LongerThan {
         field: &'static str,
         limit: usize,
@@ -122,7 +122,7 @@ pub enum Error {
         why: Option<&'static str>,
     },
     /// A message longer than the server accepts, compressed or not.
-    #[error("{what}: more than {limit} bytes, which is the limit")]
+    #[error("{what}: expected at most {limit} bytes, found more")]
     Oversized {
         /// The part: `the message`, `the body`.
         what: &'static str,
@@ -154,7 +154,9 @@ pub enum Error {
         retry: Duration,
     },
     /// A request that cannot run even alone. A retry fails, too; a smaller request may succeed.
-    #[error("{field}: the request can need {needed} bytes of key-value memory, the limit is {limit}")]
+    #[error(
+        "{field}: expected a request that needs at most {limit} bytes of key-value memory, found one that can need {needed}"
+    )]
     NeverFits {
         /// The field that makes it too large: the prompt or text, or the limit of generated symbols.
         field: &'static str,
@@ -162,7 +164,9 @@ pub enum Error {
         limit: usize,
     },
     /// A request that would feed more symbols than one request may. A retry fails, too; a smaller request may succeed.
-    #[error("{field}: the request can feed {work} symbols to the model, the limit is {limit}")]
+    #[error(
+        "{field}: expected a request that feeds at most {limit} symbols to the model, found one that can feed {work}"
+    )]
     TooMuchWork {
         /// The field that makes it too large.
         field: &'static str,
@@ -347,7 +351,7 @@ impl Error {
 
 /// Formats the reason for a limit.
 fn reason(why: Option<&str>) -> String {
-    why.map(|why| format!(": {why}")).unwrap_or_default()
+    why.map(|why| format!(" ({why})")).unwrap_or_default()
 }
 
 /// Makes a text safe to print: replaces each control character, and each character not allowed in XML, with U+FFFD. Names come

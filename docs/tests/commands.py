@@ -58,7 +58,7 @@ PROXIES = "deploy/tests/test_proxies.py runs it with its own replicas"
 OVERLOAD = "loadtest/tests/loadtest/sockets.rs runs it and checks its output"
 LONG = "it takes ten minutes on an idle machine; README.md and docs/loadtest.md have shorter versions, which are run"
 TITLE = "What pooling is worth: two pairs of models"
-PACKAGES = "it needs a release build; deploy/tests/test_packages.py checks the packages' files"
+PACKAGES = "it needs a release build; .ci/run calls `.ci/package dev`, and deploy/tests/test_packages.py checks the packages' files"
 FUZZ = "it runs for minutes; .ci runs a minute of each target"
 SBOM = "it builds a program from crates.io for minutes"
 PULL = "it needs the network; tests/weir/pull runs it with a local server"
@@ -163,6 +163,23 @@ PAGES: Dict[str, List[Step]] = {
     "docs/access.md": [
         Serves("weir serve --tls-cert server.pem --tls-key server.key"),
         Serves("weir serve --tls-cert server.pem --tls-key server.key --tls-client-ca clients.pem"),
+        Runs(
+            "openssl req -x509 -newkey rsa:2048 -nodes -days 30 -subj '/CN=weir test authority' -keyout test-ca.key "
+            "-out test-ca.pem",
+            needs="openssl",
+        ),
+        Runs(
+            "openssl req -x509 -CA test-ca.pem -CAkey test-ca.key -newkey rsa:2048 -nodes -days 30 -subj /CN=localhost "
+            "-addext subjectAltName=DNS:localhost,IP:127.0.0.1 -addext basicConstraints=critical,CA:FALSE -keyout test.key "
+            "-out test.pem",
+            needs="openssl",
+        ),
+        Serves("weir serve --tls-cert test.pem --tls-key test.key"),
+        Runs(
+            'weir generate --server https://127.0.0.1:50051 --tls-ca test-ca.pem --prompt "the history " --max-chars 20',
+            r"[a-z ]{20}\n",
+            needs="openssl",
+        ),
     ],
     "docs/benchmarking.md": [
         bench(

@@ -137,7 +137,7 @@ def test_several_requests_on_one_stream(server: local.Server) -> None:
         client.stop_stream()
     assert texts == expected
     assert empty == {"1", "3"}
-    assert len(errors) == 1 and errors[0].message().startswith('inputs: "image" is out of bounds: one of text_input')
+    assert len(errors) == 1 and errors[0].message().startswith("inputs: expected one of text_input, ")
 
 
 def test_the_asynchronous_client(server: local.Server) -> None:
@@ -344,20 +344,20 @@ def test_metadata_and_statistics(server: local.Server) -> None:
 def test_rejected_requests(server: local.Server) -> None:
     with triton.InferenceServerClient(server.address) as client:
         for tensors, message in [
-            (inputs(triton, PROMPT, False, max_tokens=10**9), "INVALID_ARGUMENT.*max_tokens: 1000000000 is out of bounds"),
-            (inputs(triton, PROMPT, True, max_tokens=5), "INVALID_ARGUMENT.*stream: true is out of bounds"),
+            (inputs(triton, PROMPT, False, max_tokens=10**9), "INVALID_ARGUMENT.*max_tokens: expected 0 to .*, found 1000000000"),
+            (inputs(triton, PROMPT, True, max_tokens=5), "INVALID_ARGUMENT.*stream: expected false .*, found true"),
             (
                 inputs(triton, PROMPT, False, temperature="hot"),
                 "INVALID_ARGUMENT.*sampling_parameters: temperature: invalid type",
             ),
             (inputs(triton, "", False), "INVALID_ARGUMENT.*text_input: "),
             ([], "INVALID_ARGUMENT.*inputs: expected one named text_input"),
-            ([tensor(triton, "text_input", PROMPT)] * 2, "INVALID_ARGUMENT.*text_input: a second tensor"),
-            ([array("text_input", "BYTES", [b"a", b"b"])], r"INVALID_ARGUMENT.*text_input: the shape \[2\]"),
-            ([array("text_input", "INT32", [1])], 'INVALID_ARGUMENT.*text_input: the datatype "INT32"'),
+            ([tensor(triton, "text_input", PROMPT)] * 2, "INVALID_ARGUMENT.*text_input: expected one tensor of this name"),
+            ([array("text_input", "BYTES", [b"a", b"b"])], r"INVALID_ARGUMENT.*text_input: expected the shape .*, found \[2\]"),
+            ([array("text_input", "INT32", [1])], 'INVALID_ARGUMENT.*text_input: expected the datatype BYTES, found "INT32"'),
             (
                 [array("INPUT0", "INT32", [1] * 16)],
-                'INVALID_ARGUMENT.*inputs: "INPUT0" is out of bounds: one of text_input',
+                'INVALID_ARGUMENT.*inputs: expected one of text_input, .*, found "INPUT0"',
             ),
         ]:
             with pytest.raises(InferenceServerException, match=message):

@@ -81,8 +81,8 @@ mod tests {
         let message = |field| {
             with_flag_names(Error::BadOption { field, found: "65".into(), bound: "1 to 64".into() }).to_string()
         };
-        assert_eq!(message("options.beam_size"), "--beam: 65 is out of bounds: 1 to 64");
-        assert_eq!(message("--windowed"), "--windowed: 65 is out of bounds: 1 to 64");
+        assert_eq!(message("options.beam_size"), "--beam: expected 1 to 64, found 65");
+        assert_eq!(message("--windowed"), "--windowed: expected 1 to 64, found 65");
         let remote =
             |answer: &str| with_flag_names(Error::Remote { server: "h:1".into(), answer: answer.into() }).to_string();
         assert_eq!(remote("stopping.max_chars: 0 to 8"), "h:1: --max-chars: 0 to 8");

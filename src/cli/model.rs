@@ -186,7 +186,7 @@ impl TextArgs {
         match (&self.file, &self.text) {
             (Some(file), _) => read(file),
             (None, Some(text)) => Ok(text.clone()),
-            (None, None) => Err(Error::Setting("a server takes --text or --file, no --ids".into())),
+            (None, None) => Err(Error::Setting("--ids cannot be used with a server: give --text or --file".into())),
         }
     }
 
@@ -246,15 +246,15 @@ pub(super) fn count(bounds: RangeInclusive<usize>) -> impl Fn(&str) -> std::resu
 }
 
 pub(super) fn dtype(name: &str) -> std::result::Result<Dtype, String> {
-    Dtype::parse(name).ok_or_else(|| "one of f32, bf16, int8".into())
+    Dtype::parse(name).ok_or_else(|| "expected one of f32, bf16, int8".into())
 }
 
 pub(super) fn isa(name: &str) -> std::result::Result<Isa, String> {
     let names = || Isa::all().iter().map(|isa| isa.name()).collect::<Vec<_>>().join(", ");
-    Isa::parse(name).ok_or_else(|| format!("this processor supports {}", names()))
+    Isa::parse(name).ok_or_else(|| format!("expected one that this processor supports: {}", names()))
 }
 
 fn mode(name: &str) -> std::result::Result<BoundaryMode, String> {
     let names = || BoundaryMode::ALL.map(BoundaryMode::name).join(", ");
-    BoundaryMode::parse(name).ok_or_else(|| format!("one of {}", names()))
+    BoundaryMode::parse(name).ok_or_else(|| format!("expected one of {}", names()))
 }

@@ -266,7 +266,7 @@ impl WindowOptions {
     pub fn validate(&self, card: &Card) -> Result<()> {
         within("windows.length", self.length, 1..=card.max_symbols)?;
         if self.stride == 0 || self.stride > self.length {
-            return Err(bad("windows.stride", self.stride, format!("1 to length, {}", self.length)));
+            return Err(bad("windows.stride", self.stride, format!("1 to {}, the length of a window", self.length)));
         }
         Ok(())
     }
@@ -276,7 +276,7 @@ impl Sampling {
     pub(super) fn validate(&self, card: &Card) -> Result<()> {
         within("sampling.temperature", self.temperature, 0.0..=100.0)?;
         if !(self.top_p > 0.0 && self.top_p <= 1.0) {
-            return Err(bad("sampling.top_p", self.top_p, "above 0, at most 1".into()));
+            return Err(bad("sampling.top_p", self.top_p, "a number above 0, at most 1".into()));
         }
         within("sampling.min_p", self.min_p, 0.0..=1.0)?;
         within("sampling.repetition_penalty", self.repetition_penalty, 0.01..=100.0)?;
@@ -293,7 +293,11 @@ impl Stopping {
     fn validate(&self, card: &Card) -> Result<()> {
         within("stopping.max_chars", self.max_chars, 0..=card.max_symbols)?;
         if self.min_chars > self.max_chars {
-            return Err(bad("stopping.min_chars", self.min_chars, format!("0 to max_chars, {}", self.max_chars)));
+            return Err(bad(
+                "stopping.min_chars",
+                self.min_chars,
+                format!("0 to {}, the value of max_chars", self.max_chars),
+            ));
         }
         if self.max_segments.is_some() {
             must_pool("stopping.max_segments", card)?;
@@ -327,7 +331,7 @@ pub fn check_stop_count(count: usize) -> Result<()> {
 pub fn check_stop_length(field: &'static str, length: usize) -> Result<()> {
     if length == 0 || length > OptionLimits::STOP_SYMBOLS {
         let bound = format!("1 to {} characters", OptionLimits::STOP_SYMBOLS);
-        return Err(bad(field, format!("{length} characters"), bound));
+        return Err(bad(field, length, bound));
     }
     Ok(())
 }
@@ -351,7 +355,12 @@ pub fn must_pool(call: &'static str, card: &Card) -> Result<()> {
     if card.pooled {
         return Ok(());
     }
-    Err(Error::WrongKind { call, model: card.name.clone(), wanted: "pools its input", found: card.shape.clone() })
+    Err(Error::WrongKind {
+        call,
+        model: card.name.clone(),
+        wanted: "pools its input",
+        found: format!("one without pooling: {}", card.shape),
+    })
 }
 
 /// Rejects an empty text and one longer than the model's maximum sequence length.

@@ -67,16 +67,16 @@ mod tests {
         let spaces = " ".repeat(257);
         let ones = "1".repeat(100);
         for (texts, start) in [
-            (vec!["q"; 17], "stopping.stop: 17 is"),
-            (vec!["c", ""], "stopping.stop[1]: 0 characters is out of bounds: 1 to 256"),
-            (vec!["c", &long], "stopping.stop[1]: 257 characters is"),
-            (vec![&spaces], "stopping.stop[0]: 257 characters is"),
-            (vec!["q", &ones], "stopping.stop[1]: 401 characters is"),
+            (vec!["q"; 17], "stopping.stop: expected at most 16, found 17"),
+            (vec!["c", ""], "stopping.stop[1]: expected 1 to 256 characters, found 0"),
+            (vec!["c", &long], "stopping.stop[1]: expected 1 to 256 characters, found 257"),
+            (vec![&spaces], "stopping.stop[0]: expected 1 to 256 characters, found 257"),
+            (vec!["q", &ones], "stopping.stop[1]: expected 1 to 256 characters, found 401"),
         ] {
             let error = stop(&texts).unwrap_err().to_string();
             assert!(error.starts_with(start), "{error}");
         }
         let bytes = stop(&[&"\n".repeat(STOP_BYTES + 1)]).unwrap_err().to_string();
-        assert!(bytes.contains("8193 bytes"), "{bytes}");
+        assert!(bytes.ends_with("expected at most 8192 bytes, found 8193"), "{bytes}");
     }
 }

@@ -151,7 +151,7 @@ impl Handle {
         let arrived = check_terms(&terms)?;
         let card = model.card();
         let Some(reader) = model.document_encoder() else {
-            let found = card.shape.clone();
+            let found = format!("one that continues text: {}", card.shape);
             return Err(Error::WrongKind {
                 call: "Summarize",
                 model: card.name.clone(),

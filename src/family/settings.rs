@@ -74,7 +74,7 @@ impl Settings {
     pub fn longest(&self, training_length: usize, bounds: Bounds) -> Result<(usize, Option<&'static str>)> {
         match (self.max_symbols, bounds.longest) {
             (Some(requested), Some((limit, why))) if requested > limit => {
-                let bound = format!("at most {limit}: {why}");
+                let bound = format!("at most {limit} ({why})");
                 Err(Error::BadOption { field: "--max-symbols", found: requested.to_string(), bound })
             }
             (None, None) if bounds.endless => Ok((MAX_SYMBOLS, None)),

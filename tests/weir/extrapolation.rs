@@ -82,7 +82,7 @@ fn the_maximum_length_follows_from_scheme_and_window() {
     assert_eq!(max_symbols("xpos_bca", None).unwrap(), 1 << 24);
     assert_eq!(max_symbols("xpos_bca", Some(50)).unwrap(), 50);
     for (case, requested, expected) in
-        [("xpos_full", 35_695, "at most 35694: without a window"), ("xpos_full_base16", 2000, "1115")]
+        [("xpos_full", 35_695, "at most 35694 (without a window"), ("xpos_full_base16", 2000, "1115")]
     {
         let message = max_symbols(case, Some(requested)).unwrap_err().to_string();
         assert!(message.contains("--max-symbols") && message.contains(expected), "{message}");
@@ -90,12 +90,12 @@ fn the_maximum_length_follows_from_scheme_and_window() {
     let learned = naive_decoder::shapes().into_iter().find(|(name, _)| name == "gpt-2").unwrap().1;
     assert_eq!(learned.card().max_symbols, 1000);
     let long = weir(&[], &["score", "--model", &model("xpos_full_base16"), "--ids", &ids(1116)]).unwrap_err();
-    let expected = "1116 characters is more than the limit of 1115: without a window, xpos's scale of keys further off leaves f32's range";
+    let expected = "expected at most 1115 characters (without a window, xpos's scale of keys further off leaves f32's range), found 1116";
     assert!(long.contains(expected), "{long}");
     // A requested limit is not explained by the model.
     let short = weir(&[], &["score", "--model", &model("rope_full"), "--max-symbols", "9", "--ids", &ids(10)]);
     let short = short.unwrap_err();
-    assert!(short.contains("10 characters is more than the limit of 9") && !short.contains("limit of 9:"), "{short}");
+    assert!(short.contains("expected at most 9 characters, found 10"), "{short}");
 }
 
 /// Logits stay finite up to the last symbol that xPos without a window accepts.

@@ -29,6 +29,7 @@ mod lex;
 mod logging;
 mod lslm;
 mod metric_rules;
+mod mistakes;
 mod mixed_load;
 mod naive_decoder;
 mod operations;

@@ -237,7 +237,7 @@ fn text_is_summarized_with_highlights_figures_and_a_table() {
     fs::write(&long, "the rest is ".repeat(100_000)).unwrap();
     let args = ["summarize", "--model", &model, "--file", long.to_str().unwrap(), "--max-len", "5", "--min-len", "1"];
     let refused = weir(&args).unwrap_err();
-    assert!(refused.contains("--file: more than 63 tokens"), "{refused}");
+    assert!(refused.contains("--file: expected at most 63 tokens"), "{refused}");
     let cut = weir(&[&args[..], &["--cut", "--json"]].concat()).unwrap();
     assert_eq!((cut["usage"]["cut"].as_bool(), cut["usage"]["document_tokens"].as_u64()), (Some(true), Some(64)));
     // The table has many lines.
@@ -291,5 +291,5 @@ fn two_models_are_measured_alternately() {
     }
     let long = ["--source", "65", "--pairs", "1"];
     let refused = weir(&[&["bench", "summarize", &a, &b][..], &long].concat()).unwrap_err();
-    assert!(refused.contains("--source: 65 is out of bounds: 2 to 64"), "{refused}");
+    assert!(refused.contains("--source: expected 2 to 64, found 65"), "{refused}");
 }

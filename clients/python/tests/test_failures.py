@@ -150,7 +150,7 @@ def test_headers_of_a_call() -> None:
     assert digests[4] is None
     assert [call.get("authorization") for call in headers] == ["Bearer " + "k" * 16] * 4 + [None]
     assert headers[1]["traceparent"] == "00-0-0-00"
-    with pytest.raises(ValueError, match="affinity_chars: 0 is out of bounds: at least 1"):
+    with pytest.raises(ValueError, match="affinity_chars: expected at least 1, found 0"):
         Client(affinity_chars=0)
 
 
@@ -159,9 +159,9 @@ def test_field_violations_of_a_bad_request(weir: Client) -> None:
         weir.generate("a", top_p=3.0)
     error = refused.value
     assert (error.code, error.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "BAD_OPTION")
-    assert error.details["bound"] == "above 0, at most 1"
+    assert error.details["bound"] == "a number above 0, at most 1"
     (violation,) = error.field_violations
-    assert violation.field == "sampling.top_p" and "above 0, at most 1" in violation.description
+    assert violation.field == "sampling.top_p" and "a number above 0, at most 1" in violation.description
     assert error.request_id is not None and str(error).endswith(f"(request {error.request_id})")
 
 

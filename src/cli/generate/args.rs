@@ -4,6 +4,7 @@ use crate::cli::{model::BoundaryArgs, model_source::ModelSourceArgs};
 
 /// Generates text.
 #[derive(Debug, clap::Args)]
+#[command(allow_negative_numbers = true)]
 pub struct Args {
     #[command(flatten)]
     pub(super) model: ModelSourceArgs,

@@ -112,7 +112,7 @@ impl<'a> Download<'a> {
                 return Ok(());
             }
         }
-        Err(self.missing(part, WEIGHTS_FILE, &format!("it or {INDEX_FILE}")))
+        Err(self.missing(part, WEIGHTS_FILE, &format!("{WEIGHTS_FILE} or {INDEX_FILE}")))
     }
 
     /// Fetches the companions that a configuration names. Returns the digests of their weights.

@@ -58,7 +58,7 @@ pub(in crate::cli) fn parse_windows(text: &str) -> std::result::Result<WindowOpt
     let numbers = text.split_once(',').and_then(|(a, b)| Some((a.trim().parse().ok()?, b.trim().parse().ok()?)));
     match numbers {
         Some((length, stride)) if 1 <= stride && stride <= length => Ok(WindowOptions { length, stride }),
-        _ => Err("two numbers LENGTH,STRIDE with 1 ≤ STRIDE ≤ LENGTH".into()),
+        _ => Err("expected two numbers LENGTH,STRIDE with 1 ≤ STRIDE ≤ LENGTH".into()),
     }
 }
 

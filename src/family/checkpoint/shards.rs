@@ -51,7 +51,9 @@ pub fn shards(dir: &Path, specs: &[TensorSpec]) -> Result<Vec<Shard>> {
             Ok(vec![Shard { file: single, names: names(specs) }])
         }
         (false, true) => indexed(dir, &index, specs),
-        (true, true) => Err(Error::checkpoint(single, "the file", format!("either it or {INDEX_FILE}"), "both")),
+        (true, true) => {
+            Err(Error::checkpoint(single, "the file", format!("only one of {WEIGHTS_FILE} and {INDEX_FILE}"), "both"))
+        }
         (false, false) => Err(missing(dir, single)),
     }
 }
@@ -62,7 +64,7 @@ fn missing(dir: &Path, single: PathBuf) -> Error {
         true => format!("neither, but {PICKLE_FILE}, which only `weir convert` reads; transformers saves safetensors"),
         false => "neither".into(),
     };
-    Error::checkpoint(single, "the file", format!("it or {INDEX_FILE}"), found)
+    Error::checkpoint(single, "the file", format!("{WEIGHTS_FILE} or {INDEX_FILE}"), found)
 }
 
 /// Returns the files of weights in a folder, with any tensors. Fails if there are no weights, or if the only file is a link

@@ -99,7 +99,7 @@ impl Blueprint for TokenBlueprint {
     fn build(&self, parts: Parts) -> Result<Arc<dyn Model>> {
         let dtype = parts.settings.dtype;
         if dtype != Dtype::F32 {
-            return Err(Error::bad_option("--dtype", dtype.name(), "f32: a Hugging Face model computes in f32"));
+            return Err(Error::bad_option("--dtype", dtype.name(), "f32 (a Hugging Face model computes in f32)"));
         }
         let card = parts.card(FAMILY, self)?;
         let device = device::open(parts.settings.device)?;

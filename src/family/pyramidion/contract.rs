@@ -191,8 +191,8 @@ impl Encoding for PyramidionEncoding {
         if self.plan.rejects_padding
             && let Some(offset) = tokens.iter().position(|&token| token == PAD)
         {
-            let found = format!("padding (id {PAD}) at token {}", self.tokens.len() + offset);
-            let bound = "any other token: this model has no padding".into();
+            let found = format!("id {PAD} at token {}", self.tokens.len() + offset);
+            let bound = "tokens other than padding".into();
             return Err(Error::BadOption { field: "document", found, bound });
         }
         self.tokens.extend_from_slice(tokens);
@@ -203,13 +203,13 @@ impl Encoding for PyramidionEncoding {
         if self.tokens.is_empty() {
             return Err(Error::BadOption {
                 field: "document",
-                found: "no tokens".into(),
-                bound: "at least one".into(),
+                found: "none".into(),
+                bound: "at least one token".into(),
             });
         }
         if self.plan.masks_padding && self.tokens.iter().all(|&token| token == PAD) {
-            let found = "nothing but padding".into();
-            let bound = "at least one other token".into();
+            let found = "only padding".into();
+            let bound = "at least one token other than padding".into();
             return Err(Error::BadOption { field: "document", found, bound });
         }
         self.closed = true;

@@ -194,8 +194,8 @@ impl Encoding for T5Encoding {
             return Err(Error::UnknownSymbol { field: "document", found, offset: self.tokens.len() + offset });
         }
         if let Some(offset) = tokens.iter().position(|&token| token == SPECIALS.pad) {
-            let found = format!("padding (id {}) at token {}", SPECIALS.pad, self.tokens.len() + offset);
-            let bound = "any other token: a document has no padding".into();
+            let found = format!("id {} at token {}", SPECIALS.pad, self.tokens.len() + offset);
+            let bound = "tokens other than padding".into();
             return Err(Error::BadOption { field: "document", found, bound });
         }
         self.tokens.extend_from_slice(tokens);
@@ -204,7 +204,7 @@ impl Encoding for T5Encoding {
 
     fn close(&mut self) -> Result<()> {
         if self.tokens.is_empty() {
-            return Err(Error::bad_option("document", "no tokens", "at least one"));
+            return Err(Error::bad_option("document", "none", "at least one token"));
         }
         self.closed = true;
         Ok(())

@@ -60,7 +60,7 @@ impl Linear {
         let dtype = arena.dtype;
         if dtype == Dtype::Int8 && inputs > MAX_INT8_INPUTS {
             let bound =
-                format!("f32 or bf16: a matrix has {inputs} inputs, but int8 supports at most {MAX_INT8_INPUTS}");
+                format!("f32 or bf16 (a matrix has {inputs} inputs, and int8 supports at most {MAX_INT8_INPUTS})");
             return Err(Error::BadOption { field: "--dtype", found: dtype.name().into(), bound });
         }
         let steps = if dtype == Dtype::Int8 { inputs.div_ceil(4) } else { inputs };

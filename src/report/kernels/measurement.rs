@@ -51,7 +51,7 @@ impl KernelPlan {
         }
         let free = free_bytes / MEGABYTE;
         let why = format!("the matrices and a buffer of equal size must fit into {free} MB of free memory");
-        let bound = format!("at most {fit}: {why}");
+        let bound = format!("at most {fit} ({why})");
         Err(Error::BadOption { field: "--megabytes", found: self.megabytes.to_string(), bound })
     }
 

@@ -1,6 +1,9 @@
 //! Connections to a server. Errors name the address and the likely cause.
 
-use super::probe::{DetectedProtocol, detect_protocol};
+use super::{
+    certificate_errors::certificate_hint,
+    probe::{DetectedProtocol, detect_protocol},
+};
 use crate::error::{Error, Result};
 use std::{fmt, time::Duration};
 use tonic::{
@@ -104,7 +107,7 @@ async fn connect_with(server: &ServerEndpoint, keep_alive: KeepAlive) -> Result<
     }
     match endpoint.connect().await {
         Ok(channel) => Ok(channel),
-        Err(error) => Err(unreachable(server, root_cause(&error).to_string()).await),
+        Err(error) => Err(unreachable(server, FailedConnection::new(&error)).await),
     }
 }
 
@@ -116,9 +119,15 @@ pub(super) fn authorization(key: &str) -> Result<MetadataValue<Ascii>> {
     Ok(header)
 }
 
-/// Returns the error of a call that the server rejected.
-pub(super) fn refused(server: &str, status: &Status) -> Error {
-    Error::Remote { server: server.to_owned(), answer: format!("{:?}: {}", status.code(), status.message()) }
+/// Returns the error of a call that failed: the server's answer, or the likely cause if the connection broke.
+pub(super) async fn call_failed(server: &ServerEndpoint, status: &Status) -> Error {
+    match std::error::Error::source(status) {
+        Some(cause) => unreachable(server, FailedConnection::new(cause)).await,
+        None => {
+            let answer = format!("{:?}: {}", status.code(), status.message());
+            Error::Remote { server: server.address.clone(), answer }
+        }
+    }
 }
 
 /// A server, as the calls of an inference service reach it.
@@ -134,7 +143,7 @@ impl Peer {
     /// If the connection broke, the error names the likely cause.
     pub(super) async fn call_error(&self, status: &Status) -> Error {
         if let Some(cause) = std::error::Error::source(status) {
-            return unreachable(&self.server, root_cause(cause).to_string()).await;
+            return unreachable(&self.server, FailedConnection::new(cause)).await;
         }
         let message = status.message();
         let is_sentence = matches!(
@@ -162,9 +171,26 @@ impl Peer {
     }
 }
 
-/// Returns the error of a connection that failed for `reason`, with what answers at the address.
-async fn unreachable(server: &ServerEndpoint, reason: String) -> Error {
+/// Why a connection failed.
+struct FailedConnection {
+    reason: String,
+    /// The likely cause, if the server's certificate is not accepted.
+    certificate_hint: Option<&'static str>,
+}
+
+impl FailedConnection {
+    fn new(error: &(dyn std::error::Error + 'static)) -> Self {
+        Self { reason: root_cause(error).to_string(), certificate_hint: certificate_hint(error) }
+    }
+}
+
+/// Returns the error of a failed connection, with what answers at the address.
+async fn unreachable(server: &ServerEndpoint, failed: FailedConnection) -> Error {
     use DetectedProtocol::{Closed, Http1, Other, Silent, Tls, Unreachable};
+    let FailedConnection { reason, certificate_hint } = failed;
+    if let Some(hint) = certificate_hint {
+        return Error::Remote { server: server.address.clone(), answer: format!("{hint} ({reason})") };
+    }
     let hint = match (detect_protocol(&server.host()).await, server.is_encrypted()) {
         (Unreachable, _) => "no server listens there: is `weir serve` running, and is the address right?",
         (Silent, _) => "a listener there accepts connections but does not answer: is it the server's address?",

@@ -1,6 +1,7 @@
 //! The client behind `weir admin`, `weir health` and `weir report`, and behind the commands that call a server instead of loading a
 //! model.
 
+mod certificate_errors;
 mod connection;
 pub mod inference;
 mod probe;
@@ -13,9 +14,9 @@ use crate::{
     config::AdminToken,
     error::{Error, Result},
 };
-use connection::{TIMEOUT, authorization, connect, refused};
+use connection::{TIMEOUT, authorization, call_failed, connect};
 use tonic::{
-    Request,
+    Code, Request, Response, Status,
     metadata::{Ascii, MetadataValue},
     transport::Channel,
 };
@@ -38,8 +39,14 @@ pub async fn is_serving(server: &ServerEndpoint, service: &str) -> Result<bool> 
     let mut request = Request::new(HealthCheckRequest { service: service.to_owned() });
     request.set_timeout(TIMEOUT);
     let mut client = HealthClient::new(connect(server).await?);
-    let answer = client.check(request).await.map_err(|status| refused(&server.address, &status))?;
-    Ok(answer.into_inner().status() == ServingStatus::Serving)
+    match client.check(request).await {
+        Ok(answer) => Ok(answer.into_inner().status() == ServingStatus::Serving),
+        Err(status) if status.code() == Code::NotFound => {
+            let answer = format!("the server has no service {service:?}");
+            Err(Error::Remote { server: server.address.clone(), answer })
+        }
+        Err(status) => Err(call_failed(server, &status).await),
+    }
 }
 
 /// The time that a report covers.
@@ -72,13 +79,15 @@ pub async fn report(
         request.metadata_mut().insert("authorization", authorization(key)?);
     }
     let mut client = LatencyClient::new(connect(server).await?).max_decoding_message_size(REPORT_BYTES);
-    let answer = client.get_report(request).await.map_err(|status| refused(&server.address, &status))?;
-    Ok(answer.into_inner().models)
+    match client.get_report(request).await {
+        Ok(answer) => Ok(answer.into_inner().models),
+        Err(status) => Err(call_failed(server, &status).await),
+    }
 }
 
 /// A client of a server's admin service. Every call fails with [`Error::Remote`] if the server rejects it.
 pub struct AdminConnection {
-    server: String,
+    server: ServerEndpoint,
     client: AdminClient<Channel>,
     token: MetadataValue<Ascii>,
 }
@@ -110,13 +119,14 @@ impl AdminConnection {
         let token = MetadataValue::try_from(token.bearer());
         let mut token = token.map_err(|error| Error::Internal(format!("the token: {error}")))?;
         token.set_sensitive(true);
-        Ok(Self { server: server.address.clone(), client: AdminClient::new(connect(server).await?), token })
+        Ok(Self { server: server.clone(), client: AdminClient::new(connect(server).await?), token })
     }
 
     /// Loads a model. Returns the generation that serves now, and the number of the one that drains.
     pub async fn load(&mut self, path: Option<String>, name: Option<String>) -> Result<(Loaded, Option<u64>)> {
         let request = self.request(LoadModelRequest { path, name });
-        let answer = self.client.load_model(request).await.map_err(|status| refused(&self.server, &status))?;
+        let answer = self.client.load_model(request).await;
+        let answer = self.answered(answer).await?;
         let LoadModelResponse { generation, draining } = answer.into_inner();
         Ok((Loaded::from(generation.unwrap_or_default()), draining))
     }
@@ -124,22 +134,32 @@ impl AdminConnection {
     /// Unloads a model. Returns the number of the generation that drains.
     pub async fn unload(&mut self, name: String) -> Result<u64> {
         let request = self.request(UnloadModelRequest { name });
-        let answer = self.client.unload_model(request).await.map_err(|status| refused(&self.server, &status))?;
+        let answer = self.client.unload_model(request).await;
+        let answer = self.answered(answer).await?;
         Ok(answer.into_inner().generation)
     }
 
     /// Lists all generations in memory.
     pub async fn list(&mut self) -> Result<Vec<Loaded>> {
         let request = self.request(ListGenerationsRequest {});
-        let answer = self.client.list_generations(request).await.map_err(|status| refused(&self.server, &status))?;
+        let answer = self.client.list_generations(request).await;
+        let answer = self.answered(answer).await?;
         Ok(answer.into_inner().generations.into_iter().map(Loaded::from).collect())
     }
 
     /// Resets the report of a model, or of all models. Returns their names.
     pub async fn reset_report(&mut self, model: Option<String>) -> Result<Vec<String>> {
         let request = self.request(ResetReportRequest { model });
-        let answer = self.client.reset_report(request).await.map_err(|status| refused(&self.server, &status))?;
+        let answer = self.client.reset_report(request).await;
+        let answer = self.answered(answer).await?;
         Ok(answer.into_inner().models)
+    }
+
+    async fn answered<T>(&self, answer: Result<Response<T>, Status>) -> Result<Response<T>> {
+        match answer {
+            Ok(answer) => Ok(answer),
+            Err(status) => Err(call_failed(&self.server, &status).await),
+        }
     }
 
     fn request<T>(&self, message: T) -> Request<T> {

@@ -1,6 +1,7 @@
 //! Detects what answers at an address that does not answer as a gRPC server, by sending an HTTP/1 request.
 //!
-//! An HTTP/1 server answers in HTTP/1, a TLS server with an alert, an HTTP/2 server with its settings.
+//! An HTTP/1 server answers in HTTP/1, a TLS server with an alert, an HTTP/2 server with its settings. weir's gRPC port answers in
+//! HTTP/1 with status 505, which states that it needs HTTP/2.
 
 use std::time::Duration;
 use tokio::{
@@ -13,7 +14,9 @@ use tokio::{
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 const PROBE: &[u8] = b"GET / HTTP/1.1\r\nhost: weir\r\nconnection: close\r\n\r\n";
 /// Bytes of the answer that identify the protocol.
-const ANSWER_BYTES: usize = 5;
+const ANSWER_BYTES: u64 = 12;
+/// The beginning of the answer of a server that supports no HTTP/1.
+const HTTP2_ONLY: &[u8] = b"HTTP/1.1 505";
 
 /// The protocol of the listener at an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,18 +40,20 @@ pub(super) async fn detect_protocol(host: &str) -> DetectedProtocol {
     let Ok(Ok(mut stream)) = timeout(PROBE_TIMEOUT, TcpStream::connect(host)).await else {
         return DetectedProtocol::Unreachable;
     };
-    let mut answer = [0; ANSWER_BYTES];
+    let mut answer = Vec::new();
     let read = async {
         stream.write_all(PROBE).await?;
-        stream.read_exact(&mut answer).await
+        (&mut stream).take(ANSWER_BYTES).read_to_end(&mut answer).await
     };
     match timeout(PROBE_TIMEOUT, read).await {
-        Ok(Ok(_)) => {}
-        Ok(Err(_)) => return DetectedProtocol::Closed,
-        Err(_) => return DetectedProtocol::Silent,
+        // A server may close the connection with the request unread, after its answer.
+        Ok(_) if answer.is_empty() => return DetectedProtocol::Closed,
+        Err(_) if answer.is_empty() => return DetectedProtocol::Silent,
+        _ => {}
     }
-    match answer {
-        [b'H', b'T', b'T', b'P', b'/'] => DetectedProtocol::Http1,
+    match answer.as_slice() {
+        answer if answer.starts_with(HTTP2_ONLY) => DetectedProtocol::Other,
+        answer if answer.starts_with(b"HTTP/") => DetectedProtocol::Http1,
         // A TLS alert, of any version.
         [21, 3, ..] => DetectedProtocol::Tls,
         _ => DetectedProtocol::Other,

@@ -178,7 +178,7 @@ impl CompletionRequest {
             return Err(Error::bad_option("n", found, format!("1 to {MAX_CHOICES} choices in total")));
         }
         if let Some(best_of) = self.best_of.filter(|best_of| *best_of != n) {
-            return Err(Error::bad_option("best_of", best_of.to_string(), "equal to n"));
+            return Err(Error::bad_option("best_of", best_of.to_string(), format!("{n}, the value of n")));
         }
         let top_k = self.top_k()?;
         Ok((0..n * prompts).map(move |index| self.generate_request(self.prompt.0.get(index / n), top_k, index % n)))
@@ -188,7 +188,7 @@ impl CompletionRequest {
     pub(super) fn top_k(&self) -> Result<Option<u32>> {
         let convert = |k| match k {
             -1 => Ok(0),
-            k => u32::try_from(k).map_err(|_| Error::bad_option("top_k", k.to_string(), "-1 or more")),
+            k => u32::try_from(k).map_err(|_| Error::bad_option("top_k", k.to_string(), "-1 or a larger number")),
         };
         self.top_k.map(convert).transpose()
     }
@@ -201,7 +201,7 @@ impl CompletionRequest {
             ("suffix", self.suffix.as_deref().filter(|suffix| !suffix.is_empty()).map(quoted), "\"\""),
         ] {
             if let Some(found) = found {
-                return Err(Error::bad_option(field, found, format!("only {neutral} is supported")));
+                return Err(Error::bad_option(field, found, format!("{neutral}, the only supported value")));
             }
         }
         Ok(())

@@ -137,11 +137,11 @@ fn takes_texts(call: &'static str, engine: &Lease) -> Result<()> {
 }
 
 fn no_options() -> Error {
-    Error::bad_option("options", "nothing", "the first part of the request")
+    Error::bad_option("options", "none", "options in the first part of the request")
 }
 
 fn second_options() -> Error {
-    Error::bad_option("options", "a second time", "the first part and no other")
+    Error::bad_option("options", "a second one", "one, in the first part")
 }
 
 fn summary(totals: Totals) -> v1::CodecSummary {

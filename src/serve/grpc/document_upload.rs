@@ -105,7 +105,7 @@ impl DocumentReceiver {
         let limit_status = match part {
             Some(Some(Part::Chunk(chunk))) => self.tokenizer.push(&chunk.text, &mut tokens)?,
             Some(Some(Part::Options(_))) => {
-                return Err(Error::bad_option("options", "a second time", "the first part and no other"));
+                return Err(Error::bad_option("options", "a second one", "one, in the first part"));
             }
             Some(None) => return Err(Error::bad_option("part", "nothing", "options or a chunk")),
             None => self.tokenizer.finish(&mut tokens)?,
@@ -124,7 +124,7 @@ impl DocumentReceiver {
     fn close(self, cut: bool) {
         // a prefix alone is not a document
         if self.upload.is_empty() || self.tokenizer.bytes() == 0 {
-            return self.upload.fail(Error::bad_option(TEXT, "no tokens", "text of at least one"));
+            return self.upload.fail(Error::bad_option(TEXT, "none", "text of at least one token"));
         }
         let end = self.tokenizer.bytes();
         self.upload.push(&[self.end], &[ByteRange { start: end, end }]);

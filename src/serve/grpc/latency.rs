@@ -52,7 +52,7 @@ fn report_window(request: &v1::GetReportRequest) -> Result<ReportWindow> {
     match ReportWindow::try_from(number) {
         Ok(ReportWindow::Unspecified) => Ok(ReportWindow::SinceLoad),
         Ok(window) => Ok(window),
-        Err(_) => Err(Error::bad_option("window", number.to_string(), "a value of ReportWindow: 0 to 3")),
+        Err(_) => Err(Error::bad_option("window", number.to_string(), "a value of ReportWindow, 0 to 3")),
     }
 }
 

@@ -28,7 +28,7 @@ impl JobService {
         let permit = self.gate.enter()?;
         let first = parts.message().await.map_err(incomplete)?;
         let Some(Part::Options(options)) = first.and_then(|first| first.part) else {
-            return Err(Error::bad_option("options", "nothing", "the first part of the request"));
+            return Err(Error::bad_option("options", "none", "options in the first part of the request"));
         };
         let engine = self.engines.find_able("model", options.model.as_deref(), summarizes)?;
         let request = convert::summary_options(&options, engine.card())?;
@@ -38,7 +38,7 @@ impl JobService {
                 // Before the rest of the request is read, so that an unknown id is reported at once.
                 let events = engine.summarize(&request, DocumentSource::Cached(id), terms)?;
                 if parts.message().await.map_err(incomplete)?.is_some() {
-                    return Err(Error::bad_option("chunk", "another part", "none behind options with a document_id"));
+                    return Err(Error::bad_option("chunk", "one", "no part after options with a document_id"));
                 }
                 (events, None)
             }

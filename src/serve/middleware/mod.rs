@@ -12,6 +12,7 @@ mod keyless_calls;
 pub(super) mod layer;
 pub(super) mod panics;
 mod reflection_errors;
+mod refusal_log;
 mod request_id;
 mod shared_limit;
 #[cfg(test)]
@@ -25,6 +26,7 @@ use super::{registry::engines::Engines, tokenization::TokenizationWorkers, trace
 use crate::config::TransportConfig;
 use body_limits::BodyMemory;
 use layer::{Around, HttpRequest, Middleware, Next};
+use refusal_log::RefusalLog;
 use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, codegen::http::StatusCode, service::Routes};
@@ -69,7 +71,7 @@ pub(super) fn stack(routes: Routes, parts: &Parts<'_>) -> Next {
     // Inside the log span, in which it records the principal; outside everything that uses memory or time.
     let service = Around(auth::authenticate(config.access.credentials.clone())).layer(service);
     // Outside everything that can fail, so that every failure is logged within the call's span.
-    let service = Around(request_id::open_log_span).layer(service);
+    let service = Around(request_id::open_log_span(RefusalLog::default())).layer(service);
     // Outside everything that may answer UNAVAILABLE.
     let service = Around(http_status(config.late_headers)).layer(service);
     // Outside everything that answers, so that every call is counted with the status that the client sees.

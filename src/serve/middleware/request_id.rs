@@ -1,7 +1,10 @@
 //! Gives each call its id and its log span, and the response the header that carries the id. The log never contains text of a
 //! request. tower-http's request-id layer does not suffice: it takes a client's id without validating it.
 
-use super::layer::{HttpRequest, MiddlewareFuture, Next};
+use super::{
+    layer::{HttpRequest, Middleware, MiddlewareFuture, Next},
+    refusal_log::RefusalLog,
+};
 use crate::{
     engine::clock,
     error::clip,
@@ -32,19 +35,26 @@ pub(super) fn assign(mut request: HttpRequest, next: Next) -> MiddlewareFuture {
     })
 }
 
-/// Runs the call in a log span with its path, id and principal.
-pub(super) fn open_log_span(request: HttpRequest, next: Next) -> MiddlewareFuture {
-    let call = Call::of_http(&request);
-    let path = clip(request.uri().path(), PATH_BYTES);
-    let span = tracing::info_span!("call", path, id = &*call.id, principal = tracing::field::Empty);
-    let started = clock::now();
-    let response = async move {
-        let response = next.oneshot(request).await?;
-        let code = Status::from_header_map(response.headers()).map_or(Code::Ok, |status| status.code());
-        tracing::debug!(?code, elapsed = ?clock::since(started), "response begins");
-        Ok(response)
-    };
-    Box::pin(response.instrument(span))
+/// Runs the call in a log span with its path, id and principal. Calls that are refused before their response begins go to `refusals`.
+pub(super) fn open_log_span(refusals: RefusalLog) -> impl Middleware {
+    move |request: HttpRequest, next: Next| {
+        let call = Call::of_http(&request);
+        let path = clip(request.uri().path(), PATH_BYTES);
+        let span = tracing::info_span!("call", path, id = &*call.id, principal = tracing::field::Empty);
+        let started = clock::now();
+        let refusals = refusals.clone();
+        let response = async move {
+            let response = next.oneshot(request).await?;
+            let status = Status::from_header_map(response.headers());
+            let code = status.as_ref().map_or(Code::Ok, Status::code);
+            tracing::debug!(?code, elapsed = ?clock::since(started), "response begins");
+            if let Some(status) = status {
+                refusals.record(&status);
+            }
+            Ok(response)
+        };
+        Box::pin(response.instrument(span))
+    }
 }
 
 #[cfg(test)]

@@ -131,7 +131,7 @@ mod tests {
         let text = "failed to decode Protobuf message: HealthCheckRequest.service: invalid string value: data is not UTF-8 encoded";
         assert_eq!(answer(b"\x0a\x01\xff").await, (Code::Internal, text.into()));
         let oversized = unreadable(&Status::out_of_range(long)).unwrap();
-        assert_eq!(oversized.to_string(), "the message: more than 8 bytes, which is the limit");
+        assert_eq!(oversized.to_string(), "the message: expected at most 8 bytes, found more");
     }
 
     #[test]

@@ -56,7 +56,7 @@ mod tests {
     fn errors_have_the_clients_names() {
         let error = Error::BadOption { field: "stopping.max_chars", found: "0".into(), bound: "1 to 9".into() };
         let renamed = for_client(&status(&error, "r"));
-        assert_eq!(renamed.message(), "max_tokens: 0 is out of bounds: 1 to 9");
+        assert_eq!(renamed.message(), "max_tokens: expected 1 to 9, found 0");
         let details = renamed.get_error_details();
         assert_eq!(details.bad_request().unwrap().field_violations[0].field, "max_tokens");
         assert_eq!(details.error_info().unwrap().metadata["bound"], "1 to 9");
@@ -67,6 +67,6 @@ mod tests {
         assert!(wrong_kind.message().starts_with("ModelInfer needs a model that continues text"), "{wrong_kind}");
         assert_eq!(wrong_kind.get_error_details().error_info().unwrap().metadata["call"], "ModelInfer");
         let error = Error::TooLong { field: "prompt", length: 9, limit: 8, unit: "characters", why: None };
-        assert!(for_client(&status(&error, "r")).message().starts_with("text_input: 9 characters"));
+        assert!(for_client(&status(&error, "r")).message().starts_with("text_input: expected at most 8 characters"));
     }
 }

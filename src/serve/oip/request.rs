@@ -82,7 +82,7 @@ impl InferRequest {
     pub(super) fn parse(mut request: ModelInferRequest) -> Result<Self> {
         check_version(&request.model_version)?;
         if request.id.len() > ID_BYTES {
-            return Err(Error::bad_option("id", format!("{} bytes", request.id.len()), format!("at most {ID_BYTES}")));
+            return Err(Error::bad_option("id", request.id.len().to_string(), format!("at most {ID_BYTES} bytes")));
         }
         check_parameters(&request.parameters)?;
         check_outputs(&request)?;
@@ -112,7 +112,7 @@ impl InferRequest {
         let mut requests = completion.generate_requests()?;
         let choices = requests.len();
         let Some(mut generate) = requests.next().filter(|_| choices == 1) else {
-            return Err(Error::bad_option("n", choices.to_string(), "1, as each request has one response"));
+            return Err(Error::bad_option("n", choices.to_string(), "1 (each request has one response)"));
         };
         generate.prompt = text;
         if !fields_have_priority {
@@ -155,8 +155,8 @@ fn check_outputs(request: &ModelInferRequest) -> Result<()> {
         }
         let unsupported = |key: &&String| key.starts_with("shared_memory") || *key == "classification";
         if let Some(key) = output.parameters.keys().find(unsupported) {
-            let found = format!("the parameter {}", quoted(key));
-            return Err(Error::bad_option("outputs", found, "a supported parameter"));
+            let found = quoted(key);
+            return Err(Error::bad_option("outputs", found, "no parameter but binary_data"));
         }
     }
     Ok(())
@@ -307,7 +307,7 @@ mod tests {
         for (sampling, start) in [
             ("{", "sampling_parameters: expected a JSON object"),
             ("[1]", "sampling_parameters: expected a JSON object"),
-            (r#"{"n": 2}"#, "n: 2 is out of bounds: 1"),
+            (r#"{"n": 2}"#, "n: expected 1 (each request has one response), found 2"),
             (r#"{"temperature": "hot"}"#, "sampling_parameters: temperature: invalid type"),
             (r#"{"frequency_penalty": 1}"#, "frequency_penalty: "),
         ] {
@@ -315,7 +315,13 @@ mod tests {
             assert!(error.starts_with(start), "{error}");
         }
         let request = ModelInferRequest { model_version: "7".into(), ..Default::default() };
-        assert!(InferRequest::parse(request).err().unwrap().to_string().starts_with("model_version: \"7\""));
+        assert!(
+            InferRequest::parse(request)
+                .err()
+                .unwrap()
+                .to_string()
+                .starts_with("model_version: expected \"1\" or empty")
+        );
         let error = InferRequest::parse(ModelInferRequest::default()).err().unwrap();
         assert!(error.to_string().contains("one named text_input"));
     }

@@ -90,15 +90,15 @@ impl Inputs {
         let tensors = std::mem::take(&mut request.inputs);
         let raw = std::mem::take(&mut request.raw_input_contents);
         if !raw.is_empty() && raw.len() != tensors.len() {
-            let bound = format!("{}, one for each input, or 0", tensors.len());
-            return Err(Error::bad_option("raw_input_contents", format!("{} entries", raw.len()), bound));
+            let bound = format!("no entry, or {}, one for each input", tensors.len());
+            return Err(Error::bad_option("raw_input_contents", raw.len().to_string(), bound));
         }
         let mut headers: Vec<(&'static str, ElementType)> = Vec::new();
         for tensor in &tensors {
             let known = INPUTS.iter().find(|(name, _)| *name == tensor.name);
             let &(name, kind) = known.ok_or_else(|| unknown_tensor("inputs", &tensor.name, &INPUTS))?;
             if headers.iter().any(|(other, _)| *other == name) {
-                return Err(Error::bad_option(name, "a second tensor of this name", "one"));
+                return Err(Error::bad_option(name, "a second one", "one tensor of this name"));
             }
             check(tensor, name, kind)?;
             headers.push((name, kind));
@@ -131,11 +131,11 @@ impl Inputs {
 /// Checks type and shape, and that the elements are in the message.
 fn check(tensor: &InferInputTensor, name: &'static str, kind: ElementType) -> Result<()> {
     if tensor.datatype != kind.name() {
-        return Err(Error::bad_option(name, format!("the datatype {}", quoted(&tensor.datatype)), kind.name()));
+        return Err(Error::bad_option(name, quoted(&tensor.datatype), format!("the datatype {}", kind.name())));
     }
     if !matches!(tensor.shape[..], [1] | [1, 1]) {
         let shape = clip(&format!("{:?}", &tensor.shape[..tensor.shape.len().min(QUOTED_BYTES)]), QUOTED_BYTES);
-        return Err(Error::bad_option(name, format!("the shape {shape}"), "[1] or [1, 1]"));
+        return Err(Error::bad_option(name, shape, "the shape [1] or [1, 1]"));
     }
     if tensor.parameters.keys().any(|key| key.starts_with("shared_memory")) {
         return Err(Error::bad_option(name, "elements in shared memory", "elements in the message"));
@@ -152,7 +152,7 @@ fn element(
     let contents = contents.filter(|contents| *contents != InferTensorContents::default());
     if let Some(raw) = raw {
         if contents.is_some() {
-            return Err(Error::bad_option(name, "both contents and raw_input_contents", "one of the two"));
+            return Err(Error::bad_option(name, "both", "either contents or raw_input_contents"));
         }
         return if kind == ElementType::Bool { raw_flag(&raw, name) } else { raw_text(raw, name) };
     }
@@ -160,8 +160,9 @@ fn element(
     let flags = std::mem::take(&mut contents.bool_contents);
     let texts = std::mem::take(&mut contents.bytes_contents);
     let has_others = contents != InferTensorContents::default();
-    let wrong = |count: usize| Error::bad_option(name, format!("{count} elements of {}", kind.name()), "1");
-    let mixed = || Error::bad_option(name, "elements of another type", format!("one of {}", kind.name()));
+    let wrong =
+        |count: usize| Error::bad_option(name, count.to_string(), format!("one element of type {}", kind.name()));
+    let mixed = || Error::bad_option(name, "elements of another type", format!("one element of type {}", kind.name()));
     if kind == ElementType::Bool {
         return match flags[..] {
             [flag] if texts.is_empty() && !has_others => Ok(Element::Flag(flag)),
@@ -181,8 +182,8 @@ fn raw_flag(raw: &[u8], name: &'static str) -> Result<Element> {
     match raw {
         [0] => Ok(Element::Flag(false)),
         [1] => Ok(Element::Flag(true)),
-        [other] => Err(Error::bad_option(name, format!("the byte {other}"), "0 or 1")),
-        _ => Err(Error::bad_option(name, format!("{} bytes of raw contents", raw.len()), "1")),
+        [other] => Err(Error::bad_option(name, other.to_string(), "the byte 0 or 1")),
+        _ => Err(Error::bad_option(name, format!("{} bytes", raw.len()), "raw contents of one byte")),
     }
 }
 
@@ -190,14 +191,14 @@ fn raw_text(mut raw: Vec<u8>, name: &'static str) -> Result<Element> {
     let Some((length, rest)) = raw.split_first_chunk::<LENGTH_BYTES>() else {
         return Err(Error::bad_option(
             name,
-            format!("{} bytes of raw contents", raw.len()),
-            "4 bytes of length and the text",
+            format!("{} bytes", raw.len()),
+            "raw contents of at least 4 bytes, which are the length of the text",
         ));
     };
     let length = u32::from_le_bytes(*length);
     if usize::try_from(length) != Ok(rest.len()) {
-        let found = format!("{} bytes of text after the length {length}", rest.len());
-        return Err(Error::bad_option(name, found, "one element of exactly that length"));
+        let bound = format!("one element of {length} bytes, its stated length");
+        return Err(Error::bad_option(name, rest.len().to_string(), bound));
     }
     raw.drain(..LENGTH_BYTES);
     text(raw, name)
@@ -206,7 +207,7 @@ fn raw_text(mut raw: Vec<u8>, name: &'static str) -> Result<Element> {
 fn text(bytes: Vec<u8>, name: &'static str) -> Result<Element> {
     String::from_utf8(bytes).map(Element::Text).map_err(|error| {
         let offset = error.utf8_error().valid_up_to();
-        Error::bad_option(name, format!("invalid UTF-8 at byte {offset}"), "UTF-8")
+        Error::bad_option(name, format!("an invalid byte at {offset}"), "UTF-8")
     })
 }
 
@@ -282,7 +283,7 @@ mod tests {
             [("text_input", "BYTES", &both), ("stream", "BOOL", &both), ("text_input", "BYTES", &number)]
         {
             let tensor = InferInputTensor { contents: Some(contents.clone()), ..tensor(name, datatype, &[1]) };
-            let expected = format!("{name}: elements of another type is out of bounds: one of {datatype}");
+            let expected = format!("{name}: expected one element of type {datatype}, found elements of another type");
             assert_eq!(error(vec![tensor], &[]), expected);
         }
     }
@@ -292,25 +293,41 @@ mod tests {
         let text = || tensor("text_input", "BYTES", &[1]);
         let text_as = |datatype: &str, shape: &[i64]| vec![tensor("text_input", datatype, shape)];
         for (inputs, contents, start) in [
+            (vec![tensor("image", "BYTES", &[1])], &[&b""[..]][..], "inputs: expected one of text_input, "),
+            (vec![text()], &[b"", b""], "raw_input_contents: expected no entry, or 1, one for each input, found 2"),
             (
-                vec![tensor("image", "BYTES", &[1])],
-                &[&b""[..]][..],
-                "inputs: \"image\" is out of bounds: one of text_input",
+                vec![text(), text()],
+                &[b"\0\0\0\0", b""],
+                "text_input: expected one tensor of this name, found a second one",
             ),
-            (vec![text()], &[b"", b""], "raw_input_contents: 2 entries is out of bounds: 1, one for each"),
-            (vec![text(), text()], &[b"\0\0\0\0", b""], "text_input: a second tensor"),
-            (text_as("INT32", &[1]), &[b""], "text_input: the datatype \"INT32\" is out of bounds: BYTES"),
-            (text_as("BYTES", &[2]), &[b""], "text_input: the shape [2] is out of bounds: [1] or [1, 1]"),
-            (text_as("BYTES", &[]), &[b""], "text_input: the shape [] is"),
-            (text_as("BYTES", &[-1]), &[b""], "text_input: the shape [-1] is"),
-            (vec![text()], &[b"\x01\0"], "text_input: 2 bytes of raw contents"),
-            (vec![text()], &[b"\x05\0\0\0a"], "text_input: 1 bytes of text after the length 5"),
-            (vec![text()], &[b"\x01\0\0\0a\x01\0\0\0b"], "text_input: 6 bytes of text after the length 1"),
-            (vec![text()], &[b"\x02\0\0\0a\xff"], "text_input: invalid UTF-8 at byte 1"),
-            (vec![text()], &[], "text_input: 0 elements of BYTES is out of bounds: 1"),
-            (vec![tensor("stream", "BOOL", &[1])], &[&[7]], "stream: the byte 7 is out of bounds: 0 or 1"),
-            (vec![tensor("stream", "BOOL", &[1])], &[&[0, 0]], "stream: 2 bytes of raw contents"),
-            (vec![tensor("stream", "BOOL", &[1])], &[], "stream: 0 elements of BOOL is out of bounds: 1"),
+            (text_as("INT32", &[1]), &[b""], "text_input: expected the datatype BYTES, found \"INT32\""),
+            (text_as("BYTES", &[2]), &[b""], "text_input: expected the shape [1] or [1, 1], found [2]"),
+            (text_as("BYTES", &[]), &[b""], "text_input: expected the shape [1] or [1, 1], found []"),
+            (text_as("BYTES", &[-1]), &[b""], "text_input: expected the shape [1] or [1, 1], found [-1]"),
+            (
+                vec![text()],
+                &[b"\x01\0"],
+                "text_input: expected raw contents of at least 4 bytes, which are the length of the text, found 2 bytes",
+            ),
+            (
+                vec![text()],
+                &[b"\x05\0\0\0a"],
+                "text_input: expected one element of 5 bytes, its stated length, found 1",
+            ),
+            (
+                vec![text()],
+                &[b"\x01\0\0\0a\x01\0\0\0b"],
+                "text_input: expected one element of 1 bytes, its stated length, found 6",
+            ),
+            (vec![text()], &[b"\x02\0\0\0a\xff"], "text_input: expected UTF-8, found an invalid byte at 1"),
+            (vec![text()], &[], "text_input: expected one element of type BYTES, found 0"),
+            (vec![tensor("stream", "BOOL", &[1])], &[&[7]], "stream: expected the byte 0 or 1, found 7"),
+            (
+                vec![tensor("stream", "BOOL", &[1])],
+                &[&[0, 0]],
+                "stream: expected raw contents of one byte, found 2 bytes",
+            ),
+            (vec![tensor("stream", "BOOL", &[1])], &[], "stream: expected one element of type BOOL, found 0"),
         ] {
             let error = error(inputs, contents);
             assert!(error.starts_with(start), "{error}");

@@ -171,7 +171,7 @@ mod tests {
         let error = Error::BadOption { field: "stopping.max_chars", found: "0".into(), bound: "1 to 9".into() };
         let answer = api_error(&error);
         assert_eq!((answer.status, answer.param.as_deref()), (StatusCode::BAD_REQUEST, Some("max_tokens")));
-        assert_eq!(answer.message, "max_tokens: 0 is out of bounds: 1 to 9");
+        assert_eq!(answer.message, "max_tokens: expected 1 to 9, found 0");
         assert_eq!(answer.body()["error"]["code"], "bad_option");
         let error = Error::UnknownSymbol { field: "stopping.stop[1]", found: "'é'".into(), offset: 0 };
         assert_eq!(api_error(&error).param.as_deref(), Some("stop"));

@@ -22,6 +22,7 @@ mod summary_requests;
 
 use crate::{
     config::TransportConfig,
+    error::quoted,
     serve::{
         middleware::guarded_body::GuardedBody,
         transport::{
@@ -38,8 +39,7 @@ use axum::{
     Router,
     body::Body,
     extract::{Request, State},
-    http::StatusCode,
-    http::header::ALLOW,
+    http::{StatusCode, Uri, header::ALLOW},
     middleware::{Next, from_fn_with_state},
     response::{IntoResponse, Response},
     routing::{MethodRouter, get, post},
@@ -155,7 +155,11 @@ fn router(state: ApiState) -> Router {
         .route("/v2/models/{name}/versions/{version}/infer", with_options(post(inference::infer), "OPTIONS, POST"))
         .route(HEALTH, with_options(get(health), READS))
         .route("/", with_options(get(playground::page), READS))
-        .fallback(|| async { ApiError::new(StatusCode::NOT_FOUND, "unknown_path", "this path does not exist") })
+        .fallback(|uri: Uri| async move {
+            let paths = "completions, models and summaries are under /v1, the Open Inference Protocol under /v2";
+            let message = format!("{}: this path does not exist; {paths}", quoted(uri.path()));
+            ApiError::new(StatusCode::NOT_FOUND, "unknown_path", message)
+        })
         .method_not_allowed_fallback(|| async {
             ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "unknown_method", "this path does not support this method")
         })

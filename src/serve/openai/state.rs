@@ -3,7 +3,7 @@
 use super::error::ApiError;
 use crate::{
     config::{LiveCredentials, TransportConfig},
-    error::{Error, Result},
+    error::{Error, Result, quoted},
     serve::{
         collected::CollectedLimits,
         in_process::Services,
@@ -79,7 +79,9 @@ impl ApiState {
     pub(super) fn check_head(&self, request: &Request) -> Result<Arc<str>, ApiError> {
         let tenant = principal(self.credentials.current().keys.as_ref(), request)?.tenant();
         if !is_json(request.headers()) {
-            let message = "Content-Type: expected application/json, once";
+            let found = request.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
+            let found = found.map_or_else(|| "none".to_owned(), quoted);
+            let message = format!("Content-Type: expected application/json, found {found}");
             return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "not_json", message));
         }
         let encodings = request.headers().get_all(header::CONTENT_ENCODING);

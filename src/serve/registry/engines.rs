@@ -218,7 +218,7 @@ impl Engines {
                 return Ok(Lease::new(first));
             }
             let names: Vec<_> = candidates.iter().map(|(name, _)| name.as_str()).collect();
-            return Err(Error::bad_option(field, "\"\"", format!("one of {}", names.join(", "))));
+            return Err(Error::bad_option(field, "no name", format!("one of {}", names.join(", "))));
         };
         let lease = table.serving.get(name).map(Lease::new);
         drop(table);

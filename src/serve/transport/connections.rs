@@ -6,6 +6,7 @@
 use super::{
     adapted::{Adapted, StreamAdapter},
     connection_table::{ConnectionLimits, ConnectionPlace, ConnectionTable},
+    http1_hint,
     lifetime::OpenConnection,
     listener::{Accepted, Duplex, Listener},
     settings_ack::DuplicateAckFilter,
@@ -211,6 +212,7 @@ impl Handshaker {
         let mut received = PREFACE;
         stream.read_exact(&mut received).await?;
         if received != PREFACE {
+            http1_hint::answer(&mut stream, &received).await;
             return Err(Error::new(ErrorKind::InvalidData, "the client does not use HTTP/2"));
         }
         let stream: Box<dyn Duplex> = Box::new(SettingsLimit::wrap(stream));

@@ -10,6 +10,7 @@ pub(super) mod connections;
 #[cfg(feature = "http")]
 pub(super) mod cors;
 mod frames;
+mod http1_hint;
 pub(super) mod http2;
 pub(super) mod lifetime;
 #[cfg(feature = "http")]

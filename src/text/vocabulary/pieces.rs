@@ -87,10 +87,10 @@ impl Vocabulary {
     /// Normalises and encodes a text with the subword tokenizer. `field` names the text in messages. Fails with
     /// [`Error::BadOption`] if there is no tokenizer or it cannot encode the text.
     pub fn encode_subwords(&self, field: &'static str, text: &str) -> Result<Vec<Subword>> {
-        let bad_option = |bound: String| Error::BadOption { field, found: "a text".into(), bound };
-        let tokenizer = self.tokenizer().ok_or_else(|| bad_option("ids: the checkpoint has no tokenizer".into()))?;
+        let without = || Error::bad_option(field, "a text", "ids (the checkpoint has no tokenizer)");
+        let tokenizer = self.tokenizer().ok_or_else(without)?;
         let encoded = tokenizer.encode(&self.normalise(text));
-        encoded.map_err(|error| bad_option(format!("a text that the tokenizer can encode: {error}")))
+        encoded.map_err(|error| Error::bad_option(field, error.to_string(), "a text that the tokenizer can encode"))
     }
 }
 
@@ -105,13 +105,13 @@ mod tests {
         let vocabulary = Vocabulary::from_tokenizer(20, Some(subwords.clone()), TextNormaliser::None).unwrap();
         assert_eq!(vocabulary.encode("document", "ab ab", 2).unwrap(), [7, 7]);
         let message = vocabulary.encode("document", "ab ab", 1).unwrap_err().to_string();
-        assert_eq!(message, "document: 2 tokens is more than the limit of 1");
+        assert_eq!(message, "document: expected at most 1 tokens, found 2");
         assert_eq!((vocabulary.decode(&[7, 8, 2, 19]), vocabulary.len()), ("abba".into(), 20));
         assert_eq!((vocabulary.printable(7), vocabulary.printable(19)), ("\u{2581}ab".into(), "id 19".into()));
         assert!(vocabulary.check_ids("document", &[19]).is_ok() && vocabulary.check_ids("document", &[20]).is_err());
         let ids = Vocabulary::from_tokenizer(20, None, TextNormaliser::None).unwrap();
         let message = ids.encode("document", "ab", 9).unwrap_err().to_string();
-        assert_eq!(message, "document: a text is out of bounds: ids: the checkpoint has no tokenizer");
+        assert_eq!(message, "document: expected ids (the checkpoint has no tokenizer), found a text");
         assert_eq!(ids.decode(&[7]), "");
         assert!(!ids.same_symbols(&vocabulary) && ids.same_symbols(&ids.clone()));
         for count in [0, 12, MAX_SYMBOLS + 1] {

@@ -37,9 +37,9 @@ fn encoding_stops_at_the_first_symbol_above_the_limit() {
     let bytes = Vocabulary::byte_level(TextNormaliser::None);
     assert_eq!(plain.encode("prompt", "éneo", 4).unwrap().len(), 4);
     assert_eq!(folded.encode("prompt", "É  N,", 4).unwrap(), [1, 0, 2, 0]);
-    assert_eq!(message(&plain, "éneo éx"), "prompt: 7 characters is more than the limit of 4");
-    assert_eq!(message(&bytes, "ééé"), "prompt: 6 characters is more than the limit of 4");
-    assert_eq!(message(&folded, "oo 1"), "prompt: more than 4 characters, which is the limit");
+    assert_eq!(message(&plain, "éneo éx"), "prompt: expected at most 4 characters, found 7");
+    assert_eq!(message(&bytes, "ééé"), "prompt: expected at most 4 characters, found 6");
+    assert_eq!(message(&folded, "oo 1"), "prompt: expected at most 4 characters, found more");
     assert_eq!(
         message(&folded, "oo 7"),
         "prompt: '7', normalised to 's', at character 3 is not in the model's vocabulary"

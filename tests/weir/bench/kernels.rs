@@ -48,7 +48,7 @@ fn kernels_are_reported_with_peaks_and_plotted() {
     let drawn = texts(&svg);
     let count = |part: &str| drawn.iter().filter(|text| text.contains(part)).count();
     assert_eq!([count(" -> "), count("weights, threads 1"), count("attention")], [3 * 4 * 4, 3 * 4, 3 * 2]);
-    assert!(failure(&["kernels", "--seconds", "0"], &[]).contains("--seconds: 0 is out of bounds"));
+    assert!(failure(&["kernels", "--seconds", "0"], &[]).contains("--seconds: expected above 0, up to 60, found 0"));
 }
 
 #[test]

@@ -50,26 +50,26 @@ fn options_out_of_bounds_are_named_with_the_bound() {
     };
     assert_eq!(refusal(1, limit - 1, 1), "");
     assert_eq!(refusal(1, 0, limit), "");
-    assert_eq!(refusal(0, 8, 8), "--batch: 0 is out of bounds: 1 to 1024");
-    assert_eq!(refusal(1025, 8, 8), "--batch: 1025 is out of bounds: 1 to 1024");
-    assert_eq!(refusal(1, 8, 0), "--steps: 0 is out of bounds: 1 to 1048576");
+    assert_eq!(refusal(0, 8, 8), "--batch: expected 1 to 1024, found 0");
+    assert_eq!(refusal(1025, 8, 8), "--batch: expected 1 to 1024, found 1025");
+    assert_eq!(refusal(1, 8, 0), "--steps: expected 1 to 1048576, found 0");
     let max_value = limit - 1;
     let over = limit + 1;
-    assert_eq!(refusal(1, limit, 1), format!("--context: {limit} characters is more than the limit of {max_value}"));
-    let both = format!("--context and --steps together: {over} characters is more than the limit of {limit}");
+    assert_eq!(refusal(1, limit, 1), format!("--context: expected at most {max_value} characters, found {limit}"));
+    let both = format!("--context and --steps together: expected at most {limit} characters, found {over}");
     assert_eq!(refusal(1, limit - 4, 5), both);
     let plan = decode::DecodePlan { batch: 1, context: 8, steps: 8, boundary_wait: 65 };
-    assert_eq!(plan.check(model.card()).unwrap_err().to_string(), "--boundary-wait: 65 is out of bounds: 0 to 64");
+    assert_eq!(plan.check(model.card()).unwrap_err().to_string(), "--boundary-wait: expected 0 to 64, found 65");
 
     let refusal = |symbols, chunk, runs| {
         let plan = prefill::PrefillPlan { symbols, chunk, runs };
         plan.check(model.card()).err().map(|e: Error| e.to_string()).unwrap_or_default()
     };
     assert_eq!(refusal(limit, limit, 1), "");
-    assert_eq!(refusal(0, 1, 1), format!("--symbols: 0 is out of bounds: 1 to {limit}"));
-    assert_eq!(refusal(over, 1, 1), format!("--symbols: {over} characters is more than the limit of {limit}"));
-    assert_eq!(refusal(1, 0, 1), format!("--chunk: 0 is out of bounds: 1 to {limit}"));
-    assert_eq!(refusal(1, 1, 0), "--runs: 0 is out of bounds: 1 to 10000");
+    assert_eq!(refusal(0, 1, 1), format!("--symbols: expected 1 to {limit}, found 0"));
+    assert_eq!(refusal(over, 1, 1), format!("--symbols: expected at most {limit} characters, found {over}"));
+    assert_eq!(refusal(1, 0, 1), format!("--chunk: expected 1 to {limit}, found 0"));
+    assert_eq!(refusal(1, 1, 0), "--runs: expected 1 to 10000, found 0");
     assert!(compare::check(0).unwrap_err().to_string().contains("--pairs: 0"));
 }
 
@@ -97,9 +97,7 @@ fn flags_out_of_bounds_are_refused_with_value_and_bound() {
     }
     let error = failure(&["decode", "--threads", "-1"], &[]);
     assert!(error.contains("'-1' for '--threads <N>': -1 is not in 1..=1024"), "{error}");
-    assert!(
-        failure(&["kernels", "--seconds", "-1"], &[]).contains("--seconds: -1 is out of bounds: above 0, up to 60")
-    );
+    assert!(failure(&["kernels", "--seconds", "-1"], &[]).contains("--seconds: expected above 0, up to 60, found -1"));
     // The server checks all of its flags together.
     let serve = std::process::Command::new(env!("CARGO_BIN_EXE_weir"))
         .args(["serve", "--boundary-wait", "-1", "--rows", "-2"])
@@ -121,7 +119,7 @@ fn kernel_benchmarks_that_exceed_memory_are_refused() {
     let free = 1_000_000_000;
     assert_eq!(refusal(&[Dtype::F32], 500, free), "");
     let error = refusal(&[Dtype::F32, Dtype::Int8], 501, free);
-    assert!(error.contains("--megabytes: 501 is out of bounds: at most 500: ") && error.contains("1000 MB"), "{error}");
+    assert!(error.contains("--megabytes: expected at most 500 (") && error.contains("1000 MB"), "{error}");
     // --megabytes counts f32 weights: a narrower type needs less.
     assert_eq!(
         (refusal(&[Dtype::Int8], 2000, free), refusal(&[Dtype::Bf16, Dtype::Int8], 1000, free)),

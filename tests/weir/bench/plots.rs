@@ -45,7 +45,7 @@ fn plots_that_cannot_be_drawn_are_refused() {
     let list = "expected a list that weir bench printed with --json, found";
     let speed = |number: &str| entry("a model", number);
     let cases = [
-        ("[]".to_owned(), "FILE.json: 0 is out of bounds: 1 to 10000 measurements".to_owned()),
+        ("[]".to_owned(), "FILE.json: expected 1 to 10000 measurements, found 0".to_owned()),
         ("{".into(), format!("x.json: line 1, column 1: {list} EOF while parsing an object")),
         ("".into(), format!("x.json: line 1, column 0: {list} EOF while parsing a value")),
         ("{\"a\":1}".into(), format!("x.json: the JSON: {list} {{\"a\":1}}")),

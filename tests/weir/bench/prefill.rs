@@ -53,5 +53,5 @@ fn resume_reports_cold_and_resumed_times_and_their_ratio() {
     let error = failure(&["resume", "--context", "40,999999", "--model"], &[converted("whitespaces")]);
     assert!(error.contains("--context and --more together") && error.contains(&limit.to_string()), "{error}");
     let error = failure(&["resume", "--context", "31", "--model"], &[converted("whitespaces")]);
-    assert!(error.contains("--context: 31 is out of bounds: at least 32, of which"), "{error}");
+    assert!(error.contains("--context: expected at least 32, of which"), "{error}");
 }

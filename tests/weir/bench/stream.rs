@@ -52,8 +52,7 @@ fn the_default_output_is_a_table_and_limits_are_named() {
     let limit = fixture("vanilla").card().max_symbols;
     let error =
         failure(&["stream", "--context", &limit.to_string(), "--chars", "1", "--model"], &[converted("vanilla")]);
-    let expected =
-        format!("--context and --chars together: {} characters is more than the limit of {limit}", limit + 1);
+    let expected = format!("--context and --chars together: expected at most {limit} characters, found {}", limit + 1);
     assert!(error.contains(&expected), "{error}");
 }
 

@@ -362,9 +362,9 @@ fn impossible_requests_are_rejected_at_once() {
         engine.summarize(request, DocumentSource::Uploading(incoming), None).err().unwrap().to_string()
     };
     let beam = rejection(&Summarize { beam: Some(5), ..Summarize::default() });
-    assert_eq!(beam, "options.beam_size: 5 is out of bounds: 1 to 4");
+    assert_eq!(beam, "options.beam_size: expected 1 to 4, found 5");
     let fits = rejection(&Summarize { beam: Some(4), max_tokens: Some(59), ..Summarize::default() });
-    assert!(fits.starts_with("options.beam_size: the request can need "), "{fits}");
+    assert!(fits.starts_with("options.beam_size: expected a request that needs at most "), "{fits}");
     let prompt = super::jobs::generate(&[97], 5);
     let wrong = engine.submit(weir::engine::Job::Generate(prompt), None).err().unwrap();
     assert_eq!(wrong.code(), Code::FailedPrecondition, "{wrong}");

@@ -17,23 +17,27 @@ use weir::{
 
 mod configurations;
 #[path = "../../../fuzz/entries.rs"]
-mod entries;
-mod mistakes;
+pub(crate) mod entries;
 
 /// Writes a small valid checkpoint.
 fn valid() -> TempDir {
     let dir = TempDir::new().unwrap();
-    let file = dir.path().join("config.json");
+    write_valid(dir.path());
+    dir
+}
+
+/// Writes a small valid checkpoint to a folder.
+pub(crate) fn write_valid(dir: &Path) {
+    let file = dir.join("config.json");
     let config = Config::parse(entries::SMALL_CONFIG.as_bytes(), &file).unwrap();
     let specs = entries::small().unwrap().tensors();
-    let mut writer = Writer::create(dir.path(), &config, &specs, false).unwrap();
+    let mut writer = Writer::create(dir, &config, &specs, false).unwrap();
     for spec in &specs {
         writer.tensor(&spec.name, &vec![0.5; spec.shape.iter().product()]).unwrap();
     }
     writer.finish().unwrap();
     // Most tests change the weights, and look for another error than that of the digest.
-    remove_card(dir.path());
-    dir
+    remove_card(dir);
 }
 
 fn open(dir: &Path) -> Result<()> {

@@ -114,12 +114,12 @@ fn a_wrong_tensor_or_file_is_named() {
 fn settings_that_do_not_suit_the_model_are_rejected() {
     let folder = folder("llama");
     let longer = Settings { max_symbols: Some(257), ..settings() };
-    let expected = "--max-symbols: 257 is out of bounds: at most 256: the checkpoint's max_position_embeddings";
+    let expected = "--max-symbols: expected at most 256 (the checkpoint's max_position_embeddings), found 257";
     assert_eq!(message(&folder, &longer), expected);
     let int8 = message(&folder, &Settings { dtype: Dtype::Int8, ..settings() });
-    assert_eq!(int8, "--dtype: int8 is out of bounds: f32: a Hugging Face model computes in f32");
+    assert_eq!(int8, "--dtype: expected f32 (a Hugging Face model computes in f32), found int8");
     if !cfg!(feature = "cuda") {
         let cuda = message(&folder, &Settings { device: DeviceChoice::Cuda(1), ..settings() });
-        assert_eq!(cuda, "--device: cuda:1 is out of bounds: cpu: this binary was built without the feature cuda");
+        assert_eq!(cuda, "--device: expected cpu (this binary was built without the feature cuda), found cuda:1");
     }
 }

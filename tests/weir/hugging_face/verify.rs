@@ -23,7 +23,7 @@ fn the_command_verifies_each_architecture() {
     let ids = ["7"; 17].join(",");
     let (code, out, error) = run(&["--model", folder.to_str().unwrap(), "--ids", &ids]);
     let expected =
-        "text: 17 symbols is more than the limit of 16: candle-transformers computes no window as transformers does";
+        "text: expected at most 16 symbols (candle-transformers computes no window as transformers does), found 17";
     assert!(code == 1 && out.is_empty() && error.contains(expected), "{error}");
 }
 

@@ -87,7 +87,10 @@ fn the_longest_text_is_accepted_and_one_more_symbol_rejected() {
     for command in ["score", "generate"] {
         let long = format!("{text},9");
         let message = weir(&[command, "--model", converted(), "--ids", &long]).unwrap_err();
-        assert!(message.contains("256 characters is more than the limit of 255"), "{message}");
+        assert!(
+            message.contains("expected at most 255 characters (the checkpoint learned no more positions), found 256"),
+            "{message}"
+        );
     }
     let message = weir(&["score", "--model", converted(), "--ids", "9", "--max-symbols", "256"]).unwrap_err();
     assert!(message.contains("at most 255: no more positions were learned"), "{message}");

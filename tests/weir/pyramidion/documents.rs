@@ -205,13 +205,16 @@ fn invalid_input_is_rejected_and_does_not_change_the_encoding() {
     let model = shape.model(Dtype::F32);
     let mut encoding = encoder(&*model).open();
     let message = |result: Result<(), Error>| result.unwrap_err().to_string();
-    assert_eq!(message(encoding.close()), "document: no tokens is out of bounds: at least one");
+    assert_eq!(message(encoding.close()), "document: expected at least one token, found none");
     let long = vec![5; SOURCE + 1];
-    assert_eq!(message(encoding.push(&long)), "document: 1281 tokens is more than the limit of 1280");
+    assert_eq!(message(encoding.push(&long)), "document: expected at most 1280 tokens, found 1281");
     assert!(message(encoding.push(&[5, 37])).starts_with("document: id 37 (the vocabulary has 37 symbols) at"));
     assert_eq!(encoding.tokens(), 0);
     encoding.push(&[1, 1]).unwrap();
-    assert!(message(encoding.close()).starts_with("document: nothing but padding"));
+    assert!(
+        message(encoding.close())
+            .starts_with("document: expected at least one token other than padding, found only padding")
+    );
     encoding.push(&long[..SOURCE - 2]).unwrap();
     assert!(encoding.push(&[5]).is_err());
     encoding.close().unwrap();

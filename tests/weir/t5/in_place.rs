@@ -83,7 +83,7 @@ fn commands_take_a_folder() {
     assert_eq!(served["hypotheses"][0]["ids"], json!(expected), "{served}");
     let (ok, _, refused) =
         weir(&[&summarize[..], &["t5_v10", "--server", &address, "--repetition-penalty", "0"]].concat());
-    assert!(!ok && refused.contains("--repetition-penalty: 0 is out of bounds: 0.01 to 100"), "{refused}");
+    assert!(!ok && refused.contains("--repetition-penalty: expected 0.01 to 100, found 0"), "{refused}");
     let (ok, _, refused) = weir(&[&summarize[..], &[folder, "--early-stopping", "sometimes"]].concat());
     assert!(!ok && refused.contains("one of true, false, never"), "{refused}");
     // a digest in a card is compared

@@ -63,7 +63,7 @@ fn inputs_that_cannot_be_verified_are_refused() {
         assert!(code != 0 && out.is_empty() && error.contains(why), "{out}{error}");
     };
     let long = vec!["1"; 4097].join(",");
-    refused(&["--model", model, "--ids", &long], "text: 4097 symbols is more than the limit of 4096: the reference");
+    refused(&["--model", model, "--ids", &long], "text: expected at most 4096 symbols (the reference");
     refused(&["--model", model, "--ids", "99"], "id 99");
     refused(
         &["--model", model, "--ids", "1,2", "--target-ids", "1"],

@@ -321,7 +321,7 @@ async fn messages_that_decode_to_far_more_are_refused() {
     };
     let infer = "/inference.GRPCInferenceService/ModelInfer";
     let message = refused(infer, inputs(60_000), Code::OutOfRange).await;
-    assert!(message.starts_with("the decoded message: more than "), "{message}");
+    assert!(message.starts_with("the decoded message: expected at most "), "{message}");
     // Each field takes time, also if it is unknown.
     let unknown = http2_frames::message(&[0xf8, 0x07, 0].repeat(1 << 20));
     // Each byte is a number, which takes eight in memory.
@@ -332,10 +332,10 @@ async fn messages_that_decode_to_far_more_are_refused() {
         [(infer, inputs(1 << 20)), (infer, shapes), (GENERATE, stops(1 << 20)), (GENERATE, unknown.clone())];
     for (path, body) in long_lists {
         let message = refused(path, body, Code::InvalidArgument).await;
-        assert!(message.starts_with("message: more than 65536 fields"), "{message}");
+        assert!(message.starts_with("message: expected at most 65536 fields"), "{message}");
     }
     let message = refused("/grpc.health.v1.Health/Check", unknown, Code::OutOfRange).await;
-    assert!(message.starts_with("the message: more than 4096 bytes"), "{message}");
+    assert!(message.starts_with("the message: expected at most 4096 bytes"), "{message}");
     server.answer(prompt("a")).await.unwrap();
     server.at_rest().await;
 }

@@ -68,7 +68,7 @@ async fn calls_have_a_limited_number_of_headers() {
         assert_eq!(status.as_ref().map_or(Code::Ok, Status::code), expected, "{count} headers: {status:?}");
         if let Some(status) = status {
             assert_eq!(reason(&status), "TOO_LONG");
-            assert_eq!(status.message(), "headers: more than 100 headers, which is the limit");
+            assert_eq!(status.message(), "headers: expected at most 100 headers, found more");
         }
     }
     server.at_rest().await;

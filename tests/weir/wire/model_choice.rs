@@ -62,7 +62,7 @@ async fn a_call_that_several_models_can_answer_needs_a_name() {
     assert_eq!(reason(&refused), "BAD_OPTION");
     let violation = details(&refused).bad_request().unwrap().field_violations[0].clone();
     assert_eq!(violation.field, "model");
-    assert!(refused.message().ends_with("one of one, other"), "{}", refused.message());
+    assert!(refused.message().ends_with("expected one of one, other, found no name"), "{}", refused.message());
     // Only one of the two splits texts into segments.
     generation.segment(SegmentRequest { text: "a b".into(), ..Default::default() }).await.unwrap();
     SummarizationClient::new(server.channel.clone()).summarize(summarize()).await.unwrap();

@@ -73,7 +73,7 @@ macro_rules! reflects {
             let mut answers = client.server_reflection_info(long).await.unwrap().into_inner();
             let refused = answers.next().await.unwrap().unwrap_err();
             assert_eq!(refused.code(), tonic::Code::OutOfRange);
-            assert_eq!(refused.message(), "the message: more than 4096 bytes, which is the limit");
+            assert_eq!(refused.message(), "the message: expected at most 4096 bytes, found more");
         }
     };
 }

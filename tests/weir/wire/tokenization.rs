@@ -172,11 +172,11 @@ async fn texts_are_refused_by_bytes() {
         let request = v1::GenerateRequest { prompt, stopping: stopping(), ..Default::default() };
         let status = GenerationClient::new(server.channel.clone()).generate(request).await.unwrap_err();
         assert_eq!(status.code(), Code::InvalidArgument);
-        assert_eq!(status.message(), "prompt: more than 64000 bytes, which is the limit");
+        assert_eq!(status.message(), "prompt: expected at most 64000 bytes, found more");
     }
     let stop = v1::Stopping { stop: vec!["a".repeat(1 << 20)], ..Default::default() };
     let request = v1::GenerateRequest { prompt: "a".into(), stopping: Some(stop), ..Default::default() };
     let status = GenerationClient::new(server.channel.clone()).generate(request).await.unwrap_err();
-    assert!(status.message().starts_with("stopping.stop[0]: 1048576 bytes is more than"), "{status}");
+    assert!(status.message().starts_with("stopping.stop[0]: expected at most "), "{status}");
     server.at_rest().await;
 }

@@ -29,9 +29,9 @@ class Retry:
 
     def __post_init__(self) -> None:
         if self.attempts < 1:
-            raise ValueError(f"attempts: {self.attempts} is out of bounds: at least 1")
+            raise ValueError(f"attempts: expected at least 1, found {self.attempts}")
         if not 0 <= self.first_delay <= self.longest_delay:
-            raise ValueError(f"first_delay: {self.first_delay} is out of bounds: 0 to longest_delay ({self.longest_delay})")
+            raise ValueError(f"first_delay: expected 0 to longest_delay ({self.longest_delay}), found {self.first_delay}")
 
 
 class Attempts:

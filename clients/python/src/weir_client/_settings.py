@@ -76,7 +76,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.affinity_chars is not None and self.affinity_chars < 1:
-            raise ValueError(f"affinity_chars: {self.affinity_chars} is out of bounds: at least 1")
+            raise ValueError(f"affinity_chars: expected at least 1, found {self.affinity_chars}")
         if self.address.startswith("http://") and self.tls is not None:
             raise ValueError(f"address: {self.address} is not encrypted, but tls is set")
 

@@ -118,10 +118,10 @@ async fn oversized_lists_are_refused() {
     let lists = format!("{{\"x\": [{}[]]}}", "[],".repeat(300_000));
     let tensor = request("", &[text("text_input", "a"), text("sampling_parameters", &lists)]);
     for (request, start) in [
-        (outputs, "outputs: 1000 is out of bounds: at most 6"),
-        (parameters, "parameters: 1000 is out of bounds: at most 64"),
-        (long_parameter, "parameters: 10485"),
-        (tensor, "sampling_parameters: 900"),
+        (outputs, "outputs: expected at most 6, found 1000"),
+        (parameters, "parameters: expected at most 64, found 1000"),
+        (long_parameter, "parameters: expected at most "),
+        (tensor, "sampling_parameters: expected at most "),
     ] {
         let status = client(&server).model_infer(request).await.unwrap_err();
         assert_eq!(status.code(), Code::InvalidArgument);

@@ -1,0 +1,59 @@
+//! The likely cause of a server certificate that the client does not accept, and what to do.
+
+use std::{error::Error, io};
+use tokio_rustls::rustls;
+
+/// Returns the likely cause if `error`, or an error that caused it, is about the server's certificate.
+pub(super) fn certificate_hint(error: &(dyn Error + 'static)) -> Option<&'static str> {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        if let Some(rustls::Error::InvalidCertificate(why)) = error.downcast_ref() {
+            return Some(hint(why));
+        }
+        // An I/O error's source is that of the error that it wraps.
+        let wrapped = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+        next = wrapped.map(|wrapped| wrapped as &(dyn Error + 'static)).or_else(|| error.source());
+    }
+    None
+}
+
+fn hint(error: &rustls::CertificateError) -> &'static str {
+    use rustls::CertificateError::{
+        BadSignature, Expired, ExpiredContext, NotValidForName, NotValidForNameContext, NotValidYet,
+        NotValidYetContext, Other, UnknownIssuer,
+    };
+    match error {
+        // A bad signature: another authority of the same name signed it.
+        UnknownIssuer | BadSignature => {
+            "no authority in the file of --tls-ca signed the server's certificate: give the certificate of the one that did"
+        }
+        NotValidForName | NotValidForNameContext { .. } => {
+            "the server's certificate does not list this host: use a name or an address that it lists"
+        }
+        Expired | ExpiredContext { .. } => "the server's certificate has expired: the server needs a new one",
+        NotValidYet | NotValidYetContext { .. } => {
+            "the server's certificate is not valid yet: are the clocks of both machines right?"
+        }
+        Other(error) if error.0.downcast_ref() == Some(&webpki::Error::CaUsedAsEndEntity) => {
+            "the server uses the certificate of an authority, which may only sign others: sign one for the server with it"
+        }
+        _ => "the server's certificate is not accepted",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustls::CertificateError;
+
+    #[test]
+    fn wrapped_errors_are_found() {
+        let wrapped = |error: rustls::Error| io::Error::other(io::Error::new(io::ErrorKind::InvalidData, error));
+        let shown = |error: CertificateError| certificate_hint(&wrapped(error.into()));
+        assert!(shown(CertificateError::UnknownIssuer).unwrap().contains("--tls-ca"));
+        assert!(shown(CertificateError::NotValidForName).unwrap().contains("does not list this host"));
+        assert!(shown(CertificateError::BadEncoding).unwrap().ends_with("is not accepted"));
+        assert_eq!(certificate_hint(&wrapped(rustls::Error::HandshakeNotComplete)), None);
+        assert_eq!(certificate_hint(&io::Error::other("refused")), None);
+    }
+}

@@ -1,0 +1,232 @@
+//! Mistakes of a new user, in one table, `table.txt`: what the user typed, and the exact message.
+//!
+//! Every row runs the built program, or sends a request as curl does, in a folder of its own. The table is read when the test runs.
+//! In a row, `{grpc}` and its like stand for addresses, and `…` in a message for text that depends on the system or on the build.
+#![cfg(unix)]
+
+use super::{
+    certificates::Certificates,
+    hostile_checkpoints::write_valid,
+    process::Server,
+    summaries::write_random_model,
+    support::{converted, lslm_converted},
+};
+use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair, SanType};
+use serde_json::Value;
+use std::{
+    fs,
+    io::{Read, Write},
+    net::{TcpListener, TcpStream},
+    path::Path,
+    process::Command,
+};
+use tempfile::TempDir;
+
+mod given;
+
+const KEY: &str = "key-of-the-test-0123456789";
+
+/// A row of the table.
+struct Mistake<'a> {
+    /// The folder in which the user types, by its name in [`given::ALL`]; empty for one that is as it should be.
+    given: &'a str,
+    typed: &'a str,
+    message: &'a str,
+}
+
+/// Returns the rows: paragraphs of an optional line `given …`, a line `$ …` and the message. Lines that begin with `#` are comments.
+fn rows(table: &str) -> Vec<Mistake<'_>> {
+    let paragraphs = table.split("\n\n").map(str::trim);
+    paragraphs.filter(|paragraph| !paragraph.starts_with('#')).map(row).collect()
+}
+
+fn row(paragraph: &str) -> Mistake<'_> {
+    let (given, rest) = match paragraph.strip_prefix("given ") {
+        Some(paragraph) => paragraph.split_once('\n').unwrap(),
+        None => ("", paragraph),
+    };
+    let (typed, message) = rest.strip_prefix("$ ").expect(rest).split_once('\n').expect(rest);
+    Mistake { given, typed, message }
+}
+
+/// The servers that the rows call.
+struct Servers {
+    /// Two models that continue text and one that summarizes, over gRPC and HTTP.
+    open: Server,
+    http: String,
+    /// TLS and keys.
+    tls: Server,
+    /// A server that uses the certificate of an authority.
+    authority: Server,
+    certificates: Certificates,
+    /// An address at which no server listens.
+    free: String,
+    _folder: TempDir,
+}
+
+impl Servers {
+    fn start() -> Self {
+        let folder = TempDir::new().unwrap();
+        let summarizer = write_random_model(folder.path());
+        let models = [converted("whitespaces"), lslm_converted("byte_vocab"), summarizer.into()];
+        let mut flags = vec!["--http-listen", "127.0.0.1:0", "--threads", "1", "--calibration-milliseconds", "0"];
+        let common = flags[2..].to_vec();
+        for model in &models {
+            flags.extend(["--model", model.to_str().unwrap()]);
+        }
+        let certificates = Certificates::new();
+        write_authority(&certificates);
+        certificates.write("key", &format!("{KEY}\n"));
+        let keys = certificates.write("keys", &format!("tester:{KEY}\n"));
+        let path = |name: &str| certificates.path(name).to_str().unwrap().to_owned();
+        let encrypted = |cert: &str, key: &str, more: &[&str]| {
+            let model = ["--model", models[0].to_str().unwrap()];
+            let files = ["--tls-cert", &path(cert), "--tls-key", &path(key)];
+            Server::start(&[&common[..], &model, &files, more].concat())
+        };
+        let tls = encrypted("server.pem", "server.key", &["--api-keys", keys.to_str().unwrap()]);
+        let authority = encrypted("authority.pem", "authority.key", &[]);
+        let open = Server::start(&flags);
+        let http = open.program.wait_for_line("completions over HTTP on ");
+        let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+        Self { open, http, tls, authority, certificates, free, _folder: folder }
+    }
+
+    /// Replaces the names of addresses.
+    fn filled(&self, text: &str) -> String {
+        let grpc = self.open.address.to_string();
+        let tls = self.tls.address.to_string();
+        let authority = self.authority.address.to_string();
+        let names = [
+            ("{grpc}", &grpc),
+            ("{http}", &self.http),
+            ("{tls}", &tls),
+            ("{authority}", &authority),
+            ("{free}", &self.free),
+        ];
+        names.iter().fold(text.to_owned(), |text, (name, address)| text.replace(name, address))
+    }
+
+    /// Types a command line in a new folder. Returns the message.
+    fn message(&self, mistake: &Mistake<'_>) -> String {
+        let folder = TempDir::new().unwrap();
+        for name in ["ca.pem", "server.pem", "server.key", "authority.pem", "key"] {
+            fs::copy(self.certificates.path(name), folder.path().join(name)).unwrap();
+        }
+        write_valid(&folder.path().join("model"));
+        if let Some(given) = given::ALL.iter().find(|given| given.name == mistake.given) {
+            (given.change)(folder.path());
+        }
+        let words = split(&self.filled(mistake.typed));
+        match words.split_first().map(|(program, words)| (program.as_str(), words)) {
+            Some(("weir", words)) => weir(folder.path(), words),
+            Some(("curl", words)) => curl(words),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// Writes an authority's certificate that a server could use, and its key.
+fn write_authority(certificates: &Certificates) {
+    let mut params = CertificateParams::default();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.subject_alt_names = vec![SanType::IpAddress([127, 0, 0, 1].into())];
+    let key = KeyPair::generate().unwrap();
+    certificates.write("authority.pem", &params.self_signed(&key).unwrap().pem());
+    certificates.write("authority.key", &key.serialize_pem());
+}
+
+/// Splits a command line at spaces outside of single quotes.
+fn split(line: &str) -> Vec<String> {
+    let mut words = vec![String::new()];
+    for (index, part) in line.split('\'').enumerate() {
+        let mut pieces = if index % 2 == 0 { part.split(' ').collect() } else { vec![part] }.into_iter();
+        words.last_mut().unwrap().push_str(pieces.next().unwrap());
+        words.extend(pieces.map(str::to_owned));
+    }
+    words
+}
+
+/// Runs a command that must fail. Returns its message without the line that states where the model runs.
+fn weir(folder: &Path, words: &[String]) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
+    let output = command.args(words).current_dir(folder).env_clear().env("WEIR_DATA", "data").output().unwrap();
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && output.stdout.is_empty(), "{words:?}: {message}");
+    let lines = message.lines().filter(|line| !line.is_empty() && !line.starts_with("weir: running "));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// Sends a request with these options of curl: `-H`, `-d` and `--json`. Returns the message in the response.
+fn curl(words: &[String]) -> String {
+    let (url, options) = words.split_first().unwrap();
+    let (address, path) = url.split_once('/').unwrap();
+    let mut headers = String::new();
+    let mut body = "";
+    for option in options.chunks(2) {
+        let value = option[1].as_str();
+        match option[0].as_str() {
+            "-H" => headers += &format!("{value}\r\n"),
+            "-d" => (headers, body) = (headers + "Content-Type: application/x-www-form-urlencoded\r\n", value),
+            "--json" => (headers, body) = (headers + "Content-Type: application/json\r\n", value),
+            other => panic!("{other}"),
+        }
+    }
+    if !headers.contains("Host: ") {
+        headers += &format!("Host: {address}\r\n");
+    }
+    let method = if body.is_empty() { "GET" } else { "POST" };
+    let mut stream = TcpStream::connect(address).unwrap();
+    let length = body.len();
+    let head = format!("{method} /{path} HTTP/1.1\r\nConnection: close\r\nContent-Length: {length}\r\n{headers}\r\n");
+    stream.write_all(format!("{head}{body}").as_bytes()).unwrap();
+    let mut response = String::new();
+    stream.read_to_string(&mut response).unwrap();
+    let (_, body) = response.split_once("\r\n\r\n").unwrap();
+    let message = serde_json::from_str::<Value>(body).ok();
+    let message = message.and_then(|body| body["error"]["message"].as_str().map(str::to_owned));
+    message.unwrap_or_else(|| body.trim_end().to_owned())
+}
+
+/// Returns true if `text` is `pattern`, in which `…` stands for any text.
+fn is_like(text: &str, pattern: &str) -> bool {
+    let mut parts = pattern.split('…');
+    let Some(mut rest) = text.strip_prefix(parts.next().unwrap()) else { return false };
+    let Some(last) = pattern.contains('…').then(|| parts.next_back().unwrap()) else { return rest.is_empty() };
+    for part in parts {
+        match rest.split_once(part) {
+            Some((_, behind)) => rest = behind,
+            None => return false,
+        }
+    }
+    rest.ends_with(last)
+}
+
+#[test]
+fn every_mistake_has_its_message() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/weir/mistakes/table.txt");
+    let table = fs::read_to_string(file).unwrap();
+    let rows = rows(&table);
+    let is_known = |row: &Mistake<'_>| row.given.is_empty() || given::ALL.iter().any(|given| given.name == row.given);
+    // A row for Hugging Face models needs the feature.
+    assert!(rows.iter().filter(|row| !is_known(row)).count() <= usize::from(!cfg!(feature = "candle")));
+    assert!(given::ALL.iter().all(|given| rows.iter().any(|row| row.given == given.name)), "every folder is used");
+    assert!(rows.len() >= 25, "{}", rows.len());
+    let servers = Servers::start();
+    let mut wrong = String::new();
+    for row in rows.iter().filter(|row| is_known(row)) {
+        let message = servers.message(row);
+        let expected = servers.filled(row.message);
+        if !is_like(&message, &expected) {
+            wrong += &format!("{}\n$ {}\n{expected}\nis not\n{message}\n\n", row.given, row.typed);
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+}
+
+#[test]
+fn patterns_and_words() {
+    assert!(is_like("abc", "abc") && is_like("abc", "a…c") && is_like("abcabc", "…bc") && is_like("abc", "…"));
+    assert!(!is_like("abcd", "abc") && !is_like("abc", "b…") && !is_like("abc", "a…b") && !is_like("abc", "abc…c"));
+    assert_eq!(split("weir score --text 'a  b' c"), ["weir", "score", "--text", "a  b", "c"]);
+}

@@ -86,10 +86,10 @@ async fn invalid_inferences_are_refused_with_a_text() {
     hot["parameters"]["temperature"] = (-1).into();
     for (path, body, status, start) in [
         ("/v2/models/nobody/infer", request("a", &[]), 404, "unknown model \"nobody\""),
-        ("/v2/models/fake/versions/2/infer", request("a", &[]), 400, "model_version: \"2\""),
-        ("/v2/models/fake/infer", wrong_type, 400, "text_input: the datatype \"INT32\""),
-        ("/v2/models/fake/infer", stream, 400, "stream: true"),
-        ("/v2/models/fake/infer", hot, 400, "temperature: -1"),
+        ("/v2/models/fake/versions/2/infer", request("a", &[]), 400, "model_version: expected "),
+        ("/v2/models/fake/infer", wrong_type, 400, "text_input: expected the datatype BYTES, found \"INT32\""),
+        ("/v2/models/fake/infer", stream, 400, "stream: expected false"),
+        ("/v2/models/fake/infer", hot, 400, "temperature: expected 0 to 100, found -1"),
         ("/v2/models/fake/infer", request("X", &[]), 400, "text_input: "),
         ("/v2/models/fake/infer", json!({}), 400, "inputs: "),
         ("/v2/models/fake/infer", json!({ "inputs": [{}] }), 400, "the body: inputs[0]"),

@@ -68,7 +68,7 @@ async fn a_single_request_fails_with_a_status() {
     let status = client(&server).model_infer(unknown).await.unwrap_err();
     assert_eq!((status.code(), reason(&status).as_str()), (Code::NotFound, "UNKNOWN_MODEL"));
     let version = ModelInferRequest { model_version: "2".into(), ..request("", &[text("text_input", "a")]) };
-    assert!(client(&server).model_infer(version).await.unwrap_err().message().starts_with("model_version: \"2\""));
+    assert!(client(&server).model_infer(version).await.unwrap_err().message().starts_with("model_version: expected "));
     server.at_rest().await;
 }
 

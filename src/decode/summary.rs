@@ -147,13 +147,13 @@ impl Summarize {
     /// Fails if an option is set that fairseq's search does not have.
     fn check_fairseq(&self) -> Result<()> {
         if let Some(early_stopping) = self.early_stopping {
-            let bound = "no value: this model's search follows fairseq, which always stops at once";
+            let bound = "no value (this model's search follows fairseq, which always stops at once)";
             return Err(bad("options.early_stopping", early_stopping.name(), bound.into()));
         }
         let searched = self.repetition_penalty.filter(|penalty| *penalty != 1.0 && self.sampling.is_none());
         match searched {
             Some(penalty) => {
-                let bound = "1: this model's search follows fairseq, which has no such penalty. Sampling has one";
+                let bound = "1 (this model's search follows fairseq, which has no such penalty; sampling has one)";
                 Err(bad("options.repetition_penalty", penalty, bound.into()))
             }
             None => Ok(()),
@@ -355,7 +355,7 @@ mod tests {
         let message = refused(request.clone());
         assert!(message.starts_with("options.early_stopping: expected no value"), "{message}");
         let message = refused(Summarize { early_stopping: None, ..request.clone() });
-        assert!(message.starts_with("options.repetition_penalty: expected 1: "), "{message}");
+        assert!(message.starts_with("options.repetition_penalty: expected 1 ("), "{message}");
         let sampling = Some(Sampling::default());
         let sampled = self::plan(&Summarize { early_stopping: None, sampling, ..request });
         assert!(sampled.is_ok(), "{sampled:?}");

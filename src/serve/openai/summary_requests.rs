@@ -42,7 +42,7 @@ impl CompletionRequest {
         let all = if self.prompt.0.is_empty() { std::slice::from_ref(&empty) } else { &self.prompt.0[..] };
         let messages = |prompt: &Prompt| match prompt {
             Prompt::Text(text) => Ok(call_messages(options.clone(), text)),
-            Prompt::Ids(_) => Err(Error::bad_option("prompt", "token ids", "a text: this model summarizes texts")),
+            Prompt::Ids(_) => Err(Error::bad_option("prompt", "token ids", "a text (this model summarizes texts)")),
         };
         all.iter().map(messages).collect()
     }
@@ -83,7 +83,7 @@ impl CompletionRequest {
             ("stop", self.stop.0.first().map(|stop| quoted(stop))),
         ] {
             if let Some(found) = found {
-                return Err(Error::bad_option(field, found, "no value: this model summarizes the prompt"));
+                return Err(Error::bad_option(field, found, "no value (this model summarizes the prompt)"));
             }
         }
         Ok(())

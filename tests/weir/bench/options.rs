@@ -70,7 +70,7 @@ fn options_out_of_bounds_are_named_with_the_bound() {
     assert_eq!(refusal(over, 1, 1), format!("--symbols: expected at most {limit} characters, found {over}"));
     assert_eq!(refusal(1, 0, 1), format!("--chunk: expected 1 to {limit}, found 0"));
     assert_eq!(refusal(1, 1, 0), "--runs: expected 1 to 10000, found 0");
-    assert!(compare::check(0).unwrap_err().to_string().contains("--pairs: 0"));
+    assert!(compare::check(0).unwrap_err().to_string().starts_with("--pairs: expected "));
 }
 
 /// Numeric flags out of bounds are refused with flag, value and bounds, negative numbers included.
@@ -125,6 +125,6 @@ fn kernel_benchmarks_that_exceed_memory_are_refused() {
         (refusal(&[Dtype::Int8], 2000, free), refusal(&[Dtype::Bf16, Dtype::Int8], 1000, free)),
         Default::default()
     );
-    assert!(refusal(&[Dtype::Int8], 2001, free).contains("at most 2000: "));
-    assert!(refusal(&[Dtype::Bf16], 65_536, 0).contains("at most 0 ("));
+    assert!(refusal(&[Dtype::Int8], 2001, free).contains("at most 2000 ("));
+    assert!(refusal(&[Dtype::Bf16], 65_536, 0).contains("at most 0: "));
 }

@@ -88,12 +88,12 @@ fn the_longest_text_is_accepted_and_one_more_symbol_rejected() {
         let long = format!("{text},9");
         let message = weir(&[command, "--model", converted(), "--ids", &long]).unwrap_err();
         assert!(
-            message.contains("expected at most 255 characters (the checkpoint learned no more positions), found 256"),
+            message.contains("expected at most 255 characters (no more positions were learned), found 256"),
             "{message}"
         );
     }
     let message = weir(&["score", "--model", converted(), "--ids", "9", "--max-symbols", "256"]).unwrap_err();
-    assert!(message.contains("at most 255: no more positions were learned"), "{message}");
+    assert!(message.contains("at most 255 (no more positions were learned)"), "{message}");
     let prompt = list(&ids[1..251]);
     let args = ["generate", "--json", "--model", converted(), "--max-chars", "100", "--ids", &prompt];
     let output = weir(&args).unwrap();

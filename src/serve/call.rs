@@ -8,6 +8,7 @@ use std::{
     sync::Arc,
     time::Instant,
 };
+use tokio_util::sync::CancellationToken;
 use tonic::{
     body::Body,
     codegen::http::{HeaderMap, Request},
@@ -78,6 +79,8 @@ pub(crate) struct Peer {
     pub(crate) certificate: Option<Arc<str>>,
     /// The API keys that calls of the connection have used.
     pub(crate) used_keys: UsedKeys,
+    /// Closes the connection once it is cancelled.
+    pub(crate) close: CancellationToken,
 }
 
 /// The client of a call. Kinds never collide: an API key may be named like an address.

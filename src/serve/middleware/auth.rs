@@ -140,7 +140,12 @@ mod tests {
 
     fn peer(certificate: Option<&str>) -> Peer {
         let address = Some("[::ffff:10.1.2.3]:99".parse().unwrap());
-        Peer { address, certificate: certificate.map(Into::into), used_keys: UsedKeys::default() }
+        Peer {
+            address,
+            certificate: certificate.map(Into::into),
+            used_keys: UsedKeys::default(),
+            close: CancellationToken::new(),
+        }
     }
 
     #[tokio::test]
@@ -151,7 +156,8 @@ mod tests {
         assert_eq!(principal(true, path, Some(&bearer), peer(Some("app"))).await, named("key:alice"));
         assert_eq!(principal(false, path, Some(&bearer), peer(Some("app"))).await, named("certificate:app"));
         assert_eq!(principal(false, path, None, peer(None)).await, named("address:10.1.2.3"));
-        let unknown = Peer { address: None, certificate: None, used_keys: UsedKeys::default() };
+        let unknown =
+            Peer { address: None, certificate: None, used_keys: UsedKeys::default(), close: CancellationToken::new() };
         assert_eq!(principal(false, path, None, unknown).await, named(""));
     }
 

@@ -157,7 +157,8 @@ impl Handshaker {
         match prepared {
             Ok(Ok((stream, certificate, begun))) => {
                 let open = OpenConnection::open(place)?;
-                let peer = Peer { address: Some(address), certificate, used_keys: UsedKeys::default() };
+                let close = open.close().clone();
+                let peer = Peer { address: Some(address), certificate, used_keys: UsedKeys::default(), close };
                 Some(Connection { stream: Adapted { stream, adapter: BeginningReplay { unread: begun } }, peer, open })
             }
             Ok(Err(error)) => {

@@ -48,6 +48,8 @@ pub(crate) struct OpenConnection {
     calls: watch::Sender<usize>,
     /// Cancelled when responses must end, because the connection closes soon.
     ending: CancellationToken,
+    /// Cancelled to close the connection.
+    close: CancellationToken,
 }
 
 /// A connection of hyper's servers, for HTTP/1.1 or HTTP/2.
@@ -66,7 +68,13 @@ impl OpenConnection {
     /// Opens a connection after its handshake. Returns `None` if it was evicted meanwhile.
     pub(crate) fn open(place: ConnectionPlace) -> Option<Self> {
         let admission = place.open()?;
-        Some(Self { place: Arc::new(place), admission, calls: watch::Sender::new(0), ending: CancellationToken::new() })
+        Some(Self {
+            place: Arc::new(place),
+            admission,
+            calls: watch::Sender::new(0),
+            ending: CancellationToken::new(),
+            close: CancellationToken::new(),
+        })
     }
 
     /// True if the connection may only check health.
@@ -77,6 +85,11 @@ impl OpenConnection {
     /// Is cancelled when responses must end, because the connection closes soon.
     pub(crate) fn ending(&self) -> &CancellationToken {
         &self.ending
+    }
+
+    /// Closes the connection once it is cancelled.
+    pub(crate) fn close(&self) -> &CancellationToken {
+        &self.close
     }
 
     /// Counts a call until the returned value is dropped.
@@ -100,6 +113,7 @@ impl OpenConnection {
             biased;
             result = connection.as_mut() => return result,
             () = self.evicted() => End::Evicted,
+            () = self.close.cancelled() => End::Evicted,
             () = idle_for(self.calls.subscribe(), limits.idle) => End::Idle,
             () = aged(limits.age, self.place.number()) => End::Aged,
             () = closing.cancelled() => End::ServerCloses,

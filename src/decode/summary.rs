@@ -104,7 +104,8 @@ impl Summarize {
         let token_limit = limits.targets.saturating_sub(1);
         // fairseq ranks 2 · beam continuations, so the vocabulary must have as many
         let beams = SummaryLimits::BEAM.min(rows).min(card.vocabulary.len().saturating_sub(1) / 2).max(1);
-        let beam = self.beam.unwrap_or_else(|| defaults.beam.min(beams));
+        let hypotheses = self.hypotheses.unwrap_or(1);
+        let beam = self.beam.unwrap_or_else(|| defaults.beam.max(hypotheses).min(beams));
         within("options.beam_size", beam, 1..=beams)?;
         let max_tokens = match (self.max_tokens, self.min_tokens) {
             (Some(max), _) => max,
@@ -120,7 +121,6 @@ impl Summarize {
         }
         let length_penalty = self.length_penalty.unwrap_or(defaults.length_penalty);
         within("options.length_penalty", length_penalty, -SummaryLimits::PENALTY..=SummaryLimits::PENALTY)?;
-        let hypotheses = self.hypotheses.unwrap_or(1);
         within("options.hypotheses", hypotheses, 1..=beam)?;
         if let Some(sampling) = &self.sampling {
             sampling.validate(card)?;
@@ -327,8 +327,10 @@ mod tests {
         assert!(error(Summarize { no_repeat_ngram: Some(1), ..none() }).ends_with("found 1"));
         let penalty = Summarize { length_penalty: Some(f32::NAN), ..none() };
         assert!(error(penalty).starts_with("options.length_penalty: expected "));
-        let many = Summarize { hypotheses: Some(4), ..none() };
+        let many = Summarize { beam: Some(3), hypotheses: Some(4), ..none() };
         assert_eq!(error(many), "options.hypotheses: expected 1 to 3, found 4");
+        let beam = |hypotheses| Summarize { hypotheses: Some(hypotheses), ..none() }.plan(&card(20), &limits(), 8);
+        assert_eq!(beam(5).unwrap().rules.beam, 5, "the default is wide enough");
         let penalty = Summarize { repetition_penalty: Some(0.0), ..none() };
         assert_eq!(error(penalty), "options.repetition_penalty: expected 0.01 to 100, found 0");
     }

@@ -21,7 +21,7 @@ pub fn completion_request(data: &[u8]) {
     if let Ok(requests) = request.generate_requests() {
         requests.for_each(grpc::fuzzing::generate);
     }
-    let summaries = request.summarize_requests("model", 4).unwrap_or_default();
+    let summaries = request.summarize_requests("model").unwrap_or_default();
     summaries.into_iter().flatten().for_each(grpc::fuzzing::summarize);
 }
 

@@ -43,7 +43,7 @@ async fn handle(state: ApiState, client: &ClientContext, request: Request) -> Re
     let tenant = Arc::clone(&body.tenant);
     let request = state.parse(body, |bytes| CompletionRequest::parse(bytes, "the body")).await?;
     if let Some(engine) = summary_completions::summarizer(state.monitor.engines(), request.model.as_deref())? {
-        return summary_completions::handle(&state, client, &request, &engine, &tenant).await;
+        return summary_completions::handle(&state, client, request, &engine, &tenant).await;
     }
     let completion = Completion::start(&state, client, &request).await?;
     if !request.wants_stream() {

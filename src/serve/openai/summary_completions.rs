@@ -53,15 +53,17 @@ pub(super) fn summarizer(engines: &Engines, name: Option<&str>) -> Result<Option
 pub(super) async fn handle(
     state: &ApiState,
     client: &ClientContext,
-    request: &CompletionRequest,
+    request: CompletionRequest,
     engine: &Lease,
     tenant: &Arc<str>,
 ) -> Result<Response, ApiError> {
-    let completion = SummaryCompletion::start(state, client, request, engine).await;
+    let completion = SummaryCompletion::start(state, client, &request, engine).await;
     let completion = completion.map_err(|error| error.renamed(&FIELDS))?;
     if request.wants_stream() {
         return Ok(sse::response(SummaryCompletionEvents { completion, options: request.stream_options() }));
     }
+    // Its texts need not wait for the summaries.
+    drop(request);
     completion.collect(&state.services, tenant).await.map_err(|error| error.renamed(&FIELDS))
 }
 
@@ -110,7 +112,7 @@ impl SummaryCompletion {
         let limits: &DocumentLimits = engine.document_limits().ok_or_else(missing)?;
         let mut service = SummarizationClient::new(state.services.calls.clone()).max_decoding_message_size(usize::MAX);
         let mut streams = StreamMap::new();
-        for (index, messages) in request.summarize_requests(name, limits.generation.beam)?.into_iter().enumerate() {
+        for (index, messages) in request.summarize_requests(name)?.into_iter().enumerate() {
             let response = service.summarize(client.call(tokio_stream::iter(messages))).await?;
             streams.insert(index, response.into_inner());
         }

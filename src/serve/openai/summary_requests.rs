@@ -9,7 +9,7 @@ use weir_proto::v1::{self, SummarizeRequest};
 
 impl CompletionRequest {
     /// Returns the requests of `Summarize`, one for each prompt. Fails if an option is unsupported; `Summarize` checks the others.
-    pub(crate) fn summarize_requests(&self, model: &str, beam: usize) -> Result<Vec<Vec<SummarizeRequest>>> {
+    pub(crate) fn summarize_requests(&self, model: &str) -> Result<Vec<Vec<SummarizeRequest>>> {
         self.reject_unsupported()?;
         self.reject_unsummarized()?;
         let n = self.choices_per_prompt();
@@ -24,7 +24,7 @@ impl CompletionRequest {
         let width = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
         let options = v1::SummarizeOptions {
             model: Some(model.to_owned()),
-            beam_size: self.best_of.or((n > 1).then(|| n.max(beam))).map(width),
+            beam_size: self.best_of.map(width),
             length_penalty: self.length_penalty,
             min_tokens: self.min_tokens,
             max_tokens: self.max_tokens,
@@ -47,22 +47,27 @@ impl CompletionRequest {
         all.iter().map(messages).collect()
     }
 
-    /// Returns the options of sampling, if the request has a temperature above 0. Beams are searched otherwise.
+    /// Returns the options of sampling, if the request has a temperature above 0. Beams are searched otherwise, and options of
+    /// sampling that would change a text are refused.
     fn summary_sampling(&self) -> Result<Option<v1::Sampling>> {
+        let top_k = self.top_k()?;
         if self.temperature.is_none_or(|temperature| temperature == 0.0) {
             let biases = self.logit_bias.0.len();
-            return match biases {
-                0 => Ok(None),
-                _ => Err(Error::bad_option(
-                    "logit_bias",
-                    format!("{biases} biases"),
-                    "none without a temperature above 0",
-                )),
-            };
+            for (field, found) in [
+                ("logit_bias", (biases > 0).then(|| format!("{biases} biases"))),
+                ("top_p", self.top_p.filter(|p| *p != 1.0).map(|p| p.to_string())),
+                ("top_k", top_k.filter(|k| *k != 0).map(|k| k.to_string())),
+                ("min_p", self.min_p.filter(|p| *p != 0.0).map(|p| p.to_string())),
+            ] {
+                if let Some(found) = found {
+                    return Err(Error::bad_option(field, found, "no value without a temperature above 0"));
+                }
+            }
+            return Ok(None);
         }
         Ok(Some(v1::Sampling {
             temperature: self.temperature,
-            top_k: self.top_k()?,
+            top_k,
             top_p: self.top_p,
             min_p: self.min_p,
             repetition_penalty: None,
@@ -78,6 +83,7 @@ impl CompletionRequest {
             ("echo", is_true(self.echo)),
             ("ignore_eos", is_true(self.ignore_eos)),
             ("boundaries", is_true(self.boundaries)),
+            ("boundary_mode", self.boundary_mode.as_deref().map(quoted)),
             ("logprobs", self.logprobs.map(|count| count.to_string())),
             ("max_segments", self.max_segments.map(|count| count.to_string())),
             ("stop", self.stop.0.first().map(|stop| quoted(stop))),
@@ -109,7 +115,7 @@ mod tests {
             }
             (options.unwrap(), text)
         };
-        Ok(request.summarize_requests("flan", 4)?.into_iter().map(call).collect())
+        Ok(request.summarize_requests("flan")?.into_iter().map(call).collect())
     }
 
     #[test]
@@ -117,7 +123,7 @@ mod tests {
         let all = calls(r#"{"prompt": ["a", "b"], "n": 2, "max_tokens": 9, "temperature": 0, "seed": 3}"#).unwrap();
         let [(options, first), (_, second)] = &all[..] else { panic!("{all:?}") };
         assert_eq!((first.as_str(), second.as_str()), ("a", "b"));
-        assert_eq!((options.model.as_deref(), options.beam_size, options.hypotheses), (Some("flan"), Some(4), Some(2)));
+        assert_eq!((options.model.as_deref(), options.beam_size, options.hypotheses), (Some("flan"), None, Some(2)));
         assert_eq!((options.max_tokens, &options.sampling), (Some(9), &None));
         let (options, _) = &calls(r#"{"prompt": "a", "best_of": 6, "early_stopping": "never"}"#).unwrap()[0];
         assert_eq!((options.beam_size, options.hypotheses, options.max_tokens), (Some(6), Some(1), None));
@@ -138,6 +144,10 @@ mod tests {
             (r#"{"prompt": "a", "n": 65}"#, "n"),
             (r#"{"prompt": "a", "logit_bias": {"5": 1}}"#, "logit_bias"),
             (r#"{"prompt": "a", "suffix": "b"}"#, "suffix"),
+            (r#"{"prompt": "a", "top_p": 0.9}"#, "top_p"),
+            (r#"{"prompt": "a", "top_k": 5}"#, "top_k"),
+            (r#"{"prompt": "a", "top_k": -5}"#, "top_k"),
+            (r#"{"prompt": "a", "boundary_mode": "given"}"#, "boundary_mode"),
         ] {
             match calls(body) {
                 Err(Error::BadOption { field: found, .. }) => assert_eq!(found, field, "{body}"),

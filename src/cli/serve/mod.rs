@@ -38,6 +38,8 @@ const WORKER_TIME: Duration = Duration::from_secs(1);
 const FLUSH_TIME: Duration = Duration::from_secs(1);
 /// How long the process may take to end after the drain limit: longer than each of the waits before, and shorter than all together.
 const END_TIME: Duration = Duration::from_secs(3);
+/// How long a worker without a step may take to end.
+const WORKER_NOTICE: Duration = Duration::from_millis(100);
 /// How long the runtime may take to stop.
 const STOP_TIMEOUT: Duration = Duration::from_millis(100);
 
@@ -243,13 +245,16 @@ async fn listen(settings: ServeConfig, writer: &LogWriter) -> Result<()> {
     served
 }
 
-/// Ends the process `limit` after the first signal, if it has not ended by then. A thread does it, because what hangs may be the
-/// runtime, the log or an exporter of traces. The exit code is 1 if a worker still runs.
+/// Ends the process `limit` after the first signal, if it has not ended by then. A thread does it, because the runtime ends before
+/// the log is written. The exit code is 1 if a worker still runs.
 #[expect(clippy::disallowed_methods, reason = "the thread has nothing else to wait for")]
 async fn limit_shutdown(signals: watch::Receiver<usize>, limit: Duration, engines: Engines) {
     signals::received(signals, 1).await;
     let ended = thread::Builder::new().name("weir-shutdown".into()).spawn(move || {
-        thread::sleep(limit);
+        thread::sleep(limit.saturating_sub(WORKER_NOTICE));
+        tracing::warn!("the shutdown takes too long: ending at once");
+        engines.close();
+        thread::sleep(WORKER_NOTICE);
         exit(i32::from(!engines.have_ended()))
     });
     if let Err(error) = ended {

@@ -264,9 +264,9 @@ impl Engines {
     /// Closes all engines, and waits up to `limit` for their workers, which finish the step that they run. Fails if a worker does
     /// not end: dropping its last lease would wait for it.
     pub async fn stop(&self, limit: Duration) -> Result<()> {
+        self.close();
         let mut engines = self.all();
         engines.extend(self.draining());
-        engines.iter().for_each(|engine| engine.close());
         let began = clock::now();
         while let Some(engine) = engines.iter().find(|engine| !engine.has_ended()) {
             if clock::since(began) >= limit {
@@ -278,6 +278,11 @@ impl Engines {
             tokio::time::sleep(STOP_INTERVAL).await;
         }
         Ok(())
+    }
+
+    /// Closes all engines: each worker ends after the step that it runs.
+    pub fn close(&self) {
+        self.all().iter().chain(&self.draining()).for_each(|engine| engine.close());
     }
 
     /// Returns true if the workers of all engines have ended.

@@ -44,7 +44,9 @@ use crate::{
 };
 use collected::CollectedLimits;
 use grpc::{generation::JobService, latency::LatencyService, models::ModelsService};
-use middleware::{auth::KEYLESS_MESSAGE_BYTES, body_limits::BodyMemory, compression::compressing};
+use middleware::{
+    auth::KEYLESS_MESSAGE_BYTES, body_limits::BodyMemory, compression::compressing, refusal_log::RefusalLog,
+};
 use registry::{calibration, drain::Gate};
 use std::{future::Future, sync::Arc, time::Duration};
 use tokenization::TokenizationWorkers;
@@ -170,6 +172,7 @@ pub async fn run(
         workers: &workers,
         traces: traces.as_ref(),
         draining: &draining,
+        refusals: &RefusalLog::default(),
     };
     let stack = |routes: Routes| middleware::stack(routes, &parts);
     // A call of the Open Inference Protocol passes the whole stack again, as a call of our own services.

@@ -80,10 +80,18 @@ fn round(summarize: &mut Summarizer<'_>, text: &str, round: usize, on_event: &mu
     let mut start = 0;
     loop {
         let rest = text.get(start..).unwrap_or_default();
-        let summary = summarize(&Document::Text(rest.to_owned()), &mut |_| Ok(()))?;
-        let read = summary.document.bytes.map_or(rest.len(), |bytes| floor_boundary(rest, bytes as usize));
+        let mut summary = summarize(&Document::Text(rest.to_owned()), &mut |_| Ok(()))?;
+        let read = match summary.document.bytes {
+            Some(bytes) => floor_boundary(rest, bytes as usize),
+            None if summary.document.cut => {
+                return Err(Error::Setting("--long-documents: the server does not tell how much it has read".into()));
+            }
+            None => rest.len(),
+        };
         let is_last = !summary.document.cut || rest[read..].trim().is_empty();
         if is_last && parts.is_empty() {
+            // Only white space was cut.
+            summary.document.cut = false;
             return Ok(Round::Whole(Box::new(summary)));
         }
         // The first part shows how many there are, before the others are summarized.
@@ -231,9 +239,16 @@ mod tests {
             covered = part.end;
         }
         assert_eq!(covered, text.len() as u64);
-        // the summaries need a second round
-        let rounds = summary.parts.last().unwrap().round;
-        assert!(rounds >= 1 && summary.text().starts_with("Sentence 10"), "{rounds}");
+        assert!(summary.text().starts_with("Sentence 10"), "{}", summary.text());
+    }
+
+    #[test]
+    fn summaries_that_are_too_long_are_summarized_in_parts_again() {
+        let text = "Some sentence is here. ".repeat(30);
+        let (summary, _) = run(&text, 120, 20);
+        let summary = summary.unwrap();
+        assert_eq!(summary.parts.last().unwrap().round, 2);
+        assert_eq!(summary.text(), &text[..20]);
     }
 
     #[test]

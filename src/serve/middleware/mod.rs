@@ -12,7 +12,7 @@ mod keyless_calls;
 pub(super) mod layer;
 pub(super) mod panics;
 mod reflection_errors;
-mod refusal_log;
+pub(super) mod refusal_log;
 mod request_id;
 mod shared_limit;
 #[cfg(test)]
@@ -43,11 +43,13 @@ pub(super) struct Parts<'a> {
     pub(super) traces: Option<&'a Traces>,
     /// Cancelled when the drain begins.
     pub(super) draining: &'a CancellationToken,
+    /// The log of refused calls, which all stacks share.
+    pub(super) refusals: &'a RefusalLog,
 }
 
 /// Puts the middleware around the services, innermost first, and returns the whole stack.
 pub(super) fn stack(routes: Routes, parts: &Parts<'_>) -> Next {
-    let &Parts { config, memory, engines, workers, traces, draining } = parts;
+    let &Parts { config, memory, engines, workers, traces, draining, refusals } = parts;
     // Innermost, because only the services look at how a response may be compressed.
     let service = Around(compression::mirror).layer(routes);
     // Inside all other middleware, which should see a panic in a service as an ordinary failure.
@@ -71,7 +73,7 @@ pub(super) fn stack(routes: Routes, parts: &Parts<'_>) -> Next {
     // Inside the log span, in which it records the principal; outside everything that uses memory or time.
     let service = Around(auth::authenticate(config.access.credentials.clone())).layer(service);
     // Outside everything that can fail, so that every failure is logged within the call's span.
-    let service = Around(request_id::open_log_span(RefusalLog::default())).layer(service);
+    let service = Around(request_id::open_log_span(refusals.clone())).layer(service);
     // Outside everything that may answer UNAVAILABLE.
     let service = Around(http_status(config.late_headers)).layer(service);
     // Outside everything that answers, so that every call is counted with the status that the client sees.

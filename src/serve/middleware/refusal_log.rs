@@ -21,7 +21,7 @@ const UNREADABLE: &str = "UNREADABLE";
 
 /// The state of the lines. Clones share it.
 #[derive(Debug, Clone, Default)]
-pub(super) struct RefusalLog {
+pub(crate) struct RefusalLog {
     /// In the order of [`CODES`].
     codes: Arc<Mutex<[Refusals; CODES.len()]>>,
 }

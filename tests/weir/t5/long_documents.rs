@@ -77,7 +77,7 @@ fn long_documents_are_refused_by_default_and_work_is_bounded() {
     let base = ["summarize", "--model", model, "--max-len", "4", "--min-len", "0", "--file", file.to_str().unwrap()];
     for flags in [&[][..], &["--long-documents", "refuse"]] {
         let (ok, _, message) = weir(&[&base[..], flags].concat());
-        assert!(!ok && message.contains("more than 23 tokens"), "{message}");
+        assert!(!ok && message.contains("at most 23 tokens"), "{message}");
     }
     let (ok, cut, message) = weir(&[&base[..], &["--long-documents", "cut"]].concat());
     assert!(ok && message.contains("only the first 24 tokens"), "{message}");

@@ -207,6 +207,12 @@ mod tests {
     use super::*;
     use std::future::poll_fn;
 
+    /// Returns the number of calls and of callers.
+    fn held(table: &KeylessCalls) -> (usize, usize) {
+        let calls = table.calls();
+        (calls.total, calls.by_caller.len())
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_new_call_ends_the_oldest_of_the_largest_caller() {
         let table = KeylessCalls::new(3);
@@ -221,9 +227,9 @@ mod tests {
         assert!(!close.is_cancelled());
         sleep(2 * END_TIME).await;
         assert!(close.is_cancelled(), "the client keeps the call");
-        assert_eq!((table.calls().total, table.calls().by_caller.len()), (3, 3));
+        assert_eq!(held(&table), (3, 3));
         drop((calls, fourth));
-        assert_eq!((table.calls().total, table.calls().by_caller.len()), (0, 0));
+        assert_eq!(held(&table), (0, 0));
     }
 
     #[tokio::test(start_paused = true)]

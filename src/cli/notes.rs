@@ -30,7 +30,7 @@ pub(super) fn document_cut(tokens: usize) {
 
 /// Reports that a part of a long document is summarized.
 pub(super) fn part_summarized(round: usize, part: usize, read: usize, bytes: usize) {
-    write(&format!("--long-documents: round {round}: part {part} is summarized, {read} of {bytes} bytes read"));
+    write(&format!("--long-documents: summarized part {part} of round {round} ({read} of {bytes} bytes read)"));
 }
 
 fn normalised_note(flag: &str, text: &str, vocabulary: &Vocabulary) -> Option<String> {

@@ -266,7 +266,7 @@ impl WindowOptions {
     pub fn validate(&self, card: &Card) -> Result<()> {
         within("windows.length", self.length, 1..=card.max_symbols)?;
         if self.stride == 0 || self.stride > self.length {
-            return Err(bad("windows.stride", self.stride, format!("1 to {}, the length of a window", self.length)));
+            return Err(bad("windows.stride", self.stride, format!("1 to {} (the length of a window)", self.length)));
         }
         Ok(())
     }
@@ -296,7 +296,7 @@ impl Stopping {
             return Err(bad(
                 "stopping.min_chars",
                 self.min_chars,
-                format!("0 to {}, the value of max_chars", self.max_chars),
+                format!("0 to {} (the value of max_chars)", self.max_chars),
             ));
         }
         if self.max_segments.is_some() {
@@ -359,7 +359,7 @@ pub fn must_pool(call: &'static str, card: &Card) -> Result<()> {
         call,
         model: card.name.clone(),
         wanted: "pools its input",
-        found: format!("one without pooling: {}", card.shape),
+        found: format!("a model without pooling: {}", card.shape),
     })
 }
 

@@ -151,7 +151,7 @@ impl Handle {
         let arrived = check_terms(&terms)?;
         let card = model.card();
         let Some(reader) = model.document_encoder() else {
-            let found = format!("one that continues text: {}", card.shape);
+            let found = format!("a model that continues text: {}", card.shape);
             return Err(Error::WrongKind {
                 call: "Summarize",
                 model: card.name.clone(),
@@ -367,8 +367,8 @@ fn check_takes_texts(call: &'static str, model: &dyn Model) -> Result<()> {
     if model.document_encoder().is_none() {
         return Ok(());
     }
-    let found = format!("one that summarizes: {}", card.shape);
-    Err(Error::WrongKind { call, model: card.name.clone(), wanted: "goes on from a prompt", found })
+    let found = format!("a model that summarizes: {}", card.shape);
+    Err(Error::WrongKind { call, model: card.name.clone(), wanted: "continues a prompt", found })
 }
 
 /// Rejects a text that would feed more than `limit` symbols. The error names `text_field` if the text alone does, and

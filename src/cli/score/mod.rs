@@ -28,8 +28,8 @@ pub fn run(args: Args) -> Result<()> {
             match args.windowed {
                 _ if !args.lengths.is_empty() => print(args.json, &process::lengths(&args, model, &symbols)?),
                 Some(_) if has_end => {
-                    let bound = "ids without the end-of-text symbol (no window scores it)";
-                    Err(Error::bad_option("--ids", "it at their end, with --windowed", bound))
+                    let bound = "no end-of-text symbol with --windowed (no window scores it)";
+                    Err(Error::bad_option("--ids", "one at the end", bound))
                 }
                 Some(size) => print(args.json, &process::windowed(&args, model, &symbols, size)?),
                 None => print(args.json, &process::whole(&args, model, &symbols, has_end)?),

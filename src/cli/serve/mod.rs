@@ -258,7 +258,7 @@ async fn limit_shutdown(signals: watch::Receiver<usize>, limit: Duration, engine
         exit(i32::from(!engines.have_ended()))
     });
     if let Err(error) = ended {
-        tracing::warn!(%error, "no thread limits the shutdown");
+        tracing::warn!(%error, "cannot start the thread that limits the shutdown");
     }
 }
 

@@ -113,7 +113,7 @@ pub(super) struct GenerationArgs {
 
 fn early_stopping(name: &str) -> std::result::Result<EarlyStopping, String> {
     let names = || EarlyStopping::ALL.map(EarlyStopping::name).join(", ");
-    EarlyStopping::parse(name).ok_or_else(|| format!("one of {}", names()))
+    EarlyStopping::parse(name).ok_or_else(|| format!("expected one of {}", names()))
 }
 
 impl DocumentArgs {

@@ -45,7 +45,7 @@ pub(super) fn summarize(
                 let joined = summaries.join("\n");
                 if joined.len() >= text.len() {
                     let found = format!("{} bytes of summaries in round {number}", joined.len());
-                    let bound = format!("fewer than the {} bytes of the text; a lower --max-len helps", text.len());
+                    let bound = format!("fewer than the {} bytes of the text (a lower --max-len helps)", text.len());
                     return Err(Error::bad_option("--long-documents", found, bound));
                 }
                 parts.extend(new);
@@ -54,7 +54,7 @@ pub(super) fn summarize(
         }
     }
     let found = format!("a text of {} bytes after {MAX_ROUNDS} rounds", text.len());
-    Err(Error::bad_option("--long-documents", found, "a text that the model can read; a lower --max-len helps"))
+    Err(Error::bad_option("--long-documents", found, "a text that the model can read (a lower --max-len helps)"))
 }
 
 /// Reads a document up to [`MAX_BYTES`].
@@ -62,7 +62,9 @@ fn read(document: &Document) -> Result<String> {
     let mut portions = match document {
         Document::File(file) => TextReader::open(file)?,
         Document::Text(text) => TextReader::text(text),
-        Document::Ids(_) => return Err(Error::Setting("--long-documents chunk takes --file, no --ids".into())),
+        Document::Ids(_) => {
+            return Err(Error::Setting("--ids cannot be used with --long-documents chunk: give --file".into()));
+        }
     };
     let mut text = String::new();
     while let Some(portion) = portions.next()? {
@@ -94,11 +96,11 @@ fn round(summarize: &mut Summarizer<'_>, text: &str, round: usize, on_event: &mu
             summary.document.cut = false;
             return Ok(Round::Whole(Box::new(summary)));
         }
-        // The first part shows how many there are, before the others are summarized.
+        // The first part gives an estimate of their number, before the others are summarized.
         let estimate = if parts.is_empty() { text.len().div_ceil(read.max(1)) } else { parts.len() + 1 };
         if estimate > MAX_PARTS {
             let found = format!("about {estimate} parts of {} tokens", summary.document.tokens);
-            return Err(Error::bad_option("--long-documents", found, format!("at most {MAX_PARTS}")));
+            return Err(Error::bad_option("--long-documents", found, format!("at most {MAX_PARTS} parts")));
         }
         parts.push(part(round, start, read, summary));
         let progress = PartProgress { round, part: parts.len(), read: start + read, bytes: text.len() };
@@ -276,6 +278,6 @@ mod tests {
         let (message, calls) = refused(&long, 10, 3);
         assert!(message.contains(&MAX_BYTES.to_string()) && calls == 0, "{message}");
         let ids = super::summarize(&mut |_, _| panic!(), &Document::Ids(vec![1]), &mut |_| Ok(()));
-        assert!(ids.err().unwrap().to_string().contains("no --ids"));
+        assert!(ids.err().unwrap().to_string().contains("--ids cannot be used"));
     }
 }

@@ -54,7 +54,7 @@ pub(super) struct ProcessSummarizer {
 
 /// Returns the error of a model that does not summarize.
 pub(super) fn no_summaries(model: &dyn Model) -> Error {
-    let found = format!("one that continues text: {}", model.card().shape);
+    let found = format!("a model that continues text: {}", model.card().shape);
     Error::WrongKind { call: "summarize", model: model.card().name.clone(), wanted: "reads documents", found }
 }
 

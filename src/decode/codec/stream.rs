@@ -155,7 +155,7 @@ impl BlockStream for Compressor {
     fn end(&mut self, out: &mut Vec<u8>) -> Result<()> {
         let end = self.writer.end();
         if let Some(bytes) = self.header.text_bytes.filter(|bytes| *bytes != end.text_bytes) {
-            let bound = format!("{}, the length of the text", end.text_bytes);
+            let bound = format!("{} (the length of the text)", end.text_bytes);
             return Err(Error::bad_option("text_bytes", bytes.to_string(), bound));
         }
         if !self.reader.is_read(&end) {

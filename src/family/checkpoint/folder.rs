@@ -11,17 +11,17 @@ const LISTED: usize = 8;
 const READ: usize = 1000;
 /// Endings of files that other programs read, and what to do with them.
 const FOREIGN: [(&str, &str); 5] = [
-    (".gguf", "weir does not read GGUF; take the folder in Hugging Face's format"),
+    (".gguf", "weir does not read GGUF: use a folder in Hugging Face's format"),
     (".pt", "`weir convert` reads PyTorch checkpoints"),
     (".bin", "`weir convert` reads PyTorch checkpoints"),
-    (".onnx", "weir does not read ONNX; take the folder in Hugging Face's format"),
+    (".onnx", "weir does not read ONNX: use a folder in Hugging Face's format"),
     (".tar.gz", "unpack the archive first"),
 ];
 
 /// Checks that a folder exists and has a `config.json`. The error says what is there.
 pub fn check_folder(dir: &Path) -> Result<()> {
     let wrong = |found: String| {
-        let expected = format!("a checkpoint: a folder with a {CONFIG_FILE}");
+        let expected = format!("a checkpoint (a folder with a {CONFIG_FILE})");
         Err(Error::checkpoint(dir, "the folder", expected, found))
     };
     if dir.is_file() {
@@ -49,11 +49,11 @@ fn contents(dir: &Path) -> String {
     names.sort();
     checkpoints.sort();
     if !checkpoints.is_empty() {
-        return format!("none, but subfolders that are checkpoints: {}", listed(&checkpoints));
+        return format!("no {CONFIG_FILE}, but subfolders that are checkpoints: {}", listed(&checkpoints));
     }
     let hint = FOREIGN.iter().find(|(ending, _)| names.iter().any(|name| name.ends_with(ending)));
     let hint = hint.map(|(_, hint)| format!("; {hint}")).unwrap_or_default();
-    format!("none; the folder has {}{hint}", listed(&names))
+    format!("no {CONFIG_FILE}; the folder has {}{hint}", listed(&names))
 }
 
 fn listed(names: &[String]) -> String {

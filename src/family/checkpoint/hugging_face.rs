@@ -85,7 +85,7 @@ pub fn conversion(model_type: &RawValue) -> Option<&'static str> {
 pub(super) fn check_needs_no_conversion(model_type: Option<&RawValue>, file: &Path) -> Result<()> {
     let Some((model_type, kind)) = model_type.and_then(|name| Some((name, conversion(name)?))) else { return Ok(()) };
     let dir = file.parent().unwrap_or(Path::new(".")).display();
-    let expected = format!("weir's format, which `weir convert --from {kind} {dir} NEW-FOLDER` writes");
+    let expected = format!("weir's format (`weir convert --from {kind} {dir} NEW-FOLDER` writes it)");
     Err(Error::checkpoint(file, "model_type", expected, model_type.get()))
 }
 

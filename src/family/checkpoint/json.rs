@@ -41,7 +41,7 @@ pub fn parse<T: DeserializeOwned>(text: &[u8], file: &Path, within: &str) -> Res
     match serde_path_to_error::deserialize(&mut deserializer) {
         Ok(value) => match deserializer.end() {
             Ok(()) => Ok(value),
-            Err(error) => Err(explain(&error.to_string(), file, vec![within])),
+            Err(error) => Err(explain(&error.to_string(), file, vec![within], error.is_data())),
         },
         Err(error) => {
             let path = error.path().to_string();
@@ -53,7 +53,7 @@ pub fn parse<T: DeserializeOwned>(text: &[u8], file: &Path, within: &str) -> Res
                     let key = [within, path].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(".");
                     Err(Error::checkpoint(file, key, *expected, *found))
                 }
-                None => Err(explain(&message, file, vec![within, path])),
+                None => Err(explain(&message, file, vec![within, path], error.inner().is_data())),
             }
         }
     }
@@ -68,8 +68,9 @@ const CHOICES: &[(&str, &str, &str)] = &[
     ("expected value", "one choice", "an object with several keys, or none"),
 ];
 
-/// Splits serde's message into key, expectation and finding; a message of unknown form is passed on unchanged.
-fn explain<'a>(message: &'a str, file: &Path, mut path: Vec<&'a str>) -> Error {
+/// Splits serde's message into key, expectation and finding. A message of unknown form becomes the finding. `is_data` states that
+/// the syntax is right.
+fn explain<'a>(message: &'a str, file: &Path, mut path: Vec<&'a str>, is_data: bool) -> Error {
     let (message, place) = match message.rfind(" at line ") {
         Some(index) => message.split_at(index),
         None => (message, ""),
@@ -86,8 +87,10 @@ fn explain<'a>(message: &'a str, file: &Path, mut path: Vec<&'a str>) -> Error {
         let before =
             ["invalid type: ", "invalid value: "].iter().find_map(|start| before.strip_prefix(start)).unwrap_or(before);
         ("", after.to_owned(), before.to_owned())
-    } else {
+    } else if is_data {
         ("", "valid JSON".into(), format!("{message}{place}"))
+    } else {
+        ("", "valid JSON".into(), format!("a syntax error ({message}{place})"))
     };
     // serde's path sometimes ends with the unknown key and sometimes before it
     let inside = path.last().is_some_and(|last| *last == field || last.ends_with(&format!(".{field}")));

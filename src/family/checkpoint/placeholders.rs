@@ -3,11 +3,11 @@
 /// The first bytes of a Git LFS pointer.
 const LFS: &[u8] = b"version https://git-lfs.github.com/spec/";
 /// Description of a file in a repository that was cloned without Git LFS.
-pub(super) const LFS_POINTER: &str = "a Git LFS pointer in place of the file: `git lfs pull` fetches the file";
+pub(super) const LFS_POINTER: &str = "a Git LFS pointer (`git lfs pull` fetches the file)";
 /// Description of a file that an interrupted download leaves.
-pub(super) const ZEROS: &str = "only zeros: its download did not finish";
+pub(super) const ZEROS: &str = "only zeros (an interrupted download leaves such a file)";
 /// Description of such a file if only its first bytes were read.
-pub(super) const ZEROS_AT_START: &str = "zeros at its start; an interrupted download leaves such a file";
+pub(super) const ZEROS_AT_START: &str = "zeros at its start (an interrupted download leaves such a file)";
 /// Names what a file holds in place of its contents, if it is empty, only zeros, or a Git LFS pointer.
 pub(super) fn placeholder(bytes: &[u8]) -> Option<&'static str> {
     match bytes {

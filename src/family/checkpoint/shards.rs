@@ -61,7 +61,7 @@ pub fn shards(dir: &Path, specs: &[TensorSpec]) -> Result<Vec<Shard>> {
 /// The error for a folder without weights.
 fn missing(dir: &Path, single: PathBuf) -> Error {
     let found = match dir.join(PICKLE_FILE).exists() {
-        true => format!("neither, but {PICKLE_FILE}, which only `weir convert` reads; transformers saves safetensors"),
+        true => format!("only {PICKLE_FILE} (only `weir convert` reads it; transformers can save safetensors)"),
         false => "neither".into(),
     };
     Error::checkpoint(single, "the file", format!("{WEIGHTS_FILE} or {INDEX_FILE}"), found)

@@ -37,7 +37,7 @@ impl<'a> InPlace<'a> {
         let has_safetensors = [WEIGHTS_FILE, INDEX_FILE].iter().any(|name| dir.join(name).exists());
         if let Some(pickle) = pickles.iter().find(|file| !has_safetensors && file.exists()) {
             let command = format!("`weir convert --from {} {} NEW-FOLDER`", kind.name(), dir.display());
-            let expected = format!("safetensors, or weir's format, which {command} writes");
+            let expected = format!("safetensors, or weir's format ({command} writes it)");
             return Err(Error::checkpoint(pickle, "the file", expected, "a pickle"));
         }
         Ok(Some(Self { dir, types }))

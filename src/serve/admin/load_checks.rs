@@ -11,7 +11,7 @@ const NAME_BYTES: usize = 128;
 /// not exist, or if it leads out of the folder.
 pub(super) fn resolve_folder(root: Option<&Path>, path: &str) -> Result<PathBuf> {
     let rejected = |bound: &str| Error::bad_option("path", format!("{path:?}"), bound);
-    let root = root.ok_or_else(|| rejected("no path, because this server has no models folder"))?;
+    let root = root.ok_or_else(|| rejected("no path (this server has no models folder)"))?;
     let mut components = Path::new(path).components();
     if components.clone().count() == 0 || !components.all(|part| matches!(part, Component::Normal(_))) {
         return Err(rejected("a relative path within the models folder"));

@@ -25,7 +25,7 @@ fn hint(error: &rustls::CertificateError) -> &'static str {
     match error {
         // A bad signature: another authority of the same name signed it.
         UnknownIssuer | BadSignature => {
-            "no authority in the file of --tls-ca signed the server's certificate: give the certificate of the one that did"
+            "no authority in the file of --tls-ca signed the server's certificate: give the certificate of the authority that did"
         }
         NotValidForName | NotValidForNameContext { .. } => {
             "the server's certificate does not list this host: use a name or an address that it lists"
@@ -35,7 +35,7 @@ fn hint(error: &rustls::CertificateError) -> &'static str {
             "the server's certificate is not valid yet: are the clocks of both machines right?"
         }
         Other(error) if error.0.downcast_ref() == Some(&webpki::Error::CaUsedAsEndEntity) => {
-            "the server uses the certificate of an authority, which may only sign others: sign one for the server with it"
+            "the server's certificate is an authority's, which can only sign others: use it to sign one for the server"
         }
         _ => "the server's certificate is not accepted",
     }

@@ -91,7 +91,7 @@ async fn connect_with(server: &ServerEndpoint, keep_alive: KeepAlive) -> Result<
     };
     let url = server.url()?;
     if server.is_encrypted() && authorities.is_none() {
-        let need = "the certificate of the authority that signed the server's";
+        let need = "the certificate of the authority that signed the server's certificate";
         return Err(Error::Setting(format!("{address}: https:// needs --tls-ca FILE: {need}")));
     }
     let endpoint = Endpoint::from_shared(url).map_err(invalid)?.connect_timeout(TIMEOUT).tcp_nodelay(true);
@@ -114,7 +114,8 @@ async fn connect_with(server: &ServerEndpoint, keep_alive: KeepAlive) -> Result<
 /// Returns the header of an API key. Fails if no header can hold it.
 pub(super) fn authorization(key: &str) -> Result<MetadataValue<Ascii>> {
     let header = MetadataValue::try_from(format!("Bearer {key}"));
-    let mut header = header.map_err(|_| Error::Setting("the API key has characters that no header can hold".into()))?;
+    let mut header = header
+        .map_err(|_| Error::Setting("the API key contains characters that an HTTP header does not allow".into()))?;
     header.set_sensitive(true);
     Ok(header)
 }
@@ -195,7 +196,7 @@ async fn unreachable(server: &ServerEndpoint, failed: FailedConnection) -> Error
         (Unreachable, _) => "no server listens there: is `weir serve` running, and is the address right?",
         (Silent, _) => "a listener there accepts connections but does not answer: is it the server's address?",
         (Http1, false) => {
-            "the port speaks HTTP/1, as those of --http-listen and --admin-listen do: give the gRPC address (--listen of `weir serve`)"
+            "the port serves HTTP/1, like those of --http-listen and --admin-listen: give the gRPC address (weir serve --listen)"
         }
         (Http1, true) => {
             "the port answers in HTTP/1: is it a gRPC port, and does it use TLS? If not, leave out https://"

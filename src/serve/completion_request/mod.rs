@@ -178,7 +178,7 @@ impl CompletionRequest {
             return Err(Error::bad_option("n", found, format!("1 to {MAX_CHOICES} choices in total")));
         }
         if let Some(best_of) = self.best_of.filter(|best_of| *best_of != n) {
-            return Err(Error::bad_option("best_of", best_of.to_string(), format!("{n}, the value of n")));
+            return Err(Error::bad_option("best_of", best_of.to_string(), format!("{n} (the value of n)")));
         }
         let top_k = self.top_k()?;
         Ok((0..n * prompts).map(move |index| self.generate_request(self.prompt.0.get(index / n), top_k, index % n)))
@@ -201,7 +201,7 @@ impl CompletionRequest {
             ("suffix", self.suffix.as_deref().filter(|suffix| !suffix.is_empty()).map(quoted), "\"\""),
         ] {
             if let Some(found) = found {
-                return Err(Error::bad_option(field, found, format!("{neutral}, the only supported value")));
+                return Err(Error::bad_option(field, found, format!("{neutral} (the only supported value)")));
             }
         }
         Ok(())

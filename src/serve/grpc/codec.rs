@@ -132,7 +132,7 @@ fn takes_texts(call: &'static str, engine: &Lease) -> Result<()> {
         return Ok(());
     }
     let card = engine.card();
-    let found = format!("one that summarizes: {}", card.shape);
+    let found = format!("a model that summarizes: {}", card.shape);
     Err(Error::WrongKind { call, model: card.name.clone(), wanted: "reads texts symbol by symbol", found })
 }
 
@@ -141,7 +141,7 @@ fn no_options() -> Error {
 }
 
 fn second_options() -> Error {
-    Error::bad_option("options", "a second one", "one, in the first part")
+    Error::bad_option("options", "another message of options", "options in the first part only")
 }
 
 fn summary(totals: Totals) -> v1::CodecSummary {

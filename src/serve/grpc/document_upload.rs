@@ -105,7 +105,11 @@ impl DocumentReceiver {
         let limit_status = match part {
             Some(Some(Part::Chunk(chunk))) => self.tokenizer.push(&chunk.text, &mut tokens)?,
             Some(Some(Part::Options(_))) => {
-                return Err(Error::bad_option("options", "a second one", "one, in the first part"));
+                return Err(Error::bad_option(
+                    "options",
+                    "another message of options",
+                    "options in the first part only",
+                ));
             }
             Some(None) => return Err(Error::bad_option("part", "nothing", "options or a chunk")),
             None => self.tokenizer.finish(&mut tokens)?,

@@ -91,7 +91,7 @@ fn key_owner<B>(keys: &Keys, request: &Request<B>) -> Result<Principal> {
     };
     let peer = request.extensions().get::<Peer>();
     let owner = peer.map_or_else(|| keys.find(key), |peer| peer.used_keys.find(key, keys));
-    owner.map(Principal::Key).ok_or_else(|| refuse("this API key is not known here"))
+    owner.map(Principal::Key).ok_or_else(|| refuse("unknown API key"))
 }
 
 /// Returns the secret in the value of an `authorization` header.

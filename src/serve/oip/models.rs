@@ -48,8 +48,8 @@ pub(super) fn find_generating(engines: &Engines, call: &'static str, name: &str,
     let engine = engines.find_able("name", Some(name), continues_text)?;
     if !continues_text(&engine) {
         let model = engine.card().name.clone();
-        let found = "one that summarizes documents".into();
-        return Err(Error::WrongKind { call, model, wanted: "goes on from a prompt", found });
+        let found = "a model that summarizes documents".into();
+        return Err(Error::WrongKind { call, model, wanted: "continues a prompt", found });
     }
     Ok(engine)
 }

@@ -135,7 +135,7 @@ impl GrpcInferenceService for InferenceService {
         });
         let mut request = parsed.await.flatten().map_err(&status)?;
         if request.output.stream {
-            return Err(status(Error::bad_option("stream", "true", "false (ModelStreamInfer answers in a stream)")));
+            return Err(status(Error::bad_option("stream", "true", "false (ModelStreamInfer streams)")));
         }
         request.output.empty_final = false;
         let response = self.infer(&client, request, &tenant).await;

@@ -90,7 +90,7 @@ impl Inputs {
         let tensors = std::mem::take(&mut request.inputs);
         let raw = std::mem::take(&mut request.raw_input_contents);
         if !raw.is_empty() && raw.len() != tensors.len() {
-            let bound = format!("no entry, or {}, one for each input", tensors.len());
+            let bound = format!("no entries or {} (one for each input)", tensors.len());
             return Err(Error::bad_option("raw_input_contents", raw.len().to_string(), bound));
         }
         let mut headers: Vec<(&'static str, ElementType)> = Vec::new();
@@ -192,12 +192,12 @@ fn raw_text(mut raw: Vec<u8>, name: &'static str) -> Result<Element> {
         return Err(Error::bad_option(
             name,
             format!("{} bytes", raw.len()),
-            "raw contents of at least 4 bytes, which are the length of the text",
+            "raw contents of at least 4 bytes (the first 4 state the text's length)",
         ));
     };
     let length = u32::from_le_bytes(*length);
     if usize::try_from(length) != Ok(rest.len()) {
-        let bound = format!("one element of {length} bytes, its stated length");
+        let bound = format!("one element of {length} bytes (its stated length)");
         return Err(Error::bad_option(name, rest.len().to_string(), bound));
     }
     raw.drain(..LENGTH_BYTES);
@@ -207,7 +207,7 @@ fn raw_text(mut raw: Vec<u8>, name: &'static str) -> Result<Element> {
 fn text(bytes: Vec<u8>, name: &'static str) -> Result<Element> {
     String::from_utf8(bytes).map(Element::Text).map_err(|error| {
         let offset = error.utf8_error().valid_up_to();
-        Error::bad_option(name, format!("an invalid byte at {offset}"), "UTF-8")
+        Error::bad_option(name, format!("an invalid sequence at byte {offset}"), "UTF-8")
     })
 }
 
@@ -294,7 +294,7 @@ mod tests {
         let text_as = |datatype: &str, shape: &[i64]| vec![tensor("text_input", datatype, shape)];
         for (inputs, contents, start) in [
             (vec![tensor("image", "BYTES", &[1])], &[&b""[..]][..], "inputs: expected one of text_input, "),
-            (vec![text()], &[b"", b""], "raw_input_contents: expected no entry, or 1, one for each input, found 2"),
+            (vec![text()], &[b"", b""], "raw_input_contents: expected no entries or 1 (one for each input), found 2"),
             (
                 vec![text(), text()],
                 &[b"\0\0\0\0", b""],
@@ -307,19 +307,19 @@ mod tests {
             (
                 vec![text()],
                 &[b"\x01\0"],
-                "text_input: expected raw contents of at least 4 bytes, which are the length of the text, found 2 bytes",
+                "text_input: expected raw contents of at least 4 bytes (the first 4 state the text's length), found 2 bytes",
             ),
             (
                 vec![text()],
                 &[b"\x05\0\0\0a"],
-                "text_input: expected one element of 5 bytes, its stated length, found 1",
+                "text_input: expected one element of 5 bytes (its stated length), found 1",
             ),
             (
                 vec![text()],
                 &[b"\x01\0\0\0a\x01\0\0\0b"],
-                "text_input: expected one element of 1 bytes, its stated length, found 6",
+                "text_input: expected one element of 1 bytes (its stated length), found 6",
             ),
-            (vec![text()], &[b"\x02\0\0\0a\xff"], "text_input: expected UTF-8, found an invalid byte at 1"),
+            (vec![text()], &[b"\x02\0\0\0a\xff"], "text_input: expected UTF-8, found an invalid sequence at byte 1"),
             (vec![text()], &[], "text_input: expected one element of type BYTES, found 0"),
             (vec![tensor("stream", "BOOL", &[1])], &[&[7]], "stream: expected the byte 0 or 1, found 7"),
             (

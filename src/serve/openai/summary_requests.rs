@@ -19,7 +19,7 @@ impl CompletionRequest {
             return Err(Error::bad_option("n", found, format!("1 to {MAX_CHOICES} choices in total")));
         }
         if let Some(best_of) = self.best_of.filter(|best_of| *best_of < n) {
-            return Err(Error::bad_option("best_of", best_of.to_string(), format!("at least n, {n}")));
+            return Err(Error::bad_option("best_of", best_of.to_string(), format!("at least {n} (the value of n)")));
         }
         let width = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
         let options = v1::SummarizeOptions {

@@ -88,8 +88,8 @@ impl BrowserChecks {
         let host = host.map_or_else(|| "nothing".to_owned(), quoted);
         let flags = self.flags;
         Some(format!(
-            "origin: {origin} is not the origin of this server, whose host is {host}; list it in {flags} to allow it, or let the \
-             proxy in between pass the client's Host on"
+            "origin: {origin} is not the origin of this server, whose host is {host}; list it in {flags} to allow it, or make \
+             the proxy forward the client's Host header"
         ))
     }
 }

@@ -4,13 +4,13 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 /// The beginnings of requests that clients send by mistake.
 const METHODS: [&[u8]; 5] = [b"GET ", b"POST ", b"HEAD ", b"PUT ", b"OPTIONS "];
-/// Status 505 states that the server does not support this version of HTTP. The length is that of the text.
+/// Status 505 states that the server does not support this version of HTTP. The `content-length` is the length of the last line.
 const ANSWER: &[u8] = b"HTTP/1.1 505 HTTP Version Not Supported\r\n\
     content-type: text/plain\r\n\
-    content-length: 120\r\n\
+    content-length: 112\r\n\
     connection: close\r\n\
     \r\n\
-    This is the port of weir for gRPC, which uses HTTP/2. `weir serve --http-listen ADDRESS` opens a port for HTTP/1.1 too.\n";
+    This is weir's gRPC port, which accepts HTTP/2 only. `weir serve --http-listen ADDRESS` opens an HTTP/1.1 port.\n";
 /// Maximum bytes of the request that are read, so that closing the connection does not discard the answer.
 const REQUEST_BYTES: u64 = 64 << 10;
 

@@ -132,7 +132,7 @@ pub(super) fn only<T: PartialEq + Display>(checkpoint: &Checkpoint, key: &str, s
     match found == supported {
         true => Ok(()),
         false => {
-            let expected = format!("{supported}, the only one that the reference, candle-transformers, computes");
+            let expected = format!("{supported} (candle-transformers, the reference, computes no other)");
             Err(checkpoint.error(key, expected, found.to_string()))
         }
     }
@@ -143,7 +143,7 @@ pub(super) fn only<T: PartialEq + Display>(checkpoint: &Checkpoint, key: &str, s
 pub(super) fn limit_of_window(window: Option<usize>) -> LengthLimit {
     match window {
         Some(symbols) if symbols < LengthLimit::PAIRS.symbols => {
-            LengthLimit { symbols, why: "candle-transformers computes no window as transformers does" }
+            LengthLimit { symbols, why: "candle-transformers and transformers compute longer texts differently" }
         }
         _ => LengthLimit::PAIRS,
     }

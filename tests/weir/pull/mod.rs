@@ -112,7 +112,7 @@ fn wrong_sources_leave_nothing() {
     let error = user.error(&[source, "--name", "../mine"]);
     assert!(error.contains("found \"../mine\""), "{error}");
     let error = user.error(&["/no/such/folder"]);
-    assert!(error.contains("expected a checkpoint: a folder with a config.json"), "{error}");
+    assert!(error.contains("expected a checkpoint (a folder with a config.json)"), "{error}");
 
     let copy = copy_of(&small());
     fs::remove_file(copy.path().join("model.safetensors")).unwrap();

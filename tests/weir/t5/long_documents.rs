@@ -83,7 +83,7 @@ fn long_documents_are_refused_by_default_and_work_is_bounded() {
     assert!(ok && message.contains("only the first 24 tokens"), "{message}");
     assert_eq!(cut, weir(&[&base[..], &["--cut"]].concat()).1);
     let (ok, _, message) = weir(&[&base[..], &["--long-documents", "chunk"]].concat());
-    assert!(ok && message.contains("round 1: part 2 is summarized"), "{message}");
+    assert!(ok && message.contains("summarized part 2 of round 1"), "{message}");
     for (flag, value) in [("--cut", None), ("--highlights", None), ("--long-documents", Some("all"))] {
         let flags: Vec<&str> = ["--long-documents", "chunk"].into_iter().chain([flag]).chain(value).collect();
         let (ok, _, message) = weir(&[&base[..], &flags].concat());

@@ -206,7 +206,7 @@ async fn pooled_options_need_a_pooled_model() {
     let request = v1::SegmentRequest { text: "a".into(), ..Default::default() };
     let status = server.generation().segment(request).await.unwrap_err();
     assert_eq!(status.code(), Code::FailedPrecondition);
-    assert_eq!(details(&status).error_info().unwrap().metadata["found"], "one without pooling: Vanilla");
+    assert_eq!(details(&status).error_info().unwrap().metadata["found"], "a model without pooling: Vanilla");
 }
 
 #[tokio::test]

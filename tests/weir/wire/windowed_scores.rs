@@ -151,8 +151,8 @@ async fn invalid_windows_are_refused() {
         (0, 0, "windows.length", "1 to 2000"),
         (max + 1, 1, "windows.length", "1 to 2000"),
         (u32::MAX, u32::MAX, "windows.length", "1 to 2000"),
-        (10, 0, "windows.stride", "1 to 10, the length of a window"),
-        (10, 11, "windows.stride", "1 to 10, the length of a window"),
+        (10, 0, "windows.stride", "1 to 10 (the length of a window)"),
+        (10, 11, "windows.stride", "1 to 10 (the length of a window)"),
     ];
     for (length, stride, field, bound) in wrong {
         let request =

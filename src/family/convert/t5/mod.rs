@@ -158,11 +158,11 @@ impl<'a> T5Folder<'a> {
         let (tensors, sha256) = self.source.read(&specs, &official, progress)?;
         let embedding = self.embedding();
         if let Some(copy) = EMBEDDINGS.into_iter().find(|name| self.differs(name, &tensors)) {
-            let expected = format!("the numbers of {embedding}, since both sides share the embedding");
+            let expected = format!("the numbers of {embedding} (both sides share the embedding)");
             return Err(Error::checkpoint(&self.file, copy, expected, "other numbers"));
         }
         if self.arguments.is_tied() && !self.head_is_copy(&tensors) {
-            let expected = format!("the numbers of {embedding}, since tie_word_embeddings is true");
+            let expected = format!("the numbers of {embedding} (tie_word_embeddings is true)");
             return Err(Error::checkpoint(&self.file, HEAD, expected, "other numbers"));
         }
         Ok((tensors, sha256))

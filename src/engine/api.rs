@@ -122,7 +122,7 @@ pub struct Terms {
     pub tenant: Arc<str>,
     /// Priority among the requests of its tenant, -8 to 7. Higher goes first.
     pub priority: i32,
-    /// True for a later part of a call that runs. The engine also accepts it while it drains.
+    /// True if the request continues a call that is already running. The engine also accepts it while it drains.
     pub continues: bool,
 }
 

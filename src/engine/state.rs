@@ -35,7 +35,7 @@ pub enum Phase {
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct QueueTerms {
     pub(super) priority: i32,
-    /// True for a later part of a call that runs.
+    /// True if the request continues a call that is already running.
     pub(super) continues: bool,
     /// Time from the request's arrival to its deadline.
     pub(super) time_limit: Option<Duration>,
@@ -78,7 +78,7 @@ impl<R> SharedState<R> {
         Ok(())
     }
 
-    /// Makes the worker end all requests, and itself.
+    /// Makes the worker end all requests and then stop.
     pub(super) fn close(&self) {
         self.lock().advance_to(Phase::Closed);
         self.wake_signal.raise();

@@ -36,7 +36,7 @@ use tokio_util::sync::CancellationToken;
 const WORKER_TIME: Duration = Duration::from_secs(1);
 /// How long clients may take to read the error that ends their streams, after a second signal.
 const FLUSH_TIME: Duration = Duration::from_secs(1);
-/// How long the process may take to end after the drain limit: longer than each of the waits before, and shorter than all together.
+/// Time from the drain limit to the forced end of the process: longer than each wait of the shutdown, shorter than all together.
 const END_TIME: Duration = Duration::from_secs(3);
 /// How long a worker without a step may take to end.
 const WORKER_NOTICE: Duration = Duration::from_millis(100);

@@ -93,11 +93,11 @@ pub(super) struct GenerationArgs {
     /// Never repeat a run of N tokens; 0 allows all repeats.
     #[arg(long, value_name = "N", env = "WEIR_NO_REPEAT_NGRAM", visible_alias = "no-repeat-ngram-size")]
     pub(super) no_repeat_ngram: Option<usize>,
-    /// When a beam search by the rules of transformers stops, once --beam hypotheses have finished: true, at once; false, when no
-    /// running one has a better score; never, when none can reach one.
+    /// When a beam search by the rules of transformers stops, once --beam hypotheses have finished. true: at once. false: when no
+    /// unfinished hypothesis has a better score. never: when no unfinished hypothesis can reach a better score.
     #[arg(long, value_name = "WHEN", env = "WEIR_EARLY_STOPPING", value_parser = early_stopping)]
     pub(super) early_stopping: Option<EarlyStopping>,
-    /// Penalty on tokens that the summary has already, by the rules of transformers or in sampling; 1 is none.
+    /// Penalty on tokens that the summary already contains, by the rules of transformers or in sampling; 1 is none.
     #[arg(long, value_name = "X", env = "WEIR_REPETITION_PENALTY")]
     pub(super) repetition_penalty: Option<f32>,
     /// Sample tokens at this temperature instead of beam search.

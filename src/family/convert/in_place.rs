@@ -43,8 +43,8 @@ impl<'a> InPlace<'a> {
         Ok(Some(Self { dir, types }))
     }
 
-    /// Reads the configuration, and of the weights only the headers. Fails as the conversion does, or if a file is a link out of the
-    /// folder.
+    /// Reads the configuration, and only the headers of the weights. Fails as the conversion does, or if a file is a link out of
+    /// the folder.
     pub(crate) fn config(&self) -> Result<Config> {
         for name in [CONFIG_FILE, GENERATION_FILE].into_iter().chain(t5::TOKENIZER_FILES) {
             let file = self.dir.join(name);

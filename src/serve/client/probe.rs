@@ -46,7 +46,7 @@ pub(super) async fn detect_protocol(host: &str) -> DetectedProtocol {
         (&mut stream).take(ANSWER_BYTES).read_to_end(&mut answer).await
     };
     match timeout(PROBE_TIMEOUT, read).await {
-        // A server may close the connection with the request unread, after its answer.
+        // A server may answer and then close the connection without reading the request.
         Ok(_) if answer.is_empty() => return DetectedProtocol::Closed,
         Err(_) if answer.is_empty() => return DetectedProtocol::Silent,
         _ => {}

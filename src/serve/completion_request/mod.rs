@@ -1,4 +1,5 @@
-//! Completion requests of OpenAI's API, converted to requests of `Generate`. The Open Inference Protocol's become such requests, too.
+//! Completion requests of OpenAI's API, converted to requests of `Generate`. Requests of the Open Inference Protocol are first
+//! converted to these.
 //!
 //! Field names are OpenAI's, else vLLM's; `boundaries`, `boundary_mode` and `max_segments` are ours. Unknown fields and nulls are
 //! ignored, as clients of other servers expect. An unsupported option is rejected, unless its value has no effect.

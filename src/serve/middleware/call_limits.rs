@@ -1,7 +1,8 @@
 //! Limits on the calls in progress over all connections. Each call takes some memory, also one whose message never arrives.
 //!
 //! A caller may hold at most half of the calls that the others leave free, so that there is always something left for the next
-//! one. Health and reflection are counted [for themselves](super::keyless_calls): they are answered while all other calls are taken.
+//! one. Health and reflection have [a limit of their own](super::keyless_calls), so the server answers them even if all other calls
+//! are taken.
 
 use super::{
     auth::needs_no_key,

@@ -29,7 +29,7 @@ use tonic::{
 };
 use tower::ServiceExt;
 
-/// Delay before a client whose call was ended should call again.
+/// Time after which a client whose call was ended may call again.
 const RETRY: Duration = Duration::from_secs(1);
 /// How long a client may take to receive the end of a call that was ended.
 const END_TIME: Duration = Duration::from_secs(1);

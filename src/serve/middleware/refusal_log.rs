@@ -52,7 +52,7 @@ impl RefusalLog {
         }
     }
 
-    /// Counts a refusal. Returns the earlier ones without a line if this one is to have one.
+    /// Counts a refusal. Returns the number of earlier refusals without a line if this one gets a line.
     fn count(&self, code: Code, now: Instant) -> Option<u64> {
         let index = CODES.iter().position(|logged| *logged == code)?;
         let mut codes = self.codes.lock().unwrap_or_else(PoisonError::into_inner);

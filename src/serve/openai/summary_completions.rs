@@ -39,8 +39,8 @@ use weir_proto::v1::{self, SummarizeResponse, summarization_client::Summarizatio
 /// Fields of a summary request whose names in a completion request differ.
 const FIELDS: [(&str, &str); 3] = [("document", "prompt"), ("hypotheses", "n"), ("beam_size", "best_of")];
 
-/// Returns the summarizer that a request is for; none if its model completes text or is unknown. Fails if the request names no model,
-/// no model completes text, and several summarize.
+/// Returns the summarizer that a request is for, or none if the request is for a model that completes text, or for an unknown one.
+/// Fails if the request names no model, none completes text, and several summarize.
 pub(super) fn summarizer(engines: &Engines, name: Option<&str>) -> Result<Option<Lease>> {
     match name.filter(|name| !name.is_empty()) {
         Some(name) => Ok(engines.find("model", Some(name)).ok().filter(|engine| summarizes(engine))),
@@ -89,7 +89,7 @@ struct SummaryCompletion {
     head: CompletionHead,
     /// Choices of each prompt.
     n: usize,
-    /// Maximum tokens of a text that ended by itself, with its end mark.
+    /// Maximum tokens, end mark included, of a text that the model ended. In a longer text, the search forced the end mark.
     longest: usize,
     end: u32,
     prompts: Vec<PromptSummary>,
@@ -116,7 +116,7 @@ impl SummaryCompletion {
             let response = service.summarize(client.call(tokio_stream::iter(messages))).await?;
             streams.insert(index, response.into_inner());
         }
-        // With fairseq's rules an end mark behind that many tokens is forced.
+        // By fairseq's rules, the search forces an end mark after this many tokens.
         let longest =
             request.max_tokens.or(request.min_tokens.filter(|min| *min as usize > limits.generation.max_tokens));
         let longest = longest.map_or(limits.generation.max_tokens, |max| max as usize);

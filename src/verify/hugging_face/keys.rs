@@ -1,4 +1,5 @@
-//! The keys of `config.json` that the transformers share, read again, so that a wrong reading in the family is noticed.
+//! The keys of `config.json` that the transformers share. They are read a second time, so that a key that the family misreads is
+//! noticed.
 
 use crate::{
     error::Result,

@@ -1,7 +1,7 @@
 //! Llama, Qwen2, Qwen3, Gemma 2 and GPT-BigCode as candle-transformers computes them, token by token, in f32.
 //!
 //! This file avoids its faults, which docs/hugging-face.md lists. It builds the configuration itself, and limits a text to the length of
-//! a window. It refuses what candle-transformers computes in another way than transformers.
+//! a window. It refuses a model that candle-transformers computes differently from transformers.
 
 use super::keys::{TransformerKeys, activation, limit_of_window, only};
 use crate::{

@@ -28,7 +28,7 @@ const KEY: &str = "key-of-the-test-0123456789";
 
 /// A row of the table.
 struct Mistake<'a> {
-    /// The folder in which the user types, by its name in [`given::ALL`]; empty for one that is as it should be.
+    /// The folder in which the user types, by its name in [`given::ALL`]; empty for the folder without changes.
     given: &'a str,
     typed: &'a str,
     message: &'a str,

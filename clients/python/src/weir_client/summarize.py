@@ -40,7 +40,7 @@ class SummarizeOptions(CallOptions, total=False):
     no_repeat_ngram: Optional[int]
     #: When a beam search by the rules of transformers stops: True, False or "never".
     early_stopping: Union[bool, str, None]
-    #: Makes tokens less likely that the summary has already; 1 changes nothing. A search by the rules of fairseq takes only 1.
+    #: Makes tokens that the summary already contains less likely; 1 changes nothing. A search by the rules of fairseq takes only 1.
     repetition_penalty: Optional[float]
     #: Number of hypotheses to return, best first; 1 by default.
     hypotheses: Optional[int]

@@ -89,7 +89,7 @@ pub(super) fn weights_in_place(
     Ok((folder.collect(&config, tensors)?, sha256))
 }
 
-/// A folder in Hugging Face's layout: all but the numbers of its tensors.
+/// A folder in Hugging Face's layout, without the data of its tensors.
 struct T5Folder<'a> {
     file: PathBuf,
     arguments: Arguments,

@@ -114,6 +114,7 @@ fn unauthenticated<B>(request: &Request<B>) -> Principal {
 mod tests {
     use super::{super::layer::Around, *};
     use crate::config::{Credentials, UsedKeys};
+    use tokio_util::sync::CancellationToken;
     use tonic::{body::Body, codegen::http::Response};
     use tower::{Layer, service_fn};
 

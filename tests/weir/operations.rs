@@ -59,7 +59,7 @@ fn models_are_replaced_from_the_command_line() {
     for service in ["", "weir.v1.Generation"] {
         weir(&["health", &address, "--service", service]).unwrap();
     }
-    assert!(weir(&["health", &address, "--service", "weir.v1.Nothing"]).unwrap_err().contains("NotFound"));
+    assert!(weir(&["health", &address, "--service", "weir.v1.Nothing"]).unwrap_err().contains("has no service"));
 
     copy(&converted("fixed_sf2"), &models.path().join("second"));
     copy(&converted("vanilla"), &models.path().join("broken"));

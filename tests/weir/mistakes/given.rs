@@ -50,9 +50,6 @@ pub(super) const ALL: &[Given] = &[
         fs::rename(folder.join("model/model.safetensors"), folder.join("model/pytorch_model.bin")).unwrap();
     }),
     given("a GPT-2 of Hugging Face", |folder| config(folder, "{\"model_type\": \"gpt2\"}")),
-    given("a multilingual T5 of Hugging Face", |folder| {
-        config(folder, "{\"model_type\": \"mt5\", \"vocab_size\": 7}");
-    }),
     #[cfg(feature = "candle")]
     given("a BERT of Hugging Face", |folder| config(folder, "{\"model_type\": \"bert\", \"vocab_size\": 7}")),
     given("an empty folder", |folder| {

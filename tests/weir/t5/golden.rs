@@ -179,5 +179,5 @@ fn bad_documents_are_reported() {
     assert_eq!(message(&[]), "document: expected at least one token, found none");
     assert_eq!(message(&[9, 0]), "document: expected tokens other than padding, found id 0 at token 1");
     assert!(message(&[384]).contains("id 384 (the vocabulary has 384 symbols)"), "{}", message(&[384]));
-    assert!(message(&vec![9; limit + 1]).contains(&format!("more than the limit of {limit}")));
+    assert!(message(&vec![9; limit + 1]).contains(&format!("at most {limit} tokens")));
 }

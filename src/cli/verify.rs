@@ -183,9 +183,10 @@ fn write_text(out: &mut String, report: &Report, model: &dyn Model) -> std::fmt:
     )?;
     let unit = if report.document_tokens > 0 { "kept vectors" } else { "boundaries" };
     if card.pooled || report.max_abs_decision.is_some() || !report.boundaries_equal {
-        let equal = match report.boundary_differences {
-            0 => "agree".to_owned(),
-            count => format!("{count} differ"),
+        let item = if report.document_tokens > 0 { "token" } else { "symbol" };
+        let equal = match report.first_boundary_difference {
+            None => "agree".to_owned(),
+            Some(first) => format!("{} differ, the first at {item} {first}", report.boundary_differences),
         };
         let numbers = report.max_abs_decision.map_or(String::new(), |most| {
             format!(

@@ -61,6 +61,9 @@ pub struct Report {
     pub segments: usize,
     /// Number of boundaries that differ.
     pub boundary_differences: usize,
+    /// The first symbol whose boundary differs, within the tolerance or not; the first token of the document in a model that reads
+    /// one. `None` if all agree.
+    pub first_boundary_difference: Option<usize>,
     /// The largest difference between two boundary probabilities, between two probabilities of a segment's end, or between two
     /// scores of kept vectors. Values of a gate count as fractions of the largest, if that is above 1. `None` if nothing is decided
     /// by numbers.
@@ -162,11 +165,12 @@ impl Report {
         let tolerance = Tolerance::new(card.dtype, input.symbols.len().max(input.document.len()));
         // The symbol that a row of logits predicts.
         let first = usize::from(card.first_logits.is_none());
-        let largest = reference.logits.iter().fold(0.0, |largest: f64, logit| largest.max(logit.abs()));
+        let finite = reference.logits.iter().filter(|logit| logit.is_finite());
+        let largest = finite.fold(0.0, |largest: f64, logit| largest.max(logit.abs()));
         let differences = || weir.logits.iter().zip(&reference.logits).map(|(a, b)| distance(*a, *b));
         let (max_index, max_abs) =
             differences().enumerate().fold((0, 0.0), |max, next| if next.1 > max.1 { next } else { max });
-        let beyond = differences().position(|difference| difference > tolerance.logits * largest);
+        let beyond = differences().position(|difference| exceeds(difference, tolerance.logits * largest));
         let bits = |outputs: &Outputs| bits(&outputs.logits, vocabulary, &input.symbols, first);
         let mut all: Vec<Difference> =
             beyond.map(|index| logit_difference(index, vocabulary, first, weir, reference)).into_iter().collect();
@@ -184,6 +188,7 @@ impl Report {
             boundaries_equal: decisions.unequal == 0,
             segments: weir.boundaries.iter().filter(|decision| decision.boundary).count(),
             boundary_differences: decisions.unequal,
+            first_boundary_difference: decisions.first_unequal,
             max_abs_decision: decisions.max_abs,
             mean_abs_decision: (decisions.count > 0).then(|| decisions.sum / decisions.count as f64),
             smallest_gap: reference.smallest_gap.is_finite().then_some(reference.smallest_gap),
@@ -206,6 +211,8 @@ struct Decisions {
     /// 1 for probabilities and poolings; the largest absolute value of a gate, if that is above 1.
     unit: f64,
     unequal: usize,
+    /// The first symbol, or token of the document, whose decision differs.
+    first_unequal: Option<usize>,
     max_abs: Option<f64>,
     /// Sum of all differences, and their number.
     sum: f64,
@@ -222,7 +229,7 @@ impl Decisions {
                 let (yes, no) = if a.boundary { ("weir", "the reference") } else { ("the reference", "weir") };
                 let decided = if margin.is_finite() { format!(", decided by {margin:.2e}") } else { String::new() };
                 let text = format!("symbol {symbol} is a boundary in {yes}, not in {no}{decided}");
-                all.decision(symbol, margin > tolerance, text);
+                all.decision(symbol, exceeds(margin, tolerance), text);
             }
             all.number(symbol, "the boundary's probability", a.probability, b.probability);
             let probability = |logprob: Option<f32>| logprob.map(f32::exp);
@@ -232,7 +239,7 @@ impl Decisions {
         for (a, b) in weir.choices.iter().zip(&reference.choices) {
             // Gates have a margin for each token.
             match reference.margins.is_empty() {
-                true => all.kept(a, b, reference.smallest_gap > 2.0 * tolerance),
+                true => all.kept(a, b, exceeds(reference.smallest_gap, 2.0 * tolerance)),
                 false => all.gated(a, b, &reference.margins),
             }
         }
@@ -257,7 +264,8 @@ impl Decisions {
 
     /// Compares the tokens that one gate kept. A token within the tolerance of the threshold may be kept or deleted.
     fn gated(&mut self, weir: &PoolingChoice, reference: &PoolingChoice, margins: &[f64]) {
-        self.unit = reference.kept.iter().fold(1.0, |unit: f64, kept| unit.max(f64::from(kept.score).abs()));
+        let finite = reference.kept.iter().map(|kept| f64::from(kept.score).abs()).filter(|score| score.is_finite());
+        self.unit = finite.fold(1.0, f64::max);
         let what = format!("the gate's value before layer {}", weir.layer);
         let score = |choice: &PoolingChoice, token: usize| {
             choice.kept.iter().find(|kept| kept.token == token).map(|kept| kept.score)
@@ -269,13 +277,14 @@ impl Decisions {
                 let (yes, no) = if kept.is_some() { ("weir", "the reference") } else { ("the reference", "weir") };
                 let layer = weir.layer;
                 let text = format!("layer {layer} keeps token {token} in {yes}, not in {no}, decided by {margin:.2e}");
-                self.decision(token, *margin > self.tolerance * self.unit, text);
+                self.decision(token, exceeds(*margin, self.tolerance * self.unit), text);
             }
         }
     }
 
     fn decision(&mut self, symbol: usize, fails: bool, text: String) {
         self.unequal += 1;
+        self.first_unequal = Some(self.first_unequal.map_or(symbol, |first| first.min(symbol)));
         self.sum += 1.0;
         self.count += 1;
         if fails {
@@ -306,19 +315,22 @@ impl Decisions {
 
 fn logit_difference(index: usize, vocabulary: usize, first: usize, weir: &Outputs, reference: &Outputs) -> Difference {
     let symbol = index / vocabulary + first;
-    let text = format!(
-        "the logit of id {} for symbol {symbol} is {:.6} in weir, {:.6} in the reference",
-        index % vocabulary,
-        weir.logits[index],
-        reference.logits[index]
-    );
+    let a = weir.logits[index];
+    let b = reference.logits[index];
+    let not = if a.is_finite() && b.is_finite() { "" } else { "not a finite number: " };
+    let id = index % vocabulary;
+    let text = format!("the logit of id {id} for symbol {symbol} is {not}{a:.6} in weir, {b:.6} in the reference");
     Difference { symbol, text }
 }
 
-/// Returns |a − b|; infinity if it is not a number.
+/// Returns true if `value` is above `bound`, or is not a number.
+fn exceeds(value: f64, bound: f64) -> bool {
+    value > bound || value.is_nan()
+}
+
+/// Returns |a − b|; infinity if one of them is not finite, so that no tolerance allows it.
 fn distance(a: f64, b: f64) -> f64 {
-    let difference = (a - b).abs();
-    if difference.is_nan() { f64::INFINITY } else { difference }
+    if a.is_finite() && b.is_finite() { (a - b).abs() } else { f64::INFINITY }
 }
 
 /// Returns the mean −log2 p of the symbols that rows of logits predict; row 0 predicts symbol `first`.

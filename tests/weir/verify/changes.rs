@@ -7,7 +7,8 @@ use weir::decode::{
     document::KeptVector,
 };
 
-type Tensors = BTreeMap<String, (Stored, Vec<usize>, Vec<u8>)>;
+/// Type, shape and bytes of each tensor, by name.
+pub(in super::super) type Tensors = BTreeMap<String, (Stored, Vec<usize>, Vec<u8>)>;
 
 fn read_tensors(folder: &Path) -> Tensors {
     let bytes = fs::read(folder.join("model.safetensors")).unwrap();
@@ -18,16 +19,23 @@ fn read_tensors(folder: &Path) -> Tensors {
 
 /// Copies a checkpoint with one tensor multiplied by `factor`.
 pub(super) fn scaled_copy(folder: &Path, tensor: &str, factor: f32) -> TempDir {
+    changed_copy(folder, |tensors| {
+        let (dtype, _, data) = tensors.get_mut(tensor).unwrap();
+        assert_eq!(*dtype, Stored::F32);
+        for number in data.as_chunks_mut().0 {
+            *number = (f32::from_le_bytes(*number) * factor).to_le_bytes();
+        }
+    })
+}
+
+/// Copies a checkpoint with changed tensors.
+pub(in super::super) fn changed_copy(folder: &Path, change: impl FnOnce(&mut Tensors)) -> TempDir {
     let copy = TempDir::new().unwrap();
     for file in ["config.json", "tokenizer.json"].into_iter().filter(|file| folder.join(file).exists()) {
         fs::copy(folder.join(file), copy.path().join(file)).unwrap();
     }
     let mut tensors = read_tensors(folder);
-    let (dtype, _, data) = tensors.get_mut(tensor).unwrap();
-    assert_eq!(*dtype, Stored::F32);
-    for number in data.as_chunks_mut().0 {
-        *number = (f32::from_le_bytes(*number) * factor).to_le_bytes();
-    }
+    change(&mut tensors);
     let views = tensors
         .iter()
         .map(|(name, (dtype, shape, data))| (name.clone(), TensorView::new(*dtype, shape.clone(), data).unwrap()));
@@ -124,6 +132,7 @@ fn one_moved_boundary_in_either_implementation_is_noticed() {
         let difference = report.first_difference.clone().unwrap();
         assert!(difference.starts_with(&expected), "{difference}");
         assert_eq!((report.ok, report.boundaries_equal, report.boundary_differences), (false, false, 1));
+        assert_eq!(report.first_boundary_difference, Some(SYMBOL));
         // A reference that moved its boundary has other logits from there on; one that follows weir has the same.
         assert_eq!(report.max_rel > report.tolerance, in_reference, "{report:?}");
     }
@@ -190,6 +199,8 @@ fn a_moved_vector_of_a_pooling_is_noticed() {
         let expected = format!("the pooling after layer {} keeps token ", weir.choices[0].layer);
         assert!(difference.starts_with(&expected), "{difference}");
         assert_eq!((report.ok, report.boundary_differences), (false, 2), "{report:?}");
+        let ends = [&other.choices[0].kept[0], other.choices[0].kept.last().unwrap()].map(|kept| kept.token);
+        assert_eq!(report.first_boundary_difference, ends.into_iter().min());
     }
 }
 
@@ -222,6 +233,7 @@ fn a_deleted_token_in_one_implementation_is_noticed() {
         let report = follow(&moved);
         let difference = report.first_difference.clone().unwrap();
         assert_eq!((report.ok, report.boundary_differences), (false, 1), "{report:?}");
+        assert_eq!(report.first_boundary_difference, Some(token));
         // The reference kept what weir's record says, so its logits differ from weir's.
         assert!(report.max_rel > 1e-3, "{report:?}");
         // The decoder's symbols come first.
@@ -232,4 +244,74 @@ fn a_deleted_token_in_one_implementation_is_noticed() {
         let report = Report::new(model.card(), &input, &moved, &own).unwrap();
         assert!(report.first_difference.clone().unwrap().starts_with(&expected), "{report:?}");
     }
+}
+
+/// A row of the head overflows on both sides, as candle-transformers computes in f32, too.
+#[test]
+fn infinite_logits_are_not_verified() {
+    let folder = hugging_face::folder("llama");
+    let copy = changed_copy(&folder, |tensors| {
+        let (_, shape, data) = tensors.get_mut("lm_head.weight").unwrap();
+        let row = 4 * shape[1];
+        for number in data[7 * row..8 * row].as_chunks_mut().0 {
+            *number = 3e38f32.to_le_bytes();
+        }
+    });
+    let (code, out, error) = run(&["--model", copy.path().to_str().unwrap(), "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((code, &json["ok"], json["max_rel"].is_null()), (1, &false.into(), true), "{out}");
+    let difference = json["first_difference"].as_str().unwrap();
+    assert!(difference.starts_with("the logit of id 7 for symbol "), "{difference}");
+    assert!(difference.contains(" is not a finite number: ") && error.ends_with(&format!("{difference}\n")), "{error}");
+}
+
+#[test]
+fn the_first_logit_that_is_not_finite_is_named() {
+    let folder = hugging_face::folder("llama");
+    let model = load(&folder, &settings()).unwrap();
+    let input = limited_input(&*model, 12, 14);
+    let plain = model_outputs(&*model, &input, BoundaryOptions::default()).unwrap();
+    assert!(Report::new(model.card(), &input, &plain, &plain).unwrap().ok);
+    let vocabulary = model.card().vocabulary.len();
+    for value in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+        let mut changed = plain.clone();
+        changed.logits[4 * vocabulary + 7] = value;
+        changed.logits[9 * vocabulary] = value;
+        for (weir, other) in [(&changed, &plain), (&plain, &changed), (&changed, &changed)] {
+            let report = Report::new(model.card(), &input, weir, other).unwrap();
+            let difference = report.first_difference.clone().unwrap();
+            let expected = "the logit of id 7 for symbol 5 is not a finite number: ";
+            assert!(!report.ok && difference.starts_with(expected), "{difference}");
+            assert_eq!((report.max_abs, report.max_abs_symbol), (f64::INFINITY, 5));
+        }
+    }
+}
+
+/// A decision within the tolerance may differ, and its symbol is reported. A probability or margin that is not a number fails.
+#[test]
+fn the_first_boundary_that_differs_is_reported() {
+    let folder = converted("gumbel");
+    let model = load(&folder, &settings()).unwrap();
+    let input = input(&*model, 10);
+    let weir = model_outputs(&*model, &input, BoundaryOptions::default()).unwrap();
+    let ends: Vec<bool> = weir.boundaries.iter().map(|decision| decision.boundary).collect();
+    let other = reference(&folder.as_path().into()).unwrap().forward(&input, given(&ends)).unwrap();
+    let report = |other: &Outputs| Report::new(model.card(), &input, &weir, other).unwrap();
+    assert_eq!((report(&other).ok, report(&other).first_boundary_difference), (true, None));
+    let with_margins = |margin: f64| {
+        let mut moved = other.clone();
+        for symbol in [70, 30, 90] {
+            moved.boundaries[symbol].boundary = !moved.boundaries[symbol].boundary;
+            moved.margins[symbol] = margin;
+        }
+        report(&moved)
+    };
+    let close = with_margins(1e-6);
+    assert_eq!((close.ok, close.first_difference), (true, None));
+    assert_eq!((close.boundary_differences, close.first_boundary_difference), (3, Some(30)));
+    let unknown = with_margins(f64::NAN);
+    assert!(unknown.first_difference.unwrap().starts_with("symbol 30 is a boundary in "));
+    let mut unknown = other.clone();
+    unknown.boundaries[5].probability = Some(f32::NAN);
+    assert!(report(&unknown).first_difference.unwrap().starts_with("the boundary's probability at symbol 5 is "));
 }

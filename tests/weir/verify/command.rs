@@ -31,11 +31,30 @@ fn the_command_prints_the_comparison() {
         json["max_rel"].as_f64().unwrap() <= json["tolerance"].as_f64().unwrap() && json["max_abs"].is_number(),
         "{out}"
     );
+    assert!(json["first_boundary_difference"].is_null(), "{out}");
     let document = pyramidion_converted("pyramidion");
     let args = ["--model", document.to_str().unwrap(), "--target-ids", "5,6,7", "--json"];
     let (code, out, error) = run(&args);
     let json: Value = serde_json::from_str(&out).unwrap();
     assert_eq!((code, &json["symbols"], &json["document_tokens"]), (0, &4.into(), &64.into()), "{error}");
+}
+
+/// In int8 some decisions differ within the tolerance.
+#[test]
+fn the_command_prints_where_decisions_first_differ() {
+    let texts = (converted("gumbel"), "boundaries  ", "symbol");
+    let documents = (pyramidion_converted("pyramidion"), "kept vectors", "token");
+    for (folder, unit, item) in [texts, documents] {
+        let args = ["--model", folder.to_str().unwrap(), "--dtype", "int8", "--isa", "portable"];
+        let (code, out, error) = run(&[&args[..], &["--json"]].concat());
+        let json: Value = serde_json::from_str(&out).unwrap();
+        assert_eq!((code, json["boundary_differences"].as_u64() > Some(0)), (0, true), "{out}{error}");
+        let (_, text, _) = run(&args);
+        let count = &json["boundary_differences"];
+        let expected =
+            format!("\n{unit}        {count} differ, the first at {item} {}", json["first_boundary_difference"]);
+        assert!(text.contains(&expected), "{expected}: {text}");
+    }
 }
 
 /// Attention with scores of some thousands loses the differences between keys in f32.

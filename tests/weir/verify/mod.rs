@@ -4,6 +4,7 @@
 mod changes;
 mod command;
 
+pub(super) use changes::changed_copy;
 pub(super) use command::run;
 
 use super::{hourglass, hugging_face, lex, lslm, naive_decoder, pyramidion::shapes::Shape, support::*};

@@ -73,7 +73,12 @@ impl TransformerKeys {
 
     /// Returns the activation of Llama and Qwen. Fails if it is unknown.
     pub(super) fn activation(&self, checkpoint: &Checkpoint) -> Result<Activation> {
-        activation(checkpoint, "hidden_act", self.hidden_act.as_deref().unwrap_or("silu"))
+        activation(checkpoint, "hidden_act", self.activation_name())
+    }
+
+    /// Returns the name of the activation of Llama and Qwen.
+    pub(super) fn activation_name(&self) -> &str {
+        self.hidden_act.as_deref().unwrap_or("silu")
     }
 
     /// Returns the window of Qwen's layers, if any has one.
@@ -112,7 +117,11 @@ impl TransformerKeys {
                 original_max_position_embeddings: scaling.original_max_position_embeddings.unwrap_or(0),
                 rope_type: Llama3RopeType::Llama3,
             })),
-            (other, _) => only(checkpoint, "rope_type", "default", other).map(|()| None),
+            ("default", _) => Ok(None),
+            (other, _) => {
+                let expected = "default or llama3, the only ones that the reference, candle-transformers, computes";
+                Err(checkpoint.error("rope_type", expected.into(), other.into()))
+            }
         }
     }
 }

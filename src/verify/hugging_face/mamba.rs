@@ -5,7 +5,7 @@
 use crate::{
     error::Result,
     verify::{
-        Given, Input, Outputs, Reference,
+        Given, Input, LengthLimit, Outputs, Reference,
         checkpoint::Checkpoint,
         tensors::{Nonlinearity, Tensors},
     },
@@ -49,6 +49,13 @@ pub(super) fn read(checkpoint: Checkpoint) -> Result<Box<dyn Reference>> {
 }
 
 impl Reference for Mamba {
+    fn limit(&self) -> LengthLimit {
+        LengthLimit {
+            why: "the reference implementation has the vectors of all symbols in memory",
+            ..LengthLimit::PAIRS
+        }
+    }
+
     fn forward(&self, input: &Input, _: Given<'_>) -> CandleResult<Outputs> {
         let mut x = self.tensors.rows("backbone.embeddings.weight", &input.symbols)?; // (len, D)
         for layer in 0..self.keys.num_hidden_layers {

@@ -63,7 +63,7 @@ pub(super) fn llama(checkpoint: Checkpoint) -> Result<Box<dyn Reference>> {
     only(&checkpoint, "attention_bias", false, keys.attention_bias)?;
     only(&checkpoint, "mlp_bias", false, keys.mlp_bias)?;
     if keys.activation(&checkpoint)? != Activation::Silu {
-        only(&checkpoint, "hidden_act", "silu", "another")?;
+        only(&checkpoint, "hidden_act", "silu", keys.activation_name())?;
     }
     let config = llama_models::Config {
         hidden_size: keys.hidden_size,

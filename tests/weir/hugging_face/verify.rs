@@ -1,9 +1,9 @@
 //! `weir verify` on models of tokens, and what its second implementation does not compute.
 
 use super::*;
-use crate::verify::run;
+use crate::verify::{changed_copy, run};
 use serde_json::Value;
-use weir::verify::load::load as reference;
+use weir::verify::{LengthLimit, load::load as reference};
 
 #[test]
 fn the_command_verifies_each_architecture() {
@@ -27,7 +27,7 @@ fn the_command_verifies_each_architecture() {
     assert!(code == 1 && out.is_empty() && error.contains(expected), "{error}");
 }
 
-/// Both layouts of positions, Llama 3's scaling, an untied Mamba of other sizes, and shards.
+/// Both layouts of positions, Llama 3's scaling, an untied Mamba, and shards.
 #[test]
 fn other_layouts_are_verified() {
     let verified = |copy: &Path, why: &str| {
@@ -49,6 +49,23 @@ fn other_layouts_are_verified() {
         golden::shard(copy.path());
         verified(copy.path(), model_type);
     }
+    let untied = changed_copy(&folder("mamba"), |tensors| {
+        let (dtype, shape, data) = tensors["backbone.embeddings.weight"].clone();
+        // The rows of the embedding in reverse order.
+        let rows: Vec<u8> = data.chunks_exact(4 * shape[1]).rev().flatten().copied().collect();
+        tensors.insert("lm_head.weight".into(), (dtype, shape, rows));
+    });
+    edit(&untied.path().join("config.json"), r#""tie_word_embeddings": true"#, r#""tie_word_embeddings": false"#);
+    verified(untied.path(), "untied mamba");
+}
+
+/// The recurrence of Mamba compares no pairs of symbols.
+#[test]
+fn the_limit_of_a_text_has_the_reason_of_its_architecture() {
+    let limit = |model_type: &str| reference(&folder(model_type).as_path().into()).unwrap().limit();
+    assert_eq!(limit("llama"), LengthLimit::PAIRS);
+    let why = "the reference implementation has the vectors of all symbols in memory";
+    assert_eq!(limit("mamba"), LengthLimit { symbols: 4096, why });
 }
 
 /// Each refusal names the key, the value that the second implementation computes, and the value found.
@@ -69,6 +86,18 @@ fn what_the_second_implementation_does_not_compute_is_refused() {
             "attention_bias: expected false ONLY, found true",
         ),
         ("llama", r#""head_dim": 12"#, r#""head_dim": 16"#, "head_dim: expected 12 ONLY, found 16"),
+        (
+            "llama",
+            r#""hidden_act": "silu""#,
+            r#""hidden_act": "gelu_new""#,
+            "hidden_act: expected silu, ONLY, found gelu_new",
+        ),
+        (
+            "llama",
+            r#""rope_type": "default""#,
+            r#""rope_type": "linear""#,
+            "rope_type: expected default or llama3, the only ones that the reference, candle-transformers, computes, found linear",
+        ),
         (
             "qwen2",
             r#""rope_type": "default""#,

@@ -99,6 +99,14 @@ pub fn weights(
     }
 }
 
+/// Reads the weights of a Hugging Face folder that needs no conversion, under weir's names. `None` for any other checkpoint. Fails
+/// as the conversion does.
+pub fn weights_in_place(source: &CheckpointSource) -> Result<Option<Weights>> {
+    let Some(folder) = in_place(source)? else { return Ok(None) };
+    let (weights, _) = folder.weights(&mut |_, _| {})?;
+    Ok(Some(weights))
+}
+
 fn in_place(source: &CheckpointSource) -> Result<Option<InPlace<'_>>> {
     source.folder().map_or(Ok(None), InPlace::find)
 }

@@ -6,7 +6,10 @@ use super::{
 };
 use crate::{
     error::{Error, Result},
-    family::checkpoint::{self, CheckpointSource, Config},
+    family::{
+        checkpoint::{self, CheckpointSource, Config},
+        load,
+    },
     text::Vocabulary,
 };
 use candle_core::{DType, Tensor};
@@ -28,9 +31,9 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Reads the configuration; `load` loads a companion. Fails if the configuration cannot be read.
-    pub(super) fn read(source: &CheckpointSource, load: LoadReference) -> Result<Self> {
-        Ok(Self { source: source.clone(), config: source.config()?, load })
+    /// Reads the configuration; `companion` loads a companion. Fails if the configuration cannot be read.
+    pub(super) fn read(source: &CheckpointSource, companion: LoadReference) -> Result<Self> {
+        Ok(Self { source: source.clone(), config: load::config(source)?, load: companion })
     }
 
     /// Returns the family's name.

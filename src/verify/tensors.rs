@@ -2,7 +2,10 @@
 
 use crate::{
     error::{Error, Result},
-    family::checkpoint::{CheckpointSource, shards},
+    family::{
+        checkpoint::{CheckpointSource, Tensor as LoadedTensor, Weights, shards},
+        load::weights_in_place,
+    },
 };
 use candle_core::{D, DType, Device, Result as CandleResult, Tensor, bail, safetensors as tensor_files};
 use serde::Deserialize;
@@ -68,6 +71,9 @@ impl Tensors {
 /// Reads all tensors of a checkpoint as numbers of `dtype`. Fails if a file cannot be read.
 pub(super) fn read_tensors(source: &CheckpointSource, dtype: DType) -> Result<HashMap<String, Tensor>> {
     let mut tensors = HashMap::new();
+    if let Some(weights) = weights_in_place(source)? {
+        return converted(&source.path(), read_in_place(&weights), dtype);
+    }
     match source {
         CheckpointSource::Folder(folder) => {
             for file in shards::files(folder)? {
@@ -80,6 +86,12 @@ pub(super) fn read_tensors(source: &CheckpointSource, dtype: DType) -> Result<Ha
         }
     }
     Ok(tensors)
+}
+
+/// Converts the tensors that weir read.
+fn read_in_place(weights: &Weights) -> CandleResult<HashMap<String, Tensor>> {
+    let tensor = |tensor: &LoadedTensor| Tensor::from_slice(&tensor.numbers, &*tensor.shape, &Device::Cpu);
+    weights.iter().map(|(name, read)| Ok((name.clone(), tensor(read)?))).collect()
 }
 
 /// Converts the tensors that candle read from `file`.

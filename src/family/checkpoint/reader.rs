@@ -67,6 +67,11 @@ impl Weights {
         self.tensors.get(name)
     }
 
+    /// Returns all tensors that were read and not taken, with their names.
+    pub fn iter(&self) -> impl Iterator<Item = (&String, &Tensor)> {
+        self.tensors.iter()
+    }
+
     /// Adds a tensor.
     pub fn insert(&mut self, name: String, tensor: Tensor) {
         self.tensors.insert(name, tensor);

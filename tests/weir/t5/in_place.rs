@@ -99,6 +99,20 @@ fn commands_take_a_folder() {
     assert!(!ok && refused.contains("needs a model that"), "{refused}");
 }
 
+/// The reference reads the same tensors as from a converted checkpoint.
+#[cfg(feature = "candle")]
+#[test]
+fn a_folder_is_verified_without_conversion() {
+    for case in ["t5_v10", "longt5_tglobal", "mrt5"] {
+        let [direct, converted] = [t5_golden(case), t5_converted(case)].map(|folder| {
+            let mut report = parsed(&["verify", "--json", "--model", folder.to_str().unwrap()]);
+            report["model"] = Value::Null;
+            report
+        });
+        assert_eq!((&direct["ok"], &direct), (&json!(true), &converted), "{case}");
+    }
+}
+
 fn message(dir: &Path) -> String {
     load(dir, &settings()).err().expect("the folder is invalid").to_string().replace(&format!("{}/", dir.display()), "")
 }

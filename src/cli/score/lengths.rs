@@ -1,6 +1,6 @@
 //! Bits per character by length, as in LeX's Table 2: the same text split into pieces of each length.
 
-use super::scores::Scores;
+use super::{scores::Scores, text_bits::TextBits};
 use crate::error::{Error, Result};
 use serde_json::{Value, json};
 use std::f64::consts::LN_2;
@@ -22,11 +22,12 @@ pub(super) struct LengthScore {
     pub(super) nats: f64,
     /// Scored symbols.
     pub(super) scored: usize,
+    pub(super) text_bits: TextBits,
 }
 
 impl LengthScore {
-    fn bits(&self) -> f64 {
-        self.nats / self.scored as f64 / LN_2
+    fn bits_per_char(&self) -> Option<f64> {
+        self.text_bits.per_char(Some(self.nats / self.scored as f64 / LN_2))
     }
 }
 
@@ -50,13 +51,17 @@ pub(super) fn check_lengths(lengths: &[u32], symbols: usize, max_symbols: usize)
 impl Scores for LengthScores {
     fn as_json(&self) -> Value {
         let entry = |score: &LengthScore| {
-            json!({
+            let mut entry = json!({
                 "length": score.length,
                 "pieces": score.pieces,
                 "scored": score.scored,
-                "bits_per_char": score.bits(),
+                "bits_per_char": score.bits_per_char(),
                 "extrapolates": score.length > self.training_length,
-            })
+            });
+            if let Some(object) = entry.as_object_mut() {
+                score.text_bits.add_json(object);
+            }
+            entry
         };
         json!({
             "symbols": self.symbols,
@@ -76,7 +81,7 @@ impl Scores for LengthScores {
         [
             line("length", &|score| score.length.to_string()),
             line("inter- or extra-", &|score| beyond(score).to_owned()),
-            line("bits per character", &|score| format!("{:.4}", score.bits())),
+            line("bits per character", &|score| score.bits_per_char().map_or("-".into(), |bits| format!("{bits:.4}"))),
             format!(
                 "{} symbols scored at each length, trained on {training}\n",
                 self.scores.first().map_or(0, |score| score.scored)

@@ -75,6 +75,11 @@ impl MarkedTextBits {
         self.nxt -= end_logprob.map_or(0.0, f64::from) / LN_2;
     }
 
+    /// Returns the sum of −ln p of the text's symbols, without its end and its segment ends.
+    pub(super) fn text_nats(&self) -> f64 {
+        self.text * LN_2
+    }
+
     /// Returns T, the number of symbols that all figures divide by.
     fn augmented(&self) -> usize {
         1 + self.symbols + usize::from(self.has_end)

@@ -82,13 +82,14 @@ pub(super) fn whole(args: &Args, model: &dyn Model, symbols: &[u32], has_end: bo
     check_length("text", symbols.len(), card)?;
     let outputs = evaluate_text(args, model, symbols, has_end)?;
     outputs.write_logits(args, model)?;
-    let nats = outputs.nats();
+    let unscored = usize::from(card.first_logits.is_none());
+    let nats = outputs.marked.as_ref().map_or_else(|| outputs.nats(), MarkedTextBits::text_nats);
     Ok(ScoredText {
         symbols: symbols.len() + usize::from(has_end),
         text_chars: TextCounter::chars_of(symbols, card.vocabulary.clone()),
         fed: symbols.len(),
         levels: levels(&outputs.decisions),
-        text_bits: outputs.marked.is_none().then(|| TextBits::new(model, symbols, nats)),
+        text_bits: TextBits::new(model, symbols, unscored, nats),
         marked: outputs.marked,
         mode: args.boundaries.boundary_mode.or(card.boundary_modes.first().copied()),
         is_pooled: card.pooled,
@@ -135,7 +136,7 @@ pub(super) fn windowed(args: &Args, model: &dyn Model, symbols: &[u32], size: Wi
         })?;
         sum += scored;
         window_losses.push(scored.nats / scored.scored as f64);
-        bar.set_message(format!("{:.3} bits per character", sum.nats / sum.scored as f64 / LN_2));
+        bar.set_message(format!("{:.3} bits per symbol", sum.nats / sum.scored as f64 / LN_2));
         bar.inc(1);
     }
     bar.finish_and_clear();
@@ -147,7 +148,8 @@ pub(super) fn windowed(args: &Args, model: &dyn Model, symbols: &[u32], size: Wi
         shortening_factor: (sum.segments > 0).then(|| sum.fed as f64 / sum.segments as f64),
         boundaries: outputs.boundaries,
         logprobs: outputs.logprobs,
-        text_bits: TextBits::new(model, symbols, sum.nats),
+        // No window predicts the first symbol.
+        text_bits: TextBits::new(model, symbols, 1, sum.nats),
     })
 }
 
@@ -169,11 +171,12 @@ fn length_score(args: &Args, model: &dyn Model, symbols: &[u32], length: usize) 
         sum += score_window(model, symbols, window, &args.boundaries.options(), &mut |position, logits, mark| {
             outputs.push(symbols.get(position + 1), logits, mark)
         })?;
-        bar.set_message(format!("length {length}: {:.3} bits per character", sum.nats / sum.scored as f64 / LN_2));
+        bar.set_message(format!("length {length}: {:.3} bits per symbol", sum.nats / sum.scored as f64 / LN_2));
         bar.inc(1);
     }
     bar.finish_and_clear();
     // In the order of the text, as for `--windowed` and on a server.
     let nats = -outputs.logprobs.iter().sum::<f64>();
-    Ok(LengthScore { length, pieces, nats, scored: outputs.logprobs.len() })
+    let text_bits = TextBits::new(model, symbols, 1, nats);
+    Ok(LengthScore { length, pieces, nats, scored: outputs.logprobs.len(), text_bits })
 }

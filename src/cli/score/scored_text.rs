@@ -19,8 +19,8 @@ pub(super) struct ScoredText {
     pub(super) boundaries: Vec<u8>,
     /// Boundaries of each level, if several are known.
     pub(super) levels: Vec<Vec<u8>>,
-    /// Bits by characters, bytes and tokens; not of a model with special symbols.
-    pub(super) text_bits: Option<TextBits>,
+    /// Bits by characters, bytes and tokens, without those of special symbols.
+    pub(super) text_bits: TextBits,
     /// Bits of a model with special symbols.
     pub(super) marked: Option<MarkedTextBits>,
     /// Boundary mode of the score.
@@ -36,7 +36,7 @@ impl ScoredText {
         }
         let scored = self.logprobs.len();
         let bits = (scored > 0).then(|| -self.logprobs.iter().sum::<f64>() / scored as f64 / LN_2);
-        self.text_bits.as_ref().map_or(bits, |text| text.per_char(bits))
+        self.text_bits.per_char(bits)
     }
 
     fn shortening_factor(&self) -> Option<f64> {
@@ -53,9 +53,7 @@ impl Scores for ScoredText {
         object.insert("symbols".into(), self.symbols.into());
         object.insert("text_chars".into(), self.text_chars.into());
         object.insert("bits_per_char".into(), json!(self.bits_per_char()));
-        if let Some(text) = &self.text_bits {
-            text.add_json(&mut object);
-        }
+        self.text_bits.add_json(&mut object);
         if let Some(marked) = &self.marked {
             object.insert("boundary_mode".into(), self.mode.map(BoundaryMode::name).into());
             marked.add_json(&mut object);
@@ -74,7 +72,7 @@ impl Scores for ScoredText {
             "{} symbols, {} bits per character{}, shortening factor {}\n",
             self.symbols,
             output::optional(self.bits_per_char()),
-            self.text_bits.as_ref().map_or_else(String::new, TextBits::describe),
+            self.text_bits.describe(),
             output::optional(self.shortening_factor())
         );
         out += &self.marked.as_ref().map_or_else(String::new, MarkedTextBits::text);

@@ -162,7 +162,7 @@ pub(super) fn whole(args: &Args, model: &ServedModel, text: String) -> Result<Sc
         boundaries,
         // The API has the boundaries of the first level only.
         levels: Vec::new(),
-        text_bits: marked.is_none().then(|| response.text_bits(&described)),
+        text_bits: response.text_bits(&described),
         marked,
         mode: args.boundaries.boundary_mode.or(default),
         is_pooled: described.pooled,
@@ -205,6 +205,7 @@ pub(super) fn lengths(args: &Args, model: &ServedModel, text: &str) -> Result<Le
         let length = length as usize;
         let windowed = WindowOptions { length, stride: length };
         let response = call(args, &described, text.to_owned(), Some(windowed))?;
+        let text_bits = response.text_bits(described.description.as_ref().ok_or_else(|| model.changed())?);
         if symbols == 0 {
             response.report_normalised(args.text.flag());
         }
@@ -212,7 +213,8 @@ pub(super) fn lengths(args: &Args, model: &ServedModel, text: &str) -> Result<Le
         check_lengths(&args.lengths, symbols, max_symbols)?;
         let logprobs = response.logprobs();
         let pieces = windows(symbols, windowed).count();
-        scores.push(LengthScore { length, pieces, nats: -logprobs.iter().sum::<f64>(), scored: logprobs.len() });
+        let nats = -logprobs.iter().sum::<f64>();
+        scores.push(LengthScore { length, pieces, nats, scored: logprobs.len(), text_bits });
     }
     Ok(LengthScores { symbols, training_length: size(described.description()?.training_length), scores })
 }

@@ -4,7 +4,7 @@ use crate::{decode::contract::Model, text::TextCounter};
 use serde_json::{Map, Value, json};
 use std::f64::consts::LN_2;
 
-/// Bits of a text by its size, without the first symbol unless that is scored, too.
+/// Bits of a text by its size, without the symbols at its beginning that are not scored.
 #[derive(Debug, Clone)]
 pub(super) struct TextBits {
     /// True in a model of tokens.
@@ -17,17 +17,16 @@ pub(super) struct TextBits {
 }
 
 impl TextBits {
-    /// Measures the text of `symbols`, whose scores sum to `nats`.
-    pub(super) fn new(model: &dyn Model, symbols: &[u32], nats: f64) -> Self {
+    /// Measures the text of `symbols`, whose scores sum to `nats`. Its first `unscored` symbols have no score.
+    pub(super) fn new(model: &dyn Model, symbols: &[u32], unscored: usize, nats: f64) -> Self {
         let card = model.card();
         let mut text = TextCounter::new(card.vocabulary.clone());
-        let first = usize::from(card.first_logits.is_none());
         for (index, &symbol) in symbols.iter().enumerate() {
-            text.push(symbol, index >= first);
+            text.push(symbol, index >= unscored);
         }
         text.finish();
         let per = |count: usize| (count > 0).then(|| nats / LN_2 / count as f64);
-        let tokens = symbols.len().saturating_sub(first);
+        let tokens = symbols.len().saturating_sub(unscored);
         Self {
             is_subword: card.vocabulary.is_subword(),
             per_char: per(text.chars),

@@ -31,6 +31,10 @@ impl WindowedText {
 
 impl Scores for WindowedText {
     fn as_json(&self) -> Value {
+        let window_nats = match self.text_bits.is_subword {
+            true => "window_nats_per_token",
+            false => "window_nats_per_char",
+        };
         let mut object = json!({
             "symbols": self.symbols,
             "text_chars": self.text_chars,
@@ -38,7 +42,7 @@ impl Scores for WindowedText {
             "bits_per_char": self.bits_per_char(),
             "shortening_factor": self.shortening_factor,
             "windows": self.window_losses.len(),
-            "window_nats_per_char": self.window_losses,
+            window_nats: self.window_losses,
             "boundaries": self.boundaries,
             "logprobs": self.logprobs,
         });

@@ -1,7 +1,7 @@
 //! The commands on models of tokens: scores per byte and character, and comparisons with a model of characters.
 
 use super::*;
-use crate::support::converted;
+use crate::{process::Server, support::converted};
 use serde_json::{Value, json};
 use std::process::Command;
 
@@ -38,6 +38,43 @@ fn a_score_has_bits_per_byte_character_and_token() {
     let characters = converted("whitespaces");
     let score = parsed(&["score", "--json", "--model", characters.to_str().unwrap(), "--text", "the city"]);
     assert!((score["bits_per_byte"].as_f64().unwrap() - score["bits_per_char"].as_f64().unwrap()).abs() < 1e-9);
+}
+
+/// Windows and pieces of each length, in this process and on a server.
+#[test]
+fn scores_by_length_are_per_character_of_the_text() {
+    let folder = folder("qwen2");
+    let folder = folder.to_str().unwrap();
+    let text = "Zürich's café, 1.5 million – naïve";
+    let server = Server::start(&["--threads", "1", "--calibration-milliseconds", "0", "--model", folder]);
+    let address = server.address.to_string();
+    let score = |source: [&str; 2], size: [&str; 2], more: &[&str]| {
+        weir(&[&["score", "--text", text][..], &source, &size, more].concat())
+    };
+    let close = |a: &Value, b: &Value| (a.as_f64().unwrap() - b.as_f64().unwrap()).abs() < 1e-4;
+    for source in [["--model", folder], ["--server", &address]] {
+        let scored: Value = serde_json::from_str(&score(source, ["--lengths", "4,9"], &["--json"])).unwrap();
+        let mut cells = Vec::new();
+        for entry in scored["lengths"].as_array().unwrap() {
+            let bits = entry["bits_per_token"].as_f64().unwrap() * entry["scored"].as_f64().unwrap();
+            // The first token is Z, which is not scored.
+            for (key, count) in [("bits_per_char", text.chars().count() - 1), ("bits_per_byte", text.len() - 1)] {
+                assert!(close(&entry[key], &json!(bits / count as f64)), "{source:?} {key}: {entry}");
+            }
+            let size = format!("{0},{0}", entry["length"]);
+            let windowed: Value = serde_json::from_str(&score(source, ["--windowed", &size], &["--json"])).unwrap();
+            for key in ["bits_per_char", "bits_per_byte", "bits_per_token"] {
+                assert!(close(&entry[key], &windowed[key]), "{source:?} {key}: {entry} {windowed}");
+            }
+            assert_eq!(windowed["window_nats_per_token"].as_array().unwrap().len(), windowed["windows"]);
+            assert!(windowed.get("window_nats_per_char").is_none(), "{windowed}");
+            cells.push(format!("{:.4}", entry["bits_per_char"].as_f64().unwrap()));
+        }
+        let table = score(source, ["--lengths", "4,9"], &[]);
+        let line = table.lines().nth(2).unwrap();
+        let found: Vec<&str> = line.split_whitespace().skip(3).collect();
+        assert!(line.starts_with("bits per character ") && found == cells, "{table}");
+    }
 }
 
 #[test]

@@ -29,7 +29,9 @@ fn scores_equal_the_golden_data() {
         let golden = Golden::open(&lslm_golden(case));
         let config: Value = serde_json::from_slice(&fs::read(lslm_golden(case).join("config.json")).unwrap()).unwrap();
         let expected = &config["golden_info"]["score"];
-        let ids = list(&golden.ids("ids")[1..]);
+        let symbols = &golden.ids("ids")[1..];
+        let ids = list(symbols);
+        let bytes = lslm_in(case, Dtype::F32).card().vocabulary.decode(symbols).len();
         let out = TempDir::new().unwrap();
         for mode in ["full", "incremental", "chunked"] {
             let file = out.path().join(mode);
@@ -42,6 +44,9 @@ fn scores_equal_the_golden_data() {
             }
             assert_eq!(output["bits_per_char"], output["bpc_joint"], "the default mode counts the joint bits");
             assert_eq!(output["augmented_symbols"], expected["T"]);
+            // Marks are no text.
+            let bits = output["bits_per_byte"].as_f64().unwrap() * bytes as f64;
+            assert!((bits - output["bits_text"].as_f64().unwrap()).abs() < 1e-6, "{case} {mode}: {bits}");
             let cuts: Vec<f64> = output["boundaries"].as_array().unwrap().iter().map(|z| z.as_f64().unwrap()).collect();
             assert_eq!(cuts, golden.get("z").iter().map(|&z| f64::from(z)).collect::<Vec<_>>(), "{case} {mode}");
             assert_eq!(output["logprobs"].as_array().unwrap().len() as u64, output["symbols"].as_u64().unwrap());

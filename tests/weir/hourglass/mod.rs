@@ -3,6 +3,8 @@
 //! `verify` compare their logits and boundaries with a second implementation; these test companions and text.
 
 mod shapes;
+#[cfg(feature = "candle")]
+mod verified_texts;
 
 pub(super) use shapes::{folder, shapes, write};
 

@@ -6,6 +6,8 @@ mod golden;
 pub(super) mod shapes;
 pub(super) mod single_document;
 mod topk_operator;
+#[cfg(feature = "candle")]
+mod unpadded;
 
 use super::{golden::Golden, support::*};
 use std::sync::Arc;

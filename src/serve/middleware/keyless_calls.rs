@@ -145,7 +145,7 @@ impl CallEnd {
         self.ended.cancel();
         sleep(END_TIME).await;
         if self.call.strong_count() > 0 {
-            tracing::info!("closing a connection: its client reads nothing of a call of health or reflection");
+            tracing::debug!("closing a connection: its client reads nothing of a call of health or reflection");
             self.close.cancel();
         }
     }

@@ -285,10 +285,7 @@ fn an_unreachable_server_is_diagnosed() {
     let nobody = call(&free);
     assert!(nobody.starts_with(&format!("weir: {free}: no server listens there")), "{nobody}");
     let http = call(&serving.http);
-    assert!(
-        http.contains(&serving.http) && http.contains("give the gRPC address (--listen of `weir serve`)"),
-        "{http}"
-    );
+    assert!(http.contains(&serving.http) && http.contains("give the gRPC address (weir serve --listen)"), "{http}");
     let portless = call("localhost");
     assert!(portless.contains("expected host:port or a URL"), "{portless}");
     let certificates = Certificates::new();

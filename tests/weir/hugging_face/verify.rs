@@ -90,7 +90,7 @@ fn what_the_second_implementation_does_not_compute_is_refused() {
             "llama",
             r#""hidden_act": "silu""#,
             r#""hidden_act": "gelu_new""#,
-            "hidden_act: expected silu, ONLY, found gelu_new",
+            "hidden_act: expected silu ONLY, found gelu_new",
         ),
         (
             "llama",

@@ -91,5 +91,5 @@ fn long_documents_are_refused_by_default_and_work_is_bounded() {
     }
     fs::write(&file, "A river. ".repeat(2000)).unwrap();
     let (ok, _, message) = weir(&[&base[..], &["--long-documents", "chunk"]].concat());
-    assert!(!ok && message.contains("--long-documents: about ") && message.contains("at most 64"), "{message}");
+    assert!(!ok && message.contains("found about ") && message.contains("at most 64"), "{message}");
 }

@@ -12,22 +12,26 @@ use super::{
     shared_limit::{Exceeded, SharedLimit},
 };
 use crate::{
+    config::TransportConfig,
     error::Error,
     serve::{call::Call, status::status},
 };
-use std::{sync::Arc, time::Duration};
+use std::{ops::RangeInclusive, sync::Arc, time::Duration};
 use tonic::body::Body;
 use tower::ServiceExt;
 
-/// Maximum calls of health and reflection, which include the streams that watch health.
-const MAX_KEYLESS_CALLS: usize = 1024;
+/// Limits on the calls of health and reflection, which include the streams that watch health.
+const KEYLESS_CALLS: RangeInclusive<usize> = 16..=1024;
 /// Delay before a rejected client should retry.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Rejects calls beyond `max_calls`, and those of a caller beyond its share.
-pub(super) fn limit(max_calls: usize) -> impl Middleware {
-    let calls = CallTable::new("calls", max_calls);
-    let keyless_calls = KeylessCalls::new(MAX_KEYLESS_CALLS);
+/// Rejects calls beyond the limit, and those of a caller beyond its share.
+pub(super) fn limit(config: &TransportConfig) -> impl Middleware {
+    let calls = CallTable::new("calls", config.calls);
+    // A connection with a call is busy, so these calls must leave connections that a new one may replace.
+    let max_keyless = config.connections.saturating_mul(3) / 4;
+    let max_keyless = max_keyless.clamp(*KEYLESS_CALLS.start(), *KEYLESS_CALLS.end());
+    let keyless_calls = KeylessCalls::new(max_keyless);
     move |request: HttpRequest, next: Next| {
         let call = Call::of_http(&request);
         if needs_no_key(request.uri().path()) {

@@ -69,7 +69,7 @@ pub(super) fn stack(routes: Routes, parts: &Parts<'_>) -> Next {
     let service = Around(unread_responses::limit(Arc::clone(memory), stall.clone())).layer(service);
     let service = Around(unread_streams::limit(stall)).layer(service);
     // Inside authentication, which sets the tenant; outside everything that uses memory or time.
-    let service = Around(call_limits::limit(config.calls)).layer(service);
+    let service = Around(call_limits::limit(config)).layer(service);
     // Inside the log span, in which it records the principal; outside everything that uses memory or time.
     let service = Around(auth::authenticate(config.access.credentials.clone())).layer(service);
     // Outside everything that can fail, so that every failure is logged within the call's span.

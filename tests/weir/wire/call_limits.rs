@@ -103,3 +103,24 @@ async fn watches_of_many_callers_leave_room_for_checks() {
     let closed = http2_frames::until_closed(&mut held[0]);
     tokio::time::timeout(Duration::from_secs(30), closed).await.unwrap();
 }
+
+/// Each connection has a stream that watches health, for which its client needs no key.
+#[tokio::test]
+async fn watches_on_all_connections_leave_some_to_others() {
+    let server = within(TransportConfig { connections: 32, ..TransportConfig::default() }).await;
+    let address = server.running.address;
+    let watch = [
+        http2_frames::beginning(),
+        http2_frames::call(1, WATCH),
+        http2_frames::frame(http2_frames::DATA, 1, 1, &[0, 0, 0, 0, 0]),
+    ];
+    let mut held = Vec::new();
+    for connection in 0..32 {
+        let mut stream = connect_from(3 + connection % 4, address).await.unwrap();
+        stream.write_all(&watch.concat()).await.unwrap();
+        held.push(stream);
+    }
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    segment(channel_from(20, address).await).await.unwrap();
+    drop(held);
+}

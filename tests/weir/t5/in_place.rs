@@ -6,22 +6,9 @@ use serde_json::{Value, json};
 use std::{
     fs,
     path::{Path, PathBuf},
-    process::Command,
 };
 use tempfile::TempDir;
 use weir::family::load::{Settings, load};
-
-fn weir(args: &[&str]) -> (bool, String, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_weir")).args(args).env_clear().output().unwrap();
-    let [out, err] = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
-    (output.status.success(), out, err)
-}
-
-fn parsed(args: &[&str]) -> Value {
-    let (ok, out, err) = weir(args);
-    assert!(ok, "{args:?}: {err}");
-    serde_json::from_str(&out).unwrap()
-}
 
 #[test]
 fn a_folder_gives_the_model_of_its_conversion() {

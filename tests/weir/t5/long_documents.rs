@@ -1,25 +1,13 @@
 //! `weir summarize --long-documents`: parts, rounds and bounds, in this process and with a server.
 
+use super::{parsed, weir};
 use crate::{process::Server, support::t5_shortened};
 use serde_json::Value;
-use std::{fs, process::Command};
+use std::fs;
 use tempfile::TempDir;
 
 const TEXT: &str = "The river runs past the mill. It turns the wheel, and the wheel turns the stone. The stone grinds corn. \
     The miller sells the flour in the town. The town lies on a hill above the river.";
-
-/// Returns whether a command succeeded, with its output and its messages.
-fn weir(args: &[&str]) -> (bool, String, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_weir")).args(args).env_clear().output().unwrap();
-    let [out, err] = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
-    (output.status.success(), out, err)
-}
-
-fn parsed(args: &[&str]) -> Value {
-    let (ok, out, err) = weir(args);
-    assert!(ok, "{args:?}: {err}");
-    serde_json::from_str(&out).unwrap()
-}
 
 #[test]
 fn parts_are_summarized_until_one_is_left() {

@@ -8,7 +8,8 @@ mod precision;
 mod search;
 
 use super::{golden::Golden, pyramidion::single_document::with_document, support::*};
-use std::sync::Arc;
+use serde_json::Value;
+use std::{process::Command, sync::Arc};
 use weir::{
     decode::{
         contract::{Model, Scratch, SequenceRow, Want, advance},
@@ -16,6 +17,20 @@ use weir::{
     },
     kernels::Dtype,
 };
+
+/// Returns whether a command succeeded, with its output and its messages.
+fn weir(args: &[&str]) -> (bool, String, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_weir")).args(args).env_clear().output().unwrap();
+    let [out, err] = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
+    (output.status.success(), out, err)
+}
+
+/// Returns the JSON that a command prints.
+fn parsed(args: &[&str]) -> Value {
+    let (ok, out, err) = weir(args);
+    assert!(ok, "{args:?}: {err}");
+    serde_json::from_str(&out).unwrap()
+}
 
 fn encoder(model: &dyn Model) -> &dyn DocumentEncoder {
     model.document_encoder().expect("a model with a document encoder")

@@ -174,6 +174,8 @@ fn a_signal_leaves_no_partial_file() {
         let folder = tempdir().unwrap();
         let files = || fs::read_dir(folder.path()).unwrap().count();
         let mut child = reading_a_pipe("compress", &converted("whitespaces"), &path(folder.path(), "a.weir"));
+        // `wait` would close it, and the command could complete its file before the signal ends it.
+        let _input = child.stdin.take();
         while files() == 0 {
             std::thread::sleep(Duration::from_millis(5));
         }

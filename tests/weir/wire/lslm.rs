@@ -111,7 +111,9 @@ async fn bytes_come_as_whole_code_points() {
     let echo = Some(v1::Details { echo: Some(true), ..Default::default() });
     let request = v1::GenerateRequest { details: echo, ..greedy(text.into(), 1, "nxt") };
     let answer = read(client.generate(request).await.unwrap().into_inner()).await.unwrap();
-    assert!(answer.pieces.iter().filter(|piece| piece.prompt).map(|piece| piece.text.as_str()).eq([text]));
+    // A busy machine may send it in several pieces.
+    let echoed: String = answer.pieces.iter().filter(|piece| piece.prompt).map(|piece| piece.text.as_str()).collect();
+    assert_eq!(echoed, text);
 }
 
 #[tokio::test]

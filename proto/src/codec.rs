@@ -1,6 +1,9 @@
 //! prost's codec, which refuses requests that would take too much memory.
 
-use crate::decoded_size::{self, TooLarge};
+use crate::{
+    blocking::blocking,
+    decoded_size::{self, TooLarge},
+};
 use prost::{Message, Name, bytes::Buf};
 use std::marker::PhantomData;
 use tonic::{
@@ -14,6 +17,9 @@ pub const TOO_LARGE_DECODED: &str = "the decoded message takes up to ";
 
 /// How the message of the status begins for a request that has too many fields. Their limit follows.
 pub const TOO_MANY_FIELDS: &str = "the message has too many fields; the limit is ";
+
+/// Bytes of a message from which decoding it would keep other connections waiting: about 30 microseconds.
+const LONG_MESSAGE: usize = 64 << 10;
 
 /// Encodes `T` and decodes `U`.
 #[derive(Debug, Clone, Copy)]
@@ -60,8 +66,16 @@ impl<T, U: Message + Name + Default> Decoder for BoundedCodec<T, U> {
 }
 
 /// Decodes a message, which `bytes` holds in one piece. Fails with OUT_OF_RANGE if it is a request that would take too much memory
-/// or has too many fields, and with INTERNAL and prost's text if it is malformed.
+/// or has too many fields, and with INTERNAL and prost's text if it is malformed. Meanwhile, if the message is long, another thread runs
+/// the other tasks of a server's thread.
 pub fn decode_bounded<U: Message + Name + Default>(bytes: &mut impl Buf) -> Result<U, Status> {
+    match bytes.remaining() {
+        0..LONG_MESSAGE => decode(bytes),
+        _ => blocking(|| decode(bytes)),
+    }
+}
+
+fn decode<U: Message + Name + Default>(bytes: &mut impl Buf) -> Result<U, Status> {
     decoded_size::check(&U::full_name(), bytes.chunk()).map_err(|too_large| {
         Status::out_of_range(match too_large {
             TooLarge::Bytes { bytes, limit } => {

@@ -2,6 +2,7 @@
 //!
 //! The `.proto` files are the documentation of the API; their comments are repeated on the generated types.
 
+mod blocking;
 pub mod codec;
 pub mod decoded_size;
 

@@ -1,7 +1,13 @@
 //! `weir init`: creates a checkpoint of a given shape with random weights.
 
 use super::{output, progress::Progress};
-use crate::{error::Result, family::init::init_with_progress};
+use crate::{
+    error::Result,
+    family::{
+        checkpoint::FileDtype,
+        init::{RandomWeights, init_with_progress},
+    },
+};
 use std::path::PathBuf;
 
 /// Creates a checkpoint with random weights.
@@ -15,6 +21,9 @@ pub struct Args {
     /// Seed of the random weights.
     #[arg(long, value_name = "N", default_value_t = 0, env = "WEIR_SEED")]
     seed: u64,
+    /// Number format of the matrices in the file. Vectors are f32.
+    #[arg(long, value_name = "TYPE", value_enum, default_value = "f32")]
+    dtype: StoredDtype,
     /// Replace an existing checkpoint, including its model card and shards. A folder with other files is never replaced.
     #[arg(long, env = "WEIR_FORCE")]
     force: bool,
@@ -23,12 +32,26 @@ pub struct Args {
     json: bool,
 }
 
+/// Number format of a checkpoint's matrices.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum StoredDtype {
+    /// 32-bit floats.
+    F32,
+    /// The upper half of a 32-bit float.
+    Bf16,
+}
+
 /// Creates the checkpoint and prints its shape, size and hash. Fails if a setting is invalid, or if DEST is
 /// not empty and `--force` may not replace it.
 pub fn run(args: Args) -> Result<()> {
     let mut progress = Progress::numbers();
     let report = &mut |done, total| progress.update(done, total);
-    let written = init_with_progress(&args.config, &args.dest, args.seed, args.force, report)?;
+    let matrices = match args.dtype {
+        StoredDtype::F32 => FileDtype::F32,
+        StoredDtype::Bf16 => FileDtype::Bf16,
+    };
+    let weights = RandomWeights { seed: args.seed, matrices };
+    let written = init_with_progress(&args.config, &args.dest, weights, args.force, report)?;
     drop(progress);
     output::checkpoint(&args.dest, &written, args.json)
 }

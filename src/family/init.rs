@@ -2,7 +2,7 @@
 
 use super::{
     Blueprint, Init, TensorSpec,
-    checkpoint::{Config, Writer, WrittenCheckpoint, writer::check_vacant},
+    checkpoint::{Config, FileDtype, Writer, WrittenCheckpoint, writer::check_vacant},
     load::{blueprint, check_companion},
 };
 use crate::error::{Error, Result};
@@ -12,12 +12,22 @@ use rand_chacha::{
 };
 use std::{f64::consts::TAU, path::Path};
 
-/// Writes a checkpoint with the configuration in `config_file` and random weights to `dest`. The same seed gives the
+/// Writes a checkpoint with the configuration in `config_file` and random f32 weights to `dest`. The same seed gives the
 /// same weights, tensor by tensor. A companion model that the configuration names gets random weights too; its
 /// configuration is `NAME.json` in the folder of `config_file`. Fails if a configuration is invalid, a companion's
 /// included, or the folder is not empty, unless `overwrite` allows it.
 pub fn init(config_file: &Path, dest: &Path, seed: u64, overwrite: bool) -> Result<WrittenCheckpoint> {
-    init_with_progress(config_file, dest, seed, overwrite, &mut |_, _| {})
+    let weights = RandomWeights { seed, matrices: FileDtype::F32 };
+    init_with_progress(config_file, dest, weights, overwrite, &mut |_, _| {})
+}
+
+/// The weights of a new checkpoint.
+#[derive(Debug, Clone, Copy)]
+pub struct RandomWeights {
+    /// Seed of the random numbers.
+    pub seed: u64,
+    /// Type of the numbers of matrices in the file. Vectors are f32.
+    pub matrices: FileDtype,
 }
 
 /// Writes a checkpoint as [`init`] does, and reports numbers written and numbers to write to `progress`. Fails as
@@ -25,7 +35,7 @@ pub fn init(config_file: &Path, dest: &Path, seed: u64, overwrite: bool) -> Resu
 pub fn init_with_progress(
     config_file: &Path,
     dest: &Path,
-    seed: u64,
+    weights: RandomWeights,
     overwrite: bool,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<WrittenCheckpoint> {
@@ -38,9 +48,10 @@ pub fn init_with_progress(
         done += numbers;
         progress(done, total);
     };
-    let initialized = source.write(dest, seed, overwrite, &mut written)?;
+    let initialized = source.write(dest, weights, overwrite, &mut written)?;
     for (index, (name, companion)) in (1..).zip(&companions) {
-        companion.write(&dest.join(name), seed.wrapping_add(index), overwrite, &mut written)?;
+        let own = RandomWeights { seed: weights.seed.wrapping_add(index), ..weights };
+        companion.write(&dest.join(name), own, overwrite, &mut written)?;
     }
     Ok(initialized)
 }
@@ -78,13 +89,13 @@ impl InitSource {
     fn write(
         &self,
         dest: &Path,
-        seed: u64,
+        weights: RandomWeights,
         overwrite: bool,
         written: &mut dyn FnMut(u64),
     ) -> Result<WrittenCheckpoint> {
-        let mut writer = Writer::create(dest, &self.config, &self.specs, overwrite)?;
+        let mut writer = Writer::create(dest, &self.config, &self.specs, weights.matrices, overwrite)?;
         for (index, spec) in (0..).zip(&self.specs) {
-            let numbers = fill(spec, seed, index)?;
+            let numbers = fill(spec, weights.seed, index)?;
             writer.tensor(&spec.name, &numbers)?;
             written(numbers.len() as u64);
         }

@@ -69,6 +69,15 @@ impl FileDtype {
         [Self::F32, Self::F16, Self::Bf16].into_iter().find(|dtype| dtype.name() == name)
     }
 
+    /// Appends numbers as little-endian bytes, each rounded to the nearest number of this type, ties to even.
+    pub fn narrow(self, numbers: &[f32], bytes: &mut Vec<u8>) {
+        match self {
+            Self::F32 => bytes.extend(numbers.iter().flat_map(|number| number.to_le_bytes())),
+            Self::F16 => bytes.extend(numbers.iter().flat_map(|&number| half::f16::from_f32(number).to_le_bytes())),
+            Self::Bf16 => bytes.extend(numbers.iter().flat_map(|&number| half::bf16::from_f32(number).to_le_bytes())),
+        }
+    }
+
     /// Appends little-endian numbers as f32; leftover bytes are ignored.
     pub fn widen(self, bytes: &[u8], numbers: &mut Vec<f32>) {
         match self {

@@ -7,6 +7,7 @@ use super::{
     TensorSpec,
     card::{self, CARD_FILE},
     config::{CONFIG_FILE, Config},
+    header::FileDtype,
     reader::hexadecimal,
     shards::{INDEX_FILE, WEIGHTS_FILE},
 };
@@ -48,9 +49,16 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Creates the folder `dest` and starts a checkpoint in it; the tensors follow in the order of `specs`. Fails if
-    /// the folder is not empty, unless it holds a checkpoint and `overwrite` is set.
-    pub fn create(dest: &Path, config: &Config, specs: &[TensorSpec], overwrite: bool) -> Result<Self> {
+    /// Creates the folder `dest` and starts a checkpoint in it; the tensors follow in the order of `specs`. Matrices are
+    /// rounded to `matrices`; vectors are f32. Fails if the folder is not empty, unless it holds a checkpoint and
+    /// `overwrite` is set.
+    pub fn create(
+        dest: &Path,
+        config: &Config,
+        specs: &[TensorSpec],
+        matrices: FileDtype,
+        overwrite: bool,
+    ) -> Result<Self> {
         check_vacant(dest, overwrite)?;
         let parents = missing_parents(dest)?;
         fs::create_dir_all(dest).map_err(unwritable(dest))?;
@@ -59,7 +67,7 @@ impl Writer {
         let config = Partial::write(dest, CONFIG_FILE, &config.to_json()?)?;
         let weights = Partial::new(dest, WEIGHTS_FILE);
         let out = BufWriter::with_capacity(1 << 20, File::create(&weights.path).map_err(Error::io(&weights.path))?);
-        let (header, mut missing) = header(specs)?;
+        let (header, mut missing) = header(specs, matrices)?;
         missing.reverse();
         let dest = dest.to_path_buf();
         let mut writer = Self { dest, parents, config, tokenizer, weights, out, hash: Sha256::new(), missing };
@@ -69,16 +77,16 @@ impl Writer {
 
     /// Writes the next tensor. Fails if another tensor or size is next, or the disk is full.
     pub fn tensor(&mut self, name: &str, numbers: &[f32]) -> Result<()> {
-        match self.missing.pop() {
-            Some(next) if next.name == name && next.numbers == numbers.len() => {}
+        let dtype = match self.missing.pop() {
+            Some(next) if next.name == name && next.numbers == numbers.len() => next.dtype,
             next => {
                 return Err(Error::Internal(format!("wrote {name} with {} numbers, expected {next:?}", numbers.len())));
             }
-        }
+        };
         let mut bytes = Vec::with_capacity(1 << 16);
         for part in numbers.chunks(1 << 14) {
             bytes.clear();
-            bytes.extend(part.iter().flat_map(|number| number.to_le_bytes()));
+            dtype.narrow(part, &mut bytes);
             self.put(&bytes)?;
         }
         Ok(())
@@ -223,24 +231,26 @@ fn remove(path: &Path) -> Result<()> {
 struct TensorSize {
     name: String,
     numbers: usize,
+    dtype: FileDtype,
 }
 
-/// Returns the header of a file of f32 tensors, and the tensors that must follow it.
-fn header(specs: &[TensorSpec]) -> Result<(Vec<u8>, Vec<TensorSize>)> {
+/// Returns the header of a file with matrices of type `matrices` and f32 vectors, and the tensors that must follow it.
+fn header(specs: &[TensorSpec], matrices: FileDtype) -> Result<(Vec<u8>, Vec<TensorSize>)> {
     let mut entries = serde_json::Map::new();
     let mut sizes = Vec::with_capacity(specs.len());
     let mut offset = 0_usize;
     for spec in specs {
         let count = spec.shape.iter().try_fold(1_usize, |product, &dim| product.checked_mul(dim));
-        let end = count.and_then(|count| count.checked_mul(4)).and_then(|bytes| bytes.checked_add(offset));
+        let dtype = if spec.shape.len() > 1 { matrices } else { FileDtype::F32 };
+        let end = count.and_then(|count| count.checked_mul(dtype.bytes())).and_then(|bytes| bytes.checked_add(offset));
         let (Some(count), Some(end)) = (count, end) else {
             return Err(Error::Internal(format!("{} is too large: {:?}", spec.name, spec.shape)));
         };
-        let entry = serde_json::json!({ "dtype": "F32", "shape": spec.shape, "data_offsets": [offset, end] });
+        let entry = serde_json::json!({ "dtype": dtype.name(), "shape": spec.shape, "data_offsets": [offset, end] });
         if entries.insert(spec.name.clone(), entry).is_some() {
             return Err(Error::Internal(format!("two tensors are called {}", spec.name)));
         }
-        sizes.push(TensorSize { name: spec.name.clone(), numbers: count });
+        sizes.push(TensorSize { name: spec.name.clone(), numbers: count, dtype });
         offset = end;
     }
     let mut text = serde_json::Value::Object(entries).to_string();
@@ -297,7 +307,7 @@ mod tests {
     fn writer(dir: &Path, overwrite: bool) -> Result<Writer> {
         let config = Config::parse(CONFIG, dir).unwrap();
         let specs = [TensorSpec::zeros("a", vec![2]), TensorSpec::zeros("b", vec![1, 1])];
-        Writer::create(dir, &config, &specs, overwrite)
+        Writer::create(dir, &config, &specs, FileDtype::F32, overwrite)
     }
 
     fn files(dir: &Path) -> Vec<String> {

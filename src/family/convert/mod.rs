@@ -19,7 +19,7 @@ mod training;
 mod vocabulary;
 
 use super::{
-    checkpoint::{CONFIG_FILE, Writer, WrittenCheckpoint, hugging_face, json, writer::check_vacant},
+    checkpoint::{CONFIG_FILE, FileDtype, Writer, WrittenCheckpoint, hugging_face, json, writer::check_vacant},
     families::blueprint,
 };
 use crate::error::{Error, Result};
@@ -127,7 +127,7 @@ pub fn convert_with_progress(
     let Converted { config, mut weights } = source.reader()?(from, progress)?;
     let blueprint = blueprint(&config, from)?;
     let specs = blueprint.tensors();
-    let mut writer = Writer::create(dest, &config, &specs, overwrite)?;
+    let mut writer = Writer::create(dest, &config, &specs, FileDtype::F32, overwrite)?;
     let mut parameters = 0;
     for spec in &specs {
         let numbers = weights.take(&spec.name)?;

@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use weir::{
     error::{Error, Result},
     family::{
-        checkpoint::{Config, Writer, read_weights, reader::shapes_in},
+        checkpoint::{Config, FileDtype, Writer, read_weights, reader::shapes_in},
         load::{Settings, blueprint, load},
     },
 };
@@ -31,7 +31,7 @@ pub(crate) fn write_valid(dir: &Path) {
     let file = dir.join("config.json");
     let config = Config::parse(entries::SMALL_CONFIG.as_bytes(), &file).unwrap();
     let specs = entries::small().unwrap().tensors();
-    let mut writer = Writer::create(dir, &config, &specs, false).unwrap();
+    let mut writer = Writer::create(dir, &config, &specs, FileDtype::F32, false).unwrap();
     for spec in &specs {
         writer.tensor(&spec.name, &vec![0.5; spec.shape.iter().product()]).unwrap();
     }

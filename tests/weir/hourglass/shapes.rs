@@ -136,3 +136,35 @@ pub(crate) fn shapes() -> Vec<(String, Arc<dyn Model>)> {
 pub(crate) fn folder(name: &str) -> &'static Path {
     &folders().iter().find(|(own, _)| own == name).unwrap().1
 }
+
+#[test]
+fn bf16_matrices_are_the_rounded_matrices() {
+    let root = TempDir::new().unwrap();
+    let file = root.path().join("shape.json");
+    fs::write(&file, config(three_stacks(), json!({"kind": "whitespace", "symbol": " "}), &[]).to_string()).unwrap();
+    let folders = ["f32", "bf16"].map(|dtype| {
+        let to = root.path().join(dtype);
+        let args = ["init", "--dtype", dtype, "--config", file.to_str().unwrap(), to.to_str().unwrap()];
+        crate::cli::weir(&[], &args).unwrap();
+        to
+    });
+    let files = folders.each_ref().map(|folder| fs::read(folder.join("model.safetensors")).unwrap());
+    let [whole, half] = files.each_ref().map(|bytes| SafeTensors::deserialize(bytes).unwrap());
+    assert_eq!(whole.len(), half.len());
+    for (name, tensor) in whole.tensors() {
+        let stored = half.tensor(&name).unwrap();
+        if tensor.shape().len() == 1 {
+            assert_eq!(stored, tensor, "{name}");
+            continue;
+        }
+        let rounded = tensor
+            .data()
+            .as_chunks()
+            .0
+            .iter()
+            .flat_map(|&number| half::bf16::from_f32(f32::from_le_bytes(number)).to_le_bytes());
+        assert_eq!((stored.dtype(), stored.shape()), (safetensors::Dtype::BF16, tensor.shape()), "{name}");
+        assert!(stored.data().iter().copied().eq(rounded), "{name}");
+    }
+    load(&folders[1], &settings()).unwrap();
+}

@@ -90,7 +90,7 @@ pub(super) fn read_tensors(source: &CheckpointSource, dtype: DType) -> Result<Ha
 
 /// Converts the tensors that weir read.
 fn read_in_place(weights: &Weights) -> CandleResult<HashMap<String, Tensor>> {
-    let tensor = |tensor: &LoadedTensor| Tensor::from_slice(&tensor.numbers, &*tensor.shape, &Device::Cpu);
+    let tensor = |tensor: &LoadedTensor| Tensor::from_slice(&tensor.numbers(), &*tensor.shape, &Device::Cpu);
     weights.iter().map(|(name, read)| Ok((name.clone(), tensor(read)?))).collect()
 }
 

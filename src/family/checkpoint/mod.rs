@@ -18,13 +18,15 @@ pub mod reader;
 pub mod regular_file;
 pub mod shards;
 pub mod source;
+pub mod tensor;
 pub mod writer;
 
 pub use config::{CONFIG_FILE, Config, VocabularyConfig, architecture};
 pub use header::FileDtype;
-pub use reader::{Tensor, Weights, read_from, read_weights, read_weights_with_progress};
+pub use reader::{Weights, read_from, read_weights, read_weights_with_progress};
 pub use shards::{INDEX_FILE, PICKLE_FILE, WEIGHTS_FILE};
 pub use source::CheckpointSource;
+pub use tensor::Tensor;
 pub use writer::{Writer, WrittenCheckpoint};
 
 /// A tensor that a checkpoint must hold.

@@ -2,9 +2,10 @@
 
 use super::{
     TensorSpec, card,
-    header::{FileDtype, Header, TensorEntry},
+    header::{Header, TensorEntry},
     regular_file,
     shards::{Shard, files, names, same_names, shards},
+    tensor::Tensor,
 };
 use crate::error::{Error, Result};
 use sha2::{Digest, Sha256};
@@ -15,7 +16,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Bytes read at a time: the only memory in addition to the weights.
+/// Bytes read at a time. They, and the same numbers in f32, are the only memory in addition to the weights.
 const CHUNK: usize = 1 << 20;
 /// Header bytes allowed for metadata and padding, and for each tensor in addition to its name.
 const HEADER_BYTES: u64 = 1 << 20;
@@ -29,21 +30,10 @@ pub struct Weights {
     tensors: HashMap<String, Tensor>,
 }
 
-/// One tensor, widened to f32.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Tensor {
-    /// The type of its numbers in the file.
-    pub dtype: FileDtype,
-    /// Its shape.
-    pub shape: Vec<usize>,
-    /// Its numbers, row-major.
-    pub numbers: Vec<f32>,
-}
-
 impl Weights {
-    /// Moves a tensor's numbers out, row-major. Fails if the tensor was not read or was taken before.
+    /// Moves a tensor's numbers out, in f32 and row-major. Fails if the tensor was not read or was taken before.
     pub fn take(&mut self, name: &str) -> Result<Vec<f32>> {
-        self.take_tensor(name).map(|tensor| tensor.numbers)
+        self.take_tensor(name).map(Tensor::into_numbers)
     }
 
     /// Moves a tensor out. Fails as [`take`](Self::take) does.
@@ -57,7 +47,7 @@ impl Weights {
         let mut weights = Self::default();
         for spec in specs {
             let numbers = numbers(&spec)?;
-            weights.insert(spec.name, Tensor { dtype: FileDtype::F32, shape: spec.shape, numbers });
+            weights.insert(spec.name, Tensor::f32(spec.shape, numbers));
         }
         Ok(weights)
     }
@@ -200,8 +190,8 @@ impl<'a> WeightsReader<'a> {
         self.count(&header.bytes);
         let mut chunk = vec![0; CHUNK];
         for entry in header.tensors {
-            let numbers = self.tensor(file, from, &entry, &mut chunk)?;
-            self.weights.insert(entry.name, Tensor { dtype: entry.dtype, shape: entry.shape, numbers });
+            let tensor = self.tensor(file, from, &entry, &mut chunk)?;
+            self.weights.insert(entry.name, tensor);
         }
         match from.read(&mut [0]).map_err(Error::io(file))? {
             0 => Ok(()),
@@ -209,11 +199,12 @@ impl<'a> WeightsReader<'a> {
         }
     }
 
-    fn tensor(&mut self, file: &Path, from: &mut impl Read, entry: &TensorEntry, chunk: &mut [u8]) -> Result<Vec<f32>> {
+    fn tensor(&mut self, file: &Path, from: &mut impl Read, entry: &TensorEntry, chunk: &mut [u8]) -> Result<Tensor> {
         let width = entry.dtype.bytes();
-        let mut numbers = Vec::with_capacity(entry.numbers);
-        while numbers.len() < entry.numbers {
-            let bytes = ((entry.numbers - numbers.len()).min(CHUNK / width)) * width;
+        let mut tensor = Tensor::with_capacity(entry.dtype, entry.shape.clone(), entry.numbers);
+        let mut widened = Vec::with_capacity(entry.numbers.min(CHUNK / width));
+        while tensor.len() < entry.numbers {
+            let bytes = ((entry.numbers - tensor.len()).min(CHUNK / width)) * width;
             let bytes = chunk.get_mut(..bytes).unwrap_or_default();
             from.read_exact(bytes).map_err(|error| match error.kind() {
                 ErrorKind::UnexpectedEof => {
@@ -223,11 +214,12 @@ impl<'a> WeightsReader<'a> {
                 _ => Error::io(file)(error),
             })?;
             self.count(bytes);
-            let first = numbers.len();
-            entry.dtype.widen(bytes, &mut numbers);
-            check_finite(file, &entry.name, first, numbers.get(first..).unwrap_or_default())?;
+            widened.clear();
+            entry.dtype.widen(bytes, &mut widened);
+            check_finite(file, &entry.name, tensor.len(), &widened)?;
+            tensor.push(bytes, &widened);
         }
-        Ok(numbers)
+        Ok(tensor)
     }
 
     fn count(&mut self, bytes: &[u8]) {

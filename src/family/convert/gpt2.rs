@@ -11,7 +11,8 @@ use crate::{
     family::{
         TensorSpec,
         checkpoint::{
-            CONFIG_FILE, Config, WEIGHTS_FILE, Weights, json::parse, read_weights_with_progress, reader::shapes_in,
+            CONFIG_FILE, Config, Tensor, WEIGHTS_FILE, Weights, json::parse, read_weights_with_progress,
+            reader::shapes_in,
         },
         families::blueprint,
     },
@@ -126,9 +127,8 @@ pub(super) fn read(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Con
         official.push(TensorSpec::zeros(HEAD, vec![arguments.vocab_size, arguments.n_embd]));
     }
     let (mut tensors, _) = read_weights_with_progress(dir, &official, progress)?;
-    if tied
-        && tensors.take(HEAD)? != tensors.get(&format!("{prefix}wte.weight")).map_or(&[][..], |table| &table.numbers)
-    {
+    let embedding = tensors.get(&format!("{prefix}wte.weight"));
+    if tied && tensors.get(HEAD).map(Tensor::numbers) != embedding.map(Tensor::numbers) {
         let expected = format!("the numbers of {prefix}wte.weight, to which it is tied");
         return Err(Error::checkpoint(dir.join(WEIGHTS_FILE), HEAD, expected, "other numbers"));
     }

@@ -54,7 +54,7 @@ fn tensors_are_copied_to_their_names() {
     let official = SafeTensors::deserialize(&source).unwrap();
     let official_tensor = |name: &str| official.tensor(name).unwrap().data().to_vec();
     let converted_tensor =
-        |name: &str| -> Vec<u8> { weights.get(name).unwrap().numbers.iter().flat_map(|x| x.to_le_bytes()).collect() };
+        |name: &str| -> Vec<u8> { weights.get(name).unwrap().numbers().iter().flat_map(|x| x.to_le_bytes()).collect() };
     let parts = ["q", "k", "v"].map(|part| official_tensor(&format!("layers.1.self_attn.{part}_proj.weight")));
     assert_eq!(converted_tensor("layers.1.attention.qkv.weight"), parts.concat());
     for (name, official) in [
@@ -101,7 +101,7 @@ fn a_learned_table_starts_after_the_padding() {
     let dest = converted(&learned).unwrap();
     let (_, weights) = read(dest.path());
     let table = weights.get("position.table").unwrap();
-    assert_eq!((&*table.shape, table.numbers[0]), (&[3, 32][..], 64.0));
+    assert_eq!((&*table.shape, table.numbers()[0]), (&[3, 32][..], 64.0));
 }
 
 #[test]

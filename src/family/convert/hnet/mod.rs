@@ -15,14 +15,14 @@ use crate::{
     error::{Error, Result},
     family::{
         TensorSpec,
-        checkpoint::{CONFIG_FILE, WEIGHTS_FILE, Weights, json::parse, read_weights_with_progress},
+        checkpoint::{CONFIG_FILE, Tensor, WEIGHTS_FILE, Weights, json::parse, read_weights_with_progress},
         families::blueprint,
         hnet::config::{Architecture, HnetBlueprint, StageConfig},
     },
     kernels::ssm::HEAD,
 };
 use arguments::Arguments;
-use std::path::Path;
+use std::{borrow::Cow, path::Path};
 
 /// Reads a folder. Fails if arguments are missing, unknown or out of bounds, or if tensors are missing, superfluous or of
 /// another shape.
@@ -63,9 +63,9 @@ pub(super) fn read(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Con
     Ok(Converted { config, weights })
 }
 
-fn numbers<'a>(tensors: &'a Weights, name: &str) -> Result<&'a [f32]> {
+fn numbers<'a>(tensors: &'a Weights, name: &str) -> Result<Cow<'a, [f32]>> {
     let missing = || Error::Internal(format!("tensor {name} was listed but not read"));
-    tensors.get(name).map(|tensor| &tensor.numbers[..]).ok_or_else(missing)
+    tensors.get(name).map(Tensor::numbers).ok_or_else(missing)
 }
 
 fn read_tensors(dir: &Path, specs: Vec<TensorSpec>, progress: &mut dyn FnMut(u64, u64)) -> Result<Weights> {

@@ -18,7 +18,7 @@ use crate::{
     error::{Error, Result},
     family::{
         TensorSpec,
-        checkpoint::{CONFIG_FILE, Weights, json::parse, read_weights_with_progress, reader::shapes_in},
+        checkpoint::{CONFIG_FILE, Tensor, Weights, json::parse, read_weights_with_progress, reader::shapes_in},
         families::blueprint,
     },
 };
@@ -128,7 +128,7 @@ impl OfficialCheckpoint<'_> {
             Some(TensorSpec::zeros(name, shape))
         });
         let mut official = read(specs.iter().cloned().chain(extra).collect())?;
-        let numbers = |name: &str| official.get(name).map(|tensor| &tensor.numbers);
+        let numbers = |name: &str| official.get(name).map(Tensor::numbers);
         if let Some(copy) = COPIES.iter().find(|copy| numbers(copy).is_some() && numbers(copy) != numbers(EMBEDDING)) {
             let expected = format!("the numbers of {EMBEDDING}, since official models share all embeddings");
             return Err(Error::checkpoint(file, *copy, expected, "other numbers"));

@@ -20,7 +20,7 @@ use crate::{
     family::{
         TensorSpec,
         checkpoint::{
-            CONFIG_FILE, Config, INDEX_FILE, PICKLE_FILE, VocabularyConfig, WEIGHTS_FILE, Weights, json::parse,
+            CONFIG_FILE, Config, INDEX_FILE, PICKLE_FILE, Tensor, VocabularyConfig, WEIGHTS_FILE, Weights, json::parse,
             read_weights_with_progress, reader::shapes_in,
         },
         families::blueprint,
@@ -130,7 +130,7 @@ impl<'a> T5Folder<'a> {
 
     /// Returns true if a tensor is there and differs from the embedding.
     fn differs(&self, name: &str, tensors: &Weights) -> bool {
-        let numbers = |name: &str| tensors.get(name).map(|tensor| &tensor.numbers);
+        let numbers = |name: &str| tensors.get(name).map(Tensor::numbers);
         numbers(name).is_some_and(|own| Some(own) != numbers(self.embedding()))
     }
 

@@ -20,7 +20,9 @@ use crate::{
     error::{Error, Result},
     family::{
         TensorSpec,
-        checkpoint::{CONFIG_FILE, WEIGHTS_FILE, Weights, json::parse, read_weights_with_progress, reader::shapes_in},
+        checkpoint::{
+            CONFIG_FILE, Tensor, WEIGHTS_FILE, Weights, json::parse, read_weights_with_progress, reader::shapes_in,
+        },
         families::blueprint,
     },
 };
@@ -92,10 +94,10 @@ fn convert(
         .tensors();
     let map = TensorMap::new(&shapes.into_keys().collect(), &specs, &arguments);
     let mut official = read(map.official())?;
-    arguments.apply_scales(map.scales.first().and_then(|name| official.get(name)).map(|scales| &*scales.numbers));
+    arguments.apply_scales(map.scales.first().and_then(|name| official.get(name)).map(Tensor::numbers).as_deref());
     check_scales(&map, &official, &arguments, weights_file)?;
     if let Some(name) = &map.tied_head {
-        let numbers = |name: &str| official.get(name).map(|tensor| &tensor.numbers);
+        let numbers = |name: &str| official.get(name).map(Tensor::numbers);
         if numbers(name) != numbers(&map.embedding) {
             let expected = format!("the numbers of {}, to which it is tied", map.embedding);
             return Err(Error::checkpoint(weights_file, name.as_str(), expected, "other numbers"));
@@ -134,7 +136,7 @@ fn assemble(
 fn check_scales(map: &TensorMap, official: &Weights, arguments: &Arguments, file: &Path) -> Result<()> {
     let expected = arguments.scales();
     for name in &map.scales {
-        let found = official.get(name).map_or(&[][..], |tensor| &tensor.numbers);
+        let found = official.get(name).map_or_else(Default::default, Tensor::numbers);
         if let Some(index) = found.iter().zip(&expected).position(|(a, b)| (a - b).abs() > SCALE_TOLERANCE) {
             let expected = format!("{} at index {index}: position is {}", expected[index], arguments.position);
             return Err(Error::checkpoint(file, name.as_str(), expected, found[index].to_string()));

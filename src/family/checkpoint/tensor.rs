@@ -1,0 +1,105 @@
+//! A tensor of a checkpoint, as its file stores it: a model that is loaded in 8 bits never takes the memory of f32.
+
+use super::header::FileDtype;
+use std::borrow::Cow;
+
+/// One tensor.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Tensor {
+    /// The type of its numbers in the file.
+    pub dtype: FileDtype,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    numbers: Numbers,
+}
+
+/// Numbers, row-major.
+#[derive(Debug, Clone, PartialEq)]
+enum Numbers {
+    F32(Vec<f32>),
+    /// Little-endian numbers of the tensor's type.
+    Bytes(Vec<u8>),
+}
+
+impl Tensor {
+    /// Creates a tensor of `numbers`, row-major.
+    pub fn f32(shape: Vec<usize>, numbers: Vec<f32>) -> Self {
+        Self { dtype: FileDtype::F32, shape, numbers: Numbers::F32(numbers) }
+    }
+
+    /// Returns a tensor of this type, for `count` numbers that [`push`](Self::push) adds.
+    pub(super) fn with_capacity(dtype: FileDtype, shape: Vec<usize>, count: usize) -> Self {
+        let numbers = match dtype {
+            FileDtype::F32 => Numbers::F32(Vec::with_capacity(count)),
+            FileDtype::F16 | FileDtype::Bf16 => Numbers::Bytes(Vec::with_capacity(dtype.bytes() * count)),
+        };
+        Self { dtype, shape, numbers }
+    }
+
+    /// Adds numbers of the file, and the same numbers in f32.
+    pub(super) fn push(&mut self, bytes: &[u8], widened: &[f32]) {
+        match &mut self.numbers {
+            Numbers::F32(numbers) => numbers.extend_from_slice(widened),
+            Numbers::Bytes(stored) => stored.extend_from_slice(bytes),
+        }
+    }
+
+    /// Number of its numbers.
+    pub fn len(&self) -> usize {
+        match &self.numbers {
+            Numbers::F32(numbers) => numbers.len(),
+            Numbers::Bytes(bytes) => bytes.len() / self.dtype.bytes(),
+        }
+    }
+
+    /// True if it has no numbers.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns its numbers in f32, row-major.
+    pub fn numbers(&self) -> Cow<'_, [f32]> {
+        match &self.numbers {
+            Numbers::F32(numbers) => Cow::Borrowed(numbers),
+            Numbers::Bytes(bytes) => Cow::Owned(widened(self.dtype, bytes)),
+        }
+    }
+
+    /// Returns its numbers in f32, row-major.
+    pub fn into_numbers(self) -> Vec<f32> {
+        match self.numbers {
+            Numbers::F32(numbers) => numbers,
+            Numbers::Bytes(bytes) => widened(self.dtype, &bytes),
+        }
+    }
+}
+
+fn widened(dtype: FileDtype, bytes: &[u8]) -> Vec<f32> {
+    let mut numbers = Vec::with_capacity(bytes.len() / dtype.bytes());
+    dtype.widen(bytes, &mut numbers);
+    numbers
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_stored_as_in_the_file_and_read_as_f32() {
+        for dtype in [FileDtype::F32, FileDtype::F16, FileDtype::Bf16] {
+            let numbers = [1.0, -2.5, 0.0, 96.0];
+            let mut bytes = Vec::new();
+            dtype.narrow(&numbers, &mut bytes);
+            let mut tensor = Tensor::with_capacity(dtype, vec![2, 2], numbers.len());
+            tensor.push(&bytes[..dtype.bytes()], &numbers[..1]);
+            tensor.push(&bytes[dtype.bytes()..], &numbers[1..]);
+            assert_eq!((tensor.len(), &*tensor.numbers()), (4, &numbers[..]));
+            let stored = match &tensor.numbers {
+                Numbers::F32(numbers) => 4 * numbers.capacity(),
+                Numbers::Bytes(bytes) => bytes.capacity(),
+            };
+            assert_eq!(stored, 4 * dtype.bytes());
+            assert_eq!(tensor.into_numbers(), numbers);
+        }
+    }
+}

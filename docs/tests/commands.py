@@ -294,13 +294,16 @@ PAGES: Dict[str, List[Step]] = {
             r'\{.*"completion_tokens":40,.*\}',
         ),
         Runs("from openai import OpenAI", r"[a-z ]{40}\n", needs="openai"),
-        Runs("import json", needs="guidellm"),
+        Runs("from langchain_openai import OpenAI", r"[a-z ]{40}\n", needs="langchain_openai"),
+        Elsewhere("from litellm import text_completion", "docs/tests/test_litellm.py runs it"),
+        Elsewhere("import json", "docs/tests/test_lm_eval.py runs it"),
         Elsewhere(
             "lm_eval run --model local-completions --tasks TASKS --model_args "
             "'model=hourglass-whitespace-english,base_url=http://127.0.0.1:8000/v1/completions,tokenizer=symbols,"
             "max_length=512,eos_string=|'",
-            "it is a large package; tests/weir/wire/token_prompts.rs sends its requests",
+            "docs/tests/test_lm_eval.py runs it with tasks of its own",
         ),
+        Elsewhere("promptfoo eval", "docs/tests/test_promptfoo.py runs it where promptfoo is installed"),
         Runs("from tokenizers import Tokenizer, decoders, models, pre_tokenizers", needs="guidellm"),
         Runs(
             "guidellm run --backend kind=openai_http,target=http://127.0.0.1:8000,request_format=/v1/completions "

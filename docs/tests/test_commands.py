@@ -24,6 +24,7 @@ import pytest
 import summarizer
 import trustme
 from commands import PAGES, TOKEN, Elsewhere, Serves
+from pages import blocks, text
 
 DOCUMENT = "the river is pooling, the rest is going on and on, and so it is with the stone bridge. "
 # The log line that reports each listener's address, by the address that the pages use.
@@ -38,15 +39,6 @@ FLAGS = {"127.0.0.1:9090": "--admin-listen", "127.0.0.1:8000": "--http-listen"}
 def installed(name: str) -> str:
     """Returns the path of this Python if it has the package `name`, else of the program `name`, else ""."""
     return sys.executable if importlib.util.find_spec(name) else shutil.which(name) or ""
-
-
-def text(page: str) -> str:
-    return (local.ROOT / page).read_text()
-
-
-def blocks(page: str, languages: str) -> List[Tuple[str, str]]:
-    """Returns the page's code blocks in these languages, as (language, code)."""
-    return re.findall(rf"^```({languages})\n(.*?)^```$", text(page), re.MULTILINE | re.DOTALL)
 
 
 def named(page: str) -> List[Tuple[str, str]]:

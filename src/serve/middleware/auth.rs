@@ -65,7 +65,7 @@ pub(super) fn authenticate(credentials: LiveCredentials) -> impl Middleware {
 }
 
 /// True for the paths of health and reflection, which need no key.
-pub(super) fn needs_no_key(path: &str) -> bool {
+pub(crate) fn needs_no_key(path: &str) -> bool {
     WITHOUT_KEY.iter().any(|service| path.starts_with(service)) || METHODS_WITHOUT_KEY.contains(&path)
 }
 

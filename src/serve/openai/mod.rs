@@ -126,8 +126,10 @@ async fn check_page(State(pages): State<PageAccess>, request: Request, next: Nex
 
 /// Counts a request as a call of its connection. A connection that has no place but for health may not make others.
 async fn track_call(open: OpenConnection, request: Request, router: Router) -> Result<Response, Infallible> {
-    let call = open.begin_call();
-    let response = if open.is_health_only() && !HEALTH_PATHS.contains(&request.uri().path()) {
+    let path = request.uri().path();
+    let checks_health = HEALTH_PATHS.contains(&path);
+    let call = if checks_health || path == "/" { open.begin_keyless_call() } else { open.begin_call() };
+    let response = if open.is_health_only() && !checks_health {
         let message = "all connections have requests in progress; this one is for health checks only";
         ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "connections", message).into_response()
     } else {

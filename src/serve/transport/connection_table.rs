@@ -2,8 +2,8 @@
 //!
 //! A network is one IPv4 address or one IPv6 /64. A connection whose handshake is incomplete takes no place among the open ones:
 //! it waits in a pool of its own, in which a new handshake replaces the oldest one of the network with the most. An open
-//! connection without a call in progress is idle, and closes when its network or the whole listener needs its place. When all
-//! places are taken by calls, a few more connections are accepted for health checks only.
+//! connection has no claim to its place while it has no call that needs a key: it closes when its network or the whole listener
+//! needs the place. When all places are taken by other calls, a few more connections are accepted for health checks only.
 
 use std::{
     cmp::Reverse,
@@ -58,9 +58,9 @@ struct Places {
 #[derive(Debug)]
 struct Entry {
     network: IpAddr,
-    /// Number of calls in progress.
+    /// Number of calls in progress that need a key, if the server has keys.
     calls: usize,
-    /// When the last call ended, or the connection opened, in the order of [`Places::next`].
+    /// When the last of these ended, or the connection opened, in the order of [`Places::next`].
     idle_since: u64,
     /// True once the connection has to close.
     evicted: watch::Sender<bool>,
@@ -88,6 +88,8 @@ pub(crate) struct ConnectionPlace {
 pub(crate) struct CallInProgress {
     table: Arc<ConnectionTable>,
     id: u64,
+    /// False if the connection may be evicted during the call.
+    keeps_place: bool,
     /// The connection's number of calls, for those who wait until it is idle.
     calls: watch::Sender<usize>,
 }
@@ -213,8 +215,17 @@ impl ConnectionPlace {
         if let Some(entry) = self.table.places().entry(self.id) {
             entry.calls = entry.calls.saturating_add(1);
         }
+        self.count_call(calls, true)
+    }
+
+    /// Counts a call as [`begin_call`](Self::begin_call) does. The call needs no key, so the connection may be evicted.
+    pub(crate) fn begin_keyless_call(&self, calls: &watch::Sender<usize>) -> CallInProgress {
+        self.count_call(calls, false)
+    }
+
+    fn count_call(&self, calls: &watch::Sender<usize>, keeps_place: bool) -> CallInProgress {
         calls.send_modify(|calls| *calls = calls.saturating_add(1));
-        CallInProgress { table: Arc::clone(&self.table), id: self.id, calls: calls.clone() }
+        CallInProgress { table: Arc::clone(&self.table), id: self.id, keeps_place, calls: calls.clone() }
     }
 
     /// Waits until the connection has to close in favour of another.
@@ -235,13 +246,14 @@ impl Drop for ConnectionPlace {
 
 impl Drop for CallInProgress {
     fn drop(&mut self) {
-        let mut places = self.table.places();
-        let now = places.number();
-        if let Some(entry) = places.entry(self.id) {
-            entry.calls = entry.calls.saturating_sub(1);
-            entry.idle_since = now;
+        if self.keeps_place {
+            let mut places = self.table.places();
+            let now = places.number();
+            if let Some(entry) = places.entry(self.id) {
+                entry.calls = entry.calls.saturating_sub(1);
+                entry.idle_since = now;
+            }
         }
-        drop(places);
         self.calls.send_modify(|calls| *calls = calls.saturating_sub(1));
     }
 }
@@ -299,108 +311,4 @@ fn network(address: IpAddr) -> IpAddr {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const ALICE: &str = "10.0.0.1";
-    const BOB: &str = "10.0.0.2";
-
-    fn table(total: usize, per_network: usize) -> Arc<ConnectionTable> {
-        ConnectionTable::new(ConnectionLimits { total, per_network })
-    }
-
-    fn connect(table: &Arc<ConnectionTable>, address: &str) -> (ConnectionPlace, Option<Admission>) {
-        let place = table.begin_handshake(address.parse().unwrap());
-        let admission = place.open();
-        (place, admission)
-    }
-
-    fn is_evicted(place: &ConnectionPlace) -> bool {
-        *place.evicted.borrow()
-    }
-
-    #[test]
-    fn a_handshake_replaces_the_oldest_of_the_largest_network() {
-        let table = table(1024, 256);
-        let bob = table.begin_handshake(BOB.parse().unwrap());
-        let places: Vec<_> = (0..200).map(|_| table.begin_handshake(ALICE.parse().unwrap())).collect();
-        let evicted = places.iter().take_while(|place| is_evicted(place)).count();
-        assert_eq!(evicted, 201 - 128);
-        assert!(!places[evicted..].iter().any(is_evicted));
-        assert!(!is_evicted(&bob));
-        assert_eq!(bob.open(), Some(Admission::AllCalls));
-        assert_eq!(places[0].open(), None);
-    }
-
-    #[test]
-    fn an_idle_connection_gives_way_to_a_new_one_of_its_network() {
-        let table = table(8, 2);
-        let (busy, _) = connect(&table, ALICE);
-        let calls = watch::Sender::new(0);
-        let call = busy.begin_call(&calls);
-        let (idle, _) = connect(&table, ALICE);
-        let (bob, _) = connect(&table, BOB);
-        let (_new, admission) = connect(&table, ALICE);
-        assert_eq!(admission, Some(Admission::AllCalls));
-        assert!(is_evicted(&idle) && !is_evicted(&busy) && !is_evicted(&bob));
-        assert_eq!(*calls.borrow(), 1);
-        drop(call);
-        assert_eq!(*calls.borrow(), 0);
-    }
-
-    #[test]
-    fn the_least_recently_used_connection_goes_first() {
-        let table = table(2, 2);
-        let calls = watch::Sender::new(0);
-        let (first, _) = connect(&table, ALICE);
-        let (second, _) = connect(&table, ALICE);
-        drop(first.begin_call(&calls));
-        let (_third, _) = connect(&table, BOB);
-        assert!(is_evicted(&second) && !is_evicted(&first));
-    }
-
-    #[test]
-    fn health_has_places_when_all_others_are_busy() {
-        let table = table(4, 4);
-        let calls = watch::Sender::new(0);
-        let busy: Vec<_> = (0..4).map(|_| connect(&table, ALICE).0).collect();
-        let in_progress: Vec<_> = busy.iter().map(|place| place.begin_call(&calls)).collect();
-        let (bob, admission) = connect(&table, BOB);
-        assert_eq!(admission, Some(Admission::HealthOnly));
-        let more: Vec<_> = (0..40).map(|_| connect(&table, ALICE)).collect();
-        assert!(more.iter().all(|(_, admission)| *admission == Some(Admission::HealthOnly)));
-        assert!(!is_evicted(&bob), "a network with more connections goes first");
-        // Also one with a check that never ends.
-        let checks: Vec<_> = more.iter().map(|(place, _)| place.begin_call(&calls)).collect();
-        let (carol, admission) = connect(&table, "10.0.0.3");
-        assert_eq!(admission, Some(Admission::HealthOnly));
-        assert!(!is_evicted(&bob) && !is_evicted(&carol));
-        assert_eq!(table.places().health.len(), HEALTH_PLACES);
-        drop(checks);
-        drop(in_progress);
-        assert_eq!(connect(&table, BOB).1, Some(Admission::AllCalls));
-    }
-
-    #[test]
-    fn places_are_freed() {
-        let table = table(4, 4);
-        for _ in 0..100 {
-            let (place, admission) = connect(&table, ALICE);
-            assert_eq!(admission, Some(Admission::AllCalls));
-            drop(place.begin_call(&watch::Sender::new(0)));
-            drop(table.begin_handshake(BOB.parse().unwrap()));
-        }
-        let places = table.places();
-        assert!(places.handshakes.is_empty() && places.open.is_empty() && places.health.is_empty());
-        assert!(places.by_network.is_empty());
-    }
-
-    #[test]
-    fn an_ipv6_site_is_one_network() {
-        let of = |address: &str| network(address.parse().unwrap());
-        assert_eq!(of("2001:db8:1:2:3::4"), of("2001:db8:1:2:ffff::1"));
-        assert_ne!(of("2001:db8:1:2::1"), of("2001:db8:1:3::1"));
-        assert_eq!(of("::ffff:10.0.0.1"), of("10.0.0.1"));
-        assert_ne!(of("10.0.0.1"), of("10.0.0.2"));
-    }
-}
+mod tests;

@@ -11,7 +11,11 @@ use crate::{
     error::Error,
     serve::{
         call::{Peer, request_id},
-        middleware::{auth::is_health_check, guarded_body::GuardedBody, layer::Next},
+        middleware::{
+            auth::{is_health_check, needs_no_key},
+            guarded_body::GuardedBody,
+            layer::Next,
+        },
         status::status,
     },
 };
@@ -99,7 +103,8 @@ impl hyper::service::Service<Request<Incoming>> for CallService {
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, StdError>> + Send>>;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
-        let call = self.open.begin_call();
+        let keyless = needs_no_key(request.uri().path());
+        let call = if keyless { self.open.begin_keyless_call() } else { self.open.begin_call() };
         if let Some(refusal) = self.refusal(&request) {
             let response = status(&refusal, &request_id(request.headers())).into_http();
             return Box::pin(std::future::ready(Ok(response.map(|body| GuardedBody::new(body, call)))));

@@ -97,6 +97,11 @@ impl OpenConnection {
         self.place.begin_call(&self.calls)
     }
 
+    /// Counts a call that needs no key until the returned value is dropped. Meanwhile the connection may be evicted.
+    pub(crate) fn begin_keyless_call(&self) -> CallInProgress {
+        self.place.begin_keyless_call(&self.calls)
+    }
+
     /// Waits until the connection has to close in favour of another.
     pub(crate) async fn evicted(&self) {
         self.place.evicted().await;

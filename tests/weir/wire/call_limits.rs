@@ -124,3 +124,29 @@ async fn watches_on_all_connections_leave_some_to_others() {
     segment(channel_from(20, address).await).await.unwrap();
     drop(held);
 }
+
+/// Each connection has an unread health check, and a closed one is opened again. Other clients connect and are served all the while.
+#[tokio::test]
+async fn checks_that_are_not_read_leave_connections_to_others() {
+    let server = within(TransportConfig { connections: 32, ..TransportConfig::default() }).await;
+    let address = server.running.address;
+    let initial_window_size = [0, 4, 0, 0, 0, 0];
+    let check = [
+        http2_frames::beginning(),
+        http2_frames::frame(http2_frames::SETTINGS, 0, 0, &initial_window_size),
+        http2_frames::call(1, "/grpc.health.v1.Health/Check"),
+        http2_frames::frame(http2_frames::DATA, 1, 1, &[0, 0, 0, 0, 0]),
+    ];
+    let mut held = Vec::new();
+    for turn in 0..6 {
+        for connection in 0..32 {
+            let mut stream = connect_from(3 + connection % 4, address).await.unwrap();
+            // The server may have closed it already in favour of the next one.
+            let _ = stream.write_all(&check.concat()).await;
+            held.push(stream);
+        }
+        let other = channel_from(20 + turn, address).await;
+        segment(other).await.unwrap();
+    }
+    drop(held);
+}

@@ -80,7 +80,7 @@ fn load_with_threads(source: &CheckpointSource, name: String, settings: &Setting
 /// Reads a checkpoint's configuration, also that of a Hugging Face folder that needs no conversion. Fails as
 /// [`CheckpointSource::config`] does.
 pub fn config(source: &CheckpointSource) -> Result<Config> {
-    match in_place(source)? {
+    match in_place(source) {
         Some(folder) => folder.config(),
         None => source.config(),
     }
@@ -93,7 +93,7 @@ pub fn weights(
     blueprint: &dyn Blueprint,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(Weights, String)> {
-    match in_place(source)? {
+    match in_place(source) {
         Some(folder) => folder.weights(progress),
         None => source.weights(&tensors(source, blueprint)?, progress),
     }
@@ -102,13 +102,13 @@ pub fn weights(
 /// Reads the weights of a Hugging Face folder that needs no conversion, under weir's names. `None` for any other checkpoint. Fails
 /// as the conversion does.
 pub fn weights_in_place(source: &CheckpointSource) -> Result<Option<Weights>> {
-    let Some(folder) = in_place(source)? else { return Ok(None) };
+    let Some(folder) = in_place(source) else { return Ok(None) };
     let (weights, _) = folder.weights(&mut |_, _| {})?;
     Ok(Some(weights))
 }
 
-fn in_place(source: &CheckpointSource) -> Result<Option<InPlace<'_>>> {
-    source.folder().map_or(Ok(None), InPlace::find)
+fn in_place(source: &CheckpointSource) -> Option<InPlace<'_>> {
+    source.folder().and_then(InPlace::find)
 }
 
 /// Returns all tensors of a checkpoint, those that the model does not use included. Fails if a header cannot be read.

@@ -30,7 +30,7 @@ const UNBOUNDED_TRAINING_LENGTH: usize = 2048;
 pub const CONVERTED: [(&str, &str); 5] =
     [("t5", "t5"), ("mt5", "t5"), ("longt5", "t5"), ("mrt5", "mrt5"), ("gpt2", "gpt2")];
 
-/// Values of `model_type` of the family `t5`, which reads such folders without conversion if their weights are safetensors.
+/// Values of `model_type` of the family `t5`, which reads such folders without conversion.
 pub const T5_MODEL_TYPES: [&str; 4] = ["t5", "mt5", "longt5", "mrt5"];
 
 /// The contents of the files of a folder.

@@ -24,7 +24,7 @@ pub mod writer;
 pub use config::{CONFIG_FILE, Config, VocabularyConfig, architecture};
 pub use header::FileDtype;
 pub use reader::{Weights, read_from, read_weights, read_weights_with_progress};
-pub use shards::{INDEX_FILE, PICKLE_FILE, WEIGHTS_FILE};
+pub use shards::{INDEX_FILE, PICKLE_FILE, PICKLE_INDEX_FILE, WEIGHTS_FILE};
 pub use source::CheckpointSource;
 pub use tensor::Tensor;
 pub use writer::{Writer, WrittenCheckpoint};

@@ -104,6 +104,25 @@ pub fn read_weights_with_progress(
     Ok((weights, sha256))
 }
 
+/// Returns the SHA-256 of weight files of the checkpoint in `dir`, as if they were one file. Fails if it is not the one that the card
+/// states.
+pub fn digest(dir: &Path, files: &[&Path]) -> Result<String> {
+    let mut hash = Sha256::new();
+    let mut chunk = vec![0; CHUNK];
+    for file in files {
+        let (mut from, _) = regular_file::open(file).map_err(Error::io(file))?;
+        loop {
+            match from.read(&mut chunk).map_err(Error::io(file))? {
+                0 => break,
+                read => hash.update(chunk.get(..read).unwrap_or_default()),
+            }
+        }
+    }
+    let sha256 = hexadecimal(&hash.finalize());
+    card::check_digest(card::read(dir)?, dir, &sha256)?;
+    Ok(sha256)
+}
+
 /// Checks the headers of the weights in `dir`, but reads no numbers. Fails unless the files hold exactly these tensors.
 pub fn check_headers(dir: &Path, specs: &[TensorSpec]) -> Result<()> {
     open_shards(dir, specs).map(|_| ())

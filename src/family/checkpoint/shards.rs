@@ -16,11 +16,24 @@ use std::{
 pub const WEIGHTS_FILE: &str = "model.safetensors";
 /// The index of several files.
 pub const INDEX_FILE: &str = "model.safetensors.index.json";
-/// The expectation of a name in an index.
-const PLAIN: &str = "the plain name of a .safetensors file in this folder";
-/// Weights as PyTorch pickles them, which only conversions read.
+/// Weights as PyTorch pickles them, which conversions and the family `t5` read.
 pub const PICKLE_FILE: &str = "pytorch_model.bin";
+/// The index of several pickles.
+pub const PICKLE_INDEX_FILE: &str = "pytorch_model.bin.index.json";
 const MAX_INDEX_BYTES: u64 = 16 << 20;
+
+/// The files that an index names.
+#[derive(Debug, Clone, Copy)]
+struct FileKind {
+    /// The ending of their names.
+    ending: &'static str,
+    /// The expectation of a name.
+    plain: &'static str,
+}
+
+const SAFETENSORS: FileKind =
+    FileKind { ending: ".safetensors", plain: "the plain name of a .safetensors file in this folder" };
+const PICKLES: FileKind = FileKind { ending: ".bin", plain: "the plain name of a .bin file in this folder" };
 
 /// One file of weights.
 #[derive(Debug)]
@@ -60,9 +73,9 @@ pub fn shards(dir: &Path, specs: &[TensorSpec]) -> Result<Vec<Shard>> {
 
 /// The error for a folder without weights.
 fn missing(dir: &Path, single: PathBuf) -> Error {
-    let found = match dir.join(PICKLE_FILE).exists() {
-        true => format!("only {PICKLE_FILE} (only `weir convert` reads it; transformers can save safetensors)"),
-        false => "neither".into(),
+    let found = match [PICKLE_FILE, PICKLE_INDEX_FILE].iter().find(|name| dir.join(name).exists()) {
+        Some(name) => format!("only {name} (only `weir convert` reads it; transformers can save safetensors)"),
+        None => "neither".into(),
     };
     Error::checkpoint(single, "the file", format!("{WEIGHTS_FILE} or {INDEX_FILE}"), found)
 }
@@ -78,8 +91,7 @@ pub fn files(dir: &Path) -> Result<Vec<PathBuf>> {
             Ok(vec![single])
         }
         (false, true) => {
-            let shards = by_file(json::parse::<Index>(&json::read_limited(&index, MAX_INDEX_BYTES)?, &index, "")?);
-            shards.into_iter().map(|(file, names)| inside(dir, &index, &file, &names)).collect()
+            Ok(listed(dir, &index, read_index(&index)?, SAFETENSORS)?.into_iter().map(|shard| shard.file).collect())
         }
         (false, false) => Err(missing(dir, single)),
     }
@@ -89,12 +101,26 @@ pub fn files(dir: &Path) -> Result<Vec<PathBuf>> {
 /// read, or names anything but plain files.
 pub fn indexed_files(dir: &Path) -> Result<Vec<String>> {
     let index = dir.join(INDEX_FILE);
-    let shards = by_file(json::parse::<Index>(&json::read_limited(&index, MAX_INDEX_BYTES)?, &index, "")?);
-    let checked = |(file, names): (String, BTreeSet<String>)| match is_plain(&file) {
+    let checked = |(file, names): (String, BTreeSet<String>)| match is_plain(&file, SAFETENSORS) {
         true => Ok(file),
-        false => Err(misnamed(&index, &file, &names, PLAIN)),
+        false => Err(misnamed(&index, &file, &names, SAFETENSORS.plain)),
     };
-    shards.into_iter().map(checked).collect()
+    by_file(read_index(&index)?).into_iter().map(checked).collect()
+}
+
+/// Returns the pickles that the index of a folder names, in the order of their names, with the tensors that each must hold. Fails if
+/// the index cannot be read or names no tensor, or names anything but plain files of the folder.
+pub fn indexed_pickles(dir: &Path) -> Result<Vec<Shard>> {
+    let file = dir.join(PICKLE_INDEX_FILE);
+    let index = read_index(&file)?;
+    if index.weight_map.0.is_empty() {
+        return Err(Error::checkpoint(file, "weight_map", "names of tensors", "none"));
+    }
+    listed(dir, &file, index, PICKLES)
+}
+
+fn read_index(file: &Path) -> Result<Index> {
+    json::parse(&json::read_limited(file, MAX_INDEX_BYTES)?, file, "")
 }
 
 fn by_file(index: Index) -> BTreeMap<String, BTreeSet<String>> {
@@ -111,12 +137,16 @@ pub(super) fn names(specs: &[TensorSpec]) -> BTreeSet<String> {
 }
 
 fn indexed(dir: &Path, index: &Path, specs: &[TensorSpec]) -> Result<Vec<Shard>> {
-    let map = json::parse::<Index>(&json::read_limited(index, MAX_INDEX_BYTES)?, index, "")?;
+    let map = read_index(index)?;
     same_names(index, &names(specs), map.weight_map.0.keys())?;
-    by_file(map)
-        .into_iter()
-        .map(|(file, names)| Ok(Shard { file: inside(dir, index, &file, &names)?, names }))
-        .collect()
+    listed(dir, index, map, SAFETENSORS)
+}
+
+/// Returns the files that an index names. Fails if one is not a plain file of the folder.
+fn listed(dir: &Path, index: &Path, map: Index, kind: FileKind) -> Result<Vec<Shard>> {
+    let shard =
+        |(file, names): (String, BTreeSet<String>)| Ok(Shard { file: inside(dir, index, &file, &names, kind)?, names });
+    by_file(map).into_iter().map(shard).collect()
 }
 
 /// Checks that a file holds exactly the `expected` tensors. The error names the first missing tensor, or else the first
@@ -143,10 +173,10 @@ pub fn same_names<'a>(
 }
 
 /// Returns the path of a file that an index names. The index is data: it must not reach out of the folder, nor through links.
-fn inside(dir: &Path, index: &Path, file: &str, names: &BTreeSet<String>) -> Result<PathBuf> {
+fn inside(dir: &Path, index: &Path, file: &str, names: &BTreeSet<String>, kind: FileKind) -> Result<PathBuf> {
     let wrong = |expected: &str| Err(misnamed(index, file, names, expected));
-    if !is_plain(file) {
-        return wrong(PLAIN);
+    if !is_plain(file, kind) {
+        return wrong(kind.plain);
     }
     let path = dir.join(file);
     if !path.exists() {
@@ -155,10 +185,10 @@ fn inside(dir: &Path, index: &Path, file: &str, names: &BTreeSet<String>) -> Res
     if is_inside(dir, &path)? { Ok(path) } else { wrong("a file in this folder, not a link out of it") }
 }
 
-fn is_plain(file: &str) -> bool {
+fn is_plain(file: &str, kind: FileKind) -> bool {
     let mut components = Path::new(file).components();
     let plain = matches!((components.next(), components.next()), (Some(Component::Normal(only)), None) if only == file);
-    plain && !file.contains(['/', '\\', '\0']) && file.ends_with(".safetensors")
+    plain && !file.contains(['/', '\\', '\0']) && file.ends_with(kind.ending)
 }
 
 /// The error for a file that an index must not name.

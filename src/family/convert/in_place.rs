@@ -1,13 +1,10 @@
-//! Hugging Face folders of the T5 family that need no conversion: their weights are safetensors. They are read as `weir convert` reads
-//! them, without a copy on disk.
+//! Hugging Face folders of the T5 family, which need no conversion. They are read as `weir convert` reads them, without a copy on
+//! disk.
 
 use super::{Source, t5};
 use crate::{
-    error::{Error, Result},
-    family::checkpoint::{
-        CONFIG_FILE, Config, INDEX_FILE, PICKLE_FILE, WEIGHTS_FILE, Weights, hugging_face::GENERATION_FILE,
-        links::check_inside,
-    },
+    error::Result,
+    family::checkpoint::{CONFIG_FILE, Config, Weights, hugging_face::GENERATION_FILE, links::check_inside},
 };
 use std::path::Path;
 
@@ -19,28 +16,20 @@ pub(crate) struct InPlace<'a> {
 }
 
 impl<'a> InPlace<'a> {
-    /// Returns the folder if its `model_type` is one of the T5 family. Fails if its weights are pickles; the error has the command
-    /// that converts them.
-    pub(crate) fn find(dir: &'a Path) -> Result<Option<Self>> {
+    /// Returns the folder if its `model_type` is one of the T5 family.
+    pub(crate) fn find(dir: &'a Path) -> Option<Self> {
         let file = dir.join(CONFIG_FILE);
         // The reader of the configuration reports what is wrong with it.
         if !file.is_file() || check_inside(dir, &file).is_err() {
-            return Ok(None);
+            return None;
         }
-        let Ok(Some(kind)) = Source::of_folder(dir) else { return Ok(None) };
+        let Ok(Some(kind)) = Source::of_folder(dir) else { return None };
         let types = match kind {
             Source::T5 => t5::T5_TYPES,
             Source::MrT5 => t5::MRT5_TYPES,
-            _ => return Ok(None),
+            _ => return None,
         };
-        let pickles = [PICKLE_FILE, t5::PICKLE_INDEX].map(|name| dir.join(name));
-        let has_safetensors = [WEIGHTS_FILE, INDEX_FILE].iter().any(|name| dir.join(name).exists());
-        if let Some(pickle) = pickles.iter().find(|file| !has_safetensors && file.exists()) {
-            let command = format!("`weir convert --from {} {} NEW-FOLDER`", kind.name(), dir.display());
-            let expected = format!("safetensors, or weir's format ({command} writes it)");
-            return Err(Error::checkpoint(pickle, "the file", expected, "a pickle"));
-        }
-        Ok(Some(Self { dir, types }))
+        Some(Self { dir, types })
     }
 
     /// Reads the configuration, and only the headers of the weights. Fails as the conversion does, or if a file is a link out of

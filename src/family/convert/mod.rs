@@ -90,11 +90,6 @@ impl Source {
         Ok(kind.and_then(Self::parse))
     }
 
-    /// Its name on the command line.
-    fn name(self) -> &'static str {
-        SOURCES.iter().find(|(source, ..)| *source == self).map_or("", |(_, name, _)| name)
-    }
-
     fn reader(self) -> Result<SourceReader> {
         let found = SOURCES.iter().find(|(source, ..)| *source == self).map(|(.., reader)| *reader);
         found.ok_or_else(|| Error::Internal(format!("{self:?} is not in the table of sources")))

@@ -4,6 +4,7 @@ mod conversion;
 mod golden;
 mod in_place;
 mod long_documents;
+mod pickles;
 mod precision;
 mod search;
 

@@ -1,6 +1,6 @@
 //! Checkpoints of T5, flan-T5, mT5, ByT5, LongT5 and MrT5 as Hugging Face stores them: a folder with `config.json`, the weights in
-//! `model.safetensors` (or shards) or `pytorch_model.bin`, and the tokenizer in `tokenizer.json` or `spiece.model`. Bytes need no
-//! file. `generation_config.json` and `task_specific_params.summarization` become defaults of requests.
+//! `model.safetensors` or `pytorch_model.bin` (or shards of either), and the tokenizer in `tokenizer.json` or `spiece.model`. Bytes
+//! need no file. `generation_config.json` and `task_specific_params.summarization` become defaults of requests.
 //!
 //! Tensors keep their names, except that a LongT5 encoder's attention is named `SelfAttention` as in all others. Copies of the
 //! embedding and the stale table of the first cross-attention are checked and dropped.
@@ -8,21 +8,14 @@
 mod arguments;
 mod generation;
 mod tokenizer;
+mod weights;
 
-use super::{
-    converted::{Converted, read_config},
-    torch::TorchFile,
-    training::TorchTensors,
-};
+use super::converted::{Converted, read_config};
 use crate::{
     decode::document::GenerationDefaults,
     error::{Error, Result},
     family::{
-        TensorSpec,
-        checkpoint::{
-            CONFIG_FILE, Config, INDEX_FILE, PICKLE_FILE, Tensor, VocabularyConfig, WEIGHTS_FILE, Weights, json::parse,
-            read_weights_with_progress, reader::shapes_in,
-        },
+        checkpoint::{CONFIG_FILE, Config, Tensor, VocabularyConfig, Weights, json::parse},
         families::blueprint,
     },
     text::SubwordTokenizer,
@@ -30,24 +23,17 @@ use crate::{
 use arguments::Arguments;
 use serde_json::Value as Json;
 use std::{
-    collections::BTreeSet,
     path::{Path, PathBuf},
     sync::Arc,
 };
 pub(super) use tokenizer::FILES as TOKENIZER_FILES;
+use weights::{EMBEDDING, EMBEDDINGS, ReadWeights, SourceWeights};
 
 /// Values of `model_type`.
 pub(super) const T5_TYPES: &[&str] = &["t5", "mt5", "longt5"];
 pub(super) const MRT5_TYPES: &[&str] = &["mrt5"];
-/// The index of several pickles.
-pub(super) const PICKLE_INDEX: &str = "pytorch_model.bin.index.json";
 
-const EMBEDDING: &str = "shared.weight";
-/// Names of the embedding, of which a file has one or several.
-const EMBEDDINGS: [&str; 3] = [EMBEDDING, "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"];
 const HEAD: &str = "lm_head.weight";
-/// A table that files of T5 v1.0 contain and that no model reads.
-const STALE: &str = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight";
 
 /// Reads a folder of T5, mT5, ByT5 or LongT5. Fails if an argument is missing or out of range, a tensor is missing, unknown or of
 /// another shape, copies of the embedding differ, or the tokenizer does not match the model.
@@ -61,8 +47,8 @@ pub(super) fn read_mrt5(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Resul
 }
 
 fn read_types(dir: &Path, types: &[&str], progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
-    let mut folder = T5Folder::open(dir, types)?;
-    let (tensors, _) = folder.read(progress)?;
+    let folder = T5Folder::open(dir, types)?;
+    let tensors = folder.read(progress)?.tensors;
     // a stored copy of the embedding is not written again
     let config = folder.config(folder.head_is_copy(&tensors))?;
     let weights = folder.collect(&config, tensors)?;
@@ -83,8 +69,12 @@ pub(super) fn weights_in_place(
     types: &[&str],
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(Weights, String)> {
-    let mut folder = T5Folder::open(dir, types)?;
-    let (tensors, sha256) = folder.read(progress)?;
+    let folder = T5Folder::open(dir, types)?;
+    let ReadWeights { tensors, sha256 } = folder.read(progress)?;
+    let sha256 = match sha256 {
+        Some(sha256) => sha256,
+        None => folder.source.digest()?,
+    };
     let config = folder.config(folder.is_tied())?;
     Ok((folder.collect(&config, tensors)?, sha256))
 }
@@ -149,23 +139,23 @@ impl<'a> T5Folder<'a> {
         Ok(config.with(self.subwords.clone(), Some(self.generation.clone())))
     }
 
-    /// Reads all tensors under the source's names. Also returns their SHA-256, which is empty for a pickle. Fails if copies of the
-    /// embedding differ.
-    fn read(&mut self, progress: &mut dyn FnMut(u64, u64)) -> Result<(Weights, String)> {
+    /// Reads all tensors under the source's names. Fails if copies of the embedding differ.
+    fn read(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<ReadWeights> {
         let separate = self.config(!self.has_head())?;
         let specs = blueprint(&separate, &self.file)?.tensors();
         let official: Vec<String> = specs.iter().map(|spec| self.official(&spec.name)).collect();
-        let (tensors, sha256) = self.source.read(&specs, &official, progress)?;
+        let read = self.source.read(&specs, &official, progress)?;
+        let tensors = &read.tensors;
         let embedding = self.embedding();
-        if let Some(copy) = EMBEDDINGS.into_iter().find(|name| self.differs(name, &tensors)) {
+        if let Some(copy) = EMBEDDINGS.into_iter().find(|name| self.differs(name, tensors)) {
             let expected = format!("the numbers of {embedding} (both sides share the embedding)");
             return Err(Error::checkpoint(&self.file, copy, expected, "other numbers"));
         }
-        if self.arguments.is_tied() && !self.head_is_copy(&tensors) {
+        if self.arguments.is_tied() && !self.head_is_copy(tensors) {
             let expected = format!("the numbers of {embedding} (tie_word_embeddings is true)");
             return Err(Error::checkpoint(&self.file, HEAD, expected, "other numbers"));
         }
-        Ok((tensors, sha256))
+        Ok(read)
     }
 
     /// Returns the tensors that a configuration asks for, under weir's names.
@@ -176,56 +166,5 @@ impl<'a> T5Folder<'a> {
             weights.insert(spec.name, tensor);
         }
         Ok(weights)
-    }
-}
-
-/// The weights of a folder.
-struct SourceWeights<'a> {
-    dir: &'a Path,
-    names: BTreeSet<String>,
-    /// The tensors of a pickle; none: safetensors.
-    pickle: Option<(TorchFile, TorchTensors)>,
-}
-
-impl<'a> SourceWeights<'a> {
-    /// Finds the weights. Fails if there are none, or a header cannot be read.
-    fn open(dir: &'a Path) -> Result<Self> {
-        let pickle = dir.join(PICKLE_FILE);
-        let index = dir.join(PICKLE_INDEX);
-        let has_safetensors = dir.join(WEIGHTS_FILE).exists() || dir.join(INDEX_FILE).exists();
-        if !has_safetensors && pickle.exists() {
-            let torch = TorchFile::open(&pickle)?;
-            let tensors = TorchTensors::at_root(&torch, &pickle)?;
-            let names = tensors.all.keys().cloned().collect();
-            return Ok(Self { dir, names, pickle: Some((torch, tensors)) });
-        }
-        if !has_safetensors && index.exists() {
-            let expected = format!("one {PICKLE_FILE}, or safetensors in one or several files");
-            return Err(Error::checkpoint(&index, "the file", expected, "several pickles"));
-        }
-        Ok(Self { dir, names: shapes_in(dir)?.into_keys().collect(), pickle: None })
-    }
-
-    /// Reads the tensors of `specs` under the source's names, `official`, and all copies.
-    fn read(
-        &mut self,
-        specs: &[TensorSpec],
-        official: &[String],
-        progress: &mut dyn FnMut(u64, u64),
-    ) -> Result<(Weights, String)> {
-        let renamed = |(spec, name): (&TensorSpec, &String)| TensorSpec { name: name.clone(), ..spec.clone() };
-        let mut all: Vec<TensorSpec> = specs.iter().zip(official).map(renamed).collect();
-        let shape_of = |name: &str| specs.iter().find(|spec| spec.name == name).map(|spec| spec.shape.clone());
-        let table = "decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight";
-        let copies = EMBEDDINGS.iter().map(|name| (*name, EMBEDDING)).chain([(STALE, table)]);
-        for (name, like) in copies.filter(|(name, _)| self.names.contains(*name)) {
-            if let Some(shape) = shape_of(like).filter(|_| all.iter().all(|spec| spec.name != name)) {
-                all.push(TensorSpec::zeros(name, shape));
-            }
-        }
-        match &mut self.pickle {
-            Some((torch, tensors)) => Ok((tensors.read(torch, all, progress)?, String::new())),
-            None => read_weights_with_progress(self.dir, &all, progress),
-        }
     }
 }

@@ -15,7 +15,7 @@ const FILES: [&str; 6] = [
 const INFERENCE: [&str; 1] = ["inference/inference.proto"];
 
 /// Messages of a latency report, which are also serialized as JSON.
-const REPORTED: [&str; 10] = [
+const REPORTED: [&str; 13] = [
     "ModelReport",
     "MeasuredTexts",
     "LatencyHistogram",
@@ -26,6 +26,9 @@ const REPORTED: [&str; 10] = [
     "CacheEffect",
     "MeasuredSummaries",
     "EncoderLayerReport",
+    "KeptShares",
+    "TwinGain",
+    "MedianGain",
 ];
 
 #[expect(clippy::disallowed_methods, reason = "Cargo passes build scripts the output folder in the environment")]

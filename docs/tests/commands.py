@@ -495,6 +495,26 @@ PAGES: Dict[str, List[Step]] = {
         Runs("weir summarize --model DIR --file article.txt --long-documents chunk", ".+", (("DIR", "SUMMARIZER"),)),
         Runs("weir summarize --model DIR --table papers.jsonl", ".+", (("DIR", "SUMMARIZER"),)),
         Serves("weir serve --model DIR", (("DIR", "SUMMARIZER"),)),
+        Runs(
+            "weir bench documents MRT5 article.txt abstract.txt --tokens 64 --pairs 5",
+            r"A: mrt5, B: mrt5-unpooled, .*all documents .*median document .*",
+            (("MRT5", "golden/t5/mrt5"), ("--tokens 64 --pairs 5", "--tokens 4 --pairs 1")),
+        ),
+        Serves("weir serve MRT5 --unpooled-twins &", (("serve MRT5", "serve MRT5=golden/t5/mrt5"),)),
+        Runs(
+            "weir-loadtest compare --models MRT5-unpooled,MRT5 --workload "
+            "kind=summarize,prompt-chars=1500,output-chars=64",
+            r".*MRT5-unpooled .* 100 % \(100 to 100\) .*",
+            (
+                ("compare", "compare 127.0.0.1:50051"),
+                ("prompt-chars=1500,output-chars=64", "prompt-chars=100,output-chars=4 --rounds 3 --warm-up-rounds 1"),
+            ),
+        ),
+        Runs(
+            "weir report --name MRT5",
+            ".*measured gain over MRT5-unpooled, if both had the same documents: encode .*",
+            (("report", "report 127.0.0.1:50051"),),
+        ),
     ],
     "examples/stream.py": [
         Serves("weir serve &"),

@@ -7,8 +7,8 @@ use super::{
 use crate::{
     error::{Error, Result},
     serve::client::{
-        self, CacheEffect, Calibration, EstimatedGain, LatencyHistogram, MeasuredSummaries, MeasuredTexts, ModelReport,
-        ReportPeriod,
+        self, CacheEffect, Calibration, EstimatedGain, KeptShares, LatencyHistogram, MeasuredSummaries, MeasuredTexts,
+        MedianGain, ModelReport, ReportPeriod, TwinGain,
     },
 };
 use serde_json::json;
@@ -76,6 +76,9 @@ fn write_model(out: &mut String, model: &ModelReport) -> fmt::Result {
     if let Some(summaries) = &model.summaries {
         write_summaries(out, summaries)?;
     }
+    if let Some(gain) = &model.twin_gain {
+        write_twin_gain(out, gain)?;
+    }
     if let Some(cache) = &model.cache {
         let CacheEffect { hits, misses, looked_up_chars, found_chars, .. } = cache;
         let lookups = hits + misses;
@@ -139,10 +142,37 @@ fn write_summaries(out: &mut String, summaries: &MeasuredSummaries) -> fmt::Resu
     for (index, layer) in summaries.layers.iter().enumerate() {
         writeln!(out, "  measured: encoder layer {index}: {} vectors, {}", layer.vectors, time(layer.took_ns))?;
     }
+    if let Some(KeptShares { count, mean, min, p10, p50, p90, max }) = summaries.kept_share {
+        let [mean, min, p10, p50, p90, max] = [mean, min, p10, p50, p90, max].map(percent);
+        writeln!(
+            out,
+            "  measured: kept share of {count} documents: mean {mean}, min {min}, p10 {p10}, p50 {p50}, p90 {p90}, max {max}"
+        )?;
+    }
     writeln!(
         out,
         "  cross-attention: {} bytes, {} bytes without pooling (from the model's shape)",
         summaries.cross_attention_bytes, summaries.unpooled_cross_attention_bytes
+    )
+}
+
+fn write_twin_gain(out: &mut String, gain: &TwinGain) -> fmt::Result {
+    let TwinGain { twin, encode, decode_per_token, cross_attention_bytes } = gain;
+    let ratio = |gain: &Option<MedianGain>| match gain {
+        None => "-".to_owned(),
+        Some(MedianGain { ratio, low: Some(low), high: Some(high), .. }) => {
+            format!("{ratio:.2}× ({low:.2} to {high:.2})")
+        }
+        Some(MedianGain { ratio, count, twin_count, .. }) => {
+            format!("{ratio:.2}× (too few times for an interval: {count} and {twin_count})")
+        }
+    };
+    writeln!(
+        out,
+        "  measured gain over {twin}, if both had the same documents: encode {}, decode per token {}, cross-attention bytes {}×",
+        ratio(encode),
+        ratio(decode_per_token),
+        output::optional(*cross_attention_bytes)
     )
 }
 

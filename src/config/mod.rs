@@ -42,6 +42,8 @@ pub struct ServeConfig {
     pub credential_files: CredentialFiles,
     /// Settings for loading each model.
     pub model: load::Settings,
+    /// True if each model that can run without its pooling is also served so.
+    pub unpooled_twins: bool,
     /// Each engine's limits.
     pub engine: Limits,
     /// Limits of connections and messages.

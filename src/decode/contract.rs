@@ -221,6 +221,8 @@ pub struct Card {
     pub first_logits: Option<Arc<[f32]>>,
     /// True if it pools, that is, if it can close segments.
     pub pooled: bool,
+    /// True if its pooling was turned off when it was loaded. The same weights with pooling are then its twin.
+    pub unpooled_twin: bool,
     /// Storage type of its weights, keys and values: `f32`, `bf16` or `int8`.
     pub dtype: &'static str,
     /// Instruction set of its kernels.
@@ -294,6 +296,7 @@ impl Card {
             boundary_modes: Vec::new(),
             first_logits: None,
             pooled: true,
+            unpooled_twin: false,
             dtype: "f32",
             isa: Isa::detect(),
             sha256: String::new(),

@@ -146,6 +146,16 @@ pub struct KeptVector {
     pub score: f32,
 }
 
+/// Returns the share of a document's `tokens` that the last of its `choices` kept; 1 if no pooling reduced its `vectors`. `None` if
+/// poolings reduced them without choosing.
+pub fn kept_share(choices: &[PoolingChoice], vectors: usize, tokens: usize) -> Option<f64> {
+    let Some(choice) = choices.last() else { return (vectors >= tokens).then_some(1.0) };
+    let mut kept: Vec<usize> = choice.kept.iter().map(|kept| kept.token).filter(|&token| token < tokens).collect();
+    kept.sort_unstable();
+    kept.dedup();
+    (tokens > 0).then(|| kept.len() as f64 / tokens as f64)
+}
+
 /// Time of one encoder layer, its pooling included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LayerTime {
@@ -285,4 +295,23 @@ pub fn encoding_mut<E: Encoding>(encoding: &mut dyn Encoding) -> Result<&mut E> 
 /// Downcasts a document to the concrete type of the model that created it. Fails if another model created it.
 pub fn document_ref<D: Document>(document: &dyn Document) -> Result<&D> {
     (document as &dyn Any).downcast_ref().ok_or_else(|| Error::Internal("the document belongs to another model".into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kept_share_counts_tokens_of_the_document_once() {
+        let choice = |tokens: &[usize]| PoolingChoice {
+            layer: 0,
+            kept: tokens.iter().map(|&token| KeptVector { token, score: 0.5 }).collect(),
+        };
+        // padding is at 8 and after it
+        let choices = [choice(&[0, 1, 2, 3]), choice(&[5, 0, 5, 9])];
+        assert_eq!(kept_share(&choices, 4, 8), Some(0.25));
+        assert_eq!(kept_share(&[], 8, 8), Some(1.0));
+        assert_eq!(kept_share(&[], 16, 8), Some(1.0), "padded");
+        assert_eq!(kept_share(&[], 4, 8), None, "a pooling by means");
+    }
 }

@@ -3,7 +3,7 @@
 use super::{
     beam::{Hypothesis, SearchOptions},
     contract::Card,
-    document::{Document, DocumentLimits, EncodingStage, LayerTime, PoolingChoice},
+    document::{Document, DocumentLimits, EncodingStage, LayerTime, PoolingChoice, kept_share},
     options::{FinishReason, Sampling, bad, within},
     search_rules::{EarlyStopping, SearchRules},
     usage::{Timing, Usage},
@@ -213,6 +213,16 @@ impl EncodedDocument {
     /// has no bytes, and stands at the end of the whole text.
     pub fn read_bytes(&self) -> Option<u64> {
         self.byte_ranges.iter().filter(|range| range.start < range.end).map(|range| range.end).max()
+    }
+
+    /// Returns the time of encoding in nanoseconds: all layers, and the keys and values.
+    pub fn encode_ns(&self) -> u64 {
+        self.layers.iter().fold(self.memory_ns, |sum, layer| sum.saturating_add(layer.ns))
+    }
+
+    /// Returns the share of the document's tokens that the last pooling kept, as [`kept_share`] does.
+    pub fn kept_share(&self) -> Option<f64> {
+        kept_share(&self.choices, self.vectors, self.tokens)
     }
 
     /// Bytes of memory that the report occupies.

@@ -54,6 +54,11 @@ pub fn needs(source: &CheckpointSource, settings: &Settings) -> Result<usize> {
     Ok(all)
 }
 
+/// Returns true if a checkpoint's model can run without its pooling ([`Settings::unpooled`]). Fails if the configuration is invalid.
+pub fn has_unpooled_twin(source: &CheckpointSource) -> Result<bool> {
+    Ok(blueprint(&config(source)?, &source.config_file())?.has_unpooled_twin())
+}
+
 fn load_with_threads(source: &CheckpointSource, name: String, settings: &Settings) -> Result<Arc<dyn Model>> {
     let config = config(source)?;
     let blueprint = blueprint(&config, &source.config_file())?;
@@ -65,6 +70,10 @@ fn load_with_threads(source: &CheckpointSource, name: String, settings: &Setting
     let companions = companions.iter().map(load_companion).collect::<Result<_>>()?;
     if settings.require_sha256 {
         source.require_digest()?;
+    }
+    if settings.unpooled && !blueprint.has_unpooled_twin() {
+        let expected = "a model whose pooling can be turned off: MrT5 with its gate";
+        return Err(Error::checkpoint(source.config_file(), "architecture", expected, blueprint.shape()));
     }
     let (weights, sha256) = weights(source, &*blueprint, &mut |_, _| {})?;
     let parts = Parts { config, name, weights, sha256, companions, settings: settings.clone() };

@@ -53,6 +53,11 @@ pub trait Blueprint: Debug + Send + Sync {
         false
     }
 
+    /// True if the model can run without its pooling ([`Settings::unpooled`]).
+    fn has_unpooled_twin(&self) -> bool {
+        false
+    }
+
     /// True if symbols may be the tokens of a subword tokenizer.
     fn reads_tokens(&self) -> bool {
         self.reads_documents()
@@ -113,6 +118,7 @@ impl Parts {
             boundary_modes: vec![BoundaryMode::Given],
             first_logits: None,
             pooled: false,
+            unpooled_twin: false,
             dtype: self.settings.dtype.name(),
             isa: self.settings.isa,
             sha256: self.sha256.clone(),

@@ -29,6 +29,9 @@ pub struct Settings {
     pub isa: Isa,
     /// True if a checkpoint whose card does not state the SHA-256 of its weights is refused.
     pub require_sha256: bool,
+    /// True if a model that can run without its pooling does so: MrT5 with its gate off, which reads as ByT5 does. Any other model
+    /// is refused.
+    pub unpooled: bool,
     /// The device of Hugging Face models; other families run on the CPU.
     pub device: DeviceChoice,
     /// The thread pool, once started: models loaded with clones of the same settings share it.
@@ -45,6 +48,7 @@ impl Default for Settings {
             memory_bytes: 2 << 30,
             isa: Isa::detect(),
             require_sha256: false,
+            unpooled: false,
             device: DeviceChoice::Cpu,
             pool: None,
         }

@@ -16,6 +16,8 @@ const SLICE_LENGTH: Duration = Duration::from_secs(10);
 const KEPT_SLICES: usize = 6;
 /// Significant decimal digits of a histogram's values.
 const DIGITS: u8 = 2;
+/// Units of a kept share of 1.
+pub(crate) const SHARE_UNITS: f64 = 1e6;
 
 /// A time with a histogram.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,26 +115,30 @@ pub struct LatencySlice {
     pub layers: Vec<LayerTotals>,
     /// Histograms by [`LatencyKind`]; none without values.
     times: [Option<Histogram<u64>>; KINDS],
+    /// Kept shares of documents, in units of 1 / [`SHARE_UNITS`]; none without documents.
+    kept_shares: Option<Histogram<u64>>,
 }
 
 impl Default for LatencySlice {
     fn default() -> Self {
-        Self { counts: ReportCounts::default(), layers: Vec::new(), times: [const { None }; KINDS] }
+        Self { counts: ReportCounts::default(), layers: Vec::new(), times: [const { None }; KINDS], kept_shares: None }
     }
 }
 
 impl LatencySlice {
     pub(super) fn record(&mut self, kind: LatencyKind, took: Duration) {
         let nanoseconds = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
-        let times = &mut self.times[kind as usize];
-        if times.is_none() {
-            // fails only for more digits than it supports
-            *times = Histogram::new(DIGITS).ok();
-        }
-        if let Some(times) = times {
-            // a growing histogram accepts every value
-            let _ = times.record(nanoseconds.max(1));
-        }
+        record_value(&mut self.times[kind as usize], nanoseconds);
+    }
+
+    /// Records the share of a document's tokens that its poolings kept, 0 to 1.
+    pub(super) fn record_kept_share(&mut self, share: f64) {
+        record_value(&mut self.kept_shares, (share * SHARE_UNITS) as u64);
+    }
+
+    /// Returns the histogram of kept shares, in units of 1 / [`SHARE_UNITS`], if it has values.
+    pub fn kept_shares(&self) -> Option<&Histogram<u64>> {
+        self.kept_shares.as_ref()
     }
 
     pub(super) fn add_layers(&mut self, layers: impl Iterator<Item = LayerTotals>) {
@@ -160,14 +166,28 @@ impl LatencySlice {
     fn add(&mut self, other: &Self) {
         self.counts += other.counts;
         self.add_layers(other.layers.iter().copied());
-        for (own, other) in self.times.iter_mut().zip(&other.times) {
-            match (own.as_mut(), other) {
-                (_, None) => {}
-                (None, Some(other)) => *own = Some(other.clone()),
-                // never fails: all have the same digits and grow
-                (Some(own), Some(other)) => drop(own.add(other)),
-            }
-        }
+        self.times.iter_mut().zip(&other.times).for_each(|(own, other)| add_values(own, other));
+        add_values(&mut self.kept_shares, &other.kept_shares);
+    }
+}
+
+fn record_value(histogram: &mut Option<Histogram<u64>>, value: u64) {
+    if histogram.is_none() {
+        // fails only for more digits than it supports
+        *histogram = Histogram::new(DIGITS).ok();
+    }
+    if let Some(histogram) = histogram {
+        // a growing histogram accepts every value
+        let _ = histogram.record(value.max(1));
+    }
+}
+
+fn add_values(own: &mut Option<Histogram<u64>>, other: &Option<Histogram<u64>>) {
+    match (own.as_mut(), other) {
+        (_, None) => {}
+        (None, Some(other)) => *own = Some(other.clone()),
+        // never fails: all have the same digits and grow
+        (Some(own), Some(other)) => drop(own.add(other)),
     }
 }
 

@@ -253,10 +253,13 @@ fn summarized(slice: &mut LatencySlice, summary: &SummaryResult, document: &Enco
         slice.counts.cached_documents += 1;
     } else {
         slice.record(LatencyKind::Upload, Duration::from_nanos(waits.arrival_ns));
-        let layers = document.layers.iter();
-        let encode: u64 = layers.clone().map(|layer| layer.ns).sum();
-        slice.record(LatencyKind::Encode, Duration::from_nanos(encode.saturating_add(document.memory_ns)));
-        slice.add_layers(layers.map(|layer| LayerTotals { vectors: layer.length as u64, took_ns: layer.ns }));
+        slice.record(LatencyKind::Encode, Duration::from_nanos(document.encode_ns()));
+        slice.add_layers(
+            document.layers.iter().map(|layer| LayerTotals { vectors: layer.length as u64, took_ns: layer.ns }),
+        );
+    }
+    if let Some(share) = document.kept_share() {
+        slice.record_kept_share(share);
     }
     slice.counts.memory_bytes += document.bytes as u64;
     slice.counts.unpooled_memory_bytes += document.unpooled_bytes as u64;

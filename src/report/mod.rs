@@ -3,11 +3,12 @@
 //! Reading order: [`sample`] (the text that models are fed), [`decode`] (symbol by symbol, many rows) with `rounds` (what
 //! it records), [`prefill`] (many symbols a step), `endless` (a long stream), [`compare`] (two models in turns),
 //! `resume` (time saved by the segment cache), `stream` (overhead of gRPC), `summaries` (summarization),
-//! [`kernels`] (single kernels), [`machine`] (the machine's limits, measured in the same run), `quantiles`, `plot`
-//! (charts) and `rouge` (summary quality). docs/performance.md defines what each figure includes.
+//! `documents` (given documents, one by one), [`kernels`] (single kernels), [`machine`] (the machine's limits, measured in the
+//! same run), `quantiles`, `plot` (charts) and `rouge` (summary quality). docs/performance.md defines what each figure includes.
 
 pub mod compare;
 pub mod decode;
+pub(crate) mod documents;
 pub(crate) mod endless;
 pub mod kernels;
 pub mod machine;

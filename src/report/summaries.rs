@@ -98,8 +98,8 @@ pub(crate) struct SummaryComparison {
     pub request_ratio: Quantiles,
 }
 
-struct EncodeTime {
-    total_ns: f64,
+pub(super) struct EncodeTime {
+    pub(super) total_ns: f64,
     /// Nanoseconds after the last part has arrived.
     after_last_part_ns: f64,
 }
@@ -190,7 +190,8 @@ fn summarize_runs(
     })
 }
 
-fn median(values: Vec<f64>) -> f64 {
+/// Returns the median, 0 without values.
+pub(super) fn median(values: Vec<f64>) -> f64 {
     Quantiles::from_values(values).map_or(0.0, |quantiles| quantiles.median)
 }
 
@@ -226,7 +227,11 @@ fn run(model: &dyn Model, plan: SummaryBenchPlan, scratch: &mut Scratch) -> Resu
 }
 
 /// Encodes a document while its parts arrive.
-fn encode(reader: &dyn DocumentEncoder, ids: &[u32], scratch: &mut Scratch) -> Result<(Arc<dyn Document>, EncodeTime)> {
+pub(super) fn encode(
+    reader: &dyn DocumentEncoder,
+    ids: &[u32],
+    scratch: &mut Scratch,
+) -> Result<(Arc<dyn Document>, EncodeTime)> {
     let mut encoding = reader.open();
     let start = Instant::now();
     let mut last_part = start;
@@ -253,16 +258,17 @@ fn encode(reader: &dyn DocumentEncoder, ids: &[u32], scratch: &mut Scratch) -> R
 }
 
 /// Returns `count` pseudorandom ids that are not special symbols.
-fn text_ids(limits: &DocumentLimits, vocabulary: usize, seed: u64, count: usize) -> Vec<u32> {
+pub(super) fn text_ids(limits: &DocumentLimits, vocabulary: usize, seed: u64, count: usize) -> Vec<u32> {
     let marks = [limits.marks.start, limits.marks.pad, limits.marks.end, limits.marks.unknown];
     let candidates: Vec<u32> = (0..vocabulary as u32).filter(|id| !marks.contains(id)).collect();
     let index = |position| (uniform(seed, Purpose::Sampling, position) * candidates.len() as f32) as usize;
     (0..count).filter_map(|position| candidates.get(index(position)).copied()).collect()
 }
 
-fn reader(model: &dyn Model) -> Result<&dyn DocumentEncoder> {
+/// Returns the encoder of a model. Fails if the model reads no documents.
+pub(super) fn reader(model: &dyn Model) -> Result<&dyn DocumentEncoder> {
     model.document_encoder().ok_or_else(|| Error::WrongKind {
-        call: "bench summarize",
+        call: "this benchmark",
         model: model.card().name.clone(),
         wanted: "reads documents",
         found: model.card().shape.clone(),

@@ -74,6 +74,7 @@ impl SimModel {
             boundary_modes: vec![BoundaryMode::Threshold],
             first_logits: None,
             pooled: true,
+            unpooled_twin: false,
             dtype: "f32",
             isa: Isa::detect(),
             sha256: "5a".repeat(32),

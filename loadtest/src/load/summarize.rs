@@ -159,6 +159,7 @@ fn server_report(finished: &SummaryFinished, upload: Duration) -> ServerReport {
         summary_tokens: usage.summary_tokens,
         cross_attention_bytes: usage.cross_attention_bytes,
         unpooled_cross_attention_bytes: usage.unpooled_cross_attention_bytes,
+        kept_share: timing.kept_share,
     };
     ServerReport {
         queue: Duration::from_nanos(timing.queue_ns),

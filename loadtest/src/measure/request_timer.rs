@@ -27,7 +27,7 @@ pub struct ReceivedMessage {
 }
 
 /// Timing and usage that the server reports at the end of a request.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct ServerReport {
     /// From arrival to admission.
     pub queue: Duration,

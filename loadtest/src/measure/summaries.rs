@@ -4,7 +4,7 @@ use super::histogram::{MILLI, Percentiles, ValueHistogram};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct SummaryMeasurement {
     /// From sending until the last of the document was handed to the client library.
     pub upload: Duration,
@@ -21,6 +21,8 @@ pub struct SummaryMeasurement {
     pub cross_attention_bytes: u64,
     /// Bytes that these would have without pooling, computed from the model's shape.
     pub unpooled_cross_attention_bytes: u64,
+    /// Share of the document's tokens that the last pooling kept, as the server reports it; none if it does not.
+    pub kept_share: Option<f64>,
 }
 
 impl SummaryMeasurement {
@@ -40,7 +42,12 @@ pub(super) struct SummaryStats {
     decode: ValueHistogram,
     per_token: ValueHistogram,
     speed: ValueHistogram,
+    /// Kept shares, in units of [`SHARE`].
+    kept_share: ValueHistogram,
 }
+
+/// Unit of a kept share in its histogram, whose three digits distinguish all values up to 2,047.
+const SHARE: f64 = 1.0 / 2000.0;
 
 /// Figures of summaries; [`SummaryMeasurement`] describes those of the same name.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -62,6 +69,10 @@ pub struct SummaryFigures {
     pub decode_token_ns: Percentiles,
     /// Tokens per second after the first, per summary, as the server reports it.
     pub tokens_per_second: Percentiles,
+    /// Share of a document's tokens that the last pooling kept, as the server reports it. Absent from reports of versions that did
+    /// not record it.
+    #[serde(default)]
+    pub kept_share: Percentiles,
 }
 
 impl SummaryFigures {
@@ -84,6 +95,9 @@ impl SummaryStats {
             self.encode_rest.record_time(summary.encode_rest);
         }
         self.decode.record_time(summary.decode);
+        if let Some(share) = summary.kept_share {
+            self.kept_share.record((share / SHARE).round() as u64);
+        }
         if let Some(time) = summary.per_token() {
             self.per_token.record_time(time);
             self.speed.record_speed(time);
@@ -108,6 +122,7 @@ impl SummaryStats {
         self.decode.merge(&other.decode);
         self.per_token.merge(&other.per_token);
         self.speed.merge(&other.speed);
+        self.kept_share.merge(&other.kept_share);
     }
 
     /// Returns the figures for the report, or `None` without summaries.
@@ -125,6 +140,7 @@ impl SummaryStats {
             decode_ns: self.decode.percentiles(1.0),
             decode_token_ns: self.per_token.percentiles(1.0),
             tokens_per_second: self.speed.percentiles(MILLI),
+            kept_share: self.kept_share.percentiles(SHARE),
         })
     }
 }

@@ -164,6 +164,15 @@ pub(super) fn pooling(figures: &RequestFigures) -> String {
     format!("{}× ({} MiB per document)", units::digits(factor), units::digits(each))
 }
 
+/// Describes the share of a document's tokens that the last pooling kept: the median over documents, and their range.
+fn kept_share(figures: &RequestFigures) -> String {
+    let Some(summaries) = &figures.summaries else { return NONE.into() };
+    let Percentiles { p50, min, max, .. } = summaries.kept_share;
+    let percent = |share: f64| units::digits(share * 100.0);
+    let described = |((median, min), max)| format!("{} % ({} to {})", percent(median), percent(min), percent(max));
+    p50.zip(min).zip(max).map_or(NONE.into(), described)
+}
+
 pub(super) struct ModelColumn {
     /// Heading on the page.
     pub(super) page: &'static str,
@@ -219,7 +228,7 @@ pub(super) fn optional_number(number: Option<f64>, decimals: usize) -> String {
     number.map_or(NONE.into(), |number| format!("{number:.decimals$}"))
 }
 
-pub(super) const MODEL_COLUMNS: [ModelColumn; 18] = [
+pub(super) const MODEL_COLUMNS: [ModelColumn; 19] = [
     column("model", "model", |model| model.model.clone()),
     column("gain: total", "total", |model| gain(model, |gains| gains.total)),
     column("gain: first character", "first character", |model| gain(model, |gains| gains.time_to_first_char)),
@@ -238,6 +247,7 @@ pub(super) const MODEL_COLUMNS: [ModelColumn; 18] = [
     column("median: encode (server)", "median encode", |model| median(model, |medians| medians.encode_ns)),
     column("median: per token (server)", "median token", |model| median(model, |medians| medians.decode_token_ns)),
     column("characters per segment (SF)", "SF", |model| optional_number(model.figures.shortening_factor, 3)),
+    column("kept share of a document's tokens", "kept", |model| kept_share(&model.figures)),
     column("pooled (keys and values of a document)", "pooled", |model| pooling(&model.figures)),
     column("bits per character", "bits/char", |model| optional_number(model.bits_per_char, 4)),
     column("cached by the server", "cached", |model| describe_cached(&model.figures)),
@@ -280,5 +290,20 @@ mod tests {
         };
         assert_eq!(describe(3 << 20, 48 << 20, 2), "16.0× (1.50 MiB per document)");
         assert_eq!((describe(0, 0, 0), pooling(&RequestFigures::default())), ("–".into(), "–".into()));
+    }
+
+    #[test]
+    fn kept_shares_are_described_as_median_and_range() {
+        let described = |kept_share| {
+            let summaries = SummaryFigures { kept_share, ..SummaryFigures::default() };
+            self::kept_share(&RequestFigures { summaries: Some(summaries), ..RequestFigures::default() })
+        };
+        let shares =
+            Percentiles { count: 2, min: Some(0.25), p50: Some(0.5), max: Some(1.0), ..Percentiles::default() };
+        assert_eq!(described(shares), "50.0 % (25.0 to 100)");
+        assert_eq!(
+            (described(Percentiles::default()), kept_share(&RequestFigures::default())),
+            ("–".into(), "–".into())
+        );
     }
 }

@@ -64,6 +64,10 @@ impl StubSummarization {
             decode_ns: decode,
             decode_ns_per_token: decode.checked_div(tokens.saturating_sub(1)),
             total_ns: ns(uploaded.elapsed()),
+            encode_ns: first,
+            kept_share: (self.tokens > 0).then(|| vectors as f64 / self.tokens as f64),
+            cross_attention_bytes: usage.cross_attention_bytes,
+            unpooled_cross_attention_bytes: usage.unpooled_cross_attention_bytes,
             ..Default::default()
         };
         SummaryFinished { usage: Some(usage), timing: Some(timing), ..Default::default() }

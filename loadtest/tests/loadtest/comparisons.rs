@@ -129,6 +129,9 @@ async fn a_known_gain_of_summaries_is_measured() {
     assert_eq!((figures.count, figures.document_tokens, figures.summary_tokens), (10, 200, 110));
     assert_eq!(figures.unpooled_cross_attention_bytes, 4 * figures.cross_attention_bytes);
     assert_eq!(figures.pooled(), Some(4.0));
+    assert_eq!((figures.kept_share.count, figures.kept_share.p50), (10, Some(0.25)));
+    let all = comparison.models[0].figures.summaries.clone().unwrap().kept_share;
+    assert_eq!((all.min, all.max), (Some(1.0), Some(1.0)));
     let speed = figures.tokens_per_second.p50.unwrap();
     assert!((speed / (1000.0 / 3.0) - 1.0).abs() < 0.02, "{speed}");
 }

@@ -1,6 +1,7 @@
 //! `weir bench`: measures the speed of models on this machine, and compares it with the machine's limits. docs/performance.md
 //! describes the measurements.
 
+mod documents;
 mod measure;
 mod picture;
 mod served;
@@ -33,6 +34,9 @@ enum BenchCommand {
     /// Summaries by two models in alternating runs: encoding time per layer, time per token, total time, and the share of the
     /// encoding that overlaps with the upload.
     Summarize(speed::SummarizeArgs),
+    /// Given documents by two models in alternating runs: share of each document that is kept, encoding time, time per token, and bytes
+    /// of cross-attention.
+    Documents(documents::DocumentsArgs),
     /// Overhead of gRPC streaming: the same generations inside the process and through a server on loopback, alternating.
     Stream(stream::StreamArgs),
     /// The client of `stream` and `resume`, in a process of its own.
@@ -53,6 +57,7 @@ pub fn run(args: Args) -> Result<()> {
         BenchCommand::Resume(args) => stream::run_resume(&args),
         BenchCommand::Endless(args) => measure::run_endless(&args),
         BenchCommand::Summarize(args) => speed::run_summarize(&args),
+        BenchCommand::Documents(args) => documents::run(&args),
         BenchCommand::Stream(args) => stream::run_stream(&args),
         BenchCommand::StreamClient(args) => served::run_client(&args),
         BenchCommand::Kernels(args) => measure::run_kernels(&args),

@@ -111,16 +111,40 @@ impl Setup {
     /// Loads models that share one thread pool, and describes the machine that they run on.
     pub(super) fn load<const N: usize>(self, models: [ModelArgument<'_>; N]) -> Result<([Arc<dyn Model>; N], Machine)> {
         let settings = self.0.with_threads();
-        let Settings { isa, pool: Some(pool), .. } = settings.clone() else {
-            return Err(Error::Internal("the thread pool was not started".into()));
-        };
-        let load = |argument: ModelArgument<'_>| {
-            let source = argument.source()?;
-            load_as(&source, &source.name(), &settings)
-        };
-        let models = models.into_iter().map(load).collect::<Result<Vec<_>>>()?;
+        let models = models.into_iter().map(|model| load(model, &settings)).collect::<Result<Vec<_>>>()?;
         let models = models.try_into().map_err(|_| Error::Internal("a model is missing after loading".into()))?;
-        Ok((models, Machine { compute: kernels::Compute { isa, pool } }))
+        Ok((models, machine(&settings)?))
+    }
+
+    /// Loads a model and the one that it is compared with: without one, the model itself without its pooling. Fails if the model
+    /// cannot run without it.
+    pub(super) fn load_with_baseline(
+        self,
+        model: ModelArgument<'_>,
+        baseline: Option<ModelArgument<'_>>,
+    ) -> Result<([Arc<dyn Model>; 2], Machine)> {
+        let settings = self.0.with_threads();
+        let first = load(model, &settings)?;
+        let second = match baseline {
+            Some(baseline) => load(baseline, &settings)?,
+            None => {
+                let name = format!("{}-unpooled", first.card().name);
+                load_as(&model.source()?, &name, &Settings { unpooled: true, ..settings.clone() })?
+            }
+        };
+        Ok(([first, second], machine(&settings)?))
+    }
+}
+
+fn load(argument: ModelArgument<'_>, settings: &Settings) -> Result<Arc<dyn Model>> {
+    let source = argument.source()?;
+    load_as(&source, &source.name(), settings)
+}
+
+fn machine(settings: &Settings) -> Result<Machine> {
+    match settings.clone() {
+        Settings { isa, pool: Some(pool), .. } => Ok(Machine { compute: kernels::Compute { isa, pool } }),
+        _ => Err(Error::Internal("the thread pool was not started".into())),
     }
 }
 

@@ -3,7 +3,13 @@
 use crate::{
     error::printable,
     report::{
-        compare::DecodeComparison, decode, endless, kernels, machine::MeasuredModel, prefill, quantiles::Quantiles,
+        compare::DecodeComparison,
+        decode,
+        documents::{DocumentComparison, DocumentCost, DocumentResult},
+        endless, kernels,
+        machine::MeasuredModel,
+        prefill,
+        quantiles::Quantiles,
         resume, stream, summaries,
     },
 };
@@ -172,6 +178,37 @@ pub(super) fn summaries(comparisons: &[summaries::SummaryComparison]) -> String 
             printable(&b.measured.model),
             times(request_ratio)
         );
+    }
+    text
+}
+
+/// Formats `weir bench documents`: a line for each document, and lines for all of them. A is the model, B its baseline.
+pub(super) fn documents(comparisons: &[DocumentComparison]) -> String {
+    let head = "document, bytes, kept, A encode ms, B, A ms/token, B, A cross KB, B, gain encode, gain/token, gain total, gain bytes";
+    let gain = |Quantiles { median, p10, p90 }: &Quantiles| format!("{median:.2} ({p10:.2}-{p90:.2})");
+    let line = |result: &DocumentResult| {
+        let DocumentResult { document, bytes, cut, a, b, .. } = result;
+        let pair = |value: &dyn Fn(&DocumentCost) -> f64| [a, b].map(|cost| format!("{:.3}", value(cost)));
+        let mut cells = vec![document.clone(), format!("{bytes}{}", if *cut { " (cut)" } else { "" })];
+        cells.push(a.kept_share.map_or("-".into(), |share| format!("{:.1} %", share * 100.0)));
+        cells.extend(pair(&|cost| cost.encode_ns / 1e6));
+        cells.extend(pair(&|cost| cost.decode_ns_per_token / 1e6));
+        cells.extend(pair(&|cost| cost.cross_attention_bytes as f64 / 1e3));
+        cells.extend([&result.encode_gain, &result.decode_gain, &result.total_gain].map(gain));
+        cells.push(format!("{:.2}", result.cross_attention_gain));
+        cells
+    };
+    let mut text = String::new();
+    for comparison in comparisons {
+        let DocumentComparison { plan, a, b, documents, total, median } = comparison;
+        let [first, second] = [a, b].map(|measured| printable(&measured.model));
+        // Never fails: the writer is a `String`.
+        let _ = writeln!(
+            text,
+            "A: {first}, B: {second}, {}, {} threads; {} tokens decoded, {} pairs; gain: B ÷ A with p10 and p90",
+            a.dtype, a.threads, plan.tokens, plan.pairs
+        );
+        text += &columns(head, documents.iter().chain([total, median]).map(line));
     }
     text
 }

@@ -4,7 +4,7 @@ use crate::{
     config::{AdminToken, ServeConfig, ServedCheckpoint},
     decode::contract::Model,
     error::Result,
-    family::load,
+    family::{checkpoint::CheckpointSource, load},
     serve::{AdminConfig, Engines, ModelLoader},
 };
 use std::{
@@ -25,6 +25,9 @@ impl ModelLoader for CheckpointLoader {
         load::load_as(&folder.into(), name, &self.0)
     }
 }
+
+/// Ending of the name of a model that is served without its pooling.
+const TWIN: &str = "-unpooled";
 
 /// Loads every model and starts its engine. A checkpoint of the models folder that cannot be served is logged and left out.
 /// Fails if a named checkpoint cannot be served, or if none can.
@@ -55,13 +58,24 @@ fn launch(
     engines: &Engines,
 ) -> Result<()> {
     let ServedCheckpoint { name, source, .. } = checkpoint;
+    let folder = source.folder().map(PathBuf::from);
+    let limits = settings.engine;
+    engines.add(engines.launch(load_model(source, name, &loader.0)?, limits, folder)?)?;
+    if settings.unpooled_twins && load::has_unpooled_twin(source)? {
+        let twin =
+            load_model(source, &format!("{name}{TWIN}"), &load::Settings { unpooled: true, ..loader.0.clone() })?;
+        // Without its folder: a reload of this name would load the model with its pooling.
+        engines.add(engines.launch(twin, limits, None)?)?;
+    }
+    Ok(())
+}
+
+fn load_model(source: &CheckpointSource, name: &str, settings: &load::Settings) -> Result<Arc<dyn Model>> {
     tracing::info!(model = name, from = %source, "loading");
     let began = Instant::now();
-    let model = load::load_as(source, name, &loader.0)?;
+    let model = load::load_as(source, name, settings)?;
     tracing::info!(model = name, took = ?began.elapsed(), "loaded; running the first steps, and timing them");
-    let folder = source.folder().map(PathBuf::from);
-    engines.add(engines.launch(model, settings.engine, folder)?)?;
-    Ok(())
+    Ok(model)
 }
 
 pub(super) fn admin(settings: &ServeConfig, loader: &Arc<CheckpointLoader>, token: AdminToken) -> AdminConfig {

@@ -99,6 +99,7 @@ impl Args {
         let listen = self.transport.listen(&mut checks);
         let checkpoints = self.models.checkpoints(&mut checks);
         let model = self.models.settings(&mut checks);
+        let unpooled_twins = self.models.unpooled_twins(&mut checks);
         let engine = self.engine.limits(model.memory_bytes, &mut checks);
         let access = self.access.access(&mut checks);
         let transport = self.transport.limits(access, &mut checks);
@@ -117,6 +118,7 @@ impl Args {
             checkpoints,
             credential_files,
             model,
+            unpooled_twins,
             engine,
             transport,
             operations,

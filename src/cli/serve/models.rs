@@ -31,6 +31,11 @@ pub(super) struct ModelsArgs {
     #[arg(long, value_name = "BOOL", env = "WEIR_REQUIRE_SHA256", default_value = "false", num_args = 0..=1,
         require_equals = true, default_missing_value = "true")]
     require_sha256: String,
+    /// Serve each MrT5 a second time with its gate off, as NAME-unpooled, to compare it with ByT5. The second copy takes memory of its
+    /// own.
+    #[arg(long, value_name = "BOOL", env = "WEIR_UNPOOLED_TWINS", default_value = "false", num_args = 0..=1,
+        require_equals = true, default_missing_value = "true")]
+    unpooled_twins: String,
     /// Number of threads. Default: all cores.
     #[arg(long, value_name = "N", env = "WEIR_THREADS")]
     threads: Option<String>,
@@ -94,6 +99,11 @@ impl ModelsArgs {
             checkpoints.push(ServedCheckpoint { name: source.name(), source, named: true });
         }
         checkpoints
+    }
+
+    /// True if models are also served without their pooling.
+    pub(super) fn unpooled_twins(&self, checks: &mut Checks) -> bool {
+        checks.switch("--unpooled-twins", &self.unpooled_twins)
     }
 
     /// Load settings of each model.

@@ -187,6 +187,7 @@ mod tests {
                 vectors: 1,
                 cross_attention_bytes: 1,
                 unpooled_cross_attention_bytes: 1,
+                kept_share: None,
             },
             summary_tokens: length,
             timing: SummaryTimes { encode_ns: 0, layers: Vec::new(), memory_ns: 0, decode_ns: 0, total_ns: 0 },

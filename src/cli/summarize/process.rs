@@ -120,10 +120,11 @@ impl ProcessSummarizer {
                 vectors: encoded.vectors,
                 cross_attention_bytes: encoded.bytes,
                 unpooled_cross_attention_bytes: encoded.unpooled_bytes,
+                kept_share: encoded.kept_share(),
             },
             summary_tokens: usage.generated_chars,
             timing: SummaryTimes {
-                encode_ns: timing.prefill_ns,
+                encode_ns: encoded.encode_ns(),
                 layers: layers.collect(),
                 memory_ns: encoded.memory_ns,
                 decode_ns: timing.decode_ns,

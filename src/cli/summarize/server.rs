@@ -167,10 +167,11 @@ fn summary(finished: SummaryFinished, poolings: Vec<KeptTokens>) -> Summary {
             vectors: size(usage.vectors),
             cross_attention_bytes: size(usage.cross_attention_bytes),
             unpooled_cross_attention_bytes: size(usage.unpooled_cross_attention_bytes),
+            kept_share: timing.kept_share,
         },
         summary_tokens: size(usage.summary_tokens),
         timing: SummaryTimes {
-            encode_ns: timing.upload_ns.saturating_add(timing.encode_rest_ns),
+            encode_ns: timing.encode_ns,
             layers: timing.layers.into_iter().map(layer).collect(),
             memory_ns: timing.memory_ns,
             decode_ns: timing.decode_ns,

@@ -81,6 +81,9 @@ pub(super) fn json(summary: &Summary, scores: Option<RougeScores>) -> Value {
             "decode_ns": timing.decode_ns,
             "decode_ns_per_token": timing.decode_ns.checked_div(steps),
             "total_ns": timing.total_ns,
+            "kept_share": document.kept_share,
+            "cross_attention_bytes": document.cross_attention_bytes,
+            "unpooled_cross_attention_bytes": document.unpooled_cross_attention_bytes,
         },
     });
     if !parts.is_empty() {

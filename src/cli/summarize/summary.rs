@@ -68,11 +68,13 @@ pub(super) struct DocumentUsage {
     pub(super) vectors: usize,
     pub(super) cross_attention_bytes: usize,
     pub(super) unpooled_cross_attention_bytes: usize,
+    /// Share of the tokens that the last pooling kept.
+    pub(super) kept_share: Option<f64>,
 }
 
 /// Time spent per phase, in nanoseconds.
 pub(super) struct SummaryTimes {
-    /// From admission to the end of encoding.
+    /// Encoding: all layers, and the decoder's keys and values.
     pub(super) encode_ns: u64,
     /// Time of each encoder layer.
     pub(super) layers: Vec<LayerTime>,

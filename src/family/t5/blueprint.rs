@@ -168,6 +168,10 @@ impl Blueprint for T5Blueprint {
         true
     }
 
+    fn has_unpooled_twin(&self) -> bool {
+        self.architecture.deletion.is_some()
+    }
+
     fn bounds(&self) -> Bounds {
         Bounds { longest: Some((self.architecture.target_length, "the checkpoint's target_length")), endless: false }
     }

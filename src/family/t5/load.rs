@@ -34,8 +34,13 @@ const BLOCK: usize = super::encoding::UNIT;
 impl T5 {
     /// Builds the model from checked weights. Fails if the settings ask for more symbols than the model can hold.
     pub fn load(blueprint: &T5Blueprint, mut parts: Parts) -> Result<Self> {
-        let card = parts.card("t5", blueprint)?;
+        let mut card = parts.card("t5", blueprint)?;
         let a = &blueprint.architecture;
+        let deletion = a.deletion.filter(|_| !parts.settings.unpooled);
+        if a.deletion.is_some() && deletion.is_none() {
+            card.unpooled_twin = true;
+            card.shape.push_str(", gate off");
+        }
         let store = WeightArena::new(parts.settings.dtype);
         let mut loader = Loader { blueprint, weights: &mut parts.weights, store };
         let [encoder_tensors, decoder_tensors] = blueprint.stacks();
@@ -46,18 +51,23 @@ impl T5 {
             compute: parts.settings.compute(),
             embedding,
             encoder: loader.encoder(&encoder_tensors)?,
-            gate: a.deletion.map(|deletion| loader.gate(&deletion)).transpose()?,
+            gate: deletion.map(|deletion| loader.gate(&deletion)).transpose()?,
             decoder: loader.decoder(&decoder_tensors)?,
             head,
             head_scale,
             pages: PagePool::new(parts.settings.memory_bytes),
-            limits: limits(a, parts.config.generation, card.max_symbols),
+            limits: limits(a, deletion, parts.config.generation, card.max_symbols),
             card,
         })
     }
 }
 
-fn limits(a: &Architecture, generation: Option<GenerationDefaults>, targets: usize) -> DocumentLimits {
+fn limits(
+    a: &Architecture,
+    deletion: Option<Deletion>,
+    generation: Option<GenerationDefaults>,
+    targets: usize,
+) -> DocumentLimits {
     let pooling =
         |deletion: &Deletion| PoolingStep { layer: deletion.layer, from: a.source_length, to: a.source_length };
     DocumentLimits {
@@ -65,7 +75,7 @@ fn limits(a: &Architecture, generation: Option<GenerationDefaults>, targets: usi
         targets,
         padded: false,
         block: BLOCK,
-        poolings: a.deletion.iter().map(pooling).collect(),
+        poolings: deletion.iter().map(pooling).collect(),
         marks: SPECIALS,
         generation: generation.unwrap_or_else(GenerationDefaults::transformers).within(targets.saturating_sub(1)),
     }

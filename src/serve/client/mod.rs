@@ -22,7 +22,8 @@ use tonic::{
 };
 use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
 pub use weir_proto::v1::{
-    CacheEffect, Calibration, EstimatedGain, LatencyHistogram, MeasuredSummaries, MeasuredTexts, ModelReport,
+    CacheEffect, Calibration, EstimatedGain, KeptShares, LatencyHistogram, MeasuredSummaries, MeasuredTexts,
+    MedianGain, ModelReport, TwinGain,
 };
 use weir_proto::v1::{
     GetReportRequest, ListGenerationsRequest, LoadModelRequest, LoadModelResponse, ModelGeneration, ReportWindow,

@@ -1,13 +1,16 @@
 //! The service `Latency`: reports how long requests took, per model, next to an estimate of the time without pooling.
 
-use super::totals::{count, nanoseconds};
+use super::{
+    totals::{count, nanoseconds},
+    twin_gain::{find_twin, twin_gain},
+};
 use crate::{
     engine::{
         Handle,
         calibration::{Calibrated, NotCalibrated, StepTiming, TimingTable},
     },
     error::{Error, Result},
-    metrics::latency_windows::{LatencyKind, LatencyPeriod, LatencySlice, LayerTotals, ReportCounts},
+    metrics::latency_windows::{LatencyKind, LatencyPeriod, LatencySlice, LayerTotals, ReportCounts, SHARE_UNITS},
     serve::{
         call::{Call, Reply},
         registry::engines::{Engines, Lease},
@@ -24,7 +27,8 @@ impl LatencyService {
     fn report(&self, request: &v1::GetReportRequest) -> Result<v1::GetReportResponse> {
         let window = report_window(request)?;
         let engines = self.0.select(request.model.as_deref())?;
-        let models = engines.iter().map(|engine| model_report(engine, window)).collect();
+        let all = self.0.all();
+        let models = engines.iter().map(|engine| model_report(engine, find_twin(engine, &all), window)).collect();
         Ok(v1::GetReportResponse { models })
     }
 }
@@ -56,12 +60,14 @@ fn report_window(request: &v1::GetReportRequest) -> Result<ReportWindow> {
     }
 }
 
-fn model_report(engine: &Lease, window: ReportWindow) -> v1::ModelReport {
-    let (slice, length) = engine.meter().report(match window {
+fn model_report(engine: &Lease, twin: Option<&Lease>, window: ReportWindow) -> v1::ModelReport {
+    let period = match window {
         ReportWindow::Unspecified | ReportWindow::SinceLoad => LatencyPeriod::SinceLoad,
         ReportWindow::SinceReset => LatencyPeriod::SinceReset,
         ReportWindow::LastMinute => LatencyPeriod::LastMinute,
-    });
+    };
+    let (slice, length) = engine.meter().report(period);
+    let gain_over = |twin: &Lease| twin_gain(&slice, &twin.meter().report(period).0, &twin.card().name);
     let card = engine.card();
     let calibration = engine.calibration();
     let summarizes = engine.document_limits().is_some();
@@ -80,6 +86,7 @@ fn model_report(engine: &Lease, window: ReportWindow) -> v1::ModelReport {
         estimate_missing: missing(engine, &slice.counts, calibration),
         cache: (!summarizes).then(|| cache(&slice.counts)),
         summaries: summarizes.then(|| summaries(&slice)),
+        twin_gain: twin.map(gain_over),
     }
 }
 
@@ -126,7 +133,24 @@ fn summaries(slice: &LatencySlice) -> v1::MeasuredSummaries {
         layers: slice.layers.iter().map(layer).collect(),
         cross_attention_bytes: sums.memory_bytes,
         unpooled_cross_attention_bytes: sums.unpooled_memory_bytes,
+        kept_share: kept_shares(slice),
     }
+}
+
+fn kept_shares(slice: &LatencySlice) -> Option<v1::KeptShares> {
+    let shares = slice.kept_shares()?;
+    // A histogram returns the upper end of a bar.
+    let share = |units: u64| (units as f64 / SHARE_UNITS).min(1.0);
+    let quantile = |at: f64| share(shares.value_at_quantile(at).min(shares.max()));
+    Some(v1::KeptShares {
+        count: shares.len(),
+        mean: (shares.mean() / SHARE_UNITS).min(1.0),
+        min: share(shares.min()),
+        p10: quantile(0.1),
+        p50: quantile(0.5),
+        p90: quantile(0.9),
+        max: share(shares.max()),
+    })
 }
 
 fn cache(sums: &ReportCounts) -> v1::CacheEffect {

@@ -22,3 +22,4 @@ mod segments;
 mod summarization;
 mod summary_stream;
 mod totals;
+mod twin_gain;

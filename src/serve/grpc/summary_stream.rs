@@ -120,6 +120,10 @@ impl SummaryEncoder {
                 decode_ns: timing.decode_ns,
                 decode_ns_per_token: timing.decode_ns.checked_div(steps),
                 total_ns,
+                encode_ns: encoded.map_or(0, EncodedDocument::encode_ns),
+                kept_share: encoded.and_then(EncodedDocument::kept_share),
+                cross_attention_bytes: count(|encoded| encoded.bytes),
+                unpooled_cross_attention_bytes: count(|encoded| encoded.unpooled_bytes),
             }),
         }
     }

@@ -246,6 +246,10 @@ pub(super) fn finished_fields(finished: &v1::SummaryFinished) -> Map<String, Val
         "decode_ns": timing.decode_ns,
         "decode_ns_per_token": timing.decode_ns_per_token,
         "total_ns": timing.total_ns,
+        "encode_ns": timing.encode_ns,
+        "kept_share": timing.kept_share,
+        "cross_attention_bytes": timing.cross_attention_bytes,
+        "unpooled_cross_attention_bytes": timing.unpooled_cross_attention_bytes,
     });
     fields.insert("timing".into(), times);
     fields

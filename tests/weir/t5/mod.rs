@@ -7,6 +7,7 @@ mod long_documents;
 mod pickles;
 mod precision;
 mod search;
+mod twin;
 
 use super::{golden::Golden, pyramidion::single_document::with_document, support::*};
 use serde_json::Value;

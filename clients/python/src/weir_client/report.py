@@ -158,6 +158,41 @@ class EncoderLayerReport:
 
 
 @dataclass(frozen=True)
+class KeptShares:
+    """Shares of documents' tokens that the last pooling kept."""
+
+    count: int
+    mean: float
+    min: float
+    p10: float
+    p50: float
+    p90: float
+    max: float
+
+
+@dataclass(frozen=True)
+class MedianGain:
+    """The twin's median divided by the model's."""
+
+    ratio: float
+    #: The ends of an interval. None if a model has too few times.
+    low: Optional[float]
+    high: Optional[float]
+    count: int
+    twin_count: int
+
+
+@dataclass(frozen=True)
+class TwinGain:
+    """Measured gain over the same weights, served with pooling turned off; `latency.proto` describes each field."""
+
+    twin: str
+    encode: Optional[MedianGain]
+    decode_per_token: Optional[MedianGain]
+    cross_attention_bytes: Optional[float]
+
+
+@dataclass(frozen=True)
 class MeasuredSummaries:
     """Measurements of summaries; `latency.proto` describes each field."""
 
@@ -177,6 +212,8 @@ class MeasuredSummaries:
     cross_attention_bytes: int
     #: Not measured: bytes that the same documents would need without pooling, computed from the model's shape.
     unpooled_cross_attention_bytes: int
+    #: None if the model pools without selecting tokens.
+    kept_share: Optional[KeptShares]
 
 
 @dataclass(frozen=True)
@@ -200,6 +237,8 @@ class ModelReport:
     cache: Optional[CacheEffect]
     #: None for a model that continues a prompt.
     summaries: Optional[MeasuredSummaries]
+    #: None if the server does not serve the model's unpooled twin.
+    twin_gain: Optional[TwinGain]
 
 
 def _request(model: Optional[str], window: ReportWindow) -> pb.GetReportRequest:

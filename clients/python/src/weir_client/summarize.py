@@ -181,6 +181,11 @@ class SummaryTiming:
     decode_ns: int
     decode_ns_per_token: Optional[int]
     total_ns: int
+    encode_ns: int = 0
+    #: Share of the document's tokens that the last pooling kept. None if the model pools without selecting tokens.
+    kept_share: Optional[float] = None
+    cross_attention_bytes: int = 0
+    unpooled_cross_attention_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -182,7 +182,12 @@ async fn kept_bytes_of_mrt5_are_spans_with_gate_values() {
         let usage = answer.finished.usage.unwrap();
         assert_eq!((usage.vectors, usage.document_tokens), (kept.len() as u64, values.len() as u64), "{source}");
         assert!(usage.cross_attention_bytes <= usage.unpooled_cross_attention_bytes, "{usage:?}");
-        let layers = answer.finished.timing.unwrap().layers;
+        let timing = answer.finished.timing.unwrap();
+        assert_eq!(timing.kept_share, Some(kept.len() as f64 / values.len() as f64), "{source}");
+        let bytes = (timing.cross_attention_bytes, timing.unpooled_cross_attention_bytes);
+        assert_eq!(bytes, (usage.cross_attention_bytes, usage.unpooled_cross_attention_bytes), "{source}");
+        let layers = timing.layers;
+        assert_eq!(timing.encode_ns, layers.iter().map(|layer| layer.ns).sum::<u64>() + timing.memory_ns, "{source}");
         let lengths: Vec<u64> = layers.iter().map(|layer| layer.length).collect();
         let [all, fewer] = [values.len() as u64, kept.len() as u64];
         assert_eq!(lengths, [all, all, all, fewer, fewer], "{source}");
@@ -262,6 +267,9 @@ async fn http_gives_the_same_summaries_under_both_names() {
     let body = with(json!({ "document": text, "num_beams": 4, "hypotheses": 4 }));
     let answer = server.post("/v1/summaries", &body).await.json();
     assert_eq!(answer["text"], texts[0]);
+    let timing = &answer["timing"];
+    assert!(timing["kept_share"] == 1.0 && timing["encode_ns"].as_u64() > Some(0), "{timing}");
+    assert_eq!(timing["cross_attention_bytes"], answer["usage"]["cross_attention_bytes"], "{timing}");
     let found = answer["hypotheses"].as_array().unwrap().iter().map(|other| other["text"].as_str().unwrap());
     assert_eq!(found.collect::<Vec<_>>(), texts);
     // OpenAI's call: the prompt is the document

@@ -33,7 +33,7 @@ class GetReportResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[ModelReport, _Mapping]]] = ...) -> None: ...
 
 class ModelReport(_message.Message):
-    __slots__ = ("model", "family", "shape", "dtype", "sha256", "generation", "pooled", "window", "window_ns", "texts", "estimated_gain", "estimate_missing", "cache", "summaries")
+    __slots__ = ("model", "family", "shape", "dtype", "sha256", "generation", "pooled", "window", "window_ns", "texts", "estimated_gain", "estimate_missing", "cache", "summaries", "twin_gain")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     FAMILY_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
@@ -48,6 +48,7 @@ class ModelReport(_message.Message):
     ESTIMATE_MISSING_FIELD_NUMBER: _ClassVar[int]
     CACHE_FIELD_NUMBER: _ClassVar[int]
     SUMMARIES_FIELD_NUMBER: _ClassVar[int]
+    TWIN_GAIN_FIELD_NUMBER: _ClassVar[int]
     model: str
     family: str
     shape: str
@@ -62,7 +63,8 @@ class ModelReport(_message.Message):
     estimate_missing: str
     cache: CacheEffect
     summaries: MeasuredSummaries
-    def __init__(self, model: _Optional[str] = ..., family: _Optional[str] = ..., shape: _Optional[str] = ..., dtype: _Optional[str] = ..., sha256: _Optional[str] = ..., generation: _Optional[int] = ..., pooled: bool = ..., window: _Optional[_Union[ReportWindow, str]] = ..., window_ns: _Optional[int] = ..., texts: _Optional[_Union[MeasuredTexts, _Mapping]] = ..., estimated_gain: _Optional[_Union[EstimatedGain, _Mapping]] = ..., estimate_missing: _Optional[str] = ..., cache: _Optional[_Union[CacheEffect, _Mapping]] = ..., summaries: _Optional[_Union[MeasuredSummaries, _Mapping]] = ...) -> None: ...
+    twin_gain: TwinGain
+    def __init__(self, model: _Optional[str] = ..., family: _Optional[str] = ..., shape: _Optional[str] = ..., dtype: _Optional[str] = ..., sha256: _Optional[str] = ..., generation: _Optional[int] = ..., pooled: bool = ..., window: _Optional[_Union[ReportWindow, str]] = ..., window_ns: _Optional[int] = ..., texts: _Optional[_Union[MeasuredTexts, _Mapping]] = ..., estimated_gain: _Optional[_Union[EstimatedGain, _Mapping]] = ..., estimate_missing: _Optional[str] = ..., cache: _Optional[_Union[CacheEffect, _Mapping]] = ..., summaries: _Optional[_Union[MeasuredSummaries, _Mapping]] = ..., twin_gain: _Optional[_Union[TwinGain, _Mapping]] = ...) -> None: ...
 
 class MeasuredTexts(_message.Message):
     __slots__ = ("requests", "failed", "prompt_chars", "cached_chars", "generated_chars", "middle_steps_run", "middle_steps_skipped", "shortening_factor", "steps", "rows_per_step", "rows_per_middle_step", "time_to_first_char", "plain_gap", "boundary_gap", "segment", "queue", "prefill", "total")
@@ -219,7 +221,7 @@ class CacheEffect(_message.Message):
     def __init__(self, hits: _Optional[int] = ..., misses: _Optional[int] = ..., looked_up_chars: _Optional[int] = ..., found_chars: _Optional[int] = ..., shared_bytes: _Optional[int] = ..., prefill_spared_estimate_ns: _Optional[int] = ...) -> None: ...
 
 class MeasuredSummaries(_message.Message):
-    __slots__ = ("requests", "failed", "cached_documents", "document_tokens", "summary_tokens", "queue", "upload", "encode", "time_to_first_token", "decode", "decode_per_token", "total", "layers", "cross_attention_bytes", "unpooled_cross_attention_bytes")
+    __slots__ = ("requests", "failed", "cached_documents", "document_tokens", "summary_tokens", "queue", "upload", "encode", "time_to_first_token", "decode", "decode_per_token", "total", "layers", "cross_attention_bytes", "unpooled_cross_attention_bytes", "kept_share")
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     CACHED_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
@@ -235,6 +237,7 @@ class MeasuredSummaries(_message.Message):
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     CROSS_ATTENTION_BYTES_FIELD_NUMBER: _ClassVar[int]
     UNPOOLED_CROSS_ATTENTION_BYTES_FIELD_NUMBER: _ClassVar[int]
+    KEPT_SHARE_FIELD_NUMBER: _ClassVar[int]
     requests: int
     failed: int
     cached_documents: int
@@ -250,7 +253,52 @@ class MeasuredSummaries(_message.Message):
     layers: _containers.RepeatedCompositeFieldContainer[EncoderLayerReport]
     cross_attention_bytes: int
     unpooled_cross_attention_bytes: int
-    def __init__(self, requests: _Optional[int] = ..., failed: _Optional[int] = ..., cached_documents: _Optional[int] = ..., document_tokens: _Optional[int] = ..., summary_tokens: _Optional[int] = ..., queue: _Optional[_Union[LatencyHistogram, _Mapping]] = ..., upload: _Optional[_Union[LatencyHistogram, _Mapping]] = ..., encode: _Optional[_Union[LatencyHistogram, _Mapping]] = ..., time_to_first_token: _Optional[_Union[LatencyHistogram, _Mapping]] = ..., decode: _Optional[_Union[LatencyHistogram, _Mapping]] = ..., decode_per_token: _Optional[_Union[LatencyHistogram, _Mapping]] = ..., total: _Optional[_Union[LatencyHistogram, _Mapping]] = ..., layers: _Optional[_Iterable[_Union[EncoderLayerReport, _Mapping]]] = ..., cross_attention_bytes: _Optional[int] = ..., unpooled_cross_attention_bytes: _Optional[int] = ...) -> None: ...
+    kept_share: KeptShares
+    def __init__(self, requests: _Optional[int] = ..., failed: _Optional[int] = ..., cached_documents: _Optional[int] = ..., document_tokens: _Optional[int] = ..., summary_tokens: _Optional[int] = ..., queue: _Optional[_Union[LatencyHistogram, _Mapping]] = ..., upload: _Optional[_Union[LatencyHistogram, _Mapping]] = ..., encode: _Optional[_Union[LatencyHistogram, _Mapping]] = ..., time_to_first_token: _Optional[_Union[LatencyHistogram, _Mapping]] = ..., decode: _Optional[_Union[LatencyHistogram, _Mapping]] = ..., decode_per_token: _Optional[_Union[LatencyHistogram, _Mapping]] = ..., total: _Optional[_Union[LatencyHistogram, _Mapping]] = ..., layers: _Optional[_Iterable[_Union[EncoderLayerReport, _Mapping]]] = ..., cross_attention_bytes: _Optional[int] = ..., unpooled_cross_attention_bytes: _Optional[int] = ..., kept_share: _Optional[_Union[KeptShares, _Mapping]] = ...) -> None: ...
+
+class KeptShares(_message.Message):
+    __slots__ = ("count", "mean", "min", "p10", "p50", "p90", "max")
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    MEAN_FIELD_NUMBER: _ClassVar[int]
+    MIN_FIELD_NUMBER: _ClassVar[int]
+    P10_FIELD_NUMBER: _ClassVar[int]
+    P50_FIELD_NUMBER: _ClassVar[int]
+    P90_FIELD_NUMBER: _ClassVar[int]
+    MAX_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    mean: float
+    min: float
+    p10: float
+    p50: float
+    p90: float
+    max: float
+    def __init__(self, count: _Optional[int] = ..., mean: _Optional[float] = ..., min: _Optional[float] = ..., p10: _Optional[float] = ..., p50: _Optional[float] = ..., p90: _Optional[float] = ..., max: _Optional[float] = ...) -> None: ...
+
+class TwinGain(_message.Message):
+    __slots__ = ("twin", "encode", "decode_per_token", "cross_attention_bytes")
+    TWIN_FIELD_NUMBER: _ClassVar[int]
+    ENCODE_FIELD_NUMBER: _ClassVar[int]
+    DECODE_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    CROSS_ATTENTION_BYTES_FIELD_NUMBER: _ClassVar[int]
+    twin: str
+    encode: MedianGain
+    decode_per_token: MedianGain
+    cross_attention_bytes: float
+    def __init__(self, twin: _Optional[str] = ..., encode: _Optional[_Union[MedianGain, _Mapping]] = ..., decode_per_token: _Optional[_Union[MedianGain, _Mapping]] = ..., cross_attention_bytes: _Optional[float] = ...) -> None: ...
+
+class MedianGain(_message.Message):
+    __slots__ = ("ratio", "low", "high", "count", "twin_count")
+    RATIO_FIELD_NUMBER: _ClassVar[int]
+    LOW_FIELD_NUMBER: _ClassVar[int]
+    HIGH_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    TWIN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    ratio: float
+    low: float
+    high: float
+    count: int
+    twin_count: int
+    def __init__(self, ratio: _Optional[float] = ..., low: _Optional[float] = ..., high: _Optional[float] = ..., count: _Optional[int] = ..., twin_count: _Optional[int] = ...) -> None: ...
 
 class EncoderLayerReport(_message.Message):
     __slots__ = ("vectors", "took_ns")

@@ -174,7 +174,7 @@ class SummaryUsage(_message.Message):
     def __init__(self, document_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., cut: bool = ..., summary_tokens: _Optional[int] = ..., vectors: _Optional[int] = ..., cross_attention_bytes: _Optional[int] = ..., unpooled_cross_attention_bytes: _Optional[int] = ..., document_bytes: _Optional[int] = ...) -> None: ...
 
 class SummaryTiming(_message.Message):
-    __slots__ = ("queue_ns", "upload_ns", "encode_rest_ns", "blocks_at_end", "blocks", "layers", "memory_ns", "time_to_first_token_ns", "decode_ns", "decode_ns_per_token", "total_ns")
+    __slots__ = ("queue_ns", "upload_ns", "encode_rest_ns", "blocks_at_end", "blocks", "layers", "memory_ns", "time_to_first_token_ns", "decode_ns", "decode_ns_per_token", "total_ns", "encode_ns", "kept_share", "cross_attention_bytes", "unpooled_cross_attention_bytes")
     QUEUE_NS_FIELD_NUMBER: _ClassVar[int]
     UPLOAD_NS_FIELD_NUMBER: _ClassVar[int]
     ENCODE_REST_NS_FIELD_NUMBER: _ClassVar[int]
@@ -186,6 +186,10 @@ class SummaryTiming(_message.Message):
     DECODE_NS_FIELD_NUMBER: _ClassVar[int]
     DECODE_NS_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
     TOTAL_NS_FIELD_NUMBER: _ClassVar[int]
+    ENCODE_NS_FIELD_NUMBER: _ClassVar[int]
+    KEPT_SHARE_FIELD_NUMBER: _ClassVar[int]
+    CROSS_ATTENTION_BYTES_FIELD_NUMBER: _ClassVar[int]
+    UNPOOLED_CROSS_ATTENTION_BYTES_FIELD_NUMBER: _ClassVar[int]
     queue_ns: int
     upload_ns: int
     encode_rest_ns: int
@@ -197,7 +201,11 @@ class SummaryTiming(_message.Message):
     decode_ns: int
     decode_ns_per_token: int
     total_ns: int
-    def __init__(self, queue_ns: _Optional[int] = ..., upload_ns: _Optional[int] = ..., encode_rest_ns: _Optional[int] = ..., blocks_at_end: _Optional[int] = ..., blocks: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[EncoderLayer, _Mapping]]] = ..., memory_ns: _Optional[int] = ..., time_to_first_token_ns: _Optional[int] = ..., decode_ns: _Optional[int] = ..., decode_ns_per_token: _Optional[int] = ..., total_ns: _Optional[int] = ...) -> None: ...
+    encode_ns: int
+    kept_share: float
+    cross_attention_bytes: int
+    unpooled_cross_attention_bytes: int
+    def __init__(self, queue_ns: _Optional[int] = ..., upload_ns: _Optional[int] = ..., encode_rest_ns: _Optional[int] = ..., blocks_at_end: _Optional[int] = ..., blocks: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[EncoderLayer, _Mapping]]] = ..., memory_ns: _Optional[int] = ..., time_to_first_token_ns: _Optional[int] = ..., decode_ns: _Optional[int] = ..., decode_ns_per_token: _Optional[int] = ..., total_ns: _Optional[int] = ..., encode_ns: _Optional[int] = ..., kept_share: _Optional[float] = ..., cross_attention_bytes: _Optional[int] = ..., unpooled_cross_attention_bytes: _Optional[int] = ...) -> None: ...
 
 class EncoderLayer(_message.Message):
     __slots__ = ("length", "ns")

@@ -1,0 +1,296 @@
+//! Benchmark of given documents: two models in turns encode each document and decode a fixed text about it.
+//!
+//! Documents are real, because the share of them that a model keeps depends on their text. The decoded texts are fixed, so both
+//! models decode equally many tokens.
+
+use super::{
+    check_range,
+    machine::{Machine, MeasuredModel},
+    quantiles::Quantiles,
+    summaries::{encode, median, reader, text_ids},
+};
+use crate::{
+    decode::{
+        contract::{Model, Scratch, SequenceRow, Want, advance},
+        document::kept_share,
+    },
+    error::{Error, Result},
+    text::{LimitStatus, TokenSpan},
+};
+use serde::Serialize;
+use std::{sync::Arc, time::Instant};
+
+/// Maximum runs of each model.
+pub(crate) const MAX_PAIRS: usize = 1024;
+/// Maximum documents.
+pub(crate) const MAX_DOCUMENTS: usize = 10_000;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub(crate) struct DocumentBenchPlan {
+    /// Tokens decoded for each document.
+    pub tokens: usize,
+    /// Runs of each model.
+    pub pairs: usize,
+}
+
+/// A document to measure.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct BenchDocument {
+    /// Its file, and its line if the file has several documents.
+    pub name: String,
+    pub text: String,
+}
+
+/// What a document costs a model. Times are medians over the runs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub(crate) struct DocumentCost {
+    /// Tokens that were read, the end mark included.
+    pub tokens: usize,
+    /// Share of the tokens that the last pooling kept. Absent if the model pools without choosing tokens.
+    pub kept_share: Option<f64>,
+    pub encode_ns: f64,
+    pub decode_ns_per_token: f64,
+    /// Bytes of the decoder's keys and values.
+    pub cross_attention_bytes: usize,
+}
+
+/// A document's costs, and the gains: the second model's cost divided by the first one's.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(crate) struct DocumentResult {
+    /// Name of the document.
+    pub document: String,
+    /// Bytes of the text that both models read.
+    pub bytes: usize,
+    /// True if the document is longer than a model reads.
+    pub cut: bool,
+    pub a: DocumentCost,
+    pub b: DocumentCost,
+    pub encode_gain: Quantiles,
+    pub decode_gain: Quantiles,
+    /// Gain of encoding and decoding together.
+    pub total_gain: Quantiles,
+    pub cross_attention_gain: f64,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(crate) struct DocumentComparison {
+    #[serde(flatten)]
+    pub plan: DocumentBenchPlan,
+    /// First model.
+    pub a: MeasuredModel,
+    /// Second model.
+    pub b: MeasuredModel,
+    pub documents: Vec<DocumentResult>,
+    /// Sums over the documents. Gains are those of each round over all documents.
+    pub total: DocumentResult,
+    /// Medians over the documents. Gains are quantiles over the documents.
+    pub median: DocumentResult,
+}
+
+/// Ids of a document, as a model reads them.
+struct ReadDocument {
+    ids: Vec<u32>,
+    /// Bytes of the text up to the last token.
+    bytes: usize,
+    cut: bool,
+}
+
+/// One run of a model on a document.
+#[derive(Debug, Clone, Copy, Default)]
+struct DocumentRun {
+    encode_ns: f64,
+    decode_ns: f64,
+    kept_share: Option<f64>,
+    bytes: usize,
+}
+
+/// Measures the documents with both models, in turns, after one untimed round. The model that begins alternates. `progress` receives
+/// the number of finished rounds. Fails if a document has text outside of a vocabulary, or if a step fails.
+pub(crate) fn compare(
+    [a, b]: [&dyn Model; 2],
+    documents: &[BenchDocument],
+    plan: DocumentBenchPlan,
+    machine: &Machine,
+    progress: &mut dyn FnMut(usize),
+) -> Result<DocumentComparison> {
+    check_range("documents", documents.len(), 1, MAX_DOCUMENTS)?;
+    check_range("--pairs", plan.pairs, 1, MAX_PAIRS)?;
+    for model in [a, b] {
+        check_range("--tokens", plan.tokens, 2, reader(model)?.limits().targets)?;
+    }
+    let read: Vec<[ReadDocument; 2]> =
+        documents.iter().map(|document| Ok([tokens(a, document)?, tokens(b, document)?])).collect::<Result<_>>()?;
+    let mut scratches = [a.scratch(), b.scratch()];
+    let mut runs = vec![Vec::with_capacity(plan.pairs); documents.len()];
+    for round in 0..=plan.pairs {
+        for (index, (read, runs)) in read.iter().zip(&mut runs).enumerate() {
+            let mut pair = [DocumentRun::default(); 2];
+            let order = if (round + index).is_multiple_of(2) { [0, 1] } else { [1, 0] };
+            for model in order {
+                pair[model] = run([a, b][model], &read[model].ids, plan.tokens, &mut scratches[model])?;
+            }
+            // the first round warms up
+            if round > 0 {
+                runs.push(pair);
+            }
+        }
+        progress(round);
+    }
+    let each = documents.iter().zip(&read).zip(&runs);
+    let results: Vec<DocumentResult> =
+        each.map(|((document, read), runs)| result(&document.name, read, runs, plan)).collect::<Result<_>>()?;
+    Ok(DocumentComparison {
+        plan,
+        a: MeasuredModel::new(a.card(), machine),
+        b: MeasuredModel::new(b.card(), machine),
+        total: total(&results, &runs, plan)?,
+        median: medians(&results)?,
+        documents: results,
+    })
+}
+
+/// Cuts a document into tokens, at most as many as the model reads.
+fn tokens(model: &dyn Model, document: &BenchDocument) -> Result<ReadDocument> {
+    let limits = reader(model)?.limits();
+    let in_document = |error: Error| Error::Setting(format!("{}: {error}", document.name));
+    let mut reading = limits.tokenizer(Arc::clone(&model.card().vocabulary), "document").with_truncation(true);
+    let mut spans: Vec<TokenSpan> = Vec::new();
+    let mut status = reading.push(&document.text, &mut spans).map_err(in_document)?;
+    if status != LimitStatus::Exceeded {
+        status = reading.finish(&mut spans).map_err(in_document)?;
+    }
+    let bytes = spans.last().map_or(0, |span| span.end as usize);
+    if bytes == 0 {
+        return Err(in_document(Error::bad_option("document", "\"\"", "at least one character")));
+    }
+    let ids = spans.iter().map(|span| span.id).chain([limits.marks.end]).collect();
+    Ok(ReadDocument { ids, bytes, cut: status == LimitStatus::Exceeded })
+}
+
+fn run(model: &dyn Model, ids: &[u32], tokens: usize, scratch: &mut Scratch) -> Result<DocumentRun> {
+    let reader = reader(model)?;
+    let (document, time) = encode(reader, ids, scratch)?;
+    let mut rows = [SequenceRow::new(reader.begin(&*document)?)];
+    let text = text_ids(reader.limits(), model.card().vocabulary.len(), 0, tokens);
+    let start = Instant::now();
+    for symbol in text.chunks(1) {
+        rows[0].set(symbol, Want::Last);
+        advance(model, &mut rows, &[0], scratch)?;
+    }
+    Ok(DocumentRun {
+        encode_ns: time.total_ns,
+        decode_ns: start.elapsed().as_nanos() as f64,
+        kept_share: kept_share(document.choices(), document.vectors(), document.tokens()),
+        bytes: document.bytes(),
+    })
+}
+
+fn result(
+    name: &str,
+    read: &[ReadDocument; 2],
+    runs: &[[DocumentRun; 2]],
+    plan: DocumentBenchPlan,
+) -> Result<DocumentResult> {
+    let cost = |model: usize| {
+        let of = |value: fn(&DocumentRun) -> f64| median(runs.iter().map(|pair| value(&pair[model])).collect());
+        let last = runs.last().map(|pair| pair[model]).unwrap_or_default();
+        DocumentCost {
+            tokens: read[model].ids.len(),
+            kept_share: last.kept_share,
+            encode_ns: of(|run| run.encode_ns),
+            decode_ns_per_token: of(|run| run.decode_ns) / plan.tokens as f64,
+            cross_attention_bytes: last.bytes,
+        }
+    };
+    let [a, b] = [cost(0), cost(1)];
+    Ok(DocumentResult {
+        document: name.to_owned(),
+        bytes: read[0].bytes.min(read[1].bytes),
+        cut: read[0].cut || read[1].cut,
+        a,
+        b,
+        encode_gain: gain(runs, |run| run.encode_ns)?,
+        decode_gain: gain(runs, |run| run.decode_ns)?,
+        total_gain: gain(runs, |run| run.encode_ns + run.decode_ns)?,
+        cross_attention_gain: bytes_gain(&a, &b),
+    })
+}
+
+/// Returns quantiles of the ratio of the second model's value to the first one's.
+fn gain(runs: &[[DocumentRun; 2]], value: fn(&DocumentRun) -> f64) -> Result<Quantiles> {
+    Quantiles::from_ratios(runs.iter().map(|[a, b]| (value(b), value(a))))
+}
+
+fn bytes_gain(a: &DocumentCost, b: &DocumentCost) -> f64 {
+    b.cross_attention_bytes as f64 / (a.cross_attention_bytes as f64).max(1.0)
+}
+
+/// Adds up documents.
+fn total(
+    results: &[DocumentResult],
+    runs: &[Vec<[DocumentRun; 2]>],
+    plan: DocumentBenchPlan,
+) -> Result<DocumentResult> {
+    let mut rounds = vec![[DocumentRun::default(); 2]; plan.pairs];
+    for (round, sums) in rounds.iter_mut().enumerate() {
+        for pair in runs.iter().filter_map(|document| document.get(round)) {
+            for (sum, run) in sums.iter_mut().zip(pair) {
+                sum.encode_ns += run.encode_ns;
+                sum.decode_ns += run.decode_ns;
+            }
+        }
+    }
+    let decoded = (plan.tokens * results.len()) as f64;
+    let cost = |model: usize, of: fn(&DocumentResult) -> &DocumentCost| {
+        let costs = || results.iter().map(of);
+        let tokens = costs().map(|cost| cost.tokens).sum::<usize>();
+        let kept: Option<f64> = costs().map(|cost| Some(cost.kept_share? * cost.tokens as f64)).sum();
+        let time = |value: fn(&DocumentRun) -> f64| median(rounds.iter().map(|round| value(&round[model])).collect());
+        DocumentCost {
+            tokens,
+            kept_share: kept.map(|kept| kept / tokens.max(1) as f64),
+            encode_ns: time(|run| run.encode_ns),
+            decode_ns_per_token: time(|run| run.decode_ns) / decoded.max(1.0),
+            cross_attention_bytes: costs().map(|cost| cost.cross_attention_bytes).sum(),
+        }
+    };
+    let [a, b] = [cost(0, |result| &result.a), cost(1, |result| &result.b)];
+    Ok(DocumentResult {
+        document: "all documents".into(),
+        bytes: results.iter().map(|result| result.bytes).sum(),
+        cut: results.iter().any(|result| result.cut),
+        a,
+        b,
+        encode_gain: gain(&rounds, |run| run.encode_ns)?,
+        decode_gain: gain(&rounds, |run| run.decode_ns)?,
+        total_gain: gain(&rounds, |run| run.encode_ns + run.decode_ns)?,
+        cross_attention_gain: bytes_gain(&a, &b),
+    })
+}
+
+/// Returns the medians over documents.
+fn medians(results: &[DocumentResult]) -> Result<DocumentResult> {
+    let of = |value: &dyn Fn(&DocumentResult) -> f64| median(results.iter().map(value).collect());
+    let cost = |cost: fn(&DocumentResult) -> &DocumentCost| {
+        let kept: Option<Vec<f64>> = results.iter().map(|result| cost(result).kept_share).collect();
+        DocumentCost {
+            tokens: of(&|result| cost(result).tokens as f64) as usize,
+            kept_share: kept.map(median),
+            encode_ns: of(&|result| cost(result).encode_ns),
+            decode_ns_per_token: of(&|result| cost(result).decode_ns_per_token),
+            cross_attention_bytes: of(&|result| cost(result).cross_attention_bytes as f64) as usize,
+        }
+    };
+    let gains = |gain: fn(&DocumentResult) -> f64| Quantiles::from_values(results.iter().map(gain).collect());
+    Ok(DocumentResult {
+        document: "median document".into(),
+        bytes: of(&|result| result.bytes as f64) as usize,
+        cut: results.iter().any(|result| result.cut),
+        a: cost(|result| &result.a),
+        b: cost(|result| &result.b),
+        encode_gain: gains(|result| result.encode_gain.median)?,
+        decode_gain: gains(|result| result.decode_gain.median)?,
+        total_gain: gains(|result| result.total_gain.median)?,
+        cross_attention_gain: of(&|result| result.cross_attention_gain),
+    })
+}

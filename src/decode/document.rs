@@ -35,8 +35,8 @@ pub trait DocumentEncoder: Send + Sync {
     /// the document are not included (see [`Model::bytes_for`](super::contract::Model::bytes_for)).
     fn bytes_for(&self, tokens: usize) -> usize;
 
-    /// Multiply-adds of encoding `tokens` tokens: matrix products and attention.
-    fn multiply_adds(&self, tokens: usize) -> usize;
+    /// Multiply-adds of encoding `tokens` tokens to a document of `vectors` vectors: matrix products and attention.
+    fn multiply_adds(&self, tokens: usize, vectors: usize) -> usize;
 
     /// Runs at most `blocks` blocks that are ready and returns how many ran: 0 if the encoding
     /// [waits](EncodingStage::Waiting) or is [done](EncodingStage::Done). Fails with [`Error::OutOfPages`] if the key-value

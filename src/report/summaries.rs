@@ -171,6 +171,8 @@ fn summarize_runs(
     let layers = last.into_iter().flat_map(|run| &run.layers);
     let share_after_upload = |time: &EncodeTime| time.after_last_part_ns / time.total_ns.max(1.0);
     let encode_ns = median(documents().map(|time| time.total_ns).collect());
+    let vectors = last.map_or(0, |run| run.vectors);
+    let multiply_adds = reader(model)?.multiply_adds(plan.source, vectors);
     let cost = model.cost(plan.tokens / 2, 0);
     let bytes = cost.symbol.shared_bytes + cost.logits.shared_bytes + plan.batch * cost.symbol.own_bytes;
     Ok(SummaryBenchResult {
@@ -179,13 +181,13 @@ fn summarize_runs(
         encode_share_after_upload: median(documents().map(share_after_upload).collect()),
         layers: layers.map(|&LayerTime { length, ns }| LayerMeasurement { length, ns }).collect(),
         memory_ns: last.map_or(0, |run| run.memory_ns),
-        encode_gflops: 2.0 * reader(model)?.multiply_adds(plan.source) as f64 / encode_ns.max(1.0),
+        encode_gflops: 2.0 * multiply_adds as f64 / encode_ns.max(1.0),
         peak_gflops: 2.0 * machine.multiply_adds_per_second() / 1e9,
         decode_ns_per_token: median(runs.iter().flat_map(|run| run.step_ns.iter().copied()).collect()),
         decode_bytes_per_step: bytes,
         ceiling_bytes_per_second: machine.read_bytes_per_second(bytes)?,
         request_ns: median(runs.iter().map(SummaryRun::request_ns).collect()),
-        vectors: last.map_or(0, |run| run.vectors),
+        vectors,
         cross_attention_bytes: last.map_or(0, |run| run.bytes),
     })
 }

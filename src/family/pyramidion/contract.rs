@@ -133,8 +133,8 @@ impl DocumentEncoder for Pyramidion {
     }
 
     /// Counts matrix products and attention of the encoder, and the projection of the decoder's keys and values. Pooling is
-    /// negligible; blocks of padding cost nothing.
-    fn multiply_adds(&self, tokens: usize) -> usize {
+    /// negligible; blocks of padding cost nothing. The lengths of all layers follow from `tokens`.
+    fn multiply_adds(&self, tokens: usize, _: usize) -> usize {
         let first = &self.plan.groups[0];
         let mut vectors = match first.block {
             Some(_) if self.plan.padded => tokens.next_multiple_of(first.block_len()).min(first.length),

@@ -106,12 +106,13 @@ impl DocumentEncoder for T5 {
         vectors + keys.max(deleted).max(self.decoder.layout.bytes_for(tokens))
     }
 
-    /// Counts matrix products and attention of the encoder as if no token were deleted, and the projection of the decoder's keys
-    /// and values.
-    fn multiply_adds(&self, tokens: usize) -> usize {
-        let layers: usize = (0..self.encoder.layers.len()).map(|layer| self.encoder.multiply_adds(layer, tokens)).sum();
+    /// Counts matrix products and attention of the encoder, and the projection of the decoder's keys and values.
+    fn multiply_adds(&self, tokens: usize, vectors: usize) -> usize {
+        let first = self.gate.as_ref().map_or(usize::MAX, |gate| gate.layer); // the first layer without the deleted tokens
+        let count = |layer: usize| if layer < first { tokens } else { vectors };
+        let layers = (0..self.encoder.layers.len()).map(|layer| self.encoder.multiply_adds(layer, count(layer)));
         let memories = self.decoder.layers.iter().filter_map(|layer| layer.cross.as_ref());
-        layers + tokens * memories.map(|cross| cross.memory.inputs() * cross.memory.outputs()).sum::<usize>()
+        layers.sum::<usize>() + vectors * memories.map(|cross| cross.memory.inputs() * cross.memory.outputs()).sum::<usize>()
     }
 
     fn advance(&self, encoding: &mut dyn Encoding, blocks: usize, scratch: &mut Scratch) -> Result<usize> {

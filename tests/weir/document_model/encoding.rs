@@ -136,7 +136,7 @@ impl DocumentEncoder for DocumentModel {
         2 * tokens.next_multiple_of(BLOCK) * BYTES
     }
 
-    fn multiply_adds(&self, tokens: usize) -> usize {
+    fn multiply_adds(&self, tokens: usize, _: usize) -> usize {
         tokens
     }
 

@@ -34,6 +34,8 @@ fn the_twin_gives_the_results_of_a_gate_that_keeps_everything() {
         assert!(difference(&without, &all) <= 1e-6, "{case}: {}", difference(&without, &all));
         let (vectors, deleted) = logits(&*gated);
         assert!(vectors < tokens.len() && difference(&without, &deleted) > 1e-3, "{case}: the gate deletes");
+        let cost = |model: &dyn Model| encoder(model).multiply_adds(tokens.len(), vectors);
+        assert!(cost(&*gated) < cost(&*twin), "{case}: deleted tokens cost nothing");
     }
 }
 

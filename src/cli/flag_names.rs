@@ -3,7 +3,7 @@
 use crate::error::Error;
 
 /// Request fields, dotted as on the wire, and the flags that set them.
-const FLAGS: [(&str, &str); 22] = [
+const FLAGS: [(&str, &str); 23] = [
     ("block_chars", "--block"),
     ("boundary_mode", "--boundary-mode"),
     ("normalise", "--normalise"),
@@ -12,6 +12,7 @@ const FLAGS: [(&str, &str); 22] = [
     ("options.hard_topk", "--hard-topk"),
     ("options.hypotheses", "--hypotheses"),
     ("options.length_penalty", "--length-penalty"),
+    ("options.long_documents", "--long-documents"),
     ("options.max_tokens", "--max-len"),
     ("options.min_tokens", "--min-len"),
     ("options.no_repeat_ngram", "--no-repeat-ngram"),

@@ -29,7 +29,7 @@ pub(super) fn document_cut(tokens: usize) {
 }
 
 /// Reports that a part of a long document is summarized.
-pub(super) fn part_summarized(round: usize, part: usize, read: usize, bytes: usize) {
+pub(super) fn part_summarized(round: usize, part: usize, read: u64, bytes: u64) {
     write(&format!("--long-documents: summarized part {part} of round {round} ({read} of {bytes} bytes read)"));
 }
 

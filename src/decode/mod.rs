@@ -5,7 +5,7 @@
 //! 1. What a model implements: [`contract`], the [`state`] of a sequence, its segment [`boundary`] options, its [`cost`];
 //!    [`document`] for encoder-decoder models.
 //! 2. What a request contains and reports: [`options`], their [`defaults`] (`from_text` applies them), [`stop_strings`], [`usage`];
-//!    [`summary`] for summaries.
+//!    [`summary`] for summaries, [`long_documents`] for those of documents that are too long to be read at once.
 //! 3. One request: [`session`] feeds the `prompt`, then runs the `generation` with a [`sampling`] policy. [`trace`] encodes
 //!    symbols with their boundaries, [`text_window`] holds the text, [`replay`] computes where a lost row starts again.
 //! 4. Policies for many rows: [`boundary_wait`] (when waiting rows run their segment step), [`beam`] search.
@@ -22,6 +22,7 @@ pub mod document;
 pub mod evaluate;
 mod from_text;
 mod generation;
+pub mod long_documents;
 pub mod options;
 mod prompt;
 pub mod random;

@@ -133,7 +133,7 @@ impl PreparedRequest for SummarizeCall {
                         timer.server_report = Some(server_report(&finished, upload));
                         return Ok(());
                     }
-                    Some(Event::Started(_) | Event::Progress(_) | Event::Selected(_)) | None => {}
+                    Some(Event::Started(_) | Event::Progress(_) | Event::Selected(_) | Event::Part(_)) | None => {}
                 }
             }
             Err(Status::unknown("the stream ended without `finished`"))

@@ -3,9 +3,10 @@
 use super::input::Document;
 use crate::{
     cli::{model::count, model_source::ModelSourceArgs},
-    decode::search_rules::EarlyStopping,
+    decode::{long_documents::LongDocuments, search_rules::EarlyStopping},
     error::{Error, Result},
 };
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use std::path::PathBuf;
 
 /// Summarizes a document, from a file, standard input, or as ids.
@@ -22,7 +23,8 @@ pub struct Args {
     pub(super) cut: bool,
     /// What to do with a document that is longer than the model's limit: refuse it (the default), cut it as --cut does, or chunk it:
     /// summarize its parts, then their summaries, until one is left.
-    #[arg(long, value_name = "MODE", env = "WEIR_LONG_DOCUMENTS", conflicts_with_all = ["cut", "highlights", "ids", "logits"])]
+    #[arg(long, value_name = "MODE", env = "WEIR_LONG_DOCUMENTS", value_parser = long_documents(),
+        conflicts_with_all = ["cut", "highlights", "ids", "logits"])]
     pub(super) long_documents: Option<LongDocuments>,
     /// Before the summary, print the document with the tokens that each pooling layer kept highlighted.
     #[arg(long, env = "WEIR_HIGHLIGHTS", value_parser = clap::builder::BoolishValueParser::new(), conflicts_with = "table")]
@@ -41,19 +43,22 @@ pub struct Args {
     pub(super) json: bool,
 }
 
-/// What to do with a document that is longer than the model's limit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(super) enum LongDocuments {
-    Refuse,
-    Cut,
-    Chunk,
-}
-
 impl Args {
+    /// Returns how the command treats a document that is too long.
+    pub(super) fn long_documents(&self) -> LongDocuments {
+        let default = if self.cut { LongDocuments::Cut } else { LongDocuments::Refuse };
+        self.long_documents.unwrap_or(default)
+    }
+
     /// Returns true if the model reads the beginning of a document that is too long.
     pub(super) fn cuts(&self) -> bool {
-        self.cut || matches!(self.long_documents, Some(LongDocuments::Cut | LongDocuments::Chunk))
+        self.long_documents() == LongDocuments::Cut
     }
+}
+
+fn long_documents() -> impl TypedValueParser<Value = LongDocuments> {
+    let names = PossibleValuesParser::new(LongDocuments::ALL.map(LongDocuments::name));
+    names.map(|name| LongDocuments::parse(&name).unwrap_or_default())
 }
 
 /// Document to summarize.

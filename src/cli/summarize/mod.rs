@@ -16,15 +16,14 @@ pub use args::Args;
 
 use super::{color::ColorChoice, model_source::ModelSource, notes, output};
 use crate::{
+    decode::long_documents::LongDocuments,
     error::{Error, Result},
     report::rouge::rouge,
 };
-use args::LongDocuments;
-use input::Document;
 use process::ProcessSummarizer;
 use server::ServerSummarizer;
 use std::path::PathBuf;
-use summary::{OnEvent, Summarizer, SummaryEvent};
+use summary::{Summarizer, SummaryEvent};
 
 /// Runs the command. Fails if the checkpoint, the document or an option is invalid, if the server rejects the call, or if stdout
 /// cannot be written.
@@ -35,6 +34,9 @@ pub fn run(args: Args, color: ColorChoice) -> Result<()> {
                 return forced::run(&args, &*model, target, out);
             }
             let summarizer = ProcessSummarizer::new(model, &args)?;
+            if args.long_documents() == LongDocuments::Chunk {
+                return print(&args, color, &mut |document, on_event| long::summarize(&summarizer, document, on_event));
+            }
             print(&args, color, &mut |document, on_event| summarizer.summarize(document, on_event))
         }
         ModelSource::Server(model) => {
@@ -46,14 +48,6 @@ pub fn run(args: Args, color: ColorChoice) -> Result<()> {
 
 /// Prints the summary of the document, or the table of many documents.
 fn print(args: &Args, color: ColorChoice, summarize: &mut Summarizer<'_>) -> Result<()> {
-    let mut in_parts = |document: &Document, on_event: &mut OnEvent<'_>| long::summarize(summarize, document, on_event);
-    if args.long_documents == Some(LongDocuments::Chunk) {
-        return print_summary(args, color, &mut in_parts);
-    }
-    print_summary(args, color, summarize)
-}
-
-fn print_summary(args: &Args, color: ColorChoice, summarize: &mut Summarizer<'_>) -> Result<()> {
     if let Some(file) = &args.document.table {
         return table::run(summarize, file, args.json);
     }

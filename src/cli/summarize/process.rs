@@ -19,7 +19,7 @@ use crate::{
     },
     engine::{DocumentEvent, DocumentSource, Event, Events, Handle, Limits},
     error::{Error, Result},
-    text::StreamDetokenizer,
+    text::{StreamDetokenizer, Vocabulary},
 };
 use std::sync::Arc;
 
@@ -69,14 +69,28 @@ impl ProcessSummarizer {
         Ok(Self { model, limits, engine, request, cut: args.cuts() })
     }
 
+    /// Returns the model's vocabulary.
+    pub(super) fn vocabulary(&self) -> &Arc<Vocabulary> {
+        &self.model.card().vocabulary
+    }
+
+    /// Returns the model's limits.
+    pub(super) fn limits(&self) -> &DocumentLimits {
+        &self.limits
+    }
+
     /// Summarizes a document.
     pub(super) fn summarize(&self, document: &Document, on_event: &mut OnEvent<'_>) -> Result<Summary> {
-        let document = InputDocument::read(document, &*self.model, &self.limits, self.cut)?;
+        self.run(&InputDocument::read(document, &*self.model, &self.limits, self.cut)?, on_event)
+    }
+
+    /// Summarizes a document that is ready for the encoder.
+    pub(super) fn run(&self, document: &InputDocument, on_event: &mut OnEvent<'_>) -> Result<Summary> {
         let (upload, arriving) = self.engine.upload();
         let mut events: Events = self.engine.summarize(&self.request, DocumentSource::Uploading(arriving), None)?;
         upload.push(&document.ids, &document.byte_ranges);
         upload.close(document.cut);
-        let mut stream = StreamDetokenizer::new(Arc::clone(&self.model.card().vocabulary));
+        let mut stream = StreamDetokenizer::new(Arc::clone(self.vocabulary()));
         let mut encoded = None;
         while let Some(event) = events.blocking_recv() {
             match event? {

@@ -4,19 +4,20 @@ use super::{
     args::{Args, GenerationArgs},
     input::Document,
     summary::{
-        DocumentUsage, EncodedText, KeptTokens, LayerTime, OnEvent, Summary, SummaryEvent, SummaryText, SummaryTimes,
+        DocumentPart, DocumentUsage, EncodedText, KeptTokens, LayerTime, OnEvent, PartProgress, Summary, SummaryEvent,
+        SummaryText, SummaryTimes,
     },
     text_reader::TextReader,
 };
 use crate::{
     cli::model_source::{ServedModel, narrow},
-    decode::spans::KeptSpan,
+    decode::{long_documents::LongDocuments, spans::KeptSpan},
     error::{Error, Result},
     serve::client::{
         inference::size,
         summaries::{
-            DocumentParts, EncoderLayer, Hypothesis, Sampling, Selected, Span, SummarizeEvent, SummarizeOptions,
-            SummaryFinished, SummaryTiming, SummaryUsage, reason_name,
+            DocumentParts, EncoderLayer, Hypothesis, IN_PARTS, Sampling, Selected, Span, SummarizeEvent,
+            SummarizeOptions, SummaryFinished, SummaryPart, SummaryTiming, SummaryUsage, reason_name,
         },
     },
 };
@@ -39,8 +40,13 @@ type KeptText = Option<Arc<Mutex<String>>>;
 
 impl<'a> ServerSummarizer<'a> {
     pub(super) fn new(model: &'a ServedModel, args: &Args) -> Result<Self> {
-        let options =
-            SummarizeOptions { model: model.name.clone(), cut: Some(args.cuts()), ..args.generation.options()? };
+        let options = SummarizeOptions {
+            model: model.name.clone(),
+            cut: Some(args.cuts()),
+            // A server of an older version reads only `cut`.
+            long_documents: (args.long_documents() == LongDocuments::Chunk).then_some(IN_PARTS),
+            ..args.generation.options()?
+        };
         Ok(Self { model, options, highlights: args.highlights && !args.json })
     }
 
@@ -51,18 +57,23 @@ impl<'a> ServerSummarizer<'a> {
         let options = self.options.clone();
         let mut events = self.model.call(async |client| client.summarize(options, parts).await)?;
         let mut poolings = Vec::new();
+        let mut summarized_parts = Vec::new();
         // The number of the document's tokens, which highlights state, comes with the last event.
         let mut held = String::new();
         let finished = loop {
             match self.model.call(async |_| events.next().await)?.ok_or_else(|| self.model.incomplete("a summary"))? {
                 SummarizeEvent::Started(_) | SummarizeEvent::Progress(_) => {}
                 SummarizeEvent::Selected(selected) => poolings.push(kept_tokens(selected)),
+                SummarizeEvent::Part(part) => {
+                    on_event(SummaryEvent::Part(progress(&part)))?;
+                    summarized_parts.push(document_part(part));
+                }
                 SummarizeEvent::Piece(piece) if self.highlights => held += &piece.text,
                 SummarizeEvent::Piece(piece) => on_event(SummaryEvent::Text(&piece.text))?,
                 SummarizeEvent::Finished(finished) => break finished,
             }
         };
-        let summary = summary(finished, poolings);
+        let summary = Summary { parts: summarized_parts, ..summary(finished, poolings) };
         if let Some(text) = kept {
             let text = text.lock().unwrap_or_else(PoisonError::into_inner);
             let encoded = EncodedText { text: &text, tokens: summary.document.tokens, poolings: &summary.poolings };
@@ -146,6 +157,27 @@ fn kept_tokens(selected: Selected) -> KeptTokens {
         tokens: size(tokens),
         spans: spans.into_iter().map(span).collect(),
         order: None,
+    }
+}
+
+fn progress(part: &SummaryPart) -> PartProgress {
+    PartProgress {
+        round: size(part.round.into()),
+        part: size(part.part.into()),
+        read: part.byte_end,
+        bytes: part.round_bytes,
+    }
+}
+
+fn document_part(part: SummaryPart) -> DocumentPart {
+    DocumentPart {
+        round: size(part.round.into()),
+        start: part.byte_start,
+        end: part.byte_end,
+        tokens: size(part.document_tokens),
+        summary_tokens: size(part.summary_tokens),
+        summary: part.summary,
+        poolings: part.selected.into_iter().map(kept_tokens).collect(),
     }
 }
 

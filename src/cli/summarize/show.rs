@@ -57,7 +57,8 @@ pub(super) fn json(summary: &Summary, scores: Option<RougeScores>) -> Value {
     let hypotheses: Vec<Value> = hypotheses.iter().map(hypothesis).collect();
     let best = |key: &str| hypotheses.first().map_or(Value::Null, |best| best[key].clone());
     let layers = timing.layers.iter().map(|layer| json!({ "length": layer.length, "ns": layer.ns }));
-    let steps = (*summary_tokens as u64).saturating_sub(1);
+    // Each summary has a token without a step.
+    let steps = (*summary_tokens as u64).saturating_sub(parts.len() as u64 + 1);
     let mut object = json!({
         "ids": best("ids"),
         "score": best("score"),
@@ -102,6 +103,7 @@ fn part(part: &DocumentPart) -> Value {
         "byte_start": part.start,
         "byte_end": part.end,
         "document_tokens": part.tokens,
+        "summary_tokens": part.summary_tokens,
         "summary": part.summary,
         "poolings": part.poolings.iter().map(pooling).collect::<Vec<_>>(),
     })

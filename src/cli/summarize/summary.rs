@@ -14,7 +14,8 @@ pub(super) struct Summary {
     /// Tokens of the best hypothesis, with the end-of-text token.
     pub(super) summary_tokens: usize,
     pub(super) timing: SummaryTimes,
-    /// The parts of a document that was summarized in parts. The other fields are those of the last round.
+    /// The parts of a document that was summarized in parts. Token counts and times are sums over them and the last round. The
+    /// other fields are those of the last round.
     pub(super) parts: Vec<DocumentPart>,
 }
 
@@ -27,6 +28,7 @@ pub(super) struct DocumentPart {
     /// Byte after the last one.
     pub(super) end: u64,
     pub(super) tokens: usize,
+    pub(super) summary_tokens: usize,
     pub(super) summary: String,
     /// Tokens that were kept; spans are bytes of the round's text.
     pub(super) poolings: Vec<KeptTokens>,
@@ -73,6 +75,7 @@ pub(super) struct DocumentUsage {
 }
 
 /// Time spent per phase, in nanoseconds.
+#[derive(Clone)]
 pub(super) struct SummaryTimes {
     /// Encoding: all layers, and the decoder's keys and values.
     pub(super) encode_ns: u64,
@@ -83,7 +86,22 @@ pub(super) struct SummaryTimes {
     pub(super) total_ns: u64,
 }
 
+impl SummaryTimes {
+    /// Returns the sums of the times of two summaries by one model.
+    pub(super) fn plus(self, other: &Self) -> Self {
+        let sum = |(a, b): (&LayerTime, &LayerTime)| LayerTime { length: a.length + b.length, ns: a.ns + b.ns };
+        Self {
+            encode_ns: self.encode_ns + other.encode_ns,
+            layers: self.layers.iter().zip(&other.layers).map(sum).collect(),
+            memory_ns: self.memory_ns + other.memory_ns,
+            decode_ns: self.decode_ns + other.decode_ns,
+            total_ns: self.total_ns + other.total_ns,
+        }
+    }
+}
+
 /// Time of an encoder layer.
+#[derive(Clone)]
 pub(super) struct LayerTime {
     /// Input vectors.
     pub(super) length: usize,
@@ -113,9 +131,9 @@ pub(super) struct PartProgress {
     /// Number of parts that are summarized.
     pub(super) part: usize,
     /// Bytes that were read.
-    pub(super) read: usize,
+    pub(super) read: u64,
     /// Bytes of the text.
-    pub(super) bytes: usize,
+    pub(super) bytes: u64,
 }
 
 /// An encoded document, with the tokens that its pooling layers kept.

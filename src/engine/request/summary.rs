@@ -221,7 +221,8 @@ impl DocumentRequest {
         Some(PoolingUpdate { choices, byte_ranges, tokens: ids.len() })
     }
 
-    /// Ends the encoding if it is complete. `keep` stores the document in the cache and returns its id there.
+    /// Ends the encoding if it is complete. `keep` stores the document in the cache and returns its id there. It is not called
+    /// for a document that is used once.
     pub(crate) fn finish_encoding(
         &mut self,
         now: Instant,
@@ -239,7 +240,7 @@ impl DocumentRequest {
             self.waits.blocks = blocks;
         }
         let cached = CachedDocument { document, encoded, ids: ids.into(), hard: self.hard };
-        self.id = keep(&cached);
+        self.id = if self.inbox.is_used_once() { None } else { keep(&cached) };
         self.set_document(cached);
         self.encoded.clone()
     }

@@ -34,6 +34,8 @@ struct Arrived {
     byte_ranges: Vec<ByteRange>,
     /// True if the text was cut after the last token.
     cut: bool,
+    /// True if no later request uses the document.
+    is_used_once: bool,
     /// Outcome of the upload; `None` while it goes on.
     end: Option<Result<()>>,
 }
@@ -67,6 +69,11 @@ impl DocumentUpload {
         self.inbox.tokens() == 0
     }
 
+    /// Keeps the document, such as a part of a longer one, out of the document cache: no later request uses it.
+    pub fn use_once(&self) {
+        self.inbox.lock().is_used_once = true;
+    }
+
     /// Completes the document; `cut` if its text was longer.
     pub fn close(self, cut: bool) {
         self.end(Ok(()), cut);
@@ -96,7 +103,7 @@ impl Drop for DocumentUpload {
 
 impl Inbox {
     pub(crate) fn complete(ids: Vec<u32>, byte_ranges: Vec<ByteRange>, cut: bool) -> Self {
-        Self(Mutex::new(Arrived { ids, byte_ranges, cut, end: Some(Ok(())) }))
+        Self(Mutex::new(Arrived { ids, byte_ranges, cut, is_used_once: false, end: Some(Ok(())) }))
     }
 
     pub(crate) fn tokens(&self) -> usize {
@@ -123,6 +130,11 @@ impl Inbox {
             take(new)?;
         }
         Ok(NewTokens { ended: matches!(arrived.end, Some(Ok(()))), count: new.len() })
+    }
+
+    /// Returns true if no later request uses the document.
+    pub(crate) fn is_used_once(&self) -> bool {
+        self.lock().is_used_once
     }
 
     /// Returns copies of all tokens and of their byte ranges, and whether the text was cut.

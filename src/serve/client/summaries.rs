@@ -5,13 +5,16 @@ use crate::error::{Error, Result};
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::{StreamExt, once, wrappers::ReceiverStream};
 use weir_proto::v1::{
-    DocumentChunk, SummarizeRequest, SummarizeResponse, SummaryFinishReason, summarization_client::SummarizationClient,
-    summarize_request::Part,
+    DocumentChunk, LongDocuments, SummarizeRequest, SummarizeResponse, SummaryFinishReason,
+    summarization_client::SummarizationClient, summarize_request::Part,
 };
 pub use weir_proto::v1::{
-    EncoderLayer, Hypothesis, Sampling, Selected, Span, SummarizeOptions, SummaryFinished, SummaryTiming, SummaryUsage,
-    summarize_response::Event as SummarizeEvent,
+    EncoderLayer, Hypothesis, Sampling, Selected, Span, SummarizeOptions, SummaryFinished, SummaryPart, SummaryTiming,
+    SummaryUsage, summarize_response::Event as SummarizeEvent,
 };
+
+/// The value of `long_documents` that summarizes a document in parts.
+pub const IN_PARTS: i32 = LongDocuments::Chunk as i32;
 
 /// A document that is sent while it is read.
 pub struct DocumentParts {

@@ -9,7 +9,7 @@ mod prompts;
 pub(crate) mod seed;
 
 use crate::{
-    decode::{options::OptionLimits, search_rules::EarlyStopping},
+    decode::{long_documents::LongDocuments, options::OptionLimits, search_rules::EarlyStopping},
     error::{Error, Result, quoted},
 };
 use bounded::{Bias, Biases, Texts};
@@ -116,6 +116,7 @@ pub(crate) struct CompletionRequest {
     #[serde(alias = "no_repeat_ngram_size")]
     pub(super) no_repeat_ngram: Option<u32>,
     pub(super) cut: Option<bool>,
+    pub(super) long_documents: Option<LongDocuments>,
 }
 
 /// Options of a stream.

@@ -4,11 +4,11 @@ use super::{
     codec_call::CodecCall,
     codec_engine::CodecEngine,
     codec_messages::Messages,
-    codec_response::CodecResponse,
     convert,
     document_upload::incomplete,
     generation::{JobService, terms},
     response_stream::reject,
+    task_response::TaskResponse,
 };
 use crate::{
     decode::codec::{Compressor, Decompressor, Totals},
@@ -84,7 +84,7 @@ impl JobService {
         mut parts: Streaming<v1::CompressRequest>,
         memory: Option<RequestMemory>,
         call: Call,
-    ) -> Result<CodecResponse<Compress>> {
+    ) -> Result<TaskResponse<v1::CompressResponse>> {
         let permit = self.gate.enter()?;
         let first = parts.message().await.map_err(incomplete)?;
         let Some(compress_request::Part::Options(options)) = first.and_then(|first| first.part) else {
@@ -97,8 +97,9 @@ impl JobService {
         // created here too, so that a call that cannot succeed fails before its response
         Compressor::new(engine.card(), options)?;
         let codec = CodecCall::<Compress>::new(parts, memory, self.codec_engine(engine, terms));
-        Ok(CodecResponse::spawn(codec, [permit, self.gate.enter()?], call, move |codec, output| async move {
-            let engine = codec.engine();
+        let engine = codec.engine();
+        let stall = engine.limits().stall;
+        Ok(TaskResponse::spawn([permit, self.gate.enter()?], call, stall, move |output| async move {
             codec.run(Compressor::new(engine.card(), options)?, output).await
         }))
     }
@@ -108,7 +109,7 @@ impl JobService {
         mut parts: Streaming<v1::DecompressRequest>,
         memory: Option<RequestMemory>,
         call: Call,
-    ) -> Result<CodecResponse<Decompress>> {
+    ) -> Result<TaskResponse<v1::DecompressResponse>> {
         let permit = self.gate.enter()?;
         let first = parts.message().await.map_err(incomplete)?;
         let Some(decompress_request::Part::Options(options)) = first.and_then(|first| first.part) else {
@@ -119,8 +120,9 @@ impl JobService {
         let terms = terms(&call, options.priority);
         Decompressor::new(engine.card())?;
         let codec = CodecCall::<Decompress>::new(parts, memory, self.codec_engine(engine, terms));
-        Ok(CodecResponse::spawn(codec, [permit, self.gate.enter()?], call, |codec, output| async move {
-            let engine = codec.engine();
+        let engine = codec.engine();
+        let stall = engine.limits().stall;
+        Ok(TaskResponse::spawn([permit, self.gate.enter()?], call, stall, move |output| async move {
             codec.run(Decompressor::new(engine.card())?, output).await
         }))
     }
@@ -156,14 +158,14 @@ fn summary(totals: Totals) -> v1::CodecSummary {
 
 #[tonic::async_trait]
 impl codec_server::Codec for JobService {
-    type CompressStream = CodecResponse<Compress>;
-    type DecompressStream = CodecResponse<Decompress>;
+    type CompressStream = TaskResponse<v1::CompressResponse>;
+    type DecompressStream = TaskResponse<v1::DecompressResponse>;
 
     async fn compress(&self, mut request: Request<Streaming<v1::CompressRequest>>) -> Reply<Self::CompressStream> {
         let call = Call::of(&request);
         let memory = RequestMemory::take(&mut request);
         let response = self.start_compress(request.into_inner(), memory, call.clone()).await;
-        response.map_err(reject(&call))?.buffered(self.late_headers).await.map(Response::new)
+        response.map_err(reject(&call))?.buffered(usize::from(self.late_headers)).await.map(Response::new)
     }
 
     async fn decompress(
@@ -173,6 +175,6 @@ impl codec_server::Codec for JobService {
         let call = Call::of(&request);
         let memory = RequestMemory::take(&mut request);
         let response = self.start_decompress(request.into_inner(), memory, call.clone()).await;
-        response.map_err(reject(&call))?.buffered(self.late_headers).await.map(Response::new)
+        response.map_err(reject(&call))?.buffered(usize::from(self.late_headers)).await.map(Response::new)
     }
 }

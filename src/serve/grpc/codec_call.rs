@@ -2,9 +2,10 @@
 
 use super::{
     codec_engine::{CodecEngine, QUEUE_RETRY},
-    codec_messages::{Messages, Output},
+    codec_messages::Messages,
     codec_part::UnconvertedPart,
     document_upload::incomplete,
+    task_response::Output,
 };
 use crate::{
     decode::codec::BlockStream,
@@ -35,7 +36,7 @@ impl<M: Messages> CodecCall<M> {
     }
 
     /// Runs the call to its end. Reads a part only when the engine takes blocks.
-    pub(super) async fn run(mut self, mut stream: impl BlockStream, output: Output<M>) -> Result<()> {
+    pub(super) async fn run(mut self, mut stream: impl BlockStream, output: Output<M::Response>) -> Result<()> {
         let stall = self.blocks.lease().limits().stall;
         let mut ended = false;
         let mut unconverted = UnconvertedPart::default();
@@ -62,7 +63,7 @@ impl<M: Messages> CodecCall<M> {
                 coded = self.blocks.finished(), if is_running => {
                     let mut out = Vec::new();
                     stream.accept(coded?, &mut out)?;
-                    send_all(&output, &out).await?;
+                    send_all::<M>(&output, &out).await?;
                 }
                 part = self.parts.message(), if reads => match part.map_err(incomplete)? {
                     Some(part) => {
@@ -85,7 +86,7 @@ impl<M: Messages> CodecCall<M> {
         }
         let mut out = Vec::new();
         stream.end(&mut out)?;
-        send_all(&output, &out).await?;
+        send_all::<M>(&output, &out).await?;
         let totals = stream.totals();
         tracing::debug!(chars = totals.symbols, compressed_bytes = totals.compressed_bytes, "coded");
         output.send(M::summary(totals)).await
@@ -98,7 +99,7 @@ impl<M: Messages> CodecCall<M> {
     }
 }
 
-async fn send_all<M: Messages>(output: &Output<M>, bytes: &[u8]) -> Result<()> {
+async fn send_all<M: Messages>(output: &Output<M::Response>, bytes: &[u8]) -> Result<()> {
     for piece in bytes.chunks(MESSAGE) {
         output.send(M::output(piece.to_vec())).await?;
     }

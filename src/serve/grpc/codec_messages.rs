@@ -1,11 +1,6 @@
-//! The messages of the service `Codec`, and where a call sends them.
+//! The messages of the service `Codec`.
 
-use crate::{
-    decode::codec::Totals,
-    error::{Error, Result},
-};
-use std::time::Duration;
-use tokio::{sync::mpsc::Sender, time::timeout};
+use crate::{decode::codec::Totals, error::Result};
 
 /// The messages of a method.
 pub(crate) trait Messages: Send + 'static {
@@ -22,22 +17,4 @@ pub(crate) trait Messages: Send + 'static {
 
     /// Creates the last message.
     fn summary(totals: Totals) -> Self::Response;
-}
-
-/// Where a call sends its messages.
-pub(super) struct Output<M: Messages> {
-    pub(super) sender: Sender<M::Response>,
-    /// How long a client may read nothing.
-    pub(super) stall: Duration,
-}
-
-impl<M: Messages> Output<M> {
-    /// Sends a message. Waits while the client is behind; fails with [`Error::Stalled`] if it reads nothing for too long.
-    pub(super) async fn send(&self, message: M::Response) -> Result<()> {
-        match timeout(self.stall, self.sender.send(message)).await {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(_)) => Err(Error::Cancelled),
-            Err(_) => Err(Error::Stalled { limit: self.stall }),
-        }
-    }
 }

@@ -8,6 +8,7 @@ use crate::{
     decode::{
         codec::{CompressOptions, DEFAULT_BLOCK, default_windows},
         contract::{BoundaryMode, BoundaryOptions, Card, Noise},
+        long_documents::LongDocuments,
         options::{self, OptionLimits, WindowOptions},
         search_rules::EarlyStopping,
         stop_strings::StopStrings,
@@ -152,6 +153,34 @@ pub(super) fn summary_options(wire: &v1::SummarizeOptions, card: &Card) -> Resul
         hypotheses: wire.hypotheses.map(size),
         hard: wire.hard_topk,
     })
+}
+
+/// Returns how a `Summarize` treats a document that is too long. Fails if its two fields contradict each other, and for parts of a
+/// document that is already encoded.
+pub(super) fn long_documents(wire: &v1::SummarizeOptions) -> Result<LongDocuments> {
+    let field = "options.long_documents";
+    let number = wire.long_documents.unwrap_or_default();
+    let known = v1::LongDocuments::try_from(number);
+    let known = known.map_err(|_| Error::bad_option(field, number.to_string(), "one of LongDocuments"))?;
+    let chosen = match (known, wire.cut) {
+        (v1::LongDocuments::Unspecified, Some(true)) | (v1::LongDocuments::Cut, None | Some(true)) => {
+            LongDocuments::Cut
+        }
+        (v1::LongDocuments::Unspecified | v1::LongDocuments::Refuse, None | Some(false)) => LongDocuments::Refuse,
+        (v1::LongDocuments::Chunk, None | Some(false)) => LongDocuments::Chunk,
+        (other, Some(cut)) => {
+            let bound = format!("a value that agrees with cut, which is {cut}");
+            return Err(Error::bad_option(field, other.as_str_name(), bound));
+        }
+    };
+    if chosen == LongDocuments::Chunk && wire.document_id.is_some() {
+        return Err(Error::bad_option(
+            field,
+            "LONG_DOCUMENTS_CHUNK with document_id",
+            "refuse or cut (the document is encoded)",
+        ));
+    }
+    Ok(chosen)
 }
 
 fn early_stopping(name: &str) -> Result<EarlyStopping> {

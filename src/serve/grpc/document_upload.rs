@@ -13,7 +13,7 @@ use tonic::{Status, Streaming};
 use weir_proto::v1::{self, summarize_request::Part};
 
 /// The field of a document's text in errors.
-const TEXT: &str = "chunk.text";
+pub(super) const TEXT: &str = "chunk.text";
 
 /// The task that receives a document. Dropping this aborts it.
 pub(super) struct UploadTask(AbortHandle);
@@ -103,15 +103,7 @@ impl DocumentReceiver {
     fn push(&mut self, part: Option<Option<Part>>) -> Result<LimitStatus> {
         let mut tokens = Vec::new();
         let limit_status = match part {
-            Some(Some(Part::Chunk(chunk))) => self.tokenizer.push(&chunk.text, &mut tokens)?,
-            Some(Some(Part::Options(_))) => {
-                return Err(Error::bad_option(
-                    "options",
-                    "another message of options",
-                    "options in the first part only",
-                ));
-            }
-            Some(None) => return Err(Error::bad_option("part", "nothing", "options or a chunk")),
+            Some(part) => self.tokenizer.push(&chunk_text(part)?, &mut tokens)?,
             None => self.tokenizer.finish(&mut tokens)?,
         };
         if limit_status == LimitStatus::Exceeded && !self.cut {
@@ -133,6 +125,17 @@ impl DocumentReceiver {
         let end = self.tokenizer.bytes();
         self.upload.push(&[self.end], &[ByteRange { start: end, end }]);
         self.upload.close(cut);
+    }
+}
+
+/// Returns the text of a part after the options. Fails for any other part.
+pub(super) fn chunk_text(part: Option<Part>) -> Result<String> {
+    match part {
+        Some(Part::Chunk(chunk)) => Ok(chunk.text),
+        Some(Part::Options(_)) => {
+            Err(Error::bad_option("options", "another message of options", "options in the first part only"))
+        }
+        None => Err(Error::bad_option("part", "nothing", "options or a chunk")),
     }
 }
 

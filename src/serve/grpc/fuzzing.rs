@@ -1,6 +1,6 @@
 //! Entry points of fuzz targets: conversion of requests to jobs.
 
-use super::convert::{generate_job, score_job, segment_job, summary_options};
+use super::convert::{generate_job, long_documents, score_job, segment_job, summary_options};
 use crate::{
     decode::contract::{BoundaryMode, Card},
     text::{TextNormaliser, Vocabulary},
@@ -53,6 +53,7 @@ fn segment(request: v1::SegmentRequest) {
 /// Converts the options of a `Summarize` for each model.
 pub(in crate::serve) fn summarize(request: v1::SummarizeRequest) {
     if let Some(Part::Options(options)) = request.part {
+        long_documents(&options).ok();
         for card in CARDS.iter() {
             summary_options(&options, card).ok();
         }

@@ -188,7 +188,7 @@ impl<E: MessageEncoder> Drop for ResponseStream<E> {
 }
 
 /// Returns true if no event follows this one.
-fn is_last(event: &Event) -> bool {
+pub(super) fn is_last(event: &Event) -> bool {
     matches!(event, Event::Finished { .. } | Event::Document(DocumentEvent::Summarized(_)))
 }
 

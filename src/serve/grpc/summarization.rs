@@ -1,30 +1,50 @@
 //! The service `Summarization`: passes a document to the model's engine, which encodes it while it arrives, and answers with a
-//! stream over the engine's events.
+//! stream over the engine's events. A document that may be summarized in parts is received first.
 
 use super::{
-    convert,
+    convert, document_text,
     document_upload::{DocumentReceiver, DocumentWorkers, incomplete},
     generation::{JobService, terms},
-    response_stream::{JobEvents, ResponseStream},
+    response_stream::{JobEvents, MessageEncoder, ResponseStream, reject},
+    summary_parts::PartedSummary,
     summary_stream::SummaryEncoder,
+    task_response::TaskResponse,
 };
 use crate::{
-    engine::DocumentSource,
+    decode::{long_documents::LongDocuments, summary::Summarize},
+    engine::{DocumentSource, Terms},
     error::{Error, Result},
     serve::{
         call::{Call, Reply},
-        registry::abilities::summarizes,
+        middleware::body_limits::{RequestMemory, Reservation},
+        registry::{abilities::summarizes, drain::RequestPermit, engines::Lease},
     },
 };
-use tonic::{Request, Streaming};
+use std::sync::Arc;
+use tokio_util::either::Either;
+use tonic::{Request, Response, Status, Streaming};
 use weir_proto::v1::{self, summarization_server, summarize_request::Part};
+
+/// The response of one job, or of the jobs of all parts.
+type SummaryResponses = Either<ResponseStream<SummaryEncoder>, TaskResponse<v1::SummarizeResponse>>;
+
+/// A checked request, and what its jobs need.
+struct SummaryCall {
+    parts: Streaming<v1::SummarizeRequest>,
+    permit: RequestPermit,
+    engine: Lease,
+    request: Summarize,
+    terms: Terms,
+    call: Call,
+}
 
 impl JobService {
     async fn start_summary(
         &self,
         mut parts: Streaming<v1::SummarizeRequest>,
+        memory: Option<RequestMemory>,
         call: Call,
-    ) -> Result<ResponseStream<SummaryEncoder>> {
+    ) -> Result<SummaryResponses> {
         let permit = self.gate.enter()?;
         let first = parts.message().await.map_err(incomplete)?;
         let Some(Part::Options(options)) = first.and_then(|first| first.part) else {
@@ -32,8 +52,24 @@ impl JobService {
         };
         let engine = self.engines.find_able("model", options.model.as_deref(), summarizes)?;
         let request = convert::summary_options(&options, engine.card())?;
+        let long_documents = convert::long_documents(&options)?;
         let terms = terms(&call, options.priority);
-        let (events, upload_task) = match options.document_id {
+        let summary = SummaryCall { parts, permit, engine, request, terms, call };
+        if long_documents == LongDocuments::Chunk {
+            return self.start_parts(summary, memory).map(Either::Right);
+        }
+        self.start_job(summary, options.document_id, long_documents == LongDocuments::Cut).await.map(Either::Left)
+    }
+
+    /// Starts one job for a document that is encoded while it arrives, or for the cached one of this id.
+    async fn start_job(
+        &self,
+        summary: SummaryCall,
+        document_id: Option<String>,
+        cut: bool,
+    ) -> Result<ResponseStream<SummaryEncoder>> {
+        let SummaryCall { mut parts, permit, engine, request, terms, call } = summary;
+        let (events, upload_task) = match document_id {
             Some(id) => {
                 // Before the rest of the request is read, so that an unknown id is reported at once.
                 let events = engine.summarize(&request, DocumentSource::Cached(id), terms)?;
@@ -45,8 +81,7 @@ impl JobService {
             None => {
                 let (upload, incoming) = engine.upload();
                 let events = engine.summarize(&request, DocumentSource::Uploading(incoming), terms)?;
-                let workers = DocumentWorkers { workers: self.workers.clone(), tenant: call.tenant() };
-                let receiver = DocumentReceiver::new(&engine, options.cut.unwrap_or(false), upload, workers);
+                let receiver = DocumentReceiver::new(&engine, cut, upload, self.document_workers(&call));
                 (events, Some(receiver.spawn(parts)))
             }
         };
@@ -54,15 +89,48 @@ impl JobService {
         let encoder = SummaryEncoder::new(engine.card(), end, &call.id, upload_task);
         Ok(ResponseStream::new(JobEvents::new(events, engine, permit, call.span.clone()), encoder, call))
     }
+
+    /// Starts a task that receives the document and summarizes its parts. Options are checked before the document is read.
+    fn start_parts(
+        &self,
+        summary: SummaryCall,
+        memory: Option<RequestMemory>,
+    ) -> Result<TaskResponse<v1::SummarizeResponse>> {
+        let SummaryCall { parts, permit, engine, request, terms, call } = summary;
+        let limits = engine.document_limits().ok_or_else(|| Error::Internal("a summarizer without limits".into()))?;
+        request.plan(engine.card(), limits, engine.limits().rows)?;
+        let stall = engine.limits().stall;
+        let reserved = Reservation::new(Arc::clone(&self.memory), call.tenant());
+        let workers = self.document_workers(&call);
+        let permits = [permit, self.gate.enter()?];
+        let summary = PartedSummary { engine, request, terms, workers, reserved, call: call.clone() };
+        Ok(TaskResponse::spawn(permits, call, stall, move |output| async move {
+            let text = document_text::receive(parts, memory.as_ref(), &summary.reserved).await?;
+            drop(memory);
+            summary.run(text, &output).await
+        }))
+    }
+
+    fn document_workers(&self, call: &Call) -> DocumentWorkers {
+        DocumentWorkers { workers: self.workers.clone(), tenant: call.tenant() }
+    }
 }
 
 #[tonic::async_trait]
 impl summarization_server::Summarization for JobService {
-    type SummarizeStream = ResponseStream<SummaryEncoder>;
+    type SummarizeStream = SummaryResponses;
 
-    async fn summarize(&self, request: Request<Streaming<v1::SummarizeRequest>>) -> Reply<Self::SummarizeStream> {
+    async fn summarize(&self, mut request: Request<Streaming<v1::SummarizeRequest>>) -> Reply<Self::SummarizeStream> {
         let call = Call::of(&request);
-        let stream = self.start_summary(request.into_inner(), call.clone()).await;
-        self.respond(stream, &call).await
+        let memory = RequestMemory::take(&mut request);
+        let started = self.start_summary(request.into_inner(), memory, call.clone()).await;
+        let responses: Result<SummaryResponses, Status> = match started.map_err(reject(&call))? {
+            Either::Left(stream) => stream.buffered(self.late_headers).await.map(Either::Left),
+            Either::Right(stream) => {
+                let count = if self.late_headers { SummaryEncoder::LEADING + 1 } else { 0 };
+                stream.buffered(count).await.map(Either::Right)
+            }
+        };
+        responses.map(Response::new)
     }
 }

@@ -125,6 +125,7 @@ impl SummaryEncoder {
                 cross_attention_bytes: count(|encoded| encoded.bytes),
                 unpooled_cross_attention_bytes: count(|encoded| encoded.unpooled_bytes),
             }),
+            parts: Vec::new(),
         }
     }
 

@@ -7,7 +7,7 @@ use super::{
     state::ApiState,
 };
 use crate::{
-    decode::search_rules::EarlyStopping,
+    decode::{long_documents::LongDocuments, search_rules::EarlyStopping},
     error::Error,
     serve::{
         collected::CollectedSize,
@@ -61,6 +61,7 @@ struct SummaryRequest {
     early_stopping: Option<EarlyStopping>,
     hypotheses: Option<u32>,
     cut: Option<bool>,
+    long_documents: Option<LongDocuments>,
     hard_topk: Option<bool>,
     priority: Option<i32>,
     temperature: Option<f32>,
@@ -100,9 +101,20 @@ impl SummaryRequest {
             hard_topk: self.hard_topk,
             early_stopping: self.early_stopping.map(|when| when.name().to_owned()),
             repetition_penalty: self.repetition_penalty,
+            long_documents: self.long_documents.map(long_documents),
         };
         call_messages(options, &self.document.unwrap_or_default())
     }
+}
+
+/// Returns the value of the options for a choice.
+pub(super) fn long_documents(chosen: LongDocuments) -> i32 {
+    let chosen = match chosen {
+        LongDocuments::Refuse => v1::LongDocuments::Refuse,
+        LongDocuments::Cut => v1::LongDocuments::Cut,
+        LongDocuments::Chunk => v1::LongDocuments::Chunk,
+    };
+    chosen.into()
 }
 
 /// Returns the messages of a call: options, then the document in chunks.
@@ -159,6 +171,7 @@ async fn collect(mut response: Streaming<SummarizeResponse>, mut size: Collected
     let mut summary = Map::new();
     let mut text = String::new();
     let mut selected = Vec::new();
+    let mut parts = Vec::new();
     while let Some(message) = response.message().await? {
         bytes = bytes.saturating_add(message.encoded_len().saturating_mul(FORMATTED));
         size.grow_to(bytes)?;
@@ -169,10 +182,12 @@ async fn collect(mut response: Streaming<SummarizeResponse>, mut size: Collected
             }
             Some(Event::Piece(piece)) => text.push_str(&piece.text),
             Some(Event::Selected(kept)) => selected.push(selected_json(&kept)),
+            Some(Event::Part(part)) => parts.push(part_json(&part)),
             Some(Event::Finished(finished)) => {
                 summary.insert("text".into(), std::mem::take(&mut text).into());
                 summary.insert("selected".into(), std::mem::take(&mut selected).into());
                 summary.extend(finished_fields(&finished));
+                summary.insert("parts".into(), std::mem::take(&mut parts).into());
             }
             Some(Event::Progress(_)) | None => {}
         }
@@ -200,6 +215,7 @@ fn event_json(event: &Event) -> Value {
         } })
         }
         Event::Selected(kept) => json!({ "selected": selected_json(kept) }),
+        Event::Part(part) => json!({ "part": part_json(part) }),
         Event::Piece(v1::SummaryPiece { text }) => json!({ "piece": { "text": text } }),
         Event::Finished(end) => json!({ "finished": finished_fields(end) }),
     }
@@ -208,6 +224,24 @@ fn event_json(event: &Event) -> Value {
 fn selected_json(v1::Selected { layer, spans, tokens }: &v1::Selected) -> Value {
     let span = |v1::Span { byte_start, byte_end, score }: &v1::Span| json!({ "byte_start": byte_start, "byte_end": byte_end, "score": score });
     json!({ "layer": layer, "tokens": tokens, "spans": spans.iter().map(span).collect::<Vec<_>>() })
+}
+
+fn part_json(part: &v1::SummaryPart) -> Value {
+    let mut fields = json!({
+        "round": part.round,
+        "part": part.part,
+        "byte_start": part.byte_start,
+        "byte_end": part.byte_end,
+        "round_bytes": part.round_bytes,
+        "document_tokens": part.document_tokens,
+        "summary_tokens": part.summary_tokens,
+        "summary": part.summary,
+    });
+    // The last event does not repeat the spans.
+    if !part.selected.is_empty() {
+        fields["selected"] = part.selected.iter().map(selected_json).collect();
+    }
+    fields
 }
 
 pub(super) fn finished_fields(finished: &v1::SummaryFinished) -> Map<String, Value> {
@@ -252,6 +286,7 @@ pub(super) fn finished_fields(finished: &v1::SummaryFinished) -> Map<String, Val
         "unpooled_cross_attention_bytes": timing.unpooled_cross_attention_bytes,
     });
     fields.insert("timing".into(), times);
+    fields.insert("parts".into(), finished.parts.iter().map(part_json).collect());
     fields
 }
 

@@ -155,11 +155,12 @@ impl SummaryCompletion {
                     self.counts.prompt += usage.document_tokens;
                     self.counts.cached += usage.cached_tokens;
                     self.counts.generated += finished.hypotheses.iter().map(|text| text.ids.len() as u64).sum::<u64>();
+                    self.counts.generated += finished.parts.iter().map(|part| part.summary_tokens).sum::<u64>();
                     prompt.finished = Some(finished);
                     prompt.is_complete = true;
                     return Poll::Ready(Some(Ok(index)));
                 }
-                Some(Event::Progress(_) | Event::Selected(_)) | None => {}
+                Some(Event::Progress(_) | Event::Selected(_) | Event::Part(_)) | None => {}
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Converts a completion request to calls of `Summarize`, for a model that summarizes its prompts.
 
-use super::summaries::call_messages;
+use super::summaries::{call_messages, long_documents};
 use crate::{
     error::{Error, Result, quoted},
     serve::completion_request::{CompletionRequest, MAX_CHOICES, Prompt},
@@ -37,6 +37,7 @@ impl CompletionRequest {
             hard_topk: None,
             early_stopping: self.early_stopping.map(|when| when.name().to_owned()),
             repetition_penalty: self.repetition_penalty,
+            long_documents: self.long_documents.map(long_documents),
         };
         let empty = Prompt::Text(String::new());
         let all = if self.prompt.0.is_empty() { std::slice::from_ref(&empty) } else { &self.prompt.0[..] };
@@ -131,6 +132,18 @@ mod tests {
         let (options, _) = &calls(r#"{"prompt": "a", "temperature": 0.7, "repetition_penalty": 2}"#).unwrap()[0];
         assert_eq!(options.sampling.as_ref().unwrap().temperature, Some(0.7));
         assert_eq!((options.beam_size, options.repetition_penalty), (None, Some(2.0)));
+    }
+
+    #[test]
+    fn long_prompts_are_refused_cut_or_summarized_in_parts() {
+        let chosen = |name: &str| {
+            let all = calls(&format!(r#"{{"prompt": "a", "long_documents": "{name}"}}"#));
+            all.map(|all| all[0].0.long_documents())
+        };
+        assert_eq!(chosen("refuse").unwrap(), v1::LongDocuments::Refuse);
+        assert_eq!(chosen("cut").unwrap(), v1::LongDocuments::Cut);
+        assert_eq!(chosen("chunk").unwrap(), v1::LongDocuments::Chunk);
+        assert!(chosen("all").is_err());
     }
 
     #[test]

@@ -53,6 +53,19 @@ fn parts_are_summarized_until_one_is_left() {
     let call = ["summarize", "--server", &address, "--max-len", "4", "--min-len", "0", "--beam", "1", "--json"];
     let served = parsed(&[&call[..], &["--file", &document, "--long-documents", "chunk"]].concat());
     assert_eq!((&served["text"], &served["parts"]), (&whole["text"], &whole["parts"]));
+    // tokens are sums over the parts and the last round
+    for key in ["document_tokens", "summary_tokens", "document_bytes", "cut"] {
+        assert_eq!(served["usage"][key], whole["usage"][key], "{key}");
+    }
+    let tokens: u64 = parts.iter().map(|part| part["document_tokens"].as_u64().unwrap()).sum();
+    let last = alone["usage"]["document_tokens"].as_u64().unwrap();
+    assert_eq!(whole["usage"]["document_tokens"], tokens + last);
+    assert_eq!(whole["usage"]["document_bytes"], TEXT.len());
+    let (ok, _, message) = weir(&[&call[..9], &["--file", &document, "--long-documents", "chunk"]].concat());
+    assert!(ok && message.contains("summarized part 2 of round 1"), "{message}");
+    let long = write("long", &"A river. ".repeat(2000));
+    let (ok, _, message) = weir(&[&call[..], &["--file", &long, "--long-documents", "chunk"]].concat());
+    assert!(!ok && message.contains("found about ") && message.contains("at most 64"), "{message}");
 }
 
 #[test]

@@ -142,3 +142,48 @@ async fn invalid_requests_are_refused_with_the_field() {
     assert!(models["data"][0]["documents"]["max_tokens"].as_u64().unwrap() > 0);
     server.at_rest().await;
 }
+
+#[tokio::test]
+async fn a_long_document_is_summarized_in_parts() {
+    let server = Server::new().await;
+    let document: String = (0..40).map(|number| format!("Sentence {number} of a long document. ")).collect();
+    let body = |more: &[(&str, Value)]| {
+        let mut body = json!({ "document": document, "max_tokens": 9, "long_documents": "chunk" });
+        more.iter().for_each(|(name, value)| body[*name] = value.clone());
+        body
+    };
+    let answer = server.post(&body(&[])).await.json();
+    let parts = answer["parts"].as_array().unwrap();
+    assert!(parts.len() > 2 && answer["document_id"].is_null(), "{answer}");
+    for (index, part) in parts.iter().enumerate() {
+        assert_eq!((&part["round"], &part["part"]), (&json!(1), &json!(index + 1)));
+        assert_eq!(part["round_bytes"], document.len());
+        assert_eq!(part["selected"][0]["spans"][0]["byte_start"], part["byte_start"]);
+    }
+    let joined: Vec<&str> = parts.iter().map(|part| part["summary"].as_str().unwrap()).collect();
+    let last = server.post(&json!({ "document": joined.join("\n"), "max_tokens": 9 })).await.json();
+    assert_eq!((&answer["text"], &answer["hypotheses"]), (&last["text"], &last["hypotheses"]));
+    // A stream has the parts first; its last event repeats them without spans.
+    let events = server.post(&body(&[("stream", true.into())])).await.events();
+    let streamed: Vec<&Value> = events.iter().filter_map(|event| event.get("part")).collect();
+    assert_eq!(streamed, parts.iter().collect::<Vec<_>>());
+    let finished = &events.last().unwrap()["finished"];
+    assert_eq!(finished["parts"].as_array().unwrap().len(), parts.len());
+    assert!(finished["parts"][0].get("selected").is_none());
+    // OpenAI's call counts all tokens.
+    let prompt = json!({ "prompt": document, "max_tokens": 9, "long_documents": "chunk" });
+    let completion = exchange(server.port, "POST", "/v1/completions", &[], &prompt.to_string()).await.json();
+    assert_eq!(completion["choices"][0]["text"], answer["text"], "{completion}");
+    assert_eq!(completion["choices"][0]["weir"]["parts"].as_array().unwrap().len(), parts.len());
+    assert_eq!(completion["usage"]["prompt_tokens"], answer["usage"]["document_tokens"]);
+    assert_eq!(completion["usage"]["completion_tokens"], answer["usage"]["summary_tokens"]);
+    for (more, field) in [
+        (&[("cut", true.into())][..], "long_documents"),
+        (&[("long_documents", "all".into())], "long_documents"),
+        (&[("document", "".into())], "document"),
+    ] {
+        let refused = server.post(&body(more)).await.refused();
+        assert_eq!(refused, (400, "invalid_request_error".into(), field.into()), "{more:?}");
+    }
+    server.at_rest().await;
+}

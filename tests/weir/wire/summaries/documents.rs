@@ -25,11 +25,11 @@ async fn a_document_in_chunks_is_summarized_with_what_was_selected() {
     let chunks: Vec<&str> = signs.iter().map(String::as_str).collect();
     let answer = server.answer(SummarizeOptions::default(), &chunks).await.unwrap();
     let (ids, score) = best(&text, &Summarize::default(), &server.model);
-    let v1::SummaryFinished { hypotheses, usage, timing, document_id, reason } = answer.finished;
+    let v1::SummaryFinished { hypotheses, usage, timing, document_id, reason, parts } = answer.finished;
     assert_eq!((hypotheses.len(), &hypotheses[0].ids, hypotheses[0].score), (1, &ids, score));
     assert_eq!(hypotheses[0].logprobs.len(), ids.len());
     assert_eq!((answer.text, hypotheses[0].text.len()), (hypotheses[0].text.clone(), ids.len() - 1));
-    assert!(reason > 0 && document_id.is_some());
+    assert!(reason > 0 && document_id.is_some() && parts.is_empty());
     let usage = usage.unwrap();
     let timing = timing.unwrap();
     let tokens = text.len() as u64 + 1;

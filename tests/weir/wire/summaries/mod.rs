@@ -2,6 +2,7 @@
 
 mod documents;
 mod failures;
+mod parts;
 mod t5;
 
 use super::{Running, eventually};
@@ -84,6 +85,7 @@ struct SummaryResponse {
     started: v1::SummaryStarted,
     progress: Vec<v1::Progress>,
     selected: Vec<v1::Selected>,
+    parts: Vec<v1::SummaryPart>,
     text: String,
     finished: v1::SummaryFinished,
 }
@@ -105,6 +107,10 @@ async fn read(mut stream: Streaming<SummarizeResponse>) -> Result<SummaryRespons
             Event::Selected(selected) => {
                 assert!(answer.text.is_empty());
                 answer.selected.push(selected);
+            }
+            Event::Part(part) => {
+                assert!(answer.text.is_empty() && answer.progress.is_empty() && answer.selected.is_empty());
+                answer.parts.push(part);
             }
             Event::Piece(piece) => answer.text += &piece.text,
             Event::Finished(finished) => {

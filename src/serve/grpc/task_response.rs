@@ -1,22 +1,20 @@
-//! The response to a call of the service `Codec`: messages that a task sends while it runs.
+//! The response to a call that a task of its own runs: messages that the task sends while it runs.
 
-use super::{
-    codec_call::CodecCall,
-    codec_messages::{Messages, Output},
-    response_stream::log_failure,
-};
+use super::response_stream::log_failure;
 use crate::{
     error::{Error, Result},
     serve::{call::Call, registry::drain::RequestPermit, status::status},
 };
 use std::{
+    collections::VecDeque,
     pin::Pin,
     task::{Context, Poll, ready},
+    time::Duration,
 };
 use tokio::{
-    sync::mpsc::{self, Receiver},
+    sync::mpsc::{self, Receiver, Sender},
     task::JoinHandle,
-    time::sleep_until,
+    time::{sleep_until, timeout},
 };
 use tokio_stream::Stream;
 use tonic::Status;
@@ -25,11 +23,29 @@ use tracing::{Instrument, Span};
 /// Messages that wait for the client, at most.
 const MESSAGES: usize = 4;
 
-/// The response. Dropping it ends the call, which frees the rows of its blocks within one step.
-pub(crate) struct CodecResponse<M: Messages> {
-    /// A message that [`buffered`](Self::buffered) has read ahead.
-    first: Option<M::Response>,
-    messages: Receiver<M::Response>,
+/// Where a call sends its messages.
+pub(super) struct Output<T> {
+    sender: Sender<T>,
+    /// How long a client may read nothing.
+    stall: Duration,
+}
+
+impl<T> Output<T> {
+    /// Sends a message. Waits while the client is behind; fails with [`Error::Stalled`] if it reads nothing for too long.
+    pub(super) async fn send(&self, message: T) -> Result<()> {
+        match timeout(self.stall, self.sender.send(message)).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(_)) => Err(Error::Cancelled),
+            Err(_) => Err(Error::Stalled { limit: self.stall }),
+        }
+    }
+}
+
+/// The response. Dropping it ends the call, which frees the rows of its jobs within one step.
+pub(crate) struct TaskResponse<T> {
+    /// Messages that [`buffered`](Self::buffered) has read ahead.
+    ready: VecDeque<T>,
+    messages: Receiver<T>,
     /// Ends with the error that ended the call, which follows the messages. `None` once it is known.
     task: Option<JoinHandle<Result<(), Status>>>,
     call: Call,
@@ -37,17 +53,17 @@ pub(crate) struct CodecResponse<M: Messages> {
     _permit: RequestPermit,
 }
 
-impl<M: Messages> CodecResponse<M> {
+impl<T: Send + 'static> TaskResponse<T> {
     /// Starts a task that runs the call until it ends, its deadline passes, or the server shuts down. `permits` are the task's and the
-    /// response's.
+    /// response's. `stall` is how long the client may read nothing.
     pub(super) fn spawn<R: Future<Output = Result<()>> + Send>(
-        codec: CodecCall<M>,
         permits: [RequestPermit; 2],
         call: Call,
-        run: impl FnOnce(CodecCall<M>, Output<M>) -> R + Send + 'static,
+        stall: Duration,
+        run: impl FnOnce(Output<T>) -> R + Send + 'static,
     ) -> Self {
         let (sender, messages) = mpsc::channel(MESSAGES);
-        let output = Output { sender, stall: codec.engine().limits().stall };
+        let output = Output { sender, stall };
         let [permit, response_permit] = permits;
         let id = call.id.clone();
         let deadline = call.deadline;
@@ -61,7 +77,7 @@ impl<M: Messages> CodecResponse<M> {
             };
             let result = tokio::select! {
                 biased;
-                result = run(codec, output) => result,
+                result = run(output) => result,
                 error = permit.ended() => Err(error),
                 () = passed => Err(Error::Deadline { stage: "while decoding" }),
             };
@@ -71,18 +87,22 @@ impl<M: Messages> CodecResponse<M> {
             })
         };
         let task = Some(tokio::spawn(task.instrument(span)));
-        Self { first: None, messages, task, call, _permit: response_permit }
+        Self { ready: VecDeque::new(), messages, task, call, _permit: response_permit }
     }
 
-    /// Waits for the first message if `wait` is true. A call that fails before its first message then fails without a response.
-    pub(super) async fn buffered(mut self, wait: bool) -> Result<Self, Status> {
-        if wait {
-            self.first = std::future::poll_fn(|cx| self.poll_message(cx)).await.transpose()?;
+    /// Waits for `count` messages. A call that fails before them then fails without a response.
+    pub(super) async fn buffered(mut self, count: usize) -> Result<Self, Status> {
+        while self.ready.len() < count {
+            let next = std::future::poll_fn(|cx| self.poll_message(cx)).await;
+            let Some(message) = next.transpose()? else { break };
+            self.ready.push_back(message);
         }
         Ok(self)
     }
+}
 
-    fn poll_message(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<M::Response, Status>>> {
+impl<T> TaskResponse<T> {
+    fn poll_message(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<T, Status>>> {
         if let Some(message) = ready!(self.messages.poll_recv(cx)) {
             return Poll::Ready(Some(Ok(message)));
         }
@@ -94,20 +114,20 @@ impl<M: Messages> CodecResponse<M> {
     }
 }
 
-impl<M: Messages> Unpin for CodecResponse<M> {}
+impl<T> Unpin for TaskResponse<T> {}
 
-impl<M: Messages> Stream for CodecResponse<M> {
-    type Item = Result<M::Response, Status>;
+impl<T> Stream for TaskResponse<T> {
+    type Item = Result<T, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        match self.first.take() {
-            Some(first) => Poll::Ready(Some(Ok(first))),
+        match self.ready.pop_front() {
+            Some(message) => Poll::Ready(Some(Ok(message))),
             None => self.poll_message(cx),
         }
     }
 }
 
-impl<M: Messages> Drop for CodecResponse<M> {
+impl<T> Drop for TaskResponse<T> {
     fn drop(&mut self) {
         if let Some(task) = &self.task {
             task.abort();

@@ -27,6 +27,7 @@ PRINTED = [
     r"\[\('a ', 0, 2\), \('weir ', 2, 7\), .*\]",
     r".+ \[\d+, \d+\] \w+",
     r"((Progress\n)*Selected\n){2}(Progress\n)*(SummaryPiece\n)*SummaryPiece",
+    r".+ \[\]",
     r"1\d\d a weir pools a stream and lets it flow on",
     r"hourglass-whitespace-english .* text8 8192",
     r"True",

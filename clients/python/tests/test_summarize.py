@@ -12,7 +12,16 @@ import local
 import pytest
 import summarizer
 
-from weir_client import AsyncClient, Client, Progress, Selected, SummaryFinishReason, SummaryPiece, WeirError
+from weir_client import (
+    AsyncClient,
+    Client,
+    Progress,
+    Selected,
+    SummaryFinishReason,
+    SummaryPart,
+    SummaryPiece,
+    WeirError,
+)
 
 DOCUMENT = "the café is pooling, the rest is going on and on, and so it is with the river. "
 
@@ -121,6 +130,43 @@ def test_options_and_a_repeated_document(reader: local.Server) -> None:
         assert documents is not None and (documents.search_rules, documents.early_stopping) == ("fairseq", "false")
         cut = weir.summarize(DOCUMENT * 50, cut=True)
         assert cut.usage.cut and cut.usage.document_tokens == 256
+
+
+def test_a_long_document_in_parts(reader: local.Server) -> None:
+    document = DOCUMENT * 20
+    with Client(reader.address, timeout=local.TIMEOUT) as weir:
+        with weir.summarize_stream(document, long_documents="chunk", max_tokens=4) as stream:
+            events = list(stream)
+            finished = stream.finished
+        whole = weir.summarize(document, long_documents="chunk", max_tokens=4)
+        fits = weir.summarize(DOCUMENT, long_documents="chunk", max_tokens=4)
+        assert (fits.parts, fits.text) == ((), weir.summarize(DOCUMENT, max_tokens=4).text)
+        for options in ({"long_documents": "refuse"}, {"long_documents": "chunk", "cut": True}):
+            with pytest.raises(WeirError) as error:
+                weir.summarize(document, **options)
+            assert error.value.reason in ("TOO_LONG", "BAD_OPTION")
+        assert weir.summarize(document, long_documents="cut").usage.cut
+        with pytest.raises(ValueError, match='long_documents: expected "refuse", "cut" or "chunk", found \'all\''):
+            weir.summarize(document, long_documents="all")
+    parts = [event for event in events if isinstance(event, SummaryPart)]
+    assert finished is not None and tuple(parts) == whole.parts and len(parts) > 1
+    assert [part.summary for part in finished.parts] == [part.summary for part in parts]
+    covered = 0
+    for part in (part for part in parts if part.round == 1):
+        assert part.byte_start <= covered < part.byte_end and part.round_bytes == len(document.encode())
+        assert [kept.layer for kept in part.selected] == [0, 1]
+        spans = [span for kept in part.selected for span in kept.spans]
+        assert all(part.byte_start <= span.byte_start < span.byte_end <= part.byte_end for span in spans)
+        covered = part.byte_end
+    assert covered >= len(document.encode().rstrip())
+    assert whole.usage.document_tokens > sum(part.document_tokens for part in parts)
+    assert whole.document_id is None and not whole.usage.cut
+
+    async def ask() -> str:
+        async with AsyncClient(reader.address, timeout=local.TIMEOUT) as weir:
+            return (await weir.summarize(document, long_documents="chunk", max_tokens=4)).text
+
+    assert asyncio.run(ask()) == whole.text != ""
 
 
 def test_invalid_documents_and_options(reader: local.Server, tmp_path: Path) -> None:

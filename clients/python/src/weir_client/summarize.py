@@ -21,7 +21,7 @@ METHOD = Method("/weir.v1.Summarization/Summarize", pb.SummarizeRequest, pb.Summ
 _SEARCH = ["model", "beam_size", "length_penalty", "min_tokens", "max_tokens", "no_repeat_ngram", "hypotheses", "cut"]
 _RULES = ["early_stopping", "repetition_penalty"]
 _SUBMESSAGES = {
-    **dict.fromkeys([*_SEARCH, *_RULES, "document_id", "priority", "hard_topk"], ""),
+    **dict.fromkeys([*_SEARCH, *_RULES, "document_id", "priority", "hard_topk", "long_documents"], ""),
     **dict.fromkeys(["temperature", "top_k", "top_p", "min_p", "seed"], "sampling"),
 }
 
@@ -46,6 +46,8 @@ class SummarizeOptions(CallOptions, total=False):
     hypotheses: Optional[int]
     #: Summarize the beginning of a document that exceeds the model's length.
     cut: Optional[bool]
+    #: How to treat a document that exceeds the model's length: "refuse", "cut", or "chunk", which summarizes its parts.
+    long_documents: Optional[str]
     #: The `finished.document_id` of an earlier call; replaces the document.
     document_id: Optional[str]
     #: -8 to 7; 0 by default.
@@ -126,6 +128,27 @@ class Selected:
 
 
 @dataclass(frozen=True)
+class SummaryPart:
+    """A part of a document that is longer than the model reads, and its summary."""
+
+    #: The round, from 1. Round 1 reads the document, and each later round the joined summaries of the round before.
+    round: int
+    #: Number of the part in its round, from 1.
+    part: int
+    #: Offset of the first byte in the UTF-8 of the round's text.
+    byte_start: int
+    #: Offset after the last byte that the model read.
+    byte_end: int
+    #: Bytes of the round's text.
+    round_bytes: int
+    document_tokens: int
+    summary_tokens: int
+    summary: str
+    #: The spans of the round's text that each pooling kept. Empty in `SummaryFinished.parts`.
+    selected: Tuple[Selected, ...] = ()
+
+
+@dataclass(frozen=True)
 class SummaryPiece:
     """The next part of the summary. Later pieces do not change it."""
 
@@ -199,6 +222,8 @@ class SummaryFinished:
     hypotheses: Tuple[Hypothesis, ...]
     usage: SummaryUsage
     timing: SummaryTiming
+    #: The parts of a document that was summarized in parts.
+    parts: Tuple[SummaryPart, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -215,9 +240,11 @@ class Summary:
     hypotheses: Tuple[Hypothesis, ...]
     usage: SummaryUsage
     timing: SummaryTiming
+    #: The parts of a document that was summarized in parts, with what the poolings kept of each.
+    parts: Tuple[SummaryPart, ...] = ()
 
 
-SummaryEvent = Union[Progress, Selected, SummaryPiece]
+SummaryEvent = Union[Progress, Selected, SummaryPart, SummaryPiece]
 
 
 class _Events(Frame[SummaryStarted, SummaryFinished]):
@@ -229,6 +256,8 @@ class _Events(Frame[SummaryStarted, SummaryFinished]):
             return convert(Progress, response.progress)
         if event == "selected":
             return convert(Selected, response.selected)
+        if event == "part":
+            return convert(SummaryPart, response.part)
         if event == "piece":
             return convert(SummaryPiece, response.piece)
         if event == "started":
@@ -245,14 +274,18 @@ class _Events(Frame[SummaryStarted, SummaryFinished]):
             selected=tuple(event for event in events if isinstance(event, Selected)),
             request_id=self.started.request_id,
             model=self.started.model,
-            **vars(self.finished),
+            **{
+                **vars(self.finished),
+                "parts": tuple(event for event in events if isinstance(event, SummaryPart)),
+            },
         )
 
 
 class SummaryStream(EventStream[pb.SummarizeResponse, SummaryEvent, _Events], Framed[SummaryStarted, SummaryFinished]):
     """Iterates over the events of a summary.
 
-    The server sends `Progress` while it reads the document, `Selected` after each pooling, then the pieces of the text.
+    The server sends `Progress` while it reads the document, `Selected` after each pooling, then the pieces of the text. With
+    `long_documents="chunk"` a `SummaryPart` for each part precedes them.
     """
 
 
@@ -261,7 +294,8 @@ class AsyncSummaryStream(
 ):
     """Iterates over the events of a summary.
 
-    The server sends `Progress` while it reads the document, `Selected` after each pooling, then the pieces of the text.
+    The server sends `Progress` while it reads the document, `Selected` after each pooling, then the pieces of the text. With
+    `long_documents="chunk"` a `SummaryPart` for each part precedes them.
     """
 
 
@@ -314,6 +348,17 @@ def _request(document: Optional[object], options: SummarizeOptions) -> pb.Summar
     fields: Dict[str, Any] = {name: value for name, value in options.items() if name not in CallOptions.__annotations__}
     if isinstance(fields.get("early_stopping"), bool):
         fields["early_stopping"] = str(fields["early_stopping"]).lower()
+    fields["long_documents"] = _long_documents(fields.get("long_documents"))
     fill_biases(request, fields.pop("logit_bias", None))
     fill(request, fields, _SUBMESSAGES)
     return request
+
+
+def _long_documents(name: Any) -> Optional[int]:
+    """Returns the value of the choice of this name."""
+    if name is None:
+        return None
+    choices = {"refuse": pb.LONG_DOCUMENTS_REFUSE, "cut": pb.LONG_DOCUMENTS_CUT, "chunk": pb.LONG_DOCUMENTS_CHUNK}
+    if name not in choices:
+        raise ValueError(f'long_documents: expected "refuse", "cut" or "chunk", found {name!r}')
+    return choices[name]

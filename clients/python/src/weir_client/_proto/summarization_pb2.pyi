@@ -8,11 +8,22 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class LongDocuments(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LONG_DOCUMENTS_UNSPECIFIED: _ClassVar[LongDocuments]
+    LONG_DOCUMENTS_REFUSE: _ClassVar[LongDocuments]
+    LONG_DOCUMENTS_CUT: _ClassVar[LongDocuments]
+    LONG_DOCUMENTS_CHUNK: _ClassVar[LongDocuments]
+
 class SummaryFinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     SUMMARY_FINISH_REASON_UNSPECIFIED: _ClassVar[SummaryFinishReason]
     SUMMARY_FINISH_REASON_END_OF_TEXT: _ClassVar[SummaryFinishReason]
     SUMMARY_FINISH_REASON_MAX_TOKENS: _ClassVar[SummaryFinishReason]
+LONG_DOCUMENTS_UNSPECIFIED: LongDocuments
+LONG_DOCUMENTS_REFUSE: LongDocuments
+LONG_DOCUMENTS_CUT: LongDocuments
+LONG_DOCUMENTS_CHUNK: LongDocuments
 SUMMARY_FINISH_REASON_UNSPECIFIED: SummaryFinishReason
 SUMMARY_FINISH_REASON_END_OF_TEXT: SummaryFinishReason
 SUMMARY_FINISH_REASON_MAX_TOKENS: SummaryFinishReason
@@ -32,7 +43,7 @@ class DocumentChunk(_message.Message):
     def __init__(self, text: _Optional[str] = ...) -> None: ...
 
 class SummarizeOptions(_message.Message):
-    __slots__ = ("model", "beam_size", "length_penalty", "min_tokens", "max_tokens", "no_repeat_ngram", "hypotheses", "sampling", "cut", "document_id", "priority", "hard_topk", "early_stopping", "repetition_penalty")
+    __slots__ = ("model", "beam_size", "length_penalty", "min_tokens", "max_tokens", "no_repeat_ngram", "hypotheses", "sampling", "cut", "document_id", "priority", "hard_topk", "early_stopping", "repetition_penalty", "long_documents")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     BEAM_SIZE_FIELD_NUMBER: _ClassVar[int]
     LENGTH_PENALTY_FIELD_NUMBER: _ClassVar[int]
@@ -47,6 +58,7 @@ class SummarizeOptions(_message.Message):
     HARD_TOPK_FIELD_NUMBER: _ClassVar[int]
     EARLY_STOPPING_FIELD_NUMBER: _ClassVar[int]
     REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    LONG_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
     model: str
     beam_size: int
     length_penalty: float
@@ -61,21 +73,46 @@ class SummarizeOptions(_message.Message):
     hard_topk: bool
     early_stopping: str
     repetition_penalty: float
-    def __init__(self, model: _Optional[str] = ..., beam_size: _Optional[int] = ..., length_penalty: _Optional[float] = ..., min_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., no_repeat_ngram: _Optional[int] = ..., hypotheses: _Optional[int] = ..., sampling: _Optional[_Union[_generation_pb2.Sampling, _Mapping]] = ..., cut: bool = ..., document_id: _Optional[str] = ..., priority: _Optional[int] = ..., hard_topk: bool = ..., early_stopping: _Optional[str] = ..., repetition_penalty: _Optional[float] = ...) -> None: ...
+    long_documents: LongDocuments
+    def __init__(self, model: _Optional[str] = ..., beam_size: _Optional[int] = ..., length_penalty: _Optional[float] = ..., min_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., no_repeat_ngram: _Optional[int] = ..., hypotheses: _Optional[int] = ..., sampling: _Optional[_Union[_generation_pb2.Sampling, _Mapping]] = ..., cut: bool = ..., document_id: _Optional[str] = ..., priority: _Optional[int] = ..., hard_topk: bool = ..., early_stopping: _Optional[str] = ..., repetition_penalty: _Optional[float] = ..., long_documents: _Optional[_Union[LongDocuments, str]] = ...) -> None: ...
 
 class SummarizeResponse(_message.Message):
-    __slots__ = ("started", "progress", "selected", "piece", "finished")
+    __slots__ = ("started", "progress", "selected", "piece", "finished", "part")
     STARTED_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     SELECTED_FIELD_NUMBER: _ClassVar[int]
     PIECE_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
     started: SummaryStarted
     progress: Progress
     selected: Selected
     piece: SummaryPiece
     finished: SummaryFinished
-    def __init__(self, started: _Optional[_Union[SummaryStarted, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., selected: _Optional[_Union[Selected, _Mapping]] = ..., piece: _Optional[_Union[SummaryPiece, _Mapping]] = ..., finished: _Optional[_Union[SummaryFinished, _Mapping]] = ...) -> None: ...
+    part: SummaryPart
+    def __init__(self, started: _Optional[_Union[SummaryStarted, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., selected: _Optional[_Union[Selected, _Mapping]] = ..., piece: _Optional[_Union[SummaryPiece, _Mapping]] = ..., finished: _Optional[_Union[SummaryFinished, _Mapping]] = ..., part: _Optional[_Union[SummaryPart, _Mapping]] = ...) -> None: ...
+
+class SummaryPart(_message.Message):
+    __slots__ = ("round", "part", "byte_start", "byte_end", "round_bytes", "document_tokens", "summary_tokens", "summary", "selected")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    BYTE_START_FIELD_NUMBER: _ClassVar[int]
+    BYTE_END_FIELD_NUMBER: _ClassVar[int]
+    ROUND_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SUMMARY_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    SELECTED_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    part: int
+    byte_start: int
+    byte_end: int
+    round_bytes: int
+    document_tokens: int
+    summary_tokens: int
+    summary: str
+    selected: _containers.RepeatedCompositeFieldContainer[Selected]
+    def __init__(self, round: _Optional[int] = ..., part: _Optional[int] = ..., byte_start: _Optional[int] = ..., byte_end: _Optional[int] = ..., round_bytes: _Optional[int] = ..., document_tokens: _Optional[int] = ..., summary_tokens: _Optional[int] = ..., summary: _Optional[str] = ..., selected: _Optional[_Iterable[_Union[Selected, _Mapping]]] = ...) -> None: ...
 
 class SummaryStarted(_message.Message):
     __slots__ = ("request_id", "model", "cached_tokens")
@@ -128,18 +165,20 @@ class SummaryPiece(_message.Message):
     def __init__(self, text: _Optional[str] = ...) -> None: ...
 
 class SummaryFinished(_message.Message):
-    __slots__ = ("reason", "document_id", "hypotheses", "usage", "timing")
+    __slots__ = ("reason", "document_id", "hypotheses", "usage", "timing", "parts")
     REASON_FIELD_NUMBER: _ClassVar[int]
     DOCUMENT_ID_FIELD_NUMBER: _ClassVar[int]
     HYPOTHESES_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     TIMING_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
     reason: SummaryFinishReason
     document_id: str
     hypotheses: _containers.RepeatedCompositeFieldContainer[Hypothesis]
     usage: SummaryUsage
     timing: SummaryTiming
-    def __init__(self, reason: _Optional[_Union[SummaryFinishReason, str]] = ..., document_id: _Optional[str] = ..., hypotheses: _Optional[_Iterable[_Union[Hypothesis, _Mapping]]] = ..., usage: _Optional[_Union[SummaryUsage, _Mapping]] = ..., timing: _Optional[_Union[SummaryTiming, _Mapping]] = ...) -> None: ...
+    parts: _containers.RepeatedCompositeFieldContainer[SummaryPart]
+    def __init__(self, reason: _Optional[_Union[SummaryFinishReason, str]] = ..., document_id: _Optional[str] = ..., hypotheses: _Optional[_Iterable[_Union[Hypothesis, _Mapping]]] = ..., usage: _Optional[_Union[SummaryUsage, _Mapping]] = ..., timing: _Optional[_Union[SummaryTiming, _Mapping]] = ..., parts: _Optional[_Iterable[_Union[SummaryPart, _Mapping]]] = ...) -> None: ...
 
 class Hypothesis(_message.Message):
     __slots__ = ("text", "ids", "score", "logprobs")

@@ -329,6 +329,11 @@ PAGES: Dict[str, List[Step]] = {
             r'\{.*"document_id":.*\}',
         ),
         Runs(
+            "curl -s http://127.0.0.1:8000/v1/summaries -H 'content-type: application/json' "
+            """-d '{"document": "A weir pools a stream and lets it flow on.", "max_tokens": 20, "long_documents": "chunk"}'""",
+            r'\{.*"parts":\[\].*\}',
+        ),
+        Runs(
             "curl -s http://127.0.0.1:8000/v1/completions -H 'content-type: application/json' "
             """-d '{"prompt": "A weir pools a stream and lets it flow on.", "max_tokens": 20}'""",
             r'\{.*"object":"text_completion".*\}',

@@ -112,7 +112,8 @@ impl DocumentEncoder for T5 {
         let count = |layer: usize| if layer < first { tokens } else { vectors };
         let layers = (0..self.encoder.layers.len()).map(|layer| self.encoder.multiply_adds(layer, count(layer)));
         let memories = self.decoder.layers.iter().filter_map(|layer| layer.cross.as_ref());
-        layers.sum::<usize>() + vectors * memories.map(|cross| cross.memory.inputs() * cross.memory.outputs()).sum::<usize>()
+        layers.sum::<usize>()
+            + vectors * memories.map(|cross| cross.memory.inputs() * cross.memory.outputs()).sum::<usize>()
     }
 
     fn advance(&self, encoding: &mut dyn Encoding, blocks: usize, scratch: &mut Scratch) -> Result<usize> {

@@ -24,7 +24,7 @@ mod tests {
     #[test]
     fn other_tasks_of_the_only_thread_run_meanwhile() {
         let runtime = Builder::new_multi_thread().worker_threads(1).build().unwrap();
-        let (sender, receiver) = mpsc::channel();
+        let (sender, receiver) = mpsc::sync_channel(1);
         let received = runtime.block_on(async {
             let waiting = task::spawn(async move {
                 task::spawn(async move { sender.send(()).unwrap() });

@@ -1,12 +1,15 @@
-//! Work that takes long for a thread that serves many connections.
+//! Runs long work without delaying the other connections of its thread.
 
 use tokio::{
     runtime::{Handle, RuntimeFlavor},
     task,
 };
 
-/// Does `work` on this thread. If the thread runs tasks of a runtime with several threads, another thread takes over the other tasks
-/// meanwhile.
+/// Runs `work` on this thread. In a multi-threaded runtime, another thread takes over this thread's other tasks meanwhile. The number
+/// of such threads has no limit here: weir's server limits the bytes of all messages that it holds, and `work` takes milliseconds.
+///
+/// # Panics
+/// In a task of a `LocalSet` of a multi-threaded runtime.
 pub(crate) fn blocking<T>(work: impl FnOnce() -> T) -> T {
     match Handle::try_current().map(|runtime| runtime.runtime_flavor()) {
         Ok(RuntimeFlavor::MultiThread) => task::block_in_place(work),

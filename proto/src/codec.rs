@@ -18,7 +18,7 @@ pub const TOO_LARGE_DECODED: &str = "the decoded message takes up to ";
 /// How the message of the status begins for a request that has too many fields. Their limit follows.
 pub const TOO_MANY_FIELDS: &str = "the message has too many fields; the limit is ";
 
-/// Bytes of a message from which decoding it would keep other connections waiting: about 30 microseconds.
+/// Minimum bytes of a message that is decoded with `blocking`. Decoding this many takes about 30 microseconds.
 const LONG_MESSAGE: usize = 64 << 10;
 
 /// Encodes `T` and decodes `U`.
@@ -66,8 +66,11 @@ impl<T, U: Message + Name + Default> Decoder for BoundedCodec<T, U> {
 }
 
 /// Decodes a message, which `bytes` holds in one piece. Fails with OUT_OF_RANGE if it is a request that would take too much memory
-/// or has too many fields, and with INTERNAL and prost's text if it is malformed. Meanwhile, if the message is long, another thread runs
-/// the other tasks of a server's thread.
+/// or has too many fields, and with INTERNAL and prost's text if it is malformed. While it decodes a long
+/// message, another thread runs the other tasks of this thread.
+///
+/// # Panics
+/// For a long message in a task of a `LocalSet` of a multi-threaded runtime.
 pub fn decode_bounded<U: Message + Name + Default>(bytes: &mut impl Buf) -> Result<U, Status> {
     match bytes.remaining() {
         0..LONG_MESSAGE => decode(bytes),

@@ -221,7 +221,7 @@ pub struct Card {
     pub first_logits: Option<Arc<[f32]>>,
     /// True if it pools, that is, if it can close segments.
     pub pooled: bool,
-    /// True if its pooling was turned off when it was loaded. The same weights with pooling are then its twin.
+    /// True if its pooling was turned off when it was loaded: it is the unpooled twin of the model with the same weights.
     pub unpooled_twin: bool,
     /// Storage type of its weights, keys and values: `f32`, `bf16` or `int8`.
     pub dtype: &'static str,
@@ -270,6 +270,11 @@ impl Display for Exactness {
             Self::Within(tolerance) => write!(formatter, "within {tolerance}"),
         }
     }
+}
+
+/// Returns the name of the unpooled twin of the model `name`.
+pub fn unpooled_name(name: &str) -> String {
+    format!("{name}-unpooled")
 }
 
 impl Card {

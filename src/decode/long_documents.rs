@@ -58,8 +58,6 @@ pub struct FieldNames {
     pub text: &'static str,
     /// The choice of [`LongDocuments`].
     pub long_documents: &'static str,
-    /// The maximum length of a summary.
-    pub max_tokens: &'static str,
 }
 
 /// A document that is read in parts. The caller summarizes each part that [`next_part`](Self::next_part) returns, and passes the
@@ -95,7 +93,7 @@ pub struct TextPart {
     /// The bytes of each token, in the text of the round.
     pub byte_ranges: Vec<ByteRange>,
     /// True if only white space follows.
-    is_last: bool,
+    pub is_last: bool,
     /// Bytes from `start` to the next part.
     step: usize,
 }
@@ -134,7 +132,8 @@ impl LongDocument {
         if step == 0 && !is_last {
             return Err(Error::Internal("the model read none of its text".into()));
         }
-        let estimate = if self.parts == 0 { self.text.len().div_ceil(read.max(1)) } else { self.parts + 1 };
+        let after = self.text.len().saturating_sub(read);
+        let estimate = if self.parts == 0 { 1 + after.div_ceil(step.max(1)) } else { self.parts + 1 };
         if estimate > MAX_PARTS && !(is_last && self.parts == 0) {
             let found = format!("about {estimate} parts of {} tokens", tokens.len() + 1);
             return Err(Error::bad_option(self.names.long_documents, found, format!("at most {MAX_PARTS} parts")));
@@ -194,7 +193,7 @@ impl LongDocument {
         summaries.push_str(summary);
         if summaries.len() >= text.len() {
             let found = format!("{} bytes of summaries in round {round}", summaries.len());
-            let bound = format!("fewer than the {} bytes of the text (a lower {} helps)", text.len(), names.max_tokens);
+            let bound = format!("fewer than the {} bytes of the text (shorter summaries help)", text.len());
             return Err(Error::bad_option(names.long_documents, found, bound));
         }
         *parts += 1;
@@ -204,7 +203,7 @@ impl LongDocument {
         }
         if *round == MAX_ROUNDS {
             let found = format!("a text of {} bytes after {MAX_ROUNDS} rounds", summaries.len());
-            let bound = format!("a text that the model can read (a lower {} helps)", names.max_tokens);
+            let bound = "a text that the model can read (shorter summaries help)";
             return Err(Error::bad_option(names.long_documents, found, bound));
         }
         if summaries.trim().is_empty() {

@@ -29,8 +29,8 @@ pub struct Settings {
     pub isa: Isa,
     /// True if a checkpoint whose card does not state the SHA-256 of its weights is refused.
     pub require_sha256: bool,
-    /// True if a model that can run without its pooling does so: MrT5 with its gate off, which reads as ByT5 does. Any other model
-    /// is refused.
+    /// Turns off the model's pooling: an MrT5 with its gate off reads as ByT5 does. Loading fails for a model that cannot run
+    /// without its pooling.
     pub unpooled: bool,
     /// The device of Hugging Face models; other families run on the CPU.
     pub device: DeviceChoice,

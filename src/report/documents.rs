@@ -81,7 +81,7 @@ pub(crate) struct DocumentComparison {
     /// Second model.
     pub b: MeasuredModel,
     pub documents: Vec<DocumentResult>,
-    /// Sums over the documents. Gains are those of each round over all documents.
+    /// Sums over the documents. Gains are quantiles over the rounds, each summed over all documents.
     pub total: DocumentResult,
     /// Medians over the documents. Gains are quantiles over the documents.
     pub median: DocumentResult,

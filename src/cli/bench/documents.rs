@@ -23,10 +23,11 @@ pub(super) struct DocumentsArgs {
     /// Model: checkpoint folder, or name of a model in the user's models folder.
     #[arg(value_name = "DIR")]
     model: PathBuf,
-    /// Files of documents. A file is one document, or one on each line with the key `document` if its name ends in .jsonl.
+    /// Files with documents. Each file is one document. If its name ends in .jsonl, each line is an object with the key `document`.
     #[arg(value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
-    /// Model whose cost is divided by that of DIR. Default: DIR without its pooling, which MrT5 can be (its gate is off).
+    /// Model to compare with: a gain is its cost divided by that of DIR. Default: DIR with its pooling turned off, which only an
+    /// MrT5 with a gate supports.
     #[arg(long, value_name = "DIR")]
     baseline: Option<PathBuf>,
     /// Tokens decoded for each document.

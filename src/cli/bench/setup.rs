@@ -7,7 +7,7 @@ use crate::{
         output,
         progress::Progress,
     },
-    decode::contract::Model,
+    decode::contract::{Model, unpooled_name},
     error::{Error, Result},
     family::{
         load::{Settings, load_as},
@@ -116,8 +116,8 @@ impl Setup {
         Ok((models, machine(&settings)?))
     }
 
-    /// Loads a model and the one that it is compared with: without one, the model itself without its pooling. Fails if the model
-    /// cannot run without it.
+    /// Loads a model and its baseline. If `baseline` is `None`, the baseline is the same model with its pooling turned off. Fails
+    /// if the model cannot run without its pooling.
     pub(super) fn load_with_baseline(
         self,
         model: ModelArgument<'_>,
@@ -128,7 +128,7 @@ impl Setup {
         let second = match baseline {
             Some(baseline) => load(baseline, &settings)?,
             None => {
-                let name = format!("{}-unpooled", first.card().name);
+                let name = unpooled_name(&first.card().name);
                 load_as(&model.source()?, &name, &Settings { unpooled: true, ..settings.clone() })?
             }
         };

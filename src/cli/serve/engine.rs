@@ -6,6 +6,9 @@ use std::time::Duration;
 
 /// Maximum symbols per step. A running step cannot be interrupted, so it must be short compared with any limit in seconds.
 const MAX_CHUNK: usize = 4096;
+/// Default size of a model's segment cache, at most a quarter of its key-value memory. More would let a client with one address
+/// take hundreds of megabytes.
+const CACHE_BYTES: usize = 128 << 20;
 
 /// Flags of the engine.
 #[derive(Debug, clap::Args)]
@@ -44,7 +47,7 @@ pub(super) struct EngineArgs {
     #[arg(long, value_name = "N", env = "WEIR_STALL_SECONDS", default_value_t = Limits::default().stall.as_secs().to_string())]
     stall_seconds: String,
     /// Part of each model's key-value memory for the segment cache, which later requests with the same prefix reuse; 0 disables
-    /// it. Default: a quarter.
+    /// it. Default: 128 MiB, or a quarter if that is less.
     #[arg(long, value_name = "SIZE", env = "WEIR_CACHE_MEMORY")]
     cache_memory: Option<String>,
     /// Memory for the document cache of each summarization model; 0 disables it. Default: a quarter of its key-value memory.
@@ -79,10 +82,37 @@ impl EngineArgs {
             stall: Duration::from_secs(checks.number("--stall-seconds", &self.stall_seconds, 1..=86_400) as u64),
             step: Duration::from_millis(step as u64),
             events: checks.number("--events", &self.events, 16..=1 << 16),
-            cache_bytes: cache.map_or(memory / 4, |size| checks.bytes("--cache-memory", size, 0..=memory)),
+            cache_bytes: cache
+                .map_or(CACHE_BYTES.min(memory / 4), |size| checks.bytes("--cache-memory", size, 0..=memory)),
             document_bytes: documents.map_or(memory / 4, |size| checks.bytes("--document-memory", size, 0..=memory)),
             document_keep: Duration::from_secs(keep as u64),
             calibration: Duration::from_millis(calibration as u64),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Flags {
+        #[command(flatten)]
+        engine: EngineArgs,
+    }
+
+    #[test]
+    fn the_segment_cache_is_small_by_default() {
+        let cache_bytes = |args: &[&str], memory| {
+            let flags = Flags::try_parse_from([&["weir"], args].concat()).unwrap();
+            let mut checks = Checks::default();
+            let limits = flags.engine.limits(memory, &mut checks);
+            checks.finish().unwrap();
+            limits.cache_bytes
+        };
+        assert_eq!(cache_bytes(&[], 2 << 30), 128 << 20);
+        assert_eq!(cache_bytes(&[], 64 << 20), 16 << 20);
+        assert_eq!(cache_bytes(&["--cache-memory", "1GiB"], 2 << 30), 1 << 30);
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::{
     config::{AdminToken, ServeConfig, ServedCheckpoint},
-    decode::contract::Model,
+    decode::contract::{Model, unpooled_name},
     error::Result,
     family::{checkpoint::CheckpointSource, load},
     serve::{AdminConfig, Engines, ModelLoader},
@@ -26,11 +26,8 @@ impl ModelLoader for CheckpointLoader {
     }
 }
 
-/// Ending of the name of a model that is served without its pooling.
-const TWIN: &str = "-unpooled";
-
-/// Loads every model and starts its engine. A checkpoint of the models folder that cannot be served is logged and left out.
-/// Fails if a named checkpoint cannot be served, or if none can.
+/// Loads every model and starts its engine, and then the unpooled twins. A checkpoint of the models folder that cannot be served is
+/// logged and left out. Fails if a named checkpoint or a twin cannot be served, or if no checkpoint can.
 pub(super) fn load_all(settings: &ServeConfig, loader: &CheckpointLoader, engines: &Engines) -> Result<()> {
     let mut first_failure = None;
     for checkpoint in &settings.checkpoints {
@@ -45,10 +42,13 @@ pub(super) fn load_all(settings: &ServeConfig, loader: &CheckpointLoader, engine
             }
         }
     }
-    match first_failure {
-        Some(error) if engines.names().is_empty() => Err(error),
-        _ => Ok(()),
+    if let Some(error) = first_failure.filter(|_| engines.names().is_empty()) {
+        return Err(error);
     }
+    // Last, so that a twin never takes the name of a checkpoint.
+    let served = |checkpoint: &&ServedCheckpoint| engines.names().contains(&checkpoint.name);
+    let models: Vec<_> = settings.checkpoints.iter().filter(served).filter(|_| settings.unpooled_twins).collect();
+    models.into_iter().try_for_each(|checkpoint| launch_twin(checkpoint, settings, loader, engines))
 }
 
 fn launch(
@@ -59,13 +59,23 @@ fn launch(
 ) -> Result<()> {
     let ServedCheckpoint { name, source, .. } = checkpoint;
     let folder = source.folder().map(PathBuf::from);
-    let limits = settings.engine;
-    engines.add(engines.launch(load_model(source, name, &loader.0)?, limits, folder)?)?;
-    if settings.unpooled_twins && load::has_unpooled_twin(source)? {
-        let twin =
-            load_model(source, &format!("{name}{TWIN}"), &load::Settings { unpooled: true, ..loader.0.clone() })?;
+    engines.add(engines.launch(load_model(source, name, &loader.0)?, settings.engine, folder)?)?;
+    Ok(())
+}
+
+/// Serves a model a second time without its pooling, if it has an unpooled twin.
+fn launch_twin(
+    checkpoint: &ServedCheckpoint,
+    settings: &ServeConfig,
+    loader: &CheckpointLoader,
+    engines: &Engines,
+) -> Result<()> {
+    let ServedCheckpoint { name, source, .. } = checkpoint;
+    if load::has_unpooled_twin(source)? {
+        let unpooled = load::Settings { unpooled: true, ..loader.0.clone() };
+        let twin = load_model(source, &unpooled_name(name), &unpooled)?;
         // Without its folder: a reload of this name would load the model with its pooling.
-        engines.add(engines.launch(twin, limits, None)?)?;
+        engines.add(engines.launch(twin, settings.engine, None)?)?;
     }
     Ok(())
 }

@@ -31,8 +31,8 @@ pub(super) struct ModelsArgs {
     #[arg(long, value_name = "BOOL", env = "WEIR_REQUIRE_SHA256", default_value = "false", num_args = 0..=1,
         require_equals = true, default_missing_value = "true")]
     require_sha256: String,
-    /// Serve each MrT5 a second time with its gate off, as NAME-unpooled, to compare it with ByT5. The second copy takes memory of its
-    /// own.
+    /// Serve each MrT5 a second time with its gate off, as NAME-unpooled, to measure the gain of the gate. The second copy needs
+    /// its own memory.
     #[arg(long, value_name = "BOOL", env = "WEIR_UNPOOLED_TWINS", default_value = "false", num_args = 0..=1,
         require_equals = true, default_missing_value = "true")]
     unpooled_twins: String,

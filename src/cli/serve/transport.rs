@@ -26,9 +26,9 @@ pub(super) struct TransportArgs {
     /// Maximum size of a request message.
     #[arg(long, value_name = "SIZE", env = "WEIR_MAX_MESSAGE_BYTES", default_value = "4MiB")]
     max_message_bytes: String,
-    /// Memory for all request messages that are partly received or not yet tokenized, for the symbols of accepted texts, and for all
-    /// responses that are not streamed; at least four times --max-message-bytes. A caller may hold half of what the others
-    /// leave.
+    /// Memory for request messages that are partly received or not yet tokenized, for the symbols of accepted texts, for documents
+    /// that are summarized in parts, and for responses that are not streamed. At least four times --max-message-bytes. A caller may
+    /// hold half of what the others leave.
     #[arg(long, value_name = "SIZE", env = "WEIR_MAX_REQUEST_MEMORY", default_value = "192MiB")]
     max_request_memory: String,
     /// Maximum memory of one response over HTTP or ModelInfer that is not streamed.

@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// Names of the flags in errors.
-const NAMES: FieldNames = FieldNames { text: "--file", long_documents: "--long-documents", max_tokens: "--max-len" };
+const NAMES: FieldNames = FieldNames { text: "--file", long_documents: "--long-documents" };
 
 /// Summarizes a document of up to [`MAX_BYTES`]. Fails as the summaries of its parts do, and as [`LongDocument`] does.
 pub(super) fn summarize(
@@ -41,8 +41,10 @@ pub(super) fn summarize(
         document.push_summary(&part, summary.text())?;
         parts.push(DocumentPart {
             round: part.round,
+            number: part.number,
             start: part.start,
             end: part.end,
+            round_bytes: part.round_bytes,
             tokens: summary.document.tokens,
             summary_tokens: summary.summary_tokens,
             summary: summary.text().to_owned(),

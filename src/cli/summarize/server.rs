@@ -172,8 +172,10 @@ fn progress(part: &SummaryPart) -> PartProgress {
 fn document_part(part: SummaryPart) -> DocumentPart {
     DocumentPart {
         round: size(part.round.into()),
+        number: size(part.part.into()),
         start: part.byte_start,
         end: part.byte_end,
+        round_bytes: part.round_bytes,
         tokens: size(part.document_tokens),
         summary_tokens: size(part.summary_tokens),
         summary: part.summary,

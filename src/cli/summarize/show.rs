@@ -100,8 +100,10 @@ pub(super) fn json(summary: &Summary, scores: Option<RougeScores>) -> Value {
 fn part(part: &DocumentPart) -> Value {
     json!({
         "round": part.round,
+        "part": part.number,
         "byte_start": part.start,
         "byte_end": part.end,
+        "round_bytes": part.round_bytes,
         "document_tokens": part.tokens,
         "summary_tokens": part.summary_tokens,
         "summary": part.summary,

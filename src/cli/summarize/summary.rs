@@ -23,10 +23,14 @@ pub(super) struct Summary {
 pub(super) struct DocumentPart {
     /// Number of the round, from 1. A later round reads the summaries of the one before.
     pub(super) round: usize,
+    /// Number of the part in its round, from 1.
+    pub(super) number: usize,
     /// First byte of the round's text that the model read.
     pub(super) start: u64,
     /// Byte after the last one.
     pub(super) end: u64,
+    /// Bytes of the round's text.
+    pub(super) round_bytes: u64,
     pub(super) tokens: usize,
     pub(super) summary_tokens: usize,
     pub(super) summary: String,

@@ -6,7 +6,7 @@ use crate::{
     text::TextNormaliser,
 };
 
-const NAMES: FieldNames = FieldNames { text: "text", long_documents: "long", max_tokens: "max" };
+const NAMES: FieldNames = FieldNames { text: "text", long_documents: "long" };
 
 /// Limits of a model that reads `bytes` bytes.
 fn limits(bytes: usize) -> DocumentLimits {

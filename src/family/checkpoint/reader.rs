@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 use std::{
     collections::{BTreeMap, HashMap},
     fs::File,
-    io::{ErrorKind, Read},
+    io::{ErrorKind, Read, Seek},
     path::{Path, PathBuf},
 };
 
@@ -104,23 +104,31 @@ pub fn read_weights_with_progress(
     Ok((weights, sha256))
 }
 
-/// Returns the SHA-256 of weight files of the checkpoint in `dir`, as if they were one file. Fails if it is not the one that the card
-/// states.
-pub fn digest(dir: &Path, files: &[&Path]) -> Result<String> {
-    let mut hash = Sha256::new();
-    let mut chunk = vec![0; CHUNK];
-    for file in files {
-        let (mut from, _) = regular_file::open(file).map_err(Error::io(file))?;
+/// The SHA-256 of files, as if they were one file.
+#[derive(Default)]
+pub struct FilesDigest {
+    hash: Sha256,
+}
+
+impl FilesDigest {
+    /// Adds a whole open file, whose path errors name.
+    pub fn add(&mut self, mut from: File, file: &Path) -> Result<()> {
+        from.rewind().map_err(Error::io(file))?;
+        let mut chunk = vec![0; CHUNK];
         loop {
             match from.read(&mut chunk).map_err(Error::io(file))? {
-                0 => break,
-                read => hash.update(chunk.get(..read).unwrap_or_default()),
+                0 => return Ok(()),
+                read => self.hash.update(chunk.get(..read).unwrap_or_default()),
             }
         }
     }
-    let sha256 = hexadecimal(&hash.finalize());
-    card::check_digest(card::read(dir)?, dir, &sha256)?;
-    Ok(sha256)
+
+    /// Returns the digest, in hexadecimal. Fails if the card of the checkpoint in `dir` states another.
+    pub fn finish(self, dir: &Path) -> Result<String> {
+        let sha256 = hexadecimal(&self.hash.finalize());
+        card::check_digest(card::read(dir)?, dir, &sha256)?;
+        Ok(sha256)
+    }
 }
 
 /// Checks the headers of the weights in `dir`, but reads no numbers. Fails unless the files hold exactly these tensors.

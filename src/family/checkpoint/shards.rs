@@ -74,7 +74,7 @@ pub fn shards(dir: &Path, specs: &[TensorSpec]) -> Result<Vec<Shard>> {
 /// The error for a folder without weights.
 fn missing(dir: &Path, single: PathBuf) -> Error {
     let found = match [PICKLE_FILE, PICKLE_INDEX_FILE].iter().find(|name| dir.join(name).exists()) {
-        Some(name) => format!("only {name} (only `weir convert` reads it; transformers can save safetensors)"),
+        Some(name) => format!("only {name} (transformers can save it as safetensors)"),
         None => "neither".into(),
     };
     Error::checkpoint(single, "the file", format!("{WEIGHTS_FILE} or {INDEX_FILE}"), found)

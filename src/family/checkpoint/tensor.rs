@@ -1,4 +1,4 @@
-//! A tensor of a checkpoint, as its file stores it: a model that is loaded in 8 bits never takes the memory of f32.
+//! A tensor of a checkpoint, in the number type of its file: a bf16 checkpoint does not take the memory of f32 while it is loaded.
 
 use super::header::FileDtype;
 use std::borrow::Cow;
@@ -65,6 +65,14 @@ impl Tensor {
         }
     }
 
+    /// Returns true if the numbers of both are equal, in the same order. Takes no memory if both have the same type.
+    pub fn has_numbers_of(&self, other: &Self) -> bool {
+        match (&self.numbers, &other.numbers) {
+            (Numbers::Bytes(own), Numbers::Bytes(others)) if self.dtype == other.dtype => own == others,
+            _ => self.numbers() == other.numbers(),
+        }
+    }
+
     /// Returns its numbers in f32, row-major.
     pub fn into_numbers(self) -> Vec<f32> {
         match self.numbers {
@@ -99,6 +107,8 @@ mod tests {
                 Numbers::Bytes(bytes) => bytes.capacity(),
             };
             assert_eq!(stored, 4 * dtype.bytes());
+            assert!(tensor.has_numbers_of(&tensor) && tensor.has_numbers_of(&Tensor::f32(vec![4], numbers.into())));
+            assert!(!tensor.has_numbers_of(&Tensor::f32(vec![4], vec![1.0, -2.5, 0.0, 97.0])));
             assert_eq!(tensor.into_numbers(), numbers);
         }
     }

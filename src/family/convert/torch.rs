@@ -74,6 +74,11 @@ impl TorchDtype {
 }
 
 impl TorchFile {
+    /// Returns the open file, from which the tensors were read.
+    pub(super) fn into_file(self) -> File {
+        self.archive.into_inner().into_inner()
+    }
+
     /// Opens a file and reads its pickle. Fails for anything but an uncompressed archive with one readable pickle.
     pub(super) fn open(path: &Path) -> Result<Self> {
         let (file, size) = regular_file::open(path).map_err(Error::io(path))?;

@@ -177,7 +177,7 @@ pub(super) fn long_documents(wire: &v1::SummarizeOptions) -> Result<LongDocument
         return Err(Error::bad_option(
             field,
             "LONG_DOCUMENTS_CHUNK with document_id",
-            "refuse or cut (the document is encoded)",
+            "refuse or cut (document_id names an encoded document)",
         ));
     }
     Ok(chosen)

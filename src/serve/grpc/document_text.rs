@@ -9,7 +9,7 @@ use crate::{
 use tonic::Streaming;
 use weir_proto::v1;
 
-/// Receives the parts of a document to their end. Each is checked against [`MAX_BYTES`] and counted in `reserved` before it is
+/// Receives all chunks of a document. Each is checked against [`MAX_BYTES`] and counted in `reserved` before it is
 /// appended; `memory` then releases the message.
 pub(super) async fn receive(
     mut parts: Streaming<v1::SummarizeRequest>,
@@ -35,7 +35,7 @@ fn append(text: &mut String, chunk: &str, reserved: &Reservation) -> Result<()> 
     }
     if needed > text.capacity() {
         let capacity = needed.max(text.capacity().saturating_mul(2)).min(MAX_BYTES);
-        reserved.add(capacity.saturating_sub(text.capacity()))?;
+        reserved.add_leaving_a_message(capacity.saturating_sub(text.capacity()))?;
         text.reserve_exact(capacity.saturating_sub(text.len()));
     }
     text.push_str(chunk);
@@ -54,14 +54,14 @@ mod tests {
 
     #[test]
     fn the_text_is_counted_before_it_is_kept() {
-        let reserved = reserved(8 << 10);
+        let reserved = reserved(16 << 10);
         let mut text = String::new();
         let chunk = "a".repeat(1 << 10);
         for count in 1..=4_usize {
             append(&mut text, &chunk, &reserved).unwrap();
             assert_eq!((text.len(), text.capacity()), (count << 10, (count << 10).next_power_of_two()));
         }
-        // a tenant has half of the memory
+        // A tenant has half of the memory, and the rest of it must hold the next message.
         let error = append(&mut text, &chunk, &reserved).unwrap_err();
         assert!(matches!(error, Error::QueueFull { .. } | Error::Oversized { .. }), "{error}");
         assert_eq!(text.len(), 4 << 10);

@@ -47,6 +47,7 @@ impl PartTotals {
         self.timing.blocks_at_end += timing.blocks_at_end;
         self.timing.blocks += timing.blocks;
         self.timing.memory_ns += timing.memory_ns;
+        self.timing.encode_ns += timing.encode_ns;
         self.timing.decode_ns += timing.decode_ns;
         self.timing.layers.resize(timing.layers.len().max(self.timing.layers.len()), v1::EncoderLayer::default());
         for (sum, layer) in self.timing.layers.iter_mut().zip(&timing.layers) {
@@ -55,7 +56,7 @@ impl PartTotals {
         }
     }
 
-    /// Takes the place of a part.
+    /// Records where a part of the first round ends.
     pub(super) fn add_part(&mut self, part: &TextPart) {
         if part.round == 1 {
             self.document_bytes = Some(part.end);
@@ -77,7 +78,7 @@ impl PartTotals {
         total: Duration,
     ) -> v1::SummaryFinished {
         let usage = last.usage.unwrap_or_default();
-        let first_token = last.timing.as_ref().map_or(0, |timing| timing.time_to_first_token_ns);
+        let timing = last.timing.unwrap_or_default();
         v1::SummaryFinished {
             // An id of the last round's text is not one of the document.
             document_id: last.document_id.filter(|_| parts.is_empty()),
@@ -90,9 +91,12 @@ impl PartTotals {
             }),
             timing: Some(v1::SummaryTiming {
                 upload_ns: nanoseconds(self.upload),
-                time_to_first_token_ns: nanoseconds(submitted).saturating_add(first_token),
+                time_to_first_token_ns: nanoseconds(submitted).saturating_add(timing.time_to_first_token_ns),
                 decode_ns_per_token: self.timing.decode_ns.checked_div(self.steps),
                 total_ns: nanoseconds(total),
+                kept_share: timing.kept_share,
+                cross_attention_bytes: timing.cross_attention_bytes,
+                unpooled_cross_attention_bytes: timing.unpooled_cross_attention_bytes,
                 ..self.timing
             }),
             parts,
@@ -114,6 +118,10 @@ mod tests {
                 queue_ns: 1,
                 decode_ns: 12,
                 time_to_first_token_ns: 7,
+                encode_ns: 11,
+                kept_share: Some(tokens as f64 / 8.0),
+                cross_attention_bytes: 13,
+                unpooled_cross_attention_bytes: 17,
                 layers,
                 ..Default::default()
             };
@@ -149,6 +157,8 @@ mod tests {
         let timing = last.timing.unwrap();
         assert_eq!((timing.queue_ns, timing.upload_ns, timing.decode_ns, timing.total_ns), (2, 50, 24, 200));
         assert_eq!((timing.time_to_first_token_ns, timing.decode_ns_per_token), (107, Some(8)));
+        assert_eq!((timing.encode_ns, timing.kept_share), (22, Some(0.5)));
+        assert_eq!((timing.cross_attention_bytes, timing.unpooled_cross_attention_bytes), (13, 17));
         assert_eq!(timing.layers, [v1::EncoderLayer { length: 14, ns: 10 }; 2]);
     }
 }

@@ -1,5 +1,5 @@
-//! A `Summarize` of a document that may be longer than the model reads: summarizes its parts one after another, each by a job of
-//! its own, then their summaries.
+//! Runs a `Summarize` call whose document may be longer than the model reads. Summarizes the parts one after another, each by a job
+//! of its own, then their summaries.
 
 use super::{
     document_upload::{DocumentWorkers, TEXT},
@@ -23,10 +23,9 @@ use tokio::time::sleep;
 use weir_proto::v1::{self, summarize_response::Event as Payload};
 
 /// Names of the options in errors.
-const NAMES: FieldNames =
-    FieldNames { text: TEXT, long_documents: "options.long_documents", max_tokens: "options.max_tokens" };
-/// How long a part waits before it is submitted again to a queue that was full.
-const QUEUE_RETRY: Duration = Duration::from_millis(50);
+const NAMES: FieldNames = FieldNames { text: TEXT, long_documents: "options.long_documents" };
+/// How long a part waits before it asks again for a place or memory that others held.
+const RETRY: Duration = Duration::from_millis(50);
 /// Bytes of a part's message outside of its summary.
 const PART_BYTES: usize = size_of::<v1::SummaryPart>();
 
@@ -52,6 +51,9 @@ impl PartedSummary {
     /// Summarizes a document, and sends the events of the response. Fails as [`LongDocument`] does, and if a job fails.
     pub(super) async fn run(self, text: String, output: &Output<v1::SummarizeResponse>) -> Result<()> {
         let mut totals = PartTotals::new(clock::since(self.call.arrived));
+        // Reserved bytes of the round's text, and of the next round's.
+        let mut held = text.capacity();
+        let mut next_held = 0;
         let mut document = LongDocument::new(text, NAMES);
         let mut parts: Vec<v1::SummaryPart> = Vec::new();
         loop {
@@ -72,12 +74,28 @@ impl PartedSummary {
             }
             let summarized = summarized_part(&part, job);
             // Once in the response, and once in the text of the next round.
-            self.reserved.add(2 * summarized.summary.len() + PART_BYTES)?;
+            self.reserve(2 * summarized.summary.len() + PART_BYTES).await?;
+            next_held += summarized.summary.len();
             totals.add_part(&part);
             parts.push(v1::SummaryPart { selected: Vec::new(), ..summarized.clone() });
             let summary = summarized.summary.clone();
             output.send(message(Payload::Part(summarized))).await?;
             document.push_summary(&part, &summary)?;
+            if part.is_last {
+                self.reserved.release(held);
+                held = std::mem::take(&mut next_held);
+            }
+        }
+    }
+
+    /// Reserves memory for a summary. Waits up to the stall limit if other calls hold it: the parts before are computed.
+    async fn reserve(&self, bytes: usize) -> Result<()> {
+        let began = clock::now();
+        loop {
+            match self.reserved.add(bytes) {
+                Err(Error::QueueFull { .. }) if clock::since(began) < self.engine.limits().stall => sleep(RETRY).await,
+                reserved => return reserved.map(drop),
+            }
         }
     }
 
@@ -109,7 +127,7 @@ impl PartedSummary {
             upload.close(false);
             match self.engine.summarize(&self.request, DocumentSource::Uploading(incoming), terms.clone()) {
                 Err(Error::QueueFull { .. }) if !is_first && clock::since(began) < self.engine.limits().stall => {
-                    sleep(QUEUE_RETRY).await;
+                    sleep(RETRY).await;
                 }
                 submitted => return submitted,
             }

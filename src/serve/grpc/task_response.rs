@@ -1,4 +1,4 @@
-//! The response to a call that a task of its own runs: messages that the task sends while it runs.
+//! The response to a call that runs in a task of its own: the messages that the task sends.
 
 use super::response_stream::log_failure;
 use crate::{

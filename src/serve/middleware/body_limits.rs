@@ -185,6 +185,15 @@ impl Reservation {
         Ok(())
     }
 
+    /// Releases `less` of the bytes that were reserved.
+    pub(crate) fn release(&self, less: usize) {
+        let mut bytes = self.bytes();
+        let less = less.min(bytes.arrived);
+        bytes.arrived -= less;
+        drop(bytes);
+        self.memory.release(&self.tenant, less);
+    }
+
     /// Releases the bytes that had arrived: they are read.
     fn release_arrived(&self) {
         let arrived = std::mem::take(&mut self.bytes().arrived);

@@ -199,8 +199,8 @@ impl Engines {
         self.find_able(field, name, |_| true)
     }
 
-    /// Returns the engine of that name. If no name is given, returns the only engine that `can` answer the call. If none can,
-    /// returns any engine, which refuses the call with the reason. Fails as [`find`](Self::find) does.
+    /// Returns the engine of that name. If no name is given, returns the only engine that `can` answer the call and is no unpooled
+    /// twin. If none can, returns any engine, which refuses the call with the reason. Fails as [`find`](Self::find) does.
     pub(crate) fn find_able(
         &self,
         field: &'static str,
@@ -209,7 +209,11 @@ impl Engines {
     ) -> Result<Lease> {
         let table = self.read();
         let Some(name) = name.filter(|name| !name.is_empty()) else {
-            let candidates: Vec<_> = table.serving.iter().filter(|(_, able)| can(&able.engine)).collect();
+            let candidates: Vec<_> = table
+                .serving
+                .iter()
+                .filter(|(_, able)| can(&able.engine) && !able.engine.card().unpooled_twin)
+                .collect();
             if let [(_, only)] = candidates[..] {
                 return Ok(Lease::new(only));
             }

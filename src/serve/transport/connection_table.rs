@@ -2,7 +2,7 @@
 //!
 //! A network is one IPv4 address or one IPv6 /64. A connection whose handshake is incomplete takes no place among the open ones:
 //! it waits in a pool of its own, in which a new handshake replaces the oldest one of the network with the most. An open
-//! connection has no claim to its place while it has no call that needs a key: it closes when its network or the whole listener
+//! connection can be evicted while it has no call that needs a key: it closes when its network or the whole listener
 //! needs the place. When all places are taken by other calls, a few more connections are accepted for health checks only.
 
 use std::{

@@ -24,6 +24,7 @@ fn parts_are_summarized_until_one_is_left() {
     let whole = in_parts(&document);
     let parts = whole["parts"].as_array().unwrap();
     let mut covered = 0;
+    assert!(parts.iter().all(|part| part["part"].as_u64() > Some(0) && part["round_bytes"].as_u64() > Some(0)));
     let first: Vec<&Value> = parts.iter().filter(|part| part["round"] == 1).collect();
     assert!(first.len() > 2, "{whole}");
     for part in &first {

@@ -184,4 +184,10 @@ fn a_server_reports_the_gain_over_the_twin() {
         "{shown}"
     );
     assert!(shown.contains("kept share of 8 documents: mean 41."), "{shown}");
+    // a call that names no model gets the one that pools; a document that fits has the same figures if it may be read in parts
+    let unnamed = parsed(&[&summarize[..], &["--long-documents", "chunk"]].concat());
+    for key in ["kept_share", "cross_attention_bytes", "unpooled_cross_attention_bytes"] {
+        assert_eq!(unnamed["timing"][key], gated["timing"][key], "{key}");
+    }
+    assert_ne!(unnamed["timing"]["encode_ns"], json!(0));
 }

@@ -355,7 +355,7 @@ def _request(document: Optional[object], options: SummarizeOptions) -> pb.Summar
 
 
 def _long_documents(name: Any) -> Optional[int]:
-    """Returns the value of the choice of this name."""
+    """Returns the enum value for a name, such as "chunk". Raises ValueError for an unknown name."""
     if name is None:
         return None
     choices = {"refuse": pb.LONG_DOCUMENTS_REFUSE, "cut": pb.LONG_DOCUMENTS_CUT, "chunk": pb.LONG_DOCUMENTS_CHUNK}

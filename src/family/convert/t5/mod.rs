@@ -15,7 +15,7 @@ use crate::{
     decode::document::GenerationDefaults,
     error::{Error, Result},
     family::{
-        checkpoint::{CONFIG_FILE, Config, Tensor, VocabularyConfig, Weights, json::parse},
+        checkpoint::{CONFIG_FILE, Config, VocabularyConfig, Weights, json::parse},
         families::blueprint,
     },
     text::SubwordTokenizer,
@@ -71,10 +71,6 @@ pub(super) fn weights_in_place(
 ) -> Result<(Weights, String)> {
     let folder = T5Folder::open(dir, types)?;
     let ReadWeights { tensors, sha256 } = folder.read(progress)?;
-    let sha256 = match sha256 {
-        Some(sha256) => sha256,
-        None => folder.source.digest()?,
-    };
     let config = folder.config(folder.is_tied())?;
     Ok((folder.collect(&config, tensors)?, sha256))
 }
@@ -120,8 +116,9 @@ impl<'a> T5Folder<'a> {
 
     /// Returns true if a tensor is there and differs from the embedding.
     fn differs(&self, name: &str, tensors: &Weights) -> bool {
-        let numbers = |name: &str| tensors.get(name).map(Tensor::numbers);
-        numbers(name).is_some_and(|own| Some(own) != numbers(self.embedding()))
+        let embedding = self.embedding();
+        let own = tensors.get(name).filter(|_| name != embedding);
+        own.is_some_and(|own| !tensors.get(embedding).is_some_and(|table| own.has_numbers_of(table)))
     }
 
     /// The source's name of the embedding.

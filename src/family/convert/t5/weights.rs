@@ -12,7 +12,7 @@ use crate::{
             INDEX_FILE, PICKLE_FILE, PICKLE_INDEX_FILE, WEIGHTS_FILE, Weights,
             links::check_inside,
             read_weights_with_progress,
-            reader::{digest, shapes_in},
+            reader::{FilesDigest, shapes_in},
             shards::{Shard, indexed_pickles, same_names},
         },
     },
@@ -47,8 +47,8 @@ struct PickleFile {
 /// The tensors of a folder, under the source's names.
 pub(super) struct ReadWeights {
     pub(super) tensors: Weights,
-    /// SHA-256 of the files. `None` for pickles: [`SourceWeights::digest`] computes it.
-    pub(super) sha256: Option<String>,
+    /// SHA-256 of the files, as if they were one file.
+    pub(super) sha256: String,
 }
 
 impl<'a> SourceWeights<'a> {
@@ -83,19 +83,14 @@ impl<'a> SourceWeights<'a> {
         }
         if self.pickles.is_empty() {
             let (tensors, sha256) = read_weights_with_progress(self.dir, &all, progress)?;
-            return Ok(ReadWeights { tensors, sha256: Some(sha256) });
+            return Ok(ReadWeights { tensors, sha256 });
         }
-        Ok(ReadWeights { tensors: self.read_pickles(all, progress)?, sha256: None })
-    }
-
-    /// Returns the SHA-256 of the pickles, as if they were one file. Fails if it is not the one that the folder's card states.
-    pub(super) fn digest(&self) -> Result<String> {
-        digest(self.dir, &self.pickles.iter().map(|pickle| pickle.file.as_path()).collect::<Vec<_>>())
+        self.read_pickles(all, progress)
     }
 
     /// Reads exactly the tensors of `specs` from the pickles. Fails before it reads any numbers if tensors are missing, superfluous
-    /// or of another shape.
-    fn read_pickles(&self, specs: Vec<TensorSpec>, progress: &mut dyn FnMut(u64, u64)) -> Result<Weights> {
+    /// or of another shape. Fails if the folder's card states another digest.
+    fn read_pickles(&self, specs: Vec<TensorSpec>, progress: &mut dyn FnMut(u64, u64)) -> Result<ReadWeights> {
         let expected: BTreeSet<String> = specs.iter().map(|spec| spec.name.clone()).collect();
         same_names(&self.listing(), &expected, &self.names)?;
         let mut specs: BTreeMap<String, TensorSpec> = specs.into_iter().map(|spec| (spec.name.clone(), spec)).collect();
@@ -112,20 +107,23 @@ impl<'a> SourceWeights<'a> {
         };
         let total = bytes(&mut specs.values());
         let mut done = 0;
-        let mut weights = Weights::default();
+        let mut tensors = Weights::default();
+        let mut digest = FilesDigest::default();
         for PickleFile { file, shapes } in &self.pickles {
             let own: Vec<TensorSpec> = shapes.keys().filter_map(|name| specs.remove(name)).collect();
             let own_bytes = bytes(&mut own.iter());
             let names: Vec<String> = own.iter().map(|spec| spec.name.clone()).collect();
-            let (mut torch, tensors) = open(file)?;
-            let mut read = tensors.read(&mut torch, own, &mut |part, _| progress(done + part, total))?;
+            let (mut torch, saved) = open(file)?;
+            let mut read = saved.read(&mut torch, own, &mut |part, _| progress(done + part, total))?;
             for name in names {
                 let tensor = read.take_tensor(&name)?;
-                weights.insert(name, tensor);
+                tensors.insert(name, tensor);
             }
+            // Of the file that was read, even if another has its name by now.
+            digest.add(torch.into_file(), file)?;
             done += own_bytes;
         }
-        Ok(weights)
+        Ok(ReadWeights { tensors, sha256: digest.finish(self.dir)? })
     }
 
     /// The file that lists all tensors, for messages.

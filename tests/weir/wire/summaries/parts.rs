@@ -200,6 +200,7 @@ async fn the_end_of_the_call_ends_its_part() {
     tokio::time::sleep(Duration::from_millis(50)).await;
     assert_eq!(server.model.blocks(), blocks, "no other part is summarized");
     // its deadline passes
+    server.model.hold();
     let mut request = Request::new(tokio_stream::iter(messages));
     request.set_timeout(Duration::from_millis(300));
     let status = match server.client().summarize(request).await {
@@ -207,8 +208,8 @@ async fn the_end_of_the_call_ends_its_part() {
         Err(status) => status,
     };
     assert!(matches!(status.code(), Code::DeadlineExceeded | Code::Cancelled), "{status:?}");
-    server.at_rest().await;
     server.model.release();
+    server.at_rest().await;
     server.answer(plain(), &["the server continues"]).await.unwrap();
 }
 

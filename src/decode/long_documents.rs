@@ -120,13 +120,17 @@ impl LongDocument {
     /// too many parts. The first part of a round gives an estimate of their number.
     pub fn next_part(&self, vocabulary: &Arc<Vocabulary>, limits: &DocumentLimits) -> Result<TextPart> {
         let rest = self.text.get(self.start..).unwrap_or_default();
-        let (tokens, cut) = self.tokens(rest, vocabulary, limits)?;
-        let read = tokens.iter().filter(|token| token.start < token.end).map(|token| token.end).max();
-        let read = match read {
-            Some(bytes) => floor_boundary(rest, usize::try_from(bytes).unwrap_or(usize::MAX)),
+        let (mut tokens, cut) = self.tokens(rest, vocabulary, limits)?;
+        let last = tokens.iter().filter(|token| token.start < token.end).max_by_key(|token| token.end);
+        let byte = |offset: u64| floor_boundary(rest, usize::try_from(offset).unwrap_or(usize::MAX));
+        let read = match last {
+            // The tokens of a character have its byte range, and the limit may fall between them: the next part reads it again.
+            Some(token) if cut && is_one_character(rest, byte(token.start), byte(token.end)) => byte(token.start),
+            Some(token) => byte(token.end),
             None if cut => 0,
             None => rest.len(),
         };
+        tokens.retain(|token| token.end <= read as u64);
         let is_last = !cut || rest.get(read..).unwrap_or_default().trim().is_empty();
         let step = next_start(rest, read);
         if step == 0 && !is_last {
@@ -242,6 +246,11 @@ fn next_start(text: &str, read: usize) -> usize {
     let next = sentence.or(word).unwrap_or(end);
     let rest = text.get(next..).unwrap_or_default();
     next + rest.len() - rest.trim_start().len()
+}
+
+/// Returns true if the bytes from `start` to `end` are one character of several bytes, and not the first of the text.
+fn is_one_character(text: &str, start: usize, end: usize) -> bool {
+    start > 0 && end > start + 1 && text.get(start..end).is_some_and(|piece| piece.chars().count() == 1)
 }
 
 /// Returns the last character boundary at or before `byte`.

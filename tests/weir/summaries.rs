@@ -230,7 +230,7 @@ fn text_is_summarized_with_highlights_figures_and_a_table() {
     }
     let output = Command::new(env!("CARGO_BIN_EXE_weir")).args(base).arg("--highlights").env_clear().output().unwrap();
     let shown = String::from_utf8(output.stdout).unwrap();
-    assert!(output.status.success() && shown.contains("-- after layer 1: ") && shown.contains('['), "{shown}");
+    assert!(output.status.success() && shown.contains("-- layer 1: ") && shown.contains('['), "{shown}");
     assert!(shown.trim_end().ends_with(summary["text"].as_str().unwrap().trim_end()), "{shown}");
     // The document is too long.
     let long = out.path().join("long");

@@ -19,7 +19,7 @@ fn marked(encoded: &EncodedText<'_>, on: &str, off: &str) -> String {
     let mut shown = String::new();
     for KeptTokens { layer, tokens: kept, spans, .. } in poolings {
         // Never fails: the writer is a `String`.
-        let _ = writeln!(shown, "-- after layer {layer}: {kept} of {tokens} tokens kept");
+        let _ = writeln!(shown, "-- layer {layer}: {kept} of {tokens} tokens kept");
         let mut shown_to = 0;
         for KeptSpan { start, end, .. } in spans {
             let start = (*start as usize).max(shown_to);
@@ -135,8 +135,8 @@ mod tests {
         };
         let poolings = [kept(0, 3, &[(0, 10)]), kept(2, 1, &[(10, 13)])];
         let encoded = EncodedText { text: "the\u{1b}größ en", tokens: 4, poolings: &poolings };
-        let expected = "-- after layer 0: 3 of 4 tokens kept\n[the\u{fffd}größ] en\n\n\
-            -- after layer 2: 1 of 4 tokens kept\nthe\u{fffd}größ[ en]\n\n";
+        let expected = "-- layer 0: 3 of 4 tokens kept\n[the\u{fffd}größ] en\n\n\
+            -- layer 2: 1 of 4 tokens kept\nthe\u{fffd}größ[ en]\n\n";
         assert_eq!(marked(&encoded, "[", "]"), expected);
         assert!(highlights(&encoded, true).contains("\u{1b}[7m en\u{1b}[0m"));
     }

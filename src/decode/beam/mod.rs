@@ -347,8 +347,10 @@ impl BeamSearch {
 
     /// Returns true if no running path can beat the finished hypotheses, of which there are enough. `best` is the best path.
     fn cannot_improve(&self, best: Option<&Candidate>) -> bool {
-        let SearchOptions { rules, early_stopping, length_penalty, max_tokens, .. } = self.options;
+        let SearchOptions { beam, rules, early_stopping, length_penalty, max_tokens, .. } = self.options;
         let length = match (rules, early_stopping) {
+            // transformers' greedy search, which one beam selects, ends at the first end mark.
+            _ if beam == 1 => return true,
             (SearchRules::Fairseq, _) | (_, EarlyStopping::True) => return true,
             (_, EarlyStopping::Never) if length_penalty > 0.0 => max_tokens,
             _ => self.step + 1,

@@ -208,3 +208,31 @@ fn invalid_logits_are_rejected() {
     assert!(search.clone().advance([&complete[1..]].into_iter()).is_err(), "too short");
     assert!(search.clone().advance([[f32::NAN; VOCABULARY].as_slice()].into_iter()).is_err(), "NaN");
 }
+
+/// transformers does not search with one beam: it takes the best token until that is the end mark, whatever the other options.
+#[test]
+fn one_beam_ends_at_the_first_end_mark() {
+    let mut early = 0;
+    for seed in 0..200 {
+        let options = SearchOptions {
+            beam: 1,
+            rules: SearchRules::Transformers,
+            early_stopping: if seed % 2 == 0 { EarlyStopping::Never } else { EarlyStopping::False },
+            length_penalty: 3.0,
+            max_tokens: 40,
+            ..OPTIONS
+        };
+        let (found, _) = search(&options, seed, 1 << 20);
+        let end = found[0].tokens.iter().position(|token| *token == MARKS.end);
+        early += usize::from(end.is_some_and(|end| end + 1 < options.max_tokens));
+        assert!(found.len() == 1 && end.is_none_or(|end| end + 1 == found[0].tokens.len()), "{:?}", found[0].tokens);
+        let mut fed = vec![MARKS.start];
+        for token in &found[0].tokens {
+            let mut logits = logits(seed, &fed, 1 << 20);
+            logits[MARKS.pad as usize] = f32::NEG_INFINITY;
+            assert_eq!(*token as usize, topk(&logits, 1)[0]);
+            fed.push(*token);
+        }
+    }
+    assert!(early > 100, "{early}");
+}

@@ -140,3 +140,20 @@ fn rounds_are_bounded() {
     let message = push().unwrap_err().to_string();
     assert!(message.contains("found a text of 84 bytes after 8 rounds"), "{message}");
 }
+
+/// A part that ends within a character leaves the whole character to the next one.
+#[test]
+fn no_byte_of_a_text_without_spaces_is_lost() {
+    let text = "日本語の文章です。".repeat(40);
+    for limit in [100, 101, 102, 128] {
+        let (summary, parts) = run(&text, limit, 9);
+        summary.unwrap();
+        let mut covered = 0;
+        for (part, _) in parts.iter().filter(|(part, _)| part.round == 1) {
+            assert!(part.start <= covered && part.end > covered, "{limit}: {} {} {covered}", part.start, part.end);
+            assert_eq!(part.ids.len() as u64 - 1, part.end - part.start, "all bytes and no others are read");
+            covered = part.end;
+        }
+        assert_eq!(covered, text.len() as u64);
+    }
+}

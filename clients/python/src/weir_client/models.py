@@ -85,7 +85,7 @@ class Limits:
 class PoolingStep:
     """A pooling step between two layers of an encoder."""
 
-    #: The layer that precedes the pooling, counted from 0.
+    #: The layer that precedes the pooling, counted from 0. For MrT5, the layer before which its gate deletes tokens.
     layer: int
     #: Vectors of the longest document before the pooling.
     length_before: int

@@ -115,7 +115,7 @@ class Span:
 class Selected:
     """The spans of the document that a pooling layer kept."""
 
-    #: The encoder layer that precedes the pooling, counted from 0.
+    #: The encoder layer that precedes the pooling, counted from 0. For MrT5, the layer before which its gate deletes tokens.
     layer: int
     spans: Tuple[Span, ...]
     #: Number of kept tokens.

@@ -33,6 +33,7 @@ pub(super) struct Arguments {
     layer_norm_epsilon: f64,
     tie_word_embeddings: bool,
     scale_decoder_outputs: Option<bool>,
+    transformers_version: Option<String>,
     n_positions: Option<usize>,
     encoder_attention_type: String,
     local_radius: usize,
@@ -106,8 +107,11 @@ impl Arguments {
 
     /// Returns true if the head must be the embedding.
     pub(super) fn is_tied(&self) -> bool {
-        // version 5 writes `scale_decoder_outputs`, and `tie_word_embeddings` for every model
-        self.tie_word_embeddings && self.scale_decoder_outputs.is_none()
+        // Version 5 writes `tie_word_embeddings` for every model, and `scale_decoder_outputs` for all types but mT5. It reads the head
+        // of the file.
+        let version = self.transformers_version.as_deref().and_then(|version| version.split('.').next()?.parse().ok());
+        let own_head = self.model_type == "mt5" && version >= Some(5_u32);
+        self.tie_word_embeddings && self.scale_decoder_outputs.is_none() && !own_head
     }
 
     /// Returns the source's name of a tensor.

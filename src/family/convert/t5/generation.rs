@@ -34,6 +34,17 @@ struct GenerationSettings {
     forced_eos_token_id: Option<Json>,
 }
 
+/// Settings of transformers that would change the output, and that the search does not have, with the number that has no effect.
+const UNSUPPORTED: [(&str, Option<f64>); 7] = [
+    ("bad_words_ids", None),
+    ("suppress_tokens", None),
+    ("begin_suppress_tokens", None),
+    ("sequence_bias", None),
+    ("encoder_no_repeat_ngram_size", Some(0.0)),
+    ("num_beam_groups", Some(1.0)),
+    ("diversity_penalty", Some(0.0)),
+];
+
 /// Returns the settings in `generation_config.json`; null if there is no such file.
 pub(super) fn config(dir: &Path) -> Result<Json> {
     let file = dir.join(GENERATION_FILE);
@@ -54,6 +65,20 @@ pub(super) fn read(dir: &Path, model: &Json) -> Result<GenerationDefaults> {
     for (json, file, within) in sources {
         if json.is_null() {
             continue;
+        }
+        for (key, neutral) in UNSUPPORTED {
+            let found = &json[key];
+            let is_empty = found.is_null() || found.as_array().is_some_and(Vec::is_empty);
+            let is_neutral = is_empty || found.as_f64().is_some_and(|number| Some(number) == neutral);
+            if !is_neutral {
+                let expected = neutral.map_or("nothing".into(), |number| format!("{number} or nothing"));
+                return Err(Error::checkpoint(
+                    &file,
+                    key,
+                    format!("{expected} (weir has no such setting)"),
+                    found.to_string(),
+                ));
+            }
         }
         let settings: GenerationSettings = parse(json.to_string().as_bytes(), &file, within)?;
         let forced = [

@@ -83,7 +83,7 @@ class DocumentView {
       const value = (100 * part) / whole;
       return part && value < 1 ? "under 1 %" : part < whole && value > 99 ? "over 99 %" : `${Math.round(value)} %`;
     };
-    const names = { kept: layer ? `kept after layer ${layer.layer}` : "kept", passed: layer ? "read, not kept" : "read", unread: "not read" };
+    const names = { kept: layer ? `kept at layer ${layer.layer}` : "kept", passed: layer ? "read, not kept" : "read", unread: "not read" };
     const shares = Object.keys(names).filter((kind) => bytes[kind]).map((kind) => ({ kind, text: `${names[kind]}: ${percent(bytes[kind])}` }));
     map.setAttribute("aria-label", `The whole document: ${shares.map(({ text }) => text).join(", ")}`);
     at("map").replaceChildren(map);

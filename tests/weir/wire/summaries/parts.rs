@@ -155,10 +155,10 @@ async fn documents_with_too_many_parts_or_bytes_are_refused() {
     assert_eq!(refusal(&status), (Code::InvalidArgument, "options.long_documents".into()));
     assert!(status.message().contains("at most 64 parts, found about 66 parts"), "{}", status.message());
     assert_eq!(server.model.blocks(), blocks, "before any part is summarized");
-    // Parts overlap by a quarter, so that the estimate is too low.
-    let sentence = format!("{}. ", "a".repeat(318));
+    // The first part has no overlap and the others one of a quarter, so that the estimate is too low.
+    let text = ["b".repeat(2 * TOKENS), format!("{}. ", "a".repeat(318)).repeat(70)].concat();
     let short = SummarizeOptions { max_tokens: Some(1), min_tokens: Some(0), beam_size: Some(1), ..in_parts() };
-    let status = refused(&server, parts(short, &[&sentence.repeat(70)])).await;
+    let status = refused(&server, parts(short, &[&text])).await;
     assert!(status.message().contains("at most 64 parts, found about 65 parts"), "{}", status.message());
     // one byte more than 16 MiB
     let megabyte = chunk(&"a".repeat(1 << 20));

@@ -130,7 +130,7 @@ fn inspect(source: &CheckpointSource, progress: &mut dyn FnMut(u64, u64)) -> Res
 /// Number format and size of a tensor in the file.
 fn stored(weights: &Weights, spec: &TensorSpec) -> (&'static str, usize) {
     let tensor = weights.get(&spec.name);
-    tensor.map_or(("-", 0), |tensor| (tensor.dtype.name(), tensor.dtype.bytes() * tensor.len()))
+    tensor.map_or(("-", 0), |tensor| (tensor.dtype().name(), tensor.dtype().bytes() * tensor.len()))
 }
 
 impl Contents {

@@ -42,13 +42,17 @@ pub(super) fn load_all(settings: &ServeConfig, loader: &CheckpointLoader, engine
             }
         }
     }
-    if let Some(error) = first_failure.filter(|_| engines.names().is_empty()) {
+    let served = engines.names();
+    if let Some(error) = first_failure.filter(|_| served.is_empty()) {
         return Err(error);
     }
-    // Last, so that a twin never takes the name of a checkpoint.
-    let served = |checkpoint: &&ServedCheckpoint| engines.names().contains(&checkpoint.name);
-    let models: Vec<_> = settings.checkpoints.iter().filter(served).filter(|_| settings.unpooled_twins).collect();
-    models.into_iter().try_for_each(|checkpoint| launch_twin(checkpoint, settings, loader, engines))
+    if settings.unpooled_twins {
+        // Last, so that a twin never takes the name of a checkpoint.
+        for checkpoint in settings.checkpoints.iter().filter(|checkpoint| served.contains(&checkpoint.name)) {
+            launch_twin(checkpoint, settings, loader, engines)?;
+        }
+    }
+    Ok(())
 }
 
 fn launch(

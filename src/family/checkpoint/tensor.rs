@@ -6,8 +6,7 @@ use std::borrow::Cow;
 /// One tensor.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tensor {
-    /// The type of its numbers in the file.
-    pub dtype: FileDtype,
+    dtype: FileDtype,
     /// Its shape.
     pub shape: Vec<usize>,
     numbers: Numbers,
@@ -42,6 +41,11 @@ impl Tensor {
             Numbers::F32(numbers) => numbers.extend_from_slice(widened),
             Numbers::Bytes(stored) => stored.extend_from_slice(bytes),
         }
+    }
+
+    /// The type of its numbers in the file.
+    pub fn dtype(&self) -> FileDtype {
+        self.dtype
     }
 
     /// Number of its numbers.

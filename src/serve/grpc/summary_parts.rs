@@ -72,15 +72,16 @@ impl PartedSummary {
                 let finished = totals.finish(job.finished, parts, submitted, clock::since(self.call.arrived));
                 return output.send(message(Payload::Finished(finished))).await;
             }
-            let summarized = summarized_part(&part, job);
+            let (summarized, selected) = summarized_part(&part, job);
+            let bytes = summarized.summary.len();
             // Once in the response, and once in the text of the next round.
-            self.reserve(2 * summarized.summary.len() + PART_BYTES).await?;
-            next_held += summarized.summary.len();
+            self.when_free(true, || self.reserved.add(2 * bytes + PART_BYTES)).await?;
+            next_held += bytes;
             totals.add_part(&part);
-            parts.push(v1::SummaryPart { selected: Vec::new(), ..summarized.clone() });
-            let summary = summarized.summary.clone();
-            output.send(message(Payload::Part(summarized))).await?;
-            document.push_summary(&part, &summary)?;
+            let sent = v1::SummaryPart { selected, ..summarized.clone() };
+            output.send(message(Payload::Part(sent))).await?;
+            document.push_summary(&part, &summarized.summary)?;
+            parts.push(summarized);
             if part.is_last {
                 self.reserved.release(held);
                 held = std::mem::take(&mut next_held);
@@ -88,13 +89,15 @@ impl PartedSummary {
         }
     }
 
-    /// Reserves memory for a summary. Waits up to the stall limit if other calls hold it: the parts before are computed.
-    async fn reserve(&self, bytes: usize) -> Result<()> {
+    /// Tries until other calls leave a place or memory, up to the stall limit if `waits` is true.
+    async fn when_free<T>(&self, waits: bool, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
         let began = clock::now();
         loop {
-            match self.reserved.add(bytes) {
-                Err(Error::QueueFull { .. }) if clock::since(began) < self.engine.limits().stall => sleep(RETRY).await,
-                reserved => return reserved.map(drop),
+            match attempt() {
+                Err(Error::QueueFull { .. }) if waits && clock::since(began) < self.engine.limits().stall => {
+                    sleep(RETRY).await;
+                }
+                done => return done,
             }
         }
     }
@@ -115,23 +118,18 @@ impl PartedSummary {
 
     /// Submits a part. If the queue is full, the first part fails, and a later one waits up to the stall limit.
     async fn submit(&self, part: &TextPart, is_first: bool) -> Result<Events> {
-        let began = clock::now();
         // The call was admitted when it arrived.
         let terms = Terms { continues: true, ..self.terms.clone() };
-        loop {
+        let submit = || {
             let (upload, incoming) = self.engine.upload();
             upload.push(&part.ids, &part.byte_ranges);
             if !(is_first && part.is_whole()) {
                 upload.use_once();
             }
             upload.close(false);
-            match self.engine.summarize(&self.request, DocumentSource::Uploading(incoming), terms.clone()) {
-                Err(Error::QueueFull { .. }) if !is_first && clock::since(began) < self.engine.limits().stall => {
-                    sleep(RETRY).await;
-                }
-                submitted => return submitted,
-            }
-        }
+            self.engine.summarize(&self.request, DocumentSource::Uploading(incoming), terms.clone())
+        };
+        self.when_free(!is_first, submit).await
     }
 
     /// Reads the events of a job to its end. Sends `started` for the first job, and all messages but the last if the part is the
@@ -185,11 +183,11 @@ fn message(event: Payload) -> v1::SummarizeResponse {
     v1::SummarizeResponse { event: Some(event) }
 }
 
-/// Returns the message for a part that is summarized.
-fn summarized_part(part: &TextPart, job: JobOutput) -> v1::SummaryPart {
+/// Returns the message for a part that is summarized, without its spans, and the spans.
+fn summarized_part(part: &TextPart, job: JobOutput) -> (v1::SummaryPart, Vec<v1::Selected>) {
     let JobOutput { selected, finished, .. } = job;
     let usage = finished.usage.unwrap_or_default();
-    v1::SummaryPart {
+    let summarized = v1::SummaryPart {
         round: count(part.round),
         part: count(part.number),
         byte_start: part.start,
@@ -198,6 +196,7 @@ fn summarized_part(part: &TextPart, job: JobOutput) -> v1::SummaryPart {
         document_tokens: usage.document_tokens,
         summary_tokens: usage.summary_tokens,
         summary: finished.hypotheses.into_iter().next().map(|best| best.text).unwrap_or_default(),
-        selected,
-    }
+        selected: Vec::new(),
+    };
+    (summarized, selected)
 }

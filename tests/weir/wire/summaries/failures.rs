@@ -7,7 +7,7 @@ use super::{
         http2_frames::{self, DATA, RST_STREAM, frame, sent},
         reason,
     },
-    Server, best, chunk, options, parts, read,
+    Server, best, chunk, failed, options, parts, read,
 };
 use crate::document_model::{PANIC, TOKENS};
 use prost::Message;
@@ -25,10 +25,7 @@ use weir_proto::v1::{
 async fn invalid_requests_are_refused_with_the_field() {
     let server = Server::new().await;
     let refused = async |parts: Vec<SummarizeRequest>| {
-        let status = match server.client().summarize(tokio_stream::iter(parts)).await {
-            Ok(stream) => read(stream.into_inner()).await.unwrap_err(),
-            Err(status) => status,
-        };
+        let status = failed(&server, tokio_stream::iter(parts)).await;
         let field = details(&status).bad_request().map(|bad| bad.field_violations[0].field.clone());
         (status.code(), field.unwrap_or_default())
     };
@@ -108,10 +105,7 @@ async fn cancelled_and_late_requests_release_everything() {
     server.model.slow(Duration::from_millis(60));
     let mut request = Request::new(tokio_stream::iter(parts(SummarizeOptions::default(), &[&"late ".repeat(10)])));
     request.set_timeout(Duration::from_millis(150));
-    let status = match server.client().summarize(request).await {
-        Ok(stream) => read(stream.into_inner()).await.unwrap_err(),
-        Err(status) => status,
-    };
+    let status = failed(&server, request).await;
     assert!(matches!(status.code(), Code::DeadlineExceeded | Code::Cancelled), "{status:?}");
     server.model.release();
     server.at_rest().await;

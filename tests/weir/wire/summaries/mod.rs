@@ -8,7 +8,7 @@ mod t5;
 use super::{Running, eventually};
 use crate::document_model::{DocumentModel, MARKS, logits};
 use std::sync::Arc;
-use tonic::{Status, Streaming, transport::Channel};
+use tonic::{IntoStreamingRequest, Status, Streaming, transport::Channel};
 use weir::{
     config::TransportConfig,
     decode::{
@@ -88,6 +88,14 @@ struct SummaryResponse {
     parts: Vec<v1::SummaryPart>,
     text: String,
     finished: v1::SummaryFinished,
+}
+
+/// Sends a request that fails, at once or while its response is read. Returns the status.
+async fn failed(server: &Server, request: impl IntoStreamingRequest<Message = SummarizeRequest>) -> Status {
+    match server.client().summarize(request).await {
+        Ok(stream) => read(stream.into_inner()).await.unwrap_err(),
+        Err(status) => status,
+    }
 }
 
 /// Reads a stream to its end and checks the order of its messages.

@@ -2,7 +2,7 @@
 
 use super::{
     super::{details, reason},
-    Server, SummaryResponse, chunk, options, parts, read,
+    Server, SummaryResponse, chunk, failed, options, parts, read,
 };
 use crate::document_model::TOKENS;
 use std::time::Duration;
@@ -33,10 +33,7 @@ fn refusal(status: &Status) -> (Code, String) {
 }
 
 async fn refused(server: &Server, messages: Vec<SummarizeRequest>) -> Status {
-    match server.client().summarize(tokio_stream::iter(messages)).await {
-        Ok(stream) => read(stream.into_inner()).await.unwrap_err(),
-        Err(status) => status,
-    }
+    failed(server, tokio_stream::iter(messages)).await
 }
 
 /// Checks parts of one round against the summaries of their texts.
@@ -203,10 +200,7 @@ async fn the_end_of_the_call_ends_its_part() {
     server.model.hold();
     let mut request = Request::new(tokio_stream::iter(messages));
     request.set_timeout(Duration::from_millis(300));
-    let status = match server.client().summarize(request).await {
-        Ok(stream) => read(stream.into_inner()).await.unwrap_err(),
-        Err(status) => status,
-    };
+    let status = failed(&server, request).await;
     assert!(matches!(status.code(), Code::DeadlineExceeded | Code::Cancelled), "{status:?}");
     server.model.release();
     server.at_rest().await;

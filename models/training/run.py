@@ -11,8 +11,12 @@ import torch
 from . import recipes, schedule, tasks
 from .average import Average
 from .families import build
+from .families.pyramidion import DecoderLayer, EncoderLayer
+from .layers.transformer import Layer
 from .muon import Muon
 from .parallel import Workers
+
+LAYERS = (Layer, EncoderLayer, DecoderLayer)
 
 
 class Run:
@@ -69,6 +73,10 @@ class Run:
 
     def validate(self):
         """Measures the model, or its average. With `keep_best`, saves the best weights and restores them once the loss more than doubles."""
+        with torch.compiler.set_stance("force_eager"):  # compiling the layers again for a few batches takes longer
+            return self._validate()
+
+    def _validate(self):
         if self.average:
             with self.average.in_place():
                 return self.task.validate(self.model)
@@ -117,6 +125,19 @@ class Run:
             setattr(self, name, value)
         self.task.place = state["place"]
         self._forget_log_after(self.step)
+
+    def start_from(self, folder):
+        """Takes the weights of another run with the same model: its best ones, or its last."""
+        folder = Path(folder)
+        state = torch.load(folder / ("best.pt" if (folder / "best.pt").exists() else "state.pt"), map_location="cpu")
+        if state["config"]["model"] != self.config["model"]:
+            raise ValueError(f"{folder}: the run in this folder has a different model")
+        self.model.load_state_dict(state["model"])
+
+    def compile(self):
+        """Compiles the layers when they first run, which takes about a minute."""
+        for layer in LAYERS:
+            layer.forward = torch.compile(layer.forward, dynamic=True)
 
     def _load(self, state):
         self.model.load_state_dict(state["model"])

@@ -10,6 +10,7 @@ import math
 import os
 from pathlib import Path
 
+import numpy
 import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
@@ -50,7 +51,10 @@ def tokenizer(pairs, size, path):
 
 def encode(tokens, texts, length):
     """Returns the ids of each text, cut to `length` with the end mark."""
-    return [encoding.ids[: length - 1] + [EOS] for encoding in tokens.encode_batch(texts, add_special_tokens=False)]
+    return [
+        numpy.asarray(encoding.ids[: length - 1] + [EOS], dtype=numpy.uint16)
+        for encoding in tokens.encode_batch(texts, add_special_tokens=False)
+    ]
 
 
 class Summaries:
@@ -101,7 +105,13 @@ class Summaries:
 def collate(pairs):
     """Returns a batch padded on the right. The decoder starts from the end mark. `share` turns the mean over rows into one over tokens."""
     sources, targets = zip(*pairs)
-    padded = lambda rows: torch.tensor([row + [PAD] * (max(map(len, rows)) - len(row)) for row in rows])  # noqa: E731
-    previous = padded([[EOS] + target[:-1] for target in targets])
+    previous = padded([numpy.roll(target, 1) for target in targets])  # the end mark comes first
     share = torch.full((len(pairs),), len(pairs) / sum(map(len, targets)))
     return padded(sources), previous, padded(targets), share
+
+
+def padded(rows):
+    result = numpy.full((len(rows), max(map(len, rows))), PAD, dtype=numpy.int64)
+    for target, row in zip(result, rows):
+        target[: len(row)] = row
+    return torch.from_numpy(result)

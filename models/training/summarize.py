@@ -87,7 +87,7 @@ def held_out(pairs, training):
 def written(model, config, tokens, document, settings):
     """Returns the ids of the best summary, end mark included."""
     (ids,) = encode(tokens, [document], config["architecture"]["source_length"])
-    return beam.search(model, torch.tensor(ids), settings)[0][0]
+    return beam.search(model, torch.from_numpy(ids.astype("int64")), settings)[0][0]
 
 
 @one_line_errors

@@ -6,6 +6,7 @@ The run folder receives `log.jsonl` (a line every few steps), `state.pt` (the st
 
 import argparse
 import json
+import shutil
 import time
 from pathlib import Path
 
@@ -75,6 +76,14 @@ def note(run, entry):
     return " ".join(shown)
 
 
+def take_tokenizer(source, out):
+    """Copies the tokenizer of a run, if it has one."""
+    out.mkdir(parents=True, exist_ok=True)
+    for name in ("tokenizer.json", "subwords.model"):
+        if (source / name).exists():
+            shutil.copyfile(source / name, out / name)
+
+
 def device():
     return "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -84,6 +93,8 @@ def main():
     parser.add_argument("--config", required=True)
     parser.add_argument("--data", required=True, help="folder of the corpus's files")
     parser.add_argument("--out", required=True, help="run folder")
+    parser.add_argument("--start", help="run folder whose weights and tokenizer the run starts with")
+    parser.add_argument("--compile", action="store_true", help="compile the layers; for a GPU")
     parser.add_argument("--resume", action="store_true", help="continue from the state in the run folder, if it exists")
     parser.add_argument("--minutes", type=float, help="budget in wall-clock time instead of the configuration's")
     parser.add_argument("--characters", type=float, help="budget in symbols read instead of the configuration's")
@@ -95,7 +106,13 @@ def main():
         parser.error("the run folder already holds a run; --resume continues it")
     try:
         config = recipes.read(arguments.config, arguments.minutes, arguments.characters, arguments.seed)
+        if arguments.start and not exists:
+            take_tokenizer(Path(arguments.start), Path(arguments.out))
         run = Run(config, arguments.data, arguments.out, device(), arguments.workers)
+        if arguments.compile:
+            run.compile()
+        if arguments.start and not exists:
+            run.start_from(arguments.start)
         run.resume()
     except (OSError, ValueError) as error:
         parser.error(str(error))

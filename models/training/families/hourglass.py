@@ -17,6 +17,7 @@ from torch import nn
 from .. import data
 from ..layers.attention import Position
 from ..layers.boundaries import Learned, boundary_source
+from ..layers.ngrams import Ngrams
 from ..layers.noise import Dropout
 from ..layers.pooling import Segments
 from ..layers.transformer import Stack
@@ -33,6 +34,7 @@ class Hourglass(Family):
         if architecture["position"] != "transformer-xl":
             raise ValueError(f"unknown position scheme {architecture['position']!r}")
         self.embedding = nn.Embedding(symbols, dim)
+        self.ngrams = Ngrams(architecture["ngrams"], dim) if "ngrams" in architecture else None
         self.dropout = Dropout()
         self.teaching = None  # training of learned boundaries; set by `prepare`
         self.position = Position(dim, architecture["heads"], architecture["head_dim"])
@@ -66,7 +68,8 @@ class Hourglass(Family):
         sample (Gumbel-sigmoid, straight through).
         """
         steps = SimpleNamespace(boundaries=None, boundary_logits=None, shift=None)
-        steps.pre = self.pre(self.dropout(self.embedding(ids)), self.position)  # (batch, len, dim)
+        embedded = self.embedding(ids) if self.ngrams is None else self.embedding(ids) + self.ngrams(ids)
+        steps.pre = self.pre(self.dropout(embedded), self.position)  # (batch, len, dim)
         top = steps.pre
         if self.boundary is not None:
             self._cut(steps, ids, boundaries, offset, noise)
@@ -121,7 +124,7 @@ class Hourglass(Family):
             if name == "null_group":
                 nn.init.normal_(weight)
             elif weight.dim() == 2 and not name.startswith("position."):
-                nn.init.normal_(weight, std=0.02)
+                nn.init.normal_(weight, std=0.01 if name.startswith("ngrams.") else 0.02)
             elif name.endswith(".bias"):
                 nn.init.zeros_(weight)
 

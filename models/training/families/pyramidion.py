@@ -74,6 +74,8 @@ class Encoder(nn.Module):
         nn.init.zeros_(self.embed_tokens.weight[PAD])
         self.dropout = Dropout()
         self.layers = nn.ModuleList(EncoderLayer(architecture) for _ in range(architecture["encoder_layers"]))
+        # Padding is zero. A norm of zeros multiplies gradients by 300, and a stack of norms lets them overflow.
+        nn.init.normal_(self.layers[0].self_attn.out_proj.bias, std=0.1)
         if self.plan:
             self.pooler = nn.Module()
             self.pooler.scorer = nn.ModuleDict({str(layer): nn.Linear(dim, 1) for layer in self.plan})
@@ -145,14 +147,10 @@ class Attention(nn.Module):
             nn.init.xavier_uniform_(linear.weight, gain=1 if name == "out_proj" else 2**-0.5)
             nn.init.zeros_(linear.bias)
             setattr(self, name, linear)
-        self.dropout = Dropout()
 
     def forward(self, x, source, hidden):
         query, key, value = (self._split(part) for part in (self.q_proj(x), self.k_proj(source), self.v_proj(source)))
-        scores = (query * query.shape[-1] ** -0.5 @ key.transpose(2, 3)).float()  # (batch, heads, len, source)
-        if hidden is not None:
-            scores = scores.masked_fill(hidden, float("-inf"))
-        mixed = self.dropout(scores.softmax(-1)).to(value.dtype) @ value
+        mixed = F.scaled_dot_product_attention(query, key, value, None if hidden is None else ~hidden)  # (batch, heads, len, head_dim)
         return self.out_proj(mixed.transpose(1, 2).flatten(2))
 
     def _split(self, x):

@@ -3,14 +3,15 @@
 The score of query i and key j is ((q_i + content_bias)·k_j + (q_i + distance_bias)·R_{i-j}) / sqrt(head_dim), where R is a
 learned projection of a sinusoid of the distance. Both biases belong to the model, not to a layer.
 
-With long windows, training spends half of its time here, so the core is a separate autograd function. It processes queries in blocks; a
-block never reads keys after its last query, which saves nearly half of the square. A strided view of the products with the distances
-replaces a shifted copy. The backward pass works in place.
+Training spends half of its time here. Without windows, the core is a separate autograd function. It processes queries in blocks; a block
+never reads keys after its last query, which saves nearly half of the square. A strided view of the products with the distances replaces a
+shifted copy. The backward pass works in place. With windows, all blocks are one batch of plain operations, which `torch.compile` can fuse.
 """
 
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from .noise import Dropout
@@ -53,6 +54,7 @@ class RelativeAttention(nn.Module):
         self.dropout = Dropout()
 
     def forward(self, x, position, distances):
+        """`distances` are `Position.distances` of the length, with blocks of two blocks. The length is a multiple of the block."""
         batch, length, _ = x.shape
         qkv = self.qkv(x).view(batch, length, 3, self.heads, self.head_dim)
         query, key, value = qkv.permute(2, 3, 0, 1, 4).contiguous().unbind(0)  # (heads, batch, len, head_dim) each
@@ -60,24 +62,52 @@ class RelativeAttention(nn.Module):
         # Under autocast the projections are bfloat16 and the biases are not; the core needs one type.
         content = ((query + position.content_bias[:, None, None, :]) * scale).to(query.dtype)
         distant = ((query + position.distance_bias[:, None, None, :]) * scale).to(query.dtype)
-        # (heads, len, head_dim), farthest distance first
-        relative = self.distance(distances).view(length, self.heads, self.head_dim).transpose(0, 1).contiguous()
-        mixed = _RelativeAttention.apply(content, distant, key, value, relative, self.block)
+        # (heads, distances, head_dim), farthest distance first
+        relative = self.distance(distances).view(-1, self.heads, self.head_dim).transpose(0, 1).contiguous()
+        if self.block:
+            mixed = windowed(content, distant, key, value, relative, self.block)
+        else:
+            mixed = _RelativeAttention.apply(content, distant, key, value, relative)
         mixed = mixed.permute(1, 2, 0, 3).reshape(batch, length, -1)  # (batch, len, heads * head_dim)
         return self.norm(x + self.dropout(self.output(mixed)))
+
+
+def windowed(content, distant, key, value, relative, block):
+    """Computes the attention of all blocks at once: (heads, batch, len, head_dim), where `block` divides the length.
+
+    `relative` is (heads, 2 · block, head_dim). The keys of a block are those of the block before, then its own.
+    """
+    heads, batch, length, head_dim = content.shape
+    count, keys = length // block, 2 * block
+    pairs = lambda t: torch.cat([_blocks(F.pad(t, (0, 0, block, -block)), block), _blocks(t, block)], dim=2)  # noqa: E731
+    by_key = _blocks(content, block) @ pairs(key).transpose(2, 3)  # (heads, batch * count, block, keys)
+    by_distance = distant.reshape(heads, -1, head_dim) @ relative.transpose(1, 2)  # (heads, batch * len, keys)
+    # Query n has key j in column block-1-n+j. With one more column in a row, this is a constant step from row to row.
+    shifted = F.pad(by_distance.view(heads, batch * count, block, keys), (0, 1)).flatten(2)
+    scores = by_key + shifted[:, :, block - 1 : block - 1 + block * keys].view(by_key.shape)
+    query, own = torch.arange(block, device=key.device).unsqueeze(1), torch.arange(keys, device=key.device) - block
+    seen = (own <= query) & ((own >= 0) | (torch.arange(count, device=key.device) > 0)[:, None, None])  # (count, block, keys)
+    scores = scores.view(heads, batch, count, block, keys).masked_fill(~seen, float("-inf"))
+    weights = scores.softmax(-1).to(value.dtype).view(by_key.shape)
+    return (weights @ pairs(value)).view(heads, batch, length, head_dim)
+
+
+def _blocks(t, block):
+    """Views (heads, batch, len, head_dim) as (heads, batch · count, block, head_dim)."""
+    return t.reshape(t.shape[0], -1, block, t.shape[3])
 
 
 class _RelativeAttention(torch.autograd.Function):
     """Computes softmax(content·keyᵀ + shift(distant·relativeᵀ))·value with a causal mask; all (heads, batch, len, head_dim)."""
 
     @staticmethod
-    def forward(ctx, content, distant, key, value, relative, block=None):
+    def forward(ctx, content, distant, key, value, relative):
         heads, batch, length, head_dim = content.shape
         rows = heads * batch
         flat_content, flat_key, flat_value = (t.reshape(rows, length, head_dim) for t in (content, key, value))
         output = torch.empty_like(flat_value)
         probabilities = []
-        for first, start, end in _spans(length, block):
+        for first, start, end in _spans(length):
             count, keys = end - start, end - first
             query = distant[:, :, start:end].reshape(heads, batch * count, head_dim)
             by_distance = torch.bmm(query, relative[:, length - keys :].transpose(1, 2))  # (heads, batch * count, keys)
@@ -88,7 +118,6 @@ class _RelativeAttention(torch.autograd.Function):
             weights = torch.softmax(scores, dim=-1)  # (rows, count, keys)
             output[:, start:end] = torch.bmm(weights, flat_value[:, first:end])
             probabilities.append(weights)
-        ctx.block = block
         ctx.save_for_backward(content, distant, key, value, relative, output, *probabilities)
         return output.view(heads, batch, length, head_dim)
 
@@ -103,7 +132,7 @@ class _RelativeAttention(torch.autograd.Function):
         grad_content, grad_distant = torch.empty_like(flat_content), torch.empty_like(distant)
         grad_key, grad_value = torch.zeros_like(flat_key), torch.zeros_like(flat_value)
         grad_relative = torch.zeros_like(relative)
-        for weights, (first, start, end) in zip(probabilities, _spans(length, ctx.block)):
+        for weights, (first, start, end) in zip(probabilities, _spans(length)):
             count, keys = end - start, end - first
             upstream = grad_output[:, start:end]
             grad_value[:, first:end].baddbmm_(weights.transpose(1, 2), upstream)
@@ -117,16 +146,12 @@ class _RelativeAttention(torch.autograd.Function):
             grad_distant[:, :, start:end] = torch.bmm(by_distance, reach).view(heads, batch, count, head_dim)
             grad_relative[:, length - keys :] += torch.bmm(by_distance.transpose(1, 2), query)
         shape = (heads, batch, length, head_dim)
-        return grad_content.view(shape), grad_distant, grad_key.view(shape), grad_value.view(shape), grad_relative, None
+        return grad_content.view(shape), grad_distant, grad_key.view(shape), grad_value.view(shape), grad_relative
 
 
-def _spans(length, block):
-    """Returns [(first key, first query, end)] of the queries that are processed together. They never cross the edge of a block."""
-    size = min(QUERY_BLOCK, block) if block else QUERY_BLOCK
-    if block and block % size:
-        raise ValueError(f"attention blocks of {block} are no multiple of {size} queries")
-    starts = range(0, length, size)
-    return [(max(0, (start // block - 1) * block) if block else 0, start, min(start + size, length)) for start in starts]
+def _spans(length):
+    """Returns [(first key, first query, end)] of the queries that are processed together."""
+    return [(0, start, min(start + QUERY_BLOCK, length)) for start in range(0, length, QUERY_BLOCK)]
 
 
 def _align(by_distance, rows, count, keys):

@@ -39,14 +39,17 @@ class Stack(nn.ModuleList):
     """Layers of one resolution. Distances count the positions of this stack, characters or segments. `window` is a checkpoint's."""
 
     def __init__(self, count, architecture, window="full"):
-        block = attention_block(window)
-        super().__init__([Layer(architecture, block) for _ in range(count)])
+        self.block = attention_block(window)
+        super().__init__([Layer(architecture, self.block) for _ in range(count)])
 
     def forward(self, x, position):
-        distances = position.distances(x.shape[1])
+        length = x.shape[1]
+        if self.block:
+            x = F.pad(x, (0, 0, 0, -length % self.block))  # whole blocks; earlier positions do not see the padding
+        distances = position.distances(2 * self.block if self.block else length)
         for layer in self:
             x = layer(x, position, distances)  # (batch, len, dim)
-        return x
+        return x[:, :length]
 
 
 def attention_block(window):

@@ -119,7 +119,7 @@ class Training(OnText):
     def test_a_kill_changes_nothing(self):
         """Compares a resumed run with an uninterrupted one, with all noise, two threads and alternating updates."""
         latent = ("lslm-hops3", "lslm-dp-after")
-        for name in ("english-whitespace", "english-bytes", "compare-gumbel", "compare-unigram", "lex-xpos", *latent, "summaries-pyramidion"):
+        for name in ("english-whitespace", "hourglass-english", "compare-gumbel", "compare-unigram", "lex-xpos", *latent, "summaries-pyramidion"):
             with self.subTest(config=name):
                 self.compare_killed(name)
 

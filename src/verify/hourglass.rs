@@ -25,6 +25,14 @@ struct Architecture {
     middle_window: Reach,
     pooling: Option<SegmentPooling>,
     boundaries: Source,
+    ngrams: Option<Ngrams>,
+}
+
+/// `ngrams`.
+#[derive(Deserialize)]
+struct Ngrams {
+    sizes: Vec<usize>,
+    rows: u32,
 }
 
 #[derive(Deserialize)]
@@ -82,7 +90,7 @@ pub(super) fn read(checkpoint: Checkpoint) -> Result<Box<dyn Reference>> {
 impl Reference for Hourglass {
     fn forward(&self, input: &Input, given: Given<'_>) -> CandleResult<Outputs> {
         let Architecture { layers, pooling, window, middle_window, .. } = &self.architecture;
-        let embedded = self.tensors.rows("embedding.weight", &input.symbols)?; // (len, D)
+        let embedded = self.embed(&input.symbols)?; // (len, D)
         let hidden = self.stack("pre", layers.pre, *window).forward(&embedded)?; // (len, D)
         let (Some(middle), Some(post), Some(pooling)) = (layers.middle, layers.post, *pooling) else {
             return Ok(Outputs { logits: self.logits(&hidden)?, smallest_gap: f64::INFINITY, ..Outputs::default() });
@@ -112,6 +120,23 @@ impl Reference for Hourglass {
 }
 
 impl Hourglass {
+    /// Returns the embeddings of symbols and of the n-grams that end with them, (len, D).
+    fn embed(&self, symbols: &[u32]) -> CandleResult<Tensor> {
+        let mut embedded = self.tensors.rows("embedding.weight", symbols)?; // (len, D)
+        let Some(Ngrams { sizes, rows }) = &self.architecture.ngrams else { return Ok(embedded) };
+        for &size in sizes {
+            // zeros precede the text
+            let padded = [&vec![0; size - 1], symbols].concat();
+            let hash = |ngram: &[u32]| {
+                let step = |hash: u64, &id: &u32| (hash * 1_000_003 + u64::from(id) + 1) % ((1 << 31) - 1);
+                (ngram.iter().rev().fold(0, step) % u64::from(*rows)) as u32
+            };
+            let chosen: Vec<u32> = padded.windows(size).map(hash).collect();
+            embedded = (embedded + self.tensors.rows(&format!("ngrams.{size}.weight"), &chosen)?)?;
+        }
+        Ok(embedded)
+    }
+
     fn stack<'a>(&'a self, name: &'a str, layers: usize, reach: Reach) -> CausalStack<'a> {
         let shape = &self.architecture.shape;
         CausalStack { tensors: &self.tensors, name, layers, shape, reach, norms: Norms::AfterSublayers }

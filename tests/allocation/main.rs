@@ -114,11 +114,12 @@ fn latent() -> Value {
     })
 }
 
-/// Returns the configuration of an hourglass model with xPos and sliding windows.
+/// Returns the configuration of an hourglass model with xPos, windows and n-grams.
 fn windowed() -> Value {
     let mut config = config(json!({"pre": 1, "middle": 2, "post": 1}), json!({"kind": "whitespace", "symbol": " "}));
     for (key, value) in [
         ("position", json!({"xpos": {"scale_base": 512}})),
+        ("ngrams", json!({"sizes": [3, 4, 5], "rows": 50})),
         ("window", json!({"blockwise": {"length": 128}})),
         ("middle_window", json!({"sliding": {"keys": 40}})),
     ] {

@@ -1,5 +1,6 @@
 //! The `architecture` of an hourglass checkpoint and its bounds.
 
+use super::ngrams::NgramConfig;
 use crate::{
     error::Result,
     family::parts::{StackShape, check::Check, specs},
@@ -29,6 +30,8 @@ pub struct Architecture {
     pub layer_norm_eps: f32,
     /// The position scheme of all stacks.
     pub position: PositionKind,
+    /// Embeddings of n-grams, if the model has them.
+    pub ngrams: Option<NgramConfig>,
     /// Symbols that pre and post stack attend to.
     #[serde(default = "full")]
     pub window: Window,
@@ -95,6 +98,9 @@ impl HourglassBlueprint {
         }
         check.fraction("layer_norm_eps", a.layer_norm_eps)?;
         self.validate_pooling(vocabulary, check)?;
+        if let Some(Err(ConfigError { key, expected, found })) = a.ngrams.as_ref().map(NgramConfig::validate) {
+            return check.fail(format!("ngrams.{key}"), expected, found);
+        }
         check.parameters("dim", self.parameters())?;
         // the middle stack needs a position for a segment too
         let lead = a.layers.middle.map_or(0, |_| NULL_GROUP);
@@ -144,7 +150,8 @@ impl HourglassBlueprint {
         // embedding, head and boundary predictor
         let others = self.symbols.checked_mul(2)?.checked_add(a.boundaries.hidden())?.checked_mul(a.dim + 2)?;
         let shared = specs::position_numbers(&shape)?;
-        specs::layer_numbers(&shape, layers)?.checked_add(others)?.checked_add(shared)
+        let ngrams = a.ngrams.as_ref().map_or(Some(0), |ngrams| ngrams.rows.checked_mul(ngrams.sizes.len() * a.dim))?;
+        specs::layer_numbers(&shape, layers)?.checked_add(others)?.checked_add(shared)?.checked_add(ngrams)
     }
 
     /// The dimensions that the layers of all stacks share.

@@ -2,6 +2,7 @@
 //! path, as `model` is.
 
 use super::{
+    ngrams::Ngrams,
     state::{HourglassState, PooledState, state},
     work::{HourglassStage, Work},
 };
@@ -45,17 +46,39 @@ pub(super) fn gather_symbols(pre: &Stack, rows: &mut [SequenceRow], which: &[usi
             work.stream_positions.push(state.offset + position);
             work.noise.push(state.noise.as_ref().map(|noise| noise.at(position)).transpose()?);
         }
-        work.symbols.extend_from_slice(&feed[processed..processed + chunk]);
+        let symbols = &feed[processed..processed + chunk];
+        work.symbols.extend_from_slice(symbols);
+        if let Some(recent) = &mut state.recent {
+            recent.extend(symbols);
+        }
     }
     Ok(true)
 }
 
-/// `work.x` (symbols, D) = the embeddings of `work.symbols`.
-pub(super) fn embed(embedding: &[f32], dim: usize, work: &mut Work) {
+/// The embeddings of symbols.
+pub(super) struct Embedding<'a> {
+    /// (V, D)
+    pub(super) weight: &'a [f32],
+    /// D
+    pub(super) dim: usize,
+    pub(super) ngrams: Option<&'a Ngrams>,
+}
+
+/// `work.x` (symbols, D) = the embeddings of `work.symbols`, and of the n-grams that end with them.
+pub(super) fn embed(embedding: &Embedding<'_>, rows: &[SequenceRow], work: &mut Work) -> Result<()> {
+    let dim = embedding.dim;
     let x = sized(&mut work.x, work.symbols.len() * dim); // (symbols, D)
     for (x, &symbol) in x.chunks_exact_mut(dim).zip(&work.symbols) {
-        x.copy_from_slice(&embedding[symbol as usize * dim..][..dim]);
+        x.copy_from_slice(&embedding.weight[symbol as usize * dim..][..dim]);
     }
+    let Some(ngrams) = embedding.ngrams else { return Ok(()) };
+    for (x, &Position { sequence, index }) in x.chunks_exact_mut(dim).zip(&work.positions) {
+        let state: &HourglassState = state_ref(&*rows[sequence].state)?;
+        if let Some(recent) = &state.recent {
+            ngrams.add(recent, index, x)?;
+        }
+    }
+    Ok(())
 }
 
 /// Fills `work.decisions` for the symbols in `work.x`.

@@ -3,6 +3,7 @@
 use super::{
     config::{Architecture, HourglassBlueprint, NULL_GROUP},
     model::{Hourglass, PooledWeights},
+    ngrams::{NgramConfig, Ngrams},
 };
 use crate::{
     decode::contract::{BoundaryMode, Model},
@@ -58,6 +59,8 @@ impl Blueprint for HourglassBlueprint {
     fn tensors(&self) -> Vec<TensorSpec> {
         let a = &self.architecture;
         let mut out = vec![matrix("embedding.weight", vec![self.symbols, a.dim])];
+        let tables = a.ngrams.iter().flat_map(|ngrams| ngrams.tensors().map(|name| (name, vec![ngrams.rows, a.dim])));
+        out.extend(tables.map(|(name, shape)| TensorSpec::normal(name, shape, 0.0, 0.01)));
         let shape = self.stack_shape();
         specs::position(&mut out, &shape);
         for (stack, layers) in self.stacks() {
@@ -83,6 +86,9 @@ impl Blueprint for HourglassBlueprint {
         let mut shape = format!("{layers} layers × {}, {} heads × {}, {boundaries}", a.dim, a.heads, a.head_dim);
         if a.position != PositionKind::TransformerXl {
             shape += &format!(", {}", a.position.name());
+        }
+        if let Some(ngrams) = &a.ngrams {
+            shape += &format!(", {}", ngrams.describe());
         }
         if a.window != Window::Full {
             shape += &format!(", {}", a.window.describe());
@@ -134,10 +140,13 @@ impl Hourglass {
             card.boundary_modes = vec![BoundaryMode::Threshold, BoundaryMode::Sampled];
         }
         card.pooled = pooled.is_some();
+        let load_ngrams = |ngrams: &NgramConfig| Ngrams::load(ngrams, builder.loader.weights);
+        let ngrams = blueprint.architecture.ngrams.as_ref().map(load_ngrams).transpose()?;
         Ok(Self {
             card,
             compute,
             embedding: builder.loader.weights.take("embedding.weight")?,
+            ngrams,
             pre,
             boundaries,
             companion: parts.companions.into_iter().next(),

@@ -7,9 +7,11 @@
 
 use super::{
     gather::{
-        count_post, decide_boundaries, embed, finish_rows, gather_segments, gather_symbols, gather_upsampled,
-        gather_wanted, keep_last_closed, pool_closed, scatter_middle, scatter_post, set_fed_status,
+        Embedding, count_post, decide_boundaries, embed, finish_rows, gather_segments, gather_symbols,
+        gather_upsampled, gather_wanted, keep_last_closed, pool_closed, scatter_middle, scatter_post, set_fed_status,
     },
+    ngrams::Ngrams,
+    recent::RecentSymbols,
     segment_ends::SegmentEnds,
     state::{CompanionState, HourglassState, PooledState, SYMBOL_CAPACITY, state},
     work::{HourglassStage, MIDDLE, POST, PRE, StackCaches, Work},
@@ -43,6 +45,8 @@ pub struct Hourglass {
     pub(super) compute: Compute,
     /// (V, D)
     pub(super) embedding: Vec<f32>,
+    /// Added to the embedding, if the checkpoint has them.
+    pub(super) ngrams: Option<Ngrams>,
     pub(super) pre: Stack,
     pub(super) boundaries: Boundaries,
     /// The model whose entropies place boundaries, if the checkpoint has one.
@@ -92,6 +96,7 @@ impl Model for Hourglass {
             Ok(CompanionState { row: Some(SequenceRow::new(state)), entropies })
         });
         Ok(Box::new(HourglassState {
+            recent: self.ngrams.as_ref().map(|ngrams| RecentSymbols::new(ngrams.largest())),
             pre: KvCache::new(self.pre.layout, self.pages.clone()),
             window: self.pre.window,
             pooled,
@@ -112,8 +117,9 @@ impl Model for Hourglass {
     fn symbol_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         let work: &mut Work = work_mut(scratch)?;
         self.start_feed(rows, which, work)?;
+        let embedding = Embedding { weight: &self.embedding, dim: self.head.inputs(), ngrams: self.ngrams.as_ref() };
         while gather_symbols(&self.pre, rows, which, work)? {
-            embed(&self.embedding, self.head.inputs(), work); // (symbols, D)
+            embed(&embedding, rows, work)?; // (symbols, D)
             let caches = &mut StackCaches::<PRE>(rows);
             self.pre.forward(&self.compute, &mut work.x, &work.positions, caches, &mut work.stack)?; // (symbols, D)
             work.show(HourglassStage::PreOutput);

@@ -4,7 +4,7 @@
 //! while `post` is behind `pre`. So a fork is a clone, and a rollback truncates. The state
 //! only counts the symbols that its windows have left behind.
 
-use super::segment_ends::SegmentEnds;
+use super::{recent::RecentSymbols, segment_ends::SegmentEnds};
 use crate::{
     decode::{
         contract::{Noise, PageUse, SequenceRow, State, state_mut},
@@ -17,6 +17,8 @@ use crate::{
 
 /// One sequence of an hourglass. D = width.
 pub struct HourglassState {
+    /// The symbols that n-grams of later ones read; `None` in a model without n-grams.
+    pub recent: Option<RecentSymbols>,
     /// The pre stack's keys and values; with what pooling reads at each symbol: the sum of its segment's outputs up to it, or
     /// its own output.
     pub pre: KvCache,
@@ -82,10 +84,13 @@ impl HourglassState {
         self.finished == self.pre.len()
     }
 
-    /// Clears the vectors of the last feed, and drops segment ends that no later step needs.
+    /// Clears the vectors of the last feed, and drops symbols and segment ends that no later step needs.
     pub fn start_feed(&mut self) {
         let earliest = self.earliest();
         self.hidden.clear();
+        if let Some(recent) = &mut self.recent {
+            recent.drop_before(earliest);
+        }
         if let Some(pooled) = &mut self.pooled {
             pooled.middle_outputs.clear();
             pooled.closed_vectors.clear();
@@ -108,6 +113,9 @@ impl HourglassState {
         }
         if let Some(companion) = &mut self.companion {
             companion.entropies.truncate(len);
+        }
+        if let Some(recent) = &mut self.recent {
+            recent.truncate(len);
         }
         self.pre.truncate(len);
         self.finished = self.finished.min(len);
@@ -217,6 +225,7 @@ impl State for HourglassState {
             CompanionState { row: companion.row.as_ref().and_then(fork), entropies }
         });
         let mut fork = Self {
+            recent: self.recent.clone(),
             pre: self.pre.clone(),
             pooled: self.pooled.clone(),
             hidden: Vec::new(),
@@ -261,7 +270,10 @@ impl State for HourglassState {
         };
         // pooling needs the pre stack's outputs from the start of the first segment on
         let from = skipped.map_or(valid_from, |skipped| skipped.next_start);
-        let symbol = self.window.first_key_through(from, self.pre.layout().layers);
+        let first_read = self.window.first_key_through(from, self.pre.layout().layers);
+        // its n-grams begin earlier
+        let context = self.recent.as_ref().map_or(0, RecentSymbols::context);
+        let symbol = first_read.saturating_sub(context);
         (symbol > 0).then_some(ReplayStart { symbol, valid_from, skipped })
     }
 
@@ -273,6 +285,9 @@ impl State for HourglassState {
             pooled.segment_ends = SegmentEnds::from_segment(skipped.count, skipped.next_start);
             pooled.middle = pooled.middle.from_position(skipped.count + 1);
             pooled.post = pooled.post.from_position(skipped.next_end);
+        }
+        if let Some(recent) = &mut self.recent {
+            recent.start_at(start.symbol);
         }
         self.pre = self.pre.from_position(start.symbol);
         self.finished = start.symbol;
@@ -319,7 +334,8 @@ impl State for HourglassState {
         let entropies =
             self.companion.as_ref().map_or(0, |companion| companion.entropies.capacity() * size_of::<f64>());
         let companion = self.companion_state().map_or(0, State::own_bytes);
-        size_of::<Self>() + self.caches().map(KvCache::own_bytes).sum::<usize>() + ends + entropies + companion
+        let recent = self.recent.as_ref().map_or(0, RecentSymbols::own_bytes);
+        size_of::<Self>() + self.caches().map(KvCache::own_bytes).sum::<usize>() + ends + entropies + companion + recent
     }
 }
 

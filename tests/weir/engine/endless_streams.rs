@@ -26,7 +26,8 @@ const LOSS_START: usize = 2100;
 
 /// Returns models with windows: plain, pooled, and with special symbols.
 fn models() -> Vec<(String, Arc<dyn Model>)> {
-    let pooled = ["windows", "xpos-windows", "learned-windows", "plain-windows"];
+    let pooled =
+        ["windows", "xpos-windows", "learned-windows", "plain-windows", "ngrams-windows", "plain-ngrams-windows"];
     let decoders = ["xpos, blocks of 11", "sinusoidal, last 40", "marked xpos, blocks of 32", "marked alibi, last 40"];
     let all = hourglass::shapes().into_iter().chain(naive_decoder::shapes());
     let models: Vec<_> =

@@ -44,6 +44,32 @@ fn malicious_configurations_are_rejected() {
         (architecture("boundaries", json!({"kind": "none", "every": 2})), "architecture.boundaries"),
         (architecture("boundaries", json!({"kind": "psychic"})), "architecture.boundaries"),
         (architecture("pooling", "mean".into()), "architecture.pooling: expected nothing"),
+        (architecture("ngrams", json!({"sizes": [2, 3]})), "architecture.ngrams.rows: expected a value, found nothing"),
+        (
+            architecture("ngrams", json!({"sizes": [2], "rows": 8, "hash": 1})),
+            "architecture.ngrams.hash: expected `sizes` or `rows`, found an unknown key",
+        ),
+        (
+            architecture("ngrams", json!({"sizes": [], "rows": 8})),
+            "architecture.ngrams.sizes: expected 1 to 8 sizes, found 0",
+        ),
+        (
+            architecture("ngrams", json!({"sizes": [2, u64::MAX], "rows": 8})),
+            "architecture.ngrams.sizes: expected sizes from 2 to 16, found 18446744073709551615",
+        ),
+        (
+            architecture("ngrams", json!({"sizes": [3, 3], "rows": 8})),
+            "architecture.ngrams.sizes: expected increasing sizes, found [3, 3]",
+        ),
+        (
+            architecture("ngrams", json!({"sizes": [2], "rows": 0})),
+            "architecture.ngrams.rows: expected 1 to 16777216, found 0",
+        ),
+        (
+            architecture("ngrams", json!({"sizes": [2], "rows": u64::MAX})),
+            "architecture.ngrams.rows: expected 1 to 16777216, found 18446744073709551615",
+        ),
+        (architecture("ngrams", json!({"sizes": [2], "rows": 8})), "ngrams.2.weight"),
         (configured(|config| config["architecture"] = json!([1])), "architecture"),
         (configured(|config| config["family"] = "transformer".into()), "family: expected one of hourglass"),
         (
@@ -70,7 +96,15 @@ fn malicious_configurations_are_rejected() {
             config["architecture"].as_object_mut().unwrap().extend(huge.as_object().unwrap().clone());
         })
     };
-    check_messages(&[(pooled(1 << 20, 1024), "numbers in all tensors"), (pooled(4, 1024), "found")]);
+    let tables = configured(|config| {
+        config["architecture"]["dim"] = (1 << 14).into();
+        config["architecture"]["ngrams"] = json!({"sizes": [2, 3, 4, 5, 6, 7, 8, 9], "rows": 1 << 24});
+    });
+    check_messages(&[
+        (pooled(1 << 20, 1024), "numbers in all tensors"),
+        (pooled(4, 1024), "found"),
+        (tables, "architecture.dim: expected at most 17179869184 numbers in all tensors"),
+    ]);
 }
 
 #[test]

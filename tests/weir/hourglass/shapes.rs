@@ -79,6 +79,12 @@ fn randomise(path: &Path, seed: u64) {
     fs::write(path, bytes).unwrap();
 }
 
+/// Returns boundaries after every third ASCII character, so that random bytes and small ids close segments.
+fn separators() -> Value {
+    let symbols: String = (0..128u8).step_by(3).map(char::from).collect();
+    json!({"kind": "whitespace", "symbol": symbols})
+}
+
 /// Returns name and folder of each shape.
 fn folders() -> &'static [(String, PathBuf)] {
     static SHAPES: LazyLock<(TempDir, Vec<(String, PathBuf)>)> = LazyLock::new(|| {
@@ -111,6 +117,19 @@ fn folders() -> &'static [(String, PathBuf)] {
         // With this seed the predictor closes some segments.
         let windows = config(three_stacks(), learned, &[xpos(), blocks(22), middle(json!({"sliding": {"keys": 5}}))]);
         folders.push(("learned-windows".to_string(), write(root.path(), "learned-windows", &windows, 4)));
+        let blocks_22 = blocks(22);
+        for (name, mut config) in [
+            ("ngrams-windows", config(three_stacks(), separators(), &[blocks_22.clone(), middle(blocks(6).1)])),
+            ("plain-ngrams-windows", config(json!({"pre": 2}), json!({"kind": "none"}), &[blocks_22])),
+        ] {
+            let bytes = !name.starts_with("plain");
+            let sizes = if bytes { json!([3, 4, 5]) } else { json!([2, 7]) };
+            config["architecture"]["ngrams"] = json!({"sizes": sizes, "rows": 61});
+            if bytes {
+                config["vocabulary"] = json!({"bytes": true});
+            }
+            folders.push((name.to_string(), write(root.path(), name, &config, 13)));
+        }
         let flat = config(json!({"pre": 2}), json!({"kind": "none"}), &[("dim", json!(16))]);
         folders.push(("spikes".to_string(), spikes(root.path(), &flat)));
         (root, folders)

@@ -261,7 +261,7 @@ fn endless() -> Vec<(String, Arc<dyn Model>)> {
     let official = cases.into_iter().map(|case| (case.to_string(), model(case, kernels::Dtype::F32)));
     let own = hourglass::shapes().into_iter().filter(|(name, _)| name.contains("windows") || name == "xpos-last");
     let all: Vec<_> = official.chain(own).collect();
-    assert_eq!(all.len(), 8);
+    assert_eq!(all.len(), 10);
     all
 }
 

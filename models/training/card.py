@@ -39,6 +39,7 @@ def main(argv=None):
     parser.add_argument("--characters", type=int, help="characters of each split to read, from its beginning; default: all")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--again", action="store_true", help="measure the weights in the folder again; keeps the facts about the run")
+    parser.add_argument("--weir", help="program that writes the summaries of the test pairs; PyTorch takes an hour")
     parser.add_argument("--text", action="store_true", help="only rewrite README.md")
     arguments = parser.parse_args(argv)
     if arguments.threads:
@@ -65,12 +66,14 @@ def make(about, folder, arguments):
             card["run"] = json.loads((folder / "card.json").read_text(encoding="utf-8"))["run"]
         else:
             card["run"] = trained(find(about["run"], arguments.runs), folder, arguments.data)
+            if "start" in about:
+                card["run"]["start"] = facts(find(about["start"], arguments.runs), arguments.data)
     model, config = checkpoint.load(folder)
     weights = folder / "model.safetensors"
     card.update(family=config["family"], bytes=weights.stat().st_size, sha256=checkpoint.sha256(weights))
     card["parameters"] = sum(tensor.numel() for tensor in model.state_dict().values())
     if config["family"] == "pyramidion":
-        return {**card, **summaries(model, config, folder, arguments.data)}
+        return {**card, **summaries(model, config, folder, card["run"]["recipe"]["corpus"], arguments)}
     card["bpc"] = measured(model, config, arguments.data, arguments.characters)
     text = (REPOSITORY / TEXT).read_text(encoding="utf-8")
     ids = data.encode(text, config["vocabulary"])
@@ -85,23 +88,29 @@ def make(about, folder, arguments):
 
 def find(name, folders):
     for folder in folders:
-        if (Path(folder) / name / "result.json").exists():
+        if (Path(folder) / name / "state.pt").exists():
             return Path(folder) / name
     raise SystemExit(f"no complete run {name} in the folders {' '.join(map(str, folders))}")
 
 
 def trained(run, folder, texts):
     """Exports a run and returns the facts about its training."""
-    facts = {**json.loads((run / "result.json").read_text(encoding="utf-8")), **export(run, folder, "bf16")}
+    exported = export(run, folder, "bf16")
+    return {**facts(run, texts), **({"best_step": exported["best_step"]} if "best_step" in exported else {})}
+
+
+def facts(run, texts):
+    """Returns the facts about a run's training. A campaign also stores its number of workers."""
     state = torch.load(run / "state.pt", map_location="cpu")
-    recipe = state["config"]["training"]
-    result = {"name": run.name, **{key: facts[key] for key in ("step", "characters", "elapsed", "restored")}, "recipe": recipe}
-    result.update({key: facts[key] for key in ("best_step", "workers") if key in facts})
+    recipe, result = state["config"]["training"], run / "result.json"
+    known = {"name": run.name, **{key: state["progress"][key] for key in ("step", "characters", "elapsed", "restored")}, "recipe": recipe}
+    if result.exists():
+        known["workers"] = json.loads(result.read_text(encoding="utf-8"))["workers"]
     if state["config"]["model"]["family"] == "pyramidion":
         from .summaries import read_pairs
 
-        return {**result, "of": len(read_pairs(texts, recipe["corpus"], "train")), "drawn": state["place"]}
-    return {**result, "of": len(data.read_text(texts, recipe["corpus"], "train"))}
+        return {**known, "of": len(read_pairs(texts, recipe["corpus"], "train")), "drawn": state["place"]}
+    return {**known, "of": len(data.read_text(texts, recipe["corpus"], "train"))}
 
 
 def measured(model, config, texts, characters):
@@ -130,13 +139,13 @@ def samples(model, config, prompt, characters=200):
     return {"prompt": prompt, "greedy": write(generate.greedy), "drawn": drawn, "temperature": 0.8, "seed": 1}
 
 
-def summaries(model, config, folder, texts):
+def summaries(model, config, folder, corpus, arguments):
     """Measures ROUGE on the test pairs. Adds the first pair of each source with its summary, and the summary that the server must return."""
     from tokenizers import Tokenizer
 
     from . import summarize
 
-    rouge, lines, settings = summarize.evaluate(folder, texts, "test")
+    rouge, lines, settings = summarize.evaluate(folder, arguments.data, "test", corpus, program=arguments.weir)
     shown = {line["source"]: line for line in reversed(lines)}  # the first pair of each source
     tokens = Tokenizer.from_file(str(folder / "tokenizer.json"))
     ids = summarize.written(model, config, tokens, (REPOSITORY / DOCUMENT).read_text(encoding="utf-8"), settings)

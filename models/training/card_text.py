@@ -129,7 +129,15 @@ def rouge(card):
         "folder, in f32. Only the weights of complete runs were measured on the test pairs; the limits below name later changes. "
         "`weir summarize --cut --table` counts without a stemmer and gives slightly different figures."
     )
+    if all(row["new"] and row["new"]["pairs"] == row["pairs"] for row in card["rouge"].values()):
+        return ["## ROUGE", table(head, rows), f"{text} {NEW}"]
     return ["## ROUGE", table(head, rows), text, overlap(card["rouge"]), table(head[:-1], new)]
+
+
+NEW = (
+    "Training left out all pairs and passages that share text with these pairs (`training.gaps`): less than a quarter of each document's runs "
+    "of twelve words occur in a training document."
+)
 
 
 def overlap(rouge):
@@ -154,7 +162,14 @@ def text_read(card):
     run = card["run"]
     if "drawn" in run:
         times = f"Each pair was drawn {run['drawn'] / run['of']:.1f} times on average"
-        return f"Training drew {run['drawn']:,} times from {run['of']:,} pairs. {times}. The run read {run['characters']:,} tokens."
+        text = f"Training drew {run['drawn']:,} times from {run['of']:,} pairs. {times}. The run read {run['characters']:,} tokens."
+        if start := run.get("start"):
+            drawn = f"drawn {start['drawn'] / start['of']:.1f} times on average"
+            text += (
+                f" It started with weights that had learnt to write the main sentences of {start['of']:,} passages (gap sentences, arXiv "
+                f"1912.08777), {drawn}: {start['characters']:,} tokens."
+            )
+        return text
     share = run["characters"] / run["of"]
     times = "each once" if share <= 1 else f"each {share:.1f} times on average"
     return f"Text: {run['of'] / 1e6:.1f}M characters of English. The run read {run['characters']:,} ({share:.0%}), {times}."
@@ -184,10 +199,23 @@ def recipe(card):
         parts.append(f"weights of update {run['best_step']:,}, which has the lowest validation loss")
     if run["restored"]:
         parts.append(f"restorations of the best weights after the loss more than doubled: {run['restored']}")
-    budget = int(r["budget"]["characters"])
+    return f"Recipe: `training/configs/{name}.json`: {'; '.join(parts)}. {again(run, name, seed)}"
+
+
+def again(run, name, seed):
+    """Says how to train the run again."""
+    recipe = run["recipe"]
+    if start := run.get("start"):
+        before = start["name"].rsplit("-seed", 1)[0]
+        return (
+            f"To train it again, run `python -m training.train --config training/configs/{before}.json --data DATA --out START` and then "
+            f"`python -m training.train --config training/configs/{name}.json --data DATA --out RUN --start START` in `models/`, with "
+            "`--compile` on a GPU. The budgets are times, so another machine reads more or less."
+        )
+    budget = int(recipe["budget"]["characters"])
     shared = f" --workers {run['workers']}" if run.get("workers", 1) > 1 else ""  # each worker has its own noise
-    again = f"`python -m training.campaign --data DATA --out RUNS --budget {budget}{shared} training/configs/{name}.json@{seed}`"
-    return f"Recipe: `training/configs/{name}.json`: {'; '.join(parts)}. To train it again, run {again} in `models/`."
+    command = f"`python -m training.campaign --data DATA --out RUNS --budget {budget}{shared} training/configs/{name}.json@{seed}`"
+    return f"To train it again, run {command} in `models/`."
 
 
 def decay(r):

@@ -5,10 +5,14 @@ for each source of pairs. The baseline is the document's first n words, where n 
 
 The command omits pairs whose document is a training document. Other documents may have much of their text in a training document with
 another summary, such as the rest of an article's lead. So the command also prints the figures of the pairs with mostly new text.
+
+With `--weir PROGRAM`, the built server writes the summaries, which is much faster than PyTorch.
 """
 
 import argparse
 import json
+import subprocess
+import tempfile
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -43,7 +47,7 @@ def table(rows):
     return result
 
 
-def evaluate(folder, data, split, corpus="summaries", limit=None, beam_size=None):
+def evaluate(folder, data, split, corpus="summaries", limit=None, beam_size=None, program=None):
     """Returns ROUGE by source, every pair with the model's summary, and the settings of a checkpoint."""
     model, config = checkpoint.load(folder)
     if config["family"] != "pyramidion":
@@ -58,7 +62,10 @@ def evaluate(folder, data, split, corpus="summaries", limit=None, beam_size=None
     score = lambda pair, text: {k: s.fmeasure for k, s in scorer.score(pair["summary"], text).items()}  # noqa: E731
     progress, rows, lines = Progress(len(pairs), 0, "pairs"), [], []
     for index, pair in enumerate(pairs):
-        text = tokens.decode(written(model, config, tokens, pair["document"], settings), skip_special_tokens=True)
+        if program:
+            text = written_by(program, folder, pair["document"], settings)
+        else:
+            text = tokens.decode(written(model, config, tokens, pair["document"], settings), skip_special_tokens=True)
         lead = " ".join(pair["document"].split()[: first.get(pair["source"], 20)])
         scores = {"model": score(pair, text), "lead": score(pair, lead)}
         rows.append({"source": pair["source"], "scores": scores, "new": pair["met"] < NEW})
@@ -90,6 +97,16 @@ def written(model, config, tokens, document, settings):
     return beam.search(model, torch.from_numpy(ids.astype("int64")), settings)[0][0]
 
 
+def written_by(program, folder, document, settings):
+    """Returns the best summary of the program `weir`."""
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".txt") as file:
+        file.write(document)
+        file.flush()
+        command = [program, "summarize", "--model", folder, "--file", file.name, "--cut", "--json", "--beam", str(settings["beam"])]
+        answer = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return json.loads(answer)["hypotheses"][0]["text"]
+
+
 @one_line_errors
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -100,9 +117,10 @@ def main():
     parser.add_argument("--out", required=True, help="file of summaries, one JSON object per line")
     parser.add_argument("--limit", type=int, help="number of pairs, evenly spaced")
     parser.add_argument("--beam", type=int, help="beam size instead of the checkpoint's")
+    parser.add_argument("--weir", help="program that writes the summaries")
     arguments = parser.parse_args()
     result, lines, settings = evaluate(
-        arguments.model, arguments.data, arguments.split, arguments.corpus, arguments.limit, arguments.beam
+        arguments.model, arguments.data, arguments.split, arguments.corpus, arguments.limit, arguments.beam, arguments.weir
     )
     with open(arguments.out, "w", encoding="utf-8") as file:
         file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)

@@ -2,6 +2,7 @@
 
 mod cli;
 mod conversion;
+mod refusals;
 
 use super::{
     golden::Golden,

@@ -101,6 +101,7 @@ impl<'a> PickleMachine<'a> {
             b's' | b'u' => self.set_items(code),
             b'q' | b'r' | 0x94 | b'h' | b'j' => self.memorise(code),
             b'c' | 0x93 => self.global(code),
+            b'i' => self.instance(),
             b'R' | 0x81 | 0x92 => self.call(code),
             b'b' => self.build(),
             b'Q' => {
@@ -221,6 +222,12 @@ impl<'a> PickleMachine<'a> {
                 wrong("a name that training checkpoints need", format!("{module}.{name}").escape_debug().to_string())
             }
         }
+    }
+
+    /// Refuses a call of a name within the instruction. Errors name the name if no checkpoint needs it.
+    fn instance(&mut self) -> Result<(), Mismatch> {
+        self.global(b'c')?;
+        wrong("an instruction that reads data", "0x69 ('i')")
     }
 
     fn call(&mut self, code: u8) -> Result<(), Mismatch> {

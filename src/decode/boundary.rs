@@ -28,17 +28,22 @@ impl SymbolBoundary {
     pub fn ends_segment(self) -> bool {
         self.boundary && self.depth == 0
     }
+
+    /// Levels at which a segment ends, or a chunk begins, with this symbol: 1 for a boundary of a model without levels.
+    pub fn closed_levels(self) -> usize {
+        if self.boundary { usize::from(self.depth.max(1)) } else { 0 }
+    }
 }
 
 /// Returns each level's boundaries, outermost first: one number for each symbol, then one for each chunk of the level around
-/// it, 1 where a chunk begins. Empty if the decisions are those of a model without levels.
-pub fn levels(decisions: &[SymbolBoundary]) -> Vec<Vec<u8>> {
-    let deepest = decisions.iter().map(|decision| decision.depth).max().unwrap_or(0);
+/// it, 1 where a chunk begins. `depths` has the [depth](SymbolBoundary::depth) of each symbol. Empty if the model has no levels.
+pub fn levels(depths: impl IntoIterator<Item = u8>) -> Vec<Vec<u8>> {
+    let depths: Vec<u8> = depths.into_iter().collect();
     let level = |level: u8| {
-        let in_level = decisions.iter().filter(move |decision| decision.depth >= level);
-        in_level.map(|decision| u8::from(decision.depth > level)).collect()
+        let in_level = depths.iter().filter(move |depth| **depth >= level);
+        in_level.map(|depth| u8::from(*depth > level)).collect()
     };
-    (0..deepest).map(level).collect()
+    (0..depths.iter().copied().max().unwrap_or(0)).map(level).collect()
 }
 
 /// How a sequence's boundaries are decided, where the model leaves a choice.
@@ -125,8 +130,11 @@ mod tests {
     fn levels_list_the_chunks_of_the_level_around_them() {
         let decision = |depth| SymbolBoundary { boundary: depth > 0, depth, probability: None, end_logprob: None };
         let decisions: Vec<_> = [2, 0, 1, 2, 0, 0, 1].map(decision).into();
-        assert_eq!(levels(&decisions), [vec![1, 0, 1, 1, 0, 0, 1], vec![1, 0, 1, 0]]);
-        assert!(levels(&[SymbolBoundary { boundary: true, ..decision(0) }]).is_empty() && levels(&[]).is_empty());
+        let depths = decisions.iter().map(|decision: &SymbolBoundary| decision.depth);
+        assert_eq!(levels(depths), [vec![1, 0, 1, 1, 0, 0, 1], vec![1, 0, 1, 0]]);
+        assert!(levels([0, 0]).is_empty() && levels([]).is_empty());
+        assert_eq!([decisions[0], decisions[1]].map(SymbolBoundary::closed_levels), [2, 0]);
+        assert_eq!(SymbolBoundary { boundary: true, ..decision(0) }.closed_levels(), 1);
         let cuts = |decision: SymbolBoundary| (decision.begins_segment(), decision.ends_segment());
         assert_eq!(cuts(decision(1)), (true, false));
         assert_eq!(cuts(SymbolBoundary { boundary: true, ..decision(0) }), (false, true));

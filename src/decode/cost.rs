@@ -13,6 +13,8 @@ pub struct Cost {
     pub symbol: StepCost,
     /// Segment step: all layers at segment resolution; zero in a model that never waits.
     pub segment: StepCost,
+    /// The rest of a segment step in which chunks of deeper levels begin: all layers inside these; zero in a model with one level.
+    pub deeper: StepCost,
     /// The logits after one symbol, where they are wanted.
     pub logits: StepCost,
 }
@@ -28,6 +30,20 @@ pub struct StepCost {
     pub multiply_adds: usize,
 }
 
+impl Cost {
+    /// Returns the cost of a segment step in which chunks of the first `levels` levels begin.
+    pub fn segment_step(&self, levels: usize) -> StepCost {
+        let mut cost = StepCost::default();
+        if levels > 0 {
+            cost += self.segment;
+        }
+        if levels > 1 {
+            cost += self.deeper;
+        }
+        cost
+    }
+}
+
 impl AddAssign for StepCost {
     fn add_assign(&mut self, other: Self) {
         self.shared_bytes += other.shared_bytes;
@@ -40,6 +56,7 @@ impl AddAssign for Cost {
     fn add_assign(&mut self, other: Self) {
         self.symbol += other.symbol;
         self.segment += other.segment;
+        self.deeper += other.deeper;
         self.logits += other.logits;
     }
 }

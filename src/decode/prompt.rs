@@ -14,6 +14,7 @@ use super::{
     sampling::logprobs::{LogprobOptions, SymbolLogprobs},
     text_window::TextWindow,
     trace,
+    usage::LevelCounts,
 };
 use crate::error::{Error, Result};
 use std::ops::Range;
@@ -55,8 +56,8 @@ struct FeedRange {
 
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ChunkOutcome {
-    /// Number of segments that ended in it, not counting context.
-    pub(super) segments: usize,
+    /// Segments that ended in it by level of chunking, not counting context.
+    pub(super) segments: LevelCounts,
     /// True if the next chunk starts a new sequence.
     pub(super) ends_window: bool,
 }
@@ -279,9 +280,9 @@ impl Prompt {
         let context = chunk.end <= self.range.emit_from;
         self.fed = chunk.end;
         self.settled = self.settled.max(self.fed);
-        let mut segments = 0;
+        let mut segments = LevelCounts::default();
         if !context {
-            segments = row.decisions.iter().filter(|decision| decision.boundary).count();
+            row.decisions.iter().for_each(|decision| segments.add(decision.closed_levels()));
         }
         if self.output.symbols && !context {
             let vocabulary = row.logits.len().checked_div(symbols.len()).filter(|_| row.want == Want::All);

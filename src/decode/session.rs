@@ -20,7 +20,7 @@ use super::{
     sampling::logprobs::LogprobOptions,
     text_window::TextView,
     trace,
-    usage::Usage,
+    usage::{LevelCounts, Usage},
 };
 use crate::error::{Error, Result};
 
@@ -190,9 +190,9 @@ impl Session {
         if self.generation.is_some() && self.prompt.is_done() { self.seen() } else { self.prompt.skippable() }
     }
 
-    /// Continues with a row whose state covers the first `len` symbols and has closed `segments` segments. Fails if `len` exceeds
-    /// [`cacheable_prefix`](Self::cacheable_prefix).
-    pub fn start_at(&mut self, len: usize, segments: usize) -> Result<()> {
+    /// Continues with a row whose state covers the first `len` symbols and has closed `segments` segments of each level. Fails if
+    /// `len` exceeds [`cacheable_prefix`](Self::cacheable_prefix).
+    pub fn start_at(&mut self, len: usize, segments: LevelCounts) -> Result<()> {
         let limit = self.cacheable_prefix();
         if len > limit {
             return Err(Error::Internal(format!("a session cannot skip {len} symbols, the limit is {limit}")));
@@ -201,7 +201,8 @@ impl Session {
         if !self.prompt.is_done() && len > self.prompt.fed {
             self.prompt.skip(len, &mut self.output);
             self.usage.prompt_chars = len;
-            self.usage.prompt_segments = segments;
+            self.usage.prompt_segments = segments.level(0);
+            self.usage.levels = segments;
         }
         if !self.lost_row {
             self.usage.cached_chars = len;
@@ -289,7 +290,8 @@ impl Session {
         if !self.prompt.is_done() {
             let start = self.prompt.start();
             let ChunkOutcome { segments, ends_window } = self.prompt.absorb(row, &mut self.output)?;
-            self.usage.prompt_segments += segments;
+            self.usage.prompt_segments += segments.level(0);
+            self.usage.levels += segments;
             self.usage.prompt_chars = self.prompt.settled;
             if ends_window {
                 self.boundaries.offset += self.prompt.start() - start;
@@ -303,6 +305,7 @@ impl Session {
             self.coded = self.prompt.finish_code()?;
         } else if let Some(generation) = &mut self.generation {
             self.usage.generated_segments = row.state.segments().saturating_sub(self.usage.prompt_segments);
+            self.usage.levels = row.state.level_segments();
             let decision = row.decisions.last().copied().filter(|_| row.positions() > 0);
             if let Some(reason) = generation.absorb(decision, self.usage.generated_segments, &mut self.output) {
                 return Ok(SessionProgress::Finished(reason));

@@ -1,6 +1,6 @@
 //! The state of one sequence in a model, and the scratch memory of a thread that steps it.
 
-use super::replay::ReplayStart;
+use super::{replay::ReplayStart, usage::LevelCounts};
 use crate::error::{Error, Result};
 use std::any::Any;
 
@@ -16,6 +16,12 @@ pub trait State: Any + Send + Sync {
 
     /// Number of closed segments.
     fn segments(&self) -> usize;
+
+    /// Number of closed segments by level of chunking. The first level's are [`segments`](Self::segments), which is the only
+    /// level of most models.
+    fn level_segments(&self) -> LevelCounts {
+        LevelCounts::one(self.segments())
+    }
 
     /// Returns a second sequence with the same past, ready to be fed. Both share pages until one of them writes.
     ///

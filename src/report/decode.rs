@@ -15,6 +15,7 @@ use crate::{
     decode::{
         boundary_wait,
         contract::{BoundaryOptions, Card, Model, Scratch, SequenceRow, StepStatus, Want, advance},
+        usage::{LevelUsage, by_level},
     },
     error::Result,
 };
@@ -161,6 +162,22 @@ fn feed_context(model: &dyn Model, row: &mut SequenceRow, context: &[u32], scrat
     Ok(())
 }
 
+/// One level of a model with several levels of chunking.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct MeasuredLevel {
+    /// Symbols per chunk in the outermost level; chunks of the level around it per chunk in the others.
+    pub shortening_factor: f64,
+    /// Rounds in which the layers inside this level ran.
+    pub middle_steps: usize,
+}
+
+impl From<LevelUsage> for MeasuredLevel {
+    fn from(usage: LevelUsage) -> Self {
+        let LevelUsage { shortening_factor, middle_steps, .. } = usage;
+        Self { shortening_factor, middle_steps }
+    }
+}
+
 /// Result of a decoding benchmark.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct DecodeMeasurement {
@@ -200,6 +217,9 @@ pub struct DecodeMeasurement {
     pub boundary_wait: usize,
     /// Rounds with a segment step.
     pub middle_steps: usize,
+    /// Each level of a model with several levels of chunking, outermost first. Left out for other models.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub levels: Vec<MeasuredLevel>,
     /// Share of the time spent in segment steps.
     pub middle_share: f64,
     /// Median time between two characters of a row if the symbol fed between them closed no segment; `None` if there was
@@ -245,6 +265,7 @@ impl DecodeMeasurement {
             chars_per_symbol: bench.sample.chars_per_symbol,
             boundary_wait: plan.boundary_wait,
             middle_steps: run.middle_steps,
+            levels: by_level(run.symbols, &run.levels, &run.level_steps).into_iter().map(MeasuredLevel::from).collect(),
             middle_share: run.middle_ns / 1e9 / seconds,
             plain_gap_ns_p50: plain_gap_ns[0],
             plain_gap_ns_p99: plain_gap_ns[1],

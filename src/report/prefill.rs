@@ -124,9 +124,7 @@ fn multiply_adds(model: &dyn Model, marks: &[SymbolBoundary]) -> usize {
         segments += usize::from(mark.boundary);
         let cost = model.cost(position + 1, segments);
         sum += cost.symbol.multiply_adds;
-        if mark.boundary {
-            sum += cost.segment.multiply_adds;
-        }
+        sum += cost.segment_step(mark.closed_levels()).multiply_adds;
         if position + 1 == marks.len() {
             sum += cost.logits.multiply_adds;
         }

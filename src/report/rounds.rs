@@ -5,6 +5,7 @@
 use crate::decode::{
     contract::{Model, SequenceRow, StepStatus},
     cost::StepCost,
+    usage::LevelCounts,
 };
 use std::time::Duration;
 
@@ -18,6 +19,10 @@ pub struct DecodeRun {
     /// Symbols finished, summed over rows.
     pub symbols: usize,
     pub segments: usize,
+    /// Segments by level of chunking.
+    pub levels: LevelCounts,
+    /// Rounds with a segment step that ran the layers inside a level, by level of chunking.
+    pub level_steps: LevelCounts,
     /// Bytes that the rounds had to read.
     pub bytes: usize,
     /// Bytes that successive rounds cycle through: all weights, and all rows' keys and values at the end of the run.
@@ -44,6 +49,8 @@ impl DecodeRun {
         self.middle_ns += other.middle_ns;
         self.symbols += other.symbols;
         self.segments += other.segments;
+        self.levels += other.levels;
+        self.level_steps += other.level_steps;
         self.bytes += other.bytes;
         self.working_set_bytes = self.working_set_bytes.max(other.working_set_bytes);
         self.plain_gap_ns.extend(other.plain_gap_ns);
@@ -60,7 +67,8 @@ struct FinishedSymbol {
     symbols: usize,
     /// Segments of its row at that time.
     segments: usize,
-    closes: bool,
+    /// Levels at which it closed a segment.
+    closed_levels: usize,
     /// Nanoseconds since the previous symbol of its row.
     gap_ns: f64,
 }
@@ -101,7 +109,7 @@ impl RoundRecorder {
                 round,
                 symbols: row.state.len(),
                 segments: row.state.segments(),
-                closes: row.decisions.iter().any(|mark| mark.boundary),
+                closed_levels: row.decisions.iter().map(|mark| mark.closed_levels()).max().unwrap_or_default(),
                 gap_ns: self.elapsed_ns - std::mem::replace(last_ns, self.elapsed_ns),
             });
         }
@@ -110,15 +118,24 @@ impl RoundRecorder {
     /// Computes the totals of the run; `rows` are in the state after its last round.
     pub(super) fn finish(self, model: &dyn Model, rows: &[SequenceRow]) -> DecodeRun {
         let Self { run, finished, .. } = self;
-        let bytes = finished.chunk_by(|a, b| a.round == b.round).map(|round| round_bytes(model, round)).sum();
+        let mut bytes = 0;
+        let mut levels = LevelCounts::default();
+        let mut level_steps = LevelCounts::default();
+        for round in finished.chunk_by(|a, b| a.round == b.round) {
+            bytes += round_bytes(model, round);
+            round.iter().for_each(|symbol| levels.add(symbol.closed_levels));
+            level_steps.add(round.iter().map(|symbol| symbol.closed_levels).max().unwrap_or_default());
+        }
         let gaps = |closes: bool| {
-            let gaps = finished.iter().filter(|symbol| symbol.closes == closes);
+            let gaps = finished.iter().filter(|symbol| (symbol.closed_levels > 0) == closes);
             gaps.map(|symbol| symbol.gap_ns).collect::<Vec<_>>()
         };
         let boundary_gap_ns = gaps(true);
         DecodeRun {
             symbols: finished.len(),
             segments: boundary_gap_ns.len(),
+            levels,
+            level_steps,
             bytes,
             working_set_bytes: working_set_bytes(model, rows),
             plain_gap_ns: gaps(false),
@@ -134,7 +151,7 @@ fn working_set_bytes(model: &dyn Model, rows: &[SequenceRow]) -> usize {
     let mut shared = 0;
     for row in rows {
         let cost = model.cost(row.state.len(), row.state.segments());
-        let kinds = [cost.symbol, cost.segment, cost.logits];
+        let kinds = [cost.symbol, cost.segment, cost.deeper, cost.logits];
         own += kinds.iter().map(|kind| kind.own_bytes).sum::<usize>();
         shared = kinds.iter().map(|kind| kind.shared_bytes).sum::<usize>().max(shared);
     }
@@ -142,20 +159,19 @@ fn working_set_bytes(model: &dyn Model, rows: &[SequenceRow]) -> usize {
 }
 
 /// Returns the bytes that a round reads to finish these symbols. Shared bytes count once, with the largest amount that any
-/// row needs. A segment step counts only if a row needed it.
+/// row needs. A segment step, and its layers inside deeper levels, count only if a row needed them.
 fn round_bytes(model: &dyn Model, round: &[FinishedSymbol]) -> usize {
     let mut own = 0;
     let mut shared = 0;
     let mut segment_shared = 0;
-    for &FinishedSymbol { symbols, segments, closes, .. } in round {
+    for &FinishedSymbol { symbols, segments, closed_levels, .. } in round {
         let cost = model.cost(symbols, segments);
         let StepCost { shared_bytes, own_bytes, .. } = cost.symbol;
         own += own_bytes + cost.logits.own_bytes;
         shared = (shared_bytes + cost.logits.shared_bytes).max(shared);
-        if closes {
-            own += cost.segment.own_bytes;
-            segment_shared = cost.segment.shared_bytes.max(segment_shared);
-        }
+        let segment = cost.segment_step(closed_levels);
+        own += segment.own_bytes;
+        segment_shared = segment.shared_bytes.max(segment_shared);
     }
     own + shared + segment_shared
 }

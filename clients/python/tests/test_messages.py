@@ -65,6 +65,8 @@ def test_checked_in_files_match_protoc(tmp_path: Path) -> None:
         (weir_client.SummaryUsage, summarization_pb2.SummaryUsage),
         (weir_client.SummaryTiming, summarization_pb2.SummaryTiming),
         (weir_client.EncoderLayer, summarization_pb2.EncoderLayer),
+        (weir_client.LevelUsage, generation_pb2.LevelUsage),
+        (weir_client.BoundaryLevel, generation_pb2.BoundaryLevel),
         (weir_client.CacheEffect, latency_pb2.CacheEffect),
         (weir_client.CalibratedStep, latency_pb2.CalibratedStep),
         (weir_client.Calibration, latency_pb2.Calibration),

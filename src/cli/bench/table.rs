@@ -46,8 +46,9 @@ fn decode_line(entry: &decode::DecodeMeasurement) -> Vec<String> {
     };
     let mut cells = setup_cells(&entry.measured);
     cells.extend([entry.batch, entry.context, entry.boundary_wait].map(|count| count.to_string()));
+    let levels: Vec<_> = entry.levels.iter().map(|level| factor(Some(level.shortening_factor))).collect();
     cells.extend([
-        factor(entry.shortening_factor),
+        if levels.is_empty() { factor(entry.shortening_factor) } else { levels.join(" × ") },
         format!("{:.1}", entry.chars_per_second),
         ms(entry.step_ns_p50),
         format!("{:.1}", entry.middle_share * 100.0),

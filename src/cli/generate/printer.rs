@@ -2,7 +2,7 @@
 
 use crate::{
     cli::output,
-    decode::usage::{Timing, Usage},
+    decode::usage::{LevelUsage, Timing, Usage},
     error::Result,
 };
 use serde_json::{Value, json};
@@ -76,6 +76,10 @@ impl Printer {
             "usage": usage_json(end, self.text.chars().count()),
             "timing": timing_json(&end.timing),
         });
+        let levels = end.usage.by_level(&end.timing);
+        if !levels.is_empty() {
+            object["levels"] = levels.iter().map(level_json).collect();
+        }
         if let Some(ends) = &self.segment_ends {
             object["events"] = json!(self.events(ends, &end.usage));
         }
@@ -109,6 +113,14 @@ fn usage_json(end: &GenerationEnd, generated_text_chars: usize) -> Value {
         "generated_segments": usage.generated_segments,
         "shortening_factor": usage.shortening_factor(),
         "nxt_steps": usage.nxt_steps,
+    })
+}
+
+fn level_json(level: &LevelUsage) -> Value {
+    json!({
+        "chunks": level.chunks,
+        "shortening_factor": level.shortening_factor,
+        "middle_steps": level.middle_steps,
     })
 }
 

@@ -51,8 +51,8 @@ pub(super) fn run(args: &Args, model: &ServedModel) -> Result<()> {
     let normalized_chars = wire.map_or(0, |usage| size(usage.normalized_chars()));
     printer.finish(&GenerationEnd {
         reason: reason_name(&finished),
-        usage: usage(finished.usage),
-        timing: timing(finished.timing),
+        usage: usage(finished.usage, &finished.levels),
+        timing: timing(finished.timing, &finished.levels),
         prompt_text_chars,
         normalized_chars,
     })

@@ -88,7 +88,7 @@ pub(super) fn whole(args: &Args, model: &dyn Model, symbols: &[u32], has_end: bo
         symbols: symbols.len() + usize::from(has_end),
         text_chars: TextCounter::chars_of(symbols, card.vocabulary.clone()),
         fed: symbols.len(),
-        levels: levels(&outputs.decisions),
+        levels: levels(outputs.decisions.iter().map(|decision| decision.depth)),
         text_bits: TextBits::new(model, symbols, unscored, nats),
         marked: outputs.marked,
         mode: args.boundaries.boundary_mode.or(card.boundary_modes.first().copied()),

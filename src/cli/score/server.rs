@@ -13,7 +13,7 @@ use crate::{
         model_source::{ServedModel, narrow},
         notes,
     },
-    decode::{contract::BoundaryMode, evaluate::windows, options::WindowOptions},
+    decode::{boundary::levels, contract::BoundaryMode, evaluate::windows, options::WindowOptions},
     error::{Error, Result},
     serve::client::inference::{Character, Model, ScoreEvent, ScoreRequest, ScoreSummary, Windows, size},
     text::SpecialSymbols,
@@ -160,8 +160,9 @@ pub(super) fn whole(args: &Args, model: &ServedModel, text: String) -> Result<Sc
         fed: response.characters.len(),
         logprobs: response.logprobs(),
         boundaries,
-        // The API has the boundaries of the first level only.
-        levels: Vec::new(),
+        levels: levels(
+            response.characters.iter().map(|character| u8::try_from(character.chunk_depth).unwrap_or(u8::MAX)),
+        ),
         text_bits: response.text_bits(&described),
         marked,
         mode: args.boundaries.boundary_mode.or(default),

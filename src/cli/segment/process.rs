@@ -44,7 +44,11 @@ pub(super) fn run(args: &Args, model: &dyn Model) -> Result<SegmentedText> {
         let Segment { start, end, probability, closed, depth } = segment;
         TextSegment { text: vocabulary.decode(&symbols[start..end]), start, end, probability, closed, depth }
     });
-    Ok(SegmentedText { symbols: symbols.len(), segments: segments.collect(), levels: levels(&marks) })
+    Ok(SegmentedText {
+        symbols: symbols.len(),
+        segments: segments.collect(),
+        levels: levels(marks.iter().map(|mark| mark.depth)),
+    })
 }
 
 fn split(marks: &[SymbolBoundary]) -> Vec<Segment> {

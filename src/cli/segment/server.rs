@@ -19,15 +19,23 @@ pub(super) fn run(args: &Args, model: &ServedModel) -> Result<SegmentedText> {
         seed: Some(args.boundaries.seed),
         ..SegmentRequest::default()
     };
-    let SegmentResponse { segments, usage, .. } = model.call(async |client| client.segment(request).await)?;
+    let SegmentResponse { segments, usage, boundary_levels, .. } =
+        model.call(async |client| client.segment(request).await)?;
     let symbols = size(usage.unwrap_or_default().prompt_chars);
-    // The API has the segments of the first level only.
-    Ok(SegmentedText { symbols, segments: segments.into_iter().map(segment).collect(), levels: Vec::new() })
+    let levels = boundary_levels.iter().map(|level| level.boundaries.iter().map(|&bit| u8::from(bit != 0)).collect());
+    Ok(SegmentedText { symbols, segments: segments.into_iter().map(segment).collect(), levels: levels.collect() })
 }
 
 fn segment(segment: Segment) -> TextSegment {
-    let Segment { text, char_start, char_end, boundary_probability, open, .. } = segment;
+    let Segment { text, char_start, char_end, boundary_probability, open, chunk_depth, .. } = segment;
     let start = size(char_start);
     let end = size(char_end);
-    TextSegment { text, start, end, probability: boundary_probability, closed: !open, depth: 0 }
+    TextSegment {
+        text,
+        start,
+        end,
+        probability: boundary_probability,
+        closed: !open,
+        depth: u8::try_from(chunk_depth).unwrap_or(u8::MAX),
+    }
 }

@@ -290,7 +290,10 @@ impl Batch {
         let result = guarded(|| self.inner.model.segment_step(rows, &self.due, &mut self.scratch));
         let took = clock::since(began);
         for &row in &self.due {
-            self.requests[self.row_table.owners[row]].timer.count_segment_step(took);
+            // symbols that a rollback kept, and that are fed again, have no decision
+            let decided = self.row_table.rows[row].decisions.iter().map(|mark| mark.closed_levels()).max();
+            let timer = &mut self.requests[self.row_table.owners[row]].timer;
+            timer.count_segment_step(took, decided.unwrap_or_default().max(1));
         }
         if let Err(error) = result {
             self.fail_rows(&error, self.due.clone());

@@ -11,7 +11,7 @@ use std::time::Duration;
 /// Bytes that a symbol or segment attends to.
 fn cost(symbols: usize, segments: usize) -> Cost {
     let step = |keys: usize| StepCost { own_bytes: keys * 8, ..StepCost::default() };
-    Cost { symbol: step(symbols), segment: step(segments), logits: StepCost::default() }
+    Cost { symbol: step(symbols), segment: step(segments), logits: StepCost::default(), ..Cost::default() }
 }
 
 /// Time of a part on the artificial machine, in nanoseconds: for its weights, for each position, for each key of a position.

@@ -13,7 +13,11 @@ use super::{
     samples::{Samples, StepSample, StepShape},
 };
 use crate::{
-    decode::contract::{BoundaryMode, BoundaryOptions, Model, Scratch, SequenceRow, StepStatus, Want, advance},
+    decode::{
+        contract::{BoundaryMode, BoundaryOptions, Model, Scratch, SequenceRow, StepStatus, Want, advance},
+        cost::Cost,
+        usage::MAX_LEVELS,
+    },
     error::{Error, Result},
 };
 use std::{
@@ -126,7 +130,11 @@ fn table(
     began: Instant,
 ) -> std::result::Result<TimingTable, NotCalibrated> {
     let timings = measurements.iter().filter_map(|measurement| measurement.shape?.timing(&measurement.samples));
-    let cost = |symbols, segments| model.cost(symbols, segments);
+    // without pooling, the layers of every level run at each symbol
+    let cost = |symbols, segments| {
+        let cost = model.cost(symbols, segments);
+        Cost { segment: cost.segment_step(MAX_LEVELS), ..cost }
+    };
     TimingTable::new(timings.collect(), model.card().max_symbols, cost, began.elapsed())
         .ok_or(NotCalibrated::NoBoundary)
 }

@@ -41,7 +41,7 @@ impl TextRequest {
             session.resume(&mut *state)?;
             return Ok(state);
         };
-        session.start_at(hit.len, hit.state.segments())?;
+        session.start_at(hit.len, hit.state.level_segments())?;
         Ok(hit.state)
     }
 

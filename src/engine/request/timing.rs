@@ -1,6 +1,6 @@
 //! Measures where a request's time goes.
 
-use crate::decode::usage::{Timing, UnpooledTiming};
+use crate::decode::usage::{LevelCounts, Timing, UnpooledTiming};
 use std::time::{Duration, Instant};
 
 /// Latency of a new symbol of the answer.
@@ -42,6 +42,8 @@ pub(crate) struct RequestTimer {
     /// Symbol steps that ran while the request waited for its segment step.
     pub(crate) wait_steps: u64,
     middle_steps: u64,
+    /// Segment steps that ran the layers inside a level, by level of chunking.
+    level_steps: LevelCounts,
     middle: Duration,
     /// When the latest segment of the answer got its first symbol.
     segment_started: Option<Instant>,
@@ -60,6 +62,7 @@ impl RequestTimer {
             steps: 0,
             wait_steps: 0,
             middle_steps: 0,
+            level_steps: LevelCounts::default(),
             middle: Duration::ZERO,
             segment_started: None,
             unpooled_extra: Some(UnpooledExtra::default()),
@@ -78,8 +81,10 @@ impl RequestTimer {
         self.admitted.map(|admitted| now.saturating_duration_since(admitted))
     }
 
-    pub(crate) fn count_segment_step(&mut self, duration: Duration) {
+    /// Counts a segment step that ran the layers inside the first `levels` levels of chunking.
+    pub(crate) fn count_segment_step(&mut self, duration: Duration, levels: usize) {
         self.middle_steps += 1;
+        self.level_steps.add(levels);
         self.middle += duration;
     }
 
@@ -133,6 +138,7 @@ impl RequestTimer {
             steps: self.steps,
             wait_steps: self.wait_steps,
             middle_steps: self.middle_steps,
+            level_steps: self.level_steps,
             middle_ns: nanoseconds(self.middle),
             unpooled: extra.map(|extra| UnpooledTiming {
                 prefill_ns: prefill_ns.saturating_add_signed(extra.prefill_ns),

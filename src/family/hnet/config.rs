@@ -1,6 +1,7 @@
 //! The `architecture` of an H-Net checkpoint and its bounds.
 
 use crate::{
+    decode::usage::MAX_LEVELS,
     error::Result,
     family::parts::check::Check,
     kernels::ssm::HEAD,
@@ -10,7 +11,7 @@ use serde::Deserialize;
 use std::path::Path;
 
 /// Maximum stages, the innermost included.
-const MAX_STAGES: usize = 8;
+const MAX_STAGES: usize = MAX_LEVELS + 1;
 /// Maximum taps of a convolution.
 const MAX_TAPS: usize = 64;
 /// Maximum layers of a stack.

@@ -13,7 +13,7 @@ use crate::{
         contract::{
             BoundaryOptions, Card, KvMemory, Model, Scratch, SequenceRow, State, StepStatus, SymbolBoundary, state_ref,
         },
-        cost::Cost,
+        cost::{Cost, StepCost},
         options::check_mode,
     },
     error::Result,
@@ -183,15 +183,13 @@ impl Model for Hnet {
         let mut cost = Cost::default();
         let last = self.stacks.len() - 1;
         for (index, stack) in self.stacks.iter().enumerate() {
-            if index == 0 || index == last {
-                cost.symbol += cost::hybrid_stack(stack, symbols);
-            } else {
-                cost.segment += cost::hybrid_stack(stack, segments);
-            }
+            let stage = index.min(last - index);
+            let positions = if stage == 0 { symbols } else { segments };
+            *in_stage(&mut cost, stage) += cost::hybrid_stack(stack, positions);
         }
         for (stage, ChunkingStage { router, residual }) in self.chunking.iter().enumerate() {
             for matrix in [&router.query, &router.key, residual] {
-                if stage == 0 { cost.symbol += cost::linear(matrix) } else { cost.segment += cost::linear(matrix) }
+                *in_stage(&mut cost, stage) += cost::linear(matrix);
             }
         }
         cost.logits += cost::linear(&self.head);
@@ -224,7 +222,7 @@ impl Hnet {
         let state: &mut HnetState = crate::decode::contract::state_mut(&mut **state)?;
         state.flight.clear();
         let fed = state.to_compute(feed.len());
-        state.history.extend(feed.iter().map(|&symbol| FedSymbol { symbol, boundary: false }));
+        state.history.extend(feed.iter().map(|&symbol| FedSymbol { symbol, depth: 0 }));
         if fed >= LONG_FEED {
             let position = state.len() - REWIND;
             state.flight.plan = Some(SnapshotPlan::new(position, self.stacks.len(), self.chunking.len()));
@@ -257,7 +255,10 @@ impl Hnet {
             let state = state(rows, sequence)?;
             let is_new = index >= state.ready;
             let first = state.start;
-            state.history[index - first].boundary = boundary;
+            if is_new {
+                // one that is fed again has its complete depth
+                state.history[index - first].depth = u8::from(boundary);
+            }
             state.flight.residual.extend_from_slice(&own.residual[row * dim..][..dim]);
             state.flight.probabilities.push(probability);
             if boundary {
@@ -304,6 +305,15 @@ impl Hnet {
             state.flight.outputs = outputs;
         }
         Ok(())
+    }
+}
+
+/// Returns the part of the cost to which a stage adds.
+fn in_stage(cost: &mut Cost, stage: usize) -> &mut StepCost {
+    match stage {
+        0 => &mut cost.symbol,
+        1 => &mut cost.segment,
+        _ => &mut cost.deeper,
     }
 }
 

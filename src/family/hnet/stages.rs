@@ -55,6 +55,9 @@ impl Hnet {
                 next.symbols.push(own.symbols[row]);
                 if let Some(symbol) = own.symbols[row] {
                     rows[sequence].decisions[symbol].depth += 1;
+                    let state = state(rows, sequence)?;
+                    let held = state.ready + symbol - state.start;
+                    state.history[held].depth += 1;
                 }
             }
         }

@@ -6,7 +6,10 @@
 
 use super::snapshots::{LevelState, OVERDUE, REWIND, Snapshot, SnapshotPlan, StackSnapshot, StackState};
 use crate::{
-    decode::contract::{PageUse, SequenceRow, State, state_mut},
+    decode::{
+        contract::{PageUse, SequenceRow, State, state_mut},
+        usage::LevelCounts,
+    },
     error::Result,
     family::parts::step::check_rollback,
 };
@@ -18,12 +21,12 @@ pub struct HnetState {
     pub stacks: Vec<StackState>,
     /// The chunking stages' vectors, outermost first.
     pub levels: Vec<LevelState>,
-    /// The symbols from position `start` on, each with its boundary once the router has decided it.
+    /// The symbols from position `start` on, each with its boundaries once the routers have decided them.
     pub history: Vec<FedSymbol>,
     /// Position of the first of `history`: the oldest snapshot's, or 0.
     pub start: usize,
-    /// Boundaries before `start`.
-    pub earlier_segments: usize,
+    /// Chunks that begin before `start`.
+    pub earlier_segments: LevelCounts,
     /// Symbols that the stacks have seen. After a rollback fewer than the sequence has: the next step feeds the rest again.
     pub computed: usize,
     /// Symbols that have had their finish step, or were kept by a rollback; later ones are in flight.
@@ -41,8 +44,8 @@ pub struct HnetState {
 pub struct FedSymbol {
     /// Its id.
     pub symbol: u32,
-    /// True if a chunk begins with it.
-    pub boundary: bool,
+    /// Levels at which a chunk begins with it, the outermost included. Complete once the symbol has had its segment step.
+    pub depth: u8,
 }
 
 /// Symbols between symbol step and finish step, those that a rollback kept included. D = width of the outermost stage.
@@ -79,7 +82,7 @@ impl HnetState {
             levels: vec![LevelState::default(); levels],
             history: Vec::with_capacity(256),
             start: 0,
-            earlier_segments: 0,
+            earlier_segments: LevelCounts::default(),
             computed: 0,
             ready: 0,
             snapshots: VecDeque::new(),
@@ -93,10 +96,11 @@ impl HnetState {
         self.ready == self.len()
     }
 
-    /// Returns the number of boundaries before position `end`, which is not before `start`.
-    pub fn segments_before(&self, end: usize) -> usize {
-        let held = &self.history[..end - self.start];
-        self.earlier_segments + held.iter().filter(|fed| fed.boundary).count()
+    /// Returns the number of chunks that begin before position `end`, which is not before `start`.
+    fn segments_before(&self, end: usize) -> LevelCounts {
+        let mut counts = self.earlier_segments;
+        self.history[..end - self.start].iter().for_each(|fed| counts.add(usize::from(fed.depth)));
+        counts
     }
 
     /// Returns the symbols that the next symbol step feeds to the stacks if `more` symbols are fed.
@@ -143,7 +147,7 @@ impl HnetState {
     fn reset(&mut self) {
         self.snapshots.clear();
         self.start = 0;
-        self.earlier_segments = 0;
+        self.earlier_segments = LevelCounts::default();
         self.can_rewind_feed = true;
         self.history.clear();
         self.restore();
@@ -175,7 +179,7 @@ impl HnetState {
     /// Returns true if a chunk began with the symbol before `position`, which is after `start`.
     fn is_boundary_before(&self, position: usize) -> bool {
         let index = position.checked_sub(self.start + 1);
-        index.and_then(|index| self.history.get(index)).is_some_and(|fed| fed.boundary)
+        index.and_then(|index| self.history.get(index)).is_some_and(|fed| fed.depth > 0)
     }
 
     /// Drops the oldest states while a later snapshot is still [`REWIND`] symbols before the end.
@@ -204,6 +208,10 @@ impl State for HnetState {
     }
 
     fn segments(&self) -> usize {
+        self.level_segments().level(0)
+    }
+
+    fn level_segments(&self) -> LevelCounts {
         self.segments_before(self.len())
     }
 
@@ -243,7 +251,7 @@ impl State for HnetState {
 
     fn boundary_before(&self, len: usize) -> usize {
         let held = len.min(self.len()).checked_sub(self.start);
-        let last = held.and_then(|held| self.history[..held].iter().rposition(|fed| fed.boundary));
+        let last = held.and_then(|held| self.history[..held].iter().rposition(|fed| fed.depth > 0));
         match last {
             Some(index) => self.start + index + 1,
             // the symbol before the oldest snapshot may have been a boundary

@@ -199,9 +199,9 @@ impl Model for Hourglass {
         let mut cost = Cost::default();
         if let Some(companion) = &self.companion {
             // boundaries need the companion's logits after every symbol
-            let Cost { symbol, segment, logits } = companion.cost(symbols, segments);
-            cost = Cost { symbol, segment, logits: StepCost::default() };
-            cost.symbol += logits;
+            let own = companion.cost(symbols, segments);
+            cost = Cost { logits: StepCost::default(), ..own };
+            cost.symbol += own.logits;
         }
         cost.symbol += cost::stack(&self.pre, symbols);
         for matrix in self.boundaries.matrices() {

@@ -2,7 +2,7 @@
 
 use super::connection::{Peer, ServerEndpoint, TIMEOUT, authorization, connect};
 use crate::{
-    decode::usage::{Timing, Usage},
+    decode::usage::{LevelCounts, Timing, Usage},
     error::{Error, Result},
 };
 use tonic::{
@@ -11,7 +11,7 @@ use tonic::{
     transport::Channel,
 };
 pub use weir_proto::v1::{
-    Character, Details, Finished, GenerateRequest, GenerateResponse, Model, Piece, Sampling, ScoreRequest,
+    Character, Details, Finished, GenerateRequest, GenerateResponse, LevelUsage, Model, Piece, Sampling, ScoreRequest,
     ScoreResponse, ScoreSummary, Segment, SegmentRequest, SegmentResponse, Stopping, Windows,
     generate_response::Event as GenerateEvent, score_response::Event as ScoreEvent,
 };
@@ -146,8 +146,8 @@ pub fn reason_name(finished: &Finished) -> &'static str {
     }
 }
 
-/// Returns the counts of a request's response.
-pub fn usage(wire: Option<weir_proto::v1::Usage>) -> Usage {
+/// Returns the counts of a request's response, whose levels of chunking are `levels`.
+pub fn usage(wire: Option<weir_proto::v1::Usage>, levels: &[LevelUsage]) -> Usage {
     let wire = wire.unwrap_or_default();
     Usage {
         prompt_chars: size(wire.prompt_chars),
@@ -156,11 +156,17 @@ pub fn usage(wire: Option<weir_proto::v1::Usage>) -> Usage {
         prompt_segments: size(wire.prompt_segments),
         generated_segments: size(wire.generated_segments),
         nxt_steps: size(wire.nxt_steps),
+        levels: level_counts(levels, |level| level.chunks),
     }
 }
 
-/// Returns the times of a request's response.
-pub fn timing(wire: Option<weir_proto::v1::Timing>) -> Timing {
+fn level_counts(levels: &[LevelUsage], count: impl Fn(&LevelUsage) -> u64) -> LevelCounts {
+    let counts: Vec<usize> = levels.iter().map(|level| size(count(level))).collect();
+    LevelCounts::from(&*counts)
+}
+
+/// Returns the times of a request's response, whose levels of chunking are `levels`.
+pub fn timing(wire: Option<weir_proto::v1::Timing>, levels: &[LevelUsage]) -> Timing {
     let wire = wire.unwrap_or_default();
     Timing {
         queue_ns: wire.queue_ns,
@@ -171,6 +177,7 @@ pub fn timing(wire: Option<weir_proto::v1::Timing>) -> Timing {
         steps: wire.steps,
         wait_steps: wire.wait_steps,
         middle_steps: wire.middle_steps,
+        level_steps: level_counts(levels, |level| level.middle_steps),
         middle_ns: wire.middle_ns,
         unpooled: None,
     }

@@ -81,6 +81,7 @@ impl MessageEncoder for GenerateEncoder {
                         ..totals::usage(usage)
                     }),
                     timing: Some(totals::timing(timing)),
+                    levels: totals::levels(&usage, &timing),
                 });
             }
         }

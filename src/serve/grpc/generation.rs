@@ -6,7 +6,7 @@ use super::{
     generate_stream::GenerateEncoder,
     response_stream::{JobEvents, MessageEncoder, ResponseStream, reject},
     score_stream::ScoreEncoder,
-    segments::segments,
+    segments::{boundary_levels, segments},
     totals,
 };
 use crate::{
@@ -188,6 +188,8 @@ async fn collect_segments(
                     segments: segments(&characters, vocabulary),
                     usage: Some(totals::usage(usage)),
                     timing: Some(totals::timing(timing)),
+                    levels: totals::levels(&usage, &timing),
+                    boundary_levels: boundary_levels(&characters),
                     ..response
                 });
             }

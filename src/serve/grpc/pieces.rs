@@ -138,6 +138,7 @@ pub(super) fn character(symbol: EmittedSymbol, boundaries: bool, vocabulary: &Vo
         boundary: decision.map(|decision| decision.boundary),
         boundary_probability: decision.and_then(|decision| decision.probability),
         nxt_logprob: decision.and_then(|decision| decision.end_logprob),
+        chunk_depth: decision.map_or(0, |decision| decision.depth.into()),
         top: top.map(|(id, logprob)| v1::Alternative { text: symbol_text(id, vocabulary), logprob, id }).collect(),
         id: symbol.symbol,
     }

@@ -104,6 +104,7 @@ impl MessageEncoder for ScoreEncoder {
                     bits_per_byte: per(self.logprob_sum, self.scored_text.bytes),
                     usage: Some(v1::Usage { prompt_text_chars, normalized_chars, ..totals::usage(usage) }),
                     timing: Some(totals::timing(timing)),
+                    levels: totals::levels(&usage, &timing),
                 });
             }
         }

@@ -1,7 +1,10 @@
 //! Turns boundary decisions into segments with offsets.
 
 use super::pieces::{ends_segment, is_cut};
-use crate::{decode::options::EmittedSymbol, text::Vocabulary};
+use crate::{
+    decode::{boundary::levels, options::EmittedSymbol},
+    text::Vocabulary,
+};
 use weir_proto::v1;
 
 /// Returns the segments of a text, in order. Together they cover all of it.
@@ -27,6 +30,7 @@ pub(super) fn segments(characters: &[EmittedSymbol], vocabulary: &Vocabulary) ->
             char_end: char + chars as u64,
             boundary_probability: decided.and_then(|decision| decision.probability),
             open: false,
+            chunk_depth: begins.map_or(0, |first| first.depth.into()),
         };
         byte = segment.byte_end;
         char = segment.char_end;
@@ -35,6 +39,13 @@ pub(super) fn segments(characters: &[EmittedSymbol], vocabulary: &Vocabulary) ->
     // only the last segment of a text may go on after it
     all.last_mut().into_iter().for_each(|last: &mut v1::Segment| last.open = !last_end);
     all
+}
+
+/// Returns the boundaries of each level, if there are several.
+pub(super) fn boundary_levels(characters: &[EmittedSymbol]) -> Vec<v1::BoundaryLevel> {
+    let levels = levels(characters.iter().map(|character| character.decision.map_or(0, |decision| decision.depth)));
+    let level = |level: Vec<u8>| v1::BoundaryLevel { boundaries: level.into_iter().map(u32::from).collect() };
+    if levels.len() > 1 { levels.into_iter().map(level).collect() } else { Vec::new() }
 }
 
 #[cfg(test)]

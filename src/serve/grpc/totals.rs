@@ -2,7 +2,7 @@
 
 use crate::decode::{
     options::FinishReason,
-    usage::{Timing, Usage},
+    usage::{LevelUsage, Timing, Usage},
 };
 use std::time::Duration;
 use weir_proto::v1;
@@ -49,6 +49,16 @@ pub(super) fn timing(timing: Timing) -> v1::Timing {
         unpooled_prefill_estimate_ns: timing.unpooled.map(|unpooled| unpooled.prefill_ns),
         unpooled_decode_estimate_ns: timing.unpooled.map(|unpooled| unpooled.decode_ns),
     }
+}
+
+/// Returns the levels of a model with several levels of chunking.
+pub(super) fn levels(usage: &Usage, timing: &Timing) -> Vec<v1::LevelUsage> {
+    let level = |level: LevelUsage| v1::LevelUsage {
+        chunks: level.chunks as u64,
+        shortening_factor: level.shortening_factor,
+        middle_steps: level.middle_steps as u64,
+    };
+    usage.by_level(timing).into_iter().map(level).collect()
 }
 
 pub(super) fn reason(reason: &FinishReason) -> v1::FinishReason {

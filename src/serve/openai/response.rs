@@ -115,6 +115,7 @@ struct CharacterLists {
     text_offset: Vec<Value>,
     boundaries: Vec<Value>,
     boundary_probabilities: Vec<Value>,
+    chunk_depths: Vec<Value>,
 }
 
 impl Choice {
@@ -209,6 +210,7 @@ impl CharacterLists {
         self.text_offset.push(offset.into());
         self.boundaries.push(character.boundary.into());
         self.boundary_probabilities.push(character.boundary_probability.into());
+        self.chunk_depths.push(character.chunk_depth.into());
         self.tokens.push(character.text.into());
     }
 
@@ -220,6 +222,7 @@ impl CharacterLists {
             "text_offset": self.text_offset,
             "boundaries": self.boundaries,
             "boundary_probabilities": self.boundary_probabilities,
+            "chunk_depths": self.chunk_depths,
         })
     }
 }
@@ -228,7 +231,7 @@ impl CharacterLists {
 fn measurements(finished: &v1::Finished) -> Value {
     let usage = finished.usage.unwrap_or_default();
     let timing = finished.timing.unwrap_or_default();
-    json!({
+    let mut object = json!({
         "seed": finished.seed.to_string(),
         "prompt_segments": usage.prompt_segments,
         "generated_segments": usage.generated_segments,
@@ -244,7 +247,16 @@ fn measurements(finished: &v1::Finished) -> Value {
         "steps": timing.steps,
         "middle_steps": timing.middle_steps,
         "middle_ns": timing.middle_ns,
-    })
+    });
+    if !finished.levels.is_empty() {
+        object["levels"] = finished.levels.iter().map(level).collect();
+    }
+    object
+}
+
+fn level(level: &v1::LevelUsage) -> Value {
+    let v1::LevelUsage { chunks, shortening_factor, middle_steps } = level;
+    json!({ "chunks": chunks, "shortening_factor": shortening_factor, "middle_steps": middle_steps })
 }
 
 #[cfg(test)]
@@ -282,7 +294,14 @@ mod tests {
         choice.push(v1::Piece { text: "b".into(), characters: vec![character("b", -1.0)], prompt: false });
         let usage = Some(v1::Usage { generated_chars: 3, ..Default::default() });
         let reason = v1::FinishReason::Stop.into();
-        choice.finish(v1::Finished { reason, matched_stop: Some(".".into()), seed: 9, usage, timing: None });
+        choice.finish(v1::Finished {
+            reason,
+            matched_stop: Some(".".into()),
+            seed: 9,
+            usage,
+            timing: None,
+            levels: Vec::new(),
+        });
         let output = choice.take_output();
         assert_eq!((&output["finish_reason"], &output["stop_reason"]), (&json!("stop"), &json!(".")));
         assert_eq!((&output["logprobs"]["text_offset"], &output["weir"]["seed"]), (&json!([2]), &json!("9")));

@@ -2,7 +2,7 @@
 
 use crate::{
     hourglass::folder,
-    support::{converted, fixture, settings},
+    support::{converted, fixture, hnet_in, settings},
 };
 use std::path::Path;
 use weir::{
@@ -53,7 +53,7 @@ fn the_cost_of_a_fixture_follows_from_its_shape() {
         let head = matrix_bytes(dtype, 27, 32);
         let logits = StepCost { shared_bytes: head, own_bytes: 0, multiply_adds: 27 * 32 };
         let model = load(&converted("whitespaces"), &Settings { dtype, ..settings() }).unwrap();
-        assert_eq!(model.cost(40, 7), Cost { symbol, segment, logits }, "{dtype:?}");
+        assert_eq!(model.cost(40, 7), Cost { symbol, segment, logits, ..Cost::default() }, "{dtype:?}");
         let counted = [symbol.shared_bytes, symbol.own_bytes, segment.shared_bytes, segment.own_bytes, head];
         assert_eq!(counted, by_hand, "{dtype:?}");
     }
@@ -62,6 +62,20 @@ fn the_cost_of_a_fixture_follows_from_its_shape() {
 #[test]
 fn a_vanilla_model_has_no_segment_step() {
     assert_eq!(fixture("vanilla").cost(40, 0).segment, StepCost::default());
+}
+
+/// The layers inside a level are read only where its chunks begin.
+#[test]
+fn deeper_levels_add_to_a_segment_step() {
+    let one = hnet_in("one_stage", Dtype::F32).cost(40, 7);
+    assert_eq!((one.deeper, one.segment_step(2)), (StepCost::default(), one.segment));
+    let two = hnet_in("two_stage", Dtype::F32).cost(40, 7);
+    assert_eq!((two.segment_step(0), two.segment_step(1)), (StepCost::default(), two.segment));
+    let mut both = two.segment;
+    both += two.deeper;
+    assert_eq!((two.segment_step(2), two.segment_step(3)), (both, both));
+    // the stack inside both levels, T2 × 64, has at least its matrices: four of 64 × 64 and three of 64 × 128, twice
+    assert!(two.deeper.multiply_adds > 2 * (4 * 64 * 64 + 3 * 64 * 128) && two.deeper.own_bytes > 0);
 }
 
 #[test]

@@ -98,7 +98,7 @@ impl Expected {
             let mut middle = 0;
             for (row, (symbols, waited)) in rows.iter_mut().enumerate().filter(|(_, row)| due || row.1.is_none()) {
                 let segments = (1..=*symbols).filter(|&symbols| closes(row, symbols)).count();
-                let Cost { symbol, segment, logits } = model.cost(*symbols, segments);
+                let Cost { symbol, segment, logits, .. } = model.cost(*symbols, segments);
                 shared = (symbol.shared_bytes + logits.shared_bytes).max(shared);
                 expected.bytes += symbol.own_bytes;
                 expected.symbols += 1;

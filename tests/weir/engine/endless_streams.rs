@@ -114,7 +114,7 @@ fn only_the_text_that_a_new_row_needs_is_held() {
                 let mut other = fresh_row(model, session);
                 // The lookup misses if no segment ended recently.
                 if let Some(hit) = cache.find(&key, session.text().prefix(session.cacheable_prefix())).unwrap() {
-                    session.start_at(hit.len, hit.state.segments()).unwrap();
+                    session.start_at(hit.len, hit.state.level_segments()).unwrap();
                     other = SequenceRow::new(hit.state);
                     hits += 1;
                 }

@@ -17,7 +17,7 @@ use weir::{
         contract::{BoundaryMode, BoundaryOptions, Model, Noise, SequenceRow, State, Want, advance},
         options::{Details, Generate, Sampling, Score, Stopping, WindowOptions},
         session::{Session, SessionProgress},
-        usage::Usage,
+        usage::{LevelCounts, Usage},
     },
     engine::{
         Job,
@@ -83,7 +83,7 @@ fn lose(model: &dyn Model, session: &mut Session, row: &SequenceRow, replacement
             hit.state
         }
     };
-    session.start_at(state.len(), state.segments()).unwrap();
+    session.start_at(state.len(), state.level_segments()).unwrap();
     SequenceRow::new(state)
 }
 
@@ -150,7 +150,7 @@ fn check_starts(name: &str, session: &Session, model: &dyn Model) {
     for len in 0..=session.cacheable_prefix() {
         let mut session = session.clone();
         let state = state_after(model, &session, len);
-        session.start_at(state.len(), state.segments()).unwrap();
+        session.start_at(state.len(), state.level_segments()).unwrap();
         let loss = Loss { step: 2, in_flight: false, replacement: Replacement::Cached };
         let (output, _) = continue_session(&mut session, model, &mut [SequenceRow::new(state)], Some(loss));
         let usage = Usage { cached_chars: len, ..expected.usage };
@@ -222,7 +222,7 @@ fn only_symbols_without_requested_details_may_be_skipped() {
         assert_eq!(max_prefix(&Generate { details, ..request.clone() }), 0);
     }
     let mut session = Session::generate(request, toy.card()).unwrap();
-    assert!(session.start_at(5, 0).is_err());
+    assert!(session.start_at(5, LevelCounts::default()).is_err());
     assert_eq!(session.text().after(0), Some(&[1, 2, 0, 1, 2][..]));
 }
 

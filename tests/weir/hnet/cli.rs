@@ -71,3 +71,46 @@ fn a_text_gets_a_start_mark_that_is_not_shown() {
     let empty: Value = serde_json::from_str(&weir(&args(""))).unwrap();
     assert_eq!(empty["usage"]["prompt_chars"], 1, "{empty}");
 }
+
+/// Chunks, their lengths and the steps of each level, as the boundaries of a score with the same symbols have them.
+#[test]
+fn levels_are_counted_in_generations_and_benchmarks() {
+    let model = folder("two_stage");
+    let args =
+        ["generate", "--json", "--model", &model, "--max-chars", "30", "--seed", "4", "--ignore-eos", "--prompt"];
+    let output: Value = serde_json::from_str(&weir(&[&args[..], &["levels of chunks"]].concat())).unwrap();
+    let ids = output["ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap());
+    let all: Vec<u64> = std::iter::once(254).chain(b"levels of chunks".iter().map(|&b| b.into())).chain(ids).collect();
+    let list = all.iter().map(u64::to_string).collect::<Vec<_>>().join(",");
+    let score: Value = serde_json::from_str(&weir(&["score", "--json", "--model", &model, "--ids", &list])).unwrap();
+    let levels = output["levels"].as_array().unwrap();
+    assert_eq!(levels.len(), 2, "{output}");
+    assert_eq!(levels[0]["middle_steps"], output["timing"]["middle_steps"]);
+    let mut around = all.len() as f64;
+    for (level, boundaries) in levels.iter().zip(score["boundary_levels"].as_array().unwrap()) {
+        let chunks = boundaries.as_array().unwrap().iter().filter(|bit| **bit == 1).count();
+        assert_eq!(level["chunks"], chunks, "{output}");
+        assert_eq!(level["shortening_factor"], around / chunks as f64);
+        let steps = level["middle_steps"].as_u64().unwrap() as usize;
+        assert!(steps > 0 && steps <= chunks, "{output}");
+        around = chunks as f64;
+    }
+    // a model with one level has no list
+    let one = folder("one_stage");
+    let args = ["generate", "--json", "--model", &one, "--max-chars", "3", "--prompt", "levels"];
+    assert_eq!(serde_json::from_str::<Value>(&weir(&args)).unwrap()["levels"], Value::Null);
+    let args =
+        ["bench", "decode", "--json", "--batch", "1", "--context", "8", "--steps", "150", "--threads", "1", "--model"];
+    for (model, count) in [(&model, 2), (&one, 0)] {
+        let output: Value = serde_json::from_str(&weir(&[&args[..], &[model]].concat())).unwrap();
+        let levels = output[0]["levels"].as_array().map_or(&[][..], Vec::as_slice);
+        assert_eq!(levels.len(), count, "{output}");
+        if let [outer, inner] = levels {
+            assert_eq!(outer["shortening_factor"], output[0]["shortening_factor"]);
+            assert_eq!(outer["middle_steps"], output[0]["middle_steps"]);
+            let steps = [outer, inner].map(|level| level["middle_steps"].as_u64().unwrap());
+            assert!(steps[0] >= steps[1] && steps[1] > 0, "{output}");
+            assert_eq!(inner["shortening_factor"].as_f64().unwrap(), steps[0] as f64 / steps[1] as f64);
+        }
+    }
+}

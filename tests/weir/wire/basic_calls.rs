@@ -181,6 +181,7 @@ async fn a_text_is_cut_into_segments() {
         char_end: chars.1,
         boundary_probability: Some(if open { 0.25 } else { 0.75 }),
         open,
+        chunk_depth: 0,
     };
     let expected = [
         segment("éa ", (0, 4), (0, 3), false),

@@ -14,6 +14,7 @@ mod fairness;
 mod fake_model;
 mod freed_pages;
 mod golden_wire;
+mod hnet;
 mod hostile;
 mod http;
 mod http2_frames;

@@ -6,7 +6,7 @@
 from ._errors import FieldViolation, WeirError
 from ._retry import Retry
 from ._settings import Tls
-from ._types import Alternative, Character, Timing, Usage
+from ._types import Alternative, Character, LevelUsage, Timing, Usage
 from .client import AsyncClient, Client
 from .codec import AsyncCodecStream, CodecStream, CodecSummary, CompressOptions, DecompressOptions
 from .generate import AsyncStream, Finished, FinishReason, Generated, GenerateOptions, Piece, Started, Stream
@@ -28,7 +28,7 @@ from .report import (
     TwinGain,
 )
 from .score import AsyncScoreStream, Score, ScoreOptions, ScoreStream, ScoreSummary
-from .segment import Segment, Segmentation, SegmentOptions
+from .segment import BoundaryLevel, Segment, Segmentation, SegmentOptions
 from .summarize import (
     AsyncSummaryStream,
     EncoderLayer,
@@ -55,6 +55,7 @@ __all__ = [
     "AsyncScoreStream",
     "AsyncStream",
     "AsyncSummaryStream",
+    "BoundaryLevel",
     "CacheEffect",
     "CalibratedStep",
     "Calibration",
@@ -77,6 +78,7 @@ __all__ = [
     "KeptShares",
     "LatencyBar",
     "LatencyHistogram",
+    "LevelUsage",
     "Limits",
     "MeasuredSummaries",
     "MeasuredTexts",

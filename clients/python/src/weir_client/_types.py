@@ -24,7 +24,8 @@ class Character:
     text: str
     #: Natural logarithm of the probability. None if not requested, or if the character has no context.
     logprob: Optional[float]
-    #: True if a segment ends with this character. None if not requested or not yet known.
+    #: True if a segment ends with this character, or, in a model with dynamic chunking, begins with it. None if not requested or
+    #: not yet known.
     boundary: Optional[bool]
     #: Output of the boundary predictor, 0 to 1; not calibrated.
     boundary_probability: Optional[float]
@@ -33,6 +34,8 @@ class Character:
     id: int
     #: Log-probability of the mark that ends the character's segment, for models that generate such marks.
     nxt_logprob: Optional[float]
+    #: Number of levels at which a chunk begins with this character, if boundaries were requested. 0 in models without chunking.
+    chunk_depth: int
 
 
 @dataclass(frozen=True)
@@ -75,3 +78,15 @@ class Timing:
     gain_estimate: Optional[float]
     unpooled_prefill_estimate_ns: Optional[int]
     unpooled_decode_estimate_ns: Optional[int]
+
+
+@dataclass(frozen=True)
+class LevelUsage:
+    """One level of a model with several levels of chunking."""
+
+    #: Chunks of this level that begin with characters of the prompt, the text or the generated text.
+    chunks: int
+    #: Characters per chunk in the outermost level; chunks of the level around it per chunk in the others.
+    shortening_factor: float
+    #: Runs of the layers inside this level.
+    middle_steps: int

@@ -14,7 +14,7 @@ from ._convert import convert
 from ._proto import generation_pb2 as pb
 from ._request import fill, fill_biases, text_of
 from ._settings import CallOptions
-from ._types import Character, Timing, Usage
+from ._types import Character, LevelUsage, Timing, Usage
 
 METHOD = Method("/weir.v1.Generation/Generate", pb.GenerateRequest, pb.GenerateResponse)
 
@@ -129,6 +129,8 @@ class Finished:
     seed: int
     usage: Usage
     timing: Timing
+    #: The levels of a model with several levels of chunking, outermost first; empty for other models.
+    levels: Tuple[LevelUsage, ...]
 
 
 @dataclass(frozen=True)
@@ -149,6 +151,8 @@ class Generated:
     seed: int
     usage: Usage
     timing: Timing
+    #: The levels of a model with several levels of chunking, outermost first; empty for other models.
+    levels: Tuple[LevelUsage, ...]
 
 
 class _Events(Frame[Started, Finished]):

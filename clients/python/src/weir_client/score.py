@@ -13,7 +13,7 @@ from ._convert import convert
 from ._proto import generation_pb2 as pb
 from ._request import fill, text_of
 from ._settings import CallOptions
-from ._types import Character, Timing, Usage
+from ._types import Character, LevelUsage, Timing, Usage
 
 METHOD = Method("/weir.v1.Generation/Score", pb.ScoreRequest, pb.ScoreResponse)
 
@@ -53,6 +53,8 @@ class ScoreSummary:
     nxt_bits_per_char: Optional[float]
     #: Bits of the scored characters, divided by the bytes of their text in UTF-8.
     bits_per_byte: Optional[float]
+    #: The levels of a model with several levels of chunking, outermost first; empty for other models.
+    levels: Tuple[LevelUsage, ...]
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,8 @@ class Score:
     nxt_bits_per_char: Optional[float]
     #: Bits of the scored characters, divided by the bytes of their text in UTF-8.
     bits_per_byte: Optional[float]
+    #: The levels of a model with several levels of chunking, outermost first; empty for other models.
+    levels: Tuple[LevelUsage, ...]
 
 
 class _Events:

@@ -13,7 +13,7 @@ from ._convert import convert
 from ._proto import generation_pb2 as pb
 from ._request import fill, text_of
 from ._settings import CallOptions
-from ._types import Timing, Usage
+from ._types import LevelUsage, Timing, Usage
 
 METHOD = Method("/weir.v1.Generation/Segment", pb.SegmentRequest, pb.SegmentResponse)
 
@@ -44,10 +44,22 @@ class Segment:
     #: Character offsets; a character is one symbol of the vocabulary.
     char_start: int
     char_end: int
-    #: Output of the boundary predictor for the segment's last character, 0 to 1; not calibrated.
+    #: Output of the boundary predictor for the segment's last character, or, in a model with dynamic chunking, its first. 0 to 1;
+    #: not calibrated.
     boundary_probability: Optional[float]
     #: True if the text ended before the segment.
     open: bool
+    #: Number of levels at which a chunk begins with the first character. 0 in models without chunking.
+    chunk_depth: int
+
+
+@dataclass(frozen=True)
+class BoundaryLevel:
+    """The boundaries of one level of chunking."""
+
+    #: One number for each character in the outermost level, and for each chunk of the level around it in the others. 1 if a
+    #: chunk of this level begins with it, otherwise 0.
+    boundaries: Tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -60,6 +72,10 @@ class Segmentation:
     seed: int
     usage: Usage
     timing: Timing
+    #: The levels of a model with several levels of chunking, outermost first; empty for other models.
+    levels: Tuple[LevelUsage, ...]
+    #: The boundaries of each of these levels.
+    boundary_levels: Tuple[BoundaryLevel, ...]
 
 
 class SegmentCalls(Caller):

@@ -145,7 +145,7 @@ class Piece(_message.Message):
     def __init__(self, text: _Optional[str] = ..., characters: _Optional[_Iterable[_Union[Character, _Mapping]]] = ..., prompt: bool = ...) -> None: ...
 
 class Character(_message.Message):
-    __slots__ = ("text", "logprob", "boundary", "boundary_probability", "top", "id", "nxt_logprob")
+    __slots__ = ("text", "logprob", "boundary", "boundary_probability", "top", "id", "nxt_logprob", "chunk_depth")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     LOGPROB_FIELD_NUMBER: _ClassVar[int]
     BOUNDARY_FIELD_NUMBER: _ClassVar[int]
@@ -153,6 +153,7 @@ class Character(_message.Message):
     TOP_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     NXT_LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_DEPTH_FIELD_NUMBER: _ClassVar[int]
     text: str
     logprob: float
     boundary: bool
@@ -160,7 +161,8 @@ class Character(_message.Message):
     top: _containers.RepeatedCompositeFieldContainer[Alternative]
     id: int
     nxt_logprob: float
-    def __init__(self, text: _Optional[str] = ..., logprob: _Optional[float] = ..., boundary: bool = ..., boundary_probability: _Optional[float] = ..., top: _Optional[_Iterable[_Union[Alternative, _Mapping]]] = ..., id: _Optional[int] = ..., nxt_logprob: _Optional[float] = ...) -> None: ...
+    chunk_depth: int
+    def __init__(self, text: _Optional[str] = ..., logprob: _Optional[float] = ..., boundary: bool = ..., boundary_probability: _Optional[float] = ..., top: _Optional[_Iterable[_Union[Alternative, _Mapping]]] = ..., id: _Optional[int] = ..., nxt_logprob: _Optional[float] = ..., chunk_depth: _Optional[int] = ...) -> None: ...
 
 class Alternative(_message.Message):
     __slots__ = ("text", "logprob", "id")
@@ -173,18 +175,30 @@ class Alternative(_message.Message):
     def __init__(self, text: _Optional[str] = ..., logprob: _Optional[float] = ..., id: _Optional[int] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("reason", "matched_stop", "seed", "usage", "timing")
+    __slots__ = ("reason", "matched_stop", "seed", "usage", "timing", "levels")
     REASON_FIELD_NUMBER: _ClassVar[int]
     MATCHED_STOP_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     TIMING_FIELD_NUMBER: _ClassVar[int]
+    LEVELS_FIELD_NUMBER: _ClassVar[int]
     reason: FinishReason
     matched_stop: str
     seed: int
     usage: Usage
     timing: Timing
-    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., matched_stop: _Optional[str] = ..., seed: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ...) -> None: ...
+    levels: _containers.RepeatedCompositeFieldContainer[LevelUsage]
+    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., matched_stop: _Optional[str] = ..., seed: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., levels: _Optional[_Iterable[_Union[LevelUsage, _Mapping]]] = ...) -> None: ...
+
+class LevelUsage(_message.Message):
+    __slots__ = ("chunks", "shortening_factor", "middle_steps")
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    SHORTENING_FACTOR_FIELD_NUMBER: _ClassVar[int]
+    MIDDLE_STEPS_FIELD_NUMBER: _ClassVar[int]
+    chunks: int
+    shortening_factor: float
+    middle_steps: int
+    def __init__(self, chunks: _Optional[int] = ..., shortening_factor: _Optional[float] = ..., middle_steps: _Optional[int] = ...) -> None: ...
 
 class Usage(_message.Message):
     __slots__ = ("prompt_chars", "cached_chars", "generated_chars", "prompt_segments", "generated_segments", "shortening_factor", "nxt_steps", "prompt_text_chars", "generated_text_chars", "normalized_chars")
@@ -281,7 +295,7 @@ class ScoreChunk(_message.Message):
     def __init__(self, characters: _Optional[_Iterable[_Union[Character, _Mapping]]] = ...) -> None: ...
 
 class ScoreSummary(_message.Message):
-    __slots__ = ("bits_per_char", "scored_chars", "seed", "usage", "timing", "nxt_bits_per_char", "bits_per_byte")
+    __slots__ = ("bits_per_char", "scored_chars", "seed", "usage", "timing", "nxt_bits_per_char", "bits_per_byte", "levels")
     BITS_PER_CHAR_FIELD_NUMBER: _ClassVar[int]
     SCORED_CHARS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
@@ -289,6 +303,7 @@ class ScoreSummary(_message.Message):
     TIMING_FIELD_NUMBER: _ClassVar[int]
     NXT_BITS_PER_CHAR_FIELD_NUMBER: _ClassVar[int]
     BITS_PER_BYTE_FIELD_NUMBER: _ClassVar[int]
+    LEVELS_FIELD_NUMBER: _ClassVar[int]
     bits_per_char: float
     scored_chars: int
     seed: int
@@ -296,7 +311,8 @@ class ScoreSummary(_message.Message):
     timing: Timing
     nxt_bits_per_char: float
     bits_per_byte: float
-    def __init__(self, bits_per_char: _Optional[float] = ..., scored_chars: _Optional[int] = ..., seed: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., nxt_bits_per_char: _Optional[float] = ..., bits_per_byte: _Optional[float] = ...) -> None: ...
+    levels: _containers.RepeatedCompositeFieldContainer[LevelUsage]
+    def __init__(self, bits_per_char: _Optional[float] = ..., scored_chars: _Optional[int] = ..., seed: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., nxt_bits_per_char: _Optional[float] = ..., bits_per_byte: _Optional[float] = ..., levels: _Optional[_Iterable[_Union[LevelUsage, _Mapping]]] = ...) -> None: ...
 
 class SegmentRequest(_message.Message):
     __slots__ = ("model", "text", "boundary_mode", "seed", "priority")
@@ -313,21 +329,31 @@ class SegmentRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., boundary_mode: _Optional[str] = ..., seed: _Optional[int] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class SegmentResponse(_message.Message):
-    __slots__ = ("text", "segments", "seed", "usage", "timing")
+    __slots__ = ("text", "segments", "seed", "usage", "timing", "levels", "boundary_levels")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     TIMING_FIELD_NUMBER: _ClassVar[int]
+    LEVELS_FIELD_NUMBER: _ClassVar[int]
+    BOUNDARY_LEVELS_FIELD_NUMBER: _ClassVar[int]
     text: str
     segments: _containers.RepeatedCompositeFieldContainer[Segment]
     seed: int
     usage: Usage
     timing: Timing
-    def __init__(self, text: _Optional[str] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ..., seed: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ...) -> None: ...
+    levels: _containers.RepeatedCompositeFieldContainer[LevelUsage]
+    boundary_levels: _containers.RepeatedCompositeFieldContainer[BoundaryLevel]
+    def __init__(self, text: _Optional[str] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ..., seed: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., levels: _Optional[_Iterable[_Union[LevelUsage, _Mapping]]] = ..., boundary_levels: _Optional[_Iterable[_Union[BoundaryLevel, _Mapping]]] = ...) -> None: ...
+
+class BoundaryLevel(_message.Message):
+    __slots__ = ("boundaries",)
+    BOUNDARIES_FIELD_NUMBER: _ClassVar[int]
+    boundaries: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, boundaries: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Segment(_message.Message):
-    __slots__ = ("text", "byte_start", "byte_end", "char_start", "char_end", "boundary_probability", "open")
+    __slots__ = ("text", "byte_start", "byte_end", "char_start", "char_end", "boundary_probability", "open", "chunk_depth")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     BYTE_START_FIELD_NUMBER: _ClassVar[int]
     BYTE_END_FIELD_NUMBER: _ClassVar[int]
@@ -335,6 +361,7 @@ class Segment(_message.Message):
     CHAR_END_FIELD_NUMBER: _ClassVar[int]
     BOUNDARY_PROBABILITY_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_DEPTH_FIELD_NUMBER: _ClassVar[int]
     text: str
     byte_start: int
     byte_end: int
@@ -342,4 +369,5 @@ class Segment(_message.Message):
     char_end: int
     boundary_probability: float
     open: bool
-    def __init__(self, text: _Optional[str] = ..., byte_start: _Optional[int] = ..., byte_end: _Optional[int] = ..., char_start: _Optional[int] = ..., char_end: _Optional[int] = ..., boundary_probability: _Optional[float] = ..., open: bool = ...) -> None: ...
+    chunk_depth: int
+    def __init__(self, text: _Optional[str] = ..., byte_start: _Optional[int] = ..., byte_end: _Optional[int] = ..., char_start: _Optional[int] = ..., char_end: _Optional[int] = ..., boundary_probability: _Optional[float] = ..., open: bool = ..., chunk_depth: _Optional[int] = ...) -> None: ...

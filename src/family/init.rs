@@ -2,7 +2,7 @@
 
 use super::{
     Blueprint, Init, TensorSpec,
-    checkpoint::{Config, FileDtype, Writer, WrittenCheckpoint, writer::check_vacant},
+    checkpoint::{Column, Config, FileDtype, Writer, WrittenCheckpoint, writer::check_vacant},
     load::{blueprint, check_companion},
 };
 use crate::error::{Error, Result};
@@ -113,6 +113,16 @@ fn fill(spec: &TensorSpec, seed: u64, stream: u64) -> Result<Vec<f32>> {
             Err(Error::Internal(format!("{}: {} initial numbers for shape {:?}", spec.name, values.len(), spec.shape)))
         }
         Init::Normal(mean, 0.0) => Ok(vec![*mean; spec.numbers()]),
+        Init::Columns(deviation, columns) => {
+            let matrix = TensorSpec { init: Init::Normal(0.0, *deviation), ..spec.clone() };
+            let mut numbers = fill(&matrix, seed, stream)?;
+            let width = spec.shape.last().copied().unwrap_or(1).max(1);
+            for Column { index, values } in columns {
+                let cells = numbers.iter_mut().skip(*index).step_by(width);
+                cells.zip(values).for_each(|(number, value)| *number = *value);
+            }
+            Ok(numbers)
+        }
         Init::Normal(mean, deviation) => {
             let mut random = ChaCha8Rng::seed_from_u64(seed);
             random.set_stream(stream);
@@ -161,6 +171,15 @@ mod tests {
         assert_eq!(fill(&spec, 1, 0).unwrap(), fill(&spec, 1, 0).unwrap());
         assert_ne!(fill(&spec, 1, 0).unwrap(), fill(&spec, 2, 0).unwrap());
         assert_ne!(fill(&spec, 1, 0).unwrap(), fill(&spec, 1, 1).unwrap());
+    }
+
+    #[test]
+    fn columns_replace_random_numbers() {
+        let matrix = |columns| fill(&spec(&[2, 3], Init::Columns(1.0, columns)), 1, 0).unwrap();
+        let random = matrix(Vec::new());
+        let marked = matrix(vec![Column { index: 1, values: vec![7.0, 8.0] }]);
+        assert_eq!(marked, [random[0], 7.0, random[2], random[3], 8.0, random[5]]);
+        assert_eq!(random, fill(&spec(&[2, 3], Init::Normal(0.0, 1.0)), 1, 0).unwrap());
     }
 
     #[test]

@@ -66,4 +66,15 @@ pub enum Init {
     Normal(f32, f32),
     /// These numbers.
     Values(Vec<f32>),
+    /// Normally distributed around 0 with this standard deviation, except for these columns of the matrix.
+    Columns(f32, Vec<Column>),
+}
+
+/// A column of a matrix.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Column {
+    /// Its index.
+    pub index: usize,
+    /// Its numbers, one for each row.
+    pub values: Vec<f32>,
 }

@@ -87,6 +87,8 @@ pub struct HnetBlueprint {
     pub stacks: Vec<StackConfig>,
     /// Vocabulary size V.
     pub symbols: usize,
+    /// For each level, the symbols with which its chunks begin if the weights are those of `weir init`.
+    pub beginnings: Vec<Vec<u32>>,
 }
 
 /// Parses layers such as `T1m4`: letters of `mMtT`, each with a count. An empty text means no layers.
@@ -154,7 +156,7 @@ impl HnetBlueprint {
         }
         decoders.reverse();
         encoders.extend(decoders);
-        let blueprint = Self { architecture, stacks: encoders, symbols };
+        let blueprint = Self { architecture, stacks: encoders, symbols, beginnings: Vec::new() };
         check.parameters("stages", blueprint.parameters())?;
         Ok(blueprint)
     }

@@ -2,6 +2,7 @@
 
 use super::{
     config::{Architecture, HnetBlueprint, StackConfig, StageConfig},
+    init,
     model::{ChunkingStage, Hnet},
 };
 use crate::{
@@ -37,22 +38,23 @@ pub(crate) fn read(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
         let expected = "nothing: an H-Net has no segment marks";
         return Err(Error::checkpoint(file, "vocabulary.specials", expected, "special symbols"));
     }
-    Ok(Box::new(HnetBlueprint::new(architecture, vocabulary.len(), file)?))
+    let mut blueprint = HnetBlueprint::new(architecture, vocabulary.len(), file)?;
+    blueprint.beginnings = init::beginnings(&vocabulary, blueprint.levels(), blueprint.architecture.stages[0].dim);
+    Ok(Box::new(blueprint))
 }
 
 impl Blueprint for HnetBlueprint {
     fn tensors(&self) -> Vec<TensorSpec> {
         let a = &self.architecture;
-        let mut out = vec![matrix("embedding.weight", vec![self.symbols, a.stages[0].dim])];
+        let mut out = vec![self.embedding()];
         for (index, stage) in a.stages.iter().enumerate() {
             let key = |name: &str| format!("stages.{index}.{name}");
             if self.padding(index) > 0 {
                 out.push(TensorSpec::zeros(key("padding"), vec![self.padding(index)]));
             }
             if index < self.levels() {
-                for name in ["router.query.weight", "router.key.weight"] {
-                    out.push(matrix(key(name), vec![stage.dim, stage.dim]));
-                }
+                out.push(self.router_query(index));
+                out.push(self.router_key(index));
                 linear(&mut out, &key("residual"), stage.dim, stage.dim);
             }
         }

@@ -7,9 +7,10 @@
 //! Each stage but the innermost: encoder → router → the vectors at which chunks begin → next stage → moving average + residual →
 //! decoder. A segment of the contract is a chunk of the outermost router, and it closes with the *first* symbol of the chunk:
 //! that symbol's vector is the chunk's. Start with [`model`]: the weights, and the forward pass through `stages`.
-//! [`config`] describes an architecture, `load` its tensors; [`state`] is one sequence, which `snapshots` make rewindable.
+//! [`config`] describes an architecture, `load` its tensors, `init` those of `weir init`; [`state`] is one sequence, which `snapshots` make rewindable.
 
 pub mod config;
+mod init;
 pub(super) mod load;
 pub mod model;
 mod snapshots;

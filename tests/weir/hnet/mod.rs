@@ -2,6 +2,7 @@
 
 mod cli;
 mod conversion;
+mod init;
 mod refusals;
 
 use super::{

@@ -156,7 +156,7 @@ impl Arguments {
         match (&self.alibi_slopes, &spec.init) {
             (Some(slopes), _) if name == "position.slopes" => slopes.clone(),
             (_, Init::Values(values)) => values.clone(),
-            (_, Init::Normal(..)) => Vec::new(),
+            (_, Init::Normal(..) | Init::Columns(..)) => Vec::new(),
         }
     }
 }

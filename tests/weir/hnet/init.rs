@@ -1,0 +1,53 @@
+//! Random H-Nets: their chunks are as long as those of trained ones.
+
+use super::*;
+use serde_json::{Value, json};
+use std::{fs, path::Path};
+use tempfile::TempDir;
+use weir::{
+    decode::{boundary::levels, contract::Want},
+    family::init::init,
+    report::sample::Sample,
+};
+
+/// Returns the mean length of each level's chunks, in units of the level around it, on English.
+fn chunk_lengths(stages: &Value, dtype: Dtype) -> Vec<f64> {
+    let shape = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("models/shapes/hnet-41m.json")).unwrap();
+    let mut shape: Value = serde_json::from_str(&shape).unwrap();
+    shape["architecture"]["stages"] = stages.clone();
+    let dir = TempDir::new().unwrap();
+    let config = dir.path().join("shape.json");
+    fs::write(&config, shape.to_string()).unwrap();
+    let to = dir.path().join("model");
+    init(&config, &to, 5, false).unwrap();
+    let model = load(&to, &Settings { dtype, ..settings() }).unwrap();
+    let symbols = model.card().encode("text", &Sample::text()[..1000]).unwrap();
+    let mut row = SequenceRow::new(model.begin(BoundaryOptions::default()).unwrap());
+    row.set(&symbols, Want::Nothing);
+    weir::decode::contract::advance(&*model, std::slice::from_mut(&mut row), &[0], &mut model.scratch()).unwrap();
+    let levels = levels(row.decisions.iter().map(|mark| mark.depth));
+    let mean = |level: &Vec<u8>| level.len() as f64 / level.iter().filter(|&&bit| bit == 1).count() as f64;
+    levels.iter().map(mean).collect()
+}
+
+fn stage(dim: usize, layers: Value) -> Value {
+    let mut stage = json!({
+        "dim": dim, "feed_forward": 128, "heads": 2, "rotary_dim": 8, "window": "full", "state_dim": 16, "conv_width": 4,
+        "expand": 2,
+    });
+    stage.as_object_mut().unwrap().extend(layers.as_object().unwrap().clone());
+    stage
+}
+
+#[test]
+fn random_chunks_are_as_long_as_trained_ones() {
+    let outer = stage(64, json!({ "encoder": "m4", "decoder": "m1" }));
+    let nested = stage(64, json!({ "encoder": "T1m4", "decoder": "m1" }));
+    let main = stage(96, json!({ "main": "T1" }));
+    for dtype in [Dtype::F32, Dtype::Int8] {
+        let lengths = chunk_lengths(&json!([outer, main]), dtype);
+        assert!(lengths.len() == 1 && (5.0..7.0).contains(&lengths[0]), "{lengths:?}");
+        let lengths = chunk_lengths(&json!([outer, nested, main]), dtype);
+        assert!(lengths.len() == 2 && lengths.iter().all(|length| (2.5..3.5).contains(length)), "{lengths:?}");
+    }
+}

@@ -1,7 +1,10 @@
 //! The playground's tabs, settings, history and errors.
 
 use super::{super::summaries, Browser, DONE, END, ESCAPE, HOME, OVERFLOW, RIGHT, START, two_models, url};
-use crate::{process::Server, support::converted};
+use crate::{
+    process::Server,
+    support::{converted, hnet_converted},
+};
 use serde_json::json;
 
 /// Starts both models' run of `characters` and waits for its end.
@@ -67,6 +70,46 @@ fn the_playground_generates_and_shows_details() {
     browser.set_width(420);
     assert_eq!(browser.evaluate(OVERFLOW), 0, "something is wider than the page");
     browser.picture("playground-narrow.png");
+}
+
+/// Colours are chunks of the second level, shades those of the first.
+#[test]
+fn the_playground_shades_nested_chunks() {
+    for dark in [false, true] {
+        let Some(browser) = Browser::start(dark) else { return };
+        let model = hnet_converted("two_stage").to_string_lossy().into_owned();
+        let server = Server::start(&["--http-listen", "127.0.0.1:0", "--threads", "1", "--model", &model]);
+        browser.open(&url(&server));
+        browser.until("document.getElementById('model-a').options.length == 1");
+        browser.evaluate("document.getElementById('max').value = 60");
+        browser.click("#go");
+        browser.until(DONE);
+        // the depth of each character as its classes show it, with colour and shade
+        let shown = browser.evaluate(
+            "[...document.querySelectorAll('#panels .text span')].map(span => [
+                span.classList.contains('d2') ? 2 : span.classList.contains('d1') ? 1 : 0, span.className.split(' ')[0],
+                span.className.split(' ')[1], getComputedStyle(span).backgroundColor])",
+        );
+        let shown = shown.as_array().unwrap();
+        assert!(shown.len() > 60, "{shown:?}");
+        let count = |depth| shown.iter().filter(|character| character[0].as_u64().unwrap() >= depth).count();
+        assert!(count(1) > count(2) && count(2) > 1, "{shown:?}");
+        for pair in shown.windows(2) {
+            let [before, after] = pair else { panic!() };
+            assert_eq!(before[1] != after[1], after[0] == 2, "the colour changes with a chunk of level 2: {pair:?}");
+            assert_eq!(before[2] != after[2], after[0].as_u64() > Some(0), "the shade with any chunk: {pair:?}");
+            assert_eq!(before[3] != after[3], after[0].as_u64() > Some(0), "and so what is seen: {pair:?}");
+        }
+        let figures = browser.text("#panels dl");
+        assert!(figures.contains(&format!("{} · {}", count(1), count(2))), "{figures}");
+        let key = browser.text("#panels .levels");
+        assert!(key.contains("a chunk of level 1 begins") && key.contains("a chunk of level 2 begins"), "{key}");
+        browser.click(".text");
+        browser.keys(".text", HOME);
+        assert!(browser.text("#panels .about").contains("begins a chunk of levels 1 to 2"));
+        browser.picture(if dark { "playground-chunks-dark.png" } else { "playground-chunks-light.png" });
+        assert_eq!(browser.severe_log_entries(), Vec::<serde_json::Value>::new());
+    }
 }
 
 #[test]

@@ -31,6 +31,14 @@ const figures = (pairs) =>
     return pair;
   });
 
+/** Builds the entries of a key: the class of a mark, and what it stands for. */
+const entries = (pairs) =>
+  pairs.map(([mark, text]) => {
+    const item = make("li");
+    item.append(make("i", mark), text);
+    return item;
+  });
+
 /** Copies a text. A page from another host without TLS has no clipboard, but may copy a selection. */
 async function copy(text) {
   if (navigator.clipboard) return navigator.clipboard.writeText(text);

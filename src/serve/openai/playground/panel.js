@@ -7,6 +7,8 @@ class Panel {
     this.unit = unit;
     this.characters = [];
     this.segment = 0;
+    // Chunks that have begun, by level of chunking; none in a model whose segments end with their boundary.
+    this.chunks = [];
     this.here = -1;
     this.promptTokens = Infinity;
     this.textCharacters = 0;
@@ -22,15 +24,12 @@ class Panel {
     this.about.setAttribute("aria-live", "polite");
     this.figures = make("dl");
     this.gaps = new Gaps(unit);
+    this.levels = make("ul", "key levels");
     const key = make("ul", "key");
-    for (const [mark, text] of [
+    key.append(...entries([
       ["dot p", "within a segment"], ["dot e", "after a segment's end"], ["dash", "several in one message: their mean"], ["over p", "longer than the scale"],
-    ]) {
-      const item = make("li");
-      item.append(make("i", mark), text);
-      key.append(item);
-    }
-    this.root.append(title, this.text, this.about, this.figures, this.gaps.root, key);
+    ]));
+    this.root.append(title, this.text, this.levels, this.about, this.figures, this.gaps.root, key);
     this.text.addEventListener("mousemove", (event) => this.point(event));
     this.text.addEventListener("keydown", (event) => this.walk(event));
   }
@@ -72,13 +71,37 @@ class Panel {
     if (follow) this.scrollTo(character.span);
     const parts = [`${JSON.stringify(character.text)}`];
     if (character.logprob !== null) parts.push(`log-probability ${shown(character.logprob)} (p = ${shown(Math.exp(character.logprob), 3)})`);
-    if (character.boundary !== null) parts.push(character.boundary ? "ends a segment" : "within a segment");
+    if (character.boundary !== null) parts.push(this.boundaryWords(character));
     if (character.probability !== null) parts.push(`boundary probability ${shown(character.probability, 3)}`);
     // The sampled character is in the list even if it is not among the likeliest.
     const likeliest = Object.entries(character.top || {}).sort(([, first], [, second]) => second - first).slice(0, 3);
     const top = likeliest.map(([text, logprob]) => `${JSON.stringify(text)} ${shown(Math.exp(logprob), 3)}`);
     if (top.length) parts.push(`likeliest: ${top.join(", ")}`);
     this.about.textContent = parts.join(" · ");
+  }
+
+  boundaryWords({ boundary, depth }) {
+    if (!this.chunks.length) return boundary ? "ends a segment" : "within a segment";
+    if (!depth) return "within a chunk";
+    if (this.chunks.length === 1) return "begins a chunk";
+    return `begins a chunk of ${depth === 1 ? "level 1" : `levels 1 to ${depth}`}`;
+  }
+
+  /** Counts the chunks that begin with a character, and lists the shades once several levels are known. */
+  beginChunks(depth) {
+    const known = this.chunks.length;
+    for (let level = 0; level < depth; level++) this.chunks[level] = (this.chunks[level] || 0) + 1;
+    this.segment = this.chunks[0] - 1;
+    if (this.chunks.length === known || this.chunks.length < 2) return;
+    const shades = this.chunks.map((_, level) => [`swatch s0 begins d${level + 1} n${level + 1 < this.chunks.length ? 1 : 0}`, `a chunk of level ${level + 1} begins`]);
+    this.levels.replaceChildren(...entries(shades));
+  }
+
+  /** Returns the classes of the next character. The colour is that of the deepest level's chunk; each level inside has a shade. */
+  shade() {
+    if (this.chunks.length < 2) return `s${this.segment % 4}`;
+    const odd = this.chunks.slice(0, -1).filter((count) => count % 2 === 0).length;
+    return `s${(this.chunks[this.chunks.length - 1] - 1) % 4} n${Math.min(odd, 3)}`;
   }
 
   /** Appends the characters of one message, which the server sent at `now`. */
@@ -89,17 +112,21 @@ class Panel {
     // A reader who has scrolled up keeps the place.
     const follows = this.text.scrollHeight - this.text.scrollTop - this.text.clientHeight < 40;
     for (let index = 0; index < lists.tokens.length; index++) {
+      const depth = (lists.chunk_depths || [])[index] || 0;
+      if (depth) this.beginChunks(depth);
       const character = {
         text: lists.tokens[index],
         logprob: lists.token_logprobs[index] ?? null,
         boundary: lists.boundaries[index] ?? null,
         probability: lists.boundary_probabilities[index] ?? null,
         top: lists.top_logprobs[index],
-        span: make("span", `s${this.segment % 4}`, lists.tokens[index]),
+        depth,
+        span: make("span", this.shade(), lists.tokens[index]),
       };
       character.span.dataset.index = this.characters.length;
       if (index < inPrompt) character.span.classList.add("prompt");
-      if (character.boundary) {
+      if (depth) character.span.classList.add("begins", `d${Math.min(depth, 3)}`);
+      else if (character.boundary) {
         character.span.classList.add("ends");
         this.segment += 1;
       }
@@ -120,12 +147,14 @@ class Panel {
 
   count() {
     const { first, received, together } = this.gaps;
+    const segments = this.chunks.length ? this.chunks : [this.segment];
+    const factors = segments.map((count, level) => shown((level ? segments[level - 1] : this.characters.length) / count));
     this.figures.replaceChildren(...figures([
       [`${this.unit}s generated`, shown(received, 0)],
       ["characters per second", shown(this.speed(), 0)],
       ["time to first character", first === undefined ? "–" : `${shown(first, 1)} ms`],
-      ["segments", shown(this.segment, 0)],
-      [`${this.unit}s per segment`, this.segment ? shown(this.characters.length / this.segment) : "–"],
+      ["segments", segments.map((count) => shown(count, 0)).join(" · ")],
+      [`${this.unit}s per segment`, segments[0] ? factors.join(" × ") : "–"],
       ["median gap in a segment", this.gaps.median(false)],
       ["median gap after an end", this.gaps.median(true)],
       ["came together, own gap unknown", shown(together, 0)],

@@ -17,7 +17,7 @@ def markdown(about, card, config, folder):
     parts = [f"# {card['name']}", about["description"], shape(card, config)]
     parts += rouge(card) if "rouge" in card else bits(card)
     sources = (folder / f"{corpus}.md").read_text(encoding="utf-8").strip()
-    hardware = (folder / "hardware.md").read_text(encoding="utf-8").strip()
+    hardware = about.get("hardware") or (folder / "hardware.md").read_text(encoding="utf-8").strip()
     parts += ["![learning curve](learning-curve.svg)", curve(card["run"]["recipe"]), "## Training", text_read(card), sources]
     parts += [recipe(card), f"{hardware} Training steps took {card['run']['elapsed'] / 60:,.0f} minutes."]
     parts += ["## Use and limits", about["limits"], *written(card), "## Licence", LICENCE]
@@ -129,7 +129,7 @@ def rouge(card):
         "folder, in f32. Only the weights of complete runs were measured on the test pairs; the limits below name later changes. "
         "`weir summarize --cut --table` counts without a stemmer and gives slightly different figures."
     )
-    if all(row["new"] and row["new"]["pairs"] == row["pairs"] for row in card["rouge"].values()):
+    if all_new(card["rouge"]):
         return ["## ROUGE", table(head, rows), f"{text} {NEW}"]
     return ["## ROUGE", table(head, rows), text, overlap(card["rouge"]), table(head[:-1], new)]
 
@@ -138,6 +138,11 @@ NEW = (
     "Training left out all pairs and passages that share text with these pairs (`training.gaps`): less than a quarter of each document's runs "
     "of twelve words occur in a training document."
 )
+
+
+def all_new(rouge):
+    """Returns true if the documents of all pairs are mostly new text."""
+    return all(row["new"] and row["new"]["pairs"] == row["pairs"] for row in rouge.values())
 
 
 def overlap(rouge):

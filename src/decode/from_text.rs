@@ -22,8 +22,14 @@ impl Generate {
     pub fn from_text(prompt: &str, card: &Card) -> Result<Self> {
         let prompt = card.encode("prompt", prompt)?;
         let stopping = Stopping { max_chars: Stopping::default_max_chars(prompt.len(), card), ..Stopping::default() };
-        let sampling = card.sampling.into();
-        Ok(Self { prompt, sampling, stopping, details: Default::default(), boundaries: Default::default() })
+        Ok(Self {
+            prompt,
+            sampling: card.sampling.into(),
+            stopping,
+            details: Default::default(),
+            boundaries: Default::default(),
+            resumed: Vec::new(),
+        })
     }
 }
 

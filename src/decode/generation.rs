@@ -13,6 +13,7 @@
 use super::{
     contract::{BoundaryMode, Card, SequenceRow, SymbolBoundary, Want},
     options::{Details, EmittedSymbol, FinishReason, Sampling, Stopping},
+    resumed::ResumedText,
     sampling::{
         logprobs::{LogprobOptions, SymbolLogprobs, log_probability},
         sampler::Sampler,
@@ -42,7 +43,7 @@ pub(super) struct Generator {
     pub(super) latest: Option<u32>,
     /// True if `held` ends with `latest`. False if `latest` belongs to a stop string that is not emitted.
     latest_is_held: bool,
-    /// Number of sampled symbols.
+    /// Number of sampled symbols, and of resumed ones.
     pub(super) chars: usize,
     /// Why the generation ends once `latest` is fed.
     reason: Option<FinishReason>,
@@ -51,6 +52,8 @@ pub(super) struct Generator {
     ends: Vec<u32>,
     /// True if these marks are never chosen.
     ignore_end: bool,
+    /// The symbols that are taken before any is sampled.
+    pub(super) resumed: ResumedText,
 }
 
 /// Marks that a model may choose in addition to the symbols of a text, and their state.
@@ -113,6 +116,7 @@ impl Generator {
             latest_is_held: false,
             chars: 0,
             reason: None,
+            resumed: ResumedText::default(),
         }
     }
 
@@ -125,6 +129,53 @@ impl Generator {
     pub(super) fn latest_item(&self) -> Option<u32> {
         let traced = self.is_traced();
         self.latest.map(|symbol| if traced { trace::item(symbol, false) } else { symbol })
+    }
+
+    /// Number of symbols that this run sampled.
+    pub(super) fn sampled(&self) -> usize {
+        self.chars - self.resumed.taken()
+    }
+
+    /// True if the rest of a resumed text is taken at once: its boundaries depend on the text alone.
+    pub(super) fn resumes_at_once(&self) -> bool {
+        self.resumed.remaining() > 0 && !self.is_traced()
+    }
+
+    /// Takes the rest of the resumed text, from `position` on, up to the symbol with which the generation ends. Returns its symbols.
+    pub(super) fn take_resumed(&mut self, position: usize) -> Vec<u32> {
+        let mut symbols = Vec::with_capacity(self.resumed.remaining());
+        while self.reason.is_none()
+            && let Some(symbol) = self.resumed.take()
+        {
+            self.take(symbol, position + symbols.len());
+            symbols.push(symbol);
+        }
+        self.resumed.clear();
+        symbols
+    }
+
+    /// Takes a symbol of the resumed text as sampled at `position`, and as emitted.
+    fn take(&mut self, symbol: u32, position: usize) {
+        self.count(symbol, position);
+        self.latest_is_held = false;
+        if let Some(text) = &mut self.token_text {
+            text.release(1);
+        }
+    }
+
+    /// Counts a symbol that now stands at `position`, and sets the reason if the generation ends with it.
+    fn count(&mut self, symbol: u32, position: usize) {
+        self.sampler.see(symbol);
+        self.chars += 1;
+        self.latest = Some(symbol);
+        self.latest_is_held = true;
+        let stop = self.match_stop(symbol);
+        self.reason = match stop {
+            Some(index) => Some(FinishReason::Stop(index)),
+            None if self.chars == self.limits.max_chars => Some(FinishReason::MaxChars),
+            None if position + 1 == self.limits.max_symbols => Some(FinishReason::MaxContext),
+            None => None,
+        };
     }
 
     /// Number of segments that the model ended with its mark.
@@ -190,6 +241,13 @@ impl Generator {
         if self.control.is_some_and(|control| symbol == control.specials.segment_end) {
             return self.end_segment(symbol, logits, output).map(|()| None);
         }
+        if let Some(resumed) = self.resumed.take() {
+            self.take(resumed, position);
+            return Ok(None);
+        }
+        if self.resumed.has_ended() {
+            return Ok(Some(FinishReason::EndOfText));
+        }
         let is_end = self.control.map_or_else(|| self.ends.contains(&symbol), |control| control.specials.end == symbol);
         if is_end {
             self.flush(output);
@@ -197,19 +255,9 @@ impl Generator {
             output.push(EmittedSymbol { symbol, logprob, decision: None, top, cut: None });
             return Ok(Some(FinishReason::EndOfText));
         }
-        self.sampler.see(symbol);
-        self.chars += 1;
         let SymbolLogprobs { logprob, top } = self.logprobs.compute(symbol, logits)?;
         self.held.push_back(EmittedSymbol { symbol, logprob, decision: None, top, cut: None });
-        self.latest = Some(symbol);
-        self.latest_is_held = true;
-        let stop = self.match_stop(symbol);
-        self.reason = match stop {
-            Some(index) => Some(FinishReason::Stop(index)),
-            None if self.chars == self.limits.max_chars => Some(FinishReason::MaxChars),
-            None if position + 1 == self.limits.max_symbols => Some(FinishReason::MaxContext),
-            None => None,
-        };
+        self.count(symbol, position);
         self.release(output);
         Ok(None)
     }

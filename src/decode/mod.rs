@@ -4,10 +4,11 @@
 //!
 //! 1. What a model implements: [`contract`], the [`state`] of a sequence, its segment [`boundary`] options, its [`cost`];
 //!    [`document`] for encoder-decoder models.
-//! 2. What a request contains and reports: [`options`], their [`defaults`] (`from_text` applies them), [`stop_strings`], [`usage`];
+//! 2. What a request contains and reports: [`options`], a [`finish_reason`], their [`defaults`] (`from_text` applies them), [`stop_strings`], [`usage`];
 //!    [`summary`] for summaries, [`long_documents`] for those of documents that are too long to be read at once.
 //! 3. One request: [`session`] feeds the `prompt`, then runs the `generation` with a [`sampling`] policy. [`trace`] encodes
-//!    symbols with their boundaries, [`text_window`] holds the text, [`replay`] computes where a lost row starts again.
+//!    symbols with their boundaries, [`text_window`] holds the text, [`replay`] computes where a lost row starts again,
+//!    `resumed` holds the text after which a broken stream goes on, `run_alone` runs a session without an engine.
 //! 4. Policies for many rows: [`boundary_wait`] (when waiting rows run their segment step), [`beam`] search.
 //! 5. Tools on top: [`evaluate`] scores texts, [`codec`] compresses them, [`spans`] maps kept vectors to the document's text.
 
@@ -20,6 +21,7 @@ pub mod cost;
 pub mod defaults;
 pub mod document;
 pub mod evaluate;
+pub mod finish_reason;
 mod from_text;
 mod generation;
 pub mod long_documents;
@@ -27,6 +29,8 @@ pub mod options;
 mod prompt;
 pub mod random;
 pub mod replay;
+mod resumed;
+mod run_alone;
 pub mod sampling;
 pub mod search_rules;
 pub mod session;

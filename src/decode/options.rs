@@ -1,5 +1,6 @@
 //! The options of a request and the symbols it emits. Pure data: ids, not text; the wire and the command line convert.
 
+pub use super::finish_reason::FinishReason;
 use super::{
     contract::{BoundaryOptions, Card, SymbolBoundary},
     defaults::SamplingDefaults,
@@ -21,6 +22,9 @@ pub struct Generate {
     pub details: Details,
     /// How boundaries are decided.
     pub boundaries: BoundaryOptions,
+    /// Symbols that an earlier run of the same request has emitted after the prompt, its end mark included. They count as generated
+    /// and are not emitted again; the prompt is not echoed. Empty for a request that starts from its prompt.
+    pub resumed: Vec<u32>,
 }
 
 /// A request for the probabilities of a text, or for its segments alone (`logprobs` off).
@@ -201,37 +205,6 @@ impl EmittedSymbol {
     }
 }
 
-/// Why a generation ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum FinishReason {
-    /// `max_chars` symbols were generated.
-    MaxChars,
-    /// `max_segments` segments were closed.
-    MaxSegments,
-    /// The text ends with the stop string of this index.
-    Stop(usize),
-    /// The sequence reached the model's maximum length.
-    MaxContext,
-    /// The model ended the text: the last emitted symbol is its end mark.
-    EndOfText,
-    /// The scored text ended.
-    End,
-}
-
-impl FinishReason {
-    /// The name on the wire and in JSON.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Self::MaxChars => "max_chars",
-            Self::MaxSegments => "max_segments",
-            Self::Stop(_) => "stop",
-            Self::MaxContext => "max_context",
-            Self::EndOfText => "end_of_text",
-            Self::End => "end",
-        }
-    }
-}
-
 impl Generate {
     /// Checks all fields against their limits and the model's. Fails with [`Error::BadOption`], [`Error::TooLong`] or
     /// [`Error::UnknownSymbol`], which name the field.
@@ -243,7 +216,28 @@ impl Generate {
         check_mode(&self.boundaries, card)?;
         self.sampling.validate(card)?;
         self.stopping.validate(card)?;
+        self.validate_resumed(card)?;
         bounded("details.top_logprobs", self.details.top_logprobs, OptionLimits::TOP_LOGPROBS)
+    }
+}
+
+impl Generate {
+    /// Returns the resumed text, and true if the model's end mark follows it.
+    pub(super) fn resumed_text(&self, card: &Card) -> (&[u32], bool) {
+        match self.resumed.split_last() {
+            Some((last, text)) if card.vocabulary.ends_text(*last) => (text, true),
+            _ => (&self.resumed, false),
+        }
+    }
+
+    fn validate_resumed(&self, card: &Card) -> Result<()> {
+        let (text, _) = self.resumed_text(card);
+        let limit = self.stopping.max_chars.min(card.max_symbols.saturating_sub(self.prompt.len()));
+        if text.len() > limit {
+            let bound = format!("at most {limit} characters (max_chars, and the room after the prompt)");
+            return Err(bad("resume_text", format!("{} characters", text.len()), bound));
+        }
+        card.vocabulary.check_text("resume_text", text)
     }
 }
 

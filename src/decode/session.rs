@@ -1,7 +1,7 @@
 //! A session runs one request from its first symbol to its last: it sets the row's feed and takes the results of each step.
 //!
 //! A session owns neither the row nor the model, so code that steps many sequences can keep their rows side by side.
-//! [`Session::run`] shows the loop for one session alone: call [`feed`](Session::feed), run a step, call
+//! [`Session::run`] (`run_alone`) shows the loop for one session alone: call [`feed`](Session::feed), run a step, call
 //! [`absorb`](Session::absorb) and [`take_output`](Session::take_output), and repeat until the session is finished.
 //!
 //! A session can lose its row ([`rewind`](Session::rewind)) and continue with another one, from its first symbol or from a
@@ -10,14 +10,15 @@
 //! symbols that no replay needs, and a replay starts after them ([`resume`](Session::resume)). The session's memory is then
 //! bounded, however long the text becomes.
 
+mod begin;
+
 use super::{
-    codec::{self, Code, Coded},
-    contract::{BoundaryOptions, Card, Exactness, Model, SequenceRow, State, advance},
-    generation::{ControlSymbols, Generator},
-    options::{EmittedSymbol, FinishReason, Generate, Score},
-    prompt::{ChunkOutcome, Prompt, PromptOutput},
+    codec::Coded,
+    contract::{BoundaryOptions, Card, Exactness, SequenceRow, State},
+    generation::Generator,
+    options::{EmittedSymbol, FinishReason},
+    prompt::{ChunkOutcome, Prompt},
     replay::ReplayStart,
-    sampling::logprobs::LogprobOptions,
     text_window::TextView,
     trace,
     usage::{LevelCounts, Usage},
@@ -43,6 +44,8 @@ pub struct Session {
     /// Length of the row's state in the present sequence: the symbols that it was fed, or that a cached state or a replay start
     /// stands for. Less than [`seen`](Self::seen) during a replay.
     row_len: usize,
+    /// The largest `row_len` so far: a row is fed the symbols before it for a second time.
+    computed: usize,
     lost_row: bool,
     /// The position from which another row is fed, if that is not the beginning.
     replay_start: Option<ReplayStart>,
@@ -66,45 +69,6 @@ pub enum SessionProgress {
 }
 
 impl Session {
-    /// Creates a session that generates. Fails as [`Generate::validate`] does.
-    pub fn generate(request: Generate, card: &Card) -> Result<Self> {
-        request.validate(card)?;
-        let Generate { prompt, sampling, stopping, details, boundaries } = request;
-        let max_symbols = prompt.len().saturating_add(stopping.max_chars).min(card.max_symbols);
-        let mode = boundaries.mode.or(card.boundary_modes.first().copied());
-        let control = ControlSymbols::new(card.vocabulary.specials(), mode, &stopping);
-        let mut generation = Generator::new(sampling, stopping, &details, card, control);
-        generation.see(&prompt);
-        let output = PromptOutput {
-            symbols: details.echo,
-            logprobs: LogprobOptions { logprobs: details.logprobs, top: details.top_logprobs },
-            boundaries: details.boundaries,
-            last_logits: true,
-        };
-        Self::new(Prompt::new(prompt, None, output), Some(generation), boundaries, card, max_symbols)
-    }
-
-    /// Creates a session that scores a text. Fails as [`Score::validate`] does.
-    pub fn score(request: Score, card: &Card) -> Result<Self> {
-        request.validate(card)?;
-        let Score { symbols, logprobs, top, boundaries, windows } = request;
-        let logprobs = LogprobOptions { logprobs, top };
-        let output = PromptOutput { symbols: true, logprobs, boundaries: true, last_logits: false };
-        let prompt = Prompt::new(symbols, windows, output);
-        let max_symbols = prompt.longest();
-        Self::new(prompt, None, boundaries, card, max_symbols)
-    }
-
-    /// Creates a session that compresses or decompresses a block. Fails as [`Code::validate`] does, and for damaged data.
-    pub fn code(request: Code, card: &Card) -> Result<Self> {
-        request.validate(card)?;
-        let windows = request.windows;
-        let (len, symbols, coder) = request.begin(card)?;
-        let prompt = Prompt::coded(len, symbols, windows, coder, card.first_logits.as_deref())?;
-        let max_symbols = prompt.longest();
-        Self::new(prompt, None, codec::request::boundaries(), card, max_symbols)
-    }
-
     fn new(
         mut prompt: Prompt,
         generation: Option<Generator>,
@@ -123,6 +87,7 @@ impl Session {
             coded: None,
             usage: Usage::default(),
             row_len: 0,
+            computed: 0,
             lost_row: false,
             replay_start: None,
             trim_at: MIN_HELD,
@@ -142,10 +107,15 @@ impl Session {
         self.prompt.len
     }
 
-    /// Number of prompt symbols and symbols sampled since.
+    /// Number of prompt symbols and symbols sampled since, and of the symbols of a resumed text.
     pub fn text_symbols(&self) -> usize {
         // a block that is decompressed holds the symbols that are known
-        self.prompt.symbols.text().len().max(self.prompt.len)
+        self.prompt.symbols.text().len().max(self.prompt.len) + self.resumed_ahead()
+    }
+
+    /// Number of symbols of the resumed text that are not yet part of the present sequence.
+    pub fn resumed_ahead(&self) -> usize {
+        self.generation.as_ref().map_or(0, |generation| generation.resumed.remaining())
     }
 
     /// The position from which another row is fed; no row is fed the symbols before it.
@@ -243,6 +213,11 @@ impl Session {
         self.row_len < self.seen()
     }
 
+    /// True if the next feed repeats work. A resumed text is replayed, but fed for the first time.
+    pub fn is_repeating(&self) -> bool {
+        self.is_replaying() && self.row_len < self.computed
+    }
+
     /// True if the session generates; false if it scores a text.
     pub fn is_generating(&self) -> bool {
         self.generation.is_some()
@@ -250,7 +225,7 @@ impl Session {
 
     /// Number of sampled symbols, or of scored ones.
     pub fn output_symbols(&self) -> usize {
-        self.generation.as_ref().map_or(self.prompt.settled, |generation| generation.chars)
+        self.generation.as_ref().map_or(self.prompt.settled, Generator::sampled)
     }
 
     /// The symbols and segments processed until now.
@@ -278,6 +253,7 @@ impl Session {
         row.check_step(self.row_len, self.vocabulary)?;
         let is_replaying = self.is_replaying();
         self.row_len += row.positions();
+        self.computed = self.computed.max(self.row_len);
         if row.feed[..] == [trace::END] {
             self.prompt.end_segment();
         }
@@ -350,28 +326,6 @@ impl Session {
         }
     }
 
-    /// Runs the session alone and passes symbols to `emit` as they come. Returns the first error of a step or of `emit`.
-    pub fn run(
-        mut self,
-        model: &dyn Model,
-        chunk: usize,
-        emit: &mut dyn FnMut(Vec<EmittedSymbol>) -> Result<()>,
-    ) -> Result<(FinishReason, Usage)> {
-        let mut row = SequenceRow::new(model.begin(self.boundaries.clone())?);
-        let mut scratch = model.scratch();
-        loop {
-            self.feed(&mut row, chunk);
-            advance(model, std::slice::from_mut(&mut row), &[0], &mut scratch)?;
-            let progress = self.absorb(&mut row)?;
-            if self.has_output() {
-                emit(self.take_output())?;
-            }
-            if let SessionProgress::Finished(reason) = progress {
-                return Ok((reason, self.usage));
-            }
-        }
-    }
-
     /// Samples the next symbol, or finishes a scored text.
     fn sample(&mut self, row: &SequenceRow) -> Result<SessionProgress> {
         let Some(generation) = &mut self.generation else {
@@ -382,13 +336,25 @@ impl Session {
             return Err(Error::Internal("cannot sample a symbol: the step computed no logits".into()));
         };
         let position = row.state.len();
+        if generation.resumes_at_once() {
+            self.prompt.symbols.held.extend(generation.take_resumed(position));
+            self.count_generated();
+            return Ok(if self.is_prefilling() { SessionProgress::Prefilling } else { SessionProgress::Decoding });
+        }
         let opens_segment = row.state.boundary_before(position) == position;
         let finished = generation.sample(logits, position, opens_segment, &mut self.output)?;
         if let Some(item) = generation.latest_item() {
             self.prompt.symbols.held.push(item);
         }
-        self.usage.generated_chars = generation.chars;
-        self.usage.nxt_steps = generation.nxt_steps();
+        self.count_generated();
         Ok(finished.map_or(SessionProgress::Decoding, SessionProgress::Finished))
+    }
+
+    fn count_generated(&mut self) {
+        if let Some(generation) = &self.generation {
+            self.usage.generated_chars = generation.chars;
+            self.usage.resumed_chars = generation.resumed.taken();
+            self.usage.nxt_steps = generation.nxt_steps();
+        }
     }
 }

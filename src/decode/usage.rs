@@ -58,8 +58,10 @@ pub struct Usage {
     pub prompt_chars: usize,
     /// Prompt symbols found in the segment cache.
     pub cached_chars: usize,
-    /// Generated symbols, stop strings included.
+    /// Generated symbols, stop strings and resumed ones included.
     pub generated_chars: usize,
+    /// Generated symbols that an earlier run of the request had emitted.
+    pub resumed_chars: usize,
     /// Segments closed within the prompt.
     pub prompt_segments: usize,
     /// Segments closed by generated symbols, or by the model's marks after them.
@@ -82,6 +84,11 @@ pub struct LevelUsage {
 }
 
 impl Usage {
+    /// Symbols that this run of the request generated.
+    pub fn sampled_chars(&self) -> usize {
+        self.generated_chars.saturating_sub(self.resumed_chars)
+    }
+
     /// Symbols per closed segment; none if no segment closed.
     pub fn shortening_factor(&self) -> Option<f64> {
         let chars = self.prompt_chars + self.generated_chars;

@@ -102,13 +102,13 @@ pub enum Job {
 }
 
 impl Job {
-    /// Returns the symbols that come with the request: its prompt, text or block.
-    pub fn symbols(&self) -> &[u32] {
+    /// Number of symbols that come with the request: of its prompt and the text that it resumes, its text, or its block.
+    pub fn symbols(&self) -> usize {
         match self {
-            Self::Generate(request) => &request.prompt,
-            Self::Score(request) => &request.symbols,
-            Self::Code(Code { input: CodeInput::Compress(symbols), .. }) => symbols,
-            Self::Code(_) => &[],
+            Self::Generate(request) => request.prompt.len().saturating_add(request.resumed.len()),
+            Self::Score(request) => request.symbols.len(),
+            Self::Code(Code { input: CodeInput::Compress(symbols), .. }) => symbols.len(),
+            Self::Code(_) => 0,
         }
     }
 }

@@ -197,6 +197,10 @@ impl Observer for Meter {
         lock(&series.totals).add_finished(outcome.is_ok(), timing);
         let seconds = |nanoseconds: u64| Duration::from_nanos(nanoseconds).as_secs_f64();
         series.total[0].observe(seconds(timing.total_ns));
+        if usage.resumed_chars > 0 {
+            series.resumed[0].inc();
+            series.resumed_chars[0].inc_by(usage.resumed_chars as u64);
+        }
         if timing.steps > 0 {
             series.inference[0].observe(seconds(timing.total_ns.saturating_sub(timing.queue_ns)));
         }
@@ -210,7 +214,7 @@ impl Observer for Meter {
                 series.prompt[0].observe(usage.prompt_chars as f64);
                 if *reason != FinishReason::End {
                     series.decode[0].observe(seconds(timing.decode_ns));
-                    series.generation[0].observe(usage.generated_chars as f64);
+                    series.generation[0].observe(usage.sampled_chars() as f64);
                 }
                 if let Some(factor) = usage.shortening_factor() {
                     series.request_shortening[0].observe(factor);
@@ -230,7 +234,7 @@ fn finished(slice: &mut LatencySlice, outcome: Result<&FinishReason, &Error>, us
     counts.requests += 1;
     counts.prompt_chars += usage.prompt_chars as u64;
     counts.cached_chars += usage.cached_chars as u64;
-    counts.generated_chars += usage.generated_chars as u64;
+    counts.generated_chars += usage.sampled_chars() as u64;
     counts.prefill_ns += timing.prefill_ns;
     if let Some(unpooled) = timing.unpooled {
         counts.estimated += 1;

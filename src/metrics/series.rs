@@ -108,6 +108,10 @@ per_model! {
         "prefix_cache_queries", "Characters of prompts looked up in the segment cache: all but the last, which is always fed";
     cache_hits: Counter = Counter::default(), ["" [""]],
         "prefix_cache_hits", "Characters of prompts that came from the segment cache";
+    resumed: Counter = Counter::default(), ["" [""]],
+        "resumed_requests", "Requests that continued the text of a broken stream";
+    resumed_chars: Counter = Counter::default(), ["" [""]],
+        "resumed_tokens", "Characters of such texts, which were fed and not generated";
     success: Counter = Counter::default(), ["finished_reason" REASONS.map(|reason| reason.name())],
         "request_success", "Completed requests, by finish reason";
     failure: Counter = Counter::default(), ["code" CODES.map(Code::name)],

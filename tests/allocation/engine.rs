@@ -161,6 +161,7 @@ fn generate(engine: &Handle, model: &CountingModel) {
             },
             details: Details::default(),
             boundaries: BoundaryOptions::default(),
+            resumed: Vec::new(),
         };
         engine.submit(Job::Generate(generate), None).unwrap()
     };

@@ -145,7 +145,7 @@ impl PreparedRequest for GenerateCall {
 
 /// Counts the generated Unicode characters of a piece, whatever the model's symbols are; none if it is the prompt.
 fn received(piece: &Piece) -> ReceivedMessage {
-    let Piece { text, characters, prompt } = piece;
+    let Piece { text, characters, prompt, .. } = piece;
     if *prompt {
         return ReceivedMessage::default();
     }

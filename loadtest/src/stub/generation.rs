@@ -70,7 +70,7 @@ impl StubGeneration {
     fn piece(&self, ends_segment: bool) -> Piece {
         let character = || Character { text: "x".into(), boundary: Some(ends_segment), ..Default::default() };
         let characters = if self.boundaries { vec![character()] } else { Vec::new() };
-        Piece { text: "x".into(), characters, prompt: false }
+        Piece { text: "x".into(), characters, ..Default::default() }
     }
 
     fn finished(&self, queue: Duration, arrived: Instant, first: Option<Instant>) -> Finished {

@@ -96,6 +96,7 @@ impl Args {
             // Boundaries are known one step later than their symbols, so plain text does not wait for them.
             details: Details { boundaries: self.json, ..Details::default() },
             boundaries: self.boundaries.options(),
+            resumed: Vec::new(),
         })
     }
 }

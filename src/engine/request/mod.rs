@@ -221,7 +221,7 @@ impl Request {
         let (prefilling, refeeding) = match &self.kind {
             RequestKind::Text(text) => {
                 let prefilling = text.session.is_prefilling();
-                (prefilling, prefilling && text.session.is_replaying())
+                (prefilling, prefilling && text.session.is_repeating())
             }
             RequestKind::Document(summary) => (false, summary.refeeding),
         };

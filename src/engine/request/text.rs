@@ -51,7 +51,8 @@ impl TextRequest {
 
     /// Returns the number of symbols for which its row needs memory soon.
     pub(super) fn symbols_soon(&self) -> usize {
-        self.session.sequence_symbols().saturating_add(MEMORY_MARGIN).min(self.session.max_symbols())
+        let symbols = self.session.sequence_symbols().saturating_add(self.session.resumed_ahead());
+        symbols.saturating_add(MEMORY_MARGIN).min(self.session.max_symbols())
     }
 
     /// Returns its row's next activity, if its client keeps up.

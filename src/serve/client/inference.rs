@@ -156,6 +156,7 @@ pub fn usage(wire: Option<weir_proto::v1::Usage>, levels: &[LevelUsage]) -> Usag
         prompt_segments: size(wire.prompt_segments),
         generated_segments: size(wire.generated_segments),
         nxt_steps: size(wire.nxt_steps),
+        resumed_chars: size(wire.resumed_chars),
         levels: level_counts(levels, |level| level.chunks),
     }
 }

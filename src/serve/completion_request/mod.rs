@@ -26,9 +26,10 @@ pub(super) const MAX_CHOICES: usize = 64;
 const DEFAULT_MAX_TOKENS: u32 = 16;
 
 /// Fields of the gRPC API, and their names in this one if they differ.
-const FIELD_NAMES: [(&str, &str); 16] = [
+const FIELD_NAMES: [(&str, &str); 17] = [
     ("prompt_ids", "prompt"),
     ("chunk.text", "document"),
+    ("sampling.seed", "seed"),
     ("sampling.temperature", "temperature"),
     ("sampling.top_k", "top_k"),
     ("sampling.top_p", "top_p"),
@@ -105,6 +106,7 @@ pub(crate) struct CompletionRequest {
     #[serde(default)]
     pub(super) logit_bias: Biases,
     pub(super) priority: Option<i32>,
+    pub(super) resume_text: Option<String>,
     pub(super) suffix: Option<String>,
     pub(super) stream: Option<bool>,
     pub(super) stream_options: Option<StreamOptions>,
@@ -182,6 +184,10 @@ impl CompletionRequest {
         if let Some(best_of) = self.best_of.filter(|best_of| *best_of != n) {
             return Err(Error::bad_option("best_of", best_of.to_string(), format!("{n} (the value of n)")));
         }
+        if n * prompts > 1 && self.resume_text.as_ref().is_some_and(|text| !text.is_empty()) {
+            let found = format!("with {} choices", n * prompts);
+            return Err(Error::bad_option("resume_text", found, "at most one choice"));
+        }
         let top_k = self.top_k()?;
         Ok((0..n * prompts).map(move |index| self.generate_request(self.prompt.0.get(index / n), top_k, index % n)))
     }
@@ -246,9 +252,12 @@ impl CompletionRequest {
                 logprobs: Some(counted || self.logprobs.is_some()),
                 top_logprobs: self.logprobs,
                 boundaries: self.boundaries,
+                ids: None,
             }),
             boundary_mode: self.boundary_mode.clone(),
             priority: self.priority,
+            resume_text: self.resume_text.clone().unwrap_or_default(),
+            resume_ids: Vec::new(),
         }
     }
 

@@ -3,7 +3,7 @@
 //! The engine validates the rest when a job is submitted. [`pieces`](super::pieces) and [`segments`](super::segments) convert
 //! results back.
 
-use super::prompt::Prompt;
+use super::{prompt::Prompt, resumed_text::ResumedText};
 use crate::{
     decode::{
         codec::{CompressOptions, DEFAULT_BLOCK, default_windows},
@@ -41,6 +41,10 @@ pub(super) struct ResponseFormat {
     pub(super) stop: Vec<String>,
     /// The seed of sampling.
     pub(super) seed: u64,
+    /// Characters that an earlier stream has sent.
+    pub(super) resumed_chars: usize,
+    /// Unicode characters of their text.
+    pub(super) resumed_text_chars: usize,
 }
 
 /// When a piece is complete.
@@ -61,17 +65,23 @@ pub(super) struct CharacterDetails {
     pub(super) boundaries: bool,
     /// Number of alternatives of each.
     pub(super) alternatives: usize,
+    /// True if the response lists the characters' ids.
+    pub(super) ids: bool,
 }
 
 /// Returns the job of a `Generate`, and the options of its response. Fails if a field is out of bounds.
 pub(super) fn generate_job(request: v1::GenerateRequest, card: &Card) -> Result<(options::Generate, ResponseFormat)> {
-    let seed = request.sampling.as_ref().and_then(|sampling| sampling.seed).unwrap_or_else(draw_seed);
+    let stated_seed = request.sampling.as_ref().and_then(|sampling| sampling.seed);
+    let resumed = ResumedText::new(&request.resume_text, request.resume_ids, stated_seed, card)?;
+    let seed = stated_seed.unwrap_or_else(draw_seed);
     let boundaries = boundaries(request.boundary_mode.as_deref(), seed, card)?;
     let prompt = Prompt::new(&request.prompt, request.prompt_ids, card)?;
     let split = piece_split(request.stream.unwrap_or_default(), card)?;
     let details = request.details.unwrap_or_default();
+    let lists_ids = details.ids();
     let details = options::Details {
-        echo: details.echo(),
+        // a resumed stream has sent the prompt
+        echo: details.echo() && resumed.symbols.is_empty(),
         logprobs: details.logprobs(),
         top_logprobs: size(details.top_logprobs()),
         boundaries: details.boundaries(),
@@ -88,9 +98,12 @@ pub(super) fn generate_job(request: v1::GenerateRequest, card: &Card) -> Result<
             listed: details.logprobs || details.boundaries || details.top_logprobs > 0,
             boundaries: details.boundaries,
             alternatives: details.top_logprobs.min(OptionLimits::TOP_LOGPROBS),
+            ids: lists_ids,
         },
         stop: stop.texts,
         seed,
+        resumed_chars: resumed.symbols.len(),
+        resumed_text_chars: resumed.text_chars,
     };
     let job = options::Generate {
         sampling: sampling(request.sampling.unwrap_or_default(), seed, card)?,
@@ -98,6 +111,7 @@ pub(super) fn generate_job(request: v1::GenerateRequest, card: &Card) -> Result<
         details: options::Details { boundaries: details.boundaries || split == PieceSplit::Segment, ..details },
         boundaries,
         prompt: prompt.symbols,
+        resumed: resumed.symbols,
     };
     Ok((job, format))
 }

@@ -16,7 +16,7 @@ pub(crate) struct GenerateEncoder {
     pieces: Pieces,
     started: Option<v1::Started>,
     finished: Option<v1::Finished>,
-    /// Unicode characters of the generated text that was encoded.
+    /// Unicode characters of the generated text that was encoded, here or by the stream that this one resumes.
     text_chars: u64,
     closed: bool,
 }
@@ -27,12 +27,18 @@ impl GenerateEncoder {
             request_id: request_id.to_owned(),
             model: card.name.clone(),
             pieces: Pieces::new(&format, Arc::clone(&card.vocabulary)),
+            text_chars: format.resumed_text_chars as u64,
             format,
             started: None,
             finished: None,
-            text_chars: 0,
             closed: false,
         }
+    }
+
+    /// Continues after these symbols, which an earlier stream has sent.
+    pub(super) fn after(mut self, symbols: &[u32]) -> Self {
+        self.pieces.skip(symbols);
+        self
     }
 
     fn started(&mut self, cached_chars: usize) -> v1::Started {
@@ -43,6 +49,8 @@ impl GenerateEncoder {
             cached_chars: cached_chars as u64,
             prompt_text_chars: Some(self.format.prompt_text_chars as u64),
             normalized_chars: Some(self.format.normalized_chars as u64),
+            seed: Some(self.format.seed),
+            resumed_chars: self.format.resumed_chars as u64,
         }
     }
 

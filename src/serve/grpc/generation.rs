@@ -82,7 +82,7 @@ impl JobService {
             let _memory = memory;
             // Few requests are converted at a time, so their symbols are counted afterwards.
             let (job, response) = convert(message, &engine)?;
-            reserved.add(size_of_val(job.symbols()))?;
+            reserved.add(job.symbols().saturating_mul(size_of::<u32>()))?;
             let events = engine.submit(job, terms)?;
             Ok(Submitted { engine, events, reserved, response })
         });
@@ -109,7 +109,8 @@ impl JobService {
         let id = Arc::clone(&call.id);
         let convert = move |message, engine: &Lease| {
             let (job, format) = convert::generate_job(message, engine.card())?;
-            Ok((Job::Generate(job), GenerateEncoder::new(format, engine.card(), &id)))
+            let encoder = GenerateEncoder::new(format, engine.card(), &id).after(&job.resumed);
+            Ok((Job::Generate(job), encoder))
         };
         let (events, encoder) = self.submit(request, engine, convert).await?.into_parts(permit, &call);
         Ok(ResponseStream::new(events, encoder, call))

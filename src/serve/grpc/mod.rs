@@ -18,6 +18,7 @@ mod part_totals;
 mod pieces;
 mod prompt;
 mod response_stream;
+mod resumed_text;
 mod score_stream;
 mod segments;
 mod summarization;

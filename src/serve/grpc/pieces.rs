@@ -42,6 +42,13 @@ impl Pieces {
         }
     }
 
+    /// Continues after generated symbols that were sent before.
+    pub(super) fn skip(&mut self, symbols: &[u32]) {
+        for &symbol in symbols {
+            self.detokenizer.push(symbol);
+        }
+    }
+
     /// Appends the next characters.
     pub(super) fn push(&mut self, characters: Vec<EmittedSymbol>) {
         self.waiting.extend(characters);
@@ -67,7 +74,7 @@ impl Pieces {
             // An incomplete code point at the end.
             piece.text.push_str(self.detokenizer.finish());
         }
-        (!piece.text.is_empty() || !piece.characters.is_empty()).then_some(piece)
+        (!piece.text.is_empty() || !piece.characters.is_empty() || !piece.ids.is_empty()).then_some(piece)
     }
 
     /// Returns the maximum number of characters that wait for their piece.
@@ -110,6 +117,9 @@ impl Pieces {
         self.searched = self.searched.saturating_sub(count);
         for symbol in self.waiting.drain(..count) {
             piece.text.push_str(self.detokenizer.push_symbol(symbol.symbol, symbol.cut));
+            if self.details.ids {
+                piece.ids.push(symbol.symbol);
+            }
             if self.details.listed {
                 piece.characters.push(character(symbol, self.details.boundaries, &self.vocabulary));
             }
@@ -159,7 +169,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn pieces(split: PieceSplit, prompt_chars: usize, listed: bool) -> Pieces {
-        let details = CharacterDetails { listed, boundaries: listed, alternatives: 0 };
+        let details = CharacterDetails { listed, boundaries: listed, alternatives: 0, ids: false };
         let format = ResponseFormat {
             prompt_chars,
             prompt_text_chars: prompt_chars,
@@ -169,6 +179,8 @@ mod tests {
             details,
             stop: Vec::new(),
             seed: 0,
+            resumed_chars: 0,
+            resumed_text_chars: 0,
         };
         Pieces::new(&format, Arc::new(Vocabulary::byte_level(TextNormaliser::None)))
     }

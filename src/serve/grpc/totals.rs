@@ -28,6 +28,7 @@ pub(super) fn usage(usage: Usage) -> v1::Usage {
         prompt_text_chars: None,
         generated_text_chars: None,
         normalized_chars: None,
+        resumed_chars: usage.resumed_chars as u64,
     }
 }
 

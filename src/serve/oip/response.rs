@@ -173,7 +173,7 @@ mod tests {
     fn piece(text: &str, logprob: f32) -> Event {
         let top = vec![v1::Alternative { text: "x".into(), logprob: -0.5, id: 3 }];
         let character = v1::Character { text: text.into(), logprob: Some(logprob), top, id: 9, ..Default::default() };
-        Event::Piece(v1::Piece { text: text.into(), characters: vec![character], prompt: false })
+        Event::Piece(v1::Piece { text: text.into(), characters: vec![character], ..Default::default() })
     }
 
     fn output<'a>(message: &'a ModelInferResponse, name: &str) -> &'a [u8] {

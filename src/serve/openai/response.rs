@@ -130,6 +130,7 @@ impl Choice {
         self.counts.cached = started.cached_chars;
         self.counts.prompt_text_chars = started.prompt_text_chars();
         self.counts.normalized_chars = started.normalized_chars();
+        self.counts.generated = started.resumed_chars;
     }
 
     /// Adds text.
@@ -155,6 +156,9 @@ impl Choice {
     pub(super) fn finish(&mut self, finished: v1::Finished) {
         if let Some(usage) = &finished.usage {
             self.counts.generated = usage.generated_chars;
+            if let Some(chars) = usage.generated_text_chars {
+                self.counts.generated_text_chars = chars;
+            }
         }
         self.finished = Some(finished);
         self.complete = true;
@@ -237,6 +241,7 @@ fn measurements(finished: &v1::Finished) -> Value {
         "generated_segments": usage.generated_segments,
         "shortening_factor": usage.shortening_factor,
         "nxt_steps": usage.nxt_steps,
+        "resumed_chars": usage.resumed_chars,
         "prompt_text_chars": usage.prompt_text_chars,
         "generated_text_chars": usage.generated_text_chars,
         "queue_ns": timing.queue_ns,
@@ -282,7 +287,7 @@ mod tests {
         };
         choice.start(&started);
         let characters = vec![character("a", -1.0), character(" ", -2.0)];
-        choice.push(v1::Piece { text: "a ".into(), characters, prompt: false });
+        choice.push(v1::Piece { text: "a ".into(), characters, ..Default::default() });
         let output = choice.take_output();
         assert_eq!((&output["text"], &output["index"]), (&json!("a "), &json!(1)));
         assert_eq!(output["finish_reason"], Value::Null);
@@ -291,7 +296,7 @@ mod tests {
         assert_eq!(output["logprobs"]["boundaries"], json!([false, true]));
         assert_eq!(output["logprobs"]["top_logprobs"][0], json!({ "x": -0.5, "a": -1.0 }));
         assert!(!choice.has_output());
-        choice.push(v1::Piece { text: "b".into(), characters: vec![character("b", -1.0)], prompt: false });
+        choice.push(v1::Piece { text: "b".into(), characters: vec![character("b", -1.0)], ..Default::default() });
         let usage = Some(v1::Usage { generated_chars: 3, ..Default::default() });
         let reason = v1::FinishReason::Stop.into();
         choice.finish(v1::Finished {

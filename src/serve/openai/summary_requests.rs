@@ -88,6 +88,7 @@ impl CompletionRequest {
             ("logprobs", self.logprobs.map(|count| count.to_string())),
             ("max_segments", self.max_segments.map(|count| count.to_string())),
             ("stop", self.stop.0.first().map(|stop| quoted(stop))),
+            ("resume_text", self.resume_text.as_deref().filter(|text| !text.is_empty()).map(quoted)),
         ] {
             if let Some(found) = found {
                 return Err(Error::bad_option(field, found, "no value (this model summarizes the prompt)"));
@@ -161,6 +162,7 @@ mod tests {
             (r#"{"prompt": "a", "top_k": 5}"#, "top_k"),
             (r#"{"prompt": "a", "top_k": -5}"#, "top_k"),
             (r#"{"prompt": "a", "boundary_mode": "given"}"#, "boundary_mode"),
+            (r#"{"prompt": "a", "resume_text": "b"}"#, "resume_text"),
         ] {
             match calls(body) {
                 Err(Error::BadOption { field: found, .. }) => assert_eq!(found, field, "{body}"),

@@ -46,6 +46,7 @@ fn text(engine: &Handle) -> Result<Events> {
         },
         details: Default::default(),
         boundaries: Default::default(),
+        resumed: Vec::new(),
     };
     engine.submit(Job::Generate(job), terms())
 }

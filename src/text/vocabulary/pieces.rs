@@ -60,6 +60,16 @@ impl Vocabulary {
         byte.into_iter().chain(self.token_marks().into_iter().flat_map(|marks| marks.ends.iter().copied())).collect()
     }
 
+    /// Returns true if a text ends with `id`: a mark, or the special symbol for the end.
+    pub fn ends_text(&self, id: u32) -> bool {
+        self.specials().map_or_else(|| self.end_marks().contains(&id), |specials| specials.end == id)
+    }
+
+    /// Returns true if equal texts have equal symbols: each symbol has a text of its own, except bytes that are not UTF-8.
+    pub fn is_spelled_out(&self) -> bool {
+        !(self.is_subword() || self.is_sparse() || self.marks.is_some())
+    }
+
     /// Returns the subword tokenizer, if symbols are its pieces.
     pub fn tokenizer(&self) -> Option<&Arc<SubwordTokenizer>> {
         match &self.symbols {

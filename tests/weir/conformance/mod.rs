@@ -5,6 +5,7 @@
 
 mod caching;
 mod replay_starts;
+mod resumed_texts;
 
 use super::hourglass::shapes;
 use super::support::{

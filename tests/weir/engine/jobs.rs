@@ -28,6 +28,7 @@ pub(super) fn generate(prompt: &[u32], max_chars: usize) -> Generate {
         stopping,
         details: Details::default(),
         boundaries: BoundaryOptions::default(),
+        resumed: Vec::new(),
     }
 }
 

@@ -10,6 +10,7 @@ mod memory_pressure;
 mod observer;
 mod preemption;
 mod resume;
+mod resumed_texts;
 mod scheduling;
 mod segment_batching;
 mod session;

@@ -254,7 +254,7 @@ fn request(prompt: Vec<u32>, boundaries: BoundaryOptions) -> Generate {
         ignore_end: false,
     };
     let sampling = Sampling { seed: 5, repetition_penalty: 1.2, ..Sampling::default() };
-    Generate { prompt, sampling, stopping, details: Details::default(), boundaries }
+    Generate { prompt, sampling, stopping, details: Details::default(), boundaries, resumed: Vec::new() }
 }
 
 /// Prefix of the names of latent segment models.

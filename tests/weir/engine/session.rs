@@ -76,7 +76,8 @@ fn request() -> impl Strategy<Value = Generate> {
         let (echo, logprobs, top_logprobs, boundaries) = details;
         let sampling = Sampling { seed, temperature, repetition_penalty, ..Sampling::default() };
         let details = Details { echo, logprobs, top_logprobs, boundaries };
-        Generate { prompt, sampling, stopping, details, boundaries: BoundaryOptions::default() }
+        let boundaries = BoundaryOptions::default();
+        Generate { prompt, sampling, stopping, details, boundaries, resumed: Vec::new() }
     })
 }
 

@@ -152,6 +152,7 @@ async fn requests_are_counted_and_the_warm_up_is_not() {
     server.until("weir_request_failure_total{model_name=\"fake\",code=\"INTERNAL\"}", 1.0).await;
 
     let model = "model_name=\"fake\"";
+    assert_eq!(server.of_model("resumed_requests_total").await, 0.0);
     assert_eq!(server.of_model("prompt_tokens_total").await, 12.0);
     assert_eq!(server.of_model("generation_tokens_total").await, 120.0);
     assert_eq!(server.of_model("time_to_first_token_seconds_count").await, 3.0);

@@ -50,7 +50,13 @@ async fn requests_have_ids() {
 #[tokio::test]
 async fn requested_details_are_sent() {
     let server = Server::new().await;
-    let details = v1::Details { echo: Some(true), logprobs: Some(true), top_logprobs: Some(3), boundaries: Some(true) };
+    let details = v1::Details {
+        echo: Some(true),
+        logprobs: Some(true),
+        top_logprobs: Some(3),
+        boundaries: Some(true),
+        ids: None,
+    };
     let answer = server.answer(v1::GenerateRequest { details: Some(details), ..seeded("b ca", 5) }).await.unwrap();
     let echoed: String = answer.pieces.iter().filter(|piece| piece.prompt).map(|piece| piece.text.as_str()).collect();
     assert_eq!(echoed, "b ca");

@@ -42,6 +42,7 @@ mod raw_http2;
 mod reflection;
 mod reload;
 mod request_memory;
+mod resumed_streams;
 mod shipped_models;
 mod stop_strings;
 mod summaries;

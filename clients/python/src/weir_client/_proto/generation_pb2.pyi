@@ -23,7 +23,7 @@ FINISH_REASON_MAX_CONTEXT: FinishReason
 FINISH_REASON_END_OF_TEXT: FinishReason
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "prompt", "sampling", "stopping", "stream", "details", "boundary_mode", "priority", "prompt_ids")
+    __slots__ = ("model", "prompt", "sampling", "stopping", "stream", "details", "boundary_mode", "priority", "prompt_ids", "resume_text", "resume_ids")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +33,8 @@ class GenerateRequest(_message.Message):
     BOUNDARY_MODE_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
+    RESUME_TEXT_FIELD_NUMBER: _ClassVar[int]
+    RESUME_IDS_FIELD_NUMBER: _ClassVar[int]
     model: str
     prompt: str
     sampling: Sampling
@@ -42,7 +44,9 @@ class GenerateRequest(_message.Message):
     boundary_mode: str
     priority: int
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stopping: _Optional[_Union[Stopping, _Mapping]] = ..., stream: _Optional[_Union[Streaming, _Mapping]] = ..., details: _Optional[_Union[Details, _Mapping]] = ..., boundary_mode: _Optional[str] = ..., priority: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    resume_text: str
+    resume_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stopping: _Optional[_Union[Stopping, _Mapping]] = ..., stream: _Optional[_Union[Streaming, _Mapping]] = ..., details: _Optional[_Union[Details, _Mapping]] = ..., boundary_mode: _Optional[str] = ..., priority: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., resume_text: _Optional[str] = ..., resume_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "logit_bias")
@@ -97,16 +101,18 @@ class Streaming(_message.Message):
     def __init__(self, coalesce_chars: _Optional[int] = ..., per_segment: bool = ...) -> None: ...
 
 class Details(_message.Message):
-    __slots__ = ("echo", "logprobs", "top_logprobs", "boundaries")
+    __slots__ = ("echo", "logprobs", "top_logprobs", "boundaries", "ids")
     ECHO_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     BOUNDARIES_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
     echo: bool
     logprobs: bool
     top_logprobs: int
     boundaries: bool
-    def __init__(self, echo: bool = ..., logprobs: bool = ..., top_logprobs: _Optional[int] = ..., boundaries: bool = ...) -> None: ...
+    ids: bool
+    def __init__(self, echo: bool = ..., logprobs: bool = ..., top_logprobs: _Optional[int] = ..., boundaries: bool = ..., ids: bool = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("started", "piece", "finished")
@@ -119,30 +125,36 @@ class GenerateResponse(_message.Message):
     def __init__(self, started: _Optional[_Union[Started, _Mapping]] = ..., piece: _Optional[_Union[Piece, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ...) -> None: ...
 
 class Started(_message.Message):
-    __slots__ = ("request_id", "model", "prompt_chars", "cached_chars", "prompt_text_chars", "normalized_chars")
+    __slots__ = ("request_id", "model", "prompt_chars", "cached_chars", "prompt_text_chars", "normalized_chars", "seed", "resumed_chars")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_CHARS_FIELD_NUMBER: _ClassVar[int]
     CACHED_CHARS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TEXT_CHARS_FIELD_NUMBER: _ClassVar[int]
     NORMALIZED_CHARS_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    RESUMED_CHARS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     prompt_chars: int
     cached_chars: int
     prompt_text_chars: int
     normalized_chars: int
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt_chars: _Optional[int] = ..., cached_chars: _Optional[int] = ..., prompt_text_chars: _Optional[int] = ..., normalized_chars: _Optional[int] = ...) -> None: ...
+    seed: int
+    resumed_chars: int
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt_chars: _Optional[int] = ..., cached_chars: _Optional[int] = ..., prompt_text_chars: _Optional[int] = ..., normalized_chars: _Optional[int] = ..., seed: _Optional[int] = ..., resumed_chars: _Optional[int] = ...) -> None: ...
 
 class Piece(_message.Message):
-    __slots__ = ("text", "characters", "prompt")
+    __slots__ = ("text", "characters", "prompt", "ids")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     CHARACTERS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
     text: str
     characters: _containers.RepeatedCompositeFieldContainer[Character]
     prompt: bool
-    def __init__(self, text: _Optional[str] = ..., characters: _Optional[_Iterable[_Union[Character, _Mapping]]] = ..., prompt: bool = ...) -> None: ...
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, text: _Optional[str] = ..., characters: _Optional[_Iterable[_Union[Character, _Mapping]]] = ..., prompt: bool = ..., ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Character(_message.Message):
     __slots__ = ("text", "logprob", "boundary", "boundary_probability", "top", "id", "nxt_logprob", "chunk_depth")
@@ -201,7 +213,7 @@ class LevelUsage(_message.Message):
     def __init__(self, chunks: _Optional[int] = ..., shortening_factor: _Optional[float] = ..., middle_steps: _Optional[int] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_chars", "cached_chars", "generated_chars", "prompt_segments", "generated_segments", "shortening_factor", "nxt_steps", "prompt_text_chars", "generated_text_chars", "normalized_chars")
+    __slots__ = ("prompt_chars", "cached_chars", "generated_chars", "prompt_segments", "generated_segments", "shortening_factor", "nxt_steps", "prompt_text_chars", "generated_text_chars", "normalized_chars", "resumed_chars")
     PROMPT_CHARS_FIELD_NUMBER: _ClassVar[int]
     CACHED_CHARS_FIELD_NUMBER: _ClassVar[int]
     GENERATED_CHARS_FIELD_NUMBER: _ClassVar[int]
@@ -212,6 +224,7 @@ class Usage(_message.Message):
     PROMPT_TEXT_CHARS_FIELD_NUMBER: _ClassVar[int]
     GENERATED_TEXT_CHARS_FIELD_NUMBER: _ClassVar[int]
     NORMALIZED_CHARS_FIELD_NUMBER: _ClassVar[int]
+    RESUMED_CHARS_FIELD_NUMBER: _ClassVar[int]
     prompt_chars: int
     cached_chars: int
     generated_chars: int
@@ -222,7 +235,8 @@ class Usage(_message.Message):
     prompt_text_chars: int
     generated_text_chars: int
     normalized_chars: int
-    def __init__(self, prompt_chars: _Optional[int] = ..., cached_chars: _Optional[int] = ..., generated_chars: _Optional[int] = ..., prompt_segments: _Optional[int] = ..., generated_segments: _Optional[int] = ..., shortening_factor: _Optional[float] = ..., nxt_steps: _Optional[int] = ..., prompt_text_chars: _Optional[int] = ..., generated_text_chars: _Optional[int] = ..., normalized_chars: _Optional[int] = ...) -> None: ...
+    resumed_chars: int
+    def __init__(self, prompt_chars: _Optional[int] = ..., cached_chars: _Optional[int] = ..., generated_chars: _Optional[int] = ..., prompt_segments: _Optional[int] = ..., generated_segments: _Optional[int] = ..., shortening_factor: _Optional[float] = ..., nxt_steps: _Optional[int] = ..., prompt_text_chars: _Optional[int] = ..., generated_text_chars: _Optional[int] = ..., normalized_chars: _Optional[int] = ..., resumed_chars: _Optional[int] = ...) -> None: ...
 
 class Timing(_message.Message):
     __slots__ = ("queue_ns", "prefill_ns", "time_to_first_char_ns", "decode_ns", "total_ns", "steps", "middle_steps", "middle_ns", "wait_steps", "unpooled_estimate_ns", "gain_estimate", "unpooled_prefill_estimate_ns", "unpooled_decode_estimate_ns")

@@ -1,0 +1,61 @@
+//! Sessions of each kind of request.
+
+use super::Session;
+use crate::{
+    decode::{
+        codec::{self, Code},
+        contract::Card,
+        generation::{ControlSymbols, Generator},
+        options::{Generate, Score},
+        prompt::{Prompt, PromptOutput},
+        resumed::ResumedText,
+        sampling::logprobs::LogprobOptions,
+    },
+    error::Result,
+};
+
+impl Session {
+    /// Creates a session that generates. Fails as [`Generate::validate`] does.
+    pub fn generate(request: Generate, card: &Card) -> Result<Self> {
+        request.validate(card)?;
+        let (text, ends_text) = request.resumed_text(card);
+        let resumed = ResumedText::new(text, ends_text);
+        // an earlier run has emitted the prompt before the resumed text
+        let echo = request.details.echo && request.resumed.is_empty();
+        let Generate { prompt, sampling, stopping, details, boundaries, .. } = request;
+        let max_symbols = prompt.len().saturating_add(stopping.max_chars).min(card.max_symbols);
+        let mode = boundaries.mode.or(card.boundary_modes.first().copied());
+        let control = ControlSymbols::new(card.vocabulary.specials(), mode, &stopping);
+        let mut generation = Generator::new(sampling, stopping, &details, card, control);
+        generation.resumed = resumed;
+        generation.see(&prompt);
+        let output = PromptOutput {
+            symbols: echo,
+            logprobs: LogprobOptions { logprobs: details.logprobs, top: details.top_logprobs },
+            boundaries: details.boundaries,
+            last_logits: true,
+        };
+        Self::new(Prompt::new(prompt, None, output), Some(generation), boundaries, card, max_symbols)
+    }
+
+    /// Creates a session that scores a text. Fails as [`Score::validate`] does.
+    pub fn score(request: Score, card: &Card) -> Result<Self> {
+        request.validate(card)?;
+        let Score { symbols, logprobs, top, boundaries, windows } = request;
+        let logprobs = LogprobOptions { logprobs, top };
+        let output = PromptOutput { symbols: true, logprobs, boundaries: true, last_logits: false };
+        let prompt = Prompt::new(symbols, windows, output);
+        let max_symbols = prompt.longest();
+        Self::new(prompt, None, boundaries, card, max_symbols)
+    }
+
+    /// Creates a session that compresses or decompresses a block. Fails as [`Code::validate`] does, and for damaged data.
+    pub fn code(request: Code, card: &Card) -> Result<Self> {
+        request.validate(card)?;
+        let windows = request.windows;
+        let (len, symbols, coder) = request.begin(card)?;
+        let prompt = Prompt::coded(len, symbols, windows, coder, card.first_logits.as_deref())?;
+        let max_symbols = prompt.longest();
+        Self::new(prompt, None, codec::request::boundaries(), card, max_symbols)
+    }
+}

@@ -1,0 +1,133 @@
+//! The text that an earlier stream of a `Generate` has sent, as text or as ids.
+
+use crate::{
+    decode::contract::Card,
+    error::{Error, Result},
+    text::TextCounter,
+};
+use std::sync::Arc;
+
+/// Marks bytes that are not UTF-8. A text with it does not determine its symbols, if symbols are bytes.
+const REPLACEMENT: char = '\u{fffd}';
+
+/// The symbols of a resumed text; empty without one.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct ResumedText {
+    pub(super) symbols: Vec<u32>,
+    /// Unicode characters of its text that were sent.
+    pub(super) text_chars: usize,
+}
+
+impl ResumedText {
+    /// Encodes a text exactly, or takes ids as they are. Fails if a request has both or no seed, if the model's text does not
+    /// determine its symbols, and if a symbol is unknown or the text longer than the model's longest sequence.
+    pub(super) fn new(text: &str, ids: Vec<u32>, seed: Option<u64>, card: &Card) -> Result<Self> {
+        if text.is_empty() && ids.is_empty() {
+            return Ok(Self::default());
+        }
+        if !(text.is_empty() || ids.is_empty()) {
+            return Err(Error::Exclusive { first: "resume_text", second: "resume_ids" });
+        }
+        if seed.is_none() {
+            return Err(Error::bad_option("sampling.seed", "nothing", "the seed of the stream that is resumed"));
+        }
+        if ids.is_empty() { Self::from_text(text, card) } else { Self::from_ids(ids, card) }
+    }
+
+    fn from_text(text: &str, card: &Card) -> Result<Self> {
+        let field = "resume_text";
+        let vocabulary = &card.vocabulary;
+        if !vocabulary.is_spelled_out() {
+            return Err(Error::WrongKind {
+                call: field,
+                model: card.name.clone(),
+                wanted: "has a text for each of its symbols",
+                found: format!("{}, which needs resume_ids", card.shape),
+            });
+        }
+        let text_chars = text.chars().count();
+        check_length(field, if vocabulary.is_bytes() { text.len() } else { text_chars }, card)?;
+        if let Some(offset) = text.chars().position(|character| character == REPLACEMENT)
+            && vocabulary.is_bytes()
+        {
+            let found = format!("U+FFFD at character {offset}, which stands for bytes that are not UTF-8");
+            return Err(Error::bad_option(field, found, "a text without U+FFFD, or resume_ids"));
+        }
+        Ok(Self { symbols: vocabulary.encode_exactly(field, text)?, text_chars })
+    }
+
+    fn from_ids(ids: Vec<u32>, card: &Card) -> Result<Self> {
+        let field = "resume_ids";
+        check_length(field, ids.len(), card)?;
+        card.vocabulary.check_ids(field, &ids)?;
+        let mut counter = TextCounter::new(Arc::clone(&card.vocabulary));
+        ids.iter().for_each(|&id| counter.push(id, true));
+        Ok(Self { symbols: ids, text_chars: counter.chars })
+    }
+}
+
+fn check_length(field: &'static str, length: usize, card: &Card) -> Result<()> {
+    let limit = card.max_symbols;
+    if length <= limit {
+        return Ok(());
+    }
+    let why = card.max_symbols_why;
+    Err(Error::TooLong { field, length, limit, unit: "characters", why })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text::{TextMarks, TextNormaliser, Vocabulary};
+
+    fn letters() -> Card {
+        Card::for_tests(Vocabulary::from_symbols(&[" ", "a", "b", "é"], TextNormaliser::Text8).unwrap())
+    }
+
+    fn bytes() -> Card {
+        Card::for_tests(Vocabulary::byte_level(TextNormaliser::None))
+    }
+
+    #[test]
+    fn texts_are_not_normalised_and_ids_are_taken_as_they_are() {
+        let text = |text, card: &Card| ResumedText::new(text, Vec::new(), Some(1), card).unwrap();
+        assert_eq!(text(" é  a", &letters()), ResumedText { symbols: vec![0, 3, 0, 0, 1], text_chars: 5 });
+        assert_eq!(text("é", &bytes()), ResumedText { symbols: vec![0xc3, 0xa9], text_chars: 1 });
+        assert_eq!(ResumedText::new("", Vec::new(), None, &bytes()).unwrap(), ResumedText::default());
+        // the last code point is not complete, so it was not sent
+        let ids = ResumedText::new("", vec![0x61, 0xc3], Some(1), &bytes()).unwrap();
+        assert_eq!(ids, ResumedText { symbols: vec![0x61, 0xc3], text_chars: 1 });
+    }
+
+    #[test]
+    fn wrong_texts_are_refused_by_name() {
+        let marks = TextMarks { start: 254, end: 255 };
+        let marked = Card::for_tests(Vocabulary::byte_level_with_marks(marks, TextNormaliser::None).unwrap());
+        let long = "a".repeat(101);
+        for (text, ids, seed, card, expected) in [
+            ("a", vec![1], Some(1), letters(), "resume_text and resume_ids exclude each other: give one"),
+            (
+                "a",
+                vec![],
+                None,
+                letters(),
+                "sampling.seed: expected the seed of the stream that is resumed, found nothing",
+            ),
+            ("aB", vec![], Some(1), letters(), "resume_text: 'B' at character 1 is not in the model's vocabulary"),
+            (&long, vec![], Some(1), bytes(), "resume_text: expected at most 100 characters, found 101"),
+            ("", vec![1; 101], Some(1), letters(), "resume_ids: expected at most 100 characters, found 101"),
+            ("", vec![4], Some(1), letters(), "resume_ids: id 4 (the vocabulary has 4 symbols) at character 0 is not"),
+            (
+                "a\u{fffd}",
+                vec![],
+                Some(1),
+                bytes(),
+                "resume_text: expected a text without U+FFFD, or resume_ids, found U+FFFD",
+            ),
+            ("a", vec![], Some(1), marked, "resume_text needs a model that has a text for each of its symbols"),
+        ] {
+            let message = ResumedText::new(text, ids, seed, &card).unwrap_err().to_string();
+            assert!(message.starts_with(expected), "{message}");
+        }
+    }
+}

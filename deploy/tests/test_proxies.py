@@ -12,14 +12,14 @@ import queue
 import statistics
 import threading
 import time
-from typing import Any, Iterator, List, Tuple
+from typing import Any, Dict, Iterator, List, Tuple
 
 import local
 import pytest
 import summarizer
 from proxies import Proxy, Replica, program
 
-from weir_client import Client, Progress
+from weir_client import Client, Generated, Progress, Retry
 
 MODEL = local.MODEL.name
 PROMPT = "the history of the city of "
@@ -217,6 +217,30 @@ def test_no_completion_without_a_character_is_lost(name: str, pair: List[Replica
         answer = post(proxy.http, {"prompt": PROMPT})
         error = json.loads(answer.read())["error"]
         assert (answer.status, answer.headers["retry-after"], error["code"]) == (503, "1", "unavailable")
+
+
+def test_texts_go_on_at_the_other_replica(name: str, pair: List[Replica]) -> None:
+    options: Any = {"max_chars": 600, "coalesce_chars": 1, "ignore_eos": True}
+    texts: Dict[int, Generated] = {}
+
+    def ask(seed: int) -> None:
+        texts[seed] = client.generate(PROMPT, seed=seed, resume=True, **options)
+
+    with Proxy(name, pair) as proxy:
+        wait(proxy)
+        with Client(proxy.address, timeout=local.TIMEOUT, retry=Retry(attempts=100, longest_delay=0.5)) as client:
+            threads = [threading.Thread(target=ask, args=[seed]) for seed in range(4)]
+            for thread in threads:
+                thread.start()
+            while any(replica.metric("generation_tokens_total") < 40 for replica in pair):
+                assert any(thread.is_alive() for thread in threads), "all texts ended before both replicas were busy"
+            pair[0].end(killed=True)
+            for thread in threads:
+                thread.join()
+            assert any(text.usage.resumed_chars > 0 for text in texts.values())
+            for seed in range(4):
+                whole = client.generate(PROMPT, seed=seed, **options)
+                assert (texts[seed].text, texts[seed].reason) == (whole.text, whole.reason)
 
 
 @pytest.mark.parametrize("sender", ["the client", "the proxy"])

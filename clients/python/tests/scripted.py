@@ -16,8 +16,16 @@ from weir_client._proto import generation_pb2 as pb
 class Fail:
     """An error status with the details that a server sends."""
 
-    def __init__(self, code: grpc.StatusCode, retry_after: Optional[float] = None, message: str = "scripted") -> None:
+    def __init__(
+        self,
+        code: grpc.StatusCode,
+        retry_after: Optional[float] = None,
+        message: str = "scripted",
+        by_server: bool = True,
+    ) -> None:
         self.code = code
+        #: False for an error of the connection or a proxy, which has no details.
+        self.by_server = by_server
         self.message = message
         self.retry_after = retry_after
 
@@ -40,12 +48,12 @@ class Fail:
 Step = Union[Fail, Any]
 
 
-def started() -> pb.GenerateResponse:
-    return pb.GenerateResponse(started=pb.Started(request_id="r", model="m"))
+def started(resumed: int = 0) -> pb.GenerateResponse:
+    return pb.GenerateResponse(started=pb.Started(request_id="r", model="m", resumed_chars=resumed))
 
 
-def piece(text: str) -> pb.GenerateResponse:
-    return pb.GenerateResponse(piece=pb.Piece(text=text))
+def piece(text: str, ids: bool = False) -> pb.GenerateResponse:
+    return pb.GenerateResponse(piece=pb.Piece(text=text, ids=text.encode() if ids else ()))
 
 
 def finished() -> pb.GenerateResponse:
@@ -59,6 +67,8 @@ class Scripted:
         self._attempts = list(attempts)
         #: The headers and the remaining seconds of each attempt.
         self.received: List[Tuple[List[Tuple[str, Any]], Optional[float]]] = []
+        #: The request of each attempt.
+        self.requests: List[Any] = []
         self._server = grpc.server(concurrent.futures.ThreadPoolExecutor(4))
         requests: List[Tuple[str, Any]] = [("Generate", pb.GenerateRequest), ("Score", pb.ScoreRequest)]
         handlers: dict[str, Any] = {
@@ -79,10 +89,12 @@ class Scripted:
         self._server.start()
 
     def _answer(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+        self.requests.append(request)
         self.received.append(([(key, value) for key, value in context.invocation_metadata()], context.time_remaining()))
         for step in self._attempts.pop(0):
             if isinstance(step, Fail):
-                context.set_trailing_metadata((("grpc-status-details-bin", step.details()),))
+                if step.by_server:
+                    context.set_trailing_metadata((("grpc-status-details-bin", step.details()),))
                 context.abort(step.code, step.message)
             yield step
 

@@ -123,7 +123,7 @@ def test_every_field_of_a_request_is_an_option() -> None:
     parts = {name: request.fields_by_name[name].message_type for name in set(_SUBMESSAGES.values()) - {""}}
     nested = {name for part in parts.values() if part is not None for name in part.fields_by_name}
     call = {"timeout", "affinity", "metadata"}
-    assert set(GenerateOptions.__annotations__) - call == scalars | nested
+    assert set(GenerateOptions.__annotations__) - call == scalars | nested | {"resume"}
     assert set(_SUBMESSAGES) == (scalars | nested) - {"logit_bias"}
     for options, descriptor in [
         (ScoreOptions, generation_pb2.ScoreRequest.DESCRIPTOR),

@@ -145,11 +145,15 @@ class Caller:
         request: Request,
         text: Optional[str],
         call: CallOptions,
+        rest: Optional[Callable[[], Request]] = None,
     ) -> ResponseStream[Response]:
-        """Sends one message and returns a stream. The call starts when the caller requests the first message."""
-        attempts = Attempts(self._settings.retry, self._settings.call_timeout(call))
+        """Sends one message and returns a stream. The call starts when the caller requests the first message.
+
+        After a broken response, `rest` returns the message that requests the rest of it.
+        """
+        attempts = Attempts(self._settings.retry, self._settings.call_timeout(call), resumes=rest is not None)
         stub = self._stub(method, self._channel.unary_stream)
-        return ResponseStream(stub, lambda: request, self._settings.metadata(text, call), attempts)
+        return ResponseStream(stub, rest or (lambda: request), self._settings.metadata(text, call), attempts)
 
     def _start_upload(
         self,
@@ -190,7 +194,10 @@ class ResponseStream(Generic[Response]):
         self._closed = False
 
     def next(self, begun: bool) -> Optional[Response]:
-        """Returns the next message, or None at the end. Retries no call if `begun`: the caller has received an item."""
+        """Returns the next message, or None at the end. Retries no call if `begun`, unless a retry continues it.
+
+        `begun` is true if the caller has received an item.
+        """
         while not self._closed:
             try:
                 if self._call is None:
@@ -198,6 +205,7 @@ class ResponseStream(Generic[Response]):
                         self._request(), timeout=self._attempts.remaining(), metadata=self._metadata
                     )
                 response: Response = next(self._call)
+                self._attempts.received()
                 return response
             except StopIteration:
                 self._closed = True
@@ -210,6 +218,14 @@ class ResponseStream(Generic[Response]):
                     raise self._upload.failure from None
                 time.sleep(self._pause_after(WeirError.of(error), begun))
         return None
+
+    def resume(self, error: WeirError) -> bool:
+        """Waits before another attempt, after a response that ended with `error`. Returns False if it cannot continue."""
+        if not self._attempts.resumes:
+            return False
+        time.sleep(self._pause_after(error, begun=True))
+        self._call, self._closed = None, False
+        return True
 
     def _pause_after(self, error: WeirError, begun: bool) -> float:
         try:
@@ -238,15 +254,19 @@ class EventStream(Generic[Response, Item, Reader]):
         return self
 
     def __next__(self) -> Item:
-        while (message := self._response.next(self._begun)) is not None:
-            item: Optional[Item] = self._events.take(message)
-            self._begun = self._begun or item is not None or self._events.complete
-            if item is not None:
-                return item
-        if not self._events.complete and not self._closed:
-            self.close()
-            raise incomplete_response()
-        raise StopIteration
+        while True:
+            while (message := self._response.next(self._begun)) is not None:
+                item: Optional[Item] = self._events.take(message)
+                self._begun = self._begun or item is not None or self._events.complete
+                if item is not None:
+                    return item
+            if self._events.complete or self._closed:
+                raise StopIteration
+            if not self._response.resume(incomplete_response()):
+                self.close()
+                raise incomplete_response()
+            if self._closed:
+                self._response.close()
 
     def close(self) -> None:
         """Cancels the call; the server frees the request's row within one step."""

@@ -71,11 +71,15 @@ class AsyncCaller:
         request: Request,
         text: Optional[str],
         call: CallOptions,
+        rest: Optional[Callable[[], Request]] = None,
     ) -> AsyncResponseStream[Response]:
-        """Sends one message and returns a stream. The call starts when the caller requests the first message."""
-        attempts = Attempts(self._settings.retry, self._settings.call_timeout(call))
+        """Sends one message and returns a stream. The call starts when the caller requests the first message.
+
+        After a broken response, `rest` returns the message that requests the rest of it.
+        """
+        attempts = Attempts(self._settings.retry, self._settings.call_timeout(call), resumes=rest is not None)
         stub = self._stub(method, self._channel.unary_stream)
-        return AsyncResponseStream(stub, lambda: request, self._settings.metadata(text, call), attempts)
+        return AsyncResponseStream(stub, rest or (lambda: request), self._settings.metadata(text, call), attempts)
 
     def _start_upload(
         self,
@@ -116,7 +120,10 @@ class AsyncResponseStream(Generic[Response]):
         self._closed = False
 
     async def next(self, begun: bool) -> Optional[Response]:
-        """Returns the next message, or None at the end. Retries no call if `begun`: the caller has received an item."""
+        """Returns the next message, or None at the end. Retries no call if `begun`, unless a retry continues it.
+
+        `begun` is true if the caller has received an item.
+        """
         while not self._closed:
             try:
                 if self._call is None:
@@ -126,6 +133,7 @@ class AsyncResponseStream(Generic[Response]):
                 response = await self._call.read()
                 if response is not grpc.aio.EOF:
                     message: Response = response
+                    self._attempts.received()
                     return message
                 self._closed = True
             except grpc.RpcError as error:
@@ -146,6 +154,14 @@ class AsyncResponseStream(Generic[Response]):
                 if not closed_elsewhere:
                     raise
         return None
+
+    async def resume(self, error: WeirError) -> bool:
+        """Waits before another attempt, after a response that ended with `error`. Returns False if it cannot continue."""
+        if not self._attempts.resumes:
+            return False
+        await asyncio.sleep(self._pause_after(error, begun=True))
+        self._call, self._closed = None, False
+        return True
 
     def _pause_after(self, error: WeirError, begun: bool) -> float:
         try:
@@ -174,15 +190,19 @@ class AsyncEventStream(Generic[Response, Item, Reader]):
         return self
 
     async def __anext__(self) -> Item:
-        while (message := await self._response.next(self._begun)) is not None:
-            item: Optional[Item] = self._events.take(message)
-            self._begun = self._begun or item is not None or self._events.complete
-            if item is not None:
-                return item
-        if not self._events.complete and not self._closed:
-            await self.aclose()
-            raise incomplete_response()
-        raise StopAsyncIteration
+        while True:
+            while (message := await self._response.next(self._begun)) is not None:
+                item: Optional[Item] = self._events.take(message)
+                self._begun = self._begun or item is not None or self._events.complete
+                if item is not None:
+                    return item
+            if self._events.complete or self._closed:
+                raise StopAsyncIteration
+            if not await self._response.resume(incomplete_response()):
+                await self.aclose()
+                raise incomplete_response()
+            if self._closed:
+                self._response.close()
 
     async def aclose(self) -> None:
         """Cancels the call; the server frees the request's row within one step."""

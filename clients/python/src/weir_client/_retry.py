@@ -17,7 +17,8 @@ class Retry:
     """Sets how often and how soon the client retries a call that failed before its first character.
 
     The client retries UNAVAILABLE. It retries RESOURCE_EXHAUSTED only if the server sends a delay: without a delay, the
-    retry would fail as well. It never retries after the first character or after the call's deadline.
+    retry would fail as well. It never retries after the call's deadline, and after the first character only a text with
+    the option `resume`. Its attempts then count from the last message that arrived.
     """
 
     #: Maximum number of attempts; 1 disables retries.
@@ -34,11 +35,16 @@ class Retry:
             raise ValueError(f"first_delay: expected 0 to longest_delay ({self.longest_delay}), found {self.first_delay}")
 
 
-class Attempts:
-    """The attempts of one call."""
+# The codes that gRPC and proxies report for a connection that breaks in the middle of a response.
+_BROKEN = (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.CANCELLED)
 
-    def __init__(self, retry: Retry, timeout: Optional[float]) -> None:
+
+class Attempts:
+    """The attempts of one call. If `resumes`, a later attempt continues where an earlier one broke."""
+
+    def __init__(self, retry: Retry, timeout: Optional[float], resumes: bool = False) -> None:
         self._retry = retry
+        self.resumes = resumes
         self._finished = 0
         self._deadline = None if timeout is None else time.monotonic() + timeout
 
@@ -46,13 +52,18 @@ class Attempts:
         """Returns the seconds until the call's deadline; None without one."""
         return None if self._deadline is None else max(self._deadline - time.monotonic(), 0.0)
 
+    def received(self) -> None:
+        """Records that a message arrived."""
+        if self.resumes:
+            self._finished = 0
+
     def pause_after(self, error: WeirError, begun: bool) -> float:
         """Returns the seconds to wait before the next attempt.
 
         Raises the error if no attempt follows.
         """
         self._finished += 1
-        delay = None if begun or self._finished >= self._retry.attempts else self._delay(error)
+        delay = None if (begun and not self.resumes) or self._finished >= self._retry.attempts else self._delay(error)
         remaining = self.remaining()
         if delay is None or (remaining is not None and delay >= remaining):
             raise error
@@ -60,7 +71,9 @@ class Attempts:
 
     def _delay(self, error: WeirError) -> Optional[float]:
         """Returns None if a retry cannot succeed. Jitter keeps clients from retrying at the same time."""
-        if error.code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED):
+        # An error with a request id comes from the server itself.
+        broken = self.resumes and error.request_id is None and error.code in _BROKEN
+        if not broken and error.code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED):
             return None
         if error.retry_after is not None:
             # A retry never starts before the server's delay has passed.

@@ -57,6 +57,8 @@ class Usage:
     generated_text_chars: Optional[int]
     #: Unicode characters of the prompt or text that the normaliser replaced or dropped. `generate` and `score` set it.
     normalized_chars: Optional[int]
+    #: Generated characters that an earlier stream had sent: those of `resume_text` or `resume_ids`.
+    resumed_chars: int
 
 
 @dataclass(frozen=True)

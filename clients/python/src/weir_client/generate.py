@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union, cast
 
 from typing_extensions import Unpack
@@ -13,6 +13,7 @@ from ._call_aio import AsyncCaller, AsyncEventStream
 from ._convert import convert
 from ._proto import generation_pb2 as pb
 from ._request import fill, fill_biases, text_of
+from ._resumption import Resumption
 from ._settings import CallOptions
 from ._types import Character, LevelUsage, Timing, Usage
 
@@ -24,10 +25,12 @@ _SUBMESSAGES = {
     "boundary_mode": "",
     "priority": "",
     "prompt_ids": "",
+    "resume_text": "",
+    "resume_ids": "",
     **dict.fromkeys(["temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed"], "sampling"),
     **dict.fromkeys(["max_chars", "min_chars", "max_segments", "stop", "include_stop", "ignore_eos"], "stopping"),
     **dict.fromkeys(["coalesce_chars", "per_segment"], "stream"),
-    **dict.fromkeys(["echo", "logprobs", "top_logprobs", "boundaries"], "details"),
+    **dict.fromkeys(["echo", "logprobs", "top_logprobs", "boundaries", "ids"], "details"),
 }
 # Minimum characters of a message for `generate`, which returns the complete text and needs no smaller messages.
 _LARGE_PIECES = 256
@@ -62,6 +65,12 @@ class GenerateOptions(CallOptions, total=False):
     priority: Optional[int]
     #: The prompt as ids of the vocabulary. The prompt's text must then be empty.
     prompt_ids: Optional[Sequence[int]]
+    #: Continue a stream that breaks, as if it had not: with a new call that has the same seed and the text so far.
+    resume: Optional[bool]
+    #: The text that an earlier stream of the same request has sent. The server sends the rest. Needs that stream's `seed`.
+    resume_text: Optional[str]
+    #: The same as ids, for any model.
+    resume_ids: Optional[Sequence[int]]
     #: Return the normalised prompt before the text.
     echo: Optional[bool]
     #: Return the log-probability of each character.
@@ -70,6 +79,8 @@ class GenerateOptions(CallOptions, total=False):
     top_logprobs: Optional[int]
     #: Return for each character whether a segment ends with it.
     boundaries: Optional[bool]
+    #: Return the id of each character.
+    ids: Optional[bool]
     #: Minimum number of characters in a piece.
     coalesce_chars: Optional[int]
     #: Send one segment in each piece.
@@ -106,6 +117,10 @@ class Started:
     prompt_text_chars: Optional[int]
     #: As in `usage`.
     normalized_chars: Optional[int]
+    #: The seed of all random draws. `resume_text` needs it.
+    seed: Optional[int]
+    #: Characters of `resume_text` or `resume_ids`.
+    resumed_chars: int
 
 
 @dataclass(frozen=True)
@@ -117,6 +132,8 @@ class Piece:
     characters: Tuple[Character, ...]
     #: True if this piece is part of the echoed prompt.
     prompt: bool
+    #: Ids of the piece's characters, if the caller set `ids`.
+    ids: Tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -156,13 +173,23 @@ class Generated:
 
 
 class _Events(Frame[Started, Finished]):
-    """Collects the messages of one response."""
+    """Collects the messages of one response, and of those that continue it."""
+
+    def __init__(self, resumption: Optional[Resumption] = None) -> None:
+        super().__init__()
+        self._resumption = resumption
 
     def take(self, response: pb.GenerateResponse) -> Optional[Piece]:
         event = response.WhichOneof("event")
         if event == "piece":
-            return convert(Piece, response.piece)
+            piece = convert(Piece, response.piece)
+            if self._resumption is None:
+                return piece
+            self._resumption.take(response.piece)
+            return piece if self._resumption.lists_ids else replace(piece, ids=())
         if event == "started":
+            if self._resumption is not None:
+                self._resumption.begin(response.started)
             self.started = convert(Started, response.started)
         elif event == "finished":
             self.finished = convert(Finished, response.finished)
@@ -206,7 +233,11 @@ class GenerateCalls(Caller):
 
     def stream(self, prompt: str, **options: Unpack[GenerateOptions]) -> Stream:
         """Streams the text in pieces. The call starts with the first piece; iterating raises `WeirError`."""
-        return Stream(self._start(METHOD, _request(prompt, options), prompt, options), _Events())
+        request = _request(prompt, options)
+        if not options.get("resume"):
+            return Stream(self._start(METHOD, request, prompt, options), _Events())
+        resumption = Resumption(request)
+        return Stream(self._start(METHOD, request, prompt, options, resumption.rest), _Events(resumption))
 
 
 class AsyncGenerateCalls(AsyncCaller):
@@ -219,7 +250,11 @@ class AsyncGenerateCalls(AsyncCaller):
 
     def stream(self, prompt: str, **options: Unpack[GenerateOptions]) -> AsyncStream:
         """Streams the text in pieces. The call starts with the first piece; iterating raises `WeirError`."""
-        return AsyncStream(self._start(METHOD, _request(prompt, options), prompt, options), _Events())
+        request = _request(prompt, options)
+        if not options.get("resume"):
+            return AsyncStream(self._start(METHOD, request, prompt, options), _Events())
+        resumption = Resumption(request)
+        return AsyncStream(self._start(METHOD, request, prompt, options, resumption.rest), _Events(resumption))
 
 
 def _with_large_pieces(options: GenerateOptions) -> GenerateOptions:
@@ -231,6 +266,7 @@ def _with_large_pieces(options: GenerateOptions) -> GenerateOptions:
 def _request(prompt: str, options: GenerateOptions) -> pb.GenerateRequest:
     request = pb.GenerateRequest(prompt=text_of("prompt", prompt))
     fields: Dict[str, Any] = {name: value for name, value in options.items() if name not in CallOptions.__annotations__}
+    fields.pop("resume", None)
     fill_biases(request, fields.pop("logit_bias", None))
     if isinstance(fields.get("stop"), str):
         fields["stop"] = [fields["stop"]]

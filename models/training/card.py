@@ -65,6 +65,7 @@ def make(about, folder, arguments):
         if arguments.again:
             card["run"] = json.loads((folder / "card.json").read_text(encoding="utf-8"))["run"]
         else:
+            (folder / "card.json").unlink(missing_ok=True)  # states the digest of the weights that the export replaces
             card["run"] = trained(find(about["run"], arguments.runs), folder, arguments.data)
             if "start" in about:
                 card["run"]["start"] = facts(find(about["start"], arguments.runs), arguments.data)

@@ -126,33 +126,20 @@ def rouge(card):
     text = (
         "F × 100, computed by `rouge_score` with its stemmer. The lead is the document's first words, as many as the median summary of "
         f"the source's training pairs has. Beam of {settings['beam']}, at most {settings['max_tokens']} tokens{ruled}; weights of this "
-        "folder, in f32. Only the weights of complete runs were measured on the test pairs; the limits below name later changes. "
+        "folder, in f32. Only these weights were measured on the test pairs. "
         "`weir summarize --cut --table` counts without a stemmer and gives slightly different figures."
     )
-    if all_new(card["rouge"]):
-        return ["## ROUGE", table(head, rows), f"{text} {NEW}"]
     return ["## ROUGE", table(head, rows), text, overlap(card["rouge"]), table(head[:-1], new)]
-
-
-NEW = (
-    "Training left out all pairs and passages that share text with these pairs (`training.gaps`): less than a quarter of each document's runs "
-    "of twelve words occur in a training document."
-)
-
-
-def all_new(rouge):
-    """Returns true if the documents of all pairs are mostly new text."""
-    return all(row["new"] and row["new"]["pairs"] == row["pairs"] for row in rouge.values())
 
 
 def overlap(rouge):
     """Describes the overlap of the test pairs with the training text."""
     left = ", ".join(f"{row['left_out']} of `{source}`" for source, row in rouge.items() if row["left_out"])
     omitted = f"The table omits pairs whose document is exactly a training document: {left}. " if left else ""
+    known = sum(row["pairs"] - (row["new"]["pairs"] if row["new"] else 0) for row in rouge.values())
     return (
-        f"{omitted}Other documents share much of their text with a training document that has another summary. For most Wikipedia leads, a "
-        "training pair has the rest of the lead or the whole lead, including the sentence to generate. The next table has only pairs with "
-        "mostly new text: less than a quarter of the document's runs of twelve words occur in a training document."
+        f"{omitted}{known} of the other documents have a quarter or more of their runs of twelve words in a training document with another "
+        "summary. The next table has only the pairs with mostly new text."
     )
 
 

@@ -15,7 +15,7 @@ import torch
 
 from . import results, table
 from .card import MODELS
-from .card_text import NEW, all_new, overlap
+from .card_text import overlap
 from .card_text import table as rows_of
 from .command_line import one_line_errors
 
@@ -195,8 +195,6 @@ def summaries(shipped):
         counts = "; ".join(f"`{name}` in {count} of {len(sources)}" for name, count in zip(pair, above))
         return f"{rows_of(head, rows)}\n\nSources in which ROUGE-L is above the first words' ROUGE-L: {counts}."
 
-    if all_new(first):
-        return f"{part(lambda row: row)} Figures of fewer than forty pairs depend mostly on chance.\n\n{NEW}"
     return f"""{part(lambda row: row)}
 
 {overlap(first)}

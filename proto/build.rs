@@ -3,9 +3,10 @@
 use prost::Message;
 use std::{error::Error, fs, path::PathBuf};
 
-const FILES: [&str; 6] = [
+const FILES: [&str; 7] = [
     "weir/v1/admin.proto",
     "weir/v1/codec.proto",
+    "weir/v1/editing.proto",
     "weir/v1/generation.proto",
     "weir/v1/latency.proto",
     "weir/v1/models.proto",

@@ -15,10 +15,11 @@ use prost_types::{
 use std::{collections::HashMap, fmt::Write, fs, path::Path};
 
 /// Files in the order of the page.
-const FILES: [&str; 6] = [
+const FILES: [&str; 7] = [
     "weir/v1/generation.proto",
     "weir/v1/summarization.proto",
     "weir/v1/codec.proto",
+    "weir/v1/editing.proto",
     "weir/v1/models.proto",
     "weir/v1/latency.proto",
     "weir/v1/admin.proto",

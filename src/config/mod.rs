@@ -153,8 +153,29 @@ pub struct TransportConfig {
     /// True if response headers wait for the first characters, so that a proxy can retry the request on another server. The
     /// HTTP status then also reports an unavailable server.
     pub late_headers: bool,
+    /// Limits of sessions that edit a document.
+    pub editing: EditingConfig,
     /// Access control.
     pub access: Access,
+}
+
+/// Limits of sessions that edit a document.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EditingConfig {
+    /// Maximum sessions in progress.
+    pub sessions: usize,
+    /// Maximum bytes of a document.
+    pub text_bytes: usize,
+    /// Splices a second that the server reads from one session. It reads further ones later.
+    pub splice_rate: usize,
+    /// Maximum time without a message of the client.
+    pub idle: Duration,
+}
+
+impl Default for EditingConfig {
+    fn default() -> Self {
+        Self { sessions: 256, text_bytes: 1 << 20, splice_rate: 100, idle: Duration::from_secs(600) }
+    }
 }
 
 /// Access control. The default lets every client connect and call.
@@ -198,6 +219,7 @@ impl Default for TransportConfig {
             keepalive_timeout: Duration::from_secs(20),
             tcp_keepalive: Some(Duration::from_secs(60)),
             late_headers: false,
+            editing: EditingConfig::default(),
             access: Access::default(),
         }
     }

@@ -10,21 +10,25 @@
 //!    symbols with their boundaries, [`text_window`] holds the text, [`replay`] computes where a lost row starts again,
 //!    `resumed` holds the text after which a broken stream goes on, `run_alone` runs a session without an engine.
 //! 4. Policies for many rows: [`boundary_wait`] (when waiting rows run their segment step), [`beam`] search.
-//! 5. Tools on top: [`evaluate`] scores texts, [`codec`] compresses them, [`spans`] maps kept vectors to the document's text.
+//! 5. Tools on top: [`evaluate`] scores texts, [`completion`] ranks continuations (with a [`next_symbol`] request each) of an
+//!    [`edited_text`], [`codec`] compresses them, [`spans`] maps kept vectors to the document's text.
 
 pub mod beam;
 pub mod boundary;
 pub mod boundary_wait;
 pub mod codec;
+pub mod completion;
 pub mod contract;
 pub mod cost;
 pub mod defaults;
 pub mod document;
+pub mod edited_text;
 pub mod evaluate;
 pub mod finish_reason;
 mod from_text;
 mod generation;
 pub mod long_documents;
+pub mod next_symbol;
 pub mod options;
 mod prompt;
 pub mod random;

@@ -16,6 +16,7 @@ use super::{
     codec::Coded,
     contract::{BoundaryOptions, Card, Exactness, SequenceRow, State},
     generation::Generator,
+    next_symbol::Distribution,
     options::{EmittedSymbol, FinishReason},
     prompt::{ChunkOutcome, Prompt},
     replay::ReplayStart,
@@ -40,6 +41,9 @@ pub struct Session {
     output: Vec<EmittedSymbol>,
     /// The coded block, once all of its symbols are coded.
     coded: Option<Coded>,
+    /// True if the distribution after the text is wanted.
+    wants_distribution: bool,
+    distribution: Option<Distribution>,
     usage: Usage,
     /// Length of the row's state in the present sequence: the symbols that it was fed, or that a cached state or a replay start
     /// stands for. Less than [`seen`](Self::seen) during a replay.
@@ -85,6 +89,8 @@ impl Session {
             boundaries,
             output: Vec::new(),
             coded: None,
+            wants_distribution: false,
+            distribution: None,
             usage: Usage::default(),
             row_len: 0,
             computed: 0,
@@ -313,6 +319,11 @@ impl Session {
         self.coded.take()
     }
 
+    /// Returns the distribution of a [`NextSymbol`](super::next_symbol::NextSymbol) request, once it is finished.
+    pub fn take_distribution(&mut self) -> Option<Distribution> {
+        self.distribution.take()
+    }
+
     /// True if [`take_output`](Self::take_output) would return symbols.
     pub fn has_output(&self) -> bool {
         !self.output.is_empty()
@@ -328,12 +339,16 @@ impl Session {
 
     /// Samples the next symbol, or finishes a scored text.
     fn sample(&mut self, row: &SequenceRow) -> Result<SessionProgress> {
-        let Some(generation) = &mut self.generation else {
+        if self.generation.is_none() && !self.wants_distribution {
             return Ok(SessionProgress::Finished(FinishReason::End));
-        };
+        }
         let last = row.logits.len().checked_sub(self.vocabulary).and_then(|start| row.logits.get(start..));
         let Some(logits) = last else {
             return Err(Error::Internal("cannot sample a symbol: the step computed no logits".into()));
+        };
+        let Some(generation) = &mut self.generation else {
+            self.distribution = Some(Distribution { logits: logits.to_vec(), boundary: row.decisions.last().copied() });
+            return Ok(SessionProgress::Finished(FinishReason::End));
         };
         let position = row.state.len();
         if generation.resumes_at_once() {

@@ -4,6 +4,7 @@ use crate::{
     decode::{
         boundary_wait::BOUNDARY_WAIT,
         codec::{Code, CodeInput, Coded},
+        next_symbol::{Distribution, NextSymbol},
         options::{EmittedSymbol, FinishReason, Generate, Score},
         summary::{DocumentProgress, EncodedDocument, PoolingUpdate, SummaryResult},
         usage::{Timing, Usage},
@@ -99,6 +100,8 @@ pub enum Job {
     Score(Score),
     /// Compresses or decompresses a block.
     Code(Code),
+    /// Computes the distribution after a text.
+    Next(NextSymbol),
 }
 
 impl Job {
@@ -109,6 +112,7 @@ impl Job {
             Self::Score(request) => request.symbols.len(),
             Self::Code(Code { input: CodeInput::Compress(symbols), .. }) => symbols.len(),
             Self::Code(_) => 0,
+            Self::Next(request) => request.symbols.len(),
         }
     }
 }
@@ -134,7 +138,8 @@ impl From<Option<Instant>> for Terms {
 
 /// An event of a request.
 ///
-/// A text's events are, in order: `Started`, any number of `Characters`, `Finished`. A block's are `Started`, `Coded`, `Finished`. A summary's events are: `Started`, any
+/// A text's events are, in order: `Started`, any number of `Characters`, `Finished`. A block's are `Started`, `Coded`,
+/// `Finished`. A distribution's are `Started`, `Next`, `Finished`. A summary's events are: `Started`, any
 /// number of `Reading` and `Chosen`, `Encoded`, any number of `Characters`, `Summarized`. An error may come at any point and
 /// is the last event.
 #[derive(Debug, Clone)]
@@ -149,6 +154,8 @@ pub enum Event {
     Characters(Vec<EmittedSymbol>),
     /// The block of a `Code` request.
     Coded(Coded),
+    /// The distribution of a `Next` request.
+    Next(Distribution),
     /// An event of a document or its summary.
     Document(DocumentEvent),
     /// The request ended.

@@ -6,6 +6,7 @@ use super::{
     calibration::{Calibrated, NotCalibrated, timing},
     clock,
     counters::Counters,
+    jobs,
     observer::Observer,
     request::{
         Request, RequestKind,
@@ -23,7 +24,6 @@ use crate::{
     decode::{
         contract::{Card, KvMemory, Model},
         document,
-        session::Session,
         summary::Summarize,
     },
     error::{Error, Result, clip},
@@ -106,31 +106,7 @@ impl Handle {
         let terms = terms.into();
         let Inner { model, limits, segment_cache, .. } = self.inner();
         let arrived = check_terms(&terms)?;
-        let session = match job {
-            Job::Generate(request) => {
-                check_takes_texts("Generate", &**model)?;
-                let session = Session::generate(request, model.card())?;
-                check_work(&session, "prompt", "stopping.max_chars", limits.request_work)?;
-                check_fits(&session, "prompt", "stopping.max_chars", &**model)?;
-                session
-            }
-            Job::Score(request) => {
-                check_takes_texts("Score", &**model)?;
-                let is_windowed = request.windows.is_some();
-                let field = if is_windowed { "windows.length" } else { "text" };
-                let session = Session::score(request, model.card())?;
-                check_work(&session, "text", if is_windowed { "windows.stride" } else { "text" }, limits.request_work)?;
-                check_fits(&session, field, field, &**model)?;
-                session
-            }
-            Job::Code(request) => {
-                check_takes_texts("the codec", &**model)?;
-                let session = Session::code(request, model.card())?;
-                check_work(&session, "block", "windows.stride", limits.request_work)?;
-                check_fits(&session, "windows.length", "windows.length", &**model)?;
-                session
-            }
-        };
+        let session = jobs::open(job, &**model, limits)?;
         let cache_key = segment_cache.key(&terms.tenant, session.boundaries(), model.card());
         let cached = segment_cache.cached_len(cache_key.as_ref(), &session);
         let (event_sender, events) = EventSender::open(limits.events)?;
@@ -359,42 +335,4 @@ fn check_terms(terms: &Terms) -> Result<Instant> {
         return Err(Error::Deadline { stage: "before it was queued" });
     }
     Ok(arrived)
-}
-
-/// Rejects a text for a model that summarizes documents.
-fn check_takes_texts(call: &'static str, model: &dyn Model) -> Result<()> {
-    let card = model.card();
-    if model.document_encoder().is_none() {
-        return Ok(());
-    }
-    let found = format!("a model that summarizes: {}", card.shape);
-    Err(Error::WrongKind { call, model: card.name.clone(), wanted: "continues a prompt", found })
-}
-
-/// Rejects a text that would feed more than `limit` symbols. The error names `text_field` if the text alone does, and
-/// `other_field` otherwise.
-fn check_work(session: &Session, text_field: &'static str, other_field: &'static str, limit: usize) -> Result<()> {
-    let work = session.max_work();
-    if work <= limit {
-        return Ok(());
-    }
-    let field = if session.prompt_symbols() > limit { text_field } else { other_field };
-    Err(Error::TooMuchWork { field, work, limit })
-}
-
-/// Rejects a text that could not run even alone. The error names `prompt_field` if the prompt alone is too long, and
-/// `length_field` otherwise.
-fn check_fits(
-    session: &Session,
-    prompt_field: &'static str,
-    length_field: &'static str,
-    model: &dyn Model,
-) -> Result<()> {
-    let needed = model.bytes_for(session.max_symbols());
-    let limit = model.memory().limit;
-    if needed <= limit {
-        return Ok(());
-    }
-    let prompt_alone = model.bytes_for(session.prompt_symbols()) > limit;
-    Err(Error::NeverFits { field: if prompt_alone { prompt_field } else { length_field }, needed, limit })
 }

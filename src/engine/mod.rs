@@ -6,6 +6,8 @@
 //! |---|---|
 //! | `api` | value types that callers and the engine exchange: limits, requests, terms, events |
 //! | `handle` | [`Handle`]: starts the worker, validates and queues requests, reports the engine's state |
+//! | `jobs` | turns a request about a text into the session that runs it, within the limits |
+//! | [`editing`] | the session of a document that a client edits: its completions and scores run as requests |
 //! | `shared` | what the handles and the worker share: model, caches, totals, and the locked state |
 //! | `state` | the locked state: the queue, the measured rates and the phase |
 //! | `worker` | the loop of the worker thread: end, admit, plan, step |
@@ -27,7 +29,9 @@ pub mod cache;
 pub mod calibration;
 pub(crate) mod clock;
 mod counters;
+pub mod editing;
 mod handle;
+mod jobs;
 pub mod observer;
 mod recovery;
 mod request;

@@ -4,6 +4,7 @@
 //! here. A [`Meter`] observes one engine: its series are looked up when the model is loaded, so a step looks up and allocates
 //! nothing. Counters that an engine keeps itself are read on each scrape ([`Metrics::render`]).
 
+mod edits;
 mod family;
 pub(crate) mod latency_windows;
 mod meter;
@@ -11,6 +12,7 @@ mod registry;
 mod series;
 mod totals;
 
+pub(crate) use edits::EditEvent;
 pub use meter::Meter;
 pub use registry::Metrics;
 pub(crate) use totals::{CountAndTime, RequestTotals};

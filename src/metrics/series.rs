@@ -34,6 +34,8 @@ const SHORTENING: [f64; 12] = [1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0
 
 /// Values of the label that separates gaps after a boundary from gaps within a segment.
 const AFTER: [&str; 2] = ["char", "boundary"];
+/// Values of the label that separates the events of editing sessions.
+const EDIT_EVENTS: [&str; 4] = ["splice", "completion", "score", "stale"];
 pub(super) const REASONS: [FinishReason; 6] = [
     FinishReason::MaxChars,
     FinishReason::MaxSegments,
@@ -112,6 +114,9 @@ per_model! {
         "resumed_requests", "Requests that continued the text of a broken stream";
     resumed_chars: Counter = Counter::default(), ["" [""]],
         "resumed_tokens", "Characters of such texts, which were fed and not generated";
+    edit_sessions: Gauge = Gauge::default(), ["" [""]], "edit_sessions", "Editing sessions with an open document";
+    edits: Counter = Counter::default(), ["event" EDIT_EVENTS],
+        "edit_events", "Changes, completions and scores of editing sessions, and requests that a change overtook";
     success: Counter = Counter::default(), ["finished_reason" REASONS.map(|reason| reason.name())],
         "request_success", "Completed requests, by finish reason";
     failure: Counter = Counter::default(), ["code" CODES.map(Code::name)],

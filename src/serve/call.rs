@@ -26,6 +26,8 @@ pub(super) const STREAM_INFER: &str = "/inference.GRPCInferenceService/ModelStre
 pub(super) const SUMMARIZE: &str = "/weir.v1.Summarization/Summarize";
 /// The methods that compress and decompress: they run while their request arrives, and read it no faster than they answer.
 pub(super) const CODEC: [&str; 2] = ["/weir.v1.Codec/Compress", "/weir.v1.Codec/Decompress"];
+/// The method whose body is a stream of changes to a document, and of questions about it.
+pub(super) const EDIT: &str = "/weir.v1.Editing/Edit";
 /// Maximum length in bytes of an id that a client chooses.
 const ID_BYTES: usize = 64;
 

@@ -43,7 +43,7 @@ use crate::{
     error::{Error, Result},
 };
 use collected::CollectedLimits;
-use grpc::{generation::JobService, latency::LatencyService, models::ModelsService};
+use grpc::{editing_limits::EditingLimits, generation::JobService, latency::LatencyService, models::ModelsService};
 use middleware::{
     auth::KEYLESS_MESSAGE_BYTES, body_limits::BodyMemory, compression::compressing, refusal_log::RefusalLog,
 };
@@ -61,8 +61,9 @@ use transport::{
     http2,
 };
 use weir_proto::v1::{
-    admin_server::AdminServer, codec_server::CodecServer, generation_server::GenerationServer,
-    latency_server::LatencyServer, models_server::ModelsServer, summarization_server::SummarizationServer,
+    admin_server::AdminServer, codec_server::CodecServer, editing_server::EditingServer,
+    generation_server::GenerationServer, latency_server::LatencyServer, models_server::ModelsServer,
+    summarization_server::SummarizationServer,
 };
 
 /// Minimum time for connections to close once no call runs any more.
@@ -72,10 +73,11 @@ const CLOSE_TIME: Duration = Duration::from_secs(1);
 const HANG: Duration = Duration::from_secs(60);
 
 /// The services that always run.
-const SERVICES: [&str; 6] = [
+const SERVICES: [&str; 7] = [
     <GenerationServer<JobService> as NamedService>::NAME,
     <SummarizationServer<JobService> as NamedService>::NAME,
     <CodecServer<JobService> as NamedService>::NAME,
+    <EditingServer<JobService> as NamedService>::NAME,
     <ModelsServer<ModelsService> as NamedService>::NAME,
     <oip::InferenceServer as NamedService>::NAME,
     <LatencyServer<LatencyService> as NamedService>::NAME,
@@ -148,6 +150,7 @@ pub async fn run(
         workers: workers.clone(),
         memory: Arc::clone(&memory),
         late_headers: config.late_headers,
+        editing: EditingLimits::new(config.editing),
     };
     let models = ModelsService { engines: engines.clone(), config: config.clone() };
     let max_bytes = config.message_bytes;
@@ -156,7 +159,8 @@ pub async fn run(
         .add_service(compressing!(reflection(&services).build_v1alpha().map_err(broken)?, KEYLESS_MESSAGE_BYTES))
         .add_service(compressing!(GenerationServer::new(jobs.clone()), max_bytes))
         .add_service(compressing!(SummarizationServer::new(jobs.clone()), max_bytes))
-        .add_service(compressing!(CodecServer::new(jobs), max_bytes))
+        .add_service(compressing!(CodecServer::new(jobs.clone()), max_bytes))
+        .add_service(compressing!(EditingServer::new(jobs), max_bytes))
         .add_service(compressing!(ModelsServer::new(models), max_bytes))
         .add_service(compressing!(LatencyServer::new(LatencyService(engines.clone())), max_bytes));
     if let Some(admin) = admin {

@@ -158,7 +158,7 @@ async fn read_events(mut events: Events) -> Result<Received> {
     while let Some(event) = events.recv().await {
         received.messages += 1;
         match event? {
-            Event::Started { .. } | Event::Coded(_) | Event::Document(_) => {}
+            Event::Started { .. } | Event::Coded(_) | Event::Next(_) | Event::Document(_) => {}
             Event::Characters(all) => received.symbols.extend(all.iter().map(|character| character.symbol)),
             Event::Finished { .. } => return Ok(received),
         }

@@ -36,7 +36,7 @@ pub(super) fn run(args: &Args, model: &Arc<dyn Model>) -> Result<()> {
     let mut stream = StreamDetokenizer::new(vocabulary.clone());
     while let Some(event) = events.blocking_recv() {
         match event? {
-            Event::Started { .. } | Event::Coded(_) | Event::Document(_) => {}
+            Event::Started { .. } | Event::Coded(_) | Event::Next(_) | Event::Document(_) => {}
             Event::Characters(characters) => {
                 let mut text = String::new();
                 for character in &characters {

@@ -1,6 +1,6 @@
 //! Listening addresses, and limits of connections and requests.
 
-use crate::config::{Access, Checks, TransportConfig};
+use crate::config::{Access, Checks, EditingConfig, TransportConfig};
 use std::{net::SocketAddr, time::Duration};
 
 /// Upper bound of counts: no value that fits a machine is rejected.
@@ -83,6 +83,18 @@ pub(super) struct TransportArgs {
     /// Seconds of silence before the operating system sends TCP keep-alive probes; 0 disables them.
     #[arg(long, value_name = "N", env = "WEIR_TCP_KEEPALIVE_SECONDS", default_value = "60")]
     tcp_keepalive_seconds: String,
+    /// Maximum sessions that edit a document, over all connections. A caller may hold half of what the others leave.
+    #[arg(long, value_name = "N", env = "WEIR_MAX_EDIT_SESSIONS", default_value = "256")]
+    max_edit_sessions: String,
+    /// Maximum size of a document that is edited; at most --max-message-bytes applies to each message.
+    #[arg(long, value_name = "SIZE", env = "WEIR_MAX_EDIT_BYTES", default_value = "1MiB")]
+    max_edit_bytes: String,
+    /// Splices per second that the server reads from one editing session. It reads further ones later.
+    #[arg(long, value_name = "N", env = "WEIR_MAX_EDIT_RATE", default_value = "100")]
+    max_edit_rate: String,
+    /// Seconds without a message or a request in progress after which an editing session is closed.
+    #[arg(long, value_name = "N", env = "WEIR_EDIT_IDLE_SECONDS", default_value = "600")]
+    edit_idle_seconds: String,
     /// Send a response's headers only with its first characters. A proxy can then retry a request without characters on another
     /// server. An unavailable server also sets the HTTP status.
     #[arg(long, value_name = "BOOL", env = "WEIR_LATE_HEADERS", default_value = "false", num_args = 0..=1,
@@ -139,6 +151,12 @@ impl TransportArgs {
             keepalive_interval: Some(keepalive).filter(|interval| !interval.is_zero()),
             keepalive_timeout: seconds(checks, "--keepalive-timeout-seconds", &self.keepalive_timeout_seconds, 1),
             tcp_keepalive: Some(tcp_keepalive).filter(|interval| !interval.is_zero()),
+            editing: EditingConfig {
+                sessions: checks.number("--max-edit-sessions", &self.max_edit_sessions, 1..=MAX_COUNT),
+                text_bytes: checks.bytes("--max-edit-bytes", &self.max_edit_bytes, 1024..=1 << 30),
+                splice_rate: checks.number("--max-edit-rate", &self.max_edit_rate, 1..=1_000_000),
+                idle: seconds(checks, "--edit-idle-seconds", &self.edit_idle_seconds, 1),
+            },
             late_headers: checks.switch("--late-headers", &self.late_headers),
             access,
         }

@@ -97,6 +97,7 @@ impl ProcessSummarizer {
                 Event::Started { .. }
                 | Event::Finished { .. }
                 | Event::Coded(_)
+                | Event::Next(_)
                 | Event::Document(DocumentEvent::Reading(_) | DocumentEvent::Chosen(_)) => {}
                 Event::Document(DocumentEvent::Encoded(done)) => {
                     let poolings = poolings(&done);

@@ -76,7 +76,8 @@ impl LogSoftmax {
         )))
     }
 
-    fn exact(self, logit: f32) -> f64 {
+    /// Returns ln p of a symbol with this logit.
+    pub(crate) fn exact(self, logit: f32) -> f64 {
         f64::from(logit) - self.peak - self.excess
     }
 

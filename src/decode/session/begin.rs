@@ -6,6 +6,7 @@ use crate::{
         codec::{self, Code},
         contract::Card,
         generation::{ControlSymbols, Generator},
+        next_symbol::NextSymbol,
         options::{Generate, Score},
         prompt::{Prompt, PromptOutput},
         resumed::ResumedText,
@@ -47,6 +48,21 @@ impl Session {
         let prompt = Prompt::new(symbols, windows, output);
         let max_symbols = prompt.longest();
         Self::new(prompt, None, boundaries, card, max_symbols)
+    }
+
+    /// Creates a session that computes the distribution after a text. Fails as [`NextSymbol::validate`] does.
+    pub fn next_symbol(request: NextSymbol, card: &Card) -> Result<Self> {
+        request.validate(card)?;
+        let output = PromptOutput {
+            symbols: false,
+            logprobs: LogprobOptions { logprobs: false, top: 0 },
+            boundaries: false,
+            last_logits: true,
+        };
+        let prompt = Prompt::new(request.symbols, None, output);
+        let max_symbols = prompt.longest();
+        let session = Self::new(prompt, None, request.boundaries, card, max_symbols)?;
+        Ok(Self { wants_distribution: true, ..session })
     }
 
     /// Creates a session that compresses or decompresses a block. Fails as [`Code::validate`] does, and for damaged data.

@@ -7,6 +7,7 @@
 use crate::{
     decode::{
         codec::Coded,
+        next_symbol::Distribution,
         options::EmittedSymbol,
         summary::{DocumentProgress, EncodedDocument, PoolingUpdate},
     },
@@ -108,6 +109,11 @@ impl EventSender {
     /// Sends the block of a request that reads no document.
     pub(crate) fn send_coded(&mut self, coded: Coded) {
         self.send_reserved(Event::Coded(coded));
+    }
+
+    /// Sends the distribution of a request that emits no characters.
+    pub(crate) fn send_next(&mut self, distribution: Distribution) {
+        self.send_reserved(Event::Next(distribution));
     }
 
     fn send_reserved(&mut self, event: Event) {

@@ -292,10 +292,13 @@ impl Request {
     /// Sends the outcome to the client and reports it to the observer.
     pub(crate) fn end(mut self, now: Instant, observer: &dyn Observer) {
         self.send_output();
-        if let RequestKind::Text(text) = &mut self.kind
-            && let Some(coded) = text.session.take_coded()
-        {
-            self.event_sender.send_coded(coded);
+        if let RequestKind::Text(text) = &mut self.kind {
+            if let Some(coded) = text.session.take_coded() {
+                self.event_sender.send_coded(coded);
+            }
+            if let Some(distribution) = text.session.take_distribution() {
+                self.event_sender.send_next(distribution);
+            }
         }
         let usage = self.usage();
         let timing = self.timer.timing(now);

@@ -104,7 +104,7 @@ impl CodecEngine {
             match block.events.recv().await.ok_or_else(lost)?? {
                 Event::Coded(coded) => block.coded = Some(coded),
                 Event::Finished { .. } => break block.coded.take().ok_or_else(lost)?,
-                Event::Started { .. } | Event::Characters(_) | Event::Document(_) => {}
+                Event::Started { .. } | Event::Characters(_) | Event::Document(_) | Event::Next(_) => {}
             }
         };
         self.running.pop_front();

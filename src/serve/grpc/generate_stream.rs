@@ -70,7 +70,7 @@ impl MessageEncoder for GenerateEncoder {
     fn push(&mut self, event: Event) {
         match event {
             Event::Started { cached_chars } => self.started = Some(self.started(cached_chars)),
-            Event::Coded(_) | Event::Document(_) => {}
+            Event::Coded(_) | Event::Next(_) | Event::Document(_) => {}
             Event::Characters(characters) => self.pieces.push(characters),
             Event::Finished { reason, usage, timing } => {
                 tracing::debug!(

@@ -3,6 +3,7 @@
 
 use super::{
     convert,
+    editing_limits::EditingLimits,
     generate_stream::GenerateEncoder,
     response_stream::{JobEvents, MessageEncoder, ResponseStream, reject},
     score_stream::ScoreEncoder,
@@ -41,6 +42,8 @@ pub(crate) struct JobService {
     pub(crate) memory: Arc<BodyMemory>,
     /// True if a response begins with its first progress or text, for proxies that retry elsewhere until then.
     pub(crate) late_headers: bool,
+    /// Limits of editing sessions, and those in progress.
+    pub(crate) editing: EditingLimits,
 }
 
 /// A request that the engine has accepted.
@@ -182,7 +185,7 @@ async fn collect_segments(
     let mut characters = Vec::new();
     loop {
         match events.next().await? {
-            Event::Started { .. } | Event::Coded(_) | Event::Document(_) => {}
+            Event::Started { .. } | Event::Coded(_) | Event::Next(_) | Event::Document(_) => {}
             Event::Characters(more) => characters.extend(more),
             Event::Finished { usage, timing, .. } => {
                 return Ok(v1::SegmentResponse {

@@ -8,6 +8,10 @@ mod codec_part;
 mod convert;
 mod document_text;
 mod document_upload;
+mod editing;
+pub(super) mod editing_limits;
+mod editing_messages;
+mod editing_requests;
 #[cfg(all(feature = "http", any(test, fuzzing)))]
 pub(super) mod fuzzing;
 mod generate_stream;

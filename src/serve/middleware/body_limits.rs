@@ -15,7 +15,7 @@ use crate::{
     engine::clock,
     error::{Error, Result},
     serve::{
-        call::{CODEC, Call, STREAM_INFER, SUMMARIZE},
+        call::{CODEC, Call, EDIT, STREAM_INFER, SUMMARIZE},
         registry::drain::draining_error,
         status::status,
         tokenization::TokenizationWorkers,
@@ -68,7 +68,7 @@ pub(super) fn limit(
         let decompressor = Decompressor::new(request.headers(), max_decompressed, &workers, call.tenant());
         let is_codec = CODEC.contains(&path);
         // A stream of requests need not arrive as a whole: each request must.
-        let is_stream = path == STREAM_INFER || is_codec;
+        let is_stream = path == STREAM_INFER || path == EDIT || is_codec;
         let started = (path == SUMMARIZE || is_codec).then_some(false);
         request.extensions_mut().insert(RequestMemory(Arc::clone(&reserved)));
         let draining = draining.clone();

@@ -52,24 +52,25 @@ pub(super) fn limit(config: &TransportConfig) -> impl Middleware {
 }
 
 /// The calls in progress of one kind.
-struct CallTable {
+pub(crate) struct CallTable {
     what: &'static str,
     calls: SharedLimit,
 }
 
 /// A call in progress. Dropping it makes room for another.
-struct CallPlace {
+pub(crate) struct CallPlace {
     table: Arc<CallTable>,
     caller: Arc<str>,
 }
 
 impl CallTable {
-    fn new(what: &'static str, max: usize) -> Arc<Self> {
+    /// Creates a table of at most `max` calls, which errors call `what`.
+    pub(crate) fn new(what: &'static str, max: usize) -> Arc<Self> {
         Arc::new(Self { what, calls: SharedLimit::new(max, 0) })
     }
 
     /// Counts a call. Fails if its caller has as many as are left free, or if all are taken.
-    fn begin(self: &Arc<Self>, caller: Arc<str>) -> Result<CallPlace, Error> {
+    pub(crate) fn begin(self: &Arc<Self>, caller: Arc<str>) -> Result<CallPlace, Error> {
         match self.calls.take(&caller, 1) {
             Ok(()) => Ok(CallPlace { table: Arc::clone(self), caller }),
             Err(Exceeded::Total(limit) | Exceeded::Caller(limit)) => {

@@ -6,7 +6,7 @@
 //! of a compressed message, and should not wait for either.
 
 use super::layer::{HttpRequest, MiddlewareFuture, Next};
-use crate::serve::call::{CODEC, STREAM_INFER, SUMMARIZE};
+use crate::serve::call::{CODEC, EDIT, STREAM_INFER, SUMMARIZE};
 use tonic::codegen::http::{HeaderMap, HeaderValue, header::HeaderName};
 use tower::ServiceExt;
 
@@ -16,7 +16,8 @@ pub(super) const ENCODING: HeaderName = HeaderName::from_static("grpc-encoding")
 const ACCEPTED: HeaderName = HeaderName::from_static("grpc-accept-encoding");
 
 /// Methods that answer with a stream, mostly of short messages.
-const STREAMED: [&str; 4] = ["/weir.v1.Generation/Generate", "/weir.v1.Generation/Score", SUMMARIZE, STREAM_INFER];
+const STREAMED: [&str; 5] =
+    ["/weir.v1.Generation/Generate", "/weir.v1.Generation/Score", SUMMARIZE, STREAM_INFER, EDIT];
 
 /// Returns true for the path of a method that answers with a stream.
 pub(super) fn is_streamed(path: &str) -> bool {

@@ -2,7 +2,7 @@
 
 pub(super) mod auth;
 pub(super) mod body_limits;
-mod call_limits;
+pub(crate) mod call_limits;
 pub(super) mod compression;
 mod count;
 mod deadline;

@@ -44,6 +44,15 @@ impl Gate {
         }
     }
 
+    /// Waits until the server begins to shut down. The future counts as a running request.
+    pub(crate) fn closing(&self) -> impl Future<Output = ()> + Send + use<> {
+        let mut closed = self.closed.subscribe();
+        async move {
+            // An error means that the server is gone.
+            let _ = closed.wait_for(|closed| *closed).await;
+        }
+    }
+
     /// Rejects new requests, and waits up to `limit` for running ones. Returns true if all have finished.
     pub(crate) async fn close(&self, limit: Duration) -> bool {
         self.closed.send_replace(true);

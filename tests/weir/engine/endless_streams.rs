@@ -137,7 +137,7 @@ fn read_until(events: &mut weir::engine::Events, characters: &mut Vec<EmittedSym
         match events.blocking_recv().unwrap().unwrap() {
             Event::Characters(symbols) => characters.extend(symbols),
             Event::Started { .. } => {}
-            Event::Finished { .. } | Event::Coded(_) | Event::Document(_) => {
+            Event::Finished { .. } | Event::Coded(_) | Event::Next(_) | Event::Document(_) => {
                 panic!("ended after {} characters", characters.len())
             }
         }
@@ -168,7 +168,9 @@ fn a_long_generation_is_preempted_and_resumes() {
                 match events.blocking_recv().unwrap().unwrap() {
                     Event::Characters(symbols) => characters.extend(symbols),
                     Event::Finished { reason, usage, .. } => break JobOutput { characters, reason, usage },
-                    Event::Started { .. } | Event::Coded(_) | Event::Document(_) => panic!("{name}: unexpected event"),
+                    Event::Started { .. } | Event::Coded(_) | Event::Next(_) | Event::Document(_) => {
+                        panic!("{name}: unexpected event")
+                    }
                 }
             };
             assert_eq!(output, expected, "{name}, {cache_bytes} bytes of cache");

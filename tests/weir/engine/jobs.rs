@@ -75,6 +75,7 @@ pub(super) fn alone(job: Job, chunk: usize) -> JobOutput {
         Job::Generate(request) => Session::generate(request, toy.card()),
         Job::Score(request) => Session::score(request, toy.card()),
         Job::Code(request) => Session::code(request, toy.card()),
+        Job::Next(request) => Session::next_symbol(request, toy.card()),
     };
     run(session.unwrap(), &toy, chunk)
 }
@@ -104,7 +105,9 @@ pub(super) fn read_timed(mut events: Events) -> Result<(JobOutput, Timing)> {
     };
     loop {
         match events.blocking_recv().expect("the last event ends the job")? {
-            Event::Started { .. } | Event::Coded(_) | Event::Document(_) => panic!("started twice, or a document"),
+            Event::Started { .. } | Event::Coded(_) | Event::Next(_) | Event::Document(_) => {
+                panic!("started twice, or a document")
+            }
             Event::Characters(symbols) => characters.extend(symbols),
             Event::Finished { reason, usage, timing } => {
                 assert_eq!(usage.cached_chars, cached_chars, "the first and last event report the same");

@@ -2,6 +2,7 @@
 
 mod batch_invariance;
 mod caching;
+mod editing;
 mod endless_streams;
 mod failures;
 mod jobs;

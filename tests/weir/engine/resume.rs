@@ -185,6 +185,7 @@ fn a_session_that_loses_its_row_has_the_same_output() {
             Job::Generate(request) => Session::generate(request, toy.card()),
             Job::Score(request) => Session::score(request, toy.card()),
             Job::Code(request) => Session::code(request, toy.card()),
+            Job::Next(request) => Session::next_symbol(request, toy.card()),
         };
         check_losses(&format!("{seed}"), &session.unwrap(), &*toy, seed < 20);
     }
@@ -199,6 +200,7 @@ fn a_session_starts_after_any_cacheable_prefix() {
             Job::Generate(request) => Session::generate(request, toy.card()),
             Job::Score(request) => Session::score(request, toy.card()),
             Job::Code(request) => Session::code(request, toy.card()),
+            Job::Next(request) => Session::next_symbol(request, toy.card()),
         };
         check_starts(&format!("{seed}"), &session.unwrap(), &*toy);
     }

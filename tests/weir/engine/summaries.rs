@@ -53,7 +53,7 @@ fn read(mut events: Events) -> Result<Output> {
                 assert!(encoded.is_some());
                 text.extend(symbols.into_iter().map(|character| character.symbol));
             }
-            Event::Finished { .. } | Event::Coded(_) => panic!("not the end of a summary"),
+            Event::Finished { .. } | Event::Coded(_) | Event::Next(_) => panic!("not the end of a summary"),
             Event::Document(DocumentEvent::Summarized(summary)) => {
                 assert!(started && events.blocking_recv().is_none(), "nothing follows the end");
                 let encoded = encoded.expect("the document was encoded");

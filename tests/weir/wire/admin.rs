@@ -24,7 +24,8 @@ use weir::{
 };
 use weir_proto::v1::{
     self, ListGenerationsRequest, LoadModelRequest, LoadModelResponse, ModelGeneration, UnloadModelRequest,
-    admin_client::AdminClient, generation_client::GenerationClient, model_generation::State,
+    admin_client::AdminClient, document_closed::Reason, edit_request::Action, edit_response::Event,
+    editing_client::EditingClient, generation_client::GenerationClient, model_generation::State,
 };
 
 const TOKEN: &str = "a-token-for-the-tests";
@@ -78,7 +79,7 @@ impl Exchange {
             make(models.path(), folder, content);
         }
         make(models.path(), "panics", "panics");
-        let limits = Limits { rows: 64, ..Limits::default() };
+        let limits = Limits { rows: 64, cache_bytes: 1 << 20, ..Limits::default() };
         let folder = models.path().join("first");
         let into = engines.clone();
         let loader = Arc::clone(&fakes);
@@ -228,6 +229,28 @@ async fn a_cancelled_request_does_not_keep_an_unloaded_model() {
     server.unload("first").await.unwrap();
     assert_eq!(server.states().await, [("first".into(), 1, State::Draining)]);
     drop(stream);
+    server.drained().await;
+    eventually("the engine is dropped", || Arc::strong_count(&fake) == 2).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_editing_session_does_not_keep_a_model_that_was_loaded_again() {
+    let server = Exchange::new().await;
+    let fake = server.fake(0);
+    let (requests, receiver) = tokio::sync::mpsc::channel(1);
+    let mut client = EditingClient::new(server.running.channel.clone());
+    let call = client.edit(tokio_stream::wrappers::ReceiverStream::new(receiver)).await.unwrap();
+    let mut responses = call.into_inner();
+    let action = Some(Action::Open(v1::OpenDocument::default()));
+    requests.send(v1::EditRequest { action }).await.unwrap();
+    let mut next = async || responses.message().await.unwrap().and_then(|response| response.event);
+    assert!(matches!(next().await, Some(Event::Applied(_))));
+    // another model changes nothing
+    server.load(Some("second"), None).await.unwrap();
+    server.load(Some("first"), None).await.unwrap();
+    let reason = Reason::ModelChanged.into();
+    assert_eq!(next().await, Some(Event::Closed(v1::DocumentClosed { reason })));
+    assert_eq!(next().await, None);
     server.drained().await;
     eventually("the engine is dropped", || Arc::strong_count(&fake) == 2).await;
 }

@@ -18,7 +18,7 @@ use weir::{
     engine::Limits,
     serve::{Engines, Monitor, ServerParts, serve_admin_port},
 };
-use weir_proto::v1::generation_client::GenerationClient;
+use weir_proto::v1::{self, edit_request::Action, editing_client::EditingClient, generation_client::GenerationClient};
 
 /// A server with an admin port and one model named `fake`.
 pub(super) struct Watched {
@@ -274,4 +274,28 @@ async fn pages_of_other_origins_read_nothing() {
     }
     let own = "host: 127.0.0.1:9090\r\norigin: http://127.0.0.1:9090\r\n";
     assert_eq!(get(server.port, "/metrics", own).await.0, 200);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn editing_sessions_are_counted() {
+    let server = Watched::new(Duration::from_secs(60)).await;
+    let (requests, receiver) = tokio::sync::mpsc::channel(4);
+    let mut client = EditingClient::new(server.running.channel.clone());
+    let call = client.edit(tokio_stream::wrappers::ReceiverStream::new(receiver)).await.unwrap();
+    let mut responses = call.into_inner();
+    let open = v1::OpenDocument { text: "ab ".into(), ..Default::default() };
+    let splice = v1::SpliceDocument { revision: 1, splices: Vec::new() };
+    let complete = v1::CompleteDocument { id: 1, cursor_byte: 3, max_chars: Some(1), ..Default::default() };
+    for action in [Action::Open(open), Action::Splice(splice), Action::Complete(complete)] {
+        requests.send(v1::EditRequest { action: Some(action) }).await.unwrap();
+        responses.message().await.unwrap().unwrap();
+    }
+    assert_eq!(server.of_model("edit_sessions").await, 1.0);
+    for (event, count) in [("splice", 1.0), ("completion", 1.0), ("score", 0.0), ("stale", 0.0)] {
+        let series = format!("weir_edit_events_total{{model_name=\"fake\",event=\"{event}\"}}");
+        assert_eq!(server.value(&series).await, count, "{event}");
+    }
+    drop(requests);
+    assert!(responses.message().await.unwrap().is_none());
+    server.until("weir_edit_sessions{model_name=\"fake\"}", 0.0).await;
 }

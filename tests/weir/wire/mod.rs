@@ -9,6 +9,7 @@ mod codec_limits;
 mod collected;
 mod compression;
 mod connections;
+mod editing;
 mod errors;
 mod fairness;
 mod fake_model;

@@ -1,0 +1,261 @@
+//! Ranked completions: the most probable distinct continuations of a text up to the end of a word, a line, a segment, or a number
+//! of characters, with exact probabilities.
+//!
+//! Best-first search. An open continuation's probability bounds those of all its extensions, so a complete continuation that is
+//! more probable than every open one is the next result. The caller expands the most probable open continuations: for each it
+//! returns the distribution after the continuation. Expanding several at once changes no result, only the work.
+//!
+//! Words and lines end before the character that ends them, and their probability is the sum over all such characters. A
+//! continuation that reaches `max_chars` is complete as it is. No continuation is empty, and each consists of whole code points.
+//! Pure: holds neither rows nor models.
+//!
+//! The queue keeps only what the search can still reach: a candidate behind as many others as may still be expanded or found is
+//! dropped. So the memory does not grow with the number of distributions.
+
+mod rules;
+mod spelling;
+mod symbol_kinds;
+#[cfg(test)]
+mod tests;
+
+pub use rules::{CompletionEnd, CompletionRules};
+
+use super::{contract::Card, next_symbol::Distribution, options::bad, sampling::logprobs::LogSoftmax};
+use crate::{
+    error::{Error, Result},
+    text::Vocabulary,
+};
+use spelling::Spelling;
+use std::{cmp::Ordering, collections::BinaryHeap, sync::Arc};
+use symbol_kinds::{SymbolKind, symbol_kinds};
+
+/// Maximum distributions that one search computes.
+pub const MAX_EXPANSIONS: usize = 1024;
+
+/// A continuation of the text.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Completion {
+    /// Its symbols, at least one.
+    pub symbols: Vec<u32>,
+    /// ln p of the continuation, including that it ends where it does.
+    pub logprob: f64,
+    /// Indexes of the symbols with a boundary. The last symbol's boundary is unknown if the continuation was cut.
+    pub boundaries: Vec<usize>,
+}
+
+/// Index of a continuation that was expanded or waits for its distribution.
+pub type NodeId = usize;
+
+#[derive(Debug, Clone, Copy)]
+struct Node {
+    parent: Option<NodeId>,
+    symbol: u32,
+    depth: usize,
+    logprob: f64,
+    /// True if the symbol has a boundary. Known once the node is expanded.
+    boundary: bool,
+}
+
+/// A continuation in the queue.
+#[derive(Debug, Clone, Copy)]
+struct Candidate {
+    logprob: f64,
+    /// Order of equals: the one that was found first.
+    order: usize,
+    node: NodeId,
+    /// The symbol after the node; none for the node itself.
+    symbol: Option<u32>,
+    is_complete: bool,
+}
+
+/// The search for the completions of one text.
+#[derive(Debug)]
+pub struct CompletionSearch {
+    rules: CompletionRules,
+    vocabulary: Arc<Vocabulary>,
+    kinds: Vec<SymbolKind>,
+    nodes: Vec<Node>,
+    queue: BinaryHeap<Candidate>,
+    found: Vec<Completion>,
+    expansions: usize,
+    pushed: usize,
+}
+
+impl CompletionSearch {
+    /// Creates a search whose first expansion is the text itself. Fails as [`CompletionRules::validate`] does.
+    pub fn new(rules: CompletionRules, card: &Card) -> Result<Self> {
+        rules.validate(card)?;
+        let root = Node { parent: None, symbol: 0, depth: 0, logprob: 0.0, boundary: false };
+        let candidate = Candidate { logprob: 0.0, order: 0, node: 0, symbol: None, is_complete: false };
+        Ok(Self {
+            rules,
+            vocabulary: Arc::clone(&card.vocabulary),
+            kinds: symbol_kinds(&card.vocabulary, rules.end),
+            nodes: vec![root],
+            queue: BinaryHeap::from([candidate]),
+            found: Vec::new(),
+            expansions: 0,
+            pushed: 1,
+        })
+    }
+
+    /// Returns the most probable open continuations, at most `limit`, for which [`expand`](Self::expand) must be called before the
+    /// next call. Empty if the search is over.
+    pub fn next_expansions(&mut self, limit: usize) -> Vec<NodeId> {
+        let mut expansions = Vec::new();
+        let mut later = Vec::new();
+        let limit = limit.min(MAX_EXPANSIONS.saturating_sub(self.expansions));
+        // what lies behind enough complete continuations is no result
+        while self.found.len() + later.len() < self.rules.count
+            && let Some(best) = self.queue.pop()
+        {
+            if best.is_complete && expansions.is_empty() {
+                let completion = self.completion(best);
+                self.found.push(completion);
+            } else if best.is_complete {
+                later.push(best);
+            } else if expansions.len() < limit {
+                expansions.push(self.node_of(best));
+            } else {
+                later.push(best);
+                break;
+            }
+        }
+        self.queue.extend(later);
+        self.expansions += expansions.len();
+        expansions
+    }
+
+    /// Returns the symbols of a continuation.
+    pub fn symbols(&self, node: NodeId) -> Vec<u32> {
+        let mut symbols: Vec<u32> = self.path(node).map(|node| node.symbol).collect();
+        symbols.reverse();
+        symbols
+    }
+
+    /// Returns a continuation's nodes without the root, the last one first.
+    fn path(&self, node: NodeId) -> impl Iterator<Item = Node> {
+        let parent = |node: &Node| node.parent.map(|parent| self.nodes[parent]);
+        std::iter::successors(Some(self.nodes[node]), parent).filter(|node| node.parent.is_some())
+    }
+
+    fn node_of(&mut self, Candidate { node, symbol, logprob, .. }: Candidate) -> NodeId {
+        let Some(symbol) = symbol else { return node };
+        let depth = self.nodes[node].depth + 1;
+        self.nodes.push(Node { parent: Some(node), symbol, depth, logprob, boundary: false });
+        self.nodes.len() - 1
+    }
+
+    fn completion(&self, Candidate { node, symbol, logprob, .. }: Candidate) -> Completion {
+        let mut symbols = self.symbols(node);
+        symbols.extend(symbol);
+        let ends = self.path(node).filter(|node| node.boundary);
+        let mut boundaries: Vec<usize> = ends.map(|node| node.depth - 1).collect();
+        boundaries.reverse();
+        Completion { symbols, logprob, boundaries }
+    }
+
+    /// Takes the distribution after a continuation. Fails if its length or its logits are wrong, and if segments begin with their
+    /// boundary while completions are to end with a segment.
+    pub fn expand(&mut self, node: NodeId, distribution: &Distribution) -> Result<()> {
+        let Distribution { logits, boundary } = distribution;
+        if logits.len() != self.kinds.len() {
+            return Err(Error::Internal(format!("{} logits for {} symbols", logits.len(), self.kinds.len())));
+        }
+        let Node { depth, logprob, .. } = self.nodes[node];
+        let mut spelling = Spelling::new(&self.vocabulary, self.path(node).map(|node| node.symbol));
+        let is_whole = spelling.is_whole();
+        if let Some(boundary) = boundary.filter(|_| depth > 0) {
+            self.nodes[node].boundary = boundary.boundary;
+            if self.rules.end == CompletionEnd::Segment && boundary.depth > 0 {
+                let wanted = "a model whose segments end with a character".into();
+                return Err(bad("complete.until", "UNTIL_SEGMENT", wanted));
+            }
+            if self.rules.end == CompletionEnd::Segment && boundary.boundary {
+                if is_whole {
+                    self.push(Candidate { logprob, order: 0, node, symbol: None, is_complete: true });
+                }
+                return Ok(());
+            }
+        }
+        let softmax = LogSoftmax::new(logits)?;
+        let mut ends = 0.0;
+        for (symbol, &logit) in (0_u32..).zip(logits) {
+            let own = softmax.exact(logit);
+            match self.kinds[symbol as usize] {
+                SymbolKind::Excluded => {}
+                SymbolKind::Ends => ends += own.exp(),
+                // never generated
+                SymbolKind::Continues if own == f64::NEG_INFINITY => {}
+                SymbolKind::Continues => {
+                    let is_complete = depth + 1 == self.rules.max_chars;
+                    if spelling.allows(self.vocabulary.byte_of(symbol), is_complete) {
+                        let logprob = logprob + own;
+                        self.push(Candidate { logprob, order: 0, node, symbol: Some(symbol), is_complete });
+                    }
+                }
+            }
+        }
+        if depth > 0 && ends > 0.0 && is_whole {
+            let logprob = logprob + ends.ln();
+            self.push(Candidate { logprob, order: 0, node, symbol: None, is_complete: true });
+        }
+        self.prune();
+        Ok(())
+    }
+
+    /// The completions that were found, most probable first.
+    pub fn found(&self) -> &[Completion] {
+        &self.found
+    }
+
+    /// Number of distributions that the search asked for.
+    pub fn expansions(&self) -> usize {
+        self.expansions
+    }
+
+    /// True if the search ended at [`MAX_EXPANSIONS`]: fewer completions were found than were wanted, and others may exist.
+    pub fn is_cut(&self) -> bool {
+        self.found.len() < self.rules.count && !self.queue.is_empty()
+    }
+
+    /// Adds a candidate, and numbers it.
+    fn push(&mut self, candidate: Candidate) {
+        self.queue.push(Candidate { order: self.pushed, ..candidate });
+        self.pushed += 1;
+    }
+
+    /// Drops the candidates that the search cannot reach, once they are many.
+    fn prune(&mut self) {
+        let expansions = MAX_EXPANSIONS.saturating_sub(self.expansions);
+        // one more shows that others exist
+        let reachable = expansions + self.rules.count - self.found.len() + 1;
+        if self.queue.len() > 2 * reachable {
+            let mut queue = std::mem::take(&mut self.queue).into_vec();
+            queue.select_nth_unstable_by(reachable - 1, |a, b| b.cmp(a));
+            queue.truncate(reachable);
+            self.queue = queue.into();
+        }
+    }
+}
+
+impl Ord for Candidate {
+    /// The greatest is the most probable; of equals the one that was found first.
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.logprob.total_cmp(&other.logprob).then(other.order.cmp(&self.order))
+    }
+}
+
+impl PartialOrd for Candidate {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Candidate {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for Candidate {}

@@ -1,0 +1,59 @@
+//! What a search for completions looks for.
+
+use crate::{
+    decode::{contract::Card, options::bad},
+    error::{Error, Result},
+};
+use std::ops::RangeInclusive;
+
+/// Allowed counts of completions.
+pub(super) const COUNTS: RangeInclusive<usize> = 1..=16;
+/// Allowed lengths of a completion, in characters.
+pub(super) const LENGTHS: RangeInclusive<usize> = 1..=256;
+/// Where a completion ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CompletionEnd {
+    /// Before the first character that is no letter, digit, apostrophe or underscore.
+    Word,
+    /// Before the first line feed.
+    Line,
+    /// After the character with which a segment ends.
+    Segment,
+    /// After `max_chars` characters.
+    Length,
+}
+
+/// What a search looks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CompletionRules {
+    /// Number of completions.
+    pub count: usize,
+    /// Where each ends.
+    pub end: CompletionEnd,
+    /// Maximum characters of each.
+    pub max_chars: usize,
+}
+
+impl CompletionRules {
+    /// Checks the bounds of all fields. Fails with [`Error::BadOption`] or [`Error::WrongKind`], which name the field.
+    pub fn validate(&self, card: &Card) -> Result<()> {
+        for (field, value, range) in
+            [("complete.count", self.count, COUNTS), ("complete.max_chars", self.max_chars, LENGTHS)]
+        {
+            if !range.contains(&value) {
+                return Err(bad(field, value, format!("{} to {}", range.start(), range.end())));
+            }
+        }
+        let wrong = |call, wanted| {
+            let found = format!("not such a model: {}", card.shape);
+            Err(Error::WrongKind { call, model: card.name.clone(), wanted, found })
+        };
+        if card.vocabulary.is_subword() {
+            return wrong("Edit", "reads characters or bytes");
+        }
+        if self.end == CompletionEnd::Segment && !card.pooled {
+            return wrong("UNTIL_SEGMENT", "pools its input");
+        }
+        Ok(())
+    }
+}

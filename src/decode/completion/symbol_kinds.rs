@@ -1,0 +1,62 @@
+//! What each symbol of a vocabulary does to a continuation.
+
+use super::rules::CompletionEnd;
+use crate::text::Vocabulary;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum SymbolKind {
+    /// Becomes part of it.
+    Continues,
+    /// Ends it, and is not part of it.
+    Ends,
+    /// No text: it is never part of a continuation.
+    Excluded,
+}
+
+/// Returns the kind of each symbol, by id.
+pub(super) fn symbol_kinds(vocabulary: &Vocabulary, end: CompletionEnd) -> Vec<SymbolKind> {
+    let kind = |id: u32| {
+        if vocabulary.ends_text(id) {
+            return SymbolKind::Ends;
+        }
+        let text = vocabulary.decode(&[id]);
+        let character = match vocabulary.byte_of(id) {
+            // part of a longer code point
+            Some(byte) if !byte.is_ascii() => 'a',
+            _ => match text.chars().next() {
+                Some(character) if !vocabulary.is_special(id) => character,
+                _ => return SymbolKind::Excluded,
+            },
+        };
+        let continues = match end {
+            CompletionEnd::Word => character.is_alphanumeric() || matches!(character, '_' | '\'' | '’'),
+            CompletionEnd::Line => character != '\n',
+            CompletionEnd::Segment | CompletionEnd::Length => true,
+        };
+        if continues { SymbolKind::Continues } else { SymbolKind::Ends }
+    };
+    (0_u32..).take(vocabulary.len()).map(kind).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text::{TextMarks, TextNormaliser};
+
+    #[test]
+    fn words_and_lines_end_before_their_symbols() {
+        let letters = Vocabulary::from_symbols(&[" ", "a", "é", "'", "\n"], TextNormaliser::None).unwrap();
+        use SymbolKind::{Continues, Ends, Excluded};
+        assert_eq!(symbol_kinds(&letters, CompletionEnd::Word), [Ends, Continues, Continues, Continues, Ends]);
+        let line = [Continues, Continues, Continues, Continues, Ends];
+        assert_eq!(symbol_kinds(&letters, CompletionEnd::Line), line);
+        assert_eq!(symbol_kinds(&letters, CompletionEnd::Length), [Continues; 5]);
+        let marks = TextMarks { start: 254, end: 255 };
+        let bytes = Vocabulary::byte_level_with_marks(marks, TextNormaliser::None).unwrap();
+        let kinds = symbol_kinds(&bytes, CompletionEnd::Word);
+        assert_eq!(
+            [254, 255, 0xc3, b'a'.into(), b'.'.into()].map(|id: usize| kinds[id]),
+            [Excluded, Ends, Continues, Continues, Ends]
+        );
+    }
+}

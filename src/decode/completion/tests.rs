@@ -1,0 +1,141 @@
+//! The search compared with all continuations, one by one.
+
+use super::*;
+use crate::decode::contract::SymbolBoundary;
+use crate::text::{TextNormaliser, Vocabulary};
+use proptest::prelude::*;
+
+/// The search adds the exponentials of a distribution in f32.
+const TOLERANCE: f64 = 1e-6;
+const SYMBOLS: [&str; 4] = ["a", "b", " ", "\n"];
+
+/// Logits that are a hash of the text; `sharpness` makes few texts probable.
+fn logits(seed: u64, text: &[u32], sharpness: u64) -> Vec<f32> {
+    let mix = |value: u64| (value ^ (value >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9).rotate_left(31);
+    let hash = text.iter().fold(mix(seed | 1), |hash, &symbol| mix(hash ^ u64::from(symbol + 1)));
+    (0..SYMBOLS.len() as u64).map(|id| (mix(hash ^ (id + 7)) % (1 + 40 * sharpness)) as f32 / 20.0).collect()
+}
+
+/// A segment ends with a space.
+fn distribution(seed: u64, text: &[u32], sharpness: u64) -> Distribution {
+    let decision = |&symbol| SymbolBoundary { boundary: symbol == 2, depth: 0, probability: None, end_logprob: None };
+    Distribution { logits: logits(seed, text, sharpness), boundary: text.last().map(decision) }
+}
+
+fn card() -> Card {
+    Card::for_tests(Vocabulary::from_symbols(&SYMBOLS, TextNormaliser::None).unwrap())
+}
+
+/// Returns all continuations with their probabilities, most probable first.
+fn all(seed: u64, sharpness: u64, rules: CompletionRules) -> Vec<Completion> {
+    let mut complete = Vec::new();
+    let mut open = vec![Completion { symbols: Vec::new(), logprob: 0.0, boundaries: Vec::new() }];
+    while let Some(Completion { symbols, logprob, .. }) = open.pop() {
+        let logits = logits(seed, &symbols, sharpness);
+        let sum: f64 = logits.iter().map(|&logit| f64::from(logit).exp()).sum();
+        let probability = |id: usize| f64::from(logits[id]).exp() / sum;
+        let ends: &[usize] = match rules.end {
+            CompletionEnd::Word => &[2, 3],
+            CompletionEnd::Line => &[3],
+            CompletionEnd::Segment | CompletionEnd::Length => &[],
+        };
+        if !symbols.is_empty() && !ends.is_empty() {
+            let end: f64 = ends.iter().map(|&id| probability(id)).sum();
+            complete.push(Completion { symbols: symbols.clone(), logprob: logprob + end.ln(), boundaries: Vec::new() });
+        }
+        for id in (0..SYMBOLS.len()).filter(|id| !ends.contains(id)) {
+            let symbols = [&symbols[..], &[id as u32]].concat();
+            let next = Completion { logprob: logprob + probability(id).ln(), symbols, boundaries: Vec::new() };
+            let ends_segment = rules.end == CompletionEnd::Segment && id == 2;
+            let is_complete = next.symbols.len() == rules.max_chars || ends_segment;
+            if is_complete { &mut complete } else { &mut open }.push(next);
+        }
+    }
+    complete.sort_by(|a, b| b.logprob.total_cmp(&a.logprob));
+    complete
+}
+
+fn search(seed: u64, sharpness: u64, rules: CompletionRules, width: usize) -> CompletionSearch {
+    let mut search = CompletionSearch::new(rules, &card()).unwrap();
+    loop {
+        let expansions = search.next_expansions(width);
+        if expansions.is_empty() {
+            return search;
+        }
+        for node in expansions {
+            let text = search.symbols(node);
+            search.expand(node, &distribution(seed, &text, sharpness)).unwrap();
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn the_most_probable_of_all_are_found(
+        seed: u64, sharpness in 0_u64..4, count in 1_usize..9, max_chars in 1_usize..5, width in 1_usize..9, kind in 0_usize..4,
+    ) {
+        let ends = [CompletionEnd::Word, CompletionEnd::Line, CompletionEnd::Segment, CompletionEnd::Length];
+        let rules = CompletionRules { count, end: ends[kind], max_chars };
+        let all = all(seed, sharpness, rules);
+        let search = search(seed, sharpness, rules, width);
+        prop_assert!(!search.is_cut());
+        prop_assert_eq!(search.found().len(), count.min(all.len()));
+        for (index, (found, expected)) in search.found().iter().zip(&all).enumerate() {
+            prop_assert!((found.logprob - expected.logprob).abs() < TOLERANCE, "{index}: {found:?} {expected:?}");
+            let named = all.iter().find(|other| other.symbols == found.symbols).unwrap();
+            prop_assert!((found.logprob - named.logprob).abs() < TOLERANCE, "equal texts have equal probabilities");
+            prop_assert!(search.found()[..index].iter().all(|other| other.symbols != found.symbols), "distinct");
+            // a segment ends with a space; the last character of a cut completion is not decided
+            let spaces = found.symbols.iter().take(max_chars - 1).enumerate().filter(|(_, symbol)| **symbol == 2);
+            prop_assert_eq!(&found.boundaries, &spaces.map(|(index, _)| index).collect::<Vec<_>>());
+        }
+    }
+}
+
+#[test]
+fn a_search_has_a_limit() {
+    // all texts are equally probable
+    let rules = CompletionRules { count: 2, end: CompletionEnd::Length, max_chars: 9 };
+    let search = search(1, 0, rules, 5);
+    assert!(search.is_cut() && search.found().is_empty());
+    assert_eq!(search.expansions(), MAX_EXPANSIONS);
+    // what the search cannot reach is dropped
+    assert!(search.queue.len() <= 2 * (rules.count + 1) + SYMBOLS.len(), "{}", search.queue.len());
+}
+
+#[test]
+fn completions_of_bytes_are_whole_characters() {
+    let card = Card::for_tests(Vocabulary::byte_level(TextNormaliser::None));
+    let rules = CompletionRules { count: 3, end: CompletionEnd::Length, max_chars: 2 };
+    let mut search = CompletionSearch::new(rules, &card).unwrap();
+    // the lead byte of \u{e9} is likely, and then its second byte, a letter and another lead byte
+    let likely = |bytes: &[u8]| (0..256).map(|id| if bytes.contains(&(id as u8)) { 9.0 } else { 0.0 }).collect();
+    loop {
+        let expansions = search.next_expansions(1);
+        if expansions.is_empty() {
+            break;
+        }
+        for node in expansions {
+            let logits =
+                likely(if search.symbols(node).is_empty() { &[0xc3, 0xff, b'a'] } else { &[0xa9, b'b', 0xc3] });
+            search.expand(node, &Distribution { logits, boundary: None }).unwrap();
+        }
+    }
+    let found: Vec<String> =
+        search.found().iter().map(|completion| card.vocabulary.decode(&completion.symbols)).collect();
+    assert_eq!(found[..2], ["ab", "é"].map(String::from));
+    assert!(found.len() == 3 && !found[2].contains('\u{fffd}'), "{found:?}");
+}
+
+#[test]
+fn rules_are_checked() {
+    let rules = |count, max_chars| CompletionRules { count, end: CompletionEnd::Word, max_chars };
+    let message = |rules: CompletionRules| CompletionSearch::new(rules, &card()).unwrap_err().to_string();
+    assert_eq!(message(rules(17, 4)), "complete.count: expected 1 to 16, found 17");
+    assert_eq!(message(rules(1, 257)), "complete.max_chars: expected 1 to 256, found 257");
+    let unpooled = Card { pooled: false, ..card() };
+    let segment = CompletionRules { end: CompletionEnd::Segment, ..rules(1, 4) };
+    assert!(matches!(segment.validate(&unpooled), Err(Error::WrongKind { call: "UNTIL_SEGMENT", .. })));
+}

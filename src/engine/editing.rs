@@ -1,0 +1,249 @@
+//! The session of one document that a client edits.
+//!
+//! A session holds the text; its completions and scores run as requests of the engine. Each begins from the segment cache, which
+//! holds the state of the longest known prefix: after an edit, the text from the last segment before it is computed. Nothing is
+//! computed until something asks for it, text behind a cursor never is, and the memory of states is the cache's: what an idle
+//! session has computed may be evicted, and is then computed again. A state from the cache equals that of a cold request bit for
+//! bit, and so do all results.
+
+use super::{
+    api::{Event, Events, Job, Terms},
+    handle::Handle,
+};
+use crate::{
+    decode::{
+        completion::{Completion, CompletionRules, CompletionSearch},
+        contract::BoundaryOptions,
+        edited_text::{EditedText, Splice},
+        next_symbol::{Distribution, NextSymbol},
+        options::{EmittedSymbol, Score, check_length},
+    },
+    error::{Error, Result},
+};
+use std::ops::Range;
+
+/// Distributions that a search computes at the same time, as rows of one batch.
+const WIDTH: usize = 8;
+/// Maximum bytes of a range that is scored.
+pub const MAX_SCORED_BYTES: usize = 1 << 15;
+/// Bytes that a scored character takes until its answer is sent.
+const SCORED_CHARACTER: usize = 256;
+
+/// A document that is edited.
+#[derive(Clone)]
+pub struct EditSession {
+    engine: Handle,
+    terms: Terms,
+    text: EditedText,
+}
+
+/// The completions of a text.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Completions {
+    /// The most probable ones, best first.
+    pub items: Vec<Completion>,
+    /// True if the search ended at its limit.
+    pub is_cut: bool,
+    /// Symbols before the cursor that came from the segment cache.
+    pub reused: usize,
+    /// Symbols before the cursor that were computed.
+    pub recomputed: usize,
+    /// Distributions that were computed.
+    pub distributions: usize,
+}
+
+/// A search that is ready to run, on the text as it was when it was created.
+pub struct CompletionTask {
+    engine: Handle,
+    terms: Terms,
+    prefix: Vec<u32>,
+    search: CompletionSearch,
+}
+
+/// The scores of a range.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Scores {
+    /// The characters of the range.
+    pub characters: Vec<EmittedSymbol>,
+    /// Symbols that were computed: all up to the range's end.
+    pub recomputed: usize,
+}
+
+/// A score that is ready to run, on the text as it was when it was created.
+pub struct ScoreTask {
+    events: Events,
+    /// Symbols of the range, which follow the others.
+    range: Range<usize>,
+}
+
+impl EditSession {
+    /// Opens a document of at most `limit` bytes. Fails if the text is longer, for a model that reads tokens or summarizes, and for
+    /// an engine without a segment cache.
+    pub fn open(engine: Handle, terms: Terms, text: String, revision: u64, limit: usize) -> Result<Self> {
+        let card = engine.card();
+        let wrong = |wanted, found| Err(Error::WrongKind { call: "Edit", model: card.name.clone(), wanted, found });
+        if card.vocabulary.is_subword() || engine.document_limits().is_some() {
+            return wrong("continues texts of characters or bytes", format!("not such a model: {}", card.shape));
+        }
+        if engine.limits().cache_bytes == 0 {
+            return wrong("has a segment cache", "served without one (--cache-memory 0)".into());
+        }
+        Ok(Self { text: EditedText::new(text, revision, limit)?, engine, terms })
+    }
+
+    /// The text.
+    pub fn text(&self) -> &EditedText {
+        &self.text
+    }
+
+    /// Changes the text. Fails as [`EditedText::apply`] does.
+    pub fn splice(&mut self, revision: u64, splices: &[Splice]) -> Result<()> {
+        self.text.apply(revision, splices)
+    }
+
+    /// Prepares the completions at byte `cursor`. Fails if the cursor is no edge of a character, if a rule is out of bounds, or if
+    /// the model cannot read the text before the cursor.
+    pub fn complete(&self, cursor: usize, rules: CompletionRules) -> Result<CompletionTask> {
+        let field = "complete.cursor_byte";
+        let card = self.engine.card();
+        let search = CompletionSearch::new(rules, card)?;
+        let prefix = self.encode(field, cursor)?;
+        if !(prefix.is_empty() && card.first_logits.is_some()) {
+            check_length(field, prefix.len(), card)?;
+        }
+        if let Some(longest) = prefix.len().checked_add(rules.max_chars).filter(|longest| *longest > card.max_symbols) {
+            let limit = card.max_symbols;
+            let why = card.max_symbols_why;
+            return Err(Error::TooLong { field, length: longest, limit, unit: "characters with max_chars", why });
+        }
+        Ok(CompletionTask { engine: self.engine.clone(), terms: self.terms.clone(), prefix, search })
+    }
+
+    /// Queues the scores of the characters in a range of at most [`MAX_SCORED_BYTES`]. Fails if its ends are no edges of characters
+    /// or in the wrong order, if it is longer, and as [`Handle::submit`] does.
+    pub fn score(&self, bytes: Range<usize>) -> Result<ScoreTask> {
+        self.check_scored(&bytes)?;
+        let start = self.encode("score.start_byte", bytes.start)?.len();
+        let symbols = self.encode("score.end_byte", bytes.end)?;
+        let range = start.min(symbols.len())..symbols.len();
+        let score = Score { symbols, logprobs: true, top: 0, boundaries: BoundaryOptions::default(), windows: None };
+        Ok(ScoreTask { events: self.engine.submit(Job::Score(score), self.terms.clone())?, range })
+    }
+
+    /// Checks a range of bytes to score. Fails as [`score`](Self::score) does for it.
+    pub fn check_scored(&self, bytes: &Range<usize>) -> Result<()> {
+        let field = "score.end_byte";
+        self.text.check_offset("score.start_byte", bytes.start)?;
+        self.text.check_offset(field, bytes.end)?;
+        if bytes.end <= bytes.start {
+            let bound = format!("more than start_byte, {}", bytes.start);
+            return Err(Error::bad_option(field, bytes.end.to_string(), bound));
+        }
+        if bytes.len() > MAX_SCORED_BYTES {
+            let limit = MAX_SCORED_BYTES;
+            return Err(Error::TooLong { field, length: bytes.len(), limit, unit: "bytes in a range", why: None });
+        }
+        Ok(())
+    }
+
+    /// Returns the bytes that the completions at byte `cursor` hold while they run: the text's symbols, also in each row.
+    pub fn completion_bytes(cursor: usize) -> usize {
+        cursor.saturating_mul((WIDTH + 1) * size_of::<u32>())
+    }
+
+    /// Returns the bytes that the scores of a range hold while they run: the text's symbols, and the answer.
+    pub fn score_bytes(bytes: &Range<usize>) -> usize {
+        bytes.end.saturating_mul(size_of::<u32>()).saturating_add(bytes.len().saturating_mul(SCORED_CHARACTER))
+    }
+
+    /// Encodes the text up to byte `end`.
+    fn encode(&self, field: &'static str, end: usize) -> Result<Vec<u32>> {
+        self.text.check_offset(field, end)?;
+        let text = self.text.text().get(..end).unwrap_or_default();
+        self.engine.card().encode(field, text)
+    }
+}
+
+impl CompletionTask {
+    /// Runs the search. Dropping the future cancels it within one step. Fails as [`Handle::submit`] and its requests do.
+    pub async fn run(mut self) -> Result<Completions> {
+        let mut reused = 0;
+        // the first distribution is computed alone: its state is cached for all others
+        let mut width = 1;
+        loop {
+            let nodes = self.search.next_expansions(width);
+            if nodes.is_empty() {
+                break;
+            }
+            let mut waiting = Vec::with_capacity(nodes.len());
+            for node in nodes {
+                let mut symbols = self.prefix.clone();
+                symbols.extend(self.search.symbols(node));
+                if symbols.is_empty() {
+                    let logits =
+                        self.engine.card().first_logits.as_ref().map_or_else(Vec::new, |logits| logits.to_vec());
+                    self.search.expand(node, &Distribution { logits, boundary: None })?;
+                    continue;
+                }
+                let job = Job::Next(NextSymbol { symbols, boundaries: BoundaryOptions::default() });
+                waiting.push((node, self.engine.submit(job, self.terms.clone())?));
+            }
+            for (node, events) in waiting {
+                let (distribution, cached) = distribution(events).await?;
+                if width == 1 {
+                    reused = cached;
+                }
+                self.search.expand(node, &distribution)?;
+            }
+            width = WIDTH;
+        }
+        Ok(Completions {
+            items: self.search.found().to_vec(),
+            is_cut: self.search.is_cut(),
+            reused,
+            recomputed: self.prefix.len().saturating_sub(reused),
+            distributions: self.search.expansions(),
+        })
+    }
+}
+
+/// Reads the events of a request for a distribution. Returns it with the number of symbols that were cached.
+async fn distribution(mut events: Events) -> Result<(Distribution, usize)> {
+    let mut found = None;
+    let mut cached = 0;
+    while let Some(event) = events.recv().await {
+        match event? {
+            Event::Started { cached_chars } => cached = cached_chars,
+            Event::Next(distribution) => found = Some(distribution),
+            Event::Finished { .. } => break,
+            Event::Characters(_) | Event::Coded(_) | Event::Document(_) => {}
+        }
+    }
+    let lost = || Error::Internal("the engine ended a request without its distribution".into());
+    Ok((found.ok_or_else(lost)?, cached))
+}
+
+impl ScoreTask {
+    /// Waits for the scores of the range. Dropping the future cancels the request within one step.
+    pub async fn run(mut self) -> Result<Scores> {
+        let mut scored = Vec::with_capacity(self.range.len());
+        let mut position = 0;
+        while let Some(event) = self.events.recv().await {
+            match event? {
+                Event::Characters(characters) => {
+                    for character in characters {
+                        if self.range.contains(&position) {
+                            scored.push(character);
+                        }
+                        position += 1;
+                    }
+                }
+                Event::Finished { .. } => {
+                    return Ok(Scores { characters: scored, recomputed: self.range.end });
+                }
+                Event::Started { .. } | Event::Next(_) | Event::Coded(_) | Event::Document(_) => {}
+            }
+        }
+        Err(Error::Internal("the engine ended a score without its end".into()))
+    }
+}

@@ -1,0 +1,300 @@
+//! The service `Editing`: passes the messages of a stream to the session of its document, and its requests' results back.
+//!
+//! What a session may do is decided by [`EditSession`]; this file translates, and limits sessions, memory, rates and idle time.
+
+use super::{
+    document_upload::incomplete,
+    editing_messages::{self as messages, applied, closed, failed, stale},
+    editing_requests::{RequestWork, RunningRequests},
+    generation::{JobService, terms},
+    response_stream::reject,
+    task_response::{Output, TaskResponse},
+};
+use crate::{
+    engine::{clock, editing::EditSession},
+    error::{Error, Result},
+    metrics::EditEvent,
+    serve::{
+        call::{Call, Reply},
+        middleware::{
+            body_limits::{RequestMemory, Reservation},
+            call_limits::CallPlace,
+        },
+        registry::{abilities::continues_text, engines::Lease},
+    },
+};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tokio::time::sleep_until;
+use tonic::{Request, Response, Status, Streaming};
+use weir_proto::v1::{self, document_closed::Reason, edit_request::Action, edit_response::Event, editing_server};
+
+/// Splices may come this much ahead of their rate.
+const BURST: Duration = Duration::from_secs(1);
+
+/// A document that was opened.
+struct Document {
+    engine: Lease,
+    session: EditSession,
+}
+
+impl Document {
+    /// Counts the session until the document is dropped.
+    fn new(engine: Lease, session: EditSession) -> Self {
+        engine.meter().edit_session_opened();
+        Self { engine, session }
+    }
+}
+
+impl Drop for Document {
+    fn drop(&mut self) {
+        self.engine.meter().edit_session_closed();
+    }
+}
+
+/// One call of `Edit`.
+struct Editor {
+    service: JobService,
+    call: Call,
+    /// The memory of messages.
+    memory: Option<RequestMemory>,
+    /// The memory of the text.
+    reserved: Reservation,
+    document: Option<Document>,
+    running: RunningRequests,
+    /// When the splices so far would have come at the highest rate.
+    splices_until: Instant,
+    _place: CallPlace,
+}
+
+/// What follows a message.
+enum Next {
+    Read,
+    Close,
+}
+
+impl Editor {
+    async fn run(mut self, mut parts: Streaming<v1::EditRequest>, output: Output<v1::EditResponse>) -> Result<()> {
+        let idle = self.service.editing.config.idle;
+        let closing = self.service.gate.closing();
+        tokio::pin!(closing);
+        let mut changes = self.service.engines.changes();
+        let mut active_at = clock::now();
+        let mut is_complete = false;
+        while !(is_complete && self.running.is_empty()) {
+            let read_at = self.splices_until.checked_sub(BURST).unwrap_or(active_at);
+            let idle_at = active_at.max(read_at) + idle;
+            let is_idle = self.running.is_empty();
+            tokio::select! {
+                biased;
+                () = &mut closing => return output.send(closed(Reason::Draining)).await,
+                Ok(()) = changes.changed() => if !self.is_served() {
+                    return output.send(closed(Reason::ModelChanged)).await;
+                },
+                finished = self.running.next() => {
+                    active_at = clock::now();
+                    if let Some((id, result)) = finished? {
+                        let answer = result.map(|event| v1::EditResponse { event: Some(event) });
+                        output.send(answer.unwrap_or_else(|error| failed(Some(id), &error))).await?;
+                    }
+                }
+                message = next_message(&mut parts, read_at), if !is_complete => {
+                    active_at = clock::now();
+                    let Some(message) = message.map_err(incomplete)? else {
+                        is_complete = true;
+                        continue;
+                    };
+                    if let Next::Close = self.take(message.action, &output).await? {
+                        return output.send(closed(Reason::Client)).await;
+                    }
+                }
+                () = sleep_until(idle_at.into()), if is_idle => return output.send(closed(Reason::Idle)).await,
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns true unless the document's model was loaded again or unloaded: the session would keep it in memory.
+    fn is_served(&self) -> bool {
+        let Some(Document { engine, .. }) = &self.document else { return true };
+        let serving = self.service.engines.find("model", Some(&engine.card().name));
+        serving.is_ok_and(|serving| serving.generation() == engine.generation())
+    }
+
+    /// Takes a message. Fails only if the client does not read the answer.
+    async fn take(&mut self, action: Option<Action>, output: &Output<v1::EditResponse>) -> Result<Next> {
+        let id = match &action {
+            Some(Action::Complete(complete)) => Some(complete.id),
+            Some(Action::Score(score)) => Some(score.id),
+            _ => None,
+        };
+        let done = match action {
+            Some(Action::Open(open)) => self.open(open),
+            Some(Action::Splice(splice)) => self.splice(splice),
+            Some(Action::Complete(complete)) => self.complete(&complete).map(|()| Vec::new()),
+            Some(Action::Score(score)) => self.score(&score).map(|()| Vec::new()),
+            Some(Action::Close(_)) => return Ok(Next::Close),
+            None => Err(Error::bad_option("action", "nothing", "open, splice, complete, score or close")),
+        };
+        if let Some(memory) = &self.memory {
+            memory.release();
+        }
+        for response in done.unwrap_or_else(|error| vec![failed(id, &error)]) {
+            output.send(response).await?;
+        }
+        Ok(Next::Read)
+    }
+
+    fn open(&mut self, open: v1::OpenDocument) -> Result<Vec<v1::EditResponse>> {
+        if self.document.is_some() {
+            return Err(Error::bad_option("open", "a second one", "one open in a session"));
+        }
+        let v1::OpenDocument { model, text, revision, priority } = open;
+        let bytes = text.len();
+        let engine = self.service.engines.find_able("model", model.as_deref(), continues_text)?;
+        let limit = self.service.editing.config.text_bytes;
+        let session = EditSession::open((*engine).clone(), terms(&self.call, priority), text, revision, limit)?;
+        self.reserved.add(bytes)?;
+        self.document = Some(Document::new(engine, session));
+        Ok(vec![applied(revision, bytes)])
+    }
+
+    fn splice(&mut self, splice: v1::SpliceDocument) -> Result<Vec<v1::EditResponse>> {
+        self.count_splices(splice.splices.len());
+        let Some(document) = &mut self.document else { return Err(not_open()) };
+        let revision = splice.revision;
+        let before = document.session.text().text().len();
+        let splices = messages::splices(splice)?;
+        let added: usize = splices.iter().map(|splice| splice.text.len()).sum();
+        // Reserved before the text grows.
+        self.reserved.add(added)?;
+        let applied_now = document.session.splice(revision, &splices);
+        let after = document.session.text().text().len();
+        self.reserved.release((before + added).saturating_sub(after));
+        applied_now?;
+        let meter = document.engine.meter();
+        meter.edit(EditEvent::Splice);
+        let overtaken = self.running.overtake();
+        overtaken.iter().for_each(|_| meter.edit(EditEvent::Stale));
+        Ok([applied(revision, after)].into_iter().chain(overtaken.into_iter().map(stale)).collect())
+    }
+
+    fn complete(&mut self, complete: &v1::CompleteDocument) -> Result<()> {
+        let id = complete.id;
+        let document = self.check_request("complete.id", id)?;
+        let cursor = messages::offset("complete.cursor_byte", complete.cursor_byte)?;
+        document.session.text().check_offset("complete.cursor_byte", cursor)?;
+        let rules = messages::rules(complete)?;
+        let session = document.session.clone();
+        let engine = document.engine.clone();
+        let work = self.work();
+        let began = clock::now();
+        self.running.spawn(id, async move {
+            let revision = session.text().revision();
+            let _held = work.hold(EditSession::completion_bytes(cursor))?;
+            let task = work.prepare(cursor, move || session.complete(cursor, rules)).await?;
+            let found = task.run().await?;
+            engine.meter().edit(EditEvent::Completion);
+            let answer = messages::completions(id, revision, found, &engine.card().vocabulary);
+            Ok(Event::Completions(v1::DocumentCompletions { duration_ns: nanoseconds_since(began), ..answer }))
+        });
+        Ok(())
+    }
+
+    fn score(&mut self, score: &v1::ScoreDocument) -> Result<()> {
+        let id = score.id;
+        let document = self.check_request("score.id", id)?;
+        let start = messages::offset("score.start_byte", score.start_byte)?;
+        let end = messages::offset("score.end_byte", score.end_byte)?;
+        let range = start..end;
+        document.session.check_scored(&range)?;
+        let session = document.session.clone();
+        let engine = document.engine.clone();
+        let work = self.work();
+        let began = clock::now();
+        self.running.spawn(id, async move {
+            let revision = session.text().revision();
+            let _held = work.hold(EditSession::score_bytes(&range))?;
+            let task = work.prepare(end, move || session.score(range)).await?;
+            let scored = task.run().await?;
+            engine.meter().edit(EditEvent::Score);
+            let answer = messages::scores(id, revision, scored, &engine.card().vocabulary);
+            Ok(Event::Scores(v1::DocumentScores { duration_ns: nanoseconds_since(began), ..answer }))
+        });
+        Ok(())
+    }
+
+    /// Returns what a request needs of the server.
+    fn work(&self) -> RequestWork {
+        let JobService { workers, memory, .. } = &self.service;
+        RequestWork { workers: workers.clone(), memory: Arc::clone(memory), tenant: self.call.tenant() }
+    }
+
+    /// Returns the document, if it is open and another request may begin.
+    fn check_request(&self, field: &'static str, id: u64) -> Result<&Document> {
+        let document = self.document.as_ref().ok_or_else(not_open)?;
+        self.running.check(field, id)?;
+        Ok(document)
+    }
+
+    /// Moves the time of the next message by the splices of one.
+    fn count_splices(&mut self, count: usize) {
+        let rate = u32::try_from(self.service.editing.config.splice_rate).unwrap_or(u32::MAX).max(1);
+        let count = u32::try_from(count.clamp(1, messages::MAX_SPLICES)).unwrap_or(u32::MAX);
+        self.splices_until = self.splices_until.max(clock::now()) + Duration::from_secs(1) * count / rate;
+    }
+}
+
+/// Waits until another message may be read, and reads it. Cancel safe.
+async fn next_message(
+    parts: &mut Streaming<v1::EditRequest>,
+    read_at: Instant,
+) -> Result<Option<v1::EditRequest>, Status> {
+    sleep_until(read_at.into()).await;
+    parts.message().await
+}
+
+fn nanoseconds_since(began: Instant) -> u64 {
+    u64::try_from(clock::since(began).as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn not_open() -> Error {
+    Error::bad_option("action", "no open document", "open as the first message that succeeds")
+}
+
+impl JobService {
+    fn start_editing(
+        &self,
+        parts: Streaming<v1::EditRequest>,
+        memory: Option<RequestMemory>,
+        call: &Call,
+    ) -> Result<TaskResponse<v1::EditResponse>> {
+        let place = self.editing.sessions.begin(call.tenant())?;
+        let permits = [self.gate.enter()?, self.gate.enter()?];
+        let editor = Editor {
+            service: self.clone(),
+            call: call.clone(),
+            memory,
+            reserved: Reservation::new(Arc::clone(&self.memory), call.tenant()),
+            document: None,
+            running: RunningRequests::default(),
+            splices_until: clock::now(),
+            _place: place,
+        };
+        let stall = self.engines.stall();
+        Ok(TaskResponse::spawn(permits, call.clone(), stall, move |output| editor.run(parts, output)))
+    }
+}
+
+#[tonic::async_trait]
+impl editing_server::Editing for JobService {
+    type EditStream = TaskResponse<v1::EditResponse>;
+
+    async fn edit(&self, mut request: Request<Streaming<v1::EditRequest>>) -> Reply<Self::EditStream> {
+        let call = Call::of(&request);
+        let memory = RequestMemory::take(&mut request);
+        self.start_editing(request.into_inner(), memory, &call).map(Response::new).map_err(reject(&call))
+    }
+}

@@ -1,0 +1,155 @@
+//! The requests in progress of an editing session: completions and scores, which run concurrently until a splice overtakes them.
+
+use crate::{
+    error::{Error, Result},
+    serve::{
+        middleware::body_limits::{BodyMemory, Reservation},
+        tokenization::TokenizationWorkers,
+    },
+};
+use std::{collections::BTreeMap, sync::Arc};
+use tokio::task::{AbortHandle, JoinError, JoinSet};
+use weir_proto::v1::edit_response::Event;
+
+/// Maximum requests of a session in progress.
+const MAX_REQUESTS: usize = 16;
+
+/// What a request of a session needs of the server.
+pub(super) struct RequestWork {
+    pub(super) workers: TokenizationWorkers,
+    pub(super) memory: Arc<BodyMemory>,
+    pub(super) tenant: Arc<str>,
+}
+
+impl RequestWork {
+    /// Prepares a request that reads `bytes` bytes of text: here if these are few, otherwise on a worker.
+    pub(super) async fn prepare<T: Send + 'static>(
+        &self,
+        bytes: usize,
+        prepare: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        self.workers.run(&self.tenant, bytes, prepare).await.flatten()
+    }
+
+    /// Reserves the memory of a request until the result is dropped.
+    pub(super) fn hold(&self, bytes: usize) -> Result<Reservation> {
+        let reserved = Reservation::new(Arc::clone(&self.memory), Arc::clone(&self.tenant));
+        reserved.add(bytes)?;
+        Ok(reserved)
+    }
+}
+
+/// The requests in progress. Dropping them cancels them.
+#[derive(Default)]
+pub(super) struct RunningRequests {
+    tasks: JoinSet<Finished>,
+    /// By id.
+    requests: BTreeMap<u64, RunningRequest>,
+    /// Requests that were started.
+    started: u64,
+}
+
+/// The result of a request.
+struct Finished {
+    id: u64,
+    serial: u64,
+    result: Result<Event>,
+}
+
+/// A request in progress.
+struct RunningRequest {
+    /// Number among the session's requests: a client may use an id again.
+    serial: u64,
+    task: AbortHandle,
+}
+
+impl RunningRequests {
+    /// Returns true if no request is in progress.
+    pub(super) fn is_empty(&self) -> bool {
+        self.requests.is_empty()
+    }
+
+    /// Fails if a request with this id may not begin.
+    pub(super) fn check(&self, field: &'static str, id: u64) -> Result<()> {
+        if self.requests.contains_key(&id) {
+            return Err(Error::bad_option(field, id.to_string(), "an id that no request in progress has"));
+        }
+        if self.requests.len() >= MAX_REQUESTS {
+            let found = format!("a request next to {MAX_REQUESTS} others");
+            return Err(Error::bad_option(field, found, format!("at most {MAX_REQUESTS} requests in progress")));
+        }
+        Ok(())
+    }
+
+    /// Starts a request.
+    pub(super) fn spawn(&mut self, id: u64, work: impl Future<Output = Result<Event>> + Send + 'static) {
+        self.started += 1;
+        let serial = self.started;
+        let task = self.tasks.spawn(async move { Finished { id, serial, result: work.await } });
+        self.requests.insert(id, RunningRequest { serial, task });
+    }
+
+    /// Cancels all requests. Returns their ids.
+    pub(super) fn overtake(&mut self) -> Vec<u64> {
+        let overtaken = std::mem::take(&mut self.requests);
+        let cancel = |(id, request): (u64, RunningRequest)| {
+            request.task.abort();
+            id
+        };
+        overtaken.into_iter().map(cancel).collect()
+    }
+
+    /// Waits for the end of a request. Returns its id and result, or `None` for one that was cancelled. Does not return while no
+    /// task is left. Cancel safe.
+    pub(super) async fn next(&mut self) -> Result<Option<(u64, Result<Event>)>> {
+        match self.tasks.join_next().await {
+            Some(ended) => self.take(ended),
+            None => std::future::pending().await,
+        }
+    }
+
+    fn take(&mut self, ended: Result<Finished, JoinError>) -> Result<Option<(u64, Result<Event>)>> {
+        let Finished { id, serial, result } = match ended {
+            Ok(finished) => finished,
+            Err(error) if error.is_cancelled() => return Ok(None),
+            Err(_) => return Err(Error::Internal("a panic in a request of an editing session".into())),
+        };
+        if self.requests.get(&id).is_none_or(|request| request.serial != serial) {
+            return Ok(None);
+        }
+        self.requests.remove(&id);
+        Ok(Some((id, result)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weir_proto::v1::StaleRequest;
+
+    fn event(id: u64) -> Event {
+        Event::Stale(StaleRequest { id })
+    }
+
+    #[tokio::test]
+    async fn a_request_that_was_overtaken_has_no_result() {
+        let mut running = RunningRequests::default();
+        running.spawn(1, async { Ok(event(1)) });
+        // the task ends before it is cancelled, or not at all
+        tokio::task::yield_now().await;
+        running.spawn(2, std::future::pending());
+        assert!(running.check("id", 2).is_err() && running.check("id", 3).is_ok());
+        assert_eq!(running.overtake(), [1, 2]);
+        assert!(running.is_empty());
+        running.spawn(1, async { Ok(event(7)) });
+        let mut results = Vec::new();
+        for _ in 0..3 {
+            results.extend(running.next().await.unwrap());
+        }
+        assert!(matches!(&results[..], [(1, Ok(found))] if *found == event(7)), "{}", results.len());
+        for id in 10..26 {
+            running.spawn(id, std::future::pending());
+        }
+        assert!(running.check("id", 3).unwrap_err().to_string().contains("at most 16 requests in progress"));
+    }
+}

@@ -126,7 +126,7 @@ def rouge(card):
     text = (
         "F × 100, computed by `rouge_score` with its stemmer. The lead is the document's first words, as many as the median summary of "
         f"the source's training pairs has. Beam of {settings['beam']}, at most {settings['max_tokens']} tokens{ruled}; weights of this "
-        "folder, in f32. Only these weights were measured on the test pairs. "
+        "folder, in f32. Of this recipe's runs, only these weights were measured on the test pairs. "
         "`weir summarize --cut --table` counts without a stemmer and gives slightly different figures."
     )
     return ["## ROUGE", table(head, rows), text, overlap(card["rouge"]), table(head[:-1], new)]

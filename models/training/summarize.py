@@ -6,7 +6,7 @@ for each source of pairs. The baseline is the document's first n words, where n 
 The command omits pairs whose document is a training document. Other documents may have much of their text in a training document with
 another summary, such as the rest of an article's lead. So the command also prints the figures of the pairs with mostly new text.
 
-With `--weir PROGRAM`, the built server writes the summaries, which is much faster than PyTorch.
+With `--weir PROGRAM`, `weir summarize` writes the summaries, which is much faster than PyTorch.
 """
 
 import argparse

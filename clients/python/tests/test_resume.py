@@ -13,6 +13,7 @@ from cutting_proxy import CuttingProxy
 from scripted import Fail, Scripted, finished, piece, started
 
 from weir_client import AsyncClient, Client, Generated, Piece, Retry, WeirError
+from weir_client._proto import generation_pb2 as pb
 
 FAST = Retry(attempts=2, first_delay=0.01, longest_delay=1.0)
 BROKEN = Fail(grpc.StatusCode.UNAVAILABLE)
@@ -63,6 +64,57 @@ def test_attempts_count_from_the_last_piece(kind: str) -> None:
             generate(fake.address, kind, resume=True)
         assert len(fake.requests) == 7
         assert bytes(fake.requests[-1].resume_ids) == b"x" * 6
+
+
+@both
+@pytest.mark.parametrize("broken", [[BROKEN], []])
+@pytest.mark.parametrize("text", ["", "ab"])
+def test_attempts_without_a_piece_are_bounded(kind: str, broken: List[Any], text: str) -> None:
+    begun: List[List[Any]] = [[started(), piece(text, ids=True), *broken]] if text else []
+    endless: List[List[Any]] = [[started(len(text)), *broken] for _ in range(20)]
+    with Scripted(*begun, *endless) as fake:
+        with pytest.raises(WeirError, match="UNKNOWN: the response ended" if not broken else "UNAVAILABLE"):
+            generate(fake.address, kind, Retry(attempts=3, first_delay=0.01), resume=True)
+        # The attempt that brought a piece is the first of three.
+        assert len(fake.requests) == 3
+
+
+@both
+def test_an_incomplete_character_at_the_end_arrives_once(kind: str) -> None:
+    # The byte without text, and the character that stands for it once the text has ended.
+    byte = pb.GenerateResponse(piece=pb.Piece(ids=[0xC3]))
+    end = piece("\ufffd")
+    parts: List[List[Any]] = [
+        [started(), piece("a", ids=True), byte, end, BROKEN],
+        [started(2), end, BROKEN],
+        [started(2), end, finished()],
+    ]
+    with Scripted(*parts) as fake:
+        assert generate(fake.address, kind, Retry(attempts=3, first_delay=0.01), resume=True).text == "a\ufffd"
+        for request in fake.requests[1:]:
+            assert (bytes(request.resume_ids), request.resume_text) == (b"a\xc3", "")
+
+
+@both
+def test_a_repeated_end_is_no_progress(kind: str) -> None:
+    end = piece("\ufffd")
+    parts: List[List[Any]] = [[started(1), end, BROKEN] for _ in range(20)]
+    with Scripted([started(), piece("a", ids=True), end, BROKEN], *parts) as fake:
+        with pytest.raises(WeirError, match="UNAVAILABLE"):
+            generate(fake.address, kind, Retry(attempts=3, first_delay=0.01), resume=True)
+        assert len(fake.requests) == 3
+
+
+def test_many_ids_are_resumed_as_text_unless_the_caller_resumed_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weir_client._resumption._MAX_IDS", 2)
+    for resumed, ids, text in [([], b"", "abc"), ([120], b"xabc", "")]:
+        parts: List[List[Any]] = [
+            [started(len(resumed)), piece("abc", ids=True), BROKEN],
+            [started(len(resumed) + 3), finished()],
+        ]
+        with Scripted(*parts) as fake:
+            assert generate(fake.address, "blocking", resume=True, seed=1, resume_ids=resumed).text == "abc"
+            assert (bytes(fake.requests[1].resume_ids), fake.requests[1].resume_text) == (ids, text)
 
 
 @both

@@ -205,7 +205,6 @@ class ResponseStream(Generic[Response]):
                         self._request(), timeout=self._attempts.remaining(), metadata=self._metadata
                     )
                 response: Response = next(self._call)
-                self._attempts.received()
                 return response
             except StopIteration:
                 self._closed = True
@@ -218,6 +217,10 @@ class ResponseStream(Generic[Response]):
                     raise self._upload.failure from None
                 time.sleep(self._pause_after(WeirError.of(error), begun))
         return None
+
+    def progressed(self) -> None:
+        """Records that the caller received an item."""
+        self._attempts.received()
 
     def resume(self, error: WeirError) -> bool:
         """Waits before another attempt, after a response that ended with `error`. Returns False if it cannot continue."""
@@ -259,6 +262,7 @@ class EventStream(Generic[Response, Item, Reader]):
                 item: Optional[Item] = self._events.take(message)
                 self._begun = self._begun or item is not None or self._events.complete
                 if item is not None:
+                    self._response.progressed()
                     return item
             if self._events.complete or self._closed:
                 raise StopIteration

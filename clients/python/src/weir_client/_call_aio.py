@@ -133,7 +133,6 @@ class AsyncResponseStream(Generic[Response]):
                 response = await self._call.read()
                 if response is not grpc.aio.EOF:
                     message: Response = response
-                    self._attempts.received()
                     return message
                 self._closed = True
             except grpc.RpcError as error:
@@ -154,6 +153,10 @@ class AsyncResponseStream(Generic[Response]):
                 if not closed_elsewhere:
                     raise
         return None
+
+    def progressed(self) -> None:
+        """Records that the caller received an item."""
+        self._attempts.received()
 
     async def resume(self, error: WeirError) -> bool:
         """Waits before another attempt, after a response that ended with `error`. Returns False if it cannot continue."""
@@ -195,6 +198,7 @@ class AsyncEventStream(Generic[Response, Item, Reader]):
                 item: Optional[Item] = self._events.take(message)
                 self._begun = self._begun or item is not None or self._events.complete
                 if item is not None:
+                    self._response.progressed()
                     return item
             if self._events.complete or self._closed:
                 raise StopAsyncIteration

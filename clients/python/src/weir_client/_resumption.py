@@ -31,6 +31,10 @@ class Resumption:
         self._received = False
         # A text that the caller resumes has no ids here.
         self._by_text = bool(request.resume_text)
+        # True once a piece with an incomplete character at the end of the text has arrived.
+        self._ended = False
+        # True if the current attempt sends that piece again.
+        self._repeats_end = False
 
     def begin(self, started: pb.Started) -> None:
         """Checks the first message of an attempt.
@@ -39,14 +43,23 @@ class Resumption:
         """
         if self._received and started.resumed_chars == 0:
             raise WeirError(grpc.StatusCode.UNIMPLEMENTED, "resume: the server cannot continue a text")
+        self._repeats_end = self._ended
 
-    def take(self, piece: pb.Piece) -> None:
-        """Records a piece."""
+    def take(self, piece: pb.Piece) -> bool:
+        """Records a piece. Returns False if an earlier attempt has sent it."""
         self._received = True
-        # A server without `details.ids` may know `resume_text`.
-        self._by_text = self._by_text or (bool(piece.text) and not piece.ids)
+        if piece.text and not piece.ids:
+            if self._ids:
+                # An incomplete character at the end of the text. Its ids came before, so that `resume_ids` has them.
+                if self._repeats_end:
+                    return False
+                self._ended = True
+            else:
+                # A server without `details.ids` may know `resume_text`.
+                self._by_text = True
         self._ids.extend(piece.ids)
         self._text.append(piece.text)
+        return True
 
     def rest(self) -> pb.GenerateRequest:
         """Returns the request for what is still to come."""
@@ -55,7 +68,9 @@ class Resumption:
         request = pb.GenerateRequest()
         request.CopyFrom(self._request)
         del request.resume_ids[:]
-        if self._by_text or len(self._ids) > _MAX_IDS:
+        # The text of the ids that the caller resumes is not here.
+        too_many_ids = len(self._ids) > _MAX_IDS and not self._request.resume_ids
+        if self._by_text or too_many_ids:
             request.resume_text = "".join(self._text)
         else:
             request.resume_ids.extend(self._ids)

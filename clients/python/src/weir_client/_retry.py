@@ -18,7 +18,7 @@ class Retry:
 
     The client retries UNAVAILABLE. It retries RESOURCE_EXHAUSTED only if the server sends a delay: without a delay, the
     retry would fail as well. It never retries after the call's deadline, and after the first character only a text with
-    the option `resume`. Its attempts then count from the last message that arrived.
+    the option `resume`. Its attempts then count from the last piece that arrived.
     """
 
     #: Maximum number of attempts; 1 disables retries.
@@ -53,7 +53,7 @@ class Attempts:
         return None if self._deadline is None else max(self._deadline - time.monotonic(), 0.0)
 
     def received(self) -> None:
-        """Records that a message arrived."""
+        """Records that an item arrived."""
         if self.resumes:
             self._finished = 0
 

@@ -185,7 +185,8 @@ class _Events(Frame[Started, Finished]):
             piece = convert(Piece, response.piece)
             if self._resumption is None:
                 return piece
-            self._resumption.take(response.piece)
+            if not self._resumption.take(response.piece):
+                return None
             return piece if self._resumption.lists_ids else replace(piece, ids=())
         if event == "started":
             if self._resumption is not None:

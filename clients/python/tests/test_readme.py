@@ -21,6 +21,7 @@ EXAMPLES = re.findall(r"^```python\n(.*?)^```$", README.read_text(), re.MULTILIN
 PRINTED = [
     r"[a-z ]{80}",
     r"[a-z ]{80}",
+    r"[a-z ]{80}",
     r"\[\('.', -\d.*(True|False|None)\)\]",
     r"\d\.\d+ \[None, -\d.*\]",
     r"2200 \d\.\d+",

@@ -89,9 +89,16 @@ def make(about, folder, arguments):
 
 def find(name, folders):
     for folder in folders:
-        if (Path(folder) / name / "state.pt").exists():
-            return Path(folder) / name
+        run = Path(folder) / name
+        if (run / "state.pt").exists() and is_complete(torch.load(run / "state.pt", map_location="cpu")):
+            return run
     raise SystemExit(f"no complete run {name} in the folders {' '.join(map(str, folders))}")
+
+
+def is_complete(state):
+    """Returns true if a run has spent its budget."""
+    (unit, budget), done = next(iter(state["config"]["training"]["budget"].items())), state["progress"]
+    return done["elapsed"] >= 60 * budget if unit == "minutes" else done["characters"] >= budget
 
 
 def trained(run, folder, texts):

@@ -168,7 +168,7 @@ pub struct EditingConfig {
     pub text_bytes: usize,
     /// Splices a second that the server reads from one session. It reads further ones later.
     pub splice_rate: usize,
-    /// Maximum time without a message of the client.
+    /// Maximum time without a message of the client or a request in progress.
     pub idle: Duration,
 }
 

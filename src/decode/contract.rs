@@ -221,6 +221,8 @@ pub struct Card {
     pub first_logits: Option<Arc<[f32]>>,
     /// True if it pools, that is, if it can close segments.
     pub pooled: bool,
+    /// True if a boundary is the first symbol of a segment, as in dynamic chunking. Otherwise it is the last one.
+    pub begins_chunks: bool,
     /// True if its pooling was turned off when it was loaded: it is the unpooled twin of the model with the same weights.
     pub unpooled_twin: bool,
     /// Storage type of its weights, keys and values: `f32`, `bf16` or `int8`.
@@ -301,6 +303,7 @@ impl Card {
             boundary_modes: Vec::new(),
             first_logits: None,
             pooled: true,
+            begins_chunks: false,
             unpooled_twin: false,
             dtype: "f32",
             isa: Isa::detect(),

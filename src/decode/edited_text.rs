@@ -75,7 +75,7 @@ impl EditedText {
         Ok(Splice { range: range.start..range.start + text.len(), text: before })
     }
 
-    /// Fails if an offset lies behind the text or within a character.
+    /// Fails if an offset lies beyond the end of the text or within a character.
     pub fn check_offset(&self, field: &'static str, offset: usize) -> Result<()> {
         if offset > self.text.len() {
             return Err(bad(field, offset, format!("at most {}, the bytes of the text", self.text.len())));

@@ -13,7 +13,7 @@
 use super::{
     contract::{BoundaryMode, Card, SequenceRow, SymbolBoundary, Want},
     options::{Details, EmittedSymbol, FinishReason, Sampling, Stopping},
-    resumed::ResumedText,
+    resumed::ResumedSymbols,
     sampling::{
         logprobs::{LogprobOptions, SymbolLogprobs, log_probability},
         sampler::Sampler,
@@ -53,7 +53,7 @@ pub(super) struct Generator {
     /// True if these marks are never chosen.
     ignore_end: bool,
     /// The symbols that are taken before any is sampled.
-    pub(super) resumed: ResumedText,
+    pub(super) resumed: ResumedSymbols,
 }
 
 /// Marks that a model may choose in addition to the symbols of a text, and their state.
@@ -116,7 +116,7 @@ impl Generator {
             latest_is_held: false,
             chars: 0,
             reason: None,
-            resumed: ResumedText::default(),
+            resumed: ResumedSymbols::default(),
         }
     }
 

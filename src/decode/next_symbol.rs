@@ -6,6 +6,9 @@ use super::{
 };
 use crate::error::Result;
 
+/// The field of a request that decides the text's end.
+const FIELD: &str = "complete.cursor_byte";
+
 /// A request for the distribution of the symbol after a text.
 #[derive(Debug, Clone)]
 pub struct NextSymbol {
@@ -27,8 +30,8 @@ pub struct Distribution {
 impl NextSymbol {
     /// Checks the text and the boundary mode. Fails as [`Score::validate`](super::options::Score::validate) does.
     pub fn validate(&self, card: &Card) -> Result<()> {
-        check_length("text", self.symbols.len(), card)?;
-        card.vocabulary.check_text("text", &self.symbols)?;
+        check_length(FIELD, self.symbols.len(), card)?;
+        card.vocabulary.check_text(FIELD, &self.symbols)?;
         check_mode(&self.boundaries, card)
     }
 }

@@ -219,9 +219,7 @@ impl Generate {
         self.validate_resumed(card)?;
         bounded("details.top_logprobs", self.details.top_logprobs, OptionLimits::TOP_LOGPROBS)
     }
-}
 
-impl Generate {
     /// Returns the resumed text, and true if the model's end mark follows it.
     pub(super) fn resumed_text(&self, card: &Card) -> (&[u32], bool) {
         match self.resumed.split_last() {

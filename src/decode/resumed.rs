@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 
 /// The symbols that are still to be taken.
 #[derive(Debug, Clone, Default)]
-pub(super) struct ResumedText {
+pub(super) struct ResumedSymbols {
     symbols: VecDeque<u32>,
     /// True if the model's end mark follows them.
     ends_text: bool,
@@ -17,7 +17,7 @@ pub(super) struct ResumedText {
     taken: usize,
 }
 
-impl ResumedText {
+impl ResumedSymbols {
     /// Creates the resumed text; `ends_text` is true if the model's end mark follows the symbols.
     pub(super) fn new(symbols: &[u32], ends_text: bool) -> Self {
         Self { symbols: symbols.iter().copied().collect(), ends_text, taken: 0 }
@@ -57,11 +57,11 @@ mod tests {
 
     #[test]
     fn an_end_mark_counts_after_the_last_symbol() {
-        let mut text = ResumedText::new(&[3, 4], true);
-        assert!(!text.has_ended() && !ResumedText::default().has_ended());
+        let mut text = ResumedSymbols::new(&[3, 4], true);
+        assert!(!text.has_ended() && !ResumedSymbols::default().has_ended());
         assert_eq!((text.take(), text.remaining(), text.taken()), (Some(3), 1, 1));
         assert_eq!((text.take(), text.has_ended(), text.take(), text.taken()), (Some(4), true, None, 2));
-        let mut stopped = ResumedText::new(&[3, 4], false);
+        let mut stopped = ResumedSymbols::new(&[3, 4], false);
         stopped.clear();
         assert_eq!((stopped.take(), stopped.taken(), stopped.has_ended()), (None, 0, false));
     }

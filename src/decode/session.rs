@@ -103,7 +103,7 @@ impl Session {
         })
     }
 
-    /// Boundary options of the present sequence, for [`Model::begin`].
+    /// Boundary options of the present sequence, for [`Model::begin`](super::contract::Model::begin).
     pub fn boundaries(&self) -> &BoundaryOptions {
         &self.boundaries
     }
@@ -314,7 +314,7 @@ impl Session {
         std::mem::take(&mut self.output)
     }
 
-    /// Returns the block of a [`Code`] request, once it is finished.
+    /// Returns the block of a [`Code`](super::codec::Code) request, once it is finished.
     pub fn take_coded(&mut self) -> Option<Coded> {
         self.coded.take()
     }

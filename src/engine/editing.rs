@@ -2,17 +2,17 @@
 //!
 //! A session holds the text; its completions and scores run as requests of the engine. Each begins from the segment cache, which
 //! holds the state of the longest known prefix: after an edit, the text from the last segment before it is computed. Nothing is
-//! computed until something asks for it, text behind a cursor never is, and the memory of states is the cache's: what an idle
+//! computed until something asks for it, text after a cursor never is, and the memory of states is the cache's: what an idle
 //! session has computed may be evicted, and is then computed again. A state from the cache equals that of a cold request bit for
 //! bit, and so do all results.
 
 use super::{
     api::{Event, Events, Job, Terms},
-    handle::Handle,
+    handle::{Handle, check_priority},
 };
 use crate::{
     decode::{
-        completion::{Completion, CompletionRules, CompletionSearch},
+        completion::{Completion, CompletionRules, CompletionSearch, NodeId},
         contract::BoundaryOptions,
         edited_text::{EditedText, Splice},
         next_symbol::{Distribution, NextSymbol},
@@ -58,6 +58,14 @@ pub struct CompletionTask {
     terms: Terms,
     prefix: Vec<u32>,
     search: CompletionSearch,
+    /// Symbols of the prefix that came from the segment cache, once the first distribution is known.
+    reused: Option<usize>,
+}
+
+/// A distribution that was requested for a continuation.
+pub struct Waiting {
+    node: NodeId,
+    events: Events,
 }
 
 /// The scores of a range.
@@ -77,9 +85,10 @@ pub struct ScoreTask {
 }
 
 impl EditSession {
-    /// Opens a document of at most `limit` bytes. Fails if the text is longer, for a model that reads tokens or summarizes, and for
-    /// an engine without a segment cache.
+    /// Opens a document of at most `limit` bytes. Fails if the text is longer or the priority out of range, for a model that reads
+    /// tokens or summarizes, and for an engine without a segment cache.
     pub fn open(engine: Handle, terms: Terms, text: String, revision: u64, limit: usize) -> Result<Self> {
+        check_priority(terms.priority)?;
         let card = engine.card();
         let wrong = |wanted, found| Err(Error::WrongKind { call: "Edit", model: card.name.clone(), wanted, found });
         if card.vocabulary.is_subword() || engine.document_limits().is_some() {
@@ -116,7 +125,7 @@ impl EditSession {
             let why = card.max_symbols_why;
             return Err(Error::TooLong { field, length: longest, limit, unit: "characters with max_chars", why });
         }
-        Ok(CompletionTask { engine: self.engine.clone(), terms: self.terms.clone(), prefix, search })
+        Ok(CompletionTask { engine: self.engine.clone(), terms: self.terms.clone(), prefix, search, reused: None })
     }
 
     /// Queues the scores of the characters in a range of at most [`MAX_SCORED_BYTES`]. Fails if its ends are no edges of characters
@@ -167,43 +176,61 @@ impl EditSession {
 impl CompletionTask {
     /// Runs the search. Dropping the future cancels it within one step. Fails as [`Handle::submit`] and its requests do.
     pub async fn run(mut self) -> Result<Completions> {
-        let mut reused = 0;
-        // the first distribution is computed alone: its state is cached for all others
-        let mut width = 1;
         loop {
-            let nodes = self.search.next_expansions(width);
-            if nodes.is_empty() {
-                break;
+            let waiting = self.submit_next()?;
+            if waiting.is_empty() {
+                return Ok(self.finish());
             }
-            let mut waiting = Vec::with_capacity(nodes.len());
-            for node in nodes {
-                let mut symbols = self.prefix.clone();
-                symbols.extend(self.search.symbols(node));
-                if symbols.is_empty() {
-                    let logits =
-                        self.engine.card().first_logits.as_ref().map_or_else(Vec::new, |logits| logits.to_vec());
-                    self.search.expand(node, &Distribution { logits, boundary: None })?;
-                    continue;
-                }
-                let job = Job::Next(NextSymbol { symbols, boundaries: BoundaryOptions::default() });
-                waiting.push((node, self.engine.submit(job, self.terms.clone())?));
-            }
-            for (node, events) in waiting {
-                let (distribution, cached) = distribution(events).await?;
-                if width == 1 {
-                    reused = cached;
-                }
-                self.search.expand(node, &distribution)?;
-            }
-            width = WIDTH;
+            self.take(waiting).await?;
         }
-        Ok(Completions {
+    }
+
+    /// Submits the requests for the next distributions; none if the search is over. Reads the text once for each. Fails as
+    /// [`Handle::submit`] does.
+    pub fn submit_next(&mut self) -> Result<Vec<Waiting>> {
+        // the first distribution is computed alone: its state is cached for all others
+        let width = if self.reused.is_some() { WIDTH } else { 1 };
+        let mut nodes = self.search.next_expansions(width);
+        if let [root] = nodes[..]
+            && self.prefix.is_empty()
+            && self.search.symbols(root).is_empty()
+        {
+            let first = self.engine.card().first_logits.as_ref();
+            let logits = first.map_or_else(Vec::new, |logits| logits.to_vec());
+            self.search.expand(root, &Distribution { logits, boundary: None })?;
+            self.reused = Some(0);
+            nodes = self.search.next_expansions(WIDTH);
+        }
+        let mut waiting = Vec::with_capacity(nodes.len());
+        for node in nodes {
+            let mut symbols = self.prefix.clone();
+            symbols.extend(self.search.symbols(node));
+            let job = Job::Next(NextSymbol { symbols, boundaries: BoundaryOptions::default() });
+            waiting.push(Waiting { node, events: self.engine.submit(job, self.terms.clone())? });
+        }
+        Ok(waiting)
+    }
+
+    /// Takes the distributions of requests. Fails as the first of them does.
+    pub async fn take(&mut self, waiting: Vec<Waiting>) -> Result<()> {
+        for Waiting { node, events } in waiting {
+            let (distribution, cached) = distribution(events).await?;
+            self.reused.get_or_insert(cached);
+            self.search.expand(node, &distribution)?;
+        }
+        Ok(())
+    }
+
+    /// Returns what the search has found.
+    pub fn finish(self) -> Completions {
+        let reused = self.reused.unwrap_or_default();
+        Completions {
             items: self.search.found().to_vec(),
             is_cut: self.search.is_cut(),
             reused,
             recomputed: self.prefix.len().saturating_sub(reused),
             distributions: self.search.expansions(),
-        })
+        }
     }
 }
 

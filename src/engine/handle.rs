@@ -324,13 +324,19 @@ impl Drop for WorkerThread {
     }
 }
 
+/// Rejects a priority out of range.
+pub(super) fn check_priority(priority: i32) -> Result<()> {
+    if PRIORITIES.contains(&priority) {
+        return Ok(());
+    }
+    let bound = format!("{} to {}", PRIORITIES.start(), PRIORITIES.end());
+    Err(Error::BadOption { field: "priority", found: priority.to_string(), bound })
+}
+
 /// Rejects an expired deadline or a priority out of range. Returns the time of arrival.
 fn check_terms(terms: &Terms) -> Result<Instant> {
     let arrived = clock::now();
-    if !PRIORITIES.contains(&terms.priority) {
-        let bound = format!("{} to {}", PRIORITIES.start(), PRIORITIES.end());
-        return Err(Error::BadOption { field: "priority", found: terms.priority.to_string(), bound });
-    }
+    check_priority(terms.priority)?;
     if terms.deadline.is_some_and(|deadline| deadline <= arrived) {
         return Err(Error::Deadline { stage: "before it was queued" });
     }

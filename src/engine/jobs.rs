@@ -6,6 +6,9 @@ use crate::{
     error::{Error, Result},
 };
 
+/// The field that decides how much text a distribution follows.
+const CURSOR: &str = "complete.cursor_byte";
+
 /// The names of a job's fields in errors.
 struct FieldNames {
     /// The call, if the model does not continue texts.
@@ -62,7 +65,7 @@ impl FieldNames {
                 held: "windows.length",
                 memory: "windows.length",
             },
-            Job::Next(_) => Self { call: "Edit", text: "text", work: "text", held: "text", memory: "text" },
+            Job::Next(_) => Self { call: "Edit", text: CURSOR, work: CURSOR, held: CURSOR, memory: CURSOR },
         }
     }
 }

@@ -118,6 +118,7 @@ impl Parts {
             boundary_modes: vec![BoundaryMode::Given],
             first_logits: None,
             pooled: false,
+            begins_chunks: false,
             unpooled_twin: false,
             dtype: self.settings.dtype.name(),
             isa: self.settings.isa,

@@ -74,6 +74,7 @@ impl SimModel {
             boundary_modes: vec![BoundaryMode::Threshold],
             first_logits: None,
             pooled: true,
+            begins_chunks: false,
             unpooled_twin: false,
             dtype: "f32",
             isa: Isa::detect(),

@@ -36,7 +36,7 @@ class Shipping(OnText):
     def shipped(self, name, about, again=False):
         """Ships a run as `training.card` does; returns the folder and the card."""
         folder = self.root / "models" / name
-        arguments = Namespace(runs=[] if again else [self.root / "runs"], data=self.root, characters=4096, again=again)
+        arguments = Namespace(runs=[] if again else [self.root / "runs"], data=self.root, characters=4096, weir=None, again=again)
         return folder, card.make({"run": f"{name}-seed1", "shows": "a test", **about}, folder, arguments)
 
     def test_card_has_the_figures_of_the_exported_weights(self):

@@ -46,6 +46,7 @@ pub(super) fn run(args: &Args, model: &dyn Model) -> Result<SegmentedText> {
     });
     Ok(SegmentedText {
         symbols: symbols.len(),
+        boundaries: marks.iter().filter(|mark| mark.boundary).count(),
         segments: segments.collect(),
         levels: levels(marks.iter().map(|mark| mark.depth)),
     })

@@ -21,9 +21,14 @@ pub(super) fn run(args: &Args, model: &ServedModel) -> Result<SegmentedText> {
     };
     let SegmentResponse { segments, usage, boundary_levels, .. } =
         model.call(async |client| client.segment(request).await)?;
-    let symbols = size(usage.unwrap_or_default().prompt_chars);
+    let usage = usage.unwrap_or_default();
     let levels = boundary_levels.iter().map(|level| level.boundaries.iter().map(|&bit| u8::from(bit != 0)).collect());
-    Ok(SegmentedText { symbols, segments: segments.into_iter().map(segment).collect(), levels: levels.collect() })
+    Ok(SegmentedText {
+        symbols: size(usage.prompt_chars),
+        boundaries: size(usage.prompt_segments),
+        segments: segments.into_iter().map(segment).collect(),
+        levels: levels.collect(),
+    })
 }
 
 fn segment(segment: Segment) -> TextSegment {

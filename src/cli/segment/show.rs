@@ -7,6 +7,8 @@ use serde_json::{Value, json};
 pub(super) struct SegmentedText {
     /// Number of symbols.
     pub(super) symbols: usize,
+    /// Number of boundaries: each ends a segment or begins a chunk.
+    pub(super) boundaries: usize,
     pub(super) segments: Vec<TextSegment>,
     /// Boundaries of each level, if several are known.
     pub(super) levels: Vec<Vec<u8>>,
@@ -30,8 +32,7 @@ impl SegmentedText {
     }
 
     fn factor(&self) -> Option<f64> {
-        let closed = self.closed();
-        (closed > 0).then(|| self.symbols as f64 / closed as f64)
+        (self.boundaries > 0).then(|| self.symbols as f64 / self.boundaries as f64)
     }
 
     pub(super) fn as_json(&self) -> Value {

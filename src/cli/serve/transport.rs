@@ -86,7 +86,7 @@ pub(super) struct TransportArgs {
     /// Maximum sessions that edit a document, over all connections. A caller may hold half of what the others leave.
     #[arg(long, value_name = "N", env = "WEIR_MAX_EDIT_SESSIONS", default_value = "256")]
     max_edit_sessions: String,
-    /// Maximum size of a document that is edited; at most --max-message-bytes applies to each message.
+    /// Maximum size of an edited document. --max-message-bytes limits each message as well.
     #[arg(long, value_name = "SIZE", env = "WEIR_MAX_EDIT_BYTES", default_value = "1MiB")]
     max_edit_bytes: String,
     /// Splices per second that the server reads from one editing session. It reads further ones later.

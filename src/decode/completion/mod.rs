@@ -20,7 +20,7 @@ mod tests;
 
 pub use rules::{CompletionEnd, CompletionRules};
 
-use super::{contract::Card, next_symbol::Distribution, options::bad, sampling::logprobs::LogSoftmax};
+use super::{contract::Card, next_symbol::Distribution, sampling::logprobs::LogSoftmax};
 use crate::{
     error::{Error, Result},
     text::Vocabulary,
@@ -155,8 +155,7 @@ impl CompletionSearch {
         Completion { symbols, logprob, boundaries }
     }
 
-    /// Takes the distribution after a continuation. Fails if its length or its logits are wrong, and if segments begin with their
-    /// boundary while completions are to end with a segment.
+    /// Takes the distribution after a continuation. Fails if its length or its logits are wrong.
     pub fn expand(&mut self, node: NodeId, distribution: &Distribution) -> Result<()> {
         let Distribution { logits, boundary } = distribution;
         if logits.len() != self.kinds.len() {
@@ -167,10 +166,6 @@ impl CompletionSearch {
         let is_whole = spelling.is_whole();
         if let Some(boundary) = boundary.filter(|_| depth > 0) {
             self.nodes[node].boundary = boundary.boundary;
-            if self.rules.end == CompletionEnd::Segment && boundary.depth > 0 {
-                let wanted = "a model whose segments end with a character".into();
-                return Err(bad("complete.until", "UNTIL_SEGMENT", wanted));
-            }
             if self.rules.end == CompletionEnd::Segment && boundary.boundary {
                 if is_whole {
                     self.push(Candidate { logprob, order: 0, node, symbol: None, is_complete: true });

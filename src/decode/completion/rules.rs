@@ -13,7 +13,8 @@ pub(super) const LENGTHS: RangeInclusive<usize> = 1..=256;
 /// Where a completion ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CompletionEnd {
-    /// Before the first character that is no letter, digit, apostrophe or underscore.
+    /// Before the first character that is not a letter, digit, apostrophe or underscore. In a model of bytes, every character
+    /// outside ASCII counts as a letter.
     Word,
     /// Before the first line feed.
     Line,
@@ -53,6 +54,9 @@ impl CompletionRules {
         }
         if self.end == CompletionEnd::Segment && !card.pooled {
             return wrong("UNTIL_SEGMENT", "pools its input");
+        }
+        if self.end == CompletionEnd::Segment && card.begins_chunks {
+            return wrong("UNTIL_SEGMENT", "ends segments with a character");
         }
         Ok(())
     }

@@ -9,7 +9,7 @@ use crate::{
         next_symbol::NextSymbol,
         options::{Generate, Score},
         prompt::{Prompt, PromptOutput},
-        resumed::ResumedText,
+        resumed::ResumedSymbols,
         sampling::logprobs::LogprobOptions,
     },
     error::Result,
@@ -20,7 +20,7 @@ impl Session {
     pub fn generate(request: Generate, card: &Card) -> Result<Self> {
         request.validate(card)?;
         let (text, ends_text) = request.resumed_text(card);
-        let resumed = ResumedText::new(text, ends_text);
+        let resumed = ResumedSymbols::new(text, ends_text);
         // an earlier run has emitted the prompt before the resumed text
         let echo = request.details.echo && request.resumed.is_empty();
         let Generate { prompt, sampling, stopping, details, boundaries, .. } = request;

@@ -212,6 +212,8 @@ impl<'a> Timer<'a> {
 
     /// Returns true if the probe ends a segment of the first row, which is at its position.
     fn closes(&mut self, Probe { len, symbol }: Probe) -> Result<bool> {
+        // not from an earlier probe's rollback: the boundaries of symbols that are fed again would count
+        self.rewind(0, len)?;
         self.rows[0].set(&[symbol], Want::Last);
         let step = timed_step(self.model, &mut self.rows[..1], &mut self.scratch)?;
         self.rows[0].state.rollback(len)?;
@@ -297,7 +299,7 @@ impl<'a> Timer<'a> {
                 self.rows[row].set(&[probe.symbol], Want::Last);
             }
             let step = timed_step(self.model, &mut self.rows[..rows], &mut self.scratch)?;
-            if timed {
+            if timed && step.closes == closing {
                 samples.push(step.sample, closing);
             }
             for row in 0..rows {

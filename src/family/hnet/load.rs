@@ -128,6 +128,7 @@ impl Hnet {
     pub fn load(blueprint: &HnetBlueprint, mut parts: Parts) -> Result<Self> {
         let mut card = parts.card("hnet", blueprint)?;
         card.pooled = true;
+        card.begins_chunks = true;
         card.boundary_modes = vec![BoundaryMode::Threshold];
         let a = &blueprint.architecture;
         let mut builder = Builder {

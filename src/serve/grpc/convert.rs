@@ -3,7 +3,7 @@
 //! The engine validates the rest when a job is submitted. [`pieces`](super::pieces) and [`segments`](super::segments) convert
 //! results back.
 
-use super::{prompt::Prompt, resumed_text::ResumedText};
+use super::{prompt::Prompt, resumed_text::ResumedRequest};
 use crate::{
     decode::{
         codec::{CompressOptions, DEFAULT_BLOCK, default_windows},
@@ -72,7 +72,7 @@ pub(super) struct CharacterDetails {
 /// Returns the job of a `Generate`, and the options of its response. Fails if a field is out of bounds.
 pub(super) fn generate_job(request: v1::GenerateRequest, card: &Card) -> Result<(options::Generate, ResponseFormat)> {
     let stated_seed = request.sampling.as_ref().and_then(|sampling| sampling.seed);
-    let resumed = ResumedText::new(&request.resume_text, request.resume_ids, stated_seed, card)?;
+    let resumed = ResumedRequest::new(&request.resume_text, request.resume_ids, stated_seed, card)?;
     let seed = stated_seed.unwrap_or_else(draw_seed);
     let boundaries = boundaries(request.boundary_mode.as_deref(), seed, card)?;
     let prompt = Prompt::new(&request.prompt, request.prompt_ids, card)?;

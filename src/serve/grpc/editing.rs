@@ -95,7 +95,7 @@ impl Editor {
                 },
                 finished = self.running.next() => {
                     active_at = clock::now();
-                    if let Some((id, result)) = finished? {
+                    if let Some((id, result)) = finished {
                         let answer = result.map(|event| v1::EditResponse { event: Some(event) });
                         output.send(answer.unwrap_or_else(|error| failed(Some(id), &error))).await?;
                     }
@@ -176,9 +176,9 @@ impl Editor {
         applied_now?;
         let meter = document.engine.meter();
         meter.edit(EditEvent::Splice);
-        let overtaken = self.running.overtake();
-        overtaken.iter().for_each(|_| meter.edit(EditEvent::Stale));
-        Ok([applied(revision, after)].into_iter().chain(overtaken.into_iter().map(stale)).collect())
+        let cancelled = self.running.cancel_all();
+        cancelled.iter().for_each(|_| meter.edit(EditEvent::Stale));
+        Ok([applied(revision, after)].into_iter().chain(cancelled.into_iter().map(stale)).collect())
     }
 
     fn complete(&mut self, complete: &v1::CompleteDocument) -> Result<()> {
@@ -193,11 +193,20 @@ impl Editor {
         let began = clock::now();
         self.running.spawn(id, async move {
             let revision = session.text().revision();
-            let _held = work.hold(EditSession::completion_bytes(cursor))?;
-            let task = work.prepare(cursor, move || session.complete(cursor, rules)).await?;
-            let found = task.run().await?;
+            let _held = work.reserve(EditSession::completion_bytes(cursor))?;
+            let mut task = work.prepare(cursor, move || session.complete(cursor, rules)).await?;
+            loop {
+                // each request reads the whole text
+                let submit = move || task.submit_next().map(|waiting| (task, waiting));
+                let (next, waiting) = work.prepare(cursor, submit).await?;
+                task = next;
+                if waiting.is_empty() {
+                    break;
+                }
+                task.take(waiting).await?;
+            }
             engine.meter().edit(EditEvent::Completion);
-            let answer = messages::completions(id, revision, found, &engine.card().vocabulary);
+            let answer = messages::completions(id, revision, task.finish(), &engine.card().vocabulary);
             Ok(Event::Completions(v1::DocumentCompletions { duration_ns: nanoseconds_since(began), ..answer }))
         });
         Ok(())
@@ -216,7 +225,7 @@ impl Editor {
         let began = clock::now();
         self.running.spawn(id, async move {
             let revision = session.text().revision();
-            let _held = work.hold(EditSession::score_bytes(&range))?;
+            let _held = work.reserve(EditSession::score_bytes(&range))?;
             let task = work.prepare(end, move || session.score(range)).await?;
             let scored = task.run().await?;
             engine.meter().edit(EditEvent::Score);
@@ -261,7 +270,7 @@ fn nanoseconds_since(began: Instant) -> u64 {
 }
 
 fn not_open() -> Error {
-    Error::bad_option("action", "no open document", "open as the first message that succeeds")
+    Error::bad_option("action", "a message before open", "open first")
 }
 
 impl JobService {

@@ -45,7 +45,7 @@ pub(super) fn offset(field: &'static str, offset: u64) -> Result<usize> {
 /// Returns the rules of a search. Fails for an unknown end.
 pub(super) fn rules(message: &v1::CompleteDocument) -> Result<CompletionRules> {
     let number = message.until.unwrap_or_default();
-    let unknown = |_| Error::bad_option("complete.until", number.to_string(), "one of Until");
+    let unknown = |_| Error::bad_option("complete.until", number.to_string(), "a value of Until");
     let end = match v1::Until::try_from(number).map_err(unknown)? {
         v1::Until::Unspecified | v1::Until::Word => CompletionEnd::Word,
         v1::Until::Line => CompletionEnd::Line,

@@ -7,12 +7,14 @@ use crate::{
         tokenization::TokenizationWorkers,
     },
 };
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use tokio::task::{AbortHandle, JoinError, JoinSet};
 use weir_proto::v1::edit_response::Event;
 
 /// Maximum requests of a session in progress.
 const MAX_REQUESTS: usize = 16;
+/// Time after which one may have ended.
+const RETRY: Duration = Duration::from_millis(50);
 
 /// What a request of a session needs of the server.
 pub(super) struct RequestWork {
@@ -32,7 +34,7 @@ impl RequestWork {
     }
 
     /// Reserves the memory of a request until the result is dropped.
-    pub(super) fn hold(&self, bytes: usize) -> Result<Reservation> {
+    pub(super) fn reserve(&self, bytes: usize) -> Result<Reservation> {
         let reserved = Reservation::new(Arc::clone(&self.memory), Arc::clone(&self.tenant));
         reserved.add(bytes)?;
         Ok(reserved)
@@ -75,8 +77,8 @@ impl RunningRequests {
             return Err(Error::bad_option(field, id.to_string(), "an id that no request in progress has"));
         }
         if self.requests.len() >= MAX_REQUESTS {
-            let found = format!("a request next to {MAX_REQUESTS} others");
-            return Err(Error::bad_option(field, found, format!("at most {MAX_REQUESTS} requests in progress")));
+            let what = "requests of an editing session";
+            return Err(Error::TooMany { what, limit: MAX_REQUESTS, retry: RETRY });
         }
         Ok(())
     }
@@ -90,35 +92,40 @@ impl RunningRequests {
     }
 
     /// Cancels all requests. Returns their ids.
-    pub(super) fn overtake(&mut self) -> Vec<u64> {
-        let overtaken = std::mem::take(&mut self.requests);
+    pub(super) fn cancel_all(&mut self) -> Vec<u64> {
+        let cancelled = std::mem::take(&mut self.requests);
         let cancel = |(id, request): (u64, RunningRequest)| {
             request.task.abort();
             id
         };
-        overtaken.into_iter().map(cancel).collect()
+        cancelled.into_iter().map(cancel).collect()
     }
 
     /// Waits for the end of a request. Returns its id and result, or `None` for one that was cancelled. Does not return while no
     /// task is left. Cancel safe.
-    pub(super) async fn next(&mut self) -> Result<Option<(u64, Result<Event>)>> {
+    pub(super) async fn next(&mut self) -> Option<(u64, Result<Event>)> {
         match self.tasks.join_next().await {
             Some(ended) => self.take(ended),
             None => std::future::pending().await,
         }
     }
 
-    fn take(&mut self, ended: Result<Finished, JoinError>) -> Result<Option<(u64, Result<Event>)>> {
+    fn take(&mut self, ended: Result<Finished, JoinError>) -> Option<(u64, Result<Event>)> {
         let Finished { id, serial, result } = match ended {
             Ok(finished) => finished,
-            Err(error) if error.is_cancelled() => return Ok(None),
-            Err(_) => return Err(Error::Internal("a panic in a request of an editing session".into())),
+            Err(error) if error.is_cancelled() => return None,
+            Err(error) => {
+                let panicked = self.requests.iter().find(|(_, request)| request.task.id() == error.id());
+                let (&id, &RunningRequest { serial, .. }) = panicked?;
+                let result = Err(Error::Internal("a request of an editing session panicked".into()));
+                Finished { id, serial, result }
+            }
         };
         if self.requests.get(&id).is_none_or(|request| request.serial != serial) {
-            return Ok(None);
+            return None;
         }
         self.requests.remove(&id);
-        Ok(Some((id, result)))
+        Some((id, result))
     }
 }
 
@@ -139,17 +146,17 @@ mod tests {
         tokio::task::yield_now().await;
         running.spawn(2, std::future::pending());
         assert!(running.check("id", 2).is_err() && running.check("id", 3).is_ok());
-        assert_eq!(running.overtake(), [1, 2]);
+        assert_eq!(running.cancel_all(), [1, 2]);
         assert!(running.is_empty());
         running.spawn(1, async { Ok(event(7)) });
         let mut results = Vec::new();
         for _ in 0..3 {
-            results.extend(running.next().await.unwrap());
+            results.extend(running.next().await);
         }
         assert!(matches!(&results[..], [(1, Ok(found))] if *found == event(7)), "{}", results.len());
         for id in 10..26 {
             running.spawn(id, std::future::pending());
         }
-        assert!(running.check("id", 3).unwrap_err().to_string().contains("at most 16 requests in progress"));
+        assert!(running.check("id", 3).unwrap_err().to_string().contains("16"));
     }
 }

@@ -70,8 +70,8 @@ impl Pieces {
             return Some(piece);
         }
         let mut piece = self.take(self.waiting.len().min(self.max_chars()));
-        if self.waiting.is_empty() {
-            // An incomplete code point at the end.
+        if self.waiting.is_empty() && piece.ids.is_empty() {
+            // An incomplete code point at the end. Ids have no such text, so it is a piece of its own next to them.
             piece.text.push_str(self.detokenizer.finish());
         }
         (!piece.text.is_empty() || !piece.characters.is_empty() || !piece.ids.is_empty()).then_some(piece)

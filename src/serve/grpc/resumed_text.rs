@@ -12,13 +12,13 @@ const REPLACEMENT: char = '\u{fffd}';
 
 /// The symbols of a resumed text; empty without one.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct ResumedText {
+pub(super) struct ResumedRequest {
     pub(super) symbols: Vec<u32>,
     /// Unicode characters of its text that were sent.
     pub(super) text_chars: usize,
 }
 
-impl ResumedText {
+impl ResumedRequest {
     /// Encodes a text exactly, or takes ids as they are. Fails if a request has both or no seed, if the model's text does not
     /// determine its symbols, and if a symbol is unknown or the text longer than the model's longest sequence.
     pub(super) fn new(text: &str, ids: Vec<u32>, seed: Option<u64>, card: &Card) -> Result<Self> {
@@ -90,13 +90,13 @@ mod tests {
 
     #[test]
     fn texts_are_not_normalised_and_ids_are_taken_as_they_are() {
-        let text = |text, card: &Card| ResumedText::new(text, Vec::new(), Some(1), card).unwrap();
-        assert_eq!(text(" é  a", &letters()), ResumedText { symbols: vec![0, 3, 0, 0, 1], text_chars: 5 });
-        assert_eq!(text("é", &bytes()), ResumedText { symbols: vec![0xc3, 0xa9], text_chars: 1 });
-        assert_eq!(ResumedText::new("", Vec::new(), None, &bytes()).unwrap(), ResumedText::default());
+        let text = |text, card: &Card| ResumedRequest::new(text, Vec::new(), Some(1), card).unwrap();
+        assert_eq!(text(" é  a", &letters()), ResumedRequest { symbols: vec![0, 3, 0, 0, 1], text_chars: 5 });
+        assert_eq!(text("é", &bytes()), ResumedRequest { symbols: vec![0xc3, 0xa9], text_chars: 1 });
+        assert_eq!(ResumedRequest::new("", Vec::new(), None, &bytes()).unwrap(), ResumedRequest::default());
         // the last code point is not complete, so it was not sent
-        let ids = ResumedText::new("", vec![0x61, 0xc3], Some(1), &bytes()).unwrap();
-        assert_eq!(ids, ResumedText { symbols: vec![0x61, 0xc3], text_chars: 1 });
+        let ids = ResumedRequest::new("", vec![0x61, 0xc3], Some(1), &bytes()).unwrap();
+        assert_eq!(ids, ResumedRequest { symbols: vec![0x61, 0xc3], text_chars: 1 });
     }
 
     #[test]
@@ -126,7 +126,7 @@ mod tests {
             ),
             ("a", vec![], Some(1), marked, "resume_text needs a model that has a text for each of its symbols"),
         ] {
-            let message = ResumedText::new(text, ids, seed, &card).unwrap_err().to_string();
+            let message = ResumedRequest::new(text, ids, seed, &card).unwrap_err().to_string();
             assert!(message.starts_with(expected), "{message}");
         }
     }

@@ -93,6 +93,7 @@ impl DocumentModel {
             boundary_modes: vec![BoundaryMode::Given],
             first_logits: None,
             pooled: true,
+            begins_chunks: false,
             unpooled_twin: false,
             dtype: "f32",
             isa: Isa::detect(),

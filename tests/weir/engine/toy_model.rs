@@ -102,6 +102,7 @@ impl Toy {
             boundary_modes: vec![BoundaryMode::Given],
             first_logits: None,
             pooled: true,
+            begins_chunks: false,
             unpooled_twin: false,
             dtype: "f32",
             isa: Isa::detect(),

@@ -1,5 +1,6 @@
 //! H-Net: golden data of the official code, conversion, and states that cannot be rewound.
 
+mod calibration;
 mod cli;
 mod conversion;
 mod init;

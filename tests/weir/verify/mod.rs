@@ -114,7 +114,12 @@ fn every_shipped_model_and_golden_checkpoint_is_verified() {
         let model = load(&folder, &settings()).unwrap();
         let report = compare(&folder, &*model, 1);
         check(&folder, &report);
-        assert_eq!(report.tolerance, 2e-5, "{}", folder.display());
+        // a padded document counts as the vectors that the decoder attends to
+        let is_long = model.document_encoder().is_some_and(|encoder| {
+            let limits = encoder.limits();
+            limits.padded && limits.poolings.last().map_or(limits.tokens, |pooling| pooling.to) > SYMBOLS
+        });
+        assert_eq!(report.tolerance, if is_long { 1e-4 } else { 2e-5 }, "{}", folder.display());
         *families.entry(model.card().family).or_insert(0) += 1;
     }
     let names = |list: &[(&'static str, _)]| list.iter().map(|(family, _)| *family).collect::<BTreeSet<_>>();

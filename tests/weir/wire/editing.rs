@@ -155,6 +155,8 @@ async fn wrong_messages_leave_the_session_open() {
     let unknown = v1::OpenDocument { model: Some("other".into()), ..Default::default() };
     assert_eq!(session.refused(Action::Open(unknown)).await.reason, "UNKNOWN_MODEL");
     assert_eq!(session.refused(open("123456789")).await.reason, "TOO_LONG");
+    let urgent = v1::OpenDocument { priority: Some(99), ..Default::default() };
+    assert_eq!(session.refused(Action::Open(urgent)).await.field.as_deref(), Some("priority"));
     assert_eq!(session.ask(open("aé c")).await, applied(5, 5));
     assert_eq!(session.refused(open("a")).await.field.as_deref(), Some("open"));
     for (action, field) in [

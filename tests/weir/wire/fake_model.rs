@@ -102,6 +102,7 @@ impl Fake {
             boundary_modes: modes,
             first_logits: None,
             pooled: kind != Kind::Vanilla,
+            begins_chunks: false,
             unpooled_twin: false,
             dtype: "f32",
             isa: Isa::detect(),

@@ -12,8 +12,8 @@ use crate::{
 };
 use serde_json::{Value, json};
 use std::{net::SocketAddr, sync::Arc};
-use tokio::{net::TcpListener, task::JoinSet};
-use tokio_stream::StreamExt;
+use tokio::{net::TcpListener, sync::mpsc, task::JoinSet};
+use tokio_stream::{StreamExt, wrappers::ReceiverStream};
 use weir::{
     config::TransportConfig,
     decode::{
@@ -26,7 +26,10 @@ use weir::{
 };
 use weir_proto::{
     inference::grpc_inference_service_client::GrpcInferenceServiceClient,
-    v1::{self, FinishReason, GenerateRequest, generation_client::GenerationClient, score_response::Event},
+    v1::{
+        self, FinishReason, GenerateRequest, edit_request::Action, edit_response, editing_client::EditingClient,
+        generation_client::GenerationClient, score_response::Event,
+    },
 };
 
 const PROMPT: &str = "Chunks of bytes: été.";
@@ -242,10 +245,16 @@ async fn cached_and_preempted_sequences_keep_their_bytes() {
         let memory_bytes = (4 * free.model.bytes_for(80)).max(free.model.bytes_for(20 + chars as usize));
         let limits = Limits { rows: 4, cache_bytes: 0, ..Limits::default() };
         let tight = Served::with(case, Settings { memory_bytes, ..settings() }, limits).await;
-        let answers = tight.answers(requests).await;
-        for (answer, expected) in answers.iter().zip(&expected) {
-            assert_eq!(answer.text(), expected.text(), "{case}");
-            assert_eq!(chunks(answer), chunks(expected), "{case}");
+        // a fast machine may finish one request before the next arrives
+        for _ in 0..50 {
+            let answers = tight.answers(requests.clone()).await;
+            for (answer, expected) in answers.iter().zip(&expected) {
+                assert_eq!(answer.text(), expected.text(), "{case}");
+                assert_eq!(chunks(answer), chunks(expected), "{case}");
+            }
+            if tight.engine.counters().preemptions > 0 {
+                break;
+            }
         }
         assert!(tight.engine.counters().preemptions > 0, "{case}: memory did not run out");
         eventually("all pages are free", || tight.model.memory().in_use == 0).await;
@@ -299,5 +308,27 @@ async fn other_protocols_have_the_same_text_and_levels() {
         let mut client = GrpcInferenceServiceClient::new(served.running.channel.clone());
         let answer = client.model_infer(inference::request("", &inputs)).await.unwrap().into_inner();
         assert_eq!(words(&answer, "text_output"), text, "{case}");
+    }
+}
+
+/// A chunk begins with a character, so no completion can end after the last one of a chunk.
+#[tokio::test]
+async fn editing_refuses_completions_up_to_a_segment() {
+    let served = Served::with("two_stage", settings(), Limits { cache_bytes: 1 << 20, ..Limits::default() }).await;
+    let (requests, receiver) = mpsc::channel(4);
+    let mut client = EditingClient::new(served.running.channel.clone());
+    let mut responses = client.edit(ReceiverStream::new(receiver)).await.unwrap().into_inner();
+    let open = v1::OpenDocument { text: "ab".into(), ..Default::default() };
+    let until = Some(v1::Until::Segment.into());
+    let complete = v1::CompleteDocument { id: 1, cursor_byte: 1, until, max_chars: Some(1), ..Default::default() };
+    for action in [Action::Open(open), Action::Complete(complete)] {
+        requests.send(v1::EditRequest { action: Some(action) }).await.unwrap();
+    }
+    responses.message().await.unwrap();
+    match responses.message().await.unwrap().unwrap().event.unwrap() {
+        edit_response::Event::Failed(failure) => {
+            assert_eq!((failure.id, failure.reason.as_str()), (Some(1), "WRONG_KIND_OF_MODEL"));
+        }
+        other => panic!("{other:?}"),
     }
 }

@@ -8,9 +8,12 @@ use crate::{
     },
     text::{TextMarks, TextNormaliser},
 };
-use serde::Deserialize;
+use serde::{
+    Deserialize, Deserializer,
+    de::{self, SeqAccess, Unexpected, Visitor, value::SeqAccessDeserializer},
+};
 use serde_json::{Value, json};
-use std::path::Path;
+use std::{fmt, path::Path};
 
 /// The official training window in bytes.
 const TRAINING_LENGTH: usize = 8192;
@@ -55,11 +58,35 @@ struct AttentionArguments {
 }
 
 /// One number for all stages, or one for each.
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
+#[derive(Debug)]
 enum PerStage {
     All(usize),
     Each(Vec<usize>),
+}
+
+impl<'de> Deserialize<'de> for PerStage {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        deserializer.deserialize_any(PerStageVisitor)
+    }
+}
+
+struct PerStageVisitor;
+
+impl<'de> Visitor<'de> for PerStageVisitor {
+    type Value = PerStage;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("a whole number from 0 on, or a list with one for each stage")
+    }
+
+    fn visit_u64<E: de::Error>(self, number: u64) -> std::result::Result<PerStage, E> {
+        let too_large = |_| E::invalid_value(Unexpected::Unsigned(number), &self);
+        usize::try_from(number).map(PerStage::All).map_err(too_large)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, numbers: A) -> std::result::Result<PerStage, A::Error> {
+        Vec::deserialize(SeqAccessDeserializer::new(numbers)).map(PerStage::Each)
+    }
 }
 
 /// The layers of one stage: encoder and decoder, or the main stack's.
@@ -148,7 +175,7 @@ fn layouts<'a>(layout: &'a Value, file: &Path) -> Result<Vec<StageLayers<'a>>> {
             Some(layers) => match parse_layers(layers) {
                 Ok(_) => Ok(layers),
                 Err(found) => {
-                    let expected = "letters of mMtT, each with a count";
+                    let expected = "letters of mMtT, each with a count, at most 1024 layers";
                     Err(Error::checkpoint(file, format!("{key}[{index}]"), expected, found))
                 }
             },

@@ -1,6 +1,6 @@
-//! Why a generation ended.
+//! The reason for which a generation ended.
 
-/// Why a generation ended.
+/// The reason for which a generation ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FinishReason {
     /// `max_chars` symbols were generated.

@@ -1,4 +1,4 @@
-//! What a search for completions looks for.
+//! The rules of a search for completions.
 
 use crate::{
     decode::{contract::Card, options::bad},
@@ -10,26 +10,27 @@ use std::ops::RangeInclusive;
 pub(super) const COUNTS: RangeInclusive<usize> = 1..=16;
 /// Allowed lengths of a completion, in characters.
 pub(super) const LENGTHS: RangeInclusive<usize> = 1..=256;
-/// Where a completion ends.
+
+/// The place where a completion ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CompletionEnd {
-    /// Before the first character that is not a letter, digit, apostrophe or underscore. In a model of bytes, every character
+    /// The end is before the first character that is not a letter, digit, apostrophe or underscore. In a model of bytes, every character
     /// outside ASCII counts as a letter.
     Word,
-    /// Before the first line feed.
+    /// The end is before the first line feed.
     Line,
-    /// After the character with which a segment ends.
+    /// The end is after the character with which a segment ends.
     Segment,
-    /// After `max_chars` characters.
+    /// The end is after `max_chars` characters.
     Length,
 }
 
-/// What a search looks for.
+/// The rules of a search.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CompletionRules {
     /// Number of completions.
     pub count: usize,
-    /// Where each ends.
+    /// The place where each ends.
     pub end: CompletionEnd,
     /// Maximum characters of each.
     pub max_chars: usize,

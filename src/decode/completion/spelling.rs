@@ -1,4 +1,4 @@
-//! Whether the bytes of a continuation are whole code points.
+//! The check that the bytes of a continuation are whole code points.
 
 use crate::text::Vocabulary;
 use std::str::from_utf8;

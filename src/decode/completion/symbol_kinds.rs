@@ -1,4 +1,4 @@
-//! What each symbol of a vocabulary does to a continuation.
+//! The effect of each symbol of a vocabulary on a continuation.
 
 use super::rules::CompletionEnd;
 use crate::text::Vocabulary;

@@ -60,7 +60,7 @@ impl NgramConfig {
 /// The tables. D = width.
 pub(super) struct Ngrams {
     rows: usize,
-    /// By increasing n.
+    /// The tables in the order of their n.
     tables: Vec<Table>,
 }
 

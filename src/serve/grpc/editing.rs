@@ -1,6 +1,6 @@
 //! The service `Editing`: passes the messages of a stream to the session of its document, and its requests' results back.
 //!
-//! What a session may do is decided by [`EditSession`]; this file translates, and limits sessions, memory, rates and idle time.
+//! [`EditSession`] decides what a session may do; this file translates, and limits sessions, memory, rates and idle time.
 
 use super::{
     document_upload::incomplete,
@@ -64,12 +64,20 @@ struct Editor {
     reserved: Reservation,
     document: Option<Document>,
     running: RunningRequests,
-    /// When the splices so far would have come at the highest rate.
+    /// The time at which the splices so far would have come at the highest rate.
     splices_until: Instant,
     _place: CallPlace,
 }
 
-/// What follows a message.
+/// A request that begins, with the text as it is now.
+struct Begun {
+    session: EditSession,
+    engine: Lease,
+    work: RequestWork,
+    began: Instant,
+}
+
+/// The next step after a message.
 enum Next {
     Read,
     Close,
@@ -183,14 +191,10 @@ impl Editor {
 
     fn complete(&mut self, complete: &v1::CompleteDocument) -> Result<()> {
         let id = complete.id;
-        let document = self.check_request("complete.id", id)?;
+        let Begun { session, engine, work, began } = self.begin("complete.id", id)?;
         let cursor = messages::offset("complete.cursor_byte", complete.cursor_byte)?;
-        document.session.text().check_offset("complete.cursor_byte", cursor)?;
+        session.text().check_offset("complete.cursor_byte", cursor)?;
         let rules = messages::rules(complete)?;
-        let session = document.session.clone();
-        let engine = document.engine.clone();
-        let work = self.work();
-        let began = clock::now();
         self.running.spawn(id, async move {
             let revision = session.text().revision();
             let _held = work.reserve(EditSession::completion_bytes(cursor))?;
@@ -214,15 +218,11 @@ impl Editor {
 
     fn score(&mut self, score: &v1::ScoreDocument) -> Result<()> {
         let id = score.id;
-        let document = self.check_request("score.id", id)?;
+        let Begun { session, engine, work, began } = self.begin("score.id", id)?;
         let start = messages::offset("score.start_byte", score.start_byte)?;
         let end = messages::offset("score.end_byte", score.end_byte)?;
         let range = start..end;
-        document.session.check_scored(&range)?;
-        let session = document.session.clone();
-        let engine = document.engine.clone();
-        let work = self.work();
-        let began = clock::now();
+        session.check_scored(&range)?;
         self.running.spawn(id, async move {
             let revision = session.text().revision();
             let _held = work.reserve(EditSession::score_bytes(&range))?;
@@ -235,17 +235,13 @@ impl Editor {
         Ok(())
     }
 
-    /// Returns what a request needs of the server.
-    fn work(&self) -> RequestWork {
-        let JobService { workers, memory, .. } = &self.service;
-        RequestWork { workers: workers.clone(), memory: Arc::clone(memory), tenant: self.call.tenant() }
-    }
-
-    /// Returns the document, if it is open and another request may begin.
-    fn check_request(&self, field: &'static str, id: u64) -> Result<&Document> {
-        let document = self.document.as_ref().ok_or_else(not_open)?;
+    /// Begins a request, if the document is open and another request may begin.
+    fn begin(&self, field: &'static str, id: u64) -> Result<Begun> {
+        let Document { session, engine } = self.document.as_ref().ok_or_else(not_open)?;
         self.running.check(field, id)?;
-        Ok(document)
+        let JobService { workers, memory, .. } = &self.service;
+        let work = RequestWork { workers: workers.clone(), memory: Arc::clone(memory), tenant: self.call.tenant() };
+        Ok(Begun { session: session.clone(), engine: engine.clone(), work, began: clock::now() })
     }
 
     /// Moves the time of the next message by the splices of one.

@@ -1,4 +1,4 @@
-//! The requests in progress of an editing session: completions and scores, which run concurrently until a splice overtakes them.
+//! The requests in progress of an editing session: completions and scores, which run concurrently until a splice cancels them.
 
 use crate::{
     error::{Error, Result},
@@ -16,7 +16,7 @@ const MAX_REQUESTS: usize = 16;
 /// Time after which one may have ended.
 const RETRY: Duration = Duration::from_millis(50);
 
-/// What a request of a session needs of the server.
+/// The parts of the server that a request of a session uses.
 pub(super) struct RequestWork {
     pub(super) workers: TokenizationWorkers,
     pub(super) memory: Arc<BodyMemory>,
@@ -45,7 +45,7 @@ impl RequestWork {
 #[derive(Default)]
 pub(super) struct RunningRequests {
     tasks: JoinSet<Finished>,
-    /// By id.
+    /// The requests in progress by their ids.
     requests: BTreeMap<u64, RunningRequest>,
     /// Requests that were started.
     started: u64,

@@ -39,6 +39,17 @@ impl EditedText {
         self.revision
     }
 
+    /// Returns an upper bound of the bytes that applying these splices moves, with a copy of a text that clones share.
+    pub fn moved_bytes(&self, splices: &[Splice]) -> usize {
+        let mut length = self.text.len();
+        let mut moved = length;
+        for Splice { range, text } in splices {
+            length = length.saturating_add(text.len());
+            moved = moved.saturating_add(length.saturating_sub(range.start));
+        }
+        moved
+    }
+
     /// Applies splices in their order. Fails and changes nothing if the revision is not later, if a range lies outside of the text
     /// as the splices before it left it or cuts a character, or if the text would become too long.
     pub fn apply(&mut self, revision: u64, splices: &[Splice]) -> Result<()> {
@@ -136,6 +147,15 @@ mod tests {
         text.apply(9, &[splice(0..1, ""), splice(2..2, "a")]).unwrap();
         assert_eq!((text.text(), text.revision()), ("éa", 9));
         assert!(EditedText::new("1234567890".into(), 0, 9).is_err());
+    }
+
+    #[test]
+    fn moved_bytes_grow_with_the_text_after_each_splice() {
+        let text = EditedText::new("a".repeat(1000), 0, 9000).unwrap();
+        assert_eq!(text.moved_bytes(&[]), 1000);
+        assert_eq!(text.moved_bytes(&[splice(1000..1000, "b")]), 1001);
+        assert_eq!(text.moved_bytes(&[splice(0..1, "bc"), splice(0..1, "")]), 1000 + 1002 + 1002);
+        assert_eq!(text.moved_bytes(&[splice(usize::MAX..usize::MAX, "")]), 1000);
     }
 
     proptest! {

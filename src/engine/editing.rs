@@ -73,6 +73,8 @@ pub struct Waiting {
 pub struct Scores {
     /// The characters of the range.
     pub characters: Vec<EmittedSymbol>,
+    /// For each of them the byte of the text at which the character begins that it comes from.
+    pub start_bytes: Vec<usize>,
     /// Symbols that were computed: all up to the range's end.
     pub recomputed: usize,
 }
@@ -82,6 +84,8 @@ pub struct ScoreTask {
     events: Events,
     /// Symbols of the range, which follow the others.
     range: Range<usize>,
+    /// Bytes of the text from which they come.
+    start_bytes: Vec<usize>,
 }
 
 impl EditSession {
@@ -103,6 +107,11 @@ impl EditSession {
     /// The text.
     pub fn text(&self) -> &EditedText {
         &self.text
+    }
+
+    /// Returns the number of characters of `text` that the model's normaliser replaces or drops.
+    pub fn normalized_chars(&self, text: &str) -> usize {
+        self.engine.card().vocabulary.normaliser().changed_chars(text)
     }
 
     /// Changes the text. Fails as [`EditedText::apply`] does.
@@ -135,8 +144,10 @@ impl EditSession {
         let start = self.encode("score.start_byte", bytes.start)?.len();
         let symbols = self.encode("score.end_byte", bytes.end)?;
         let range = start.min(symbols.len())..symbols.len();
+        let read = self.text.text().get(..bytes.end).unwrap_or_default();
+        let start_bytes = self.engine.card().vocabulary.start_bytes(read, range.start);
         let score = Score { symbols, logprobs: true, top: 0, boundaries: BoundaryOptions::default(), windows: None };
-        Ok(ScoreTask { events: self.engine.submit(Job::Score(score), self.terms.clone())?, range })
+        Ok(ScoreTask { events: self.engine.submit(Job::Score(score), self.terms.clone())?, range, start_bytes })
     }
 
     /// Checks a range of bytes to score. Fails as [`score`](Self::score) does for it.
@@ -266,7 +277,8 @@ impl ScoreTask {
                     }
                 }
                 Event::Finished { .. } => {
-                    return Ok(Scores { characters: scored, recomputed: self.range.end });
+                    let Self { range, start_bytes, .. } = self;
+                    return Ok(Scores { characters: scored, start_bytes, recomputed: range.end });
                 }
                 Event::Started { .. } | Event::Next(_) | Event::Coded(_) | Event::Document(_) => {}
             }

@@ -139,8 +139,8 @@ impl Editor {
             _ => None,
         };
         let done = match action {
-            Some(Action::Open(open)) => self.open(open),
-            Some(Action::Splice(splice)) => self.splice(splice),
+            Some(Action::Open(open)) => self.open(open).await,
+            Some(Action::Splice(splice)) => self.splice(splice).await,
             Some(Action::Complete(complete)) => self.complete(&complete).map(|()| Vec::new()),
             Some(Action::Score(score)) => self.score(&score).map(|()| Vec::new()),
             Some(Action::Close(_)) => return Ok(Next::Close),
@@ -155,7 +155,7 @@ impl Editor {
         Ok(Next::Read)
     }
 
-    fn open(&mut self, open: v1::OpenDocument) -> Result<Vec<v1::EditResponse>> {
+    async fn open(&mut self, open: v1::OpenDocument) -> Result<Vec<v1::EditResponse>> {
         if self.document.is_some() {
             return Err(Error::bad_option("open", "a second one", "one open in a session"));
         }
@@ -164,13 +164,17 @@ impl Editor {
         let engine = self.service.engines.find_able("model", model.as_deref(), continues_text)?;
         let limit = self.service.editing.config.text_bytes;
         let session = EditSession::open((*engine).clone(), terms(&self.call, priority), text, revision, limit)?;
+        let counted = session.clone();
+        let count = move || Ok(counted.normalized_chars(counted.text().text()));
+        let normalized = self.work().prepare(bytes, count).await?;
         self.reserved.add(bytes)?;
         self.document = Some(Document::new(engine, session));
-        Ok(vec![applied(revision, bytes)])
+        Ok(vec![applied(revision, bytes, normalized)])
     }
 
-    fn splice(&mut self, splice: v1::SpliceDocument) -> Result<Vec<v1::EditResponse>> {
+    async fn splice(&mut self, splice: v1::SpliceDocument) -> Result<Vec<v1::EditResponse>> {
         self.count_splices(splice.splices.len());
+        let work = self.work();
         let Some(document) = &mut self.document else { return Err(not_open()) };
         let revision = splice.revision;
         let before = document.session.text().text().len();
@@ -178,15 +182,15 @@ impl Editor {
         let added: usize = splices.iter().map(|splice| splice.text.len()).sum();
         // Reserved before the text grows.
         self.reserved.add(added)?;
-        let applied_now = document.session.splice(revision, &splices);
+        let applied_now = work.splice(&mut document.session, revision, splices).await;
         let after = document.session.text().text().len();
         self.reserved.release((before + added).saturating_sub(after));
-        applied_now?;
+        let normalized = applied_now?;
         let meter = document.engine.meter();
         meter.edit(EditEvent::Splice);
         let cancelled = self.running.cancel_all();
         cancelled.iter().for_each(|_| meter.edit(EditEvent::Stale));
-        Ok([applied(revision, after)].into_iter().chain(cancelled.into_iter().map(stale)).collect())
+        Ok([applied(revision, after, normalized)].into_iter().chain(cancelled.into_iter().map(stale)).collect())
     }
 
     fn complete(&mut self, complete: &v1::CompleteDocument) -> Result<()> {
@@ -239,9 +243,13 @@ impl Editor {
     fn begin(&self, field: &'static str, id: u64) -> Result<Begun> {
         let Document { session, engine } = self.document.as_ref().ok_or_else(not_open)?;
         self.running.check(field, id)?;
+        Ok(Begun { session: session.clone(), engine: engine.clone(), work: self.work(), began: clock::now() })
+    }
+
+    /// Returns the parts of the server that requests use.
+    fn work(&self) -> RequestWork {
         let JobService { workers, memory, .. } = &self.service;
-        let work = RequestWork { workers: workers.clone(), memory: Arc::clone(memory), tenant: self.call.tenant() };
-        Ok(Begun { session: session.clone(), engine: engine.clone(), work, began: clock::now() })
+        RequestWork { workers: workers.clone(), memory: Arc::clone(memory), tenant: self.call.tenant() }
     }
 
     /// Moves the time of the next message by the splices of one.

@@ -61,8 +61,9 @@ fn response(event: Event) -> v1::EditResponse {
     v1::EditResponse { event: Some(event) }
 }
 
-pub(super) fn applied(revision: u64, bytes: usize) -> v1::EditResponse {
-    response(Event::Applied(v1::DocumentApplied { revision, text_bytes: bytes as u64 }))
+pub(super) fn applied(revision: u64, bytes: usize, normalized: usize) -> v1::EditResponse {
+    let text_bytes = bytes as u64;
+    response(Event::Applied(v1::DocumentApplied { revision, text_bytes, normalized_chars: normalized as u64 }))
 }
 
 pub(super) fn stale(id: u64) -> v1::EditResponse {
@@ -101,9 +102,15 @@ pub(super) fn completions(
 
 /// Returns the answer to a `score`, without its duration.
 pub(super) fn scores(id: u64, revision: u64, scored: Scores, vocabulary: &Vocabulary) -> v1::DocumentScores {
-    let Scores { characters, recomputed } = scored;
-    let characters = characters.into_iter().map(|symbol| character(symbol, true, vocabulary)).collect();
-    v1::DocumentScores { id, revision, characters, recomputed_chars: recomputed as u64, duration_ns: 0 }
+    let Scores { characters, start_bytes, recomputed } = scored;
+    v1::DocumentScores {
+        id,
+        revision,
+        characters: characters.into_iter().map(|symbol| character(symbol, true, vocabulary)).collect(),
+        recomputed_chars: recomputed as u64,
+        duration_ns: 0,
+        start_bytes: start_bytes.into_iter().map(|start| start as u64).collect(),
+    }
 }
 
 /// Returns the answer to a message that was refused, or to a request that failed.

@@ -1,10 +1,12 @@
 //! The requests in progress of an editing session: completions and scores, which run concurrently until a splice cancels them.
 
 use crate::{
+    decode::edited_text::{EditedText, Splice},
+    engine::editing::EditSession,
     error::{Error, Result},
     serve::{
         middleware::body_limits::{BodyMemory, Reservation},
-        tokenization::TokenizationWorkers,
+        tokenization::{INLINE_BYTES, TokenizationWorkers},
     },
 };
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
@@ -13,6 +15,8 @@ use weir_proto::v1::edit_response::Event;
 
 /// Maximum requests of a session in progress.
 const MAX_REQUESTS: usize = 16;
+/// Bytes that are moved in the time that one byte takes to convert, at least.
+const MOVED_BYTES: usize = 64;
 /// Time after which one may have ended.
 const RETRY: Duration = Duration::from_millis(50);
 
@@ -33,12 +37,36 @@ impl RequestWork {
         self.workers.run(&self.tenant, bytes, prepare).await.flatten()
     }
 
+    /// Applies splices to a session: here if that moves few bytes, otherwise on a worker. Returns the number of characters of
+    /// their texts that the model's normaliser replaces or drops. Fails and changes nothing as [`EditSession::splice`] does.
+    pub(super) async fn splice(&self, session: &mut EditSession, revision: u64, splices: Vec<Splice>) -> Result<usize> {
+        let bytes = splice_cost(session.text(), &splices);
+        let apply = move |session: &mut EditSession| -> Result<usize> {
+            session.splice(revision, &splices)?;
+            Ok(splices.iter().map(|splice| session.normalized_chars(&splice.text)).sum())
+        };
+        if bytes < INLINE_BYTES {
+            return apply(session);
+        }
+        let mut changed = session.clone();
+        let (changed, normalized) =
+            self.prepare(bytes, move || apply(&mut changed).map(|normalized| (changed, normalized))).await?;
+        *session = changed;
+        Ok(normalized)
+    }
+
     /// Reserves the memory of a request until the result is dropped.
     pub(super) fn reserve(&self, bytes: usize) -> Result<Reservation> {
         let reserved = Reservation::new(Arc::clone(&self.memory), Arc::clone(&self.tenant));
         reserved.add(bytes)?;
         Ok(reserved)
     }
+}
+
+/// Returns the bytes that take as long to convert as applying these splices takes at most.
+fn splice_cost(text: &EditedText, splices: &[Splice]) -> usize {
+    let added: usize = splices.iter().map(|splice| splice.text.len()).sum();
+    added.saturating_add(text.moved_bytes(splices) / MOVED_BYTES)
 }
 
 /// The requests in progress. Dropping them cancels them.
@@ -136,6 +164,19 @@ mod tests {
 
     fn event(id: u64) -> Event {
         Event::Stale(StaleRequest { id })
+    }
+
+    #[test]
+    fn only_keystrokes_are_applied_at_once() {
+        let cost = |bytes: usize, count: usize, added: usize| {
+            let text = EditedText::new("a".repeat(bytes), 0, 1 << 22).unwrap();
+            let splice = Splice { range: 0..0, text: "b".repeat(added) };
+            splice_cost(&text, &vec![splice; count])
+        };
+        assert!(cost(500_000, 1, 1) < INLINE_BYTES && cost(1000, 256, 1) < INLINE_BYTES);
+        for (bytes, count, added) in [(1 << 20, 256, 0), (10_000, 256, 1), (0, 1, INLINE_BYTES)] {
+            assert!(cost(bytes, count, added) >= INLINE_BYTES, "{bytes} bytes, {count} splices of {added}");
+        }
     }
 
     #[tokio::test]

@@ -13,6 +13,7 @@ use std::{
 
 mod marks;
 mod pieces;
+mod start_bytes;
 mod stops;
 
 /// Maximum symbols of a vocabulary: the number of Unicode code points.

@@ -64,7 +64,7 @@ impl Session {
 }
 
 fn applied(revision: u64, bytes: usize) -> Event {
-    Event::Applied(v1::DocumentApplied { revision, text_bytes: bytes as u64 })
+    Event::Applied(v1::DocumentApplied { revision, text_bytes: bytes as u64, ..Default::default() })
 }
 
 fn splice(revision: u64, start: u64, end: u64, text: &str) -> Action {
@@ -186,6 +186,50 @@ async fn wrong_messages_leave_the_session_open() {
     assert_eq!(session.completed(complete(1, 2, 1)).await.revision, 6);
     drop(session);
     server.at_rest().await;
+}
+
+#[tokio::test]
+async fn normalised_texts_keep_the_offsets_of_the_client() {
+    let server = Server::with(cached(), TransportConfig::default(), &[("fake", Kind::Text8)]).await;
+    let mut session = Session::begin(&server).await.unwrap();
+    let normalized = |revision, text_bytes, normalized_chars| {
+        Event::Applied(v1::DocumentApplied { revision, text_bytes, normalized_chars })
+    };
+    // `Éa`, two line feeds and a letter: the model reads `ea b`
+    let open = v1::OpenDocument { text: "Éa\n\nb".into(), ..Default::default() };
+    assert_eq!(session.ask(Action::Open(open)).await, normalized(0, 6, 3));
+    let Event::Scores(scores) = session.ask(score(1, 0, 6)).await else { panic!() };
+    let texts: Vec<&str> = scores.characters.iter().map(|character| character.text.as_str()).collect();
+    assert_eq!((texts, scores.start_bytes), (vec!["e", "a", " ", "b"], vec![0, 2, 3, 5]));
+    let Event::Scores(scores) = session.ask(score(1, 4, 6)).await else { panic!() };
+    assert_eq!((scores.characters.len(), scores.start_bytes), (1, vec![5]));
+    // the cursor counts the client's bytes, and the model reads four characters before it
+    let completions = session.completed(complete(2, 6, 1)).await;
+    assert_eq!(completions.reused_chars + completions.recomputed_chars, 4);
+    assert_eq!(session.ask(splice(1, 0, 2, "Ab")).await, normalized(1, 6, 1));
+    // without a normaliser, a character that the vocabulary lacks fails the requests that read it
+    let server = self::server(EditingConfig::default()).await;
+    let mut session = Session::open(&server, "ab?").await;
+    assert_eq!(session.completed(complete(1, 2, 1)).await.items.len(), 1);
+    let failure = session.refused(complete(2, 3, 1)).await;
+    assert_eq!((failure.reason.as_str(), failure.message.contains("'?' at character 2")), ("UNKNOWN_SYMBOL", true));
+}
+
+#[tokio::test]
+async fn many_splices_of_a_long_text_apply_or_change_nothing() {
+    let server = server(EditingConfig { splice_rate: 1_000_000, ..EditingConfig::default() }).await;
+    let length = (1 << 20) - 256;
+    let mut session = Session::open(&server, &"a".repeat(length)).await;
+    let edits = |revision, count, end_byte| {
+        let mut splices = vec![v1::TextSplice { text: "b".into(), ..Default::default() }; count];
+        splices.push(v1::TextSplice { end_byte, ..Default::default() });
+        Action::Splice(v1::SpliceDocument { revision, splices })
+    };
+    assert_eq!(session.refused(edits(1, 255, 1 << 21)).await.field.as_deref(), Some("splice.end_byte"));
+    assert_eq!(session.ask(edits(2, 255, 254)).await, applied(2, length + 1));
+    let Event::Scores(scores) = session.ask(score(1, 0, 3)).await else { panic!() };
+    let texts: String = scores.characters.iter().map(|character| character.text.as_str()).collect();
+    assert_eq!(texts, "baa");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

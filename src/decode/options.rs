@@ -228,14 +228,21 @@ impl Generate {
         }
     }
 
-    fn validate_resumed(&self, card: &Card) -> Result<()> {
+    /// Checks that the resumed text, which `field` gives, fits the limits. Fails with [`Error::BadOption`], which names the field.
+    pub fn check_resumed_length(&self, field: &'static str, card: &Card) -> Result<()> {
         let (text, _) = self.resumed_text(card);
         let limit = self.stopping.max_chars.min(card.max_symbols.saturating_sub(self.prompt.len()));
-        if text.len() > limit {
-            let bound = format!("at most {limit} characters (max_chars, and the room after the prompt)");
-            return Err(bad("resume_text", format!("{} characters", text.len()), bound));
+        if text.len() <= limit {
+            return Ok(());
         }
-        card.vocabulary.check_text("resume_text", text)
+        let bound = format!("at most {limit} characters (max_chars, and the room after the prompt)");
+        Err(bad(field, format!("{} characters", text.len()), bound))
+    }
+
+    fn validate_resumed(&self, card: &Card) -> Result<()> {
+        let field = "resume_text";
+        self.check_resumed_length(field, card)?;
+        card.vocabulary.check_text(field, self.resumed_text(card).0)
     }
 }
 

@@ -72,6 +72,7 @@ pub(super) struct CharacterDetails {
 /// Returns the job of a `Generate`, and the options of its response. Fails if a field is out of bounds.
 pub(super) fn generate_job(request: v1::GenerateRequest, card: &Card) -> Result<(options::Generate, ResponseFormat)> {
     let stated_seed = request.sampling.as_ref().and_then(|sampling| sampling.seed);
+    let resumed_field = if request.resume_ids.is_empty() { "resume_text" } else { "resume_ids" };
     let resumed = ResumedRequest::new(&request.resume_text, request.resume_ids, stated_seed, card)?;
     let seed = stated_seed.unwrap_or_else(draw_seed);
     let boundaries = boundaries(request.boundary_mode.as_deref(), seed, card)?;
@@ -113,6 +114,10 @@ pub(super) fn generate_job(request: v1::GenerateRequest, card: &Card) -> Result<
         prompt: prompt.symbols,
         resumed: resumed.symbols,
     };
+    // a prompt that is too long has an error of its own
+    if job.prompt.len() <= card.max_symbols {
+        job.check_resumed_length(resumed_field, card)?;
+    }
     Ok((job, format))
 }
 

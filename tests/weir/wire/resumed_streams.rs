@@ -137,12 +137,14 @@ async fn a_text_that_cannot_be_resumed_is_refused() {
     let unseeded = GenerateRequest { sampling: None, ..request("a") };
     let both = GenerateRequest { resume_ids: vec![1], ..request("a") };
     let ids = GenerateRequest { resume_ids: vec![1000], ..long("ab", 3) };
+    let long_ids = GenerateRequest { resume_ids: vec![1; 4], ..long("ab", 3) };
     for (request, expected, named) in [
         (unseeded, "BAD_OPTION", "sampling.seed"),
         (both, "EXCLUSIVE_OPTIONS", "resume_text"),
         (ids, "UNKNOWN_SYMBOL", "resume_ids"),
         (request("a?"), "UNKNOWN_SYMBOL", "resume_text"),
         (request("abab"), "BAD_OPTION", "resume_text"),
+        (long_ids, "BAD_OPTION", "resume_ids"),
     ] {
         let status = server.answer(request).await.unwrap_err();
         assert_eq!((status.code(), reason(&status).as_str()), (Code::InvalidArgument, expected), "{status}");

@@ -202,7 +202,17 @@ PAGES: Dict[str, List[Step]] = {
             ".*vanilla.*pooled.*",
             (("--models", f"{PAIRS} --models"),),
         ),
-        Runs("weir report 127.0.0.1:50051", ".*pooled.*vanilla.*"),
+        Serves("weir serve --model models/hourglass-whitespace-english &"),
+        Runs(
+            "weir-loadtest run 127.0.0.1:50051 --concurrency 16 --requests 16 --warm-up 0 "
+            "--workload kind=edit,prompt-chars=10000,pause=10s",
+            r".*keystroke to completions .*\b12 keystrokes: .* 0 failed; .* % by the first three\).*",
+            (
+                ("--concurrency 16 --requests 16", "--concurrency 2 --requests 2"),
+                ("prompt-chars=10000,pause=10s", "prompt-chars=60,output-chars=6,rate=4"),
+            ),
+        ),
+        Runs("weir report 127.0.0.1:50051", ".*hourglass-whitespace-english.*"),
     ],
     "docs/checkpoints.md": [
         Runs(f"weir pull {SHIPPED} --name shipped", r"shipped: .*, sha256 [0-9a-f]{64}, in .*/data/models/shipped\n"),
@@ -381,6 +391,11 @@ PAGES: Dict[str, List[Step]] = {
     ],
     "docs/loadtest.md": [
         Elsewhere("cargo build --release -p weir-loadtest", BUILT),
+        Elsewhere(
+            "weir-loadtest run 127.0.0.1:50051 --concurrency 16 --requests 16 --warm-up 0 "
+            "--workload kind=edit,prompt-chars=10000,output-chars=300,pause=10s",
+            "docs/benchmarking.md has a shorter version, which is run",
+        ),
         Elsewhere("weir-loadtest stub --listen 127.0.0.1:50052 --first 50ms --gap 25ms --rows 2 &", OVERLOAD),
         Elsewhere(
             "weir-loadtest run 127.0.0.1:50052 --rate 20 --arrivals constant --requests 50 --warm-up 0 --output-chars 5", OVERLOAD

@@ -7,7 +7,8 @@ use crate::{
         length::Length,
         mix::WorkloadMix,
         text::PromptText,
-        workload::{PromptSource, SUMMARIZE, WorkloadSpec},
+        typing::TypingSpec,
+        workload::{EDIT, PromptSource, SUMMARIZE, WorkloadSpec},
     },
     measure::objective::Objectives,
     units,
@@ -42,9 +43,9 @@ pub(super) struct WorkloadArgs {
     /// Beam size for summaries [default: the model's].
     #[arg(long, value_name = "N")]
     pub(super) beam: Option<u32>,
-    /// Workload of a mix, as comma-separated key=value pairs: name, kind (generate, summarize), model, weight, prompts,
+    /// Workload of a mix, as comma-separated key=value pairs: name, kind (generate, summarize, edit), model, weight, prompts,
     /// prompt-chars, output-chars, shared-prefix, prefixes, temperature, chunk-chars, beam. Other options apply to keys not given.
-    /// The flag can be repeated.
+    /// With kind=edit also: rate (keystrokes a second), pause, count, until (word, line, segment, chars). The flag can be repeated.
     #[arg(long = "workload", value_name = "SPEC")]
     workloads: Vec<String>,
     /// Seed of all random choices: contents, lengths, arrivals, and the server's sampling.
@@ -53,7 +54,8 @@ pub(super) struct WorkloadArgs {
     /// Time limit of a request, also sent to the server.
     #[arg(long, value_name = "TIME", env = "WEIR_TIMEOUT", default_value = "60s", value_parser = units::duration)]
     pub(super) timeout: Duration,
-    /// Objectives of a good request, such as ttfc=200ms,gap_p99=50ms. Names: ttfc, total, char, gap_p50, gap_p95, gap_p99, gap_max.
+    /// Objectives of a good request, such as ttfc=200ms,gap_p99=50ms. Names: ttfc, total, char, gap_p50, gap_p95, gap_p99, gap_max,
+    /// key_p50, key_p99.
     #[arg(long, value_name = "LIST")]
     objective: Option<Objectives>,
     /// Whether to request segment boundaries. `ask` separates plain from boundary gaps, and delays characters by one step [default:
@@ -93,7 +95,7 @@ impl WorkloadArgs {
         let mut workloads = Vec::new();
         for text in &self.workloads {
             let spec = parse_spec(self.base_spec(own, 0, self.seed), text).map_err(|why| invalid(text, why))?;
-            if spec.kind == own || spec.model.is_some() {
+            if (spec.kind == SUMMARIZE) == summarizes || spec.model.is_some() {
                 workloads.push(text.clone());
             }
         }
@@ -124,6 +126,7 @@ impl WorkloadArgs {
                 parse_spec(base, text)
                     .and_then(|spec| with_model_limits(spec, known))
                     .and_then(|spec| check_kind(spec, models, known))
+                    .and_then(|spec| check_session(spec, self.timeout))
                     .map_err(|why| invalid(text, why))
             };
             self.workloads.iter().enumerate().map(parse).collect::<Result<_>>()?
@@ -149,6 +152,7 @@ impl WorkloadArgs {
             temperature: self.temperature,
             chunk_chars: self.chunk_chars,
             beam: self.beam,
+            typing: TypingSpec::default(),
             max_symbols,
             seed,
         }
@@ -187,14 +191,28 @@ fn with_model_limits(mut spec: WorkloadSpec, known: &[ModelInfo]) -> Result<Work
 
 /// Checks that the models of a workload can do its kind.
 fn check_kind(spec: WorkloadSpec, models: &[ModelInfo], known: &[ModelInfo]) -> Result<WorkloadSpec, String> {
-    let is_other = |model: &&ModelInfo| spec.kind == kind(!model.summarizes);
+    let is_other = |model: &&ModelInfo| spec.kind == kind(!model.summarizes) || (model.summarizes && spec.kind == EDIT);
     let unfit = match &spec.model {
         Some(name) => known.iter().filter(|model| model.name == *name).find(is_other),
         None => models.iter().find(is_other),
     };
     let Some(ModelInfo { name, summarizes, .. }) = unfit else { return Ok(spec) };
+    if spec.kind == EDIT {
+        return Err(format!("kind={EDIT}: {name} summarizes documents"));
+    }
     let does = if *summarizes { "summarizes" } else { "does not summarize" };
     Err(format!("kind={}: {name} {does} documents", spec.kind))
+}
+
+/// Checks that a session that edits a document can end before the time limit of a request.
+fn check_session(spec: WorkloadSpec, timeout: Duration) -> Result<WorkloadSpec, String> {
+    let keystrokes = spec.output.longest().filter(|_| spec.kind == EDIT).unwrap_or(0) as f64;
+    let TypingSpec { rate, pause, .. } = spec.typing;
+    let seconds = pause.as_secs_f64() + keystrokes / rate;
+    if seconds < timeout.as_secs_f64() {
+        return Ok(spec);
+    }
+    Err(format!("a session of {keystrokes} keystrokes takes {seconds} s: --timeout must be longer than {timeout:?}"))
 }
 
 /// Parses a workload; `spec` has the values of keys not given.
@@ -221,6 +239,10 @@ fn parse_spec(mut spec: WorkloadSpec, text: &str) -> Result<WorkloadSpec, String
             "shared-prefix" => spec.shared_prefix = number(key, value)?,
             "prefixes" => spec.prefixes = number(key, value)?,
             "temperature" => spec.temperature = Some(number(key, value)?),
+            "rate" => spec.typing.rate = number(key, value)?,
+            "pause" => spec.typing.pause = units::duration_or_zero(value).map_err(|why| format!("{key}: {why}"))?,
+            "count" => spec.typing.count = number(key, value)?,
+            "until" => spec.typing.until = TypingSpec::end(value).map_err(|why| format!("{key}: {why}"))?,
             other => return Err(format!("{other:?} is not a key of a workload")),
         }
     }
@@ -229,6 +251,10 @@ fn parse_spec(mut spec: WorkloadSpec, text: &str) -> Result<WorkloadSpec, String
     }
     if keys.contains(&"beam") && spec.kind != SUMMARIZE {
         return Err("beam applies to summaries only: use it with kind=summarize".into());
+    }
+    let typing = keys.iter().find(|key| ["rate", "pause", "count", "until"].contains(key));
+    if let Some(key) = typing.filter(|_| spec.kind != EDIT) {
+        return Err(format!("{key} applies to edited documents only: use it with kind={EDIT}"));
     }
     Ok(spec)
 }

@@ -77,6 +77,9 @@ pub struct Medians {
     pub encode_ns: Option<f64>,
     /// Time per token of a summary after its first, as the server reports it.
     pub decode_token_ns: Option<f64>,
+    /// Median time of a session from keystroke to completions, counted from the planned time.
+    #[serde(default)]
+    pub keystroke_ns: Option<f64>,
 }
 
 /// Gains: the baseline's median divided by this model's, over complete rounds.
@@ -93,6 +96,9 @@ pub struct Gains {
     pub encode: Option<Gain>,
     /// Gain in time per token of a summary after its first, as the server reports it.
     pub decode_token: Option<Gain>,
+    /// Gain in the median time of a session from keystroke to completions.
+    #[serde(default)]
+    pub keystroke: Option<Gain>,
 }
 
 /// Deviation of an estimated gain from the measured one.
@@ -115,6 +121,7 @@ impl ComparedModel {
             char_ns: figures.char_ns.p50.filter(|_| figures.summaries.is_none()),
             encode_ns: figures.summaries.as_ref().and_then(|summaries| summaries.encode_ns.p50),
             decode_token_ns: figures.summaries.as_ref().and_then(|summaries| summaries.decode_token_ns.p50),
+            keystroke_ns: figures.edits.as_ref().and_then(|edits| edits.keystroke_ns.p50),
         })
     }
 

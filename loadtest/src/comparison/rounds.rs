@@ -60,11 +60,12 @@ pub struct ComparisonSetup {
 /// Figures of a model in a round in which it succeeded.
 #[derive(Debug, Clone, Copy)]
 struct RoundFigures {
-    total: Duration,
+    total: Option<Duration>,
     first: Option<Duration>,
     char: Option<Duration>,
     encode: Option<Duration>,
     decode_token: Option<Duration>,
+    keystroke: Option<Duration>,
     unpooled: Option<UnpooledTimes>,
 }
 
@@ -191,12 +192,14 @@ impl TimedRequest {
         let report = self.timer.server_report;
         let summary = report.and_then(|report| report.summary);
         (self.outcome == RequestOutcome::Completed).then(|| RoundFigures {
-            total: self.total,
+            // the typist determines how long a session takes
+            total: self.timer.edits.is_none().then_some(self.total),
             first: self.timer.first_from_send(),
             // summaries have equally many tokens, which are more characters of one model than of another
             char: self.timer.per_char().filter(|_| summary.is_none()),
             encode: summary.filter(|summary| summary.cached_tokens == 0).map(|summary| summary.encode),
             decode_token: summary.and_then(|summary| summary.per_token()),
+            keystroke: self.timer.edits.as_ref().and_then(|edits| edits.percentile(0.5)),
             unpooled: report.and_then(|report| report.unpooled),
         })
     }
@@ -214,6 +217,7 @@ fn estimated_gains(times: &[UnpooledTimes], seed: u64) -> Option<Gains> {
         char: gain_in(|times| (times.decode_estimate, times.decode)),
         encode: None,
         decode_token: None,
+        keystroke: None,
     })
 }
 
@@ -233,11 +237,12 @@ fn build_comparison(state: &ComparisonState) -> Result<ModelComparison> {
     let compared = |(model, target): (usize, &RequestTarget)| {
         let stats = results.stats.get(model).ok_or_else(|| Error::Internal("a model without figures".into()))?;
         let gains = || Gains {
-            total: gain_in(model, |figures| Some(figures.total)),
+            total: gain_in(model, |figures| figures.total),
             time_to_first_char: gain_in(model, |figures| figures.first),
             char: gain_in(model, |figures| figures.char),
             encode: gain_in(model, |figures| figures.encode),
             decode_token: gain_in(model, |figures| figures.decode_token),
+            keystroke: gain_in(model, |figures| figures.keystroke),
         };
         let unpooled: Vec<_> = complete.iter().filter_map(|round| round.get(model)?.as_ref()?.unpooled).collect();
         Ok(ComparedModel {
@@ -247,11 +252,12 @@ fn build_comparison(state: &ComparisonState) -> Result<ModelComparison> {
             score_refused: None,
             figures: stats.figures(),
             medians: Some(Medians {
-                total_ns: median(column(model, |figures| Some(figures.total))),
+                total_ns: median(column(model, |figures| figures.total)),
                 time_to_first_char_ns: median(column(model, |figures| figures.first)),
                 char_ns: median(column(model, |figures| figures.char)),
                 encode_ns: median(column(model, |figures| figures.encode)),
                 decode_token_ns: median(column(model, |figures| figures.decode_token)),
+                keystroke_ns: median(column(model, |figures| figures.keystroke)),
             }),
             gains: (model > 0).then(gains),
             estimated: estimated_gains(&unpooled, *seed),

@@ -1,8 +1,8 @@
 //! Mixes of several workloads. The content of a request is a function of the seed and the request's number alone.
 
 use super::{
-    generate, summarize,
-    workload::{PreparedRequest, SUMMARIZE, Workload, WorkloadInfo, WorkloadSpec},
+    edit, generate, summarize,
+    workload::{EDIT, PreparedRequest, SUMMARIZE, Workload, WorkloadInfo, WorkloadSpec},
 };
 use crate::error::{Error, Result};
 use rand::{RngExt, SeedableRng};
@@ -13,9 +13,10 @@ use std::collections::HashSet;
 /// Maximum workloads of a mix.
 pub const MAX_WORKLOADS: usize = 16;
 
-const KINDS: [WorkloadKind; 2] = [
+const KINDS: [WorkloadKind; 3] = [
     WorkloadKind { name: "generate", build: generate::build },
     WorkloadKind { name: SUMMARIZE, build: summarize::build },
+    WorkloadKind { name: EDIT, build: edit::build },
 ];
 struct WorkloadKind {
     name: &'static str,

@@ -2,6 +2,7 @@
 
 pub mod arrivals;
 pub mod driver;
+mod edit;
 mod generate;
 pub(crate) mod length;
 pub mod mix;
@@ -9,4 +10,5 @@ pub mod schedule;
 pub(crate) mod settings;
 mod summarize;
 pub(crate) mod text;
+pub mod typing;
 pub mod workload;

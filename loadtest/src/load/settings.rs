@@ -1,6 +1,7 @@
 //! Generation settings of the requests, for the report: which are sent, and which are left to the server's defaults.
 
-use crate::client::models::ModelInfo;
+use super::typing::TypingSpec;
+use crate::{client::models::ModelInfo, units};
 use std::collections::BTreeMap;
 
 /// Settings by their API names, each with a description of its value.
@@ -39,6 +40,17 @@ pub(super) fn summarization(beam: Option<u32>) -> SentSettings {
         ("min_tokens", "sent, the same".into()),
         ("sampling", "none: beam search".into()),
         ("cut", "true".into()),
+    ])
+}
+
+/// Returns the settings of sessions that edit documents.
+pub(super) fn editing(typing: &TypingSpec) -> SentSettings {
+    all([
+        ("count", format!("sent, {}", typing.count)),
+        ("until", format!("sent, {}", typing.end_name())),
+        ("max_chars", SERVER_DEFAULT.into()),
+        ("rate", format!("{} keystrokes/s, log-normal gaps", units::digits(typing.rate))),
+        ("pause", units::time(typing.pause.as_nanos() as f64)),
     ])
 }
 

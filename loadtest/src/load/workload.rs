@@ -3,6 +3,7 @@
 use super::{
     length::{Length, MAX_LENGTH},
     settings::SentSettings,
+    typing::TypingSpec,
 };
 use crate::{
     client::connection::ConnectionPool,
@@ -16,6 +17,9 @@ use tonic::Status;
 
 /// Kind of workload for models that summarize documents.
 pub const SUMMARIZE: &str = "summarize";
+
+/// Kind of workload that edits documents.
+pub const EDIT: &str = "edit";
 
 /// Where prompts come from.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -67,6 +71,8 @@ pub struct WorkloadSpec {
     pub chunk_chars: u64,
     /// Beam size for summaries; absent: the model's default.
     pub beam: Option<u32>,
+    /// Typist of documents that are edited.
+    pub typing: TypingSpec,
     /// Maximum characters of prompt and answer that the model allows.
     pub max_symbols: u64,
     /// Seed of the random number generator.
@@ -157,6 +163,7 @@ impl WorkloadSpec {
             temperature: None,
             chunk_chars: 7,
             beam: None,
+            typing: TypingSpec::default(),
             max_symbols: 1 << 20,
             seed: 1,
         }

@@ -2,7 +2,9 @@
 //! itself.
 
 pub(crate) mod counters;
+pub(crate) mod edits;
 pub mod histogram;
+pub(crate) mod keystrokes;
 pub mod objective;
 pub(crate) mod request_timer;
 pub(crate) mod shortening;

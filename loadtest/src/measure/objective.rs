@@ -11,9 +11,9 @@ struct ObjectiveKind {
 }
 
 /// Kinds of objectives. `ttfc` and `total` count from the intended send time of the request, `char` is the mean time per character
-/// after the first message, and gaps are the times between its messages. An objective whose figure a request does not have is met:
+/// after the first message, and gaps are the times between its messages. `key` is the time from a keystroke to its completions. An objective whose figure a request does not have is met:
 /// a request with a single message, for example, has no gaps.
-const KINDS: [ObjectiveKind; 7] = [
+const KINDS: [ObjectiveKind; 9] = [
     ObjectiveKind { name: "ttfc", figure: |timer, _| timer.first() },
     ObjectiveKind { name: "total", figure: |_, total| Some(total) },
     ObjectiveKind { name: "char", figure: |timer, _| timer.per_char() },
@@ -21,6 +21,8 @@ const KINDS: [ObjectiveKind; 7] = [
     ObjectiveKind { name: "gap_p95", figure: |timer, _| timer.gap_percentile(0.95) },
     ObjectiveKind { name: "gap_p99", figure: |timer, _| timer.gap_percentile(0.99) },
     ObjectiveKind { name: "gap_max", figure: |timer, _| timer.gap_percentile(1.0) },
+    ObjectiveKind { name: "key_p50", figure: |timer, _| timer.edits.as_ref()?.percentile(0.5) },
+    ObjectiveKind { name: "key_p99", figure: |timer, _| timer.edits.as_ref()?.percentile(0.99) },
 ];
 
 /// Upper limit of a figure.

@@ -6,7 +6,9 @@
 //! them. If the model writes a mark, the character is sent when the mark is chosen and the middle layers run afterwards, so the
 //! gap *after* it contains them.
 
-use super::{counters::LiveCounters, shortening::TextTotals, summaries::SummaryMeasurement};
+use super::{
+    counters::LiveCounters, keystrokes::EditMeasurement, shortening::TextTotals, summaries::SummaryMeasurement,
+};
 use std::{
     ops::ControlFlow,
     sync::{Arc, atomic::Ordering::Relaxed},
@@ -84,6 +86,8 @@ pub struct ClientTimer {
     /// Times from one end of a segment to the next that came in another message.
     pub segments: Vec<Duration>,
     pub server_report: Option<ServerReport>,
+    /// Keystrokes of a document, if the request is a session that edited one.
+    pub edits: Option<EditMeasurement>,
 }
 
 impl ClientTimer {
@@ -104,6 +108,7 @@ impl ClientTimer {
             gaps: Vec::new(),
             segments: Vec::new(),
             server_report: None,
+            edits: None,
         }
     }
 
@@ -135,6 +140,16 @@ impl ClientTimer {
         self.characters += message.characters;
         self.messages += 1;
         self.counters.totals.characters.fetch_add(message.characters, Relaxed);
+        self.counters.totals.messages.fetch_add(1, Relaxed);
+        if self.is_cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
+
+    /// Records completions received now, as one character without a gap before it. Breaks if this client cancels the session.
+    pub fn record_answer(&mut self) -> ControlFlow<()> {
+        self.first.get_or_insert_with(Instant::now);
+        self.characters += 1;
+        self.messages += 1;
+        self.counters.totals.characters.fetch_add(1, Relaxed);
         self.counters.totals.messages.fetch_add(1, Relaxed);
         if self.is_cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }

@@ -1,6 +1,7 @@
 //! Statistics over all requests of a workload.
 
 use super::{
+    edits::{EditFigures, EditStats},
     histogram::{HistogramBar, MILLI, Percentiles, ValueHistogram},
     request_timer::{ClientTimer, ServerReport},
     shortening::TextTotals,
@@ -60,6 +61,7 @@ pub struct RequestStats {
     /// Histograms by [`Figure`].
     histograms: [ValueHistogram; Figure::ServerTotal as usize + 1],
     summaries: SummaryStats,
+    edits: EditStats,
 }
 
 /// How requests ended.
@@ -186,6 +188,9 @@ pub struct RequestFigures {
     pub boundary_gap_bars: Vec<HistogramBar>,
     /// Figures of summaries, if there were any.
     pub summaries: Option<SummaryFigures>,
+    /// Figures of edited documents, if there were any. Absent from reports of versions that did not edit.
+    #[serde(default)]
+    pub edits: Option<EditFigures>,
 }
 
 impl RequestStats {
@@ -216,6 +221,7 @@ impl RequestStats {
         self.characters += timer.characters;
         self.messages += timer.messages;
         self.record_times(timer, total);
+        timer.edits.iter().for_each(|edits| self.edits.record(edits));
         if let Some(report) = &timer.server_report {
             self.record_server_report(report);
         }
@@ -255,6 +261,7 @@ impl RequestStats {
         self.texts.add(&other.texts);
         self.histograms.iter_mut().zip(&other.histograms).for_each(|(own, other)| own.merge(other));
         self.summaries.merge(&other.summaries);
+        self.edits.merge(&other.edits);
     }
 
     /// Returns the figures for the report.
@@ -293,6 +300,7 @@ impl RequestStats {
             plain_gap_bars: histogram(Figure::PlainGap).bars(),
             boundary_gap_bars: histogram(Figure::BoundaryGap).bars(),
             summaries: self.summaries.figures(),
+            edits: self.edits.figures(),
         }
     }
 }

@@ -20,12 +20,13 @@ const BOTTOM: f64 = 34.0;
 type GainOf = fn(&Gains) -> Option<Gain>;
 
 /// Gains of a comparison in the order in which they are drawn.
-const GAINS: [(&str, GainOf); 5] = [
+const GAINS: [(&str, GainOf); 6] = [
     ("whole answer", |gains| gains.total),
     ("first character", |gains| gains.time_to_first_char),
     ("per character", |gains| gains.char),
     ("encode document", |gains| gains.encode),
     ("per token", |gains| gains.decode_token),
+    ("keystroke", |gains| gains.keystroke),
 ];
 
 /// Linear axis from 0.

@@ -112,6 +112,8 @@ pub(super) fn batches(models: &[ModelPoints<'_>]) -> Markup {
     let tokens = charts.lines(|point| point.figures.summaries.as_ref()?.tokens_per_second.p50);
     let linear = |label: &str| AxisSpec::new(label, Scale::Linear);
     let gaps = charts.percentiles(|figures| figures.gap_ns);
+    let keystrokes =
+        charts.percentiles(|figures| figures.edits.as_ref().map(|edits| edits.keystroke_ns).unwrap_or_default());
     html! {
         @if has_summaries {
             (charts.draw("Summaries over batch size", linear("summaries/s"), answered, ""))
@@ -124,6 +126,12 @@ pub(super) fn batches(models: &[ModelPoints<'_>]) -> Markup {
         } @else {
             (charts.draw("Characters over batch size", linear("characters/s, all requests"), all, ""))
             (charts.draw("Gaps over batch size", AxisSpec::new("gap between messages", Scale::LogTime), gaps, ""))
+            (charts.draw(
+                "Keystroke to completions over editors",
+                AxisSpec::new("keystroke to completions", Scale::LogTime),
+                keystrokes,
+                "From the planned time of the keystroke.",
+            ))
         }
     }
 }
@@ -176,6 +184,10 @@ pub(super) fn gaps(title: &str, models: &[(&str, &RequestFigures)]) -> Markup {
         }
     }
     series.retain(|series| !series.points.is_empty());
+    let edits = models.iter().any(|(_, figures)| figures.edits.is_some());
+    if series.is_empty() && edits {
+        return html! {};
+    }
     if series.is_empty() {
         return html! { p.note { "No gaps: no request that succeeded had more than one message." } };
     }
@@ -190,6 +202,28 @@ pub(super) fn gaps(title: &str, models: &[(&str, &RequestFigures)]) -> Markup {
         series,
         marks: vec![],
         note,
+    })
+}
+
+/// Draws the distributions of the times from keystrokes to completions of several models; nothing without edited documents.
+pub(super) fn keystrokes(models: &[(&str, &RequestFigures)]) -> Markup {
+    let series = models.iter().enumerate().filter_map(|(colour, (model, figures))| {
+        let edits = figures.edits.as_ref()?;
+        let label = format!("{model}, {} keystrokes", edits.keystroke_ns.count);
+        let points = steps(&edits.keystroke_bars);
+        Some(ChartSeries { label, points, steps: true, style: LineStyle { colour, dash: 0 } })
+    });
+    let series: Vec<_> = series.filter(|series| !series.points.is_empty()).collect();
+    if series.is_empty() {
+        return html! {};
+    }
+    draw(&Chart {
+        title: "Distribution of times from keystroke to completions".into(),
+        x: AxisSpec::new("keystroke to completions", Scale::LogTime),
+        y: AxisSpec::new("share of the keystrokes (%)", Scale::Linear),
+        series,
+        marks: vec![],
+        note: "A step spans a 24th of a factor of ten. The clock runs from the planned time of the keystroke.".into(),
     })
 }
 

@@ -5,6 +5,7 @@ use super::{
     chapters::{Chapter, ModelPoints, ModelRun},
     charts::label_of,
     conditions::{distinct, server, utc},
+    edits,
     figures::{NONE, optional_gap, optional_time},
     sections::sections,
     warnings::tester_warnings,
@@ -14,7 +15,7 @@ use crate::{
         bootstrap::Gain,
         result::{ComparedModel, ModelComparison},
     },
-    load::workload::WorkloadInfo,
+    load::workload::{EDIT, WorkloadInfo},
     units::digits,
 };
 use maud::{Markup, html};
@@ -80,7 +81,8 @@ fn comparison_sentences(comparison: &ModelComparison) -> Vec<String> {
         let gains = model.gains.as_ref()?;
         let total = gains.total.map(|gain| format!("is {} for a whole answer", times(gain)));
         let chars = gains.char.filter(|_| total.is_none()).map(|gain| format!("is {} per character", times(gain)));
-        let mut parts: Vec<_> = total.into_iter().chain(chars).collect();
+        let keystroke = gains.keystroke.map(|gain| format!("is {} from keystroke to completions", times(gain)));
+        let mut parts: Vec<_> = total.into_iter().chain(chars).chain(keystroke).collect();
         if let Some((bits, first)) = model.bits_per_char.zip(baseline.and_then(|baseline| baseline.bits_per_char)) {
             let change = if first > 0.0 { format!(" ({:+.1} %)", (bits / first - 1.0) * 100.0) } else { String::new() };
             parts.push(format!("needs {bits:.3} bits per character instead of {first:.3}{change}"));
@@ -135,6 +137,20 @@ fn batches_sentence(batches: &[ModelPoints<'_>]) -> Option<String> {
 fn run_sentence(run: &ModelRun<'_>, all: &[ModelRun<'_>]) -> String {
     let figures = &run.point.figures;
     let first = figures.time_to_first_char_ns;
+    if let Some(edits) = &figures.edits {
+        return format!(
+            "{}, {}: {} of {} requests succeeded; keystroke to completions p50 {}, p90 {}, p99 {}; keystrokes saved by the first \
+             completion: {}.",
+            label_of(run, all),
+            run.point.load.describe(),
+            figures.requests.well,
+            figures.requests.measured,
+            optional_time(edits.keystroke_ns.p50),
+            optional_time(edits.keystroke_ns.p90),
+            optional_time(edits.keystroke_ns.p99),
+            edits::saved(figures)
+        );
+    }
     format!(
         "{}, {}: {} of {} requests succeeded; first character p50 {}, p90 {}; gap p50 {}.",
         label_of(run, all),
@@ -151,6 +167,9 @@ fn run_sentence(run: &ModelRun<'_>, all: &[ModelRun<'_>]) -> String {
 pub(super) fn describe_workload(workload: &WorkloadInfo) -> String {
     let model = workload.model.as_ref().map(|model| format!(", of {model}")).unwrap_or_default();
     let WorkloadInfo { name, kind, text, prompt_chars, output_chars, .. } = workload;
+    if kind == EDIT {
+        return format!("{name} ({kind}): {output_chars} after {prompt_chars} characters of {text}{model}");
+    }
     format!("{name} ({kind}): prompts of {prompt_chars} characters from {text}, answers of {output_chars}{model}")
 }
 

@@ -1,5 +1,6 @@
 //! Rows and columns that the page and the text table share.
 
+use super::edits;
 use crate::{
     comparison::{
         bootstrap::Gain,
@@ -54,6 +55,8 @@ pub(super) enum Unit {
     Time,
     /// Nanoseconds between messages, or between characters of messages that all came together.
     Gap,
+    /// Number of characters.
+    Count,
     /// Characters or tokens per second.
     Speed,
     /// Characters per second of messages that all came together.
@@ -85,6 +88,7 @@ impl FigureRow {
         [mean, min, p50, p90, p95, p99, p999, max].map(|value| match self.unit {
             Unit::Time => optional_time(value),
             Unit::Gap => optional_gap(value),
+            Unit::Count => value.map_or(NONE.into(), units::digits),
             Unit::Speed => optional_speed(value),
             Unit::SpeedTogether => speed_together(value),
         })
@@ -148,6 +152,7 @@ pub(super) fn rows(figures: &RequestFigures) -> Vec<FigureRow> {
             },
         ]);
     }
+    rows.extend(figures.edits.iter().flat_map(edits::rows));
     rows.retain(|row| row.values.count > 0);
     rows
 }
@@ -228,7 +233,7 @@ pub(super) fn optional_number(number: Option<f64>, decimals: usize) -> String {
     number.map_or(NONE.into(), |number| format!("{number:.decimals$}"))
 }
 
-pub(super) const MODEL_COLUMNS: [ModelColumn; 19] = [
+pub(super) const MODEL_COLUMNS: [ModelColumn; 22] = [
     column("model", "model", |model| model.model.clone()),
     column("gain: total", "total", |model| gain(model, |gains| gains.total)),
     column("gain: first character", "first character", |model| gain(model, |gains| gains.time_to_first_char)),
@@ -241,11 +246,16 @@ pub(super) const MODEL_COLUMNS: [ModelColumn; 19] = [
     column("gain: per token of a summary", "decode/token", |model| {
         optional_gain(&model.gains, |gains| gains.decode_token)
     }),
+    column("gain: keystroke to completions", "keystroke", |model| optional_gain(&model.gains, |gains| gains.keystroke)),
     column("median: total", "median total", |model| median(model, |medians| medians.total_ns)),
     column("median: first character", "median first", |model| median(model, |medians| medians.time_to_first_char_ns)),
     column("median: per character", "median char", |model| median(model, |medians| medians.char_ns)),
     column("median: encode (server)", "median encode", |model| median(model, |medians| medians.encode_ns)),
     column("median: per token (server)", "median token", |model| median(model, |medians| medians.decode_token_ns)),
+    column("median: keystroke to completions", "median keystroke", |model| {
+        median(model, |medians| medians.keystroke_ns)
+    }),
+    column("keystrokes saved by the first completion", "saved", |model| edits::saved(&model.figures)),
     column("characters per segment (SF)", "SF", |model| optional_number(model.figures.shortening_factor, 3)),
     column("kept share of a document's tokens", "kept", |model| kept_share(&model.figures)),
     column("pooled (keys and values of a document)", "pooled", |model| pooling(&model.figures)),

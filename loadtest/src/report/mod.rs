@@ -7,6 +7,7 @@ mod charts;
 mod conditions;
 mod cover;
 pub mod data;
+mod edits;
 mod figures;
 pub mod html;
 mod sections;

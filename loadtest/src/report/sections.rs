@@ -70,7 +70,11 @@ fn runs(chapter: &Chapter<'_>) -> Markup {
             @for run in &chapter.runs { li { (run.model) ", " (run.point.load.describe()) ": " (describe_outcomes(run.point)) "." } }
         }
         @if !measured.is_empty() {
-            div.charts { (charts::gaps("Distribution of gaps", &gaps)) (charts::timeline(&measured)) }
+            div.charts {
+                (charts::keystrokes(&gaps))
+                (charts::gaps("Distribution of gaps", &gaps))
+                (charts::timeline(&measured))
+            }
             (run_tables(&measured, workloads))
         }
     }
@@ -105,6 +109,7 @@ fn compare(comparison: &ModelComparison) -> Markup {
         @if comparison.interrupted { p.warn { "The comparison was interrupted." } }
         div.beside {
             (models_table(models))
+            (charts::keystrokes(&gaps))
             (charts::gaps(&format!("Distribution of gaps, {concurrency} at a time"), &gaps))
         }
         @if let Some(scored) = scored { p.note { "Bits per character: scored by the server on " (scored) "." } }

@@ -3,9 +3,10 @@
 use super::{
     conditions::server,
     data::{Conditions, LoadPoint, MeasurementReport, MissingPart, ReportPart},
+    edits,
     figures::{
-        COLUMNS, GOODPUT, MODEL_COLUMNS, SUMMARIES, cached_shares, describe_cached, optional_gap, optional_number,
-        optional_time, rows,
+        COLUMNS, GOODPUT, MODEL_COLUMNS, ModelColumn, NONE, SUMMARIES, cached_shares, describe_cached, optional_gap,
+        optional_number, optional_time, rows,
     },
 };
 use crate::{
@@ -150,6 +151,7 @@ pub(super) fn describe_outcomes(point: &LoadPoint) -> String {
     if cached_shares(figures).iter().any(|(share, _)| *share > 0.0) {
         line += &format!("; the server had cached: {}", describe_cached(figures));
     }
+    line += &edits::describe(figures);
     line += &describe_shortening(point);
     if point.interrupted {
         line += "; interrupted";
@@ -208,7 +210,9 @@ fn tester(out: &mut String, tester: &TesterFigures) -> std::fmt::Result {
 fn points_table(out: &mut String, points: &[LoadPoint]) -> std::fmt::Result {
     let head = "load, started/s, characters/s, good/s, first p50, first p90, first p99, gap p50, gap p99, queue p90, \
         succeeded, failed, tester limits";
-    let mut lines = vec![head.split(", ").map(str::to_owned).collect()];
+    let has_edits = points.iter().any(|point| point.figures.edits.is_some());
+    let edited = if has_edits { ["keystroke p50", "keystroke p99", "saved"].as_slice() } else { &[] };
+    let mut lines: Vec<Vec<String>> = vec![head.split(", ").chain(edited.iter().copied()).map(str::to_owned).collect()];
     for point in points {
         let figures = &point.figures;
         let window = &point.window;
@@ -228,6 +232,10 @@ fn points_table(out: &mut String, points: &[LoadPoint]) -> std::fmt::Result {
             describe_failures(&figures.requests),
             point.tester.limits.len().to_string(),
         ]);
+        if let Some(line) = lines.last_mut().filter(|_| has_edits) {
+            let keystroke = figures.edits.as_ref().map(|edits| edits.keystroke_ns).unwrap_or_default();
+            line.extend([optional_time(keystroke.p50), optional_time(keystroke.p99), edits::saved(figures)]);
+        }
     }
     aligned(out, &lines)?;
     for point in points.iter().filter(|point| !point.tester.limits.is_empty()) {
@@ -261,7 +269,9 @@ fn compare(out: &mut String, comparison: &ModelComparison) -> std::fmt::Result {
         out,
         "measured gain over {baseline}: {complete} complete rounds of {rounds}, {concurrency} at a time; 95 % intervals in brackets"
     )?;
-    let columns = || MODEL_COLUMNS.iter().filter(|column| !column.table.is_empty());
+    // columns of the other kinds of requests are left out
+    let has_values = |column: &ModelColumn| comparison.models.iter().any(|model| (column.value)(model) != NONE);
+    let columns = || MODEL_COLUMNS.iter().filter(|column| !column.table.is_empty() && has_values(column));
     let mut lines = vec![columns().map(|column| column.table.to_owned()).collect()];
     lines.extend(comparison.models.iter().map(|model| columns().map(|column| (column.value)(model)).collect()));
     aligned(out, &lines)?;

@@ -4,6 +4,7 @@ use super::{
     chapters::{ModelPoints, ModelRun},
     charts::label_of,
     data::LoadPoint,
+    edits,
     figures::{BASELINE, COLUMNS, FigureRow, MODEL_COLUMNS, NONE, optional_gap, optional_time, rows},
     table::{describe_failures, describe_load},
     warnings::LIMITED,
@@ -12,6 +13,7 @@ use crate::{
     comparison::result::ComparedModel,
     load::workload::WorkloadInfo,
     measure::{
+        histogram::Percentiles,
         stats::RequestFigures,
         tester::{MIN_CPU_SHARE, TesterFigures},
     },
@@ -22,7 +24,7 @@ use maud::{Markup, html};
 /// Column of a table of loads: its heading and its value.
 type PointColumn = (&'static str, fn(&LoadPoint) -> String);
 
-const POINT_COLUMNS: [PointColumn; 12] = [
+const POINT_COLUMNS: [PointColumn; 15] = [
     ("started /s", |point| digits(point.window.started_per_second)),
     ("characters/s, all requests", |point| digits(point.window.chars_per_second)),
     ("goodput /s", |point| digits(point.window.good_per_second)),
@@ -31,6 +33,9 @@ const POINT_COLUMNS: [PointColumn; 12] = [
     ("p99", |point| optional_time(point.figures.time_to_first_char_ns.p99)),
     ("gap p50", |point| optional_gap(point.figures.gap_ns.p50)),
     ("p99", |point| optional_gap(point.figures.gap_ns.p99)),
+    ("keystroke to completions p50", |point| optional_time(keystroke(point).p50)),
+    ("p99", |point| optional_time(keystroke(point).p99)),
+    ("keystrokes saved by the first completion", |point| edits::saved(&point.figures)),
     ("queue p90 (server)", |point| optional_time(point.figures.server.queue_ns.p90)),
     ("succeeded", |point| format!("{} of {}", point.figures.requests.well, point.figures.requests.measured)),
     ("failed", |point| {
@@ -38,6 +43,10 @@ const POINT_COLUMNS: [PointColumn; 12] = [
     }),
     ("window", window),
 ];
+
+fn keystroke(point: &LoadPoint) -> Percentiles {
+    point.figures.edits.as_ref().map(|edits| edits.keystroke_ns).unwrap_or_default()
+}
 
 fn window(point: &LoadPoint) -> String {
     time(point.window.window_ns as f64)
@@ -236,7 +245,6 @@ fn cell(text: &str) -> Markup {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::measure::histogram::Percentiles;
 
     #[test]
     fn rows_of_several_loads_are_merged_in_order() {

@@ -18,7 +18,7 @@ use tonic::{
     transport::server::{Connected, Server},
 };
 use weir_proto::inference::grpc_inference_service_server::GrpcInferenceServiceServer;
-use weir_proto::v1::{generation_server, latency_server, models_server, summarization_server};
+use weir_proto::v1::{editing_server, generation_server, latency_server, models_server, summarization_server};
 
 /// Messages that may wait for the connection.
 pub(super) const WAITING: usize = 64;
@@ -110,6 +110,7 @@ impl Stub {
         let routes = server.add_service(generation_server::GenerationServer::new(self.clone()));
         let routes = routes.add_service(GrpcInferenceServiceServer::new(self.clone()));
         let routes = routes.add_service(latency_server::LatencyServer::new(self.clone()));
+        let routes = routes.add_service(editing_server::EditingServer::new(self.clone()));
         let routes = routes.add_service(summarization_server::SummarizationServer::new(self.clone()));
         routes.add_service(models_server::ModelsServer::new(self)).serve_with_incoming_shutdown(incoming, end).await
     }

@@ -4,6 +4,7 @@
 
 mod commands;
 mod comparisons;
+mod edits;
 mod known_delays;
 mod multiple_loads;
 mod program;

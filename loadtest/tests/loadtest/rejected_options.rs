@@ -30,6 +30,17 @@ fn contradicting_options_are_rejected() {
         ),
         (&["report", address, "--beam", "2"], "--beam: 2 must be used with a workload that requests summaries"),
         (&["run", address, "--model", "a", "--workload", "beam=2"], "beam applies to summaries only"),
+        (&["run", address, "--model", "a", "--workload", "rate=5"], "rate applies to edited documents only"),
+        (&["run", address, "--model", "a", "--workload", "kind=edit,until=page"], "one of word, line, segment, chars"),
+        (&["run", address, "--model", "a", "--workload", "kind=edit,count=17"], "--workload count: 17 must be"),
+        (
+            &["run", address, "--model", "a", "--workload", "kind=edit,prompt-chars=lines"],
+            "--prompt-chars: lines must be a length",
+        ),
+        (
+            &["run", address, "--model", "a", "--workload", "kind=edit,output-chars=700"],
+            "a session of 700 keystrokes takes 70 s: --timeout must be longer than 60s",
+        ),
         (&["sweep", address, "--model", "a", "--from", "5", "--to", "2"], "--from: 5 must be at most --to, which is 2"),
         (&["compare", address, "--models", "a,c"], "--models: c must be one of a, b"),
     ] {

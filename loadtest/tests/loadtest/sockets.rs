@@ -37,7 +37,7 @@ use weir_proto::v1::{GenerateRequest, Stopping, generate_response::Event, genera
 const ATTEMPTS: usize = 5;
 
 /// Runs a measurement until one run agrees. Other users of the machine may delay any run, but cannot make a wrong tester agree.
-fn undisturbed(run: impl Fn()) {
+pub(super) fn undisturbed(run: impl Fn()) {
     assert!((0..ATTEMPTS).any(|_| catch_unwind(AssertUnwindSafe(&run)).is_ok()), "none of {ATTEMPTS} runs agrees");
 }
 

@@ -12,7 +12,7 @@ import pytest
 from google.protobuf import descriptor_pb2
 
 import weir_client
-from weir_client._proto import codec_pb2, generation_pb2, latency_pb2, models_pb2, summarization_pb2
+from weir_client._proto import codec_pb2, editing_pb2, generation_pb2, latency_pb2, models_pb2, summarization_pb2
 from weir_client.generate import _SUBMESSAGES, GenerateOptions
 from weir_client.score import ScoreOptions
 from weir_client.segment import SegmentOptions
@@ -54,6 +54,9 @@ def test_checked_in_files_match_protoc(tmp_path: Path) -> None:
         (weir_client.Documents, models_pb2.Documents),
         (weir_client.PoolingStep, models_pb2.PoolingStep),
         (weir_client.Model, models_pb2.Model),
+        (weir_client.DocumentApplied, editing_pb2.DocumentApplied),
+        (weir_client.CompletionItem, editing_pb2.CompletionItem),
+        (weir_client.DocumentCompletions, editing_pb2.DocumentCompletions),
         (weir_client.CodecSummary, codec_pb2.CodecSummary),
         (weir_client.SummaryStarted, summarization_pb2.SummaryStarted),
         (weir_client.Progress, summarization_pb2.Progress),

@@ -30,6 +30,7 @@ PRINTED = [
     r"((Progress\n)*Selected\n){2}(Progress\n)*(SummaryPiece\n)*SummaryPiece",
     r".+ \[\]",
     r"1\d\d a weir pools a stream and lets it flow on",
+    r"22 \['y', '.*'\]",
     r"hourglass-whitespace-english .* text8 8192",
     r"True",
     r"hourglass-whitespace-english (\d+|None)(\nestimated, not measured: \d+\.\d+)?",

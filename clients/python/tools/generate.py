@@ -18,6 +18,7 @@ PROTO = HERE.parents[2] / "proto"
 INTO = HERE.parent / "src/weir_client/_proto"
 FILES = [
     "weir/v1/codec.proto",
+    "weir/v1/editing.proto",
     "weir/v1/generation.proto",
     "weir/v1/latency.proto",
     "weir/v1/models.proto",

@@ -9,6 +9,15 @@ from ._settings import Tls
 from ._types import Alternative, Character, LevelUsage, Timing, Usage
 from .client import AsyncClient, Client
 from .codec import AsyncCodecStream, CodecStream, CodecSummary, CompressOptions, DecompressOptions
+from .edit import (
+    AsyncEditSession,
+    CompletionItem,
+    DocumentApplied,
+    DocumentCompletions,
+    DocumentScores,
+    EditOptions,
+    EditSession,
+)
 from .generate import AsyncStream, Finished, FinishReason, Generated, GenerateOptions, Piece, Started, Stream
 from .models import Documents, Limits, Model, PoolingStep, Vocabulary
 from .report import (
@@ -52,6 +61,7 @@ __all__ = [
     "Alternative",
     "AsyncClient",
     "AsyncCodecStream",
+    "AsyncEditSession",
     "AsyncScoreStream",
     "AsyncStream",
     "AsyncSummaryStream",
@@ -63,9 +73,15 @@ __all__ = [
     "Client",
     "CodecStream",
     "CodecSummary",
+    "CompletionItem",
     "CompressOptions",
     "DecompressOptions",
+    "DocumentApplied",
+    "DocumentCompletions",
+    "DocumentScores",
     "Documents",
+    "EditOptions",
+    "EditSession",
     "EncoderLayer",
     "EncoderLayerReport",
     "EstimatedGain",

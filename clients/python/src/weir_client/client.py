@@ -9,6 +9,7 @@ from typing_extensions import Literal
 from ._retry import Retry
 from ._settings import Settings, Tls
 from .codec import AsyncCodecCalls, CodecCalls
+from .edit import AsyncEditCalls, EditCalls
 from .generate import AsyncGenerateCalls, GenerateCalls
 from .health import AsyncHealthCalls, HealthCalls
 from .models import AsyncModelCalls, ModelCalls
@@ -19,7 +20,7 @@ from .summarize import AsyncSummarizeCalls, SummarizeCalls
 
 
 class Client(
-    GenerateCalls, ScoreCalls, SegmentCalls, SummarizeCalls, CodecCalls, ModelCalls, ReportCalls, HealthCalls
+    GenerateCalls, ScoreCalls, SegmentCalls, SummarizeCalls, CodecCalls, EditCalls, ModelCalls, ReportCalls, HealthCalls
 ):
     """A blocking client of a weir server, or of several servers behind one address.
 
@@ -55,6 +56,7 @@ class AsyncClient(
     AsyncSegmentCalls,
     AsyncSummarizeCalls,
     AsyncCodecCalls,
+    AsyncEditCalls,
     AsyncModelCalls,
     AsyncReportCalls,
     AsyncHealthCalls,

@@ -1,0 +1,434 @@
+"""`edit`: a session that completes and scores a document while it changes."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Dict, Iterable, Optional, Tuple, Type, Union
+
+import grpc
+import grpc.aio
+from typing_extensions import Literal, Unpack
+
+from ._call import Caller, Method, incomplete_response
+from ._call_aio import AsyncCaller
+from ._convert import convert
+from ._errors import FieldViolation, WeirError
+from ._proto import editing_pb2 as pb
+from ._request import fill, text_of
+from ._settings import CallOptions, Metadata
+from ._types import Character
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+METHOD = Method("/weir.v1.Editing/Edit", pb.EditRequest, pb.EditResponse)
+
+Until = Literal["word", "line", "segment", "chars"]
+
+_OPEN = dict.fromkeys(["model", "priority"], "")
+_UNTIL: Dict[str, Any] = {
+    "word": pb.UNTIL_WORD,
+    "line": pb.UNTIL_LINE,
+    "segment": pb.UNTIL_SEGMENT,
+    "chars": pb.UNTIL_MAX_CHARS,
+}
+
+
+class EditOptions(CallOptions, total=False):
+    """Options in addition to the text. `timeout` limits the whole session; without it the session has no limit."""
+
+    #: Optional if exactly one model of the server can answer the call.
+    model: Optional[str]
+    #: -8 to 7; 0 by default.
+    priority: Optional[int]
+
+
+@dataclass(frozen=True)
+class DocumentApplied:
+    """The server has applied a change of the text."""
+
+    revision: int
+    #: Bytes of the text in UTF-8.
+    text_bytes: int
+    #: Characters of the new text that the model's normaliser replaces or drops.
+    normalized_chars: int
+
+
+@dataclass(frozen=True)
+class CompletionItem:
+    """A completion of the text before the cursor."""
+
+    text: str
+    #: Natural logarithm of its probability, including that it ends where it does.
+    logprob: float
+    chars: int
+    #: Indexes of its characters with which a segment ends or a chunk begins.
+    boundaries: Tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class DocumentCompletions:
+    """The most probable completions, best first."""
+
+    id: int
+    #: Revision of the text that was completed.
+    revision: int
+    items: Tuple[CompletionItem, ...]
+    #: True if the search ended at its limit before it had found all of them.
+    cut: bool
+    #: Characters before the cursor that came from the segment cache.
+    reused_chars: int
+    recomputed_chars: int
+    distributions: int
+    duration_ns: int
+
+
+@dataclass(frozen=True)
+class DocumentScores:
+    """The scores of a part of the text."""
+
+    revision: int
+    #: The characters that the model reads: those of the text, normalised.
+    characters: Tuple[Character, ...]
+    #: For each of them the index in the document's text of the character from which it comes.
+    starts: Tuple[int, ...]
+    recomputed_chars: int
+    duration_ns: int
+
+
+class _Document:
+    """The text of a session, and its messages. Offsets of callers count characters; the server's count bytes of UTF-8."""
+
+    def __init__(self, text: str, options: EditOptions) -> None:
+        self._text = text_of("text", text)
+        self._options = options
+        self._revision = 0
+        self._requests = 0
+        self._opening = pb.EditRequest(open=pb.OpenDocument(text=text))
+        fields = {name: value for name, value in options.items() if name not in CallOptions.__annotations__}
+        fill(self._opening.open, fields, _OPEN)
+
+    @property
+    def text(self) -> str:
+        """The text as the server has it."""
+        return self._text
+
+    @property
+    def revision(self) -> int:
+        """Number of the text's revision: 0 until the first splice."""
+        return self._revision
+
+    def _byte(self, name: str, offset: int) -> int:
+        if not 0 <= offset <= len(self._text):
+            raise ValueError(f"{name}: expected 0 to {len(self._text)}, the characters of the text, found {offset}")
+        return len(self._text[:offset].encode())
+
+    def _splicing(self, start: int, end: int, text: str) -> pb.EditRequest:
+        self._revision += 1
+        splice = pb.TextSplice(
+            start_byte=self._byte("start", start), end_byte=self._byte("end", end), text=text_of("text", text)
+        )
+        return pb.EditRequest(splice=pb.SpliceDocument(revision=self._revision, splices=[splice]))
+
+    def _completing(
+        self, cursor: Optional[int], count: Optional[int], until: Optional[Until], max_chars: Optional[int]
+    ) -> pb.EditRequest:
+        if until is not None and until not in _UNTIL:
+            raise ValueError(f"until: expected one of {', '.join(_UNTIL)}, found {until!r}")
+        at = self._byte("cursor", len(self._text) if cursor is None else cursor)
+        request = pb.EditRequest(complete=pb.CompleteDocument(id=self._next_id(), cursor_byte=at))
+        fields = {"count": count, "until": None if until is None else _UNTIL[until], "max_chars": max_chars}
+        fill(request.complete, fields, dict.fromkeys(fields, ""))
+        return request
+
+    def _scoring(self, start: int, end: Optional[int]) -> pb.EditRequest:
+        stop = self._byte("end", len(self._text) if end is None else end)
+        score = pb.ScoreDocument(id=self._next_id(), start_byte=self._byte("start", start), end_byte=stop)
+        return pb.EditRequest(score=score)
+
+    def _next_id(self) -> int:
+        self._requests += 1
+        return self._requests
+
+
+def _replaced(text: str, start: int, end: int, new: str) -> str:
+    return text[:start] + new + text[end:]
+
+
+def _scores(scores: pb.DocumentScores, text: str) -> DocumentScores:
+    """Converts scores of `text`."""
+    starts = []
+    encoded, byte, place = text.encode(), 0, 0
+    for start in scores.start_bytes:
+        place += len(encoded[byte:start].decode())
+        byte = start
+        starts.append(place)
+    return DocumentScores(
+        revision=scores.revision,
+        characters=tuple(convert(Character, character) for character in scores.characters),
+        starts=tuple(starts),
+        recomputed_chars=scores.recomputed_chars,
+        duration_ns=scores.duration_ns,
+    )
+
+
+def _answer(response: pb.EditResponse) -> Tuple[Optional[int], Union[Any, WeirError]]:
+    """Returns the request that a message answers, None for a change of the text, and its content or its error."""
+    event = response.WhichOneof("event")
+    if event == "applied":
+        return None, convert(DocumentApplied, response.applied)
+    if event == "completions":
+        return response.completions.id, convert(DocumentCompletions, response.completions)
+    if event == "scores":
+        return response.scores.id, response.scores
+    if event == "stale":
+        overtaken = WeirError(grpc.StatusCode.ABORTED, "a later splice overtook the request")
+        overtaken.reason = "STALE"
+        return response.stale.id, overtaken
+    if event == "failed":
+        return _failure(response.failed)
+    name = pb.DocumentClosed.Reason.Name(response.closed.reason).replace("REASON_", "")
+    closed = WeirError(grpc.StatusCode.UNAVAILABLE, f"the server closed the session: {name}; open the document again")
+    closed.reason = name
+    return None, closed
+
+
+def _failure(failure: pb.EditFailure) -> Tuple[Optional[int], WeirError]:
+    code = getattr(grpc.StatusCode, failure.code, grpc.StatusCode.UNKNOWN)
+    error = WeirError(code, failure.message)
+    error.reason = failure.reason or None
+    if failure.HasField("field"):
+        error.field_violations = (FieldViolation(failure.field, failure.message),)
+    return failure.id if failure.HasField("id") else None, error
+
+
+class EditSession(_Document):
+    """A document that is edited. The session opens at the start of its `with`, or with the first call; one thread may use it.
+
+    After an error of the connection the session is over: open another one with its `text`.
+    """
+
+    def __init__(self, stub: Any, metadata: Metadata, text: str, options: EditOptions) -> None:
+        self._call: Optional[Any] = None
+        self._closed = False
+        super().__init__(text, options)
+        self._stub, self._metadata = stub, metadata
+        self._queue: queue.SimpleQueue[Optional[pb.EditRequest]] = queue.SimpleQueue()
+
+    def splice(self, start: int, end: int, text: str) -> DocumentApplied:
+        """Replaces the characters from `start` to `end`, exclusive. Raises `WeirError`; the text then is as before."""
+        self._begin()
+        applied: DocumentApplied = self._ask(None, self._splicing(start, end, text))
+        self._text = _replaced(self._text, start, end, text)
+        return applied
+
+    def complete(
+        self,
+        cursor: Optional[int] = None,
+        *,
+        count: Optional[int] = None,
+        until: Optional[Until] = None,
+        max_chars: Optional[int] = None,
+    ) -> DocumentCompletions:
+        """Returns the `count` most probable completions at `cursor`, by default the end of the text. Raises `WeirError`."""
+        self._begin()
+        request = self._completing(cursor, count, until, max_chars)
+        completions: DocumentCompletions = self._ask(request.complete.id, request)
+        return completions
+
+    def score(self, start: int = 0, end: Optional[int] = None) -> DocumentScores:
+        """Returns the log-probability of each character from `start` to `end`. Raises `WeirError`."""
+        self._begin()
+        request = self._scoring(start, end)
+        return _scores(self._ask(request.score.id, request), self._text)
+
+    def close(self) -> None:
+        """Ends the session."""
+        self._closed = True
+        if self._call is not None:
+            self._queue.put(None)
+            self._call.cancel()
+
+    def _begin(self) -> None:
+        if self._closed:
+            raise ValueError("the session is closed")
+        if self._call is None:
+            requests: Iterable[pb.EditRequest] = iter(self._queue.get, None)
+            self._call = self._stub(requests, timeout=self._options.get("timeout"), metadata=self._metadata)
+            self._ask(None, self._opening)
+
+    def _ask(self, key: Optional[int], request: pb.EditRequest) -> Any:
+        """Sends a message and returns its answer."""
+        self._queue.put(request)
+        call = self._call
+        while call is not None:
+            try:
+                found, answer = _answer(next(call))
+            except StopIteration:
+                break
+            except grpc.RpcError as error:
+                raise WeirError.of(error) from None
+            if isinstance(answer, WeirError):
+                raise answer
+            if found == key:
+                return answer
+        raise incomplete_response()
+
+    def __enter__(self) -> Self:
+        try:
+            self._begin()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not self._closed:
+            self.close()
+
+
+class AsyncEditSession(_Document):
+    """A document that is edited, for asyncio. The session opens at the start of its `async with`.
+
+    Calls may run concurrently. A splice ends the calls of `complete` and `score` in progress with a `WeirError` of the reason
+    "STALE". After an error of the connection the session is over: open another one with its `text`.
+    """
+
+    def __init__(self, stub: Any, metadata: Metadata, text: str, options: EditOptions) -> None:
+        super().__init__(text, options)
+        self._stub, self._metadata = stub, metadata
+        self._call: Optional[Any] = None
+        self._reader: Optional[asyncio.Task[None]] = None
+        self._waiting: Dict[Optional[int], asyncio.Future[Any]] = {}
+        self._failure: Optional[WeirError] = None
+        # Held while a message is made and sent, and until a change is applied: the text must not change in between.
+        self._changes: Optional[asyncio.Lock] = None
+
+    async def splice(self, start: int, end: int, text: str) -> DocumentApplied:
+        """Replaces the characters from `start` to `end`, exclusive. Raises `WeirError`; the text then is as before."""
+        async with self._lock():
+            answer = await self._send(None, self._splicing(start, end, text))
+            applied: DocumentApplied = await answer
+            self._text = _replaced(self._text, start, end, text)
+            return applied
+
+    async def complete(
+        self,
+        cursor: Optional[int] = None,
+        *,
+        count: Optional[int] = None,
+        until: Optional[Until] = None,
+        max_chars: Optional[int] = None,
+    ) -> DocumentCompletions:
+        """Returns the `count` most probable completions at `cursor`, by default the end of the text. Raises `WeirError`."""
+        async with self._lock():
+            request = self._completing(cursor, count, until, max_chars)
+            answer = await self._send(request.complete.id, request)
+        completions: DocumentCompletions = await answer
+        return completions
+
+    async def score(self, start: int = 0, end: Optional[int] = None) -> DocumentScores:
+        """Returns the log-probability of each character from `start` to `end`. Raises `WeirError`."""
+        async with self._lock():
+            text = self._text
+            request = self._scoring(start, end)
+            answer = await self._send(request.score.id, request)
+        return _scores(await answer, text)
+
+    async def aclose(self) -> None:
+        """Ends the session."""
+        call, reader = self._call, self._reader
+        self._call = self._reader = None
+        if call is not None:
+            call.cancel()
+        if reader is not None:
+            await asyncio.gather(reader, return_exceptions=True)
+
+    def _lock(self) -> asyncio.Lock:
+        if self._changes is None:
+            raise ValueError("the session is not open: use it within its `async with`")
+        return self._changes
+
+    async def _send(self, key: Optional[int], request: pb.EditRequest) -> asyncio.Future[Any]:
+        """Sends a message and returns the future of its answer."""
+        call = self._call
+        if call is None:
+            raise ValueError("the session is closed")
+        if self._failure is not None:
+            raise self._failure
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting[key] = answer
+        try:
+            await call.write(request)
+        except (grpc.RpcError, asyncio.InvalidStateError):
+            # The reader reports why the call ended.
+            pass
+        return answer
+
+    async def _read(self, call: Any) -> None:
+        """Passes answers to those that wait for them, until the call ends."""
+        failure = incomplete_response()
+        try:
+            while (response := await call.read()) is not grpc.aio.EOF:
+                key, answer = _answer(response)
+                if response.WhichOneof("event") == "closed":
+                    failure = answer
+                    break
+                waiting = self._waiting.pop(key, None)
+                if waiting is None or waiting.done():
+                    continue
+                if isinstance(answer, WeirError):
+                    waiting.set_exception(answer)
+                else:
+                    waiting.set_result(answer)
+        except grpc.RpcError as error:
+            failure = WeirError.of(error)
+        except asyncio.CancelledError:
+            failure = WeirError(grpc.StatusCode.CANCELLED, "the session was closed")
+        self._failure = failure
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(failure)
+        self._waiting.clear()
+
+    async def __aenter__(self) -> Self:
+        self._changes = asyncio.Lock()
+        self._call = self._stub(timeout=self._options.get("timeout"), metadata=self._metadata)
+        self._reader = asyncio.ensure_future(self._read(self._call))
+        try:
+            await (await self._send(None, self._opening))
+        except BaseException:
+            await self.aclose()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+    ) -> None:
+        await self.aclose()
+
+
+class EditCalls(Caller):
+    """The calls of this module."""
+
+    def edit(self, text: str = "", **options: Unpack[EditOptions]) -> EditSession:
+        """Returns a session that edits the document `text`, and completes and scores it while it changes."""
+        stub = self._stub(METHOD, self._channel.stream_stream)
+        return EditSession(stub, self._settings.metadata(text, options), text, options)
+
+
+class AsyncEditCalls(AsyncCaller):
+    """The calls of this module, for asyncio."""
+
+    def edit(self, text: str = "", **options: Unpack[EditOptions]) -> AsyncEditSession:
+        """Returns a session that edits the document `text`, and completes and scores it while it changes."""
+        stub = self._stub(METHOD, self._channel.stream_stream)
+        return AsyncEditSession(stub, self._settings.metadata(text, options), text, options)

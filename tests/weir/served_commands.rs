@@ -5,7 +5,7 @@ use super::{
     certificates::Certificates,
     process::Server,
     summaries::write_random_model,
-    support::{converted, lslm_converted},
+    support::{converted, hnet_converted, lslm_converted},
 };
 use serde_json::Value;
 use std::{
@@ -19,7 +19,7 @@ use tempfile::TempDir;
 
 const KEY: &str = "key-of-the-test-0123456789";
 
-/// A server of three models, and the folders of their checkpoints.
+/// A server of four models, and the folders of their checkpoints.
 struct Served {
     server: Server,
     http: String,
@@ -41,7 +41,8 @@ impl Served {
     fn start() -> Self {
         let folder = TempDir::new().unwrap();
         let summarizer = write_random_model(folder.path());
-        let models = [converted("whitespaces"), lslm_converted("byte_vocab"), summarizer.into()];
+        let bytes = lslm_converted("byte_vocab");
+        let models = [converted("whitespaces"), bytes, summarizer.into(), hnet_converted("two_stage")];
         let mut flags = vec!["--http-listen", "127.0.0.1:0", "--threads", "1", "--calibration-milliseconds", "0"];
         for model in &models {
             flags.extend(["--model", model.to_str().unwrap()]);
@@ -177,6 +178,19 @@ fn segments_are_those_of_this_process() {
     // Colours, if asked for, in either case.
     let [local, served] = both(&converted("whitespaces"), &[&args[..], &["--color", "always"]].concat());
     assert!(local == served && served.contains("\u{1b}[36m"), "{served}");
+    // Offsets are those of the text: a start mark has no place in it.
+    let text = "été: where chunks begin";
+    for (folder, has_mark) in [(converted("whitespaces"), false), (hnet_converted("two_stage"), true)] {
+        let text = if has_mark { text } else { &text["été: ".len()..] };
+        let json = assert_same_json(&folder, &["segment", "--text", text], &[]);
+        assert_eq!(json["symbols"], text.len() + usize::from(has_mark), "{json}");
+        let mut end = 0;
+        for segment in json["segments"].as_array().unwrap() {
+            assert_eq!(segment["start"], end, "{json}");
+            end = segment["end"].as_u64().unwrap();
+        }
+        assert_eq!(end, text.len() as u64, "{json}");
+    }
 }
 
 #[test]

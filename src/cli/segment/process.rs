@@ -17,7 +17,7 @@ use crate::{
 /// Symbols per step: enough for efficient matrix products, few enough to need little memory.
 const CHUNK: usize = 512;
 
-/// Symbols `start..end` of the text.
+/// Symbols `start..end`, a start mark included.
 struct Segment {
     start: usize,
     end: usize,
@@ -40,9 +40,13 @@ pub(super) fn run(args: &Args, model: &dyn Model) -> Result<SegmentedText> {
         Ok(())
     })?;
     let vocabulary = &model.card().vocabulary;
+    let mut offset = 0;
     let segments = split(&marks).into_iter().map(|segment| {
         let Segment { start, end, probability, closed, depth } = segment;
-        TextSegment { text: vocabulary.decode(&symbols[start..end]), start, end, probability, closed, depth }
+        let ids = &symbols[start..end];
+        let start = offset;
+        offset += vocabulary.count_without_marks(ids);
+        TextSegment { text: vocabulary.decode(ids), start, end: offset, probability, closed, depth }
     });
     Ok(SegmentedText {
         symbols: symbols.len(),

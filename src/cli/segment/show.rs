@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 /// A text, cut into segments.
 pub(super) struct SegmentedText {
-    /// Number of symbols.
+    /// Number of symbols, a start mark included.
     pub(super) symbols: usize,
     /// Number of boundaries: each ends a segment or begins a chunk.
     pub(super) boundaries: usize,
@@ -14,7 +14,7 @@ pub(super) struct SegmentedText {
     pub(super) levels: Vec<Vec<u8>>,
 }
 
-/// Symbols `start..end` of the text.
+/// Symbols `start..end` of the text, in which a start mark has no place.
 pub(super) struct TextSegment {
     pub(super) text: String,
     pub(super) start: usize,

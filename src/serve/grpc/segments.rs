@@ -16,7 +16,7 @@ pub(super) fn segments(characters: &[EmittedSymbol], vocabulary: &Vocabulary) ->
     for run in characters.chunk_by(|before, after| !is_cut(before, after)) {
         let ids: Vec<_> = run.iter().map(|character| character.symbol).collect();
         let text = vocabulary.decode(&ids);
-        let chars = ids.iter().filter(|&&id| vocabulary.marks().is_none() || vocabulary.byte_of(id).is_some()).count();
+        let chars = vocabulary.count_without_marks(&ids);
         // Byte symbols count themselves: the text may contain replacement characters.
         let bytes = if vocabulary.is_bytes() { chars } else { text.len() };
         let begins = run.first().and_then(|first| first.decision).filter(|first| first.begins_segment());

@@ -29,6 +29,11 @@ impl Vocabulary {
         special.or_else(|| self.marks.and_then(|marks| marks.display_name(id)))
     }
 
+    /// Returns the number of symbols that are not marks: a mark has no place in the text that a client sends.
+    pub fn count_without_marks(&self, ids: &[u32]) -> usize {
+        ids.iter().filter(|&&id| !self.is_mark(id)).count()
+    }
+
     pub(super) fn is_mark(&self, id: u32) -> bool {
         self.marks.is_some_and(|marks| id == marks.start || id == marks.end)
     }
@@ -46,6 +51,7 @@ mod tests {
         assert_eq!(ids, [254, 0x61, 0xc3, 0xa9]);
         assert_eq!(vocabulary.decode(&[254, 0x61, 0xc3, 255, 0xa9]), "a\u{fffd}\u{fffd}");
         assert_eq!(vocabulary.decode(&ids), "aé");
+        assert_eq!((vocabulary.count_without_marks(&ids), vocabulary.count_without_marks(&[254, 255])), (3, 0));
         assert_eq!(vocabulary.encode("prompt", "", 4).unwrap(), [254]);
         assert_eq!(vocabulary.encode_exactly("stop", "a").unwrap(), [0x61]);
         let message = vocabulary.encode("prompt", "abcd", 4).unwrap_err().to_string();

@@ -47,11 +47,19 @@ fn segments_begin_with_their_boundary() {
     let output: Value = serde_json::from_str(&weir(&["segment", "--json", "--model", &model, "--text", text])).unwrap();
     let levels = output["boundary_levels"].as_array().unwrap();
     let boundaries: Vec<u64> = levels[0].as_array().unwrap().iter().map(|bit| bit.as_u64().unwrap()).collect();
-    // the start mark is a symbol
+    // the start mark is a symbol, but has no place in the text
     assert_eq!((levels.len(), boundaries.len()), (2, text.len() + 1));
-    let starts: Vec<usize> = (0..boundaries.len()).filter(|&symbol| boundaries[symbol] == 1).collect();
+    let starts: Vec<usize> = (0..boundaries.len())
+        .filter(|&symbol| boundaries[symbol] == 1)
+        .map(|symbol| symbol.saturating_sub(1))
+        .collect();
     let segments = output["segments"].as_array().unwrap();
     assert_eq!(segments.iter().map(|segment| segment["start"].as_u64().unwrap() as usize).collect::<Vec<_>>(), starts);
+    let places = segments.iter().map(|segment| {
+        &text.as_bytes()[segment["start"].as_u64().unwrap() as usize..segment["end"].as_u64().unwrap() as usize]
+    });
+    let parts: Vec<_> = places.map(String::from_utf8_lossy).collect();
+    assert_eq!(segments.iter().map(|segment| segment["text"].as_str().unwrap()).collect::<Vec<_>>(), parts);
     assert_eq!(levels[1].as_array().unwrap().len(), starts.len());
     let shown = weir(&["segment", "--model", &model, "--text", text]);
     let bars = shown.lines().next().unwrap().matches('│').count();

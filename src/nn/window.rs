@@ -31,7 +31,8 @@ pub enum Window {
 pub const ROLLBACK: usize = POSITIONS;
 /// Positions of a sequence that a windowed stack takes at a time; all of them hold keys during the pass.
 pub const CHUNK: usize = 512;
-const MAX_LENGTH: usize = 1 << 24;
+/// Maximum keys of a window.
+pub const MAX_LENGTH: usize = 1 << 24;
 
 impl Window {
     /// Checks the window's length. Fails if the length is out of bounds or does not halve.

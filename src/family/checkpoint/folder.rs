@@ -20,10 +20,25 @@ const FOREIGN: [(&str, &str); 5] = [
 
 /// Checks that a folder exists and has a `config.json`. The error says what is there.
 pub fn check_folder(dir: &Path) -> Result<()> {
-    let wrong = |found: String| {
-        let expected = format!("a checkpoint (a folder with a {CONFIG_FILE})");
-        Err(Error::checkpoint(dir, "the folder", expected, found))
-    };
+    let expected = format!("a checkpoint (a folder with a {CONFIG_FILE})");
+    check(dir, expected, hint)
+}
+
+/// Checks that the source of a conversion is a folder with a `config.json`; `expected` describes it. The error says what is there.
+pub fn check_source(dir: &Path, expected: &str) -> Result<()> {
+    check(dir, expected.to_owned(), |_| String::new())
+}
+
+/// Lists what a folder has, for a message.
+pub fn contents(dir: &Path) -> String {
+    match &*names(dir) {
+        [] => "the folder is empty".into(),
+        names => format!("the folder has {}", listed(names)),
+    }
+}
+
+fn check(dir: &Path, expected: String, hint: fn(&[String]) -> String) -> Result<()> {
+    let wrong = |found: String| Err(Error::checkpoint(dir, "the folder", expected, found));
     if dir.is_file() {
         return wrong("a file".into());
     }
@@ -33,27 +48,30 @@ pub fn check_folder(dir: &Path) -> Result<()> {
     if dir.join(CONFIG_FILE).exists() {
         return Ok(());
     }
-    wrong(contents(dir))
+    let names = names(dir);
+    if names.is_empty() {
+        return wrong("an empty folder".into());
+    }
+    let is_checkpoint = |name: &&String| dir.join(name).join(CONFIG_FILE).is_file();
+    let checkpoints: Vec<_> = names.iter().filter(is_checkpoint).cloned().collect();
+    if !checkpoints.is_empty() {
+        return wrong(format!("no {CONFIG_FILE}, but subfolders that are checkpoints: {}", listed(&checkpoints)));
+    }
+    wrong(format!("no {CONFIG_FILE}; the folder has {}{}", listed(&names), hint(&names)))
 }
 
-/// Describes a folder without a `config.json`.
-fn contents(dir: &Path) -> String {
-    let entries: Vec<_> = dir.read_dir().into_iter().flatten().flatten().take(READ).collect();
-    let named = |entry: &std::fs::DirEntry| entry.file_name().to_string_lossy().into_owned();
-    let mut checkpoints: Vec<_> =
-        entries.iter().filter(|entry| entry.path().join(CONFIG_FILE).is_file()).map(named).collect();
-    let mut names: Vec<_> = entries.iter().map(named).collect();
-    if names.is_empty() {
-        return "an empty folder".into();
-    }
-    names.sort();
-    checkpoints.sort();
-    if !checkpoints.is_empty() {
-        return format!("no {CONFIG_FILE}, but subfolders that are checkpoints: {}", listed(&checkpoints));
-    }
+/// Returns what to do with the files of other programs.
+fn hint(names: &[String]) -> String {
     let hint = FOREIGN.iter().find(|(ending, _)| names.iter().any(|name| name.ends_with(ending)));
-    let hint = hint.map(|(_, hint)| format!("; {hint}")).unwrap_or_default();
-    format!("no {CONFIG_FILE}; the folder has {}{hint}", listed(&names))
+    hint.map(|(_, hint)| format!("; {hint}")).unwrap_or_default()
+}
+
+/// Returns the names in a folder, sorted.
+fn names(dir: &Path) -> Vec<String> {
+    let entries = dir.read_dir().into_iter().flatten().flatten().take(READ);
+    let mut names: Vec<_> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
 }
 
 fn listed(names: &[String]) -> String {

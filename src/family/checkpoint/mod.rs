@@ -12,6 +12,7 @@ pub mod folder;
 pub mod header;
 pub mod hugging_face;
 pub mod json;
+mod json_errors;
 pub mod links;
 pub mod placeholders;
 pub mod reader;

@@ -2,6 +2,7 @@
 
 use super::{
     TensorSpec,
+    folder::contents,
     json::{self, UniqueMap},
     links::{check_inside, is_inside},
 };
@@ -75,7 +76,7 @@ pub fn shards(dir: &Path, specs: &[TensorSpec]) -> Result<Vec<Shard>> {
 fn missing(dir: &Path, single: PathBuf) -> Error {
     let found = match [PICKLE_FILE, PICKLE_INDEX_FILE].iter().find(|name| dir.join(name).exists()) {
         Some(name) => format!("only {name} (transformers can save it as safetensors)"),
-        None => "neither".into(),
+        None => format!("neither; {}", contents(dir)),
     };
     Error::checkpoint(single, "the file", format!("{WEIGHTS_FILE} or {INDEX_FILE}"), found)
 }

@@ -2,7 +2,7 @@
 
 use crate::{
     error::{Error, Result},
-    family::checkpoint::{Config, Weights, json::read_limited},
+    family::checkpoint::{Config, Weights, folder::check_source, json::read_limited},
 };
 use std::path::{Path, PathBuf};
 
@@ -31,7 +31,11 @@ pub(super) fn rename_key(error: Error, names: &[(&str, &str)], otherwise: impl F
     }
 }
 
+/// Reads the `config.json` of a source. The error of a missing file says what its folder has.
 pub(super) fn read_config(file: &Path) -> Result<Vec<u8>> {
+    if let Some(dir) = file.parent() {
+        check_source(dir, "a checkpoint (a folder with a config.json)")?;
+    }
     read_limited(file, 16 << 20)
 }
 

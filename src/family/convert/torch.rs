@@ -35,41 +35,19 @@ pub(super) struct TorchFile {
 pub(super) struct TorchTensor {
     pub shape: Vec<usize>,
     storage: String,
-    dtype: TorchDtype,
+    dtype: FileDtype,
     storage_len: u64,
     offset: u64,
     stride: Vec<u64>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum TorchDtype {
-    Short(FileDtype),
-    F64,
-}
-
-impl TorchDtype {
-    fn parse(storage: &str) -> Option<Self> {
-        match storage {
-            "FloatStorage" => Some(Self::Short(FileDtype::F32)),
-            "HalfStorage" => Some(Self::Short(FileDtype::F16)),
-            "BFloat16Storage" => Some(Self::Short(FileDtype::Bf16)),
-            "DoubleStorage" => Some(Self::F64),
-            _ => None,
-        }
-    }
-
-    fn bytes(self) -> usize {
-        match self {
-            Self::Short(dtype) => dtype.bytes(),
-            Self::F64 => 8,
-        }
-    }
-
-    fn read(self, bytes: &[u8], numbers: &mut Vec<f32>) {
-        match self {
-            Self::Short(dtype) => dtype.widen(bytes, numbers),
-            Self::F64 => numbers.extend(bytes.as_chunks().0.iter().map(|&eight| f64::from_le_bytes(eight) as f32)),
-        }
+/// Returns the format of a storage class. As in safetensors, numbers of 64 bits are refused: f32 would lose some of their digits.
+fn storage_dtype(class: &str) -> Option<FileDtype> {
+    match class {
+        "FloatStorage" => Some(FileDtype::F32),
+        "HalfStorage" => Some(FileDtype::F16),
+        "BFloat16Storage" => Some(FileDtype::Bf16),
+        _ => None,
     }
 }
 
@@ -144,7 +122,7 @@ impl TorchFile {
     }
 
     /// Returns key, type and length of a storage: `("storage", torch.FloatStorage, "0", "cpu", 32)`.
-    fn storage(&self, value: &PickleValue) -> Result<(String, TorchDtype, u64), (String, String)> {
+    fn storage(&self, value: &PickleValue) -> Result<(String, FileDtype, u64), (String, String)> {
         let pickle = &self.pickle;
         let wrong = |expected: &str, found: String| Err((expected.to_owned(), found));
         let Some(Object::Persistent(id)) = pickle.object(value) else {
@@ -155,8 +133,8 @@ impl TorchFile {
                 let Some(Object::Global("torch", class)) = pickle.object(class) else {
                     return wrong("a storage class", pickle.describe(class));
                 };
-                let Some(dtype) = TorchDtype::parse(class) else {
-                    return wrong("floats of 16, 32 or 64 bits", format!("torch.{class}"));
+                let Some(dtype) = storage_dtype(class) else {
+                    return wrong("floats of 16 or 32 bits", format!("torch.{class}"));
                 };
                 match natural(len) {
                     Some(len) => Ok((key.to_string(), dtype, len)),
@@ -209,7 +187,7 @@ impl TorchFile {
             let left = (span - numbers.len() as u64).min(1 << 17) as usize;
             let part = chunk.get_mut(..left * tensor.dtype.bytes()).unwrap_or_default();
             entry.read_exact(part).map_err(io)?;
-            tensor.dtype.read(part, &mut numbers);
+            tensor.dtype.widen(part, &mut numbers);
         }
         let numbers = tensor.gather(numbers);
         check_finite(&self.path, key, 0, &numbers)?;

@@ -9,7 +9,7 @@ use crate::{
     error::{Error, Result},
     family::{
         TensorSpec,
-        checkpoint::{CONFIG_FILE, Weights, shards::same_names},
+        checkpoint::{CONFIG_FILE, Weights, folder::contents, shards::same_names},
     },
 };
 use serde_json::{Map, Value as Json};
@@ -41,7 +41,7 @@ impl SourceForm {
             (true, false) => Ok(Self::Folder(from.to_path_buf())),
             (false, true) => Ok(Self::Training(training)),
             (both, _) => {
-                let found = if both { "both" } else { "neither" };
+                let found = if both { "both".to_owned() } else { format!("neither; {}", contents(from)) };
                 Err(Error::checkpoint(from, "the folder", format!("either {CONFIG_FILE} or {TRAINING_FILE}"), found))
             }
         }

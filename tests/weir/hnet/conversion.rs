@@ -41,16 +41,19 @@ fn configurations_out_of_bounds_are_refused_by_key() {
             "d_model: expected 3 numbers, one for each stage of arch_layout, found 2 numbers",
         ),
         (|config| config["d_model"] = json!([64, 32]), "d_model[1]: expected at least 64"),
-        (|config| config["d_model"] = json!([16, 32]), "ssm_cfg.expand[0]: expected expand · dim divisible by 64"),
+        (|config| config["d_model"] = json!([16, 32]), "ssm_cfg.expand[0]: expected expand · d_model divisible by 64"),
         (|config| config["d_intermediate"] = json!([0, 0]), "d_intermediate[1]: expected 1 to"),
-        (|config| config["attn_cfg"]["num_heads"] = json!([2, 3]), "attn_cfg.num_heads[1]: expected a divisor of dim"),
+        (
+            |config| config["attn_cfg"]["num_heads"] = json!([2, 3]),
+            "attn_cfg.num_heads[1]: expected a divisor of d_model, 32, found 3",
+        ),
         (
             |config| config["attn_cfg"]["rotary_emb_dim"] = json!([16, 18]),
             "attn_cfg.rotary_emb_dim[1]: expected an even",
         ),
         (
             |config| config["attn_cfg"]["window_size"] = json!([1023, -2]),
-            "attn_cfg.window_size[1]: expected -1 or more",
+            "attn_cfg.window_size[1]: expected -1 for no window, or 0 to 16777215, found -2",
         ),
         (|config| config["ssm_cfg"]["d_conv"] = json!(0), "ssm_cfg.d_conv[0]: expected 1 to 64, found 0"),
         (|config| config["ssm_cfg"]["d_ssm"] = json!(0), "ssm_cfg.d_ssm: expected one of"),

@@ -1,6 +1,6 @@
 //! `weir convert --from hnet` of hostile and broken tensors: what the error names.
 
-use super::super::support::hnet_golden;
+use super::super::support::{hnet_converted, hnet_golden};
 use serde_json::Value;
 use std::{
     fs,
@@ -91,9 +91,10 @@ fn a_pickle_with_anything_executable_is_refused_by_name() {
 
 #[test]
 fn a_pickle_with_other_tensors_is_refused_by_key() {
-    let cases: [(&[u8], &[u8], &str); 4] = [
+    let cases: [(&[u8], &[u8], &str); 5] = [
         (b"lm_head.weight", b"lm_head.wright", "lm_head.weight: expected a tensor, found none"),
-        (b"BFloat16Storage", b"LongStorage", "expected floats of 16, 32 or 64 bits, found torch.LongStorage"),
+        (b"BFloat16Storage", b"DoubleStorage", "expected floats of 16 or 32 bits, found torch.DoubleStorage"),
+        (b"BFloat16Storage", b"LongStorage", "expected floats of 16 or 32 bits, found torch.LongStorage"),
         (
             b"M\x00\x01K\x20\x86",
             b"M\x80\x00K\x40\x86",
@@ -129,7 +130,7 @@ fn refused_header(change: &dyn Fn(&mut serde_json::Map<String, Value>)) -> Strin
 #[test]
 fn safetensors_with_other_tensors_are_refused_by_key() {
     type Change = fn(&mut serde_json::Map<String, Value>);
-    let cases: [(Change, &[&str]); 3] = [
+    let cases: [(Change, &[&str]); 4] = [
         (
             |header| {
                 let tensor = header.remove("backbone.residual_proj.bias").unwrap();
@@ -140,6 +141,10 @@ fn safetensors_with_other_tensors_are_refused_by_key() {
         (
             |header| header["backbone.encoder.layers.0.mixer.D"]["dtype"] = "I32".into(),
             &["backbone.encoder.layers.0.mixer.D", "expected dtype F32, F16 or BF16, found dtype \"I32\""],
+        ),
+        (
+            |header| header["lm_head.weight"]["dtype"] = "F64".into(),
+            &["lm_head.weight", "expected dtype F32, F16 or BF16, found dtype \"F64\""],
         ),
         (
             |header| {
@@ -153,4 +158,121 @@ fn safetensors_with_other_tensors_are_refused_by_key() {
         let message = refused_header(&change);
         assert!(expected.iter().all(|part| message.contains(part)), "{message}\n{expected:?}");
     }
+}
+
+/// Changes the text of the two-stage fixture's configuration and returns the error of its conversion, without the folder.
+fn refused_config(change: &dyn Fn(&mut Value) -> Option<String>) -> String {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/hnet-pt/two_stage");
+    let dir = TempDir::new().unwrap();
+    fs::copy(source.join("checkpoint.pt"), dir.path().join("checkpoint.pt")).unwrap();
+    let mut config = serde_json::from_slice(&fs::read(source.join("config.json")).unwrap()).unwrap();
+    let text = change(&mut config).unwrap_or_else(|| config.to_string());
+    fs::write(dir.path().join("config.json"), text).unwrap();
+    refused(dir.path()).replace(&format!("weir: {}/config.json: ", dir.path().display()), "").trim_end().to_owned()
+}
+
+/// Messages have the official keys and the words of JSON.
+#[test]
+fn configurations_of_another_form_are_refused_in_official_words() {
+    let whole = "a whole number from 0 on";
+    let per_stage = "a whole number from 0 on, or a list with one for each stage";
+    let set = [
+        ("/d_model", "64", "d_model: expected a list, found 64".to_owned()),
+        ("/d_model", "null", "d_model: expected a list, found null".into()),
+        ("/d_model", "[32, -1, 64]", format!("d_model[1]: expected {whole}, found -1")),
+        ("/d_model", "[32, 1.5, 64]", format!("d_model[1]: expected {whole}, found 1.5")),
+        ("/d_model", "[32, 0, 64]", "d_model[1]: expected 1 to 1048576, found 0".into()),
+        ("/ssm_cfg", "3", "ssm_cfg: expected an object, found 3".into()),
+        ("/ssm_cfg", "[1, 2]", "ssm_cfg: expected an object, found a list of 2".into()),
+        ("/ssm_cfg/d_conv", "\"4\"", format!("ssm_cfg.d_conv: expected {per_stage}, found \"4\"")),
+        ("/ssm_cfg/d_conv", "[4, \"x\", 4]", format!("ssm_cfg.d_conv[1]: expected {whole}, found \"x\"")),
+        ("/ssm_cfg/d_state", "0", "ssm_cfg.d_state[0]: expected 1 to 1048576, found 0".into()),
+        (
+            "/ssm_cfg/expand",
+            "[1, 2, 2]",
+            "ssm_cfg.expand[0]: expected expand · d_model divisible by 64, the width of a head, found 32".into(),
+        ),
+        ("/attn_cfg", "{}", "attn_cfg.num_heads: expected a value, found nothing".into()),
+        (
+            "/attn_cfg/num_heads",
+            "[2, 5, 2]",
+            "attn_cfg.num_heads[1]: expected a divisor of d_model, 32, found 5".into(),
+        ),
+        ("/attn_cfg/window_size", "[1, 2.5, 3]", "attn_cfg.window_size[1]: expected a whole number, found 2.5".into()),
+        (
+            "/attn_cfg/window_size",
+            "[1023, 16777216, -1]",
+            "attn_cfg.window_size[1]: expected -1 for no window, or 0 to 16777215, found 16777216".into(),
+        ),
+        ("/vocab_size", "true", format!("vocab_size: expected {whole}, found true")),
+        ("/tie_embeddings", "\"no\"", "tie_embeddings: expected true or false, found \"no\"".into()),
+        ("/arch_layout/0", "3", "arch_layout[0]: expected a string, found 3".into()),
+        (
+            "/arch_layout/1/1",
+            "[\"T2\", \"m1\"]",
+            "arch_layout[1][1]: expected [encoder, [inner stage], decoder], or [main] in the innermost stage, found [\"T2\",\"m1\"]".into(),
+        ),
+    ];
+    for (key, value, expected) in set {
+        let message = refused_config(&|config| {
+            *config.pointer_mut(key).unwrap() = serde_json::from_str(value).unwrap();
+            None
+        });
+        assert_eq!(message, expected, "{key}: {value}");
+    }
+    let json = "expected valid JSON, found a syntax error (EOF while parsing";
+    for (text, expected) in [
+        ("[]", "the file: expected an object, found a list of 0".to_owned()),
+        ("null", "the file: expected an object, found null".into()),
+        ("{", format!("the file: {json} an object at line 1 column 1)")),
+        ("{\"ssm_cfg\": {\"d_conv\": 4", format!("ssm_cfg: {json} an object at line 1 column 24)")),
+        ("{\"d_model\": [32], \"d_in", format!("the file: {json} a string at line 1 column 23)")),
+    ] {
+        assert_eq!(refused_config(&|_| Some(text.to_owned())), expected, "{text}");
+    }
+}
+
+/// The error names the file that is missing, and what the folder has.
+#[test]
+fn sources_without_a_file_are_refused_by_its_name() {
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/hnet-pt/two_stage");
+    let expected =
+        "the folder: expected a folder with the official config.json, and model.safetensors or one .pt file, found";
+    let cases: [(&[&str], &str, String); 5] = [
+        (&["checkpoint.pt"], "", format!("{expected} no config.json; the folder has checkpoint.pt")),
+        (&[], "", format!("{expected} an empty folder")),
+        (&[], "none", format!("{expected} no folder of this name")),
+        (&["config.json", "checkpoint.pt"], "checkpoint.pt", format!("{expected} a file")),
+        (
+            &["config.json"],
+            "",
+            "the folder: expected model.safetensors, or one .pt file, found neither; the folder has config.json".into(),
+        ),
+    ];
+    for (files, source, expected) in cases {
+        let dir = TempDir::new().unwrap();
+        for file in files {
+            fs::copy(fixture.join(file), dir.path().join(file)).unwrap();
+        }
+        let to = TempDir::new().unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
+        command.args(["convert", "--from", "hnet"]).arg(dir.path().join(source)).arg(to.path().join("to")).env_clear();
+        let output = command.output().unwrap();
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && message.trim_end().ends_with(&expected), "{message}\n{expected}");
+        assert!(message.contains(&*dir.path().to_string_lossy()) && !message.contains("os error"), "{message}");
+    }
+    // a converted checkpoint whose window is no window
+    let dir = TempDir::new().unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        fs::copy(hnet_converted("two_stage").join(file), dir.path().join(file)).unwrap();
+    }
+    let file = dir.path().join("config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    config["architecture"]["stages"][1]["window"] = 0.into();
+    fs::write(&file, config.to_string()).unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_weir")).arg("inspect").arg(dir.path()).env_clear().output().unwrap();
+    let message = String::from_utf8(output.stderr).unwrap();
+    let expected = "architecture.stages[1].window: expected one of `full`, `blockwise`, `sliding`, found 0";
+    assert!(message.contains(expected), "{message}");
 }

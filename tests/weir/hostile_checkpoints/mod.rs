@@ -196,10 +196,10 @@ fn unexpected_tensors_are_rejected() {
         ),
         (
             changed(|header, _| header.pointer_mut(head).unwrap()["shape"] = json!([-1, 2])),
-            "head.weight.shape[0]: expected u64",
+            "head.weight.shape[0]: expected a whole number from 0 on",
         ),
         (changed(|header, _| header.pointer_mut(head).unwrap()["more"] = json!(1)), "head.weight.more"),
-        (changed(|header, _| header["head.weight"] = json!(7)), "head.weight: expected struct Info, found integer `7`"),
+        (changed(|header, _| header["head.weight"] = json!(7)), "head.weight: expected an object, found 7"),
         (
             changed(|_, numbers| numbers[4..8].copy_from_slice(&f32::NAN.to_le_bytes())),
             "embedding.weight: expected finite numbers, found NaN at index 1",
@@ -358,7 +358,7 @@ fn malicious_indices_are_rejected() {
         ),
         (
             message(sharded(|index, _| index["weight_map"]["head.bias"] = 7.into()).path()),
-            "weight_map.head.bias: expected a string, found integer `7`",
+            "weight_map.head.bias: expected a string, found 7",
         ),
         (message(sharded(|index, _| index["other"] = 7.into()).path()), "other: expected"),
         (message(sharded(|_, dir| fs::write(dir.join("model.safetensors"), b"").unwrap()).path()), "found both"),

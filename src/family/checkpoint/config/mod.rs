@@ -1,6 +1,6 @@
 //! `config.json`: everything but the weights.
 
-use super::{folder::check_folder, hugging_face, json, links::check_inside};
+use super::{folder::check_folder, hugging_face, json, json_errors::QUOTED, links::check_inside};
 use crate::{
     decode::{defaults::SamplingDefaults, document::GenerationDefaults},
     error::{Error, Result, clip},
@@ -212,7 +212,7 @@ impl Config {
                 return Self::of_hugging_face(text, file);
             }
             Some(found) if found.get() == expected => {}
-            Some(found) => return Err(Error::checkpoint(file, "format", expected, clip(found.get(), json::QUOTED))),
+            Some(found) => return Err(Error::checkpoint(file, "format", expected, clip(found.get(), QUOTED))),
             None => return Err(Error::checkpoint(file, "format", expected, "nothing")),
         }
         let mut config: Self = json::parse(text, file, "")?;

@@ -6,6 +6,7 @@ use crate::{
         checkpoint::{Config, VocabularyConfig},
         hnet::config::parse_layers,
     },
+    nn::window::MAX_LENGTH,
     text::{TextMarks, TextNormaliser},
 };
 use serde::{
@@ -22,6 +23,8 @@ const FEED_FORWARD_UNIT: usize = 128;
 /// Marks of the official tokenizer.
 const MARKS: TextMarks = TextMarks { start: 254, end: 255 };
 const NORM_EPS: f64 = 1e-5;
+/// Maximum keys of a window, one more than the largest `window_size`.
+const MAX_WINDOW: i64 = MAX_LENGTH as i64;
 /// Maximum nesting of `arch_layout`, far above the stages that the family accepts.
 const MAX_DEPTH: usize = 64;
 
@@ -123,10 +126,11 @@ impl Arguments {
         for (stage, layout) in layouts.iter().enumerate() {
             let window = match self.attn_cfg.window_size[stage] {
                 -1 => json!("full"),
-                window @ 0.. => json!({ "sliding": { "keys": window.saturating_add(1) } }),
+                window @ 0..MAX_WINDOW => json!({ "sliding": { "keys": window + 1 } }),
                 other => {
                     let key = format!("attn_cfg.window_size[{stage}]");
-                    return Err(Error::checkpoint(file, key, "-1 or more", other.to_string()));
+                    let expected = format!("-1 for no window, or 0 to {}", MAX_WINDOW - 1);
+                    return Err(Error::checkpoint(file, key, expected, other.to_string()));
                 }
             };
             let feed_forward = self.d_intermediate[stage];
@@ -175,7 +179,7 @@ fn layouts<'a>(layout: &'a Value, file: &Path) -> Result<Vec<StageLayers<'a>>> {
             Some(layers) => match parse_layers(layers) {
                 Ok(_) => Ok(layers),
                 Err(found) => {
-                    let expected = "letters of mMtT, each with a count, at most 1024 layers";
+                    let expected = "letters of mMtT with counts, at most 1024 layers";
                     Err(Error::checkpoint(file, format!("{key}[{index}]"), expected, found))
                 }
             },
@@ -196,18 +200,24 @@ fn layouts<'a>(layout: &'a Value, file: &Path) -> Result<Vec<StageLayers<'a>>> {
     }
 }
 
-/// Replaces a key of weir's configuration in an error by the source's.
+/// Replaces keys of weir's configuration in an error by the source's.
 pub(super) fn in_official_terms(error: Error) -> Error {
     const KEYS: &[(&str, &str)] = &[
         ("dim", "d_model"),
         ("feed_forward", "d_intermediate"),
         ("heads", "attn_cfg.num_heads"),
         ("rotary_dim", "attn_cfg.rotary_emb_dim"),
-        ("window.sliding.keys", "attn_cfg.window_size"),
         ("state_dim", "ssm_cfg.d_state"),
         ("conv_width", "ssm_cfg.d_conv"),
         ("expand", "ssm_cfg.expand"),
     ];
+    let error = match error {
+        Error::Checkpoint { file, key, expected, found } => {
+            let expected = expected.replace("of dim,", "of d_model,").replace("· dim ", "· d_model ");
+            Error::Checkpoint { file, key, expected, found }
+        }
+        other => other,
+    };
     super::super::converted::rename_key(error, &[("architecture.stages", "arch_layout")], |key| {
         let in_stage = key.strip_prefix("architecture.stages").and_then(|rest| rest.split_once('.'));
         let found = in_stage.and_then(|(stage, name)| Some((stage, super::super::converted::source_name(KEYS, name)?)));

@@ -15,7 +15,12 @@ use crate::{
     error::{Error, Result},
     family::{
         TensorSpec,
-        checkpoint::{CONFIG_FILE, Tensor, WEIGHTS_FILE, Weights, json::parse, read_weights_with_progress},
+        checkpoint::{
+            CONFIG_FILE, INDEX_FILE, Tensor, WEIGHTS_FILE, Weights,
+            folder::{check_source, contents},
+            json::parse,
+            read_weights_with_progress,
+        },
         families::blueprint,
         hnet::config::{Architecture, HnetBlueprint, StageConfig},
     },
@@ -28,6 +33,7 @@ use std::{borrow::Cow, path::Path};
 /// another shape.
 pub(super) fn read(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
     let file = dir.join(CONFIG_FILE);
+    check_source(dir, SOURCE)?;
     let text = read_config(&file)?;
     let arguments: Arguments = parse(&text, &file, "")?;
     let architecture = arguments.architecture(&file)?;
@@ -71,16 +77,20 @@ fn numbers<'a>(tensors: &'a Weights, name: &str) -> Result<Cow<'a, [f32]>> {
 fn read_tensors(dir: &Path, specs: Vec<TensorSpec>, progress: &mut dyn FnMut(u64, u64)) -> Result<Weights> {
     let expected = format!("{WEIGHTS_FILE}, or one .pt file");
     let torch = only_file(dir, "pt", &expected)?;
-    match (dir.join(WEIGHTS_FILE).exists(), torch) {
+    let safetensors = [WEIGHTS_FILE, INDEX_FILE].iter().any(|name| dir.join(name).exists());
+    match (safetensors, torch) {
         (false, Some(file)) => {
             let mut torch = TorchFile::open(&file)?;
             TorchTensors::at_root(&torch, &file)?.read(&mut torch, specs, progress)
         }
         (true, Some(_)) => Err(Error::checkpoint(dir, "the folder", expected, "both")),
-        (_, None) => Ok(read_weights_with_progress(dir, &specs, progress)?.0),
+        (true, None) => Ok(read_weights_with_progress(dir, &specs, progress)?.0),
+        (false, None) => Err(Error::checkpoint(dir, "the folder", expected, format!("neither; {}", contents(dir)))),
     }
 }
 
+/// The folder that the conversion reads.
+const SOURCE: &str = "a folder with the official config.json, and model.safetensors or one .pt file";
 const HEAD_NAME: &str = "lm_head.weight";
 const EMBEDDING_NAME: &str = "embeddings.weight";
 

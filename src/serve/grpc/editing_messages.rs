@@ -114,7 +114,7 @@ pub(super) fn scores(id: u64, revision: u64, scored: Scores, vocabulary: &Vocabu
 }
 
 /// Returns the answer to a message that was refused, or to a request that failed.
-pub(super) fn failed(id: Option<u64>, error: &Error) -> v1::EditResponse {
+pub(in crate::serve) fn failed(id: Option<u64>, error: &Error) -> v1::EditResponse {
     let status = status(error, "");
     let details = status.get_error_details();
     let violation = details.bad_request().and_then(|bad| bad.field_violations.first());

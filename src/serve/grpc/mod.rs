@@ -10,7 +10,7 @@ mod document_text;
 mod document_upload;
 mod editing;
 pub(super) mod editing_limits;
-mod editing_messages;
+pub(super) mod editing_messages;
 mod editing_requests;
 #[cfg(all(feature = "http", any(test, fuzzing)))]
 pub(super) mod fuzzing;

@@ -1,4 +1,4 @@
-//! The HTTP API: OpenAI's completions and models, summaries, the Open Inference Protocol, and a playground page.
+//! The HTTP API: OpenAI's completions and models, summaries, editing over WebSockets, the Open Inference Protocol, and a playground.
 //!
 //! A request becomes calls of the gRPC services within the process ([`in_process`](super::in_process)), so keys, limits, deadlines,
 //! metrics and traces apply as to any call. This folder has the connections, the bodies, and the translation between both forms:
@@ -9,6 +9,7 @@
 mod chat;
 mod completions;
 mod context;
+mod editing;
 mod error;
 pub(super) mod inference;
 mod models;
@@ -32,6 +33,7 @@ use crate::{
             lifetime::{HyperConnection, OpenConnection},
             lingering_close::{LingeringClose, UnreadBody},
             serving::serve_connections,
+            upgrades::{ReceivedBytes, UpgradableConnection, UpgradeContext},
         },
     },
 };
@@ -81,23 +83,28 @@ pub(super) async fn serve(
     let start = |Connection { stream, peer, open }: Connection| -> HyperConnection {
         let unread = UnreadBody::default();
         let watched = unread.clone();
+        let received = ReceivedBytes::default();
+        let counted = received.clone();
         let router = router.clone();
+        let connection = open.clone();
         // Not layers of the router, which would be built anew for each connection.
         let calls = service_fn(move |request: hyper::Request<Incoming>| {
             let mut request = watched.watch(request.map(Body::new));
             request.extensions_mut().insert(peer.clone());
+            request.extensions_mut().insert(UpgradeContext { open: open.clone(), received: counted.clone() });
             track_call(open.clone(), request, router.clone())
         });
         // HTTP/1.1 can only end a response early by closing the connection. A client that reads nothing for as long as the engines
         // allow would otherwise keep its connection for ever.
         let mut stream = TimeoutWriter::new(stream);
         stream.set_timeout(Some(engines.stall()));
-        let stream = LingeringClose::wrap(Box::pin(stream), unread);
+        let stream = ReceivedBytes::wrap(LingeringClose::wrap(Box::pin(stream), unread), received);
         let mut server = http1::Builder::new();
         // hyper needs a request's whole head in its read buffer.
         server.max_buf_size((config.header_bytes as usize).max(MIN_READ_BUFFER));
         server.timer(TokioTimer::new()).header_read_timeout(config.handshake);
-        Box::pin(server.serve_connection(TokioIo::new(stream), TowerToHyperService::new(calls)))
+        let server = server.serve_connection(TokioIo::new(stream), TowerToHyperService::new(calls));
+        Box::pin(UpgradableConnection::new(server.with_upgrades(), connection))
     };
     serve_connections(incoming, config, closing, start).await;
 }
@@ -144,6 +151,7 @@ fn router(state: ApiState) -> Router {
         .route("/v1/completions", with_options(post(completions::complete), "OPTIONS, POST"))
         .route("/v1/chat/completions", with_options(post(chat::refuse), "OPTIONS, POST"))
         .route("/v1/summaries", with_options(post(summaries::summarize), "OPTIONS, POST"))
+        .route("/v1/edit", with_options(get(editing::edit), "GET, OPTIONS"))
         .route("/v1/models", with_options(get(models::list), READS))
         .route("/v1/models/{name}", with_options(get(models::get), READS))
         .route("/v2", with_options(get(inference::server), READS))

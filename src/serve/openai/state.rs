@@ -46,7 +46,7 @@ pub(crate) struct ApiState {
     /// Holds the keys that requests need, if any.
     credentials: LiveCredentials,
     /// Maximum bytes of a body.
-    max_body_bytes: usize,
+    pub(super) max_body_bytes: usize,
     /// Maximum time for a body to arrive.
     upload_timeout: Duration,
     /// When the server started, in seconds since 1970.
@@ -75,9 +75,14 @@ impl ApiState {
         }
     }
 
+    /// Returns the tenant of a request. Fails if it needs a key and has none that is valid.
+    pub(super) fn tenant(&self, request: &Request) -> Result<Arc<str>, ApiError> {
+        Ok(principal(self.credentials.current().keys.as_ref(), request)?.tenant())
+    }
+
     /// Checks the key and the headers of a request with a body. Returns its tenant.
     pub(super) fn check_head(&self, request: &Request) -> Result<Arc<str>, ApiError> {
-        let tenant = principal(self.credentials.current().keys.as_ref(), request)?.tenant();
+        let tenant = self.tenant(request)?;
         if !is_json(request.headers()) {
             let found = request.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
             let found = found.map_or_else(|| "none".to_owned(), quoted);

@@ -52,9 +52,20 @@ pub(crate) struct OpenConnection {
     close: CancellationToken,
 }
 
+/// A connection that can finish its calls and then close.
+pub(crate) trait ClosingConnection: Future<Output = Result<(), hyper::Error>> + Send {
+    /// Takes no more requests, and closes when the calls in progress have ended.
+    fn close_gracefully(self: Pin<&mut Self>);
+}
+
+impl<C: GracefulConnection<Error = hyper::Error> + Send> ClosingConnection for C {
+    fn close_gracefully(self: Pin<&mut Self>) {
+        self.graceful_shutdown();
+    }
+}
+
 /// A connection of hyper's servers, for HTTP/1.1 or HTTP/2.
-pub(crate) type HyperConnection =
-    Pin<Box<dyn GracefulConnection<Error = hyper::Error, Output = Result<(), hyper::Error>> + Send>>;
+pub(crate) type HyperConnection = Pin<Box<dyn ClosingConnection>>;
 
 /// Why a connection ends before its client closes it.
 enum End {
@@ -102,6 +113,13 @@ impl OpenConnection {
         self.place.begin_keyless_call(&self.calls)
     }
 
+    /// Waits until no call is in progress.
+    #[cfg(feature = "http")]
+    pub(crate) async fn calls_ended(self) {
+        // The sender is a field of `self`, so there is no error.
+        let _ = self.calls.subscribe().wait_for(|calls| *calls == 0).await;
+    }
+
     /// Waits until the connection has to close in favour of another.
     pub(crate) async fn evicted(&self) {
         self.place.evicted().await;
@@ -123,7 +141,7 @@ impl OpenConnection {
             () = aged(limits.age, self.place.number()) => End::Aged,
             () = closing.cancelled() => End::ServerCloses,
         };
-        connection.as_mut().graceful_shutdown();
+        connection.as_mut().close_gracefully();
         let limit = match end {
             End::Evicted => EVICTION_TIME,
             End::Idle => IDLE_CLOSE_TIME,

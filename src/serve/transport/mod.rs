@@ -20,3 +20,5 @@ pub(super) mod serving;
 mod settings_ack;
 mod settings_limit;
 mod tls_identity;
+#[cfg(feature = "http")]
+pub(super) mod upgrades;

@@ -52,6 +52,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ("tower", &["serve"]),
     ("tower_http", &["serve"]),
     ("tokio_io_timeout", &["serve"]),
+    ("tungstenite", &["serve"]),
     // Opens files without waiting for a pipe's writer.
     ("libc", &["family", "kernels"]),
     ("lru", &["engine"]),

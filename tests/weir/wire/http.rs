@@ -76,6 +76,11 @@ impl Both {
         let _ = self.stop.take().map(|stop| stop.send(()));
     }
 
+    /// Waits until the server has ended.
+    pub(super) async fn ended(&mut self) {
+        (&mut self.task).await.unwrap().unwrap();
+    }
+
     pub(super) async fn at_rest(&self) {
         eventually("all resources are released", || {
             let load = self.engine.load();

@@ -9,6 +9,7 @@ mod codec_limits;
 mod collected;
 mod compression;
 mod connections;
+mod edit_socket;
 mod editing;
 mod errors;
 mod fairness;

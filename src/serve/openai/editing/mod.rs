@@ -1,0 +1,135 @@
+//! `/v1/edit`: a WebSocket that carries one call of `Edit`. Each message of the call is a text message in JSON.
+//!
+//! The call begins before the handshake is answered. So the key is checked, and the session has its place, while the server can
+//! still answer with a status.
+
+mod messages;
+mod session;
+
+use self::session::EditSocket;
+use super::{error::ApiError, state::ApiState};
+use crate::serve::{
+    in_process::ClientContext, middleware::body_limits::Reservation, transport::upgrades::UpgradeContext,
+};
+use axum::{
+    extract::{FromRequestParts, Request, State, WebSocketUpgrade},
+    http::{
+        HeaderMap, HeaderValue, StatusCode,
+        header::{AUTHORIZATION, SEC_WEBSOCKET_PROTOCOL, UPGRADE},
+    },
+    response::{IntoResponse, Response},
+};
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+use std::sync::Arc;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use weir_proto::v1::editing_client::EditingClient;
+
+/// The subprotocol of these messages.
+const PROTOCOL: &str = "weir.v1.edit";
+/// The beginning of a subprotocol that carries an API key, in the alphabet of base64 for URLs. A page cannot set headers of a
+/// WebSocket, and a key in the URL would be written to the logs of proxies.
+const KEY_PROTOCOL: &str = "weir.v1.bearer.";
+/// Size in bytes of the buffer of received data. A longer message takes more.
+const READ_BUFFER: usize = 8 << 10;
+
+/// Answers the handshake of a WebSocket, and edits a document over it.
+pub(super) async fn edit(State(state): State<ApiState>, mut request: Request) -> Response {
+    let key = add_key(request.headers_mut());
+    let (mut parts, body) = request.into_parts();
+    let Ok(client) = ClientContext::from_request_parts(&mut parts, &()).await;
+    let begun = match key {
+        Ok(()) => begin(state, &client, Request::from_parts(parts, body)).await,
+        Err(error) => Err(error),
+    };
+    client.with_request_id(begun.into_response())
+}
+
+/// Begins the call, and answers the handshake.
+async fn begin(state: ApiState, client: &ClientContext, request: Request) -> Result<Response, ApiError> {
+    let tenant = state.tenant(&request)?;
+    let (mut parts, _) = request.into_parts();
+    let context: Option<UpgradeContext> = parts.extensions.get().cloned();
+    let Ok(socket) = WebSocketUpgrade::from_request_parts(&mut parts, &()).await else { return Ok(not_a_handshake()) };
+    let UpgradeContext { open, received } = context.ok_or_else(|| {
+        let message = "a request without its connection";
+        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
+    })?;
+    let (requests, receiver) = mpsc::channel(1);
+    let mut service = EditingClient::new(state.services.calls.clone()).max_decoding_message_size(usize::MAX);
+    let responses = service.edit(client.call(ReceiverStream::new(receiver))).await?.into_inner();
+    let socket = socket
+        .protocols([PROTOCOL])
+        .max_frame_size(state.max_body_bytes)
+        .max_message_size(state.max_body_bytes)
+        .read_buffer_size(READ_BUFFER)
+        .write_buffer_size(0);
+    let call = open.begin_call();
+    let memory = Arc::clone(&state.services.memory);
+    let reserved = Reservation::new(Arc::clone(&memory), Arc::clone(&tenant));
+    let workers = state.services.workers;
+    let max_message = state.max_body_bytes;
+    Ok(socket.on_upgrade(async move |socket| {
+        received.begin(reserved);
+        let ending = open.ending().clone();
+        EditSocket { socket, requests, received, tenant, memory, workers, max_message }.run(responses, ending).await;
+        drop(call);
+    }))
+}
+
+/// Moves an API key from the subprotocols to `authorization`, where the server expects it.
+fn add_key(headers: &mut HeaderMap) -> Result<(), ApiError> {
+    let offered = headers.get_all(SEC_WEBSOCKET_PROTOCOL).iter().filter_map(|value| value.to_str().ok());
+    let offered = offered.flat_map(|value| value.split(',')).map(str::trim);
+    let keys: Vec<String> =
+        offered.filter_map(|protocol| protocol.strip_prefix(KEY_PROTOCOL)).map(str::to_owned).collect();
+    for key in keys {
+        let malformed = |_| {
+            let message = format!("Sec-WebSocket-Protocol: {KEY_PROTOCOL} must precede the API key in base64url");
+            ApiError::new(StatusCode::UNAUTHORIZED, "unauthenticated", message)
+        };
+        let decoded = URL_SAFE_NO_PAD.decode(key).map_err(|_| ()).map_err(malformed)?;
+        let value = [b"Bearer ", decoded.as_slice()].concat();
+        let mut value = HeaderValue::from_bytes(&value).map_err(|_| ()).map_err(malformed)?;
+        value.set_sensitive(true);
+        headers.append(AUTHORIZATION, value);
+    }
+    Ok(())
+}
+
+/// Refuses a request that is not a handshake.
+fn not_a_handshake() -> Response {
+    let message = "/v1/edit: expected the handshake of a WebSocket, with the headers `upgrade: websocket`, `connection: upgrade`, \
+                   `sec-websocket-version: 13` and `sec-websocket-key`; a proxy in between must pass them on";
+    let mut response = ApiError::new(StatusCode::UPGRADE_REQUIRED, "not_a_websocket", message).into_response();
+    response.headers_mut().insert(UPGRADE, HeaderValue::from_static("websocket"));
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn authorization(protocols: &[&str]) -> Result<Vec<String>, ApiError> {
+        let mut headers = HeaderMap::new();
+        for protocol in protocols {
+            headers.append(SEC_WEBSOCKET_PROTOCOL, protocol.parse().unwrap());
+        }
+        add_key(&mut headers)?;
+        Ok(headers.get_all(AUTHORIZATION).iter().map(|value| value.to_str().unwrap().to_owned()).collect())
+    }
+
+    #[test]
+    fn a_subprotocol_carries_the_key() {
+        let key = |key: &str| format!("{KEY_PROTOCOL}{}", URL_SAFE_NO_PAD.encode(key));
+        assert_eq!(authorization(&[PROTOCOL]).unwrap(), [""; 0]);
+        let both = format!("{PROTOCOL},  {}", key("a-key?>~"));
+        assert_eq!(authorization(&[&both]).unwrap(), ["Bearer a-key?>~"]);
+        assert_eq!(authorization(&[PROTOCOL, &key("b")]).unwrap(), ["Bearer b"]);
+        // Authentication refuses several.
+        assert_eq!(authorization(&[&key("a"), &key("b")]).unwrap().len(), 2);
+        for malformed in ["weir.v1.bearer.=", "weir.v1.bearer.CgA"] {
+            assert!(authorization(&[malformed]).is_err(), "{malformed}");
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! A WebSocket after its handshake: passes messages in both directions until one side closes.
+
+use super::messages::{RequestMessage, response_json};
+use crate::{
+    error::{Error, Result},
+    serve::{
+        completion_request::parse_json,
+        grpc::editing_messages::failed,
+        middleware::body_limits::{BodyMemory, Reservation},
+        openai::error::ApiError,
+        tokenization::TokenizationWorkers,
+        transport::upgrades::ReceivedBytes,
+    },
+};
+use axum::{
+    body::Bytes,
+    extract::ws::{CloseCode, CloseFrame, Message, Utf8Bytes, WebSocket, close_code},
+};
+use prost::Message as _;
+use std::{sync::Arc, time::Duration};
+use tokio::{
+    sync::mpsc::{OwnedPermit, Sender},
+    time::{interval, timeout},
+};
+use tokio_util::sync::CancellationToken;
+use tonic::{Status, Streaming};
+use weir_proto::v1::{EditRequest, EditResponse, document_closed::Reason, edit_response::Event};
+
+/// Time between two pings. It is shorter than the time after which common proxies close a silent connection.
+const PING_INTERVAL: Duration = Duration::from_secs(20);
+/// Maximum pings that a client may leave unanswered.
+const MAX_PINGS: u32 = 2;
+/// How long the client may take to answer the end of the WebSocket.
+const CLOSE_TIME: Duration = Duration::from_millis(400);
+/// Memory of a formatted response relative to its encoded length. Objects repeat the names of their fields.
+const FORMATTED: usize = 8;
+
+/// A WebSocket, and the call that it carries.
+pub(super) struct EditSocket {
+    pub(super) socket: WebSocket,
+    /// The call's requests.
+    pub(super) requests: Sender<EditRequest>,
+    /// The memory of received messages.
+    pub(super) received: ReceivedBytes,
+    pub(super) tenant: Arc<str>,
+    pub(super) memory: Arc<BodyMemory>,
+    /// Parse and format long messages.
+    pub(super) workers: TokenizationWorkers,
+    /// Maximum bytes of a message.
+    pub(super) max_message: usize,
+}
+
+/// Why the WebSocket ends.
+enum End {
+    /// The client has closed it, or is gone.
+    Client,
+    /// The server closes it, with a code and a reason of at most 123 bytes.
+    Server(CloseCode, &'static str),
+}
+
+impl EditSocket {
+    /// Passes messages on until the session ends or `ending` is cancelled.
+    pub(super) async fn run(mut self, mut responses: Streaming<EditResponse>, ending: CancellationToken) {
+        let end = self.exchange(&mut responses, &ending).await;
+        // Ends the call.
+        drop(responses);
+        if let End::Server(code, reason) = end {
+            let frame = CloseFrame { code, reason: Utf8Bytes::from_static(reason) };
+            let socket = &mut self.socket;
+            let close = async move {
+                socket.send(Message::Close(Some(frame))).await?;
+                // Closing a connection with unread data would discard what the client has not read yet.
+                while socket.recv().await.transpose()?.is_some() {}
+                Ok::<_, axum::Error>(())
+            };
+            // A client that is gone needs no answer.
+            let _ = timeout(CLOSE_TIME, close).await;
+        }
+    }
+
+    async fn exchange(&mut self, responses: &mut Streaming<EditResponse>, ending: &CancellationToken) -> End {
+        let mut pings = interval(PING_INTERVAL);
+        pings.tick().await;
+        let mut unanswered = 0;
+        let mut end = End::Server(close_code::ERROR, "the call ended early");
+        loop {
+            tokio::select! {
+                biased;
+                () = ending.cancelled() => {
+                    return End::Server(close_code::AWAY, "the server closes the connection; open the document again");
+                }
+                response = responses.message() => match response {
+                    Ok(Some(response)) => {
+                        if let Some(Event::Closed(closed)) = &response.event {
+                            end = end_of(closed.reason());
+                        }
+                        if self.send(response).await.is_err() {
+                            return End::Client;
+                        }
+                    }
+                    Ok(None) => return end,
+                    Err(status) => return self.fail(status).await,
+                },
+                _ = pings.tick() => {
+                    // While the call takes no more requests, no answers are read.
+                    let is_reading = self.requests.capacity() > 0;
+                    if is_reading && unanswered >= MAX_PINGS {
+                        return End::Client;
+                    }
+                    unanswered += 1;
+                    if self.socket.send(Message::Ping(Bytes::new())).await.is_err() {
+                        return End::Client;
+                    }
+                }
+                received = next_message(self.requests.clone(), &mut self.socket) => {
+                    unanswered = 0;
+                    let Some((permit, message)) = received else { return End::Client };
+                    let taken = match message {
+                        Ok(message) => parse(&self.workers, &self.tenant, message).await,
+                        Err(error) => return self.end_of_broken(error),
+                    };
+                    self.received.release();
+                    match taken {
+                        Ok(Some(request)) => drop(permit.send(request)),
+                        Ok(None) => drop(permit),
+                        Err(refused) => {
+                            drop(permit);
+                            if self.send(failed(None, &refused)).await.is_err() {
+                                return End::Client;
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Sends a response. Fails if the client is gone.
+    async fn send(&mut self, mut response: EditResponse) -> Result<(), axum::Error> {
+        let reserved = Reservation::new(Arc::clone(&self.memory), Arc::clone(&self.tenant));
+        if let Err(full) = reserved.add(response.encoded_len().saturating_mul(FORMATTED)) {
+            response = failed(request_id(&response), &full);
+        }
+        let bytes = response.encoded_len().saturating_mul(FORMATTED);
+        let formatted = self.workers.run(&self.tenant, bytes, move || response_json(&response).to_string()).await;
+        let text = formatted.unwrap_or_else(|error| ApiError::from(error).body().to_string());
+        self.socket.send(Message::Text(text.into())).await
+    }
+
+    /// Sends the error of a call that failed.
+    async fn fail(&mut self, status: Status) -> End {
+        let text = ApiError::from(status).body().to_string();
+        // A client that is gone needs no answer.
+        let _ = self.socket.send(Message::Text(text.into())).await;
+        End::Server(close_code::ERROR, "the call failed; the last message has the error")
+    }
+
+    /// Returns the end of a WebSocket from which no message could be read.
+    fn end_of_broken(&self, error: axum::Error) -> End {
+        use tungstenite::Error as Broken;
+        match error.into_inner().downcast_ref() {
+            Some(Broken::Capacity(_)) => {
+                tracing::info!(limit = self.max_message, "rejected a message that is too long");
+                End::Server(close_code::SIZE, "a message is longer than --max-message-bytes")
+            }
+            Some(Broken::Utf8(_)) => End::Server(close_code::INVALID, "a text message is not UTF-8"),
+            Some(Broken::Protocol(_)) => End::Server(close_code::PROTOCOL, "a frame breaks RFC 6455"),
+            // Memory ran out, or the connection broke: then nothing can be sent.
+            Some(Broken::Io(_)) => End::Server(close_code::AGAIN, "no memory for the message now; try again later"),
+            _ => End::Client,
+        }
+    }
+}
+
+/// Returns the end of a WebSocket whose session has ended.
+fn end_of(reason: Reason) -> End {
+    match reason {
+        Reason::Client => End::Server(close_code::NORMAL, "closed by the client"),
+        Reason::Idle => End::Server(close_code::AWAY, "idle; open the document again"),
+        Reason::Draining => End::Server(close_code::AWAY, "the server shuts down; open the document on another one"),
+        Reason::ModelChanged => End::Server(close_code::AWAY, "the model has changed; open the document again"),
+        Reason::Unspecified => End::Server(close_code::ERROR, "closed for no known reason"),
+    }
+}
+
+/// Returns the id of the request that a response answers.
+fn request_id(response: &EditResponse) -> Option<u64> {
+    match &response.event {
+        Some(Event::Completions(completions)) => Some(completions.id),
+        Some(Event::Scores(scores)) => Some(scores.id),
+        _ => None,
+    }
+}
+
+/// Waits until the call takes another request, and reads a message. Returns `None` if the client is gone. Cancel safe.
+async fn next_message(
+    requests: Sender<EditRequest>,
+    socket: &mut WebSocket,
+) -> Option<(OwnedPermit<EditRequest>, Result<Message, axum::Error>)> {
+    let Ok(permit) = requests.reserve_owned().await else {
+        // The call has ended: its last responses follow.
+        return std::future::pending().await;
+    };
+    Some((permit, socket.recv().await?))
+}
+
+/// Parses a message, on a worker if it is long. Returns `None` for one that is not the call's, such as the answer to a ping.
+async fn parse(workers: &TokenizationWorkers, tenant: &Arc<str>, message: Message) -> Result<Option<EditRequest>> {
+    let text = match message {
+        Message::Text(text) => text,
+        Message::Binary(_) => {
+            let why = "the message: expected a text message in JSON, not a binary one".to_owned();
+            return Err(Error::Unreadable { field: None, why });
+        }
+        Message::Ping(_) | Message::Pong(_) | Message::Close(_) => return Ok(None),
+    };
+    let bytes = text.len();
+    let read = move || parse_json::<RequestMessage>(text.as_bytes(), "the message").map(RequestMessage::into_request);
+    workers.run(tenant, bytes, read).await.flatten().map(Some)
+}

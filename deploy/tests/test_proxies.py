@@ -9,6 +9,7 @@ import http.client
 import json
 import os
 import queue
+import socket
 import statistics
 import threading
 import time
@@ -264,3 +265,57 @@ def test_prompts_with_a_common_prefix_use_one_cache(pair: List[Replica], sender:
         # A request without a prompt, or with several prompts, goes to any replica.
         assert post(proxy.http, {}).status == 400
         assert post(proxy.http, {"prompt": [PROMPT, PROMPT], "max_tokens": 5}).status == 200
+
+
+class EditSocket:
+    """A WebSocket of `/v1/edit`, with only what the test needs: short text messages, and no pings."""
+
+    def __init__(self, address: str) -> None:
+        host, port = address.rsplit(":", 1)
+        self._socket = socket.create_connection((host, int(port)), timeout=local.TIMEOUT)
+        self._file = self._socket.makefile("rb")
+        fields = ["upgrade: websocket", "connection: Upgrade", "sec-websocket-version: 13", "sec-websocket-key: " + "A" * 22 + "=="]
+        head = [f"GET /v1/edit HTTP/1.1\r\nhost: {address}", f"origin: http://{address}", *fields, "\r\n"]
+        self._socket.sendall("\r\n".join(head).encode())
+        self.head = b"".join(iter(self._file.readline, b"\r\n")).decode()
+
+    def send(self, message: Any) -> None:
+        """Sends a message of at most 125 bytes, masked with zeros."""
+        data = json.dumps(message).encode()
+        self._socket.sendall(bytes([0x81, 0x80 | len(data), 0, 0, 0, 0]) + data)
+
+    def receive(self) -> bytes:
+        """Returns the next frame's data."""
+        length = self._file.read(2)[1]
+        if length == 126:
+            length = int.from_bytes(self._file.read(2), "big")
+        return self._file.read(length)
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._file.close()
+        self._socket.close()
+
+
+def test_a_websocket_passes_and_ends_with_its_replica(name: str, pair: List[Replica]) -> None:
+    """A session through a proxy is closed when its replica shuts down, and another one opens on the other replica."""
+    with Proxy(name, pair, SHORT_BUFFERING) as proxy:
+        wait(proxy)
+        session = EditSocket(proxy.http)
+        assert session.head.startswith("HTTP/1.1 101 "), session.head
+        session.send({"open": {"text": PROMPT}})
+        assert json.loads(session.receive()) == {"applied": {"revision": 0, "text_bytes": len(PROMPT)}}
+        # Longer than the time-out of requests.
+        time.sleep(PAUSE)
+        session.send({"complete": {"id": 1, "cursor_byte": len(PROMPT)}})
+        assert json.loads(session.receive())["completions"]["items"]
+        holder = next(replica for replica in pair if replica.metric("edit_sessions") > 0)
+        holder.end(killed=False)
+        assert json.loads(session.receive()) == {"closed": {"reason": "draining"}}
+        assert session.receive()[:2] == (1001).to_bytes(2, "big")
+        session.close()
+        again = EditSocket(proxy.http)
+        assert again.head.startswith("HTTP/1.1 101 "), again.head
+        again.send({"open": {"text": PROMPT}})
+        assert "applied" in json.loads(again.receive())
+        again.close()

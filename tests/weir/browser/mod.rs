@@ -1,6 +1,7 @@
 //! The playground in headless Chromium, controlled through WebDriver (W3C). The tests are skipped with a message if it is not
 //! installed, unless `WEIR_REQUIRE_BROWSER=1`. `WEIR_SCREENSHOTS=FOLDER` saves screenshots there.
 
+mod editor;
 mod playground;
 mod report;
 mod settings;

@@ -113,7 +113,10 @@ fn status(refused: Result<(Client, Response), Box<Response>>) -> u16 {
 async fn a_document_is_edited_over_a_websocket_as_over_grpc() {
     let server = within(TransportConfig::default()).await;
     let mut client = Client::open(&server, "ab cd ");
-    let complete = |id: u64| json!({ "complete": { "id": id, "cursor_byte": 6, "count": 3, "until": "max_chars", "max_chars": 2 } });
+    let complete = |id: u64| {
+        let fields = json!({ "id": id, "cursor_byte": 6, "count": 3, "until": "max_chars", "max_chars": 2 });
+        json!({ "complete": fields })
+    };
     let completions = client.ask(&complete(1))["completions"].take();
     assert_eq!(
         (&completions["id"], &completions["revision"], &completions["cut"]),

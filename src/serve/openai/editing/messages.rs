@@ -134,7 +134,10 @@ pub(super) fn response_json(response: &v1::EditResponse) -> Value {
 }
 
 fn completions_json(completions: &v1::DocumentCompletions) -> Value {
-    let item = |v1::CompletionItem { text, logprob, chars, boundaries }: &v1::CompletionItem| json!({ "text": text, "logprob": logprob, "chars": chars, "boundaries": boundaries });
+    let item = |item: &v1::CompletionItem| {
+        let v1::CompletionItem { text, logprob, chars, boundaries } = item;
+        json!({ "text": text, "logprob": logprob, "chars": chars, "boundaries": boundaries })
+    };
     json!({
         "id": completions.id,
         "revision": completions.revision,

@@ -71,9 +71,10 @@ const headers = () => {
 
 /** A failed request, in the page's words; `field` is the refused field of the API. */
 class RequestError extends Error {
-  constructor(words, field) {
+  constructor(words, field, needsKey = false) {
     super(words);
     this.field = field;
+    this.needsKey = needsKey;
   }
 }
 
@@ -90,7 +91,7 @@ async function refusal(response) {
       at("access").open = true;
       return new RequestError(at("key").value.trim()
         ? "The server does not accept this API key. Check it in the field at the top."
-        : "This server needs an API key. Enter it in the field at the top.");
+        : "This server needs an API key. Enter it in the field at the top.", null, true);
     case 429:
       return new RequestError(`The server is busy and takes no more requests now. ${again}`);
     case 503:
@@ -199,9 +200,21 @@ class Task {
     return text === "" ? null : Number(text);
   }
 
-  async run(work) {
+  /** Starts the work, unless it runs. */
+  run(work) {
     // The keyboard shortcut also works while the button is disabled.
-    if (this.stopping) return;
+    if (!this.stopping) this.done = this.perform(work);
+    return this.done;
+  }
+
+  /** Stops the work that runs, and starts it again. */
+  async restart(work) {
+    this.stop();
+    await this.done;
+    return this.run(work);
+  }
+
+  async perform(work) {
     this.go.disabled = true;
     this.halt.disabled = false;
     this.showStatus("");

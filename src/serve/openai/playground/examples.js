@@ -35,6 +35,7 @@ function showExamples(root, input, examples) {
     // A long document shows its beginning.
     if (text.length > 200) area.setSelectionRange(0, 0);
     area.scrollTop = 0;
+    area.dispatchEvent(new Event("input", { bubbles: true }));
   })));
 }
 

@@ -22,6 +22,9 @@ const PAGE: &str = concat!(
     include_str!("examples.js"),
     include_str!("generate.js"),
     include_str!("summarize.js"),
+    include_str!("edit_text.js"),
+    include_str!("edit_socket.js"),
+    include_str!("edit.js"),
     include_str!("page.js"),
     "</script>\n</body>\n</html>\n",
 );

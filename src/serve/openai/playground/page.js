@@ -1,19 +1,21 @@
-const TABS = ["tab-generate", "tab-summarize"];
+const TABS = ["tab-generate", "tab-summarize", "tab-edit"];
 
-/** Shows one of the two tabs. */
+/** Shows one of the tabs. */
 function openTab(chosen) {
   for (const id of TABS) {
     at(id).setAttribute("aria-selected", String(id === chosen));
     at(id).tabIndex = id === chosen ? 0 : -1;
     at(at(id).getAttribute("aria-controls")).hidden = id !== chosen;
   }
+  at(at(chosen).getAttribute("aria-controls")).dispatchEvent(new Event("shown"));
 }
 
 for (const id of TABS) {
   at(id).addEventListener("click", () => openTab(id));
   at(id).addEventListener("keydown", (event) => {
-    if (event.key !== "ArrowLeft" && event.key !== "ArrowRight") return;
-    const other = TABS.find((tab) => tab !== id);
+    const step = { ArrowLeft: TABS.length - 1, ArrowRight: 1 }[event.key];
+    if (!step) return;
+    const other = TABS[(TABS.indexOf(id) + step) % TABS.length];
     openTab(other);
     at(other).focus();
   });
@@ -43,7 +45,7 @@ function factsOf(name) {
 
 /** Shows what depends on the chosen models and settings. */
 function showFacts() {
-  for (const [facts, select] of [["facts-a", "model-a"], ["facts-b", "model-b"], ["facts-summary", "summary-model"]]) {
+  for (const [facts, select] of [["facts-a", "model-a"], ["facts-b", "model-b"], ["facts-summary", "summary-model"], ["facts-edit", "edit-model"]]) {
     const repeats = select === "model-b" && at(select).value === at("model-a").value;
     at(facts).textContent = repeats ? "" : factsOf(at(select).value);
   }
@@ -71,6 +73,8 @@ async function models() {
   const first = (models) => (models[0] || { id: "" }).id;
   fill("model-a", named(generators), first(generators.filter((model) => model.pooled)) || first(generators));
   fill("model-b", [option("", "no model"), ...named(generators)], "");
+  const completers = generators.filter((model) => model.token !== "piece");
+  fill("edit-model", named(completers), first(completers.filter((model) => model.pooled)) || first(completers));
   fill("summary-model", named(summarizers), first(summarizers));
   at("no-readers").hidden = summarizers.length > 0;
   if (!generators.length && summarizers.length) openTab("tab-summarize");
@@ -78,16 +82,18 @@ async function models() {
   if (link) applyLink();
 }
 
-const chosen = () => (at("generating").hidden ? summary : generation);
+const chosen = () => (!at("generating").hidden ? generation : !at("editing").hidden ? editing : summary);
 showExamples("prompts", "prompt", PROMPTS);
 showExamples("documents", "document", DOCUMENTS);
+showExamples("beginnings", "editor", PROMPTS);
 showHistory();
 showFacts();
 at("forget").addEventListener("click", () => writeHistory([]));
 at("link").addEventListener("click", () => copyLink("tab-generate"));
 at("summary-link").addEventListener("click", () => copyLink("tab-summarize"));
+at("edit-link").addEventListener("click", () => copyLink("tab-edit"));
 at("summary-copy").replaceWith(Object.assign(copyButton("Copy", () => at("summary").textContent), { id: "summary-copy" }));
-at("key").addEventListener("change", () => chosen().run(models));
+at("key").addEventListener("change", () => (chosen() === editing ? editing.restart(edit) : chosen().run(models)));
 addEventListener("hashchange", () => {
   link = location.hash;
   // Otherwise `models` applies it.

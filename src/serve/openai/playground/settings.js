@@ -5,6 +5,11 @@ const SETTINGS = {
     stop: "stop-strings",
   },
   "tab-summarize": { model: "summary-model", beam_size: "beam", min_tokens: "min-tokens", max_tokens: "max-tokens" },
+  "tab-edit": { model: "edit-model", until: "until" },
+};
+/** What the link of a tab has. */
+const LINKED = {
+  "tab-generate": "the prompt and the settings", "tab-summarize": "the settings, not the document", "tab-edit": "the settings, not the text",
 };
 /** Settings that can be long, as a sentence names them. */
 const LONG_SETTINGS = { prompt: "prompt has", stop: "stop strings have" };
@@ -68,7 +73,7 @@ async function copyLink(tab) {
     return;
   }
   history.replaceState(null, "", `#${settings}`);
-  const what = tab === "tab-generate" ? "the prompt and the settings" : "the settings, not the document";
+  const what = LINKED[tab];
   const done = await copy(location.href).then(() => `Link copied, with ${what}.`, () => `The address of this page now has ${what}.`);
   chosen().showStatus(done);
 }

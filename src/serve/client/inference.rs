@@ -22,11 +22,12 @@ use weir_proto::v1::{
 /// Maximum bytes of a message: the models' vocabularies, the segments of a long text, or a summary.
 pub(super) const MESSAGE_BYTES: usize = 64 << 20;
 
-/// A connection to a server's inference services, with the API key that its calls carry.
+/// A connection to a server's inference services, with the API key that its calls carry. Clones share the connection.
+#[derive(Clone)]
 pub struct InferenceClient {
-    peer: Peer,
+    pub(super) peer: Peer,
     pub(super) channel: Channel,
-    authorization: Option<MetadataValue<Ascii>>,
+    pub(super) authorization: Option<MetadataValue<Ascii>>,
 }
 
 impl InferenceClient {

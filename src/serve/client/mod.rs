@@ -3,6 +3,8 @@
 
 mod certificate_errors;
 mod connection;
+pub mod editing;
+mod in_memory;
 pub mod inference;
 mod probe;
 pub mod streams;

@@ -51,6 +51,7 @@ BUILT = "the tests run after the build"
 EXAMPLES = "tests/weir/examples.rs runs the examples"
 CI = ".ci runs it"
 DOCKER = "the tests have no Docker; tests/weir/operations.rs checks the image's settings"
+EDITOR = "it waits for an editor; tests/weir/lsp starts it"
 CLUSTER = "the tests have no cluster; deploy/tests checks the manifests against their schemas"
 MONITORING = "deploy/tests/test_monitoring.py runs it where promtool is installed"
 SYSTEMD = "the tests change no system; .ci/package installs the package into a folder, and tests/weir/systemd.rs checks the unit"
@@ -407,6 +408,11 @@ PAGES: Dict[str, List[Step]] = {
             (("report --models", f"report 127.0.0.1:50051 {SHORT} --models"),),
             ("latency-report.json", r"\[.*VANILLA.*\]\s*"),
         ),
+    ],
+    "docs/lsp.md": [
+        Elsewhere("weir lsp", EDITOR),
+        Elsewhere("weir lsp --model english --dtype int8 --threads 2 --count 5 --until line", EDITOR),
+        Elsewhere("weir lsp --server https://weir.example.org --tls-ca ca.pem --api-key-file key", EDITOR),
     ],
     "docs/open-inference.md": [
         Serves("weir serve --http-listen 127.0.0.1:8000", granted=True),

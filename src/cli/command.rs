@@ -3,7 +3,7 @@
 #[cfg(feature = "candle")]
 use super::verify;
 use super::{
-    admin, bench, codec, color, completions, convert, generate, health, init, inspect, man, pull, report, score,
+    admin, bench, codec, color, completions, convert, generate, health, init, inspect, lsp, man, pull, report, score,
     segment, serve, summarize,
 };
 use clap::{Parser, Subcommand};
@@ -36,6 +36,8 @@ pub(super) enum Command {
     Score(score::Args),
     /// Show where a text's segments end.
     Segment(segment::Args),
+    /// Complete texts in editors: a language server on standard input and output.
+    Lsp(lsp::Args),
     /// Compress texts losslessly with a model.
     Compress(codec::CompressArgs),
     /// Decompress texts with the model that compressed them.

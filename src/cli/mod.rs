@@ -13,6 +13,7 @@ pub mod health;
 pub mod init;
 pub mod inspect;
 mod local_models;
+pub mod lsp;
 pub mod man;
 pub mod model;
 mod model_source;
@@ -65,6 +66,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Summarize(args) => summarize::run(args, color),
         Command::Score(args) => score::run(args),
         Command::Segment(args) => segment::run(args, color),
+        Command::Lsp(args) => lsp::run(args),
         Command::Compress(args) => codec::run_compress(args),
         Command::Decompress(args) => codec::run_decompress(args),
         Command::Convert(args) => convert::run(args),

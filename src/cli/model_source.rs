@@ -5,12 +5,20 @@ use super::{
     network::{ApiKeyArgs, TlsArgs, runtime},
 };
 use crate::{
+    config::TransportConfig,
     decode::contract::Model,
+    engine::Limits,
     error::{Error, Result, printable},
-    serve::client::inference::{self, InferenceClient, MessageStream},
+    serve::{
+        self, Engines, Listener,
+        client::inference::{self, InferenceClient, MessageStream},
+    },
 };
-use std::{io::Write, path::PathBuf, sync::Arc};
-use tokio::runtime::Runtime;
+use std::{future::pending, io::Write, path::PathBuf, sync::Arc};
+use tokio::{runtime::Runtime, sync::mpsc};
+
+/// Connections of this process to itself that wait.
+const WAITING_CONNECTIONS: usize = 4;
 
 /// Flags for a model in this process, by clap's ids. With a server they have no effect, because the server loaded the model or the
 /// command sends text only.
@@ -59,6 +67,13 @@ pub(super) struct ServedModel {
     pub(super) name: Option<String>,
 }
 
+/// The parts of a served model.
+pub(super) struct ServedParts {
+    pub(super) runtime: Runtime,
+    pub(super) client: InferenceClient,
+    pub(super) name: Option<String>,
+}
+
 impl ModelSourceArgs {
     /// Connects to the server, or loads the checkpoint and prints where it runs. Fails if the server is unreachable, or if the
     /// checkpoint cannot be read or is invalid.
@@ -84,6 +99,27 @@ impl ModelSourceArgs {
 }
 
 impl ServedModel {
+    /// Serves a model to this process alone. Fails as [`Engines::launch`] does.
+    pub(super) fn in_process(model: Arc<dyn Model>, limits: Limits) -> Result<Self> {
+        let runtime = runtime()?;
+        let engines = Engines::default();
+        engines.add(engines.launch(model, limits, None)?)?;
+        let (connections, accepted) = mpsc::channel(WAITING_CONNECTIONS);
+        let config = TransportConfig::default();
+        runtime.spawn(serve::run(Listener::InProcess(accepted), engines, pending(), config));
+        let client = {
+            let _guard = runtime.enter();
+            InferenceClient::in_process(connections)
+        };
+        Ok(Self { runtime, client, name: None })
+    }
+
+    /// Returns the parts, for concurrent calls.
+    pub(super) fn into_parts(self) -> ServedParts {
+        let Self { runtime, client, name } = self;
+        ServedParts { runtime, client, name }
+    }
+
     /// Returns the server's description of a model that continues and scores texts. `None` if no name is given and not exactly one
     /// model can answer the call, which then fails with the server's reason.
     pub(super) fn describe(&self) -> Result<Option<inference::Model>> {

@@ -28,6 +28,7 @@ mod hugging_face;
 mod lex;
 mod logging;
 mod lslm;
+mod lsp;
 mod metric_rules;
 mod mistakes;
 mod mixed_load;

@@ -67,6 +67,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ("clap_complete", &["cli"]),
     ("clap_mangen", &["cli"]),
     ("indicatif", &["cli"]),
+    ("lsp_server", &["cli"]),
     ("tracing_subscriber", &["cli"]),
     ("tracing_appender", &["cli"]),
     ("safetensors", &["cli"]),

@@ -1,0 +1,97 @@
+//! `weir lsp`: a language server on standard input and output, which completes texts with a model in this process or on a server.
+//!
+//! Both are reached by the same gRPC calls: a model in this process is served to the process itself. One loop takes the client's
+//! messages (`server`); each document that asks for completions has a stream of `Editing.Edit` (`session`).
+
+mod args;
+mod channels;
+mod completion;
+mod documents;
+mod framing;
+mod outbox;
+mod protocol;
+mod server;
+mod session;
+mod sessions;
+mod text;
+
+pub use args::Args;
+
+use super::model_source::{ModelSource, ServedModel, ServedParts, narrow};
+use crate::{
+    engine::Limits,
+    error::{Error, Result},
+    serve::client::{
+        editing::{EditAction, EditEvent, EditRequest, OpenDocument},
+        inference::{InferenceClient, size},
+    },
+};
+use documents::{DocumentLimits, Documents};
+use server::LanguageServer;
+use session::CompletionOptions;
+use sessions::Sessions;
+use std::{
+    io::{BufReader, stdin, stdout},
+    time::Duration,
+};
+use tokio::sync::mpsc;
+
+/// Memory for the states of texts, if the model runs in this process.
+const CACHE_BYTES: usize = 128 << 20;
+/// Maximum bytes of text before the cursor that the model reads. A jump to another place computes as many.
+const CONTEXT_BYTES: usize = 8 << 10;
+/// Events of sessions that wait.
+const WAITING_EVENTS: usize = 64;
+/// How long the runtime may take to stop.
+const STOP_TIMEOUT: Duration = Duration::from_millis(100);
+
+/// Runs the command until the client exits. Fails if the checkpoint is invalid, if the server rejects the first call, if the model
+/// does not continue texts, if the client's messages cannot be read, or if it leaves without `shutdown`.
+pub fn run(args: Args) -> Result<()> {
+    let served = match args.model.open()? {
+        ModelSource::Process(model) => {
+            let limits = Limits { cache_bytes: CACHE_BYTES, calibration: Duration::ZERO, ..Limits::default() };
+            ServedModel::in_process(model, limits)?
+        }
+        ModelSource::Server(served) => served,
+    };
+    let name = served.name.clone();
+    served.call(async |client| check_editing(client, name).await)?;
+    let described = served.describe()?.ok_or_else(|| served.changed())?;
+    let max_symbols = size(described.limits.unwrap_or_default().max_symbols);
+    // Half, because normalising may turn a character into several.
+    let context_bytes = CONTEXT_BYTES.min(max_symbols.saturating_sub(args.max_chars) / 2).max(1);
+    let ServedParts { runtime, client, name } = served.into_parts();
+    let options = CompletionOptions {
+        model: name,
+        count: narrow("--count", args.count)?,
+        until: args.until.into(),
+        max_chars: narrow("--max-chars", args.max_chars)?,
+    };
+    let input = channels::read(BufReader::new(stdin()))?;
+    let (output, writer) = channels::write(stdout())?;
+    let (sender, events) = mpsc::channel(WAITING_EVENTS);
+    let sessions = Sessions::new(client, options, context_bytes, sender);
+    let server = LanguageServer::new(Documents::new(DocumentLimits::default()), sessions);
+    let served = runtime.block_on(server.run(input, events, output));
+    runtime.shutdown_timeout(STOP_TIMEOUT);
+    let written = writer.join().map_err(|_| Error::Internal("the thread that writes to stdout panicked".into()))?;
+    served.and(written.map_err(Error::io("stdout")))
+}
+
+/// Opens an empty document and closes it. Fails with the server's reason if it is refused.
+async fn check_editing(client: &InferenceClient, model: Option<String>) -> Result<()> {
+    let (requests, receiver) = mpsc::channel(1);
+    let open = OpenDocument { model, ..OpenDocument::default() };
+    // Never fails: the channel is empty.
+    let _ = requests.try_send(EditRequest { action: Some(EditAction::Open(open)) });
+    drop(requests);
+    let mut responses = client.edit(receiver).await?;
+    match responses.next().await?.and_then(|response| response.event) {
+        Some(EditEvent::Applied(_)) => Ok(()),
+        Some(EditEvent::Failed(failure)) => {
+            Err(Error::Remote { server: client.address().to_owned(), answer: failure.message })
+        }
+        _ => Err(client.incomplete("an answer to open")),
+    }
+}

@@ -1,0 +1,95 @@
+//! Messages for the client.
+
+use super::{
+    completion::WaitingRequest,
+    documents::Documents,
+    protocol::{self, Severity},
+    text::PositionEncoding,
+};
+use crate::{
+    error::{clip, printable},
+    serve::client::editing::CompletionItem,
+};
+use lsp_server::{ErrorCode, RequestId};
+use serde_json::Value;
+use std::{collections::BTreeSet, io::Write};
+
+/// Reports that are remembered, so that they are not repeated.
+const REPORTS: usize = 64;
+/// Maximum bytes of a report.
+const REPORT_BYTES: usize = 1000;
+
+/// Where a report is shown, in addition to stderr.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    /// In front of the user.
+    Message,
+    /// In the editor's log.
+    Log,
+}
+
+/// Messages that wait to be sent.
+#[derive(Debug)]
+pub(super) struct Outbox {
+    /// Encoding of positions, as negotiated.
+    pub(super) encoding: PositionEncoding,
+    messages: Vec<Value>,
+    reported: BTreeSet<String>,
+}
+
+impl Outbox {
+    pub(super) fn new() -> Self {
+        Self { encoding: PositionEncoding::Utf16, messages: Vec::new(), reported: BTreeSet::new() }
+    }
+
+    /// Takes the messages.
+    pub(super) fn take(&mut self) -> Vec<Value> {
+        std::mem::take(&mut self.messages)
+    }
+
+    /// Answers a request.
+    pub(super) fn respond(&mut self, id: &RequestId, result: Value) {
+        self.messages.push(protocol::response(id, result));
+    }
+
+    /// Answers a request with completions.
+    pub(super) fn complete(&mut self, documents: &Documents, request: &WaitingRequest, items: &[CompletionItem]) {
+        let WaitingRequest { id, kind, uri, cursor, .. } = request;
+        self.respond(id, kind.result(documents.text(uri), *cursor, self.encoding, items));
+    }
+
+    /// Answers a request with an error.
+    pub(super) fn fail(&mut self, id: Option<&RequestId>, code: ErrorCode, message: &str) {
+        self.messages.push(protocol::failure(id, code, message));
+    }
+
+    /// Answers requests whose text has changed.
+    pub(super) fn overtaken(&mut self, requests: impl IntoIterator<Item = WaitingRequest>) {
+        for request in requests {
+            self.fail(Some(&request.id), ErrorCode::ContentModified, "the document changed");
+        }
+    }
+
+    /// Reports a problem or its end, unless it was reported before.
+    pub(super) fn report(&mut self, place: Place, severity: Severity, message: &str) {
+        let message = format!("weir: {}", clip(&printable(message), REPORT_BYTES));
+        if self.reported.contains(&message) {
+            return;
+        }
+        // `eprintln!` would panic if stderr is closed.
+        let _ = writeln!(std::io::stderr(), "{message}");
+        self.messages.push(match place {
+            Place::Message => protocol::show_message(severity, &message),
+            Place::Log => protocol::log_message(severity, &message),
+        });
+        if self.reported.len() >= REPORTS {
+            self.reported.clear();
+        }
+        self.reported.insert(message);
+    }
+
+    /// Lets reports be repeated.
+    pub(super) fn forget_reports(&mut self) {
+        self.reported.clear();
+    }
+}

@@ -1,0 +1,208 @@
+//! The language server: takes the client's messages and the sessions' events, one at a time.
+
+use super::{
+    channels::Input,
+    completion::{CompletionKind, WaitingRequest},
+    documents::{Documents, Refusal},
+    outbox::{Outbox, Place},
+    protocol::{
+        CancelParams, ChangeParams, CloseParams, CompletionParams, DocumentItem, InitializeParams, OpenParams, Severity,
+    },
+    session::SessionEvent,
+    sessions::Sessions,
+    text::PositionEncoding,
+};
+use crate::error::{Error, Result};
+use lsp_server::{ErrorCode, Message, Notification, Request};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+
+/// Documents are sent whole once, then by their changes.
+const INCREMENTAL: u8 = 2;
+
+/// Where the connection is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// Before `initialize`.
+    Created,
+    Running,
+    /// After `shutdown`.
+    ShutDown,
+}
+
+/// The next step after a message.
+enum Next {
+    Read,
+    Exit,
+}
+
+/// The language server of one client.
+pub(super) struct LanguageServer {
+    phase: Phase,
+    documents: Documents,
+    sessions: Sessions,
+    out: Outbox,
+}
+
+impl LanguageServer {
+    pub(super) fn new(documents: Documents, sessions: Sessions) -> Self {
+        Self { phase: Phase::Created, documents, sessions, out: Outbox::new() }
+    }
+
+    /// Serves the client until it exits. Fails if it does so without `shutdown`, or if its messages cannot be read. Ends early if
+    /// `output` is closed.
+    pub(super) async fn run(
+        mut self,
+        mut input: mpsc::Receiver<Input>,
+        mut events: mpsc::Receiver<SessionEvent>,
+        output: mpsc::Sender<Value>,
+    ) -> Result<()> {
+        loop {
+            let next = tokio::select! {
+                biased;
+                Some(event) = events.recv() => {
+                    self.sessions.take(event, &self.documents, &mut self.out);
+                    Next::Read
+                }
+                received = input.recv() => match received {
+                    Some(Input::Message(message)) => self.take(message),
+                    Some(Input::Wrong { id, code, why }) => {
+                        self.out.fail(id.as_ref(), code, &why);
+                        self.out.report(Place::Log, Severity::Error, &why);
+                        Next::Read
+                    }
+                    Some(Input::Broken(error)) => return Err(error),
+                    None => Next::Exit,
+                },
+            };
+            for message in self.out.take() {
+                if output.send(message).await.is_err() {
+                    return Ok(());
+                }
+            }
+            if let Next::Exit = next {
+                let early = || Error::Unreadable { field: None, why: "the client left without shutdown".into() };
+                return if self.phase == Phase::ShutDown { Ok(()) } else { Err(early()) };
+            }
+        }
+    }
+
+    fn take(&mut self, message: Message) -> Next {
+        match message {
+            Message::Request(request) => self.answer(request),
+            Message::Notification(notification) if notification.method == "exit" => return Next::Exit,
+            Message::Notification(notification) if self.phase == Phase::Running => self.notice(notification),
+            // This server sends no requests.
+            Message::Notification(_) | Message::Response(_) => {}
+        }
+        Next::Read
+    }
+
+    fn answer(&mut self, request: Request) {
+        let Request { id, method, params } = request;
+        let done = match (self.phase, &*method) {
+            (Phase::Created, "initialize") => parse(params).map(|params| Some(self.initialize(params))),
+            (Phase::Created, _) => Err((ErrorCode::ServerNotInitialized, "expected initialize first".into())),
+            (Phase::ShutDown, _) => Err((ErrorCode::InvalidRequest, "expected exit after shutdown".into())),
+            (Phase::Running, "initialize") => Err((ErrorCode::InvalidRequest, "expected one initialize".into())),
+            (Phase::Running, "shutdown") => {
+                self.phase = Phase::ShutDown;
+                for request in self.sessions.close_all() {
+                    self.out.fail(Some(&request.id), ErrorCode::RequestCanceled, "the server shuts down");
+                }
+                Ok(Some(Value::Null))
+            }
+            (Phase::Running, "textDocument/completion") => {
+                parse(params).map(|params| self.complete(&id, CompletionKind::List, params))
+            }
+            (Phase::Running, "textDocument/inlineCompletion") => {
+                parse(params).map(|params| self.complete(&id, CompletionKind::Inline, params))
+            }
+            (Phase::Running, _) => Err((ErrorCode::MethodNotFound, format!("unknown method {method:?}"))),
+        };
+        match done {
+            Ok(Some(result)) => self.out.respond(&id, result),
+            Ok(None) => {}
+            Err((code, why)) => self.out.fail(Some(&id), code, &why),
+        }
+    }
+
+    fn initialize(&mut self, params: InitializeParams) -> Value {
+        self.phase = Phase::Running;
+        // Offsets in UTF-8 are those of the text here.
+        if params.position_encodings().iter().any(|name| name == PositionEncoding::Utf8.name()) {
+            self.out.encoding = PositionEncoding::Utf8;
+        }
+        json!({
+            "serverInfo": { "name": "weir", "version": env!("CARGO_PKG_VERSION") },
+            "capabilities": {
+                "positionEncoding": self.out.encoding.name(),
+                "textDocumentSync": { "openClose": true, "change": INCREMENTAL },
+                "completionProvider": {},
+                "inlineCompletionProvider": {},
+            },
+        })
+    }
+
+    /// Begins to complete a document. Returns `None`, because the answer comes later.
+    fn complete(
+        &mut self,
+        id: &lsp_server::RequestId,
+        kind: CompletionKind,
+        params: CompletionParams,
+    ) -> Option<Value> {
+        let CompletionParams { text_document, position } = params;
+        let uri = text_document.uri;
+        let text = self.documents.text(&uri);
+        let cursor = text.map_or(0, |text| text.offset(position, self.out.encoding));
+        let request = WaitingRequest { id: id.clone(), kind, uri, cursor, attempts: 0 };
+        self.sessions.complete(&self.documents, request, &mut self.out);
+        None
+    }
+
+    fn notice(&mut self, notification: Notification) {
+        let Notification { method, params } = notification;
+        let done = match &*method {
+            "textDocument/didOpen" => parse(params).map(|params| self.open(params)),
+            "textDocument/didChange" => parse(params).map(|params| self.change(params)),
+            "textDocument/didClose" => parse(params).map(|CloseParams { text_document }| {
+                self.documents.close(&text_document.uri);
+                self.out.overtaken(self.sessions.close(&text_document.uri));
+            }),
+            "$/cancelRequest" => parse(params).map(|CancelParams { id }| {
+                if self.sessions.cancel(&id, &self.documents, &mut self.out) {
+                    self.out.fail(Some(&id), ErrorCode::RequestCanceled, "the client cancelled the request");
+                }
+            }),
+            _ => Ok(()),
+        };
+        if let Err((_, why)) = done {
+            self.out.report(Place::Log, Severity::Error, &format!("{method}: {why}"));
+        }
+    }
+
+    fn open(&mut self, params: OpenParams) {
+        let DocumentItem { uri, text } = params.text_document;
+        self.out.overtaken(self.sessions.close(&uri));
+        let opened = self.documents.open(uri, text);
+        self.warn(opened);
+    }
+
+    fn change(&mut self, params: ChangeParams) {
+        let ChangeParams { text_document, content_changes } = params;
+        self.out.overtaken(self.sessions.overtake(&text_document.uri));
+        let changed = self.documents.change(&text_document.uri, content_changes, self.out.encoding);
+        self.warn(changed);
+    }
+
+    fn warn(&mut self, done: Result<(), Refusal>) {
+        if let Err(Refusal(why)) = done {
+            self.out.report(Place::Message, Severity::Warning, &why);
+        }
+    }
+}
+
+fn parse<T: DeserializeOwned>(params: Value) -> Result<T, (ErrorCode, String)> {
+    serde_json::from_value(params).map_err(|error| (ErrorCode::InvalidParams, format!("params: {error}")))
+}

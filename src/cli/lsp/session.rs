@@ -1,0 +1,196 @@
+//! The editing session of one document: a stream of the server's editing service.
+//!
+//! The session's text is the document's text up to the cursor, or its end if that is long. A session opens when its document first
+//! asks for completions.
+
+use super::completion::WaitingRequest;
+use crate::{
+    error::Error,
+    serve::client::{
+        editing::{
+            CompleteDocument, EditAction, EditEvent, EditRequest, OpenDocument, SpliceDocument, TextSplice, Until,
+        },
+        inference::InferenceClient,
+    },
+};
+use std::{collections::BTreeMap, sync::Arc};
+use tokio::{sync::mpsc, task::AbortHandle};
+
+/// Messages of a session that wait to be sent.
+const WAITING_MESSAGES: usize = 64;
+
+/// What completions a client gets.
+#[derive(Debug, Clone)]
+pub(super) struct CompletionOptions {
+    /// Name of the model. May be `None` if exactly one can answer the call.
+    pub(super) model: Option<String>,
+    pub(super) count: u32,
+    pub(super) until: Until,
+    pub(super) max_chars: u32,
+}
+
+/// An event of a session.
+#[derive(Debug)]
+pub(super) struct SessionEvent {
+    pub(super) uri: Arc<str>,
+    /// Number of the session.
+    pub(super) session: u64,
+    pub(super) news: SessionNews,
+}
+
+/// What a session reports.
+#[derive(Debug)]
+pub(super) enum SessionNews {
+    Event(EditEvent),
+    /// The stream ended, with an error if the call failed.
+    Ended(Option<Error>),
+}
+
+/// A session. Dropping it ends the stream, which cancels its requests.
+#[derive(Debug)]
+pub(super) struct Session {
+    /// Number of the session.
+    pub(super) number: u64,
+    /// True once the server has taken a message.
+    pub(super) is_open: bool,
+    /// The requests in progress by their ids on the wire.
+    pub(super) waiting: BTreeMap<u64, WaitingRequest>,
+    /// The request that it served last, in the order of all requests.
+    pub(super) used: u64,
+    requests: mpsc::Sender<EditRequest>,
+    reader: AbortHandle,
+    text: String,
+    revision: u64,
+    last_id: u64,
+}
+
+/// A message could not be sent: the server reads none.
+#[derive(Debug)]
+pub(super) struct Stuck;
+
+impl Session {
+    /// Opens session `number` for a document. Must run within a runtime.
+    pub(super) fn open(
+        client: InferenceClient,
+        options: &CompletionOptions,
+        uri: &str,
+        number: u64,
+        events: mpsc::Sender<SessionEvent>,
+    ) -> Self {
+        let (requests, receiver) = mpsc::channel(WAITING_MESSAGES);
+        let open = OpenDocument { model: options.model.clone(), ..OpenDocument::default() };
+        // Never fails: the channel is empty.
+        let _ = requests.try_send(EditRequest { action: Some(EditAction::Open(open)) });
+        let uri = Arc::from(uri);
+        let reader = tokio::spawn(async move {
+            let report = async |news| {
+                let event = SessionEvent { uri: Arc::clone(&uri), session: number, news };
+                events.send(event).await.is_ok()
+            };
+            let error = match client.edit(receiver).await {
+                Err(error) => Some(error),
+                Ok(mut stream) => loop {
+                    match stream.next().await {
+                        Ok(Some(message)) => {
+                            if let Some(event) = message.event
+                                && !report(SessionNews::Event(event)).await
+                            {
+                                return;
+                            }
+                        }
+                        Ok(None) => break None,
+                        Err(error) => break Some(error),
+                    }
+                },
+            };
+            report(SessionNews::Ended(error)).await;
+        });
+        Self {
+            number,
+            is_open: false,
+            waiting: BTreeMap::new(),
+            used: 0,
+            requests,
+            reader: reader.abort_handle(),
+            text: String::new(),
+            revision: 0,
+            last_id: 0,
+        }
+    }
+
+    /// Asks for the completions of a request at the end of `text`. Other requests that wait for completions of another text become
+    /// stale. Fails if the server reads nothing; the request then waits, too.
+    pub(super) fn complete(
+        &mut self,
+        options: &CompletionOptions,
+        text: &str,
+        request: WaitingRequest,
+    ) -> Result<(), Stuck> {
+        self.last_id += 1;
+        let id = self.last_id;
+        self.waiting.insert(id, request);
+        if let Some(splice) = difference(&self.text, text) {
+            text.clone_into(&mut self.text);
+            self.splice(vec![splice])?;
+        }
+        self.send(EditAction::Complete(CompleteDocument {
+            id,
+            cursor_byte: text.len() as u64,
+            count: Some(options.count),
+            until: Some(options.until.into()),
+            max_chars: Some(options.max_chars),
+        }))
+    }
+
+    /// Cancels the work of all requests in progress. Those that still wait become stale. Fails if the server reads nothing.
+    pub(super) fn cancel(&mut self) -> Result<(), Stuck> {
+        self.splice(Vec::new())
+    }
+
+    fn splice(&mut self, splices: Vec<TextSplice>) -> Result<(), Stuck> {
+        self.revision += 1;
+        self.send(EditAction::Splice(SpliceDocument { revision: self.revision, splices }))
+    }
+
+    fn send(&self, action: EditAction) -> Result<(), Stuck> {
+        self.requests.try_send(EditRequest { action: Some(action) }).map_err(|_| Stuck)
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.reader.abort();
+    }
+}
+
+/// Returns the splice that turns one text into another; `None` if they are the same.
+fn difference(before: &str, after: &str) -> Option<TextSplice> {
+    let pairs = before.bytes().zip(after.bytes());
+    let mut common = pairs.take_while(|(one, other)| one == other).count();
+    if common == before.len() && common == after.len() {
+        return None;
+    }
+    // A character may begin with the bytes of another.
+    while !(before.is_char_boundary(common) && after.is_char_boundary(common)) {
+        common -= 1;
+    }
+    let text = after.get(common..).unwrap_or_default().to_owned();
+    Some(TextSplice { start_byte: common as u64, end_byte: before.len() as u64, text })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_difference_is_the_shortest_end_in_whole_characters() {
+        let splice = |start_byte, end_byte, text: &str| Some(TextSplice { start_byte, end_byte, text: text.into() });
+        assert_eq!(difference("", ""), None);
+        assert_eq!(difference("añ", "añ"), None);
+        assert_eq!(difference("", "a"), splice(0, 0, "a"));
+        assert_eq!(difference("abc", "ab"), splice(2, 3, ""));
+        assert_eq!(difference("abc", "abd"), splice(2, 3, "d"));
+        // é and ñ begin with the same byte
+        assert_eq!(difference("aéb", "añb"), splice(1, 4, "ñb"));
+    }
+}

@@ -394,7 +394,7 @@ PAGES: Dict[str, List[Step]] = {
         Elsewhere("cargo build --release -p weir-loadtest", BUILT),
         Elsewhere(
             "weir-loadtest run 127.0.0.1:50051 --concurrency 16 --requests 16 --warm-up 0 "
-            "--workload kind=edit,prompt-chars=10000,output-chars=300,pause=10s",
+            "--workload kind=edit,prompt-chars=10000,pause=10s",
             "docs/benchmarking.md has a shorter version, which is run",
         ),
         Elsewhere("weir-loadtest stub --listen 127.0.0.1:50052 --first 50ms --gap 25ms --rows 2 &", OVERLOAD),

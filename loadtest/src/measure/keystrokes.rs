@@ -84,7 +84,8 @@ impl KeystrokeTimer {
     /// Records completions of request `number`. They also end the wait of the keystrokes before.
     pub(crate) fn completed(&mut self, number: u64, answer: AnsweredKeystroke, now: Instant) {
         let number = usize::try_from(number).unwrap_or(usize::MAX);
-        while let Some(sent) = self.waiting.pop_front_if(|sent| *sent <= number) {
+        while let Some(&sent) = self.waiting.front().filter(|sent| **sent <= number) {
+            self.waiting.pop_front();
             if let Some(planned) = self.planned_for(sent) {
                 self.measurement.latencies.push(now.saturating_duration_since(planned));
             }

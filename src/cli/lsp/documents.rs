@@ -180,7 +180,7 @@ mod tests {
         assert!(refused.0.contains("at most 8 bytes, found 9"), "{}", refused.0);
         assert_eq!((text(&documents, "a"), documents.bytes), (None, 0));
         documents.open("b".into(), "12345678".into()).unwrap();
-        let refused = documents.change("a", vec![change(None, "12345")], Utf16).unwrap_err();
+        let refused = documents.open("a".into(), "12345".into()).unwrap_err();
         assert!(refused.0.contains("at most 12 bytes in all open documents, found 13"), "{}", refused.0);
         let refused = documents.open("c".into(), String::new()).unwrap_err();
         assert_eq!(refused.0, "c: expected at most 2 open documents, found one more");

@@ -167,15 +167,16 @@ fn changes_and_normalised_characters_are_found() {
         })()",
     );
     assert_eq!(wrong, Value::Null);
-    let aligned = |text: &str, read: &str, bytes: bool| {
+    let parts = |text: &str, start: usize, offsets: &[usize]| {
         browser.evaluate(&format!(
-            "align({}, [...{}].map(text => ({{ text, logprob: -Math.LN2 }})), {bytes}).map(part => [part.length, part.bits])",
-            json!(text),
-            json!(read)
+            "readParts({}, {start}, {{ characters: {offsets:?}.map(() => ({{ logprob: -Math.LN2 }})), start_bytes: {offsets:?} }})
+                .map(part => [part.length, part.bits])",
+            json!(text)
         ))
     };
-    assert_eq!(aligned("A\nb", "a b", false), json!([[1, 1], [1, 1], [1, 1]]));
-    assert_eq!(aligned("a 12 b", "a one two b", false), json!([[1, 1], [1, 1], [2, 7], [1, 1], [1, 1]]));
-    assert_eq!(aligned("é😀", "123456", true), json!([[1, 2], [2, 4]]));
-    assert_eq!(aligned("abc", "xyz123", false), json!([[3, 6]]));
+    assert_eq!(parts("A\nb", 7, &[7, 8, 9]), json!([[1, 1], [1, 1], [1, 1]]));
+    // One character was read as three, and the next two were dropped.
+    assert_eq!(parts("a1- b", 0, &[0, 1, 1, 1, 4]), json!([[1, 1], [3, 3], [1, 1]]));
+    assert_eq!(parts("é😀", 0, &[0, 0, 2, 2, 2, 2]), json!([[1, 2], [2, 4]]));
+    assert_eq!(parts("- a", 0, &[2]), json!([[2, null], [1, 1]]));
 }

@@ -32,6 +32,11 @@ const KEY_PROTOCOL: &str = "weir.v1.bearer.YS1rZXktdGhhdC1hbGljZS1oYXM";
 
 struct Client(WebSocket<TcpStream>);
 
+/// Returns the answer to a splice whose texts the normaliser leaves as they are.
+fn applied(revision: u64, text_bytes: usize) -> Value {
+    json!({ "applied": { "revision": revision, "text_bytes": text_bytes, "normalized_chars": 0 } })
+}
+
 impl Client {
     /// Sends a handshake with these additional headers. Fails with the response of a server that refuses it.
     fn connect(port: SocketAddr, headers: &[(&str, &str)]) -> Result<(Self, Response), Box<Response>> {
@@ -59,8 +64,8 @@ impl Client {
 
     fn open(server: &Both, text: &str) -> Self {
         let (mut client, _) = Self::connect(server.port, &[]).unwrap();
-        let applied = client.ask(&json!({ "open": { "text": text } }));
-        assert_eq!(applied, json!({ "applied": { "revision": 0, "text_bytes": text.len() } }));
+        let opened = client.ask(&json!({ "open": { "text": text } }));
+        assert_eq!(opened, applied(0, text.len()));
         client
     }
 
@@ -144,7 +149,7 @@ async fn a_document_is_edited_over_a_websocket_as_over_grpc() {
     }
     // The most probable one has the score of its text.
     let splice = json!({ "splice": { "revision": 3, "splices": [{ "start_byte": 6, "end_byte": 6, "text": items[0]["text"] }] } });
-    assert_eq!(client.ask(&splice), json!({ "applied": { "revision": 3, "text_bytes": 8 } }));
+    assert_eq!(client.ask(&splice), applied(3, 8));
     let scores = client.ask(&json!({ "score": { "id": 2, "start_byte": 6, "end_byte": 8 } }))["scores"].take();
     let characters = scores["characters"].as_array().unwrap();
     let sum: f64 = characters.iter().map(|character| character["logprob"].as_f64().unwrap()).sum();
@@ -155,7 +160,7 @@ async fn a_document_is_edited_over_a_websocket_as_over_grpc() {
     client.send(&complete(7));
     eventually("the request runs", || server.engine.load().running + server.engine.load().queued >= 1).await;
     let splice = json!({ "splice": { "revision": 4, "splices": [{ "start_byte": 0, "end_byte": 2 }] } });
-    assert_eq!(client.ask(&splice), json!({ "applied": { "revision": 4, "text_bytes": 6 } }));
+    assert_eq!(client.ask(&splice), applied(4, 6));
     assert_eq!(client.next(), json!({ "stale": { "id": 7 } }));
     server.model.release();
     assert_eq!(client.ask(&json!({ "close": {} })), json!({ "closed": { "reason": "client" } }));

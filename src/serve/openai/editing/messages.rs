@@ -113,19 +113,20 @@ impl From<UntilName> for v1::Until {
 /// Converts a response to JSON under its name.
 pub(super) fn response_json(response: &v1::EditResponse) -> Value {
     match &response.event {
-        Some(Event::Applied(v1::DocumentApplied { revision, text_bytes })) => {
-            json!({ "applied": { "revision": revision, "text_bytes": text_bytes } })
-        }
+        Some(Event::Applied(v1::DocumentApplied { revision, text_bytes, normalized_chars })) => json!({ "applied": {
+            "revision": revision,
+            "text_bytes": text_bytes,
+            "normalized_chars": normalized_chars,
+        } }),
         Some(Event::Completions(completions)) => json!({ "completions": completions_json(completions) }),
-        Some(Event::Scores(v1::DocumentScores { id, revision, characters, recomputed_chars, duration_ns })) => {
-            json!({ "scores": {
-                "id": id,
-                "revision": revision,
-                "characters": characters.iter().map(character_json).collect::<Vec<_>>(),
-                "recomputed_chars": recomputed_chars,
-                "duration_ns": duration_ns,
-            } })
-        }
+        Some(Event::Scores(scores)) => json!({ "scores": {
+            "id": scores.id,
+            "revision": scores.revision,
+            "characters": scores.characters.iter().map(character_json).collect::<Vec<_>>(),
+            "start_bytes": scores.start_bytes,
+            "recomputed_chars": scores.recomputed_chars,
+            "duration_ns": scores.duration_ns,
+        } }),
         Some(Event::Stale(v1::StaleRequest { id })) => json!({ "stale": { "id": id } }),
         Some(Event::Failed(failure)) => json!({ "failed": failure_json(failure) }),
         Some(Event::Closed(closed)) => json!({ "closed": { "reason": reason_name(closed.reason()) } }),

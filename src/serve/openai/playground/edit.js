@@ -137,8 +137,8 @@ class Editor {
     }
     if (scores && this.scored && scores.id === this.scored.id) {
       let end = this.scored.start;
-      const isBytes = unitOf(at("edit-model").value) === "byte";
-      for (const part of align(this.session.text.slice(end), scores.characters, isBytes)) {
+      const { text } = this.session;
+      for (const part of readParts(text.slice(end), bytesOf(text.slice(0, end)), scores)) {
         this.parts.push({ ...part, start: end, end: end + part.length });
         end += part.length;
       }

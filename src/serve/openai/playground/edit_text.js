@@ -1,11 +1,6 @@
 /** Longest range that one request scores, in bytes, and in units of UTF-16 that are never longer. */
 const MAX_SCORED_BYTES = 32768;
 const MAX_SCORED_UNITS = 10922;
-/** Limits of the search for the place where a text and its normalised form agree again, how many agreeing characters it needs, and how much it tries in all. */
-const MAX_SKIPPED = 20;
-const MAX_INSERTED = 60;
-const MAX_TRIED = 300000;
-const AGREEING = [3, 1];
 
 const utf8 = new TextEncoder();
 const bytesOf = (text) => utf8.encode(text).length;
@@ -27,46 +22,19 @@ function replacement(before, after) {
 }
 
 /**
- * Assigns the characters that a model read to the code points of a text. The normaliser may have changed some: these share the
- * characters up to the next place where both agree. Returns parts of the text in order; the last ones may be missing.
+ * Divides a text into the parts that a model read as characters of their own. `start` is the text's first byte in the document, and
+ * `offsets` has the byte at which each of `characters` begins. What the normaliser dropped belongs to the part before.
  */
-function align(text, characters, isBytes) {
-  const points = [...text];
-  const bytes = (point) => (point < "\x80" ? 1 : point < "\u0800" ? 2 : point.length === 1 ? 3 : 4);
-  const folded = points.map((point) => (/\s/.test(point) ? " " : point.toLowerCase()));
-  const agree = (point, index) => {
-    if (point >= points.length || index >= characters.length) return point >= points.length && index >= characters.length;
-    const { text: read } = characters[index];
-    return read === points[point] || read === folded[point];
-  };
-  const agreeFrom = (point, index, count) => {
-    for (let step = 0; step < count; step++) {
-      if (!agree(point + step, index + step)) return false;
-      if (point + step >= points.length) return true;
-    }
-    return true;
-  };
-  let tried = 0;
-  /** Returns how many code points and characters come before the next place where both agree. */
-  const skip = (point, index, count) => {
-    for (let sum = 1; sum <= MAX_SKIPPED + MAX_INSERTED && tried < MAX_TRIED; sum++) {
-      tried += Math.min(sum, MAX_SKIPPED);
-      for (let skipped = 1; skipped <= Math.min(sum, MAX_SKIPPED); skipped++) {
-        const inserted = sum - skipped;
-        if (inserted <= MAX_INSERTED && agreeFrom(point + skipped, index + inserted, count)) return [skipped, inserted];
-      }
-    }
-    return null;
-  };
+function readParts(text, start, { characters, start_bytes: offsets }) {
   const parts = [];
-  for (let point = 0, index = 0; point < points.length; ) {
-    const step = isBytes ? [1, bytes(points[point])] : agree(point, index) ? [1, 1] : skip(point, index, AGREEING[0]) || skip(point, index, AGREEING[1]);
-    if (!step || index + step[1] > characters.length) break;
-    const read = characters.slice(index, index + step[1]);
-    const length = points.slice(point, point + step[0]).join("").length;
-    parts.push({ length, ...measured(read) });
-    point += step[0];
-    index += step[1];
+  let byte = start;
+  let index = 0;
+  for (const point of text) {
+    const first = index;
+    while (index < offsets.length && offsets[index] === byte) index += 1;
+    if (index > first || !parts.length) parts.push({ length: 0, ...measured(characters.slice(first, index)) });
+    parts[parts.length - 1].length += point.length;
+    byte += bytesOf(point);
   }
   return parts;
 }

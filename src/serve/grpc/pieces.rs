@@ -149,9 +149,14 @@ pub(super) fn character(symbol: EmittedSymbol, boundaries: bool, vocabulary: &Vo
         boundary_probability: decision.and_then(|decision| decision.probability),
         nxt_logprob: decision.and_then(|decision| decision.end_logprob),
         chunk_depth: decision.map_or(0, |decision| decision.depth.into()),
-        top: top.map(|(id, logprob)| v1::Alternative { text: symbol_text(id, vocabulary), logprob, id }).collect(),
+        top: top.map(|(id, logprob)| alternative(id, logprob, vocabulary)).collect(),
         id: symbol.symbol,
+        raw_bytes: vocabulary.raw_bytes(symbol.symbol),
     }
+}
+
+fn alternative(id: u32, logprob: f32, vocabulary: &Vocabulary) -> v1::Alternative {
+    v1::Alternative { text: symbol_text(id, vocabulary), logprob, id, raw_bytes: vocabulary.raw_bytes(id) }
 }
 
 /// Returns the text of a single symbol, or an escape for a byte that is no text by itself.
@@ -262,6 +267,7 @@ mod tests {
         pieces.push(bytes("é")[..1].to_vec());
         let piece = pieces.next().unwrap();
         assert_eq!((piece.text.as_str(), piece.characters[0].text.as_str()), ("", "\\xc3"));
+        assert_eq!(piece.characters[0].raw_bytes, Some(vec![0xc3]));
         assert_eq!(pieces.rest().unwrap().text, "\u{fffd}");
         assert_eq!(pieces.rest(), None);
     }

@@ -171,7 +171,7 @@ mod tests {
     use super::*;
 
     fn piece(text: &str, logprob: f32) -> Event {
-        let top = vec![v1::Alternative { text: "x".into(), logprob: -0.5, id: 3 }];
+        let top = vec![v1::Alternative { text: "x".into(), logprob: -0.5, id: 3, raw_bytes: None }];
         let character = v1::Character { text: text.into(), logprob: Some(logprob), top, id: 9, ..Default::default() };
         Event::Piece(v1::Piece { text: text.into(), characters: vec![character], ..Default::default() })
     }

@@ -20,6 +20,7 @@ mod state;
 pub(super) mod summaries;
 mod summary_completions;
 mod summary_requests;
+mod text_offsets;
 
 use crate::{
     config::TransportConfig,

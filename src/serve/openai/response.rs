@@ -1,6 +1,6 @@
 //! Completions in OpenAI's JSON, from events of `Generate`.
 
-use super::state::unix_seconds;
+use super::{state::unix_seconds, text_offsets::TextOffsets};
 use crate::serve::completion_request::finish_reason;
 use serde_json::{Map, Value, json};
 use weir_proto::v1;
@@ -53,8 +53,8 @@ pub(super) struct Choice {
     index: usize,
     text: String,
     characters: Option<CharacterLists>,
-    /// Offset of the next character in the choice's text.
-    offset: usize,
+    /// Places of the characters in the choice's text.
+    offsets: TextOffsets,
     pub(super) counts: TokenCounts,
     finished: Option<v1::Finished>,
     /// True after the last event.
@@ -144,10 +144,10 @@ impl Choice {
         }
         if let Some(characters) = &mut self.characters {
             for character in piece.characters {
-                let length = character.text.chars().count();
                 self.growth += CHARACTER_BYTES + character.top.len() * ALTERNATIVE_BYTES;
-                characters.push(character, self.offset);
-                self.offset += length;
+                let bytes = character.raw_bytes.as_deref().unwrap_or(character.text.as_bytes());
+                let offset = self.offsets.push(bytes);
+                characters.push(character, offset);
             }
         }
     }
@@ -205,17 +205,19 @@ impl Choice {
 impl CharacterLists {
     fn push(&mut self, character: v1::Character, offset: usize) {
         self.token_logprobs.push(character.logprob.into());
-        let mut top: Map<_, _> = character.top.into_iter().map(|other| (other.text, other.logprob.into())).collect();
+        let token = token(character.text, character.raw_bytes);
+        let alternative = |other: v1::Alternative| (self::token(other.text, other.raw_bytes), other.logprob.into());
+        let mut top: Map<_, _> = character.top.into_iter().map(alternative).collect();
         // The sampled character is always in the list, as in OpenAI's API.
         if let Some(logprob) = character.logprob {
-            top.entry(character.text.clone()).or_insert_with(|| logprob.into());
+            top.entry(token.clone()).or_insert_with(|| logprob.into());
         }
         self.top_logprobs.push(if top.is_empty() { Value::Null } else { top.into() });
         self.text_offset.push(offset.into());
         self.boundaries.push(character.boundary.into());
         self.boundary_probabilities.push(character.boundary_probability.into());
         self.chunk_depths.push(character.chunk_depth.into());
-        self.tokens.push(character.text.into());
+        self.tokens.push(token.into());
     }
 
     fn json(self) -> Value {
@@ -228,6 +230,14 @@ impl CharacterLists {
             "boundary_probabilities": self.boundary_probabilities,
             "chunk_depths": self.chunk_depths,
         })
+    }
+}
+
+/// Returns a token as OpenAI's API writes it: its text, or `bytes:\xc3` if its bytes are not text on their own.
+fn token(text: String, raw_bytes: Option<Vec<u8>>) -> String {
+    match raw_bytes {
+        Some(bytes) => bytes.iter().fold("bytes:".to_owned(), |token, byte| format!("{token}\\x{byte:02x}")),
+        None => text,
     }
 }
 
@@ -269,7 +279,7 @@ mod tests {
     use super::*;
 
     fn character(text: &str, logprob: f32) -> v1::Character {
-        let top = vec![v1::Alternative { text: "x".into(), logprob: -0.5, id: 3 }];
+        let top = vec![v1::Alternative { text: "x".into(), logprob: -0.5, id: 3, raw_bytes: None }];
         let boundary = Some(text == " ");
         v1::Character { text: text.into(), logprob: Some(logprob), boundary, top, ..Default::default() }
     }
@@ -318,6 +328,24 @@ mod tests {
         assert_eq!((&usage["prompt_tokens"], &usage["completion_tokens"]), (&json!(7), &json!(6)));
         assert_eq!((&usage["prompt_text_chars"], &usage["completion_text_chars"]), (&json!(5), &json!(6)));
         assert_eq!(usage["normalized_chars"], 2, "a prompt counts once");
+    }
+
+    #[test]
+    fn bytes_have_the_place_of_their_character() {
+        let byte = |byte: u8| {
+            let raw_bytes = Some(vec![byte]);
+            let top = vec![v1::Alternative { raw_bytes: Some(vec![0xe2]), logprob: -0.5, ..Default::default() }];
+            v1::Character { text: format!("\\x{byte:02x}"), logprob: Some(-1.0), raw_bytes, top, ..Default::default() }
+        };
+        let mut choice = Choice::new(0, true);
+        choice.push(v1::Piece { characters: vec![byte(0xc3)], ..Default::default() });
+        let output = choice.take_output();
+        assert_eq!((&output["text"], &output["logprobs"]["tokens"]), (&json!(""), &json!(["bytes:\\xc3"])));
+        let top = json!([{ "bytes:\\xc3": -1.0, "bytes:\\xe2": -0.5 }]);
+        assert_eq!((&output["logprobs"]["text_offset"], &output["logprobs"]["top_logprobs"]), (&json!([0]), &top));
+        let characters = vec![byte(0xa9), character("x", -1.0)];
+        choice.push(v1::Piece { text: "éx".into(), characters, ..Default::default() });
+        assert_eq!(choice.take_output()["logprobs"]["text_offset"], json!([0, 1]));
     }
 
     #[test]

@@ -52,6 +52,7 @@ mod tests {
         assert_eq!(vocabulary.decode(&[254, 0x61, 0xc3, 255, 0xa9]), "a\u{fffd}\u{fffd}");
         assert_eq!(vocabulary.decode(&ids), "aé");
         assert_eq!((vocabulary.count_without_marks(&ids), vocabulary.count_without_marks(&[254, 255])), (3, 0));
+        assert_eq!([0x61, 0xc3, 254].map(|id| vocabulary.raw_bytes(id)), [None, Some(vec![0xc3]), None]);
         assert_eq!(vocabulary.encode("prompt", "", 4).unwrap(), [254]);
         assert_eq!(vocabulary.encode_exactly("stop", "a").unwrap(), [0x61]);
         let message = vocabulary.encode("prompt", "abcd", 4).unwrap_err().to_string();

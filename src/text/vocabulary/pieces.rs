@@ -54,6 +54,15 @@ impl Vocabulary {
         }
     }
 
+    /// Returns the bytes of a symbol that is no text on its own: a byte of a longer character, or a piece with a part of one.
+    pub fn raw_bytes(&self, id: u32) -> Option<Vec<u8>> {
+        if let Some(byte) = self.byte_of(id) {
+            return (!byte.is_ascii()).then(|| vec![byte]);
+        }
+        let bytes = self.tokenizer()?.byte_pieces()?.get(id);
+        std::str::from_utf8(bytes).is_err().then(|| bytes.to_vec())
+    }
+
     /// Returns the ids that end a text, in a vocabulary without special symbols.
     pub fn end_marks(&self) -> Vec<u32> {
         let byte = self.marks.map(|marks| marks.end);
@@ -118,6 +127,7 @@ mod tests {
         assert_eq!(message, "document: expected at most 1 tokens, found 2");
         assert_eq!((vocabulary.decode(&[7, 8, 2, 19]), vocabulary.len()), ("abba".into(), 20));
         assert_eq!((vocabulary.printable(7), vocabulary.printable(19)), ("\u{2581}ab".into(), "id 19".into()));
+        assert_eq!(vocabulary.raw_bytes(7), None);
         assert!(vocabulary.check_ids("document", &[19]).is_ok() && vocabulary.check_ids("document", &[20]).is_err());
         let ids = Vocabulary::from_tokenizer(20, None, TextNormaliser::None).unwrap();
         let message = ids.encode("document", "ab", 9).unwrap_err().to_string();

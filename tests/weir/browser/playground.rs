@@ -82,8 +82,18 @@ fn the_playground_shades_nested_chunks() {
         browser.open(&url(&server));
         browser.until("document.getElementById('model-a').options.length == 1");
         browser.evaluate("document.getElementById('max').value = 60");
+        let prompt = "Chunks of été, 東京, begin where bytes differ.";
+        browser.evaluate(&format!("document.getElementById('prompt').value = {}", json!(prompt)));
         browser.click("#go");
         browser.until(DONE);
+        // a byte shows its character, and the text is copied as it is
+        let text = "document.querySelector('#panels .text').textContent";
+        assert_eq!(browser.evaluate(&format!("{text}.slice(0, {})", prompt.chars().count())), prompt);
+        browser.evaluate("window.copy = async text => { window.copied = text; }, null");
+        browser.click("#panels .title button");
+        assert_eq!(browser.evaluate(&format!("window.copied === {text} && !{text}.includes('\\\\x')")), true);
+        let words = r#"[['bytes:\\xc3', 'é'], ['bytes:\\xe2\\x80'], ['a', 'a']].map(([token, letters]) => symbolWords(token, letters))"#;
+        assert_eq!(browser.evaluate(words), json!(["byte C3 of \"é\"", "bytes E2 80", "\"a\""]));
         // the depth of each character as its classes show it, with colour and shade
         let shown = browser.evaluate(
             "[...document.querySelectorAll('#panels .text span')].map(span => [
@@ -191,8 +201,8 @@ fn the_playground_can_be_stopped_and_shows_errors() {
     let refusal = |status: u32, rest: &str| {
         format!("new Response('{{\"error\": {{\"message\": \"m\"}}}}', {{ status: {status}, {rest} }})")
     };
-    let lists = r#"{"tokens": ["a", "<img src=x>"], "token_logprobs": [], "boundaries": [], "boundary_probabilities": [], "top_logprobs": []}"#;
-    let cut = format!(r#"new Response('data: {{"choices": [{{"logprobs": {lists}}}]}}\n\n')"#);
+    let lists = r#"{"tokens": ["a", "<img src=x>"], "text_offset": [0, 1], "token_logprobs": [], "boundaries": [], "boundary_probabilities": [], "top_logprobs": []}"#;
+    let cut = format!(r#"new Response('data: {{"choices": [{{"text": "a<img src=x>", "logprobs": {lists}}}]}}\n\n')"#);
     for (response, words) in [
         (
             refusal(429, "headers: { 'retry-after': '2' }"),

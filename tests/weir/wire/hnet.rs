@@ -287,6 +287,7 @@ async fn other_protocols_have_the_same_text_and_levels() {
         assert_eq!(choice["text"], text, "{case}");
         let depths: Vec<u32> = characters(&expected).iter().map(|character| character.chunk_depth).collect();
         assert_eq!(choice["logprobs"]["chunk_depths"], json!(depths), "{case}");
+        check_offsets(&choice["logprobs"], &served.encoded(PROMPT), &text, case);
         let levels = expected.finished.levels.iter().map(|level| {
             json!({
                 "chunks": level.chunks, "shortening_factor": level.shortening_factor, "middle_steps": level.middle_steps,
@@ -308,6 +309,30 @@ async fn other_protocols_have_the_same_text_and_levels() {
         let mut client = GrpcInferenceServiceClient::new(served.running.channel.clone());
         let answer = client.model_infer(inference::request("", &inputs)).await.unwrap().into_inner();
         assert_eq!(words(&answer, "text_output"), text, "{case}");
+    }
+}
+
+/// Checks that the bytes of the prompt have the offset of their character, and that the offsets of all tokens are in the text.
+fn check_offsets(logprobs: &Value, prompt: &[u32], text: &str, case: &str) {
+    let tokens: Vec<&str> =
+        logprobs["tokens"].as_array().unwrap().iter().map(|token| token.as_str().unwrap()).collect();
+    let offsets: Vec<u64> =
+        logprobs["text_offset"].as_array().unwrap().iter().map(|offset| offset.as_u64().unwrap()).collect();
+    let mut places = vec![0];
+    places.extend((0_u64..).zip(PROMPT.chars()).flat_map(|(place, letter)| vec![place; letter.len_utf8()]));
+    assert_eq!(offsets[..prompt.len()], places, "{case}");
+    let length = text.chars().count() as u64;
+    assert!(offsets.is_sorted() && offsets.iter().all(|&offset| offset <= length), "{case}: {offsets:?}");
+    for ((token, offset), id) in tokens.iter().zip(&offsets).zip(prompt) {
+        let expected = match id {
+            254 => String::new(),
+            0x80.. => format!("bytes:\\x{id:02x}"),
+            _ => text.chars().nth(*offset as usize).unwrap().to_string(),
+        };
+        assert_eq!(*token, expected, "{case}");
+    }
+    for (token, offset) in tokens.iter().zip(&offsets).filter(|(token, _)| token.is_ascii() && token.len() == 1) {
+        assert_eq!(text.chars().nth(*offset as usize), token.chars().next(), "{case}");
     }
 }
 

@@ -14,6 +14,8 @@ class Alternative:
     #: Natural logarithm of the probability.
     logprob: float
     id: int
+    #: As in `Character`.
+    raw_bytes: Optional[bytes]
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,8 @@ class Character:
     nxt_logprob: Optional[float]
     #: Number of levels at which a chunk begins with this character, if boundaries were requested. 0 in models without chunking.
     chunk_depth: int
+    #: Bytes of a symbol that is not text on its own; None for every other symbol.
+    raw_bytes: Optional[bytes]
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,23 @@
 const TEXT_LABEL = "Text; the arrow keys select a character";
 
+/** Describes a symbol: its text, or its bytes and the letters to which they belong. */
+function symbolWords(token, letters) {
+  const bytes = /^bytes:((\\x[0-9a-f]{2})+)$/.exec(token);
+  if (!bytes) return JSON.stringify(letters || token);
+  const values = bytes[1].split("\\x").slice(1).join(" ").toUpperCase();
+  return `${values.length > 2 ? "bytes" : "byte"} ${values}${letters ? ` of ${JSON.stringify(letters)}` : ""}`;
+}
+
 /** One model's completion: its text, figures and plot. */
 class Panel {
   constructor(model, unit) {
     this.model = model;
     this.unit = unit;
     this.characters = [];
+    // Unicode characters of the text; a symbol may be one byte of one.
+    this.letters = [];
+    // The first symbol whose text may still grow.
+    this.open = 0;
     this.segment = 0;
     // Chunks that have begun, by level of chunking; none in a model whose segments end with their boundary.
     this.chunks = [];
@@ -35,7 +47,28 @@ class Panel {
   }
 
   wholeText() {
-    return this.characters.map((character) => character.text).join("");
+    return this.letters.join("");
+  }
+
+  /** Gives the text to the symbols. The first of several symbols in one letter shows it, and the others show nothing. */
+  spread() {
+    const count = this.characters.length;
+    while (this.open < count) {
+      const { offset, token } = this.characters[this.open];
+      let next = this.open + 1;
+      // A mark has no text, and is in no letter.
+      while (token && next < count && this.characters[next].token && this.characters[next].offset === offset) next += 1;
+      const end = next < count ? this.characters[next].offset : undefined;
+      const text = token ? this.letters.slice(offset, end).join("") : "";
+      for (let index = this.open; index < next; index++) {
+        const character = this.characters[index];
+        character.text = index === this.open ? text : "";
+        character.letters = text;
+        if (character.span.textContent !== character.text) character.span.textContent = character.text;
+      }
+      if (next === count) return;
+      this.open = next;
+    }
   }
 
   indexOf(element) {
@@ -69,13 +102,13 @@ class Panel {
     const character = this.characters[(this.here = index)];
     character.span.classList.add("here");
     if (follow) this.scrollTo(character.span);
-    const parts = [`${JSON.stringify(character.text)}`];
+    const parts = [symbolWords(character.token, character.letters)];
     if (character.logprob !== null) parts.push(`log-probability ${shown(character.logprob)} (p = ${shown(Math.exp(character.logprob), 3)})`);
     if (character.boundary !== null) parts.push(this.boundaryWords(character));
     if (character.probability !== null) parts.push(`boundary probability ${shown(character.probability, 3)}`);
     // The sampled character is in the list even if it is not among the likeliest.
     const likeliest = Object.entries(character.top || {}).sort(([, first], [, second]) => second - first).slice(0, 3);
-    const top = likeliest.map(([text, logprob]) => `${JSON.stringify(text)} ${shown(Math.exp(logprob), 3)}`);
+    const top = likeliest.map(([token, logprob]) => `${symbolWords(token)} ${shown(Math.exp(logprob), 3)}`);
     if (top.length) parts.push(`likeliest: ${top.join(", ")}`);
     this.about.textContent = parts.join(" · ");
   }
@@ -104,8 +137,9 @@ class Panel {
     return `s${(this.chunks[this.chunks.length - 1] - 1) % 4} n${Math.min(odd, 3)}`;
   }
 
-  /** Appends the characters of one message, which the server sent at `now`. */
-  push(lists, now) {
+  /** Appends the text and the characters of one message, which the server sent at `now`. */
+  push(text, lists, now) {
+    for (const letter of text) this.letters.push(letter);
     const before = this.characters[this.characters.length - 1];
     const edge = Boolean(before && before.boundary);
     const inPrompt = Math.max(0, Math.min(lists.tokens.length, this.promptTokens - this.characters.length));
@@ -115,13 +149,16 @@ class Panel {
       const depth = (lists.chunk_depths || [])[index] || 0;
       if (depth) this.beginChunks(depth);
       const character = {
-        text: lists.tokens[index],
+        token: lists.tokens[index],
+        offset: lists.text_offset[index],
+        text: "",
+        letters: "",
         logprob: lists.token_logprobs[index] ?? null,
         boundary: lists.boundaries[index] ?? null,
         probability: lists.boundary_probabilities[index] ?? null,
         top: lists.top_logprobs[index],
         depth,
-        span: make("span", this.shade(), lists.tokens[index]),
+        span: make("span", this.shade()),
       };
       character.span.dataset.index = this.characters.length;
       if (index < inPrompt) character.span.classList.add("prompt");
@@ -133,6 +170,7 @@ class Panel {
       this.characters.push(character);
       this.text.append(character.span);
     }
+    this.spread();
     this.gaps.record(now, lists.tokens.length - inPrompt, edge);
     if (follows) this.text.scrollTop = this.text.scrollHeight;
   }
@@ -175,7 +213,7 @@ class Panel {
           this.promptTokens = message.usage.prompt_tokens;
           this.textCharacters = message.usage.completion_text_chars;
         }
-        for (const choice of message.choices) if (choice.logprobs) this.push(choice.logprobs, message.elapsed_ns / 1e6);
+        for (const choice of message.choices) if (choice.logprobs) this.push(choice.text, choice.logprobs, message.elapsed_ns / 1e6);
         if (performance.now() - drawn > 100) draw();
       });
     } finally {

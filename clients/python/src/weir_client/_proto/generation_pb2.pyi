@@ -157,7 +157,7 @@ class Piece(_message.Message):
     def __init__(self, text: _Optional[str] = ..., characters: _Optional[_Iterable[_Union[Character, _Mapping]]] = ..., prompt: bool = ..., ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Character(_message.Message):
-    __slots__ = ("text", "logprob", "boundary", "boundary_probability", "top", "id", "nxt_logprob", "chunk_depth")
+    __slots__ = ("text", "logprob", "boundary", "boundary_probability", "top", "id", "nxt_logprob", "chunk_depth", "raw_bytes")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     LOGPROB_FIELD_NUMBER: _ClassVar[int]
     BOUNDARY_FIELD_NUMBER: _ClassVar[int]
@@ -166,6 +166,7 @@ class Character(_message.Message):
     ID_FIELD_NUMBER: _ClassVar[int]
     NXT_LOGPROB_FIELD_NUMBER: _ClassVar[int]
     CHUNK_DEPTH_FIELD_NUMBER: _ClassVar[int]
+    RAW_BYTES_FIELD_NUMBER: _ClassVar[int]
     text: str
     logprob: float
     boundary: bool
@@ -174,17 +175,20 @@ class Character(_message.Message):
     id: int
     nxt_logprob: float
     chunk_depth: int
-    def __init__(self, text: _Optional[str] = ..., logprob: _Optional[float] = ..., boundary: bool = ..., boundary_probability: _Optional[float] = ..., top: _Optional[_Iterable[_Union[Alternative, _Mapping]]] = ..., id: _Optional[int] = ..., nxt_logprob: _Optional[float] = ..., chunk_depth: _Optional[int] = ...) -> None: ...
+    raw_bytes: bytes
+    def __init__(self, text: _Optional[str] = ..., logprob: _Optional[float] = ..., boundary: bool = ..., boundary_probability: _Optional[float] = ..., top: _Optional[_Iterable[_Union[Alternative, _Mapping]]] = ..., id: _Optional[int] = ..., nxt_logprob: _Optional[float] = ..., chunk_depth: _Optional[int] = ..., raw_bytes: _Optional[bytes] = ...) -> None: ...
 
 class Alternative(_message.Message):
-    __slots__ = ("text", "logprob", "id")
+    __slots__ = ("text", "logprob", "id", "raw_bytes")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     LOGPROB_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
+    RAW_BYTES_FIELD_NUMBER: _ClassVar[int]
     text: str
     logprob: float
     id: int
-    def __init__(self, text: _Optional[str] = ..., logprob: _Optional[float] = ..., id: _Optional[int] = ...) -> None: ...
+    raw_bytes: bytes
+    def __init__(self, text: _Optional[str] = ..., logprob: _Optional[float] = ..., id: _Optional[int] = ..., raw_bytes: _Optional[bytes] = ...) -> None: ...
 
 class Finished(_message.Message):
     __slots__ = ("reason", "matched_stop", "seed", "usage", "timing", "levels")

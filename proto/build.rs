@@ -16,9 +16,10 @@ const FILES: [&str; 7] = [
 const INFERENCE: [&str; 1] = ["inference/inference.proto"];
 
 /// Messages of a latency report, which are also serialized as JSON.
-const REPORTED: [&str; 13] = [
+const REPORTED: [&str; 14] = [
     "ModelReport",
     "MeasuredTexts",
+    "LevelUsage",
     "LatencyHistogram",
     "LatencyBar",
     "EstimatedGain",

@@ -8,7 +8,7 @@ use crate::{
     error::{Error, Result},
     serve::client::{
         self, CacheEffect, Calibration, EstimatedGain, KeptShares, LatencyHistogram, MeasuredSummaries, MeasuredTexts,
-        MedianGain, ModelReport, ReportPeriod, TwinGain,
+        MedianGain, ModelReport, ReportPeriod, TwinGain, inference::LevelUsage,
     },
 };
 use serde_json::json;
@@ -113,6 +113,14 @@ fn write_texts(out: &mut String, texts: &MeasuredTexts) -> fmt::Result {
         out,
         "  measured: {middle_steps_run} middle steps run, {middle_steps_skipped} skipped; shortening factor {factor}"
     )?;
+    for (index, level) in texts.levels.iter().enumerate() {
+        let LevelUsage { chunks, shortening_factor, middle_steps } = level;
+        let level = index + 1;
+        writeln!(
+            out,
+            "  measured: level {level}: {chunks} chunks, {middle_steps} middle steps; shortening factor {shortening_factor:.3}"
+        )?;
+    }
     writeln!(out, "  measured: {steps} steps of {rows} rows; {middle_rows} rows per middle step")?;
     head(out)?;
     row(out, "first character", &texts.time_to_first_char)?;

@@ -3,6 +3,7 @@
 //! The latest slices are kept one by one. All slices are summed since the model was loaded and since the last reset. The
 //! engine's thread records into the open slice, once a character.
 
+use crate::decode::usage::LevelCounts;
 use hdrhistogram::Histogram;
 use std::{
     collections::VecDeque,
@@ -66,6 +67,8 @@ report_counts! {
     cached_chars,
     generated_chars,
     prefill_ns,
+    /// Symbols of requests with several levels of chunking.
+    nested_chars,
     middle_run,
     /// Runs of the middle layers that pooling saved.
     middle_skipped,
@@ -111,6 +114,10 @@ pub struct LayerTotals {
 #[derive(Debug, Clone)]
 pub struct LatencySlice {
     pub counts: ReportCounts,
+    /// Chunks of requests with several levels of chunking, by level.
+    pub chunks: LevelCounts,
+    /// Segment steps of these, by level.
+    pub level_steps: LevelCounts,
     /// Encoder layers, in order.
     pub layers: Vec<LayerTotals>,
     /// Histograms by [`LatencyKind`]; none without values.
@@ -121,7 +128,14 @@ pub struct LatencySlice {
 
 impl Default for LatencySlice {
     fn default() -> Self {
-        Self { counts: ReportCounts::default(), layers: Vec::new(), times: [const { None }; KINDS], kept_shares: None }
+        Self {
+            counts: ReportCounts::default(),
+            chunks: LevelCounts::default(),
+            level_steps: LevelCounts::default(),
+            layers: Vec::new(),
+            times: [const { None }; KINDS],
+            kept_shares: None,
+        }
     }
 }
 
@@ -165,6 +179,8 @@ impl LatencySlice {
 
     fn add(&mut self, other: &Self) {
         self.counts += other.counts;
+        self.chunks += other.chunks;
+        self.level_steps += other.level_steps;
         self.add_layers(other.layers.iter().copied());
         self.times.iter_mut().zip(&other.times).for_each(|(own, other)| add_values(own, other));
         add_values(&mut self.kept_shares, &other.kept_shares);

@@ -2,6 +2,7 @@
 
 use super::{
     latency_windows::{LatencyKind, LatencyPeriod, LatencySlice, LatencyWindows, LayerTotals},
+    levels::LevelFamilies,
     series::{CODES, REASONS, Series},
 };
 use crate::{
@@ -32,7 +33,9 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Observes one engine and records its metrics.
 pub struct Meter {
+    model: String,
     pub(super) series: Arc<Series>,
+    levels: LevelFamilies,
     /// False while the engine warms up.
     enabled: AtomicBool,
     /// The engine's counters at the last scrape.
@@ -55,9 +58,11 @@ impl EngineCounters {
 }
 
 impl Meter {
-    pub(super) fn new(series: Arc<Series>) -> Self {
+    pub(super) fn new(model: &str, series: Arc<Series>, levels: LevelFamilies) -> Self {
         Self {
+            model: model.to_owned(),
             series,
+            levels,
             enabled: AtomicBool::new(false),
             last: Mutex::default(),
             latency: Mutex::new(LatencyWindows::new(clock::now())),
@@ -210,6 +215,7 @@ impl Observer for Meter {
             }
             Ok(reason) => {
                 series.success[index(reason)].inc();
+                self.levels.count(&self.model, usage, timing);
                 series.prefill[0].observe(seconds(timing.prefill_ns));
                 series.prompt[0].observe(usage.prompt_chars as f64);
                 if *reason != FinishReason::End {
@@ -236,6 +242,12 @@ fn finished(slice: &mut LatencySlice, outcome: Result<&FinishReason, &Error>, us
     counts.cached_chars += usage.cached_chars as u64;
     counts.generated_chars += usage.sampled_chars() as u64;
     counts.prefill_ns += timing.prefill_ns;
+    if !usage.levels.nested().is_empty() {
+        counts.nested_chars += (usage.prompt_chars + usage.generated_chars) as u64;
+        slice.chunks += usage.levels;
+        slice.level_steps += timing.level_steps;
+    }
+    let counts = &mut slice.counts;
     if let Some(unpooled) = timing.unpooled {
         counts.estimated += 1;
         counts.measured_prefill_ns += timing.prefill_ns;

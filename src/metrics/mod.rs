@@ -2,11 +2,13 @@
 //!
 //! Names are vLLM's where it has one that `promtool check metrics` accepts, under the prefix `weir_`; vLLM's token is a character
 //! here. A [`Meter`] observes one engine: its series are looked up when the model is loaded, so a step looks up and allocates
-//! nothing. Counters that an engine keeps itself are read on each scrape ([`Metrics::render`]).
+//! nothing. Only the end of a request of a model with several levels of chunking does. Counters that an engine keeps itself are read on
+//! each scrape ([`Metrics::render`]).
 
 mod edits;
 mod family;
 pub(crate) mod latency_windows;
+mod levels;
 mod meter;
 mod registry;
 mod series;

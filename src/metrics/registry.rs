@@ -2,11 +2,15 @@
 
 use super::{
     family::SortedFamily,
+    levels::LevelFamilies,
     meter::{Meter, lock},
     series::{Families, Series, weir},
     totals::RequestTotals,
 };
-use crate::engine::Handle;
+use crate::{
+    decode::usage::{Timing, Usage},
+    engine::Handle,
+};
 use prometheus_client::{
     encoding::text,
     metrics::{counter::Counter, info::Info},
@@ -25,6 +29,7 @@ const RELOAD_RESULTS: [&str; 2] = ["success", "failure"];
 pub struct Metrics {
     registry: Registry,
     families: Families,
+    levels: LevelFamilies,
     /// Answered calls, by service, method and code.
     calls: SortedFamily<Counter>,
     models: Mutex<BTreeMap<String, Arc<Series>>>,
@@ -42,6 +47,7 @@ impl Default for Metrics {
     fn default() -> Self {
         let mut registry = Registry::default();
         let families = Families::register(&mut registry);
+        let levels = LevelFamilies::register(&mut registry);
         let calls = SortedFamily::default();
         registry.register(weir!("grpc_calls"), "Answered calls, by service, method and status code", calls.clone());
         let credential_reloads = SortedFamily::default();
@@ -61,6 +67,7 @@ impl Default for Metrics {
         Self {
             registry,
             families,
+            levels,
             calls,
             credential_reloads,
             models,
@@ -76,19 +83,25 @@ impl Metrics {
     pub fn meter(&self, model: &str) -> Arc<Meter> {
         let mut models = lock(&self.models);
         let series = models.entry(model.to_owned()).or_insert_with(|| Arc::new(self.families.series(model)));
-        Arc::new(Meter::new(Arc::clone(series)))
+        Arc::new(Meter::new(model, Arc::clone(series), self.levels.clone()))
     }
 
     /// Removes the series of an unloaded model.
     pub fn remove_model(&self, model: &str) {
         lock(&self.models).remove(model);
         self.families.remove(model);
+        self.levels.remove(model);
     }
 
     /// Counts an answered call. Each method has its own series, so `method` must be one of a small set.
     pub fn count_call(&self, service: &'static str, method: &'static str, code: &'static str) {
         let labels = [("service", service), ("method", method), ("code", code)];
         self.calls.get_or_create(&labels.map(|(key, value)| (key, value.to_owned())).into()).inc();
+    }
+
+    /// Counts the levels of chunking of a finished request to a model, if it has several.
+    pub fn count_levels(&self, model: &str, usage: &Usage, timing: &Timing) {
+        self.levels.count(model, usage, timing);
     }
 
     /// Counts a reload of certificates and keys.

@@ -58,7 +58,7 @@ pub(super) const CODES: [Code; 11] = [
     Code::Internal,
 ];
 
-type FloatGauge = Gauge<f64, AtomicU64>;
+pub(super) type FloatGauge = Gauge<f64, AtomicU64>;
 
 /// Declares the metrics of a model: `field: kind = constructor, label and its values, name, help`.
 macro_rules! per_model {

@@ -1,6 +1,9 @@
 //! The rules of `promtool check metrics`, for machines without promtool, on all metrics of a process.
 
-use weir::metrics::Metrics;
+use weir::{
+    decode::usage::{LevelCounts, Timing, Usage},
+    metrics::Metrics,
+};
 
 /// Units that have a base unit, and the base unit.
 const UNITS: [(&str, &str); 16] = [
@@ -107,7 +110,10 @@ fn with_two_models() -> Metrics {
 
 #[test]
 fn names_follow_the_conventions_of_prometheus() {
-    let all = descriptions(&render(&with_two_models()));
+    let metrics = with_two_models();
+    let usage = Usage { prompt_chars: 4, levels: LevelCounts::from(&[2, 1][..]), ..Usage::default() };
+    metrics.count_levels("a", &usage, &Timing::default());
+    let all = descriptions(&render(&metrics));
     assert!(all.len() > 40 && all.iter().all(|metric| !metric.kind.is_empty()), "{} metrics", all.len());
     assert_eq!(all.iter().flat_map(problems).collect::<Vec<_>>(), Vec::<String>::new());
 }

@@ -1,10 +1,11 @@
 //! The service `Latency`: reports how long requests took, per model, next to an estimate of the time without pooling.
 
 use super::{
-    totals::{count, nanoseconds},
+    totals::{self, count, nanoseconds},
     twin_gain::{find_twin, twin_gain},
 };
 use crate::{
+    decode::usage::by_level,
     engine::{
         Handle,
         calibration::{Calibrated, NotCalibrated, StepTiming, TimingTable},
@@ -111,7 +112,13 @@ fn texts(slice: &LatencySlice) -> v1::MeasuredTexts {
         queue: histogram(slice, LatencyKind::Queue),
         prefill: histogram(slice, LatencyKind::Prefill),
         total: histogram(slice, LatencyKind::Total),
+        levels: levels(slice),
     }
+}
+
+fn levels(slice: &LatencySlice) -> Vec<v1::LevelUsage> {
+    let symbols = usize::try_from(slice.counts.nested_chars).unwrap_or(usize::MAX);
+    by_level(symbols, &slice.chunks, &slice.level_steps).into_iter().map(totals::level).collect()
 }
 
 fn summaries(slice: &LatencySlice) -> v1::MeasuredSummaries {

@@ -54,12 +54,15 @@ pub(super) fn timing(timing: Timing) -> v1::Timing {
 
 /// Returns the levels of a model with several levels of chunking.
 pub(super) fn levels(usage: &Usage, timing: &Timing) -> Vec<v1::LevelUsage> {
-    let level = |level: LevelUsage| v1::LevelUsage {
+    usage.by_level(timing).into_iter().map(level).collect()
+}
+
+pub(super) fn level(level: LevelUsage) -> v1::LevelUsage {
+    v1::LevelUsage {
         chunks: level.chunks as u64,
         shortening_factor: level.shortening_factor,
         middle_steps: level.middle_steps as u64,
-    };
-    usage.by_level(timing).into_iter().map(level).collect()
+    }
 }
 
 pub(super) fn reason(reason: &FinishReason) -> v1::FinishReason {

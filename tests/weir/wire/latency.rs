@@ -5,6 +5,7 @@ use super::{
     fake_model::{Fake, Kind},
     long, read,
 };
+use crate::support::{hnet_converted, settings};
 use std::{path::Path, sync::Arc, time::Duration};
 use tonic::{Code, Status, transport::Channel};
 use weir::{
@@ -12,10 +13,11 @@ use weir::{
     decode::contract::Model,
     engine::Limits,
     error::{Error, Result},
+    family::load::load,
     serve::{AdminConfig, Engines, ModelLoader, Monitor, ServerParts},
 };
 use weir_proto::v1::{
-    GenerateRequest, GetReportRequest, ModelReport, ReportWindow, ResetReportRequest, admin_client::AdminClient,
+    self, GenerateRequest, GetReportRequest, ModelReport, ReportWindow, ResetReportRequest, admin_client::AdminClient,
     generation_client::GenerationClient, latency_client::LatencyClient,
 };
 
@@ -44,7 +46,7 @@ impl Served {
     async fn new(models: &[Arc<Fake>]) -> Self {
         let engines = Engines::default();
         for model in models {
-            launch(&engines, model).await;
+            launch(&engines, Arc::clone(model) as _).await;
         }
         let token = AdminToken::new(TOKEN).unwrap();
         let loader = Arc::new(Nothing);
@@ -82,9 +84,8 @@ impl Served {
     }
 }
 
-async fn launch(engines: &Engines, model: &Arc<Fake>) {
+async fn launch(engines: &Engines, model: Arc<dyn Model>) {
     let into = engines.clone();
-    let model = Arc::clone(model) as Arc<dyn Model>;
     let limits = Limits { cache_bytes: 1 << 16, ..Limits::default() };
     tokio::task::spawn_blocking(move || into.add(into.launch(model, limits, None).unwrap()).unwrap()).await.unwrap();
 }
@@ -207,7 +208,7 @@ async fn a_model_loaded_under_load_is_calibrated_later() {
     busy.slow(Duration::from_millis(2));
     let streaming = GenerationClient::new(served.channel()).generate(long("abc", 1500)).await.unwrap();
     let late = Fake::new("late", Kind::Pooled);
-    launch(&served.engines, &late).await;
+    launch(&served.engines, Arc::clone(&late) as _).await;
     let report = served.report("late", ReportWindow::SinceLoad).await;
     assert!(report.estimated_gain.is_none() && report.estimate_missing.unwrap().contains("other requests"));
     let early = served.answer("late", "abc", 4).await.finished.timing.unwrap();
@@ -222,4 +223,54 @@ async fn a_model_loaded_under_load_is_calibrated_later() {
     let report = served.report("late", ReportWindow::SinceLoad).await;
     assert!(report.estimated_gain.is_some() && report.estimate_missing.unwrap().contains("1 of 1 requests"));
     assert!(served.answer("late", "abc", 4).await.finished.timing.unwrap().gain_estimate.is_some());
+}
+
+/// The report and the metrics have the sums of the requests' levels.
+#[tokio::test]
+async fn levels_are_reported_and_counted() {
+    for case in ["one_stage", "two_stage"] {
+        let model = load(&hnet_converted(case), &settings()).unwrap();
+        let engines = Engines::default();
+        launch(&engines, model).await;
+        let running = Running::offering(ServerParts::from(engines.clone()), TransportConfig::default()).await;
+        let mut sums = [[0, 0]; 2];
+        let mut symbols = 0;
+        for seed in [1, 2] {
+            let sampling = Some(v1::Sampling { seed: Some(seed), ..Default::default() });
+            let request = GenerateRequest { sampling, ..long("Chunks of bytes", 40) };
+            let stream = GenerationClient::new(running.channel.clone()).generate(request).await.unwrap().into_inner();
+            let answer = read(stream).await.unwrap();
+            let usage = answer.finished.usage.unwrap();
+            symbols += usage.prompt_chars + usage.generated_chars;
+            for (sum, level) in sums.iter_mut().zip(&answer.finished.levels) {
+                *sum = [sum[0] + level.chunks, sum[1] + level.middle_steps];
+            }
+        }
+        let report = GetReportRequest::default();
+        let mut client = LatencyClient::new(running.channel.clone());
+        let report = client.get_report(report).await.unwrap().into_inner().models.remove(0);
+        let levels = report.texts.unwrap().levels;
+        let metrics = engines.metrics().render(&[]).unwrap();
+        if case == "one_stage" {
+            assert!(levels.is_empty() && !metrics.contains("level=\"1\""), "{levels:?}");
+            continue;
+        }
+        assert_eq!(levels.len(), 2);
+        let mut around = symbols;
+        for (index, (level, [chunks, middle_steps])) in levels.iter().zip(sums).enumerate() {
+            assert_eq!((level.chunks, level.middle_steps), (chunks, middle_steps));
+            assert_eq!(level.shortening_factor, around as f64 / chunks as f64);
+            around = chunks;
+            let labels = format!("{{model_name=\"{}\",level=\"{}\"}}", report.model, index + 1);
+            let factor = metrics.split(&format!("weir_level_shortening_factor{labels} ")).nth(1).unwrap();
+            let factor: f64 = factor.lines().next().unwrap().parse().unwrap();
+            assert!((factor - level.shortening_factor).abs() < 1e-9, "{factor}");
+            for sample in [
+                format!("weir_level_chunks_total{labels} {chunks}\n"),
+                format!("weir_level_middle_steps_total{labels} {middle_steps}\n"),
+            ] {
+                assert!(metrics.contains(&sample), "{sample}");
+            }
+        }
+    }
 }

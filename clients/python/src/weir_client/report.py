@@ -13,6 +13,7 @@ from ._call_aio import AsyncCaller
 from ._convert import convert
 from ._proto import latency_pb2 as pb
 from ._settings import CallOptions
+from ._types import LevelUsage
 
 METHOD = Method("/weir.v1.Latency/GetReport", pb.GetReportRequest, pb.GetReportResponse)
 
@@ -83,6 +84,8 @@ class MeasuredTexts:
     queue: LatencyHistogram
     prefill: LatencyHistogram
     total: LatencyHistogram
+    #: One for each level of a model with several levels of chunking, outermost first.
+    levels: Tuple[LevelUsage, ...]
 
 
 @dataclass(frozen=True)

@@ -1,3 +1,4 @@
+from . import generation_pb2 as _generation_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -67,7 +68,7 @@ class ModelReport(_message.Message):
     def __init__(self, model: _Optional[str] = ..., family: _Optional[str] = ..., shape: _Optional[str] = ..., dtype: _Optional[str] = ..., sha256: _Optional[str] = ..., generation: _Optional[int] = ..., pooled: bool = ..., window: _Optional[_Union[ReportWindow, str]] = ..., window_ns: _Optional[int] = ..., texts: _Optional[_Union[MeasuredTexts, _Mapping]] = ..., estimated_gain: _Optional[_Union[EstimatedGain, _Mapping]] = ..., estimate_missing: _Optional[str] = ..., cache: _Optional[_Union[CacheEffect, _Mapping]] = ..., summaries: _Optional[_Union[MeasuredSummaries, _Mapping]] = ..., twin_gain: _Optional[_Union[TwinGain, _Mapping]] = ...) -> None: ...
 
 class MeasuredTexts(_message.Message):
-    __slots__ = ("requests", "failed", "prompt_chars", "cached_chars", "generated_chars", "middle_steps_run", "middle_steps_skipped", "shortening_factor", "steps", "rows_per_step", "rows_per_middle_step", "time_to_first_char", "plain_gap", "boundary_gap", "segment", "queue", "prefill", "total")
+    __slots__ = ("requests", "failed", "prompt_chars", "cached_chars", "generated_chars", "middle_steps_run", "middle_steps_skipped", "shortening_factor", "steps", "rows_per_step", "rows_per_middle_step", "time_to_first_char", "plain_gap", "boundary_gap", "segment", "queue", "prefill", "total", "levels")
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     PROMPT_CHARS_FIELD_NUMBER: _ClassVar[int]
@@ -86,6 +87,7 @@ class MeasuredTexts(_message.Message):
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     TOTAL_FIELD_NUMBER: _ClassVar[int]
+    LEVELS_FIELD_NUMBER: _ClassVar[int]
     requests: int
     failed: int
     prompt_chars: int
@@ -104,7 +106,8 @@ class MeasuredTexts(_message.Message):
     queue: LatencyHistogram
     prefill: LatencyHistogram
     total: LatencyHistogram
-    def __init__(self, requests: _Optional[int] = ..., failed: _Optional[int] = ..., prompt_chars: _Optional[int] = ..., cached_chars: _Optional[int] = ..., generated_chars: _Optional[int] = ..., middle_steps_run: _Optional[int] = ..., middle_steps_skipped: _Optional[int] = ..., shortening_factor: _Optional[float] = ..., steps: _Optional[int] = ..., rows_per_step: _Optional[float] = ..., rows_per_middle_step: _Optional[float] = ..., time_to_first_char: _Optional[_Union[LatencyHistogram, _Mapping]] = ..., plain_gap: _Optional[_Union[LatencyHistogram, _Mapping]] = ..., boundary_gap: _Optional[_Union[LatencyHistogram, _Mapping]] = ..., segment: _Optional[_Union[LatencyHistogram, _Mapping]] = ..., queue: _Optional[_Union[LatencyHistogram, _Mapping]] = ..., prefill: _Optional[_Union[LatencyHistogram, _Mapping]] = ..., total: _Optional[_Union[LatencyHistogram, _Mapping]] = ...) -> None: ...
+    levels: _containers.RepeatedCompositeFieldContainer[_generation_pb2.LevelUsage]
+    def __init__(self, requests: _Optional[int] = ..., failed: _Optional[int] = ..., prompt_chars: _Optional[int] = ..., cached_chars: _Optional[int] = ..., generated_chars: _Optional[int] = ..., middle_steps_run: _Optional[int] = ..., middle_steps_skipped: _Optional[int] = ..., shortening_factor: _Optional[float] = ..., steps: _Optional[int] = ..., rows_per_step: _Optional[float] = ..., rows_per_middle_step: _Optional[float] = ..., time_to_first_char: _Optional[_Union[LatencyHistogram, _Mapping]] = ..., plain_gap: _Optional[_Union[LatencyHistogram, _Mapping]] = ..., boundary_gap: _Optional[_Union[LatencyHistogram, _Mapping]] = ..., segment: _Optional[_Union[LatencyHistogram, _Mapping]] = ..., queue: _Optional[_Union[LatencyHistogram, _Mapping]] = ..., prefill: _Optional[_Union[LatencyHistogram, _Mapping]] = ..., total: _Optional[_Union[LatencyHistogram, _Mapping]] = ..., levels: _Optional[_Iterable[_Union[_generation_pb2.LevelUsage, _Mapping]]] = ...) -> None: ...
 
 class LatencyHistogram(_message.Message):
     __slots__ = ("count", "mean_ns", "min_ns", "p50_ns", "p90_ns", "p99_ns", "p999_ns", "max_ns", "bars")

@@ -67,7 +67,9 @@ impl KeystrokeTimer {
     pub(crate) fn new(text: &str, planned: Vec<Instant>, first: Vec<String>) -> Self {
         let text: Vec<char> = text.chars().collect();
         let mut completions = vec![None; text.len()];
-        completions.iter_mut().take(1).for_each(|slot| *slot = Some(first.clone()));
+        if let Some(slot) = completions.first_mut() {
+            *slot = Some(first);
+        }
         Self { text, planned, completions, waiting: VecDeque::new(), measurement: EditMeasurement::default() }
     }
 

@@ -128,6 +128,11 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn prefetch_near(self, address: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+    }
+
+    #[inline(always)]
     fn prefetch(self, address: *const u8) {
         // into the second-level cache, which is large enough for the next panel
         unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) }

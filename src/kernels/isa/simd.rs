@@ -87,7 +87,9 @@ pub(in crate::kernels) trait Simd: Copy {
     unsafe fn load_words(self, from: *const i8) -> Self::I;
     /// Adds to each integer of `sum` the two products of the 16-bit integers in the same lane, modulo 2^32.
     fn dot_words(self, a: Self::I, b: Self::I, sum: Self::I) -> Self::I;
-    /// Prefetches a cache line. Any address is allowed.
+    /// Prefetches a cache line into the nearest cache. Any address is allowed.
+    fn prefetch_near(self, address: *const u8);
+    /// Prefetches a cache line into the second-level cache. Any address is allowed.
     fn prefetch(self, address: *const u8);
 }
 

@@ -1,9 +1,9 @@
 //! The product kernel: register tiles of rows × outputs, where each output is one sum over the inputs, in order.
 //!
-//! One row reads a panel as one stream of memory and prefetches a little ahead. Several rows share slices of a panel while
-//! a slice is in the nearest cache. A slice has [`SLICE`] steps and as many groups of sixteen outputs as fit into
-//! registers. Meanwhile the rows prefetch the next slice. Between slices, sums are kept in memory without rounding, so
-//! slices and tiles do not change any bit.
+//! If the registers hold the sums of all rows over all outputs of a panel, the rows read it as one stream of memory and
+//! prefetch a little ahead. More rows share slices of a panel while a slice is in the nearest cache. A slice has [`SLICE`]
+//! steps and as many groups of sixteen outputs as fit into registers. Meanwhile the rows prefetch the next slice. Between
+//! slices, sums are kept in memory without rounding, so slices and tiles do not change any bit.
 
 use super::{
     format::{FloatWeights, Int8Output, Int8Weights, WeightFormat},
@@ -23,6 +23,10 @@ const SLICE: usize = 128;
 const LINE: usize = 64;
 /// Prefetch distance of a stream in bytes. Some processors prefetch by themselves, but not beyond a 4 KiB boundary.
 const AHEAD: usize = 4096;
+/// Prefetch distance of a stream for more than [`FEW_ROWS`] rows.
+const FAR_AHEAD: usize = 3 * 4096;
+/// Rows that are fast enough to profit from the processor's own prefetching.
+const FEW_ROWS: usize = 4;
 /// Rows that share a panel; their inputs stay in the second-level cache.
 const ROW_BLOCK: usize = 96;
 /// Maximum outputs of a panel.
@@ -72,10 +76,10 @@ fn product<S: Simd, F: WeightFormat<S>>(simd: S, job: &ProductJob<'_, F::Cell>, 
                 groups: job.matrix.groups(index),
             };
             let sums = &mut sums[..block.len()];
-            if let [sums] = sums {
-                panel.row::<S, F>(simd, sums);
+            sums.fill([F::Slot::default(); MAX_WIDTH]);
+            if sums.len() <= const { stream_rows::<S, F>() } {
+                panel.stream::<S, F>(simd, sums);
             } else {
-                sums.fill([F::Slot::default(); MAX_WIDTH]);
                 panel.rows::<S, F>(simd, sums);
             }
             for (row, sums) in block.clone().zip(sums) {
@@ -147,24 +151,32 @@ struct PanelSlice {
 struct Prefetch {
     /// Distance to the next slice in bytes.
     ahead: usize,
+    /// True if it goes to the nearest cache, false if to the second level.
+    near: bool,
     tile: usize,
     tiles: usize,
 }
 
 impl<C: Copy> WeightPanel<'_, C> {
-    /// Multiplies one row with all groups, as one stream.
+    /// Multiplies at most [`stream_rows`] rows with all groups, as one stream.
     #[inline(always)]
-    fn row<S: Simd, F: WeightFormat<S, Cell = C>>(&self, simd: S, sums: &mut [F::Slot; MAX_WIDTH]) {
-        *sums = [F::Slot::default(); MAX_WIDTH];
-        let sums = std::slice::from_mut(sums);
-        let prefetch = Prefetch { ahead: AHEAD, tile: 0, tiles: 1 };
+    fn stream<S: Simd, F: WeightFormat<S, Cell = C>>(&self, simd: S, sums: &mut [[F::Slot; MAX_WIDTH]]) {
+        let ahead = if sums.len() <= FEW_ROWS { AHEAD } else { FAR_AHEAD };
+        // unpacking 16-bit weights leaves no time to hide the latency of the second level
+        let prefetch = Prefetch { ahead, near: F::GROUPS > 2, tile: 0, tiles: 1 };
         let all = PanelSlice { row: 0, group: 0, start: 0, end: self.steps, prefetch };
-        match self.groups {
-            1 => self.tile::<S, F, 1, 1>(simd, all, sums),
-            2 => self.tile::<S, F, 1, 2>(simd, all, sums),
-            3 => self.tile::<S, F, 1, 3>(simd, all, sums),
-            _ => self.tile::<S, F, 1, 4>(simd, all, sums),
+        // each number of rows and groups is compiled separately
+        macro_rules! tile {
+            ($($rows:literal: $($groups:literal)*;)*) => {
+                match (sums.len(), self.groups) {
+                    $($(($rows, $groups) if $groups <= F::GROUPS && $rows <= const { stream_rows::<S, F>() } => {
+                        self.tile::<S, F, $rows, $groups>(simd, all, sums);
+                    })*)*
+                    (rows, groups) => unreachable!("a stream of {rows} rows and {groups} groups"),
+                }
+            };
         }
+        tile!(1: 1 2 3 4; 2: 1 2 3 4; 3: 1 2 3 4; 4: 1 2 3 4; 5: 1 2; 6: 1 2; 7: 1 2; 8: 1 2;);
     }
 
     /// Multiplies several rows, slice by slice.
@@ -181,11 +193,10 @@ impl<C: Copy> WeightPanel<'_, C> {
                     if last { ((end - start) * self.groups - group) * F::GROUP } else { groups_per_tile * F::GROUP };
                 let both_groups = groups_per_tile == 2 && group + 1 < self.groups;
                 let tiles = sums.len().div_ceil(F::TILE);
-                // a single tile of the complete panel reads it as one stream
-                let ahead = if tiles == 1 && groups_per_tile >= self.groups { AHEAD } else { ahead };
                 let mut row = 0;
                 for (tile, rows) in split(sums.len(), F::TILE).enumerate() {
-                    let slice = PanelSlice { row, group, start, end, prefetch: Prefetch { ahead, tile, tiles } };
+                    let prefetch = Prefetch { ahead, near: false, tile, tiles };
+                    let slice = PanelSlice { row, group, start, end, prefetch };
                     self.tile_of::<S, F>(simd, rows, both_groups, slice, &mut sums[row..]);
                     row += rows;
                 }
@@ -242,12 +253,13 @@ impl<C: Copy> WeightPanel<'_, C> {
         }
         let mut weights_at = self.weights.as_ptr().wrapping_add(start * stride + group * F::GROUP);
         // each tile prefetches its part of the next slice, one step of it per `tiles` steps
-        let Prefetch { ahead, tile, tiles } = prefetch;
+        let Prefetch { ahead, near, tile, tiles } = prefetch;
         let mut prefetch_at = weights_at.wrapping_add(ahead + (end - start) * tile / tiles * stride);
         let mut step = start;
         while step < end {
             for line in (0..G * F::GROUP).step_by(LINE) {
-                simd.prefetch(prefetch_at.wrapping_add(line));
+                let line = prefetch_at.wrapping_add(line);
+                if near { simd.prefetch_near(line) } else { simd.prefetch(line) }
             }
             prefetch_at = prefetch_at.wrapping_add(stride);
             let stop = end.min(step + tiles);
@@ -272,6 +284,12 @@ impl<C: Copy> WeightPanel<'_, C> {
             }
         }
     }
+}
+
+/// Returns the number of rows whose sums over all outputs of a panel fit into registers, next to a step's weights.
+const fn stream_rows<S: Simd, F: WeightFormat<S>>() -> usize {
+    let groups = if S::ACROSS == 2 { 16 } else { 4 };
+    groups / F::GROUPS
 }
 
 /// Splits rows into tiles of at most `max` rows of nearly equal size, because one row may cost as much as three.

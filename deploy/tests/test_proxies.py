@@ -304,7 +304,8 @@ def test_a_websocket_passes_and_ends_with_its_replica(name: str, pair: List[Repl
         session = EditSocket(proxy.http)
         assert session.head.startswith("HTTP/1.1 101 "), session.head
         session.send({"open": {"text": PROMPT}})
-        assert json.loads(session.receive()) == {"applied": {"revision": 0, "text_bytes": len(PROMPT)}}
+        applied = {"revision": 0, "text_bytes": len(PROMPT), "normalized_chars": 0}
+        assert json.loads(session.receive()) == {"applied": applied}
         # Longer than the time-out of requests.
         time.sleep(PAUSE)
         session.send({"complete": {"id": 1, "cursor_byte": len(PROMPT)}})

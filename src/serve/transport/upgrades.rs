@@ -15,6 +15,9 @@ use std::{
 };
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+/// Bytes of a client's control frame before the payload: the shortest header, and a mask.
+const CONTROL_HEADER: usize = 6;
+
 /// A connection that ends when its last call has ended, also if that call has taken it over from HTTP.
 pub(crate) struct UpgradableConnection<I, S: HttpService<Incoming>> {
     /// Reads requests and writes responses. `None` once the connection has closed or left HTTP.
@@ -113,10 +116,19 @@ impl ReceivedBytes {
         let _ = self.0.set(reserved);
     }
 
-    /// Releases the bytes that have arrived: they are read, except those of a message that has begun.
-    pub(crate) fn release(&self) {
+    /// Releases the bytes that have arrived, after a whole message. What a buffer of reads holds of the next one is also released.
+    pub(crate) fn release_message(&self) {
+        self.release(usize::MAX);
+    }
+
+    /// Releases the bytes of a control frame. Its client may send it between the parts of a message, which still count.
+    pub(crate) fn release_control(&self, payload: usize) {
+        self.release(payload.saturating_add(CONTROL_HEADER));
+    }
+
+    fn release(&self, bytes: usize) {
         if let Some(reserved) = self.0.get() {
-            reserved.release(usize::MAX);
+            reserved.release(bytes);
         }
     }
 }
@@ -154,14 +166,21 @@ mod tests {
         for _ in 0..10 {
             client.write_all(&[7; 100]).await.unwrap();
             server.read_exact(&mut buffer).await.unwrap();
-            received.release();
+            received.release_message();
         }
         client.write_all(&[7; 200]).await.unwrap();
         server.read_exact(&mut buffer).await.unwrap();
         let full = server.read_exact(&mut buffer).await.unwrap_err();
         assert!(full.to_string().contains("bytes"), "{full}");
-        received.release();
+        received.release_message();
         client.write_all(&[7; 100]).await.unwrap();
         server.read_exact(&mut buffer).await.unwrap();
+        // A control frame releases no more than itself.
+        received.release_control(94);
+        client.write_all(&[7; 100]).await.unwrap();
+        server.read_exact(&mut buffer).await.unwrap();
+        received.release_control(44);
+        client.write_all(&[7; 100]).await.unwrap();
+        assert!(server.read_exact(&mut buffer).await.is_err());
     }
 }

@@ -1,8 +1,7 @@
-//! The messages of `Edit` in JSON: objects with one field, which names the kind of the message.
+//! The messages of a client in JSON: objects with one field, which names the kind of the message.
 
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
-use weir_proto::v1::{self, document_closed::Reason, edit_request::Action, edit_response::Event};
+use weir_proto::v1::{self, edit_request::Action};
 
 /// A message of a client.
 #[derive(Debug, Deserialize)]
@@ -110,96 +109,6 @@ impl From<UntilName> for v1::Until {
     }
 }
 
-/// Converts a response to JSON under its name.
-pub(super) fn response_json(response: &v1::EditResponse) -> Value {
-    match &response.event {
-        Some(Event::Applied(v1::DocumentApplied { revision, text_bytes, normalized_chars })) => json!({ "applied": {
-            "revision": revision,
-            "text_bytes": text_bytes,
-            "normalized_chars": normalized_chars,
-        } }),
-        Some(Event::Completions(completions)) => json!({ "completions": completions_json(completions) }),
-        Some(Event::Scores(scores)) => json!({ "scores": {
-            "id": scores.id,
-            "revision": scores.revision,
-            "characters": scores.characters.iter().map(character_json).collect::<Vec<_>>(),
-            "start_bytes": scores.start_bytes,
-            "recomputed_chars": scores.recomputed_chars,
-            "duration_ns": scores.duration_ns,
-        } }),
-        Some(Event::Stale(v1::StaleRequest { id })) => json!({ "stale": { "id": id } }),
-        Some(Event::Failed(failure)) => json!({ "failed": failure_json(failure) }),
-        Some(Event::Closed(closed)) => json!({ "closed": { "reason": reason_name(closed.reason()) } }),
-        None => json!({}),
-    }
-}
-
-fn completions_json(completions: &v1::DocumentCompletions) -> Value {
-    let item = |item: &v1::CompletionItem| {
-        let v1::CompletionItem { text, logprob, chars, boundaries } = item;
-        json!({ "text": text, "logprob": logprob, "chars": chars, "boundaries": boundaries })
-    };
-    json!({
-        "id": completions.id,
-        "revision": completions.revision,
-        "items": completions.items.iter().map(item).collect::<Vec<_>>(),
-        "cut": completions.cut,
-        "reused_chars": completions.reused_chars,
-        "recomputed_chars": completions.recomputed_chars,
-        "distributions": completions.distributions,
-        "duration_ns": completions.duration_ns,
-    })
-}
-
-/// Converts a character, without the fields that it does not have.
-fn character_json(character: &v1::Character) -> Value {
-    let mut fields = Map::new();
-    fields.insert("text".into(), character.text.clone().into());
-    fields.insert("id".into(), character.id.into());
-    for (name, value) in [
-        ("logprob", character.logprob),
-        ("boundary_probability", character.boundary_probability),
-        ("nxt_logprob", character.nxt_logprob),
-    ] {
-        if let Some(value) = value {
-            fields.insert(name.into(), value.into());
-        }
-    }
-    if let Some(boundary) = character.boundary {
-        fields.insert("boundary".into(), boundary.into());
-    }
-    if character.chunk_depth > 0 {
-        fields.insert("chunk_depth".into(), character.chunk_depth.into());
-    }
-    fields.into()
-}
-
-/// Converts a failure, without the fields that it does not have.
-fn failure_json(v1::EditFailure { id, code, reason, message, field }: &v1::EditFailure) -> Value {
-    let mut fields = Map::new();
-    if let Some(id) = id {
-        fields.insert("id".into(), (*id).into());
-    }
-    fields.insert("code".into(), code.clone().into());
-    fields.insert("reason".into(), reason.clone().into());
-    fields.insert("message".into(), message.clone().into());
-    if let Some(field) = field {
-        fields.insert("field".into(), field.clone().into());
-    }
-    fields.into()
-}
-
-/// Returns the name of the reason why a session ended.
-fn reason_name(reason: Reason) -> &'static str {
-    match reason {
-        Reason::Unspecified => "unspecified",
-        Reason::Client => "client",
-        Reason::Idle => "idle",
-        Reason::Draining => "draining",
-        Reason::ModelChanged => "model_changed",
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -263,30 +172,5 @@ mod tests {
             let error = action(text).unwrap_err();
             assert!(error.contains(part), "{text}: {error}");
         }
-    }
-
-    #[test]
-    fn responses_have_the_fields_that_are_set() {
-        let json = |event| response_json(&v1::EditResponse { event: Some(event) });
-        let failure = v1::EditFailure { id: Some(7), code: "C".into(), field: Some("f".into()), ..Default::default() };
-        assert_eq!(
-            json(Event::Failed(failure)),
-            json!({ "failed": { "id": 7, "code": "C", "reason": "", "message": "", "field": "f" } })
-        );
-        assert_eq!(
-            json(Event::Failed(v1::EditFailure::default())),
-            json!({ "failed": { "code": "", "reason": "", "message": "" } })
-        );
-        let characters = vec![
-            v1::Character { text: "a".into(), id: 1, ..Default::default() },
-            v1::Character { logprob: Some(-0.5), boundary: Some(false), chunk_depth: 2, ..Default::default() },
-        ];
-        let scores = json(Event::Scores(v1::DocumentScores { characters, ..Default::default() }));
-        assert_eq!(
-            scores["scores"]["characters"],
-            json!([{ "text": "a", "id": 1 }, { "text": "", "id": 0, "logprob": -0.5, "boundary": false, "chunk_depth": 2 }])
-        );
-        let closed = v1::DocumentClosed { reason: Reason::ModelChanged.into() };
-        assert_eq!(json(Event::Closed(closed)), json!({ "closed": { "reason": "model_changed" } }));
     }
 }

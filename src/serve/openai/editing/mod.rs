@@ -4,6 +4,7 @@
 //! still answer with a status.
 
 mod messages;
+mod responses;
 mod session;
 
 use self::session::EditSocket;
@@ -15,7 +16,7 @@ use axum::{
     extract::{FromRequestParts, Request, State, WebSocketUpgrade},
     http::{
         HeaderMap, HeaderValue, StatusCode,
-        header::{AUTHORIZATION, SEC_WEBSOCKET_PROTOCOL, UPGRADE},
+        header::{AUTHORIZATION, CONNECTION, SEC_WEBSOCKET_PROTOCOL, UPGRADE},
     },
     response::{IntoResponse, Response},
 };
@@ -102,7 +103,10 @@ fn not_a_handshake() -> Response {
     let message = "/v1/edit: expected the handshake of a WebSocket, with the headers `upgrade: websocket`, `connection: upgrade`, \
                    `sec-websocket-version: 13` and `sec-websocket-key`; a proxy in between must pass them on";
     let mut response = ApiError::new(StatusCode::UPGRADE_REQUIRED, "not_a_websocket", message).into_response();
-    response.headers_mut().insert(UPGRADE, HeaderValue::from_static("websocket"));
+    let headers = response.headers_mut();
+    headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
+    // `upgrade` is a header of this connection only.
+    headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
     response
 }
 

@@ -1,6 +1,9 @@
 //! A WebSocket after its handshake: passes messages in both directions until one side closes.
 
-use super::messages::{RequestMessage, response_json};
+use super::{
+    messages::RequestMessage,
+    responses::{FORMATTED, response_text},
+};
 use crate::{
     error::{Error, Result},
     serve::{
@@ -20,10 +23,11 @@ use prost::Message as _;
 use std::{sync::Arc, time::Duration};
 use tokio::{
     sync::mpsc::{OwnedPermit, Sender},
-    time::{interval, timeout},
+    time::{MissedTickBehavior, interval, timeout},
 };
+use tokio_stream::{Stream, StreamExt};
 use tokio_util::sync::CancellationToken;
-use tonic::{Status, Streaming};
+use tonic::Status;
 use weir_proto::v1::{EditRequest, EditResponse, document_closed::Reason, edit_response::Event};
 
 /// Time between two pings. It is shorter than the time after which common proxies close a silent connection.
@@ -32,8 +36,8 @@ const PING_INTERVAL: Duration = Duration::from_secs(20);
 const MAX_PINGS: u32 = 2;
 /// How long the client may take to answer the end of the WebSocket.
 const CLOSE_TIME: Duration = Duration::from_millis(400);
-/// Memory of a formatted response relative to its encoded length. Objects repeat the names of their fields.
-const FORMATTED: usize = 8;
+/// Copies of a formatted response at a time: its text, and the frame that is sent.
+const COPIES: usize = 2;
 
 /// A WebSocket, and the call that it carries.
 pub(super) struct EditSocket {
@@ -60,8 +64,15 @@ enum End {
 
 impl EditSocket {
     /// Passes messages on until the session ends or `ending` is cancelled.
-    pub(super) async fn run(mut self, mut responses: Streaming<EditResponse>, ending: CancellationToken) {
-        let end = self.exchange(&mut responses, &ending).await;
+    pub(super) async fn run(
+        mut self,
+        mut responses: impl Stream<Item = Result<EditResponse, Status>> + Unpin,
+        ending: CancellationToken,
+    ) {
+        // Also while a client reads nothing, so that a response cannot be sent.
+        let ended = ending.run_until_cancelled(self.exchange(&mut responses)).await;
+        let end =
+            ended.unwrap_or(End::Server(close_code::AWAY, "the server closes the connection; open the document again"));
         // Ends the call.
         drop(responses);
         if let End::Server(code, reason) = end {
@@ -78,19 +89,21 @@ impl EditSocket {
         }
     }
 
-    async fn exchange(&mut self, responses: &mut Streaming<EditResponse>, ending: &CancellationToken) -> End {
+    async fn exchange(&mut self, responses: &mut (impl Stream<Item = Result<EditResponse, Status>> + Unpin)) -> End {
         let mut pings = interval(PING_INTERVAL);
+        // A response that the client reads slowly delays the pings, and the answers to them.
+        pings.set_missed_tick_behavior(MissedTickBehavior::Delay);
         pings.tick().await;
-        let mut unanswered = 0;
+        // Intervals since the last message in which the server has read. The first one may begin without a ping.
+        let mut silent = 0;
+        // True once the server has read since the last ping or message. While the call takes no more requests, it does not.
+        let mut has_read = false;
         let mut end = End::Server(close_code::ERROR, "the call ended early");
         loop {
             tokio::select! {
                 biased;
-                () = ending.cancelled() => {
-                    return End::Server(close_code::AWAY, "the server closes the connection; open the document again");
-                }
-                response = responses.message() => match response {
-                    Ok(Some(response)) => {
+                response = responses.next() => match response {
+                    Some(Ok(response)) => {
                         if let Some(Event::Closed(closed)) = &response.event {
                             end = end_of(closed.reason());
                         }
@@ -98,28 +111,30 @@ impl EditSocket {
                             return End::Client;
                         }
                     }
-                    Ok(None) => return end,
-                    Err(status) => return self.fail(status).await,
+                    None => return end,
+                    Some(Err(status)) => return self.fail(status).await,
                 },
                 _ = pings.tick() => {
-                    // While the call takes no more requests, no answers are read.
-                    let is_reading = self.requests.capacity() > 0;
-                    if is_reading && unanswered >= MAX_PINGS {
-                        return End::Client;
-                    }
-                    unanswered += 1;
-                    if self.socket.send(Message::Ping(Bytes::new())).await.is_err() {
+                    silent += u32::from(std::mem::take(&mut has_read));
+                    if silent > MAX_PINGS || self.socket.send(Message::Ping(Bytes::new())).await.is_err() {
                         return End::Client;
                     }
                 }
-                received = next_message(self.requests.clone(), &mut self.socket) => {
-                    unanswered = 0;
+                received = next_message(self.requests.clone(), &mut self.socket, &mut has_read) => {
+                    silent = 0;
+                    has_read = false;
                     let Some((permit, message)) = received else { return End::Client };
-                    let taken = match message {
-                        Ok(message) => parse(&self.workers, &self.tenant, message).await,
+                    let message = match message {
+                        Ok(message) => message,
                         Err(error) => return self.end_of_broken(error),
                     };
-                    self.received.release();
+                    // A control frame may come between the parts of a message, which are not read yet.
+                    let control = control_bytes(&message);
+                    let taken = parse(&self.workers, &self.tenant, message).await;
+                    match control {
+                        Some(payload) => self.received.release_control(payload),
+                        None => self.received.release_message(),
+                    }
                     match taken {
                         Ok(Some(request)) => drop(permit.send(request)),
                         Ok(None) => drop(permit),
@@ -138,12 +153,19 @@ impl EditSocket {
     /// Sends a response. Fails if the client is gone.
     async fn send(&mut self, mut response: EditResponse) -> Result<(), axum::Error> {
         let reserved = Reservation::new(Arc::clone(&self.memory), Arc::clone(&self.tenant));
-        if let Err(full) = reserved.add(response.encoded_len().saturating_mul(FORMATTED)) {
-            response = failed(request_id(&response), &full);
+        let id = request_id(&response);
+        // The other responses are short. Their client could not continue without them.
+        if id.is_some()
+            && let Err(full) = reserved.add(response.encoded_len().saturating_mul(FORMATTED * COPIES))
+        {
+            response = failed(id, &full);
         }
         let bytes = response.encoded_len().saturating_mul(FORMATTED);
-        let formatted = self.workers.run(&self.tenant, bytes, move || response_json(&response).to_string()).await;
-        let text = formatted.unwrap_or_else(|error| ApiError::from(error).body().to_string());
+        let formatted = self.workers.run(&self.tenant, bytes, move || response_text(&response)).await.flatten();
+        let text = match formatted.or_else(|error| response_text(&failed(id, &error))) {
+            Ok(text) => text,
+            Err(error) => ApiError::from(error).body().to_string(),
+        };
         self.socket.send(Message::Text(text.into())).await
     }
 
@@ -165,8 +187,11 @@ impl EditSocket {
             }
             Some(Broken::Utf8(_)) => End::Server(close_code::INVALID, "a text message is not UTF-8"),
             Some(Broken::Protocol(_)) => End::Server(close_code::PROTOCOL, "a frame breaks RFC 6455"),
-            // Memory ran out, or the connection broke: then nothing can be sent.
-            Some(Broken::Io(_)) => End::Server(close_code::AGAIN, "no memory for the message now; try again later"),
+            // The only error of this crate is that of the memory of received messages.
+            Some(Broken::Io(error)) if error.get_ref().is_some_and(|source| source.is::<Error>()) => {
+                End::Server(close_code::AGAIN, "no memory for the message now; try again later")
+            }
+            // The connection broke.
             _ => End::Client,
         }
     }
@@ -192,16 +217,29 @@ fn request_id(response: &EditResponse) -> Option<u64> {
     }
 }
 
-/// Waits until the call takes another request, and reads a message. Returns `None` if the client is gone. Cancel safe.
+/// Waits until the call takes another request, sets `has_read`, and reads a message. Returns `None` if the client is gone. Cancel
+/// safe.
 async fn next_message(
     requests: Sender<EditRequest>,
     socket: &mut WebSocket,
+    has_read: &mut bool,
 ) -> Option<(OwnedPermit<EditRequest>, Result<Message, axum::Error>)> {
     let Ok(permit) = requests.reserve_owned().await else {
         // The call has ended: its last responses follow.
         return std::future::pending().await;
     };
+    *has_read = true;
     Some((permit, socket.recv().await?))
+}
+
+/// Returns the length of a control frame's payload, or `None` for a whole message.
+fn control_bytes(message: &Message) -> Option<usize> {
+    match message {
+        Message::Text(_) | Message::Binary(_) => None,
+        Message::Ping(payload) | Message::Pong(payload) => Some(payload.len()),
+        // Nothing follows it.
+        Message::Close(_) => Some(0),
+    }
 }
 
 /// Parses a message, on a worker if it is long. Returns `None` for one that is not the call's, such as the answer to a ping.
@@ -218,3 +256,6 @@ async fn parse(workers: &TokenizationWorkers, tenant: &Arc<str>, message: Messag
     let read = move || parse_json::<RequestMessage>(text.as_bytes(), "the message").map(RequestMessage::into_request);
     workers.run(tenant, bytes, read).await.flatten().map(Some)
 }
+
+#[cfg(test)]
+mod tests;

@@ -48,6 +48,8 @@ impl RequestWork {
         if bytes < INLINE_BYTES {
             return apply(session);
         }
+        // The splices change a copy of the text.
+        let _held = self.reserve(session.text().text().len())?;
         let mut changed = session.clone();
         let (changed, normalized) =
             self.prepare(bytes, move || apply(&mut changed).map(|normalized| (changed, normalized))).await?;

@@ -259,8 +259,13 @@ fn reason(status: &Status) -> String {
 
 /// Waits up to 20 s until `holds` returns true.
 async fn eventually(what: &str, holds: impl Fn() -> bool) {
+    eventually_async(what, async || holds()).await;
+}
+
+/// Waits until an asynchronous condition holds.
+async fn eventually_async(what: &str, holds: impl AsyncFn() -> bool) {
     let end = Instant::now() + Duration::from_secs(20);
-    while !holds() {
+    while !holds().await {
         assert!(Instant::now() < end, "never: {what}");
         tokio::time::sleep(Duration::from_millis(1)).await;
     }

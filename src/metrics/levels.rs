@@ -68,16 +68,23 @@ fn labels(model: &str, level: usize) -> Labels {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::registry::Metrics, *};
+    use super::*;
     use crate::decode::usage::LevelCounts;
+    use prometheus_client::encoding::text;
 
     #[test]
     fn levels_are_counted_for_models_that_have_several() {
-        let metrics = Metrics::default();
+        let mut registry = Registry::default();
+        let families = LevelFamilies::register(&mut registry);
+        let render = || {
+            let mut out = String::new();
+            text::encode(&mut out, &registry).unwrap();
+            out
+        };
         let counted = |prompt_chars, chunks: &[usize], steps: &[usize]| {
             let usage = Usage { prompt_chars, levels: LevelCounts::from(chunks), ..Usage::default() };
-            metrics.count_levels("m", &usage, &Timing { level_steps: LevelCounts::from(steps), ..Timing::default() });
-            let text = metrics.render(&[]).unwrap();
+            families.count("m", &usage, &Timing { level_steps: LevelCounts::from(steps), ..Timing::default() });
+            let text = render();
             let lines = text.lines().filter(|line| line.starts_with("weir_level_"));
             lines.map(|line| line.replace("model_name=\"m\",", "")).collect::<Vec<_>>()
         };
@@ -92,8 +99,8 @@ mod tests {
             "weir_level_shortening_factor{level=\"2\"} 2.0",
         ];
         assert_eq!(counted(5, &[2, 1], &[2, 1]), expected);
-        metrics.remove_model("m");
-        assert!(!metrics.render(&[]).unwrap().contains("{model_name=\"m\""));
+        families.remove("m");
+        assert!(!render().contains("{model_name=\"m\""));
         assert_eq!(counted(6, &[3, 1], &[3, 1])[4], "weir_level_shortening_factor{level=\"1\"} 2.0");
     }
 }

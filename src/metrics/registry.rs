@@ -7,10 +7,7 @@ use super::{
     series::{Families, Series, weir},
     totals::RequestTotals,
 };
-use crate::{
-    decode::usage::{Timing, Usage},
-    engine::Handle,
-};
+use crate::engine::Handle;
 use prometheus_client::{
     encoding::text,
     metrics::{counter::Counter, info::Info},
@@ -97,11 +94,6 @@ impl Metrics {
     pub fn count_call(&self, service: &'static str, method: &'static str, code: &'static str) {
         let labels = [("service", service), ("method", method), ("code", code)];
         self.calls.get_or_create(&labels.map(|(key, value)| (key, value.to_owned())).into()).inc();
-    }
-
-    /// Counts the levels of chunking of a finished request to a model, if it has several.
-    pub fn count_levels(&self, model: &str, usage: &Usage, timing: &Timing) {
-        self.levels.count(model, usage, timing);
     }
 
     /// Counts a reload of certificates and keys.

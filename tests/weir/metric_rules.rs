@@ -1,7 +1,12 @@
 //! The rules of `promtool check metrics`, for machines without promtool, on all metrics of a process.
 
+use super::document_model::DocumentModel;
 use weir::{
-    decode::usage::{LevelCounts, Timing, Usage},
+    decode::{
+        options::FinishReason,
+        usage::{LevelCounts, Timing, Usage},
+    },
+    engine::{Handle, Limits, observer::Observer},
     metrics::Metrics,
 };
 
@@ -100,6 +105,15 @@ fn render(metrics: &Metrics) -> String {
     metrics.render(&[]).unwrap()
 }
 
+/// Finishes a request to `model` that has several levels of chunking: the metrics of levels begin with it.
+pub(super) fn finish_with_levels(metrics: &Metrics, model: &str) {
+    let meter = metrics.meter(model);
+    // Any engine: a meter records nothing before its engine has started.
+    meter.begin(&Handle::start(DocumentModel::new(), Limits::default()).unwrap());
+    let usage = Usage { prompt_chars: 4, levels: LevelCounts::from(&[2, 1][..]), ..Usage::default() };
+    meter.finished(Ok(&FinishReason::MaxChars), &usage, &Timing::default());
+}
+
 fn with_two_models() -> Metrics {
     let metrics = Metrics::default();
     metrics.meter("b");
@@ -111,8 +125,7 @@ fn with_two_models() -> Metrics {
 #[test]
 fn names_follow_the_conventions_of_prometheus() {
     let metrics = with_two_models();
-    let usage = Usage { prompt_chars: 4, levels: LevelCounts::from(&[2, 1][..]), ..Usage::default() };
-    metrics.count_levels("a", &usage, &Timing::default());
+    finish_with_levels(&metrics, "a");
     let all = descriptions(&render(&metrics));
     assert!(all.len() > 40 && all.iter().all(|metric| !metric.kind.is_empty()), "{} metrics", all.len());
     assert_eq!(all.iter().flat_map(problems).collect::<Vec<_>>(), Vec::<String>::new());

@@ -1,6 +1,7 @@
 //! The program for operators: health, admin commands, reports, and the metrics table of the documentation.
 
 use super::{
+    metric_rules::finish_with_levels,
     process::Server,
     support::{converted, storms},
 };
@@ -12,10 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tempfile::TempDir;
-use weir::{
-    decode::usage::{LevelCounts, Timing, Usage},
-    metrics::Metrics,
-};
+use weir::metrics::Metrics;
 use weir_proto::v1::{GenerateRequest, generation_client::GenerationClient};
 
 const TOKEN: &str = "a-token-for-the-tests";
@@ -172,8 +170,7 @@ fn health_of_a_missing_server_names_the_address() {
 fn rows() -> BTreeSet<String> {
     let metrics = Metrics::default();
     metrics.meter("m");
-    let usage = Usage { prompt_chars: 4, levels: LevelCounts::from(&[2, 1][..]), ..Usage::default() };
-    metrics.count_levels("m", &usage, &Timing::default());
+    finish_with_levels(&metrics, "m");
     metrics.count_call("s", "m", "OK");
     let text = metrics.render(&[]).unwrap();
     let mut rows = BTreeSet::new();

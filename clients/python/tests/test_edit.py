@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-from typing import Any, List
+import threading
+from typing import Any, Callable, List
 
 import grpc
 import local
@@ -28,7 +29,7 @@ def test_a_document_is_edited(weir: Client) -> None:
         assert [item.text for item in again.items] == ["y"] and again.reused_chars > 0
         assert (document.text, document.revision) == (TEXT + "t", 1)
         # The cursor may stand anywhere, and completions may end elsewhere.
-        assert all(len(item.text) == 2 for item in document.complete(4, count=4, until="chars", max_chars=2).items)
+        assert all(len(item.text) == 2 for item in document.complete(4, count=4, until="max_chars", max_chars=2).items)
     with pytest.raises(ValueError, match="closed"):
         document.complete()
 
@@ -49,7 +50,7 @@ def test_errors_leave_the_session_open(weir: Client) -> None:
     with weir.edit("a") as document:
         with pytest.raises(ValueError, match="end: expected 0 to 1, the characters of the text, found 2"):
             document.splice(0, 2, "")
-        with pytest.raises(ValueError, match="until: expected one of word, line, segment, chars"):
+        with pytest.raises(ValueError, match="until: expected one of word, line, segment, max_chars"):
             document.complete(until="page")  # type: ignore[arg-type]
         with pytest.raises(WeirError) as failed:
             document.complete(count=17)
@@ -58,9 +59,10 @@ def test_errors_leave_the_session_open(weir: Client) -> None:
         assert [violation.field for violation in error.field_violations] == ["complete.count"]
         with pytest.raises(WeirError, match="start_byte"):
             document.splice(1, 0, "b")
-        assert document.text == "a"
-        document.splice(1, 1, "b")
+        assert (document.text, document.revision) == ("a", 0)
+        applied = document.splice(1, 1, "b")
         assert document.text == "ab"
+        assert document.revision == applied.revision == document.complete().revision > 0
     with pytest.raises(WeirError) as unknown:
         weir.edit("a", model="nobody").complete()
     assert unknown.value.reason == "UNKNOWN_MODEL"
@@ -72,7 +74,7 @@ def test_asyncio_sessions(server: local.Server) -> None:
     async def main() -> None:
         async with AsyncClient(server.address) as weir:
             async with weir.edit(TEXT, timeout=local.TIMEOUT) as document:
-                both = await asyncio.gather(document.complete(count=2), document.complete(4, until="chars", max_chars=1))
+                both = await asyncio.gather(document.complete(count=2), document.complete(4, until="max_chars", max_chars=1))
                 assert both[0].items[0].text == "ty" and len(both[1].items[0].text) == 1
                 # A splice overtakes what is in progress, unless that was answered before.
                 running = asyncio.ensure_future(document.score())
@@ -105,12 +107,56 @@ def _scripted(answers: List[pb.EditResponse]) -> Any:
         next(requests)
         yield pb.EditResponse(closed=pb.DocumentClosed(reason=pb.DocumentClosed.REASON_DRAINING))
 
+    return _serve(edit)
+
+
+def _serve(edit: Callable[[Any, grpc.ServicerContext], Any]) -> Any:
+    """Returns a server whose `Edit` is this function."""
     server = grpc.server(concurrent.futures.ThreadPoolExecutor(2))
     handler = grpc.stream_stream_rpc_method_handler(
         edit, request_deserializer=pb.EditRequest.FromString, response_serializer=pb.EditResponse.SerializeToString
     )
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("weir.v1.Editing", {"Edit": handler}),))
     return server
+
+
+def test_a_cancelled_splice_changes_the_text_when_the_server_has_applied_it() -> None:
+    received: List[pb.EditRequest] = []
+    is_released = threading.Event()
+
+    def answers(requests: Any, _context: grpc.ServicerContext) -> Any:
+        for request in requests:
+            received.append(request)
+            if len(received) == 2:
+                assert is_released.wait(local.TIMEOUT)
+            yield APPLIED
+
+    server = _serve(answers)
+    address = "127.0.0.1:{}".format(server.add_insecure_port("127.0.0.1:0"))
+    server.start()
+
+    async def main() -> None:
+        async with AsyncClient(address) as weir, weir.edit("a") as document:
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(document.splice(0, 1, "éc"), 0.1)
+            assert (document.text, document.revision) == ("a", 0)
+            # A splice that waits for the one before is not sent when it is cancelled.
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(document.splice(0, 0, "x"), 0.01)
+            is_released.set()
+            await document.splice(2, 2, "d")
+            assert (document.text, document.revision) == ("écd", 2)
+
+    try:
+        asyncio.run(main())
+    finally:
+        is_released.set()
+        server.stop(None).wait()
+    splices = [(request.splice.revision, *request.splice.splices) for request in received[1:]]
+    assert splices == [
+        (1, pb.TextSplice(start_byte=0, end_byte=1, text="éc")),
+        (2, pb.TextSplice(start_byte=3, end_byte=3, text="d")),
+    ]
 
 
 APPLIED = pb.EditResponse(applied=pb.DocumentApplied())

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 METHOD = Method("/weir.v1.Editing/Edit", pb.EditRequest, pb.EditResponse)
 
-Until = Literal["word", "line", "segment", "chars"]
+Until = Literal["word", "line", "segment", "max_chars"]
 
 _OPEN = dict.fromkeys(["model", "priority"], "")
 _UNTIL: Dict[str, Any] = {
     "word": pb.UNTIL_WORD,
     "line": pb.UNTIL_LINE,
     "segment": pb.UNTIL_SEGMENT,
-    "chars": pb.UNTIL_MAX_CHARS,
+    "max_chars": pb.UNTIL_MAX_CHARS,
 }
 
 
@@ -106,6 +106,8 @@ class _Document:
         self._text = text_of("text", text)
         self._options = options
         self._revision = 0
+        # Number of the last splice that was sent: the server may have refused it.
+        self._last_revision = 0
         self._requests = 0
         self._opening = pb.EditRequest(open=pb.OpenDocument(text=text))
         fields = {name: value for name, value in options.items() if name not in CallOptions.__annotations__}
@@ -127,11 +129,16 @@ class _Document:
         return len(self._text[:offset].encode())
 
     def _splicing(self, start: int, end: int, text: str) -> pb.EditRequest:
-        self._revision += 1
         splice = pb.TextSplice(
             start_byte=self._byte("start", start), end_byte=self._byte("end", end), text=text_of("text", text)
         )
-        return pb.EditRequest(splice=pb.SpliceDocument(revision=self._revision, splices=[splice]))
+        self._last_revision += 1
+        return pb.EditRequest(splice=pb.SpliceDocument(revision=self._last_revision, splices=[splice]))
+
+    def _spliced(self, start: int, end: int, text: str) -> None:
+        """Makes the change that the server has applied."""
+        self._text = self._text[:start] + text + self._text[end:]
+        self._revision = self._last_revision
 
     def _completing(
         self, cursor: Optional[int], count: Optional[int], until: Optional[Until], max_chars: Optional[int]
@@ -152,10 +159,6 @@ class _Document:
     def _next_id(self) -> int:
         self._requests += 1
         return self._requests
-
-
-def _replaced(text: str, start: int, end: int, new: str) -> str:
-    return text[:start] + new + text[end:]
 
 
 def _scores(scores: pb.DocumentScores, text: str) -> DocumentScores:
@@ -222,7 +225,7 @@ class EditSession(_Document):
         """Replaces the characters from `start` to `end`, exclusive. Raises `WeirError`; the text then is as before."""
         self._begin()
         applied: DocumentApplied = self._ask(None, self._splicing(start, end, text))
-        self._text = _replaced(self._text, start, end, text)
+        self._spliced(start, end, text)
         return applied
 
     def complete(
@@ -313,12 +316,24 @@ class AsyncEditSession(_Document):
         self._changes: Optional[asyncio.Lock] = None
 
     async def splice(self, start: int, end: int, text: str) -> DocumentApplied:
-        """Replaces the characters from `start` to `end`, exclusive. Raises `WeirError`; the text then is as before."""
-        async with self._lock():
+        """Replaces the characters from `start` to `end`, exclusive. Raises `WeirError`; the text then is as before.
+
+        A splice that was sent takes effect even if its task is cancelled. Calls that follow wait until `text` has it.
+        """
+        lock = self._lock()
+        await lock.acquire()
+        # The server may have applied it when this task is cancelled: the other task sees its answer and then releases the lock.
+        return await asyncio.shield(asyncio.ensure_future(self._change(lock, start, end, text)))
+
+    async def _change(self, lock: asyncio.Lock, start: int, end: int, text: str) -> DocumentApplied:
+        """Sends a splice and makes its change. Releases the lock."""
+        try:
             answer = await self._send(None, self._splicing(start, end, text))
             applied: DocumentApplied = await answer
-            self._text = _replaced(self._text, start, end, text)
+            self._spliced(start, end, text)
             return applied
+        finally:
+            lock.release()
 
     async def complete(
         self,

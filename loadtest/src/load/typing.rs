@@ -35,7 +35,7 @@ impl Default for TypingSpec {
 
 /// Names of the ends of completions.
 const ENDS: [(&str, Until); 4] =
-    [("word", Until::Word), ("line", Until::Line), ("segment", Until::Segment), ("chars", Until::MaxChars)];
+    [("word", Until::Word), ("line", Until::Line), ("segment", Until::Segment), ("max_chars", Until::MaxChars)];
 
 impl TypingSpec {
     /// Fails if a value is out of bounds.
@@ -95,8 +95,8 @@ mod tests {
         assert!(typing.check().is_ok());
         assert!(TypingSpec { rate: f64::NAN, ..typing }.check().is_err());
         assert!(TypingSpec { count: 17, ..typing }.check().is_err());
-        assert_eq!(TypingSpec::end("chars"), Ok(Until::MaxChars));
+        assert_eq!(TypingSpec::end("max_chars"), Ok(Until::MaxChars));
         assert_eq!(TypingSpec { until: Until::Line, ..typing }.end_name(), "line");
-        assert!(TypingSpec::end("page").unwrap_err().contains("word, line, segment, chars"));
+        assert!(TypingSpec::end("page").unwrap_err().contains("word, line, segment, max_chars"));
     }
 }

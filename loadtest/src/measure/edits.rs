@@ -27,7 +27,7 @@ pub struct EditFigures {
     pub keystrokes: u64,
     /// Keystrokes whose completions a later keystroke overtook.
     pub stale: u64,
-    /// Keystrokes whose completions failed.
+    /// Keystrokes without a time, as in `EditMeasurement`.
     pub failed: u64,
     /// Keystrokes that the first completion would have saved.
     pub saved_by_first: u64,

@@ -13,7 +13,7 @@ pub struct EditMeasurement {
     pub keystrokes: u64,
     /// Keystrokes whose completions a later keystroke overtook.
     pub stale: u64,
-    /// Keystrokes whose completions failed.
+    /// Keystrokes without a time: their completions failed, or a later keystroke overtook them and no later completions came.
     pub failed: u64,
     /// Keystrokes that the first completion would have saved.
     pub saved_by_first: u64,
@@ -118,8 +118,9 @@ impl KeystrokeTimer {
         self.waiting.back().is_some_and(|sent| *sent as u64 == self.measurement.keystrokes)
     }
 
-    /// Returns the measurement, with the keystrokes that the completions would have saved.
+    /// Returns the measurement, with the keystrokes that the completions would have saved. Those that still wait have failed.
     pub(crate) fn finish(mut self) -> EditMeasurement {
+        self.measurement.failed += self.waiting.len() as u64;
         self.measurement.saved_by_first = self.saved_by(1);
         self.measurement.saved_by_first_three = self.saved_by(SHOWN);
         self.measurement
@@ -214,5 +215,20 @@ mod tests {
         assert_eq!((measured.keystrokes, measured.stale, measured.failed), (4, 1, 1));
         // `cd` was right, but the next character was due before
         assert_eq!(measured.saved_by_first, 0);
+    }
+
+    #[test]
+    fn keystrokes_without_later_completions_have_failed() {
+        let begin = Instant::now();
+        let mut timer = KeystrokeTimer::new("abc", vec![begin, begin + ms(10), begin + ms(20)], vec![]);
+        timer.sent(begin);
+        timer.completed(1, answer(&[]), begin + ms(5));
+        timer.sent(begin + ms(10));
+        timer.sent(begin + ms(20));
+        timer.stale();
+        timer.failed(3);
+        let measured = timer.finish();
+        assert_eq!((measured.keystrokes, measured.stale, measured.failed), (3, 1, 2));
+        assert_eq!(measured.latencies, [ms(5)]);
     }
 }

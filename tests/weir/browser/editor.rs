@@ -40,6 +40,14 @@ fn the_editor_completes_what_is_typed() {
             browser.evaluate("[...document.querySelectorAll('#alternatives .words')].map(words => words.textContent)");
         assert_eq!(shown, json!(items));
         assert_eq!(browser.evaluate("editor.times.length > 0"), true, "keystrokes are timed");
+        // Tab does not replace selected text, which has no completions.
+        let tab = "editor.area.dispatchEvent(new KeyboardEvent('keydown', { key: 'Tab', cancelable: true }))";
+        let end = "editor.area.selectionEnd";
+        let is_left = browser.evaluate(&format!("(editor.area.setSelectionRange(18, {end}), {tab})"));
+        assert_eq!((is_left, value(&browser)), (json!(true), "the history of the ci".to_owned()));
+        browser.until("editor.items.length === 0 && editor.asked.id === 0");
+        browser.evaluate(&format!("(editor.area.setSelectionRange({end}, {end}), null)"));
+        assert_eq!(completions(&browser), items);
         // Escape drops the completions. Then Tab leaves the text.
         browser.keys("#editor", ESCAPE);
         assert_eq!(browser.evaluate("document.querySelectorAll('.ghost, #alternatives button').length"), 0);
@@ -120,6 +128,19 @@ fn the_editor_follows_any_change_and_opens_again() {
     change(0, 12, "the city and");
     browser.until(&format!("editor.session.text === editor.area.value && {SCORED}"));
     assert!(browser.evaluate(CONNECTED) == true, "{}", browser.text("#edit-status"));
+    // Scores of an earlier text are not shown.
+    let ignored = browser.evaluate(
+        "(() => {
+            const { length } = editor.parts;
+            const characters = [{ logprob: -1 }];
+            const revision = editor.session.revision - 1;
+            editor.receive({ scores: { id: editor.scored.id, revision, characters, start_bytes: [0] } });
+            const isIgnored = editor.parts.length === length;
+            editor.area.dispatchEvent(new Event('input'));
+            return [isIgnored, editor.scored];
+        })()",
+    );
+    assert_eq!(ignored, json!([true, null]));
     // The document opens again with its text when the connection ends.
     browser.evaluate("(window.before = editor.session, editor.work = null, editor.session.socket.close(), null)");
     browser.until(&format!("editor.session !== null && editor.session !== window.before && {CONNECTED}"));

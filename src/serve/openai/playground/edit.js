@@ -26,7 +26,10 @@ class Editor {
     this.pick = 0;
     this.times = [];
     this.taken = 0;
-    this.asked = { id: 0, cursor: -1, at: null };
+    // The last request for completions, or the selection at which there was none.
+    this.asked = { id: 0, cursor: -1, end: -1, at: null };
+    // The last request for scores, unless the text has changed since.
+    this.scored = null;
     this.area.addEventListener("input", (event) => this.typed(event));
     this.area.addEventListener("keydown", (event) => this.key(event));
     this.area.addEventListener("scroll", () => (this.mirror.scrollTop = this.area.scrollTop));
@@ -50,6 +53,7 @@ class Editor {
     return new Promise((ended) => {
       this.parts = [];
       this.scoredFrom = 0;
+      this.scored = null;
       const opened = (message) => {
         editing.showStatus("Connected. The document is open on the server.");
         // What was typed since.
@@ -75,7 +79,7 @@ class Editor {
 
   typed(event) {
     const began = performance.now();
-    const cursor = this.area.selectionStart;
+    this.scored = null;
     this.keepItems(event.inputType === "insertText" && !event.isComposing ? event.data : null);
     if (this.session && this.session.isOpen) {
       const start = this.session.change(this.text());
@@ -84,7 +88,8 @@ class Editor {
       this.ask(began);
       this.scoreSoon();
     }
-    this.asked.cursor = cursor;
+    this.asked.cursor = this.area.selectionStart;
+    this.asked.end = this.area.selectionEnd;
     this.draw();
   }
 
@@ -95,16 +100,17 @@ class Editor {
   }
 
   moved() {
-    if (document.activeElement !== this.area || this.area.selectionStart === this.asked.cursor) return;
+    const { selectionStart: start, selectionEnd: end } = this.area;
+    if (document.activeElement !== this.area || (start === this.asked.cursor && end === this.asked.end)) return;
     this.setItems([]);
     this.ask();
   }
 
   /** Asks for completions at the cursor. `began` is the time of the keystroke, if there was one. */
   ask(began = null) {
-    const cursor = this.area.selectionStart;
-    this.asked = { id: 0, cursor, at: began };
-    const isPlace = cursor === this.area.selectionEnd && cursor > 0 && !isLow(this.area.value.charCodeAt(cursor));
+    const { selectionStart: cursor, selectionEnd: end } = this.area;
+    this.asked = { id: 0, cursor, end, at: began };
+    const isPlace = cursor === end && cursor > 0 && !isLow(this.area.value.charCodeAt(cursor));
     if (isPlace && this.session && this.session.isOpen) this.asked.id = this.session.complete(cursor, at("until").value);
   }
 
@@ -135,7 +141,7 @@ class Editor {
       this.setItems(completions.items);
       this.count();
     }
-    if (scores && this.scored && scores.id === this.scored.id) {
+    if (scores && this.scored && scores.id === this.scored.id && scores.revision === this.session.revision) {
       let end = this.scored.start;
       const { text } = this.session;
       for (const part of readParts(text.slice(end), bytesOf(text.slice(0, end)), scores)) {
@@ -186,7 +192,9 @@ class Editor {
   }
 
   key(event) {
-    if (event.isComposing || !this.items.length) return;
+    // A completion belongs to a cursor: it must not replace selected text.
+    const hasSelection = this.area.selectionStart !== this.area.selectionEnd;
+    if (event.isComposing || hasSelection || !this.items.length) return;
     const number = /^Digit([1-3])$/.exec(event.code);
     const isPlain = !event.altKey && !event.ctrlKey && !event.metaKey && !event.shiftKey;
     const isAlt = event.altKey && !event.ctrlKey && !event.metaKey;

@@ -30,7 +30,7 @@ pub(super) struct WaitingRequest {
     pub(super) uri: String,
     /// Byte offset of the cursor.
     pub(super) cursor: usize,
-    /// Times that it was sent to the model.
+    /// Sessions that ended before its answer.
     pub(super) attempts: usize,
 }
 

@@ -1,7 +1,8 @@
 //! The editing session of one document: a stream of the server's editing service.
 //!
-//! The session's text is the document's text up to the cursor, or its end if that is long. A session opens when its document first
-//! asks for completions.
+//! The session's text is the document's text up to the furthest cursor of its requests, or the end of that text if it is long. The
+//! server reads nothing after a request's cursor, so requests before that cursor leave the text as it is. A session opens when its
+//! document first asks for completions.
 
 use super::completion::WaitingRequest;
 use crate::{
@@ -55,6 +56,8 @@ pub(super) struct Session {
     pub(super) is_open: bool,
     /// The requests in progress by their ids on the wire.
     pub(super) waiting: BTreeMap<u64, WaitingRequest>,
+    /// The requests that wait to be sent, because the model reads another text for those in progress. In order.
+    pub(super) deferred: Vec<WaitingRequest>,
     /// The request that it served last, in the order of all requests.
     pub(super) used: u64,
     requests: mpsc::Sender<EditRequest>,
@@ -109,6 +112,7 @@ impl Session {
             number,
             is_open: false,
             waiting: BTreeMap::new(),
+            deferred: Vec::new(),
             used: 0,
             requests,
             reader: reader.abort_handle(),
@@ -118,18 +122,24 @@ impl Session {
         }
     }
 
-    /// Asks for the completions of a request at the end of `text`. Other requests that wait for completions of another text become
-    /// stale. Fails if the server reads nothing; the request then waits, too.
+    /// Asks for the completions of a request at the end of `text`. A longer text than that of the requests in progress makes them
+    /// stale, but leaves them possible; the request is deferred if its text is another one. Fails if the server reads nothing; the
+    /// request then waits, too.
     pub(super) fn complete(
         &mut self,
         options: &CompletionOptions,
         text: &str,
         request: WaitingRequest,
     ) -> Result<(), Stuck> {
+        let change = change(&self.text, text);
+        if !self.waiting.is_empty() && (matches!(change, Change::Other(_)) || !self.deferred.is_empty()) {
+            self.deferred.push(request);
+            return Ok(());
+        }
         self.last_id += 1;
         let id = self.last_id;
         self.waiting.insert(id, request);
-        if let Some(splice) = difference(&self.text, text) {
+        if let Change::Longer(splice) | Change::Other(splice) = change {
             text.clone_into(&mut self.text);
             self.splice(vec![splice])?;
         }
@@ -140,6 +150,17 @@ impl Session {
             until: Some(options.until.into()),
             max_chars: Some(options.max_chars),
         }))
+    }
+
+    /// Takes the deferred requests if none is in progress.
+    pub(super) fn take_deferred(&mut self) -> Vec<WaitingRequest> {
+        if self.waiting.is_empty() { std::mem::take(&mut self.deferred) } else { Vec::new() }
+    }
+
+    /// Takes all requests.
+    pub(super) fn take_all(&mut self) -> Vec<WaitingRequest> {
+        let deferred = std::mem::take(&mut self.deferred);
+        std::mem::take(&mut self.waiting).into_values().chain(deferred).collect()
     }
 
     /// Cancels the work of all requests in progress. Those that still wait become stale. Fails if the server reads nothing.
@@ -163,19 +184,30 @@ impl Drop for Session {
     }
 }
 
-/// Returns the splice that turns one text into another; `None` if they are the same.
-fn difference(before: &str, after: &str) -> Option<TextSplice> {
-    let pairs = before.bytes().zip(after.bytes());
+/// What a request needs of the session's text.
+#[derive(Debug, PartialEq)]
+enum Change {
+    /// The session's text begins with that of the request.
+    None,
+    /// The text of the request begins with the session's.
+    Longer(TextSplice),
+    Other(TextSplice),
+}
+
+/// Returns the change after which a session's text begins with that of a request.
+fn change(session: &str, request: &str) -> Change {
+    let pairs = session.bytes().zip(request.bytes());
     let mut common = pairs.take_while(|(one, other)| one == other).count();
-    if common == before.len() && common == after.len() {
-        return None;
+    if common == request.len() {
+        return Change::None;
     }
     // A character may begin with the bytes of another.
-    while !(before.is_char_boundary(common) && after.is_char_boundary(common)) {
+    while !(session.is_char_boundary(common) && request.is_char_boundary(common)) {
         common -= 1;
     }
-    let text = after.get(common..).unwrap_or_default().to_owned();
-    Some(TextSplice { start_byte: common as u64, end_byte: before.len() as u64, text })
+    let text = request.get(common..).unwrap_or_default().to_owned();
+    let splice = TextSplice { start_byte: common as u64, end_byte: session.len() as u64, text };
+    if common == session.len() { Change::Longer(splice) } else { Change::Other(splice) }
 }
 
 #[cfg(test)]
@@ -183,14 +215,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_difference_is_the_shortest_end_in_whole_characters() {
-        let splice = |start_byte, end_byte, text: &str| Some(TextSplice { start_byte, end_byte, text: text.into() });
-        assert_eq!(difference("", ""), None);
-        assert_eq!(difference("añ", "añ"), None);
-        assert_eq!(difference("", "a"), splice(0, 0, "a"));
-        assert_eq!(difference("abc", "ab"), splice(2, 3, ""));
-        assert_eq!(difference("abc", "abd"), splice(2, 3, "d"));
+    fn a_change_replaces_the_shortest_end_in_whole_characters() {
+        let splice = |start_byte, end_byte, text: &str| TextSplice { start_byte, end_byte, text: text.into() };
+        assert_eq!(change("", ""), Change::None);
+        assert_eq!(change("añ", "añ"), Change::None);
+        assert_eq!(change("añb", "añ"), Change::None);
+        assert_eq!(change("", "a"), Change::Longer(splice(0, 0, "a")));
+        assert_eq!(change("añ", "añb"), Change::Longer(splice(3, 3, "b")));
+        assert_eq!(change("abc", "abd"), Change::Other(splice(2, 3, "d")));
+        assert_eq!(change("abcd", "bc"), Change::Other(splice(0, 4, "bc")));
         // é and ñ begin with the same byte
-        assert_eq!(difference("aéb", "añb"), splice(1, 4, "ñb"));
+        assert_eq!(change("aéb", "añb"), Change::Other(splice(1, 4, "ñb")));
     }
 }

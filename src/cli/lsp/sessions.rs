@@ -1,7 +1,8 @@
 //! The editing sessions of the open documents: requests, their answers, and sessions that end.
 //!
-//! A request whose session ends before its answer is sent again in a new session, and so is one that a request for another text
-//! overtook. While the server cannot be reached, requests get empty answers at once.
+//! A request whose session ends before its answer is sent again in a new session. A request that another one made stale is sent
+//! again in the same session: the session's text then is as long as both need. While the server cannot be reached, requests get
+//! empty answers at once.
 
 use super::{
     completion::{WaitingRequest, context},
@@ -26,7 +27,7 @@ use tokio::sync::mpsc;
 
 /// Maximum open sessions. One more closes the one that was used least recently: a user types in one document at a time.
 const MAX_SESSIONS: usize = 8;
-/// How often a request is sent before its answer is empty.
+/// Sessions that may end before the answer to a request. Then its answer is empty.
 const ATTEMPTS: usize = 4;
 /// How long no session opens after one could not be opened.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -89,7 +90,6 @@ impl Sessions {
         let Some(session) = self.open.get_mut(&uri) else { return };
         self.requests += 1;
         session.used = self.requests;
-        let request = WaitingRequest { attempts: request.attempts + 1, ..request };
         if session.complete(&self.options, text, request).is_err() {
             self.give_up(&uri, documents, out);
         }
@@ -98,11 +98,9 @@ impl Sessions {
     /// Takes the requests of a document whose text has changed, and cancels their work.
     pub(super) fn overtake(&mut self, uri: &str) -> Vec<WaitingRequest> {
         let Some(session) = self.open.get_mut(uri) else { return Vec::new() };
-        if session.waiting.is_empty() {
-            return Vec::new();
-        }
-        let overtaken = std::mem::take(&mut session.waiting).into_values().collect();
-        if session.cancel().is_err() {
+        let are_in_progress = !session.waiting.is_empty();
+        let overtaken = session.take_all();
+        if are_in_progress && session.cancel().is_err() {
             self.open.remove(uri);
         }
         overtaken
@@ -111,13 +109,19 @@ impl Sessions {
     /// Cancels a request. Returns false if it does not wait.
     pub(super) fn cancel(&mut self, id: &RequestId, documents: &Documents, out: &mut Outbox) -> bool {
         for (uri, session) in &mut self.open {
+            if let Some(index) = session.deferred.iter().position(|request| request.id == *id) {
+                session.deferred.remove(index);
+                return true;
+            }
             let waits = session.waiting.iter().find(|(_, request)| request.id == *id);
             let Some(wire_id) = waits.map(|(wire_id, _)| *wire_id) else { continue };
             session.waiting.remove(&wire_id);
-            if session.cancel().is_err() {
-                let uri = uri.clone();
+            let cancelled = session.cancel();
+            let uri = uri.clone();
+            if cancelled.is_err() {
                 self.give_up(&uri, documents, out);
             }
+            self.resume(&uri, documents, out);
             return true;
         }
         false
@@ -125,12 +129,12 @@ impl Sessions {
 
     /// Ends the session of a document. Returns the requests that waited.
     pub(super) fn close(&mut self, uri: &str) -> Vec<WaitingRequest> {
-        self.open.remove(uri).map(waiting_of).unwrap_or_default()
+        self.open.remove(uri).map(|mut session| session.take_all()).unwrap_or_default()
     }
 
     /// Ends all sessions. Returns the requests that waited.
     pub(super) fn close_all(&mut self) -> Vec<WaitingRequest> {
-        std::mem::take(&mut self.open).into_values().flat_map(waiting_of).collect()
+        std::mem::take(&mut self.open).into_values().flat_map(|mut session| session.take_all()).collect()
     }
 
     /// Takes an event of a session.
@@ -148,11 +152,14 @@ impl Sessions {
             SessionNews::Event(EditEvent::Completions(found)) => {
                 if let Some(request) = session.waiting.remove(&found.id) {
                     out.complete(documents, &request, &found.items);
+                    self.resume(&uri, documents, out);
                 }
             }
             SessionNews::Event(EditEvent::Stale(stale)) => {
+                // This process made it stale, so it is no attempt.
                 if let Some(request) = session.waiting.remove(&stale.id) {
                     self.complete(documents, request, out);
+                    self.resume(&uri, documents, out);
                 }
             }
             SessionNews::Event(EditEvent::Failed(failure)) => self.fail(&uri, &failure, documents, out),
@@ -173,9 +180,23 @@ impl Sessions {
         self.failed_at.is_some_and(|at| at.elapsed() < PAUSE)
     }
 
-    /// Sends the requests of a session that ended in a new one.
+    /// Sends the deferred requests of a document if none is in progress.
+    fn resume(&mut self, uri: &str, documents: &Documents, out: &mut Outbox) {
+        let Some(session) = self.open.get_mut(uri) else { return };
+        for request in session.take_deferred() {
+            self.complete(documents, request, out);
+        }
+    }
+
+    /// Sends the requests of a session that ended in a new one. No session opens for some time if one has used all its attempts.
     fn reopen(&mut self, uri: &str, documents: &Documents, out: &mut Outbox) {
-        for request in self.close(uri) {
+        let requests = self.close(uri).into_iter();
+        let requests: Vec<_> =
+            requests.map(|request| WaitingRequest { attempts: request.attempts + 1, ..request }).collect();
+        if requests.iter().any(|request| request.attempts >= ATTEMPTS) {
+            self.failed_at = Some(Instant::now());
+        }
+        for request in requests {
             self.complete(documents, request, out);
         }
     }
@@ -184,6 +205,7 @@ impl Sessions {
     /// before the next attempt.
     fn break_off(&mut self, uri: &str, error: &Error, documents: &Documents, out: &mut Outbox) {
         if self.open.get(uri).is_some_and(|session| session.is_open) {
+            out.report(Place::Log, Severity::Warning, &format!("the session of {uri} ended: {error}"));
             self.reopen(uri, documents, out);
             return;
         }
@@ -212,6 +234,7 @@ impl Sessions {
             out.report(Place::Log, Severity::Warning, &format!("{uri}: {code}: {message}"));
         }
         out.complete(documents, &request, &[]);
+        self.resume(uri, documents, out);
     }
 
     /// Ends a session, and answers its requests with nothing.
@@ -233,6 +256,134 @@ impl Sessions {
     }
 }
 
-fn waiting_of(mut session: Session) -> Vec<WaitingRequest> {
-    std::mem::take(&mut session.waiting).into_values().collect()
+#[cfg(test)]
+mod tests {
+    use super::{super::completion::CompletionKind, *};
+    use crate::{
+        cli::lsp::documents::DocumentLimits,
+        serve::client::editing::{CompletionItem, DocumentApplied, DocumentCompletions, StaleRequest, Until},
+    };
+    use serde_json::Value;
+
+    const URI: &str = "a";
+
+    /// The sessions of a document of 105 bytes, of which the model reads 16, and a server that answers what a test writes.
+    struct Editor {
+        sessions: Sessions,
+        documents: Documents,
+        out: Outbox,
+    }
+
+    impl Editor {
+        fn new() -> Self {
+            let client = InferenceClient::in_process(mpsc::channel(1).0);
+            let options = CompletionOptions { model: None, count: 1, until: Until::Word, max_chars: 8 };
+            let mut documents = Documents::new(DocumentLimits::default());
+            assert!(documents.open(URI.into(), "0123456".repeat(15)).is_ok());
+            Self { sessions: Sessions::new(client, options, 16, mpsc::channel(1).0), documents, out: Outbox::new() }
+        }
+
+        /// Asks for completions. The request's id is its cursor.
+        fn complete(&mut self, cursor: u8) {
+            let id = i32::from(cursor).into();
+            let kind = CompletionKind::Inline;
+            let request = WaitingRequest { id, kind, uri: URI.into(), cursor: cursor.into(), attempts: 0 };
+            self.sessions.complete(&self.documents, request, &mut self.out);
+        }
+
+        fn cancel(&mut self, cursor: u8) {
+            assert!(self.sessions.cancel(&i32::from(cursor).into(), &self.documents, &mut self.out));
+        }
+
+        fn take(&mut self, news: SessionNews) {
+            let event = SessionEvent { uri: URI.into(), session: self.sessions.sessions, news };
+            self.sessions.take(event, &self.documents, &mut self.out);
+        }
+
+        fn answer(&mut self, wire_id: u64) {
+            let items = vec![CompletionItem { text: "x".into(), ..CompletionItem::default() }];
+            let found = DocumentCompletions { id: wire_id, items, ..DocumentCompletions::default() };
+            self.take(SessionNews::Event(EditEvent::Completions(found)));
+        }
+
+        fn stale(&mut self, wire_id: u64) {
+            self.take(SessionNews::Event(EditEvent::Stale(StaleRequest { id: wire_id })));
+        }
+
+        /// Returns the requests in progress: their ids on the wire and their cursors.
+        fn in_progress(&self) -> Vec<(u64, usize)> {
+            let session = &self.sessions.open[URI];
+            session.waiting.iter().map(|(wire_id, request)| (*wire_id, request.cursor)).collect()
+        }
+
+        /// Returns the answers: each request's id, and how many completions it got. Reports have no id.
+        fn answers(&mut self) -> Vec<(Option<u64>, usize)> {
+            let count = |message: &Value| message["result"]["items"].as_array().map_or(0, Vec::len);
+            self.out.take().iter().map(|message| (message["id"].as_u64(), count(message))).collect()
+        }
+    }
+
+    fn within_a_runtime(test: impl FnOnce()) {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let _guard = runtime.enter();
+        test();
+    }
+
+    #[test]
+    fn requests_at_several_cursors_are_all_answered() {
+        within_a_runtime(|| {
+            let mut editor = Editor::new();
+            for cursor in [9, 12, 3, 90, 91] {
+                editor.complete(cursor);
+            }
+            assert_eq!(editor.in_progress(), [(1, 9), (2, 12), (3, 3)], "other texts wait");
+            editor.stale(1);
+            editor.answer(2);
+            editor.answer(3);
+            assert_eq!(editor.in_progress(), [(4, 90), (5, 91)]);
+            editor.stale(4);
+            editor.answer(5);
+            assert_eq!(editor.in_progress(), [(6, 9)], "deferred requests keep their order");
+            editor.complete(80);
+            editor.cancel(9);
+            assert_eq!(editor.in_progress(), [(7, 90)]);
+            editor.cancel(80);
+            editor.answer(7);
+            assert_eq!(editor.in_progress(), []);
+            assert_eq!(editor.answers(), [12, 3, 91, 90].map(|id| (Some(id), 1)));
+        });
+    }
+
+    #[test]
+    fn cancelling_a_request_costs_others_no_attempt() {
+        within_a_runtime(|| {
+            let mut editor = Editor::new();
+            editor.complete(9);
+            for _ in 0..2 * ATTEMPTS {
+                let (kept, _) = editor.in_progress()[0];
+                editor.complete(5);
+                editor.cancel(5);
+                editor.stale(kept);
+            }
+            let (kept, _) = editor.in_progress()[0];
+            editor.answer(kept);
+            assert_eq!(editor.answers(), [(Some(9), 1)]);
+        });
+    }
+
+    #[test]
+    fn a_request_whose_sessions_end_is_answered_and_reported() {
+        within_a_runtime(|| {
+            let mut editor = Editor::new();
+            editor.complete(9);
+            for attempt in 1..=ATTEMPTS {
+                assert_eq!((editor.in_progress(), editor.sessions.is_paused()), (vec![(1, 9)], false), "{attempt}");
+                editor.take(SessionNews::Event(EditEvent::Applied(DocumentApplied::default())));
+                editor.take(SessionNews::Ended(Some(Error::Internal("broken".into()))));
+            }
+            assert_eq!(editor.answers(), [(None, 0), (Some(9), 0)], "the error is reported once");
+            editor.complete(9);
+            assert_eq!((editor.answers(), editor.sessions.is_paused()), (vec![(Some(9), 0)], true));
+        });
+    }
 }

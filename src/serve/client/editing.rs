@@ -6,9 +6,9 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use weir_proto::v1::editing_client::EditingClient;
 pub use weir_proto::v1::{
-    CompleteDocument, CompletionItem, EditFailure, EditRequest, EditResponse, OpenDocument, SpliceDocument, TextSplice,
-    Until, document_closed::Reason as CloseReason, edit_request::Action as EditAction,
-    edit_response::Event as EditEvent,
+    CompleteDocument, CompletionItem, DocumentApplied, DocumentCompletions, EditFailure, EditRequest, EditResponse,
+    OpenDocument, SpliceDocument, StaleRequest, TextSplice, Until, document_closed::Reason as CloseReason,
+    edit_request::Action as EditAction, edit_response::Event as EditEvent,
 };
 
 impl InferenceClient {

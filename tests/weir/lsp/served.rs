@@ -90,8 +90,37 @@ fn a_cancelled_request_is_cancelled_on_the_server() {
     let end = Instant::now() + TIMEOUT;
     while events(&server, "stale") == 0 {
         assert!(Instant::now() < end, "the server was not told");
+        std::thread::sleep(Duration::from_millis(20));
     }
     assert_eq!((events(&server, "stale"), events(&server, "completion")), (1, 0));
+    client.shut_down();
+}
+
+/// Requests before the furthest cursor overtake nothing. The log has why a session ended.
+#[test]
+fn requests_at_several_cursors_are_completed_at_once() {
+    let model = converted("whitespaces");
+    let mut server =
+        Server::start(&["--model", model.to_str().unwrap(), "--threads=1", "--calibration-milliseconds=0"]);
+    let address = server.address.to_string();
+    let mut options = Options::with(vec!["--server", &address]);
+    // WEIR_MAX_CHARS is a variable of `weir generate`.
+    options.variables = vec![("WEIR_COMPLETION_CHARS", "5"), ("WEIR_MAX_CHARS", "1000")];
+    let (mut client, _) = Client::start(&options);
+    client.open("a", "the river runs");
+    let cursors = [14, 9, 3, 6];
+    let (ids, requests): (Vec<_>, Vec<_>) =
+        cursors.map(|cursor| client.request(INLINE, at("a", 0, cursor))).into_iter().unzip();
+    client.send(&requests);
+    for id in ids {
+        let answer = client.answer(id);
+        assert!(!inserted(&answer).is_empty(), "{answer}");
+    }
+    assert_eq!((events(&server, "stale"), events(&server, "completion")), (0, 4));
+    server.program.signal("KILL");
+    server.program.wait();
+    let logged = client.message("window/logMessage");
+    assert!(logged.contains("the session of a ended: "), "{logged}");
     client.shut_down();
 }
 

@@ -132,6 +132,15 @@ fn long_and_many_documents_are_completed() {
         let list = client.ask(INLINE, at(&format!("file:///{index}"), 0, 1199));
         assert_eq!(inserted(&list).len(), 3, "{list}");
     }
+    // Requests whose texts begin at different places wait for one another, and those of longer texts overtake shorter ones.
+    let cursors = [100, 600, 1199, 3, 104, 1195];
+    let (ids, requests): (Vec<_>, Vec<_>) =
+        cursors.map(|cursor| client.request(INLINE, at("file:///2", 0, cursor))).into_iter().unzip();
+    client.send(&requests);
+    for id in ids {
+        let answer = client.answer(id);
+        assert!(!inserted(&answer).is_empty(), "{answer}");
+    }
     assert_eq!(client.others(), [json!(null); 0]);
     client.shut_down();
 }

@@ -36,7 +36,7 @@ pub(super) enum Command {
     Score(score::Args),
     /// Show where a text's segments end.
     Segment(segment::Args),
-    /// Complete texts in editors: a language server on standard input and output.
+    /// Complete text in editors, as a language server on standard input and output.
     Lsp(lsp::Args),
     /// Compress texts losslessly with a model.
     Compress(codec::CompressArgs),

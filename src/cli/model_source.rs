@@ -17,7 +17,7 @@ use crate::{
 use std::{future::pending, io::Write, path::PathBuf, sync::Arc};
 use tokio::{runtime::Runtime, sync::mpsc};
 
-/// Connections of this process to itself that wait.
+/// Maximum queued connections of this process to itself.
 const WAITING_CONNECTIONS: usize = 4;
 
 /// Flags for a model in this process, by clap's ids. With a server they have no effect, because the server loaded the model or the

@@ -39,7 +39,8 @@ impl EditedText {
         self.revision
     }
 
-    /// Returns an upper bound of the bytes that applying these splices moves, with a copy of a text that clones share.
+    /// Returns an upper bound on the bytes that applying `splices` moves, including a copy of the text in case clones share
+    /// it.
     pub fn moved_bytes(&self, splices: &[Splice]) -> usize {
         let mut length = self.text.len();
         let mut moved = length;

@@ -73,7 +73,7 @@ pub struct Waiting {
 pub struct Scores {
     /// The characters of the range.
     pub characters: Vec<EmittedSymbol>,
-    /// For each of them the byte of the text at which the character begins that it comes from.
+    /// Byte offsets in the text, one for each of `characters`: the start of the character that it comes from.
     pub start_bytes: Vec<usize>,
     /// Symbols that were computed: all up to the range's end.
     pub recomputed: usize,

@@ -23,10 +23,10 @@ impl LevelFamilies {
         let families = Self::default();
         let help = "Chunks of finished requests, by level of chunking: 1 is the outermost";
         registry.register(weir!("level_chunks"), help, families.chunks.clone());
-        let help = "Runs of the layers inside a level, added up over finished requests, which may share a run";
-        registry.register(weir!("level_middle_steps"), help, families.middle_steps.clone());
         let help =
-            "Characters per chunk of the outermost level, and chunks of the level around per chunk of an inner one";
+            "Runs of the layers inside a level, summed over finished requests; a shared run counts for each request";
+        registry.register(weir!("level_middle_steps"), help, families.middle_steps.clone());
+        let help = "Mean chunk length: in characters at level 1, and in chunks of the enclosing level at inner levels";
         registry.register(weir!("level_shortening_factor"), help, families.shortening.clone());
         families
     }

@@ -1,9 +1,9 @@
 //! All metrics, declared once: the tables in `series` hold each one's name, kind, buckets, labels and help.
 //!
-//! Names are vLLM's where it has one that `promtool check metrics` accepts, under the prefix `weir_`; vLLM's token is a character
-//! here. A [`Meter`] observes one engine: its series are looked up when the model is loaded, so a step looks up and allocates
-//! nothing. Only the end of a request of a model with several levels of chunking does. Counters that an engine keeps itself are read on
-//! each scrape ([`Metrics::render`]).
+//! Names are vLLM's where it has one that `promtool check metrics` accepts, under the prefix `weir_`; vLLM's token is a
+//! character here. A [`Meter`] observes one engine: its series are looked up when the model is loaded, so a step looks up
+//! and allocates nothing. One exception: when a request ends, the series of its levels of chunking are looked up. Counters
+//! that an engine keeps itself are read on each scrape ([`Metrics::render`]).
 
 mod edits;
 mod family;

@@ -198,7 +198,7 @@ fn check_kind(spec: WorkloadSpec, models: &[ModelInfo], known: &[ModelInfo]) -> 
     };
     let Some(ModelInfo { name, summarizes, .. }) = unfit else { return Ok(spec) };
     if spec.kind == EDIT {
-        return Err(format!("kind={EDIT}: {name} summarizes documents"));
+        return Err(format!("kind={EDIT} needs a model that continues text; {name} summarizes documents"));
     }
     let does = if *summarizes { "summarizes" } else { "does not summarize" };
     Err(format!("kind={}: {name} {does} documents", spec.kind))
@@ -212,7 +212,7 @@ fn check_session(spec: WorkloadSpec, timeout: Duration) -> Result<WorkloadSpec, 
     if seconds < timeout.as_secs_f64() {
         return Ok(spec);
     }
-    Err(format!("a session of {keystrokes} keystrokes takes {seconds} s: --timeout must be longer than {timeout:?}"))
+    Err(format!("expected --timeout above {seconds} s for a session of {keystrokes} keystrokes, found {timeout:?}"))
 }
 
 /// Parses a workload; `spec` has the values of keys not given.

@@ -1,4 +1,4 @@
-//! How a typist edits: keystrokes a second, and what each one asks for.
+//! A simulated typist: the typing speed, and the completions that each keystroke requests.
 
 use crate::error::{Error, Result};
 use rand::Rng;
@@ -23,7 +23,7 @@ pub struct TypingSpec {
     pub pause: Duration,
     /// Completions.
     pub count: u32,
-    /// Where they end.
+    /// The end of each completion.
     pub until: Until,
 }
 
@@ -59,7 +59,7 @@ impl TypingSpec {
         ENDS.iter().find(|(_, end)| *end == self.until).map_or("word", |(name, _)| *name)
     }
 
-    /// Draws the times between `count` keystrokes: log-normal, with the mean of the rate. Never fails for a checked typist.
+    /// Draws the log-normal times before `count` keystrokes, with the mean 1 / `rate`. Never fails after [`Self::check`].
     pub(super) fn gaps(&self, rng: &mut impl Rng, count: usize) -> Result<Vec<Duration>> {
         // the mean of a log-normal distribution is exp(mu + sigma² / 2)
         let mu = -self.rate.ln() - SIGMA * SIGMA / 2.0;

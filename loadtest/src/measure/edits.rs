@@ -33,11 +33,11 @@ pub struct EditFigures {
     pub saved_by_first: u64,
     /// Keystrokes that the first three completions would have saved.
     pub saved_by_first_three: u64,
-    /// From the planned time of a keystroke to the first completions of the text with it.
+    /// Time from the planned time of a keystroke to the first completions of a text that contains it.
     pub keystroke_ns: Percentiles,
-    /// From the planned time of a keystroke to sending.
+    /// Time from the planned time of a keystroke to sending.
     pub keystroke_lag_ns: Percentiles,
-    /// From the request to the answer, as the server reports it.
+    /// Time from the request to the answer, as the server reports it.
     pub keystroke_server_ns: Percentiles,
     /// Characters that were computed for an answer, as the server reports it.
     pub recomputed_chars: Percentiles,

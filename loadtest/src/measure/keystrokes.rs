@@ -19,18 +19,18 @@ pub struct EditMeasurement {
     pub saved_by_first: u64,
     /// Keystrokes that the first three completions would have saved.
     pub saved_by_first_three: u64,
-    /// From the planned time of a keystroke to the first completions of the text with it.
+    /// Time from the planned time of a keystroke to the first completions of a text that contains it.
     pub latencies: Vec<Duration>,
-    /// From the planned time of a keystroke to sending.
+    /// Time from the planned time of a keystroke to sending.
     pub send_lags: Vec<Duration>,
-    /// From the request to the answer, as the server reports it.
+    /// Time from the request to the answer, as the server reports it.
     pub server: Vec<Duration>,
     /// Characters that were computed for an answer, as the server reports it.
     pub recomputed: Vec<u64>,
 }
 
 impl EditMeasurement {
-    /// Returns the latency that a share of `share` of the keystrokes does not exceed.
+    /// Returns the latency at the quantile `share` of the keystrokes, by nearest rank.
     pub fn percentile(&self, share: f64) -> Option<Duration> {
         let mut latencies = self.latencies.clone();
         latencies.sort_unstable();
@@ -49,7 +49,7 @@ pub(crate) struct AnsweredKeystroke {
     pub(crate) server: Duration,
 }
 
-/// Timer of a document whose characters are typed at planned times. Request n has the number of characters typed before it.
+/// Timer of a document whose characters are typed at planned times. Request n follows the n-th character.
 pub(crate) struct KeystrokeTimer {
     /// Characters to type.
     text: Vec<char>,
@@ -83,7 +83,7 @@ impl KeystrokeTimer {
         self.waiting.push_back(number);
     }
 
-    /// Records completions of request `number`. They also end the wait of the keystrokes before.
+    /// Records completions of request `number`. They also end the wait of all earlier keystrokes.
     pub(crate) fn completed(&mut self, number: u64, answer: AnsweredKeystroke, now: Instant) {
         let number = usize::try_from(number).unwrap_or(usize::MAX);
         while let Some(&sent) = self.waiting.front().filter(|sent| **sent <= number) {

@@ -127,7 +127,7 @@ pub(super) fn batches(models: &[ModelPoints<'_>]) -> Markup {
             (charts.draw("Characters over batch size", linear("characters/s, all requests"), all, ""))
             (charts.draw("Gaps over batch size", AxisSpec::new("gap between messages", Scale::LogTime), gaps, ""))
             (charts.draw(
-                "Keystroke to completions over editors",
+                "Keystroke to completions by number of editors",
                 AxisSpec::new("keystroke to completions", Scale::LogTime),
                 keystrokes,
                 "From the planned time of the keystroke.",

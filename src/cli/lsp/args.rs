@@ -6,7 +6,7 @@ use crate::{
 };
 use clap::{ValueEnum, builder::PossibleValue};
 
-/// Completes texts in editors: a language server on standard input and output.
+/// Completes text in editors, as a language server on standard input and output.
 #[derive(Debug, clap::Args)]
 #[command(allow_negative_numbers = true)]
 pub struct Args {
@@ -15,7 +15,7 @@ pub struct Args {
     /// Number of completions, best first: 1 to 16.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = count(1..=16), env = "WEIR_COUNT")]
     pub(super) count: usize,
-    /// Where a completion ends: with the word, the line or the segment.
+    /// End of a completion: the word, the line or the segment.
     #[arg(long, value_name = "END", default_value_t = CompletionEnd::Word, env = "WEIR_UNTIL")]
     pub(super) until: CompletionEnd,
     // `weir generate` reads WEIR_MAX_CHARS, with another range.
@@ -24,7 +24,7 @@ pub struct Args {
     pub(super) max_chars: usize,
 }
 
-/// Where completions end.
+/// The end of completions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CompletionEnd {
     Word,

@@ -11,14 +11,14 @@ use std::{
 };
 use tokio::sync::mpsc;
 
-/// Messages that wait in each direction.
+/// Maximum queued messages in each direction.
 const WAITING: usize = 16;
 
-/// What arrived from the client.
+/// An input from the client.
 #[derive(Debug)]
 pub(super) enum Input {
     Message(Message),
-    /// A message that cannot be read, and the next one can.
+    /// An invalid message. The messages after it can still be read.
     Wrong {
         /// The request's id, if that can be read.
         id: Option<RequestId>,
@@ -80,7 +80,7 @@ fn parse(body: &[u8]) -> Input {
         return Input::Wrong { id: None, code: ErrorCode::ParseError, why: format!("expected JSON: {error}") };
     }
     let id = serde_json::from_slice::<Identified>(body).ok().map(|message| message.id);
-    Input::Wrong { id, code: ErrorCode::InvalidRequest, why: format!("expected a message of JSON-RPC: {error}") }
+    Input::Wrong { id, code: ErrorCode::InvalidRequest, why: format!("expected a JSON-RPC message: {error}") }
 }
 
 fn too_long(length: u64) -> Input {

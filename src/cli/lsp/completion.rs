@@ -22,7 +22,7 @@ pub(super) enum CompletionKind {
     Inline,
 }
 
-/// A request that waits for its completions. The text does not change meanwhile: a change answers it.
+/// A request that waits for its completions. Its text cannot change while it waits, because a change ends the request.
 #[derive(Debug, Clone)]
 pub(super) struct WaitingRequest {
     pub(super) id: RequestId,
@@ -35,7 +35,7 @@ pub(super) struct WaitingRequest {
 }
 
 impl CompletionKind {
-    /// Returns the result of a request of this kind. `text` is the document's, unless it is gone.
+    /// Returns the result of a request of this kind. `text` is `None` if the document is closed or exceeds a limit.
     pub(super) fn result(
         self,
         text: Option<&DocumentText>,
@@ -62,8 +62,8 @@ fn inline(text: &DocumentText, cursor: usize, encoding: PositionEncoding, item: 
     json!({ "insertText": item.text, "range": TextRange { start: at, end: at } })
 }
 
-/// Returns an item of a menu. It replaces the word before the cursor by itself and the completion: editors compare that word with
-/// their items.
+/// Returns a menu item. It replaces the word before the cursor with that word plus the completion, because editors filter
+/// items by that word.
 fn listed(text: &DocumentText, cursor: usize, encoding: PositionEncoding, rank: usize, item: &CompletionItem) -> Value {
     let word = word_before(text.text(), cursor);
     let whole = format!("{word}{}", item.text);
@@ -77,7 +77,8 @@ fn listed(text: &DocumentText, cursor: usize, encoding: PositionEncoding, rank: 
         "sortText": format!("{rank:04}"),
         "textEdit": { "range": TextRange { start, end }, "newText": whole },
     });
-    // Without this field, editors compare the label, and Neovim begins at the edit.
+    // Set only if needed: without `filterText`, editors filter by the label, and Neovim completes from the start of the
+    // edit.
     if label != whole {
         listed["filterText"] = whole.into();
     }

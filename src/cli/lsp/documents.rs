@@ -1,4 +1,4 @@
-//! The open documents, within limits. A document beyond them is left out; the others go on.
+//! The open documents. A document beyond a limit gets no completions; the others are not affected.
 
 use super::{
     protocol::{ContentChange, TextRange},
@@ -33,7 +33,7 @@ pub(super) struct Documents {
     bytes: usize,
 }
 
-/// Why a document is left out.
+/// The reason why a document gets no completions.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Refusal(pub(super) String);
 
@@ -42,7 +42,7 @@ impl Documents {
         Self { limits, texts: BTreeMap::new(), bytes: 0 }
     }
 
-    /// The text of a document, unless it is not open or beyond a limit.
+    /// Returns the text of a document; `None` if it is not open or exceeds a limit.
     pub(super) fn text(&self, uri: &str) -> Option<&DocumentText> {
         self.texts.get(uri)?.as_ref()
     }
@@ -60,8 +60,8 @@ impl Documents {
         checked
     }
 
-    /// Applies changes in their order. Does nothing for a document that is not open. Fails if the document grows beyond a limit,
-    /// but not again while it stays there.
+    /// Applies changes in their order. Does nothing for a document that is not open. Fails when the document first exceeds a
+    /// limit, not at later changes.
     pub(super) fn change(
         &mut self,
         uri: &str,

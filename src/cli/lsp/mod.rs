@@ -1,7 +1,7 @@
 //! `weir lsp`: a language server on standard input and output, which completes texts with a model in this process or on a server.
 //!
-//! Both are reached by the same gRPC calls: a model in this process is served to the process itself. One loop takes the client's
-//! messages (`server`); each document that asks for completions has a stream of `Editing.Edit` (`session`).
+//! Both use the same gRPC calls: the process serves a local model to itself over in-memory connections. One loop takes the
+//! client's messages (`server`); each document that asks for completions has a stream of `Editing.Edit` (`session`).
 
 mod args;
 mod channels;
@@ -38,15 +38,16 @@ use tokio::sync::mpsc;
 
 /// Memory for the states of texts, if the model runs in this process.
 const CACHE_BYTES: usize = 128 << 20;
-/// Maximum bytes of text before the cursor that the model reads. A jump to another place computes as many.
+/// Maximum bytes of text before the cursor that the model reads. After a jump to another position, the model computes up to
+/// this many again.
 const CONTEXT_BYTES: usize = 8 << 10;
-/// Events of sessions that wait.
+/// Maximum queued session events.
 const WAITING_EVENTS: usize = 64;
-/// How long the runtime may take to stop.
+/// Maximum time for the runtime to stop.
 const STOP_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// Runs the command until the client exits. Fails if the checkpoint is invalid, if the server rejects the first call, if the model
-/// does not continue texts, if the client's messages cannot be read, or if it leaves without `shutdown`.
+/// Runs the command until the client exits. Fails if the checkpoint is invalid, if the first call fails, if the model does
+/// not continue texts, if the client's messages cannot be read, or if it leaves without `shutdown`.
 pub fn run(args: Args) -> Result<()> {
     let served = match args.model.open()? {
         ModelSource::Process(model) => {

@@ -19,12 +19,12 @@ const REPORTS: usize = 64;
 /// Maximum bytes of a report.
 const REPORT_BYTES: usize = 1000;
 
-/// Where a report is shown, in addition to stderr.
+/// The destination of a report, in addition to stderr.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
-    /// In front of the user.
+    /// A message that the editor shows to the user.
     Message,
-    /// In the editor's log.
+    /// An entry in the editor's log.
     Log,
 }
 

@@ -21,13 +21,13 @@ use tokio::sync::mpsc;
 /// Documents are sent whole once, then by their changes.
 const INCREMENTAL: u8 = 2;
 
-/// Where the connection is.
+/// The phase of the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// Before `initialize`.
+    /// The client has not sent `initialize`.
     Created,
     Running,
-    /// After `shutdown`.
+    /// The client has sent `shutdown`.
     ShutDown,
 }
 

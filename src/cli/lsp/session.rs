@@ -20,7 +20,7 @@ use tokio::{sync::mpsc, task::AbortHandle};
 /// Messages of a session that wait to be sent.
 const WAITING_MESSAGES: usize = 64;
 
-/// What completions a client gets.
+/// Options of requests for completions.
 #[derive(Debug, Clone)]
 pub(super) struct CompletionOptions {
     /// Name of the model. May be `None` if exactly one can answer the call.
@@ -39,7 +39,7 @@ pub(super) struct SessionEvent {
     pub(super) news: SessionNews,
 }
 
-/// What a session reports.
+/// The content of a session's event.
 #[derive(Debug)]
 pub(super) enum SessionNews {
     Event(EditEvent),
@@ -58,7 +58,7 @@ pub(super) struct Session {
     pub(super) waiting: BTreeMap<u64, WaitingRequest>,
     /// The requests that wait to be sent, because the model reads another text for those in progress. In order.
     pub(super) deferred: Vec<WaitingRequest>,
-    /// The request that it served last, in the order of all requests.
+    /// Sequence number, among all requests, of the last one that used this session.
     pub(super) used: u64,
     requests: mpsc::Sender<EditRequest>,
     reader: AbortHandle,
@@ -67,7 +67,7 @@ pub(super) struct Session {
     last_id: u64,
 }
 
-/// A message could not be sent: the server reads none.
+/// The session cannot send: the server is not reading its messages.
 #[derive(Debug)]
 pub(super) struct Stuck;
 
@@ -122,9 +122,9 @@ impl Session {
         }
     }
 
-    /// Asks for the completions of a request at the end of `text`. A longer text than that of the requests in progress makes them
-    /// stale, but leaves them possible; the request is deferred if its text is another one. Fails if the server reads nothing; the
-    /// request then waits, too.
+    /// Asks for the completions of a request at the end of `text`. A longer text than that of the requests in progress makes
+    /// them stale, but leaves them possible; the request is deferred if its text is another one. Fails if the server is not
+    /// reading; the request is in `waiting` even then.
     pub(super) fn complete(
         &mut self,
         options: &CompletionOptions,

@@ -25,11 +25,11 @@ use std::{
 };
 use tokio::sync::mpsc;
 
-/// Maximum open sessions. One more closes the one that was used least recently: a user types in one document at a time.
+/// Maximum open sessions. Opening another ends the least recently used one: a user types in one document at a time.
 const MAX_SESSIONS: usize = 8;
 /// Sessions that may end before the answer to a request. Then its answer is empty.
 const ATTEMPTS: usize = 4;
-/// How long no session opens after one could not be opened.
+/// Pause after a session failed to open, before the next attempt.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// The sessions of the open documents.
@@ -47,7 +47,7 @@ pub(super) struct Sessions {
     requests: u64,
     /// True while the server cannot be reached.
     is_unreachable: bool,
-    /// When a session last could not be opened.
+    /// Time of the last failure to open a session.
     failed_at: Option<Instant>,
 }
 
@@ -188,7 +188,8 @@ impl Sessions {
         }
     }
 
-    /// Sends the requests of a session that ended in a new one. No session opens for some time if one has used all its attempts.
+    /// Opens a new session for the requests of one that ended. No session opens for some time if one has used all its
+    /// attempts.
     fn reopen(&mut self, uri: &str, documents: &Documents, out: &mut Outbox) {
         let requests = self.close(uri).into_iter();
         let requests: Vec<_> =
@@ -229,7 +230,7 @@ impl Sessions {
             return;
         };
         let Some(request) = session.waiting.remove(id) else { return };
-        // Some models need a character to begin with, which is no problem of the user's.
+        // Some models cannot complete an empty text. The user cannot change that, so it is not reported.
         if request.cursor > 0 {
             out.report(Place::Log, Severity::Warning, &format!("{uri}: {code}: {message}"));
         }
@@ -244,7 +245,7 @@ impl Sessions {
         }
     }
 
-    /// Ends the session that was used least recently, if there are as many as are allowed: one without requests, if possible.
+    /// Ends the least recently used session if `MAX_SESSIONS` are open. Prefers sessions without requests in progress.
     fn make_room(&mut self, documents: &Documents, out: &mut Outbox) {
         if self.open.len() < MAX_SESSIONS {
             return;

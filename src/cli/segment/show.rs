@@ -14,7 +14,7 @@ pub(super) struct SegmentedText {
     pub(super) levels: Vec<Vec<u8>>,
 }
 
-/// Symbols `start..end` of the text, in which a start mark has no place.
+/// Symbols `start..end` of the text. The offsets do not count a start mark.
 pub(super) struct TextSegment {
     pub(super) text: String,
     pub(super) start: usize,

@@ -1,4 +1,4 @@
-//! Messages for JSON of another form than expected, in the words of JSON instead of Rust's and serde's.
+//! Error messages for JSON that does not have the expected form, in JSON's terms instead of Rust's and serde's.
 
 use crate::error::{Error, clip};
 use serde::de::{self, DeserializeOwned};
@@ -24,18 +24,26 @@ const EXPECTED: &[(&str, &str)] = &[
     ("a sequence", "a list"),
     ("a map", "an object"),
 ];
-const NATURAL: &str = "a whole number from 0 on";
+const NATURAL: &str = "a whole number of at least 0";
 
 /// serde's message, expectation and finding if a choice, `"name"` or `{"name": {…}}`, is given in the other form.
 const CHOICES: &[(&str, &str, &str)] = &[
-    ("invalid type: unit variant, expected struct variant", "an object: this name has settings", "the name alone"),
-    ("invalid type: struct variant, expected unit variant", "the name alone: it has no settings", "an object"),
-    ("invalid type: map, expected unit variant", "the name alone: it has no settings", "an object"),
+    (
+        "invalid type: unit variant, expected struct variant",
+        "an object with the settings of this choice",
+        "only its name",
+    ),
+    (
+        "invalid type: struct variant, expected unit variant",
+        "only the name, because this choice has no settings",
+        "an object",
+    ),
+    ("invalid type: map, expected unit variant", "only the name, because this choice has no settings", "an object"),
 ];
-/// serde's message if a choice is no name and no object with one key. It is also the message for invalid JSON.
+/// serde's message if a choice is neither a name nor an object with one key. It is also the message for invalid JSON.
 const NO_CHOICE: &str = "expected value";
 
-/// Explains why `text`, which is the value of the key `within` in `file`, is no `T`.
+/// Explains why `text`, which is the value of the key `within` in `file`, is not a `T`.
 pub(super) fn explain_value<T: DeserializeOwned>(
     text: &[u8],
     file: &Path,
@@ -170,9 +178,9 @@ mod tests {
     #[test]
     fn messages_have_the_words_of_json() {
         for (text, expected) in [
-            (r#"{"_width": "a"}"#, r#"_width: expected a whole number from 0 on, found "a""#),
-            (r#"{"_width": -1}"#, "_width: expected a whole number from 0 on, found -1"),
-            (r#"{"_width": {}}"#, "_width: expected a whole number from 0 on, found an object"),
+            (r#"{"_width": "a"}"#, r#"_width: expected a whole number of at least 0, found "a""#),
+            (r#"{"_width": -1}"#, "_width: expected a whole number of at least 0, found -1"),
+            (r#"{"_width": {}}"#, "_width: expected a whole number of at least 0, found an object"),
             (r#"{"_width": 1, "_list": 2.5}"#, "_list: expected a list, found 2.5"),
             (r#"{"_width": 1, "_list": [null]}"#, "_list[0]: expected a number, found null"),
             (r#"{"_width": 1, "_flag": "no"}"#, r#"_flag: expected true or false, found "no""#),
@@ -192,7 +200,7 @@ mod tests {
             (r#"{"_width": 1, "_window": {"sliding": 3}}"#, "_window.sliding: expected an object, found 3"),
             (
                 r#"{"_width": 1, "_window": "sliding"}"#,
-                "_window.sliding: expected an object: this name has settings, found the name alone",
+                "_window.sliding: expected an object with the settings of this choice, found only its name",
             ),
             (
                 "{",

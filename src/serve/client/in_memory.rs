@@ -18,8 +18,8 @@ use tower::service_fn;
 const BUFFER_BYTES: usize = 64 << 10;
 
 impl InferenceClient {
-    /// Connects to the server whose listener receives `connections`. The first call connects, and so does the next one after the
-    /// connection has ended. Must run within a runtime.
+    /// Connects to the server whose listener receives `connections`. Connects at the first call, and reconnects at the first
+    /// call after the connection has ended. Must run within a runtime.
     pub fn in_process(connections: mpsc::Sender<Accepted>) -> Self {
         let connector = service_fn(move |_: Uri| {
             let connections = connections.clone();

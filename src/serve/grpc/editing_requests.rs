@@ -15,7 +15,7 @@ use weir_proto::v1::edit_response::Event;
 
 /// Maximum requests of a session in progress.
 const MAX_REQUESTS: usize = 16;
-/// Bytes that are moved in the time that one byte takes to convert, at least.
+/// Minimum number of bytes that can be moved in the time it takes to convert one byte.
 const MOVED_BYTES: usize = 64;
 /// Time after which one may have ended.
 const RETRY: Duration = Duration::from_millis(50);
@@ -37,8 +37,9 @@ impl RequestWork {
         self.workers.run(&self.tenant, bytes, prepare).await.flatten()
     }
 
-    /// Applies splices to a session: here if that moves few bytes, otherwise on a worker. Returns the number of characters of
-    /// their texts that the model's normaliser replaces or drops. Fails and changes nothing as [`EditSession::splice`] does.
+    /// Applies splices to a session: on this task if that moves few bytes, otherwise on a worker. Returns the number of
+    /// characters of their texts that the model's normaliser replaces or drops. Fails and changes nothing as
+    /// [`EditSession::splice`] does.
     pub(super) async fn splice(&self, session: &mut EditSession, revision: u64, splices: Vec<Splice>) -> Result<usize> {
         let bytes = splice_cost(session.text(), &splices);
         let apply = move |session: &mut EditSession| -> Result<usize> {
@@ -65,7 +66,7 @@ impl RequestWork {
     }
 }
 
-/// Returns the bytes that take as long to convert as applying these splices takes at most.
+/// Returns the maximum cost of applying `splices`, in bytes that would take as long to convert.
 fn splice_cost(text: &EditedText, splices: &[Splice]) -> usize {
     let added: usize = splices.iter().map(|splice| splice.text.len()).sum();
     added.saturating_add(text.moved_bytes(splices) / MOVED_BYTES)

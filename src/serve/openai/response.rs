@@ -53,7 +53,7 @@ pub(super) struct Choice {
     index: usize,
     text: String,
     characters: Option<CharacterLists>,
-    /// Places of the characters in the choice's text.
+    /// Offsets of the characters in the choice's text.
     offsets: TextOffsets,
     pub(super) counts: TokenCounts,
     finished: Option<v1::Finished>,

@@ -1,9 +1,9 @@
-//! Places of tokens in a text, in Unicode characters. Tokens may be single bytes of a character.
+//! Offsets of tokens in a text, in Unicode characters. Tokens may be single bytes of a character.
 
-/// Finds the place of each token of one text.
+/// Computes the offset of each token of one text.
 #[derive(Default)]
 pub(super) struct TextOffsets {
-    /// Complete characters, U+FFFD for bytes that are no text included.
+    /// Number of complete characters, including U+FFFD for invalid bytes.
     characters: usize,
     /// Bytes of an unfinished character: at most three between calls.
     unfinished: Vec<u8>,

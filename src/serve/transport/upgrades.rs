@@ -1,4 +1,4 @@
-//! Connections of HTTP/1.1 that a client may turn into a WebSocket. Such a connection keeps its place and its limits.
+//! HTTP/1.1 connections that a client may upgrade to a WebSocket. An upgraded connection keeps its slot and its limits.
 
 use super::{
     adapted::{Adapted, StreamAdapter},
@@ -18,7 +18,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 /// Bytes of a client's control frame before the payload: the shortest header, and a mask.
 const CONTROL_HEADER: usize = 6;
 
-/// A connection that ends when its last call has ended, also if that call has taken it over from HTTP.
+/// A connection that ends with its last call, even if that call has upgraded it.
 pub(crate) struct UpgradableConnection<I, S: HttpService<Incoming>> {
     /// Reads requests and writes responses. `None` once the connection has closed or left HTTP.
     http: Option<Pin<Box<http1::UpgradeableConnection<I, S>>>>,
@@ -98,9 +98,9 @@ pub(crate) struct UpgradeContext {
     pub(crate) received: ReceivedBytes,
 }
 
-/// The memory of the bytes that a connection receives after it has left HTTP. Clones share it.
+/// Counts the memory of the bytes that a connection receives after its upgrade. Clones share it.
 ///
-/// The bodies of HTTP count theirs themselves.
+/// HTTP request bodies are counted separately.
 #[derive(Clone, Default)]
 pub(crate) struct ReceivedBytes(Arc<OnceLock<Reservation>>);
 

@@ -29,7 +29,7 @@ impl Vocabulary {
         special.or_else(|| self.marks.and_then(|marks| marks.display_name(id)))
     }
 
-    /// Returns the number of symbols that are not marks: a mark has no place in the text that a client sends.
+    /// Returns the number of symbols that are not marks. Marks are not part of the text that a client sends.
     pub fn count_without_marks(&self, ids: &[u32]) -> usize {
         ids.iter().filter(|&&id| !self.is_mark(id)).count()
     }

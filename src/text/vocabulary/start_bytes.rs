@@ -4,8 +4,8 @@ use super::Vocabulary;
 use std::ops::ControlFlow;
 
 impl Vocabulary {
-    /// Returns for each symbol of `text` the byte at which the character begins that it comes from, without the first `skipped`
-    /// symbols. A start mark is the first symbol. For vocabularies of characters or bytes.
+    /// Returns the byte offset of the source character of each symbol of `text`, except the first `skipped` symbols. A start
+    /// mark counts as the first symbol. Supports vocabularies of characters or bytes.
     pub fn start_bytes(&self, text: &str, skipped: usize) -> Vec<usize> {
         let mut starts = Vec::new();
         let mut edges = text.char_indices().map(|(start, _)| start).enumerate().peekable();

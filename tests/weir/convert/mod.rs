@@ -189,7 +189,7 @@ fn invalid_arguments_are_named() {
         (set("unigram", "d_model", 34.into()), ", 34], found shape ["),
         (set("unigram", "d_model", (1_u64 << 40).into()), "d_model: expected 1 to"),
         (set("unigram", "n_head", 0.into()), "n_head: expected 1 to"),
-        (set("unigram", "d_head", "8".into()), "d_head: expected a whole number from 0 on, found \"8\""),
+        (set("unigram", "d_head", "8".into()), "d_head: expected a whole number of at least 0, found \"8\""),
         (set("unigram", "activation_function", "swish".into()), "activation_function: expected"),
         (set("vanilla", "boundaries_type", "fixed".into()), "fixed_sf"),
         (set("unigram", "boundaries_type", "none".into()), "model_config: expected [n, (0,), 0] without boundaries"),

@@ -219,7 +219,7 @@ fn other_architectures_are_refused() {
             "xpos_rel_pos: expected one position scheme, found xpos and sinus",
         ),
         ("activation_fn", json!("tanh"), "activation_fn: expected one of"),
-        ("decoder_layers", json!("two"), "decoder_layers: expected a whole number from 0 on, found \"two\""),
+        ("decoder_layers", json!("two"), "decoder_layers: expected a whole number of at least 0, found \"two\""),
     ];
     for (key, value, expected) in cases {
         let error = converted(&with_fairseq_names("xpos_full", |config, _| config[key] = value.clone())).unwrap_err();

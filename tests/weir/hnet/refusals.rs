@@ -174,8 +174,8 @@ fn refused_config(change: &dyn Fn(&mut Value) -> Option<String>) -> String {
 /// Messages have the official keys and the words of JSON.
 #[test]
 fn configurations_of_another_form_are_refused_in_official_words() {
-    let whole = "a whole number from 0 on";
-    let per_stage = "a whole number from 0 on, or a list with one for each stage";
+    let whole = "a whole number of at least 0";
+    let per_stage = "a whole number of at least 0, or a list with one for each stage";
     let set = [
         ("/d_model", "64", "d_model: expected a list, found 64".to_owned()),
         ("/d_model", "null", "d_model: expected a list, found null".into()),

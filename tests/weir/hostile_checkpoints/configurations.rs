@@ -25,7 +25,7 @@ fn malicious_configurations_are_rejected() {
         (architecture("layers", json!({"pre": 1_000_000_000_000_u64})), "architecture.layers.pre: expected 1 to"),
         (
             architecture("layers", json!({"pre": 1e12})),
-            "architecture.layers.pre: expected a whole number from 0 on, found 1000000000000.0",
+            "architecture.layers.pre: expected a whole number of at least 0, found 1000000000000.0",
         ),
         (architecture("layers", json!({"pre": 1, "middle": 1})), "architecture.layers: expected pre alone"),
         (architecture("layers", json!({"pre": 0})), "architecture.layers.pre: expected 1 to"),
@@ -35,7 +35,7 @@ fn malicious_configurations_are_rejected() {
         (architecture("feed_forward", (1 << 20).into()), "shape"),
         (
             architecture("head_dim", "64".into()),
-            "architecture.head_dim: expected a whole number from 0 on, found \"64\"",
+            "architecture.head_dim: expected a whole number of at least 0, found \"64\"",
         ),
         (architecture("layer_norm_eps", (-1.0).into()), "architecture.layer_norm_eps: expected above 0"),
         (architecture("windows", 3.into()), "architecture.windows"),

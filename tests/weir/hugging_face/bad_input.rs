@@ -26,7 +26,7 @@ fn a_key_of_the_configuration_is_named() {
         ),
         (
             config("llama", r#""hidden_size": 48"#, r#""hidden_size": "x""#),
-            "config.json: hidden_size: expected a whole number from 0 on, found \"x\"",
+            "config.json: hidden_size: expected a whole number of at least 0, found \"x\"",
         ),
         (
             config("llama", r#""rms_norm_eps": 1e-06,"#, ""),

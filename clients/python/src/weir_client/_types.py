@@ -14,7 +14,7 @@ class Alternative:
     #: Natural logarithm of the probability.
     logprob: float
     id: int
-    #: As in `Character`.
+    #: Bytes of a symbol that is not text on its own; None for every other symbol.
     raw_bytes: Optional[bytes]
 
 

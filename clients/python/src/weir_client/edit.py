@@ -179,7 +179,7 @@ def _scores(scores: pb.DocumentScores, text: str) -> DocumentScores:
 
 
 def _answer(response: pb.EditResponse) -> Tuple[Optional[int], Union[Any, WeirError]]:
-    """Returns the request that a message answers, None for a change of the text, and its content or its error."""
+    """Returns a message's request id, or None for a change of the text, and its content or error."""
     event = response.WhichOneof("event")
     if event == "applied":
         return None, convert(DocumentApplied, response.applied)
@@ -211,7 +211,7 @@ def _failure(failure: pb.EditFailure) -> Tuple[Optional[int], WeirError]:
 class EditSession(_Document):
     """A document that is edited. The session opens at the start of its `with`, or with the first call; one thread may use it.
 
-    After an error of the connection the session is over: open another one with its `text`.
+    A connection error ends the session: open a new one with its `text`.
     """
 
     def __init__(self, stub: Any, metadata: Metadata, text: str, options: EditOptions) -> None:
@@ -222,7 +222,7 @@ class EditSession(_Document):
         self._queue: queue.SimpleQueue[Optional[pb.EditRequest]] = queue.SimpleQueue()
 
     def splice(self, start: int, end: int, text: str) -> DocumentApplied:
-        """Replaces the characters from `start` to `end`, exclusive. Raises `WeirError`; the text then is as before."""
+        """Replaces the characters from `start` to `end`, exclusive. Raises `WeirError` and leaves the text unchanged."""
         self._begin()
         applied: DocumentApplied = self._ask(None, self._splicing(start, end, text))
         self._spliced(start, end, text)
@@ -302,7 +302,7 @@ class AsyncEditSession(_Document):
     """A document that is edited, for asyncio. The session opens at the start of its `async with`.
 
     Calls may run concurrently. A splice ends the calls of `complete` and `score` in progress with a `WeirError` of the reason
-    "STALE". After an error of the connection the session is over: open another one with its `text`.
+    "STALE". A connection error ends the session: open a new one with its `text`.
     """
 
     def __init__(self, stub: Any, metadata: Metadata, text: str, options: EditOptions) -> None:
@@ -316,7 +316,7 @@ class AsyncEditSession(_Document):
         self._changes: Optional[asyncio.Lock] = None
 
     async def splice(self, start: int, end: int, text: str) -> DocumentApplied:
-        """Replaces the characters from `start` to `end`, exclusive. Raises `WeirError`; the text then is as before.
+        """Replaces the characters from `start` to `end`, exclusive. Raises `WeirError` and leaves the text unchanged.
 
         A splice that was sent takes effect even if its task is cancelled. Calls that follow wait until `text` has it.
         """
@@ -389,7 +389,7 @@ class AsyncEditSession(_Document):
         return answer
 
     async def _read(self, call: Any) -> None:
-        """Passes answers to those that wait for them, until the call ends."""
+        """Delivers answers to the waiting calls until the stream ends."""
         failure = incomplete_response()
         try:
             while (response := await call.read()) is not grpc.aio.EOF:

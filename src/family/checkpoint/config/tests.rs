@@ -44,9 +44,9 @@ fn errors_name_the_key() {
         (r#""format": "weir/1", "#, "", r#"config.json: format: expected "weir/1", found nothing"#),
         ("weir/1", "weir/2", r#"config.json: format: expected "weir/1", found "weir/2""#),
         (r#""family": "hourglass", "#, "", "config.json: family: expected a value, found nothing"),
-        ("512", "\"512\"", "config.json: training_length: expected a whole number from 0 on, found \"512\""),
+        ("512", "\"512\"", "config.json: training_length: expected a whole number of at least 0, found \"512\""),
         ("512", "0", "config.json: training_length: expected 1 to 1073741824, found 0"),
-        ("512", "-1", "config.json: training_length: expected a whole number from 0 on, found -1"),
+        ("512", "-1", "config.json: training_length: expected a whole number of at least 0, found -1"),
         ("\"none\"", "\"text9\"", "config.json: normaliser: expected `none` or `text8`, found \"text9\""),
         (r#"["#, r#"["ab", "#, "config.json: vocabulary.symbols[0]: expected exactly one character, found \"ab\""),
         (r#"["#, r#"[7, "#, "config.json: vocabulary.symbols[0]: expected a string, found 7"),
@@ -80,7 +80,7 @@ fn errors_in_the_architecture_have_full_paths() {
     assert_eq!(message, "c: architecture.dim: expected `layers`, found an unknown key");
     let config = parse(&GOOD.replace(r#"{"pre": 2}"#, r#"{"pre": 2.5}"#)).unwrap();
     let message = architecture::<TestArchitecture>(&config, Path::new("c")).unwrap_err().to_string();
-    assert_eq!(message, "c: architecture.layers.pre: expected a whole number from 0 on, found 2.5");
+    assert_eq!(message, "c: architecture.layers.pre: expected a whole number of at least 0, found 2.5");
     let config = parse(&GOOD.replace(r#"{"pre": 2}"#, "{}")).unwrap();
     let message = architecture::<TestArchitecture>(&config, Path::new("c")).unwrap_err().to_string();
     assert_eq!(message, "c: architecture.layers.pre: expected a value, found nothing");

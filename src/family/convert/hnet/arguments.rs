@@ -79,7 +79,7 @@ impl<'de> Visitor<'de> for PerStageVisitor {
     type Value = PerStage;
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("a whole number from 0 on, or a list with one for each stage")
+        formatter.write_str("a whole number of at least 0, or a list with one for each stage")
     }
 
     fn visit_u64<E: de::Error>(self, number: u64) -> std::result::Result<PerStage, E> {

@@ -52,7 +52,7 @@ pub(super) struct CompleteMessage {
     max_chars: Option<u32>,
 }
 
-/// Where a completion ends.
+/// The end of a completion.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum UntilName {

@@ -1,7 +1,7 @@
 //! `/v1/edit`: a WebSocket that carries one call of `Edit`. Each message of the call is a text message in JSON.
 //!
-//! The call begins before the handshake is answered. So the key is checked, and the session has its place, while the server can
-//! still answer with a status.
+//! The call begins before the handshake is answered. So the server checks the key and counts the session while it can still
+//! answer with an HTTP status.
 
 mod messages;
 mod responses;
@@ -53,7 +53,7 @@ async fn begin(state: ApiState, client: &ClientContext, request: Request) -> Res
     let context: Option<UpgradeContext> = parts.extensions.get().cloned();
     let Ok(socket) = WebSocketUpgrade::from_request_parts(&mut parts, &()).await else { return Ok(not_a_handshake()) };
     let UpgradeContext { open, received } = context.ok_or_else(|| {
-        let message = "a request without its connection";
+        let message = "the request has no connection to upgrade";
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
     })?;
     let (requests, receiver) = mpsc::channel(1);

@@ -34,7 +34,7 @@ use weir_proto::v1::{EditRequest, EditResponse, document_closed::Reason, edit_re
 const PING_INTERVAL: Duration = Duration::from_secs(20);
 /// Maximum pings that a client may leave unanswered.
 const MAX_PINGS: u32 = 2;
-/// How long the client may take to answer the end of the WebSocket.
+/// Maximum time for the client to answer the close frame.
 const CLOSE_TIME: Duration = Duration::from_millis(400);
 /// Copies of a formatted response at a time: its text, and the frame that is sent.
 const COPIES: usize = 2;
@@ -54,7 +54,7 @@ pub(super) struct EditSocket {
     pub(super) max_message: usize,
 }
 
-/// Why the WebSocket ends.
+/// The reason for the end of the WebSocket.
 enum End {
     /// The client has closed it, or is gone.
     Client,
@@ -242,7 +242,7 @@ fn control_bytes(message: &Message) -> Option<usize> {
     }
 }
 
-/// Parses a message, on a worker if it is long. Returns `None` for one that is not the call's, such as the answer to a ping.
+/// Parses a message, on a worker if it is long. Returns `None` for a control frame, such as a pong.
 async fn parse(workers: &TokenizationWorkers, tenant: &Arc<str>, message: Message) -> Result<Option<EditRequest>> {
     let text = match message {
         Message::Text(text) => text,

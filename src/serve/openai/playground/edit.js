@@ -276,7 +276,7 @@ class Editor {
       ["of which on the server, last", time(nanoseconds / 1e6)],
       ["characters computed, last", shown(computed, 0)],
       ["characters from the cache, last", shown(reused, 0)],
-      ["characters taken", shown(this.taken, 0)],
+      ["characters accepted", shown(this.taken, 0)],
       ["surprise per character", units ? `${shown(bits.reduce((sum, value) => sum + value, 0) / units)} bits` : "–"],
     ]));
   }
@@ -307,7 +307,7 @@ async function unopened(signal) {
     if (error.name === "AbortError" || error.needsKey) throw error;
     return error.message;
   }
-  return "The server answers, but opens no session now. It may have too many, or a proxy in between passes no WebSockets on.";
+  return "The server answers, but did not open a session. It may have too many sessions, or a proxy may block WebSockets.";
 }
 
 /** Keeps the document open on the server until the user disconnects. */
@@ -324,11 +324,11 @@ async function edit(signal) {
       await nextInput(signal);
       editing.mark(at("editor"), false);
     } else if (reason === "idle") {
-      editing.showStatus("The server has closed the document after a pause. The next change opens it again.");
+      editing.showStatus("The server closed the idle document. Your next change opens it again.");
       await nextInput(signal);
     } else {
       const why = error ? error.message : isOpened ? "The connection to the server ended." : await unopened(signal);
-      editing.showStatus(`${why} Opening the document again …`, true);
+      editing.showStatus(`${why} Reopening the document …`, true);
       await pause(wait, signal);
     }
     signal.throwIfAborted();

@@ -1,10 +1,10 @@
-/** Longest range that one request scores, in bytes, and in units of UTF-16 that are never longer. */
+/** Maximum bytes that one request scores, and a number of UTF-16 units that never exceeds them. */
 const MAX_SCORED_BYTES = 32768;
 const MAX_SCORED_UNITS = 10922;
 
 const utf8 = new TextEncoder();
 const bytesOf = (text) => utf8.encode(text).length;
-/** Replaces halves of surrogate pairs, which UTF-8 cannot represent, by one unit each. */
+/** Replaces each unpaired surrogate, which UTF-8 cannot represent, with U+FFFD. */
 const wellFormed = (text) => text.replace(/\p{Surrogate}/gu, "\ufffd");
 const isLow = (unit) => unit >= 0xdc00 && unit < 0xe000;
 const isHigh = (unit) => unit >= 0xd800 && unit < 0xdc00;

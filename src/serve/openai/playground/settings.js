@@ -7,7 +7,7 @@ const SETTINGS = {
   "tab-summarize": { model: "summary-model", beam_size: "beam", min_tokens: "min-tokens", max_tokens: "max-tokens" },
   "tab-edit": { model: "edit-model", until: "until" },
 };
-/** What the link of a tab has. */
+/** Content of each tab's link, for the status message. */
 const LINKED = {
   "tab-generate": "the prompt and the settings", "tab-summarize": "the settings, not the document", "tab-edit": "the settings, not the text",
 };

@@ -411,7 +411,7 @@ PAGES: Dict[str, List[Step]] = {
     ],
     "docs/lsp.md": [
         Elsewhere("weir lsp", EDITOR),
-        Elsewhere("weir lsp --model english --dtype int8 --threads 2 --count 5 --until line", EDITOR),
+        Elsewhere("weir lsp --model english --dtype int8 --threads 2 --count 5", EDITOR),
         Elsewhere("weir lsp --server https://weir.example.org --tls-ca ca.pem --api-key-file key", EDITOR),
     ],
     "docs/open-inference.md": [

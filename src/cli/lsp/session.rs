@@ -15,7 +15,10 @@ use crate::{
     },
 };
 use std::{collections::BTreeMap, sync::Arc};
-use tokio::{sync::mpsc, task::AbortHandle};
+use tokio::{
+    sync::mpsc::{self, error::TrySendError},
+    task::AbortHandle,
+};
 
 /// Messages of a session that wait to be sent.
 const WAITING_MESSAGES: usize = 64;
@@ -173,8 +176,13 @@ impl Session {
         self.send(EditAction::Splice(SpliceDocument { revision: self.revision, splices }))
     }
 
+    /// Queues a message. Fails if the queue is full. A call that has ended takes no message: its end is reported as an event, which
+    /// says why, and the requests wait until then.
     fn send(&self, action: EditAction) -> Result<(), Stuck> {
-        self.requests.try_send(EditRequest { action: Some(action) }).map_err(|_| Stuck)
+        match self.requests.try_send(EditRequest { action: Some(action) }) {
+            Err(TrySendError::Full(_)) => Err(Stuck),
+            Ok(()) | Err(TrySendError::Closed(_)) => Ok(()),
+        }
     }
 }
 
@@ -213,6 +221,27 @@ fn change(session: &str, request: &str) -> Change {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_full_queue_is_an_error_and_the_end_of_the_call_is_not() {
+        let (requests, receiver) = mpsc::channel(1);
+        let mut session = Session {
+            number: 1,
+            is_open: false,
+            waiting: BTreeMap::new(),
+            deferred: Vec::new(),
+            used: 0,
+            requests,
+            reader: tokio::spawn(async {}).abort_handle(),
+            text: String::new(),
+            revision: 0,
+            last_id: 0,
+        };
+        assert!(session.cancel().is_ok());
+        assert!(session.cancel().is_err());
+        drop(receiver);
+        assert!(session.cancel().is_ok());
+    }
 
     #[test]
     fn a_change_replaces_the_shortest_end_in_whole_characters() {

@@ -45,7 +45,7 @@ pub(super) struct WorkloadArgs {
     pub(super) beam: Option<u32>,
     /// Workload of a mix, as comma-separated key=value pairs: name, kind (generate, summarize, edit), model, weight, prompts,
     /// prompt-chars, output-chars, shared-prefix, prefixes, temperature, chunk-chars, beam. Other options apply to keys not given.
-    /// With kind=edit also: rate (keystrokes a second), pause, count, until (word, line, segment, chars). The flag can be repeated.
+    /// With kind=edit also: rate (keystrokes a second), pause, count, until (word, line, segment, max_chars). The flag can be repeated.
     #[arg(long = "workload", value_name = "SPEC")]
     workloads: Vec<String>,
     /// Seed of all random choices: contents, lengths, arrivals, and the server's sampling.

@@ -18,10 +18,9 @@ pub struct Args {
     /// End of a completion: the word, the line or the segment.
     #[arg(long, value_name = "END", default_value_t = CompletionEnd::Word, env = "WEIR_UNTIL")]
     pub(super) until: CompletionEnd,
-    // `weir generate` reads WEIR_MAX_CHARS, with another range.
     /// Maximum characters of a completion, 1 to 256.
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = count(1..=256), env = "WEIR_COMPLETION_CHARS")]
-    pub(super) max_chars: usize,
+    pub(super) completion_chars: usize,
 }
 
 /// The end of completions.

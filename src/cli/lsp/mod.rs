@@ -61,13 +61,13 @@ pub fn run(args: Args) -> Result<()> {
     let described = served.describe()?.ok_or_else(|| served.changed())?;
     let max_symbols = size(described.limits.unwrap_or_default().max_symbols);
     // Half, because normalising may turn a character into several.
-    let context_bytes = CONTEXT_BYTES.min(max_symbols.saturating_sub(args.max_chars) / 2).max(1);
+    let context_bytes = CONTEXT_BYTES.min(max_symbols.saturating_sub(args.completion_chars) / 2).max(1);
     let ServedParts { runtime, client, name } = served.into_parts();
     let options = CompletionOptions {
         model: name,
         count: narrow("--count", args.count)?,
         until: args.until.into(),
-        max_chars: narrow("--max-chars", args.max_chars)?,
+        max_chars: narrow("--completion-chars", args.completion_chars)?,
     };
     let input = channels::read(BufReader::new(stdin()))?;
     let (output, writer) = channels::write(stdout())?;

@@ -53,7 +53,7 @@ fn completions_are_those_of_this_process() {
         &key,
     ]);
     let address = format!("https://{}", server.address);
-    let more = ["--count", "4", "--until", "segment", "--max-chars", "6"];
+    let more = ["--count", "4", "--until", "segment", "--completion-chars", "6"];
     let mut remote = Options::with([&["--tls-ca", &ca][..], &more].concat());
     remote.variables = vec![("WEIR_SERVER", &address)];
     let mut rejected = Client::silent(&remote);
@@ -81,7 +81,7 @@ fn a_cancelled_request_is_cancelled_on_the_server() {
     let model = converted("whitespaces");
     let server = Server::start(&["--model", model.to_str().unwrap(), "--threads=1", "--calibration-milliseconds=0"]);
     let address = server.address.to_string();
-    let flags = vec!["--server", &address, "--count", "16", "--until", "line", "--max-chars", "64"];
+    let flags = vec!["--server", &address, "--count", "16", "--until", "line", "--completion-chars", "64"];
     let (mut client, _) = Client::start(&Options::with(flags));
     client.open("a", &"the river runs past the mill. ".repeat(30));
     let (id, request) = client.request(INLINE, at("a", 0, 890));

@@ -49,7 +49,7 @@ fn changes_with_any_characters_are_those_of_the_editor() {
     // where é, | and b begin, and where c does once it follows 😀
     for (encoding, [e, bar, b, c]) in [("utf-16", [1, 2, 3, 4]), ("utf-8", [1, 3, 4, 7])] {
         let mut options = Options::process(&model);
-        options.flags.extend(["--count", "5", "--until", "line", "--max-chars", "4"]);
+        options.flags.extend(["--count", "5", "--until", "line", "--completion-chars", "4"]);
         options.capabilities = json!({ "general": { "positionEncodings": [encoding, "utf-16"] } });
         let (mut client, initialized) = Client::start(&options);
         assert_eq!(initialized["result"]["capabilities"]["positionEncoding"], encoding);
@@ -75,7 +75,7 @@ fn changes_with_any_characters_are_those_of_the_editor() {
 fn a_request_is_cancelled_and_another_goes_on() {
     let model = converted("whitespaces");
     let mut options = Options::process(&model);
-    options.flags.extend(["--count", "16", "--until", "word", "--max-chars", "5"]);
+    options.flags.extend(["--count", "16", "--until", "word", "--completion-chars", "5"]);
     let (mut client, _) = Client::start(&options);
     client.open(URI, "the river runs");
     let expected = client.ask(INLINE, at(URI, 0, 9));
@@ -94,7 +94,7 @@ fn a_request_is_cancelled_and_another_goes_on() {
 fn a_change_overtakes_requests() {
     let model = converted("whitespaces");
     let mut options = Options::process(&model);
-    options.flags.extend(["--count", "16", "--until", "word", "--max-chars", "5"]);
+    options.flags.extend(["--count", "16", "--until", "word", "--completion-chars", "5"]);
     let (mut client, _) = Client::start(&options);
     client.open(URI, "the");
     client.open("file:///other", "the");
@@ -122,7 +122,7 @@ fn a_change_overtakes_requests() {
 fn long_and_many_documents_are_completed() {
     let model = converted("whitespaces");
     let mut options = Options::process(&model);
-    options.flags.extend(["--max-symbols", "128", "--max-chars", "8"]);
+    options.flags.extend(["--max-symbols", "128", "--completion-chars", "8"]);
     let (mut client, _) = Client::start(&options);
     let long = "the river runs past the mill. ".repeat(40);
     for index in 0..12 {

@@ -31,7 +31,10 @@ fn contradicting_options_are_rejected() {
         (&["report", address, "--beam", "2"], "--beam: 2 must be used with a workload that requests summaries"),
         (&["run", address, "--model", "a", "--workload", "beam=2"], "beam applies to summaries only"),
         (&["run", address, "--model", "a", "--workload", "rate=5"], "rate applies to edited documents only"),
-        (&["run", address, "--model", "a", "--workload", "kind=edit,until=page"], "one of word, line, segment, max_chars"),
+        (
+            &["run", address, "--model", "a", "--workload", "kind=edit,until=page"],
+            "one of word, line, segment, max_chars",
+        ),
         (&["run", address, "--model", "a", "--workload", "kind=edit,count=17"], "--workload count: 17 must be"),
         (
             &["run", address, "--model", "a", "--workload", "kind=edit,prompt-chars=lines"],

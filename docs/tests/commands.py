@@ -131,7 +131,7 @@ PAGES: Dict[str, List[Step]] = {
         Elsewhere("cargo test", CI),
         Elsewhere(".ci/run", CI),
         Elsewhere(".ci/deny", CI),
-        Elsewhere(".ci/fuzz 25", CI),
+        Elsewhere(".ci/fuzz 10", CI),
         Elsewhere(".ci/sanitize", CI),
         Elsewhere(".ci/proto", CI),
         Elsewhere(".ci/python", CI),

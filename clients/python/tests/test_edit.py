@@ -22,7 +22,9 @@ def test_a_document_is_edited(weir: Client) -> None:
         completions = document.complete(count=3, until="word")
         assert [item.text for item in completions.items][0] == "ty" and len(completions.items) == 3
         assert completions.items[0].logprob > completions.items[2].logprob
-        assert (completions.revision, completions.recomputed_chars) == (0, len(TEXT))
+        # Other tests may have left the beginning in the cache.
+        assert completions.revision == 0 and completions.recomputed_chars > 0
+        assert completions.reused_chars + completions.recomputed_chars == len(TEXT)
         applied = document.splice(len(TEXT), len(TEXT), "t")
         assert (applied.revision, applied.text_bytes, applied.normalized_chars) == (1, len(TEXT) + 1, 0)
         again = document.complete(until="word")

@@ -61,7 +61,7 @@ pub(super) struct Session {
     pub(super) waiting: BTreeMap<u64, WaitingRequest>,
     /// The requests that wait to be sent, because the model reads another text for those in progress. In order.
     pub(super) deferred: Vec<WaitingRequest>,
-    /// Sequence number, among all requests, of the last one that used this session.
+    /// Number of its latest request, counted over all documents.
     pub(super) used: u64,
     requests: mpsc::Sender<EditRequest>,
     reader: AbortHandle,
@@ -125,9 +125,9 @@ impl Session {
         }
     }
 
-    /// Asks for the completions of a request at the end of `text`. A longer text than that of the requests in progress makes
-    /// them stale, but leaves them possible; the request is deferred if its text is another one. Fails if the server is not
-    /// reading; the request is in `waiting` even then.
+    /// Asks for the completions of a request at the end of `text`. If the text continues that of the requests in progress, they
+    /// become stale and can be sent again. If it is another text, the request is deferred until they have ended. Fails if the
+    /// server is not reading; the request is in `waiting` even then.
     pub(super) fn complete(
         &mut self,
         options: &CompletionOptions,
@@ -166,7 +166,7 @@ impl Session {
         std::mem::take(&mut self.waiting).into_values().chain(deferred).collect()
     }
 
-    /// Cancels the work of all requests in progress. Those that still wait become stale. Fails if the server reads nothing.
+    /// Cancels the work of all requests in progress. Those that still wait become stale. Fails if the server is not reading.
     pub(super) fn cancel(&mut self) -> Result<(), Stuck> {
         self.splice(Vec::new())
     }

@@ -25,7 +25,7 @@ const LINE: usize = 64;
 const AHEAD: usize = 4096;
 /// Prefetch distance of a stream for more than [`FEW_ROWS`] rows.
 const FAR_AHEAD: usize = 3 * 4096;
-/// Rows that are fast enough to profit from the processor's own prefetching.
+/// Maximum rows of a stream that prefetches at the shorter distance.
 const FEW_ROWS: usize = 4;
 /// Rows that share a panel; their inputs stay in the second-level cache.
 const ROW_BLOCK: usize = 96;

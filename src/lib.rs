@@ -61,6 +61,9 @@
 //!
 //! # Rooms, in reading order
 //!
+//! `error`, `sync`, `kernels` and `nn` are in the package `weir-core`; `text`, `decode`, `family` and `engine` in `weir-engine`;
+//! `config`, `metrics` and `serve` in `weir-server`. This package exports them, and adds the others.
+//!
 //! Every room may use [`error`]. `tests/weir/arrows` compares this table with its own, and fails on any other dependency between
 //! rooms, and on a ring of files inside a room.
 //!
@@ -88,22 +91,12 @@
 
 #[cfg(feature = "cli")]
 pub mod cli;
-#[cfg(feature = "server")]
-pub mod config;
-pub mod decode;
-pub mod engine;
-pub mod error;
-pub mod family;
-pub mod kernels;
-#[cfg(feature = "server")]
-pub mod metrics;
-pub mod nn;
 #[cfg(feature = "cli")]
 pub mod report;
-#[cfg(feature = "server")]
-#[cfg_attr(not(feature = "http"), expect(dead_code, reason = "only the HTTP ports use some of its functions"))]
-pub mod serve;
-mod sync;
-pub mod text;
 #[cfg(feature = "candle")]
 pub mod verify;
+
+pub use weir_core::{error, kernels, nn};
+pub use weir_engine::{decode, engine, family, text};
+#[cfg(feature = "server")]
+pub use weir_server::{config, metrics, serve};

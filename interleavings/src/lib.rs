@@ -1,7 +1,8 @@
 //! Files of weir's source, compiled with the locks, atomics and threads of `shuttle`. Its scheduler decides at each operation which
 //! thread goes on, so that the tests try thousands of interleavings and can repeat one that fails.
 //!
-//! weir itself takes the same names from the standard library (`src/sync.rs`). This crate is separate, so that it builds in seconds.
+//! weir itself takes the same names from the standard library (`core/src/sync.rs`). This crate is separate, so that it builds in
+//! seconds.
 
 #![allow(dead_code, unused_imports, reason = "the tests use a part of each file")]
 #![allow(missing_docs, reason = "the files are documented in weir")]
@@ -10,26 +11,26 @@ pub mod error;
 pub mod sync;
 
 pub mod kernels {
-    #[path = "../../../src/kernels/disjoint.rs"]
+    #[path = "../../../core/src/kernels/disjoint.rs"]
     mod disjoint;
     pub mod memory;
-    #[path = "../../../src/kernels/pages.rs"]
+    #[path = "../../../core/src/kernels/pages.rs"]
     pub mod pages;
-    #[path = "../../../src/kernels/pool.rs"]
+    #[path = "../../../core/src/kernels/pool.rs"]
     mod pool;
 
     pub use pool::ThreadPool;
 }
 
 pub mod engine {
-    #[path = "../../../src/engine/accounting.rs"]
+    #[path = "../../../engine/src/engine/accounting.rs"]
     mod accounting;
     mod clock;
-    #[path = "../../../src/engine/scheduler/mod.rs"]
+    #[path = "../../../engine/src/engine/scheduler/mod.rs"]
     mod scheduler;
-    #[path = "../../../src/engine/state.rs"]
+    #[path = "../../../engine/src/engine/state.rs"]
     mod state;
-    #[path = "../../../src/engine/wake.rs"]
+    #[path = "../../../engine/src/engine/wake.rs"]
     mod wake;
 
     use scheduler::{Demand, FedSymbols, Rules};

@@ -8,21 +8,22 @@ use std::{
 
 /// One source file.
 pub(super) struct Module {
-    /// Path from the crate's root: `["engine", "batch", "rows"]`. Empty for `lib.rs` and `main.rs`.
+    /// Path from the root of its package: `["engine", "batch", "rows"]`. Empty for `lib.rs` and `main.rs`.
     pub(super) path: Vec<String>,
-    /// The file, relative to `src`.
+    /// The file, relative to the repository.
     pub(super) file: String,
     pub(super) text: String,
 }
 
 impl Module {
-    /// The room: the first part of the path; `lib` or `main` for the crate's roots.
+    /// The room: the first part of the path; `lib` or `main` for the root of a package.
     pub(super) fn room(&self) -> &str {
-        self.path.first().map_or_else(|| self.file.trim_end_matches(".rs"), String::as_str)
+        let root = || self.file.trim_end_matches(".rs").rsplit('/').next().unwrap_or_default();
+        self.path.first().map_or_else(root, String::as_str)
     }
 }
 
-/// All modules of a source folder.
+/// All modules of several packages. No two packages have a room of the same name, and each names the others' rooms as its own.
 pub(super) struct Sources {
     /// Modules by file.
     pub(super) modules: BTreeMap<String, Module>,
@@ -32,10 +33,13 @@ pub(super) struct Sources {
 }
 
 impl Sources {
-    /// Reads every `.rs` file under `root`. Modules that exist for tests only are left out.
-    pub(super) fn read(root: &Path) -> Self {
+    /// Reads every `.rs` file in the folders `sources` of `root`. Modules that exist for tests only are left out.
+    pub(super) fn read(root: &Path, sources: &[&str]) -> Self {
         let mut modules = BTreeMap::new();
-        read_folder(root, root, &mut modules);
+        for folder in sources {
+            let folder = root.join(folder);
+            read_folder(root, &folder, &folder, &mut modules);
+        }
         let test_only: Vec<Vec<String>> = modules.values().flat_map(test_modules).collect();
         modules.retain(|_, module: &mut Module| !test_only.iter().any(|path| module.path.starts_with(path)));
         let paths = modules.values().map(|module| module.path.clone()).collect();
@@ -146,14 +150,17 @@ impl Sources {
     }
 }
 
-fn read_folder(root: &Path, folder: &Path, modules: &mut BTreeMap<String, Module>) {
+/// Reads the files of `folder`, which is in the folder `source` of a package. Their names are relative to `root`.
+fn read_folder(root: &Path, source: &Path, folder: &Path, modules: &mut BTreeMap<String, Module>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {
-            read_folder(root, &path, modules);
+            read_folder(root, source, &path, modules);
         } else if path.extension().is_some_and(|extension| extension == "rs") {
-            let file = path.strip_prefix(root).unwrap().to_string_lossy().replace('\\', "/");
-            let mut parts: Vec<String> = file.trim_end_matches(".rs").split('/').map(str::to_string).collect();
+            let relative = |to: &Path| path.strip_prefix(to).unwrap().to_string_lossy().replace('\\', "/");
+            let file = relative(root);
+            let mut parts: Vec<String> =
+                relative(source).trim_end_matches(".rs").split('/').map(str::to_string).collect();
             if parts.last().is_some_and(|last| ["mod", "lib", "main"].contains(&last.as_str())) {
                 parts.pop();
             }

@@ -1,0 +1,13 @@
+//! The clock of engine and server. All of their times come from here.
+
+use std::time::{Duration, Instant};
+
+/// Returns the current time: that of the operating system, or the virtual time of a simulation that paused its runtime's clock.
+pub fn now() -> Instant {
+    tokio::time::Instant::now().into_std()
+}
+
+/// Returns the time since `start`.
+pub fn since(start: Instant) -> Duration {
+    now().saturating_duration_since(start)
+}

@@ -1,0 +1,160 @@
+//! Loads a model from a checkpoint folder.
+
+use super::{
+    Blueprint, Parts,
+    checkpoint::{CheckpointSource, Config, TensorSpec, Weights},
+    convert::InPlace,
+};
+use crate::{
+    decode::contract::Model,
+    error::{Error, Result},
+};
+use std::{path::Path, sync::Arc};
+
+pub use super::{
+    families::{FAMILIES, blueprint},
+    settings::{MAX_SYMBOLS, Settings},
+};
+
+/// Loads the checkpoint in `dir` under its folder's name. Fails with [`Error::Io`], or with [`Error::Checkpoint`] that
+/// names file, key, expected and actual value.
+pub fn load(dir: &Path, settings: &Settings) -> Result<Arc<dyn Model>> {
+    let source = dir.into();
+    load_as(&source, &source.name(), settings)
+}
+
+/// Loads a checkpoint under `name`. Fails as [`load`] does.
+///
+/// ```
+/// use weir_engine::{
+///     family::{checkpoint::CheckpointSource, load::{Settings, load_as}},
+///     kernels::Dtype,
+/// };
+///
+/// let settings = Settings { threads: 1, dtype: Dtype::Bf16, ..Settings::default() };
+/// let model = load_as(&CheckpointSource::default(), "english", &settings)?;
+/// assert_eq!((model.card().name.as_str(), model.card().dtype), ("english", "bf16"));
+/// # Ok::<(), weir_engine::error::Error>(())
+/// ```
+pub fn load_as(source: &CheckpointSource, name: &str, settings: &Settings) -> Result<Arc<dyn Model>> {
+    load_with_threads(source, name.to_owned(), &settings.clone().with_threads())
+}
+
+/// Bytes of memory that a checkpoint may take: its weights as read and as stored, and its key-value memory.
+/// Fails if the configuration is invalid.
+pub fn needs(source: &CheckpointSource, settings: &Settings) -> Result<usize> {
+    let config = config(source)?;
+    let blueprint = blueprint(&config, &source.config_file())?;
+    let weights = blueprint.tensors().iter().map(TensorSpec::numbers).fold(0, usize::saturating_add);
+    let twice = weights.saturating_mul(2 * size_of::<f32>());
+    let mut all = twice.saturating_add(settings.memory_bytes);
+    for companion in companions(source, &config, &*blueprint)? {
+        all = all.saturating_add(needs(&companion, settings)?);
+    }
+    Ok(all)
+}
+
+/// Returns true if a checkpoint's model can run without its pooling ([`Settings::unpooled`]). Fails if the configuration is invalid.
+pub fn has_unpooled_twin(source: &CheckpointSource) -> Result<bool> {
+    Ok(blueprint(&config(source)?, &source.config_file())?.has_unpooled_twin())
+}
+
+fn load_with_threads(source: &CheckpointSource, name: String, settings: &Settings) -> Result<Arc<dyn Model>> {
+    let config = config(source)?;
+    let blueprint = blueprint(&config, &source.config_file())?;
+    let companions = companions(source, &config, &*blueprint)?;
+    // A companion is fed every symbol that its model is fed, even beyond its own training length.
+    let (max_symbols, _) = settings.longest(config.training_length, blueprint.bounds())?;
+    let companion_settings = Settings { max_symbols: Some(max_symbols), ..settings.clone() };
+    let load_companion = |source: &CheckpointSource| load_with_threads(source, source.name(), &companion_settings);
+    let companions = companions.iter().map(load_companion).collect::<Result<_>>()?;
+    if settings.require_sha256 {
+        source.require_digest()?;
+    }
+    if settings.unpooled && !blueprint.has_unpooled_twin() {
+        let expected = "a model whose pooling can be turned off: MrT5 with its gate";
+        return Err(Error::checkpoint(source.config_file(), "architecture", expected, blueprint.shape()));
+    }
+    let (weights, sha256) = weights(source, &*blueprint, &mut |_, _| {})?;
+    let parts = Parts { config, name, weights, sha256, companions, settings: settings.clone() };
+    blueprint.build(parts).map_err(|error| match error {
+        // the model's own pages, before the first sequence
+        Error::OutOfPages { needed, limit } => {
+            Error::checkpoint(source.path(), "--kv-memory", format!("at least {needed} bytes"), format!("{limit}"))
+        }
+        other => other,
+    })
+}
+
+/// Reads a checkpoint's configuration, also that of a Hugging Face folder that needs no conversion. Fails as
+/// [`CheckpointSource::config`] does.
+pub fn config(source: &CheckpointSource) -> Result<Config> {
+    match in_place(source) {
+        Some(folder) => folder.config(),
+        None => source.config(),
+    }
+}
+
+/// Reads a checkpoint's weights, under weir's names, and reports bytes read and bytes to read to `progress`. Also returns their
+/// SHA-256. Fails as [`CheckpointSource::weights`] does.
+pub fn weights(
+    source: &CheckpointSource,
+    blueprint: &dyn Blueprint,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<(Weights, String)> {
+    match in_place(source) {
+        Some(folder) => folder.weights(progress),
+        None => source.weights(&tensors(source, blueprint)?, progress),
+    }
+}
+
+/// Reads the weights of a Hugging Face folder that needs no conversion, under weir's names. `None` for any other checkpoint. Fails
+/// as the conversion does.
+pub fn weights_in_place(source: &CheckpointSource) -> Result<Option<Weights>> {
+    let Some(folder) = in_place(source) else { return Ok(None) };
+    let (weights, _) = folder.weights(&mut |_, _| {})?;
+    Ok(Some(weights))
+}
+
+fn in_place(source: &CheckpointSource) -> Option<InPlace<'_>> {
+    source.folder().and_then(InPlace::find)
+}
+
+/// Returns all tensors of a checkpoint, those that the model does not use included. Fails if a header cannot be read.
+pub fn tensors(source: &CheckpointSource, blueprint: &dyn Blueprint) -> Result<Vec<TensorSpec>> {
+    // An embedded checkpoint has no others.
+    let unused = source.folder().map(|folder| blueprint.unused_tensors(folder)).transpose()?;
+    Ok([blueprint.tensors(), unused.unwrap_or_default()].concat())
+}
+
+/// Returns the companions that a checkpoint names, after checking their configurations. Fails if a
+/// companion is missing or cannot accompany this model.
+pub fn companions(
+    source: &CheckpointSource,
+    config: &Config,
+    blueprint: &dyn Blueprint,
+) -> Result<Vec<CheckpointSource>> {
+    let checked = |name: &str| {
+        let source = source.companion(name)?;
+        let companion = source.config()?;
+        let file = source.config_file();
+        check_companion(config, &companion, &*self::blueprint(&companion, &file)?, &file)?;
+        Ok(source)
+    };
+    blueprint.companions().into_iter().map(checked).collect()
+}
+
+/// Checks that a model can accompany the one that names it: it has the same symbols, and no companion of its own. The
+/// error names the companion's configuration, `file`.
+pub fn check_companion(config: &Config, companion: &Config, blueprint: &dyn Blueprint, file: &Path) -> Result<()> {
+    if let Some(name) = blueprint.companions().first() {
+        let expected = "a companion without companions";
+        return Err(Error::checkpoint(file, "architecture.boundaries.companion", expected, format!("{name:?}")));
+    }
+    let symbols = companion.vocabulary(file)?;
+    if !config.vocabulary(file)?.same_symbols(&symbols) {
+        let expected = "the symbols of the model that it accompanies";
+        return Err(Error::checkpoint(file, "vocabulary", expected, format!("{} other symbols", symbols.len())));
+    }
+    Ok(())
+}

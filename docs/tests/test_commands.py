@@ -142,6 +142,8 @@ class Run:
         line = re.sub(r"(?<=\s)[\d.]+:\d+", "127.0.0.1:0", command.removesuffix("&"))
         if "--listen" not in line.split():
             line += " --listen 127.0.0.1:0"
+        if "--calibration-milliseconds" not in line:
+            line += " --calibration-milliseconds 0"
         server = local.Program([str(self.folder / "bin/weir"), *shlex.split(line)[1:]], folder=self.folder)
         self._servers = [server]
         for named, pattern in LISTENS.items():

@@ -21,7 +21,8 @@ def weir_installed() -> None:
 @pytest.fixture(scope="session")
 def server(weir_installed: None) -> Iterator[local.Server]:
     """A server that all tests without special flags share."""
-    with local.Server() as server:
+    # The report needs a calibration, however short.
+    with local.Server(calibration=200) as server:
         yield server
 
 

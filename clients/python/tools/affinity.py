@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import functools
 import os
 import random
 import statistics
@@ -109,7 +110,8 @@ class Conversation:
 def run(plan: Plan, method: Method, cache: str) -> Figures:
     """Runs all conversations in rounds of one turn each. The order of a round is random."""
     flags = ["--late-headers", "--threads", "1", "--kv-memory", "1GiB", "--cache-memory", cache]
-    with local.Server(*flags) as a, local.Server(*flags) as b, local.Haproxy([a, b], method.changes) as proxy:
+    server = functools.partial(local.Server, *flags, calibration=2000)
+    with server() as a, server() as b, local.Haproxy([a, b], method.changes) as proxy:
         with Client(proxy.address, timeout=600, affinity_chars=PREFIX if method.affinity else None) as client:
             client.wait_until_serving()
             conversations = [Conversation(n, plan) for n in range(plan.conversations)]

@@ -97,14 +97,20 @@ class Program:
 
 
 class Server(Program):
-    """Runs `weir serve` with the checkpoint `model`, by default the shipped one."""
+    """Runs `weir serve` with the checkpoint `model`, by default the shipped one.
 
-    def __init__(self, *flags: str, listen: str = "127.0.0.1:0", drain: int = 2, model: Path = MODEL) -> None:
+    Tests need no `calibration`, the milliseconds for which the server measures the model before it listens.
+    """
+
+    def __init__(
+        self, *flags: str, listen: str = "127.0.0.1:0", drain: int = 2, model: Path = MODEL, calibration: int = 0
+    ) -> None:
         program = weir_program()
         if program is None:
             raise RuntimeError("no weir program found: set WEIR_BIN or run `cargo build`")
         fixed = ["--model", str(model), "--listen", listen, "--admin-listen", "127.0.0.1:0"]
-        super().__init__([str(program), "serve", *fixed, "--drain-seconds", str(drain), *flags])
+        fixed += ["--drain-seconds", str(drain), "--calibration-milliseconds", str(calibration)]
+        super().__init__([str(program), "serve", *fixed, *flags])
         self.admin = self.wait_for_line(r"admin port on (\S+)")
         self.address = self.wait_for_line(r"listening on (\S+)")
 

@@ -22,10 +22,11 @@ use crate::{
     engine::Limits,
     error::{Error, Result},
     serve::client::{
-        editing::{EditAction, EditEvent, EditRequest, OpenDocument},
+        editing::{CompleteDocument, EditAction, EditEvent, EditRequest, OpenDocument, Until},
         inference::{InferenceClient, size},
     },
 };
+use args::CompletionEnd;
 use documents::{DocumentLimits, Documents};
 use server::LanguageServer;
 use session::CompletionOptions;
@@ -43,6 +44,8 @@ const CACHE_BYTES: usize = 128 << 20;
 const CONTEXT_BYTES: usize = 8 << 10;
 /// Maximum queued session events.
 const WAITING_EVENTS: usize = 64;
+/// The reason of an error about a model of another kind.
+const WRONG_KIND: &str = "WRONG_KIND_OF_MODEL";
 /// Maximum time for the runtime to stop.
 const STOP_TIMEOUT: Duration = Duration::from_millis(100);
 
@@ -57,7 +60,7 @@ pub fn run(args: Args) -> Result<()> {
         ModelSource::Server(served) => served,
     };
     let name = served.name.clone();
-    served.call(async |client| check_editing(client, name).await)?;
+    served.call(async |client| check_editing(client, name, args.until).await)?;
     let described = served.describe()?.ok_or_else(|| served.changed())?;
     let max_symbols = size(described.limits.unwrap_or_default().max_symbols);
     // Half, because normalising may turn a character into several.
@@ -80,19 +83,32 @@ pub fn run(args: Args) -> Result<()> {
     served.and(written.map_err(Error::io("stdout")))
 }
 
-/// Opens an empty document and closes it. Fails with the server's reason if it is refused.
-async fn check_editing(client: &InferenceClient, model: Option<String>) -> Result<()> {
-    let (requests, receiver) = mpsc::channel(1);
-    let open = OpenDocument { model, ..OpenDocument::default() };
-    // Never fails: the channel is empty.
-    let _ = requests.try_send(EditRequest { action: Some(EditAction::Open(open)) });
+/// Opens an empty document and closes it. Fails with the server's reason if it is refused, or if the model has no completions
+/// with the end `until`.
+async fn check_editing(client: &InferenceClient, model: Option<String>, until: CompletionEnd) -> Result<()> {
+    let (requests, receiver) = mpsc::channel(2);
+    let open = EditAction::Open(OpenDocument { model, ..OpenDocument::default() });
+    // The shortest completion, of an empty text: only the server knows which models have segments that can end one.
+    let shortest =
+        CompleteDocument { id: 1, until: Some(Until::Segment.into()), max_chars: Some(1), ..Default::default() };
+    let complete = (until == CompletionEnd::Segment).then_some(EditAction::Complete(shortest));
+    for action in [open].into_iter().chain(complete) {
+        // Never fails: the channel has room for both.
+        let _ = requests.try_send(EditRequest { action: Some(action) });
+    }
     drop(requests);
     let mut responses = client.edit(receiver).await?;
+    let refused = |answer| Err(Error::Remote { server: client.address().to_owned(), answer });
     match responses.next().await?.and_then(|response| response.event) {
-        Some(EditEvent::Applied(_)) => Ok(()),
-        Some(EditEvent::Failed(failure)) => {
-            Err(Error::Remote { server: client.address().to_owned(), answer: failure.message })
+        Some(EditEvent::Applied(_)) => {}
+        Some(EditEvent::Failed(failure)) => return refused(failure.message),
+        _ => return Err(client.incomplete("an answer to open")),
+    }
+    match responses.next().await?.and_then(|response| response.event) {
+        Some(EditEvent::Failed(failure)) if failure.reason == WRONG_KIND => {
+            refused(format!("--until {until}: {}", failure.message))
         }
-        _ => Err(client.incomplete("an answer to open")),
+        // Some models cannot complete an empty text.
+        _ => Ok(()),
     }
 }

@@ -66,17 +66,11 @@ impl LanguageServer {
                     Next::Read
                 }
                 received = input.recv() => match received {
-                    Some(Input::Message(message)) => self.take(message),
-                    Some(Input::Wrong { id, code, why }) => {
-                        self.out.fail(id.as_ref(), code, &why);
-                        self.out.report(Place::Log, Severity::Error, &why);
-                        Next::Read
-                    }
-                    Some(Input::Broken(error)) => return Err(error),
+                    Some(received) => self.take(received)?,
                     None => Next::Exit,
                 },
             };
-            for message in self.out.take() {
+            for message in self.outgoing() {
                 if output.send(message).await.is_err() {
                     return Ok(());
                 }
@@ -88,7 +82,26 @@ impl LanguageServer {
         }
     }
 
-    fn take(&mut self, message: Message) -> Next {
+    /// Takes an input. Fails if the input cannot be read further.
+    fn take(&mut self, input: Input) -> Result<Next> {
+        match input {
+            Input::Message(message) => return Ok(self.take_message(message)),
+            Input::Wrong { id, code, why } => {
+                self.out.fail(id.as_ref(), code, &why);
+                self.out.report(Place::Log, Severity::Error, &why);
+            }
+            Input::Broken(error) => return Err(error),
+        }
+        Ok(Next::Read)
+    }
+
+    /// Returns the messages for the client, once the requests that can be sent are.
+    fn outgoing(&mut self) -> Vec<Value> {
+        self.sessions.send_queued(&self.documents, &mut self.out);
+        self.out.take()
+    }
+
+    fn take_message(&mut self, message: Message) -> Next {
         match message {
             Message::Request(request) => self.answer(request),
             Message::Notification(notification) if notification.method == "exit" => return Next::Exit,

@@ -1,8 +1,8 @@
 //! The editing sessions of the open documents: requests, their answers, and sessions that end.
 //!
 //! A request whose session ends before its answer is sent again in a new session. A request that another one made stale is sent
-//! again in the same session: the session's text then is as long as both need. While the server cannot be reached, requests get
-//! empty answers at once.
+//! again in the same session: the session's text then is as long as both need. A request waits while all sessions have requests
+//! in progress. While the server cannot be reached, requests get empty answers at once.
 
 use super::{
     completion::{WaitingRequest, context},
@@ -25,8 +25,11 @@ use std::{
 };
 use tokio::sync::mpsc;
 
-/// Maximum open sessions. Opening another ends the least recently used one: a user types in one document at a time.
+/// Maximum open sessions. Opening another ends the least recently used one that has no requests: a user types in one document at a
+/// time.
 const MAX_SESSIONS: usize = 8;
+/// Maximum requests that wait for such a session. The answers to further ones are empty.
+const MAX_QUEUED: usize = 256;
 /// Sessions that may end before the answer to a request. Then its answer is empty.
 const ATTEMPTS: usize = 4;
 /// Pause after a session failed to open, before the next attempt.
@@ -40,6 +43,8 @@ pub(super) struct Sessions {
     context_bytes: usize,
     /// The sessions by the URIs of their documents.
     open: BTreeMap<String, Session>,
+    /// The requests of other documents, while all sessions have requests in progress. In order.
+    queued: Vec<WaitingRequest>,
     events: mpsc::Sender<SessionEvent>,
     /// Number of the last session.
     sessions: u64,
@@ -63,6 +68,7 @@ impl Sessions {
             options,
             context_bytes,
             open: BTreeMap::new(),
+            queued: Vec::new(),
             events,
             sessions: 0,
             requests: 0,
@@ -71,7 +77,8 @@ impl Sessions {
         }
     }
 
-    /// Sends a request to its document's session, which opens if there is none. Must run within a runtime.
+    /// Sends a request to its document's session, which opens if there is none. Queues it while no session can open. Must run
+    /// within a runtime.
     pub(super) fn complete(&mut self, documents: &Documents, request: WaitingRequest, out: &mut Outbox) {
         let may_try = request.attempts < ATTEMPTS && !self.is_paused();
         let Some(text) = documents.text(&request.uri).filter(|_| may_try) else {
@@ -81,7 +88,11 @@ impl Sessions {
         let text = context(text.text(), request.cursor, self.context_bytes);
         let uri = request.uri.clone();
         if !self.open.contains_key(&uri) {
-            self.make_room(documents, out);
+            if !self.has_room() {
+                self.queue(request, documents, out);
+                return;
+            }
+            self.make_room();
             self.sessions += 1;
             let events = self.events.clone();
             let session = Session::open(self.client.clone(), &self.options, &uri, self.sessions, events);
@@ -95,11 +106,24 @@ impl Sessions {
         }
     }
 
+    /// Sends queued requests for which a session can open now. The owner calls this after each message and event.
+    pub(super) fn send_queued(&mut self, documents: &Documents, out: &mut Outbox) {
+        while let Some(uri) = self.queued.first().map(|request| request.uri.clone())
+            && (self.open.contains_key(&uri) || self.has_room())
+        {
+            for request in self.take_queued(&uri) {
+                self.complete(documents, request, out);
+            }
+        }
+    }
+
     /// Takes the requests of a document whose text has changed, and cancels their work.
     pub(super) fn overtake(&mut self, uri: &str) -> Vec<WaitingRequest> {
-        let Some(session) = self.open.get_mut(uri) else { return Vec::new() };
+        let queued = self.take_queued(uri);
+        let Some(session) = self.open.get_mut(uri) else { return queued };
         let are_in_progress = !session.waiting.is_empty();
-        let overtaken = session.take_all();
+        let mut overtaken = session.take_all();
+        overtaken.extend(queued);
         if are_in_progress && session.cancel().is_err() {
             self.open.remove(uri);
         }
@@ -108,6 +132,10 @@ impl Sessions {
 
     /// Cancels a request. Returns false if it does not wait.
     pub(super) fn cancel(&mut self, id: &RequestId, documents: &Documents, out: &mut Outbox) -> bool {
+        if let Some(index) = self.queued.iter().position(|request| request.id == *id) {
+            self.queued.remove(index);
+            return true;
+        }
         for (uri, session) in &mut self.open {
             if let Some(index) = session.deferred.iter().position(|request| request.id == *id) {
                 session.deferred.remove(index);
@@ -129,12 +157,15 @@ impl Sessions {
 
     /// Ends the session of a document. Returns the requests that waited.
     pub(super) fn close(&mut self, uri: &str) -> Vec<WaitingRequest> {
-        self.open.remove(uri).map(|mut session| session.take_all()).unwrap_or_default()
+        let mut requests = self.open.remove(uri).map(|mut session| session.take_all()).unwrap_or_default();
+        requests.extend(self.take_queued(uri));
+        requests
     }
 
     /// Ends all sessions. Returns the requests that waited.
     pub(super) fn close_all(&mut self) -> Vec<WaitingRequest> {
-        std::mem::take(&mut self.open).into_values().flat_map(|mut session| session.take_all()).collect()
+        let queued = std::mem::take(&mut self.queued);
+        std::mem::take(&mut self.open).into_values().flat_map(|mut session| session.take_all()).chain(queued).collect()
     }
 
     /// Takes an event of a session.
@@ -245,146 +276,36 @@ impl Sessions {
         }
     }
 
-    /// Ends the least recently used session if `MAX_SESSIONS` are open. Prefers sessions without requests in progress.
-    fn make_room(&mut self, documents: &Documents, out: &mut Outbox) {
+    /// Returns true if a session can open.
+    fn has_room(&self) -> bool {
+        self.open.len() < MAX_SESSIONS || self.open.values().any(|session| session.waiting.is_empty())
+    }
+
+    /// Ends the least recently used session without requests in progress if `MAX_SESSIONS` are open.
+    fn make_room(&mut self) {
         if self.open.len() < MAX_SESSIONS {
             return;
         }
-        let least = self.open.iter().min_by_key(|(_, session)| (!session.waiting.is_empty(), session.used));
-        if let Some(uri) = least.map(|(uri, _)| uri.clone()) {
-            self.give_up(&uri, documents, out);
+        let idle = self.open.iter().filter(|(_, session)| session.waiting.is_empty());
+        if let Some(uri) = idle.min_by_key(|(_, session)| session.used).map(|(uri, _)| uri.clone()) {
+            self.open.remove(&uri);
         }
+    }
+
+    /// Queues a request, or answers it if too many wait.
+    fn queue(&mut self, request: WaitingRequest, documents: &Documents, out: &mut Outbox) {
+        if self.queued.len() < MAX_QUEUED {
+            self.queued.push(request);
+        } else {
+            out.complete(documents, &request, &[]);
+        }
+    }
+
+    /// Takes the queued requests of a document.
+    fn take_queued(&mut self, uri: &str) -> Vec<WaitingRequest> {
+        self.queued.extract_if(.., |request| request.uri == uri).collect()
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::{super::completion::CompletionKind, *};
-    use crate::{
-        cli::lsp::documents::DocumentLimits,
-        serve::client::editing::{CompletionItem, DocumentApplied, DocumentCompletions, StaleRequest, Until},
-    };
-    use serde_json::Value;
-
-    const URI: &str = "a";
-
-    /// The sessions of a document of 105 bytes, of which the model reads 16, and a server that answers what a test writes.
-    struct Editor {
-        sessions: Sessions,
-        documents: Documents,
-        out: Outbox,
-    }
-
-    impl Editor {
-        fn new() -> Self {
-            let client = InferenceClient::in_process(mpsc::channel(1).0);
-            let options = CompletionOptions { model: None, count: 1, until: Until::Word, max_chars: 8 };
-            let mut documents = Documents::new(DocumentLimits::default());
-            assert!(documents.open(URI.into(), "0123456".repeat(15)).is_ok());
-            Self { sessions: Sessions::new(client, options, 16, mpsc::channel(1).0), documents, out: Outbox::new() }
-        }
-
-        /// Asks for completions. The request's id is its cursor.
-        fn complete(&mut self, cursor: u8) {
-            let id = i32::from(cursor).into();
-            let kind = CompletionKind::Inline;
-            let request = WaitingRequest { id, kind, uri: URI.into(), cursor: cursor.into(), attempts: 0 };
-            self.sessions.complete(&self.documents, request, &mut self.out);
-        }
-
-        fn cancel(&mut self, cursor: u8) {
-            assert!(self.sessions.cancel(&i32::from(cursor).into(), &self.documents, &mut self.out));
-        }
-
-        fn take(&mut self, news: SessionNews) {
-            let event = SessionEvent { uri: URI.into(), session: self.sessions.sessions, news };
-            self.sessions.take(event, &self.documents, &mut self.out);
-        }
-
-        fn answer(&mut self, wire_id: u64) {
-            let items = vec![CompletionItem { text: "x".into(), ..CompletionItem::default() }];
-            let found = DocumentCompletions { id: wire_id, items, ..DocumentCompletions::default() };
-            self.take(SessionNews::Event(EditEvent::Completions(found)));
-        }
-
-        fn stale(&mut self, wire_id: u64) {
-            self.take(SessionNews::Event(EditEvent::Stale(StaleRequest { id: wire_id })));
-        }
-
-        /// Returns the requests in progress: their ids on the wire and their cursors.
-        fn in_progress(&self) -> Vec<(u64, usize)> {
-            let session = &self.sessions.open[URI];
-            session.waiting.iter().map(|(wire_id, request)| (*wire_id, request.cursor)).collect()
-        }
-
-        /// Returns the answers: each request's id, and how many completions it got. Reports have no id.
-        fn answers(&mut self) -> Vec<(Option<u64>, usize)> {
-            let count = |message: &Value| message["result"]["items"].as_array().map_or(0, Vec::len);
-            self.out.take().iter().map(|message| (message["id"].as_u64(), count(message))).collect()
-        }
-    }
-
-    fn within_a_runtime(test: impl FnOnce()) {
-        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        let _guard = runtime.enter();
-        test();
-    }
-
-    #[test]
-    fn requests_at_several_cursors_are_all_answered() {
-        within_a_runtime(|| {
-            let mut editor = Editor::new();
-            for cursor in [9, 12, 3, 90, 91] {
-                editor.complete(cursor);
-            }
-            assert_eq!(editor.in_progress(), [(1, 9), (2, 12), (3, 3)], "other texts wait");
-            editor.stale(1);
-            editor.answer(2);
-            editor.answer(3);
-            assert_eq!(editor.in_progress(), [(4, 90), (5, 91)]);
-            editor.stale(4);
-            editor.answer(5);
-            assert_eq!(editor.in_progress(), [(6, 9)], "deferred requests keep their order");
-            editor.complete(80);
-            editor.cancel(9);
-            assert_eq!(editor.in_progress(), [(7, 90)]);
-            editor.cancel(80);
-            editor.answer(7);
-            assert_eq!(editor.in_progress(), []);
-            assert_eq!(editor.answers(), [12, 3, 91, 90].map(|id| (Some(id), 1)));
-        });
-    }
-
-    #[test]
-    fn cancelling_a_request_costs_others_no_attempt() {
-        within_a_runtime(|| {
-            let mut editor = Editor::new();
-            editor.complete(9);
-            for _ in 0..2 * ATTEMPTS {
-                let (kept, _) = editor.in_progress()[0];
-                editor.complete(5);
-                editor.cancel(5);
-                editor.stale(kept);
-            }
-            let (kept, _) = editor.in_progress()[0];
-            editor.answer(kept);
-            assert_eq!(editor.answers(), [(Some(9), 1)]);
-        });
-    }
-
-    #[test]
-    fn a_request_whose_sessions_end_is_answered_and_reported() {
-        within_a_runtime(|| {
-            let mut editor = Editor::new();
-            editor.complete(9);
-            for attempt in 1..=ATTEMPTS {
-                assert_eq!((editor.in_progress(), editor.sessions.is_paused()), (vec![(1, 9)], false), "{attempt}");
-                editor.take(SessionNews::Event(EditEvent::Applied(DocumentApplied::default())));
-                editor.take(SessionNews::Ended(Some(Error::Internal("broken".into()))));
-            }
-            assert_eq!(editor.answers(), [(None, 0), (Some(9), 0)], "the error is reported once");
-            editor.complete(9);
-            assert_eq!((editor.answers(), editor.sessions.is_paused()), (vec![(Some(9), 0)], true));
-        });
-    }
-}
+mod tests;

@@ -169,9 +169,15 @@ fn documents_are_opened_again_on_another_server() {
 fn a_model_that_does_not_continue_texts_is_refused_at_the_start() {
     let folder = TempDir::new().unwrap();
     let summarizer = write_random_model(folder.path());
+    let unpooled = converted("vanilla");
+    let unpooled = unpooled.to_str().unwrap();
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     for (flags, expected) in [
         (vec!["--model", &summarizer, "--threads=1"], "Edit needs a model that"),
+        (
+            vec!["--model", unpooled, "--until", "segment", "--threads=1"],
+            "--until segment: UNTIL_SEGMENT needs a model that pools its input",
+        ),
         (vec!["--server", &free], "no server listens there"),
         (vec!["--server", "h:1", "--dtype=bf16"], "--dtype cannot be used with --server"),
         (vec!["--count", "17"], "expected a whole number from 1 to 16"),

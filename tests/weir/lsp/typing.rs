@@ -132,6 +132,14 @@ fn long_and_many_documents_are_completed() {
         let list = client.ask(INLINE, at(&format!("file:///{index}"), 0, 1199));
         assert_eq!(inserted(&list).len(), 3, "{list}");
     }
+    // More documents than sessions ask at the same time. None loses its request.
+    let (ids, requests): (Vec<_>, Vec<_>) =
+        (0..12).map(|index| client.request(INLINE, at(&format!("file:///{index}"), 0, 1190))).unzip();
+    client.send(&requests);
+    for id in ids {
+        let answer = client.answer(id);
+        assert_eq!(inserted(&answer).len(), 3, "{answer}");
+    }
     // Requests whose texts begin at different places wait for one another, and those of longer texts overtake shorter ones.
     let cursors = [100, 600, 1199, 3, 104, 1195];
     let (ids, requests): (Vec<_>, Vec<_>) =

@@ -131,6 +131,9 @@ impl WorkloadArgs {
             };
             self.workloads.iter().enumerate().map(parse).collect::<Result<_>>()?
         };
+        if let Some(temperature) = self.temperature.filter(|_| specs.iter().all(|spec| spec.kind == EDIT)) {
+            return Err(Error::option("--temperature", temperature, format!("left out: {RANKED}")));
+        }
         if self.prefixes > 1 && specs.iter().all(|spec| spec.shared_prefix == 0) {
             return Err(Error::option("--prefixes", self.prefixes, "used with --shared-prefix, the length of each"));
         }
@@ -173,6 +176,9 @@ fn kind(summarizes: bool) -> &'static str {
     if summarizes { SUMMARIZE } else { "generate" }
 }
 
+/// The reason why a workload that edits documents has no temperature.
+const RANKED: &str = "kind=edit asks for the most probable completions, and the server draws nothing";
+
 fn invalid(text: &str, why: String) -> Error {
     Error::Setting(format!("--workload {text}: {why}"))
 }
@@ -206,6 +212,10 @@ fn check_kind(spec: WorkloadSpec, models: &[ModelInfo], known: &[ModelInfo]) -> 
 
 /// Checks that a session that edits a document can end before the time limit of a request.
 fn check_session(spec: WorkloadSpec, timeout: Duration) -> Result<WorkloadSpec, String> {
+    // The mix reports a wrong rate.
+    if spec.typing.check().is_err() {
+        return Ok(spec);
+    }
     let keystrokes = spec.output.longest().filter(|_| spec.kind == EDIT).unwrap_or(0) as f64;
     let TypingSpec { rate, pause, .. } = spec.typing;
     let seconds = pause.as_secs_f64() + keystrokes / rate;
@@ -248,6 +258,9 @@ fn parse_spec(mut spec: WorkloadSpec, text: &str) -> Result<WorkloadSpec, String
     }
     if keys.contains(&"prefixes") && spec.shared_prefix == 0 {
         return Err("prefixes needs shared-prefix, the length of each".into());
+    }
+    if keys.contains(&"temperature") && spec.kind == EDIT {
+        return Err(format!("temperature must be left out: {RANKED}"));
     }
     if keys.contains(&"beam") && spec.kind != SUMMARIZE {
         return Err("beam applies to summaries only: use it with kind=summarize".into());

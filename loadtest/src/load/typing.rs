@@ -39,7 +39,7 @@ const ENDS: [(&str, Until); 4] =
 
 impl TypingSpec {
     /// Fails if a value is out of bounds.
-    pub(super) fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         if !(0.1..=MAX_RATE).contains(&self.rate) {
             let expected = format!("from 0.1 to {MAX_RATE} keystrokes/s");
             return Err(Error::option("--workload rate", self.rate, expected));

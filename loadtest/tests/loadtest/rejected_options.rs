@@ -37,6 +37,18 @@ fn contradicting_options_are_rejected() {
         ),
         (&["run", address, "--model", "a", "--workload", "kind=edit,count=17"], "--workload count: 17 must be"),
         (
+            &["run", address, "--model", "a", "--workload", "kind=edit,rate=0"],
+            "--workload rate: 0 must be from 0.1 to 1000 keystrokes/s",
+        ),
+        (
+            &["run", address, "--model", "a", "--workload", "kind=edit,temperature=0.5"],
+            "temperature must be left out: kind=edit asks for the most probable completions",
+        ),
+        (
+            &["run", address, "--model", "a", "--temperature", "0.5", "--workload", "kind=edit"],
+            "--temperature: 0.5 must be left out: kind=edit",
+        ),
+        (
             &["run", address, "--model", "a", "--workload", "kind=edit,prompt-chars=lines"],
             "--prompt-chars: lines must be a length",
         ),

@@ -98,6 +98,9 @@ pub enum Error {
         field: Option<String>,
         why: String,
     },
+    /// An error in an item of a list. The fields of `error` are the item's.
+    #[error("{list}[{index}].{error}")]
+    InItem { list: &'static str, index: usize, error: Box<Self> },
     /// Two options that exclude each other.
     #[error("{first} and {second} exclude each other: give one")]
     Exclusive { first: &'static str, second: &'static str },
@@ -313,6 +316,7 @@ impl Error {
             Self::Deadline { .. } | Self::RanTooLong { .. } => Code::DeadlineExceeded,
             Self::Cancelled => Code::Cancelled,
             Self::Incomplete { code, .. } => *code,
+            Self::InItem { error, .. } => error.code(),
             Self::Oversized { .. } => Code::OutOfRange,
             Self::Draining { .. } | Self::Remote { .. } => Code::Unavailable,
             Self::Internal(_) => Code::Internal,

@@ -4,6 +4,9 @@ use super::options::bad;
 use crate::error::{Error, Result};
 use std::{ops::Range, sync::Arc};
 
+/// Path of the splices in their message.
+const SPLICES: &str = "splice.splices";
+
 /// A replacement of a part of the text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Splice {
@@ -58,14 +61,14 @@ impl EditedText {
             return Err(bad("splice.revision", revision, format!("more than {}", self.revision)));
         }
         let mut undo = Vec::new();
-        for splice in splices {
+        for (index, splice) in splices.iter().enumerate() {
             match self.splice(splice) {
                 Ok(inverse) => undo.push(inverse),
                 Err(error) => {
                     for Splice { range, text } in undo.into_iter().rev() {
                         Arc::make_mut(&mut self.text).replace_range(range, &text);
                     }
-                    return Err(error);
+                    return Err(Error::InItem { list: SPLICES, index, error: Box::new(error) });
                 }
             }
         }
@@ -76,12 +79,12 @@ impl EditedText {
     /// Replaces a part of the text. Returns the splice that takes it back.
     fn splice(&mut self, splice: &Splice) -> Result<Splice> {
         let Splice { range, text } = splice;
-        self.check_offset("splice.start_byte", range.start)?;
-        self.check_offset("splice.end_byte", range.end)?;
+        self.check_offset("start_byte", range.start)?;
+        self.check_offset("end_byte", range.end)?;
         if range.end < range.start {
-            return Err(bad("splice.end_byte", range.end, format!("at least start_byte, {}", range.start)));
+            return Err(bad("end_byte", range.end, format!("at least start_byte, {}", range.start)));
         }
-        check_length("splice.text", self.text.len() - range.len() + text.len(), self.limit)?;
+        check_length("text", self.text.len() - range.len() + text.len(), self.limit)?;
         let before = self.text[range.clone()].to_owned();
         Arc::make_mut(&mut self.text).replace_range(range.clone(), text);
         Ok(Splice { range: range.start..range.start + text.len(), text: before })
@@ -124,22 +127,22 @@ mod tests {
             (
                 6,
                 vec![splice(0..1, "ab"), splice(0..5, "")],
-                "splice.end_byte: expected at most 4, the bytes of the text, found 5",
+                "splice.splices[1].end_byte: expected at most 4, the bytes of the text, found 5",
             ),
             (
                 6,
                 vec![splice(2..3, "")],
-                "splice.start_byte: expected the edge of a character, found 2, within a character",
+                "splice.splices[0].start_byte: expected the edge of a character, found 2, within a character",
             ),
             (
                 6,
                 vec![splice(Range { start: 1, end: 0 }, "")],
-                "splice.end_byte: expected at least start_byte, 1, found 0",
+                "splice.splices[0].end_byte: expected at least start_byte, 1, found 0",
             ),
             (
                 6,
                 vec![splice(3..3, "abcd"), splice(0..0, "abc")],
-                "splice.text: expected at most 9 bytes of text, found 10",
+                "splice.splices[1].text: expected at most 9 bytes of text, found 10",
             ),
         ] {
             assert_eq!(text.apply(revision, &splices).unwrap_err().to_string(), expected);

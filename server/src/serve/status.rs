@@ -23,9 +23,10 @@ const VALUE_BYTES: usize = 256;
 
 /// Returns the status of an error, for the request of that id.
 pub fn status(error: &Error, request_id: &str) -> Status {
-    let mut builder = DetailsBuilder { details: ErrorDetails::new(), metadata: Metadata::default() };
+    let mut builder =
+        DetailsBuilder { item: String::new(), details: ErrorDetails::new(), metadata: Metadata::default() };
     let reason = builder.describe(error);
-    let DetailsBuilder { mut details, metadata } = builder;
+    let DetailsBuilder { mut details, metadata, .. } = builder;
     details.set_request_info(clip(request_id, VALUE_BYTES), "");
     details.set_error_info(reason, DOMAIN, HashMap::new());
     let code = tonic::Code::from_i32(error.code() as i32);
@@ -56,6 +57,8 @@ pub(super) fn code_name(code: tonic::Code) -> &'static str {
 
 /// Collects the details of a status.
 struct DetailsBuilder {
+    /// Path of the item that the error is about, before the names of its fields.
+    item: String,
     details: ErrorDetails,
     metadata: Metadata,
 }
@@ -77,6 +80,10 @@ impl DetailsBuilder {
             }
             Error::Unreadable { field: Some(field), .. } => self.field(field, error).reason("UNREADABLE"),
             Error::Unreadable { field: None, .. } => "UNREADABLE",
+            Error::InItem { list, index, error } => {
+                self.item.push_str(&format!("{list}[{index}]."));
+                self.describe(error)
+            }
             Error::Unverified { model, difference } => {
                 self.add("model", model).add("difference", difference).reason("UNVERIFIED")
             }
@@ -174,8 +181,9 @@ impl DetailsBuilder {
     }
 
     fn field(&mut self, field: &str, error: &Error) -> &mut Self {
-        self.details.add_bad_request_violation(field, clip(&error.to_string(), VALUE_BYTES));
-        self.add("field", field)
+        let field = format!("{}{field}", self.item);
+        self.details.add_bad_request_violation(&field, clip(&format!("{}{error}", self.item), VALUE_BYTES));
+        self.add("field", &field)
     }
 
     /// Ends a chain of details with the reason.
@@ -194,6 +202,19 @@ mod tests {
     use super::*;
     use crate::error;
     use tonic::Code;
+
+    #[test]
+    fn an_error_in_an_item_has_the_path_of_its_field() {
+        let error = Box::new(Error::bad_option("start_byte", "9", "at most 8"));
+        let status = status(&Error::InItem { list: "splice.splices", index: 2, error }, "r");
+        let details = status.get_error_details();
+        assert_eq!(status.code(), Code::InvalidArgument);
+        let violation = &details.bad_request().unwrap().field_violations[0];
+        let path = "splice.splices[2].start_byte";
+        assert_eq!((violation.field.as_str(), details.error_info().unwrap().reason.as_str()), (path, "BAD_OPTION"));
+        assert_eq!(violation.description, format!("{path}: expected at most 8, found 9"));
+        assert_eq!(details.error_info().unwrap().metadata["field"], path);
+    }
 
     /// One error of each variant that a request can meet, its code, and a key of its metadata.
     fn cases() -> Vec<(Error, Code, &'static str)> {

@@ -161,9 +161,9 @@ async fn wrong_messages_leave_the_session_open() {
     assert_eq!(session.refused(open("a")).await.field.as_deref(), Some("open"));
     for (action, field) in [
         (splice(5, 0, 0, "a"), "splice.revision"),
-        (splice(6, 2, 3, ""), "splice.start_byte"),
-        (splice(6, 0, 6, ""), "splice.end_byte"),
-        (splice(6, 0, 0, "abcd"), "splice.text"),
+        (splice(6, 2, 3, ""), "splice.splices[0].start_byte"),
+        (splice(6, 0, 6, ""), "splice.splices[0].end_byte"),
+        (splice(6, 0, 0, "abcd"), "splice.splices[0].text"),
         (many_splices(6, 257), "splice.splices"),
         (complete(1, 2, 1), "complete.cursor_byte"),
         (complete(1, 0, 1), "complete.cursor_byte"),
@@ -225,7 +225,7 @@ async fn many_splices_of_a_long_text_apply_or_change_nothing() {
         splices.push(v1::TextSplice { end_byte, ..Default::default() });
         Action::Splice(v1::SpliceDocument { revision, splices })
     };
-    assert_eq!(session.refused(edits(1, 255, 1 << 21)).await.field.as_deref(), Some("splice.end_byte"));
+    assert_eq!(session.refused(edits(1, 255, 1 << 21)).await.field.as_deref(), Some("splice.splices[255].end_byte"));
     assert_eq!(session.ask(edits(2, 255, 254)).await, applied(2, length + 1));
     let Event::Scores(scores) = session.ask(score(1, 0, 3)).await else { panic!() };
     let texts: String = scores.characters.iter().map(|character| character.text.as_str()).collect();

@@ -21,9 +21,11 @@ pub(super) const MAX_SPLICES: usize = 256;
 
 /// Returns the splices of a message. Fails if they are too many, and for an offset that no text has.
 pub(super) fn splices(message: v1::SpliceDocument) -> Result<Vec<Splice>> {
-    let splice = |v1::TextSplice { start_byte, end_byte, text }| {
-        let range = offset("splice.start_byte", start_byte)?..offset("splice.end_byte", end_byte)?;
-        Ok(Splice { range, text })
+    let splice = |(index, v1::TextSplice { start_byte, end_byte, text })| {
+        let in_item = |error| Error::InItem { list: "splice.splices", index, error: Box::new(error) };
+        let start = offset("start_byte", start_byte).map_err(in_item)?;
+        let end = offset("end_byte", end_byte).map_err(in_item)?;
+        Ok(Splice { range: start..end, text })
     };
     let count = message.splices.len();
     if count > MAX_SPLICES {
@@ -33,7 +35,7 @@ pub(super) fn splices(message: v1::SpliceDocument) -> Result<Vec<Splice>> {
             format!("at most {MAX_SPLICES} in a message"),
         ));
     }
-    message.splices.into_iter().map(splice).collect()
+    message.splices.into_iter().enumerate().map(splice).collect()
 }
 
 /// Narrows an offset. Fails if it is larger than any text.

@@ -48,8 +48,10 @@ fn the_editor_completes_what_is_typed() {
         browser.until("editor.items.length === 0 && editor.asked.id === 0");
         browser.evaluate(&format!("(editor.area.setSelectionRange({end}, {end}), null)"));
         assert_eq!(completions(&browser), items);
-        // Escape drops the completions. Then Tab leaves the text.
+        // Escape drops the completions, also for screen readers. Then Tab leaves the text.
+        browser.until("at('edit-spoken').textContent.startsWith('Completion')");
         browser.keys("#editor", ESCAPE);
+        assert_eq!(browser.text("#edit-spoken"), "");
         assert_eq!(browser.evaluate("document.querySelectorAll('.ghost, #alternatives button').length"), 0);
         browser.keys("#editor", TAB);
         assert_eq!(browser.evaluate("document.activeElement.id !== 'editor'"), true);

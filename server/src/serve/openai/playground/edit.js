@@ -10,7 +10,7 @@ const RETRY_LAST = 8000;
 
 const EDIT_FIELDS = {
   model: ["edit-model", "Model"], "complete.until": ["until", "Completions end"], "open.text": ["editor", "Text"],
-  "splice.text": ["editor", "Text"], text: ["editor", "Text"],
+  "splice.splices[0].text": ["editor", "Text"], text: ["editor", "Text"],
 };
 
 /** The editor: a text area over a mirror that has the shades and the ghost text. */
@@ -168,6 +168,7 @@ class Editor {
     this.showItems();
     this.draw();
     clearTimeout(this.speaking);
+    at("edit-spoken").textContent = "";
     if (items.length) this.speaking = setTimeout(() => (at("edit-spoken").textContent = `Completion: ${items[0].text}`), SPOKEN_PAUSE);
   }
 

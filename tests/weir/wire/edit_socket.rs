@@ -30,7 +30,7 @@ const KEY: &str = "a-key-that-alice-has";
 /// `KEY` in base64url, as a subprotocol.
 const KEY_PROTOCOL: &str = "weir.v1.bearer.YS1rZXktdGhhdC1hbGljZS1oYXM";
 
-struct Client(WebSocket<TcpStream>);
+pub(super) struct Client(pub(super) WebSocket<TcpStream>);
 
 /// Returns the answer to a splice whose texts the normaliser leaves as they are.
 fn applied(revision: u64, text_bytes: usize) -> Value {
@@ -39,7 +39,7 @@ fn applied(revision: u64, text_bytes: usize) -> Value {
 
 impl Client {
     /// Sends a handshake with these additional headers. Fails with the response of a server that refuses it.
-    fn connect(port: SocketAddr, headers: &[(&str, &str)]) -> Result<(Self, Response), Box<Response>> {
+    pub(super) fn connect(port: SocketAddr, headers: &[(&str, &str)]) -> Result<(Self, Response), Box<Response>> {
         let handshake = || {
             let stream = TcpStream::connect(port).unwrap();
             stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
@@ -62,19 +62,19 @@ impl Client {
         block_in_place(handshake)
     }
 
-    fn open(server: &Both, text: &str) -> Self {
+    pub(super) fn open(server: &Both, text: &str) -> Self {
         let (mut client, _) = Self::connect(server.port, &[]).unwrap();
         let opened = client.ask(&json!({ "open": { "text": text } }));
         assert_eq!(opened, applied(0, text.len()));
         client
     }
 
-    fn send(&mut self, message: &Value) {
+    pub(super) fn send(&mut self, message: &Value) {
         block_in_place(|| self.0.send(Message::text(message.to_string())).unwrap());
     }
 
     /// Returns the next message, without pings.
-    fn next(&mut self) -> Value {
+    pub(super) fn next(&mut self) -> Value {
         loop {
             match block_in_place(|| self.0.read().unwrap()) {
                 Message::Text(text) => return serde_json::from_str(&text).unwrap(),
@@ -113,7 +113,7 @@ impl Client {
     }
 }
 
-async fn within(config: TransportConfig) -> Both {
+pub(super) async fn within(config: TransportConfig) -> Both {
     Both::with(Limits { cache_bytes: 1 << 20, ..Limits::default() }, config).await
 }
 
@@ -190,12 +190,13 @@ async fn wrong_messages_over_a_websocket_leave_the_session_open() {
         (r#"{"open": {"txt": "a"}}"#, "UNREADABLE", "unknown field `txt`"),
         (r#"{"open": {}, "close": {}}"#, "UNREADABLE", "the message: "),
         (r#"{"complete": {"id": 4, "cursor_byte": 0}}"#, "BAD_OPTION", "open first"),
+        (r#"{"complete": {"id": 4, "cursor_byte": -1}}"#, "UNREADABLE", "complete.cursor_byte"),
     ] {
         block_in_place(|| client.0.send(Message::text(message)).unwrap());
         let failed = client.next()["failed"].take();
         assert_eq!((&failed["code"], &failed["reason"]), (&json!("INVALID_ARGUMENT"), &json!(reason)), "{failed}");
         assert!(failed["message"].as_str().unwrap().contains(part), "{failed}");
-        assert_eq!(failed["id"], if reason == "BAD_OPTION" { json!(4) } else { Value::Null });
+        assert_eq!(failed["id"], if message.contains("complete") { json!(4) } else { Value::Null });
     }
     block_in_place(|| client.0.send(Message::binary("{}")).unwrap());
     assert!(client.next()["failed"]["message"].as_str().unwrap().contains("binary"));
@@ -212,6 +213,7 @@ async fn wrong_messages_over_a_websocket_leave_the_session_open() {
     assert!(
         plain.1.contains("\nupgrade: websocket")
             && plain.1.contains("\nconnection: upgrade")
+            && plain.1.contains("\nsec-websocket-version: 13")
             && plain.body().contains("handshake"),
         "{} {}",
         plain.1,

@@ -10,6 +10,7 @@ mod collected;
 mod compression;
 mod connections;
 mod edit_socket;
+mod edit_socket_activity;
 mod editing;
 mod errors;
 mod fairness;

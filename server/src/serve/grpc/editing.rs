@@ -4,6 +4,7 @@
 
 use super::{
     document_upload::incomplete,
+    editing_limits::SessionActivity,
     editing_messages::{self as messages, applied, closed, failed, stale},
     editing_requests::{RequestWork, RunningRequests},
     generation::{JobService, terms},
@@ -62,6 +63,8 @@ struct Editor {
     memory: Option<RequestMemory>,
     /// The memory of the text.
     reserved: Reservation,
+    /// Activity that is no message of the call.
+    activity: SessionActivity,
     document: Option<Document>,
     running: RunningRequests,
     /// The time at which the splices so far would have come at the highest rate.
@@ -118,6 +121,7 @@ impl Editor {
                         return output.send(closed(Reason::Client)).await;
                     }
                 }
+                () = self.activity.notified() => active_at = clock::now(),
                 () = sleep_until(idle_at.into()), if is_idle => return output.send(closed(Reason::Idle)).await,
             }
         }
@@ -282,6 +286,7 @@ impl JobService {
         &self,
         parts: Streaming<v1::EditRequest>,
         memory: Option<RequestMemory>,
+        activity: SessionActivity,
         call: &Call,
     ) -> Result<TaskResponse<v1::EditResponse>> {
         let place = self.editing.sessions.begin(call.tenant())?;
@@ -291,6 +296,7 @@ impl JobService {
             call: call.clone(),
             memory,
             reserved: Reservation::new(Arc::clone(&self.memory), call.tenant()),
+            activity,
             document: None,
             running: RunningRequests::default(),
             splices_until: clock::now(),
@@ -308,6 +314,7 @@ impl editing_server::Editing for JobService {
     async fn edit(&self, mut request: Request<Streaming<v1::EditRequest>>) -> Reply<Self::EditStream> {
         let call = Call::of(&request);
         let memory = RequestMemory::take(&mut request);
-        self.start_editing(request.into_inner(), memory, &call).map(Response::new).map_err(reject(&call))
+        let activity = request.extensions_mut().remove().unwrap_or_default();
+        self.start_editing(request.into_inner(), memory, activity, &call).map(Response::new).map_err(reject(&call))
     }
 }

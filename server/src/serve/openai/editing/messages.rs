@@ -1,12 +1,53 @@
 //! The messages of a client in JSON: objects with one field, which names the kind of the message.
 
+use crate::{
+    error::{Error, Result},
+    serve::completion_request::parse_json,
+};
 use serde::Deserialize;
 use weir_proto::v1::{self, edit_request::Action};
+
+/// A message that cannot be read.
+#[derive(Debug)]
+pub(super) struct RefusedMessage {
+    /// The id of its `complete` or `score`, if that can be read.
+    pub(super) id: Option<u64>,
+    pub(super) error: Error,
+}
+
+impl From<Error> for RefusedMessage {
+    fn from(error: Error) -> Self {
+        Self { id: None, error }
+    }
+}
+
+/// Reads a message.
+pub(super) fn read_message(text: &[u8]) -> Result<v1::EditRequest, RefusedMessage> {
+    let read = parse_json(text, "the message").map(RequestMessage::into_request);
+    read.map_err(|error| RefusedMessage { id: read_id(text), error })
+}
+
+/// Returns the id of a message whose other fields may be wrong.
+fn read_id(text: &[u8]) -> Option<u64> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    enum Identified {
+        Complete(Id),
+        Score(Id),
+    }
+    #[derive(Deserialize)]
+    struct Id {
+        id: u64,
+    }
+    match serde_json::from_slice(text).ok()? {
+        Identified::Complete(Id { id }) | Identified::Score(Id { id }) => Some(id),
+    }
+}
 
 /// A message of a client.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "snake_case", expecting = "an object with one field: open, splice, complete, score or close")]
-pub(super) enum RequestMessage {
+enum RequestMessage {
     Open(OpenMessage),
     Splice(SpliceMessage),
     Complete(CompleteMessage),
@@ -16,7 +57,7 @@ pub(super) enum RequestMessage {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "an object")]
-pub(super) struct OpenMessage {
+struct OpenMessage {
     model: Option<String>,
     #[serde(default)]
     text: String,
@@ -27,7 +68,7 @@ pub(super) struct OpenMessage {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "an object")]
-pub(super) struct SpliceMessage {
+struct SpliceMessage {
     revision: u64,
     splices: Vec<Replacement>,
 }
@@ -44,7 +85,7 @@ struct Replacement {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "an object")]
-pub(super) struct CompleteMessage {
+struct CompleteMessage {
     id: u64,
     cursor_byte: u64,
     count: Option<u32>,
@@ -64,7 +105,7 @@ enum UntilName {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "an object")]
-pub(super) struct ScoreMessage {
+struct ScoreMessage {
     id: u64,
     start_byte: u64,
     end_byte: u64,
@@ -72,11 +113,11 @@ pub(super) struct ScoreMessage {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "an empty object")]
-pub(super) struct CloseMessage {}
+struct CloseMessage {}
 
 impl RequestMessage {
     /// Converts the message to one of the call.
-    pub(super) fn into_request(self) -> v1::EditRequest {
+    fn into_request(self) -> v1::EditRequest {
         let action = match self {
             Self::Open(OpenMessage { model, text, revision, priority }) => {
                 Action::Open(v1::OpenDocument { model, text, revision, priority })
@@ -112,11 +153,27 @@ impl From<UntilName> for v1::Until {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::serve::completion_request::parse_json;
 
     fn action(text: &str) -> Result<Action, String> {
-        let message: RequestMessage = parse_json(text.as_bytes(), "the message").map_err(|error| error.to_string())?;
-        Ok(message.into_request().action.unwrap())
+        let message = read_message(text.as_bytes()).map_err(|refused| refused.error.to_string())?;
+        Ok(message.action.unwrap())
+    }
+
+    #[test]
+    fn a_message_that_cannot_be_read_has_its_id() {
+        for (text, id) in [
+            (r#"{"complete": {"id": 7, "cursor_byte": -1}}"#, Some(7)),
+            (r#"{"score": {"start_byte": [], "id": 0, "x": {"id": 3}}}"#, Some(0)),
+            (r#"{"complete": {"id": -7, "cursor_byte": 1}}"#, None),
+            (r#"{"complete": {"cursor_byte": 1}}"#, None),
+            (r#"{"complete": {"id": 1, "id": 2, "cursor_byte": 1}}"#, None),
+            (r#"{"complete": {"id": 1}, "score": {"id": 2}}"#, None),
+            (r#"{"complete": {"id": 1}"#, None),
+            (r#"{"splice": {"id": 1}}"#, None),
+            ("1", None),
+        ] {
+            assert_eq!(read_message(text.as_bytes()).unwrap_err().id, id, "{text}");
+        }
     }
 
     #[test]

@@ -3,20 +3,25 @@
 //! The call begins before the handshake is answered. So the server checks the key and counts the session while it can still
 //! answer with an HTTP status.
 
+mod message_queue;
 mod messages;
 mod responses;
 mod session;
 
-use self::session::EditSocket;
+use self::{
+    message_queue::{MessageQueue, READ_AHEAD},
+    session::EditSocket,
+};
 use super::{error::ApiError, state::ApiState};
 use crate::serve::{
-    in_process::ClientContext, middleware::body_limits::Reservation, transport::upgrades::UpgradeContext,
+    grpc::editing_limits::SessionActivity, in_process::ClientContext, middleware::body_limits::Reservation,
+    transport::upgrades::UpgradeContext,
 };
 use axum::{
     extract::{FromRequestParts, Request, State, WebSocketUpgrade},
     http::{
         HeaderMap, HeaderValue, StatusCode,
-        header::{AUTHORIZATION, CONNECTION, SEC_WEBSOCKET_PROTOCOL, UPGRADE},
+        header::{AUTHORIZATION, CONNECTION, SEC_WEBSOCKET_PROTOCOL, SEC_WEBSOCKET_VERSION, UPGRADE},
     },
     response::{IntoResponse, Response},
 };
@@ -58,7 +63,10 @@ async fn begin(state: ApiState, client: &ClientContext, request: Request) -> Res
     })?;
     let (requests, receiver) = mpsc::channel(1);
     let mut service = EditingClient::new(state.services.calls.clone()).max_decoding_message_size(usize::MAX);
-    let responses = service.edit(client.call(ReceiverStream::new(receiver))).await?.into_inner();
+    let activity = SessionActivity::default();
+    let mut call = client.call(ReceiverStream::new(receiver));
+    call.extensions_mut().insert(activity.clone());
+    let responses = service.edit(call).await?.into_inner();
     let socket = socket
         .protocols([PROTOCOL])
         .max_frame_size(state.max_body_bytes)
@@ -68,12 +76,15 @@ async fn begin(state: ApiState, client: &ClientContext, request: Request) -> Res
     let call = open.begin_call();
     let memory = Arc::clone(&state.services.memory);
     let reserved = Reservation::new(Arc::clone(&memory), Arc::clone(&tenant));
+    let queue = MessageQueue::new(Reservation::new(Arc::clone(&memory), Arc::clone(&tenant)), READ_AHEAD);
     let workers = state.services.workers;
     let max_message = state.max_body_bytes;
     Ok(socket.on_upgrade(async move |socket| {
         received.begin(reserved);
         let ending = open.ending().clone();
-        EditSocket { socket, requests, received, tenant, memory, workers, max_message }.run(responses, ending).await;
+        EditSocket { socket, requests, queue, activity, received, tenant, memory, workers, max_message }
+            .run(responses, ending)
+            .await;
         drop(call);
     }))
 }
@@ -105,6 +116,7 @@ fn not_a_handshake() -> Response {
     let mut response = ApiError::new(StatusCode::UPGRADE_REQUIRED, "not_a_websocket", message).into_response();
     let headers = response.headers_mut();
     headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
+    headers.insert(SEC_WEBSOCKET_VERSION, HeaderValue::from_static("13"));
     // `upgrade` is a header of this connection only.
     headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
     response

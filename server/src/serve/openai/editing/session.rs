@@ -1,14 +1,14 @@
 //! A WebSocket after its handshake: passes messages in both directions until one side closes.
 
 use super::{
-    messages::RequestMessage,
+    message_queue::{MessageQueue, permit},
+    messages::{RefusedMessage, read_message},
     responses::{FORMATTED, response_text},
 };
 use crate::{
-    error::{Error, Result},
+    error::Error,
     serve::{
-        completion_request::parse_json,
-        grpc::editing_messages::failed,
+        grpc::{editing_limits::SessionActivity, editing_messages::failed},
         middleware::body_limits::{BodyMemory, Reservation},
         openai::error::ApiError,
         tokenization::TokenizationWorkers,
@@ -22,13 +22,13 @@ use axum::{
 use prost::Message as _;
 use std::{sync::Arc, time::Duration};
 use tokio::{
-    sync::mpsc::{OwnedPermit, Sender},
+    sync::mpsc::Sender,
     time::{MissedTickBehavior, interval, timeout},
 };
 use tokio_stream::{Stream, StreamExt};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
-use weir_proto::v1::{EditRequest, EditResponse, document_closed::Reason, edit_response::Event};
+use weir_proto::v1::{EditRequest, EditResponse, document_closed::Reason, edit_request::Action, edit_response::Event};
 
 /// Time between two pings. It is shorter than the time after which common proxies close a silent connection.
 const PING_INTERVAL: Duration = Duration::from_secs(20);
@@ -44,6 +44,10 @@ pub(super) struct EditSocket {
     pub(super) socket: WebSocket,
     /// The call's requests.
     pub(super) requests: Sender<EditRequest>,
+    /// Messages that the call has not taken yet.
+    pub(super) queue: MessageQueue,
+    /// Delays the idle limit of the session.
+    pub(super) activity: SessionActivity,
     /// The memory of received messages.
     pub(super) received: ReceivedBytes,
     pub(super) tenant: Arc<str>,
@@ -96,7 +100,7 @@ impl EditSocket {
         pings.tick().await;
         // Intervals since the last message in which the server has read. The first one may begin without a ping.
         let mut silent = 0;
-        // True once the server has read since the last ping or message. While the call takes no more requests, it does not.
+        // True once the server has read since the last ping or message. While the queue is full, it does not.
         let mut has_read = false;
         let mut end = End::Server(close_code::ERROR, "the call ended early");
         loop {
@@ -120,34 +124,42 @@ impl EditSocket {
                         return End::Client;
                     }
                 }
-                received = next_message(self.requests.clone(), &mut self.socket, &mut has_read) => {
+                permit = permit(self.requests.clone()), if !self.queue.is_empty() => self.queue.send_next(permit),
+                received = next_message(&mut self.socket, &mut has_read), if self.queue.has_room() => {
                     silent = 0;
                     has_read = false;
-                    let Some((permit, message)) = received else { return End::Client };
-                    let message = match message {
-                        Ok(message) => message,
-                        Err(error) => return self.end_of_broken(error),
-                    };
-                    // A control frame may come between the parts of a message, which are not read yet.
-                    let control = control_bytes(&message);
-                    let taken = parse(&self.workers, &self.tenant, message).await;
-                    match control {
-                        Some(payload) => self.received.release_control(payload),
-                        None => self.received.release_message(),
-                    }
-                    match taken {
-                        Ok(Some(request)) => drop(permit.send(request)),
-                        Ok(None) => drop(permit),
-                        Err(refused) => {
-                            drop(permit);
-                            if self.send(failed(None, &refused)).await.is_err() {
-                                return End::Client;
-                            }
-                        }
+                    match received {
+                        None => return End::Client,
+                        Some(Err(error)) => return self.end_of_broken(error),
+                        Some(Ok(message)) => if self.take(message).await.is_err() {
+                            return End::Client;
+                        },
                     }
                 }
             }
         }
+    }
+
+    /// Queues a message for the call, or answers why it is refused. Fails if the client is gone.
+    async fn take(&mut self, message: Message) -> Result<(), axum::Error> {
+        // A control frame may come between the parts of a message, which are not read yet.
+        let control = control_bytes(&message);
+        let taken = parse(&self.workers, &self.tenant, message).await;
+        match control {
+            Some(payload) => self.received.release_control(payload),
+            None => self.received.release_message(),
+        }
+        let queued = match taken {
+            Ok(None) => return Ok(()),
+            Ok(Some(request)) => {
+                let id = action_id(&request);
+                self.queue.push(request).map_err(|error| RefusedMessage { id, error })
+            }
+            Err(refused) => Err(refused),
+        };
+        let Err(RefusedMessage { id, error }) = queued else { return Ok(()) };
+        self.activity.notify();
+        self.send(failed(id, &error)).await
     }
 
     /// Sends a response. Fails if the client is gone.
@@ -208,6 +220,15 @@ fn end_of(reason: Reason) -> End {
     }
 }
 
+/// Returns the id of a request for completions or scores.
+fn action_id(request: &EditRequest) -> Option<u64> {
+    match &request.action {
+        Some(Action::Complete(complete)) => Some(complete.id),
+        Some(Action::Score(score)) => Some(score.id),
+        _ => None,
+    }
+}
+
 /// Returns the id of the request that a response answers.
 fn request_id(response: &EditResponse) -> Option<u64> {
     match &response.event {
@@ -217,19 +238,10 @@ fn request_id(response: &EditResponse) -> Option<u64> {
     }
 }
 
-/// Waits until the call takes another request, sets `has_read`, and reads a message. Returns `None` if the client is gone. Cancel
-/// safe.
-async fn next_message(
-    requests: Sender<EditRequest>,
-    socket: &mut WebSocket,
-    has_read: &mut bool,
-) -> Option<(OwnedPermit<EditRequest>, Result<Message, axum::Error>)> {
-    let Ok(permit) = requests.reserve_owned().await else {
-        // The call has ended: its last responses follow.
-        return std::future::pending().await;
-    };
+/// Sets `has_read`, and reads a message. Returns `None` if the client is gone. Cancel safe.
+async fn next_message(socket: &mut WebSocket, has_read: &mut bool) -> Option<Result<Message, axum::Error>> {
     *has_read = true;
-    Some((permit, socket.recv().await?))
+    socket.recv().await
 }
 
 /// Returns the length of a control frame's payload, or `None` for a whole message.
@@ -243,18 +255,21 @@ fn control_bytes(message: &Message) -> Option<usize> {
 }
 
 /// Parses a message, on a worker if it is long. Returns `None` for a control frame, such as a pong.
-async fn parse(workers: &TokenizationWorkers, tenant: &Arc<str>, message: Message) -> Result<Option<EditRequest>> {
+async fn parse(
+    workers: &TokenizationWorkers,
+    tenant: &Arc<str>,
+    message: Message,
+) -> Result<Option<EditRequest>, RefusedMessage> {
     let text = match message {
         Message::Text(text) => text,
         Message::Binary(_) => {
             let why = "the message: expected a text message in JSON, not a binary one".to_owned();
-            return Err(Error::Unreadable { field: None, why });
+            return Err(Error::Unreadable { field: None, why }.into());
         }
         Message::Ping(_) | Message::Pong(_) | Message::Close(_) => return Ok(None),
     };
     let bytes = text.len();
-    let read = move || parse_json::<RequestMessage>(text.as_bytes(), "the message").map(RequestMessage::into_request);
-    workers.run(tenant, bytes, read).await.flatten().map(Some)
+    workers.run(tenant, bytes, move || read_message(text.as_bytes())).await?.map(Some)
 }
 
 #[cfg(test)]

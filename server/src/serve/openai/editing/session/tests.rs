@@ -17,6 +17,10 @@ use weir_proto::v1::{DocumentApplied, DocumentScores, EditFailure};
 const BUFFER: usize = 256;
 const HANDSHAKE: &[u8] = b"GET / HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: websocket\r\n\
     sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
+/// The shortest message.
+const CLOSE: &str = r#"{"close": {}}"#;
+/// A ping, masked with zeros.
+const PING: [u8; 6] = [0x89, 0x80, 0, 0, 0, 0];
 /// The answer to a ping, masked with zeros.
 const PONG: [u8; 6] = [0x8a, 0x80, 0, 0, 0, 0];
 
@@ -26,12 +30,18 @@ struct Session {
     requests: Receiver<EditRequest>,
     responses: Sender<Result<EditResponse, Status>>,
     memory: Arc<BodyMemory>,
+    activity: SessionActivity,
     ending: CancellationToken,
     task: JoinHandle<()>,
 }
 
 impl Session {
     async fn begin() -> Self {
+        Self::reading_ahead(100).await
+    }
+
+    /// Begins a session that reads no further once it has read `limit` bytes ahead.
+    async fn reading_ahead(limit: usize) -> Self {
         let (server, mut client) = tokio::io::duplex(BUFFER);
         let received = ReceivedBytes::default();
         let (sender, mut upgraded) = mpsc::channel(1);
@@ -55,9 +65,12 @@ impl Session {
         let (requests, receiver) = mpsc::channel(1);
         let (responses, answers) = mpsc::channel(1);
         let ending = CancellationToken::new();
+        let activity = SessionActivity::default();
         let socket = EditSocket {
             socket: upgraded.recv().await.unwrap(),
             requests,
+            queue: MessageQueue::new(Reservation::new(Arc::clone(&memory), Arc::clone(&tenant)), limit),
+            activity: activity.clone(),
             received,
             tenant,
             memory: Arc::clone(&memory),
@@ -65,7 +78,13 @@ impl Session {
             max_message: config.message_bytes,
         };
         let task = tokio::spawn(socket.run(ReceiverStream::new(answers), ending.clone()));
-        Self { client, requests: receiver, responses, memory, ending, task }
+        Self { client, requests: receiver, responses, memory, activity, ending, task }
+    }
+
+    /// Sends a text message, masked with zeros.
+    async fn send(&mut self, text: &str) {
+        let frame = [&[0x81, 0x80 | text.len() as u8, 0, 0, 0, 0][..], text.as_bytes()].concat();
+        self.client.write_all(&frame).await.unwrap();
     }
 
     /// Returns the first byte and the payload of the next frame, or `None` at the end of the connection.
@@ -119,14 +138,38 @@ async fn clients_that_answer_no_pings_are_left() {
 
 #[tokio::test(start_paused = true)]
 async fn answers_that_the_server_does_not_read_are_not_missed() {
-    let mut session = Session::begin().await;
-    // The call does not take this request, so the server reads nothing more.
-    let request = br#"{"close": {}}"#;
-    let frame = [&[0x81, 0x80 | request.len() as u8, 0, 0, 0, 0][..], request].concat();
-    session.client.write_all(&frame).await.unwrap();
+    let mut session = Session::reading_ahead(1).await;
+    // The call does not take the first request. The second one fills the queue, so the server reads nothing more.
+    session.send(CLOSE).await;
+    session.send(CLOSE).await;
     assert_eq!(session.pings(10, &[]).await, 10);
     session.requests.recv().await.unwrap();
     assert_eq!(session.pings(10, &[]).await, 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn pings_are_answered_while_the_call_takes_nothing() {
+    let mut session = Session::begin().await;
+    session.send(CLOSE).await;
+    session.send(CLOSE).await;
+    session.client.write_all(&PING).await.unwrap();
+    assert_eq!(session.frame().await, Some((0x8a, Vec::new())));
+    for _ in 0..2 {
+        assert!(session.requests.recv().await.is_some());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_message_that_cannot_be_read_is_activity() {
+    let mut session = Session::begin().await;
+    session.client.write_all(&PONG).await.unwrap();
+    session.send(CLOSE).await;
+    session.requests.recv().await.unwrap();
+    assert!(timeout(PING_INTERVAL / 2, session.activity.notified()).await.is_err(), "the call sees the message itself");
+    session.send(r#"{"score": {"id": 7}}"#).await;
+    let failed = session.text().await;
+    assert!(failed.starts_with(r#"{"failed":{"id":7,"code":"INVALID_ARGUMENT""#), "{failed}");
+    timeout(PING_INTERVAL / 2, session.activity.notified()).await.expect("no activity");
 }
 
 #[tokio::test(start_paused = true)]

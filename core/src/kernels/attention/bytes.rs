@@ -53,14 +53,16 @@ impl Stored for Int8Storage {
             next = next.wrapping_add(4 * POSITIONS);
         }
         let mut products = [[0f32; POSITIONS]; B];
-        for ((products, sums), query) in products.iter_mut().zip(sums).zip(queries) {
-            let mut ints = [0i32; POSITIONS];
-            for (v, sum) in sums.into_iter().enumerate() {
-                // SAFETY: `ints` has POSITIONS = VECTORS · WIDTH elements.
-                unsafe { simd.store_ints(sum, ints[v * WIDTH..].as_mut_ptr()) };
-            }
-            for ((product, int), scale) in products.iter_mut().zip(ints).zip(&columns.scales[..POSITIONS]) {
-                *product = int as f32 * (query.scale * scale);
+        let (scales, _) = columns.scales[..POSITIONS].as_chunks::<WIDTH>();
+        for ((products, sums), query) in products.iter_mut().zip(&sums).zip(queries) {
+            let (products, _) = products.as_chunks_mut::<WIDTH>();
+            for ((products, sum), scales) in products.iter_mut().zip(sums).zip(scales) {
+                let mut ints = [0i32; WIDTH];
+                // SAFETY: `ints` has WIDTH elements.
+                unsafe { simd.store_ints(*sum, ints.as_mut_ptr()) };
+                for ((product, int), scale) in products.iter_mut().zip(&ints).zip(scales) {
+                    *product = *int as f32 * (query.scale * scale);
+                }
             }
         }
         products
@@ -118,11 +120,15 @@ fn round_weights<const B: usize>(
         let page_end = (index + 1) * POSITIONS;
         let keys = row_keys.start.clamp(index * POSITIONS, page_end)..row_keys.end.min(page_end);
         if keys.len() == POSITIONS {
-            for (weights, scales) in weights.as_chunks_mut::<LANES>().0.iter_mut().zip(scales.chunks_exact(LANES)) {
-                for lane in 0..LANES {
-                    weights[lane] *= scales[lane];
-                    track(weights[lane], &mut maxima[lane], &mut nans[lane]);
-                }
+            let (scales, _) = scales.as_chunks::<LANES>();
+            for (weights, scales) in weights.as_chunks_mut::<LANES>().0.iter_mut().zip(scales) {
+                // one loop for each operation: the compiler makes no vectors of a loop with all of them
+                weights.iter_mut().zip(scales).for_each(|(weight, scale)| *weight *= scale);
+                weights
+                    .iter()
+                    .zip(&mut maxima)
+                    .for_each(|(&weight, max)| *max = if weight > *max { weight } else { *max });
+                weights.iter().zip(&mut nans).for_each(|(weight, nan)| *nan += weight * 0.0);
             }
         } else {
             for key in keys.map(|key| key % POSITIONS) {

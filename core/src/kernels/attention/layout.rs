@@ -27,11 +27,13 @@ pub struct PageLayout {
 
 impl PageLayout {
     /// Returns the bytes of one head's keys, which equal those of its values.
+    #[inline]
     pub fn keys_bytes(&self) -> usize {
         columns_bytes(self.dtype, self.head_dim)
     }
 
     /// Returns the bytes of one head's keys, values and scales.
+    #[inline]
     pub fn head_bytes(&self) -> usize {
         2 * (self.keys_bytes() + scales_bytes(self.dtype))
     }
@@ -42,6 +44,7 @@ impl PageLayout {
     }
 
     /// Returns the offset of a head of a layer.
+    #[inline]
     pub fn head_offset(&self, layer: usize, head: usize) -> usize {
         (layer * self.heads + head) * self.head_bytes()
     }
@@ -68,12 +71,14 @@ impl PageLayout {
 }
 
 /// Returns the bytes of [`POSITIONS`] keys, values or distances of one head.
+#[inline]
 pub(super) fn columns_bytes(dtype: Dtype, head_dim: usize) -> usize {
     let numbers = if dtype == Dtype::Int8 { head_dim.next_multiple_of(4) } else { head_dim };
     numbers * POSITIONS * dtype.bytes()
 }
 
 /// Returns the bytes of the scales of [`POSITIONS`] keys, values or distances.
+#[inline]
 pub(super) fn scales_bytes(dtype: Dtype) -> usize {
     if dtype == Dtype::Int8 { POSITIONS * size_of::<f32>() } else { 0 }
 }

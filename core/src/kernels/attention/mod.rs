@@ -149,11 +149,16 @@ fn score<S: Simd, N: Stored, const B: usize>(
     let starts = multiply_distances::<S, N, B>(simd, span, rows, &mut distance_products);
     let offset = head.layout.head_offset(head.layer, head.head);
     (1..N::PREFETCH_PAGES).for_each(|block| span.prefetch(simd, block));
+    let mut block = span.first / head.block;
+    let variants = |block| rows.map(|row| row.content.get((row.position / head.block).saturating_sub(block)));
+    let mut contents = variants(block);
     for (index, page) in span.pages.iter().enumerate() {
         span.prefetch(simd, index + N::PREFETCH_PAGES);
         let position = span.first + index * POSITIONS;
-        let block = position / head.block;
-        let contents = rows.map(|row| row.content.get((row.position / head.block).saturating_sub(block)));
+        if position / head.block != block {
+            block = position / head.block;
+            contents = variants(block);
+        }
         let keys = PageHead::<N>::new(head.layout, page.bytes(), offset).keys;
         let key_products = N::products::<S, B>(simd, &contents, keys);
         for row in 0..B {

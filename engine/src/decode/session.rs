@@ -229,6 +229,11 @@ impl Session {
         self.generation.is_some()
     }
 
+    /// True if the session computes the distribution after a text.
+    pub fn wants_distribution(&self) -> bool {
+        self.wants_distribution
+    }
+
     /// Number of sampled symbols, or of scored ones.
     pub fn output_symbols(&self) -> usize {
         self.generation.as_ref().map_or(self.prompt.settled, Generator::sampled)

@@ -140,9 +140,20 @@ impl Batch {
         for index in (0..self.requests.len()).rev() {
             let Some(outcome) = &self.requests[index].outcome else { continue };
             let failed = matches!(outcome, Err(Error::Internal(_) | Error::OutOfPages { .. }));
-            let (request, rows) = self.row_table.remove_request(index, &mut self.requests);
-            if let (RequestKind::Text(text), Some(row), false) = (&request.kind, rows.first(), failed) {
-                caught(|| text.cache_state(&self.inner.segment_cache, &*row.state));
+            let finished = outcome.is_ok();
+            let (request, mut rows) = self.row_table.remove_request(index, &mut self.requests);
+            match &request.kind {
+                RequestKind::Text(text) if finished => {
+                    if let Some(row) = rows.pop() {
+                        caught(|| text.cache_last_state(&self.inner.segment_cache, row.state));
+                    }
+                }
+                RequestKind::Text(text) if !failed => {
+                    if let Some(row) = rows.first() {
+                        caught(|| text.cache_state(&self.inner.segment_cache, &*row.state));
+                    }
+                }
+                _ => {}
             }
             drop_each(rows);
             ended.push(request);

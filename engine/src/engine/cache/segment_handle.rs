@@ -77,6 +77,14 @@ impl SegmentCacheHandle {
         }
     }
 
+    /// Keeps the state of a whole text, which may end within a segment, for texts that begin with it.
+    pub(crate) fn keep_open(&self, key: Option<&Key>, session: &Session, state: Box<dyn State>) {
+        let (Some(mut cache), Some(key)) = (self.lock(), key) else { return };
+        if let Err(error) = cache.keep_open(key, session.text(), state) {
+            tracing::error!(%error, "cannot cache a state");
+        }
+    }
+
     /// Evicts an entry. Returns false if there is none.
     pub(crate) fn evict(&self) -> bool {
         self.lock().and_then(|mut cache| cache.evict()).is_some()

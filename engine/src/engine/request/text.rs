@@ -49,6 +49,15 @@ impl TextRequest {
         cache.keep(self.cache_key.as_ref(), &self.session, state);
     }
 
+    /// Caches the state of an ended request. The state after a text whose distribution was wanted serves its continuations, too.
+    pub(crate) fn cache_last_state(&self, cache: &SegmentCacheHandle, state: Box<dyn State>) {
+        if self.session.wants_distribution() && state.len() == self.session.text_symbols() {
+            cache.keep_open(self.cache_key.as_ref(), &self.session, state);
+        } else {
+            self.cache_state(cache, &*state);
+        }
+    }
+
     /// Returns the number of symbols for which its row needs memory soon.
     pub(super) fn symbols_soon(&self) -> usize {
         let symbols = self.session.sequence_symbols().saturating_add(self.session.resumed_ahead());

@@ -7,11 +7,14 @@
 //! of them writes. Entries end at the end of a segment; for a model without segments, where they were stored. A hit is rolled
 //! back to the end of the last segment that lies within the shared prefix: one entry serves every text with the same prefix.
 //! An entry whose windows have moved on cannot be rolled back far. Shorter entries stay next to it and share its pages. A row
-//! that starts from a hit has the same numbers as one that starts cold.
+//! that starts from a hit has the same numbers as one that starts cold. Next to the trees, the cache holds a few states of texts
+//! that end within a segment ([`open_states`]).
 //!
 //! Pure: no clock, threads or channels. Its memory is that of the distinct pages of its entries plus an estimate of the trees;
 //! beyond the limit, entries are evicted by the rules of [`tenants`].
 
+mod open_states;
+mod searched;
 mod tenants;
 #[cfg(test)]
 mod tests;
@@ -27,6 +30,7 @@ use crate::{
     engine::accounting,
     error::Result,
 };
+use open_states::OpenStates;
 use std::{collections::HashMap, sync::Arc};
 use tenants::{TenantEntries, TenantTable};
 use tree::{NodeId, Tree, TreeSize};
@@ -110,6 +114,7 @@ pub struct SegmentCache {
     capacity: Capacity,
     trees: HashMap<Key, Trees<Box<dyn State>>>,
     tenants: TenantTable<EntryId>,
+    open_states: OpenStates<Key>,
     pages: PageAccounting,
     /// Estimated bytes of entries and trees without pages.
     own_bytes: usize,
@@ -147,6 +152,7 @@ impl SegmentCache {
             capacity,
             trees: HashMap::new(),
             tenants: TenantTable::new(),
+            open_states: OpenStates::new(),
             pages: PageAccounting::default(),
             own_bytes: 0,
             now: 0,
@@ -154,8 +160,8 @@ impl SegmentCache {
         }
     }
 
-    /// Returns the state of the longest cached prefix of `text` that ends at the end of a segment. For the logits after
-    /// the text, pass at most [`cacheable_prefix`](crate::decode::session::Session::cacheable_prefix) symbols. Fails
+    /// Returns the state of the longest cached prefix of `text`: one that ends at the end of a segment, or the whole text of an open
+    /// state. For the logits after the text, pass at most [`cacheable_prefix`](crate::decode::session::Session::cacheable_prefix) symbols. Fails
     /// if the entry cannot be rolled back, and drops it.
     pub fn find<'a>(&mut self, key: &Key, text: impl Into<TextView<'a>>) -> Result<Option<Hit>> {
         let text = text.into();
@@ -163,25 +169,37 @@ impl SegmentCache {
             return Ok(None);
         }
         self.counts.lookup_symbols += text.len() as u64;
-        let Some(LongestMatch { entry, len, state }) = self.longest_match(key, text) else {
-            self.counts.misses += 1;
-            return Ok(None);
+        let hit = match self.find_open(key, text) {
+            Some(hit) => Some(hit),
+            None => self.find_closed(key, text)?,
         };
+        match &hit {
+            None => self.counts.misses += 1,
+            Some(Hit { state, len }) => {
+                self.counts.hits += 1;
+                self.counts.hit_symbols += *len as u64;
+                self.counts.hit_bytes += state.bytes() as u64;
+            }
+        }
+        Ok(hit)
+    }
+
+    fn find_closed(&mut self, key: &Key, text: TextView<'_>) -> Result<Option<Hit>> {
+        let Some(LongestMatch { entry, len, state }) = self.longest_match(key, text) else { return Ok(None) };
         let mut state = state.fork();
         if let Err(error) = state.rollback(len) {
             self.drop_entry(&entry);
             return Err(error);
         }
         self.touch(&entry);
-        self.counts.hits += 1;
-        self.counts.hit_symbols += len as u64;
-        self.counts.hit_bytes += state.bytes() as u64;
         Ok(Some(Hit { state, len }))
     }
 
     /// Returns how many symbols [`find`](Self::find) would save, without counting a use.
     pub fn known<'a>(&self, key: &Key, text: impl Into<TextView<'a>>) -> usize {
-        self.longest_match(key, text.into()).map_or(0, |longest| longest.len)
+        let text = text.into();
+        let closed = self.longest_match(key, text).map_or(0, |longest| longest.len);
+        closed.max(self.open_symbols(key, text))
     }
 
     fn longest_match(&self, key: &Key, text: TextView<'_>) -> Option<LongestMatch<'_>> {
@@ -236,7 +254,7 @@ impl SegmentCache {
         });
         self.insert(key, tree_key, rest, state);
         let stored_at = self.now;
-        while self.bytes() > self.capacity.bytes {
+        while self.all_bytes() > self.capacity.bytes {
             self.evict();
         }
         while self.tenants.entries() > self.capacity.entries {
@@ -245,10 +263,10 @@ impl SegmentCache {
         Ok(self.tenants.has(&key.tenant, stored_at))
     }
 
-    /// Evicts an entry by the rules of `tenants`. Returns the bytes of pages that this freed; `None` if the cache is empty. A
+    /// Evicts an entry by the rules of `tenants`, or first an open state. Returns the bytes of pages that this freed; `None` if the cache is empty. A
     /// page that a running row shares is not freed and not counted.
     pub fn evict(&mut self) -> Option<usize> {
-        self.evict_from_largest(TenantEntries::bytes)
+        self.drop_open_state().or_else(|| self.evict_from_largest(TenantEntries::bytes))
     }
 
     fn evict_from_largest(&mut self, size: impl Fn(&TenantEntries<EntryId>) -> usize) -> Option<usize> {
@@ -266,7 +284,7 @@ impl SegmentCache {
     pub fn evictable_bytes(&self) -> usize {
         let trees = self.trees.values().flat_map(Trees::values);
         let entries = trees.flat_map(|tree| tree.values().filter_map(|node| tree.value(node)));
-        self.pages.evictable_bytes(entries.map(|(state, _)| &**state))
+        self.pages.evictable_bytes(entries.map(|(state, _)| &**state).chain(self.open_states.states()))
     }
 
     /// Drops all entries. The totals stay.
@@ -277,11 +295,12 @@ impl SegmentCache {
 
     /// Returns contents and totals.
     pub fn usage(&self) -> SegmentCacheUsage {
-        let page_bytes = self.pages.bytes;
-        let bytes = self.bytes();
+        let page_bytes = self.pages.bytes + self.pages.short_lived_bytes;
+        let bytes = self.all_bytes();
         SegmentCacheUsage { entries: self.tenants.entries(), keys: self.trees.len(), bytes, page_bytes, ..self.counts }
     }
 
+    /// Returns the bytes of the entries, which the accounts of tenants add up to.
     fn bytes(&self) -> usize {
         self.pages.bytes + self.own_bytes
     }

@@ -1,5 +1,6 @@
 //! Tests of the segment cache with states made of shared pages.
 
+mod open_states;
 mod storm;
 
 use super::*;

@@ -34,7 +34,7 @@ pub mod engine {
     mod wake;
 
     use scheduler::{Demand, FedSymbols, Rules};
-    use state::{Phase, QueueTerms};
+    use state::{Phase, QueueTerms, Queued};
     use std::{
         sync::Arc,
         task::{Context, Poll, Waker},
@@ -85,7 +85,7 @@ pub mod engine {
         /// Queues a request. Returns false if it is rejected.
         pub fn submit(&self, request: usize, tenant: &str) -> bool {
             let demand = Demand { tenant: tenant.into(), symbols: 1, uncached: 1, bytes: 1, rows: 1 };
-            self.0.enqueue(request, demand, QueueTerms::default()).is_ok()
+            self.0.enqueue_all([Queued { request, demand, terms: QueueTerms::default() }]).is_ok()
         }
 
         /// Rejects new requests.

@@ -17,7 +17,7 @@ use super::{
     },
     scheduler::PRIORITIES,
     shared::Inner,
-    state::{Phase, QueueTerms},
+    state::{Phase, QueueTerms, Queued},
     worker::{self, WorkerTask},
 };
 use crate::{
@@ -75,6 +75,14 @@ struct WorkerThread {
     thread: Option<JoinHandle<()>>,
 }
 
+/// A request about a text that is not queued yet.
+struct OpenedJob {
+    request: Request,
+    /// Symbols of its text that the segment cache holds.
+    cached: usize,
+    events: Events,
+}
+
 impl Handle {
     /// Starts a worker thread for `model`. Fails if the operating system refuses a thread.
     pub fn start(model: Arc<dyn Model>, limits: Limits) -> Result<Self> {
@@ -104,14 +112,36 @@ impl Handle {
     /// [`Score::validate`](crate::decode::options::Score::validate) do.
     pub fn submit(&self, job: Job, terms: impl Into<Terms>) -> Result<Events> {
         let terms = terms.into();
+        let opened = self.open_job(job, &terms)?;
+        self.enqueue(opened.request, opened.cached, &terms).map(|()| opened.events)
+    }
+
+    /// Queues requests about texts so that the worker sees all of them before its next step. Fails as [`submit`](Self::submit) does;
+    /// the requests are then cancelled.
+    pub(super) fn submit_together(&self, jobs: Vec<Job>, terms: &Terms) -> Result<Vec<Events>> {
+        let opened: Vec<OpenedJob> = jobs.into_iter().map(|job| self.open_job(job, terms)).collect::<Result<_>>()?;
+        let mut queued = Vec::with_capacity(opened.len());
+        let mut all_events = Vec::with_capacity(opened.len());
+        for OpenedJob { request, cached, events } in opened {
+            queued.push(self.queued(request, cached, terms));
+            all_events.push(events);
+        }
+        let count = queued.len();
+        self.inner().state.enqueue_all(queued)?;
+        (0..count).for_each(|_| self.inner().observer.accepted());
+        Ok(all_events)
+    }
+
+    /// Validates a request about a text.
+    fn open_job(&self, job: Job, terms: &Terms) -> Result<OpenedJob> {
         let Inner { model, limits, segment_cache, .. } = self.inner();
-        let arrived = check_terms(&terms)?;
+        let arrived = check_terms(terms)?;
         let session = jobs::open(job, &**model, limits)?;
         let cache_key = segment_cache.key(&terms.tenant, session.boundaries(), model.card());
         let cached = segment_cache.cached_len(cache_key.as_ref(), &session);
         let (event_sender, events) = EventSender::open(limits.events)?;
         let kind = RequestKind::Text(TextRequest { session, cache_key });
-        self.enqueue(Request::new(kind, event_sender, arrived, &terms), cached, &terms).map(|()| events)
+        Ok(OpenedJob { request: Request::new(kind, event_sender, arrived, terms), cached, events })
     }
 
     /// Opens an upload: the caller pushes a document's tokens into the first part, and submits the second.
@@ -177,13 +207,18 @@ impl Handle {
     /// Queues a request, `cached` of whose symbols a cache holds.
     fn enqueue(&self, request: Request, cached: usize, terms: &Terms) -> Result<()> {
         let inner = self.inner();
-        let demand = request.demand(&*inner.model, cached);
-        let arrived = request.timer.arrived;
-        let time_limit = request.deadline.map(|deadline| deadline.saturating_duration_since(arrived));
-        let queue_terms = QueueTerms { priority: terms.priority, continues: terms.continues, time_limit };
-        inner.state.enqueue(request, demand, queue_terms)?;
+        inner.state.enqueue_all([self.queued(request, cached, terms)])?;
         inner.observer.accepted();
         Ok(())
+    }
+
+    /// Returns a request with what decides where it is queued.
+    fn queued(&self, request: Request, cached: usize, terms: &Terms) -> Queued<Request> {
+        let demand = request.demand(&*self.inner().model, cached);
+        let arrived = request.timer.arrived;
+        let time_limit = request.deadline.map(|deadline| deadline.saturating_duration_since(arrived));
+        let terms = QueueTerms { priority: terms.priority, continues: terms.continues, time_limit };
+        Queued { request, demand, terms }
     }
 
     /// Times the model's steps for about `budget` at most, and stores the result, unless it is known already. Requests that

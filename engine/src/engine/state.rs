@@ -41,6 +41,13 @@ pub(super) struct QueueTerms {
     pub(super) time_limit: Option<Duration>,
 }
 
+/// A request for the queue.
+pub(super) struct Queued<R> {
+    pub(super) request: R,
+    pub(super) demand: Demand,
+    pub(super) terms: QueueTerms,
+}
+
 /// An engine's state behind its lock, with the signal that wakes its worker.
 pub(super) struct SharedState<R> {
     pub(super) mutex: Mutex<EngineState<R>>,
@@ -71,11 +78,14 @@ impl<R> SharedState<R> {
         self.mutex.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Queues a request for the worker. Fails with `QueueFull`, `Draining`, or `Deadline` if the deadline cannot be met.
-    pub(super) fn enqueue(&self, request: R, demand: Demand, terms: QueueTerms) -> Result<()> {
-        self.lock().enqueue(request, demand, terms)?;
+    /// Queues requests for the worker, which sees all of them at once. Fails with `QueueFull`, `Draining`, or `Deadline` if a
+    /// deadline cannot be met; the requests before that one are queued.
+    pub(super) fn enqueue_all(&self, requests: impl IntoIterator<Item = Queued<R>>) -> Result<()> {
+        let mut state = self.lock();
+        let queued = requests.into_iter().try_for_each(|queued| state.enqueue(queued));
+        drop(state);
         self.wake_signal.raise();
-        Ok(())
+        queued
     }
 
     /// Makes the worker end all requests and then stop.
@@ -86,7 +96,7 @@ impl<R> SharedState<R> {
 }
 
 impl<R> EngineState<R> {
-    fn enqueue(&mut self, request: R, demand: Demand, terms: QueueTerms) -> Result<()> {
+    fn enqueue(&mut self, Queued { request, demand, terms }: Queued<R>) -> Result<()> {
         let QueueTerms { priority, continues, time_limit } = terms;
         let retry = self.rates.retry_after();
         match self.phase {

@@ -119,6 +119,11 @@ impl EditSession {
         self.text.apply(revision, splices)
     }
 
+    /// Checks whether splices may be applied. Fails as [`EditedText::check`] does.
+    pub fn check_splices(&self, revision: u64, splices: &[Splice]) -> Result<()> {
+        self.text.check(revision, splices)
+    }
+
     /// Prepares the completions at byte `cursor`. Fails if the cursor is no edge of a character, if a rule is out of bounds, or if
     /// the model cannot read the text before the cursor.
     pub fn complete(&self, cursor: usize, rules: CompletionRules) -> Result<CompletionTask> {

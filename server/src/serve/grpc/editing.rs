@@ -183,18 +183,27 @@ impl Editor {
         let revision = splice.revision;
         let before = document.session.text().text().len();
         let splices = messages::splices(splice)?;
+        document.session.check_splices(revision, &splices)?;
         let added: usize = splices.iter().map(|splice| splice.text.len()).sum();
         // Reserved before the text grows.
         self.reserved.add(added)?;
-        let applied_now = work.splice(&mut document.session, revision, splices).await;
+        let held = work.hold_copy(&document.session, &splices);
+        let held = held.inspect_err(|_| self.reserved.release(added))?;
+        // Before a long splice is applied: it takes time, and the requests' text no longer matters.
+        let cancelled = self.running.cancel_all();
+        let meter = document.engine.meter();
+        cancelled.iter().for_each(|_| meter.edit(EditEvent::Stale));
+        let applied_now = work.splice(&mut document.session, revision, splices, held).await;
         let after = document.session.text().text().len();
         self.reserved.release((before + added).saturating_sub(after));
-        let normalized = applied_now?;
-        let meter = document.engine.meter();
-        meter.edit(EditEvent::Splice);
-        let cancelled = self.running.cancel_all();
-        cancelled.iter().for_each(|_| meter.edit(EditEvent::Stale));
-        Ok([applied(revision, after, normalized)].into_iter().chain(cancelled.into_iter().map(stale)).collect())
+        let answer = match applied_now {
+            Ok(normalized) => {
+                meter.edit(EditEvent::Splice);
+                applied(revision, after, normalized)
+            }
+            Err(error) => failed(None, &error),
+        };
+        Ok([answer].into_iter().chain(cancelled.into_iter().map(stale)).collect())
     }
 
     fn complete(&mut self, complete: &v1::CompleteDocument) -> Result<()> {

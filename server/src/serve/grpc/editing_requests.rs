@@ -15,8 +15,8 @@ use weir_proto::v1::edit_response::Event;
 
 /// Maximum requests of a session in progress.
 const MAX_REQUESTS: usize = 16;
-/// Minimum number of bytes that can be moved in the time it takes to convert one byte.
-const MOVED_BYTES: usize = 64;
+/// Minimum number of bytes that can be copied in the time it takes to convert one byte.
+const COPIED_BYTES: usize = 64;
 /// Time after which one may have ended.
 const RETRY: Duration = Duration::from_millis(50);
 
@@ -37,20 +37,28 @@ impl RequestWork {
         self.workers.run(&self.tenant, bytes, prepare).await.flatten()
     }
 
-    /// Applies splices to a session: on this task if that moves few bytes, otherwise on a worker. Returns the number of
+    /// Reserves memory for the copy of a session's text that splices change on a worker; `None` if they are applied at once.
+    pub(super) fn hold_copy(&self, session: &EditSession, splices: &[Splice]) -> Result<Option<Reservation>> {
+        let is_short = splice_cost(session.text(), splices) < INLINE_BYTES;
+        if is_short { Ok(None) } else { self.reserve(session.text().text().len()).map(Some) }
+    }
+
+    /// Applies splices to a session: on a worker if memory is `held` for a copy, otherwise on this task. Returns the number of
     /// characters of their texts that the model's normaliser replaces or drops. Fails and changes nothing as
     /// [`EditSession::splice`] does.
-    pub(super) async fn splice(&self, session: &mut EditSession, revision: u64, splices: Vec<Splice>) -> Result<usize> {
+    pub(super) async fn splice(
+        &self,
+        session: &mut EditSession,
+        revision: u64,
+        splices: Vec<Splice>,
+        held: Option<Reservation>,
+    ) -> Result<usize> {
         let bytes = splice_cost(session.text(), &splices);
         let apply = move |session: &mut EditSession| -> Result<usize> {
             session.splice(revision, &splices)?;
             Ok(splices.iter().map(|splice| session.normalized_chars(&splice.text)).sum())
         };
-        if bytes < INLINE_BYTES {
-            return apply(session);
-        }
-        // The splices change a copy of the text.
-        let _held = self.reserve(session.text().text().len())?;
+        let Some(_held) = held else { return apply(session) };
         let mut changed = session.clone();
         let (changed, normalized) =
             self.prepare(bytes, move || apply(&mut changed).map(|normalized| (changed, normalized))).await?;
@@ -66,10 +74,10 @@ impl RequestWork {
     }
 }
 
-/// Returns the maximum cost of applying `splices`, in bytes that would take as long to convert.
+/// Returns the cost of applying `splices`, in bytes that would take as long to convert.
 fn splice_cost(text: &EditedText, splices: &[Splice]) -> usize {
     let added: usize = splices.iter().map(|splice| splice.text.len()).sum();
-    added.saturating_add(text.moved_bytes(splices) / MOVED_BYTES)
+    added.saturating_add(text.text().len().saturating_add(added) / COPIED_BYTES)
 }
 
 /// The requests in progress. Dropping them cancels them.
@@ -177,7 +185,7 @@ mod tests {
             splice_cost(&text, &vec![splice; count])
         };
         assert!(cost(500_000, 1, 1) < INLINE_BYTES && cost(1000, 256, 1) < INLINE_BYTES);
-        for (bytes, count, added) in [(1 << 20, 256, 0), (10_000, 256, 1), (0, 1, INLINE_BYTES)] {
+        for (bytes, count, added) in [(1 << 20, 1, 0), (10_000, 256, 64), (0, 1, INLINE_BYTES)] {
             assert!(cost(bytes, count, added) >= INLINE_BYTES, "{bytes} bytes, {count} splices of {added}");
         }
     }

@@ -8,6 +8,7 @@
 
 use super::{
     api::{Event, Events, Job, Terms},
+    distribution_cache::{DistributionCache, SearchPlace},
     handle::{Handle, check_priority},
 };
 use crate::{
@@ -20,21 +21,24 @@ use crate::{
     },
     error::{Error, Result},
 };
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
 /// Distributions that a search computes at the same time, as rows of one batch.
 const WIDTH: usize = 8;
+/// Bytes of distributions that a session of the server keeps for its next searches, at most.
+pub const KEPT_DISTRIBUTION_BYTES: usize = 1 << 18;
 /// Maximum bytes of a range that is scored.
 pub const MAX_SCORED_BYTES: usize = 1 << 15;
 /// Bytes that a scored character takes until its answer is sent.
 const SCORED_CHARACTER: usize = 256;
 
-/// A document that is edited.
+/// A document that is edited. Clones share its cache of distributions.
 #[derive(Clone)]
 pub struct EditSession {
     engine: Handle,
     terms: Terms,
     text: EditedText,
+    distributions: DistributionCache,
 }
 
 /// The completions of a text.
@@ -50,6 +54,8 @@ pub struct Completions {
     pub recomputed: usize,
     /// Distributions that were computed.
     pub distributions: usize,
+    /// Distributions that earlier searches of the session had computed.
+    pub reused_distributions: usize,
 }
 
 /// A search that is ready to run, on the text as it was when it was created.
@@ -58,14 +64,21 @@ pub struct CompletionTask {
     terms: Terms,
     prefix: Vec<u32>,
     search: CompletionSearch,
-    /// Symbols of the prefix that came from the segment cache, once the first distribution is known.
+    distributions: DistributionCache,
+    place: SearchPlace,
+    /// Symbols of the prefix that came from the segment cache, once a distribution was computed.
     reused: Option<usize>,
+    reused_distributions: usize,
 }
 
-/// A distribution that was requested for a continuation.
+/// A continuation that waits for its distribution.
 pub struct Waiting {
     node: NodeId,
-    events: Events,
+    symbols: Vec<u32>,
+    /// Its distribution, if that is known.
+    known: Option<Arc<Distribution>>,
+    /// The events of the request for its distribution otherwise.
+    events: Option<Events>,
 }
 
 /// The scores of a range.
@@ -101,7 +114,14 @@ impl EditSession {
         if engine.limits().cache_bytes == 0 {
             return wrong("has a segment cache", "served without one (--cache-memory 0)".into());
         }
-        Ok(Self { text: EditedText::new(text, revision, limit)?, engine, terms })
+        let distributions = DistributionCache::default();
+        Ok(Self { text: EditedText::new(text, revision, limit)?, engine, terms, distributions })
+    }
+
+    /// Sets the maximum bytes of distributions that the session and its clones keep for their next searches. A new session keeps
+    /// none.
+    pub fn keep_distributions(&self, bytes: usize) {
+        self.distributions.set_limit(bytes);
     }
 
     /// The text.
@@ -139,7 +159,16 @@ impl EditSession {
             let why = card.max_symbols_why;
             return Err(Error::TooLong { field, length: longest, limit, unit: "characters with max_chars", why });
         }
-        Ok(CompletionTask { engine: self.engine.clone(), terms: self.terms.clone(), prefix, search, reused: None })
+        Ok(CompletionTask {
+            engine: self.engine.clone(),
+            terms: self.terms.clone(),
+            search,
+            place: self.distributions.begin(&prefix),
+            distributions: self.distributions.clone(),
+            prefix,
+            reused: None,
+            reused_distributions: 0,
+        })
     }
 
     /// Queues the scores of the characters in a range of at most [`MAX_SCORED_BYTES`]. Fails if its ends are no edges of characters
@@ -201,51 +230,82 @@ impl CompletionTask {
         }
     }
 
-    /// Submits the requests for the next distributions; none if the search is over. Reads the text once for each. Fails as
-    /// [`Handle::submit`] does.
+    /// Submits the requests for the next distributions that are not known, all at once; none if the search is over. Reads the text
+    /// once for each. Fails as [`Handle::submit`] does.
     pub fn submit_next(&mut self) -> Result<Vec<Waiting>> {
-        // the first distribution is computed alone: its state is cached for all others
-        let width = if self.reused.is_some() { WIDTH } else { 1 };
-        let mut nodes = self.search.next_expansions(width);
-        if let [root] = nodes[..]
-            && self.prefix.is_empty()
-            && self.search.symbols(root).is_empty()
-        {
-            let first = self.engine.card().first_logits.as_ref();
-            let logits = first.map_or_else(Vec::new, |logits| logits.to_vec());
-            self.search.expand(root, &Distribution { logits, boundary: None })?;
-            self.reused = Some(0);
-            nodes = self.search.next_expansions(WIDTH);
+        loop {
+            // the first distribution is computed alone: its state is cached for all others
+            let width = if self.search.expansions() == 0 { 1 } else { WIDTH };
+            let nodes = self.search.next_expansions(width);
+            let mut waiting: Vec<Waiting> = nodes.into_iter().map(|node| self.look_up(node)).collect();
+            let jobs: Vec<Job> =
+                waiting.iter().filter(|waiting| waiting.known.is_none()).map(|waiting| self.job(waiting)).collect();
+            if jobs.is_empty() && !waiting.is_empty() {
+                for Waiting { node, known, .. } in waiting {
+                    self.expand(node, known)?;
+                }
+                continue;
+            }
+            let submitted = self.engine.submit_together(jobs, &self.terms)?;
+            let unknown = waiting.iter_mut().filter(|waiting| waiting.known.is_none());
+            unknown.zip(submitted).for_each(|(waiting, events)| waiting.events = Some(events));
+            return Ok(waiting);
         }
-        let mut waiting = Vec::with_capacity(nodes.len());
-        for node in nodes {
-            let mut symbols = self.prefix.clone();
-            symbols.extend(self.search.symbols(node));
-            let job = Job::Next(NextSymbol { symbols, boundaries: BoundaryOptions::default() });
-            waiting.push(Waiting { node, events: self.engine.submit(job, self.terms.clone())? });
-        }
-        Ok(waiting)
     }
 
-    /// Takes the distributions of requests. Fails as the first of them does.
+    /// Looks for a continuation's distribution in the session's cache.
+    fn look_up(&mut self, node: NodeId) -> Waiting {
+        let symbols = self.search.symbols(node);
+        let mut known = self.distributions.get(&self.place, &symbols);
+        self.reused_distributions += usize::from(known.is_some());
+        if self.prefix.is_empty() && symbols.is_empty() {
+            let first = self.engine.card().first_logits.as_ref();
+            let first = first.map(|logits| Distribution { logits: logits.to_vec(), boundary: None });
+            known = known.or(first.map(Arc::new));
+        }
+        Waiting { node, symbols, known, events: None }
+    }
+
+    /// Returns the request for the distribution after a continuation.
+    fn job(&self, waiting: &Waiting) -> Job {
+        let mut symbols = Vec::with_capacity(self.prefix.len() + waiting.symbols.len());
+        symbols.extend_from_slice(&self.prefix);
+        symbols.extend_from_slice(&waiting.symbols);
+        Job::Next(NextSymbol { symbols, boundaries: BoundaryOptions::default() })
+    }
+
+    /// Takes the distributions of requests, and keeps them for later searches. Fails as the first of them does.
     pub async fn take(&mut self, waiting: Vec<Waiting>) -> Result<()> {
-        for Waiting { node, events } in waiting {
-            let (distribution, cached) = distribution(events).await?;
-            self.reused.get_or_insert(cached);
-            self.search.expand(node, &distribution)?;
+        for Waiting { node, symbols, mut known, events } in waiting {
+            if let Some(events) = events {
+                let (distribution, cached) = distribution(events).await?;
+                self.reused.get_or_insert(cached.min(self.prefix.len()));
+                let distribution = Arc::new(distribution);
+                self.distributions.keep(&self.place, &symbols, &distribution);
+                known = Some(distribution);
+            }
+            self.expand(node, known)?;
         }
         Ok(())
     }
 
+    fn expand(&mut self, node: NodeId, distribution: Option<Arc<Distribution>>) -> Result<()> {
+        let lost = || Error::Internal("a distribution was not requested".into());
+        let distribution = distribution.ok_or_else(lost)?;
+        self.search.expand(node, &distribution)
+    }
+
     /// Returns what the search has found.
     pub fn finish(self) -> Completions {
-        let reused = self.reused.unwrap_or_default();
+        // nothing before the cursor was read again if all distributions were known
+        let reused = self.reused.unwrap_or(self.prefix.len());
         Completions {
             items: self.search.found().to_vec(),
             is_cut: self.search.is_cut(),
             reused,
             recomputed: self.prefix.len().saturating_sub(reused),
-            distributions: self.search.expansions(),
+            distributions: self.search.expansions().saturating_sub(self.reused_distributions),
+            reused_distributions: self.reused_distributions,
         }
     }
 }

@@ -8,6 +8,7 @@
 //! | `handle` | [`Handle`]: starts the worker, validates and queues requests, reports the engine's state |
 //! | `jobs` | turns a request about a text into the session that runs it, within the limits |
 //! | [`editing`] | the session of a document that a client edits: its completions and scores run as requests |
+//! | `distribution_cache` | the distributions that the last searches of an edited document computed |
 //! | `shared` | what the handles and the worker share: model, caches, totals, and the locked state |
 //! | `state` | the locked state: the queue, the measured rates and the phase |
 //! | `worker` | the loop of the worker thread: end, admit, plan, step |
@@ -29,6 +30,7 @@ pub mod cache;
 pub mod calibration;
 pub mod clock;
 mod counters;
+mod distribution_cache;
 pub mod editing;
 mod handle;
 mod jobs;

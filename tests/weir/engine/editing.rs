@@ -89,8 +89,10 @@ fn edits_give_the_results_of_cold_requests() {
         let warm = engine(&model);
         let alphabet = alphabet(&*model);
         let mut session = open(&warm, &words(&mut dice, &alphabet, 60));
+        session.keep_distributions(1 << 14);
         let mut fork = session.clone();
         let mut reused = 0;
+        let mut reused_distributions = 0;
         let (splices, between) = storm_size();
         for round in 1..=splices {
             match dice.below(40) {
@@ -120,7 +122,12 @@ fn edits_give_the_results_of_cold_requests() {
             let own = runtime.block_on(session.complete(cursor, rules).unwrap().run()).unwrap();
             let expected = runtime.block_on(cold.complete(cursor, rules).unwrap().run()).unwrap();
             assert_eq!(own.items, expected.items, "{name}, {text:?} at {cursor}");
-            assert_eq!((own.is_cut, own.distributions), (expected.is_cut, expected.distributions), "{name}");
+            let searched = own.distributions + own.reused_distributions;
+            assert_eq!((own.is_cut, searched), (expected.is_cut, expected.distributions), "{name}");
+            assert_eq!(expected.reused_distributions, 0, "{name}: a session that keeps none");
+            let again = runtime.block_on(session.complete(cursor, rules).unwrap().run()).unwrap();
+            assert_eq!(again.items, own.items, "{name}, asked again");
+            reused_distributions += again.reused_distributions;
             assert_eq!(own.reused + own.recomputed, expected.recomputed, "{name}");
             reused += own.reused;
             if end == CompletionEnd::Length {
@@ -142,10 +149,53 @@ fn edits_give_the_results_of_cold_requests() {
             assert!(own == expected && !own.characters.is_empty(), "{name}, {text:?}, {range:?}");
         }
         assert!(reused > 0, "{name}: no edit found the state before it");
+        assert!(reused_distributions > 0, "{name}: no search found a distribution");
         drop(session);
         drop(fork);
         drop(warm);
         assert_eq!(model.memory().in_use, 0, "{name}");
+    }
+}
+
+/// A typist who takes characters back and edits the text before the word gets what a session without a cache gets.
+#[test]
+fn keystrokes_reuse_what_the_last_searches_computed() {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    for model in [fixture_in("whitespaces", Dtype::Int8), lex::model("alibi_bca", Dtype::F32)] {
+        let name = model.card().name.clone();
+        let alphabet = alphabet(&*model);
+        let mut dice = Dice::new(7);
+        let warm = engine(&model);
+        let mut session = open(&warm, &words(&mut dice, &alphabet, 30));
+        session.keep_distributions(1 << 22);
+        let rules = CompletionRules { count: 2, end: CompletionEnd::Length, max_chars: 2 };
+        let mut computed = 0;
+        let mut needed = 0;
+        for round in 1..40 {
+            let len = session.text().text().len();
+            let typed = alphabet[dice.below(alphabet.len())].to_string();
+            let last = session.text().text().chars().last().map_or(0, char::len_utf8);
+            let splice = match dice.below(8) {
+                0 => Splice { range: 0..session.text().text().chars().next().map_or(0, char::len_utf8), text: typed },
+                1 | 2 if len > 20 => Splice { range: len - last..len, text: String::new() },
+                _ if len > 60 => Splice { range: len - last..len, text: String::new() },
+                _ => Splice { range: len..len, text: typed },
+            };
+            session.splice(round, &[splice]).unwrap();
+            let text = session.text().text().to_owned();
+            let cold_engine = engine(&model);
+            let cold = open(&cold_engine, &text);
+            let own = runtime.block_on(session.complete(text.len(), rules).unwrap().run()).unwrap();
+            let expected = runtime.block_on(cold.complete(text.len(), rules).unwrap().run()).unwrap();
+            assert_eq!((&own.items, own.is_cut), (&expected.items, expected.is_cut), "{name}: {text:?}");
+            assert_eq!(own.distributions + own.reused_distributions, expected.distributions, "{name}: {text:?}");
+            computed += own.distributions;
+            needed += expected.distributions;
+            // asked again, nothing is computed
+            let again = runtime.block_on(session.complete(text.len(), rules).unwrap().run()).unwrap();
+            assert_eq!((again.distributions, again.recomputed, &again.items), (0, 0, &own.items), "{name}");
+        }
+        assert!(computed * 10 < needed * 9, "{name}: {computed} of {needed}");
     }
 }
 

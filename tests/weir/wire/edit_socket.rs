@@ -129,17 +129,18 @@ fn status(refused: Result<(Client, Response), Box<Response>>) -> u16 {
 async fn a_document_is_edited_over_a_websocket_as_over_grpc() {
     let server = within(TransportConfig::default()).await;
     let mut client = Client::open(&server, "ab cd ");
-    let complete = |id: u64| {
-        let fields = json!({ "id": id, "cursor_byte": 6, "count": 3, "until": "max_chars", "max_chars": 2 });
+    let complete = |id: u64, cursor: u64| {
+        let fields = json!({ "id": id, "cursor_byte": cursor, "count": 3, "until": "max_chars", "max_chars": 2 });
         json!({ "complete": fields })
     };
-    let completions = client.ask(&complete(1))["completions"].take();
+    let completions = client.ask(&complete(1, 6))["completions"].take();
     assert_eq!(
         (&completions["id"], &completions["revision"], &completions["cut"]),
         (&1.into(), &0.into(), &false.into())
     );
     assert_eq!((&completions["reused_chars"], &completions["recomputed_chars"]), (&0.into(), &6.into()));
     assert!(completions["duration_ns"].as_u64() > Some(0) && completions["distributions"].as_u64() > Some(0));
+    assert_eq!(completions["reused_distributions"], 0);
     // A session over gRPC has the same completions.
     let (requests, receiver) = mpsc::channel(4);
     let mut grpc = EditingClient::new(server.channel.clone());
@@ -168,7 +169,7 @@ async fn a_document_is_edited_over_a_websocket_as_over_grpc() {
     assert!(characters.iter().all(|character| character["boundary"].is_boolean()), "{scores}");
     // A splice overtakes a request.
     server.model.hold();
-    client.send(&complete(7));
+    client.send(&complete(7, 8));
     eventually("the request runs", || server.engine.load().running + server.engine.load().queued >= 1).await;
     let splice = json!({ "splice": { "revision": 4, "splices": [{ "start_byte": 0, "end_byte": 2 }] } });
     assert_eq!(client.ask(&splice), applied(4, 6));

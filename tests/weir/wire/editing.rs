@@ -149,6 +149,27 @@ async fn a_splice_ends_the_work_that_it_overtakes() {
 }
 
 #[tokio::test]
+async fn a_keystroke_reuses_what_the_last_search_computed() {
+    // the second server has no memory for distributions
+    let small = TransportConfig { message_bytes: 1 << 16, request_memory: 1 << 17, ..TransportConfig::default() };
+    for (config, reuses) in [(TransportConfig::default(), true), (small, false)] {
+        let server = Server::with(cached(), config, &[("fake", Kind::Pooled)]).await;
+        let mut session = Session::open(&server, "ab cd ").await;
+        let first = session.completed(complete(1, 6, 3)).await;
+        assert!(first.distributions > 0 && first.reused_distributions == 0);
+        let typed: String = first.items[0].text.chars().take(1).collect();
+        session.ask(splice(1, 6, 6, &typed)).await;
+        let second = session.completed(complete(2, 6 + typed.len() as u64, 3)).await;
+        assert_eq!(second.reused_distributions > 0, reuses);
+        // the character is taken back
+        session.ask(splice(2, 6, 6 + typed.len() as u64, "")).await;
+        let third = session.completed(complete(3, 6, 3)).await;
+        assert_eq!(third.distributions + third.reused_distributions, first.distributions);
+        assert_eq!((third.distributions == 0, &third.items), (reuses, &first.items));
+    }
+}
+
+#[tokio::test]
 async fn wrong_messages_leave_the_session_open() {
     let server = server(EditingConfig { text_bytes: 8, ..EditingConfig::default() }).await;
     let mut session = Session::begin(&server).await.unwrap();

@@ -82,8 +82,11 @@ class DocumentCompletions:
     #: Characters before the cursor that came from the segment cache.
     reused_chars: int
     recomputed_chars: int
+    #: Distributions that the search computed.
     distributions: int
     duration_ns: int
+    #: Distributions that earlier searches of the session had computed.
+    reused_distributions: int
 
 
 @dataclass(frozen=True)

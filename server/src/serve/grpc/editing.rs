@@ -12,7 +12,10 @@ use super::{
     task_response::{Output, TaskResponse},
 };
 use crate::{
-    engine::{clock, editing::EditSession},
+    engine::{
+        clock,
+        editing::{EditSession, KEPT_DISTRIBUTION_BYTES},
+    },
     error::{Error, Result},
     metrics::EditEvent,
     serve::{
@@ -39,13 +42,15 @@ const BURST: Duration = Duration::from_secs(1);
 struct Document {
     engine: Lease,
     session: EditSession,
+    /// True once memory is reserved for the distributions that the session keeps.
+    keeps_distributions: bool,
 }
 
 impl Document {
     /// Counts the session until the document is dropped.
     fn new(engine: Lease, session: EditSession) -> Self {
         engine.meter().edit_session_opened();
-        Self { engine, session }
+        Self { engine, session, keeps_distributions: false }
     }
 }
 
@@ -206,8 +211,19 @@ impl Editor {
         Ok([answer].into_iter().chain(cancelled.into_iter().map(stale)).collect())
     }
 
+    /// Lets the session keep distributions, if there is memory for them.
+    fn keep_distributions(&mut self) {
+        if let Some(document) = self.document.as_mut().filter(|document| !document.keeps_distributions)
+            && self.reserved.add(KEPT_DISTRIBUTION_BYTES).is_ok()
+        {
+            document.keeps_distributions = true;
+            document.session.keep_distributions(KEPT_DISTRIBUTION_BYTES);
+        }
+    }
+
     fn complete(&mut self, complete: &v1::CompleteDocument) -> Result<()> {
         let id = complete.id;
+        self.keep_distributions();
         let Begun { session, engine, work, began } = self.begin("complete.id", id)?;
         let cursor = messages::offset("complete.cursor_byte", complete.cursor_byte)?;
         session.text().check_offset("complete.cursor_byte", cursor)?;
@@ -254,7 +270,7 @@ impl Editor {
 
     /// Begins a request, if the document is open and another request may begin.
     fn begin(&self, field: &'static str, id: u64) -> Result<Begun> {
-        let Document { session, engine } = self.document.as_ref().ok_or_else(not_open)?;
+        let Document { session, engine, .. } = self.document.as_ref().ok_or_else(not_open)?;
         self.running.check(field, id)?;
         Ok(Begun { session: session.clone(), engine: engine.clone(), work: self.work(), began: clock::now() })
     }

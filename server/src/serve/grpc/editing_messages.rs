@@ -98,6 +98,7 @@ pub(super) fn completions(
         reused_chars: found.reused as u64,
         recomputed_chars: found.recomputed as u64,
         distributions: count(found.distributions),
+        reused_distributions: count(found.reused_distributions),
         duration_ns: 0,
     }
 }

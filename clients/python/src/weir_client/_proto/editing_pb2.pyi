@@ -120,7 +120,7 @@ class DocumentApplied(_message.Message):
     def __init__(self, revision: _Optional[int] = ..., text_bytes: _Optional[int] = ..., normalized_chars: _Optional[int] = ...) -> None: ...
 
 class DocumentCompletions(_message.Message):
-    __slots__ = ("id", "revision", "items", "cut", "reused_chars", "recomputed_chars", "distributions", "duration_ns")
+    __slots__ = ("id", "revision", "items", "cut", "reused_chars", "recomputed_chars", "distributions", "duration_ns", "reused_distributions")
     ID_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     ITEMS_FIELD_NUMBER: _ClassVar[int]
@@ -129,6 +129,7 @@ class DocumentCompletions(_message.Message):
     RECOMPUTED_CHARS_FIELD_NUMBER: _ClassVar[int]
     DISTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
     DURATION_NS_FIELD_NUMBER: _ClassVar[int]
+    REUSED_DISTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
     id: int
     revision: int
     items: _containers.RepeatedCompositeFieldContainer[CompletionItem]
@@ -137,7 +138,8 @@ class DocumentCompletions(_message.Message):
     recomputed_chars: int
     distributions: int
     duration_ns: int
-    def __init__(self, id: _Optional[int] = ..., revision: _Optional[int] = ..., items: _Optional[_Iterable[_Union[CompletionItem, _Mapping]]] = ..., cut: bool = ..., reused_chars: _Optional[int] = ..., recomputed_chars: _Optional[int] = ..., distributions: _Optional[int] = ..., duration_ns: _Optional[int] = ...) -> None: ...
+    reused_distributions: int
+    def __init__(self, id: _Optional[int] = ..., revision: _Optional[int] = ..., items: _Optional[_Iterable[_Union[CompletionItem, _Mapping]]] = ..., cut: bool = ..., reused_chars: _Optional[int] = ..., recomputed_chars: _Optional[int] = ..., distributions: _Optional[int] = ..., duration_ns: _Optional[int] = ..., reused_distributions: _Optional[int] = ...) -> None: ...
 
 class CompletionItem(_message.Message):
     __slots__ = ("text", "logprob", "chars", "boundaries")

@@ -39,6 +39,7 @@ struct CompletionsMessage<'a> {
     reused_chars: u64,
     recomputed_chars: u64,
     distributions: u32,
+    reused_distributions: u32,
     duration_ns: u64,
 }
 
@@ -137,6 +138,7 @@ impl<'a> From<&'a v1::DocumentCompletions> for CompletionsMessage<'a> {
             reused_chars: completions.reused_chars,
             recomputed_chars: completions.recomputed_chars,
             distributions: completions.distributions,
+            reused_distributions: completions.reused_distributions,
             duration_ns: completions.duration_ns,
         }
     }
@@ -234,7 +236,7 @@ mod tests {
             text(Event::Completions(completions)),
             r#"{"completions":{"id":4,"revision":0,"items":[{"text":"a","logprob":-1.0,"chars":1,"boundaries":[0]}],"#
                 .to_owned()
-                + r#""cut":false,"reused_chars":0,"recomputed_chars":0,"distributions":0,"duration_ns":0}}"#
+                + r#""cut":false,"reused_chars":0,"recomputed_chars":0,"distributions":0,"reused_distributions":0,"duration_ns":0}}"#
         );
         let applied = v1::DocumentApplied { revision: 1, text_bytes: 2, normalized_chars: 3 };
         assert_eq!(text(Event::Applied(applied)), r#"{"applied":{"revision":1,"text_bytes":2,"normalized_chars":3}}"#);

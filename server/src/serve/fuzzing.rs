@@ -6,7 +6,7 @@ use super::{
     grpc,
     middleware::whole_messages::WholeMessages,
     oip,
-    openai::{inference::request::InferenceRequest, summaries},
+    openai::{editing, inference::request::InferenceRequest, summaries},
 };
 use tonic::codegen::Bytes;
 
@@ -51,6 +51,12 @@ pub fn inference_request(data: &[u8]) {
     oip::fuzzing::request(data).into_iter().chain(json).for_each(grpc::fuzzing::generate);
 }
 
+/// Reads the messages of an editing session over a WebSocket, one in each line, and applies them to the session's text.
+pub fn edit_messages(data: &[u8]) {
+    let messages = data.split(|byte| *byte == b'\n').filter_map(editing::fuzzing::read);
+    grpc::fuzzing::edit(messages).iter().for_each(editing::fuzzing::format);
+}
+
 /// Maximum bytes of a message in [`message_framing`]. Longer ones pass at once.
 const MAX_FRAMED: usize = 1 << 10;
 
@@ -70,6 +76,11 @@ mod tests {
             count += 1;
         }
         assert!(count > 5, "only {count} inputs in {}", folder.display());
+    }
+
+    #[test]
+    fn the_corpus_of_edit_messages_passes() {
+        run_corpus("edit", edit_messages);
     }
 
     #[test]

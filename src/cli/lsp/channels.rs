@@ -33,19 +33,24 @@ pub(super) enum Input {
 pub(super) fn read(mut input: impl BufRead + Send + 'static) -> Result<mpsc::Receiver<Input>> {
     let (sender, receiver) = mpsc::channel(WAITING);
     start("weir-lsp-input", move || {
-        loop {
-            let (message, is_last) = match framing::read(&mut input) {
-                Ok(Some(Frame::Body(body))) => (parse(&body), false),
-                Ok(Some(Frame::TooLong(length))) => (too_long(length), false),
-                Ok(None) => break,
-                Err(error) => (Input::Broken(error), true),
-            };
+        while let Some(message) = read_next(&mut input) {
+            let is_last = matches!(message, Input::Broken(_));
             if sender.blocking_send(message).is_err() || is_last {
                 break;
             }
         }
     })?;
     Ok(receiver)
+}
+
+/// Reads a message; `None` at the end of the input. Nothing can be read after [`Input::Broken`].
+pub(super) fn read_next(input: &mut impl BufRead) -> Option<Input> {
+    match framing::read(input) {
+        Ok(Some(Frame::Body(body))) => Some(parse(&body)),
+        Ok(Some(Frame::TooLong(length))) => Some(too_long(length)),
+        Ok(None) => None,
+        Err(error) => Some(Input::Broken(error)),
+    }
 }
 
 /// Writes messages to the client until the sender is dropped. The thread returns the error that ended it.
@@ -67,7 +72,7 @@ fn start<T: Send + 'static>(name: &str, work: impl FnOnce() -> T + Send + 'stati
     Builder::new().name(name.into()).spawn(work).map_err(failed)
 }
 
-fn parse(body: &[u8]) -> Input {
+pub(super) fn parse(body: &[u8]) -> Input {
     #[derive(Deserialize)]
     struct Identified {
         id: RequestId,

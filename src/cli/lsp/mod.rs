@@ -8,6 +8,8 @@ mod channels;
 mod completion;
 mod documents;
 mod framing;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 mod outbox;
 mod protocol;
 mod server;

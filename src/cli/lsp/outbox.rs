@@ -76,8 +76,11 @@ impl Outbox {
         if self.reported.contains(&message) {
             return;
         }
-        // `eprintln!` would panic if stderr is closed.
-        let _ = writeln!(std::io::stderr(), "{message}");
+        // The log of a fuzzer would fill the disk.
+        if !cfg!(fuzzing) {
+            // `eprintln!` would panic if stderr is closed.
+            let _ = writeln!(std::io::stderr(), "{message}");
+        }
         self.messages.push(match place {
             Place::Message => protocol::show_message(severity, &message),
             Place::Log => protocol::log_message(severity, &message),

@@ -82,6 +82,15 @@ impl LanguageServer {
         }
     }
 
+    /// Takes an input. Returns the messages for the client, or `None` if the server exits.
+    #[cfg(any(test, fuzzing))]
+    pub(super) fn answers(&mut self, input: Input) -> Option<Vec<Value>> {
+        match self.take(input) {
+            Ok(Next::Read) => Some(self.outgoing()),
+            Ok(Next::Exit) | Err(_) => None,
+        }
+    }
+
     /// Takes an input. Fails if the input cannot be read further.
     fn take(&mut self, input: Input) -> Result<Next> {
         match input {

@@ -1,15 +1,22 @@
 //! Entry points of fuzz targets: conversion of requests to jobs.
 
-use super::convert::{generate_job, long_documents, score_job, segment_job, summary_options};
+use super::{
+    convert::{generate_job, long_documents, score_job, segment_job, summary_options},
+    editing_messages::{failed, offset, rules, splices},
+};
 use crate::{
-    decode::contract::{BoundaryMode, Card},
+    decode::{
+        contract::{BoundaryMode, Card},
+        edited_text::EditedText,
+    },
+    error::Result,
     text::{TextNormaliser, Vocabulary},
 };
 use prost::{Message, Name};
 use std::sync::LazyLock;
 use weir_proto::{
     codec::decode_bounded,
-    v1::{self, summarize_request::Part},
+    v1::{self, edit_request::Action, summarize_request::Part},
 };
 
 /// Models of characters and of bytes.
@@ -67,4 +74,42 @@ fn decode<M: Message + Name + Default>(encoded: &[u8]) -> Option<M> {
     let same = M::decode(&again[..]).is_ok_and(|decoded| decoded.encode_to_vec() == again);
     assert!(same, "{} changes when it is encoded and decoded: {encoded:?}", M::full_name());
     Some(message)
+}
+
+/// Maximum bytes of a text in [`edit`].
+const MAX_EDITED: usize = 1 << 10;
+
+/// Applies the messages of an editing session to its text. Returns the answers to wrong ones, which must change nothing.
+pub(in crate::serve) fn edit(messages: impl Iterator<Item = v1::EditRequest>) -> Vec<v1::EditResponse> {
+    let mut document = None;
+    let taken = messages.filter_map(|message| message.action).map(|action| {
+        let before = document.clone();
+        let taken = take_edit(action, &mut document);
+        assert!(taken.is_ok() || document == before, "a wrong message changed the text");
+        assert!(document.as_ref().is_none_or(|text| text.text().len() <= MAX_EDITED), "the text is too long");
+        taken
+    });
+    taken.filter_map(|taken| taken.err()).map(|error| failed(None, &error)).collect()
+}
+
+fn take_edit(action: Action, document: &mut Option<EditedText>) -> Result<()> {
+    match (action, document) {
+        (Action::Open(open), document @ None) => {
+            *document = Some(EditedText::new(open.text, open.revision, MAX_EDITED)?);
+        }
+        (Action::Splice(message), Some(text)) => {
+            let revision = message.revision;
+            text.apply(revision, &splices(message)?)?;
+        }
+        (Action::Complete(complete), Some(text)) => {
+            text.check_offset("complete.cursor_byte", offset("complete.cursor_byte", complete.cursor_byte)?)?;
+            let rules = rules(&complete)?;
+            CARDS.iter().try_for_each(|card| rules.validate(card))?;
+        }
+        (Action::Score(score), Some(text)) => {
+            text.check_offset("score.start_byte", offset("score.start_byte", score.start_byte)?)?;
+        }
+        _ => {}
+    }
+    Ok(())
 }

@@ -9,7 +9,7 @@
 mod chat;
 mod completions;
 mod context;
-mod editing;
+pub(super) mod editing;
 mod error;
 pub(super) mod inference;
 mod models;

@@ -3,6 +3,8 @@
 //! The call begins before the handshake is answered. So the server checks the key and counts the session while it can still
 //! answer with an HTTP status.
 
+#[cfg(any(test, fuzzing))]
+pub(in crate::serve) mod fuzzing;
 mod message_queue;
 mod messages;
 mod responses;

@@ -62,7 +62,7 @@
 //! # Rooms, in reading order
 //!
 //! `error`, `sync`, `kernels` and `nn` are in the package `weir-core`; `text`, `decode`, `family` and `engine` in `weir-engine`;
-//! `config`, `metrics` and `serve` in `weir-server`. This package exports them, and adds the others.
+//! `config`, `metrics` and `serve` in `weir-server`. This package exports all of them except `sync`, and adds the other rooms.
 //!
 //! Every room may use [`error`]. `tests/weir/arrows` compares this table with its own, and fails on any other dependency between
 //! rooms, and on a ring of files inside a room.

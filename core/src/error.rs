@@ -98,7 +98,7 @@ pub enum Error {
         field: Option<String>,
         why: String,
     },
-    /// An error in an item of a list. The fields of `error` are the item's.
+    /// An error in an item of a list. The field names in `error` are relative to the item.
     #[error("{list}[{index}].{error}")]
     InItem { list: &'static str, index: usize, error: Box<Self> },
     /// Two options that exclude each other.

@@ -1,6 +1,6 @@
-//! What the models of [weir](https://docs.rs/weir) compute with: kernels, and the layers of models.
+//! Kernels and model layers of [weir](https://docs.rs/weir), an inference server.
 //!
-//! `weir` exports these modules, and its documentation shows how the packages depend on each other.
+//! `weir` exports these modules except [`sync`], and its documentation shows how the packages depend on each other.
 
 pub mod error;
 pub mod kernels;

@@ -99,7 +99,7 @@ class Program:
 class Server(Program):
     """Runs `weir serve` with the checkpoint `model`, by default the shipped one.
 
-    Tests need no `calibration`, the milliseconds for which the server measures the model before it listens.
+    The server measures the model for `calibration` milliseconds before it listens. Most tests need none.
     """
 
     def __init__(

@@ -43,7 +43,7 @@ struct Distributions {
     start: usize,
     /// Digest of these symbols; none before the first search.
     before: Option<Digest>,
-    /// Number of the present beginning: entries and places of an earlier one are void.
+    /// Number of the current beginning. A [`SearchPlace`] of an earlier one is void.
     beginning: u64,
     /// Number of the last search.
     search: u64,
@@ -108,7 +108,7 @@ impl Distributions {
         SearchPlace { beginning: self.beginning, search: self.search, text }
     }
 
-    /// Makes the cache's texts begin as `text` does, near its end. Drops those that cannot.
+    /// Moves the start of the cached texts close to the end of `text`. Drops the texts that do not continue from there.
     fn move_start(&mut self, text: &[u32]) {
         let near = text.len().saturating_sub(NEAR_SYMBOLS);
         let mut digests = TextView::from(text).digests();

@@ -212,7 +212,7 @@ impl Handle {
         Ok(())
     }
 
-    /// Returns a request with what decides where it is queued.
+    /// Adds to a request the values that determine its place in the queue.
     fn queued(&self, request: Request, cached: usize, terms: &Terms) -> Queued<Request> {
         let demand = request.demand(&*self.inner().model, cached);
         let arrived = request.timer.arrived;

@@ -104,7 +104,7 @@ impl LanguageServer {
         Ok(Next::Read)
     }
 
-    /// Returns the messages for the client, once the requests that can be sent are.
+    /// Sends the queued requests that can be sent, and returns the messages for the client.
     fn outgoing(&mut self) -> Vec<Value> {
         self.sessions.send_queued(&self.documents, &mut self.out);
         self.out.take()

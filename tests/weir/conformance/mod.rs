@@ -72,7 +72,7 @@ pub(super) fn configurations() -> Vec<Configuration> {
 
 /// Runs a test on each configuration and checks that no memory leaks.
 fn on_each(test: impl Fn(&Configuration, &mut Dice)) {
-    let rounds = if storms() { 10 } else { 1 };
+    let rounds = if storms() { 3 } else { 1 };
     for round in 0..rounds {
         let chosen = std::env::var("WEIR_CONFIGURATION").unwrap_or_default();
         let configurations = configurations().into_iter().filter(|configuration| configuration.name.contains(&chosen));

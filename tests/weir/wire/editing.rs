@@ -135,7 +135,7 @@ async fn a_splice_ends_the_work_that_it_overtakes() {
     // a splice that is refused, long or short, ends nothing
     for text in ["a", &"a".repeat(100_000)] {
         assert_eq!(session.refused(splice(0, 0, 1, text)).await.field.as_deref(), Some("splice.revision"));
-        assert_eq!(session.refused(splice(1, 0, 9, text)).await.field.as_deref(), Some("splice.end_byte"));
+        assert_eq!(session.refused(splice(1, 0, 9, text)).await.field.as_deref(), Some("splice.splices[0].end_byte"));
     }
     assert_eq!(server.engine.load().running + server.engine.load().queued, 2);
     assert_eq!(session.ask(splice(1, 0, 1, "")).await, applied(1, 2));

@@ -122,7 +122,7 @@ fn round_weights<const B: usize>(
         if keys.len() == POSITIONS {
             let (scales, _) = scales.as_chunks::<LANES>();
             for (weights, scales) in weights.as_chunks_mut::<LANES>().0.iter_mut().zip(scales) {
-                // one loop for each operation: the compiler makes no vectors of a loop with all of them
+                // one loop for each operation: the compiler does not vectorise a loop with all of them
                 weights.iter_mut().zip(scales).for_each(|(weight, scale)| *weight *= scale);
                 weights
                     .iter()

@@ -99,7 +99,7 @@ impl PageAccounting {
         freed
     }
 
-    /// Returns the bytes of pages that only `entries`, all the entries and short-lived states counted, refer to.
+    /// Returns the bytes of pages that only `entries` refer to. These must be all counted entries and short-lived states.
     pub(super) fn evictable_bytes<'a>(&self, entries: impl Iterator<Item = &'a (dyn State + 'static)>) -> usize {
         let mut evictable = 0;
         let mut shared = HashSet::new();

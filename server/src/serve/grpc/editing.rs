@@ -66,7 +66,7 @@ struct Editor {
     call: Call,
     /// The memory of messages.
     memory: Option<RequestMemory>,
-    /// The memory of the text.
+    /// The memory of the text, and of the distributions that the session keeps.
     reserved: Reservation,
     /// Activity that is no message of the call.
     activity: SessionActivity,
@@ -194,7 +194,7 @@ impl Editor {
         self.reserved.add(added)?;
         let held = work.hold_copy(&document.session, &splices);
         let held = held.inspect_err(|_| self.reserved.release(added))?;
-        // Before a long splice is applied: it takes time, and the requests' text no longer matters.
+        // Cancelled before a long splice is applied: that takes time, and the requests' text is outdated.
         let cancelled = self.running.cancel_all();
         let meter = document.engine.meter();
         cancelled.iter().for_each(|_| meter.edit(EditEvent::Stale));

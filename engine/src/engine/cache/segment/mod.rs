@@ -263,7 +263,7 @@ impl SegmentCache {
         Ok(self.tenants.has(&key.tenant, stored_at))
     }
 
-    /// Evicts an entry by the rules of `tenants`, or first an open state. Returns the bytes of pages that this freed; `None` if the cache is empty. A
+    /// Evicts an open state, or else an entry by the rules of `tenants`. Returns the freed bytes of pages, or `None` if empty. A
     /// page that a running row shares is not freed and not counted.
     pub fn evict(&mut self) -> Option<usize> {
         self.drop_open_state().or_else(|| self.evict_from_largest(TenantEntries::bytes))
@@ -280,7 +280,7 @@ impl SegmentCache {
         self.tenants.start_period();
     }
 
-    /// Returns the bytes of pages that only entries refer to: what evicting all of them would free.
+    /// Returns the bytes of pages that only entries and open states refer to: evicting all of these would free them.
     pub fn evictable_bytes(&self) -> usize {
         let trees = self.trees.values().flat_map(Trees::values);
         let entries = trees.flat_map(|tree| tree.values().filter_map(|node| tree.value(node)));

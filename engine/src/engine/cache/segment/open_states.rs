@@ -2,7 +2,7 @@
 //!
 //! The trees hold states up to the end of a segment. A search for completions asks for the distributions after many beginnings of
 //! one word: without these states, each of its requests would feed the word from its first character. An open state serves only
-//! the texts that begin with the whole of its own. Few are held, each for a short time: the oldest one gives way to the next.
+//! the texts that begin with the whole of its own. The cache holds few: the least recently used one is dropped first.
 
 use crate::{decode::contract::State, engine::accounting};
 use std::collections::VecDeque;

@@ -9,7 +9,7 @@ use crate::{
     error::Result,
 };
 
-/// The part of a cache that open states may take without their pages: one of this many.
+/// Divisor of the cache's capacity: the quotient limits the memory of open states apart from their pages.
 const OPEN_STATES_PART: usize = 8;
 
 impl SegmentCache {
@@ -30,8 +30,8 @@ impl SegmentCache {
         found.map_or(0, |index| self.open_states.symbols(index))
     }
 
-    /// Stores the ready state of all of `text` as [`keep`](Self::keep) does; as an open state, too, if a segment has not ended. That
-    /// one serves the texts that begin with `text`.
+    /// Stores the state after `text` as [`keep`](Self::keep) does, and also as an open state if `text` ends within a segment. The
+    /// open state serves the texts that begin with `text`.
     pub fn keep_open<'a>(&mut self, key: &Key, text: impl Into<TextView<'a>>, state: Box<dyn State>) -> Result<()> {
         let text = text.into();
         let end = state.boundary_before(state.len());

@@ -140,7 +140,7 @@ impl EditSocket {
         }
     }
 
-    /// Queues a message for the call, or answers why it is refused. Fails if the client is gone.
+    /// Queues a message for the call, or sends `failed` if it is refused. Fails if the client is gone.
     async fn take(&mut self, message: Message) -> Result<(), axum::Error> {
         // A control frame may come between the parts of a message, which are not read yet.
         let control = control_bytes(&message);

@@ -42,3 +42,23 @@ async fn pings_are_answered_while_splices_exceed_their_rate() {
     drop(client);
     server.at_rest().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn wrong_messages_are_answered_in_their_turn_and_count_as_splices() {
+    let editing = EditingConfig { splice_rate: 50, ..EditingConfig::default() };
+    let server = within(TransportConfig { editing, ..TransportConfig::default() }).await;
+    let mut client = Client::open(&server, "a");
+    let began = Instant::now();
+    for revision in 1..=35 {
+        client.send(&json!({ "splice": { "revision": revision, "splices": [] } }));
+        block_in_place(|| client.0.send(Message::text("{")).unwrap());
+    }
+    for revision in 1..=35 {
+        assert_eq!(client.next()["applied"]["revision"], revision);
+        assert_eq!(client.next()["failed"]["reason"], "UNREADABLE");
+    }
+    // 50 of the 70 come at once.
+    assert!(began.elapsed() >= Duration::from_millis(350), "{:?}", began.elapsed());
+    drop(client);
+    server.at_rest().await;
+}

@@ -17,7 +17,7 @@ use weir_proto::v1::{self, document_closed::Reason, edit_response::Event};
 /// Default of `complete.max_chars`.
 const MAX_CHARS: u32 = 32;
 /// Maximum splices of a message.
-pub(super) const MAX_SPLICES: usize = 256;
+pub(in crate::serve) const MAX_SPLICES: usize = 256;
 
 /// Returns the splices of a message. Fails if they are too many, and for an offset that no text has.
 pub(super) fn splices(message: v1::SpliceDocument) -> Result<Vec<Splice>> {
@@ -27,15 +27,17 @@ pub(super) fn splices(message: v1::SpliceDocument) -> Result<Vec<Splice>> {
         let end = offset("end_byte", end_byte).map_err(in_item)?;
         Ok(Splice { range: start..end, text })
     };
-    let count = message.splices.len();
-    if count > MAX_SPLICES {
-        return Err(Error::bad_option(
-            "splice.splices",
-            count.to_string(),
-            format!("at most {MAX_SPLICES} in a message"),
-        ));
-    }
+    check_splice_count(message.splices.len())?;
     message.splices.into_iter().enumerate().map(splice).collect()
+}
+
+/// Fails if a message has more than [`MAX_SPLICES`].
+pub(in crate::serve) fn check_splice_count(count: usize) -> Result<()> {
+    if count > MAX_SPLICES {
+        let bound = format!("at most {MAX_SPLICES} in a message");
+        return Err(Error::bad_option("splice.splices", count.to_string(), bound));
+    }
+    Ok(())
 }
 
 /// Narrows an offset. Fails if it is larger than any text.

@@ -2,9 +2,16 @@
 
 use crate::{
     error::{Error, Result},
-    serve::completion_request::parse_json,
+    serve::{
+        completion_request::parse_json,
+        grpc::editing_messages::{MAX_SPLICES, check_splice_count},
+    },
 };
-use serde::Deserialize;
+use serde::{
+    Deserialize, Deserializer,
+    de::{IgnoredAny, SeqAccess, Visitor},
+};
+use std::fmt;
 use weir_proto::v1::{self, edit_request::Action};
 
 /// A message that cannot be read.
@@ -23,7 +30,7 @@ impl From<Error> for RefusedMessage {
 
 /// Reads a message.
 pub(super) fn read_message(text: &[u8]) -> Result<v1::EditRequest, RefusedMessage> {
-    let read = parse_json(text, "the message").map(RequestMessage::into_request);
+    let read = parse_json(text, "the message").and_then(RequestMessage::into_request);
     read.map_err(|error| RefusedMessage { id: read_id(text), error })
 }
 
@@ -70,7 +77,45 @@ struct OpenMessage {
 #[serde(deny_unknown_fields, expecting = "an object")]
 struct SpliceMessage {
     revision: u64,
-    splices: Vec<Replacement>,
+    splices: Replacements,
+}
+
+/// The first replacements of a splice, at most [`MAX_SPLICES`], and the count of all.
+#[derive(Debug)]
+struct Replacements {
+    first: Vec<Replacement>,
+    count: usize,
+}
+
+impl<'de> Deserialize<'de> for Replacements {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct List;
+        impl<'de> Visitor<'de> for List {
+            type Value = Replacements;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("a sequence")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Replacements, A::Error> {
+                let mut first = Vec::new();
+                while first.len() < MAX_SPLICES
+                    && let Some(replacement) = list.next_element()?
+                {
+                    first.push(replacement);
+                }
+                let mut count = first.len();
+                // A list that goes on is too long. The rest is counted without memory for it.
+                if count == MAX_SPLICES {
+                    while list.next_element::<IgnoredAny>()?.is_some() {
+                        count += 1;
+                    }
+                }
+                Ok(Replacements { first, count })
+            }
+        }
+        deserializer.deserialize_seq(List)
+    }
 }
 
 /// One replacement of a splice.
@@ -116,15 +161,16 @@ struct ScoreMessage {
 struct CloseMessage {}
 
 impl RequestMessage {
-    /// Converts the message to one of the call.
-    fn into_request(self) -> v1::EditRequest {
+    /// Converts the message to one of the call. Fails if it has too many splices.
+    fn into_request(self) -> Result<v1::EditRequest> {
         let action = match self {
             Self::Open(OpenMessage { model, text, revision, priority }) => {
                 Action::Open(v1::OpenDocument { model, text, revision, priority })
             }
-            Self::Splice(SpliceMessage { revision, splices }) => {
+            Self::Splice(SpliceMessage { revision, splices: Replacements { first, count } }) => {
+                check_splice_count(count)?;
                 let splice = |Replacement { start_byte, end_byte, text }| v1::TextSplice { start_byte, end_byte, text };
-                Action::Splice(v1::SpliceDocument { revision, splices: splices.into_iter().map(splice).collect() })
+                Action::Splice(v1::SpliceDocument { revision, splices: first.into_iter().map(splice).collect() })
             }
             Self::Complete(CompleteMessage { id, cursor_byte, count, until, max_chars }) => {
                 let until = until.map(|until| v1::Until::from(until).into());
@@ -135,7 +181,7 @@ impl RequestMessage {
             }
             Self::Close(CloseMessage {}) => Action::Close(v1::CloseDocument {}),
         };
-        v1::EditRequest { action: Some(action) }
+        Ok(v1::EditRequest { action: Some(action) })
     }
 }
 
@@ -214,6 +260,20 @@ mod tests {
     }
 
     #[test]
+    fn the_splices_of_a_message_are_limited() {
+        let splices = |count| {
+            let list = vec![r#"{"start_byte": 0, "end_byte": 0}"#; count].join(", ");
+            format!(r#"{{"splice": {{"revision": 1, "splices": [{list}]}}}}"#)
+        };
+        let Ok(Action::Splice(splice)) = action(&splices(MAX_SPLICES)) else { panic!("no splice") };
+        assert_eq!(splice.splices.len(), MAX_SPLICES);
+        for count in [MAX_SPLICES + 1, 1000] {
+            let expected = format!("splice.splices: expected at most {MAX_SPLICES} in a message, found {count}");
+            assert_eq!(action(&splices(count)), Err(expected));
+        }
+    }
+
+    #[test]
     fn malformed_messages_are_named() {
         for (text, part) in [
             ("{", "the message: "),
@@ -223,6 +283,11 @@ mod tests {
             (r#"{"open": {"txt": "a"}}"#, "unknown field `txt`"),
             (r#"{"splice": {"revision": -1}}"#, "splice.revision"),
             (r#"{"splice": {"splices": []}}"#, "missing field `revision`"),
+            (
+                r#"{"splice": {"revision": 1, "splices": 1}}"#,
+                "splice.splices: invalid type: integer `1`, expected a sequence",
+            ),
+            (r#"{"splice": {"revision": 1, "splices": [{"start_byte": "a"}]}}"#, "splice.splices[0].start_byte"),
             (r#"{"complete": {"id": 1, "cursor_byte": 0, "until": "sentence"}}"#, "complete.until"),
             (r#"{"close": {}, "open": {}}"#, "the message: "),
         ] {

@@ -111,6 +111,7 @@ impl EditSocket {
                         if let Some(Event::Closed(closed)) = &response.event {
                             end = end_of(closed.reason());
                         }
+                        let response = self.queue.answer(response);
                         if self.send(response).await.is_err() {
                             return End::Client;
                         }
@@ -131,17 +132,15 @@ impl EditSocket {
                     match received {
                         None => return End::Client,
                         Some(Err(error)) => return self.end_of_broken(error),
-                        Some(Ok(message)) => if self.take(message).await.is_err() {
-                            return End::Client;
-                        },
+                        Some(Ok(message)) => self.take(message).await,
                     }
                 }
             }
         }
     }
 
-    /// Queues a message for the call, or sends `failed` if it is refused. Fails if the client is gone.
-    async fn take(&mut self, message: Message) -> Result<(), axum::Error> {
+    /// Queues a message for the call, or `failed` if it is refused.
+    async fn take(&mut self, message: Message) {
         // A control frame may come between the parts of a message, which are not read yet.
         let control = control_bytes(&message);
         let taken = parse(&self.workers, &self.tenant, message).await;
@@ -150,16 +149,17 @@ impl EditSocket {
             None => self.received.release_message(),
         }
         let queued = match taken {
-            Ok(None) => return Ok(()),
+            Ok(None) => return,
             Ok(Some(request)) => {
                 let id = action_id(&request);
                 self.queue.push(request).map_err(|error| RefusedMessage { id, error })
             }
             Err(refused) => Err(refused),
         };
-        let Err(RefusedMessage { id, error }) = queued else { return Ok(()) };
-        self.activity.notify();
-        self.send(failed(id, &error)).await
+        if let Err(RefusedMessage { id, error }) = queued {
+            self.activity.notify();
+            self.queue.push_refusal(failed(id, &error));
+        }
     }
 
     /// Sends a response. Fails if the client is gone.

@@ -167,9 +167,24 @@ async fn a_message_that_cannot_be_read_is_activity() {
     session.requests.recv().await.unwrap();
     assert!(timeout(PING_INTERVAL / 2, session.activity.notified()).await.is_err(), "the call sees the message itself");
     session.send(r#"{"score": {"id": 7}}"#).await;
+    timeout(PING_INTERVAL / 2, session.activity.notified()).await.expect("no activity");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refused_message_is_answered_after_those_before_it() {
+    let mut session = Session::begin().await;
+    for text in [r#"{"open": {}}"#, r#"{"score": {"id": 7}}"#] {
+        session.send(text).await;
+        // The call is held back: it does not take the message yet.
+        assert!(timeout(PING_INTERVAL / 4, session.frame()).await.is_err());
+    }
+    assert!(matches!(session.requests.recv().await.unwrap().action, Some(Action::Open(_))));
+    session.answer(Event::Applied(DocumentApplied::default())).await;
+    assert!(session.text().await.starts_with(r#"{"applied":"#));
+    assert!(matches!(session.requests.recv().await.unwrap().action, Some(Action::Splice(_))));
+    session.answer(Event::Failed(EditFailure { message: "of the call".into(), ..EditFailure::default() })).await;
     let failed = session.text().await;
     assert!(failed.starts_with(r#"{"failed":{"id":7,"code":"INVALID_ARGUMENT""#), "{failed}");
-    timeout(PING_INTERVAL / 2, session.activity.notified()).await.expect("no activity");
 }
 
 #[tokio::test(start_paused = true)]

@@ -31,7 +31,7 @@ pub use registry::{
     engines::{Engines, LaunchedEngine, Lease},
     health::Monitor,
 };
-pub use status::{DOMAIN, status};
+pub use status::{DOMAIN, WRONG_KIND_OF_MODEL, status};
 pub use traces::Traces;
 #[cfg(feature = "http")]
 pub use transport::admin_port::serve_admin_port;

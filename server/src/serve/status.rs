@@ -15,6 +15,8 @@ use tonic_types::{ErrorDetails, StatusExt, pb};
 /// The domain of `ErrorInfo.reason`.
 pub const DOMAIN: &str = "weir";
 
+/// The reason of an error about a model of another kind.
+pub const WRONG_KIND_OF_MODEL: &str = "WRONG_KIND_OF_MODEL";
 /// Maximum bytes of a message. A status travels in headers, which clients limit to a few kilobytes, and may repeat the
 /// client's own text.
 const MESSAGE_BYTES: usize = 1024;
@@ -106,7 +108,7 @@ impl DetailsBuilder {
                 .add("model", model)
                 .add("wanted", wanted)
                 .add("found", found)
-                .reason("WRONG_KIND_OF_MODEL"),
+                .reason(WRONG_KIND_OF_MODEL),
             Error::Unauthenticated { .. } => "UNAUTHENTICATED",
             Error::QueueFull { what, limit, retry } => {
                 self.retry(*retry).add("what", what).number("limit", *limit).reason("QUEUE_FULL")

@@ -23,9 +23,12 @@ use super::model_source::{ModelSource, ServedModel, ServedParts, narrow};
 use crate::{
     engine::Limits,
     error::{Error, Result},
-    serve::client::{
-        editing::{CompleteDocument, EditAction, EditEvent, EditRequest, OpenDocument, Until},
-        inference::{InferenceClient, size},
+    serve::{
+        WRONG_KIND_OF_MODEL,
+        client::{
+            editing::{CompleteDocument, EditAction, EditEvent, EditRequest, OpenDocument, Until},
+            inference::{InferenceClient, size},
+        },
     },
 };
 use args::CompletionEnd;
@@ -46,8 +49,6 @@ const CACHE_BYTES: usize = 128 << 20;
 const CONTEXT_BYTES: usize = 8 << 10;
 /// Maximum queued session events.
 const WAITING_EVENTS: usize = 64;
-/// The reason of an error about a model of another kind.
-const WRONG_KIND: &str = "WRONG_KIND_OF_MODEL";
 /// Maximum time for the runtime to stop.
 const STOP_TIMEOUT: Duration = Duration::from_millis(100);
 
@@ -107,7 +108,7 @@ async fn check_editing(client: &InferenceClient, model: Option<String>, until: C
         _ => return Err(client.incomplete("an answer to open")),
     }
     match responses.next().await?.and_then(|response| response.event) {
-        Some(EditEvent::Failed(failure)) if failure.reason == WRONG_KIND => {
+        Some(EditEvent::Failed(failure)) if failure.reason == WRONG_KIND_OF_MODEL => {
             refused(format!("--until {until}: {}", failure.message))
         }
         // Some models cannot complete an empty text.

@@ -2,7 +2,10 @@
 
 use crate::{
     error::Error,
-    serve::{completion_request::api_field_name, status::status},
+    serve::{
+        completion_request::api_field_name,
+        status::{WRONG_KIND_OF_MODEL, status},
+    },
 };
 use axum::{
     Json,
@@ -96,7 +99,7 @@ impl From<Status> for ApiError {
             match (info.reason.as_str(), info.metadata.get("call").map(String::as_str)) {
                 ("UNKNOWN_MODEL", _) => param = Some("model".to_owned()),
                 ("UNKNOWN_DOCUMENT", _) => param = Some("document_id".to_owned()),
-                ("WRONG_KIND_OF_MODEL", Some(call)) => {
+                (WRONG_KIND_OF_MODEL, Some(call)) => {
                     let path = PATHS.iter().find(|(method, _)| *method == call).map(|(_, path)| *path);
                     let name = path.unwrap_or(api_field_name(call));
                     if let Some(rest) = message.strip_prefix(call) {

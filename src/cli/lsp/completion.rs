@@ -7,6 +7,7 @@ use super::{
 use crate::serve::client::editing::CompletionItem;
 use lsp_server::RequestId;
 use serde_json::{Value, json};
+use std::time::Instant;
 
 /// Maximum characters of the word before the cursor that an item repeats.
 const MAX_WORD: usize = 64;
@@ -32,6 +33,8 @@ pub(super) struct WaitingRequest {
     pub(super) cursor: usize,
     /// Sessions that ended before its answer.
     pub(super) attempts: usize,
+    /// The time at which its session sent it last. `None` before that.
+    pub(super) sent_at: Option<Instant>,
 }
 
 impl CompletionKind {

@@ -16,7 +16,8 @@ use crate::error::{Error, Result};
 use lsp_server::{ErrorCode, Message, Notification, Request};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use tokio::sync::mpsc;
+use std::time::Instant;
+use tokio::{sync::mpsc, time::sleep_until};
 
 /// Documents are sent whole once, then by their changes.
 const INCREMENTAL: u8 = 2;
@@ -65,6 +66,8 @@ impl LanguageServer {
                     self.sessions.take(event, &self.documents, &mut self.out);
                     Next::Read
                 }
+                // Sends queued requests below.
+                () = until(self.sessions.timeout()) => Next::Read,
                 received = input.recv() => match received {
                     Some(received) => self.take(received)?,
                     None => Next::Exit,
@@ -178,7 +181,7 @@ impl LanguageServer {
         let uri = text_document.uri;
         let text = self.documents.text(&uri);
         let cursor = text.map_or(0, |text| text.offset(position, self.out.encoding));
-        let request = WaitingRequest { id: id.clone(), kind, uri, cursor, attempts: 0 };
+        let request = WaitingRequest { id: id.clone(), kind, uri, cursor, attempts: 0, sent_at: None };
         self.sessions.complete(&self.documents, request, &mut self.out);
         None
     }
@@ -222,6 +225,14 @@ impl LanguageServer {
         if let Err(Refusal(why)) = done {
             self.out.report(Place::Message, Severity::Warning, &why);
         }
+    }
+}
+
+/// Waits until a time, or forever without one. Cancel safe.
+async fn until(time: Option<Instant>) {
+    match time {
+        Some(time) => sleep_until(time.into()).await,
+        None => std::future::pending().await,
     }
 }
 

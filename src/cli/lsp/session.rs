@@ -14,7 +14,7 @@ use crate::{
         inference::InferenceClient,
     },
 };
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Instant};
 use tokio::{
     sync::mpsc::{self, error::TrySendError},
     task::AbortHandle,
@@ -141,7 +141,7 @@ impl Session {
         }
         self.last_id += 1;
         let id = self.last_id;
-        self.waiting.insert(id, request);
+        self.waiting.insert(id, WaitingRequest { sent_at: Some(Instant::now()), ..request });
         if let Change::Longer(splice) | Change::Other(splice) = change {
             text.clone_into(&mut self.text);
             self.splice(vec![splice])?;
@@ -153,6 +153,11 @@ impl Session {
             until: Some(options.until.into()),
             max_chars: Some(options.max_chars),
         }))
+    }
+
+    /// Returns the time at which the oldest request in progress was sent.
+    pub(super) fn oldest(&self) -> Option<Instant> {
+        self.waiting.values().filter_map(|request| request.sent_at).min()
     }
 
     /// Takes the deferred requests if none is in progress.

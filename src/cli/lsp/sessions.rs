@@ -2,7 +2,7 @@
 //!
 //! A request whose session ends before its answer is sent again in a new session. A request that another one made stale is sent
 //! again in the same session: the session's text then is as long as both need. A request waits while all sessions have requests
-//! in progress. While the server cannot be reached, requests get empty answers at once.
+//! in progress, but a session whose server does not answer ends. While the server cannot be reached, requests get empty answers at once.
 
 use super::{
     completion::{WaitingRequest, context},
@@ -34,6 +34,8 @@ const MAX_QUEUED: usize = 256;
 const ATTEMPTS: usize = 4;
 /// Pause after a session failed to open, before the next attempt.
 const PAUSE: Duration = Duration::from_secs(1);
+/// Maximum time for the server to answer a request while requests of other documents wait for a session.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The sessions of the open documents.
 pub(super) struct Sessions {
@@ -106,10 +108,20 @@ impl Sessions {
         }
     }
 
-    /// Sends queued requests for which a session can open now. The owner calls this after each message and event.
+    /// Returns the time at which a session ends for the requests that wait, unless the server answers. The owner calls
+    /// [`send_queued`](Self::send_queued) then.
+    pub(super) fn timeout(&self) -> Option<Instant> {
+        if self.queued.is_empty() {
+            return None;
+        }
+        self.oldest().map(|(sent_at, _)| sent_at + ANSWER_TIMEOUT)
+    }
+
+    /// Sends queued requests for which a session can open now. The owner calls this after each message and event, and at the
+    /// [`timeout`](Self::timeout).
     pub(super) fn send_queued(&mut self, documents: &Documents, out: &mut Outbox) {
         while let Some(uri) = self.queued.first().map(|request| request.uri.clone())
-            && (self.open.contains_key(&uri) || self.has_room())
+            && (self.open.contains_key(&uri) || self.has_room() || self.end_unanswered(documents, out))
         {
             for request in self.take_queued(&uri) {
                 self.complete(documents, request, out);
@@ -222,12 +234,13 @@ impl Sessions {
     /// Opens a new session for the requests of one that ended. No session opens for some time if one has used all its
     /// attempts.
     fn reopen(&mut self, uri: &str, documents: &Documents, out: &mut Outbox) {
-        let requests = self.close(uri).into_iter();
-        let requests: Vec<_> =
-            requests.map(|request| WaitingRequest { attempts: request.attempts + 1, ..request }).collect();
+        let mut requests = self.open.remove(uri).map(|mut session| session.take_all()).unwrap_or_default();
+        requests.iter_mut().for_each(|request| request.attempts += 1);
         if requests.iter().any(|request| request.attempts >= ATTEMPTS) {
             self.failed_at = Some(Instant::now());
         }
+        // No session of these has ended.
+        requests.extend(self.take_queued(uri));
         for request in requests {
             self.complete(documents, request, out);
         }
@@ -274,6 +287,25 @@ impl Sessions {
         for request in self.close(uri) {
             out.complete(documents, &request, &[]);
         }
+    }
+
+    /// Ends the session whose request waits longest, if that is too long. Returns false if none ends.
+    fn end_unanswered(&mut self, documents: &Documents, out: &mut Outbox) -> bool {
+        let Some((sent_at, uri)) = self.oldest() else { return false };
+        if sent_at.elapsed() < ANSWER_TIMEOUT {
+            return false;
+        }
+        let uri = uri.to_owned();
+        let limit = ANSWER_TIMEOUT;
+        let why = format!("the server did not answer a request within {limit:?}; those of other documents come first");
+        out.report(Place::Message, Severity::Warning, &why);
+        self.give_up(&uri, documents, out);
+        true
+    }
+
+    /// Returns the oldest request in progress: the time at which it was sent, and its document.
+    fn oldest(&self) -> Option<(Instant, &str)> {
+        self.open.iter().filter_map(|(uri, session)| Some((session.oldest()?, uri.as_str()))).min()
     }
 
     /// Returns true if a session can open.

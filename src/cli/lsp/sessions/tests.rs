@@ -40,7 +40,7 @@ impl Editor {
     fn complete_in(&mut self, uri: &str, cursor: u8) {
         let id = i32::from(cursor).into();
         let kind = CompletionKind::Inline;
-        let request = WaitingRequest { id, kind, uri: uri.into(), cursor: cursor.into(), attempts: 0 };
+        let request = WaitingRequest { id, kind, uri: uri.into(), cursor: cursor.into(), attempts: 0, sent_at: None };
         self.sessions.complete(&self.documents, request, &mut self.out);
     }
 
@@ -182,6 +182,50 @@ fn a_request_waits_while_all_sessions_have_requests() {
         editor.complete_in("j", 24);
         assert_eq!(editor.answers(), [(Some(24), 0)], "it pauses");
         assert_eq!(editor.sessions.close_all().len(), 8);
+    });
+}
+
+#[test]
+fn a_session_that_is_not_answered_ends_for_requests_that_wait() {
+    within_a_runtime(|| {
+        let mut editor = Editor::with(&URIS);
+        for (uri, cursor) in URIS.into_iter().take(MAX_SESSIONS).zip(1..) {
+            editor.complete_in(uri, cursor);
+        }
+        // The requests of b and d are too old.
+        for uri in ["b", "d"] {
+            let requests = editor.sessions.open.get_mut(uri).unwrap().waiting.values_mut();
+            requests.for_each(|request| request.sent_at = request.sent_at.map(|at| at - ANSWER_TIMEOUT));
+        }
+        let open = |editor: &Editor| editor.sessions.open.keys().cloned().collect::<String>();
+        editor.sessions.send_queued(&editor.documents, &mut editor.out);
+        assert_eq!((editor.sessions.timeout(), open(&editor)), (None, "abcdefgh".into()), "no request waits for them");
+        editor.complete_in("i", 9);
+        assert!(editor.sessions.timeout().unwrap() <= Instant::now());
+        editor.sessions.send_queued(&editor.documents, &mut editor.out);
+        assert_eq!(open(&editor), "acdefghi");
+        editor.complete_in("j", 10);
+        editor.sessions.send_queued(&editor.documents, &mut editor.out);
+        assert_eq!(open(&editor), "acefghij");
+        assert_eq!(editor.answers(), [(None, 0), (Some(2), 0), (Some(4), 0)], "the user is told once");
+        editor.complete_in("b", 11);
+        editor.sessions.send_queued(&editor.documents, &mut editor.out);
+        assert_eq!(open(&editor), "acefghij");
+        let in_time = editor.sessions.timeout().unwrap() - Instant::now();
+        assert!(in_time > ANSWER_TIMEOUT / 2, "{in_time:?}");
+    });
+}
+
+#[test]
+fn the_end_of_a_session_is_no_attempt_of_a_queued_request() {
+    within_a_runtime(|| {
+        let mut editor = Editor::new();
+        editor.complete(9);
+        let queued = WaitingRequest { id: 5.into(), attempts: 0, ..editor.sessions.open[URI].waiting[&1].clone() };
+        editor.sessions.queued.push(queued);
+        editor.take(SessionNews::Ended(None));
+        let requests = editor.sessions.open[URI].waiting.values();
+        assert_eq!(requests.map(|request| request.attempts).collect::<Vec<_>>(), [1, 0]);
     });
 }
 

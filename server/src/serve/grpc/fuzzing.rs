@@ -9,7 +9,8 @@ use crate::{
         contract::{BoundaryMode, Card},
         edited_text::EditedText,
     },
-    error::Result,
+    engine::editing::MAX_SCORED_BYTES,
+    error::{Error, Result},
     text::{TextNormaliser, Vocabulary},
 };
 use prost::{Message, Name};
@@ -99,7 +100,12 @@ fn take_edit(action: Action, document: &mut Option<EditedText>) -> Result<()> {
         }
         (Action::Splice(message), Some(text)) => {
             let revision = message.revision;
-            text.apply(revision, &splices(message)?)?;
+            let splices = splices(message)?;
+            // The server checks before it reserves memory, and applies later.
+            let checked = text.check(revision, &splices);
+            let applied = text.apply(revision, &splices);
+            assert_eq!(checked.is_ok(), applied.is_ok(), "splices are checked as they are applied");
+            applied?;
         }
         (Action::Complete(complete), Some(text)) => {
             text.check_offset("complete.cursor_byte", offset("complete.cursor_byte", complete.cursor_byte)?)?;
@@ -107,7 +113,16 @@ fn take_edit(action: Action, document: &mut Option<EditedText>) -> Result<()> {
             CARDS.iter().try_for_each(|card| rules.validate(card))?;
         }
         (Action::Score(score), Some(text)) => {
-            text.check_offset("score.start_byte", offset("score.start_byte", score.start_byte)?)?;
+            let start = offset("score.start_byte", score.start_byte)?;
+            let end = offset("score.end_byte", score.end_byte)?;
+            text.check_offset("score.start_byte", start)?;
+            text.check_offset("score.end_byte", end)?;
+            if end <= start || end - start > MAX_SCORED_BYTES {
+                let bound = format!("1 to {MAX_SCORED_BYTES} bytes after start_byte, {start}");
+                return Err(Error::bad_option("score.end_byte", end.to_string(), bound));
+            }
+            // The server reads the text of a range that passes.
+            assert!(text.text().get(start..end).is_some(), "a range that passes has no text");
         }
         _ => {}
     }

@@ -111,10 +111,28 @@ const CRATES: &[(&str, &[&str])] = &[
     ("memmap2", &["kernels"]),
 ];
 
+/// Minimum source files of each package. Fewer would mean that the folder is no longer the package's.
+const MIN_FILES: usize = 30;
+/// Names of the packages in code. Their `lib.rs` files re-export the rooms of others, and all other files name these as `crate`.
+const PACKAGE_NAMES: [&str; 3] = ["weir_core", "weir_engine", "weir_server"];
+
+fn in_package(module: &Module, folder: &str) -> bool {
+    module.file.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/'))
+}
+
+/// Returns the packages that code names, which belong in `lib.rs` only.
+fn named_packages(code: &str) -> Vec<&'static str> {
+    let words: BTreeSet<&str> = code.split(|c: char| !c.is_alphanumeric() && c != '_').collect();
+    PACKAGE_NAMES.into_iter().filter(|package| words.contains(package)).collect()
+}
+
 fn sources() -> Sources {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let sources = Sources::read(root, &PACKAGES.map(|(folder, _)| folder));
-    assert!(sources.modules.len() > 30, "only {} files in {}", sources.modules.len(), root.display());
+    for (folder, _) in PACKAGES {
+        let count = sources.modules.values().filter(|module| in_package(module, folder)).count();
+        assert!(count >= MIN_FILES, "only {count} files in {folder}");
+    }
     sources
 }
 
@@ -145,9 +163,25 @@ fn rooms_depend_on_each_other_one_way() {
 #[test]
 fn each_room_is_in_its_package() {
     for module in sources().rooms() {
-        let (folder, rooms) = PACKAGES.iter().find(|(folder, _)| module.file.starts_with(folder)).unwrap();
+        let (folder, rooms) = PACKAGES.iter().find(|(folder, _)| in_package(module, folder)).unwrap();
         assert!(rooms.contains(&module.room()), "{}: {folder} has no room {}", module.file, module.room());
     }
+}
+
+/// A path such as `weir_engine::family` would use a room unseen.
+#[test]
+fn only_lib_rs_names_other_packages() {
+    let mut wrong = Vec::new();
+    for module in sources().modules.values().filter(|module| module.room() != "lib") {
+        let named = named_packages(&code_of(&module.text));
+        wrong.extend(named.iter().map(|package| format!("{}: name the room as crate::, not {package}", module.file)));
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert_eq!(
+        named_packages("let card = weir_engine::family::card();\npub use weir_core as core;"),
+        PACKAGE_NAMES[..2]
+    );
+    assert!(named_packages(&code_of("// weir_engine::family\nlet a = weir_core_x::b + my_weir_core::c;")).is_empty());
 }
 
 /// A dependency that is allowed but unused would let the next one in unseen.

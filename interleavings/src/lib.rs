@@ -84,8 +84,14 @@ pub mod engine {
 
         /// Queues a request. Returns false if it is rejected.
         pub fn submit(&self, request: usize, tenant: &str) -> bool {
+            self.submit_all([request], tenant) == 1
+        }
+
+        /// Queues requests at once, up to the first that is rejected. Returns how many are queued.
+        pub fn submit_all(&self, requests: impl IntoIterator<Item = usize>, tenant: &str) -> usize {
             let demand = Demand { tenant: tenant.into(), symbols: 1, uncached: 1, bytes: 1, rows: 1 };
-            self.0.enqueue_all([Queued { request, demand, terms: QueueTerms::default() }]).is_ok()
+            let queued = |request| Queued { request, demand: demand.clone(), terms: QueueTerms::default() };
+            self.0.enqueue_all(requests.into_iter().map(queued)).count
         }
 
         /// Rejects new requests.

@@ -17,7 +17,7 @@ use super::{
     },
     scheduler::PRIORITIES,
     shared::Inner,
-    state::{Phase, QueueTerms, Queued},
+    state::{Enqueued, Phase, QueueTerms, Queued},
     worker::{self, WorkerTask},
 };
 use crate::{
@@ -126,10 +126,7 @@ impl Handle {
             queued.push(self.queued(request, cached, terms));
             all_events.push(events);
         }
-        let count = queued.len();
-        self.inner().state.enqueue_all(queued)?;
-        (0..count).for_each(|_| self.inner().observer.accepted());
-        Ok(all_events)
+        self.enqueue_all(queued).map(|()| all_events)
     }
 
     /// Validates a request about a text.
@@ -206,10 +203,15 @@ impl Handle {
 
     /// Queues a request, `cached` of whose symbols a cache holds.
     fn enqueue(&self, request: Request, cached: usize, terms: &Terms) -> Result<()> {
+        self.enqueue_all([self.queued(request, cached, terms)])
+    }
+
+    /// Queues requests, and reports each one that is queued, also if a later one fails.
+    fn enqueue_all(&self, requests: impl IntoIterator<Item = Queued<Request>>) -> Result<()> {
         let inner = self.inner();
-        inner.state.enqueue_all([self.queued(request, cached, terms)])?;
-        inner.observer.accepted();
-        Ok(())
+        let Enqueued { count, result } = inner.state.enqueue_all(requests);
+        (0..count).for_each(|_| inner.observer.accepted());
+        result
     }
 
     /// Adds to a request the values that determine its place in the queue.

@@ -48,6 +48,13 @@ pub(super) struct Queued<R> {
     pub(super) terms: QueueTerms,
 }
 
+/// The outcome of queueing several requests.
+pub(super) struct Enqueued {
+    /// Number of requests that are queued. If there is an error, it is that of the next one.
+    pub(super) count: usize,
+    pub(super) result: Result<()>,
+}
+
 /// An engine's state behind its lock, with the signal that wakes its worker.
 pub(super) struct SharedState<R> {
     pub(super) mutex: Mutex<EngineState<R>>,
@@ -78,14 +85,15 @@ impl<R> SharedState<R> {
         self.mutex.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Queues requests for the worker, which sees all of them at once. Fails with `QueueFull`, `Draining`, or `Deadline` if a
-    /// deadline cannot be met; the requests before that one are queued.
-    pub(super) fn enqueue_all(&self, requests: impl IntoIterator<Item = Queued<R>>) -> Result<()> {
+    /// Queues requests for the worker, which sees all of them at once. Stops at the first one that fails: with `QueueFull`,
+    /// `Draining`, or `Deadline` if a deadline cannot be met.
+    pub(super) fn enqueue_all(&self, requests: impl IntoIterator<Item = Queued<R>>) -> Enqueued {
+        let mut count = 0;
         let mut state = self.lock();
-        let queued = requests.into_iter().try_for_each(|queued| state.enqueue(queued));
+        let result = requests.into_iter().try_for_each(|queued| state.enqueue(queued).map(|()| count += 1));
         drop(state);
         self.wake_signal.raise();
-        queued
+        Enqueued { count, result }
     }
 
     /// Makes the worker end all requests and then stop.

@@ -64,3 +64,43 @@ fn an_engine_closes_at_any_time() {
 fn an_engine_drains_at_any_time() {
     run(SharedState::drain);
 }
+
+/// The worker takes requests that are queued at once in one round, so that their rows share each step.
+#[test]
+fn requests_queued_at_once_run_together() {
+    explore(|| {
+        let queue = SharedState::new(2, 4);
+        let worker = {
+            let queue = queue.clone();
+            thread::spawn(move || {
+                let mut ran = Vec::new();
+                while ran.is_empty() {
+                    ran = queue.work().ran;
+                    if ran.is_empty() {
+                        queue.wait();
+                    }
+                }
+                ran
+            })
+        };
+        assert_eq!(queue.submit_all([0, 1], "a"), 2);
+        assert_eq!(worker.join().unwrap(), [0, 1]);
+    });
+}
+
+#[test]
+fn requests_before_a_rejected_one_are_counted() {
+    explore(|| {
+        // one runs; a tenant may have half of the queue
+        let queue = SharedState::new(1, 6);
+        let client = {
+            let queue = queue.clone();
+            thread::spawn(move || queue.submit_all(0..8, "a"))
+        };
+        queue.drain();
+        let queued = client.join().unwrap();
+        assert!(queued == 0 || queued == 4, "{queued}");
+        queue.close();
+        assert_eq!(queue.work().ended, (0..queued).collect::<Vec<_>>());
+    });
+}

@@ -11,7 +11,7 @@
 //! that end within a segment ([`open_states`]).
 //!
 //! Pure: no clock, threads or channels. Its memory is that of the distinct pages of its entries plus an estimate of the trees;
-//! beyond the limit, entries are evicted by the rules of [`tenants`].
+//! beyond the limit, entries are evicted by the rules of [`tenants`], and open states if they take more than a small part.
 
 mod open_states;
 mod searched;
@@ -30,7 +30,7 @@ use crate::{
     engine::accounting,
     error::Result,
 };
-use open_states::OpenStates;
+use open_states::{OpenMatch, OpenStates};
 use std::{collections::HashMap, sync::Arc};
 use tenants::{TenantEntries, TenantTable};
 use tree::{NodeId, Tree, TreeSize};
@@ -79,11 +79,11 @@ impl Capacity {
 /// Contents and totals of a segment cache.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SegmentCacheUsage {
-    /// Entries held.
+    /// Entries held, without open states.
     pub entries: usize,
     /// Keys of the entries held.
     pub keys: usize,
-    /// Bytes of distinct pages and, estimated, of the trees.
+    /// Bytes of distinct pages and, estimated, of the trees; with those of open states.
     pub bytes: usize,
     /// Bytes of distinct pages.
     pub page_bytes: usize,
@@ -169,9 +169,12 @@ impl SegmentCache {
             return Ok(None);
         }
         self.counts.lookup_symbols += text.len() as u64;
-        let hit = match self.find_open(key, text) {
-            Some(hit) => Some(hit),
-            None => self.find_closed(key, text)?,
+        let closed = self.longest_match(key, text);
+        let open = self.longest_open(key, text, closed.as_ref().map_or(0, |longest| longest.len));
+        let hit = match (open, closed) {
+            (Some(OpenMatch { index, len }), _) => self.open_states.fork(index).map(|state| Hit { state, len }),
+            (None, Some(LongestMatch { entry, len, state })) => Some(self.hit_closed(&entry, state.fork(), len)?),
+            (None, None) => None,
         };
         match &hit {
             None => self.counts.misses += 1,
@@ -184,22 +187,21 @@ impl SegmentCache {
         Ok(hit)
     }
 
-    fn find_closed(&mut self, key: &Key, text: TextView<'_>) -> Result<Option<Hit>> {
-        let Some(LongestMatch { entry, len, state }) = self.longest_match(key, text) else { return Ok(None) };
-        let mut state = state.fork();
+    /// Rolls back a fork of an entry's state, and counts the use. Drops the entry if that fails.
+    fn hit_closed(&mut self, entry: &EntryId, mut state: Box<dyn State>, len: usize) -> Result<Hit> {
         if let Err(error) = state.rollback(len) {
-            self.drop_entry(&entry);
+            self.drop_entry(entry);
             return Err(error);
         }
-        self.touch(&entry);
-        Ok(Some(Hit { state, len }))
+        self.touch(entry);
+        Ok(Hit { state, len })
     }
 
     /// Returns how many symbols [`find`](Self::find) would save, without counting a use.
     pub fn known<'a>(&self, key: &Key, text: impl Into<TextView<'a>>) -> usize {
         let text = text.into();
         let closed = self.longest_match(key, text).map_or(0, |longest| longest.len);
-        closed.max(self.open_symbols(key, text))
+        self.longest_open(key, text, closed).map_or(closed, |open| open.len)
     }
 
     fn longest_match(&self, key: &Key, text: TextView<'_>) -> Option<LongestMatch<'_>> {
@@ -254,16 +256,14 @@ impl SegmentCache {
         });
         self.insert(key, tree_key, rest, state);
         let stored_at = self.now;
-        while self.all_bytes() > self.capacity.bytes {
-            self.evict();
-        }
+        self.make_room();
         while self.tenants.entries() > self.capacity.entries {
             self.evict_from_largest(TenantEntries::len);
         }
         Ok(self.tenants.has(&key.tenant, stored_at))
     }
 
-    /// Evicts an open state, or else an entry by the rules of `tenants`. Returns the freed bytes of pages, or `None` if empty. A
+    /// Evicts an open state, or else an entry by the rules of `tenants`, for a row that needs pages. Returns the freed bytes of pages, or `None` if empty. A
     /// page that a running row shares is not freed and not counted.
     pub fn evict(&mut self) -> Option<usize> {
         self.drop_open_state().or_else(|| self.evict_from_largest(TenantEntries::bytes))

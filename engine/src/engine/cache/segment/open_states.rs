@@ -9,6 +9,8 @@ use std::collections::VecDeque;
 
 /// Maximum open states of a cache.
 pub(super) const MAX_OPEN_STATES: usize = 64;
+/// Odd factor with bits in all places, which spreads the symbols over a hash.
+const HASH_FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// The open states of a cache, with keys `K`.
 pub(super) struct OpenStates<K> {
@@ -20,11 +22,35 @@ pub(super) struct OpenStates<K> {
 
 /// The state of a text whose last segment has not ended.
 pub(super) struct OpenState<K> {
-    pub(super) key: K,
-    pub(super) text: Box<[u32]>,
+    key: K,
+    text: Box<[u32]>,
+    /// Hash of the text.
+    hash: u64,
     pub(super) state: Box<dyn State>,
     /// Estimated bytes without pages.
-    pub(super) own_bytes: usize,
+    own_bytes: usize,
+}
+
+/// An open state from which a text continues.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct OpenMatch {
+    /// Index of the state, until the states change.
+    pub(super) index: usize,
+    /// Symbols of its text.
+    pub(super) len: usize,
+}
+
+impl<K> OpenState<K> {
+    /// Creates the state of `text`. `own_bytes`: its estimated bytes without pages.
+    pub(super) fn new(key: K, text: &[u32], state: Box<dyn State>, own_bytes: usize) -> Self {
+        Self { key, text: text.into(), hash: extend_hash(0, text), state, own_bytes }
+    }
+}
+
+/// Returns the hash of a text with more symbols, from the hash of the text. It may collide.
+pub(super) fn extend_hash(hash: u64, symbols: &[u32]) -> u64 {
+    let add = |hash: u64, symbol: &u32| (hash.rotate_left(5) ^ u64::from(*symbol)).wrapping_mul(HASH_FACTOR);
+    symbols.iter().fold(hash, add)
 }
 
 impl<K: PartialEq> OpenStates<K> {
@@ -44,20 +70,26 @@ impl<K: PartialEq> OpenStates<K> {
         self.states.iter().map(|open| &*open.state)
     }
 
-    /// Returns the index of the longest state from which `text` continues.
-    pub(super) fn longest(&self, key: &K, text: &[u32]) -> Option<usize> {
-        // most texts differ at their ends
-        let continues = |open: &OpenState<K>| {
-            let beginning = text.get(..open.text.len());
-            beginning.is_some_and(|beginning| beginning.iter().rev().eq(open.text.iter().rev())) && open.key == *key
+    /// Returns the longest state from which `text` continues, if it serves more than `shortest` symbols.
+    ///
+    /// Hashes the text once, and compares it with the states that have its hash only: with one, unless hashes collide.
+    pub(super) fn longest(&self, key: &K, text: &[u32], shortest: usize) -> Option<OpenMatch> {
+        let may_continue = |open: &OpenState<K>| {
+            let len = open.text.len();
+            open.key == *key && (shortest + 1..=text.len()).contains(&len) && text[..len].last() == open.text.last()
         };
-        let found = self.states.iter().enumerate().filter(|(_, open)| continues(open));
-        found.max_by_key(|(_, open)| open.text.len()).map(|(index, _)| index)
-    }
-
-    /// Returns the number of symbols of a state's text.
-    pub(super) fn symbols(&self, index: usize) -> usize {
-        self.states.get(index).map_or(0, |open| open.text.len())
+        let mut candidates: Vec<(usize, &OpenState<K>)> =
+            self.states.iter().enumerate().filter(|(_, open)| may_continue(open)).collect();
+        candidates.sort_unstable_by_key(|(_, open)| open.text.len());
+        let mut hash = 0;
+        let mut hashed = 0;
+        candidates.retain(|(_, open)| {
+            hash = extend_hash(hash, &text[hashed..open.text.len()]);
+            hashed = open.text.len();
+            hash == open.hash
+        });
+        let found = candidates.into_iter().rev().find(|(_, open)| text.starts_with(&open.text));
+        found.map(|(index, open)| OpenMatch { index, len: open.text.len() })
     }
 
     /// Returns a fork of a state, which was used now.

@@ -1,33 +1,23 @@
 //! The states that a search for completions leaves in the cache and continues from: those at the ends of segments, and open ones.
 
 use super::{
-    Hit, Key, SegmentCache, entry_bytes,
-    open_states::{MAX_OPEN_STATES, OpenState},
+    Key, SegmentCache, entry_bytes,
+    open_states::{MAX_OPEN_STATES, OpenMatch, OpenState},
+    tenants::TenantEntries,
 };
 use crate::{
     decode::{contract::State, text_window::TextView},
     error::Result,
 };
 
-/// Divisor of the cache's capacity: the quotient limits the memory of open states apart from their pages.
+/// Divisor of the cache's capacity: the quotient limits the memory of open states apart from their pages. In a full cache, open
+/// states give way to entries if they take more with the pages that only they refer to.
 const OPEN_STATES_PART: usize = 8;
 
 impl SegmentCache {
-    /// Returns the longest open state from which `text` continues, unless an entry serves more of it.
-    pub(super) fn find_open(&mut self, key: &Key, text: TextView<'_>) -> Option<Hit> {
-        let index = self.open_states.longest(key, text.after(0)?)?;
-        let len = self.open_states.symbols(index);
-        if self.longest_match(key, text).is_some_and(|longest| longest.len >= len) {
-            return None;
-        }
-        let state = self.open_states.fork(index)?;
-        Some(Hit { state, len })
-    }
-
-    /// Returns the symbols of the longest open state from which `text` continues.
-    pub(super) fn open_symbols(&self, key: &Key, text: TextView<'_>) -> usize {
-        let found = text.after(0).and_then(|text| self.open_states.longest(key, text));
-        found.map_or(0, |index| self.open_states.symbols(index))
+    /// Returns the longest open state from which `text` continues, if it serves more than `shortest` symbols.
+    pub(super) fn longest_open(&self, key: &Key, text: TextView<'_>, shortest: usize) -> Option<OpenMatch> {
+        self.open_states.longest(key, text.after(0)?, shortest)
     }
 
     /// Stores the state after `text` as [`keep`](Self::keep) does, and also as an open state if `text` ends within a segment. The
@@ -43,25 +33,38 @@ impl SegmentCache {
         let Some(whole) = text.after(0).filter(|whole| whole.len() == state.len() && state.len() > end) else {
             return Ok(());
         };
-        if self.open_symbols(key, text) == whole.len() {
+        let own_bytes = entry_bytes(&*state) + key.tenant.len() + size_of_val(whole);
+        let limit = self.open_limit();
+        if own_bytes > limit || self.longest_open(key, text, whole.len() - 1).is_some() {
             return Ok(());
         }
-        let own_bytes = entry_bytes(&*state) + key.tenant.len() + size_of_val(whole);
-        let open = OpenState { key: key.clone(), text: whole.into(), state, own_bytes };
-        // they get a small part of the cache, except for pages that they share
-        let limit = self.capacity.bytes / OPEN_STATES_PART;
-        let needed = open.own_bytes;
-        while self.open_states.len() >= MAX_OPEN_STATES || self.open_states.own_bytes() + needed > limit {
+        while self.open_states.len() >= MAX_OPEN_STATES || self.open_states.own_bytes() + own_bytes > limit {
             if self.drop_open_state().is_none() {
                 return Ok(());
             }
         }
-        self.pages.add_short_lived(&*open.state);
-        self.open_states.push(open);
-        while self.all_bytes() > self.capacity.bytes {
-            self.evict();
-        }
+        self.pages.add_short_lived(&*state);
+        self.open_states.push(OpenState::new(key.clone(), whole, state, own_bytes));
+        self.make_room();
         Ok(())
+    }
+
+    /// Evicts entries until the cache is within its capacity, but open states first while they take more than their part or one
+    /// entry is left.
+    pub(super) fn make_room(&mut self) {
+        while self.all_bytes() > self.capacity.bytes {
+            let open_bytes = self.pages.short_lived_bytes + self.open_states.own_bytes();
+            let evicts_entry = open_bytes <= self.open_limit() && self.tenants.entries() > 1;
+            let evicted = if evicts_entry { self.evict_from_largest(TenantEntries::bytes) } else { self.evict() };
+            if evicted.is_none() {
+                return;
+            }
+        }
+    }
+
+    /// Returns the maximum bytes of open states in a full cache.
+    fn open_limit(&self) -> usize {
+        self.capacity.bytes / OPEN_STATES_PART
     }
 
     /// Returns the bytes of entries and open states.

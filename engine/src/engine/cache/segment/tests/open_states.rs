@@ -3,7 +3,7 @@
 use super::*;
 use crate::{
     decode::random::{Purpose, uniform},
-    engine::cache::segment::open_states::MAX_OPEN_STATES,
+    engine::cache::segment::open_states::{MAX_OPEN_STATES, OpenMatch, OpenState, extend_hash},
 };
 
 fn keep_open(cache: &mut SegmentCache, text: &[u32], alive: &Arc<AtomicUsize>) {
@@ -56,10 +56,86 @@ fn few_are_held() {
     assert_eq!([0, 1, 2, MAX_OPEN_STATES].map(|number| checked(&mut cache, &text(number), &alive)), [2, 2, 6, 6]);
     cache.clear();
     assert_eq!((cache.usage().bytes, alive.load(SeqCst)), (0, 0));
-    // a long text would take too much of the cache
+    // a long text would take too much of the cache, and leaves the others there
     let mut small = SegmentCache::new(Capacity::with_bytes(8_000));
+    keep_open(&mut small, &[1, 0, 2, 2], &alive);
     keep_open(&mut small, &[&[1, 0][..], &[3; 200]].concat(), &alive);
     assert_eq!(checked(&mut small, &[&[1, 0][..], &[3; 201]].concat(), &alive), 2);
+    assert_eq!(checked(&mut small, &[1, 0, 2, 2], &alive), 4);
+}
+
+#[test]
+fn entries_of_a_full_cache_make_room() {
+    let alive = Arc::default();
+    let mut cache = SegmentCache::new(Capacity::with_bytes(100_000));
+    let mut texts = (10..).map(|number| [number, number, 0]);
+    while cache.usage().evictions < 5 {
+        keep(&mut cache, &texts.next().unwrap(), &alive);
+    }
+    keep_open(&mut cache, &[1, 0, 5, 5, 5], &alive);
+    assert_eq!(checked(&mut cache, &[1, 0, 5, 5, 5, 6], &alive), 5);
+    let evictions = cache.usage().evictions;
+    texts.by_ref().take(20).for_each(|text| assert!(keep(&mut cache, &text, &alive)));
+    assert!(cache.usage().bytes <= 100_000 && cache.usage().evictions >= evictions + 20);
+    assert_eq!(checked(&mut cache, &[1, 0, 5, 5, 5, 6], &alive), 5, "later entries replace entries");
+    // a row that needs pages gets those of open states first
+    let entries = cache.usage().entries;
+    assert!(cache.evict().is_some());
+    assert_eq!(cache.usage().entries, entries);
+    assert_eq!(checked(&mut cache, &[1, 0, 5, 5, 5, 6], &alive), 2);
+    // open states with many pages of their own give way to entries
+    let long = |number: u32| [&[1, 0][..], &[number; 60]].concat();
+    (10..20).for_each(|number| keep_open(&mut cache, &long(number), &alive));
+    assert!(cache.usage().bytes <= 100_000 && cache.usage().entries > entries / 2, "{:?}", cache.usage());
+    assert!((10..20).filter(|&number| checked(&mut cache, &long(number), &alive) == 62).count() < 3);
+}
+
+fn opened(key: u32, text: &[u32], alive: &Arc<AtomicUsize>) -> OpenState<u32> {
+    OpenState::new(key, text, Box::new(PagedState::new(&[], alive)), 1)
+}
+
+#[test]
+fn the_longest_state_is_that_of_a_naive_search() {
+    let alive = Arc::default();
+    let mut found = 0;
+    for round in 0..2_000 {
+        let dice = |draw, sides| (uniform(round, Purpose::Sampling, draw) * sides as f32) as usize;
+        let symbols = |first| (0..dice(first, 7)).map(|index| dice(first + 1 + index, 2) as u32).collect();
+        let mut states = OpenStates::new();
+        let mut texts: Vec<(u32, Vec<u32>)> = Vec::new();
+        for number in 0..12 {
+            let text: Vec<u32> = symbols(100 + 10 * number);
+            let key = number as u32 % 2;
+            let own = (key, text);
+            if !own.1.is_empty() && !texts.contains(&own) {
+                states.push(opened(key, &own.1, &alive));
+                texts.push(own);
+            }
+        }
+        let text: Vec<u32> = symbols(300);
+        let shortest = dice(400, 3);
+        let all = texts.iter().enumerate();
+        let serving = all.filter(|(_, (key, own))| *key == 1 && own.len() > shortest && text.starts_with(own));
+        let naive = serving.max_by_key(|(_, (_, own))| own.len());
+        let naive = naive.map(|(index, (_, own))| OpenMatch { index, len: own.len() });
+        assert_eq!(states.longest(&1, &text, shortest), naive);
+        found += usize::from(naive.is_some());
+    }
+    assert!(found > 300, "{found}");
+}
+
+#[test]
+fn texts_with_equal_hashes_are_not_mixed_up() {
+    // found by a search over first symbols: the second one makes up for their difference
+    let text = [1_148_855_954, 7, 1];
+    let twin = [4_120_071_027, 7 ^ 0xa720_b2a0, 1];
+    assert_eq!(extend_hash(0, &text), extend_hash(0, &twin));
+    let alive = Arc::default();
+    let mut states = OpenStates::new();
+    states.push(opened(1, &text[..1], &alive));
+    states.push(opened(1, &text, &alive));
+    assert_eq!(states.longest(&1, &twin, 0), None);
+    assert_eq!(states.longest(&1, &text, 0), Some(OpenMatch { index: 1, len: 3 }));
 }
 
 /// Rows continue from hits, so that entries and open states share pages in every order.

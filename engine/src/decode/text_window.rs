@@ -4,6 +4,9 @@
 use sha2::{Digest as _, Sha256};
 use std::ops::Range;
 
+/// Symbols that are digested at once.
+const DIGESTED_SYMBOLS: usize = 64;
+
 /// SHA-256 of a text's prefix.
 pub type Digest = [u8; 32];
 
@@ -116,7 +119,12 @@ impl PrefixDigests<'_> {
 }
 
 fn digest(digest: &mut Sha256, symbols: &[u32]) {
-    symbols.iter().for_each(|symbol| digest.update(symbol.to_le_bytes()));
+    let mut bytes = [0; DIGESTED_SYMBOLS * size_of::<u32>()];
+    for symbols in symbols.chunks(DIGESTED_SYMBOLS) {
+        let (own, _) = bytes.as_chunks_mut();
+        own.iter_mut().zip(symbols).for_each(|(bytes, symbol)| *bytes = symbol.to_le_bytes());
+        digest.update(&bytes[..size_of_val(symbols)]);
+    }
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 //! a text makes it another one.
 //!
 //! All texts of the cache begin with the same symbols, of which it holds a digest, and end near the cursor. A search whose text
-//! begins with others empties the cache. Its memory has a strict limit; the distributions of the oldest search are dropped first.
+//! begins with others empties the cache, and so does one whose cursor is before that beginning's end. Its memory has a strict limit; the distributions of the oldest search are dropped first.
 
 use crate::decode::{
     next_symbol::Distribution,
@@ -57,6 +57,26 @@ struct Entry {
     search: u64,
 }
 
+/// Digests of the beginnings of a searched text.
+struct BeginningDigests {
+    /// Digest of the symbols before the start of the cached texts; none if the text is shorter.
+    start: Option<Digest>,
+    /// Digest of the symbols before the start that the text would get.
+    near: Option<Digest>,
+}
+
+impl BeginningDigests {
+    fn of(text: &[u32], start: usize, near: usize) -> Self {
+        let mut digests = TextView::from(text).digests();
+        if start <= near {
+            let start = digests.before(start);
+            return Self { start, near: digests.before(near) };
+        }
+        let near = digests.before(near);
+        Self { start: digests.before(start), near }
+    }
+}
+
 impl DistributionCache {
     /// Sets the maximum number of bytes. A new cache has a maximum of 0.
     pub(super) fn set_limit(&self, bytes: usize) {
@@ -71,7 +91,24 @@ impl DistributionCache {
 
     /// Begins a search after `text`.
     pub(super) fn begin(&self, text: &[u32]) -> SearchPlace {
-        self.lock().begin(text)
+        let near = text.len().saturating_sub(NEAR_SYMBOLS);
+        let mut distributions = self.lock();
+        distributions.search += 1;
+        let search = distributions.search;
+        while distributions.limit > 0 {
+            let start = distributions.start;
+            drop(distributions);
+            // a long text is digested while the cache is not locked
+            let digests = BeginningDigests::of(text, start, near);
+            distributions = self.lock();
+            // unless another search has moved the start
+            if distributions.start == start {
+                distributions.move_start(text, near, digests);
+                let text = text.get(distributions.start..).unwrap_or_default().to_vec();
+                return SearchPlace { beginning: distributions.beginning, search, text };
+            }
+        }
+        SearchPlace { beginning: distributions.beginning, search, text: Vec::new() }
     }
 
     /// Returns the distribution after a continuation of a search's text.
@@ -98,21 +135,10 @@ impl DistributionCache {
 }
 
 impl Distributions {
-    fn begin(&mut self, text: &[u32]) -> SearchPlace {
-        self.search += 1;
-        if self.limit == 0 {
-            return SearchPlace { beginning: self.beginning, search: self.search, text: Vec::new() };
-        }
-        self.move_start(text);
-        let text = text.get(self.start..).unwrap_or_default().to_vec();
-        SearchPlace { beginning: self.beginning, search: self.search, text }
-    }
-
-    /// Moves the start of the cached texts close to the end of `text`. Drops the texts that do not continue from there.
-    fn move_start(&mut self, text: &[u32]) {
-        let near = text.len().saturating_sub(NEAR_SYMBOLS);
-        let mut digests = TextView::from(text).digests();
-        let same = self.before.is_some() && digests.before(self.start) == self.before;
+    /// Moves the start of the cached texts to `near`, close to the end of `text`, unless it is close already. Drops the texts that
+    /// do not continue from there.
+    fn move_start(&mut self, text: &[u32], near: usize, digests: BeginningDigests) {
+        let same = self.before.is_some() && digests.start == self.before;
         if same && text.len() - self.start <= 2 * NEAR_SYMBOLS {
             return;
         }
@@ -124,8 +150,7 @@ impl Distributions {
             self.bytes += entry_bytes(rest, &entry.distribution);
             self.entries.insert(rest.into(), entry);
         }
-        let mut digests = if same { digests } else { TextView::from(text).digests() };
-        self.before = digests.before(near);
+        self.before = digests.near;
         self.start = near;
         self.beginning += 1;
     }

@@ -66,8 +66,11 @@ pub struct CompletionTask {
     search: CompletionSearch,
     distributions: DistributionCache,
     place: SearchPlace,
+    /// The continuations of the last round that wait until the first distribution is computed.
+    later: Vec<Waiting>,
     /// Symbols of the prefix that came from the segment cache, once a distribution was computed.
     reused: Option<usize>,
+    computed_distributions: usize,
     reused_distributions: usize,
 }
 
@@ -166,7 +169,9 @@ impl EditSession {
             place: self.distributions.begin(&prefix),
             distributions: self.distributions.clone(),
             prefix,
+            later: Vec::new(),
             reused: None,
+            computed_distributions: 0,
             reused_distributions: 0,
         })
     }
@@ -230,14 +235,23 @@ impl CompletionTask {
         }
     }
 
-    /// Submits the requests for the next distributions that are not known, all at once; none if the search is over. Reads the text
-    /// once for each. Fails as [`Handle::submit`] does.
+    /// Submits the requests for the next distributions that are not known, all at once; none if the search is over. The first
+    /// request of a search is alone. Reads the text once for each. Fails as [`Handle::submit`] does.
     pub fn submit_next(&mut self) -> Result<Vec<Waiting>> {
         loop {
+            let mut waiting = std::mem::take(&mut self.later);
+            if waiting.is_empty() {
+                let width = if self.search.expansions() == 0 { 1 } else { WIDTH };
+                let nodes = self.search.next_expansions(width);
+                waiting = nodes.into_iter().map(|node| self.look_up(node)).collect();
+            }
             // the first distribution is computed alone: its state is cached for all others
-            let width = if self.search.expansions() == 0 { 1 } else { WIDTH };
-            let nodes = self.search.next_expansions(width);
-            let mut waiting: Vec<Waiting> = nodes.into_iter().map(|node| self.look_up(node)).collect();
+            if self.reused.is_none()
+                && !self.prefix.is_empty()
+                && let Some(first) = waiting.iter().position(|waiting| waiting.known.is_none())
+            {
+                self.later = waiting.split_off(first + 1);
+            }
             let jobs: Vec<Job> =
                 waiting.iter().filter(|waiting| waiting.known.is_none()).map(|waiting| self.job(waiting)).collect();
             if jobs.is_empty() && !waiting.is_empty() {
@@ -279,6 +293,7 @@ impl CompletionTask {
         for Waiting { node, symbols, mut known, events } in waiting {
             if let Some(events) = events {
                 let (distribution, cached) = distribution(events).await?;
+                self.computed_distributions += 1;
                 self.reused.get_or_insert(cached.min(self.prefix.len()));
                 let distribution = Arc::new(distribution);
                 self.distributions.keep(&self.place, &symbols, &distribution);
@@ -304,7 +319,7 @@ impl CompletionTask {
             is_cut: self.search.is_cut(),
             reused,
             recomputed: self.prefix.len().saturating_sub(reused),
-            distributions: self.search.expansions().saturating_sub(self.reused_distributions),
+            distributions: self.computed_distributions,
             reused_distributions: self.reused_distributions,
         }
     }

@@ -4,17 +4,25 @@ use crate::{
     lex,
     support::{Dice, fixture_in, hnet_in, lslm_in, storms},
 };
-use std::sync::Arc;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
 use weir::{
     decode::{
         completion::{CompletionEnd, CompletionRules},
         contract::{BoundaryOptions, Model},
         edited_text::Splice,
-        options::{EmittedSymbol, Score},
+        options::{EmittedSymbol, FinishReason, Score},
+        usage::{Timing, Usage},
     },
     engine::{
         Event, Handle, Job, Limits, Terms,
         editing::{EditSession, MAX_SCORED_BYTES},
+        observer::Observer,
     },
     error::Error,
     kernels::Dtype,
@@ -213,6 +221,84 @@ fn an_edit_computes_what_follows_its_segment() {
     session.splice(1, &[Splice { range: 72..73, text: "xy".into() }]).unwrap();
     let edited = complete(&session, 85);
     assert_eq!((edited.reused, edited.recomputed), (70, 15));
+}
+
+/// The states of a text may be evicted while the session still has a distribution after it.
+#[test]
+fn an_evicted_text_is_read_once() {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let model = fixture_in("whitespaces", Dtype::F32);
+    let text = "abc de ".repeat(12);
+    let rules = |max_chars| CompletionRules { count: 3, end: CompletionEnd::Length, max_chars };
+    let complete =
+        |session: &EditSession, rules| runtime.block_on(session.complete(text.len(), rules).unwrap().run()).unwrap();
+    let cold_engine = engine(&model);
+    let cold = complete(&open(&cold_engine, &text), rules(3));
+    let cache_bytes = 2 * cold_engine.segment_cache_usage().bytes;
+    let engine = Handle::start(Arc::clone(&model), Limits { cache_bytes, ..Limits::default() }).unwrap();
+    let session = open(&engine, &text);
+    session.keep_distributions(1 << 16);
+    assert_eq!(complete(&session, rules(1)).distributions, 1);
+    for letter in ["f", "g", "h", "i", "j", "k", "l", "m"] {
+        complete(&open(&engine, &text.replace('a', letter)), rules(3));
+    }
+    let before = engine.counters().prefill_chars;
+    let warm = complete(&session, rules(3));
+    let fed = engine.counters().prefill_chars - before;
+    assert_eq!((&warm.items, warm.reused, warm.recomputed), (&cold.items, 0, text.len()));
+    assert_eq!((warm.distributions + 1, warm.reused_distributions), (cold.distributions, 1));
+    // the other requests feed some characters of the last word
+    let most = text.len() + 10 * warm.distributions;
+    assert!(fed as usize <= most && warm.distributions > 8, "{fed} characters, {} distributions", warm.distributions);
+}
+
+#[test]
+fn a_distribution_of_the_empty_text_is_not_computed() {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let engine = engine(&lslm_in("dp", Dtype::F32));
+    let session = open(&engine, "");
+    let rules = CompletionRules { count: 2, end: CompletionEnd::Length, max_chars: 1 };
+    let found = runtime.block_on(session.complete(0, rules).unwrap().run()).unwrap();
+    assert_eq!((found.items.len(), found.distributions, found.reused_distributions), (2, 0, 0));
+}
+
+#[derive(Default)]
+struct Ends {
+    accepted: AtomicUsize,
+    finished: AtomicUsize,
+}
+
+impl Observer for Ends {
+    fn accepted(&self) {
+        self.accepted.fetch_add(1, SeqCst);
+    }
+
+    fn finished(&self, _: Result<&FinishReason, &Error>, _: &Usage, _: &Timing) {
+        self.finished.fetch_add(1, SeqCst);
+    }
+}
+
+#[test]
+fn a_step_that_the_queue_cannot_hold_is_accounted_for() {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let ends = Arc::new(Ends::default());
+    let limits = Limits { cache_bytes: 1 << 24, rows: 1, queue: 6, ..Limits::default() };
+    let observer = Arc::clone(&ends) as Arc<dyn Observer>;
+    let engine = Handle::start_with(fixture_in("whitespaces", Dtype::F32), limits, observer).unwrap();
+    let rules = CompletionRules { count: 3, end: CompletionEnd::Length, max_chars: 3 };
+    let search = open(&engine, "abc de").complete(6, rules).unwrap();
+    let refused = runtime.block_on(search.run()).unwrap_err();
+    assert!(matches!(refused, Error::QueueFull { .. }), "{refused}");
+    let accepted = ends.accepted.load(SeqCst);
+    assert!((2..9).contains(&accepted), "{accepted}");
+    // those that were queued are cancelled
+    for _ in 0..1_000 {
+        if ends.finished.load(SeqCst) == accepted {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("{} of {accepted} ended", ends.finished.load(SeqCst));
 }
 
 #[test]

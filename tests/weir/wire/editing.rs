@@ -169,6 +169,27 @@ async fn a_keystroke_reuses_what_the_last_search_computed() {
     }
 }
 
+/// A completion needs 36 bytes for each byte before its cursor.
+#[tokio::test]
+async fn kept_distributions_make_room_for_requests() {
+    let limit = (1 << 18) + (1 << 15);
+    let config = TransportConfig { message_bytes: 1 << 14, request_memory: 2 * limit, ..TransportConfig::default() };
+    let server = Server::with(cached(), config, &[("fake", Kind::Pooled)]).await;
+    let mut session = Session::open(&server, &"ab cd ea".repeat(200)).await;
+    // the memory has room for the distributions, or for a completion at the end
+    let first = session.completed(complete(1, 6, 3)).await;
+    assert!(first.distributions > 0);
+    assert_eq!(session.completed(complete(2, 6, 3)).await.distributions, 0);
+    for id in 3..5 {
+        assert_eq!(session.completed(complete(id, 1_600, 1)).await.items.len(), 1);
+    }
+    // they are kept again once there is room
+    assert!(session.completed(complete(5, 6, 3)).await.distributions > 0);
+    assert_eq!(session.completed(complete(6, 6, 3)).await.distributions, 0);
+    drop(session);
+    server.at_rest().await;
+}
+
 #[tokio::test]
 async fn wrong_messages_leave_the_session_open() {
     let server = server(EditingConfig { text_bytes: 8, ..EditingConfig::default() }).await;

@@ -52,6 +52,15 @@ impl Document {
         engine.meter().edit_session_opened();
         Self { engine, session, keeps_distributions: false }
     }
+
+    /// Drops the distributions that the session keeps, and releases their memory. Returns false if it keeps none.
+    fn drop_distributions(&mut self, reserved: &Reservation) -> bool {
+        if self.keeps_distributions {
+            self.session.keep_distributions(0);
+            reserved.release(KEPT_DISTRIBUTION_BYTES);
+        }
+        std::mem::take(&mut self.keeps_distributions)
+    }
 }
 
 impl Drop for Document {
@@ -191,8 +200,14 @@ impl Editor {
         document.session.check_splices(revision, &splices)?;
         let added: usize = splices.iter().map(|splice| splice.text.len()).sum();
         // Reserved before the text grows.
-        self.reserved.add(added)?;
-        let held = work.hold_copy(&document.session, &splices);
+        if self.reserved.add(added).is_err() {
+            document.drop_distributions(&self.reserved);
+            self.reserved.add(added)?;
+        }
+        let mut held = work.hold_copy(&document.session, &splices);
+        if held.is_err() && document.drop_distributions(&self.reserved) {
+            held = work.hold_copy(&document.session, &splices);
+        }
         let held = held.inspect_err(|_| self.reserved.release(added))?;
         // Cancelled before a long splice is applied: that takes time, and the requests' text is outdated.
         let cancelled = self.running.cancel_all();
@@ -211,26 +226,38 @@ impl Editor {
         Ok([answer].into_iter().chain(cancelled.into_iter().map(stale)).collect())
     }
 
-    /// Lets the session keep distributions, if there is memory for them.
+    /// Lets the session keep distributions, if that leaves memory for a message.
     fn keep_distributions(&mut self) {
         if let Some(document) = self.document.as_mut().filter(|document| !document.keeps_distributions)
-            && self.reserved.add(KEPT_DISTRIBUTION_BYTES).is_ok()
+            && self.reserved.add_leaving_a_message(KEPT_DISTRIBUTION_BYTES).is_ok()
         {
             document.keeps_distributions = true;
             document.session.keep_distributions(KEPT_DISTRIBUTION_BYTES);
         }
     }
 
+    /// Reserves the memory of a request until the result is dropped. The distributions that the session keeps make room for it.
+    fn reserve(&mut self, work: &RequestWork, bytes: usize) -> Result<Reservation> {
+        match work.reserve(bytes) {
+            Err(_) if self.document.as_mut().is_some_and(|document| document.drop_distributions(&self.reserved)) => {
+                work.reserve(bytes)
+            }
+            reserved => reserved,
+        }
+    }
+
     fn complete(&mut self, complete: &v1::CompleteDocument) -> Result<()> {
         let id = complete.id;
-        self.keep_distributions();
         let Begun { session, engine, work, began } = self.begin("complete.id", id)?;
         let cursor = messages::offset("complete.cursor_byte", complete.cursor_byte)?;
         session.text().check_offset("complete.cursor_byte", cursor)?;
         let rules = messages::rules(complete)?;
+        let held = self.reserve(&work, EditSession::completion_bytes(cursor))?;
+        // after the request's own memory: it needs none of this
+        self.keep_distributions();
         self.running.spawn(id, async move {
+            let _held = held;
             let revision = session.text().revision();
-            let _held = work.reserve(EditSession::completion_bytes(cursor))?;
             let mut task = work.prepare(cursor, move || session.complete(cursor, rules)).await?;
             loop {
                 // each request reads the whole text
@@ -256,9 +283,10 @@ impl Editor {
         let end = messages::offset("score.end_byte", score.end_byte)?;
         let range = start..end;
         session.check_scored(&range)?;
+        let held = self.reserve(&work, EditSession::score_bytes(&range))?;
         self.running.spawn(id, async move {
+            let _held = held;
             let revision = session.text().revision();
-            let _held = work.reserve(EditSession::score_bytes(&range))?;
             let task = work.prepare(end, move || session.score(range)).await?;
             let scored = task.run().await?;
             engine.meter().edit(EditEvent::Score);

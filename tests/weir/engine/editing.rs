@@ -234,14 +234,20 @@ fn an_evicted_text_is_read_once() {
         |session: &EditSession, rules| runtime.block_on(session.complete(text.len(), rules).unwrap().run()).unwrap();
     let cold_engine = engine(&model);
     let cold = complete(&open(&cold_engine, &text), rules(3));
-    let cache_bytes = 2 * cold_engine.segment_cache_usage().bytes;
+    let measured = self::engine(&model);
+    complete(&open(&measured, &text), rules(1));
+    let cache_bytes = 8 * measured.segment_cache_usage().bytes;
     let engine = Handle::start(Arc::clone(&model), Limits { cache_bytes, ..Limits::default() }).unwrap();
     let session = open(&engine, &text);
     session.keep_distributions(1 << 16);
     assert_eq!(complete(&session, rules(1)).distributions, 1);
-    for letter in ["f", "g", "h", "i", "j", "k", "l", "m"] {
-        complete(&open(&engine, &text.replace('a', letter)), rules(3));
+    // other texts take the place of its state, which is the least recently used one
+    for number in 0..40_u8 {
+        let replaced = if number < 20 { "a" } else { "b" };
+        let other = text.replace(replaced, &char::from(b'f' + number % 20).to_string());
+        complete(&open(&engine, &other), rules(1));
     }
+    assert!(engine.segment_cache_usage().evictions > 4);
     let before = engine.counters().prefill_chars;
     let warm = complete(&session, rules(3));
     let fed = engine.counters().prefill_chars - before;

@@ -5,7 +5,8 @@
 //! a text makes it another one.
 //!
 //! All texts of the cache begin with the same symbols, of which it holds a digest, and end near the cursor. A search whose text
-//! begins with others empties the cache, and so does one whose cursor is before that beginning's end. Its memory has a strict limit; the distributions of the oldest search are dropped first.
+//! begins with others empties the cache, and so does one whose text is shorter than that beginning. Its memory has a strict limit; the
+//! distributions of the oldest search are dropped first.
 
 use crate::decode::{
     next_symbol::Distribution,

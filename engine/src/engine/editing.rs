@@ -236,7 +236,7 @@ impl CompletionTask {
     }
 
     /// Submits the requests for the next distributions that are not known, all at once; none if the search is over. The first
-    /// request of a search is alone. Reads the text once for each. Fails as [`Handle::submit`] does.
+    /// request after a nonempty text runs alone. Reads the text once for each. Fails as [`Handle::submit`] does.
     pub fn submit_next(&mut self) -> Result<Vec<Waiting>> {
         loop {
             let mut waiting = std::mem::take(&mut self.later);

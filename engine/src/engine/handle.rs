@@ -206,7 +206,7 @@ impl Handle {
         self.enqueue_all([self.queued(request, cached, terms)])
     }
 
-    /// Queues requests, and reports each one that is queued, also if a later one fails.
+    /// Queues requests, and reports each one that is queued, even if a later one fails.
     fn enqueue_all(&self, requests: impl IntoIterator<Item = Queued<Request>>) -> Result<()> {
         let inner = self.inner();
         let Enqueued { count, result } = inner.state.enqueue_all(requests);

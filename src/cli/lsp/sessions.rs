@@ -2,7 +2,8 @@
 //!
 //! A request whose session ends before its answer is sent again in a new session. A request that another one made stale is sent
 //! again in the same session: the session's text then is as long as both need. A request waits while all sessions have requests
-//! in progress, but a session whose server does not answer ends. While the server cannot be reached, requests get empty answers at once.
+//! in progress, but a session whose server does not answer ends. While the server cannot be reached, requests get empty answers at
+//! once.
 
 use super::{
     completion::{WaitingRequest, context},
@@ -108,7 +109,7 @@ impl Sessions {
         }
     }
 
-    /// Returns the time at which a session ends for the requests that wait, unless the server answers. The owner calls
+    /// Returns when a session must give way to queued requests, unless the server answers before. The owner calls
     /// [`send_queued`](Self::send_queued) then.
     pub(super) fn timeout(&self) -> Option<Instant> {
         if self.queued.is_empty() {
@@ -239,7 +240,7 @@ impl Sessions {
         if requests.iter().any(|request| request.attempts >= ATTEMPTS) {
             self.failed_at = Some(Instant::now());
         }
-        // No session of these has ended.
+        // These were never sent, so this is no attempt.
         requests.extend(self.take_queued(uri));
         for request in requests {
             self.complete(documents, request, out);
@@ -297,7 +298,8 @@ impl Sessions {
         }
         let uri = uri.to_owned();
         let limit = ANSWER_TIMEOUT;
-        let why = format!("the server did not answer a request within {limit:?}; those of other documents come first");
+        let why =
+            format!("the server did not answer a request within {limit:?}; requests of other documents were waiting");
         out.report(Place::Message, Severity::Warning, &why);
         self.give_up(&uri, documents, out);
         true

@@ -239,7 +239,9 @@ impl Editor {
     /// Reserves the memory of a request until the result is dropped. The distributions that the session keeps make room for it.
     fn reserve(&mut self, work: &RequestWork, bytes: usize) -> Result<Reservation> {
         match work.reserve(bytes) {
-            Err(_) if self.document.as_mut().is_some_and(|document| document.drop_distributions(&self.reserved)) => {
+            Err(Error::QueueFull { .. })
+                if self.document.as_mut().is_some_and(|document| document.drop_distributions(&self.reserved)) =>
+            {
                 work.reserve(bytes)
             }
             reserved => reserved,

@@ -83,7 +83,7 @@ pub struct SegmentCacheUsage {
     pub entries: usize,
     /// Keys of the entries held.
     pub keys: usize,
-    /// Bytes of distinct pages and, estimated, of the trees; with those of open states.
+    /// Bytes of distinct pages, and estimated bytes of the trees, including those of open states.
     pub bytes: usize,
     /// Bytes of distinct pages.
     pub page_bytes: usize,
@@ -263,8 +263,8 @@ impl SegmentCache {
         Ok(self.tenants.has(&key.tenant, stored_at))
     }
 
-    /// Evicts an open state, or else an entry by the rules of `tenants`, for a row that needs pages. Returns the freed bytes of pages, or `None` if empty. A
-    /// page that a running row shares is not freed and not counted.
+    /// Evicts an open state, or else an entry by the rules of `tenants`, for a row that needs pages. Returns the freed bytes of pages,
+    /// or `None` if empty. A page that a running row shares is not freed and not counted.
     pub fn evict(&mut self) -> Option<usize> {
         self.drop_open_state().or_else(|| self.evict_from_largest(TenantEntries::bytes))
     }

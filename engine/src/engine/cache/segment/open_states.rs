@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 
 /// Maximum open states of a cache.
 pub(super) const MAX_OPEN_STATES: usize = 64;
-/// Odd factor with bits in all places, which spreads the symbols over a hash.
+/// Odd multiplier with mixed bits, which spreads each symbol over the hash.
 const HASH_FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// The open states of a cache, with keys `K`.
@@ -47,7 +47,7 @@ impl<K> OpenState<K> {
     }
 }
 
-/// Returns the hash of a text with more symbols, from the hash of the text. It may collide.
+/// Extends the hash of a text by more symbols. Different texts may have equal hashes.
 pub(super) fn extend_hash(hash: u64, symbols: &[u32]) -> u64 {
     let add = |hash: u64, symbol: &u32| (hash.rotate_left(5) ^ u64::from(*symbol)).wrapping_mul(HASH_FACTOR);
     symbols.iter().fold(hash, add)
@@ -72,7 +72,7 @@ impl<K: PartialEq> OpenStates<K> {
 
     /// Returns the longest state from which `text` continues, if it serves more than `shortest` symbols.
     ///
-    /// Hashes the text once, and compares it with the states that have its hash only: with one, unless hashes collide.
+    /// Hashes the text once, and compares it only with states of equal hash: with one, unless hashes collide.
     pub(super) fn longest(&self, key: &K, text: &[u32], shortest: usize) -> Option<OpenMatch> {
         let may_continue = |open: &OpenState<K>| {
             let len = open.text.len();

@@ -1,7 +1,7 @@
 //! The messages that were read before the call of their session takes them.
 //!
 //! The server reads ahead, so that it answers a client's pings while `--max-edit-rate` holds its session back. A message that was
-//! refused waits in its place, and counts as a splice: the call takes a splice that it must refuse, and its answer is replaced.
+//! refused keeps its place, and counts as a splice: the call gets a splice that it must refuse, and the queue replaces the answer.
 
 use crate::{error::Result, serve::middleware::body_limits::Reservation};
 use prost::Message as _;

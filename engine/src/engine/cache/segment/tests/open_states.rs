@@ -126,7 +126,7 @@ fn the_longest_state_is_that_of_a_naive_search() {
 
 #[test]
 fn texts_with_equal_hashes_are_not_mixed_up() {
-    // found by a search over first symbols: the second one makes up for their difference
+    // found by a search over first symbols: the second symbols cancel their difference
     let text = [1_148_855_954, 7, 1];
     let twin = [4_120_071_027, 7 ^ 0xa720_b2a0, 1];
     assert_eq!(extend_hash(0, &text), extend_hash(0, &twin));

@@ -106,11 +106,12 @@ fn a_change_overtakes_requests() {
     assert_eq!(client.answer(overtaken)["error"]["code"], CONTENT_MODIFIED);
     // the requests of another document and later ones are answered
     assert!(!inserted(&client.answer(other)).is_empty() && !inserted(&client.answer(after)).is_empty());
-    let (closed, request) = client.request(INLINE, at(URI, 0, 9));
+    // elsewhere: the distributions after the same text are known, and the answer could come first
+    let (closed, request) = client.request(INLINE, at(URI, 0, 8));
     let close = notification("textDocument/didClose", json!({ "textDocument": { "uri": URI } }));
     client.send(&[request, close]);
     assert_eq!(client.answer(closed)["error"]["code"], CONTENT_MODIFIED);
-    let (ended, request) = client.request(INLINE, at("file:///other", 0, 3));
+    let (ended, request) = client.request(INLINE, at("file:///other", 0, 2));
     let (shutdown, last) = client.request("shutdown", json!(null));
     client.send(&[request, last]);
     assert_eq!(client.answer(ended)["error"]["code"], CANCELLED);

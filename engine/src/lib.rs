@@ -7,5 +7,5 @@ pub mod engine;
 pub mod family;
 pub mod text;
 
-pub use weir_core::error;
-use weir_core::{kernels, nn, sync};
+pub use weir_core::{error, kernels};
+use weir_core::{nn, sync};

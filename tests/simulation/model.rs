@@ -9,17 +9,13 @@ use std::sync::{
 use weir::{
     decode::{
         contract::{
-            BoundaryMode, BoundaryOptions, Card, Exactness, KvMemory, Model, PageUse, Scratch, SequenceRow, State,
-            StepStatus, SymbolBoundary, Want, state_mut,
+            BoundaryMode, BoundaryOptions, Card, KvMemory, Model, PageUse, Scratch, SequenceRow, State, StepStatus,
+            SymbolBoundary, Want, state_mut,
         },
         cost::Cost,
-        defaults::SamplingDefaults,
     },
     error::{Error, Result},
-    kernels::{
-        Isa,
-        pages::{Page, PagePool},
-    },
+    kernels::pages::{Page, PagePool},
     text::{TextNormaliser, Vocabulary},
 };
 
@@ -66,21 +62,11 @@ impl SimModel {
             name: "sim".into(),
             family: "simulated",
             shape: "a hash".into(),
-            parameters: 0,
-            vocabulary: Arc::new(Vocabulary::from_symbols(&SYMBOLS, TextNormaliser::None).unwrap()),
             training_length: 64,
             max_symbols: MAX_SYMBOLS,
-            max_symbols_why: None,
             boundary_modes: vec![BoundaryMode::Threshold],
-            first_logits: None,
-            pooled: true,
-            begins_chunks: false,
-            unpooled_twin: false,
-            dtype: "f32",
-            isa: Isa::detect(),
             sha256: "5a".repeat(32),
-            exactness: Exactness::Bitwise,
-            sampling: SamplingDefaults::default(),
+            ..Card::for_tests(Vocabulary::from_symbols(&SYMBOLS, TextNormaliser::None).unwrap())
         };
         Arc::new(Self { card, pool: PagePool::new(limit), faults, dice: Mutex::new(dice), refusals })
     }

@@ -13,15 +13,13 @@ use std::{
 use weir::{
     decode::{
         contract::{
-            BoundaryMode, BoundaryOptions, Card, Exactness, KvMemory, Model, PageUse, Scratch, SequenceRow, State,
-            StepStatus, SymbolBoundary, Want, state_mut,
+            BoundaryMode, BoundaryOptions, Card, KvMemory, Model, PageUse, Scratch, SequenceRow, State, StepStatus,
+            SymbolBoundary, Want, state_mut,
         },
         cost::Cost,
-        defaults::SamplingDefaults,
         document::{DocumentEncoder, DocumentLimits, GenerationDefaults, PoolingStep, SpecialIds},
     },
     error::{Error, Result},
-    kernels::Isa,
     text::{TextNormaliser, Vocabulary},
 };
 
@@ -85,21 +83,10 @@ impl DocumentModel {
             name: name.into(),
             family: "toy",
             shape: "a hash of documents".into(),
-            parameters: 0,
-            vocabulary: Arc::new(Vocabulary::byte_level(TextNormaliser::None)),
             training_length: TOKENS,
             max_symbols: TARGETS,
-            max_symbols_why: None,
             boundary_modes: vec![BoundaryMode::Given],
-            first_logits: None,
-            pooled: true,
-            begins_chunks: false,
-            unpooled_twin: false,
-            dtype: "f32",
-            isa: Isa::detect(),
-            sha256: String::new(),
-            exactness: Exactness::Bitwise,
-            sampling: SamplingDefaults::default(),
+            ..Card::for_tests(Vocabulary::byte_level(TextNormaliser::None))
         };
         let generation = GenerationDefaults { beam: 2, min_tokens: 3, ..GenerationDefaults::fairseq(12) };
         let limits = DocumentLimits {

@@ -11,15 +11,13 @@ use std::{
 use weir::{
     decode::{
         contract::{
-            BoundaryMode, BoundaryOptions, Card, Exactness, KvMemory, Model, PageUse, Scratch, SequenceRow, State,
-            StepStatus, SymbolBoundary, Want, state_mut,
+            BoundaryMode, BoundaryOptions, Card, KvMemory, Model, PageUse, Scratch, SequenceRow, State, StepStatus,
+            SymbolBoundary, Want, state_mut,
         },
         cost::Cost,
-        defaults::SamplingDefaults,
     },
     engine::{Handle, Limits},
     error::{Error, Result},
-    kernels::Isa,
     text::{TextNormaliser, Vocabulary},
 };
 
@@ -94,21 +92,10 @@ impl Toy {
             name: name.into(),
             family: "toy",
             shape: "a hash".into(),
-            parameters: 0,
-            vocabulary: Arc::new(vocabulary()),
             training_length: 64,
             max_symbols,
-            max_symbols_why: None,
             boundary_modes: vec![BoundaryMode::Given],
-            first_logits: None,
-            pooled: true,
-            begins_chunks: false,
-            unpooled_twin: false,
-            dtype: "f32",
-            isa: Isa::detect(),
-            sha256: String::new(),
-            exactness: Exactness::Bitwise,
-            sampling: SamplingDefaults::default(),
+            ..Card::for_tests(vocabulary())
         };
         Arc::new(Self {
             card,

@@ -10,14 +10,12 @@ use std::{
 use weir::{
     decode::{
         contract::{
-            BoundaryMode, BoundaryOptions, Card, Exactness, KvMemory, Model, PageUse, Scratch, SequenceRow, State,
-            StepStatus, SymbolBoundary, Want, state_mut,
+            BoundaryMode, BoundaryOptions, Card, KvMemory, Model, PageUse, Scratch, SequenceRow, State, StepStatus,
+            SymbolBoundary, Want, state_mut,
         },
         cost::Cost,
-        defaults::SamplingDefaults,
     },
     error::Result,
-    kernels::Isa,
     text::{TextNormaliser, Vocabulary},
 };
 
@@ -95,20 +93,12 @@ impl Fake {
             family: "fake",
             shape: format!("{kind:?}"),
             parameters: 7,
-            vocabulary: Arc::new(vocabulary),
             training_length: 64,
             max_symbols: MAX_SYMBOLS,
-            max_symbols_why: None,
             boundary_modes: modes,
-            first_logits: None,
             pooled: kind != Kind::Vanilla,
-            begins_chunks: false,
-            unpooled_twin: false,
-            dtype: "f32",
-            isa: Isa::detect(),
             sha256: "00ff".into(),
-            exactness: Exactness::Bitwise,
-            sampling: SamplingDefaults::default(),
+            ..Card::for_tests(vocabulary)
         };
         let gate = (Mutex::new(StepGate::Free), Condvar::new());
         Arc::new(Self {

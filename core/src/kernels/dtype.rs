@@ -110,29 +110,22 @@ pub(super) const MAX_INT8: f32 = 127.0;
 /// Returns the scale that maps the largest magnitude of `x` to [`MAX_INT8`]: 0 for zeros, NaN if one is not finite.
 #[inline(always)]
 pub(super) fn scale_of(x: &[f32]) -> f32 {
-    // sixteen lanes, so that the compiler can use vectors; zero times NaN or infinity is NaN
-    let mut maxima = [0f32; LANES];
-    let mut nans = [0f32; LANES];
-    let chunks = x.chunks_exact(LANES);
-    for (lane, &x) in chunks.remainder().iter().enumerate() {
-        maxima[lane] = x.abs();
-        nans[lane] = x * 0.0;
-    }
+    // the bits of magnitudes are ordered like the magnitudes, infinity and NaN last; sixteen lanes, so that the compiler uses vectors
+    let magnitude = |x: f32| (x.to_bits() & !SIGN).cast_signed();
+    let mut maxima = [0i32; LANES];
+    let (chunks, rest) = x.as_chunks::<LANES>();
     for chunk in chunks {
-        for lane in 0..LANES {
-            let magnitude = chunk[lane].abs();
-            maxima[lane] = if magnitude > maxima[lane] { magnitude } else { maxima[lane] };
-            nans[lane] += chunk[lane] * 0.0;
+        for (max, &x) in maxima.iter_mut().zip(chunk) {
+            *max = magnitude(x).max(*max);
         }
     }
-    let mut max = 0f32;
-    let mut nan = 0f32;
-    for lane in 0..LANES {
-        max = if maxima[lane] > max { maxima[lane] } else { max };
-        nan += nans[lane];
-    }
-    max / MAX_INT8 + nan
+    let max = maxima.into_iter().chain(rest.iter().map(|&x| magnitude(x))).max().unwrap_or(0);
+    let max = f32::from_bits(max.cast_unsigned());
+    if max.is_finite() { max / MAX_INT8 } else { f32::NAN }
 }
+
+/// Sign of a float.
+const SIGN: u32 = 1 << 31;
 
 /// 1.5 · 2^23: adding it leaves the nearest integer in the low bits.
 pub(super) const ROUND: f32 = 12_582_912.0;

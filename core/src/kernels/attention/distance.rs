@@ -2,13 +2,13 @@
 
 use super::{
     layout::{POSITIONS, columns_bytes, scales_bytes},
-    write::write_key,
+    write::{write_key, write_key_bytes},
 };
 use crate::{
     error::Result,
     kernels::{
         Dtype,
-        dtype::{inverse_of, scale_of, to_bf16, to_byte},
+        dtype::{inverse_of, scale_of, to_bf16},
         memory::{Arena, Region, cast_mut},
     },
 };
@@ -63,12 +63,11 @@ impl DistanceTable {
                 let bytes = &mut region.bytes_mut()[(head * CHUNKS + chunk) * chunk_bytes..][..chunk_bytes];
                 let (columns, scales) = bytes.split_at_mut(columns_bytes);
                 match self.dtype {
-                    Dtype::F32 => write_key::<_, 1>(cast_mut(columns), slot, row, |x| x),
-                    Dtype::Bf16 => write_key::<_, 1>(cast_mut(columns), slot, row, to_bf16),
+                    Dtype::F32 => write_key::<_, _, 1>(cast_mut(columns), slot, row, |x| x),
+                    Dtype::Bf16 => write_key::<_, _, 1>(cast_mut(columns), slot, row, to_bf16),
                     Dtype::Int8 => {
                         let scale = scale_of(row);
-                        let inverse = inverse_of(scale);
-                        write_key::<_, 4>(cast_mut(columns), slot, row, |x| to_byte(x, inverse));
+                        write_key_bytes(cast_mut(columns), slot, row, inverse_of(scale));
                         cast_mut(scales)[slot] = scale;
                     }
                 }

@@ -48,6 +48,8 @@ impl<'a> QueryVariants<'a> {
 pub struct QueryBuffer {
     numbers: Vec<f32>,
     bytes: QuantizedRows,
+    /// Sum of the bytes of each query.
+    sums: Vec<i32>,
     head_dim: usize,
 }
 
@@ -63,15 +65,17 @@ impl QueryBuffer {
         self.head_dim = head_dim;
         let numbers = if dtype == Dtype::Int8 { &self.numbers[..] } else { &[] };
         self.bytes.fill(compute, numbers, head_dim);
+        let sum = |query| self.bytes.row(query).as_flattened().iter().map(|&byte| i32::from(byte)).sum::<i32>();
+        self.sums.clear();
+        self.sums.extend((0..numbers.len() / head_dim).map(sum));
     }
 
     /// Returns the query at an index of (rows, heads), or an empty query if none was written.
     pub fn get(&self, index: usize) -> Query<'_> {
         let dim = self.head_dim;
-        let cells = dim.div_ceil(4);
         let numbers = self.numbers.get(index * dim..(index + 1) * dim).unwrap_or(&[]);
-        let bytes = self.bytes.cells.get(index * cells..(index + 1) * cells).unwrap_or(&[]);
-        let sum = bytes.as_flattened().iter().map(|&byte| i32::from(byte)).sum();
-        Query { numbers, cells: bytes, scale: self.bytes.scales.get(index).copied().unwrap_or(0.0), sum }
+        let cells = self.bytes.row(index);
+        let scale = self.bytes.scales().get(index).copied().unwrap_or(0.0);
+        Query { numbers, cells, scale, sum: self.sums.get(index).copied().unwrap_or(0) }
     }
 }

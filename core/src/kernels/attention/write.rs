@@ -16,18 +16,21 @@ pub fn write(layout: &PageLayout, page: &mut [u8], layer: usize, slot: usize, ke
         let (page_values, scales) = rest.split_at_mut(layout.keys_bytes());
         match layout.dtype {
             Dtype::F32 => {
-                write_key::<_, 1>(cast_mut(page_keys), slot, key, |x| x);
-                write_value::<_, 1>(cast_mut(page_values), slot, value, |x| x);
+                write_key::<_, _, 1>(cast_mut(page_keys), slot, key, |x| x);
+                write_value::<_, _, 1>(cast_mut(page_values), slot, dim, 0, value, |x| x);
             }
             Dtype::Bf16 => {
-                write_key::<_, 1>(cast_mut(page_keys), slot, key, to_bf16);
-                write_value::<_, 1>(cast_mut(page_values), slot, value, to_bf16);
+                write_key::<_, _, 1>(cast_mut(page_keys), slot, key, to_bf16);
+                write_value::<_, _, 1>(cast_mut(page_values), slot, dim, 0, value, to_bf16);
             }
             Dtype::Int8 => {
                 let [key_scale, value_scale] = [scale_of(key), scale_of(value)];
                 let [key_inverse, value_inverse] = [inverse_of(key_scale), inverse_of(value_scale)];
-                write_key::<_, 4>(cast_mut(page_keys), slot, key, |x| to_byte(x, key_inverse));
-                write_value::<_, 2>(cast_mut(page_values), slot, value, |x| to_byte(x, value_inverse));
+                write_key_bytes(cast_mut(page_keys), slot, key, key_inverse);
+                for (part, numbers) in value.chunks(PART).enumerate() {
+                    let bytes = &to_bytes(numbers, value_inverse)[..numbers.len()];
+                    write_value::<_, _, 2>(cast_mut(page_values), slot, dim, part * PART, bytes, |x| x);
+                }
                 let scales: &mut [f32] = cast_mut(scales);
                 scales[slot] = key_scale;
                 scales[POSITIONS + slot] = value_scale;
@@ -38,7 +41,12 @@ pub fn write(layout: &PageLayout, page: &mut [u8], layer: usize, slot: usize, ke
 
 /// Writes a key into (head_dim/CELL, POSITIONS, CELL).
 #[inline(always)]
-pub(super) fn write_key<T, const CELL: usize>(all: &mut [T], slot: usize, key: &[f32], convert: impl Fn(f32) -> T) {
+pub(super) fn write_key<T, X: Copy, const CELL: usize>(
+    all: &mut [T],
+    slot: usize,
+    key: &[X],
+    convert: impl Fn(X) -> T,
+) {
     for (cells, key) in all.chunks_exact_mut(CELL * POSITIONS).zip(key.chunks(CELL)) {
         for (to, &x) in cells[CELL * slot..].iter_mut().zip(key) {
             *to = convert(x);
@@ -46,10 +54,38 @@ pub(super) fn write_key<T, const CELL: usize>(all: &mut [T], slot: usize, key: &
     }
 }
 
-/// Writes a value into (POSITIONS/CELL, head_dim, CELL).
+/// Numbers that are quantized at a time: the compiler uses vectors for them, but not for the scattered bytes of a cell.
+const PART: usize = 64;
+
+/// Quantizes up to [`PART`] numbers.
 #[inline(always)]
-fn write_value<T, const CELL: usize>(all: &mut [T], slot: usize, value: &[f32], convert: impl Fn(f32) -> T) {
-    let cells = all[slot / CELL * CELL * value.len()..].chunks_exact_mut(CELL);
+fn to_bytes(numbers: &[f32], inverse: f32) -> [i8; PART] {
+    let mut bytes = [0; PART];
+    for (byte, &x) in bytes.iter_mut().zip(numbers) {
+        *byte = to_byte(x, inverse);
+    }
+    bytes
+}
+
+/// Quantizes a key and writes it into (head_dim/4, POSITIONS, 4).
+#[inline(always)]
+pub(super) fn write_key_bytes(all: &mut [i8], slot: usize, key: &[f32], inverse: f32) {
+    for (columns, numbers) in all.chunks_mut(PART * POSITIONS).zip(key.chunks(PART)) {
+        write_key::<_, _, 4>(columns, slot, &to_bytes(numbers, inverse)[..numbers.len()], |x| x);
+    }
+}
+
+/// Writes a value from number `first` on into (POSITIONS/CELL, head_dim, CELL).
+#[inline(always)]
+fn write_value<T, X: Copy, const CELL: usize>(
+    all: &mut [T],
+    slot: usize,
+    head_dim: usize,
+    first: usize,
+    value: &[X],
+    convert: impl Fn(X) -> T,
+) {
+    let cells = all[(slot / CELL * head_dim + first) * CELL..].chunks_exact_mut(CELL);
     for (cell, &x) in cells.zip(value) {
         cell[slot % CELL] = convert(x);
     }

@@ -49,6 +49,16 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn add(self, a: Self::V, b: Self::V) -> Self::V {
+        unsafe { [_mm256_add_ps(a[0], b[0]), _mm256_add_ps(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V {
+        unsafe { [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])] }
+    }
+
+    #[inline(always)]
     unsafe fn load_at(self, from: *const f32) -> Self::V {
         unsafe { [_mm256_loadu_ps(from), _mm256_loadu_ps(from.wrapping_add(HALF))] }
     }
@@ -96,6 +106,21 @@ impl Simd for Avx2 {
         unsafe {
             _mm256_storeu_si256(to.cast(), low);
             _mm256_storeu_si256(to.wrapping_add(HALF).cast(), high);
+        }
+    }
+
+    #[inline(always)]
+    fn to_floats(self, [low, high]: Self::I) -> Self::V {
+        unsafe { [_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high)] }
+    }
+
+    #[inline(always)]
+    fn subtract_product(self, a: Self::I, b: Self::I, c: Self::I) -> Self::I {
+        unsafe {
+            [
+                _mm256_sub_epi32(a[0], _mm256_mullo_epi32(b[0], c[0])),
+                _mm256_sub_epi32(a[1], _mm256_mullo_epi32(b[1], c[1])),
+            ]
         }
     }
 

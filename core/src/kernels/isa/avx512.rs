@@ -46,6 +46,16 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn add(self, a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_add_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn mul(self, a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
     unsafe fn load_at(self, from: *const f32) -> __m512 {
         unsafe { _mm512_loadu_ps(from) }
     }
@@ -92,6 +102,16 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn store_ints(self, value: __m512i, to: *mut i32) {
         unsafe { _mm512_storeu_si512(to.cast(), value) }
+    }
+
+    #[inline(always)]
+    fn to_floats(self, ints: __m512i) -> __m512 {
+        unsafe { _mm512_cvtepi32_ps(ints) }
+    }
+
+    #[inline(always)]
+    fn subtract_product(self, a: __m512i, b: __m512i, c: __m512i) -> __m512i {
+        unsafe { _mm512_sub_epi32(a, _mm512_mullo_epi32(b, c)) }
     }
 
     #[inline(always)]

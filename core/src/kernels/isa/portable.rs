@@ -40,6 +40,16 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    fn add(self, a: Self::V, b: Self::V) -> Self::V {
+        std::array::from_fn(|lane| a[lane] + b[lane])
+    }
+
+    #[inline(always)]
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V {
+        std::array::from_fn(|lane| a[lane] * b[lane])
+    }
+
+    #[inline(always)]
     unsafe fn load_at(self, from: *const f32) -> Self::V {
         // SAFETY: the caller guarantees the length; no alignment is needed.
         unsafe { from.cast::<Self::V>().read_unaligned() }
@@ -85,6 +95,16 @@ impl Simd for Portable {
     unsafe fn store_ints(self, value: Self::I, to: *mut i32) {
         // SAFETY: the caller guarantees the length; no alignment is needed.
         unsafe { to.cast::<Self::I>().write_unaligned(value) }
+    }
+
+    #[inline(always)]
+    fn to_floats(self, ints: Self::I) -> Self::V {
+        ints.map(|int| int as f32)
+    }
+
+    #[inline(always)]
+    fn subtract_product(self, a: Self::I, b: Self::I, c: Self::I) -> Self::I {
+        std::array::from_fn(|lane| a[lane].wrapping_sub(b[lane].wrapping_mul(c[lane])))
     }
 
     #[inline(always)]

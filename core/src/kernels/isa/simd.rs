@@ -38,6 +38,10 @@ pub(in crate::kernels) trait Simd: Copy {
     }
     /// Returns a · b + c, rounded like `madd1`.
     fn madd(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// Returns a + b.
+    fn add(self, a: Self::V, b: Self::V) -> Self::V;
+    /// Returns a · b.
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V;
     /// Loads sixteen floats.
     ///
     /// # Safety
@@ -75,6 +79,10 @@ pub(in crate::kernels) trait Simd: Copy {
     /// # Safety
     /// `to` points to sixteen integers.
     unsafe fn store_ints(self, value: Self::I, to: *mut i32);
+    /// Returns the integers as floats, rounded to the nearest, ties to even.
+    fn to_floats(self, ints: Self::I) -> Self::V;
+    /// Returns a − b · c of integers, modulo 2^32.
+    fn subtract_product(self, a: Self::I, b: Self::I, c: Self::I) -> Self::I;
     /// Adds [`OFFSET`](Self::OFFSET) to each byte, as `b` of [`dot_bytes`](Self::dot_bytes) requires, which may be unsigned.
     fn offset(self, bytes: Self::I) -> Self::I;
     /// Adds to each integer of `sum` the four products of the bytes of `a` and `b` in the same lane, modulo 2^32. `b` was

@@ -43,17 +43,21 @@ pub(super) trait WeightFormat<S: Simd>: Copy {
     /// # Safety
     /// `to` points to sixteen slots.
     unsafe fn store(simd: S, sum: Self::Vector, to: *mut Self::Slot);
-    /// Converts a sum to a float.
-    fn value(slot: Self::Slot, int8: Option<Int8Output>) -> f32;
+    /// Converts sums to floats.
+    fn floats(simd: S, sums: Self::Vector, int8: Option<Int8Outputs<'_>>) -> S::V;
 }
 
-/// Dequantization of the integer sum of an output.
+/// Dequantization of a row's integer sums of sixteen outputs.
 #[derive(Clone, Copy)]
-pub(super) struct Int8Output {
-    /// Sum of the output's weights, to subtract the offset of the inputs.
-    pub(super) weight_sum: i32,
-    /// Product of the scales of the row and the output.
-    pub(super) scale: f32,
+pub(super) struct Int8Outputs<'a> {
+    /// Value that was added to each byte of the row.
+    pub(super) offset: i32,
+    /// Scale of the row.
+    pub(super) row_scale: f32,
+    /// Scale of each output's weights.
+    pub(super) scales: &'a [f32; LANES],
+    /// Sum of each output's weights.
+    pub(super) weight_sums: &'a [i32; LANES],
 }
 
 /// f32 or bf16 weights with f32 sums.
@@ -101,8 +105,8 @@ impl<S: Simd, W: LoadAsF32> WeightFormat<S> for FloatWeights<W> {
     }
 
     #[inline(always)]
-    fn value(slot: f32, _: Option<Int8Output>) -> f32 {
-        slot
+    fn floats(_: S, sums: S::V, _: Option<Int8Outputs<'_>>) -> S::V {
+        sums
     }
 }
 
@@ -151,9 +155,13 @@ impl<S: Simd> WeightFormat<S> for Int8Weights {
     }
 
     #[inline(always)]
-    fn value(slot: i32, int8: Option<Int8Output>) -> f32 {
-        let Int8Output { weight_sum, scale } = int8.unwrap_or(Int8Output { weight_sum: 0, scale: 1.0 });
+    fn floats(simd: S, sums: S::I, int8: Option<Int8Outputs<'_>>) -> S::V {
+        let Some(Int8Outputs { offset, row_scale, scales, weight_sums }) = int8 else { return simd.to_floats(sums) };
         // the offset was multiplied with every weight; both sums are modulo 2^32, but their difference fits
-        slot.wrapping_sub(S::OFFSET.wrapping_mul(weight_sum)) as f32 * scale
+        // SAFETY: there are sixteen sums.
+        let weight_sums = unsafe { simd.load_ints(weight_sums.as_ptr()) };
+        let exact = if offset == 0 { sums } else { simd.subtract_product(sums, simd.splat_int(offset), weight_sums) };
+        // not fused with what follows, so that every instruction set gives the same bits
+        simd.mul(simd.to_floats(exact), simd.mul(simd.splat(row_scale), simd.load(scales)))
     }
 }

@@ -42,12 +42,12 @@ pub struct Linear {
     pub(super) steps: usize,
     /// Panels. The last one has only the groups of sixteen outputs that it needs; its last group is padded with zeros.
     packed: Region,
-    /// (outputs)
-    pub(super) bias: Vec<f32>,
-    /// Scale of each output's weights for int8: (outputs).
-    pub(super) scales: Vec<f32>,
-    /// Sum of each output's weights for int8: (outputs).
-    pub(super) sums: Vec<i32>,
+    /// (outputs), in groups, padded with zeros
+    pub(super) bias: Vec<[f32; LANES]>,
+    /// Scale of each output's weights for int8: (outputs), in groups.
+    pub(super) scales: Vec<[f32; LANES]>,
+    /// Sum of each output's weights for int8: (outputs), in groups.
+    pub(super) sums: Vec<[i32; LANES]>,
 }
 
 impl Linear {
@@ -65,14 +65,16 @@ impl Linear {
         }
         let steps = if dtype == Dtype::Int8 { inputs.div_ceil(4) } else { inputs };
         let bytes = outputs.div_ceil(LANES) * steps * group_bytes(dtype);
-        let bias = if bias.is_empty() { vec![0.0; outputs] } else { bias.to_vec() };
-        let scales = match dtype {
-            Dtype::Int8 => weight.chunks_exact(inputs).map(scale_of).collect(),
-            _ => Vec::new(),
-        };
-        let sums = vec![0; scales.len()];
+        let groups = outputs.div_ceil(LANES);
+        let mut grouped_bias = vec![[0.0; LANES]; groups];
+        grouped_bias.as_flattened_mut()[..bias.len()].copy_from_slice(bias);
+        let mut scales = vec![[0.0; LANES]; if dtype == Dtype::Int8 { groups } else { 0 }];
+        for (scale, row) in scales.as_flattened_mut().iter_mut().zip(weight.chunks_exact(inputs)) {
+            *scale = scale_of(row);
+        }
+        let sums = vec![[0; LANES]; scales.len()];
         let packed = arena.arena.allocate(bytes)?;
-        let mut linear = Self { dtype, inputs, outputs, steps, packed, bias, scales, sums };
+        let mut linear = Self { dtype, inputs, outputs, steps, packed, bias: grouped_bias, scales, sums };
         for (output, row) in weight.chunks_exact(inputs).enumerate() {
             linear.pack_row(output, row);
         }
@@ -87,7 +89,7 @@ impl Linear {
         let stride = self.groups(panel) * group_bytes;
         let start = self.panel_start(panel) + group * group_bytes;
         let offset = |step: usize| start + step * stride;
-        let inverse = self.scales.get(output).map_or(0.0, |&scale| inverse_of(scale));
+        let inverse = self.scales.as_flattened().get(output).map_or(0.0, |&scale| inverse_of(scale));
         let dtype = self.dtype;
         let packed = self.packed.bytes_mut();
         for (input, &x) in row.iter().enumerate() {
@@ -101,7 +103,7 @@ impl Linear {
                 Dtype::Int8 => {
                     let byte = to_byte(x, inverse);
                     packed[offset(input / 4) + 4 * lane + input % 4] = byte.cast_unsigned();
-                    self.sums[output] += i32::from(byte);
+                    self.sums[output / LANES][lane] += i32::from(byte);
                 }
             }
         }

@@ -9,11 +9,13 @@
 mod format;
 mod matrix;
 mod product;
+mod quantized;
 
 pub use matrix::{Linear, WeightArena};
 pub use product::Epilogue;
+pub use quantized::QuantizedRows;
 
-use super::{Compute, Dtype, disjoint::DisjointSlice, rowwise};
+use super::{Compute, Dtype, disjoint::DisjointSlice};
 use product::ProductJob;
 use std::ops::Range;
 
@@ -21,29 +23,6 @@ use std::ops::Range;
 const MIN_SHARED: usize = 1 << 15;
 /// Tasks of a product per thread, so that a thread whose core is busy delays the others by at most one task.
 const TASKS_PER_THREAD: usize = 4;
-
-/// Quantized input rows of an int8 product. The memory is reused between steps.
-#[derive(Default)]
-pub struct QuantizedRows {
-    /// (rows, width/4), padded with zeros
-    pub(in crate::kernels) cells: Vec<[i8; 4]>,
-    /// Scale of each row: (rows)
-    pub(in crate::kernels) scales: Vec<f32>,
-}
-
-impl QuantizedRows {
-    /// Quantizes rows of floats, (rows, width).
-    pub(in crate::kernels) fn fill(&mut self, compute: &Compute, x: &[f32], width: usize) {
-        let rows = x.len() / width;
-        let cells = width.div_ceil(4);
-        self.scales.resize(rows, 0.0);
-        self.cells.resize(rows * cells, [0; 4]);
-        let rows = x.chunks_exact(width).zip(self.cells.chunks_exact_mut(cells)).zip(&mut self.scales);
-        for ((x, cells), scale) in rows {
-            *scale = rowwise::quantize(compute.isa, x, cells);
-        }
-    }
-}
 
 impl Linear {
     /// Computes `out` (rows, outputs) = epilogue(`x` (rows, inputs) · Wᵀ + bias). Panics if `x` and `out` differ in rows.
@@ -62,16 +41,18 @@ impl Linear {
         let out = &DisjointSlice::new(out);
         match self.dtype {
             Dtype::F32 => {
-                let job = ProductJob { matrix: self, x, scales: &[], epilogue, out };
+                let job = ProductJob { matrix: self, x, stride: self.steps, scales: &[], epilogue, out };
                 self.share(compute, rows, &|panels| product::multiply_f32(isa, &job, panels));
             }
             Dtype::Bf16 => {
-                let job = ProductJob { matrix: self, x, scales: &[], epilogue, out };
+                let job = ProductJob { matrix: self, x, stride: self.steps, scales: &[], epilogue, out };
                 self.share(compute, rows, &|panels| product::multiply_bf16(isa, &job, panels));
             }
             Dtype::Int8 => {
                 quantized.fill(compute, x, self.inputs);
-                let job = ProductJob { matrix: self, x: &quantized.cells, scales: &quantized.scales, epilogue, out };
+                let stride = quantized.stride();
+                let scales = quantized.scales();
+                let job = ProductJob { matrix: self, x: quantized.all(), stride, scales, epilogue, out };
                 self.share(compute, rows, &|panels| product::multiply_int8(isa, &job, panels));
             }
         }

@@ -6,7 +6,7 @@
 //! slices, sums are kept in memory without rounding, so slices and tiles do not change any bit.
 
 use super::{
-    format::{FloatWeights, Int8Output, Int8Weights, WeightFormat},
+    format::{FloatWeights, Int8Outputs, Int8Weights, WeightFormat},
     matrix::Linear,
 };
 use crate::kernels::{
@@ -30,7 +30,7 @@ const FEW_ROWS: usize = 4;
 /// Rows that share a panel; their inputs stay in the second-level cache.
 const ROW_BLOCK: usize = 96;
 /// Maximum outputs of a panel.
-const MAX_WIDTH: usize = 4 * LANES;
+pub(super) const MAX_WIDTH: usize = 4 * LANES;
 
 /// Function that is applied to each output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,10 +47,13 @@ pub enum Epilogue {
     Relu,
 }
 
-/// Input that all tasks of a product share. `x`: (rows, steps) cells; `out`: (rows, outputs).
+/// Input that all tasks of a product share. `x`: (rows, stride) cells, of which a product reads as many as there are steps; `out`:
+/// (rows, outputs).
 pub(super) struct ProductJob<'a, C> {
     pub(super) matrix: &'a Linear,
     pub(super) x: &'a [C],
+    /// Cells from the start of a row to that of the next.
+    pub(super) stride: usize,
     /// Scale of each row for int8; empty if rows are floats.
     pub(super) scales: &'a [f32],
     pub(super) epilogue: Epilogue,
@@ -63,16 +66,17 @@ multiversion! { pub(super) fn multiply_int8(job: &ProductJob<'_, [i8; 4]>, panel
 
 #[inline(always)]
 fn product<S: Simd, F: WeightFormat<S>>(simd: S, job: &ProductJob<'_, F::Cell>, panels: Range<usize>) {
-    let steps = job.matrix.steps;
-    let rows = job.x.len() / steps;
+    let stride = job.stride;
+    let rows = job.x.len() / stride;
     let mut sums = [[F::Slot::default(); MAX_WIDTH]; ROW_BLOCK];
     for first in (0..rows).step_by(ROW_BLOCK) {
         let block = first..rows.min(first + ROW_BLOCK);
         for index in panels.clone() {
             let panel = WeightPanel::<F::Cell> {
-                x: &job.x[block.start * steps..block.end * steps],
+                x: &job.x[block.start * stride..block.end * stride],
+                stride,
                 weights: job.matrix.panel(index),
-                steps,
+                steps: job.matrix.steps,
                 groups: job.matrix.groups(index),
             };
             let sums = &mut sums[..block.len()];
@@ -83,53 +87,60 @@ fn product<S: Simd, F: WeightFormat<S>>(simd: S, job: &ProductJob<'_, F::Cell>, 
                 panel.rows::<S, F>(simd, sums);
             }
             for (row, sums) in block.clone().zip(sums) {
-                finish::<S, F>(simd, job, row, index, sums);
+                finish::<S, F>(simd, job, row, index, sums, S::OFFSET);
             }
         }
     }
 }
 
-/// Writes the outputs of a row and a panel: applies scale, bias and epilogue.
+/// Writes the outputs of a row and a panel: applies scale, bias and epilogue. `offset` was added to each byte of an int8 row.
 #[inline(always)]
-fn finish<S: Simd, F: WeightFormat<S>>(
+pub(super) fn finish<S: Simd, F: WeightFormat<S>>(
     simd: S,
     job: &ProductJob<'_, F::Cell>,
     row: usize,
     panel: usize,
     sums: &[F::Slot; MAX_WIDTH],
+    offset: i32,
 ) {
     let ProductJob { matrix, scales, epilogue, out, .. } = job;
     let first = panel * F::GROUPS * LANES;
     let width = (F::GROUPS * LANES).min(matrix.outputs - first);
-    let mut numbers = [0f32; MAX_WIDTH];
-    let numbers = &mut numbers[..width];
-    let outputs = numbers.iter_mut().zip(sums).zip(&matrix.bias[first..][..width]);
-    if let Some(row_scale) = scales.get(row) {
-        let each = matrix.scales[first..][..width].iter().zip(&matrix.sums[first..][..width]);
-        for (((number, &sum), bias), (scale, &weight_sum)) in outputs.zip(each) {
-            // not fused, so that every instruction set gives the same bits
-            *number = F::value(sum, Some(Int8Output { weight_sum, scale: row_scale * scale })) + bias;
-        }
-    } else {
-        for ((number, &sum), bias) in outputs {
-            *number = F::value(sum, None) + bias;
+    // SAFETY: a panel belongs to one task, which finishes each row of it once.
+    let out = unsafe { out.part(row * matrix.outputs + first, width) };
+    for (group, numbers) in out.chunks_mut(LANES).enumerate() {
+        let index = first / LANES + group;
+        let int8 = scales.get(row).map(|&row_scale| Int8Outputs {
+            offset,
+            row_scale,
+            scales: &matrix.scales[index],
+            weight_sums: &matrix.sums[index],
+        });
+        // SAFETY: there are sixteen sums for each group.
+        let sums = unsafe { F::load(simd, sums[group * LANES..][..LANES].as_ptr()) };
+        let values = simd.add(F::floats(simd, sums, int8), simd.load(&matrix.bias[index]));
+        if numbers.len() == LANES {
+            simd.store(values, numbers);
+        } else {
+            let mut padded = [0.0; LANES];
+            simd.store(values, &mut padded);
+            numbers.copy_from_slice(&padded[..numbers.len()]);
         }
     }
     match epilogue {
         Epilogue::None => {}
-        Epilogue::Gelu => rowwise::gelu_body(simd, numbers),
-        Epilogue::GeluTanh => rowwise::gelu_tanh_body(simd, numbers),
-        Epilogue::Silu => rowwise::silu_body(simd, numbers),
-        Epilogue::Relu => rowwise::relu(numbers),
+        Epilogue::Gelu => rowwise::gelu_body(simd, out),
+        Epilogue::GeluTanh => rowwise::gelu_tanh_body(simd, out),
+        Epilogue::Silu => rowwise::silu_body(simd, out),
+        Epilogue::Relu => rowwise::relu(out),
     }
-    // SAFETY: a panel belongs to one task, which finishes each row of it once.
-    unsafe { out.part(row * matrix.outputs + first, width) }.copy_from_slice(numbers);
 }
 
 /// A block of rows and a panel of weights.
 struct WeightPanel<'a, C> {
-    /// (rows, steps)
+    /// (rows, stride)
     x: &'a [C],
+    stride: usize,
     /// (steps, groups, GROUP) bytes
     weights: &'a [u8],
     steps: usize,
@@ -241,7 +252,7 @@ impl<C: Copy> WeightPanel<'_, C> {
         let stride = self.groups * F::GROUP;
         assert!(end <= self.steps && group + G <= self.groups && self.groups * LANES <= MAX_WIDTH);
         assert!(self.weights.len() >= self.steps * stride && sums.len() >= R);
-        let xs: [&[C]; R] = std::array::from_fn(|r| &self.x[(row + r) * self.steps..][..self.steps]);
+        let xs: [&[C]; R] = std::array::from_fn(|r| &self.x[(row + r) * self.stride..][..self.steps]);
         let slots: [*mut F::Slot; R] = std::array::from_fn(|r| sums[r][group * LANES..].as_mut_ptr());
         // no closures here: a closure that is not inlined is not compiled for the instruction set
         let mut chains = [[F::zero(simd); G]; R];

@@ -1,0 +1,76 @@
+//! Rows of activations in int8.
+
+use crate::kernels::{Compute, disjoint::DisjointSlice, rowwise};
+
+/// Cells of a line.
+const LINE_CELLS: usize = 16;
+/// Rows of a task of quantization, and minimum numbers for which it pays to use other threads.
+const TASK_ROWS: usize = 8;
+const MIN_SHARED: usize = 1 << 16;
+
+/// A cache line of cells, each of which is four consecutive numbers of a row.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct CellLine([[i8; 4]; LINE_CELLS]);
+
+/// Quantized input rows of an int8 product. The memory is reused between steps.
+#[derive(Default)]
+pub struct QuantizedRows {
+    /// (rows, width/64), padded with zeros
+    lines: Vec<CellLine>,
+    /// Scale of each row: (rows)
+    scales: Vec<f32>,
+    /// Cells of a row without padding beyond a cell: width/4.
+    cells: usize,
+}
+
+impl QuantizedRows {
+    /// Quantizes rows of floats, (rows, width).
+    pub(in crate::kernels) fn fill(&mut self, compute: &Compute, x: &[f32], width: usize) {
+        let rows = x.len() / width;
+        self.cells = width.div_ceil(4);
+        let row_lines = self.cells.div_ceil(LINE_CELLS);
+        self.scales.resize(rows, 0.0);
+        self.lines.resize(rows * row_lines, CellLine([[0; 4]; LINE_CELLS]));
+        let lines = &DisjointSlice::new(&mut self.lines[..]);
+        let scales = &DisjointSlice::new(&mut self.scales[..]);
+        let quantize = |task: usize| {
+            for row in task * TASK_ROWS..rows.min((task + 1) * TASK_ROWS) {
+                // SAFETY: a row belongs to one task.
+                let scale = unsafe { scales.part(row, 1) };
+                // SAFETY: as above.
+                let lines = unsafe { lines.part(row * row_lines, row_lines) };
+                scale[0] = rowwise::quantize(compute.isa, &x[row * width..][..width], cells_mut(lines));
+            }
+        };
+        let tasks = rows.div_ceil(TASK_ROWS);
+        if x.len() < MIN_SHARED { (0..tasks).for_each(quantize) } else { compute.pool.run(tasks, &quantize) }
+    }
+
+    /// Returns all cells, (rows, [`stride`](Self::stride)).
+    pub(in crate::kernels) fn all(&self) -> &[[i8; 4]] {
+        // SAFETY: a line is its cells, without padding.
+        unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast(), self.lines.len() * LINE_CELLS) }
+    }
+
+    /// Returns the cells from the start of a row to that of the next, a multiple of sixteen. The first row starts at a cache line.
+    pub(in crate::kernels) fn stride(&self) -> usize {
+        self.cells.next_multiple_of(LINE_CELLS)
+    }
+
+    /// Returns the cells of a row, or none if there is no such row.
+    pub(in crate::kernels) fn row(&self, row: usize) -> &[[i8; 4]] {
+        self.all().get(row * self.stride()..).and_then(|rest| rest.get(..self.cells)).unwrap_or(&[])
+    }
+
+    /// Returns the scale of each row.
+    pub(in crate::kernels) fn scales(&self) -> &[f32] {
+        &self.scales
+    }
+}
+
+/// Returns the cells of lines.
+fn cells_mut(lines: &mut [CellLine]) -> &mut [[i8; 4]] {
+    // SAFETY: a line is its cells, without padding; exclusive because the borrow is.
+    unsafe { std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), lines.len() * LINE_CELLS) }
+}

@@ -66,6 +66,13 @@ proptest! {
     }
 }
 
+/// Enough numbers that all threads quantize rows, more rows than a block, and rows that end within a cache line.
+#[test]
+fn many_rows_are_quantized_on_all_threads() {
+    let (rows, inputs, outputs) = (203, 390, 40);
+    check(&Dtype::ALL, &computes(3), &integers(1, rows, inputs), &integers(2, outputs, inputs), inputs);
+}
+
 /// The largest bytes in several sign patterns, up to the longest row: a saturating or overflowing sum would differ.
 #[test]
 fn the_largest_bytes_never_saturate_up_to_the_longest_row() {

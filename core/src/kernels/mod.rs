@@ -5,8 +5,9 @@
 //! Threads and register tiles divide *outputs*, never a sum. Tests compare each kernel with a naive implementation.
 //!
 //! Each kernel body is written once and compiled for each instruction set ([`Isa`]): AVX2 with FMA, AVX-512 with VNNI, and
-//! the baseline of the build. The widest one that the processor supports is selected at run time. The baseline may round
-//! floats differently from the other two. This is the only module with `unsafe`; every block states why it is sound.
+//! the baseline of the build. AMX adds one kernel to AVX-512: int8 products of several rows. The widest set that the
+//! processor and the system support is selected at run time. The baseline may round floats differently from the others. This is the only
+//! module with `unsafe`; every block states why it is sound.
 
 #![allow(unsafe_code, reason = "the only module that needs it")]
 

@@ -151,6 +151,8 @@ fn agrees_with_the_naive_implementation_alone_and_in_a_batch() {
         (32, 600),
         (48, 130),
         (120, 70),
+        (67, 70),
+        (130, 33),
     ];
     for (dtype, (head_dim, positions)) in Dtype::ALL.into_iter().flat_map(|d| shapes.map(|shape| (d, shape))) {
         let floats = |seed, count: usize| (0..count).map(|i| wave(seed, i)).collect::<Vec<_>>();

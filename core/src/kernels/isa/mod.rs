@@ -2,12 +2,15 @@
 //!
 //! A kernel body is written once, generic over [`Simd`], and compiled for each instruction set by [`multiversion`].
 
-/// An instruction set that the processor supports. Only [`Isa::detect`] and [`Isa::all`] create the wide ones.
+/// An instruction set that the processor and the system support. Only [`Isa::detect`] and [`Isa::all`] create the wide ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Isa(pub(super) IsaKind);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum IsaKind {
+    /// AVX-512, and AMX's tiles for int8 products of several rows.
+    #[cfg(target_arch = "x86_64")]
+    Amx(Tiles),
     /// AVX-512: F, BW, VL and VNNI.
     #[cfg(target_arch = "x86_64")]
     Avx512,
@@ -19,7 +22,7 @@ pub(super) enum IsaKind {
 }
 
 impl Isa {
-    /// Returns the widest instruction set that the processor supports.
+    /// Returns the widest instruction set that the processor and the system support.
     pub fn detect() -> Self {
         // the standard library caches the result
         #[cfg(target_arch = "x86_64")]
@@ -28,15 +31,22 @@ impl Isa {
                 && is_x86_feature_detected!("avx512bw")
                 && is_x86_feature_detected!("avx512vl")
                 && is_x86_feature_detected!("avx512vnni");
-            return Self(if vnni { IsaKind::Avx512 } else { IsaKind::Avx2 });
+            if !vnni {
+                return Self(IsaKind::Avx2);
+            }
+            return Self(Tiles::detect().map_or(IsaKind::Avx512, IsaKind::Amx));
         }
         Self::portable()
     }
 
-    /// Returns all instruction sets that the processor supports, the widest first. Integer results are equal on all of
+    /// Returns all instruction sets that the processor and the system support, the widest first. Integer results are equal on all of
     /// them, float results on all with fused multiply-adds.
     pub fn all() -> Vec<Self> {
         match Self::detect().0 {
+            #[cfg(target_arch = "x86_64")]
+            IsaKind::Amx(tiles) => {
+                [IsaKind::Amx(tiles), IsaKind::Avx512, IsaKind::Avx2, IsaKind::Portable].map(Self).to_vec()
+            }
             #[cfg(target_arch = "x86_64")]
             IsaKind::Avx512 => vec![Self(IsaKind::Avx512), Self(IsaKind::Avx2), Self::portable()],
             #[cfg(target_arch = "x86_64")]
@@ -54,6 +64,8 @@ impl Isa {
     pub fn name(self) -> &'static str {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
+            IsaKind::Amx(_) => "amx",
+            #[cfg(target_arch = "x86_64")]
             IsaKind::Avx512 => "avx512",
             #[cfg(target_arch = "x86_64")]
             IsaKind::Avx2 => "avx2",
@@ -61,12 +73,18 @@ impl Isa {
         }
     }
 
+    /// Returns the proof that products may use tiles, if this instruction set has them.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn tiles(self) -> Option<Tiles> {
+        if let IsaKind::Amx(tiles) = self.0 { Some(tiles) } else { None }
+    }
+
     /// Returns true if a multiply-add rounds once. Instruction sets that agree in this compute the same bits on one machine.
     pub fn fuses(self) -> bool {
         self != Self::portable() || portable::FUSES
     }
 
-    /// Returns the instruction set with this name, if the processor supports it.
+    /// Returns the instruction set with this name, if the processor and the system support it.
     pub fn parse(name: &str) -> Option<Self> {
         Self::all().into_iter().find(|isa| isa.name() == name)
     }
@@ -78,11 +96,17 @@ mod avx2;
 mod avx512;
 mod portable;
 mod simd;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
 
 pub(super) use portable::Portable;
 pub(super) use simd::{Simd, WIDTH, from_bf16, pack_bytes, pack_words};
 #[cfg(target_arch = "x86_64")]
-pub(super) use {avx2::Avx2, avx512::Avx512};
+pub(super) use {
+    avx2::Avx2,
+    avx512::Avx512,
+    tiles::{ActiveTiles, TILE_BYTES, TILE_ROWS, Tiles},
+};
 
 #[cfg(test)]
 mod tests;
@@ -105,9 +129,9 @@ macro_rules! multiversion {
                 $body(unsafe { $crate::kernels::isa::Avx512::new() }, $($arg),*)
             }
             match isa.0 {
-                // SAFETY: an `Isa` of this kind only exists if the processor supports all of them.
+                // SAFETY: an `Isa` of these kinds only exists if the processor supports these features.
                 #[cfg(target_arch = "x86_64")]
-                $crate::kernels::isa::IsaKind::Avx512 => unsafe { widest $(::<$kind>)? ($($arg),*) },
+                $crate::kernels::isa::IsaKind::Amx(_) | $crate::kernels::isa::IsaKind::Avx512 => unsafe { widest $(::<$kind>)? ($($arg),*) },
                 // SAFETY: an `Isa` of this kind only exists if the processor supports AVX2 and FMA.
                 #[cfg(target_arch = "x86_64")]
                 $crate::kernels::isa::IsaKind::Avx2 => unsafe { wide $(::<$kind>)? ($($arg),*) },

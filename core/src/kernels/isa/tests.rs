@@ -58,3 +58,46 @@ fn integer_products_are_exact_on_every_instruction_set() {
         }
     }
 }
+
+multiversion! {
+    /// Returns a − b · c, and a as floats.
+    fn convert(a: &[i32; WIDTH], b: &[i32; WIDTH], c: &[i32; WIDTH]) -> ([i32; WIDTH], [f32; WIDTH]) = convert_body
+}
+
+#[inline(always)]
+fn convert_body<S: Simd>(
+    simd: S,
+    a: &[i32; WIDTH],
+    b: &[i32; WIDTH],
+    c: &[i32; WIDTH],
+) -> ([i32; WIDTH], [f32; WIDTH]) {
+    // SAFETY: each array has sixteen integers.
+    let load = |ints: &[i32; WIDTH]| unsafe { simd.load_ints(ints.as_ptr()) };
+    let mut difference = [0; WIDTH];
+    // SAFETY: `difference` has sixteen integers.
+    unsafe { simd.store_ints(simd.subtract_product(load(a), load(b), load(c)), difference.as_mut_ptr()) };
+    let mut floats = [0.0; WIDTH];
+    simd.store(simd.to_floats(load(a)), &mut floats);
+    (difference, floats)
+}
+
+#[test]
+fn integers_wrap_and_become_the_nearest_floats_on_every_instruction_set() {
+    let numbers = |factor: i32| -> [i32; WIDTH] {
+        std::array::from_fn(|lane| match lane {
+            0 => i32::MIN,
+            1 => i32::MAX,
+            2 => (1 << 24) + 1,
+            3 => (1 << 24) + 3,
+            _ => factor.wrapping_mul(lane as i32).wrapping_mul(0x0123_4567),
+        })
+    };
+    let [a, b, c] = [numbers(3), numbers(-5), numbers(7)];
+    for isa in Isa::all() {
+        let (difference, floats) = convert(isa, &a, &b, &c);
+        for lane in 0..WIDTH {
+            assert_eq!(difference[lane], a[lane].wrapping_sub(b[lane].wrapping_mul(c[lane])), "{}", isa.name());
+            assert_eq!(floats[lane], a[lane] as f32, "{}", isa.name());
+        }
+    }
+}

@@ -10,6 +10,8 @@ mod format;
 mod matrix;
 mod product;
 mod quantized;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
 
 pub use matrix::{Linear, WeightArena};
 pub use product::Epilogue;
@@ -53,6 +55,10 @@ impl Linear {
                 let stride = quantized.stride();
                 let scales = quantized.scales();
                 let job = ProductJob { matrix: self, x: quantized.all(), stride, scales, epilogue, out };
+                #[cfg(target_arch = "x86_64")]
+                if let Some(tiles) = isa.tiles().filter(|_| rows >= tiles::MIN_ROWS) {
+                    return self.share(compute, rows, &|panels| tiles::multiply_int8(isa, tiles, &job, panels));
+                }
                 self.share(compute, rows, &|panels| product::multiply_int8(isa, &job, panels));
             }
         }

@@ -4,8 +4,9 @@ use crate::kernels::{Compute, disjoint::DisjointSlice, rowwise};
 
 /// Cells of a line.
 const LINE_CELLS: usize = 16;
-/// Rows of a task of quantization, and minimum numbers for which it pays to use other threads.
+/// Rows of a task.
 const TASK_ROWS: usize = 8;
+/// Minimum numbers for which it pays to use other threads.
 const MIN_SHARED: usize = 1 << 16;
 
 /// A cache line of cells, each of which is four consecutive numbers of a row.
@@ -20,7 +21,7 @@ pub struct QuantizedRows {
     lines: Vec<CellLine>,
     /// Scale of each row: (rows)
     scales: Vec<f32>,
-    /// Cells of a row without padding beyond a cell: width/4.
+    /// Cells of a row, without those that fill its last line: ⌈width/4⌉.
     cells: usize,
 }
 

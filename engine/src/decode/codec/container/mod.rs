@@ -306,7 +306,7 @@ fn word(number: usize) -> [u8; 4] {
 }
 
 fn rounding(fuses: bool) -> &'static str {
-    if fuses { "once (AVX2, AVX-512)" } else { "twice (portable)" }
+    if fuses { "once (AVX2, AVX-512, AMX)" } else { "twice (portable)" }
 }
 
 fn hex(digest: &Digest) -> String {

@@ -6,10 +6,11 @@ use crate::{
     error::{Error, Result, printable},
     family::{
         TensorSpec,
-        checkpoint::{CheckpointSource, Config, Weights},
+        checkpoint::{CheckpointSource, Config, Weights, hugging_face},
         decoder::resolution::{Resolution, measure},
         load::{self, Settings, blueprint, companions, load_as, tensors},
     },
+    kernels::Isa,
     text::{TokenMarks, Vocabulary, subwords::TOKENIZER_FILE},
 };
 use serde_json::{Value, json};
@@ -144,6 +145,11 @@ impl Contents {
         self.architecture.pointer("/boundaries/kind").and_then(Value::as_str).unwrap_or(default)
     }
 
+    /// Returns the instruction set that weir's kernels would use. None for Hugging Face models, which run on candle.
+    fn isa(&self) -> Option<&'static str> {
+        (self.config.family != hugging_face::FAMILY).then(|| Isa::detect().name())
+    }
+
     /// Spec, number format and size of each tensor.
     fn tensors(&self) -> impl Iterator<Item = (&TensorSpec, &str, usize)> {
         let stored = self.dtypes.iter().zip(&self.bytes);
@@ -180,6 +186,7 @@ impl Contents {
             "path": self.path,
             "family": self.config.family,
             "shape": self.shape,
+            "isa": self.isa(),
             "exactness": self.exactness.name(),
             "tolerance": self.exactness.tolerance(),
             "architecture": self.architecture,
@@ -219,6 +226,9 @@ impl Contents {
         ];
         for (name, value) in lines {
             writeln!(out, "{name:<16} {value}")?;
+        }
+        if let Some(isa) = self.isa() {
+            writeln!(out, "{:<16} {isa}", "instruction set")?;
         }
         let width = self.specs.iter().map(|spec| spec.name.len()).max().unwrap_or_default();
         for (TensorSpec { name, shape, .. }, dtype, bytes) in self.tensors() {

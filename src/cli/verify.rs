@@ -43,8 +43,8 @@ pub struct Args {
     /// Ids that the decoder of a model that reads documents is fed, separated by commas. Default: the document's beginning.
     #[arg(long, value_name = "IDS", value_delimiter = ',')]
     target_ids: Option<Vec<u32>>,
-    /// Instruction set of the kernels: avx512 (F, BW, VL and VNNI), avx2 (with FMA) or portable. Default: the widest that the
-    /// processor has.
+    /// Instruction set of the kernels: amx (AVX-512, and tiles for int8), avx512 (F, BW, VL and VNNI), avx2 (with FMA) or portable.
+    /// Default: the widest that the processor and the system permit.
     #[arg(long, value_name = "NAME", value_parser = model::isa, env = "WEIR_ISA")]
     isa: Option<Isa>,
     /// Print JSON.

@@ -47,6 +47,8 @@ fn commands_use_the_embedded_model_in_any_folder() {
     assert_eq!((&embedded["sha256"], &embedded["tensors"]), (&of_folder["sha256"], &of_folder["tensors"]));
     let printed = run(folder.path(), &["inspect"]);
     assert!(printed.starts_with(&format!("checkpoint       embedded:{EMBEDDED}\n")), "{printed}");
+    let isa = weir::kernels::Isa::detect().name();
+    assert!(printed.contains(&format!("instruction set  {isa}\n")) && embedded["isa"] == isa, "{printed}");
 }
 
 #[cfg(feature = "candle")]

@@ -63,8 +63,8 @@ pub(super) struct BenchCompute {
     /// Device of Hugging Face models: cpu, cuda, cuda:N or metal. Other models run on the CPU.
     #[arg(long, value_name = "DEVICE", default_value_t = DeviceChoice::Cpu, env = "WEIR_DEVICE")]
     device: DeviceChoice,
-    /// Instruction set of the kernels: avx512 (F, BW, VL and VNNI), avx2 (with FMA) or portable. Default: the widest that the
-    /// processor has.
+    /// Instruction set of the kernels: amx (AVX-512, and tiles for int8), avx512 (F, BW, VL and VNNI), avx2 (with FMA) or portable.
+    /// Default: the widest that the processor and the system permit.
     #[arg(long, value_name = "NAME", value_parser = model::isa)]
     isa: Option<Isa>,
 }

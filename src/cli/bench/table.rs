@@ -34,7 +34,7 @@ fn columns(head: &str, lines: impl Iterator<Item = Vec<String>>) -> String {
     text
 }
 
-const DECODE: &str = "model, dtype, threads, batch, context, wait, SF, chars/s, step p50 ms, middle %, \
+const DECODE: &str = "model, dtype, threads, isa, batch, context, wait, SF, chars/s, step p50 ms, middle %, \
     gap p50/p99 ms, at boundaries, MB/char, GB/s of ceiling";
 
 fn decode_line(entry: &decode::DecodeMeasurement) -> Vec<String> {
@@ -60,9 +60,9 @@ fn decode_line(entry: &decode::DecodeMeasurement) -> Vec<String> {
     cells
 }
 
-/// Returns the first cells of most lines: model, dtype, threads.
+/// Returns the first cells of most lines: model, dtype, threads, instruction set.
 fn setup_cells(measured: &MeasuredModel) -> Vec<String> {
-    vec![measured.model.clone(), measured.dtype.to_owned(), measured.threads.to_string()]
+    vec![measured.model.clone(), measured.dtype.to_owned(), measured.threads.to_string(), measured.isa.to_owned()]
 }
 
 fn factor(factor: Option<f64>) -> String {
@@ -91,7 +91,7 @@ pub(super) fn decode(entries: &[decode::DecodeMeasurement]) -> String {
 }
 
 pub(super) fn prefill(entries: &[prefill::PrefillMeasurement]) -> String {
-    let head = "model, dtype, threads, symbols, chunk, SF, symbols/s, run p50 ms, p10, p90, GFLOP/s, peak GFLOP/s";
+    let head = "model, dtype, threads, isa, symbols, chunk, SF, symbols/s, run p50 ms, p10, p90, GFLOP/s, peak GFLOP/s";
     let ms = |ns: f64| format!("{:.2}", ns / 1e6);
     let line = |entry: &prefill::PrefillMeasurement| {
         let mut cells = setup_cells(&entry.measured);
@@ -148,7 +148,7 @@ fn token_lengths<'a>(entries: impl Iterator<Item = &'a decode::DecodeMeasurement
 }
 
 pub(super) fn summaries(comparisons: &[summaries::SummaryComparison]) -> String {
-    let head = "model, dtype, threads, batch, encode ms, GFLOP/s of peak, after upload, decode ms/token, \
+    let head = "model, dtype, threads, isa, batch, encode ms, GFLOP/s of peak, after upload, decode ms/token, \
         GB/s of ceiling, request s, vectors";
     let line = |batch: usize, entry: &summaries::SummaryBenchResult| {
         let mut cells = setup_cells(&entry.measured);
@@ -215,7 +215,7 @@ pub(super) fn documents(comparisons: &[DocumentComparison]) -> String {
 }
 
 pub(super) fn resume(entries: &[resume::ResumeMeasurement]) -> String {
-    let head = "model, dtype, threads, context, cold p50 ms, resumed p50 ms, p10, p90, ratio, p10, p90, cached";
+    let head = "model, dtype, threads, isa, context, cold p50 ms, resumed p50 ms, p10, p90, ratio, p10, p90, cached";
     let ms = |ns: f64| format!("{:.3}", ns / 1e6);
     let line = |entry: &resume::ResumeMeasurement| {
         let Quantiles { median, p10, p90 } = entry.ratio;
@@ -232,7 +232,7 @@ pub(super) fn resume(entries: &[resume::ResumeMeasurement]) -> String {
 
 /// Formats `weir bench endless`, with a line for each part.
 pub(super) fn endless(entries: &[endless::EndlessMeasurement]) -> String {
-    let head = "model, dtype, threads, symbols, p50 us, p10, p90, KB in pages, KB other, MB resident";
+    let head = "model, dtype, threads, isa, symbols, p50 us, p10, p90, KB in pages, KB other, MB resident";
     let micro = |ns: f64| format!("{:.2}", ns / 1e3);
     let lines = entries.iter().flat_map(|entry| entry.parts.iter().map(move |part| (entry, part)));
     let table = columns(
@@ -255,7 +255,7 @@ pub(super) fn endless(entries: &[endless::EndlessMeasurement]) -> String {
 }
 
 pub(super) fn stream(entries: &[stream::StreamMeasurement]) -> String {
-    let head = "model, dtype, threads, batch, context, chars, messages, engine us/char, p10, p90, \
+    let head = "model, dtype, threads, isa, batch, context, chars, messages, engine us/char, p10, p90, \
         served us/char, p10, p90, overhead %, p10, p90";
     let micro = |ns: f64| format!("{:.1}", ns / 1e3);
     let line = |entry: &stream::StreamMeasurement| {
@@ -271,14 +271,15 @@ pub(super) fn stream(entries: &[stream::StreamMeasurement]) -> String {
 }
 
 pub(super) fn kernels(entries: &[kernels::KernelMeasurement]) -> String {
-    let head = "kernel, dtype, threads, weights, shape, rows, keys, p50 us, p10, p90, GB/s, ceiling GB/s, \
+    let head = "kernel, dtype, threads, isa, weights, shape, rows, keys, p50 us, p10, p90, GB/s, ceiling GB/s, \
         GFLOP/s, peak GFLOP/s";
     let count = |count: Option<usize>| count.map_or("-".into(), |count| count.to_string());
     let name = |name: Option<&str>| name.unwrap_or("-").to_owned();
     let rate = |rate: Option<f64>, unit: f64| rate.map_or("-".into(), |rate| format!("{:.1}", rate / unit));
     let line = |entry: &kernels::KernelMeasurement| {
         let shape = entry.inputs.zip(entry.outputs).map(|(inputs, outputs)| format!("{inputs}->{outputs}"));
-        let mut cells = vec![entry.kernel.to_owned(), name(entry.dtype), entry.threads.to_string()];
+        let mut cells =
+            vec![entry.kernel.to_owned(), name(entry.dtype), entry.threads.to_string(), entry.isa.to_owned()];
         cells.extend([name(entry.weights), name(shape.as_deref()), entry.rows.to_string(), count(entry.keys)]);
         cells.extend([entry.ns_p50, entry.ns_p10, entry.ns_p90].map(|ns| format!("{:.2}", ns / 1e3)));
         cells.extend([entry.bytes_per_second, entry.ceiling_bytes_per_second].map(|bytes| rate(bytes, 1e9)));

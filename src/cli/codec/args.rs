@@ -54,8 +54,8 @@ pub(super) struct CodecArgs {
     /// Symbols per step of all rows together, while texts are read. It changes the time, not the result.
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = count(1..=MAX_SYMBOLS), env = "WEIR_CHUNK")]
     pub(super) chunk: usize,
-    /// Instruction set of the kernels: avx512, avx2 or portable. avx512 and avx2 compute the same bits, portable others. Default: the
-    /// widest that the processor has.
+    /// Instruction set of the kernels: amx, avx512, avx2 or portable. The first three compute the same bits, portable others. Default:
+    /// the widest that the processor and the system permit.
     #[arg(long, value_name = "NAME", value_parser = isa, env = "WEIR_ISA")]
     pub(super) isa: Option<Isa>,
     /// Overwrite existing files.

@@ -1,6 +1,6 @@
 //! Options of `weir bench`: lists of values, and values out of bounds.
 
-use super::{failure, json, number};
+use super::{bench, failure, json, number};
 use crate::support::{converted, fixture};
 use weir::{
     error::Error,
@@ -33,6 +33,10 @@ fn every_instruction_set_can_be_measured_and_another_is_refused() {
             ["decode", "--json", "--isa", isa.name(), "--steps", "4", "--batch", "1", "--context", "8", "--model"];
         let entries = json(&args, &[converted("whitespaces")]);
         assert!(entries.iter().all(|entry| entry["isa"] == isa.name()) && entries.len() == 1);
+        let args = ["prefill", "--isa", isa.name(), "--symbols", "8", "--runs", "1", "--model"];
+        let printed = String::from_utf8(bench(&args, &[converted("whitespaces")]).stdout).unwrap();
+        let column = printed.lines().map(|line| line.split_whitespace().nth(3));
+        assert_eq!(column.take(2).collect::<Vec<_>>(), [Some("isa"), Some(isa.name())], "{printed}");
     }
     let entries = json(&["kernels", "--json", "--isa", "portable", "--seconds", "0.001", "--megabytes", "1"], &[]);
     assert!(entries.iter().all(|entry| entry["isa"] == "portable"));

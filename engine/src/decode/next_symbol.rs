@@ -3,6 +3,7 @@
 use super::{
     contract::{BoundaryOptions, Card, SymbolBoundary},
     options::{check_length, check_mode},
+    shared_prefix::ForkedText,
 };
 use crate::error::Result;
 
@@ -13,7 +14,7 @@ const FIELD: &str = "complete.cursor_byte";
 #[derive(Debug, Clone)]
 pub struct NextSymbol {
     /// The text's symbols; at least one.
-    pub symbols: Vec<u32>,
+    pub symbols: ForkedText,
     /// How boundaries are decided.
     pub boundaries: BoundaryOptions,
 }

@@ -12,6 +12,7 @@ use super::{
     evaluate::{ScoringWindow, max_fed_symbols, window},
     options::{EmittedSymbol, WindowOptions},
     sampling::logprobs::{LogprobOptions, SymbolLogprobs},
+    shared_prefix::ForkedText,
     text_window::TextWindow,
     trace,
     usage::LevelCounts,
@@ -81,15 +82,16 @@ pub(super) struct PromptOutput {
 }
 
 impl Prompt {
-    pub(super) fn new(symbols: Vec<u32>, windows: Option<WindowOptions>, output: PromptOutput) -> Self {
-        let len = symbols.len();
-        Self::with_len(symbols, len, windows, output)
+    pub(super) fn new(text: impl Into<ForkedText>, windows: Option<WindowOptions>, output: PromptOutput) -> Self {
+        let text = text.into();
+        let len = text.len();
+        Self::with_len(text, len, windows, output)
     }
 
-    fn with_len(symbols: Vec<u32>, len: usize, windows: Option<WindowOptions>, output: PromptOutput) -> Self {
+    fn with_len(text: ForkedText, len: usize, windows: Option<WindowOptions>, output: PromptOutput) -> Self {
         let range = FeedRange { start: 0, emit_from: 0, end: len };
         let mut prompt = Self {
-            symbols: TextWindow::new(symbols),
+            symbols: TextWindow::new(text),
             len,
             agreed: 0,
             windows,
@@ -123,7 +125,7 @@ impl Prompt {
             last_logits: false,
         };
         let known = if coder.is_decoder() { vec![first] } else { symbols };
-        Ok(Self { coder: Some(coder), ..Self::with_len(known, len, Some(windows), output) })
+        Ok(Self { coder: Some(coder), ..Self::with_len(known.into(), len, Some(windows), output) })
     }
 
     /// True if the next feed is the symbol that was decompressed last.
@@ -194,7 +196,8 @@ impl Prompt {
 
     /// Records that a mark ended a segment with the last symbol.
     pub(super) fn end_segment(&mut self) {
-        if let Some(last) = self.symbols.held.last_mut() {
+        let len = self.symbols.len();
+        if let Some([last]) = self.symbols.get_mut(len.saturating_sub(1)..len) {
             *last = trace::item(trace::symbol(*last), true);
         }
     }

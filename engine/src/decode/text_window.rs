@@ -1,11 +1,9 @@
 //! A text that can drop its beginning; positions still count from the text's start. A digest of the dropped symbols remains:
 //! two texts that were cut at one position have the same beginning if their digests are equal.
 
+use super::shared_prefix::{ForkedText, KnownSums, PrefixSum, SharedPrefix, TextHash};
 use sha2::{Digest as _, Sha256};
-use std::ops::Range;
-
-/// Symbols that are digested at once.
-const DIGESTED_SYMBOLS: usize = 64;
+use std::{ops::Range, sync::Arc};
 
 /// SHA-256 of a text's prefix.
 pub type Digest = [u8; 32];
@@ -18,11 +16,14 @@ pub(super) struct TextWindow {
     digest: Sha256,
     /// The symbols after them.
     pub(super) held: Vec<u32>,
+    /// The known sums of a prefix of the whole text.
+    known: Option<Arc<KnownSums>>,
 }
 
 impl TextWindow {
-    pub(super) fn new(symbols: Vec<u32>) -> Self {
-        Self { dropped: 0, digest: Sha256::new(), held: symbols }
+    pub(super) fn new(text: impl Into<ForkedText>) -> Self {
+        let ForkedText { symbols, known } = text.into();
+        Self { dropped: 0, digest: Sha256::default(), held: symbols, known }
     }
 
     /// Number of symbols, dropped ones included.
@@ -37,18 +38,20 @@ impl TextWindow {
 
     /// Mutable variant of [`get`](Self::get).
     pub(super) fn get_mut(&mut self, positions: Range<usize>) -> Option<&mut [u32]> {
+        self.known.take_if(|known| positions.start < known.len());
         self.held.get_mut(positions.start.checked_sub(self.dropped)?..positions.end.checked_sub(self.dropped)?)
     }
 
     pub(super) fn drop_before(&mut self, position: usize) {
         let count = position.saturating_sub(self.dropped).min(self.held.len());
-        digest(&mut self.digest, &self.held[..count]);
+        self.digest.extend(&self.held[..count]);
         self.held.drain(..count);
         self.dropped += count;
     }
 
     pub(super) fn text(&self) -> TextView<'_> {
-        TextView { dropped: self.dropped, digest: Some(&self.digest), held: &self.held }
+        let known = self.known.as_deref();
+        TextView { dropped: self.dropped, digest: Some(&self.digest), held: &self.held, known }
     }
 }
 
@@ -59,15 +62,22 @@ pub struct TextView<'a> {
     /// Digest of the dropped symbols; none if the text is complete.
     digest: Option<&'a Sha256>,
     held: &'a [u32],
+    /// The known sums of a prefix of the whole text.
+    known: Option<&'a KnownSums>,
 }
 
 impl<'a, T: AsRef<[u32]> + ?Sized> From<&'a T> for TextView<'a> {
     fn from(symbols: &'a T) -> Self {
-        Self { dropped: 0, digest: None, held: symbols.as_ref() }
+        Self::new(symbols.as_ref(), None)
     }
 }
 
 impl<'a> TextView<'a> {
+    /// Creates a complete text, with the known sums of a prefix.
+    fn new(symbols: &'a [u32], known: Option<&'a KnownSums>) -> Self {
+        Self { dropped: 0, digest: None, held: symbols, known }
+    }
+
     /// Number of symbols, dropped ones included.
     pub fn len(&self) -> usize {
         self.dropped + self.held.len()
@@ -94,42 +104,87 @@ impl<'a> TextView<'a> {
         self.held.get(position.checked_sub(self.dropped)?..)
     }
 
-    /// Returns a [`PrefixDigests`], which computes the digests of prefixes of rising length.
-    pub fn digests(&self) -> PrefixDigests<'a> {
-        PrefixDigests { text: *self, position: self.dropped, digest: self.digest.cloned().unwrap_or_default() }
+    /// Returns the digests of prefixes of rising length.
+    pub fn digests(&self) -> PrefixSums<'a, Sha256> {
+        PrefixSums::new(*self, self.digest.cloned().unwrap_or_default())
+    }
+
+    /// Returns the hashes of prefixes of rising length; none if symbols were dropped.
+    pub fn hashes(&self) -> Option<PrefixSums<'a, TextHash>> {
+        (self.dropped == 0).then(|| PrefixSums::new(*self, TextHash::default()))
     }
 }
 
-/// See [`TextView::digests`].
-pub struct PrefixDigests<'a> {
+/// The sums of a text's prefixes of rising length. See [`TextView::hashes`].
+#[derive(Debug)]
+pub struct PrefixSums<'a, S> {
     text: TextView<'a>,
+    /// Number of symbols in `sum`.
     position: usize,
-    digest: Sha256,
+    sum: S,
 }
 
-impl PrefixDigests<'_> {
-    /// Returns the digest of the symbols before `position`, which must not be below the last one requested. None if symbols from
-    /// there on were dropped, or if `position` is beyond the end.
-    pub fn before(&mut self, position: usize) -> Option<Digest> {
-        let more = self.text.after(self.position)?.get(..position.checked_sub(self.position)?)?;
-        digest(&mut self.digest, more);
+impl<'a, S: PrefixSum> PrefixSums<'a, S> {
+    /// Starts with `sum`, which is that of the symbols that the text has dropped.
+    fn new(text: TextView<'a>, sum: S) -> Self {
+        Self { text, position: text.dropped(), sum }
+    }
+
+    /// Returns the sum of the symbols before `position`, which must not be below the last one requested. None if symbols from there
+    /// on were dropped, or if `position` is beyond the end.
+    pub fn before(&mut self, position: usize) -> Option<&S> {
+        if !(self.position..=self.text.len()).contains(&position) {
+            return None;
+        }
+        if let Some(known) = self.text.known {
+            if let Some((len, sum)) = known.longest(position).filter(|(len, _)| *len > self.position) {
+                self.position = len;
+                self.sum = sum;
+            }
+            if self.position < known.len() {
+                self.advance(position.min(known.len()))?;
+                known.keep(self.position, &self.sum);
+            }
+        }
+        self.advance(position)?;
+        Some(&self.sum)
+    }
+
+    fn advance(&mut self, position: usize) -> Option<()> {
+        self.sum.extend(self.text.after(self.position)?.get(..position.checked_sub(self.position)?)?);
         self.position = position;
-        Some(self.digest.clone().finalize().into())
+        Some(())
     }
 }
 
-fn digest(digest: &mut Sha256, symbols: &[u32]) {
-    let mut bytes = [0; DIGESTED_SYMBOLS * size_of::<u32>()];
-    for symbols in symbols.chunks(DIGESTED_SYMBOLS) {
-        let (own, _) = bytes.as_chunks_mut();
-        own.iter_mut().zip(symbols).for_each(|(bytes, symbol)| *bytes = symbol.to_le_bytes());
-        digest.update(&bytes[..size_of_val(symbols)]);
+impl PrefixSums<'_, Sha256> {
+    /// Returns the digest of the symbols before `position`, or none as [`before`](Self::before) does.
+    pub fn digest_before(&mut self, position: usize) -> Option<Digest> {
+        self.before(position).map(|sum| sum.clone().finalize().into())
+    }
+}
+
+impl ForkedText {
+    /// Returns its symbols, with the known sums of the prefix.
+    pub fn text(&self) -> TextView<'_> {
+        TextView::new(&self.symbols, self.known.as_deref())
+    }
+}
+
+impl SharedPrefix {
+    /// Returns its symbols, with their known sums.
+    pub fn text(&self) -> TextView<'_> {
+        TextView::new(&self.symbols, Some(&self.known))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::decode::{
+        random::{Purpose, uniform},
+        shared_prefix::MAX_KNOWN_SUMS,
+    };
 
     #[test]
     fn dropped_prefixes_keep_positions_and_digests() {
@@ -148,14 +203,85 @@ mod tests {
         assert_eq!((cut.prefix(60).after(50), cut.prefix(20).len()), (Some(&symbols[50..60]), 50));
         let mut cut_digests = cut.digests();
         let mut complete_digests = complete.digests();
-        let early = complete_digests.before(20);
-        assert!(early.is_some() && complete_digests.before(19).is_none() && cut.digests().before(49).is_none());
+        let early = complete_digests.digest_before(20);
+        assert!(
+            early.is_some()
+                && complete_digests.digest_before(19).is_none()
+                && cut.digests().digest_before(49).is_none()
+        );
         for position in [50, 50, 77] {
-            let digest = cut_digests.before(position);
-            assert!(digest.is_some() && digest == complete_digests.before(position) && digest != early);
+            let digest = cut_digests.digest_before(position);
+            assert!(digest.is_some() && digest == complete_digests.digest_before(position) && digest != early);
         }
-        assert!(complete_digests.before(101).is_none());
+        assert!(complete_digests.digest_before(101).is_none());
         window.drop_before(500);
         assert_eq!((window.len(), window.held.len()), (100, 0));
+    }
+
+    fn naive<S: PrefixSum>(symbols: &[u32]) -> S {
+        let mut sum = S::default();
+        symbols.iter().for_each(|symbol| sum.extend(std::slice::from_ref(symbol)));
+        sum
+    }
+
+    fn digest(symbols: &[u32]) -> Digest {
+        naive::<Sha256>(symbols).finalize().into()
+    }
+
+    /// Texts of one prefix ask for sums in random order, at random positions, and after their beginning was dropped.
+    #[test]
+    fn forks_have_the_sums_of_texts_without_a_shared_prefix() {
+        for round in 0..300 {
+            let dice = |draw, sides| (uniform(round, Purpose::Sampling, draw) * sides as f32) as usize;
+            let symbols = |first, len| (0..len).map(|index| dice(first + index, 3) as u32).collect::<Vec<u32>>();
+            let shared = SharedPrefix::new(symbols(0, dice(1000, 300)));
+            for number in 0..20 {
+                let draw = 2000 + 100 * number;
+                let continuation = symbols(draw, dice(draw + 50, 8));
+                let text = [&shared[..], &continuation].concat();
+                let forked = shared.fork(&continuation);
+                assert_eq!(&forked[..], &text);
+                let mut window = TextWindow::new(forked);
+                window.drop_before([0, dice(draw + 51, 300)][dice(draw + 52, 2)]);
+                let dropped = window.len() - window.held.len();
+                let mut positions: Vec<usize> = (0..4).map(|index| dice(draw + 60 + index, 310)).collect();
+                positions.sort_unstable();
+                let mut digests = window.text().digests();
+                let mut hashes = window.text().hashes();
+                for position in positions {
+                    let expected = (dropped..=text.len()).contains(&position).then(|| digest(&text[..position]));
+                    assert_eq!(digests.digest_before(position), expected, "{position} of {}", text.len());
+                    let Some(hashes) = hashes.as_mut() else { continue };
+                    let expected = expected.map(|_| naive::<TextHash>(&text[..position]));
+                    assert_eq!(hashes.before(position).copied(), expected);
+                }
+                assert_eq!(hashes.is_none(), dropped > 0);
+            }
+        }
+    }
+
+    #[test]
+    fn a_sum_is_computed_once_and_few_are_kept() {
+        let shared = SharedPrefix::new((0..500).collect());
+        let known = |position| shared.known.longest::<Sha256>(position).map(|(len, _)| len);
+        assert!(shared.text().digests().digest_before(70).is_some());
+        let fork = TextWindow::new(shared.fork(&[7, 8]));
+        assert!(fork.text().digests().digest_before(501).is_some());
+        assert_eq!((known(69), known(499), known(502)), (None, Some(70), Some(500)));
+        assert!((0..500).all(|position| shared.text().digests().digest_before(position).is_some()));
+        assert_eq!(Sha256::known(&shared.known).lock().unwrap().len(), MAX_KNOWN_SUMS);
+        assert!(TextHash::known(&shared.known).lock().unwrap().is_empty());
+    }
+
+    /// A text that changes within the prefix has no sums of the prefix any more.
+    #[test]
+    fn a_changed_text_has_sums_of_its_own() {
+        let shared = SharedPrefix::new((0..100).collect());
+        assert!(shared.text().digests().digest_before(100).is_some());
+        let mut window = TextWindow::new(shared.fork(&[7, 8]));
+        window.get_mut(101..102).unwrap()[0] = 9;
+        assert_eq!(window.text().digests().digest_before(102), Some(digest(&[&shared[..], &[7, 9]].concat())));
+        window.get_mut(99..100).unwrap()[0] = 5;
+        assert_eq!(window.text().digests().digest_before(100), Some(digest(&[&shared[..99], &[5]].concat())));
     }
 }

@@ -67,14 +67,14 @@ struct BeginningDigests {
 }
 
 impl BeginningDigests {
-    fn of(text: &[u32], start: usize, near: usize) -> Self {
-        let mut digests = TextView::from(text).digests();
+    fn of(text: TextView<'_>, start: usize, near: usize) -> Self {
+        let mut digests = text.digests();
         if start <= near {
-            let start = digests.before(start);
-            return Self { start, near: digests.before(near) };
+            let start = digests.digest_before(start);
+            return Self { start, near: digests.digest_before(near) };
         }
-        let near = digests.before(near);
-        Self { start: digests.before(start), near }
+        let near = digests.digest_before(near);
+        Self { start: digests.digest_before(start), near }
     }
 }
 
@@ -91,7 +91,8 @@ impl DistributionCache {
     }
 
     /// Begins a search after `text`.
-    pub(super) fn begin(&self, text: &[u32]) -> SearchPlace {
+    pub(super) fn begin<'a>(&self, text: impl Into<TextView<'a>>) -> SearchPlace {
+        let text = text.into();
         let near = text.len().saturating_sub(NEAR_SYMBOLS);
         let mut distributions = self.lock();
         distributions.search += 1;
@@ -105,7 +106,7 @@ impl DistributionCache {
             // unless another search has moved the start
             if distributions.start == start {
                 distributions.move_start(text, near, digests);
-                let text = text.get(distributions.start..).unwrap_or_default().to_vec();
+                let text = text.after(distributions.start).unwrap_or_default().to_vec();
                 return SearchPlace { beginning: distributions.beginning, search, text };
             }
         }
@@ -138,12 +139,12 @@ impl DistributionCache {
 impl Distributions {
     /// Moves the start of the cached texts to `near`, close to the end of `text`, unless it is close already. Drops the texts that
     /// do not continue from there.
-    fn move_start(&mut self, text: &[u32], near: usize, digests: BeginningDigests) {
+    fn move_start(&mut self, text: TextView<'_>, near: usize, digests: BeginningDigests) {
         let same = self.before.is_some() && digests.start == self.before;
         if same && text.len() - self.start <= 2 * NEAR_SYMBOLS {
             return;
         }
-        let typed = if same { text.get(self.start..near) } else { None };
+        let typed = if same { text.prefix(near).after(self.start) } else { None };
         let entries = std::mem::take(&mut self.entries);
         self.bytes = 0;
         for (rest, entry) in entries {

@@ -18,6 +18,7 @@ use crate::{
         edited_text::{EditedText, Splice},
         next_symbol::{Distribution, NextSymbol},
         options::{EmittedSymbol, Score, check_length},
+        shared_prefix::SharedPrefix,
     },
     error::{Error, Result},
 };
@@ -62,7 +63,7 @@ pub struct Completions {
 pub struct CompletionTask {
     engine: Handle,
     terms: Terms,
-    prefix: Vec<u32>,
+    prefix: SharedPrefix,
     search: CompletionSearch,
     distributions: DistributionCache,
     place: SearchPlace,
@@ -162,11 +163,12 @@ impl EditSession {
             let why = card.max_symbols_why;
             return Err(Error::TooLong { field, length: longest, limit, unit: "characters with max_chars", why });
         }
+        let prefix = SharedPrefix::new(prefix);
         Ok(CompletionTask {
             engine: self.engine.clone(),
             terms: self.terms.clone(),
             search,
-            place: self.distributions.begin(&prefix),
+            place: self.distributions.begin(prefix.text()),
             distributions: self.distributions.clone(),
             prefix,
             later: Vec::new(),
@@ -236,7 +238,7 @@ impl CompletionTask {
     }
 
     /// Submits the requests for the next distributions that are not known, all at once; none if the search is over. The first
-    /// request after a nonempty text runs alone. Reads the text once for each. Fails as [`Handle::submit`] does.
+    /// request after a nonempty text runs alone. Copies the text once for each. Fails as [`Handle::submit`] does.
     pub fn submit_next(&mut self) -> Result<Vec<Waiting>> {
         loop {
             let mut waiting = std::mem::take(&mut self.later);
@@ -282,9 +284,7 @@ impl CompletionTask {
 
     /// Returns the request for the distribution after a continuation.
     fn job(&self, waiting: &Waiting) -> Job {
-        let mut symbols = Vec::with_capacity(self.prefix.len() + waiting.symbols.len());
-        symbols.extend_from_slice(&self.prefix);
-        symbols.extend_from_slice(&waiting.symbols);
+        let symbols = self.prefix.fork(&waiting.symbols);
         Job::Next(NextSymbol { symbols, boundaries: BoundaryOptions::default() })
     }
 

@@ -262,7 +262,7 @@ impl Editor {
             let revision = session.text().revision();
             let mut task = work.prepare(cursor, move || session.complete(cursor, rules)).await?;
             loop {
-                // each request reads the whole text
+                // each request copies the whole text
                 let submit = move || task.submit_next().map(|waiting| (task, waiting));
                 let (next, waiting) = work.prepare(cursor, submit).await?;
                 task = next;

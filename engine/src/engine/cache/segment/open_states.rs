@@ -4,13 +4,14 @@
 //! one word: without these states, each of its requests would feed the word from its first character. An open state serves only
 //! the texts that begin with the whole of its own. The cache holds few: the least recently used one is dropped first.
 
-use crate::{decode::contract::State, engine::accounting};
+use crate::{
+    decode::{contract::State, shared_prefix::TextHash, text_window::TextView},
+    engine::accounting,
+};
 use std::collections::VecDeque;
 
 /// Maximum open states of a cache.
 pub(super) const MAX_OPEN_STATES: usize = 64;
-/// Odd multiplier with mixed bits, which spreads each symbol over the hash.
-const HASH_FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// The open states of a cache, with keys `K`.
 pub(super) struct OpenStates<K> {
@@ -25,7 +26,7 @@ pub(super) struct OpenState<K> {
     key: K,
     text: Box<[u32]>,
     /// Hash of the text.
-    hash: u64,
+    hash: TextHash,
     pub(super) state: Box<dyn State>,
     /// Estimated bytes without pages.
     own_bytes: usize,
@@ -41,16 +42,11 @@ pub(super) struct OpenMatch {
 }
 
 impl<K> OpenState<K> {
-    /// Creates the state of `text`. `own_bytes`: its estimated bytes without pages.
-    pub(super) fn new(key: K, text: &[u32], state: Box<dyn State>, own_bytes: usize) -> Self {
-        Self { key, text: text.into(), hash: extend_hash(0, text), state, own_bytes }
+    /// Creates the state of `text`; none if symbols of the text were dropped. `own_bytes`: its estimated bytes without pages.
+    pub(super) fn new(key: K, text: TextView<'_>, state: Box<dyn State>, own_bytes: usize) -> Option<Self> {
+        let hash = *text.hashes()?.before(text.len())?;
+        Some(Self { key, text: text.after(0)?.into(), hash, state, own_bytes })
     }
-}
-
-/// Extends the hash of a text by more symbols. Different texts may have equal hashes.
-pub(super) fn extend_hash(hash: u64, symbols: &[u32]) -> u64 {
-    let add = |hash: u64, symbol: &u32| (hash.rotate_left(5) ^ u64::from(*symbol)).wrapping_mul(HASH_FACTOR);
-    symbols.iter().fold(hash, add)
 }
 
 impl<K: PartialEq> OpenStates<K> {
@@ -72,8 +68,12 @@ impl<K: PartialEq> OpenStates<K> {
 
     /// Returns the longest state from which `text` continues, if it serves more than `shortest` symbols.
     ///
-    /// Hashes the text once, and compares it only with states of equal hash: with one, unless hashes collide.
-    pub(super) fn longest(&self, key: &K, text: &[u32], shortest: usize) -> Option<OpenMatch> {
+    /// Hashes the text once, and compares it only with states of equal hash: with one, unless hashes collide. None if symbols of
+    /// the text were dropped.
+    pub(super) fn longest<'a>(&self, key: &K, text: impl Into<TextView<'a>>, shortest: usize) -> Option<OpenMatch> {
+        let text = text.into();
+        let mut hashes = text.hashes()?;
+        let text = text.after(0)?;
         let may_continue = |open: &OpenState<K>| {
             let len = open.text.len();
             open.key == *key && (shortest + 1..=text.len()).contains(&len) && text[..len].last() == open.text.last()
@@ -81,13 +81,7 @@ impl<K: PartialEq> OpenStates<K> {
         let mut candidates: Vec<(usize, &OpenState<K>)> =
             self.states.iter().enumerate().filter(|(_, open)| may_continue(open)).collect();
         candidates.sort_unstable_by_key(|(_, open)| open.text.len());
-        let mut hash = 0;
-        let mut hashed = 0;
-        candidates.retain(|(_, open)| {
-            hash = extend_hash(hash, &text[hashed..open.text.len()]);
-            hashed = open.text.len();
-            hash == open.hash
-        });
+        candidates.retain(|(_, open)| hashes.before(open.text.len()) == Some(&open.hash));
         let found = candidates.into_iter().rev().find(|(_, open)| text.starts_with(&open.text));
         found.map(|(index, open)| OpenMatch { index, len: open.text.len() })
     }

@@ -17,7 +17,7 @@ const OPEN_STATES_PART: usize = 8;
 impl SegmentCache {
     /// Returns the longest open state from which `text` continues, if it serves more than `shortest` symbols.
     pub(super) fn longest_open(&self, key: &Key, text: TextView<'_>, shortest: usize) -> Option<OpenMatch> {
-        self.open_states.longest(key, text.after(0)?, shortest)
+        self.open_states.longest(key, text, shortest)
     }
 
     /// Stores the state after `text` as [`keep`](Self::keep) does, and also as an open state if `text` ends within a segment. The
@@ -43,9 +43,11 @@ impl SegmentCache {
                 return Ok(());
             }
         }
-        self.pages.add_short_lived(&*state);
-        self.open_states.push(OpenState::new(key.clone(), whole, state, own_bytes));
-        self.make_room();
+        if let Some(open) = OpenState::new(key.clone(), text, state, own_bytes) {
+            self.pages.add_short_lived(&*open.state);
+            self.open_states.push(open);
+            self.make_room();
+        }
         Ok(())
     }
 

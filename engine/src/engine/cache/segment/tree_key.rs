@@ -34,7 +34,7 @@ impl TreeKey {
         let start = replay.map_or(0, |replay| replay.cut_position().max(text.dropped()).min(replay.symbol));
         let counts_segments = start > 0 && replay.is_some_and(|replay| replay.skipped.is_some());
         let rest = text.after(start)?;
-        let before = if counts_segments { Some(text.digests().before(start)?) } else { None };
+        let before = if counts_segments { Some(text.digests().digest_before(start)?) } else { None };
         Some((Self { start, before }, rest))
     }
 }
@@ -57,7 +57,7 @@ pub(super) fn matching_trees<'t, 'a, T>(
         let rest = text.after(key.start)?;
         if let Some(before) = key.before {
             if latest.is_none_or(|(start, _)| start != key.start) {
-                latest = Some((key.start, digests.before(key.start)?));
+                latest = Some((key.start, digests.digest_before(key.start)?));
             }
             latest.filter(|(_, digest)| *digest == before)?;
         }

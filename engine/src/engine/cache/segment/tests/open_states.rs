@@ -2,8 +2,11 @@
 
 use super::*;
 use crate::{
-    decode::random::{Purpose, uniform},
-    engine::cache::segment::open_states::{MAX_OPEN_STATES, OpenMatch, OpenState, extend_hash},
+    decode::{
+        random::{Purpose, uniform},
+        shared_prefix::{SharedPrefix, TextHash},
+    },
+    engine::cache::segment::open_states::{MAX_OPEN_STATES, OpenMatch, OpenState},
 };
 
 fn keep_open(cache: &mut SegmentCache, text: &[u32], alive: &Arc<AtomicUsize>) {
@@ -91,7 +94,7 @@ fn entries_of_a_full_cache_make_room() {
 }
 
 fn opened(key: u32, text: &[u32], alive: &Arc<AtomicUsize>) -> OpenState<u32> {
-    OpenState::new(key, text, Box::new(PagedState::new(&[], alive)), 1)
+    OpenState::new(key, text.into(), Box::new(PagedState::new(&[], alive)), 1).unwrap()
 }
 
 #[test]
@@ -119,6 +122,11 @@ fn the_longest_state_is_that_of_a_naive_search() {
         let naive = serving.max_by_key(|(_, (_, own))| own.len());
         let naive = naive.map(|(index, (_, own))| OpenMatch { index, len: own.len() });
         assert_eq!(states.longest(&1, &text, shortest), naive);
+        let shared = SharedPrefix::new(text[..dice(401, text.len() + 1)].to_vec());
+        let prefix = states.longest(&1, shared.text(), shortest);
+        assert_eq!(prefix, states.longest(&1, &shared[..], shortest));
+        let fork = shared.fork(&text[shared.len()..]);
+        assert_eq!(states.longest(&1, fork.text(), shortest), naive);
         found += usize::from(naive.is_some());
     }
     assert!(found > 300, "{found}");
@@ -129,7 +137,8 @@ fn texts_with_equal_hashes_are_not_mixed_up() {
     // found by a search over first symbols: the second symbols cancel their difference
     let text = [1_148_855_954, 7, 1];
     let twin = [4_120_071_027, 7 ^ 0xa720_b2a0, 1];
-    assert_eq!(extend_hash(0, &text), extend_hash(0, &twin));
+    let hash = |text: &[u32]| -> Option<TextHash> { TextView::from(text).hashes()?.before(text.len()).copied() };
+    assert_eq!(hash(&text), hash(&twin));
     let alive = Arc::default();
     let mut states = OpenStates::new();
     states.push(opened(1, &text[..1], &alive));

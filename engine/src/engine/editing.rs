@@ -24,8 +24,10 @@ use crate::{
 };
 use std::{ops::Range, sync::Arc};
 
-/// Distributions that a search computes at the same time, as rows of one batch.
-const WIDTH: usize = 8;
+/// Distributions that a search computes at the same time, as rows of one batch, if the engine has no other requests.
+const MAX_WIDTH: usize = 8;
+/// Distributions that it computes at the same time while the engine has many.
+const MIN_WIDTH: usize = 2;
 /// Bytes of distributions that a session of the server keeps for its next searches, at most.
 pub const KEPT_DISTRIBUTION_BYTES: usize = 1 << 18;
 /// Maximum bytes of a range that is scored.
@@ -209,7 +211,7 @@ impl EditSession {
 
     /// Returns the bytes that the completions at byte `cursor` hold while they run: the text's symbols, also in each row.
     pub fn completion_bytes(cursor: usize) -> usize {
-        cursor.saturating_mul((WIDTH + 1) * size_of::<u32>())
+        cursor.saturating_mul((MAX_WIDTH + 1) * size_of::<u32>())
     }
 
     /// Returns the bytes that the scores of a range hold while they run: the text's symbols, and the answer.
@@ -243,7 +245,7 @@ impl CompletionTask {
         loop {
             let mut waiting = std::mem::take(&mut self.later);
             if waiting.is_empty() {
-                let width = if self.search.expansions() == 0 { 1 } else { WIDTH };
+                let width = if self.search.expansions() == 0 { 1 } else { search_width(self.engine.requests()) };
                 let nodes = self.search.next_expansions(width);
                 waiting = nodes.into_iter().map(|node| self.look_up(node)).collect();
             }
@@ -323,6 +325,15 @@ impl CompletionTask {
             reused_distributions: self.reused_distributions,
         }
     }
+}
+
+/// Returns how many distributions a search computes at the same time while the engine has `others` other requests.
+///
+/// A wide search ends in fewer steps, but computes distributions that it does not need in the end. A narrow one computes few of
+/// those, and needs more steps. So a search that runs alone is wide, and several share the width: the rows of other requests
+/// make a step longer.
+fn search_width(others: usize) -> usize {
+    MAX_WIDTH.saturating_sub(others).max(MIN_WIDTH)
 }
 
 /// Reads the events of a request for a distribution. Returns it with the number of symbols that were cached.

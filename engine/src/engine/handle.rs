@@ -310,6 +310,12 @@ impl Handle {
         Load { queued: counters.waiting, running: counters.running, bytes }
     }
 
+    /// Returns the number of queued and running requests.
+    pub(super) fn requests(&self) -> usize {
+        let state = self.inner().lock_state();
+        state.scheduler.running + state.scheduler.waiting()
+    }
+
     /// Returns the model's key-value memory.
     pub fn memory(&self) -> KvMemory {
         self.inner().model.memory()

@@ -28,6 +28,8 @@ use std::{ops::Range, sync::Arc};
 const MAX_WIDTH: usize = 8;
 /// Distributions that it computes at the same time while the engine has many.
 const MIN_WIDTH: usize = 2;
+/// Maximum symbols of the text that each request of a search may feed again.
+const MAX_FED_AGAIN: usize = 2;
 /// Bytes of distributions that a session of the server keeps for its next searches, at most.
 pub const KEPT_DISTRIBUTION_BYTES: usize = 1 << 18;
 /// Maximum bytes of a range that is scored.
@@ -240,7 +242,7 @@ impl CompletionTask {
     }
 
     /// Submits the requests for the next distributions that are not known, all at once; none if the search is over. The first
-    /// request after a nonempty text runs alone. Copies the text once for each. Fails as [`Handle::submit`] does.
+    /// request after a text that is not cached runs alone. Copies the text once for each. Fails as [`Handle::submit`] does.
     pub fn submit_next(&mut self) -> Result<Vec<Waiting>> {
         loop {
             let mut waiting = std::mem::take(&mut self.later);
@@ -249,10 +251,11 @@ impl CompletionTask {
                 let nodes = self.search.next_expansions(width);
                 waiting = nodes.into_iter().map(|node| self.look_up(node)).collect();
             }
-            // the first distribution is computed alone: its state is cached for all others
+            // the first distribution after a text that is not cached is computed alone: its state is cached for all others
             if self.reused.is_none()
-                && !self.prefix.is_empty()
                 && let Some(first) = waiting.iter().position(|waiting| waiting.known.is_none())
+                && first + 1 < waiting.len()
+                && !self.is_cached()
             {
                 self.later = waiting.split_off(first + 1);
             }
@@ -269,6 +272,11 @@ impl CompletionTask {
             unknown.zip(submitted).for_each(|(waiting, events)| waiting.events = Some(events));
             return Ok(waiting);
         }
+    }
+
+    /// Returns true if the engine's cache holds all of the text but a few symbols.
+    fn is_cached(&self) -> bool {
+        self.engine.cached_symbols(self.prefix.text(), &self.terms) + MAX_FED_AGAIN >= self.prefix.len()
     }
 
     /// Looks for a continuation's distribution in the session's cache.

@@ -22,9 +22,10 @@ use super::{
 };
 use crate::{
     decode::{
-        contract::{Card, KvMemory, Model},
+        contract::{BoundaryOptions, Card, KvMemory, Model},
         document,
         summary::Summarize,
+        text_window::TextView,
     },
     error::{Error, Result, clip},
 };
@@ -308,6 +309,13 @@ impl Handle {
         let cached = segment_cache.evictable_bytes() + document_cache.evictable_bytes();
         let bytes = model.memory().in_use.saturating_sub(cached);
         Load { queued: counters.waiting, running: counters.running, bytes }
+    }
+
+    /// Returns how many of a text's symbols the segment cache holds for a request with default options.
+    pub(super) fn cached_symbols(&self, text: TextView<'_>, terms: &Terms) -> usize {
+        let Inner { model, segment_cache, .. } = self.inner();
+        let key = segment_cache.key(&terms.tenant, &BoundaryOptions::default(), model.card());
+        segment_cache.known(key.as_ref(), text)
     }
 
     /// Returns the number of queued and running requests.

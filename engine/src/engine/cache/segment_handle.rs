@@ -5,6 +5,7 @@ use crate::{
     decode::{
         contract::{BoundaryOptions, Card, State},
         session::Session,
+        text_window::TextView,
     },
     engine::clock,
 };
@@ -57,8 +58,13 @@ impl SegmentCacheHandle {
 
     /// Returns how many of a session's symbols the cache holds now.
     pub(crate) fn cached_len(&self, key: Option<&Key>, session: &Session) -> usize {
+        self.known(key, session.text().prefix(session.cacheable_prefix()))
+    }
+
+    /// Returns how many symbols of a text the cache holds now.
+    pub(crate) fn known(&self, key: Option<&Key>, text: TextView<'_>) -> usize {
         let (Some(cache), Some(key)) = (self.lock(), key) else { return 0 };
-        cache.known(key, session.text().prefix(session.cacheable_prefix()))
+        cache.known(key, text)
     }
 
     /// Returns a state that a session can continue from.

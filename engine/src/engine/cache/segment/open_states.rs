@@ -10,8 +10,8 @@ use crate::{
 };
 use std::collections::VecDeque;
 
-/// Maximum open states of a cache.
-pub(super) const MAX_OPEN_STATES: usize = 64;
+/// Maximum open states of a cache: those that about twenty searches leave.
+pub(super) const MAX_OPEN_STATES: usize = 512;
 
 /// The open states of a cache, with keys `K`.
 pub(super) struct OpenStates<K> {
@@ -76,7 +76,8 @@ impl<K: PartialEq> OpenStates<K> {
         let text = text.after(0)?;
         let may_continue = |open: &OpenState<K>| {
             let len = open.text.len();
-            open.key == *key && (shortest + 1..=text.len()).contains(&len) && text[..len].last() == open.text.last()
+            // the key last, because its comparison takes longest
+            (shortest + 1..=text.len()).contains(&len) && text[..len].last() == open.text.last() && open.key == *key
         };
         let mut candidates: Vec<(usize, &OpenState<K>)> =
             self.states.iter().enumerate().filter(|(_, open)| may_continue(open)).collect();

@@ -53,7 +53,7 @@ fn a_text_serves_those_that_begin_with_all_of_it() {
 #[test]
 fn few_are_held() {
     let alive = Arc::default();
-    let mut cache = SegmentCache::new(Capacity::with_bytes(1 << 20));
+    let mut cache = SegmentCache::new(Capacity::with_bytes(1 << 22));
     let text = |number: usize| [1, 0, 5, 5, 5, number as u32 + 1];
     (0..MAX_OPEN_STATES + 2).for_each(|number| keep_open(&mut cache, &text(number), &alive));
     assert_eq!([0, 1, 2, MAX_OPEN_STATES].map(|number| checked(&mut cache, &text(number), &alive)), [2, 2, 6, 6]);

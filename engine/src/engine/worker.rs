@@ -12,7 +12,7 @@ use super::{
     counters::Counters,
     recovery::{RestartLimit, caught, drop_each},
     request::{Request, RequestKind},
-    scheduler::{PreemptionCause, RunPermit},
+    scheduler::{PreemptionCause, PromptLimits, RunPermit},
     shared::Inner,
     state::{Phase, WORKER_ENDED},
 };
@@ -31,6 +31,8 @@ const WORKER_PANICKED: &str = "the model's worker panicked";
 /// Longest sleep while a request is queued or waits for its document: how soon the worker notices, without a step to run, that
 /// the client of such a request is gone or reads again.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// Longest target duration of a step that feeds prompts while someone searches for completions: a search takes several steps.
+const SEARCH_STEP: Duration = Duration::from_millis(5);
 /// Sleep of a [`WorkerTask`] that has no limit.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1 << 30);
 
@@ -257,8 +259,11 @@ impl Worker {
         loop {
             let mut state = self.inner.lock_state();
             let target = self.inner.limits.step;
-            let mixed_symbols = if target.is_zero() { usize::MAX } else { state.rates.symbols_within(target) };
-            state.scheduler.plan(&self.batch.statuses, mixed_symbols, &mut self.batch.feeds);
+            let within = |target: Duration| {
+                if target.is_zero() { usize::MAX } else { state.rates.symbols_within(target) }
+            };
+            let limits = PromptLimits { decoding: within(target), searching: within(target.min(SEARCH_STEP)) };
+            state.scheduler.plan(&self.batch.statuses, limits, &mut self.batch.feeds);
             drop(state);
             if self.batch.make_room() {
                 return;

@@ -307,6 +307,59 @@ fn a_step_that_the_queue_cannot_hold_is_accounted_for() {
     panic!("{} of {accepted} ended", ends.finished.load(SeqCst));
 }
 
+/// The steps of a search next to eight texts that are read for the first time: little more than one for each of its requests.
+#[test]
+fn a_search_does_not_wait_for_texts_that_are_read() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let limits = Limits { cache_bytes: 1 << 24, ..Limits::default() };
+    let model = fixture_in("whitespaces", Dtype::F32);
+    let (engine, worker) = Handle::with_task(model, limits, Arc::<Ends>::default());
+    let steps = AtomicUsize::new(0);
+    let worker = worker.run(|| {
+        steps.fetch_add(1, SeqCst);
+        Duration::ZERO
+    });
+    let search = async {
+        let rules = CompletionRules { count: 3, end: CompletionEnd::Length, max_chars: 3 };
+        let mut session = open(&engine, &"abc de ".repeat(12));
+        session.complete(84, rules).unwrap().run().await.unwrap();
+        let text = "abcdef ".repeat(TEXT_BYTES / 7);
+        let mut readers = Vec::new();
+        for number in 0..8 {
+            let opened = open(&engine, &text[number..]);
+            let mut reader = opened.complete(opened.text().text().len(), rules).unwrap();
+            let waiting = reader.submit_next().unwrap();
+            readers.push((reader, waiting));
+        }
+        session.splice(1, &[Splice { range: 84..84, text: "a".into() }]).unwrap();
+        let mut task = session.complete(85, rules).unwrap();
+        let before = steps.load(SeqCst);
+        let mut rounds = 0;
+        loop {
+            let waiting = task.submit_next().unwrap();
+            if waiting.is_empty() {
+                break;
+            }
+            task.take(waiting).await.unwrap();
+            rounds += 1;
+        }
+        let took = steps.load(SeqCst) - before;
+        assert!(rounds > 3 && took <= 2 * rounds + 1, "{took} steps for {rounds} rounds");
+        for (mut reader, waiting) in readers {
+            reader.take(waiting).await.unwrap();
+            assert!(reader.finish().recomputed > TEXT_BYTES - 20);
+        }
+        let read = steps.load(SeqCst) - before;
+        assert!(read > 4 * took, "the texts were read within {read} steps, the search took {took}");
+    };
+    runtime.block_on(async {
+        tokio::select! {
+            () = worker => panic!("the worker ended"),
+            () = search => {}
+        }
+    });
+}
+
 #[test]
 fn wrong_requests_are_refused() {
     let model = fixture_in("whitespaces", Dtype::F32);

@@ -262,7 +262,8 @@ impl Batch {
         let continues =
             |&row: &usize| requests[row_table.owners[row]].outcome.is_none() && rows[row].status != StepStatus::Waiting;
         let chunks = self.fed.iter().any(|&row| rows[row].feed.len() > 1) || !self.encode_feeds.is_empty();
-        let prefilling = |&index: &usize| matches!(statuses[index].activity, RowActivity::Prefilling(_));
+        let prefilling =
+            |&index: &usize| matches!(statuses[index].activity, RowActivity::Prefilling(_) | RowActivity::Searching(_));
         let unfed = (0..statuses.len()).filter(prefilling);
         let mut unfed = unfed.flat_map(|index| requests.get(index).map_or(&[][..], |request| &request.row_indices));
         let others = !chunks && (self.fed.iter().any(continues) || unfed.any(continues));

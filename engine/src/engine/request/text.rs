@@ -15,6 +15,8 @@ use crate::{
 
 /// Symbols beyond its current ones for which a request must have memory when it is admitted.
 pub(super) const MEMORY_MARGIN: usize = 64;
+/// Maximum symbols that a request of a search may have left to feed in one step, before the prompts. More are a prompt.
+const MAX_SEARCHED_SYMBOLS: usize = 16;
 
 pub(crate) struct TextRequest {
     pub(crate) session: Session,
@@ -66,10 +68,12 @@ impl TextRequest {
 
     /// Returns its row's next activity, if its client keeps up.
     pub(super) fn activity(&self) -> RowActivity {
-        if self.session.is_prefilling() {
-            RowActivity::Prefilling(self.session.remaining_symbols().max(1))
-        } else {
-            RowActivity::Decoding(1)
+        if !self.session.is_prefilling() {
+            return RowActivity::Decoding(1);
+        }
+        match self.session.remaining_symbols().max(1) {
+            left @ ..=MAX_SEARCHED_SYMBOLS if self.session.wants_distribution() => RowActivity::Searching(left),
+            left => RowActivity::Prefilling(left),
         }
     }
 }

@@ -24,7 +24,7 @@ mod storm;
 
 use super::accounting;
 use budget::{EncodeShare, PromptShare};
-pub(crate) use plan::Feed;
+pub(crate) use plan::{Feed, PromptLimits};
 pub use rank::PRIORITIES;
 use rank::Rank;
 pub(crate) use rate_estimator::RateEstimator;
@@ -38,6 +38,8 @@ use tenants::{QueuePosition, Tenants, Waiting};
 const AGE: u64 = 1 << 14;
 /// Work of one turn of a tenant.
 const QUANTUM: u64 = 512;
+/// Steps after one that fed a search in which the next request of that search is expected.
+const SEARCH_STEPS: usize = 16;
 /// Work of a decoded symbol. A prompt symbol is 1: a prompt's symbols share the reading of the weights.
 const DECODE_WORK: u64 = 4;
 
@@ -136,6 +138,8 @@ pub(crate) struct Scheduler<T> {
     encode_credit: i64,
     prompts: Vec<PromptShare>,
     encodings: Vec<EncodeShare>,
+    /// Steps planned since one fed a search.
+    steps_since_search: usize,
 }
 
 impl<T> Scheduler<T> {
@@ -157,6 +161,7 @@ impl<T> Scheduler<T> {
             encode_credit: 0,
             prompts: Vec::new(),
             encodings: Vec::new(),
+            steps_since_search: SEARCH_STEPS,
         }
     }
 
@@ -228,7 +233,7 @@ impl<T> Scheduler<T> {
             slot.held = status.held;
             slot.soon = status.soon;
             slot.min_symbols = match status.activity {
-                RowActivity::Prefilling(left) => left,
+                RowActivity::Prefilling(left) | RowActivity::Searching(left) => left,
                 RowActivity::Encoding { blocks, block_symbols } => blocks.saturating_mul(block_symbols),
                 _ => 1,
             };

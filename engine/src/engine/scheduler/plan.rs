@@ -1,7 +1,7 @@
 //! Plans a step: what each running request is fed, by the rules of [`budget`].
 
 use super::{
-    Scheduler,
+    SEARCH_STEPS, Scheduler,
     budget::{self, EncodeShare, PromptShare},
     row_status::{RowActivity, RowStatus},
 };
@@ -15,13 +15,23 @@ pub(crate) struct Feed {
     pub(crate) symbols: usize,
 }
 
+/// Maximum prompt symbols of a step that delays others.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PromptLimits {
+    /// While other rows decode.
+    pub(crate) decoding: usize,
+    /// While someone searches.
+    pub(crate) searching: usize,
+}
+
 impl<T> Scheduler<T> {
-    /// Plans a step of the requests that [`update_rows`](Self::update_rows) was last called with. The step feeds at most
-    /// `mixed_symbols` prompt symbols while other rows decode.
-    pub(crate) fn plan(&mut self, statuses: &[RowStatus], mixed_symbols: usize, feeds: &mut Vec<Feed>) {
+    /// Plans a step of the requests that [`update_rows`](Self::update_rows) was last called with. Searches are fed before prompts,
+    /// with at most half of the step's budget.
+    pub(crate) fn plan(&mut self, statuses: &[RowStatus], limits: PromptLimits, feeds: &mut Vec<Feed>) {
         feeds.clear();
         self.prompts.clear();
         let mut decoding = 0;
+        let mut searching = 0;
         for (request, status) in statuses.iter().enumerate() {
             let Some(Some(slot)) = self.slots.get(status.slot) else { continue };
             let left = match status.activity {
@@ -31,15 +41,27 @@ impl<T> Scheduler<T> {
                     feeds.push(Feed { request, symbols });
                     continue;
                 }
-                RowActivity::Prefilling(left) => left,
+                RowActivity::Searching(left) if searching + left <= self.rules.chunk / 2 => {
+                    searching += left;
+                    feeds.push(Feed { request, symbols: left });
+                    continue;
+                }
+                RowActivity::Prefilling(left) | RowActivity::Searching(left) => left,
                 RowActivity::Encoding { blocks, block_symbols } => blocks.saturating_mul(block_symbols),
             };
             self.prompts.push(PromptShare { request, rank: slot.rank, turn: slot.turn, left, fed: 0 });
         }
         let decodes = |status: &RowStatus| matches!(status.activity, RowActivity::Decoding(_) | RowActivity::Busy);
         let mixed = statuses.iter().any(decodes);
-        let chunk = if mixed { mixed_symbols.clamp(1, self.rules.chunk) } else { self.rules.chunk };
-        budget::share_prompts(chunk, decoding, &mut self.prompts, &mut self.turns);
+        self.steps_since_search = if searching > 0 { 0 } else { self.steps_since_search.saturating_add(1) };
+        let mut chunk = self.rules.chunk;
+        if mixed {
+            chunk = chunk.min(limits.decoding.max(1));
+        }
+        if self.steps_since_search < SEARCH_STEPS {
+            chunk = chunk.min(limits.searching.max(1));
+        }
+        budget::share_prompts(chunk, decoding + searching, &mut self.prompts, &mut self.turns);
         self.encodings.clear();
         for prompt in &self.prompts {
             let Some(status) = statuses.get(prompt.request) else { continue };
@@ -79,5 +101,75 @@ impl<T> Scheduler<T> {
                 feeds.push(Feed { request: share.request, symbols: share.blocks });
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::scheduler::{Demand, FedSymbols, Rules, RunPermit};
+
+    const CHUNK: usize = 256;
+
+    /// Returns a scheduler with `count` running requests, and their permits.
+    fn running(count: usize) -> (Scheduler<()>, Vec<RunPermit>) {
+        let mut scheduler = Scheduler::new(Rules::new(count, 1, 1, 1 << 20, CHUNK));
+        for _ in 0..count {
+            let demand = Demand { tenant: "".into(), symbols: 1, uncached: 1, bytes: 0, rows: 1 };
+            scheduler.submit((), demand, 0).unwrap();
+        }
+        let permits = scheduler.admitted.drain(..).map(|((), permit)| permit).collect();
+        (scheduler, permits)
+    }
+
+    /// Plans a step. Returns the symbols that each request is fed.
+    fn plan(scheduler: &mut Scheduler<()>, permits: &[RunPermit], activities: &[RowActivity]) -> Vec<usize> {
+        let pairs = permits.iter().zip(activities);
+        let statuses: Vec<RowStatus> =
+            pairs.map(|(permit, &activity)| RowStatus::new(permit, activity, 0, 0, FedSymbols::default())).collect();
+        let mut feeds = Vec::new();
+        scheduler.plan(&statuses, PromptLimits { decoding: 100, searching: 40 }, &mut feeds);
+        let mut fed = vec![0; activities.len()];
+        feeds.iter().for_each(|feed| fed[feed.request] += feed.symbols);
+        fed
+    }
+
+    #[test]
+    fn searches_do_not_wait_for_prompts() {
+        let prompts = [RowActivity::Prefilling(1000); 15];
+        let (mut scheduler, permits) = running(17);
+        let sum = |fed: &[usize]| fed.iter().sum::<usize>();
+        assert_eq!(sum(&plan(&mut scheduler, &permits, &prompts)), CHUNK);
+        let searches = [&prompts[..], &[RowActivity::Searching(3), RowActivity::Searching(5)]].concat();
+        for _ in 0..3 {
+            let fed = plan(&mut scheduler, &permits, &searches);
+            assert_eq!((&fed[15..], sum(&fed)), (&[3, 5][..], 40));
+        }
+        // between two requests of a search, steps stay short
+        for _ in 1..SEARCH_STEPS {
+            assert_eq!(sum(&plan(&mut scheduler, &permits, &prompts)), 40);
+        }
+        assert_eq!(sum(&plan(&mut scheduler, &permits, &prompts)), CHUNK);
+        // next to a stream, too
+        let streams = [&prompts[..], &[RowActivity::Decoding(1)]].concat();
+        assert_eq!(sum(&plan(&mut scheduler, &permits, &streams)), 100);
+        let both = [&streams[..], &[RowActivity::Searching(5)]].concat();
+        assert_eq!(sum(&plan(&mut scheduler, &permits, &both)), 40);
+    }
+
+    #[test]
+    fn searches_leave_half_of_a_step_to_prompts() {
+        let (mut scheduler, permits) = running(32);
+        let mut activities = vec![RowActivity::Searching(16); 31];
+        activities.push(RowActivity::Prefilling(1000));
+        for _ in 0..8 {
+            let fed = plan(&mut scheduler, &permits, &activities);
+            assert_eq!(fed[..8], [16; 8], "half of the budget");
+            // the other searches and the prompt share what is left: half of the limit
+            assert_eq!((fed[8..].iter().sum::<usize>(), fed.iter().sum::<usize>()), (20, CHUNK / 2 + 20));
+        }
+        activities.fill(RowActivity::Searching(16));
+        activities[0] = RowActivity::Prefilling(1000);
+        assert!(plan(&mut scheduler, &permits, &activities)[0] >= 10, "the most senior prompt");
     }
 }

@@ -108,6 +108,7 @@ impl SimRun {
                 RowActivity::Encoding { blocks: self.request.blocks - self.encoded, block_symbols: BLOCK_SYMBOLS }
             }
             1 if self.fed >= self.request.prompt => RowActivity::Decoding(self.request.rows),
+            left @ 1..=3 if self.request.number.is_multiple_of(5) => RowActivity::Searching(left),
             left => RowActivity::Prefilling(left),
         }
     }

@@ -143,8 +143,9 @@ impl SchedulerStorm {
         loop {
             statuses = self.update_rows();
             // the limit depends on measured time, which the guarantees do not
-            let mixed_symbols = 1 + self.die.roll(2 * self.rules.chunk);
-            self.scheduler.plan(&statuses, mixed_symbols, &mut feeds);
+            let decoding = 1 + self.die.roll(2 * self.rules.chunk);
+            let searching = 1 + self.die.roll(2 * self.rules.chunk);
+            self.scheduler.plan(&statuses, PromptLimits { decoding, searching }, &mut feeds);
             let needed: usize = feeds.iter().map(|feed| self.runs[feed.request].growth(feed.symbols)).sum();
             if self.held() + needed <= self.rules.bytes {
                 break;
@@ -250,8 +251,10 @@ impl SchedulerStorm {
 
     fn check_plan(&self, statuses: &[RowStatus], feeds: &[Feed]) {
         let mut decoding = 0;
+        let mut searching = 0;
         let mut prompts = 0;
         let mut blocks = 0;
+        let chunk = self.rules.chunk;
         for (request, status) in statuses.iter().enumerate() {
             let own = feeds.iter().filter(|feed| feed.request == request);
             let fed: Vec<usize> = own.map(|feed| feed.symbols).collect();
@@ -266,14 +269,14 @@ impl SchedulerStorm {
                     assert!(at_most(left));
                     blocks += fed.iter().sum::<usize>();
                 }
-                RowActivity::Prefilling(left) => {
+                RowActivity::Searching(left) if fed == [left] && searching + left <= chunk / 2 => searching += left,
+                RowActivity::Prefilling(left) | RowActivity::Searching(left) => {
                     assert!(at_most(left));
                     prompts += fed.iter().sum::<usize>();
                 }
             }
         }
-        let chunk = self.rules.chunk;
-        let budget = chunk.saturating_sub(decoding).max(chunk.div_ceil(2));
+        let budget = chunk.saturating_sub(decoding + searching).max(chunk.div_ceil(2));
         assert!(prompts <= budget);
         // the unused credit of earlier steps is less than a step
         assert!(blocks * BLOCK_SYMBOLS < budget + chunk + BLOCK_SYMBOLS, "{blocks} blocks");

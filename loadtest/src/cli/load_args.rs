@@ -30,11 +30,11 @@ pub(super) struct LoadArgs {
 
 #[derive(Debug, Clone, clap::Args)]
 pub(super) struct RunLengthArgs {
-    /// Time during which requests are sent but not measured.
-    #[arg(long, value_name = "TIME", default_value = "3s", value_parser = units::duration_or_zero)]
-    warm_up: Duration,
-    /// Time during which measured requests are started; requests in flight at its end are still awaited [default: 30s, unless
-    /// --requests is given].
+    /// Time during which requests are sent but not measured [default: 3s; in `report`, 1s].
+    #[arg(long, value_name = "TIME", value_parser = units::duration_or_zero)]
+    warm_up: Option<Duration>,
+    /// Time during which measured requests are started; requests in flight at its end are still awaited [default: 30s, in `report`
+    /// 5s, unless --requests is given].
     #[arg(long, value_name = "TIME", value_parser = units::duration)]
     duration: Option<Duration>,
     /// Measured requests; with --duration, the load ends at whichever comes first.
@@ -48,13 +48,25 @@ pub(super) struct RunLengthArgs {
     pub(super) cancel_share: f64,
 }
 
+/// Length of a load whose options do not state it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct DefaultLength {
+    pub(super) warm_up: Duration,
+    pub(super) duration: Duration,
+}
+
+/// Length of a load of `run` and `sweep`.
+pub(super) const LONG: DefaultLength =
+    DefaultLength { warm_up: Duration::from_secs(3), duration: Duration::from_secs(30) };
+
 impl RunLengthArgs {
     /// Checks the options and returns the limits of a load.
-    pub(super) fn limits(&self) -> Result<LoadLimits> {
+    pub(super) fn limits(&self, default: DefaultLength) -> Result<LoadLimits> {
         self.requests.map_or(Ok(()), |requests| Error::check_range("--requests", requests, 1..=MAX_REQUESTS))?;
         check_in_flight("--max-in-flight", self.max_in_flight)?;
-        let fallback = self.requests.is_none().then_some(Duration::from_secs(30));
-        let Self { warm_up, requests, max_in_flight, .. } = *self;
+        let fallback = self.requests.is_none().then_some(default.duration);
+        let Self { requests, max_in_flight, .. } = *self;
+        let warm_up = self.warm_up.unwrap_or(default.warm_up);
         let length = RunLength { warm_up, duration: self.duration.or(fallback), requests };
         Ok(LoadLimits { length, max_in_flight, min_requests: 0 })
     }

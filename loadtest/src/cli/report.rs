@@ -2,7 +2,7 @@
 
 use super::{
     compare::{self, RoundArgs, compare},
-    load_args::{LoadArgs, check_in_flight},
+    load_args::{DefaultLength, LoadArgs, check_in_flight},
     server::runtime,
     session::{LoadLimits, MeasurementSession},
     steps::Plan,
@@ -13,11 +13,16 @@ use crate::{
     load::{arrivals::ArrivalProcess, schedule::LoadPattern},
     report::data::{MeasurementReport, ReportPart},
 };
+use std::time::Duration;
 
 /// Rate of the run for gaps and timeline, as a share of the knee.
 const SHARE_OF_KNEE: f64 = 0.5;
 /// Lowest first rate of a search, in requests per second, unless --from is given.
 const MIN_FIRST_RATE: f64 = 0.1;
+/// Length of a load: all loads of one model then take little more than a minute.
+const SHORT: DefaultLength = DefaultLength { warm_up: Duration::from_secs(1), duration: Duration::from_secs(5) };
+/// Default of --refine. Short loads have too few requests to tell rates apart that differ by less.
+const REFINEMENTS: usize = 1;
 
 /// Measures everything for every model of a server.
 #[derive(Debug, clap::Args)]
@@ -44,13 +49,24 @@ struct Loads {
     search: KneeSearchArgs,
 }
 
+impl Loads {
+    /// Adds the loads of one model to a plan.
+    fn add_to(&self, plan: &mut Plan) {
+        let length = &self.limits.length;
+        plan.add_loads(self.concurrency.len(), length);
+        plan.add_search(self.search.refinements(), length);
+        plan.add_loads(1, length);
+    }
+}
+
 pub(super) fn run(args: Args, command: String) -> Result<()> {
     let Args { common, models, concurrency, search, rounds } = args;
     let LoadArgs { server, workload, length, output } = common;
+    let search = search.refining(REFINEMENTS);
     search.check(true)?;
     rounds.check()?;
     concurrency.iter().try_for_each(|&count| check_in_flight("--concurrency", count))?;
-    let loads = Loads { limits: length.limits()?, concurrency, search };
+    let loads = Loads { limits: length.limits(SHORT)?, concurrency, search };
     output.check()?;
     let (reports, error) = runtime(server.threads)?.block_on(async {
         let mut reports = Vec::new();
@@ -73,16 +89,11 @@ pub(super) fn run(args: Args, command: String) -> Result<()> {
 /// Returns the plan of all sessions.
 fn plan(sessions: &[MeasurementSession], rounds: &RoundArgs, loads: &Loads) -> Plan {
     let mut plan = Plan::default();
-    let length = &loads.limits.length;
     for session in sessions {
         if session.models.len() > 1 {
             plan.add_rounds(rounds.total());
         }
-        for _ in &session.models {
-            plan.add_loads(loads.concurrency.len(), length);
-            plan.add_search(loads.search.refine, length);
-            plan.add_loads(1, length);
-        }
+        session.models.iter().for_each(|_| loads.add_to(&mut plan));
     }
     plan
 }
@@ -130,9 +141,38 @@ async fn measure_model(model_loads: ModelLoads<'_>, loads: &Loads) -> Vec<Report
     } else if let Some(rate) = sustained {
         let rate = rate * SHARE_OF_KNEE;
         let load = LoadPattern::Open { arrivals: ArrivalProcess::Poisson, rate, burst: 1 };
-        model_loads.begin_step(&load.describe());
+        model_loads.begin_step(&model_loads.describe_open_loop(load, rate));
         let measured = model_loads.measure_rate(load, rate).await;
         parts.extend(measured.map(|point| ReportPart::Run { model: session.model_names(model), point }));
     }
     parts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Debug, Parser)]
+    struct Command {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    /// Returns the seconds in which the loads of one model send requests.
+    fn seconds(options: &str) -> u64 {
+        let words = ["report", "127.0.0.1:50051"].into_iter().chain(options.split_whitespace());
+        let Args { common, concurrency, search, .. } = Command::parse_from(words).args;
+        let limits = common.length.limits(SHORT).unwrap();
+        let mut plan = Plan::default();
+        Loads { limits, concurrency, search: search.refining(REFINEMENTS) }.add_to(&mut plan);
+        plan.time.as_secs()
+    }
+
+    #[test]
+    fn a_model_takes_little_more_than_a_minute_unless_options_ask_for_more() {
+        assert_eq!(seconds(""), 66);
+        assert_eq!(seconds("--duration 30s --refine 3"), 403);
+        assert_eq!(seconds("--warm-up 0 --duration 10s --concurrency 1"), 70);
+    }
 }

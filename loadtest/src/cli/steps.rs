@@ -26,7 +26,7 @@ pub(super) struct Steps {
 pub(super) struct Plan {
     /// Steps.
     pub(super) steps: usize,
-    /// Expected time of all loads of a known duration.
+    /// Expected time in which loads of a known duration send requests.
     pub(super) time: Duration,
     /// Loads that end after a number of requests, which may take any time.
     pub(super) loads_of_unknown_time: usize,
@@ -62,7 +62,7 @@ impl Plan {
     fn describe(&self) -> String {
         let mut parts = Vec::new();
         if !self.time.is_zero() {
-            parts.push(format!("about {}", time(self.time)));
+            parts.push(format!("about {} of sending, plus the last answers of each load", rounded_time(self.time)));
         }
         if self.loads_of_unknown_time > 0 {
             let count = self.loads_of_unknown_time;
@@ -111,7 +111,7 @@ fn time_of(length: &RunLength) -> Option<Duration> {
 }
 
 /// Formats a time in whole minutes and seconds.
-fn time(span: Duration) -> String {
+pub(super) fn rounded_time(span: Duration) -> String {
     let seconds = span.as_secs_f64().round().max(1.0) as u64;
     match (seconds / 60, seconds % 60) {
         (0, seconds) => format!("{seconds} s"),
@@ -133,9 +133,13 @@ mod tests {
         let mut plan = Plan::default();
         plan.add_loads(5, &length(Some(10), None));
         plan.add_search(3, &length(Some(10), None));
-        assert_eq!((plan.steps, plan.describe()), (6, "about 2 min 36 s".into()));
+        assert_eq!(
+            (plan.steps, plan.describe()),
+            (6, "about 2 min 36 s of sending, plus the last answers of each load".into())
+        );
         plan.add_rounds(50);
-        assert_eq!(plan.describe(), "about 2 min 36 s, plus 50 rounds, each as long as its requests");
+        let sending = "about 2 min 36 s of sending, plus the last answers of each load";
+        assert_eq!(plan.describe(), format!("{sending}, plus 50 rounds, each as long as its requests"));
         let mut plan = Plan::default();
         plan.add_loads(2, &length(None, Some(40)));
         assert_eq!((plan.steps, plan.describe()), (2, "2 loads that end after a number of requests".into()));
@@ -143,8 +147,8 @@ mod tests {
 
     #[test]
     fn times_are_in_minutes_and_seconds() {
-        let shown = [1, 59, 60, 61, 3600].map(|seconds| time(Duration::from_secs(seconds)));
+        let shown = [1, 59, 60, 61, 3600].map(|seconds| rounded_time(Duration::from_secs(seconds)));
         assert_eq!(shown, ["1 s", "59 s", "1 min", "1 min 1 s", "60 min"]);
-        assert_eq!(time(Duration::from_millis(200)), "1 s");
+        assert_eq!(rounded_time(Duration::from_millis(200)), "1 s");
     }
 }

@@ -1,10 +1,10 @@
 //! `weir-loadtest run` and `sweep`: measure one load, or several one after the other.
 
 use super::{
-    load_args::{ArrivalArgs, LoadArgs, check_in_flight, check_rate},
+    load_args::{ArrivalArgs, LONG, LoadArgs, check_in_flight, check_rate},
     server::runtime,
     session::{LoadLimits, MeasurementSession},
-    steps::Plan,
+    steps::{Plan, rounded_time},
 };
 use crate::{
     client::models::ModelInfo,
@@ -18,6 +18,8 @@ use std::time::Duration;
 /// Smallest number of requests of a rate.
 const MIN_REQUESTS: u64 = 20;
 const MAX_POINTS: usize = 64;
+/// Default of --refine.
+const REFINEMENTS: usize = 3;
 
 /// Measures one load.
 #[derive(Debug, clap::Args)]
@@ -65,9 +67,9 @@ pub(super) struct KneeSearchArgs {
     /// Highest rate of the search.
     #[arg(long, value_name = "RATE", default_value_t = 1024.0)]
     to: f64,
-    /// How often the search bisects between the highest sustained and the lowest unsustained rate.
-    #[arg(long, value_name = "N", default_value_t = 3)]
-    pub(super) refine: usize,
+    /// How often the search bisects between the highest sustained and the lowest unsustained rate [default: 3; in `report`, 1].
+    #[arg(long, value_name = "N")]
+    refine: Option<usize>,
     #[command(flatten)]
     arrivals: ArrivalArgs,
 }
@@ -80,10 +82,20 @@ impl KneeSearchArgs {
         if let Some(from) = self.from.filter(|from| *from > self.to) {
             return Err(Error::option("--from", from, format!("at most --to, which is {}", self.to)));
         }
-        if self.refine > MAX_POINTS / 2 {
-            return Err(Error::option("--refine", self.refine, format!("at most {}", MAX_POINTS / 2)));
+        if self.refinements() > MAX_POINTS / 2 {
+            return Err(Error::option("--refine", self.refinements(), format!("at most {}", MAX_POINTS / 2)));
         }
         self.arrivals.check(has_open_loops, "--rates, or no load option,")
+    }
+
+    /// Returns the same search with `default` bisections, unless --refine is given.
+    pub(super) fn refining(self, default: usize) -> Self {
+        Self { refine: Some(self.refine.unwrap_or(default)), ..self }
+    }
+
+    /// Returns how often the search bisects.
+    pub(super) fn refinements(&self) -> usize {
+        self.refine.unwrap_or(REFINEMENTS)
     }
 
     /// Returns the same search starting at `rate`, but at least at `min`, unless --from is given.
@@ -107,7 +119,7 @@ pub(super) fn run(args: RunArgs, command: String) -> Result<()> {
         }
     };
     let LoadArgs { server, workload, length, output } = common;
-    let limits = length.limits()?;
+    let limits = length.limits(LONG)?;
     output.check()?;
     let report = runtime(server.threads)?.block_on(async {
         let mut session = MeasurementSession::open(server, workload, &Vec::from_iter(model), false, command).await?;
@@ -133,7 +145,7 @@ pub(super) fn sweep(args: SweepArgs, command: String) -> Result<()> {
     if points > MAX_POINTS {
         return Err(Error::option("--concurrency and --rates", points, format!("at most {MAX_POINTS} loads")));
     }
-    let limits = length.limits()?;
+    let limits = length.limits(LONG)?;
     output.check()?;
     let (reports, error) = runtime(server.threads)?.block_on(async {
         let mut session = MeasurementSession::open(server, workload, &Vec::from_iter(model), false, command).await?;
@@ -169,7 +181,7 @@ impl ModelLoads<'_> {
         plan.add_loads(concurrency.len(), &self.limits.length);
         rates.iter().for_each(|&rate| plan.add_loads(1, &self.length_at(rate)));
         if plan.steps == 0 {
-            plan.add_search(search.refine, &self.limits.length);
+            plan.add_search(search.refinements(), &self.limits.length);
         }
         plan
     }
@@ -197,7 +209,7 @@ impl ModelLoads<'_> {
         let mut sweep = RateSweep { loads: self, tried: Vec::new(), points: Vec::new() };
         for &rate in rates {
             let load = arrivals.load(rate);
-            self.begin_step(&load.describe());
+            self.begin_step(&self.describe_open_loop(load, rate));
             sweep.measure(load, rate).await;
         }
         sweep.into_part()
@@ -210,7 +222,7 @@ impl ModelLoads<'_> {
         while sweep.tried.len() < MAX_POINTS {
             let next = match &sweep.tried[..] {
                 [] => Some(search.from.unwrap_or(1.0)),
-                tried => knee::next_rate(tried, search.to, search.refine, objectives),
+                tried => knee::next_rate(tried, search.to, search.refinements(), objectives),
             };
             let Some(rate) = next else { break };
             if self.session.is_over() {
@@ -220,7 +232,8 @@ impl ModelLoads<'_> {
                 break;
             }
             let load = search.arrivals.load(rate);
-            self.session.steps.go_on(format_args!("load {}, {}", sweep.tried.len() + 1, load.describe()));
+            let number = sweep.tried.len() + 1;
+            self.session.steps.go_on(format_args!("load {number}, {}", self.describe_open_loop(load, rate)));
             sweep.measure(load, rate).await;
         }
         sweep.into_part()
@@ -231,6 +244,16 @@ impl ModelLoads<'_> {
         let length = self.length_at(rate);
         let limits = LoadLimits { length, min_requests: MIN_REQUESTS, ..self.limits };
         self.session.load(self.model, load, limits).await
+    }
+
+    /// Describes an open loop, with its time if that is longer than the options state.
+    pub(super) fn describe_open_loop(self, load: LoadPattern, rate: f64) -> String {
+        let described = load.describe();
+        let extended = self.length_at(rate).duration.filter(|length| Some(*length) != self.limits.length.duration);
+        match extended.map(rounded_time) {
+            Some(time) => format!("{described}, for about {time} until {MIN_REQUESTS} requests have arrived"),
+            None => described,
+        }
     }
 
     /// Returns the length of an open loop at `rate`.

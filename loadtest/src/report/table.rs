@@ -208,7 +208,7 @@ fn tester(out: &mut String, tester: &TesterFigures) -> std::fmt::Result {
 }
 
 fn points_table(out: &mut String, points: &[LoadPoint]) -> std::fmt::Result {
-    let head = "load, started/s, characters/s, good/s, first p50, first p90, first p99, gap p50, gap p99, queue p90, \
+    let head = "load, window, started/s, characters/s, good/s, first p50, first p90, first p99, gap p50, gap p99, queue p90, \
         succeeded, failed, tester limits";
     let has_edits = points.iter().any(|point| point.figures.edits.is_some());
     let edited = if has_edits { ["keystroke p50", "keystroke p99", "saved"].as_slice() } else { &[] };
@@ -219,6 +219,7 @@ fn points_table(out: &mut String, points: &[LoadPoint]) -> std::fmt::Result {
         let first = figures.time_to_first_char_ns;
         lines.push(vec![
             describe_load(point),
+            time(window.window_ns as f64),
             digits(window.started_per_second),
             digits(window.chars_per_second),
             digits(window.good_per_second),

@@ -68,13 +68,14 @@ fn a_report_with_a_comparison_is_written_and_drawn_again() {
     let progress = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{progress}");
     // a comparison; and for each model two closed loops, a search of four loads, and a run at half of the knee, which may be missing
-    let plan = "weir-loadtest: 9 steps: about 14 s, plus 8 rounds, each as long as its requests\n";
+    let plan = "weir-loadtest: 9 steps: about 14 s of sending, plus the last answers of each load, plus 8 rounds, each as long as \
+        its requests\n";
     assert!(progress.starts_with(plan), "{progress}");
     for step in [
         "step 1 of 9: slow, fast, comparison in 8 rounds",
         "step 2 of 9: slow, closed loop, 1 at a time",
         "step 4 of 9: slow, search for the knee",
-        "step 4 of 9: load 1, open loop, Poisson arrivals, 8.00 requests/s",
+        "step 4 of 9: load 1, open loop, Poisson arrivals, 8.00 requests/s, for about 3 s until 20 requests have arrived",
         &format!("wrote {}", file("a.html")),
     ] {
         assert!(progress.lines().any(|line| line == format!("weir-loadtest: {step}")), "{step}\n{progress}");

@@ -206,7 +206,7 @@ async fn the_page_is_self_contained_and_names_units_and_conditions() {
         "knee below 10.0 requests/s",
         "ENDED EARLY: it was interrupted; missing:\n  stub: open loop, Poisson arrivals, 20.0 requests/s\n",
         "0 % of the prompts' symbols",
-        "started/s",
+        "window  started/s",
         "server: 127.0.0.1:50051, weir 0.1.0\n",
         "stub: stub, f32",
         "temperature, top_k, top_p: server's default",

@@ -11,6 +11,8 @@ use std::cmp::Reverse;
 pub(super) type NodeId = usize;
 
 const ROOT: NodeId = 0;
+/// Symbols that are compared at once.
+const COMPARED_SYMBOLS: usize = 64;
 
 #[derive(Debug)]
 pub(super) struct Tree<T> {
@@ -242,7 +244,7 @@ impl<T> Tree<T> {
                 Some(node.children[index].1)
             });
             let Some((child, edge)) = child.and_then(|child| Some((child, &self.node(child)?.edge))) else { break };
-            let shared = edge.iter().zip(&text[walk.depth..]).take_while(|(a, b)| a == b).count();
+            let shared = shared_len(edge, &text[walk.depth..]);
             walk = Walk { node: child, on_edge: shared, depth: walk.depth + shared };
             if shared < edge.len() {
                 break;
@@ -295,6 +297,31 @@ impl<T> Tree<T> {
             node.parent = parent;
         }
         self.link(parent, child);
+    }
+}
+
+/// Returns the number of symbols with which both texts begin.
+fn shared_len(a: &[u32], b: &[u32]) -> usize {
+    let blocks = a.chunks_exact(COMPARED_SYMBOLS).zip(b.chunks_exact(COMPARED_SYMBOLS));
+    let equal = COMPARED_SYMBOLS * blocks.take_while(|(a, b)| a == b).count();
+    equal + a[equal..].iter().zip(&b[equal..]).take_while(|(a, b)| a == b).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_are_compared_to_their_first_difference() {
+        let text: Vec<u32> = (0..300).collect();
+        for end in [0, 1, 63, 64, 65, 128, 200, 300] {
+            for difference in [0, 1, 63, 64, 65, 127, 128, 199, 299] {
+                let mut other = text[..end].to_vec();
+                other.iter_mut().skip(difference).take(1).for_each(|symbol| *symbol += 1);
+                let expected = end.min(difference);
+                assert_eq!((shared_len(&text, &other), shared_len(&other, &text)), (expected, expected));
+            }
+        }
     }
 }
 

@@ -51,7 +51,8 @@ pub struct EditSession {
 pub struct Completions {
     /// The most probable ones, best first.
     pub items: Vec<Completion>,
-    /// True if the search ended at its limit.
+    /// True if the search ended at its limit: the last items are the most probable of those that it had completed, and others may be
+    /// more probable.
     pub is_cut: bool,
     /// Symbols before the cursor that came from the segment cache.
     pub reused: usize,
@@ -325,8 +326,8 @@ impl CompletionTask {
         // nothing before the cursor was read again if all distributions were known
         let reused = self.reused.unwrap_or(self.prefix.len());
         Completions {
-            items: self.search.found().to_vec(),
             is_cut: self.search.is_cut(),
+            items: self.search.finish(),
             reused,
             recomputed: self.prefix.len().saturating_sub(reused),
             distributions: self.computed_distributions,

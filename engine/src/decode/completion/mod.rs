@@ -199,9 +199,18 @@ impl CompletionSearch {
         Ok(())
     }
 
-    /// The completions that were found, most probable first.
-    pub fn found(&self) -> &[Completion] {
-        &self.found
+    /// Returns the completions, most probable first. If the search is cut, the last ones are the most probable of those that were
+    /// complete when it ended.
+    pub fn finish(mut self) -> Vec<Completion> {
+        let mut found = std::mem::take(&mut self.found);
+        while found.len() < self.rules.count
+            && let Some(best) = self.queue.pop()
+        {
+            if best.is_complete {
+                found.push(self.completion(best));
+            }
+        }
+        found
     }
 
     /// Number of distributions that the search asked for.
@@ -209,7 +218,8 @@ impl CompletionSearch {
         self.expansions
     }
 
-    /// True if the search ended at [`MAX_EXPANSIONS`]: fewer completions were found than were wanted, and others may exist.
+    /// True if the search ended at [`MAX_EXPANSIONS`] before it had found all completions: others may exist, and more probable ones
+    /// than it had completed.
     pub fn is_cut(&self) -> bool {
         self.found.len() < self.rules.count && !self.queue.is_empty()
     }
@@ -220,7 +230,7 @@ impl CompletionSearch {
         self.pushed += 1;
     }
 
-    /// Drops the candidates that the search cannot reach, once they are many.
+    /// Drops the candidates that the search cannot reach, once they are many. Keeps the best complete ones for a search that is cut.
     fn prune(&mut self) {
         let expansions = MAX_EXPANSIONS.saturating_sub(self.expansions);
         // one more shows that others exist
@@ -228,7 +238,11 @@ impl CompletionSearch {
         if self.queue.len() > 2 * reachable {
             let mut queue = std::mem::take(&mut self.queue).into_vec();
             queue.select_nth_unstable_by(reachable - 1, |a, b| b.cmp(a));
-            queue.truncate(reachable);
+            let mut complete = queue.split_off(reachable);
+            complete.retain(|candidate| candidate.is_complete);
+            complete.sort_unstable_by(|a, b| b.cmp(a));
+            complete.truncate(self.rules.count);
+            queue.append(&mut complete);
             self.queue = queue.into();
         }
     }

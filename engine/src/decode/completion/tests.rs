@@ -81,12 +81,13 @@ proptest! {
         let all = all(seed, sharpness, rules);
         let search = search(seed, sharpness, rules, width);
         prop_assert!(!search.is_cut());
-        prop_assert_eq!(search.found().len(), count.min(all.len()));
-        for (index, (found, expected)) in search.found().iter().zip(&all).enumerate() {
+        let completions = search.finish();
+        prop_assert_eq!(completions.len(), count.min(all.len()));
+        for (index, (found, expected)) in completions.iter().zip(&all).enumerate() {
             prop_assert!((found.logprob - expected.logprob).abs() < TOLERANCE, "{index}: {found:?} {expected:?}");
             let named = all.iter().find(|other| other.symbols == found.symbols).unwrap();
             prop_assert!((found.logprob - named.logprob).abs() < TOLERANCE, "equal texts have equal probabilities");
-            prop_assert!(search.found()[..index].iter().all(|other| other.symbols != found.symbols), "distinct");
+            prop_assert!(completions[..index].iter().all(|other| other.symbols != found.symbols), "distinct");
             // a segment ends with a space; the last character of a cut completion is not decided
             let spaces = found.symbols.iter().take(max_chars - 1).enumerate().filter(|(_, symbol)| **symbol == 2);
             prop_assert_eq!(&found.boundaries, &spaces.map(|(index, _)| index).collect::<Vec<_>>());
@@ -99,10 +100,50 @@ fn a_search_has_a_limit() {
     // all texts are equally probable
     let rules = CompletionRules { count: 2, end: CompletionEnd::Length, max_chars: 9 };
     let search = search(1, 0, rules, 5);
-    assert!(search.is_cut() && search.found().is_empty());
+    assert!(search.is_cut());
     assert_eq!(search.expansions(), MAX_EXPANSIONS);
     // what the search cannot reach is dropped
     assert!(search.queue.len() <= 2 * (rules.count + 1) + SYMBOLS.len(), "{}", search.queue.len());
+    assert!(search.finish().is_empty(), "none was complete");
+}
+
+/// The limit is reached while every open continuation is more probable than the complete ones.
+#[test]
+fn a_search_that_is_cut_returns_the_best_that_it_completed() {
+    let card = Card::for_tests(Vocabulary::byte_level(TextNormaliser::None));
+    for width in [1, 8] {
+        let rules = CompletionRules { count: 5, end: CompletionEnd::Length, max_chars: 3 };
+        let mut search = CompletionSearch::new(rules, &card).unwrap();
+        // every pushed completion, without pruning
+        let mut complete: Vec<f64> = Vec::new();
+        loop {
+            let expansions = search.next_expansions(width);
+            if expansions.is_empty() {
+                break;
+            }
+            for node in expansions {
+                let text = search.symbols(node);
+                let own = text.iter().fold(7, |sum: u32, symbol| sum.wrapping_mul(31).wrapping_add(*symbol));
+                let logits: Vec<f32> =
+                    (0..256).map(|id: u32| (own.wrapping_mul(id + 1) % 97) as f32 / 1000.0).collect();
+                let sum: f64 = logits.iter().map(|&logit| f64::from(logit).exp()).sum();
+                let before = search.nodes[node].logprob;
+                // only those of ASCII are compared
+                if text.len() == 2 && text.iter().all(|&byte| byte < 128) {
+                    complete.extend(logits[..128].iter().map(|&logit| before + f64::from(logit) - sum.ln()));
+                }
+                search.expand(node, &Distribution { logits, boundary: None }).unwrap();
+            }
+        }
+        assert!(search.is_cut() && search.found.is_empty() && complete.len() > 1000);
+        complete.sort_by(|a, b| b.total_cmp(a));
+        let found = search.finish();
+        let ascii = found.iter().filter(|found| found.symbols.iter().all(|&byte| byte < 128));
+        for (found, expected) in ascii.zip(&complete) {
+            assert!((found.logprob - expected).abs() < 1e-4, "{found:?}, {expected}");
+        }
+        assert!(found.len() == 5 && found.is_sorted_by(|a, b| a.logprob >= b.logprob), "{found:?}");
+    }
 }
 
 #[test]
@@ -124,7 +165,7 @@ fn completions_of_bytes_are_whole_characters() {
         }
     }
     let found: Vec<String> =
-        search.found().iter().map(|completion| card.vocabulary.decode(&completion.symbols)).collect();
+        search.finish().iter().map(|completion| card.vocabulary.decode(&completion.symbols)).collect();
     assert_eq!(found[..2], ["ab", "é"].map(String::from));
     assert!(found.len() == 3 && !found[2].contains('\u{fffd}'), "{found:?}");
 }

@@ -12,7 +12,7 @@ use std::{
 
 /// Symbols that are digested at once.
 const DIGESTED_SYMBOLS: usize = 64;
-/// Maximum sums of a kind that a prefix keeps.
+/// Maximum sums of a kind that a prefix keeps, not counting that of the whole prefix.
 pub(super) const MAX_KNOWN_SUMS: usize = 64;
 /// Odd multiplier with mixed bits, which spreads each symbol over the hash.
 const HASH_FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -75,13 +75,13 @@ impl KnownSums {
         self.len
     }
 
-    /// Returns the sum of the longest beginning of at most `len` symbols of which it is known, with its length.
+    /// Returns the length and the sum of the longest beginning of at most `len` symbols whose sum is known.
     pub(super) fn longest<S: PrefixSum>(&self, len: usize) -> Option<(usize, S)> {
         let sums = S::known(self).lock().unwrap_or_else(PoisonError::into_inner);
         sums.range(..=len).next_back().map(|(&len, sum)| (len, sum.clone()))
     }
 
-    /// Keeps the sum of the first `len` symbols, if few are kept or if these are all symbols.
+    /// Keeps the sum of the first `len` symbols if fewer than [`MAX_KNOWN_SUMS`] are kept, or if it is the sum of the whole text.
     pub(super) fn keep<S: PrefixSum>(&self, len: usize, sum: &S) {
         let mut sums = S::known(self).lock().unwrap_or_else(PoisonError::into_inner);
         if len == self.len || sums.len() < MAX_KNOWN_SUMS {

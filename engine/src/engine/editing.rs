@@ -26,9 +26,9 @@ use std::{ops::Range, sync::Arc};
 
 /// Distributions that a search computes at the same time, as rows of one batch, if the engine has no other requests.
 const MAX_WIDTH: usize = 8;
-/// Distributions that it computes at the same time while the engine has many.
+/// Minimum distributions that a search computes at the same time, however many other requests the engine has.
 const MIN_WIDTH: usize = 2;
-/// Maximum symbols of the text that each request of a search may feed again.
+/// Maximum uncached symbols at the end of a text that counts as cached. Each request of the search feeds them.
 const MAX_FED_AGAIN: usize = 2;
 /// Bytes of distributions that a session of the server keeps for its next searches, at most.
 pub const KEPT_DISTRIBUTION_BYTES: usize = 1 << 18;
@@ -51,8 +51,8 @@ pub struct EditSession {
 pub struct Completions {
     /// The most probable ones, best first.
     pub items: Vec<Completion>,
-    /// True if the search ended at its limit: the last items are the most probable of those that it had completed, and others may be
-    /// more probable.
+    /// True if the search ended at its limit. The last items are then the most probable completions that it had reached, and others
+    /// may be more probable.
     pub is_cut: bool,
     /// Symbols before the cursor that came from the segment cache.
     pub reused: usize,
@@ -318,7 +318,7 @@ impl CompletionTask {
     fn expand(&mut self, node: NodeId, distribution: Option<Arc<Distribution>>) -> Result<()> {
         let lost = || Error::Internal("a distribution was not requested".into());
         let distribution = distribution.ok_or_else(lost)?;
-        self.search.expand(node, &distribution)
+        self.search.take(node, distribution)
     }
 
     /// Returns what the search has found.
@@ -339,8 +339,8 @@ impl CompletionTask {
 /// Returns how many distributions a search computes at the same time while the engine has `others` other requests.
 ///
 /// A wide search ends in fewer steps, but computes distributions that it does not need in the end. A narrow one computes few of
-/// those, and needs more steps. So a search that runs alone is wide, and several share the width: the rows of other requests
-/// make a step longer.
+/// those, but needs more steps. A search that runs alone is therefore wide. Next to other requests it is narrower, because each row
+/// makes their steps longer.
 fn search_width(others: usize) -> usize {
     MAX_WIDTH.saturating_sub(others).max(MIN_WIDTH)
 }

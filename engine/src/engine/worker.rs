@@ -31,7 +31,7 @@ const WORKER_PANICKED: &str = "the model's worker panicked";
 /// Longest sleep while a request is queued or waits for its document: how soon the worker notices, without a step to run, that
 /// the client of such a request is gone or reads again.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// Longest target duration of a step that feeds prompts while someone searches for completions: a search takes several steps.
+/// Maximum target duration of a step that feeds prompts while a search for completions runs: a search takes several steps.
 const SEARCH_STEP: Duration = Duration::from_millis(5);
 /// Sleep of a [`WorkerTask`] that has no limit.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1 << 30);

@@ -33,8 +33,8 @@ pub(super) struct RunLengthArgs {
     /// Time during which requests are sent but not measured [default: 3s; in `report`, 1s].
     #[arg(long, value_name = "TIME", value_parser = units::duration_or_zero)]
     warm_up: Option<Duration>,
-    /// Time during which measured requests are started; requests in flight at its end are still awaited [default: 30s, in `report`
-    /// 5s, unless --requests is given].
+    /// Time during which measured requests are started; requests in flight at its end are still awaited [default: 30s;
+    /// in `report`, 5s; none if --requests is given].
     #[arg(long, value_name = "TIME", value_parser = units::duration)]
     duration: Option<Duration>,
     /// Measured requests; with --duration, the load ends at whichever comes first.

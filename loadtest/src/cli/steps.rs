@@ -62,7 +62,10 @@ impl Plan {
     fn describe(&self) -> String {
         let mut parts = Vec::new();
         if !self.time.is_zero() {
-            parts.push(format!("about {} of sending, plus the last answers of each load", rounded_time(self.time)));
+            parts.push(format!(
+                "about {} of sending, plus the wait for each load's last answers",
+                rounded_time(self.time)
+            ));
         }
         if self.loads_of_unknown_time > 0 {
             let count = self.loads_of_unknown_time;
@@ -135,10 +138,10 @@ mod tests {
         plan.add_search(3, &length(Some(10), None));
         assert_eq!(
             (plan.steps, plan.describe()),
-            (6, "about 2 min 36 s of sending, plus the last answers of each load".into())
+            (6, "about 2 min 36 s of sending, plus the wait for each load's last answers".into())
         );
         plan.add_rounds(50);
-        let sending = "about 2 min 36 s of sending, plus the last answers of each load";
+        let sending = "about 2 min 36 s of sending, plus the wait for each load's last answers";
         assert_eq!(plan.describe(), format!("{sending}, plus 50 rounds, each as long as its requests"));
         let mut plan = Plan::default();
         plan.add_loads(2, &length(None, Some(40)));

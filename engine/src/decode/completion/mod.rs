@@ -2,8 +2,9 @@
 //! of characters, with exact probabilities.
 //!
 //! Best-first search. An open continuation's probability bounds those of all its extensions, so a complete continuation that is
-//! more probable than every open one is the next result. The caller expands the most probable open continuations: for each it
-//! returns the distribution after the continuation. Expanding several at once changes no result, only the work.
+//! more probable than every open one is the next result. The search expands the most probable open continuation: it needs the
+//! distribution after it, which the caller computes. The caller may compute those of the next ones at the same time. They wait
+//! until it is their turn, so their number changes no result, only the work.
 //!
 //! Words and lines end before the character that ends them, and their probability is the sum over all such characters. A
 //! continuation that reaches `max_chars` is complete as it is. No continuation is empty, and each consists of whole code points.
@@ -26,11 +27,17 @@ use crate::{
     text::Vocabulary,
 };
 use spelling::Spelling;
-use std::{cmp::Ordering, collections::BinaryHeap, sync::Arc};
+use std::{
+    cmp::Ordering,
+    collections::{BinaryHeap, HashMap},
+    sync::Arc,
+};
 use symbol_kinds::{SymbolKind, symbol_kinds};
 
-/// Maximum distributions that one search computes.
+/// Maximum continuations that one search expands.
 pub const MAX_EXPANSIONS: usize = 1024;
+/// Number of distributions that wait for their turn from which the search asks for one at a time.
+const MAX_WAITING: usize = 128;
 
 /// A continuation of the text.
 #[derive(Debug, Clone, PartialEq)]
@@ -76,6 +83,8 @@ pub struct CompletionSearch {
     kinds: Vec<SymbolKind>,
     nodes: Vec<Node>,
     queue: BinaryHeap<Candidate>,
+    /// Distributions after open continuations whose turn has not come.
+    waiting: HashMap<NodeId, Arc<Distribution>>,
     found: Vec<Completion>,
     expansions: usize,
     pushed: usize,
@@ -93,36 +102,40 @@ impl CompletionSearch {
             kinds: symbol_kinds(&card.vocabulary, rules.end),
             nodes: vec![root],
             queue: BinaryHeap::from([candidate]),
+            waiting: HashMap::new(),
             found: Vec::new(),
             expansions: 0,
             pushed: 1,
         })
     }
 
-    /// Returns the most probable open continuations, at most `limit`, for which [`expand`](Self::expand) must be called before the
-    /// next call. Empty if the search is over.
+    /// Returns the most probable open continuations without a distribution, at most `limit`, for which
+    /// [`take`](Self::take) must be called before the next call. Empty if the search is over.
     pub fn next_expansions(&mut self, limit: usize) -> Vec<NodeId> {
         let mut expansions = Vec::new();
-        let mut later = Vec::new();
-        let limit = limit.min(MAX_EXPANSIONS.saturating_sub(self.expansions));
+        if self.expansions == MAX_EXPANSIONS {
+            return expansions;
+        }
+        let limit = if self.waiting.len() < MAX_WAITING { limit } else { 1 };
+        let mut seen = Vec::new();
+        let mut complete = 0;
         // what lies behind enough complete continuations is no result
-        while self.found.len() + later.len() < self.rules.count
+        while self.found.len() + complete < self.rules.count
+            && expansions.len() < limit
             && let Some(best) = self.queue.pop()
         {
-            if best.is_complete && expansions.is_empty() {
-                let completion = self.completion(best);
-                self.found.push(completion);
-            } else if best.is_complete {
-                later.push(best);
-            } else if expansions.len() < limit {
-                expansions.push(self.node_of(best));
-            } else {
-                later.push(best);
-                break;
+            if best.is_complete {
+                complete += 1;
+                seen.push(best);
+                continue;
             }
+            let node = self.node_of(best);
+            if !self.waiting.contains_key(&node) {
+                expansions.push(node);
+            }
+            seen.push(Candidate { node, symbol: None, ..best });
         }
-        self.queue.extend(later);
-        self.expansions += expansions.len();
+        self.queue.extend(seen);
         expansions
     }
 
@@ -155,8 +168,31 @@ impl CompletionSearch {
         Completion { symbols, logprob, boundaries }
     }
 
-    /// Takes the distribution after a continuation. Fails if its length or its logits are wrong.
-    pub fn expand(&mut self, node: NodeId, distribution: &Distribution) -> Result<()> {
+    /// Takes the distribution after a continuation, and expands as many as it can. Fails if a length or logits are wrong.
+    pub fn take(&mut self, node: NodeId, distribution: Arc<Distribution>) -> Result<()> {
+        self.waiting.insert(node, distribution);
+        while self.found.len() < self.rules.count
+            && let Some(&best) = self.queue.peek()
+        {
+            if best.is_complete {
+                self.queue.pop();
+                let completion = self.completion(best);
+                self.found.push(completion);
+                continue;
+            }
+            if best.symbol.is_some() || self.expansions == MAX_EXPANSIONS {
+                break;
+            }
+            let Some(distribution) = self.waiting.remove(&best.node) else { break };
+            self.queue.pop();
+            self.expansions += 1;
+            self.expand(best.node, &distribution)?;
+        }
+        Ok(())
+    }
+
+    /// Adds what follows a continuation to the queue.
+    fn expand(&mut self, node: NodeId, distribution: &Distribution) -> Result<()> {
         let Distribution { logits, boundary } = distribution;
         if logits.len() != self.kinds.len() {
             return Err(Error::Internal(format!("{} logits for {} symbols", logits.len(), self.kinds.len())));
@@ -213,13 +249,13 @@ impl CompletionSearch {
         found
     }
 
-    /// Number of distributions that the search asked for.
+    /// Number of continuations that were expanded.
     pub fn expansions(&self) -> usize {
         self.expansions
     }
 
-    /// True if the search ended at [`MAX_EXPANSIONS`] before it had found all completions: others may exist, and more probable ones
-    /// than it had completed.
+    /// True if the search ended at [`MAX_EXPANSIONS`] before it had found `count` completions. Others may exist, and may be more
+    /// probable than the last ones that [`finish`](Self::finish) returns.
     pub fn is_cut(&self) -> bool {
         self.found.len() < self.rules.count && !self.queue.is_empty()
     }
@@ -241,7 +277,7 @@ impl CompletionSearch {
             let mut complete = queue.split_off(reachable);
             complete.retain(|candidate| candidate.is_complete);
             complete.sort_unstable_by(|a, b| b.cmp(a));
-            complete.truncate(self.rules.count);
+            complete.truncate(self.rules.count - self.found.len());
             queue.append(&mut complete);
             self.queue = queue.into();
         }

@@ -64,7 +64,7 @@ fn search(seed: u64, sharpness: u64, rules: CompletionRules, width: usize) -> Co
         }
         for node in expansions {
             let text = search.symbols(node);
-            search.expand(node, &distribution(seed, &text, sharpness)).unwrap();
+            search.take(node, Arc::new(distribution(seed, &text, sharpness))).unwrap();
         }
     }
 }
@@ -107,6 +107,33 @@ fn a_search_has_a_limit() {
     assert!(search.finish().is_empty(), "none was complete");
 }
 
+/// Each symbol is nearly certain, so a search that goes deep finds some completions and is cut before it has all of them.
+#[test]
+fn a_search_that_is_cut_returns_the_same_for_every_width() {
+    let rules = CompletionRules { count: 16, end: CompletionEnd::Length, max_chars: 200 };
+    let results = [1, 2, 3, 8].map(|width| {
+        let mut search = CompletionSearch::new(rules, &card()).unwrap();
+        let mut computed = 0;
+        loop {
+            let expansions = search.next_expansions(width);
+            if expansions.is_empty() {
+                break;
+            }
+            computed += expansions.len();
+            for node in expansions {
+                let mut logits = logits(5, &search.symbols(node), 1);
+                logits[0] += 9.0;
+                search.take(node, Arc::new(Distribution { logits, boundary: None })).unwrap();
+            }
+        }
+        assert!(search.is_cut() && !search.found.is_empty(), "{}", search.found.len());
+        assert_eq!(search.expansions(), MAX_EXPANSIONS);
+        assert!(computed <= MAX_EXPANSIONS + MAX_WAITING + width, "{computed}");
+        search.finish()
+    });
+    assert!(results.iter().all(|result| *result == results[0]));
+}
+
 /// The limit is reached while every open continuation is more probable than the complete ones.
 #[test]
 fn a_search_that_is_cut_returns_the_best_that_it_completed() {
@@ -132,14 +159,16 @@ fn a_search_that_is_cut_returns_the_best_that_it_completed() {
                 if text.len() == 2 && text.iter().all(|&byte| byte < 128) {
                     complete.extend(logits[..128].iter().map(|&logit| before + f64::from(logit) - sum.ln()));
                 }
-                search.expand(node, &Distribution { logits, boundary: None }).unwrap();
+                search.take(node, Arc::new(Distribution { logits, boundary: None })).unwrap();
             }
         }
         assert!(search.is_cut() && search.found.is_empty() && complete.len() > 1000);
         complete.sort_by(|a, b| b.total_cmp(a));
         let found = search.finish();
-        let ascii = found.iter().filter(|found| found.symbols.iter().all(|&byte| byte < 128));
-        for (found, expected) in ascii.zip(&complete) {
+        let is_ascii = |found: &&Completion| found.symbols.iter().all(|&byte| byte < 128);
+        let ascii: Vec<_> = found.iter().filter(is_ascii).collect();
+        assert!(!ascii.is_empty());
+        for (found, expected) in ascii.into_iter().zip(&complete) {
             assert!((found.logprob - expected).abs() < 1e-4, "{found:?}, {expected}");
         }
         assert!(found.len() == 5 && found.is_sorted_by(|a, b| a.logprob >= b.logprob), "{found:?}");
@@ -161,7 +190,7 @@ fn completions_of_bytes_are_whole_characters() {
         for node in expansions {
             let logits =
                 likely(if search.symbols(node).is_empty() { &[0xc3, 0xff, b'a'] } else { &[0xa9, b'b', 0xc3] });
-            search.expand(node, &Distribution { logits, boundary: None }).unwrap();
+            search.take(node, Arc::new(Distribution { logits, boundary: None })).unwrap();
         }
     }
     let found: Vec<String> =

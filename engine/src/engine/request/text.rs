@@ -15,7 +15,7 @@ use crate::{
 
 /// Symbols beyond its current ones for which a request must have memory when it is admitted.
 pub(super) const MEMORY_MARGIN: usize = 64;
-/// Maximum symbols that a request of a search may have left to feed in one step, before the prompts. More are a prompt.
+/// Maximum remaining symbols of a search's request that is fed before prompts. A request with more is treated as a prompt.
 const MAX_SEARCHED_SYMBOLS: usize = 16;
 
 pub(crate) struct TextRequest {

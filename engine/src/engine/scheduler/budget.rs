@@ -6,7 +6,7 @@
 //! prompt therefore delays running streams by at most a chunk, and many streams cannot keep prompts out. Prompts share the
 //! rest. Half of it goes to the most senior prompt, so that the oldest is always done within a bounded number of steps. All
 //! prompts take turns at slices of the other half, so that a short prompt does not wait for long ones. The requests of searches
-//! for completions have few symbols, and are fed like rows that decode. While someone searches, prompts get less, so that the
+//! for completions have few symbols, and are fed like rows that decode. While a search runs, prompts get less, so that the
 //! steps are short.
 //!
 //! A document is encoded in blocks, each of which may be larger than a slice or than the whole budget. Its part of the

@@ -38,8 +38,8 @@ use tenants::{QueuePosition, Tenants, Waiting};
 const AGE: u64 = 1 << 14;
 /// Work of one turn of a tenant.
 const QUANTUM: u64 = 512;
-/// Steps after one that fed a search in which the next request of that search is expected.
-const SEARCH_STEPS: usize = 16;
+/// Steps for which prompts are limited once a search is fed, including that step: its next request is expected soon.
+const SEARCH_STEPS: usize = 4;
 /// Work of a decoded symbol. A prompt symbol is 1: a prompt's symbols share the reading of the weights.
 const DECODE_WORK: u64 = 4;
 

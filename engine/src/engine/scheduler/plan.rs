@@ -15,12 +15,15 @@ pub(crate) struct Feed {
     pub(crate) symbols: usize,
 }
 
-/// Maximum prompt symbols of a step that delays others.
+/// The part of `--chunk` that prompts may have in any case while a search runs: a quarter.
+const SEARCHING_SHARE: usize = 4;
+
+/// Maximum prompt symbols of a step, so that it does not delay other rows for long.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PromptLimits {
     /// While other rows decode.
     pub(crate) decoding: usize,
-    /// While someone searches.
+    /// While a search for completions runs.
     pub(crate) searching: usize,
 }
 
@@ -59,7 +62,8 @@ impl<T> Scheduler<T> {
             chunk = chunk.min(limits.decoding.max(1));
         }
         if self.steps_since_search < SEARCH_STEPS {
-            chunk = chunk.min(limits.searching.max(1));
+            // models with slow steps would gain little, and their prompts would nearly stop
+            chunk = chunk.min(limits.searching.max(self.rules.chunk / SEARCHING_SHARE).max(1));
         }
         budget::share_prompts(chunk, decoding + searching, &mut self.prompts, &mut self.turns);
         self.encodings.clear();
@@ -124,11 +128,20 @@ mod tests {
 
     /// Plans a step. Returns the symbols that each request is fed.
     fn plan(scheduler: &mut Scheduler<()>, permits: &[RunPermit], activities: &[RowActivity]) -> Vec<usize> {
+        plan_within(scheduler, permits, activities, PromptLimits { decoding: 100, searching: 80 })
+    }
+
+    fn plan_within(
+        scheduler: &mut Scheduler<()>,
+        permits: &[RunPermit],
+        activities: &[RowActivity],
+        limits: PromptLimits,
+    ) -> Vec<usize> {
         let pairs = permits.iter().zip(activities);
         let statuses: Vec<RowStatus> =
             pairs.map(|(permit, &activity)| RowStatus::new(permit, activity, 0, 0, FedSymbols::default())).collect();
         let mut feeds = Vec::new();
-        scheduler.plan(&statuses, PromptLimits { decoding: 100, searching: 40 }, &mut feeds);
+        scheduler.plan(&statuses, limits, &mut feeds);
         let mut fed = vec![0; activities.len()];
         feeds.iter().for_each(|feed| fed[feed.request] += feed.symbols);
         fed
@@ -143,18 +156,26 @@ mod tests {
         let searches = [&prompts[..], &[RowActivity::Searching(3), RowActivity::Searching(5)]].concat();
         for _ in 0..3 {
             let fed = plan(&mut scheduler, &permits, &searches);
-            assert_eq!((&fed[15..], sum(&fed)), (&[3, 5][..], 40));
+            assert_eq!((&fed[15..], sum(&fed)), (&[3, 5][..], 80));
         }
         // between two requests of a search, steps stay short
         for _ in 1..SEARCH_STEPS {
-            assert_eq!(sum(&plan(&mut scheduler, &permits, &prompts)), 40);
+            assert_eq!(sum(&plan(&mut scheduler, &permits, &prompts)), 80);
         }
         assert_eq!(sum(&plan(&mut scheduler, &permits, &prompts)), CHUNK);
         // next to a stream, too
         let streams = [&prompts[..], &[RowActivity::Decoding(1)]].concat();
         assert_eq!(sum(&plan(&mut scheduler, &permits, &streams)), 100);
         let both = [&streams[..], &[RowActivity::Searching(5)]].concat();
-        assert_eq!(sum(&plan(&mut scheduler, &permits, &both)), 40);
+        assert_eq!(sum(&plan(&mut scheduler, &permits, &both)), 80);
+    }
+
+    #[test]
+    fn prompts_keep_a_quarter_of_the_chunk_next_to_searches() {
+        let (mut scheduler, permits) = running(2);
+        let activities = [RowActivity::Prefilling(1000), RowActivity::Searching(2)];
+        let fed = plan_within(&mut scheduler, &permits, &activities, PromptLimits { decoding: 100, searching: 16 });
+        assert_eq!(fed.iter().sum::<usize>(), CHUNK / SEARCHING_SHARE);
     }
 
     #[test]
@@ -166,7 +187,7 @@ mod tests {
             let fed = plan(&mut scheduler, &permits, &activities);
             assert_eq!(fed[..8], [16; 8], "half of the budget");
             // the other searches and the prompt share what is left: half of the limit
-            assert_eq!((fed[8..].iter().sum::<usize>(), fed.iter().sum::<usize>()), (20, CHUNK / 2 + 20));
+            assert_eq!((fed[8..].iter().sum::<usize>(), fed.iter().sum::<usize>()), (40, CHUNK / 2 + 40));
         }
         activities.fill(RowActivity::Searching(16));
         activities[0] = RowActivity::Prefilling(1000);

@@ -21,7 +21,7 @@ pub(crate) enum RowActivity {
     Decoding(usize),
     /// Feed this number of known symbols.
     Prefilling(usize),
-    /// Feed this number of known symbols, which are few, because a search waits for the distribution after them.
+    /// Feed this number of known symbols, which is small. A search waits for the distribution after them.
     Searching(usize),
     /// Encode its document, in blocks that cannot be split.
     Encoding {

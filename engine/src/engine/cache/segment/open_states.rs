@@ -2,7 +2,7 @@
 //!
 //! The trees hold states up to the end of a segment. A search for completions asks for the distributions after many beginnings of
 //! one word: without these states, each of its requests would feed the word from its first character. An open state serves only
-//! the texts that begin with the whole of its own. The cache holds few: the least recently used one is dropped first.
+//! the texts that begin with the whole of its own. Their number is limited to [`MAX_OPEN_STATES`]: the least recently used one is dropped first.
 
 use crate::{
     decode::{contract::State, shared_prefix::TextHash, text_window::TextView},
@@ -10,7 +10,7 @@ use crate::{
 };
 use std::collections::VecDeque;
 
-/// Maximum open states of a cache: those that about twenty searches leave.
+/// Maximum open states of a cache: about as many as twenty-five searches leave.
 pub(super) const MAX_OPEN_STATES: usize = 512;
 
 /// The open states of a cache, with keys `K`.

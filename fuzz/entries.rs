@@ -121,7 +121,9 @@ static CODEC_MODEL: LazyLock<Option<Arc<dyn Model>>> = LazyLock::new(|| {
     let number = |index: usize| (index * 37 % 101) as f32 / 50.0 - 1.0;
     let weights = Weights::collect(blueprint.tensors(), |spec| Ok((0..spec.numbers()).map(number).collect())).ok()?;
     let sha256 = "5a".repeat(32);
-    blueprint.build(Parts { config, name: "small".into(), weights, sha256, companions: Vec::new(), settings }).ok()
+    blueprint
+        .build(Parts { config, name: "small".into(), weights, sha256, companions: Vec::new(), ngrams: None, settings })
+        .ok()
 });
 
 /// Returns the header of data that the model compresses.

@@ -89,6 +89,7 @@ struct Contents {
     vocabulary: Arc<Vocabulary>,
     shape: String,
     exactness: Exactness,
+    speculates: bool,
     architecture: Value,
     specs: Vec<TensorSpec>,
     /// Number format of each tensor in the file.
@@ -113,12 +114,14 @@ fn inspect(source: &CheckpointSource, progress: &mut dyn FnMut(u64, u64)) -> Res
         serde_json::from_str(config.architecture()).map_err(|error| Error::Internal(error.to_string()))?;
     let shape = blueprint.shape();
     let exactness = blueprint.exactness();
+    let speculates = blueprint.speculates();
     Ok(Contents {
         path: source.path(),
         config,
         vocabulary,
         shape,
         exactness,
+        speculates,
         architecture,
         specs,
         dtypes,
@@ -189,6 +192,7 @@ impl Contents {
             "isa": self.isa(),
             "exactness": self.exactness.name(),
             "tolerance": self.exactness.tolerance(),
+            "speculates": self.speculates,
             "architecture": self.architecture,
             "boundaries": self.boundaries(),
             "parameters": self.parameters(),
@@ -216,6 +220,7 @@ impl Contents {
             ("family", self.config.family.clone()),
             ("shape", self.shape.clone()),
             ("exactness", self.exactness.to_string()),
+            ("speculation", if self.speculates { "possible" } else { "not possible" }.to_owned()),
             ("boundaries", self.boundaries().to_owned()),
             ("parameters", grouped(self.parameters())),
             ("vocabulary", self.symbols()),

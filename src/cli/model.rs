@@ -2,7 +2,10 @@
 
 use super::{local_models, notes};
 use crate::{
-    decode::contract::{BoundaryMode, BoundaryOptions, Model, Noise},
+    decode::{
+        contract::{BoundaryMode, BoundaryOptions, Model, Noise},
+        speculation::Speculation,
+    },
     error::{Error, Result},
     family::{
         checkpoint::CheckpointSource,
@@ -247,6 +250,10 @@ pub(super) fn count(bounds: RangeInclusive<usize>) -> impl Fn(&str) -> std::resu
 
 pub(super) fn dtype(name: &str) -> std::result::Result<Dtype, String> {
     Dtype::parse(name).ok_or_else(|| "expected one of f32, bf16, int8".into())
+}
+
+pub(super) fn speculation(text: &str) -> std::result::Result<Speculation, String> {
+    Speculation::parse(text).ok_or_else(|| format!("expected {}", Speculation::EXPECTED))
 }
 
 pub(super) fn isa(name: &str) -> std::result::Result<Isa, String> {

@@ -72,6 +72,7 @@ impl StreamPlan {
             details: Details::default(),
             boundaries: BoundaryOptions { noise: Noise::Seeded(request.seed), ..BoundaryOptions::default() },
             resumed: Vec::new(),
+            speculation: None,
         })
     }
 }

@@ -162,6 +162,7 @@ fn generate(engine: &Handle, model: &CountingModel) {
             details: Details::default(),
             boundaries: BoundaryOptions::default(),
             resumed: Vec::new(),
+            speculation: None,
         };
         engine.submit(Job::Generate(generate), None).unwrap()
     };

@@ -18,7 +18,9 @@ pub use super::{
     boundary::{BoundaryMode, BoundaryOptions, Noise, SymbolBoundary},
     state::{PageUse, Scratch, State, state_mut, state_ref},
 };
-use super::{cost::Cost, defaults::SamplingDefaults, document::DocumentEncoder, trace};
+use super::{
+    cost::Cost, defaults::SamplingDefaults, document::DocumentEncoder, speculation::ngrams::NgramTable, trace,
+};
 use crate::{
     error::{Error, Result},
     kernels::Isa,
@@ -113,6 +115,44 @@ impl SequenceRow {
         self.feed.clear();
         self.feed.extend_from_slice(symbols);
         self.want = want;
+    }
+
+    /// Drops all but the first `len` symbols of the feed, at least one, after its symbol step and before any other. The row then is
+    /// as if it had been fed these alone. Fails as [`State::cut`] does.
+    pub fn cut(&mut self, len: usize) -> Result<()> {
+        let dropped = self.feed.len().saturating_sub(len.max(1));
+        if dropped == 0 {
+            return Ok(());
+        }
+        self.state.cut(self.state.len().saturating_sub(dropped))?;
+        self.feed.truncate(self.feed.len() - dropped);
+        self.decisions.truncate(self.feed.len());
+        if !self.decisions.iter().any(|decision| decision.boundary) {
+            self.status = StepStatus::Unfinished;
+        }
+        Ok(())
+    }
+
+    /// Cuts the feed, a sampled symbol and the draft after it, before the first drafted symbol that ends a segment. So the middle
+    /// stack runs for accepted symbols only. Fails as [`State::cut`] does.
+    pub fn cut_draft(&mut self) -> Result<()> {
+        let first_boundary = self.decisions.iter().skip(1).position(|decision| decision.boundary);
+        first_boundary.map_or(Ok(()), |drafted| self.cut(1 + drafted))
+    }
+
+    /// Drops all but the first `len` symbols of the feed, at least one, from the row, which is ready: its state is rolled back.
+    /// Fails as [`State::rollback`] does.
+    pub fn take_back(&mut self, len: usize) -> Result<()> {
+        let dropped = self.feed.len().saturating_sub(len.max(1));
+        if dropped == 0 {
+            return Ok(());
+        }
+        self.state.rollback(self.state.len().saturating_sub(dropped))?;
+        let vocabulary = self.logits.len().checked_div(self.wanted()).unwrap_or_default();
+        self.feed.truncate(self.feed.len() - dropped);
+        self.decisions.truncate(self.feed.len());
+        self.logits.truncate(self.wanted() * vocabulary);
+        Ok(())
     }
 
     /// Number of positions in the sequence that the feed occupies.
@@ -223,6 +263,10 @@ pub struct Card {
     pub pooled: bool,
     /// True if a boundary is the first symbol of a segment, as in dynamic chunking. Otherwise it is the last one.
     pub begins_chunks: bool,
+    /// True if generations may feed drafts: a rollback of some symbols feeds none again, and a feed can be [cut](SequenceRow::cut).
+    pub speculates: bool,
+    /// N-grams that drafts may come from, if the checkpoint has them.
+    pub ngrams: Option<Arc<NgramTable>>,
     /// True if its pooling was turned off when it was loaded: it is the unpooled twin of the model with the same weights.
     pub unpooled_twin: bool,
     /// Storage type of its weights, keys and values: `f32`, `bf16` or `int8`.
@@ -304,6 +348,8 @@ impl Card {
             first_logits: None,
             pooled: true,
             begins_chunks: false,
+            speculates: false,
+            ngrams: None,
             unpooled_twin: false,
             dtype: "f32",
             isa: Isa::detect(),

@@ -29,6 +29,7 @@ impl Generate {
             details: Default::default(),
             boundaries: Default::default(),
             resumed: Vec::new(),
+            speculation: None,
         })
     }
 }

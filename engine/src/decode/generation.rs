@@ -188,6 +188,13 @@ impl Generator {
         self.control.is_some_and(|control| control.ends_segments)
     }
 
+    /// Maximum symbols that a draft after the latest symbol may have: as many as may still be sampled. None are drafted in a model
+    /// whose marks end segments, because these are not part of a text.
+    pub(super) fn draft_limit(&self) -> usize {
+        let may_draft = self.latest.is_some() && self.reason.is_none() && !self.is_traced();
+        if may_draft { self.limits.max_chars.saturating_sub(self.chars) } else { 0 }
+    }
+
     /// Sets the row's feed to the latest symbol or to the mark after it; before the first symbol of an empty prompt, to the
     /// control item that requests its logits. Wants no logits if the symbol is the last.
     pub(super) fn feed(&self, row: &mut SequenceRow) {

@@ -9,7 +9,8 @@
 //! 3. One request: [`session`] feeds the `prompt`, then runs the `generation` with a [`sampling`] policy. [`trace`] encodes
 //!    symbols with their boundaries, [`text_window`] holds the text, whose beginning may be a [`shared_prefix`] of several
 //!    requests, [`replay`] computes where a lost row starts again, `resumed` holds the text after which a broken stream goes
-//!    on, `run_alone` runs a session without an engine.
+//!    on, `run_alone` runs a session without an engine. [`speculation`] drafts symbols that a session feeds before they are
+//!    sampled.
 //! 4. Policies for many rows: [`boundary_wait`] (when waiting rows run their segment step), [`beam`] search.
 //! 5. Tools on top: [`evaluate`] scores texts, [`completion`] ranks continuations (with a [`next_symbol`] request each) of an
 //!    [`edited_text`], [`codec`] compresses them, [`spans`] maps kept vectors to the document's text.
@@ -41,6 +42,7 @@ pub mod search_rules;
 pub mod session;
 pub mod shared_prefix;
 pub mod spans;
+pub mod speculation;
 pub mod state;
 pub mod stop_strings;
 pub mod summary;

@@ -4,6 +4,7 @@ pub use super::finish_reason::FinishReason;
 use super::{
     contract::{BoundaryOptions, Card, SymbolBoundary},
     defaults::SamplingDefaults,
+    speculation::Speculation,
 };
 use crate::error::{Error, Result};
 use std::{fmt::Display, ops::RangeInclusive};
@@ -25,6 +26,8 @@ pub struct Generate {
     /// Symbols that an earlier run of the same request has emitted after the prompt, its end mark included. They count as generated
     /// and are not emitted again; the prompt is not echoed. Empty for a request that starts from its prompt.
     pub resumed: Vec<u32>,
+    /// How it speculates; as the engine does if none.
+    pub speculation: Option<Speculation>,
 }
 
 /// A request for the probabilities of a text, or for its segments alone (`logprobs` off).
@@ -240,9 +243,8 @@ impl Generate {
     }
 
     fn validate_resumed(&self, card: &Card) -> Result<()> {
-        let field = "resume_text";
-        self.check_resumed_length(field, card)?;
-        card.vocabulary.check_text(field, self.resumed_text(card).0)
+        self.check_resumed_length("resume_text", card)?;
+        card.vocabulary.check_text("resume_text", self.resumed_text(card).0)
     }
 }
 

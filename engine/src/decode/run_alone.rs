@@ -1,4 +1,4 @@
-//! Runs one session without an engine.
+//! Runs one session without an engine and without drafts.
 
 use super::{
     contract::{Model, SequenceRow, advance},

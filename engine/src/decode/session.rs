@@ -11,6 +11,7 @@
 //! bounded, however long the text becomes.
 
 mod begin;
+mod decoding;
 
 use super::{
     codec::Coded,
@@ -20,11 +21,13 @@ use super::{
     options::{EmittedSymbol, FinishReason},
     prompt::{ChunkOutcome, Prompt},
     replay::ReplayStart,
+    speculation::{Speculation, drafter::Drafter, ngrams::NgramTable},
     text_window::TextView,
     trace,
     usage::{LevelCounts, Usage},
 };
 use crate::error::{Error, Result};
+use std::sync::Arc;
 
 /// Number of symbols that must be added before a trim runs. Trimming fewer would cost more than it frees.
 const MIN_HELD: usize = 1024;
@@ -37,6 +40,11 @@ pub struct Session {
     /// Samples the symbols that follow the prompt; `None` if the session scores a text.
     generation: Option<Generator>,
     boundaries: BoundaryOptions,
+    speculation: Speculation,
+    /// N-grams that drafts may come from.
+    ngrams: Option<Arc<NgramTable>>,
+    /// `None` until a symbol is sampled with speculation.
+    drafter: Option<Drafter>,
     /// Symbols emitted and not yet taken.
     output: Vec<EmittedSymbol>,
     /// The coded block, once all of its symbols are coded.
@@ -87,6 +95,9 @@ impl Session {
             prompt,
             generation,
             boundaries,
+            speculation: Speculation::Off,
+            ngrams: card.ngrams.clone(),
+            drafter: None,
             output: Vec::new(),
             coded: None,
             wants_distribution: false,
@@ -189,6 +200,7 @@ impl Session {
 
     /// Continues with a fresh row because the previous one was lost. The output stays the same.
     pub fn rewind(&mut self) {
+        self.drop_draft();
         self.row_len = self.replay_position();
         self.lost_row = true;
     }
@@ -244,7 +256,7 @@ impl Session {
         self.usage
     }
 
-    /// Sets the row's feed: at most `chunk` symbols of the prompt or of a replay, or one sampled symbol.
+    /// Sets the row's feed: at most `chunk` symbols of the prompt or of a replay, or one sampled symbol with the draft after it.
     pub fn feed(&self, row: &mut SequenceRow, chunk: usize) {
         if self.is_replaying() {
             let start = self.prompt.start();
@@ -253,7 +265,10 @@ impl Session {
             return row.set(self.prompt.get(start + self.row_len..start + step.end), step.want);
         }
         match &self.generation {
-            Some(generation) if self.prompt.is_done() => generation.feed(row),
+            Some(generation) if self.prompt.is_done() => {
+                generation.feed(row);
+                self.feed_draft(row);
+            }
             _ => self.prompt.feed(row, chunk),
         }
     }
@@ -290,16 +305,10 @@ impl Session {
                 return Ok(if decodes { SessionProgress::Decoding } else { SessionProgress::Prefilling });
             }
             self.coded = self.prompt.finish_code()?;
-        } else if let Some(generation) = &mut self.generation {
-            self.usage.generated_segments = row.state.segments().saturating_sub(self.usage.prompt_segments);
-            self.usage.levels = row.state.level_segments();
-            let decision = row.decisions.last().copied().filter(|_| row.positions() > 0);
-            if let Some(reason) = generation.absorb(decision, self.usage.generated_segments, &mut self.output) {
-                return Ok(SessionProgress::Finished(reason));
-            }
-            self.trim(&*row.state);
+        } else if self.generation.is_some() {
+            return self.absorb_generated(row);
         }
-        self.sample(row)
+        self.sample(row, 0)
     }
 
     /// Drops the symbols that no row will be fed again. Does nothing until [`MIN_HELD`] symbols were added since the last trim.
@@ -339,42 +348,6 @@ impl Session {
     pub fn flush(&mut self) {
         if let Some(generation) = &mut self.generation {
             generation.flush(&mut self.output);
-        }
-    }
-
-    /// Samples the next symbol, or finishes a scored text.
-    fn sample(&mut self, row: &SequenceRow) -> Result<SessionProgress> {
-        if self.generation.is_none() && !self.wants_distribution {
-            return Ok(SessionProgress::Finished(FinishReason::End));
-        }
-        let last = row.logits.len().checked_sub(self.vocabulary).and_then(|start| row.logits.get(start..));
-        let Some(logits) = last else {
-            return Err(Error::Internal("cannot sample a symbol: the step computed no logits".into()));
-        };
-        let Some(generation) = &mut self.generation else {
-            self.distribution = Some(Distribution { logits: logits.to_vec(), boundary: row.decisions.last().copied() });
-            return Ok(SessionProgress::Finished(FinishReason::End));
-        };
-        let position = row.state.len();
-        if generation.resumes_at_once() {
-            self.prompt.symbols.held.extend(generation.take_resumed(position));
-            self.count_generated();
-            return Ok(if self.is_prefilling() { SessionProgress::Prefilling } else { SessionProgress::Decoding });
-        }
-        let opens_segment = row.state.boundary_before(position) == position;
-        let finished = generation.sample(logits, position, opens_segment, &mut self.output)?;
-        if let Some(item) = generation.latest_item() {
-            self.prompt.symbols.held.push(item);
-        }
-        self.count_generated();
-        Ok(finished.map_or(SessionProgress::Decoding, SessionProgress::Finished))
-    }
-
-    fn count_generated(&mut self) {
-        if let Some(generation) = &self.generation {
-            self.usage.generated_chars = generation.chars;
-            self.usage.resumed_chars = generation.resumed.taken();
-            self.usage.nxt_steps = generation.nxt_steps();
         }
     }
 }

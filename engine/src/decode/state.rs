@@ -33,6 +33,13 @@ pub trait State: Any + Send + Sync {
     /// [`earliest`](Self::earliest) and not 0, or the row is not ready.
     fn rollback(&mut self, len: usize) -> Result<()>;
 
+    /// Drops the symbols in flight from position `len` on, after their symbol step and before any other step. The segments that
+    /// they closed are open again. Fails with [`Error::Internal`] if `len` is beyond the end or leaves no symbol in flight, and if
+    /// the family's feeds cannot be cut.
+    fn cut(&mut self, len: usize) -> Result<()> {
+        Err(Error::Internal(format!("a feed of this family cannot be cut at {len}")))
+    }
+
     /// The shortest length, other than 0, that [`rollback`](Self::rollback) accepts. A state with moving windows drops the
     /// symbols behind them; other states drop nothing.
     fn earliest(&self) -> usize {

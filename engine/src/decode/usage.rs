@@ -62,6 +62,10 @@ pub struct Usage {
     pub generated_chars: usize,
     /// Generated symbols that an earlier run of the request had emitted.
     pub resumed_chars: usize,
+    /// Drafted symbols that were fed, see [`speculation`](super::speculation).
+    pub drafted_chars: usize,
+    /// Drafted symbols that were accepted. They count as generated, too.
+    pub accepted_chars: usize,
     /// Segments closed within the prompt.
     pub prompt_segments: usize,
     /// Segments closed by generated symbols, or by the model's marks after them.

@@ -6,6 +6,7 @@ use crate::{
         codec::{Code, CodeInput, Coded},
         next_symbol::{Distribution, NextSymbol},
         options::{EmittedSymbol, FinishReason, Generate, Score},
+        speculation::Speculation,
         summary::{DocumentProgress, EncodedDocument, PoolingUpdate, SummaryResult},
         usage::{Timing, Usage},
     },
@@ -42,6 +43,8 @@ pub struct Limits {
     pub events: usize,
     /// Maximum symbol steps that a row waits for its segment step, so that rows share it. 0: no row waits.
     pub boundary_wait: usize,
+    /// How generations speculate that do not state it.
+    pub speculation: Speculation,
     /// How long a client may read none of its buffered events before its request ends.
     pub stall: Duration,
     /// Maximum bytes of key-value memory that the segment cache holds. 0: no cache.
@@ -82,6 +85,7 @@ impl Default for Limits {
             step: Duration::from_millis(50),
             events: 256,
             boundary_wait: BOUNDARY_WAIT,
+            speculation: Speculation::Off,
             stall: Duration::from_secs(30),
             cache_bytes: 0,
             document_bytes: 0,

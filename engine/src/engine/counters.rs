@@ -29,6 +29,10 @@ pub struct Counters {
     pub prefill_chars: u64,
     /// Symbols that were generated.
     pub generated_chars: u64,
+    /// Drafted symbols that were fed.
+    pub drafted_chars: u64,
+    /// Drafted symbols that were accepted.
+    pub accepted_chars: u64,
 }
 
 /// Runs of the middle stack for one feed.

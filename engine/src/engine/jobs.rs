@@ -2,7 +2,7 @@
 
 use super::api::{Job, Limits};
 use crate::{
-    decode::{contract::Model, session::Session},
+    decode::{contract::Model, options::Generate, session::Session},
     error::{Error, Result},
 };
 
@@ -30,7 +30,10 @@ pub(super) fn open(job: Job, model: &dyn Model, limits: &Limits) -> Result<Sessi
     let names = FieldNames::of(&job);
     check_takes_texts(names.call, model)?;
     let session = match job {
-        Job::Generate(request) => Session::generate(request, card),
+        Job::Generate(request) => {
+            let speculation = request.speculation.or(Some(limits.speculation));
+            Session::generate(Generate { speculation, ..request }, card)
+        }
         Job::Score(request) => Session::score(request, card),
         Job::Code(request) => Session::code(request, card),
         Job::Next(request) => Session::next_symbol(request, card),

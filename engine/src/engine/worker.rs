@@ -265,7 +265,9 @@ impl Worker {
             let limits = PromptLimits { decoding: within(target), searching: within(target.min(SEARCH_STEP)) };
             state.scheduler.plan(&self.batch.statuses, limits, &mut self.batch.feeds);
             drop(state);
-            if self.batch.make_room() {
+            self.batch.plan_drafts();
+            // no request is preempted for a draft
+            if self.batch.make_room() || (self.batch.drop_drafts() && self.batch.make_room()) {
                 return;
             }
             let victim = self.inner.lock_state().scheduler.memory_victim(&self.batch.statuses);

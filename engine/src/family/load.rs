@@ -2,11 +2,11 @@
 
 use super::{
     Blueprint, Parts,
-    checkpoint::{CheckpointSource, Config, TensorSpec, Weights},
+    checkpoint::{CheckpointSource, Config, TensorSpec, Weights, ngrams},
     convert::InPlace,
 };
 use crate::{
-    decode::contract::Model,
+    decode::{contract::Model, speculation::ngrams::NgramTable},
     error::{Error, Result},
 };
 use std::{path::Path, sync::Arc};
@@ -76,7 +76,8 @@ fn load_with_threads(source: &CheckpointSource, name: String, settings: &Setting
         return Err(Error::checkpoint(source.config_file(), "architecture", expected, blueprint.shape()));
     }
     let (weights, sha256) = weights(source, &*blueprint, &mut |_, _| {})?;
-    let parts = Parts { config, name, weights, sha256, companions, settings: settings.clone() };
+    let ngrams = if blueprint.speculates() { ngrams(source, &config)? } else { None };
+    let parts = Parts { config, name, weights, sha256, companions, ngrams, settings: settings.clone() };
     blueprint.build(parts).map_err(|error| match error {
         // the model's own pages, before the first sequence
         Error::OutOfPages { needed, limit } => {
@@ -114,6 +115,14 @@ pub fn weights_in_place(source: &CheckpointSource) -> Result<Option<Weights>> {
     let Some(folder) = in_place(source) else { return Ok(None) };
     let (weights, _) = folder.weights(&mut |_, _| {})?;
     Ok(Some(weights))
+}
+
+/// Reads the n-grams of a checkpoint, if it has any. Fails if they are not those of its vocabulary.
+fn ngrams(source: &CheckpointSource, config: &Config) -> Result<Option<Arc<NgramTable>>> {
+    // an embedded checkpoint has none
+    let Some(folder) = source.folder() else { return Ok(None) };
+    let vocabulary = config.vocabulary(&source.config_file())?;
+    Ok(ngrams::read(folder, vocabulary.len())?.map(Arc::new))
 }
 
 fn in_place(source: &CheckpointSource) -> Option<InPlace<'_>> {

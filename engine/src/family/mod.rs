@@ -24,7 +24,10 @@ pub mod t5;
 pub use checkpoint::{Init, TensorSpec};
 
 use crate::{
-    decode::contract::{BoundaryMode, Card, Exactness, Model},
+    decode::{
+        contract::{BoundaryMode, Card, Exactness, Model},
+        speculation::ngrams::NgramTable,
+    },
     error::Result,
 };
 use checkpoint::{CONFIG_FILE, Config, Weights};
@@ -74,6 +77,11 @@ pub trait Blueprint: Debug + Send + Sync {
         Exactness::Bitwise
     }
 
+    /// True if generations may feed drafts: see [`Card::speculates`].
+    fn speculates(&self) -> bool {
+        false
+    }
+
     /// Limits of the model's sequences.
     fn bounds(&self) -> Bounds {
         Bounds::default()
@@ -96,6 +104,8 @@ pub struct Parts {
     pub sha256: String,
     /// The models that [`Blueprint::companions`] named, in that order.
     pub companions: Vec<Arc<dyn Model>>,
+    /// The checkpoint's n-grams, if it has any and the family speculates.
+    pub ngrams: Option<Arc<NgramTable>>,
     /// Threads, memory, limits.
     pub settings: Settings,
 }
@@ -119,6 +129,8 @@ impl Parts {
             first_logits: None,
             pooled: false,
             begins_chunks: false,
+            speculates: blueprint.speculates(),
+            ngrams: self.ngrams.clone(),
             unpooled_twin: false,
             dtype: self.settings.dtype.name(),
             isa: self.settings.isa,

@@ -206,6 +206,8 @@ impl Observer for Meter {
             series.resumed[0].inc();
             series.resumed_chars[0].inc_by(usage.resumed_chars as u64);
         }
+        series.drafted[0].inc_by(usage.drafted_chars as u64);
+        series.accepted[0].inc_by(usage.accepted_chars as u64);
         if timing.steps > 0 {
             series.inference[0].observe(seconds(timing.total_ns.saturating_sub(timing.queue_ns)));
         }

@@ -114,6 +114,10 @@ per_model! {
         "resumed_requests", "Requests that continued the text of a broken stream";
     resumed_chars: Counter = Counter::default(), ["" [""]],
         "resumed_tokens", "Characters of such texts, which were fed and not generated";
+    drafted: Counter = Counter::default(), ["" [""]],
+        "spec_decode_num_draft_tokens", "Characters that speculation guessed and fed";
+    accepted: Counter = Counter::default(), ["" [""]],
+        "spec_decode_num_accepted_tokens", "Guessed characters that were right";
     edit_sessions: Gauge = Gauge::default(), ["" [""]], "edit_sessions", "Editing sessions with an open document";
     edits: Counter = Counter::default(), ["event" EDIT_EVENTS],
         "edit_events", "Changes, completions and scores of editing sessions, and requests that a change overtook";

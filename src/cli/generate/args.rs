@@ -1,6 +1,12 @@
 //! Flags of `weir generate`.
 
-use crate::cli::{model::BoundaryArgs, model_source::ModelSourceArgs};
+use crate::{
+    cli::{
+        model::{BoundaryArgs, speculation},
+        model_source::ModelSourceArgs,
+    },
+    decode::speculation::Speculation,
+};
 
 /// Generates text.
 #[derive(Debug, clap::Args)]
@@ -44,6 +50,10 @@ pub struct Args {
     /// Penalize symbols that occurred before by this factor; 1 has no effect. Default: the checkpoint's, else 1.
     #[arg(long, value_name = "X", env = "WEIR_REPETITION_PENALTY")]
     pub(super) repetition_penalty: Option<f32>,
+    /// Guess characters that are checked in one step: `auto`, `off`, or the most characters to guess at a time, 1 to 16. The text
+    /// does not depend on it. Default: the server's setting; without a server `off`.
+    #[arg(long, value_name = "auto|off|N", env = "WEIR_SPECULATE", value_parser = speculation)]
+    pub(super) speculate: Option<Speculation>,
     #[command(flatten)]
     pub(super) boundaries: BoundaryArgs,
     /// Print JSON when generation has finished.

@@ -113,6 +113,8 @@ fn usage_json(end: &GenerationEnd, generated_text_chars: usize) -> Value {
         "generated_segments": usage.generated_segments,
         "shortening_factor": usage.shortening_factor(),
         "nxt_steps": usage.nxt_steps,
+        "drafted_chars": usage.drafted_chars,
+        "accepted_chars": usage.accepted_chars,
     })
 }
 

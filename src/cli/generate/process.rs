@@ -97,6 +97,7 @@ impl Args {
             details: Details { boundaries: self.json, ..Details::default() },
             boundaries: self.boundaries.options(),
             resumed: Vec::new(),
+            speculation: self.speculate,
         })
     }
 }

@@ -1,7 +1,11 @@
 //! Limits of each model's engine.
 
 use super::transport::MAX_COUNT;
-use crate::{config::Checks, decode::boundary_wait::MAX_BOUNDARY_WAIT, engine::Limits};
+use crate::{
+    config::Checks,
+    decode::{boundary_wait::MAX_BOUNDARY_WAIT, speculation::Speculation},
+    engine::Limits,
+};
 use std::time::Duration;
 
 /// Maximum symbols per step. A running step cannot be interrupted, so it must be short compared with any limit in seconds.
@@ -40,6 +44,10 @@ pub(super) struct EngineArgs {
     /// Maximum steps that a row waits after its segment closed, to share the segment step with other rows.
     #[arg(long, value_name = "N", env = "WEIR_BOUNDARY_WAIT", default_value_t = Limits::default().boundary_wait.to_string())]
     boundary_wait: String,
+    /// Guess characters that are checked in one step: `auto` as far as that is expected to save time, `off`, or the most characters
+    /// to guess at a time, 1 to 16. No text depends on it. Requests may choose otherwise.
+    #[arg(long, value_name = "auto|off|N", env = "WEIR_SPECULATE", default_value_t = Limits::default().speculation.to_string())]
+    speculate: String,
     /// Maximum events that wait for a slow client before its row pauses.
     #[arg(long, value_name = "N", env = "WEIR_EVENTS", default_value_t = Limits::default().events.to_string())]
     events: String,
@@ -79,6 +87,7 @@ impl EngineArgs {
             request_time: Duration::from_secs(request_time as u64),
             chunk: checks.number("--chunk", &self.chunk, 1..=MAX_CHUNK),
             boundary_wait: checks.number("--boundary-wait", &self.boundary_wait, 0..=MAX_BOUNDARY_WAIT),
+            speculation: speculation(&self.speculate, checks),
             stall: Duration::from_secs(checks.number("--stall-seconds", &self.stall_seconds, 1..=86_400) as u64),
             step: Duration::from_millis(step as u64),
             events: checks.number("--events", &self.events, 16..=1 << 16),
@@ -89,6 +98,13 @@ impl EngineArgs {
             calibration: Duration::from_millis(calibration as u64),
         }
     }
+}
+
+fn speculation(value: &str, checks: &mut Checks) -> Speculation {
+    Speculation::parse(value).unwrap_or_else(|| {
+        checks.reject("--speculate", value, format!("expected {}", Speculation::EXPECTED));
+        Speculation::Off
+    })
 }
 
 #[cfg(test)]

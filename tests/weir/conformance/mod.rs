@@ -6,6 +6,7 @@
 mod caching;
 mod replay_starts;
 mod resumed_texts;
+mod speculation;
 
 use super::hourglass::shapes;
 use super::support::{

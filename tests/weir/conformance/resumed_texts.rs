@@ -42,6 +42,7 @@ fn a_resumed_generation_is_the_rest_of_the_whole() {
                 details: Details { logprobs: true, boundaries: true, ..Details::default() },
                 boundaries: BoundaryOptions { mode, ..configuration.boundaries.clone() },
                 resumed: Vec::new(),
+                speculation: None,
             };
             let (emitted, reason, usage) = run(request.clone(), 16);
             for cut in [dice.below(emitted.len()), dice.below(emitted.len() + 1), emitted.len()] {

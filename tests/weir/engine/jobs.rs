@@ -29,6 +29,7 @@ pub(super) fn generate(prompt: &[u32], max_chars: usize) -> Generate {
         details: Details::default(),
         boundaries: BoundaryOptions::default(),
         resumed: Vec::new(),
+        speculation: None,
     }
 }
 

@@ -16,5 +16,6 @@ mod scheduling;
 mod segment_batching;
 mod session;
 mod slow_readers;
+mod speculation;
 mod summaries;
 mod toy_model;

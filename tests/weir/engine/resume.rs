@@ -256,7 +256,15 @@ fn request(prompt: Vec<u32>, boundaries: BoundaryOptions) -> Generate {
         ignore_end: false,
     };
     let sampling = Sampling { seed: 5, repetition_penalty: 1.2, ..Sampling::default() };
-    Generate { prompt, sampling, stopping, details: Details::default(), boundaries, resumed: Vec::new() }
+    Generate {
+        prompt,
+        sampling,
+        stopping,
+        details: Details::default(),
+        boundaries,
+        resumed: Vec::new(),
+        speculation: None,
+    }
 }
 
 /// Prefix of the names of latent segment models.

@@ -77,7 +77,7 @@ fn request() -> impl Strategy<Value = Generate> {
         let sampling = Sampling { seed, temperature, repetition_penalty, ..Sampling::default() };
         let details = Details { echo, logprobs, top_logprobs, boundaries };
         let boundaries = BoundaryOptions::default();
-        Generate { prompt, sampling, stopping, details, boundaries, resumed: Vec::new() }
+        Generate { prompt, sampling, stopping, details, boundaries, resumed: Vec::new(), speculation: None }
     })
 }
 

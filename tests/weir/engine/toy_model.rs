@@ -95,6 +95,7 @@ impl Toy {
             training_length: 64,
             max_symbols,
             boundary_modes: vec![BoundaryMode::Given],
+            speculates: true,
             ..Card::for_tests(vocabulary())
         };
         Arc::new(Self {
@@ -221,6 +222,17 @@ impl State for ToyState {
         self.counts.bytes.fetch_sub((self.past.len() - len) * BYTES, SeqCst);
         self.past.truncate(len);
         self.finished = len;
+        Ok(())
+    }
+
+    fn cut(&mut self, len: usize) -> Result<()> {
+        if !(self.finished + 1..=self.past.len()).contains(&len) {
+            return Err(Error::Internal("no symbol in flight is left, or the length is beyond the end".into()));
+        }
+        self.counts.bytes.fetch_sub((self.past.len() - len) * BYTES, SeqCst);
+        // all logits are wanted for a draft
+        self.pending_logits.truncate((len - self.finished) * VOCABULARY);
+        self.past.truncate(len);
         Ok(())
     }
 

@@ -69,6 +69,7 @@ fn generate(model: &dyn Model, prompt: &[u32], chunk: usize, losses: &[usize]) -
         details: Details { logprobs: true, top_logprobs: 2, ..Details::default() },
         boundaries: BoundaryOptions::default(),
         resumed: Vec::new(),
+        speculation: None,
     };
     let mut session = Session::generate(request, model.card()).unwrap();
     let mut row = SequenceRow::new(model.begin(BoundaryOptions::default()).unwrap());

@@ -26,6 +26,7 @@ fn greedy(prompt: &[u32], max_chars: usize, mode: BoundaryMode) -> Generate {
         details: Details { boundaries: true, echo: true, ..Details::default() },
         boundaries: BoundaryOptions { mode: Some(mode), ..BoundaryOptions::default() },
         resumed: Vec::new(),
+        speculation: None,
     }
 }
 

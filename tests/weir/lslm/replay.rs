@@ -35,6 +35,7 @@ fn write(
         details: Details { boundaries: true, ..Details::default() },
         boundaries: MODE,
         resumed: Vec::new(),
+        speculation: None,
     };
     let mut session = Session::generate(request, case.model.card()).unwrap();
     let mut rows = [SequenceRow::new(case.model.begin(MODE).unwrap())];

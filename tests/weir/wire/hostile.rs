@@ -175,13 +175,14 @@ const SEGMENT: &str = "/weir.v1.Generation/Segment";
 const GET_MODEL: &str = "/weir.v1.Models/GetModel";
 
 /// All string fields of all requests: method, path of field numbers, and name.
-const STRINGS: [(&str, &[u8], &str); 13] = [
+const STRINGS: [(&str, &[u8], &str); 14] = [
     (GENERATE, &[1], "model"),
     (GENERATE, &[2], "prompt"),
     (GENERATE, &[3, 7, 1], "logit_bias"),
     (GENERATE, &[4, 4], "stop"),
     (GENERATE, &[7], "boundary_mode"),
     (GENERATE, &[10], "resume_text"),
+    (GENERATE, &[12], "speculate"),
     (SCORE, &[1], "model"),
     (SCORE, &[2], "text"),
     (SCORE, &[4], "boundary_mode"),

@@ -47,6 +47,7 @@ mod reload;
 mod request_memory;
 mod resumed_streams;
 mod shipped_models;
+mod speculation;
 mod stop_strings;
 mod summaries;
 mod tls_and_keys;

@@ -63,6 +63,10 @@ class Usage:
     normalized_chars: Optional[int]
     #: Generated characters that an earlier stream had sent: those of `resume_text` or `resume_ids`.
     resumed_chars: int
+    #: Characters that the server guessed and fed to the model: see `speculate`.
+    drafted_chars: int
+    #: Guessed characters that were right. They count as generated, too.
+    accepted_chars: int
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ _SUBMESSAGES = {
     "prompt_ids": "",
     "resume_text": "",
     "resume_ids": "",
+    "speculate": "",
     **dict.fromkeys(["temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed"], "sampling"),
     **dict.fromkeys(["max_chars", "min_chars", "max_segments", "stop", "include_stop", "ignore_eos"], "stopping"),
     **dict.fromkeys(["coalesce_chars", "per_segment"], "stream"),
@@ -63,6 +64,8 @@ class GenerateOptions(CallOptions, total=False):
     boundary_mode: Optional[str]
     #: -8 to 7; 0 by default.
     priority: Optional[int]
+    #: "auto", "off" or a number: how the server guesses characters. The text does not depend on it.
+    speculate: Optional[str]
     #: The prompt as ids of the vocabulary. The prompt's text must then be empty.
     prompt_ids: Optional[Sequence[int]]
     #: Continue a stream that breaks, as if it had not: with a new call that has the same seed and the text so far.

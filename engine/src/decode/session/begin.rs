@@ -4,7 +4,7 @@ use super::Session;
 use crate::{
     decode::{
         codec::{self, Code},
-        contract::Card,
+        contract::{Card, Exactness},
         generation::{ControlSymbols, Generator},
         next_symbol::NextSymbol,
         options::{Generate, Score},
@@ -23,7 +23,7 @@ impl Session {
         let resumed = ResumedSymbols::new(text, ends_text);
         // an earlier run has emitted the prompt before the resumed text
         let echo = request.details.echo && request.resumed.is_empty();
-        let Generate { prompt, sampling, stopping, details, boundaries, .. } = request;
+        let Generate { prompt, sampling, stopping, details, boundaries, speculation, .. } = request;
         let max_symbols = prompt.len().saturating_add(stopping.max_chars).min(card.max_symbols);
         let mode = boundaries.mode.or(card.boundary_modes.first().copied());
         let control = ControlSymbols::new(card.vocabulary.specials(), mode, &stopping);
@@ -36,7 +36,11 @@ impl Session {
             boundaries: details.boundaries,
             last_logits: true,
         };
-        Self::new(Prompt::new(prompt, None, output), Some(generation), boundaries, card, max_symbols)
+        // drafts are verified by bits, which only such models repeat
+        let can_speculate = card.speculates && card.exactness == Exactness::Bitwise;
+        let speculation = speculation.filter(|_| can_speculate).unwrap_or_default();
+        let session = Self::new(Prompt::new(prompt, None, output), Some(generation), boundaries, card, max_symbols)?;
+        Ok(Self { speculation, ..session })
     }
 
     /// Creates a session that scores a text. Fails as [`Score::validate`] does.

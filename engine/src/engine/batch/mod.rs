@@ -6,6 +6,7 @@
 //! [`select_segment_rows`](Batch::select_segment_rows) decides which waiting rows its segment step takes, by the rule of
 //! [`boundary_wait`]. A step encodes documents first.
 
+mod drafts;
 mod encode;
 mod outcome;
 mod rows;
@@ -23,6 +24,7 @@ use crate::{
     decode::{
         boundary_wait,
         contract::{Scratch, SequenceRow, State, StepStatus},
+        speculation::step_cost::StepCost,
     },
     error::{Error, Result},
 };
@@ -54,6 +56,7 @@ pub(super) struct Batch {
     /// Measurement of the latest step, until the worker takes it.
     pub(super) latest_step: Option<LatestStep>,
     unpooled_estimate: UnpooledEstimate,
+    step_cost: StepCost,
     /// Totals, without the current load. Published after each step.
     pub(super) counters: Counters,
 }
@@ -79,6 +82,7 @@ impl Batch {
             unfinished: Vec::new(),
             latest_step: None,
             unpooled_estimate: UnpooledEstimate::default(),
+            step_cost: StepCost::default(),
             counters: Counters::default(),
         }
     }
@@ -215,13 +219,20 @@ impl Batch {
     pub(super) fn step(&mut self) -> bool {
         let began = clock::now();
         self.feed();
-        let fed = self.fed.iter().map(|&row| self.row_table.rows[row].positions()).sum();
+        let fed: usize = self.fed.iter().map(|&row| self.row_table.rows[row].positions()).sum();
         let encoded = self.encode();
         self.unpooled_estimate.start_step(&self.requests, &self.row_table.rows, &self.fed);
+        let symbol_step_began = clock::now();
         self.symbol_step();
+        let mut took = clock::since(symbol_step_began);
         self.select_segment_rows();
         self.segment_step();
+        let finish_step_began = clock::now();
         self.finish_step();
+        took += clock::since(finish_step_began);
+        if self.only_decodes() {
+            self.step_cost.record(fed, took);
+        }
         let calibration = self.inner.calibration.get();
         self.unpooled_estimate.charge(calibration, &mut self.requests, &self.row_table, &self.fed, began);
         self.absorb();
@@ -256,12 +267,13 @@ impl Batch {
     /// had no room in this step. They do not wait for paused rows, nor while a prompt's chunk is fed: its steps are long.
     fn select_segment_rows(&mut self) {
         self.due.clear();
+        let has_chunks = self.fed.iter().any(|&row| self.feeds_chunk(row));
         let Self { requests, row_table, statuses, .. } = self;
         self.due.extend(in_flight_rows(StepStatus::Waiting, requests, row_table));
         let rows = &row_table.rows;
         let continues =
             |&row: &usize| requests[row_table.owners[row]].outcome.is_none() && rows[row].status != StepStatus::Waiting;
-        let chunks = self.fed.iter().any(|&row| rows[row].feed.len() > 1) || !self.encode_feeds.is_empty();
+        let chunks = has_chunks || !self.encode_feeds.is_empty();
         let prefilling =
             |&index: &usize| matches!(statuses[index].activity, RowActivity::Prefilling(_) | RowActivity::Searching(_));
         let unfed = (0..statuses.len()).filter(prefilling);
@@ -287,6 +299,7 @@ impl Batch {
                 request.timer.steps += 1;
             }
         }
+        let result = result.and_then(|()| guarded(|| self.cut_drafts()));
         if let Err(error) = result {
             self.fail_rows(&error, self.fed.clone());
         }

@@ -1,6 +1,6 @@
 //! The end of a step: takes the outcome of each request whose rows are ready, sends its characters, and counts the step.
 
-use super::{Batch, LatestStep};
+use super::{Batch, LatestStep, drafts::has_draft};
 use crate::{
     decode::{contract::StepStatus, session::SessionProgress},
     engine::{
@@ -11,7 +11,7 @@ use crate::{
     },
     error::Result,
 };
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 impl Batch {
     /// Takes the outcome of every request whose rows are all ready.
@@ -35,7 +35,8 @@ impl Batch {
         let prefilling = request.is_prefilling(&self.row_table.rows);
         request.in_flight = false;
         let positions: usize = request.row_indices.iter().map(|&row| self.row_table.rows[row].positions()).sum();
-        request.count_fed(positions);
+        let drafted = if has_draft(request) { positions.saturating_sub(1) } else { 0 };
+        request.count_fed(positions, drafted);
         let outcome = match &request.kind {
             RequestKind::Text(_) => self.absorb_text(index, prefilling),
             RequestKind::Document(_) => {
@@ -58,7 +59,11 @@ impl Batch {
         };
         let row = &mut self.row_table.rows[row];
         request.timer.wait_steps += row.waited as u64;
+        let before = text.session.usage();
         let progress = text.session.absorb(row);
+        let after = text.session.usage();
+        self.counters.drafted_chars += (after.drafted_chars - before.drafted_chars) as u64;
+        self.counters.accepted_chars += (after.accepted_chars - before.accepted_chars) as u64;
         let middle = self.counters.count_fed(row, prefilling, model.card().pooled);
         observer.middle(middle.run, middle.skipped);
         match progress? {
@@ -77,14 +82,17 @@ impl Batch {
         let rows = &self.row_table.rows;
         let request = &mut self.requests[index];
         let prefilling = request.is_prefilling(rows);
-        let last_mark = request.row_indices.first().and_then(|&row| rows[row].decisions.last());
-        let boundary = last_mark.is_some_and(|mark| mark.boundary);
+        // only the sampled symbol may end a segment, not a drafted one after it
+        let first_row = request.row_indices.first();
+        let boundary = first_row.is_some_and(|&row| rows[row].decisions.iter().any(|mark| mark.boundary));
         let latency = request.timer.record_progress(now, prefilling, request.answered());
         match latency.filter(|_| request.is_generating()) {
             None => {}
             Some(SymbolLatency::First(after)) => observer.first_char(after),
-            Some(SymbolLatency::Next(gap)) => {
+            Some(SymbolLatency::Next { gap, symbols }) => {
                 observer.gap(gap, boundary);
+                // accepted symbols come together
+                (1..symbols).for_each(|_| observer.gap(Duration::ZERO, false));
                 if boundary && let Some(took) = request.timer.start_segment(now) {
                     observer.segment(took);
                 }

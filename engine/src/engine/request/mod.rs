@@ -216,8 +216,9 @@ impl Request {
         self.outcome = Some(Err(error));
     }
 
-    /// Counts a feed whose outcome is about to be taken.
-    pub(crate) fn count_fed(&mut self, symbols: usize) {
+    /// Counts a feed whose outcome is about to be taken. `drafted` of its symbols share the reading of the weights with a sampled
+    /// one, as the symbols of a prompt do with each other.
+    pub(crate) fn count_fed(&mut self, symbols: usize, drafted: usize) {
         let (prefilling, refeeding) = match &self.kind {
             RequestKind::Text(text) => {
                 let prefilling = text.session.is_prefilling();
@@ -231,7 +232,8 @@ impl Request {
             (false, true) => prompt,
             (false, false) => sampled,
         };
-        *count += symbols;
+        *count += symbols - drafted;
+        self.fed.prompt += drafted;
     }
 
     pub(crate) fn count_encoded(&mut self, symbols: usize) {

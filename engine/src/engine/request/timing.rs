@@ -8,8 +8,13 @@ use std::time::{Duration, Instant};
 pub(crate) enum SymbolLatency {
     /// The first symbol: time since the request arrived.
     First(Duration),
-    /// A later symbol: time since the one before it.
-    Next(Duration),
+    /// Later symbols that were ready together.
+    Next {
+        /// Time since the symbol before them.
+        gap: Duration,
+        /// Their number.
+        symbols: usize,
+    },
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -114,12 +119,13 @@ impl RequestTimer {
         if symbols <= self.symbols {
             return None;
         }
+        let new = symbols - self.symbols;
         self.symbols = symbols;
         let before = self.answer;
         self.answer = Some(ResponseTimes { first: before.map_or(now, |answer| answer.first), latest: now });
         Some(match before {
             None => SymbolLatency::First(now.saturating_duration_since(self.arrived)),
-            Some(answer) => SymbolLatency::Next(now.saturating_duration_since(answer.latest)),
+            Some(answer) => SymbolLatency::Next { gap: now.saturating_duration_since(answer.latest), symbols: new },
         })
     }
 

@@ -47,7 +47,7 @@ pub(crate) struct RowStatus {
 /// Symbols that a request was fed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct FedSymbols {
-    /// Symbols of prompts, scored texts and documents.
+    /// Symbols of prompts, scored texts, documents and drafts.
     pub(crate) prompt: usize,
     pub(crate) sampled: usize,
     /// Symbols of either kind that were fed again after a preemption.

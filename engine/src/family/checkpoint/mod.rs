@@ -1,10 +1,10 @@
 //! Checkpoints on disk: format `weir/1` (docs/checkpoints.md).
 //!
-//! Files may come from anywhere, so every number in them is checked against the configuration before memory is allocated for
-//! it. An error names file, key, expected and actual value. Reading order: [`TensorSpec`],
-//! [`config`] (all but the weights; [`hugging_face`] reads one of another format), [`card`] (digest of the weights), [`header`] (of a
-//! safetensors file), [`shards`] (the files of weights), [`links`] and [`regular_file`] (which files are opened, and how), [`folder`]
-//! and [`placeholders`] (what is wrong with others), [`reader`], [`writer`], [`source`] (a folder, or the program itself).
+//! Files may come from anywhere, so every number in them is checked against the configuration before memory is allocated for it. An
+//! error names file, key, expected and actual value. Reading order: [`TensorSpec`], [`config`] (all but the weights;
+//! [`hugging_face`] reads one of another format), [`card`] (digest of the weights), [`header`] (of a safetensors file), [`shards`]
+//! (the files of weights), [`links`] and [`regular_file`] (which files are opened, and how), [`folder`] and [`placeholders`] (what
+//! is wrong with others), [`reader`], [`writer`], [`ngrams`], [`source`] (a folder, or the program itself).
 
 pub mod card;
 pub mod config;
@@ -14,6 +14,7 @@ pub mod hugging_face;
 pub mod json;
 mod json_errors;
 pub mod links;
+pub mod ngrams;
 pub mod placeholders;
 pub mod reader;
 pub mod regular_file;

@@ -62,6 +62,10 @@ impl Blueprint for DecoderBlueprint {
         Bounds { longest, endless: a.window.max_keys().is_some() }
     }
 
+    fn speculates(&self) -> bool {
+        true
+    }
+
     fn build(&self, parts: Parts) -> Result<Arc<dyn Model>> {
         Ok(Arc::new(Decoder::load(self, parts)?))
     }

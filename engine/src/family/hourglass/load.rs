@@ -119,6 +119,10 @@ impl Blueprint for HourglassBlueprint {
         self.architecture.boundaries.companion().into_iter().collect()
     }
 
+    fn speculates(&self) -> bool {
+        true
+    }
+
     fn build(&self, parts: Parts) -> Result<Arc<dyn Model>> {
         Ok(Arc::new(Hourglass::load(self, parts)?))
     }

@@ -76,7 +76,7 @@ pub struct CompanionState {
 impl HourglassState {
     /// True if the middle stack has not seen all closed segments.
     pub fn needs_segment_step(&self) -> bool {
-        self.pooled.as_ref().is_some_and(|pooled| pooled.middle.len() < pooled.segment_ends.len() + 1)
+        self.pooled.as_ref().is_some_and(|pooled| pooled.waiting_segments() > 0)
     }
 
     /// True if no symbol is in flight.
@@ -165,6 +165,11 @@ impl Clone for PooledState {
 }
 
 impl PooledState {
+    /// Number of closed segments that the middle stack has not seen.
+    fn waiting_segments(&self) -> usize {
+        (self.segment_ends.len() + 1).saturating_sub(self.middle.len())
+    }
+
     /// The middle stack's output, (D), for the last segment that ended at or before symbol `t`, which is in flight or the last
     /// symbol.
     pub fn upsampled(&self, t: usize) -> &[f32] {
@@ -243,6 +248,37 @@ impl State for HourglassState {
             row.state.rollback(len)?;
         }
         self.truncate(len);
+        Ok(())
+    }
+
+    fn cut(&mut self, len: usize) -> Result<()> {
+        let in_flight = self.len() - self.finished;
+        let kept = len.saturating_sub(self.finished);
+        let middle_ran = self.pooled.as_ref().is_some_and(|pooled| !pooled.middle_outputs.is_empty());
+        if !(1..=in_flight).contains(&kept) || middle_ran || len < self.earliest() {
+            let Self { finished, .. } = self;
+            return Err(Error::Internal(format!(
+                "cannot cut at {len} of {finished} and {in_flight} symbols in flight"
+            )));
+        }
+        if let Some(companion) = &mut self.companion {
+            companion.entropies.truncate(len);
+            if let Some(row) = &mut companion.row {
+                row.state.rollback(len)?;
+            }
+        }
+        if let Some(recent) = &mut self.recent {
+            recent.truncate(len);
+        }
+        self.pre.truncate(len);
+        if let Some(pooled) = &mut self.pooled {
+            let before = pooled.waiting_segments();
+            pooled.segment_ends.truncate(len);
+            let dim = pooled.closed_vectors.len() / before.max(1);
+            pooled.closed_vectors.truncate(pooled.waiting_segments() * dim);
+            let dim = self.hidden.len() / in_flight;
+            self.hidden.truncate(kept * dim);
+        }
         Ok(())
     }
 

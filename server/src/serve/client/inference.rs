@@ -158,6 +158,8 @@ pub fn usage(wire: Option<weir_proto::v1::Usage>, levels: &[LevelUsage]) -> Usag
         generated_segments: size(wire.generated_segments),
         nxt_steps: size(wire.nxt_steps),
         resumed_chars: size(wire.resumed_chars),
+        drafted_chars: size(wire.drafted_chars),
+        accepted_chars: size(wire.accepted_chars),
         levels: level_counts(levels, |level| level.chunks),
     }
 }

@@ -7,6 +7,7 @@
 mod bounded;
 mod prompts;
 pub(crate) mod seed;
+pub(crate) mod speculate;
 
 use crate::{
     decode::{long_documents::LongDocuments, options::OptionLimits, search_rules::EarlyStopping},
@@ -18,6 +19,7 @@ use prompts::Prompts;
 use seed::Seed;
 use serde::Deserialize;
 use serde_json::{Map, Value};
+use speculate::Speculate;
 use weir_proto::v1;
 
 /// Maximum choices of one request: prompts times `n`.
@@ -107,6 +109,7 @@ pub(crate) struct CompletionRequest {
     pub(super) logit_bias: Biases,
     pub(super) priority: Option<i32>,
     pub(super) resume_text: Option<String>,
+    pub(super) speculate: Option<Speculate>,
     pub(super) suffix: Option<String>,
     pub(super) stream: Option<bool>,
     pub(super) stream_options: Option<StreamOptions>,
@@ -258,6 +261,7 @@ impl CompletionRequest {
             priority: self.priority,
             resume_text: self.resume_text.clone().unwrap_or_default(),
             resume_ids: Vec::new(),
+            speculate: self.speculate.clone().map(|Speculate(setting)| setting),
         }
     }
 

@@ -11,6 +11,7 @@ use crate::{
         long_documents::LongDocuments,
         options::{self, OptionLimits, WindowOptions},
         search_rules::EarlyStopping,
+        speculation::Speculation,
         stop_strings::StopStrings,
         summary::Summarize,
     },
@@ -113,6 +114,7 @@ pub(super) fn generate_job(request: v1::GenerateRequest, card: &Card) -> Result<
         boundaries,
         prompt: prompt.symbols,
         resumed: resumed.symbols,
+        speculation: speculation(request.speculate.as_deref())?,
     };
     // a prompt that is too long has an error of its own
     if job.prompt.len() <= card.max_symbols {
@@ -225,6 +227,12 @@ fn boundaries(mode: Option<&str>, seed: u64, card: &Card) -> Result<BoundaryOpti
     let boundaries = BoundaryOptions { mode, noise: Noise::Seeded(seed), ..Default::default() };
     options::check_mode(&boundaries, card)?;
     Ok(boundaries)
+}
+
+fn speculation(setting: Option<&str>) -> Result<Option<Speculation>> {
+    let unknown = |text| Error::bad_option("speculate", quoted(text), Speculation::EXPECTED);
+    let parse = |text| Speculation::parse(text).ok_or_else(|| unknown(text));
+    setting.filter(|text| !text.is_empty()).map(parse).transpose()
 }
 
 fn piece_split(stream: v1::Streaming, card: &Card) -> Result<PieceSplit> {

@@ -29,6 +29,8 @@ pub(super) fn usage(usage: Usage) -> v1::Usage {
         generated_text_chars: None,
         normalized_chars: None,
         resumed_chars: usage.resumed_chars as u64,
+        drafted_chars: usage.drafted_chars as u64,
+        accepted_chars: usage.accepted_chars as u64,
     }
 }
 

@@ -252,6 +252,8 @@ fn measurements(finished: &v1::Finished) -> Value {
         "shortening_factor": usage.shortening_factor,
         "nxt_steps": usage.nxt_steps,
         "resumed_chars": usage.resumed_chars,
+        "drafted_chars": usage.drafted_chars,
+        "accepted_chars": usage.accepted_chars,
         "prompt_text_chars": usage.prompt_text_chars,
         "generated_text_chars": usage.generated_text_chars,
         "queue_ns": timing.queue_ns,

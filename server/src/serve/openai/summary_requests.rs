@@ -3,7 +3,7 @@
 use super::summaries::{call_messages, long_documents};
 use crate::{
     error::{Error, Result, quoted},
-    serve::completion_request::{CompletionRequest, MAX_CHOICES, Prompt},
+    serve::completion_request::{CompletionRequest, MAX_CHOICES, Prompt, speculate::Speculate},
 };
 use weir_proto::v1::{self, SummarizeRequest};
 
@@ -88,6 +88,7 @@ impl CompletionRequest {
             ("logprobs", self.logprobs.map(|count| count.to_string())),
             ("max_segments", self.max_segments.map(|count| count.to_string())),
             ("stop", self.stop.0.first().map(|stop| quoted(stop))),
+            ("speculate", self.speculate.as_ref().map(|Speculate(setting)| quoted(setting))),
             ("resume_text", self.resume_text.as_deref().filter(|text| !text.is_empty()).map(quoted)),
         ] {
             if let Some(found) = found {

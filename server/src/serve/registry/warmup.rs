@@ -47,6 +47,7 @@ fn text(engine: &Handle) -> Result<Events> {
         details: Default::default(),
         boundaries: Default::default(),
         resumed: Vec::new(),
+        speculation: None,
     };
     engine.submit(Job::Generate(job), terms())
 }

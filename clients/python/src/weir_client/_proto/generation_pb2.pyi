@@ -23,7 +23,7 @@ FINISH_REASON_MAX_CONTEXT: FinishReason
 FINISH_REASON_END_OF_TEXT: FinishReason
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "prompt", "sampling", "stopping", "stream", "details", "boundary_mode", "priority", "prompt_ids", "resume_text", "resume_ids")
+    __slots__ = ("model", "prompt", "sampling", "stopping", "stream", "details", "boundary_mode", "priority", "prompt_ids", "resume_text", "resume_ids", "speculate")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -35,6 +35,7 @@ class GenerateRequest(_message.Message):
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     RESUME_TEXT_FIELD_NUMBER: _ClassVar[int]
     RESUME_IDS_FIELD_NUMBER: _ClassVar[int]
+    SPECULATE_FIELD_NUMBER: _ClassVar[int]
     model: str
     prompt: str
     sampling: Sampling
@@ -46,7 +47,8 @@ class GenerateRequest(_message.Message):
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
     resume_text: str
     resume_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stopping: _Optional[_Union[Stopping, _Mapping]] = ..., stream: _Optional[_Union[Streaming, _Mapping]] = ..., details: _Optional[_Union[Details, _Mapping]] = ..., boundary_mode: _Optional[str] = ..., priority: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., resume_text: _Optional[str] = ..., resume_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    speculate: str
+    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stopping: _Optional[_Union[Stopping, _Mapping]] = ..., stream: _Optional[_Union[Streaming, _Mapping]] = ..., details: _Optional[_Union[Details, _Mapping]] = ..., boundary_mode: _Optional[str] = ..., priority: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., resume_text: _Optional[str] = ..., resume_ids: _Optional[_Iterable[int]] = ..., speculate: _Optional[str] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "logit_bias")
@@ -217,7 +219,7 @@ class LevelUsage(_message.Message):
     def __init__(self, chunks: _Optional[int] = ..., shortening_factor: _Optional[float] = ..., middle_steps: _Optional[int] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_chars", "cached_chars", "generated_chars", "prompt_segments", "generated_segments", "shortening_factor", "nxt_steps", "prompt_text_chars", "generated_text_chars", "normalized_chars", "resumed_chars")
+    __slots__ = ("prompt_chars", "cached_chars", "generated_chars", "prompt_segments", "generated_segments", "shortening_factor", "nxt_steps", "prompt_text_chars", "generated_text_chars", "normalized_chars", "resumed_chars", "drafted_chars", "accepted_chars")
     PROMPT_CHARS_FIELD_NUMBER: _ClassVar[int]
     CACHED_CHARS_FIELD_NUMBER: _ClassVar[int]
     GENERATED_CHARS_FIELD_NUMBER: _ClassVar[int]
@@ -229,6 +231,8 @@ class Usage(_message.Message):
     GENERATED_TEXT_CHARS_FIELD_NUMBER: _ClassVar[int]
     NORMALIZED_CHARS_FIELD_NUMBER: _ClassVar[int]
     RESUMED_CHARS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_CHARS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_CHARS_FIELD_NUMBER: _ClassVar[int]
     prompt_chars: int
     cached_chars: int
     generated_chars: int
@@ -240,7 +244,9 @@ class Usage(_message.Message):
     generated_text_chars: int
     normalized_chars: int
     resumed_chars: int
-    def __init__(self, prompt_chars: _Optional[int] = ..., cached_chars: _Optional[int] = ..., generated_chars: _Optional[int] = ..., prompt_segments: _Optional[int] = ..., generated_segments: _Optional[int] = ..., shortening_factor: _Optional[float] = ..., nxt_steps: _Optional[int] = ..., prompt_text_chars: _Optional[int] = ..., generated_text_chars: _Optional[int] = ..., normalized_chars: _Optional[int] = ..., resumed_chars: _Optional[int] = ...) -> None: ...
+    drafted_chars: int
+    accepted_chars: int
+    def __init__(self, prompt_chars: _Optional[int] = ..., cached_chars: _Optional[int] = ..., generated_chars: _Optional[int] = ..., prompt_segments: _Optional[int] = ..., generated_segments: _Optional[int] = ..., shortening_factor: _Optional[float] = ..., nxt_steps: _Optional[int] = ..., prompt_text_chars: _Optional[int] = ..., generated_text_chars: _Optional[int] = ..., normalized_chars: _Optional[int] = ..., resumed_chars: _Optional[int] = ..., drafted_chars: _Optional[int] = ..., accepted_chars: _Optional[int] = ...) -> None: ...
 
 class Timing(_message.Message):
     __slots__ = ("queue_ns", "prefill_ns", "time_to_first_char_ns", "decode_ns", "total_ns", "steps", "middle_steps", "middle_ns", "wait_steps", "unpooled_estimate_ns", "gain_estimate", "unpooled_prefill_estimate_ns", "unpooled_decode_estimate_ns")

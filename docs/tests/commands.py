@@ -482,6 +482,12 @@ PAGES: Dict[str, List[Step]] = {
             ("--pairs 11", "--pairs 2"),
             ("1,16", "1,2"),
         ),
+        bench(
+            "weir bench speculate --model DIR --batch 1,8 --context 512 [--chars 1024] [--pairs 11] [--speculate auto,4]",
+            ("--context 512", "--context 32"),
+            ("--chars 1024", "--chars 32"),
+            ("--pairs 11", "--pairs 2"),
+        ),
         bench("weir bench kernels [--seconds 0.2] [--megabytes 160]", ("0.2", "0.01"), ("160", "16")),
         Runs("weir bench plot FILE.json… --out FILE.svg", "", (("FILE.json…", "FILE.json"),), ("FILE.svg", "<svg.*")),
     ],

@@ -2,7 +2,7 @@
 //!
 //! Reading order: [`sample`] (the text that models are fed), [`decode`] (symbol by symbol, many rows) with `rounds` (what
 //! it records), [`prefill`] (many symbols a step), `endless` (a long stream), [`compare`] (two models in turns),
-//! `resume` (time saved by the segment cache), `stream` (overhead of gRPC), `summaries` (summarization),
+//! `resume` (time saved by the segment cache), `speculate` (drafts), `stream` (overhead of gRPC), `summaries` (summarization),
 //! `documents` (given documents, one by one), [`kernels`] (single kernels), [`machine`] (the machine's limits, measured in the
 //! same run), `quantiles`, `plot` (charts) and `rouge` (summary quality). docs/performance.md defines what each figure includes.
 
@@ -19,6 +19,7 @@ pub(crate) mod resume;
 pub(crate) mod rouge;
 pub(crate) mod rounds;
 pub mod sample;
+pub(crate) mod speculate;
 pub(crate) mod stream;
 pub(crate) mod summaries;
 

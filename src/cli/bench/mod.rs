@@ -42,6 +42,9 @@ enum BenchCommand {
     /// The client of `stream` and `resume`, in a process of its own.
     #[command(hide = true)]
     StreamClient(served::ClientArgs),
+    /// Speculation: feeds rows a known text, in alternating runs symbol by symbol and with drafts, and reports the ratio of the
+    /// speeds.
+    Speculate(speed::SpeculateArgs),
     /// Single kernels, without a model.
     Kernels(measure::KernelsArgs),
     /// Draw several saved runs in one picture.
@@ -60,6 +63,7 @@ pub fn run(args: Args) -> Result<()> {
         BenchCommand::Documents(args) => documents::run(&args),
         BenchCommand::Stream(args) => stream::run_stream(&args),
         BenchCommand::StreamClient(args) => served::run_client(&args),
+        BenchCommand::Speculate(args) => speed::run_speculate(&args),
         BenchCommand::Kernels(args) => measure::run_kernels(&args),
         BenchCommand::Plot(args) => measure::run_plot(&args),
     }

@@ -1,4 +1,4 @@
-//! `weir bench decode`, `prefill`, `compare` and `summarize`.
+//! `weir bench decode`, `prefill`, `speculate`, `compare` and `summarize`.
 
 use super::{
     setup::{BenchArgs, TableBenchArgs, measure_each},
@@ -6,16 +6,21 @@ use super::{
 };
 use crate::{
     cli::{
-        model::{CheckpointArgs, ModelArgument, count},
+        model::{CheckpointArgs, ModelArgument, count, speculation},
         progress::Progress,
     },
     decode::{
         boundary_wait::{BOUNDARY_WAIT, MAX_BOUNDARY_WAIT},
         contract::Model,
+        speculation::Speculation,
     },
     error::Result,
     family::load::MAX_SYMBOLS,
-    report::{compare, decode, prefill, summaries},
+    report::{
+        compare, decode, prefill,
+        speculate::{self, SpeculatePlan, TextKind},
+        summaries,
+    },
 };
 use std::path::PathBuf;
 
@@ -104,6 +109,34 @@ pub(super) struct SummarizeArgs {
     bench: TableBenchArgs,
 }
 
+#[derive(Debug, clap::Args)]
+pub(super) struct SpeculateArgs {
+    #[command(flatten)]
+    checkpoint: CheckpointArgs,
+    /// Rows per step. Several batch sizes are measured one after the other.
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1",
+        value_parser = count(1..=decode::MAX_BATCH), allow_negative_numbers = true)]
+    batch: Vec<usize>,
+    /// Symbols in each row before the first step. The repeating text repeats these.
+    #[arg(long, value_name = "N", default_value_t = 512,
+        value_parser = count(1..=MAX_SYMBOLS), allow_negative_numbers = true)]
+    context: usize,
+    /// Characters that each row is fed in a run.
+    #[arg(long, value_name = "N", default_value_t = 1024,
+        value_parser = count(1..=MAX_SYMBOLS), allow_negative_numbers = true)]
+    chars: usize,
+    /// Timed pairs of runs, one without drafts and one with them, after one warm-up pair.
+    #[arg(long, value_name = "N", default_value_t = 11,
+        value_parser = count(1..=compare::MAX_PAIRS), allow_negative_numbers = true)]
+    pairs: usize,
+    /// How the second run of a pair speculates: `auto`, or the most characters to guess at a time, 1 to 16. Several are measured
+    /// one after the other. `off` compares runs without drafts.
+    #[arg(long, value_name = "auto|off|N", value_delimiter = ',', default_value = "auto", value_parser = speculation)]
+    speculate: Vec<Speculation>,
+    #[command(flatten)]
+    bench: TableBenchArgs,
+}
+
 /// Decoding plans: every batch size with every context length and every boundary wait.
 #[derive(Debug, clap::Args)]
 struct PlanArgs {
@@ -168,6 +201,24 @@ pub(super) fn run_prefill(args: &PrefillArgs) -> Result<()> {
         entries.extend(measure_each(plans, |plan| prefill::measure(&*model, plan, &machine))?);
     }
     output.print(picture, &entries, table::prefill)
+}
+
+pub(super) fn run_speculate(args: &SpeculateArgs) -> Result<()> {
+    let SpeculateArgs { context, chars, pairs, .. } = *args;
+    let mut entries = Vec::new();
+    for setup in args.bench.compute.setups() {
+        let ([model], machine) = setup.load([args.checkpoint.argument()])?;
+        let mut plans = Vec::new();
+        for text in [TextKind::Prose, TextKind::Repeating] {
+            for &batch in &args.batch {
+                let plan = |&speculation| SpeculatePlan { text, batch, context, chars, pairs, speculation };
+                plans.extend(args.speculate.iter().map(plan));
+            }
+        }
+        plans.iter().try_for_each(|plan| plan.check(model.card()))?;
+        entries.extend(measure_each(plans, |plan| speculate::measure(&*model, plan, &machine))?);
+    }
+    args.bench.print(&entries, table::speculate)
 }
 
 pub(super) fn run_compare(args: &CompareArgs) -> Result<()> {

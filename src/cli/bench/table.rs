@@ -10,7 +10,9 @@ use crate::{
         machine::MeasuredModel,
         prefill,
         quantiles::Quantiles,
-        resume, stream, summaries,
+        resume,
+        speculate::{SpeculateMeasurement, TextKind},
+        stream, summaries,
     },
 };
 use std::fmt::Write;
@@ -112,6 +114,26 @@ pub(super) fn prefill(entries: &[prefill::PrefillMeasurement]) -> String {
 fn no_peak(missing: bool) -> &'static str {
     let note = "int8: no peak, since the measured peak is that of f32 products, which differs from that of int8\n";
     if missing { note } else { "" }
+}
+
+pub(super) fn speculate(entries: &[SpeculateMeasurement]) -> String {
+    let head = "model, dtype, threads, text, batch, speculate, chars/s off, on, ratio p50, p10, p90, drafted, \
+        accepted, steps off, on";
+    let line = |entry: &SpeculateMeasurement| {
+        let mut cells = setup_cells(&entry.measured);
+        cells.push(match entry.text {
+            TextKind::Prose => "prose".into(),
+            TextKind::Repeating => "repeating".into(),
+        });
+        cells.extend([entry.batch.to_string(), entry.speculate.clone()]);
+        cells.extend([entry.chars_per_second_off, entry.chars_per_second_on].map(|speed| format!("{speed:.0}")));
+        let Quantiles { median, p10, p90 } = entry.ratio;
+        cells.extend([median, p10, p90].map(|ratio| format!("{ratio:.3}")));
+        cells.extend([entry.drafted, entry.accepted, entry.steps_off, entry.steps_on].map(|count| count.to_string()));
+        cells
+    };
+    columns(head, entries.iter().map(line))
+        + &missing_letters(entries.iter().map(|entry| (&*entry.measured.model, entry.foreign_letters)))
 }
 
 pub(super) fn compare(comparisons: &[DecodeComparison]) -> String {

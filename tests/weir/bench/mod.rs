@@ -6,6 +6,7 @@ mod kernels;
 mod options;
 mod plots;
 mod prefill;
+mod speculate;
 mod stream;
 
 use serde_json::Value;

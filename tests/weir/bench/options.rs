@@ -91,6 +91,7 @@ fn flags_out_of_bounds_are_refused_with_value_and_bound() {
         (["prefill", "--chunk"], "1.5", "1 to 16777216"),
         (["resume", "--runs"], "0", "1 to 10000"),
         (["stream", "--batch"], "257", "1 to 256"),
+        (["speculate", "--pairs"], "0", "1 to 10000"),
         (["kernels", "--megabytes"], "-1", "1 to 65536"),
     ];
     for ([what, flag], value, bound) in cases {

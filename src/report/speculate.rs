@@ -1,0 +1,281 @@
+//! Benchmark of speculation: rows with a context are fed a known text, in turns symbol by symbol and with drafts.
+//!
+//! The text stands in for what a sampler would draw: a drafted symbol is accepted if the text has it. Everything else is as in
+//! the engine: what is drafted, the feeds, the cut at a boundary, the rule by which waiting rows run, and the rollback. A run's
+//! time includes the drafting and the model's steps, not sampling.
+
+use super::{
+    check_length, check_range,
+    compare::MAX_PAIRS,
+    decode::{MAX_BATCH, feed_context},
+    machine::{Machine, MeasuredModel},
+    quantiles::Quantiles,
+    sample::Sample,
+};
+use crate::{
+    decode::{
+        boundary_wait,
+        contract::{BoundaryOptions, Card, Model, Scratch, SequenceRow, State, StepStatus, Want},
+        speculation::{DraftBudget, Speculation, drafter::Drafter, step_cost::StepCost},
+        text_window::TextView,
+    },
+    error::{Error, Result},
+};
+use serde::Serialize;
+use std::time::{Duration, Instant};
+
+/// Symbols that a step has room for: the engine's default.
+const CHUNK: usize = 256;
+
+/// The text that follows the context.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum TextKind {
+    /// The sample goes on.
+    Prose,
+    /// The context is repeated again and again.
+    Repeating,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SpeculatePlan {
+    pub text: TextKind,
+    /// Rows of a step.
+    pub batch: usize,
+    /// Symbols that each row holds before the first step.
+    pub context: usize,
+    /// Symbols that each row is fed in a run.
+    pub chars: usize,
+    /// Timed pairs of runs, one without drafts and one with them, after one untimed pair.
+    pub pairs: usize,
+    /// How the second run of a pair speculates.
+    pub speculation: Speculation,
+}
+
+impl SpeculatePlan {
+    /// Checks the plan against the limits of the model. The error names the command-line option and its limit. Fails if the model
+    /// does not speculate.
+    pub(crate) fn check(&self, card: &Card) -> Result<()> {
+        if !card.speculates {
+            let found = format!("family {}", card.family);
+            return Err(Error::WrongKind {
+                call: "bench speculate",
+                model: card.name.clone(),
+                wanted: "speculates",
+                found,
+            });
+        }
+        check_range("--batch", self.batch, 1, MAX_BATCH)?;
+        check_range("--context", self.context, 1, card.max_symbols)?;
+        check_range("--chars", self.chars, 1, card.max_symbols)?;
+        check_range("--pairs", self.pairs, 1, MAX_PAIRS)?;
+        check_length("--context and --chars together", self.context + self.chars, card.max_symbols)
+    }
+
+    /// The text of row `index`, context included.
+    fn text(&self, sample: &Sample, index: usize) -> Vec<u32> {
+        let start = Sample::start(index);
+        let len = self.context + self.chars;
+        match self.text {
+            TextKind::Prose => sample.window(start, len),
+            TextKind::Repeating => {
+                let context = sample.window(start, self.context);
+                context.iter().copied().cycle().take(len).collect()
+            }
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(crate) struct SpeculateMeasurement {
+    #[serde(flatten)]
+    pub measured: MeasuredModel,
+    pub text: TextKind,
+    pub batch: usize,
+    /// `auto`, or the maximum length of a draft.
+    pub speculate: String,
+    /// Speed with drafts divided by the speed without, over pairs of consecutive runs.
+    pub ratio: Quantiles,
+    /// Characters per second without drafts, summed over rows: the median run.
+    pub chars_per_second_off: f64,
+    pub chars_per_second_on: f64,
+    pub context: usize,
+    pub chars: usize,
+    pub pairs: usize,
+    /// Drafted symbols of the last run, summed over rows.
+    pub drafted: usize,
+    /// Those of them that the text had.
+    pub accepted: usize,
+    /// Steps of the last run without drafts.
+    pub steps_off: usize,
+    pub steps_on: usize,
+    /// Letters of the sample that are not in the vocabulary. If there are any, the text is not English.
+    pub foreign_letters: usize,
+}
+
+/// One run of all rows through their texts.
+#[derive(Debug, Clone, Copy, Default)]
+struct SpeculateRun {
+    took: Duration,
+    steps: usize,
+    drafted: usize,
+    accepted: usize,
+}
+
+/// One row in a run.
+struct DraftingRow<'a> {
+    text: &'a [u32],
+    /// `None` in a run without drafts.
+    drafter: Option<Drafter>,
+}
+
+struct SpeculateBench<'a> {
+    model: &'a dyn Model,
+    plan: SpeculatePlan,
+    texts: Vec<Vec<u32>>,
+    /// The rows' states after their context.
+    contexts: Vec<Box<dyn State>>,
+    scratch: Scratch,
+    step_cost: StepCost,
+}
+
+/// Runs the plan in turns without drafts and with them. Fails if the plan exceeds a limit of the model, or if a step fails.
+pub(crate) fn measure(model: &dyn Model, plan: SpeculatePlan, machine: &Machine) -> Result<SpeculateMeasurement> {
+    let card = model.card();
+    plan.check(card)?;
+    let sample = Sample::new(&card.vocabulary);
+    let mut bench = SpeculateBench::start(model, &sample, plan)?;
+    let mut pair = || Ok((bench.run(Speculation::Off)?, bench.run(plan.speculation)?));
+    pair()?;
+    let runs = (0..plan.pairs).map(|_| pair()).collect::<Result<Vec<_>>>()?;
+    let Some(&(off, on)) = runs.last() else { return Err(Error::Internal("nothing was timed".into())) };
+    let chars = (plan.batch * plan.chars) as f64 * sample.chars_per_symbol;
+    let speed = |run: &SpeculateRun| chars / run.took.as_secs_f64().max(1e-9);
+    Ok(SpeculateMeasurement {
+        measured: MeasuredModel::new(card, machine),
+        text: plan.text,
+        batch: plan.batch,
+        speculate: plan.speculation.to_string(),
+        ratio: Quantiles::from_ratios(runs.iter().map(|(off, on)| (speed(on), speed(off))))?,
+        chars_per_second_off: Quantiles::from_values(runs.iter().map(|(off, _)| speed(off)).collect())?.median,
+        chars_per_second_on: Quantiles::from_values(runs.iter().map(|(_, on)| speed(on)).collect())?.median,
+        context: plan.context,
+        chars: plan.chars,
+        pairs: plan.pairs,
+        drafted: on.drafted,
+        accepted: on.accepted,
+        steps_off: off.steps,
+        steps_on: on.steps,
+        foreign_letters: sample.foreign,
+    })
+}
+
+impl<'a> SpeculateBench<'a> {
+    fn start(model: &'a dyn Model, sample: &Sample, plan: SpeculatePlan) -> Result<Self> {
+        let mut scratch = model.scratch();
+        let mut contexts = Vec::with_capacity(plan.batch);
+        let texts: Vec<Vec<u32>> = (0..plan.batch).map(|index| plan.text(sample, index)).collect();
+        for (index, text) in texts.iter().enumerate() {
+            let boundaries = BoundaryOptions { offset: Sample::start(index), ..BoundaryOptions::default() };
+            let mut row = SequenceRow::new(model.begin(boundaries)?);
+            feed_context(model, &mut row, &text[..plan.context], &mut scratch)?;
+            contexts.push(row.state);
+        }
+        Ok(Self { model, plan, texts, contexts, scratch, step_cost: StepCost::default() })
+    }
+
+    /// Feeds all rows their texts.
+    fn run(&mut self, speculation: Speculation) -> Result<SpeculateRun> {
+        let Self { model, plan, texts, contexts, scratch, step_cost } = self;
+        let mut rows: Vec<SequenceRow> = contexts.iter().map(|state| SequenceRow::new(state.fork())).collect();
+        let all: Vec<usize> = (0..rows.len()).collect();
+        let card = model.card();
+        let vocabulary = card.vocabulary.len();
+        let max_symbols = plan.context + plan.chars;
+        let drafter = || {
+            (speculation != Speculation::Off)
+                .then(|| Drafter::new(speculation, max_symbols, vocabulary, card.ngrams.clone()))
+        };
+        let mut run = SpeculateRun::default();
+        let mut fed = Vec::with_capacity(rows.len());
+        let begun = Instant::now();
+        let mut drafting: Vec<_> = texts.iter().map(|text| DraftingRow { text, drafter: drafter() }).collect();
+        loop {
+            fed.clear();
+            let is_fed =
+                |&index: &usize| rows[index].status == StepStatus::Ready && rows[index].state.len() < max_symbols;
+            fed.extend(all.iter().copied().filter(is_fed));
+            if fed.is_empty() && rows.iter().all(|row| row.status == StepStatus::Ready) {
+                break;
+            }
+            run.drafted += feed(&mut rows, &mut drafting, &fed, step_cost.fixed());
+            let symbols = fed.iter().map(|&index| rows[index].feed.len()).sum();
+            let began = Instant::now();
+            boundary_wait::count_step(&mut rows);
+            model.symbol_step(&mut rows, &fed, scratch)?;
+            for &index in &fed {
+                rows[index].cut_draft()?;
+            }
+            let mut took = began.elapsed();
+            let waiting = || rows.iter().filter(|row| row.status == StepStatus::Waiting);
+            let others = fed.iter().any(|&index| rows[index].status != StepStatus::Waiting);
+            if boundary_wait::is_due(waiting(), others, boundary_wait::BOUNDARY_WAIT) {
+                model.segment_step(&mut rows, &all, scratch)?;
+            }
+            let began = Instant::now();
+            model.finish_step(&mut rows, &all, scratch)?;
+            took += began.elapsed();
+            if !fed.is_empty() {
+                step_cost.record(symbols, took);
+                run.steps += 1;
+            }
+            for (row, drafting) in rows.iter_mut().zip(&mut drafting) {
+                run.accepted += accept(row, drafting)?;
+            }
+        }
+        run.took = begun.elapsed();
+        Ok(run)
+    }
+}
+
+/// Sets the feeds of the rows `fed`: the next symbol of each row's text, and a draft after it. Returns the number of drafted
+/// symbols.
+fn feed(rows: &mut [SequenceRow], drafting: &mut [DraftingRow<'_>], fed: &[usize], fixed: f64) -> usize {
+    let symbols = fed.len();
+    let mut budget = DraftBudget {
+        free: CHUNK.saturating_sub(symbols),
+        fixed,
+        symbols,
+        expected: symbols as f64,
+        feeds_prompts: false,
+    };
+    let mut drafted = 0;
+    for &index in fed {
+        let position = rows[index].state.len();
+        let DraftingRow { text, drafter } = &mut drafting[index];
+        let known = &text[..position + 1];
+        rows[index].set(&known[position..], Want::Last);
+        let Some(drafter) = drafter else { continue };
+        drafter.draft(TextView::from(known), text.len() - known.len(), &mut budget);
+        if !drafter.drafted().is_empty() {
+            rows[index].feed.extend_from_slice(drafter.drafted());
+            rows[index].want = Want::All;
+            drafted += drafter.drafted().len();
+        }
+    }
+    drafted
+}
+
+/// Takes back the drafted symbols of a ready row that its text does not have. Returns the number of the others.
+fn accept(row: &mut SequenceRow, drafting: &mut DraftingRow<'_>) -> Result<usize> {
+    let Some(drafter) = drafting.drafter.as_mut().filter(|_| row.status == StepStatus::Ready) else { return Ok(0) };
+    let start = row.state.len() - row.feed.len();
+    let taken = row.feed.iter().zip(&drafting.text[start..]).take_while(|(fed, known)| fed == known).count();
+    row.take_back(taken)?;
+    for (&symbol, decision) in row.feed.iter().zip(&row.decisions) {
+        drafter.record_boundary(symbol, decision.boundary);
+    }
+    // a row that is not fed again is looked at again
+    row.feed.clear();
+    Ok(taken.saturating_sub(1))
+}

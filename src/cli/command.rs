@@ -3,8 +3,8 @@
 #[cfg(feature = "candle")]
 use super::verify;
 use super::{
-    admin, bench, codec, color, completions, convert, generate, health, init, inspect, lsp, man, pull, report, score,
-    segment, serve, summarize,
+    admin, bench, codec, color, completions, convert, generate, health, init, inspect, lsp, man, ngrams, pull, report,
+    score, segment, serve, summarize,
 };
 use clap::{Parser, Subcommand};
 
@@ -48,6 +48,8 @@ pub(super) enum Command {
     Pull(pull::Args),
     /// Create a checkpoint of a given shape with random weights.
     Init(init::Args),
+    /// Count the n-grams of a text, from which generations of a checkpoint's model draft.
+    Ngrams(ngrams::Args),
     /// Check a checkpoint and print its contents.
     Inspect(inspect::Args),
     /// Compare a checkpoint's outputs with those of a second implementation.

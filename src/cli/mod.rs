@@ -18,6 +18,7 @@ pub mod man;
 pub mod model;
 mod model_source;
 mod network;
+pub mod ngrams;
 mod notes;
 pub mod output;
 pub mod progress;
@@ -72,6 +73,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Convert(args) => convert::run(args),
         Command::Pull(args) => pull::run(args),
         Command::Init(args) => init::run(args),
+        Command::Ngrams(args) => ngrams::run(args),
         Command::Inspect(args) => inspect::run(args),
         #[cfg(feature = "candle")]
         Command::Verify(args) => verify::run(args),

@@ -33,6 +33,7 @@ mod metric_rules;
 mod mistakes;
 mod mixed_load;
 mod naive_decoder;
+mod ngrams;
 mod operations;
 mod process;
 mod pull;

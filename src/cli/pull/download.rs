@@ -9,8 +9,8 @@ use crate::{
     error::{Error, Result},
     family::{
         checkpoint::{
-            CONFIG_FILE, Config, INDEX_FILE, PICKLE_FILE, WEIGHTS_FILE, card::CARD_FILE, reader::hexadecimal,
-            shards::indexed_files, writer::sync_folder,
+            CONFIG_FILE, Config, INDEX_FILE, PICKLE_FILE, WEIGHTS_FILE, card::CARD_FILE, ngrams::NGRAMS_FILE,
+            reader::hexadecimal, shards::indexed_files, writer::sync_folder,
         },
         convert::Source,
         load::blueprint,
@@ -25,8 +25,8 @@ use std::{
 };
 
 /// Optional files next to the configuration and the weights.
-const OPTIONAL: [&str; 5] =
-    [CARD_FILE, "generation_config.json", "tokenizer.json", "tokenizer_config.json", "spiece.model"];
+const OPTIONAL: [&str; 6] =
+    [CARD_FILE, NGRAMS_FILE, "generation_config.json", "tokenizer.json", "tokenizer_config.json", "spiece.model"];
 /// Maximum bytes of any file but the weights.
 const SMALL_BYTES: u64 = 64 << 20;
 /// Bytes read at a time.

@@ -8,6 +8,7 @@ use super::{
     card::{self, CARD_FILE},
     config::{CONFIG_FILE, Config},
     header::FileDtype,
+    ngrams::NGRAMS_FILE,
     reader::hexadecimal,
     shards::{INDEX_FILE, WEIGHTS_FILE},
 };
@@ -179,8 +180,8 @@ enum EntryKind {
 }
 
 fn entries(dest: &Path) -> Result<Vec<FolderEntry>> {
-    // cards belong to a checkpoint next to a configuration; alone they are foreign files
-    let cards: &[&str] = if dest.join(CONFIG_FILE).is_file() { &["README.md", CARD_FILE] } else { &[] };
+    // cards and n-grams belong to a checkpoint next to a configuration; alone they are foreign files
+    let cards: &[&str] = if dest.join(CONFIG_FILE).is_file() { &["README.md", CARD_FILE, NGRAMS_FILE] } else { &[] };
     let entry = |entry: std::io::Result<fs::DirEntry>| {
         let entry = entry.map_err(Error::io(dest))?;
         let name = entry.file_name().to_string_lossy().into_owned();

@@ -1,0 +1,111 @@
+//! `weir ngrams`: writes a checkpoint's n-grams, from which generations draft.
+
+use super::{model::ModelArgument, output, progress::Progress};
+use crate::{
+    decode::speculation::ngrams::{HEADER_BYTES, MAX_SLOTS, MIN_SLOTS, NgramCounter},
+    error::{Error, Result, printable},
+    family::{
+        checkpoint::{ngrams, regular_file},
+        load::{self, blueprint},
+    },
+    text::Vocabulary,
+};
+use serde_json::json;
+use std::{
+    io::Read,
+    path::{Path, PathBuf},
+};
+
+/// Bytes of the text that are read at once.
+const BLOCK: usize = 1 << 20;
+
+/// Writes a checkpoint's n-grams.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// UTF-8 file with text like that which the model was trained on.
+    #[arg(value_name = "TEXT")]
+    text: PathBuf,
+    /// Checkpoint folder, or name of a model in the user's models folder. The n-grams are written to its ngrams.bin.
+    #[arg(value_name = "DIR")]
+    dir: PathBuf,
+    /// Contexts that the table has room for: a power of two from 256 to 4194304. A context takes 8 bytes in the file and in memory,
+    /// and 20 while the table is made.
+    #[arg(long, value_name = "N", default_value_t = 1 << 20, env = "WEIR_SLOTS", value_parser = slots)]
+    slots: usize,
+    /// Print JSON.
+    #[arg(long, env = "WEIR_JSON", value_parser = clap::builder::BoolishValueParser::new())]
+    json: bool,
+}
+
+fn slots(text: &str) -> std::result::Result<usize, String> {
+    let number = text.parse().ok().filter(|number: &usize| number.is_power_of_two());
+    let number = number.filter(|number| (MIN_SLOTS..=MAX_SLOTS).contains(number));
+    number.ok_or_else(|| format!("expected a power of two from {MIN_SLOTS} to {MAX_SLOTS}"))
+}
+
+/// Counts the n-grams of the text and writes them. Fails if the checkpoint is invalid or its family does not speculate, and if the
+/// text cannot be read or has characters outside of the vocabulary.
+pub fn run(args: Args) -> Result<()> {
+    let source = ModelArgument { name: "DIR", value: Some(&args.dir) }.source()?;
+    let Some(folder) = source.folder() else { return Err(Error::Setting("DIR: expected a folder".into())) };
+    let config = load::config(&source)?;
+    let blueprint = blueprint(&config, &source.config_file())?;
+    if !blueprint.speculates() {
+        let expected = "a family that speculates";
+        return Err(Error::checkpoint(source.config_file(), "family", expected, config.family.clone()));
+    }
+    let vocabulary = config.vocabulary(&source.config_file())?;
+    let mut counter = NgramCounter::new(args.slots, vocabulary.len());
+    let symbols = count(&args.text, &vocabulary, &mut counter)?;
+    let table = counter.finish();
+    let file = ngrams::write(folder, &table)?;
+    let bytes = HEADER_BYTES + table.slots() * size_of::<u64>();
+    if args.json {
+        return output::json(&json!({
+            "path": file,
+            "bytes": bytes,
+            "slots": table.slots(),
+            "contexts": table.used(),
+            "symbols": symbols,
+        }));
+    }
+    let path = printable(&file.display().to_string());
+    let used = table.used();
+    output::write(&format!("{path}: {used} contexts of {symbols} symbols, {bytes} bytes\n"))
+}
+
+/// Counts the n-grams of a file. Returns the number of its symbols.
+fn count(file: &Path, vocabulary: &Vocabulary, counter: &mut NgramCounter) -> Result<u64> {
+    let mut progress = Progress::bytes();
+    let (mut opened, size) = regular_file::open(file).map_err(Error::io(file))?;
+    let mut block = Vec::with_capacity(BLOCK);
+    let mut read = 0;
+    let mut symbols = 0;
+    loop {
+        let mut more = opened.by_ref().take((BLOCK - block.len()) as u64);
+        let added = more.read_to_end(&mut block).map_err(Error::io(file))?;
+        let text = match std::str::from_utf8(&block) {
+            Ok(text) => text,
+            // the rest of a character comes with the next block
+            Err(error) if error.error_len().is_none() && added > 0 => {
+                std::str::from_utf8(&block[..error.valid_up_to()]).unwrap_or_default()
+            }
+            Err(error) => {
+                let position = read + error.valid_up_to() as u64;
+                let path = file.display();
+                return Err(Error::Setting(format!("{path}: expected UTF-8, found other bytes at {position}")));
+            }
+        };
+        for symbol in vocabulary.encode("TEXT", text, usize::MAX)? {
+            counter.push(symbol);
+            symbols += 1;
+        }
+        let done = text.len();
+        block.drain(..done);
+        read += done as u64;
+        progress.update(read, size);
+        if added == 0 {
+            return Ok(symbols);
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! `weir ngrams`, and generations that draft from the n-grams of their checkpoint.
+
+use super::support::{converted, hnet_converted};
+use serde_json::Value;
+use std::{
+    fs,
+    path::Path,
+    process::{Command, Output},
+};
+use tempfile::TempDir;
+
+fn weir(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_weir")).args(args).env_clear().output().unwrap()
+}
+
+fn json(args: &[&str]) -> Value {
+    let output = weir(args);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn failure(args: &[&str]) -> String {
+    let output = weir(args);
+    assert!(!output.status.success() && output.stdout.is_empty());
+    String::from_utf8(output.stderr).unwrap()
+}
+
+/// Copies the files of a checkpoint.
+fn copied(from: &Path) -> TempDir {
+    let to = TempDir::new().unwrap();
+    for entry in fs::read_dir(from).unwrap().map(Result::unwrap).filter(|entry| entry.path().is_file()) {
+        fs::copy(entry.path(), to.path().join(entry.file_name())).unwrap();
+    }
+    to
+}
+
+fn english() -> String {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("src/report/english.txt").to_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_trained_model_guesses_from_ngrams_and_writes_the_same_text() {
+    let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/hourglass-whitespace-english");
+    let checkpoint = copied(&shipped);
+    let dir = checkpoint.path().to_str().unwrap();
+    let generate = |speculate: &str| {
+        let args = ["generate", "--json", "--model", dir, "--prompt", "the history of ", "--max-chars", "100"];
+        json(&[&args[..], &["--temperature", "0.5", "--seed", "3", "--speculate", speculate]].concat())
+    };
+    let plain = generate("off");
+    let written = json(&["ngrams", "--json", "--slots", "65536", &english(), dir]);
+    assert_eq!((written["slots"].as_u64(), written["bytes"].as_u64()), (Some(65536), Some(24 + 8 * 65536)));
+    assert!(written["contexts"].as_u64().unwrap() > 500 && written["symbols"].as_u64().unwrap() > 1000, "{written}");
+    let drafted = generate("8");
+    assert_eq!(drafted["text"], plain["text"]);
+    assert_eq!(drafted["boundaries"], plain["boundaries"]);
+    let count = |key: &str| drafted["usage"][key].as_u64().unwrap();
+    assert!(count("drafted_chars") > count("accepted_chars") && count("accepted_chars") > 5, "{}", drafted["usage"]);
+    assert_eq!(plain["usage"]["drafted_chars"], 0);
+    let steps = |output: &Value| output["timing"]["steps"].as_u64().unwrap();
+    assert_eq!(steps(&drafted) + count("accepted_chars"), steps(&plain));
+    let inspected = json(&["inspect", "--json", dir]);
+    assert_eq!(inspected["speculates"], true);
+}
+
+#[test]
+fn errors_name_the_file_and_the_limit() {
+    let checkpoint = copied(&converted("vanilla"));
+    let dir = checkpoint.path().to_str().unwrap();
+    for slots in ["1000", "128", "8388608"] {
+        let error = failure(&["ngrams", &english(), dir, "--slots", slots]);
+        assert!(error.contains("a power of two from 256 to 4194304"), "{error}");
+    }
+    let error = failure(&["ngrams", "/nowhere/text", dir]);
+    assert!(error.contains("/nowhere/text"), "{error}");
+    let text = checkpoint.path().join("latin1.txt");
+    fs::write(&text, b"caf\xe9 au lait").unwrap();
+    let error = failure(&["ngrams", text.to_str().unwrap(), dir]);
+    assert!(error.contains("latin1.txt: expected UTF-8, found other bytes at 3"), "{error}");
+    let other = hnet_converted("one_stage");
+    let error = failure(&["ngrams", &english(), other.to_str().unwrap()]);
+    assert!(error.contains("a family that speculates"), "{error}");
+    // a damaged table is refused when the model is loaded
+    fs::write(checkpoint.path().join("ngrams.bin"), [7; 100]).unwrap();
+    let error = failure(&["generate", "--model", dir, "--ids", "1,2"]);
+    assert!(error.contains("ngrams.bin") && error.contains("a table of n-grams"), "{error}");
+}

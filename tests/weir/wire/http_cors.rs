@@ -25,7 +25,7 @@ async fn completion(server: &Both, headers: &[&str]) -> Reply {
 }
 
 /// Returns the value of a response's header.
-fn header<'a>(reply: &'a Reply, name: &str) -> Option<&'a str> {
+pub(super) fn header<'a>(reply: &'a Reply, name: &str) -> Option<&'a str> {
     reply.1.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
 }
 

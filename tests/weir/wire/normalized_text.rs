@@ -1,6 +1,6 @@
 //! Reports of what normalising changed in a prompt or a text.
 
-use super::{Server, fake_model::Kind, http::Both, long};
+use super::{Server, fake_model::Kind, http::Both, http_cors::header, long};
 use serde_json::json;
 use weir::{config::TransportConfig, engine::Limits};
 use weir_proto::v1::{self, score_response::Event};
@@ -32,10 +32,18 @@ async fn grpc_reports_how_many_characters_normalising_changed() {
 async fn http_counts_a_prompt_once() {
     let server = Both::of(Kind::Text8, Limits::default(), TransportConfig::default()).await;
     let body = json!({ "prompt": ["A b", "ab"], "n": 2, "max_tokens": 3, "seed": 1 });
-    assert_eq!(server.post(&body).await.json()["usage"]["normalized_chars"], 1);
+    let answer = server.post(&body).await;
+    assert_eq!(answer.json()["usage"]["normalized_chars"], 1);
+    assert_eq!(header(&answer, "x-weir-normalized-chars"), Some("1"));
     let options = json!({ "continuous_usage_stats": true, "include_usage": true });
     let body = json!({ "prompt": "A b", "max_tokens": 3, "stream": true, "stream_options": options });
-    let events = server.post(&body).await.events();
+    let answer = server.post(&body).await;
+    assert_eq!(header(&answer, "x-weir-normalized-chars"), Some("1"), "known before the first event");
+    let events = answer.events();
     assert!(events.iter().all(|event| event["usage"]["normalized_chars"] == 1), "{events:?}");
+    for stream in [false, true] {
+        let answer = server.post(&json!({ "prompt": "a b", "max_tokens": 3, "stream": stream })).await;
+        assert_eq!(header(&answer, "x-weir-normalized-chars"), None);
+    }
     server.at_rest().await;
 }

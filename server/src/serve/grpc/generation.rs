@@ -209,7 +209,12 @@ impl generation_server::Generation for JobService {
     async fn generate(&self, request: Request<v1::GenerateRequest>) -> Reply<Self::GenerateStream> {
         let call = Call::of(&request);
         let stream = self.start_generate(request, call.clone()).await;
-        self.respond(stream, &call).await
+        let normalized = stream.as_ref().ok().map(|stream| stream.encoder().normalized_chars());
+        let mut response = self.respond(stream, &call).await?;
+        if let Some(normalized) = normalized {
+            response.extensions_mut().insert(normalized);
+        }
+        Ok(response)
     }
 
     async fn score(&self, request: Request<v1::ScoreRequest>) -> Reply<Self::ScoreStream> {

@@ -14,7 +14,7 @@ pub(super) mod editing_messages;
 mod editing_requests;
 #[cfg(all(feature = "http", any(test, fuzzing)))]
 pub(super) mod fuzzing;
-mod generate_stream;
+pub(super) mod generate_stream;
 pub(super) mod generation;
 pub(super) mod latency;
 pub(super) mod models;

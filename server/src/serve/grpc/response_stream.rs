@@ -113,6 +113,11 @@ impl<E: MessageEncoder> ResponseStream<E> {
         Self { events: Some(events), encoder, ready: VecDeque::new(), failure: None, call, span: Span::current() }
     }
 
+    /// Returns the encoder of the messages.
+    pub(super) fn encoder(&self) -> &E {
+        &self.encoder
+    }
+
     /// Waits for the first text if `wait` is true. A job that fails before its first text then fails the call, instead of a
     /// response that has begun.
     pub(super) async fn buffered(mut self, wait: bool) -> Result<Self, Status> {

@@ -12,6 +12,7 @@ use crate::{
     engine::clock,
     serve::{
         completion_request::{CompletionRequest, StreamOptions},
+        grpc::generate_stream::NormalizedChars,
         in_process::ClientContext,
         middleware::guarded_body::GuardedBody,
     },
@@ -46,12 +47,17 @@ async fn handle(state: ApiState, client: &ClientContext, request: Request) -> Re
         return summary_completions::handle(&state, client, request, &engine, &tenant).await;
     }
     let completion = Completion::start(&state, client, &request).await?;
+    let counts = completion.counts();
     if !request.wants_stream() {
         drop(request);
-        return completion.collect(&state.services, &tenant).await;
+        return Ok(counts.add_header(completion.collect(&state.services, &tenant).await?));
     }
     let received_at = request.wants_boundaries().then_some(received_at);
-    Ok(sse::response(CompletionEvents { completion, options: request.stream_options(), received_at }))
+    Ok(counts.add_header(sse::response(CompletionEvents {
+        completion,
+        options: request.stream_options(),
+        received_at,
+    })))
 }
 
 /// The calls of one request, and the output collected from them.
@@ -70,8 +76,9 @@ impl Completion {
         let mut streams = StreamMap::new();
         for (index, message) in request.generate_requests()?.enumerate() {
             let response = service.generate(client.call(message)).await?;
+            let changed = response.extensions().get().map_or(0, |NormalizedChars(chars)| *chars);
+            choices.push(Choice::new(index, request.wants_characters(), changed));
             streams.insert(index, response.into_inner());
-            choices.push(Choice::new(index, request.wants_characters()));
         }
         let head = CompletionHead::new(&client.request_id);
         Ok(Self { head, choices, choices_per_prompt: request.choices_per_prompt(), streams })

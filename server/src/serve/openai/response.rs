@@ -1,7 +1,8 @@
 //! Completions in OpenAI's JSON, from events of `Generate`.
 
 use super::{state::unix_seconds, text_offsets::TextOffsets};
-use crate::serve::completion_request::finish_reason;
+use crate::serve::{completion_request::finish_reason, transport::cors::NORMALIZED_CHARS};
+use axum::response::Response;
 use serde_json::{Map, Value, json};
 use weir_proto::v1;
 
@@ -92,6 +93,14 @@ impl TokenCounts {
         Self { prompt: 0, cached: 0, prompt_text_chars: 0, normalized_chars: 0, ..self }
     }
 
+    /// Adds the header with the characters that normalising changed, if it changed any.
+    pub(super) fn add_header(self, mut response: Response) -> Response {
+        if self.normalized_chars > 0 {
+            response.headers_mut().insert(NORMALIZED_CHARS, self.normalized_chars.into());
+        }
+        response
+    }
+
     /// Returns the counts in OpenAI's form, with three keys more for characters.
     pub(super) fn usage(self) -> Value {
         json!({
@@ -119,9 +128,10 @@ struct CharacterLists {
 }
 
 impl Choice {
-    /// Starts the choice at this index.
-    pub(super) fn new(index: usize, with_characters: bool) -> Self {
-        Self { index, characters: with_characters.then(CharacterLists::default), ..Self::default() }
+    /// Starts the choice at this index. Normalising changed `normalized_chars` characters of its prompt.
+    pub(super) fn new(index: usize, with_characters: bool, normalized_chars: u64) -> Self {
+        let counts = TokenCounts { normalized_chars, ..TokenCounts::default() };
+        Self { index, characters: with_characters.then(CharacterLists::default), counts, ..Self::default() }
     }
 
     /// Records that the engine has started the request.
@@ -129,7 +139,6 @@ impl Choice {
         self.counts.prompt = started.prompt_chars;
         self.counts.cached = started.cached_chars;
         self.counts.prompt_text_chars = started.prompt_text_chars();
-        self.counts.normalized_chars = started.normalized_chars();
         self.counts.generated = started.resumed_chars;
     }
 
@@ -288,15 +297,10 @@ mod tests {
 
     #[test]
     fn a_choice_is_sent_in_parts() {
-        let mut choice = Choice::new(1, true);
+        let mut choice = Choice::new(1, true, 2);
         assert!(!choice.has_output());
-        let started = v1::Started {
-            prompt_chars: 7,
-            cached_chars: 4,
-            prompt_text_chars: Some(5),
-            normalized_chars: Some(2),
-            ..Default::default()
-        };
+        let started =
+            v1::Started { prompt_chars: 7, cached_chars: 4, prompt_text_chars: Some(5), ..Default::default() };
         choice.start(&started);
         let characters = vec![character("a", -1.0), character(" ", -2.0)];
         choice.push(v1::Piece { text: "a ".into(), characters, ..Default::default() });
@@ -333,13 +337,23 @@ mod tests {
     }
 
     #[test]
+    fn only_changed_prompts_have_the_header() {
+        let header = |changed| {
+            let marked = Choice::new(0, false, changed).counts.add_header(Response::default());
+            marked.headers().get(NORMALIZED_CHARS).map(|value| value.to_str().unwrap().to_owned())
+        };
+        assert_eq!(header(3).as_deref(), Some("3"));
+        assert_eq!(header(0), None);
+    }
+
+    #[test]
     fn bytes_have_the_place_of_their_character() {
         let byte = |byte: u8| {
             let raw_bytes = Some(vec![byte]);
             let top = vec![v1::Alternative { raw_bytes: Some(vec![0xe2]), logprob: -0.5, ..Default::default() }];
             v1::Character { text: format!("\\x{byte:02x}"), logprob: Some(-1.0), raw_bytes, top, ..Default::default() }
         };
-        let mut choice = Choice::new(0, true);
+        let mut choice = Choice::new(0, true, 0);
         choice.push(v1::Piece { characters: vec![byte(0xc3)], ..Default::default() });
         let output = choice.take_output();
         assert_eq!((&output["text"], &output["logprobs"]["tokens"]), (&json!(""), &json!(["bytes:\\xc3"])));
@@ -352,7 +366,7 @@ mod tests {
 
     #[test]
     fn logprobs_are_null_unless_requested() {
-        let mut choice = Choice::new(0, false);
+        let mut choice = Choice::new(0, false, 0);
         choice.push(v1::Piece { text: "a".into(), ..Default::default() });
         assert_eq!(choice.take_output()["logprobs"], Value::Null);
         assert!(CompletionHead::new("r").message(Vec::new(), None).get("usage").is_none());

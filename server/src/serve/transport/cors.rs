@@ -17,10 +17,12 @@ use axum::{
 };
 use std::sync::Arc;
 
+/// The header with the number of characters that normalising changed.
+pub(crate) const NORMALIZED_CHARS: &str = "x-weir-normalized-chars";
 /// The methods that pages may use.
 const METHODS: &str = "GET, HEAD, OPTIONS, POST";
 /// The response headers that pages may read, in addition to those that they always may.
-const EXPOSED: &str = "retry-after, x-request-id";
+const EXPOSED: &str = "retry-after, x-request-id, x-weir-normalized-chars";
 /// Seconds for which a browser may keep the answer to a preflight.
 const MAX_AGE: &str = "600";
 
@@ -77,6 +79,7 @@ impl Cors {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::serve::call::REQUEST_ID;
 
     fn cors(origins: CorsOrigins) -> Cors {
         Cors::new(&Arc::new(origins))
@@ -98,6 +101,14 @@ mod tests {
         assert_eq!(listed().allows(&headers(&[])), None);
         assert_eq!(origin(&cors(CorsOrigins::Any), "https://evil.example.com").unwrap(), "*");
         assert_eq!(origin(&cors(CorsOrigins::None), "https://app.example.com"), None);
+    }
+
+    #[test]
+    fn pages_may_read_the_headers_of_weir() {
+        let origin = Some(HeaderValue::from_static("https://app.example.com"));
+        let marked = listed().mark(().into_response(), origin);
+        let exposed: Vec<_> = marked.headers()[ACCESS_CONTROL_EXPOSE_HEADERS].to_str().unwrap().split(", ").collect();
+        assert_eq!(exposed, ["retry-after", REQUEST_ID, NORMALIZED_CHARS]);
     }
 
     #[test]

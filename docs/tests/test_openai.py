@@ -221,7 +221,7 @@ def test_models(client: Any) -> None:
         ({"suffix": "and so on"}, "suffix"),
         ({"prompt": [1, 2, -3]}, "prompt[2]"),
         ({"prompt": [1, 2, 27]}, "prompt"),
-        ({"logit_bias": {"27": 1}}, "logit_bias"),
+        ({"logit_bias": {"-27": 1}}, "logit_bias"),
         ({"prompt": "a" * 9000}, "prompt"),
         ({"extra_body": {"ignore_eos": "perhaps"}}, "ignore_eos"),
         ({"extra_body": {"stream_options": {"include_usage": 3}}}, "stream_options.include_usage"),
@@ -233,6 +233,11 @@ def test_rejected_requests(client: Any, wrong: Dict[str, Any], field: str) -> No
             ask(client, **{"stream": stream, **wrong})
         assert (refused.value.status_code, refused.value.param) == (400, field)
         assert refused.value.type == "invalid_request_error" and refused.value.code
+
+
+def test_biases_of_other_models_have_no_effect(client: Any) -> None:
+    biased = ask(client, logit_bias={"27": 100, "50256": -100})
+    assert biased.choices[0].text == ask(client).choices[0].text
 
 
 def test_unknown_model(client: Any) -> None:

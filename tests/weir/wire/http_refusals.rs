@@ -28,7 +28,7 @@ async fn invalid_requests_are_refused_with_the_field() {
         (json!({ "prompt": "a", "model": "nobody" }), 404, "not_found_error", "model"),
         (json!({ "prompt": [1, -2] }), 400, invalid, "prompt[1]"),
         (json!({ "prompt": [1, 8] }), 400, invalid, "prompt"),
-        (json!({ "prompt": "a", "logit_bias": { "8": 1 } }), 400, invalid, "logit_bias"),
+        (json!({ "prompt": "a", "logit_bias": { "-8": 1 } }), 400, invalid, "logit_bias"),
     ] {
         let refused = server.post(&body).await.refused();
         assert_eq!(refused, (status, kind.into(), field.into()), "{body}");
@@ -67,6 +67,22 @@ async fn invalid_requests_are_refused_with_the_field() {
 }
 
 /// hyper sends a status without a body. Heads have the same limits as over gRPC.
+/// Clients may send the biases of other models.
+#[tokio::test]
+async fn biases_of_unknown_ids_have_no_effect() {
+    let server = Both::new().await;
+    let text = async |biases| {
+        let body = json!({ "prompt": "a", "max_tokens": 20, "seed": 1, "temperature": 1, "logit_bias": biases });
+        let answer = server.post(&body).await;
+        assert_eq!(answer.0, 200, "{}", answer.body());
+        answer.json()["choices"][0]["text"].clone()
+    };
+    let plain = text(json!({})).await;
+    assert_eq!(text(json!({ "8": 100, "50256": -100, "99999999999": 1 })).await, plain);
+    assert_ne!(text(json!({ "1": 100, "8": 100 })).await, plain, "other biases stay");
+    server.at_rest().await;
+}
+
 #[tokio::test]
 async fn hyper_1_12_0_answers_malformed_heads_itself() {
     let pinned = "\"hyper\"\nversion = \"1.12.0\"\n";

@@ -83,7 +83,13 @@ impl<'de> Visitor<'de> for BiasesVisitor {
                 let limit = OptionLimits::LOGIT_BIAS;
                 return Err(A::Error::custom(format!("expected at most {limit} symbol ids, found more")));
             }
-            let id = key.parse().map_err(|_| A::Error::custom("expected symbol ids as keys"))?;
+            let is_number = !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_digit());
+            let id = match key.parse() {
+                Ok(id) => id,
+                // No vocabulary has a symbol of either id.
+                Err(_) if is_number => u32::MAX,
+                Err(_) => return Err(A::Error::custom("expected symbol ids as keys")),
+            };
             let value: f64 = map.next_value()?;
             biases.push(Bias { id, value: value as f32 });
         }

@@ -265,6 +265,11 @@ impl CompletionRequest {
         }
     }
 
+    /// Removes the biases of ids outside a vocabulary of `symbols` symbols: the model never generates these.
+    pub(super) fn drop_biases_without_symbol(&mut self, symbols: usize) {
+        self.logit_bias.0.retain(|bias| (bias.id as usize) < symbols);
+    }
+
     /// Returns the biases as messages.
     pub(super) fn logit_biases(&self) -> Vec<v1::LogitBias> {
         let message =
@@ -343,6 +348,16 @@ mod tests {
     }
 
     #[test]
+    fn biases_without_a_symbol_are_dropped() {
+        let body = r#"{"prompt": "a", "logit_bias": {"7": 1, "8": 2, "4294967296": 3, "99999999999999999999": 4}}"#;
+        let mut request = CompletionRequest::parse(body.as_bytes(), "the body").unwrap();
+        assert_eq!(request.logit_biases().len(), 4);
+        request.drop_biases_without_symbol(8);
+        let kept = v1::LogitBias { symbol: Some(v1::logit_bias::Symbol::Id(7)), bias: 1.0 };
+        assert_eq!(request.logit_biases(), [kept]);
+    }
+
+    #[test]
     fn a_prompt_may_be_ids() {
         let all = requests(r#"{"prompt": [[3, 1], [2]], "n": 2}"#).unwrap();
         let ids: Vec<_> = all.iter().map(|request| &request.prompt_ids[..]).collect();
@@ -365,6 +380,9 @@ mod tests {
             (r#"{"prompt": "a", "max_tokens": -1}"#, Some("max_tokens")),
             (r#"{"prompt": "a", "temperature": "hot"}"#, Some("temperature")),
             (r#"{"prompt": "a", "logit_bias": {"x": 1}}"#, Some("logit_bias")),
+            (r#"{"prompt": "a", "logit_bias": {"-1": 1}}"#, Some("logit_bias")),
+            (r#"{"prompt": "a", "logit_bias": {"1.5": 1}}"#, Some("logit_bias")),
+            (r#"{"prompt": "a", "logit_bias": {"": 1}}"#, Some("logit_bias")),
             (r#"{"prompt": "a", "logit_bias": {"1": "x"}}"#, Some("logit_bias.1")),
             (r#"{"prompt": "a", "top_k": -2}"#, Some("top_k")),
             (r#"{"prompt": "a", "stream_options": {"include_usage": 1}}"#, Some("stream_options.include_usage")),

@@ -15,6 +15,7 @@ use crate::{
         grpc::generate_stream::NormalizedChars,
         in_process::ClientContext,
         middleware::guarded_body::GuardedBody,
+        registry::abilities::continues_text,
     },
 };
 use axum::{
@@ -42,9 +43,16 @@ async fn handle(state: ApiState, client: &ClientContext, request: Request) -> Re
     let received_at = clock::now();
     let body = state.read_body(request).await?;
     let tenant = Arc::clone(&body.tenant);
-    let request = state.parse(body, |bytes| CompletionRequest::parse(bytes, "the body")).await?;
-    if let Some(engine) = summary_completions::summarizer(state.monitor.engines(), request.model.as_deref())? {
+    let mut request = state.parse(body, |bytes| CompletionRequest::parse(bytes, "the body")).await?;
+    let engines = state.monitor.engines();
+    let model = request.model.as_deref();
+    if let Some(engine) = summary_completions::summarizer(engines, model)? {
+        request.drop_biases_without_symbol(engine.card().vocabulary.len());
         return summary_completions::handle(&state, client, request, &engine, &tenant).await;
+    }
+    // `Generate` refuses an unknown model.
+    if let Ok(engine) = engines.find_able("model", model, continues_text) {
+        request.drop_biases_without_symbol(engine.card().vocabulary.len());
     }
     let completion = Completion::start(&state, client, &request).await?;
     let counts = completion.counts();

@@ -1,7 +1,7 @@
-//! A log that cannot be written costs log lines, and nothing else: `weir serve` with a stderr that is closed, unread or full.
+//! The log of `weir serve`: refusals, and a log that cannot be written. It costs log lines, and nothing else.
 #![cfg(target_os = "linux")]
 
-use super::support::converted;
+use super::{process, support::converted};
 use std::{
     fs::File,
     io::{PipeReader, pipe},
@@ -121,4 +121,37 @@ async fn a_full_disk_costs_lines_only() {
 async fn a_log_that_nobody_reads_costs_lines_only() {
     let (_unread, writer): (PipeReader, _) = pipe().unwrap();
     serves(writer.into()).await;
+}
+
+/// Refusals over HTTP are logged like those over gRPC: with the rule and the field, and without text of the request.
+#[tokio::test]
+async fn refusals_over_http_are_logged_with_the_field() {
+    let model = converted("whitespaces");
+    let flags = ["--http-listen", "127.0.0.1:0", "--threads", "1", "--calibration-milliseconds", "0", "--model"];
+    let server = process::Server::start(&[&flags[..], &[model.to_str().unwrap()]].concat());
+    let http: SocketAddr = server.program.wait_for_line("completions over HTTP on ").parse().unwrap();
+    // The log has one line for each code in an interval.
+    for (body, status, logged) in [
+        (r#"{"prompt": "secret", "best_of": 3}"#, 400, r#"code=InvalidArgument rule="BAD_OPTION" field="best_of""#),
+        (r#"{"prompt": "secret", "n": 65}"#, 400, r#"code=InvalidArgument rule="BAD_OPTION" field="best_of""#),
+        (r#"{"prompt": "secret", "model": "nobody"}"#, 404, r#"code=NotFound rule="UNKNOWN_MODEL" field="model""#),
+    ] {
+        let mut connection = TcpStream::connect(http).await.unwrap();
+        let head = format!(
+            "POST /v1/completions HTTP/1.1\r\nhost: {http}\r\nconnection: close\r\nx-request-id: mine\r\n\
+             content-type: application/json\r\ncontent-length: {}\r\n\r\n",
+            body.len()
+        );
+        connection.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
+        let mut response = String::new();
+        connection.read_to_string(&mut response).await.unwrap();
+        assert!(response.starts_with(&format!("HTTP/1.1 {status} ")), "{response}");
+        server.program.wait_for_part(logged);
+    }
+    let log = server.program.stderr();
+    let lines: Vec<_> = log.lines().filter(|line| line.contains("refused a call")).collect();
+    let [own, of_the_call] = &lines[..] else { panic!("{log}") };
+    assert!(own.contains(r#"call{path="/v1/completions" id="mine"}"#), "{own}");
+    assert!(of_the_call.contains(r#"call{path="/weir.v1.Generation/Generate" id="mine"}"#), "{of_the_call}");
+    assert!(!log.contains("secret") && !log.contains("nobody"), "{log}");
 }

@@ -169,6 +169,7 @@ pub async fn run(
     let closing = CancellationToken::new();
     let draining = CancellationToken::new();
     let collected = CollectedLimits::new(Arc::clone(&memory), &config);
+    let refusals = RefusalLog::default();
     let parts = middleware::Parts {
         config: &config,
         memory: &memory,
@@ -176,7 +177,7 @@ pub async fn run(
         workers: &workers,
         traces: traces.as_ref(),
         draining: &draining,
-        refusals: &RefusalLog::default(),
+        refusals: &refusals,
     };
     let stack = |routes: Routes| middleware::stack(routes, &parts);
     // A call of the Open Inference Protocol passes the whole stack again, as a call of our own services.
@@ -194,7 +195,7 @@ pub async fn run(
             let incoming = connections::incoming(listener, &config, draining.clone(), Protocol::Http1);
             let services = openai::ApiServices { calls: in_process::services(calls), workers, collected, memory };
             let api = openai::ApiState::new(services, monitor.clone(), &config);
-            openai::serve(incoming, api, &config, closing.clone()).await;
+            openai::serve(incoming, api, &config, refusals.clone(), closing.clone()).await;
         }
     };
     let shutdown = async {

@@ -13,7 +13,7 @@ pub(super) mod layer;
 pub(super) mod panics;
 mod reflection_errors;
 pub(super) mod refusal_log;
-mod request_id;
+pub(super) mod request_id;
 mod shared_limit;
 #[cfg(test)]
 mod testing;

@@ -18,6 +18,8 @@ const CODES: [Code; 5] =
     [Code::InvalidArgument, Code::NotFound, Code::FailedPrecondition, Code::ResourceExhausted, Code::OutOfRange];
 /// The reason of an error whose field may be a key that the client chose.
 const UNREADABLE: &str = "UNREADABLE";
+/// The reason of an error about the field `model`.
+const UNKNOWN_MODEL: &str = "UNKNOWN_MODEL";
 
 /// The state of the lines. Clones share it.
 #[derive(Debug, Clone, Default)]
@@ -35,20 +37,54 @@ struct Refusals {
     unlogged: u64,
 }
 
-impl RefusalLog {
-    /// Logs a status, in the current span, if its code has had no line in [`INTERVAL`].
-    pub(super) fn record(&self, status: &Status) {
-        let code = status.code();
-        let Some(unlogged) = self.count(code, clock::now()) else { return };
+/// A refused call, as the log describes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::serve) struct Refusal {
+    pub(in crate::serve) code: Code,
+    /// The name of the violated rule, in upper case.
+    pub(in crate::serve) rule: String,
+    /// The field of the request that is wrong.
+    pub(in crate::serve) field: Option<String>,
+    /// The error's message. The log has it only if a limit is reached.
+    pub(in crate::serve) message: String,
+}
+
+impl Refusal {
+    /// Describes the status of a gRPC call.
+    fn of(status: &Status) -> Self {
         let details = status.get_error_details();
-        let rule = details.error_info().map_or("", |info| &*info.reason);
-        let violations = details.bad_request().map_or(&[][..], |bad| &bad.field_violations);
-        let field = violations.first().filter(|_| rule != UNREADABLE).map(|violation| &*violation.field);
-        if code == Code::ResourceExhausted {
+        let rule = details.error_info().map_or_else(String::new, |info| info.reason.clone());
+        let violation = details.bad_request().and_then(|bad| bad.field_violations.first());
+        // This error has no violation of a field.
+        let field = if rule == UNKNOWN_MODEL { Some("model") } else { violation.map(|violation| &*violation.field) };
+        Self { code: status.code(), field: field.map(str::to_owned), rule, message: status.message().to_owned() }
+    }
+
+    /// Logs this refusal, and the number of earlier ones that had no line.
+    fn log(&self, unlogged: u64) {
+        let Self { code, rule, field, message } = self;
+        let field = field.as_deref().filter(|_| rule != UNREADABLE);
+        if *code == Code::ResourceExhausted {
             // These messages have only names and numbers of limits.
-            tracing::warn!(?code, rule, limit = status.message(), unlogged, "refused a call: a limit is reached");
+            tracing::warn!(?code, rule, limit = message, unlogged, "refused a call: a limit is reached");
         } else {
             tracing::info!(?code, rule, field, unlogged, "refused a call");
+        }
+    }
+}
+
+impl RefusalLog {
+    /// Logs the status of a gRPC call, in the current span, if its code has had no line in [`INTERVAL`].
+    pub(super) fn record_status(&self, status: &Status) {
+        if let Some(unlogged) = self.count(status.code(), clock::now()) {
+            Refusal::of(status).log(unlogged);
+        }
+    }
+
+    /// Logs a refusal, in the current span, if its code has had no line in [`INTERVAL`].
+    pub(in crate::serve) fn record(&self, refusal: &Refusal) {
+        if let Some(unlogged) = self.count(refusal.code, clock::now()) {
+            refusal.log(unlogged);
         }
     }
 
@@ -69,6 +105,15 @@ impl RefusalLog {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{error::Error, serve::status::status};
+
+    #[test]
+    fn a_refusal_names_its_field() {
+        let field = |error: Error| Refusal::of(&status(&error, "")).field;
+        assert_eq!(field(Error::UnknownModel { name: "x".into(), known: vec![] }).as_deref(), Some("model"));
+        assert_eq!(field(Error::bad_option("n", "0", "1")).as_deref(), Some("n"));
+        assert_eq!(field(Error::Oversized { what: "the body", limit: 1 }), None);
+    }
 
     #[test]
     fn each_code_has_one_line_in_the_interval() {

@@ -16,7 +16,7 @@ use tower::ServiceExt;
 use tracing::Instrument;
 
 /// Maximum bytes of a path that are logged.
-const PATH_BYTES: usize = 128;
+pub(in crate::serve) const PATH_BYTES: usize = 128;
 
 /// Stores a new [`Call`] in the request, and adds the id to the response.
 ///
@@ -49,7 +49,7 @@ pub(super) fn open_log_span(refusals: RefusalLog) -> impl Middleware {
             let code = status.as_ref().map_or(Code::Ok, Status::code);
             tracing::debug!(?code, elapsed = ?clock::since(started), "response begins");
             if let Some(status) = status {
-                refusals.record(&status);
+                refusals.record_status(&status);
             }
             Ok(response)
         };

@@ -4,6 +4,7 @@ use crate::{
     error::Error,
     serve::{
         completion_request::api_field_name,
+        middleware::refusal_log::Refusal,
         status::{WRONG_KIND_OF_MODEL, status},
     },
 };
@@ -30,12 +31,15 @@ pub(super) struct ApiError {
     code: Option<String>,
     /// Seconds after which the client should retry.
     retry_after: Option<u64>,
+    /// The code under which the log counts this refusal. `None` for the error of a gRPC call, whose refusal is in the log already.
+    log_code: Option<Code>,
 }
 
 impl ApiError {
     /// Creates an error of a rule that only HTTP has.
     pub(super) fn new(status: StatusCode, code: &str, message: impl Into<String>) -> Self {
-        Self { status, message: message.into(), param: None, code: Some(code.into()), retry_after: None }
+        let log_code = log_code(status);
+        Self { status, message: message.into(), param: None, code: Some(code.into()), retry_after: None, log_code }
     }
 
     /// Names the field of the request that is wrong.
@@ -77,7 +81,9 @@ impl ApiError {
 
 impl From<Error> for ApiError {
     fn from(error: Error) -> Self {
-        status(&error, "").into()
+        let status = status(&error, "");
+        let log_code = Some(status.code());
+        Self { log_code, ..Self::from(status) }
     }
 }
 
@@ -115,7 +121,7 @@ impl From<Status> for ApiError {
         let wait = details.retry_info().and_then(|retry| retry.retry_delay);
         // Whole seconds, rounded up.
         let retry_after = wait.map(|wait| wait.as_secs() + u64::from(wait.subsec_nanos() > 0));
-        Self { status: http_status(status.code()), message, param, code, retry_after }
+        Self { status: http_status(status.code()), message, param, code, retry_after, log_code: None }
     }
 }
 
@@ -136,6 +142,15 @@ fn http_status(code: Code) -> StatusCode {
     }
 }
 
+/// Maps the HTTP status of a rule that only HTTP has to the gRPC code of similar refusals.
+fn log_code(status: StatusCode) -> Option<Code> {
+    match status.as_u16() {
+        400 | 405 | 415 | 426 => Some(Code::InvalidArgument),
+        404 => Some(Code::NotFound),
+        _ => None,
+    }
+}
+
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         self.with_headers((self.status, Json(self.body())).into_response())
@@ -143,8 +158,13 @@ impl IntoResponse for ApiError {
 }
 
 impl ApiError {
-    /// Adds the headers that clients expect with the error's status.
+    /// Adds the headers that clients expect with the error's status, and the [`Refusal`] for the log.
     fn with_headers(&self, mut response: Response) -> Response {
+        if let Some(code) = self.log_code {
+            let rule = self.code.as_deref().unwrap_or_default().to_ascii_uppercase();
+            let refusal = Refusal { code, rule, field: self.param.clone(), message: self.message.clone() };
+            response.extensions_mut().insert(refusal);
+        }
         let mut set = |name, value: &str| {
             if let Ok(value) = HeaderValue::from_str(value) {
                 response.headers_mut().insert(name, value);
@@ -178,6 +198,23 @@ mod tests {
         assert_eq!(answer.body()["error"]["code"], "bad_option");
         let error = Error::UnknownSymbol { field: "stopping.stop[1]", found: "'é'".into(), offset: 0 };
         assert_eq!(api_error(&error).param.as_deref(), Some("stop"));
+    }
+
+    #[test]
+    fn only_refusals_of_this_api_are_logged_here() {
+        let logged = |error: ApiError| {
+            let refusal = error.into_response().extensions().get::<Refusal>().cloned();
+            refusal.map(|Refusal { code, rule, field, .. }| (code, rule, field))
+        };
+        let best_of = || Error::bad_option("best_of", "3", "1 (the value of n)");
+        let expected = (Code::InvalidArgument, "BAD_OPTION".to_owned(), Some("best_of".to_owned()));
+        assert_eq!(logged(best_of().into()), Some(expected));
+        assert_eq!(logged(api_error(&best_of())), None, "the gRPC call has logged it");
+        let chat = ApiError::new(StatusCode::BAD_REQUEST, "no_chat_template", "no").with_param("messages");
+        let expected = (Code::InvalidArgument, "NO_CHAT_TEMPLATE".to_owned(), Some("messages".to_owned()));
+        assert_eq!(logged(chat), Some(expected));
+        let late = ApiError::new(StatusCode::REQUEST_TIMEOUT, "incomplete", "late");
+        assert_eq!(logged(late), None);
     }
 
     #[test]

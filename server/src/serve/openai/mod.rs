@@ -24,9 +24,14 @@ mod text_offsets;
 
 use crate::{
     config::TransportConfig,
-    error::quoted,
+    error::{clip, quoted},
     serve::{
-        middleware::guarded_body::GuardedBody,
+        call::REQUEST_ID,
+        middleware::{
+            guarded_body::GuardedBody,
+            refusal_log::{Refusal, RefusalLog},
+            request_id::PATH_BYTES,
+        },
         transport::{
             browser_checks::BrowserChecks,
             connections::Connection,
@@ -76,11 +81,13 @@ pub(super) async fn serve(
     incoming: impl Stream<Item = Connection> + Unpin,
     api: ApiState,
     config: &TransportConfig,
+    refusals: RefusalLog,
     closing: CancellationToken,
 ) {
     let engines = api.monitor.engines().clone();
     let pages = PageAccess { checks: BrowserChecks::of_port(&config.access), cors: Cors::new(&config.access.cors) };
-    let router = router(api).layer(from_fn_with_state(pages, check_page));
+    let router = router(api).layer(from_fn_with_state(refusals, log_refusal));
+    let router = router.layer(from_fn_with_state(pages, check_page));
     let start = |Connection { stream, peer, open }: Connection| -> HyperConnection {
         let unread = UnreadBody::default();
         let watched = unread.clone();
@@ -130,6 +137,18 @@ async fn check_page(State(pages): State<PageAccess>, request: Request, next: Nex
             pages.cors.mark(next.run(request).await, readable)
         }
     }
+}
+
+/// Logs the refusals of this API, in a span like that of a gRPC call.
+async fn log_refusal(State(refusals): State<RefusalLog>, request: Request, next: Next) -> Response {
+    let uri = request.uri().clone();
+    let mut response = next.run(request).await;
+    if let Some(refusal) = response.extensions_mut().remove::<Refusal>() {
+        let path = clip(uri.path(), PATH_BYTES);
+        let id = response.headers().get(REQUEST_ID).and_then(|id| id.to_str().ok());
+        tracing::info_span!("call", path, id).in_scope(|| refusals.record(&refusal));
+    }
+    response
 }
 
 /// Counts a request as a call of its connection. A connection that has no place but for health may not make others.

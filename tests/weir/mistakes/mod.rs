@@ -56,6 +56,8 @@ struct Servers {
     http: String,
     /// TLS and keys.
     tls: Server,
+    /// The HTTP port of `tls`.
+    https: String,
     /// A server that uses the certificate of an authority.
     authority: Server,
     certificates: Certificates,
@@ -84,12 +86,14 @@ impl Servers {
             let files = ["--tls-cert", &path(cert), "--tls-key", &path(key)];
             Server::start(&[&common[..], &model, &files, more].concat())
         };
-        let tls = encrypted("server.pem", "server.key", &["--api-keys", keys.to_str().unwrap()]);
+        let more = ["--api-keys", keys.to_str().unwrap(), "--http-listen", "127.0.0.1:0"];
+        let tls = encrypted("server.pem", "server.key", &more);
+        let https = tls.program.wait_for_line("completions over HTTP on ");
         let authority = encrypted("authority.pem", "authority.key", &[]);
         let open = Server::start(&flags);
         let http = open.program.wait_for_line("completions over HTTP on ");
         let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-        Self { open, http, tls, authority, certificates, free, _folder: folder }
+        Self { open, http, tls, https, authority, certificates, free, _folder: folder }
     }
 
     /// Replaces the names of addresses.
@@ -101,6 +105,7 @@ impl Servers {
             ("{grpc}", &grpc),
             ("{http}", &self.http),
             ("{tls}", &tls),
+            ("{https}", &self.https),
             ("{authority}", &authority),
             ("{free}", &self.free),
         ];

@@ -1,8 +1,8 @@
 //! Connections to a server. Errors name the address and the likely cause.
 
 use super::{
-    certificate_errors::certificate_hint,
-    probe::{DetectedProtocol, detect_protocol},
+    probe::{DetectedProtocol, SERVES_HTTP1, detect_protocol},
+    tls_errors::tls_hint,
 };
 use crate::error::{Error, Result};
 use std::{fmt, time::Duration};
@@ -175,29 +175,27 @@ impl Peer {
 /// Why a connection failed.
 struct FailedConnection {
     reason: String,
-    /// The likely cause, if the server's certificate is not accepted.
-    certificate_hint: Option<&'static str>,
+    /// The likely cause, if the TLS handshake shows it.
+    tls_hint: Option<&'static str>,
 }
 
 impl FailedConnection {
     fn new(error: &(dyn std::error::Error + 'static)) -> Self {
-        Self { reason: root_cause(error).to_string(), certificate_hint: certificate_hint(error) }
+        Self { reason: root_cause(error).to_string(), tls_hint: tls_hint(error) }
     }
 }
 
 /// Returns the error of a failed connection, with what answers at the address.
 async fn unreachable(server: &ServerEndpoint, failed: FailedConnection) -> Error {
     use DetectedProtocol::{Closed, Http1, Other, Silent, Tls, Unreachable};
-    let FailedConnection { reason, certificate_hint } = failed;
-    if let Some(hint) = certificate_hint {
+    let FailedConnection { reason, tls_hint } = failed;
+    if let Some(hint) = tls_hint {
         return Error::Remote { server: server.address.clone(), answer: format!("{hint} ({reason})") };
     }
     let hint = match (detect_protocol(&server.host()).await, server.is_encrypted()) {
         (Unreachable, _) => "no server listens there: is `weir serve` running, and is the address right?",
         (Silent, _) => "a listener there accepts connections but does not answer: is it the server's address?",
-        (Http1, false) => {
-            "the port serves HTTP/1, like those of --http-listen and --admin-listen: give the gRPC address (weir serve --listen)"
-        }
+        (Http1, false) => SERVES_HTTP1,
         (Http1, true) => {
             "the port answers in HTTP/1: is it a gRPC port, and does it use TLS? If not, leave out https://"
         }

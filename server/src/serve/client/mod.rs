@@ -1,7 +1,6 @@
 //! The client behind `weir admin`, `weir health` and `weir report`, and behind the commands that call a server instead of loading a
 //! model.
 
-mod certificate_errors;
 mod connection;
 pub mod editing;
 mod in_memory;
@@ -9,6 +8,7 @@ pub mod inference;
 mod probe;
 pub mod streams;
 pub mod summaries;
+mod tls_errors;
 
 pub use connection::ServerEndpoint;
 

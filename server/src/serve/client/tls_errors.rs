@@ -1,14 +1,19 @@
-//! The likely cause of a server certificate that the client does not accept, and what to do.
+//! The likely cause of a failed TLS handshake, and what to do.
 
+use super::probe::SERVES_HTTP1;
 use std::{error::Error, io};
-use tokio_rustls::rustls;
+use tokio_rustls::rustls::{self, AlertDescription};
 
-/// Returns the likely cause if `error`, or an error that caused it, is about the server's certificate.
-pub(super) fn certificate_hint(error: &(dyn Error + 'static)) -> Option<&'static str> {
+/// Returns the likely cause if `error`, or an error that caused it, is about the server's certificate or about the protocol that it
+/// serves over TLS.
+pub(super) fn tls_hint(error: &(dyn Error + 'static)) -> Option<&'static str> {
     let mut next = Some(error);
     while let Some(error) = next {
-        if let Some(rustls::Error::InvalidCertificate(why)) = error.downcast_ref() {
-            return Some(hint(why));
+        match error.downcast_ref() {
+            Some(rustls::Error::InvalidCertificate(why)) => return Some(certificate_hint(why)),
+            // The client offers HTTP/2 only.
+            Some(rustls::Error::AlertReceived(AlertDescription::NoApplicationProtocol)) => return Some(SERVES_HTTP1),
+            _ => {}
         }
         // An I/O error's source is that of the error that it wraps.
         let wrapped = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
@@ -17,7 +22,7 @@ pub(super) fn certificate_hint(error: &(dyn Error + 'static)) -> Option<&'static
     None
 }
 
-fn hint(error: &rustls::CertificateError) -> &'static str {
+fn certificate_hint(error: &rustls::CertificateError) -> &'static str {
     use rustls::CertificateError::{
         BadSignature, Expired, ExpiredContext, NotValidForName, NotValidForNameContext, NotValidYet,
         NotValidYetContext, Other, UnknownIssuer,
@@ -49,11 +54,14 @@ mod tests {
     #[test]
     fn wrapped_errors_are_found() {
         let wrapped = |error: rustls::Error| io::Error::other(io::Error::new(io::ErrorKind::InvalidData, error));
-        let shown = |error: CertificateError| certificate_hint(&wrapped(error.into()));
+        let shown = |error: CertificateError| tls_hint(&wrapped(error.into()));
         assert!(shown(CertificateError::UnknownIssuer).unwrap().contains("--tls-ca"));
         assert!(shown(CertificateError::NotValidForName).unwrap().contains("does not list this host"));
         assert!(shown(CertificateError::BadEncoding).unwrap().ends_with("is not accepted"));
-        assert_eq!(certificate_hint(&wrapped(rustls::Error::HandshakeNotComplete)), None);
-        assert_eq!(certificate_hint(&io::Error::other("refused")), None);
+        let alert = |alert| tls_hint(&wrapped(rustls::Error::AlertReceived(alert)));
+        assert_eq!(alert(AlertDescription::NoApplicationProtocol), Some(SERVES_HTTP1));
+        assert_eq!(alert(AlertDescription::HandshakeFailure), None);
+        assert_eq!(tls_hint(&wrapped(rustls::Error::HandshakeNotComplete)), None);
+        assert_eq!(tls_hint(&io::Error::other("refused")), None);
     }
 }

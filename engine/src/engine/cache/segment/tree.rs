@@ -308,24 +308,6 @@ fn shared_len(a: &[u32], b: &[u32]) -> usize {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn texts_are_compared_to_their_first_difference() {
-        let text: Vec<u32> = (0..300).collect();
-        for end in [0, 1, 63, 64, 65, 128, 200, 300] {
-            for difference in [0, 1, 63, 64, 65, 127, 128, 199, 299] {
-                let mut other = text[..end].to_vec();
-                other.iter_mut().skip(difference).take(1).for_each(|symbol| *symbol += 1);
-                let expected = end.min(difference);
-                assert_eq!((shared_len(&text, &other), shared_len(&other, &text)), (expected, expected));
-            }
-        }
-    }
-}
-
-#[cfg(test)]
 impl<T> Tree<T> {
     /// Returns all texts with their nodes, and checks the invariants of the tree.
     pub(super) fn check(&self) -> Vec<(Vec<u32>, NodeId)> {
@@ -355,5 +337,23 @@ impl<T> Tree<T> {
         assert_eq!(size, self.size());
         found.sort();
         found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_are_compared_to_their_first_difference() {
+        let text: Vec<u32> = (0..300).collect();
+        for end in [0, 1, 63, 64, 65, 128, 200, 300] {
+            for difference in [0, 1, 63, 64, 65, 127, 128, 199, 299] {
+                let mut other = text[..end].to_vec();
+                other.iter_mut().skip(difference).take(1).for_each(|symbol| *symbol += 1);
+                let expected = end.min(difference);
+                assert_eq!((shared_len(&text, &other), shared_len(&other, &text)), (expected, expected));
+            }
+        }
     }
 }

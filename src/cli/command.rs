@@ -48,7 +48,7 @@ pub(super) enum Command {
     Pull(pull::Args),
     /// Create a checkpoint of a given shape with random weights.
     Init(init::Args),
-    /// Count the n-grams of a text, from which generations of a checkpoint's model draft.
+    /// Count the n-grams of a text, from which a checkpoint's model guesses characters.
     Ngrams(ngrams::Args),
     /// Check a checkpoint and print its contents.
     Inspect(inspect::Args),

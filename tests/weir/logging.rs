@@ -1,4 +1,4 @@
-//! The log of `weir serve`: refusals, and a log that cannot be written. It costs log lines, and nothing else.
+//! The log of `weir serve`: refusals, and a log that cannot be written, which costs log lines and nothing else.
 #![cfg(target_os = "linux")]
 
 use super::{process, support::converted};

@@ -15,12 +15,12 @@ pub const MAX_BOUNDARY_WAIT: usize = 64;
 /// Returns true if the `waiting` rows run their segment step now, all together.
 ///
 /// `others` is true if another row could be fed one symbol while they wait. It is false while prompts are fed, because that
-/// takes long. A row waits for at most `wait` symbol steps.
+/// takes long, and if a waiting row was fed a chunk of a prompt. A chunk's segments fill a step by themselves and must not delay
+/// its prompt. The other rows join it: the weights are read anyway. A row waits for at most `wait` symbol steps.
 ///
-/// The rows run if one has waited that long, if there is no other row to wait for, or if one was fed a chunk. A chunk's
-/// segments fill a step by themselves and must not delay its prompt. The other rows join it: the weights are read anyway.
+/// The rows run if one has waited that long, or if there is no other row to wait for.
 pub fn is_due<'a>(mut waiting: impl Iterator<Item = &'a SequenceRow>, others: bool, wait: usize) -> bool {
-    waiting.any(|row| !others || row.waited >= wait || row.feed.len() > 1)
+    waiting.any(|row| !others || row.waited >= wait)
 }
 
 /// Counts the symbol step that is about to run for each waiting row.

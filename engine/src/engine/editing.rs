@@ -264,7 +264,7 @@ impl CompletionTask {
                 waiting.iter().filter(|waiting| waiting.known.is_none()).map(|waiting| self.job(waiting)).collect();
             if jobs.is_empty() && !waiting.is_empty() {
                 for Waiting { node, known, .. } in waiting {
-                    self.expand(node, known)?;
+                    self.take_one(node, known)?;
                 }
                 continue;
             }
@@ -310,12 +310,12 @@ impl CompletionTask {
                 self.distributions.keep(&self.place, &symbols, &distribution);
                 known = Some(distribution);
             }
-            self.expand(node, known)?;
+            self.take_one(node, known)?;
         }
         Ok(())
     }
 
-    fn expand(&mut self, node: NodeId, distribution: Option<Arc<Distribution>>) -> Result<()> {
+    fn take_one(&mut self, node: NodeId, distribution: Option<Arc<Distribution>>) -> Result<()> {
         let lost = || Error::Internal("a distribution was not requested".into());
         let distribution = distribution.ok_or_else(lost)?;
         self.search.take(node, distribution)

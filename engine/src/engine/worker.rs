@@ -265,7 +265,7 @@ impl Worker {
             let limits = PromptLimits { decoding: within(target), searching: within(target.min(SEARCH_STEP)) };
             state.scheduler.plan(&self.batch.statuses, limits, &mut self.batch.feeds);
             drop(state);
-            self.batch.plan_drafts();
+            self.batch.plan_drafts(limits);
             // no request is preempted for a draft
             if self.batch.make_room() || (self.batch.drop_drafts() && self.batch.make_room()) {
                 return;

@@ -66,7 +66,6 @@ async fn invalid_requests_are_refused_with_the_field() {
     server.at_rest().await;
 }
 
-/// hyper sends a status without a body. Heads have the same limits as over gRPC.
 /// Clients may send the biases of other models.
 #[tokio::test]
 async fn biases_of_unknown_ids_have_no_effect() {
@@ -83,6 +82,7 @@ async fn biases_of_unknown_ids_have_no_effect() {
     server.at_rest().await;
 }
 
+/// hyper sends a status without a body. Heads have the same limits as over gRPC.
 #[tokio::test]
 async fn hyper_1_12_0_answers_malformed_heads_itself() {
     let pinned = "\"hyper\"\nversion = \"1.12.0\"\n";

@@ -64,7 +64,7 @@ class GenerateOptions(CallOptions, total=False):
     boundary_mode: Optional[str]
     #: -8 to 7; 0 by default.
     priority: Optional[int]
-    #: "auto", "off" or a number: how the server guesses characters. The text does not depend on it.
+    #: "auto", "off" or a number as text, such as "4": how the server guesses characters. The text does not depend on it.
     speculate: Optional[str]
     #: The prompt as ids of the vocabulary. The prompt's text must then be empty.
     prompt_ids: Optional[Sequence[int]]

@@ -29,15 +29,15 @@ use crate::{
 use spelling::Spelling;
 use std::{
     cmp::Ordering,
-    collections::{BinaryHeap, HashMap},
+    collections::{BinaryHeap, HashMap, HashSet},
     sync::Arc,
 };
 use symbol_kinds::{SymbolKind, symbol_kinds};
 
 /// Maximum continuations that one search expands.
 pub const MAX_EXPANSIONS: usize = 1024;
-/// Number of distributions that wait for their turn from which the search asks for one at a time.
-const MAX_WAITING: usize = 128;
+/// Maximum bytes of distributions that wait for their turn. Beyond it the search asks for one at a time.
+const WAITING_BYTES: usize = 1 << 17;
 
 /// A continuation of the text.
 #[derive(Debug, Clone, PartialEq)]
@@ -116,7 +116,8 @@ impl CompletionSearch {
         if self.expansions == MAX_EXPANSIONS {
             return expansions;
         }
-        let limit = if self.waiting.len() < MAX_WAITING { limit } else { 1 };
+        let waiting_bytes = self.waiting.len() * self.kinds.len() * size_of::<f32>();
+        let limit = if waiting_bytes < WAITING_BYTES { limit } else { 1 };
         let mut seen = Vec::new();
         let mut complete = 0;
         // what lies behind enough complete continuations is no result
@@ -279,6 +280,9 @@ impl CompletionSearch {
             complete.sort_unstable_by(|a, b| b.cmp(a));
             complete.truncate(self.rules.count - self.found.len());
             queue.append(&mut complete);
+            let open = queue.iter().filter(|candidate| candidate.symbol.is_none() && !candidate.is_complete);
+            let open: HashSet<NodeId> = open.map(|candidate| candidate.node).collect();
+            self.waiting.retain(|node, _| open.contains(node));
             self.queue = queue.into();
         }
     }

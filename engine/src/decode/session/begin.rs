@@ -36,7 +36,7 @@ impl Session {
             boundaries: details.boundaries,
             last_logits: true,
         };
-        // drafts are verified by bits, which only such models repeat
+        // other models' numbers depend on how symbols are split into steps
         let can_speculate = card.speculates && card.exactness == Exactness::Bitwise;
         let speculation = speculation.filter(|_| can_speculate).unwrap_or_default();
         let session = Self::new(Prompt::new(prompt, None, output), Some(generation), boundaries, card, max_symbols)?;

@@ -25,7 +25,9 @@ const MATCH_KINDS: [MatchKind; 7] = [
 /// Kinds of guesses from n-grams, by equal ranges of their confidence.
 const NGRAM_KINDS: usize = 8;
 const KINDS: usize = MATCH_KINDS.len() + NGRAM_KINDS;
-/// Part by which a rate moves towards what was seen last.
+/// Maximum symbols of a text that a drafter sees in one step: a long prompt must not delay the rows of others.
+const SEEN_AT_ONCE: usize = 1024;
+/// Weight of the latest outcome in a rate.
 const RATE_STEP: f64 = 1.0 / 16.0;
 
 struct MatchKind {
@@ -85,9 +87,12 @@ impl Drafter {
         }
     }
 
-    /// Drafts at most `limit` symbols after `text`, which continues the one of the last call, as far as they fit into `budget`.
+    /// Drafts at most `limit` symbols after `text`, which continues the one of the last call, as far as they fit into `budget`. Drafts
+    /// none until it has seen all of a long text, a part at each call.
     pub fn draft(&mut self, text: TextView<'_>, limit: usize, budget: &mut DraftBudget) {
-        self.see(text);
+        if !self.see(text) {
+            return;
+        }
         let mut place = self.matcher.present();
         let mut guesses = self.guesses;
         let mut probability = 1.0;
@@ -123,12 +128,15 @@ impl Drafter {
         }
     }
 
-    /// Takes in the symbols of the text since the last call, and how right the guesses of them were.
-    fn see(&mut self, text: TextView<'_>) {
+    /// Adds at most [`SEEN_AT_ONCE`] symbols of the text since the last call, and updates the rates of the guesses about them. Returns
+    /// true if these were all.
+    fn see(&mut self, text: TextView<'_>) -> bool {
         self.draft.clear();
         let start = self.seen.max(text.dropped()).max(text.len().saturating_sub(self.matcher.window()));
-        self.seen = text.len();
-        for &symbol in text.after(start).unwrap_or_default() {
+        let symbols = text.after(start).unwrap_or_default();
+        let symbols = &symbols[..symbols.len().min(SEEN_AT_ONCE)];
+        self.seen = start + symbols.len();
+        for &symbol in symbols {
             let Guesses { from_match, from_ngrams } = self.guesses;
             for Guess { symbol: guessed, kind } in from_match.into_iter().chain(from_ngrams) {
                 let right = f64::from(u8::from(guessed == symbol));
@@ -137,6 +145,7 @@ impl Drafter {
             self.matcher.push(symbol);
             self.guesses = self.guess_after(self.matcher.present());
         }
+        self.seen == text.len()
     }
 
     /// The guess that was right most often among those of its kind.
@@ -215,6 +224,10 @@ mod tests {
     fn a_long_text_is_read_from_its_end() {
         let text: Vec<u32> = (0..100_000u32).map(|position| position % 50).collect();
         let mut drafter = Drafter::new(Speculation::UpTo(4), 100_000, 64, None);
+        let calls = drafter.matcher.window() / SEEN_AT_ONCE;
+        for _ in 1..calls {
+            assert!(drafted(&mut drafter, &text, 9).is_empty(), "it has not seen all of the text");
+        }
         assert_eq!(drafted(&mut drafter, &text, 9), [0, 1, 2, 3]);
     }
 

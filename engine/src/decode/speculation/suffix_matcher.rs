@@ -5,7 +5,7 @@
 
 /// Minimum symbols that must match.
 pub(super) const MIN_MATCH: usize = 4;
-/// Longest match that is told from longer ones.
+/// Longer matches count as this long.
 pub(super) const MAX_MATCH: usize = 32;
 /// Maximum symbols that the matcher remembers.
 const MAX_WINDOW: usize = 1 << 14;

@@ -6,14 +6,14 @@ use crate::{
     engine::{
         recovery::guarded,
         request::{Request, RequestKind},
-        scheduler::RowActivity,
+        scheduler::{PromptLimits, RowActivity},
     },
-    error::Result,
 };
 
 impl Batch {
-    /// Adds drafts to the planned feeds of rows that decode, as far as they pay and the step has room.
-    pub(in crate::engine) fn plan_drafts(&mut self) {
+    /// Adds drafts to the planned feeds of rows that decode, as far as they pay and the step has room. The limits of prompts next to
+    /// other rows are limits of drafts, too.
+    pub(in crate::engine) fn plan_drafts(&mut self, limits: PromptLimits) {
         let Self { requests, statuses, feeds, inner, step_cost, .. } = self;
         let decoding = |request: usize| match statuses.get(request).map(|status| status.activity) {
             Some(RowActivity::Decoding(rows)) => rows,
@@ -21,8 +21,10 @@ impl Batch {
         };
         let symbols: usize = feeds.iter().map(|feed| feed.symbols).sum();
         let rows: usize = feeds.iter().map(|feed| decoding(feed.request)).sum();
+        let searches = statuses.iter().any(|status| matches!(status.activity, RowActivity::Searching(_)));
+        let limit = if searches { limits.searching.min(limits.decoding) } else { limits.decoding };
         let mut budget = DraftBudget {
-            free: inner.limits.chunk.saturating_sub(symbols),
+            free: inner.limits.chunk.min(limit).saturating_sub(symbols),
             fixed: step_cost.fixed(),
             symbols,
             expected: rows as f64,
@@ -54,15 +56,17 @@ impl Batch {
         dropped
     }
 
-    /// Cuts each draft before its first boundary. Runs after the symbol step.
-    pub(super) fn cut_drafts(&mut self) -> Result<()> {
+    /// Cuts each draft before its first boundary. Runs after the symbol step. A request whose draft cannot be cut fails alone.
+    pub(super) fn cut_drafts(&mut self) {
         for &index in &self.fed {
-            let request = &self.requests[self.row_table.owners[index]];
+            let request = &mut self.requests[self.row_table.owners[index]];
             if request.outcome.is_none() && has_draft(request) {
-                self.row_table.rows[index].cut_draft()?;
+                let row = &mut self.row_table.rows[index];
+                if let Err(error) = guarded(|| row.cut_draft()) {
+                    request.outcome = Some(Err(error));
+                }
             }
         }
-        Ok(())
     }
 
     /// True if all rows that the step feeds decode.

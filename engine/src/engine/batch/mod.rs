@@ -267,9 +267,9 @@ impl Batch {
     /// had no room in this step. They do not wait for paused rows, nor while a prompt's chunk is fed: its steps are long.
     fn select_segment_rows(&mut self) {
         self.due.clear();
-        let has_chunks = self.fed.iter().any(|&row| self.feeds_chunk(row));
+        self.due.extend(in_flight_rows(StepStatus::Waiting, &self.requests, &self.row_table));
+        let has_chunks = self.fed.iter().chain(&self.due).any(|&row| self.feeds_chunk(row));
         let Self { requests, row_table, statuses, .. } = self;
-        self.due.extend(in_flight_rows(StepStatus::Waiting, requests, row_table));
         let rows = &row_table.rows;
         let continues =
             |&row: &usize| requests[row_table.owners[row]].outcome.is_none() && rows[row].status != StepStatus::Waiting;
@@ -299,9 +299,9 @@ impl Batch {
                 request.timer.steps += 1;
             }
         }
-        let result = result.and_then(|()| guarded(|| self.cut_drafts()));
-        if let Err(error) = result {
-            self.fail_rows(&error, self.fed.clone());
+        match result {
+            Ok(()) => self.cut_drafts(),
+            Err(error) => self.fail_rows(&error, self.fed.clone()),
         }
     }
 

@@ -108,11 +108,13 @@ impl Drop for ActiveTiles {
     }
 }
 
-#[cfg(all(test, target_os = "linux"))]
+#[cfg(test)]
 mod tests {
+    #[cfg(target_os = "linux")]
     use super::*;
 
     /// A filter of system calls, for this thread alone, under which the system refuses arch_prctl.
+    #[cfg(target_os = "linux")]
     fn refuse_arch_prctl() {
         // loads the number of the call, and returns "error EPERM" for arch_prctl and "allow" for every other
         const LOAD_NUMBER: u16 = 0x20;
@@ -132,6 +134,7 @@ mod tests {
         assert_eq!(unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) }, 0);
     }
 
+    #[cfg(target_os = "linux")]
     #[test]
     fn a_sandbox_that_refuses_tiles_is_not_an_error() {
         let refused = std::thread::spawn(|| {

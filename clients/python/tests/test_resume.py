@@ -160,5 +160,6 @@ def test_cut_connections_do_not_change_a_text(server: local.Server, kind: str) -
         assert proxy.cuts > 0
     assert (cut.text, cut.characters, cut.reason, cut.seed) == (whole.text, whole.characters, whole.reason, 5)
     assert cut.usage.generated_chars == whole.usage.generated_chars == 400
-    assert 0 < cut.usage.resumed_chars < 400
+    # the last cut may come after the last character
+    assert 0 < cut.usage.resumed_chars <= 400
     assert server.metric("resumed_requests_total") > before

@@ -1,6 +1,6 @@
 //! A table of n-grams: for contexts of a few symbols, the symbol that most often follows them, and how often it does.
 //!
-//! The table is a list of slots of fixed size. A context of each of [`ORDERS`] hashes to one slot, which also has part of the hash,
+//! The table is a list of slots of fixed size. A context of each of `ORDERS` hashes to one slot, which also has part of the hash,
 //! so that another context is hardly ever taken for it. The size of the table does not depend on the text that it was made from.
 
 use std::{array, fmt};

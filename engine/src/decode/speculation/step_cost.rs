@@ -43,7 +43,7 @@ impl StepCost {
     }
 
     /// The fixed cost of a step relative to the cost of a symbol. While steps hardly differ in their symbols, it is close to
-    /// [`ASSUMED_FIXED`], so that drafts are tried again from time to time.
+    /// `ASSUMED_FIXED`, so that drafts are tried again from time to time.
     pub fn fixed(&self) -> f64 {
         let variance = (self.square - self.symbols * self.symbols).max(0.0);
         let covariance = self.product - self.symbols * self.nanoseconds;

@@ -48,7 +48,7 @@ pub(crate) struct SpeculatePlan {
     pub chars: usize,
     /// Timed pairs of runs, one without drafts and one with them, after one untimed pair.
     pub pairs: usize,
-    /// How the second run of a pair speculates.
+    /// Speculation of the second run of a pair.
     pub speculation: Speculation,
 }
 

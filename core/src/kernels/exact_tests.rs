@@ -69,7 +69,9 @@ proptest! {
 /// Enough numbers that all threads quantize rows, more rows than a block, and rows that end within a cache line.
 #[test]
 fn many_rows_are_quantized_on_all_threads() {
-    let (rows, inputs, outputs) = (203, 390, 40);
+    let rows = 203;
+    let inputs = 390;
+    let outputs = 40;
     check(&Dtype::ALL, &computes(3), &integers(1, rows, inputs), &integers(2, outputs, inputs), inputs);
 }
 

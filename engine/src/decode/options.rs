@@ -26,7 +26,7 @@ pub struct Generate {
     /// Symbols that an earlier run of the same request has emitted after the prompt, its end mark included. They count as generated
     /// and are not emitted again; the prompt is not echoed. Empty for a request that starts from its prompt.
     pub resumed: Vec<u32>,
-    /// How it speculates. None: the engine's setting.
+    /// Speculation of this generation. Without a value it is the engine's setting.
     pub speculation: Option<Speculation>,
 }
 

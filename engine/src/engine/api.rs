@@ -43,7 +43,7 @@ pub struct Limits {
     pub events: usize,
     /// Maximum symbol steps that a row waits for its segment step, so that rows share it. 0: no row waits.
     pub boundary_wait: usize,
-    /// How generations speculate if their request does not set it.
+    /// Speculation of generations whose request does not set it.
     pub speculation: Speculation,
     /// How long a client may read none of its buffered events before its request ends.
     pub stall: Duration,

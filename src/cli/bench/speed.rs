@@ -129,7 +129,7 @@ pub(super) struct SpeculateArgs {
     #[arg(long, value_name = "N", default_value_t = 11,
         value_parser = count(1..=compare::MAX_PAIRS), allow_negative_numbers = true)]
     pairs: usize,
-    /// How the second run of a pair speculates: `auto`, or the most characters to guess at a time, 1 to 16. Several are measured
+    /// Speculation of the second run of a pair: `auto`, or the most characters to guess at a time, 1 to 16. Several are measured
     /// one after the other. `off` compares runs without drafts.
     #[arg(long, value_name = "auto|off|N", value_delimiter = ',', default_value = "auto", value_parser = speculation)]
     speculate: Vec<Speculation>,

@@ -55,7 +55,7 @@ fn a_cut_feed_equals_a_shorter_one() {
     });
 }
 
-/// What a generation emits, and how it ends.
+/// Output of a generation, and the reason for its end.
 type Output = (Vec<EmittedSymbol>, FinishReason, Usage);
 
 /// Generates with drafts as long as the request permits.

@@ -232,7 +232,9 @@ mod tests {
 
     #[test]
     fn rows_of_zeros_give_zeros_and_rows_with_infinities_give_nan() {
-        let (rows, inputs, outputs) = (20, 100, 40);
+        let rows = 20;
+        let inputs = 100;
+        let outputs = 40;
         let linear = Linear::pack(&WeightArena::new(Dtype::Int8), &numbers(1, inputs * outputs), &[], outputs, inputs);
         let linear = linear.unwrap();
         let mut x = numbers(2, rows * inputs);

@@ -255,7 +255,7 @@ impl CompletionSearch {
         self.expansions
     }
 
-    /// True if the search ended at [`MAX_EXPANSIONS`] before it had found `count` completions. Others may exist, and may be more
+    /// Returns true if the search ended at [`MAX_EXPANSIONS`] before it had found `count` completions. Others may exist, and may be more
     /// probable than the last ones that [`finish`](Self::finish) returns.
     pub fn is_cut(&self) -> bool {
         self.found.len() < self.rules.count && !self.queue.is_empty()

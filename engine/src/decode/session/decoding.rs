@@ -36,7 +36,7 @@ impl Session {
         }
     }
 
-    /// True if the row's next or present feed has a draft.
+    /// Returns true if the row's next or present feed has a draft.
     pub fn has_draft(&self) -> bool {
         !self.draft_symbols().is_empty()
     }

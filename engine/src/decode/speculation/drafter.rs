@@ -62,7 +62,7 @@ pub struct Drafter {
     guesses: Guesses,
     /// Length of the text that was seen.
     seen: usize,
-    /// By symbol: true if it ended a segment when it was last fed.
+    /// Marks, indexed by symbol, that are true if the symbol ended a segment when it was last fed.
     ends_segment: Vec<bool>,
     draft: Vec<u32>,
 }

@@ -1,10 +1,10 @@
 //! Bit-exact speculation: a generating session feeds symbols that it guesses together with the sampled one.
 //!
 //! A [draft](drafter) continues the text as it went on after an earlier place (`suffix_matcher`), or as texts usually go on
-//! ([`ngrams`]). The model processes the sampled symbol
-//! and the draft in one step, with the logits after each. The sampler then draws at each position as it always does, and
-//! a drafted symbol is accepted while it equals the drawn one. The rest is rolled back. Every number and every draw depends on the
-//! symbols before it and on its position, not on how symbols were split into steps. So the text is the same, bit for bit.
+//! ([`ngrams`]). The model processes the sampled symbol and the draft in one step, with the logits after each. The sampler then
+//! draws at each position as it always does, and a drafted symbol is accepted while it equals the drawn one. The rest is rolled
+//! back. Every number and every draw depends on the symbols before it and on its position, not on how symbols were split into
+//! steps. So the text is the same, bit for bit.
 //!
 //! A draft ends at its first boundary. Whether a symbol is one is known after the symbol step; the rows then drop the symbols from
 //! there on ([`SequenceRow::cut`](super::contract::SequenceRow::cut)). So the middle stack runs for accepted symbols only.
@@ -19,7 +19,7 @@ use std::fmt::{self, Display, Formatter};
 /// Maximum symbols of a draft. Every state can be rolled back by as many.
 pub const MAX_DRAFT: usize = 16;
 
-/// How a generation speculates. The text does not depend on it.
+/// A generation's setting for speculation. The text does not depend on it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Speculation {
     /// Drafts are never fed.
@@ -64,7 +64,7 @@ impl Display for Speculation {
     }
 }
 
-/// What a step has room for, and whether a drafted symbol pays in it.
+/// The room that a step has for drafted symbols, and the costs that tell whether one pays.
 ///
 /// A step costs a fixed part, which is `fixed` times the cost of a symbol, and the cost of its symbols. Without drafts it yields
 /// one symbol for each row that decodes. A drafted symbol yields one more if it is accepted. The yield per cost rises exactly

@@ -33,7 +33,7 @@ const MIN_TOTAL: u32 = 2;
 pub struct Successor {
     /// The symbol.
     pub symbol: u32,
-    /// How often it followed the context in the table's text, as a share of 255.
+    /// Share of the occurrences of the context that it followed in the table's text, in parts of 255.
     pub confidence: u8,
 }
 
@@ -118,9 +118,9 @@ impl NgramTable {
 /// Why bytes are not a table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mismatch {
-    /// What was expected.
+    /// Expected content, for a message.
     pub expected: String,
-    /// What was found.
+    /// Content that was found, for a message.
     pub found: String,
 }
 

@@ -34,7 +34,7 @@ pub(super) struct SuffixMatcher {
     ring: Vec<u32>,
     /// Number of symbols added.
     len: usize,
-    /// By hash: the low bits of the position after the latest occurrence.
+    /// Low bits of the position after the latest occurrence, indexed by hash.
     table: Vec<u32>,
     present: Option<Match>,
 }

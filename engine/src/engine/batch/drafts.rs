@@ -69,19 +69,19 @@ impl Batch {
         }
     }
 
-    /// True if all rows that the step feeds decode.
+    /// Returns true if all rows that the step feeds decode.
     pub(super) fn only_decodes(&self) -> bool {
         let row_decodes = |&row: &usize| !self.feeds_chunk(row);
         !self.fed.is_empty() && self.encode_feeds.is_empty() && self.fed.iter().all(row_decodes)
     }
 
-    /// True if the row is fed a chunk of a prompt.
+    /// Returns true if the row is fed a chunk of a prompt.
     pub(super) fn feeds_chunk(&self, row: usize) -> bool {
         self.row_table.rows[row].feed.len() > 1 && !has_draft(&self.requests[self.row_table.owners[row]])
     }
 }
 
-/// True if the request's present or next feed has a draft.
+/// Returns true if the request's present or next feed has a draft.
 pub(super) fn has_draft(request: &Request) -> bool {
     matches!(&request.kind, RequestKind::Text(text) if text.session.has_draft())
 }

@@ -21,9 +21,9 @@ const SEARCHING_SHARE: usize = 4;
 /// Maximum prompt symbols of a step, so that it does not delay other rows for long.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PromptLimits {
-    /// While other rows decode.
+    /// Limit while other rows decode.
     pub(crate) decoding: usize,
-    /// While a search for completions runs.
+    /// Limit while a search for completions runs.
     pub(crate) searching: usize,
 }
 

@@ -18,7 +18,7 @@ const ANSWER_BYTES: u64 = 12;
 /// The beginning of the answer of a server that supports no HTTP/1.
 const HTTP2_ONLY: &[u8] = b"HTTP/1.1 505";
 
-/// What to do about a server that serves HTTP/1.
+/// Advice for a server that serves HTTP/1.
 pub(super) const SERVES_HTTP1: &str = "the port serves HTTP/1, like those of --http-listen and --admin-listen: \
                                        give the gRPC address (weir serve --listen)";
 

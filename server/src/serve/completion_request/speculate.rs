@@ -1,4 +1,4 @@
-//! How a completion speculates, in JSON.
+//! The setting of a completion for speculation, in JSON.
 
 use serde::{Deserialize, Deserializer, de};
 use std::fmt;

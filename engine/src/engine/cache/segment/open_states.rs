@@ -2,7 +2,8 @@
 //!
 //! The trees hold states up to the end of a segment. A search for completions asks for the distributions after many beginnings of
 //! one word: without these states, each of its requests would feed the word from its first character. An open state serves only
-//! the texts that begin with the whole of its own. Their number is limited to [`MAX_OPEN_STATES`]: the least recently used one is dropped first.
+//! the texts that begin with the whole of its own. At most [`MAX_OPEN_STATES`] are kept; the least recently used one is dropped
+//! first.
 
 use crate::{
     decode::{contract::State, shared_prefix::TextHash, text_window::TextView},

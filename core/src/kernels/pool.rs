@@ -128,7 +128,8 @@ impl ThreadPool {
     }
 
     /// Calls `body(first_row, column, parts)` for `floats`, (rows, columns, width), on all threads if `share`. `parts` are
-    /// those of up to `T` rows from `first_row` on, in one column. All rows of a column precede the next column.
+    /// those of up to `T` rows from `first_row` on, in one column. All rows of a column precede the next column. Threads share the rows
+    /// of a column if there are too few columns for all threads.
     pub fn for_columns<const T: usize>(
         &self,
         floats: &mut [f32],
@@ -139,13 +140,15 @@ impl ThreadPool {
     ) {
         let Some(width) = floats.len().checked_div(rows * columns) else { return };
         assert_eq!(floats.len(), width * rows * columns);
-        let blocks = rows.div_ceil(T);
+        let min_blocks = if share { (2 * self.threads()).div_ceil(columns) } else { 1 };
+        let tile = T.min(rows.div_ceil(min_blocks));
+        let blocks = rows.div_ceil(tile);
         let shared = DisjointSlice::new(floats);
         let task = |task: usize| {
-            let first = task % blocks * T;
+            let first = task % blocks * tile;
             let column = task / blocks;
             let mut parts: [&mut [f32]; T] = std::array::from_fn(|_| &mut [][..]);
-            let parts = &mut parts[..T.min(rows - first)];
+            let parts = &mut parts[..tile.min(rows - first)];
             for (row, part) in parts.iter_mut().enumerate() {
                 // SAFETY: each part belongs to one task.
                 *part = unsafe { shared.part(((first + row) * columns + column) * width, width) };

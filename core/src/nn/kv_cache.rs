@@ -8,7 +8,7 @@
 use crate::{
     error::{Error, Result},
     kernels::{
-        attention::{self, AttentionHead, POSITIONS, PageLayout},
+        attention::{self, KeyPages, POSITIONS, PageLayout},
         memory::{cast, cast_mut},
         pages::{Page, PagePool},
     },
@@ -82,9 +82,9 @@ impl KvCache {
         self.first.max(self.start())
     }
 
-    /// Returns one head's keys and values, without distances and bias, as the kernel takes them.
-    pub(super) fn attention_head(&self, layer: usize, head: usize) -> AttentionHead<'_> {
-        AttentionHead::new(&self.pages, self.start(), &self.layout, layer, head)
+    /// Returns the keys and values as the kernel takes them.
+    pub(super) fn key_pages(&self) -> KeyPages<'_> {
+        KeyPages { pages: &self.pages, start: self.start(), recently_read: false }
     }
 
     /// Returns the bytes of all pages, shared ones included.

@@ -6,8 +6,8 @@ use crate::{
     kernels::{
         Dtype,
         attention::{
-            AttentionHead, Bias, DistanceTable, POSITIONS, PageLayout, QueryBuffer, QueryRow, QueryVariants, attend,
-            write,
+            AttentionHead, Bias, DistanceTable, KeyPages, POSITIONS, PageLayout, QueryBuffer, QueryRow, QueryVariants,
+            attend, write,
         },
         memory::Arena,
         pages::{Page, PagePool},
@@ -72,8 +72,6 @@ impl Attention {
         let times = time_batches(plan.min_time(), &mut |_| {
             machine.compute.pool.for_chunks(&mut out, HEAD_DIM, true, &|head, out| {
                 let attention_head = AttentionHead {
-                    pages: &self.pages,
-                    start: 0,
                     layout: &self.layout,
                     layer: 0,
                     head,
@@ -82,9 +80,9 @@ impl Attention {
                     bias: Bias::None,
                     scale: 0.125,
                     sink: false,
-                    recently_read: true,
                 };
                 let row = QueryRow {
+                    keys: KeyPages { pages: &self.pages, start: 0, recently_read: true },
                     first_key: 0,
                     position: self.keys - 1,
                     content: QueryVariants::single(&queries, head),

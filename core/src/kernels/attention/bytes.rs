@@ -3,11 +3,13 @@
 //! Integer sums are exact, so their order does not matter. Every instruction set gives the same bits.
 
 use super::{
-    layout::POSITIONS,
+    inputs::AttentionHead,
+    layout::{POSITIONS, QUAD, byte_of},
     query::Query,
+    runs::{Run, SPAN, Span},
     softmax::largest,
-    span::{Outs, SPAN, Span, VECTORS},
-    stored::{Columns, Int8Storage, PageHead, Stored},
+    stored::{Columns, Int8Storage, MAX_COLUMNS, PageHead, Stored, VECTOR_ROWS},
+    work::Work,
 };
 use crate::kernels::{
     LANES,
@@ -15,7 +17,6 @@ use crate::kernels::{
     isa::{Simd, WIDTH, pack_bytes, pack_words},
     rowwise::add_up,
 };
-use std::ops::Range;
 
 /// Integer that the largest weight of a span is rounded to. Sums of a span cannot overflow 32 bits.
 const MAX_WEIGHT: f32 = 32767.0;
@@ -29,19 +30,19 @@ impl Stored for Int8Storage {
     fn products<S: Simd, const B: usize>(
         simd: S,
         queries: &[Query<'_>; B],
-        columns: Columns<'_, Self>,
+        columns: Columns<'_, i8>,
     ) -> [[f32; POSITIONS]; B] {
         let cells = queries[0].cells.len();
         assert!(queries.iter().all(|query| query.cells.len() == cells));
         assert!(cells * 4 * POSITIONS <= columns.numbers.len());
         // start at minus the contribution of the offset
-        let mut sums = [[simd.splat_int(0); VECTORS]; B];
+        let mut sums = [[simd.splat_int(0); POSITIONS / WIDTH]; B];
         for (query, sums) in queries.iter().zip(&mut sums) {
             sums.fill(simd.splat_int(query.sum.wrapping_mul(S::OFFSET).wrapping_neg()));
         }
         let mut next = columns.numbers.as_ptr();
         for cell in 0..cells {
-            for v in 0..VECTORS {
+            for v in 0..POSITIONS / WIDTH {
                 // SAFETY: the vector is within row `cell` of the columns, as checked above.
                 let column = simd.offset(unsafe { simd.load_bytes(next.wrapping_add(v * 4 * WIDTH)) });
                 for (query, sums) in queries.iter().zip(&mut sums) {
@@ -53,183 +54,228 @@ impl Stored for Int8Storage {
             next = next.wrapping_add(4 * POSITIONS);
         }
         let mut products = [[0f32; POSITIONS]; B];
-        let (scales, _) = columns.scales[..POSITIONS].as_chunks::<WIDTH>();
         for ((products, sums), query) in products.iter_mut().zip(&sums).zip(queries) {
-            let (products, _) = products.as_chunks_mut::<WIDTH>();
-            for ((products, sum), scales) in products.iter_mut().zip(sums).zip(scales) {
-                let mut ints = [0i32; WIDTH];
-                // SAFETY: `ints` has WIDTH elements.
-                unsafe { simd.store_ints(*sum, ints.as_mut_ptr()) };
-                for ((product, int), scale) in products.iter_mut().zip(&ints).zip(scales) {
-                    *product = *int as f32 * (query.scale * scale);
-                }
+            let scale = simd.splat(query.scale);
+            for (v, &sum) in sums.iter().enumerate() {
+                let scale = simd.mul(scale, simd.load(&columns.scales[v * WIDTH..]));
+                simd.store(simd.mul(simd.to_floats(sum), scale), &mut products[v * WIDTH..]);
             }
         }
         products
     }
 
     #[inline(always)]
-    fn add_weighted_values<S: Simd, const B: usize>(
+    fn prepare_weights<S: Simd>(self, simd: S, head: &AttentionHead<'_>, span: &Span<'_>, row: usize, work: &mut Work) {
+        round_weights(simd, head, span, row, work);
+        let dim = head.layout.head_dim;
+        work.sums.resize(work.sums.len().max((row + 1) * dim), 0);
+        work.sums[row * dim..][..dim].fill(0);
+    }
+
+    #[inline(always)]
+    fn add_run<S: Simd>(
+        self,
         simd: S,
-        span: &Span<'_, B>,
-        weights: &mut [[f32; SPAN]; B],
-        outs: &mut Outs<'_, B>,
+        head: &AttentionHead<'_>,
+        span: &Span<'_>,
+        run: &Run,
+        work: &mut Work,
+        _outs: &mut [&mut [f32]],
     ) {
-        let mut ints = [[0i16; SPAN]; B];
-        let mut units = [0f32; B];
-        for row in 0..B {
-            units[row] = round_weights(span, span.from[row]..span.to[row], &mut weights[row], &mut ints[row]);
+        let list = run.rows.list();
+        let (tiles, rest) = list.rows().as_chunks::<VECTOR_ROWS>();
+        let mut prefetch = !span.rows[list.rows()[0]].keys.recently_read;
+        for rows in tiles {
+            add_rows(simd, head, span, run, rows, prefetch, work);
+            prefetch = false;
         }
-        let head_dim = outs[0].len();
-        let mut done = 0;
-        if B == 1 {
-            while done + 4 * WIDTH <= head_dim {
-                add_columns::<S, B, 4>(simd, span, &ints, units, outs, done);
-                done += 4 * WIDTH;
-            }
+        for row in rest {
+            add_rows(simd, head, span, run, &[*row], prefetch, work);
+            prefetch = false;
         }
-        while done + 2 * WIDTH <= head_dim {
-            add_columns::<S, B, 2>(simd, span, &ints, units, outs, done);
-            done += 2 * WIDTH;
-        }
-        while done + WIDTH <= head_dim {
-            add_columns::<S, B, 1>(simd, span, &ints, units, outs, done);
-            done += WIDTH;
-        }
-        if done < head_dim {
-            add_rest(span, &ints, units, outs, done);
-        }
+    }
+
+    #[inline(always)]
+    fn finish_sums(self, row: usize, work: &Work, out: &mut [f32]) {
+        let sums = &work.sums[row * out.len()..];
+        let unit = work.units[row];
+        out.iter_mut().zip(sums).for_each(|(out, &sum)| *out += sum as f32 * unit);
     }
 }
 
-/// Multiplies the weights of `row_keys` with the scales of their values and rounds them to integers. Returns their unit.
+/// Returns the values of a run's pages, and how many keys some of `rows` attend to, from the run's first key on.
 #[inline(always)]
-fn round_weights<const B: usize>(
-    span: &Span<'_, B>,
-    row_keys: Range<usize>,
-    weights: &mut [f32; SPAN],
-    ints: &mut [i16; SPAN],
-) -> f32 {
-    let head = span.head;
-    let offset = head.layout.head_offset(head.layer, head.head);
-    let mut maxima = [0f32; LANES];
-    let mut nans = [0f32; LANES];
-    for (index, (page, weights)) in span.pages.iter().zip(weights.as_chunks_mut::<POSITIONS>().0).enumerate() {
-        let scales = PageHead::<Int8Storage>::new(head.layout, page.bytes(), offset).values.scales;
-        // outside the window, weights are zero already and scales are unspecified
-        let page_end = (index + 1) * POSITIONS;
-        let keys = row_keys.start.clamp(index * POSITIONS, page_end)..row_keys.end.min(page_end);
-        if keys.len() == POSITIONS {
-            let (scales, _) = scales.as_chunks::<LANES>();
-            for (weights, scales) in weights.as_chunks_mut::<LANES>().0.iter_mut().zip(scales) {
-                // one loop for each operation: the compiler does not vectorise a loop with all of them
-                weights.iter_mut().zip(scales).for_each(|(weight, scale)| *weight *= scale);
-                weights
-                    .iter()
-                    .zip(&mut maxima)
-                    .for_each(|(&weight, max)| *max = if weight > *max { weight } else { *max });
-                weights.iter().zip(&mut nans).for_each(|(weight, nan)| *nan += weight * 0.0);
-            }
-        } else {
-            for key in keys.map(|key| key % POSITIONS) {
-                weights[key] *= scales[key];
-                track(weights[key], &mut maxima[key % LANES], &mut nans[key % LANES]);
+pub(super) fn run_values<'a>(
+    head: &AttentionHead<'_>,
+    span: &Span<'a>,
+    run: &Run,
+    rows: &[usize],
+) -> ([Columns<'a, i8>; MAX_COLUMNS], usize) {
+    let mut values = [Columns::empty(); MAX_COLUMNS];
+    for (values, page) in values.iter_mut().zip(run.pages.clone()) {
+        *values = PageHead::new(head, span.bytes(rows[0], page)).values;
+    }
+    let last = rows.iter().map(|&row| span.to[row]).max().unwrap_or(0);
+    (values, last.min(run.pages.end * POSITIONS) - run.pages.start * POSITIONS)
+}
+
+/// Adds weights · values of a run to the sums of some of its rows.
+#[inline(always)]
+fn add_rows<S: Simd, const B: usize>(
+    simd: S,
+    head: &AttentionHead<'_>,
+    span: &Span<'_>,
+    run: &Run,
+    rows: &[usize; B],
+    prefetch: bool,
+    work: &mut Work,
+) {
+    let (values, keys) = run_values(head, span, run, rows);
+    let part = Part {
+        values: &values[..run.pages.len()],
+        keys,
+        weights: rows.map(|row| &work.weights[row][run.pages.start * POSITIONS..]),
+        head_dim: head.layout.head_dim,
+        prefetch,
+    };
+    let sums = &mut work.sums;
+    let dim = part.head_dim;
+    let mut done = 0;
+    if B == 1 {
+        while done + 4 * WIDTH <= dim {
+            part.add_columns::<S, 4>(simd, rows, sums, done);
+            done += 4 * WIDTH;
+        }
+    }
+    while done + 2 * WIDTH <= dim {
+        part.add_columns::<S, 2>(simd, rows, sums, done);
+        done += 2 * WIDTH;
+    }
+    while done + WIDTH <= dim {
+        part.add_columns::<S, 1>(simd, rows, sums, done);
+        done += WIDTH;
+    }
+    if done < dim {
+        part.add_rest(rows, sums, done);
+    }
+}
+
+/// Multiplies a row's weights with the scales of their values and rounds them to integers, whose unit it keeps.
+#[inline(always)]
+fn round_weights<S: Simd>(simd: S, head: &AttentionHead<'_>, span: &Span<'_>, row: usize, work: &mut Work) {
+    let weights = &mut work.scores[row];
+    let pages = span.pages(row);
+    let keys = span.from[row]..span.to[row];
+    let mut maxima = simd.splat(0.0);
+    let mut nans = simd.splat(0.0);
+    let mut edge_max = 0f32;
+    let mut edge_nan = 0f32;
+    for index in pages.clone() {
+        let scales = PageHead::<i8>::new(head, span.bytes(row, index)).values.scales;
+        for first in (0..POSITIONS).step_by(WIDTH) {
+            let vector = index * POSITIONS + first;
+            let weights = &mut weights[vector..][..WIDTH];
+            let scales = &scales[first..][..WIDTH];
+            if keys.start <= vector && vector + WIDTH <= keys.end {
+                let products = simd.mul(simd.load(weights), simd.load(scales));
+                simd.store(products, weights);
+                maxima = simd.max(products, maxima);
+                // NaN or infinity become NaN
+                nans = simd.add(nans, simd.mul(products, simd.splat(0.0)));
+            } else {
+                // outside the window, weights are zero already and scales are unspecified
+                for (key, (weight, scale)) in (vector..).zip(weights.iter_mut().zip(scales)) {
+                    if keys.contains(&key) {
+                        *weight *= scale;
+                        edge_max = if *weight > edge_max { *weight } else { edge_max };
+                        edge_nan += *weight * 0.0;
+                    }
+                }
             }
         }
     }
-    let max = largest(&maxima);
+    let mut lanes = [0f32; LANES];
+    simd.store(maxima, &mut lanes);
+    let max = largest(&lanes).max(edge_max);
+    simd.store(nans, &mut lanes);
     let unit = max / MAX_WEIGHT;
     let inverse = inverse_of(unit);
-    let count = span.pages.len() * POSITIONS;
-    for (int, weight) in ints[..count].iter_mut().zip(&weights[..count]) {
+    let keys = pages.start * POSITIONS..pages.end * POSITIONS;
+    for (int, weight) in work.weights[row][keys.clone()].iter_mut().zip(&weights[keys]) {
         *int = (*weight * inverse + ROUND).to_bits().wrapping_sub(ROUND.to_bits()) as i16;
     }
-    unit + add_up(nans)
+    work.units[row] = unit + add_up(lanes) + edge_nan;
 }
 
-/// Updates the largest weight, and `nan`, which becomes NaN if the weight is NaN or infinite and stays zero otherwise.
-#[inline(always)]
-fn track(weight: f32, max: &mut f32, nan: &mut f32) {
-    *max = if weight > *max { weight } else { *max };
-    *nan += weight * 0.0;
+/// Values of a run, and the weights of some of its rows.
+struct Part<'a, const B: usize> {
+    /// (positions/4, head_dim, 4) for each page.
+    values: &'a [Columns<'a, i8>],
+    /// Keys that may have a weight.
+    keys: usize,
+    weights: [&'a [i16]; B],
+    head_dim: usize,
+    /// True if the values may have to be fetched from memory.
+    prefetch: bool,
 }
 
-/// Adds unit · Σ weights · values to `W` vectors of the outputs, from number `done` on.
-#[inline(always)]
-fn add_columns<S: Simd, const B: usize, const W: usize>(
-    simd: S,
-    span: &Span<'_, B>,
-    weights: &[[i16; SPAN]; B],
-    units: [f32; B],
-    outs: &mut Outs<'_, B>,
-    done: usize,
-) {
-    let head_dim = outs[0].len();
-    assert!(done + W * WIDTH <= head_dim);
-    let mut sums = [[simd.splat_int(0); W]; B];
-    for index in 0..span.pages.len() {
-        let values = values(span, index);
-        if done == 0 {
-            span.prefetch(simd, span.pages.len() + index + Int8Storage::PREFETCH_PAGES);
-        }
-        assert!(POSITIONS * head_dim <= values.len());
-        let mut next = values.as_ptr().wrapping_add(2 * done);
-        // the last row has the most keys; the weights of other rows are zero after their last key
-        let keys = span.to[B - 1] - index * POSITIONS;
-        for pair in 0..keys.min(POSITIONS).div_ceil(2) {
-            for v in 0..W {
-                // SAFETY: the vector is within the numbers of the pair, as checked above.
-                let values = unsafe { simd.load_words(next.wrapping_add(2 * v * WIDTH)) };
-                for (weights, sums) in weights.iter().zip(&mut sums) {
-                    let [low, high] = [0, 1].map(|second| weights[index * POSITIONS + 2 * pair + second]);
-                    sums[v] = simd.dot_words(values, simd.splat_int(pack_words(low, high)), sums[v]);
+impl<const B: usize> Part<'_, B> {
+    /// Adds Σ weights · values to `W` vectors of the sums, from number `done` on.
+    #[inline(always)]
+    fn add_columns<S: Simd, const W: usize>(&self, simd: S, rows: &[usize; B], all_sums: &mut [i32], done: usize) {
+        let dim = self.head_dim;
+        assert!(done + W * WIDTH <= dim);
+        let mut sums = [[simd.splat_int(0); W]; B];
+        for (index, page) in self.values.iter().enumerate() {
+            if done == 0
+                && self.prefetch
+                && let Some(page) = self.values.get(index + Int8Storage::PREFETCH_PAGES)
+            {
+                page.prefetch(simd);
+            }
+            assert!(POSITIONS * dim <= page.numbers.len());
+            let mut next = page.numbers.as_ptr().wrapping_add(QUAD * done);
+            // the weights of a row are zero after its last key
+            let keys = (self.keys - index * POSITIONS).min(POSITIONS);
+            for quad in 0..keys.div_ceil(QUAD) {
+                let weight = index * POSITIONS + QUAD * quad;
+                for v in 0..W {
+                    // SAFETY: the vector is within the numbers of four positions, as checked above.
+                    let bytes = unsafe { simd.load_bytes(next.wrapping_add(QUAD * v * WIDTH)) };
+                    let [first, second] = simd.words(bytes);
+                    for (weights, sums) in self.weights.iter().zip(&mut sums) {
+                        let [a, b, c, d] = weights[weight..][..QUAD] else { continue };
+                        sums[v] = simd.dot_words(first, simd.splat_int(pack_words(a, b)), sums[v]);
+                        sums[v] = simd.dot_words(second, simd.splat_int(pack_words(c, d)), sums[v]);
+                    }
                 }
+                next = next.wrapping_add(QUAD * dim);
             }
-            next = next.wrapping_add(2 * head_dim);
         }
-    }
-    for ((sums, out), unit) in sums.iter().zip(outs).zip(units) {
-        let mut ints = [0i32; WIDTH];
-        for (&sum, out) in sums.iter().zip(out[done..].chunks_exact_mut(WIDTH)) {
-            // SAFETY: `ints` has sixteen elements.
-            unsafe { simd.store_ints(sum, ints.as_mut_ptr()) };
-            for (out, int) in out.iter_mut().zip(ints) {
-                *out += int as f32 * unit;
+        for (sums, row) in sums.iter().zip(rows) {
+            for (&sum, out) in sums.iter().zip(all_sums[row * dim + done..].chunks_exact_mut(WIDTH)) {
+                let mut ints = [0i32; WIDTH];
+                // SAFETY: `ints` has WIDTH elements.
+                unsafe { simd.store_ints(sum, ints.as_mut_ptr()) };
+                out.iter_mut().zip(ints).for_each(|(out, int)| *out = out.wrapping_add(int));
             }
         }
     }
-}
 
-/// Adds unit · Σ weights · values to the output numbers from `done` on, which do not fill a vector.
-#[inline(always)]
-fn add_rest<const B: usize>(
-    span: &Span<'_, B>,
-    weights: &[[i16; SPAN]; B],
-    units: [f32; B],
-    outs: &mut Outs<'_, B>,
-    done: usize,
-) {
-    for row in 0..B {
-        let out = &mut *outs[row];
-        let mut sums = [0i32; WIDTH];
-        for (index, weights) in weights[row][..span.to[row]].chunks(POSITIONS).enumerate() {
-            let values = values(span, index);
-            for (position, &weight) in weights.iter().enumerate() {
-                let values = &values[position / 2 * 2 * out.len()..];
-                for (number, sum) in (done..out.len()).zip(&mut sums) {
-                    *sum += i32::from(weight) * i32::from(values[2 * number + position % 2]);
+    /// Adds Σ weights · values to the sums from number `done` on, which do not fill a vector.
+    #[inline(always)]
+    fn add_rest(&self, rows: &[usize; B], all_sums: &mut [i32], done: usize) {
+        let dim = self.head_dim;
+        for (weights, row) in self.weights.iter().zip(rows) {
+            let sums = &mut all_sums[row * dim..][..dim];
+            for (page, weights) in self.values.iter().zip(weights[..self.keys].chunks(POSITIONS)) {
+                for (position, &weight) in weights.iter().enumerate() {
+                    let values = &page.numbers[position / QUAD * QUAD * dim..];
+                    for (number, sum) in sums.iter_mut().enumerate().skip(done) {
+                        *sum += i32::from(weight) * i32::from(values[QUAD * number + byte_of(position)]);
+                    }
                 }
             }
         }
-        for (out, sum) in out[done..].iter_mut().zip(sums) {
-            *out += sum as f32 * units[row];
-        }
     }
-}
-
-#[inline(always)]
-fn values<'a, const B: usize>(span: &Span<'a, B>, page: usize) -> &'a [i8] {
-    let head = span.head;
-    let offset = head.layout.head_offset(head.layer, head.head);
-    PageHead::<Int8Storage>::new(head.layout, span.pages[page].bytes(), offset).values.numbers
 }

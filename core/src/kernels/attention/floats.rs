@@ -1,10 +1,12 @@
 //! Products and weighted sums of f32 and bf16 keys and values, computed in f32.
 
 use super::{
+    inputs::AttentionHead,
     layout::POSITIONS,
     query::Query,
-    span::{Outs, SPAN, Span, VECTORS},
-    stored::{Columns, FloatStorage, PageHead, Stored},
+    runs::{Run, Span},
+    stored::{Columns, FloatStorage, MAX_COLUMNS, PageHead, Products, Stored, VECTOR_ROWS},
+    work::Work,
 };
 use crate::kernels::{
     dtype::LoadAsF32,
@@ -20,14 +22,14 @@ impl<L: LoadAsF32> Stored for FloatStorage<L> {
     fn products<S: Simd, const B: usize>(
         simd: S,
         queries: &[Query<'_>; B],
-        columns: Columns<'_, Self>,
+        columns: Columns<'_, L>,
     ) -> [[f32; POSITIONS]; B] {
         let dim = queries[0].numbers.len();
         assert!(queries.iter().all(|query| query.numbers.len() == dim) && dim * POSITIONS <= columns.numbers.len());
-        let mut sums = [[simd.splat(0.0); VECTORS]; B];
+        let mut sums = [[simd.splat(0.0); POSITIONS / WIDTH]; B];
         let mut next = columns.numbers.as_ptr();
         for row in 0..dim {
-            for v in 0..VECTORS {
+            for v in 0..POSITIONS / WIDTH {
                 // SAFETY: the vector is within row `row` of the columns, as checked above.
                 let column = unsafe { L::load(simd, next.wrapping_add(v * WIDTH)) };
                 for (query, sums) in queries.iter().zip(&mut sums) {
@@ -48,35 +50,74 @@ impl<L: LoadAsF32> Stored for FloatStorage<L> {
     }
 
     #[inline(always)]
-    fn add_weighted_values<S: Simd, const B: usize>(
+    fn add_run<S: Simd>(
+        self,
         simd: S,
-        span: &Span<'_, B>,
-        weights: &mut [[f32; SPAN]; B],
-        outs: &mut Outs<'_, B>,
+        head: &AttentionHead<'_>,
+        span: &Span<'_>,
+        run: &Run,
+        work: &mut Work,
+        outs: &mut [&mut [f32]],
     ) {
-        let head = span.head;
-        let offset = head.layout.head_offset(head.layer, head.head);
-        for (index, page) in span.pages.iter().enumerate() {
-            span.prefetch(simd, span.pages.len() + index + Self::PREFETCH_PAGES);
-            let values = PageHead::<Self>::new(head.layout, page.bytes(), offset).values.numbers;
-            let in_page = |keys: usize| keys.saturating_sub(index * POSITIONS).min(POSITIONS);
-            let from = span.from.map(in_page);
-            let to = span.to.map(in_page);
-            let mut page_weights: [&[f32]; B] = [&[]; B];
-            for (to, from) in page_weights.iter_mut().zip(&*weights) {
-                *to = &from[index * POSITIONS..][..POSITIONS];
+        let list = run.rows.list();
+        let mut values = [Columns::<L>::empty(); MAX_COLUMNS];
+        for (values, page) in values.iter_mut().zip(run.pages.clone()) {
+            *values = PageHead::new(head, span.bytes(list.rows()[0], page)).values;
+        }
+        let part = Part { span, run, values: &values[..run.pages.len()], weights: &work.scores };
+        let (tiles, rest) = list.rows().as_chunks::<VECTOR_ROWS>();
+        let mut prefetch = !span.rows[list.rows()[0]].keys.recently_read;
+        for rows in tiles {
+            part.add_rows(simd, rows, prefetch, outs);
+            prefetch = false;
+        }
+        for row in rest {
+            part.add_rows(simd, &[*row], prefetch, outs);
+            prefetch = false;
+        }
+    }
+}
+
+/// Outputs of `B` query rows, (head_dim) each.
+type Outs<'a, const B: usize> = [&'a mut [f32]; B];
+
+/// Values of a run, and the weights of all rows.
+struct Part<'a, L> {
+    span: &'a Span<'a>,
+    run: &'a Run,
+    /// (positions, head_dim) for each page.
+    values: &'a [Columns<'a, L>],
+    weights: &'a [Products],
+}
+
+impl<L: LoadAsF32> Part<'_, L> {
+    /// Adds Σ weights · values to the outputs of some of the run's rows. Fetches the values from memory if `prefetch`.
+    #[inline(always)]
+    fn add_rows<S: Simd, const B: usize>(&self, simd: S, rows: &[usize; B], prefetch: bool, outs: &mut [&mut [f32]]) {
+        let Self { span, run, values, weights } = *self;
+        let Ok(outs) = outs.get_disjoint_mut(*rows) else { return };
+        let mut outs: Outs<'_, B> = outs.map(|out| &mut **out);
+        for (index, (columns, page)) in values.iter().zip(run.pages.clone()).enumerate() {
+            if prefetch && let Some(columns) = values.get(index + FloatStorage::<L>::PREFETCH_PAGES) {
+                columns.prefetch(simd);
             }
-            // all rows share these keys; earlier rows also attend to keys before them, later rows to keys after them
-            let common = from[B - 1]..to[0].max(from[B - 1]);
-            for row in 0..B - 1 {
-                add_unshared::<S, L>(simd, page_weights[row], values, from[row]..common.start.min(to[row]), outs[row]);
+            let values = columns.numbers;
+            let in_page = |keys: usize| keys.saturating_sub(page * POSITIONS).min(POSITIONS);
+            let from = rows.map(|row| in_page(span.from[row]));
+            let to = rows.map(|row| in_page(span.to[row]));
+            let weights = rows.map(|row| &weights[row][page * POSITIONS..][..POSITIONS]);
+            // all rows share these keys; some rows also attend to keys before or after them
+            let start = from.into_iter().max().unwrap_or(0);
+            let common = start..to.into_iter().min().unwrap_or(0).max(start);
+            for row in 0..B {
+                add_unshared::<S, L>(simd, weights[row], values, from[row]..common.start.min(to[row]), outs[row]);
             }
             if !common.is_empty() {
                 let values = &values[common.start * outs[0].len()..];
-                add_values::<S, L, B>(simd, page_weights.map(|weights| &weights[common.clone()]), values, outs);
+                add_values::<S, L, B>(simd, weights.map(|weights| &weights[common.clone()]), values, &mut outs);
             }
-            for row in 1..B {
-                add_unshared::<S, L>(simd, page_weights[row], values, common.end.max(from[row])..to[row], outs[row]);
+            for row in 0..B {
+                add_unshared::<S, L>(simd, weights[row], values, common.end.max(from[row])..to[row], outs[row]);
             }
         }
     }

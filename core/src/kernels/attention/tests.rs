@@ -8,6 +8,7 @@ use super::{
         testing::{assert_fused_agree, assert_near, dot, naive_attention, stored},
     },
     distance::BLOCK,
+    runs::SPAN,
     *,
 };
 use std::sync::Arc;
@@ -59,11 +60,19 @@ pub(super) fn query_buffer(compute: &Compute, layout: &PageLayout, numbers: &[f3
 }
 
 /// Attends for rows at consecutive positions from `first` on, with queries (rows, head_dim).
-fn attend_to(isa: Isa, head: &AttentionHead<'_>, first: usize, content: &[f32], distance: &[f32]) -> Vec<f32> {
+fn attend_to(
+    isa: Isa,
+    head: &AttentionHead<'_>,
+    keys: KeyPages<'_>,
+    first: usize,
+    content: &[f32],
+    distance: &[f32],
+) -> Vec<f32> {
     let dim = head.layout.head_dim;
     let compute = Compute { isa, pool: Arc::new(ThreadPool::new(1)) };
     let [contents, distances] = [content, distance].map(|numbers| query_buffer(&compute, head.layout, numbers));
     let row = |row| QueryRow {
+        keys,
         first_key: 0,
         position: first + row,
         content: QueryVariants::single(&contents, row),
@@ -77,11 +86,15 @@ fn attend_to(isa: Isa, head: &AttentionHead<'_>, first: usize, content: &[f32], 
 
 pub(super) fn attention_head<'a>(
     layout: &'a PageLayout,
-    pages: &'a [Page],
     distances: Option<&'a DistanceTable>,
     scale: f32,
 ) -> AttentionHead<'a> {
-    AttentionHead { distances, scale, ..AttentionHead::new(pages, 0, layout, 0, 0) }
+    AttentionHead { distances, scale, ..AttentionHead::new(layout, 0, 0) }
+}
+
+/// Returns all pages of a sequence.
+pub(super) fn key_pages(pages: &[Page]) -> KeyPages<'_> {
+    KeyPages { pages, start: 0, recently_read: false }
 }
 
 #[test]
@@ -89,9 +102,9 @@ fn overflow_gives_nan() {
     let layout = PageLayout { dtype: Dtype::F32, layers: 1, heads: 1, head_dim: 2, output: 0 };
     for (key, query) in [(f32::MAX, 4.0), (f32::MAX, -4.0), (f32::NAN, 1.0)] {
         let pages = pages(&layout, &[0.5, 0.5, key, key], &[1.0; 4]);
-        let head = attention_head(&layout, &pages, None, 1.0);
+        let head = attention_head(&layout, None, 1.0);
         for isa in Isa::all() {
-            let out = attend_to(isa, &head, 1, &[query; 2], &[]);
+            let out = attend_to(isa, &head, key_pages(&pages), 1, &[query; 2], &[]);
             // a score of −∞ has weight zero; +∞ and NaN give NaN
             assert!(if key > 0.0 && query < 0.0 { out == [1.0; 2] } else { out[0].is_nan() }, "{out:?}");
         }
@@ -114,7 +127,7 @@ fn a_nan_key_value_or_query_gives_nan() {
             queries[9] = query;
             let pages = pages(&layout, &keys, &values);
             for isa in Isa::all() {
-                let out = attend_to(isa, &attention_head(&layout, &pages, None, 1.0), 2, &queries, &[]);
+                let out = attend_to(isa, &attention_head(&layout, None, 1.0), key_pages(&pages), 2, &queries, &[]);
                 assert!(out[..8].iter().all(|x| (x - 2.0).abs() < 1e-6), "{dtype:?} {out:?}");
                 assert!(!out[9].is_finite(), "{dtype:?} {out:?}");
             }
@@ -130,7 +143,8 @@ fn a_span_of_scores_of_minus_infinity_has_no_weight() {
         let keys: Vec<f32> = (0..positions).map(|j| if j < low { -f32::MAX } else { 1.0 }).collect();
         let pages = pages(&layout, &keys, &vec![2.0; positions]);
         for isa in Isa::all() {
-            let out = attend_to(isa, &attention_head(&layout, &pages, None, 1.0), positions - 1, &[4.0], &[]);
+            let out =
+                attend_to(isa, &attention_head(&layout, None, 1.0), key_pages(&pages), positions - 1, &[4.0], &[]);
             assert!(if low < positions { out[0] == 2.0 } else { out[0].is_nan() }, "{low} of {positions}: {out:?}");
         }
     }
@@ -174,13 +188,13 @@ fn agrees_with_the_naive_implementation_alone_and_in_a_batch() {
             for (naive_distances, table) in [(None, None), (Some(&distances), Some(&table))] {
                 let mut all = Vec::new();
                 for isa in Isa::all() {
-                    let mut head = attention_head(&layout, &pages, table, 0.4);
-                    head.recently_read = first % 2 == 0;
-                    let batch = attend_to(isa, &head, first, &content, &distance_queries);
+                    let head = attention_head(&layout, table, 0.4);
+                    let cached = KeyPages { recently_read: first % 2 == 0, ..key_pages(&pages) };
+                    let batch = attend_to(isa, &head, cached, first, &content, &distance_queries);
                     let queries = content.chunks(head_dim).zip(distance_queries.chunks(head_dim));
                     for (row, (content, distance)) in queries.enumerate() {
                         let out = &batch[row * head_dim..][..head_dim];
-                        let alone = attend_to(isa, &head, first + row, content, distance);
+                        let alone = attend_to(isa, &head, cached, first + row, content, distance);
                         assert_eq!(alone, out, "the batch changes bits");
                         let [content, distance] = [content, distance].map(|query| stored(query_dtype, query, head_dim));
                         let distance = naive_distances.map(|_| &distance[..]);

@@ -7,7 +7,8 @@ use super::{
         pages::Page,
         testing::{assert_near, dot, naive_attention, stored},
     },
-    tests::{attention_head, pages, query_buffer, wave},
+    runs::SPAN,
+    tests::{attention_head, key_pages, pages, query_buffer, wave},
     *,
 };
 use std::sync::Arc;
@@ -96,16 +97,16 @@ impl WindowCase {
         let first_page = (self.first_key)(positions.start) / POSITIONS;
         let distance_table = self.distances.as_ref().map(|(_, table)| table);
         let head = AttentionHead {
-            start: first_page * POSITIONS,
             block: self.block,
             bias: self.bias(),
-            ..attention_head(&self.layout, &all[first_page..], distance_table, SCALE)
+            ..attention_head(&self.layout, distance_table, SCALE)
         };
+        let keys = KeyPages { start: first_page * POSITIONS, ..key_pages(&all[first_page..]) };
         let row = |(index, position): (usize, usize)| {
             let first_key = (self.first_key)(position);
             let count = position / self.block - first_key / self.block + 1;
             let content = QueryVariants::new(&variants, index * VARIANTS, 1, count);
-            QueryRow { first_key, position, content, distance: distances.get(index) }
+            QueryRow { keys, first_key, position, content, distance: distances.get(index) }
         };
         let query_rows: Vec<_> = positions.enumerate().map(row).collect();
         let mut out = vec![f32::NAN; rows * h];

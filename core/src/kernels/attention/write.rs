@@ -1,6 +1,6 @@
 //! Writes keys and values into pages.
 
-use super::layout::{POSITIONS, PageLayout};
+use super::layout::{POSITIONS, PageLayout, QUAD, byte_of};
 use crate::kernels::{
     Dtype,
     dtype::{inverse_of, scale_of, to_bf16, to_byte},
@@ -17,20 +17,17 @@ pub fn write(layout: &PageLayout, page: &mut [u8], layer: usize, slot: usize, ke
         match layout.dtype {
             Dtype::F32 => {
                 write_key::<_, _, 1>(cast_mut(page_keys), slot, key, |x| x);
-                write_value::<_, _, 1>(cast_mut(page_values), slot, dim, 0, value, |x| x);
+                write_value(&mut cast_mut(page_values)[slot * dim..], value, |x| x);
             }
             Dtype::Bf16 => {
                 write_key::<_, _, 1>(cast_mut(page_keys), slot, key, to_bf16);
-                write_value::<_, _, 1>(cast_mut(page_values), slot, dim, 0, value, to_bf16);
+                write_value(&mut cast_mut(page_values)[slot * dim..], value, to_bf16);
             }
             Dtype::Int8 => {
                 let [key_scale, value_scale] = [scale_of(key), scale_of(value)];
                 let [key_inverse, value_inverse] = [inverse_of(key_scale), inverse_of(value_scale)];
                 write_key_bytes(cast_mut(page_keys), slot, key, key_inverse);
-                for (part, numbers) in value.chunks(PART).enumerate() {
-                    let bytes = &to_bytes(numbers, value_inverse)[..numbers.len()];
-                    write_value::<_, _, 2>(cast_mut(page_values), slot, dim, part * PART, bytes, |x| x);
-                }
+                write_value_bytes(&mut cast_mut(page_values)[slot / QUAD * QUAD * dim..], slot, value, value_inverse);
                 let scales: &mut [f32] = cast_mut(scales);
                 scales[slot] = key_scale;
                 scales[POSITIONS + slot] = value_scale;
@@ -75,18 +72,20 @@ pub(super) fn write_key_bytes(all: &mut [i8], slot: usize, key: &[f32], inverse:
     }
 }
 
-/// Writes a value from number `first` on into (POSITIONS/CELL, head_dim, CELL).
+/// Writes a value into (head_dim).
 #[inline(always)]
-fn write_value<T, X: Copy, const CELL: usize>(
-    all: &mut [T],
-    slot: usize,
-    head_dim: usize,
-    first: usize,
-    value: &[X],
-    convert: impl Fn(X) -> T,
-) {
-    let cells = all[(slot / CELL * head_dim + first) * CELL..].chunks_exact_mut(CELL);
-    for (cell, &x) in cells.zip(value) {
-        cell[slot % CELL] = convert(x);
+fn write_value<T, X: Copy>(all: &mut [T], value: &[X], convert: impl Fn(X) -> T) {
+    for (to, &x) in all.iter_mut().zip(value) {
+        *to = convert(x);
+    }
+}
+
+/// Quantizes a value and writes it into (head_dim, 4).
+#[inline(always)]
+fn write_value_bytes(all: &mut [i8], slot: usize, value: &[f32], inverse: f32) {
+    for (cells, numbers) in all.chunks_mut(PART * QUAD).zip(value.chunks(PART)) {
+        for (cell, byte) in cells.chunks_exact_mut(QUAD).zip(&to_bytes(numbers, inverse)[..numbers.len()]) {
+            cell[byte_of(slot)] = *byte;
+        }
     }
 }

@@ -59,6 +59,11 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn max(self, a: Self::V, b: Self::V) -> Self::V {
+        unsafe { [_mm256_max_ps(a[0], b[0]), _mm256_max_ps(a[1], b[1])] }
+    }
+
+    #[inline(always)]
     unsafe fn load_at(self, from: *const f32) -> Self::V {
         unsafe { [_mm256_loadu_ps(from), _mm256_loadu_ps(from.wrapping_add(HALF))] }
     }
@@ -135,11 +140,11 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn load_words(self, from: *const i8) -> Self::I {
-        let upper = from.wrapping_add(2 * HALF);
-        unsafe {
-            [_mm256_cvtepi8_epi16(_mm_loadu_si128(from.cast())), _mm256_cvtepi8_epi16(_mm_loadu_si128(upper.cast()))]
-        }
+    fn words(self, bytes: Self::I) -> [Self::I; 2] {
+        [
+            bytes.map(|half| unsafe { _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(half)) }),
+            bytes.map(|half| unsafe { _mm256_srai_epi16::<8>(half) }),
+        ]
     }
 
     #[inline(always)]

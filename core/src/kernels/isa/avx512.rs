@@ -56,6 +56,11 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn max(self, a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_max_ps(a, b) }
+    }
+
+    #[inline(always)]
     unsafe fn load_at(self, from: *const f32) -> __m512 {
         unsafe { _mm512_loadu_ps(from) }
     }
@@ -126,8 +131,8 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn load_words(self, from: *const i8) -> __m512i {
-        unsafe { _mm512_cvtepi8_epi16(_mm256_loadu_si256(from.cast())) }
+    fn words(self, bytes: __m512i) -> [__m512i; 2] {
+        unsafe { [_mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(bytes)), _mm512_srai_epi16::<8>(bytes)] }
     }
 
     #[inline(always)]

@@ -105,7 +105,7 @@ pub(super) use simd::{Simd, WIDTH, from_bf16, pack_bytes, pack_words};
 pub(super) use {
     avx2::Avx2,
     avx512::Avx512,
-    tiles::{ActiveTiles, TILE_BYTES, TILE_ROWS, Tiles},
+    tiles::{ActiveTiles, TILE_BYTES, TILE_ROWS, TileShape, Tiles},
 };
 
 #[cfg(test)]

@@ -50,6 +50,11 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    fn max(self, a: Self::V, b: Self::V) -> Self::V {
+        std::array::from_fn(|lane| if a[lane] > b[lane] { a[lane] } else { b[lane] })
+    }
+
+    #[inline(always)]
     unsafe fn load_at(self, from: *const f32) -> Self::V {
         // SAFETY: the caller guarantees the length; no alignment is needed.
         unsafe { from.cast::<Self::V>().read_unaligned() }
@@ -125,10 +130,12 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    unsafe fn load_words(self, from: *const i8) -> Self::I {
-        // SAFETY: the caller guarantees the length; no alignment is needed.
-        let bytes = unsafe { from.cast::<[i8; 2 * WIDTH]>().read_unaligned() };
-        std::array::from_fn(|lane| pack_words(i16::from(bytes[2 * lane]), i16::from(bytes[2 * lane + 1])))
+    fn words(self, bytes: Self::I) -> [Self::I; 2] {
+        let words = |lane: usize, odd: usize| {
+            let bytes = bytes[lane].to_ne_bytes().map(|byte| i16::from(byte as i8));
+            pack_words(bytes[odd], bytes[2 + odd])
+        };
+        [0, 1].map(|odd| std::array::from_fn(|lane| words(lane, odd)))
     }
 
     #[inline(always)]

@@ -42,6 +42,8 @@ pub(in crate::kernels) trait Simd: Copy {
     fn add(self, a: Self::V, b: Self::V) -> Self::V;
     /// Returns a · b.
     fn mul(self, a: Self::V, b: Self::V) -> Self::V;
+    /// Returns the larger one of a and b, or b if one of them is NaN.
+    fn max(self, a: Self::V, b: Self::V) -> Self::V;
     /// Loads sixteen floats.
     ///
     /// # Safety
@@ -88,11 +90,8 @@ pub(in crate::kernels) trait Simd: Copy {
     /// Adds to each integer of `sum` the four products of the bytes of `a` and `b` in the same lane, modulo 2^32. `b` was
     /// passed through [`offset`](Self::offset). Bytes must not be −128.
     fn dot_bytes(self, a: Self::I, b: Self::I, sum: Self::I) -> Self::I;
-    /// Loads 32 bytes as 16-bit integers.
-    ///
-    /// # Safety
-    /// `from` points to 32 bytes.
-    unsafe fn load_words(self, from: *const i8) -> Self::I;
+    /// Returns the bytes at even indices, and those at odd indices, as 16-bit integers.
+    fn words(self, bytes: Self::I) -> [Self::I; 2];
     /// Adds to each integer of `sum` the two products of the 16-bit integers in the same lane, modulo 2^32.
     fn dot_words(self, a: Self::I, b: Self::I, sum: Self::I) -> Self::I;
     /// Prefetches a cache line into the nearest cache. Any address is allowed.

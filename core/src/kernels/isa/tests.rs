@@ -3,13 +3,13 @@
 use super::*;
 
 multiversion! {
-    /// Returns the sums of `dot_bytes` without the offset, and those of `dot_words` for the first half.
-    fn dots(a: &[i8; 64], b: &[i8; 64]) -> [[i32; WIDTH]; 2] = dots_body
+    /// Returns the sums of `dot_bytes` without the offset, and those of `dot_words` for the even and the odd bytes.
+    fn dots(a: &[i8; 64], b: &[i8; 64]) -> [[i32; WIDTH]; 3] = dots_body
 }
 
 #[inline(always)]
-fn dots_body<S: Simd>(simd: S, a: &[i8; 64], b: &[i8; 64]) -> [[i32; WIDTH]; 2] {
-    let mut out = [[0; WIDTH]; 2];
+fn dots_body<S: Simd>(simd: S, a: &[i8; 64], b: &[i8; 64]) -> [[i32; WIDTH]; 3] {
+    let mut out = [[0; WIDTH]; 3];
     let zero = simd.splat_int(0);
     // SAFETY: `a` has 64 bytes.
     let first = unsafe { simd.load_bytes(a.as_ptr()) };
@@ -21,12 +21,10 @@ fn dots_body<S: Simd>(simd: S, a: &[i8; 64], b: &[i8; 64]) -> [[i32; WIDTH]; 2] 
     for (lane, bytes) in a.chunks_exact(4).enumerate() {
         out[0][lane] -= S::OFFSET * bytes.iter().map(|&byte| i32::from(byte)).sum::<i32>();
     }
-    // SAFETY: `a` has at least 32 bytes.
-    let first = unsafe { simd.load_words(a.as_ptr()) };
-    // SAFETY: as above.
-    let second = unsafe { simd.load_words(b.as_ptr()) };
-    // SAFETY: each row of `out` has sixteen integers.
-    unsafe { simd.store_ints(simd.dot_words(first, second, zero), out[1].as_mut_ptr()) };
+    for ((a, b), out) in simd.words(first).into_iter().zip(simd.words(second)).zip(&mut out[1..]) {
+        // SAFETY: each row of `out` has sixteen integers.
+        unsafe { simd.store_ints(simd.dot_words(a, b, zero), out.as_mut_ptr()) };
+    }
     out
 }
 
@@ -49,11 +47,12 @@ fn integer_products_are_exact_on_every_instruction_set() {
         };
         let [a, b] = if round == 0 { [[127; 64]; 2] } else { [bytes(), bytes()] };
         for isa in Isa::all() {
-            let [bytes, words] = dots(isa, &a, &b);
+            let [bytes, even, odd] = dots(isa, &a, &b);
             for lane in 0..WIDTH {
-                let four = dot(&a[4 * lane..][..4], &b[4 * lane..][..4]);
-                assert_eq!(bytes[lane], four, "{}", isa.name());
-                assert_eq!(words[lane], dot(&a[2 * lane..][..2], &b[2 * lane..][..2]), "{}", isa.name());
+                let [a, b] = [&a, &b].map(|bytes| &bytes[4 * lane..][..4]);
+                assert_eq!(bytes[lane], dot(a, b), "{}", isa.name());
+                assert_eq!(even[lane], dot(&[a[0], a[2]], &[b[0], b[2]]), "{}", isa.name());
+                assert_eq!(odd[lane], dot(&[a[1], a[3]], &[b[1], b[3]]), "{}", isa.name());
             }
         }
     }

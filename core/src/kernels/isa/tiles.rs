@@ -80,19 +80,39 @@ struct TileConfig {
     rows: [u8; 16],
 }
 
+/// The shape of a tile.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::kernels) struct TileShape {
+    /// At most [`TILE_ROWS`].
+    pub(in crate::kernels) rows: u8,
+    /// Bytes of a row, a multiple of four, at most [`TILE_BYTES`].
+    pub(in crate::kernels) bytes: u16,
+}
+
+impl TileShape {
+    /// Returns rows of [`TILE_BYTES`] bytes.
+    pub(in crate::kernels) const fn full(rows: u8) -> Self {
+        Self { rows, bytes: TILE_BYTES as u16 }
+    }
+}
+
 /// Tiles in use by this thread, which has at most one such value at a time. Dropping it releases the tiles, so that the system no longer
 /// saves them when it switches threads.
 pub(in crate::kernels) struct ActiveTiles(PhantomData<*const ()>);
 
 impl ActiveTiles {
-    /// Gives the tiles their rows, which all have 64 bytes. A tile without rows is not used.
-    pub(in crate::kernels) fn new(_: Tiles, rows: [u8; 8]) -> Self {
-        assert!(rows.iter().all(|&rows| usize::from(rows) <= TILE_ROWS));
+    /// Gives the tiles their shapes. A tile without rows is not used.
+    pub(in crate::kernels) fn new(_: Tiles, shapes: [TileShape; 8]) -> Self {
+        assert!(
+            shapes.iter().all(|shape| usize::from(shape.rows) <= TILE_ROWS && usize::from(shape.bytes) <= TILE_BYTES)
+        );
         let mut config = TileConfig { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
-        config.rows[..8].copy_from_slice(&rows);
-        for (row_bytes, rows) in config.row_bytes.iter_mut().zip(rows) {
+        for ((row_bytes, rows), shape) in config.row_bytes.iter_mut().zip(&mut config.rows).zip(shapes) {
             // the processor refuses rows without bytes, and the reverse
-            *row_bytes = if rows > 0 { TILE_BYTES as u16 } else { 0 };
+            if shape.rows > 0 && shape.bytes > 0 {
+                *row_bytes = shape.bytes;
+                *rows = shape.rows;
+            }
         }
         // SAFETY: `Tiles` proves the instruction. `config` has 64 bytes, and shapes that the processor has. Compiled code never uses
         // tiles.

@@ -7,7 +7,7 @@ use super::{
     format::Int8Weights,
     product::{MAX_WIDTH, ProductJob, finish},
 };
-use crate::kernels::isa::{ActiveTiles, Simd, TILE_BYTES, TILE_ROWS, Tiles, multiversion};
+use crate::kernels::isa::{ActiveTiles, Simd, TILE_BYTES, TILE_ROWS, TileShape, Tiles, multiversion};
 use std::{arch::asm, ops::Range};
 
 /// Minimum rows. The product of one row with weights from memory is a little faster with vectors.
@@ -65,7 +65,8 @@ impl ShapedTiles {
         let upper = rows.min(TILE_ROWS) as u8;
         let lower = rows.saturating_sub(TILE_ROWS) as u8;
         let all = TILE_ROWS as u8;
-        Self { rows, _active: ActiveTiles::new(tiles, [upper, upper, lower, lower, upper, lower, all, all]) }
+        let shapes = [upper, upper, lower, lower, upper, lower, all, all].map(TileShape::full);
+        Self { rows, _active: ActiveTiles::new(tiles, shapes) }
     }
 
     /// Sets `sums` to the products of the rows, (rows, stride), and a panel, (steps, groups, [`GROUP`]).

@@ -75,7 +75,7 @@ pub(in crate::nn) struct MemoryPart<'a> {
     pub(in crate::nn) last: usize,
 }
 
-/// One layer's attention of rows to memories. Neighbouring rows with the same part of a memory read it together.
+/// One layer's attention of rows to memories. Rows with the same memory read it together.
 pub(in crate::nn) struct MemoryAttention<'a> {
     pub(in crate::nn) compute: &'a Compute,
     /// Layout of the memories.
@@ -98,56 +98,27 @@ impl MemoryAttention<'_> {
         queries: &mut QueryBuffer,
         head_outputs: &mut Vec<f32>,
     ) {
-        let Self { compute, layout, rows, keys, .. } = *self;
+        let Self { compute, layout, layer, rows, keys, scale, sink } = *self;
         queries.finish(compute, layout.dtype, layout.head_dim);
         let queries = &*queries;
-        let tile = |tile_start: usize, head: usize, tile_outputs: &mut [&mut [f32]]| {
-            let mut first = tile_start;
-            let mut outputs = tile_outputs;
-            while !outputs.is_empty() {
-                let same = |row: &usize| is_same(part(first).as_ref(), part(*row).as_ref());
-                let run = 1 + (first + 1..first + outputs.len()).take_while(same).count();
-                let (run_outputs, later) = outputs.split_at_mut(run);
-                match part(first) {
-                    Some(part) => self.attend(&part, head, queries, first, run_outputs),
+        let tile = |first: usize, column: usize, outputs: &mut [&mut [f32]]| {
+            let mut rows = [QueryRow::default(); ROW_TILE];
+            let rows = &mut rows[..outputs.len()];
+            for (index, row) in (first..).zip(&mut *rows) {
+                let Some(MemoryPart { memory, last }) = part(index) else {
                     // Unreachable: the caller found the memory. NaN keeps a stale buffer from passing for a result.
-                    None => run_outputs.iter_mut().for_each(|out| out.fill(f32::NAN)),
-                }
-                first += run;
-                outputs = later;
+                    return outputs.iter_mut().for_each(|out| out.fill(f32::NAN));
+                };
+                let content = QueryVariants::single(queries, index * layout.heads + column);
+                *row = QueryRow { keys: memory.key_pages(), position: last, content, ..QueryRow::default() };
             }
+            let head = AttentionHead { scale, sink, ..AttentionHead::new(layout, layer, column) };
+            attend(compute.isa, &head, rows, outputs);
         };
         let head_outputs = sized(head_outputs, rows * layout.heads * layout.head_dim);
         let share = keys * layout.heads * layout.head_dim >= WORTH_SHARING;
         compute.pool.for_columns::<ROW_TILE>(head_outputs, rows, layout.heads, share, &tile);
     }
-
-    /// Runs one head of the queries from row `first` on over one memory.
-    fn attend(
-        &self,
-        part: &MemoryPart<'_>,
-        head: usize,
-        queries: &QueryBuffer,
-        first: usize,
-        outputs: &mut [&mut [f32]],
-    ) {
-        let Self { compute, layout, layer, scale, sink, .. } = *self;
-        let mut rows = [QueryRow::default(); ROW_TILE];
-        for (index, row) in rows.iter_mut().enumerate().take(outputs.len()) {
-            let content = QueryVariants::single(queries, (first + index) * layout.heads + head);
-            *row = QueryRow { first_key: 0, position: part.last, content, ..QueryRow::default() };
-        }
-        let source = AttentionHead { scale, sink, ..part.memory.attention_head(layer, head) };
-        attend(compute.isa, &source, &rows[..outputs.len()], outputs);
-    }
-}
-
-/// Returns true if two parts are of memories that share their pages, and end at the same vector.
-fn is_same(a: Option<&MemoryPart<'_>>, b: Option<&MemoryPart<'_>>) -> bool {
-    let key = |part: Option<&MemoryPart<'_>>| {
-        part.and_then(|part| Some((part.memory.pages().first()?.id(), part.memory.len(), part.last)))
-    };
-    key(a).is_some() && key(a) == key(b)
 }
 
 /// Returns a sequence's memory, which is not empty.

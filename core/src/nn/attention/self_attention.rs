@@ -7,11 +7,11 @@ use super::{
 use crate::{
     error::Result,
     kernels::{
-        attention::{AttentionHead, DistanceTable, POSITIONS, PageLayout, QueryRow, ROW_TILE, scores},
+        attention::{AttentionHead, DistanceTable, POSITIONS, PageLayout, QueryRow, scores},
         linear::{Epilogue, Linear},
         rowwise::{LayerNorm, layer_norm},
     },
-    nn::{Position, kv_cache::KvCache, position::PositionScheme, sized, window::Window},
+    nn::{Position, position::PositionScheme, sized, window::Window},
 };
 
 /// The weights and settings of a layer's self-attention. D = width, I = heads · head_dim.
@@ -63,10 +63,9 @@ impl SelfAttention<'_> {
         let StackPass { compute, positions, caches, work } = pass;
         let heads = self.layout.heads;
         let first_key = |position: &Position| self.window.first_key(position.index);
-        // The kernel reads whole pages of keys, and for a tile of rows also the keys of the earliest one.
-        let slack = self.window.max_keys().map_or(0, |_| ROW_TILE);
+        // The kernel reads whole pages of keys.
         let furthest = positions.iter().map(|p| p.index - first_key(p) / POSITIONS * POSITIONS).max();
-        let distances = self.position.distances(compute, self.layer, furthest.unwrap_or(0) + slack)?;
+        let distances = self.position.distances(compute, self.layer, furthest.unwrap_or(0))?;
         let caches = &**caches;
         let queries = &work.queries;
         let query = |row: usize, head: usize| QueryRow {
@@ -74,38 +73,33 @@ impl SelfAttention<'_> {
             position: positions[row].index,
             content: queries.content(row, head, heads),
             distance: queries.distance(row, head, heads),
+            ..QueryRow::default()
         };
-        let source = |cache, head, recently_read| self.source(cache, head, distances, recently_read);
+        let terms = |head| self.head(head, distances);
         let keys = positions.iter().map(|position| position.index + 1 - first_key(position)).sum();
         let mixing = Mixing { compute, layout: self.layout, positions, keys };
-        mix(&mixing, &|sequence| caches.cache(sequence), &query, &source, &mut work.head_outputs);
+        mix(&mixing, &|sequence| caches.cache(sequence), &query, &terms, &mut work.head_outputs);
         if let Some(collected) = &mut work.scores {
             let mut row_scores = Vec::new();
             for (row, head) in (0..positions.len()).flat_map(|row| (0..heads).map(move |head| (row, head))) {
                 let cache = caches.cache(positions[row].sequence)?;
                 let mut query = query(row, head);
                 query.first_key = query.first_key.max(cache.first());
-                scores(compute.isa, &self.source(cache, head, distances, false), &query, &mut row_scores);
+                query.keys = cache.key_pages();
+                scores(compute.isa, &self.head(head, distances), &query, &mut row_scores);
                 collected.add(self.layer, &row_scores);
             }
         }
         Ok(())
     }
 
-    /// Returns one head's keys and values in a cache, as the kernel takes them.
-    fn source<'a>(
-        &'a self,
-        cache: &'a KvCache,
-        head: usize,
-        distances: Option<&'a DistanceTable>,
-        recently_read: bool,
-    ) -> AttentionHead<'a> {
+    /// Returns the terms of a head's scores.
+    fn head<'a>(&'a self, head: usize, distances: Option<&'a DistanceTable>) -> AttentionHead<'a> {
         AttentionHead {
             block: self.position.block(),
             distances,
             bias: self.position.bias(head),
-            recently_read,
-            ..cache.attention_head(self.layer, head)
+            ..AttentionHead::new(self.layout, self.layer, head)
         }
     }
 }

@@ -137,23 +137,22 @@ impl T5Stack {
             let content = QueryVariants::single(queries, row * self.layout.heads + head);
             QueryRow { first_key: 0, position: positions[row].index, content, ..QueryRow::default() }
         };
-        let source = |cache, head, recently_read| self.source(cache, index, head, recently_read);
+        let terms = |head| self.head(index, head);
         let keys = positions.iter().map(|position| position.index + 1).sum();
         let mixing = Mixing { compute, layout: &self.layout, positions, keys };
-        mix(&mixing, &|sequence| caches.cache(sequence), &query, &source, &mut work.head_outputs); // (positions, I)
+        mix(&mixing, &|sequence| caches.cache(sequence), &query, &terms, &mut work.head_outputs); // (positions, I)
         let delta = sized(&mut work.delta, positions.len() * layer.output.outputs());
         layer.output.apply(compute, &work.head_outputs, Epilogue::None, &mut work.quantized, delta); // (positions, D)
         Ok(())
     }
 
-    /// Returns one head's keys and values in a cache, as the kernel takes them.
-    fn source<'a>(&'a self, cache: &'a KvCache, layer: usize, head: usize, recently_read: bool) -> AttentionHead<'a> {
+    /// Returns the terms of a head's scores.
+    fn head(&self, layer: usize, head: usize) -> AttentionHead<'_> {
         AttentionHead {
             bias: self.position.bias(head),
             scale: 1.0,
             sink: self.sink,
-            recently_read,
-            ..cache.attention_head(layer, head)
+            ..AttentionHead::new(&self.layout, layer, head)
         }
     }
 

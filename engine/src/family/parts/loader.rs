@@ -6,7 +6,7 @@ use crate::{
     family::checkpoint::Weights,
     kernels::{
         Dtype,
-        attention::{POSITIONS, PageLayout, ROW_TILE},
+        attention::{POSITIONS, PageLayout},
         linear::{Linear, WeightArena},
         rowwise::LayerNorm,
     },
@@ -158,8 +158,8 @@ impl<'a> Loader<'a> {
         let StackSpec { window, positions, .. } = *spec;
         match &self.shared {
             SharedPosition::TransformerXl(shared) => {
-                // attention reads complete pages of keys, for several rows together
-                let reach = window.max_keys().map_or(positions, |reach| reach + POSITIONS + ROW_TILE);
+                // attention reads complete pages of keys
+                let reach = window.max_keys().map_or(positions, |reach| reach + POSITIONS);
                 PositionScheme::TransformerXl(TransformerXl::new(shared.clone(), distances, layout, reach))
             }
             SharedPosition::Rotary(scale_base) => {

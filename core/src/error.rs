@@ -74,14 +74,15 @@ pub enum Error {
     #[error("unknown or expired document id {id:?}")]
     UnknownDocument { id: String },
     /// A symbol outside of the model's vocabulary.
-    #[error("{field}: {found} at character {offset} is not in the model's vocabulary")]
+    #[error("{field}: {found} at {unit} {offset} is not in the model's vocabulary")]
     UnknownSymbol {
         /// The request's field, e.g. `prompt`.
         field: &'static str,
         /// The symbol, printable: `'\u{e9}'`, or `id 31 (the vocabulary has 27 symbols)`.
         found: String,
-        /// Its offset in characters (in symbols, if the request holds ids), from 0.
         offset: usize,
+        /// The unit of `offset`, which begins at 0: `character`, `id` or `token`.
+        unit: &'static str,
     },
     /// An option outside of its limits. `bound` describes the values that are allowed: `1 to 64`, `one of a, b`.
     #[error("{field}: expected {bound}, found {found}")]

@@ -74,7 +74,7 @@ impl DetailsBuilder {
             }
             Error::UnknownMethod { path } => self.add("path", path).reason("UNKNOWN_METHOD"),
             Error::UnknownDocument { id } => self.add("document_id", id).reason("UNKNOWN_DOCUMENT"),
-            Error::UnknownSymbol { field, found, offset } => {
+            Error::UnknownSymbol { field, found, offset, .. } => {
                 self.field(field, error).add("symbol", found).number("offset", *offset).reason("UNKNOWN_SYMBOL")
             }
             Error::BadOption { field, found, bound } => {
@@ -225,7 +225,11 @@ mod tests {
             (Error::UnknownModel { name: "x".into(), known: vec!["a".into()] }, Code::NotFound, "known"),
             (Error::UnknownDocument { id: "x".into() }, Code::NotFound, "document_id"),
             (Error::UnknownMethod { path: "/x".into() }, Code::Unimplemented, "path"),
-            (Error::UnknownSymbol { field: "prompt", found: "'é'".into(), offset: 3 }, Code::InvalidArgument, "offset"),
+            (
+                Error::UnknownSymbol { field: "prompt", found: "'é'".into(), offset: 3, unit: "character" },
+                Code::InvalidArgument,
+                "offset",
+            ),
             (
                 Error::BadOption { field: "sampling.top_p", found: "NaN".into(), bound: "0 to 1".into() },
                 Code::InvalidArgument,

@@ -97,7 +97,7 @@ impl TextReader {
             let (before, from) = text.split_at(token.start.saturating_sub(self.bytes) as usize);
             let found = format!("{:?}", from.chars().next().unwrap_or_default());
             let offset = self.characters + before.chars().count();
-            return Err(Error::UnknownSymbol { field: TEXT, found, offset });
+            return Err(Error::UnknownSymbol { field: TEXT, found, offset, unit: "character" });
         }
         symbols.extend(tokens.iter().map(|token| token.id));
         Ok(())
@@ -109,7 +109,7 @@ impl TextReader {
                 let found = format!("{character:?}");
                 let offset = self.characters + index;
                 return Err(match self.vocabulary.normaliser() {
-                    TextNormaliser::None => Error::UnknownSymbol { field: TEXT, found, offset },
+                    TextNormaliser::None => Error::UnknownSymbol { field: TEXT, found, offset, unit: "character" },
                     normaliser => {
                         let normaliser = normaliser.name();
                         Error::NeedsNormaliser { found, offset, normaliser, option: "normalise" }

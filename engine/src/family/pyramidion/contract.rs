@@ -186,7 +186,8 @@ impl Encoding for PyramidionEncoding {
         }
         if let Some(offset) = tokens.iter().position(|&token| token as usize >= self.symbols) {
             let found = format!("id {} (the vocabulary has {} symbols)", tokens[offset], self.symbols);
-            return Err(Error::UnknownSymbol { field: "document", found, offset: self.tokens.len() + offset });
+            let offset = self.tokens.len() + offset;
+            return Err(Error::UnknownSymbol { field: "document", found, offset, unit: "token" });
         }
         if self.plan.rejects_padding
             && let Some(offset) = tokens.iter().position(|&token| token == PAD)

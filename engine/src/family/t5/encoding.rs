@@ -191,7 +191,8 @@ impl Encoding for T5Encoding {
         }
         if let Some(offset) = tokens.iter().position(|&token| token as usize >= self.symbols) {
             let found = format!("id {} (the vocabulary has {} symbols)", tokens[offset], self.symbols);
-            return Err(Error::UnknownSymbol { field: "document", found, offset: self.tokens.len() + offset });
+            let offset = self.tokens.len() + offset;
+            return Err(Error::UnknownSymbol { field: "document", found, offset, unit: "token" });
         }
         if let Some(offset) = tokens.iter().position(|&token| token == SPECIALS.pad) {
             let found = format!("id {} at token {}", SPECIALS.pad, self.tokens.len() + offset);

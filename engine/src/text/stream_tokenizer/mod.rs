@@ -161,7 +161,7 @@ impl StreamTokenizer {
             // fails with the vocabulary's message for a missing tokenizer
             return self.vocabulary.encode(field, &self.held, usize::MAX).map(|_| ());
         };
-        let unknown = |found: String| Error::UnknownSymbol { field, found, offset: self.characters };
+        let unknown = |found: String| Error::UnknownSymbol { field, found, offset: self.characters, unit: "character" };
         let subwords = tokenizer.encode(&self.held[..end]).map_err(unknown)?;
         if subwords.len() > self.remaining {
             self.status = LimitStatus::Exceeded;
@@ -223,7 +223,12 @@ impl StreamTokenizer {
         });
         if let Some((character, offset)) = unknown {
             let found = format!("{character:?}");
-            return Err(Error::UnknownSymbol { field: self.field, found, offset: self.characters + offset });
+            return Err(Error::UnknownSymbol {
+                field: self.field,
+                found,
+                offset: self.characters + offset,
+                unit: "character",
+            });
         }
         self.bytes += chunk.len() as u64;
         self.characters += chunk.chars().count();

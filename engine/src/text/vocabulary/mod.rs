@@ -291,7 +291,10 @@ impl Vocabulary {
         if self.is_subword() {
             return Ok(self.encode_subwords(field, text)?.into_iter().map(|piece| piece.id).collect());
         }
-        let unknown = |offset, character| Error::UnknownSymbol { field, found: format!("{character:?}"), offset };
+        let unknown = |offset, character| {
+            let found = format!("{character:?}");
+            Error::UnknownSymbol { field, found, offset, unit: "character" }
+        };
         let symbol = |(offset, character)| self.id_of(character).ok_or_else(|| unknown(offset, character));
         text.chars().enumerate().map(symbol).collect()
     }
@@ -303,7 +306,7 @@ impl Vocabulary {
             None => Ok(()),
             Some(offset) => {
                 let found = format!("id {} (the vocabulary has {len} symbols)", ids[offset]);
-                Err(Error::UnknownSymbol { field, found, offset })
+                Err(Error::UnknownSymbol { field, found, offset, unit: "id" })
             }
         }
     }
@@ -317,7 +320,7 @@ impl Vocabulary {
             None => Ok(()),
             Some(offset) => {
                 let found = format!("{}, which is not a character,", self.printable(ids[offset]));
-                Err(Error::UnknownSymbol { field, found, offset })
+                Err(Error::UnknownSymbol { field, found, offset, unit: "id" })
             }
         }
     }
@@ -398,7 +401,7 @@ fn unknown_symbol(field: &'static str, text: &str, character: char, offset: usiz
         true => format!("{character:?}"),
         false => format!("{original:?}, normalised to {character:?},"),
     };
-    Error::UnknownSymbol { field, found, offset }
+    Error::UnknownSymbol { field, found, offset, unit: "character" }
 }
 
 /// Quotes at most the first 32 bytes of a string.

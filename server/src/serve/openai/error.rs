@@ -196,7 +196,8 @@ mod tests {
         assert_eq!((answer.status, answer.param.as_deref()), (StatusCode::BAD_REQUEST, Some("max_tokens")));
         assert_eq!(answer.message, "max_tokens: expected 1 to 9, found 0");
         assert_eq!(answer.body()["error"]["code"], "bad_option");
-        let error = Error::UnknownSymbol { field: "stopping.stop[1]", found: "'é'".into(), offset: 0 };
+        let (field, unit) = ("stopping.stop[1]", "character");
+        let error = Error::UnknownSymbol { field, found: "'é'".into(), offset: 0, unit };
         assert_eq!(api_error(&error).param.as_deref(), Some("stop"));
     }
 

@@ -9,24 +9,39 @@ pub const CONFIG_FILE: &str = "config.json";
 const LISTED: usize = 8;
 /// Maximum entries of a folder that are read for a message.
 const READ: usize = 1000;
-/// Endings of files that other programs read, and what to do with them.
-const FOREIGN: [(&str, &str); 5] = [
-    (".gguf", "weir does not read GGUF: use a folder in Hugging Face's format"),
-    (".pt", "`weir convert` reads PyTorch checkpoints"),
-    (".bin", "`weir convert` reads PyTorch checkpoints"),
-    (".onnx", "weir does not read ONNX: use a folder in Hugging Face's format"),
-    (".tar.gz", "unpack the archive first"),
+/// Endings of files that other programs read, what such a file is, and what to do with it. `PATH` stands for the argument.
+const FOREIGN: [(&str, &str, &str); 7] = [
+    (".gguf", "a GGUF file", GGUF),
+    (
+        STATE,
+        "a state of weir's training",
+        "a run of weir's training, from which `python -m training.export --run PATH --out MODEL` writes a checkpoint",
+    ),
+    (".pt", "a PyTorch file", PYTORCH),
+    (".bin", "a PyTorch file", PYTORCH),
+    (
+        ".onnx",
+        "an ONNX file",
+        "weir does not read ONNX: `weir serve DIR` reads the same model in Hugging Face's format",
+    ),
+    (".tar.gz", "an archive", "unpack the archive first"),
+    (".safetensors", "a file of weights", "give the folder of this file, which has a config.json as well"),
 ];
+/// The state of a run, which `models/training` writes.
+const STATE: &str = "state.pt";
+const GGUF: &str = "weir does not read GGUF: `weir serve DIR` reads the same model in Hugging Face's format, which \
+                    `weir pull hf:ORG/NAME` fetches (docs/hugging-face.md lists the kinds of models)";
+const PYTORCH: &str = "`weir convert --from KIND PATH NEW-FOLDER` reads PyTorch checkpoints, and `weir convert --help` lists the \
+                       kinds";
 
 /// Checks that a folder exists and has a `config.json`. The error says what is there.
 pub fn check_folder(dir: &Path) -> Result<()> {
-    let expected = format!("a checkpoint (a folder with a {CONFIG_FILE})");
-    check(dir, expected, hint)
+    check(dir, format!("a checkpoint (a folder with a {CONFIG_FILE})"), true)
 }
 
 /// Checks that the source of a conversion is a folder with a `config.json`; `expected` describes it. The error says what is there.
 pub fn check_source(dir: &Path, expected: &str) -> Result<()> {
-    check(dir, expected.to_owned(), |_| String::new())
+    check(dir, expected.to_owned(), false)
 }
 
 /// Lists what a folder has, for a message.
@@ -37,10 +52,18 @@ pub fn contents(dir: &Path) -> String {
     }
 }
 
-fn check(dir: &Path, expected: String, hint: fn(&[String]) -> String) -> Result<()> {
+/// Checks a folder as [`check_folder`] does. If `hints`, the error also says what to do with the files of other programs.
+fn check(dir: &Path, expected: String, hints: bool) -> Result<()> {
     let wrong = |found: String| Err(Error::checkpoint(dir, "the folder", expected, found));
+    let foreign = |names: &[String]| foreign(names).filter(|_| hints);
+    let with_path = |advice: &str, path: &Path| advice.replace("PATH", &path.display().to_string());
     if dir.is_file() {
-        return wrong("a file".into());
+        let name = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        return wrong(match foreign(&[name]) {
+            Some((STATE, kind, advice)) => format!("{kind}; {}", with_path(advice, parent(dir))),
+            Some((_, kind, advice)) => format!("{kind}; {}", with_path(advice, dir)),
+            None => "a file".into(),
+        });
     }
     if !dir.is_dir() {
         return wrong("no folder of this name".into());
@@ -57,13 +80,18 @@ fn check(dir: &Path, expected: String, hint: fn(&[String]) -> String) -> Result<
     if !checkpoints.is_empty() {
         return wrong(format!("no {CONFIG_FILE}, but subfolders that are checkpoints: {}", listed(&checkpoints)));
     }
-    wrong(format!("no {CONFIG_FILE}; the folder has {}{}", listed(&names), hint(&names)))
+    let hint = foreign(&names).map(|(.., advice)| format!("; {}", with_path(advice, dir))).unwrap_or_default();
+    wrong(format!("no {CONFIG_FILE}; the folder has {}{hint}", listed(&names)))
 }
 
-/// Returns what to do with the files of other programs.
-fn hint(names: &[String]) -> String {
-    let hint = FOREIGN.iter().find(|(ending, _)| names.iter().any(|name| name.ends_with(ending)));
-    hint.map(|(_, hint)| format!("; {hint}")).unwrap_or_default()
+/// Returns the folder of a file.
+pub(super) fn parent(file: &Path) -> &Path {
+    file.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Returns the first entry of [`FOREIGN`] that one of the files is.
+fn foreign(names: &[String]) -> Option<(&'static str, &'static str, &'static str)> {
+    FOREIGN.into_iter().find(|(ending, ..)| names.iter().any(|name| name.ends_with(ending)))
 }
 
 /// Returns the names in a folder, sorted.
@@ -83,6 +111,32 @@ fn listed(names: &[String]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn files_of_other_programs_are_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let shown = dir.path().display().to_string();
+        let found = |file: &str| {
+            std::fs::write(dir.path().join(file), "x").unwrap();
+            let message = check_folder(&dir.path().join(file)).unwrap_err().to_string();
+            std::fs::remove_file(dir.path().join(file)).unwrap();
+            message.split_once(", found ").unwrap().1.to_owned()
+        };
+        let gguf = found("model.gguf");
+        assert!(gguf.starts_with("a GGUF file; weir does not read GGUF: `weir serve DIR`"), "{gguf}");
+        assert!(
+            found("best.pt")
+                .starts_with(&format!("a PyTorch file; `weir convert --from KIND {shown}/best.pt NEW-FOLDER`"))
+        );
+        let state = found("state.pt");
+        assert!(state.contains(&format!("`python -m training.export --run {shown} --out MODEL`")), "{state}");
+        assert!(found("model.safetensors").starts_with("a file of weights; give the folder"));
+        assert_eq!(found("notes.txt"), "a file");
+        std::fs::write(dir.path().join("state.pt"), "").unwrap();
+        let run = check_folder(dir.path()).unwrap_err().to_string();
+        let line = format!("`python -m training.export --run {shown} --out MODEL` writes a checkpoint");
+        assert!(run.contains("a run of weir's training") && run.ends_with(&line), "{run}");
+    }
 
     #[test]
     fn long_folders_are_shortened() {

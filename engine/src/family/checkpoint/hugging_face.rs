@@ -4,7 +4,7 @@
 //! The architecture's own keys are kept as text, for the family to read. Keys that change nothing here are ignored, as transformers
 //! ignores them.
 
-use super::{json, links::check_inside};
+use super::{folder::parent, json, links::check_inside};
 use crate::{
     decode::defaults::SamplingDefaults,
     error::{Error, Result},
@@ -84,7 +84,7 @@ pub fn conversion(model_type: &RawValue) -> Option<&'static str> {
 /// Checks that weir computes a checkpoint without conversion. The error has the command that converts it.
 pub(super) fn check_needs_no_conversion(model_type: Option<&RawValue>, file: &Path) -> Result<()> {
     let Some((model_type, kind)) = model_type.and_then(|name| Some((name, conversion(name)?))) else { return Ok(()) };
-    let dir = file.parent().unwrap_or(Path::new(".")).display();
+    let dir = parent(file).display();
     let expected = format!("weir's format (`weir convert --from {kind} {dir} NEW-FOLDER` writes it)");
     Err(Error::checkpoint(file, "model_type", expected, model_type.get()))
 }

@@ -14,7 +14,7 @@ use crate::{
         contract::{Exactness, Model},
         cost::StepCost,
     },
-    error::{Error, Result},
+    error::{Error, Result, quoted},
     family::{
         Blueprint, Parts, TensorSpec,
         checkpoint::{
@@ -50,9 +50,12 @@ pub(crate) fn read(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
     let keys = Keys { text: config.architecture(), file };
     let ModelType { model_type } = keys.parse()?;
     let Some((_, read)) = ARCHITECTURES.iter().find(|(name, _)| *name == model_type) else {
-        let in_place = T5_MODEL_TYPES.into_iter();
-        let known: Vec<_> = model_types().chain(in_place).collect();
-        return keys.fail("model_type", format!("one of {}", known.join(", ")), model_type);
+        let known: Vec<_> = model_types().chain(T5_MODEL_TYPES).collect();
+        let expected = format!(
+            "one of {}, which weir reads as they are, or gpt2, which `weir convert` reads (docs/hugging-face.md)",
+            known.join(", ")
+        );
+        return keys.fail("model_type", expected, format!("a Hugging Face model of type {}", quoted(&model_type)));
     };
     keys.unquantized()?;
     let architecture = read(&keys)?;

@@ -1,6 +1,11 @@
 //! `config.json`: everything but the weights.
 
-use super::{folder::check_folder, hugging_face, json, json_errors::QUOTED, links::check_inside};
+use super::{
+    folder::{check_folder, parent},
+    hugging_face, json,
+    json_errors::QUOTED,
+    links::check_inside,
+};
 use crate::{
     decode::{defaults::SamplingDefaults, document::GenerationDefaults},
     error::{Error, Result, clip},
@@ -213,7 +218,12 @@ impl Config {
             }
             Some(found) if found.get() == expected => {}
             Some(found) => return Err(Error::checkpoint(file, "format", expected, clip(found.get(), QUOTED))),
-            None => return Err(Error::checkpoint(file, "format", expected, "nothing")),
+            None => {
+                let dir = parent(file).display();
+                let other = format!("`weir convert --from KIND {dir} NEW-FOLDER` reads checkpoints of other projects");
+                let expected = format!("{expected}, or model_type in a Hugging Face folder ({other})");
+                return Err(Error::checkpoint(file, "format", expected, "neither"));
+            }
         }
         let mut config: Self = json::parse(text, file, "")?;
         if let VocabularyConfig::Pieces(_, Some(name)) = &config.vocabulary {

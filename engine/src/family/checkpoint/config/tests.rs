@@ -41,7 +41,12 @@ fn a_written_configuration_reads_back() {
 #[test]
 fn errors_name_the_key() {
     let cases = [
-        (r#""format": "weir/1", "#, "", r#"config.json: format: expected "weir/1", found nothing"#),
+        (
+            r#""format": "weir/1", "#,
+            "",
+            "config.json: format: expected \"weir/1\", or model_type in a Hugging Face folder (`weir convert --from KIND . \
+             NEW-FOLDER` reads checkpoints of other projects), found neither",
+        ),
         ("weir/1", "weir/2", r#"config.json: format: expected "weir/1", found "weir/2""#),
         (r#""family": "hourglass", "#, "", "config.json: family: expected a value, found nothing"),
         ("512", "\"512\"", "config.json: training_length: expected a whole number of at least 0, found \"512\""),

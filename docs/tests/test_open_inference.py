@@ -348,7 +348,7 @@ def test_rejected_requests(server: local.Server) -> None:
             (inputs(triton, PROMPT, True, max_tokens=5), "INVALID_ARGUMENT.*stream: expected false .*, found true"),
             (
                 inputs(triton, PROMPT, False, temperature="hot"),
-                "INVALID_ARGUMENT.*sampling_parameters: temperature: invalid type",
+                'INVALID_ARGUMENT.*temperature: expected a number, found "hot"',
             ),
             (inputs(triton, "", False), "INVALID_ARGUMENT.*text_input: "),
             ([], "INVALID_ARGUMENT.*inputs: expected one named text_input"),

@@ -187,8 +187,8 @@ async fn wrong_messages_over_a_websocket_leave_the_session_open() {
     let (mut client, _) = Client::connect(server.port, &[]).unwrap();
     for (message, reason, part) in [
         ("{", "UNREADABLE", "the message: "),
-        ("[1]", "UNREADABLE", "expected a JSON object, not a list"),
-        (r#"{"open": {"txt": "a"}}"#, "UNREADABLE", "unknown field `txt`"),
+        ("[1]", "UNREADABLE", "the message: expected an object, found a list"),
+        (r#"{"open": {"txt": "a"}}"#, "UNREADABLE", "open.txt: expected one of `model`"),
         (r#"{"open": {}, "close": {}}"#, "UNREADABLE", "the message: "),
         (r#"{"complete": {"id": 4, "cursor_byte": 0}}"#, "BAD_OPTION", "open first"),
         (r#"{"complete": {"id": 4, "cursor_byte": -1}}"#, "UNREADABLE", "complete.cursor_byte"),

@@ -92,7 +92,7 @@ async fn invalid_inferences_are_refused_with_a_text() {
         ("/v2/models/fake/infer", hot, 400, "temperature: expected 0 to 100, found -1"),
         ("/v2/models/fake/infer", request("X", &[]), 400, "text_input: "),
         ("/v2/models/fake/infer", json!({}), 400, "inputs: "),
-        ("/v2/models/fake/infer", json!({ "inputs": [{}] }), 400, "the body: inputs[0]"),
+        ("/v2/models/fake/infer", json!({ "inputs": [{}] }), 400, "inputs[0].name: expected a value, found nothing"),
     ] {
         let reply = infer(&server, path, &body).await;
         let error = reply.json()["error"].as_str().unwrap().to_owned();

@@ -1,30 +1,13 @@
 //! Error messages for JSON that does not have the expected form, in JSON's terms instead of Rust's and serde's.
 
-use crate::error::{Error, clip};
+use crate::error::{
+    Error, clip,
+    json::{Mismatch, QUOTED, mismatch, split_place},
+};
 use serde::de::{self, DeserializeOwned};
 use serde_json::Value;
 use serde_path_to_error::{Path as KeyPath, Segment};
 use std::path::{Path, PathBuf};
-
-/// Maximum bytes of a found value that a message quotes.
-pub(super) const QUOTED: usize = 200;
-
-/// serde's names of what a key should have, and ours.
-const EXPECTED: &[(&str, &str)] = &[
-    ("usize", NATURAL),
-    ("u64", NATURAL),
-    ("u32", NATURAL),
-    ("u16", NATURAL),
-    ("u8", NATURAL),
-    ("i64", "a whole number"),
-    ("i32", "a whole number"),
-    ("f64", "a number"),
-    ("f32", "a number"),
-    ("a boolean", "true or false"),
-    ("a sequence", "a list"),
-    ("a map", "an object"),
-];
-const NATURAL: &str = "a whole number of at least 0";
 
 /// serde's message, expectation and finding if a choice, `"name"` or `{"name": {…}}`, is given in the other form.
 const CHOICES: &[(&str, &str, &str)] = &[
@@ -92,63 +75,11 @@ fn pointer(path: &KeyPath) -> String {
     path.iter().map(segment).collect()
 }
 
-/// Splits serde's message from the place at its end.
-fn split_place(message: &str) -> (&str, &str) {
-    message.rfind(" at line ").map_or((message, ""), |index| message.split_at(index))
-}
-
-/// Splits serde's message into key, expectation and finding. A message of unknown form becomes the finding. `is_data` states that
-/// the syntax is right.
-pub(super) fn explain<'a>(message: &'a str, file: &Path, mut path: Vec<&'a str>, is_data: bool) -> Error {
-    let (message, place) = split_place(message);
-    let quoted = |rest: &str| rest.split('`').next().map(str::len).unwrap_or_default();
-    let (field, expected, found) = if let Some(rest) = message.strip_prefix("missing field `") {
-        (&rest[..quoted(rest)], "a value".into(), "nothing".into())
-    } else if let Some(rest) = message.strip_prefix("duplicate field `") {
-        (&rest[..quoted(rest)], "one value".into(), "two".into())
-    } else if let Some(rest) = message.strip_prefix("unknown field `") {
-        let known = rest.split_once(", expected ").map_or("no such key", |(_, known)| known);
-        (&rest[..quoted(rest)], known.to_owned(), "an unknown key".into())
-    } else if let Some((before, after)) = message.split_once(", expected ") {
-        let before =
-            ["invalid type: ", "invalid value: "].iter().find_map(|start| before.strip_prefix(start)).unwrap_or(before);
-        ("", expectation(after), finding(before))
-    } else if is_data {
-        ("", "valid JSON".into(), format!("{message}{place}"))
-    } else {
-        ("", "valid JSON".into(), format!("a syntax error ({message}{place})"))
-    };
-    // serde's path sometimes ends with the unknown key and sometimes before it
-    let inside = path.last().is_some_and(|last| *last == field || last.ends_with(&format!(".{field}")));
-    if !inside {
-        path.push(field);
-    }
-    path.retain(|part| !part.is_empty());
-    let key = if path.is_empty() { "the file".into() } else { path.join(".") };
-    Error::Checkpoint { file: PathBuf::from(file), key, expected, found: clip(&found, QUOTED) }
-}
-
-fn expectation(words: &str) -> String {
-    let is_object = words.starts_with("struct ") || words.starts_with("internally tagged enum ");
-    let known = EXPECTED.iter().find(|(serde, _)| *serde == words).map(|(_, own)| *own);
-    known.or(is_object.then_some("an object")).unwrap_or(words).to_owned()
-}
-
-fn finding(words: &str) -> String {
-    let quoted = ["integer `", "floating point `", "boolean `"];
-    let number = quoted.iter().find_map(|start| words.strip_prefix(start)?.strip_suffix('`'));
-    if let Some(text) = number.or_else(|| words.strip_prefix("string ")) {
-        return text.to_owned();
-    }
-    if let Some(name) = words.strip_prefix("unknown variant `").and_then(|rest| rest.strip_suffix('`')) {
-        return format!("{name:?}");
-    }
-    match (words, words.strip_prefix("invalid length ")) {
-        (_, Some(length)) => format!("a list of {length}"),
-        ("map", None) => "an object".into(),
-        ("sequence", None) => "a list".into(),
-        (other, None) => other.to_owned(),
-    }
+/// Returns the error of a file for serde's message about the value at `path`.
+pub(super) fn explain<'a>(message: &'a str, file: &Path, path: Vec<&'a str>, is_data: bool) -> Error {
+    let Mismatch { key, expected, found, .. } = mismatch(message, path, is_data);
+    let key = if key.is_empty() { "the file".into() } else { key };
+    Error::Checkpoint { file: PathBuf::from(file), key, expected, found }
 }
 
 #[cfg(test)]

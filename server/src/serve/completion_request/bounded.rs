@@ -1,6 +1,6 @@
 //! Lists in a request's JSON, bounded while they are parsed: no element beyond the limit is stored.
 
-use crate::decode::options::OptionLimits;
+use crate::{decode::options::OptionLimits, error::quoted};
 use serde::{
     Deserialize, Deserializer,
     de::{Error, MapAccess, SeqAccess, Visitor},
@@ -88,7 +88,7 @@ impl<'de> Visitor<'de> for BiasesVisitor {
                 Ok(id) => id,
                 // No vocabulary has a symbol of either id.
                 Err(_) if is_number => u32::MAX,
-                Err(_) => return Err(A::Error::custom("expected symbol ids as keys")),
+                Err(_) => return Err(A::Error::custom(format!("expected symbol ids as keys, found {}", quoted(&key)))),
             };
             let value: f64 = map.next_value()?;
             biases.push(Bias { id, value: value as f32 });

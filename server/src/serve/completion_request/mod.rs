@@ -11,7 +11,7 @@ pub(crate) mod speculate;
 
 use crate::{
     decode::{long_documents::LongDocuments, options::OptionLimits, search_rules::EarlyStopping},
-    error::{Error, Result, quoted},
+    error::{Error, Result, json::mismatch, quoted},
 };
 use bounded::{Bias, Biases, Texts};
 pub(super) use prompts::Prompt;
@@ -49,17 +49,6 @@ const FIELD_NAMES: [(&str, &str); 17] = [
 ];
 /// Prefix of the stop strings' names, which end in an index.
 const STOP: &str = "stopping.stop";
-/// Rust types in messages of serde, and the words for clients. A test pins the messages of serde 1.0 and serde_json 1.0.
-const NUMBER_TYPES: [(&str, &str); 6] = [
-    ("expected u32", "expected a whole number from 0 to 4294967295"),
-    ("expected i32", "expected a whole number from -2147483648 to 2147483647"),
-    ("expected i64", "expected a whole number"),
-    ("expected usize", "expected a whole number, 0 or more"),
-    ("expected f32", "expected a number"),
-    ("expected f64", "expected a number"),
-];
-/// Start of serde's message about a repeated field, before its name.
-const DUPLICATE: &str = "duplicate field `";
 /// Prefix of the names of a summary's options in the gRPC API.
 const OPTIONS: &str = "options.";
 
@@ -146,7 +135,10 @@ impl CompletionRequest {
 
     /// Converts parsed fields; fails as [`parse`](Self::parse) does. Errors call the fields `input`.
     pub(crate) fn from_fields(fields: Map<String, Value>, input: &str) -> Result<Self> {
-        serde_path_to_error::deserialize(Value::Object(fields)).map_err(|error| unreadable(input, &error))
+        let read = serde_path_to_error::deserialize(Value::Object(fields));
+        read.map_err(|error: serde_path_to_error::Error<serde_json::Error>| {
+            unreadable(input, &error.path().to_string(), error.inner())
+        })
     }
 
     /// Returns true if the response is a stream.
@@ -282,30 +274,25 @@ impl CompletionRequest {
 pub(crate) fn parse_json<T: serde::de::DeserializeOwned>(bytes: &[u8], input: &str) -> Result<T> {
     // serde would accept a list as the fields in their order.
     if bytes.trim_ascii_start().first() == Some(&b'[') {
-        let why = format!("{input}: expected a JSON object, not a list");
+        let why = format!("{input}: expected an object, found a list");
         return Err(Error::Unreadable { field: None, why });
     }
     let mut deserializer = serde_json::Deserializer::from_slice(bytes);
-    let parsed = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| unreadable(input, &error))?;
-    deserializer.end().map_err(|error| Error::Unreadable { field: None, why: format!("{input}: {error}") })?;
+    let parsed = serde_path_to_error::deserialize(&mut deserializer);
+    let parsed = parsed.map_err(|error| unreadable(input, &error.path().to_string(), error.inner()))?;
+    deserializer.end().map_err(|error| unreadable(input, "", &error))?;
     Ok(parsed)
 }
 
-fn unreadable<E: std::fmt::Display>(input: &str, error: &serde_path_to_error::Error<E>) -> Error {
-    let path = error.path().to_string();
-    let mut message = error.inner().to_string();
-    for (rust_type, words) in NUMBER_TYPES {
-        message = message.replacen(rust_type, words, 1);
-    }
-    // Malformed JSON has no field.
-    let path = Some(path).filter(|path| path.starts_with(|first: char| first.is_ascii_alphabetic()));
-    let why = match &path {
-        Some(path) => format!("{input}: {path}: {message}"),
-        None => format!("{input}: {message}"),
-    };
-    // The path does not include the name of a repeated field.
-    let repeated = || Some(message.strip_prefix(DUPLICATE)?.split_once('`')?.0.to_owned());
-    Error::Unreadable { field: path.or_else(repeated), why }
+/// Returns the error of a value at `path`, as serde writes paths. The message begins with the path, or with `input` if it is empty.
+pub(crate) fn unreadable(input: &str, path: &str, error: &serde_json::Error) -> Error {
+    // serde's path ends with `?` where the text ends within a key, and is `.` at the root
+    let path = path.trim_end_matches('?').trim_end_matches('.');
+    let message = error.to_string();
+    let mismatch = mismatch(&message, vec![path], error.is_data());
+    let field = Some(&mismatch.key).filter(|key| !key.is_empty());
+    let why = format!("{}: {mismatch}", field.map_or(input, String::as_str));
+    Error::Unreadable { field: field.cloned(), why }
 }
 
 /// Builds the error of a field with a value of the wrong type.
@@ -394,7 +381,21 @@ mod tests {
             let error = requests(body).err().unwrap_or_else(|| panic!("{body} is accepted"));
             assert_eq!(self::field(&error), field, "{body}");
             assert!(!["struct", "u32", "f32"].iter().any(|word| error.to_string().contains(word)), "{error}");
-            assert!(field.is_none_or(|field| error.to_string().contains(field)), "{error}");
+            let start = format!("{}: expected ", field.unwrap_or("the body"));
+            assert!(error.to_string().starts_with(&start) && error.to_string().contains(", found "), "{body}: {error}");
+        }
+        for (body, message) in [
+            (
+                r#"{"max_tokens": "x"}"#,
+                "max_tokens: expected a whole number of at least 0, found \"x\" (line 1 column 18)",
+            ),
+            (
+                r#"{"prompt": "a",}"#,
+                "the body: expected valid JSON, found a syntax error (trailing comma at line 1 column 16)",
+            ),
+            (r#"{"seed": 1, "seed": 2}"#, "seed: expected one value, found two (line 1 column 18)"),
+        ] {
+            assert_eq!(requests(body).err().unwrap().to_string(), message);
         }
     }
 }

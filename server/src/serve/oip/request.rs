@@ -4,7 +4,7 @@ use super::tensors::{EXCLUDE_INPUT, Inputs, OUTPUTS, RETURN, SAMPLING_PARAMETERS
 use crate::{
     engine::clock,
     error::{Error, Result, clip, quoted},
-    serve::completion_request::{CompletionRequest, wrong_type},
+    serve::completion_request::{CompletionRequest, unreadable, wrong_type},
 };
 use prost::Message;
 use serde_json::{Map, Value};
@@ -172,10 +172,7 @@ fn outputs(request: &ModelInferRequest, inputs: &Inputs) -> [bool; OUTPUTS.len()
 
 fn sampling_parameters(text: &str) -> Result<Map<String, Value>> {
     check_size(SAMPLING_PARAMETERS, text.len())?;
-    serde_json::from_str(text).map_err(|error| {
-        let why = format!("{SAMPLING_PARAMETERS}: expected a JSON object: {error}");
-        Error::Unreadable { field: Some(SAMPLING_PARAMETERS.into()), why }
-    })
+    serde_json::from_str(text).map_err(|error| unreadable(SAMPLING_PARAMETERS, SAMPLING_PARAMETERS, &error))
 }
 
 /// Returns the parameters of a request that are for the model.
@@ -305,10 +302,10 @@ mod tests {
     #[test]
     fn errors_name_the_field() {
         for (sampling, start) in [
-            ("{", "sampling_parameters: expected a JSON object"),
-            ("[1]", "sampling_parameters: expected a JSON object"),
+            ("{", "sampling_parameters: expected "),
+            ("[1]", "sampling_parameters: expected "),
             (r#"{"n": 2}"#, "n: expected 1 (each request has one response), found 2"),
-            (r#"{"temperature": "hot"}"#, "sampling_parameters: temperature: invalid type"),
+            (r#"{"temperature": "hot"}"#, "temperature: expected a number, found \"hot\""),
             (r#"{"frequency_penalty": 1}"#, "frequency_penalty: "),
         ] {
             let error = parse_with(&[], Some(sampling)).err().unwrap().to_string();

@@ -3,12 +3,11 @@
 use super::{
     folder::{check_folder, parent},
     hugging_face, json,
-    json_errors::QUOTED,
     links::check_inside,
 };
 use crate::{
     decode::{defaults::SamplingDefaults, document::GenerationDefaults},
-    error::{Error, Result, clip},
+    error::{Error, Result, clip, json::QUOTED},
     text::{
         SpecialSymbols, SubwordTokenizer, TextMarks, TextNormaliser, TokenMarks, Vocabulary, VocabularyError,
         subwords::{MAX_TOKENIZER_BYTES, TOKENIZER_FILE},

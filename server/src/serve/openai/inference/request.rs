@@ -326,10 +326,10 @@ mod tests {
                 format!(r#"{{"inputs": [{{"name": "a", "datatype": "B", "data": {}}}]}}"#, nested(3)),
                 "a string, a boolean or a number",
             ),
-            ("[]".into(), "expected a JSON object"),
+            ("[]".into(), "the body: expected an object, found a list"),
         ] {
             let error = parse(&body).unwrap_err().to_string();
-            assert!(error.starts_with("the body: ") && error.contains(part), "{error}");
+            assert!(error.contains(": expected ") && error.contains(part), "{error}");
         }
         let many: Vec<_> = (0..65).map(|index| format!(r#""p{index}": 1"#)).collect();
         let error = parse(&format!(r#"{{"parameters": {{{}}}}}"#, many.join(","))).unwrap_err().to_string();

@@ -6,9 +6,9 @@
 use super::{
     adapted::{Adapted, StreamAdapter},
     connection_table::{ConnectionLimits, ConnectionPlace, ConnectionTable},
-    http1_hint,
     lifetime::OpenConnection,
     listener::{Accepted, Duplex, Listener},
+    plain_answers::{answer_http1, answer_without_tls, begins_without_tls},
     settings_ack::DuplicateAckFilter,
     settings_limit::SettingsLimit,
     tls_identity::certificate_name,
@@ -179,8 +179,15 @@ impl Handshaker {
         Some(if self.protocol == Protocol::Http2 { tls.http2() } else { tls.http1() })
     }
 
-    /// Encrypts a connection.
-    async fn encrypt(&self, stream: Box<dyn Duplex>, tls: Arc<ServerConfig>) -> Result<TlsStream<Box<dyn Duplex>>> {
+    /// Encrypts a connection. A client that sends a request without TLS gets an answer that it can read.
+    async fn encrypt(&self, mut stream: Box<dyn Duplex>, tls: Arc<ServerConfig>) -> Result<TlsStream<Box<dyn Duplex>>> {
+        let first = stream.read_u8().await?;
+        if begins_without_tls(first) {
+            answer_without_tls(&mut stream, self.protocol).await;
+            return Err(Error::new(ErrorKind::InvalidData, "the client sent a request without TLS"));
+        }
+        let replay = BeginningReplay { unread: Bytes::copy_from_slice(&[first]) };
+        let stream: Box<dyn Duplex> = Box::new(Adapted { stream, adapter: replay });
         let hello = LazyConfigAcceptor::new(Acceptor::default(), stream).await?;
         let turn = self.turns.acquire().await.map_err(Error::other)?;
         let mut handshake = pin!(hello.into_stream(tls));
@@ -213,7 +220,7 @@ impl Handshaker {
         let mut received = PREFACE;
         stream.read_exact(&mut received).await?;
         if received != PREFACE {
-            http1_hint::answer(&mut stream, &received).await;
+            answer_http1(&mut stream, &received).await;
             return Err(Error::new(ErrorKind::InvalidData, "the client does not use HTTP/2"));
         }
         let stream: Box<dyn Duplex> = Box::new(SettingsLimit::wrap(stream));

@@ -10,12 +10,12 @@ pub(super) mod connections;
 #[cfg(feature = "http")]
 pub(super) mod cors;
 mod frames;
-mod http1_hint;
 pub(super) mod http2;
 pub(super) mod lifetime;
 #[cfg(feature = "http")]
 pub(super) mod lingering_close;
 pub(super) mod listener;
+mod plain_answers;
 pub(super) mod serving;
 mod settings_ack;
 mod settings_limit;

@@ -1,0 +1,102 @@
+//! Readable answers to clients that use another protocol than the port: HTTP/1 on the gRPC port, or no TLS on a port that needs it.
+
+use super::connections::Protocol;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+/// The beginnings of HTTP/1 requests that clients send by mistake.
+const METHODS: [&[u8]; 5] = [b"GET ", b"POST ", b"HEAD ", b"PUT ", b"OPTIONS "];
+/// Maximum bytes of the request that are read, so that closing the connection does not discard the answer.
+const REQUEST_BYTES: u64 = 64 << 10;
+
+/// An answer.
+struct Answer {
+    /// Status and reason.
+    status: &'static str,
+    text: &'static str,
+}
+
+/// Status 505 states that the server does not support this version of HTTP.
+const GRPC_NEEDS_HTTP2: Answer = Answer {
+    status: "505 HTTP Version Not Supported",
+    text: "This is weir's gRPC port, which accepts HTTP/2 only. `weir serve --http-listen ADDRESS` opens an HTTP/1.1 port.\n",
+};
+const GRPC_NEEDS_TLS: Answer = Answer {
+    status: "400 Bad Request",
+    text: "This is weir's gRPC port, which speaks TLS: use https:// in the address, or a gRPC channel with TLS.\n",
+};
+const HTTP_NEEDS_TLS: Answer = Answer {
+    status: "400 Bad Request",
+    text: "This is weir's HTTP port, which speaks TLS: use https:// in place of http://.\n",
+};
+
+/// Answers a connection to the gRPC port that begins like an HTTP/1 request. The caller limits the time.
+pub(super) async fn answer_http1(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), begun: &[u8]) {
+    if METHODS.iter().any(|method| begun.starts_with(method)) {
+        send(stream, &GRPC_NEEDS_HTTP2).await;
+    }
+}
+
+/// Returns true if a connection that should begin with TLS begins with the method of an HTTP request, of version 1 or 2. TLS begins
+/// with a byte that is no letter.
+pub(super) fn begins_without_tls(first: u8) -> bool {
+    first.is_ascii_uppercase()
+}
+
+/// Answers a request without TLS. The caller limits the time.
+pub(super) async fn answer_without_tls(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), protocol: Protocol) {
+    let answer = if protocol == Protocol::Http2 { &GRPC_NEEDS_TLS } else { &HTTP_NEEDS_TLS };
+    send(stream, answer).await;
+}
+
+async fn send(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), answer: &Answer) {
+    let Answer { status, text } = answer;
+    let length = text.len();
+    let head =
+        format!("HTTP/1.1 {status}\r\ncontent-type: text/plain\r\ncontent-length: {length}\r\nconnection: close");
+    // A client that is gone needs no answer.
+    let _ = stream.write_all(format!("{head}\r\n\r\n{text}").as_bytes()).await;
+    let _ = stream.shutdown().await;
+    let _ = tokio::io::copy(&mut stream.take(REQUEST_BYTES), &mut tokio::io::sink()).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::DuplexStream;
+
+    /// Returns what a client receives from `answer`.
+    async fn received(answer: impl AsyncFnOnce(&mut DuplexStream)) -> String {
+        let (mut client, mut server) = tokio::io::duplex(1024);
+        let reading = tokio::spawn(async move {
+            let mut answer = String::new();
+            client.read_to_string(&mut answer).await.unwrap();
+            answer
+        });
+        answer(&mut server).await;
+        drop(server);
+        reading.await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn only_requests_are_answered() {
+        let answered = async |begun: &[u8]| received(async |server| answer_http1(server, begun).await).await;
+        let answer = answered(b"GET / HTTP/1.1\r\nHost: weir").await;
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        assert!(
+            head.starts_with("HTTP/1.1 505 ") && head.contains(&format!("content-length: {}", body.len())),
+            "{head}"
+        );
+        assert!(answered(b"\x16\x03\x01\x02\x00\x01\x00\x01").await.is_empty());
+    }
+
+    #[tokio::test]
+    async fn ports_with_tls_name_the_scheme() {
+        for (protocol, port) in [(Protocol::Http2, "gRPC port"), (Protocol::Http1, "HTTP port")] {
+            let answer = received(async |server| answer_without_tls(server, protocol).await).await;
+            assert!(answer.starts_with("HTTP/1.1 400 Bad Request\r\n") && answer.contains("\r\nconnection: close\r\n"));
+            assert!(answer.contains(port) && answer.contains("use https://"), "{answer}");
+        }
+        assert!(begins_without_tls(b'G') && begins_without_tls(b'P'));
+        assert!(![0x16, 0x80, 0, b' '].into_iter().any(begins_without_tls));
+    }
+}

@@ -2,6 +2,7 @@
 
 use super::{error::ApiError, state::ApiState};
 use crate::serve::{
+    completion_request::parse_json,
     in_process::ClientContext,
     registry::{abilities::continues_text, engines::Engines},
 };
@@ -10,12 +11,32 @@ use axum::{
     http::StatusCode,
     response::{IntoResponse, Response},
 };
+use serde::Deserialize;
 use serde_json::json;
 
-/// Refuses a request by its head. Its body is not read.
+/// The field of a chat that the server reads.
+#[derive(Deserialize)]
+struct ChatRequest {
+    model: Option<String>,
+}
+
+/// Refuses a request. The error for an unknown model is that of `/v1/completions`.
 pub(super) async fn refuse(State(state): State<ApiState>, client: ClientContext, request: Request) -> Response {
-    let error = state.check_head(&request).map_or_else(|error| error, |_| no_chat(state.monitor.engines()));
+    let error = match check_model(&state, request).await {
+        Ok(()) => no_chat(state.monitor.engines()),
+        Err(error) => error,
+    };
     client.with_request_id(error.into_response())
+}
+
+/// Checks that the server has the model of a request.
+async fn check_model(state: &ApiState, request: Request) -> Result<(), ApiError> {
+    let body = state.read_body(request).await?;
+    let ChatRequest { model } = state.parse(body, |bytes| parse_json(bytes, "the body")).await?;
+    if let Some(name) = model.filter(|name| !name.is_empty()) {
+        state.monitor.engines().find("model", Some(name.as_str()))?;
+    }
+    Ok(())
 }
 
 /// Returns the error that names the call to make.

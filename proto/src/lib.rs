@@ -5,6 +5,8 @@
 mod blocking;
 pub mod codec;
 pub mod decoded_size;
+#[cfg(feature = "client")]
+pub mod failed_connection;
 
 /// Version 1.
 pub mod v1 {

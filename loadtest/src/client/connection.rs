@@ -10,6 +10,7 @@ use tonic::{
     metadata::{Ascii, MetadataValue},
     transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
 };
+use weir_proto::failed_connection::FailedConnection;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum connections.
@@ -67,12 +68,15 @@ impl ConnectOptions {
         Ok(ConnectionPool::new(connections))
     }
 
-    fn connect_error(&self, error: &dyn std::error::Error) -> Error {
-        let mut cause = error;
-        while let Some(source) = cause.source() {
-            cause = source;
-        }
-        Error::Remote { server: self.address.clone(), reason: cause.to_string() }
+    fn connect_error(&self, error: &(dyn std::error::Error + 'static)) -> Error {
+        Error::Remote { server: self.address.clone(), reason: FailedConnection::new(error).to_string() }
+    }
+
+    /// Adds to the error of a connection what answers at the address and what the user can do about it.
+    pub async fn diagnose(&self, error: Error) -> Error {
+        let Error::Remote { server, reason } = error else { return error };
+        let reason = FailedConnection::of_text(reason).explain(&self.address).await;
+        Error::Remote { server, reason }
     }
 
     /// Checks that the address names a port. For a URI without a valid port, HTTP libraries use port 80, and the tester would then

@@ -232,12 +232,12 @@ pub fn select(field: &str, names: &[String], all: &[ModelInfo]) -> Result<Vec<Mo
     let known = || all.iter().map(|model| model.name.as_str()).collect::<Vec<_>>().join(", ");
     let repeated = names.iter().enumerate().find(|(index, name)| names.iter().take(*index).any(|other| other == *name));
     if let Some((_, name)) = repeated {
-        return Err(Error::option("--models", name, "given once: a model compared with itself shows nothing"));
+        return Err(Error::option("--models", name, "each model once (a model compared with itself shows nothing)"));
     }
     match (names, all) {
         ([], [only]) => Ok(vec![only.clone()]),
         ([], []) => Err(Error::Setting("the server has no model".into())),
-        ([], _) => Err(Error::option("--model", "not given", format!("one of {}", known()))),
+        ([], _) => Err(Error::option("--model", "no name", format!("one of {}", known()))),
         (names, all) => names
             .iter()
             .map(|name| all.iter().find(|model| model.name == *name).cloned().ok_or((name, known())))

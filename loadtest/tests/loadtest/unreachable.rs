@@ -32,7 +32,11 @@ fn answering(answer: &'static [u8]) -> String {
 #[test]
 fn the_error_names_what_answers_at_the_address() {
     let http = answering(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n");
+    // as weir's gRPC port does, whose first answer to HTTP/2 is no TLS either
+    let grpc = answering(b"HTTP/1.1 505 HTTP Version Not Supported\r\ncontent-length: 0\r\n\r\n");
     let tls = answering(&[21, 3, 3, 0, 2, 2, 70]);
+    // the alert of an HTTPS port to a client that offers HTTP/2 only: no_application_protocol
+    let https = answering(&[21, 3, 3, 0, 2, 2, 120]);
     let silent = answering(b"");
     let plain = serve(vec![script("stub")]);
     let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
@@ -40,12 +44,17 @@ fn the_error_names_what_answers_at_the_address() {
     let authority = certificates.file("ca.pem").display().to_string();
     let encrypted = |address: &str| format!("https://{}", address.replace("127.0.0.1", "localhost"));
     for (address, expected) in [
-        (http.clone(), "the port speaks HTTP/1, as the ports for administration (--admin-listen)"),
+        (http.clone(), "the port serves HTTP/1, like those of --http-listen and --admin-listen: give the gRPC address"),
         (tls, "the port expects TLS: use https:// and --tls-ca"),
         (silent, "accepts connections but does not answer"),
-        (closed, "no server is reachable there: is it started"),
+        (closed, "no server listens there: is `weir serve` running"),
         (encrypted(&plain.address), "the port does not use TLS: leave out https://"),
         (encrypted(&http), "is it a gRPC port, and does it use TLS?"),
+        (encrypted(&grpc), "the port does not use TLS: leave out https://"),
+        (
+            encrypted(&https),
+            "the port serves HTTP/1, like those of --http-listen and --admin-listen: give the gRPC address",
+        ),
     ] {
         let stderr = failure(&["run", &address, "--requests", "1", "--tls-ca", &authority]);
         assert!(stderr.contains(expected) && stderr.contains(&address), "{address}: {stderr}");

@@ -1,9 +1,5 @@
 //! Connections to a server. Errors name the address and the likely cause.
 
-use super::{
-    probe::{DetectedProtocol, SERVES_HTTP1, detect_protocol},
-    tls_errors::tls_hint,
-};
 use crate::error::{Error, Result};
 use std::{fmt, time::Duration};
 use tonic::{
@@ -11,6 +7,7 @@ use tonic::{
     metadata::{Ascii, MetadataValue},
     transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
 };
+use weir_proto::failed_connection::FailedConnection;
 
 /// Maximum time for connecting, and for the response to a health check, a report or the description of a model.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
@@ -67,15 +64,6 @@ impl ServerEndpoint {
             ))),
         }
     }
-
-    /// Returns host and port.
-    fn host(&self) -> String {
-        let (_, rest) = self.address.split_once("://").unwrap_or(("http", &self.address));
-        let host = rest.split('/').next().unwrap_or(rest);
-        let has_port = host.rsplit(':').next().is_some_and(|port| port.parse::<u16>().is_ok());
-        let port = if self.is_encrypted() { 443 } else { 80 };
-        if has_port { host.to_owned() } else { format!("{host}:{port}") }
-    }
 }
 
 /// Connects to a server. Fails if the address is invalid or the server is unreachable.
@@ -86,7 +74,7 @@ pub(super) async fn connect(server: &ServerEndpoint) -> Result<Channel> {
 async fn connect_with(server: &ServerEndpoint, keep_alive: KeepAlive) -> Result<Channel> {
     let ServerEndpoint { address, authorities, identity } = server;
     let invalid = |error: tonic::transport::Error| {
-        let answer = root_cause(&error).to_string();
+        let answer = FailedConnection::new(&error).to_string();
         Error::Remote { server: address.clone(), answer }
     };
     let url = server.url()?;
@@ -172,50 +160,9 @@ impl Peer {
     }
 }
 
-/// Why a connection failed.
-struct FailedConnection {
-    reason: String,
-    /// The likely cause, if the TLS handshake shows it.
-    tls_hint: Option<&'static str>,
-}
-
-impl FailedConnection {
-    fn new(error: &(dyn std::error::Error + 'static)) -> Self {
-        Self { reason: root_cause(error).to_string(), tls_hint: tls_hint(error) }
-    }
-}
-
 /// Returns the error of a failed connection, with what answers at the address.
 async fn unreachable(server: &ServerEndpoint, failed: FailedConnection) -> Error {
-    use DetectedProtocol::{Closed, Http1, Other, Silent, Tls, Unreachable};
-    let FailedConnection { reason, tls_hint } = failed;
-    if let Some(hint) = tls_hint {
-        return Error::Remote { server: server.address.clone(), answer: format!("{hint} ({reason})") };
-    }
-    let hint = match (detect_protocol(&server.host()).await, server.is_encrypted()) {
-        (Unreachable, _) => "no server listens there: is `weir serve` running, and is the address right?",
-        (Silent, _) => "a listener there accepts connections but does not answer: is it the server's address?",
-        (Http1, false) => SERVES_HTTP1,
-        (Http1, true) => {
-            "the port answers in HTTP/1: is it a gRPC port, and does it use TLS? If not, leave out https://"
-        }
-        (Other, true) => "the port does not use TLS: leave out https://",
-        (Closed, true) => "the port closes the connection: if it does not use TLS, leave out https://",
-        (Closed, false) => {
-            "the port closes the connection: is it a gRPC port? If it expects TLS, use https:// and --tls-ca"
-        }
-        (Tls, false) => "the port expects TLS: use https:// and --tls-ca",
-        (Tls, true) | (Other, false) => return Error::Remote { server: server.address.clone(), answer: reason },
-    };
-    Error::Remote { server: server.address.clone(), answer: format!("{hint} ({reason})") }
-}
-
-fn root_cause<'a>(error: &'a (dyn std::error::Error + 'static)) -> &'a (dyn std::error::Error + 'static) {
-    let mut cause = error;
-    while let Some(source) = cause.source() {
-        cause = source;
-    }
-    cause
+    Error::Remote { server: server.address.clone(), answer: failed.explain(&server.address).await }
 }
 
 #[cfg(test)]
@@ -240,13 +187,6 @@ mod tests {
             let error = endpoint(address).url().unwrap_err().to_string();
             assert!(error.contains("expected host:port or a URL"), "{address}: {error}");
         }
-    }
-
-    #[test]
-    fn hosts_have_ports() {
-        let hosts =
-            ["https://name", "http://name/", "https://name:7", "name:7"].map(|address| endpoint(address).host());
-        assert_eq!(hosts, ["name:443", "name:80", "name:7", "name:7"]);
     }
 
     #[tokio::test]

@@ -5,10 +5,8 @@ mod connection;
 pub mod editing;
 mod in_memory;
 pub mod inference;
-mod probe;
 pub mod streams;
 pub mod summaries;
-mod tls_errors;
 
 pub use connection::ServerEndpoint;
 

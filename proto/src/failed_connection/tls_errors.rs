@@ -1,6 +1,6 @@
 //! The likely cause of a failed TLS handshake, and what to do.
 
-use super::probe::SERVES_HTTP1;
+use super::SERVES_HTTP1;
 use std::{error::Error, io};
 use tokio_rustls::rustls::{self, AlertDescription};
 

@@ -13,7 +13,7 @@ pub enum Error {
     #[error("{}: {source}", path.display())]
     Io { path: PathBuf, source: io::Error },
     /// An option is out of bounds.
-    #[error("{field}: {value} must be {expected}")]
+    #[error("{field}: expected {expected}, found {value}")]
     BadOption { field: String, value: String, expected: String },
     /// Options contradict each other, or a condition of the command is not met.
     #[error("{0}")]
@@ -51,7 +51,7 @@ impl Error {
 
     /// Fails unless the value of an option is in a range.
     pub fn check_range<T: PartialOrd + Display>(field: &str, value: T, range: RangeInclusive<T>) -> Result<()> {
-        let expected = || format!("from {} to {}", range.start(), range.end());
+        let expected = || format!("{} to {}", range.start(), range.end());
         if range.contains(&value) { Ok(()) } else { Err(Self::option(field, value, expected())) }
     }
 }

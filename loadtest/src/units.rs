@@ -11,7 +11,7 @@ const UNITS: [(&str, f64); 5] = [("ns", 1e-9), ("us", 1e-6), ("ms", 1e-3), ("m",
 /// Parses a duration such as `200ms`, `1.5s` or `2m`: above 0 and at most a day. The error says what is expected.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let span = duration_or_zero(text)?;
-    if span.is_zero() { Err("must be above 0".into()) } else { Ok(span) }
+    if span.is_zero() { Err("expected a duration above 0".into()) } else { Ok(span) }
 }
 
 /// Parses a duration as [`duration()`] does, but accepts 0. The error says what is expected.
@@ -20,7 +20,7 @@ pub(crate) fn duration_or_zero(text: &str) -> Result<Duration, String> {
         return Ok(Duration::ZERO);
     }
     let expected =
-        || "must be a number with its unit, ns, us, ms, s or m, such as 200ms, and at most 24 hours".to_owned();
+        || "expected a number with its unit, ns, us, ms, s or m, such as 200ms, and at most 24 hours".to_owned();
     let (number, unit) = UNITS
         .iter()
         .find_map(|(name, seconds)| text.strip_suffix(name).map(|number| (number, seconds)))

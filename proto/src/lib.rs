@@ -2,6 +2,8 @@
 //!
 //! The `.proto` files are the documentation of the API; their comments are repeated on the generated types.
 
+#[cfg(feature = "command-line")]
+pub mod argument_errors;
 mod blocking;
 pub mod codec;
 pub mod decoded_size;

@@ -3,7 +3,7 @@
 use crate::error::Error;
 
 /// Request fields, dotted as on the wire, and the flags that set them.
-const FLAGS: [(&str, &str); 23] = [
+const FLAGS: [(&str, &str); 24] = [
     ("block_chars", "--block"),
     ("boundary_mode", "--boundary-mode"),
     ("normalise", "--normalise"),
@@ -17,6 +17,7 @@ const FLAGS: [(&str, &str); 23] = [
     ("options.min_tokens", "--min-len"),
     ("options.no_repeat_ngram", "--no-repeat-ngram"),
     ("options.repetition_penalty", "--repetition-penalty"),
+    ("prompt", "--prompt"),
     ("sampling.min_p", "--min-p"),
     ("sampling.repetition_penalty", "--repetition-penalty"),
     ("sampling.temperature", "--temperature"),
@@ -32,28 +33,17 @@ const FLAGS: [(&str, &str); 23] = [
 
 /// Returns the error with flag names in place of field names.
 pub(super) fn with_flag_names(mut error: Error) -> Error {
-    let field = match &mut error {
-        Error::BadOption { field, .. }
-        | Error::UnknownSymbol { field, .. }
-        | Error::TooLong { field, .. }
-        | Error::LongerThan { field, .. }
-        | Error::NeverFits { field, .. }
-        | Error::TooMuchWork { field, .. }
-        | Error::NeedsNormaliser { option: field, .. } => field,
-        // A server's message begins with the field.
-        Error::Remote { answer, .. } => {
-            let found = FLAGS.iter().find_map(|(name, flag)| Some((flag, answer.strip_prefix(name)?)));
-            if let Some((flag, rest)) = found {
-                let rest =
-                    if rest.starts_with('[') { rest.split_once(']').map_or(rest, |(_, rest)| rest) } else { rest };
-                if rest.starts_with(": ") {
-                    *answer = format!("{flag}{rest}");
-                }
+    // A server's message begins with the field.
+    if let Error::Remote { answer, .. } = &mut error {
+        let found = FLAGS.iter().find_map(|(name, flag)| Some((flag, answer.strip_prefix(name)?)));
+        if let Some((flag, rest)) = found {
+            let rest = if rest.starts_with('[') { rest.split_once(']').map_or(rest, |(_, rest)| rest) } else { rest };
+            if rest.starts_with(": ") {
+                *answer = format!("{flag}{rest}");
             }
-            return error;
         }
-        _ => return error,
-    };
+    }
+    let Some(field) = field_of(&mut error) else { return error };
     let list = field.split_once('[').map_or(*field, |(list, _)| list);
     if let Some((_, flag)) = FLAGS.iter().find(|(name, _)| *name == list) {
         *field = flag;
@@ -61,9 +51,31 @@ pub(super) fn with_flag_names(mut error: Error) -> Error {
     error
 }
 
+/// Returns the error with the name `flag` in place of `name`, for a field that several flags set.
+pub(super) fn with_flag(mut error: Error, name: &str, flag: &'static str) -> Error {
+    if let Some(field) = field_of(&mut error).filter(|field| **field == name) {
+        *field = flag;
+    }
+    error
+}
+
+/// Returns the name of the field that an error is about.
+fn field_of(error: &mut Error) -> Option<&mut &'static str> {
+    match error {
+        Error::BadOption { field, .. }
+        | Error::UnknownSymbol { field, .. }
+        | Error::TooLong { field, .. }
+        | Error::LongerThan { field, .. }
+        | Error::NeverFits { field, .. }
+        | Error::TooMuchWork { field, .. }
+        | Error::NeedsNormaliser { option: field, .. } => Some(field),
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{super::Cli, FLAGS, with_flag_names};
+    use super::{super::Cli, FLAGS, with_flag, with_flag_names};
     use crate::error::Error;
     use clap::CommandFactory;
 
@@ -84,6 +96,11 @@ mod tests {
         };
         assert_eq!(message("options.beam_size"), "--beam: expected 1 to 64, found 65");
         assert_eq!(message("--windowed"), "--windowed: expected 1 to 64, found 65");
+        assert_eq!(message("prompt"), "--prompt: expected 1 to 64, found 65");
+        assert_eq!(
+            with_flag(Error::bad_option("prompt", "65", "1 to 64"), "prompt", "--ids").to_string(),
+            "--ids: expected 1 to 64, found 65"
+        );
         let remote =
             |answer: &str| with_flag_names(Error::Remote { server: "h:1".into(), answer: answer.into() }).to_string();
         assert_eq!(remote("stopping.max_chars: 0 to 8"), "h:1: --max-chars: 0 to 8");

@@ -36,8 +36,10 @@ pub use command::Cli;
 
 use crate::error::{Error, printable};
 use clap::CommandFactory;
+use color::ColorChoice;
 use command::Command;
 use std::{ffi::OsString, io::Write, process::ExitCode};
+use weir_proto::argument_errors;
 
 /// Runs the command that `arguments` name and returns its exit code. The first argument is the program's name. Errors are
 /// printed to stderr.
@@ -46,6 +48,8 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let (cli, sources) = match settings::parse(&arguments) {
         Ok(parsed) => parsed,
         Err(error) => {
+            let command = Cli::command().color(ColorChoice::of(&arguments));
+            let error = argument_errors::explain(error, &command, &arguments);
             // If help cannot be printed, neither can an error about that.
             let _ = error.print();
             return u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from);

@@ -15,9 +15,11 @@ use crate::{
     kernels::{Dtype, Isa},
 };
 use std::{
+    fmt::Display,
     io::Read,
     ops::RangeInclusive,
     path::{Path, PathBuf},
+    str::FromStr,
     sync::Arc,
 };
 
@@ -78,12 +80,12 @@ pub struct ComputeArgs {
     #[arg(long, value_name = "TYPE", value_parser = dtype, default_value = "f32", env = "WEIR_DTYPE")]
     pub dtype: Dtype,
     /// Number of threads. Default: all cores.
-    #[arg(long, value_name = "N", env = "WEIR_THREADS", value_parser = clap::value_parser!(u16).range(1..=1024),
+    #[arg(long, value_name = "N", env = "WEIR_THREADS", value_parser = whole::<u16>(1..=1024),
         allow_negative_numbers = true)]
     pub threads: Option<u16>,
     /// Maximum symbols in one sequence. Default: four training windows, at least 8192; 2^24 if attention windows bound the
     /// memory of a sequence.
-    #[arg(long, value_name = "N", env = "WEIR_MAX_SYMBOLS", value_parser = clap::value_parser!(u32).range(1..=1 << 24),
+    #[arg(long, value_name = "N", env = "WEIR_MAX_SYMBOLS", value_parser = whole::<u32>(1..=1 << 24),
         allow_negative_numbers = true)]
     pub max_symbols: Option<u32>,
     /// Device of Hugging Face models: cpu, cuda, cuda:N or metal. Other models run on the CPU.
@@ -172,7 +174,8 @@ impl TextSource<'_> {
             (None, None, None) => return Ok(None),
         };
         if symbols.is_empty() {
-            return Err(Error::bad_option("text", "\"\"", "at least one symbol"));
+            let flag = if self.file.is_some() { "--file" } else { "--text" };
+            return Err(Error::bad_option(flag, "\"\"", "at least one symbol"));
         }
         Ok(Some(symbols))
     }
@@ -242,6 +245,14 @@ impl BoundaryArgs {
 
 /// Returns a parser of whole numbers within `bounds`.
 pub(super) fn count(bounds: RangeInclusive<usize>) -> impl Fn(&str) -> std::result::Result<usize, String> + Clone {
+    whole(bounds)
+}
+
+/// Returns a parser of whole numbers of any type within `bounds`.
+pub(super) fn whole<T>(bounds: RangeInclusive<T>) -> impl Fn(&str) -> std::result::Result<T, String> + Clone
+where
+    T: FromStr + PartialOrd + Display + Clone,
+{
     move |text| {
         let number = text.parse().ok().filter(|number| bounds.contains(number));
         number.ok_or_else(|| format!("expected a whole number from {} to {}", bounds.start(), bounds.end()))

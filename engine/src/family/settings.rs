@@ -109,7 +109,7 @@ impl FromStr for DeviceChoice {
 
     /// Parses `cpu`, `cuda`, `cuda:N` or `metal`.
     fn from_str(text: &str) -> Result<Self, String> {
-        let unknown = || format!("{text:?} is none of cpu, cuda, cuda:N, metal");
+        let unknown = || "expected cpu, cuda, cuda:N or metal".to_owned();
         match text.split_once(':') {
             None if text == "cpu" => Ok(Self::Cpu),
             None if text == "cuda" => Ok(Self::Cuda(0)),

@@ -74,7 +74,7 @@ pub(super) fn run(args: Args, command: String) -> Result<()> {
     rounds.check()?;
     output.check()?;
     if let Some(percent) = agree_within.filter(|percent| !(0.0..=1000.0).contains(percent)) {
-        return Err(Error::option("--agree-within", percent, "from 0 to 1000 percent"));
+        return Err(Error::option("--agree-within", percent, "0 to 1000 percent"));
     }
     let report = runtime(server.threads)?.block_on(async {
         let session = MeasurementSession::open(server, workload, &models, true, command).await?;

@@ -92,7 +92,7 @@ impl ArrivalArgs {
         }
         let Some(burst) = self.burst else { return Ok(()) };
         if self.arrivals != Some(ArrivalProcess::Bursty) {
-            return Err(Error::option("--burst", burst, "used with --arrivals bursty"));
+            return Err(Error::option("--burst", burst, "no value without --arrivals bursty"));
         }
         check_in_flight("--burst", burst)
     }
@@ -111,6 +111,6 @@ pub(super) fn check_in_flight(field: &str, count: usize) -> Result<()> {
 pub(super) fn check_rate(field: &str, rate: f64) -> Result<()> {
     match (0.001..=1e6).contains(&rate) {
         true => Ok(()),
-        false => Err(Error::option(field, rate, "from 0.001 to 1000000 requests/s")),
+        false => Err(Error::option(field, rate, "0.001 to 1000000 requests/s")),
     }
 }

@@ -286,7 +286,7 @@ impl MeasurementSession {
 fn check_beam(sessions: &[MeasurementSession]) -> Result<()> {
     let summarizes = |session: &MeasurementSession| session.workloads.iter().any(|workload| workload.kind == SUMMARIZE);
     let unused = sessions.iter().find_map(|session| session.workload.beam).filter(|_| !sessions.iter().any(summarizes));
-    let expected = "used with a workload that requests summaries, from a model that writes them";
+    let expected = "no value without a workload that requests summaries, from a model that writes them";
     unused.map_or(Ok(()), |beam| Err(Error::option("--beam", beam, expected)))
 }
 

@@ -80,7 +80,7 @@ impl KneeSearchArgs {
         self.from.into_iter().try_for_each(|from| check_rate("--from", from))?;
         check_rate("--to", self.to)?;
         if let Some(from) = self.from.filter(|from| *from > self.to) {
-            return Err(Error::option("--from", from, format!("at most --to, which is {}", self.to)));
+            return Err(Error::option("--from", from, format!("at most {} (the value of --to)", self.to)));
         }
         if self.refinements() > MAX_POINTS / 2 {
             return Err(Error::option("--refine", self.refinements(), format!("at most {}", MAX_POINTS / 2)));

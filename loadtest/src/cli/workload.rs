@@ -112,7 +112,7 @@ impl WorkloadArgs {
         seed: u64,
     ) -> Result<WorkloadMix> {
         if !(0.0..=1.0).contains(&cancel_share) {
-            return Err(Error::option("--cancel-share", cancel_share, "from 0 to 1"));
+            return Err(Error::option("--cancel-share", cancel_share, "0 to 1"));
         }
         let max_symbols = models.iter().map(|model| model.max_symbols).min().unwrap_or(0);
         // models that summarize do nothing else
@@ -132,10 +132,10 @@ impl WorkloadArgs {
             self.workloads.iter().enumerate().map(parse).collect::<Result<_>>()?
         };
         if let Some(temperature) = self.temperature.filter(|_| specs.iter().all(|spec| spec.kind == EDIT)) {
-            return Err(Error::option("--temperature", temperature, format!("left out: {RANKED}")));
+            return Err(Error::option("--temperature", temperature, format!("no value ({RANKED})")));
         }
         if self.prefixes > 1 && specs.iter().all(|spec| spec.shared_prefix == 0) {
-            return Err(Error::option("--prefixes", self.prefixes, "used with --shared-prefix, the length of each"));
+            return Err(Error::option("--prefixes", self.prefixes, "1 without --shared-prefix, the length of each"));
         }
         WorkloadMix::new(&specs, seed, cancel_share)
     }
@@ -188,7 +188,7 @@ fn with_model_limits(mut spec: WorkloadSpec, known: &[ModelInfo]) -> Result<Work
     let Some(name) = &spec.model else { return Ok(spec) };
     let Some(model) = known.iter().find(|model| model.name == *name) else {
         let names: Vec<_> = known.iter().map(|model| model.name.as_str()).collect();
-        return Err(format!("model={name} must be one of {}", names.join(", ")));
+        return Err(format!("model: expected one of {}, found {name}", names.join(", ")));
     };
     spec.max_symbols = model.max_symbols;
     spec.pools = model.pooled;
@@ -204,10 +204,10 @@ fn check_kind(spec: WorkloadSpec, models: &[ModelInfo], known: &[ModelInfo]) -> 
     };
     let Some(ModelInfo { name, summarizes, .. }) = unfit else { return Ok(spec) };
     if spec.kind == EDIT {
-        return Err(format!("kind={EDIT} needs a model that continues text; {name} summarizes documents"));
+        return Err(format!("model: expected one that continues text for kind={EDIT}, found {name}, which summarizes"));
     }
-    let does = if *summarizes { "summarizes" } else { "does not summarize" };
-    Err(format!("kind={}: {name} {does} documents", spec.kind))
+    let expected = kind(*summarizes);
+    Err(format!("kind: expected {expected} (what {name} does), found {}", spec.kind))
 }
 
 /// Checks that a session that edits a document can end before the time limit of a request.
@@ -222,20 +222,21 @@ fn check_session(spec: WorkloadSpec, timeout: Duration) -> Result<WorkloadSpec, 
     if seconds < timeout.as_secs_f64() {
         return Ok(spec);
     }
-    Err(format!("expected --timeout above {seconds} s for a session of {keystrokes} keystrokes, found {timeout:?}"))
+    Err(format!("--timeout: expected above {seconds} s for a session of {keystrokes} keystrokes, found {timeout:?}"))
 }
 
 /// Parses a workload; `spec` has the values of keys not given.
 fn parse_spec(mut spec: WorkloadSpec, text: &str) -> Result<WorkloadSpec, String> {
     fn number<T: FromStr>(key: &str, value: &str) -> Result<T, String> {
-        value.parse().map_err(|_| format!("{key}={value} is not a valid number"))
+        value.parse().map_err(|_| format!("{key}: expected a number, found {value:?}"))
     }
     let mut keys = Vec::new();
     for pair in text.split(',').filter(|pair| !pair.trim().is_empty()) {
-        let (key, value) = pair.split_once('=').ok_or_else(|| format!("{pair:?} has no ="))?;
+        let (key, value) = pair.split_once('=').ok_or_else(|| format!("expected KEY=VALUE, found {pair:?}"))?;
         let key = key.trim();
         let value = value.trim();
         keys.push(key);
+        let within = |why: String| format!("{key}: {why}, found {value:?}");
         match key {
             "name" => spec.name = value.into(),
             "kind" => spec.kind = value.into(),
@@ -244,30 +245,30 @@ fn parse_spec(mut spec: WorkloadSpec, text: &str) -> Result<WorkloadSpec, String
             "beam" => spec.beam = Some(number(key, value)?),
             "weight" => spec.weight = number(key, value)?,
             "prompts" => spec.files = vec![value.into()],
-            "prompt-chars" => spec.prompts = prompts(value).map_err(|why| format!("{key}: {why}"))?,
-            "output-chars" => spec.output = value.parse().map_err(|why| format!("{key}: {why}"))?,
+            "prompt-chars" => spec.prompts = prompts(value).map_err(within)?,
+            "output-chars" => spec.output = value.parse().map_err(within)?,
             "shared-prefix" => spec.shared_prefix = number(key, value)?,
             "prefixes" => spec.prefixes = number(key, value)?,
             "temperature" => spec.temperature = Some(number(key, value)?),
             "rate" => spec.typing.rate = number(key, value)?,
-            "pause" => spec.typing.pause = units::duration_or_zero(value).map_err(|why| format!("{key}: {why}"))?,
+            "pause" => spec.typing.pause = units::duration_or_zero(value).map_err(within)?,
             "count" => spec.typing.count = number(key, value)?,
-            "until" => spec.typing.until = TypingSpec::end(value).map_err(|why| format!("{key}: {why}"))?,
-            other => return Err(format!("{other:?} is not a key of a workload")),
+            "until" => spec.typing.until = TypingSpec::end(value).map_err(within)?,
+            other => return Err(format!("expected a key of a workload, found {other:?}")),
         }
     }
     if keys.contains(&"prefixes") && spec.shared_prefix == 0 {
-        return Err("prefixes needs shared-prefix, the length of each".into());
+        return Err("prefixes: expected no value without shared-prefix, the length of each".into());
     }
     if keys.contains(&"temperature") && spec.kind == EDIT {
-        return Err(format!("temperature must be left out: {RANKED}"));
+        return Err(format!("temperature: expected no value ({RANKED})"));
     }
     if keys.contains(&"beam") && spec.kind != SUMMARIZE {
-        return Err("beam applies to summaries only: use it with kind=summarize".into());
+        return Err("beam: expected no value without kind=summarize".into());
     }
     let typing = keys.iter().find(|key| ["rate", "pause", "count", "until"].contains(key));
     if let Some(key) = typing.filter(|_| spec.kind != EDIT) {
-        return Err(format!("{key} applies to edited documents only: use it with kind={EDIT}"));
+        return Err(format!("{key}: expected no value without kind={EDIT}"));
     }
     Ok(spec)
 }

@@ -41,7 +41,7 @@ impl ArrivalSchedule {
         let burst = if process == ArrivalProcess::Bursty { burst.max(1) } else { 1 };
         let rate = rate / burst as f64;
         let intervals = Exp::new(rate).ok().filter(|_| rate.is_finite() && rate > 0.0);
-        let intervals = intervals.ok_or_else(|| Error::option("--rate", rate, "above 0"))?;
+        let intervals = intervals.ok_or_else(|| Error::option("--rate", rate, "a number above 0"))?;
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         // the contents of requests are drawn from other streams
         rng.set_stream(u64::MAX);

@@ -51,7 +51,7 @@ impl FromStr for Length {
     fn from_str(text: &str) -> std::result::Result<Self, String> {
         let expected = || {
             format!(
-                "must be N, FROM..TO, normal:MEAN:DEVIATION, lognormal:MEDIAN:SIGMA or exponential:MEAN, in characters \
+                "expected N, FROM..TO, normal:MEAN:DEVIATION, lognormal:MEDIAN:SIGMA or exponential:MEAN, in characters \
                  from 1 to {MAX_LENGTH}, sigma at most 10"
             )
         };

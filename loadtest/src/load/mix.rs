@@ -46,11 +46,11 @@ impl WorkloadMix {
     /// Fails if the list is empty or too long, two workloads share a name, or one is invalid.
     pub fn new(specs: &[WorkloadSpec], seed: u64, cancel_share: f64) -> Result<Self> {
         if !(1..=MAX_WORKLOADS).contains(&specs.len()) {
-            return Err(Error::option("--workload", specs.len(), format!("given 1 to {MAX_WORKLOADS} times")));
+            return Err(Error::option("--workload", specs.len(), format!("1 to {MAX_WORKLOADS} workloads")));
         }
         let mut names = HashSet::new();
         if let Some(repeated) = specs.iter().find(|spec| !names.insert(&spec.name)) {
-            let expected = "given once: the report could not distinguish two workloads of one name";
+            let expected = "a name of its own (the report could not distinguish two workloads of one name)";
             return Err(Error::option("--workload name", &repeated.name, expected));
         }
         let build = |spec: &WorkloadSpec| {

@@ -49,10 +49,10 @@ impl PromptText {
         for file in files {
             let text = read_file(file)?;
             if file.extension().is_some_and(|extension| extension == "jsonl") {
-                let field = format!("--prompts {}", file.display());
                 let expected = "a JSON object with a text as `text`, `document` or `article`";
                 for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
-                    let malformed = || Error::option(&field, format!("line {}", number + 1), expected);
+                    let field = || format!("--prompts {}, line {}", file.display(), number + 1);
+                    let malformed = || Error::option(field(), "another value", expected);
                     let object: serde_json::Value = serde_json::from_str(line).map_err(|_| malformed())?;
                     let value = ["text", "document", "article"].iter().find_map(|key| object.get(key)?.as_str());
                     let document = value.filter(|document| !document.trim().is_empty()).ok_or_else(malformed)?;
@@ -131,8 +131,9 @@ fn read_file(file: &Path) -> Result<String> {
     if bytes.is_empty() {
         return Err(Error::option(field(), "an empty file", "a text"));
     }
-    let text = String::from_utf8(bytes)
-        .map_err(|error| Error::option(field(), format!("byte {}", error.utf8_error().valid_up_to()), "UTF-8 text"))?;
+    let text = String::from_utf8(bytes).map_err(|error| {
+        Error::option(field(), format!("another byte at {}", error.utf8_error().valid_up_to()), "UTF-8 text")
+    })?;
     if text.trim().is_empty() {
         return Err(Error::option(field(), "a blank file", "a text"));
     }

@@ -41,7 +41,7 @@ impl TypingSpec {
     /// Fails if a value is out of bounds.
     pub(crate) fn check(&self) -> Result<()> {
         if !(0.1..=MAX_RATE).contains(&self.rate) {
-            let expected = format!("from 0.1 to {MAX_RATE} keystrokes/s");
+            let expected = format!("0.1 to {MAX_RATE} keystrokes/s");
             return Err(Error::option("--workload rate", self.rate, expected));
         }
         Error::check_range("--workload count", self.count, 1..=MAX_COUNT)
@@ -51,7 +51,7 @@ impl TypingSpec {
     pub(crate) fn end(name: &str) -> Result<Until, String> {
         let known = ENDS.iter().find(|(known, _)| *known == name);
         let names = || ENDS.map(|(name, _)| name).join(", ");
-        known.map(|(_, end)| *end).ok_or_else(|| format!("{name:?} is not one of {}", names()))
+        known.map(|(_, end)| *end).ok_or_else(|| format!("expected one of {}", names()))
     }
 
     /// Returns the name of the end of completions.

@@ -176,17 +176,17 @@ impl WorkloadSpec {
             return Err(Error::option("--workload weight", weight, "a number above 0"));
         }
         if !(1..=MAX_LENGTH).contains(prefixes) {
-            return Err(Error::option("--prefixes", prefixes, format!("from 1 to {MAX_LENGTH}")));
+            return Err(Error::option("--prefixes", prefixes, format!("1 to {MAX_LENGTH}")));
         }
         if let Some(temperature) = temperature.filter(|temperature| !(0.0..=100.0).contains(temperature)) {
-            return Err(Error::option("--temperature", temperature, "from 0 to 100"));
+            return Err(Error::option("--temperature", temperature, "0 to 100"));
         }
         let prompt = match self.prompts {
             PromptSource::Excerpts(length) => length.longest().unwrap_or(1),
             PromptSource::Lines | PromptSource::Documents => 1,
         };
         if !(1..=MAX_LENGTH).contains(&self.chunk_chars) {
-            return Err(Error::option("--chunk-chars", self.chunk_chars, format!("from 1 to {MAX_LENGTH}")));
+            return Err(Error::option("--chunk-chars", self.chunk_chars, format!("1 to {MAX_LENGTH}")));
         }
         // a summarizing model's limit is in tokens, which only the server can count
         if self.kind == SUMMARIZE {

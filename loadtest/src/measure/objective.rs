@@ -55,13 +55,14 @@ impl FromStr for Objectives {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let objective = |part: &str| {
-            let (name, limit) = part.split_once('=').ok_or_else(|| format!("{part:?} has no ="))?;
+            let (name, limit) = part.split_once('=').ok_or_else(|| format!("expected NAME=TIME, found {part:?}"))?;
             let kind = KINDS.iter().position(|kind| kind.name == name.trim());
             let kind = kind.ok_or_else(|| {
                 let names: Vec<_> = KINDS.iter().map(|kind| kind.name).collect();
-                format!("{:?} is not one of {}", name.trim(), names.join(", "))
+                format!("expected one of {}, found {:?}", names.join(", "), name.trim())
             })?;
-            let limit = units::duration(limit.trim()).map_err(|why| format!("{}: {why}", name.trim()))?;
+            let limit = units::duration(limit.trim())
+                .map_err(|why| format!("{}: {why}, found {:?}", name.trim(), limit.trim()))?;
             Ok::<_, String>(Objective { kind, limit })
         };
         text.split(',').map(objective).collect::<Result<_, _>>().map(Self)
@@ -105,7 +106,7 @@ mod tests {
     fn unknown_objectives_are_rejected_with_the_known_ones() {
         let wrong = |text: &str| Objectives::from_str(text).unwrap_err();
         assert!(wrong("tttt=3s").contains("ttfc, total"));
-        assert!(wrong("ttfc").contains("has no ="));
+        assert!(wrong("ttfc").contains("expected NAME=TIME"));
         assert!(wrong("ttfc=3").contains("unit"));
         assert_eq!(
             Objectives::from_str("ttfc=200ms,gap_p99=50ms").unwrap().to_string(),

@@ -150,22 +150,34 @@ fn invalid_options_are_rejected_with_their_limits() {
         (&["--requests", "1"], "one of a, b"),
         (&["--model", "a", "--output-chars", "2000000"], "from 1 to 1048576"),
         (&["--model", "a", "--output-chars", "1000000", "--prompt-chars", "100000"], "limits.max_symbols"),
-        (&["--model", "a", "--rate", "0"], "from 0.001"),
-        (&["--model", "a", "--concurrency", "0"], "from 1 to 65536"),
-        (&["--model", "a", "--duration", "5"], "unit"),
-        (&["--model", "a", "--objective", "speed=5ms"], "is not one of ttfc"),
+        (&["--model", "a", "--rate", "0"], "--rate: expected 0.001 to 1000000 requests/s, found 0"),
+        (&["--model", "a", "--concurrency", "0"], "expected 1 to 65536, found 0"),
+        (
+            &["--model", "a", "--duration", "5"],
+            "error: --duration: expected a number with its unit, ns, us, ms, s or m",
+        ),
+        (&["--model", "a", "--requests=-1"], "error: --requests: expected a whole number of at least 0, found -1"),
+        (&["--model", "a", "--temperature", "x"], "error: --temperature: expected a number, found \"x\""),
+        (
+            &["--model", "a", "--arrivals", "often"],
+            "error: --arrivals: expected one of constant, poisson, bursty, found \"often\"",
+        ),
+        (&["--model", "a", "--objective", "speed=5ms"], "error: --objective: expected one of ttfc"),
         (&["--model", "a", "--workload", "kind=dance"], "one of generate"),
         (&["--model", "a", "--workload", "weight=0"], "above 0"),
-        (&["--model", "a", "--workload", "kind=summarize"], "kind=summarize: a does not summarize documents"),
-        (&["--model", "a", "--workload", "kind=summarize,model=b"], "kind=summarize: b does not summarize documents"),
+        (&["--model", "a", "--workload", "kind=summarize"], "kind: expected generate (what a does), found summarize"),
+        (
+            &["--model", "a", "--workload", "kind=summarize,model=b"],
+            "kind: expected generate (what b does), found summarize",
+        ),
         (&["--model", "a", "--rate", "5", "--burst", "4"], "--arrivals bursty"),
-        (&["--model", "a", "--rate", "5", "--arrivals", "bursty", "--burst", "0"], "from 1 to 65536"),
+        (&["--model", "a", "--rate", "5", "--arrivals", "bursty", "--burst", "0"], "expected 1 to 65536, found 0"),
         (&["--model", "a", "--concurrency", "5", "--arrivals", "bursty"], "--arrivals applies to open loops only"),
         (&["--model", "a", "--burst", "4"], "--burst applies to open loops only: use --rate"),
         (&["--model", "a", "--json", "-", "--html", "-"], "only one of them may write to stdout"),
         (&["--model", "a", "--prompts", "/none/there"], "/none/there"),
         (&["--model", "a", "--json", "/none/there"], "/none/there"),
-        (&["--model", "a", "--threads", "0"], "from 1 to 256"),
+        (&["--model", "a", "--threads", "0"], "--threads: expected 1 to 256, found 0"),
     ] {
         let stderr = failure(&[&["run", &served.address][..], arguments].concat());
         assert!(stderr.contains(expected), "{arguments:?}: {stderr}");
@@ -173,7 +185,7 @@ fn invalid_options_are_rejected_with_their_limits() {
     // a sweep rejects the same options
     for (arguments, expected) in [
         (&["--burst", "4"][..], "--arrivals bursty"),
-        (&["--arrivals", "bursty", "--burst", "0"], "from 1 to 65536"),
+        (&["--arrivals", "bursty", "--burst", "0"], "expected 1 to 65536, found 0"),
         (&["--concurrency", "5", "--arrivals", "bursty"], "--arrivals applies to open loops only"),
     ] {
         let stderr = failure(&[&["sweep", &served.address, "--model", "a"][..], arguments].concat());

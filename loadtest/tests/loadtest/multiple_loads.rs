@@ -95,7 +95,10 @@ fn models_that_cannot_be_compared_are_rejected() {
     let reader = Script { summarizes: true, ..script("reader") };
     let served = serve(vec![script("a"), script("b"), reader]);
     for (arguments, expected) in [
-        (&["--models", "a,b,a"][..], "--models: a must be given once"),
+        (
+            &["--models", "a,b,a"][..],
+            "--models: expected each model once (a model compared with itself shows nothing), found a",
+        ),
         (&["--models", "a,reader"], "reader summarizes documents and a does not"),
         (&[], "reader summarizes documents and a does not"),
     ] {

@@ -14,50 +14,65 @@ fn contradicting_options_are_rejected() {
     let address = served.address.as_str();
     let documents = format!("prompts={blank},prompt-chars=documents");
     for (arguments, expected) in [
-        (&["run", "127.0.0.1:99999"][..], "ADDRESS: 127.0.0.1:99999 must be host:port"),
-        (&["compare", "127.0.0.1"], "ADDRESS: 127.0.0.1 must be host:port"),
+        (&["run", "127.0.0.1:99999"][..], "ADDRESS: expected host:port or a URL with a port"),
+        (&["compare", "127.0.0.1"], "such as 127.0.0.1:50051 or [::1]:50051, found 127.0.0.1"),
         (
             &["run", address, "--model", "a", "--workload", "name=x", "--workload", "name=x"],
-            "--workload name: x must be",
+            "--workload name: expected a name of its own",
         ),
-        (&["run", address, "--model", "a", "--prefixes", "3"], "--prefixes: 3 must be used with --shared-prefix"),
-        (&["run", address, "--model", "a", "--workload", "prefixes=3"], "prefixes needs shared-prefix"),
+        (
+            &["run", address, "--model", "a", "--prefixes", "3"],
+            "--prefixes: expected 1 without --shared-prefix, the length of each, found 3",
+        ),
+        (
+            &["run", address, "--model", "a", "--workload", "prefixes=3"],
+            "prefixes: expected no value without shared-prefix",
+        ),
         (&["run", address, "--model", "a", "--prompts", blank], "a blank file"),
         (&["run", address, "--model", "a", "--workload", &documents], "a blank file"),
         (
             &["run", address, "--model", "a", "--beam", "2"],
-            "--beam: 2 must be used with a workload that requests summaries",
+            "--beam: expected no value without a workload that requests summaries, from a model that writes them, found 2",
         ),
-        (&["report", address, "--beam", "2"], "--beam: 2 must be used with a workload that requests summaries"),
-        (&["run", address, "--model", "a", "--workload", "beam=2"], "beam applies to summaries only"),
-        (&["run", address, "--model", "a", "--workload", "rate=5"], "rate applies to edited documents only"),
+        (
+            &["report", address, "--beam", "2"],
+            "--beam: expected no value without a workload that requests summaries, from a model that writes them, found 2",
+        ),
+        (&["run", address, "--model", "a", "--workload", "beam=2"], "beam: expected no value without kind=summarize"),
+        (&["run", address, "--model", "a", "--workload", "rate=5"], "rate: expected no value without kind=edit"),
         (
             &["run", address, "--model", "a", "--workload", "kind=edit,until=page"],
             "one of word, line, segment, max_chars",
         ),
-        (&["run", address, "--model", "a", "--workload", "kind=edit,count=17"], "--workload count: 17 must be"),
+        (
+            &["run", address, "--model", "a", "--workload", "kind=edit,count=17"],
+            "--workload count: expected 1 to 16, found 17",
+        ),
         (
             &["run", address, "--model", "a", "--workload", "kind=edit,rate=0"],
-            "--workload rate: 0 must be from 0.1 to 1000 keystrokes/s",
+            "--workload rate: expected 0.1 to 1000 keystrokes/s, found 0",
         ),
         (
             &["run", address, "--model", "a", "--workload", "kind=edit,temperature=0.5"],
-            "temperature must be left out: kind=edit asks for the most probable completions",
+            "temperature: expected no value (kind=edit asks for the most probable completions",
         ),
         (
             &["run", address, "--model", "a", "--temperature", "0.5", "--workload", "kind=edit"],
-            "--temperature: 0.5 must be left out: kind=edit",
+            "--temperature: expected no value (kind=edit",
         ),
         (
             &["run", address, "--model", "a", "--workload", "kind=edit,prompt-chars=lines"],
-            "--prompt-chars: lines must be a length",
+            "--prompt-chars: expected a length for kind=edit: the characters before the cursor, found lines",
         ),
         (
             &["run", address, "--model", "a", "--workload", "kind=edit,output-chars=700"],
-            "expected --timeout above 70 s for a session of 700 keystrokes, found 60s",
+            "--timeout: expected above 70 s for a session of 700 keystrokes, found 60s",
         ),
-        (&["sweep", address, "--model", "a", "--from", "5", "--to", "2"], "--from: 5 must be at most --to, which is 2"),
-        (&["compare", address, "--models", "a,c"], "--models: c must be one of a, b"),
+        (
+            &["sweep", address, "--model", "a", "--from", "5", "--to", "2"],
+            "--from: expected at most 2 (the value of --to), found 5",
+        ),
+        (&["compare", address, "--models", "a,c"], "--models: expected one of a, b, found c"),
     ] {
         let stderr = failure(arguments);
         assert!(stderr.contains(expected), "{arguments:?}: {stderr}");

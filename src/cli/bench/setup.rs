@@ -53,12 +53,12 @@ pub(super) struct BenchCompute {
     pub(super) dtype: Vec<Dtype>,
     /// Numbers of threads. Several are measured one after the other. Default: all cores.
     #[arg(long, value_name = "N", value_delimiter = ',', env = "WEIR_THREADS",
-        value_parser = clap::value_parser!(u16).range(1..=1024), allow_negative_numbers = true)]
+        value_parser = model::whole::<u16>(1..=1024), allow_negative_numbers = true)]
     threads: Vec<u16>,
     /// Maximum symbols in one sequence. Default: four training windows, at least 8192; 2^24 if attention windows bound the
     /// memory of a sequence.
     #[arg(long, value_name = "N", env = "WEIR_MAX_SYMBOLS",
-        value_parser = clap::value_parser!(u32).range(1..=1 << 24), allow_negative_numbers = true)]
+        value_parser = model::whole::<u32>(1..=1 << 24), allow_negative_numbers = true)]
     max_symbols: Option<u32>,
     /// Device of Hugging Face models: cpu, cuda, cuda:N or metal. Other models run on the CPU.
     #[arg(long, value_name = "DEVICE", default_value_t = DeviceChoice::Cpu, env = "WEIR_DEVICE")]

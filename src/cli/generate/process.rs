@@ -5,7 +5,7 @@ use super::{
     printer::{GeneratedSymbol, GenerationEnd, Printer, SegmentEnds},
 };
 use crate::{
-    cli::notes,
+    cli::{flag_names::with_flag, notes},
     decode::{
         contract::{BoundaryMode, Model},
         options::{Details, EmittedSymbol, Generate, Sampling, Stopping},
@@ -28,7 +28,9 @@ pub(super) fn run(args: &Args, model: &Arc<dyn Model>) -> Result<()> {
     let normalized_chars = args.prompt.as_deref().map_or(0, |text| vocabulary.normaliser().changed_chars(text));
     let limits = Limits { rows: 1, queue: 1, ..Limits::default() };
     let engine = Handle::start(Arc::clone(model), limits)?;
-    let mut events = engine.submit(Job::Generate(request), None)?;
+    let flag = if args.ids.is_some() { "--ids" } else { "--prompt" };
+    let events = engine.submit(Job::Generate(request), None);
+    let mut events = events.map_err(|error| with_flag(error, "prompt", flag))?;
     let mode = args.boundaries.boundary_mode.or(model.card().boundary_modes.first().copied());
     let is_generated = mode == Some(BoundaryMode::Nxt);
     let segment_ends = vocabulary.specials().map(|specials| SegmentEnds { symbol: specials.segment_end, is_generated });

@@ -61,7 +61,7 @@ fn sha256(text: &str) -> std::result::Result<String, String> {
 
 fn size(text: &str) -> std::result::Result<u64, String> {
     let bytes = parse_bytes(text).ok_or("expected a size such as 512MiB, 2GiB or 1000000")?;
-    u64::try_from(bytes).map_err(|error| error.to_string())
+    u64::try_from(bytes).map_err(|_| format!("expected at most {} bytes", u64::MAX))
 }
 
 /// Fetches the checkpoint, checks it, and moves it into the models folder. Fails if a file is missing, too large or damaged, if the

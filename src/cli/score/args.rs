@@ -2,7 +2,7 @@
 
 use crate::{
     cli::{
-        model::{BoundaryArgs, TextArgs},
+        model::{BoundaryArgs, TextArgs, whole},
         model_source::ModelSourceArgs,
     },
     decode::options::WindowOptions,
@@ -23,7 +23,7 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = ModeArg::Chunked)]
     pub(super) mode: ModeArg,
     /// Symbols per step in chunked mode.
-    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..), env = "WEIR_CHUNK")]
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = whole::<u32>(1..=u32::MAX), env = "WEIR_CHUNK")]
     pub(super) chunk: u32,
     /// Evaluate as the papers do: windows of LENGTH symbols, each of which scores its last STRIDE symbols. Outputs at a symbol
     /// come from the window that scores the next symbol; the last symbol has none.
@@ -32,7 +32,7 @@ pub struct Args {
     /// Bits per character by length: splits the text into independent pieces of each LENGTH. Every length scores the same
     /// symbols.
     #[arg(long, value_name = "LENGTH,…", value_delimiter = ',', conflicts_with_all = ["mode", "windowed", "logits"],
-        value_parser = clap::value_parser!(u32).range(1..), env = "WEIR_LENGTHS")]
+        value_parser = whole::<u32>(1..=u32::MAX), env = "WEIR_LENGTHS")]
     pub(super) lengths: Vec<u32>,
     /// Write logits (symbols, vocabulary) and, for pooled models, boundaries (symbols) to this safetensors file.
     #[arg(long, value_name = "OUT", env = "WEIR_LOGITS")]

@@ -115,7 +115,7 @@ impl ModelsArgs {
         }
         match self.device.parse() {
             Ok(device) => settings.device = device,
-            Err(_) => checks.reject("--device", &self.device, "expected cpu, cuda, cuda:N or metal"),
+            Err(why) => checks.reject("--device", &self.device, why),
         }
         if let Some(threads) = &self.threads {
             settings.threads = checks.number("--threads", threads, 1..=1024);

@@ -65,7 +65,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ("libc", &["family", "kernels"]),
     ("lru", &["engine"]),
     ("uuid", &["engine", "serve"]),
-    ("weir_proto", &["serve"]),
+    ("weir_proto", &["cli", "serve"]),
     // Reads official checkpoints, and messages that may be absent.
     ("prost", &["family", "serve"]),
     ("tokio_stream", &["serve"]),

@@ -1,0 +1,197 @@
+//! Errors of a command line in the form of all other errors: `--rows: expected a whole number from 1 to 64, found "x"`.
+
+use clap::{
+    Arg, Command, Error,
+    error::{ContextKind, ContextValue, ErrorKind},
+};
+use std::{any::TypeId, error::Error as _, ffi::OsString};
+
+/// Start of the message of a value parser that names what it expects.
+const EXPECTED: &str = "expected ";
+/// Maximum characters of a value that a message quotes.
+const QUOTED: usize = 64;
+
+/// Replaces the message of an error about a wrong or missing value. `command` parsed `arguments`, the program's name first. Returns
+/// other errors as they are, also the texts of `--help` and `--version`.
+///
+/// A value parser returns what it expects (`expected a size such as 2GiB`), or a complete message about a part of its value
+/// (`rate: expected a number, found "x"`).
+pub fn explain(error: Error, command: &Command, arguments: &[OsString]) -> Error {
+    let text = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.as_str()),
+        _ => None,
+    };
+    let message = match error.kind() {
+        ErrorKind::InvalidValue | ErrorKind::ValueValidation => {
+            let Some(shown) = text(ContextKind::InvalidArg) else { return error };
+            let found = text(ContextKind::InvalidValue).unwrap_or_default();
+            wrong_value(&error, find(command, arguments, shown), name(shown), found)
+        }
+        ErrorKind::MissingRequiredArgument => {
+            let Some(ContextValue::Strings(missing)) = error.get(ContextKind::InvalidArg) else { return error };
+            let usage = match error.get(ContextKind::Usage) {
+                Some(ContextValue::StyledStr(usage)) => format!("\n\n{usage}"),
+                _ => String::new(),
+            };
+            let missing: Vec<_> =
+                missing.iter().map(|shown| format!("{}: expected a value, found none", name(shown))).collect();
+            missing.join("\n  ") + &usage
+        }
+        _ => return error,
+    };
+    let message = format!("{message}\n\nFor more information, try '--help'.\n");
+    Error::raw(error.kind(), message).with_cmd(command)
+}
+
+/// Returns the message about the value `found` of an argument.
+fn wrong_value(error: &Error, arg: Option<&Arg>, name: &str, found: &str) -> String {
+    let reason = error.source().map(ToString::to_string);
+    let own = reason.as_deref().and_then(|reason| reason.strip_prefix(EXPECTED));
+    if let Some(whole) = reason.as_deref().filter(|_| own.is_none()).filter(|reason| is_complete(reason)) {
+        return format!("{name}: {whole}");
+    }
+    let expected = match (own, error.get(ContextKind::ValidValue)) {
+        (Some(own), _) => own.to_owned(),
+        (None, Some(ContextValue::Strings(known))) if !known.is_empty() => format!("one of {}", known.join(", ")),
+        (None, _) => match (arg.and_then(|arg| type_name(arg, found)), reason) {
+            _ if found.is_empty() => "a value".to_owned(),
+            (Some(words), _) => words,
+            (None, Some(reason)) => format!("a valid value ({reason})"),
+            (None, None) => "a valid value".to_owned(),
+        },
+    };
+    let found =
+        if found.is_empty() && error.kind() == ErrorKind::InvalidValue { "none".to_owned() } else { shown(found) };
+    format!("{name}: {EXPECTED}{expected}, found {found}")
+}
+
+/// Returns true for a message with the value that it found: about a part of the argument's value.
+fn is_complete(reason: &str) -> bool {
+    reason.contains(EXPECTED) && reason.contains(", found ")
+}
+
+/// Returns the words for the values of an argument's type, of which `found` is none; none if the type is not a number or a switch.
+fn type_name(arg: &Arg, found: &str) -> Option<String> {
+    let id = arg.get_value_parser().type_id();
+    let naturals = [
+        (TypeId::of::<u8>(), u64::from(u8::MAX)),
+        (TypeId::of::<u16>(), u64::from(u16::MAX)),
+        (TypeId::of::<u32>(), u64::from(u32::MAX)),
+        (TypeId::of::<u64>(), u64::MAX),
+        (TypeId::of::<usize>(), usize::MAX as u64),
+    ];
+    if let Some((_, max)) = naturals.into_iter().find(|(natural, _)| id == *natural) {
+        let is_too_large = !found.is_empty() && found.bytes().all(|byte| byte.is_ascii_digit());
+        let bound = if is_too_large { format!("at most {max}") } else { "at least 0".to_owned() };
+        return Some(format!("a whole number of {bound}"));
+    }
+    let others = [
+        (TypeId::of::<i32>(), "a whole number"),
+        (TypeId::of::<i64>(), "a whole number"),
+        (TypeId::of::<f32>(), "a number"),
+        (TypeId::of::<f64>(), "a number"),
+        (TypeId::of::<bool>(), "true or false"),
+    ];
+    others.into_iter().find(|(other, _)| id == *other).map(|(_, words)| words.to_owned())
+}
+
+/// Returns the argument that clap shows in this way, such as `--rows <N>`, of the command that the arguments select.
+fn find<'a>(command: &'a Command, arguments: &[OsString], shown: &str) -> Option<&'a Arg> {
+    let mut selected = vec![command];
+    for word in arguments.iter().skip(1).filter_map(|word| word.to_str()) {
+        selected.extend(selected.last().and_then(|last| last.find_subcommand(word)));
+    }
+    // a global argument is one of the first command
+    selected.into_iter().rev().flat_map(Command::get_arguments).find(|arg| name(&arg.to_string()) == name(shown))
+}
+
+/// Returns the name of an argument as users type it: `--rows` for `--rows <N>`, and `DIR` for `<DIR>`.
+fn name(shown: &str) -> &str {
+    match shown.starts_with('-') {
+        true => shown.split([' ', '=', '[']).next().unwrap_or(shown),
+        false => shown.trim_matches(['<', '>']),
+    }
+}
+
+/// Returns a value as messages show it: numbers as they are, texts in quotation marks.
+fn shown(found: &str) -> String {
+    if found.parse::<f64>().is_ok() && found.len() <= QUOTED {
+        return found.to_owned();
+    }
+    let cut: String = found.chars().take(QUOTED).collect();
+    if cut.len() < found.len() { format!("{:?}", format!("{cut}…")) } else { format!("{found:?}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::{ArgAction, builder::BoolishValueParser, value_parser};
+
+    fn command() -> Command {
+        let parser = |text: &str| match text {
+            "part" => Err("rate: expected a number, found \"x\"".to_owned()),
+            "foreign" => Err("no luck".to_owned()),
+            _ => Err::<u64, _>("expected an even number".to_owned()),
+        };
+        let flag = |name: &'static str| Arg::new(name).long(name).value_name("N").action(ArgAction::Set);
+        let run = Command::new("run")
+            .arg(flag("count").value_parser(value_parser!(u16)).allow_negative_numbers(true))
+            .arg(flag("size").value_parser(value_parser!(usize)))
+            .arg(flag("heat").value_parser(value_parser!(f32)))
+            .arg(flag("json").value_parser(BoolishValueParser::new()))
+            .arg(flag("kind").value_parser(["a", "b"]))
+            .arg(flag("even").value_parser(parser))
+            .arg(Arg::new("DIR").required(true));
+        Command::new("tool").arg(flag("level").value_parser(value_parser!(i64)).global(true)).subcommand(run)
+    }
+
+    fn message(arguments: &[&str]) -> String {
+        let arguments: Vec<OsString> = [&["tool", "run"][..], arguments].concat().iter().map(OsString::from).collect();
+        let error = command().try_get_matches_from(&arguments).unwrap_err();
+        let code = error.exit_code();
+        let explained = explain(error, &command(), &arguments);
+        assert_eq!(explained.exit_code(), code);
+        let message = explained.to_string();
+        assert!(
+            message.starts_with("error: ") && message.ends_with("\n\nFor more information, try '--help'.\n"),
+            "{message}"
+        );
+        message["error: ".len()..].split("\n\n").next().unwrap().to_owned()
+    }
+
+    #[test]
+    fn wrong_values_have_the_form_of_all_errors() {
+        for (arguments, expected) in [
+            (["--count", "x"], "--count: expected a whole number of at least 0, found \"x\""),
+            (["--count", "-1"], "--count: expected a whole number of at least 0, found -1"),
+            (["--count", "65536"], "--count: expected a whole number of at most 65535, found 65536"),
+            (["--size", "1.5"], "--size: expected a whole number of at least 0, found 1.5"),
+            (["--heat", "hot"], "--heat: expected a number, found \"hot\""),
+            (["--json", "perhaps"], "--json: expected true or false, found \"perhaps\""),
+            (["--kind", "c"], "--kind: expected one of a, b, found \"c\""),
+            (["--even", "3"], "--even: expected an even number, found 3"),
+            (["--even", "part"], "--even: rate: expected a number, found \"x\""),
+            (["--even", "foreign"], "--even: expected a valid value (no luck), found \"foreign\""),
+            (["--level", "high"], "--level: expected a whole number, found \"high\""),
+        ] {
+            assert_eq!(message(&[&arguments[..], &["."]].concat()), expected);
+        }
+        assert_eq!(message(&[".", "--heat"]), "--heat: expected a value, found none");
+        let long = "é".repeat(100);
+        assert!(message(&["--heat", &long, "."]).ends_with(&format!("found \"{}…\"", "é".repeat(64))));
+    }
+
+    #[test]
+    fn missing_arguments_have_the_form_of_all_errors() {
+        assert_eq!(message(&["--count", "1"]), "DIR: expected a value, found none");
+    }
+
+    #[test]
+    fn other_errors_stay_as_they_are() {
+        for arguments in [["tool", "--help"], ["tool", "fly"]] {
+            let arguments = arguments.map(OsString::from);
+            let error = || command().try_get_matches_from(&arguments).unwrap_err();
+            assert_eq!(explain(error(), &command(), &arguments).to_string(), error().to_string());
+        }
+    }
+}

@@ -10,7 +10,7 @@ import grpc
 import local
 import pytest
 
-from weir_client import AsyncClient, Client, Retry, Tls, WeirError
+from weir_client import AsyncClient, Client, Retry, Tls, WeirError, _mixups
 from weir_client._settings import Settings
 
 trustme = pytest.importorskip("trustme", reason="trustme is not installed")
@@ -38,6 +38,7 @@ def guarded(weir_installed: None, folder: Path) -> Iterator[local.Server]:
     """A server that requires TLS, a client certificate and a key."""
     flags = ["--tls-cert", f"{folder}/server.pem", "--tls-key", f"{folder}/server.key"]
     flags += ["--tls-client-ca", f"{folder}/clients.pem", "--api-keys", f"{folder}/keys"]
+    flags += ["--http-listen", "127.0.0.1:0"]
     with local.Server(*flags) as server:
         yield server
 
@@ -83,6 +84,77 @@ def test_missing_certificate_or_key(guarded: local.Server, folder: Path, leave_o
         with pytest.raises(WeirError) as refused:
             client.generate("a", max_chars=3)
     assert refused.value.code is code
+
+
+@pytest.fixture(scope="module")
+def plain(weir_installed: None) -> Iterator[local.Server]:
+    """A server without TLS that also has an HTTP port."""
+    with local.Server("--http-listen", "127.0.0.1:0") as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("server", "port", "scheme", "remedy"),
+    [
+        ("guarded", "gRPC", "http", "the port expects TLS: use https:// in the address"),
+        ("guarded", "HTTP", "http", "the port expects TLS: use https:// in the address"),
+        ("guarded", "HTTP", "https", "the port serves HTTP/1, like that of --http-listen: give the gRPC address"),
+        ("plain", "gRPC", "https", "the port does not use TLS: use http:// in the address"),
+        ("plain", "HTTP", "http", "the port serves HTTP/1, like that of --http-listen: give the gRPC address"),
+        ("plain", "HTTP", "https", "the port serves HTTP/1, like that of --http-listen: give the gRPC address"),
+    ],
+)
+def test_mixups_are_named(
+    request: pytest.FixtureRequest, folder: Path, server: str, port: str, scheme: str, remedy: str
+) -> None:
+    running: local.Server = request.getfixturevalue(server)
+    address = running.address if port == "gRPC" else running.wait_for_line(r"completions over HTTP on (\S+)")
+    url = f"{scheme}://localhost:{address.rsplit(':', 1)[1]}"
+    files = Tls(ca=folder / "ca.pem", cert=folder / "client.pem", key=folder / "client.key")
+    tls = files if scheme == "https" else None
+    retry = Retry(attempts=1)
+
+    def check(error: WeirError) -> None:
+        assert error.code is grpc.StatusCode.UNAVAILABLE
+        assert error.message.startswith(f"{remedy}") and remedy in str(error)
+
+    with Client(url, tls=tls, timeout=local.TIMEOUT, retry=retry) as client:
+        with pytest.raises(WeirError) as refused:
+            client.models()
+        check(refused.value)
+        with pytest.raises(WeirError) as refused:
+            client.generate("a", max_chars=3)
+        check(refused.value)
+        with pytest.raises(WeirError) as refused, client.edit("a") as session:
+            session.complete()
+        check(refused.value)
+
+    async def ask() -> None:
+        async with AsyncClient(url, tls=tls, timeout=local.TIMEOUT, retry=retry) as client:
+            with pytest.raises(WeirError) as refused:
+                await client.models()
+            check(refused.value)
+            with pytest.raises(WeirError) as refused:
+                async with client.edit("a") as session:
+                    await session.complete()
+            check(refused.value)
+
+    asyncio.run(ask())
+
+
+def test_other_errors_have_no_remedy() -> None:
+    with Client("127.0.0.1:1", timeout=local.TIMEOUT, retry=Retry(attempts=1)) as client:
+        with pytest.raises(WeirError) as refused:
+            client.models()
+    assert "the port" not in refused.value.message
+    for target, address in [
+        ("dns:///localhost:1", ("localhost", 1)),
+        ("[::1]:50051", ("::1", 50051)),
+        ("unix:/run/weir", None),
+        ("localhost", None),
+        ("ipv4:10.0.0.1:1,10.0.0.2:1", None),
+    ]:
+        assert _mixups._address(target) == address
 
 
 def test_settings_that_contradict_each_other() -> None:

@@ -11,6 +11,7 @@ import grpc
 from google.protobuf.message import Message
 
 from ._errors import WeirError
+from ._mixups import add_remedy
 from ._retry import Attempts, Retry
 from ._settings import CallOptions, Metadata, Settings
 
@@ -86,6 +87,16 @@ def incomplete_response() -> WeirError:
     return WeirError(grpc.StatusCode.UNKNOWN, "the response ended before its last message")
 
 
+def pause_after(attempts: Attempts, error: WeirError, begun: bool, settings: Settings) -> float:
+    """Returns the seconds to wait before the next attempt. If none follows, raises the error with its likely cause."""
+    try:
+        return attempts.pause_after(error, begun)
+    except WeirError:
+        if not begun:
+            add_remedy(error, settings)
+        raise
+
+
 class Upload(Protocol[Produced]):
     """A request of many messages."""
 
@@ -137,7 +148,7 @@ class Caller:
                 response: Response = stub(request, timeout=attempts.remaining(), metadata=metadata)
                 return response
             except grpc.RpcError as error:
-                time.sleep(attempts.pause_after(WeirError.of(error), begun=False))
+                time.sleep(pause_after(attempts, WeirError.of(error), False, self._settings))
 
     def _start(
         self,
@@ -153,7 +164,8 @@ class Caller:
         """
         attempts = Attempts(self._settings.retry, self._settings.call_timeout(call), resumes=rest is not None)
         stub = self._stub(method, self._channel.unary_stream)
-        return ResponseStream(stub, rest or (lambda: request), self._settings.metadata(text, call), attempts)
+        metadata = self._settings.metadata(text, call)
+        return ResponseStream(stub, rest or (lambda: request), metadata, attempts, self._settings)
 
     def _start_upload(
         self,
@@ -165,7 +177,8 @@ class Caller:
         retry = self._settings.retry if upload.repeatable else Retry(attempts=1)
         attempts = Attempts(retry, self._settings.call_timeout(call))
         stub = self._stub(method, self._channel.stream_stream)
-        return ResponseStream(stub, upload.begin, self._settings.metadata(None, call), attempts, upload)
+        metadata = self._settings.metadata(None, call)
+        return ResponseStream(stub, upload.begin, metadata, attempts, self._settings, upload)
 
     def _stub(self, method: Method[Request, Response], kind: Any) -> Any:
         if method.path not in self._methods:
@@ -186,9 +199,11 @@ class ResponseStream(Generic[Response]):
         request: Callable[[], Any],
         metadata: Metadata,
         attempts: Attempts,
+        settings: Settings,
         upload: Optional[Upload[Any]] = None,
     ) -> None:
         self._stub, self._request, self._metadata, self._attempts = stub, request, metadata, attempts
+        self._settings = settings
         self._upload = upload
         self._call: Optional[Any] = None
         self._closed = False
@@ -232,7 +247,7 @@ class ResponseStream(Generic[Response]):
 
     def _pause_after(self, error: WeirError, begun: bool) -> float:
         try:
-            return self._attempts.pause_after(error, begun)
+            return pause_after(self._attempts, error, begun, self._settings)
         except WeirError:
             self._closed = True
             raise

@@ -11,11 +11,22 @@ import grpc.aio
 
 from ._call import Item, Method, Reader, Request, Response, Upload, incomplete_response
 from ._errors import WeirError
+from ._mixups import add_remedy
 from ._retry import Attempts, Retry
 from ._settings import CallOptions, Metadata, Settings
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+async def pause_after(attempts: Attempts, error: WeirError, begun: bool, settings: Settings) -> float:
+    """Returns the seconds to wait before the next attempt. If none follows, raises the error with its likely cause."""
+    try:
+        return attempts.pause_after(error, begun)
+    except WeirError:
+        if not begun:
+            await asyncio.get_running_loop().run_in_executor(None, add_remedy, error, settings)
+        raise
 
 
 class AsyncCaller:
@@ -63,7 +74,7 @@ class AsyncCaller:
                 response: Response = await stub(request, timeout=attempts.remaining(), metadata=metadata)
                 return response
             except grpc.RpcError as error:
-                await asyncio.sleep(attempts.pause_after(WeirError.of(error), begun=False))
+                await asyncio.sleep(await pause_after(attempts, WeirError.of(error), False, self._settings))
 
     def _start(
         self,
@@ -79,7 +90,8 @@ class AsyncCaller:
         """
         attempts = Attempts(self._settings.retry, self._settings.call_timeout(call), resumes=rest is not None)
         stub = self._stub(method, self._channel.unary_stream)
-        return AsyncResponseStream(stub, rest or (lambda: request), self._settings.metadata(text, call), attempts)
+        metadata = self._settings.metadata(text, call)
+        return AsyncResponseStream(stub, rest or (lambda: request), metadata, attempts, self._settings)
 
     def _start_upload(
         self,
@@ -91,7 +103,8 @@ class AsyncCaller:
         retry = self._settings.retry if upload.repeatable else Retry(attempts=1)
         attempts = Attempts(retry, self._settings.call_timeout(call))
         stub = self._stub(method, self._channel.stream_stream)
-        return AsyncResponseStream(stub, upload.begin, self._settings.metadata(None, call), attempts, upload)
+        metadata = self._settings.metadata(None, call)
+        return AsyncResponseStream(stub, upload.begin, metadata, attempts, self._settings, upload)
 
     def _stub(self, method: Method[Request, Response], kind: Any) -> Any:
         if method.path not in self._methods:
@@ -112,9 +125,11 @@ class AsyncResponseStream(Generic[Response]):
         request: Callable[[], Any],
         metadata: Metadata,
         attempts: Attempts,
+        settings: Settings,
         upload: Optional[Upload[Any]] = None,
     ) -> None:
         self._stub, self._request, self._metadata, self._attempts = stub, request, metadata, attempts
+        self._settings = settings
         self._upload = upload
         self._call: Optional[Any] = None
         self._closed = False
@@ -142,7 +157,7 @@ class AsyncResponseStream(Generic[Response]):
                 if self._upload is not None and self._upload.failure is not None:
                     self._closed = True
                     raise self._upload.failure from None
-                await asyncio.sleep(self._pause_after(WeirError.of(error), begun))
+                await asyncio.sleep(await self._pause_after(WeirError.of(error), begun))
             except asyncio.CancelledError:
                 # Another task closed the stream, or this task was cancelled: the call is over in both cases.
                 closed_elsewhere = self._closed
@@ -162,13 +177,13 @@ class AsyncResponseStream(Generic[Response]):
         """Waits before another attempt, after a response that ended with `error`. Returns False if it cannot continue."""
         if not self._attempts.resumes:
             return False
-        await asyncio.sleep(self._pause_after(error, begun=True))
+        await asyncio.sleep(await self._pause_after(error, begun=True))
         self._call, self._closed = None, False
         return True
 
-    def _pause_after(self, error: WeirError, begun: bool) -> float:
+    async def _pause_after(self, error: WeirError, begun: bool) -> float:
         try:
-            return self._attempts.pause_after(error, begun)
+            return await pause_after(self._attempts, error, begun, self._settings)
         except WeirError:
             self._closed = True
             raise

@@ -60,6 +60,11 @@ class WeirError(Exception):
                 converted._read(value)
         return converted
 
+    def explain(self, cause: str) -> None:
+        """Puts the likely cause in front of the message."""
+        self.message = f"{cause} ({self.message})"
+        self.args = (self.code, self.message)
+
     def _read(self, encoded: bytes) -> None:
         """Copies the details of an encoded `google.rpc.Status` into this error."""
         try:

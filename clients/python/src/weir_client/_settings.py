@@ -87,11 +87,13 @@ class Settings:
                 return self.address[len(scheme) :].rstrip("/")
         return self.address
 
+    def is_encrypted(self) -> bool:
+        """Returns True if connections use TLS."""
+        return self.tls is not None or self.address.startswith("https://")
+
     def credentials(self) -> Optional[grpc.ChannelCredentials]:
         """Returns the TLS credentials, or None for an unencrypted connection."""
-        if self.tls is not None:
-            return self.tls.credentials()
-        return Tls().credentials() if self.address.startswith("https://") else None
+        return (self.tls or Tls()).credentials() if self.is_encrypted() else None
 
     def options(self) -> List[Tuple[str, Any]]:
         """Returns the channel's options. The caller's own options come last and override the others."""

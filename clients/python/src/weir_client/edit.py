@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 from dataclasses import dataclass
 from types import TracebackType
@@ -16,9 +17,10 @@ from ._call import Caller, Method, incomplete_response
 from ._call_aio import AsyncCaller
 from ._convert import convert
 from ._errors import FieldViolation, WeirError
+from ._mixups import add_remedy
 from ._proto import editing_pb2 as pb
 from ._request import fill, text_of
-from ._settings import CallOptions, Metadata
+from ._settings import CallOptions, Settings
 from ._types import Character
 
 if TYPE_CHECKING:
@@ -217,11 +219,11 @@ class EditSession(_Document):
     A connection error ends the session: open a new one with its `text`.
     """
 
-    def __init__(self, stub: Any, metadata: Metadata, text: str, options: EditOptions) -> None:
+    def __init__(self, stub: Any, settings: Settings, text: str, options: EditOptions) -> None:
         self._call: Optional[Any] = None
         self._closed = False
         super().__init__(text, options)
-        self._stub, self._metadata = stub, metadata
+        self._stub, self._settings, self._metadata = stub, settings, settings.metadata(text, options)
         self._queue: queue.SimpleQueue[Optional[pb.EditRequest]] = queue.SimpleQueue()
 
     def splice(self, start: int, end: int, text: str) -> DocumentApplied:
@@ -276,7 +278,9 @@ class EditSession(_Document):
             except StopIteration:
                 break
             except grpc.RpcError as error:
-                raise WeirError.of(error) from None
+                failed = WeirError.of(error)
+                add_remedy(failed, self._settings)
+                raise failed from None
             if isinstance(answer, WeirError):
                 raise answer
             if found == key:
@@ -308,9 +312,9 @@ class AsyncEditSession(_Document):
     "STALE". A connection error ends the session: open a new one with its `text`.
     """
 
-    def __init__(self, stub: Any, metadata: Metadata, text: str, options: EditOptions) -> None:
+    def __init__(self, stub: Any, settings: Settings, text: str, options: EditOptions) -> None:
         super().__init__(text, options)
-        self._stub, self._metadata = stub, metadata
+        self._stub, self._settings, self._metadata = stub, settings, settings.metadata(text, options)
         self._call: Optional[Any] = None
         self._reader: Optional[asyncio.Task[None]] = None
         self._waiting: Dict[Optional[int], asyncio.Future[Any]] = {}
@@ -409,6 +413,8 @@ class AsyncEditSession(_Document):
                     waiting.set_result(answer)
         except grpc.RpcError as error:
             failure = WeirError.of(error)
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.get_running_loop().run_in_executor(None, add_remedy, failure, self._settings)
         except asyncio.CancelledError:
             failure = WeirError(grpc.StatusCode.CANCELLED, "the session was closed")
         self._failure = failure
@@ -440,7 +446,7 @@ class EditCalls(Caller):
     def edit(self, text: str = "", **options: Unpack[EditOptions]) -> EditSession:
         """Returns a session that edits the document `text`, and completes and scores it while it changes."""
         stub = self._stub(METHOD, self._channel.stream_stream)
-        return EditSession(stub, self._settings.metadata(text, options), text, options)
+        return EditSession(stub, self._settings, text, options)
 
 
 class AsyncEditCalls(AsyncCaller):
@@ -449,4 +455,4 @@ class AsyncEditCalls(AsyncCaller):
     def edit(self, text: str = "", **options: Unpack[EditOptions]) -> AsyncEditSession:
         """Returns a session that edits the document `text`, and completes and scores it while it changes."""
         stub = self._stub(METHOD, self._channel.stream_stream)
-        return AsyncEditSession(stub, self._settings.metadata(text, options), text, options)
+        return AsyncEditSession(stub, self._settings, text, options)

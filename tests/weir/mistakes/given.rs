@@ -59,6 +59,8 @@ pub(super) const ALL: &[Given] = &[
     given("a folder of notes", |folder| only(folder, "notes.txt")),
     given("a folder of a GGUF file", |folder| only(folder, "model.gguf")),
     given("a folder of a training checkpoint", |folder| only(folder, "checkpoint_last.pt")),
+    given("a folder of a training run", |folder| only(folder, "state.pt")),
+    given("a configuration of another project", |folder| config(folder, "{\"arch_layout\": [\"m2\"]}")),
     given("a folder of checkpoints", |folder| {
         only(folder, "notes.txt");
         fs::create_dir(folder.join("model/inner")).unwrap();

@@ -25,7 +25,8 @@ pub fn explain(error: Error, command: &Command, arguments: &[OsString]) -> Error
         ErrorKind::InvalidValue | ErrorKind::ValueValidation => {
             let Some(shown) = text(ContextKind::InvalidArg) else { return error };
             let found = text(ContextKind::InvalidValue).unwrap_or_default();
-            wrong_value(&error, find(command, arguments, shown), name(shown), found)
+            let name = name(shown);
+            wrong_value(&error, find(command, arguments, &name), &name, found)
         }
         ErrorKind::MissingRequiredArgument => {
             let Some(ContextValue::Strings(missing)) = error.get(ContextKind::InvalidArg) else { return error };
@@ -95,21 +96,29 @@ fn type_name(arg: &Arg, found: &str) -> Option<String> {
     others.into_iter().find(|(other, _)| id == *other).map(|(_, words)| words.to_owned())
 }
 
-/// Returns the argument that clap shows in this way, such as `--rows <N>`, of the command that the arguments select.
-fn find<'a>(command: &'a Command, arguments: &[OsString], shown: &str) -> Option<&'a Arg> {
+/// Returns the argument of that name, as [`name`] returns it, of the command that the arguments select.
+fn find<'a>(command: &'a Command, arguments: &[OsString], name: &str) -> Option<&'a Arg> {
     let mut selected = vec![command];
     for word in arguments.iter().skip(1).filter_map(|word| word.to_str()) {
         selected.extend(selected.last().and_then(|last| last.find_subcommand(word)));
     }
+    let is_named = |arg: &&Arg| match (arg.get_long(), arg.get_value_names()) {
+        (Some(long), _) => name.strip_prefix("--") == Some(long),
+        (None, Some([only])) => only.as_str() == name,
+        (None, _) => arg.get_id().as_str() == name,
+    };
     // a global argument is one of the first command
-    selected.into_iter().rev().flat_map(Command::get_arguments).find(|arg| name(&arg.to_string()) == name(shown))
+    selected.into_iter().rev().flat_map(Command::get_arguments).find(is_named)
 }
 
-/// Returns the name of an argument as users type it: `--rows` for `--rows <N>`, and `DIR` for `<DIR>`.
-fn name(shown: &str) -> &str {
-    match shown.starts_with('-') {
-        true => shown.split([' ', '=', '[']).next().unwrap_or(shown),
-        false => shown.trim_matches(['<', '>']),
+/// Returns the name of an argument as users type it: `--rows` for `--rows <N>`, `DIR` for `<DIR>`, and `--text|--file` for the group
+/// `<--text <TEXT>|--file <FILE>>`.
+fn name(shown: &str) -> String {
+    let flag = |shown: &str| shown.split([' ', '=', '[']).next().unwrap_or_default().to_owned();
+    match shown.strip_prefix('<').and_then(|rest| rest.strip_suffix('>')) {
+        Some(inner) => inner.split('|').map(flag).collect::<Vec<_>>().join("|"),
+        None if shown.starts_with('-') => flag(shown),
+        None => shown.to_owned(),
     }
 }
 
@@ -125,7 +134,7 @@ fn shown(found: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::{ArgAction, builder::BoolishValueParser, value_parser};
+    use clap::{ArgAction, ArgGroup, builder::BoolishValueParser, value_parser};
 
     fn command() -> Command {
         let parser = |text: &str| match text {
@@ -141,12 +150,19 @@ mod tests {
             .arg(flag("json").value_parser(BoolishValueParser::new()))
             .arg(flag("kind").value_parser(["a", "b"]))
             .arg(flag("even").value_parser(parser))
-            .arg(Arg::new("DIR").required(true));
-        Command::new("tool").arg(flag("level").value_parser(value_parser!(i64)).global(true)).subcommand(run)
+            .arg(Arg::new("dir").value_name("DIR").required(true));
+        let read = Command::new("read")
+            .args([flag("text"), flag("file")])
+            .group(ArgGroup::new("source").args(["text", "file"]).required(true));
+        Command::new("tool").arg(flag("level").value_parser(value_parser!(i64)).global(true)).subcommands([run, read])
     }
 
     fn message(arguments: &[&str]) -> String {
-        let arguments: Vec<OsString> = [&["tool", "run"][..], arguments].concat().iter().map(OsString::from).collect();
+        message_of("run", arguments)
+    }
+
+    fn message_of(command_name: &str, arguments: &[&str]) -> String {
+        let arguments: Vec<_> = [&["tool", command_name][..], arguments].concat().iter().map(OsString::from).collect();
         let error = command().try_get_matches_from(&arguments).unwrap_err();
         let code = error.exit_code();
         let explained = explain(error, &command(), &arguments);
@@ -184,6 +200,7 @@ mod tests {
     #[test]
     fn missing_arguments_have_the_form_of_all_errors() {
         assert_eq!(message(&["--count", "1"]), "DIR: expected a value, found none");
+        assert_eq!(message_of("read", &[]), "--text|--file: expected a value, found none");
     }
 
     #[test]

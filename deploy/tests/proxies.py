@@ -27,7 +27,7 @@ class Replica(local.Server):
     def __init__(self, *flags: str, drain: int = 60) -> None:
         fixed = ["--late-headers", "--threads", "1", "--kv-memory", "64MiB", "--http-listen", "127.0.0.1:0"]
         super().__init__(*fixed, *flags, drain=drain)
-        self.http = self.wait_for_line(r"completions over HTTP on (\S+)")
+        self.http = self.listener("playground")
 
     def __enter__(self) -> Replica:
         return self

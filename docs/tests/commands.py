@@ -101,7 +101,7 @@ def converts(command: str, source: str) -> Runs:
 
 PAGES: Dict[str, List[Step]] = {
     "README.md": [
-        Serves("cargo run --release -- serve --http-listen 127.0.0.1:8000"),
+        Serves("cargo run --release -- serve"),
         Elsewhere("cargo test --workspace", CI),
         Runs(
             'target/release/weir generate --server 127.0.0.1:50051 --prompt "the history of the city" --max-chars 80 --seed 1',
@@ -271,7 +271,7 @@ PAGES: Dict[str, List[Step]] = {
             f'weir generate --model {SHIPPED} --prompt "the history of the city" --max-chars 200 --seed 1',
             r"[a-z ]{200}\n.*",
         ),
-        Serves("weir serve --admin-listen 127.0.0.1:9090"),
+        Serves("weir serve"),
         Runs("weir health 127.0.0.1:50051 --service weir.v1.Generation", ""),
         Runs(
             'weir generate --server 127.0.0.1:50051 --prompt "the history of the city" --max-chars 200 --seed 1',
@@ -299,7 +299,7 @@ PAGES: Dict[str, List[Step]] = {
         Runs("weir verify --model path/to/folder", r"llama: hugging-face, f32, 160 symbols\n.*verified\n", TOKENS),
     ],
     "docs/http.md": [
-        Serves("weir serve --http-listen 127.0.0.1:8000", granted=True),
+        Serves("weir serve", granted=True),
         Runs(
             "curl -s http://127.0.0.1:8000/v1/completions -H 'content-type: application/json' "
             """-d '{"prompt": "the history of ", "max_tokens": 40, "seed": 1}'""",
@@ -417,7 +417,7 @@ PAGES: Dict[str, List[Step]] = {
         Elsewhere("weir lsp --server https://weir.example.org --tls-ca ca.pem --api-key-file key", EDITOR),
     ],
     "docs/open-inference.md": [
-        Serves("weir serve --http-listen 127.0.0.1:8000", granted=True),
+        Serves("weir serve", granted=True),
         Runs("import json, numpy, tritonclient.grpc as triton", r"the history of [a-z ]{40}\n"),
         Runs(
             "curl -s http://127.0.0.1:8000/v2/models/hourglass-whitespace-english/infer -H 'content-type: application/json' "

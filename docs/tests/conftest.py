@@ -15,7 +15,7 @@ class HttpServer(local.Server):
 
     def __init__(self) -> None:
         super().__init__("--threads", "1", "--http-listen", "127.0.0.1:0")
-        self.url = "http://{}".format(self.wait_for_line(r"completions over HTTP on (\S+)"))
+        self.url = "http://{}".format(self.listener("playground"))
 
 
 @pytest.fixture(scope="module")

@@ -27,13 +27,12 @@ from commands import PAGES, TOKEN, Elsewhere, Serves
 from pages import blocks, text
 
 DOCUMENT = "the river is pooling, the rest is going on and on, and so it is with the stone bridge. "
-# The log line that reports each listener's address, by the address that the pages use.
-LISTENS = {
-    "127.0.0.1:50051": r"listening on (\S+)",
-    "127.0.0.1:9090": r"admin port on (\S+)",
-    "127.0.0.1:8000": r"completions over HTTP on (\S+)",
+# The listeners, and the flag of each, by the address that the pages use.
+LISTENERS = {
+    "127.0.0.1:50051": ("gRPC", "--listen"),
+    "127.0.0.1:8000": ("playground", "--http-listen"),
+    "127.0.0.1:9090": ("metrics", "--admin-listen"),
 }
-FLAGS = {"127.0.0.1:9090": "--admin-listen", "127.0.0.1:8000": "--http-listen"}
 
 
 def installed(name: str) -> str:
@@ -140,15 +139,18 @@ class Run:
         """Stops the previous server and starts this one on free ports."""
         self.stop()
         line = re.sub(r"(?<=\s)[\d.]+:\d+", "127.0.0.1:0", command.removesuffix("&"))
-        if "--listen" not in line.split():
-            line += " --listen 127.0.0.1:0"
+        flags = {flag for _, flag in LISTENERS.values()}
+        given = flags.intersection(line.split())
+        # Without any of them the server opens all its ports.
+        for flag in sorted({"--listen"} - given if given else flags):
+            line += f" {flag} 127.0.0.1:0"
         if "--calibration-milliseconds" not in line:
             line += " --calibration-milliseconds 0"
         server = local.Program([str(self.folder / "bin/weir"), *shlex.split(line)[1:]], folder=self.folder)
         self._servers = [server]
-        for named, pattern in LISTENS.items():
-            if named not in FLAGS or FLAGS[named] in line:
-                self._addresses[named] = server.wait_for_line(pattern)
+        for named, (name, flag) in LISTENERS.items():
+            if flag in line.split():
+                self._addresses[named] = server.listener(name)
 
     def run(self, command: str, is_python: bool, package: str) -> str:
         """Runs a command and returns its output. If `package` is not empty, uses the Python that has this package."""

@@ -23,7 +23,7 @@ class Server(local.Server):
 
     def __init__(self) -> None:
         super().__init__("--model", str(LLAMA), "--threads", "1", "--http-listen", "127.0.0.1:0")
-        self.url = "http://{}/v1".format(self.wait_for_line(r"completions over HTTP on (\S+)"))
+        self.url = "http://{}/v1".format(self.listener("playground"))
 
 
 @pytest.fixture(scope="module")

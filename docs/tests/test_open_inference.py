@@ -303,7 +303,7 @@ asyncio.run(ask())
 def test_kserves_client_over_http(server: local.Server) -> None:
     if importlib.util.find_spec("kserve") is None:
         pytest.skip("kserve is not installed: it needs Python 3.10")
-    url = "http://{}".format(server.wait_for_line(r"completions over HTTP on (\S+)"))
+    url = "http://{}".format(server.listener("playground"))
     done = subprocess.run(
         [sys.executable, "-c", KSERVE_REST, url], capture_output=True, text=True, timeout=2 * local.TIMEOUT
     )

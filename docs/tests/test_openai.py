@@ -31,7 +31,7 @@ class Server(local.Server):
 
     def __init__(self, *flags: str, model: Path = local.MODEL) -> None:
         super().__init__("--threads", "1", "--http-listen", "127.0.0.1:0", *flags, model=model)
-        self.url = "http://{}/v1".format(self.wait_for_line(r"completions over HTTP on (\S+)"))
+        self.url = "http://{}/v1".format(self.listener("playground"))
 
 
 @pytest.fixture(scope="module")

@@ -55,7 +55,7 @@ def answer(folder: Path) -> Iterator[Dict[str, Any]]:
         pytest.skip("no weir program found: set WEIR_BIN or run `cargo build`")
     (folder / "program.mjs").write_text(PROGRAM)
     with local.Server("--threads", "1", "--http-listen", "127.0.0.1:0") as server:
-        url = "http://{}/v1".format(server.wait_for_line(r"completions over HTTP on (\S+)"))
+        url = "http://{}/v1".format(server.listener("playground"))
         command = ["node", "program.mjs", url, local.MODEL.name]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=local.TIMEOUT)
         assert done.returncode == 0, done.stderr

@@ -4,7 +4,8 @@ use super::{process::Program, support::converted};
 use serde_json::Value;
 use std::{
     fs,
-    net::{SocketAddr, TcpListener},
+    io::{Read, Write},
+    net::{SocketAddr, TcpListener, TcpStream},
     path::Path,
     process::{Command, Output},
 };
@@ -65,19 +66,17 @@ fn the_server_starts_in_an_empty_folder() {
     let flags = ["serve", "--listen", ":0", "--http-listen", "localhost:0", "--admin-listen", "127.0.0.1:0"];
     let quick = ["--calibration-milliseconds", "0", "--chunk", "16"];
     let mut program = Program::start(&mut weir_in(folder.path(), &[&flags[..], &quick].concat()));
-    let listening = program.wait_for_line("listening on ");
-    let (address, models) = listening.split_once(" with ").unwrap();
-    assert_eq!(models, EMBEDDED);
-    let port = |prefix: &str| program.wait_for_line(prefix).parse::<SocketAddr>().unwrap().port();
-    let grpc = address.parse::<SocketAddr>().unwrap().port();
-    let (http, admin) = (port("completions over HTTP on "), port("admin port on "));
-    program.wait_for_line("metrics     ");
+    assert_eq!(program.wait_for_line("serving "), EMBEDDED);
+    let port = |name: &str| program.listener(name).parse::<SocketAddr>().unwrap().port();
+    let grpc = port("gRPC");
+    let http = port("playground");
+    let admin = port("metrics");
     program.signal("TERM");
     assert!(program.wait().success());
     let log = program.stderr();
     let last: Vec<_> = log.lines().filter(|line| !line.contains(" INFO ")).collect();
     let urls = [
-        format!("gRPC        http://127.0.0.1:{grpc}"),
+        format!("gRPC        http://127.0.0.1:{grpc} (listens on 0.0.0.0:{grpc})"),
         format!("playground  http://127.0.0.1:{http}/"),
         format!("metrics     http://127.0.0.1:{admin}/metrics"),
     ];
@@ -107,6 +106,81 @@ fn a_port_in_use_is_reported_before_models_load() {
     }
 }
 
+/// Asks `address` for a path. Returns the status.
+fn status(address: &str, path: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").unwrap();
+    let mut response = String::new();
+    stream.read_to_string(&mut response).unwrap();
+    response.split(' ').nth(1).unwrap().to_owned()
+}
+
+/// Without an address in its settings, a server opens all ports. Other programs of this machine may have one of them.
+#[test]
+fn a_server_without_addresses_opens_three_ports() {
+    const GRPC: &str = "127.0.0.1:50051";
+    const HTTP: &str = "127.0.0.1:8000";
+    const ADMIN: &str = "127.0.0.1:9090";
+    let folder = TempDir::new().unwrap();
+    fs::write(folder.path().join("keys"), "someone:0123456789abcdef\n").unwrap();
+    let serve = |flags: &[&str]| {
+        let quick = ["serve", "--calibration-milliseconds", "0", "--threads", "1", "--model"];
+        let model = converted("whitespaces");
+        let args = [&quick[..], &[model.to_str().unwrap()], flags].concat();
+        let program = Program::start(&mut weir_in(folder.path(), &args));
+        program.wait_for_part(GRPC);
+        program
+    };
+    let is_taken = |address: &str| TcpListener::bind(address).is_err();
+
+    let grpc_is_taken = is_taken(GRPC);
+    if !grpc_is_taken {
+        let taken = [is_taken(HTTP), is_taken(ADMIN)];
+        let program = serve(&[]);
+        let playground = program.wait_for_line("playground  ");
+        let metrics = program.wait_for_line("metrics     ");
+        let expected = |taken: bool, address: &str, path: &str| match taken {
+            true => format!("off: another program uses {address}; "),
+            false => format!("http://{address}{path}"),
+        };
+        assert!(playground.starts_with(&expected(taken[0], HTTP, "/")), "{playground}");
+        assert!(metrics.starts_with(&expected(taken[1], ADMIN, "/metrics")), "{metrics}");
+        assert_eq!(program.listener("gRPC"), GRPC);
+        for address in [GRPC, HTTP, ADMIN] {
+            assert_eq!(program.stderr().matches(&format!("://{address}")).count(), 1, "{}", program.stderr());
+        }
+        if taken == [false; 2] {
+            assert_eq!([status(HTTP, "/"), status(ADMIN, "/metrics")], ["200", "200"]);
+        }
+        drop(program);
+
+        // Keys protect the HTTP port too. The admin port has none, so it stays closed.
+        let program = serve(&["--api-keys", "keys"]);
+        let metrics = program.wait_for_line("metrics     ");
+        assert!(metrics.starts_with("off, because it has neither keys nor TLS; `--admin-listen "), "{metrics}");
+        assert_eq!(is_taken(ADMIN), taken[1]);
+        if !taken[0] {
+            assert_eq!([status(HTTP, "/"), status(HTTP, "/v1/models")], ["200", "401"]);
+        }
+        drop(program);
+
+        // An error of `bind` means that another program has the port already.
+        let _http = TcpListener::bind(HTTP);
+        let _admin = TcpListener::bind(ADMIN);
+        let program = serve(&[]);
+        let expected = format!("off: another program uses {HTTP}; `--http-listen localhost:0` selects a free port");
+        assert_eq!(program.wait_for_line("playground  "), expected);
+        let expected = format!("off: another program uses {ADMIN}; `--admin-listen localhost:0` selects a free port");
+        assert_eq!(program.wait_for_line("metrics     "), expected);
+    }
+    let _grpc = TcpListener::bind(GRPC);
+    let mut program = serve(&[]);
+    assert!(!program.wait().success());
+    let error = program.stderr();
+    assert!(error.contains(&format!("weir: --listen {GRPC}: ")) && error.contains("perhaps another weir"), "{error}");
+    assert!(!error.contains("loading"), "{error}");
+}
+
 #[test]
 fn models_may_be_named_without_a_flag() {
     let folder = TempDir::new().unwrap();
@@ -115,9 +189,9 @@ fn models_may_be_named_without_a_flag() {
     let serve = ["serve", "--listen", "localhost:0", "--calibration-milliseconds", "0"];
     let args = [&serve[..], &["--model", &named, model.to_str().unwrap()]].concat();
     let program = Program::start(&mut weir_in(folder.path(), &args));
-    let listening = program.wait_for_line("listening on 127.0.0.1:");
+    let serving = program.wait_for_line("serving ");
     let own = model.file_name().unwrap().to_str().unwrap();
-    let mut names: Vec<_> = listening.split_once(" with ").unwrap().1.split(", ").collect();
+    let mut names: Vec<_> = serving.split(", ").collect();
     names.sort_unstable();
     let mut expected = [own, "other"];
     expected.sort_unstable();

@@ -129,7 +129,7 @@ async fn refusals_over_http_are_logged_with_the_field() {
     let model = converted("whitespaces");
     let flags = ["--http-listen", "127.0.0.1:0", "--threads", "1", "--calibration-milliseconds", "0", "--model"];
     let server = process::Server::start(&[&flags[..], &[model.to_str().unwrap()]].concat());
-    let http: SocketAddr = server.program.wait_for_line("completions over HTTP on ").parse().unwrap();
+    let http: SocketAddr = server.program.listener("playground").parse().unwrap();
     // The log has one line for each code in an interval.
     for (body, status, logged) in [
         (r#"{"prompt": "secret", "best_of": 3}"#, 400, r#"code=InvalidArgument rule="BAD_OPTION" field="best_of""#),

@@ -128,7 +128,7 @@ fn broken_checkpoints_leave_the_others_in_service() {
         "c-pipe",
         "expected a regular file",
         "d-config-pipe/config.json",
-        " with b-good",
+        "serving b-good",
     ] {
         server.program.wait_for_part(part);
     }

@@ -46,6 +46,13 @@ impl Program {
         find(&lines).unwrap_or_else(|| panic!("no line starts with {prefix:?}:\n{}", lines.join("\n")))
     }
 
+    /// Waits for the line with the URL of a server's `gRPC`, `playground` or `metrics`. Returns the URL's address.
+    pub(super) fn listener(&self, name: &str) -> String {
+        let url = self.wait_for_line(&format!("{name:<12}http"));
+        let (_, rest) = url.split_once("://").unwrap();
+        rest.split(['/', ' ']).next().unwrap().to_owned()
+    }
+
     /// Waits until stderr contains `part`. A thread of its own writes the log, so a line may come after later events.
     pub(super) fn wait_for_part(&self, part: &str) {
         let (lines, changed) = &*self.stderr;
@@ -116,8 +123,8 @@ impl Server {
         command.env_clear().envs(variables.iter().copied());
         command.args(["serve", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"]).args(flags);
         let program = Program::start(&mut command);
-        let admin_address = program.wait_for_line("admin port on ").parse().unwrap();
-        let address = program.wait_for_line("listening on ").split(' ').next().unwrap().parse().unwrap();
+        let admin_address = program.listener("metrics").parse().unwrap();
+        let address = program.listener("gRPC").parse().unwrap();
         Self { program, address, admin_address }
     }
 

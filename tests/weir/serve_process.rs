@@ -48,8 +48,10 @@ impl Process {
             for line in stderr.lines() {
                 let line = line.unwrap();
                 // With --log-format json this text is inside a log event.
-                if let Some((_, rest)) = line.split_once("listening on ") {
-                    address_sender.send(rest.split(' ').next().unwrap().parse().unwrap()).unwrap();
+                if let Some((_, url)) = line.split_once("gRPC        http") {
+                    let (_, rest) = url.split_once("://").unwrap();
+                    let address = rest.split([' ', '"']).next().unwrap();
+                    address_sender.send(address.parse().unwrap()).unwrap();
                 }
                 all.push_str(&line);
                 all.push('\n');
@@ -267,7 +269,7 @@ async fn a_second_signal_ends_streams_with_an_error() {
     let model = converted("whitespaces");
     let flags = ["--http-listen", "127.0.0.1:0", "--threads", "1", "--drain-seconds", "600"];
     let mut server = Server::start(&[&flags[..], &["--model", model.to_str().unwrap()]].concat());
-    let http: SocketAddr = server.program.wait_for_line("completions over HTTP on ").parse().unwrap();
+    let http: SocketAddr = server.program.listener("playground").parse().unwrap();
     let mut grpc = GenerationClient::connect(format!("http://{}", server.address)).await.unwrap();
     let mut stream = grpc.generate(endless()).await.unwrap().into_inner();
     stream.next().await.unwrap().unwrap();
@@ -375,7 +377,7 @@ fn a_signal_during_model_loading_ends_the_process() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
     command.args(["serve", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--model"]).arg(large);
     let mut program = Program::start(command.env_clear());
-    program.wait_for_line("admin port on ");
+    program.wait_for_part("the admin port answers while models load");
     program.signal("TERM");
     assert!(program.wait().success());
     assert!(program.stderr().contains("signal while loading models: ending at once"), "{}", program.stderr());
@@ -388,7 +390,7 @@ fn started_after(shell: &str) -> Program {
     command.args(["-c", &format!("{shell} && exec \"$0\" \"$@\""), env!("CARGO_BIN_EXE_weir")]).env_clear();
     command.args(["serve", "--listen", "127.0.0.1:0", "--threads", "1", "--model"]).arg(converted("whitespaces"));
     let program = Program::start(&mut command);
-    program.wait_for_line("listening on ");
+    program.listener("gRPC");
     program
 }
 

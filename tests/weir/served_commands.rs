@@ -48,7 +48,7 @@ impl Served {
             flags.extend(["--model", model.to_str().unwrap()]);
         }
         let server = Server::start(&flags);
-        let http = server.program.wait_for_line("completions over HTTP on ");
+        let http = server.program.listener("playground");
         Self { server, http, folder }
     }
 }

@@ -74,6 +74,10 @@ class Program:
         self.stop()
         raise RuntimeError(f"no line of stderr matches {pattern!r}: {''.join(self._lines)}")
 
+    def listener(self, name: str) -> str:
+        """Waits for the line with the URL of a server's `gRPC`, `playground` or `metrics`; returns the URL's address."""
+        return self.wait_for_line(rf"^{name} +https?://([^/\s]+)")
+
     def end(self, killed: bool) -> None:
         """Sends SIGKILL if `killed`, otherwise SIGTERM, and does not wait."""
         (self._process.kill if killed else self._process.terminate)()
@@ -111,8 +115,8 @@ class Server(Program):
         fixed = ["--model", str(model), "--listen", listen, "--admin-listen", "127.0.0.1:0"]
         fixed += ["--drain-seconds", str(drain), "--calibration-milliseconds", str(calibration)]
         super().__init__([str(program), "serve", *fixed, *flags])
-        self.admin = self.wait_for_line(r"admin port on (\S+)")
-        self.address = self.wait_for_line(r"listening on (\S+)")
+        self.admin = self.listener("metrics")
+        self.address = self.listener("gRPC")
 
     def __enter__(self) -> Server:
         return self

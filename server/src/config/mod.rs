@@ -36,6 +36,9 @@ pub struct ServeConfig {
     pub listen: SocketAddr,
     /// Address of the HTTP completions server, if enabled.
     pub http_listen: Option<SocketAddr>,
+    /// True if the settings have no address at all. The server then starts without an HTTP port or an admin port whose address
+    /// another program has.
+    pub default_listeners: bool,
     /// The checkpoints to serve.
     pub checkpoints: Vec<ServedCheckpoint>,
     /// The files from which [`Access::credentials`] were read.

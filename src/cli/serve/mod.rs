@@ -5,6 +5,7 @@ mod access;
 mod announcement;
 mod engine;
 mod file_limit;
+mod listeners;
 mod loading;
 mod log;
 mod log_writer;
@@ -24,11 +25,12 @@ use crate::{
     serve::{Engines, Listener, Monitor, ServerParts, Traces, run as serve, serve_admin_port},
 };
 use announcement::Addresses;
+use listeners::Listeners;
 use loading::{CheckpointLoader, admin, load_all};
 use log_writer::LogWriter;
-use ports::ReservedPort;
+use ports::{OptionalPort, PortState, ReservedPort};
 use reload::Reloader;
-use std::{net::SocketAddr, path::PathBuf, pin::pin, sync::Arc, thread, time::Duration};
+use std::{path::PathBuf, pin::pin, sync::Arc, thread, time::Duration};
 use tokio::{sync::watch, time::timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -96,25 +98,21 @@ pub struct SettingSources {
 impl Args {
     fn validate(&self, writer: &LogWriter, color: ColorChoice, mut checks: Checks) -> Result<ServeConfig> {
         let log = self.log.start(writer, color, &mut checks);
-        let listen = self.transport.listen(&mut checks);
         let checkpoints = self.models.checkpoints(&mut checks);
         let model = self.models.settings(&mut checks);
         let unpooled_twins = self.models.unpooled_twins(&mut checks);
         let engine = self.engine.limits(model.memory_bytes, &mut checks);
         let access = self.access.access(&mut checks);
         let transport = self.transport.limits(access, &mut checks);
-        let operations = self.operations.settings(self.models.folder(), &mut checks);
-        let http_listen = self.transport.http_listen(&mut checks);
-        check_distinct(
-            &[("--listen", listen), ("--http-listen", http_listen), ("--admin-listen", operations.admin_listen)],
-            &mut checks,
-        );
-        checks.finish()?;
-        let listen = listen.ok_or_else(|| Error::Internal("--listen passed its check without an address".into()))?;
         let credential_files = self.access.files();
+        let is_protected = !credential_files.is_empty();
+        let listeners = Listeners::parse(&self.transport, &self.operations, is_protected, &mut checks);
+        let operations = self.operations.settings(listeners.admin, self.models.folder(), &mut checks);
+        checks.finish()?;
         Ok(ServeConfig {
-            listen,
-            http_listen,
+            listen: listeners.grpc,
+            http_listen: listeners.http,
+            default_listeners: listeners.are_default,
             checkpoints,
             credential_files,
             model,
@@ -124,16 +122,6 @@ impl Args {
             operations,
             log,
         })
-    }
-}
-
-/// Rejects listeners that share an address, unless the system chooses the port.
-fn check_distinct(listeners: &[(&str, Option<SocketAddr>)], checks: &mut Checks) {
-    for (index, (flag, address)) in listeners.iter().enumerate() {
-        let Some(address) = address.filter(|address| address.port() != 0) else { continue };
-        if let Some((other, _)) = listeners[..index].iter().find(|(_, other)| *other == Some(address)) {
-            checks.reject(flag, &address.to_string(), format!("{other} has the same address"));
-        }
     }
 }
 
@@ -177,20 +165,16 @@ async fn listen(settings: ServeConfig, writer: &LogWriter) -> Result<()> {
     engines.metrics().count_dropped_log_lines(move || log.dropped_lines());
     let monitor = Monitor::new(engines.clone(), settings.operations.hang);
     // Before models are loaded, which may take minutes, so that a port in use is reported at once.
-    let reserve = |flag, address: Option<_>| address.map(|address| ReservedPort::reserve(flag, address)).transpose();
+    let is_default = settings.default_listeners;
     let grpc = ReservedPort::reserve("--listen", settings.listen)?;
-    let http = reserve("--http-listen", settings.http_listen)?;
-    let admin_port = reserve("--admin-listen", settings.operations.admin_listen)?;
-    let addresses = Addresses {
-        grpc: grpc.address(),
-        http: http.as_ref().map(ReservedPort::address),
-        admin: admin_port.as_ref().map(ReservedPort::address),
-        tls: settings.transport.access.credentials.current().tls.is_some(),
-    };
+    let http = OptionalPort::reserve("--http-listen", settings.http_listen, is_default)?;
+    let admin_port = OptionalPort::reserve("--admin-listen", settings.operations.admin_listen, is_default)?;
     // Before models are loaded too, so that probes can see the server starting.
-    if let Some(port) = admin_port {
-        settings.log.print(format_args!("admin port on {}", port.address()));
-        let listener = port.listen()?;
+    let (admin_state, admin_listener) = admin_port.listen()?;
+    if let Some(listener) = admin_listener {
+        if let PortState::Open(address) = admin_state {
+            tracing::info!(%address, "the admin port answers while models load");
+        }
         tokio::spawn(serve_admin_port(listener, monitor.clone(), Arc::clone(&settings.transport.access.allowed)));
     }
     // One thread pool for all models: two models that step at the same time share it instead of competing for cores.
@@ -207,19 +191,17 @@ async fn listen(settings: ServeConfig, writer: &LogWriter) -> Result<()> {
     };
     loaded.unwrap_or_else(|_| Err(Error::Internal("loading a model panicked".into())))?;
 
+    let grpc_address = grpc.address();
     let listener = grpc.listen()?;
-    let http = http.map(ReservedPort::listen).transpose()?;
-    let names = engines.names().join(", ");
-    settings.log.print(format_args!("listening on {} with {}", addresses.grpc, printable(&names)));
-    if let Some(address) = addresses.http {
-        settings.log.print(format_args!("completions over HTTP on {address}"));
-    }
-    addresses.print(settings.log);
+    let (http_state, http_listener) = http.listen()?;
+    settings.log.print(format_args!("serving {}", printable(&engines.names().join(", "))));
+    let tls = settings.transport.access.credentials.current().tls.is_some();
+    Addresses { grpc: grpc_address, http: http_state, admin: admin_state, tls }.print(settings.log);
     let part = settings.operations.otlp_part;
     let traces = settings.operations.otlp.as_ref().map(|endpoint| Traces::to(endpoint, part)).transpose()?;
     let force_shutdown = CancellationToken::new();
-    let offer =
-        ServerParts { monitor, admin, traces, http: http.map(Listener::from), force_shutdown: force_shutdown.clone() };
+    let http = http_listener.map(Listener::from);
+    let offer = ServerParts { monitor, admin, traces, http, force_shutdown: force_shutdown.clone() };
     let shutdown = {
         let signals = signals.clone();
         async {

@@ -1,16 +1,17 @@
 //! Monitoring and administration of the server.
 
 use crate::config::{Checks, Operations};
-use std::{path::PathBuf, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 /// Flags of operations.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Operations")]
 pub(super) struct OperationsArgs {
     /// Address of the admin port, which serves metrics, health and version over plain HTTP without authentication: prefer a
-    /// loopback address. Default: no admin port.
+    /// loopback address. Default: 127.0.0.1:9090 if no address is given for any port, and the server has neither keys nor TLS;
+    /// otherwise no admin port.
     #[arg(long, value_name = "ADDRESS", env = "WEIR_ADMIN_LISTEN")]
-    admin_listen: Option<String>,
+    pub(super) admin_listen: Option<String>,
     /// Seconds that one step of a model may take before the server counts as hung and liveness fails.
     #[arg(long, value_name = "N", env = "WEIR_HANG_SECONDS", default_value = "60")]
     hang_seconds: String,
@@ -31,7 +32,12 @@ pub(super) struct OperationsArgs {
 
 impl OperationsArgs {
     /// Parses the settings. `models` is the folder that models can be loaded from at run time.
-    pub(super) fn settings(&self, models: Option<PathBuf>, checks: &mut Checks) -> Operations {
+    pub(super) fn settings(
+        &self,
+        admin_listen: Option<SocketAddr>,
+        models: Option<PathBuf>,
+        checks: &mut Checks,
+    ) -> Operations {
         let hang = checks.number("--hang-seconds", &self.hang_seconds, 1..=86_400) as u64;
         let otlp_part = checks.parse("--otlp-part", &self.otlp_part).unwrap_or(1.0);
         if !(0.0..=1.0).contains(&otlp_part) {
@@ -44,7 +50,7 @@ impl OperationsArgs {
             checks.reject("--otlp", "…@…", "expected a URL without a user and a password: weir sends none");
         }
         Operations {
-            admin_listen: self.admin_listen.as_ref().and_then(|address| checks.address("--admin-listen", address)),
+            admin_listen,
             hang: Duration::from_secs(hang),
             admin_token: self.admin_token_file.as_ref().and_then(|file| checks.token("--admin-token-file", file)),
             models,

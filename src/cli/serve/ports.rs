@@ -18,17 +18,18 @@ pub(super) struct ReservedPort {
 impl ReservedPort {
     /// Reserves the address that `flag` gives. Fails if another program listens there. Must run within the runtime.
     pub(super) fn reserve(flag: &'static str, address: SocketAddr) -> Result<Self> {
-        let bind = || {
-            let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-            // A restarted server may listen while connections of the earlier process end.
-            #[cfg(unix)]
-            socket.set_reuseaddr(true)?;
-            socket.bind(address)?;
-            // The system has chosen the port if the address asks for port 0.
-            let address = socket.local_addr()?;
-            Ok(Self { flag, address, socket })
-        };
-        bind().map_err(|error| failed(flag, address, &error))
+        Self::bind(flag, address).map_err(|error| failed(flag, address, &error))
+    }
+
+    fn bind(flag: &'static str, address: SocketAddr) -> io::Result<Self> {
+        let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+        // A restarted server may listen while connections of the earlier process end.
+        #[cfg(unix)]
+        socket.set_reuseaddr(true)?;
+        socket.bind(address)?;
+        // The system has chosen the port if the address asks for port 0.
+        let address = socket.local_addr()?;
+        Ok(Self { flag, address, socket })
     }
 
     /// The address, with the real port.
@@ -45,10 +46,74 @@ impl ReservedPort {
 
 fn failed(flag: &str, address: SocketAddr, error: &io::Error) -> Error {
     let hint = match error.kind() {
-        io::ErrorKind::AddrInUse => "; another program uses this port, and port 0 selects a free one",
+        io::ErrorKind::AddrInUse => {
+            "; another program, perhaps another weir server, uses this port, and port 0 selects a free one"
+        }
         _ => "",
     };
     Error::Setting(format!("{flag} {address}: {error}{hint}"))
+}
+
+/// Whether a port that the server can lack is open.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum PortState {
+    /// Open at this address.
+    Open(SocketAddr),
+    /// The settings have addresses, but none for this port.
+    Unset,
+    /// The settings have no address, and the port has no default address, because it has neither keys nor TLS.
+    Unprotected,
+    /// The port's default address cannot be opened, for this reason.
+    Failed(String),
+}
+
+/// A port that the server can lack.
+pub(super) struct OptionalPort {
+    /// True if the settings have no address.
+    is_default: bool,
+    port: std::result::Result<ReservedPort, PortState>,
+}
+
+impl OptionalPort {
+    /// Reserves an address. Fails as [`ReservedPort::reserve`] does, but if the address is the default one, the port stays closed
+    /// instead. Must run within the runtime.
+    pub(super) fn reserve(flag: &'static str, address: Option<SocketAddr>, is_default: bool) -> Result<Self> {
+        let port = match address {
+            None if is_default => Err(PortState::Unprotected),
+            None => Err(PortState::Unset),
+            Some(address) if is_default => {
+                ReservedPort::bind(flag, address).map_err(|error| PortState::failed(address, &error))
+            }
+            Some(address) => Ok(ReservedPort::reserve(flag, address)?),
+        };
+        Ok(Self { is_default, port })
+    }
+
+    /// Listens, if the port is reserved. Fails as [`ReservedPort::listen`] does, unless the address is the default one. Must run
+    /// within the runtime.
+    pub(super) fn listen(self) -> Result<(PortState, Option<TcpListener>)> {
+        let port = match self.port {
+            Ok(port) => port,
+            Err(state) => return Ok((state, None)),
+        };
+        let address = port.address;
+        if !self.is_default {
+            return Ok((PortState::Open(address), Some(port.listen()?)));
+        }
+        Ok(match port.socket.listen(BACKLOG) {
+            Ok(listener) => (PortState::Open(address), Some(listener)),
+            Err(error) => (PortState::failed(address, &error), None),
+        })
+    }
+}
+
+impl PortState {
+    fn failed(address: SocketAddr, error: &io::Error) -> Self {
+        Self::Failed(match error.kind() {
+            io::ErrorKind::AddrInUse => format!("another program uses {address}"),
+            _ => format!("{address}: {error}"),
+        })
+    }
 }
 
 #[cfg(test)]
@@ -72,5 +137,41 @@ mod tests {
             error.starts_with(&format!("--http-listen {address}: ")) && error.contains("another program"),
             "{error}"
         );
+    }
+
+    #[tokio::test]
+    async fn only_a_default_address_may_be_taken() {
+        let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let other = std::net::TcpListener::bind(any).unwrap();
+        let taken = other.local_addr().unwrap();
+        assert!(OptionalPort::reserve("--http-listen", Some(taken), false).is_err());
+        let (state, listener) = OptionalPort::reserve("--http-listen", Some(taken), true).unwrap().listen().unwrap();
+        assert!(listener.is_none());
+        assert_eq!(state, PortState::Failed(format!("another program uses {taken}")));
+
+        let (state, listener) = OptionalPort::reserve("--http-listen", Some(any), true).unwrap().listen().unwrap();
+        assert_eq!(state, PortState::Open(listener.unwrap().local_addr().unwrap()));
+        for (is_default, expected) in [(true, PortState::Unprotected), (false, PortState::Unset)] {
+            let (state, listener) =
+                OptionalPort::reserve("--admin-listen", None, is_default).unwrap().listen().unwrap();
+            assert!(listener.is_none());
+            assert_eq!(state, expected);
+        }
+    }
+
+    /// Two programs can reserve an address, and one of them listens first.
+    #[cfg(target_os = "linux")]
+    #[tokio::test]
+    async fn a_default_address_may_be_taken_after_it_was_reserved() {
+        let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let first = ReservedPort::reserve("--http-listen", any).unwrap();
+        let address = first.address();
+        let second = OptionalPort::reserve("--http-listen", Some(address), true).unwrap();
+        let third = OptionalPort::reserve("--http-listen", Some(address), false).unwrap();
+        let _first = first.listen().unwrap();
+        let (state, listener) = second.listen().unwrap();
+        assert!(listener.is_none());
+        assert_eq!(state, PortState::Failed(format!("another program uses {address}")));
+        assert!(third.listen().is_err());
     }
 }

@@ -1,7 +1,7 @@
 //! Listening addresses, and limits of connections and requests.
 
 use crate::config::{Access, Checks, EditingConfig, TransportConfig};
-use std::{net::SocketAddr, time::Duration};
+use std::time::Duration;
 
 /// Upper bound of counts: no value that fits a machine is rejected.
 pub(super) const MAX_COUNT: usize = 1 << 24;
@@ -13,13 +13,13 @@ const MAX_SECONDS: usize = 86_400;
 #[command(next_help_heading = "Addresses and limits")]
 pub(super) struct TransportArgs {
     /// Address to listen on for gRPC. Port 0 selects a free port; an address without a host, such as :50051, means all IPv4
-    /// addresses of the machine.
-    #[arg(long, value_name = "ADDRESS", env = "WEIR_LISTEN", default_value = "127.0.0.1:50051")]
-    listen: String,
+    /// addresses of the machine. Default: 127.0.0.1:50051.
+    #[arg(long, value_name = "ADDRESS", env = "WEIR_LISTEN")]
+    pub(super) listen: Option<String>,
     /// Address to listen on for HTTP and JSON: completions for OpenAI clients, summaries and a playground, with the same keys,
-    /// certificates and limits. Default: no HTTP.
+    /// certificates and limits. Default: 127.0.0.1:8000 if no address is given for any port; otherwise no HTTP.
     #[arg(long, value_name = "ADDRESS", env = "WEIR_HTTP_LISTEN")]
-    http_listen: Option<String>,
+    pub(super) http_listen: Option<String>,
     /// Seconds that running requests may take to finish after shutdown begins.
     #[arg(long, value_name = "N", env = "WEIR_DRAIN_SECONDS", default_value = "30")]
     drain_seconds: String,
@@ -103,16 +103,6 @@ pub(super) struct TransportArgs {
 }
 
 impl TransportArgs {
-    /// Address for gRPC.
-    pub(super) fn listen(&self, checks: &mut Checks) -> Option<SocketAddr> {
-        checks.address("--listen", &self.listen)
-    }
-
-    /// Address for HTTP and JSON.
-    pub(super) fn http_listen(&self, checks: &mut Checks) -> Option<SocketAddr> {
-        self.http_listen.as_ref().and_then(|address| checks.address("--http-listen", address))
-    }
-
     /// Parses the limits.
     pub(super) fn limits(&self, access: Access, checks: &mut Checks) -> TransportConfig {
         let streams = checks.number("--max-concurrent-streams", &self.max_concurrent_streams, 1..=MAX_COUNT);

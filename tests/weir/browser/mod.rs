@@ -178,7 +178,7 @@ impl Drop for Browser {
 }
 
 fn url(server: &Server) -> String {
-    format!("http://{}/", server.program.wait_for_line("completions over HTTP on "))
+    format!("http://{}/", server.program.listener("playground"))
 }
 
 /// Starts a server of a pooled and an unpooled model.

@@ -147,7 +147,7 @@ fn documents_are_opened_again_on_another_server() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
     command.args(["serve", "--listen", &address]).args(flags).env_clear();
     let second = Program::start(&mut command);
-    second.wait_for_line("listening on ");
+    second.listener("gRPC");
     client.change("a", &[super::change([0, 9], [0, 9], "s")]);
     client.change("a", &[super::change([0, 9], [0, 10], "")]);
     let end = Instant::now() + TIMEOUT;

@@ -88,10 +88,10 @@ impl Servers {
         };
         let more = ["--api-keys", keys.to_str().unwrap(), "--http-listen", "127.0.0.1:0"];
         let tls = encrypted("server.pem", "server.key", &more);
-        let https = tls.program.wait_for_line("completions over HTTP on ");
+        let https = tls.program.listener("playground");
         let authority = encrypted("authority.pem", "authority.key", &[]);
         let open = Server::start(&flags);
-        let http = open.program.wait_for_line("completions over HTTP on ");
+        let http = open.program.listener("playground");
         let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
         Self { open, http, tls, https, authority, certificates, free, _folder: folder }
     }

@@ -8,7 +8,7 @@ use super::{
     connection_table::{ConnectionLimits, ConnectionPlace, ConnectionTable},
     lifetime::OpenConnection,
     listener::{Accepted, Duplex, Listener},
-    plain_answers::{answer_http1, answer_without_tls, begins_without_tls},
+    plain_answers::{GRPC_NEEDS_TLS, HTTP_NEEDS_TLS, answer_http1, begins_without_tls},
     settings_ack::DuplicateAckFilter,
     settings_limit::SettingsLimit,
     tls_identity::certificate_name,
@@ -183,7 +183,8 @@ impl Handshaker {
     async fn encrypt(&self, mut stream: Box<dyn Duplex>, tls: Arc<ServerConfig>) -> Result<TlsStream<Box<dyn Duplex>>> {
         let first = stream.read_u8().await?;
         if begins_without_tls(first) {
-            answer_without_tls(&mut stream, self.protocol).await;
+            let answer = if self.protocol == Protocol::Http2 { &GRPC_NEEDS_TLS } else { &HTTP_NEEDS_TLS };
+            answer.send(&mut stream).await;
             return Err(Error::new(ErrorKind::InvalidData, "the client sent a request without TLS"));
         }
         let replay = BeginningReplay { unread: Bytes::copy_from_slice(&[first]) };

@@ -1,6 +1,5 @@
 //! Readable answers to clients that use another protocol than the port: HTTP/1 on the gRPC port, or no TLS on a port that needs it.
 
-use super::connections::Protocol;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 /// The beginnings of HTTP/1 requests that clients send by mistake.
@@ -8,8 +7,8 @@ const METHODS: [&[u8]; 5] = [b"GET ", b"POST ", b"HEAD ", b"PUT ", b"OPTIONS "];
 /// Maximum bytes of the request that are read, so that closing the connection does not discard the answer.
 const REQUEST_BYTES: u64 = 64 << 10;
 
-/// An answer.
-struct Answer {
+/// An answer in HTTP/1, after which the connection ends.
+pub(super) struct Answer {
     /// Status and reason.
     status: &'static str,
     text: &'static str,
@@ -20,11 +19,13 @@ const GRPC_NEEDS_HTTP2: Answer = Answer {
     status: "505 HTTP Version Not Supported",
     text: "This is weir's gRPC port, which accepts HTTP/2 only. `weir serve --http-listen ADDRESS` opens an HTTP/1.1 port.\n",
 };
-const GRPC_NEEDS_TLS: Answer = Answer {
+/// The answer of the gRPC port to a request without TLS.
+pub(super) const GRPC_NEEDS_TLS: Answer = Answer {
     status: "400 Bad Request",
     text: "This is weir's gRPC port, which speaks TLS: use https:// in the address, or a gRPC channel with TLS.\n",
 };
-const HTTP_NEEDS_TLS: Answer = Answer {
+/// The answer of the HTTP port to a request without TLS.
+pub(super) const HTTP_NEEDS_TLS: Answer = Answer {
     status: "400 Bad Request",
     text: "This is weir's HTTP port, which speaks TLS: use https:// in place of http://.\n",
 };
@@ -32,7 +33,7 @@ const HTTP_NEEDS_TLS: Answer = Answer {
 /// Answers a connection to the gRPC port that begins like an HTTP/1 request. The caller limits the time.
 pub(super) async fn answer_http1(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), begun: &[u8]) {
     if METHODS.iter().any(|method| begun.starts_with(method)) {
-        send(stream, &GRPC_NEEDS_HTTP2).await;
+        GRPC_NEEDS_HTTP2.send(stream).await;
     }
 }
 
@@ -42,21 +43,17 @@ pub(super) fn begins_without_tls(first: u8) -> bool {
     first.is_ascii_uppercase()
 }
 
-/// Answers a request without TLS. The caller limits the time.
-pub(super) async fn answer_without_tls(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), protocol: Protocol) {
-    let answer = if protocol == Protocol::Http2 { &GRPC_NEEDS_TLS } else { &HTTP_NEEDS_TLS };
-    send(stream, answer).await;
-}
-
-async fn send(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), answer: &Answer) {
-    let Answer { status, text } = answer;
-    let length = text.len();
-    let head =
-        format!("HTTP/1.1 {status}\r\ncontent-type: text/plain\r\ncontent-length: {length}\r\nconnection: close");
-    // A client that is gone needs no answer.
-    let _ = stream.write_all(format!("{head}\r\n\r\n{text}").as_bytes()).await;
-    let _ = stream.shutdown().await;
-    let _ = tokio::io::copy(&mut stream.take(REQUEST_BYTES), &mut tokio::io::sink()).await;
+impl Answer {
+    /// Sends the answer, and reads the rest of the request. The caller limits the time.
+    pub(super) async fn send(&self, stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) {
+        let Self { status, text } = self;
+        let length = text.len();
+        let head = format!("HTTP/1.1 {status}\r\ncontent-type: text/plain\r\ncontent-length: {length}");
+        // A client that is gone needs no answer.
+        let _ = stream.write_all(format!("{head}\r\nconnection: close\r\n\r\n{text}").as_bytes()).await;
+        let _ = stream.shutdown().await;
+        let _ = tokio::io::copy(&mut stream.take(REQUEST_BYTES), &mut tokio::io::sink()).await;
+    }
 }
 
 #[cfg(test)]
@@ -91,8 +88,8 @@ mod tests {
 
     #[tokio::test]
     async fn ports_with_tls_name_the_scheme() {
-        for (protocol, port) in [(Protocol::Http2, "gRPC port"), (Protocol::Http1, "HTTP port")] {
-            let answer = received(async |server| answer_without_tls(server, protocol).await).await;
+        for (answer, port) in [(&GRPC_NEEDS_TLS, "gRPC port"), (&HTTP_NEEDS_TLS, "HTTP port")] {
+            let answer = received(async |server| answer.send(server).await).await;
             assert!(answer.starts_with("HTTP/1.1 400 Bad Request\r\n") && answer.contains("\r\nconnection: close\r\n"));
             assert!(answer.contains(port) && answer.contains("use https://"), "{answer}");
         }

@@ -1,6 +1,9 @@
 //! A folder of a web server, over HTTP/1.1. TLS is rustls with ring and the system's certificate authorities.
 
-use super::files::{FileSource, Need, OpenFile};
+use super::{
+    files::{FileSource, Need, OpenFile},
+    hub_token::HubToken,
+};
 use crate::error::{Error, Result, clip};
 use std::{
     cell::OnceCell,
@@ -45,16 +48,6 @@ pub(super) struct HubAccess {
     pub(super) token: HubToken,
 }
 
-/// A bearer token of the Hub.
-pub(super) enum HubToken {
-    /// The user's, which every request carries. After a redirect to another host it is not sent.
-    Sent(String),
-    /// The user has none.
-    Unset,
-    /// The connection is not encrypted, so no token may be sent.
-    Unencrypted,
-}
-
 impl HttpFolder {
     /// Prepares requests to a folder. Fails if the machine has no certificate authorities for TLS.
     pub(super) fn new(url: String, hub: Option<HubAccess>) -> Result<Self> {
@@ -96,9 +89,11 @@ impl HttpFolder {
         let hint = match (status, &self.hub) {
             (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, Some(hub)) => match &hub.token {
                 HubToken::Sent(_) => "; the token may lack access to this repository",
-                HubToken::Unset => "; there may be no such repository, or it may need a token in HF_TOKEN",
+                HubToken::Unset => {
+                    "; there may be no such repository, or it may need a token in HF_TOKEN or from `hf auth login`"
+                }
                 HubToken::Unencrypted => {
-                    "; there may be no such repository, or it may need a token, but HF_TOKEN is not sent without TLS"
+                    "; there may be no such repository, or it may need a token, which is not sent without TLS"
                 }
             },
             _ => "",

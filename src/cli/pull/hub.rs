@@ -1,9 +1,14 @@
 //! Repositories of the Hugging Face Hub, which serves each file at `ENDPOINT/ORG/NAME/resolve/REVISION/FILE`.
 //!
-//! The crate `hf-hub` (1.0) is not used. It requires `hf-xet`, the client of another protocol, and its feature for TLS brings aws-lc,
-//! which the rules for dependencies exclude.
+//! The crate `hf-hub` is not used. Version 0.5 sends the user's token to the host that the Hub redirects to. It writes to the path
+//! that a response's `etag` gives, also outside of its cache. It stores more bytes than the server stated, without a limit, and takes
+//! fewer as a complete file. It trusts only authorities that are part of the program. Version 1.0 requires `hf-xet`, the client of
+//! another protocol, and its feature for TLS brings aws-lc, which the rules for dependencies exclude.
 
-use super::http::{HttpFolder, HubAccess, HubToken, without_secrets};
+use super::{
+    http::{HttpFolder, HubAccess, without_secrets},
+    hub_token::HubToken,
+};
 use crate::error::{Error, Result};
 
 /// The public Hub, unless `HF_ENDPOINT` names another.
@@ -40,19 +45,13 @@ impl Repository {
         &self.name
     }
 
-    /// Opens the repository at the endpoint that the environment names. Fails if the endpoint is no URL or has a password, or if
-    /// TLS cannot be set up.
+    /// Opens the repository at the endpoint that the environment names. Fails if the endpoint is no URL or has a password, if the
+    /// user's token cannot be read, or if TLS cannot be set up.
     pub(super) fn open(&self) -> Result<HttpFolder> {
-        let variable = |name| std::env::var_os(name).and_then(|value| value.into_string().ok());
-        let set = |name| variable(name).filter(|value| !value.is_empty());
-        let endpoint = set("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.into());
-        let token = match set("HF_TOKEN") {
-            // A token must not cross the network in plain text.
-            _ if !endpoint.starts_with("https://") => HubToken::Unencrypted,
-            Some(token) => HubToken::Sent(token),
-            None => HubToken::Unset,
-        };
+        let endpoint = std::env::var_os("HF_ENDPOINT").and_then(|value| value.into_string().ok());
+        let endpoint = endpoint.filter(|value| !value.is_empty()).unwrap_or_else(|| ENDPOINT.into());
         let revisions = self.revisions(&endpoint)?;
+        let token = HubToken::of_user(&endpoint)?;
         HttpFolder::new(self.url(&revisions), Some(HubAccess { revisions, token }))
     }
 

@@ -1,12 +1,13 @@
 //! `weir pull`: copies a checkpoint into the user's models folder, from a folder, a URL or the Hugging Face Hub.
 //!
-//! Reading order: `origin` (what the argument names), `files` (how one file is opened) with `http` and `hub`, `download` (which files
+//! Reading order: `origin` (what the argument names), `files` (how one file is opened) with `http`, `hub` and `hub_token`, `download` (which files
 //! are fetched, and the limits), `install` (the folder appears completely or not at all).
 
 mod download;
 mod files;
 mod http;
 mod hub;
+mod hub_token;
 mod install;
 mod origin;
 

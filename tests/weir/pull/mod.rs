@@ -18,11 +18,14 @@ struct User {
     endpoint: String,
     /// File with the authorities that the user trusts.
     authorities: PathBuf,
+    /// Variable with the user's token for the Hub, or with the folder of the token's file.
+    token: (&'static str, String),
 }
 
 impl User {
     fn new() -> Self {
-        Self { data: TempDir::new().unwrap(), endpoint: String::new(), authorities: PathBuf::new() }
+        let token = ("HF_TOKEN", "hf_secret".into());
+        Self { data: TempDir::new().unwrap(), endpoint: String::new(), authorities: PathBuf::new(), token }
     }
 
     /// Runs the program. Returns stdout if it succeeds, otherwise stderr.
@@ -30,8 +33,8 @@ impl User {
         let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
         command.args(args).env_clear().env("WEIR_DATA", self.data.path()).current_dir(self.data.path());
         command.env("HF_ENDPOINT", &self.endpoint).env("SSL_CERT_FILE", &self.authorities);
-        // A token must not be sent without TLS.
-        let output = command.env("HF_TOKEN", "hf_secret").output().unwrap();
+        let (variable, value) = &self.token;
+        let output = command.env(variable, value).output().unwrap();
         let text = |bytes| String::from_utf8(bytes).unwrap();
         if output.status.success() { Ok(text(output.stdout)) } else { Err(text(output.stderr)) }
     }
@@ -198,6 +201,16 @@ fn the_hub_is_reached_over_tls() {
     assert_eq!(digest(&user.models().join("small")), digest(&small()));
     assert!(server.requests().iter().all(|request| request.headers.contains("authorization: bearer hf_secret")));
 
+    let before = server.requests().len();
+    let hub = TempDir::new().unwrap();
+    fs::write(hub.path().join("token"), "hf_of_file\n").unwrap();
+    let token = ("HF_HOME", hub.path().to_str().unwrap().to_owned());
+    let user = User { endpoint: server.url(), authorities: certificates.path("ca.pem"), token, ..User::new() };
+    user.pull(&["hf:org/small"]).unwrap();
+    let later = server.requests().split_off(before);
+    assert!(!later.is_empty());
+    assert!(later.iter().all(|request| request.headers.contains("authorization: bearer hf_of_file")));
+
     let others = Certificates::new();
     let other = User { endpoint: server.url(), authorities: others.path("ca.pem"), ..User::new() };
     let error = other.error(&["hf:org/small"]);
@@ -212,7 +225,7 @@ fn a_private_repository_asks_for_a_token() {
     let server = WebServer::start(|_| Answer::status(401));
     let user = User { endpoint: server.url(), ..User::new() };
     let error = user.error(&["hf:org/private"]);
-    assert!(error.contains("401") && error.contains("HF_TOKEN is not sent without TLS"), "{error}");
+    assert!(error.contains("401") && error.contains("a token, which is not sent without TLS"), "{error}");
     // A URL of another kind gets no token.
     let error = user.error(&[&format!("{}/org/private", server.url())]);
     assert!(error.contains("401") && !error.contains("HF_TOKEN"), "{error}");

@@ -1,0 +1,99 @@
+//! The user's token for the Hugging Face Hub.
+
+use crate::error::{Error, Result};
+use std::{
+    env,
+    ffi::OsString,
+    fs::File,
+    io::{ErrorKind, Read},
+    path::PathBuf,
+};
+
+/// Maximum bytes of the file with the token.
+const FILE_BYTES: u64 = 64 << 10;
+
+/// A bearer token of the Hub.
+#[derive(PartialEq, Eq)]
+pub(super) enum HubToken {
+    /// The user's, which every request carries. After a redirect to another host it is not sent.
+    Sent(String),
+    /// The user has none.
+    Unset,
+    /// The connection is not encrypted, so no token may be sent.
+    Unencrypted,
+}
+
+impl HubToken {
+    /// Returns the token in `HF_TOKEN`, or else the one in the file where the Hub's own tools keep it. Fails if that file cannot be
+    /// read. Reads neither if the endpoint has no TLS.
+    pub(super) fn of_user(endpoint: &str) -> Result<Self> {
+        // A token must not cross the network in plain text.
+        if !endpoint.starts_with("https://") {
+            return Ok(Self::Unencrypted);
+        }
+        if let Some(token) = variable("HF_TOKEN").and_then(|token| token.into_string().ok()) {
+            return Ok(Self::Sent(token));
+        }
+        let token = file(variable).map(read).transpose()?.flatten();
+        Ok(token.map_or(Self::Unset, Self::Sent))
+    }
+}
+
+/// Returns the value of a variable that is not empty.
+fn variable(name: &str) -> Option<OsString> {
+    env::var_os(name).filter(|value| !value.is_empty())
+}
+
+/// Returns the file in which `hf auth login` keeps the token, as `variable` gives the variables.
+fn file(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    let path = |name| variable(name).map(PathBuf::from);
+    let cache = || path("XDG_CACHE_HOME").or_else(|| Some(path("HOME")?.join(".cache")));
+    let home = || path("HF_HOME").or_else(|| Some(cache()?.join("huggingface")));
+    path("HF_TOKEN_PATH").or_else(|| Some(home()?.join("token")))
+}
+
+/// Reads the token in a file. Returns `None` if there is no file, or if it is empty.
+fn read(path: PathBuf) -> Result<Option<String>> {
+    let mut text = String::new();
+    let read = File::open(&path).and_then(|file| file.take(FILE_BYTES).read_to_string(&mut text));
+    match read {
+        Ok(_) => Ok(Some(text.trim().to_owned()).filter(|token| !token.is_empty())),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(Error::io(&path)(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{fs, path::Path};
+
+    #[test]
+    fn the_file_is_that_of_the_hubs_tools() {
+        let with = |variables: &[(&str, &str)]| {
+            file(|name| variables.iter().find(|(other, _)| *other == name).map(|(_, value)| value.into()))
+        };
+        let home = ("HOME", "/home/a");
+        assert_eq!(with(&[]), None);
+        assert_eq!(with(&[home]).as_deref(), Some(Path::new("/home/a/.cache/huggingface/token")));
+        let cache = ("XDG_CACHE_HOME", "/cache");
+        assert_eq!(with(&[home, cache]).as_deref(), Some(Path::new("/cache/huggingface/token")));
+        let hub = ("HF_HOME", "/hub");
+        assert_eq!(with(&[home, cache, hub]).as_deref(), Some(Path::new("/hub/token")));
+        let path = ("HF_TOKEN_PATH", "/secret");
+        assert_eq!(with(&[home, cache, hub, path]).as_deref(), Some(Path::new("/secret")));
+    }
+
+    #[test]
+    fn a_file_has_one_token_or_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("token");
+        assert_eq!(read(file.clone()).unwrap(), None);
+        for (text, token) in [("hf_a\n", Some("hf_a")), (" \n", None)] {
+            fs::write(&file, text).unwrap();
+            assert_eq!(read(file.clone()).unwrap().as_deref(), token);
+        }
+        fs::write(&file, [0xff]).unwrap();
+        assert!(read(file).unwrap_err().to_string().contains("token"));
+    }
+}

@@ -139,7 +139,6 @@ mod tests {
     fn command() -> Command {
         let parser = |text: &str| match text {
             "part" => Err("rate: expected a number, found \"x\"".to_owned()),
-            "foreign" => Err("no luck".to_owned()),
             _ => Err::<u64, _>("expected an even number".to_owned()),
         };
         let flag = |name: &'static str| Arg::new(name).long(name).value_name("N").action(ArgAction::Set);
@@ -150,6 +149,7 @@ mod tests {
             .arg(flag("json").value_parser(BoolishValueParser::new()))
             .arg(flag("kind").value_parser(["a", "b"]))
             .arg(flag("even").value_parser(parser))
+            .arg(flag("text").value_parser(|_: &str| Err::<String, _>("no luck".to_owned())))
             .arg(Arg::new("dir").value_name("DIR").required(true));
         let read = Command::new("read")
             .args([flag("text"), flag("file")])
@@ -187,7 +187,7 @@ mod tests {
             (["--kind", "c"], "--kind: expected one of a, b, found \"c\""),
             (["--even", "3"], "--even: expected an even number, found 3"),
             (["--even", "part"], "--even: rate: expected a number, found \"x\""),
-            (["--even", "foreign"], "--even: expected a valid value (no luck), found \"foreign\""),
+            (["--text", "foreign"], "--text: expected a valid value (no luck), found \"foreign\""),
             (["--level", "high"], "--level: expected a whole number, found \"high\""),
         ] {
             assert_eq!(message(&[&arguments[..], &["."]].concat()), expected);

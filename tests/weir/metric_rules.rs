@@ -1,6 +1,7 @@
 //! The rules of `promtool check metrics`, for machines without promtool, on all metrics of a process.
 
 use super::document_model::DocumentModel;
+use std::{collections::BTreeSet, time::Duration};
 use weir::{
     decode::{
         options::FinishReason,
@@ -105,13 +106,18 @@ fn render(metrics: &Metrics) -> String {
     metrics.render(&[]).unwrap()
 }
 
-/// Finishes a request to `model` that has several levels of chunking: the metrics of levels begin with it.
-pub(super) fn finish_with_levels(metrics: &Metrics, model: &str) {
+/// Records values of all metrics of `model` that begin with their first value: its histograms, and those of levels of chunking.
+pub(super) fn record_all(metrics: &Metrics, model: &str) {
     let meter = metrics.meter(model);
     // Any engine: a meter records nothing before its engine has started.
     meter.begin(&Handle::start(DocumentModel::new(), Limits::default()).unwrap());
-    let usage = Usage { prompt_chars: 4, levels: LevelCounts::from(&[2, 1][..]), ..Usage::default() };
-    meter.finished(Ok(&FinishReason::MaxChars), &usage, &Timing::default());
+    meter.step(1, 1, 1);
+    meter.queued(Duration::ZERO);
+    meter.first_char(Duration::ZERO);
+    [false, true].iter().for_each(|&boundary| meter.gap(Duration::ZERO, boundary));
+    let levels = LevelCounts::from(&[2, 1][..]);
+    let usage = Usage { prompt_chars: 4, prompt_segments: 1, levels, ..Usage::default() };
+    meter.finished(Ok(&FinishReason::MaxChars), &usage, &Timing { steps: 1, ..Timing::default() });
 }
 
 fn with_two_models() -> Metrics {
@@ -125,7 +131,7 @@ fn with_two_models() -> Metrics {
 #[test]
 fn names_follow_the_conventions_of_prometheus() {
     let metrics = with_two_models();
-    finish_with_levels(&metrics, "a");
+    record_all(&metrics, "a");
     let all = descriptions(&render(&metrics));
     assert!(all.len() > 40 && all.iter().all(|metric| !metric.kind.is_empty()), "{} metrics", all.len());
     assert_eq!(all.iter().flat_map(problems).collect::<Vec<_>>(), Vec::<String>::new());
@@ -182,4 +188,29 @@ fn the_order_of_series_is_stable() {
     assert_eq!(text, render(&second));
     let models = |text: &str| text.lines().filter(|line| line.starts_with("weir_num_requests_running")).count();
     assert_eq!(models(&text), 2);
+}
+
+/// Returns the names and labels of the histograms' counts.
+fn histogram_counts(text: &str) -> BTreeSet<String> {
+    let counts = text.lines().filter_map(|line| line.split_once(' ')).filter(|(series, _)| series.contains("_count{"));
+    counts.map(|(series, _)| series.to_owned()).collect()
+}
+
+#[test]
+fn a_histogram_appears_with_its_first_observation() {
+    let metrics = with_two_models();
+    let text = render(&metrics);
+    assert!(!text.contains("_bucket{") && histogram_counts(&text).is_empty(), "{text}");
+    let described = text.lines().filter(|line| line.ends_with(" histogram")).count();
+    // A gap within a segment says nothing about gaps after a boundary, nor about the other model.
+    let meter = metrics.meter("a");
+    meter.begin(&Handle::start(DocumentModel::new(), Limits::default()).unwrap());
+    meter.gap(Duration::ZERO, false);
+    let gaps = "weir_inter_token_latency_seconds_count{model_name=\"a\",after=\"char\"}";
+    assert_eq!(histogram_counts(&render(&metrics)), BTreeSet::from([gaps.to_owned()]));
+    record_all(&metrics, "a");
+    // one more series than histograms: gaps have two
+    assert_eq!(histogram_counts(&render(&metrics)).len(), described + 1);
+    metrics.remove_model("a");
+    assert!(histogram_counts(&render(&metrics)).is_empty());
 }

@@ -1,7 +1,7 @@
 //! The program for operators: health, admin commands, reports, and the metrics table of the documentation.
 
 use super::{
-    metric_rules::finish_with_levels,
+    metric_rules::record_all,
     process::Server,
     support::{converted, storms},
 };
@@ -170,7 +170,7 @@ fn health_of_a_missing_server_names_the_address() {
 fn rows() -> BTreeSet<String> {
     let metrics = Metrics::default();
     metrics.meter("m");
-    finish_with_levels(&metrics, "m");
+    record_all(&metrics, "m");
     metrics.count_call("s", "m", "OK");
     let text = metrics.render(&[]).unwrap();
     let mut rows = BTreeSet::new();

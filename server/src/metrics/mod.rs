@@ -7,6 +7,7 @@
 
 mod edits;
 mod family;
+mod histogram;
 pub(crate) mod latency_windows;
 mod levels;
 mod meter;

@@ -2,11 +2,12 @@
 
 use super::{
     family::{Labels, SortedFamily},
+    histogram::ObservedHistogram,
     totals::RequestTotals,
 };
 use crate::{decode::options::FinishReason, engine::Handle, error::Code};
 use prometheus_client::{
-    metrics::{counter::Counter, gauge::Gauge, histogram::Histogram},
+    metrics::{counter::Counter, gauge::Gauge},
     registry::Registry,
 };
 use std::sync::{Mutex, atomic::AtomicU64};
@@ -125,27 +126,27 @@ per_model! {
         "request_success", "Completed requests, by finish reason";
     failure: Counter = Counter::default(), ["code" CODES.map(Code::name)],
         "request_failure", "Requests that an engine accepted and ended with an error, by status code";
-    first_char: Histogram = Histogram::new(SECONDS), ["" [""]],
+    first_char: ObservedHistogram = ObservedHistogram::new(SECONDS), ["" [""]],
         "time_to_first_token_seconds", "From a request's arrival to its first character";
-    gap: Histogram = Histogram::new(SECONDS), ["after" AFTER],
+    gap: ObservedHistogram = ObservedHistogram::new(SECONDS), ["after" AFTER],
         "inter_token_latency_seconds", "From one character to the next, after a boundary or within a segment";
-    total: Histogram = Histogram::new(SECONDS), ["" [""]],
+    total: ObservedHistogram = ObservedHistogram::new(SECONDS), ["" [""]],
         "e2e_request_latency_seconds", "From a request's arrival to its end";
-    queue: Histogram = Histogram::new(SECONDS), ["" [""]],
+    queue: ObservedHistogram = ObservedHistogram::new(SECONDS), ["" [""]],
         "request_queue_time_seconds", "From a request's arrival to its admission";
-    inference: Histogram = Histogram::new(SECONDS), ["" [""]],
+    inference: ObservedHistogram = ObservedHistogram::new(SECONDS), ["" [""]],
         "request_inference_time_seconds", "From a request's admission to its end";
-    prefill: Histogram = Histogram::new(SECONDS), ["" [""]],
+    prefill: ObservedHistogram = ObservedHistogram::new(SECONDS), ["" [""]],
         "request_prefill_time_seconds", "From a request's admission to the end of its prompt";
-    decode: Histogram = Histogram::new(SECONDS), ["" [""]],
+    decode: ObservedHistogram = ObservedHistogram::new(SECONDS), ["" [""]],
         "request_decode_time_seconds", "From a request's first character to its last";
-    prompt: Histogram = Histogram::new(CHARS), ["" [""]], "request_prompt_tokens", "Characters of a request's prompt";
-    generation: Histogram = Histogram::new(CHARS), ["" [""]],
+    prompt: ObservedHistogram = ObservedHistogram::new(CHARS), ["" [""]], "request_prompt_tokens", "Characters of a request's prompt";
+    generation: ObservedHistogram = ObservedHistogram::new(CHARS), ["" [""]],
         "request_generation_tokens", "Characters generated for a request";
-    step_chars: Histogram = Histogram::new(CHARS), ["" [""]],
+    step_chars: ObservedHistogram = ObservedHistogram::new(CHARS), ["" [""]],
         "iteration_tokens", "Characters fed in a step, all rows together";
-    step_rows: Histogram = Histogram::new(ROWS), ["" [""]], "rows_per_step", "Rows fed in a step";
-    middle_rows: Histogram = Histogram::new(ROWS), ["" [""]],
+    step_rows: ObservedHistogram = ObservedHistogram::new(ROWS), ["" [""]], "rows_per_step", "Rows fed in a step";
+    middle_rows: ObservedHistogram = ObservedHistogram::new(ROWS), ["" [""]],
         "middle_rows_per_step", "Rows that shared a run of the middle layers";
     middle_run: Counter = Counter::default(), ["" [""]],
         "middle_steps_run", "Runs of the middle layers: one for each segment that closed";
@@ -155,7 +156,7 @@ per_model! {
         "shortening_factor", "Characters per closed segment since the model was loaded; 0 before the first";
     boundary_rate: FloatGauge = FloatGauge::default(), ["" [""]],
         "boundary_rate", "Closed segments per character since the model was loaded";
-    request_shortening: Histogram = Histogram::new(SHORTENING), ["" [""]],
+    request_shortening: ObservedHistogram = ObservedHistogram::new(SHORTENING), ["" [""]],
         "request_shortening_factor", "Characters per closed segment of a request that closed any";
     lookups: Counter = Counter::default(), ["result" ["hit", "miss"]],
         "segment_cache_lookups", "Lookups in the segment cache, by result";

@@ -129,9 +129,10 @@ async fn exchange(port: SocketAddr, request: &str) -> (String, String) {
 async fn requests_are_counted_and_the_warm_up_is_not() {
     let server = Watched::new(Duration::from_secs(60)).await;
     assert!(server.fake.steps() > 0, "the model was not warmed up");
-    for counter in ["prompt_tokens_total", "generation_tokens_total", "rows_per_step_count"] {
+    for counter in ["prompt_tokens_total", "generation_tokens_total"] {
         assert_eq!(server.of_model(counter).await, 0.0, "{counter}");
     }
+    assert_eq!(server.find("weir_rows_per_step_count{model_name=\"fake\"}").await, None);
     // The counts cover the boundaries before the last character, and all boundaries. The prompt closes no segment, so
     // it is not cached.
     let mut before_last = 0;

@@ -3,7 +3,7 @@
 use super::{
     api::{Events, Job, Limits, Load, Terms},
     cache::{DocumentCacheUsage, SegmentCacheUsage},
-    calibration::{Calibrated, NotCalibrated, timing},
+    calibration::{Calibrated, timing},
     clock,
     counters::Counters,
     jobs,
@@ -31,7 +31,6 @@ use crate::{
 };
 use std::{
     ops::ControlFlow,
-    panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     thread::{self, JoinHandle},
     time::{Duration, Instant},
@@ -224,35 +223,19 @@ impl Handle {
         Queued { request, demand, terms }
     }
 
-    /// Times the model's steps for about `budget` at most, and stores the result, unless it is known already. Requests that
-    /// start afterwards get an estimate of their time without pooling.
+    /// Times the model's steps for about `budget` at most, and stores the result, unless a result is known that is not
+    /// [doubtful](super::calibration::TimingTable::doubt). Requests that start afterwards get an estimate of their time without
+    /// pooling.
     ///
     /// Blocks the calling thread. Calls `go_on` after each step; `Break` stops the calibration, which may be tried again.
     /// The caller makes sure that nothing else runs meanwhile: timings of a busy machine are worthless.
     pub fn calibrate(&self, budget: Duration, mut go_on: impl FnMut() -> ControlFlow<()>) -> Calibrated {
         let Inner { model, limits, calibration, .. } = self.inner();
-        if let Some(known) = calibration.get() {
-            return known.clone();
-        }
-        // a panic in a timed step must not keep the model from serving
-        let measured = catch_unwind(AssertUnwindSafe(|| timing::measure(&**model, limits.rows, budget, &mut go_on)));
-        let calibrated = match measured {
-            Ok(Ok(Err(NotCalibrated::Stopped))) => return Err(NotCalibrated::Stopped),
-            Ok(Ok(calibrated)) => calibrated.map(Arc::new),
-            Ok(Err(error)) => {
-                tracing::warn!(%error, "a timed step failed");
-                Err(NotCalibrated::Failed)
-            }
-            Err(_) => {
-                tracing::error!("a timed step panicked");
-                Err(NotCalibrated::Failed)
-            }
-        };
-        calibration.get_or_init(|| calibrated).clone()
+        calibration.measure(|| timing::measure(&**model, limits.rows, budget, &mut go_on))
     }
 
     /// Returns the calibration, or why it failed; `None` until it is decided.
-    pub fn calibration(&self) -> Option<&Calibrated> {
+    pub fn calibration(&self) -> Option<Calibrated> {
         self.inner().calibration.get()
     }
 

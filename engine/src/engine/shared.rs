@@ -3,7 +3,7 @@
 use super::{
     api::Limits,
     cache::{DocumentCache, SegmentCacheHandle},
-    calibration::Calibrated,
+    calibration::LatestCalibration,
     counters::Counters,
     observer::Observer,
     request::Request,
@@ -12,7 +12,7 @@ use super::{
     wake::Heartbeat,
 };
 use crate::decode::contract::Model;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 
 pub(super) struct Inner {
@@ -26,7 +26,7 @@ pub(super) struct Inner {
     pub(super) observer: Arc<dyn Observer>,
     pub(super) heartbeat: Heartbeat,
     /// Step times of the model, once they are measured.
-    pub(super) calibration: OnceLock<Calibrated>,
+    pub(super) calibration: LatestCalibration,
     /// Set when the worker breaks; watched by [`Handle::wait_until_broken`](super::Handle::wait_until_broken).
     pub(super) broken: watch::Sender<bool>,
 }
@@ -43,7 +43,7 @@ impl Inner {
             document_cache: DocumentCache::new(limits.document_bytes, limits.document_keep),
             observer,
             heartbeat: Heartbeat::new(),
-            calibration: OnceLock::new(),
+            calibration: LatestCalibration::default(),
             broken: watch::Sender::new(false),
         }
     }

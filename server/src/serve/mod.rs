@@ -47,7 +47,7 @@ use grpc::{editing_limits::EditingLimits, generation::JobService, latency::Laten
 use middleware::{
     auth::KEYLESS_MESSAGE_BYTES, body_limits::BodyMemory, compression::compressing, refusal_log::RefusalLog,
 };
-use registry::{calibration, drain::Gate};
+use registry::drain::Gate;
 use std::{future::Future, sync::Arc, time::Duration};
 use tokenization::TokenizationWorkers;
 use tokio_util::sync::CancellationToken;
@@ -220,7 +220,7 @@ pub async fn run(
         biased;
         ((), ()) = async { tokio::join!(grpc, openai) } => {}
         () = shutdown => {}
-        () = calibration::when_idle(engines.clone()) => {}
+        () = engines.clone().calibrate_when_idle() => {}
     }
     if let Some(traces) = traces {
         traces.close().await;

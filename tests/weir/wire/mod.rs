@@ -3,6 +3,7 @@
 mod admin;
 mod admin_port;
 mod basic_calls;
+mod calibration;
 mod call_limits;
 mod codec;
 mod codec_limits;

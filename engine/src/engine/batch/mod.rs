@@ -234,7 +234,7 @@ impl Batch {
             self.step_cost.record(fed, took);
         }
         let calibration = self.inner.calibration.get();
-        self.unpooled_estimate.charge(calibration, &mut self.requests, &self.row_table, &self.fed, began);
+        self.unpooled_estimate.charge(calibration.as_ref(), &mut self.requests, &self.row_table, &self.fed, began);
         self.absorb();
         self.count_step(began, fed, encoded);
         // waiting rows are always due when no row is fed, so the worker never sleeps while rows wait

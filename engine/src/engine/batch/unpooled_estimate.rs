@@ -4,16 +4,18 @@ use super::rows::RowTable;
 use crate::{
     decode::contract::SequenceRow,
     engine::{
-        calibration::{Calibrated, EngineStep, drift_correction::DriftCorrection},
+        calibration::{Calibrated, EngineStep, TimingTable, drift_correction::DriftCorrection},
         clock,
         request::Request,
     },
 };
-use std::time::Instant;
+use std::{sync::Arc, time::Instant};
 
 #[derive(Debug, Default)]
 pub(super) struct UnpooledEstimate {
     drift: DriftCorrection,
+    /// The table that `drift` corrects. A repeated calibration replaces it.
+    table: Option<Arc<TimingTable>>,
     /// When the symbol step began.
     began: Option<Instant>,
     /// Segments that the segment step closed.
@@ -65,6 +67,10 @@ impl UnpooledEstimate {
             fed.iter().for_each(|&row| requests[row_table.owners[row]].timer.cannot_estimate());
             return;
         };
+        if self.table.as_ref().is_none_or(|known| !Arc::ptr_eq(known, timing_table)) {
+            self.drift = DriftCorrection::default();
+            self.table = Some(Arc::clone(timing_table));
+        }
         let rows = &row_table.rows;
         let symbols = fed.iter().map(|&row| rows[row].positions()).sum();
         let mean = |sum: usize| sum as f64 / fed.len().max(1) as f64;

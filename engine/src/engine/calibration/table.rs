@@ -103,7 +103,7 @@ impl TimingTable {
             let limit = MAX_SPREAD * 100.0;
             return Some(format!(
                 "times of the same step differ by {spread:.0} % of their median (interquartile range), more than {limit:.0} %: \
-                 other processes used the machine during the calibration; load the model again when it is idle"
+                 other processes used the machine during the calibration, which the server repeats a few times when it is idle"
             ));
         }
         (samples < MIN_SAMPLES).then(|| {

@@ -5,7 +5,10 @@ use super::{
     table::{MAX_SPREAD, MIN_SAMPLES},
     *,
 };
-use crate::decode::cost::{Cost, StepCost};
+use crate::{
+    decode::cost::{Cost, StepCost},
+    error::Error,
+};
 use std::time::Duration;
 
 /// Bytes that a symbol or segment attends to.
@@ -154,4 +157,35 @@ fn a_table_of_a_busy_machine_is_doubted() {
     assert!(wide.contains(" 35 % of their median") && wide.contains("more than 20 %"), "{wide}");
     let few = doubt(&|index, timing| timing.samples = if index == 6 { 4 } else { 31 }).unwrap();
     assert!(few.contains("timed 4 times, fewer than 5"), "{few}");
+}
+
+/// Returns a table of a busy machine.
+fn doubtful_table() -> TimingTable {
+    let mut timings = table().timings;
+    timings.iter_mut().for_each(|timing| timing.spread = 0.9);
+    new_table(timings).unwrap()
+}
+
+#[test]
+fn a_doubtful_calibration_is_replaced_and_a_reliable_one_is_final() {
+    let latest = LatestCalibration::default();
+    let known = || latest.get().and_then(Result::ok).map(|table| table.doubt().is_some());
+    assert_eq!(latest.measure(|| Ok(Err(NotCalibrated::Stopped))), Err(NotCalibrated::Stopped));
+    assert!(latest.get().is_none(), "it may be tried again");
+    assert!(latest.measure(|| Ok(Ok(doubtful_table()))).unwrap().doubt().is_some());
+    assert_eq!(known(), Some(true));
+    // A repetition that fails reports it, and keeps the doubtful table.
+    for failure in [NotCalibrated::Stopped, NotCalibrated::NoMemory] {
+        assert_eq!(latest.measure(|| Ok(Err(failure))), Err(failure));
+    }
+    assert_eq!(latest.measure(|| Err(Error::Internal("x".into()))), Err(NotCalibrated::Failed));
+    assert_eq!(latest.measure(|| panic!("x")), Err(NotCalibrated::Failed));
+    assert_eq!(known(), Some(true));
+    assert!(latest.measure(|| Ok(Ok(table()))).unwrap().doubt().is_none());
+    assert_eq!(known(), Some(false));
+    // A reliable table and a failure at first are final: nothing is measured.
+    latest.measure(|| unreachable!()).unwrap();
+    let failed = LatestCalibration::default();
+    assert_eq!(failed.measure(|| Ok(Err(NotCalibrated::NoBoundary))), Err(NotCalibrated::NoBoundary));
+    assert_eq!(failed.measure(|| Ok(Ok(table()))), Err(NotCalibrated::NoBoundary));
 }

@@ -1,24 +1,36 @@
 //! Chooses when engines are calibrated: at launch if no other engine has work, otherwise when all engines are idle. A busy engine
-//! would be slowed down, and would distort the measurement.
+//! would be slowed down, and would distort the measurement. A doubtful calibration is repeated a few times when the server is quiet.
 
 use super::engines::{Engines, Lease};
-use crate::engine::{Handle, Phase};
-use std::{ops::ControlFlow, time::Duration};
+use crate::engine::{Handle, Phase, clock};
+use std::{
+    collections::BTreeMap,
+    ops::ControlFlow,
+    time::{Duration, Instant},
+};
 
 /// Interval at which the server checks for idle engines.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
+/// How long all engines must have been idle before each repetition of a doubtful calibration. The waits grow, because other programs
+/// that disturb a calibration may run for seconds or for hours.
+const REPEAT_AFTER: [Duration; 4] =
+    [Duration::from_secs(30), Duration::from_secs(2 * 60), Duration::from_secs(10 * 60), Duration::from_secs(60 * 60)];
 
 impl Engines {
     /// Measures an engine's step times until another engine has work. A failure only appears in the log and in reports, as the
     /// model can be served without a calibration.
     pub(crate) fn calibrate(&self, engine: &Handle) {
         let name = &engine.card().name;
+        let is_repetition = engine.calibration().is_some();
         match engine.calibrate(engine.limits().calibration, || self.continue_if_idle()) {
             Ok(table) => match table.doubt() {
                 None => tracing::info!(model = name, took = ?table.took, spread = table.spread(), "calibrated"),
                 // The model serves as well as any other, and reports show the doubt. A busy machine is no fault.
-                Some(doubt) => {
+                Some(doubt) if !is_repetition => {
                     tracing::info!(model = name, took = ?table.took, doubt, "calibrated, but the result is unreliable")
+                }
+                Some(doubt) => {
+                    tracing::debug!(model = name, took = ?table.took, doubt, "calibrated again, still unreliable")
                 }
             },
             Err(missing) => tracing::debug!(model = name, why = missing.reason(), "not calibrated"),
@@ -36,18 +48,74 @@ impl Engines {
             false => ControlFlow::Continue(()),
         }
     }
-}
 
-/// Calibrates uncalibrated engines while all are idle, and stops within a step when a request arrives. Never returns.
-pub(crate) async fn when_idle(engines: Engines) {
-    loop {
-        tokio::time::sleep(POLL_INTERVAL).await;
-        let uncalibrated = |engine: &Lease| engine.calibration().is_none() && engine.phase() == Phase::Open;
-        let Some(engine) = engines.all().into_iter().find(uncalibrated) else { continue };
-        if engines.continue_if_idle().is_continue() {
-            let engines = engines.clone();
-            // An error or a panic is logged, and the engine stays uncalibrated.
+    /// Calibrates uncalibrated engines while all are idle, repeats doubtful calibrations after longer idle times, and stops within a
+    /// step when a request arrives. Never returns. [`run`](crate::serve::run) does this for its engines.
+    pub async fn calibrate_when_idle(self) {
+        let mut repetitions = Repetitions::new(clock::now());
+        loop {
+            tokio::time::sleep(POLL_INTERVAL).await;
+            let Some(engine) = self.next_to_calibrate(&mut repetitions) else { continue };
+            let engines = self.clone();
+            // An error or a panic is logged, and the engine keeps the calibration that it has.
             let _ = tokio::task::spawn_blocking(move || engines.calibrate(&engine)).await;
         }
+    }
+
+    /// Returns an engine without a calibration, or one whose doubtful calibration is due to be repeated; `None` while any has work.
+    fn next_to_calibrate(&self, repetitions: &mut Repetitions) -> Option<Lease> {
+        let open: Vec<Lease> = self.all().into_iter().filter(|engine| engine.phase() == Phase::Open).collect();
+        let steps = open.iter().map(|engine| engine.counters().steps).sum();
+        let is_idle = self.continue_if_idle().is_continue();
+        repetitions.observe(clock::now(), is_idle, steps);
+        if !is_idle {
+            return None;
+        }
+        let uncalibrated = open.iter().find(|engine| engine.calibration().is_none());
+        uncalibrated.or_else(|| repetitions.next_due(&open)).cloned()
+    }
+}
+
+/// Decides when doubtful calibrations are repeated.
+struct Repetitions {
+    /// How long the engines have been idle, at the latest observation.
+    idle: Duration,
+    /// When the engines became idle.
+    idle_since: Instant,
+    /// Steps of all engines at the latest observation. More steps are requests that came and ended since.
+    steps: u64,
+    /// Repetitions so far, by the number of the generation.
+    begun: BTreeMap<u64, usize>,
+}
+
+impl Repetitions {
+    fn new(now: Instant) -> Self {
+        Self { idle: Duration::ZERO, idle_since: now, steps: 0, begun: BTreeMap::new() }
+    }
+
+    /// Records whether all engines are idle `now`, and how many steps they have run.
+    fn observe(&mut self, now: Instant, is_idle: bool, steps: u64) {
+        if !is_idle || steps != self.steps {
+            self.idle_since = now;
+        }
+        self.steps = steps;
+        self.idle = now.saturating_duration_since(self.idle_since);
+    }
+
+    /// Returns an engine whose calibration is doubtful and due to be repeated, and counts the repetition.
+    fn next_due<'a>(&mut self, engines: &'a [Lease]) -> Option<&'a Lease> {
+        self.begun.retain(|number, _| engines.iter().any(|engine| engine.generation() == *number));
+        engines.iter().find(|engine| {
+            let is_doubtful = matches!(engine.calibration(), Some(Ok(table)) if table.doubt().is_some());
+            is_doubtful && self.is_due(engine.generation())
+        })
+    }
+
+    /// Returns true if generation `number` is due for a repetition, and counts it.
+    fn is_due(&mut self, number: u64) -> bool {
+        let begun = self.begun.entry(number).or_default();
+        let is_due = REPEAT_AFTER.get(*begun).is_some_and(|wait| self.idle >= *wait);
+        *begun += usize::from(is_due);
+        is_due
     }
 }

@@ -202,6 +202,7 @@ fn the_playground_can_be_stopped_and_shows_errors() {
         format!("new Response('{{\"error\": {{\"message\": \"m\"}}}}', {{ status: {status}, {rest} }})")
     };
     let lists = r#"{"tokens": ["a", "<img src=x>"], "text_offset": [0, 1], "token_logprobs": [], "boundaries": [], "boundary_probabilities": [], "top_logprobs": []}"#;
+    let failing = r#"new Response('data: {"error": {"message": "m", "type": "server_error"}}\n\n')"#.to_owned();
     let cut = format!(r#"new Response('data: {{"choices": [{{"text": "a<img src=x>", "logprobs": {lists}}}]}}\n\n')"#);
     for (response, words) in [
         (
@@ -211,6 +212,7 @@ fn the_playground_can_be_stopped_and_shows_errors() {
         (refusal(503, ""), "The server takes no requests now: it is starting, stopping or full. Try again later."),
         (refusal(500, ""), "The server failed: m."),
         ("new Response('<html>', { status: 502 })".into(), "The server answered with status 502 and no reason."),
+        (failing, "The server ended the text early: m."),
         (cut, "The connection to the server broke. The text is incomplete."),
     ] {
         browser.answer_with(&response);
@@ -243,10 +245,11 @@ fn the_playground_summarizes() {
     browser.keys("#tab-generate", RIGHT);
     browser.until("document.getElementById('generating').hidden && !document.getElementById('summarizing').hidden");
     assert_eq!(browser.evaluate("document.activeElement.id"), "tab-summarize");
-    // An empty document is refused.
+    // The server refuses an empty document, after its first event, and the page shows the reason at the document.
     browser.click("#summary-go");
     browser.until("document.querySelector('#summary-status.error') !== null");
-    assert!(browser.text("#summary-status").contains("at least one token"), "{}", browser.text("#summary-status"));
+    assert_eq!(browser.text("#summary-status"), "Document: expected text of at least one token, found none");
+    assert_eq!(browser.evaluate("document.querySelector('[aria-invalid]').id"), "document");
     // The document comes from a file.
     let file = folder.path().join("document.txt");
     let text = "the café is pooling, the rest is going.";

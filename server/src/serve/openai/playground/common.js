@@ -103,6 +103,12 @@ async function refusal(response) {
   return new RequestError(response.status < 500 ? message : `The server failed: ${message}.`, param);
 }
 
+/** Builds the error of a stream of events. The server may refuse a request after events, when it has read the whole document. */
+const streamError = ({ message, type, param }) =>
+  type === "server_error"
+    ? new RequestError(`The server ended the text early: ${message}.`)
+    : new RequestError(message, param);
+
 /** Sends a request. Returns the response if it is a success. */
 async function ask(path, options) {
   const all = { ...options, headers: headers() };
@@ -133,7 +139,7 @@ async function events(path, body, signal, handle) {
       const data = line.slice("data: ".length);
       if (data === "[DONE]") return;
       const message = JSON.parse(data);
-      if (message.error) throw new RequestError(`The server ended the text early: ${message.error.message}.`);
+      if (message.error) throw streamError(message.error);
       handle(message);
     }
   }

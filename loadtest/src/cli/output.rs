@@ -78,7 +78,7 @@ impl OutputArgs {
         }
         match to_stdout {
             Some(text) => print(&text),
-            None => reports.iter().try_for_each(|report| print(&table::table(report))),
+            None => print(&table::table(reports)),
         }
     }
 

@@ -15,8 +15,9 @@ use crate::{
     measure::{
         counters::{CounterSnapshot, LiveCounters},
         histogram::ValueHistogram,
+        limits::LimitEvidence,
         request_timer::{ClientTimer, UnpooledTimes},
-        stats::{RequestFigures, RequestOutcome, RequestStats},
+        stats::{RequestOutcome, RequestStats},
         tester::{CpuClock, LagProbe, TesterFigures, TesterMeasurement},
     },
 };
@@ -130,7 +131,7 @@ pub async fn compare_models(
     Ok(comparison)
 }
 
-/// Assesses whether the tester was the limit, relative to the fastest model, whose figures it would distort most.
+/// Assesses whether the tester was the limit.
 fn assess_tester(
     state: &ComparisonState,
     begun: CounterSnapshot,
@@ -138,9 +139,7 @@ fn assess_tester(
     lags: ValueHistogram,
     models: &[ComparedModel],
 ) -> TesterFigures {
-    let fastest = |figure: fn(&RequestFigures) -> Option<f64>| {
-        models.iter().filter_map(|model| figure(&model.figures)).min_by(f64::total_cmp)
-    };
+    let figures: Vec<_> = models.iter().map(|model| &model.figures).collect();
     TesterMeasurement {
         threads: state.setup.threads,
         connections: state.setup.targets.iter().map(|target| target.pool.connections.len()).sum(),
@@ -149,9 +148,7 @@ fn assess_tester(
         peak: None,
         lags,
         held: 0,
-        ended_by_tester: models.iter().map(|model| model.figures.requests.ended_by_tester()).sum(),
-        median_first: fastest(|figures| figures.time_to_first_char_ns.p50),
-        median_gap: fastest(|figures| figures.gap_ns.p50),
+        evidence: LimitEvidence::of(&figures),
     }
     .assess()
 }

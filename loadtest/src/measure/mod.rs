@@ -5,6 +5,7 @@ pub(crate) mod counters;
 pub(crate) mod edits;
 pub mod histogram;
 pub(crate) mod keystrokes;
+pub(crate) mod limits;
 pub mod objective;
 pub(crate) mod request_timer;
 pub(crate) mod shortening;

@@ -18,6 +18,9 @@ use tokio::time::Instant;
 
 /// Maximum gaps, and segments, kept of one request: more than any request asks for.
 const MAX_GAPS: usize = 1 << 20;
+/// Messages that are read with less time between them came together: the times between them are those of the tester's own reading,
+/// and speeds computed from them alone are not the server's.
+pub(crate) const TOGETHER: Duration = Duration::from_micros(20);
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ReceivedMessage {
@@ -78,12 +81,17 @@ pub struct ClientTimer {
     /// Characters after which this client cancels the request, if it does.
     cancel_after: Option<u64>,
     pub characters: u64,
+    /// Characters of the first message, and of those that came together with it.
     first_characters: u64,
+    /// True once a message came apart from the one before.
+    came_apart: bool,
+    /// True once a message came apart from the one before, since the latest end of a segment.
+    segment_came_apart: bool,
     /// Messages with characters.
     pub messages: u64,
     /// Gaps between these messages, at most [`MAX_GAPS`].
     pub gaps: Vec<Gap>,
-    /// Times from one end of a segment to the next that came in another message.
+    /// Times from one end of a segment to the next. Those of messages that all came together are left out.
     pub segments: Vec<Duration>,
     pub server_report: Option<ServerReport>,
     /// Keystrokes of a document, if the request is a session that edited one.
@@ -104,6 +112,8 @@ impl ClientTimer {
             cancel_after,
             characters: 0,
             first_characters: 0,
+            came_apart: false,
+            segment_came_apart: false,
             messages: 0,
             gaps: Vec::new(),
             segments: Vec::new(),
@@ -128,13 +138,18 @@ impl ClientTimer {
             self.gaps.push(Gap { span: now - last, boundary: self.next_is_boundary || message.predicted_ends > 0 });
         }
         self.next_is_boundary = message.marked_ends > 0;
+        let comes_apart = self.last.is_some_and(|last| now - last >= TOGETHER);
+        self.came_apart |= comes_apart;
+        self.segment_came_apart |= comes_apart;
         if message.predicted_ends + message.marked_ends > 0 {
-            self.segments.extend(self.segment_end.map(|before| now - before));
+            let before = self.segment_end.filter(|_| self.segment_came_apart);
+            self.segments.extend(before.map(|before| now - before));
             self.segment_end = Some(now);
+            self.segment_came_apart = false;
         }
-        if self.first.is_none() {
-            self.first = Some(now);
-            self.first_characters = message.characters;
+        self.first.get_or_insert(now);
+        if !self.came_apart {
+            self.first_characters += message.characters;
         }
         self.last = Some(now);
         self.characters += message.characters;
@@ -173,7 +188,7 @@ impl ClientTimer {
         Some(self.last? - self.first?)
     }
 
-    /// Returns the mean time of a character after the first message's.
+    /// Returns the mean time of a character after those that came first, together; `None` if all came together.
     pub fn per_char(&self) -> Option<Duration> {
         let after = u32::try_from(self.characters.checked_sub(self.first_characters)?).ok()?;
         self.stream()?.checked_div(after)
@@ -191,7 +206,7 @@ impl ClientTimer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tokio::time::sleep;
+    use tokio::time::{advance, sleep};
 
     const ONE: ReceivedMessage = ReceivedMessage { characters: 1, predicted_ends: 0, marked_ends: 0 };
 
@@ -231,5 +246,31 @@ mod tests {
         assert!(timer.record(ONE).is_break() && timer.is_cancelled());
         assert_eq!(timer.gaps, [Gap { span: ms(7), boundary: false }]);
         assert_eq!((timer.characters, timer.messages, timer.segments.len()), (4, 2, 0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn messages_that_came_together_give_no_speed() {
+        let end = ReceivedMessage { predicted_ends: 1, ..ONE };
+        let mut timer = ClientTimer::new(Arc::default(), Instant::now(), None);
+        timer.mark_sent();
+        let us = Duration::from_micros;
+        // eight characters in 24 µs, with two ends of segments
+        for message in [ONE, ONE, ONE, end, ONE, ONE, ONE, end] {
+            advance(us(3)).await;
+            assert!(timer.record(message).is_continue());
+        }
+        assert_eq!((timer.per_char(), timer.segments.len()), (None, 0));
+        // another end 40 ms later, and two characters together with it, of which the second ends a segment
+        for (after, message) in [(40_000, end), (3, ONE), (3, end)] {
+            advance(us(after)).await;
+            assert!(timer.record(message).is_continue());
+        }
+        assert_eq!(
+            timer.per_char(),
+            Some((us(40_006) + us(21)) / 3),
+            "from the first message on, without its companions"
+        );
+        assert_eq!(timer.segments, [us(40_000)]);
+        assert_eq!(timer.gaps.len(), 10);
     }
 }

@@ -172,11 +172,11 @@ pub struct RequestFigures {
     pub plain_gap_ns: Option<Percentiles>,
     /// Between messages, where the middle layers ran; absent if boundaries were not requested.
     pub boundary_gap_ns: Option<Percentiles>,
-    /// From one end of a segment to the next; absent if boundaries were not requested.
+    /// From one end of a segment to the next, if not all messages came together; absent if boundaries were not requested.
     pub segment_ns: Option<Percentiles>,
-    /// Per request: the mean time of a character after the first message's.
+    /// Per request: the mean time of a character after those that came first, together.
     pub char_ns: Percentiles,
-    /// Per request: characters per second after the first message.
+    /// Per request: characters per second after those that came first, together.
     pub chars_per_second: Percentiles,
     /// Times that the server reports.
     pub server: ServerTimings,

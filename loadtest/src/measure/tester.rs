@@ -10,11 +10,9 @@
 use super::{
     counters::CounterDelta,
     histogram::{Percentiles, ValueHistogram},
+    limits::LimitEvidence,
 };
-use crate::{
-    client::connection::TESTER_CODE,
-    error::{Error, Result},
-};
+use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::{
     sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel},
@@ -175,63 +173,33 @@ pub(crate) struct TesterMeasurement {
     /// Lags of the probe; empty if it did not run.
     pub lags: ValueHistogram,
     pub held: u64,
-    pub ended_by_tester: u64,
-    /// Median time to first character, in nanoseconds.
-    pub median_first: Option<f64>,
-    /// Median gap, in nanoseconds.
-    pub median_gap: Option<f64>,
+    pub evidence: LimitEvidence,
 }
 
 impl TesterMeasurement {
     /// Computes the tester's figures and the reasons why it may be the limit.
     pub(crate) fn assess(self) -> TesterFigures {
-        let Self { threads, connections, window, cpu, peak, lags, held, ended_by_tester, median_first, median_gap } =
-            self;
+        let Self { threads, connections, window, cpu, peak, lags, held, evidence } = self;
         let seconds = window.span.as_secs_f64().max(1e-9);
         let messages = window.counts.messages as f64;
-        let cpu_share = cpu.map(|cpu| cpu.as_secs_f64() / seconds / threads.max(1) as f64);
-        let event_lag_ns = lags.percentiles(1.0);
-        let mut limits = Vec::new();
-        if let Some(share) = cpu_share.filter(|&share| share > MAX_CPU_SHARE) {
-            let used = format!("it used {:.0} % of the processor time of its threads", share * 100.0);
-            limits.push(used + ": give it more (--threads)");
-        }
-        if held > 0 {
-            limits.push(format!(
-                "{held} requests waited for its limit on requests in flight (--max-in-flight); their wait is counted"
-            ));
-        }
-        if ended_by_tester > 0 {
-            limits.push(format!(
-                "its own HTTP/2 library closed connections on which too many messages waited to be read, and ended \
-                 {ended_by_tester} requests with them, reported as {TESTER_CODE} (--connections, --threads)"
-            ));
-        }
-        for (median, name) in [(median_first, "time to first character"), (median_gap, "gap")] {
-            let late = event_lag_ns.p99.zip(median).filter(|(lag, median)| *lag > MAX_LAG_SHARE * median);
-            if let Some((lag, median)) = late {
-                let [lag, median] = [lag, median].map(crate::units::time);
-                limits.push(format!(
-                    "it saw one event in a hundred more than {lag} late, which is over a tenth of the median {name} ({median}): \
-                     too little processor time was left for it on this machine"
-                ));
-            }
-        }
-        TesterFigures {
+        let mut figures = TesterFigures {
             threads,
             connections,
             cpu_ns: cpu.map(crate::units::ns),
-            cpu_share,
+            cpu_share: cpu.map(|cpu| cpu.as_secs_f64() / seconds / threads.max(1) as f64),
             messages_per_second: messages / seconds,
             peak_messages_per_second: peak,
             messages_per_cpu_second: cpu
                 .map(|cpu| cpu.as_secs_f64())
                 .filter(|&cpu| cpu >= MIN_CPU_SHARE * seconds)
                 .map(|cpu| messages / cpu),
-            event_lag_ns,
+            event_lag_ns: lags.percentiles(1.0),
             held,
-            limits,
-        }
+            limits: Vec::new(),
+        };
+        let limits = evidence.limits(&figures);
+        figures.limits = limits.into_iter().map(|limit| evidence.describe(limit, &figures)).collect();
+        figures
     }
 }
 
@@ -239,15 +207,17 @@ impl TesterMeasurement {
 mod tests {
     use super::{super::counters::LoadCounters, *};
 
-    fn evidence() -> TesterMeasurement {
+    const EVIDENCE: LimitEvidence =
+        LimitEvidence { ended_by_tester: 0, median_first: Some(100e6), median_gap: Some(10e6) };
+
+    fn measurement() -> TesterMeasurement {
         let counts = LoadCounters { messages: 50, started: 10, finished: 10, ..LoadCounters::default() };
         TesterMeasurement {
             threads: 1,
             connections: 1,
             window: CounterDelta { span: Duration::from_secs(10), counts },
             cpu: Some(Duration::from_secs(1)),
-            median_first: Some(100e6),
-            median_gap: Some(10e6),
+            evidence: EVIDENCE,
             ..TesterMeasurement::default()
         }
     }
@@ -256,25 +226,26 @@ mod tests {
     fn an_idle_tester_is_not_the_limit() {
         let mut lags = ValueHistogram::default();
         (0..1000).for_each(|_| lags.record_time(Duration::from_micros(900)));
-        let idle = TesterMeasurement { lags, ..evidence() }.assess();
+        let idle = TesterMeasurement { lags, ..measurement() }.assess();
         assert_eq!(idle.limits, Vec::<String>::new());
         assert_eq!((idle.cpu_share, idle.messages_per_second, idle.messages_per_cpu_second), (Some(0.1), 5.0, None));
-        let busy = TesterMeasurement { cpu: Some(Duration::from_secs(4)), ..evidence() }.assess();
+        let busy = TesterMeasurement { cpu: Some(Duration::from_secs(4)), ..measurement() }.assess();
         assert_eq!(busy.messages_per_cpu_second, Some(12.5), "above the smallest share");
     }
 
     #[test]
     fn each_way_of_being_the_limit_is_reported() {
-        let busy = TesterMeasurement { cpu: Some(Duration::from_secs(9)), ..evidence() }.assess();
+        let busy = TesterMeasurement { cpu: Some(Duration::from_secs(9)), ..measurement() }.assess();
         assert!(busy.limits.len() == 1 && busy.limits[0].contains("90 %"), "{:?}", busy.limits);
-        let shared = TesterMeasurement { threads: 2, cpu: Some(Duration::from_secs(9)), ..evidence() }.assess();
+        let shared = TesterMeasurement { threads: 2, cpu: Some(Duration::from_secs(9)), ..measurement() }.assess();
         assert!(shared.limits.is_empty());
-        assert!(TesterMeasurement { held: 3, ..evidence() }.assess().limits[0].starts_with("3 requests waited"));
-        let own = TesterMeasurement { ended_by_tester: 2, ..evidence() }.assess();
+        assert!(TesterMeasurement { held: 3, ..measurement() }.assess().limits[0].starts_with("3 requests waited"));
+        let own =
+            TesterMeasurement { evidence: LimitEvidence { ended_by_tester: 2, ..EVIDENCE }, ..measurement() }.assess();
         assert!(own.limits[0].contains("ended 2 requests with them, reported as TESTER"));
         let mut lags = ValueHistogram::default();
         (0..1000).for_each(|_| lags.record_time(Duration::from_millis(2)));
-        let late = TesterMeasurement { lags, ..evidence() }.assess();
+        let late = TesterMeasurement { lags, ..measurement() }.assess();
         assert!(late.limits.len() == 1 && late.limits[0].contains("median gap"), "{:?}", late.limits);
     }
 

@@ -73,13 +73,6 @@ impl<'a> Chapter<'a> {
             count => format!("{count} models"),
         }
     }
-
-    /// Returns the loads of all parts with their models.
-    pub(super) fn loads(&self) -> impl Iterator<Item = ModelRun<'a>> {
-        let several = self.batches.iter().chain(&self.rates).copied();
-        let several = several.flat_map(|all| all.points.iter().map(move |point| ModelRun { model: all.model, point }));
-        several.chain(self.runs.iter().copied())
-    }
 }
 
 /// Groups reports: consecutive ones of the same command about the same models form a chapter.

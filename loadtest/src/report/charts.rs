@@ -102,6 +102,12 @@ pub(super) fn rates(models: &[ModelPoints<'_>]) -> Markup {
     }
 }
 
+/// Returns the percentiles without those of messages that came together.
+fn apart(gaps: Percentiles) -> Percentiles {
+    let apart = |gap: Option<f64>| gap.filter(|gap| *gap >= TOGETHER_NS);
+    Percentiles { p50: apart(gaps.p50), p90: apart(gaps.p90), p99: apart(gaps.p99), ..gaps }
+}
+
 /// Draws speed and latency over concurrency.
 pub(super) fn batches(models: &[ModelPoints<'_>]) -> Markup {
     let charts = LoadCharts { models, x: concurrency, x_label: "requests at a time", x_scale: Scale::Counts };
@@ -111,7 +117,7 @@ pub(super) fn batches(models: &[ModelPoints<'_>]) -> Markup {
     let all = charts.lines(|point| Some(point.window.chars_per_second));
     let tokens = charts.lines(|point| point.figures.summaries.as_ref()?.tokens_per_second.p50);
     let linear = |label: &str| AxisSpec::new(label, Scale::Linear);
-    let gaps = charts.percentiles(|figures| figures.gap_ns);
+    let gaps = charts.percentiles(|figures| apart(figures.gap_ns));
     let keystrokes =
         charts.percentiles(|figures| figures.edits.as_ref().map(|edits| edits.keystroke_ns).unwrap_or_default());
     html! {

@@ -27,7 +27,9 @@ pub(super) fn cover(title: &str, chapters: &[Chapter<'_>]) -> Markup {
             h1 { (title) }
             p.note { "Measured by weir-loadtest, a gRPC client." @if let Some(made) = chapters.first().and_then(Chapter::conditions) { " Begun " (utc(made.begun_unix_s)) "." } }
             @for chapter in chapters { (early_ends(chapter)) (results(chapter)) }
-            (tester_warnings(chapters))
+            @for warning in tester_warnings(chapters.iter().flat_map(|chapter| chapter.reports.iter().copied())) {
+                p.warn { strong { "Warning: " } (warning) "." }
+            }
             (short_conditions(chapters))
             (contents(chapters))
         }

@@ -11,6 +11,7 @@ use crate::{
         workload::WorkloadInfo,
     },
     measure::{
+        limits::{LimitEvidence, TesterLimit},
         shortening::{ModelShortening, by_model},
         stats::{OutcomeCounts, RequestFigures, RequestStats},
         tester::{TesterFigures, TesterMeasurement},
@@ -212,6 +213,11 @@ pub struct MeasuredWindow {
 }
 
 impl LoadPoint {
+    /// Returns the ways in which the tester may have distorted the figures.
+    pub fn tester_limits(&self) -> Vec<TesterLimit> {
+        TesterLimit::of(&self.tester, &[&self.figures])
+    }
+
     /// Computes the figures of a load.
     pub fn new(load: LoadPattern, length: RunLength, result: LoadResult, threads: usize, connections: usize) -> Self {
         let LoadResult { stats, models, window: change, cpu, timeline, lags, held, interrupted } = result;
@@ -234,9 +240,7 @@ impl LoadPoint {
             peak: timeline.peak_messages(),
             lags,
             held,
-            ended_by_tester: figures.requests.ended_by_tester(),
-            median_first: figures.time_to_first_char_ns.p50,
-            median_gap: figures.gap_ns.p50,
+            evidence: LimitEvidence::of(&[&figures]),
         };
         let mut tester = measurement.assess();
         let broken_off = figures.requests.server_gone();

@@ -6,7 +6,7 @@ use crate::{
         bootstrap::Gain,
         result::{ComparedModel, Gains, Medians},
     },
-    measure::{histogram::Percentiles, stats::RequestFigures},
+    measure::{histogram::Percentiles, request_timer::TOGETHER, stats::RequestFigures},
     units,
 };
 
@@ -23,9 +23,8 @@ pub(super) fn optional_time(ns: Option<f64>) -> String {
     ns.map_or(NONE.into(), units::time)
 }
 
-/// Shortest gap that is shown, in nanoseconds. Messages that are read with less between them came together: their gaps are those of
-/// the tester's own reading, and speeds computed from them are not the server's.
-pub(super) const TOGETHER_NS: f64 = 20_000.0;
+/// Shortest gap that is shown, in nanoseconds: see [`TOGETHER`].
+pub(super) const TOGETHER_NS: f64 = TOGETHER.as_nanos() as f64;
 
 /// Formats a gap; a dash if it is absent.
 pub(super) fn optional_gap(ns: Option<f64>) -> String {
@@ -53,7 +52,7 @@ fn speed_together(speed: Option<f64>) -> String {
 pub(super) enum Unit {
     /// Nanoseconds, shown in the unit that reads best.
     Time,
-    /// Nanoseconds between messages, or between characters of messages that all came together.
+    /// Nanoseconds between messages, or between parts of messages that may all have come together.
     Gap,
     /// Number of characters.
     Count,
@@ -111,20 +110,21 @@ pub(super) fn rows(figures: &RequestFigures) -> Vec<FigureRow> {
         ]),
         _ => rows.push(FigureRow::gap("gap", "between messages", figures.gap_ns)),
     }
-    // A mean over characters of which some messages came apart is the server's, however short it is.
+    // Reports of earlier versions have times of messages that came together. A mean over characters of which some messages came apart is
+    // the server's, however short it is.
     let all_together = figures.gap_ns.max.is_some_and(|longest| longest < TOGETHER_NS);
-    let segment = |values| FigureRow::time("segment", "from one segment's end to the next", values);
+    let segment = |values| FigureRow::gap("segment", "from one segment's end to the next", values);
     rows.extend(figures.segment_ns.map(segment));
     rows.extend([
         FigureRow {
             name: "time per character",
-            definition: "a request's mean, after its first message",
+            definition: "a request's mean, after the characters that came first",
             unit: if all_together { Unit::Gap } else { Unit::Time },
             values: figures.char_ns,
         },
         FigureRow {
             name: "speed",
-            definition: "characters per second of a request, after its first message",
+            definition: "characters per second of a request, after those that came first",
             unit: if all_together { Unit::SpeedTogether } else { Unit::Speed },
             values: figures.chars_per_second,
         },
@@ -155,6 +155,13 @@ pub(super) fn rows(figures: &RequestFigures) -> Vec<FigureRow> {
     rows.extend(figures.edits.iter().flat_map(edits::rows));
     rows.retain(|row| row.values.count > 0);
     rows
+}
+
+/// Returns the columns, by index in [`COLUMNS`], in which any of the rows has a value.
+pub(super) fn used_columns<'a>(rows: impl Iterator<Item = &'a FigureRow>) -> Vec<usize> {
+    let cells: Vec<_> = rows.map(FigureRow::cells).collect();
+    let is_used = |column: &usize| cells.iter().any(|cells| cells.get(*column).is_some_and(|cell| cell != NONE));
+    (0..COLUMNS.len()).filter(is_used).collect()
 }
 
 /// Remark on comparisons of summarizing models.
@@ -275,16 +282,17 @@ mod tests {
         let shown = |gap_ns| {
             let figures = RequestFigures {
                 gap_ns,
+                segment_ns: Some(values(4e3)),
                 char_ns: values(4e3),
                 chars_per_second: values(250e3),
                 ..RequestFigures::default()
             };
             let named = |name| rows(&figures).iter().find(|row| row.name == name).unwrap().cells()[2].clone();
-            [named("time per character"), named("speed")]
+            [named("segment"), named("time per character"), named("speed")]
         };
-        assert_eq!(shown(values(1e3)), ["< 20 µs", "> 50000 /s"]);
-        // Several characters came in each message.
-        assert_eq!(shown(values(80e3)), ["4.00 µs", "250000 /s"]);
+        assert_eq!(shown(values(1e3)), ["< 20 µs", "< 20 µs", "> 50000 /s"]);
+        // Several characters came in each message. The ends of a segment are in different messages.
+        assert_eq!(shown(values(80e3)), ["< 20 µs", "4.00 µs", "250000 /s"]);
     }
 
     #[test]

@@ -10,6 +10,7 @@ pub mod data;
 mod edits;
 mod figures;
 pub mod html;
+mod points;
 mod sections;
 pub mod table;
 mod tables;

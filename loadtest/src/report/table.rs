@@ -5,9 +5,11 @@ use super::{
     data::{Conditions, LoadPoint, MeasurementReport, MissingPart, ReportPart},
     edits,
     figures::{
-        COLUMNS, GOODPUT, MODEL_COLUMNS, ModelColumn, NONE, SUMMARIES, cached_shares, describe_cached, optional_gap,
-        optional_number, optional_time, rows,
+        COLUMNS, GOODPUT, MODEL_COLUMNS, ModelColumn, NONE, SUMMARIES, cached_shares, describe_cached, optional_number,
+        rows, used_columns,
     },
+    points::{load_cell, point_columns},
+    warnings::tester_warnings,
 };
 use crate::{
     client::models::ModelInfo,
@@ -20,13 +22,14 @@ use crate::{
     },
     units::{digits, time},
 };
-use std::{collections::BTreeMap, fmt::Write};
+use std::{collections::BTreeMap, fmt::Write, iter};
 
-/// Draws all parts of a report.
-pub fn table(report: &MeasurementReport) -> String {
+/// Draws all parts of all reports, and then the warnings about the tester.
+pub fn table(reports: &[MeasurementReport]) -> String {
     let mut out = String::new();
     // never fails: the writer is a `String`
-    let _ = write_report(&mut out, report);
+    let _ = reports.iter().try_for_each(|report| write_report(&mut out, report));
+    let _ = tester_warnings(reports).iter().try_for_each(|warning| writeln!(out, "WARNING: {warning}"));
     out
 }
 
@@ -49,7 +52,9 @@ fn write_report(out: &mut String, report: &MeasurementReport) -> std::fmt::Resul
                 points_table(out, points)?;
             }
             ReportPart::Rates { model, points, knee } => {
-                writeln!(out, "{model}: open loops")?;
+                let arrivals = points.first().and_then(|point| point.load.arrivals());
+                let arrivals = arrivals.map(|arrivals| format!(", {arrivals} arrivals")).unwrap_or_default();
+                writeln!(out, "{model}: open loops{arrivals}")?;
                 points_table(out, points)?;
                 writeln!(out, "{}", describe_knee(knee))?;
             }
@@ -113,10 +118,14 @@ fn run(out: &mut String, point: &LoadPoint, workloads: &[WorkloadInfo]) -> std::
 }
 
 fn figures_table(out: &mut String, figures: &RequestFigures) -> std::fmt::Result {
-    let mut lines = vec![["", "count"].into_iter().chain(COLUMNS).map(str::to_owned).collect()];
-    for row in rows(figures) {
+    let rows = rows(figures);
+    let used = used_columns(rows.iter());
+    let headings = used.iter().filter_map(|column| COLUMNS.get(*column).copied());
+    let mut lines: Vec<Vec<_>> = vec![["", "count"].into_iter().chain(headings).map(str::to_owned).collect()];
+    for row in &rows {
         let first = [row.name.to_owned(), row.values.count.to_string()];
-        lines.push(first.into_iter().chain(row.cells()).collect());
+        let cells = row.cells();
+        lines.push(first.into_iter().chain(used.iter().filter_map(|column| cells.get(*column).cloned())).collect());
     }
     aligned(out, &lines)
 }
@@ -203,48 +212,18 @@ fn tester(out: &mut String, tester: &TesterFigures) -> std::fmt::Result {
         let max = tester.event_lag_ns.max.map(|max| format!(", at most {}", time(max))).unwrap_or_default();
         line += &format!(", event lag p99 {}{max}", time(lag));
     }
-    writeln!(out, "{line}")?;
-    tester.limits.iter().try_for_each(|limit| writeln!(out, "THE TESTER MAY BE THE LIMIT: {limit}"))
+    writeln!(out, "{line}")
 }
 
 fn points_table(out: &mut String, points: &[LoadPoint]) -> std::fmt::Result {
-    let head = "load, window, started/s, characters/s, good/s, first p50, first p90, first p99, gap p50, gap p99, queue p90, \
-        succeeded, failed, tester limits";
-    let has_edits = points.iter().any(|point| point.figures.edits.is_some());
-    let edited = if has_edits { ["keystroke p50", "keystroke p99", "saved"].as_slice() } else { &[] };
-    let mut lines: Vec<Vec<String>> = vec![head.split(", ").chain(edited.iter().copied()).map(str::to_owned).collect()];
+    let columns = point_columns(&points.iter().collect::<Vec<_>>());
+    let headings = columns.iter().map(|column| column.table);
+    let mut lines: Vec<Vec<_>> = vec![iter::once("load").chain(headings).map(str::to_owned).collect()];
     for point in points {
-        let figures = &point.figures;
-        let window = &point.window;
-        let first = figures.time_to_first_char_ns;
-        lines.push(vec![
-            describe_load(point),
-            time(window.window_ns as f64),
-            digits(window.started_per_second),
-            digits(window.chars_per_second),
-            digits(window.good_per_second),
-            optional_time(first.p50),
-            optional_time(first.p90),
-            optional_time(first.p99),
-            optional_gap(figures.gap_ns.p50),
-            optional_gap(figures.gap_ns.p99),
-            optional_time(figures.server.queue_ns.p90),
-            format!("{}/{}", figures.requests.well, figures.requests.measured),
-            describe_failures(&figures.requests),
-            point.tester.limits.len().to_string(),
-        ]);
-        if let Some(line) = lines.last_mut().filter(|_| has_edits) {
-            let keystroke = figures.edits.as_ref().map(|edits| edits.keystroke_ns).unwrap_or_default();
-            line.extend([optional_time(keystroke.p50), optional_time(keystroke.p99), edits::saved(figures)]);
-        }
+        let cells = columns.iter().map(|column| (column.value)(point));
+        lines.push(iter::once(load_cell(point)).chain(cells).collect());
     }
-    aligned(out, &lines)?;
-    for point in points.iter().filter(|point| !point.tester.limits.is_empty()) {
-        for limit in &point.tester.limits {
-            writeln!(out, "at {}, THE TESTER MAY BE THE LIMIT: {limit}", point.load.describe())?;
-        }
-    }
-    Ok(())
+    aligned(out, &lines)
 }
 
 pub(super) fn describe_knee(knee: &Knee) -> String {

@@ -3,17 +3,13 @@
 use super::{
     chapters::{ModelPoints, ModelRun},
     charts::label_of,
-    data::LoadPoint,
-    edits,
-    figures::{BASELINE, COLUMNS, FigureRow, MODEL_COLUMNS, NONE, optional_gap, optional_time, rows},
-    table::{describe_failures, describe_load},
-    warnings::LIMITED,
+    figures::{BASELINE, COLUMNS, FigureRow, MODEL_COLUMNS, NONE, rows, used_columns},
+    points::{load_cell, point_columns, window},
 };
 use crate::{
     comparison::result::ComparedModel,
     load::workload::WorkloadInfo,
     measure::{
-        histogram::Percentiles,
         stats::RequestFigures,
         tester::{MIN_CPU_SHARE, TesterFigures},
     },
@@ -21,59 +17,15 @@ use crate::{
 };
 use maud::{Markup, html};
 
-/// Column of a table of loads: its heading and its value.
-type PointColumn = (&'static str, fn(&LoadPoint) -> String);
-
-const POINT_COLUMNS: [PointColumn; 15] = [
-    ("started /s", |point| digits(point.window.started_per_second)),
-    ("characters/s, all requests", |point| digits(point.window.chars_per_second)),
-    ("goodput /s", |point| digits(point.window.good_per_second)),
-    ("first character p50", |point| optional_time(point.figures.time_to_first_char_ns.p50)),
-    ("p90", |point| optional_time(point.figures.time_to_first_char_ns.p90)),
-    ("p99", |point| optional_time(point.figures.time_to_first_char_ns.p99)),
-    ("gap p50", |point| optional_gap(point.figures.gap_ns.p50)),
-    ("p99", |point| optional_gap(point.figures.gap_ns.p99)),
-    ("keystroke to completions p50", |point| optional_time(keystroke(point).p50)),
-    ("p99", |point| optional_time(keystroke(point).p99)),
-    ("keystrokes saved by the first completion", |point| edits::saved(&point.figures)),
-    ("queue p90 (server)", |point| optional_time(point.figures.server.queue_ns.p90)),
-    ("succeeded", |point| format!("{} of {}", point.figures.requests.well, point.figures.requests.measured)),
-    ("failed", |point| {
-        Some(describe_failures(&point.figures.requests)).filter(|text| text != "0").unwrap_or(NONE.into())
-    }),
-    ("window", window),
-];
-
-fn keystroke(point: &LoadPoint) -> Percentiles {
-    point.figures.edits.as_ref().map(|edits| edits.keystroke_ns).unwrap_or_default()
-}
-
-fn window(point: &LoadPoint) -> String {
-    time(point.window.window_ns as f64)
-}
-
-/// Describes a load in the table of its kind, and whether it ended early.
-fn short_load(point: &LoadPoint) -> String {
-    let load = point.load.describe();
-    let short = match (point.load.concurrency(), point.load.rate()) {
-        (Some(concurrency), _) => format!("{concurrency} at a time"),
-        (None, Some(rate)) => format!("{} requests/s", digits(rate)),
-        (None, None) => load.clone(),
-    };
-    describe_load(point).replacen(&load, &short, 1)
-}
-
-/// Draws the loads of several models; a mark stands for those for which the tester may be the limit.
+/// Draws the loads of several models; a mark stands for those that the tester may have distorted.
 pub(super) fn points_table(models: &[ModelPoints<'_>]) -> Markup {
     let points = || models.iter().flat_map(|all| all.points);
     let mut windows: Vec<_> = points().map(window).collect();
     windows.dedup();
     let mut arrivals: Vec<_> = points().filter_map(|point| point.load.arrivals()).collect();
     arrivals.dedup();
-    let is_shown = |(heading, value): &&PointColumn| {
-        points().any(|point| value(point) != NONE) && (*heading != "window" || windows.len() > 1)
-    };
-    let columns: Vec<_> = POINT_COLUMNS.iter().filter(is_shown).collect();
+    let mut columns = point_columns(&points().collect::<Vec<_>>());
+    columns.retain(|column| column.page != "window" || windows.len() > 1);
     html! {
         p.note {
             "Each load is a separate run"
@@ -82,14 +34,14 @@ pub(super) fn points_table(models: &[ModelPoints<'_>]) -> Markup {
             "."
         }
         div.scroll { table.points {
-            thead { tr { th { "model, load" } @for (heading, _) in &columns { th { (heading) } } } }
+            thead { tr { th { "model, load" } @for column in &columns { th { (column.page) } } } }
             tbody {
                 @for all in models {
                     @if models.len() > 1 { tr.group { th colspan=(columns.len() + 1) { (all.model) } } }
                     @for point in all.points {
                         tr {
-                            td { (short_load(point)) @if !point.tester.limits.is_empty() { " " (LIMITED) } }
-                            @for (_, value) in &columns { td { (value(point)) } }
+                            td { (load_cell(point)) }
+                            @for column in &columns { td { ((column.value)(point)) } }
                         }
                     }
                 }
@@ -153,9 +105,7 @@ pub(super) fn run_tables(runs: &[ModelRun<'_>], workloads: &[WorkloadInfo]) -> M
 
 fn figures(labels: &[String], all: &[&RequestFigures]) -> Markup {
     let merged = merge(all);
-    let cells: Vec<_> = merged.iter().flat_map(|row| row.values.iter().map(|(_, value)| value.cells())).collect();
-    let is_used = |column: usize| cells.iter().any(|cells| cells.get(column).is_some_and(|cell| cell != NONE));
-    let used: Vec<usize> = (0..COLUMNS.len()).filter(|column| is_used(*column)).collect();
+    let used = used_columns(merged.iter().flat_map(|row| row.values.iter().map(|(_, value)| value)));
     let several = labels.len() > 1;
     html! {
         div.scroll { table.figures {
@@ -245,6 +195,7 @@ fn cell(text: &str) -> Markup {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::measure::histogram::Percentiles;
 
     #[test]
     fn rows_of_several_loads_are_merged_in_order() {

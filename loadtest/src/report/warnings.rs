@@ -1,76 +1,168 @@
-//! Warnings of all measurements. Those that differ only in their numbers are shown once.
+//! Warnings about the tester: one for each cause, with the steps that it concerns.
 
-use super::chapters::Chapter;
-use crate::measure::tester::TesterFigures;
-use maud::{Markup, html};
+use super::{
+    data::{MeasurementReport, ReportPart},
+    points::{LIMITED, short_load},
+};
+use crate::{
+    client::connection::TESTER_CODE,
+    measure::{
+        limits::TesterLimit,
+        tester::{MAX_CPU_SHARE, TesterFigures},
+    },
+    units::time,
+};
 
-/// Mark of a load in tables for which the tester may be the limit.
-pub(super) const LIMITED: &str = "†";
+/// Maximum loads that a warning lists. More of them have only their mark in the tables.
+const MAX_LISTED: usize = 12;
 
-/// Warnings that differ only in their numbers.
-struct WarningGroup {
-    /// Text without numbers.
-    key: String,
-    count: usize,
-    /// The warning of the load with the greatest event lag, and that load.
-    example: String,
-    load: String,
+/// Cause of a warning.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Cause {
+    limit: TesterLimit,
+    /// True if tester and server share a machine.
+    shares_machine: bool,
+}
+
+/// A cause, and the steps in which it was found.
+#[derive(Debug)]
+struct Warning {
+    cause: Cause,
+    /// The steps that are loads, with their marks.
+    loads: Vec<String>,
+    /// The other steps: comparisons.
+    comparisons: usize,
+    /// Greatest 99th percentile of the event lag in these steps, in nanoseconds.
     lag: f64,
 }
 
-/// Returns the text with every number and its unit of time replaced.
-fn without_numbers(text: &str) -> String {
-    let words = text.split(' ').map(|word| {
-        let word = word.trim_matches(|sign| "(),:;".contains(sign));
-        if word.starts_with(|sign: char| sign.is_ascii_digit()) || ["ns", "µs", "ms", "s"].contains(&word) {
-            "#"
-        } else {
-            word
-        }
-    });
-    words.collect::<Vec<_>>().join(" ")
+/// Warnings about all measurements of several reports.
+#[derive(Debug, Default)]
+struct Warnings {
+    all: Vec<Warning>,
+    /// Measurements with figures of the tester.
+    measured: usize,
 }
 
-fn add(groups: &mut Vec<WarningGroup>, tester: &TesterFigures, load: &str) {
-    for limit in &tester.limits {
-        let key = without_numbers(limit);
-        let lag = tester.event_lag_ns.p99.unwrap_or(0.0);
-        match groups.iter_mut().find(|group| group.key == key) {
-            Some(group) => {
-                group.count += 1;
-                if lag > group.lag {
-                    limit.clone_into(&mut group.example);
-                    load.clone_into(&mut group.load);
-                    group.lag = lag;
+/// Returns a sentence for each way in which the tester may have distorted figures.
+pub(super) fn tester_warnings<'a>(reports: impl IntoIterator<Item = &'a MeasurementReport> + Clone) -> Vec<String> {
+    let mut models: Vec<&str> = Vec::new();
+    for part in reports.clone().into_iter().flat_map(|report| &report.parts) {
+        if let ReportPart::Run { model, .. } | ReportPart::Batches { model, .. } | ReportPart::Rates { model, .. } =
+            part
+            && !models.contains(&model.as_str())
+        {
+            models.push(model);
+        }
+    }
+    let mut warnings = Warnings::default();
+    for report in reports {
+        report
+            .parts
+            .iter()
+            .for_each(|part| warnings.add_part(part, is_local(&report.conditions.server), models.len() > 1));
+    }
+    let Warnings { all, measured } = warnings;
+    all.iter().map(|warning| warning.sentence(measured)).collect()
+}
+
+/// Returns true if a server's address is one of the tester's own machine.
+fn is_local(server: &str) -> bool {
+    let address = server.split_once("://").map_or(server, |(_, rest)| rest);
+    ["localhost", "127.", "[::1]"].iter().any(|start| address.starts_with(start))
+}
+
+impl Warnings {
+    /// Adds the measurements of a part. `several` is true if the steps of several models need their models' names.
+    fn add_part(&mut self, part: &ReportPart, shares_machine: bool, several: bool) {
+        let (model, points) = match part {
+            ReportPart::Run { model, point } => (model, std::slice::from_ref(point)),
+            ReportPart::Batches { model, points } | ReportPart::Rates { model, points, .. } => {
+                (model, points.as_slice())
+            }
+            ReportPart::Compare { comparison } => {
+                if let Some(tester) = &comparison.tester {
+                    let figures: Vec<_> = comparison.models.iter().map(|model| &model.figures).collect();
+                    self.add(None, tester, &TesterLimit::of(tester, &figures), shares_machine);
                 }
+                return;
             }
-            None => groups.push(WarningGroup { key, count: 1, example: limit.clone(), load: load.to_owned(), lag }),
+        };
+        for point in points {
+            let load = format!("{} {LIMITED}", short_load(point));
+            let step = if several { format!("{model}, {load}") } else { load };
+            self.add(Some(&step), &point.tester, &point.tester_limits(), shares_machine);
+        }
+    }
+
+    /// Adds the limits of a step: of `load`, or of a comparison if there is none.
+    fn add(&mut self, load: Option<&str>, tester: &TesterFigures, limits: &[TesterLimit], shares_machine: bool) {
+        self.measured += 1;
+        let lag = tester.event_lag_ns.p99.unwrap_or(0.0);
+        for &limit in limits {
+            let cause = Cause { limit, shares_machine: shares_machine && limit == TesterLimit::Late };
+            let found = self.all.iter().position(|warning| warning.cause == cause);
+            let index = found.unwrap_or_else(|| {
+                self.all.push(Warning { cause, loads: Vec::new(), comparisons: 0, lag });
+                self.all.len() - 1
+            });
+            if let Some(warning) = self.all.get_mut(index) {
+                warning.comparisons += usize::from(load.is_none());
+                warning.loads.extend(load.map(str::to_owned));
+                warning.lag = warning.lag.max(lag);
+            }
         }
     }
 }
 
-/// Draws the warnings about the tester of all chapters.
-pub(super) fn tester_warnings(chapters: &[Chapter<'_>]) -> Markup {
-    let mut groups = Vec::new();
-    let mut measured = 0;
-    for chapter in chapters {
-        for comparison in &chapter.comparisons {
-            if let Some(tester) = &comparison.tester {
-                measured += 1;
-                add(&mut groups, tester, "the comparison");
-            }
-        }
-        for run in chapter.loads() {
-            measured += 1;
-            add(&mut groups, &run.point.tester, &format!("{}, {}", run.model, run.point.load.describe()));
-        }
+impl Warning {
+    /// Lists the steps, or says how the tables mark them if there are many.
+    fn steps(&self) -> String {
+        let comparison = match self.comparisons {
+            0 => None,
+            1 => Some("the comparison".to_owned()),
+            count => Some(format!("{count} comparisons")),
+        };
+        let loads = match self.loads.len() {
+            0..=MAX_LISTED => self.loads.clone(),
+            count => vec![format!("{count} loads with {LIMITED} in the tables")],
+        };
+        comparison.into_iter().chain(loads).collect::<Vec<_>>().join(", ")
     }
-    html! {
-        @for group in &groups {
-            p.warn {
-                strong { "The tester may be the limit" } " in " (group.count) " of " (measured) " measurements: " (group.example)
-                @if group.count > 1 { " (" (group.load) "; the greatest delay)" } @else { " (" (group.load) ")" }
-                ". " (LIMITED) " marks these loads in the tables."
+
+    /// Returns what happened, where, and what to do, among `measured` measurements.
+    fn sentence(&self, measured: usize) -> String {
+        let place = match self.loads.len() + self.comparisons {
+            1 if measured == 1 => String::new(),
+            count if count == measured => format!(" in all {measured} measurements"),
+            count => format!(" in {count} of {measured} measurements ({})", self.steps()),
+        };
+        let Cause { limit, shares_machine } = self.cause;
+        match limit {
+            TesterLimit::Busy => format!(
+                "the tester may be the limit, because it used more than {:.0} % of the processor time of its threads{place}: give it \
+                 more threads (--threads)",
+                MAX_CPU_SHARE * 100.0
+            ),
+            TesterLimit::Held => format!(
+                "requests waited for the tester's own limit on requests in flight{place}, and their wait is counted: raise \
+                 --max-in-flight"
+            ),
+            TesterLimit::EndedRequests => format!(
+                "the tester's own HTTP/2 library ended requests{place}, reported as {TESTER_CODE}, because too many messages waited to \
+                 be read: raise --connections and --threads"
+            ),
+            TesterLimit::Late => {
+                let lag = time(self.lag);
+                let advice = if shares_machine {
+                    "server and tester share this machine: run the tester on another one, or leave it a core (weir serve --threads)"
+                } else {
+                    "stop other programs on the tester's machine, or run the tester on another one"
+                };
+                format!(
+                    "the tester saw one event in a hundred more than {lag} late{place}, which lengthens the high percentiles of short \
+                     times; {advice}"
+                )
             }
         }
     }
@@ -79,20 +171,53 @@ pub(super) fn tester_warnings(chapters: &[Chapter<'_>]) -> Markup {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::measure::histogram::Percentiles;
+
+    fn tester(lag: f64) -> TesterFigures {
+        TesterFigures {
+            event_lag_ns: Percentiles { p99: Some(lag), ..Percentiles::default() },
+            ..TesterFigures::default()
+        }
+    }
 
     #[test]
-    fn warnings_that_differ_in_numbers_are_one() {
-        let tester = |limits: &[&str], lag| TesterFigures {
-            limits: limits.iter().map(|&limit| limit.into()).collect(),
-            event_lag_ns: crate::measure::histogram::Percentiles { p99: Some(lag), ..Default::default() },
-            ..TesterFigures::default()
-        };
-        let mut groups = Vec::new();
-        add(&mut groups, &tester(&["more than 1.57 ms late (800 µs)"], 1.0), "a");
-        add(&mut groups, &tester(&["more than 222 µs late (12.0 s)", "another"], 9.0), "b");
-        add(&mut groups, &tester(&["more than 3 ms late (5 ms)"], 2.0), "c");
-        assert_eq!(groups.len(), 2);
-        assert_eq!((groups[0].count, groups[0].load.as_str()), (3, "b"));
-        assert_eq!((groups[1].count, groups[1].example.as_str()), (1, "another"));
+    fn a_cause_is_said_once_with_its_steps() {
+        let mut warnings = Warnings::default();
+        warnings.add(Some("a"), &tester(1e6), &[TesterLimit::Busy, TesterLimit::Late], true);
+        warnings.add(Some("b"), &tester(3e6), &[TesterLimit::Late], true);
+        warnings.add(None, &tester(2e6), &[TesterLimit::Late], true);
+        warnings.add(Some("c"), &tester(2e6), &[], true);
+        let sentences: Vec<_> = warnings.all.iter().map(|warning| warning.sentence(warnings.measured)).collect();
+        let [busy, late] = &sentences[..] else { panic!("{sentences:?}") };
+        assert!(
+            busy.contains("more than 80 % of the processor time of its threads in 1 of 4 measurements (a): give"),
+            "{busy}"
+        );
+        assert!(late.contains("more than 3.00 ms late in 3 of 4 measurements (the comparison, a, b), which"), "{late}");
+        assert!(late.ends_with("leave it a core (weir serve --threads)"), "{late}");
+        (0..20).for_each(|_| warnings.add(Some("d"), &tester(1e6), &[TesterLimit::Late], true));
+        let many = warnings.all[1].sentence(warnings.measured);
+        assert!(
+            many.contains("in 23 of 24 measurements (the comparison, 22 loads with † in the tables), which"),
+            "{many}"
+        );
+    }
+
+    #[test]
+    fn the_place_is_left_out_where_it_says_nothing() {
+        let mut warnings = Warnings::default();
+        warnings.add(Some("a"), &tester(1e6), &[TesterLimit::Late], false);
+        let sentence = |warnings: &Warnings| warnings.all[0].sentence(warnings.measured);
+        assert!(sentence(&warnings).contains("late, which"), "{}", sentence(&warnings));
+        assert!(!sentence(&warnings).contains("share this machine"));
+        warnings.add(Some("b"), &tester(1e6), &[TesterLimit::Late], false);
+        assert!(sentence(&warnings).contains("late in all 2 measurements, which"), "{}", sentence(&warnings));
+    }
+
+    #[test]
+    fn local_addresses_are_recognised() {
+        let local = ["127.0.0.1:50051", "http://localhost:1", "https://[::1]:50051"];
+        assert!(local.into_iter().all(is_local));
+        assert!(!["10.0.0.1:50051", "http://weir.example.org", "[fe80::1]:1"].into_iter().any(is_local));
     }
 }

@@ -198,7 +198,7 @@ async fn the_page_is_self_contained_and_names_units_and_conditions() {
         assert_eq!(page.matches(&format!("id=\"{link}\"")).count(), 1, "{link}");
     }
     assert!(!page.contains("Rows marked ESTIMATED"), "the report has no estimates");
-    let table = table::table(&document);
+    let table = table::table(std::slice::from_ref(&document));
     for expected in [
         "boundary gap",
         "RESOURCE_EXHAUSTED",
@@ -213,6 +213,42 @@ async fn the_page_is_self_contained_and_names_units_and_conditions() {
     ] {
         assert!(table.contains(expected), "{expected}: {table}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cause_is_warned_of_once_and_empty_columns_are_left_out() {
+    let exact = point(None, 0).await;
+    assert!(exact.figures.time_to_first_char_ns.p90.is_some() && exact.figures.time_to_first_char_ns.p99.is_none());
+    let late = |concurrency| {
+        let mut point = LoadPoint { load: LoadPattern::Closed { concurrency }, ..exact.clone() };
+        // A report of an earlier version has a limit for each median that the lag distorts.
+        point.tester.limits = vec!["the first character".into(), "the gap".into()];
+        point.tester.event_lag_ns.p99 = Some(50e6);
+        point
+    };
+    let points = vec![late(1), exact.clone(), late(8)];
+    let whole = full_report().await;
+    let report = MeasurementReport { parts: vec![ReportPart::Batches { model: "stub".into(), points }], ..whole };
+    let warning = "the tester saw one event in a hundred more than 50.0 ms late in 2 of 3 measurements (1 at a time †, 8 at a time †), \
+                   which lengthens the high percentiles of short times; server and tester share this machine: run the tester on \
+                   another one, or leave it a core (weir serve --threads)";
+    let reports = [report.clone(), MeasurementReport { parts: Vec::new(), ..report.clone() }];
+    let page = html::page("t", &reports);
+    assert_eq!((page.matches(warning).count(), page.matches("Warning:").count()), (1, 1), "{page}");
+    let table = table::table(&reports);
+    assert_eq!((table.matches(warning).count(), table.matches("WARNING:").count()), (1, 1), "{table}");
+    for shown in [&page, &table] {
+        assert_eq!(shown.matches("3 at a time †").count(), 0);
+    }
+    let head = table.lines().find(|line| line.contains("first p50")).unwrap();
+    for (column, is_shown) in [("first p90", true), ("first p99", false), ("gap p99", true), ("failed", false)] {
+        assert_eq!(head.contains(column), is_shown, "{column}: {head}");
+    }
+    let single = MeasurementReport { parts: vec![ReportPart::Run { model: "stub".into(), point: exact }], ..report };
+    let table = table::table(&[single]);
+    let head = table.lines().find(|line| line.contains("count")).unwrap();
+    let columns: Vec<_> = head.split_whitespace().collect();
+    assert_eq!(columns, ["count", "mean", "min", "p50", "p90", "p95", "p99", "max"], "too few values for p99.9");
 }
 
 #[test]

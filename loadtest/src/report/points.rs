@@ -1,0 +1,83 @@
+//! Columns of loads that the page and the text table share.
+
+use super::{
+    data::LoadPoint,
+    edits,
+    figures::{NONE, optional_gap, optional_time},
+    table::{describe_failures, describe_load},
+};
+use crate::{
+    measure::histogram::Percentiles,
+    units::{digits, time},
+};
+
+/// Mark of a load in tables whose figures the tester may have distorted.
+pub(super) const LIMITED: &str = "†";
+
+/// Column of a table of loads.
+pub(super) struct PointColumn {
+    /// Heading on the page.
+    pub(super) page: &'static str,
+    /// Heading in the text table.
+    pub(super) table: &'static str,
+    pub(super) value: fn(&LoadPoint) -> String,
+}
+
+const fn column(page: &'static str, table: &'static str, value: fn(&LoadPoint) -> String) -> PointColumn {
+    PointColumn { page, table, value }
+}
+
+const POINT_COLUMNS: [PointColumn; 15] = [
+    column("window", "window", window),
+    column("started /s", "started/s", |point| digits(point.window.started_per_second)),
+    column("characters/s, all requests", "characters/s", |point| digits(point.window.chars_per_second)),
+    column("goodput /s", "good/s", |point| digits(point.window.good_per_second)),
+    column("first character p50", "first p50", |point| optional_time(point.figures.time_to_first_char_ns.p50)),
+    column("p90", "first p90", |point| optional_time(point.figures.time_to_first_char_ns.p90)),
+    column("p99", "first p99", |point| optional_time(point.figures.time_to_first_char_ns.p99)),
+    column("gap p50", "gap p50", |point| optional_gap(point.figures.gap_ns.p50)),
+    column("p99", "gap p99", |point| optional_gap(point.figures.gap_ns.p99)),
+    column("keystroke to completions p50", "keystroke p50", |point| optional_time(keystroke(point).p50)),
+    column("p99", "keystroke p99", |point| optional_time(keystroke(point).p99)),
+    column("keystrokes saved by the first completion", "saved", |point| edits::saved(&point.figures)),
+    column("queue p90 (server)", "queue p90", |point| optional_time(point.figures.server.queue_ns.p90)),
+    column("succeeded", "succeeded", |point| {
+        format!("{} of {}", point.figures.requests.well, point.figures.requests.measured)
+    }),
+    column("failed", "failed", |point| {
+        Some(describe_failures(&point.figures.requests)).filter(|text| text != "0").unwrap_or(NONE.into())
+    }),
+];
+
+fn keystroke(point: &LoadPoint) -> Percentiles {
+    point.figures.edits.as_ref().map(|edits| edits.keystroke_ns).unwrap_or_default()
+}
+
+pub(super) fn window(point: &LoadPoint) -> String {
+    time(point.window.window_ns as f64)
+}
+
+/// Returns the columns in which any of the loads has a value.
+pub(super) fn point_columns(points: &[&LoadPoint]) -> Vec<&'static PointColumn> {
+    let has_values = |column: &&PointColumn| points.iter().any(|point| (column.value)(point) != NONE);
+    POINT_COLUMNS.iter().filter(has_values).collect()
+}
+
+/// Describes a load next to others of its kind: by its number of clients or its rate.
+pub(super) fn short_load(point: &LoadPoint) -> String {
+    match (point.load.concurrency(), point.load.rate()) {
+        (Some(concurrency), _) => format!("{concurrency} at a time"),
+        (None, Some(rate)) => format!("{} requests/s", digits(rate)),
+        (None, None) => point.load.describe(),
+    }
+}
+
+/// Describes a load in a table: with a mark if the tester may have distorted its figures, and whether it ended early.
+pub(super) fn load_cell(point: &LoadPoint) -> String {
+    let mut cell = describe_load(point).replacen(&point.load.describe(), &short_load(point), 1);
+    if !point.tester_limits().is_empty() {
+        cell += " ";
+        cell += LIMITED;
+    }
+    cell
+}

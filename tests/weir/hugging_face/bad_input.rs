@@ -22,7 +22,9 @@ fn a_key_of_the_configuration_is_named() {
     for (actual, expected) in [
         (
             config("llama", r#""model_type": "llama""#, r#""model_type": "falcon""#),
-            "config.json: model_type: expected one of llama, qwen2, qwen3, gemma2, gpt_bigcode, mamba, t5, mt5, longt5, mrt5, found falcon",
+            "config.json: model_type: expected one of llama, qwen2, qwen3, gemma2, gpt_bigcode, mamba, t5, mt5, longt5, mrt5, \
+             which weir reads as they are, or gpt2, which `weir convert` reads (docs/hugging-face.md), found a Hugging Face model of \
+             type \"falcon\"",
         ),
         (
             config("llama", r#""hidden_size": 48"#, r#""hidden_size": "x""#),

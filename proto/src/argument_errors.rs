@@ -47,10 +47,10 @@ pub fn explain(error: Error, command: &Command, arguments: &[OsString]) -> Error
 /// Returns the message about the value `found` of an argument.
 fn wrong_value(error: &Error, arg: Option<&Arg>, name: &str, found: &str) -> String {
     let reason = error.source().map(ToString::to_string);
-    let own = reason.as_deref().and_then(|reason| reason.strip_prefix(EXPECTED));
-    if let Some(whole) = reason.as_deref().filter(|_| own.is_none()).filter(|reason| is_complete(reason)) {
+    if let Some(whole) = reason.as_deref().filter(|reason| is_complete(reason)) {
         return format!("{name}: {whole}");
     }
+    let own = reason.as_deref().and_then(|reason| reason.strip_prefix(EXPECTED));
     let expected = match (own, error.get(ContextKind::ValidValue)) {
         (Some(own), _) => own.to_owned(),
         (None, Some(ContextValue::Strings(known))) if !known.is_empty() => format!("one of {}", known.join(", ")),
@@ -139,6 +139,7 @@ mod tests {
     fn command() -> Command {
         let parser = |text: &str| match text {
             "part" => Err("rate: expected a number, found \"x\"".to_owned()),
+            "pair" => Err("expected KEY=VALUE, found \"pair\"".to_owned()),
             _ => Err::<u64, _>("expected an even number".to_owned()),
         };
         let flag = |name: &'static str| Arg::new(name).long(name).value_name("N").action(ArgAction::Set);
@@ -187,6 +188,7 @@ mod tests {
             (["--kind", "c"], "--kind: expected one of a, b, found \"c\""),
             (["--even", "3"], "--even: expected an even number, found 3"),
             (["--even", "part"], "--even: rate: expected a number, found \"x\""),
+            (["--even", "pair"], "--even: expected KEY=VALUE, found \"pair\""),
             (["--text", "foreign"], "--text: expected a valid value (no luck), found \"foreign\""),
             (["--level", "high"], "--level: expected a whole number, found \"high\""),
         ] {

@@ -85,7 +85,7 @@ pub enum Error {
         /// The symbol, printable: `'\u{e9}'`, or `id 31 (the vocabulary has 27 symbols)`.
         found: String,
         offset: usize,
-        /// The unit of `offset`, which begins at 0: `character`, `id` or `token`.
+        /// The unit of `offset`, which begins at 0: `character`, `index` or `token`.
         unit: &'static str,
     },
     /// An option outside of its limits. `bound` describes the values that are allowed: `1 to 64`, `one of a, b`.

@@ -13,7 +13,7 @@ from jsonschema import Draft7Validator
 CHART = local.ROOT / "deploy/helm/weir"
 SCHEMA: Dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
 DEFAULTS: Dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
-# Helm itself adds it to the values of a subchart.
+# Helm adds this value to those of a subchart.
 OF_HELM = {"global"}
 
 
@@ -38,7 +38,7 @@ def test_the_schema_has_the_documented_values() -> None:
     assert set(SCHEMA["properties"]) == set(DEFAULTS) | OF_HELM
     for name, value in DEFAULTS.items():
         schema = SCHEMA["properties"][name]
-        # Maps whose keys the user chooses, or Kubernetes, are open.
+        # Maps whose keys the user or Kubernetes chooses are open.
         if schema.get("additionalProperties") is False:
             assert set(schema["properties"]) == set(value), name
 

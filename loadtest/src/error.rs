@@ -25,6 +25,9 @@ pub enum Error {
     /// The server is unreachable or rejected a request.
     #[error("{server}: {reason}")]
     Remote { server: String, reason: String },
+    /// The connection failed, and the reason has the cause and what to do.
+    #[error("{server}: {reason}")]
+    Explained { server: String, reason: String },
     /// A file is not a report of this version.
     #[error("{}: {location}: {problem}", path.display())]
     Report {

@@ -1,4 +1,4 @@
-//! Errors of a command line in the form of all other errors: `--rows: expected a whole number from 1 to 64, found "x"`.
+//! Rewrites command-line errors in the form of all other errors: `--rows: expected a whole number from 1 to 64, found "x"`.
 
 use clap::{
     Arg, Command, Error,
@@ -11,8 +11,8 @@ const EXPECTED: &str = "expected ";
 /// Maximum characters of a value that a message quotes.
 const QUOTED: usize = 64;
 
-/// Replaces the message of an error about a wrong or missing value. `command` parsed `arguments`, the program's name first. Returns
-/// other errors as they are, also the texts of `--help` and `--version`.
+/// Replaces the message of an error about a wrong or missing value. `arguments`, which `command` parsed, begin with the program's
+/// name. Returns other errors, and the texts of `--help` and `--version`, as they are.
 ///
 /// A value parser returns what it expects (`expected a size such as 2GiB`), or a complete message about a part of its value
 /// (`rate: expected a number, found "x"`).
@@ -66,12 +66,12 @@ fn wrong_value(error: &Error, arg: Option<&Arg>, name: &str, found: &str) -> Str
     format!("{name}: {EXPECTED}{expected}, found {found}")
 }
 
-/// Returns true for a message with the value that it found: about a part of the argument's value.
+/// Returns true if the message already has the value found, as one about a part of the argument's value does.
 fn is_complete(reason: &str) -> bool {
     reason.contains(EXPECTED) && reason.contains(", found ")
 }
 
-/// Returns the words for the values of an argument's type, of which `found` is none; none if the type is not a number or a switch.
+/// Describes the values that an argument's type allows. `found` is not one of them. `None` unless the type is a number or a switch.
 fn type_name(arg: &Arg, found: &str) -> Option<String> {
     let id = arg.get_value_parser().type_id();
     let naturals = [
@@ -107,13 +107,17 @@ fn find<'a>(command: &'a Command, arguments: &[OsString], name: &str) -> Option<
         (None, Some([only])) => only.as_str() == name,
         (None, _) => arg.get_id().as_str() == name,
     };
-    // a global argument is one of the first command
+    // a global argument belongs to the top-level command
     selected.into_iter().rev().flat_map(Command::get_arguments).find(is_named)
 }
 
-/// Returns the name of an argument as users type it: `--rows` for `--rows <N>`, `DIR` for `<DIR>`, and `--text|--file` for the group
-/// `<--text <TEXT>|--file <FILE>>`.
+/// Returns the name of an argument as users type it: `--rows` for `--rows <N>`, `DIR` for `<DIR>`, `[DIR]` and `<DIR> <DIR>...`, and
+/// `--text|--file` for the group `<--text <TEXT>|--file <FILE>>`.
 fn name(shown: &str) -> String {
+    let shown = shown.strip_suffix("...").unwrap_or(shown);
+    let shown = shown.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(shown);
+    let first = shown.split_once("> <").filter(|_| !shown.contains('|')).map(|(first, _)| &shown[..=first.len()]);
+    let shown = first.unwrap_or(shown);
     let flag = |shown: &str| shown.split([' ', '=', '[']).next().unwrap_or_default().to_owned();
     match shown.strip_prefix('<').and_then(|rest| rest.strip_suffix('>')) {
         Some(inner) => inner.split('|').map(flag).collect::<Vec<_>>().join("|"),
@@ -174,6 +178,21 @@ mod tests {
             "{message}"
         );
         message["error: ".len()..].split("\n\n").next().unwrap().to_owned()
+    }
+
+    #[test]
+    fn arguments_have_the_names_that_users_type() {
+        for (shown, expected) in [
+            ("--rows <N>", "--rows"),
+            ("<DIR>", "DIR"),
+            ("<FILE>...", "FILE"),
+            ("<FILE> <FILE>...", "FILE"),
+            ("[NAME]", "NAME"),
+            ("[[NAME=]DIR]...", "[NAME=]DIR"),
+            ("<--text <TEXT>|--file <FILE>>", "--text|--file"),
+        ] {
+            assert_eq!(name(shown), expected, "{shown}");
+        }
     }
 
     #[test]

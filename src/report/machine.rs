@@ -39,7 +39,7 @@ const MULTIPLY_ADDS: usize = 1 << 27;
 pub fn free_bytes() -> Option<usize> {
     let mut system = System::new();
     system.refresh_memory();
-    // files that the system keeps in memory count as used there, but are given up when a program needs memory
+    // cached files count as used there, but the system frees them when a program needs memory
     let cgroup = system.cgroup_limits().map(|limits| limits.total_memory.saturating_sub(limits.rss));
     let free = Some(system.available_memory()).filter(|&bytes| bytes > 0);
     let available = free.into_iter().chain(cgroup).min()?;

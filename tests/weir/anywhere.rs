@@ -157,7 +157,10 @@ fn a_server_without_addresses_opens_three_ports() {
         // Keys protect the HTTP port too. The admin port has none, so it stays closed.
         let program = serve(&["--api-keys", "keys"]);
         let metrics = program.wait_for_line("metrics     ");
-        assert!(metrics.starts_with("off, because it has neither keys nor TLS; `--admin-listen "), "{metrics}");
+        assert!(
+            metrics.starts_with("off, because this port supports neither keys nor TLS; `--admin-listen "),
+            "{metrics}"
+        );
         assert_eq!(is_taken(ADMIN), taken[1]);
         if !taken[0] {
             assert_eq!([status(HTTP, "/"), status(HTTP, "/v1/models")], ["200", "401"]);

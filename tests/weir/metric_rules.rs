@@ -106,7 +106,7 @@ fn render(metrics: &Metrics) -> String {
     metrics.render(&[]).unwrap()
 }
 
-/// Records values of all metrics of `model` that begin with their first value: its histograms, and those of levels of chunking.
+/// Records values of all metrics of `model` that appear with their first value: its histograms, and those of levels of chunking.
 pub(super) fn record_all(metrics: &Metrics, model: &str) {
     let meter = metrics.meter(model);
     // Any engine: a meter records nothing before its engine has started.
@@ -202,7 +202,7 @@ fn a_histogram_appears_with_its_first_observation() {
     let text = render(&metrics);
     assert!(!text.contains("_bucket{") && histogram_counts(&text).is_empty(), "{text}");
     let described = text.lines().filter(|line| line.ends_with(" histogram")).count();
-    // A gap within a segment says nothing about gaps after a boundary, nor about the other model.
+    // A gap within a segment adds no series for gaps after a boundary or for the other model.
     let meter = metrics.meter("a");
     meter.begin(&Handle::start(DocumentModel::new(), Limits::default()).unwrap());
     meter.gap(Duration::ZERO, false);

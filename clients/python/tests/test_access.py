@@ -108,7 +108,7 @@ def test_mixups_are_named(
     request: pytest.FixtureRequest, folder: Path, server: str, port: str, scheme: str, remedy: str
 ) -> None:
     running: local.Server = request.getfixturevalue(server)
-    address = running.address if port == "gRPC" else running.wait_for_line(r"completions over HTTP on (\S+)")
+    address = running.address if port == "gRPC" else running.listener("playground")
     url = f"{scheme}://localhost:{address.rsplit(':', 1)[1]}"
     files = Tls(ca=folder / "ca.pem", cert=folder / "client.pem", key=folder / "client.key")
     tls = files if scheme == "https" else None

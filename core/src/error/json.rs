@@ -1,4 +1,4 @@
-//! serde's messages about JSON in JSON's terms instead of Rust's.
+//! Rewrites serde's messages about JSON in the terms of JSON instead of Rust.
 
 use super::shown::clip;
 use std::fmt;
@@ -6,7 +6,7 @@ use std::fmt;
 /// Maximum bytes of a found value that a message quotes.
 pub const QUOTED: usize = 200;
 
-/// serde's names of what a key should have, and ours.
+/// serde's names of expected values, and ours.
 const EXPECTED: &[(&str, &str)] = &[
     ("i64", "a whole number"),
     ("i32", "a whole number from -2147483648 to 2147483647"),
@@ -26,14 +26,14 @@ const NATURALS: &[(&str, u64)] = &[
     ("usize", usize::MAX as u64),
 ];
 
-/// What is wrong with a JSON text.
+/// An error in a JSON text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mismatch<'a> {
     /// The path of the key, such as `layers[0].size`; empty for the whole text.
     pub key: String,
-    /// What the key should have.
+    /// The expected value, in words.
     pub expected: String,
-    /// What it has, at most [`QUOTED`] bytes.
+    /// The value found, at most [`QUOTED`] bytes.
     pub found: String,
     /// The line and the column, if `found` does not name them.
     place: &'a str,

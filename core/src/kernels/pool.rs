@@ -127,9 +127,9 @@ impl ThreadPool {
         self.run(parts, &|part| body(part, unsafe { shared.part(part * width, width) }));
     }
 
-    /// Calls `body(first_row, column, parts)` for `floats`, (rows, columns, width), on all threads if `share`. `parts` are
-    /// those of up to `T` rows from `first_row` on, in one column. All rows of a column precede the next column. Threads share the rows
-    /// of a column if there are too few columns for all threads.
+    /// Calls `body(first_row, column, parts)` for `floats`, (rows, columns, width), on all threads if `share`. `parts` are those of
+    /// up to `T` rows from `first_row` on, in one column. All rows of a column precede the next column. If there are too few
+    /// columns for all threads, threads share the rows of a column.
     pub fn for_columns<const T: usize>(
         &self,
         floats: &mut [f32],
@@ -275,6 +275,27 @@ mod tests {
                 counts[task].fetch_add(1, Relaxed);
             });
             assert!(counts.iter().all(|count| count.load(Relaxed) == 1));
+        }
+    }
+
+    #[test]
+    fn each_row_of_each_column_is_visited_once() {
+        const ROWS: usize = 16;
+        for threads in [1, 2, 7] {
+            let pool = ThreadPool::new(threads);
+            for (rows, columns, share) in [(1, 1, true), (5, 3, false), (16, 8, true), (33, 1, true), (50, 20, true)] {
+                let mut floats = vec![0f32; rows * columns * 2];
+                pool.for_columns::<ROWS>(&mut floats, rows, columns, share, &|first, column, parts| {
+                    assert!(!parts.is_empty() && parts.len() <= ROWS);
+                    for (row, part) in (first..).zip(parts) {
+                        part[0] += 1.0;
+                        part[1] = (row * columns + column) as f32;
+                    }
+                });
+                for (cell, part) in floats.chunks_exact(2).enumerate() {
+                    assert_eq!(part, [1.0, cell as f32], "{threads} threads, {rows} rows, {columns} columns");
+                }
+            }
         }
     }
 

@@ -106,9 +106,9 @@ impl Handle {
         (Self(Arc::new(WorkerThread { inner, thread: None })), task)
     }
 
-    /// Queues a validated request about a text. Fails with `QueueFull`, `Draining`, `Deadline` if the deadline has
-    /// passed or cannot be met, `NeverFits` if the request could not run even alone, `TooMuchWork`, or `BadOption` for a priority out
-    /// of range. Also fails as [`Generate::validate`](crate::decode::options::Generate::validate) and
+    /// Queues a validated request about a text. Fails with `QueueFull`, `Draining`, `Deadline` if the deadline has passed or cannot
+    /// be met, `NeverFits` if the request could not run even alone, `TooMuchWork`, or `BadOption` for a priority out of range. Also
+    /// fails as [`Generate::validate`](crate::decode::options::Generate::validate) and
     /// [`Score::validate`](crate::decode::options::Score::validate) do.
     pub fn submit(&self, job: Job, terms: impl Into<Terms>) -> Result<Events> {
         let terms = terms.into();
@@ -116,8 +116,8 @@ impl Handle {
         self.enqueue(opened.request, opened.cached, &terms).map(|()| opened.events)
     }
 
-    /// Queues requests about texts so that the worker sees all of them before its next step. Fails as [`submit`](Self::submit) does;
-    /// the requests are then cancelled.
+    /// Queues requests about texts so that the worker sees all of them before its next step. Fails as [`submit`](Self::submit)
+    /// does; the requests are then cancelled.
     pub(super) fn submit_together(&self, jobs: Vec<Job>, terms: &Terms) -> Result<Vec<Events>> {
         let opened: Vec<OpenedJob> = jobs.into_iter().map(|job| self.open_job(job, terms)).collect::<Result<_>>()?;
         let mut queued = Vec::with_capacity(opened.len());

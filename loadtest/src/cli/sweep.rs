@@ -67,7 +67,8 @@ pub(super) struct KneeSearchArgs {
     /// Highest rate of the search.
     #[arg(long, value_name = "RATE", default_value_t = 1024.0)]
     to: f64,
-    /// Number of times that the search bisects between the highest sustained and the lowest unsustained rate [default: 3; in `report`, 1].
+    /// Number of times that the search bisects between the highest sustained and the lowest unsustained rate [default: 3; in
+    /// `report`, 1].
     #[arg(long, value_name = "N")]
     refine: Option<usize>,
     #[command(flatten)]

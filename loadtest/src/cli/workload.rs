@@ -45,7 +45,8 @@ pub(super) struct WorkloadArgs {
     pub(super) beam: Option<u32>,
     /// Workload of a mix, as comma-separated key=value pairs: name, kind (generate, summarize, edit), model, weight, prompts,
     /// prompt-chars, output-chars, shared-prefix, prefixes, temperature, chunk-chars, beam. Other options apply to keys not given.
-    /// With kind=edit also: rate (keystrokes a second), pause, count, until (word, line, segment, max_chars). The flag can be repeated.
+    /// With kind=edit also: rate (keystrokes a second), pause, count, until (word, line, segment, max_chars). The flag can be
+    /// repeated.
     #[arg(long = "workload", value_name = "SPEC")]
     workloads: Vec<String>,
     /// Seed of all random choices: contents, lengths, arrivals, and the server's sampling.
@@ -135,7 +136,11 @@ impl WorkloadArgs {
             return Err(Error::option("--temperature", temperature, format!("no value ({RANKED})")));
         }
         if self.prefixes > 1 && specs.iter().all(|spec| spec.shared_prefix == 0) {
-            return Err(Error::option("--prefixes", self.prefixes, "1 without --shared-prefix, the length of each"));
+            return Err(Error::option(
+                "--prefixes",
+                self.prefixes,
+                "1 unless --shared-prefix gives the length of a prefix",
+            ));
         }
         WorkloadMix::new(&specs, seed, cancel_share)
     }
@@ -222,7 +227,9 @@ fn check_session(spec: WorkloadSpec, timeout: Duration) -> Result<WorkloadSpec, 
     if seconds < timeout.as_secs_f64() {
         return Ok(spec);
     }
-    Err(format!("--timeout: expected above {seconds} s for a session of {keystrokes} keystrokes, found {timeout:?}"))
+    Err(format!(
+        "--timeout: expected more than {seconds} s for a session of {keystrokes} keystrokes, found {timeout:?}"
+    ))
 }
 
 /// Parses a workload; `spec` has the values of keys not given.
@@ -258,7 +265,7 @@ fn parse_spec(mut spec: WorkloadSpec, text: &str) -> Result<WorkloadSpec, String
         }
     }
     if keys.contains(&"prefixes") && spec.shared_prefix == 0 {
-        return Err("prefixes: expected no value without shared-prefix, the length of each".into());
+        return Err("prefixes: expected no value unless shared-prefix gives the length of a prefix".into());
     }
     if keys.contains(&"temperature") && spec.kind == EDIT {
         return Err(format!("temperature: expected no value ({RANKED})"));

@@ -69,7 +69,10 @@ impl ConnectOptions {
     }
 
     fn connect_error(&self, error: &(dyn std::error::Error + 'static)) -> Error {
-        Error::Remote { server: self.address.clone(), reason: FailedConnection::new(error).to_string() }
+        let failed = FailedConnection::new(error);
+        let server = self.address.clone();
+        let reason = failed.to_string();
+        if failed.has_hint() { Error::Explained { server, reason } } else { Error::Remote { server, reason } }
     }
 
     /// Adds to the error of a connection what answers at the address and what the user can do about it.

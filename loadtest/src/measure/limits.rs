@@ -32,7 +32,7 @@ pub(crate) struct LimitEvidence {
 }
 
 impl TesterLimit {
-    /// Returns the limits that a report states for a measurement, whose requests have these figures, for each model.
+    /// Returns the limits that a report states for a measurement. `requests` has the figures of each model.
     pub fn of(tester: &TesterFigures, requests: &[&RequestFigures]) -> Vec<Self> {
         // a report states none if the server ended the measurement
         if tester.limits.is_empty() { Vec::new() } else { LimitEvidence::of(requests).limits(tester) }

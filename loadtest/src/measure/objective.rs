@@ -11,8 +11,9 @@ struct ObjectiveKind {
 }
 
 /// Kinds of objectives. `ttfc` and `total` count from the intended send time of the request, `char` is the mean time per character
-/// after those that came first, together, and gaps are the times between its messages. `key` is the time from a keystroke to its completions.
-/// An objective whose figure a request does not have is met: a request with a single message, for example, has no gaps.
+/// after those that came first, together, and gaps are the times between its messages. `key` is the time from a keystroke to its
+/// completions. An objective whose figure a request does not have is met: a request with a single message, for example, has no
+/// gaps.
 const KINDS: [ObjectiveKind; 9] = [
     ObjectiveKind { name: "ttfc", figure: |timer, _| timer.first() },
     ObjectiveKind { name: "total", figure: |_, total| Some(total) },

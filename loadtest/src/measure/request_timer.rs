@@ -81,7 +81,7 @@ pub struct ClientTimer {
     /// Characters after which this client cancels the request, if it does.
     cancel_after: Option<u64>,
     pub characters: u64,
-    /// Characters of the first message, and of those that came together with it.
+    /// Characters of the first message and of the messages that came together with it.
     first_characters: u64,
     /// True once a message came apart from the one before.
     came_apart: bool,
@@ -188,7 +188,8 @@ impl ClientTimer {
         Some(self.last? - self.first?)
     }
 
-    /// Returns the mean time of a character after those that came first, together; `None` if all came together.
+    /// Returns the mean time of a character, without those of the first message and of messages that came together with it. `None`
+    /// if there are no others.
     pub fn per_char(&self) -> Option<Duration> {
         let after = u32::try_from(self.characters.checked_sub(self.first_characters)?).ok()?;
         self.stream()?.checked_div(after)
@@ -268,7 +269,7 @@ mod tests {
         assert_eq!(
             timer.per_char(),
             Some((us(40_006) + us(21)) / 3),
-            "from the first message on, without its companions"
+            "from the first message on, without the characters that came together with it"
         );
         assert_eq!(timer.segments, [us(40_000)]);
         assert_eq!(timer.gaps.len(), 10);

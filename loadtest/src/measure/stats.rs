@@ -174,9 +174,9 @@ pub struct RequestFigures {
     pub boundary_gap_ns: Option<Percentiles>,
     /// From one end of a segment to the next, if not all messages came together; absent if boundaries were not requested.
     pub segment_ns: Option<Percentiles>,
-    /// Per request: the mean time of a character after those that came first, together.
+    /// Per request: the mean time of a character, without those that came together with the first message.
     pub char_ns: Percentiles,
-    /// Per request: characters per second after those that came first, together.
+    /// Per request: characters per second, without those that came together with the first message.
     pub chars_per_second: Percentiles,
     /// Times that the server reports.
     pub server: ServerTimings,

@@ -110,8 +110,8 @@ pub(super) fn rows(figures: &RequestFigures) -> Vec<FigureRow> {
         ]),
         _ => rows.push(FigureRow::gap("gap", "between messages", figures.gap_ns)),
     }
-    // Reports of earlier versions have times of messages that came together. A mean over characters of which some messages came apart is
-    // the server's, however short it is.
+    // Reports of earlier versions have times of messages that came together. A mean over characters of which some messages came
+    // apart is the server's, however short it is.
     let all_together = figures.gap_ns.max.is_some_and(|longest| longest < TOGETHER_NS);
     let segment = |values| FigureRow::gap("segment", "from one segment's end to the next", values);
     rows.extend(figures.segment_ns.map(segment));

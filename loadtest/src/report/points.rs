@@ -11,7 +11,7 @@ use crate::{
     units::{digits, time},
 };
 
-/// Mark of a load in tables whose figures the tester may have distorted.
+/// Mark in tables for a load whose figures the tester may have distorted.
 pub(super) const LIMITED: &str = "†";
 
 /// Column of a table of loads.

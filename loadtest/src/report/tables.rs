@@ -17,7 +17,7 @@ use crate::{
 };
 use maud::{Markup, html};
 
-/// Draws the loads of several models; a mark stands for those that the tester may have distorted.
+/// Draws the loads of several models and marks those that the tester may have distorted.
 pub(super) fn points_table(models: &[ModelPoints<'_>]) -> Markup {
     let points = || models.iter().flat_map(|all| all.points);
     let mut windows: Vec<_> = points().map(window).collect();

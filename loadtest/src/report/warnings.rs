@@ -1,4 +1,4 @@
-//! Warnings about the tester: one for each cause, with the steps that it concerns.
+//! Warnings about the tester: one for each cause, with the measurements that it concerns.
 
 use super::{
     data::{MeasurementReport, ReportPart},
@@ -13,7 +13,7 @@ use crate::{
     units::time,
 };
 
-/// Maximum loads that a warning lists. More of them have only their mark in the tables.
+/// Maximum loads that a warning lists. If there are more, it states their number, and the tables mark them.
 const MAX_LISTED: usize = 12;
 
 /// Cause of a warning.
@@ -24,13 +24,13 @@ struct Cause {
     shares_machine: bool,
 }
 
-/// A cause, and the steps in which it was found.
+/// A cause, and the measurements in which it was found.
 #[derive(Debug)]
 struct Warning {
     cause: Cause,
-    /// The steps that are loads, with their marks.
+    /// The measurements that are loads, with their marks.
     loads: Vec<String>,
-    /// The other steps: comparisons.
+    /// Number of comparisons.
     comparisons: usize,
     /// Greatest 99th percentile of the event lag in these steps, in nanoseconds.
     lag: f64,
@@ -40,7 +40,7 @@ struct Warning {
 #[derive(Debug, Default)]
 struct Warnings {
     all: Vec<Warning>,
-    /// Measurements with figures of the tester.
+    /// Number of measurements with figures of the tester.
     measured: usize,
 }
 
@@ -66,14 +66,15 @@ pub(super) fn tester_warnings<'a>(reports: impl IntoIterator<Item = &'a Measurem
     all.iter().map(|warning| warning.sentence(measured)).collect()
 }
 
-/// Returns true if a server's address is one of the tester's own machine.
+/// Returns true if a server's address is a loopback address.
 fn is_local(server: &str) -> bool {
     let address = server.split_once("://").map_or(server, |(_, rest)| rest);
     ["localhost", "127.", "[::1]"].iter().any(|start| address.starts_with(start))
 }
 
 impl Warnings {
-    /// Adds the measurements of a part. `several` is true if the steps of several models need their models' names.
+    /// Adds the measurements of a part. `several` is true if measurements need their models' names, because there are several
+    /// models.
     fn add_part(&mut self, part: &ReportPart, shares_machine: bool, several: bool) {
         let (model, points) = match part {
             ReportPart::Run { model, point } => (model, std::slice::from_ref(point)),
@@ -95,7 +96,7 @@ impl Warnings {
         }
     }
 
-    /// Adds the limits of a step: of `load`, or of a comparison if there is none.
+    /// Adds the limits of a measurement: of `load`, or of a comparison if `load` is `None`.
     fn add(&mut self, load: Option<&str>, tester: &TesterFigures, limits: &[TesterLimit], shares_machine: bool) {
         self.measured += 1;
         let lag = tester.event_lag_ns.p99.unwrap_or(0.0);
@@ -116,7 +117,7 @@ impl Warnings {
 }
 
 impl Warning {
-    /// Lists the steps, or says how the tables mark them if there are many.
+    /// Lists the measurements, or states the number of loads if there are many.
     fn steps(&self) -> String {
         let comparison = match self.comparisons {
             0 => None,

@@ -67,7 +67,8 @@ fn a_report_with_a_comparison_is_written_and_drawn_again() {
     let output = run(&[&files[..], &words(SHORT)].concat());
     let progress = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{progress}");
-    // a comparison; and for each model two closed loops, a search of four loads, and a run at half of the knee, which may be missing
+    // a comparison; and for each model two closed loops, a search of four loads, and a run at half of the knee, which may be
+    // missing
     let plan = "weir-loadtest: 9 steps: about 14 s of sending, plus the wait for each load's last answers, plus 8 rounds, each as long as \
         its requests\n";
     assert!(progress.starts_with(plan), "{progress}");

@@ -22,7 +22,7 @@ fn contradicting_options_are_rejected() {
         ),
         (
             &["run", address, "--model", "a", "--prefixes", "3"],
-            "--prefixes: expected 1 without --shared-prefix, the length of each, found 3",
+            "--prefixes: expected 1 unless --shared-prefix gives the length of a prefix, found 3",
         ),
         (
             &["run", address, "--model", "a", "--workload", "prefixes=3"],
@@ -66,7 +66,7 @@ fn contradicting_options_are_rejected() {
         ),
         (
             &["run", address, "--model", "a", "--workload", "kind=edit,output-chars=700"],
-            "--timeout: expected above 70 s for a session of 700 keystrokes, found 60s",
+            "--timeout: expected more than 70 s for a session of 700 keystrokes, found 60s",
         ),
         (
             &["sweep", address, "--model", "a", "--from", "5", "--to", "2"],

@@ -32,7 +32,7 @@ fn answering(answer: &'static [u8]) -> String {
 #[test]
 fn the_error_names_what_answers_at_the_address() {
     let http = answering(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n");
-    // as weir's gRPC port does, whose first answer to HTTP/2 is no TLS either
+    // weir's gRPC port answers this. Its first answer to HTTP/2 is not TLS either.
     let grpc = answering(b"HTTP/1.1 505 HTTP Version Not Supported\r\ncontent-length: 0\r\n\r\n");
     let tls = answering(&[21, 3, 3, 0, 2, 2, 70]);
     // the alert of an HTTPS port to a client that offers HTTP/2 only: no_application_protocol

@@ -1,4 +1,4 @@
-//! Why a connection to a gRPC server failed, and what the user can do about it: the errors of `weir` and `weir-loadtest`.
+//! Explains why a connection to a gRPC server failed, and what the user can do about it, for `weir` and `weir-loadtest`.
 
 mod probe;
 mod tls_errors;
@@ -19,7 +19,7 @@ pub struct FailedConnection {
 }
 
 impl FailedConnection {
-    /// Describes an error by the error that caused it first.
+    /// Describes an error by its root cause.
     pub fn new(error: &(dyn Error + 'static)) -> Self {
         let mut cause = error;
         while let Some(source) = cause.source() {
@@ -31,6 +31,11 @@ impl FailedConnection {
     /// Describes an error whose cause is known only as a text.
     pub fn of_text(reason: String) -> Self {
         Self { reason, tls_hint: None }
+    }
+
+    /// Returns true if the TLS handshake shows the likely cause.
+    pub fn has_hint(&self) -> bool {
+        self.tls_hint.is_some()
     }
 
     /// Connects to `address`, which is `host:port` or a URL, and returns the error with what answers there.

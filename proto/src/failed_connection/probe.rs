@@ -56,7 +56,7 @@ fn is_tls(answer: &[u8]) -> bool {
     matches!(answer, [21 | 22, 3, ..])
 }
 
-/// Connects to `host` and sends a probe. Returns the first bytes of the answer, or what the lack of one shows.
+/// Connects to `host` and sends a probe. Returns the first bytes of the answer. Fails with what a missing answer shows.
 async fn answer_to(host: &str, probe: &[u8]) -> Result<Vec<u8>, DetectedProtocol> {
     let Ok(Ok(mut stream)) = timeout(PROBE_TIMEOUT, TcpStream::connect(host)).await else {
         return Err(DetectedProtocol::Unreachable);

@@ -36,8 +36,8 @@ pub struct ServeConfig {
     pub listen: SocketAddr,
     /// Address of the HTTP completions server, if enabled.
     pub http_listen: Option<SocketAddr>,
-    /// True if the settings have no address at all. The server then starts without an HTTP port or an admin port whose address
-    /// another program has.
+    /// True if the settings have no address at all. If another program uses the HTTP or admin address, the server then starts
+    /// without that port.
     pub default_listeners: bool,
     /// The checkpoints to serve.
     pub checkpoints: Vec<ServedCheckpoint>,
@@ -116,8 +116,8 @@ pub struct TransportConfig {
     pub drain: Duration,
     /// Maximum bytes of one request message.
     pub message_bytes: usize,
-    /// Maximum bytes of all request messages that are incomplete or not yet converted, of the symbols of running and queued requests,
-    /// and of all collected responses, together.
+    /// Maximum bytes of all request messages that are incomplete or not yet converted, of the symbols of running and queued
+    /// requests, and of all collected responses, together.
     pub request_memory: usize,
     /// Maximum bytes of memory of a response that is collected, not streamed.
     pub response_bytes: usize,

@@ -1,4 +1,4 @@
-//! A histogram that is rendered from its first observation on.
+//! A histogram that is rendered only after its first observation.
 
 use prometheus_client::{
     encoding::{EncodeMetric, MetricEncoder},

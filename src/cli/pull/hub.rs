@@ -1,9 +1,9 @@
 //! Repositories of the Hugging Face Hub, which serves each file at `ENDPOINT/ORG/NAME/resolve/REVISION/FILE`.
 //!
 //! The crate `hf-hub` is not used. Version 0.5 sends the user's token to the host that the Hub redirects to. It writes to the path
-//! that a response's `etag` gives, also outside of its cache. It stores more bytes than the server stated, without a limit, and takes
-//! fewer as a complete file. It trusts only authorities that are part of the program. Version 1.0 requires `hf-xet`, the client of
-//! another protocol, and its feature for TLS brings aws-lc, which the rules for dependencies exclude.
+//! that a response's `etag` gives, even outside its cache. It stores more bytes than the server stated, without a limit, and
+//! accepts fewer as a complete file. It trusts only authorities that are part of the program. Version 1.0 requires `hf-xet`, the
+//! client of another protocol. Its feature for TLS depends on aws-lc, which the rules for dependencies exclude.
 
 use super::{
     http::{HttpFolder, HubAccess, without_secrets},

@@ -15,9 +15,9 @@ const FILE_BYTES: u64 = 64 << 10;
 /// A bearer token of the Hub.
 #[derive(PartialEq, Eq)]
 pub(super) enum HubToken {
-    /// The user's, which every request carries. After a redirect to another host it is not sent.
+    /// The user's token. Every request carries it, except after a redirect to another host.
     Sent(String),
-    /// The user has none.
+    /// The user has no token.
     Unset,
     /// The connection is not encrypted, so no token may be sent.
     Unencrypted,
@@ -25,7 +25,7 @@ pub(super) enum HubToken {
 
 impl HubToken {
     /// Returns the token in `HF_TOKEN`, or else the one in the file where the Hub's own tools keep it. Fails if that file cannot be
-    /// read. Reads neither if the endpoint has no TLS.
+    /// read, unless this user has no access to it. Reads neither if the endpoint has no TLS.
     pub(super) fn of_user(endpoint: &str) -> Result<Self> {
         // A token must not cross the network in plain text.
         if !endpoint.starts_with("https://") {
@@ -39,12 +39,12 @@ impl HubToken {
     }
 }
 
-/// Returns the value of a variable that is not empty.
+/// Returns the value of an environment variable, or `None` if it is unset or empty.
 fn variable(name: &str) -> Option<OsString> {
     env::var_os(name).filter(|value| !value.is_empty())
 }
 
-/// Returns the file in which `hf auth login` keeps the token, as `variable` gives the variables.
+/// Returns the file in which `hf auth login` keeps the token. `variable` returns an environment variable's value.
 fn file(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     let path = |name| variable(name).map(PathBuf::from);
     let cache = || path("XDG_CACHE_HOME").or_else(|| Some(path("HOME")?.join(".cache")));
@@ -52,13 +52,15 @@ fn file(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     path("HF_TOKEN_PATH").or_else(|| Some(home()?.join("token")))
 }
 
-/// Reads the token in a file. Returns `None` if there is no file, or if it is empty.
+/// Reads the token in a file. Returns `None` if there is no file, if this user has no access to it, or if it is empty.
 fn read(path: PathBuf) -> Result<Option<String>> {
     let mut text = String::new();
+    use ErrorKind::{NotADirectory, NotFound, PermissionDenied};
     let read = File::open(&path).and_then(|file| file.take(FILE_BYTES).read_to_string(&mut text));
     match read {
         Ok(_) => Ok(Some(text.trim().to_owned()).filter(|token| !token.is_empty())),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        // a home folder of another user, or of nobody, keeps no public model from being pulled
+        Err(error) if matches!(error.kind(), NotFound | NotADirectory | PermissionDenied) => Ok(None),
         Err(error) => Err(Error::io(&path)(error)),
     }
 }
@@ -93,6 +95,7 @@ mod tests {
             fs::write(&file, text).unwrap();
             assert_eq!(read(file.clone()).unwrap().as_deref(), token);
         }
+        assert_eq!(read(file.join("below-a-file")).unwrap(), None);
         fs::write(&file, [0xff]).unwrap();
         assert!(read(file).unwrap_err().to_string().contains("token"));
     }

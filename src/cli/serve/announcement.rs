@@ -37,13 +37,13 @@ fn optional(port: &PortState, scheme: &str, path: &str, flag: &str, default: Soc
         PortState::Open(address) => url(scheme, *address, path),
         PortState::Unset => format!("off; `{flag} localhost:{usual}` turns it on"),
         PortState::Unprotected => {
-            format!("off, because it has neither keys nor TLS; `{flag} localhost:{usual}` turns it on")
+            format!("off, because this port supports neither keys nor TLS; `{flag} localhost:{usual}` turns it on")
         }
         PortState::Failed(why) => format!("off: {why}; `{flag} localhost:0` selects a free port"),
     }
 }
 
-/// Returns a URL that a client on this machine can reach: with loopback in place of all addresses, which then follow.
+/// Returns a URL that works on this machine. An unspecified address becomes loopback, and the original follows the URL.
 fn url(scheme: &str, address: SocketAddr, path: &str) -> String {
     let ip = match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
@@ -91,7 +91,7 @@ mod tests {
         let expected = [
             "gRPC        http://127.0.0.1:1",
             "playground  off: another program uses 127.0.0.1:8000; `--http-listen localhost:0` selects a free port",
-            "metrics     off, because it has neither keys nor TLS; `--admin-listen localhost:9090` turns it on",
+            "metrics     off, because this port supports neither keys nor TLS; `--admin-listen localhost:9090` turns it on",
         ];
         let taken = PortState::Failed("another program uses 127.0.0.1:8000".into());
         assert_eq!(lines(taken, PortState::Unprotected), expected);

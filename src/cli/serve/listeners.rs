@@ -45,7 +45,7 @@ impl Listeners {
         let http = parse("--http-listen", &transport.http_listen);
         let admin = parse("--admin-listen", &operations.admin_listen);
         check_distinct(&[("--listen", grpc), ("--http-listen", http), ("--admin-listen", admin)], checks);
-        // Only an invalid address is replaced, and the checks have recorded that.
+        // The default replaces only an invalid address, which the checks have recorded.
         Self { grpc: grpc.unwrap_or(GRPC), http, admin, are_default: false }
     }
 }

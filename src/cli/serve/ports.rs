@@ -54,20 +54,20 @@ fn failed(flag: &str, address: SocketAddr, error: &io::Error) -> Error {
     Error::Setting(format!("{flag} {address}: {error}{hint}"))
 }
 
-/// Whether a port that the server can lack is open.
+/// State of an optional port.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum PortState {
     /// Open at this address.
     Open(SocketAddr),
     /// The settings have addresses, but none for this port.
     Unset,
-    /// The settings have no address, and the port has no default address, because it has neither keys nor TLS.
+    /// The settings have no address. The server has API keys or TLS, which this port lacks, so the port has no default address.
     Unprotected,
-    /// The port's default address cannot be opened, for this reason.
+    /// The server cannot open the port's default address, for this reason.
     Failed(String),
 }
 
-/// A port that the server can lack.
+/// A port that the server can run without.
 pub(super) struct OptionalPort {
     /// True if the settings have no address.
     is_default: bool,

@@ -34,7 +34,8 @@ struct Mistake<'a> {
     message: &'a str,
 }
 
-/// Returns the rows: paragraphs of an optional line `given …`, a line `$ …` and the message. Lines that begin with `#` are comments.
+/// Returns the rows: paragraphs of an optional line `given …`, a line `$ …` and the message. Lines that begin with `#` are
+/// comments.
 fn rows(table: &str) -> Vec<Mistake<'_>> {
     let paragraphs = table.split("\n\n").map(str::trim);
     paragraphs.filter(|paragraph| !paragraph.starts_with('#')).map(row).collect()

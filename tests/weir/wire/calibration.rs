@@ -12,7 +12,7 @@ use weir::{
 #[tokio::test(start_paused = true)]
 async fn a_doubtful_calibration_is_repeated_after_growing_idle_times() {
     let engines = Engines::default();
-    // There is time for one sample, which is too few to be trusted.
+    // There is time for one sample, too few for a reliable calibration.
     let limits = Limits { calibration: Duration::from_nanos(1), ..Limits::default() };
     let into = engines.clone();
     let launch = move || into.add(into.launch(Fake::new("fake", Kind::Pooled), limits, None).unwrap()).unwrap();
@@ -20,7 +20,7 @@ async fn a_doubtful_calibration_is_repeated_after_growing_idle_times() {
     let engine = engines.find("model", None).unwrap();
     let began = Instant::now();
     let calibrating = tokio::spawn(engines.calibrate_when_idle());
-    // Between the polls of the server, which are at even seconds.
+    // This time lies between the server's polls, which are at even seconds.
     sleep(Duration::from_millis(20_500)).await;
     let busy = engine.clone();
     let answer = move || {

@@ -25,7 +25,7 @@ _WITHOUT_TLS = "the port does not use TLS: use http:// in the address, without t
 
 
 def add_remedy(error: WeirError, settings: Settings) -> None:
-    """Connects to the server's address after a failed connection. Adds to the error which mix-up is its cause, if any is."""
+    """Connects to the server's address after a failed connection. If a mix-up is the cause, adds the remedy to the error."""
     address = _address(settings.target())
     if error.code is not grpc.StatusCode.UNAVAILABLE or error.request_id is not None or address is None:
         return
@@ -38,7 +38,7 @@ def add_remedy(error: WeirError, settings: Settings) -> None:
 
 
 def _remedy(address: Tuple[str, int], is_encrypted: bool) -> Optional[str]:
-    """Returns what to do, or None if the port speaks what the client expects."""
+    """Returns the remedy, or None if there is no mix-up."""
     answer = _answer(address, _HTTP_PROBE)
     if _is_tls(answer) or (answer.startswith(b"HTTP/") and _is_tls(_answer(address, _TLS_PROBE))):
         if not is_encrypted:

@@ -160,7 +160,7 @@ fn add_rows<S: Simd, const B: usize>(
     }
 }
 
-/// Multiplies a row's weights with the scales of their values and rounds them to integers, whose unit it keeps.
+/// Multiplies a row's weights with the scales of their values and rounds them to integers. Stores their unit.
 #[inline(always)]
 fn round_weights<S: Simd>(simd: S, head: &AttentionHead<'_>, span: &Span<'_>, row: usize, work: &mut Work) {
     let weights = &mut work.scores[row];

@@ -8,8 +8,8 @@ pub const POSITIONS: usize = 2 * LANES;
 /// Positions whose int8 values share a cell.
 pub(super) const QUAD: usize = 4;
 
-/// Returns the index of a position's int8 value in its cell. A vector of 16-bit integers then takes neighbouring positions from the even
-/// bytes of a cell, and from the odd ones.
+/// Returns the index of a position's int8 value in its cell. The even bytes of a cell then hold two neighbouring positions, and the
+/// odd bytes the next two.
 #[inline(always)]
 pub(super) const fn byte_of(position: usize) -> usize {
     [0, 2, 1, 3][position % QUAD]
@@ -17,10 +17,10 @@ pub(super) const fn byte_of(position: usize) -> usize {
 
 /// Layout of the pages of one stack of layers.
 ///
-/// Each layer and head has its keys as (head_dim, positions), followed by its values as (positions, head_dim), so that
-/// attention reads one stream. int8 is stored in cells that one instruction multiplies and sums: keys as
-/// (head_dim/4, positions, 4) with unspecified padding, values as (positions/4, head_dim, 4) with the four positions in the order 0, 2, 1, 3, then the scales of the keys,
-/// (positions), and of the values, (positions). The outputs of the stack, (positions, output) in f32, follow all layers.
+/// Each layer and head has its keys as (head_dim, positions), followed by its values as (positions, head_dim), so that attention
+/// reads one stream. int8 is stored in cells that one instruction multiplies and sums: keys as (head_dim/4, positions, 4) with
+/// unspecified padding, values as (positions/4, head_dim, 4) with the four positions in the order 0, 2, 1, 3, then the scales of
+/// the keys, (positions), and of the values, (positions). The outputs of the stack, (positions, output) in f32, follow all layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PageLayout {
     /// Type of keys and values.

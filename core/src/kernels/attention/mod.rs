@@ -130,6 +130,10 @@ fn attend_body<S: Simd, N: Stored>(
     let end = rows.iter().map(|row| row.position + 1).max().unwrap_or(0);
     for first in (start..end).step_by(SPAN) {
         let span = Span::new(rows, first);
+        // windows of rows may lie far apart
+        if span.active.is_empty() {
+            continue;
+        }
         score(simd, stored, head, &span, work);
         for row in span.active.iter() {
             let pages = span.pages(row);
@@ -153,7 +157,7 @@ fn attend_body<S: Simd, N: Stored>(
     }
 }
 
-/// Computes the scores of a span's keys, and its runs. Scores of keys outside a row's window are unspecified.
+/// Splits a span into runs and computes the scores of its keys. Scores of keys outside a row's window are unspecified.
 #[inline(always)]
 fn score<S: Simd, N: Stored>(simd: S, stored: N, head: &AttentionHead<'_>, span: &Span<'_>, work: &mut Work) {
     let distances = multiply_distances(simd, stored, head, span, work);
@@ -227,8 +231,8 @@ fn multiply_keys<S: Simd, N: Stored>(
 }
 
 /// Multiplies the distance queries with the encodings of the distances to a span's keys, in decreasing order of distance. Returns
-/// the index of each row's product with its first page of keys, or `None` without distances. The index differs from zero because
-/// chunks of distances are aligned to the position of the query, but keys to the start of the sequence.
+/// the index of each row's product with its first page of keys, or `None` without distances. The index may differ from zero: chunks
+/// of distances are aligned to the query's position, pages to the start of the sequence.
 #[inline(always)]
 fn multiply_distances<S: Simd, N: Stored>(
     simd: S,

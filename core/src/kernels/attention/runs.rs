@@ -6,8 +6,8 @@ use super::{
 };
 use std::ops::Range;
 
-/// Keys of a span: scores of that many keys are held at a time, so that keys and values are read as two streams. Spans start at
-/// multiples of it, so that the order of summation depends on positions alone.
+/// Number of keys in a span. The scores of one span are held at a time, so that keys and values are read as two streams. Spans
+/// start at multiples of it, so that the order of summation depends on positions alone.
 pub(super) const SPAN: usize = 16 * POSITIONS;
 
 /// A set of rows of one call.
@@ -23,7 +23,7 @@ impl RowSet {
     }
 
     #[inline(always)]
-    fn is_empty(self) -> bool {
+    pub(super) fn is_empty(self) -> bool {
         self.0 == 0
     }
 
@@ -154,7 +154,7 @@ impl<'a> Span<'a> {
             let end = start + 1 + (start + 1..end).take_while(is_shared).count();
             found.push(Run { rows: same, pages: start..end });
             pending.push((left.without(same).without(later), start));
-            // next, so that a sequence's pages are read one after another
+            // processed next, so that a sequence's pages are read one after another
             pending.push((same.union(later), end));
         }
     }
@@ -172,6 +172,6 @@ pub(super) struct Run {
 #[derive(Default)]
 pub(super) struct Runs {
     pub(super) found: Vec<Run>,
-    /// Rows that still need a run, from a page on.
+    /// Sets of rows that still need runs, each with its first page.
     pending: Vec<(RowSet, usize)>,
 }

@@ -112,12 +112,36 @@ impl Forks {
     }
 }
 
+/// A NaN of one row stays in that row, also on tiles, and nothing of a call affects the next one on the same thread.
+#[test]
+fn a_nan_stays_in_its_row_and_in_its_call() {
+    for dtype in Dtype::ALL {
+        let forks = [Fork { shared: 0, positions: 70, rows: 6, window: usize::MAX }];
+        let good = Forks::new(dtype, 64, &forks);
+        let mut bad = Forks::new(dtype, 64, &forks);
+        let infinite = vec![f32::INFINITY; 64];
+        write(&bad.layout, bad.pages[0][67 / POSITIONS].bytes_mut().unwrap(), 0, 67 % POSITIONS, &infinite, &infinite);
+        bad.rows.iter().for_each(|&(_, position)| assert!(position >= 64));
+        for isa in Isa::all() {
+            let expected = std::thread::scope(|scope| scope.spawn(|| good.attend(isa, true)).join().unwrap());
+            let out = bad.attend(isa, true);
+            for ((&(_, position), row), good) in bad.rows.iter().zip(out.chunks(64)).zip(expected.chunks(64)) {
+                let name = isa.name();
+                assert!(if position < 67 { row == good } else { row.iter().all(|x| x.is_nan()) }, "{name} {position}");
+            }
+            let narrow = Forks::new(Dtype::F32, 12, &forks);
+            narrow.attend(isa, true);
+            assert!(good.attend(isa, true) == expected, "{dtype:?} {}", isa.name());
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
     #[test]
     fn rows_that_share_pages_have_the_bits_of_rows_alone(
-        dtype in select(&Dtype::ALL[..]), head_dim in select(vec![12, 16, 32, 48, 64, 80, 128]),
+        dtype in select(&Dtype::ALL[..]), head_dim in select(vec![12, 16, 32, 48, 64, 80, 128, 192, 256]),
         forks in prop::collection::vec(fork(1200), 1..8), block in select(vec![32, 64, usize::MAX]), distances: bool,
     ) {
         let mut case = Forks::new(dtype, head_dim, &forks);
@@ -128,7 +152,8 @@ proptest! {
         case.check();
     }
 
-    /// Every page of every row is in one run, and all rows of a run share its pages. Without windows, no two runs have the same page.
+    /// Every page of every row is in one run, and all rows of a run share its pages. Without windows, no two runs have the same
+    /// page.
     #[test]
     fn runs_partition_the_pages_of_all_rows(mut forks in prop::collection::vec(fork(1500), 1..8), windows: bool) {
         if !windows {

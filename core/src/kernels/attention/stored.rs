@@ -17,7 +17,7 @@ use std::marker::PhantomData;
 pub(super) const VECTOR_ROWS: usize = 3;
 /// Bytes of a cache line.
 const LINE: usize = 64;
-/// Columns of a span's keys, or of the distances to them, which need one more.
+/// Maximum columns of a span's keys, or of the distances to them, which need one column more.
 pub(super) const MAX_COLUMNS: usize = SPAN / POSITIONS + 1;
 
 /// Products of a row with the keys of a span, or with the distances to them.
@@ -30,7 +30,8 @@ pub(super) trait Stored: Copy {
     /// Pages to prefetch ahead: a few KiB.
     const PREFETCH_PAGES: usize;
 
-    /// Multiplies `B` queries with a page's keys, or as many distances. Each product is one ordered sum over a query's numbers.
+    /// Multiplies `B` queries with a page's keys, or with as many distances. Each product is one ordered sum over a query's
+    /// numbers.
     fn products<S: Simd, const B: usize>(
         simd: S,
         queries: &[Query<'_>; B],
@@ -88,7 +89,7 @@ pub(super) struct Columns<'a, T> {
 }
 
 impl<'a, T: Pod> Columns<'a, T> {
-    /// Returns columns without numbers.
+    /// Returns empty columns.
     pub(super) const fn empty() -> Self {
         Self { numbers: &[], scales: &[] }
     }
@@ -137,13 +138,13 @@ pub(super) struct Job<'a, T> {
     pub(super) queries: &'a [Query<'a>],
     /// At most [`MAX_COLUMNS`].
     pub(super) columns: &'a [Columns<'a, T>],
-    /// Index of each row's product with the first column, among its products. By row of the call.
+    /// For each row of the call, the index of its product with the first column.
     pub(super) first: &'a [usize; ROW_TILE],
     /// True if the columns may have to be fetched from memory.
     pub(super) prefetch: bool,
 }
 
-/// Multiplies with vectors.
+/// Multiplies all queries of a job with all its columns, with vectors.
 #[inline(always)]
 pub(super) fn multiply_vectors<S: Simd, N: Stored>(simd: S, job: &Job<'_, N::Number>, out: &mut [Products]) {
     let (row_tiles, rest) = job.rows.as_chunks::<VECTOR_ROWS>();

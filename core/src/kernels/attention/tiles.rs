@@ -1,8 +1,8 @@
 //! int8 attention of several rows on AMX tiles.
 //!
-//! A page's keys have the layout of tiles: sixteen cells of 64 bytes for every sixteen keys. So have its values: eight cells of 64
-//! bytes for every sixteen numbers of a head. Weights have 15 bits, which are multiplied as two bytes. Integer sums are exact, so their
-//! bits are those of vectors.
+//! A page's keys have the layout of tiles: sixteen cells of 64 bytes for every sixteen keys. Its values have it too: eight cells of
+//! 64 bytes for every sixteen numbers of a head. Weights have 15 bits, which are multiplied as two bytes. Integer sums are exact,
+//! so tiles and vectors give the same bits.
 
 use super::{
     bytes::run_values,
@@ -20,7 +20,7 @@ use std::arch::asm;
 const MIN_ROWS: usize = 4;
 /// Bytes of a cell.
 const CELL: usize = 4;
-/// Tiles along the numbers of a query, at most.
+/// Maximum tiles along the numbers of a query.
 const MAX_TILES: usize = 4;
 /// 32-bit integers in a row of a tile.
 const LANES: usize = TILE_BYTES / CELL;
@@ -31,7 +31,7 @@ const _: () = assert!(ROW_TILE == TILE_ROWS && POSITIONS == 2 * LANES);
 pub(super) struct Int8Tiles(Tiles);
 
 impl Int8Tiles {
-    /// Returns the storage if there are tiles, and they can multiply heads of this width for as many rows.
+    /// Returns the storage if the processor has tiles, they fit the head's width, and there are enough rows.
     pub(super) fn new(isa: Isa, head: &AttentionHead<'_>, rows: &[QueryRow<'_>]) -> Option<Self> {
         let dim = head.layout.head_dim;
         let fits = if dim <= TILE_BYTES { dim.is_multiple_of(LANES) } else { dim.is_multiple_of(TILE_BYTES) };
@@ -80,8 +80,9 @@ impl Stored for Int8Tiles {
             assert!(columns.numbers.len() >= bytes * POSITIONS);
             *pointer = columns.numbers.as_ptr();
         }
+        assert!((1..=MAX_TILES * TILE_BYTES).contains(&bytes));
         let width = bytes.min(TILE_BYTES);
-        assert!(bytes.is_multiple_of(width) && job.columns.len() <= sums.len());
+        assert!(bytes.is_multiple_of(width) && (1..=sums.len()).contains(&job.columns.len()));
         let shape = KeyShape { rows: count, width, tiles: bytes / width };
         // SAFETY: there are `count` rows of `bytes` numbers, as many columns and sums as pointers, and columns have `bytes` rows.
         unsafe { shape.multiply(self.0, &x, &columns[..job.columns.len()], sums) };
@@ -130,6 +131,7 @@ impl Stored for Int8Tiles {
             assert!(columns.numbers.len() >= POSITIONS * dim);
             *pointer = columns.numbers.as_ptr();
         }
+        assert!(!values.is_empty());
         let keys = run.pages.start * POSITIONS..run.pages.end * POSITIONS;
         let Work { weights, weight_bytes: [high, low], sums, .. } = work;
         for (index, &row) in rows.iter().enumerate() {
@@ -172,7 +174,7 @@ impl KeyShape {
     ///
     /// # Safety
     /// `x` has `rows` rows in each of `tiles` tiles. Each of `columns` points to [`POSITIONS`] columns of `width` · `tiles` numbers.
-    /// There are as many sums as columns.
+    /// `tiles` is from 1 to [`MAX_TILES`]. There is at least one column, and there are as many sums as columns.
     unsafe fn multiply(&self, tiles: Tiles, x: &[QueryTile; MAX_TILES], columns: &[*const i8], sums: &mut TileSums) {
         let [rows, steps] = [self.rows, self.width / CELL].map(|rows| rows as u8);
         let sum = TileShape::full(rows);
@@ -258,7 +260,7 @@ impl ValueShape {
     ///
     /// # Safety
     /// Each of `pages` points to [`POSITIONS`] values of `head_dim` numbers, and `number` + [`LANES`] is at most `head_dim`. There are
-    /// `rows` rows of weights, with [`POSITIONS`] of them for each page.
+    /// `rows` rows of weights, with [`POSITIONS`] of them for each page, and at least one page.
     unsafe fn multiply(
         &self,
         tiles: Tiles,
@@ -273,7 +275,7 @@ impl ValueShape {
         let weights = TileShape { rows, bytes: POSITIONS as u16 };
         let cells = TileShape::full((POSITIONS / CELL) as u8);
         let _active = ActiveTiles::new(tiles, [sum, sum, sum, sum, weights, weights, cells, cells]);
-        /// `$right` for the second sixteen numbers: empty, or `#`, which turns an instruction into a comment.
+        /// `$right` precedes instructions for the second sixteen numbers. It is empty, or `#`, which turns them into comments.
         macro_rules! assembly {
             ($right:literal) => {
                 asm!(

@@ -39,8 +39,8 @@ impl Isa {
         Self::portable()
     }
 
-    /// Returns all instruction sets that the processor and the system support, the widest first. Integer results are equal on all of
-    /// them, float results on all with fused multiply-adds.
+    /// Returns all instruction sets that the processor and the system support, the widest first. Integer results are equal on all
+    /// of them, float results on all with fused multiply-adds.
     pub fn all() -> Vec<Self> {
         match Self::detect().0 {
             #[cfg(target_arch = "x86_64")]

@@ -96,8 +96,8 @@ impl TileShape {
     }
 }
 
-/// Tiles in use by this thread, which has at most one such value at a time. Dropping it releases the tiles, so that the system no longer
-/// saves them when it switches threads.
+/// Tiles in use by this thread, which has at most one such value at a time. Dropping it releases the tiles, so that the system no
+/// longer saves them when it switches threads.
 pub(in crate::kernels) struct ActiveTiles(PhantomData<*const ()>);
 
 impl ActiveTiles {
@@ -114,8 +114,8 @@ impl ActiveTiles {
                 *rows = shape.rows;
             }
         }
-        // SAFETY: `Tiles` proves the instruction. `config` has 64 bytes, and shapes that the processor has. Compiled code never uses
-        // tiles.
+        // SAFETY: `Tiles` proves the instruction. `config` has 64 bytes, and shapes that the processor has. Compiled code never
+        // uses tiles.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const config, options(nostack, readonly)) };
         Self(PhantomData)
     }

@@ -205,8 +205,8 @@ mod tests {
         testing::{apply, computes, numbers},
     };
 
-    /// Rows that fill no tile, one, two and more; steps that fill no tile, whole tiles, and leave a rest; one group, a whole panel, and
-    /// a panel with one group after others.
+    /// Rows that fill no tile, one, two and more; steps that fill no tile, whole tiles, and leave a rest; one group, a whole panel,
+    /// and a panel with one group after others.
     #[test]
     fn every_shape_has_the_bits_of_the_portable_kernel() {
         let computes = computes(2);

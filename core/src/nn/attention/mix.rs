@@ -26,8 +26,8 @@ pub(crate) struct Mixing<'a> {
 
 /// Writes `outputs`, (positions, heads · head_dim).
 ///
-/// `cache` finds a sequence's cache, `query` returns a position's query of one head, without its keys, and `head` the terms of a head's
-/// scores.
+/// `cache` returns a sequence's cache. `query` returns a position's query of one head, without its keys. `head` returns the terms
+/// of a head's scores.
 pub(crate) fn mix<'c, 'q, 'h>(
     Mixing { compute, layout, positions, keys }: &Mixing<'_>,
     cache: &(impl Fn(usize) -> Result<&'c KvCache> + Sync),

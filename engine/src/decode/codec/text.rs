@@ -43,9 +43,9 @@ impl TextReader {
         self.normaliser.is_some() || text.sha256 == Digest::from(self.sha256.clone().finalize())
     }
 
-    /// Encodes a piece and appends its symbols. A model of bytes takes any bytes. Fails with [`Error::Unreadable`] if the text must be
-    /// UTF-8 and is not, and with [`Error::UnknownSymbol`] or [`Error::NeedsNormaliser`] at the first character that is not in the
-    /// vocabulary.
+    /// Encodes a piece and appends its symbols. A model of bytes takes any bytes. Fails with [`Error::Unreadable`] if the text must
+    /// be UTF-8 and is not, and with [`Error::UnknownSymbol`] or [`Error::NeedsNormaliser`] at the first character that is not in
+    /// the vocabulary.
     pub fn push(&mut self, mut piece: &[u8], symbols: &mut Vec<u32>) -> Result<()> {
         self.sha256.update(piece);
         if let (Some(zero), None) = (self.vocabulary.byte_zero(), &self.normaliser) {

@@ -10,18 +10,18 @@ use std::{
 /// Result of timing a model's steps. The outer error is that of a step.
 pub(super) type Measured = Result<std::result::Result<TimingTable, NotCalibrated>>;
 
-/// The calibration of a model: none until it is decided.
+/// The calibration of a model: `None` until a measurement succeeds or fails.
 #[derive(Debug, Default)]
 pub struct LatestCalibration(Mutex<Option<Calibrated>>);
 
 impl LatestCalibration {
-    /// Returns the calibration, or why it failed; `None` until it is decided.
+    /// Returns the calibration, or why it failed; `None` until a measurement succeeds or fails.
     pub fn get(&self) -> Option<Calibrated> {
         self.lock().clone()
     }
 
-    /// Measures with `measure` and stores the result, unless a result is known that needs no repetition: a table without a doubt, or
-    /// a failure. A stopped measurement decides nothing. A repetition replaces a table only if it makes another table.
+    /// Measures with `measure` and stores the result, unless the known result needs no repetition: a reliable table, or a failure.
+    /// A stopped measurement stores nothing. A repetition replaces a table only if it produces a table.
     pub(in crate::engine) fn measure(&self, measure: impl FnOnce() -> Measured) -> Calibrated {
         let known = self.get();
         match &known {

@@ -4,8 +4,8 @@
 //! for the bytes of keys and values that they attend to. Weights at full resolution are slower to read after the middle stack
 //! has passed through the CPU caches, so steps are measured with and without a segment step before them.
 //!
-//! [`drift_correction`] corrects the table by how long recent steps took. A measurement on a busy machine gives a doubtful table, which
-//! a later measurement may replace ([`LatestCalibration`]).
+//! [`drift_correction`] corrects the table by how long recent steps took. A measurement on a busy machine gives a doubtful table,
+//! which a later measurement may replace ([`LatestCalibration`]).
 
 mod curves;
 pub mod drift_correction;

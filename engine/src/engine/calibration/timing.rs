@@ -89,9 +89,9 @@ pub fn measure(
         return Ok(Err(NotCalibrated::WritesBoundaries));
     }
     let began = Instant::now();
-    let mut timer = match Timer::find_boundary(model) {
-        Ok(Some(timer)) => timer,
-        Ok(None) => return Ok(Err(NotCalibrated::NoBoundary)),
+    let mut timer = match Timer::find_boundary(model, go_on) {
+        Ok(Ok(timer)) => timer,
+        Ok(Err(missing)) => return Ok(Err(missing)),
         Err(Error::OutOfPages { .. }) => return Ok(Err(NotCalibrated::NoMemory)),
         Err(error) => return Err(error),
     };
@@ -162,8 +162,12 @@ impl StepKind {
 }
 
 impl<'a> Timer<'a> {
-    /// Looks for a position and a symbol that ends a segment there; `None` if none of those tried does.
-    fn find_boundary(model: &'a dyn Model) -> Result<Option<Self>> {
+    /// Looks for a position and a symbol that ends a segment there. Calls `go_on` after each symbol that it tries. The inner error is
+    /// that no symbol ends a segment, or that `go_on` stopped the search.
+    fn find_boundary(
+        model: &'a dyn Model,
+        go_on: &mut dyn FnMut() -> ControlFlow<()>,
+    ) -> Result<std::result::Result<Self, NotCalibrated>> {
         let mut timer = Self {
             model,
             scratch: model.scratch(),
@@ -175,7 +179,7 @@ impl<'a> Timer<'a> {
         };
         let symbols: Vec<u32> = model.card().vocabulary.text_ids().take(SYMBOLS_TRIED.max(256)).collect();
         if symbols.is_empty() {
-            return Ok(None);
+            return Ok(Err(NotCalibrated::NoBoundary));
         }
         let max_symbols = model.card().max_symbols;
         let start = MIN_PREFIX.min(max_symbols.saturating_sub(2) / 2);
@@ -189,6 +193,9 @@ impl<'a> Timer<'a> {
                 for symbol in symbols.iter().copied().cycle().skip(first).take(SYMBOLS_TRIED) {
                     let probe = Probe { len, symbol };
                     let closes = timer.closes(probe)?;
+                    if go_on().is_break() {
+                        return Ok(Err(NotCalibrated::Stopped));
+                    }
                     if closes && closing.is_none() {
                         closing = Some(probe);
                     } else if !closes && timer.plain.is_none() {
@@ -201,13 +208,13 @@ impl<'a> Timer<'a> {
             }
             if let (Some(closing), true) = (closing, timer.plain.is_some() || len + 1 == end) {
                 timer.closing = closing;
-                return Ok(Some(timer));
+                return Ok(Ok(timer));
             }
             let next = symbols[len % symbols.len().min(PREFIX_SYMBOLS)];
             timer.prefix.push(next);
             timer.feed(0, next)?;
         }
-        Ok(None)
+        Ok(Err(NotCalibrated::NoBoundary))
     }
 
     /// Returns true if the probe ends a segment of the first row, which is at its position.

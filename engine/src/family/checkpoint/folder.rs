@@ -9,13 +9,13 @@ pub const CONFIG_FILE: &str = "config.json";
 const LISTED: usize = 8;
 /// Maximum entries of a folder that are read for a message.
 const READ: usize = 1000;
-/// Endings of files that other programs read, what such a file is, and what to do with it. `PATH` stands for the argument.
+/// Endings of files that are not checkpoints, with a description and advice for each. `PATH` stands for the argument.
 const FOREIGN: [(&str, &str, &str); 7] = [
     (".gguf", "a GGUF file", GGUF),
     (
         STATE,
-        "a state of weir's training",
-        "a run of weir's training, from which `python -m training.export --run PATH --out MODEL` writes a checkpoint",
+        "a training state",
+        "the file belongs to a run of weir's training, from which `python -m training.export --run PATH --out MODEL` writes a checkpoint",
     ),
     (".pt", "a PyTorch file", PYTORCH),
     (".bin", "a PyTorch file", PYTORCH),
@@ -52,7 +52,7 @@ pub fn contents(dir: &Path) -> String {
     }
 }
 
-/// Checks a folder as [`check_folder`] does. If `hints`, the error also says what to do with the files of other programs.
+/// Checks a folder as [`check_folder`] does. If `hints` is true, the error also has advice about files of [`FOREIGN`].
 fn check(dir: &Path, expected: String, hints: bool) -> Result<()> {
     let wrong = |found: String| Err(Error::checkpoint(dir, "the folder", expected, found));
     let foreign = |names: &[String]| foreign(names).filter(|_| hints);
@@ -89,7 +89,7 @@ pub(super) fn parent(file: &Path) -> &Path {
     file.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Returns the first entry of [`FOREIGN`] that one of the files is.
+/// Returns the first entry of [`FOREIGN`] that matches one of the files.
 fn foreign(names: &[String]) -> Option<(&'static str, &'static str, &'static str)> {
     FOREIGN.into_iter().find(|(ending, ..)| names.iter().any(|name| name.ends_with(ending)))
 }

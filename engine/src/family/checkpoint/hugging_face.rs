@@ -89,8 +89,8 @@ pub(super) fn check_needs_no_conversion(model_type: Option<&RawValue>, file: &Pa
     Err(Error::checkpoint(file, "model_type", expected, model_type.get()))
 }
 
-/// Reads a configuration from the text of `file`, a `config.json`, and from the files next to it. Fails if a file cannot be read, is
-/// too long or has a key of the wrong type, or if a default is out of bounds.
+/// Reads a configuration from the text of `file`, a `config.json`, and from the files next to it. Fails if a file cannot be read,
+/// is too long or has a key of the wrong type, or if a default is out of bounds.
 pub(super) fn read(text: &[u8], file: &Path) -> Result<HuggingFaceConfig> {
     let keys: SharedKeys = json::parse(text, file, "")?;
     let architecture: Box<RawValue> = json::parse(text, file, "")?;

@@ -306,7 +306,7 @@ impl Vocabulary {
             None => Ok(()),
             Some(offset) => {
                 let found = format!("id {} (the vocabulary has {len} symbols)", ids[offset]);
-                Err(Error::UnknownSymbol { field, found, offset, unit: "id" })
+                Err(Error::UnknownSymbol { field, found, offset, unit: "index" })
             }
         }
     }
@@ -320,7 +320,7 @@ impl Vocabulary {
             None => Ok(()),
             Some(offset) => {
                 let found = format!("{}, which is not a character,", self.printable(ids[offset]));
-                Err(Error::UnknownSymbol { field, found, offset, unit: "id" })
+                Err(Error::UnknownSymbol { field, found, offset, unit: "index" })
             }
         }
     }

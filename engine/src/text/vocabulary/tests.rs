@@ -25,7 +25,7 @@ fn the_error_names_the_unknown_symbol_and_its_offset_in_characters() {
     let message = small(TextNormaliser::Text8).encode("prompt", "1 E²", usize::MAX).unwrap_err().to_string();
     assert_eq!(message, "prompt: '²', normalised to 't', at character 3 is not in the model's vocabulary");
     let message = small(TextNormaliser::None).check_ids("--ids", &[0, 5, 6]).unwrap_err().to_string();
-    assert_eq!(message, "--ids: id 6 (the vocabulary has 6 symbols) at id 2 is not in the model's vocabulary");
+    assert_eq!(message, "--ids: id 6 (the vocabulary has 6 symbols) at index 2 is not in the model's vocabulary");
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn special_symbols_have_no_text() {
     assert_eq!((vocabulary.printable(5), vocabulary.id_of('x')), ("<nxt>".into(), None));
     assert!(vocabulary.encode_exactly("stop", "x").is_err() && vocabulary.check_text("--ids", &[2, 6]).is_ok());
     let message = vocabulary.check_text("--ids", &[2, 5]).unwrap_err().to_string();
-    assert!(message.starts_with("--ids: <nxt>, which is not a character, at id 1"), "{message}");
+    assert!(message.starts_with("--ids: <nxt>, which is not a character, at index 1"), "{message}");
     let twice = Vocabulary::from_symbols_with_specials(&["a", "b"], SPECIALS, TextNormaliser::None).unwrap_err();
     assert_eq!(twice.key, "vocabulary.specials.end");
 }

@@ -46,8 +46,8 @@ pub(super) fn model_name(requested: Option<&str>, folder: &Path) -> Result<Strin
 pub(super) fn check_memory(needed: usize, reserved: usize) -> Result<()> {
     let mut system = System::new();
     system.refresh_memory();
-    // A container's limit may be lower than the machine's memory. Files that the system keeps in memory count as used there, but are
-    // given up when a program needs memory.
+    // A container's limit may be lower than the machine's memory. Cached files count as used there, but the system frees them when
+    // a program needs memory.
     let cgroup = system.cgroup_limits().map_or(u64::MAX, |limits| limits.total_memory.saturating_sub(limits.rss));
     let available = usize::try_from(system.available_memory().min(cgroup)).unwrap_or(usize::MAX);
     let available = available.saturating_sub(reserved);

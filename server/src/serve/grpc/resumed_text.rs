@@ -116,7 +116,7 @@ mod tests {
             ("aB", vec![], Some(1), letters(), "resume_text: 'B' at character 1 is not in the model's vocabulary"),
             (&long, vec![], Some(1), bytes(), "resume_text: expected at most 100 characters, found 101"),
             ("", vec![1; 101], Some(1), letters(), "resume_ids: expected at most 100 characters, found 101"),
-            ("", vec![4], Some(1), letters(), "resume_ids: id 4 (the vocabulary has 4 symbols) at id 0 is not"),
+            ("", vec![4], Some(1), letters(), "resume_ids: id 4 (the vocabulary has 4 symbols) at index 0 is not"),
             (
                 "a\u{fffd}",
                 vec![],

@@ -1,8 +1,13 @@
 //! Chooses when engines are calibrated: at launch if no other engine has work, otherwise when all engines are idle. A busy engine
-//! would be slowed down, and would distort the measurement. A doubtful calibration is repeated a few times when the server is quiet.
+//! would be slowed down, and would distort the measurement. A doubtful calibration is repeated a few times when the server is
+//! quiet.
 
 use super::engines::{Engines, Lease};
-use crate::engine::{Handle, Phase, clock};
+use crate::engine::{
+    Handle, Phase,
+    calibration::{Calibrated, NotCalibrated},
+    clock,
+};
 use std::{
     collections::BTreeMap,
     ops::ControlFlow,
@@ -11,18 +16,19 @@ use std::{
 
 /// Interval at which the server checks for idle engines.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
-/// How long all engines must have been idle before each repetition of a doubtful calibration. The waits grow, because other programs
-/// that disturb a calibration may run for seconds or for hours.
+/// How long all engines must have been idle before each repetition of a doubtful calibration. The waits grow, because other
+/// programs that disturb a calibration may run for seconds or for hours.
 const REPEAT_AFTER: [Duration; 4] =
     [Duration::from_secs(30), Duration::from_secs(2 * 60), Duration::from_secs(10 * 60), Duration::from_secs(60 * 60)];
 
 impl Engines {
     /// Measures an engine's step times until another engine has work. A failure only appears in the log and in reports, as the
     /// model can be served without a calibration.
-    pub(crate) fn calibrate(&self, engine: &Handle) {
+    pub(crate) fn calibrate(&self, engine: &Handle) -> Calibrated {
         let name = &engine.card().name;
         let is_repetition = engine.calibration().is_some();
-        match engine.calibrate(engine.limits().calibration, || self.continue_if_idle()) {
+        let calibrated = engine.calibrate(engine.limits().calibration, || self.continue_if_idle());
+        match &calibrated {
             Ok(table) => match table.doubt() {
                 None => tracing::info!(model = name, took = ?table.took, spread = table.spread(), "calibrated"),
                 // The model serves as well as any other, and reports show the doubt. A busy machine is no fault.
@@ -35,6 +41,7 @@ impl Engines {
             },
             Err(missing) => tracing::debug!(model = name, why = missing.reason(), "not calibrated"),
         }
+        calibrated
     }
 
     /// Continues a calibration while no engine has work.
@@ -49,16 +56,18 @@ impl Engines {
         }
     }
 
-    /// Calibrates uncalibrated engines while all are idle, repeats doubtful calibrations after longer idle times, and stops within a
-    /// step when a request arrives. Never returns. [`run`](crate::serve::run) does this for its engines.
+    /// Calibrates uncalibrated engines while all are idle, repeats doubtful calibrations after longer idle times, and stops within
+    /// a step when a request arrives. Never returns. [`run`](crate::serve::run) does this for its engines.
     pub async fn calibrate_when_idle(self) {
         let mut repetitions = Repetitions::new(clock::now());
         loop {
             tokio::time::sleep(POLL_INTERVAL).await;
             let Some(engine) = self.next_to_calibrate(&mut repetitions) else { continue };
             let engines = self.clone();
+            let generation = engine.generation();
             // An error or a panic is logged, and the engine keeps the calibration that it has.
-            let _ = tokio::task::spawn_blocking(move || engines.calibrate(&engine)).await;
+            let calibrated = tokio::task::spawn_blocking(move || engines.calibrate(&engine)).await;
+            repetitions.record(generation, !matches!(calibrated, Ok(Err(NotCalibrated::Stopped))));
         }
     }
 
@@ -78,19 +87,19 @@ impl Engines {
 
 /// Decides when doubtful calibrations are repeated.
 struct Repetitions {
-    /// How long the engines have been idle, at the latest observation.
+    /// Idle time of the engines at the latest observation.
     idle: Duration,
-    /// When the engines became idle.
+    /// Time at which the engines became idle.
     idle_since: Instant,
-    /// Steps of all engines at the latest observation. More steps are requests that came and ended since.
+    /// Steps of all engines at the latest observation. A larger number shows that requests came and ended since.
     steps: u64,
-    /// Repetitions so far, by the number of the generation.
-    begun: BTreeMap<u64, usize>,
+    /// Completed repetitions, by the number of the generation.
+    completed: BTreeMap<u64, usize>,
 }
 
 impl Repetitions {
     fn new(now: Instant) -> Self {
-        Self { idle: Duration::ZERO, idle_since: now, steps: 0, begun: BTreeMap::new() }
+        Self { idle: Duration::ZERO, idle_since: now, steps: 0, completed: BTreeMap::new() }
     }
 
     /// Records whether all engines are idle `now`, and how many steps they have run.
@@ -102,20 +111,27 @@ impl Repetitions {
         self.idle = now.saturating_duration_since(self.idle_since);
     }
 
-    /// Returns an engine whose calibration is doubtful and due to be repeated, and counts the repetition.
+    /// Returns an engine whose calibration is doubtful and due to be repeated.
     fn next_due<'a>(&mut self, engines: &'a [Lease]) -> Option<&'a Lease> {
-        self.begun.retain(|number, _| engines.iter().any(|engine| engine.generation() == *number));
+        self.completed.retain(|number, _| engines.iter().any(|engine| engine.generation() == *number));
         engines.iter().find(|engine| {
             let is_doubtful = matches!(engine.calibration(), Some(Ok(table)) if table.doubt().is_some());
             is_doubtful && self.is_due(engine.generation())
         })
     }
 
-    /// Returns true if generation `number` is due for a repetition, and counts it.
-    fn is_due(&mut self, number: u64) -> bool {
-        let begun = self.begun.entry(number).or_default();
-        let is_due = REPEAT_AFTER.get(*begun).is_some_and(|wait| self.idle >= *wait);
-        *begun += usize::from(is_due);
-        is_due
+    /// Returns true if generation `number` is due for a repetition.
+    fn is_due(&self, number: u64) -> bool {
+        let completed = self.completed.get(&number).copied().unwrap_or(0);
+        REPEAT_AFTER.get(completed).is_some_and(|wait| self.idle >= *wait)
+    }
+
+    /// Counts a calibration of generation `number` if it is complete. The idle time begins anew after one that a request stopped.
+    fn record(&mut self, number: u64, is_complete: bool) {
+        if is_complete {
+            *self.completed.entry(number).or_default() += 1;
+        } else {
+            self.idle_since = clock::now();
+        }
     }
 }

@@ -22,12 +22,12 @@ const GRPC_NEEDS_HTTP2: Answer = Answer {
 /// The answer of the gRPC port to a request without TLS.
 pub(super) const GRPC_NEEDS_TLS: Answer = Answer {
     status: "400 Bad Request",
-    text: "This is weir's gRPC port, which speaks TLS: use https:// in the address, or a gRPC channel with TLS.\n",
+    text: "This is weir's gRPC port, which expects TLS: use https:// in the address, or a gRPC channel with TLS.\n",
 };
 /// The answer of the HTTP port to a request without TLS.
 pub(super) const HTTP_NEEDS_TLS: Answer = Answer {
     status: "400 Bad Request",
-    text: "This is weir's HTTP port, which speaks TLS: use https:// in place of http://.\n",
+    text: "This is weir's HTTP port, which expects TLS: use https:// in place of http://.\n",
 };
 
 /// Answers a connection to the gRPC port that begins like an HTTP/1 request. The caller limits the time.
@@ -38,7 +38,7 @@ pub(super) async fn answer_http1(stream: &mut (impl AsyncRead + AsyncWrite + Unp
 }
 
 /// Returns true if a connection that should begin with TLS begins with the method of an HTTP request, of version 1 or 2. TLS begins
-/// with a byte that is no letter.
+/// with a byte that is not a letter.
 pub(super) fn begins_without_tls(first: u8) -> bool {
     first.is_ascii_uppercase()
 }

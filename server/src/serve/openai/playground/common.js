@@ -103,7 +103,7 @@ async function refusal(response) {
   return new RequestError(response.status < 500 ? message : `The server failed: ${message}.`, param);
 }
 
-/** Builds the error of a stream of events. The server may refuse a request after events, when it has read the whole document. */
+/** Builds the error of a stream of events. The server may refuse a request after it has sent events, once it has read the whole document. */
 const streamError = ({ message, type, param }) =>
   type === "server_error"
     ? new RequestError(`The server ended the text early: ${message}.`)

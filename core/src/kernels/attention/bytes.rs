@@ -6,9 +6,9 @@ use super::{
     inputs::AttentionHead,
     layout::{POSITIONS, QUAD, byte_of},
     query::Query,
-    runs::{Run, SPAN, Span},
+    runs::{MAX_COLUMNS, Run, SPAN, Span},
     softmax::largest,
-    stored::{Columns, Int8Storage, MAX_COLUMNS, PageHead, Stored, VECTOR_ROWS},
+    stored::{Columns, Int8Storage, PageHead, Stored, VECTOR_ROWS},
     work::Work,
 };
 use crate::kernels::{

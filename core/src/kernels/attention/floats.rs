@@ -4,8 +4,8 @@ use super::{
     inputs::AttentionHead,
     layout::POSITIONS,
     query::Query,
-    runs::{Run, Span},
-    stored::{Columns, FloatStorage, MAX_COLUMNS, PageHead, Products, Stored, VECTOR_ROWS},
+    runs::{MAX_COLUMNS, Products, Run, Span},
+    stored::{Columns, FloatStorage, PageHead, Stored, VECTOR_ROWS},
     work::Work,
 };
 use crate::kernels::{

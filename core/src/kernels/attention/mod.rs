@@ -44,10 +44,10 @@ use super::{
     Dtype, Isa,
     isa::{Simd, multiversion},
 };
-use runs::{RowSet, Run, SPAN, Span};
+use runs::{MAX_COLUMNS, RowSet, Run, SPAN, Span};
 use softmax::Softmax;
 use std::marker::PhantomData;
-use stored::{Columns, FloatStorage, Int8Storage, Job, MAX_COLUMNS, PageHead, Stored};
+use stored::{Columns, FloatStorage, Int8Storage, Job, PageHead, Stored};
 use work::Work;
 
 /// Computes `outs`: each row's softmax(scores) · values, (head_dim). NaN if a score is NaN or +∞, or if all scores are −∞.

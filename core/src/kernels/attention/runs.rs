@@ -10,6 +10,12 @@ use std::ops::Range;
 /// start at multiples of it, so that the order of summation depends on positions alone.
 pub(super) const SPAN: usize = 16 * POSITIONS;
 
+/// Maximum columns of a span's keys, or of the distances to them, which need one column more.
+pub(super) const MAX_COLUMNS: usize = SPAN / POSITIONS + 1;
+
+/// Products of a row with the keys of a span, or with the distances to them.
+pub(super) type Products = [f32; MAX_COLUMNS * POSITIONS];
+
 /// A set of rows of one call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct RowSet(u16);

@@ -4,7 +4,7 @@ use super::{
     inputs::{AttentionHead, ROW_TILE},
     layout::{POSITIONS, PageLayout, scales_bytes},
     query::Query,
-    runs::{Run, SPAN, Span},
+    runs::{Products, Run, Span},
     work::{TileSums, Work},
 };
 use crate::kernels::{
@@ -17,12 +17,6 @@ use std::marker::PhantomData;
 pub(super) const VECTOR_ROWS: usize = 3;
 /// Bytes of a cache line.
 const LINE: usize = 64;
-/// Maximum columns of a span's keys, or of the distances to them, which need one column more.
-pub(super) const MAX_COLUMNS: usize = SPAN / POSITIONS + 1;
-
-/// Products of a row with the keys of a span, or with the distances to them.
-pub(super) type Products = [f32; MAX_COLUMNS * POSITIONS];
-
 /// Storage format of keys, values and distances.
 pub(super) trait Stored: Copy {
     /// Type of a stored number.

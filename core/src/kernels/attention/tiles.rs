@@ -9,8 +9,8 @@ use super::{
     inputs::{AttentionHead, QueryRow, ROW_TILE},
     layout::{POSITIONS, QUAD},
     query::Query,
-    runs::{Run, SPAN, Span},
-    stored::{Columns, Int8Storage, Job, MAX_COLUMNS, Products, Stored, multiply_vectors},
+    runs::{MAX_COLUMNS, Products, Run, SPAN, Span},
+    stored::{Columns, Int8Storage, Job, Stored, multiply_vectors},
     work::{TileSums, Work},
 };
 use crate::kernels::isa::{ActiveTiles, Isa, Simd, TILE_BYTES, TILE_ROWS, TileShape, Tiles, WIDTH};

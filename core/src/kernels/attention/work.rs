@@ -3,8 +3,7 @@
 use super::{
     inputs::ROW_TILE,
     layout::POSITIONS,
-    runs::{Runs, SPAN},
-    stored::{MAX_COLUMNS, Products},
+    runs::{MAX_COLUMNS, Products, Runs, SPAN},
 };
 use std::cell::RefCell;
 

@@ -3,7 +3,7 @@
 //! Integer sums are exact, so their order does not matter. Every instruction set gives the same bits.
 
 use super::{
-    inputs::AttentionHead,
+    inputs::{AttentionHead, ROW_TILE},
     layout::{POSITIONS, QUAD, byte_of},
     query::Query,
     runs::{MAX_COLUMNS, Run, SPAN, Span},
@@ -68,7 +68,8 @@ impl Stored for Int8Storage {
     fn prepare_weights<S: Simd>(self, simd: S, head: &AttentionHead<'_>, span: &Span<'_>, row: usize, work: &mut Work) {
         round_weights(simd, head, span, row, work);
         let dim = head.layout.head_dim;
-        work.sums.resize(work.sums.len().max((row + 1) * dim), 0);
+        // for all rows at once, so that a later step with more rows allocates nothing
+        work.sums.resize(work.sums.len().max(ROW_TILE * dim), 0);
         work.sums[row * dim..][..dim].fill(0);
     }
 

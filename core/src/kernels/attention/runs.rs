@@ -159,7 +159,10 @@ impl<'a> Span<'a> {
                 |page: &usize| same.iter().all(|row| self.page_id(row, *page) == self.page_id(leader, *page));
             let end = start + 1 + (start + 1..end).take_while(is_shared).count();
             found.push(Run { rows: same, pages: start..end });
-            pending.push((left.without(same).without(later), start));
+            let others = left.without(same).without(later);
+            if !others.is_empty() {
+                pending.push((others, start));
+            }
             // processed next, so that a sequence's pages are read one after another
             pending.push((same.union(later), end));
         }
@@ -174,10 +177,18 @@ pub(super) struct Run {
     pub(super) pages: Range<usize>,
 }
 
-/// The runs of a span. The memory is reused.
+/// The runs of a span. The memory is reused, and never grows.
 #[derive(Default)]
 pub(super) struct Runs {
     pub(super) found: Vec<Run>,
     /// Sets of rows that still need runs, each with its first page.
     pending: Vec<(RowSet, usize)>,
+}
+
+impl Runs {
+    /// Returns memory for as many runs as a span can have, one for each page of each row.
+    pub(super) fn new() -> Self {
+        // pending sets have no row in common
+        Self { found: Vec::with_capacity(ROW_TILE * MAX_COLUMNS), pending: Vec::with_capacity(ROW_TILE + 1) }
+    }
 }

@@ -40,7 +40,7 @@ impl Work {
             units: [0.0; ROW_TILE],
             sums: Vec::new(),
             tile_sums: vec![[[0; POSITIONS]; ROW_TILE]; MAX_COLUMNS],
-            runs: Runs::default(),
+            runs: Runs::new(),
         }
     }
 

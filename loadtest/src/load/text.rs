@@ -132,7 +132,7 @@ fn read_file(file: &Path) -> Result<String> {
         return Err(Error::option(field(), "an empty file", "a text"));
     }
     let text = String::from_utf8(bytes).map_err(|error| {
-        Error::option(field(), format!("another byte at {}", error.utf8_error().valid_up_to()), "UTF-8 text")
+        Error::option(field(), format!("an invalid byte at offset {}", error.utf8_error().valid_up_to()), "UTF-8 text")
     })?;
     if text.trim().is_empty() {
         return Err(Error::option(field(), "a blank file", "a text"));
@@ -186,7 +186,7 @@ mod tests {
         let file = |name: &str, bytes: &[u8]| written(&folder, name, bytes);
         let message = |path| PromptText::read(&[path]).unwrap_err().to_string();
         assert!(message(file("empty", b"")).contains("an empty file"));
-        assert!(message(file("bytes", b"abc\xff")).contains("byte 3"));
+        assert!(message(file("bytes", b"abc\xff")).contains("byte at offset 3"));
         assert!(message(folder.path().join("none")).contains("none"));
         let text = PromptText::read(&[file("a", "ä\n\nb \n".as_bytes()), file("b", b"c")]).unwrap();
         assert_eq!((text.chars.len(), text.name.as_str()), (7, "a, b"));

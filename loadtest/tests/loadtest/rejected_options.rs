@@ -26,7 +26,7 @@ fn contradicting_options_are_rejected() {
         ),
         (
             &["run", address, "--model", "a", "--workload", "prefixes=3"],
-            "prefixes: expected no value without shared-prefix",
+            "prefixes: expected no value unless shared-prefix gives the length of a prefix",
         ),
         (&["run", address, "--model", "a", "--prompts", blank], "a blank file"),
         (&["run", address, "--model", "a", "--workload", &documents], "a blank file"),

@@ -6,9 +6,9 @@ use super::{
     inputs::{AttentionHead, ROW_TILE},
     layout::{POSITIONS, QUAD, byte_of},
     query::Query,
-    runs::{MAX_COLUMNS, Run, SPAN, Span},
+    runs::{Run, SPAN, Span},
     softmax::largest,
-    stored::{Columns, Int8Storage, PageHead, Stored, VECTOR_ROWS},
+    stored::{Columns, Int8Storage, PageHead, Stored, VECTOR_ROWS, run_values},
     work::Work,
 };
 use crate::kernels::{
@@ -104,22 +104,6 @@ impl Stored for Int8Storage {
     }
 }
 
-/// Returns the values of a run's pages, and how many keys some of `rows` attend to, from the run's first key on.
-#[inline(always)]
-pub(super) fn run_values<'a>(
-    head: &AttentionHead<'_>,
-    span: &Span<'a>,
-    run: &Run,
-    rows: &[usize],
-) -> ([Columns<'a, i8>; MAX_COLUMNS], usize) {
-    let mut values = [Columns::empty(); MAX_COLUMNS];
-    for (values, page) in values.iter_mut().zip(run.pages.clone()) {
-        *values = PageHead::new(head, span.bytes(rows[0], page)).values;
-    }
-    let last = rows.iter().map(|&row| span.to[row]).max().unwrap_or(0);
-    (values, last.min(run.pages.end * POSITIONS) - run.pages.start * POSITIONS)
-}
-
 /// Adds weights · values of a run to the sums of some of its rows.
 #[inline(always)]
 fn add_rows<S: Simd, const B: usize>(
@@ -131,7 +115,9 @@ fn add_rows<S: Simd, const B: usize>(
     prefetch: bool,
     work: &mut Work,
 ) {
-    let (values, keys) = run_values(head, span, run, rows);
+    let values = run_values(head, span, run);
+    let last = rows.iter().map(|&row| span.to[row]).max().unwrap_or(0);
+    let keys = last.min(run.pages.end * POSITIONS) - run.pages.start * POSITIONS;
     let part = Part {
         values: &values[..run.pages.len()],
         keys,

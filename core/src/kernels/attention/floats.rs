@@ -4,8 +4,8 @@ use super::{
     inputs::AttentionHead,
     layout::POSITIONS,
     query::Query,
-    runs::{MAX_COLUMNS, Products, Run, Span},
-    stored::{Columns, FloatStorage, PageHead, Stored, VECTOR_ROWS},
+    runs::{Products, Run, Span},
+    stored::{Columns, FloatStorage, Stored, VECTOR_ROWS, run_values},
     work::Work,
 };
 use crate::kernels::{
@@ -60,10 +60,7 @@ impl<L: LoadAsF32> Stored for FloatStorage<L> {
         outs: &mut [&mut [f32]],
     ) {
         let list = run.rows.list();
-        let mut values = [Columns::<L>::empty(); MAX_COLUMNS];
-        for (values, page) in values.iter_mut().zip(run.pages.clone()) {
-            *values = PageHead::new(head, span.bytes(list.rows()[0], page)).values;
-        }
+        let values = run_values::<L>(head, span, run);
         let part = Part { span, run, values: &values[..run.pages.len()], weights: &work.scores };
         let (tiles, rest) = list.rows().as_chunks::<VECTOR_ROWS>();
         let mut prefetch = !span.rows[list.rows()[0]].keys.recently_read;

@@ -4,7 +4,7 @@ use super::{
     inputs::{AttentionHead, ROW_TILE},
     layout::{POSITIONS, PageLayout, scales_bytes},
     query::Query,
-    runs::{Products, Run, Span},
+    runs::{MAX_COLUMNS, Products, Run, Span},
     work::{TileSums, Work},
 };
 use crate::kernels::{
@@ -122,6 +122,21 @@ impl<'a, T: Pod> PageHead<'a, T> {
         let (key_scales, value_scales) = rest.split_at(scales_bytes(layout.dtype));
         Self { keys: Columns::new(keys, key_scales), values: Columns::new(values, value_scales) }
     }
+}
+
+/// Returns the values of a run's pages.
+#[inline(always)]
+pub(super) fn run_values<'a, T: Pod>(
+    head: &AttentionHead<'_>,
+    span: &Span<'a>,
+    run: &Run,
+) -> [Columns<'a, T>; MAX_COLUMNS] {
+    let list = run.rows.list();
+    let mut values = [Columns::empty(); MAX_COLUMNS];
+    for (values, page) in values.iter_mut().zip(run.pages.clone()) {
+        *values = PageHead::new(head, span.bytes(list.rows()[0], page)).values;
+    }
+    values
 }
 
 /// Queries of some rows, and columns that all of them are multiplied with.

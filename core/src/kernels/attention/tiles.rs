@@ -5,12 +5,11 @@
 //! so tiles and vectors give the same bits.
 
 use super::{
-    bytes::run_values,
     inputs::{AttentionHead, QueryRow, ROW_TILE},
     layout::{POSITIONS, QUAD},
     query::Query,
     runs::{MAX_COLUMNS, Products, Run, SPAN, Span},
-    stored::{Columns, Int8Storage, Job, Stored, multiply_vectors},
+    stored::{Columns, Int8Storage, Job, Stored, multiply_vectors, run_values},
     work::{TileSums, Work},
 };
 use crate::kernels::isa::{ActiveTiles, Isa, Simd, TILE_BYTES, TILE_ROWS, TileShape, Tiles, WIDTH};
@@ -121,7 +120,7 @@ impl Stored for Int8Tiles {
             return Int8Storage.add_run(simd, head, span, run, work, outs);
         }
         let dim = head.layout.head_dim;
-        let (values, _) = run_values(head, span, run, rows);
+        let values = run_values(head, span, run);
         let values = &values[..run.pages.len()];
         if !span.rows[rows[0]].keys.recently_read {
             values.iter().for_each(|columns| columns.prefetch(simd));

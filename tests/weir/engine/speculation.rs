@@ -72,6 +72,8 @@ fn outputs_do_not_depend_on_speculation_under_memory_pressure() {
 fn accepted_drafts_save_steps() {
     for (speculation, most_steps) in [(Speculation::UpTo(7), 200 / 8 + 4), (Speculation::Auto, 150)] {
         let toy = Toy::new();
+        // A step of this model costs the same for any number of symbols. Without a duration, noise would decide what `Auto` measures.
+        toy.step_ns.store(1_000_000, std::sync::atomic::Ordering::SeqCst);
         let engine = toy.engine(limits(speculation));
         let (output, timing) = read_timed(engine.submit(Job::Generate(repeating(1, 200)), None).unwrap()).unwrap();
         assert_eq!(output.usage.generated_chars, 200);

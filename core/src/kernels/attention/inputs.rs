@@ -99,6 +99,13 @@ impl<'a> KeyPages<'a> {
     pub(super) fn page(&self, position: usize) -> &'a Page {
         &self.pages[(position - self.start) / POSITIONS]
     }
+
+    /// Returns true if the first page that both could have is the same one.
+    pub fn share_with(&self, other: &Self) -> bool {
+        let position = self.start.max(other.start);
+        let id = |keys: &Self| keys.pages.get((position - keys.start) / POSITIONS).map(Page::id);
+        id(self).is_some_and(|page| Some(page) == id(other))
+    }
 }
 
 /// One query of attention.

@@ -12,6 +12,9 @@ use crate::{
 
 /// Multiply-adds of attention below which waking other threads costs more than it saves.
 pub(crate) const WORTH_SHARING: usize = 1 << 15;
+/// Maximum rows of one call of the kernel if no two of them share pages. Such calls gain little from more rows, and with smaller tasks
+/// threads wait less for each other.
+const UNSHARED_TILE: usize = 8;
 
 /// One call of [`mix`]: the queries' positions and the size of the work.
 pub(crate) struct Mixing<'a> {
@@ -58,6 +61,14 @@ pub(crate) fn mix<'c, 'q, 'h>(
     };
     let share = keys * heads * head_dim >= WORTH_SHARING;
     let outputs = sized(outputs, positions.len() * heads * head_dim);
+    let neighbours_share = positions.windows(2).any(|pair| {
+        let keys = |position: Position| cache(position.sequence).map(KvCache::key_pages);
+        keys(pair[0]).is_ok_and(|first| keys(pair[1]).is_ok_and(|second| first.share_with(&second)))
+    });
     // A head's positions run one after another because they read the same distance table.
-    compute.pool.for_columns::<ROW_TILE>(outputs, positions.len(), heads, share, &tile);
+    if neighbours_share {
+        compute.pool.for_columns::<ROW_TILE>(outputs, positions.len(), heads, share, &tile);
+    } else {
+        compute.pool.for_columns::<UNSHARED_TILE>(outputs, positions.len(), heads, share, &tile);
+    }
 }

@@ -180,7 +180,10 @@ fn a_server_without_addresses_opens_three_ports() {
     let mut program = serve(&[]);
     assert!(!program.wait().success());
     let error = program.stderr();
-    assert!(error.contains(&format!("weir: --listen {GRPC}: ")) && error.contains("perhaps another weir"), "{error}");
+    assert!(
+        error.contains(&format!("weir: --listen: cannot listen on {GRPC}: ")) && error.contains("perhaps another weir"),
+        "{error}"
+    );
     assert!(!error.contains("loading"), "{error}");
 }
 

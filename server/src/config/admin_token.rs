@@ -28,11 +28,12 @@ impl AdminToken {
         Err(format!("expected a token of {MIN_BYTES} to {MAX_BYTES} visible ASCII characters, found {found}"))
     }
 
-    /// Reads a token from a file, which may end with a line break. Fails if the file or its token is invalid.
+    /// Reads a token from a file, which may end with a line break. Fails if the file or its token is invalid; the error
+    /// names the file.
     pub fn read(file: &Path) -> Result<Self, String> {
         warn_if_open(file);
         let text = secret_file::read_text(file)?;
-        Self::new(text.trim_end_matches(['\r', '\n']))
+        Self::new(text.trim_end_matches(['\r', '\n'])).map_err(|why| format!("{}: {why}", file.display()))
     }
 
     /// Returns true if `token` is this token. The time depends on its length only.
@@ -55,7 +56,7 @@ impl fmt::Debug for AdminToken {
 impl Checks {
     /// Reads the admin token from a file.
     pub fn token(&mut self, flag: &str, file: &Path) -> Option<AdminToken> {
-        AdminToken::read(file).map_err(|why| self.reject(flag, &file.display().to_string(), why)).ok()
+        AdminToken::read(file).map_err(|why| self.reject_with(flag, why)).ok()
     }
 }
 

@@ -42,18 +42,10 @@ impl Checks {
     /// Checks the values of `--allowed-hosts` and `--allowed-origins`.
     pub fn allowed_names(&mut self, hosts: &[String], origins: &[String]) -> AllowedNames {
         for host in hosts.iter().filter(|host| !is_host(host)) {
-            self.reject(
-                "--allowed-hosts",
-                host,
-                "expected a host name without scheme and port, such as weir.example.com",
-            );
+            self.reject("--allowed-hosts", host, "a host name without scheme and port, such as weir.example.com");
         }
         for origin in origins.iter().filter(|origin| !is_origin(origin)) {
-            self.reject(
-                "--allowed-origins",
-                origin,
-                "expected an origin without a path, such as https://weir.example.com",
-            );
+            self.reject("--allowed-origins", origin, "an origin without a path, such as https://weir.example.com");
         }
         let lower_case = |names: &[String]| names.iter().map(|name| name.to_ascii_lowercase()).collect();
         AllowedNames { hosts: lower_case(hosts), origins: lower_case(origins) }

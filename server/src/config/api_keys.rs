@@ -49,17 +49,17 @@ impl Keys {
             }
         }
         if keys.names.is_empty() && problems.is_empty() {
-            problems.push("the file contains no key".into());
+            problems.push("expected a key, found none".into());
         }
         if problems.is_empty() { Ok(keys) } else { Err(problems) }
     }
 
     fn add(&mut self, name: &str, digest: KeyDigest) -> Result<(), String> {
         if self.digests.contains(&digest) {
-            return Err("an earlier line has the same key".into());
+            return Err("expected a key that no earlier line has, found the same one".into());
         }
         if self.digests.len() == MAX_KEYS {
-            return Err(format!("at most {MAX_KEYS} keys"));
+            return Err(format!("expected at most {MAX_KEYS} keys, found more"));
         }
         self.digests.push(digest);
         self.names.push(name.into());
@@ -122,16 +122,18 @@ impl fmt::Debug for Keys {
 }
 
 fn parse_line(line: &str) -> Result<(&str, KeyDigest), String> {
-    let (name, key) = line.split_once(':').ok_or("expected name:key")?;
+    let (name, key) = line.split_once(':').ok_or("expected name:key, found another form")?;
     let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.@".contains(&byte);
     if !(1..=NAME_CHARACTERS).contains(&name.len()) || !name.bytes().all(is_allowed) {
         return Err(format!("expected a name of 1 to {NAME_CHARACTERS} letters, digits, and any of -_.@"));
     }
     if let Some(digest) = key.strip_prefix("sha256:") {
-        return parse_digest(digest).map(|digest| (name, digest)).ok_or("expected 64 hexadecimal digits".into());
+        return parse_digest(digest)
+            .map(|digest| (name, digest))
+            .ok_or("expected 64 hexadecimal digits, found another digest".into());
     }
     if key.len() < MIN_CHARACTERS || !key.bytes().all(|byte| byte.is_ascii_graphic()) {
-        return Err(format!("expected a key of {MIN_CHARACTERS} or more visible ASCII characters"));
+        return Err(format!("expected a key of {MIN_CHARACTERS} or more visible ASCII characters, found another one"));
     }
     Ok((name, Sha256::digest(key).into()))
 }
@@ -150,10 +152,10 @@ fn parse_digest(digest: &str) -> Option<KeyDigest> {
 impl Checks {
     /// Reads a file of API keys.
     pub fn keys(&mut self, flag: &str, file: &Path) -> Option<Keys> {
-        let mut reject = |why: String| self.reject(flag, &file.display().to_string(), why);
         warn_if_open(file);
-        let text = secret_file::read_text(file).map_err(&mut reject).ok()?;
-        Keys::parse(&text).map_err(|problems| problems.into_iter().for_each(reject)).ok()
+        let text = secret_file::read_text(file).map_err(|why| self.reject_with(flag, why)).ok()?;
+        let mut reject = |why: String| self.reject_with(flag, format!("{}: {why}", file.display()));
+        Keys::parse(&text).map_err(|problems| problems.into_iter().for_each(&mut reject)).ok()
     }
 }
 
@@ -212,8 +214,8 @@ mod tests {
         for secret in ["tooshort", "beef", "0123456789", "alice", "frank"] {
             assert!(!message.contains(secret), "{message}");
         }
-        assert_eq!(Keys::parse("# none\n").unwrap_err(), ["the file contains no key"]);
+        assert_eq!(Keys::parse("# none\n").unwrap_err(), ["expected a key, found none"]);
         let many: String = (0..=MAX_KEYS).map(|index| format!("n:{index:016}\n")).collect();
-        assert_eq!(Keys::parse(&many).unwrap_err(), ["line 4097: at most 4096 keys"]);
+        assert_eq!(Keys::parse(&many).unwrap_err(), ["line 4097: expected at most 4096 keys, found more"]);
     }
 }

@@ -1,7 +1,7 @@
 //! Parses settings from text and collects all problems.
 
 use crate::{
-    error::{Error, Result},
+    error::{Error, QUOTED_BYTES, Result, clip, quoted},
     family::checkpoint::folder::check_folder,
 };
 use std::{
@@ -10,7 +10,6 @@ use std::{
     net::{Ipv4Addr, SocketAddr},
     ops::RangeInclusive,
     path::{Path, PathBuf},
-    str::FromStr,
 };
 
 /// Parses settings from text and collects all problems.
@@ -29,17 +28,12 @@ impl Checks {
         Self { problems, origins }
     }
 
-    /// Parses a setting of type `T`; returns `None` if it is invalid.
-    pub fn parse<T: FromStr<Err: Display>>(&mut self, flag: &str, value: &str) -> Option<T> {
-        value.parse().map_err(|error| self.reject(flag, value, error)).ok()
-    }
-
     /// Parses an address to listen on: IP address and port, `localhost:PORT`, or `:PORT` for all IPv4 addresses of the machine.
     /// Returns `None` if it is invalid.
     pub fn address(&mut self, flag: &str, value: &str) -> Option<SocketAddr> {
         let address = parse_address(value);
         if address.is_none() {
-            self.reject(flag, value, "expected an address such as 127.0.0.1:50051, localhost:50051 or :50051");
+            self.reject(flag, value, "an address such as 127.0.0.1:50051, localhost:50051 or :50051");
         }
         address
     }
@@ -47,7 +41,7 @@ impl Checks {
     /// Parses a switch with [`parse_switch`]; returns false if it is invalid.
     pub fn switch(&mut self, flag: &str, value: &str) -> bool {
         parse_switch(value).unwrap_or_else(|| {
-            self.reject(flag, value, "expected true or false");
+            self.reject(flag, value, "true or false");
             false
         })
     }
@@ -58,7 +52,7 @@ impl Checks {
         match value.parse() {
             Ok(number) if range.contains(&number) => number,
             _ => {
-                self.reject(flag, value, format!("expected a whole number from {low} to {high}"));
+                self.reject(flag, value, format!("a whole number from {low} to {high}"));
                 low
             }
         }
@@ -67,18 +61,18 @@ impl Checks {
     /// Parses a size within `range` with [`parse_bytes`]; returns the lower limit if it is invalid.
     pub fn bytes(&mut self, flag: &str, value: &str, range: RangeInclusive<usize>) -> usize {
         let (low, high) = range.clone().into_inner();
-        let why = match parse_bytes(value) {
+        let expected = match parse_bytes(value) {
             Some(bytes) if range.contains(&bytes) => return bytes,
-            Some(_) => format!("expected {low} to {high} bytes"),
-            None => "expected a size such as 512MiB, 2GiB or 1000000".into(),
+            Some(_) => format!("{low} to {high} bytes"),
+            None => "a size such as 512MiB, 2GiB or 1000000".into(),
         };
-        self.reject(flag, value, why);
+        self.reject(flag, value, expected);
         low
     }
 
     /// Returns the checkpoints in a folder: each subfolder with a `config.json`, sorted by name.
     pub fn checkpoints(&mut self, flag: &str, folder: &Path) -> Vec<PathBuf> {
-        let folders = subfolders(folder).inspect_err(|error| self.add_problem(format!("{flag}: {error}")));
+        let folders = subfolders(folder).inspect_err(|error| self.reject_with(flag, error));
         let (checkpoints, others): (Vec<_>, Vec<_>) =
             folders.unwrap_or_default().into_iter().partition(|folder| is_checkpoint(folder));
         for other in others {
@@ -96,17 +90,25 @@ impl Checks {
     pub fn checkpoint(&mut self, flag: &str, folder: &Path) {
         if let Err(error) = check_folder(folder) {
             let why = match error {
-                Error::Checkpoint { expected, found, .. } => format!("expected {expected}, found {found}"),
+                Error::Checkpoint { file, expected, found, .. } => {
+                    format!("{}: expected {expected}, found {found}", file.display())
+                }
                 other => other.to_string(),
             };
-            self.reject(flag, &folder.display().to_string(), why);
+            self.reject_with(flag, why);
         }
     }
 
-    /// Adds the problem that `flag` has an invalid value.
-    pub fn reject(&mut self, flag: &str, value: &str, why: impl Display) {
+    /// Adds the problem that `flag` has a value that is not `expected`.
+    pub fn reject(&mut self, flag: &str, value: &str, expected: impl Display) {
+        let found = if value.parse::<f64>().is_ok() { clip(value, QUOTED_BYTES) } else { quoted(value) };
+        self.reject_with(flag, format!("expected {expected}, found {found}"));
+    }
+
+    /// Adds the problem `why` with the value of `flag`, for example with the contents of the file that it names.
+    pub fn reject_with(&mut self, flag: &str, why: impl Display) {
         let origin = self.origins.get(flag).map(|origin| format!(" (from {origin})")).unwrap_or_default();
-        self.problems.push(format!("{flag} {value:?}{origin}: {why}"));
+        self.problems.push(format!("{flag}{origin}: {why}"));
     }
 
     /// Adds a problem that concerns several flags.
@@ -224,7 +226,13 @@ mod tests {
         checks.bytes("--kv-memory", "2XB", 1..=usize::MAX);
         assert_eq!(checks.address("--listen", "localhost"), None);
         let message = checks.finish().unwrap_err().to_string();
-        for part in ["4 settings", "--rows \"0\": expected a whole number from 1 to 64", "many", "2XB", "--listen"] {
+        for part in [
+            "4 settings",
+            "--rows: expected a whole number from 1 to 64, found 0\n",
+            "found \"many\"",
+            "2XB",
+            "--listen",
+        ] {
             assert!(message.contains(part), "{message}");
         }
         assert!(Checks::default().finish().is_ok());

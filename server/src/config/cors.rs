@@ -29,11 +29,7 @@ impl Checks {
     /// Checks the values of `--cors-origin`.
     pub fn cors_origins(&mut self, origins: &[String]) -> CorsOrigins {
         for origin in origins.iter().filter(|origin| *origin != "*" && !is_origin(origin)) {
-            self.reject(
-                "--cors-origin",
-                origin,
-                "expected * or an origin without a path, such as https://app.example.com",
-            );
+            self.reject("--cors-origin", origin, "* or an origin without a path, such as https://app.example.com");
         }
         if origins.iter().any(|origin| origin == "*") {
             return CorsOrigins::Any;

@@ -1,15 +1,12 @@
 //! Reads settings from a TOML file, whose keys are the flags' names without the leading dashes.
 
 use super::secret_file;
-use crate::error::clip;
+use crate::error::quoted;
 use std::path::Path;
 use toml::{
     Spanned,
     de::{DeTable, DeValue},
 };
-
-/// Maximum bytes of a key that a message quotes.
-const KEY_BYTES: usize = 64;
 
 /// The type of a setting's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,7 +67,7 @@ pub fn read(path: &Path, kind: impl Fn(&str) -> Option<ValueKind>) -> (Vec<FileS
     let name = path.display().to_string();
     match secret_file::read_text(path) {
         Ok(text) => parse(&name, &text, kind),
-        Err(why) => (Vec::new(), vec![format!("--config {name:?}: {why}")]),
+        Err(why) => (Vec::new(), vec![format!("--config: {why}")]),
     }
 }
 
@@ -83,7 +80,10 @@ pub fn parse(name: &str, text: &str, kind: impl Fn(&str) -> Option<ValueKind>) -
     };
     let mut problems: Vec<_> = errors
         .iter()
-        .map(|error| format!("{}: {}", origin(error.span().map_or(0, |span| span.start)), error.message()))
+        .map(|error| {
+            let origin = origin(error.span().map_or(0, |span| span.start));
+            format!("{origin}: expected valid TOML, found a syntax error ({})", error.message())
+        })
         .collect();
     if !problems.is_empty() {
         // after a syntax error the parsed rest may be wrong
@@ -96,7 +96,11 @@ pub fn parse(name: &str, text: &str, kind: impl Fn(&str) -> Option<ValueKind>) -
         let origin = origin(key.span().start);
         let key = key.get_ref().to_string();
         let Some(kind) = kind(&key) else {
-            problems.push(format!("{origin}: unknown setting {:?}{}", clip(&key, KEY_BYTES), hint(&key, &kind)));
+            problems.push(format!(
+                "{origin}: expected the name of a setting, found {}{}",
+                quoted(&key),
+                hint(&key, &kind)
+            ));
             continue;
         };
         match kind.read(value.get_ref()) {
@@ -165,10 +169,10 @@ mod tests {
                 "w.toml, line 2: listen: expected a string, found integer",
                 "w.toml, line 3: json: expected true or false, found integer",
                 "w.toml, line 4: model: expected a list of strings, found string",
-                "w.toml, line 5: unknown setting \"kv_memory\"; did you mean \"kv-memory\"?",
-                "w.toml, line 7: unknown setting \"none\"",
+                "w.toml, line 5: expected the name of a setting, found \"kv_memory\"; did you mean \"kv-memory\"?",
+                "w.toml, line 7: expected the name of a setting, found \"none\"",
                 "w.toml, line 8: kv-memory: expected a whole number or a string such as \"2GiB\", found float",
-                "w.toml, line 9: unknown setting \"rows-of\"",
+                "w.toml, line 9: expected the name of a setting, found \"rows-of\"",
             ]
         );
         for list in ["model = [1]", "model = ['a', ['b']]", "rows = 99999999999999999999"] {

@@ -1,31 +1,34 @@
 //! Reads files of settings, keys and certificates.
 
-use crate::{error::Error, family::checkpoint::regular_file};
-use std::{io::Read, path::Path};
+use crate::family::checkpoint::regular_file;
+use std::{
+    io::{self, Read},
+    path::Path,
+};
 
 /// Maximum bytes of a file of settings, keys or certificates.
 const FILE_BYTES: u64 = 1 << 20;
 
-/// Reads a file of at most [`FILE_BYTES`] bytes.
+/// Reads a file of at most [`FILE_BYTES`] bytes. Errors name the file.
 pub(super) fn read(path: &Path) -> Result<Vec<u8>, String> {
     read_up_to(FILE_BYTES, path)
 }
 
 /// Reads a regular file of at most `limit` bytes.
 pub(super) fn read_up_to(limit: u64, path: &Path) -> Result<Vec<u8>, String> {
-    let (file, _) = regular_file::open(path).map_err(|error| error.to_string())?;
+    let unreadable = |error: io::Error| format!("cannot read {}: {error}", path.display());
+    let (file, _) = regular_file::open(path).map_err(unreadable)?;
     let mut bytes = Vec::new();
-    file.take(limit + 1).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
+    file.take(limit + 1).read_to_end(&mut bytes).map_err(unreadable)?;
     if bytes.len() as u64 > limit {
-        let error = Error::LongerThan { field: "the file", limit: limit as usize, unit: "bytes", why: None };
-        return Err(error.to_string());
+        return Err(format!("{}: expected at most {limit} bytes, found more", path.display()));
     }
     Ok(bytes)
 }
 
 /// Reads a file of at most [`FILE_BYTES`] bytes of UTF-8.
 pub(super) fn read_text(path: &Path) -> Result<String, String> {
-    String::from_utf8(read(path)?).map_err(|_| "the file is not UTF-8".into())
+    String::from_utf8(read(path)?).map_err(|_| format!("{}: expected UTF-8, found other bytes", path.display()))
 }
 
 /// Logs a warning if a secret file can be read by users other than its owner and group, or written by others than its owner.

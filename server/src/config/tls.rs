@@ -5,7 +5,7 @@ use super::{
     secret_file::{self, warn_if_open},
 };
 use std::{
-    fmt,
+    fmt::{self, Display},
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -78,10 +78,16 @@ impl fmt::Debug for Tls {
 }
 
 /// An invalid TLS file.
-struct TlsProblem<'a> {
+struct TlsProblem {
     flag: &'static str,
-    file: &'a Path,
+    /// The problem, with the file's name.
     why: String,
+}
+
+impl TlsProblem {
+    fn in_file(flag: &'static str, file: &Path, why: impl Display) -> Self {
+        Self { flag, why: format!("{}: {why}", file.display()) }
+    }
 }
 
 impl Checks {
@@ -108,35 +114,36 @@ impl Checks {
                 "--tls-client-crl" => &files.client_crl,
                 _ => &files.cert,
             };
-            TlsProblem { flag, file: file.as_deref().unwrap_or(Path::new("")), why }
+            TlsProblem::in_file(flag, file.as_deref().unwrap_or(Path::new("")), why)
         });
         self.record(config)
     }
 
-    fn record<T>(&mut self, result: Result<T, TlsProblem<'_>>) -> Option<T> {
-        result.map_err(|problem| self.reject(problem.flag, &problem.file.display().to_string(), problem.why)).ok()
+    fn record<T>(&mut self, result: Result<T, TlsProblem>) -> Option<T> {
+        result.map_err(|problem| self.reject_with(problem.flag, problem.why)).ok()
     }
 }
 
-fn certificates<'a>(flag: &'static str, file: &'a Path) -> Result<Vec<CertificateDer<'static>>, TlsProblem<'a>> {
-    let problem = |why| TlsProblem { flag, file, why };
-    let bytes = secret_file::read(file).map_err(problem)?;
+fn certificates(flag: &'static str, file: &Path) -> Result<Vec<CertificateDer<'static>>, TlsProblem> {
+    let problem = |why: &str| TlsProblem::in_file(flag, file, why);
+    let bytes = secret_file::read(file).map_err(|why| TlsProblem { flag, why })?;
     let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&bytes).collect();
-    let certificates = certificates.map_err(|error| problem(describe(&error)))?;
+    let certificates = certificates.map_err(|error| problem(&describe(&error)))?;
     match certificates.is_empty() {
-        true => Err(problem("expected PEM with a certificate, found none".into())),
+        true => Err(problem("expected PEM with a certificate, found none")),
         false => Ok(certificates),
     }
 }
 
-fn private_key(file: &Path) -> Result<PrivateKeyDer<'static>, TlsProblem<'_>> {
-    let problem = |why| TlsProblem { flag: "--tls-key", file, why };
-    let bytes = secret_file::read(file).map_err(problem)?;
+fn private_key(file: &Path) -> Result<PrivateKeyDer<'static>, TlsProblem> {
+    let flag = "--tls-key";
+    let problem = |why: &str| TlsProblem::in_file(flag, file, why);
+    let bytes = secret_file::read(file).map_err(|why| TlsProblem { flag, why })?;
     PrivateKeyDer::from_pem_slice(&bytes).map_err(|error| match error {
         pem::Error::NoItemsFound => {
-            problem("expected PEM with a private key (PKCS #8, PKCS #1 or SEC 1, not encrypted), found none".into())
+            problem("expected PEM with a private key (PKCS #8, PKCS #1 or SEC 1, not encrypted), found none")
         }
-        error => problem(describe(&error)),
+        error => problem(&describe(&error)),
     })
 }
 
@@ -151,24 +158,25 @@ fn describe(error: &pem::Error) -> String {
     format!("expected PEM, found {what}")
 }
 
-fn roots(file: &Path) -> Result<RootCertStore, TlsProblem<'_>> {
+fn roots(file: &Path) -> Result<RootCertStore, TlsProblem> {
     let mut roots = RootCertStore::empty();
     for (number, certificate) in (1..).zip(certificates("--tls-client-ca", file)?) {
         roots.add(certificate).map_err(|error| {
-            let why = format!("certificate {number} is not a valid authority: {error}");
-            TlsProblem { flag: "--tls-client-ca", file, why }
+            let why = format!("certificate {number}: expected a valid authority, found another one ({error})");
+            TlsProblem::in_file("--tls-client-ca", file, why)
         })?;
     }
     Ok(roots)
 }
 
-fn revocation_lists(file: &Path) -> Result<Vec<CertificateRevocationListDer<'static>>, TlsProblem<'_>> {
-    let problem = |why| TlsProblem { flag: "--tls-client-crl", file, why };
-    let bytes = secret_file::read_up_to(REVOCATION_LIST_BYTES, file).map_err(problem)?;
+fn revocation_lists(file: &Path) -> Result<Vec<CertificateRevocationListDer<'static>>, TlsProblem> {
+    let flag = "--tls-client-crl";
+    let problem = |why: &str| TlsProblem::in_file(flag, file, why);
+    let bytes = secret_file::read_up_to(REVOCATION_LIST_BYTES, file).map_err(|why| TlsProblem { flag, why })?;
     let lists: Result<Vec<_>, _> = CertificateRevocationListDer::pem_slice_iter(&bytes).collect();
-    let lists = lists.map_err(|error| problem(describe(&error)))?;
+    let lists = lists.map_err(|error| problem(&describe(&error)))?;
     match lists.is_empty() {
-        true => Err(problem("expected PEM with a certificate revocation list, found none".into())),
+        true => Err(problem("expected PEM with a certificate revocation list, found none")),
         false => Ok(lists),
     }
 }
@@ -186,8 +194,9 @@ fn server_config(
         Some(clients) => builder.with_client_cert_verifier(verifier(clients, provider)?),
     };
     let with_key = builder.with_single_cert(chain, key);
-    let config = with_key
-        .map_err(|error| ("--tls-cert", format!("the certificate does not match the key of --tls-key: {error}")))?;
+    let config = with_key.map_err(|error| {
+        ("--tls-cert", format!("expected the certificate of the key of --tls-key, found another one ({error})"))
+    })?;
     Ok(Tls::new(&config))
 }
 

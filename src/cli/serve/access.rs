@@ -56,14 +56,16 @@ impl AccessArgs {
     pub(super) fn access(&self, checks: &mut Checks) -> Access {
         let files = self.files();
         let TlsFiles { cert, key, client_ca, client_crl } = &files.tls;
-        if cert.is_some() != key.is_some() {
-            checks.add_problem("--tls-cert and --tls-key need each other");
-        }
-        if let (Some(_), None, None) = (client_ca, cert, key) {
-            checks.add_problem("--tls-client-ca needs --tls-cert and --tls-key");
+        let mut needs =
+            |flag, missing| checks.reject_with(missing, format!("expected a file, as {flag} needs one, found none"));
+        match (cert, key, client_ca) {
+            (Some(_), None, _) => needs("--tls-cert", "--tls-key"),
+            (None, Some(_), _) => needs("--tls-key", "--tls-cert"),
+            (None, None, Some(_)) => needs("--tls-client-ca", "--tls-cert"),
+            _ => {}
         }
         if let (Some(_), None) = (client_crl, client_ca) {
-            checks.add_problem("--tls-client-crl needs --tls-client-ca");
+            needs("--tls-client-crl", "--tls-client-ca");
         }
         let credentials = files.read(checks).into();
         let allowed = Arc::new(checks.allowed_names(&self.allowed_hosts, &self.allowed_origins));

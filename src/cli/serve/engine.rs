@@ -102,7 +102,7 @@ impl EngineArgs {
 
 fn speculation(value: &str, checks: &mut Checks) -> Speculation {
     Speculation::parse(value).unwrap_or_else(|| {
-        checks.reject("--speculate", value, format!("expected {}", Speculation::EXPECTED));
+        checks.reject("--speculate", value, Speculation::EXPECTED);
         Speculation::Off
     })
 }

@@ -23,7 +23,7 @@ impl LogArgs {
     /// Starts the log, with `writer` as its way to stderr. Called first, so that later checks can log.
     pub(super) fn start(&self, writer: &LogWriter, color: ColorChoice, checks: &mut Checks) -> Announce {
         let filter = EnvFilter::try_new(&self.log).unwrap_or_else(|error| {
-            checks.reject("--log", &self.log, error);
+            checks.reject("--log", &self.log, format!("a level such as info, or target=level directives ({error})"));
             EnvFilter::default()
         });
         let log = tracing_subscriber::fmt().with_ansi(color.is_on(&std::io::stderr())).with_env_filter(filter);
@@ -40,7 +40,7 @@ impl LogArgs {
                 let _ = log.json().try_init();
                 return Announce::Event;
             }
-            other => checks.reject("--log-format", other, "expected text or json"),
+            other => checks.reject("--log-format", other, "one of text, json"),
         }
         Announce::Line
     }

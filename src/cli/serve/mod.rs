@@ -45,7 +45,7 @@ const WORKER_NOTICE: Duration = Duration::from_millis(100);
 /// How long the runtime may take to stop.
 const STOP_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// Serves models over gRPC. A signal (SIGTERM or Ctrl-C) drains the server; a second one ends its requests and, within a second,
+/// Serves models over gRPC and HTTP. A signal (SIGTERM or Ctrl-C) drains the server; a second one ends its requests and, within a second,
 /// the process, with exit code 1. The exit code is also 1 if a step still runs two seconds after the drain.
 #[derive(Debug, clap::Args)]
 #[command(allow_negative_numbers = true)]

@@ -3,6 +3,7 @@
 use crate::{
     cli::local_models,
     config::{Checks, ServedCheckpoint},
+    error::quoted,
     family::{checkpoint::CheckpointSource, load},
     kernels::Dtype,
 };
@@ -75,7 +76,8 @@ impl ModelsArgs {
         if let Some(folder) = &self.folder() {
             folders = checks.checkpoints("--models", folder);
             if folders.is_empty() && folder.is_dir() {
-                checks.reject("--models", &folder.display().to_string(), "no subfolder is a checkpoint");
+                let expected = "expected subfolders that are checkpoints, found none";
+                checks.reject_with("--models", format!("{}: {expected}", folder.display()));
             }
         }
         let found = |folder: PathBuf| {
@@ -91,7 +93,7 @@ impl ModelsArgs {
                     let name = name.unwrap_or_else(|| source.name());
                     checkpoints.push(ServedCheckpoint { name, source, named: true });
                 }
-                Err(why) => checks.reject("--model", &folder.display().to_string(), why),
+                Err(why) => checks.reject_with("--model", why),
             }
         }
         if self.folder().is_none() && self.named().next().is_none() {
@@ -111,11 +113,11 @@ impl ModelsArgs {
         let mut settings = load::Settings::default();
         match Dtype::parse(&self.dtype) {
             Some(dtype) => settings.dtype = dtype,
-            None => checks.reject("--dtype", &self.dtype, "expected f32, bf16 or int8"),
+            None => checks.reject("--dtype", &self.dtype, "one of f32, bf16, int8"),
         }
         match self.device.parse() {
             Ok(device) => settings.device = device,
-            Err(why) => checks.reject("--device", &self.device, why),
+            Err(why) => checks.reject_with("--device", format!("{why}, found {}", quoted(&self.device))),
         }
         if let Some(threads) = &self.threads {
             settings.threads = checks.number("--threads", threads, 1..=1024);

@@ -39,15 +39,19 @@ impl OperationsArgs {
         checks: &mut Checks,
     ) -> Operations {
         let hang = checks.number("--hang-seconds", &self.hang_seconds, 1..=86_400) as u64;
-        let otlp_part = checks.parse("--otlp-part", &self.otlp_part).unwrap_or(1.0);
-        if !(0.0..=1.0).contains(&otlp_part) {
-            checks.reject("--otlp-part", &self.otlp_part, "expected a number from 0 to 1");
+        let otlp_part = self.otlp_part.parse().ok().filter(|part| (0.0..=1.0).contains(part));
+        if otlp_part.is_none() {
+            checks.reject("--otlp-part", &self.otlp_part, "a number from 0 to 1");
         }
-        if let Some(url) = self.otlp.as_ref().filter(|url| !url.starts_with("http://")) {
-            checks.reject("--otlp", url, "expected a URL such as http://127.0.0.1:4317");
-        } else if self.otlp.as_ref().is_some_and(|url| url.contains('@')) {
+        match &self.otlp {
             // The value may have a password, which must not be printed.
-            checks.reject("--otlp", "…@…", "expected a URL without a user and a password: weir sends none");
+            Some(url) if url.contains('@') => {
+                checks.reject("--otlp", "…@…", "a URL without a user and a password (weir sends none)");
+            }
+            Some(url) if !url.starts_with("http://") => {
+                checks.reject("--otlp", url, "a URL such as http://127.0.0.1:4317");
+            }
+            _ => {}
         }
         Operations {
             admin_listen,
@@ -56,7 +60,7 @@ impl OperationsArgs {
             models,
             max_models: checks.number("--max-models", &self.max_models, 1..=1024),
             otlp: self.otlp.clone(),
-            otlp_part,
+            otlp_part: otlp_part.unwrap_or(1.0),
         }
     }
 }

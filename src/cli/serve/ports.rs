@@ -17,8 +17,8 @@ pub(super) struct ReservedPort {
 
 impl ReservedPort {
     /// Reserves the address that `flag` gives. Fails if another program listens there. Must run within the runtime.
-    pub(super) fn reserve(flag: &'static str, address: SocketAddr) -> Result<Self> {
-        Self::bind(flag, address).map_err(|error| failed(flag, address, &error))
+    pub(super) fn reserve(flag: &'static str, address: SocketAddr) -> Result<Self, PortError> {
+        Self::bind(flag, address).map_err(|error| PortError { flag, address, error })
     }
 
     fn bind(flag: &'static str, address: SocketAddr) -> io::Result<Self> {
@@ -38,20 +38,30 @@ impl ReservedPort {
     }
 
     /// Listens. Fails if another program that reserved the port at the same time listens already. Must run within the runtime.
-    pub(super) fn listen(self) -> Result<TcpListener> {
+    pub(super) fn listen(self) -> Result<TcpListener, PortError> {
         let Self { flag, address, socket } = self;
-        socket.listen(BACKLOG).map_err(|error| failed(flag, address, &error))
+        socket.listen(BACKLOG).map_err(|error| PortError { flag, address, error })
     }
 }
 
-fn failed(flag: &str, address: SocketAddr, error: &io::Error) -> Error {
-    let hint = match error.kind() {
-        io::ErrorKind::AddrInUse => {
-            "; another program, perhaps another weir server, uses this port, and port 0 selects a free one"
-        }
-        _ => "",
-    };
-    Error::Setting(format!("{flag} {address}: {error}{hint}"))
+/// A port that cannot be opened.
+#[derive(Debug)]
+pub(super) struct PortError {
+    flag: &'static str,
+    address: SocketAddr,
+    error: io::Error,
+}
+
+impl From<PortError> for Error {
+    fn from(PortError { flag, address, error }: PortError) -> Self {
+        let hint = match error.kind() {
+            io::ErrorKind::AddrInUse => {
+                "; another program, perhaps another weir server, uses this port, and port 0 selects a free one"
+            }
+            _ => "",
+        };
+        Self::Setting(format!("{flag}: cannot listen on {address}: {error}{hint}"))
+    }
 }
 
 /// State of an optional port.
@@ -71,7 +81,7 @@ pub(super) enum PortState {
 pub(super) struct OptionalPort {
     /// True if the settings have no address.
     is_default: bool,
-    port: std::result::Result<ReservedPort, PortState>,
+    port: Result<ReservedPort, PortState>,
 }
 
 impl OptionalPort {
@@ -81,10 +91,11 @@ impl OptionalPort {
         let port = match address {
             None if is_default => Err(PortState::Unprotected),
             None => Err(PortState::Unset),
-            Some(address) if is_default => {
-                ReservedPort::bind(flag, address).map_err(|error| PortState::failed(address, &error))
-            }
-            Some(address) => Ok(ReservedPort::reserve(flag, address)?),
+            Some(address) => match ReservedPort::reserve(flag, address) {
+                Ok(port) => Ok(port),
+                Err(error) if is_default => Err(error.into()),
+                Err(error) => return Err(error.into()),
+            },
         };
         Ok(Self { is_default, port })
     }
@@ -97,18 +108,16 @@ impl OptionalPort {
             Err(state) => return Ok((state, None)),
         };
         let address = port.address;
-        if !self.is_default {
-            return Ok((PortState::Open(address), Some(port.listen()?)));
+        match port.listen() {
+            Ok(listener) => Ok((PortState::Open(address), Some(listener))),
+            Err(error) if self.is_default => Ok((error.into(), None)),
+            Err(error) => Err(error.into()),
         }
-        Ok(match port.socket.listen(BACKLOG) {
-            Ok(listener) => (PortState::Open(address), Some(listener)),
-            Err(error) => (PortState::failed(address, &error), None),
-        })
     }
 }
 
-impl PortState {
-    fn failed(address: SocketAddr, error: &io::Error) -> Self {
+impl From<PortError> for PortState {
+    fn from(PortError { address, error, .. }: PortError) -> Self {
         Self::Failed(match error.kind() {
             io::ErrorKind::AddrInUse => format!("another program uses {address}"),
             _ => format!("{address}: {error}"),
@@ -132,9 +141,11 @@ mod tests {
         let listener = reserved.listen().unwrap();
         assert_eq!(listener.local_addr().unwrap(), address);
         TcpStream::connect(address).unwrap();
-        let error = ReservedPort::reserve("--http-listen", address).map(|port| port.address()).unwrap_err().to_string();
+        let error = ReservedPort::reserve("--http-listen", address).map(|port| port.address()).unwrap_err();
+        let error = Error::from(error).to_string();
         assert!(
-            error.starts_with(&format!("--http-listen {address}: ")) && error.contains("another program"),
+            error.starts_with(&format!("--http-listen: cannot listen on {address}: "))
+                && error.contains("another program"),
             "{error}"
         );
     }

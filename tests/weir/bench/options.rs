@@ -111,8 +111,8 @@ fn flags_out_of_bounds_are_refused_with_value_and_bound() {
         .unwrap();
     let error = String::from_utf8(serve.stderr).unwrap();
     assert!(!serve.status.success());
-    assert!(error.contains("--boundary-wait \"-1\": expected a whole number from 0 to 64"), "{error}");
-    assert!(error.contains("--rows \"-2\": expected a whole number from 1 to 4096"), "{error}");
+    assert!(error.contains("--boundary-wait: expected a whole number from 0 to 64, found -1"), "{error}");
+    assert!(error.contains("--rows: expected a whole number from 1 to 4096, found -2"), "{error}");
 }
 
 #[test]

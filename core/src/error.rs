@@ -66,7 +66,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[expect(missing_docs, reason = "each message shows what its fields are")]
 pub enum Error {
     /// No model is served under that name.
-    #[error("unknown model {name:?}; known: {}", known.join(", "))]
+    #[error("model: expected one of {}, found {name:?}", known.join(", "))]
     UnknownModel { name: String, known: Vec<String> },
     /// No service of this server has that method.
     #[error("unknown method {path:?}: no service of this server has it")]
@@ -78,7 +78,7 @@ pub enum Error {
     #[error("unknown or expired document id {id:?}")]
     UnknownDocument { id: String },
     /// A symbol outside of the model's vocabulary.
-    #[error("{field}: {found} at {unit} {offset} is not in the model's vocabulary")]
+    #[error("{field}: expected symbols of the model's vocabulary, found {found} at {unit} {offset}")]
     UnknownSymbol {
         /// The request's field, e.g. `prompt`.
         field: &'static str,
@@ -263,8 +263,8 @@ pub enum Error {
     },
     /// A text to compress that the model can only read after normalising it.
     #[error(
-        "text: {found} at character {offset} is not in the model's vocabulary; with {option}, the text is rewritten by \
-         {normaliser} before it is compressed"
+        "text: expected symbols of the model's vocabulary, found {found} at character {offset}; with {option}, the text is \
+         rewritten by {normaliser} before it is compressed"
     )]
     NeedsNormaliser {
         found: String,

@@ -48,5 +48,5 @@ def test_usage_is_counted(model: Any) -> None:
 
 def test_refusals_have_the_servers_message(http_server: Any) -> None:
     stranger = langchain.OpenAI(base_url=f"{http_server.url}/v1", model="nobody", **SETTINGS)
-    with pytest.raises(openai.NotFoundError, match=f'unknown model "nobody"; known: {local.MODEL.name}'):
+    with pytest.raises(openai.NotFoundError, match=f'model: expected one of {local.MODEL.name}, found "nobody"'):
         stranger.invoke(PROMPT)

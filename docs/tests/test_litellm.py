@@ -82,5 +82,5 @@ def test_dialogue_of_one_message_is_completed(answer: Dict[str, Any]) -> None:
 
 def test_refusals_have_the_servers_message(answer: Dict[str, Any]) -> None:
     (model, unknown), (chat, no_template) = answer["refusals"]["model"], answer["refusals"]["chat"]
-    assert model == "NotFoundError" and f'unknown model "nobody"; known: {local.MODEL.name}' in unknown
+    assert model == "NotFoundError" and f'model: expected one of {local.MODEL.name}, found "nobody"' in unknown
     assert chat == "BadRequestError" and "POST /v1/completions" in no_template

@@ -292,7 +292,7 @@ async def ask():
     try:
         await client.infer(url, request, model_name="nobody")
     except httpx.HTTPStatusError as error:
-        assert error.response.status_code == 404 and "unknown model" in error.response.json()["error"]
+        assert error.response.status_code == 404 and 'found "nobody"' in error.response.json()["error"]
     else:
         raise AssertionError("an unknown model must be an error")
     print(answer.id, answer.outputs[0].data[0], sep=":")
@@ -362,5 +362,5 @@ def test_rejected_requests(server: local.Server) -> None:
         ]:
             with pytest.raises(InferenceServerException, match=message):
                 client.infer(MODEL, tensors)
-        with pytest.raises(InferenceServerException, match='NOT_FOUND.*unknown model "nobody"'):
+        with pytest.raises(InferenceServerException, match='NOT_FOUND.*found "nobody"'):
             client.infer("nobody", inputs(triton, PROMPT, False))

@@ -45,4 +45,4 @@ def test_refusals_have_the_servers_message(http_server: Any, tmp_path: Path) -> 
     configuration = pages.example("docs/http.md", "yaml", "promptfooconfig", http_server.url)
     report, status = evaluate(tmp_path, configuration.replace(local.MODEL.name, "nobody"))
     assert status != 0 and report["stats"]["errors"] == 1
-    assert f'unknown model "nobody"; known: {local.MODEL.name}' in report["results"][0]["error"].replace('\\"', '"')
+    assert f'model: expected one of {local.MODEL.name}, found "nobody"' in report["results"][0]["error"].replace('\\"', '"')

@@ -74,4 +74,4 @@ def test_usage_is_counted(answer: Dict[str, Any]) -> None:
 
 
 def test_refusals_have_the_servers_message(answer: Dict[str, Any]) -> None:
-    assert answer["refusal"] == f'unknown model "nobody"; known: {local.MODEL.name}'
+    assert answer["refusal"] == f'model: expected one of {local.MODEL.name}, found "nobody"'

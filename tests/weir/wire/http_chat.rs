@@ -31,7 +31,7 @@ async fn chat_is_refused_with_the_call_to_make() {
         exchange(server.port, "POST", "/v1/chat/completions", &[], r#"{"model": "gpt-4", "messages": []}"#).await;
     assert_eq!(unknown.refused(), (404, "not_found_error".into(), "model".into()));
     assert_eq!(unknown.json()["error"]["code"], "unknown_model");
-    assert_eq!(unknown.json()["error"]["message"], "unknown model \"gpt-4\"; known: fake");
+    assert_eq!(unknown.json()["error"]["message"], "model: expected one of fake, found \"gpt-4\"");
     let malformed = exchange(server.port, "POST", "/v1/chat/completions", &[], r#"{"model": 3}"#).await;
     assert_eq!(malformed.refused(), (400, "invalid_request_error".into(), "model".into()));
     assert_eq!(exchange(server.port, "GET", "/v1/chat/completions", &[], "").await.0, 405);

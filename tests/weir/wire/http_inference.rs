@@ -85,7 +85,7 @@ async fn invalid_inferences_are_refused_with_a_text() {
     let mut hot = request("a", &[]);
     hot["parameters"]["temperature"] = (-1).into();
     for (path, body, status, start) in [
-        ("/v2/models/nobody/infer", request("a", &[]), 404, "unknown model \"nobody\""),
+        ("/v2/models/nobody/infer", request("a", &[]), 404, "model: expected one of "),
         ("/v2/models/fake/versions/2/infer", request("a", &[]), 400, "model_version: expected "),
         ("/v2/models/fake/infer", wrong_type, 400, "text_input: expected the datatype BYTES, found \"INT32\""),
         ("/v2/models/fake/infer", stream, 400, "stream: expected false"),

@@ -195,7 +195,7 @@ mod tests {
     fn the_first_offender_is_named() {
         let letters = letters();
         let found = refusal(&letters, "aéé日x".as_bytes());
-        assert_eq!(found, "text: 'x' at character 4 is not in the model's vocabulary");
+        assert_eq!(found, "text: expected symbols of the model's vocabulary, found 'x' at character 4");
         let normalisable = refusal(&english(), b"the end.");
         assert!(normalisable.starts_with("text: '.' at character 7 is not in"), "{normalisable}");
         assert!(normalisable.contains("text8") && normalisable.contains("normalise"), "{normalisable}");

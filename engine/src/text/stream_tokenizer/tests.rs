@@ -216,7 +216,7 @@ fn the_error_has_the_offset_in_the_complete_text() {
     let mut tokens = Vec::new();
     tokenizer.push("abab", &mut tokens).unwrap();
     let error = tokenizer.push("ab!", &mut tokens).unwrap_err();
-    assert_eq!(error.to_string(), "chunk.text: '!' at character 6 is not in the model's vocabulary");
+    assert_eq!(error.to_string(), "chunk.text: expected symbols of the model's vocabulary, found '!' at character 6");
 }
 
 #[test]

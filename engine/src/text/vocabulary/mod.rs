@@ -399,7 +399,7 @@ fn unknown_symbol(field: &'static str, text: &str, character: char, offset: usiz
     let original = text.chars().nth(offset).unwrap_or(character);
     let found = match original == character {
         true => format!("{character:?}"),
-        false => format!("{original:?}, normalised to {character:?},"),
+        false => format!("{original:?} (normalised to {character:?})"),
     };
     Error::UnknownSymbol { field, found, offset, unit: "character" }
 }

@@ -21,11 +21,17 @@ fn symbols_are_numbered_in_order() {
 #[test]
 fn the_error_names_the_unknown_symbol_and_its_offset_in_characters() {
     let message = small(TextNormaliser::None).encode("prompt", "éé x", usize::MAX).unwrap_err().to_string();
-    assert_eq!(message, "prompt: 'x' at character 3 is not in the model's vocabulary");
+    assert_eq!(message, "prompt: expected symbols of the model's vocabulary, found 'x' at character 3");
     let message = small(TextNormaliser::Text8).encode("prompt", "1 E²", usize::MAX).unwrap_err().to_string();
-    assert_eq!(message, "prompt: '²', normalised to 't', at character 3 is not in the model's vocabulary");
+    assert_eq!(
+        message,
+        "prompt: expected symbols of the model's vocabulary, found '²' (normalised to 't') at character 3"
+    );
     let message = small(TextNormaliser::None).check_ids("--ids", &[0, 5, 6]).unwrap_err().to_string();
-    assert_eq!(message, "--ids: id 6 (the vocabulary has 6 symbols) at index 2 is not in the model's vocabulary");
+    assert_eq!(
+        message,
+        "--ids: expected symbols of the model's vocabulary, found id 6 (the vocabulary has 6 symbols) at index 2"
+    );
 }
 
 #[test]
@@ -42,7 +48,7 @@ fn encoding_stops_at_the_first_symbol_above_the_limit() {
     assert_eq!(message(&folded, "oo 1"), "prompt: expected at most 4 characters, found more");
     assert_eq!(
         message(&folded, "oo 7"),
-        "prompt: '7', normalised to 's', at character 3 is not in the model's vocabulary"
+        "prompt: expected symbols of the model's vocabulary, found '7' (normalised to 's') at character 3"
     );
     // normalising all of it would produce ten million symbols
     let start = std::time::Instant::now();

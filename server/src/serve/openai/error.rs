@@ -235,7 +235,7 @@ mod tests {
     fn a_wrong_model_is_reported_as_its_field() {
         let wrong_kind = |call| Error::WrongKind { call, model: "m".into(), wanted: "w", found: "f".into() };
         for (error, param, start) in [
-            (Error::UnknownModel { name: "x".into(), known: vec![] }, "model", "unknown model"),
+            (Error::UnknownModel { name: "x".into(), known: vec![] }, "model", "model: expected one of "),
             (wrong_kind("Generate"), "model", "/v1/completions needs a model that w"),
             (wrong_kind("stopping.max_segments"), "max_segments", "max_segments needs a model that w"),
         ] {

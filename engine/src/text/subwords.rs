@@ -77,10 +77,12 @@ impl SubwordTokenizer {
 
     fn parse_checked(json: &[u8], check: fn(&Value) -> Result<(), VocabularyError>) -> Result<Self, VocabularyError> {
         let invalid = |error: &dyn std::fmt::Display| {
-            VocabularyError::new("the file", "a tokenizer in Hugging Face's format", error.to_string())
+            let found = format!("one that the tokenizers library does not read ({error})");
+            VocabularyError::new("the file", "a tokenizer in Hugging Face's format", found)
         };
         let json = std::str::from_utf8(json).map_err(|error| invalid(&error))?.to_owned();
-        let mut value: Value = serde_json::from_str(&json).map_err(|error| invalid(&error))?;
+        let mut value: Value = serde_json::from_str(&json)
+            .map_err(|error| VocabularyError::new("the file", "valid JSON", format!("a syntax error ({error})")))?;
         // Before the library compiles them.
         check_patterns(&value)?;
         let tokenizer: Tokenizer = library(|| json.parse()).map_err(|error| invalid(&error))?;
@@ -363,12 +365,14 @@ mod tests {
 
     #[test]
     fn a_file_that_is_not_a_tokenizer_is_rejected() {
-        for json in ["", "{}", "[1]", "\u{0}"] {
+        for (json, expected) in [
+            ("", "valid JSON, found a syntax error (EOF"),
+            ("\u{0}", "valid JSON, found a syntax error ("),
+            ("{}", "a tokenizer in Hugging Face's format, found one that"),
+            ("[1]", "a tokenizer in Hugging Face's format, found one that"),
+        ] {
             let error = SubwordTokenizer::parse(json.as_bytes()).unwrap_err();
-            assert!(
-                error.to_string().starts_with("the file: expected a tokenizer in Hugging Face's format"),
-                "{error}"
-            );
+            assert!(error.to_string().starts_with(&format!("the file: expected {expected}")), "{error}");
         }
         assert!(SubwordTokenizer::parse(&[0xff]).is_err());
     }

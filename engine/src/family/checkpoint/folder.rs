@@ -22,17 +22,16 @@ const FOREIGN: [(&str, &str, &str); 7] = [
     (
         ".onnx",
         "an ONNX file",
-        "weir does not read ONNX: `weir serve DIR` reads the same model in Hugging Face's format",
+        "weir does not read ONNX, but it reads folders in Hugging Face's format (docs/hugging-face.md lists the kinds of models)",
     ),
     (".tar.gz", "an archive", "unpack the archive first"),
     (".safetensors", "a file of weights", "give the folder of this file, which has a config.json as well"),
 ];
 /// The state of a run, which `models/training` writes.
 const STATE: &str = "state.pt";
-const GGUF: &str = "weir does not read GGUF: `weir serve DIR` reads the same model in Hugging Face's format, which \
-                    `weir pull hf:ORG/NAME` fetches (docs/hugging-face.md lists the kinds of models)";
-const PYTORCH: &str = "`weir convert --from KIND PATH NEW-FOLDER` reads PyTorch checkpoints, and `weir convert --help` lists the \
-                       kinds";
+const GGUF: &str = "weir does not read GGUF, but it reads folders in Hugging Face's format (docs/hugging-face.md lists the kinds of \
+                    models)";
+const PYTORCH: &str = "`weir convert --help` lists the projects whose PyTorch checkpoints it reads";
 
 /// Checks that a folder exists and has a `config.json`. The error says what is there.
 pub fn check_folder(dir: &Path) -> Result<()> {
@@ -123,11 +122,8 @@ mod tests {
             message.split_once(", found ").unwrap().1.to_owned()
         };
         let gguf = found("model.gguf");
-        assert!(gguf.starts_with("a GGUF file; weir does not read GGUF: `weir serve DIR`"), "{gguf}");
-        assert!(
-            found("best.pt")
-                .starts_with(&format!("a PyTorch file; `weir convert --from KIND {shown}/best.pt NEW-FOLDER`"))
-        );
+        assert!(gguf.starts_with("a GGUF file; weir does not read GGUF, but it reads folders"), "{gguf}");
+        assert!(found("best.pt").starts_with("a PyTorch file; `weir convert --help` lists"));
         let state = found("state.pt");
         assert!(state.contains(&format!("`python -m training.export --run {shown} --out MODEL`")), "{state}");
         assert!(found("model.safetensors").starts_with("a file of weights; give the folder"));

@@ -4,7 +4,7 @@
 //! The architecture's own keys are kept as text, for the family to read. Keys that change nothing here are ignored, as transformers
 //! ignores them.
 
-use super::{folder::parent, json, links::check_inside};
+use super::{folder::parent, json, links::check_inside, placeholders::placeholder, reader::shapes_in};
 use crate::{
     decode::defaults::SamplingDefaults,
     error::{Error, Result},
@@ -81,9 +81,10 @@ pub fn conversion(model_type: &RawValue) -> Option<&'static str> {
     CONVERTED.iter().find(|(known, _)| *known == name).map(|(_, kind)| *kind)
 }
 
-/// Checks that weir computes a checkpoint without conversion. The error has the command that converts it.
+/// Checks that weir computes a checkpoint without conversion. The error has the command that converts it, if its weights can be read.
 pub(super) fn check_needs_no_conversion(model_type: Option<&RawValue>, file: &Path) -> Result<()> {
     let Some((model_type, kind)) = model_type.and_then(|name| Some((name, conversion(name)?))) else { return Ok(()) };
+    shapes_in(parent(file))?;
     let dir = parent(file).display();
     let expected = format!("weir's format (`weir convert --from {kind} {dir} NEW-FOLDER` writes it)");
     Err(Error::checkpoint(file, "model_type", expected, model_type.get()))
@@ -103,7 +104,16 @@ pub(super) fn read(text: &[u8], file: &Path) -> Result<HuggingFaceConfig> {
     let tokenizer_file = file.with_file_name(TOKENIZER_FILE);
     let subwords = match tokenizer_file.exists() {
         true => {
-            let parsed = SubwordTokenizer::parse_for_prompts(&read_inside(&tokenizer_file, MAX_TOKENIZER_BYTES)?);
+            let bytes = read_inside(&tokenizer_file, MAX_TOKENIZER_BYTES)?;
+            if let Some(found) = placeholder(&bytes) {
+                return Err(Error::checkpoint(
+                    tokenizer_file,
+                    "the file",
+                    "a tokenizer in Hugging Face's format",
+                    found,
+                ));
+            }
+            let parsed = SubwordTokenizer::parse_for_prompts(&bytes);
             Some(Arc::new(parsed.map_err(|error| error.in_file(&tokenizer_file))?))
         }
         false => None,

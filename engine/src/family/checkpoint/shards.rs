@@ -5,11 +5,14 @@ use super::{
     folder::contents,
     json::{self, UniqueMap},
     links::{check_inside, is_inside},
+    placeholders::placeholder,
+    regular_file,
 };
 use crate::error::{Error, Result};
 use serde::Deserialize;
 use std::{
     collections::{BTreeMap, BTreeSet},
+    io::Read,
     path::{Component, Path, PathBuf},
 };
 
@@ -22,6 +25,8 @@ pub const PICKLE_FILE: &str = "pytorch_model.bin";
 /// The index of several pickles.
 pub const PICKLE_INDEX_FILE: &str = "pytorch_model.bin.index.json";
 const MAX_INDEX_BYTES: u64 = 16 << 20;
+/// Bytes at the beginning of a file that show whether it is a placeholder.
+const BEGINNING: u64 = 64;
 
 /// The files that an index names.
 #[derive(Debug, Clone, Copy)]
@@ -75,10 +80,20 @@ pub fn shards(dir: &Path, specs: &[TensorSpec]) -> Result<Vec<Shard>> {
 /// The error for a folder without weights.
 fn missing(dir: &Path, single: PathBuf) -> Error {
     let found = match [PICKLE_FILE, PICKLE_INDEX_FILE].iter().find(|name| dir.join(name).exists()) {
-        Some(name) => format!("only {name} (transformers can save it as safetensors)"),
+        Some(name) => match placeholder(&beginning(&dir.join(name))) {
+            Some(instead) => format!("only {name}, which is {instead}"),
+            None => format!("only {name} (transformers can save it as safetensors)"),
+        },
         None => format!("neither; {}", contents(dir)),
     };
     Error::checkpoint(single, "the file", format!("{WEIGHTS_FILE} or {INDEX_FILE}"), found)
+}
+
+/// Returns the first bytes of a file, for a message. A file that cannot be read has other bytes than any placeholder.
+fn beginning(file: &Path) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let read = regular_file::open(file).and_then(|(opened, _)| opened.take(BEGINNING).read_to_end(&mut bytes));
+    if read.is_ok() { bytes } else { vec![1] }
 }
 
 /// Returns the files of weights in a folder, with any tensors. Fails if there are no weights, or if the only file is a link

@@ -19,6 +19,7 @@ use crate::{
         Blueprint, Parts, TensorSpec,
         checkpoint::{
             Config,
+            folder::contents,
             hugging_face::{FAMILY, T5_MODEL_TYPES},
             reader::shapes_in,
         },
@@ -61,7 +62,9 @@ pub(crate) fn read(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
     let architecture = read(&keys)?;
     if config.subwords().is_none() {
         let expected = "a tokenizer in Hugging Face's format";
-        return Err(Error::checkpoint(file.with_file_name(TOKENIZER_FILE), "the file", expected, "no file"));
+        let tokenizer = file.with_file_name(TOKENIZER_FILE);
+        let found = tokenizer.parent().map_or_else(|| "no file".into(), |dir| format!("no file; {}", contents(dir)));
+        return Err(Error::checkpoint(tokenizer, "the file", expected, found));
     }
     config.vocabulary(file)?;
     Ok(Box::new(TokenBlueprint { architecture }))

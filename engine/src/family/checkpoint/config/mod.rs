@@ -1,10 +1,6 @@
 //! `config.json`: everything but the weights.
 
-use super::{
-    folder::{check_folder, parent},
-    hugging_face, json,
-    links::check_inside,
-};
+use super::{folder::check_folder, hugging_face, json, links::check_inside};
 use crate::{
     decode::{defaults::SamplingDefaults, document::GenerationDefaults},
     error::{Error, Result, clip, json::QUOTED},
@@ -218,8 +214,7 @@ impl Config {
             Some(found) if found.get() == expected => {}
             Some(found) => return Err(Error::checkpoint(file, "format", expected, clip(found.get(), QUOTED))),
             None => {
-                let dir = parent(file).display();
-                let other = format!("`weir convert --from KIND {dir} NEW-FOLDER` reads checkpoints of other projects");
+                let other = "`weir convert --help` lists the other projects whose checkpoints it reads";
                 let expected = format!("{expected}, or model_type in a Hugging Face folder ({other})");
                 return Err(Error::checkpoint(file, "format", expected, "neither"));
             }

@@ -5,13 +5,7 @@ use super::{
     hub_token::HubToken,
 };
 use crate::error::{Error, Result, clip};
-use std::{
-    cell::OnceCell,
-    io,
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::Duration,
-};
+use std::{cell::OnceCell, path::PathBuf, sync::Arc, time::Duration};
 use tokio_rustls::rustls::crypto::ring;
 use ureq::{
     Agent,
@@ -98,7 +92,7 @@ impl HttpFolder {
             },
             _ => "",
         };
-        Error::Setting(format!("{}: the server answered {status}{hint}", clip(url, 500)))
+        Error::Setting(format!("SOURCE: cannot fetch {}: the server answered {status}{hint}", clip(url, 500)))
     }
 }
 
@@ -114,7 +108,7 @@ impl FileSource for HttpFolder {
         if let Some(HubAccess { token: HubToken::Sent(token), .. }) = &self.hub {
             request = request.header("authorization", format!("Bearer {token}"));
         }
-        let response = request.call().map_err(|error| Error::io(Path::new(&url))(io::Error::other(error)))?;
+        let response = request.call().map_err(|error| unanswered(&url, &error.to_string()))?;
         let status = response.status();
         // Storage of objects answers so for a missing file, if the client may not list the others.
         let is_hidden = status == StatusCode::FORBIDDEN && need == Need::Optional;
@@ -132,6 +126,20 @@ impl FileSource for HttpFolder {
     fn place(&self, name: &str) -> PathBuf {
         self.file_url(name).into()
     }
+}
+
+/// Returns the error for a request without an answer, with the likely cause if the TLS library reports one.
+fn unanswered(url: &str, error: &str) -> Error {
+    let hint = match error {
+        _ if error.contains("received corrupt message") => {
+            "; the port does not use TLS: use http:// if the network is trusted, or a port that does"
+        }
+        _ if error.contains("invalid peer certificate") => {
+            "; SSL_CERT_FILE may name a file with the certificate of the authority that signed the server's"
+        }
+        _ => "",
+    };
+    Error::Setting(format!("SOURCE: cannot fetch {}: {error}{hint}", clip(url, 500)))
 }
 
 /// Returns true if a URL can hold the name of a file or folder as it is.

@@ -9,7 +9,7 @@ use super::{
     http::{HttpFolder, HubAccess, without_secrets},
     hub_token::HubToken,
 };
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, quoted};
 
 /// The public Hub, unless `HF_ENDPOINT` names another.
 const ENDPOINT: &str = "https://huggingface.co";
@@ -36,7 +36,7 @@ impl Repository {
             Some((org, name)) if plain(org, "") && plain(name, "") && plain(revision, "/") => {
                 Ok(Self { org: org.into(), name: name.into(), revision: revision.into() })
             }
-            _ => Err(Error::Setting(format!("hf:{text}: expected hf:ORG/NAME or hf:ORG/NAME@REVISION"))),
+            _ => Err(Error::bad_option("SOURCE", quoted(&format!("hf:{text}")), "hf:ORG/NAME or hf:ORG/NAME@REVISION")),
         }
     }
 

@@ -71,7 +71,7 @@ pub fn run(args: Args) -> Result<()> {
     let origin = Origin::parse(&args.source)?;
     let name = args.name.clone().or_else(|| origin.name());
     let name = name
-        .ok_or_else(|| Error::Setting(format!("{}: has no last part to name the model; give --name", args.source)))?;
+        .ok_or_else(|| Error::bad_option("--name", "none", "a name, as SOURCE has no last part to name the model"))?;
     check_name(&name)?;
     let models = local_models::models_folder().ok_or_else(|| {
         let variable = local_models::DATA_VARIABLE;

@@ -5,7 +5,7 @@ use super::{
     http::{HttpFolder, without_secrets},
     hub,
 };
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, quoted};
 use std::path::{Path, PathBuf};
 
 /// The place that a checkpoint is fetched from.
@@ -25,18 +25,21 @@ impl Origin {
         if let Some(repository) = argument.strip_prefix("hf:") {
             return hub::Repository::parse(repository).map(Self::Hub);
         }
+        let wrong = |expected: &str| Err(Error::bad_option("SOURCE", quoted(&without_secrets(argument)), expected));
         if !argument.starts_with("http://") && !argument.starts_with("https://") {
+            if argument.contains("://") {
+                return wrong("a folder, a URL that begins with https:// or http://, or hf:ORG/NAME");
+            }
             return Ok(Self::Folder(argument.into()));
         }
-        let wrong = |why: &str| Err(Error::Setting(format!("{}: {why}", without_secrets(argument))));
         if argument.contains(['?', '#']) {
-            return wrong("expected the URL of a folder, without a query and a fragment");
+            return wrong("the URL of a folder, without a query and a fragment");
         }
         if argument.split('/').nth(2).is_none_or(|host| host.is_empty() || host.contains('@')) {
-            return wrong("expected a URL with a host, and without a user and a password");
+            return wrong("a URL with a host, and without a user and a password");
         }
         if [".tar", ".tar.gz", ".tgz", ".zip", ".safetensors"].iter().any(|ending| argument.ends_with(ending)) {
-            return wrong("expected the URL of a folder that holds the checkpoint's files, not of one file");
+            return wrong("the URL of a folder that holds the checkpoint's files, not of one file");
         }
         Ok(Self::Url(argument.trim_end_matches('/').to_owned()))
     }
@@ -74,10 +77,13 @@ mod tests {
         assert_eq!(name("https://example.com/models/english/").as_deref(), Some("english"));
         assert_eq!(name("https://example.com"), None);
         assert_eq!(name("hf:org/english@v1").as_deref(), Some("english"));
-        assert!(matches!(Origin::parse("ftp://example.com/x"), Ok(Origin::Folder(_))));
         let wrong = [
             ("https://example.com/a?b", "without a query"),
-            ("https://example.com/a?token=hidden", "https://example.com/…: expected"),
+            ("https://example.com/a?token=hidden", "a fragment, found \"https://example.com/…\""),
+            (
+                "ftp://example.com/x",
+                "SOURCE: expected a folder, a URL that begins with https:// or http://, or hf:ORG/NAME",
+            ),
             ("https:///a", "with a host"),
             ("https://user:hidden@example.com/a", "without a user"),
             ("https://example.com/a.tar.gz", "not of one file"),

@@ -5,6 +5,7 @@
 //! ignored, as clients of other servers expect. An unsupported option is rejected, unless its value has no effect.
 
 mod bounded;
+mod choices;
 mod prompts;
 pub(crate) mod seed;
 pub(crate) mod speculate;
@@ -14,6 +15,7 @@ use crate::{
     error::{Error, Result, json::mismatch, quoted},
 };
 use bounded::{Bias, Biases, Texts};
+pub(super) use choices::{MAX_CHOICES, check_choices};
 pub(super) use prompts::Prompt;
 use prompts::Prompts;
 use seed::Seed;
@@ -22,8 +24,6 @@ use serde_json::{Map, Value};
 use speculate::Speculate;
 use weir_proto::v1;
 
-/// Maximum choices of one request: prompts times `n`.
-pub(super) const MAX_CHOICES: usize = 64;
 /// Default of `max_tokens`, as in OpenAI's API.
 const DEFAULT_MAX_TOKENS: u32 = 16;
 
@@ -172,10 +172,7 @@ impl CompletionRequest {
         self.reject_unsupported()?;
         let prompts = self.prompt.0.len().max(1);
         let n = self.choices_per_prompt();
-        if n == 0 || n.saturating_mul(prompts) > MAX_CHOICES {
-            let found = format!("{n} for {prompts} prompts");
-            return Err(Error::bad_option("n", found, format!("1 to {MAX_CHOICES} choices in total")));
-        }
+        check_choices(n, prompts)?;
         if let Some(best_of) = self.best_of.filter(|best_of| *best_of != n) {
             return Err(Error::bad_option("best_of", best_of.to_string(), format!("{n} (the value of n)")));
         }

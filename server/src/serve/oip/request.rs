@@ -87,7 +87,9 @@ impl InferRequest {
         check_parameters(&request.parameters)?;
         check_outputs(&request)?;
         let mut inputs = Inputs::take(&mut request)?;
-        let text = inputs.text(TEXT_INPUT).ok_or_else(|| wrong_type("inputs", &format!("one named {TEXT_INPUT}")))?;
+        let text = inputs
+            .text(TEXT_INPUT)
+            .ok_or_else(|| Error::bad_option("inputs", "none", format!("one named {TEXT_INPUT}")))?;
         let stream = inputs.flag(STREAM).unwrap_or(false);
         let output = OutputOptions {
             outputs: outputs(&request, &inputs),

@@ -3,7 +3,7 @@
 use super::summaries::{call_messages, long_documents};
 use crate::{
     error::{Error, Result, quoted},
-    serve::completion_request::{CompletionRequest, MAX_CHOICES, Prompt, speculate::Speculate},
+    serve::completion_request::{CompletionRequest, Prompt, check_choices, speculate::Speculate},
 };
 use weir_proto::v1::{self, SummarizeRequest};
 
@@ -14,10 +14,7 @@ impl CompletionRequest {
         self.reject_unsummarized()?;
         let n = self.choices_per_prompt();
         let prompts = self.prompt.0.len().max(1);
-        if n == 0 || n.saturating_mul(prompts) > MAX_CHOICES {
-            let found = format!("{n} for {prompts} prompts");
-            return Err(Error::bad_option("n", found, format!("1 to {MAX_CHOICES} choices in total")));
-        }
+        check_choices(n, prompts)?;
         if let Some(best_of) = self.best_of.filter(|best_of| *best_of < n) {
             return Err(Error::bad_option("best_of", best_of.to_string(), format!("at least {n} (the value of n)")));
         }

@@ -135,7 +135,7 @@ async fn errors_are_sent_within_the_stream() {
         request("", &[text("text_input", "a"), flag("stream", true), text("sampling_parameters", text_of)])
     };
     let cases = [
-        (no_such, "NOT_FOUND", "unknown model \"nobody\""),
+        (no_such, "NOT_FOUND", "model: expected one of "),
         (shaped, "INVALID_ARGUMENT", "text_input: expected the shape [1] or [1, 1], found [2, 1]"),
         (typed, "INVALID_ARGUMENT", "text_input: expected the datatype BYTES, found \"FP32\""),
         (listed, "INVALID_ARGUMENT", "outputs: expected one of text_output"),
@@ -144,7 +144,7 @@ async fn errors_are_sent_within_the_stream() {
         (sampled(r#"{"max_tokens": 999999999}"#), "INVALID_ARGUMENT", "max_tokens: expected 0 to "),
         (request("", &[text("text_input", "a?")]), "INVALID_ARGUMENT", "text_input: '?' at character 1"),
         (request("", &[text("image", "")]), "INVALID_ARGUMENT", "inputs: expected one of text_input"),
-        (ModelInferRequest::default(), "INVALID_ARGUMENT", "inputs: expected one named text_input"),
+        (ModelInferRequest::default(), "INVALID_ARGUMENT", "inputs: expected one named text_input, found none"),
     ];
     let full_text = server.answer(long("a", 20)).await.unwrap().text();
     for (number, (mut bad, code, expected)) in cases.into_iter().enumerate() {

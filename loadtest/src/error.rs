@@ -47,6 +47,11 @@ impl Error {
         move |source| Self::Io { path: path.as_ref().to_owned(), source }
     }
 
+    /// Returns a function for `map_err` after reading the file that `flag` names.
+    pub fn unreadable<'a>(flag: &'a str, file: &'a Path) -> impl FnOnce(io::Error) -> Self + 'a {
+        move |error| Self::Setting(format!("{flag}: cannot read {}: {error}", file.display()))
+    }
+
     /// Builds a [`Error::BadOption`].
     pub fn option(field: impl Into<String>, value: impl ToString, expected: impl Into<String>) -> Self {
         Self::BadOption { field: field.into(), value: value.to_string(), expected: expected.into() }

@@ -1,7 +1,7 @@
 //! `weir admin`: loads and unloads models of a running server.
 
 use super::{
-    network::{Secret, TlsArgs, runtime},
+    network::{ADDRESS, Secret, TlsArgs, runtime},
     output,
 };
 use crate::{
@@ -77,10 +77,10 @@ impl Server {
     async fn connect(&self) -> Result<AdminConnection> {
         let token = match (self.admin_token.as_ref().and_then(Secret::value), &self.admin_token_file) {
             (Some(token), _) => AdminToken::new(token),
-            (None, Some(file)) => AdminToken::read(file).map_err(|why| format!("{}: {why}", file.display())),
+            (None, Some(file)) => AdminToken::read(file).map_err(|why| format!("--admin-token-file: {why}")),
             (None, None) => Err("an admin token is required: set WEIR_ADMIN_TOKEN or --admin-token-file".into()),
         };
-        AdminConnection::connect(&self.tls.endpoint(&self.address)?, &token.map_err(Error::Setting)?).await
+        AdminConnection::connect(&self.tls.endpoint(ADDRESS, &self.address)?, &token.map_err(Error::Setting)?).await
     }
 }
 

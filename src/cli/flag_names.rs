@@ -3,9 +3,11 @@
 use crate::error::Error;
 
 /// Request fields, dotted as on the wire, and the flags that set them.
-const FLAGS: [(&str, &str); 24] = [
+const FLAGS: [(&str, &str); 26] = [
     ("block_chars", "--block"),
     ("boundary_mode", "--boundary-mode"),
+    ("chunk.text", "--file"),
+    ("model", "--model"),
     ("normalise", "--normalise"),
     ("options.beam_size", "--beam"),
     ("options.early_stopping", "--early-stopping"),
@@ -33,15 +35,15 @@ const FLAGS: [(&str, &str); 24] = [
 
 /// Returns the error with flag names in place of field names.
 pub(super) fn with_flag_names(mut error: Error) -> Error {
-    // A server's message begins with the field.
-    if let Error::Remote { answer, .. } = &mut error {
-        let found = FLAGS.iter().find_map(|(name, flag)| Some((flag, answer.strip_prefix(name)?)));
-        if let Some((flag, rest)) = found {
-            let rest = if rest.starts_with('[') { rest.split_once(']').map_or(rest, |(_, rest)| rest) } else { rest };
-            if rest.starts_with(": ") {
-                *answer = format!("{flag}{rest}");
+    match &mut error {
+        Error::Remote { answer, .. } => {
+            if let Some(renamed) = FLAGS.iter().find_map(|(name, flag)| renamed(answer, name, flag)) {
+                *answer = renamed;
             }
+            *answer = with_flags_in_bound(answer);
         }
+        Error::BadOption { bound, .. } => *bound = with_flags_in_bound(bound),
+        _ => {}
     }
     let Some(field) = field_of(&mut error) else { return error };
     let list = field.split_once('[').map_or(*field, |(list, _)| list);
@@ -53,10 +55,31 @@ pub(super) fn with_flag_names(mut error: Error) -> Error {
 
 /// Returns the error with the name `flag` in place of `name`, for a field that several flags set.
 pub(super) fn with_flag(mut error: Error, name: &str, flag: &'static str) -> Error {
+    if let Error::Remote { answer, .. } = &mut error
+        && let Some(renamed) = renamed(answer, name, flag)
+    {
+        *answer = renamed;
+    }
     if let Some(field) = field_of(&mut error).filter(|field| **field == name) {
         *field = flag;
     }
     error
+}
+
+/// Returns a server's message that begins with the field `name`, or with an element of it, with `flag` in its place. `None` for other
+/// messages.
+fn renamed(answer: &str, name: &str, flag: &str) -> Option<String> {
+    let rest = answer.strip_prefix(name)?;
+    let rest = if rest.starts_with('[') { rest.split_once(']')?.1 } else { rest };
+    rest.starts_with(": ").then(|| format!("{flag}{rest}"))
+}
+
+/// Replaces the name of another option on which a limit depends.
+fn with_flags_in_bound(text: &str) -> String {
+    FLAGS.iter().fold(text.to_owned(), |text, (name, flag)| {
+        let name = name.rsplit('.').next().unwrap_or(name);
+        text.replace(&format!("(the value of {name})"), &format!("(the value of {flag})"))
+    })
 }
 
 /// Returns the name of the field that an error is about.
@@ -106,6 +129,12 @@ mod tests {
         assert_eq!(remote("stopping.max_chars: 0 to 8"), "h:1: --max-chars: 0 to 8");
         assert_eq!(remote("stopping.max_chars_more: 0 to 8"), "h:1: stopping.max_chars_more: 0 to 8");
         assert_eq!(remote("stopping.stop[3]: 257 characters"), "h:1: --stop: 257 characters");
+        assert_eq!(
+            remote("stopping.min_chars: 0 to 3 (the value of max_chars)"),
+            "h:1: --min-chars: 0 to 3 (the value of --max-chars)"
+        );
+        let text = with_flag(Error::Remote { server: "h:1".into(), answer: "text: 0".into() }, "text", "--file");
+        assert_eq!(text.to_string(), "h:1: --file: 0");
         assert_eq!(remote("Unavailable: draining"), "h:1: Unavailable: draining");
     }
 }

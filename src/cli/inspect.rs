@@ -1,6 +1,6 @@
 //! `weir inspect`: checks a checkpoint as loading does, and prints its contents.
 
-use super::{model::ModelArgument, output, progress::Progress};
+use super::{input_files, model::ModelArgument, output, progress::Progress};
 use crate::{
     decode::{contract::Exactness, options::check_length},
     error::{Error, Result, printable},
@@ -71,8 +71,8 @@ fn resolution(args: &Args, source: &CheckpointSource) -> Result<Option<Resolutio
         }
         (Some(text), None) => {
             let model = load()?;
-            let read = || std::fs::read_to_string(text).map_err(Error::io(text));
-            let text = if Path::new(text).is_file() { read()? } else { text.clone() };
+            let file = Path::new(text);
+            let text = if file.is_file() { input_files::read_text("--resolution", file)? } else { text.clone() };
             let symbols = model.card().vocabulary.encode("--resolution", &text, usize::MAX)?;
             (model, symbols)
         }

@@ -1,6 +1,9 @@
 //! Finds the model that an argument names: a folder, a model in the user's data folder, or the embedded model.
 
-use crate::family::checkpoint::{CONFIG_FILE, CheckpointSource, source::DEFAULT_CHECKPOINT};
+use crate::{
+    error::quoted,
+    family::checkpoint::{CONFIG_FILE, CheckpointSource, source::DEFAULT_CHECKPOINT},
+};
 use std::{
     ffi::OsString,
     path::{Component, Path, PathBuf},
@@ -34,6 +37,11 @@ pub(super) fn find(argument: &Path) -> Result<CheckpointSource, String> {
 }
 
 fn find_in(argument: &Path, models: Option<&Path>) -> Result<CheckpointSource, String> {
+    let is_remote = argument.to_str().is_some_and(|text| text.starts_with("hf:") || text.contains("://"));
+    if is_remote && !argument.exists() {
+        let expected = "expected a folder or the name of a model (`weir pull` fetches models under a name)";
+        return Err(format!("{expected}, found {}", quoted(&argument.to_string_lossy())));
+    }
     let Some(name) = plain_name(argument).filter(|_| !argument.exists()) else { return Ok(argument.into()) };
     let own = models.map(|models| models.join(name));
     match &own {
@@ -67,7 +75,10 @@ fn unknown(name: &str, own: Option<&Path>, models: Option<&Path>) -> String {
     }
     known.push(format!("{} (embedded)", DEFAULT_CHECKPOINT.name));
     let known = known.join(", ");
-    format!("no model has this name; tried ./{name}, {own} and the embedded model; available: {known}")
+    format!(
+        "expected one of {known}, or a folder, found {} (tried ./{name}, {own} and the embedded model)",
+        quoted(name)
+    )
 }
 
 /// Names of the checkpoints in a folder, sorted. A name that begins with a dot belongs to an unfinished download.
@@ -116,10 +127,14 @@ mod tests {
         for path in ["./own", "src", "own/", "..", own.to_str().unwrap(), "nowhere/own"] {
             assert_eq!(find(path), Ok(PathBuf::from(path)), "{path}");
         }
+        for remote in ["hf:none", "hf:org/none", "https://example.com/none"] {
+            assert!(find(remote).unwrap_err().ends_with(&format!("under a name), found {remote:?}")));
+        }
         let message = find("none").unwrap_err();
-        let listed = "available: other, own, hourglass-whitespace-english (embedded)";
+        let listed =
+            "expected one of other, own, hourglass-whitespace-english (embedded), or a folder, found \"none\" (";
         assert!(message.contains(models.path().join("none").to_str().unwrap()), "{message}");
-        assert!(message.ends_with(listed), "{message}");
+        assert!(message.starts_with(listed), "{message}");
         let message = find_in(Path::new("none"), None).unwrap_err();
         assert!(message.contains("WEIR_DATA") && message.contains("(embedded)"), "{message}");
     }

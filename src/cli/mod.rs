@@ -11,6 +11,7 @@ mod flag_names;
 pub mod generate;
 pub mod health;
 pub mod init;
+mod input_files;
 pub mod inspect;
 mod local_models;
 pub mod lsp;

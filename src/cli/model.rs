@@ -1,6 +1,6 @@
 //! Flags that all model commands share: the checkpoint, compute settings, and the text or symbols.
 
-use super::{local_models, notes};
+use super::{input_files::read_text_or_stdin, local_models, notes};
 use crate::{
     decode::{
         contract::{BoundaryMode, BoundaryOptions, Model, Noise},
@@ -16,7 +16,6 @@ use crate::{
 };
 use std::{
     fmt::Display,
-    io::Read,
     ops::RangeInclusive,
     path::{Path, PathBuf},
     str::FromStr,
@@ -58,7 +57,7 @@ impl ModelArgument<'_> {
     /// Finds the checkpoint; without a value, the embedded one. Fails if there is no model of that name.
     pub(super) fn source(self) -> Result<CheckpointSource> {
         let Some(value) = self.value else { return Ok(CheckpointSource::default()) };
-        local_models::find(value).map_err(|why| Error::Setting(format!("{} {value:?}: {why}", self.name)))
+        local_models::find(value).map_err(|why| Error::Setting(format!("{}: {why}", self.name)))
     }
 }
 
@@ -169,7 +168,7 @@ impl TextSource<'_> {
         };
         let symbols = match (self.ids, self.file, self.text) {
             (Some(ids), ..) => vocabulary.check_text("--ids", ids).map(|()| ids.to_vec())?,
-            (_, Some(file), _) => encode("--file", &read(file)?)?,
+            (_, Some(file), _) => encode("--file", &read_text_or_stdin("--file", file)?)?,
             (.., Some(text)) => encode("--text", text)?,
             (None, None, None) => return Ok(None),
         };
@@ -190,7 +189,7 @@ impl TextArgs {
     /// Returns the text, for a server, which encodes it. Fails if the file cannot be read, or if ids are given instead of text.
     pub(super) fn text(&self) -> Result<String> {
         match (&self.file, &self.text) {
-            (Some(file), _) => read(file),
+            (Some(file), _) => read_text_or_stdin("--file", file),
             (None, Some(text)) => Ok(text.clone()),
             (None, None) => Err(Error::Setting("--ids cannot be used with a server: give --text or --file".into())),
         }
@@ -214,14 +213,6 @@ impl TextArgs {
             _ => self.symbols(model).map(|symbols| (symbols, false)),
         }
     }
-}
-
-fn read(file: &Path) -> Result<String> {
-    if file.as_os_str() == "-" {
-        let mut text = String::new();
-        return std::io::stdin().read_to_string(&mut text).map_err(Error::io("standard input")).map(|_| text);
-    }
-    std::fs::read_to_string(file).map_err(Error::io(file))
 }
 
 /// Boundary mode, and the seed of all random draws.

@@ -8,7 +8,8 @@ use crate::{
     config::TransportConfig,
     decode::contract::Model,
     engine::Limits,
-    error::{Error, Result, printable},
+    error::{Error, Result, printable, quoted},
+    family::checkpoint::folder::check_folder,
     serve::{
         self, Engines, Listener,
         client::inference::{self, InferenceClient, MessageStream},
@@ -82,15 +83,16 @@ impl ModelSourceArgs {
         if let Some(address) = server.as_deref().filter(|address| !address.is_empty()) {
             let name = self.model.as_ref().map(|name| match name.to_str() {
                 Some(name) => Ok(name.to_owned()),
-                None => Err(Error::Setting(format!("--model {}: a model's name is UTF-8", name.display()))),
+                None => Err(Error::bad_option("--model", quoted(&name.to_string_lossy()), "a name in UTF-8")),
             });
             let name = name.transpose()?.filter(|name| !name.is_empty());
             let runtime = runtime()?;
-            let endpoint = tls.endpoint(address)?;
+            let endpoint = tls.endpoint("--server", address)?;
             let client = runtime.block_on(InferenceClient::connect(endpoint, api_key.key()?.as_deref()))?;
             return Ok(ModelSource::Server(ServedModel { runtime, client, name }));
         }
         let source = ModelArgument { name: "--model", value: self.model.as_deref() }.source()?;
+        source.folder().map_or(Ok(()), check_folder)?;
         let shown = printable(&source.path().display().to_string());
         // `eprintln!` would panic if stderr is closed.
         let _ = writeln!(std::io::stderr(), "weir: running {shown} in this process; use --server to call a server");

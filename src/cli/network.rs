@@ -1,14 +1,21 @@
 //! Flags and runtime of the commands that call a running server.
 
+use super::input_files;
 use crate::{
     error::{Error, Result},
     serve::client::ServerEndpoint,
 };
 use std::{
-    fmt, fs,
+    fmt,
     path::{Path, PathBuf},
 };
 use tokio::runtime::Runtime;
+use weir_proto::failed_connection::no_certificate;
+
+/// The name of an argument that is a server's address.
+pub(super) const ADDRESS: &str = "ADDRESS";
+/// The address of a server that `weir serve` starts without settings.
+pub(super) const DEFAULT_ADDRESS: &str = "127.0.0.1:50051";
 
 /// Starts the runtime that network calls run on.
 pub(super) fn runtime() -> Result<Runtime> {
@@ -55,7 +62,7 @@ impl ApiKeyArgs {
     pub(super) fn key(&self) -> Result<Option<String>> {
         match (self.api_key.as_ref().and_then(Secret::value), &self.api_key_file) {
             (Some(key), _) => Ok(Some(key.to_owned())),
-            (None, Some(file)) => Ok(Some(fs::read_to_string(file).map_err(Error::io(file))?.trim().to_owned())),
+            (None, Some(file)) => Ok(Some(input_files::read_text("--api-key-file", file)?.trim().to_owned())),
             (None, None) => Ok(None),
         }
     }
@@ -75,22 +82,38 @@ pub(super) struct TlsArgs {
     tls_client_key: Option<PathBuf>,
 }
 
+/// Reads a file of certificates. Fails if it has none, so that the TLS library does not take an empty list.
+fn read_certificates(flag: &str, file: &Path) -> Result<Vec<u8>> {
+    let pem = input_files::read(flag, file)?;
+    match no_certificate(&pem) {
+        None => Ok(pem),
+        Some(found) => {
+            let file = file.display();
+            Err(Error::Setting(format!("{flag}: {file}: expected PEM with a certificate, found {found}")))
+        }
+    }
+}
+
 impl TlsArgs {
-    /// Combines a server's address with these flags. Fails if a file cannot be read.
-    pub(super) fn endpoint(&self, address: &str) -> Result<ServerEndpoint> {
-        let read = |file: &Path| fs::read(file).map_err(Error::io(file));
-        let authorities = self.tls_ca.as_deref().map(read).transpose()?;
+    /// Combines a server's address, which the argument `name` gives, with these flags. Fails if the address is invalid, or if a file
+    /// cannot be read.
+    pub(super) fn endpoint(&self, name: &'static str, address: &str) -> Result<ServerEndpoint> {
+        let endpoint = ServerEndpoint::parse(name, address)?;
+        let authorities = self.tls_ca.as_deref().map(|file| read_certificates("--tls-ca", file)).transpose()?;
         let identity = match (&self.tls_client_cert, &self.tls_client_key) {
-            (Some(chain), Some(key)) => Some((read(chain)?, read(key)?)),
+            (Some(chain), Some(key)) => {
+                Some((read_certificates("--tls-client-cert", chain)?, input_files::read("--tls-client-key", key)?))
+            }
             _ => None,
         };
-        Ok(ServerEndpoint { address: address.to_owned(), authorities, identity })
+        Ok(ServerEndpoint { authorities, identity, ..endpoint })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     #[test]
     fn an_empty_key_is_unset_and_debug_output_has_none() {

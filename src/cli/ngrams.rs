@@ -1,6 +1,11 @@
 //! `weir ngrams`: writes a checkpoint's n-grams, from which generations draft.
 
-use super::{model::ModelArgument, output, progress::Progress};
+use super::{
+    input_files::{not_utf8, unreadable},
+    model::ModelArgument,
+    output,
+    progress::Progress,
+};
 use crate::{
     decode::speculation::ngrams::{HEADER_BYTES, MAX_SLOTS, MIN_SLOTS, NgramCounter},
     error::{Error, Result, printable},
@@ -47,7 +52,7 @@ fn slots(text: &str) -> std::result::Result<usize, String> {
 /// text cannot be read or has characters outside of the vocabulary.
 pub fn run(args: Args) -> Result<()> {
     let source = ModelArgument { name: "DIR", value: Some(&args.dir) }.source()?;
-    let Some(folder) = source.folder() else { return Err(Error::Setting("DIR: expected a folder".into())) };
+    let Some(folder) = source.folder() else { return Err(Error::bad_option("DIR", "the embedded model", "a folder")) };
     let config = load::config(&source)?;
     let blueprint = blueprint(&config, &source.config_file())?;
     if !blueprint.speculates() {
@@ -77,13 +82,13 @@ pub fn run(args: Args) -> Result<()> {
 /// Counts the n-grams of a file. Returns the number of its symbols.
 fn count(file: &Path, vocabulary: &Vocabulary, counter: &mut NgramCounter) -> Result<u64> {
     let mut progress = Progress::bytes();
-    let (mut opened, size) = regular_file::open(file).map_err(Error::io(file))?;
+    let (mut opened, size) = regular_file::open(file).map_err(unreadable("TEXT", file))?;
     let mut block = Vec::with_capacity(BLOCK);
     let mut read = 0;
     let mut symbols = 0;
     loop {
         let mut more = opened.by_ref().take((BLOCK - block.len()) as u64);
-        let added = more.read_to_end(&mut block).map_err(Error::io(file))?;
+        let added = more.read_to_end(&mut block).map_err(unreadable("TEXT", file))?;
         let text = match std::str::from_utf8(&block) {
             Ok(text) => text,
             // the rest of a character comes with the next block
@@ -92,8 +97,7 @@ fn count(file: &Path, vocabulary: &Vocabulary, counter: &mut NgramCounter) -> Re
             }
             Err(error) => {
                 let position = read + error.valid_up_to() as u64;
-                let path = file.display();
-                return Err(Error::Setting(format!("{path}: expected UTF-8, found other bytes at {position}")));
+                return Err(not_utf8("TEXT", file, position));
             }
         };
         for symbol in vocabulary.encode("TEXT", text, usize::MAX)? {

@@ -1,7 +1,7 @@
 //! `weir report`: latencies that a running server measured, and the time that it estimates pooling saved.
 
 use super::{
-    network::{ApiKeyArgs, TlsArgs, runtime},
+    network::{ADDRESS, ApiKeyArgs, DEFAULT_ADDRESS, TlsArgs, runtime},
     output,
 };
 use crate::{
@@ -18,7 +18,7 @@ use std::fmt::{self, Write};
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Server address: host:port or a URL.
-    #[arg(value_name = "ADDRESS", default_value = "127.0.0.1:50051")]
+    #[arg(value_name = ADDRESS, default_value = DEFAULT_ADDRESS)]
     address: String,
     /// Name of the model. Default: all models.
     #[arg(long, value_name = "NAME")]
@@ -55,7 +55,7 @@ pub fn run(args: Args) -> Result<()> {
         WindowArg::Reset => ReportPeriod::Reset,
         WindowArg::Minute => ReportPeriod::Minute,
     };
-    let server = tls.endpoint(&address)?;
+    let server = tls.endpoint(ADDRESS, &address)?;
     let models = runtime()?.block_on(client::report(&server, key.as_deref(), name, window))?;
     if json {
         return output::json(&json!({ "models": models }));

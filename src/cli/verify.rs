@@ -32,8 +32,6 @@ const TARGET: usize = 64;
 /// Verifies a checkpoint on a text, or on a sample of English.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    #[command(flatten)]
-    model: ModelArgs,
     /// File with the text, or the document, in UTF-8; - for standard input. Default: a sample of English.
     #[arg(long, value_name = "FILE", conflicts_with = "ids")]
     file: Option<PathBuf>,
@@ -50,6 +48,8 @@ pub struct Args {
     /// Print JSON.
     #[arg(long, env = "WEIR_JSON", value_parser = clap::builder::BoolishValueParser::new())]
     json: bool,
+    #[command(flatten)]
+    model: ModelArgs,
 }
 
 /// Runs the command. Fails if the checkpoint or the text is invalid, if the second implementation does not compute such a model, or

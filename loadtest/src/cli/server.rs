@@ -17,6 +17,7 @@ use tokio::{
     runtime::{Builder, Runtime},
     time::{Instant, sleep},
 };
+use weir_proto::failed_connection::no_certificate;
 
 /// Pause before connecting again to an unreachable server.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
@@ -60,17 +61,28 @@ impl ServerArgs {
         self.connections.map_or(Ok(()), |count| Error::check_range("--connections", count, 1..=MAX_CONNECTIONS))?;
         let options = ConnectOptions { address: self.address.clone(), ..ConnectOptions::default() };
         options.check()?;
-        let read = |file: &Path| fs::read(file).map_err(Error::io(file));
+        let read = |flag: &'static str, file: &Path| fs::read(file).map_err(Error::unreadable(flag, file));
         let key = match (&self.api_key, &self.api_key_file) {
             (Some(key), _) => Some(key.clone()),
-            (None, Some(file)) => Some(fs::read_to_string(file).map_err(Error::io(file))?.trim().to_owned()),
+            (None, Some(file)) => {
+                let text = fs::read_to_string(file).map_err(Error::unreadable("--api-key-file", file))?;
+                Some(text.trim().to_owned())
+            }
             (None, None) => None,
         };
         let identity = match (&self.tls_client_cert, &self.tls_client_key) {
-            (Some(chain), Some(key)) => Some(ClientIdentity { chain: read(chain)?, key: read(key)? }),
+            (Some(chain), Some(key)) => {
+                let (chain, key) = (read("--tls-client-cert", chain)?, read("--tls-client-key", key)?);
+                Some(ClientIdentity { chain, key })
+            }
             _ => None,
         };
-        Ok(ConnectOptions { key, authorities: self.tls_ca.as_deref().map(read).transpose()?, identity, ..options })
+        let authorities = self.tls_ca.as_deref().map(|file| read("--tls-ca", file)).transpose()?;
+        if let Some((file, found)) = self.tls_ca.as_ref().zip(authorities.as_deref().and_then(no_certificate)) {
+            let found = format!("{found} in {}", file.display());
+            return Err(Error::option("--tls-ca", found, "PEM with a certificate"));
+        }
+        Ok(ConnectOptions { key, authorities, identity, ..options })
     }
 
     /// Opens the first connection; retries for `--wait` while the server is unreachable.

@@ -51,7 +51,7 @@ impl PromptText {
             if file.extension().is_some_and(|extension| extension == "jsonl") {
                 let expected = "a JSON object with a text as `text`, `document` or `article`";
                 for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
-                    let field = || format!("--prompts {}, line {}", file.display(), number + 1);
+                    let field = || format!("--prompts: {}, line {}", file.display(), number + 1);
                     let malformed = || Error::option(field(), "another value", expected);
                     let object: serde_json::Value = serde_json::from_str(line).map_err(|_| malformed())?;
                     let value = ["text", "document", "article"].iter().find_map(|key| object.get(key)?.as_str());
@@ -123,8 +123,10 @@ impl PromptSet {
 
 fn read_file(file: &Path) -> Result<String> {
     let mut bytes = Vec::new();
-    File::open(file).map_err(Error::io(file))?.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(Error::io(file))?;
-    let field = || format!("--prompts {}", file.display());
+    File::open(file)
+        .and_then(|opened| opened.take(MAX_BYTES + 1).read_to_end(&mut bytes))
+        .map_err(Error::unreadable("--prompts", file))?;
+    let field = || format!("--prompts: {}", file.display());
     if bytes.len() as u64 > MAX_BYTES {
         return Err(Error::option(field(), "a larger file", format!("at most {MAX_BYTES} bytes")));
     }

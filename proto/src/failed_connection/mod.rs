@@ -73,6 +73,16 @@ impl fmt::Display for FailedConnection {
     }
 }
 
+/// Describes what a file has in place of certificates in PEM; `None` if it has one.
+pub fn no_certificate(pem: &[u8]) -> Option<&'static str> {
+    let has = |part: &[u8]| pem.windows(part.len()).any(|window| window == part);
+    match () {
+        () if has(b"-----BEGIN CERTIFICATE-----") => None,
+        () if has(b"PRIVATE KEY-----") => Some("a private key"),
+        () => Some("none"),
+    }
+}
+
 /// Returns host and port of an address. The port of a URL without one is that of its scheme.
 fn host(address: &str) -> String {
     let (scheme, rest) = address.split_once("://").unwrap_or(("http", address));
@@ -89,6 +99,13 @@ mod tests {
         io::{AsyncReadExt, AsyncWriteExt},
         net::TcpListener,
     };
+
+    #[test]
+    fn files_without_certificates_are_described() {
+        assert_eq!(no_certificate(b"x\n-----BEGIN CERTIFICATE-----\n"), None);
+        assert_eq!(no_certificate(b"-----BEGIN EC PRIVATE KEY-----\n"), Some("a private key"));
+        assert_eq!(no_certificate(b""), Some("none"));
+    }
 
     #[test]
     fn hosts_have_ports() {

@@ -20,8 +20,6 @@ const MAX_ROWS: usize = 256;
 /// Compresses texts losslessly with a model.
 #[derive(Debug, clap::Args)]
 pub struct CompressArgs {
-    #[command(flatten)]
-    pub(super) model: ModelArgs,
     /// Maximum symbols of a block. Blocks are compressed apart from each other, side by side.
     #[arg(long, value_name = "N", default_value_t = DEFAULT_BLOCK, value_parser = count(1..=MAX_BLOCK), env = "WEIR_BLOCK")]
     pub(super) block: usize,
@@ -34,15 +32,17 @@ pub struct CompressArgs {
     pub(super) normalise: bool,
     #[command(flatten)]
     pub(super) codec: CodecArgs,
+    #[command(flatten)]
+    pub(super) model: ModelArgs,
 }
 
 /// Decompresses texts with the model that compressed them.
 #[derive(Debug, clap::Args)]
 pub struct DecompressArgs {
     #[command(flatten)]
-    pub(super) model: ModelArgs,
-    #[command(flatten)]
     pub(super) codec: CodecArgs,
+    #[command(flatten)]
+    pub(super) model: ModelArgs,
 }
 
 /// Flags of both commands.

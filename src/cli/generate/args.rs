@@ -7,15 +7,14 @@ use crate::{
     },
     decode::speculation::Speculation,
 };
+use clap::ArgGroup;
 
 /// Generates text.
 #[derive(Debug, clap::Args)]
-#[command(allow_negative_numbers = true)]
+#[command(allow_negative_numbers = true, group = ArgGroup::new("input").args(["prompt", "ids"]).required(true))]
 pub struct Args {
-    #[command(flatten)]
-    pub(super) model: ModelSourceArgs,
     /// Text to continue.
-    #[arg(long, required_unless_present = "ids", conflicts_with = "ids")]
+    #[arg(long)]
     pub(super) prompt: Option<String>,
     /// Symbol ids of the prompt, separated by commas.
     #[arg(long, value_name = "IDS", value_delimiter = ',')]
@@ -59,4 +58,6 @@ pub struct Args {
     /// Print JSON when generation has finished.
     #[arg(long, env = "WEIR_JSON", value_parser = clap::builder::BoolishValueParser::new())]
     pub(super) json: bool,
+    #[command(flatten)]
+    pub(super) model: ModelSourceArgs,
 }

@@ -10,8 +10,6 @@ use clap::{ValueEnum, builder::PossibleValue};
 #[derive(Debug, clap::Args)]
 #[command(allow_negative_numbers = true)]
 pub struct Args {
-    #[command(flatten)]
-    pub(super) model: ModelSourceArgs,
     /// Number of completions, best first: 1 to 16.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = count(1..=16), env = "WEIR_COUNT")]
     pub(super) count: usize,
@@ -21,6 +19,8 @@ pub struct Args {
     /// Maximum characters of a completion, 1 to 256.
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = count(1..=256), env = "WEIR_COMPLETION_CHARS")]
     pub(super) completion_chars: usize,
+    #[command(flatten)]
+    pub(super) model: ModelSourceArgs,
 }
 
 /// The end of completions.

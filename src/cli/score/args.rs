@@ -14,8 +14,6 @@ use std::path::PathBuf;
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
-    pub(super) model: ModelSourceArgs,
-    #[command(flatten)]
     pub(super) text: TextArgs,
     #[command(flatten)]
     pub(super) boundaries: BoundaryArgs,
@@ -40,6 +38,8 @@ pub struct Args {
     /// Print JSON.
     #[arg(long, env = "WEIR_JSON", value_parser = clap::builder::BoolishValueParser::new())]
     pub(super) json: bool,
+    #[command(flatten)]
+    pub(super) model: ModelSourceArgs,
 }
 
 /// Values of `--mode`.

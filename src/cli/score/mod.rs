@@ -14,7 +14,7 @@ mod windowed_text;
 pub use args::Args;
 pub(super) use args::parse_windows;
 
-use super::model_source::ModelSource;
+use super::{flag_names::with_flag, model_source::ModelSource};
 use crate::error::{Error, Result};
 use scores::print;
 
@@ -37,10 +37,13 @@ pub fn run(args: Args) -> Result<()> {
         }
         ModelSource::Server(model) => {
             let text = args.text.text()?;
+            let in_flags = |error| with_flag(error, "text", args.text.flag());
             match args.windowed {
-                _ if !args.lengths.is_empty() => print(args.json, &server::lengths(&args, &model, &text)?),
-                Some(size) => print(args.json, &server::windowed(&args, &model, text, size)?),
-                None => print(args.json, &server::whole(&args, &model, text)?),
+                _ if !args.lengths.is_empty() => {
+                    print(args.json, &server::lengths(&args, &model, &text).map_err(in_flags)?)
+                }
+                Some(size) => print(args.json, &server::windowed(&args, &model, text, size).map_err(in_flags)?),
+                None => print(args.json, &server::whole(&args, &model, text).map_err(in_flags)?),
             }
         }
     }

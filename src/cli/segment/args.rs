@@ -9,12 +9,12 @@ use crate::cli::{
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
-    pub(super) model: ModelSourceArgs,
-    #[command(flatten)]
     pub(super) text: TextArgs,
     #[command(flatten)]
     pub(super) boundaries: BoundaryArgs,
     /// Print JSON.
     #[arg(long, env = "WEIR_JSON", value_parser = clap::builder::BoolishValueParser::new())]
     pub(super) json: bool,
+    #[command(flatten)]
+    pub(super) model: ModelSourceArgs,
 }

@@ -7,7 +7,7 @@ mod show;
 
 pub use args::Args;
 
-use super::{color::ColorChoice, model_source::ModelSource, output};
+use super::{color::ColorChoice, flag_names::with_flag, model_source::ModelSource, output};
 use crate::error::Result;
 
 /// Runs the command. Fails if the checkpoint or the text is invalid, if the server rejects the call, or if stdout cannot be
@@ -15,7 +15,9 @@ use crate::error::Result;
 pub fn run(args: Args, color: ColorChoice) -> Result<()> {
     let text = match args.model.open()? {
         ModelSource::Process(model) => process::run(&args, &*model)?,
-        ModelSource::Server(model) => server::run(&args, &model)?,
+        ModelSource::Server(model) => {
+            server::run(&args, &model).map_err(|error| with_flag(error, "text", args.text.flag()))?
+        }
     };
     if args.json {
         return output::json(&text.as_json());

@@ -55,7 +55,18 @@ fn check_distinct(listeners: &[(&str, Option<SocketAddr>)], checks: &mut Checks)
     for (index, (flag, address)) in listeners.iter().enumerate() {
         let Some(address) = address.filter(|address| address.port() != 0) else { continue };
         if let Some((other, _)) = listeners[..index].iter().find(|(_, other)| *other == Some(address)) {
-            checks.reject(flag, &address.to_string(), format!("{other} has the same address"));
+            checks.reject(flag, &address.to_string(), format!("another address than that of {other}"));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::GRPC;
+    use crate::cli::network::DEFAULT_ADDRESS;
+
+    #[test]
+    fn commands_call_the_default_server() {
+        assert_eq!(GRPC.to_string(), DEFAULT_ADDRESS);
     }
 }

@@ -13,8 +13,6 @@ use std::path::PathBuf;
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
-    pub(super) model: ModelSourceArgs,
-    #[command(flatten)]
     pub(super) document: DocumentArgs,
     #[command(flatten)]
     pub(super) generation: GenerationArgs,
@@ -41,6 +39,8 @@ pub struct Args {
     /// Print JSON when the summary is complete.
     #[arg(long, env = "WEIR_JSON", value_parser = clap::builder::BoolishValueParser::new())]
     pub(super) json: bool,
+    #[command(flatten)]
+    pub(super) model: ModelSourceArgs,
 }
 
 impl Args {

@@ -14,12 +14,8 @@ mod text_reader;
 
 pub use args::Args;
 
-use super::{color::ColorChoice, model_source::ModelSource, notes, output};
-use crate::{
-    decode::long_documents::LongDocuments,
-    error::{Error, Result},
-    report::rouge::rouge,
-};
+use super::{color::ColorChoice, input_files, model_source::ModelSource, notes, output};
+use crate::{decode::long_documents::LongDocuments, error::Result, report::rouge::rouge};
 use process::ProcessSummarizer;
 use server::ServerSummarizer;
 use std::path::PathBuf;
@@ -52,7 +48,7 @@ fn print(args: &Args, color: ColorChoice, summarize: &mut Summarizer<'_>) -> Res
         return table::run(summarize, file, args.json);
     }
     // Read first, so that an unreadable file does not cost a summary.
-    let read = |file: &PathBuf| std::fs::read_to_string(file).map_err(Error::io(file));
+    let read = |file: &PathBuf| input_files::read_text("--reference", file);
     let reference = args.reference.as_ref().map(read).transpose()?;
     let color = color.is_on(&std::io::stdout());
     let mut on_event = |event: SummaryEvent<'_>| match event {

@@ -2,7 +2,7 @@
 
 use super::{input::Document, summary::Summarizer};
 use crate::{
-    cli::{output, progress::Progress},
+    cli::{input_files::unreadable, output, progress::Progress},
     error::{Error, Result, printable},
     report::rouge::{RougeScores, rouge},
 };
@@ -16,6 +16,8 @@ use std::{
     path::Path,
 };
 
+/// The flag that names the file.
+const FLAG: &str = "--table";
 /// Maximum bytes of a line.
 const MAX_LINE: u64 = 64 << 20;
 
@@ -50,7 +52,7 @@ pub(super) fn run(summarize: &mut Summarizer<'_>, file: &Path, as_json: bool) ->
     let mut progress = Progress::measurements();
     let total = examples.len() as u64;
     for (done, (number, Example { source, document, summary: reference })) in examples.into_iter().enumerate() {
-        let with_line = |error: Error| Error::Setting(format!("{}: line {number}: {error}", file.display()));
+        let with_line = |error: Error| Error::Setting(format!("{FLAG}: {}: line {number}: {error}", file.display()));
         let summary = summarize(&Document::Text(document), &mut |_| Ok(())).map_err(with_line)?;
         let scores = rouge(&reference, summary.text());
         for sums in [sources.entry(printable(&source)).or_default(), &mut all] {
@@ -77,13 +79,13 @@ pub(super) fn run(summarize: &mut Summarizer<'_>, file: &Path, as_json: bool) ->
 
 /// Reads the lines that are not empty, with their line numbers.
 fn examples(file: &Path) -> Result<Vec<(u64, Example)>> {
-    let mut reader = BufReader::new(File::open(file).map_err(Error::io(file))?);
+    let mut reader = BufReader::new(File::open(file).map_err(unreadable(FLAG, file))?);
     let mut examples = Vec::new();
     let mut number = 0;
     loop {
         let mut line = String::new();
         number += 1;
-        let read = std::io::Read::take(&mut reader, MAX_LINE).read_line(&mut line).map_err(Error::io(file))?;
+        let read = std::io::Read::take(&mut reader, MAX_LINE).read_line(&mut line).map_err(unreadable(FLAG, file))?;
         if read == 0 {
             break;
         }

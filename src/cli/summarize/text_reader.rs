@@ -1,12 +1,17 @@
 //! Reads UTF-8 text in portions that end between characters.
 
-use crate::error::{Error, Result};
+use crate::{
+    cli::input_files::{not_utf8, unreadable},
+    error::Result,
+};
 use std::{
     fs::File,
     io::Read,
     path::{Path, PathBuf},
 };
 
+/// The flag that names the file.
+const FLAG: &str = "--file";
 /// Bytes per read.
 const READ_BYTES: usize = 1 << 16;
 
@@ -15,6 +20,8 @@ pub(super) struct TextReader<'a> {
     bytes: Box<dyn Read + Send + 'a>,
     /// Name in I/O errors.
     file: PathBuf,
+    /// Bytes that were returned.
+    done: u64,
     /// Beginning of a character that the next read completes.
     pending: Vec<u8>,
 }
@@ -25,13 +32,13 @@ impl TextReader<'static> {
         if file.as_os_str() == "-" {
             return Ok(Self::new(Box::new(std::io::stdin()), Path::new("standard input")));
         }
-        Ok(Self::new(Box::new(File::open(file).map_err(Error::io(file))?), file))
+        Ok(Self::new(Box::new(File::open(file).map_err(unreadable(FLAG, file))?), file))
     }
 }
 
 impl<'a> TextReader<'a> {
     fn new(bytes: Box<dyn Read + Send + 'a>, file: &Path) -> Self {
-        Self { bytes, file: file.to_owned(), pending: Vec::new() }
+        Self { bytes, file: file.to_owned(), done: 0, pending: Vec::new() }
     }
 
     /// Reads from a text in memory.
@@ -41,17 +48,15 @@ impl<'a> TextReader<'a> {
 
     /// Returns the next portion; `None` at the end. Fails if the bytes cannot be read or are not UTF-8.
     pub(super) fn next(&mut self) -> Result<Option<String>> {
-        let Self { bytes, file, pending } = self;
-        let read = bytes.take(READ_BYTES as u64).read_to_end(pending).map_err(Error::io(&*file))?;
+        let Self { bytes, file, done, pending } = self;
+        let read = bytes.take(READ_BYTES as u64).read_to_end(pending).map_err(unreadable(FLAG, file))?;
         let valid = match std::str::from_utf8(pending) {
             Ok(all) => all.len(),
             // The next read completes the last character.
             Err(error) if error.error_len().is_none() && read > 0 => error.valid_up_to(),
-            Err(error) => {
-                let invalid = std::io::Error::new(std::io::ErrorKind::InvalidData, error);
-                return Err(Error::io(&*file)(invalid));
-            }
+            Err(error) => return Err(not_utf8(FLAG, file, *done + error.valid_up_to() as u64)),
         };
+        *done += valid as u64;
         let rest = pending.split_off(valid);
         let portion = String::from_utf8(std::mem::replace(pending, rest)).unwrap_or_default();
         Ok((read > 0).then_some(portion))
@@ -81,7 +86,7 @@ mod tests {
     fn invalid_and_incomplete_text_fails() {
         for bytes in [&b"a\xff"[..], b"a\xc3"] {
             let error = read(bytes).unwrap_err().to_string();
-            assert!(error.starts_with("a.txt: "), "{error}");
+            assert!(error.starts_with("--file: a.txt: expected UTF-8"), "{error}");
         }
     }
 }

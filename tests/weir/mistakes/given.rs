@@ -34,6 +34,16 @@ fn only(folder: &Path, file: &str) {
     write(folder, &format!("model/{file}"), "x");
 }
 
+/// Replaces the configuration by that of a Llama, and writes its tokenizer, if there is one.
+#[cfg(feature = "candle")]
+fn llama(folder: &Path, tokenizer: Option<&str>) {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/hugging-face/llama/config.json");
+    config(folder, fs::read(golden).unwrap());
+    if let Some(tokenizer) = tokenizer {
+        write(folder, "model/tokenizer.json", tokenizer);
+    }
+}
+
 pub(super) const ALL: &[Given] = &[
     given("an empty configuration", |folder| config(folder, "")),
     given("a configuration of zeros", |folder| config(folder, [0; 64])),
@@ -49,6 +59,20 @@ pub(super) const ALL: &[Given] = &[
     given("pickled weights", |folder| {
         fs::rename(folder.join("model/model.safetensors"), folder.join("model/pytorch_model.bin")).unwrap();
     }),
+    given("pickled weights in Git LFS", |folder| {
+        fs::remove_file(folder.join("model/model.safetensors")).unwrap();
+        write(folder, "model/pytorch_model.bin", POINTER);
+    }),
+    given("a GPT-2 of Hugging Face without weights", |folder| {
+        config(folder, "{\"model_type\": \"gpt2\"}");
+        fs::remove_file(folder.join("model/model.safetensors")).unwrap();
+    }),
+    #[cfg(feature = "candle")]
+    given("a Llama of Hugging Face without a tokenizer", |folder| llama(folder, None)),
+    #[cfg(feature = "candle")]
+    given("a Llama of Hugging Face with a broken tokenizer", |folder| llama(folder, Some("tokenizer"))),
+    #[cfg(feature = "candle")]
+    given("a Llama of Hugging Face with a tokenizer in Git LFS", |folder| llama(folder, Some(POINTER))),
     given("a GPT-2 of Hugging Face", |folder| config(folder, "{\"model_type\": \"gpt2\"}")),
     #[cfg(feature = "candle")]
     given("a BERT of Hugging Face", |folder| config(folder, "{\"model_type\": \"bert\", \"vocab_size\": 7}")),
@@ -68,6 +92,7 @@ pub(super) const ALL: &[Given] = &[
     }),
     given("a photo", |folder| write(folder, "photo.jpg", b"\xff\xd8\xff")),
     given("a text", |folder| write(folder, "text.txt", "Hello")),
+    given("an empty text", |folder| write(folder, "text.txt", "")),
     given("a wrong key", |folder| write(folder, "wrong-key", "another-key-0123456789\n")),
     given("a wrong setting", |folder| {
         write(folder, "weir.toml", "rows = 8\nlisten-http = \"127.0.0.1:8000\"\n");

@@ -1,6 +1,6 @@
 //! Connections to a server. Errors name the address and the likely cause.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, quoted};
 use std::{fmt, time::Duration};
 use tonic::{
     Code, Status,
@@ -42,27 +42,31 @@ impl fmt::Debug for ServerEndpoint {
 }
 
 impl ServerEndpoint {
+    /// Reads an address that the option `field` gives: `host:port`, a URL, or `:port` of this machine. Fails if it names no port and no
+    /// scheme: HTTP libraries would use port 80.
+    pub fn parse(field: &'static str, address: &str) -> Result<Self> {
+        let at = |address: String| Ok(Self { address, ..Self::default() });
+        if address.contains("://") {
+            return at(address.to_owned());
+        }
+        let port = |port: &str| port.parse::<u16>().is_ok_and(|port| port > 0);
+        match address.rsplit_once(':') {
+            Some(("", own)) if port(own) => at(format!("127.0.0.1:{own}")),
+            // Colons within an IPv6 address do not begin a port.
+            Some((host, other)) if port(other) && !host.is_empty() && (!host.contains(':') || host.ends_with(']')) => {
+                at(address.to_owned())
+            }
+            _ => Err(Error::bad_option(field, quoted(address), "host:port or a URL, such as 127.0.0.1:50051")),
+        }
+    }
+
     fn is_encrypted(&self) -> bool {
         self.address.starts_with("https://")
     }
 
-    /// Returns the address as a URL. Fails if it names no port and no scheme: HTTP libraries would use port 80.
-    fn url(&self) -> Result<String> {
+    fn url(&self) -> String {
         let Self { address, .. } = self;
-        if address.contains("://") {
-            return Ok(address.clone());
-        }
-        let port = address.rsplit_once(':').filter(|(host, port)| {
-            // Colons within an IPv6 address do not begin a port.
-            let is_host = !host.is_empty() && (!host.contains(':') || host.ends_with(']'));
-            is_host && port.parse::<u16>().is_ok_and(|port| port > 0)
-        });
-        match port {
-            Some(_) => Ok(format!("http://{address}")),
-            None => Err(Error::Setting(format!(
-                "{address:?} is not the address of a server: expected host:port or a URL, such as 127.0.0.1:50051"
-            ))),
-        }
+        if address.contains("://") { address.clone() } else { format!("http://{address}") }
     }
 }
 
@@ -77,12 +81,12 @@ async fn connect_with(server: &ServerEndpoint, keep_alive: KeepAlive) -> Result<
         let answer = FailedConnection::new(&error).to_string();
         Error::Remote { server: address.clone(), answer }
     };
-    let url = server.url()?;
     if server.is_encrypted() && authorities.is_none() {
-        let need = "the certificate of the authority that signed the server's certificate";
-        return Err(Error::Setting(format!("{address}: https:// needs --tls-ca FILE: {need}")));
+        let expected =
+            "a file with the certificate of the authority that signed the server's, for an address with https://";
+        return Err(Error::bad_option("--tls-ca", "none", expected));
     }
-    let endpoint = Endpoint::from_shared(url).map_err(invalid)?.connect_timeout(TIMEOUT).tcp_nodelay(true);
+    let endpoint = Endpoint::from_shared(server.url()).map_err(invalid)?.connect_timeout(TIMEOUT).tcp_nodelay(true);
     let mut endpoint = endpoint
         .http2_keep_alive_interval(keep_alive.interval)
         .keep_alive_timeout(keep_alive.timeout)
@@ -102,8 +106,8 @@ async fn connect_with(server: &ServerEndpoint, keep_alive: KeepAlive) -> Result<
 /// Returns the header of an API key. Fails if no header can hold it.
 pub(super) fn authorization(key: &str) -> Result<MetadataValue<Ascii>> {
     let header = MetadataValue::try_from(format!("Bearer {key}"));
-    let mut header = header
-        .map_err(|_| Error::Setting("the API key contains characters that an HTTP header does not allow".into()))?;
+    let mut header =
+        header.map_err(|_| Error::bad_option("the API key", "others", "characters that an HTTP header allows"))?;
     header.set_sensitive(true);
     Ok(header)
 }
@@ -176,16 +180,19 @@ mod tests {
 
     #[test]
     fn an_address_names_a_port_or_a_scheme() {
+        let url = |address: &str| ServerEndpoint::parse("--server", address).map(|endpoint| endpoint.url());
         for address in ["127.0.0.1:50051", "[::1]:50051", "name:80"] {
-            assert_eq!(endpoint(address).url().unwrap(), format!("http://{address}"));
+            assert_eq!(url(address).unwrap(), format!("http://{address}"));
         }
-        for url in ["https://weir.example.org", "http://localhost:1"] {
-            assert_eq!(endpoint(url).url().unwrap(), url);
+        assert_eq!(url(":50051").unwrap(), "http://127.0.0.1:50051");
+        for address in ["https://weir.example.org", "http://localhost:1"] {
+            assert_eq!(url(address).unwrap(), address);
         }
-        for address in ["", "localhost", "localhost:", "127.0.0.1:0", "127.0.0.1:99999", ":50051", "[::1]", "::1:50051"]
+        for address in
+            ["", "localhost", "localhost:", "127.0.0.1:0", "127.0.0.1:99999", ":0", ":", "[::1]", "::1:50051"]
         {
-            let error = endpoint(address).url().unwrap_err().to_string();
-            assert!(error.contains("expected host:port or a URL"), "{address}: {error}");
+            let error = url(address).unwrap_err().to_string();
+            assert!(error.starts_with("--server: expected host:port or a URL"), "{address}: {error}");
         }
     }
 

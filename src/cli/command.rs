@@ -20,7 +20,7 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(super) enum Command {
-    /// Serve models over gRPC.
+    /// Serve models over gRPC and HTTP.
     Serve(serve::Args),
     /// Load, unload and list the models of a running server.
     Admin(admin::Args),

@@ -224,9 +224,13 @@ fn models_are_found_by_name_in_the_data_folder() {
     assert!(run(&["serve", "--check-config", "--model", "mine"]).0);
     for args in [&["segment", "--text", "ab c", "--model", "yours"][..], &["serve", "--check-config", "yours"]] {
         let (found, error) = run(args);
-        assert!(!found && error.starts_with("weir: --model \"yours\": no model has this name; tried "), "{error}");
+        assert!(!found && error.starts_with("weir: --model: expected one of mine, "), "{error}");
         assert!(error.contains(models.join("yours").to_str().unwrap()), "{error}");
-        assert!(error.contains("available: mine, hourglass-whitespace-english (embedded)"), "{error}");
+        assert!(
+            error
+                .contains("one of mine, hourglass-whitespace-english (embedded), or a folder, found \"yours\" (tried "),
+            "{error}"
+        );
     }
     // The error names the argument.
     for (args, argument) in [
@@ -235,7 +239,7 @@ fn models_are_found_by_name_in_the_data_folder() {
         (&["bench", "decode", "--model", "yours"], "--model"),
     ] {
         let (found, error) = run(args);
-        let expected = format!("weir: {argument} \"yours\": no model has this name; tried ");
+        let expected = format!("weir: {argument}: expected one of mine, ");
         assert!(!found && error.starts_with(&expected), "{error}");
     }
     let (found, measured) = run(&["bench", "decode", "--steps", "4", "--batch", "1", "--context", "8", "--json"]);

@@ -223,7 +223,7 @@ fn summaries_are_those_of_this_process() {
     fs::write(folder.join("binary"), b"the rest\xff").unwrap();
     let binary = folder.join("binary");
     let refused = stderr(&[], &[&args[..], &["--file", binary.to_str().unwrap()]].concat());
-    assert!(refused.contains("binary: ") && refused.contains("utf-8"), "{refused}");
+    assert!(refused.contains("binary: expected UTF-8, found other bytes at position 8"), "{refused}");
     let line =
         |source: &str| format!("{{\"source\": {source:?}, \"document\": \"the one\", \"summary\": \"the rest\"}}\n");
     let lines = write("lines.jsonl", &[line("b"), line("a"), line("b")].concat());

@@ -67,6 +67,6 @@ mod tests {
             Err(Error::TooLong { field: "prompt_ids", length: 101, limit: 100, .. })
         ));
         let message = prompt(&[1, 4], "").unwrap_err().to_string();
-        assert!(message.starts_with("prompt_ids: id 4 (the vocabulary has 4 symbols) at index 1"), "{message}");
+        assert!(message.ends_with(", found id 4 (the vocabulary has 4 symbols) at index 1"), "{message}");
     }
 }

@@ -122,7 +122,13 @@ mod tests {
             ),
             (&long, vec![], Some(1), bytes(), "resume_text: expected at most 100 characters, found 101"),
             ("", vec![1; 101], Some(1), letters(), "resume_ids: expected at most 100 characters, found 101"),
-            ("", vec![4], Some(1), letters(), "resume_ids: id 4 (the vocabulary has 4 symbols) at index 0 is not"),
+            (
+                "",
+                vec![4],
+                Some(1),
+                letters(),
+                "resume_ids: expected symbols of the model's vocabulary, found id 4 (the vocabulary has 4 symbols) at",
+            ),
             (
                 "a\u{fffd}",
                 vec![],

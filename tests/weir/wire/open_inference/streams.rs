@@ -142,7 +142,11 @@ async fn errors_are_sent_within_the_stream() {
         (sampled("{"), "INVALID_ARGUMENT", "sampling_parameters: "),
         (sampled(r#"{"top_p": 3}"#), "INVALID_ARGUMENT", "top_p: expected a number above 0, at most 1, found 3"),
         (sampled(r#"{"max_tokens": 999999999}"#), "INVALID_ARGUMENT", "max_tokens: expected 0 to "),
-        (request("", &[text("text_input", "a?")]), "INVALID_ARGUMENT", "text_input: '?' at character 1"),
+        (
+            request("", &[text("text_input", "a?")]),
+            "INVALID_ARGUMENT",
+            "text_input: expected symbols of the model's vocabulary, found '?' at character 1",
+        ),
         (request("", &[text("image", "")]), "INVALID_ARGUMENT", "inputs: expected one of text_input"),
         (ModelInferRequest::default(), "INVALID_ARGUMENT", "inputs: expected one named text_input, found none"),
     ];

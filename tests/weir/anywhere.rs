@@ -101,7 +101,10 @@ fn a_port_in_use_is_reported_before_models_load() {
         let output = weir_in(folder.path(), &args).output().unwrap();
         let error = text(&output);
         assert!(!output.status.success(), "{flag}");
-        assert!(error.contains(&format!("weir: {flag} {address}: ")) && error.contains("another program"), "{error}");
+        assert!(
+            error.contains(&format!("weir: {flag}: cannot listen on {address}: ")) && error.contains("another program"),
+            "{error}"
+        );
         assert!(!error.contains("loading"), "{error}");
     }
 }

@@ -4,7 +4,7 @@
 //! The architecture's own keys are kept as text, for the family to read. Keys that change nothing here are ignored, as transformers
 //! ignores them.
 
-use super::{folder::parent, json, links::check_inside, placeholders::placeholder, reader::shapes_in};
+use super::{folder::parent, json, links::check_inside, reader::shapes_in};
 use crate::{
     decode::defaults::SamplingDefaults,
     error::{Error, Result},
@@ -104,16 +104,7 @@ pub(super) fn read(text: &[u8], file: &Path) -> Result<HuggingFaceConfig> {
     let tokenizer_file = file.with_file_name(TOKENIZER_FILE);
     let subwords = match tokenizer_file.exists() {
         true => {
-            let bytes = read_inside(&tokenizer_file, MAX_TOKENIZER_BYTES)?;
-            if let Some(found) = placeholder(&bytes) {
-                return Err(Error::checkpoint(
-                    tokenizer_file,
-                    "the file",
-                    "a tokenizer in Hugging Face's format",
-                    found,
-                ));
-            }
-            let parsed = SubwordTokenizer::parse_for_prompts(&bytes);
+            let parsed = SubwordTokenizer::parse_for_prompts(&read_inside(&tokenizer_file, MAX_TOKENIZER_BYTES)?);
             Some(Arc::new(parsed.map_err(|error| error.in_file(&tokenizer_file))?))
         }
         false => None,

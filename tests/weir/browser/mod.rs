@@ -3,6 +3,7 @@
 
 mod editor;
 mod playground;
+mod refusals;
 mod report;
 mod settings;
 

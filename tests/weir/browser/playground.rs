@@ -192,7 +192,9 @@ fn the_playground_can_be_stopped_and_shows_errors() {
     // An invalid option shows an error, and its input is marked.
     browser.evaluate("document.getElementById('max').value = 1000000000");
     browser.click("#go");
-    browser.until("document.getElementById('status').textContent.startsWith('Length: expected ')");
+    browser.until(
+        "document.getElementById('status').textContent.startsWith('Characters: enter a whole number from 0 to ')",
+    );
     assert_eq!(browser.evaluate("document.querySelector('[aria-invalid]').id"), "max");
     // The log contains only the server's refusal.
     let log_errors = browser.severe_log_entries();
@@ -245,11 +247,12 @@ fn the_playground_summarizes() {
     browser.keys("#tab-generate", RIGHT);
     browser.until("document.getElementById('generating').hidden && !document.getElementById('summarizing').hidden");
     assert_eq!(browser.evaluate("document.activeElement.id"), "tab-summarize");
-    // The server refuses an empty document, after its first event, and the page shows the reason at the document.
+    // The server refuses an empty document, after its first event. The page shows the reason at the document, and no empty result.
     browser.click("#summary-go");
     browser.until("document.querySelector('#summary-status.error') !== null");
-    assert_eq!(browser.text("#summary-status"), "Document: expected text of at least one token, found none");
+    assert_eq!(browser.text("#summary-status"), "Document: enter a text, or choose a file.");
     assert_eq!(browser.evaluate("document.querySelector('[aria-invalid]').id"), "document");
+    assert_eq!(browser.evaluate("document.getElementById('results').hidden"), true);
     // The document comes from a file.
     let file = folder.path().join("document.txt");
     let text = "the café is pooling, the rest is going.";
@@ -287,7 +290,10 @@ fn the_playground_summarizes() {
     browser.until(&format!("{done} && document.querySelector('.unread') !== null"));
     assert_eq!(browser.evaluate("document.getElementById('read').textContent.length"), 7200);
     let unread = browser.evaluate("document.querySelector('.unread').textContent.length").as_f64().unwrap();
-    assert!(browser.text("#shares").contains(&format!("not read: {:.0} %", unread / 72.0)), "{unread}");
+    let shares: Vec<f64> =
+        browser.text("#shares").split(" %").filter_map(|part| part.rsplit(' ').next()?.parse().ok()).collect();
+    assert_eq!(shares.iter().sum::<f64>(), 100.0, "{shares:?}");
+    assert!((shares[shares.len() - 1] - unread / 72.0).abs() < 1.0, "{unread} of {shares:?}");
     assert!(unread > 7000.0 && unread < 7200.0, "{unread}");
     let drawn = browser.evaluate("Number(document.querySelector('#map .map-unread').getAttribute('width'))");
     assert!((drawn.as_f64().unwrap() - unread / 7.2).abs() < 0.01, "{drawn}");
@@ -297,7 +303,7 @@ fn the_playground_summarizes() {
     // An invalid option shows an error.
     browser.evaluate("document.getElementById('max-tokens').value = 1000000");
     browser.keys("#document", START);
-    browser.until("document.getElementById('summary-status').textContent.startsWith('Maximum tokens: expected ')");
+    browser.until("document.getElementById('summary-status').textContent.startsWith('Maximum tokens: enter a whole number from 1 to ')");
     let log_errors = browser.severe_log_entries();
     assert!(log_errors.iter().all(|entry| entry["message"].as_str().unwrap().contains("400")), "{log_errors:?}");
 }

@@ -39,6 +39,12 @@ const entries = (pairs) =>
     return item;
   });
 
+/** Says how many characters the model has read as others; empty if there are none. */
+const changedWords = (count) => {
+  if (!count) return "";
+  return `${count === 1 ? "1 character of the prompt was" : `${shown(count, 0)} characters of the prompt were`} changed to the model's alphabet.`;
+};
+
 /** Copies a text. A page from another host without TLS has no clipboard, but may copy a selection. */
 async function copy(text) {
   if (navigator.clipboard) return navigator.clipboard.writeText(text);
@@ -69,21 +75,25 @@ const headers = () => {
   return { "content-type": "application/json", ...(key ? { authorization: `Bearer ${key}` } : {}) };
 };
 
-/** A failed request, in the page's words; `field` is the refused field of the API. */
+/** A failed request. `field` is the refused field of the API, if one is known. `code` names the violated rule if the words are the server's. */
 class RequestError extends Error {
-  constructor(words, field, needsKey = false) {
+  constructor(words, { field, code, needsKey = false } = {}) {
     super(words);
     this.field = field;
+    this.code = code;
     this.needsKey = needsKey;
   }
 }
 
 const BROKEN = "The connection to the server broke. The text is incomplete.";
 
+/** Builds the error of a refused request. The form that sent it replaces the words. */
+const refused = ({ message, param, code }) => new RequestError(message, { field: param, code: (code || "refused").toLowerCase() });
+
 /** Builds the error of a response that is not a success. */
 async function refusal(response) {
   const body = await response.json().catch(() => null);
-  const { message = "", param = null } = (body && body.error) || {};
+  const { message = "", param, code } = (body && body.error) || {};
   const seconds = Number(response.headers.get("retry-after"));
   const again = seconds > 0 ? `Try again in ${seconds} ${seconds === 1 ? "second" : "seconds"}.` : "Try again later.";
   switch (response.status) {
@@ -91,7 +101,7 @@ async function refusal(response) {
       at("access").open = true;
       return new RequestError(at("key").value.trim()
         ? "The server does not accept this API key. Check it in the field at the top."
-        : "This server needs an API key. Enter it in the field at the top.", null, true);
+        : "This server needs an API key. Enter it in the field at the top.", { needsKey: true });
     case 429:
       return new RequestError(`The server is busy and takes no more requests now. ${again}`);
     case 503:
@@ -100,14 +110,12 @@ async function refusal(response) {
       return new RequestError("The server did not finish in the time it allows for a request.");
   }
   if (!message) return new RequestError(`The server answered with status ${response.status} and no reason.`);
-  return new RequestError(response.status < 500 ? message : `The server failed: ${message}.`, param);
+  return response.status < 500 ? refused({ message, param, code }) : new RequestError(`The server failed: ${message}.`);
 }
 
 /** Builds the error of a stream of events. The server may refuse a request after it has sent events, once it has read the whole document. */
-const streamError = ({ message, type, param }) =>
-  type === "server_error"
-    ? new RequestError(`The server ended the text early: ${message}.`)
-    : new RequestError(message, param);
+const streamError = (error) =>
+  error.type === "server_error" ? new RequestError(`The server ended the text early: ${error.message}.`) : refused(error);
 
 /** Sends a request. Returns the response if it is a success. */
 async function ask(path, options) {
@@ -147,7 +155,7 @@ async function events(path, body, signal, handle) {
 
 /** A form whose work runs at most once at a time, shows its status, and can be stopped. */
 class Task {
-  /** `fields` maps fields of the API to the ids and names of inputs. */
+  /** `fields` maps fields of the API to the ids, names and rules of inputs. */
   constructor(ids, fields, work) {
     this.fields = fields;
     for (const [part, id] of Object.entries(ids)) this[part] = at(id);
@@ -169,11 +177,10 @@ class Task {
 
   /** Shows an error in terms of the form, and moves to the input that caused it. */
   showError(error) {
-    const [id, name] = this.fields[error.field] || [];
-    const start = `${error.field}:`;
-    this.showStatus(name && error.message.startsWith(start) ? name + error.message.slice(start.length - 1) : error.message, true);
-    if (!id) return;
-    const input = at(id);
+    const field = this.fields[error.field];
+    this.showStatus(error.code ? refusalWords(error, field) : error.message, true);
+    if (!field) return;
+    const input = at(field.id);
     const details = input.closest("details");
     if (details) details.open = true;
     this.mark(input, true);
@@ -193,16 +200,17 @@ class Task {
     else input.removeAttribute("aria-describedby");
   }
 
-  /** Returns the text of a field's input. Throws if the browser cannot read it as a number. */
-  valueOf(field) {
-    const [id, name] = this.fields[field];
-    if (at(id).validity.badInput) throw new RequestError(`${name}: not a number`, field);
-    return at(id).value;
+  /** Throws the first problem of an input, before anything is sent. */
+  check() {
+    for (const [name, field] of Object.entries(this.fields)) {
+      const problem = problemOf(field);
+      if (problem) throw new RequestError(`${nameOf(field)}: ${problem}.`, { field: name });
+    }
   }
 
   /** Returns the number of a field's input, and null for an empty input: the server then chooses a default. */
-  numberOf(field) {
-    const text = this.valueOf(field);
+  numberOf(name) {
+    const text = at(this.fields[name].id).value;
     return text === "" ? null : Number(text);
   }
 

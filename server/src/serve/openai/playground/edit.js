@@ -8,9 +8,10 @@ const MAX_TIMES = 200;
 const RETRY_FIRST = 250;
 const RETRY_LAST = 8000;
 
+const EDITED = { id: "editor", name: "Text" };
 const EDIT_FIELDS = {
-  model: ["edit-model", "Model"], "complete.until": ["until", "Completions end"], "open.text": ["editor", "Text"],
-  "splice.splices[0].text": ["editor", "Text"], text: ["editor", "Text"],
+  model: { id: "edit-model", name: "Model" }, "complete.until": { id: "until", name: "Completions end" },
+  "open.text": EDITED, "splice.splices[0].text": EDITED, text: EDITED,
 };
 
 /** The editor: a text area over a mirror that has the shades and the ghost text. */
@@ -155,11 +156,10 @@ class Editor {
   }
 
   /** Shows why a request failed, without moving the cursor out of the text. */
-  fail({ message, field }) {
-    const [id, name] = EDIT_FIELDS[field] || [];
-    const start = `${field}:`;
-    editing.showStatus(id && message.startsWith(start) ? name + message.slice(start.length - 1) : message, true);
-    if (id) editing.mark(at(id), true);
+  fail({ message, reason, field: name }) {
+    const field = EDIT_FIELDS[name];
+    editing.showStatus(refusalWords({ message, code: reason.toLowerCase() }, field), true);
+    if (field) editing.mark(at(field.id), true);
   }
 
   setItems(items) {

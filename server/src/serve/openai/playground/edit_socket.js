@@ -44,7 +44,7 @@ class EditSocket {
       if (error) this.last.error = new RequestError(`The server ended the session: ${error.message}.`);
       // The document differs from the page's text, or does not exist: open it again.
       if (failed && failed.id === undefined) {
-        this.last.refused = new RequestError(failed.message, failed.field);
+        this.last.refused = failed;
         end(1000);
       } else if (this.isOpen) handle(message);
     });

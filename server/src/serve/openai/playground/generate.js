@@ -1,6 +1,11 @@
 const GENERATION_FIELDS = {
-  prompt: ["prompt", "Prompt"], max_tokens: ["max", "Length"], temperature: ["temperature", "Temperature"], top_p: ["top-p", "Top-p"],
-  seed: ["seed", "Seed"], stop: ["stop-strings", "Stop strings"], model: ["model-a", "Model"],
+  prompt: { id: "prompt", name: "Prompt", needed: "a text that the model continues" },
+  model: { id: "model-a", name: "Model" },
+  max_tokens: { id: "max", name: () => at("unit").textContent },
+  temperature: { id: "temperature", name: "Temperature", empty: "the model's default" },
+  top_p: { id: "top-p", name: "Top-p", empty: "the model's default", isAbove: true },
+  seed: { id: "seed", name: "Seed", empty: "a random one" },
+  stop: { id: "stop-strings", name: "Stop strings", check: stopProblem },
 };
 
 /** Returns the stop strings: one a line, in which \n is a line break and \\ a backslash. */
@@ -42,22 +47,28 @@ async function generate(signal) {
   if (!at("model-a").value) await models();
   const names = [at("model-a").value, at("model-b").value].filter(Boolean);
   if (!names.length) throw new RequestError("This server has no model that generates text.");
+  generation.check();
   const settings = readSettings("tab-generate");
-  const seed = generation.valueOf("seed");
   const body = {
     prompt: at("prompt").value, max_tokens: generation.numberOf("max_tokens"), temperature: generation.numberOf("temperature"),
     // As text: a number of JavaScript is exact up to 2^53 only.
-    top_p: generation.numberOf("top_p"), seed: /^-?\d+$/.test(seed) ? seed : generation.numberOf("seed"), stop: stopStrings(), echo: true,
+    top_p: generation.numberOf("top_p"), seed: at("seed").value || null, stop: stopStrings(), echo: true,
     boundaries: true, logprobs: 3, stream_options: { include_usage: true, continuous_usage_stats: true },
   };
-  const panels = names.map((name) => new Panel(name, unitOf(name)));
+  const panels = names.map((name) => new Panel(name, unitOf(name), (served.get(name) || {}).pooled));
   at("panels").replaceChildren(...panels.map((panel) => panel.root));
   at("verdict").hidden = true;
   at("hint").hidden = false;
-  // The models run in turn, so that neither slows the other down.
-  for (const panel of panels) {
-    generation.showStatus(`${panel.model} is generating …`);
-    await panel.run(body, signal, () => drawTogether(panels));
+  try {
+    // The models run in turn, so that neither slows the other down.
+    for (const panel of panels) {
+      generation.showStatus(`${panel.model} is generating …`);
+      await panel.run(body, signal, () => drawTogether(panels));
+    }
+  } finally {
+    const empty = panels.filter((panel) => !panel.characters.length);
+    for (const panel of empty) panel.root.remove();
+    at("hint").hidden = empty.length === panels.length;
   }
   compareSpeeds(panels);
   generation.showStatus(`Done.${remember(settings, panels)}`);

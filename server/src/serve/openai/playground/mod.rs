@@ -16,6 +16,7 @@ const PAGE: &str = concat!(
     include_str!("body.html"),
     "<script>\n",
     include_str!("common.js"),
+    include_str!("fields.js"),
     include_str!("plot.js"),
     include_str!("panel.js"),
     include_str!("settings.js"),

@@ -35,7 +35,7 @@ function factsOf(name) {
   const { documents } = model;
   if (documents) {
     const poolings = documents.poolings.length;
-    parts.push(`documents of up to ${shown(documents.max_tokens, 0)} tokens`);
+    parts.push(`documents of up to ${shown(documents.max_tokens, 0)} tokens and the end token`);
     parts.push(poolings ? `pools ${poolings === 1 ? "once" : `${poolings} times`}` : "does not pool");
   } else {
     parts.push(`up to ${shown(model.max_model_len, 0)} ${unitOf(name)}s`, model.pooled ? "pools" : "does not pool");
@@ -49,6 +49,11 @@ function showFacts() {
     const repeats = select === "model-b" && at(select).value === at("model-a").value;
     at(facts).textContent = repeats ? "" : factsOf(at(select).value);
   }
+  // Inputs whose bounds are a model's.
+  const lengths = ["model-a", "model-b"].map((id) => served.get(at(id).value)).filter(Boolean).map((model) => model.max_model_len);
+  at("max").max = lengths.length ? Math.min(...lengths) : "";
+  const { documents } = served.get(at("summary-model").value) || {};
+  for (const id of ["min-tokens", "max-tokens"]) at(id).max = documents ? documents.max_summary_tokens : "";
   const unit = unitOf(at("model-a").value);
   at("unit").textContent = `${unit[0].toUpperCase()}${unit.slice(1)}s`;
   const values = [["temperature", "temperature"], ["top-p", "top-p"], ["seed", "seed"]].filter(([id]) => at(id).value !== "");
@@ -75,7 +80,7 @@ async function models() {
   fill("model-b", [option("", "no model"), ...named(generators)], "");
   const completers = generators.filter((model) => model.token !== "piece");
   fill("edit-model", named(completers), first(completers.filter((model) => model.pooled)) || first(completers));
-  fill("summary-model", named(summarizers), first(summarizers));
+  fill("summary-model", named(summarizers), first(summarizers.filter((model) => model.documents.poolings.length)) || first(summarizers));
   at("no-readers").hidden = summarizers.length > 0;
   if (!generators.length && summarizers.length) openTab("tab-summarize");
   showFacts();

@@ -10,9 +10,11 @@ function symbolWords(token, letters) {
 
 /** One model's completion: its text, figures and plot. */
 class Panel {
-  constructor(model, unit) {
+  constructor(model, unit, pools) {
     this.model = model;
     this.unit = unit;
+    // Other models have no segments.
+    this.pools = pools;
     this.characters = [];
     // Unicode characters of the text; a symbol may be one byte of one.
     this.letters = [];
@@ -36,12 +38,12 @@ class Panel {
     this.about.setAttribute("aria-live", "polite");
     this.figures = make("dl");
     this.gaps = new Gaps(unit);
+    this.changed = make("p", "changed");
     this.levels = make("ul", "key levels");
     const key = make("ul", "key");
-    key.append(...entries([
-      ["dot p", "within a segment"], ["dot e", "after a segment's end"], ["dash", "several in one message: their mean"], ["over p", "longer than the scale"],
-    ]));
-    this.root.append(title, this.text, this.levels, this.about, this.figures, this.gaps.root, key);
+    const dots = pools ? [["dot p", "within a segment"], ["dot e", "after a segment's end"]] : [["dot p", "came alone"]];
+    key.append(...entries([...dots, ["dash", "several in one message: their mean"], ["over p", "longer than the scale"]]));
+    this.root.append(title, this.text, this.changed, this.levels, this.about, this.figures, this.gaps.root, key);
     this.text.addEventListener("mousemove", (event) => this.point(event));
     this.text.addEventListener("keydown", (event) => this.walk(event));
   }
@@ -104,7 +106,7 @@ class Panel {
     if (follow) this.scrollTo(character.span);
     const parts = [symbolWords(character.token, character.letters)];
     if (character.logprob !== null) parts.push(`log-probability ${shown(character.logprob)} (p = ${shown(Math.exp(character.logprob), 3)})`);
-    if (character.boundary !== null) parts.push(this.boundaryWords(character));
+    if (this.pools && character.boundary !== null) parts.push(this.boundaryWords(character));
     if (character.probability !== null) parts.push(`boundary probability ${shown(character.probability, 3)}`);
     // The sampled character is in the list even if it is not among the likeliest.
     const likeliest = Object.entries(character.top || {}).sort(([, first], [, second]) => second - first).slice(0, 3);
@@ -132,6 +134,7 @@ class Panel {
 
   /** Returns the classes of the next character. The colour is that of the deepest level's chunk; each level inside has a shade. */
   shade() {
+    if (!this.pools) return "";
     if (this.chunks.length < 2) return `s${this.segment % 4}`;
     const odd = this.chunks.slice(0, -1).filter((count) => count % 2 === 0).length;
     return `s${(this.chunks[this.chunks.length - 1] - 1) % 4} n${Math.min(odd, 3)}`;
@@ -191,10 +194,14 @@ class Panel {
       [`${this.unit}s generated`, shown(received, 0)],
       ["characters per second", shown(this.speed(), 0)],
       ["time to first character", first === undefined ? "–" : `${shown(first, 1)} ms`],
-      ["segments", segments.map((count) => shown(count, 0)).join(" · ")],
-      [`${this.unit}s per segment`, segments[0] ? factors.join(" × ") : "–"],
-      ["median gap in a segment", this.gaps.median(false)],
-      ["median gap after an end", this.gaps.median(true)],
+      ...(this.pools
+        ? [
+          ["segments", segments.map((count) => shown(count, 0)).join(" · ")],
+          [`${this.unit}s per segment`, segments[0] ? factors.join(" × ") : "–"],
+          ["median gap in a segment", this.gaps.median(false)],
+          ["median gap after an end", this.gaps.median(true)],
+        ]
+        : [["median gap", this.gaps.median(false)]]),
       ["came together, own gap unknown", shown(together, 0)],
     ]));
   }
@@ -212,6 +219,7 @@ class Panel {
         if (message.usage) {
           this.promptTokens = message.usage.prompt_tokens;
           this.textCharacters = message.usage.completion_text_chars;
+          this.changed.textContent = changedWords(message.usage.normalized_chars);
         }
         for (const choice of message.choices) if (choice.logprobs) this.push(choice.text, choice.logprobs, message.elapsed_ns / 1e6);
         if (performance.now() - drawn > 100) draw();

@@ -1,6 +1,12 @@
 const SUMMARY_FIELDS = {
-  document: ["document", "Document"], model: ["summary-model", "Model"], beam_size: ["beam", "Beam"],
-  min_tokens: ["min-tokens", "Minimum tokens"], max_tokens: ["max-tokens", "Maximum tokens"],
+  document: {
+    id: "document", name: "Document", needed: "a text, or choose a file",
+    shorten: "Shorten it, or let the model read only its beginning (under “Beam and lengths”).",
+  },
+  model: { id: "summary-model", name: "Model" },
+  beam_size: { id: "beam", name: "Beam", empty: "the model's default" },
+  min_tokens: { id: "min-tokens", name: "Minimum tokens", empty: "the model's default" },
+  max_tokens: { id: "max-tokens", name: "Maximum tokens", empty: "the model's default" },
 };
 const MAX_FILE = 32 * 1024 * 1024;
 
@@ -11,11 +17,12 @@ class DocumentView {
     this.end = this.bytes.length;
     this.layers = [];
     this.isRead = false;
-    at("layers").replaceChildren(make("legend", "", "Kept by the pooling after"));
+    at("layers").replaceChildren();
     this.render();
   }
 
   select({ layer, spans, tokens }) {
+    if (!this.layers.length) at("layers").append(make("legend", "", "Kept by the pooling after"));
     this.layers.push({ layer, spans, tokens });
     const depth = this.layers.length;
     const label = make("label");
@@ -79,12 +86,10 @@ class DocumentView {
       bytes[kind] += end - start;
       map.append(shape("rect", { x: (1000 * start) / whole, width: (1000 * (end - start)) / whole, y: 0, height: 16, class: `map-${kind}` }));
     }
-    const percent = (part) => {
-      const value = (100 * part) / whole;
-      return part && value < 1 ? "under 1 %" : part < whole && value > 99 ? "over 99 %" : `${Math.round(value)} %`;
-    };
+    const percents = wholePercents(Object.values(bytes));
     const names = { kept: layer ? `kept at layer ${layer.layer}` : "kept", passed: layer ? "read, not kept" : "read", unread: "not read" };
-    const shares = Object.keys(names).filter((kind) => bytes[kind]).map((kind) => ({ kind, text: `${names[kind]}: ${percent(bytes[kind])}` }));
+    const all = Object.keys(bytes).map((kind, index) => ({ kind, text: `${names[kind]}: ${percents[index]}` }));
+    const shares = all.filter(({ kind }) => bytes[kind]);
     map.setAttribute("aria-label", `The whole document: ${shares.map(({ text }) => text).join(", ")}`);
     at("map").replaceChildren(map);
     at("shares").replaceChildren(...shares.map(({ kind, text }) => {
@@ -95,9 +100,24 @@ class DocumentView {
   }
 }
 
+/** Describes parts of a whole in percents that add up to 100: the largest remainders are rounded up. */
+function wholePercents(parts) {
+  const whole = Math.max(1, parts.reduce((sum, part) => sum + part, 0));
+  const exactly = parts.map((part) => (100 * part) / whole);
+  const rounded = exactly.map(Math.floor);
+  const byRemainder = exactly.map((_, index) => index).sort((a, b) => exactly[b] - rounded[b] - (exactly[a] - rounded[a]));
+  const missing = Math.min(parts.length, 100 - rounded.reduce((sum, value) => sum + value, 0));
+  for (const index of byRemainder.slice(0, missing)) rounded[index] += 1;
+  return rounded.map((value, index) => {
+    if (value === 0 && parts[index]) return "under 1 %";
+    return value === 100 && parts[index] < whole ? "over 99 %" : `${value} %`;
+  });
+}
+
 async function summarize(signal) {
   if (!at("summary-model").value) await models();
   if (!at("summary-model").value) throw new RequestError(at("no-readers").textContent);
+  summary.check();
   const text = at("document").value;
   const view = new DocumentView(text);
   const body = { model: at("summary-model").value, document: text, cut: at("cut").checked };
@@ -127,7 +147,11 @@ async function summarize(signal) {
       view.finish(finished.usage);
       showFigures(finished);
     }
-  }).finally(() => (progress.hidden = true));
+  }).finally(() => {
+    progress.hidden = true;
+    // A refused document has no result.
+    at("results").hidden = !view.layers.length && !at("summary").textContent;
+  });
   summary.showStatus("Done.");
 }
 
@@ -135,7 +159,8 @@ function showFigures({ reason, usage, timing }) {
   const seconds = (nanoseconds) => `${shown(nanoseconds / 1e9)} s`;
   const ends = { end_of_text: "the model ended it", max_tokens: "reached the maximum length" };
   at("summary-figures").replaceChildren(...figures([
-    ["document tokens read", `${shown(usage.document_tokens, 0)}${usage.cut ? ", the limit" : ", all"}`],
+    // Without the end token, as the model's limit is stated.
+    ["document tokens read", `${shown(usage.document_tokens - 1, 0)}, ${usage.cut ? "the model's limit" : "all"}`],
     ["vectors in cross-attention", shown(usage.vectors, 0)],
     ["memory, relative to no pooling", `${shown((100 * usage.cross_attention_bytes) / usage.unpooled_cross_attention_bytes, 1)} %`],
     ["summary tokens, with the end symbol", shown(usage.summary_tokens, 0)],

@@ -11,6 +11,7 @@ use crate::{
     error::{Error, Result},
     knee::{self, RateResult},
     load::schedule::{LoadPattern, RunLength},
+    measure::limits::LimitEvidence,
     report::data::{LoadPoint, ReportPart},
 };
 use std::time::Duration;
@@ -310,6 +311,6 @@ fn rate_result(rate: f64, point: &LoadPoint) -> RateResult {
         good: figures.good,
         first_p90: first.p90.or(first.max),
         total_p50: figures.total_ns.p50,
-        tester_limited: point.tester.delays_requests(figures.requests.ended_by_tester(), first.p50),
+        tester_limited: !LimitEvidence::of(&[figures]).without_gaps().limits(&point.tester).is_empty(),
     }
 }

@@ -4,7 +4,7 @@ use super::bootstrap::Gain;
 use crate::{
     client::models::{CalibrationSummary, SymbolUnit},
     error::{Error, Result},
-    measure::{stats::RequestFigures, tester::TesterFigures},
+    measure::{limits::TesterLimit, stats::RequestFigures, tester::TesterFigures},
 };
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -138,6 +138,12 @@ impl ComparedModel {
 }
 
 impl ModelComparison {
+    /// Returns the ways in which the tester may have distorted the figures.
+    pub fn tester_limits(&self) -> Vec<TesterLimit> {
+        let figures: Vec<_> = self.models.iter().map(|model| &model.figures).collect();
+        self.tester.as_ref().map(|tester| TesterLimit::of(tester, &figures)).unwrap_or_default()
+    }
+
     /// Sets the unit of each model's answers. If they differ, answers of N symbols are texts of different length, so their total
     /// times have no gain.
     pub fn set_units(&mut self, units: impl IntoIterator<Item = Option<SymbolUnit>>) {

@@ -1,23 +1,43 @@
 //! Ways in which the tester may have distorted a measurement, as its figures show them.
 
 use super::{
+    histogram::Percentiles,
     request_timer::TOGETHER,
     stats::RequestFigures,
     tester::{MAX_CPU_SHARE, MAX_LAG_SHARE, TesterFigures},
 };
 use crate::{client::connection::TESTER_CODE, units::time};
+use std::mem::discriminant;
 
-/// Way in which the tester may have distorted a measurement.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Percentiles of a figure that are compared with those of the tester's lag, with their names.
+const COMPARED: [(&str, PercentileOf); 3] =
+    [("p50", |values| values.p50), ("p90", |values| values.p90), ("p99", |values| values.p99)];
+
+type PercentileOf = fn(&Percentiles) -> Option<f64>;
+
+/// Way in which the tester may have distorted a measurement, with the figure that shows it.
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum TesterLimit {
-    /// It used most of the processor time of its threads.
-    Busy,
-    /// Requests waited for its limit on requests in flight.
-    Held,
-    /// Its HTTP/2 library ended requests.
-    EndedRequests,
+    /// It used this share of the processor time of its threads.
+    Busy(f64),
+    /// This many requests waited for its limit on requests in flight.
+    Held(u64),
+    /// Its HTTP/2 library ended this many requests.
+    EndedRequests(u64),
     /// It saw events late, compared with the times that it measured.
-    Late,
+    Late(Lateness),
+}
+
+/// Lag of the tester that is large beside a measured time.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Lateness {
+    /// Percentile of the lag, in nanoseconds.
+    lag: f64,
+    /// The same percentile of the measured times, in nanoseconds.
+    measured: f64,
+    percentile: &'static str,
+    /// Name of the measured time.
+    figure: &'static str,
 }
 
 /// Figures of requests that show whether the tester was the limit.
@@ -25,10 +45,10 @@ pub enum TesterLimit {
 pub(crate) struct LimitEvidence {
     /// Requests that the tester's own library ended.
     pub(crate) ended_by_tester: u64,
-    /// Median time to first character, in nanoseconds.
-    pub(crate) median_first: Option<f64>,
-    /// Median gap, in nanoseconds. Absent if it is that of messages that came together: such gaps are not the server's.
-    pub(crate) median_gap: Option<f64>,
+    /// Times to first character, in nanoseconds: the percentiles in [`COMPARED`].
+    pub(crate) first: [Option<f64>; COMPARED.len()],
+    /// Gaps, in nanoseconds. Those of messages that came together are absent: they are not the server's.
+    pub(crate) gap: [Option<f64>; COMPARED.len()],
 }
 
 impl TesterLimit {
@@ -37,95 +57,140 @@ impl TesterLimit {
         // a report states none if the server ended the measurement
         if tester.limits.is_empty() { Vec::new() } else { LimitEvidence::of(requests).limits(tester) }
     }
+
+    /// Describes what the tester did, with the number that shows it.
+    pub fn fact(self) -> String {
+        let requests = |count| format!("{count} {}", if count == 1 { "request" } else { "requests" });
+        match self {
+            Self::Busy(share) => format!("it used {:.0} % of the processor time of its threads", share * 100.0),
+            Self::Held(count) => {
+                format!("{} waited for its limit on requests in flight (--max-in-flight)", requests(count))
+            }
+            Self::EndedRequests(count) => format!(
+                "its HTTP/2 library ended {} with code {TESTER_CODE}, because too many messages waited to be read",
+                requests(count)
+            ),
+            Self::Late(Lateness { lag, measured, percentile, figure }) => format!(
+                "it saw events {} late at the {percentile}, over a tenth of the {percentile} {figure} ({})",
+                time(lag),
+                time(measured)
+            ),
+        }
+    }
+
+    /// Returns what the user can do. `shares_machine` is true if tester and server share a machine.
+    pub fn advice(self, shares_machine: bool) -> &'static str {
+        match self {
+            Self::Busy(_) => "give it more threads (--threads)",
+            Self::Held(_) => "raise --max-in-flight, because the wait is counted",
+            Self::EndedRequests(_) => "raise --connections and --threads",
+            Self::Late(_) if shares_machine => {
+                "run it on another machine, or leave it a core of this one (weir serve --threads)"
+            }
+            Self::Late(_) => "stop other programs on its machine, or run it on another one",
+        }
+    }
+
+    /// True for two limits of one kind, whatever their numbers are.
+    pub(crate) fn is_like(self, other: Self) -> bool {
+        discriminant(&self) == discriminant(&other)
+    }
+
+    /// Combines limits of one kind in two measurements: the worse number, or the sum of counted requests.
+    pub(crate) fn combine(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Busy(share), Self::Busy(more)) => Self::Busy(share.max(more)),
+            (Self::Held(count), Self::Held(more)) => Self::Held(count + more),
+            (Self::EndedRequests(count), Self::EndedRequests(more)) => Self::EndedRequests(count + more),
+            (Self::Late(late), Self::Late(later)) if later.lag > late.lag => Self::Late(later),
+            (first, _) => first,
+        }
+    }
 }
 
 impl LimitEvidence {
-    /// Collects the evidence from the figures of each model. Medians are those of the fastest one, which the tester distorts most.
+    /// Collects the evidence from the figures of each model. Times are those of the fastest one, which the tester distorts most.
     pub(crate) fn of(requests: &[&RequestFigures]) -> Self {
-        let fastest = |figure: fn(&RequestFigures) -> Option<f64>| {
-            requests.iter().filter_map(|figures| figure(figures)).min_by(f64::total_cmp)
+        let fastest = |figure: fn(&RequestFigures) -> Percentiles, shortest: f64| {
+            COMPARED.map(|(_, percentile)| {
+                let values = requests.iter().filter_map(|figures| percentile(&figure(figures)));
+                values.filter(|value| *value >= shortest).min_by(f64::total_cmp)
+            })
         };
         Self {
             ended_by_tester: requests.iter().map(|figures| figures.requests.ended_by_tester()).sum(),
-            median_first: fastest(|figures| figures.time_to_first_char_ns.p50),
-            median_gap: fastest(|figures| figures.gap_ns.p50.filter(|gap| *gap >= TOGETHER.as_nanos() as f64)),
+            first: fastest(|figures| figures.time_to_first_char_ns, 0.0),
+            gap: fastest(|figures| figures.gap_ns, TOGETHER.as_nanos() as f64),
         }
+    }
+
+    /// Returns the evidence without that of gaps, which do not delay requests.
+    pub(crate) fn without_gaps(self) -> Self {
+        Self { gap: [None; COMPARED.len()], ..self }
     }
 
     /// Returns the limits that figures of a tester show.
     pub(crate) fn limits(&self, tester: &TesterFigures) -> Vec<TesterLimit> {
-        let found = [
-            (TesterLimit::Busy, tester.cpu_share.is_some_and(|share| share > MAX_CPU_SHARE)),
-            (TesterLimit::Held, tester.held > 0),
-            (TesterLimit::EndedRequests, self.ended_by_tester > 0),
-            (TesterLimit::Late, !self.distorted(tester).is_empty()),
-        ];
-        found.into_iter().filter(|(_, is_found)| *is_found).map(|(limit, _)| limit).collect()
+        let busy = tester.cpu_share.filter(|share| *share > MAX_CPU_SHARE).map(TesterLimit::Busy);
+        let held = (tester.held > 0).then_some(TesterLimit::Held(tester.held));
+        let ended = (self.ended_by_tester > 0).then_some(TesterLimit::EndedRequests(self.ended_by_tester));
+        let late = self.lateness(&tester.event_lag_ns).map(TesterLimit::Late);
+        [busy, held, ended, late].into_iter().flatten().collect()
     }
 
-    /// Returns the medians that the tester's lag distorts by more than a tenth, with their names.
-    fn distorted(&self, tester: &TesterFigures) -> Vec<(&'static str, f64)> {
-        let lag = tester.event_lag_ns.p99.unwrap_or(0.0);
-        let medians = [("time to first character", self.median_first), ("gap", self.median_gap)];
-        let all = medians.into_iter().filter_map(|(name, median)| Some((name, median?)));
-        all.filter(|(_, median)| lag > MAX_LAG_SHARE * median).collect()
-    }
-
-    /// Describes a limit with its numbers.
-    pub(crate) fn describe(&self, limit: TesterLimit, tester: &TesterFigures) -> String {
-        match limit {
-            TesterLimit::Busy => {
-                let share = tester.cpu_share.unwrap_or(0.0) * 100.0;
-                format!("it used {share:.0} % of the processor time of its threads: give it more (--threads)")
-            }
-            TesterLimit::Held => format!(
-                "{} requests waited for its limit on requests in flight (--max-in-flight); their wait is counted",
-                tester.held
-            ),
-            TesterLimit::EndedRequests => format!(
-                "its own HTTP/2 library closed connections on which too many messages waited to be read, and ended {} requests \
-                 with them, reported as {TESTER_CODE} (--connections, --threads)",
-                self.ended_by_tester
-            ),
-            TesterLimit::Late => {
-                let lag = time(tester.event_lag_ns.p99.unwrap_or(0.0));
-                let medians = self.distorted(tester);
-                let medians: Vec<_> =
-                    medians.iter().map(|(name, median)| format!("{name} ({})", time(*median))).collect();
-                format!(
-                    "it saw one event in a hundred more than {lag} late, which is over a tenth of the median {}: too little \
-                     processor time was left for it on this machine",
-                    medians.join(" and of the median ")
-                )
-            }
-        }
+    /// Returns the measured time that the lag distorts most, if that is by more than a tenth. A lag is added to a time, so a
+    /// percentile of the lag is compared with the same percentile of the times.
+    fn lateness(&self, lags: &Percentiles) -> Option<Lateness> {
+        let figures = [("time to first character", self.first), ("gap", self.gap)];
+        let all = figures.into_iter().flat_map(|(figure, times)| {
+            COMPARED.into_iter().zip(times).filter_map(move |((percentile, of), measured)| {
+                Some(Lateness { lag: of(lags)?, measured: measured?, percentile, figure })
+            })
+        });
+        let distorted = all.filter(|late| late.lag > MAX_LAG_SHARE * late.measured);
+        distorted.max_by(|a, b| (a.lag / a.measured).total_cmp(&(b.lag / b.measured)))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::measure::histogram::Percentiles;
+
+    fn lags(p50: f64, p99: f64) -> TesterFigures {
+        let event_lag_ns = Percentiles { p50: Some(p50), p99: Some(p99), ..Percentiles::default() };
+        TesterFigures { event_lag_ns, ..TesterFigures::default() }
+    }
+
+    fn evidence(first: f64, gap: f64, gap_p99: f64) -> LimitEvidence {
+        let times = |p50, p99| Percentiles { p50: Some(p50), p99, ..Percentiles::default() };
+        let figures = RequestFigures {
+            time_to_first_char_ns: times(first, None),
+            gap_ns: times(gap, Some(gap_p99)),
+            ..RequestFigures::default()
+        };
+        LimitEvidence::of(&[&figures])
+    }
 
     #[test]
-    fn a_lag_is_one_limit_whichever_medians_it_distorts() {
-        let lag = |ns| Percentiles { p99: Some(ns), ..Percentiles::default() };
-        let tester = TesterFigures { event_lag_ns: lag(2e6), ..TesterFigures::default() };
-        let evidence = |first, gap| {
-            let median = |ns| Percentiles { p50: Some(ns), ..Percentiles::default() };
-            let figures = RequestFigures {
-                time_to_first_char_ns: median(first),
-                gap_ns: median(gap),
-                ..RequestFigures::default()
-            };
-            LimitEvidence::of(&[&figures])
-        };
-        let both = evidence(15e6, 3e6);
-        assert_eq!(both.limits(&tester), [TesterLimit::Late]);
-        let text = both.describe(TesterLimit::Late, &tester);
-        assert!(text.contains("median time to first character (15.0 ms) and of the median gap (3.00 ms)"), "{text}");
-        assert_eq!(evidence(100e6, 30e6).limits(&tester), []);
+    fn a_lag_is_compared_with_the_same_percentile_of_the_times() {
+        // A hundredth of the events was late: that says nothing about medians.
+        assert_eq!(evidence(15e6, 1e6, 30e6).limits(&lags(5e4, 2e6)), []);
+        let [late] = evidence(15e6, 1e6, 15e6).limits(&lags(5e4, 2e6))[..] else { panic!() };
+        assert_eq!(late.fact(), "it saw events 2.00 ms late at the p99, over a tenth of the p99 gap (15.0 ms)");
+        let [late] = evidence(2e6, 5e6, 50e6).limits(&lags(3e5, 4e5))[..] else { panic!() };
+        assert!(late.fact().ends_with("over a tenth of the p50 time to first character (2.00 ms)"), "{}", late.fact());
         // Messages that came together have gaps that any lag exceeds.
-        assert_eq!(evidence(100e6, 3e3).limits(&tester), []);
+        assert_eq!(evidence(100e6, 3e3, 3e3).limits(&lags(2e6, 2e6)), []);
+    }
+
+    #[test]
+    fn limits_of_one_kind_are_combined() {
+        let late = |lag| TesterLimit::Late(Lateness { lag, measured: 5e6, percentile: "p99", figure: "gap" });
+        assert_eq!(late(1e6).combine(late(3e6)), late(3e6));
+        assert_eq!(late(3e6).combine(late(1e6)), late(3e6));
+        assert_eq!(TesterLimit::Busy(0.9).combine(TesterLimit::Busy(0.85)), TesterLimit::Busy(0.9));
+        assert_eq!(TesterLimit::Held(2).combine(TesterLimit::Held(3)), TesterLimit::Held(5));
+        assert!(late(1e6).is_like(late(2e6)) && !late(1e6).is_like(TesterLimit::Held(1)));
+        assert!(TesterLimit::Held(1).fact().starts_with("1 request waited"));
     }
 }

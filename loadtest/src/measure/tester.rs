@@ -10,7 +10,7 @@
 use super::{
     counters::CounterDelta,
     histogram::{Percentiles, ValueHistogram},
-    limits::LimitEvidence,
+    limits::{LimitEvidence, TesterLimit},
 };
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -26,7 +26,7 @@ const TICK: Duration = Duration::from_millis(5);
 const WAITING: usize = 1 << 16;
 /// Share of its threads' time above which the tester counts as the limit.
 pub(crate) const MAX_CPU_SHARE: f64 = 0.8;
-/// Largest lag of the tester, as a share of the median time to first character or gap.
+/// Largest lag of the tester, as a share of the times that it measured.
 pub(crate) const MAX_LAG_SHARE: f64 = 0.1;
 /// Share of a core below which most processor time is not spent on messages, and does not show what a core could read.
 pub(crate) const MIN_CPU_SHARE: f64 = 0.25;
@@ -52,16 +52,6 @@ pub struct TesterFigures {
     pub held: u64,
     /// Reasons why the figures may reflect the tester rather than the server; empty if there are none.
     pub limits: Vec<String>,
-}
-
-impl TesterFigures {
-    /// True if the tester may have delayed requests. `ended_by_tester` is how many its library ended, and `first` is the median
-    /// time to first character. A lag in single gaps does not count.
-    pub fn delays_requests(&self, ended_by_tester: u64, first: Option<f64>) -> bool {
-        let busy = self.cpu_share.is_some_and(|share| share > MAX_CPU_SHARE);
-        let late = self.event_lag_ns.p99.zip(first).is_some_and(|(lag, first)| lag > MAX_LAG_SHARE * first);
-        busy || late || self.held > 0 || ended_by_tester > 0
-    }
 }
 
 /// Owner of processor time.
@@ -198,7 +188,7 @@ impl TesterMeasurement {
             limits: Vec::new(),
         };
         let limits = evidence.limits(&figures);
-        figures.limits = limits.into_iter().map(|limit| evidence.describe(limit, &figures)).collect();
+        figures.limits = limits.into_iter().map(TesterLimit::fact).collect();
         figures
     }
 }
@@ -207,8 +197,7 @@ impl TesterMeasurement {
 mod tests {
     use super::{super::counters::LoadCounters, *};
 
-    const EVIDENCE: LimitEvidence =
-        LimitEvidence { ended_by_tester: 0, median_first: Some(100e6), median_gap: Some(10e6) };
+    const EVIDENCE: LimitEvidence = LimitEvidence { ended_by_tester: 0, first: [Some(100e6); 3], gap: [Some(10e6); 3] };
 
     fn measurement() -> TesterMeasurement {
         let counts = LoadCounters { messages: 50, started: 10, finished: 10, ..LoadCounters::default() };
@@ -242,11 +231,11 @@ mod tests {
         assert!(TesterMeasurement { held: 3, ..measurement() }.assess().limits[0].starts_with("3 requests waited"));
         let own =
             TesterMeasurement { evidence: LimitEvidence { ended_by_tester: 2, ..EVIDENCE }, ..measurement() }.assess();
-        assert!(own.limits[0].contains("ended 2 requests with them, reported as TESTER"));
+        assert!(own.limits[0].contains("ended 2 requests with code TESTER"));
         let mut lags = ValueHistogram::default();
         (0..1000).for_each(|_| lags.record_time(Duration::from_millis(2)));
         let late = TesterMeasurement { lags, ..measurement() }.assess();
-        assert!(late.limits.len() == 1 && late.limits[0].contains("median gap"), "{:?}", late.limits);
+        assert!(late.limits.len() == 1 && late.limits[0].contains("gap (10.0 ms)"), "{:?}", late.limits);
     }
 
     #[tokio::test]

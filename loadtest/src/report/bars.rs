@@ -15,7 +15,7 @@ const LEFT: f64 = 118.0;
 /// Right end of an axis; figures stand to its right.
 const RIGHT: f64 = 330.0;
 const TOP: f64 = 18.0;
-const BOTTOM: f64 = 34.0;
+const BOTTOM: f64 = 40.0;
 
 type GainOf = fn(&Gains) -> Option<Gain>;
 
@@ -58,7 +58,7 @@ impl ZeroAxis {
                 line.grid x1=(self.x(tick)) x2=(self.x(tick)) y1=(TOP) y2=(bottom) {}
                 text x=(self.x(tick)) y=(bottom + 14.0) text-anchor="middle" { (round(tick)) }
             }
-            text x=((self.left + RIGHT) / 2.0) y=(bottom + 29.0) text-anchor="middle" { (label) }
+            text x=((self.left + RIGHT) / 2.0) y=(bottom + 34.0) text-anchor="middle" { (label) }
         }
     }
 }

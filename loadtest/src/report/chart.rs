@@ -6,7 +6,7 @@ use maud::{Markup, html};
 
 const WIDTH: f64 = 460.0;
 const HEIGHT: f64 = 225.0;
-const LEFT: f64 = 70.0;
+const LEFT: f64 = 80.0;
 const RIGHT: f64 = 14.0;
 const TOP: f64 = 8.0;
 const BOTTOM: f64 = 42.0;
@@ -274,6 +274,21 @@ mod tests {
                 assert!(!drawn.contains("NaN") && !drawn.contains("inf"), "{drawn}");
                 let coordinates = drawn.split("x1=\"").skip(1).map(|rest| rest.split('"').next().unwrap());
                 assert!(coordinates.map(|x| x.parse::<f64>().unwrap()).all(|x| (0.0..=WIDTH).contains(&x)));
+            }
+        }
+    }
+
+    #[test]
+    fn labels_of_ticks_leave_room_for_the_axis_title() {
+        // The title is 12 units from the edge and its letters are as high; a digit is 7 units wide.
+        let room = LEFT - 6.0 - 18.0;
+        for scale in [Scale::Linear, Scale::Log, Scale::Time, Scale::LogTime] {
+            for exponent in -2..8 {
+                let most = 3.7 * 10f64.powi(exponent);
+                for tick in ChartAxis::new(scale, [0.3 * most, most].into_iter(), 0.0, 1.0).ticks {
+                    let label = scale.format(tick);
+                    assert!(label.chars().count() as f64 * 7.0 <= room, "{label} is too long for {room} units");
+                }
             }
         }
     }

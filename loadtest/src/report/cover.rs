@@ -20,15 +20,19 @@ use crate::{
 };
 use maud::{Markup, html};
 
+/// Anchor of the warnings about the tester.
+pub(super) const WARNINGS: &str = "warnings";
+
 /// Draws the first page.
 pub(super) fn cover(title: &str, chapters: &[Chapter<'_>]) -> Markup {
+    let warnings = tester_warnings(chapters.iter().flat_map(|chapter| chapter.reports.iter().copied()));
     html! {
         section.cover {
             h1 { (title) }
             p.note { "Measured by weir-loadtest, a gRPC client." @if let Some(made) = chapters.first().and_then(Chapter::conditions) { " Begun " (utc(made.begun_unix_s)) "." } }
             @for chapter in chapters { (early_ends(chapter)) (results(chapter)) }
-            @for warning in tester_warnings(chapters.iter().flat_map(|chapter| chapter.reports.iter().copied())) {
-                p.warn { strong { "Warning: " } (warning) "." }
+            @if !warnings.is_empty() {
+                div id=(WARNINGS) { @for warning in &warnings { p.warn { strong { "Warning: " } (warning) "." } } }
             }
             (short_conditions(chapters))
             (contents(chapters))

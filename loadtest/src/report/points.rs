@@ -7,12 +7,22 @@ use super::{
     table::{describe_failures, describe_load},
 };
 use crate::{
-    measure::histogram::Percentiles,
+    measure::{histogram::Percentiles, limits::TesterLimit},
     units::{digits, time},
 };
 
-/// Mark in tables for a load whose figures the tester may have distorted.
+/// Mark of a measurement whose figures the tester may have distorted.
 pub(super) const LIMITED: &str = "†";
+/// Mark after a name.
+const AFTER_NAME: &str = " †";
+
+/// Returns the mark that follows the name of a measurement with these limits; empty if there are none.
+pub(super) fn mark(limits: &[TesterLimit]) -> &'static str {
+    if limits.is_empty() { "" } else { AFTER_NAME }
+}
+
+/// Heading of the column of failed requests, whose cells have lists.
+pub(super) const FAILED: &str = "failed";
 
 /// Column of a table of loads.
 pub(super) struct PointColumn {
@@ -30,7 +40,7 @@ const fn column(page: &'static str, table: &'static str, value: fn(&LoadPoint) -
 const POINT_COLUMNS: [PointColumn; 15] = [
     column("window", "window", window),
     column("started /s", "started/s", |point| digits(point.window.started_per_second)),
-    column("characters/s, all requests", "characters/s", |point| digits(point.window.chars_per_second)),
+    column("characters /s", "characters/s", |point| digits(point.window.chars_per_second)),
     column("goodput /s", "good/s", |point| digits(point.window.good_per_second)),
     column("first character p50", "first p50", |point| optional_time(point.figures.time_to_first_char_ns.p50)),
     column("p90", "first p90", |point| optional_time(point.figures.time_to_first_char_ns.p90)),
@@ -40,13 +50,11 @@ const POINT_COLUMNS: [PointColumn; 15] = [
     column("keystroke to completions p50", "keystroke p50", |point| optional_time(keystroke(point).p50)),
     column("p99", "keystroke p99", |point| optional_time(keystroke(point).p99)),
     column("keystrokes saved by the first completion", "saved", |point| edits::saved(&point.figures)),
-    column("queue p90 (server)", "queue p90", |point| optional_time(point.figures.server.queue_ns.p90)),
+    column("queue p90", "queue p90", |point| optional_time(point.figures.server.queue_ns.p90)),
     column("succeeded", "succeeded", |point| {
         format!("{} of {}", point.figures.requests.well, point.figures.requests.measured)
     }),
-    column("failed", "failed", |point| {
-        Some(describe_failures(&point.figures.requests)).filter(|text| text != "0").unwrap_or(NONE.into())
-    }),
+    column(FAILED, "failed", |point| describe_failures(&point.figures.requests)),
 ];
 
 fn keystroke(point: &LoadPoint) -> Percentiles {
@@ -57,9 +65,10 @@ pub(super) fn window(point: &LoadPoint) -> String {
     time(point.window.window_ns as f64)
 }
 
-/// Returns the columns in which any of the loads has a value.
+/// Returns the columns in which any of the loads has a value. No failure is not one.
 pub(super) fn point_columns(points: &[&LoadPoint]) -> Vec<&'static PointColumn> {
-    let has_values = |column: &&PointColumn| points.iter().any(|point| (column.value)(point) != NONE);
+    let empty = |column: &PointColumn| if column.page == FAILED { "0" } else { NONE };
+    let has_values = |column: &&PointColumn| points.iter().any(|point| (column.value)(point) != empty(column));
     POINT_COLUMNS.iter().filter(has_values).collect()
 }
 
@@ -74,10 +83,6 @@ pub(super) fn short_load(point: &LoadPoint) -> String {
 
 /// Describes a load in a table: with a mark if the tester may have distorted its figures, and whether it ended early.
 pub(super) fn load_cell(point: &LoadPoint) -> String {
-    let mut cell = describe_load(point).replacen(&point.load.describe(), &short_load(point), 1);
-    if !point.tester_limits().is_empty() {
-        cell += " ";
-        cell += LIMITED;
-    }
-    cell
+    let load = describe_load(point).replacen(&point.load.describe(), &short_load(point), 1);
+    load + mark(&point.tester_limits())
 }

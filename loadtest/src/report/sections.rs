@@ -4,8 +4,9 @@ use super::{
     chapters::{Chapter, ModelPoints},
     charts,
     figures::SUMMARIES,
+    points::mark,
     table::{describe_knee_result, describe_outcomes, is_nothing},
-    tables::{models_table, points_table, run_tables, tester},
+    tables::{marked_note, models_table, points_table, run_tables, tester},
 };
 use crate::comparison::result::{ComparedModel, ModelComparison};
 use maud::{Markup, html};
@@ -67,8 +68,11 @@ fn runs(chapter: &Chapter<'_>) -> Markup {
     html! {
         h3 { "Single loads" }
         ul.headlines {
-            @for run in &chapter.runs { li { (run.model) ", " (run.point.load.describe()) ": " (describe_outcomes(run.point)) "." } }
+            @for run in &chapter.runs {
+                li { (run.model) ", " (run.point.load.describe()) (mark(&run.point.tester_limits())) ": " (describe_outcomes(run.point)) "." }
+            }
         }
+        (marked_note(chapter.runs.iter().any(|run| !run.point.tester_limits().is_empty())))
         @if !measured.is_empty() {
             div.charts {
                 (charts::keystrokes(&gaps))
@@ -89,7 +93,8 @@ fn compare(comparison: &ModelComparison) -> Markup {
     let any = |has: fn(&ComparedModel) -> bool| models.iter().any(has);
     let gaps: Vec<_> = models.iter().map(|model| (model.model.as_str(), &model.figures)).collect();
     html! {
-        h3 { "Request by request: measured gain over " (baseline) }
+        h3 { "Request by request: measured gain over " (baseline) (mark(&comparison.tester_limits())) }
+        (marked_note(!comparison.tester_limits().is_empty()))
         p {
             (complete) " rounds (of " (rounds) ", after " (warm_up) " not measured) in which every model answered the same prompt with "
             "the same seed and length, one after the other in changing order; " (concurrency) " round(s) at a time. "

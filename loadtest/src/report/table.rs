@@ -8,7 +8,7 @@ use super::{
         COLUMNS, GOODPUT, MODEL_COLUMNS, ModelColumn, NONE, SUMMARIES, cached_shares, describe_cached, optional_number,
         rows, used_columns,
     },
-    points::{load_cell, point_columns},
+    points::{load_cell, mark, point_columns},
     warnings::tester_warnings,
 };
 use crate::{
@@ -44,7 +44,7 @@ fn write_report(out: &mut String, report: &MeasurementReport) -> std::fmt::Resul
     for part in &report.parts {
         match part {
             ReportPart::Run { model, point } => {
-                writeln!(out, "{model}: {}", point.load.describe())?;
+                writeln!(out, "{model}: {}{}", point.load.describe(), mark(&point.tester_limits()))?;
                 run(out, point, &report.conditions.workloads)?;
             }
             ReportPart::Batches { model, points } => {
@@ -247,7 +247,8 @@ fn compare(out: &mut String, comparison: &ModelComparison) -> std::fmt::Result {
     let ModelComparison { baseline, complete, rounds, concurrency, .. } = comparison;
     writeln!(
         out,
-        "measured gain over {baseline}: {complete} complete rounds of {rounds}, {concurrency} at a time; 95 % intervals in brackets"
+        "measured gain over {baseline}{}: {complete} complete rounds of {rounds}, {concurrency} at a time; 95 % intervals in brackets",
+        mark(&comparison.tester_limits())
     )?;
     // columns of the other kinds of requests are left out
     let has_values = |column: &ModelColumn| comparison.models.iter().any(|model| (column.value)(model) != NONE);

@@ -3,8 +3,9 @@
 use super::{
     chapters::{ModelPoints, ModelRun},
     charts::label_of,
+    cover::WARNINGS,
     figures::{BASELINE, COLUMNS, FigureRow, MODEL_COLUMNS, NONE, rows, used_columns},
-    points::{load_cell, point_columns, window},
+    points::{FAILED, LIMITED, load_cell, mark, point_columns, window},
 };
 use crate::{
     comparison::result::ComparedModel,
@@ -26,13 +27,16 @@ pub(super) fn points_table(models: &[ModelPoints<'_>]) -> Markup {
     arrivals.dedup();
     let mut columns = point_columns(&points().collect::<Vec<_>>());
     columns.retain(|column| column.page != "window" || windows.len() > 1);
+    let has_failures = columns.iter().any(|column| column.page == FAILED);
     html! {
         p.note {
             "Each load is a separate run"
             @if let [window] = &windows[..] { ", measured for " (window) }
             @if !arrivals.is_empty() { "; arrivals: " (arrivals.join(", ")) }
             "."
+            @if has_failures { " Failed requests have their gRPC codes." }
         }
+        (marked_note(points().any(|point| !point.tester_limits().is_empty())))
         div.scroll { table.points {
             thead { tr { th { "model, load" } @for column in &columns { th { (column.page) } } } }
             tbody {
@@ -41,12 +45,23 @@ pub(super) fn points_table(models: &[ModelPoints<'_>]) -> Markup {
                     @for point in all.points {
                         tr {
                             td { (load_cell(point)) }
-                            @for column in &columns { td { ((column.value)(point)) } }
+                            @for column in &columns {
+                                td.list[column.page == FAILED] { ((column.value)(point)) }
+                            }
                         }
                     }
                 }
             }
         } }
+    }
+}
+
+/// Explains the mark, where there is one.
+pub(super) fn marked_note(is_marked: bool) -> Markup {
+    html! {
+        @if is_marked {
+            p.note { (LIMITED) " The tester may have distorted these figures: " a href=(format!("#{WARNINGS}")) { "see why" } "." }
+        }
     }
 }
 
@@ -90,7 +105,9 @@ fn merge(all: &[&RequestFigures]) -> Vec<MergedRow> {
 pub(super) fn run_tables(runs: &[ModelRun<'_>], workloads: &[WorkloadInfo]) -> Markup {
     let labels: Vec<_> = runs.iter().map(|run| label_of(run, runs)).collect();
     let all: Vec<_> = runs.iter().map(|run| &run.point.figures).collect();
-    let testers: Vec<_> = labels.iter().cloned().zip(runs.iter().map(|run| &run.point.tester)).collect();
+    let marked = |(run, label): (&ModelRun<'_>, &String)| format!("{label}{}", mark(&run.point.tester_limits()));
+    let names = runs.iter().zip(&labels).map(marked);
+    let testers: Vec<_> = names.zip(runs.iter().map(|run| &run.point.tester)).collect();
     html! {
         (figures(&labels, &all))
         @for (run, label) in runs.iter().zip(&labels) {

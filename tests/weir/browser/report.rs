@@ -20,5 +20,7 @@ fn the_latency_report_is_readable_and_prints_on_few_pages() {
         assert_eq!(browser.evaluate(OVERFLOW), 0, "something is wider than {width} pixels");
         browser.picture(&format!("latency-report-{width}.png"));
     }
+    let wide = "[...document.querySelectorAll('.scroll')].filter(box => box.scrollWidth > box.clientWidth).length";
+    assert_eq!(browser.evaluate(wide), 0, "a table is wider than the page");
     assert_eq!(browser.severe_log_entries(), Vec::<Value>::new());
 }

@@ -89,6 +89,9 @@ impl HttpFolder {
                 HubToken::Unencrypted => {
                     "; there may be no such repository, or it may need a token, which is not sent without TLS"
                 }
+                HubToken::Forbidden => {
+                    "; there may be no such repository, or it may need a token, which HF_HUB_DISABLE_IMPLICIT_TOKEN keeps from being sent"
+                }
             },
             _ => "",
         };

@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use std::{
     env,
-    ffi::OsString,
+    ffi::{OsStr, OsString},
     fs::File,
     io::{ErrorKind, Read},
     path::PathBuf,
@@ -21,15 +21,21 @@ pub(super) enum HubToken {
     Unset,
     /// The connection is not encrypted, so no token may be sent.
     Unencrypted,
+    /// `HF_HUB_DISABLE_IMPLICIT_TOKEN` forbids to send a token that the command line does not give.
+    Forbidden,
 }
 
 impl HubToken {
     /// Returns the token in `HF_TOKEN`, or else the one in the file where the Hub's own tools keep it. Fails if that file cannot be
-    /// read, unless this user has no access to it. Reads neither if the endpoint has no TLS.
+    /// read, unless this user has no access to it. Reads neither if the endpoint has no TLS, or if `HF_HUB_DISABLE_IMPLICIT_TOKEN`
+    /// is set: for the Hub's own tools both tokens are implicit.
     pub(super) fn of_user(endpoint: &str) -> Result<Self> {
         // A token must not cross the network in plain text.
         if !endpoint.starts_with("https://") {
             return Ok(Self::Unencrypted);
+        }
+        if variable("HF_HUB_DISABLE_IMPLICIT_TOKEN").is_some_and(|value| is_true(&value)) {
+            return Ok(Self::Forbidden);
         }
         if let Some(token) = variable("HF_TOKEN").and_then(|token| token.into_string().ok()) {
             return Ok(Self::Sent(token));
@@ -42,6 +48,11 @@ impl HubToken {
 /// Returns the value of an environment variable, or `None` if it is unset or empty.
 fn variable(name: &str) -> Option<OsString> {
     env::var_os(name).filter(|value| !value.is_empty())
+}
+
+/// Returns true for the values that the Hub's own tools read as true.
+fn is_true(value: &OsStr) -> bool {
+    ["1", "on", "yes", "true"].into_iter().any(|known| value.eq_ignore_ascii_case(known))
 }
 
 /// Returns the file in which `hf auth login` keeps the token. `variable` returns an environment variable's value.
@@ -84,6 +95,13 @@ mod tests {
         assert_eq!(with(&[home, cache, hub]).as_deref(), Some(Path::new("/hub/token")));
         let path = ("HF_TOKEN_PATH", "/secret");
         assert_eq!(with(&[home, cache, hub, path]).as_deref(), Some(Path::new("/secret")));
+    }
+
+    #[test]
+    fn true_values_are_those_of_the_hubs_tools() {
+        let known = |values: &[&str]| values.iter().map(|value| is_true(OsStr::new(value))).collect::<Vec<_>>();
+        assert_eq!(known(&["1", "ON", "yes", "True"]), [true; 4]);
+        assert_eq!(known(&["0", "off", "no", "2"]), [false; 4]);
     }
 
     #[test]

@@ -20,12 +20,15 @@ struct User {
     authorities: PathBuf,
     /// Variable with the user's token for the Hub, or with the folder of the token's file.
     token: (&'static str, String),
+    /// Value of `HF_HUB_DISABLE_IMPLICIT_TOKEN`.
+    disable_token: &'static str,
 }
 
 impl User {
     fn new() -> Self {
         let token = ("HF_TOKEN", "hf_secret".into());
-        Self { data: TempDir::new().unwrap(), endpoint: String::new(), authorities: PathBuf::new(), token }
+        let (endpoint, authorities) = (String::new(), PathBuf::new());
+        Self { data: TempDir::new().unwrap(), endpoint, authorities, token, disable_token: "" }
     }
 
     /// Runs the program. Returns stdout if it succeeds, otherwise stderr.
@@ -33,6 +36,7 @@ impl User {
         let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
         command.args(args).env_clear().env("WEIR_DATA", self.data.path()).current_dir(self.data.path());
         command.env("HF_ENDPOINT", &self.endpoint).env("SSL_CERT_FILE", &self.authorities);
+        command.env("HF_HUB_DISABLE_IMPLICIT_TOKEN", self.disable_token);
         let (variable, value) = &self.token;
         let output = command.env(variable, value).output().unwrap();
         let text = |bytes| String::from_utf8(bytes).unwrap();
@@ -218,6 +222,29 @@ fn the_hub_is_reached_over_tls() {
     let none = User { endpoint: server.url(), authorities: certificates.path("server.key"), ..User::new() };
     let error = none.error(&["hf:org/small"]);
     assert!(error.contains("no certificate authorities") && error.contains("SSL_CERT_FILE"), "{error}");
+}
+
+#[test]
+fn a_token_stays_here_if_the_environment_forbids_to_send_it() {
+    let certificates = Certificates::new();
+    let tls = certificates.access(false).credentials.current().tls.as_ref().unwrap().http1();
+    let server = WebServer::start_with(Some(tls), |request| match request.path.as_str() {
+        "/org/small/resolve/main/config.json" => Answer::file(small().join("config.json")),
+        "/org/small/resolve/main/model.safetensors" => Answer::file(small().join("model.safetensors")),
+        "/org/private/resolve/main/config.json" => Answer::status(401),
+        _ => Answer::status(404),
+    });
+    let user = |disable_token| {
+        User { endpoint: server.url(), authorities: certificates.path("ca.pem"), disable_token, ..User::new() }
+    };
+    user("1").pull(&["hf:org/small"]).unwrap();
+    let error = user("true").error(&["hf:org/private"]);
+    assert!(error.contains("401") && error.contains("HF_HUB_DISABLE_IMPLICIT_TOKEN keeps from being sent"), "{error}");
+    let requests = server.requests().len();
+    assert!(server.requests().iter().all(|request| !request.headers.contains("authorization")));
+    user("0").pull(&["hf:org/small"]).unwrap();
+    let later = server.requests().split_off(requests);
+    assert!(!later.is_empty() && later.iter().all(|request| request.headers.contains("bearer hf_secret")));
 }
 
 #[test]

@@ -130,11 +130,20 @@ async fn refusals_over_http_are_logged_with_the_field() {
     let flags = ["--http-listen", "127.0.0.1:0", "--threads", "1", "--calibration-milliseconds", "0", "--model"];
     let server = process::Server::start(&[&flags[..], &[model.to_str().unwrap()]].concat());
     let http: SocketAddr = server.program.listener("playground").parse().unwrap();
-    // The log has one line for each code in an interval.
+    let invalid = |rule, field| format!("code=InvalidArgument rule=\"{rule}\" field=\"{field}\"");
+    // The log has one line for each code, rule and field in an interval.
     for (body, status, logged) in [
-        (r#"{"prompt": "secret", "best_of": 3}"#, 400, r#"code=InvalidArgument rule="BAD_OPTION" field="best_of""#),
-        (r#"{"prompt": "secret", "n": 65}"#, 400, r#"code=InvalidArgument rule="BAD_OPTION" field="best_of""#),
-        (r#"{"prompt": "secret", "model": "nobody"}"#, 404, r#"code=NotFound rule="UNKNOWN_MODEL" field="model""#),
+        (r#"{"prompt": "secret", "best_of": 3}"#, 400, invalid("BAD_OPTION", "best_of")),
+        (r#"{"prompt": "secret", "best_of": 4}"#, 400, invalid("BAD_OPTION", "best_of")),
+        (r#"{"prompt": "secret", "top_p": 3}"#, 400, invalid("BAD_OPTION", "top_p")),
+        (r#"{"prompt": "secret", "top_p": "secret"}"#, 400, invalid("UNREADABLE", "top_p")),
+        (r#"{"prompt": "a", "logit_bias": {"secret": []}}"#, 400, invalid("UNREADABLE", "logit_bias")),
+        (r#"{"secret": tru}"#, 400, r#"code=InvalidArgument rule="UNREADABLE" unlogged=0"#.into()),
+        (
+            r#"{"prompt": "secret", "model": "nobody"}"#,
+            404,
+            r#"code=NotFound rule="UNKNOWN_MODEL" field="model""#.into(),
+        ),
     ] {
         let mut connection = TcpStream::connect(http).await.unwrap();
         let head = format!(
@@ -146,12 +155,13 @@ async fn refusals_over_http_are_logged_with_the_field() {
         let mut response = String::new();
         connection.read_to_string(&mut response).await.unwrap();
         assert!(response.starts_with(&format!("HTTP/1.1 {status} ")), "{response}");
-        server.program.wait_for_part(logged);
+        server.program.wait_for_part(&logged);
     }
     let log = server.program.stderr();
     let lines: Vec<_> = log.lines().filter(|line| line.contains("refused a call")).collect();
-    let [own, of_the_call] = &lines[..] else { panic!("{log}") };
-    assert!(own.contains(r#"call{path="/v1/completions" id="mine"}"#), "{own}");
-    assert!(of_the_call.contains(r#"call{path="/weir.v1.Generation/Generate" id="mine" "#), "{of_the_call}");
+    assert_eq!(lines.len(), 6, "{log}");
+    for line in &lines {
+        assert!(line.contains(r#"call{path="/v1/completions" id="mine" principal=address:127.0.0.1}"#), "{line}");
+    }
     assert!(!log.contains("secret") && !log.contains("nobody"), "{log}");
 }

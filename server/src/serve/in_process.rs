@@ -35,6 +35,10 @@ const INHERITED: [&str; 3] = ["authorization", "traceparent", "tracestate"];
 /// Longest time that a call is given. `grpc-timeout` has room for 11,415 years, and tonic panics beyond them.
 const MAX_TIMEOUT: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
+/// Marks a call whose caller logs its refusal, under the path and with the names of fields that the client knows.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RefusalLoggedByCaller;
+
 /// The properties of a client's request that calls on its behalf inherit.
 #[derive(Clone)]
 pub(super) struct ClientContext {
@@ -43,6 +47,8 @@ pub(super) struct ClientContext {
     peer: Option<Peer>,
     /// When the client stops waiting.
     deadline: Option<Instant>,
+    /// True if a refused call becomes the refusal of the client's request, which is logged in its place.
+    logs_refusals: bool,
 }
 
 impl ClientContext {
@@ -54,7 +60,7 @@ impl ClientContext {
                 headers.append(name, value.clone());
             }
         }
-        Self { request_id, headers, peer, deadline }
+        Self { request_id, headers, peer, deadline, logs_refusals: true }
     }
 
     /// Returns the context of a call of another gRPC service.
@@ -67,6 +73,11 @@ impl ClientContext {
     /// Returns the context of request number `number` of a stream of requests.
     pub(super) fn numbered(&self, number: u64) -> Self {
         Self { request_id: format!("{}/{number}", self.request_id).into(), ..self.clone() }
+    }
+
+    /// Returns the context of calls whose refusals are parts of a response that begins without an error.
+    pub(super) fn of_stream(self) -> Self {
+        Self { logs_refusals: false, ..self }
     }
 
     /// Shortens the deadline to `deadline` if that is sooner.
@@ -85,6 +96,9 @@ impl ClientContext {
         *call.metadata_mut() = MetadataMap::from_headers(headers);
         if let Some(peer) = &self.peer {
             call.extensions_mut().insert(peer.clone());
+        }
+        if self.logs_refusals {
+            call.extensions_mut().insert(RefusalLoggedByCaller);
         }
         if let Some(deadline) = self.deadline {
             call.set_timeout(deadline.saturating_duration_since(clock::now()).min(MAX_TIMEOUT));

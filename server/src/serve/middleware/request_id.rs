@@ -8,7 +8,10 @@ use super::{
 use crate::{
     engine::clock,
     error::clip,
-    serve::call::{Call, REQUEST_ID, request_id},
+    serve::{
+        call::{Call, REQUEST_ID, request_id},
+        in_process::RefusalLoggedByCaller,
+    },
 };
 use std::sync::Arc;
 use tonic::{Code, Status, codegen::http::HeaderValue};
@@ -35,20 +38,22 @@ pub(super) fn assign(mut request: HttpRequest, next: Next) -> MiddlewareFuture {
     })
 }
 
-/// Runs the call in a log span with its path, id and principal. Calls that are refused before their response begins go to `refusals`.
+/// Runs the call in a log span with its path, id and principal. Calls that are refused before their response begins go to `refusals`,
+/// except those whose caller logs the refusal.
 pub(super) fn open_log_span(refusals: RefusalLog) -> impl Middleware {
     move |request: HttpRequest, next: Next| {
         let call = Call::of_http(&request);
         let path = clip(request.uri().path(), PATH_BYTES);
         let span = tracing::info_span!("call", path, id = &*call.id, principal = tracing::field::Empty);
         let started = clock::now();
+        let is_logged_here = request.extensions().get::<RefusalLoggedByCaller>().is_none();
         let refusals = refusals.clone();
         let response = async move {
             let response = next.oneshot(request).await?;
             let status = Status::from_header_map(response.headers());
             let code = status.as_ref().map_or(Code::Ok, Status::code);
             tracing::debug!(?code, elapsed = ?clock::since(started), "response begins");
-            if let Some(status) = status {
+            if let Some(status) = status.filter(|_| is_logged_here) {
                 refusals.record_status(&status);
             }
             Ok(response)

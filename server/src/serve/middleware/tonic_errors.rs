@@ -16,7 +16,7 @@ use weir_proto::codec::{TOO_LARGE_DECODED, TOO_MANY_FIELDS};
 /// Maximum bytes of a path that an error repeats.
 const PATH_BYTES: usize = 128;
 /// How prost's error text begins for bytes that are not protobuf.
-const DECODING: &str = "failed to decode Protobuf message: ";
+pub(super) const DECODING: &str = "failed to decode Protobuf message: ";
 /// How tonic's error text begins for a message that is longer than the limit as sent.
 const TOO_LONG: &str = "Error, decoded message length too large: ";
 /// Type of the message in the oneof `part`, and the name of its field. prost calls each of these fields `part`.

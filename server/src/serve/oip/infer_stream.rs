@@ -72,7 +72,7 @@ impl InferStream {
         mut request: tonic::Request<Streaming<DecodedRequest>>,
         max_concurrent: usize,
     ) -> Self {
-        let client = ClientContext::from_grpc(&request);
+        let client = ClientContext::from_grpc(&request).of_stream();
         let tenant = Call::of(&request).tenant();
         let memory = RequestMemory::take(&mut request);
         Self {

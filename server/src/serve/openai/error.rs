@@ -31,7 +31,7 @@ pub(super) struct ApiError {
     code: Option<String>,
     /// Seconds after which the client should retry.
     retry_after: Option<u64>,
-    /// The code under which the log counts this refusal. `None` for the error of a gRPC call, whose refusal is in the log already.
+    /// The code under which the log counts this refusal. `None` if it has no line.
     log_code: Option<Code>,
 }
 
@@ -81,9 +81,7 @@ impl ApiError {
 
 impl From<Error> for ApiError {
     fn from(error: Error) -> Self {
-        let status = status(&error, "");
-        let log_code = Some(status.code());
-        Self { log_code, ..Self::from(status) }
+        status(&error, "").into()
     }
 }
 
@@ -121,7 +119,7 @@ impl From<Status> for ApiError {
         let wait = details.retry_info().and_then(|retry| retry.retry_delay);
         // Whole seconds, rounded up.
         let retry_after = wait.map(|wait| wait.as_secs() + u64::from(wait.subsec_nanos() > 0));
-        Self { status: http_status(status.code()), message, param, code, retry_after, log_code: None }
+        Self { status: http_status(status.code()), message, param, code, retry_after, log_code: Some(status.code()) }
     }
 }
 
@@ -162,7 +160,7 @@ impl ApiError {
     fn with_headers(&self, mut response: Response) -> Response {
         if let Some(code) = self.log_code {
             let rule = self.code.as_deref().unwrap_or_default().to_ascii_uppercase();
-            let refusal = Refusal { code, rule, field: self.param.clone(), message: self.message.clone() };
+            let refusal = Refusal::of_json(code, rule, self.param.as_deref(), &self.message);
             response.extensions_mut().insert(refusal);
         }
         let mut set = |name, value: &str| {
@@ -202,18 +200,17 @@ mod tests {
     }
 
     #[test]
-    fn only_refusals_of_this_api_are_logged_here() {
+    fn refusals_are_logged_with_the_names_of_this_api() {
         let logged = |error: ApiError| {
             let refusal = error.into_response().extensions().get::<Refusal>().cloned();
             refusal.map(|Refusal { code, rule, field, .. }| (code, rule, field))
         };
-        let best_of = || Error::bad_option("best_of", "3", "1 (the value of n)");
-        let expected = (Code::InvalidArgument, "BAD_OPTION".to_owned(), Some("best_of".to_owned()));
-        assert_eq!(logged(best_of().into()), Some(expected));
-        assert_eq!(logged(api_error(&best_of())), None, "the gRPC call has logged it");
+        let invalid = |rule: &str, field: &str| Some((Code::InvalidArgument, rule.to_owned(), Some(field.to_owned())));
+        assert_eq!(logged(Error::bad_option("best_of", "3", "1").into()), invalid("BAD_OPTION", "best_of"));
+        let of_a_call = api_error(&Error::bad_option("sampling.top_p", "3", "0 to 1"));
+        assert_eq!(logged(of_a_call), invalid("BAD_OPTION", "top_p"));
         let chat = ApiError::new(StatusCode::BAD_REQUEST, "no_chat_template", "no").with_param("messages");
-        let expected = (Code::InvalidArgument, "NO_CHAT_TEMPLATE".to_owned(), Some("messages".to_owned()));
-        assert_eq!(logged(chat), Some(expected));
+        assert_eq!(logged(chat), invalid("NO_CHAT_TEMPLATE", "messages"));
         let late = ApiError::new(StatusCode::REQUEST_TIMEOUT, "incomplete", "late");
         assert_eq!(logged(late), None);
     }

@@ -23,11 +23,12 @@ mod summary_requests;
 mod text_offsets;
 
 use crate::{
-    config::TransportConfig,
+    config::{LiveCredentials, TransportConfig},
     error::{clip, quoted},
     serve::{
-        call::REQUEST_ID,
+        call::{Peer, REQUEST_ID},
         middleware::{
+            auth::principal,
             guarded_body::GuardedBody,
             refusal_log::{Refusal, RefusalLog},
             request_id::PATH_BYTES,
@@ -47,7 +48,10 @@ use axum::{
     Router,
     body::Body,
     extract::{Request, State},
-    http::{StatusCode, Uri, header::ALLOW},
+    http::{
+        StatusCode, Uri,
+        header::{ALLOW, AUTHORIZATION},
+    },
     middleware::{Next, from_fn_with_state},
     response::{IntoResponse, Response},
     routing::{MethodRouter, get, post},
@@ -86,7 +90,8 @@ pub(super) async fn serve(
 ) {
     let engines = api.monitor.engines().clone();
     let pages = PageAccess { checks: BrowserChecks::of_port(&config.access), cors: Cors::new(&config.access.cors) };
-    let router = router(api).layer(from_fn_with_state(refusals, log_refusal));
+    let refused = RefusedRequests { log: refusals, credentials: config.access.credentials.clone() };
+    let router = router(api).layer(from_fn_with_state(refused, log_refusal));
     let router = router.layer(from_fn_with_state(pages, check_page));
     let start = |Connection { stream, peer, open }: Connection| -> HyperConnection {
         let unread = UnreadBody::default();
@@ -139,14 +144,31 @@ async fn check_page(State(pages): State<PageAccess>, request: Request, next: Nex
     }
 }
 
-/// Logs the refusals of this API, in a span like that of a gRPC call.
-async fn log_refusal(State(refusals): State<RefusalLog>, request: Request, next: Next) -> Response {
+/// Logs refused requests.
+#[derive(Clone)]
+struct RefusedRequests {
+    log: RefusalLog,
+    credentials: LiveCredentials,
+}
+
+/// Logs a refused request, in a span like that of a gRPC call.
+async fn log_refusal(State(refused): State<RefusedRequests>, request: Request, next: Next) -> Response {
     let uri = request.uri().clone();
+    // The handler consumes the request, and the client is only looked up for a refusal.
+    let mut client = hyper::Request::new(());
+    for key in request.headers().get_all(AUTHORIZATION) {
+        client.headers_mut().append(AUTHORIZATION, key.clone());
+    }
+    if let Some(peer) = request.extensions().get::<Peer>() {
+        client.extensions_mut().insert(peer.clone());
+    }
     let mut response = next.run(request).await;
     if let Some(refusal) = response.extensions_mut().remove::<Refusal>() {
         let path = clip(uri.path(), PATH_BYTES);
         let id = response.headers().get(REQUEST_ID).and_then(|id| id.to_str().ok());
-        tracing::info_span!("call", path, id).in_scope(|| refusals.record(&refusal));
+        let principal =
+            principal(refused.credentials.current().keys.as_ref(), &client).ok().map(tracing::field::display);
+        tracing::info_span!("call", path, id, principal).in_scope(|| refused.log.record(&refusal));
     }
     response
 }

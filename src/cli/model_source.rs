@@ -3,6 +3,7 @@
 use super::{
     model::{LoadArgs, ModelArgument},
     network::{ApiKeyArgs, TlsArgs, runtime},
+    notes,
 };
 use crate::{
     config::TransportConfig,
@@ -126,6 +127,18 @@ impl ServedModel {
     /// model can answer the call, which then fails with the server's reason.
     pub(super) fn describe(&self) -> Result<Option<inference::Model>> {
         self.runtime.block_on(self.client.text_model(self.name.clone()))
+    }
+
+    /// Reports that the served model's normaliser changed this many characters of the text of `flag`, if it did. `name` is that of
+    /// the model, if known.
+    pub(super) fn report_normalised(&self, flag: &str, text: &str, changed: usize, name: Option<String>) {
+        if changed == 0 {
+            return;
+        }
+        // A call that succeeded does not fail because of a note: without a description, the note lacks the normaliser's name.
+        let described = self.runtime.block_on(self.client.text_model(name.or_else(|| self.name.clone())));
+        let vocabulary = described.ok().flatten().and_then(|described| described.vocabulary);
+        notes::characters_changed(flag, text, changed, vocabulary.as_ref().map(|known| known.normaliser.as_str()));
     }
 
     /// Returns the error of a call that succeeded although [`describe`](Self::describe) found no model for it.

@@ -1,21 +1,30 @@
 //! Notes on stderr: how a command treats its input.
 
-use crate::{error::clip, text::Vocabulary};
+use crate::{
+    error::{clip, printable},
+    text::{TextNormaliser, Vocabulary},
+};
 use std::io::Write;
 
 /// Maximum bytes of the normalised text in a note.
 const SHOWN_BYTES: usize = 80;
 
-/// Reports that normalising changes the text of `flag`, if it does.
-pub(super) fn normalised(flag: &str, text: &str, vocabulary: &Vocabulary) {
-    if let Some(note) = normalised_note(flag, text, vocabulary) {
-        write(&note);
-    }
+/// The normalisers that change texts.
+const NORMALISERS: [TextNormaliser; 1] = [TextNormaliser::Text8];
+
+/// Reports that normalising changes the text of `flag`, if it does. Returns the number of characters that it replaces or drops.
+pub(super) fn normalised(flag: &str, text: &str, vocabulary: &Vocabulary) -> usize {
+    let normaliser = vocabulary.normaliser();
+    let changed = normaliser.changed_chars(text);
+    characters_changed(flag, text, changed, Some(normaliser.name()));
+    changed
 }
 
-/// Reports that the server's normaliser changed this many characters of the text of `flag`.
-pub(super) fn normalised_by_server(flag: &str, changed: usize) {
-    write(&format!("{flag}: the model's normaliser changed {changed} characters"));
+/// Reports that a normaliser changed this many characters of the text of `flag`, if it did. `name` is the normaliser's name, if known.
+pub(super) fn characters_changed(flag: &str, text: &str, changed: usize, name: Option<&str>) {
+    if changed > 0 {
+        write(&normalised_note(flag, text, changed, name));
+    }
 }
 
 /// Reports that a stop string never ends the text.
@@ -33,15 +42,19 @@ pub(super) fn part_summarized(round: usize, part: usize, read: u64, bytes: u64) 
     write(&format!("--long-documents: summarized part {part} of round {round} ({read} of {bytes} bytes read)"));
 }
 
-fn normalised_note(flag: &str, text: &str, vocabulary: &Vocabulary) -> Option<String> {
-    let changed = vocabulary.normaliser().changed_chars(text);
-    let normal = vocabulary.normalise(text);
-    let name = vocabulary.normaliser().name();
+/// Returns the note on a text of which a normaliser changed characters. A server of another version may have a normaliser that this
+/// program does not know; what the model reads is then unknown.
+fn normalised_note(flag: &str, text: &str, changed: usize, name: Option<&str>) -> String {
     let count = text.chars().count();
-    let shown = clip(&normal, SHOWN_BYTES);
-    (changed > 0).then(|| {
-        format!("{flag}: the normaliser {name} changed {changed} of {count} characters; the model reads {shown:?}")
-    })
+    let noun = if count == 1 { "character" } else { "characters" };
+    let normaliser =
+        name.map_or("the model's normaliser".to_owned(), |name| format!("the normaliser {}", printable(name)));
+    let known = NORMALISERS.into_iter().find(|known| Some(known.name()) == name);
+    let read = known.map_or_else(String::new, |known| {
+        let shown = clip(&known.apply(text), SHOWN_BYTES);
+        format!("; the model reads {shown:?}")
+    });
+    format!("{flag}: {normaliser} changed {changed} of {count} {noun}{read}")
 }
 
 fn write(note: &str) {
@@ -52,13 +65,16 @@ fn write(note: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::text::TextNormaliser;
 
     #[test]
     fn a_note_shows_what_the_model_reads() {
-        let vocabulary = Vocabulary::from_symbols(&[" ", "a", "b"], TextNormaliser::Text8).unwrap();
-        let note = normalised_note("--prompt", "A, b", &vocabulary).unwrap();
+        let note = normalised_note("--prompt", "A, b", 3, Some("text8"));
         assert_eq!(note, "--prompt: the normaliser text8 changed 3 of 4 characters; the model reads \"a b\"");
-        assert_eq!(normalised_note("--prompt", "a b", &vocabulary), None);
+        let single = normalised_note("--text", "A", 1, Some("text8"));
+        assert_eq!(single, "--text: the normaliser text8 changed 1 of 1 character; the model reads \"a\"");
+        let later = normalised_note("--text", "A b", 1, Some("text9"));
+        assert_eq!(later, "--text: the normaliser text9 changed 1 of 3 characters");
+        let unknown = normalised_note("--text", "A b", 1, None);
+        assert_eq!(unknown, "--text: the model's normaliser changed 1 of 3 characters");
     }
 }

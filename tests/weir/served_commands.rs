@@ -165,6 +165,33 @@ fn scores_are_those_of_this_process() {
 }
 
 #[test]
+fn notes_on_normalised_text_are_those_of_this_process() {
+    let serving = served();
+    let address = serving.server.address.to_string();
+    let folder = converted("whitespaces");
+    let name = folder.file_name().unwrap().to_str().unwrap();
+    let local = ["--model", folder.to_str().unwrap(), "--threads", "1"];
+    let served = ["--server", &address, "--model", name];
+    let notes = |args: &[&str], source: &[&str]| {
+        let errors = String::from_utf8(weir(&[], &[args, source].concat()).stderr).unwrap();
+        errors.lines().filter(|line| line.starts_with("weir: note: ")).collect::<Vec<_>>().join("\n")
+    };
+    let texts = [("A, b", "3 of 4 characters"), ("A", "1 of 1 character;"), ("a b", "")];
+    for (text, changed) in texts {
+        let generate = ["generate", "--max-chars", "3", "--prompt", text];
+        let score = ["score", "--text", text];
+        let segment = ["segment", "--text", text];
+        for args in [&generate[..], &score, &segment] {
+            let notes = [notes(args, &local), notes(args, &served)];
+            assert_eq!(notes[0], notes[1], "{args:?}");
+            assert!(notes[0].contains(changed) && notes[0].is_empty() == changed.is_empty(), "{args:?}: {notes:?}");
+        }
+    }
+    let json = assert_same_json(&folder, &["segment", "--text", "A, b"], &[]);
+    assert_eq!(json["normalized_chars"], 3);
+}
+
+#[test]
 fn segments_are_those_of_this_process() {
     let _serving = served();
     let folder = TempDir::new().unwrap();

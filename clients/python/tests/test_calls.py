@@ -105,6 +105,7 @@ def test_long_score_arrives_in_chunks(weir: Client) -> None:
 def test_segments(weir: Client) -> None:
     answer = weir.segment("A weir, pools a STREAM")
     assert answer.text == "a weir pools a stream"
+    assert answer.usage.normalized_chars == len("A, ") + len("STREAM")
     assert [segment.text for segment in answer.segments] == ["a ", "weir ", "pools ", "a ", "stream"]
     assert [segment.open for segment in answer.segments] == [False] * 4 + [True]
     encoded = answer.text.encode()

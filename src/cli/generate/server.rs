@@ -5,10 +5,7 @@ use super::{
     printer::{GeneratedSymbol, GenerationEnd, Printer, SegmentEnds},
 };
 use crate::{
-    cli::{
-        model_source::{ServedModel, narrow},
-        notes,
-    },
+    cli::model_source::{ServedModel, narrow},
     decode::contract::BoundaryMode,
     error::Result,
     serve::client::inference::{
@@ -37,10 +34,8 @@ pub(super) fn run(args: &Args, model: &ServedModel) -> Result<()> {
         }
         // Now, because a note after the first piece would stand within the text.
         Some(GenerateEvent::Started(started)) => {
-            let changed = size(started.normalized_chars());
-            if changed > 0 {
-                notes::normalised_by_server("--prompt", changed);
-            }
+            let prompt = args.prompt.as_deref().unwrap_or_default();
+            model.report_normalised("--prompt", prompt, size(started.normalized_chars()), Some(started.model));
             Ok(())
         }
         None => Ok(()),

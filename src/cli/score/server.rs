@@ -42,12 +42,11 @@ impl Response {
         self.characters.first().is_some_and(|first| first.logprob.is_some())
     }
 
-    /// Prints a note if the server's normaliser changed the text.
-    fn report_normalised(&self, flag: &str) {
+    /// Prints a note if the normaliser of the described model changed the text.
+    fn report_normalised(&self, flag: &str, text: &str, described: &DescribedModel<'_>) {
         let changed = self.summary.usage.as_ref().map_or(0, |usage| size(usage.normalized_chars()));
-        if changed > 0 {
-            notes::normalised_by_server(flag, changed);
-        }
+        let vocabulary = described.description.as_ref().and_then(|model| model.vocabulary.as_ref());
+        notes::characters_changed(flag, text, changed, vocabulary.map(|known| known.normaliser.as_str()));
     }
 
     fn text_chars(&self) -> usize {
@@ -144,8 +143,8 @@ fn call(args: &Args, described: &DescribedModel<'_>, text: String, size: Option<
 /// Lets the server score the text as one sequence.
 pub(super) fn whole(args: &Args, model: &ServedModel, text: String) -> Result<ScoredText> {
     let described = DescribedModel::new(model)?;
-    let response = call(args, &described, text, None)?;
-    response.report_normalised(args.text.flag());
+    let response = call(args, &described, text.clone(), None)?;
+    response.report_normalised(args.text.flag(), &text, &described);
     let described = described.description()?;
     let mut boundaries = response.boundaries();
     if response.has_start() {
@@ -173,8 +172,8 @@ pub(super) fn whole(args: &Args, model: &ServedModel, text: String) -> Result<Sc
 /// Lets the server score the text in windows.
 pub(super) fn windowed(args: &Args, model: &ServedModel, text: String, size: WindowOptions) -> Result<WindowedText> {
     let described = DescribedModel::new(model)?;
-    let response = call(args, &described, text, Some(size))?;
-    response.report_normalised(args.text.flag());
+    let response = call(args, &described, text.clone(), Some(size))?;
+    response.report_normalised(args.text.flag(), &text, &described);
     let described = described.description()?;
     let symbols = response.characters.len();
     let loss = |scored: &[Character]| {
@@ -208,7 +207,7 @@ pub(super) fn lengths(args: &Args, model: &ServedModel, text: &str) -> Result<Le
         let response = call(args, &described, text.to_owned(), Some(windowed))?;
         let text_bits = response.text_bits(described.description.as_ref().ok_or_else(|| model.changed())?);
         if symbols == 0 {
-            response.report_normalised(args.text.flag());
+            response.report_normalised(args.text.flag(), text, &described);
         }
         symbols = response.characters.len();
         check_lengths(&args.lengths, symbols, max_symbols)?;

@@ -5,6 +5,7 @@ use super::{
     show::{SegmentedText, TextSegment},
 };
 use crate::{
+    cli::model::EncodedText,
     decode::{
         boundary::levels,
         contract::{Model, SymbolBoundary, Want},
@@ -31,7 +32,7 @@ struct Segment {
 /// Splits the text with a model in this process.
 pub(super) fn run(args: &Args, model: &dyn Model) -> Result<SegmentedText> {
     must_pool("segment", model.card())?;
-    let symbols = args.text.symbols(model)?;
+    let EncodedText { symbols, normalized_chars } = args.text.encode(model)?;
     check_length("text", symbols.len(), model.card())?;
     let mut marks: Vec<SymbolBoundary> = Vec::with_capacity(symbols.len());
     let boundaries = args.boundaries.options();
@@ -53,6 +54,7 @@ pub(super) fn run(args: &Args, model: &dyn Model) -> Result<SegmentedText> {
         boundaries: marks.iter().filter(|mark| mark.boundary).count(),
         segments: segments.collect(),
         levels: levels(marks.iter().map(|mark| mark.depth)),
+        normalized_chars,
     })
 }
 

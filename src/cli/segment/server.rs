@@ -12,9 +12,10 @@ use crate::{
 
 /// Lets the server split the text.
 pub(super) fn run(args: &Args, model: &ServedModel) -> Result<SegmentedText> {
+    let text = args.text.text()?;
     let request = SegmentRequest {
         model: model.name.clone(),
-        text: args.text.text()?,
+        text: text.clone(),
         boundary_mode: args.boundaries.boundary_mode.map(|mode| mode.name().to_owned()),
         seed: Some(args.boundaries.seed),
         ..SegmentRequest::default()
@@ -22,12 +23,15 @@ pub(super) fn run(args: &Args, model: &ServedModel) -> Result<SegmentedText> {
     let SegmentResponse { segments, usage, boundary_levels, .. } =
         model.call(async |client| client.segment(request).await)?;
     let usage = usage.unwrap_or_default();
+    let normalized_chars = size(usage.normalized_chars());
+    model.report_normalised(args.text.flag(), &text, normalized_chars, None);
     let levels = boundary_levels.iter().map(|level| level.boundaries.iter().map(|&bit| u8::from(bit != 0)).collect());
     Ok(SegmentedText {
         symbols: size(usage.prompt_chars),
         boundaries: size(usage.prompt_segments),
         segments: segments.into_iter().map(segment).collect(),
         levels: levels.collect(),
+        normalized_chars,
     })
 }
 

@@ -12,6 +12,8 @@ pub(super) struct SegmentedText {
     pub(super) segments: Vec<TextSegment>,
     /// Boundaries of each level, if several are known.
     pub(super) levels: Vec<Vec<u8>>,
+    /// Unicode characters of the text that normalising replaced or dropped.
+    pub(super) normalized_chars: usize,
 }
 
 /// Symbols `start..end` of the text. The offsets do not count a start mark.
@@ -42,6 +44,7 @@ impl SegmentedText {
         });
         let mut object = json!({
             "symbols": self.symbols,
+            "normalized_chars": self.normalized_chars,
             "segments": list.collect::<Vec<_>>(),
             "closed": self.closed(),
             "shortening_factor": self.factor(),

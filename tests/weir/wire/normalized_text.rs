@@ -24,6 +24,9 @@ async fn grpc_reports_how_many_characters_normalising_changed() {
             }
         }
         assert_eq!(reported, Some(changed), "{prompt:?}");
+        let request = v1::SegmentRequest { text: prompt.into(), ..Default::default() };
+        let segmented = server.generation().segment(request).await.unwrap().into_inner();
+        assert_eq!(segmented.usage.unwrap().normalized_chars, Some(changed), "{prompt:?}");
     }
     server.at_rest().await;
 }

@@ -59,7 +59,8 @@ class Usage:
     prompt_text_chars: Optional[int]
     #: Unicode characters of the generated text. `generate` sets it.
     generated_text_chars: Optional[int]
-    #: Unicode characters of the prompt or text that the normaliser replaced or dropped. `generate` and `score` set it.
+    #: Unicode characters of the prompt or text that the normaliser replaced or dropped. `generate`, `score` and
+    #: `segment` set it.
     normalized_chars: Optional[int]
     #: Generated characters that an earlier stream had sent: those of `resume_text` or `resume_ids`.
     resumed_chars: int

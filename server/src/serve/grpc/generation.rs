@@ -146,10 +146,14 @@ impl JobService {
         let request = CalledRequest::new(request, call, priority);
         let engine = self.engines.find_able("model", request.message.model.as_deref(), segments_text)?;
         must_pool("Segment", engine.card())?;
-        let convert = |message, engine: &Lease| {
+        let convert = |message: v1::SegmentRequest, engine: &Lease| {
             let (job, seed) = convert::segment_job(&message, engine.card())?;
-            let text = engine.card().vocabulary.decode(&job.symbols);
-            Ok((Job::Score(job), v1::SegmentResponse { text, seed, ..Default::default() }))
+            let vocabulary = &engine.card().vocabulary;
+            let text = vocabulary.decode(&job.symbols);
+            let normalized_chars = Some(vocabulary.normaliser().changed_chars(&message.text) as u64);
+            // The engine counts the rest.
+            let usage = Some(v1::Usage { normalized_chars, ..Default::default() });
+            Ok((Job::Score(job), v1::SegmentResponse { text, seed, usage, ..Default::default() }))
         };
         let vocabulary = Arc::clone(&engine.card().vocabulary);
         let (events, response) = self.submit(request, engine, convert).await?.into_parts(permit, call);
@@ -188,9 +192,10 @@ async fn collect_segments(
             Event::Started { .. } | Event::Coded(_) | Event::Next(_) | Event::Document(_) => {}
             Event::Characters(more) => characters.extend(more),
             Event::Finished { usage, timing, .. } => {
+                let normalized_chars = response.usage.and_then(|known| known.normalized_chars);
                 return Ok(v1::SegmentResponse {
                     segments: segments(&characters, vocabulary),
-                    usage: Some(totals::usage(usage)),
+                    usage: Some(v1::Usage { normalized_chars, ..totals::usage(usage) }),
                     timing: Some(totals::timing(timing)),
                     levels: totals::levels(&usage, &timing),
                     boundary_levels: boundary_levels(&characters),

@@ -194,6 +194,10 @@ async fn listen(settings: ServeConfig, writer: &LogWriter) -> Result<()> {
     let grpc_address = grpc.address();
     let listener = grpc.listen()?;
     let (http_state, http_listener) = http.listen()?;
+    // The announcement does not pass the queue of the log, and must follow the lines about the models.
+    let log = writer.clone();
+    // A panic there would have been printed, and the server serves all the same.
+    let _ = tokio::task::spawn_blocking(move || log.finish()).await;
     settings.log.print(format_args!("serving {}", printable(&engines.names().join(", "))));
     let tls = settings.transport.access.credentials.current().tls.is_some();
     Addresses { grpc: grpc_address, http: http_state, admin: admin_state, tls }.print(settings.log);

@@ -186,7 +186,11 @@ pub async fn run(
         routes.add_service(oip::server(own, monitor.clone(), workers.clone(), collected.clone(), &config)).prepare(),
     );
     let incoming = connections::incoming(listener.into(), &config, draining.clone(), Protocol::Http2);
-    let grpc = http2::serve(incoming, calls.clone(), &config, closing.clone());
+    #[cfg(feature = "http")]
+    let http_address = http.as_ref().and_then(Listener::address);
+    #[cfg(not(feature = "http"))]
+    let http_address = None;
+    let grpc = http2::serve(incoming, calls.clone(), &config, closing.clone(), http_address);
     #[cfg(not(feature = "http"))]
     let openai = std::future::ready(());
     #[cfg(feature = "http")]

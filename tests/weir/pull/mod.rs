@@ -234,8 +234,11 @@ fn a_token_stays_here_if_the_environment_forbids_to_send_it() {
         "/org/private/resolve/main/config.json" => Answer::status(401),
         _ => Answer::status(404),
     });
-    let user = |disable_token| {
-        User { endpoint: server.url(), authorities: certificates.path("ca.pem"), disable_token, ..User::new() }
+    let user = |disable_token| User {
+        endpoint: server.url(),
+        authorities: certificates.path("ca.pem"),
+        disable_token,
+        ..User::new()
     };
     user("1").pull(&["hf:org/small"]).unwrap();
     let error = user("true").error(&["hf:org/private"]);

@@ -254,9 +254,10 @@ async fn the_port_serves_both_metric_formats_only() {
     let accept = "accept: application/openmetrics-text;version=1.0.0,text/plain;q=0.5\r\n";
     let (_, open) = get(server.port, "/metrics", accept).await;
     assert!(open.contains("# TYPE weir_prompt_tokens counter\n") && open.ends_with("# EOF\n"), "{open}");
-    assert_eq!(server.get("/nothing").await.0, 404);
-    let (head, _) = exchange(server.port, "POST /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await;
-    assert!(head.starts_with("HTTP/1.1 405 "), "{head}");
+    let paths = "weir's admin port has /metrics, /health/live, /health/ready and /version\n";
+    assert_eq!(server.get("/nothing").await, (404, format!("this path does not exist; {paths}")));
+    let (head, body) = exchange(server.port, "POST /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await;
+    assert!(head.starts_with("HTTP/1.1 405 ") && body.ends_with(paths), "{head} {body}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,6 +1,6 @@
 //! Clients on raw HTTP/2, which neither wait nor time out themselves.
 
-use super::{Server, fake_model::Kind, http2_frames, reason};
+use super::{Server, fake_model::Kind, http::Both, http2_frames, reason};
 use h2::{
     RecvStream,
     client::{Builder, SendRequest},
@@ -131,5 +131,34 @@ async fn incomplete_requests_time_out() {
     let status = Status::from_header_map(response.headers()).unwrap();
     assert_eq!((status.code(), reason(&status).as_str()), (Code::DeadlineExceeded, "DEADLINE"));
     assert!(status.message().contains("while the request came in"), "{status:?}");
+    server.at_rest().await;
+}
+
+/// An HTTP/2 client that looks for the HTTP API reads where it is. A gRPC call of an unknown method gets gRPC's own answer.
+#[tokio::test]
+async fn requests_that_are_no_grpc_calls_get_a_readable_answer() {
+    let server = Both::new().await;
+    for (method, path) in [("GET", "/v1/completions"), ("POST", "/v1/completions"), ("GET", "/"), ("HEAD", "/")] {
+        let request = Request::builder().method(method).uri(format!("http://weir{path}")).version(Version::HTTP_2);
+        let mut sender = connect(server.address, 1 << 16).await.ready().await.unwrap();
+        let (response, _) = sender.send_request(request.body(()).unwrap(), true).unwrap();
+        let response = response.await.unwrap();
+        assert_eq!(
+            (response.status().as_u16(), &response.headers()["content-type"]),
+            (415, &"text/plain; charset=utf-8".parse().unwrap())
+        );
+        let mut body = response.into_body();
+        let mut text = Vec::new();
+        while let Some(part) = body.data().await {
+            text.extend_from_slice(&part.unwrap());
+        }
+        let text = String::from_utf8(text).unwrap();
+        let place = format!("the HTTP API, which speaks HTTP/1.1, listens on {}", server.port);
+        assert!(text.is_empty() == (method == "HEAD"), "{method} {path}: {text}");
+        assert!(method == "HEAD" || text.contains("gRPC port") && text.contains(&place), "{method} {path}: {text}");
+    }
+    let sender = connect(server.address, 1 << 16).await;
+    let unknown = called(sender, "/weir.v1.Generation/Nothing", Vec::new(), &[]).await.unwrap();
+    assert_eq!(Status::from_header_map(unknown.headers()).unwrap().code(), Code::Unimplemented);
     server.at_rest().await;
 }

@@ -38,6 +38,11 @@ const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
 /// Delay after a connection was not accepted: the process may be out of file descriptors.
 const RETRY_DELAY: Duration = Duration::from_millis(100);
 
+const METRICS: &str = "/metrics";
+const LIVE: &str = "/health/live";
+const READY: &str = "/health/ready";
+const VERSION: &str = "/version";
+
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
@@ -45,10 +50,12 @@ const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 pub async fn serve_admin_port(listener: TcpListener, monitor: Monitor, allowed: Arc<AllowedNames>) {
     let checks = BrowserChecks::of_open_port(allowed);
     let router = Router::new()
-        .route("/metrics", get(metrics))
-        .route("/health/live", get(|State(monitor): State<Monitor>| async move { health(monitor.alive()) }))
-        .route("/health/ready", get(|State(monitor): State<Monitor>| async move { health(monitor.ready()) }))
-        .route("/version", get(version))
+        .route(METRICS, get(metrics))
+        .route(LIVE, get(|State(monitor): State<Monitor>| async move { health(monitor.alive()) }))
+        .route(READY, get(|State(monitor): State<Monitor>| async move { health(monitor.ready()) }))
+        .route(VERSION, get(version))
+        .fallback(unknown_path)
+        .method_not_allowed_fallback(unknown_method)
         .with_state(monitor)
         .layer(map_request(move |request| std::future::ready(checks.check(request))));
     let table = ConnectionTable::new(CONNECTIONS);
@@ -105,6 +112,20 @@ fn health(state: Result<(), String>) -> Response {
         Ok(()) => "ok\n".into_response(),
         Err(reason) => (StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")).into_response(),
     }
+}
+
+/// Lists the paths to a client that asked for another.
+async fn unknown_path() -> Response {
+    (StatusCode::NOT_FOUND, paths("this path does not exist")).into_response()
+}
+
+async fn unknown_method() -> Response {
+    (StatusCode::METHOD_NOT_ALLOWED, paths("this port answers GET and HEAD only")).into_response()
+}
+
+/// Returns a text with the reason of a refusal and the paths of the port.
+fn paths(reason: &str) -> String {
+    format!("{reason}; weir's admin port has {METRICS}, {LIVE}, {READY} and {VERSION}\n")
 }
 
 async fn version() -> Response {

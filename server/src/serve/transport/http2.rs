@@ -4,6 +4,7 @@ use super::{
     connection_table::CallInProgress,
     connections::Connection,
     lifetime::{HyperConnection, OpenConnection},
+    plain_answers::needs_grpc,
     serving::serve_connections,
 };
 use crate::{
@@ -21,14 +22,14 @@ use crate::{
 };
 use hyper::{body::Incoming, server::conn::http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use std::{pin::Pin, time::Duration};
+use std::{net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
 use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
 use tonic::{
     body::Body,
     codegen::{
         StdError,
-        http::{Request, Response},
+        http::{HeaderValue, Method, Request, Response, StatusCode, header::CONTENT_TYPE},
     },
 };
 use tower::ServiceExt;
@@ -42,17 +43,20 @@ const MAX_HEADERS: usize = 100;
 /// Delay after which a client without a place should connect again.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Serves these connections until `closing` is cancelled, and then until the last one has its responses.
+/// Serves these connections until `closing` is cancelled, and then until the last one has its responses. `http` is the address of the
+/// HTTP port, for the answer to requests that are no gRPC calls.
 pub(crate) async fn serve(
     incoming: impl Stream<Item = Connection> + Unpin,
     calls: Next,
     config: &TransportConfig,
     closing: CancellationToken,
+    http: Option<SocketAddr>,
 ) {
     let builder = builder(config);
     let limit = config.connections;
+    let answer: Arc<str> = needs_grpc(http).into();
     let start = |Connection { stream, peer, open }: Connection| -> HyperConnection {
-        let service = CallService { calls: calls.clone(), peer, open, limit };
+        let service = CallService { calls: calls.clone(), peer, open, limit, answer: Arc::clone(&answer) };
         Box::pin(builder.serve_connection(TokioIo::new(stream), service))
     };
     serve_connections(incoming, config, closing, start).await;
@@ -84,6 +88,15 @@ struct CallService {
     open: OpenConnection,
     /// Maximum connections, for the error.
     limit: usize,
+    /// The answer to a request that is no gRPC call.
+    answer: Arc<str>,
+}
+
+/// Returns true for a request with the content type of gRPC. A path alone does not tell: the server answers also calls of methods that
+/// it does not know.
+fn is_grpc<B>(request: &Request<B>) -> bool {
+    let kind = request.headers().get(CONTENT_TYPE);
+    kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"))
 }
 
 impl CallService {
@@ -107,6 +120,14 @@ impl hyper::service::Service<Request<Incoming>> for CallService {
         let call = if keyless { self.open.begin_keyless_call() } else { self.open.begin_call() };
         if let Some(refusal) = self.refusal(&request) {
             let response = status(&refusal, &request_id(request.headers())).into_http();
+            return Box::pin(std::future::ready(Ok(response.map(|body| GuardedBody::new(body, call)))));
+        }
+        if !is_grpc(&request) {
+            let has_body = request.method() != Method::HEAD;
+            let mut response = Response::new(if has_body { Body::new(self.answer.to_string()) } else { Body::empty() });
+            // The status that the protocol of gRPC requires for other content types.
+            *response.status_mut() = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+            response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
             return Box::pin(std::future::ready(Ok(response.map(|body| GuardedBody::new(body, call)))));
         }
         let mut request = request.map(Body::new);

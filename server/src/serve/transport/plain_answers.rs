@@ -1,5 +1,6 @@
 //! Readable answers to clients that use another protocol than the port: HTTP/1 on the gRPC port, or no TLS on a port that needs it.
 
+use std::net::SocketAddr;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 /// The beginnings of HTTP/1 requests that clients send by mistake.
@@ -29,6 +30,16 @@ pub(super) const HTTP_NEEDS_TLS: Answer = Answer {
     status: "400 Bad Request",
     text: "This is weir's HTTP port, which expects TLS: use https:// in place of http://.\n",
 };
+
+/// Returns the text with which the gRPC port answers HTTP/2 requests that are no gRPC calls. `http` is the address of the HTTP port, if
+/// it is open.
+pub(super) fn needs_grpc(http: Option<SocketAddr>) -> String {
+    let other = http.map_or_else(
+        || "`weir serve --http-listen ADDRESS` opens a port for HTTP/1.1".to_owned(),
+        |address| format!("the HTTP API, which speaks HTTP/1.1, listens on {address}"),
+    );
+    format!("This is weir's gRPC port, which answers gRPC calls only (content-type: application/grpc); {other}.\n")
+}
 
 /// Answers a connection to the gRPC port that begins like an HTTP/1 request. The caller limits the time.
 pub(super) async fn answer_http1(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), begun: &[u8]) {

@@ -48,7 +48,7 @@ use middleware::{
     auth::KEYLESS_MESSAGE_BYTES, body_limits::BodyMemory, compression::compressing, refusal_log::RefusalLog,
 };
 use registry::drain::Gate;
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{future::Future, net::SocketAddr, sync::Arc, time::Duration};
 use tokenization::TokenizationWorkers;
 use tokio_util::sync::CancellationToken;
 use tonic::{server::NamedService, service::Routes};
@@ -100,6 +100,16 @@ pub struct ServerParts {
     pub force_shutdown: CancellationToken,
 }
 
+impl ServerParts {
+    /// Returns the address of the HTTP port, if it is open.
+    fn http_address(&self) -> Option<SocketAddr> {
+        #[cfg(feature = "http")]
+        return self.http.as_ref().and_then(Listener::address);
+        #[cfg(not(feature = "http"))]
+        None
+    }
+}
+
 impl From<Monitor> for ServerParts {
     fn from(monitor: Monitor) -> Self {
         Self {
@@ -119,15 +129,17 @@ impl From<Engines> for ServerParts {
     }
 }
 
-/// Serves on this listener until `shutdown`, then drains: health turns NOT_SERVING, new requests are answered
+/// Serves on this listener until `signal`, then drains: health turns NOT_SERVING, new requests are answered
 /// UNAVAILABLE, and running requests get [`TransportConfig::drain`] to finish and their clients to read before they are
 /// ended. Returns after that. Fails only if the API's descriptors are broken.
 pub async fn run(
     listener: impl Into<Listener>,
     parts: impl Into<ServerParts>,
-    shutdown: impl Future<Output = ()>,
+    signal: impl Future<Output = ()>,
     config: TransportConfig,
 ) -> Result<()> {
+    let parts = parts.into();
+    let http_address = parts.http_address();
     let ServerParts {
         monitor,
         admin,
@@ -135,7 +147,7 @@ pub async fn run(
         #[cfg(feature = "http")]
         http,
         force_shutdown,
-    } = parts.into();
+    } = parts;
     let engines = monitor.engines().clone();
     let gate = Gate::open();
     let services: Vec<_> = SERVICES.into_iter().chain(admin.is_some().then_some(ADMIN)).collect();
@@ -186,10 +198,6 @@ pub async fn run(
         routes.add_service(oip::server(own, monitor.clone(), workers.clone(), collected.clone(), &config)).prepare(),
     );
     let incoming = connections::incoming(listener.into(), &config, draining.clone(), Protocol::Http2);
-    #[cfg(feature = "http")]
-    let http_address = http.as_ref().and_then(Listener::address);
-    #[cfg(not(feature = "http"))]
-    let http_address = None;
     let grpc = http2::serve(incoming, calls.clone(), &config, closing.clone(), http_address);
     #[cfg(not(feature = "http"))]
     let openai = std::future::ready(());
@@ -202,24 +210,16 @@ pub async fn run(
             openai::serve(incoming, api, &config, refusals.clone(), closing.clone()).await;
         }
     };
-    let shutdown = async {
-        tokio::select! {
-            biased;
-            () = shutdown => {}
-            () = monitor.publish_changes(&health, &services) => {}
-        }
-        Shutdown {
-            health: &health,
-            services: &services,
-            monitor: &monitor,
-            gate: &gate,
-            draining: &draining,
-            closing: &closing,
-            force_shutdown: &force_shutdown,
-        }
-        .drain(config.drain)
-        .await;
+    let shutdown = Shutdown {
+        health: &health,
+        services: &services,
+        monitor: &monitor,
+        gate: &gate,
+        draining: &draining,
+        closing: &closing,
+        force_shutdown: &force_shutdown,
     };
+    let shutdown = shutdown.after(signal, config.drain);
     tokio::select! {
         biased;
         ((), ()) = async { tokio::join!(grpc, openai) } => {}
@@ -247,6 +247,16 @@ struct Shutdown<'a> {
 }
 
 impl Shutdown<'_> {
+    /// Publishes changes of health until `signal`, and then drains.
+    async fn after(self, signal: impl Future<Output = ()>, limit: Duration) {
+        tokio::select! {
+            biased;
+            () = signal => {}
+            () = self.monitor.publish_changes(self.health, self.services) => {}
+        }
+        self.drain(limit).await;
+    }
+
     /// Rejects new requests, lets running ones finish within the limit, ends the rest, and closes connections.
     async fn drain(self, limit: Duration) {
         let began = clock::now();

@@ -1,6 +1,7 @@
 //! `weir admin`: loads and unloads models of a running server.
 
 use super::{
+    flag_names::with_flag,
     network::{ADDRESS, Secret, TlsArgs, runtime},
     output,
 };
@@ -84,6 +85,11 @@ impl Server {
     }
 }
 
+/// Returns the error of a call with the name of the argument that names a model.
+fn named(error: Error) -> Error {
+    with_flag(error, "model", "NAME")
+}
+
 /// Runs the command. Fails if the server cannot be reached or rejects the call.
 pub fn run(args: Args) -> Result<()> {
     runtime()?.block_on(async {
@@ -97,14 +103,14 @@ pub fn run(args: Args) -> Result<()> {
                 output::write(&format!("{} is served by generation {}{old}\n", loaded.name, loaded.generation))
             }
             AdminCommand::Unload { server, name } => {
-                let number = server.connect().await?.unload(name.clone()).await?;
+                let number = server.connect().await?.unload(name.clone()).await.map_err(named)?;
                 if server.json {
                     return output::json(&json!({ "name": name, "draining": number }));
                 }
                 output::write(&format!("{name}: generation {number} drains\n"))
             }
             AdminCommand::ResetReport { server, name } => {
-                let models = server.connect().await?.reset_report(name).await?;
+                let models = server.connect().await?.reset_report(name).await.map_err(named)?;
                 if server.json {
                     return output::json(&json!({ "models": models }));
                 }

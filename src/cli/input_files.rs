@@ -36,7 +36,7 @@ pub(super) fn unreadable<'a>(flag: &'a str, file: &'a Path) -> impl Fn(io::Error
     move |error| Error::Setting(format!("{flag}: cannot read {}: {error}", file.display()))
 }
 
-/// Returns the error that the file that `flag` names has other bytes than UTF-8 at this position.
+/// Returns the error for a file that has invalid UTF-8 at byte `position`. `flag` names the file.
 pub(super) fn not_utf8(flag: &str, file: &Path, position: u64) -> Error {
     Error::Setting(format!("{flag}: {}: expected UTF-8, found other bytes at position {position}", file.display()))
 }

@@ -37,10 +37,12 @@ pub(super) fn find(argument: &Path) -> Result<CheckpointSource, String> {
 }
 
 fn find_in(argument: &Path, models: Option<&Path>) -> Result<CheckpointSource, String> {
-    let is_remote = argument.to_str().is_some_and(|text| text.starts_with("hf:") || text.contains("://"));
-    if is_remote && !argument.exists() {
-        let expected = "expected a folder or the name of a model (`weir pull` fetches models under a name)";
-        return Err(format!("{expected}, found {}", quoted(&argument.to_string_lossy())));
+    let text = argument.to_string_lossy();
+    let is_url = text.contains("://");
+    if (is_url || text.starts_with("hf:")) && !argument.exists() {
+        let expected = "expected a folder or the name of a model (`weir pull` downloads a model and gives it a name)";
+        // A URL may have a password.
+        return Err(format!("{expected}, found {}", if is_url { "a URL".to_owned() } else { quoted(&text) }));
     }
     let Some(name) = plain_name(argument).filter(|_| !argument.exists()) else { return Ok(argument.into()) };
     let own = models.map(|models| models.join(name));
@@ -127,8 +129,8 @@ mod tests {
         for path in ["./own", "src", "own/", "..", own.to_str().unwrap(), "nowhere/own"] {
             assert_eq!(find(path), Ok(PathBuf::from(path)), "{path}");
         }
-        for remote in ["hf:none", "hf:org/none", "https://example.com/none"] {
-            assert!(find(remote).unwrap_err().ends_with(&format!("under a name), found {remote:?}")));
+        for (remote, found) in [("hf:org/none", "\"hf:org/none\""), ("https://user:secret@example.com/none", "a URL")] {
+            assert!(find(remote).unwrap_err().ends_with(&format!("gives it a name), found {found}")));
         }
         let message = find("none").unwrap_err();
         let listed =

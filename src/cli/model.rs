@@ -194,7 +194,11 @@ impl TextSource<'_> {
 impl TextArgs {
     /// Returns the flag that gives the text.
     pub(super) fn flag(&self) -> &'static str {
-        if self.file.is_some() { "--file" } else { "--text" }
+        match (&self.ids, &self.file) {
+            (Some(_), _) => "--ids",
+            (None, Some(_)) => "--file",
+            (None, None) => "--text",
+        }
     }
 
     /// Returns the text, for a server, which encodes it. Fails if the file cannot be read, or if ids are given instead of text.

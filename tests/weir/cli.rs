@@ -37,7 +37,7 @@ fn segment_needs_a_model_that_pools() {
     assert!(error.contains("segment needs a model that pools its input"), "{error}");
     let args = ["segment", "--model", &model("whitespaces"), "--max-symbols", "10", "--ids", &ids(11)];
     let error = weir(&[], &args).unwrap_err();
-    assert!(error.contains("text: expected at most 10 characters, found 11"), "{error}");
+    assert!(error.contains("--ids: expected at most 10 characters, found 11"), "{error}");
     let output = json(&["segment", "--json", "--model", &model("whitespaces"), "--text", "ab c"]);
     assert_eq!((&output["closed"], &output["segments"][1]["text"]), (&1.into(), &"c".into()));
 }

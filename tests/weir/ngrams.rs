@@ -76,7 +76,7 @@ fn errors_name_the_file_and_the_limit() {
     let text = checkpoint.path().join("latin1.txt");
     fs::write(&text, b"caf\xe9 au lait").unwrap();
     let error = failure(&["ngrams", text.to_str().unwrap(), dir]);
-    assert!(error.contains("latin1.txt: expected UTF-8, found other bytes at 3"), "{error}");
+    assert!(error.contains("latin1.txt: expected UTF-8, found other bytes at position 3"), "{error}");
     let other = hnet_converted("one_stage");
     let error = failure(&["ngrams", &english(), other.to_str().unwrap()]);
     assert!(error.contains("a family that speculates"), "{error}");

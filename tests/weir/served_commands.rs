@@ -306,14 +306,20 @@ fn one_text_model_next_to_a_summarizer_needs_no_name() {
     };
     let (score, note) = output(&["score", "--json", "--text", "The river"]);
     assert!(score.contains("bits_per_char"));
-    assert_eq!(note, "weir: note: --text: the model's normaliser changed 1 characters\n");
+    assert_eq!(
+        note,
+        "weir: note: --text: the normaliser text8 changed 1 of 9 characters; the model reads \"the river\"\n"
+    );
     for how in [["--windowed", "4,2"], ["--lengths", "4"]] {
         output(&[&["score", "--text", "the river"][..], &how].concat());
     }
     let generate = ["generate", "--prompt", "The river", "--max-tokens", "3"];
     let (generated, note) = output(&[&generate[..], &["--json"]].concat());
     assert!(generated.contains("\"ids\""), "{generated}");
-    assert_eq!(note, "weir: note: --prompt: the model's normaliser changed 1 characters\n");
+    assert_eq!(
+        note,
+        "weir: note: --prompt: the normaliser text8 changed 1 of 9 characters; the model reads \"the river\"\n"
+    );
     output(&generate);
     output(&["segment", "--text", "the river"]);
 }

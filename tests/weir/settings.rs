@@ -139,7 +139,7 @@ fn all_errors_are_reported_at_once() {
         "--chunk (from WEIR_CHUNK): expected a whole number from 1 to 4096, found 5000".to_owned(),
         "--kv-memory (from WEIR_KV_MEMORY): expected a size".to_owned(),
         "--listen: expected an address such as 127.0.0.1:50051, localhost:50051 or :50051, found \"here\"".to_owned(),
-        "--tls-cert: expected a file, as --tls-key needs one, found none".to_owned(),
+        "--tls-cert: expected a file because --tls-key is set, found none".to_owned(),
         "--tls-key: cannot read none: ".to_owned(),
         "--late-headers (from WEIR_LATE_HEADERS): expected true or false, found \"maybe\"".to_owned(),
         format!("--api-keys: {keys}: line 1: expected a key of 16 or more"),
@@ -168,7 +168,7 @@ fn checking_valid_settings_prints_nothing() {
     let output_text = serve(&[], &[texts(&twice), texts(&[model.to_str().unwrap()])].concat()).unwrap_err();
     assert!(
         output_text
-            .contains("--admin-listen: expected another address than that of --listen, found \"127.0.0.1:7000\""),
+            .contains("--admin-listen: expected an address different from that of --listen, found \"127.0.0.1:7000\""),
         "{output_text}"
     );
 }

@@ -277,7 +277,7 @@ impl Sampling {
     pub(super) fn validate(&self, card: &Card) -> Result<()> {
         within("sampling.temperature", self.temperature, 0.0..=100.0)?;
         if !(self.top_p > 0.0 && self.top_p <= 1.0) {
-            return Err(bad("sampling.top_p", self.top_p, "a number above 0, at most 1".into()));
+            return Err(bad("sampling.top_p", self.top_p, "a number above 0 and at most 1".into()));
         }
         within("sampling.min_p", self.min_p, 0.0..=1.0)?;
         within("sampling.repetition_penalty", self.repetition_penalty, 0.01..=100.0)?;

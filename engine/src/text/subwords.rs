@@ -77,7 +77,7 @@ impl SubwordTokenizer {
 
     fn parse_checked(json: &[u8], check: fn(&Value) -> Result<(), VocabularyError>) -> Result<Self, VocabularyError> {
         let invalid = |error: &dyn std::fmt::Display| {
-            let found = format!("one that the tokenizers library does not read ({error})");
+            let found = format!("one that the tokenizers library cannot read ({error})");
             VocabularyError::new("the file", "a tokenizer in Hugging Face's format", found)
         };
         let json = std::str::from_utf8(json).map_err(|error| invalid(&error))?.to_owned();

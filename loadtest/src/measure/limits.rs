@@ -28,7 +28,7 @@ pub enum TesterLimit {
     Late(Lateness),
 }
 
-/// Lag of the tester that is large beside a measured time.
+/// Lag of the tester that is large compared with a measured time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Lateness {
     /// Percentile of the lag, in nanoseconds.
@@ -47,7 +47,7 @@ pub(crate) struct LimitEvidence {
     pub(crate) ended_by_tester: u64,
     /// Times to first character, in nanoseconds: the percentiles in [`COMPARED`].
     pub(crate) first: [Option<f64>; COMPARED.len()],
-    /// Gaps, in nanoseconds. Those of messages that came together are absent: they are not the server's.
+    /// Gaps, in nanoseconds. Gaps of messages that came together are absent, because the server did not cause them.
     pub(crate) gap: [Option<f64>; COMPARED.len()],
 }
 
@@ -82,7 +82,7 @@ impl TesterLimit {
     pub fn advice(self, shares_machine: bool) -> &'static str {
         match self {
             Self::Busy(_) => "give it more threads (--threads)",
-            Self::Held(_) => "raise --max-in-flight, because the wait is counted",
+            Self::Held(_) => "raise --max-in-flight, because the measured times include the wait",
             Self::EndedRequests(_) => "raise --connections and --threads",
             Self::Late(_) if shares_machine => {
                 "run it on another machine, or leave it a core of this one (weir serve --threads)"

@@ -65,7 +65,7 @@ pub(super) fn window(point: &LoadPoint) -> String {
     time(point.window.window_ns as f64)
 }
 
-/// Returns the columns in which any of the loads has a value. No failure is not one.
+/// Returns the columns in which any of the loads has a value. A count of zero failures is not a value.
 pub(super) fn point_columns(points: &[&LoadPoint]) -> Vec<&'static PointColumn> {
     let empty = |column: &PointColumn| if column.page == FAILED { "0" } else { NONE };
     let has_values = |column: &&PointColumn| points.iter().any(|point| (column.value)(point) != empty(column));

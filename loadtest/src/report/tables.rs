@@ -34,7 +34,7 @@ pub(super) fn points_table(models: &[ModelPoints<'_>]) -> Markup {
             @if let [window] = &windows[..] { ", measured for " (window) }
             @if !arrivals.is_empty() { "; arrivals: " (arrivals.join(", ")) }
             "."
-            @if has_failures { " Failed requests have their gRPC codes." }
+            @if has_failures { " Failed requests are counted by gRPC code." }
         }
         (marked_note(points().any(|point| !point.tester_limits().is_empty())))
         div.scroll { table.points {

@@ -9,7 +9,7 @@ use crate::measure::limits::TesterLimit;
 /// A cause, and the measurements in which it was found.
 #[derive(Debug)]
 struct Warning {
-    /// The worst of the measurements.
+    /// The worst figure of the measurements, or the sum of their counted requests.
     limit: TesterLimit,
     /// Number of measurements.
     count: usize,
@@ -96,7 +96,7 @@ mod tests {
         let busy = "the tester may be the limit in 2 of 3 measurements (†): it used 93 % of the processor time of its threads; give it \
                     more threads (--threads)";
         let held = "the tester may be the limit in 1 of 3 measurements (†): 3 requests waited for its limit on requests in flight \
-                    (--max-in-flight); raise --max-in-flight, because the wait is counted";
+                    (--max-in-flight); raise --max-in-flight, because the measured times include the wait";
         assert_eq!(sentences, [busy, held]);
         let only = Warning { limit: TesterLimit::Busy(0.9), count: 1, shares_machine: false };
         assert!(only.sentence(1).starts_with("the tester may be the limit: it used 90 %"), "{}", only.sentence(1));

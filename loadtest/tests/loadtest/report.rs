@@ -249,7 +249,7 @@ async fn a_cause_is_warned_of_once_and_empty_columns_are_left_out() {
     for (column, is_shown) in [("first p90", true), ("first p99", false), ("gap p99", true), ("failed", false)] {
         assert_eq!(head.contains(column), is_shown, "{column}: {head}");
     }
-    // Failures have a column if there are any, in which no failure is 0.
+    // The column of failures appears if any request failed. Loads without failures show 0.
     let refused = point(Some(10.0), 7).await;
     let points = vec![exact.clone(), refused];
     let failing =

@@ -56,7 +56,7 @@ impl Keys {
 
     fn add(&mut self, name: &str, digest: KeyDigest) -> Result<(), String> {
         if self.digests.contains(&digest) {
-            return Err("expected a key that no earlier line has, found the same one".into());
+            return Err("expected a different key on each line, found the key of an earlier line".into());
         }
         if self.digests.len() == MAX_KEYS {
             return Err(format!("expected at most {MAX_KEYS} keys, found more"));
@@ -122,18 +122,20 @@ impl fmt::Debug for Keys {
 }
 
 fn parse_line(line: &str) -> Result<(&str, KeyDigest), String> {
-    let (name, key) = line.split_once(':').ok_or("expected name:key, found another form")?;
+    let (name, key) = line.split_once(':').ok_or("expected name:key, found no colon")?;
     let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.@".contains(&byte);
     if !(1..=NAME_CHARACTERS).contains(&name.len()) || !name.bytes().all(is_allowed) {
-        return Err(format!("expected a name of 1 to {NAME_CHARACTERS} letters, digits, and any of -_.@"));
+        return Err(format!("expected a name of 1 to {NAME_CHARACTERS} letters, digits, and any of -_.@, found another one"));
     }
     if let Some(digest) = key.strip_prefix("sha256:") {
         return parse_digest(digest)
             .map(|digest| (name, digest))
-            .ok_or("expected 64 hexadecimal digits, found another digest".into());
+            .ok_or("expected 64 hexadecimal digits after sha256:, found something else".into());
     }
     if key.len() < MIN_CHARACTERS || !key.bytes().all(|byte| byte.is_ascii_graphic()) {
-        return Err(format!("expected a key of {MIN_CHARACTERS} or more visible ASCII characters, found another one"));
+        return Err(format!(
+            "expected a key of {MIN_CHARACTERS} or more visible ASCII characters, found a shorter key or other characters"
+        ));
     }
     Ok((name, Sha256::digest(key).into()))
 }

@@ -162,7 +162,8 @@ fn roots(file: &Path) -> Result<RootCertStore, TlsProblem> {
     let mut roots = RootCertStore::empty();
     for (number, certificate) in (1..).zip(certificates("--tls-client-ca", file)?) {
         roots.add(certificate).map_err(|error| {
-            let why = format!("certificate {number}: expected a valid authority, found another one ({error})");
+            let why =
+                format!("certificate {number}: expected a valid certificate authority, found an invalid one ({error})");
             TlsProblem::in_file("--tls-client-ca", file, why)
         })?;
     }
@@ -195,7 +196,10 @@ fn server_config(
     };
     let with_key = builder.with_single_cert(chain, key);
     let config = with_key.map_err(|error| {
-        ("--tls-cert", format!("expected the certificate of the key of --tls-key, found another one ({error})"))
+        (
+            "--tls-cert",
+            format!("expected a certificate that matches the key in --tls-key, found one that does not ({error})"),
+        )
     })?;
     Ok(Tls::new(&config))
 }

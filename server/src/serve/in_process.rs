@@ -5,7 +5,7 @@
 use crate::{
     engine::clock,
     serve::{
-        call::{Call, Peer, REQUEST_ID},
+        call::{Call, Peer, REQUEST_ID, RefusalLoggedByCaller},
         middleware::layer::Next,
     },
 };
@@ -35,10 +35,6 @@ const INHERITED: [&str; 3] = ["authorization", "traceparent", "tracestate"];
 /// Longest time that a call is given. `grpc-timeout` has room for 11,415 years, and tonic panics beyond them.
 const MAX_TIMEOUT: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
-/// Marks a call whose caller logs its refusal, under the path and with the names of fields that the client knows.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct RefusalLoggedByCaller;
-
 /// The properties of a client's request that calls on its behalf inherit.
 #[derive(Clone)]
 pub(super) struct ClientContext {
@@ -47,7 +43,7 @@ pub(super) struct ClientContext {
     peer: Option<Peer>,
     /// When the client stops waiting.
     deadline: Option<Instant>,
-    /// True if a refused call becomes the refusal of the client's request, which is logged in its place.
+    /// True if a refused call makes the server refuse the client's request. The log then has the request in place of the call.
     logs_refusals: bool,
 }
 

@@ -48,7 +48,7 @@ use middleware::{
     auth::KEYLESS_MESSAGE_BYTES, body_limits::BodyMemory, compression::compressing, refusal_log::RefusalLog,
 };
 use registry::drain::Gate;
-use std::{future::Future, net::SocketAddr, sync::Arc, time::Duration};
+use std::{future::Future, sync::Arc, time::Duration};
 use tokenization::TokenizationWorkers;
 use tokio_util::sync::CancellationToken;
 use tonic::{server::NamedService, service::Routes};
@@ -100,16 +100,6 @@ pub struct ServerParts {
     pub force_shutdown: CancellationToken,
 }
 
-impl ServerParts {
-    /// Returns the address of the HTTP port, if it is open.
-    fn http_address(&self) -> Option<SocketAddr> {
-        #[cfg(feature = "http")]
-        return self.http.as_ref().and_then(Listener::address);
-        #[cfg(not(feature = "http"))]
-        None
-    }
-}
-
 impl From<Monitor> for ServerParts {
     fn from(monitor: Monitor) -> Self {
         Self {
@@ -138,8 +128,6 @@ pub async fn run(
     signal: impl Future<Output = ()>,
     config: TransportConfig,
 ) -> Result<()> {
-    let parts = parts.into();
-    let http_address = parts.http_address();
     let ServerParts {
         monitor,
         admin,
@@ -147,7 +135,7 @@ pub async fn run(
         #[cfg(feature = "http")]
         http,
         force_shutdown,
-    } = parts;
+    } = parts.into();
     let engines = monitor.engines().clone();
     let gate = Gate::open();
     let services: Vec<_> = SERVICES.into_iter().chain(admin.is_some().then_some(ADMIN)).collect();
@@ -198,7 +186,7 @@ pub async fn run(
         routes.add_service(oip::server(own, monitor.clone(), workers.clone(), collected.clone(), &config)).prepare(),
     );
     let incoming = connections::incoming(listener.into(), &config, draining.clone(), Protocol::Http2);
-    let grpc = http2::serve(incoming, calls.clone(), &config, closing.clone(), http_address);
+    let grpc = http2::serve(incoming, calls.clone(), &config, closing.clone());
     #[cfg(not(feature = "http"))]
     let openai = std::future::ready(());
     #[cfg(feature = "http")]

@@ -90,7 +90,7 @@ impl HttpFolder {
                     "; there may be no such repository, or it may need a token, which is not sent without TLS"
                 }
                 HubToken::Forbidden => {
-                    "; there may be no such repository, or it may need a token, which HF_HUB_DISABLE_IMPLICIT_TOKEN keeps from being sent"
+                    "; the repository may not exist, or it may need a token, which HF_HUB_DISABLE_IMPLICIT_TOKEN stops weir from sending"
                 }
             },
             _ => "",
@@ -135,10 +135,10 @@ impl FileSource for HttpFolder {
 fn unanswered(url: &str, error: &str) -> Error {
     let hint = match error {
         _ if error.contains("received corrupt message") => {
-            "; the port does not use TLS: use http:// if the network is trusted, or a port that does"
+            "; the port does not use TLS; use http:// if you trust the network, or use a port with TLS"
         }
         _ if error.contains("invalid peer certificate") => {
-            "; SSL_CERT_FILE may name a file with the certificate of the authority that signed the server's"
+            "; to trust the server's certificate authority, set SSL_CERT_FILE to a file with its certificate"
         }
         _ => "",
     };

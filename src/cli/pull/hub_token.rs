@@ -21,14 +21,14 @@ pub(super) enum HubToken {
     Unset,
     /// The connection is not encrypted, so no token may be sent.
     Unencrypted,
-    /// `HF_HUB_DISABLE_IMPLICIT_TOKEN` forbids to send a token that the command line does not give.
+    /// `HF_HUB_DISABLE_IMPLICIT_TOKEN` forbids weir to send a token.
     Forbidden,
 }
 
 impl HubToken {
     /// Returns the token in `HF_TOKEN`, or else the one in the file where the Hub's own tools keep it. Fails if that file cannot be
     /// read, unless this user has no access to it. Reads neither if the endpoint has no TLS, or if `HF_HUB_DISABLE_IMPLICIT_TOKEN`
-    /// is set: for the Hub's own tools both tokens are implicit.
+    /// is true: the Hub's own tools treat both tokens as implicit.
     pub(super) fn of_user(endpoint: &str) -> Result<Self> {
         // A token must not cross the network in plain text.
         if !endpoint.starts_with("https://") {

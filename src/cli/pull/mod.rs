@@ -70,8 +70,9 @@ fn size(text: &str) -> std::result::Result<u64, String> {
 pub fn run(args: Args) -> Result<()> {
     let origin = Origin::parse(&args.source)?;
     let name = args.name.clone().or_else(|| origin.name());
-    let name = name
-        .ok_or_else(|| Error::bad_option("--name", "none", "a name, as SOURCE has no last part to name the model"))?;
+    let name = name.ok_or_else(|| {
+        Error::bad_option("--name", "none", "a name, because SOURCE has no last path segment to use as one")
+    })?;
     check_name(&name)?;
     let models = local_models::models_folder().ok_or_else(|| {
         let variable = local_models::DATA_VARIABLE;

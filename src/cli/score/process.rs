@@ -79,7 +79,7 @@ impl Outputs {
 pub(super) fn whole(args: &Args, model: &dyn Model, symbols: &[u32], has_end: bool) -> Result<ScoredText> {
     let card = model.card();
     // The end-of-text symbol is scored, not fed, so it does not count.
-    check_length("text", symbols.len(), card)?;
+    check_length(args.text.flag(), symbols.len(), card)?;
     let outputs = evaluate_text(args, model, symbols, has_end)?;
     outputs.write_logits(args, model)?;
     let unscored = usize::from(card.first_logits.is_none());

@@ -33,7 +33,7 @@ struct Segment {
 pub(super) fn run(args: &Args, model: &dyn Model) -> Result<SegmentedText> {
     must_pool("segment", model.card())?;
     let EncodedText { symbols, normalized_chars } = args.text.encode(model)?;
-    check_length("text", symbols.len(), model.card())?;
+    check_length(args.text.flag(), symbols.len(), model.card())?;
     let mut marks: Vec<SymbolBoundary> = Vec::with_capacity(symbols.len());
     let boundaries = args.boundaries.options();
     evaluate(model, &symbols, StepSize::Chunked(CHUNK), boundaries, Want::Nothing, &mut |_, _, mark| {

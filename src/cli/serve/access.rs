@@ -57,7 +57,7 @@ impl AccessArgs {
         let files = self.files();
         let TlsFiles { cert, key, client_ca, client_crl } = &files.tls;
         let mut needs =
-            |flag, missing| checks.reject_with(missing, format!("expected a file, as {flag} needs one, found none"));
+            |flag, missing| checks.reject_with(missing, format!("expected a file because {flag} is set, found none"));
         match (cert, key, client_ca) {
             (Some(_), None, _) => needs("--tls-cert", "--tls-key"),
             (None, Some(_), _) => needs("--tls-key", "--tls-cert"),

@@ -55,7 +55,7 @@ fn check_distinct(listeners: &[(&str, Option<SocketAddr>)], checks: &mut Checks)
     for (index, (flag, address)) in listeners.iter().enumerate() {
         let Some(address) = address.filter(|address| address.port() != 0) else { continue };
         if let Some((other, _)) = listeners[..index].iter().find(|(_, other)| *other == Some(address)) {
-            checks.reject(flag, &address.to_string(), format!("another address than that of {other}"));
+            checks.reject(flag, &address.to_string(), format!("an address different from that of {other}"));
         }
     }
 }

@@ -16,7 +16,7 @@ use tracing_appender::non_blocking::{NonBlocking, NonBlockingBuilder};
 const MAX_QUEUED_LINES: usize = 4096;
 /// Maximum time that the process waits for queued lines, before it announces its addresses and before it ends.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(1);
-/// How often the process looks whether all lines are written.
+/// Interval between checks that all lines are written.
 const FINISH_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Queues log lines for the thread that writes them. Never blocks and never returns an error.
@@ -56,7 +56,7 @@ impl LogWriter {
     /// Waits until all lines are written or dropped, at most a second.
     #[expect(
         clippy::disallowed_methods,
-        reason = "the writing thread waits for nobody, and this one has nothing else to do"
+        reason = "the writing thread never waits for this thread, which has nothing else to do"
     )]
     pub(super) fn finish(&self) {
         let started = Instant::now();

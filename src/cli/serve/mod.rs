@@ -194,9 +194,9 @@ async fn listen(settings: ServeConfig, writer: &LogWriter) -> Result<()> {
     let grpc_address = grpc.address();
     let listener = grpc.listen()?;
     let (http_state, http_listener) = http.listen()?;
-    // The announcement does not pass the queue of the log, and must follow the lines about the models.
+    // The announcement bypasses the log queue, and must follow the lines about the models.
     let log = writer.clone();
-    // A panic there would have been printed, and the server serves all the same.
+    // A panic there is printed and does not stop the server.
     let _ = tokio::task::spawn_blocking(move || log.finish()).await;
     settings.log.print(format_args!("serving {}", printable(&engines.names().join(", "))));
     let tls = settings.transport.access.credentials.current().tls.is_some();

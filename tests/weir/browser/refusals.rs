@@ -29,7 +29,7 @@ fn refused_settings_of_a_completion_have_the_pages_words() {
     let limit = browser.evaluate("shown(served.get('whitespaces').max_model_len, 0)");
     let limit = limit.as_str().unwrap();
     let length = format!("Characters: enter a whole number from 0 to {limit}.");
-    let above = "Top-p: enter a number above 0, at most 1, or nothing for the model's default.";
+    let above = "Top-p: enter a number above 0 and at most 1, or nothing for the model's default.";
     let seed = "Seed: enter a whole number from 0 to 18,446,744,073,709,551,615, or nothing for a random one.";
     let long_prompt = format!("Prompt: too long. The server takes at most {limit} characters");
     let usual =
@@ -71,10 +71,10 @@ fn refused_settings_of_a_completion_have_the_pages_words() {
     let prompt = "GENERATION_FIELDS.prompt";
     for (message, code, field, expected) in [
         (
-            "prompt: 'é' at character 5 is not in the model's vocabulary",
+            "prompt: expected symbols of the model's vocabulary, found 'é' at character 5",
             "unknown_symbol",
             prompt,
-            "Prompt: the model has no symbol for 'é', which is character 6.",
+            "Prompt: the model has no symbol for 'é' (character 6).",
         ),
         (
             "max_tokens: expected 0 to 4096, found 9000",
@@ -106,7 +106,7 @@ fn refused_settings_of_a_summary_have_the_pages_words() {
     let most = browser.evaluate("[...served.values()][0].documents.max_tokens");
     let longest = longest.as_str().unwrap();
     let facts = browser.text("#facts-summary");
-    assert!(facts.contains(&format!("documents of up to {most} tokens and the end token")), "{facts}");
+    assert!(facts.contains(&format!("documents of up to {most} tokens, plus the end token")), "{facts}");
     let usual = [("document", "the rest is"), ("beam", ""), ("min-tokens", ""), ("max-tokens", "3")];
     let minimum =
         format!("Minimum tokens: enter a whole number from 0 to {longest}, or nothing for the model's default.");
@@ -157,7 +157,7 @@ fn changed_characters_of_a_prompt_are_counted() {
     let prompt = |text| [&usual[..], &[("prompt", text)]].concat();
     assert_eq!(run(&browser, ("go", "status"), &prompt("The Old City ")), "Done.");
     let notes = "[...document.querySelectorAll('#panels .changed')].map(note => note.textContent)";
-    let three = "3 characters of the prompt were changed to the model's alphabet.";
+    let three = "3 characters of the prompt were replaced or dropped to fit the model's alphabet.";
     assert_eq!(browser.evaluate(notes), json!([three, three]));
     assert!(browser.text("#panels .text").starts_with("the old city "));
     // The edges of segments at the ends of lines are within the text.
@@ -168,7 +168,7 @@ fn changed_characters_of_a_prompt_are_counted() {
         assert_eq!(browser.evaluate(bar), json!([2, 2]), "a horizontal scrollbar at {width} pixels");
     }
     run(&browser, ("go", "status"), &prompt("The old "));
-    let one = "1 character of the prompt was changed to the model's alphabet.";
+    let one = "1 character of the prompt was replaced or dropped to fit the model's alphabet.";
     assert_eq!(browser.evaluate(notes), json!([one, one]));
     run(&browser, ("go", "status"), &prompt("the old "));
     assert_eq!(browser.evaluate(notes), json!(["", ""]));

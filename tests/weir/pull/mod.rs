@@ -242,7 +242,10 @@ fn a_token_stays_here_if_the_environment_forbids_to_send_it() {
     };
     user("1").pull(&["hf:org/small"]).unwrap();
     let error = user("true").error(&["hf:org/private"]);
-    assert!(error.contains("401") && error.contains("HF_HUB_DISABLE_IMPLICIT_TOKEN keeps from being sent"), "{error}");
+    assert!(
+        error.contains("401") && error.contains("HF_HUB_DISABLE_IMPLICIT_TOKEN stops weir from sending"),
+        "{error}"
+    );
     let requests = server.requests().len();
     assert!(server.requests().iter().all(|request| !request.headers.contains("authorization")));
     user("0").pull(&["hf:org/small"]).unwrap();

@@ -135,15 +135,12 @@ fn certificate_errors_are_reported() {
             assert!(problem.contains(part), "{part} is not in {problem}");
         }
     };
-    check_parts(wrong(&missing, &key, None), &["--tls-cert", "none\"", "No such file"]);
-    check_parts(wrong(&text, &key, None), &["--tls-cert", "text\"", "expected PEM with a certificate, found none"]);
-    check_parts(wrong(&truncated, &key, None), &["--tls-cert", "torn\"", "a section without an end"]);
-    check_parts(wrong(&cert, &cert, None), &["--tls-key", "server.pem\"", "expected PEM with a private key"]);
-    check_parts(wrong(&cert, &other, None), &["--tls-cert", "the certificate does not match the key of --tls-key"]);
-    check_parts(
-        wrong(&cert, &key, Some(&key)),
-        &["--tls-client-ca", "server.key\"", "expected PEM with a certificate"],
-    );
+    check_parts(wrong(&missing, &key, None), &["--tls-cert", "none:", "No such file"]);
+    check_parts(wrong(&text, &key, None), &["--tls-cert", "text:", "expected PEM with a certificate, found none"]);
+    check_parts(wrong(&truncated, &key, None), &["--tls-cert", "torn:", "a section without an end"]);
+    check_parts(wrong(&cert, &cert, None), &["--tls-key", "server.pem:", "expected PEM with a private key"]);
+    check_parts(wrong(&cert, &other, None), &["--tls-cert", "a certificate that matches the key in --tls-key"]);
+    check_parts(wrong(&cert, &key, Some(&key)), &["--tls-client-ca", "server.key:", "expected PEM with a certificate"]);
     // All errors are reported at once.
     check_parts(
         wrong(&missing, &text, Some(&truncated)),
@@ -154,10 +151,10 @@ fn certificate_errors_are_reported() {
         tls(&TlsFiles { client_ca: Some(ca.clone()), client_crl, ..of_server(&cert, &key) }).unwrap_err()
     };
     let expected = "expected PEM with a certificate revocation list, found none";
-    check_parts(wrong_list(&ca), &["--tls-client-crl", "ca.pem\"", expected]);
-    check_parts(wrong_list(&missing), &["--tls-client-crl", "none\"", "No such file"]);
+    check_parts(wrong_list(&ca), &["--tls-client-crl", "ca.pem:", expected]);
+    check_parts(wrong_list(&missing), &["--tls-client-crl", "none:", "No such file"]);
     let empty_list = certificates.write("list", "-----BEGIN X509 CRL-----\nAAAA\n-----END X509 CRL-----\n");
-    check_parts(wrong_list(&empty_list), &["--tls-client-crl", "list\"", "could not be parsed"]);
+    check_parts(wrong_list(&empty_list), &["--tls-client-crl", "list:", "could not be parsed"]);
     assert!(tls(&TlsFiles { client_ca: Some(ca.clone()), ..of_server(&cert, &key) }).is_ok());
 }
 

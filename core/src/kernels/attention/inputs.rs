@@ -100,7 +100,7 @@ impl<'a> KeyPages<'a> {
         &self.pages[(position - self.start) / POSITIONS]
     }
 
-    /// Returns true if the first page that both could have is the same one.
+    /// Returns true if both have the same page at the later of their two start positions.
     pub fn share_with(&self, other: &Self) -> bool {
         let position = self.start.max(other.start);
         let id = |keys: &Self| keys.pages.get((position - keys.start) / POSITIONS).map(Page::id);

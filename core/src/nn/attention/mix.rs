@@ -12,9 +12,10 @@ use crate::{
 
 /// Multiply-adds of attention below which waking other threads costs more than it saves.
 pub(crate) const WORTH_SHARING: usize = 1 << 15;
-/// Maximum rows of one call of the kernel if no two of them share pages. Such calls gain little from more rows, and with smaller tasks
-/// threads wait less for each other.
+/// Maximum rows of one call of the kernel if neighbouring rows share no pages. Such calls gain little from more rows, and with smaller
+/// tasks threads wait less for each other.
 const UNSHARED_TILE: usize = 8;
+const _: () = assert!(UNSHARED_TILE <= ROW_TILE);
 
 /// One call of [`mix`]: the queries' positions and the size of the work.
 pub(crate) struct Mixing<'a> {

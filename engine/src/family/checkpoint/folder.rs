@@ -31,7 +31,7 @@ const FOREIGN: [(&str, &str, &str); 7] = [
 const STATE: &str = "state.pt";
 const GGUF: &str = "weir does not read GGUF, but it reads folders in Hugging Face's format (docs/hugging-face.md lists the kinds of \
                     models)";
-const PYTORCH: &str = "`weir convert --help` lists the projects whose PyTorch checkpoints it reads";
+const PYTORCH: &str = "`weir convert --help` lists the projects whose PyTorch checkpoints weir can convert";
 
 /// Checks that a folder exists and has a `config.json`. The error says what is there.
 pub fn check_folder(dir: &Path) -> Result<()> {

@@ -319,8 +319,8 @@ impl Vocabulary {
         match ids.iter().position(|&id| specials.contains(id) && id != specials.unknown) {
             None => Ok(()),
             Some(offset) => {
-                let found = format!("{}, which is not a character,", self.printable(ids[offset]));
-                Err(Error::UnknownSymbol { field, found, offset, unit: "index" })
+                let found = format!("{} at index {offset}", self.printable(ids[offset]));
+                Err(Error::bad_option(field, found, "symbols of a text"))
             }
         }
     }

@@ -82,8 +82,7 @@ async fn connect_with(server: &ServerEndpoint, keep_alive: KeepAlive) -> Result<
         Error::Remote { server: address.clone(), answer }
     };
     if server.is_encrypted() && authorities.is_none() {
-        let expected =
-            "a file with the certificate of the authority that signed the server's, for an address with https://";
+        let expected = "a file with the server's CA certificate, because the address begins with https://";
         return Err(Error::bad_option("--tls-ca", "none", expected));
     }
     let endpoint = Endpoint::from_shared(server.url()).map_err(invalid)?.connect_timeout(TIMEOUT).tcp_nodelay(true);

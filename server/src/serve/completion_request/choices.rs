@@ -12,7 +12,7 @@ pub(in crate::serve) fn check_choices(n: usize, prompts: usize) -> Result<()> {
     }
     let bound = match prompts {
         1 => format!("1 to {MAX_CHOICES}"),
-        _ => format!("1 to {} ({MAX_CHOICES} choices of all {prompts} prompts)", MAX_CHOICES / prompts),
+        _ => format!("1 to {} ({MAX_CHOICES} choices for {prompts} prompts together)", MAX_CHOICES / prompts),
     };
     Err(Error::bad_option("n", n.to_string(), bound))
 }
@@ -27,6 +27,6 @@ mod tests {
         assert!(check_choices(64, 1).is_ok() && check_choices(1, 64).is_ok());
         assert_eq!(error(65, 1), "n: expected 1 to 64, found 65");
         assert_eq!(error(0, 1), "n: expected 1 to 64, found 0");
-        assert_eq!(error(22, 3), "n: expected 1 to 21 (64 choices of all 3 prompts), found 22");
+        assert_eq!(error(22, 3), "n: expected 1 to 21 (64 choices for 3 prompts together), found 22");
     }
 }

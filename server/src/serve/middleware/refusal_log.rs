@@ -30,7 +30,7 @@ const UNKNOWN_MODEL: &str = "UNKNOWN_MODEL";
 /// The reason of an error about the field `document_id`.
 const UNKNOWN_DOCUMENT: &str = "UNKNOWN_DOCUMENT";
 /// The fields of requests in JSON, on all paths. Other keys are the client's own text.
-const JSON_FIELDS: [&str; 49] = [
+const JSON_FIELDS: [&str; 51] = [
     "beam_size",
     "best_of",
     "boundaries",
@@ -78,8 +78,10 @@ const JSON_FIELDS: [&str; 49] = [
     "stream_options",
     "suffix",
     "temperature",
+    "timeout",
     "top_k",
     "top_p",
+    "triton_enable_empty_final_response",
 ];
 
 /// The state of the lines. Clones share it.
@@ -88,7 +90,7 @@ pub(crate) struct RefusalLog {
     kinds: Arc<Mutex<BTreeMap<Kind, Refusals>>>,
 }
 
-/// What a line is about.
+/// Group of refusals that share log lines.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Kind {
     code: i32,
@@ -166,7 +168,8 @@ fn is_field_name(call: &str) -> bool {
     !call.is_empty() && call.chars().all(|c| c.is_ascii_lowercase() || "_.".contains(c))
 }
 
-/// Returns the part of a path in JSON that is the server's own name, and nothing of the keys and indices below it.
+/// Returns the first name of a path in JSON if it is a known field. Drops the keys and indices below it: keys may be a client's
+/// text.
 fn json_field(path: &str) -> Option<String> {
     let first = path.split(['.', '[']).next()?;
     JSON_FIELDS.contains(&first).then(|| first.to_owned())
@@ -217,7 +220,8 @@ impl Refusals {
     }
 }
 
-/// Removes the kinds whose next refusal gets a line in any case. The shared kind of their code keeps the counts.
+/// Removes the kinds without a line in the last [`INTERVAL`]. Adds their counts of unlogged refusals to the shared kind of their
+/// code.
 fn forget_quiet_kinds(kinds: &mut BTreeMap<Kind, Refusals>, now: Instant) {
     let mut unlogged = BTreeMap::<i32, u64>::new();
     kinds.retain(|kind, refusals| {

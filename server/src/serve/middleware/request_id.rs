@@ -8,10 +8,7 @@ use super::{
 use crate::{
     engine::clock,
     error::clip,
-    serve::{
-        call::{Call, REQUEST_ID, request_id},
-        in_process::RefusalLoggedByCaller,
-    },
+    serve::call::{Call, REQUEST_ID, RefusalLoggedByCaller, request_id},
 };
 use std::sync::Arc;
 use tonic::{Code, Status, codegen::http::HeaderValue};

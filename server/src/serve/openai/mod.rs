@@ -154,7 +154,7 @@ struct RefusedRequests {
 /// Logs a refused request, in a span like that of a gRPC call.
 async fn log_refusal(State(refused): State<RefusedRequests>, request: Request, next: Next) -> Response {
     let uri = request.uri().clone();
-    // The handler consumes the request, and the client is only looked up for a refusal.
+    // Copies what identifies the client, because the handler consumes the request. Only a refusal looks the client up.
     let mut client = hyper::Request::new(());
     for key in request.headers().get_all(AUTHORIZATION) {
         client.headers_mut().append(AUTHORIZATION, key.clone());

@@ -4,7 +4,7 @@ use super::{
     connection_table::CallInProgress,
     connections::Connection,
     lifetime::{HyperConnection, OpenConnection},
-    plain_answers::needs_grpc,
+    plain_answers::NEEDS_GRPC,
     serving::serve_connections,
 };
 use crate::{
@@ -22,7 +22,7 @@ use crate::{
 };
 use hyper::{body::Incoming, server::conn::http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use std::{net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
+use std::{pin::Pin, time::Duration};
 use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
 use tonic::{
@@ -43,20 +43,17 @@ const MAX_HEADERS: usize = 100;
 /// Delay after which a client without a place should connect again.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Serves these connections until `closing` is cancelled, and then until the last one has its responses. `http` is the address of the
-/// HTTP port, for the answer to requests that are no gRPC calls.
+/// Serves these connections until `closing` is cancelled, and then until the last one has its responses.
 pub(crate) async fn serve(
     incoming: impl Stream<Item = Connection> + Unpin,
     calls: Next,
     config: &TransportConfig,
     closing: CancellationToken,
-    http: Option<SocketAddr>,
 ) {
     let builder = builder(config);
     let limit = config.connections;
-    let answer: Arc<str> = needs_grpc(http).into();
     let start = |Connection { stream, peer, open }: Connection| -> HyperConnection {
-        let service = CallService { calls: calls.clone(), peer, open, limit, answer: Arc::clone(&answer) };
+        let service = CallService { calls: calls.clone(), peer, open, limit };
         Box::pin(builder.serve_connection(TokioIo::new(stream), service))
     };
     serve_connections(incoming, config, closing, start).await;
@@ -88,12 +85,10 @@ struct CallService {
     open: OpenConnection,
     /// Maximum connections, for the error.
     limit: usize,
-    /// The answer to a request that is no gRPC call.
-    answer: Arc<str>,
 }
 
-/// Returns true for a request with the content type of gRPC. A path alone does not tell: the server answers also calls of methods that
-/// it does not know.
+/// Returns true for a request with the content type of gRPC. The path alone is not enough: the server also answers calls of unknown
+/// methods.
 fn is_grpc<B>(request: &Request<B>) -> bool {
     let kind = request.headers().get(CONTENT_TYPE);
     kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"))
@@ -123,8 +118,9 @@ impl hyper::service::Service<Request<Incoming>> for CallService {
             return Box::pin(std::future::ready(Ok(response.map(|body| GuardedBody::new(body, call)))));
         }
         if !is_grpc(&request) {
+            tracing::debug!(id = &*request_id(request.headers()), "refused a request that is not a gRPC call");
             let has_body = request.method() != Method::HEAD;
-            let mut response = Response::new(if has_body { Body::new(self.answer.to_string()) } else { Body::empty() });
+            let mut response = Response::new(if has_body { Body::new(NEEDS_GRPC.to_owned()) } else { Body::empty() });
             // The status that the protocol of gRPC requires for other content types.
             *response.status_mut() = StatusCode::UNSUPPORTED_MEDIA_TYPE;
             response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));

@@ -41,14 +41,6 @@ impl From<TcpListener> for Listener {
 }
 
 impl Listener {
-    /// Returns the address of a TCP port.
-    pub(in crate::serve) fn address(&self) -> Option<SocketAddr> {
-        match self {
-            Self::Tcp(listener) => listener.local_addr().ok(),
-            Self::InProcess(_) => None,
-        }
-    }
-
     /// Returns the new connections. TCP probes an idle client every `keepalive`. Dropping the stream closes the listener.
     pub(super) fn connections(
         self,

@@ -1,6 +1,5 @@
 //! Readable answers to clients that use another protocol than the port: HTTP/1 on the gRPC port, or no TLS on a port that needs it.
 
-use std::net::SocketAddr;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 /// The beginnings of HTTP/1 requests that clients send by mistake.
@@ -15,11 +14,11 @@ pub(super) struct Answer {
     text: &'static str,
 }
 
+/// The answer of the gRPC port to requests that are not gRPC calls.
+pub(super) const NEEDS_GRPC: &str = "This is weir's gRPC port, which answers gRPC calls over HTTP/2 only. The HTTP API has its own port: \
+    `weir serve` prints its address at the start, and --http-listen sets it.\n";
 /// Status 505 states that the server does not support this version of HTTP.
-const GRPC_NEEDS_HTTP2: Answer = Answer {
-    status: "505 HTTP Version Not Supported",
-    text: "This is weir's gRPC port, which accepts HTTP/2 only. `weir serve --http-listen ADDRESS` opens an HTTP/1.1 port.\n",
-};
+const GRPC_NEEDS_HTTP2: Answer = Answer { status: "505 HTTP Version Not Supported", text: NEEDS_GRPC };
 /// The answer of the gRPC port to a request without TLS.
 pub(super) const GRPC_NEEDS_TLS: Answer = Answer {
     status: "400 Bad Request",
@@ -30,16 +29,6 @@ pub(super) const HTTP_NEEDS_TLS: Answer = Answer {
     status: "400 Bad Request",
     text: "This is weir's HTTP port, which expects TLS: use https:// in place of http://.\n",
 };
-
-/// Returns the text with which the gRPC port answers HTTP/2 requests that are no gRPC calls. `http` is the address of the HTTP port, if
-/// it is open.
-pub(super) fn needs_grpc(http: Option<SocketAddr>) -> String {
-    let other = http.map_or_else(
-        || "`weir serve --http-listen ADDRESS` opens a port for HTTP/1.1".to_owned(),
-        |address| format!("the HTTP API, which speaks HTTP/1.1, listens on {address}"),
-    );
-    format!("This is weir's gRPC port, which answers gRPC calls only (content-type: application/grpc); {other}.\n")
-}
 
 /// Answers a connection to the gRPC port that begins like an HTTP/1 request. The caller limits the time.
 pub(super) async fn answer_http1(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), begun: &[u8]) {

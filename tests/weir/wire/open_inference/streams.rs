@@ -140,7 +140,7 @@ async fn errors_are_sent_within_the_stream() {
         (typed, "INVALID_ARGUMENT", "text_input: expected the datatype BYTES, found \"FP32\""),
         (listed, "INVALID_ARGUMENT", "outputs: expected one of text_output"),
         (sampled("{"), "INVALID_ARGUMENT", "sampling_parameters: "),
-        (sampled(r#"{"top_p": 3}"#), "INVALID_ARGUMENT", "top_p: expected a number above 0, at most 1, found 3"),
+        (sampled(r#"{"top_p": 3}"#), "INVALID_ARGUMENT", "top_p: expected a number above 0 and at most 1, found 3"),
         (sampled(r#"{"max_tokens": 999999999}"#), "INVALID_ARGUMENT", "max_tokens: expected 0 to "),
         (
             request("", &[text("text_input", "a?")]),

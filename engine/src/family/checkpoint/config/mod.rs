@@ -214,7 +214,7 @@ impl Config {
             Some(found) if found.get() == expected => {}
             Some(found) => return Err(Error::checkpoint(file, "format", expected, clip(found.get(), QUOTED))),
             None => {
-                let other = "`weir convert --help` lists the other projects whose checkpoints it reads";
+                let other = "`weir convert --help` lists other projects whose checkpoints weir can convert";
                 let expected = format!("{expected}, or model_type in a Hugging Face folder ({other})");
                 return Err(Error::checkpoint(file, "format", expected, "neither"));
             }

@@ -45,7 +45,7 @@ fn errors_name_the_key() {
             r#""format": "weir/1", "#,
             "",
             "config.json: format: expected \"weir/1\", or model_type in a Hugging Face folder (`weir convert --help` \
-             lists the other projects whose checkpoints it reads), found neither",
+             lists other projects whose checkpoints weir can convert), found neither",
         ),
         ("weir/1", "weir/2", r#"config.json: format: expected "weir/1", found "weir/2""#),
         (r#""family": "hourglass", "#, "", "config.json: family: expected a value, found nothing"),

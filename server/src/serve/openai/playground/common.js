@@ -39,10 +39,10 @@ const entries = (pairs) =>
     return item;
   });
 
-/** Says how many characters the model has read as others; empty if there are none. */
+/** Describes how many characters of the prompt the normaliser replaced or dropped; empty if there are none. */
 const changedWords = (count) => {
   if (!count) return "";
-  return `${count === 1 ? "1 character of the prompt was" : `${shown(count, 0)} characters of the prompt were`} changed to the model's alphabet.`;
+  return `${count === 1 ? "1 character of the prompt was" : `${shown(count, 0)} characters of the prompt were`} replaced or dropped to fit the model's alphabet.`;
 };
 
 /** Copies a text. A page from another host without TLS has no clipboard, but may copy a selection. */

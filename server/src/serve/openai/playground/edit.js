@@ -156,9 +156,10 @@ class Editor {
   }
 
   /** Shows why a request failed, without moving the cursor out of the text. */
-  fail({ message, reason, field: name }) {
+  fail({ message, code, reason, field: name }) {
     const field = EDIT_FIELDS[name];
-    editing.showStatus(refusalWords({ message, code: reason.toLowerCase() }, field), true);
+    const words = code === "INTERNAL" ? `The server failed: ${message}.` : refusalWords({ message, code: reason.toLowerCase() }, field);
+    editing.showStatus(words, true);
     if (field) editing.mark(at(field.id), true);
   }
 

@@ -2,7 +2,7 @@
 const MAX_STOPS = 16;
 const MAX_STOP = 256;
 
-/** Writes the numbers of a text with separators. */
+/** Adds thousands separators to the numbers in a text. */
 const grouped = (text) => text.replace(/\d{4,}/g, (digits) => BigInt(digits).toLocaleString("en"));
 
 /** Returns a field's name as the page shows it now. */
@@ -22,7 +22,7 @@ function isWithin({ value, min, max, step }, isAbove) {
 /** Describes the numbers that an input takes. */
 function boundsWords({ min, max, step }, isAbove) {
   const kind = step === "1" ? "a whole number" : "a number";
-  if (isAbove) return `${kind} above ${min}, at most ${grouped(max)}`;
+  if (isAbove) return `${kind} above ${min} and at most ${grouped(max)}`;
   return max === "" ? `${kind} of at least ${min}` : `${kind} from ${min} to ${grouped(max)}`;
 }
 
@@ -51,18 +51,18 @@ function refusalWords({ message, code }, field) {
   const name = field && nameOf(field);
   switch (code) {
     case "unknown_model":
-      return "The server does not have this model any more. Reload the page to see its models.";
+      return "The server no longer has this model. Reload the page to see its models.";
     case "oversized":
       return `The text is too large: the server takes ${grouped(bound)} in one request.`;
     case "never_fits":
-      return "The request needs more memory than the server gives to one. Use a shorter text, or ask for less.";
+      return "The request needs more memory than the server allows for one request. Use a shorter text or a smaller length.";
     case "too_much_work":
-      return "The request is more work than the server does for one. Use a shorter text, or ask for less.";
+      return "The request needs more computation than the server allows for one request. Use a shorter text or a smaller length.";
   }
   if (!field) return `The server refused the request: ${message}.`;
-  const unknown = /: (.+) at (\w+) (\d+) is not in the model's vocabulary/.exec(message);
+  const unknown = /found (.+) at (\w+) (\d+)$/.exec(message);
   // The server counts from 0.
-  if (code === "unknown_symbol" && unknown) return `${name}: the model has no symbol for ${unknown[1]}, which is ${unknown[2]} ${Number(unknown[3]) + 1}.`;
+  if (code === "unknown_symbol" && unknown) return `${name}: the model has no symbol for ${unknown[1]} (${unknown[2]} ${Number(unknown[3]) + 1}).`;
   if (field.needed && /^(text of )?at least one /.test(bound)) return `${name}: enter ${field.needed}.`;
   if (bound && code === "too_long") return `${name}: too long. The server takes ${grouped(bound)}. ${field.shorten || "Shorten it."}`;
   if (bound) return `${name}: the server takes ${grouped(bound)}, not ${grouped(found)}.`;

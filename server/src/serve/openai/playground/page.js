@@ -35,7 +35,7 @@ function factsOf(name) {
   const { documents } = model;
   if (documents) {
     const poolings = documents.poolings.length;
-    parts.push(`documents of up to ${shown(documents.max_tokens, 0)} tokens and the end token`);
+    parts.push(`documents of up to ${shown(documents.max_tokens, 0)} tokens, plus the end token`);
     parts.push(poolings ? `pools ${poolings === 1 ? "once" : `${poolings} times`}` : "does not pool");
   } else {
     parts.push(`up to ${shown(model.max_model_len, 0)} ${unitOf(name)}s`, model.pooled ? "pools" : "does not pool");

@@ -41,7 +41,7 @@ class Panel {
     this.changed = make("p", "changed");
     this.levels = make("ul", "key levels");
     const key = make("ul", "key");
-    const dots = pools ? [["dot p", "within a segment"], ["dot e", "after a segment's end"]] : [["dot p", "came alone"]];
+    const dots = pools ? [["dot p", "within a segment"], ["dot e", "after a segment's end"]] : [["dot p", "one in its message"]];
     key.append(...entries([...dots, ["dash", "several in one message: their mean"], ["over p", "longer than the scale"]]));
     this.root.append(title, this.text, this.changed, this.levels, this.about, this.figures, this.gaps.root, key);
     this.text.addEventListener("mousemove", (event) => this.point(event));

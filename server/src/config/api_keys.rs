@@ -125,7 +125,9 @@ fn parse_line(line: &str) -> Result<(&str, KeyDigest), String> {
     let (name, key) = line.split_once(':').ok_or("expected name:key, found no colon")?;
     let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.@".contains(&byte);
     if !(1..=NAME_CHARACTERS).contains(&name.len()) || !name.bytes().all(is_allowed) {
-        return Err(format!("expected a name of 1 to {NAME_CHARACTERS} letters, digits, and any of -_.@, found another one"));
+        return Err(format!(
+            "expected a name of 1 to {NAME_CHARACTERS} letters, digits, and any of -_.@, found another one"
+        ));
     }
     if let Some(digest) = key.strip_prefix("sha256:") {
         return parse_digest(digest)

@@ -136,7 +136,7 @@ fn parse_line(line: &str) -> Result<(&str, KeyDigest), String> {
     }
     if key.len() < MIN_CHARACTERS || !key.bytes().all(|byte| byte.is_ascii_graphic()) {
         return Err(format!(
-            "expected a key of {MIN_CHARACTERS} or more visible ASCII characters, found a shorter key or other characters"
+            "expected a key of {MIN_CHARACTERS} or more visible ASCII characters, found fewer or other characters"
         ));
     }
     Ok((name, Sha256::digest(key).into()))

@@ -195,8 +195,9 @@ impl RefusalLog {
         if !CODES.contains(&refusal.code) {
             return None;
         }
-        let mut kinds = self.kinds.lock().unwrap_or_else(PoisonError::into_inner);
+        // Before the lock: a flood of refusals waits for it.
         let mut kind = refusal.kind();
+        let mut kinds = self.kinds.lock().unwrap_or_else(PoisonError::into_inner);
         if !kinds.contains_key(&kind) && kinds.len() >= KINDS {
             forget_quiet_kinds(&mut kinds, now);
             if kinds.len() >= KINDS {

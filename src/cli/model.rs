@@ -75,7 +75,7 @@ pub struct LoadArgs {
 /// Compute settings.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ComputeArgs {
-    /// Number format of weights, keys and values: f32, bf16 or int8.
+    /// Number format of weights, keys and values: f32, bf16, int8, or int4 (weights in int4, keys and values in int8).
     #[arg(long, value_name = "TYPE", value_parser = dtype, default_value = "f32", env = "WEIR_DTYPE")]
     pub dtype: Dtype,
     /// Number of threads. Default: all cores.
@@ -271,7 +271,7 @@ where
 }
 
 pub(super) fn dtype(name: &str) -> std::result::Result<Dtype, String> {
-    Dtype::parse(name).ok_or_else(|| "expected one of f32, bf16, int8".into())
+    Dtype::parse(name).ok_or_else(|| format!("expected one of {}", Dtype::names()))
 }
 
 pub(super) fn speculation(text: &str) -> std::result::Result<Speculation, String> {

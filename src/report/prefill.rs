@@ -91,7 +91,8 @@ pub fn measure(model: &dyn Model, plan: PrefillPlan, machine: &Machine) -> Resul
         run_ns_p90: times.p90,
         runs: plan.runs,
         gflops: 2.0 * multiply_adds(model, &marks) as f64 / times.median,
-        peak_gflops: (card.dtype != Dtype::Int8.name()).then(|| 2.0 * machine.multiply_adds_per_second() / 1e9),
+        peak_gflops: (!Dtype::parse(card.dtype).is_some_and(Dtype::is_integer))
+            .then(|| 2.0 * machine.multiply_adds_per_second() / 1e9),
         foreign_letters: sample.foreign,
     })
 }

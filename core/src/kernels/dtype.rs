@@ -6,7 +6,7 @@ use super::{
     memory::Pod,
 };
 
-/// Storage type of weights, keys and values.
+/// Storage type of weights. [`cache_dtype`](Self::cache_dtype) is that of keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Dtype {
     /// 32-bit floats.
@@ -14,13 +14,15 @@ pub enum Dtype {
     F32,
     /// bfloat16, the upper half of a 32-bit float; arithmetic in f32.
     Bf16,
-    /// 8-bit integers with one scale per output of a matrix, per row of activations, and per head of a key or value.
+    /// 8-bit integers with one scale per output of a matrix and per row of activations.
     Int8,
+    /// 4-bit integers with one multiplier per 32 inputs of an output and one scale per output. Activations are as for int8.
+    Int4,
 }
 
 impl Dtype {
     /// All storage types.
-    pub const ALL: [Self; 3] = [Self::F32, Self::Bf16, Self::Int8];
+    pub const ALL: [Self; 4] = [Self::F32, Self::Bf16, Self::Int8, Self::Int4];
 
     /// Returns the name in reports and on the command line.
     pub fn name(self) -> &'static str {
@@ -28,6 +30,7 @@ impl Dtype {
             Self::F32 => "f32",
             Self::Bf16 => "bf16",
             Self::Int8 => "int8",
+            Self::Int4 => "int4",
         }
     }
 
@@ -36,12 +39,56 @@ impl Dtype {
         Self::ALL.into_iter().find(|dtype| dtype.name() == name)
     }
 
+    /// Returns all names, separated by commas.
+    pub fn names() -> String {
+        Self::ALL.map(Self::name).join(", ")
+    }
+
+    /// Returns true if products are sums of integers, and rows of activations are quantized to int8.
+    pub fn is_integer(self) -> bool {
+        matches!(self, Self::Int8 | Self::Int4)
+    }
+
+    /// Returns the type of keys and values in a model whose weights have this type.
+    pub fn cache_dtype(self) -> CacheDtype {
+        match self {
+            Self::F32 => CacheDtype::F32,
+            Self::Bf16 => CacheDtype::Bf16,
+            Self::Int8 | Self::Int4 => CacheDtype::Int8,
+        }
+    }
+}
+
+/// Storage type of keys and values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum CacheDtype {
+    /// 32-bit floats.
+    F32,
+    /// bfloat16; arithmetic in f32.
+    Bf16,
+    /// 8-bit integers with one scale per head of a key or value.
+    Int8,
+}
+
+impl CacheDtype {
+    /// All storage types of keys and values.
+    pub const ALL: [Self; 3] = [Self::F32, Self::Bf16, Self::Int8];
+
     /// Returns the bytes of a number.
     pub fn bytes(self) -> usize {
         match self {
             Self::F32 => 4,
             Self::Bf16 => 2,
             Self::Int8 => 1,
+        }
+    }
+
+    /// Returns the name in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::Int8 => "int8",
         }
     }
 }

@@ -9,6 +9,8 @@ use super::{
 };
 use proptest::prelude::*;
 
+/// Storage types that represent the integers of a byte.
+const BYTES: [Dtype; 3] = [Dtype::F32, Dtype::Bf16, Dtype::Int8];
 /// Largest magnitude of an integer. An int8 row that contains it has scale one.
 const MAX: i32 = 127;
 
@@ -24,6 +26,22 @@ fn integers(seed: u32, rows: usize, width: usize) -> Vec<f32> {
         row[next() as usize % width] = if next() % 2 == 0 { MAX as f32 } else { -MAX as f32 };
     }
     numbers
+}
+
+/// Returns integers that int4 represents exactly, (rows, width): in each block of 32, a multiplier times levels from −8 to 7. Each row
+/// contains ±120, so that its scale is one.
+fn int4_integers(seed: u32, rows: usize, width: usize) -> Vec<f32> {
+    let levels = integers(seed, rows, width);
+    let row = |levels: &[f32]| -> Vec<f32> {
+        let block = |(index, levels): (usize, &[f32])| -> Vec<f32> {
+            let multiplier = if index == 0 { 15 } else { 1 + levels[0].abs() as i32 % 15 };
+            let multiplier = if levels[0] < 0.0 { -multiplier } else { multiplier };
+            let level = |(index, x): (usize, &f32)| if index == 0 { -8 } else { (*x as i32).rem_euclid(16) - 8 };
+            levels.iter().enumerate().map(|number| (level(number) * multiplier) as f32).collect()
+        };
+        levels.chunks(32).enumerate().flat_map(block).collect()
+    };
+    levels.chunks_exact(width).flat_map(row).collect()
 }
 
 /// Naive implementation: (rows, outputs).
@@ -53,16 +71,22 @@ fn every_number_of_rows_up_to_64_gives_the_exact_sum() {
     for (outputs, inputs) in [(1, 1), (17, 3), (33, 37), (81, 130), (129, 5)] {
         let weight = integers(7, outputs, inputs);
         for rows in 1..=64 {
-            check(&Dtype::ALL, &computes, &integers(rows as u32, rows, inputs), &weight, inputs);
+            check(&BYTES, &computes, &integers(rows as u32, rows, inputs), &weight, inputs);
         }
     }
 }
 
 proptest! {
+    #[test]
+    fn any_shape_gives_the_exact_sum_in_int4(rows in 1usize..=64, outputs in 1usize..150, inputs in 1usize..=1040, seed: u32) {
+        let weight = int4_integers(seed ^ 5, outputs, inputs);
+        check(&[Dtype::Int4], &computes(2), &integers(seed, rows, inputs), &weight, inputs);
+    }
+
     // sums of up to 1040 products of bytes stay below 2^24, where floats hold whole numbers
     #[test]
     fn any_shape_gives_the_exact_sum(rows in 1usize..=64, outputs in 1usize..150, inputs in 1usize..=1040, seed: u32) {
-        check(&Dtype::ALL, &computes(2), &integers(seed, rows, inputs), &integers(seed ^ 5, outputs, inputs), inputs);
+        check(&BYTES, &computes(2), &integers(seed, rows, inputs), &integers(seed ^ 5, outputs, inputs), inputs);
     }
 }
 
@@ -72,7 +96,7 @@ fn many_rows_are_quantized_on_all_threads() {
     let rows = 203;
     let inputs = 390;
     let outputs = 40;
-    check(&Dtype::ALL, &computes(3), &integers(1, rows, inputs), &integers(2, outputs, inputs), inputs);
+    check(&BYTES, &computes(3), &integers(1, rows, inputs), &integers(2, outputs, inputs), inputs);
 }
 
 /// The largest bytes in several sign patterns, up to the longest row: a saturating or overflowing sum would differ.
@@ -98,6 +122,13 @@ fn the_largest_bytes_never_saturate_up_to_the_longest_row() {
             let weight = extreme(outputs * inputs, weights);
             for numbers in signs {
                 check(&[Dtype::Int8], &computes, &extreme(rows * inputs, numbers), &weight, inputs);
+                // the largest integers of int4 of both signs, if a row has both
+                let int4 = |row: &[f32]| -> Vec<f32> {
+                    let max = if row.iter().any(|x| *x < 0.0) { 105.0 } else { 120.0 };
+                    row.iter().map(|x| if *x < 0.0 { -120.0 } else { max }).collect()
+                };
+                let weight: Vec<f32> = weight.chunks_exact(inputs).flat_map(int4).collect();
+                check(&[Dtype::Int4], &computes, &extreme(rows * inputs, numbers), &weight, inputs);
             }
         }
     }

@@ -29,7 +29,7 @@ pub mod ssm;
 #[cfg(test)]
 mod testing;
 
-pub use dtype::Dtype;
+pub use dtype::{CacheDtype, Dtype};
 pub use isa::Isa;
 pub use pool::ThreadPool;
 

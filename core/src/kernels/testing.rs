@@ -1,7 +1,7 @@
 //! Helpers of the kernels' tests.
 
 use super::{
-    Compute, Dtype, Isa, ThreadPool,
+    CacheDtype, Compute, Dtype, Isa, ThreadPool,
     dtype::{inverse_of, scale_of, to_bf16, to_byte},
     isa::from_bf16,
     linear::{Epilogue, Linear, QuantizedRows, WeightArena},
@@ -25,13 +25,13 @@ pub(super) fn computes(threads: usize) -> Vec<Compute> {
 }
 
 /// Returns rows of numbers after a round trip through the storage type.
-pub(super) fn stored(dtype: Dtype, rows: &[f32], width: usize) -> Vec<f32> {
+pub(super) fn stored(dtype: CacheDtype, rows: &[f32], width: usize) -> Vec<f32> {
     let row = |row: &[f32]| -> Vec<f32> {
         let scale = scale_of(row);
         let number = |&x: &f32| match dtype {
-            Dtype::F32 => x,
-            Dtype::Bf16 => from_bf16(to_bf16(x)),
-            Dtype::Int8 => f32::from(to_byte(x, inverse_of(scale))) * scale,
+            CacheDtype::F32 => x,
+            CacheDtype::Bf16 => from_bf16(to_bf16(x)),
+            CacheDtype::Int8 => f32::from(to_byte(x, inverse_of(scale))) * scale,
         };
         row.iter().map(number).collect()
     };

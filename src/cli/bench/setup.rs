@@ -47,7 +47,8 @@ impl TableBenchArgs {
 /// Compute settings. Every dtype is measured with every number of threads, one after the other.
 #[derive(Debug, clap::Args)]
 pub(super) struct BenchCompute {
-    /// Number formats of weights, keys and values: f32, bf16 or int8. Several are measured one after the other.
+    /// Number formats of weights, keys and values: f32, bf16, int8, or int4 (weights in int4, keys and values in int8). Several are
+    /// measured one after the other.
     #[arg(long, value_name = "TYPE", value_parser = model::dtype, value_delimiter = ',', default_value = "f32",
         env = "WEIR_DTYPE")]
     pub(super) dtype: Vec<Dtype>,

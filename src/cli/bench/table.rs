@@ -112,7 +112,8 @@ pub(super) fn prefill(entries: &[prefill::PrefillMeasurement]) -> String {
 
 /// Returns a note for tables in which a rate has no peak to compare with.
 fn no_peak(missing: bool) -> &'static str {
-    let note = "int8: no peak, since the measured peak is that of f32 products, which differs from that of int8\n";
+    let note =
+        "int8, int4: no peak, since the measured peak is that of f32 products, which differs from that of integers\n";
     if missing { note } else { "" }
 }
 

@@ -40,7 +40,7 @@ pub(super) struct ModelsArgs {
     /// Number of threads. Default: all cores.
     #[arg(long, value_name = "N", env = "WEIR_THREADS")]
     threads: Option<String>,
-    /// Number format of weights, keys and values: f32, bf16 or int8.
+    /// Number format of weights, keys and values: f32, bf16, int8, or int4 (weights in int4, keys and values in int8).
     #[arg(long, value_name = "TYPE", env = "WEIR_DTYPE", default_value = "f32")]
     dtype: String,
     /// Maximum symbols in one sequence. Default: four training windows, at least 8192; 2^24 if attention windows bound the
@@ -113,7 +113,7 @@ impl ModelsArgs {
         let mut settings = load::Settings::default();
         match Dtype::parse(&self.dtype) {
             Some(dtype) => settings.dtype = dtype,
-            None => checks.reject("--dtype", &self.dtype, "one of f32, bf16, int8"),
+            None => checks.reject("--dtype", &self.dtype, format!("one of {}", Dtype::names())),
         }
         match self.device.parse() {
             Ok(device) => settings.device = device,

@@ -44,7 +44,7 @@ impl KernelPlan {
     /// The error names the size that would fit.
     pub fn check_memory(&self, dtypes: &[Dtype], free_bytes: usize) -> Result<()> {
         // the option counts f32 bytes; a narrower type needs less
-        let compression = dtypes.iter().map(|dtype| 4 / dtype.bytes().max(1)).min().unwrap_or(1);
+        let compression = dtypes.iter().map(|dtype| 4 / dtype.cache_dtype().bytes()).min().unwrap_or(1);
         let fit = free_bytes / MEGABYTE / 2 * compression;
         if self.megabytes <= fit {
             return Ok(());

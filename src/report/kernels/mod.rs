@@ -10,7 +10,10 @@ mod single;
 pub use measurement::{KernelMeasurement, KernelPlan, MAX_MEGABYTES, MAX_SECONDS};
 
 use super::machine::Machine;
-use crate::{error::Result, kernels::Dtype};
+use crate::{
+    error::Result,
+    kernels::{CacheDtype, Dtype},
+};
 
 /// Measures all kernels, with matrices, keys and values in each of `dtypes`. Fails if the plan is invalid or memory runs out.
 pub fn measure(dtypes: &[Dtype], plan: KernelPlan, machine: &Machine) -> Result<Vec<KernelMeasurement>> {
@@ -19,11 +22,13 @@ pub fn measure(dtypes: &[Dtype], plan: KernelPlan, machine: &Machine) -> Result<
     let mut entries = Vec::new();
     for &dtype in dtypes {
         for shape in matrix::SHAPES {
-            let peak = (dtype != Dtype::Int8).then_some(peak);
+            let peak = (!dtype.is_integer()).then_some(peak);
             entries.extend(matrix::measure(dtype, shape, peak, plan, machine)?);
         }
     }
-    for &dtype in dtypes {
+    // int8 and int4 have the same keys and values
+    let is_needed = |cache: &CacheDtype| dtypes.iter().any(|dtype| dtype.cache_dtype() == *cache);
+    for dtype in CacheDtype::ALL.into_iter().filter(is_needed) {
         for keys in single::KEYS {
             let attention = single::Attention::new(dtype, keys)?;
             entries.push(attention.measure(false, peak, plan, machine)?);

@@ -4,7 +4,7 @@ use super::measurement::{KernelMeasurement, KernelPlan, KernelWork, time_batches
 use crate::{
     error::Result,
     kernels::{
-        Dtype,
+        CacheDtype,
         attention::{
             AttentionHead, Bias, DistanceTable, KeyPages, POSITIONS, PageLayout, QueryBuffer, QueryRow, QueryVariants,
             attend, write,
@@ -41,7 +41,7 @@ pub(super) struct Attention {
 
 impl Attention {
     /// Fills pages with `keys` keys and values.
-    pub(super) fn new(dtype: Dtype, keys: usize) -> Result<Self> {
+    pub(super) fn new(dtype: CacheDtype, keys: usize) -> Result<Self> {
         let layout = PageLayout { dtype, layers: 1, heads: HEADS, head_dim: HEAD_DIM, output: 0 };
         let pool = PagePool::new(usize::MAX);
         let row = values(WIDTH);

@@ -12,7 +12,7 @@ use weir::{
 };
 
 /// Returns the bytes of a matrix in its layout: outputs padded to groups of 16, also in biases and in int8's
-/// scales and sums; for int8 inputs padded to groups of 4.
+/// scales and sums; for int8 inputs padded to groups of 4, for int4 to 32.
 fn matrix_bytes(dtype: Dtype, outputs: usize, inputs: usize) -> usize {
     let padded = outputs.next_multiple_of(16);
     match dtype {
@@ -20,6 +20,8 @@ fn matrix_bytes(dtype: Dtype, outputs: usize, inputs: usize) -> usize {
         Dtype::Bf16 => padded * inputs * 2 + padded * 4,
         // Each output has a bias, a scale and a sum of bytes.
         Dtype::Int8 => padded * inputs.next_multiple_of(4) + 3 * padded * 4,
+        // 32 inputs have half a byte each and one multiplier. Each output has a bias and a scale.
+        Dtype::Int4 => padded * inputs.div_ceil(32) * (16 + 1) + 2 * padded * 4,
     }
 }
 
@@ -29,11 +31,12 @@ fn the_cost_of_a_fixture_follows_from_its_shape() {
     const F32: usize = 4;
     let shapes = [(96, 32), (32, 32), (64, 32), (32, 64)];
     let products: usize = shapes.iter().map(|(outputs, inputs)| outputs * inputs).sum();
-    // Bytes per distance (R) and per key-value pair of all heads. int8 adds one and two scales per head.
+    // Bytes per distance (R) and per key-value pair of all heads. int8 adds one and two scales per head; int4 has the same.
     for (dtype, distance, pair, by_hand) in [
         (Dtype::F32, 32 * 4, 2 * 32 * 4, [79_104, 20_480, 70_912, 4_096, 4_224]),
         (Dtype::Bf16, 32 * 2, 2 * 32 * 2, [41_216, 10_240, 37_120, 2_048, 2_176]),
         (Dtype::Int8, 32 + 4 * F32, 2 * 32 + 4 * 2 * F32, [27_136, 7_680, 24_064, 1_536, 1_408]),
+        (Dtype::Int4, 32 + 4 * F32, 2 * 32 + 4 * 2 * F32, [17_664, 7_680, 14_592, 1_536, 800]),
     ] {
         let matrices: usize = shapes.iter().map(|&(outputs, inputs)| matrix_bytes(dtype, outputs, inputs)).sum();
         let layer = matrices + 2 * 2 * 32 * F32;

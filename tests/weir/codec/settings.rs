@@ -80,6 +80,11 @@ fn a_text_comes_back_in_every_pair_of_settings_in_int8() {
     check_pairs(Dtype::Int8);
 }
 
+#[test]
+fn a_text_comes_back_in_every_pair_of_settings_in_int4() {
+    check_pairs(Dtype::Int4);
+}
+
 /// Sends a text through a small model. `WEIR_CODEC_CHARS` sets its length. Ten million characters take hours.
 #[allow(clippy::print_stdout, reason = "a long run reports its pairs")]
 fn check_pairs(dtype: Dtype) {

@@ -46,10 +46,11 @@ pub(super) fn configurations() -> Vec<Configuration> {
         .map(|(name, folder)| (format!("lslm {name}"), load(folder, &settings()).unwrap()));
     let official = lex::CASES.iter().map(|case| ((*case).to_string(), lex::model(case, Dtype::F32)));
     let fewer_bits = ["xpos_bca", "xpos_full", "alibi_bca", "xpos_sliding"].into_iter().flat_map(|case| {
-        [Dtype::Bf16, Dtype::Int8].map(|dtype| (format!("{case}, {}", dtype.name()), lex::model(case, dtype)))
+        [Dtype::Bf16, Dtype::Int8, Dtype::Int4]
+            .map(|dtype| (format!("{case}, {}", dtype.name()), lex::model(case, dtype)))
     });
     let chunking = HNET_CASES.iter().map(|case| (*case, Dtype::F32));
-    let chunking = chunking.chain([Dtype::Bf16, Dtype::Int8].map(|dtype| ("two_stage", dtype)));
+    let chunking = chunking.chain([Dtype::Bf16, Dtype::Int8, Dtype::Int4].map(|dtype| ("two_stage", dtype)));
     let chunking = chunking.map(|(case, dtype)| (format!("hnet {case}, {}", dtype.name()), hnet_in(case, dtype)));
     let latent = latent.chain(unusual).chain(chunking);
     let decoders = official.chain(fewer_bits).chain(naive_decoder::shapes());

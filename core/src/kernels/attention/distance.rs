@@ -7,7 +7,7 @@ use super::{
 use crate::{
     error::Result,
     kernels::{
-        Dtype,
+        CacheDtype,
         dtype::{inverse_of, scale_of, to_bf16},
         memory::{Arena, Region, cast_mut},
     },
@@ -24,7 +24,7 @@ const CHUNKS: usize = BLOCK / POSITIONS;
 /// They are stored like keys (int8 with one scale per distance and head), in chunks of [`POSITIONS`] distances, so that a
 /// query reads each chunk once and as one stream. If the distances of a page straddle two chunks, the kernel combines both.
 pub struct DistanceTable {
-    dtype: Dtype,
+    dtype: CacheDtype,
     heads: usize,
     head_dim: usize,
     arena: Arc<Arena>,
@@ -34,7 +34,7 @@ pub struct DistanceTable {
 
 impl DistanceTable {
     /// Creates an empty table for sequences of up to `positions` positions and keys of type `dtype`.
-    pub fn new(dtype: Dtype, heads: usize, head_dim: usize, positions: usize, arena: Arc<Arena>) -> Self {
+    pub fn new(dtype: CacheDtype, heads: usize, head_dim: usize, positions: usize, arena: Arc<Arena>) -> Self {
         let blocks = (0..positions.div_ceil(BLOCK)).map(|_| OnceLock::new()).collect();
         Self { dtype, heads, head_dim, arena, blocks }
     }
@@ -63,9 +63,9 @@ impl DistanceTable {
                 let bytes = &mut region.bytes_mut()[(head * CHUNKS + chunk) * chunk_bytes..][..chunk_bytes];
                 let (columns, scales) = bytes.split_at_mut(columns_bytes);
                 match self.dtype {
-                    Dtype::F32 => write_key::<_, _, 1>(cast_mut(columns), slot, row, |x| x),
-                    Dtype::Bf16 => write_key::<_, _, 1>(cast_mut(columns), slot, row, to_bf16),
-                    Dtype::Int8 => {
+                    CacheDtype::F32 => write_key::<_, _, 1>(cast_mut(columns), slot, row, |x| x),
+                    CacheDtype::Bf16 => write_key::<_, _, 1>(cast_mut(columns), slot, row, to_bf16),
+                    CacheDtype::Int8 => {
                         let scale = scale_of(row);
                         write_key_bytes(cast_mut(columns), slot, row, inverse_of(scale));
                         cast_mut(scales)[slot] = scale;

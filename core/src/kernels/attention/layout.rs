@@ -1,6 +1,6 @@
 //! Layout of a page of keys and values.
 
-use crate::kernels::{Dtype, LANES};
+use crate::kernels::{CacheDtype, LANES};
 
 /// Positions in a page.
 pub const POSITIONS: usize = 2 * LANES;
@@ -24,7 +24,7 @@ pub(super) const fn byte_of(position: usize) -> usize {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PageLayout {
     /// Type of keys and values.
-    pub dtype: Dtype,
+    pub dtype: CacheDtype,
     /// Number of layers.
     pub layers: usize,
     /// Number of heads.
@@ -82,13 +82,13 @@ impl PageLayout {
 
 /// Returns the bytes of [`POSITIONS`] keys, values or distances of one head.
 #[inline]
-pub(super) fn columns_bytes(dtype: Dtype, head_dim: usize) -> usize {
-    let numbers = if dtype == Dtype::Int8 { head_dim.next_multiple_of(4) } else { head_dim };
+pub(super) fn columns_bytes(dtype: CacheDtype, head_dim: usize) -> usize {
+    let numbers = if dtype == CacheDtype::Int8 { head_dim.next_multiple_of(4) } else { head_dim };
     numbers * POSITIONS * dtype.bytes()
 }
 
 /// Returns the bytes of the scales of [`POSITIONS`] keys, values or distances.
 #[inline]
-pub(super) fn scales_bytes(dtype: Dtype) -> usize {
-    if dtype == Dtype::Int8 { POSITIONS * size_of::<f32>() } else { 0 }
+pub(super) fn scales_bytes(dtype: CacheDtype) -> usize {
+    if dtype == CacheDtype::Int8 { POSITIONS * size_of::<f32>() } else { 0 }
 }

@@ -41,7 +41,7 @@ pub use selected::{HeadKeyValues, attend_selected};
 pub use write::write;
 
 use super::{
-    Dtype, Isa,
+    CacheDtype, Isa,
     isa::{Simd, multiversion},
 };
 use runs::{MAX_COLUMNS, RowSet, Run, SPAN, Span};
@@ -58,9 +58,9 @@ pub fn attend(isa: Isa, head: &AttentionHead<'_>, rows: &[QueryRow<'_>], outs: &
     assert!(outs.iter().all(|out| out.len() == head.layout.head_dim));
     rows.iter().for_each(check);
     Work::with(|work| match head.layout.dtype {
-        Dtype::F32 => attend_stored(isa, FloatStorage::<f32>(PhantomData), head, rows, work, outs),
-        Dtype::Bf16 => attend_stored(isa, FloatStorage::<u16>(PhantomData), head, rows, work, outs),
-        Dtype::Int8 => {
+        CacheDtype::F32 => attend_stored(isa, FloatStorage::<f32>(PhantomData), head, rows, work, outs),
+        CacheDtype::Bf16 => attend_stored(isa, FloatStorage::<u16>(PhantomData), head, rows, work, outs),
+        CacheDtype::Int8 => {
             #[cfg(target_arch = "x86_64")]
             if let Some(tiles) = tiles::Int8Tiles::new(isa, head, rows) {
                 return attend_stored(isa, tiles, head, rows, work, outs);
@@ -75,9 +75,9 @@ pub fn scores(isa: Isa, head: &AttentionHead<'_>, row: &QueryRow<'_>, out: &mut 
     check(row);
     out.clear();
     Work::with(|work| match head.layout.dtype {
-        Dtype::F32 => scores_stored(isa, FloatStorage::<f32>(PhantomData), head, row, work, out),
-        Dtype::Bf16 => scores_stored(isa, FloatStorage::<u16>(PhantomData), head, row, work, out),
-        Dtype::Int8 => scores_stored(isa, Int8Storage, head, row, work, out),
+        CacheDtype::F32 => scores_stored(isa, FloatStorage::<f32>(PhantomData), head, row, work, out),
+        CacheDtype::Bf16 => scores_stored(isa, FloatStorage::<u16>(PhantomData), head, row, work, out),
+        CacheDtype::Int8 => scores_stored(isa, Int8Storage, head, row, work, out),
     });
 }
 

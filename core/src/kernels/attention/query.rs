@@ -1,6 +1,6 @@
 //! Queries in the form in which they are multiplied with keys.
 
-use crate::kernels::{Compute, Dtype, linear::QuantizedRows};
+use crate::kernels::{CacheDtype, Compute, linear::QuantizedRows};
 
 /// Query of one head for its keys, or for its distances.
 #[derive(Clone, Copy, Default)]
@@ -61,9 +61,9 @@ impl QueryBuffer {
     }
 
     /// Prepares the written values for keys of type `dtype`: quantizes them if keys are int8.
-    pub fn finish(&mut self, compute: &Compute, dtype: Dtype, head_dim: usize) {
+    pub fn finish(&mut self, compute: &Compute, dtype: CacheDtype, head_dim: usize) {
         self.head_dim = head_dim;
-        let numbers = if dtype == Dtype::Int8 { &self.numbers[..] } else { &[] };
+        let numbers = if dtype == CacheDtype::Int8 { &self.numbers[..] } else { &[] };
         self.bytes.fill(compute, numbers, head_dim);
         let sum = |query| self.bytes.row(query).as_flattened().iter().map(|&byte| i32::from(byte)).sum::<i32>();
         self.sums.clear();

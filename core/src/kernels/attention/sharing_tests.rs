@@ -38,7 +38,7 @@ struct Forks {
 const VARIANTS: usize = 40;
 
 impl Forks {
-    fn new(dtype: Dtype, head_dim: usize, forks: &[Fork]) -> Self {
+    fn new(dtype: CacheDtype, head_dim: usize, forks: &[Fork]) -> Self {
         let layout = PageLayout { dtype, layers: 1, heads: 1, head_dim, output: 0 };
         let most = forks.iter().map(|fork| fork.positions).max().unwrap_or(1);
         let floats = |seed, count: usize| (0..count * head_dim).map(|i| wave(seed, i)).collect::<Vec<_>>();
@@ -115,7 +115,7 @@ impl Forks {
 /// A NaN of one row stays in that row, also on tiles, and nothing of a call affects the next one on the same thread.
 #[test]
 fn a_nan_stays_in_its_row_and_in_its_call() {
-    for dtype in Dtype::ALL {
+    for dtype in CacheDtype::ALL {
         let forks = [Fork { shared: 0, positions: 70, rows: 6, window: usize::MAX }];
         let good = Forks::new(dtype, 64, &forks);
         let mut bad = Forks::new(dtype, 64, &forks);
@@ -129,7 +129,7 @@ fn a_nan_stays_in_its_row_and_in_its_call() {
                 let name = isa.name();
                 assert!(if position < 67 { row == good } else { row.iter().all(|x| x.is_nan()) }, "{name} {position}");
             }
-            let narrow = Forks::new(Dtype::F32, 12, &forks);
+            let narrow = Forks::new(CacheDtype::F32, 12, &forks);
             narrow.attend(isa, true);
             assert!(good.attend(isa, true) == expected, "{dtype:?} {}", isa.name());
         }
@@ -141,7 +141,7 @@ proptest! {
 
     #[test]
     fn rows_that_share_pages_have_the_bits_of_rows_alone(
-        dtype in select(&Dtype::ALL[..]), head_dim in select(vec![12, 16, 32, 48, 64, 80, 128, 192, 256]),
+        dtype in select(&CacheDtype::ALL[..]), head_dim in select(vec![12, 16, 32, 48, 64, 80, 128, 192, 256]),
         forks in prop::collection::vec(fork(1200), 1..8), block in select(vec![32, 64, usize::MAX]), distances: bool,
     ) {
         let mut case = Forks::new(dtype, head_dim, &forks);
@@ -159,7 +159,7 @@ proptest! {
         if !windows {
             forks.iter_mut().for_each(|fork| fork.window = usize::MAX);
         }
-        let case = Forks::new(Dtype::F32, 1, &forks);
+        let case = Forks::new(CacheDtype::F32, 1, &forks);
         let rows: Vec<_> = case.rows.iter().map(|&(sequence, position)| QueryRow {
             keys: KeyPages { pages: &case.pages[sequence], start: 0, recently_read: false },
             first_key: (position + 1).saturating_sub(forks[sequence].window),

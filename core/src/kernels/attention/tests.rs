@@ -99,7 +99,7 @@ pub(super) fn key_pages(pages: &[Page]) -> KeyPages<'_> {
 
 #[test]
 fn overflow_gives_nan() {
-    let layout = PageLayout { dtype: Dtype::F32, layers: 1, heads: 1, head_dim: 2, output: 0 };
+    let layout = PageLayout { dtype: CacheDtype::F32, layers: 1, heads: 1, head_dim: 2, output: 0 };
     for (key, query) in [(f32::MAX, 4.0), (f32::MAX, -4.0), (f32::NAN, 1.0)] {
         let pages = pages(&layout, &[0.5, 0.5, key, key], &[1.0; 4]);
         let head = attention_head(&layout, None, 1.0);
@@ -114,7 +114,7 @@ fn overflow_gives_nan() {
 /// Earlier rows are not affected.
 #[test]
 fn a_nan_key_value_or_query_gives_nan() {
-    for dtype in Dtype::ALL {
+    for dtype in CacheDtype::ALL {
         let layout = PageLayout { dtype, layers: 1, heads: 1, head_dim: 4, output: 0 };
         for (key, value, query) in
             [(f32::NAN, 1.0, 1.0), (1.0, f32::NAN, 1.0), (1.0, f32::INFINITY, 1.0), (1.0, 1.0, f32::NAN)]
@@ -138,7 +138,7 @@ fn a_nan_key_value_or_query_gives_nan() {
 /// If all scores are −∞, the output is NaN.
 #[test]
 fn a_span_of_scores_of_minus_infinity_has_no_weight() {
-    let layout = PageLayout { dtype: Dtype::F32, layers: 1, heads: 1, head_dim: 1, output: 0 };
+    let layout = PageLayout { dtype: CacheDtype::F32, layers: 1, heads: 1, head_dim: 1, output: 0 };
     for (low, positions) in [(SPAN, SPAN + 1), (SPAN - 1, SPAN + 1), (SPAN, SPAN), (3, 3)] {
         let keys: Vec<f32> = (0..positions).map(|j| if j < low { -f32::MAX } else { 1.0 }).collect();
         let pages = pages(&layout, &keys, &vec![2.0; positions]);
@@ -168,7 +168,7 @@ fn agrees_with_the_naive_implementation_alone_and_in_a_batch() {
         (67, 70),
         (130, 33),
     ];
-    for (dtype, (head_dim, positions)) in Dtype::ALL.into_iter().flat_map(|d| shapes.map(|shape| (d, shape))) {
+    for (dtype, (head_dim, positions)) in CacheDtype::ALL.into_iter().flat_map(|d| shapes.map(|shape| (d, shape))) {
         let floats = |seed, count: usize| (0..count).map(|i| wave(seed, i)).collect::<Vec<_>>();
         let [keys, values] = [1, 2].map(|seed| floats(seed, positions * head_dim));
         let layout = PageLayout { dtype, layers: 1, heads: 1, head_dim, output: 0 };
@@ -177,11 +177,11 @@ fn agrees_with_the_naive_implementation_alone_and_in_a_batch() {
         let table = DistanceTable::new(dtype, 1, head_dim, positions, Arc::new(Arena::new(1)));
         let fill = |range: std::ops::Range<usize>| distances[range.start * head_dim..range.end * head_dim].to_vec();
         table.cover(positions - 1, fill).unwrap();
-        let query_dtype = if dtype == Dtype::Int8 { Dtype::Int8 } else { Dtype::F32 };
+        let query_dtype = if dtype == CacheDtype::Int8 { CacheDtype::Int8 } else { CacheDtype::F32 };
         let [keys, values, distances] = [&keys, &values, &distances].map(|rows| stored(dtype, rows, head_dim));
         // f32: scores reach 16, whose last bit changes a weight by 2e-6. int8: each weight is rounded by at most half a step
         // of the largest one's 15 bits, and values are at most 1
-        let tolerance = if dtype == Dtype::Int8 { 0.5 / 32767.0 * positions.min(64) as f64 } else { 4e-6 };
+        let tolerance = if dtype == CacheDtype::Int8 { 0.5 / 32767.0 * positions.min(64) as f64 } else { 4e-6 };
         let rows = 4.min(positions);
         let [content, distance_queries] = [4, 5].map(|seed| floats(seed, rows * head_dim));
         for first in [0, positions / 2, SPAN - 2, positions].map(|first| first.min(positions - rows)) {

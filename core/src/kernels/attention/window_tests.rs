@@ -57,7 +57,7 @@ impl WindowCase {
     }
 
     fn stored_query(&self, position: usize, variant: usize) -> Vec<f32> {
-        let dtype = if self.layout.dtype == Dtype::Int8 { Dtype::Int8 } else { Dtype::F32 };
+        let dtype = if self.layout.dtype == CacheDtype::Int8 { CacheDtype::Int8 } else { CacheDtype::F32 };
         stored(dtype, &self.query(position, variant), self.layout.head_dim)
     }
 
@@ -118,7 +118,7 @@ impl WindowCase {
         let h = self.layout.head_dim;
         let all = pages(&self.layout, &self.keys, &self.values);
         // see `agrees_with_the_naive_implementation_alone_and_in_a_batch`
-        let tolerance = if self.layout.dtype == Dtype::Int8 { 0.5 / 32767.0 * 64.0 } else { 5e-6 };
+        let tolerance = if self.layout.dtype == CacheDtype::Int8 { 0.5 / 32767.0 * 64.0 } else { 5e-6 };
         for &first in firsts {
             for isa in Isa::all() {
                 let batch = self.attend(isa, &all, first..first + rows);
@@ -134,7 +134,7 @@ impl WindowCase {
     }
 }
 
-fn case(dtype: Dtype, head_dim: usize, positions: usize, first_key: FirstKey) -> WindowCase {
+fn case(dtype: CacheDtype, head_dim: usize, positions: usize, first_key: FirstKey) -> WindowCase {
     let floats = |seed, count: usize| (0..count).map(|i| wave(seed, i)).collect::<Vec<_>>();
     WindowCase {
         layout: PageLayout { dtype, layers: 1, heads: 1, head_dim, output: 0 },
@@ -150,7 +150,9 @@ fn case(dtype: Dtype, head_dim: usize, positions: usize, first_key: FirstKey) ->
 
 #[test]
 fn windows_agree_with_the_naive_implementation_alone_and_in_a_batch() {
-    for (dtype, (name, first_key)) in Dtype::ALL.into_iter().flat_map(|dtype| WINDOWS.map(|window| (dtype, window))) {
+    for (dtype, (name, first_key)) in
+        CacheDtype::ALL.into_iter().flat_map(|dtype| WINDOWS.map(|window| (dtype, window)))
+    {
         // around the ends of blocks, pages and a span
         case(dtype, 28, 1100, first_key).check(name, &[0, 13, 30, 60, 126, SPAN - 3, SPAN + 90, 1092], 7);
     }
@@ -158,7 +160,9 @@ fn windows_agree_with_the_naive_implementation_alone_and_in_a_batch() {
 
 #[test]
 fn variants_are_used_for_their_blocks() {
-    for (dtype, (name, first_key)) in Dtype::ALL.into_iter().flat_map(|dtype| WINDOWS.map(|window| (dtype, window))) {
+    for (dtype, (name, first_key)) in
+        CacheDtype::ALL.into_iter().flat_map(|dtype| WINDOWS.map(|window| (dtype, window)))
+    {
         for block in [32, 64] {
             WindowCase { block, ..case(dtype, 24, 700, first_key) }.check(name, &[0, 29, 62, 127, 509, 640], 5);
         }
@@ -167,7 +171,9 @@ fn variants_are_used_for_their_blocks() {
 
 #[test]
 fn biases_and_distances_respect_windows() {
-    for (dtype, (name, first_key)) in Dtype::ALL.into_iter().flat_map(|dtype| WINDOWS.map(|window| (dtype, window))) {
+    for (dtype, (name, first_key)) in
+        CacheDtype::ALL.into_iter().flat_map(|dtype| WINDOWS.map(|window| (dtype, window)))
+    {
         let positions = 640;
         let plain = || case(dtype, 40, positions, first_key);
         let firsts = [0, 61, 510, 600];
@@ -183,7 +189,7 @@ fn biases_and_distances_respect_windows() {
 
 #[test]
 fn keys_before_the_window_do_not_affect_results() {
-    for dtype in Dtype::ALL {
+    for dtype in CacheDtype::ALL {
         let good = case(dtype, 24, 200, WINDOWS[3].1);
         let mut bad = case(dtype, 24, 200, WINDOWS[3].1);
         for number in bad.keys[..100 * 24].iter_mut().chain(&mut bad.values[..100 * 24]) {

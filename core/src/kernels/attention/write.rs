@@ -2,7 +2,7 @@
 
 use super::layout::{POSITIONS, PageLayout, QUAD, byte_of};
 use crate::kernels::{
-    Dtype,
+    CacheDtype,
     dtype::{inverse_of, scale_of, to_bf16, to_byte},
     memory::cast_mut,
 };
@@ -15,15 +15,15 @@ pub fn write(layout: &PageLayout, page: &mut [u8], layer: usize, slot: usize, ke
         let (page_keys, rest) = bytes.split_at_mut(layout.keys_bytes());
         let (page_values, scales) = rest.split_at_mut(layout.keys_bytes());
         match layout.dtype {
-            Dtype::F32 => {
+            CacheDtype::F32 => {
                 write_key::<_, _, 1>(cast_mut(page_keys), slot, key, |x| x);
                 write_value(&mut cast_mut(page_values)[slot * dim..], value, |x| x);
             }
-            Dtype::Bf16 => {
+            CacheDtype::Bf16 => {
                 write_key::<_, _, 1>(cast_mut(page_keys), slot, key, to_bf16);
                 write_value(&mut cast_mut(page_values)[slot * dim..], value, to_bf16);
             }
-            Dtype::Int8 => {
+            CacheDtype::Int8 => {
                 let [key_scale, value_scale] = [scale_of(key), scale_of(value)];
                 let [key_inverse, value_inverse] = [inverse_of(key_scale), inverse_of(value_scale)];
                 write_key_bytes(cast_mut(page_keys), slot, key, key_inverse);

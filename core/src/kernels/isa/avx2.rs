@@ -1,6 +1,6 @@
 //! AVX2 with FMA: sixteen lanes are two vectors of eight.
 
-use super::simd::Simd;
+use super::simd::{Simd, pack_bytes};
 use std::arch::x86_64::*;
 
 /// Proves that the processor supports AVX2 and FMA, and that the calling code is compiled for them.
@@ -107,6 +107,14 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn load_small_ints(self, from: *const i8) -> Self::I {
+        unsafe {
+            let bytes = _mm_loadu_si128(from.cast());
+            [_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_srli_si128::<8>(bytes))]
+        }
+    }
+
+    #[inline(always)]
     unsafe fn store_ints(self, [low, high]: Self::I, to: *mut i32) {
         unsafe {
             _mm256_storeu_si256(to.cast(), low);
@@ -120,11 +128,11 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn subtract_product(self, a: Self::I, b: Self::I, c: Self::I) -> Self::I {
+    fn add_product(self, a: Self::I, b: Self::I, c: Self::I) -> Self::I {
         unsafe {
             [
-                _mm256_sub_epi32(a[0], _mm256_mullo_epi32(b[0], c[0])),
-                _mm256_sub_epi32(a[1], _mm256_mullo_epi32(b[1], c[1])),
+                _mm256_add_epi32(a[0], _mm256_mullo_epi32(b[0], c[0])),
+                _mm256_add_epi32(a[1], _mm256_mullo_epi32(b[1], c[1])),
             ]
         }
     }
@@ -137,6 +145,45 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn dot_bytes(self, a: Self::I, b: Self::I, sum: Self::I) -> Self::I {
         unsafe { [dot_half(a[0], b[0], sum[0]), dot_half(a[1], b[1], sum[1])] }
+    }
+
+    #[inline(always)]
+    fn nibbles(self, bytes: Self::I) -> [Self::I; 2] {
+        let mask = unsafe { _mm256_set1_epi8(15) };
+        [
+            bytes.map(|half| unsafe { _mm256_and_si256(half, mask) }),
+            bytes.map(|half| unsafe { _mm256_and_si256(_mm256_srli_epi16::<4>(half), mask) }),
+        ]
+    }
+
+    #[inline(always)]
+    fn dot_nibbles(self, nibbles: &[Self::I; 8], cells: &[[i8; 4]; 8], sum: Self::I) -> Self::I {
+        // sixteen products of at most 15 · 127 stay below 2^15, so the 16-bit sums never overflow
+        let mut pairs = [unsafe { _mm256_setzero_si256() }; 2];
+        for (nibbles, &cell) in nibbles.iter().zip(cells) {
+            unsafe {
+                let cell = _mm256_set1_epi32(pack_bytes(cell));
+                pairs[0] = _mm256_add_epi16(pairs[0], _mm256_maddubs_epi16(nibbles[0], cell));
+                pairs[1] = _mm256_add_epi16(pairs[1], _mm256_maddubs_epi16(nibbles[1], cell));
+            }
+        }
+        unsafe {
+            let one = _mm256_set1_epi16(1);
+            [
+                _mm256_add_epi32(sum[0], _mm256_madd_epi16(pairs[0], one)),
+                _mm256_add_epi32(sum[1], _mm256_madd_epi16(pairs[1], one)),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn subtract_bytes(self, a: Self::I, b: Self::I) -> Self::I {
+        unsafe { [_mm256_sub_epi8(a[0], b[0]), _mm256_sub_epi8(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    fn scale_bytes(self, bytes: Self::I, factors: Self::I) -> Self::I {
+        unsafe { [scale_half(bytes[0], factors[0]), scale_half(bytes[1], factors[1])] }
     }
 
     #[inline(always)]
@@ -176,6 +223,15 @@ unsafe fn eight_bf16(from: *const u16) -> __m256 {
     // SAFETY: the caller guarantees that `from` points to eight bf16.
     let wide = _mm256_cvtepu16_epi32(unsafe { _mm_loadu_si128(from.cast()) });
     _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
+}
+
+/// One of the two vectors of [`scale_bytes`](Simd::scale_bytes).
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn scale_half(bytes: __m256i, factors: __m256i) -> __m256i {
+    let even = _mm256_and_si256(_mm256_mullo_epi16(bytes, factors), _mm256_set1_epi16(255));
+    let odd = _mm256_slli_epi16::<8>(_mm256_mullo_epi16(_mm256_srli_epi16::<8>(bytes), factors));
+    _mm256_or_si256(even, odd)
 }
 
 /// One of the two vectors of [`dot_bytes`](Simd::dot_bytes).

@@ -1,6 +1,6 @@
 //! AVX-512: sixteen lanes are one of 32 vectors, and int8 dot products are one instruction.
 
-use super::simd::Simd;
+use super::simd::{Simd, pack_bytes};
 use std::arch::x86_64::*;
 
 /// Proves that the processor supports AVX-512's F, BW, VL and VNNI, and that the calling code is compiled for them.
@@ -105,6 +105,11 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn load_small_ints(self, from: *const i8) -> __m512i {
+        unsafe { _mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast())) }
+    }
+
+    #[inline(always)]
     unsafe fn store_ints(self, value: __m512i, to: *mut i32) {
         unsafe { _mm512_storeu_si512(to.cast(), value) }
     }
@@ -115,8 +120,8 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn subtract_product(self, a: __m512i, b: __m512i, c: __m512i) -> __m512i {
-        unsafe { _mm512_sub_epi32(a, _mm512_mullo_epi32(b, c)) }
+    fn add_product(self, a: __m512i, b: __m512i, c: __m512i) -> __m512i {
+        unsafe { _mm512_add_epi32(a, _mm512_mullo_epi32(b, c)) }
     }
 
     #[inline(always)]
@@ -128,6 +133,39 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn dot_bytes(self, a: __m512i, b: __m512i, sum: __m512i) -> __m512i {
         unsafe { _mm512_dpbusd_epi32(sum, b, a) }
+    }
+
+    #[inline(always)]
+    fn nibbles(self, bytes: __m512i) -> [__m512i; 2] {
+        unsafe {
+            let mask = _mm512_set1_epi8(15);
+            [_mm512_and_si512(bytes, mask), _mm512_and_si512(_mm512_srli_epi16::<4>(bytes), mask)]
+        }
+    }
+
+    #[inline(always)]
+    fn dot_nibbles(self, nibbles: &[__m512i; 8], cells: &[[i8; 4]; 8], sum: __m512i) -> __m512i {
+        // two chains, because each product waits five cycles for the one before
+        let mut sums = [sum, unsafe { _mm512_setzero_si512() }];
+        for (index, (&nibbles, &cell)) in nibbles.iter().zip(cells).enumerate() {
+            let sum = &mut sums[index % 2];
+            *sum = unsafe { _mm512_dpbusd_epi32(*sum, nibbles, _mm512_set1_epi32(pack_bytes(cell))) };
+        }
+        unsafe { _mm512_add_epi32(sums[0], sums[1]) }
+    }
+
+    #[inline(always)]
+    fn subtract_bytes(self, a: Self::I, b: Self::I) -> Self::I {
+        unsafe { _mm512_sub_epi8(a, b) }
+    }
+
+    #[inline(always)]
+    fn scale_bytes(self, bytes: __m512i, factors: __m512i) -> __m512i {
+        unsafe {
+            let even = _mm512_and_si512(_mm512_mullo_epi16(bytes, factors), _mm512_set1_epi16(255));
+            let odd = _mm512_slli_epi16::<8>(_mm512_mullo_epi16(_mm512_srli_epi16::<8>(bytes), factors));
+            _mm512_or_si512(even, odd)
+        }
     }
 
     #[inline(always)]

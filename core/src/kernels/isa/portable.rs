@@ -1,6 +1,6 @@
 //! The baseline of the build: loops over sixteen lanes, which the compiler vectorizes.
 
-use super::simd::{Simd, WIDTH, from_bf16, pack_words};
+use super::simd::{Simd, WIDTH, from_bf16, pack_bytes, pack_words};
 
 /// True if a multiply-add rounds once. Without the instruction, `mul_add` would be a slow library call.
 pub(super) const FUSES: bool = cfg!(any(target_arch = "aarch64", target_feature = "fma"));
@@ -97,6 +97,12 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    unsafe fn load_small_ints(self, from: *const i8) -> Self::I {
+        // SAFETY: the caller guarantees the length.
+        unsafe { from.cast::<[i8; WIDTH]>().read() }.map(i32::from)
+    }
+
+    #[inline(always)]
     unsafe fn store_ints(self, value: Self::I, to: *mut i32) {
         // SAFETY: the caller guarantees the length; no alignment is needed.
         unsafe { to.cast::<Self::I>().write_unaligned(value) }
@@ -108,8 +114,8 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn subtract_product(self, a: Self::I, b: Self::I, c: Self::I) -> Self::I {
-        std::array::from_fn(|lane| a[lane].wrapping_sub(b[lane].wrapping_mul(c[lane])))
+    fn add_product(self, a: Self::I, b: Self::I, c: Self::I) -> Self::I {
+        std::array::from_fn(|lane| a[lane].wrapping_add(b[lane].wrapping_mul(c[lane])))
     }
 
     #[inline(always)]
@@ -127,6 +133,37 @@ impl Simd for Portable {
             }
         }
         sum
+    }
+
+    #[inline(always)]
+    fn nibbles(self, bytes: Self::I) -> [Self::I; 2] {
+        [bytes.map(|four| four & 0x0f0f_0f0f), bytes.map(|four| four >> 4 & 0x0f0f_0f0f)]
+    }
+
+    #[inline(always)]
+    fn dot_nibbles(self, nibbles: &[Self::I; 8], cells: &[[i8; 4]; 8], sum: Self::I) -> Self::I {
+        nibbles
+            .iter()
+            .zip(cells)
+            .fold(sum, |sum, (&nibbles, &cell)| self.dot_bytes(nibbles, [pack_bytes(cell); WIDTH], sum))
+    }
+
+    #[inline(always)]
+    fn subtract_bytes(self, a: Self::I, b: Self::I) -> Self::I {
+        std::array::from_fn(|lane| {
+            let b = b[lane].to_ne_bytes();
+            let a = a[lane].to_ne_bytes();
+            i32::from_ne_bytes(std::array::from_fn(|byte| a[byte].wrapping_sub(b[byte])))
+        })
+    }
+
+    #[inline(always)]
+    fn scale_bytes(self, bytes: Self::I, factors: Self::I) -> Self::I {
+        std::array::from_fn(|lane| {
+            let factor = factors[lane].to_ne_bytes();
+            let bytes = bytes[lane].to_ne_bytes();
+            i32::from_ne_bytes(std::array::from_fn(|byte| bytes[byte].wrapping_mul(factor[byte / 2 * 2])))
+        })
     }
 
     #[inline(always)]

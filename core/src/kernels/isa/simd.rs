@@ -76,6 +76,11 @@ pub(in crate::kernels) trait Simd: Copy {
     /// # Safety
     /// `from` points to sixteen integers.
     unsafe fn load_ints(self, from: *const i32) -> Self::I;
+    /// Loads sixteen bytes as integers.
+    ///
+    /// # Safety
+    /// `from` points to sixteen bytes.
+    unsafe fn load_small_ints(self, from: *const i8) -> Self::I;
     /// Stores sixteen integers.
     ///
     /// # Safety
@@ -83,13 +88,31 @@ pub(in crate::kernels) trait Simd: Copy {
     unsafe fn store_ints(self, value: Self::I, to: *mut i32);
     /// Returns the integers as floats, rounded to the nearest, ties to even.
     fn to_floats(self, ints: Self::I) -> Self::V;
-    /// Returns a − b · c of integers, modulo 2^32.
-    fn subtract_product(self, a: Self::I, b: Self::I, c: Self::I) -> Self::I;
+    /// Returns a + b · c of integers, modulo 2^32.
+    fn add_product(self, a: Self::I, b: Self::I, c: Self::I) -> Self::I;
     /// Adds [`OFFSET`](Self::OFFSET) to each byte, as `b` of [`dot_bytes`](Self::dot_bytes) requires, which may be unsigned.
     fn offset(self, bytes: Self::I) -> Self::I;
     /// Adds to each integer of `sum` the four products of the bytes of `a` and `b` in the same lane, modulo 2^32. `b` was
     /// passed through [`offset`](Self::offset). Bytes must not be −128.
     fn dot_bytes(self, a: Self::I, b: Self::I, sum: Self::I) -> Self::I;
+    /// Returns the lower four bits of each byte, and the upper four bits.
+    fn nibbles(self, bytes: Self::I) -> [Self::I; 2];
+    /// Adds to each integer of `sum` 32 products: those of the four numbers from 0 to 15 in the same lane of each vector with the four
+    /// bytes of the cell of the same index. Bytes must not be −128.
+    fn dot_nibbles(self, nibbles: &[Self::I; 8], cells: &[[i8; 4]; 8], sum: Self::I) -> Self::I;
+    /// Returns a − b of bytes, modulo 2^8.
+    fn subtract_bytes(self, a: Self::I, b: Self::I) -> Self::I;
+    /// Returns the product of each byte with the 16-bit integer in the same place of `factors`, modulo 2^8.
+    fn scale_bytes(self, bytes: Self::I, factors: Self::I) -> Self::I;
+    /// Stores 64 bytes.
+    ///
+    /// # Safety
+    /// `to` points to 64 bytes.
+    #[inline(always)]
+    unsafe fn store_bytes(self, value: Self::I, to: *mut i8) {
+        // SAFETY: the caller guarantees the length; no alignment is needed.
+        unsafe { self.store_ints(value, to.cast()) }
+    }
     /// Returns the bytes at even indices, and those at odd indices, as 16-bit integers.
     fn words(self, bytes: Self::I) -> [Self::I; 2];
     /// Adds to each integer of `sum` the two products of the 16-bit integers in the same lane, modulo 2^32.

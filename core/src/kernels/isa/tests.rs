@@ -59,7 +59,7 @@ fn integer_products_are_exact_on_every_instruction_set() {
 }
 
 multiversion! {
-    /// Returns a − b · c, and a as floats.
+    /// Returns a + b · c, and a as floats.
     fn convert(a: &[i32; WIDTH], b: &[i32; WIDTH], c: &[i32; WIDTH]) -> ([i32; WIDTH], [f32; WIDTH]) = convert_body
 }
 
@@ -72,12 +72,12 @@ fn convert_body<S: Simd>(
 ) -> ([i32; WIDTH], [f32; WIDTH]) {
     // SAFETY: each array has sixteen integers.
     let load = |ints: &[i32; WIDTH]| unsafe { simd.load_ints(ints.as_ptr()) };
-    let mut difference = [0; WIDTH];
-    // SAFETY: `difference` has sixteen integers.
-    unsafe { simd.store_ints(simd.subtract_product(load(a), load(b), load(c)), difference.as_mut_ptr()) };
+    let mut sum = [0; WIDTH];
+    // SAFETY: `sum` has sixteen integers.
+    unsafe { simd.store_ints(simd.add_product(load(a), load(b), load(c)), sum.as_mut_ptr()) };
     let mut floats = [0.0; WIDTH];
     simd.store(simd.to_floats(load(a)), &mut floats);
-    (difference, floats)
+    (sum, floats)
 }
 
 #[test]
@@ -93,10 +93,69 @@ fn integers_wrap_and_become_the_nearest_floats_on_every_instruction_set() {
     };
     let [a, b, c] = [numbers(3), numbers(-5), numbers(7)];
     for isa in Isa::all() {
-        let (difference, floats) = convert(isa, &a, &b, &c);
+        let (sum, floats) = convert(isa, &a, &b, &c);
         for lane in 0..WIDTH {
-            assert_eq!(difference[lane], a[lane].wrapping_sub(b[lane].wrapping_mul(c[lane])), "{}", isa.name());
+            assert_eq!(sum[lane], a[lane].wrapping_add(b[lane].wrapping_mul(c[lane])), "{}", isa.name());
             assert_eq!(floats[lane], a[lane] as f32, "{}", isa.name());
+        }
+    }
+}
+
+multiversion! {
+    /// Returns for each lane 5 + the sum of the products of the nibbles of `packed` with the bytes of `cells`, and `small` as integers.
+    fn nibble_dots(packed: &[[i8; 64]; 4], cells: &[[i8; 4]; 8], small: &[i8; WIDTH]) -> [[i32; WIDTH]; 2] = nibble_dots_body
+}
+
+#[inline(always)]
+fn nibble_dots_body<S: Simd>(
+    simd: S,
+    packed: &[[i8; 64]; 4],
+    cells: &[[i8; 4]; 8],
+    small: &[i8; WIDTH],
+) -> [[i32; WIDTH]; 2] {
+    let mut nibbles = [simd.splat_int(0); 8];
+    for (pair, bytes) in nibbles.chunks_exact_mut(2).zip(packed) {
+        // SAFETY: there are 64 bytes.
+        pair.copy_from_slice(&simd.nibbles(unsafe { simd.load_bytes(bytes.as_ptr()) }));
+    }
+    let mut out = [[0; WIDTH]; 2];
+    // SAFETY: `small` has sixteen bytes.
+    let small = unsafe { simd.load_small_ints(small.as_ptr()) };
+    for (ints, out) in [simd.dot_nibbles(&nibbles, cells, simd.splat_int(5)), small].into_iter().zip(&mut out) {
+        // SAFETY: each row of `out` has sixteen integers.
+        unsafe { simd.store_ints(ints, out.as_mut_ptr()) };
+    }
+    out
+}
+
+#[test]
+fn products_of_nibbles_are_exact_on_every_instruction_set() {
+    let mut state = 1u32;
+    let mut byte = || {
+        state = state.wrapping_mul(747_796_405).wrapping_add(2_891_336_453);
+        (state >> 24) as u8 as i8
+    };
+    for round in 0..2000 {
+        let mut packed = [[0i8; 64]; 4];
+        packed.as_flattened_mut().fill_with(&mut byte);
+        let mut cells = [[0i8; 4]; 8];
+        cells.as_flattened_mut().fill_with(|| byte().max(-127));
+        if round < 2 {
+            // the largest sums of both signs
+            packed = [[-1; 64]; 4];
+            cells = [[if round == 0 { 127 } else { -127 }; 4]; 8];
+        }
+        let small: [i8; WIDTH] = std::array::from_fn(|_| byte());
+        for isa in Isa::all() {
+            let [sums, ints] = nibble_dots(isa, &packed, &cells, &small);
+            for lane in 0..WIDTH {
+                let product = |(index, &x): (usize, &i8)| {
+                    let byte = packed[index / 8][4 * lane + index % 4] as u8;
+                    i32::from(if index / 4 % 2 == 0 { byte & 15 } else { byte >> 4 }) * i32::from(x)
+                };
+                let expected = 5 + cells.as_flattened().iter().enumerate().map(product).sum::<i32>();
+                assert_eq!((sums[lane], ints[lane]), (expected, i32::from(small[lane])), "{}", isa.name());
+            }
         }
     }
 }

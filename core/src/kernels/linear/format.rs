@@ -9,55 +9,61 @@ use std::marker::PhantomData;
 
 /// A storage format of weights on one instruction set.
 pub(super) trait WeightFormat<S: Simd>: Copy {
-    /// Input of a row for one step: one float, or four bytes.
+    /// Input of a row for one step: one float, four bytes, or a block of bytes.
     type Cell: Copy;
-    /// Sixteen copies of a cell, the weights of sixteen outputs, or sixteen running sums.
-    type Vector: Copy;
+    /// The weights of sixteen outputs for one step.
+    type Weights: Copy;
+    /// Sixteen running sums.
+    type Sums: Copy;
     /// A running sum in memory.
     type Slot: Copy + Default;
     /// Bytes of a group of sixteen outputs.
     const GROUP: usize;
     /// Rows of the largest register tile.
     const TILE: usize;
-    /// Groups of a panel, whose steps have 128 bytes.
+    /// Groups of a panel. Except for int4, a step of it has 128 bytes.
     const GROUPS: usize = 128 / Self::GROUP;
+    /// Value that is added to each byte of an int8 row.
+    const OFFSET: i32 = 0;
+    /// True if sums are exact, so that the order of their terms is free.
+    const EXACT: bool = false;
 
     /// Loads the weights of a group.
     ///
     /// # Safety
     /// `from` points to `GROUP` bytes.
-    unsafe fn weights(simd: S, from: *const u8) -> Self::Vector;
-    /// Returns sixteen copies of a cell.
-    fn spread(simd: S, cell: Self::Cell) -> Self::Vector;
+    unsafe fn weights(simd: S, from: *const u8) -> Self::Weights;
     /// Returns sixteen zeros.
-    fn zero(simd: S) -> Self::Vector;
-    /// Returns `sum` + x · weights.
-    fn madd(simd: S, x: Self::Vector, weights: Self::Vector, sum: Self::Vector) -> Self::Vector;
+    fn zero(simd: S) -> Self::Sums;
+    /// Returns `sums` + x · weights.
+    fn madd(simd: S, x: &Self::Cell, weights: Self::Weights, sums: Self::Sums) -> Self::Sums;
+    /// Returns a + b.
+    fn merge(simd: S, a: Self::Sums, b: Self::Sums) -> Self::Sums;
     /// Loads sixteen sums.
     ///
     /// # Safety
     /// `from` points to sixteen slots.
-    unsafe fn load(simd: S, from: *const Self::Slot) -> Self::Vector;
+    unsafe fn load(simd: S, from: *const Self::Slot) -> Self::Sums;
     /// Stores sixteen sums.
     ///
     /// # Safety
     /// `to` points to sixteen slots.
-    unsafe fn store(simd: S, sum: Self::Vector, to: *mut Self::Slot);
+    unsafe fn store(simd: S, sums: Self::Sums, to: *mut Self::Slot);
     /// Converts sums to floats.
-    fn floats(simd: S, sums: Self::Vector, int8: Option<Int8Outputs<'_>>) -> S::V;
+    fn floats(simd: S, sums: Self::Sums, outputs: Option<IntegerOutputs<'_>>) -> S::V;
 }
 
 /// Dequantization of a row's integer sums of sixteen outputs.
 #[derive(Clone, Copy)]
-pub(super) struct Int8Outputs<'a> {
+pub(super) struct IntegerOutputs<'a> {
     /// Value that was added to each byte of the row.
     pub(super) offset: i32,
     /// Scale of the row.
     pub(super) row_scale: f32,
     /// Scale of each output's weights.
     pub(super) scales: &'a [f32; LANES],
-    /// Sum of each output's weights.
-    pub(super) weight_sums: &'a [i32; LANES],
+    /// Sum of each output's weights, if the offset needs it.
+    pub(super) weight_sums: Option<&'a [i32; LANES]>,
 }
 
 /// f32 or bf16 weights with f32 sums.
@@ -66,7 +72,8 @@ pub(super) struct FloatWeights<W>(PhantomData<W>);
 
 impl<S: Simd, W: LoadAsF32> WeightFormat<S> for FloatWeights<W> {
     type Cell = f32;
-    type Vector = S::V;
+    type Weights = S::V;
+    type Sums = S::V;
     type Slot = f32;
     const GROUP: usize = LANES * size_of::<W>();
     const TILE: usize = S::ROWS;
@@ -78,18 +85,18 @@ impl<S: Simd, W: LoadAsF32> WeightFormat<S> for FloatWeights<W> {
     }
 
     #[inline(always)]
-    fn spread(simd: S, cell: f32) -> S::V {
-        simd.splat(cell)
-    }
-
-    #[inline(always)]
     fn zero(simd: S) -> S::V {
         simd.splat(0.0)
     }
 
     #[inline(always)]
-    fn madd(simd: S, x: S::V, weights: S::V, sum: S::V) -> S::V {
-        simd.madd(x, weights, sum)
+    fn madd(simd: S, x: &f32, weights: S::V, sums: S::V) -> S::V {
+        simd.madd(simd.splat(*x), weights, sums)
+    }
+
+    #[inline(always)]
+    fn merge(simd: S, a: S::V, b: S::V) -> S::V {
+        simd.add(a, b)
     }
 
     #[inline(always)]
@@ -99,13 +106,13 @@ impl<S: Simd, W: LoadAsF32> WeightFormat<S> for FloatWeights<W> {
     }
 
     #[inline(always)]
-    unsafe fn store(simd: S, sum: S::V, to: *mut f32) {
+    unsafe fn store(simd: S, sums: S::V, to: *mut f32) {
         // SAFETY: the caller guarantees the length.
-        unsafe { simd.store_at(sum, to) }
+        unsafe { simd.store_at(sums, to) }
     }
 
     #[inline(always)]
-    fn floats(_: S, sums: S::V, _: Option<Int8Outputs<'_>>) -> S::V {
+    fn floats(_: S, sums: S::V, _: Option<IntegerOutputs<'_>>) -> S::V {
         sums
     }
 }
@@ -116,10 +123,13 @@ pub(super) struct Int8Weights;
 
 impl<S: Simd> WeightFormat<S> for Int8Weights {
     type Cell = [i8; 4];
-    type Vector = S::I;
+    type Weights = S::I;
+    type Sums = S::I;
     type Slot = i32;
     const GROUP: usize = 64;
     const TILE: usize = S::BYTE_ROWS;
+    const OFFSET: i32 = S::OFFSET;
+    const EXACT: bool = true;
 
     #[inline(always)]
     unsafe fn weights(simd: S, from: *const u8) -> S::I {
@@ -128,18 +138,18 @@ impl<S: Simd> WeightFormat<S> for Int8Weights {
     }
 
     #[inline(always)]
-    fn spread(simd: S, cell: [i8; 4]) -> S::I {
-        simd.offset(simd.splat_int(pack_bytes(cell)))
-    }
-
-    #[inline(always)]
     fn zero(simd: S) -> S::I {
         simd.splat_int(0)
     }
 
     #[inline(always)]
-    fn madd(simd: S, x: S::I, weights: S::I, sum: S::I) -> S::I {
-        simd.dot_bytes(weights, x, sum)
+    fn madd(simd: S, x: &[i8; 4], weights: S::I, sums: S::I) -> S::I {
+        simd.dot_bytes(weights, simd.offset(simd.splat_int(pack_bytes(*x))), sums)
+    }
+
+    #[inline(always)]
+    fn merge(simd: S, a: S::I, b: S::I) -> S::I {
+        simd.add_product(a, b, simd.splat_int(1))
     }
 
     #[inline(always)]
@@ -149,18 +159,25 @@ impl<S: Simd> WeightFormat<S> for Int8Weights {
     }
 
     #[inline(always)]
-    unsafe fn store(simd: S, sum: S::I, to: *mut i32) {
+    unsafe fn store(simd: S, sums: S::I, to: *mut i32) {
         // SAFETY: the caller guarantees the length.
-        unsafe { simd.store_ints(sum, to) }
+        unsafe { simd.store_ints(sums, to) }
     }
 
     #[inline(always)]
-    fn floats(simd: S, sums: S::I, int8: Option<Int8Outputs<'_>>) -> S::V {
-        let Some(Int8Outputs { offset, row_scale, scales, weight_sums }) = int8 else { return simd.to_floats(sums) };
+    fn floats(simd: S, sums: S::I, outputs: Option<IntegerOutputs<'_>>) -> S::V {
+        let Some(IntegerOutputs { offset, row_scale, scales, weight_sums }) = outputs else {
+            return simd.to_floats(sums);
+        };
         // the offset was multiplied with every weight; both sums are modulo 2^32, but their difference fits
-        // SAFETY: there are sixteen sums.
-        let weight_sums = unsafe { simd.load_ints(weight_sums.as_ptr()) };
-        let exact = if offset == 0 { sums } else { simd.subtract_product(sums, simd.splat_int(offset), weight_sums) };
+        let exact = match weight_sums {
+            Some(weight_sums) if offset != 0 => {
+                // SAFETY: there are sixteen sums.
+                let weight_sums = unsafe { simd.load_ints(weight_sums.as_ptr()) };
+                simd.add_product(sums, simd.splat_int(-offset), weight_sums)
+            }
+            _ => sums,
+        };
         // not fused with what follows, so that every instruction set gives the same bits
         simd.mul(simd.to_floats(exact), simd.mul(simd.splat(row_scale), simd.load(scales)))
     }

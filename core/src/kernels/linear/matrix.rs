@@ -2,7 +2,9 @@
 //!
 //! Layout: panels of 128 bytes per step, (outputs/width, steps, width), so that the product with one row reads memory as one
 //! sequential stream. A step is one input (f32: 32 outputs, bf16: 64 outputs) or four consecutive inputs (int8: 32 outputs).
+//! An int4 step is a block of 32 inputs (32 outputs, 544 bytes).
 
+use super::int4;
 use crate::{
     error::{Error, Result},
     kernels::{
@@ -44,7 +46,7 @@ pub struct Linear {
     packed: Region,
     /// (outputs), in groups, padded with zeros
     pub(super) bias: Vec<[f32; LANES]>,
-    /// Scale of each output's weights for int8: (outputs), in groups.
+    /// Scale of each output's weights for int8 and int4: (outputs), in groups.
     pub(super) scales: Vec<[f32; LANES]>,
     /// Sum of each output's weights for int8: (outputs), in groups.
     pub(super) sums: Vec<[i32; LANES]>,
@@ -52,27 +54,28 @@ pub struct Linear {
 
 impl Linear {
     /// Packs `weight`, (outputs, inputs) row-major, and `bias`, (outputs), or empty for no bias. Fails if memory runs
-    /// out, or if the type is int8 and 32-bit sums of `inputs` products could overflow. Panics if a length does not
+    /// out, or if the type is int8 or int4 and 32-bit sums of `inputs` products could overflow. Panics if a length does not
     /// match; the checkpoint reader checks shapes.
     pub fn pack(arena: &WeightArena, weight: &[f32], bias: &[f32], outputs: usize, inputs: usize) -> Result<Self> {
         assert_eq!(weight.len(), outputs * inputs);
         assert!(bias.is_empty() || bias.len() == outputs);
         let dtype = arena.dtype;
-        if dtype == Dtype::Int8 && inputs > MAX_INT8_INPUTS {
+        if dtype.is_integer() && inputs > MAX_INTEGER_INPUTS {
+            let name = dtype.name();
             let bound =
-                format!("f32 or bf16 (a matrix has {inputs} inputs, and int8 supports at most {MAX_INT8_INPUTS})");
-            return Err(Error::BadOption { field: "--dtype", found: dtype.name().into(), bound });
+                format!("f32 or bf16 (a matrix has {inputs} inputs, and {name} supports at most {MAX_INTEGER_INPUTS})");
+            return Err(Error::BadOption { field: "--dtype", found: name.into(), bound });
         }
-        let steps = if dtype == Dtype::Int8 { inputs.div_ceil(4) } else { inputs };
-        let bytes = outputs.div_ceil(LANES) * steps * group_bytes(dtype);
+        let steps = inputs.div_ceil(step_inputs(dtype));
         let groups = outputs.div_ceil(LANES);
+        let bytes = groups * steps * group_bytes(dtype);
         let mut grouped_bias = vec![[0.0; LANES]; groups];
         grouped_bias.as_flattened_mut()[..bias.len()].copy_from_slice(bias);
-        let mut scales = vec![[0.0; LANES]; if dtype == Dtype::Int8 { groups } else { 0 }];
+        let mut scales = vec![[0.0; LANES]; if dtype.is_integer() { groups } else { 0 }];
         for (scale, row) in scales.as_flattened_mut().iter_mut().zip(weight.chunks_exact(inputs)) {
-            *scale = scale_of(row);
+            *scale = if dtype == Dtype::Int4 { int4::scale_of(row) } else { scale_of(row) };
         }
-        let sums = vec![[0; LANES]; scales.len()];
+        let sums = vec![[0; LANES]; if dtype == Dtype::Int8 { groups } else { 0 }];
         let packed = arena.arena.allocate(bytes)?;
         let mut linear = Self { dtype, inputs, outputs, steps, packed, bias: grouped_bias, scales, sums };
         for (output, row) in weight.chunks_exact(inputs).enumerate() {
@@ -89,9 +92,13 @@ impl Linear {
         let stride = self.groups(panel) * group_bytes;
         let start = self.panel_start(panel) + group * group_bytes;
         let offset = |step: usize| start + step * stride;
-        let inverse = self.scales.as_flattened().get(output).map_or(0.0, |&scale| inverse_of(scale));
+        let scale = self.scales.as_flattened().get(output).copied().unwrap_or_default();
+        let inverse = inverse_of(scale);
         let dtype = self.dtype;
         let packed = self.packed.bytes_mut();
+        if dtype == Dtype::Int4 {
+            return int4::pack_row(row, scale, lane, packed, offset);
+        }
         for (input, &x) in row.iter().enumerate() {
             match dtype {
                 Dtype::F32 => packed[offset(input) + 4 * lane..][..4].copy_from_slice(&x.to_ne_bytes()),
@@ -105,6 +112,7 @@ impl Linear {
                     packed[offset(input / 4) + 4 * lane + input % 4] = byte.cast_unsigned();
                     self.sums[output / LANES][lane] += i32::from(byte);
                 }
+                Dtype::Int4 => {}
             }
         }
     }
@@ -126,7 +134,7 @@ impl Linear {
 
     /// Returns the outputs of a full panel.
     pub(super) fn width(&self) -> usize {
-        PANEL / group_bytes(self.dtype) * LANES
+        panel_groups(self.dtype) * LANES
     }
 
     /// Returns the groups of sixteen outputs in a panel.
@@ -135,7 +143,7 @@ impl Linear {
     }
 
     fn panel_start(&self, panel: usize) -> usize {
-        panel * self.steps * PANEL
+        panel * self.steps * panel_groups(self.dtype) * group_bytes(self.dtype)
     }
 
     pub(super) fn panel(&self, panel: usize) -> &[u8] {
@@ -144,16 +152,34 @@ impl Linear {
     }
 }
 
-/// Maximum inputs of an int8 matrix: the number of products of two bytes that a 32-bit sum can hold.
-pub(super) const MAX_INT8_INPUTS: usize = i32::MAX as usize / (127 * 127);
+/// Maximum inputs of an int8 or int4 matrix: the number of products of two bytes that a 32-bit sum can hold.
+pub(super) const MAX_INTEGER_INPUTS: usize = i32::MAX as usize / (127 * 127);
 
-/// Bytes per step of a full panel.
+/// Bytes per step of a full panel. An int4 panel has more.
 const PANEL: usize = 128;
+
+/// Returns the groups of sixteen outputs in a full panel.
+fn panel_groups(dtype: Dtype) -> usize {
+    match dtype {
+        Dtype::F32 | Dtype::Bf16 | Dtype::Int8 => PANEL / group_bytes(dtype),
+        Dtype::Int4 => int4::GROUPS,
+    }
+}
+
+/// Returns the inputs of a step.
+fn step_inputs(dtype: Dtype) -> usize {
+    match dtype {
+        Dtype::F32 | Dtype::Bf16 => 1,
+        Dtype::Int8 => 4,
+        Dtype::Int4 => int4::BLOCK,
+    }
+}
 
 /// Returns the bytes of sixteen outputs in a step.
 fn group_bytes(dtype: Dtype) -> usize {
     match dtype {
         Dtype::F32 | Dtype::Int8 => 64,
         Dtype::Bf16 => 32,
+        Dtype::Int4 => int4::BLOCK_BYTES,
     }
 }

@@ -3,10 +3,11 @@
 //! Order of summation: each output is one sum over the inputs, in order. It does not depend on tile, batch size, thread
 //! count or (with fused multiply-adds) instruction set. Tiles only decide how many such sums are computed concurrently.
 //!
-//! int8: the weights of an output share one scale, and each input row is quantized with its own scale. Products are summed
-//! as exact integers, so their order does not matter. The tests compare with a naive implementation in f64.
+//! int8 and int4: the weights of an output share one scale, and each input row is quantized with its own scale. Products are
+//! summed as exact integers, so their order does not matter. The tests compare with a naive implementation in f64.
 
 mod format;
+mod int4;
 mod matrix;
 mod product;
 mod quantized;
@@ -61,6 +62,20 @@ impl Linear {
                 }
                 self.share(compute, rows, &|panels| product::multiply_int8(isa, &job, panels));
             }
+            Dtype::Int4 => {
+                #[cfg(target_arch = "x86_64")]
+                if let Some(tiles) = isa.tiles().filter(|_| rows >= tiles::MIN_INT4_ROWS) {
+                    quantized.fill(compute, x, self.inputs);
+                    let stride = quantized.stride();
+                    let scales = quantized.scales();
+                    let job = ProductJob { matrix: self, x: quantized.all(), stride, scales, epilogue, out };
+                    return self.share(compute, rows, &|panels| tiles::multiply_int4(isa, tiles, &job, panels));
+                }
+                quantized.fill_blocks(compute, x, self.inputs);
+                let scales = quantized.scales();
+                let job = ProductJob { matrix: self, x: quantized.blocks(), stride: self.steps, scales, epilogue, out };
+                self.share(compute, rows, &|panels| product::multiply_int4(isa, &job, panels));
+            }
         }
     }
 
@@ -82,7 +97,7 @@ mod tests {
             Isa,
             testing::{apply, computes, numbers, packed, stored},
         },
-        matrix::MAX_INT8_INPUTS,
+        matrix::MAX_INTEGER_INPUTS,
         *,
     };
     use proptest::prelude::*;
@@ -96,8 +111,11 @@ mod tests {
 
     /// Naive implementation in f64, with weights and rows rounded as they are stored.
     fn naive(dtype: Dtype, weight: &[f32], x: &[f32], inputs: usize) -> Vec<ExpectedOutput> {
-        let weight = stored(dtype, weight, inputs);
-        let x = if dtype == Dtype::Int8 { stored(dtype, x, inputs) } else { x.to_vec() };
+        let weight = match dtype {
+            Dtype::Int4 => weight.chunks_exact(inputs).flat_map(int4::stored).collect(),
+            _ => stored(dtype.cache_dtype(), weight, inputs),
+        };
+        let x = if dtype.is_integer() { stored(dtype.cache_dtype(), x, inputs) } else { x.to_vec() };
         let mut out = Vec::new();
         for x in x.chunks_exact(inputs) {
             for weight in weight.chunks_exact(inputs) {
@@ -162,14 +180,16 @@ mod tests {
     }
 
     #[test]
-    fn int8_rejects_rows_whose_sum_could_overflow() {
+    fn rows_whose_sum_could_overflow_are_rejected() {
         let row = |inputs| vec![1.0; inputs];
-        let too_many = MAX_INT8_INPUTS + 1;
-        assert!(Linear::pack(&WeightArena::new(Dtype::Int8), &row(too_many), &[], 1, too_many).is_err());
-        let linear = packed(Dtype::Int8, &row(MAX_INT8_INPUTS), MAX_INT8_INPUTS);
-        for compute in computes(1) {
-            let out = apply(&linear, &compute, &row(MAX_INT8_INPUTS), Epilogue::None);
-            assert!((out[0] - MAX_INT8_INPUTS as f32).abs() < 1.0, "{out:?}");
+        let too_many = MAX_INTEGER_INPUTS + 1;
+        for dtype in [Dtype::Int8, Dtype::Int4] {
+            assert!(Linear::pack(&WeightArena::new(dtype), &row(too_many), &[], 1, too_many).is_err());
+            let linear = packed(dtype, &row(MAX_INTEGER_INPUTS), MAX_INTEGER_INPUTS);
+            for compute in computes(1) {
+                let out = apply(&linear, &compute, &row(MAX_INTEGER_INPUTS), Epilogue::None);
+                assert!((out[0] - MAX_INTEGER_INPUTS as f32).abs() < 1.0, "{dtype:?} {out:?}");
+            }
         }
     }
 
@@ -180,9 +200,9 @@ mod tests {
         for (dtype, rows) in Dtype::ALL.into_iter().flat_map(|dtype| [1, 2, 7, 20].map(|rows| (dtype, rows))) {
             let linear = packed(dtype, &numbers(1, outputs * inputs), inputs);
             let x = numbers(2, rows * inputs);
-            // the portable one may not fuse; int8 agrees on all
+            // the portable one may not fuse; integers agree on all
             let mut computes = computes(1);
-            if dtype != Dtype::Int8 && computes.len() > 1 {
+            if !dtype.is_integer() && computes.len() > 1 {
                 computes.retain(|compute| compute.isa != Isa::portable());
             }
             let outs: Vec<_> = computes.iter().map(|compute| apply(&linear, compute, &x, Epilogue::None)).collect();

@@ -2,11 +2,12 @@
 //!
 //! If the registers hold the sums of all rows over all outputs of a panel, the rows read it as one stream of memory and
 //! prefetch a little ahead. More rows share slices of a panel while a slice is in the nearest cache. A slice has [`SLICE`]
-//! steps and as many groups of sixteen outputs as fit into registers. Meanwhile the rows prefetch the next slice. Between
+//! bytes of a panel and as many groups of sixteen outputs as fit into registers. Meanwhile the rows prefetch the next slice. Between
 //! slices, sums are kept in memory without rounding, so slices and tiles do not change any bit.
 
 use super::{
-    format::{FloatWeights, Int8Outputs, Int8Weights, WeightFormat},
+    format::{FloatWeights, Int8Weights, IntegerOutputs, WeightFormat},
+    int4::{Int4Cell, Int4Weights},
     matrix::Linear,
 };
 use crate::kernels::{
@@ -17,8 +18,8 @@ use crate::kernels::{
 };
 use std::ops::Range;
 
-/// Steps of a slice, which then uses at most four lines of each cache set.
-const SLICE: usize = 128;
+/// Bytes of a slice of a full panel, which then uses at most four lines of each cache set.
+const SLICE: usize = 16384;
 /// Bytes of a cache line.
 const LINE: usize = 64;
 /// Prefetch distance of a stream in bytes. Some processors prefetch by themselves, but not beyond a 4 KiB boundary.
@@ -54,7 +55,7 @@ pub(super) struct ProductJob<'a, C> {
     pub(super) x: &'a [C],
     /// Cells from the start of a row to that of the next.
     pub(super) stride: usize,
-    /// Scale of each row for int8; empty if rows are floats.
+    /// Scale of each row for int8 and int4; empty if rows are floats.
     pub(super) scales: &'a [f32],
     pub(super) epilogue: Epilogue,
     pub(super) out: &'a DisjointSlice<'a>,
@@ -63,6 +64,7 @@ pub(super) struct ProductJob<'a, C> {
 multiversion! { pub(super) fn multiply_f32(job: &ProductJob<'_, f32>, panels: Range<usize>) = product::<_, FloatWeights<f32>> }
 multiversion! { pub(super) fn multiply_bf16(job: &ProductJob<'_, f32>, panels: Range<usize>) = product::<_, FloatWeights<u16>> }
 multiversion! { pub(super) fn multiply_int8(job: &ProductJob<'_, [i8; 4]>, panels: Range<usize>) = product::<_, Int8Weights> }
+multiversion! { pub(super) fn multiply_int4(job: &ProductJob<'_, Int4Cell>, panels: Range<usize>) = product::<_, Int4Weights> }
 
 #[inline(always)]
 fn product<S: Simd, F: WeightFormat<S>>(simd: S, job: &ProductJob<'_, F::Cell>, panels: Range<usize>) {
@@ -87,7 +89,7 @@ fn product<S: Simd, F: WeightFormat<S>>(simd: S, job: &ProductJob<'_, F::Cell>, 
                 panel.rows::<S, F>(simd, sums);
             }
             for (row, sums) in block.clone().zip(sums) {
-                finish::<S, F>(simd, job, row, index, sums, S::OFFSET);
+                finish::<S, F>(simd, job, row, index, sums, F::OFFSET);
             }
         }
     }
@@ -110,15 +112,15 @@ pub(super) fn finish<S: Simd, F: WeightFormat<S>>(
     let out = unsafe { out.part(row * matrix.outputs + first, width) };
     for (group, numbers) in out.chunks_mut(LANES).enumerate() {
         let index = first / LANES + group;
-        let int8 = scales.get(row).map(|&row_scale| Int8Outputs {
+        let integers = scales.get(row).map(|&row_scale| IntegerOutputs {
             offset,
             row_scale,
             scales: &matrix.scales[index],
-            weight_sums: &matrix.sums[index],
+            weight_sums: matrix.sums.get(index),
         });
         // SAFETY: there are sixteen sums for each group.
         let sums = unsafe { F::load(simd, sums[group * LANES..][..LANES].as_ptr()) };
-        let values = simd.add(F::floats(simd, sums, int8), simd.load(&matrix.bias[index]));
+        let values = simd.add(F::floats(simd, sums, integers), simd.load(&matrix.bias[index]));
         if numbers.len() == LANES {
             simd.store(values, numbers);
         } else {
@@ -195,8 +197,9 @@ impl<C: Copy> WeightPanel<'_, C> {
     fn rows<S: Simd, F: WeightFormat<S, Cell = C>>(&self, simd: S, sums: &mut [[F::Slot; MAX_WIDTH]]) {
         // two rows take two groups at a time, to have enough independent chains
         let groups_per_tile = if sums.len() == 2 { 2 } else { S::ACROSS };
-        for start in (0..self.steps).step_by(SLICE) {
-            let end = self.steps.min(start + SLICE);
+        let slice = const { SLICE / (F::GROUPS * F::GROUP) };
+        for start in (0..self.steps).step_by(slice) {
+            let end = self.steps.min(start + slice);
             for group in (0..self.groups).step_by(groups_per_tile) {
                 let last = group + groups_per_tile >= self.groups;
                 // next comes the next slice of these steps, or the first one of the next steps or panel
@@ -262,30 +265,56 @@ impl<C: Copy> WeightPanel<'_, C> {
                 *chain = unsafe { F::load(simd, slots.wrapping_add(index * LANES)) };
             }
         }
+        // few chains leave the units for products idle, so exact sums have two parts, of even and of odd steps
+        let halves = const { F::EXACT && S::ACROSS == 2 && R * G <= 4 };
+        let mut odd = [[F::zero(simd); G]; R];
         let mut weights_at = self.weights.as_ptr().wrapping_add(start * stride + group * F::GROUP);
         // each tile prefetches its part of the next slice, one step of it per `tiles` steps
         let Prefetch { ahead, near, tile, tiles } = prefetch;
         let mut prefetch_at = weights_at.wrapping_add(ahead + (end - start) * tile / tiles * stride);
         let mut step = start;
-        while step < end {
-            for line in (0..G * F::GROUP).step_by(LINE) {
-                let line = prefetch_at.wrapping_add(line);
-                if near { simd.prefetch_near(line) } else { simd.prefetch(line) }
-            }
-            prefetch_at = prefetch_at.wrapping_add(stride);
-            let stop = end.min(step + tiles);
-            while step < stop {
+        macro_rules! prefetch_step {
+            () => {
+                for line in (0..G * F::GROUP).step_by(LINE) {
+                    let line = prefetch_at.wrapping_add(line);
+                    if near { simd.prefetch_near(line) } else { simd.prefetch(line) }
+                }
+                prefetch_at = prefetch_at.wrapping_add(stride);
+            };
+        }
+        macro_rules! multiply_step {
+            ($chains:ident) => {
                 for g in 0..G {
                     // SAFETY: step < steps and group + g < groups, so the group's bytes lie within the panel, as checked.
                     let weights = unsafe { F::weights(simd, weights_at.wrapping_add(g * F::GROUP)) };
-                    for (chains, x) in chains.iter_mut().zip(&xs) {
+                    for (chains, x) in $chains.iter_mut().zip(&xs) {
                         // SAFETY: every row has `steps` cells.
-                        let x = F::spread(simd, *unsafe { x.get_unchecked(step) });
-                        chains[g] = F::madd(simd, x, weights, chains[g]);
+                        chains[g] = F::madd(simd, unsafe { x.get_unchecked(step) }, weights, chains[g]);
                     }
                 }
                 weights_at = weights_at.wrapping_add(stride);
                 step += 1;
+            };
+        }
+        while step < end {
+            prefetch_step!();
+            let stop = end.min(step + tiles);
+            while step < stop {
+                multiply_step!(chains);
+                if halves && step < stop {
+                    multiply_step!(odd);
+                }
+            }
+            if halves && tiles == 1 && step < end {
+                prefetch_step!();
+                multiply_step!(odd);
+            }
+        }
+        if halves {
+            for (chains, odd) in chains.iter_mut().zip(odd) {
+                for (chain, odd) in chains.iter_mut().zip(odd) {
+                    *chain = F::merge(simd, *chain, odd);
+                }
             }
         }
         for (chains, slots) in chains.iter().zip(slots) {

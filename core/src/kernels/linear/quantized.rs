@@ -1,5 +1,6 @@
 //! Rows of activations in int8.
 
+use super::int4::{CELLS, Int4Cell};
 use crate::kernels::{Compute, disjoint::DisjointSlice, rowwise};
 
 /// Cells of a line.
@@ -14,11 +15,13 @@ const MIN_SHARED: usize = 1 << 16;
 #[repr(C, align(64))]
 struct CellLine([[i8; 4]; LINE_CELLS]);
 
-/// Quantized input rows of an int8 product. The memory is reused between steps.
+/// Quantized input rows of an int8 or int4 product. The memory is reused between steps.
 #[derive(Default)]
 pub struct QuantizedRows {
     /// (rows, width/64), padded with zeros
     lines: Vec<CellLine>,
+    /// Blocks of the rows for an int4 product: (rows, ⌈width/32⌉)
+    blocks: Vec<Int4Cell>,
     /// Scale of each row: (rows)
     scales: Vec<f32>,
     /// Cells of a row, without those that fill its last line: ⌈width/4⌉.
@@ -46,6 +49,27 @@ impl QuantizedRows {
         };
         let tasks = rows.div_ceil(TASK_ROWS);
         if x.len() < MIN_SHARED { (0..tasks).for_each(quantize) } else { compute.pool.run(tasks, &quantize) }
+    }
+
+    /// Quantizes rows of floats, (rows, width), and fills [`blocks`](Self::blocks).
+    pub(super) fn fill_blocks(&mut self, compute: &Compute, x: &[f32], width: usize) {
+        self.fill(compute, x, width);
+        let rows = x.len() / width;
+        let row_blocks = self.cells.div_ceil(CELLS);
+        let stride = self.stride();
+        let mut blocks = std::mem::take(&mut self.blocks);
+        blocks.resize(rows * row_blocks, Int4Cell::ZERO);
+        for (cells, blocks) in self.all().chunks_exact(stride).zip(blocks.chunks_exact_mut(row_blocks)) {
+            for (cells, block) in cells.as_chunks::<CELLS>().0.iter().zip(blocks) {
+                *block = Int4Cell::new(*cells);
+            }
+        }
+        self.blocks = blocks;
+    }
+
+    /// Returns the blocks of all rows, (rows, ⌈width/32⌉), of the last [`fill_blocks`](Self::fill_blocks).
+    pub(super) fn blocks(&self) -> &[Int4Cell] {
+        &self.blocks
     }
 
     /// Returns all cells, (rows, [`stride`](Self::stride)).

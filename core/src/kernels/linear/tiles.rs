@@ -1,17 +1,21 @@
-//! int8 products of several rows on AMX tiles: the sums of up to 32 rows × 32 outputs stay in four tiles.
+//! int8 and int4 products of several rows on AMX tiles: the sums of up to 32 rows × 32 outputs stay in four tiles.
 //!
 //! Sixteen steps of a group have the layout of a tile: sixteen rows of 64 bytes. Tiles are therefore loaded from the same packed
-//! weights as vectors. Integer sums are exact, so their bits are those of every other instruction set.
+//! weights as vectors. int4 weights are expanded to that layout. Integer sums are exact, so their bits are those of every other
+//! instruction set.
 
 use super::{
     format::Int8Weights,
+    int4,
     product::{MAX_WIDTH, ProductJob, finish},
 };
 use crate::kernels::isa::{ActiveTiles, Simd, TILE_BYTES, TILE_ROWS, TileShape, Tiles, multiversion};
-use std::{arch::asm, ops::Range};
+use std::{arch::asm, cell::RefCell, ops::Range};
 
 /// Minimum rows. The product of one row with weights from memory is a little faster with vectors.
 pub(super) const MIN_ROWS: usize = 2;
+/// Minimum rows of an int4 product, whose weights must be expanded.
+pub(super) const MIN_INT4_ROWS: usize = 8;
 /// Bytes of a cell: four inputs of a row, or of an output.
 const CELL: usize = 4;
 /// Steps of a tile.
@@ -50,6 +54,44 @@ fn multiply<S: Simd>(simd: S, tiles: Tiles, job: &ProductJob<'_, [i8; 4]>, panel
             }
         }
     }
+}
+
+multiversion! {
+    /// Multiplies all rows with the int4 weights of `panels`.
+    pub(super) fn multiply_int4(tiles: Tiles, job: &ProductJob<'_, [i8; 4]>, panels: Range<usize>) = multiply_expanded
+}
+
+thread_local! {
+    /// The int8 weights of a panel.
+    static EXPANDED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+#[inline(always)]
+fn multiply_expanded<S: Simd>(simd: S, tiles: Tiles, job: &ProductJob<'_, [i8; 4]>, panels: Range<usize>) {
+    let mut weights = EXPANDED.take();
+    weights.resize(job.matrix.steps * int4::CELLS * GROUPS * GROUP, 0);
+    let rows = job.x.len() / job.stride;
+    let mut sums = Sums([[0; MAX_WIDTH]; PAIR]);
+    let mut shaped = ShapedTiles::new(tiles, rows.min(PAIR));
+    for index in panels {
+        let groups = job.matrix.groups(index);
+        let weights = &mut weights[..job.matrix.steps * int4::CELLS * groups * GROUP];
+        int4::expand(simd, job.matrix.panel(index), groups, weights);
+        for first in (0..rows).step_by(PAIR) {
+            let pair = PAIR.min(rows - first);
+            if shaped.rows != pair {
+                // dropping releases the tiles, so it comes before the next shape
+                drop(shaped);
+                shaped = ShapedTiles::new(tiles, pair);
+            }
+            let x = &job.x[first * job.stride..(first + pair) * job.stride];
+            shaped.multiply(x, job.stride, weights, groups, &mut sums);
+            for (row, sums) in sums.0[..pair].iter().enumerate() {
+                finish::<S, Int8Weights>(simd, job, first + row, index, sums, 0);
+            }
+        }
+    }
+    EXPANDED.set(weights);
 }
 
 /// Tiles that are shaped for a number of rows from 1 to [`PAIR`].
@@ -202,7 +244,7 @@ mod tests {
     use super::super::super::{
         Dtype, Isa,
         linear::{Epilogue, Linear, WeightArena},
-        testing::{apply, computes, numbers},
+        testing::{apply, computes, numbers, packed},
     };
 
     /// Rows that fill no tile, one, two and more; steps that fill no tile, whole tiles, and leave a rest; one group, a whole panel,
@@ -215,15 +257,22 @@ mod tests {
             for outputs in [1, 16, 17, 32, 33, 48, 100] {
                 let weight = numbers(3, outputs * inputs);
                 let bias = numbers(4, outputs);
-                let linear = Linear::pack(&WeightArena::new(Dtype::Int8), &weight, &bias, outputs, inputs).unwrap();
+                let pack = |dtype| Linear::pack(&WeightArena::new(dtype), &weight, &bias, outputs, inputs).unwrap();
+                let linears = [pack(Dtype::Int8), pack(Dtype::Int4)];
                 for rows in [1, 2, 3, 5, 15, 16, 17, 31, 32, 33, 47, 64, 70] {
                     let x = numbers(rows as u32, rows * inputs);
-                    for epilogue in [Epilogue::None, Epilogue::Relu] {
-                        let expected = apply(&linear, portable, &x, epilogue);
+                    for (linear, epilogue) in
+                        linears.iter().flat_map(|linear| [(linear, Epilogue::None), (linear, Epilogue::Relu)])
+                    {
+                        let expected = apply(linear, portable, &x, epilogue);
                         for compute in &computes {
                             let name = compute.isa.name();
-                            let out = apply(&linear, compute, &x, epilogue);
-                            assert!(out == expected, "{name}: {rows} rows, {inputs} -> {outputs}, {epilogue:?}");
+                            let out = apply(linear, compute, &x, epilogue);
+                            let dtype = linear.dtype;
+                            assert!(
+                                out == expected,
+                                "{name}, {dtype:?}: {rows} rows, {inputs} -> {outputs}, {epilogue:?}"
+                            );
                         }
                     }
                 }
@@ -236,16 +285,17 @@ mod tests {
         let rows = 20;
         let inputs = 100;
         let outputs = 40;
-        let linear = Linear::pack(&WeightArena::new(Dtype::Int8), &numbers(1, inputs * outputs), &[], outputs, inputs);
-        let linear = linear.unwrap();
         let mut x = numbers(2, rows * inputs);
         x[..inputs].fill(0.0);
         x[5 * inputs + 3] = f32::INFINITY;
-        for compute in computes(1) {
-            let out = apply(&linear, &compute, &x, Epilogue::None);
-            assert!(out[..outputs].iter().all(|&x| x == 0.0), "{}", compute.isa.name());
+        let computes = computes(1);
+        for (dtype, compute) in
+            [Dtype::Int8, Dtype::Int4].iter().flat_map(|dtype| computes.iter().map(move |c| (*dtype, c)))
+        {
+            let out = apply(&packed(dtype, &numbers(1, inputs * outputs), inputs), compute, &x, Epilogue::None);
+            assert!(out[..outputs].iter().all(|&x| x == 0.0), "{dtype:?}, {}", compute.isa.name());
             for (row, out) in out.chunks_exact(outputs).enumerate() {
-                assert_eq!(out.iter().all(|x| x.is_nan()), row == 5, "{}", compute.isa.name());
+                assert_eq!(out.iter().all(|x| x.is_nan()), row == 5, "{dtype:?}, {}", compute.isa.name());
             }
         }
     }

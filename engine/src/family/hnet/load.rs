@@ -221,8 +221,13 @@ impl Builder<'_> {
         let norm = self.norm(&format!("{prefix}.norm.weight"))?;
         let attending = stack.layers.iter().filter(|layer| layer.attention).count();
         let heads = stage.heads.max(1);
-        let layout =
-            PageLayout { dtype: self.store.dtype(), layers: attending, heads, head_dim: stage.dim / heads, output: 0 };
+        let layout = PageLayout {
+            dtype: self.store.dtype().cache_dtype(),
+            layers: attending,
+            heads,
+            head_dim: stage.dim / heads,
+            output: 0,
+        };
         let position = match (attending, stage.rotary_dim) {
             (0, _) | (_, 0) => PositionScheme::None,
             (_, dim) => PositionScheme::Rotary(Rotary::new(dim, None, stage.window.max_keys(), self.positions)),

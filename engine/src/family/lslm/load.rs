@@ -215,7 +215,7 @@ impl Loader<'_> {
         // pooling reads the token encoder's outputs; the others' are not kept
         let output = if name == "token" { shape.dim } else { 0 };
         let T5Shape { layers, heads, head_dim, .. } = *shape;
-        let layout = PageLayout { dtype: self.store.dtype(), layers, heads, head_dim, output };
+        let layout = PageLayout { dtype: self.store.dtype().cache_dtype(), layers, heads, head_dim, output };
         let layers = (0..layers).map(|index| self.layer(name, shape, index)).collect::<Result<_>>()?;
         let table = self.weights.take(&format!("{name}.distance_bias.weight"))?;
         let position = PositionScheme::Buckets(shape.buckets().tables(&table));

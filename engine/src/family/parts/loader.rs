@@ -119,7 +119,7 @@ impl<'a> Loader<'a> {
     pub fn stack(&mut self, spec: &StackSpec<'_>) -> Result<Stack> {
         let StackShape { dim, heads, head_dim, activation, .. } = self.shape;
         let StackSpec { layers: count, output, window, order, .. } = *spec;
-        let layout = PageLayout { dtype: self.store.dtype(), layers: count, heads, head_dim, output };
+        let layout = PageLayout { dtype: self.store.dtype().cache_dtype(), layers: count, heads, head_dim, output };
         let mut layers = Vec::with_capacity(count);
         let mut distances = Vec::new();
         for index in 0..count {

@@ -185,7 +185,7 @@ impl<'a> Loader<'a> {
             window: Window::Full,
             order: self.order(),
             layout: PageLayout {
-                dtype: self.arena.dtype(),
+                dtype: self.arena.dtype().cache_dtype(),
                 layers: layers.len(),
                 heads: a.heads,
                 head_dim: a.dim / a.heads,

@@ -139,7 +139,7 @@ impl<'a> Loader<'a> {
             layers: self.layers(stack)?,
             position: PositionScheme::Buckets(a.buckets(false).tables(&table)),
             layout: PageLayout {
-                dtype: self.store.dtype(),
+                dtype: self.store.dtype().cache_dtype(),
                 layers: stack.layers,
                 heads: a.heads,
                 head_dim: a.head_dim,

@@ -26,7 +26,7 @@ use crate::{
 
 const MAGIC: [u8; 8] = *b"\x89WEIR\r\n\x1a";
 const VERSION: u8 = 1;
-const DTYPES: [&str; 3] = ["f32", "bf16", "int8"];
+const DTYPES: [&str; 4] = ["f32", "bf16", "int8", "int4"];
 const UNKNOWN_LENGTH: u64 = u64::MAX;
 const HEADER: usize = MAGIC.len() + 3 + DIGEST + 3 * 4 + 8;
 const DIGEST: usize = 32;

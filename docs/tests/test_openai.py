@@ -259,7 +259,7 @@ def test_unsupported_path(client: Any) -> None:
 
 
 def test_chat_names_the_call_to_make(client: Any) -> None:
-    with pytest.raises(openai.BadRequestError, match="complete text .* POST /v1/completions") as refused:
+    with pytest.raises(openai.BadRequestError, match="completes text .* POST /v1/completions") as refused:
         client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": PROMPT}])
     assert (refused.value.code, refused.value.param) == ("no_chat_template", "messages")
 

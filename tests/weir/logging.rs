@@ -2,6 +2,7 @@
 #![cfg(target_os = "linux")]
 
 use super::{process, support::converted};
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use std::{
     fs::File,
     io::{PipeReader, pipe},
@@ -164,4 +165,39 @@ async fn refusals_over_http_are_logged_with_the_field() {
         assert!(line.contains(r#"call{path="/v1/completions" id="mine" principal=address:127.0.0.1}"#), "{line}");
     }
     assert!(!log.contains("secret") && !log.contains("nobody"), "{log}");
+}
+
+/// A page cannot set the header of an API key for a WebSocket. The log has the owner of the key that a subprotocol carries.
+#[tokio::test]
+async fn a_refused_websocket_is_logged_with_its_principal() {
+    let folder = tempfile::tempdir().unwrap();
+    let keys = folder.path().join("keys");
+    std::fs::write(&keys, "alice:a-key-that-alice-has\n").unwrap();
+    let model = converted("whitespaces");
+    let flags = ["--http-listen", "127.0.0.1:0", "--threads", "1", "--calibration-milliseconds", "0"];
+    let limit = ["--max-edit-sessions", "1", "--api-keys", keys.to_str().unwrap(), "--model", model.to_str().unwrap()];
+    let server = process::Server::start(&[&flags[..], &limit].concat());
+    let http: SocketAddr = server.program.listener("playground").parse().unwrap();
+    let key = URL_SAFE_NO_PAD.encode("a-key-that-alice-has");
+    let open = async || {
+        let mut connection = TcpStream::connect(http).await.unwrap();
+        let head = format!(
+            "GET /v1/edit HTTP/1.1\r\nhost: {http}\r\nconnection: upgrade\r\nupgrade: websocket\r\nx-request-id: mine\r\n\
+             sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\
+             sec-websocket-protocol: weir.v1.edit, weir.v1.bearer.{key}\r\n\r\n"
+        );
+        connection.write_all(head.as_bytes()).await.unwrap();
+        let mut status = [0; 12];
+        connection.read_exact(&mut status).await.unwrap();
+        (connection, String::from_utf8(status.to_vec()).unwrap())
+    };
+    let (_first, begun) = open().await;
+    assert_eq!(begun, "HTTP/1.1 101");
+    let (_second, refused) = open().await;
+    assert_eq!(refused, "HTTP/1.1 429");
+    server.program.wait_for_part(r#"call{path="/v1/edit" id="mine" principal=key:alice}"#);
+    let log = server.program.stderr();
+    let line = log.lines().find(|line| line.contains("refused a call")).unwrap();
+    assert!(line.contains("principal=key:alice") && line.contains("code=ResourceExhausted"), "{log}");
+    assert!(!log.contains("a-key-that-alice-has") && !log.contains(&key), "{log}");
 }

@@ -129,8 +129,8 @@ mod tests {
         let shown = mismatch("invalid value: integer `70000`, expected u16 at line 2 column 5", vec!["a[0]"], true);
         assert_eq!(shown.key, "a[0]");
         assert_eq!(shown.to_string(), "expected a whole number of at most 65535, found 70000 (line 2 column 5)");
-        let own = mismatch("expected at most 2 strings, found more at line 1 column 7", vec!["stop"], true);
-        assert_eq!(own.to_string(), "expected at most 2 strings, found more (line 1 column 7)");
+        let own = mismatch("expected at most 2 strings, found 3 at line 1 column 7", vec!["stop"], true);
+        assert_eq!(own.to_string(), "expected at most 2 strings, found 3 (line 1 column 7)");
         let missing = mismatch("missing field `id` at line 1 column 2", vec![""], true);
         assert_eq!((missing.key.as_str(), missing.found.as_str()), ("id", "nothing"));
         let syntax = mismatch("trailing comma at line 1 column 9", vec![""], false);

@@ -19,7 +19,7 @@ async fn chat_is_refused_with_the_call_to_make() {
     assert_eq!(refused.refused(), (400, "invalid_request_error".into(), "messages".into()));
     assert_eq!(refused.json()["error"]["code"], "no_chat_template");
     let message = refused.json()["error"]["message"].as_str().unwrap().to_owned();
-    assert!(message.contains("complete text") && message.contains("POST /v1/completions"), "{message}");
+    assert!(message.contains("\"fake\" completes text") && message.contains("POST /v1/completions"), "{message}");
     assert!(refused.1.contains("x-request-id: "), "{}", refused.1);
     // The body in the message is a request that the server accepts, but for the fake model's alphabet.
     let body = &message[message.find('{').unwrap()..];
@@ -34,7 +34,8 @@ async fn chat_is_refused_with_the_call_to_make() {
     assert_eq!(unknown.json()["error"]["message"], "model: expected one of fake, found \"gpt-4\"");
     let malformed = exchange(server.port, "POST", "/v1/chat/completions", &[], r#"{"model": 3}"#).await;
     assert_eq!(malformed.refused(), (400, "invalid_request_error".into(), "model".into()));
-    assert_eq!(exchange(server.port, "GET", "/v1/chat/completions", &[], "").await.0, 405);
+    let unnamed = exchange(server.port, "POST", "/v1/chat/completions", &[], r#"{"messages": []}"#).await;
+    assert_eq!(unnamed.json()["error"]["message"], message);
     server.at_rest().await;
 }
 

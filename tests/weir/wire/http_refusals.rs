@@ -24,6 +24,8 @@ async fn invalid_requests_are_refused_with_the_field() {
         (json!({ "prompt": "a?" }), 400, invalid, "prompt"),
         (json!({ "prompt": "" }), 400, invalid, "prompt"),
         (json!({}), 400, invalid, "prompt"),
+        (json!({ "prompt": null }), 400, invalid, "prompt"),
+        (json!({ "prompt": [] }), 400, invalid, "prompt"),
         (json!({ "prompt": "a", "n": 1.5 }), 400, invalid, "n"),
         (json!({ "prompt": "a", "model": "nobody" }), 404, "not_found_error", "model"),
         (json!({ "prompt": [1, -2] }), 400, invalid, "prompt[1]"),
@@ -64,6 +66,34 @@ async fn invalid_requests_are_refused_with_the_field() {
         assert_eq!(exchange(server.port, method, path, &[], "").await.refused().0, status, "{path}");
     }
     server.at_rest().await;
+}
+
+#[tokio::test]
+async fn a_wrong_method_is_refused_with_those_of_the_path() {
+    let server = Both::new().await;
+    for (method, path, allowed) in [
+        ("GET", "/v1/completions", "OPTIONS, POST"),
+        ("HEAD", "/v1/completions", "OPTIONS, POST"),
+        ("GET", "/v1/chat/completions", "OPTIONS, POST"),
+        ("PUT", "/v1/summaries", "OPTIONS, POST"),
+        ("GET", "/v2/models/fake/infer", "OPTIONS, POST"),
+        ("POST", "/v1/models", "GET, HEAD, OPTIONS"),
+        ("POST", "/health", "GET, HEAD, OPTIONS"),
+        ("POST", "/v1/edit", "GET, OPTIONS"),
+        ("BREW", "/", "GET, HEAD, OPTIONS"),
+    ] {
+        let refused = exchange(server.port, method, path, &[], "").await;
+        let lists: Vec<_> = refused.1.lines().filter_map(|line| line.strip_prefix("allow: ")).collect();
+        assert_eq!((refused.0, &lists[..]), (405, &[allowed][..]), "{method} {path}");
+        if method != "HEAD" {
+            let error = &refused.json()["error"];
+            assert_eq!(error["message"], format!("method: expected one of {allowed}, found \"{method}\""));
+            assert_eq!(error["code"], "unknown_method");
+        }
+    }
+    let long = "A".repeat(500);
+    let refused = exchange(server.port, &long, "/", &[], "").await;
+    assert!(refused.0 == 405 && refused.body().len() < 300, "{}", refused.body());
 }
 
 /// Clients may send the biases of other models.

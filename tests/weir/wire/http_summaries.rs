@@ -83,6 +83,25 @@ impl Drop for Server {
 }
 
 #[tokio::test]
+async fn a_chat_names_the_call_that_a_summarizer_answers() {
+    let server = Server::new().await;
+    let name = server.engine.card().name.clone();
+    for body in [json!({ "model": name, "messages": [] }), json!({ "messages": [] })] {
+        let refused = exchange(server.port, "POST", "/v1/chat/completions", &[], &body.to_string()).await;
+        assert_eq!(refused.refused(), (400, "invalid_request_error".into(), "messages".into()));
+        let message = refused.json()["error"]["message"].as_str().unwrap().to_owned();
+        let start =
+            format!("messages: {name:?} summarizes documents and has no chat template: send POST /v1/summaries with ");
+        let call = message.strip_prefix(&start).unwrap_or_else(|| panic!("{message}"));
+        let mut call: Value = serde_json::from_str(call).unwrap();
+        assert_eq!(call["model"], json!(name));
+        // The body in the message is a request that the server accepts, but for the model's alphabet.
+        call["document"] = DOCUMENT.into();
+        assert_eq!(server.post(&call).await.0, 200);
+    }
+}
+
+#[tokio::test]
 async fn a_summary_equals_the_grpc_answer() {
     let server = Server::new().await;
     let (text, kept) = server.grpc_summary().await;

@@ -3,7 +3,7 @@
 use crate::{decode::options::OptionLimits, error::quoted};
 use serde::{
     Deserialize, Deserializer,
-    de::{Error, MapAccess, SeqAccess, Visitor},
+    de::{Error, IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
 use std::fmt;
 
@@ -36,14 +36,31 @@ impl<'de, const MAX: usize> Visitor<'de> for TextsVisitor<MAX> {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
         let mut texts = Vec::new();
-        while let Some(text) = list.next_element()? {
-            if texts.len() == MAX {
-                return Err(A::Error::custom(format!("expected at most {MAX} strings, found more")));
-            }
+        while texts.len() < MAX
+            && let Some(text) = list.next_element()?
+        {
             texts.push(text);
         }
+        check_count(MAX, "strings", texts.len() + count_rest(&mut list)?)?;
         Ok(Texts(texts))
     }
+}
+
+/// Counts the rest of a list without storing it.
+pub(super) fn count_rest<'de, A: SeqAccess<'de>>(list: &mut A) -> Result<usize, A::Error> {
+    let mut count = 0;
+    while list.next_element::<IgnoredAny>()?.is_some() {
+        count += 1;
+    }
+    Ok(count)
+}
+
+/// Fails if there are more than `limit` elements, which the error calls `unit`.
+pub(super) fn check_count<E: Error>(limit: usize, unit: &str, count: usize) -> Result<(), E> {
+    if count > limit {
+        return Err(E::custom(format!("expected at most {limit} {unit}, found {count}")));
+    }
+    Ok(())
 }
 
 /// Biases by symbol id: null, or an object whose keys are ids.
@@ -78,11 +95,9 @@ impl<'de> Visitor<'de> for BiasesVisitor {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         let mut biases = Vec::new();
-        while let Some(key) = map.next_key::<String>()? {
-            if biases.len() == OptionLimits::LOGIT_BIAS {
-                let limit = OptionLimits::LOGIT_BIAS;
-                return Err(A::Error::custom(format!("expected at most {limit} symbol ids, found more")));
-            }
+        while biases.len() < OptionLimits::LOGIT_BIAS
+            && let Some(key) = map.next_key::<String>()?
+        {
             let is_number = !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_digit());
             let id = match key.parse() {
                 Ok(id) => id,
@@ -93,6 +108,39 @@ impl<'de> Visitor<'de> for BiasesVisitor {
             let value: f64 = map.next_value()?;
             biases.push(Bias { id, value: value as f32 });
         }
+        let mut count = biases.len();
+        while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {
+            count += 1;
+        }
+        check_count(OptionLimits::LOGIT_BIAS, "symbol ids", count)?;
         Ok(Biases(biases))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_beyond_its_limit_is_counted() {
+        let stops = |count: usize| serde_json::from_str::<Texts<16>>(&format!("{:?}", vec!["a"; count]));
+        assert_eq!(stops(16).unwrap().0.len(), 16);
+        let message = stops(17).unwrap_err().to_string();
+        assert!(message.starts_with("expected at most 16 strings, found 17"), "{message}");
+        let message = stops(1000).unwrap_err().to_string();
+        assert!(message.starts_with("expected at most 16 strings, found 1000"), "{message}");
+    }
+
+    #[test]
+    fn biases_beyond_their_limit_are_counted() {
+        let limit = OptionLimits::LOGIT_BIAS;
+        let biases = |count: usize| {
+            let entries: Vec<_> = (0..count).map(|id| format!("\"{id}\": 1")).collect();
+            serde_json::from_str::<Biases>(&format!("{{{}}}", entries.join(",")))
+        };
+        assert_eq!(biases(limit).unwrap().0.len(), limit);
+        let message = biases(limit + 2).unwrap_err().to_string();
+        let expected = format!("expected at most {limit} symbol ids, found {}", limit + 2);
+        assert!(message.starts_with(&expected), "{message}");
     }
 }

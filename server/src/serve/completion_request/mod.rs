@@ -170,18 +170,19 @@ impl CompletionRequest {
     /// built when it is taken. Fails if an option is unsupported; `Generate` checks the others.
     pub(crate) fn generate_requests(&self) -> Result<impl ExactSizeIterator<Item = v1::GenerateRequest>> {
         self.reject_unsupported()?;
-        let prompts = self.prompt.0.len().max(1);
+        let prompts = self.prompt.list()?;
+        let count = prompts.len();
         let n = self.choices_per_prompt();
-        check_choices(n, prompts)?;
+        check_choices(n, count)?;
         if let Some(best_of) = self.best_of.filter(|best_of| *best_of != n) {
             return Err(Error::bad_option("best_of", best_of.to_string(), format!("{n} (the value of n)")));
         }
-        if n * prompts > 1 && self.resume_text.as_ref().is_some_and(|text| !text.is_empty()) {
-            let found = format!("with {} choices", n * prompts);
+        if n * count > 1 && self.resume_text.as_ref().is_some_and(|text| !text.is_empty()) {
+            let found = format!("with {} choices", n * count);
             return Err(Error::bad_option("resume_text", found, "at most one choice"));
         }
         let top_k = self.top_k()?;
-        Ok((0..n * prompts).map(move |index| self.generate_request(self.prompt.0.get(index / n), top_k, index % n)))
+        Ok((0..n * count).map(move |index| self.generate_request(prompts.get(index / n), top_k, index % n)))
     }
 
     /// Returns the limit on the most probable symbols. vLLM's −1 keeps all symbols, as our 0 does.

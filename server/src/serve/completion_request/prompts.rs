@@ -1,5 +1,7 @@
 //! The prompts of a request's JSON: a text, ids of symbols, or a list of either.
 
+use super::bounded::{check_count, count_rest};
+use crate::error;
 use serde::{
     Deserialize, Deserializer,
     de::{Error, SeqAccess, Unexpected, Visitor},
@@ -17,9 +19,29 @@ pub(in crate::serve) enum Prompt {
     Ids(Vec<u32>),
 }
 
-/// The prompts of a request, at most `MAX`; empty for null.
+/// The field `prompt` of a request.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(in crate::serve) struct Prompts<const MAX: usize>(pub(in crate::serve) Vec<Prompt>);
+pub(in crate::serve) enum Prompts<const MAX: usize> {
+    /// The request has no such field.
+    #[default]
+    Missing,
+    Null,
+    /// At most `MAX` prompts.
+    List(Vec<Prompt>),
+}
+
+impl<const MAX: usize> Prompts<MAX> {
+    /// Returns the prompts, at least one. Fails if the request has none.
+    pub(in crate::serve) fn list(&self) -> error::Result<&[Prompt]> {
+        let found = match self {
+            Self::Missing => "nothing",
+            Self::Null => "null",
+            Self::List(list) if list.is_empty() => "an empty list",
+            Self::List(list) => return Ok(list),
+        };
+        Err(error::Error::bad_option("prompt", found, "at least one symbol"))
+    }
+}
 
 impl<'de, const MAX: usize> Deserialize<'de> for Prompts<MAX> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -37,11 +59,11 @@ impl<'de, const MAX: usize> Visitor<'de> for PromptsVisitor<MAX> {
     }
 
     fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {
-        Ok(Prompts::default())
+        Ok(Prompts::Null)
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
-        Ok(Prompts(vec![Prompt::Text(text.to_owned())]))
+        Ok(Prompts::List(vec![Prompt::Text(text.to_owned())]))
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
@@ -49,10 +71,10 @@ impl<'de, const MAX: usize> Visitor<'de> for PromptsVisitor<MAX> {
         let mut ids = Vec::new();
         while let Some(element) = list.next_element()? {
             match element {
-                Element::Id(_) if ids.len() == MAX_IDS => return Err(too_many_ids()),
+                Element::Id(_) if ids.len() == MAX_IDS => check_ids(MAX_IDS + 1 + count_rest(&mut list)?)?,
                 Element::Id(id) if prompts.is_empty() => ids.push(id),
                 Element::Prompt(_) if prompts.len() == MAX => {
-                    return Err(A::Error::custom(format!("expected at most {MAX} prompts, found more")));
+                    check_count(MAX, "prompts", MAX + 1 + count_rest(&mut list)?)?;
                 }
                 Element::Prompt(prompt) if ids.is_empty() => prompts.push(prompt),
                 _ => return Err(A::Error::custom("expected either token ids or prompts, found both")),
@@ -61,7 +83,7 @@ impl<'de, const MAX: usize> Visitor<'de> for PromptsVisitor<MAX> {
         if !ids.is_empty() {
             prompts.push(Prompt::Ids(ids));
         }
-        Ok(Prompts(prompts))
+        Ok(Prompts::List(prompts))
     }
 }
 
@@ -96,12 +118,12 @@ impl<'de> Visitor<'de> for ElementVisitor {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Element, A::Error> {
         let mut ids = Vec::new();
-        while let Some(id) = list.next_element()? {
-            if ids.len() == MAX_IDS {
-                return Err(too_many_ids());
-            }
+        while ids.len() < MAX_IDS
+            && let Some(id) = list.next_element()?
+        {
             ids.push(id);
         }
+        check_ids(ids.len() + count_rest(&mut list)?)?;
         if ids.is_empty() {
             return Err(A::Error::custom("expected at least one token id, found none"));
         }
@@ -109,8 +131,9 @@ impl<'de> Visitor<'de> for ElementVisitor {
     }
 }
 
-fn too_many_ids<E: Error>() -> E {
-    E::custom(format!("expected at most {MAX_IDS} token ids in a prompt, found more"))
+/// Fails if a prompt has too many ids.
+fn check_ids<E: Error>(count: usize) -> Result<(), E> {
+    check_count(MAX_IDS, "token ids in a prompt", count)
 }
 
 #[cfg(test)]
@@ -118,14 +141,13 @@ mod tests {
     use super::*;
 
     fn parse(json: &str) -> Result<Vec<Prompt>, String> {
-        serde_json::from_str::<Prompts<2>>(json).map(|prompts| prompts.0).map_err(|error| error.to_string())
+        let prompts: Prompts<2> = serde_json::from_str(json).map_err(|error| error.to_string())?;
+        prompts.list().map(<[Prompt]>::to_vec).map_err(|error| error.to_string())
     }
 
     #[test]
     fn prompts_are_texts_or_ids() {
         let text = |text: &str| Prompt::Text(text.into());
-        assert_eq!(parse("null").unwrap(), []);
-        assert_eq!(parse("[]").unwrap(), []);
         assert_eq!(parse("\"a\"").unwrap(), [text("a")]);
         assert_eq!(parse("[\"a\", \"\"]").unwrap(), [text("a"), text("")]);
         assert_eq!(parse("[3, 1, 2]").unwrap(), [Prompt::Ids(vec![3, 1, 2])]);
@@ -134,12 +156,20 @@ mod tests {
     }
 
     #[test]
+    fn a_request_needs_a_prompt() {
+        assert_eq!(parse("null").unwrap_err(), "prompt: expected at least one symbol, found null");
+        assert_eq!(parse("[]").unwrap_err(), "prompt: expected at least one symbol, found an empty list");
+        let missing = Prompts::<2>::default().list().unwrap_err().to_string();
+        assert_eq!(missing, "prompt: expected at least one symbol, found nothing");
+    }
+
+    #[test]
     fn ids_are_bounded_while_they_are_parsed() {
         let ids = |count: usize| vec!["1"; count].join(",");
         assert!(parse(&format!("[{}]", ids(MAX_IDS))).is_ok());
         for json in [format!("[{}]", ids(MAX_IDS + 1)), format!("[[{}]]", ids(MAX_IDS + 1))] {
             let error = parse(&json).unwrap_err();
-            assert!(error.contains("at most 65000 token ids"), "{error}");
+            assert!(error.contains("at most 65000 token ids in a prompt, found 65001"), "{error}");
         }
     }
 
@@ -154,7 +184,7 @@ mod tests {
             ("[[1, -1]]", "u32"),
             ("[1, \"a\"]", "found both"),
             ("[\"a\", 1]", "found both"),
-            ("[\"a\", [1], \"c\"]", "at most 2 prompts"),
+            ("[\"a\", [1], \"c\"]", "at most 2 prompts, found 3"),
             ("{}", "a list of token ids"),
         ] {
             let error = parse(json).unwrap_err();

@@ -49,10 +49,10 @@ use axum::{
     body::Body,
     extract::{Request, State},
     http::{
-        StatusCode, Uri,
+        Method, StatusCode, Uri,
         header::{ALLOW, AUTHORIZATION},
     },
-    middleware::{Next, from_fn_with_state},
+    middleware::{Next, from_fn, from_fn_with_state},
     response::{IntoResponse, Response},
     routing::{MethodRouter, get, post},
 };
@@ -92,6 +92,8 @@ pub(super) async fn serve(
     let pages = PageAccess { checks: BrowserChecks::of_port(&config.access), cors: Cors::new(&config.access.cors) };
     let refused = RefusedRequests { log: refusals, credentials: config.access.credentials.clone() };
     let router = router(api).layer(from_fn_with_state(refused, log_refusal));
+    // Outside the log, which looks for the key where all other requests have it.
+    let router = router.layer(from_fn(editing::read_key));
     let router = router.layer(from_fn_with_state(pages, check_page));
     let start = |Connection { stream, peer, open }: Connection| -> HyperConnection {
         let unread = UnreadBody::default();
@@ -193,7 +195,7 @@ fn router(state: ApiState) -> Router {
         .route("/v1/completions", with_options(post(completions::complete), "OPTIONS, POST"))
         .route("/v1/chat/completions", with_options(post(chat::refuse), "OPTIONS, POST"))
         .route("/v1/summaries", with_options(post(summaries::summarize), "OPTIONS, POST"))
-        .route("/v1/edit", with_options(get(editing::edit), "GET, OPTIONS"))
+        .route(editing::PATH, with_options(get(editing::edit), "GET, OPTIONS"))
         .route("/v1/models", with_options(get(models::list), READS))
         .route("/v1/models/{name}", with_options(get(models::get), READS))
         .route("/v2", with_options(get(inference::server), READS))
@@ -212,15 +214,17 @@ fn router(state: ApiState) -> Router {
             let message = format!("{}: this path does not exist; {paths}", quoted(uri.path()));
             ApiError::new(StatusCode::NOT_FOUND, "unknown_path", message)
         })
-        .method_not_allowed_fallback(|| async {
-            ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "unknown_method", "this path does not support this method")
-        })
         .with_state(state)
 }
 
-/// Adds the method `OPTIONS`, which needs no key and lists the methods of the path.
+/// Adds the method `OPTIONS`, which needs no key and lists the methods of the path. The error of any other method lists them, too.
 fn with_options(methods: MethodRouter<ApiState>, allowed: &'static str) -> MethodRouter<ApiState> {
-    methods.options(move || std::future::ready((StatusCode::NO_CONTENT, [(ALLOW, allowed)])))
+    let methods = methods.options(move || std::future::ready((StatusCode::NO_CONTENT, [(ALLOW, allowed)])));
+    methods.fallback(move |method: Method| {
+        let message = format!("method: expected one of {allowed}, found {}", quoted(method.as_str()));
+        let error = ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "unknown_method", message);
+        std::future::ready(([(ALLOW, allowed)], error))
+    })
 }
 
 async fn health(State(state): State<ApiState>) -> Response {

@@ -13,8 +13,8 @@ impl CompletionRequest {
         self.reject_unsupported()?;
         self.reject_unsummarized()?;
         let n = self.choices_per_prompt();
-        let prompts = self.prompt.0.len().max(1);
-        check_choices(n, prompts)?;
+        let prompts = self.prompt.list()?;
+        check_choices(n, prompts.len())?;
         if let Some(best_of) = self.best_of.filter(|best_of| *best_of < n) {
             return Err(Error::bad_option("best_of", best_of.to_string(), format!("at least {n} (the value of n)")));
         }
@@ -36,13 +36,11 @@ impl CompletionRequest {
             repetition_penalty: self.repetition_penalty,
             long_documents: self.long_documents.map(long_documents),
         };
-        let empty = Prompt::Text(String::new());
-        let all = if self.prompt.0.is_empty() { std::slice::from_ref(&empty) } else { &self.prompt.0[..] };
         let messages = |prompt: &Prompt| match prompt {
             Prompt::Text(text) => Ok(call_messages(options.clone(), text)),
             Prompt::Ids(_) => Err(Error::bad_option("prompt", "token ids", "a text (this model summarizes texts)")),
         };
-        all.iter().map(messages).collect()
+        prompts.iter().map(messages).collect()
     }
 
     /// Returns the options of sampling, if the request has a temperature above 0. Beams are searched otherwise, and options of
@@ -148,6 +146,7 @@ mod tests {
     #[test]
     fn options_without_meaning_are_refused() {
         for (body, field) in [
+            ("{}", "prompt"),
             (r#"{"prompt": [3, 4]}"#, "prompt"),
             (r#"{"prompt": "a", "echo": true}"#, "echo"),
             (r#"{"prompt": "a", "logprobs": 1}"#, "logprobs"),

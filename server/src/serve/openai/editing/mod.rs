@@ -25,6 +25,7 @@ use axum::{
         HeaderMap, HeaderValue, StatusCode,
         header::{AUTHORIZATION, CONNECTION, SEC_WEBSOCKET_PROTOCOL, SEC_WEBSOCKET_VERSION, UPGRADE},
     },
+    middleware::Next,
     response::{IntoResponse, Response},
 };
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
@@ -33,6 +34,8 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use weir_proto::v1::editing_client::EditingClient;
 
+/// The path of the handshake.
+pub(super) const PATH: &str = "/v1/edit";
 /// The subprotocol of these messages.
 const PROTOCOL: &str = "weir.v1.edit";
 /// The beginning of a subprotocol that carries an API key, in the alphabet of base64 for URLs. A page cannot set headers of a
@@ -41,16 +44,19 @@ const KEY_PROTOCOL: &str = "weir.v1.bearer.";
 /// Size in bytes of the buffer of received data. A longer message takes more.
 const READ_BUFFER: usize = 8 << 10;
 
+/// Moves the API key of a handshake to `authorization`. Refuses a malformed key.
+pub(super) async fn read_key(client: ClientContext, mut request: Request, next: Next) -> Response {
+    if request.uri().path() == PATH
+        && let Err(error) = add_key(request.headers_mut())
+    {
+        return client.with_request_id(error.into_response());
+    }
+    next.run(request).await
+}
+
 /// Answers the handshake of a WebSocket, and edits a document over it.
-pub(super) async fn edit(State(state): State<ApiState>, mut request: Request) -> Response {
-    let key = add_key(request.headers_mut());
-    let (mut parts, body) = request.into_parts();
-    let Ok(client) = ClientContext::from_request_parts(&mut parts, &()).await;
-    let begun = match key {
-        Ok(()) => begin(state, &client, Request::from_parts(parts, body)).await,
-        Err(error) => Err(error),
-    };
-    client.with_request_id(begun.into_response())
+pub(super) async fn edit(State(state): State<ApiState>, client: ClientContext, request: Request) -> Response {
+    client.with_request_id(begin(state, &client, request).await.into_response())
 }
 
 /// Begins the call, and answers the handshake.

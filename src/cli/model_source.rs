@@ -125,24 +125,12 @@ impl ServedModel {
 
     /// Returns the server's description of a model that continues and scores texts. `None` if no name is given and not exactly one
     /// model can answer the call, which then fails with the server's reason.
-    pub(super) fn describe(&self) -> Result<Option<inference::Model>> {
+    fn describe(&self) -> Result<Option<inference::Model>> {
         self.runtime.block_on(self.client.text_model(self.name.clone()))
     }
 
-    /// Reports that the served model's normaliser changed this many characters of the text of `flag`, if it did. `name` is that of
-    /// the model, if known.
-    pub(super) fn report_normalised(&self, flag: &str, text: &str, changed: usize, name: Option<String>) {
-        if changed == 0 {
-            return;
-        }
-        // A call that succeeded does not fail because of a note: without a description, the note lacks the normaliser's name.
-        let described = self.runtime.block_on(self.client.text_model(name.or_else(|| self.name.clone())));
-        let vocabulary = described.ok().flatten().and_then(|described| described.vocabulary);
-        notes::characters_changed(flag, text, changed, vocabulary.as_ref().map(|known| known.normaliser.as_str()));
-    }
-
     /// Returns the error of a call that succeeded although [`describe`](Self::describe) found no model for it.
-    pub(super) fn changed(&self) -> Error {
+    fn changed(&self) -> Error {
         let answer = "its models changed during the call; name one with --model".into();
         Error::Remote { server: self.client.address().to_owned(), answer }
     }
@@ -163,6 +151,36 @@ impl ServedModel {
             visit(message)?;
         }
         Ok(())
+    }
+}
+
+/// A served model, and its description before the call.
+pub(super) struct DescribedModel<'a> {
+    pub(super) model: &'a ServedModel,
+    /// `None` if no name is given and not exactly one model can answer the call.
+    pub(super) description: Option<inference::Model>,
+}
+
+impl<'a> DescribedModel<'a> {
+    /// Asks the server for the description.
+    pub(super) fn new(model: &'a ServedModel) -> Result<Self> {
+        Ok(Self { model, description: model.describe()? })
+    }
+
+    /// Returns the name for the call, so that the described model answers it.
+    pub(super) fn name(&self) -> Option<String> {
+        self.model.name.clone().or_else(|| self.description.as_ref().map(|description| description.name.clone()))
+    }
+
+    /// Returns the description after a successful call.
+    pub(super) fn description(&self) -> Result<&inference::Model> {
+        self.description.as_ref().ok_or_else(|| self.model.changed())
+    }
+
+    /// Reports that the model's normaliser changed this many characters of the text of `flag`, if it did.
+    pub(super) fn report_normalised(&self, flag: &str, text: &str, changed: usize) {
+        let vocabulary = self.description.as_ref().and_then(|model| model.vocabulary.as_ref());
+        notes::characters_changed(flag, text, changed, vocabulary.map(|known| known.normaliser.as_str()));
     }
 }
 

@@ -9,9 +9,6 @@ use std::io::Write;
 /// Maximum bytes of the normalised text in a note.
 const SHOWN_BYTES: usize = 80;
 
-/// The normalisers that change texts.
-const NORMALISERS: [TextNormaliser; 1] = [TextNormaliser::Text8];
-
 /// Reports that normalising changes the text of `flag`, if it does. Returns the number of characters that it replaces or drops.
 pub(super) fn normalised(flag: &str, text: &str, vocabulary: &Vocabulary) -> usize {
     let normaliser = vocabulary.normaliser();
@@ -49,8 +46,7 @@ fn normalised_note(flag: &str, text: &str, changed: usize, name: Option<&str>) -
     let noun = if count == 1 { "character" } else { "characters" };
     let normaliser =
         name.map_or("the model's normaliser".to_owned(), |name| format!("the normaliser {}", printable(name)));
-    let known = NORMALISERS.into_iter().find(|known| Some(known.name()) == name);
-    let read = known.map_or_else(String::new, |known| {
+    let read = name.and_then(TextNormaliser::parse).map_or_else(String::new, |known| {
         let shown = clip(&known.apply(text), SHOWN_BYTES);
         format!("; the model reads {shown:?}")
     });

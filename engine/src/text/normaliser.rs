@@ -24,6 +24,14 @@ pub const MAX_EXPANSION: usize = 14;
 const DIGITS: [&str; 10] = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"];
 
 impl TextNormaliser {
+    /// All normalisers.
+    const ALL: [Self; 2] = [Self::None, Self::Text8];
+
+    /// Returns the normaliser with this [name](Self::name).
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|normaliser| normaliser.name() == name)
+    }
+
     /// Returns the name in `config.json`.
     pub fn name(self) -> &'static str {
         match self {
@@ -121,6 +129,15 @@ fn is_text8(text: &str) -> bool {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn names_are_those_of_the_configuration() {
+        for normaliser in TextNormaliser::ALL {
+            assert_eq!(TextNormaliser::parse(normaliser.name()), Some(normaliser));
+            assert_eq!(serde_json::to_value(normaliser).unwrap(), normaliser.name());
+        }
+        assert_eq!(TextNormaliser::parse("text9"), None);
+    }
 
     #[test]
     fn text8_by_example() {

@@ -5,9 +5,9 @@ use super::{
     printer::{GeneratedSymbol, GenerationEnd, Printer, SegmentEnds},
 };
 use crate::{
-    cli::{flag_names::with_flag, notes},
+    cli::{flag_names::with_flag, model::EncodedText, notes},
     decode::{
-        contract::{BoundaryMode, Model},
+        contract::{BoundaryMode, Card, Model},
         options::{Details, EmittedSymbol, Generate, Sampling, Stopping},
         stop_strings::StopStrings,
     },
@@ -19,13 +19,13 @@ use std::sync::Arc;
 
 /// Generates with an engine in this process and prints the text.
 pub(super) fn run(args: &Args, model: &Arc<dyn Model>) -> Result<()> {
-    let request = args.request(&**model)?;
+    let EncodedText { symbols, normalized_chars } = args.encode_prompt(&**model)?;
+    let request = args.request(symbols, model.card())?;
     let vocabulary = &model.card().vocabulary;
     let prompt_text_chars = match &args.prompt {
         Some(text) => text_chars(text, &request.prompt, vocabulary),
         None => TextCounter::chars_of(&request.prompt, vocabulary.clone()),
     };
-    let normalized_chars = args.prompt.as_deref().map_or(0, |text| vocabulary.normaliser().changed_chars(text));
     let limits = Limits { rows: 1, queue: 1, ..Limits::default() };
     let engine = Handle::start(Arc::clone(model), limits)?;
     let flag = if args.ids.is_some() { "--ids" } else { "--prompt" };
@@ -61,21 +61,21 @@ fn generated(character: &EmittedSymbol) -> GeneratedSymbol {
 }
 
 impl Args {
-    fn request(&self, model: &dyn Model) -> Result<Generate> {
-        let vocabulary = &model.card().vocabulary;
-        let prompt = match &self.ids {
-            Some(ids) => ids.clone(),
-            None => {
-                let text = self.prompt.as_deref().unwrap_or_default();
-                let symbols = model.card().encode("--prompt", text)?;
-                notes::normalised("--prompt", text, vocabulary);
-                symbols
-            }
-        };
-        let stop = StopStrings::new(self.stop.clone(), model.card())?;
+    /// Encodes the prompt, and reports what normalising changes.
+    fn encode_prompt(&self, model: &dyn Model) -> Result<EncodedText> {
+        if let Some(ids) = &self.ids {
+            return Ok(EncodedText { symbols: ids.clone(), normalized_chars: 0 });
+        }
+        let text = self.prompt.as_deref().unwrap_or_default();
+        let symbols = model.card().encode("--prompt", text)?;
+        Ok(EncodedText { symbols, normalized_chars: notes::normalised("--prompt", text, &model.card().vocabulary) })
+    }
+
+    fn request(&self, prompt: Vec<u32>, card: &Card) -> Result<Generate> {
+        let stop = StopStrings::new(self.stop.clone(), card)?;
         self.stop.iter().filter(|text| !stop.texts.contains(text)).for_each(|text| notes::never_matches(text));
-        let stated = model.card().sampling;
-        let max_chars = self.max_chars.unwrap_or_else(|| Stopping::default_max_chars(prompt.len(), model.card()));
+        let stated = card.sampling;
+        let max_chars = self.max_chars.unwrap_or_else(|| Stopping::default_max_chars(prompt.len(), card));
         Ok(Generate {
             prompt,
             sampling: Sampling {

@@ -5,7 +5,7 @@ use super::{
     printer::{GeneratedSymbol, GenerationEnd, Printer, SegmentEnds},
 };
 use crate::{
-    cli::model_source::{ServedModel, narrow},
+    cli::model_source::{DescribedModel, ServedModel, narrow},
     decode::contract::BoundaryMode,
     error::Result,
     serve::client::inference::{
@@ -16,15 +16,12 @@ use crate::{
 
 /// Lets the server generate and prints the text.
 pub(super) fn run(args: &Args, model: &ServedModel) -> Result<()> {
-    // Only JSON lists end-of-segment symbols.
-    let described = if args.json { model.describe()? } else { None };
-    let name = model.name.clone().or_else(|| described.as_ref().map(|described| described.name.clone()));
-    let request = args.message(name)?;
+    // Before the call: a note names the normaliser, and JSON lists end-of-segment symbols.
+    let described = DescribedModel::new(model)?;
+    let request = args.message(described.name())?;
     let messages = model.call(async |client| client.generate(request).await)?;
-    if args.json && described.is_none() {
-        return Err(model.changed());
-    }
-    let mut printer = Printer::new(args.json, described.and_then(|described| args.segment_ends(&described)));
+    let segment_ends = if args.json { args.segment_ends(described.description()?) } else { None };
+    let mut printer = Printer::new(args.json, segment_ends);
     let mut finished = None;
     model.each(messages, |message| match message.event {
         Some(GenerateEvent::Piece(piece)) => printer.push(&piece.text, piece.characters.iter().map(generated)),
@@ -35,7 +32,7 @@ pub(super) fn run(args: &Args, model: &ServedModel) -> Result<()> {
         // Now, because a note after the first piece would stand within the text.
         Some(GenerateEvent::Started(started)) => {
             let prompt = args.prompt.as_deref().unwrap_or_default();
-            model.report_normalised("--prompt", prompt, size(started.normalized_chars()), Some(started.model));
+            described.report_normalised("--prompt", prompt, size(started.normalized_chars()));
             Ok(())
         }
         None => Ok(()),

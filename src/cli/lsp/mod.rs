@@ -19,7 +19,7 @@ mod text;
 
 pub use args::Args;
 
-use super::model_source::{ModelSource, ServedModel, ServedParts, narrow};
+use super::model_source::{DescribedModel, ModelSource, ServedModel, ServedParts, narrow};
 use crate::{
     engine::Limits,
     error::{Error, Result},
@@ -64,8 +64,8 @@ pub fn run(args: Args) -> Result<()> {
     };
     let name = served.name.clone();
     served.call(async |client| check_editing(client, name, args.until).await)?;
-    let described = served.describe()?.ok_or_else(|| served.changed())?;
-    let max_symbols = size(described.limits.unwrap_or_default().max_symbols);
+    let described = DescribedModel::new(&served)?;
+    let max_symbols = size(described.description()?.limits.as_ref().map_or(0, |limits| limits.max_symbols));
     // Half, because normalising may turn a character into several.
     let context_bytes = CONTEXT_BYTES.min(max_symbols.saturating_sub(args.completion_chars) / 2).max(1);
     let ServedParts { runtime, client, name } = served.into_parts();

@@ -9,10 +9,7 @@ use super::{
     windowed_text::WindowedText,
 };
 use crate::{
-    cli::{
-        model_source::{ServedModel, narrow},
-        notes,
-    },
+    cli::model_source::{DescribedModel, ServedModel, narrow},
     decode::{boundary::levels, contract::BoundaryMode, evaluate::windows, options::WindowOptions},
     error::{Error, Result},
     serve::client::inference::{Character, Model, ScoreEvent, ScoreRequest, ScoreSummary, Windows, size},
@@ -42,11 +39,8 @@ impl Response {
         self.characters.first().is_some_and(|first| first.logprob.is_some())
     }
 
-    /// Prints a note if the normaliser of the described model changed the text.
-    fn report_normalised(&self, flag: &str, text: &str, described: &DescribedModel<'_>) {
-        let changed = self.summary.usage.as_ref().map_or(0, |usage| size(usage.normalized_chars()));
-        let vocabulary = described.description.as_ref().and_then(|model| model.vocabulary.as_ref());
-        notes::characters_changed(flag, text, changed, vocabulary.map(|known| known.normaliser.as_str()));
+    fn normalized_chars(&self) -> usize {
+        self.summary.usage.as_ref().map_or(0, |usage| size(usage.normalized_chars()))
     }
 
     fn text_chars(&self) -> usize {
@@ -89,28 +83,6 @@ fn specials(model: &Model) -> Option<SpecialSymbols> {
     })
 }
 
-/// A served model, and its description.
-struct DescribedModel<'a> {
-    model: &'a ServedModel,
-    /// `None` if no name is given and not exactly one model can answer the call.
-    description: Option<Model>,
-}
-
-impl<'a> DescribedModel<'a> {
-    fn new(model: &'a ServedModel) -> Result<Self> {
-        Ok(Self { model, description: model.describe()? })
-    }
-
-    fn name(&self) -> Option<String> {
-        self.model.name.clone().or_else(|| self.description.as_ref().map(|description| description.name.clone()))
-    }
-
-    /// Returns the description after a successful call.
-    fn description(self) -> Result<Model> {
-        self.description.ok_or_else(|| self.model.changed())
-    }
-}
-
 fn call(args: &Args, described: &DescribedModel<'_>, text: String, size: Option<WindowOptions>) -> Result<Response> {
     let model = described.model;
     let windows = |flag, size: WindowOptions| {
@@ -144,14 +116,14 @@ fn call(args: &Args, described: &DescribedModel<'_>, text: String, size: Option<
 pub(super) fn whole(args: &Args, model: &ServedModel, text: String) -> Result<ScoredText> {
     let described = DescribedModel::new(model)?;
     let response = call(args, &described, text.clone(), None)?;
-    response.report_normalised(args.text.flag(), &text, &described);
+    described.report_normalised(args.text.flag(), &text, response.normalized_chars());
     let described = described.description()?;
     let mut boundaries = response.boundaries();
     if response.has_start() {
         // The start-of-text symbol is a segment of its own.
         boundaries.insert(0, described.pooled.into());
     }
-    let marked = response.marked(&described);
+    let marked = response.marked(described);
     let default = described.boundary_modes.first().and_then(|name| BoundaryMode::parse(name));
     Ok(ScoredText {
         symbols: response.characters.len(),
@@ -162,7 +134,7 @@ pub(super) fn whole(args: &Args, model: &ServedModel, text: String) -> Result<Sc
         levels: levels(
             response.characters.iter().map(|character| u8::try_from(character.chunk_depth).unwrap_or(u8::MAX)),
         ),
-        text_bits: response.text_bits(&described),
+        text_bits: response.text_bits(described),
         marked,
         mode: args.boundaries.boundary_mode.or(default),
         is_pooled: described.pooled,
@@ -173,7 +145,7 @@ pub(super) fn whole(args: &Args, model: &ServedModel, text: String) -> Result<Sc
 pub(super) fn windowed(args: &Args, model: &ServedModel, text: String, size: WindowOptions) -> Result<WindowedText> {
     let described = DescribedModel::new(model)?;
     let response = call(args, &described, text.clone(), Some(size))?;
-    response.report_normalised(args.text.flag(), &text, &described);
+    described.report_normalised(args.text.flag(), &text, response.normalized_chars());
     let described = described.description()?;
     let symbols = response.characters.len();
     let loss = |scored: &[Character]| {
@@ -187,7 +159,7 @@ pub(super) fn windowed(args: &Args, model: &ServedModel, text: String, size: Win
         window_losses: scored.map(loss).collect(),
         shortening_factor: response.summary.usage.as_ref().and_then(|usage| usage.shortening_factor),
         boundaries: response.boundaries(),
-        text_bits: response.text_bits(&described),
+        text_bits: response.text_bits(described),
         logprobs: response.logprobs(),
     })
 }
@@ -205,9 +177,9 @@ pub(super) fn lengths(args: &Args, model: &ServedModel, text: &str) -> Result<Le
         let length = length as usize;
         let windowed = WindowOptions { length, stride: length };
         let response = call(args, &described, text.to_owned(), Some(windowed))?;
-        let text_bits = response.text_bits(described.description.as_ref().ok_or_else(|| model.changed())?);
+        let text_bits = response.text_bits(described.description()?);
         if symbols == 0 {
-            response.report_normalised(args.text.flag(), text, &described);
+            described.report_normalised(args.text.flag(), text, response.normalized_chars());
         }
         symbols = response.characters.len();
         check_lengths(&args.lengths, symbols, max_symbols)?;

@@ -5,7 +5,7 @@ use super::{
     show::{SegmentedText, TextSegment},
 };
 use crate::{
-    cli::model_source::ServedModel,
+    cli::model_source::{DescribedModel, ServedModel},
     error::Result,
     serve::client::inference::{Segment, SegmentRequest, SegmentResponse, size},
 };
@@ -13,8 +13,9 @@ use crate::{
 /// Lets the server split the text.
 pub(super) fn run(args: &Args, model: &ServedModel) -> Result<SegmentedText> {
     let text = args.text.text()?;
+    let described = DescribedModel::new(model)?;
     let request = SegmentRequest {
-        model: model.name.clone(),
+        model: described.name(),
         text: text.clone(),
         boundary_mode: args.boundaries.boundary_mode.map(|mode| mode.name().to_owned()),
         seed: Some(args.boundaries.seed),
@@ -24,7 +25,7 @@ pub(super) fn run(args: &Args, model: &ServedModel) -> Result<SegmentedText> {
         model.call(async |client| client.segment(request).await)?;
     let usage = usage.unwrap_or_default();
     let normalized_chars = size(usage.normalized_chars());
-    model.report_normalised(args.text.flag(), &text, normalized_chars, None);
+    described.report_normalised(args.text.flag(), &text, normalized_chars);
     let levels = boundary_levels.iter().map(|level| level.boundaries.iter().map(|&bit| u8::from(bit != 0)).collect());
     Ok(SegmentedText {
         symbols: size(usage.prompt_chars),

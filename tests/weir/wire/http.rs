@@ -6,7 +6,7 @@ use super::{
     long, plain, read, seeded,
 };
 use serde_json::{Value, json};
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
@@ -63,7 +63,7 @@ impl Both {
         Self { model, engine, port, address, channel, stop: Some(stop), task }
     }
 
-    async fn grpc(&self, request: GenerateRequest) -> GeneratedResponse {
+    pub(super) async fn grpc(&self, request: GenerateRequest) -> GeneratedResponse {
         let mut client = GenerationClient::new(self.channel.clone());
         read(client.generate(request).await.unwrap().into_inner()).await.unwrap()
     }
@@ -370,48 +370,4 @@ async fn models_are_listed() {
     );
     assert_eq!(exchange(server.port, "GET", "/v1/models/fake", &[], "").await.json(), *model);
     assert_eq!(exchange(server.port, "GET", "/v1/models/nobody", &[], "").await.refused().0, 404);
-}
-
-#[tokio::test]
-async fn streams_finish_while_the_server_drains() {
-    let mut server = Both::new().await;
-    let complete = server.grpc(long("a", 30)).await.text();
-    server.model.hold();
-    let body = json!({ "prompt": "a", "max_tokens": 30, "seed": 1 }).to_string();
-    let mut running = connect_and_send(server.port, "POST", "/v1/completions", &[], &body).await;
-    eventually("the request runs", || server.engine.load().running == 1).await;
-    server.shut_down();
-    let refused = loop {
-        let reply = exchange(server.port, "POST", "/v1/completions", &[], &body);
-        // A request before the drain is admitted and waits.
-        if let Ok(reply) = tokio::time::timeout(Duration::from_millis(200), reply).await {
-            break reply;
-        }
-    };
-    assert_eq!(refused.refused().0, 503);
-    assert!(refused.1.contains("retry-after: 1"), "{}", refused.1);
-    assert_eq!(exchange(server.port, "GET", "/health", &[], "").await.0, 503);
-    server.model.release();
-    let mut answer = String::new();
-    running.read_to_string(&mut answer).await.unwrap();
-    assert!(answer.contains(&format!("{complete:?}")), "{answer}");
-    (&mut server.task).await.unwrap().unwrap();
-}
-
-/// A stream that is longer than its connection may be ends with an error, not in the middle.
-#[tokio::test]
-async fn a_stream_that_outlives_its_connection_ends_with_an_error() {
-    let config = TransportConfig {
-        connection_age: Some(Duration::from_millis(200)),
-        connection_age_grace: Duration::from_millis(100),
-        ..TransportConfig::default()
-    };
-    let server = Both::with(Limits::default(), config).await;
-    server.model.slow(Duration::from_millis(20));
-    let reply = server.post(&json!({ "prompt": "a", "max_tokens": 500, "seed": 1, "stream": true })).await;
-    let events = reply.all_events();
-    assert!(events.len() > 1, "{events:?}");
-    let last: Value = serde_json::from_str(events.last().unwrap()).unwrap();
-    assert_eq!(last["error"]["code"], "connection_age", "{last}");
-    server.at_rest().await;
 }

@@ -1,0 +1,55 @@
+//! Streams over HTTP whose server shuts down, or whose connection reaches its limit.
+
+use super::{
+    eventually,
+    http::{Both, connect_and_send, exchange},
+    long,
+};
+use serde_json::{Value, json};
+use std::time::Duration;
+use tokio::io::AsyncReadExt;
+use weir::{config::TransportConfig, engine::Limits};
+
+#[tokio::test]
+async fn streams_finish_while_the_server_drains() {
+    let mut server = Both::new().await;
+    let complete = server.grpc(long("a", 30)).await.text();
+    server.model.hold();
+    let body = json!({ "prompt": "a", "max_tokens": 30, "seed": 1 }).to_string();
+    let mut running = connect_and_send(server.port, "POST", "/v1/completions", &[], &body).await;
+    eventually("the request runs", || server.engine.load().running == 1).await;
+    server.shut_down();
+    let refused = loop {
+        let reply = exchange(server.port, "POST", "/v1/completions", &[], &body);
+        // A request before the drain is admitted and waits.
+        if let Ok(reply) = tokio::time::timeout(Duration::from_millis(200), reply).await {
+            break reply;
+        }
+    };
+    assert_eq!(refused.refused().0, 503);
+    assert!(refused.1.contains("retry-after: 1"), "{}", refused.1);
+    assert_eq!(exchange(server.port, "GET", "/health", &[], "").await.0, 503);
+    server.model.release();
+    let mut answer = String::new();
+    running.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.contains(&format!("{complete:?}")), "{answer}");
+    server.ended().await;
+}
+
+/// A stream that is longer than its connection may be ends with an error, not in the middle.
+#[tokio::test]
+async fn a_stream_that_outlives_its_connection_ends_with_an_error() {
+    let config = TransportConfig {
+        connection_age: Some(Duration::from_millis(200)),
+        connection_age_grace: Duration::from_millis(100),
+        ..TransportConfig::default()
+    };
+    let server = Both::with(Limits::default(), config).await;
+    server.model.slow(Duration::from_millis(20));
+    let reply = server.post(&json!({ "prompt": "a", "max_tokens": 500, "seed": 1, "stream": true })).await;
+    let events = reply.all_events();
+    assert!(events.len() > 1, "{events:?}");
+    let last: Value = serde_json::from_str(events.last().unwrap()).unwrap();
+    assert_eq!(last["error"]["code"], "connection_age", "{last}");
+    server.at_rest().await;
+}

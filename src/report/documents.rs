@@ -12,7 +12,7 @@ use super::{
 use crate::{
     decode::{
         contract::{Model, Scratch, SequenceRow, Want, advance},
-        document::kept_share,
+        document::{covers_text, kept_share, no_text},
     },
     error::{Error, Result},
     text::{LimitStatus, TokenSpan},
@@ -159,10 +159,10 @@ fn tokens(model: &dyn Model, document: &BenchDocument) -> Result<ReadDocument> {
     if status != LimitStatus::Exceeded {
         status = reading.finish(&mut spans).map_err(in_document)?;
     }
-    let bytes = spans.last().map_or(0, |span| span.end as usize);
-    if bytes == 0 {
-        return Err(in_document(Error::bad_option("document", "\"\"", "at least one character")));
+    if !covers_text(&spans) {
+        return Err(in_document(no_text("document")));
     }
+    let bytes = spans.last().map_or(0, |span| span.end as usize);
     let ids = spans.iter().map(|span| span.id).chain([limits.marks.end]).collect();
     Ok(ReadDocument { ids, bytes, cut: status == LimitStatus::Exceeded })
 }

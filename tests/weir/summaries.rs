@@ -1,6 +1,6 @@
 //! Summaries of converted fixtures: the engine and the command line give the official generator's ids and scores.
 
-use super::support::*;
+use super::{process::Server, support::*};
 use safetensors::SafeTensors;
 use serde_json::Value;
 use std::{fs, path::Path, process::Command, sync::Arc};
@@ -265,6 +265,25 @@ fn text_is_summarized_with_highlights_figures_and_a_table() {
     fs::write(&lines, "{\"document\": 1}").unwrap();
     let refused = weir(&args).unwrap_err();
     assert!(refused.contains("line 1: expected an object"), "{refused}");
+}
+
+/// In this process and on a server, in one piece and in parts.
+#[test]
+fn an_empty_document_has_one_message() {
+    let folder = TempDir::new().unwrap();
+    let model = write_random_model(folder.path());
+    let file = folder.path().join("empty");
+    fs::write(&file, "").unwrap();
+    let server = Server::start(&["--threads", "1", "--calibration-milliseconds", "0", "--model", &model]);
+    let address = server.address.to_string();
+    let message = "--file: expected text of at least one token, found none";
+    for long in ["refuse", "cut", "chunk"] {
+        let args = ["summarize", "--file", file.to_str().unwrap(), "--long-documents", long];
+        let local = weir(&[&args[..], &["--model", &model]].concat()).unwrap_err();
+        assert!(local.ends_with(&format!("weir: {message}\n")), "{long}: {local}");
+        let served = weir(&[&args[..], &["--server", &address]].concat()).unwrap_err();
+        assert!(served.ends_with(&format!("weir: {address}: {message}\n")), "{long}: {served}");
+    }
 }
 
 #[test]

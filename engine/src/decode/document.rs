@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     error::{Error, Result},
-    text::{StreamTokenizer, Vocabulary},
+    text::{StreamTokenizer, TokenSpan, Vocabulary},
 };
 use serde::{Deserialize, Serialize};
 use std::{any::Any, sync::Arc};
@@ -192,6 +192,16 @@ impl DocumentLimits {
     }
 }
 
+/// Returns true if a token covers text of its document. The tokens of a prefix cover none.
+pub fn covers_text(tokens: &[TokenSpan]) -> bool {
+    tokens.iter().any(|token| token.end > 0)
+}
+
+/// Returns the error of a document without a token that [covers text](covers_text): a prefix alone is not a document.
+pub fn no_text(field: &'static str) -> Error {
+    Error::bad_option(field, "none", "text of at least one token")
+}
+
 /// A pooling between two encoder layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PoolingStep {
@@ -300,6 +310,14 @@ pub fn document_ref<D: Document>(document: &dyn Document) -> Result<&D> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_prefix_alone_is_not_a_document() {
+        let token = |start, end| TokenSpan { id: 7, start, end };
+        assert!(!covers_text(&[]) && !covers_text(&[token(0, 0), token(0, 0)]));
+        assert!(covers_text(&[token(0, 0), token(0, 1)]));
+        assert_eq!(no_text("--file").to_string(), "--file: expected text of at least one token, found none");
+    }
 
     #[test]
     fn the_kept_share_counts_tokens_of_the_document_once() {

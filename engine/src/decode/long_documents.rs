@@ -1,7 +1,10 @@
 //! Documents that are longer than the model reads, in parts: each part is summarized, and the summaries, joined by line breaks, are
 //! the text of the next round. The last round has one part.
 
-use super::{document::DocumentLimits, summary::ByteRange};
+use super::{
+    document::{DocumentLimits, covers_text, no_text},
+    summary::ByteRange,
+};
 use crate::{
     error::{Error, Result},
     text::{LimitStatus, TokenSpan, Vocabulary},
@@ -181,8 +184,8 @@ impl LongDocument {
         if status == LimitStatus::Within {
             status = tokenizer.finish(&mut tokens)?;
         }
-        if tokens.is_empty() || text.is_empty() {
-            return Err(Error::bad_option(self.names.text, "none", "text of at least one token"));
+        if !covers_text(&tokens) {
+            return Err(no_text(self.names.text));
         }
         Ok((tokens, status == LimitStatus::Exceeded))
     }

@@ -2,7 +2,11 @@
 
 use super::text_reader::TextReader;
 use crate::{
-    decode::{contract::Model, document::DocumentLimits, summary::ByteRange},
+    decode::{
+        contract::Model,
+        document::{DocumentLimits, covers_text, no_text},
+        summary::ByteRange,
+    },
     error::{Error, Result},
     text::{LimitStatus, TokenSpan},
 };
@@ -81,8 +85,8 @@ impl DocumentReader<'_> {
         if room == LimitStatus::Exceeded && !cut {
             return Err(Error::LongerThan { field, limit, unit: "tokens (--cut summarizes the beginning)", why: None });
         }
-        if tokens.is_empty() || text.is_empty() {
-            return Err(Error::bad_option(field, "\"\"", "at least one character"));
+        if !covers_text(&tokens) {
+            return Err(no_text(field));
         }
         let end = text.len() as u64;
         let byte_range = |token: &TokenSpan| ByteRange { start: token.start, end: token.end };

@@ -111,7 +111,7 @@ fn documents_are_benchmarked_against_the_twin() {
     let [empty, wrong] = [&empty, &wrong].map(|path| path.to_str().unwrap());
     for (args, expected) in [
         ([byt5, alone], "a model whose pooling can be turned off"),
-        ([folder, empty], "expected at least one character"),
+        ([folder, empty], "document: expected text of at least one token, found none"),
         ([folder, wrong], "line 1: expected an object with `document`"),
     ] {
         let (ok, _, error) = weir(&[&["bench", "documents"], &args[..]].concat());

@@ -64,11 +64,6 @@ impl DocumentUpload {
         self.wake_signal.raise();
     }
 
-    /// Returns true if no token was pushed yet.
-    pub fn is_empty(&self) -> bool {
-        self.inbox.tokens() == 0
-    }
-
     /// Keeps the document, such as a part of a longer one, out of the document cache: no later request uses it.
     pub fn use_once(&self) {
         self.inbox.lock().is_used_once = true;

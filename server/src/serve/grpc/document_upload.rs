@@ -1,7 +1,10 @@
 //! Receives a document from the client, tokenizes it, and passes the tokens to the engine while they arrive.
 
 use crate::{
-    decode::summary::ByteRange,
+    decode::{
+        document::{covers_text, no_text},
+        summary::ByteRange,
+    },
     engine::DocumentUpload,
     error::{Code, Error, Result},
     serve::{middleware::tonic_errors, registry::engines::Lease, tokenization::TokenizationWorkers},
@@ -42,6 +45,8 @@ pub(super) struct DocumentReceiver {
     limit: usize,
     /// The symbol that is appended to the document.
     end: u32,
+    /// True if a token covers text of the document.
+    covers_text: bool,
 }
 
 impl DocumentReceiver {
@@ -61,6 +66,7 @@ impl DocumentReceiver {
             cut,
             limit,
             end: limits.map_or(0, |limits| limits.marks.end),
+            covers_text: false,
         }
     }
 
@@ -109,6 +115,7 @@ impl DocumentReceiver {
         if limit_status == LimitStatus::Exceeded && !self.cut {
             return Err(Error::LongerThan { field: TEXT, limit: self.limit, unit: "tokens", why: None });
         }
+        self.covers_text |= covers_text(&tokens);
         let byte_range = |token: &TokenSpan| ByteRange { start: token.start, end: token.end };
         let ids: Vec<u32> = tokens.iter().map(|token| token.id).collect();
         if !ids.is_empty() {
@@ -118,9 +125,8 @@ impl DocumentReceiver {
     }
 
     fn close(self, cut: bool) {
-        // a prefix alone is not a document
-        if self.upload.is_empty() || self.tokenizer.bytes() == 0 {
-            return self.upload.fail(Error::bad_option(TEXT, "none", "text of at least one token"));
+        if !self.covers_text {
+            return self.upload.fail(no_text(TEXT));
         }
         let end = self.tokenizer.bytes();
         self.upload.push(&[self.end], &[ByteRange { start: end, end }]);

@@ -102,6 +102,22 @@ fn the_editor_completes_what_is_typed() {
     }
 }
 
+/// The editor connects at once, with another model, and still shows that the link's is not served.
+#[test]
+fn a_link_to_a_model_that_is_not_served_is_reported() {
+    let Some(browser) = Browser::start(false) else { return };
+    let server = start(&[]);
+    browser.open(&format!("{}#tab=edit&model=gone&until=never", url(&server)));
+    browser.until(CONNECTED);
+    let problem = "This server does not have the model gone: the page uses whitespaces.";
+    assert_eq!(browser.text("#link-problem"), problem);
+    assert_eq!(browser.evaluate("document.getElementById('edit-model').value"), "whitespaces");
+    // A model that replaces none has a sentence, too.
+    browser.evaluate("location.hash = 'tab=generate&compare=other&model=whitespaces', null");
+    browser.until("document.getElementById('link-problem').textContent.includes('other')");
+    assert_eq!(browser.text("#link-problem"), "This server does not have the model other.");
+}
+
 #[test]
 fn the_editor_follows_any_change_and_opens_again() {
     let Some(browser) = Browser::start(false) else { return };

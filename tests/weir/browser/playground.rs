@@ -153,8 +153,13 @@ fn the_playground_keeps_settings_in_links_and_texts_in_a_history() {
     // A link can name a model that is not served.
     browser.open("about:blank");
     browser.open(&format!("{page}#tab=generate&model=gone&temperature=0.2"));
-    browser.until("document.getElementById('status').textContent.endsWith('does not have: gone.')");
-    assert_eq!(browser.evaluate("document.getElementById('temperature').value"), "0.2");
+    browser.until("!document.getElementById('link-problem').hidden");
+    let problem = "This server does not have the model gone: the page uses whitespaces.";
+    assert_eq!(browser.text("#link-problem"), problem);
+    assert_eq!(
+        browser.evaluate("['temperature', 'model-a'].map(id => document.getElementById(id).value)"),
+        json!(["0.2", "whitespaces"])
+    );
     // The history has at most 20 texts, and can be deleted.
     browser.evaluate("writeHistory(Array(30).fill(readHistory()[0])), null");
     assert_eq!(browser.evaluate("readHistory().length"), 20);

@@ -35,11 +35,15 @@ fn links_are_applied_once_and_hold_whole_prompts() {
     status(&browser, "The prompt has 20,001 characters: links hold at most 20,000.");
     assert!(browser.evaluate("location.hash").as_str().unwrap().contains("prompt=first"));
     browser.evaluate("location.hash = 'tab=generate&seed=5&prompt=' + 'b'.repeat(20002), null");
-    status(&browser, "The link's prompt has 20,002 characters: links hold at most 20,000.");
+    browser.until("!document.getElementById('link-problem').hidden");
+    assert_eq!(browser.text("#link-problem"), "The link's prompt has 20,002 characters: links hold at most 20,000.");
     assert_eq!(
         browser.evaluate("['prompt', 'seed'].map(id => document.getElementById(id).value.length)"),
         json!([20001, 1])
     );
+    // The next link has no problem.
+    browser.evaluate("location.hash = 'tab=generate&seed=7', null");
+    browser.until("document.getElementById('link-problem').hidden && document.getElementById('seed').value == '7'");
 }
 
 #[test]

@@ -14,6 +14,8 @@ const LINKED = {
 /** Settings that can be long, as a sentence names them. */
 const LONG_SETTINGS = { prompt: "prompt has", stop: "stop strings have" };
 const MAX_SETTING = 20000;
+/** Settings that name a model. */
+const MODEL_SETTINGS = ["model", "compare"];
 
 /** Describes the settings that are too long for a link; empty if there are none. */
 const tooLong = (settings, owner) =>
@@ -30,7 +32,7 @@ function readSettings(tab) {
   return settings;
 }
 
-/** Fills the inputs from settings that are not too long. Others keep their values. Returns the models that the server does not have. */
+/** Fills the inputs from settings that are not too long. Others keep their values. Returns a sentence for each model that the server does not have. */
 function applySettings(settings) {
   const tab = `tab-${settings.get("tab")}`;
   if (!SETTINGS[tab]) return [];
@@ -44,7 +46,8 @@ function applySettings(settings) {
     input.value = value;
     if (input.tagName !== "SELECT" || input.value === value) continue;
     input.value = before;
-    if (value) missing.push(value);
+    if (!value || !MODEL_SETTINGS.includes(name)) continue;
+    missing.push(`This server does not have the model ${value}${before ? `: the page uses ${before}` : ""}.`);
   }
   if (tab === "tab-summarize" && settings.has("cut")) at("cut").checked = settings.get("cut") !== "false";
   showFacts();
@@ -58,11 +61,10 @@ let link = location.hash;
 function applyLink() {
   const settings = new URLSearchParams(link.slice(1));
   link = "";
-  const missing = applySettings(settings);
-  const problems = [tooLong(settings, "The link's")];
-  if (missing.length) problems.push(`The link names a model that this server does not have: ${missing.join(", ")}.`);
-  const text = problems.filter(Boolean).join(" ");
-  if (text) chosen().showStatus(text, true);
+  const text = [...applySettings(settings), tooLong(settings, "The link's")].filter(Boolean).join(" ");
+  // The status of a tab would not keep it: the editor connects at once.
+  at("link-problem").textContent = text;
+  at("link-problem").hidden = !text;
 }
 
 async function copyLink(tab) {
@@ -133,7 +135,7 @@ function restore(run) {
     generation.showStatus("Stop the run first.", true);
     return;
   }
-  applySettings(new URLSearchParams(run.settings));
+  const missing = applySettings(new URLSearchParams(run.settings));
   at("prompt").value = run.results[0].prompt;
   at("verdict").hidden = true;
   at("hint").hidden = true;
@@ -149,7 +151,7 @@ function restore(run) {
     panel.append(title, box, make("p", "about", `From the history: the text without its segments and probabilities.${figures}`));
     return panel;
   }));
-  generation.showStatus(`Text of ${new Date(run.at).toLocaleString()}.`);
+  generation.showStatus([`Text of ${new Date(run.at).toLocaleString()}.`, ...missing].join(" "));
 }
 
 function showHistory() {

@@ -186,7 +186,7 @@ pub async fn run(
         routes.add_service(oip::server(own, monitor.clone(), workers.clone(), collected.clone(), &config)).prepare(),
     );
     let incoming = connections::incoming(listener.into(), &config, draining.clone(), Protocol::Http2);
-    let grpc = http2::serve(incoming, calls.clone(), &config, closing.clone());
+    let grpc = http2::serve(incoming, calls.clone(), engines.metrics(), &config, closing.clone());
     #[cfg(not(feature = "http"))]
     let openai = std::future::ready(());
     #[cfg(feature = "http")]

@@ -3,14 +3,19 @@
 use super::{
     Running, eventually,
     fake_model::{Fake, Kind},
-    long, prompt, read,
+    long, prompt,
+    raw_http2::{called, connect},
+    read,
 };
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
 };
-use tonic::Code;
+use tonic::{
+    Code,
+    codegen::http::{Request, Version},
+};
 use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
 use weir::{
     config::TransportConfig,
@@ -278,6 +283,26 @@ async fn pages_of_other_origins_read_nothing() {
     assert_eq!(get(server.port, "/metrics", own).await.0, 200);
 }
 
+/// Requests that their connection refuses reach no service, and are counted all the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_that_reach_no_service_are_counted() {
+    let server = Watched::new(Duration::from_secs(60)).await;
+    for path in ["/v1/completions", "/weir.v1.Generation/Generate"] {
+        let request = Request::builder().method("GET").uri(format!("http://weir{path}")).version(Version::HTTP_2);
+        let mut sender = connect(server.running.address, 1 << 16).await.ready().await.unwrap();
+        let (response, _) = sender.send_request(request.body(()).unwrap(), true).unwrap();
+        assert_eq!(response.await.unwrap().status(), 415);
+    }
+    let labels = "service=\"other\",method=\"other\",code=\"INVALID_ARGUMENT\"";
+    server.until(&format!("weir_grpc_calls_total{{{labels}}}"), 2.0).await;
+    let names: Vec<_> = (0..101).map(|index| format!("x-{index}")).collect();
+    let headers: Vec<_> = names.iter().map(|name| (name.as_str(), "a")).collect();
+    let sender = connect(server.running.address, 1 << 16).await;
+    called(sender, "/weir.v1.Generation/Generate", Vec::new(), &headers).await.unwrap();
+    let labels = "service=\"weir.v1.Generation\",method=\"Generate\",code=\"INVALID_ARGUMENT\"";
+    server.until(&format!("weir_grpc_calls_total{{{labels}}}"), 1.0).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn editing_sessions_are_counted() {
     let server = Watched::new(Duration::from_secs(60)).await;
@@ -300,4 +325,6 @@ async fn editing_sessions_are_counted() {
     drop(requests);
     assert!(responses.message().await.unwrap().is_none());
     server.until("weir_edit_sessions{model_name=\"fake\"}", 0.0).await;
+    let labels = "service=\"weir.v1.Editing\",method=\"Edit\",code=\"OK\"";
+    server.until(&format!("weir_grpc_calls_total{{{labels}}}"), 1.0).await;
 }

@@ -26,10 +26,11 @@ use tonic::{
 use tower::ServiceExt;
 
 /// The services and methods that are counted by name. All others count as `other`, or clients could create series at will.
-const METHODS: [(&str, &[&str]); 10] = [
+const METHODS: [(&str, &[&str]); 11] = [
     ("weir.v1.Generation", &["Generate", "Score", "Segment"]),
     ("weir.v1.Summarization", &["Summarize"]),
     ("weir.v1.Codec", &["Compress", "Decompress"]),
+    ("weir.v1.Editing", &["Edit"]),
     ("weir.v1.Models", &["ListModels", "GetModel"]),
     ("weir.v1.Admin", &["LoadModel", "UnloadModel", "ListGenerations", "ResetReport"]),
     ("weir.v1.Latency", &["GetReport"]),
@@ -81,6 +82,12 @@ pub(super) fn count(metrics: Arc<Metrics>, traces: Option<Traces>) -> impl Middl
             Ok(response.map(|body| Body::new(CountedBody { body, call })))
         })
     }
+}
+
+/// Counts a request that its connection refuses, so that it reaches no middleware.
+pub(in crate::serve) fn count_refused(metrics: &Metrics, path: &str, code: Code) {
+    let Method { service, name } = method(path);
+    metrics.count_call(service, name, code_name(code));
 }
 
 /// A call that has not ended. It is counted when this is dropped.
@@ -151,6 +158,23 @@ fn method(path: &str) -> Method {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use prost::Message;
+
+    #[test]
+    fn every_method_of_our_services_is_named() {
+        let set = prost_types::FileDescriptorSet::decode(weir_proto::FILE_DESCRIPTOR_SET).unwrap();
+        let mut methods = 0;
+        for file in &set.file {
+            for service in &file.service {
+                for found in &service.method {
+                    let path = format!("/{}.{}/{}", file.package(), service.name(), found.name());
+                    assert_ne!(method(&path), OTHER, "{path}");
+                    methods += 1;
+                }
+            }
+        }
+        assert!(methods > 10, "{methods}");
+    }
 
     #[test]
     fn only_known_methods_are_named() {

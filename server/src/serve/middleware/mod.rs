@@ -4,7 +4,7 @@ pub(super) mod auth;
 pub(super) mod body_limits;
 pub(crate) mod call_limits;
 pub(super) mod compression;
-mod count;
+pub(super) mod count;
 mod deadline;
 mod decompression;
 pub(super) mod guarded_body;

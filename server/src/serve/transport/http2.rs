@@ -10,10 +10,12 @@ use super::{
 use crate::{
     config::TransportConfig,
     error::Error,
+    metrics::Metrics,
     serve::{
         call::{Peer, request_id},
         middleware::{
             auth::{is_health_check, needs_no_key},
+            count::count_refused,
             guarded_body::GuardedBody,
             layer::Next,
         },
@@ -22,10 +24,11 @@ use crate::{
 };
 use hyper::{body::Incoming, server::conn::http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use std::{pin::Pin, time::Duration};
+use std::{pin::Pin, sync::Arc, time::Duration};
 use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
 use tonic::{
+    Code,
     body::Body,
     codegen::{
         StdError,
@@ -43,17 +46,19 @@ const MAX_HEADERS: usize = 100;
 /// Delay after which a client without a place should connect again.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Serves these connections until `closing` is cancelled, and then until the last one has its responses.
+/// Serves these connections until `closing` is cancelled, and then until the last one has its responses. Requests that reach none
+/// of the `calls` are counted in `metrics`.
 pub(crate) async fn serve(
     incoming: impl Stream<Item = Connection> + Unpin,
     calls: Next,
+    metrics: &Arc<Metrics>,
     config: &TransportConfig,
     closing: CancellationToken,
 ) {
     let builder = builder(config);
     let limit = config.connections;
     let start = |Connection { stream, peer, open }: Connection| -> HyperConnection {
-        let service = CallService { calls: calls.clone(), peer, open, limit };
+        let service = CallService { calls: calls.clone(), metrics: Arc::clone(metrics), peer, open, limit };
         Box::pin(builder.serve_connection(TokioIo::new(stream), service))
     };
     serve_connections(incoming, config, closing, start).await;
@@ -81,6 +86,7 @@ fn builder(config: &TransportConfig) -> http2::Builder<TokioExecutor> {
 /// The calls of one connection.
 struct CallService {
     calls: Next,
+    metrics: Arc<Metrics>,
     peer: Peer,
     open: OpenConnection,
     /// Maximum connections, for the error.
@@ -114,11 +120,15 @@ impl hyper::service::Service<Request<Incoming>> for CallService {
         let keyless = needs_no_key(request.uri().path());
         let call = if keyless { self.open.begin_keyless_call() } else { self.open.begin_call() };
         if let Some(refusal) = self.refusal(&request) {
-            let response = status(&refusal, &request_id(request.headers())).into_http();
+            let refusal = status(&refusal, &request_id(request.headers()));
+            count_refused(&self.metrics, request.uri().path(), refusal.code());
+            let response = refusal.into_http();
             return Box::pin(std::future::ready(Ok(response.map(|body| GuardedBody::new(body, call)))));
         }
         if !is_grpc(&request) {
             tracing::debug!(id = &*request_id(request.headers()), "refused a request that is not a gRPC call");
+            // Without the method that its path names: it is no call of it.
+            count_refused(&self.metrics, "", Code::InvalidArgument);
             let has_body = request.method() != Method::HEAD;
             let mut response = Response::new(if has_body { Body::new(NEEDS_GRPC.to_owned()) } else { Body::empty() });
             // The status that the protocol of gRPC requires for other content types.

@@ -1,14 +1,20 @@
 //! The rules of `promtool check metrics`, for machines without promtool, on all metrics of a process.
 
-use super::document_model::DocumentModel;
-use std::{collections::BTreeSet, time::Duration};
+use super::{
+    document_model::DocumentModel,
+    support::{converted, settings},
+};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use weir::{
     decode::{
+        contract::Model,
         options::FinishReason,
         usage::{LevelCounts, Timing, Usage},
     },
     engine::{Handle, Limits, observer::Observer},
+    family::load::load,
     metrics::Metrics,
+    serve::Engines,
 };
 
 /// Units that have a base unit, and the base unit.
@@ -213,4 +219,26 @@ fn a_histogram_appears_with_its_first_observation() {
     assert_eq!(histogram_counts(&render(&metrics)).len(), described + 1);
     metrics.remove_model("a");
     assert!(histogram_counts(&render(&metrics)).is_empty());
+}
+
+/// A model that has served nothing reports no count, and its caches are empty, although it was warmed up.
+#[test]
+fn no_metric_counts_the_warm_up() {
+    let limits = Limits { cache_bytes: 1 << 20, document_bytes: 1 << 20, chunk: 64, ..Limits::default() };
+    let text = load(&converted("whitespaces"), &settings()).unwrap();
+    let models = [text, DocumentModel::new() as Arc<dyn Model>];
+    for model in models {
+        let name = model.card().name.clone();
+        let engines = Engines::default();
+        engines.add(engines.launch(model, limits.clone(), None).unwrap()).unwrap();
+        let text = engines.render_metrics().unwrap();
+        let samples = text.lines().filter(|line| line.contains(&format!("model_name={name:?}")));
+        let (state, counts): (Vec<_>, Vec<_>) = samples.partition(|line| {
+            line.starts_with("weir_kv_cache_limit_bytes{") || line.starts_with("weir_model_generations{")
+        });
+        assert!(state.len() == 2 && counts.len() > 20, "{name}: {text}");
+        for line in counts {
+            assert!(line.ends_with(" 0") || line.ends_with(" 0.0"), "{name}: {line}");
+        }
+    }
 }

@@ -132,6 +132,8 @@ pub struct Terms {
     pub priority: i32,
     /// True if the request continues a call that is already running. The engine also accepts it while it drains.
     pub continues: bool,
+    /// True if no later request about the same text comes: the segment cache does not keep it.
+    pub use_once: bool,
 }
 
 impl From<Option<Instant>> for Terms {

@@ -134,7 +134,8 @@ impl Handle {
         let Inner { model, limits, segment_cache, .. } = self.inner();
         let arrived = check_terms(terms)?;
         let session = jobs::open(job, &**model, limits)?;
-        let cache_key = segment_cache.key(&terms.tenant, session.boundaries(), model.card());
+        let cache_key = (!terms.use_once).then(|| segment_cache.key(&terms.tenant, session.boundaries(), model.card()));
+        let cache_key = cache_key.flatten();
         let cached = segment_cache.cached_len(cache_key.as_ref(), &session);
         let (event_sender, events) = EventSender::open(limits.events)?;
         let kind = RequestKind::Text(TextRequest { session, cache_key });

@@ -177,7 +177,8 @@ impl<M> CalledRequest<M> {
 
 /// Returns the conditions under which a call's job runs.
 pub(super) fn terms(call: &Call, priority: Option<i32>) -> Terms {
-    Terms { deadline: call.deadline, tenant: call.tenant(), priority: priority.unwrap_or_default(), continues: false }
+    let priority = priority.unwrap_or_default();
+    Terms { deadline: call.deadline, tenant: call.tenant(), priority, ..Terms::default() }
 }
 
 /// Completes `response` with the segments of a text. Keeps all of them: a text has at most `max_symbols` symbols.

@@ -258,7 +258,7 @@ impl Engines {
     }
 
     /// Renders all metrics as OpenMetrics text.
-    pub(crate) fn render_metrics(&self) -> Result<String> {
+    pub fn render_metrics(&self) -> Result<String> {
         let mut leases = self.all();
         leases.extend(self.draining());
         let metered = |lease: &Lease| (Arc::clone(&lease.generation.meter), Handle::clone(lease));

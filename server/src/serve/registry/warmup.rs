@@ -1,4 +1,5 @@
-//! An engine's first steps, before it serves: they touch caches, tables and pages once, and reveal a model that cannot step.
+//! An engine's first steps, before it serves: they touch caches, tables and pages once, and reveal a model that cannot step. The
+//! engine's own caches of texts and documents stay empty.
 
 use crate::{
     decode::{
@@ -11,7 +12,7 @@ use crate::{
 };
 use std::sync::Arc;
 
-/// Tenant of the warm-up: no client shares its cache entries.
+/// Tenant of the warm-up.
 const TENANT: &str = "weir:warm-up";
 /// Number of characters to generate.
 const CHARS: usize = 16;
@@ -60,6 +61,7 @@ fn document(engine: &Handle, limits: &DocumentLimits) -> Result<Events> {
     let length = limits.tokens.min(limits.block.saturating_mul(2)).saturating_sub(1).max(1);
     let ids: Vec<u32> = symbols.iter().copied().cycle().take(length).chain([marks.end]).collect();
     let (upload, document) = engine.upload();
+    upload.use_once();
     let tokens = CHARS.min(limits.targets.saturating_sub(1)).max(1);
     let request = Summarize {
         beam: Some(1),
@@ -75,7 +77,7 @@ fn document(engine: &Handle, limits: &DocumentLimits) -> Result<Events> {
 }
 
 fn terms() -> Terms {
-    Terms { tenant: Arc::from(TENANT), ..Terms::default() }
+    Terms { tenant: Arc::from(TENANT), use_once: true, ..Terms::default() }
 }
 
 fn finish(mut events: Events) -> Result<()> {

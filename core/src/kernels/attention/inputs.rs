@@ -122,3 +122,51 @@ pub struct QueryRow<'a> {
     /// Query for the distances, bias included; unused if the head has none.
     pub distance: Query<'a>,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::pages::PagePool;
+
+    /// Returns keys from position `start` on, a page for each of `pages`.
+    fn keys(pages: &[Page], start: usize) -> KeyPages<'_> {
+        KeyPages { pages, start, recently_read: false }
+    }
+
+    fn share(first: KeyPages<'_>, second: KeyPages<'_>) -> bool {
+        let shared = first.share_with(&second);
+        assert_eq!(second.share_with(&first), shared, "the order changes the answer");
+        shared
+    }
+
+    #[test]
+    fn sequences_share_pages_if_they_have_the_same_first_common_page() {
+        let pool = PagePool::new(1 << 20);
+        let page = || pool.allocate(64).unwrap();
+        let [common, second, third, other] = [page(), page(), page(), page()];
+        let list = |pages: &[&Page]| pages.iter().map(|&page| page.clone()).collect::<Vec<_>>();
+        // A fork has its parent's pages up to where it continued on its own, and any length.
+        let long = list(&[&common, &second, &third]);
+        assert!(share(keys(&long, 0), keys(&long, 0)));
+        assert!(share(keys(&long, 0), keys(&list(&[&common]), 0)));
+        assert!(share(keys(&long, 0), keys(&list(&[&common, &other]), 0)));
+        // Sequences of different texts.
+        assert!(!share(keys(&long, 0), keys(&list(&[&other, &second, &third]), 0)));
+        // A page at another position has other keys.
+        assert!(!share(keys(&long, 0), keys(&long, POSITIONS)));
+    }
+
+    #[test]
+    fn a_window_that_has_moved_on_shares_the_pages_that_both_still_have() {
+        let pool = PagePool::new(1 << 20);
+        let page = || pool.allocate(64).unwrap();
+        let pages = [page(), page(), page()];
+        assert!(share(keys(&pages, 0), keys(&pages[1..], POSITIONS)));
+        assert!(share(keys(&pages[1..], POSITIONS), keys(&pages[2..], 2 * POSITIONS)));
+        assert!(!share(keys(&pages, 0), keys(&[page(), page()], POSITIONS)), "other pages at the same positions");
+        // The first ends before the second begins, or has no keys at all.
+        assert!(!share(keys(&pages[..1], 0), keys(&pages[1..], POSITIONS)));
+        assert!(!share(keys(&pages, 0), KeyPages::default()));
+        assert!(!share(KeyPages::default(), KeyPages::default()));
+    }
+}

@@ -25,6 +25,7 @@ pub mod subwords;
 pub mod text_counter;
 mod tokenizer_check;
 mod tokenizer_library;
+mod tokenizer_specials;
 pub mod vocabulary;
 
 pub use detokenizer::StreamDetokenizer;

@@ -8,6 +8,7 @@ use super::{
     byte_pieces::BytePieces,
     tokenizer_check::{check_dropout, check_patterns, check_templates, check_word_by_word},
     tokenizer_library::{check_ids, check_pieces, count_ids, library},
+    tokenizer_specials::{leading_ids, lower_special_scores, special_ids, unknown_id},
 };
 use serde_json::Value;
 use std::collections::HashSet;
@@ -90,9 +91,7 @@ impl SubwordTokenizer {
         check_templates("post_processor", &processor)?;
         check(&value)?;
         let unknown = unknown_id(&value, &tokenizer);
-        let added = tokenizer.get_added_tokens_decoder();
-        let special = added.into_iter().filter(|(_, token)| token.special).map(|(id, _)| id);
-        let specials: HashSet<u32> = special.filter(|&id| Some(id) != unknown).collect();
+        let specials = special_ids(&tokenizer, unknown);
         lower_special_scores(&mut value, &specials, unknown);
         let mut tokenizer: Tokenizer = library(|| value.to_string().parse()).map_err(|error| invalid(&error))?;
         // documents are not truncated, and text that spells out a special token stays text
@@ -235,33 +234,6 @@ pub(super) const SMALL: &str = r#"{"version": "1.0", "added_tokens": [
     "decoder": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true},
     "model": {"type": "Unigram", "unk_id": 3, "byte_fallback": false, "vocab": [["<s>", 0.0], ["<pad>", 0.0], ["</s>", 0.0],
     ["<unk>", 0.0], ["▁", -3.0], ["a", -3.0], ["b", -3.0], ["▁ab", -1.0], ["ba", -2.0], ["<", -5.0], ["/", -5.0], ["s", -5.0], [">", -5.0]]}}"#;
-
-/// Returns the ids that the tokenizer's post-processor puts before each text. Fails if the library cannot encode a letter.
-fn leading_ids(tokenizer: &Tokenizer) -> tokenizers::Result<Vec<u32>> {
-    let ids = |specials: bool| tokenizer.encode("a", specials).map(|encoding| encoding.get_ids().to_vec());
-    let (plain, all) = (ids(false)?, ids(true)?);
-    let start = all.windows(plain.len().max(1)).position(|part| part == plain);
-    Ok(all[..start.unwrap_or(0)].to_vec())
-}
-
-/// Returns the id for text that the tokenizer has no piece for.
-fn unknown_id(json: &Value, tokenizer: &Tokenizer) -> Option<u32> {
-    let model = &json["model"];
-    let id = model["unk_id"].as_u64().and_then(|id| u32::try_from(id).ok());
-    id.or_else(|| tokenizer.token_to_id(model["unk_token"].as_str()?))
-}
-
-/// Lowers the scores of special tokens so far that text that spells one out is encoded as other pieces.
-fn lower_special_scores(json: &mut Value, specials: &HashSet<u32>, unknown: Option<u32>) {
-    const PENALTY: f64 = 1000.0;
-    let Some(vocabulary) = json["model"]["vocab"].as_array_mut() else { return };
-    let is_special = |id: u32| specials.contains(&id) || Some(id) == unknown;
-    let text_pieces = (0_u32..).zip(&*vocabulary).filter(|(id, _)| !is_special(*id));
-    let lowest = text_pieces.filter_map(|(_, piece)| piece[1].as_f64()).fold(0.0, f64::min);
-    for (_, piece) in (0_u32..).zip(vocabulary).filter(|(id, piece)| is_special(*id) && piece[1].is_number()) {
-        piece[1] = Value::from(lowest - PENALTY);
-    }
-}
 
 #[cfg(test)]
 mod tests {

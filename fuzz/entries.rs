@@ -13,6 +13,7 @@ use weir::{
         contract::{Model, SequenceRow, advance},
         options::WindowOptions,
         session::Session,
+        speculation::ngrams::{HEADER_BYTES, MIN_SLOTS, NgramCounter, NgramTable},
     },
     family::{
         Blueprint, Parts,
@@ -83,6 +84,27 @@ pub(crate) fn settings(data: &[u8]) {
         let (settings, problems) = parse("weir.toml", text, kind);
         assert!(settings.iter().all(|setting| kind(&setting.key).is_some()));
         assert!(problems.iter().all(|problem| problem.starts_with("weir.toml, line ")), "{problems:?}");
+    }
+}
+
+/// Symbols of the vocabulary of a table that [`ngrams`] reads.
+const NGRAM_SYMBOLS: u32 = 5;
+
+/// Reads an `ngrams.bin`, and looks up what follows contexts. The bytes are also read as the slots of a table.
+pub(crate) fn ngrams(data: &[u8]) {
+    let mut table = NgramCounter::new(MIN_SLOTS, NGRAM_SYMBOLS as usize).finish().to_bytes();
+    for (slot, byte) in table.iter_mut().skip(HEADER_BYTES).zip(data) {
+        *slot = *byte;
+    }
+    for bytes in [data, &table] {
+        let Ok(table) = NgramTable::from_bytes(bytes, NGRAM_SYMBOLS as usize) else { continue };
+        assert_eq!(table.to_bytes(), bytes, "another table comes back");
+        assert!(table.used() <= table.slots());
+        let text: Vec<u32> = data.iter().take(256).map(|byte| u32::from(*byte) % NGRAM_SYMBOLS).collect();
+        for end in 0..=text.len() {
+            let successor = table.successor(text[..end].iter().rev().copied());
+            assert!(successor.is_none_or(|successor| successor.symbol < NGRAM_SYMBOLS), "{successor:?}");
+        }
     }
 }
 

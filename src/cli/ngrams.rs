@@ -49,7 +49,7 @@ fn slots(text: &str) -> std::result::Result<usize, String> {
 }
 
 /// Counts the n-grams of the text and writes them. Fails if the checkpoint is invalid or its family does not speculate, and if the
-/// text cannot be read or has characters outside of the vocabulary.
+/// text is empty, cannot be read, or has characters outside of the vocabulary.
 pub fn run(args: Args) -> Result<()> {
     let source = ModelArgument { name: "DIR", value: Some(&args.dir) }.source()?;
     let Some(folder) = source.folder() else { return Err(Error::bad_option("DIR", "the embedded model", "a folder")) };
@@ -79,12 +79,13 @@ pub fn run(args: Args) -> Result<()> {
     output::write(&format!("{path}: {used} contexts of {symbols} symbols, {bytes} bytes\n"))
 }
 
-/// Counts the n-grams of a file. Returns the number of its symbols.
+/// Counts the n-grams of a file. Returns the number of its symbols, which is at least 1.
 fn count(file: &Path, vocabulary: &Vocabulary, counter: &mut NgramCounter) -> Result<u64> {
     let mut progress = Progress::bytes();
     let (mut opened, size) = regular_file::open(file).map_err(unreadable("TEXT", file))?;
     let mut block = Vec::with_capacity(BLOCK);
     let mut read = 0;
+    let mut characters = 0;
     let mut symbols = 0;
     loop {
         let mut more = opened.by_ref().take((BLOCK - block.len()) as u64);
@@ -100,16 +101,32 @@ fn count(file: &Path, vocabulary: &Vocabulary, counter: &mut NgramCounter) -> Re
                 return Err(not_utf8("TEXT", file, position));
             }
         };
-        for symbol in vocabulary.encode("TEXT", text, usize::MAX)? {
+        let encoded = vocabulary.encode("TEXT", text, usize::MAX).map_err(|error| after(error, characters))?;
+        for symbol in encoded {
             counter.push(symbol);
             symbols += 1;
         }
+        characters += text.chars().count();
         let done = text.len();
         block.drain(..done);
         read += done as u64;
         progress.update(read, size);
         if added == 0 {
-            return Ok(symbols);
+            break;
         }
+    }
+    if symbols == 0 {
+        return Err(Error::bad_option("TEXT", "\"\"", "at least one symbol"));
+    }
+    Ok(symbols)
+}
+
+/// Returns an error about a part of a text, which `characters` characters precede, with its position in the whole text.
+fn after(error: Error, characters: usize) -> Error {
+    match error {
+        Error::UnknownSymbol { field, found, offset, unit } => {
+            Error::UnknownSymbol { field, found, offset: offset.saturating_add(characters), unit }
+        }
+        other => other,
     }
 }

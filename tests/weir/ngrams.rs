@@ -1,6 +1,9 @@
 //! `weir ngrams`, and generations that draft from the n-grams of their checkpoint.
 
-use super::support::{converted, hnet_converted};
+use super::{
+    hostile_checkpoints::entries::SMALL_CONFIG,
+    support::{converted, hnet_converted},
+};
 use serde_json::Value;
 use std::{
     fs,
@@ -84,4 +87,35 @@ fn errors_name_the_file_and_the_limit() {
     fs::write(checkpoint.path().join("ngrams.bin"), [7; 100]).unwrap();
     let error = failure(&["generate", "--model", dir, "--ids", "1,2"]);
     assert!(error.contains("ngrams.bin") && error.contains("a table of n-grams"), "{error}");
+}
+
+/// The text is read in blocks of 1 MiB; a position counts from the beginning of the file.
+#[test]
+fn positions_are_those_of_the_file() {
+    let folder = TempDir::new().unwrap();
+    let config = folder.path().join("config.json");
+    fs::write(&config, SMALL_CONFIG.replace("\" \"", "\"\u{20ac}\"")).unwrap();
+    let model = folder.path().join("model");
+    let dir = model.to_str().unwrap();
+    assert!(weir(&["init", "--config", config.to_str().unwrap(), dir]).status.success());
+    let text = folder.path().join("text");
+    // A character of three bytes lies across the end of the first block.
+    let long = "a".repeat((1 << 20) - 1);
+    let count = long.len() + 5;
+    fs::write(&text, format!("{long}\u{20ac}aaaa\u{e9}")).unwrap();
+    let error = failure(&["ngrams", text.to_str().unwrap(), dir]);
+    assert!(error.contains(&format!("at character {count}")), "{error}");
+    fs::write(&text, [long.as_bytes(), "\u{20ac}".as_bytes(), b"aa\xff"].concat()).unwrap();
+    let error = failure(&["ngrams", text.to_str().unwrap(), dir]);
+    assert!(error.contains(&format!("found other bytes at position {}", long.len() + 5)), "{error}");
+}
+
+#[test]
+fn an_empty_text_is_refused() {
+    let checkpoint = copied(&converted("vanilla"));
+    let text = checkpoint.path().join("text");
+    fs::write(&text, "").unwrap();
+    let error = failure(&["ngrams", text.to_str().unwrap(), checkpoint.path().to_str().unwrap()]);
+    assert_eq!(error, "weir: TEXT: expected at least one symbol, found \"\"\n");
+    assert!(!checkpoint.path().join("ngrams.bin").exists());
 }

@@ -10,7 +10,7 @@ use crate::{
     family::{
         checkpoint::{
             CONFIG_FILE, Config, INDEX_FILE, PICKLE_FILE, WEIGHTS_FILE, card::CARD_FILE, ngrams::NGRAMS_FILE,
-            reader::hexadecimal, shards::indexed_files, writer::sync_folder,
+            partial_file::sync_folder, reader::hexadecimal, shards::indexed_files,
         },
         convert::Source,
         load::blueprint,

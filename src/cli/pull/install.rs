@@ -2,7 +2,7 @@
 
 use crate::{
     error::{Error, Result},
-    family::checkpoint::writer::sync_folder,
+    family::checkpoint::partial_file::sync_folder,
 };
 use std::{
     fs::{self, File},

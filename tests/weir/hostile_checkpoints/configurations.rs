@@ -238,13 +238,14 @@ fn shipped_shapes_have_the_parameters_in_their_names() {
 /// Runs the fuzz targets of files on their kept corpora, in which inputs that once failed stay.
 #[test]
 fn the_kept_corpora_never_panic() {
-    let targets: [(&str, fn(&[u8])); 6] = [
+    let targets: [(&str, fn(&[u8])); 7] = [
         ("config", entries::config),
         ("weights", entries::weights),
         ("pickle", entries::pickle),
         ("tokenizer", entries::tokenizer),
         ("settings", entries::settings),
         ("codec", entries::codec),
+        ("ngrams", entries::ngrams),
     ];
     for (target, entry) in targets {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target);
@@ -280,6 +281,7 @@ proptest! {
         entries::pickle(&bytes);
         entries::pickle(&[b"\x80\x02", &bytes[..]].concat());
         entries::codec(&bytes);
+        entries::ngrams(&bytes);
     }
 
     #[test]

@@ -15,6 +15,7 @@ pub mod json;
 mod json_errors;
 pub mod links;
 pub mod ngrams;
+pub mod partial_file;
 pub mod placeholders;
 pub mod reader;
 pub mod regular_file;

@@ -1,14 +1,15 @@
 //! `ngrams.bin`: the n-grams of a checkpoint, from which generations draft. Optional; `weir ngrams` writes it.
 
-use super::{json::read_limited, links::check_inside};
+use super::{
+    json::read_limited,
+    links::check_inside,
+    partial_file::{PartialFile, sync_folder},
+};
 use crate::{
     decode::speculation::ngrams::{MAX_BYTES, NgramTable},
     error::{Error, Result},
 };
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 /// The name of the file.
 pub const NGRAMS_FILE: &str = "ngrams.bin";
@@ -30,9 +31,9 @@ pub fn read(dir: &Path, vocabulary: usize) -> Result<Option<NgramTable>> {
 /// Writes the n-grams of the checkpoint in a folder, in place of earlier ones. Returns the file. Fails if it cannot be written.
 pub fn write(dir: &Path, table: &NgramTable) -> Result<PathBuf> {
     let file = dir.join(NGRAMS_FILE);
-    let unfinished = dir.join(format!("{NGRAMS_FILE}.partial"));
-    fs::write(&unfinished, table.to_bytes()).map_err(Error::io(&unfinished))?;
-    fs::rename(&unfinished, &file).map_err(Error::io(&file))?;
+    let mut partial = PartialFile::write(dir, NGRAMS_FILE, &table.to_bytes())?;
+    partial.rename(&file)?;
+    sync_folder(dir)?;
     Ok(file)
 }
 
@@ -40,6 +41,7 @@ pub fn write(dir: &Path, table: &NgramTable) -> Result<PathBuf> {
 mod tests {
     use super::*;
     use crate::decode::speculation::ngrams::NgramCounter;
+    use std::fs;
 
     #[test]
     fn errors_name_the_file_and_the_limit() {
@@ -49,10 +51,15 @@ mod tests {
         (0..1000).for_each(|position| counter.push(position % 5));
         let table = counter.finish();
         let file = write(dir.path(), &table).unwrap();
-        assert_eq!(read(dir.path(), 5).unwrap(), Some(table));
+        assert_eq!(read(dir.path(), 5).unwrap().as_ref(), Some(&table));
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
         let error = |vocabulary| read(dir.path(), vocabulary).unwrap_err().to_string();
         assert!(error(6).contains(NGRAMS_FILE) && error(6).contains("n-grams of 6 symbols"), "{}", error(6));
+        // a file that cannot get its name leaves nothing behind
+        let taken = tempfile::tempdir().unwrap();
+        fs::create_dir_all(taken.path().join(NGRAMS_FILE).join("x")).unwrap();
+        assert!(write(taken.path(), &table).unwrap_err().to_string().contains(NGRAMS_FILE));
+        assert_eq!(fs::read_dir(taken.path()).unwrap().count(), 1);
         fs::write(&file, "short").unwrap();
         assert!(error(5).contains(NGRAMS_FILE) && error(5).contains("5 bytes"), "{}", error(5));
         // a sparse file

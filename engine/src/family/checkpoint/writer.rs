@@ -9,6 +9,7 @@ use super::{
     config::{CONFIG_FILE, Config},
     header::FileDtype,
     ngrams::NGRAMS_FILE,
+    partial_file::{PartialFile, sync_folder, unwritable},
     reader::hexadecimal,
     shards::{INDEX_FILE, WEIGHTS_FILE},
 };
@@ -39,10 +40,10 @@ pub struct Writer {
     dest: PathBuf,
     /// The folders in which `dest` and missing folders above it were created.
     parents: Vec<PathBuf>,
-    config: Partial,
+    config: PartialFile,
     /// `tokenizer.json`, for a vocabulary of subword pieces.
-    tokenizer: Option<Partial>,
-    weights: Partial,
+    tokenizer: Option<PartialFile>,
+    weights: PartialFile,
     out: BufWriter<File>,
     hash: Sha256,
     /// Tensors not yet written, last first.
@@ -63,11 +64,12 @@ impl Writer {
         check_vacant(dest, overwrite)?;
         let parents = missing_parents(dest)?;
         fs::create_dir_all(dest).map_err(unwritable(dest))?;
-        let tokenizer = config.subwords().map(|subwords| Partial::write(dest, TOKENIZER_FILE, subwords.json()));
+        let tokenizer =
+            config.subwords().map(|subwords| PartialFile::write(dest, TOKENIZER_FILE, subwords.json().as_bytes()));
         let tokenizer = tokenizer.transpose()?;
-        let config = Partial::write(dest, CONFIG_FILE, &config.to_json()?)?;
-        let weights = Partial::new(dest, WEIGHTS_FILE);
-        let out = BufWriter::with_capacity(1 << 20, File::create(&weights.path).map_err(Error::io(&weights.path))?);
+        let config = PartialFile::write(dest, CONFIG_FILE, config.to_json()?.as_bytes())?;
+        let weights = PartialFile::new(dest, WEIGHTS_FILE);
+        let out = BufWriter::with_capacity(1 << 20, File::create(weights.path()).map_err(Error::io(weights.path()))?);
         let (header, mut missing) = header(specs, matrices)?;
         missing.reverse();
         let dest = dest.to_path_buf();
@@ -99,9 +101,9 @@ impl Writer {
         if let Some(next) = self.missing.last() {
             return Err(Error::Internal(format!("{} was not written", next.name)));
         }
-        self.out.flush().and_then(|()| self.out.get_ref().sync_all()).map_err(Error::io(&self.weights.path))?;
+        self.out.flush().and_then(|()| self.out.get_ref().sync_all()).map_err(Error::io(self.weights.path()))?;
         let sha256 = hexadecimal(&self.hash.finalize_reset());
-        let mut card = Partial::write(&self.dest, CARD_FILE, &card::text(&sha256))?;
+        let mut card = PartialFile::write(&self.dest, CARD_FILE, card::text(&sha256).as_bytes())?;
         // Files of an old checkpoint would describe other weights. Its configuration goes first: without it the folder is no
         // checkpoint.
         let config = self.dest.join(CONFIG_FILE);
@@ -128,7 +130,7 @@ impl Writer {
 
     fn put(&mut self, bytes: &[u8]) -> Result<()> {
         self.hash.update(bytes);
-        self.out.write_all(bytes).map_err(Error::io(&self.weights.path))
+        self.out.write_all(bytes).map_err(Error::io(self.weights.path()))
     }
 }
 
@@ -152,12 +154,8 @@ pub fn check_vacant(dest: &Path, overwrite: bool) -> Result<()> {
     if held.iter().any(|entry| entry.kind != EntryKind::Leftover) && !overwrite {
         return Err(Error::Setting(format!("{}: the folder is not empty; --force overwrites", dest.display())));
     }
-    let probe = Partial::new(dest, "probe");
-    File::create(&probe.path).map(drop).map_err(unwritable(dest))
-}
-
-fn unwritable(dest: &Path) -> impl FnOnce(std::io::Error) -> Error {
-    move |error| Error::Setting(format!("{}: cannot write a checkpoint there: {error}", dest.display()))
+    let probe = PartialFile::new(dest, "probe");
+    File::create(probe.path()).map(drop).map_err(unwritable(dest))
 }
 
 /// A file or folder in the destination.
@@ -192,7 +190,7 @@ fn entries(dest: &Path) -> Result<Vec<FolderEntry>> {
         let kind = match path.is_dir() {
             true if path.join(CONFIG_FILE).is_file() => EntryKind::Companion,
             false if part => EntryKind::Part,
-            false if name.starts_with('.') && name.ends_with(".partial") => EntryKind::Leftover,
+            false if PartialFile::is_name(&name) => EntryKind::Leftover,
             _ => EntryKind::Foreign,
         };
         Ok(FolderEntry { name, kind })
@@ -205,18 +203,6 @@ fn missing_parents(folder: &Path) -> Result<Vec<PathBuf>> {
     let folder = std::path::absolute(folder).map_err(Error::io(folder))?;
     let missing = folder.ancestors().take_while(|folder| !folder.exists());
     Ok(missing.filter_map(Path::parent).map(Path::to_path_buf).collect())
-}
-
-/// Waits until the names in a folder are on the disk. Fails if the file system reports an error.
-#[cfg(unix)]
-pub fn sync_folder(folder: &Path) -> Result<()> {
-    File::open(folder).and_then(|folder| folder.sync_all()).map_err(Error::io(folder))
-}
-
-/// Does nothing: other systems cannot open a folder.
-#[cfg(not(unix))]
-pub fn sync_folder(_: &Path) -> Result<()> {
-    Ok(())
 }
 
 /// Removes a file if it exists.
@@ -260,41 +246,6 @@ fn header(specs: &[TensorSpec], matrices: FileDtype) -> Result<(Vec<u8>, Vec<Ten
     let mut header = (text.len() as u64).to_le_bytes().to_vec();
     header.extend_from_slice(text.as_bytes());
     Ok((header, sizes))
-}
-
-/// A file under a temporary name, which is removed unless it is renamed.
-struct Partial {
-    path: PathBuf,
-    renamed: bool,
-}
-
-impl Partial {
-    fn new(dest: &Path, name: &str) -> Self {
-        Self { path: dest.join(format!(".{name}.{}.partial", std::process::id())), renamed: false }
-    }
-
-    /// Writes a partial file with `text`.
-    fn write(dest: &Path, name: &str, text: &str) -> Result<Self> {
-        let partial = Self::new(dest, name);
-        let mut file = File::create(&partial.path).map_err(unwritable(dest))?;
-        file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(Error::io(&partial.path))?;
-        Ok(partial)
-    }
-
-    fn rename(&mut self, to: &Path) -> Result<()> {
-        fs::rename(&self.path, to).map_err(Error::io(to))?;
-        self.renamed = true;
-        Ok(())
-    }
-}
-
-impl Drop for Partial {
-    fn drop(&mut self) {
-        if !self.renamed {
-            // an error cannot be reported here; a leftover is recognised by its name
-            let _ = fs::remove_file(&self.path);
-        }
-    }
 }
 
 #[cfg(test)]

@@ -29,7 +29,7 @@ const UNREADABLE: &str = "UNREADABLE";
 const UNKNOWN_MODEL: &str = "UNKNOWN_MODEL";
 /// The reason of an error about the field `document_id`.
 const UNKNOWN_DOCUMENT: &str = "UNKNOWN_DOCUMENT";
-/// The fields of requests in JSON, on all paths. Other keys are the client's own text.
+/// The fields of requests in JSON, on all paths. Other keys are the client's own text. A test compares them with the requests.
 const JSON_FIELDS: [&str; 51] = [
     "beam_size",
     "best_of",
@@ -241,6 +241,8 @@ fn forget_quiet_kinds(kinds: &mut BTreeMap<Kind, Refusals>, now: Instant) {
 mod tests {
     use super::*;
     use crate::{error::Error, serve::status::status};
+    #[cfg(feature = "http")]
+    use std::collections::BTreeSet;
 
     fn field(error: &Error) -> Option<String> {
         Refusal::of(&status(error, "")).field
@@ -312,5 +314,62 @@ mod tests {
         let kinds = log.kinds.lock().unwrap();
         let unlogged: Vec<_> = kinds.iter().map(|(kind, refusals)| (kind.cause.is_none(), refusals.unlogged)).collect();
         assert_eq!(unlogged, [(true, 3), (false, 0)]);
+    }
+
+    #[cfg(feature = "http")]
+    #[test]
+    fn json_fields_are_those_of_the_requests() {
+        use crate::serve::{
+            completion_request::CompletionRequest,
+            oip::request::{EMPTY_FINAL, TIMEOUT},
+            oip::tensors::SAMPLING_PARAMETERS,
+            openai::{inference::request::InferenceRequest, summaries::SummaryRequest},
+        };
+        let mut fields = BTreeSet::from([SAMPLING_PARAMETERS, EMPTY_FINAL, TIMEOUT]);
+        fields.extend(FieldNames::of::<CompletionRequest>());
+        fields.extend(FieldNames::of::<SummaryRequest>());
+        fields.extend(FieldNames::of::<InferenceRequest>());
+        // Refused before they are parsed: the field of chats that errors name.
+        fields.insert("messages");
+        assert_eq!(BTreeSet::from(JSON_FIELDS), fields);
+        assert_eq!(fields.len(), JSON_FIELDS.len(), "a field is listed twice");
+    }
+
+    /// Reads the names of a struct's fields, aliases included, from its implementation of `Deserialize`.
+    #[cfg(feature = "http")]
+    #[derive(Default)]
+    struct FieldNames(&'static [&'static str]);
+
+    #[cfg(feature = "http")]
+    impl FieldNames {
+        fn of<T: serde::de::DeserializeOwned>() -> &'static [&'static str] {
+            let mut names = Self::default();
+            assert!(T::deserialize(&mut names).is_err());
+            names.0
+        }
+    }
+
+    #[cfg(feature = "http")]
+    impl<'de> serde::Deserializer<'de> for &mut FieldNames {
+        type Error = serde::de::value::Error;
+
+        fn deserialize_struct<V: serde::de::Visitor<'de>>(
+            self,
+            _: &'static str,
+            fields: &'static [&'static str],
+            visitor: V,
+        ) -> Result<V::Value, Self::Error> {
+            self.0 = fields;
+            self.deserialize_any(visitor)
+        }
+
+        fn deserialize_any<V: serde::de::Visitor<'de>>(self, _: V) -> Result<V::Value, Self::Error> {
+            Err(serde::de::Error::custom("only names are read"))
+        }
+
+        serde::forward_to_deserialize_any! {
+            bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit unit_struct
+            newtype_struct seq tuple tuple_struct map enum identifier ignored_any
+        }
     }
 }

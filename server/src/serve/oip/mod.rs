@@ -11,11 +11,11 @@ mod field_names;
 pub(super) mod fuzzing;
 mod infer_stream;
 mod models;
-mod request;
+pub(super) mod request;
 mod response;
 mod service;
 mod streamed_request;
-mod tensors;
+pub(super) mod tensors;
 
 use crate::{
     config::TransportConfig,

@@ -31,9 +31,9 @@ const MAX_PARAMETERS: usize = 64;
 const PARAMETER_BYTES: usize = 256 << 10;
 
 /// Parameters for the server, not for the model.
-const EMPTY_FINAL: &str = "triton_enable_empty_final_response";
+pub(in crate::serve) const EMPTY_FINAL: &str = "triton_enable_empty_final_response";
 const PRIORITY: &str = "priority";
-const TIMEOUT: &str = "timeout";
+pub(in crate::serve) const TIMEOUT: &str = "timeout";
 /// Fields whose values stay text even if they look like numbers.
 const TEXTS: [&str; 3] = ["stop", "suffix", "boundary_mode"];
 

@@ -59,7 +59,7 @@ pub(super) const INPUTS: [(&str, ElementType); 9] = [
 ];
 pub(super) const TEXT_INPUT: &str = "text_input";
 pub(super) const STREAM: &str = "stream";
-pub(super) const SAMPLING_PARAMETERS: &str = "sampling_parameters";
+pub(in crate::serve) const SAMPLING_PARAMETERS: &str = "sampling_parameters";
 pub(super) const EXCLUDE_INPUT: &str = "exclude_input_in_output";
 /// Prefix of the flags that select an output.
 pub(super) const RETURN: &str = "return_";

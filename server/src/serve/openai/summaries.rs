@@ -45,7 +45,7 @@ pub(super) const FORMATTED: usize = 16;
 /// The fields of a summary request.
 #[derive(Deserialize, Default)]
 #[serde(default, deny_unknown_fields, expecting = "an object")]
-struct SummaryRequest {
+pub(in crate::serve) struct SummaryRequest {
     model: Option<String>,
     document: Option<String>,
     document_id: Option<String>,

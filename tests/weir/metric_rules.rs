@@ -2,12 +2,12 @@
 
 use super::{
     document_model::DocumentModel,
+    summaries::write_random_model,
     support::{converted, settings},
 };
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, time::Duration};
 use weir::{
     decode::{
-        contract::Model,
         options::FinishReason,
         usage::{LevelCounts, Timing, Usage},
     },
@@ -225,9 +225,10 @@ fn a_histogram_appears_with_its_first_observation() {
 #[test]
 fn no_metric_counts_the_warm_up() {
     let limits = Limits { cache_bytes: 1 << 20, document_bytes: 1 << 20, chunk: 64, ..Limits::default() };
-    let text = load(&converted("whitespaces"), &settings()).unwrap();
-    let models = [text, DocumentModel::new() as Arc<dyn Model>];
-    for model in models {
+    let folder = tempfile::tempdir().unwrap();
+    let summarizer = write_random_model(folder.path());
+    for folder in [converted("whitespaces"), summarizer.into()] {
+        let model = load(&folder, &settings()).unwrap();
         let name = model.card().name.clone();
         let engines = Engines::default();
         engines.add(engines.launch(model, limits.clone(), None).unwrap()).unwrap();

@@ -231,7 +231,7 @@ fn no_metric_counts_the_warm_up() {
         let model = load(&folder, &settings()).unwrap();
         let name = model.card().name.clone();
         let engines = Engines::default();
-        engines.add(engines.launch(model, limits.clone(), None).unwrap()).unwrap();
+        engines.add(engines.launch(model, limits, None).unwrap()).unwrap();
         let text = engines.render_metrics().unwrap();
         let samples = text.lines().filter(|line| line.contains(&format!("model_name={name:?}")));
         let (state, counts): (Vec<_>, Vec<_>) = samples.partition(|line| {

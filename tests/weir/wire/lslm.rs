@@ -1,17 +1,20 @@
 //! Latent segment models over gRPC: both boundary drivers, special symbols, and bytes sent as whole code points.
 
-use super::{Running, read};
+use super::{Running, http::exchange, read};
 use crate::{
     golden::Golden,
     support::{LSLM_CASES, full, lslm_golden, lslm_in},
 };
+use serde_json::json;
 use std::sync::Arc;
+use tokio::net::TcpListener;
 use tokio_stream::StreamExt;
 use weir::{
     config::TransportConfig,
     decode::contract::{BoundaryOptions, Model},
     engine::{Handle, Limits},
     kernels::Dtype,
+    serve::{Engines, ServerParts},
 };
 use weir_proto::v1::{
     self, FinishReason, generation_client::GenerationClient, models_client::ModelsClient, score_response::Event,
@@ -155,4 +158,24 @@ async fn scores_and_cards_contain_special_symbols() {
         let status = client.generate(wrong).await.unwrap_err();
         assert!(status.message().contains("one of nxt, predictor"), "{status:?}");
     }
+}
+
+/// A model with a start mark continues an empty text, also if a request over HTTP has no prompt at all.
+#[tokio::test]
+async fn requests_without_a_prompt_are_answered() {
+    let engine = Handle::start(lslm_in(LSLM_CASES[0], Dtype::F32), Limits::default()).unwrap();
+    let http = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = http.local_addr().unwrap();
+    let offer = ServerParts { http: Some(http.into()), ..Engines::new(vec![engine]).unwrap().into() };
+    let _running = Running::offering(offer, TransportConfig::default()).await;
+    let mut texts = Vec::new();
+    for prompt in [json!({}), json!({ "prompt": null }), json!({ "prompt": [] }), json!({ "prompt": "" })] {
+        let mut body = prompt.clone();
+        body["max_tokens"] = 5.into();
+        body["seed"] = 1.into();
+        let answer = exchange(port, "POST", "/v1/completions", &[], &body.to_string()).await;
+        assert_eq!(answer.0, 200, "{prompt}: {}", answer.body());
+        texts.push(answer.json()["choices"][0]["text"].clone());
+    }
+    assert!(texts.iter().all(|text| *text == texts[0]), "{texts:?}");
 }

@@ -166,12 +166,12 @@ impl CompletionRequest {
         self.n.unwrap_or(1)
     }
 
-    /// Returns the requests of `Generate`, one for each choice: those of the first prompt, then those of the next. Each is
-    /// built when it is taken. Fails if an option is unsupported; `Generate` checks the others.
+    /// Returns the requests of `Generate`, one for each choice: those of the first prompt, then those of the next. Without a prompt,
+    /// it is empty. Each is built when it is taken. Fails if an option is unsupported; `Generate` checks the others.
     pub(crate) fn generate_requests(&self) -> Result<impl ExactSizeIterator<Item = v1::GenerateRequest>> {
         self.reject_unsupported()?;
-        let prompts = self.prompt.list()?;
-        let count = prompts.len();
+        let prompts = self.prompt.list().unwrap_or_default();
+        let count = prompts.len().max(1);
         let n = self.choices_per_prompt();
         check_choices(n, count)?;
         if let Some(best_of) = self.best_of.filter(|best_of| *best_of != n) {

@@ -53,6 +53,10 @@ async fn handle(state: ApiState, client: &ClientContext, request: Request) -> Re
     // `Generate` refuses an unknown model.
     if let Ok(engine) = engines.find_able("model", model, continues_text) {
         request.drop_biases_without_symbol(engine.card().vocabulary.len());
+        // Only a model with a start mark continues an empty text.
+        if engine.card().first_logits.is_none() {
+            request.prompt.list()?;
+        }
     }
     let completion = Completion::start(&state, client, &request).await?;
     let counts = completion.counts();

@@ -13,6 +13,9 @@ use std::mem::discriminant;
 const COMPARED: [(&str, PercentileOf); 3] =
     [("p50", |values| values.p50), ("p90", |values| values.p90), ("p99", |values| values.p99)];
 
+/// Names of the measured times that are compared.
+const TIMES: [&str; 2] = ["time to first character", "gap"];
+
 type PercentileOf = fn(&Percentiles) -> Option<f64>;
 
 /// Way in which the tester may have distorted a measurement, with the figure that shows it.
@@ -35,9 +38,17 @@ pub struct Lateness {
     lag: f64,
     /// The same percentile of the measured times, in nanoseconds.
     measured: f64,
-    percentile: &'static str,
-    /// Name of the measured time.
-    figure: &'static str,
+    /// Which time and which percentile.
+    figure: Figure,
+    /// All percentiles that the lag distorts so.
+    distorted: [[bool; COMPARED.len()]; TIMES.len()],
+}
+
+/// A percentile of a measured time: indices of [`TIMES`] and [`COMPARED`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Figure {
+    time: usize,
+    percentile: usize,
 }
 
 /// Figures of requests that show whether the tester was the limit.
@@ -70,11 +81,7 @@ impl TesterLimit {
                 "its HTTP/2 library ended {} with code {TESTER_CODE}, because too many messages waited to be read",
                 requests(count)
             ),
-            Self::Late(Lateness { lag, measured, percentile, figure }) => format!(
-                "it saw events {} late at the {percentile}, over a tenth of the {percentile} {figure} ({})",
-                time(lag),
-                time(measured)
-            ),
+            Self::Late(late) => late.fact(),
         }
     }
 
@@ -102,9 +109,52 @@ impl TesterLimit {
             (Self::Busy(share), Self::Busy(more)) => Self::Busy(share.max(more)),
             (Self::Held(count), Self::Held(more)) => Self::Held(count + more),
             (Self::EndedRequests(count), Self::EndedRequests(more)) => Self::EndedRequests(count + more),
-            (Self::Late(late), Self::Late(later)) if later.lag > late.lag => Self::Late(later),
+            (Self::Late(late), Self::Late(later)) => Self::Late(late.combine(later)),
             (first, _) => first,
         }
+    }
+}
+
+impl Figure {
+    fn percentile_name(self) -> &'static str {
+        COMPARED[self.percentile].0
+    }
+
+    fn name(self) -> String {
+        format!("{} {}", self.percentile_name(), TIMES[self.time])
+    }
+}
+
+impl Lateness {
+    /// Describes the lag with the time that it distorts most, and names the others that it distorts.
+    fn fact(self) -> String {
+        let Self { lag, measured, figure, .. } = self;
+        let others: Vec<_> = self.distorted_figures().filter(|other| *other != figure).map(Figure::name).collect();
+        let others = match others.is_empty() {
+            true => String::new(),
+            false => format!("; {} may be wrong as well", others.join(", ")),
+        };
+        format!(
+            "it saw events {} late at the {}, over a tenth of the {} ({}){others}",
+            time(lag),
+            figure.percentile_name(),
+            figure.name(),
+            time(measured)
+        )
+    }
+
+    fn distorted_figures(self) -> impl Iterator<Item = Figure> {
+        let all =
+            (0..TIMES.len()).flat_map(|time| (0..COMPARED.len()).map(move |percentile| Figure { time, percentile }));
+        all.filter(move |figure| self.distorted[figure.time][figure.percentile])
+    }
+
+    /// Returns the larger lag, with the figures that either distorts.
+    fn combine(self, other: Self) -> Self {
+        let larger = if other.lag > self.lag { other } else { self };
+        let mut distorted = self.distorted;
+        other.distorted_figures().for_each(|figure| distorted[figure.time][figure.percentile] = true);
+        Self { distorted, ..larger }
     }
 }
 
@@ -138,17 +188,24 @@ impl LimitEvidence {
         [busy, held, ended, late].into_iter().flatten().collect()
     }
 
-    /// Returns the measured time that the lag distorts most, if that is by more than a tenth. A lag is added to a time, so a
-    /// percentile of the lag is compared with the same percentile of the times.
+    /// Returns the measured times that the lag distorts by more than a tenth. A lag is added to a time, so a percentile of the lag is
+    /// compared with the same percentile of the times.
     fn lateness(&self, lags: &Percentiles) -> Option<Lateness> {
-        let figures = [("time to first character", self.first), ("gap", self.gap)];
-        let all = figures.into_iter().flat_map(|(figure, times)| {
-            COMPARED.into_iter().zip(times).filter_map(move |((percentile, of), measured)| {
-                Some(Lateness { lag: of(lags)?, measured: measured?, percentile, figure })
-            })
-        });
-        let distorted = all.filter(|late| late.lag > MAX_LAG_SHARE * late.measured);
-        distorted.max_by(|a, b| (a.lag / a.measured).total_cmp(&(b.lag / b.measured)))
+        let mut distorted = [[false; COMPARED.len()]; TIMES.len()];
+        let mut worst: Option<Lateness> = None;
+        for (time, values) in [self.first, self.gap].into_iter().enumerate() {
+            for (percentile, ((_, of), measured)) in COMPARED.into_iter().zip(values).enumerate() {
+                let Some((lag, measured)) = of(lags).zip(measured) else { continue };
+                if lag <= MAX_LAG_SHARE * measured {
+                    continue;
+                }
+                distorted[time][percentile] = true;
+                if worst.is_none_or(|worst| lag / measured > worst.lag / worst.measured) {
+                    worst = Some(Lateness { lag, measured, figure: Figure { time, percentile }, distorted });
+                }
+            }
+        }
+        worst.map(|worst| Lateness { distorted, ..worst })
     }
 }
 
@@ -179,13 +236,22 @@ mod tests {
         assert_eq!(late.fact(), "it saw events 2.00 ms late at the p99, over a tenth of the p99 gap (15.0 ms)");
         let [late] = evidence(2e6, 5e6, 50e6).limits(&lags(3e5, 4e5))[..] else { panic!() };
         assert!(late.fact().ends_with("over a tenth of the p50 time to first character (2.00 ms)"), "{}", late.fact());
+        // The worst figure does not hide the others.
+        let [late] = evidence(2e6, 1e6, 15e6).limits(&lags(3e5, 4e6))[..] else { panic!() };
+        let worst = "it saw events 300 µs late at the p50, over a tenth of the p50 gap (1.00 ms)";
+        assert_eq!(late.fact(), format!("{worst}; p50 time to first character, p99 gap may be wrong as well"));
+        let [other] = evidence(15e6, 15e6, 30e6).limits(&lags(5e4, 5e6))[..] else { panic!() };
+        assert!(other.combine(late).fact().ends_with("; p50 time to first character, p50 gap may be wrong as well"));
         // Messages that came together have gaps that any lag exceeds.
         assert_eq!(evidence(100e6, 3e3, 3e3).limits(&lags(2e6, 2e6)), []);
     }
 
     #[test]
     fn limits_of_one_kind_are_combined() {
-        let late = |lag| TesterLimit::Late(Lateness { lag, measured: 5e6, percentile: "p99", figure: "gap" });
+        let late = |lag| {
+            let distorted = [[false; 3], [false, false, true]];
+            TesterLimit::Late(Lateness { lag, measured: 5e6, figure: Figure { time: 1, percentile: 2 }, distorted })
+        };
         assert_eq!(late(1e6).combine(late(3e6)), late(3e6));
         assert_eq!(late(3e6).combine(late(1e6)), late(3e6));
         assert_eq!(TesterLimit::Busy(0.9).combine(TesterLimit::Busy(0.85)), TesterLimit::Busy(0.9));

@@ -21,8 +21,8 @@ pub(super) fn mark(limits: &[TesterLimit]) -> &'static str {
     if limits.is_empty() { "" } else { AFTER_NAME }
 }
 
-/// Heading of the column of failed requests, whose cells have lists.
-pub(super) const FAILED: &str = "failed";
+/// Heading of the column of failed requests.
+const FAILED: &str = "failed";
 
 /// Column of a table of loads.
 pub(super) struct PointColumn {
@@ -31,6 +31,13 @@ pub(super) struct PointColumn {
     /// Heading in the text table.
     pub(super) table: &'static str,
     pub(super) value: fn(&LoadPoint) -> String,
+}
+
+impl PointColumn {
+    /// Returns true for the column of failed requests, whose cells have lists.
+    pub(super) fn is_of_failures(&self) -> bool {
+        self.page == FAILED
+    }
 }
 
 const fn column(page: &'static str, table: &'static str, value: fn(&LoadPoint) -> String) -> PointColumn {
@@ -54,7 +61,7 @@ const POINT_COLUMNS: [PointColumn; 15] = [
     column("succeeded", "succeeded", |point| {
         format!("{} of {}", point.figures.requests.well, point.figures.requests.measured)
     }),
-    column(FAILED, "failed", |point| describe_failures(&point.figures.requests)),
+    column(FAILED, FAILED, |point| describe_failures(&point.figures.requests)),
 ];
 
 fn keystroke(point: &LoadPoint) -> Percentiles {
@@ -67,7 +74,7 @@ pub(super) fn window(point: &LoadPoint) -> String {
 
 /// Returns the columns in which any of the loads has a value. A count of zero failures is not a value.
 pub(super) fn point_columns(points: &[&LoadPoint]) -> Vec<&'static PointColumn> {
-    let empty = |column: &PointColumn| if column.page == FAILED { "0" } else { NONE };
+    let empty = |column: &PointColumn| if column.is_of_failures() { "0" } else { NONE };
     let has_values = |column: &&PointColumn| points.iter().any(|point| (column.value)(point) != empty(column));
     POINT_COLUMNS.iter().filter(has_values).collect()
 }

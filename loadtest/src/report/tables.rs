@@ -5,7 +5,7 @@ use super::{
     charts::label_of,
     cover::WARNINGS,
     figures::{BASELINE, COLUMNS, FigureRow, MODEL_COLUMNS, NONE, rows, used_columns},
-    points::{FAILED, LIMITED, load_cell, mark, point_columns, window},
+    points::{LIMITED, load_cell, mark, point_columns, window},
 };
 use crate::{
     comparison::result::ComparedModel,
@@ -27,7 +27,7 @@ pub(super) fn points_table(models: &[ModelPoints<'_>]) -> Markup {
     arrivals.dedup();
     let mut columns = point_columns(&points().collect::<Vec<_>>());
     columns.retain(|column| column.page != "window" || windows.len() > 1);
-    let has_failures = columns.iter().any(|column| column.page == FAILED);
+    let has_failures = columns.iter().any(|column| column.is_of_failures());
     html! {
         p.note {
             "Each load is a separate run"
@@ -46,7 +46,7 @@ pub(super) fn points_table(models: &[ModelPoints<'_>]) -> Markup {
                         tr {
                             td { (load_cell(point)) }
                             @for column in &columns {
-                                td.list[column.page == FAILED] { ((column.value)(point)) }
+                                td.list[column.is_of_failures()] { ((column.value)(point)) }
                             }
                         }
                     }

@@ -1,6 +1,7 @@
 //! Errors of this crate.
 
 use std::{fmt::Display, io, ops::RangeInclusive, path::Path, path::PathBuf};
+use weir_proto::failed_connection::FailedConnection;
 
 /// Result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -22,20 +23,15 @@ pub enum Error {
     NoneSucceeded { outcomes: String },
     #[error("fewer than half of the requests succeeded: {outcomes}")]
     FewSucceeded { outcomes: String },
-    /// The server is unreachable or rejected a request.
+    /// The server rejected a request, or is unreachable for a known reason.
     #[error("{server}: {reason}")]
     Remote { server: String, reason: String },
-    /// The connection failed, and the reason has the cause and what to do.
-    #[error("{server}: {reason}")]
-    Explained { server: String, reason: String },
+    /// The connection failed.
+    #[error("{server}: {failed}")]
+    Connection { server: String, failed: FailedConnection },
     /// A file is not a report of this version.
-    #[error("{}: {location}: {problem}", path.display())]
-    Report {
-        path: PathBuf,
-        // dotted path of the wrong key
-        location: String,
-        problem: String,
-    },
+    #[error("{}: {problem}", path.display())]
+    Report { path: PathBuf, problem: String },
     /// An invariant of this program is broken.
     #[error("internal: {0}")]
     Internal(String),
@@ -50,6 +46,11 @@ impl Error {
     /// Returns a function for `map_err` after reading the file that `flag` names.
     pub fn unreadable<'a>(flag: &'a str, file: &'a Path) -> impl FnOnce(io::Error) -> Self + 'a {
         move |error| Self::Setting(format!("{flag}: cannot read {}: {error}", file.display()))
+    }
+
+    /// Returns a function for `map_err` after writing the file that `flag` names.
+    pub fn unwritable<'a>(flag: &'a str, file: &'a Path) -> impl FnOnce(io::Error) -> Self + 'a {
+        move |error| Self::Setting(format!("{flag}: cannot write {}: {error}", file.display()))
     }
 
     /// Builds a [`Error::BadOption`].

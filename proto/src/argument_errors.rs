@@ -1,5 +1,6 @@
 //! Rewrites command-line errors in the form of all other errors: `--rows: expected a whole number from 1 to 64, found "x"`.
 
+use crate::shown::quoted;
 use clap::{
     Arg, Command, Error,
     error::{ContextKind, ContextValue, ErrorKind},
@@ -8,11 +9,12 @@ use std::{any::TypeId, error::Error as _, ffi::OsString};
 
 /// Start of the message of a value parser that names what it expects.
 const EXPECTED: &str = "expected ";
-/// Maximum characters of a value that a message quotes.
-const QUOTED: usize = 64;
+/// Maximum bytes of a number that a message shows as it is.
+const NUMBER: usize = 64;
 
-/// Replaces the message of an error about a wrong or missing value. `arguments`, which `command` parsed, begin with the program's
-/// name. Returns other errors, and the texts of `--help` and `--version`, as they are.
+/// Replaces the message of an error about a wrong or missing value or command, or about arguments that exclude each other.
+/// `arguments`, which `command` parsed, begin with the program's name. Returns other errors, and the texts of `--help` and
+/// `--version`, as they are.
 ///
 /// A value parser returns what it expects (`expected a size such as 2GiB`), or a complete message about a part of its value
 /// (`rate: expected a number, found "x"`).
@@ -30,18 +32,97 @@ pub fn explain(error: Error, command: &Command, arguments: &[OsString]) -> Error
         }
         ErrorKind::MissingRequiredArgument => {
             let Some(ContextValue::Strings(missing)) = error.get(ContextKind::InvalidArg) else { return error };
-            let usage = match error.get(ContextKind::Usage) {
-                Some(ContextValue::StyledStr(usage)) => format!("\n\n{usage}"),
-                _ => String::new(),
-            };
             let missing: Vec<_> =
                 missing.iter().map(|shown| format!("{}: expected a value, found none", name(shown))).collect();
-            missing.join("\n  ") + &usage
+            missing.join("\n  ") + &usage(&error)
+        }
+        ErrorKind::ArgumentConflict => {
+            let Some(shown) = text(ContextKind::InvalidArg) else { return error };
+            let name = name(shown);
+            match conflicting(&error) {
+                Some(others) if others == name => {
+                    format!("{name}: expected one value, found several{}", usage(&error))
+                }
+                Some(others) => {
+                    format!("{name}: expected no value next to {others}, found one{}", usage(&error))
+                }
+                None => return error,
+            }
+        }
+        ErrorKind::InvalidSubcommand => {
+            let Some(found) = text(ContextKind::InvalidSubcommand) else { return error };
+            let known = command_names(selected(command, arguments));
+            let similar = similar(&known, found).map(|name| format!(" (is it {name}?)")).unwrap_or_default();
+            format!("COMMAND: expected one of {}, found {}{similar}", known.join(", "), shown(found))
+        }
+        ErrorKind::MissingSubcommand => {
+            let known = command_names(selected(command, arguments));
+            format!("COMMAND: expected one of {}, found none", known.join(", "))
         }
         _ => return error,
     };
     let message = format!("{message}\n\nFor more information, try '--help'.\n");
     Error::raw(error.kind(), message).with_cmd(command)
+}
+
+/// Returns clap's lines about the usage of the command, after an empty line.
+fn usage(error: &Error) -> String {
+    match error.get(ContextKind::Usage) {
+        Some(ContextValue::StyledStr(usage)) => format!("\n\n{usage}"),
+        _ => String::new(),
+    }
+}
+
+/// Returns the names of the arguments with which an argument conflicts.
+fn conflicting(error: &Error) -> Option<String> {
+    match error.get(ContextKind::PriorArg)? {
+        ContextValue::String(shown) => Some(name(shown)),
+        ContextValue::Strings(all) => Some(all.iter().map(|shown| name(shown)).collect::<Vec<_>>().join(", ")),
+        _ => None,
+    }
+}
+
+/// Returns the names of the commands within a command that its help shows.
+fn command_names(command: &Command) -> Vec<&str> {
+    command.get_subcommands().filter(|known| !known.is_hide_set()).map(Command::get_name).collect()
+}
+
+/// Returns the name that begins with `found`, or differs from it in few letters.
+fn similar<'a>(known: &[&'a str], found: &str) -> Option<&'a str> {
+    let is_start = |name: &&&str| found.len() > 1 && name.starts_with(found);
+    let nearest = || known.iter().map(|name| (edits(name, found), *name)).min().filter(|(edits, _)| *edits < 3);
+    let near = nearest().filter(|(edits, _)| edits * 2 <= found.chars().count()).map(|(_, name)| name);
+    known.iter().find(is_start).copied().or(near)
+}
+
+/// Counts the letters that must be inserted, removed or replaced to make `b` of `a`.
+fn edits(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (index, letter) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = index + 1;
+        for (column, other) in b.iter().enumerate() {
+            let replaced = diagonal + usize::from(letter != *other);
+            diagonal = row[column + 1];
+            row[column + 1] = replaced.min(diagonal + 1).min(row[column] + 1);
+        }
+    }
+    row.last().copied().unwrap_or_default()
+}
+
+/// Returns the command that the arguments select.
+fn selected<'a>(command: &'a Command, arguments: &[OsString]) -> &'a Command {
+    path(command, arguments).last().copied().unwrap_or(command)
+}
+
+/// Returns the commands that the arguments name, the program's first.
+fn path<'a>(command: &'a Command, arguments: &[OsString]) -> Vec<&'a Command> {
+    let mut path = vec![command];
+    for word in arguments.iter().skip(1).filter_map(|word| word.to_str()) {
+        path.extend(path.last().and_then(|last| last.find_subcommand(word)));
+    }
+    path
 }
 
 /// Returns the message about the value `found` of an argument.
@@ -98,17 +179,13 @@ fn type_name(arg: &Arg, found: &str) -> Option<String> {
 
 /// Returns the argument of that name, as [`name`] returns it, of the command that the arguments select.
 fn find<'a>(command: &'a Command, arguments: &[OsString], name: &str) -> Option<&'a Arg> {
-    let mut selected = vec![command];
-    for word in arguments.iter().skip(1).filter_map(|word| word.to_str()) {
-        selected.extend(selected.last().and_then(|last| last.find_subcommand(word)));
-    }
     let is_named = |arg: &&Arg| match (arg.get_long(), arg.get_value_names()) {
         (Some(long), _) => name.strip_prefix("--") == Some(long),
         (None, Some([only])) => only.as_str() == name,
         (None, _) => arg.get_id().as_str() == name,
     };
     // a global argument belongs to the top-level command
-    selected.into_iter().rev().flat_map(Command::get_arguments).find(is_named)
+    path(command, arguments).into_iter().rev().flat_map(Command::get_arguments).find(is_named)
 }
 
 /// Returns the name of an argument as users type it: `--rows` for `--rows <N>`, `DIR` for `<DIR>`, `[DIR]` and `<DIR> <DIR>...`, and
@@ -128,11 +205,7 @@ fn name(shown: &str) -> String {
 
 /// Returns a value as messages show it: numbers as they are, texts in quotation marks.
 fn shown(found: &str) -> String {
-    if found.parse::<f64>().is_ok() && found.len() <= QUOTED {
-        return found.to_owned();
-    }
-    let cut: String = found.chars().take(QUOTED).collect();
-    if cut.len() < found.len() { format!("{:?}", format!("{cut}…")) } else { format!("{found:?}") }
+    if found.parse::<f64>().is_ok() && found.len() <= NUMBER { found.to_owned() } else { quoted(found) }
 }
 
 #[cfg(test)]
@@ -159,7 +232,12 @@ mod tests {
         let read = Command::new("read")
             .args([flag("text"), flag("file")])
             .group(ArgGroup::new("source").args(["text", "file"]).required(true));
-        Command::new("tool").arg(flag("level").value_parser(value_parser!(i64)).global(true)).subcommands([run, read])
+        let inner = Command::new("group")
+            .subcommand_required(true)
+            .subcommands([Command::new("list"), Command::new("secret").hide(true)]);
+        Command::new("tool")
+            .arg(flag("level").value_parser(value_parser!(i64)).global(true))
+            .subcommands([run, read, inner])
     }
 
     fn message(arguments: &[&str]) -> String {
@@ -225,8 +303,26 @@ mod tests {
     }
 
     #[test]
+    fn conflicts_have_the_form_of_all_errors() {
+        let both = message_of("read", &["--text", "a", "--file", "b"]);
+        assert_eq!(both, "--text: expected no value next to --file, found one");
+        assert_eq!(message(&["--count", "1", "--count", "2", "."]), "--count: expected one value, found several");
+    }
+
+    #[test]
+    fn wrong_commands_have_the_form_of_all_errors() {
+        assert_eq!(message_of("nosuch", &[]), "COMMAND: expected one of run, read, group, found \"nosuch\"");
+        assert_eq!(message_of("rea", &[]), "COMMAND: expected one of run, read, group, found \"rea\" (is it read?)");
+        assert_eq!(message_of("raed", &[]), "COMMAND: expected one of run, read, group, found \"raed\" (is it read?)");
+        // The hidden command is not listed.
+        assert_eq!(message_of("group", &["secre"]), "COMMAND: expected one of list, found \"secre\"");
+        assert_eq!(message_of("group", &[]), "COMMAND: expected one of list, found none");
+        assert_eq!((edits("", "ab"), edits("kitten", "sitting"), edits("ab", "")), (2, 3, 2));
+    }
+
+    #[test]
     fn other_errors_stay_as_they_are() {
-        for arguments in [["tool", "--help"], ["tool", "fly"]] {
+        for arguments in [["tool", "--help"], ["tool", "--fly"]] {
             let arguments = arguments.map(OsString::from);
             let error = || command().try_get_matches_from(&arguments).unwrap_err();
             assert_eq!(explain(error(), &command(), &arguments).to_string(), error().to_string());

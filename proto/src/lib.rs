@@ -5,10 +5,19 @@
 #[cfg(feature = "command-line")]
 pub mod argument_errors;
 mod blocking;
+#[cfg(feature = "client")]
+pub mod client_tls;
 pub mod codec;
+#[cfg(all(feature = "client", feature = "command-line"))]
+pub mod connection_args;
 pub mod decoded_size;
 #[cfg(feature = "client")]
 pub mod failed_connection;
+#[cfg(feature = "client")]
+pub mod pem;
+#[cfg(feature = "client")]
+pub mod server_address;
+pub mod shown;
 
 /// Version 1.
 pub mod v1 {

@@ -2,7 +2,7 @@
 
 use super::{
     flag_names::with_flag,
-    network::{ADDRESS, Secret, TlsArgs, runtime},
+    network::{ADDRESS, endpoint, runtime},
     output,
 };
 use crate::{
@@ -12,6 +12,7 @@ use crate::{
 };
 use serde_json::json;
 use std::path::PathBuf;
+use weir_proto::connection_args::{Secret, TlsArgs};
 
 /// Loads, unloads and lists the models of a running server.
 #[derive(Debug, clap::Args)]
@@ -58,7 +59,7 @@ enum AdminCommand {
 
 #[derive(Debug, clap::Args)]
 struct Server {
-    /// Server address: host:port or a URL.
+    /// Server address: host:port, :port of this machine, or a URL; https:// for TLS.
     #[arg(value_name = "ADDRESS")]
     address: String,
     /// Admin token of the server. Prefer the environment variable: other users can see command-line arguments.
@@ -77,11 +78,16 @@ struct Server {
 impl Server {
     async fn connect(&self) -> Result<AdminConnection> {
         let token = match (self.admin_token.as_ref().and_then(Secret::value), &self.admin_token_file) {
-            (Some(token), _) => AdminToken::new(token),
+            (Some(token), _) => {
+                AdminToken::new(token).map_err(|why| format!("--admin-token (or WEIR_ADMIN_TOKEN): {why}"))
+            }
             (None, Some(file)) => AdminToken::read(file).map_err(|why| format!("--admin-token-file: {why}")),
-            (None, None) => Err("an admin token is required: set WEIR_ADMIN_TOKEN or --admin-token-file".into()),
+            (None, None) => {
+                Err("--admin-token-file (or WEIR_ADMIN_TOKEN): expected the server's admin token, found none".into())
+            }
         };
-        AdminConnection::connect(&self.tls.endpoint(ADDRESS, &self.address)?, &token.map_err(Error::Setting)?).await
+        let token = token.map_err(Error::Setting)?;
+        AdminConnection::connect(&endpoint(ADDRESS, &self.address, &self.tls)?, &token).await
     }
 }
 

@@ -1,15 +1,16 @@
 //! `weir health`: checks that a server is healthy, for orchestrators and scripts.
 
-use super::network::{ADDRESS, DEFAULT_ADDRESS, TlsArgs, runtime};
+use super::network::{ADDRESS, DEFAULT_ADDRESS, endpoint, runtime};
 use crate::{
     error::{Error, Result},
     serve::client,
 };
+use weir_proto::connection_args::TlsArgs;
 
 /// Calls a server's health service. The exit code is 0 if the answer is SERVING.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Server address: host:port or a URL.
+    /// Server address: host:port, :port of this machine, or a URL; https:// for TLS.
     #[arg(value_name = ADDRESS, default_value = DEFAULT_ADDRESS)]
     address: String,
     /// Service to check: `weir.v1.Generation` for readiness; empty for liveness of the server.
@@ -22,7 +23,7 @@ pub struct Args {
 /// Runs the command. Fails if the server cannot be reached or does not answer SERVING.
 pub fn run(args: Args) -> Result<()> {
     let Args { address, service, tls } = args;
-    if runtime()?.block_on(client::is_serving(&tls.endpoint(ADDRESS, &address)?, &service))? {
+    if runtime()?.block_on(client::is_serving(&endpoint(ADDRESS, &address, &tls)?, &service))? {
         return Ok(());
     }
     Err(Error::Remote { server: address, answer: "NOT_SERVING".into() })

@@ -2,7 +2,7 @@
 
 use super::{
     model::{LoadArgs, ModelArgument},
-    network::{ApiKeyArgs, TlsArgs, runtime},
+    network::{endpoint, runtime},
     notes,
 };
 use crate::{
@@ -18,6 +18,7 @@ use crate::{
 };
 use std::{future::pending, io::Write, path::PathBuf, sync::Arc};
 use tokio::{runtime::Runtime, sync::mpsc};
+use weir_proto::connection_args::{ApiKeyArgs, TlsArgs};
 
 /// Maximum queued connections of this process to itself.
 const WAITING_CONNECTIONS: usize = 4;
@@ -44,7 +45,8 @@ pub(super) struct ModelSourceArgs {
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Server")]
 struct ServerArgs {
-    /// Call the gRPC API of this server, host:port or a URL, instead of running the model in this process. https:// for TLS.
+    /// Call the gRPC API of this server instead of running the model in this process: host:port, :port of this machine, or a URL;
+    /// https:// for TLS.
     #[arg(long, value_name = "ADDRESS", env = "WEIR_SERVER")]
     server: Option<String>,
     #[command(flatten)]
@@ -88,8 +90,9 @@ impl ModelSourceArgs {
             });
             let name = name.transpose()?.filter(|name| !name.is_empty());
             let runtime = runtime()?;
-            let endpoint = tls.endpoint("--server", address)?;
-            let client = runtime.block_on(InferenceClient::connect(endpoint, api_key.key()?.as_deref()))?;
+            let endpoint = endpoint("--server", address, tls)?;
+            let key = api_key.key().map_err(Error::Setting)?;
+            let client = runtime.block_on(InferenceClient::connect(endpoint, key.as_deref()))?;
             return Ok(ModelSource::Server(ServedModel { runtime, client, name }));
         }
         let source = ModelArgument { name: "--model", value: self.model.as_deref() }.source()?;

@@ -1,7 +1,7 @@
 //! `weir report`: latencies that a running server measured, and the time that it estimates pooling saved.
 
 use super::{
-    network::{ADDRESS, ApiKeyArgs, DEFAULT_ADDRESS, TlsArgs, runtime},
+    network::{ADDRESS, DEFAULT_ADDRESS, endpoint, runtime},
     output,
 };
 use crate::{
@@ -13,11 +13,12 @@ use crate::{
 };
 use serde_json::json;
 use std::fmt::{self, Write};
+use weir_proto::connection_args::{ApiKeyArgs, TlsArgs};
 
 /// Shows the latencies of a running server's models. Each line is marked as measured or estimated.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Server address: host:port or a URL.
+    /// Server address: host:port, :port of this machine, or a URL; https:// for TLS.
     #[arg(value_name = ADDRESS, default_value = DEFAULT_ADDRESS)]
     address: String,
     /// Name of the model. Default: all models.
@@ -49,13 +50,13 @@ enum WindowArg {
 /// Runs the command. Fails if the server cannot be reached or rejects the call.
 pub fn run(args: Args) -> Result<()> {
     let Args { address, name, window, api_key, tls, json } = args;
-    let key = api_key.key()?;
+    let key = api_key.key().map_err(Error::Setting)?;
     let window = match window {
         WindowArg::Load => ReportPeriod::Load,
         WindowArg::Reset => ReportPeriod::Reset,
         WindowArg::Minute => ReportPeriod::Minute,
     };
-    let server = tls.endpoint(ADDRESS, &address)?;
+    let server = endpoint(ADDRESS, &address, &tls)?;
     let models = runtime()?.block_on(client::report(&server, key.as_deref(), name, window))?;
     if json {
         return output::json(&json!({ "models": models }));

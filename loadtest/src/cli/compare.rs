@@ -21,6 +21,7 @@ use crate::{
 
 /// Compares models of one server request by request.
 #[derive(Debug, clap::Args)]
+#[command(allow_negative_numbers = true)]
 pub(super) struct Args {
     #[command(flatten)]
     server: ServerArgs,
@@ -78,6 +79,7 @@ pub(super) fn run(args: Args, command: String) -> Result<()> {
     }
     let report = runtime(server.threads)?.block_on(async {
         let session = MeasurementSession::open(server, workload, &models, true, command).await?;
+        check(&session)?;
         let mut plan = Plan::default();
         plan.add_rounds(rounds.total());
         session.steps.begin(&plan);
@@ -112,8 +114,8 @@ pub(super) fn check(session: &MeasurementSession) -> Result<()> {
     Ok(())
 }
 
+/// Compares the models of a session that [`check`] accepts.
 pub(super) async fn compare(session: &MeasurementSession, rounds: &RoundArgs) -> Result<ModelComparison> {
-    check(session)?;
     let models = &session.models;
     let names: Vec<_> = models.iter().map(|model| model.name.as_str()).collect();
     session.steps.next(format_args!("{}, comparison in {} rounds", names.join(", "), rounds.total()));

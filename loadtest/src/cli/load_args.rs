@@ -31,11 +31,11 @@ pub(super) struct LoadArgs {
 #[derive(Debug, Clone, clap::Args)]
 pub(super) struct RunLengthArgs {
     /// Time during which requests are sent but not measured [default: 3s; in `report`, 1s].
-    #[arg(long, value_name = "TIME", value_parser = units::duration_or_zero)]
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true, value_parser = units::duration_or_zero)]
     warm_up: Option<Duration>,
     /// Time during which measured requests are started; requests in flight at its end are still awaited [default: 30s;
     /// in `report`, 5s; none if --requests is given].
-    #[arg(long, value_name = "TIME", value_parser = units::duration)]
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true, value_parser = units::duration)]
     duration: Option<Duration>,
     /// Measured requests; with --duration, the load ends at whichever comes first.
     #[arg(long, value_name = "N")]
@@ -64,6 +64,7 @@ impl RunLengthArgs {
     pub(super) fn limits(&self, default: DefaultLength) -> Result<LoadLimits> {
         self.requests.map_or(Ok(()), |requests| Error::check_range("--requests", requests, 1..=MAX_REQUESTS))?;
         check_in_flight("--max-in-flight", self.max_in_flight)?;
+        Error::check_range("--cancel-share", self.cancel_share, 0.0..=1.0)?;
         let fallback = self.requests.is_none().then_some(default.duration);
         let Self { requests, max_in_flight, .. } = *self;
         let warm_up = self.warm_up.unwrap_or(default.warm_up);
@@ -87,8 +88,8 @@ impl ArrivalArgs {
     pub(super) fn check(&self, has_open_loops: bool, flags: &str) -> Result<()> {
         let options = [("--arrivals", self.arrivals.is_some()), ("--burst", self.burst.is_some())];
         if let Some((field, _)) = options.into_iter().find(|(_, is_set)| *is_set && !has_open_loops) {
-            let why = "applies to open loops only: use";
-            return Err(Error::Setting(format!("{field} {why} {flags} without --concurrency")));
+            let expected = format!("no value without an open loop (use {flags} without --concurrency)");
+            return Err(Error::option(field, "one", expected));
         }
         let Some(burst) = self.burst else { return Ok(()) };
         if self.arrivals != Some(ArrivalProcess::Bursty) {

@@ -18,6 +18,9 @@ use std::{
 
 /// Maximum files that `draw` reads.
 const MAX_FILES: usize = 64;
+/// Flags of the files to write.
+const JSON: &str = "--json";
+const HTML: &str = "--html";
 /// Flags whose values must not appear in reports.
 const SECRETS: [&str; 1] = ["--api-key"];
 
@@ -46,33 +49,34 @@ pub(super) struct OutputArgs {
 impl OutputArgs {
     /// Checks before the measurement that files can be written.
     pub(super) fn check(&self) -> Result<()> {
-        let files = || self.json.iter().chain(&self.html);
-        if files().filter(|file| is_stdout(file)).count() > 1 {
-            return Err(Error::Setting("--json - and --html -: only one of them may write to stdout".into()));
+        let files = [(JSON, &self.json), (HTML, &self.html)].map(|(flag, file)| file.as_ref().map(|file| (flag, file)));
+        let files: Vec<_> = files.into_iter().flatten().collect();
+        if files.iter().filter(|(_, file)| is_stdout(file)).count() > 1 {
+            return Err(Error::option(HTML, "\"-\"", format!("a file because {JSON} writes to stdout")));
         }
-        for file in files().filter(|file| !is_stdout(file)) {
+        for (flag, file) in files.into_iter().filter(|(_, file)| !is_stdout(file)) {
             let is_new = !file.exists();
-            fs::OpenOptions::new().create(true).append(true).open(file).map_err(Error::io(file))?;
+            fs::OpenOptions::new().create(true).append(true).open(file).map_err(Error::unwritable(flag, file))?;
             // a failed measurement must not leave an empty file
             if is_new {
-                fs::remove_file(file).map_err(Error::io(file))?;
+                fs::remove_file(file).map_err(Error::unwritable(flag, file))?;
             }
         }
         Ok(())
     }
 
     pub(super) fn write(&self, reports: &[MeasurementReport]) -> Result<()> {
-        let page = self.html.as_ref().map(|file| (file, html::page(&self.title, reports)));
+        let page = self.html.as_ref().map(|file| (HTML, file, html::page(&self.title, reports)));
         let data = match &self.json {
-            Some(file) => Some((file, data::json(reports)? + "\n")),
+            Some(file) => Some((JSON, file, data::json(reports)? + "\n")),
             None => None,
         };
         let mut to_stdout = None;
-        for (file, text) in page.into_iter().chain(data) {
+        for (flag, file, text) in page.into_iter().chain(data) {
             if is_stdout(file) {
                 to_stdout = Some(text);
             } else {
-                fs::write(file, text).map_err(Error::io(file))?;
+                fs::write(file, text).map_err(Error::unwritable(flag, file))?;
                 steps::print(format_args!("wrote {}", file.display()));
             }
         }
@@ -127,6 +131,7 @@ pub(super) fn draw(args: DrawArgs) -> Result<()> {
     if files.len() > MAX_FILES {
         return Err(Error::option("FILE", files.len(), format!("at most {MAX_FILES} files")));
     }
+    output.check()?;
     let mut reports = Vec::new();
     for file in &files {
         reports.extend(data::read(file)?);

@@ -26,6 +26,7 @@ const REFINEMENTS: usize = 1;
 
 /// Measures everything for every model of a server.
 #[derive(Debug, clap::Args)]
+#[command(allow_negative_numbers = true)]
 pub(super) struct Args {
     #[command(flatten)]
     common: LoadArgs,
@@ -34,7 +35,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     models: Vec<String>,
     /// Requests in flight of each closed loop of the batch-size curve.
-    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,2,4,8,16")]
+    #[arg(long, value_name = "N", value_delimiter = ',', allow_hyphen_values = true, default_value = "1,2,4,8,16")]
     concurrency: Vec<usize>,
     #[command(flatten)]
     search: KneeSearchArgs,

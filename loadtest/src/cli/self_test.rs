@@ -43,16 +43,17 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Measures the tester itself.
 #[derive(Debug, clap::Args)]
+#[command(allow_negative_numbers = true)]
 pub(super) struct Args {
     /// Duration of the measurement.
-    #[arg(long, value_name = "TIME", default_value = "3s", value_parser = units::duration)]
+    #[arg(long, value_name = "TIME", default_value = "3s", allow_hyphen_values = true, value_parser = units::duration)]
     duration: Duration,
     /// Streams at a time.
     #[arg(long, value_name = "N", default_value_t = 16)]
     streams: usize,
     /// Time between messages of a stream; 0 sends as fast as possible. Many streams with a gap resemble a server that steps them
     /// together.
-    #[arg(long, value_name = "TIME", default_value = "0", value_parser = units::duration_or_zero)]
+    #[arg(long, value_name = "TIME", default_value = "0", allow_hyphen_values = true, value_parser = units::duration_or_zero)]
     gap: Duration,
     /// Fail if a core reads fewer messages per second than this. Also fail if the load was too small to show it: fewer messages
     /// per second arrived, and the reader used less than a quarter of a core.
@@ -166,18 +167,19 @@ const LISTENING: &str = "listening on ";
 
 /// Serves placeholder text with known delays.
 #[derive(Debug, clap::Args)]
+#[command(allow_negative_numbers = true)]
 pub(super) struct StubArgs {
     /// Address to listen on. Port 0 selects a free port.
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:50052")]
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:50052", value_parser = listen_address)]
     listen: SocketAddr,
     /// Time to the first character, from the moment at which one of the --rows is free for the request.
-    #[arg(long, value_name = "TIME", default_value = "0", value_parser = units::duration_or_zero)]
+    #[arg(long, value_name = "TIME", default_value = "0", allow_hyphen_values = true, value_parser = units::duration_or_zero)]
     first: Duration,
     /// Time from each character to the next.
-    #[arg(long, value_name = "TIME", default_value = "0", value_parser = units::duration_or_zero)]
+    #[arg(long, value_name = "TIME", default_value = "0", allow_hyphen_values = true, value_parser = units::duration_or_zero)]
     gap: Duration,
     /// Time before a character that ends a segment [default: --gap].
-    #[arg(long, value_name = "TIME", value_parser = units::duration_or_zero, requires = "segment")]
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true, value_parser = units::duration_or_zero, requires = "segment")]
     boundary_gap: Option<Duration>,
     /// Characters per segment. Default: no segments, as in a model that does not pool.
     #[arg(long, value_name = "N")]
@@ -186,14 +188,19 @@ pub(super) struct StubArgs {
     #[arg(long, value_name = "N", default_value_t = MAX_IN_FLIGHT)]
     rows: usize,
     /// Time from the start of the server to a pause in all its answers.
-    #[arg(long, value_name = "TIME", value_parser = units::duration_or_zero, requires = "pause_for")]
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true, value_parser = units::duration_or_zero, requires = "pause_for")]
     pause_after: Option<Duration>,
     /// Duration of that pause.
-    #[arg(long, value_name = "TIME", value_parser = units::duration, requires = "pause_after")]
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true, value_parser = units::duration, requires = "pause_after")]
     pause_for: Option<Duration>,
     /// End when standard input ends, because the process that started the stub is then gone.
     #[arg(long, hide = true)]
     attached: bool,
+}
+
+/// Parses an address to listen on. The error says what is expected.
+fn listen_address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| "expected an IP address with a port, such as 127.0.0.1:50052".to_owned())
 }
 
 impl StubArgs {
@@ -217,9 +224,9 @@ impl StubArgs {
 pub(super) fn run_stub(args: StubArgs) -> Result<()> {
     let script = args.script()?;
     runtime(1)?.block_on(async {
-        let name = || args.listen.to_string();
-        let listener = TcpListener::bind(args.listen).await.map_err(Error::io(name()))?;
-        let address = listener.local_addr().map_err(Error::io(name()))?;
+        let failed = |error| Error::Setting(format!("--listen: cannot listen on {}: {error}", args.listen));
+        let listener = TcpListener::bind(args.listen).await.map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
         output::print(&format!("{LISTENING}{address}\n"))?;
         let end = async {
             if !args.attached {

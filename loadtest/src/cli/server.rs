@@ -2,22 +2,21 @@
 
 use crate::{
     client::{
-        connection::{ClientIdentity, ConnectOptions, MAX_CONNECTIONS, ServerConnection},
+        connection::{ConnectOptions, MAX_CONNECTIONS, ServerConnection},
         models::{self, ModelInfo, ServerSoftware},
     },
     error::{Error, Result},
     units,
 };
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::time::Duration;
 use tokio::{
     runtime::{Builder, Runtime},
     time::{Instant, sleep},
 };
-use weir_proto::failed_connection::no_certificate;
+use weir_proto::{
+    connection_args::{ApiKeyArgs, TlsArgs},
+    server_address,
+};
 
 /// Pause before connecting again to an unreachable server.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
@@ -25,26 +24,15 @@ const MAX_THREADS: usize = 256;
 
 #[derive(Debug, Clone, clap::Args)]
 pub(super) struct ServerArgs {
-    /// Server, as host:port or a URL; https:// for TLS.
+    /// Server address: host:port, :port of this machine, or a URL; https:// for TLS.
     #[arg(value_name = "ADDRESS", default_value = "127.0.0.1:50051")]
     address: String,
-    /// API key, if the server requires one. Prefer the environment: other users may see a command's arguments.
-    #[arg(long, value_name = "KEY", env = "WEIR_API_KEY", hide_env_values = true)]
-    api_key: Option<String>,
-    /// File with the API key.
-    #[arg(long, value_name = "FILE", env = "WEIR_API_KEY_FILE")]
-    api_key_file: Option<PathBuf>,
-    /// PEM file of the authorities that may have signed the server's certificate. Required for https://.
-    #[arg(long, value_name = "FILE", env = "WEIR_TLS_CA")]
-    tls_ca: Option<PathBuf>,
-    /// PEM file of the client's certificate with its chain, for servers that require one.
-    #[arg(long, value_name = "FILE", env = "WEIR_TLS_CLIENT_CERT", requires = "tls_client_key")]
-    tls_client_cert: Option<PathBuf>,
-    /// PEM file of the client certificate's private key.
-    #[arg(long, value_name = "FILE", env = "WEIR_TLS_CLIENT_KEY", requires = "tls_client_cert")]
-    tls_client_key: Option<PathBuf>,
+    #[command(flatten)]
+    api_key: ApiKeyArgs,
+    #[command(flatten)]
+    tls: TlsArgs,
     /// Longest time to wait for the server to become reachable, for example after its start.
-    #[arg(long, value_name = "TIME", default_value = "0s", value_parser = units::duration_or_zero)]
+    #[arg(long, value_name = "TIME", default_value = "0s", allow_hyphen_values = true, value_parser = units::duration_or_zero)]
     wait: Duration,
     /// Connections that requests use in turn [default: as many as the calls in flight need, by the server's limit of calls per
     /// connection].
@@ -59,30 +47,12 @@ impl ServerArgs {
     /// Checks the options, and reads keys and certificates.
     pub(super) fn connect_options(&self) -> Result<ConnectOptions> {
         self.connections.map_or(Ok(()), |count| Error::check_range("--connections", count, 1..=MAX_CONNECTIONS))?;
-        let options = ConnectOptions { address: self.address.clone(), ..ConnectOptions::default() };
-        options.check()?;
-        let read = |flag: &'static str, file: &Path| fs::read(file).map_err(Error::unreadable(flag, file));
-        let key = match (&self.api_key, &self.api_key_file) {
-            (Some(key), _) => Some(key.clone()),
-            (None, Some(file)) => {
-                let text = fs::read_to_string(file).map_err(Error::unreadable("--api-key-file", file))?;
-                Some(text.trim().to_owned())
-            }
-            (None, None) => None,
-        };
-        let identity = match (&self.tls_client_cert, &self.tls_client_key) {
-            (Some(chain), Some(key)) => {
-                let (chain, key) = (read("--tls-client-cert", chain)?, read("--tls-client-key", key)?);
-                Some(ClientIdentity { chain, key })
-            }
-            _ => None,
-        };
-        let authorities = self.tls_ca.as_deref().map(|file| read("--tls-ca", file)).transpose()?;
-        if let Some((file, found)) = self.tls_ca.as_ref().zip(authorities.as_deref().and_then(no_certificate)) {
-            let found = format!("{found} in {}", file.display());
-            return Err(Error::option("--tls-ca", found, "PEM with a certificate"));
-        }
-        Ok(ConnectOptions { key, authorities, identity, ..options })
+        let address = server_address::parse(&self.address).map_err(|why| format!("ADDRESS: {why}"));
+        Ok(ConnectOptions {
+            address: address.map_err(Error::Setting)?,
+            key: self.api_key.key().map_err(Error::Setting)?,
+            tls: self.tls.read().map_err(Error::Setting)?,
+        })
     }
 
     /// Opens the first connection; retries for `--wait` while the server is unreachable.
@@ -90,7 +60,9 @@ impl ServerArgs {
         let begun = Instant::now();
         loop {
             match options.connect().await {
-                Err(Error::Remote { .. }) if begun.elapsed() < self.wait => sleep(RETRY_PAUSE).await,
+                Err(Error::Connection { failed, .. }) if !failed.has_hint() && begun.elapsed() < self.wait => {
+                    sleep(RETRY_PAUSE).await;
+                }
                 connected => return connected,
             }
         }

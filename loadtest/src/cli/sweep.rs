@@ -24,6 +24,7 @@ const REFINEMENTS: usize = 3;
 
 /// Measures one load.
 #[derive(Debug, clap::Args)]
+#[command(allow_negative_numbers = true)]
 pub(super) struct RunArgs {
     #[command(flatten)]
     common: LoadArgs,
@@ -42,6 +43,7 @@ pub(super) struct RunArgs {
 
 /// Measures several loads.
 #[derive(Debug, clap::Args)]
+#[command(allow_negative_numbers = true)]
 pub(super) struct SweepArgs {
     #[command(flatten)]
     common: LoadArgs,
@@ -49,10 +51,10 @@ pub(super) struct SweepArgs {
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
     /// Closed loops with these numbers of requests in flight: the batch-size curve.
-    #[arg(long, value_name = "N", value_delimiter = ',', conflicts_with = "rates")]
+    #[arg(long, value_name = "N", value_delimiter = ',', allow_hyphen_values = true, conflicts_with = "rates")]
     concurrency: Vec<usize>,
     /// Open loops with these rates, in requests per second [default: search for the knee, unless --concurrency is given].
-    #[arg(long, value_name = "RATE", value_delimiter = ',')]
+    #[arg(long, value_name = "RATE", value_delimiter = ',', allow_hyphen_values = true)]
     rates: Vec<f64>,
     #[command(flatten)]
     search: KneeSearchArgs,

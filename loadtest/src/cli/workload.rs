@@ -14,6 +14,7 @@ use crate::{
     units,
 };
 use std::{path::PathBuf, str::FromStr, time::Duration};
+use weir_proto::shown::quoted;
 
 #[derive(Debug, Clone, clap::Args)]
 pub(super) struct WorkloadArgs {
@@ -53,7 +54,8 @@ pub(super) struct WorkloadArgs {
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(super) seed: u64,
     /// Time limit of a request, also sent to the server.
-    #[arg(long, value_name = "TIME", env = "WEIR_TIMEOUT", default_value = "60s", value_parser = units::duration)]
+    #[arg(long, value_name = "TIME", env = "WEIR_TIMEOUT", default_value = "60s", allow_hyphen_values = true,
+        value_parser = units::duration)]
     pub(super) timeout: Duration,
     /// Objectives of a good request, such as ttfc=200ms,gap_p99=50ms. Names: ttfc, total, char, gap_p50, gap_p95, gap_p99, gap_max,
     /// key_p50, key_p99.
@@ -112,9 +114,6 @@ impl WorkloadArgs {
         cancel_share: f64,
         seed: u64,
     ) -> Result<WorkloadMix> {
-        if !(0.0..=1.0).contains(&cancel_share) {
-            return Err(Error::option("--cancel-share", cancel_share, "0 to 1"));
-        }
         let max_symbols = models.iter().map(|model| model.max_symbols).min().unwrap_or(0);
         // models that summarize do nothing else
         let summarizes = !models.is_empty() && models.iter().all(|model| model.summarizes);
@@ -193,7 +192,7 @@ fn with_model_limits(mut spec: WorkloadSpec, known: &[ModelInfo]) -> Result<Work
     let Some(name) = &spec.model else { return Ok(spec) };
     let Some(model) = known.iter().find(|model| model.name == *name) else {
         let names: Vec<_> = known.iter().map(|model| model.name.as_str()).collect();
-        return Err(format!("model: expected one of {}, found {name}", names.join(", ")));
+        return Err(format!("model: expected one of {}, found {}", names.join(", "), quoted(name)));
     };
     spec.max_symbols = model.max_symbols;
     spec.pools = model.pooled;
@@ -209,10 +208,12 @@ fn check_kind(spec: WorkloadSpec, models: &[ModelInfo], known: &[ModelInfo]) -> 
     };
     let Some(ModelInfo { name, summarizes, .. }) = unfit else { return Ok(spec) };
     if spec.kind == EDIT {
-        return Err(format!("model: expected one that continues text for kind={EDIT}, found {name}, which summarizes"));
+        return Err(format!(
+            "model: expected one that continues text for kind={EDIT}, found {name:?}, which summarizes"
+        ));
     }
     let expected = kind(*summarizes);
-    Err(format!("kind: expected {expected} (what {name} does), found {}", spec.kind))
+    Err(format!("kind: expected {expected} (what {name} does), found {}", quoted(&spec.kind)))
 }
 
 /// Checks that a session that edits a document can end before the time limit of a request.

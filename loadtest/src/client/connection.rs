@@ -6,11 +6,14 @@ use std::{
     time::Duration,
 };
 use tonic::{
-    Request, Status,
+    Code, Request, Status,
     metadata::{Ascii, MetadataValue},
-    transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
+    transport::Channel,
 };
-use weir_proto::failed_connection::FailedConnection;
+use weir_proto::{
+    client_tls::ClientTls,
+    failed_connection::{FailedConnection, with_key_flags},
+};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum connections.
@@ -30,19 +33,8 @@ pub struct ConnectOptions {
     pub address: String,
     /// API key, if the server requires one.
     pub key: Option<String>,
-    /// PEM certificates of the authorities that may have signed the server's certificate.
-    pub authorities: Option<Vec<u8>>,
-    /// Certificate of this client, for servers that require client certificates.
-    pub identity: Option<ClientIdentity>,
-}
-
-/// Client certificate with its chain, and its private key, both PEM.
-#[derive(Clone)]
-pub struct ClientIdentity {
-    /// Certificate and its chain.
-    pub chain: Vec<u8>,
-    /// Private key.
-    pub key: Vec<u8>,
+    /// The authorities that may have signed the server's certificate, and the client's own certificate.
+    pub tls: ClientTls,
 }
 
 impl std::fmt::Debug for ConnectOptions {
@@ -55,7 +47,12 @@ impl std::fmt::Debug for ConnectOptions {
 impl ConnectOptions {
     /// Opens one connection. Fails if the server is unreachable, or the key is not a valid header value.
     pub async fn connect(&self) -> Result<ServerConnection> {
-        let channel = self.endpoint()?.connect().await.map_err(|error| self.connect_error(&error))?;
+        let endpoint = self.tls.endpoint(&self.address).map_err(Error::Setting)?;
+        let endpoint = endpoint
+            .connect_timeout(CONNECT_TIMEOUT)
+            .initial_stream_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW);
+        let channel = endpoint.connect().await.map_err(|error| connection_error(&self.address, &error))?;
         ServerConnection::new(channel, self.key.as_deref())
     }
 
@@ -68,55 +65,16 @@ impl ConnectOptions {
         Ok(ConnectionPool::new(connections))
     }
 
-    fn connect_error(&self, error: &(dyn std::error::Error + 'static)) -> Error {
-        let failed = FailedConnection::new(error);
-        let server = self.address.clone();
-        let reason = failed.to_string();
-        if failed.has_hint() { Error::Explained { server, reason } } else { Error::Remote { server, reason } }
-    }
-
     /// Adds to the error of a connection what answers at the address and what the user can do about it.
     pub async fn diagnose(&self, error: Error) -> Error {
-        let Error::Remote { server, reason } = error else { return error };
-        let reason = FailedConnection::of_text(reason).explain(&self.address).await;
+        let Error::Connection { server, failed } = error else { return error };
+        let reason = failed.explain(&self.address, &self.tls).await;
         Error::Remote { server, reason }
     }
+}
 
-    /// Checks that the address names a port. For a URI without a valid port, HTTP libraries use port 80, and the tester would then
-    /// measure another server. Fails if the address names no valid port.
-    pub fn check(&self) -> Result<()> {
-        let authority = self.address.split_once("://").map_or(self.address.as_str(), |(_, rest)| rest);
-        let authority = authority.split(['/', '?', '#']).next().unwrap_or_default();
-        let with_port = authority.rsplit_once(':').filter(|(host, port)| {
-            // colons within an IPv6 address do not begin a port
-            let is_host = !host.is_empty() && (!host.contains(':') || host.ends_with(']'));
-            is_host && port.chars().all(|c| c.is_ascii_digit()) && port.parse::<u16>().is_ok_and(|port| port > 0)
-        });
-        let expected = "host:port or a URL with a port from 1 to 65535, such as 127.0.0.1:50051 or [::1]:50051";
-        with_port.map(|_| ()).ok_or_else(|| Error::option("ADDRESS", &self.address, expected))
-    }
-
-    fn endpoint(&self) -> Result<Endpoint> {
-        self.check()?;
-        let Self { address, authorities, identity, .. } = self;
-        let url = if address.contains("://") { address.clone() } else { format!("http://{address}") };
-        let encrypted = url.starts_with("https://");
-        if encrypted && authorities.is_none() {
-            let message = "https:// needs --tls-ca, the authority that signed the server's certificate";
-            return Err(Error::Setting(message.into()));
-        }
-        let endpoint =
-            Endpoint::from_shared(url).map_err(|error| self.connect_error(&error))?.connect_timeout(CONNECT_TIMEOUT);
-        let mut endpoint =
-            endpoint.initial_stream_window_size(STREAM_WINDOW).initial_connection_window_size(CONNECTION_WINDOW);
-        if encrypted {
-            let mut tls = ClientTlsConfig::new();
-            tls = authorities.iter().fold(tls, |tls, pem| tls.ca_certificate(Certificate::from_pem(pem)));
-            tls = identity.iter().fold(tls, |tls, id| tls.identity(Identity::from_pem(&id.chain, &id.key)));
-            endpoint = endpoint.tls_config(tls).map_err(|error| self.connect_error(&error))?;
-        }
-        Ok(endpoint)
-    }
+fn connection_error(server: &str, error: &(dyn std::error::Error + 'static)) -> Error {
+    Error::Connection { server: server.to_owned(), failed: FailedConnection::new(error) }
 }
 
 /// One connection and the key that its requests carry.
@@ -130,12 +88,17 @@ impl ServerConnection {
     /// Wraps an open channel. Fails if the key is not a valid header value.
     pub fn new(channel: Channel, key: Option<&str>) -> Result<Self> {
         let header = |key: &str| {
-            let invalid = |_| Error::Setting("the API key contains characters invalid in a header".into());
+            let invalid = |_| Error::option("the API key", "others", "characters that an HTTP header allows");
             let mut header = MetadataValue::try_from(format!("Bearer {key}")).map_err(invalid)?;
             header.set_sensitive(true);
             Ok(header)
         };
         Ok(Self { channel, authorization: key.map(header).transpose()? })
+    }
+
+    /// Returns true if the requests carry an API key.
+    pub fn has_key(&self) -> bool {
+        self.authorization.is_some()
     }
 
     /// Returns the channel for gRPC clients.
@@ -194,25 +157,14 @@ fn ended_by_tester(status: &Status) -> bool {
     false
 }
 
-/// Converts the status of a failed call to an error.
-pub fn remote_error(server: &str, status: &Status) -> Error {
-    Error::Remote { server: server.to_owned(), reason: format!("{}: {}", code_name(status), status.message()) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_address_must_name_a_port() {
-        let is_valid = |address: &str| ConnectOptions { address: address.into(), ..Default::default() }.check().is_ok();
-        for address in ["127.0.0.1:50051", "[::1]:50051", "http://localhost:1", "https://[fe80::1]:65535/", "name:80"] {
-            assert!(is_valid(address), "{address}");
-        }
-        let wrong_ports = ["", ":99999", ":0", ":", ":+80", ":5005l"].map(|port| format!("127.0.0.1{port}"));
-        let others = [":50051", "[::1]", "::1", "::1:50051", "http://localhost", "https://localhost/a:5", ""];
-        for address in wrong_ports.iter().map(String::as_str).chain(others) {
-            assert!(!is_valid(address), "{address}");
-        }
+/// Converts the status of a failed call to an error. `has_key` is true if the call carried an API key.
+pub fn remote_error(server: &str, status: &Status, has_key: bool) -> Error {
+    if let Some(cause) = std::error::Error::source(status) {
+        return connection_error(server, cause);
     }
+    let mut message = status.message().to_owned();
+    if status.code() == Code::Unauthenticated {
+        message = with_key_flags(&message, has_key);
+    }
+    Error::Remote { server: server.to_owned(), reason: format!("{}: {message}", code_name(status)) }
 }

@@ -4,7 +4,9 @@ use super::connection::{ServerConnection, remote_error};
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
+use weir_proto::failed_connection::FailedConnection;
 use weir_proto::inference::{ServerMetadataRequest, grpc_inference_service_client::GrpcInferenceServiceClient};
+use weir_proto::shown::quoted;
 use weir_proto::v1::{
     Calibration, Documents, GetReportRequest, ListModelsRequest, Model, latency_client::LatencyClient,
     models_client::ModelsClient,
@@ -219,10 +221,12 @@ pub async fn fetch_software(connection: &ServerConnection) -> Option<ServerSoftw
 pub async fn list(server: &str, connection: &ServerConnection) -> Result<Vec<ModelInfo>> {
     let mut client = ModelsClient::new(connection.channel());
     let response = client.list_models(connection.request(ListModelsRequest {}, METADATA_TIMEOUT));
-    let late =
-        |_| Error::Remote { server: server.to_owned(), reason: format!("no list of models in {METADATA_TIMEOUT:?}") };
+    let late = |_| {
+        let failed = FailedConnection::of_text(format!("no list of models in {METADATA_TIMEOUT:?}"));
+        Error::Connection { server: server.to_owned(), failed }
+    };
     let answer = tokio::time::timeout(METADATA_TIMEOUT, response).await.map_err(late)?;
-    let answer = answer.map_err(|status| remote_error(server, &status))?;
+    let answer = answer.map_err(|status| remote_error(server, &status, connection.has_key()))?;
     Ok(answer.into_inner().models.into_iter().map(ModelInfo::from).collect())
 }
 
@@ -232,7 +236,11 @@ pub fn select(field: &str, names: &[String], all: &[ModelInfo]) -> Result<Vec<Mo
     let known = || all.iter().map(|model| model.name.as_str()).collect::<Vec<_>>().join(", ");
     let repeated = names.iter().enumerate().find(|(index, name)| names.iter().take(*index).any(|other| other == *name));
     if let Some((_, name)) = repeated {
-        return Err(Error::option("--models", name, "each model once (a model compared with itself shows nothing)"));
+        return Err(Error::option(
+            "--models",
+            quoted(name),
+            "each model once (a model compared with itself shows nothing)",
+        ));
     }
     match (names, all) {
         ([], [only]) => Ok(vec![only.clone()]),
@@ -242,6 +250,6 @@ pub fn select(field: &str, names: &[String], all: &[ModelInfo]) -> Result<Vec<Mo
             .iter()
             .map(|name| all.iter().find(|model| model.name == *name).cloned().ok_or((name, known())))
             .collect::<std::result::Result<_, _>>()
-            .map_err(|(name, known)| Error::option(field, name, format!("one of {known}"))),
+            .map_err(|(name, known)| Error::option(field, quoted(name), format!("one of {known}"))),
     }
 }

@@ -25,6 +25,7 @@ use tokio::{
 };
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming};
+use weir_proto::shown::quoted;
 use weir_proto::v1::{
     CloseDocument, CompleteDocument, CompletionItem, DocumentCompletions, EditFailure, EditRequest, EditResponse,
     OpenDocument, SpliceDocument, TextSplice, edit_request::Action, edit_response::Event,
@@ -45,7 +46,7 @@ pub(super) fn build(spec: &WorkloadSpec) -> Result<Box<dyn Workload>> {
     spec.typing.check()?;
     if !matches!(spec.prompts, PromptSource::Excerpts(_)) {
         let expected = format!("a length for kind={EDIT}: the characters before the cursor");
-        return Err(Error::option("--prompt-chars", spec.prompts, expected));
+        return Err(Error::option("--prompt-chars", quoted(&spec.prompts.to_string()), expected));
     }
     Ok(Box::new(EditWorkload { spec: spec.clone(), prompts: PromptSet::read(spec.prompts, &spec.files)? }))
 }

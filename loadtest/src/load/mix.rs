@@ -9,6 +9,7 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, weighted::WeightedIndex};
 use std::collections::HashSet;
+use weir_proto::shown::quoted;
 
 /// Maximum workloads of a mix.
 pub const MAX_WORKLOADS: usize = 16;
@@ -51,12 +52,12 @@ impl WorkloadMix {
         let mut names = HashSet::new();
         if let Some(repeated) = specs.iter().find(|spec| !names.insert(&spec.name)) {
             let expected = "a name of its own (the report could not distinguish two workloads of one name)";
-            return Err(Error::option("--workload name", &repeated.name, expected));
+            return Err(Error::option("--workload name", quoted(&repeated.name), expected));
         }
         let build = |spec: &WorkloadSpec| {
             let kind = KINDS.iter().find(|kind| kind.name == spec.kind).ok_or_else(|| {
                 let names: Vec<_> = KINDS.iter().map(|kind| kind.name).collect();
-                Error::option("--workload kind", &spec.kind, format!("one of {}", names.join(", ")))
+                Error::option("--workload kind", quoted(&spec.kind), format!("one of {}", names.join(", ")))
             })?;
             (kind.build)(spec)
         };

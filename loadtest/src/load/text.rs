@@ -9,6 +9,7 @@ use std::{
     path::{Path, PathBuf},
     sync::Arc,
 };
+use weir_proto::shown::quoted;
 
 /// English in lower case: Wikipedia, CC BY-SA 4.0.
 const SAMPLE: &str = include_str!("english.txt");
@@ -69,7 +70,11 @@ impl PromptText {
     pub(crate) fn lines(&self) -> Result<Vec<String>> {
         let text: String = self.chars.iter().collect();
         let lines: Vec<_> = text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned).collect();
-        if lines.is_empty() { Err(Error::option("--prompts", &self.name, "text with lines in it")) } else { Ok(lines) }
+        if lines.is_empty() {
+            Err(Error::option("--prompts", quoted(&self.name), "text with lines in it"))
+        } else {
+            Ok(lines)
+        }
     }
 
     pub(crate) fn head(&self, length: usize) -> String {

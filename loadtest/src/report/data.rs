@@ -19,7 +19,7 @@ use crate::{
     },
     units::ns,
 };
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::IgnoredAny};
 use std::{fs, path::Path};
 
 /// Name and version of the format.
@@ -284,17 +284,28 @@ pub fn json(reports: &[MeasurementReport]) -> Result<String> {
 
 /// Reads reports that [`json`] serialized. Fails if the file is missing, too large, or not a report of this version.
 pub fn read(path: &Path) -> Result<Vec<MeasurementReport>> {
-    let wrong = |location: String, problem: String| Error::Report { path: path.to_owned(), location, problem };
-    let bytes = fs::metadata(path).map_err(Error::io(path))?.len();
-    if bytes > MAX_BYTES {
-        return Err(wrong("size".into(), format!("{bytes} bytes, but at most {MAX_BYTES} are allowed")));
+    let wrong = |problem: String| Error::Report { path: path.to_owned(), problem };
+    let bytes = fs::metadata(path).map_err(Error::unreadable("FILE", path))?.len();
+    match bytes {
+        0 => return Err(wrong("expected a report that --json wrote, found an empty file".into())),
+        1..=MAX_BYTES => {}
+        _ => return Err(wrong(format!("expected at most {MAX_BYTES} bytes, found {bytes}"))),
     }
-    let text = fs::read_to_string(path).map_err(Error::io(path))?;
+    let text = fs::read_to_string(path).map_err(Error::unreadable("FILE", path))?;
     let mut reader = serde_json::Deserializer::from_str(&text);
-    let reports: Vec<MeasurementReport> = serde_path_to_error::deserialize(&mut reader)
-        .map_err(|error| wrong(error.path().to_string(), error.inner().to_string()))?;
+    let reports: Vec<MeasurementReport> = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
+        // A value of another type hides an error of syntax behind it.
+        if let Err(error) = serde_json::from_str::<IgnoredAny>(&text) {
+            return wrong(format!("expected valid JSON, found a syntax error ({error})"));
+        }
+        let location = match error.path().to_string() {
+            root if root == "." => String::new(),
+            inner => format!("{inner}: "),
+        };
+        wrong(format!("{location}expected a report that --json wrote, found other JSON ({})", error.inner()))
+    })?;
     match reports.iter().find(|report| report.format != FORMAT) {
         None => Ok(reports),
-        Some(other) => Err(wrong("format".into(), format!("{:?}, but this program reads {FORMAT:?}", other.format))),
+        Some(other) => Err(wrong(format!("format: expected {FORMAT:?}, found {:?}", other.format))),
     }
 }

@@ -166,18 +166,31 @@ fn invalid_options_are_rejected_with_their_limits() {
         (&["--model", "a", "--objective", "speed=5ms"], "error: --objective: expected one of ttfc"),
         (&["--model", "a", "--workload", "kind=dance"], "one of generate"),
         (&["--model", "a", "--workload", "weight=0"], "above 0"),
-        (&["--model", "a", "--workload", "kind=summarize"], "kind: expected generate (what a does), found summarize"),
+        (
+            &["--model", "a", "--workload", "kind=summarize"],
+            "kind: expected generate (what a does), found \"summarize\"",
+        ),
         (
             &["--model", "a", "--workload", "kind=summarize,model=b"],
-            "kind: expected generate (what b does), found summarize",
+            "kind: expected generate (what b does), found \"summarize\"",
         ),
         (&["--model", "a", "--rate", "5", "--burst", "4"], "--arrivals bursty"),
         (&["--model", "a", "--rate", "5", "--arrivals", "bursty", "--burst", "0"], "expected 1 to 65536, found 0"),
-        (&["--model", "a", "--concurrency", "5", "--arrivals", "bursty"], "--arrivals applies to open loops only"),
-        (&["--model", "a", "--burst", "4"], "--burst applies to open loops only: use --rate"),
-        (&["--model", "a", "--json", "-", "--html", "-"], "only one of them may write to stdout"),
+        (
+            &["--model", "a", "--concurrency", "5", "--arrivals", "bursty"],
+            "--arrivals: expected no value without an open loop",
+        ),
+        (
+            &["--model", "a", "--burst", "4"],
+            "--burst: expected no value without an open loop (use --rate without --concurrency), found one",
+        ),
+        (
+            &["--model", "a", "--json", "-", "--html", "-"],
+            "--html: expected a file because --json writes to stdout, found \"-\"",
+        ),
         (&["--model", "a", "--prompts", "/none/there"], "/none/there"),
-        (&["--model", "a", "--json", "/none/there"], "/none/there"),
+        (&["--model", "a", "--json", "/none/there"], "--json: cannot write /none/there: "),
+        (&["--model", "a", "--html", "/none/there"], "--html: cannot write /none/there: "),
         (&["--model", "a", "--threads", "0"], "--threads: expected 1 to 256, found 0"),
     ] {
         let stderr = failure(&[&["run", &served.address][..], arguments].concat());
@@ -187,7 +200,7 @@ fn invalid_options_are_rejected_with_their_limits() {
     for (arguments, expected) in [
         (&["--burst", "4"][..], "--arrivals bursty"),
         (&["--arrivals", "bursty", "--burst", "0"], "expected 1 to 65536, found 0"),
-        (&["--concurrency", "5", "--arrivals", "bursty"], "--arrivals applies to open loops only"),
+        (&["--concurrency", "5", "--arrivals", "bursty"], "--arrivals: expected no value without an open loop"),
     ] {
         let stderr = failure(&[&["sweep", &served.address, "--model", "a"][..], arguments].concat());
         assert!(stderr.contains(expected), "{arguments:?}: {stderr}");

@@ -97,7 +97,7 @@ fn models_that_cannot_be_compared_are_rejected() {
     for (arguments, expected) in [
         (
             &["--models", "a,b,a"][..],
-            "--models: expected each model once (a model compared with itself shows nothing), found a",
+            "--models: expected each model once (a model compared with itself shows nothing), found \"a\"",
         ),
         (&["--models", "a,reader"], "reader summarizes documents and a does not"),
         (&[], "reader summarizes documents and a does not"),

@@ -113,13 +113,63 @@ fn servers_that_require_certificates_and_a_key_are_measured() {
     let report = measure(&address, &[&all[..], &["--api-key", KEY]].concat(), None).unwrap();
     assert!(!report.contains(KEY), "the key is in the report");
 
-    assert!(measure(&address, &all, None).unwrap_err().contains("UNAUTHENTICATED"));
-    assert!(measure(&address, &all, Some("another-key-altogether")).unwrap_err().contains("UNAUTHENTICATED"));
-    measure(&address, &["--tls-ca", &ca], Some(KEY)).expect_err("no certificate");
+    let refused = "UNAUTHENTICATED: send one header `authorization: Bearer KEY`";
+    let missing = measure(&address, &all, None).unwrap_err();
+    assert!(missing.contains(&format!("{refused}: use --api-key-file or WEIR_API_KEY")), "{missing}");
+    let wrong = measure(&address, &all, Some("another-key-altogether")).unwrap_err();
+    assert!(wrong.contains(&format!("{refused}: check --api-key-file or WEIR_API_KEY")), "{wrong}");
+    let malformed = measure(&address, &[&all[..], &["--api-key-file", &key]].concat(), None).unwrap_err();
+    let expected = format!("--api-key-file: {key}: expected one line with the API key, found several");
+    assert!(malformed.contains(&expected), "{malformed}");
     assert!(measure(&address, &[], Some(KEY)).unwrap_err().contains("--tls-ca"));
     measure(&format!("http://localhost:{port}"), &[], Some(KEY)).expect_err("the server requires TLS");
     let others = TlsFiles::new().file("ca.pem");
     let stranger = ["--tls-ca", others.to_str().unwrap(), "--tls-client-cert", &cert, "--tls-client-key", &key];
     measure(&address, &stranger, Some(KEY)).expect_err("another authority");
     assert!(measure(&address, &["--tls-ca", "/none/there"], None).unwrap_err().contains("/none/there"));
+}
+
+/// Whether the error of a call still has the server's alert depends on timing, so every case runs several times.
+#[test]
+fn refused_client_certificates_are_explained() {
+    let certificates = TlsFiles::new();
+    let (port, _running) = serve(&certificates);
+    let address = format!("https://localhost:{port}");
+    let strangers = TlsFiles::new();
+    let path = |files: &TlsFiles, name: &str| files.file(name).display().to_string();
+    let [ca, cert, key] = ["ca.pem", "client.pem", "client.key"].map(|name| path(&certificates, name));
+    let [other_cert, other_key] = ["client.pem", "client.key"].map(|name| path(&strangers, name));
+    for (cert, key, expected) in [
+        (
+            "",
+            "",
+            format!(
+                "{address}: the server requires a client certificate: use --tls-client-cert and --tls-client-key ("
+            ),
+        ),
+        (
+            &other_cert,
+            &other_key,
+            format!("{address}: the server does not accept the client certificate of --tls-client-cert: "),
+        ),
+        (
+            &cert,
+            &other_key,
+            format!(
+                "--tls-client-key: {other_key}: expected the private key of the certificate in {cert} (--tls-client-cert), \
+                 found that of another certificate"
+            ),
+        ),
+        (&key, &cert, format!("--tls-client-cert: {key}: expected PEM with a certificate, found a private key")),
+    ] {
+        let identity = ["--tls-client-cert", cert, "--tls-client-key", key];
+        let flags = [&["--tls-ca", &ca][..], &identity[..if cert.is_empty() { 0 } else { 4 }]].concat();
+        for _ in 0..3 {
+            let error = measure(&address, &flags, Some(KEY)).unwrap_err();
+            assert!(error.contains(&expected), "{error}");
+        }
+    }
+    let error = measure(&address, &[], Some(KEY)).unwrap_err();
+    let expected = "--tls-ca: expected a file with the server's CA certificate, because the address begins with https://, found none";
+    assert!(error.contains(expected), "{error}");
 }

@@ -1,8 +1,11 @@
 //! Explains why a connection to a gRPC server failed, and what the user can do about it, for `weir` and `weir-loadtest`.
 
+mod client_certificate;
 mod probe;
 mod tls_errors;
 
+use crate::{client_tls::ClientTls, server_address};
+use client_certificate::{RefusedClient, detect_refusal};
 use probe::{DetectedProtocol, detect_protocol};
 use std::{error::Error, fmt};
 use tls_errors::tls_hint;
@@ -38,14 +41,17 @@ impl FailedConnection {
         self.tls_hint.is_some()
     }
 
-    /// Connects to `address`, which is `host:port` or a URL, and returns the error with what answers there.
-    pub async fn explain(self, address: &str) -> String {
-        use DetectedProtocol::{Closed, Http1, Other, Silent, Tls, Unreachable};
+    /// Connects to `address`, which is `host:port` or a URL, and returns the error with what answers there. `tls` is that of the failed
+    /// connection.
+    pub async fn explain(self, address: &str, tls: &ClientTls) -> String {
+        use DetectedProtocol::{Closed, Http1, Other, Silent, Tls, UnknownHost, Unreachable};
         if self.tls_hint.is_some() {
             return self.to_string();
         }
-        let is_encrypted = address.starts_with("https://");
-        let hint = match (detect_protocol(&host(address)).await, is_encrypted) {
+        let host = server_address::host_and_port(address);
+        let is_encrypted = server_address::is_encrypted(address);
+        let hint = match (detect_protocol(&host).await, is_encrypted) {
+            (UnknownHost, _) => "the host name cannot be resolved: is it right?",
             (Unreachable, _) => "no server listens there: is `weir serve` running, and is the address right?",
             (Silent, _) => "a listener there accepts connections but does not answer: is it the server's address?",
             (Http1, false) => SERVES_HTTP1,
@@ -58,7 +64,11 @@ impl FailedConnection {
                 "the port closes the connection: is it a gRPC port? If it expects TLS, use https:// and --tls-ca"
             }
             (Tls, false) => "the port expects TLS: use https:// and --tls-ca",
-            (Tls, true) | (Other, false) => return self.reason,
+            (Tls, true) => match detect_refusal(&host, tls).await {
+                Some(RefusedClient { hint, alert }) => return format!("{hint} ({})", alert.unwrap_or(self.reason)),
+                None => return self.reason,
+            },
+            (Other, false) => return self.reason,
         };
         format!("{hint} ({})", self.reason)
     }
@@ -73,23 +83,10 @@ impl fmt::Display for FailedConnection {
     }
 }
 
-/// Describes what a file has in place of certificates in PEM; `None` if it has one.
-pub fn no_certificate(pem: &[u8]) -> Option<&'static str> {
-    let has = |part: &[u8]| pem.windows(part.len()).any(|window| window == part);
-    match () {
-        () if has(b"-----BEGIN CERTIFICATE-----") => None,
-        () if has(b"PRIVATE KEY-----") => Some("a private key"),
-        () => Some("none"),
-    }
-}
-
-/// Returns host and port of an address. The port of a URL without one is that of its scheme.
-fn host(address: &str) -> String {
-    let (scheme, rest) = address.split_once("://").unwrap_or(("http", address));
-    let host = rest.split('/').next().unwrap_or(rest);
-    let has_port = host.rsplit(':').next().is_some_and(|port| port.parse::<u16>().is_ok());
-    let port = if scheme == "https" { 443 } else { 80 };
-    if has_port { host.to_owned() } else { format!("{host}:{port}") }
+/// Returns a server's message about a missing or wrong API key with the flags that give one.
+pub fn with_key_flags(message: &str, has_key: bool) -> String {
+    let advice = if has_key { "check" } else { "use" };
+    format!("{message}: {advice} --api-key-file or WEIR_API_KEY")
 }
 
 #[cfg(test)]
@@ -99,19 +96,6 @@ mod tests {
         io::{AsyncReadExt, AsyncWriteExt},
         net::TcpListener,
     };
-
-    #[test]
-    fn files_without_certificates_are_described() {
-        assert_eq!(no_certificate(b"x\n-----BEGIN CERTIFICATE-----\n"), None);
-        assert_eq!(no_certificate(b"-----BEGIN EC PRIVATE KEY-----\n"), Some("a private key"));
-        assert_eq!(no_certificate(b""), Some("none"));
-    }
-
-    #[test]
-    fn hosts_have_ports() {
-        let hosts = ["https://name", "http://name/", "https://name:7", "name:7"].map(host);
-        assert_eq!(hosts, ["name:443", "name:80", "name:7", "name:7"]);
-    }
 
     /// Answers plain requests with `plain`, and TLS records with `tls`.
     async fn server(plain: &'static [u8], tls: &'static [u8]) -> String {
@@ -129,6 +113,12 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn unknown_hosts_are_named() {
+        let shown = FailedConnection::of_text("broken".into()).explain("no host:1", &ClientTls::default()).await;
+        assert_eq!(shown, "the host name cannot be resolved: is it right? (broken)");
+    }
+
+    #[tokio::test]
     async fn ports_are_told_apart() {
         const ALERT: &[u8] = &[21, 3, 3, 0, 2, 2, 50];
         const BAD_REQUEST: &[u8] = b"HTTP/1.1 400 Bad Request\r\n\r\n";
@@ -140,7 +130,9 @@ mod tests {
             (&[0, 0, 18, 4, 0], b"", "", Some("the port does not use TLS")),
         ] {
             let address = server(plain, tls).await;
-            let explained = async |address: &str| FailedConnection::of_text("broken".into()).explain(address).await;
+            let explained = async |address: &str| {
+                FailedConnection::of_text("broken".into()).explain(address, &ClientTls::default()).await
+            };
             let shown = explained(&address).await;
             assert!(shown.starts_with(without) && shown.contains("broken"), "{shown}");
             let shown = explained(&format!("https://{address}")).await;

@@ -7,12 +7,12 @@
 use std::time::Duration;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
+    net::{TcpStream, lookup_host},
     time::timeout,
 };
 
 /// Maximum time to connect, and to answer.
-const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
+pub(super) const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 const PROBE: &[u8] = b"GET / HTTP/1.1\r\nhost: weir\r\nconnection: close\r\n\r\n";
 /// A TLS record with a message that is too short, which a TLS server answers with an alert.
 const TLS_PROBE: &[u8] = &[22, 3, 1, 0, 4, 1, 0, 0, 0];
@@ -24,6 +24,8 @@ const HTTP2_ONLY: &[u8] = b"HTTP/1.1 505";
 /// The protocol of the listener at an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum DetectedProtocol {
+    /// The name service knows no address of the host.
+    UnknownHost,
     /// The connection fails: no listener.
     Unreachable,
     /// A listener accepts connections and does not answer.
@@ -58,6 +60,10 @@ fn is_tls(answer: &[u8]) -> bool {
 
 /// Connects to `host` and sends a probe. Returns the first bytes of the answer. Fails with what a missing answer shows.
 async fn answer_to(host: &str, probe: &[u8]) -> Result<Vec<u8>, DetectedProtocol> {
+    // A slow name service shows nothing.
+    if let Ok(Err(_)) = timeout(PROBE_TIMEOUT, lookup_host(host)).await {
+        return Err(DetectedProtocol::UnknownHost);
+    }
     let Ok(Ok(mut stream)) = timeout(PROBE_TIMEOUT, TcpStream::connect(host)).await else {
         return Err(DetectedProtocol::Unreachable);
     };

@@ -1,11 +1,11 @@
 //! The likely cause of a failed TLS handshake, and what to do.
 
-use super::SERVES_HTTP1;
+use super::{SERVES_HTTP1, client_certificate::alert_hint};
 use std::{error::Error, io};
 use tokio_rustls::rustls::{self, AlertDescription};
 
-/// Returns the likely cause if `error`, or an error that caused it, is about the server's certificate or about the protocol that it
-/// serves over TLS.
+/// Returns the likely cause if `error`, or an error that caused it, is about the certificate of the server or of the client, or about
+/// the protocol that the server serves over TLS.
 pub(super) fn tls_hint(error: &(dyn Error + 'static)) -> Option<&'static str> {
     let mut next = Some(error);
     while let Some(error) = next {
@@ -13,6 +13,7 @@ pub(super) fn tls_hint(error: &(dyn Error + 'static)) -> Option<&'static str> {
             Some(rustls::Error::InvalidCertificate(why)) => return Some(certificate_hint(why)),
             // The client offers HTTP/2 only.
             Some(rustls::Error::AlertReceived(AlertDescription::NoApplicationProtocol)) => return Some(SERVES_HTTP1),
+            Some(rustls::Error::AlertReceived(alert)) if alert_hint(*alert).is_some() => return alert_hint(*alert),
             _ => {}
         }
         // An I/O error's source is that of the error that it wraps.
@@ -61,6 +62,8 @@ mod tests {
         let alert = |alert| tls_hint(&wrapped(rustls::Error::AlertReceived(alert)));
         assert_eq!(alert(AlertDescription::NoApplicationProtocol), Some(SERVES_HTTP1));
         assert_eq!(alert(AlertDescription::HandshakeFailure), None);
+        assert!(alert(AlertDescription::CertificateRequired).unwrap().contains("requires a client certificate"));
+        assert!(alert(AlertDescription::UnknownCA).unwrap().contains("--tls-client-cert"));
         assert_eq!(tls_hint(&wrapped(rustls::Error::HandshakeNotComplete)), None);
         assert_eq!(tls_hint(&io::Error::other("refused")), None);
     }

@@ -10,13 +10,17 @@ use std::{
     sync::Arc,
 };
 use tokio_rustls::rustls::{
-    RootCertStore, ServerConfig,
+    self, RootCertStore, ServerConfig,
     crypto::{CryptoProvider, ring},
     pki_types::{
         CertificateDer, CertificateRevocationListDer, PrivateKeyDer,
         pem::{self, PemObject},
     },
     server::{VerifierBuilderError, WebPkiClientVerifier, danger::ClientCertVerifier},
+};
+use weir_proto::{
+    client_tls::other_key,
+    pem::{no_certificate, no_private_key},
 };
 
 /// Maximum bytes of the revocation lists: those of a large authority have a hundred thousand entries.
@@ -108,8 +112,10 @@ impl Checks {
             None => None,
             Some(authorities) => Some(ClientCertificates { authorities: authorities?, revoked }),
         };
-        let config = server_config(chain, key, clients).map_err(|(flag, why)| {
+        let certificate_file = files.cert.as_deref()?;
+        let config = server_config(certificate_file, chain, key, clients).map_err(|(flag, why)| {
             let file = match flag {
+                "--tls-key" => &files.key,
                 "--tls-client-ca" => &files.client_ca,
                 "--tls-client-crl" => &files.client_crl,
                 _ => &files.cert,
@@ -129,10 +135,11 @@ fn certificates(flag: &'static str, file: &Path) -> Result<Vec<CertificateDer<'s
     let bytes = secret_file::read(file).map_err(|why| TlsProblem { flag, why })?;
     let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&bytes).collect();
     let certificates = certificates.map_err(|error| problem(&describe(&error)))?;
-    match certificates.is_empty() {
-        true => Err(problem("expected PEM with a certificate, found none")),
-        false => Ok(certificates),
+    if certificates.is_empty() {
+        let found = no_certificate(&bytes).unwrap_or("none");
+        return Err(problem(&format!("expected PEM with a certificate, found {found}")));
     }
+    Ok(certificates)
 }
 
 fn private_key(file: &Path) -> Result<PrivateKeyDer<'static>, TlsProblem> {
@@ -141,7 +148,10 @@ fn private_key(file: &Path) -> Result<PrivateKeyDer<'static>, TlsProblem> {
     let bytes = secret_file::read(file).map_err(|why| TlsProblem { flag, why })?;
     PrivateKeyDer::from_pem_slice(&bytes).map_err(|error| match error {
         pem::Error::NoItemsFound => {
-            problem("expected PEM with a private key (PKCS #8, PKCS #1 or SEC 1, not encrypted), found none")
+            let found = no_private_key(&bytes).unwrap_or("none");
+            problem(&format!(
+                "expected PEM with a private key (PKCS #8, PKCS #1 or SEC 1, not encrypted), found {found}"
+            ))
         }
         error => problem(&describe(&error)),
     })
@@ -182,7 +192,9 @@ fn revocation_lists(file: &Path) -> Result<Vec<CertificateRevocationListDer<'sta
     }
 }
 
+/// `certificate_file` has the chain.
 fn server_config(
+    certificate_file: &Path,
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
     clients: Option<ClientCertificates>,
@@ -195,11 +207,9 @@ fn server_config(
         Some(clients) => builder.with_client_cert_verifier(verifier(clients, provider)?),
     };
     let with_key = builder.with_single_cert(chain, key);
-    let config = with_key.map_err(|error| {
-        (
-            "--tls-cert",
-            format!("expected a certificate that matches the key in --tls-key, found one that does not ({error})"),
-        )
+    let config = with_key.map_err(|error| match error {
+        rustls::Error::InconsistentKeys(_) => ("--tls-key", other_key("--tls-cert", certificate_file)),
+        error => ("--tls-cert", format!("expected a valid certificate with its key, found others ({error})")),
     })?;
     Ok(Tls::new(&config))
 }

@@ -139,7 +139,9 @@ fn certificate_errors_are_reported() {
     check_parts(wrong(&text, &key, None), &["--tls-cert", "text:", "expected PEM with a certificate, found none"]);
     check_parts(wrong(&truncated, &key, None), &["--tls-cert", "torn:", "a section without an end"]);
     check_parts(wrong(&cert, &cert, None), &["--tls-key", "server.pem:", "expected PEM with a private key"]);
-    check_parts(wrong(&cert, &other, None), &["--tls-cert", "a certificate that matches the key in --tls-key"]);
+    let of_another = "server.pem (--tls-cert), found that of another certificate";
+    check_parts(wrong(&cert, &other, None), &["--tls-key: ", "client.key: expected the private key", of_another]);
+    check_parts(wrong(&key, &cert, None), &["--tls-cert", "server.key:", "found a private key", "found a certificate"]);
     check_parts(wrong(&cert, &key, Some(&key)), &["--tls-client-ca", "server.key:", "expected PEM with a certificate"]);
     // All errors are reported at once.
     check_parts(

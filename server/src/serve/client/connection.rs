@@ -1,13 +1,17 @@
 //! Connections to a server. Errors name the address and the likely cause.
 
-use crate::error::{Error, Result, quoted};
-use std::{fmt, time::Duration};
+use crate::error::{Error, Result};
+use std::time::Duration;
 use tonic::{
     Code, Status,
     metadata::{Ascii, MetadataValue},
-    transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
+    transport::Channel,
 };
-use weir_proto::failed_connection::FailedConnection;
+use weir_proto::{
+    client_tls::ClientTls,
+    failed_connection::{FailedConnection, with_key_flags},
+    server_address,
+};
 
 /// Maximum time for connecting, and for the response to a health check, a report or the description of a model.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
@@ -23,50 +27,22 @@ struct KeepAlive {
     timeout: Duration,
 }
 
-/// A server's address, and the certificates for TLS.
-#[derive(Clone, Default)]
+/// A server's address, and the client's TLS.
+#[derive(Debug, Clone, Default)]
 pub struct ServerEndpoint {
     /// `host:port`, or a URL; `https://` for TLS.
     pub address: String,
-    /// PEM certificates of the authorities that may have signed the server's certificate.
-    pub authorities: Option<Vec<u8>>,
-    /// The client's PEM certificate chain and key, for a server that asks for them.
-    pub identity: Option<(Vec<u8>, Vec<u8>)>,
-}
-
-/// Omits the identity, which contains a private key.
-impl fmt::Debug for ServerEndpoint {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_struct("ServerEndpoint").field("address", &self.address).finish_non_exhaustive()
-    }
+    /// The authorities that may have signed the server's certificate, and the client's own certificate.
+    pub tls: ClientTls,
 }
 
 impl ServerEndpoint {
-    /// Reads an address that the option `field` gives: `host:port`, a URL, or `:port` of this machine. Fails if it names no port and no
-    /// scheme: HTTP libraries would use port 80.
-    pub fn parse(field: &'static str, address: &str) -> Result<Self> {
-        let at = |address: String| Ok(Self { address, ..Self::default() });
-        if address.contains("://") {
-            return at(address.to_owned());
+    /// Reads an address that the option `field` gives: `host:port`, a URL, or `:port` of this machine. Fails if it is anything else.
+    pub fn parse(field: &str, address: &str) -> Result<Self> {
+        match server_address::parse(address) {
+            Ok(address) => Ok(Self { address, ..Self::default() }),
+            Err(why) => Err(Error::Setting(format!("{field}: {why}"))),
         }
-        let port = |port: &str| port.parse::<u16>().is_ok_and(|port| port > 0);
-        match address.rsplit_once(':') {
-            Some(("", own)) if port(own) => at(format!("127.0.0.1:{own}")),
-            // Colons within an IPv6 address do not begin a port.
-            Some((host, other)) if port(other) && !host.is_empty() && (!host.contains(':') || host.ends_with(']')) => {
-                at(address.to_owned())
-            }
-            _ => Err(Error::bad_option(field, quoted(address), "host:port or a URL, such as 127.0.0.1:50051")),
-        }
-    }
-
-    fn is_encrypted(&self) -> bool {
-        self.address.starts_with("https://")
-    }
-
-    fn url(&self) -> String {
-        let Self { address, .. } = self;
-        if address.contains("://") { address.clone() } else { format!("http://{address}") }
     }
 }
 
@@ -76,26 +52,13 @@ pub(super) async fn connect(server: &ServerEndpoint) -> Result<Channel> {
 }
 
 async fn connect_with(server: &ServerEndpoint, keep_alive: KeepAlive) -> Result<Channel> {
-    let ServerEndpoint { address, authorities, identity } = server;
-    let invalid = |error: tonic::transport::Error| {
-        let answer = FailedConnection::new(&error).to_string();
-        Error::Remote { server: address.clone(), answer }
-    };
-    if server.is_encrypted() && authorities.is_none() {
-        let expected = "a file with the server's CA certificate, because the address begins with https://";
-        return Err(Error::bad_option("--tls-ca", "none", expected));
-    }
-    let endpoint = Endpoint::from_shared(server.url()).map_err(invalid)?.connect_timeout(TIMEOUT).tcp_nodelay(true);
-    let mut endpoint = endpoint
+    let endpoint = server.tls.endpoint(&server.address).map_err(Error::Setting)?;
+    let endpoint = endpoint
+        .connect_timeout(TIMEOUT)
+        .tcp_nodelay(true)
         .http2_keep_alive_interval(keep_alive.interval)
         .keep_alive_timeout(keep_alive.timeout)
         .keep_alive_while_idle(true);
-    if server.is_encrypted() {
-        let mut tls = ClientTlsConfig::new();
-        tls = authorities.iter().fold(tls, |tls, pem| tls.ca_certificate(Certificate::from_pem(pem)));
-        tls = identity.iter().fold(tls, |tls, (chain, key)| tls.identity(Identity::from_pem(chain, key)));
-        endpoint = endpoint.tls_config(tls).map_err(invalid)?;
-    }
     match endpoint.connect().await {
         Ok(channel) => Ok(channel),
         Err(error) => Err(unreachable(server, FailedConnection::new(&error)).await),
@@ -149,8 +112,7 @@ impl Peer {
                 | Code::DeadlineExceeded
         );
         let answer = match status.code() {
-            Code::Unauthenticated if self.has_key => message.to_owned(),
-            Code::Unauthenticated => format!("{message}: use --api-key-file or WEIR_API_KEY"),
+            Code::Unauthenticated => with_key_flags(message, self.has_key),
             _ if is_sentence && !message.is_empty() => message.to_owned(),
             code => format!("{code:?}: {message}"),
         };
@@ -165,7 +127,7 @@ impl Peer {
 
 /// Returns the error of a failed connection, with what answers at the address.
 async fn unreachable(server: &ServerEndpoint, failed: FailedConnection) -> Error {
-    Error::Remote { server: server.address.clone(), answer: failed.explain(&server.address).await }
+    Error::Remote { server: server.address.clone(), answer: failed.explain(&server.address, &server.tls).await }
 }
 
 #[cfg(test)]
@@ -175,24 +137,6 @@ mod tests {
 
     fn endpoint(address: &str) -> ServerEndpoint {
         ServerEndpoint { address: address.into(), ..Default::default() }
-    }
-
-    #[test]
-    fn an_address_names_a_port_or_a_scheme() {
-        let url = |address: &str| ServerEndpoint::parse("--server", address).map(|endpoint| endpoint.url());
-        for address in ["127.0.0.1:50051", "[::1]:50051", "name:80"] {
-            assert_eq!(url(address).unwrap(), format!("http://{address}"));
-        }
-        assert_eq!(url(":50051").unwrap(), "http://127.0.0.1:50051");
-        for address in ["https://weir.example.org", "http://localhost:1"] {
-            assert_eq!(url(address).unwrap(), address);
-        }
-        for address in
-            ["", "localhost", "localhost:", "127.0.0.1:0", "127.0.0.1:99999", ":0", ":", "[::1]", "::1:50051"]
-        {
-            let error = url(address).unwrap_err().to_string();
-            assert!(error.starts_with("--server: expected host:port or a URL"), "{address}: {error}");
-        }
     }
 
     #[tokio::test]
@@ -205,7 +149,7 @@ mod tests {
         let message = shown(Status::unauthenticated("unauthenticated: no key")).await;
         assert_eq!(message, "h:1: unauthenticated: no key: use --api-key-file or WEIR_API_KEY");
         let message = peer(true).call_error(&Status::unauthenticated("unauthenticated: unknown key")).await.to_string();
-        assert_eq!(message, "h:1: unauthenticated: unknown key");
+        assert_eq!(message, "h:1: unauthenticated: unknown key: check --api-key-file or WEIR_API_KEY");
         assert_eq!(peer(true).incomplete("an end").to_string(), "h:1: the response ended without an end");
     }
 
@@ -219,12 +163,5 @@ mod tests {
         let call = HealthClient::new(channel).check(HealthCheckRequest::default()).await;
         let error = Peer { server, has_key: false }.call_error(&call.unwrap_err()).await.to_string();
         assert!(error.contains("a listener there accepts connections but does not answer"), "{error}");
-    }
-
-    #[test]
-    fn debug_output_has_no_private_key() {
-        let identity = Some((b"chain".to_vec(), b"private".to_vec()));
-        let shown = format!("{:?}", ServerEndpoint { identity, ..endpoint("h:1") });
-        assert_eq!(shown, r#"ServerEndpoint { address: "h:1", .. }"#);
     }
 }

@@ -14,7 +14,7 @@ use crate::{
     config::AdminToken,
     error::{Error, Result},
 };
-use connection::{TIMEOUT, authorization, call_failed, connect};
+use connection::{Peer, TIMEOUT, authorization, call_failed, connect};
 use tonic::{
     Code, Request, Response, Status,
     metadata::{Ascii, MetadataValue},
@@ -82,7 +82,10 @@ pub async fn report(
     let mut client = LatencyClient::new(connect(server).await?).max_decoding_message_size(REPORT_BYTES);
     match client.get_report(request).await {
         Ok(answer) => Ok(answer.into_inner().models),
-        Err(status) => Err(call_failed(server, &status).await),
+        Err(status) => {
+            let peer = Peer { server: server.clone(), has_key: key.is_some() };
+            Err(peer.call_error(&status).await)
+        }
     }
 }
 
@@ -159,6 +162,10 @@ impl AdminConnection {
     async fn answered<T>(&self, answer: Result<Response<T>, Status>) -> Result<Response<T>> {
         match answer {
             Ok(answer) => Ok(answer),
+            Err(status) if matches!(status.code(), Code::Unauthenticated | Code::PermissionDenied) => {
+                let answer = format!("{}: check --admin-token-file or WEIR_ADMIN_TOKEN", status.message());
+                Err(Error::Remote { server: self.server.address.clone(), answer })
+            }
             Err(status) => Err(call_failed(&self.server, &status).await),
         }
     }

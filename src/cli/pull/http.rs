@@ -8,9 +8,9 @@ use crate::error::{Error, Result, clip};
 use std::{cell::OnceCell, path::PathBuf, sync::Arc, time::Duration};
 use tokio_rustls::rustls::crypto::ring;
 use ureq::{
-    Agent,
+    Agent, Body,
     config::RedirectAuthHeaders,
-    http::{HeaderMap, StatusCode},
+    http::{HeaderMap, Response, StatusCode},
     tls::{Certificate, RootCerts, TlsConfig, TlsProvider},
 };
 
@@ -24,6 +24,8 @@ const REDIRECTS: u32 = 5;
 const HEADER_BYTES: usize = 64 << 10;
 /// Header with the commit that the Hub resolved a revision to.
 const COMMIT: &str = "x-repo-commit";
+/// Header with the Hub's reason for an error.
+const ERROR_CODE: &str = "x-error-code";
 
 /// A folder of a web server.
 pub(super) struct HttpFolder {
@@ -37,6 +39,8 @@ pub(super) struct HttpFolder {
 
 /// How the Hub serves a folder.
 pub(super) struct HubAccess {
+    /// The repository, as the argument names it.
+    pub(super) repository: String,
     /// The URL to which `/COMMIT` is appended.
     pub(super) revisions: String,
     pub(super) token: HubToken,
@@ -78,24 +82,43 @@ impl HttpFolder {
         }
     }
 
-    /// Returns the error for a response that is neither a file nor "not found".
-    fn refused(&self, url: &str, status: StatusCode) -> Error {
-        let hint = match (status, &self.hub) {
-            (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, Some(hub)) => match &hub.token {
-                HubToken::Sent(_) => "; the token may lack access to this repository",
-                HubToken::Unset => {
-                    "; there may be no such repository, or it may need a token in HF_TOKEN or from `hf auth login`"
-                }
-                HubToken::Unencrypted => {
-                    "; there may be no such repository, or it may need a token, which is not sent without TLS"
-                }
-                HubToken::Forbidden => {
-                    "; the repository may not exist, or it may need a token, which HF_HUB_DISABLE_IMPLICIT_TOKEN stops weir from sending"
-                }
-            },
-            _ => "",
+    /// Returns the error for a response that is neither a file nor "not found". `None` for a missing file, which is not always an
+    /// error.
+    fn refused(&self, url: &str, response: &Response<Body>) -> Option<Error> {
+        let status = response.status();
+        let code = response.headers().get(ERROR_CODE).map_or(&b""[..], |code| code.as_bytes());
+        match (&self.hub, status, code) {
+            (Some(hub), _, b"RevisionNotFound") => {
+                let HubAccess { repository, .. } = hub;
+                let expected = "expected a revision of a repository of the Hugging Face Hub";
+                Some(Error::Setting(format!("SOURCE: {expected}, found {repository}, which does not exist")))
+            }
+            (Some(hub), StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, _) | (Some(hub), _, b"RepoNotFound") => {
+                Some(hub.no_access(status))
+            }
+            (_, StatusCode::NOT_FOUND, _) => None,
+            _ => {
+                let url = clip(url, 500);
+                Some(Error::Setting(format!("SOURCE: cannot fetch {url}: the server answered {status}")))
+            }
+        }
+    }
+}
+
+impl HubAccess {
+    /// Returns the error for a repository that the Hub does not show to this user.
+    fn no_access(&self, status: StatusCode) -> Error {
+        let advice = match self.token {
+            HubToken::Sent(_) => "the token may lack access to it",
+            HubToken::Unset => "if it is private, set HF_TOKEN to a token, or use `hf auth login`",
+            HubToken::Unencrypted => "if it is private, it needs a token, which is not sent without TLS",
+            HubToken::Forbidden => {
+                "if it is private, it needs a token, which HF_HUB_DISABLE_IMPLICIT_TOKEN stops weir from sending"
+            }
         };
-        Error::Setting(format!("SOURCE: cannot fetch {}: the server answered {status}{hint}", clip(url, 500)))
+        let expected = "expected a repository of the Hugging Face Hub";
+        let found = format!("{}, which does not exist or is private", self.repository);
+        Error::Setting(format!("SOURCE: {expected}, found {found} (the Hub answered {status}); {advice}"))
     }
 }
 
@@ -115,11 +138,11 @@ impl FileSource for HttpFolder {
         let status = response.status();
         // Storage of objects answers so for a missing file, if the client may not list the others.
         let is_hidden = status == StatusCode::FORBIDDEN && need == Need::Optional;
-        if status == StatusCode::NOT_FOUND || is_hidden {
+        if is_hidden {
             return Ok(None);
         }
         if !status.is_success() {
-            return Err(self.refused(&url, status));
+            return self.refused(&url, &response).map_or(Ok(None), Err);
         }
         self.note_commit(response.headers());
         let body = response.into_body();

@@ -10,6 +10,7 @@ use super::{
     hub_token::HubToken,
 };
 use crate::error::{Error, Result, quoted};
+use std::fmt;
 
 /// The public Hub, unless `HF_ENDPOINT` names another.
 const ENDPOINT: &str = "https://huggingface.co";
@@ -22,6 +23,15 @@ pub(super) struct Repository {
     org: String,
     name: String,
     revision: String,
+}
+
+/// Shows the repository as the argument of `weir pull` does.
+impl fmt::Display for Repository {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { org, name, revision } = self;
+        write!(out, "hf:{org}/{name}")?;
+        if revision == REVISION { Ok(()) } else { write!(out, "@{revision}") }
+    }
 }
 
 impl Repository {
@@ -52,7 +62,8 @@ impl Repository {
         let endpoint = endpoint.filter(|value| !value.is_empty()).unwrap_or_else(|| ENDPOINT.into());
         let revisions = self.revisions(&endpoint)?;
         let token = HubToken::of_user(&endpoint)?;
-        HttpFolder::new(self.url(&revisions), Some(HubAccess { revisions, token }))
+        let url = self.url(&revisions);
+        HttpFolder::new(url, Some(HubAccess { repository: self.to_string(), revisions, token }))
     }
 
     /// The URL that is followed by a revision.

@@ -259,6 +259,8 @@ fn a_private_repository_asks_for_a_token() {
     let user = User { endpoint: server.url(), ..User::new() };
     let error = user.error(&["hf:org/private"]);
     assert!(error.contains("401") && error.contains("a token, which is not sent without TLS"), "{error}");
+    let expected = "SOURCE: expected a repository of the Hugging Face Hub, found hf:org/private, which does not exist or is private";
+    assert!(error.contains(expected), "{error}");
     // A URL of another kind gets no token.
     let error = user.error(&[&format!("{}/org/private", server.url())]);
     assert!(error.contains("401") && !error.contains("HF_TOKEN"), "{error}");
@@ -270,6 +272,27 @@ fn a_private_repository_asks_for_a_token() {
     assert!(user.error(&["hf:private"]).contains("expected hf:ORG/NAME"));
     let wrong = User { endpoint: "ftp://x".into(), ..User::new() };
     assert!(wrong.error(&["hf:org/private"]).contains("HF_ENDPOINT: expected a URL that begins with"));
+}
+
+/// With a token, the Hub answers 404 for a repository that does not exist. Its header distinguishes that from a missing file.
+#[test]
+fn a_missing_repository_is_no_missing_file() {
+    let server = WebServer::start(|request| {
+        let code = match request.path.as_str() {
+            "/org/none/resolve/main/config.json" => "RepoNotFound",
+            "/org/old/resolve/v9/config.json" => "RevisionNotFound",
+            _ => "EntryNotFound",
+        };
+        Answer::status(404).header("X-Error-Code", code)
+    });
+    let user = User { endpoint: server.url(), ..User::new() };
+    let error = user.error(&["hf:org/none"]);
+    assert!(error.contains("found hf:org/none, which does not exist or is private (the Hub answered 404"), "{error}");
+    let error = user.error(&["hf:org/old@v9"]);
+    let expected = "SOURCE: expected a revision of a repository of the Hugging Face Hub, found hf:org/old@v9, which does not exist";
+    assert!(error.contains(expected), "{error}");
+    let error = user.error(&["hf:org/empty"]);
+    assert!(error.contains("config.json") && !error.contains("private"), "{error}");
 }
 
 #[test]

@@ -375,6 +375,10 @@ fn completions_and_manual_pages_name_every_command() {
     stdout(&["man", pages.to_str().unwrap()]);
     let page = |name: &str| fs::read_to_string(pages.join(name)).unwrap();
     assert!(page("weir.1").contains("weir\\-generate(1)") && page("weir-serve.1").contains("max\\-message\\-bytes"));
+    // Flags have their environment variables and their other names.
+    let generate = page("weir-generate.1");
+    assert!(generate.contains("WEIR_MAX_CHARS") && generate.contains("Other names: \\-\\-max\\-tokens."), "{generate}");
+    assert!(page("weir-serve.1").contains("WEIR_MAX_MESSAGE_BYTES"));
     let help = stdout(&["serve", "--help"]);
     for heading in ["Models:", "Scheduling and memory:", "Addresses and limits:", "Operations:", "Access:", "Log:"] {
         assert!(help.lines().any(|line| line == heading), "{heading}\n{help}");

@@ -25,8 +25,13 @@ const FOREIGN: [(&str, &str, &str); 7] = [
         "weir does not read ONNX, but it reads folders in Hugging Face's format (docs/hugging-face.md lists the kinds of models)",
     ),
     (".tar.gz", "an archive", "unpack the archive first"),
-    (".safetensors", "a file of weights", "give the folder of this file, which has a config.json as well"),
+    (WEIGHTS, "a file of weights", "give the folder of this file, which has a config.json as well"),
 ];
+/// The end of the names of weights.
+const WEIGHTS: &str = ".safetensors";
+/// Advice about a folder that has weights only.
+const WEIGHTS_ALONE: &str = "the weights need the config.json that belongs to them: weir's (docs/checkpoints.md), or that of the \
+                             model on Hugging Face (docs/hugging-face.md)";
 /// The state of a run, which `models/training` writes.
 const STATE: &str = "state.pt";
 const GGUF: &str = "weir does not read GGUF, but it reads folders in Hugging Face's format (docs/hugging-face.md lists the kinds of \
@@ -79,7 +84,11 @@ fn check(dir: &Path, expected: String, hints: bool) -> Result<()> {
     if !checkpoints.is_empty() {
         return wrong(format!("no {CONFIG_FILE}, but subfolders that are checkpoints: {}", listed(&checkpoints)));
     }
-    let hint = foreign(&names).map(|(.., advice)| format!("; {}", with_path(advice, dir))).unwrap_or_default();
+    let hint = match foreign(&names) {
+        Some((WEIGHTS, ..)) => format!("; {WEIGHTS_ALONE}"),
+        Some((.., advice)) => format!("; {}", with_path(advice, dir)),
+        None => String::new(),
+    };
     wrong(format!("no {CONFIG_FILE}; the folder has {}{hint}", listed(&names)))
 }
 
@@ -128,6 +137,12 @@ mod tests {
         assert!(state.contains(&format!("`python -m training.export --run {shown} --out MODEL`")), "{state}");
         assert!(found("model.safetensors").starts_with("a file of weights; give the folder"));
         assert_eq!(found("notes.txt"), "a file");
+        std::fs::write(dir.path().join("model.safetensors"), "").unwrap();
+        let alone = check_folder(dir.path()).unwrap_err().to_string();
+        let missing =
+            "found no config.json; the folder has model.safetensors; the weights need the config.json that belongs";
+        assert!(alone.contains(missing), "{alone}");
+        std::fs::remove_file(dir.path().join("model.safetensors")).unwrap();
         std::fs::write(dir.path().join("state.pt"), "").unwrap();
         let run = check_folder(dir.path()).unwrap_err().to_string();
         let line = format!("`python -m training.export --run {shown} --out MODEL` writes a checkpoint");

@@ -1,6 +1,7 @@
 //! `weir verify`: compares a checkpoint's outputs with those of a second implementation.
 
 use super::{
+    flag_names::with_flag,
     model::{self, ModelArgs, TextSource},
     output,
 };
@@ -58,7 +59,7 @@ pub fn run(args: Args) -> Result<()> {
     let model = args.model.load_with(args.isa)?;
     let reference = load(&args.model.source()?)?;
     let input = args.input(&*model, reference.limit().symbols)?;
-    let report = verify(&*model, &*reference, &input)?;
+    let report = verify(&*model, &*reference, &input).map_err(|error| with_flag(error, "text", args.text_flag()))?;
     if args.json {
         output::json(&as_json(&report, &*model)?)?;
     } else {
@@ -71,6 +72,11 @@ pub fn run(args: Args) -> Result<()> {
 }
 
 impl Args {
+    /// Returns the flag that gives the text.
+    fn text_flag(&self) -> &'static str {
+        if self.ids.is_some() { "--ids" } else { "--file" }
+    }
+
     /// Returns what both implementations are fed. The sample has at most `limit` symbols.
     fn input(&self, model: &dyn Model, limit: usize) -> Result<Input> {
         let source = TextSource { ids: self.ids.as_deref(), file: self.file.as_deref(), text: None };
@@ -91,7 +97,7 @@ impl Args {
             Some(symbols) => symbols,
             None => text_sample(&card.vocabulary, SAMPLE.min(card.max_symbols).min(limit)),
         };
-        check_length("text", symbols.len(), card)?;
+        check_length(self.text_flag(), symbols.len(), card)?;
         Ok(Input { symbols, document: Vec::new() })
     }
 
@@ -107,7 +113,7 @@ impl Args {
             document.push(limits.marks.end);
         }
         if document.len() > limits.tokens {
-            let field = if ends { "--ids" } else { "--file" };
+            let field = self.text_flag();
             let length = document.len();
             return Err(Error::TooLong { field, length, limit: limits.tokens, unit: "tokens", why: None });
         }

@@ -1,12 +1,18 @@
 //! The files that a command reads and writes.
 
-use crate::error::{Error, Result, printable};
+use crate::{
+    cli::input_files::unreadable,
+    error::{Error, Result, printable},
+};
 use std::{
     collections::HashSet,
     ffi::OsString,
+    io,
     path::{Path, PathBuf},
 };
 
+/// The name of the arguments that are files.
+pub(super) const FILE: &str = "FILE";
 /// End of the names of compressed files.
 const SUFFIX: &str = "weir";
 
@@ -72,8 +78,13 @@ pub(super) fn total_bytes(pairs: &[FilePair]) -> Result<u64> {
 impl FilePair {
     /// Returns the bytes of the file to read; `None` for a pipe. Fails if the file is missing.
     pub(super) fn bytes(&self) -> Result<Option<u64>> {
-        let metadata = std::fs::metadata(&self.input).map_err(Error::io(&self.input))?;
+        let metadata = std::fs::metadata(&self.input).map_err(unreadable(FILE, &self.input))?;
         Ok(metadata.is_file().then_some(metadata.len()))
+    }
+
+    /// Returns the error of writing the output.
+    pub(super) fn unwritable(&self, error: &io::Error) -> Error {
+        Error::Setting(format!("{FILE}: cannot write {}: {error}", printable(&self.output.display().to_string())))
     }
 
     /// Fails if the file to read is missing, or the one to write exists and must not be overwritten.

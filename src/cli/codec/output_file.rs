@@ -1,7 +1,7 @@
 //! A file that gets its name only when it is complete.
 
 use super::{files::FilePair, partial_files::PartialFiles};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use std::{
     fs::File,
     io::{ErrorKind, Write},
@@ -33,7 +33,7 @@ impl OutputFile {
             let partial = PathBuf::from(partial);
             match files.create(&partial) {
                 Err(error) if error.kind() == ErrorKind::AlreadyExists && tried < MAX_LEFT => tried += 1,
-                created => break (created.map_err(Error::io(&partial))?, partial),
+                created => break (created.map_err(|error| pair.unwritable(&error))?, partial),
             }
         };
         Ok(Self { file: Some(file), partial, pair: pair.clone(), overwrite, files: files.clone() })
@@ -42,17 +42,17 @@ impl OutputFile {
     /// Appends bytes.
     pub(super) fn write(&mut self, bytes: &[u8]) -> Result<()> {
         let Some(file) = &mut self.file else { return Ok(()) };
-        file.write_all(bytes).map_err(Error::io(&self.pair.output))
+        file.write_all(bytes).map_err(|error| self.pair.unwritable(&error))
     }
 
     /// Gives the file its name. Fails if another file has got it meanwhile and must be kept.
     pub(super) fn commit(mut self) -> Result<()> {
         self.pair.check_output(self.overwrite)?;
         if let Some(file) = &self.file {
-            file.sync_all().map_err(Error::io(&self.pair.output))?;
+            file.sync_all().map_err(|error| self.pair.unwritable(&error))?;
         }
         self.file = None;
-        self.files.complete(&self.partial, &self.pair.output).map_err(Error::io(&self.pair.output))
+        self.files.complete(&self.partial, &self.pair.output).map_err(|error| self.pair.unwritable(&error))
     }
 }
 

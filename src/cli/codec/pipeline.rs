@@ -1,8 +1,12 @@
 //! Feeds the blocks of all files to the engine, in order, and collects the results in the same order.
 
-use super::{files::FilePair, output_file::OutputFile, partial_files::PartialFiles};
+use super::{
+    files::{FILE, FilePair},
+    output_file::OutputFile,
+    partial_files::PartialFiles,
+};
 use crate::{
-    cli::{flag_names::with_flag_names, progress::Progress},
+    cli::{flag_names::with_flag_names, input_files::unreadable, progress::Progress},
     decode::{
         codec::{BlockStream, Coded, Totals},
         evaluate::max_fed_symbols,
@@ -95,12 +99,12 @@ impl<'a> Pipeline<'a> {
 
     /// Reads a file to its end and submits its blocks. Errors name the file that they concern.
     pub(super) fn run_file(&mut self, pair: &FilePair, stream: Stream<'a>) -> Result<()> {
-        let mut file = File::open(&pair.input).map_err(Error::io(&pair.input))?;
+        let mut file = File::open(&pair.input).map_err(unreadable(FILE, &pair.input))?;
         let output = OutputFile::create(pair, self.overwrite, &self.partial_files)?;
         self.files.push_back(OpenFile { input: pair.input.clone(), stream, output });
         let mut piece = vec![0; PIECE];
         loop {
-            let read = file.read(&mut piece).map_err(Error::io(&pair.input))?;
+            let read = file.read(&mut piece).map_err(unreadable(FILE, &pair.input))?;
             let in_file = in_file(&pair.input);
             let stream = self.last()?;
             match read {

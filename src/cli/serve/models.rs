@@ -96,6 +96,13 @@ impl ModelsArgs {
                 Err(why) => checks.reject_with("--model", why),
             }
         }
+        for (index, checkpoint) in checkpoints.iter().enumerate().filter(|(_, checkpoint)| checkpoint.named) {
+            let name = &checkpoint.name;
+            if checkpoints.iter().take(index).any(|other| other.name == *name) {
+                let expected = "expected a different name for each model (NAME=DIR gives one)";
+                checks.reject_with("--model", format!("{expected}, found {} twice", quoted(name)));
+            }
+        }
         if self.folder().is_none() && self.named().next().is_none() {
             let source = CheckpointSource::default();
             checkpoints.push(ServedCheckpoint { name: source.name(), source, named: true });

@@ -55,6 +55,7 @@ pub(super) const ALL: &[Given] = &[
     given("empty weights", |folder| weights(folder, "")),
     given("weights of zeros", |folder| weights(folder, [0; 4096])),
     given("weights in Git LFS", |folder| weights(folder, POINTER)),
+    given("weights alone", |folder| fs::remove_file(folder.join("model/config.json")).unwrap()),
     given("no weights", |folder| fs::remove_file(folder.join("model/model.safetensors")).unwrap()),
     given("pickled weights", |folder| {
         fs::rename(folder.join("model/model.safetensors"), folder.join("model/pytorch_model.bin")).unwrap();

@@ -61,6 +61,8 @@ struct Servers {
     https: String,
     /// A server that uses the certificate of an authority.
     authority: Server,
+    /// A server that requires client certificates.
+    mutual: Server,
     certificates: Certificates,
     /// An address at which no server listens.
     free: String,
@@ -79,6 +81,10 @@ impl Servers {
         }
         let certificates = Certificates::new();
         write_authority(&certificates);
+        let strangers = Certificates::new();
+        for name in ["client.pem", "client.key"] {
+            fs::copy(strangers.path(name), certificates.path(&name.replace("client", "stranger"))).unwrap();
+        }
         certificates.write("key", &format!("{KEY}\n"));
         let keys = certificates.write("keys", &format!("tester:{KEY}\n"));
         let path = |name: &str| certificates.path(name).to_str().unwrap().to_owned();
@@ -91,10 +97,13 @@ impl Servers {
         let tls = encrypted("server.pem", "server.key", &more);
         let https = tls.program.listener("playground");
         let authority = encrypted("authority.pem", "authority.key", &[]);
+        let mutual = encrypted("server.pem", "server.key", &["--tls-client-ca", &path("ca.pem")]);
+        let token = certificates.write("token", "the-admin-token-of-the-test\n");
+        flags.extend(["--admin-token-file", token.to_str().unwrap()]);
         let open = Server::start(&flags);
         let http = open.program.listener("playground");
         let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-        Self { open, http, tls, https, authority, certificates, free, _folder: folder }
+        Self { open, http, tls, https, authority, mutual, certificates, free, _folder: folder }
     }
 
     /// Replaces the names of addresses.
@@ -102,12 +111,14 @@ impl Servers {
         let grpc = self.open.address.to_string();
         let tls = self.tls.address.to_string();
         let authority = self.authority.address.to_string();
+        let mutual = self.mutual.address.to_string();
         let names = [
             ("{grpc}", &grpc),
             ("{http}", &self.http),
             ("{tls}", &tls),
             ("{https}", &self.https),
             ("{authority}", &authority),
+            ("{mutual}", &mutual),
             ("{free}", &self.free),
         ];
         names.iter().fold(text.to_owned(), |text, (name, address)| text.replace(name, address))
@@ -116,7 +127,8 @@ impl Servers {
     /// Types a command line in a new folder. Returns the message.
     fn message(&self, mistake: &Mistake<'_>) -> String {
         let folder = TempDir::new().unwrap();
-        for name in ["ca.pem", "server.pem", "server.key", "authority.pem", "key"] {
+        let files = "ca.pem server.pem server.key authority.pem client.pem client.key stranger.pem stranger.key key";
+        for name in files.split(' ') {
             fs::copy(self.certificates.path(name), folder.path().join(name)).unwrap();
         }
         write_valid(&folder.path().join("model"));

@@ -82,8 +82,12 @@ fn inputs_that_cannot_be_verified_are_refused() {
         assert!(code != 0 && out.is_empty() && error.contains(why), "{out}{error}");
     };
     let long = vec!["1"; 4097].join(",");
-    refused(&["--model", model, "--ids", &long], "text: expected at most 4096 symbols (the reference");
+    refused(&["--model", model, "--ids", &long], "--ids: expected at most 4096 symbols (the reference");
     refused(&["--model", model, "--ids", "99"], "id 99");
+    let folder = tempfile::tempdir().unwrap();
+    let empty = folder.path().join("empty");
+    std::fs::write(&empty, "").unwrap();
+    refused(&["--model", model, "--file", empty.to_str().unwrap()], "--file: expected at least one symbol, found \"\"");
     refused(
         &["--model", model, "--ids", "1,2", "--target-ids", "1"],
         "--target-ids needs a model that reads documents",

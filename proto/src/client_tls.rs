@@ -184,7 +184,8 @@ mod tests {
             (
                 "one.pem",
                 "two.key",
-                "--tls-client-key: {}two.key: expected the private key of the certificate in {}one.pem (--tls-client-cert), found that of another certificate",
+                "--tls-client-key: {}two.key: expected the private key of the certificate in {}one.pem \
+                 (--tls-client-cert), found that of another certificate",
             ),
             (
                 "one.key",
@@ -194,7 +195,8 @@ mod tests {
             (
                 "one.pem",
                 "two.pem",
-                "--tls-client-key: {}two.pem: expected PEM with a private key (PKCS #8, PKCS #1 or SEC 1, not encrypted), found a certificate",
+                "--tls-client-key: {}two.pem: expected PEM with a private key (PKCS #8, PKCS #1 or SEC 1, not \
+                 encrypted), found a certificate",
             ),
             ("one.pem", "none", "--tls-client-key: cannot read {}none: "),
             (

@@ -34,6 +34,7 @@ impl Tolerance {
         match dtype {
             "bf16" => Self { logits: 0.05, decisions: 0.1 },
             "int8" => Self { logits: 0.2, decisions: 0.3 },
+            "int4" => Self { logits: 0.4, decisions: 0.5 },
             _ if symbols <= SHORT => Self { logits: 2e-5, decisions: 2e-5 },
             _ => Self { logits: 1e-4, decisions: 1e-4 },
         }

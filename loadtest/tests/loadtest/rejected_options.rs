@@ -76,7 +76,19 @@ fn contradicting_options_are_rejected() {
             "--from: expected at most 2 (the value of --to), found 5",
         ),
         (&["compare", address, "--models", "a,c"], "--models: expected one of a, b, found \"c\""),
-        (&["run", "http://"], "ADDRESS: expected host:port or a URL, such as 127.0.0.1:50051, found \"http://\""),
+    ] {
+        let stderr = failure(arguments);
+        assert!(stderr.contains(expected), "{arguments:?}: {stderr}");
+    }
+    assert!(served.stub.sent().is_empty(), "no request was sent");
+}
+
+#[test]
+fn addresses_numbers_and_commands_that_cannot_work_are_rejected() {
+    let served = serve(vec![script("a"), script("b")]);
+    let address = served.address.as_str();
+    for (arguments, expected) in [
+        (&["run", "http://"][..], "ADDRESS: expected host:port or a URL, such as 127.0.0.1:50051, found \"http://\""),
         (&["run", "ftp://host:1"], "ADDRESS: expected host:port, or a URL that begins with http:// or https://"),
         (&["run", "http://127.0.0.1:1/v1"], "ADDRESS: expected an address without a path, because gRPC calls have"),
         (&["run", ":1"], "127.0.0.1:1: no server listens there"),

@@ -218,8 +218,18 @@ fn every_instruction_set_and_number_format_is_verified() {
 }
 
 #[test]
+fn shipped_models_in_int4_agree_within_its_tolerance() {
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("models");
+    for name in ["hourglass-whitespace-english", "compared/hourglass-gumbel-6m"] {
+        let report = compare_with(&models.join(name), &Settings { dtype: Dtype::Int4, ..settings() }, 8);
+        assert!(report.ok && report.max_rel > 0.01, "{name}: {report:?}");
+    }
+}
+
+#[test]
 fn tolerances_grow_with_length_and_fewer_bits() {
     let of = |dtype, symbols| Tolerance::new(dtype, symbols).logits;
     assert_eq!((of("f32", 160), of("f32", 161)), (2e-5, 1e-4));
     assert!(of("f32", 4096) < of("bf16", 10) && of("bf16", 10) < of("int8", 10));
+    assert!(of("int8", 10) < of("int4", 10));
 }

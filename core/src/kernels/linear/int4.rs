@@ -196,10 +196,14 @@ pub(super) fn expand<S: Simd>(simd: S, panel: &[u8], groups: usize, weights: &mu
     for (blocks, out) in blocks.zip(weights.chunks_exact_mut(CELLS * groups * VECTOR)) {
         for (group, block) in blocks.chunks_exact(BLOCK_BYTES).enumerate() {
             // SAFETY: the block has as many bytes.
-            let Block { nibbles, multipliers } =
-                unsafe { <Int4Weights as WeightFormat<S>>::weights(simd, block.as_ptr()) };
-            // as two 16-bit integers with the same lower byte
-            let factors = simd.add_product(multipliers, multipliers, simd.splat_int(1 << 16));
+            let Block { nibbles, .. } = unsafe { <Int4Weights as WeightFormat<S>>::weights(simd, block.as_ptr()) };
+            // two copies of a multiplier's byte, each with a byte of zeros
+            let mut factors = [0; LANES];
+            for (factor, &multiplier) in factors.iter_mut().zip(&block[NIBBLE_BYTES..]) {
+                *factor = i32::from(multiplier) << 16 | i32::from(multiplier);
+            }
+            // SAFETY: there are sixteen integers.
+            let factors = unsafe { simd.load_ints(factors.as_ptr()) };
             let offsets = simd.scale_bytes(simd.splat_int(pack_bytes([LEVEL_OFFSET as i8; CELL])), factors);
             for (cell, nibbles) in nibbles.into_iter().enumerate() {
                 let cell = &mut out[(cell * groups + group) * VECTOR..][..VECTOR];

@@ -65,7 +65,9 @@ fn checked(origin: &str, key: &str) -> Result<Option<String>, String> {
     match key.chars().find(|character| character.is_ascii_control()) {
         None => Ok(Some(key.to_owned()).filter(|key| !key.is_empty())),
         Some('\n') => Err(format!("{origin}: expected one line with the API key, found several")),
-        Some(_) => Err(format!("{origin}: expected characters that an HTTP header allows, found others")),
+        Some(_) => {
+            Err(format!("{origin}: expected only characters that an HTTP header allows, found a control character"))
+        }
     }
 }
 
@@ -123,7 +125,7 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         let of_flag = ApiKeyArgs { api_key: Some("a\u{7f}b".into()), api_key_file: None };
         let of_file = ApiKeyArgs { api_key: None, api_key_file: Some(file.path().to_owned()) };
-        let expected = "--api-key (or WEIR_API_KEY): expected characters that an HTTP header allows, found others";
+        let expected = "--api-key (or WEIR_API_KEY): expected only characters that an HTTP header allows, found a control character";
         assert_eq!(of_flag.key().unwrap_err(), expected);
         let shown = file.path().display();
         fs::write(file.path(), "one\ntwo\n").unwrap();

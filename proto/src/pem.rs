@@ -1,4 +1,4 @@
-//! Finds out what a PEM file has in place of what it should have.
+//! Describes the contents of a PEM file that lacks the expected certificate or key.
 
 /// Describes what a file has in place of certificates in PEM; `None` if it has one.
 pub fn no_certificate(pem: &[u8]) -> Option<&'static str> {

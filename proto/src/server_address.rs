@@ -16,16 +16,16 @@ const ENCRYPTED: &str = "https://";
 /// would ignore a path.
 pub fn parse(text: &str) -> Result<String, String> {
     let wrong = |expected: &str| Err(format!("expected {expected}, found {}", quoted(text)));
+    if text.contains('@') {
+        // It may have a password, which no message repeats.
+        return Err("expected an address without a user and a password, found one with \"@\"".to_owned());
+    }
     let (scheme, rest) = match text.split_once("://") {
         None => ("", text),
         Some(("http", rest)) => ("http://", rest),
         Some(("https", rest)) => (ENCRYPTED, rest),
         Some(_) => return wrong("host:port, or a URL that begins with http:// or https://"),
     };
-    if rest.contains('@') {
-        // It may have a password.
-        return Err("expected an address without a user and a password, found one with \"@\"".to_owned());
-    }
     let (authority, path) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
     let (host, port) = match authority.rsplit_once(':') {
         // Colons within an IPv6 address do not begin a port.

@@ -87,7 +87,7 @@ async fn a_hangup_reloads_certificates_and_keys() {
 
     for part in [
         "reloaded certificates and keys",
-        "a certificate that matches the key in --tls-key",
+        "found that of another certificate",
         "expected PEM with a certificate, found none",
         "No such file",
         "expected a key, found none",

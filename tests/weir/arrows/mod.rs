@@ -65,7 +65,8 @@ const CRATES: &[(&str, &[&str])] = &[
     ("libc", &["family", "kernels"]),
     ("lru", &["engine"]),
     ("uuid", &["engine", "serve"]),
-    ("weir_proto", &["cli", "serve"]),
+    // `config` describes PEM files in the words of both programs.
+    ("weir_proto", &["cli", "config", "serve"]),
     // Reads official checkpoints, and messages that may be absent.
     ("prost", &["family", "serve"]),
     ("tokio_stream", &["serve"]),

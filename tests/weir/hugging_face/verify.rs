@@ -22,7 +22,7 @@ fn the_command_verifies_each_architecture() {
     let folder = folder("gemma2");
     let ids = ["7"; 17].join(",");
     let (code, out, error) = run(&["--model", folder.to_str().unwrap(), "--ids", &ids]);
-    let expected = "text: expected at most 16 symbols (candle-transformers and transformers compute longer texts \
+    let expected = "--ids: expected at most 16 symbols (candle-transformers and transformers compute longer texts \
                     differently), found 17";
     assert!(code == 1 && out.is_empty() && error.contains(expected), "{error}");
 }

@@ -128,6 +128,35 @@ fn nibble_dots_body<S: Simd>(
     out
 }
 
+multiversion! {
+    /// Returns a − the product of each byte of `a` with the 16-bit integer in its place of `factors`.
+    fn scaled(a: &[i8; 64], factors: &[i32; WIDTH]) -> [i8; 64] = scaled_body
+}
+
+#[inline(always)]
+fn scaled_body<S: Simd>(simd: S, a: &[i8; 64], factors: &[i32; WIDTH]) -> [i8; 64] {
+    // SAFETY: `a` has 64 bytes.
+    let bytes = unsafe { simd.load_bytes(a.as_ptr()) };
+    // SAFETY: there are sixteen integers.
+    let factors = unsafe { simd.load_ints(factors.as_ptr()) };
+    let mut out = [0; 64];
+    // SAFETY: `out` has 64 bytes.
+    unsafe { simd.store_bytes(simd.subtract_bytes(bytes, simd.scale_bytes(bytes, factors)), out.as_mut_ptr()) };
+    out
+}
+
+#[test]
+fn bytes_are_scaled_modulo_256_on_every_instruction_set() {
+    for factor in -15i8..=15 {
+        let bytes: [i8; 64] = std::array::from_fn(|index| (index as i8).wrapping_mul(37));
+        let word = i32::from(factor.cast_unsigned());
+        for isa in Isa::all() {
+            let expected = bytes.map(|byte| byte.wrapping_sub(byte.wrapping_mul(factor)));
+            assert_eq!(scaled(isa, &bytes, &[word << 16 | word; WIDTH]), expected, "{}, {factor}", isa.name());
+        }
+    }
+}
+
 #[test]
 fn products_of_nibbles_are_exact_on_every_instruction_set() {
     let mut state = 1u32;

@@ -237,7 +237,7 @@ mod tests {
     use crate::kernels::testing::numbers;
 
     #[test]
-    fn errors_are_within_half_a_step_of_the_block() {
+    fn errors_are_those_of_sixteen_levels() {
         let row = numbers(5, 10 * BLOCK + 7);
         let scale = scale_of(&row);
         for (weights, stored) in row.chunks(BLOCK).zip(stored(&row).chunks(BLOCK)) {

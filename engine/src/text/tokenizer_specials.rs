@@ -1,4 +1,4 @@
-//! The special tokens of a `tokenizer.json`: which they are, and how text is kept from being encoded as one.
+//! Finds the special tokens of a `tokenizer.json`, and keeps text from being encoded as one.
 
 use serde_json::Value;
 use std::collections::HashSet;

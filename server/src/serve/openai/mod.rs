@@ -92,7 +92,7 @@ pub(super) async fn serve(
     let pages = PageAccess { checks: BrowserChecks::of_port(&config.access), cors: Cors::new(&config.access.cors) };
     let refused = RefusedRequests { log: refusals, credentials: config.access.credentials.clone() };
     let router = router(api).layer(from_fn_with_state(refused, log_refusal));
-    // Outside the log, which looks for the key where all other requests have it.
+    // Outside the log, which reads the key from `authorization`.
     let router = router.layer(from_fn(editing::read_key));
     let router = router.layer(from_fn_with_state(pages, check_page));
     let start = |Connection { stream, peer, open }: Connection| -> HyperConnection {

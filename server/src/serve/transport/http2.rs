@@ -127,7 +127,7 @@ impl hyper::service::Service<Request<Incoming>> for CallService {
         }
         if !is_grpc(&request) {
             tracing::debug!(id = &*request_id(request.headers()), "refused a request that is not a gRPC call");
-            // Without the method that its path names: it is no call of it.
+            // Counted without a method: a request that is not gRPC does not call the method in its path.
             count_refused(&self.metrics, "", Code::InvalidArgument);
             let has_body = request.method() != Method::HEAD;
             let mut response = Response::new(if has_body { Body::new(NEEDS_GRPC.to_owned()) } else { Body::empty() });

@@ -62,7 +62,7 @@ function applyLink() {
   const settings = new URLSearchParams(link.slice(1));
   link = "";
   const text = [...applySettings(settings), tooLong(settings, "The link's")].filter(Boolean).join(" ");
-  // The status of a tab would not keep it: the editor connects at once.
+  // Not in the status of a tab: the editor overwrites its own when it connects.
   at("link-problem").textContent = text;
   at("link-problem").hidden = !text;
 }

@@ -3,6 +3,7 @@
 use super::{
     inputs::{QueryRow, ROW_TILE},
     layout::POSITIONS,
+    work::Aligned,
 };
 use std::ops::Range;
 
@@ -14,7 +15,7 @@ pub(super) const SPAN: usize = 16 * POSITIONS;
 pub(super) const MAX_COLUMNS: usize = SPAN / POSITIONS + 1;
 
 /// Products of a row with the keys of a span, or with the distances to them.
-pub(super) type Products = [f32; MAX_COLUMNS * POSITIONS];
+pub(super) type Products = Aligned<[f32; MAX_COLUMNS * POSITIONS]>;
 
 /// A set of rows of one call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

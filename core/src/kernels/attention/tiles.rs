@@ -10,7 +10,7 @@ use super::{
     query::Query,
     runs::{MAX_COLUMNS, Products, Run, SPAN, Span},
     stored::{Columns, Int8Storage, Job, Stored, multiply_vectors, run_values},
-    work::{TileSums, Work},
+    work::{Aligned, TileSums, Work},
 };
 use crate::kernels::isa::{ActiveTiles, Isa, Simd, TILE_BYTES, TILE_ROWS, TileShape, Tiles, WIDTH};
 use std::arch::asm;
@@ -86,7 +86,7 @@ impl Stored for Int8Tiles {
         // SAFETY: there are `count` rows of `bytes` numbers, as many columns and sums as pointers, and columns have `bytes` rows.
         unsafe { shape.multiply(self.0, &x, &columns[..job.columns.len()], sums) };
         for (index, (columns, sums)) in job.columns.iter().zip(&*sums).enumerate() {
-            for ((&row, query), ints) in job.rows.iter().zip(job.queries).zip(sums) {
+            for ((&row, query), ints) in job.rows.iter().zip(job.queries).zip(&**sums) {
                 let products = &mut out[row][job.first[row] + index * POSITIONS..][..POSITIONS];
                 let scale = simd.splat(query.scale);
                 for (vector, ints) in ints.as_chunks::<WIDTH>().0.iter().enumerate() {
@@ -134,7 +134,7 @@ impl Stored for Int8Tiles {
         let keys = run.pages.start * POSITIONS..run.pages.end * POSITIONS;
         let Work { weights, weight_bytes: [high, low], sums, .. } = work;
         for (index, &row) in rows.iter().enumerate() {
-            split_weights(&weights[row][keys.clone()], &mut high[index], &mut low[index]);
+            split_weights(&weights[row][keys.clone()], &mut *high[index], &mut *low[index]);
         }
         let shape = ValueShape { rows: rows.len(), head_dim: dim };
         for number in (0..dim).step_by(2 * LANES) {
@@ -263,8 +263,8 @@ impl ValueShape {
     unsafe fn multiply(
         &self,
         tiles: Tiles,
-        high: &[[u8; SPAN]],
-        low: &[[u8; SPAN]],
+        high: &[Aligned<[u8; SPAN]>],
+        low: &[Aligned<[u8; SPAN]>],
         pages: &[*const i8],
         number: usize,
         sums: &mut PartialSums,

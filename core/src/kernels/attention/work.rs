@@ -5,7 +5,31 @@ use super::{
     layout::POSITIONS,
     runs::{MAX_COLUMNS, Products, Runs, SPAN},
 };
-use std::cell::RefCell;
+use std::{
+    cell::RefCell,
+    ops::{Deref, DerefMut},
+};
+
+/// Numbers that begin at a cache line. Vectors and tiles are slow if they straddle two lines.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+pub(super) struct Aligned<T>(pub(super) T);
+
+impl<T> Deref for Aligned<T> {
+    type Target = T;
+
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<T> DerefMut for Aligned<T> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.0
+    }
+}
 
 /// Memory of one call. It has a fixed size, except for one sum for each number of a head.
 pub(super) struct Work {
@@ -14,9 +38,9 @@ pub(super) struct Work {
     /// Each row's products with distances: (rows, [`SPAN`] + [`POSITIONS`]).
     pub(super) distances: Vec<Products>,
     /// Each row's weights of a span as integers: (rows, [`SPAN`]).
-    pub(super) weights: Vec<[i16; SPAN]>,
+    pub(super) weights: Vec<Aligned<[i16; SPAN]>>,
     /// The upper and the lower bytes of the weights of a run's rows: (rows, [`SPAN`]) each.
-    pub(super) weight_bytes: [Vec<[u8; SPAN]>; 2],
+    pub(super) weight_bytes: [Vec<Aligned<[u8; SPAN]>>; 2],
     /// The unit of each row's integer weights.
     pub(super) units: [f32; ROW_TILE],
     /// Each row's sums of weighted int8 values: (rows, head_dim).
@@ -28,18 +52,18 @@ pub(super) struct Work {
 }
 
 /// Integer sums of tiles: (columns, rows, [`POSITIONS`]).
-pub(super) type TileSums = Vec<[[i32; POSITIONS]; ROW_TILE]>;
+pub(super) type TileSums = Vec<Aligned<[[i32; POSITIONS]; ROW_TILE]>>;
 
 impl Work {
     fn new() -> Self {
         Self {
-            scores: vec![[0.0; MAX_COLUMNS * POSITIONS]; ROW_TILE],
-            distances: vec![[0.0; MAX_COLUMNS * POSITIONS]; ROW_TILE],
-            weights: vec![[0; SPAN]; ROW_TILE],
-            weight_bytes: [0, 1].map(|_| vec![[0; SPAN]; ROW_TILE]),
+            scores: vec![Aligned([0.0; MAX_COLUMNS * POSITIONS]); ROW_TILE],
+            distances: vec![Aligned([0.0; MAX_COLUMNS * POSITIONS]); ROW_TILE],
+            weights: vec![Aligned([0; SPAN]); ROW_TILE],
+            weight_bytes: [0, 1].map(|_| vec![Aligned([0; SPAN]); ROW_TILE]),
             units: [0.0; ROW_TILE],
             sums: Vec::new(),
-            tile_sums: vec![[[0; POSITIONS]; ROW_TILE]; MAX_COLUMNS],
+            tile_sums: vec![Aligned([[0; POSITIONS]; ROW_TILE]); MAX_COLUMNS],
             runs: Runs::new(),
         }
     }

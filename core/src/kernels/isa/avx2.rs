@@ -177,13 +177,12 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn subtract_bytes(self, a: Self::I, b: Self::I) -> Self::I {
-        unsafe { [_mm256_sub_epi8(a[0], b[0]), _mm256_sub_epi8(a[1], b[1])] }
-    }
-
-    #[inline(always)]
-    fn scale_bytes(self, bytes: Self::I, factors: Self::I) -> Self::I {
-        unsafe { [scale_half(bytes[0], factors[0]), scale_half(bytes[1], factors[1])] }
+    fn scale_nibbles(self, bytes: Self::I, flips: Self::I, factors: Self::I, offsets: Self::I) -> Self::I {
+        // each product has two bytes, which carry nothing: 15 · 15 fits a byte
+        std::array::from_fn(|half| unsafe {
+            let products = _mm256_mullo_epi16(_mm256_xor_si256(bytes[half], flips[half]), factors[half]);
+            _mm256_sub_epi8(products, offsets[half])
+        })
     }
 
     #[inline(always)]
@@ -223,15 +222,6 @@ unsafe fn eight_bf16(from: *const u16) -> __m256 {
     // SAFETY: the caller guarantees that `from` points to eight bf16.
     let wide = _mm256_cvtepu16_epi32(unsafe { _mm_loadu_si128(from.cast()) });
     _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
-}
-
-/// One of the two vectors of [`scale_bytes`](Simd::scale_bytes).
-#[inline]
-#[target_feature(enable = "avx2,fma")]
-fn scale_half(bytes: __m256i, factors: __m256i) -> __m256i {
-    let even = _mm256_and_si256(_mm256_mullo_epi16(bytes, factors), _mm256_set1_epi16(255));
-    let odd = _mm256_slli_epi16::<8>(_mm256_mullo_epi16(_mm256_srli_epi16::<8>(bytes), factors));
-    _mm256_or_si256(even, odd)
 }
 
 /// One of the two vectors of [`dot_bytes`](Simd::dot_bytes).

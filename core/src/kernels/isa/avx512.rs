@@ -155,17 +155,9 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn subtract_bytes(self, a: Self::I, b: Self::I) -> Self::I {
-        unsafe { _mm512_sub_epi8(a, b) }
-    }
-
-    #[inline(always)]
-    fn scale_bytes(self, bytes: __m512i, factors: __m512i) -> __m512i {
-        unsafe {
-            let even = _mm512_and_si512(_mm512_mullo_epi16(bytes, factors), _mm512_set1_epi16(255));
-            let odd = _mm512_slli_epi16::<8>(_mm512_mullo_epi16(_mm512_srli_epi16::<8>(bytes), factors));
-            _mm512_or_si512(even, odd)
-        }
+    fn scale_nibbles(self, bytes: Self::I, flips: Self::I, factors: Self::I, offsets: Self::I) -> Self::I {
+        // each product has two bytes, which carry nothing: 15 · 15 fits a byte
+        unsafe { _mm512_sub_epi8(_mm512_mullo_epi16(_mm512_xor_si512(bytes, flips), factors), offsets) }
     }
 
     #[inline(always)]

@@ -149,20 +149,12 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn subtract_bytes(self, a: Self::I, b: Self::I) -> Self::I {
+    fn scale_nibbles(self, bytes: Self::I, flips: Self::I, factors: Self::I, offsets: Self::I) -> Self::I {
         std::array::from_fn(|lane| {
-            let b = b[lane].to_ne_bytes();
-            let a = a[lane].to_ne_bytes();
-            i32::from_ne_bytes(std::array::from_fn(|byte| a[byte].wrapping_sub(b[byte])))
-        })
-    }
-
-    #[inline(always)]
-    fn scale_bytes(self, bytes: Self::I, factors: Self::I) -> Self::I {
-        std::array::from_fn(|lane| {
-            let factor = factors[lane].to_ne_bytes();
-            let bytes = bytes[lane].to_ne_bytes();
-            i32::from_ne_bytes(std::array::from_fn(|byte| bytes[byte].wrapping_mul(factor[byte / 2 * 2])))
+            let [bytes, flips, factors, offsets] =
+                [bytes, flips, factors, offsets].map(|vector| vector[lane].to_ne_bytes());
+            let product = |byte: usize| (bytes[byte] ^ flips[byte]).wrapping_mul(factors[byte / 2 * 2]);
+            i32::from_ne_bytes(std::array::from_fn(|byte| product(byte).wrapping_sub(offsets[byte])))
         })
     }
 

@@ -100,10 +100,9 @@ pub(in crate::kernels) trait Simd: Copy {
     /// Adds to each integer of `sum` 32 products: those of the four numbers from 0 to 15 in the same lane of each vector with the four
     /// bytes of the cell of the same index. Bytes must not be −128.
     fn dot_nibbles(self, nibbles: &[Self::I; 8], cells: &[[i8; 4]; 8], sum: Self::I) -> Self::I;
-    /// Returns a − b of bytes, modulo 2^8.
-    fn subtract_bytes(self, a: Self::I, b: Self::I) -> Self::I;
-    /// Returns the product of each byte with the 16-bit integer in the same place of `factors`, modulo 2^8.
-    fn scale_bytes(self, bytes: Self::I, factors: Self::I) -> Self::I;
+    /// Returns (byte ^ flip) · factor − offset, modulo 2^8, of the bytes in the same place of `bytes`, `flips` and `offsets`. Factors
+    /// are 16-bit integers. Bytes and factors are from 0 to 15, and flips are 0 or 15.
+    fn scale_nibbles(self, bytes: Self::I, flips: Self::I, factors: Self::I, offsets: Self::I) -> Self::I;
     /// Stores 64 bytes.
     ///
     /// # Safety

@@ -129,30 +129,38 @@ fn nibble_dots_body<S: Simd>(
 }
 
 multiversion! {
-    /// Returns a − the product of each byte of `a` with the 16-bit integer in its place of `factors`.
-    fn scaled(a: &[i8; 64], factors: &[i32; WIDTH]) -> [i8; 64] = scaled_body
+    /// Returns the results of `scale_nibbles`.
+    fn scaled_nibbles(
+        bytes: &[i8; 64], flips: i32, factors: i32, offsets: i32,
+    ) -> [i8; 64] = scaled_nibbles_body
 }
 
 #[inline(always)]
-fn scaled_body<S: Simd>(simd: S, a: &[i8; 64], factors: &[i32; WIDTH]) -> [i8; 64] {
-    // SAFETY: `a` has 64 bytes.
-    let bytes = unsafe { simd.load_bytes(a.as_ptr()) };
-    // SAFETY: there are sixteen integers.
-    let factors = unsafe { simd.load_ints(factors.as_ptr()) };
+fn scaled_nibbles_body<S: Simd>(simd: S, bytes: &[i8; 64], flips: i32, factors: i32, offsets: i32) -> [i8; 64] {
+    // SAFETY: there are 64 bytes.
+    let bytes = unsafe { simd.load_bytes(bytes.as_ptr()) };
+    let [flips, factors, offsets] = [flips, factors, offsets].map(|ints| simd.splat_int(ints));
     let mut out = [0; 64];
     // SAFETY: `out` has 64 bytes.
-    unsafe { simd.store_bytes(simd.subtract_bytes(bytes, simd.scale_bytes(bytes, factors)), out.as_mut_ptr()) };
+    unsafe { simd.store_bytes(simd.scale_nibbles(bytes, flips, factors, offsets), out.as_mut_ptr()) };
     out
 }
 
 #[test]
-fn bytes_are_scaled_modulo_256_on_every_instruction_set() {
-    for factor in -15i8..=15 {
-        let bytes: [i8; 64] = std::array::from_fn(|index| (index as i8).wrapping_mul(37));
-        let word = i32::from(factor.cast_unsigned());
-        for isa in Isa::all() {
-            let expected = bytes.map(|byte| byte.wrapping_sub(byte.wrapping_mul(factor)));
-            assert_eq!(scaled(isa, &bytes, &[word << 16 | word; WIDTH]), expected, "{}, {factor}", isa.name());
+fn nibbles_are_scaled_exactly_on_every_instruction_set() {
+    for factor in 0..=15_i8 {
+        for first in 0..16_i8 {
+            // two neighbours share a 16-bit product: all pairs
+            let bytes = std::array::from_fn(|index| if index % 2 == 0 { first } else { index as i8 / 2 % 16 });
+            for flip in [0, 15_i8] {
+                let expected = bytes.map(|byte| (byte ^ flip).wrapping_mul(factor).wrapping_sub(factor * 7));
+                let word = pack_words(factor.into(), factor.into());
+                let bytes_of = |byte: i8| pack_bytes([byte; 4]);
+                for isa in Isa::all() {
+                    let scaled = scaled_nibbles(isa, &bytes, bytes_of(flip), word, bytes_of(factor * 7));
+                    assert_eq!(scaled, expected, "{}, {factor}, {flip}", isa.name());
+                }
+            }
         }
     }
 }

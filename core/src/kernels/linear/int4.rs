@@ -8,10 +8,7 @@
 //! stored plus eight.
 
 use super::format::{Int8Weights, IntegerOutputs, WeightFormat};
-use crate::kernels::{
-    LANES,
-    isa::{Simd, pack_bytes},
-};
+use crate::kernels::{LANES, isa::Simd};
 
 /// Inputs that share a multiplier.
 pub(in crate::kernels) const BLOCK: usize = 32;
@@ -189,29 +186,55 @@ pub(super) fn pack_row(row: &[f32], scale: f32, lane: usize, packed: &mut [u8], 
     }
 }
 
+/// Prefetch distance of a panel that is expanded, in bytes: about a panel.
+const AHEAD: usize = 8192;
+
 /// Expands the blocks of a panel, (blocks, groups), to int8 weights, (cells, groups, 64 bytes), as int8 matrices store them.
 #[inline(always)]
 pub(super) fn expand<S: Simd>(simd: S, panel: &[u8], groups: usize, weights: &mut [u8]) {
     let blocks = panel.chunks_exact(groups * BLOCK_BYTES);
     for (blocks, out) in blocks.zip(weights.chunks_exact_mut(CELLS * groups * VECTOR)) {
         for (group, block) in blocks.chunks_exact(BLOCK_BYTES).enumerate() {
+            for line in (0..BLOCK_BYTES).step_by(VECTOR) {
+                simd.prefetch_near(block.as_ptr().wrapping_add(AHEAD + line));
+            }
             // SAFETY: the block has as many bytes.
             let Block { nibbles, .. } = unsafe { <Int4Weights as WeightFormat<S>>::weights(simd, block.as_ptr()) };
-            // two copies of a multiplier's byte, each with a byte of zeros
-            let mut factors = [0; LANES];
-            for (factor, &multiplier) in factors.iter_mut().zip(&block[NIBBLE_BYTES..]) {
-                *factor = i32::from(multiplier) << 16 | i32::from(multiplier);
-            }
-            // SAFETY: there are sixteen integers.
-            let factors = unsafe { simd.load_ints(factors.as_ptr()) };
-            let offsets = simd.scale_bytes(simd.splat_int(pack_bytes([LEVEL_OFFSET as i8; CELL])), factors);
-            for (cell, nibbles) in nibbles.into_iter().enumerate() {
-                let cell = &mut out[(cell * groups + group) * VECTOR..][..VECTOR];
-                let scaled = simd.subtract_bytes(simd.scale_bytes(nibbles, factors), offsets);
+            let scaling = Scaling::new(simd, &block[NIBBLE_BYTES..]);
+            let (cells, _) = out.as_chunks_mut::<VECTOR>();
+            for (cell, nibbles) in cells.iter_mut().skip(group).step_by(groups).zip(nibbles) {
+                let scaled = simd.scale_nibbles(nibbles, scaling.flips, scaling.factors, scaling.offsets);
                 // SAFETY: a cell has 64 bytes.
                 unsafe { simd.store_bytes(scaled, cell.as_mut_ptr().cast()) };
             }
         }
+    }
+}
+
+/// Factors that turn the stored levels of a block into int8 weights.
+struct Scaling<I> {
+    /// 15 in each byte of a negative multiplier: (level + 8) becomes 7 − level, that is −level + 7.
+    flips: I,
+    /// Two copies of each multiplier's magnitude.
+    factors: I,
+    /// The magnitude times 8, or times 7 for a negative multiplier.
+    offsets: I,
+}
+
+impl<I> Scaling<I> {
+    #[inline(always)]
+    fn new<S: Simd<I = I>>(simd: S, multipliers: &[u8]) -> Self {
+        let [mut flips, mut factors, mut offsets] = [[0; LANES]; 3];
+        for (lane, &multiplier) in multipliers.iter().take(LANES).enumerate() {
+            let multiplier = i32::from(multiplier.cast_signed());
+            let sign = multiplier >> 31;
+            flips[lane] = sign & 0x0f0f_0f0f;
+            factors[lane] = multiplier.abs() * 0x0001_0001;
+            offsets[lane] = multiplier.abs() * (LEVEL_OFFSET + sign) * 0x0101_0101;
+        }
+        // SAFETY: each array has sixteen integers.
+        let [flips, factors, offsets] = [flips, factors, offsets].map(|ints| unsafe { simd.load_ints(ints.as_ptr()) });
+        Self { flips, factors, offsets }
     }
 }
 

@@ -62,20 +62,22 @@ multiversion! {
 }
 
 thread_local! {
-    /// The int8 weights of a panel.
+    /// The int8 weights of a panel, and room to begin them at a cache line.
     static EXPANDED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
 #[inline(always)]
 fn multiply_expanded<S: Simd>(simd: S, tiles: Tiles, job: &ProductJob<'_, [i8; 4]>, panels: Range<usize>) {
-    let mut weights = EXPANDED.take();
-    weights.resize(job.matrix.steps * int4::CELLS * GROUPS * GROUP, 0);
+    let mut buffer = EXPANDED.take();
+    buffer.resize(job.matrix.steps * int4::CELLS * GROUPS * GROUP + GROUP, 0);
+    // tiles and vectors are slow if their rows straddle cache lines
+    let aligned = buffer.as_ptr().align_offset(GROUP);
     let rows = job.x.len() / job.stride;
     let mut sums = Sums([[0; MAX_WIDTH]; PAIR]);
     let mut shaped = ShapedTiles::new(tiles, rows.min(PAIR));
     for index in panels {
         let groups = job.matrix.groups(index);
-        let weights = &mut weights[..job.matrix.steps * int4::CELLS * groups * GROUP];
+        let weights = &mut buffer[aligned..][..job.matrix.steps * int4::CELLS * groups * GROUP];
         int4::expand(simd, job.matrix.panel(index), groups, weights);
         for first in (0..rows).step_by(PAIR) {
             let pair = PAIR.min(rows - first);
@@ -91,7 +93,7 @@ fn multiply_expanded<S: Simd>(simd: S, tiles: Tiles, job: &ProductJob<'_, [i8; 4
             }
         }
     }
-    EXPANDED.set(weights);
+    EXPANDED.set(buffer);
 }
 
 /// Tiles that are shaped for a number of rows from 1 to [`PAIR`].

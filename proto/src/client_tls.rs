@@ -2,10 +2,11 @@
 
 use crate::{
     failed_connection::FailedConnection,
+    limited_file::{self, FILE_BYTES},
     pem::{no_certificate, no_private_key},
     server_address,
 };
-use std::{fmt, fs, path::Path, sync::Arc};
+use std::{fmt, path::Path, sync::Arc};
 use tokio_rustls::rustls::{
     Error, RootCertStore,
     crypto::ring,
@@ -139,7 +140,7 @@ pub fn other_key(flag: &str, file: &Path) -> String {
 }
 
 fn read(flag: &str, file: &Path) -> Result<Vec<u8>, String> {
-    fs::read(file).map_err(|error| format!("{flag}: cannot read {}: {error}", file.display()))
+    limited_file::read(file, FILE_BYTES).map_err(|why| format!("{flag}: {why}"))
 }
 
 /// Reads a file of certificates. Fails if it has none, so that the TLS library does not take an empty list.
@@ -155,6 +156,7 @@ fn read_certificates(flag: &str, file: &Path) -> Result<Vec<u8>, String> {
 mod tests {
     use super::*;
     use rcgen::{CertificateParams, KeyPair};
+    use std::fs;
     use tempfile::TempDir;
 
     /// Writes `NAME.pem` and `NAME.key`.

@@ -1,69 +1,77 @@
 //! Flags of a command that calls a server.
 
-use crate::client_tls::{ClientTls, ClientTlsFiles};
-use std::{fmt, fs, path::PathBuf};
+use crate::{
+    client_tls::{ClientTls, ClientTlsFiles},
+    limited_file::{self, FILE_BYTES},
+    secret_args::{FlagNames, SecretFlags, SecretSource},
+};
+use clap::{ArgMatches, Command, Error, FromArgMatches};
+use std::path::PathBuf;
 
-/// A key or token. Debug output does not contain it.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Secret(String);
+/// The flags of the API key.
+const API_KEY: SecretFlags = SecretFlags {
+    text: FlagNames { id: "api_key", flag: "--api-key", variable: "WEIR_API_KEY" },
+    file: FlagNames { id: "api_key_file", flag: "--api-key-file", variable: "WEIR_API_KEY_FILE" },
+};
 
-impl From<&str> for Secret {
-    fn from(text: &str) -> Self {
-        Self(text.to_owned())
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str("Secret(..)")
-    }
-}
-
-impl Secret {
-    /// Returns the key or token; `None` if it is empty, which is the same as unset.
-    pub fn value(&self) -> Option<&str> {
-        Some(&*self.0).filter(|text| !text.is_empty())
-    }
-}
-
-/// Flags of the API key.
-#[derive(Debug, Clone, clap::Args)]
+/// Flags of the API key. A flag overrides the variables.
+#[derive(Debug, Clone)]
 pub struct ApiKeyArgs {
-    /// API key, if the server requires one. Prefer the environment variable: other users can see command-line arguments.
-    #[arg(long, value_name = "KEY", env = "WEIR_API_KEY", hide_env_values = true)]
-    api_key: Option<Secret>,
-    /// File that contains the API key.
-    #[arg(long, value_name = "FILE", env = "WEIR_API_KEY_FILE")]
-    api_key_file: Option<PathBuf>,
+    source: Option<SecretSource>,
+}
+
+impl clap::Args for ApiKeyArgs {
+    fn augment_args(command: Command) -> Command {
+        let help = "API key, if the server requires one. Prefer the environment variable: other users can see command-line arguments";
+        command.args(API_KEY.args("KEY", help, "File that contains the API key"))
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for ApiKeyArgs {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
+        Ok(Self { source: API_KEY.source(matches)? })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
 }
 
 impl ApiKeyArgs {
-    /// Returns the key, if one is given. An empty key counts as none.
+    /// Returns the key, if one is given.
     ///
     /// # Errors
-    /// The file cannot be read, or no HTTP header can hold the key. The message begins with the flag.
+    /// The file cannot be read, the key is empty, or no HTTP header can hold it. The message begins with the flag or the variable.
     pub fn key(&self) -> Result<Option<String>, String> {
-        match (self.api_key.as_ref().and_then(Secret::value), &self.api_key_file) {
-            (Some(key), _) => checked("--api-key (or WEIR_API_KEY)", key),
-            (None, Some(file)) => {
-                let flag = "--api-key-file";
-                let text =
-                    fs::read(file).map_err(|error| format!("{flag}: cannot read {}: {error}", file.display()))?;
+        match &self.source {
+            None => Ok(None),
+            Some(SecretSource::Text { origin, secret }) => checked(origin, secret.value(), "an empty one").map(Some),
+            Some(SecretSource::File { origin, path }) => {
+                let text = limited_file::read(path, FILE_BYTES).map_err(|why| format!("{origin}: {why}"))?;
+                let origin = format!("{origin}: {}", path.display());
                 let text = String::from_utf8(text).map_err(|error| {
                     let position = error.utf8_error().valid_up_to();
-                    format!("{flag}: {}: expected UTF-8, found other bytes at position {position}", file.display())
+                    format!("{origin}: expected UTF-8, found other bytes at position {position}")
                 })?;
-                checked(&format!("{flag}: {}", file.display()), text.trim())
+                let found = if text.is_empty() { "an empty file" } else { "only white space" };
+                checked(&origin, text.trim(), found).map(Some)
             }
-            (None, None) => Ok(None),
         }
     }
 }
 
-/// Returns the key of `origin` unless it is empty. Fails if no HTTP header can hold it.
-fn checked(origin: &str, key: &str) -> Result<Option<String>, String> {
+/// Returns the key of `origin`. Fails if no HTTP header can hold it, or if it is empty: `empty` then describes what was found.
+fn checked(origin: &str, key: &str, empty: &str) -> Result<String, String> {
+    if key.is_empty() {
+        return Err(format!("{origin}: expected the API key, found {empty}"));
+    }
     match key.chars().find(|character| character.is_ascii_control()) {
-        None => Ok(Some(key.to_owned()).filter(|key| !key.is_empty())),
+        None => Ok(key.to_owned()),
         Some('\n') => Err(format!("{origin}: expected one line with the API key, found several")),
         Some(_) => {
             Err(format!("{origin}: expected only characters that an HTTP header allows, found a control character"))
@@ -102,37 +110,48 @@ impl TlsArgs {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::path::Path;
+    use clap::Args;
+    use std::fs;
+
+    fn parse(arguments: &[&str]) -> Result<ApiKeyArgs, Error> {
+        let command = ApiKeyArgs::augment_args(Command::new("tool").no_binary_name(true));
+        ApiKeyArgs::from_arg_matches(&command.try_get_matches_from(arguments)?)
+    }
 
     #[test]
-    fn an_empty_key_is_unset_and_debug_output_has_none() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        let args = |key: &str, file: Option<&Path>| ApiKeyArgs {
-            api_key: Some(key.into()),
-            api_key_file: file.map(Path::to_owned),
-        };
-        fs::write(file.path(), "from-the-file\n").unwrap();
-        assert_eq!(args("", None).key(), Ok(None));
-        assert_eq!(args("", Some(file.path())).key().unwrap().as_deref(), Some("from-the-file"));
-        assert_eq!(args("given", Some(file.path())).key().unwrap().as_deref(), Some("given"));
-        assert!(!format!("{:?}", args("hidden-key", None)).contains("hidden-key"));
-        fs::write(file.path(), "\n").unwrap();
-        assert_eq!(args("", Some(file.path())).key(), Ok(None));
+    fn debug_output_has_no_key() {
+        let args = parse(&["--api-key", "hidden-key"]).unwrap();
+        assert_eq!(args.key(), Ok(Some("hidden-key".to_owned())));
+        assert!(!format!("{args:?}").contains("hidden-key"));
+        assert_eq!(parse(&[]).unwrap().key(), Ok(None));
+    }
+
+    #[test]
+    fn two_flags_are_refused() {
+        let error = parse(&["--api-key", "k", "--api-key-file", "f"]).unwrap_err().to_string();
+        assert_eq!(error, "error: --api-key: expected no value next to --api-key-file, found one\n");
     }
 
     #[test]
     fn a_wrong_key_is_refused_with_its_flag() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let of_flag = ApiKeyArgs { api_key: Some("a\u{7f}b".into()), api_key_file: None };
-        let of_file = ApiKeyArgs { api_key: None, api_key_file: Some(file.path().to_owned()) };
-        let expected = "--api-key (or WEIR_API_KEY): expected only characters that an HTTP header allows, found a control character";
-        assert_eq!(of_flag.key().unwrap_err(), expected);
-        let shown = file.path().display();
-        fs::write(file.path(), "one\ntwo\n").unwrap();
-        let expected = format!("--api-key-file: {shown}: expected one line with the API key, found several");
-        assert_eq!(of_file.key(), Err(expected));
-        fs::write(file.path(), b"\xff").unwrap();
-        let expected = format!("--api-key-file: {shown}: expected UTF-8, found other bytes at position 0");
-        assert_eq!(of_file.key(), Err(expected));
+        let path = file.path().to_str().unwrap();
+        let of_flag = |key| parse(&["--api-key", key]).unwrap().key().unwrap_err();
+        let expected = "--api-key: expected only characters that an HTTP header allows, found a control character";
+        assert_eq!(of_flag("a\u{7f}b"), expected);
+        assert_eq!(of_flag(""), "--api-key: expected the API key, found an empty one");
+        for (contents, expected) in [
+            (&b"one\ntwo\n"[..], "expected one line with the API key, found several"),
+            (b"", "expected the API key, found an empty file"),
+            (b" \n", "expected the API key, found only white space"),
+            (b"\xff", "expected UTF-8, found other bytes at position 0"),
+            (&[b'a'; 1 + (1 << 20)], "expected at most 1048576 bytes, found more"),
+        ] {
+            fs::write(path, contents).unwrap();
+            let error = parse(&["--api-key-file", path]).unwrap().key().unwrap_err();
+            assert_eq!(error, format!("--api-key-file: {path}: {expected}"));
+        }
+        fs::write(path, "from-the-file\n").unwrap();
+        assert_eq!(parse(&["--api-key-file", path]).unwrap().key(), Ok(Some("from-the-file".to_owned())));
     }
 }

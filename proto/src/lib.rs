@@ -14,7 +14,11 @@ pub mod decoded_size;
 #[cfg(feature = "client")]
 pub mod failed_connection;
 #[cfg(feature = "client")]
+pub mod limited_file;
+#[cfg(feature = "client")]
 pub mod pem;
+#[cfg(feature = "command-line")]
+pub mod secret_args;
 #[cfg(feature = "client")]
 pub mod server_address;
 pub mod shown;

@@ -10,9 +10,12 @@ use crate::{
     error::{Error, Result},
     serve::client::{AdminConnection, Loaded},
 };
+use clap::{ArgMatches, Command, FromArgMatches};
 use serde_json::json;
-use std::path::PathBuf;
-use weir_proto::connection_args::{Secret, TlsArgs};
+use weir_proto::{
+    connection_args::TlsArgs,
+    secret_args::{FlagNames, SecretFlags, SecretSource},
+};
 
 /// Loads, unloads and lists the models of a running server.
 #[derive(Debug, clap::Args)]
@@ -62,12 +65,8 @@ struct Server {
     /// Server address: host:port, :port of this machine, or a URL; https:// for TLS.
     #[arg(value_name = "ADDRESS")]
     address: String,
-    /// Admin token of the server. Prefer the environment variable: other users can see command-line arguments.
-    #[arg(long, value_name = "TOKEN", env = "WEIR_ADMIN_TOKEN", hide_env_values = true)]
-    admin_token: Option<Secret>,
-    /// File that contains the admin token.
-    #[arg(long, value_name = "FILE", env = "WEIR_ADMIN_TOKEN_FILE")]
-    admin_token_file: Option<PathBuf>,
+    #[command(flatten)]
+    token: AdminTokenArgs,
     #[command(flatten)]
     tls: TlsArgs,
     /// Print JSON.
@@ -75,14 +74,51 @@ struct Server {
     json: bool,
 }
 
+/// The flags of the admin token.
+const ADMIN_TOKEN: SecretFlags = SecretFlags {
+    text: FlagNames { id: "admin_token", flag: "--admin-token", variable: "WEIR_ADMIN_TOKEN" },
+    file: FlagNames { id: "admin_token_file", flag: "--admin-token-file", variable: "WEIR_ADMIN_TOKEN_FILE" },
+};
+
+/// Flags of the admin token. A flag overrides the variables.
+#[derive(Debug)]
+struct AdminTokenArgs {
+    source: Option<SecretSource>,
+}
+
+impl clap::Args for AdminTokenArgs {
+    fn augment_args(command: Command) -> Command {
+        let help =
+            "Admin token of the server. Prefer the environment variable: other users can see command-line arguments";
+        command.args(ADMIN_TOKEN.args("TOKEN", help, "File that contains the admin token"))
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for AdminTokenArgs {
+    fn from_arg_matches(matches: &ArgMatches) -> std::result::Result<Self, clap::Error> {
+        Ok(Self { source: ADMIN_TOKEN.source(matches)? })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> std::result::Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
 impl Server {
     async fn connect(&self) -> Result<AdminConnection> {
-        let token = match (self.admin_token.as_ref().and_then(Secret::value), &self.admin_token_file) {
-            (Some(token), _) => {
-                AdminToken::new(token).map_err(|why| format!("--admin-token (or WEIR_ADMIN_TOKEN): {why}"))
+        let token = match &self.token.source {
+            Some(SecretSource::Text { origin, secret }) => {
+                AdminToken::new(secret.value()).map_err(|why| format!("{origin}: {why}"))
             }
-            (None, Some(file)) => AdminToken::read(file).map_err(|why| format!("--admin-token-file: {why}")),
-            (None, None) => {
+            Some(SecretSource::File { origin, path }) => {
+                AdminToken::read(path).map_err(|why| format!("{origin}: {why}"))
+            }
+            None => {
                 Err("--admin-token-file (or WEIR_ADMIN_TOKEN): expected the server's admin token, found none".into())
             }
         };

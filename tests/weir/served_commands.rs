@@ -17,7 +17,7 @@ use std::{
 };
 use tempfile::TempDir;
 
-const KEY: &str = "key-of-the-test-0123456789";
+mod keys;
 
 /// A server of four models, and the folders of their checkpoints.
 struct Served {
@@ -341,27 +341,6 @@ fn an_unreachable_server_is_diagnosed() {
     let encrypted = stderr(&[], &["segment", "--server", &plain, "--tls-ca", ca.to_str().unwrap(), "--text", "a b"]);
     assert!(encrypted.contains("leave out https://"), "{encrypted}");
     assert!(call(&plain).contains("--tls-ca: expected a file"));
-}
-
-#[test]
-fn keys_and_certificates_are_sent() {
-    let certificates = Certificates::new();
-    let path = |name: &str| certificates.path(name).to_str().unwrap().to_owned();
-    let keys = certificates.write("keys", &format!("tester:{KEY}\n"));
-    let key = certificates.write("key", &format!("{KEY}\n"));
-    let [ca, cert, secret] = ["ca.pem", "server.pem", "server.key"].map(path);
-    let model = converted("whitespaces");
-    let tls = ["--tls-cert", &cert, "--tls-key", &secret, "--api-keys", keys.to_str().unwrap(), "--threads", "1"];
-    let server = Server::start(&[&tls[..], &["--model", model.to_str().unwrap()]].concat());
-    let address = format!("https://{}", server.address);
-    let args = ["segment", "--text", "a b", "--server", &address, "--tls-ca", &ca];
-    assert!(stdout(&[&args[..], &["--api-key-file", key.to_str().unwrap()]].concat()).contains("1 closed segments"));
-    let by_variable = weir(&[("WEIR_API_KEY", KEY)], &args);
-    assert!(by_variable.status.success(), "{by_variable:?}");
-    let keyless = stderr(&[], &args);
-    assert!(keyless.contains("unauthenticated") && keyless.contains("--api-key-file"), "{keyless}");
-    let unencrypted = stderr(&[], &["segment", "--text", "a b", "--server", &server.address.to_string()]);
-    assert!(unencrypted.contains("the port expects TLS: use https:// and --tls-ca"), "{unencrypted}");
 }
 
 #[test]

@@ -166,5 +166,9 @@ pub fn remote_error(server: &str, status: &Status, has_key: bool) -> Error {
     if status.code() == Code::Unauthenticated {
         message = with_key_flags(&message, has_key);
     }
-    Error::Remote { server: server.to_owned(), reason: format!("{}: {message}", code_name(status)) }
+    // weir's own messages may begin with the code.
+    let code = code_name(status);
+    let has_code = message.split_once(':').is_some_and(|(begin, _)| begin.eq_ignore_ascii_case(code));
+    let reason = if has_code { message } else { format!("{code}: {message}") };
+    Error::Remote { server: server.to_owned(), reason }
 }

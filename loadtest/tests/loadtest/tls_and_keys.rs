@@ -118,6 +118,10 @@ fn servers_that_require_certificates_and_a_key_are_measured() {
     assert!(missing.contains(&format!("{refused}: use --api-key-file or WEIR_API_KEY")), "{missing}");
     let wrong = measure(&address, &all, Some("another-key-altogether")).unwrap_err();
     assert!(wrong.contains(&format!("{refused}: check --api-key-file or WEIR_API_KEY")), "{wrong}");
+    let empty = measure(&address, &[&all[..], &["--api-key-file", "/dev/null"]].concat(), Some(KEY)).unwrap_err();
+    assert!(empty.contains("--api-key-file: /dev/null: expected the API key, found an empty file"), "{empty}");
+    let both = measure(&address, &["--api-key", KEY, "--api-key-file", &path], None).unwrap_err();
+    assert!(both.contains("--api-key: expected no value next to --api-key-file, found one"), "{both}");
     let malformed = measure(&address, &[&all[..], &["--api-key-file", &key]].concat(), None).unwrap_err();
     let expected = format!("--api-key-file: {key}: expected one line with the API key, found several");
     assert!(malformed.contains(&expected), "{malformed}");

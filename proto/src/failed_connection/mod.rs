@@ -85,8 +85,10 @@ impl fmt::Display for FailedConnection {
 
 /// Returns a server's message about a missing or wrong API key with the flags that give one.
 pub fn with_key_flags(message: &str, has_key: bool) -> String {
-    let advice = if has_key { "check" } else { "use" };
-    format!("{message}: {advice} --api-key-file or WEIR_API_KEY")
+    match has_key {
+        true => format!("{message}: check --api-key-file or WEIR_API_KEY"),
+        false => format!("{message}: use --api-key-file or WEIR_API_KEY (an empty variable counts as unset)"),
+    }
 }
 
 #[cfg(test)]

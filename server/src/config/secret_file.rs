@@ -1,13 +1,8 @@
 //! Reads files of settings, keys and certificates.
 
 use crate::family::checkpoint::regular_file;
-use std::{
-    io::{self, Read},
-    path::Path,
-};
-
-/// Maximum bytes of a file of settings, keys or certificates.
-const FILE_BYTES: u64 = 1 << 20;
+use std::path::Path;
+use weir_proto::limited_file::{self, FILE_BYTES};
 
 /// Reads a file of at most [`FILE_BYTES`] bytes. Errors name the file.
 pub(super) fn read(path: &Path) -> Result<Vec<u8>, String> {
@@ -16,14 +11,8 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>, String> {
 
 /// Reads a regular file of at most `limit` bytes.
 pub(super) fn read_up_to(limit: u64, path: &Path) -> Result<Vec<u8>, String> {
-    let unreadable = |error: io::Error| format!("cannot read {}: {error}", path.display());
-    let (file, _) = regular_file::open(path).map_err(unreadable)?;
-    let mut bytes = Vec::new();
-    file.take(limit + 1).read_to_end(&mut bytes).map_err(unreadable)?;
-    if bytes.len() as u64 > limit {
-        return Err(format!("{}: expected at most {limit} bytes, found more", path.display()));
-    }
-    Ok(bytes)
+    let (file, _) = regular_file::open(path).map_err(|error| limited_file::unreadable(path, &error))?;
+    limited_file::read_open(file, path, limit)
 }
 
 /// Reads a file of at most [`FILE_BYTES`] bytes of UTF-8.

@@ -1,6 +1,7 @@
 //! TLS of a client: the authorities that it trusts, and its own certificate.
 
 use crate::{
+    authorities::no_authority,
     failed_connection::FailedConnection,
     limited_file::{self, FILE_BYTES},
     pem::{no_certificate, no_private_key},
@@ -57,7 +58,7 @@ impl ClientTls {
     /// # Errors
     /// A file cannot be read or has something else, or the key belongs to another certificate. The message begins with the flag.
     pub fn read(files: ClientTlsFiles<'_>) -> Result<Self, String> {
-        let authorities = files.authorities.map(|file| read_certificates("--tls-ca", file)).transpose()?;
+        let authorities = files.authorities.map(read_authorities).transpose()?;
         let identity = match (files.certificate, files.key) {
             (Some(certificate), Some(key)) => Some(ClientIdentity::read(certificate, key)?),
             _ => None,
@@ -149,6 +150,18 @@ fn read_certificates(flag: &str, file: &Path) -> Result<Vec<u8>, String> {
     match no_certificate(&pem) {
         None => Ok(pem),
         Some(found) => Err(format!("{flag}: {}: expected PEM with a certificate, found {found}", file.display())),
+    }
+}
+
+/// Reads a file of authorities. Fails if none of its certificates can sign others.
+fn read_authorities(file: &Path) -> Result<Vec<u8>, String> {
+    let flag = "--tls-ca";
+    let pem = read_certificates(flag, file)?;
+    // The TLS library reports malformed certificates.
+    let certificates: Vec<_> = CertificateDer::pem_slice_iter(&pem).flatten().collect();
+    match no_authority(&certificates) {
+        None => Ok(pem),
+        Some(why) => Err(format!("{flag}: {}: {why}", file.display())),
     }
 }
 

@@ -4,6 +4,8 @@
 
 #[cfg(feature = "command-line")]
 pub mod argument_errors;
+#[cfg(feature = "client")]
+pub mod authorities;
 mod blocking;
 #[cfg(feature = "client")]
 pub mod client_tls;

@@ -179,7 +179,7 @@ async fn a_refused_websocket_is_logged_with_its_principal() {
     let server = process::Server::start(&[&flags[..], &limit].concat());
     let http: SocketAddr = server.program.listener("playground").parse().unwrap();
     let key = URL_SAFE_NO_PAD.encode("a-key-that-alice-has");
-    let open = async || {
+    let open = async |key: &str| {
         let mut connection = TcpStream::connect(http).await.unwrap();
         let head = format!(
             "GET /v1/edit HTTP/1.1\r\nhost: {http}\r\nconnection: upgrade\r\nupgrade: websocket\r\nx-request-id: mine\r\n\
@@ -191,13 +191,17 @@ async fn a_refused_websocket_is_logged_with_its_principal() {
         connection.read_exact(&mut status).await.unwrap();
         (connection, String::from_utf8(status.to_vec()).unwrap())
     };
-    let (_first, begun) = open().await;
+    let (_malformed, refused) = open("a-key?").await;
+    assert_eq!(refused, "HTTP/1.1 401");
+    let malformed = r#"refused a call code=InvalidArgument rule="UNAUTHENTICATED" field="Sec-WebSocket-Protocol""#;
+    server.program.wait_for_part(malformed);
+    let (_first, begun) = open(&key).await;
     assert_eq!(begun, "HTTP/1.1 101");
-    let (_second, refused) = open().await;
+    let (_second, refused) = open(&key).await;
     assert_eq!(refused, "HTTP/1.1 429");
     server.program.wait_for_part(r#"call{path="/v1/edit" id="mine" principal=key:alice}"#);
     let log = server.program.stderr();
-    let line = log.lines().find(|line| line.contains("refused a call")).unwrap();
+    let line = log.lines().find(|line| line.contains("refused a call: a limit")).unwrap();
     assert!(line.contains("principal=key:alice") && line.contains("code=ResourceExhausted"), "{log}");
-    assert!(!log.contains("a-key-that-alice-has") && !log.contains(&key), "{log}");
+    assert!(!log.contains("a-key-that-alice-has") && !log.contains(&key) && !log.contains("a-key?"), "{log}");
 }

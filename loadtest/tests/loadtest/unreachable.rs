@@ -48,7 +48,7 @@ fn the_error_names_what_answers_at_the_address() {
         (tls, "the port expects TLS: use https:// and --tls-ca"),
         (silent, "accepts connections but does not answer"),
         (closed, "no server listens there: is `weir serve` running"),
-        ("nosuch.invalid:50051".to_owned(), "the host name cannot be resolved: is it right? ("),
+        ("nosuch.invalid:50051".to_owned(), "the host name cannot be resolved: is it correct? ("),
         (encrypted(&plain.address), "the port does not use TLS: leave out https://"),
         (encrypted(&http), "is it a gRPC port, and does it use TLS?"),
         (encrypted(&grpc), "the port does not use TLS: leave out https://"),

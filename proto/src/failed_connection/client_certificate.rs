@@ -59,18 +59,34 @@ pub(super) struct RefusedClient {
 }
 
 /// Connects to `host`, which is a host name or an address with a port. Returns the advice if the server asks for a client certificate
-/// and then ends the connection.
+/// and then ends the connection with an alert about certificates, or without one.
 pub(super) async fn detect_refusal(host: &str, tls: &ClientTls) -> Option<RefusedClient> {
     let identity = Arc::new(Identity { key: tls.identity(), asked: AtomicBool::new(false) });
     let refused = timeout(PROBE_TIMEOUT, shake_hands(host, tls, Arc::clone(&identity))).await.ok()?;
     let error = refused.err().filter(|_| identity.asked.load(Relaxed))?;
-    let alert = match error.get_ref().and_then(|inner| inner.downcast_ref()) {
+    let hint = refusal_hint(&error, identity.key.is_some())?;
+    Some(RefusedClient { hint, alert: alert_of(&error).map(|_| error.to_string()) })
+}
+
+fn alert_of(error: &io::Error) -> Option<AlertDescription> {
+    match error.get_ref().and_then(|inner| inner.downcast_ref()) {
         Some(rustls::Error::AlertReceived(alert)) => Some(*alert),
         _ => None,
-    };
-    let by_asking = if identity.key.is_some() { REFUSED } else { REQUIRED };
-    let hint = alert.and_then(alert_hint).unwrap_or(by_asking);
-    Some(RefusedClient { hint, alert: alert.map(|_| error.to_string()) })
+    }
+}
+
+/// Returns the advice for the error of a connection on which the server asked for a certificate. `None` if the error has another
+/// cause.
+fn refusal_hint(error: &io::Error, has_certificate: bool) -> Option<&'static str> {
+    use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
+    let by_asking = if has_certificate { REFUSED } else { REQUIRED };
+    match alert_of(error) {
+        // Servers of TLS 1.2 send these without naming the certificate.
+        Some(AlertDescription::HandshakeFailure | AlertDescription::AccessDenied) => Some(by_asking),
+        Some(alert) => alert_hint(alert),
+        None => matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof)
+            .then_some(by_asking),
+    }
 }
 
 /// Begins an HTTP/2 connection over TLS. Fails unless the server answers.
@@ -105,5 +121,27 @@ impl ResolvesClientCert for Identity {
 
     fn has_certs(&self) -> bool {
         self.key.is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_closed_connections_and_certificate_alerts_are_refusals() {
+        let alert = |alert| io::Error::new(io::ErrorKind::InvalidData, rustls::Error::AlertReceived(alert));
+        for (error, without, with) in [
+            (alert(AlertDescription::CertificateRequired), Some(REQUIRED), Some(REQUIRED)),
+            (alert(AlertDescription::UnknownCA), Some(REFUSED), Some(REFUSED)),
+            (alert(AlertDescription::HandshakeFailure), Some(REQUIRED), Some(REFUSED)),
+            (alert(AlertDescription::InternalError), None, None),
+            (io::ErrorKind::UnexpectedEof.into(), Some(REQUIRED), Some(REFUSED)),
+            (io::ErrorKind::ConnectionReset.into(), Some(REQUIRED), Some(REFUSED)),
+            (io::ErrorKind::NetworkUnreachable.into(), None, None),
+            (io::Error::other(rustls::Error::HandshakeNotComplete), None, None),
+        ] {
+            assert_eq!((refusal_hint(&error, false), refusal_hint(&error, true)), (without, with), "{error}");
+        }
     }
 }

@@ -51,8 +51,8 @@ impl FailedConnection {
         let host = server_address::host_and_port(address);
         let is_encrypted = server_address::is_encrypted(address);
         let hint = match (detect_protocol(&host).await, is_encrypted) {
-            (UnknownHost, _) => "the host name cannot be resolved: is it right?",
-            (Unreachable, _) => "no server listens there: is `weir serve` running, and is the address right?",
+            (UnknownHost, _) => "the host name cannot be resolved: is it correct?",
+            (Unreachable, _) => "no server listens there: is `weir serve` running, and is the address correct?",
             (Silent, _) => "a listener there accepts connections but does not answer: is it the server's address?",
             (Http1, false) => SERVES_HTTP1,
             (Http1, true) => {
@@ -117,7 +117,7 @@ mod tests {
     #[tokio::test]
     async fn unknown_hosts_are_named() {
         let shown = FailedConnection::of_text("broken".into()).explain("no host:1", &ClientTls::default()).await;
-        assert_eq!(shown, "the host name cannot be resolved: is it right? (broken)");
+        assert_eq!(shown, "the host name cannot be resolved: is it correct? (broken)");
     }
 
     #[tokio::test]

@@ -38,7 +38,7 @@ fn certificate_hint(error: &rustls::CertificateError) -> &'static str {
         }
         Expired | ExpiredContext { .. } => "the server's certificate has expired: the server needs a new one",
         NotValidYet | NotValidYetContext { .. } => {
-            "the server's certificate is not valid yet: are the clocks of both machines right?"
+            "the server's certificate is not valid yet: are the clocks of both machines correct?"
         }
         Other(error) if error.0.downcast_ref() == Some(&webpki::Error::CaUsedAsEndEntity) => {
             "the server's certificate is an authority's, which can only sign others: use it to sign one for the server"

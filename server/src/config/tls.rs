@@ -19,6 +19,7 @@ use tokio_rustls::rustls::{
     server::{VerifierBuilderError, WebPkiClientVerifier, danger::ClientCertVerifier},
 };
 use weir_proto::{
+    authorities::no_authority,
     client_tls::other_key,
     pem::{no_certificate, no_private_key},
 };
@@ -170,7 +171,11 @@ fn describe(error: &pem::Error) -> String {
 
 fn roots(file: &Path) -> Result<RootCertStore, TlsProblem> {
     let mut roots = RootCertStore::empty();
-    for (number, certificate) in (1..).zip(certificates("--tls-client-ca", file)?) {
+    let certificates = certificates("--tls-client-ca", file)?;
+    if let Some(why) = no_authority(&certificates) {
+        return Err(TlsProblem::in_file("--tls-client-ca", file, why));
+    }
+    for (number, certificate) in (1..).zip(certificates) {
         roots.add(certificate).map_err(|error| {
             let why =
                 format!("certificate {number}: expected a valid certificate authority, found an invalid one ({error})");
@@ -209,7 +214,7 @@ fn server_config(
     let with_key = builder.with_single_cert(chain, key);
     let config = with_key.map_err(|error| match error {
         rustls::Error::InconsistentKeys(_) => ("--tls-key", other_key("--tls-cert", certificate_file)),
-        error => ("--tls-cert", format!("expected a valid certificate with its key, found others ({error})")),
+        error => ("--tls-cert", format!("expected a valid certificate and its key, found an invalid pair ({error})")),
     })?;
     Ok(Tls::new(&config))
 }

@@ -301,6 +301,15 @@ async fn requests_that_reach_no_service_are_counted() {
     called(sender, "/weir.v1.Generation/Generate", Vec::new(), &headers).await.unwrap();
     let labels = "service=\"weir.v1.Generation\",method=\"Generate\",code=\"INVALID_ARGUMENT\"";
     server.until(&format!("weir_grpc_calls_total{{{labels}}}"), 1.0).await;
+    // As many headers, but no content type of gRPC.
+    let mut request = Request::get("http://weir/weir.v1.Generation/Generate").version(Version::HTTP_2);
+    for (name, value) in headers {
+        request = request.header(name, value);
+    }
+    let mut sender = connect(server.running.address, 1 << 16).await.ready().await.unwrap();
+    sender.send_request(request.body(()).unwrap(), true).unwrap().0.await.unwrap();
+    let labels = "service=\"other\",method=\"other\",code=\"INVALID_ARGUMENT\"";
+    server.until(&format!("weir_grpc_calls_total{{{labels}}}"), 3.0).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

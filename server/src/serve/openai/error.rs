@@ -1,7 +1,7 @@
 //! Errors of the HTTP API: an HTTP status, and a body in OpenAI's form.
 
 use crate::{
-    error::Error,
+    error::{Error, is_field_name},
     serve::{
         completion_request::api_field_name,
         middleware::refusal_log::Refusal,
@@ -45,6 +45,11 @@ impl ApiError {
     /// Names the field of the request that is wrong.
     pub(super) fn with_param(self, param: &str) -> Self {
         Self { param: Some(param.into()), ..self }
+    }
+
+    /// Sets the code under which the log counts this refusal.
+    pub(super) fn logged_as(self, code: Code) -> Self {
+        Self { log_code: Some(code), ..self }
     }
 
     /// Replaces the field's name, also at the start of the message, by that in a table of (found, wanted) names.
@@ -103,14 +108,19 @@ impl From<Status> for ApiError {
             match (info.reason.as_str(), info.metadata.get("call").map(String::as_str)) {
                 ("UNKNOWN_MODEL", _) => param = Some("model".to_owned()),
                 ("UNKNOWN_DOCUMENT", _) => param = Some("document_id".to_owned()),
-                (WRONG_KIND_OF_MODEL, Some(call)) => {
-                    let path = PATHS.iter().find(|(method, _)| *method == call).map(|(_, path)| *path);
-                    let name = path.unwrap_or(api_field_name(call));
+                (WRONG_KIND_OF_MODEL, Some(call)) if is_field_name(call) => {
+                    let name = api_field_name(call);
                     if let Some(rest) = message.strip_prefix(call) {
                         message = format!("{name}{rest}");
                     }
-                    // `call` is a method that the model does not support, or an option.
-                    param = Some(if path.is_some() { "model" } else { name }.to_owned());
+                    param = Some(name.to_owned());
+                }
+                (WRONG_KIND_OF_MODEL, _) => {
+                    param = Some("model".to_owned());
+                    for (method, path) in PATHS {
+                        message = message.replace(&format!("(for {method})"), &format!("(for {path})"));
+                        message = message.replace(&format!("(use {method})"), &format!("(use {path})"));
+                    }
                 }
                 _ => {}
             }
@@ -233,8 +243,8 @@ mod tests {
         let wrong_kind = |call| Error::WrongKind { call, model: "m".into(), wanted: "w", found: "f".into() };
         for (error, param, start) in [
             (Error::UnknownModel { name: "x".into(), known: vec![] }, "model", "model: expected one of "),
-            (wrong_kind("Generate"), "model", "/v1/completions needs a model that w"),
-            (wrong_kind("stopping.max_segments"), "max_segments", "max_segments needs a model that w"),
+            (wrong_kind("Generate"), "model", "model: expected one that w (for /v1/completions), found "),
+            (wrong_kind("stopping.max_segments"), "max_segments", "max_segments: expected a model that w, found "),
         ] {
             let answer = api_error(&error);
             assert_eq!(answer.param.as_deref(), Some(param), "{error}");

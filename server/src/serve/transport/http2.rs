@@ -100,6 +100,11 @@ fn is_grpc<B>(request: &Request<B>) -> bool {
     kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"))
 }
 
+/// Returns the path for the metrics. Empty for a request that is not gRPC, which does not call the method in its path.
+fn called_path<B>(request: &Request<B>) -> &str {
+    if is_grpc(request) { request.uri().path() } else { "" }
+}
+
 impl CallService {
     /// Returns the error of a call that its connection does not take.
     fn refusal(&self, request: &Request<Incoming>) -> Option<Error> {
@@ -121,14 +126,13 @@ impl hyper::service::Service<Request<Incoming>> for CallService {
         let call = if keyless { self.open.begin_keyless_call() } else { self.open.begin_call() };
         if let Some(refusal) = self.refusal(&request) {
             let refusal = status(&refusal, &request_id(request.headers()));
-            count_refused(&self.metrics, request.uri().path(), refusal.code());
+            count_refused(&self.metrics, called_path(&request), refusal.code());
             let response = refusal.into_http();
             return Box::pin(std::future::ready(Ok(response.map(|body| GuardedBody::new(body, call)))));
         }
         if !is_grpc(&request) {
             tracing::debug!(id = &*request_id(request.headers()), "refused a request that is not a gRPC call");
-            // Counted without a method: a request that is not gRPC does not call the method in its path.
-            count_refused(&self.metrics, "", Code::InvalidArgument);
+            count_refused(&self.metrics, called_path(&request), Code::InvalidArgument);
             let has_body = request.method() != Method::HEAD;
             let mut response = Response::new(if has_body { Body::new(NEEDS_GRPC.to_owned()) } else { Body::empty() });
             // The status that the protocol of gRPC requires for other content types.

@@ -32,6 +32,7 @@ use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use std::sync::Arc;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::Code;
 use weir_proto::v1::editing_client::EditingClient;
 
 /// The path of the handshake.
@@ -41,15 +42,32 @@ const PROTOCOL: &str = "weir.v1.edit";
 /// The beginning of a subprotocol that carries an API key, in the alphabet of base64 for URLs. A page cannot set headers of a
 /// WebSocket, and a key in the URL would be written to the logs of proxies.
 const KEY_PROTOCOL: &str = "weir.v1.bearer.";
+/// The header of the subprotocols.
+const KEY_HEADER: &str = "Sec-WebSocket-Protocol";
 /// Size in bytes of the buffer of received data. A longer message takes more.
 const READ_BUFFER: usize = 8 << 10;
 
-/// Moves the API key of a handshake to `authorization`. Refuses a malformed key.
-pub(super) async fn read_key(client: ClientContext, mut request: Request, next: Next) -> Response {
+/// The mark of a handshake whose API key cannot be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct MalformedKey;
+
+impl From<MalformedKey> for ApiError {
+    fn from(_: MalformedKey) -> Self {
+        let message =
+            format!("{KEY_HEADER}: expected {KEY_PROTOCOL} before the API key in base64url, found another text");
+        Self::new(StatusCode::UNAUTHORIZED, "unauthenticated", message)
+            .with_param(KEY_HEADER)
+            .logged_as(Code::InvalidArgument)
+    }
+}
+
+/// Moves the API key of a handshake to `authorization`. Marks a request with a malformed key, which [`edit`] refuses: the log of
+/// refused requests is between them.
+pub(super) async fn read_key(mut request: Request, next: Next) -> Response {
     if request.uri().path() == PATH
-        && let Err(error) = add_key(request.headers_mut())
+        && let Err(malformed) = add_key(request.headers_mut())
     {
-        return client.with_request_id(error.into_response());
+        request.extensions_mut().insert(malformed);
     }
     next.run(request).await
 }
@@ -61,6 +79,9 @@ pub(super) async fn edit(State(state): State<ApiState>, client: ClientContext, r
 
 /// Begins the call, and answers the handshake.
 async fn begin(state: ApiState, client: &ClientContext, request: Request) -> Result<Response, ApiError> {
+    if let Some(malformed) = request.extensions().get::<MalformedKey>() {
+        return Err((*malformed).into());
+    }
     let tenant = state.tenant(&request)?;
     let (mut parts, _) = request.into_parts();
     let context: Option<UpgradeContext> = parts.extensions.get().cloned();
@@ -98,19 +119,15 @@ async fn begin(state: ApiState, client: &ClientContext, request: Request) -> Res
 }
 
 /// Moves an API key from the subprotocols to `authorization`, where the server expects it.
-fn add_key(headers: &mut HeaderMap) -> Result<(), ApiError> {
+fn add_key(headers: &mut HeaderMap) -> Result<(), MalformedKey> {
     let offered = headers.get_all(SEC_WEBSOCKET_PROTOCOL).iter().filter_map(|value| value.to_str().ok());
     let offered = offered.flat_map(|value| value.split(',')).map(str::trim);
     let keys: Vec<String> =
         offered.filter_map(|protocol| protocol.strip_prefix(KEY_PROTOCOL)).map(str::to_owned).collect();
     for key in keys {
-        let malformed = |_| {
-            let message = format!("Sec-WebSocket-Protocol: {KEY_PROTOCOL} must precede the API key in base64url");
-            ApiError::new(StatusCode::UNAUTHORIZED, "unauthenticated", message)
-        };
-        let decoded = URL_SAFE_NO_PAD.decode(key).map_err(|_| ()).map_err(malformed)?;
+        let decoded = URL_SAFE_NO_PAD.decode(key).map_err(|_| MalformedKey)?;
         let value = [b"Bearer ", decoded.as_slice()].concat();
-        let mut value = HeaderValue::from_bytes(&value).map_err(|_| ()).map_err(malformed)?;
+        let mut value = HeaderValue::from_bytes(&value).map_err(|_| MalformedKey)?;
         value.set_sensitive(true);
         headers.append(AUTHORIZATION, value);
     }
@@ -134,7 +151,7 @@ fn not_a_handshake() -> Response {
 mod tests {
     use super::*;
 
-    fn authorization(protocols: &[&str]) -> Result<Vec<String>, ApiError> {
+    fn authorization(protocols: &[&str]) -> Result<Vec<String>, MalformedKey> {
         let mut headers = HeaderMap::new();
         for protocol in protocols {
             headers.append(SEC_WEBSOCKET_PROTOCOL, protocol.parse().unwrap());
@@ -153,7 +170,7 @@ mod tests {
         // Authentication refuses several.
         assert_eq!(authorization(&[&key("a"), &key("b")]).unwrap().len(), 2);
         for malformed in ["weir.v1.bearer.=", "weir.v1.bearer.CgA"] {
-            assert!(authorization(&[malformed]).is_err(), "{malformed}");
+            assert_eq!(authorization(&[malformed]), Err(MalformedKey), "{malformed}");
         }
     }
 }

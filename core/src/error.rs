@@ -6,7 +6,7 @@
 pub mod json;
 mod shown;
 
-pub use shown::{QUOTED_BYTES, clip, printable, quoted};
+pub use shown::{QUOTED_BYTES, clip, is_field_name, printable, quoted};
 use std::{path::PathBuf, time::Duration};
 
 /// The kind of an error, numbered like gRPC's status codes.
@@ -136,8 +136,8 @@ pub enum Error {
         what: &'static str,
         limit: usize,
     },
-    /// A call that this kind of model does not support.
-    #[error("{call} needs a model that {wanted}; {model:?} is {found}")]
+    /// A call or an option that this kind of model does not support.
+    #[error("{}", shown::wrong_kind(call, model, wanted, found))]
     WrongKind { call: &'static str, model: String, wanted: &'static str, found: String },
     /// A call without a valid API key.
     #[error("unauthenticated: {why}")]

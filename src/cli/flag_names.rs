@@ -33,14 +33,33 @@ const FLAGS: [(&str, &str); 26] = [
     ("windows.stride", "--windowed"),
 ];
 
-/// Returns the error with flag names in place of field names.
+/// The methods of the API behind commands.
+const COMMANDS: [(&str, &str); 6] = [
+    ("Generate", "weir generate"),
+    ("Summarize", "weir summarize"),
+    ("Score", "weir score"),
+    ("Segment", "weir segment"),
+    ("Compress", "weir compress"),
+    ("Edit", "weir lsp"),
+];
+/// What commands without the flag `--model` need a model for.
+const WITHOUT_FLAG: [&str; 2] = ["attention resolution", "this benchmark"];
+
+/// Returns the error with flag names in place of field names, and commands in place of methods.
 pub(super) fn with_flag_names(mut error: Error) -> Error {
+    if let Error::WrongKind { call, .. } = &error
+        && !WITHOUT_FLAG.contains(call)
+    {
+        let message = error.to_string();
+        let renamed = FLAGS.iter().find_map(|(name, flag)| renamed(&message, name, flag));
+        return Error::Setting(with_commands(&renamed.unwrap_or(message)));
+    }
     match &mut error {
         Error::Remote { answer, .. } => {
             if let Some(renamed) = FLAGS.iter().find_map(|(name, flag)| renamed(answer, name, flag)) {
                 *answer = renamed;
             }
-            *answer = with_flags_in_bound(answer);
+            *answer = with_commands(&with_flags_in_bound(answer));
         }
         Error::BadOption { bound, .. } => *bound = with_flags_in_bound(bound),
         _ => {}
@@ -72,6 +91,14 @@ fn renamed(answer: &str, name: &str, flag: &str) -> Option<String> {
     let rest = answer.strip_prefix(name)?;
     let rest = if rest.starts_with('[') { rest.split_once(']')?.1 } else { rest };
     rest.starts_with(": ").then(|| format!("{flag}{rest}"))
+}
+
+/// Replaces the names of methods in a message about a model of the wrong kind.
+fn with_commands(text: &str) -> String {
+    COMMANDS.iter().fold(text.to_owned(), |text, (method, command)| {
+        let text = text.replace(&format!("(for {method})"), &format!("(for `{command}`)"));
+        text.replace(&format!("(use {method})"), &format!("(use `{command}`)"))
+    })
 }
 
 /// Replaces the name of another option on which a limit depends.
@@ -126,6 +153,17 @@ mod tests {
         );
         let remote =
             |answer: &str| with_flag_names(Error::Remote { server: "h:1".into(), answer: answer.into() }).to_string();
+        assert_eq!(
+            remote("model: expected one that reads (for Summarize), found \"m\", another (use Generate)"),
+            "h:1: --model: expected one that reads (for `weir summarize`), found \"m\", another (use `weir generate`)"
+        );
+        let local = |call| {
+            let found = "another".into();
+            with_flag_names(Error::WrongKind { call, model: "m".into(), wanted: "pools", found }).to_string()
+        };
+        let expected = "--max-segments: expected a model that pools, found \"m\", another";
+        assert_eq!(local("stopping.max_segments"), expected);
+        assert_eq!(local("Segment"), "--model: expected one that pools (for `weir segment`), found \"m\", another");
         assert_eq!(remote("stopping.max_chars: 0 to 8"), "h:1: --max-chars: 0 to 8");
         assert_eq!(remote("stopping.max_chars_more: 0 to 8"), "h:1: stopping.max_chars_more: 0 to 8");
         assert_eq!(remote("stopping.stop[3]: 257 characters"), "h:1: --stop: 257 characters");

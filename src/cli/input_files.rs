@@ -31,6 +31,15 @@ pub(super) fn read_text_or_stdin(flag: &str, file: &Path) -> Result<String> {
     decode(flag, file, bytes)
 }
 
+/// Checks that the file that `flag` names can be opened; `-` is standard input. Called before a model is loaded, so that a wrong name
+/// is reported first.
+pub(super) fn check(flag: &str, file: &Path) -> Result<()> {
+    if file.as_os_str() == "-" {
+        return Ok(());
+    }
+    fs::metadata(file).map(drop).map_err(unreadable(flag, file))
+}
+
 /// Returns a function that turns an I/O error about the file that `flag` names into an error with both names.
 pub(super) fn unreadable<'a>(flag: &'a str, file: &'a Path) -> impl Fn(io::Error) -> Error + 'a {
     move |error| Error::Setting(format!("{flag}: cannot read {}: {error}", file.display()))

@@ -34,7 +34,7 @@ fn ids(count: usize) -> String {
 #[test]
 fn segment_needs_a_model_that_pools() {
     let error = weir(&[], &["segment", "--model", &model("vanilla"), "--text", "a b"]).unwrap_err();
-    assert!(error.contains("segment needs a model that pools its input"), "{error}");
+    assert!(error.contains("--model: expected one that pools its input (for `weir segment`), found "), "{error}");
     let args = ["segment", "--model", &model("whitespaces"), "--max-symbols", "10", "--ids", &ids(11)];
     let error = weir(&[], &args).unwrap_err();
     assert!(error.contains("--ids: expected at most 10 characters, found 11"), "{error}");

@@ -131,7 +131,10 @@ fn inspect_reports_the_resolution() {
     assert_eq!(by_file["resolution"]["distances"], 6);
     let pooled = super::support::converted("whitespaces");
     let error = weir(&[], &["inspect", pooled.to_str().unwrap(), "--resolution", "a b"]).unwrap_err();
-    assert!(error.contains("attention resolution needs a model that is of the family decoder"), "{error}");
+    assert!(
+        error.contains("model: expected one that is of the family decoder (for attention resolution), found "),
+        "{error}"
+    );
     assert!(weir(&[], &["inspect", shape, "--resolution", "xyz"]).unwrap_err().contains("'x'"));
 }
 

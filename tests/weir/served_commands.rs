@@ -270,7 +270,7 @@ fn errors_name_the_flag_and_the_server() {
     let unknown = stderr(&[], &["segment", "--server", &address, "--model", "nobody", "--text", "a"]);
     assert!(unknown.starts_with(&format!("weir: {address}: --model: expected one of ")), "{unknown}");
     let kind = stderr(&[], &["generate", "--server", &address, "--model", "model", "--prompt", "a"]);
-    assert!(kind.contains("Generate needs a model that "), "{kind}");
+    assert!(kind.contains("--model: expected one that continues a prompt (for `weir generate`), found "), "{kind}");
     // An environment variable names the server; a flag of a model in this process is then refused, by name.
     let environment = [("WEIR_SERVER", &*address), ("WEIR_MODEL", "whitespaces"), ("WEIR_DTYPE", "bf16")];
     let found = weir(&environment, &["segment", "--text", "a b"]);

@@ -28,9 +28,32 @@ pub fn clip(text: &str, limit: usize) -> String {
     format!("{beginning}…")
 }
 
+/// Returns true for the name of a field, such as `stopping.stop`, and false for that of a method or a command.
+pub fn is_field_name(name: &str) -> bool {
+    !name.is_empty() && name.chars().all(|c| c.is_ascii_lowercase() || "_.".contains(c))
+}
+
+/// Returns the message about a call or an option that a model does not support.
+pub(super) fn wrong_kind(call: &str, model: &str, wanted: &str, found: &str) -> String {
+    if is_field_name(call) {
+        return format!("{call}: expected a model that {wanted}, found {model:?}, {found}");
+    }
+    format!("model: expected one that {wanted} (for {call}), found {model:?}, {found}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_wrong_model_is_named_with_the_call_or_the_option() {
+        let shown = |call| wrong_kind(call, "m", "pools", "a model that does not");
+        assert_eq!(
+            shown("Segment"),
+            "model: expected one that pools (for Segment), found \"m\", a model that does not"
+        );
+        assert_eq!(shown("a.b_c"), "a.b_c: expected a model that pools, found \"m\", a model that does not");
+    }
 
     #[test]
     fn control_characters_are_replaced_one_by_one() {

@@ -118,7 +118,7 @@ impl EditSession {
         let card = engine.card();
         let wrong = |wanted, found| Err(Error::WrongKind { call: "Edit", model: card.name.clone(), wanted, found });
         if card.vocabulary.is_subword() || engine.document_limits().is_some() {
-            return wrong("continues texts of characters or bytes", format!("not such a model: {}", card.shape));
+            return wrong("continues texts of characters or bytes", format!("a model of another kind: {}", card.shape));
         }
         if engine.limits().cache_bytes == 0 {
             return wrong("has a segment cache", "served without one (--cache-memory 0)".into());

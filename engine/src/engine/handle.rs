@@ -155,7 +155,7 @@ impl Handle {
         let arrived = check_terms(&terms)?;
         let card = model.card();
         let Some(reader) = model.document_encoder() else {
-            let found = format!("a model that continues text: {}", card.shape);
+            let found = format!("a model that continues text (use Generate): {}", card.shape);
             return Err(Error::WrongKind {
                 call: "Summarize",
                 model: card.name.clone(),

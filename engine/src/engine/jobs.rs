@@ -79,7 +79,7 @@ fn check_takes_texts(call: &'static str, model: &dyn Model) -> Result<()> {
     if model.document_encoder().is_none() {
         return Ok(());
     }
-    let found = format!("a model that summarizes: {}", card.shape);
+    let found = format!("a model that summarizes (use Summarize): {}", card.shape);
     Err(Error::WrongKind { call, model: card.name.clone(), wanted: "continues a prompt", found })
 }
 

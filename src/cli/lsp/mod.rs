@@ -109,7 +109,8 @@ async fn check_editing(client: &InferenceClient, model: Option<String>, until: C
     }
     match responses.next().await?.and_then(|response| response.event) {
         Some(EditEvent::Failed(failure)) if failure.reason == WRONG_KIND_OF_MODEL => {
-            refused(format!("--until {until}: {}", failure.message))
+            let why = failure.message.replace("model: expected one that", "expected a model that");
+            refused(format!("--until {until}: {}", why.replace(" (for UNTIL_SEGMENT)", "")))
         }
         // Some models cannot complete an empty text.
         _ => Ok(()),

@@ -31,7 +31,7 @@ struct Segment {
 
 /// Splits the text with a model in this process.
 pub(super) fn run(args: &Args, model: &dyn Model) -> Result<SegmentedText> {
-    must_pool("segment", model.card())?;
+    must_pool("Segment", model.card())?;
     let EncodedText { symbols, normalized_chars } = args.text.encode(model)?;
     check_length(args.text.flag(), symbols.len(), model.card())?;
     let mut marks: Vec<SymbolBoundary> = Vec::with_capacity(symbols.len());

@@ -2,7 +2,7 @@
 
 use super::input::Document;
 use crate::{
-    cli::{model::count, model_source::ModelSourceArgs},
+    cli::{input_files::check, model::count, model_source::ModelSourceArgs},
     decode::{long_documents::LongDocuments, search_rules::EarlyStopping},
     error::{Error, Result},
 };
@@ -122,6 +122,12 @@ fn early_stopping(name: &str) -> std::result::Result<EarlyStopping, String> {
 }
 
 impl DocumentArgs {
+    /// Fails if the file does not exist.
+    pub(super) fn check(&self) -> Result<()> {
+        let files = [("--file", &self.file), ("--table", &self.table)];
+        files.into_iter().try_for_each(|(flag, file)| file.as_ref().map_or(Ok(()), |file| check(flag, file)))
+    }
+
     /// Returns the document of the command. Fails if there is none.
     pub(super) fn document(&self) -> Result<Document> {
         match (&self.ids, &self.file) {

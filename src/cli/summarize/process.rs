@@ -54,8 +54,11 @@ pub(super) struct ProcessSummarizer {
 
 /// Returns the error of a model that does not summarize.
 pub(super) fn no_summaries(model: &dyn Model) -> Error {
-    let found = format!("a model that continues text: {}", model.card().shape);
-    Error::WrongKind { call: "summarize", model: model.card().name.clone(), wanted: "reads documents", found }
+    let shape = &model.card().shape;
+    let found = format!(
+        "a model that continues text (use Generate): {shape}; docs/summarization.md describes models that read documents"
+    );
+    Error::WrongKind { call: "Summarize", model: model.card().name.clone(), wanted: "reads documents", found }
 }
 
 impl ProcessSummarizer {

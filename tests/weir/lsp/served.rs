@@ -173,10 +173,13 @@ fn a_model_that_does_not_continue_texts_is_refused_at_the_start() {
     let unpooled = unpooled.to_str().unwrap();
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     for (flags, expected) in [
-        (vec!["--model", &summarizer, "--threads=1"], "Edit needs a model that"),
+        (
+            vec!["--model", &summarizer, "--threads=1"],
+            "--model: expected one that continues texts of characters or bytes (for `weir lsp`), found ",
+        ),
         (
             vec!["--model", unpooled, "--until", "segment", "--threads=1"],
-            "--until segment: UNTIL_SEGMENT needs a model that pools its input",
+            "--until segment: expected a model that pools its input, found ",
         ),
         (vec!["--server", &free], "no server listens there"),
         (vec!["--server", "h:1", "--dtype=bf16"], "--dtype cannot be used with --server"),

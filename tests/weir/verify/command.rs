@@ -90,7 +90,7 @@ fn inputs_that_cannot_be_verified_are_refused() {
     refused(&["--model", model, "--file", empty.to_str().unwrap()], "--file: expected at least one symbol, found \"\"");
     refused(
         &["--model", model, "--ids", "1,2", "--target-ids", "1"],
-        "--target-ids needs a model that reads documents",
+        "--model: expected one that reads documents (for --target-ids), found ",
     );
     refused(&["--model", model, "--file", "missing.txt"], "missing.txt");
 }

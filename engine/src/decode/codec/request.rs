@@ -118,7 +118,7 @@ mod tests {
         check_model("Compress", &card).unwrap();
         let within = Card { exactness: Exactness::Within(1e-4), ..card };
         let message = check_model("Compress", &within).unwrap_err().to_string();
-        assert!(message.starts_with("Compress needs a model that computes the same bits in every batch"), "{message}");
+        assert!(message.starts_with("model: expected one that computes the same bits in every batch"), "{message}");
         assert!(message.ends_with("is within 0.0001"), "{message}");
     }
 

@@ -47,7 +47,7 @@ impl CompletionRules {
             }
         }
         let wrong = |call, wanted| {
-            let found = format!("not such a model: {}", card.shape);
+            let found = format!("a model of another kind: {}", card.shape);
             Err(Error::WrongKind { call, model: card.name.clone(), wanted, found })
         };
         if card.vocabulary.is_subword() {

@@ -134,7 +134,7 @@ fn takes_texts(call: &'static str, engine: &Lease) -> Result<()> {
         return Ok(());
     }
     let card = engine.card();
-    let found = format!("a model that summarizes: {}", card.shape);
+    let found = format!("a model that summarizes (use Summarize): {}", card.shape);
     Err(Error::WrongKind { call, model: card.name.clone(), wanted: "reads texts symbol by symbol", found })
 }
 

@@ -136,7 +136,7 @@ mod tests {
                 bytes(),
                 "resume_text: expected a text without U+FFFD, or resume_ids, found U+FFFD",
             ),
-            ("a", vec![], Some(1), marked, "resume_text needs a model that has a text for each of its symbols"),
+            ("a", vec![], Some(1), marked, "resume_text: expected a model that has a text for each of its symbols"),
         ] {
             let message = ResumedRequest::new(text, ids, seed, &card).unwrap_err().to_string();
             assert!(message.starts_with(expected), "{message}");

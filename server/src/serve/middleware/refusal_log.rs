@@ -5,7 +5,11 @@
 //! each code. A line has the rule and the field, and no value: a value may be a client's text.
 
 use super::tonic_errors::DECODING;
-use crate::{engine::clock, error::clip, serve::status::WRONG_KIND_OF_MODEL};
+use crate::{
+    engine::clock,
+    error::{clip, is_field_name},
+    serve::status::WRONG_KIND_OF_MODEL,
+};
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, PoisonError},
@@ -161,11 +165,6 @@ impl Refusal {
         let field = self.field.as_deref().map(|field| clip(field, FIELD_BYTES));
         Kind { code: self.code as i32, cause: Some((self.rule.clone(), field)) }
     }
-}
-
-/// Returns true for the name of a field, and false for that of a method.
-fn is_field_name(call: &str) -> bool {
-    !call.is_empty() && call.chars().all(|c| c.is_ascii_lowercase() || "_.".contains(c))
 }
 
 /// Returns the first name of a path in JSON if it is a known field. Drops the keys and indices below it: keys may be a client's

@@ -38,8 +38,10 @@ fn with_client_call(status: &Status) -> Status {
     let mut details = status.get_error_details();
     let is_generate =
         details.error_info().is_some_and(|info| info.metadata.get("call").is_some_and(|call| call == GENERATE));
-    let Some(rest) = status.message().strip_prefix(GENERATE).filter(|_| is_generate) else { return status.clone() };
-    let message = format!("{CLIENT_CALL}{rest}");
+    if !is_generate {
+        return status.clone();
+    }
+    let message = status.message().replace(&format!("(for {GENERATE})"), &format!("(for {CLIENT_CALL})"));
     if let Some(mut info) = details.error_info().cloned() {
         info.metadata.insert("call".into(), CLIENT_CALL.into());
         details.set_error_info(info.reason, info.domain, info.metadata);
@@ -64,7 +66,8 @@ mod tests {
         let found = "one that does not".into();
         let error = Error::WrongKind { call: "Generate", model: "m".into(), wanted: "continues text", found };
         let wrong_kind = for_client(&status(&error, "r"));
-        assert!(wrong_kind.message().starts_with("ModelInfer needs a model that continues text"), "{wrong_kind}");
+        let expected = "model: expected one that continues text (for ModelInfer), found \"m\", one that does not";
+        assert_eq!(wrong_kind.message(), expected);
         assert_eq!(wrong_kind.get_error_details().error_info().unwrap().metadata["call"], "ModelInfer");
         let error = Error::TooLong { field: "prompt", length: 9, limit: 8, unit: "characters", why: None };
         assert!(for_client(&status(&error, "r")).message().starts_with("text_input: expected at most 8 characters"));

@@ -48,7 +48,7 @@ pub(super) fn find_generating(engines: &Engines, call: &'static str, name: &str,
     let engine = engines.find_able("name", Some(name), continues_text)?;
     if !continues_text(&engine) {
         let model = engine.card().name.clone();
-        let found = "a model that summarizes documents".into();
+        let found = "a model that summarizes (use weir.v1.Summarization)".into();
         return Err(Error::WrongKind { call, model, wanted: "continues a prompt", found });
     }
     Ok(engine)

@@ -5,7 +5,7 @@
 
 use super::{
     checks::Checks,
-    secret_file::{self, warn_if_open},
+    secret_file::{self, foreign_kind, warn_if_open},
 };
 use sha2::{Digest, Sha256};
 use std::{
@@ -158,6 +158,10 @@ impl Checks {
     pub fn keys(&mut self, flag: &str, file: &Path) -> Option<Keys> {
         warn_if_open(file);
         let text = secret_file::read_text(file).map_err(|why| self.reject_with(flag, why)).ok()?;
+        if let Some(found) = foreign_kind(&text) {
+            self.reject_with(flag, format!("{}: expected lines of name:key, found {found}", file.display()));
+            return None;
+        }
         let mut reject = |why: String| self.reject_with(flag, format!("{}: {why}", file.display()));
         Keys::parse(&text).map_err(|problems| problems.into_iter().for_each(&mut reject)).ok()
     }

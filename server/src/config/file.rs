@@ -1,12 +1,15 @@
 //! Reads settings from a TOML file, whose keys are the flags' names without the leading dashes.
 
-use super::secret_file;
+use super::secret_file::{self, foreign_kind};
 use crate::error::quoted;
 use std::path::Path;
 use toml::{
     Spanned,
     de::{DeTable, DeValue},
 };
+
+/// Maximum syntax errors that a message lists.
+const MAX_SYNTAX_ERRORS: usize = 3;
 
 /// The type of a setting's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,7 +69,10 @@ pub struct FileSetting {
 pub fn read(path: &Path, kind: impl Fn(&str) -> Option<ValueKind>) -> (Vec<FileSetting>, Vec<String>) {
     let name = path.display().to_string();
     match secret_file::read_text(path) {
-        Ok(text) => parse(&name, &text, kind),
+        Ok(text) => match foreign_kind(&text) {
+            Some(found) => (Vec::new(), vec![format!("--config: {name}: expected settings in TOML, found {found}")]),
+            None => parse(&name, &text, kind),
+        },
         Err(why) => (Vec::new(), vec![format!("--config: {why}")]),
     }
 }
@@ -85,6 +91,11 @@ pub fn parse(name: &str, text: &str, kind: impl Fn(&str) -> Option<ValueKind>) -
             format!("{origin}: expected valid TOML, found a syntax error ({})", error.message())
         })
         .collect();
+    if problems.len() > MAX_SYNTAX_ERRORS {
+        let more = problems.len() - MAX_SYNTAX_ERRORS;
+        problems.truncate(MAX_SYNTAX_ERRORS);
+        problems.push(format!("{name}: expected valid TOML, found {more} more syntax errors"));
+    }
     if !problems.is_empty() {
         // after a syntax error the parsed rest may be wrong
         return (Vec::new(), problems);
@@ -182,9 +193,15 @@ mod tests {
 
     #[test]
     fn syntax_errors_name_their_line() {
-        for (text, line) in [("rows = 1\nrows = 2\n", 2), ("rows = 1\n\nlisten = \n", 3), ("rows 1\n", 1)] {
+        for (text, line) in [
+            ("rows = 1\nrows = 2\n", 2),
+            ("rows = 1\n\nlisten = \n", 3),
+            ("rows 1\n", 1),
+            ("a: 1\nb: 2\nc: 3\nd: 4\ne: 5\n", 1),
+        ] {
             let (settings, problems) = parse("w.toml", text, kind);
             assert!(settings.is_empty() && !problems.is_empty(), "{text}");
+            assert!(problems.len() <= 1 + MAX_SYNTAX_ERRORS, "{problems:?}");
             assert!(problems[0].starts_with(&format!("w.toml, line {line}: ")), "{problems:?}");
         }
     }

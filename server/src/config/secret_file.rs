@@ -2,7 +2,10 @@
 
 use crate::family::checkpoint::regular_file;
 use std::path::Path;
-use weir_proto::limited_file::{self, FILE_BYTES};
+use weir_proto::{
+    limited_file::{self, FILE_BYTES},
+    pem::{no_certificate, no_private_key},
+};
 
 /// Reads a file of at most [`FILE_BYTES`] bytes. Errors name the file.
 pub(super) fn read(path: &Path) -> Result<Vec<u8>, String> {
@@ -18,6 +21,20 @@ pub(super) fn read_up_to(limit: u64, path: &Path) -> Result<Vec<u8>, String> {
 /// Reads a file of at most [`FILE_BYTES`] bytes of UTF-8.
 pub(super) fn read_text(path: &Path) -> Result<String, String> {
     String::from_utf8(read(path)?).map_err(|_| format!("{}: expected UTF-8, found other bytes", path.display()))
+}
+
+/// Names the kind of a text that belongs to another setting or program; `None` for other texts.
+pub(super) fn foreign_kind(text: &str) -> Option<&'static str> {
+    let start = text.trim_start();
+    let is_page = start.get(..5).is_some_and(|start| start == "<!DOC" || start.eq_ignore_ascii_case("<html"));
+    match () {
+        () if no_private_key(text.as_bytes()).is_none() => Some("a private key"),
+        () if no_certificate(text.as_bytes()).is_none() => Some("a certificate"),
+        () if text.contains("-----BEGIN ") => Some("a PEM file"),
+        () if start.starts_with('{') => Some("JSON"),
+        () if is_page => Some("a web page in HTML"),
+        () => None,
+    }
 }
 
 /// Logs a warning if a secret file can be read by users other than its owner and group, or written by others than its owner.

@@ -5,6 +5,8 @@ use std::{fs, path::Path};
 
 const POINTER: &str = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 7782708\n";
 
+const PAGE: &str = "<!DOCTYPE html>\n<html><body>Not found</body></html>\n";
+
 /// A folder: the name after `given` in the table, and how the folder is changed.
 pub(super) struct Given {
     pub(super) name: &'static str,
@@ -91,6 +93,14 @@ pub(super) const ALL: &[Given] = &[
         fs::create_dir(folder.join("model/inner")).unwrap();
         write(folder, "model/inner/config.json", SMALL_CONFIG);
     }),
+    given("a configuration that is a web page", |folder| config(folder, PAGE)),
+    given("weights that are a web page", |folder| weights(folder, PAGE)),
+    #[cfg(feature = "candle")]
+    given("half a Llama of Hugging Face", |folder| {
+        config(folder, "{\"model_type\": \"llama\"}");
+        fs::remove_file(folder.join("model/model.safetensors")).unwrap();
+    }),
+    given("settings in JSON", |folder| write(folder, "weir.toml", "{\n  \"rows\": 8,\n  \"listen\": \"a\"\n}\n")),
     given("a photo", |folder| write(folder, "photo.jpg", b"\xff\xd8\xff")),
     given("a text", |folder| write(folder, "text.txt", "Hello")),
     given("an empty text", |folder| write(folder, "text.txt", "")),

@@ -2,7 +2,7 @@
 
 use super::{
     json::{self, UniqueMap},
-    placeholders::{LFS_POINTER, ZEROS_AT_START},
+    placeholders::{LFS_POINTER, WEB_PAGE, ZEROS_AT_START, is_web_page},
 };
 use crate::error::{Error, Result};
 use serde::Deserialize;
@@ -112,6 +112,7 @@ impl Header {
         match &prefix {
             b"version " => return wrong("the file", "safetensors".into(), LFS_POINTER.into()),
             [0, 0, 0, 0, 0, 0, 0, 0] => return wrong("the file", "safetensors".into(), ZEROS_AT_START.into()),
+            start if is_web_page(start) => return wrong("the file", "safetensors".into(), WEB_PAGE.into()),
             _ => {}
         }
         let length = u64::from_le_bytes(prefix);

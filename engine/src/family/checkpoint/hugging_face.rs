@@ -4,7 +4,13 @@
 //! The architecture's own keys are kept as text, for the family to read. Keys that change nothing here are ignored, as transformers
 //! ignores them.
 
-use super::{folder::parent, json, links::check_inside, reader::shapes_in};
+use super::{
+    folder::parent,
+    json,
+    links::check_inside,
+    reader::shapes_in,
+    shards::{INDEX_FILE, PICKLE_FILE, PICKLE_INDEX_FILE, WEIGHTS_FILE},
+};
 use crate::{
     decode::defaults::SamplingDefaults,
     error::{Error, Result},
@@ -90,6 +96,26 @@ pub(super) fn check_needs_no_conversion(model_type: Option<&RawValue>, file: &Pa
     Err(Error::checkpoint(file, "model_type", expected, model_type.get()))
 }
 
+/// Adds to an error about a missing key of `config.json` that the folder is one of Hugging Face, and which of its files are missing.
+pub fn explain_missing_key(error: Error, dir: &Path) -> Error {
+    let Error::Checkpoint { file, key, expected, found } = error else { return error };
+    if found != "nothing" {
+        return Error::Checkpoint { file, key, expected, found };
+    }
+    let has_any = |names: &[&str]| names.iter().any(|name| dir.join(name).exists());
+    let weights = [WEIGHTS_FILE, INDEX_FILE, PICKLE_FILE, PICKLE_INDEX_FILE];
+    let groups = [(TOKENIZER_FILE, &[TOKENIZER_FILE, "spiece.model"][..]), (WEIGHTS_FILE, &weights)];
+    let missing: Vec<_> = groups.iter().filter(|(_, names)| !has_any(names)).map(|(name, _)| *name).collect();
+    let missing = match missing[..] {
+        [] => String::new(),
+        _ => format!(", which lacks {} as well", missing.join(" and ")),
+    };
+    let found = format!(
+        "nothing: the folder is one of Hugging Face{missing}; `weir pull hf:ORG/NAME` downloads a complete one"
+    );
+    Error::Checkpoint { file, key, expected, found }
+}
+
 /// Reads a configuration from the text of `file`, a `config.json`, and from the files next to it. Fails if a file cannot be read,
 /// is too long or has a key of the wrong type, or if a default is out of bounds.
 pub(super) fn read(text: &[u8], file: &Path) -> Result<HuggingFaceConfig> {
@@ -162,6 +188,23 @@ fn sampling(keys: &GenerationKeys, file: &Path) -> Result<SamplingDefaults> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn missing_files_are_listed() {
+        let dir = tempfile::tempdir().unwrap();
+        let shown = |found: &str| {
+            explain_missing_key(Error::checkpoint("c", "vocab_size", "a value", found), dir.path()).to_string()
+        };
+        let download = "; `weir pull hf:ORG/NAME` downloads a complete one";
+        let start = "c: vocab_size: expected a value, found nothing: the folder is one of Hugging Face";
+        let both = ", which lacks tokenizer.json and model.safetensors as well";
+        assert_eq!(shown("nothing"), format!("{start}{both}{download}"));
+        std::fs::write(dir.path().join(INDEX_FILE), "").unwrap();
+        assert_eq!(shown("nothing"), format!("{start}, which lacks tokenizer.json as well{download}"));
+        std::fs::write(dir.path().join("spiece.model"), "").unwrap();
+        assert_eq!(shown("nothing"), format!("{start}{download}"));
+        assert_eq!(shown("5"), "c: vocab_size: expected a value, found 5");
+    }
 
     #[test]
     fn stated_options_are_defaults_within_bounds() {

@@ -4,7 +4,11 @@
 use super::{Source, t5};
 use crate::{
     error::Result,
-    family::checkpoint::{CONFIG_FILE, Config, Weights, hugging_face::GENERATION_FILE, links::check_inside},
+    family::checkpoint::{
+        CONFIG_FILE, Config, Weights,
+        hugging_face::{GENERATION_FILE, explain_missing_key},
+        links::check_inside,
+    },
 };
 use std::path::Path;
 
@@ -41,7 +45,7 @@ impl<'a> InPlace<'a> {
                 check_inside(self.dir, &file)?;
             }
         }
-        t5::config_in_place(self.dir, self.types)
+        t5::config_in_place(self.dir, self.types).map_err(|error| explain_missing_key(error, self.dir))
     }
 
     /// Reads the weights under weir's names, and reports bytes read and bytes to read to `progress`. Also returns the SHA-256 of

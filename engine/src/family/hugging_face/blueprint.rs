@@ -20,7 +20,7 @@ use crate::{
         checkpoint::{
             Config,
             folder::contents,
-            hugging_face::{FAMILY, T5_MODEL_TYPES},
+            hugging_face::{FAMILY, T5_MODEL_TYPES, explain_missing_key},
             reader::shapes_in,
         },
         settings::Bounds,
@@ -59,7 +59,8 @@ pub(crate) fn read(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
         return keys.fail("model_type", expected, format!("a Hugging Face model of type {}", quoted(&model_type)));
     };
     keys.unquantized()?;
-    let architecture = read(&keys)?;
+    let dir = file.parent().unwrap_or(Path::new(""));
+    let architecture = read(&keys).map_err(|error| explain_missing_key(error, dir))?;
     if config.subwords().is_none() {
         let expected = "a tokenizer in Hugging Face's format";
         let tokenizer = file.with_file_name(TOKENIZER_FILE);

@@ -1,14 +1,21 @@
 //! Rewrites command-line errors in the form of all other errors: `--rows: expected a whole number from 1 to 64, found "x"`.
 
-use crate::shown::quoted;
+use crate::{flag_origins::origin_of, shown::quoted};
 use clap::{
     Arg, Command, Error,
+    builder::PossibleValue,
     error::{ContextKind, ContextValue, ErrorKind},
 };
 use std::{any::TypeId, error::Error as _, ffi::OsString};
 
 /// Start of the message of a value parser that names what it expects.
 const EXPECTED: &str = "expected ";
+/// The flag that gives a server's address to some commands.
+const SERVER: &str = "--server";
+/// The name of a server's address without a flag.
+const ADDRESS: &str = "ADDRESS";
+/// Flags for the input of a command.
+const INPUTS: [&str; 4] = ["text", "file", "prompt", "table"];
 /// Maximum bytes of a number that a message shows as it is.
 const NUMBER: usize = 64;
 
@@ -28,12 +35,13 @@ pub fn explain(error: Error, command: &Command, arguments: &[OsString]) -> Error
             let Some(shown) = text(ContextKind::InvalidArg) else { return error };
             let found = text(ContextKind::InvalidValue).unwrap_or_default();
             let name = name(shown);
-            wrong_value(&error, find(command, arguments, &name), &name, found)
+            let arg = find(command, arguments, &name);
+            let origin = arg.map(|arg| origin_of(arg, arguments)).unwrap_or_default();
+            wrong_value(&error, arg, &format!("{name}{origin}"), found)
         }
         ErrorKind::MissingRequiredArgument => {
             let Some(ContextValue::Strings(missing)) = error.get(ContextKind::InvalidArg) else { return error };
-            let missing: Vec<_> =
-                missing.iter().map(|shown| format!("{}: expected a value, found none", name(shown))).collect();
+            let missing: Vec<_> = missing.iter().map(|shown| missing_value(command, arguments, &name(shown))).collect();
             missing.join("\n  ") + &usage(&error)
         }
         ErrorKind::ArgumentConflict => {
@@ -59,10 +67,43 @@ pub fn explain(error: Error, command: &Command, arguments: &[OsString]) -> Error
             let known = command_names(selected(command, arguments));
             format!("COMMAND: expected one of {}, found none", known.join(", "))
         }
+        ErrorKind::UnknownArgument => {
+            let Some(found) = text(ContextKind::InvalidArg) else { return error };
+            match misplaced(selected(command, arguments), found) {
+                Some(message) => message + &usage(&error),
+                None => return error,
+            }
+        }
         _ => return error,
     };
     let message = format!("{message}\n\nFor more information, try '--help'.\n");
     Error::raw(error.kind(), message).with_cmd(command)
+}
+
+/// Returns the message about a missing argument, with the values that it can have if they are few.
+fn missing_value(command: &Command, arguments: &[OsString], name: &str) -> String {
+    let known = find(command, arguments, name).map(Arg::get_possible_values).unwrap_or_default();
+    let known: Vec<_> = known.iter().map(PossibleValue::get_name).collect();
+    let expected = if known.is_empty() { "a value".to_owned() } else { format!("one of {}", known.join(", ")) };
+    format!("{name}: {EXPECTED}{expected}, found none")
+}
+
+/// Returns the message about an address that was given with a flag to a command that takes it without one, or the reverse for an
+/// input. `None` for other arguments.
+fn misplaced(command: &Command, found: &str) -> Option<String> {
+    if found == SERVER {
+        let takes_address =
+            |arg: &Arg| arg.is_positional() && arg.get_value_names().is_some_and(|names| names == [ADDRESS]);
+        let is_known = command.get_arguments().any(takes_address);
+        return is_known.then(|| format!("{ADDRESS}: expected the server's address without a flag, found {SERVER}"));
+    }
+    let is_input = |arg: &&Arg| arg.get_long().is_some_and(|long| INPUTS.contains(&long));
+    let inputs: Vec<_> =
+        command.get_arguments().filter(is_input).filter_map(|arg| Some(format!("--{}", arg.get_long()?))).collect();
+    if found.starts_with('-') || inputs.is_empty() {
+        return None;
+    }
+    Some(format!("{}: {EXPECTED}a flag before the input, found {} without one", inputs.join("|"), quoted(found)))
 }
 
 /// Returns clap's lines about the usage of the command, after an empty line.
@@ -232,12 +273,15 @@ mod tests {
         let read = Command::new("read")
             .args([flag("text"), flag("file")])
             .group(ArgGroup::new("source").args(["text", "file"]).required(true));
+        let call = Command::new("call")
+            .arg(Arg::new("address").value_name("ADDRESS"))
+            .args([flag("seed"), flag("kind").value_parser(["a", "b"]).required(true)]);
         let inner = Command::new("group")
             .subcommand_required(true)
             .subcommands([Command::new("list"), Command::new("secret").hide(true)]);
         Command::new("tool")
             .arg(flag("level").value_parser(value_parser!(i64)).global(true))
-            .subcommands([run, read, inner])
+            .subcommands([run, read, call, inner])
     }
 
     fn message(arguments: &[&str]) -> String {
@@ -303,6 +347,15 @@ mod tests {
     }
 
     #[test]
+    fn misplaced_arguments_are_explained() {
+        let input = "--text|--file: expected a flag before the input, found \"a.txt\" without one";
+        assert_eq!(message_of("read", &["a.txt"]), input);
+        let address = "ADDRESS: expected the server's address without a flag, found --server";
+        assert_eq!(message_of("call", &["--server", "h:1"]), address);
+        assert_eq!(message_of("call", &["h:1"]), "--kind: expected one of a, b, found none");
+    }
+
+    #[test]
     fn conflicts_have_the_form_of_all_errors() {
         let both = message_of("read", &["--text", "a", "--file", "b"]);
         assert_eq!(both, "--text: expected no value next to --file, found one");
@@ -311,9 +364,15 @@ mod tests {
 
     #[test]
     fn wrong_commands_have_the_form_of_all_errors() {
-        assert_eq!(message_of("nosuch", &[]), "COMMAND: expected one of run, read, group, found \"nosuch\"");
-        assert_eq!(message_of("rea", &[]), "COMMAND: expected one of run, read, group, found \"rea\" (is it read?)");
-        assert_eq!(message_of("raed", &[]), "COMMAND: expected one of run, read, group, found \"raed\" (is it read?)");
+        assert_eq!(message_of("nosuch", &[]), "COMMAND: expected one of run, read, call, group, found \"nosuch\"");
+        assert_eq!(
+            message_of("rea", &[]),
+            "COMMAND: expected one of run, read, call, group, found \"rea\" (is it read?)"
+        );
+        assert_eq!(
+            message_of("raed", &[]),
+            "COMMAND: expected one of run, read, call, group, found \"raed\" (is it read?)"
+        );
         // The hidden command is not listed.
         assert_eq!(message_of("group", &["secre"]), "COMMAND: expected one of list, found \"secre\"");
         assert_eq!(message_of("group", &[]), "COMMAND: expected one of list, found none");

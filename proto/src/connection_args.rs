@@ -4,8 +4,10 @@ use crate::{
     client_tls::{ClientTls, ClientTlsFiles},
     limited_file::{self, FILE_BYTES},
     secret_args::{FlagNames, SecretFlags, SecretSource},
+    server_address,
+    shown::quoted,
 };
-use clap::{ArgMatches, Command, Error, FromArgMatches};
+use clap::{ArgMatches, Command, Error, FromArgMatches, parser::ValueSource};
 use std::path::PathBuf;
 
 /// The flags of the API key.
@@ -13,6 +15,11 @@ const API_KEY: SecretFlags = SecretFlags {
     text: FlagNames { id: "api_key", flag: "--api-key", variable: "WEIR_API_KEY" },
     file: FlagNames { id: "api_key_file", flag: "--api-key-file", variable: "WEIR_API_KEY_FILE" },
 };
+
+/// Id and name of the flag for the client's certificate.
+const CLIENT_CERT: (&str, &str) = ("tls_client_cert", "--tls-client-cert");
+/// Id and name of the flag for its private key.
+const CLIENT_KEY: (&str, &str) = ("tls_client_key", "--tls-client-key");
 
 /// Flags of the API key. A flag overrides the variables.
 #[derive(Debug, Clone)]
@@ -43,6 +50,12 @@ impl FromArgMatches for ApiKeyArgs {
 }
 
 impl ApiKeyArgs {
+    /// Returns the flag on the command line, if one is given.
+    pub fn flag(&self) -> Option<&'static str> {
+        let (SecretSource::Text { origin, .. } | SecretSource::File { origin, .. }) = self.source.as_ref()?;
+        origin.starts_with('-').then_some(*origin)
+    }
+
     /// Returns the key, if one is given.
     ///
     /// # Errors
@@ -80,30 +93,82 @@ fn checked(origin: &str, key: &str, empty: &str) -> Result<String, String> {
 }
 
 /// TLS flags, for an address that begins with `https://`.
-#[derive(Debug, Clone, clap::Args)]
+#[derive(Debug, Clone)]
 pub struct TlsArgs {
+    files: TlsFiles,
+    /// The first of these flags on the command line, if there is one.
+    flag: Option<&'static str>,
+}
+
+#[derive(Debug, Clone, clap::Args)]
+struct TlsFiles {
     /// PEM file with the certificate authorities that may have signed the server's certificate; required for https://.
     #[arg(long, value_name = "FILE", env = "WEIR_TLS_CA")]
     tls_ca: Option<PathBuf>,
     /// PEM file with the client certificate and its chain, for a server that requires one.
-    #[arg(long, value_name = "FILE", env = "WEIR_TLS_CLIENT_CERT", requires = "tls_client_key")]
+    #[arg(long, value_name = "FILE", env = "WEIR_TLS_CLIENT_CERT")]
     tls_client_cert: Option<PathBuf>,
     /// PEM file with the client certificate's private key.
-    #[arg(long, value_name = "FILE", env = "WEIR_TLS_CLIENT_KEY", requires = "tls_client_cert")]
+    #[arg(long, value_name = "FILE", env = "WEIR_TLS_CLIENT_KEY")]
     tls_client_key: Option<PathBuf>,
 }
 
+impl clap::Args for TlsArgs {
+    fn augment_args(command: Command) -> Command {
+        TlsFiles::augment_args(command)
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        TlsFiles::augment_args_for_update(command)
+    }
+}
+
+impl FromArgMatches for TlsArgs {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
+        let flags = [("tls_ca", "--tls-ca"), (CLIENT_CERT.0, CLIENT_CERT.1), (CLIENT_KEY.0, CLIENT_KEY.1)];
+        let is_given = |(id, _): &(&str, &str)| matches.value_source(id) == Some(ValueSource::CommandLine);
+        let flag = flags.into_iter().find(is_given).map(|(_, flag)| flag);
+        Ok(Self { files: TlsFiles::from_arg_matches(matches)?, flag })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
 impl TlsArgs {
-    /// Reads the files, as [`ClientTls::read`] does.
+    /// Reads the files for calls of a server at `address`, as [`ClientTls::read`] does. Variables have no effect for an address without
+    /// TLS, because they may hold for other commands.
     ///
     /// # Errors
-    /// A file cannot be read or has something else. The message begins with the flag.
-    pub fn read(&self) -> Result<ClientTls, String> {
-        ClientTls::read(ClientTlsFiles {
-            authorities: self.tls_ca.as_deref(),
-            certificate: self.tls_client_cert.as_deref(),
-            key: self.tls_client_key.as_deref(),
-        })
+    /// A flag is given for an address without TLS, or a certificate without its key. A file cannot be read or has something else. The
+    /// message begins with the flag.
+    pub fn read(&self, address: &str) -> Result<ClientTls, String> {
+        if !server_address::is_encrypted(address) {
+            let Some(flag) = self.flag else { return Ok(ClientTls::default()) };
+            let found = quoted(address);
+            return Err(format!(
+                "{flag}: expected a server's address that begins with https:// next to it, found {found}"
+            ));
+        }
+        let TlsFiles { tls_ca, tls_client_cert, tls_client_key } = &self.files;
+        let alone =
+            |missing: &str, given: &str| Err(format!("{missing}: expected a file because {given} is set, found none"));
+        match (tls_client_cert, tls_client_key) {
+            (Some(_), None) => alone(CLIENT_KEY.1, CLIENT_CERT.1),
+            (None, Some(_)) => alone(CLIENT_CERT.1, CLIENT_KEY.1),
+            _ => ClientTls::read(ClientTlsFiles {
+                authorities: tls_ca.as_deref(),
+                certificate: tls_client_cert.as_deref(),
+                key: tls_client_key.as_deref(),
+            }),
+        }
+    }
+
+    /// Returns the first of these flags on the command line, if there is one.
+    pub fn flag(&self) -> Option<&'static str> {
+        self.flag
     }
 }
 
@@ -124,6 +189,22 @@ mod tests {
         assert_eq!(args.key(), Ok(Some("hidden-key".to_owned())));
         assert!(!format!("{args:?}").contains("hidden-key"));
         assert_eq!(parse(&[]).unwrap().key(), Ok(None));
+    }
+
+    #[test]
+    fn tls_flags_need_an_address_with_tls() {
+        let parse = |arguments: &[&str]| {
+            let command = TlsArgs::augment_args(Command::new("tool").no_binary_name(true));
+            TlsArgs::from_arg_matches(&command.try_get_matches_from(arguments).unwrap()).unwrap()
+        };
+        let error = |arguments: &[&str], address| parse(arguments).read(address).unwrap_err();
+        let expected = "--tls-ca: expected a server's address that begins with https:// next to it, found \"h:1\"";
+        assert_eq!(error(&["--tls-ca", "none"], "h:1"), expected);
+        let expected = "--tls-client-key: expected a file because --tls-client-cert is set, found none";
+        assert_eq!(error(&["--tls-client-cert", "none"], "https://h:1"), expected);
+        let expected = "--tls-client-cert: expected a file because --tls-client-key is set, found none";
+        assert_eq!(error(&["--tls-client-key", "none"], "https://h:1"), expected);
+        assert!(parse(&[]).read("h:1").is_ok());
     }
 
     #[test]

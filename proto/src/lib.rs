@@ -15,6 +15,8 @@ pub mod connection_args;
 pub mod decoded_size;
 #[cfg(feature = "client")]
 pub mod failed_connection;
+#[cfg(feature = "command-line")]
+pub mod flag_origins;
 #[cfg(feature = "client")]
 pub mod limited_file;
 #[cfg(feature = "client")]

@@ -22,8 +22,8 @@ pub fn parse(text: &str) -> Result<String, String> {
     }
     let (scheme, rest) = match text.split_once("://") {
         None => ("", text),
-        Some(("http", rest)) => ("http://", rest),
-        Some(("https", rest)) => (ENCRYPTED, rest),
+        Some((scheme, rest)) if scheme.eq_ignore_ascii_case("http") => ("http://", rest),
+        Some((scheme, rest)) if scheme.eq_ignore_ascii_case("https") => (ENCRYPTED, rest),
         Some(_) => return wrong("host:port, or a URL that begins with http:// or https://"),
     };
     let (authority, path) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
@@ -69,7 +69,7 @@ pub(crate) fn url(address: &str) -> String {
 }
 
 /// Returns true if TLS protects connections to an address.
-pub(crate) fn is_encrypted(address: &str) -> bool {
+pub fn is_encrypted(address: &str) -> bool {
     address.starts_with(ENCRYPTED)
 }
 
@@ -96,6 +96,8 @@ mod tests {
             assert_eq!(read(address).as_deref(), Ok(address));
             assert_eq!(read(&format!("{address}/")).as_deref(), Ok(address));
         }
+        assert_eq!(parse("HTTPS://h:1").as_deref(), Ok("https://h:1"));
+        assert_eq!(parse("Http://h").as_deref(), Ok("http://h"));
         assert_eq!(parse(":50051").as_deref(), Ok("127.0.0.1:50051"));
         assert!(is_encrypted("https://h") && !is_encrypted("http://h") && !is_encrypted("h:1"));
     }

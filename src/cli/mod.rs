@@ -63,6 +63,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         let _ = writeln!(std::io::stderr(), "weir: warning: {flag} has a secret: {why}; use {variable} or {flag}-file");
     }
     let color = cli.color.color;
+    let origins = sources.flag_origins.clone();
     let result = match cli.command {
         Command::Serve(args) => serve::run(args, sources, color),
         Command::Admin(args) => admin::run(args),
@@ -92,7 +93,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
             // File and model names come from others, so control characters are replaced. Line breaks are ours.
-            let error = flag_names::with_flag_names(error).to_string();
+            let error = origins.explain(&flag_names::with_flag_names(error).to_string());
             let message = error.lines().map(printable).collect::<Vec<_>>().join("\n");
             // `eprintln!` would panic if stderr is closed.
             let _ = writeln!(std::io::stderr(), "weir: {message}");

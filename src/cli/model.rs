@@ -206,7 +206,9 @@ impl TextArgs {
         match (&self.file, &self.text) {
             (Some(file), _) => read_text_or_stdin("--file", file),
             (None, Some(text)) => Ok(text.clone()),
-            (None, None) => Err(Error::Setting("--ids cannot be used with a server: give --text or --file".into())),
+            (None, None) => {
+                Err(Error::Setting("--ids: expected no value with a server, found one: give --text or --file".into()))
+            }
         }
     }
 

@@ -95,6 +95,9 @@ impl ModelSourceArgs {
             let client = runtime.block_on(InferenceClient::connect(endpoint, key.as_deref()))?;
             return Ok(ModelSource::Server(ServedModel { runtime, client, name }));
         }
+        if let Some(flag) = api_key.flag().or(tls.flag()) {
+            return Err(Error::Setting(format!("{flag}: expected --server next to it, found none")));
+        }
         let source = ModelArgument { name: "--model", value: self.model.as_deref() }.source()?;
         source.folder().map_or(Ok(()), check_folder)?;
         let shown = printable(&source.path().display().to_string());

@@ -22,5 +22,6 @@ pub(super) fn runtime() -> Result<Runtime> {
 /// cannot be read.
 pub(super) fn endpoint(name: &str, address: &str, tls: &TlsArgs) -> Result<ServerEndpoint> {
     let endpoint = ServerEndpoint::parse(name, address)?;
-    Ok(ServerEndpoint { tls: tls.read().map_err(Error::Setting)?, ..endpoint })
+    let tls = tls.read(&endpoint.address).map_err(Error::Setting)?;
+    Ok(ServerEndpoint { tls, ..endpoint })
 }

@@ -17,6 +17,7 @@ use clap::{
     parser::ValueSource,
 };
 use std::{ffi::OsString, fmt::Write, path::PathBuf};
+use weir_proto::flag_origins::FlagOrigins;
 
 /// The command that reads a settings file.
 const SERVE: &str = "serve";
@@ -42,6 +43,7 @@ pub(super) fn parse(arguments: &[OsString]) -> Result<(Cli, SettingSources), cla
     }
     record_secrets(&mut sources, &command, &matches);
     check_in_process_flags(&command, &matches)?;
+    sources.flag_origins = FlagOrigins::of(&command, &matches);
     Cli::from_arg_matches(&matches).map(|cli| (cli, sources))
 }
 
@@ -79,7 +81,8 @@ fn check_in_process_flags(command: &Command, matches: &ArgMatches) -> Result<(),
     };
     let Some(flag) = command.get_arguments().find(is_given).and_then(Arg::get_long) else { return Ok(()) };
     let message = format!(
-        "--{flag} cannot be used with {origin}: it applies to a model that runs in this process (leave out {origin} for that)"
+        "--{flag}: expected no value next to {origin}, found one: it applies to a model that runs in this process (leave out {origin} \
+         for that)"
     );
     Err(command.clone().bin_name(format!("weir {name}")).error(ErrorKind::ArgumentConflict, message))
 }
@@ -203,10 +206,10 @@ mod tests {
         {
             let message = error(&[&served[..], &[flag]].concat()).expect(flag);
             let name = flag.split('=').next().unwrap();
-            assert!(message.contains(&format!("{name} cannot be used with --server")), "{message}");
+            assert!(message.contains(&format!("{name}: expected no value next to --server, found one")), "{message}");
         }
         let ids = error(&["weir", "generate", "--server=h:1", "--ids", "1"]).unwrap();
-        assert!(ids.contains("--ids cannot be used with --server"), "{ids}");
+        assert!(ids.contains("--ids: expected no value next to --server, found one"), "{ids}");
         assert_eq!(error(&served), None);
         assert_eq!(error(&["weir", "score", "--server", "", "--text", "a", "--threads", "2"]), None);
     }

@@ -276,7 +276,14 @@ fn errors_name_the_flag_and_the_server() {
     let found = weir(&environment, &["segment", "--text", "a b"]);
     assert!(found.status.success() && found.stderr.is_empty(), "{found:?}");
     let refused = stderr(&environment, &["segment", "--text", "a b", "--threads", "2"]);
-    assert!(refused.contains("--threads cannot be used with WEIR_SERVER"), "{refused}");
+    assert!(refused.contains("--threads: expected no value next to WEIR_SERVER, found one"), "{refused}");
+    let address_by_variable = stderr(&[("WEIR_SERVER", "localhost")], &["segment", "--text", "a b"]);
+    assert!(address_by_variable.starts_with("weir: --server (from WEIR_SERVER): expected"), "{address_by_variable}");
+    let segments = ["generate", "--server", &address, "--model", "whitespaces", "--prompt", "a"];
+    for value in ["x", "999999"] {
+        let by_variable = stderr(&[("WEIR_MAX_CHARS", value)], &segments);
+        assert!(by_variable.contains("--max-chars (from WEIR_MAX_CHARS): expected"), "{by_variable}");
+    }
     // An empty address runs the model in this process.
     let folder = converted("whitespaces");
     let args = ["segment", "--server", "", "--model", folder.to_str().unwrap(), "--text", "a b"];

@@ -14,9 +14,9 @@ mod sweep;
 mod workload;
 
 use crate::error::Error;
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::{ffi::OsString, process::ExitCode};
-use weir_proto::argument_errors;
+use weir_proto::{argument_errors, flag_origins::FlagOrigins};
 
 /// Load tester for weir's gRPC API: measures latency as clients see it, and the gain of one model over another.
 #[derive(Debug, Parser)]
@@ -47,8 +47,10 @@ enum Command {
 /// Runs the command given by `arguments`, the program's name first. Prints its error to stderr.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let arguments: Vec<_> = arguments.into_iter().collect();
-    let cli = match Cli::try_parse_from(&arguments) {
-        Ok(cli) => cli,
+    let parsed = Cli::command().try_get_matches_from(&arguments);
+    let parsed = parsed.and_then(|matches| Ok((Cli::from_arg_matches(&matches)?, matches)));
+    let (cli, origins) = match parsed {
+        Ok((cli, matches)) => (cli, FlagOrigins::of(&Cli::command(), &matches)),
         Err(error) => {
             let error = argument_errors::explain(error, &Cli::command(), &arguments);
             // there is no other place to report that help cannot be printed
@@ -75,7 +77,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         // a reader such as `head` closed the pipe
         Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("weir-loadtest: {}", printable(&error.to_string()));
+            eprintln!("weir-loadtest: {}", printable(&origins.explain(&error.to_string())));
             ExitCode::FAILURE
         }
     }

@@ -21,11 +21,13 @@ use weir_proto::{
 /// Pause before connecting again to an unreachable server.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
 const MAX_THREADS: usize = 256;
+/// The address of a server that `weir serve` starts without settings.
+const DEFAULT_ADDRESS: &str = "127.0.0.1:50051";
 
 #[derive(Debug, Clone, clap::Args)]
 pub(super) struct ServerArgs {
     /// Server address: host:port, :port of this machine, or a URL; https:// for TLS.
-    #[arg(value_name = "ADDRESS", default_value = "127.0.0.1:50051")]
+    #[arg(value_name = "ADDRESS", default_value = DEFAULT_ADDRESS, env = "WEIR_SERVER")]
     address: String,
     #[command(flatten)]
     api_key: ApiKeyArgs,
@@ -47,12 +49,11 @@ impl ServerArgs {
     /// Checks the options, and reads keys and certificates.
     pub(super) fn connect_options(&self) -> Result<ConnectOptions> {
         self.connections.map_or(Ok(()), |count| Error::check_range("--connections", count, 1..=MAX_CONNECTIONS))?;
-        let address = server_address::parse(&self.address).map_err(|why| format!("ADDRESS: {why}"));
-        Ok(ConnectOptions {
-            address: address.map_err(Error::Setting)?,
-            key: self.api_key.key().map_err(Error::Setting)?,
-            tls: self.tls.read().map_err(Error::Setting)?,
-        })
+        // An empty variable counts as unset.
+        let given = if self.address.is_empty() { DEFAULT_ADDRESS } else { &*self.address };
+        let address = server_address::parse(given).map_err(|why| Error::Setting(format!("ADDRESS: {why}")))?;
+        let tls = self.tls.read(&address).map_err(Error::Setting)?;
+        Ok(ConnectOptions { address, key: self.api_key.key().map_err(Error::Setting)?, tls })
     }
 
     /// Opens the first connection; retries for `--wait` while the server is unreachable.

@@ -142,7 +142,12 @@ fn refusals_come_before_the_first_step() {
         ("run", &["--cancel-share", "2"][..], "--cancel-share: expected 0 to 1, found 2"),
         ("sweep", &["--cancel-share", "2"], "--cancel-share: expected 0 to 1, found 2"),
         ("report", &["--cancel-share", "NaN"], "--cancel-share: expected 0 to 1, found NaN"),
-        ("compare", &[], "--models: expected 2 to 8 models, found 1"),
+        (
+            "compare",
+            &[],
+            "--models: expected 2 to 8 models, found 1; to compare, serve another model as well, for example with `weir serve \
+             MODEL_A MODEL_B`",
+        ),
     ] {
         let stderr = failure(&[&[command, &served.address][..], options].concat());
         assert_eq!(stderr, format!("weir-loadtest: {expected}\n"));

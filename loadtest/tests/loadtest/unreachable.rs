@@ -57,7 +57,9 @@ fn the_error_names_what_answers_at_the_address() {
             "the port serves HTTP/1, like those of --http-listen and --admin-listen: give the gRPC address",
         ),
     ] {
-        let stderr = failure(&["run", &address, "--requests", "1", "--tls-ca", &authority]);
+        let tls = ["--tls-ca", &authority];
+        let tls = if address.starts_with("https://") { &tls[..] } else { &[] };
+        let stderr = failure(&[&["run", &address, "--requests", "1"], tls].concat());
         assert!(stderr.contains(expected) && stderr.contains(&address), "{address}: {stderr}");
     }
 }

@@ -33,6 +33,7 @@ use reload::Reloader;
 use std::{path::PathBuf, pin::pin, sync::Arc, thread, time::Duration};
 use tokio::{sync::watch, time::timeout};
 use tokio_util::sync::CancellationToken;
+use weir_proto::flag_origins::FlagOrigins;
 
 /// How long workers may take to finish their step once the server has drained.
 const WORKER_TIME: Duration = Duration::from_secs(1);
@@ -91,6 +92,8 @@ pub struct SettingSources {
     pub secret_flags: Vec<SecretFlag>,
     /// Origin of each setting that was not given as a flag.
     pub origins: Origins,
+    /// The flags of the command whose values come from variables.
+    pub flag_origins: FlagOrigins,
     /// All settings, in the format of a settings file.
     pub shown: String,
 }

@@ -133,7 +133,7 @@ impl DocumentArgs {
         match (&self.ids, &self.file) {
             (Some(ids), _) => Ok(Document::Ids(ids.clone())),
             (None, Some(file)) => Ok(Document::File(file.clone())),
-            (None, None) => Err(Error::Setting("--logits needs --file or --ids".into())),
+            (None, None) => Err(Error::Setting("--file|--ids: expected a value next to --logits, found none".into())),
         }
     }
 }

@@ -74,7 +74,9 @@ fn read(document: &Document) -> Result<String> {
         Document::File(file) => TextReader::open(file)?,
         Document::Text(text) => TextReader::text(text),
         Document::Ids(_) => {
-            return Err(Error::Setting("--ids cannot be used with --long-documents chunk: give --file".into()));
+            return Err(Error::Setting(
+                "--ids: expected no value next to --long-documents chunk, found one: give --file".into(),
+            ));
         }
     };
     let mut text = String::new();

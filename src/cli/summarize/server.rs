@@ -121,7 +121,9 @@ fn send(document: &Document, kept: &KeptText) -> Result<DocumentParts> {
             let kept = kept.clone();
             std::thread::spawn(move || read(TextReader::text(&text), &sender, failed, &kept));
         }
-        Document::Ids(_) => return Err(Error::Setting("--ids cannot be used with a server: give --file".into())),
+        Document::Ids(_) => {
+            return Err(Error::Setting("--ids: expected no value with a server, found one: give --file".into()));
+        }
     }
     Ok(DocumentParts { parts, failure })
 }

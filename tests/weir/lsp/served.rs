@@ -182,7 +182,7 @@ fn a_model_that_does_not_continue_texts_is_refused_at_the_start() {
             "--until segment: expected a model that pools its input, found ",
         ),
         (vec!["--server", &free], "no server listens there"),
-        (vec!["--server", "h:1", "--dtype=bf16"], "--dtype cannot be used with --server"),
+        (vec!["--server", "h:1", "--dtype=bf16"], "--dtype: expected no value next to --server, found one"),
         (vec!["--count", "17"], "expected a whole number from 1 to 16"),
         (vec!["--until", "chars"], "--until: expected one of word, line, segment, found \"chars\""),
     ] {

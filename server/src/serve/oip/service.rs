@@ -129,6 +129,8 @@ impl GrpcInferenceService for InferenceService {
         let tenant = Call::of(&request).tenant();
         let memory = RequestMemory::take(&mut request);
         let message = request.into_inner();
+        // Before the tensors, which are those of the model.
+        self.monitor.engines().find("model_name", Some(&message.model_name)).map_err(&status)?;
         let parsed = self.workers.run(&tenant, message.encoded_len(), move || {
             let _memory = memory;
             InferRequest::parse(message)

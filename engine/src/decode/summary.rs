@@ -170,6 +170,11 @@ pub struct ByteRange {
     pub end: u64,
 }
 
+/// Returns the number of bytes of the text up to the end of the last of these tokens that covers text.
+pub(crate) fn read_bytes(ranges: &[ByteRange]) -> Option<u64> {
+    ranges.iter().filter(|range| range.start < range.end).map(|range| range.end).max()
+}
+
 /// Report on an encoded document, without its keys and values.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EncodedDocument {
@@ -212,7 +217,7 @@ impl EncodedDocument {
     /// Returns the number of bytes of the text up to the end of the last token read, if the document was sent as text. The end mark
     /// has no bytes, and stands at the end of the whole text.
     pub fn read_bytes(&self) -> Option<u64> {
-        self.byte_ranges.iter().filter(|range| range.start < range.end).map(|range| range.end).max()
+        read_bytes(&self.byte_ranges)
     }
 
     /// Returns the time of encoding in nanoseconds: all layers, and the keys and values.
@@ -250,6 +255,10 @@ pub struct DocumentProgress {
     pub stage: EncodingStage,
     /// Tokens received.
     pub tokens: usize,
+    /// Bytes of the text up to the end of the last token received, if the document was sent as text.
+    pub read_bytes: Option<u64>,
+    /// True once the text was truncated.
+    pub cut: bool,
     /// Blocks completed.
     pub blocks: usize,
     /// Total number of blocks, known once the whole document was received.

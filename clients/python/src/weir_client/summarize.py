@@ -99,6 +99,10 @@ class Progress:
     blocks_encoded: int
     #: None until the whole document has arrived.
     blocks_total: Optional[int]
+    #: Bytes of the document from its start to the end of the last token received so far.
+    document_bytes: Optional[int] = None
+    #: True once the document has exceeded the model's limit. Its rest, after `document_bytes`, will not be read.
+    cut: bool = False
 
 
 @dataclass(frozen=True)

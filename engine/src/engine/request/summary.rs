@@ -38,6 +38,10 @@ pub(crate) struct DocumentRequest {
     pub(crate) encoding: Option<Box<dyn Encoding>>,
     /// Tokens pushed into `encoding`.
     pushed: usize,
+    /// Bytes of the text up to the end of the last token pushed.
+    read_bytes: Option<u64>,
+    /// True if the text was cut after the last token.
+    cut: bool,
     /// Poolings whose choices were reported.
     reported_choices: usize,
     /// Since when the encoding has waited for tokens.
@@ -94,6 +98,8 @@ impl DocumentRequest {
             vocabulary_len,
             encoding: None,
             pushed: 0,
+            read_bytes: None,
+            cut: false,
             reported_choices: 0,
             idle_since: None,
             document: None,
@@ -160,8 +166,10 @@ impl DocumentRequest {
     /// Pushes newly arrived tokens into the encoding. Fails if a token exceeds the model's limit.
     pub(super) fn pull(&mut self, now: Instant) -> Result<()> {
         let Some(encoding) = &mut self.encoding else { return Ok(()) };
-        let NewTokens { ended, count } = self.inbox.take(self.pushed, |ids| encoding.push(ids))?;
+        let NewTokens { ended, count, read_bytes, cut } = self.inbox.take(self.pushed, |ids| encoding.push(ids))?;
         self.pushed += count;
+        self.read_bytes = self.read_bytes.max(read_bytes);
+        self.cut = cut;
         if ended && self.arrived.is_none() {
             self.arrived = Some(now);
             self.waits.blocks_at_end = encoding.progress().blocks;
@@ -209,7 +217,8 @@ impl DocumentRequest {
 
     pub(crate) fn reading(&self) -> Option<DocumentProgress> {
         let EncodingProgress { stage, blocks, total } = self.encoding.as_ref()?.progress();
-        Some(DocumentProgress { stage, tokens: self.pushed, blocks, total })
+        let Self { pushed: tokens, read_bytes, cut, .. } = *self;
+        Some(DocumentProgress { stage, tokens, read_bytes, cut, blocks, total })
     }
 
     /// Returns the choices of poolings that ran since the last call, if there are any.

@@ -1,7 +1,7 @@
 //! A document on its way to the engine: the caller pushes tokens, and the worker takes them while it encodes.
 
 use crate::{
-    decode::summary::ByteRange,
+    decode::summary::{ByteRange, read_bytes},
     engine::wake::WakeSignal,
     error::{Error, Result},
 };
@@ -45,6 +45,10 @@ pub(crate) struct NewTokens {
     /// True if the document is complete.
     pub(crate) ended: bool,
     pub(crate) count: usize,
+    /// Bytes of the text up to the end of the last new token, if one of them covers text.
+    pub(crate) read_bytes: Option<u64>,
+    /// True if the text was cut after the last token.
+    pub(crate) cut: bool,
 }
 
 /// Opens an upload; returns both sides.
@@ -124,7 +128,12 @@ impl Inbox {
         if !new.is_empty() {
             take(new)?;
         }
-        Ok(NewTokens { ended: matches!(arrived.end, Some(Ok(()))), count: new.len() })
+        Ok(NewTokens {
+            ended: matches!(arrived.end, Some(Ok(()))),
+            count: new.len(),
+            read_bytes: read_bytes(arrived.byte_ranges.get(from..).unwrap_or_default()),
+            cut: arrived.cut,
+        })
     }
 
     /// Returns true if no later request uses the document.

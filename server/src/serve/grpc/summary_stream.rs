@@ -66,7 +66,6 @@ impl SummaryEncoder {
             DocumentEvent::Reading(reading) => self.progress = Some(progress(reading)),
             DocumentEvent::Chosen(update) => self.select(&update.choices, &update.byte_ranges, update.tokens),
             DocumentEvent::Encoded(encoded) => {
-                self.progress = None;
                 let new = &encoded.choices[self.poolings_selected.min(encoded.choices.len())..];
                 self.select(new, &encoded.byte_ranges, encoded.tokens);
                 self.encoded = Some(encoded);
@@ -149,7 +148,7 @@ fn selection(choice: &PoolingChoice, ranges: &[ByteRange], tokens: usize) -> v1:
 }
 
 fn progress(reading: summary::DocumentProgress) -> v1::Progress {
-    let summary::DocumentProgress { stage, tokens, blocks, total } = reading;
+    let summary::DocumentProgress { stage, tokens, read_bytes, cut, blocks, total } = reading;
     let (stage, layer) = match stage {
         EncodingStage::Waiting => ("waiting", None),
         EncodingStage::Layer(layer) => ("layer", Some(layer)),
@@ -162,6 +161,8 @@ fn progress(reading: summary::DocumentProgress) -> v1::Progress {
         tokens_read: tokens as u64,
         blocks_encoded: blocks as u64,
         blocks_total: total.map(|total| total as u64),
+        document_bytes: read_bytes,
+        cut,
     }
 }
 

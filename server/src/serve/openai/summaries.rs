@@ -205,20 +205,24 @@ fn event_json(event: &Event) -> Value {
         Event::Started(v1::SummaryStarted { request_id, model, cached_tokens }) => {
             json!({ "started": { "request_id": request_id, "model": model, "cached_tokens": cached_tokens } })
         }
-        Event::Progress(v1::Progress { stage, layer, tokens_read, blocks_encoded, blocks_total }) => {
-            json!({ "progress": {
-            "stage": stage,
-            "layer": layer,
-            "tokens_read": tokens_read,
-            "blocks_encoded": blocks_encoded,
-            "blocks_total": blocks_total,
-        } })
-        }
+        Event::Progress(progress) => json!({ "progress": progress_json(progress) }),
         Event::Selected(kept) => json!({ "selected": selected_json(kept) }),
         Event::Part(part) => json!({ "part": part_json(part) }),
         Event::Piece(v1::SummaryPiece { text }) => json!({ "piece": { "text": text } }),
         Event::Finished(end) => json!({ "finished": finished_fields(end) }),
     }
+}
+
+fn progress_json(progress: &v1::Progress) -> Value {
+    json!({
+        "stage": progress.stage,
+        "layer": progress.layer,
+        "tokens_read": progress.tokens_read,
+        "blocks_encoded": progress.blocks_encoded,
+        "blocks_total": progress.blocks_total,
+        "document_bytes": progress.document_bytes,
+        "cut": progress.cut,
+    })
 }
 
 fn selected_json(v1::Selected { layer, spans, tokens }: &v1::Selected) -> Value {

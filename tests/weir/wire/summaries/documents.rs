@@ -44,7 +44,11 @@ async fn a_document_in_chunks_is_summarized_with_what_was_selected() {
     for progress in &answer.progress {
         assert_eq!(progress.stage == "layer", progress.layer.is_some());
         assert!(["waiting", "layer", "memory", "done"].contains(&progress.stage.as_str()));
+        assert_eq!(progress.document_bytes.is_some(), progress.tokens_read > 0);
+        assert!(!progress.cut && progress.document_bytes <= Some(text.len() as u64));
     }
+    let last = answer.progress.last().unwrap();
+    assert_eq!((last.blocks_total, last.document_bytes), (Some(blocks), Some(text.len() as u64)));
     // every second byte is kept, so no two spans touch
     let [selected] = &answer.selected[..] else { panic!("{:?}", answer.selected) };
     assert_eq!((selected.layer, selected.tokens), (0, tokens.div_ceil(2)));
@@ -170,6 +174,12 @@ async fn a_document_that_is_too_long_is_refused_or_cut() {
             let usage = answer.finished.usage.unwrap();
             assert_eq!((usage.cut, usage.document_tokens), (true, TOKENS as u64));
             assert_eq!(usage.document_bytes, Some(TOKENS as u64 - 1), "the end mark has no bytes");
+            // the progress reports the cut as soon as the number of blocks is known
+            assert!(answer.progress.last().unwrap().blocks_total.is_some());
+            for progress in &answer.progress {
+                assert_eq!(progress.cut, progress.blocks_total.is_some());
+                assert!(!progress.cut || progress.document_bytes == usage.document_bytes);
+            }
             let beginning = &long[..TOKENS - 1];
             assert_eq!(answer.finished.hypotheses[0].ids, best(beginning, &Summarize::default(), &server.model).0);
             assert!(answer.selected[0].spans.iter().all(|span| span.byte_end < TOKENS as u64));

@@ -6,6 +6,7 @@ mod playground;
 mod refusals;
 mod report;
 mod settings;
+mod summaries;
 
 use super::{
     process::{Program, Server},

@@ -1,6 +1,6 @@
 //! The playground's tabs, settings, history and errors.
 
-use super::{super::summaries, Browser, DONE, END, ESCAPE, HOME, OVERFLOW, RIGHT, START, two_models, url};
+use super::{Browser, DONE, END, ESCAPE, HOME, OVERFLOW, RIGHT, START, two_models, url};
 use crate::{
     process::Server,
     support::{converted, hnet_converted},
@@ -235,84 +235,6 @@ fn the_playground_can_be_stopped_and_shows_errors() {
     server.program.wait();
     browser.keys("#prompt", START);
     browser.until("document.getElementById('status').textContent.startsWith('No server answers at 127.0.0.1')");
-}
-
-#[test]
-fn the_playground_summarizes() {
-    let Some(browser) = Browser::start(false) else { return };
-    let folder = tempfile::tempdir().unwrap();
-    let reader = summaries::write_random_model(folder.path());
-    let writer = converted("whitespaces").to_string_lossy().into_owned();
-    let flags = ["--http-listen", "127.0.0.1:0", "--threads", "1", "--model", &reader, "--model", &writer];
-    let server = Server::start(&flags);
-    browser.open(&url(&server));
-    browser.until("document.getElementById('summary-model').options.length == 1");
-    // Each tab lists only its kind of models.
-    assert_eq!(browser.evaluate("document.getElementById('model-a').options.length"), 1);
-    // The keyboard switches to the other tab.
-    browser.keys("#tab-generate", RIGHT);
-    browser.until("document.getElementById('generating').hidden && !document.getElementById('summarizing').hidden");
-    assert_eq!(browser.evaluate("document.activeElement.id"), "tab-summarize");
-    // The server refuses an empty document, after its first event. The page shows the reason at the document, and no empty result.
-    browser.click("#summary-go");
-    browser.until("document.querySelector('#summary-status.error') !== null");
-    assert_eq!(browser.text("#summary-status"), "Document: enter a text, or choose a file.");
-    assert_eq!(browser.evaluate("document.querySelector('[aria-invalid]').id"), "document");
-    assert_eq!(browser.evaluate("document.getElementById('results').hidden"), true);
-    // The document comes from a file.
-    let file = folder.path().join("document.txt");
-    let text = "the café is pooling, the rest is going.";
-    std::fs::write(&file, text).unwrap();
-    browser.keys("#file", file.to_str().unwrap());
-    browser.until("document.getElementById('document').value.length > 0");
-    browser.click("#summary-options summary");
-    browser.evaluate("document.getElementById('min-tokens').value = 5");
-    browser.evaluate("document.getElementById('max-tokens').value = 9");
-    browser.click("#summary-go");
-    let done = "document.getElementById('summary-status').textContent == 'Done.'";
-    browser.until(done);
-    assert_eq!(browser.text("#read"), text, "the whole document is shown, whatever was kept of it");
-    assert!(!browser.text("#summary").is_empty());
-    let shares = browser.text("#shares");
-    assert!(
-        browser.evaluate("document.getElementById('progress').hidden") == true && !shares.contains("not read"),
-        "{shares}"
-    );
-    // Each pooling keeps a part of the spans that the previous pooling kept.
-    let kept = "[...document.querySelectorAll('#read mark')].map(mark => mark.textContent).join('').length";
-    let layers = browser.evaluate("document.querySelectorAll('#layers input').length").as_u64().unwrap();
-    assert!(layers >= 1);
-    let mut before = u64::MAX;
-    for layer in 1..=layers {
-        browser.click(&format!("#layers label:nth-of-type({layer}) input"));
-        let now = browser.evaluate(kept).as_u64().unwrap();
-        assert!(now > 0 && now <= before, "layer {layer} keeps {now} of {before}");
-        before = now;
-    }
-    browser.picture("playground-summary-light.png");
-    // A document of a hundred times the limit: the page shows that nearly nothing was read.
-    browser.evaluate("document.getElementById('document').value = 'the rest is '.repeat(600)");
-    browser.keys("#document", START);
-    browser.until(&format!("{done} && document.querySelector('.unread') !== null"));
-    assert_eq!(browser.evaluate("document.getElementById('read').textContent.length"), 7200);
-    let unread = browser.evaluate("document.querySelector('.unread').textContent.length").as_f64().unwrap();
-    // A part of less than half a percent is "under 1 %", and counts as nothing.
-    let shares = browser.text("#shares").replace("under 1 %", "0 %");
-    let shares: Vec<f64> = shares.split(" %").filter_map(|part| part.rsplit(' ').next()?.parse().ok()).collect();
-    assert_eq!(shares.iter().sum::<f64>(), 100.0, "{shares:?}");
-    assert!((shares[shares.len() - 1] - unread / 72.0).abs() < 1.0, "{unread} of {shares:?}");
-    assert!(unread > 7000.0 && unread < 7200.0, "{unread}");
-    let drawn = browser.evaluate("Number(document.querySelector('#map .map-unread').getAttribute('width'))");
-    assert!((drawn.as_f64().unwrap() - unread / 7.2).abs() < 0.01, "{drawn}");
-    browser.set_width(420);
-    assert_eq!(browser.evaluate(OVERFLOW), 0, "something is wider than the page");
-    browser.picture("playground-summary-narrow.png");
-    // An invalid option shows an error.
-    browser.evaluate("document.getElementById('max-tokens').value = 1000000");
-    browser.keys("#document", START);
-    browser.until("document.getElementById('summary-status').textContent.startsWith('Maximum tokens: enter a whole number from 1 to ')");
-    let log_errors = browser.severe_log_entries();
-    assert!(log_errors.iter().all(|entry| entry["message"].as_str().unwrap().contains("400")), "{log_errors:?}");
 }
 
 #[test]

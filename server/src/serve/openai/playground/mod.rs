@@ -22,6 +22,7 @@ const PAGE: &str = concat!(
     include_str!("settings.js"),
     include_str!("examples.js"),
     include_str!("generate.js"),
+    include_str!("document_view.js"),
     include_str!("summarize.js"),
     include_str!("edit_text.js"),
     include_str!("edit_socket.js"),

@@ -10,110 +10,6 @@ const SUMMARY_FIELDS = {
 };
 const MAX_FILE = 32 * 1024 * 1024;
 
-/** A document: the parts that each pooling layer has kept, the rest of what the model read, and the part that it did not read. */
-class DocumentView {
-  constructor(text) {
-    this.bytes = new TextEncoder().encode(text);
-    this.end = this.bytes.length;
-    this.layers = [];
-    this.isRead = false;
-    at("layers").replaceChildren();
-    this.render();
-  }
-
-  select({ layer, spans, tokens }) {
-    if (!this.layers.length) at("layers").append(make("legend", "", "Kept by the pooling after"));
-    this.layers.push({ layer, spans, tokens });
-    const depth = this.layers.length;
-    const label = make("label");
-    const radio = Object.assign(make("input"), { type: "radio", name: "layer", value: depth, checked: true });
-    radio.addEventListener("change", () => this.render(depth));
-    label.append(radio, `layer ${layer}: ${shown(tokens, 0)} tokens`);
-    at("layers").append(label);
-    this.render(depth);
-  }
-
-  /** Records how many of the document's bytes the model read. */
-  finish(usage) {
-    this.isRead = true;
-    // A server that does not report the end of what it read leaves the last part that was kept.
-    const kept = this.layers.flatMap(({ spans }) => spans.map((span) => span.byte_end));
-    if (usage.cut) this.end = Math.min(this.end, usage.document_bytes ?? kept.reduce((a, b) => Math.max(a, b), 0));
-    this.render(this.layers.length);
-  }
-
-  /** Returns the document's parts in order, each `kept`, `passed` (read, not kept) or `unread`. */
-  parts(depth) {
-    const kept = this.layers.slice(0, depth);
-    const edges = new Set([0, this.end, this.bytes.length]);
-    for (const { spans } of kept) for (const span of spans) edges.add(span.byte_start).add(span.byte_end);
-    const places = [...edges].sort((a, b) => a - b);
-    const depths = places.map(() => 0);
-    for (const { spans } of kept) {
-      let place = 0;
-      for (const span of spans) {
-        while (places[place] < span.byte_start) place += 1;
-        for (; places[place] < span.byte_end; place += 1) depths[place] += 1;
-      }
-    }
-    return places.slice(0, -1).map((start, index) => {
-      const kind = start >= this.end ? "unread" : depth && depths[index] === depth ? "kept" : "passed";
-      return { kind, start, end: places[index + 1] };
-    });
-  }
-
-  /** Marks what the first `depth` pooling layers have kept. */
-  render(depth = 0) {
-    const parts = this.parts(depth);
-    // A part may end within a character, which the next part then completes.
-    const decoder = new TextDecoder("utf-8", { ignoreBOM: true });
-    at("read").replaceChildren(...parts.map(({ kind, start, end }) => {
-      const text = decoder.decode(this.bytes.subarray(start, end), { stream: end < this.bytes.length });
-      const element = make(kind === "kept" ? "mark" : "span", kind, text);
-      if (kind === "unread") element.dataset.label = "The model did not read this part:";
-      return element;
-    }));
-    at("map").hidden = at("shares").hidden = !this.isRead;
-    if (this.isRead) this.renderShares(parts, this.layers[depth - 1]);
-  }
-
-  /** Draws which parts of the whole document are which, and gives their shares. */
-  renderShares(parts, layer) {
-    const whole = Math.max(1, this.bytes.length);
-    const bytes = { kept: 0, passed: 0, unread: 0 };
-    const map = shape("svg", { viewBox: "0 0 1000 16", preserveAspectRatio: "none", role: "img" });
-    for (const { kind, start, end } of parts) {
-      bytes[kind] += end - start;
-      map.append(shape("rect", { x: (1000 * start) / whole, width: (1000 * (end - start)) / whole, y: 0, height: 16, class: `map-${kind}` }));
-    }
-    const percents = wholePercents(Object.values(bytes));
-    const names = { kept: layer ? `kept at layer ${layer.layer}` : "kept", passed: layer ? "read, not kept" : "read", unread: "not read" };
-    const all = Object.keys(bytes).map((kind, index) => ({ kind, text: `${names[kind]}: ${percents[index]}` }));
-    const shares = all.filter(({ kind }) => bytes[kind]);
-    map.setAttribute("aria-label", `The whole document: ${shares.map(({ text }) => text).join(", ")}`);
-    at("map").replaceChildren(map);
-    at("shares").replaceChildren(...shares.map(({ kind, text }) => {
-      const item = make("li");
-      item.append(make("i", `swatch map-${kind}`), text);
-      return item;
-    }));
-  }
-}
-
-/** Describes parts of a whole in percents that add up to 100: the largest remainders are rounded up. */
-function wholePercents(parts) {
-  const whole = Math.max(1, parts.reduce((sum, part) => sum + part, 0));
-  const exactly = parts.map((part) => (100 * part) / whole);
-  const rounded = exactly.map(Math.floor);
-  const byRemainder = exactly.map((_, index) => index).sort((a, b) => exactly[b] - rounded[b] - (exactly[a] - rounded[a]));
-  const missing = Math.min(parts.length, 100 - rounded.reduce((sum, value) => sum + value, 0));
-  for (const index of byRemainder.slice(0, missing)) rounded[index] += 1;
-  return rounded.map((value, index) => {
-    if (value === 0 && parts[index]) return "under 1 %";
-    return value === 100 && parts[index] < whole ? "over 99 %" : `${value} %`;
-  });
-}
-
 async function summarize(signal) {
   if (!at("summary-model").value) await models();
   if (!at("summary-model").value) throw new RequestError(at("no-readers").textContent);
@@ -125,18 +21,15 @@ async function summarize(signal) {
     const value = summary.numberOf(name);
     if (value !== null) body[name] = value;
   }
-  const progress = at("progress");
   at("summary").textContent = "";
+  at("summary").dataset.empty = "The summary appears here once the model has read the document.";
   at("summary-figures").replaceChildren();
-  progress.removeAttribute("value");
-  progress.hidden = false;
   at("results").hidden = false;
   summary.showStatus("Sending the document …");
-  await events("/v1/summaries", body, signal, ({ progress: read, selected, piece, finished }) => {
-    if (read) {
-      if (read.blocks_total) progress.value = read.blocks_encoded / read.blocks_total;
-      const next = read.layer === null ? read.stage : `layer ${read.layer}`;
-      summary.showStatus(`${shown(read.tokens_read, 0)} tokens read, ${read.blocks_encoded} blocks encoded; next: ${next}`);
+  await events("/v1/summaries", body, signal, ({ progress, selected, piece, finished }) => {
+    if (progress) {
+      view.advance(progress);
+      summary.showStatus(progressWords(progress));
     }
     if (selected) view.select(selected);
     if (piece) {
@@ -147,12 +40,23 @@ async function summarize(signal) {
       view.finish(finished.usage);
       showFigures(finished);
     }
-  }).finally(() => {
-    progress.hidden = true;
+  }).catch((error) => {
+    const isStopped = error.name === "AbortError";
+    view.interrupt(isStopped ? "Stopped" : "The request failed");
+    at("summary").dataset.empty = "There is no summary.";
     // A refused document has no result.
-    at("results").hidden = !view.layers.length && !at("summary").textContent;
+    at("results").hidden = !isStopped && !view.read && !at("summary").textContent;
+    throw error;
   });
   summary.showStatus("Done.");
+}
+
+const STAGES = { waiting: "more of the document", memory: "the decoder's keys and values", done: "the summary" };
+
+/** Describes the progress of the encoding. */
+function progressWords({ stage, layer, tokens_read, blocks_encoded, blocks_total }) {
+  const blocks = blocks_total === null ? `${shown(blocks_encoded, 0)} ${blocks_encoded === 1 ? "block" : "blocks"}` : `${shown(blocks_encoded, 0)} of ${shown(blocks_total, 0)} blocks`;
+  return `${shown(tokens_read, 0)} tokens received, ${blocks} encoded; next: ${STAGES[stage] ?? `layer ${layer}`}`;
 }
 
 function showFigures({ reason, usage, timing }) {

@@ -38,17 +38,13 @@ impl QuantizedRows {
         self.lines.resize(rows * row_lines, CellLine([[0; 4]; LINE_CELLS]));
         let lines = &DisjointSlice::new(&mut self.lines[..]);
         let scales = &DisjointSlice::new(&mut self.scales[..]);
-        let quantize = |task: usize| {
-            for row in task * TASK_ROWS..rows.min((task + 1) * TASK_ROWS) {
-                // SAFETY: a row belongs to one task.
-                let scale = unsafe { scales.part(row, 1) };
-                // SAFETY: as above.
-                let lines = unsafe { lines.part(row * row_lines, row_lines) };
-                scale[0] = rowwise::quantize(compute.isa, &x[row * width..][..width], cells_mut(lines));
-            }
-        };
-        let tasks = rows.div_ceil(TASK_ROWS);
-        if x.len() < MIN_SHARED { (0..tasks).for_each(quantize) } else { compute.pool.run(tasks, &quantize) }
+        share(compute, rows, width, &|row| {
+            // SAFETY: a row belongs to one task.
+            let scale = unsafe { scales.part(row, 1) };
+            // SAFETY: as above.
+            let lines = unsafe { lines.part(row * row_lines, row_lines) };
+            scale[0] = rowwise::quantize(compute.isa, &x[row * width..][..width], cells_mut(lines));
+        });
     }
 
     /// Quantizes rows of floats, (rows, width), and fills [`blocks`](Self::blocks).
@@ -59,11 +55,15 @@ impl QuantizedRows {
         let stride = self.stride();
         let mut blocks = std::mem::take(&mut self.blocks);
         blocks.resize(rows * row_blocks, Int4Cell::ZERO);
-        for (cells, blocks) in self.all().chunks_exact(stride).zip(blocks.chunks_exact_mut(row_blocks)) {
-            for (cells, block) in cells.as_chunks::<CELLS>().0.iter().zip(blocks) {
+        let shared = &DisjointSlice::new(&mut blocks[..]);
+        let cells = self.all();
+        share(compute, rows, width, &|row| {
+            // SAFETY: a row belongs to one task.
+            let blocks = unsafe { shared.part(row * row_blocks, row_blocks) };
+            for (cells, block) in cells[row * stride..][..stride].as_chunks::<CELLS>().0.iter().zip(blocks) {
                 *block = Int4Cell::new(*cells);
             }
-        }
+        });
         self.blocks = blocks;
     }
 
@@ -94,8 +94,41 @@ impl QuantizedRows {
     }
 }
 
+/// Calls `body` with each row, on several threads if the rows of `width` numbers are large enough. A row belongs to one task.
+fn share(compute: &Compute, rows: usize, width: usize, body: &(dyn Fn(usize) + Sync)) {
+    let run_task = |task: usize| (task * TASK_ROWS..rows.min((task + 1) * TASK_ROWS)).for_each(body);
+    let tasks = rows.div_ceil(TASK_ROWS);
+    if rows * width < MIN_SHARED { (0..tasks).for_each(run_task) } else { compute.pool.run(tasks, &run_task) }
+}
+
 /// Returns the cells of lines.
 fn cells_mut(lines: &mut [CellLine]) -> &mut [[i8; 4]] {
     // SAFETY: a line is its cells, without padding; exclusive because the borrow is.
     unsafe { std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), lines.len() * LINE_CELLS) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::testing::{computes, numbers};
+
+    #[test]
+    fn threads_fill_the_same_cells_and_blocks() {
+        // the last block of a row and the last task are not full
+        let width = 10 * 32 + 3;
+        let rows = MIN_SHARED / width + 2;
+        let x = numbers(1, rows * width);
+        for (one, three) in computes(1).iter().zip(computes(3)) {
+            let mut alone = QuantizedRows::default();
+            alone.fill_blocks(one, &x, width);
+            let mut shared = QuantizedRows::default();
+            shared.fill_blocks(&three, &x, width);
+            assert!(alone.all() == shared.all() && alone.scales() == shared.scales());
+            assert!(alone.blocks() == shared.blocks());
+            for (row, blocks) in shared.blocks().chunks_exact(11).enumerate() {
+                let cells = blocks.iter().flat_map(|block| block.cells);
+                assert!(cells.take(81).eq(shared.row(row).iter().copied()), "row {row}");
+            }
+        }
+    }
 }

@@ -27,9 +27,7 @@ impl Dtype {
     /// Returns the name in reports and on the command line.
     pub fn name(self) -> &'static str {
         match self {
-            Self::F32 => "f32",
-            Self::Bf16 => "bf16",
-            Self::Int8 => "int8",
+            Self::F32 | Self::Bf16 | Self::Int8 => self.cache_dtype().name(),
             Self::Int4 => "int4",
         }
     }

@@ -13,10 +13,8 @@ pub(super) trait WeightFormat<S: Simd>: Copy {
     type Cell: Copy;
     /// The weights of sixteen outputs for one step.
     type Weights: Copy;
-    /// Sixteen running sums.
-    type Sums: Copy;
     /// A running sum in memory.
-    type Slot: Copy + Default;
+    type Slot: SumSlot<S>;
     /// Bytes of a group of sixteen outputs.
     const GROUP: usize;
     /// Rows of the largest register tile.
@@ -25,32 +23,85 @@ pub(super) trait WeightFormat<S: Simd>: Copy {
     const GROUPS: usize = 128 / Self::GROUP;
     /// Value that is added to each byte of an int8 row.
     const OFFSET: i32 = 0;
-    /// True if sums are exact, so that the order of their terms is free.
-    const EXACT: bool = false;
 
     /// Loads the weights of a group.
     ///
     /// # Safety
     /// `from` points to `GROUP` bytes.
     unsafe fn weights(simd: S, from: *const u8) -> Self::Weights;
+    /// Returns `sums` + x · weights.
+    fn madd(simd: S, x: &Self::Cell, weights: Self::Weights, sums: Sums<S, Self>) -> Sums<S, Self>;
+    /// Returns a + b if few rows sum even and odd steps separately, which needs exact sums. Else `None`.
+    #[inline(always)]
+    fn merge(_: S, _: Sums<S, Self>, _: Sums<S, Self>) -> Option<Sums<S, Self>> {
+        None
+    }
+    /// Converts sums to floats.
+    fn floats(simd: S, sums: Sums<S, Self>, outputs: Option<IntegerOutputs<'_>>) -> S::V;
+}
+
+/// Sixteen running sums of a format.
+pub(super) type Sums<S, F> = <<F as WeightFormat<S>>::Slot as SumSlot<S>>::Sums;
+
+/// A running sum in memory: a float or an integer.
+pub(super) trait SumSlot<S: Simd>: Copy + Default {
+    /// Sixteen running sums.
+    type Sums: Copy;
+
     /// Returns sixteen zeros.
     fn zero(simd: S) -> Self::Sums;
-    /// Returns `sums` + x · weights.
-    fn madd(simd: S, x: &Self::Cell, weights: Self::Weights, sums: Self::Sums) -> Self::Sums;
-    /// Returns a + b.
-    fn merge(simd: S, a: Self::Sums, b: Self::Sums) -> Self::Sums;
     /// Loads sixteen sums.
     ///
     /// # Safety
     /// `from` points to sixteen slots.
-    unsafe fn load(simd: S, from: *const Self::Slot) -> Self::Sums;
+    unsafe fn load(simd: S, from: *const Self) -> Self::Sums;
     /// Stores sixteen sums.
     ///
     /// # Safety
     /// `to` points to sixteen slots.
-    unsafe fn store(simd: S, sums: Self::Sums, to: *mut Self::Slot);
-    /// Converts sums to floats.
-    fn floats(simd: S, sums: Self::Sums, outputs: Option<IntegerOutputs<'_>>) -> S::V;
+    unsafe fn store(simd: S, sums: Self::Sums, to: *mut Self);
+}
+
+impl<S: Simd> SumSlot<S> for f32 {
+    type Sums = S::V;
+
+    #[inline(always)]
+    fn zero(simd: S) -> S::V {
+        simd.splat(0.0)
+    }
+
+    #[inline(always)]
+    unsafe fn load(simd: S, from: *const f32) -> S::V {
+        // SAFETY: the caller guarantees the length.
+        unsafe { simd.load_at(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(simd: S, sums: S::V, to: *mut f32) {
+        // SAFETY: the caller guarantees the length.
+        unsafe { simd.store_at(sums, to) }
+    }
+}
+
+impl<S: Simd> SumSlot<S> for i32 {
+    type Sums = S::I;
+
+    #[inline(always)]
+    fn zero(simd: S) -> S::I {
+        simd.splat_int(0)
+    }
+
+    #[inline(always)]
+    unsafe fn load(simd: S, from: *const i32) -> S::I {
+        // SAFETY: the caller guarantees the length.
+        unsafe { simd.load_ints(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(simd: S, sums: S::I, to: *mut i32) {
+        // SAFETY: the caller guarantees the length.
+        unsafe { simd.store_ints(sums, to) }
+    }
 }
 
 /// Dequantization of a row's integer sums of sixteen outputs.
@@ -73,7 +124,6 @@ pub(super) struct FloatWeights<W>(PhantomData<W>);
 impl<S: Simd, W: LoadAsF32> WeightFormat<S> for FloatWeights<W> {
     type Cell = f32;
     type Weights = S::V;
-    type Sums = S::V;
     type Slot = f32;
     const GROUP: usize = LANES * size_of::<W>();
     const TILE: usize = S::ROWS;
@@ -85,30 +135,8 @@ impl<S: Simd, W: LoadAsF32> WeightFormat<S> for FloatWeights<W> {
     }
 
     #[inline(always)]
-    fn zero(simd: S) -> S::V {
-        simd.splat(0.0)
-    }
-
-    #[inline(always)]
     fn madd(simd: S, x: &f32, weights: S::V, sums: S::V) -> S::V {
         simd.madd(simd.splat(*x), weights, sums)
-    }
-
-    #[inline(always)]
-    fn merge(simd: S, a: S::V, b: S::V) -> S::V {
-        simd.add(a, b)
-    }
-
-    #[inline(always)]
-    unsafe fn load(simd: S, from: *const f32) -> S::V {
-        // SAFETY: the caller guarantees the length.
-        unsafe { simd.load_at(from) }
-    }
-
-    #[inline(always)]
-    unsafe fn store(simd: S, sums: S::V, to: *mut f32) {
-        // SAFETY: the caller guarantees the length.
-        unsafe { simd.store_at(sums, to) }
     }
 
     #[inline(always)]
@@ -124,12 +152,10 @@ pub(super) struct Int8Weights;
 impl<S: Simd> WeightFormat<S> for Int8Weights {
     type Cell = [i8; 4];
     type Weights = S::I;
-    type Sums = S::I;
     type Slot = i32;
     const GROUP: usize = 64;
     const TILE: usize = S::BYTE_ROWS;
     const OFFSET: i32 = S::OFFSET;
-    const EXACT: bool = true;
 
     #[inline(always)]
     unsafe fn weights(simd: S, from: *const u8) -> S::I {
@@ -138,30 +164,13 @@ impl<S: Simd> WeightFormat<S> for Int8Weights {
     }
 
     #[inline(always)]
-    fn zero(simd: S) -> S::I {
-        simd.splat_int(0)
-    }
-
-    #[inline(always)]
     fn madd(simd: S, x: &[i8; 4], weights: S::I, sums: S::I) -> S::I {
         simd.dot_bytes(weights, simd.offset(simd.splat_int(pack_bytes(*x))), sums)
     }
 
     #[inline(always)]
-    fn merge(simd: S, a: S::I, b: S::I) -> S::I {
-        simd.add_product(a, b, simd.splat_int(1))
-    }
-
-    #[inline(always)]
-    unsafe fn load(simd: S, from: *const i32) -> S::I {
-        // SAFETY: the caller guarantees the length.
-        unsafe { simd.load_ints(from) }
-    }
-
-    #[inline(always)]
-    unsafe fn store(simd: S, sums: S::I, to: *mut i32) {
-        // SAFETY: the caller guarantees the length.
-        unsafe { simd.store_ints(sums, to) }
+    fn merge(simd: S, a: S::I, b: S::I) -> Option<S::I> {
+        Some(simd.add_product(a, b, simd.splat_int(1)))
     }
 
     #[inline(always)]

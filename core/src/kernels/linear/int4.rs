@@ -65,7 +65,6 @@ pub(super) struct Block<I> {
 impl<S: Simd> WeightFormat<S> for Int4Weights {
     type Cell = Int4Cell;
     type Weights = Block<S::I>;
-    type Sums = S::I;
     type Slot = i32;
     const GROUP: usize = BLOCK_BYTES;
     const GROUPS: usize = GROUPS;
@@ -87,31 +86,9 @@ impl<S: Simd> WeightFormat<S> for Int4Weights {
     }
 
     #[inline(always)]
-    fn zero(simd: S) -> S::I {
-        simd.splat_int(0)
-    }
-
-    #[inline(always)]
     fn madd(simd: S, x: &Int4Cell, weights: Block<S::I>, sums: S::I) -> S::I {
         let block = simd.dot_nibbles(&weights.nibbles, &x.cells, simd.splat_int(x.offset));
         simd.add_product(sums, block, weights.multipliers)
-    }
-
-    #[inline(always)]
-    fn merge(simd: S, a: S::I, b: S::I) -> S::I {
-        <Int8Weights as WeightFormat<S>>::merge(simd, a, b)
-    }
-
-    #[inline(always)]
-    unsafe fn load(simd: S, from: *const i32) -> S::I {
-        // SAFETY: the caller guarantees the length.
-        unsafe { simd.load_ints(from) }
-    }
-
-    #[inline(always)]
-    unsafe fn store(simd: S, sums: S::I, to: *mut i32) {
-        // SAFETY: the caller guarantees the length.
-        unsafe { simd.store_ints(sums, to) }
     }
 
     #[inline(always)]

@@ -6,7 +6,7 @@
 //! slices, sums are kept in memory without rounding, so slices and tiles do not change any bit.
 
 use super::{
-    format::{FloatWeights, Int8Weights, IntegerOutputs, WeightFormat},
+    format::{FloatWeights, Int8Weights, IntegerOutputs, SumSlot, WeightFormat},
     int4::{Int4Cell, Int4Weights},
     matrix::Linear,
 };
@@ -119,7 +119,7 @@ pub(super) fn finish<S: Simd, F: WeightFormat<S>>(
             weight_sums: matrix.sums.get(index),
         });
         // SAFETY: there are sixteen sums for each group.
-        let sums = unsafe { F::load(simd, sums[group * LANES..][..LANES].as_ptr()) };
+        let sums = unsafe { F::Slot::load(simd, sums[group * LANES..][..LANES].as_ptr()) };
         let values = simd.add(F::floats(simd, sums, integers), simd.load(&matrix.bias[index]));
         if numbers.len() == LANES {
             simd.store(values, numbers);
@@ -258,16 +258,17 @@ impl<C: Copy> WeightPanel<'_, C> {
         let xs: [&[C]; R] = std::array::from_fn(|r| &self.x[(row + r) * self.stride..][..self.steps]);
         let slots: [*mut F::Slot; R] = std::array::from_fn(|r| sums[r][group * LANES..].as_mut_ptr());
         // no closures here: a closure that is not inlined is not compiled for the instruction set
-        let mut chains = [[F::zero(simd); G]; R];
+        let zero = F::Slot::zero(simd);
+        let mut chains = [[zero; G]; R];
         for (chains, &slots) in chains.iter_mut().zip(&slots) {
             for (index, chain) in chains.iter_mut().enumerate() {
                 // SAFETY: a row of sums has MAX_WIDTH slots, which include groups up to group + G, as checked.
-                *chain = unsafe { F::load(simd, slots.wrapping_add(index * LANES)) };
+                *chain = unsafe { F::Slot::load(simd, slots.wrapping_add(index * LANES)) };
             }
         }
         // few chains leave the units for products idle, so exact sums have two parts, of even and of odd steps
-        let halves = const { F::EXACT && S::ACROSS == 2 && R * G <= 4 };
-        let mut odd = [[F::zero(simd); G]; R];
+        let halves = S::ACROSS == 2 && R * G <= 4 && F::merge(simd, zero, zero).is_some();
+        let mut odd = [[zero; G]; R];
         let mut weights_at = self.weights.as_ptr().wrapping_add(start * stride + group * F::GROUP);
         // each tile prefetches its part of the next slice, one step of it per `tiles` steps
         let Prefetch { ahead, near, tile, tiles } = prefetch;
@@ -313,14 +314,16 @@ impl<C: Copy> WeightPanel<'_, C> {
         if halves {
             for (chains, odd) in chains.iter_mut().zip(odd) {
                 for (chain, odd) in chains.iter_mut().zip(odd) {
-                    *chain = F::merge(simd, *chain, odd);
+                    if let Some(sum) = F::merge(simd, *chain, odd) {
+                        *chain = sum;
+                    }
                 }
             }
         }
         for (chains, slots) in chains.iter().zip(slots) {
             for (index, &chain) in chains.iter().enumerate() {
                 // SAFETY: as for the loads.
-                unsafe { F::store(simd, chain, slots.wrapping_add(index * LANES)) };
+                unsafe { F::Slot::store(simd, chain, slots.wrapping_add(index * LANES)) };
             }
         }
     }

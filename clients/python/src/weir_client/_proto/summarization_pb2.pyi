@@ -125,18 +125,22 @@ class SummaryStarted(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("stage", "layer", "tokens_read", "blocks_encoded", "blocks_total")
+    __slots__ = ("stage", "layer", "tokens_read", "blocks_encoded", "blocks_total", "document_bytes", "cut")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     LAYER_FIELD_NUMBER: _ClassVar[int]
     TOKENS_READ_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_ENCODED_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CUT_FIELD_NUMBER: _ClassVar[int]
     stage: str
     layer: int
     tokens_read: int
     blocks_encoded: int
     blocks_total: int
-    def __init__(self, stage: _Optional[str] = ..., layer: _Optional[int] = ..., tokens_read: _Optional[int] = ..., blocks_encoded: _Optional[int] = ..., blocks_total: _Optional[int] = ...) -> None: ...
+    document_bytes: int
+    cut: bool
+    def __init__(self, stage: _Optional[str] = ..., layer: _Optional[int] = ..., tokens_read: _Optional[int] = ..., blocks_encoded: _Optional[int] = ..., blocks_total: _Optional[int] = ..., document_bytes: _Optional[int] = ..., cut: bool = ...) -> None: ...
 
 class Selected(_message.Message):
     __slots__ = ("layer", "spans", "tokens")

@@ -3,7 +3,7 @@
 use crate::{
     client_tls::{ClientTls, ClientTlsFiles},
     limited_file::{self, FILE_BYTES},
-    secret_args::{FlagNames, SecretFlags, SecretSource},
+    secret_args::{FlagNames, SecretFlags, SecretSource, both_given},
     server_address,
     shown::quoted,
 };
@@ -40,7 +40,7 @@ impl clap::Args for ApiKeyArgs {
 
 impl FromArgMatches for ApiKeyArgs {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
-        Ok(Self { source: API_KEY.source(matches)? })
+        Ok(Self { source: API_KEY.source(matches) })
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {
@@ -52,17 +52,17 @@ impl FromArgMatches for ApiKeyArgs {
 impl ApiKeyArgs {
     /// Returns the flag on the command line, if one is given.
     pub fn flag(&self) -> Option<&'static str> {
-        let (SecretSource::Text { origin, .. } | SecretSource::File { origin, .. }) = self.source.as_ref()?;
-        origin.starts_with('-').then_some(*origin)
+        self.source.as_ref()?.flag()
     }
 
     /// Returns the key, if one is given.
     ///
     /// # Errors
-    /// The file cannot be read, the key is empty, or no HTTP header can hold it. The message begins with the flag or the variable.
+    /// Two flags or two variables are given, the file cannot be read, the key is empty, or no HTTP header can hold it. The message begins with the flag or the variable.
     pub fn key(&self) -> Result<Option<String>, String> {
         match &self.source {
             None => Ok(None),
+            Some(SecretSource::Both { text, file }) => Err(both_given(text, file)),
             Some(SecretSource::Text { origin, secret }) => checked(origin, secret.value(), "an empty one").map(Some),
             Some(SecretSource::File { origin, path }) => {
                 let text = limited_file::read(path, FILE_BYTES).map_err(|why| format!("{origin}: {why}"))?;
@@ -209,8 +209,9 @@ mod tests {
 
     #[test]
     fn two_flags_are_refused() {
-        let error = parse(&["--api-key", "k", "--api-key-file", "f"]).unwrap_err().to_string();
-        assert_eq!(error, "error: --api-key: expected no value next to --api-key-file, found one\n");
+        let args = parse(&["--api-key", "k", "--api-key-file", "f"]).unwrap();
+        assert_eq!(args.key().unwrap_err(), "--api-key: expected no value next to --api-key-file, found one");
+        assert_eq!(args.flag(), Some("--api-key"));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! A pair of flags for a key or token: one for the secret itself, and one for the file that contains it.
 
-use clap::{Arg, ArgMatches, Error, error::ErrorKind, parser::ValueSource, value_parser};
+use clap::{Arg, ArgMatches, parser::ValueSource, value_parser};
 use std::{fmt, path::PathBuf};
 
 /// A key or token. Debug output does not contain it.
@@ -35,6 +35,9 @@ pub enum SecretSource {
     /// The file that contains it.
     #[expect(missing_docs, reason = "the fields are what their names say")]
     File { origin: &'static str, path: PathBuf },
+    /// Both flags, or both variables: an error of the commands that need the secret.
+    #[expect(missing_docs, reason = "the fields are what their names say")]
+    Both { text: &'static str, file: &'static str },
 }
 
 /// A flag and its environment variable.
@@ -74,17 +77,12 @@ impl SecretFlags {
     }
 
     /// Returns where the secret comes from: a flag if one is given, otherwise a variable. An empty variable counts as unset.
-    ///
-    /// # Errors
-    /// Both flags are given, or both variables and no flag.
-    pub fn source(self, matches: &ArgMatches) -> Result<Option<SecretSource>, Error> {
-        match self.source_of(ValueSource::CommandLine, matches)? {
-            Some(source) => Ok(Some(source)),
-            None => self.source_of(ValueSource::EnvVariable, matches),
-        }
+    pub fn source(self, matches: &ArgMatches) -> Option<SecretSource> {
+        let by_flag = self.source_of(ValueSource::CommandLine, matches);
+        by_flag.or_else(|| self.source_of(ValueSource::EnvVariable, matches))
     }
 
-    fn source_of(self, source: ValueSource, matches: &ArgMatches) -> Result<Option<SecretSource>, Error> {
+    fn source_of(self, source: ValueSource, matches: &ArgMatches) -> Option<SecretSource> {
         let is_given = |names: FlagNames| matches.value_source(names.id) == Some(source);
         let is_flag = source == ValueSource::CommandLine;
         let secret = matches.get_one::<Secret>(self.text.id).filter(|_| is_given(self.text));
@@ -93,13 +91,23 @@ impl SecretFlags {
         let path = path.filter(|path| is_flag || !path.as_os_str().is_empty());
         let (text, file) = (self.text.origin(source), self.file.origin(source));
         match (secret, path) {
-            (Some(_), Some(_)) => {
-                let message = format!("{text}: expected no value next to {file}, found one\n");
-                Err(Error::raw(ErrorKind::ArgumentConflict, message))
-            }
-            (Some(secret), None) => Ok(Some(SecretSource::Text { origin: text, secret: secret.clone() })),
-            (None, Some(path)) => Ok(Some(SecretSource::File { origin: file, path: path.clone() })),
-            (None, None) => Ok(None),
+            (Some(_), Some(_)) => Some(SecretSource::Both { text, file }),
+            (Some(secret), None) => Some(SecretSource::Text { origin: text, secret: secret.clone() }),
+            (None, Some(path)) => Some(SecretSource::File { origin: file, path: path.clone() }),
+            (None, None) => None,
         }
     }
+}
+
+impl SecretSource {
+    /// Returns the flag on the command line, if one is given.
+    pub fn flag(&self) -> Option<&'static str> {
+        let (Self::Text { origin, .. } | Self::File { origin, .. } | Self::Both { text: origin, .. }) = self;
+        origin.starts_with('-').then_some(*origin)
+    }
+}
+
+/// Returns the message about two flags, or two variables, for one secret.
+pub fn both_given(text: &str, file: &str) -> String {
+    format!("{text}: expected no value next to {file}, found one")
 }

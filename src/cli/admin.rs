@@ -14,7 +14,7 @@ use clap::{ArgMatches, Command, FromArgMatches};
 use serde_json::json;
 use weir_proto::{
     connection_args::TlsArgs,
-    secret_args::{FlagNames, SecretFlags, SecretSource},
+    secret_args::{FlagNames, SecretFlags, SecretSource, both_given},
 };
 
 /// Loads, unloads and lists the models of a running server.
@@ -100,7 +100,7 @@ impl clap::Args for AdminTokenArgs {
 
 impl FromArgMatches for AdminTokenArgs {
     fn from_arg_matches(matches: &ArgMatches) -> std::result::Result<Self, clap::Error> {
-        Ok(Self { source: ADMIN_TOKEN.source(matches)? })
+        Ok(Self { source: ADMIN_TOKEN.source(matches) })
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> std::result::Result<(), clap::Error> {
@@ -118,6 +118,7 @@ impl Server {
             Some(SecretSource::File { origin, path }) => {
                 AdminToken::read(path).map_err(|why| format!("{origin}: {why}"))
             }
+            Some(SecretSource::Both { text, file }) => Err(both_given(text, file)),
             None => {
                 Err("--admin-token-file (or WEIR_ADMIN_TOKEN): expected the server's admin token, found none".into())
             }

@@ -81,8 +81,10 @@ fn refusal_hint(error: &io::Error, has_certificate: bool) -> Option<&'static str
     use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
     let by_asking = if has_certificate { REFUSED } else { REQUIRED };
     match alert_of(error) {
-        // Servers of TLS 1.2 send these without naming the certificate.
-        Some(AlertDescription::HandshakeFailure | AlertDescription::AccessDenied) => Some(by_asking),
+        // Servers send these, too: the last for a certificate that another key than the authority's signed.
+        Some(AlertDescription::HandshakeFailure | AlertDescription::AccessDenied | AlertDescription::DecryptError) => {
+            Some(by_asking)
+        }
         Some(alert) => alert_hint(alert),
         None => matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof)
             .then_some(by_asking),
@@ -135,6 +137,7 @@ mod tests {
             (alert(AlertDescription::CertificateRequired), Some(REQUIRED), Some(REQUIRED)),
             (alert(AlertDescription::UnknownCA), Some(REFUSED), Some(REFUSED)),
             (alert(AlertDescription::HandshakeFailure), Some(REQUIRED), Some(REFUSED)),
+            (alert(AlertDescription::DecryptError), Some(REQUIRED), Some(REFUSED)),
             (alert(AlertDescription::InternalError), None, None),
             (io::ErrorKind::UnexpectedEof.into(), Some(REQUIRED), Some(REFUSED)),
             (io::ErrorKind::ConnectionReset.into(), Some(REQUIRED), Some(REFUSED)),

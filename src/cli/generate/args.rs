@@ -61,3 +61,10 @@ pub struct Args {
     #[command(flatten)]
     pub(super) model: ModelSourceArgs,
 }
+
+impl Args {
+    /// Returns the text of the prompt. Empty if the prompt is given as ids, which a server does not take.
+    pub(super) fn prompt_text(&self) -> &str {
+        self.prompt.as_deref().unwrap_or_default()
+    }
+}

@@ -66,7 +66,7 @@ impl Args {
         if let Some(ids) = &self.ids {
             return Ok(EncodedText { symbols: ids.clone(), normalized_chars: 0 });
         }
-        let text = self.prompt.as_deref().unwrap_or_default();
+        let text = self.prompt_text();
         let symbols = model.card().encode("--prompt", text)?;
         Ok(EncodedText { symbols, normalized_chars: notes::normalised("--prompt", text, &model.card().vocabulary) })
     }

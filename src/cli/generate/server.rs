@@ -31,8 +31,7 @@ pub(super) fn run(args: &Args, model: &ServedModel) -> Result<()> {
         }
         // Now, because a note after the first piece would stand within the text.
         Some(GenerateEvent::Started(started)) => {
-            let prompt = args.prompt.as_deref().unwrap_or_default();
-            described.report_normalised("--prompt", prompt, size(started.normalized_chars()));
+            described.report_normalised("--prompt", args.prompt_text(), size(started.normalized_chars()));
             Ok(())
         }
         None => Ok(()),
@@ -56,12 +55,12 @@ fn generated(character: &Character) -> GeneratedSymbol {
 
 impl Args {
     fn message(&self, model: Option<String>) -> Result<GenerateRequest> {
-        let Self { prompt, temperature, top_p, min_p, repetition_penalty, .. } = self;
+        let Self { temperature, top_p, min_p, repetition_penalty, .. } = self;
         let top_k = self.top_k.map(|value| narrow("--top-k", value)).transpose()?;
         let max_segments = self.max_segments.map(|value| narrow("--max-segments", value)).transpose()?;
         Ok(GenerateRequest {
             model,
-            prompt: prompt.clone().unwrap_or_default(),
+            prompt: self.prompt_text().to_owned(),
             sampling: Some(Sampling {
                 temperature: *temperature,
                 top_k,

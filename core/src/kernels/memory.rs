@@ -7,6 +7,7 @@
 use crate::error::{Error, Result};
 use memmap2::MmapMut;
 use std::{
+    ops::{Deref, DerefMut},
     ptr::NonNull,
     sync::{Arc, Mutex, PoisonError},
 };
@@ -70,6 +71,27 @@ impl Region {
     fn start(&self) -> *mut u8 {
         // SAFETY: the arena creates regions within their block.
         unsafe { self.block.start.as_ptr().add(self.offset) }
+    }
+}
+
+/// Numbers that begin at a cache line. Vectors and tiles are slow if they straddle two lines.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+pub(in crate::kernels) struct Aligned<T>(pub(in crate::kernels) T);
+
+impl<T> Deref for Aligned<T> {
+    type Target = T;
+
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<T> DerefMut for Aligned<T> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.0
     }
 }
 

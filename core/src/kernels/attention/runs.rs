@@ -3,8 +3,8 @@
 use super::{
     inputs::{QueryRow, ROW_TILE},
     layout::POSITIONS,
-    work::Aligned,
 };
+use crate::kernels::memory::Aligned;
 use std::ops::Range;
 
 /// Number of keys in a span. The scores of one span are held at a time, so that keys and values are read as two streams. Spans

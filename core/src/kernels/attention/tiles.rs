@@ -10,9 +10,12 @@ use super::{
     query::Query,
     runs::{MAX_COLUMNS, Products, Run, SPAN, Span},
     stored::{Columns, Int8Storage, Job, Stored, multiply_vectors, run_values},
-    work::{Aligned, TileSums, Work},
+    work::{TileSums, Work},
 };
-use crate::kernels::isa::{ActiveTiles, Isa, Simd, TILE_BYTES, TILE_ROWS, TileShape, Tiles, WIDTH};
+use crate::kernels::{
+    isa::{ActiveTiles, Isa, Simd, TILE_BYTES, TILE_ROWS, TileShape, Tiles, WIDTH},
+    memory::Aligned,
+};
 use std::arch::asm;
 
 /// Minimum rows that share a run of pages. Fewer rows are multiplied with vectors.
@@ -40,9 +43,7 @@ impl Int8Tiles {
 }
 
 /// Part of the numbers of all queries: one tile.
-#[derive(Clone, Copy)]
-#[repr(align(64))]
-struct QueryTile([[i8; TILE_BYTES]; TILE_ROWS]);
+type QueryTile = Aligned<[[i8; TILE_BYTES]; TILE_ROWS]>;
 
 impl Stored for Int8Tiles {
     type Number = i8;
@@ -67,7 +68,7 @@ impl Stored for Int8Tiles {
             job.columns.iter().for_each(|columns| columns.prefetch(simd));
         }
         let bytes = job.queries[0].cells.len() * CELL;
-        let mut x = [QueryTile([[0; TILE_BYTES]; TILE_ROWS]); MAX_TILES];
+        let mut x = [Aligned([[0; TILE_BYTES]; TILE_ROWS]); MAX_TILES];
         for (row, query) in job.queries.iter().enumerate() {
             assert_eq!(query.cells.len() * CELL, bytes);
             for (tile, cells) in x.iter_mut().zip(query.cells.as_flattened().chunks(TILE_BYTES)) {
@@ -138,7 +139,7 @@ impl Stored for Int8Tiles {
         }
         let shape = ValueShape { rows: rows.len(), head_dim: dim };
         for number in (0..dim).step_by(2 * LANES) {
-            let mut parts = PartialSums([[[0; LANES]; TILE_ROWS]; 4]);
+            let mut parts = Aligned([[[0; LANES]; TILE_ROWS]; 4]);
             // SAFETY: each page has `head_dim` values of each position, and there are as many weights as positions.
             unsafe { shape.multiply(self.0, high, low, &pointers[..values.len()], number, &mut parts) };
             for (index, &row) in rows.iter().enumerate() {
@@ -244,8 +245,7 @@ fn split_weights(weights: &[i16], high: &mut [u8], low: &mut [u8]) {
 }
 
 /// Sums of 32 numbers of a head: for each sixteen, those of the upper and those of the lower bytes of the weights.
-#[repr(align(64))]
-struct PartialSums([[[i32; LANES]; TILE_ROWS]; 4]);
+type PartialSums = Aligned<[[[i32; LANES]; TILE_ROWS]; 4]>;
 
 /// Shape of the products of weights with values.
 struct ValueShape {

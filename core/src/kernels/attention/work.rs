@@ -5,31 +5,8 @@ use super::{
     layout::POSITIONS,
     runs::{MAX_COLUMNS, Products, Runs, SPAN},
 };
-use std::{
-    cell::RefCell,
-    ops::{Deref, DerefMut},
-};
-
-/// Numbers that begin at a cache line. Vectors and tiles are slow if they straddle two lines.
-#[derive(Clone, Copy)]
-#[repr(align(64))]
-pub(super) struct Aligned<T>(pub(super) T);
-
-impl<T> Deref for Aligned<T> {
-    type Target = T;
-
-    #[inline(always)]
-    fn deref(&self) -> &T {
-        &self.0
-    }
-}
-
-impl<T> DerefMut for Aligned<T> {
-    #[inline(always)]
-    fn deref_mut(&mut self) -> &mut T {
-        &mut self.0
-    }
-}
+use crate::kernels::memory::Aligned;
+use std::cell::RefCell;
 
 /// Memory of one call. It has a fixed size, except for one sum for each number of a head.
 pub(super) struct Work {

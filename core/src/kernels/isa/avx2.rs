@@ -178,7 +178,7 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn scale_nibbles(self, bytes: Self::I, flips: Self::I, factors: Self::I, offsets: Self::I) -> Self::I {
-        // each product has two bytes, which carry nothing: 15 · 15 fits a byte
+        // one 16-bit product holds two byte products; neither carries, since 15 · 15 fits a byte
         std::array::from_fn(|half| unsafe {
             let products = _mm256_mullo_epi16(_mm256_xor_si256(bytes[half], flips[half]), factors[half]);
             _mm256_sub_epi8(products, offsets[half])

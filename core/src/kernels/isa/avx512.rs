@@ -156,7 +156,7 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     fn scale_nibbles(self, bytes: Self::I, flips: Self::I, factors: Self::I, offsets: Self::I) -> Self::I {
-        // each product has two bytes, which carry nothing: 15 · 15 fits a byte
+        // one 16-bit product holds two byte products; neither carries, since 15 · 15 fits a byte
         unsafe { _mm512_sub_epi8(_mm512_mullo_epi16(_mm512_xor_si512(bytes, flips), factors), offsets) }
     }
 

@@ -31,7 +31,7 @@ pub(super) trait WeightFormat<S: Simd>: Copy {
     unsafe fn weights(simd: S, from: *const u8) -> Self::Weights;
     /// Returns `sums` + x · weights.
     fn madd(simd: S, x: &Self::Cell, weights: Self::Weights, sums: Sums<S, Self>) -> Sums<S, Self>;
-    /// Returns a + b if few rows sum even and odd steps separately, which needs exact sums. Else `None`.
+    /// Returns a + b, or `None` if the format never splits its sums. Few rows sum even and odd steps separately, which needs exact sums.
     #[inline(always)]
     fn merge(_: S, _: Sums<S, Self>, _: Sums<S, Self>) -> Option<Sums<S, Self>> {
         None

@@ -163,7 +163,7 @@ pub(super) fn pack_row(row: &[f32], scale: f32, lane: usize, packed: &mut [u8], 
     }
 }
 
-/// Prefetch distance of a panel that is expanded, in bytes: about a panel.
+/// Bytes to prefetch ahead while a panel is expanded: nearly a full panel of 512 inputs.
 const AHEAD: usize = 8192;
 
 /// Expands the blocks of a panel, (blocks, groups), to int8 weights, (cells, groups, 64 bytes), as int8 matrices store them.
@@ -190,7 +190,7 @@ pub(super) fn expand<S: Simd>(simd: S, panel: &[u8], groups: usize, weights: &mu
 
 /// Factors that turn the stored levels of a block into int8 weights.
 struct Scaling<I> {
-    /// 15 in each byte of a negative multiplier: (level + 8) becomes 7 − level, that is −level + 7.
+    /// 15 in each byte of a negative multiplier: x ^ 15 turns a stored level + 8 into −level + 7.
     flips: I,
     /// Two copies of each multiplier's magnitude.
     factors: I,

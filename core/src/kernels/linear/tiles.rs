@@ -9,7 +9,10 @@ use super::{
     int4,
     product::{MAX_WIDTH, ProductJob, finish},
 };
-use crate::kernels::isa::{ActiveTiles, Simd, TILE_BYTES, TILE_ROWS, TileShape, Tiles, multiversion};
+use crate::kernels::{
+    isa::{ActiveTiles, Simd, TILE_BYTES, TILE_ROWS, TileShape, Tiles, multiversion},
+    memory::Aligned,
+};
 use std::{arch::asm, cell::RefCell, ops::Range};
 
 /// Minimum rows. The product of one row with weights from memory is a little faster with vectors.
@@ -30,8 +33,7 @@ const AHEAD: usize = 6144;
 const GROUPS: usize = 2;
 
 /// Sums of a pair of row tiles and a panel, whose rows start at cache lines.
-#[repr(align(64))]
-struct Sums([[i32; MAX_WIDTH]; PAIR]);
+type PairSums = Aligned<[[i32; MAX_WIDTH]; PAIR]>;
 
 multiversion! {
     /// Multiplies all rows with the weights of `panels`.
@@ -41,7 +43,7 @@ multiversion! {
 #[inline(always)]
 fn multiply<S: Simd>(simd: S, tiles: Tiles, job: &ProductJob<'_, [i8; 4]>, panels: Range<usize>) {
     let rows = job.x.len() / job.stride;
-    let mut sums = Sums([[0; MAX_WIDTH]; PAIR]);
+    let mut sums = Aligned([[0; MAX_WIDTH]; PAIR]);
     for first in (0..rows).step_by(PAIR) {
         let pair = PAIR.min(rows - first);
         let x = &job.x[first * job.stride..(first + pair) * job.stride];
@@ -73,7 +75,7 @@ fn multiply_expanded<S: Simd>(simd: S, tiles: Tiles, job: &ProductJob<'_, [i8; 4
     // tiles and vectors are slow if their rows straddle cache lines
     let aligned = buffer.as_ptr().align_offset(GROUP);
     let rows = job.x.len() / job.stride;
-    let mut sums = Sums([[0; MAX_WIDTH]; PAIR]);
+    let mut sums = Aligned([[0; MAX_WIDTH]; PAIR]);
     let mut shaped = ShapedTiles::new(tiles, rows.min(PAIR));
     for index in panels {
         let groups = job.matrix.groups(index);
@@ -114,7 +116,7 @@ impl ShapedTiles {
     }
 
     /// Sets `sums` to the products of the rows, (rows, stride), and a panel, (steps, groups, [`GROUP`]).
-    fn multiply(&self, x: &[[i8; CELL]], stride: usize, weights: &[u8], groups: usize, sums: &mut Sums) {
+    fn multiply(&self, x: &[[i8; CELL]], stride: usize, weights: &[u8], groups: usize, sums: &mut PairSums) {
         let rows = self.rows;
         assert!((1..=GROUPS).contains(&groups));
         let whole = weights.len() / (STEPS * groups * GROUP);
@@ -224,7 +226,7 @@ impl Part {
     /// # Safety
     /// `x` has `rows` rows of at least as many steps as `tiles` tiles have, `weights` as many steps of `groups` groups, and the tiles
     /// are shaped for `rows` rows, from 1 to [`PAIR`].
-    unsafe fn multiply(self, rows: usize, groups: usize, continued: bool, sums: &mut Sums) {
+    unsafe fn multiply(self, rows: usize, groups: usize, continued: bool, sums: &mut PairSums) {
         let part = self;
         let sums = sums.0.as_mut_ptr();
         // `#` turns an instruction for a tile that the shape lacks into a comment

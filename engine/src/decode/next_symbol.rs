@@ -32,7 +32,7 @@ impl NextSymbol {
     /// Checks the text and the boundary mode. Fails as [`Score::validate`](super::options::Score::validate) does.
     pub fn validate(&self, card: &Card) -> Result<()> {
         check_length(FIELD, self.symbols.len(), card)?;
-        card.vocabulary.check_text(FIELD, &self.symbols)?;
+        self.symbols.check(|symbols| card.vocabulary.check_text(FIELD, symbols))?;
         check_mode(&self.boundaries, card)
     }
 }

@@ -1,7 +1,7 @@
 //! A text that can drop its beginning; positions still count from the text's start. A digest of the dropped symbols remains:
 //! two texts that were cut at one position have the same beginning if their digests are equal.
 
-use super::shared_prefix::{ForkedText, KnownSums, PrefixSum, SharedPrefix, TextHash};
+use super::shared_prefix::{ForkedText, KnownDigests, SharedPrefix, digest_symbols};
 use sha2::{Digest as _, Sha256};
 use std::{ops::Range, sync::Arc};
 
@@ -16,8 +16,8 @@ pub(super) struct TextWindow {
     digest: Sha256,
     /// The symbols after them.
     pub(super) held: Vec<u32>,
-    /// The known sums of a prefix of the whole text.
-    known: Option<Arc<KnownSums>>,
+    /// The known digests of a prefix of the whole text.
+    known: Option<Arc<KnownDigests>>,
 }
 
 impl TextWindow {
@@ -43,10 +43,14 @@ impl TextWindow {
     }
 
     pub(super) fn drop_before(&mut self, position: usize) {
-        let count = position.saturating_sub(self.dropped).min(self.held.len());
-        self.digest.extend(&self.held[..count]);
-        self.held.drain(..count);
-        self.dropped += count;
+        let position = position.clamp(self.dropped, self.len());
+        // of a shared prefix, a digest may be known
+        let digest = self.text().digests().before(position).cloned();
+        if let Some(digest) = digest {
+            self.digest = digest;
+            self.held.drain(..position - self.dropped);
+            self.dropped = position;
+        }
     }
 
     pub(super) fn text(&self) -> TextView<'_> {
@@ -62,8 +66,8 @@ pub struct TextView<'a> {
     /// Digest of the dropped symbols; none if the text is complete.
     digest: Option<&'a Sha256>,
     held: &'a [u32],
-    /// The known sums of a prefix of the whole text.
-    known: Option<&'a KnownSums>,
+    /// The known digests of a prefix of the whole text.
+    known: Option<&'a KnownDigests>,
 }
 
 impl<'a, T: AsRef<[u32]> + ?Sized> From<&'a T> for TextView<'a> {
@@ -73,8 +77,8 @@ impl<'a, T: AsRef<[u32]> + ?Sized> From<&'a T> for TextView<'a> {
 }
 
 impl<'a> TextView<'a> {
-    /// Creates a complete text, with the known sums of a prefix.
-    fn new(symbols: &'a [u32], known: Option<&'a KnownSums>) -> Self {
+    /// Creates a complete text, with the known digests of a prefix.
+    fn new(symbols: &'a [u32], known: Option<&'a KnownDigests>) -> Self {
         Self { dropped: 0, digest: None, held: symbols, known }
     }
 
@@ -105,74 +109,63 @@ impl<'a> TextView<'a> {
     }
 
     /// Returns the digests of prefixes of rising length.
-    pub fn digests(&self) -> PrefixSums<'a, Sha256> {
-        PrefixSums::new(*self, self.digest.cloned().unwrap_or_default())
-    }
-
-    /// Returns the hashes of prefixes of rising length; none if symbols were dropped.
-    pub fn hashes(&self) -> Option<PrefixSums<'a, TextHash>> {
-        (self.dropped == 0).then(|| PrefixSums::new(*self, TextHash::default()))
+    pub fn digests(&self) -> PrefixDigests<'a> {
+        PrefixDigests { text: *self, position: self.dropped, digest: self.digest.cloned().unwrap_or_default() }
     }
 }
 
-/// The sums of a text's prefixes of rising length. See [`TextView::hashes`].
+/// The digests of a text's prefixes of rising length. See [`TextView::digests`].
 #[derive(Debug)]
-pub struct PrefixSums<'a, S> {
+pub struct PrefixDigests<'a> {
     text: TextView<'a>,
-    /// Number of symbols in `sum`.
+    /// Number of symbols in `digest`.
     position: usize,
-    sum: S,
+    digest: Sha256,
 }
 
-impl<'a, S: PrefixSum> PrefixSums<'a, S> {
-    /// Starts with `sum`, which is that of the symbols that the text has dropped.
-    fn new(text: TextView<'a>, sum: S) -> Self {
-        Self { text, position: text.dropped(), sum }
-    }
-
-    /// Returns the sum of the symbols before `position`, which must not be below the last one requested. None if symbols from there
-    /// on were dropped, or if `position` is beyond the end.
-    pub fn before(&mut self, position: usize) -> Option<&S> {
+impl PrefixDigests<'_> {
+    /// Returns the open digest of the symbols before `position`, which must not be below the last one requested. None if symbols from
+    /// there on were dropped, or if `position` is beyond the end.
+    fn before(&mut self, position: usize) -> Option<&Sha256> {
         if !(self.position..=self.text.len()).contains(&position) {
             return None;
         }
         if let Some(known) = self.text.known {
-            if let Some((len, sum)) = known.longest(position).filter(|(len, _)| *len > self.position) {
+            if let Some((len, digest)) = known.longest(position).filter(|(len, _)| *len > self.position) {
                 self.position = len;
-                self.sum = sum;
+                self.digest = digest;
             }
             if self.position < known.len() {
                 self.advance(position.min(known.len()))?;
-                known.keep(self.position, &self.sum);
+                known.keep(self.position, &self.digest);
             }
         }
         self.advance(position)?;
-        Some(&self.sum)
+        Some(&self.digest)
     }
 
     fn advance(&mut self, position: usize) -> Option<()> {
-        self.sum.extend(self.text.after(self.position)?.get(..position.checked_sub(self.position)?)?);
+        let symbols = self.text.after(self.position)?.get(..position.checked_sub(self.position)?)?;
+        digest_symbols(&mut self.digest, symbols);
         self.position = position;
         Some(())
     }
-}
 
-impl PrefixSums<'_, Sha256> {
-    /// Returns the digest of the symbols before `position`, or none as [`before`](Self::before) does.
+    /// Returns the digest of the symbols before `position`, or none as for [`before`](Self::before).
     pub fn digest_before(&mut self, position: usize) -> Option<Digest> {
-        self.before(position).map(|sum| sum.clone().finalize().into())
+        self.before(position).map(|digest| digest.clone().finalize().into())
     }
 }
 
 impl ForkedText {
-    /// Returns its symbols, with the known sums of the prefix.
+    /// Returns its symbols, with the known digests of the prefix.
     pub fn text(&self) -> TextView<'_> {
         TextView::new(&self.symbols, self.known.as_deref())
     }
 }
 
 impl SharedPrefix {
-    /// Returns its symbols, with their known sums.
+    /// Returns its symbols, with their known digests.
     pub fn text(&self) -> TextView<'_> {
         TextView::new(&self.symbols, Some(&self.known))
     }
@@ -183,7 +176,7 @@ mod tests {
     use super::*;
     use crate::decode::{
         random::{Purpose, uniform},
-        shared_prefix::MAX_KNOWN_SUMS,
+        shared_prefix::MAX_KNOWN_DIGESTS,
     };
 
     #[test]
@@ -218,19 +211,15 @@ mod tests {
         assert_eq!((window.len(), window.held.len()), (100, 0));
     }
 
-    fn naive<S: PrefixSum>(symbols: &[u32]) -> S {
-        let mut sum = S::default();
-        symbols.iter().for_each(|symbol| sum.extend(std::slice::from_ref(symbol)));
-        sum
-    }
-
     fn digest(symbols: &[u32]) -> Digest {
-        naive::<Sha256>(symbols).finalize().into()
+        let mut digest = Sha256::default();
+        symbols.iter().for_each(|symbol| digest.update(symbol.to_le_bytes()));
+        digest.finalize().into()
     }
 
-    /// Texts of one prefix ask for sums in random order, at random positions, and after their beginning was dropped.
+    /// Texts of one prefix ask for digests in random order, at random positions, and after their beginning was dropped.
     #[test]
-    fn forks_have_the_sums_of_texts_without_a_shared_prefix() {
+    fn forks_have_the_digests_of_texts_without_a_shared_prefix() {
         for round in 0..300 {
             let dice = |draw, sides| (uniform(round, Purpose::Sampling, draw) * sides as f32) as usize;
             let symbols = |first, len| (0..len).map(|index| dice(first + index, 3) as u32).collect::<Vec<u32>>();
@@ -247,35 +236,45 @@ mod tests {
                 let mut positions: Vec<usize> = (0..4).map(|index| dice(draw + 60 + index, 310)).collect();
                 positions.sort_unstable();
                 let mut digests = window.text().digests();
-                let mut hashes = window.text().hashes();
                 for position in positions {
                     let expected = (dropped..=text.len()).contains(&position).then(|| digest(&text[..position]));
                     assert_eq!(digests.digest_before(position), expected, "{position} of {}", text.len());
-                    let Some(hashes) = hashes.as_mut() else { continue };
-                    let expected = expected.map(|_| naive::<TextHash>(&text[..position]));
-                    assert_eq!(hashes.before(position).copied(), expected);
                 }
-                assert_eq!(hashes.is_none(), dropped > 0);
             }
         }
     }
 
     #[test]
-    fn a_sum_is_computed_once_and_few_are_kept() {
+    fn a_digest_is_computed_once_and_few_are_kept() {
         let shared = SharedPrefix::new((0..500).collect());
-        let known = |position| shared.known.longest::<Sha256>(position).map(|(len, _)| len);
+        let known = |position| shared.known.longest(position).map(|(len, _)| len);
         assert!(shared.text().digests().digest_before(70).is_some());
         let fork = TextWindow::new(shared.fork(&[7, 8]));
         assert!(fork.text().digests().digest_before(501).is_some());
         assert_eq!((known(69), known(499), known(502)), (None, Some(70), Some(500)));
         assert!((0..500).all(|position| shared.text().digests().digest_before(position).is_some()));
-        assert_eq!(Sha256::known(&shared.known).lock().unwrap().len(), MAX_KNOWN_SUMS);
-        assert!(TextHash::known(&shared.known).lock().unwrap().is_empty());
+        let kept = (0..=500).filter(|&position| known(position) == Some(position)).count();
+        assert_eq!(kept, MAX_KNOWN_DIGESTS);
     }
 
-    /// A text that changes within the prefix has no sums of the prefix any more.
     #[test]
-    fn a_changed_text_has_sums_of_its_own() {
+    fn a_shared_prefix_is_checked_once() {
+        let checked = std::cell::RefCell::new(Vec::new());
+        let below_9 = |symbols: &[u32]| {
+            checked.borrow_mut().push(symbols.len());
+            symbols.iter().position(|&symbol| symbol > 8).map_or(Ok(()), Err)
+        };
+        let shared = SharedPrefix::new(vec![1; 5]);
+        let results = [&[2, 3][..], &[2], &[], &[3, 9]].map(|own| shared.fork(own).check(below_9));
+        assert_eq!(results, [Ok(()), Ok(()), Ok(()), Err(6)]);
+        assert_eq!(SharedPrefix::new(vec![9]).fork(&[1]).check(below_9), Err(0));
+        assert_eq!(ForkedText::from(vec![1, 9]).check(below_9), Err(1));
+        assert_eq!(*checked.borrow(), [7, 1, 0, 2, 7, 2, 2]);
+    }
+
+    /// A text that changes within the prefix has no known digests any more.
+    #[test]
+    fn a_changed_text_has_digests_of_its_own() {
         let shared = SharedPrefix::new((0..100).collect());
         assert!(shared.text().digests().digest_before(100).is_some());
         let mut window = TextWindow::new(shared.fork(&[7, 8]));

@@ -2,17 +2,20 @@
 //!
 //! The trees hold states up to the end of a segment. A search for completions asks for the distributions after many beginnings of
 //! one word: without these states, each of its requests would feed the word from its first character. An open state serves only
-//! the texts that begin with the whole of its own. At most [`MAX_OPEN_STATES`] are kept; the least recently used one is dropped
-//! first.
+//! the texts that begin with the whole of its own. As for the trees, only the symbols that the state depends on are kept and compared:
+//! see [`TreeKey`]. At most [`MAX_OPEN_STATES`] are kept; the least recently used one is dropped first.
 
+use super::tree_key::TreeKey;
 use crate::{
-    decode::{contract::State, shared_prefix::TextHash, text_window::TextView},
+    decode::{contract::State, text_window::TextView},
     engine::accounting,
 };
-use std::collections::VecDeque;
+use std::{cmp::Reverse, collections::VecDeque};
 
 /// Maximum open states of a cache: about as many as twenty-five searches leave.
 pub(super) const MAX_OPEN_STATES: usize = 512;
+/// Symbols at the end of a text that are compared first. The texts of one search differ there.
+const LAST_SYMBOLS: usize = 16;
 
 /// The open states of a cache, with keys `K`.
 pub(super) struct OpenStates<K> {
@@ -25,9 +28,9 @@ pub(super) struct OpenStates<K> {
 /// The state of a text whose last segment has not ended.
 pub(super) struct OpenState<K> {
     key: K,
-    text: Box<[u32]>,
-    /// Hash of the text.
-    hash: TextHash,
+    place: TreeKey,
+    /// The symbols of the text from the start of `place` on. Never empty.
+    rest: Box<[u32]>,
     pub(super) state: Box<dyn State>,
     /// Estimated bytes without pages.
     own_bytes: usize,
@@ -43,10 +46,26 @@ pub(super) struct OpenMatch {
 }
 
 impl<K> OpenState<K> {
-    /// Creates the state of `text`; none if symbols of the text were dropped. `own_bytes`: its estimated bytes without pages.
-    pub(super) fn new(key: K, text: TextView<'_>, state: Box<dyn State>, own_bytes: usize) -> Option<Self> {
-        let hash = *text.hashes()?.before(text.len())?;
-        Some(Self { key, text: text.after(0)?.into(), hash, state, own_bytes })
+    /// Creates the state of a text, of which `place` and `rest` are those that [`TreeKey::for_state`] returns. `own_bytes`: its
+    /// estimated bytes without pages.
+    pub(super) fn new(key: K, place: TreeKey, rest: &[u32], state: Box<dyn State>, own_bytes: usize) -> Self {
+        Self { key, place, rest: rest.into(), state, own_bytes }
+    }
+
+    /// Number of symbols of its text.
+    fn len(&self) -> usize {
+        self.place.start + self.rest.len()
+    }
+
+    /// Returns true if `text` has the last symbols of this state's text at the same positions. Compares few of them.
+    fn may_begin(&self, text: TextView<'_>) -> bool {
+        let last = &self.rest[self.rest.len().saturating_sub(LAST_SYMBOLS)..];
+        text.after(self.len() - last.len()).is_some_and(|text| text.starts_with(last))
+    }
+
+    /// Returns true if `text` begins with this state's text, or differs only in what the state does not depend on.
+    fn begins(&self, text: TextView<'_>) -> bool {
+        text.after(self.place.start).is_some_and(|text| text.starts_with(&self.rest)) && self.place.precedes(text)
     }
 }
 
@@ -68,24 +87,15 @@ impl<K: PartialEq> OpenStates<K> {
     }
 
     /// Returns the longest state from which `text` continues, if it serves more than `shortest` symbols.
-    ///
-    /// Hashes the text once, and compares it only with states of equal hash: with one, unless hashes collide. None if symbols of
-    /// the text were dropped.
     pub(super) fn longest<'a>(&self, key: &K, text: impl Into<TextView<'a>>, shortest: usize) -> Option<OpenMatch> {
         let text = text.into();
-        let mut hashes = text.hashes()?;
-        let text = text.after(0)?;
-        let may_continue = |open: &OpenState<K>| {
-            let len = open.text.len();
-            // the key last, because its comparison takes longest
-            (shortest + 1..=text.len()).contains(&len) && text[..len].last() == open.text.last() && open.key == *key
-        };
+        // the key last, because its comparison takes longest
+        let may_serve = |open: &OpenState<K>| open.len() > shortest && open.may_begin(text) && open.key == *key;
         let mut candidates: Vec<(usize, &OpenState<K>)> =
-            self.states.iter().enumerate().filter(|(_, open)| may_continue(open)).collect();
-        candidates.sort_unstable_by_key(|(_, open)| open.text.len());
-        candidates.retain(|(_, open)| hashes.before(open.text.len()) == Some(&open.hash));
-        let found = candidates.into_iter().rev().find(|(_, open)| text.starts_with(&open.text));
-        found.map(|(index, open)| OpenMatch { index, len: open.text.len() })
+            self.states.iter().enumerate().filter(|(_, open)| may_serve(open)).collect();
+        candidates.sort_by_key(|(_, open)| Reverse(open.len()));
+        let found = candidates.into_iter().find(|(_, open)| open.begins(text));
+        found.map(|(index, open)| OpenMatch { index, len: open.len() })
     }
 
     /// Returns a fork of a state, which was used now.

@@ -4,6 +4,7 @@ use super::{
     Key, SegmentCache, entry_bytes,
     open_states::{MAX_OPEN_STATES, OpenMatch, OpenState},
     tenants::TenantEntries,
+    tree_key::TreeKey,
 };
 use crate::{
     decode::{contract::State, text_window::TextView},
@@ -30,12 +31,12 @@ impl SegmentCache {
             Some(entry) => self.touch(&entry),
             None => drop(self.keep(key, text, &*state)?),
         }
-        let Some(whole) = text.after(0).filter(|whole| whole.len() == state.len() && state.len() > end) else {
-            return Ok(());
-        };
-        let own_bytes = entry_bytes(&*state) + key.tenant.len() + size_of_val(whole);
+        let is_open = text.len() == state.len() && state.len() > end;
+        let place = TreeKey::for_state(&*state, text).filter(|(_, rest)| is_open && !rest.is_empty());
+        let Some((place, rest)) = place else { return Ok(()) };
+        let own_bytes = entry_bytes(&*state) + key.tenant.len() + size_of_val(rest);
         let limit = self.open_limit();
-        if own_bytes > limit || self.longest_open(key, text, whole.len() - 1).is_some() {
+        if own_bytes > limit || self.longest_open(key, text, text.len() - 1).is_some() {
             return Ok(());
         }
         while self.open_states.len() >= MAX_OPEN_STATES || self.open_states.own_bytes() + own_bytes > limit {
@@ -43,11 +44,10 @@ impl SegmentCache {
                 return Ok(());
             }
         }
-        if let Some(open) = OpenState::new(key.clone(), text, state, own_bytes) {
-            self.pages.add_short_lived(&*open.state);
-            self.open_states.push(open);
-            self.make_room();
-        }
+        let open = OpenState::new(key.clone(), place, rest, state, own_bytes);
+        self.pages.add_short_lived(&*open.state);
+        self.open_states.push(open);
+        self.make_room();
         Ok(())
     }
 

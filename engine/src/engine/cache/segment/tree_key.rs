@@ -37,6 +37,11 @@ impl TreeKey {
         let before = if counts_segments { Some(text.digests().digest_before(start)?) } else { None };
         Some((Self { start, before }, rest))
     }
+
+    /// Returns true if the state does not depend on the symbols before the tree's start, or if `text` has the same ones there.
+    pub(super) fn precedes(&self, text: TextView<'_>) -> bool {
+        self.before.is_none_or(|before| text.digests().digest_before(self.start) == Some(before))
+    }
 }
 
 /// A tree that may hold entries for a text.

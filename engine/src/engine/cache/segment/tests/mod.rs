@@ -4,7 +4,7 @@ mod open_states;
 mod storm;
 
 use super::*;
-use crate::decode::contract::PageUse;
+use crate::decode::{contract::PageUse, replay::ReplayStart};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 /// Symbols of a page.
@@ -42,6 +42,7 @@ struct PagedState {
     segmented: bool,
     /// Number of last symbols whose pages it holds; `None`: all.
     window: Option<usize>,
+    replay_start: Option<ReplayStart>,
     alive: Arc<AtomicUsize>,
 }
 
@@ -52,7 +53,15 @@ impl PagedState {
 
     fn windowed(text: &[u32], window: Option<usize>, alive: &Arc<AtomicUsize>) -> Self {
         let alive = Arc::clone(alive);
-        let mut state = Self { text: Vec::new(), dropped: 0, pages: Vec::new(), segmented: true, window, alive };
+        let mut state = Self {
+            text: Vec::new(),
+            dropped: 0,
+            pages: Vec::new(),
+            segmented: true,
+            window,
+            replay_start: None,
+            alive,
+        };
         text.iter().for_each(|&symbol| state.push(symbol));
         state
     }
@@ -100,6 +109,10 @@ impl State for PagedState {
         self.text.clear();
         self.dropped = 0;
         self.pages.clear();
+    }
+
+    fn replay_start(&self) -> Option<ReplayStart> {
+        self.replay_start
     }
 
     fn boundary_before(&self, len: usize) -> usize {

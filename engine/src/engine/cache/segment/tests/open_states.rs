@@ -4,7 +4,8 @@ use super::*;
 use crate::{
     decode::{
         random::{Purpose, uniform},
-        shared_prefix::{SharedPrefix, TextHash},
+        replay::{ReplayStart, SkippedSegments},
+        shared_prefix::SharedPrefix,
     },
     engine::cache::segment::open_states::{MAX_OPEN_STATES, OpenMatch, OpenState},
 };
@@ -94,7 +95,7 @@ fn entries_of_a_full_cache_make_room() {
 }
 
 fn opened(key: u32, text: &[u32], alive: &Arc<AtomicUsize>) -> OpenState<u32> {
-    OpenState::new(key, text.into(), Box::new(PagedState::new(&[], alive)), 1).unwrap()
+    OpenState::new(key, TreeKey::WHOLE, text, Box::new(PagedState::new(&[], alive)), 1)
 }
 
 #[test]
@@ -132,19 +133,28 @@ fn the_longest_state_is_that_of_a_naive_search() {
     assert!(found > 300, "{found}");
 }
 
+/// The state depends on the symbols from 2,500 on, and on the text before if it counts segments. Texts are cut at 2,048.
 #[test]
-fn texts_with_equal_hashes_are_not_mixed_up() {
-    // found by a search over first symbols: the second symbols cancel their difference
-    let text = [1_148_855_954, 7, 1];
-    let twin = [4_120_071_027, 7 ^ 0xa720_b2a0, 1];
-    let hash = |text: &[u32]| -> Option<TextHash> { TextView::from(text).hashes()?.before(text.len()).copied() };
-    assert_eq!(hash(&text), hash(&twin));
+fn a_windowed_state_serves_all_texts_with_the_symbols_that_it_depends_on() {
     let alive = Arc::default();
-    let mut states = OpenStates::new();
-    states.push(opened(1, &text[..1], &alive));
-    states.push(opened(1, &text, &alive));
-    assert_eq!(states.longest(&1, &twin, 0), None);
-    assert_eq!(states.longest(&1, &text, 0), Some(OpenMatch { index: 1, len: 3 }));
+    let text: Vec<u32> = (0..3000).map(|index| if index % 7 == 6 { 0 } else { 1 + index % 3 }).collect();
+    let changed_at = |position: usize| {
+        let mut text = [&text[..], &[5]].concat();
+        text[position] = 9;
+        text
+    };
+    for skipped in [None, Some(SkippedSegments { count: 1, next_start: 2501, next_end: 2504 })] {
+        let mut state = PagedState::windowed(&text, Some(16), &alive);
+        state.replay_start = Some(ReplayStart { symbol: 2500, valid_from: 2510, skipped });
+        let mut cache = SegmentCache::new(Capacity::with_bytes(1 << 20));
+        cache.keep_open(&key("a"), &text, Box::new(state)).unwrap();
+        let served = [3000, 5, 2047, 2048, 2998].map(|position| cache.known(&key("a"), &changed_at(position)));
+        let before = if skipped.is_some() { 0 } else { 3000 };
+        assert_eq!(served, [3000, before, before, 0, boundary(&text)]);
+        // the entry and the open state keep only the symbols after the cut
+        let symbols = cache.usage().bytes - cache.usage().page_bytes;
+        assert!((2 * 952 * 4..3000 * 4).contains(&symbols), "{symbols}");
+    }
 }
 
 /// Rows continue from hits, so that entries and open states share pages in every order.

@@ -95,7 +95,10 @@ pub fn default_windows(card: &Card) -> WindowOptions {
 pub fn check_model(call: &'static str, card: &Card) -> Result<()> {
     let wrong = |wanted, found| Err(Error::WrongKind { call, model: card.name.clone(), wanted, found });
     if card.exactness != Exactness::Bitwise {
-        return wrong("computes the same bits in every batch (exactness `bitwise`)", card.exactness.to_string());
+        return wrong(
+            "computes the same bits in every batch (exactness `bitwise`)",
+            format!("one that is {}", card.exactness),
+        );
     }
     if card.vocabulary.is_subword() {
         return wrong("reads characters or bytes", format!("one that reads subwords: {}", card.shape));
@@ -119,7 +122,7 @@ mod tests {
         let within = Card { exactness: Exactness::Within(1e-4), ..card };
         let message = check_model("Compress", &within).unwrap_err().to_string();
         assert!(message.starts_with("model: expected one that computes the same bits in every batch"), "{message}");
-        assert!(message.ends_with("is within 0.0001"), "{message}");
+        assert!(message.ends_with("found \"m\", one that is within 0.0001"), "{message}");
     }
 
     #[test]

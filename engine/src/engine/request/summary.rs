@@ -155,6 +155,7 @@ impl DocumentRequest {
     ) -> Result<()> {
         self.began.get_or_insert(now);
         self.pushed = 0;
+        self.read_bytes = None;
         match document {
             Some(document) => self.set_document(document),
             None if self.hard => self.encoding = Some(reader.open_hard()?),
@@ -346,6 +347,7 @@ impl DocumentRequest {
         self.document = None;
         self.idle_since = None;
         self.pushed = 0;
+        self.read_bytes = None;
         self.preempted = true;
     }
 

@@ -3,22 +3,21 @@
 
 use super::{
     codec::DecodedRequest,
-    field_names,
+    field_names, models,
     request::{InferRequest, shortened_id},
+    service::InferenceService,
     streamed_request::StreamedRequest,
 };
 use crate::{
     error::Result,
     serve::{
         call::Call,
-        collected::CollectedLimits,
-        in_process::{ClientContext, Services},
+        in_process::ClientContext,
         middleware::{
             body_limits::RequestMemory,
             tonic_errors::{undecodable, unreadable},
         },
         status::status,
-        tokenization::TokenizationWorkers,
     },
 };
 use prost::Message;
@@ -33,10 +32,7 @@ use weir_proto::inference::ModelStreamInferResponse;
 
 /// One call of `ModelStreamInfer`.
 pub(super) struct InferStream {
-    services: Services,
-    workers: TokenizationWorkers,
-    /// Limits of responses that are not streamed.
-    collected: CollectedLimits,
+    service: InferenceService,
     client: ClientContext,
     /// The tenant of the client.
     tenant: Arc<str>,
@@ -50,8 +46,6 @@ pub(super) struct InferStream {
     count: u64,
     /// Running requests by their numbers.
     running: StreamMap<u64, StreamedRequest>,
-    /// Maximum running requests. The stream reads no more while they run.
-    max_concurrent: usize,
     /// The failure that ended the requests. It is sent after the responses to earlier requests.
     failure: Option<Status>,
 }
@@ -64,21 +58,13 @@ struct ParsingRequest {
 }
 
 impl InferStream {
-    /// Handles the requests of one call, at most `max_concurrent` at a time.
-    pub(super) fn new(
-        services: Services,
-        workers: TokenizationWorkers,
-        collected: CollectedLimits,
-        mut request: tonic::Request<Streaming<DecodedRequest>>,
-        max_concurrent: usize,
-    ) -> Self {
+    /// Handles the requests of one call of `service`.
+    pub(super) fn new(service: InferenceService, mut request: tonic::Request<Streaming<DecodedRequest>>) -> Self {
         let client = ClientContext::from_grpc(&request).of_stream();
         let tenant = Call::of(&request).tenant();
         let memory = RequestMemory::take(&mut request);
         Self {
-            services,
-            workers,
-            collected,
+            service,
             client,
             tenant,
             incoming: Some(request.into_inner()),
@@ -86,14 +72,13 @@ impl InferStream {
             parsing: None,
             count: 0,
             running: StreamMap::new(),
-            max_concurrent,
             failure: None,
         }
     }
 
-    /// Reads the requests that have arrived, while the limit allows.
+    /// Reads the requests that have arrived, as long as fewer than the maximum run.
     fn poll_requests(&mut self, cx: &mut Context<'_>) {
-        while self.running.len() < self.max_concurrent {
+        while self.running.len() < self.service.max_concurrent {
             if let Some(parsing) = &mut self.parsing {
                 let Poll::Ready(parsed) = parsing.parsed.as_mut().poll(cx) else { return };
                 self.finish_parsing(parsed);
@@ -120,11 +105,12 @@ impl InferStream {
     fn begin(&mut self, request: DecodedRequest) {
         self.count += 1;
         let client = self.client.numbered(self.count);
-        let workers = self.workers.clone();
+        let InferenceService { workers, monitor, .. } = self.service.clone();
         let tenant = Arc::clone(&self.tenant);
         let id = request.as_ref().map(shortened_id).unwrap_or_default();
         let parsed = Box::pin(async move {
             let request = request.map_err(|reason| undecodable(&reason))?;
+            models::check_name(monitor.engines(), &request.model_name)?;
             workers.run(&tenant, request.encoded_len(), move || InferRequest::parse(request)).await?
         });
         self.parsing = Some(ParsingRequest { id, client, parsed });
@@ -137,8 +123,8 @@ impl InferStream {
         }
         let running = match parsed {
             Ok(request) => {
-                let size = self.collected.begin(&self.tenant, "use the input stream");
-                StreamedRequest::new(self.services.clone(), client, request, size)
+                let size = self.service.collected.begin(&self.tenant, "use the input stream");
+                StreamedRequest::new(self.service.services.clone(), client, request, size)
             }
             Err(error) => {
                 let status = status(&error, &client.request_id);
@@ -155,11 +141,11 @@ impl Stream for InferStream {
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         loop {
             self.poll_requests(cx);
-            let was_full = self.running.len() >= self.max_concurrent;
+            let was_full = self.running.len() >= self.service.max_concurrent;
             match Pin::new(&mut self.running).poll_next(cx) {
                 Poll::Ready(Some((_, message))) => return Poll::Ready(Some(Ok(message))),
                 // A finished request has made room for another one.
-                _ if was_full && self.running.len() < self.max_concurrent => {}
+                _ if was_full && self.running.len() < self.service.max_concurrent => {}
                 Poll::Ready(None) if self.incoming.is_none() && self.parsing.is_none() => {
                     return Poll::Ready(self.failure.take().map(Err));
                 }

@@ -42,6 +42,12 @@ pub(super) fn find(engines: &Engines, name: &str, version: &str) -> Result<Lease
     engines.find("name", Some(name))
 }
 
+/// Fails if no model has this name, or if it is empty and several models could answer. An unknown model is reported before problems
+/// with the tensors, which depend on the model.
+pub(super) fn check_name(engines: &Engines, name: &str) -> Result<()> {
+    engines.find_able("model_name", Some(name), continues_text).map(drop)
+}
+
 /// Returns a model that continues text, for the method `call`. Fails if it is unknown or summarizes documents.
 pub(super) fn find_generating(engines: &Engines, call: &'static str, name: &str, version: &str) -> Result<Lease> {
     check_version(version)?;

@@ -36,8 +36,7 @@ pub(super) struct InferenceService {
 impl InferenceService {
     /// Handles a stream of requests.
     pub(super) fn stream(&self, request: Request<Streaming<DecodedRequest>>) -> Response<InferStream> {
-        let Self { services, workers, collected, .. } = self.clone();
-        Response::new(InferStream::new(services, workers, collected, request, self.max_concurrent))
+        Response::new(InferStream::new(self.clone(), request))
     }
 
     /// Collects the response to a request of this tenant.
@@ -129,8 +128,7 @@ impl GrpcInferenceService for InferenceService {
         let tenant = Call::of(&request).tenant();
         let memory = RequestMemory::take(&mut request);
         let message = request.into_inner();
-        // Before the tensors, which are those of the model.
-        self.monitor.engines().find("model_name", Some(&message.model_name)).map_err(&status)?;
+        models::check_name(self.monitor.engines(), &message.model_name).map_err(&status)?;
         let parsed = self.workers.run(&tenant, message.encoded_len(), move || {
             let _memory = memory;
             InferRequest::parse(message)

@@ -1,17 +1,24 @@
 //! `ModelInfer`: single requests, their errors, and access control.
 
 use super::{
-    super::{Server, fake_model::Kind, long, reason},
-    client, count, flag, is_last, output, request, streamed,
+    super::{
+        Running, Server,
+        fake_model::{Fake, Kind},
+        long, reason,
+    },
+    Client, client, count, flag, is_last, output, request, streamed,
     streams::next,
     text, words,
 };
-use std::collections::HashMap;
+use crate::document_model::DocumentModel;
+use std::{collections::HashMap, sync::Arc};
 use tonic::{Code, Request};
 use tonic_types::StatusExt;
 use weir::{
     config::{Access, Credentials, Keys, TransportConfig},
-    engine::Limits,
+    decode::contract::Model,
+    engine::{Handle, Limits},
+    serve::Engines,
 };
 use weir_proto::inference::{self as oip, ModelInferRequest, model_infer_request::InferRequestedOutputTensor};
 
@@ -70,6 +77,33 @@ async fn a_single_request_fails_with_a_status() {
     let version = ModelInferRequest { model_version: "2".into(), ..request("", &[text("text_input", "a")]) };
     assert!(client(&server).model_infer(version).await.unwrap_err().message().starts_with("model_version: expected "));
     server.at_rest().await;
+}
+
+/// A request without a name is for the model that continues text.
+#[tokio::test]
+async fn the_only_model_that_continues_text_needs_no_name() {
+    let reader = DocumentModel::new();
+    let models = [Fake::new("fake", Kind::Pooled) as Arc<dyn Model>, Arc::clone(&reader) as Arc<dyn Model>];
+    let engines = models.map(|model| Handle::start(model, Limits::default()).unwrap());
+    let engines = Engines::new(engines.to_vec()).unwrap();
+    let running = Running::offering(engines, TransportConfig::default()).await;
+    let mut client = Client::new(running.channel.clone());
+    let asked = request("", &[text("text_input", "a")]);
+    assert_eq!(client.model_infer(asked.clone()).await.unwrap().into_inner().model_name, "fake");
+    let (mut first, mut streamed) = (asked.clone(), asked);
+    first.model_name = "nobody".into();
+    first.inputs[0].shape = vec![2];
+    streamed.id = "second".into();
+    let mut answers = client.model_stream_infer(tokio_stream::iter([first, streamed])).await.unwrap().into_inner();
+    for _ in 0..2 {
+        let answer = answers.message().await.unwrap().unwrap();
+        match answer.infer_response {
+            Some(response) if response.id == "second" => assert_eq!(response.model_name, "fake"),
+            // An unknown model is reported before a wrong shape.
+            _ => assert!(answer.error_message.contains("model: expected one of "), "{}", answer.error_message),
+        }
+    }
+    reader.release();
 }
 
 #[tokio::test]

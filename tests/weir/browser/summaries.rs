@@ -167,7 +167,7 @@ fn assert_consistent(shown: &Value) {
 }
 
 #[test]
-fn the_page_marks_what_was_read_until_now() {
+fn the_page_marks_what_was_read_so_far() {
     let Some(browser) = Browser::start(false) else { return };
     let folder = tempfile::tempdir().unwrap();
     let reader = write_random_model(folder.path());
@@ -211,7 +211,7 @@ fn the_page_marks_what_was_read_until_now() {
         );
         assert_eq!(ended["shares"], json!(["read: 25 %", "not read: 25 %", "cut off, not read: 50 %"]));
         let lead = if end == "stop" { "Stopped" } else { "The request failed" };
-        let outcome = format!("{lead} when the model had read 25 % of the document. It did not read the rest.");
+        let outcome = format!("{lead} after the model had read 25 % of the document. It did not read the rest.");
         assert_eq!(browser.text("#outcome"), outcome);
         assert_eq!(browser.evaluate("document.getElementById('results').hidden"), false);
     }

@@ -71,8 +71,8 @@ class DocumentView {
     const [share] = wholePercents([this.read, whole - this.read]);
     const words = () => {
       if (!this.read) return "before the model had read any of the document.";
-      if (this.read < this.end) return `when the model had read ${share} of the document. It did not read the rest.`;
-      return `when the model had read ${this.end < whole ? `${share} of the document, which is all that it reads` : "the whole document"}.`;
+      if (this.read < this.end) return `after the model had read ${share} of the document. It did not read the rest.`;
+      return `after the model had read ${this.end < whole ? `${share} of the document, which is all that it reads` : "the whole document"}.`;
     };
     at("outcome").textContent = `${lead} ${words()}`;
     this.render();

@@ -3,10 +3,11 @@
 use crate::error::Error;
 
 /// Request fields, dotted as on the wire, and the flags that set them.
-const FLAGS: [(&str, &str); 26] = [
+const FLAGS: [(&str, &str); 27] = [
     ("block_chars", "--block"),
     ("boundary_mode", "--boundary-mode"),
     ("chunk.text", "--file"),
+    ("complete.until", "--until"),
     ("model", "--model"),
     ("normalise", "--normalise"),
     ("options.beam_size", "--beam"),

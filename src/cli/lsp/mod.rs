@@ -108,10 +108,7 @@ async fn check_editing(client: &InferenceClient, model: Option<String>, until: C
         _ => return Err(client.incomplete("an answer to open")),
     }
     match responses.next().await?.and_then(|response| response.event) {
-        Some(EditEvent::Failed(failure)) if failure.reason == WRONG_KIND_OF_MODEL => {
-            let why = failure.message.replace("model: expected one that", "expected a model that");
-            refused(format!("--until {until}: {}", why.replace(" (for UNTIL_SEGMENT)", "")))
-        }
+        Some(EditEvent::Failed(failure)) if failure.reason == WRONG_KIND_OF_MODEL => refused(failure.message),
         // Some models cannot complete an empty text.
         _ => Ok(()),
     }

@@ -179,7 +179,7 @@ fn a_model_that_does_not_continue_texts_is_refused_at_the_start() {
         ),
         (
             vec!["--model", unpooled, "--until", "segment", "--threads=1"],
-            "--until segment: expected a model that pools its input, found ",
+            "--until: expected a model that pools its input, found ",
         ),
         (vec!["--server", &free], "no server listens there"),
         (vec!["--server", "h:1", "--dtype=bf16"], "--dtype: expected no value next to --server, found one"),

@@ -54,10 +54,10 @@ impl CompletionRules {
             return wrong("Edit", "reads characters or bytes");
         }
         if self.end == CompletionEnd::Segment && !card.pooled {
-            return wrong("UNTIL_SEGMENT", "pools its input");
+            return wrong("complete.until", "pools its input");
         }
         if self.end == CompletionEnd::Segment && card.begins_chunks {
-            return wrong("UNTIL_SEGMENT", "ends segments with a character");
+            return wrong("complete.until", "ends segments with a character");
         }
         Ok(())
     }

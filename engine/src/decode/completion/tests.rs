@@ -208,5 +208,5 @@ fn rules_are_checked() {
     assert_eq!(message(rules(1, 257)), "complete.max_chars: expected 1 to 256, found 257");
     let unpooled = Card { pooled: false, ..card() };
     let segment = CompletionRules { end: CompletionEnd::Segment, ..rules(1, 4) };
-    assert!(matches!(segment.validate(&unpooled), Err(Error::WrongKind { call: "UNTIL_SEGMENT", .. })));
+    assert!(matches!(segment.validate(&unpooled), Err(Error::WrongKind { call: "complete.until", .. })));
 }

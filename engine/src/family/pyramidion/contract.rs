@@ -95,7 +95,7 @@ impl DocumentEncoder for Pyramidion {
         }
         let Card { name, shape, .. } = &self.decoder.card;
         let wanted = "has a pooling that scores";
-        Err(Error::WrongKind { call: "hard top-k", model: name.clone(), wanted, found: shape.clone() })
+        Err(Error::WrongKind { call: "options.hard_topk", model: name.clone(), wanted, found: shape.clone() })
     }
 
     fn bytes_for(&self, tokens: usize) -> usize {

@@ -92,7 +92,7 @@ impl DocumentEncoder for T5 {
         }
         let Card { name, shape, .. } = &self.card;
         let wanted = "has a pooling that scores";
-        Err(Error::WrongKind { call: "hard top-k", model: name.clone(), wanted, found: shape.clone() })
+        Err(Error::WrongKind { call: "options.hard_topk", model: name.clone(), wanted, found: shape.clone() })
     }
 
     fn bytes_for(&self, tokens: usize) -> usize {

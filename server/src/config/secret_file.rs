@@ -1,6 +1,6 @@
 //! Reads files of settings, keys and certificates.
 
-use crate::family::checkpoint::regular_file;
+use crate::family::checkpoint::{placeholders::is_web_page, regular_file};
 use std::path::Path;
 use weir_proto::{
     limited_file::{self, FILE_BYTES},
@@ -25,15 +25,18 @@ pub(super) fn read_text(path: &Path) -> Result<String, String> {
 
 /// Names the kind of a text that belongs to another setting or program; `None` for other texts.
 pub(super) fn foreign_kind(text: &str) -> Option<&'static str> {
-    let start = text.trim_start();
-    let is_page = start.get(..5).is_some_and(|start| start == "<!DOC" || start.eq_ignore_ascii_case("<html"));
-    match () {
-        () if no_private_key(text.as_bytes()).is_none() => Some("a private key"),
-        () if no_certificate(text.as_bytes()).is_none() => Some("a certificate"),
-        () if text.contains("-----BEGIN ") => Some("a PEM file"),
-        () if start.starts_with('{') => Some("JSON"),
-        () if is_page => Some("a web page in HTML"),
-        () => None,
+    if no_private_key(text.as_bytes()).is_none() {
+        Some("a private key")
+    } else if no_certificate(text.as_bytes()).is_none() {
+        Some("a certificate")
+    } else if text.contains("-----BEGIN ") {
+        Some("a PEM file")
+    } else if text.trim_start().starts_with('{') {
+        Some("JSON")
+    } else if is_web_page(text.as_bytes()) {
+        Some("a web page in HTML")
+    } else {
+        None
     }
 }
 
@@ -54,3 +57,18 @@ pub(super) fn warn_if_open(path: &Path) {
 /// Does nothing: other systems have no such file modes.
 #[cfg(not(unix))]
 pub(super) fn warn_if_open(_: &Path) {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_of_other_kinds_are_named() {
+        for page in ["<!DOCTYPE html>", "\n<!doctype html>", "<HTML>", "<html lang=en>"] {
+            assert_eq!(foreign_kind(page), Some("a web page in HTML"), "{page}");
+        }
+        assert_eq!(foreign_kind(" {}"), Some("JSON"));
+        assert_eq!(foreign_kind("-----BEGIN SOMETHING-----"), Some("a PEM file"));
+        assert_eq!(foreign_kind("tester:a-key"), None);
+    }
+}

@@ -96,7 +96,7 @@ pub(super) fn check_needs_no_conversion(model_type: Option<&RawValue>, file: &Pa
     Err(Error::checkpoint(file, "model_type", expected, model_type.get()))
 }
 
-/// Adds to an error about a missing key of `config.json` that the folder is one of Hugging Face, and which of its files are missing.
+/// Adds to an error about a missing key of `config.json` which files the folder lacks, if it lacks some.
 pub fn explain_missing_key(error: Error, dir: &Path) -> Error {
     let Error::Checkpoint { file, key, expected, found } = error else { return error };
     if found != "nothing" {
@@ -106,13 +106,13 @@ pub fn explain_missing_key(error: Error, dir: &Path) -> Error {
     let weights = [WEIGHTS_FILE, INDEX_FILE, PICKLE_FILE, PICKLE_INDEX_FILE];
     let groups = [(TOKENIZER_FILE, &[TOKENIZER_FILE, "spiece.model"][..]), (WEIGHTS_FILE, &weights)];
     let missing: Vec<_> = groups.iter().filter(|(_, names)| !has_any(names)).map(|(name, _)| *name).collect();
-    let missing = match missing[..] {
-        [] => String::new(),
-        _ => format!(", which lacks {} as well", missing.join(" and ")),
+    let found = match missing[..] {
+        [] => found,
+        _ => format!(
+            "nothing; this Hugging Face folder also lacks {}: `weir pull hf:ORG/NAME` downloads a complete one",
+            missing.join(" and ")
+        ),
     };
-    let found = format!(
-        "nothing: the folder is one of Hugging Face{missing}; `weir pull hf:ORG/NAME` downloads a complete one"
-    );
     Error::Checkpoint { file, key, expected, found }
 }
 
@@ -195,14 +195,14 @@ mod tests {
         let shown = |found: &str| {
             explain_missing_key(Error::checkpoint("c", "vocab_size", "a value", found), dir.path()).to_string()
         };
-        let download = "; `weir pull hf:ORG/NAME` downloads a complete one";
-        let start = "c: vocab_size: expected a value, found nothing: the folder is one of Hugging Face";
-        let both = ", which lacks tokenizer.json and model.safetensors as well";
-        assert_eq!(shown("nothing"), format!("{start}{both}{download}"));
+        let download = ": `weir pull hf:ORG/NAME` downloads a complete one";
+        let start = "c: vocab_size: expected a value, found nothing";
+        let lacks = "; this Hugging Face folder also lacks tokenizer.json";
+        assert_eq!(shown("nothing"), format!("{start}{lacks} and model.safetensors{download}"));
         std::fs::write(dir.path().join(INDEX_FILE), "").unwrap();
-        assert_eq!(shown("nothing"), format!("{start}, which lacks tokenizer.json as well{download}"));
+        assert_eq!(shown("nothing"), format!("{start}{lacks}{download}"));
         std::fs::write(dir.path().join("spiece.model"), "").unwrap();
-        assert_eq!(shown("nothing"), format!("{start}{download}"));
+        assert_eq!(shown("nothing"), start);
         assert_eq!(shown("5"), "c: vocab_size: expected a value, found 5");
     }
 

@@ -12,7 +12,7 @@ pub(super) const ZEROS_AT_START: &str = "zeros at its start (an interrupted down
 pub(super) const WEB_PAGE: &str = "a web page in HTML (`weir pull` downloads the files of a model)";
 
 /// Returns true for the beginning of a web page.
-pub(super) fn is_web_page(bytes: &[u8]) -> bool {
+pub fn is_web_page(bytes: &[u8]) -> bool {
     let text = bytes.trim_ascii_start();
     let begins = |mark: &[u8]| text.get(..mark.len()).is_some_and(|start| start.eq_ignore_ascii_case(mark));
     begins(b"<html") || begins(b"<!doct")
@@ -40,6 +40,7 @@ mod tests {
         assert_eq!(placeholder(b""), Some("an empty file"));
         assert_eq!(placeholder(&[0; 9]), Some(ZEROS));
         assert_eq!(placeholder(b"\n<!DOCTYPE html>"), Some(WEB_PAGE));
+        assert_eq!(placeholder(b"<!doctype html>"), Some(WEB_PAGE));
         assert_eq!(placeholder(b"<HTML>"), Some(WEB_PAGE));
         assert_eq!(placeholder(b"{}"), None);
     }

@@ -95,7 +95,8 @@ pub fn parse(name: &str, text: &str, kind: impl Fn(&str) -> Option<ValueKind>) -
         let more = problems.len() - MAX_SYNTAX_ERRORS;
         problems.truncate(MAX_SYNTAX_ERRORS);
         if let Some(last) = problems.last_mut() {
-            *last += &format!("; {more} more syntax errors");
+            let plural = if more == 1 { "" } else { "s" };
+            *last += &format!("; {more} more syntax error{plural}");
         }
     }
     if !problems.is_empty() {
@@ -206,5 +207,12 @@ mod tests {
             assert!(problems.len() <= MAX_SYNTAX_ERRORS, "{problems:?}");
             assert!(problems[0].starts_with(&format!("w.toml, line {line}: ")), "{problems:?}");
         }
+        let end = |errors: usize| {
+            // Every line but the first repeats a key.
+            parse("w.toml", &"rows = 1\n".repeat(1 + errors), kind).1.pop().unwrap_or_default()
+        };
+        assert!(!end(3).contains("more syntax error"), "{}", end(3));
+        assert!(end(4).ends_with("; 1 more syntax error"), "{}", end(4));
+        assert!(end(5).ends_with("; 2 more syntax errors"), "{}", end(5));
     }
 }

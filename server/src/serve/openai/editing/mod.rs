@@ -53,11 +53,12 @@ struct MalformedKey;
 
 impl From<MalformedKey> for ApiError {
     fn from(_: MalformedKey) -> Self {
-        let message =
-            format!("{KEY_HEADER}: expected {KEY_PROTOCOL} before the API key in base64url, found another text");
+        let message = format!(
+            "{KEY_HEADER}: expected an API key in base64url without padding after {KEY_PROTOCOL}, found other text"
+        );
         Self::new(StatusCode::UNAUTHORIZED, "unauthenticated", message)
             .with_param(KEY_HEADER)
-            .logged_as(Code::InvalidArgument)
+            .logged_as(Code::Unauthenticated)
     }
 }
 

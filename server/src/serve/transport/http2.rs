@@ -132,7 +132,8 @@ impl hyper::service::Service<Request<Incoming>> for CallService {
         }
         if !is_grpc(&request) {
             tracing::debug!(id = &*request_id(request.headers()), "refused a request that is not a gRPC call");
-            count_refused(&self.metrics, called_path(&request), Code::InvalidArgument);
+            // A request that is not a call has no method.
+            count_refused(&self.metrics, "", Code::InvalidArgument);
             let has_body = request.method() != Method::HEAD;
             let mut response = Response::new(if has_body { Body::new(NEEDS_GRPC.to_owned()) } else { Body::empty() });
             // The status that the protocol of gRPC requires for other content types.

@@ -31,13 +31,18 @@ pub(super) fn read_text_or_stdin(flag: &str, file: &Path) -> Result<String> {
     decode(flag, file, bytes)
 }
 
-/// Checks that the file that `flag` names can be opened; `-` is standard input. Called before a model is loaded, so that a wrong name
-/// is reported first.
-pub(super) fn check(flag: &str, file: &Path) -> Result<()> {
+/// Checks that the file that `flag` names exists, and that it can be opened if it is a regular one; `-` is standard input. Called
+/// before a model is loaded, so that a wrong name is reported first.
+pub(super) fn check_readable(flag: &str, file: &Path) -> Result<()> {
     if file.as_os_str() == "-" {
         return Ok(());
     }
-    fs::metadata(file).map(drop).map_err(unreadable(flag, file))
+    let metadata = fs::metadata(file).map_err(unreadable(flag, file))?;
+    // Who opens and closes a pipe ends the program that writes to it.
+    if metadata.is_file() {
+        fs::File::open(file).map_err(unreadable(flag, file))?;
+    }
+    Ok(())
 }
 
 /// Returns a function that turns an I/O error about the file that `flag` names into an error with both names.

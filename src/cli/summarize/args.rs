@@ -2,7 +2,7 @@
 
 use super::input::Document;
 use crate::{
-    cli::{input_files::check, model::count, model_source::ModelSourceArgs},
+    cli::{input_files::check_readable, model::count, model_source::ModelSourceArgs},
     decode::{long_documents::LongDocuments, search_rules::EarlyStopping},
     error::{Error, Result},
 };
@@ -122,10 +122,10 @@ fn early_stopping(name: &str) -> std::result::Result<EarlyStopping, String> {
 }
 
 impl DocumentArgs {
-    /// Fails if the file does not exist.
-    pub(super) fn check(&self) -> Result<()> {
+    /// Fails if a file does not exist or cannot be opened.
+    pub(super) fn check_files(&self) -> Result<()> {
         let files = [("--file", &self.file), ("--table", &self.table)];
-        files.into_iter().try_for_each(|(flag, file)| file.as_ref().map_or(Ok(()), |file| check(flag, file)))
+        files.into_iter().try_for_each(|(flag, file)| file.as_ref().map_or(Ok(()), |file| check_readable(flag, file)))
     }
 
     /// Returns the document of the command. Fails if there is none.

@@ -24,7 +24,7 @@ use summary::{Summarizer, SummaryEvent};
 /// Runs the command. Fails if the checkpoint, the document or an option is invalid, if the server rejects the call, or if stdout
 /// cannot be written.
 pub fn run(args: Args, color: ColorChoice) -> Result<()> {
-    args.document.check()?;
+    args.document.check_files()?;
     match args.model.open()? {
         ModelSource::Process(model) => {
             if let (Some(out), Some(target)) = (&args.logits, &args.target_ids) {

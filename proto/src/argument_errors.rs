@@ -1,6 +1,6 @@
 //! Rewrites command-line errors in the form of all other errors: `--rows: expected a whole number from 1 to 64, found "x"`.
 
-use crate::{flag_origins::origin_of, shown::quoted};
+use crate::{flag_origins::origin_of, shown::quoted, similar_names::similar};
 use clap::{
     Arg, Command, Error,
     builder::PossibleValue,
@@ -69,7 +69,7 @@ pub fn explain(error: Error, command: &Command, arguments: &[OsString]) -> Error
         }
         ErrorKind::UnknownArgument => {
             let Some(found) = text(ContextKind::InvalidArg) else { return error };
-            match misplaced(selected(command, arguments), found) {
+            match misplaced(selected(command, arguments), arguments, found) {
                 Some(message) => message + &usage(&error),
                 None => return error,
             }
@@ -88,9 +88,9 @@ fn missing_value(command: &Command, arguments: &[OsString], name: &str) -> Strin
     format!("{name}: {EXPECTED}{expected}, found none")
 }
 
-/// Returns the message about an address that was given with a flag to a command that takes it without one, or the reverse for an
-/// input. `None` for other arguments.
-fn misplaced(command: &Command, found: &str) -> Option<String> {
+/// Returns the message about an address that was given with a flag to a command that takes it without one, about an input without
+/// its flag, or about the second word of an input without quotation marks. `None` for other arguments.
+fn misplaced(command: &Command, arguments: &[OsString], found: &str) -> Option<String> {
     if found == SERVER {
         let takes_address =
             |arg: &Arg| arg.is_positional() && arg.get_value_names().is_some_and(|names| names == [ADDRESS]);
@@ -102,6 +102,21 @@ fn misplaced(command: &Command, found: &str) -> Option<String> {
         command.get_arguments().filter(is_input).filter_map(|arg| Some(format!("--{}", arg.get_long()?))).collect();
     if found.starts_with('-') || inputs.is_empty() {
         return None;
+    }
+    let words: Vec<_> = arguments.iter().map(|word| word.to_str().unwrap_or_default()).collect();
+    let given = words.iter().enumerate().find_map(|(index, word)| {
+        let flag = inputs.iter().find(|flag| word.split('=').next() == Some(flag.as_str()))?;
+        // The flag has its value in the same word, or in the next one.
+        Some((flag, index + if word.contains('=') { 1 } else { 2 }))
+    });
+    if let Some((flag, after)) = given {
+        let follows = words.get(after) == Some(&found);
+        return follows.then(|| {
+            format!(
+                "{flag}: {EXPECTED}quotation marks around a value of several words, found {} after it",
+                quoted(found)
+            )
+        });
     }
     Some(format!("{}: {EXPECTED}a flag before the input, found {} without one", inputs.join("|"), quoted(found)))
 }
@@ -126,30 +141,6 @@ fn conflicting(error: &Error) -> Option<String> {
 /// Returns the names of the commands within a command that its help shows.
 fn command_names(command: &Command) -> Vec<&str> {
     command.get_subcommands().filter(|known| !known.is_hide_set()).map(Command::get_name).collect()
-}
-
-/// Returns the name that begins with `found`, or differs from it in few letters.
-fn similar<'a>(known: &[&'a str], found: &str) -> Option<&'a str> {
-    let is_start = |name: &&&str| found.len() > 1 && name.starts_with(found);
-    let nearest = || known.iter().map(|name| (edits(name, found), *name)).min().filter(|(edits, _)| *edits < 3);
-    let near = nearest().filter(|(edits, _)| edits * 2 <= found.chars().count()).map(|(_, name)| name);
-    known.iter().find(is_start).copied().or(near)
-}
-
-/// Counts the letters that must be inserted, removed or replaced to make `b` of `a`.
-fn edits(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (index, letter) in a.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = index + 1;
-        for (column, other) in b.iter().enumerate() {
-            let replaced = diagonal + usize::from(letter != *other);
-            diagonal = row[column + 1];
-            row[column + 1] = replaced.min(diagonal + 1).min(row[column] + 1);
-        }
-    }
-    row.last().copied().unwrap_or_default()
 }
 
 /// Returns the command that the arguments select.
@@ -350,6 +341,11 @@ mod tests {
     fn misplaced_arguments_are_explained() {
         let input = "--text|--file: expected a flag before the input, found \"a.txt\" without one";
         assert_eq!(message_of("read", &["a.txt"]), input);
+        let quotes = "--text: expected quotation marks around a value of several words, found \"world\" after it";
+        assert_eq!(message_of("read", &["--text", "hello", "world"]), quotes);
+        assert_eq!(message_of("read", &["--text=hello", "world"]), quotes);
+        let unexpected = "unexpected argument './model' found";
+        assert_eq!(message_of("read", &["./model", "--text", "a"]), unexpected);
         let address = "ADDRESS: expected the server's address without a flag, found --server";
         assert_eq!(message_of("call", &["--server", "h:1"]), address);
         assert_eq!(message_of("call", &["h:1"]), "--kind: expected one of a, b, found none");
@@ -376,7 +372,6 @@ mod tests {
         // The hidden command is not listed.
         assert_eq!(message_of("group", &["secre"]), "COMMAND: expected one of list, found \"secre\"");
         assert_eq!(message_of("group", &[]), "COMMAND: expected one of list, found none");
-        assert_eq!((edits("", "ab"), edits("kitten", "sitting"), edits("ab", "")), (2, 3, 2));
     }
 
     #[test]

@@ -13,6 +13,8 @@ pub mod codec;
 #[cfg(all(feature = "client", feature = "command-line"))]
 pub mod connection_args;
 pub mod decoded_size;
+#[cfg(feature = "command-line")]
+pub mod empty_variables;
 #[cfg(feature = "client")]
 pub mod failed_connection;
 #[cfg(feature = "command-line")]
@@ -26,6 +28,8 @@ pub mod secret_args;
 #[cfg(feature = "client")]
 pub mod server_address;
 pub mod shown;
+#[cfg(feature = "command-line")]
+mod similar_names;
 
 /// Version 1.
 pub mod v1 {

@@ -50,7 +50,8 @@ pub struct FlagNames {
 }
 
 impl FlagNames {
-    fn arg(self) -> Arg {
+    /// Returns the flag, which reads its value from the variable if it is not given.
+    pub(crate) fn arg(self) -> Arg {
         Arg::new(self.id).long(self.flag.trim_start_matches('-')).env(self.variable)
     }
 
@@ -76,7 +77,7 @@ impl SecretFlags {
         [text.hide_env_values(true).value_parser(value_parser!(Secret)), file.value_parser(value_parser!(PathBuf))]
     }
 
-    /// Returns where the secret comes from: a flag if one is given, otherwise a variable. An empty variable counts as unset.
+    /// Returns where the secret comes from: a flag if one is given, otherwise a variable.
     pub fn source(self, matches: &ArgMatches) -> Option<SecretSource> {
         let by_flag = self.source_of(ValueSource::CommandLine, matches);
         by_flag.or_else(|| self.source_of(ValueSource::EnvVariable, matches))
@@ -84,11 +85,8 @@ impl SecretFlags {
 
     fn source_of(self, source: ValueSource, matches: &ArgMatches) -> Option<SecretSource> {
         let is_given = |names: FlagNames| matches.value_source(names.id) == Some(source);
-        let is_flag = source == ValueSource::CommandLine;
         let secret = matches.get_one::<Secret>(self.text.id).filter(|_| is_given(self.text));
-        let secret = secret.filter(|secret| is_flag || !secret.value().is_empty());
         let path = matches.get_one::<PathBuf>(self.file.id).filter(|_| is_given(self.file));
-        let path = path.filter(|path| is_flag || !path.as_os_str().is_empty());
         let (text, file) = (self.text.origin(source), self.file.origin(source));
         match (secret, path) {
             (Some(_), Some(_)) => Some(SecretSource::Both { text, file }),

@@ -40,7 +40,7 @@ use clap::CommandFactory;
 use color::ColorChoice;
 use command::Command;
 use std::{ffi::OsString, io::Write, process::ExitCode};
-use weir_proto::argument_errors;
+use weir_proto::{argument_errors, empty_variables::without_empty};
 
 /// Runs the command that `arguments` name and returns its exit code. The first argument is the program's name. Errors are
 /// printed to stderr.
@@ -49,7 +49,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let (cli, sources) = match settings::parse(&arguments) {
         Ok(parsed) => parsed,
         Err(error) => {
-            let command = Cli::command().color(ColorChoice::of(&arguments));
+            let command = without_empty(Cli::command().color(ColorChoice::of(&arguments)));
             let error = argument_errors::explain(error, &command, &arguments);
             // If help cannot be printed, neither can an error about that.
             let _ = error.print();

@@ -83,12 +83,12 @@ impl ModelSourceArgs {
     /// checkpoint cannot be read or is invalid.
     pub(super) fn open(&self) -> Result<ModelSource> {
         let ServerArgs { server, api_key, tls } = &self.server;
-        if let Some(address) = server.as_deref().filter(|address| !address.is_empty()) {
+        if let Some(address) = server {
             let name = self.model.as_ref().map(|name| match name.to_str() {
                 Some(name) => Ok(name.to_owned()),
                 None => Err(Error::bad_option("--model", quoted(&name.to_string_lossy()), "a name in UTF-8")),
             });
-            let name = name.transpose()?.filter(|name| !name.is_empty());
+            let name = name.transpose()?;
             let runtime = runtime()?;
             let endpoint = endpoint("--server", address, tls)?;
             let key = api_key.key().map_err(Error::Setting)?;

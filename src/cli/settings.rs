@@ -13,11 +13,10 @@ use crate::config::{
     parse_switch,
 };
 use clap::{
-    Arg, ArgAction, ArgMatches, Command, CommandFactory, FromArgMatches, builder::Resettable, error::ErrorKind,
-    parser::ValueSource,
+    Arg, ArgAction, ArgMatches, Command, CommandFactory, FromArgMatches, error::ErrorKind, parser::ValueSource,
 };
 use std::{ffi::OsString, fmt::Write, path::PathBuf};
-use weir_proto::flag_origins::FlagOrigins;
+use weir_proto::{empty_variables::without_empty, flag_origins::FlagOrigins};
 
 /// The command that reads a settings file.
 const SERVE: &str = "serve";
@@ -41,7 +40,8 @@ pub(super) fn parse(arguments: &[OsString]) -> Result<(Cli, SettingSources), cla
     if let Some(serve) = matches.subcommand_matches(SERVE) {
         settings(&command).for_each(|arg| record(&mut sources, arg, serve, &entries));
     }
-    record_secrets(&mut sources, &command, &matches);
+    // `command` lacks variables that are empty.
+    record_secrets(&mut sources, &Cli::command(), &matches);
     check_in_process_flags(&command, &matches)?;
     sources.flag_origins = FlagOrigins::of(&command, &matches);
     Cli::from_arg_matches(&matches).map(|cli| (cli, sources))
@@ -68,7 +68,7 @@ fn check_in_process_flags(command: &Command, matches: &ArgMatches) -> Result<(),
     let Some((name, matches)) = matches.subcommand() else { return Ok(()) };
     let Some(command) = command.find_subcommand(name) else { return Ok(()) };
     let server = matches.try_get_one::<String>("server").ok().flatten();
-    if server.is_none_or(|address| address.is_empty()) {
+    if server.is_none() {
         return Ok(());
     }
     let origin = match matches.value_source("server") {
@@ -85,16 +85,6 @@ fn check_in_process_flags(command: &Command, matches: &ArgMatches) -> Result<(),
          for that)"
     );
     Err(command.clone().bin_name(format!("weir {name}")).error(ErrorKind::ArgumentConflict, message))
-}
-
-/// Treats empty environment variables as not set.
-fn without_empty(command: Command) -> Command {
-    command.mut_subcommand(SERVE, |serve| {
-        serve.mut_args(|arg| match arg.get_env().and_then(std::env::var_os) {
-            Some(value) if value.is_empty() => arg.env(Resettable::Reset),
-            _ => arg,
-        })
-    })
 }
 
 fn settings(command: &Command) -> impl Iterator<Item = &Arg> {
@@ -211,7 +201,7 @@ mod tests {
         let ids = error(&["weir", "generate", "--server=h:1", "--ids", "1"]).unwrap();
         assert!(ids.contains("--ids: expected no value next to --server, found one"), "{ids}");
         assert_eq!(error(&served), None);
-        assert_eq!(error(&["weir", "score", "--server", "", "--text", "a", "--threads", "2"]), None);
+        assert_eq!(error(&["weir", "score", "--text", "a", "--threads", "2"]), None);
     }
 
     #[test]

@@ -16,7 +16,7 @@ mod workload;
 use crate::error::Error;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::{ffi::OsString, process::ExitCode};
-use weir_proto::{argument_errors, flag_origins::FlagOrigins};
+use weir_proto::{argument_errors, empty_variables::without_empty, flag_origins::FlagOrigins};
 
 /// Load tester for weir's gRPC API: measures latency as clients see it, and the gain of one model over another.
 #[derive(Debug, Parser)]
@@ -47,12 +47,13 @@ enum Command {
 /// Runs the command given by `arguments`, the program's name first. Prints its error to stderr.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let arguments: Vec<_> = arguments.into_iter().collect();
-    let parsed = Cli::command().try_get_matches_from(&arguments);
+    let command = without_empty(Cli::command());
+    let parsed = command.clone().try_get_matches_from(&arguments);
     let parsed = parsed.and_then(|matches| Ok((Cli::from_arg_matches(&matches)?, matches)));
     let (cli, origins) = match parsed {
-        Ok((cli, matches)) => (cli, FlagOrigins::of(&Cli::command(), &matches)),
+        Ok((cli, matches)) => (cli, FlagOrigins::of(&command, &matches)),
         Err(error) => {
-            let error = argument_errors::explain(error, &Cli::command(), &arguments);
+            let error = argument_errors::explain(error, &command, &arguments);
             // there is no other place to report that help cannot be printed
             let _ = error.print();
             return u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from);

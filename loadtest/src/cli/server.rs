@@ -49,9 +49,7 @@ impl ServerArgs {
     /// Checks the options, and reads keys and certificates.
     pub(super) fn connect_options(&self) -> Result<ConnectOptions> {
         self.connections.map_or(Ok(()), |count| Error::check_range("--connections", count, 1..=MAX_CONNECTIONS))?;
-        // An empty variable counts as unset.
-        let given = if self.address.is_empty() { DEFAULT_ADDRESS } else { &*self.address };
-        let address = server_address::parse(given).map_err(|why| Error::Setting(format!("ADDRESS: {why}")))?;
+        let address = server_address::parse(&self.address).map_err(|why| Error::Setting(format!("ADDRESS: {why}")))?;
         let tls = self.tls.read(&address).map_err(Error::Setting)?;
         Ok(ConnectOptions { address, key: self.api_key.key().map_err(Error::Setting)?, tls })
     }

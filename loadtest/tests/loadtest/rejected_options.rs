@@ -15,6 +15,7 @@ fn contradicting_options_are_rejected() {
     let documents = format!("prompts={blank},prompt-chars=documents");
     for (arguments, expected) in [
         (&["run", "127.0.0.1:99999"][..], "ADDRESS: expected a port from 1 to 65535, found \"127.0.0.1:99999\""),
+        (&["run", ""], "ADDRESS: expected host:port or a URL, such as 127.0.0.1:50051, found \"\""),
         (
             &["compare", "127.0.0.1"],
             "ADDRESS: expected host:port or a URL, such as 127.0.0.1:50051, found \"127.0.0.1\"",

@@ -27,6 +27,8 @@ fn keys_and_certificates_are_sent() {
     assert!(both.contains("WEIR_API_KEY: expected no value next to WEIR_API_KEY_FILE, found one"), "{both}");
     let empty = stderr(&[("WEIR_API_KEY", "")], &args);
     assert!(empty.contains("use --api-key-file or WEIR_API_KEY (an empty variable counts as unset)"), "{empty}");
+    let empty_file = weir(&[("WEIR_API_KEY", KEY), ("WEIR_API_KEY_FILE", ""), ("WEIR_TLS_CLIENT_CERT", "")], &args);
+    assert!(empty_file.status.success(), "{empty_file:?}");
     let keyless = stderr(&[], &args);
     assert!(keyless.contains("unauthenticated") && keyless.contains("--api-key-file"), "{keyless}");
     let unencrypted = stderr(&[], &["segment", "--text", "a b", "--server", &server.address.to_string()]);

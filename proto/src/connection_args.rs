@@ -7,7 +7,7 @@ use crate::{
     server_address,
     shown::quoted,
 };
-use clap::{ArgMatches, Command, Error, FromArgMatches, parser::ValueSource};
+use clap::{ArgMatches, Command, Error, FromArgMatches, parser::ValueSource, value_parser};
 use std::path::PathBuf;
 
 /// The flags of the API key.
@@ -16,10 +16,14 @@ const API_KEY: SecretFlags = SecretFlags {
     file: FlagNames { id: "api_key_file", flag: "--api-key-file", variable: "WEIR_API_KEY_FILE" },
 };
 
-/// Id and name of the flag for the client's certificate.
-const CLIENT_CERT: (&str, &str) = ("tls_client_cert", "--tls-client-cert");
-/// Id and name of the flag for its private key.
-const CLIENT_KEY: (&str, &str) = ("tls_client_key", "--tls-client-key");
+/// The flag of the certificate authorities.
+const CA: FlagNames = FlagNames { id: "tls_ca", flag: "--tls-ca", variable: "WEIR_TLS_CA" };
+/// The flag of the client's certificate.
+const CLIENT_CERT: FlagNames =
+    FlagNames { id: "tls_client_cert", flag: "--tls-client-cert", variable: "WEIR_TLS_CLIENT_CERT" };
+/// The flag of its private key.
+const CLIENT_KEY: FlagNames =
+    FlagNames { id: "tls_client_key", flag: "--tls-client-key", variable: "WEIR_TLS_CLIENT_KEY" };
 
 /// Flags of the API key. A flag overrides the variables.
 #[derive(Debug, Clone)]
@@ -95,40 +99,46 @@ fn checked(origin: &str, key: &str, empty: &str) -> Result<String, String> {
 /// TLS flags, for an address that begins with `https://`.
 #[derive(Debug, Clone)]
 pub struct TlsArgs {
-    files: TlsFiles,
+    authorities: Option<PathBuf>,
+    certificate: Option<PathBuf>,
+    key: Option<PathBuf>,
     /// The first of these flags on the command line, if there is one.
     flag: Option<&'static str>,
 }
 
-#[derive(Debug, Clone, clap::Args)]
-struct TlsFiles {
-    /// PEM file with the certificate authorities that may have signed the server's certificate; required for https://.
-    #[arg(long, value_name = "FILE", env = "WEIR_TLS_CA")]
-    tls_ca: Option<PathBuf>,
-    /// PEM file with the client certificate and its chain, for a server that requires one.
-    #[arg(long, value_name = "FILE", env = "WEIR_TLS_CLIENT_CERT")]
-    tls_client_cert: Option<PathBuf>,
-    /// PEM file with the client certificate's private key.
-    #[arg(long, value_name = "FILE", env = "WEIR_TLS_CLIENT_KEY")]
-    tls_client_key: Option<PathBuf>,
-}
-
 impl clap::Args for TlsArgs {
     fn augment_args(command: Command) -> Command {
-        TlsFiles::augment_args(command)
+        let file = |names: FlagNames, help: &'static str| {
+            names.arg().value_name("FILE").value_parser(value_parser!(PathBuf)).help(help)
+        };
+        command.args([
+            file(
+                CA,
+                "PEM file with the certificate authorities that may have signed the server's certificate; required for https://",
+            ),
+            file(
+                CLIENT_CERT,
+                "PEM file with the client certificate and its chain, for a server that requires one",
+            ),
+            file(CLIENT_KEY, "PEM file with the client certificate's private key"),
+        ])
     }
 
     fn augment_args_for_update(command: Command) -> Command {
-        TlsFiles::augment_args_for_update(command)
+        Self::augment_args(command)
     }
 }
 
 impl FromArgMatches for TlsArgs {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
-        let flags = [("tls_ca", "--tls-ca"), (CLIENT_CERT.0, CLIENT_CERT.1), (CLIENT_KEY.0, CLIENT_KEY.1)];
-        let is_given = |(id, _): &(&str, &str)| matches.value_source(id) == Some(ValueSource::CommandLine);
-        let flag = flags.into_iter().find(is_given).map(|(_, flag)| flag);
-        Ok(Self { files: TlsFiles::from_arg_matches(matches)?, flag })
+        let is_given = |names: &FlagNames| matches.value_source(names.id) == Some(ValueSource::CommandLine);
+        let file = |names: FlagNames| matches.get_one::<PathBuf>(names.id).cloned();
+        Ok(Self {
+            authorities: file(CA),
+            certificate: file(CLIENT_CERT),
+            key: file(CLIENT_KEY),
+            flag: [CA, CLIENT_CERT, CLIENT_KEY].iter().find(|names| is_given(names)).map(|names| names.flag),
+        })
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {
@@ -152,16 +162,17 @@ impl TlsArgs {
                 "{flag}: expected a server's address that begins with https:// next to it, found {found}"
             ));
         }
-        let TlsFiles { tls_ca, tls_client_cert, tls_client_key } = &self.files;
-        let alone =
-            |missing: &str, given: &str| Err(format!("{missing}: expected a file because {given} is set, found none"));
-        match (tls_client_cert, tls_client_key) {
-            (Some(_), None) => alone(CLIENT_KEY.1, CLIENT_CERT.1),
-            (None, Some(_)) => alone(CLIENT_CERT.1, CLIENT_KEY.1),
+        let Self { authorities, certificate, key, .. } = self;
+        let alone = |missing: FlagNames, given: FlagNames| {
+            Err(format!("{}: expected a file because {} is set, found none", missing.flag, given.flag))
+        };
+        match (certificate, key) {
+            (Some(_), None) => alone(CLIENT_KEY, CLIENT_CERT),
+            (None, Some(_)) => alone(CLIENT_CERT, CLIENT_KEY),
             _ => ClientTls::read(ClientTlsFiles {
-                authorities: tls_ca.as_deref(),
-                certificate: tls_client_cert.as_deref(),
-                key: tls_client_key.as_deref(),
+                authorities: authorities.as_deref(),
+                certificate: certificate.as_deref(),
+                key: key.as_deref(),
             }),
         }
     }

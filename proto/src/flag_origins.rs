@@ -22,14 +22,11 @@ impl FlagOrigins {
     pub fn explain(&self, message: &str) -> String {
         self.flags.iter().fold(message.to_owned(), |message, (flag, origin)| {
             let named = format!("{flag}: ");
-            let at_start = message.starts_with(&named).then_some(0);
-            // Behind the address of a server.
-            let position = at_start.or_else(|| message.find(&format!(": {named}")).map(|position| position + 2));
-            let Some((before, rest)) = position.and_then(|position| message.split_at_checked(position)) else {
-                return message;
-            };
-            let rest = rest.strip_prefix(flag).unwrap_or(rest);
-            format!("{before}{flag}{origin}{rest}")
+            if let Some(rest) = message.strip_prefix(&named) {
+                return format!("{flag}{origin}: {rest}");
+            }
+            // The name may follow the address of a server.
+            message.replacen(&format!(": {named}"), &format!(": {flag}{origin}: "), 1)
         })
     }
 }

@@ -97,13 +97,13 @@ pub(super) fn run(args: Args, command: String) -> Result<()> {
 pub(super) fn check(session: &MeasurementSession) -> Result<()> {
     let models = &session.models;
     if !(2..=MAX_MODELS).contains(&models.len()) {
-        let advice = match models[..] {
+        let found = match models[..] {
             [_] => {
                 "1; to compare, serve another model as well, for example with `weir serve MODEL_A MODEL_B`".to_owned()
             }
             _ => models.len().to_string(),
         };
-        return Err(Error::option("--models", advice, format!("2 to {MAX_MODELS} models")));
+        return Err(Error::option("--models", found, format!("2 to {MAX_MODELS} models")));
     }
     let of_kind = |summarizes| models.iter().find(|model| model.summarizes == summarizes).map(|model| &model.name);
     if let (Some(reader), Some(writer)) = (of_kind(true), of_kind(false)) {

@@ -163,7 +163,7 @@ fn unanswered(url: &str, error: &str) -> Error {
         _ if error.contains("invalid peer certificate") => {
             "; to trust the server's certificate authority, set SSL_CERT_FILE to a file with its certificate"
         }
-        _ => "; is the address correct, and does this machine reach it?",
+        _ => "; is the address correct, and can this machine reach it?",
     };
     Error::Setting(format!("SOURCE: cannot fetch {}: {error}{hint}", clip(url, 500)))
 }

@@ -98,6 +98,7 @@ fn what_cannot_be_compressed_is_refused() {
     let summarizer = pyramidion_converted("pyramidion");
     let refusal = compress(summarizer.to_str().unwrap(), &[]).unwrap_err();
     assert!(refusal.contains("--model: expected one that"), "{refusal}");
+    assert!(refusal.contains("(for `weir compress`)"), "{refusal}");
     compress(MODEL, &["--normalise"]).unwrap();
     let back = path(folder.path(), "back");
     weir(&[], &["decompress", "--model", MODEL, &out, &back]).unwrap();

@@ -6,19 +6,18 @@ use tokio_rustls::rustls::{
 };
 use webpki::{EndEntityCert, Error, KeyUsage, anchor_from_trusted_cert};
 
-/// Returns the message about a file of trusted authorities without one; `None` if a certificate in it is an authority's, or is
-/// malformed. A certificate that signed itself counts as its own authority.
+/// Returns an error message if no certificate of a file of trusted authorities can sign others. `None` if one can, is self-signed
+/// or is malformed, or if there are no certificates.
 pub fn no_authority(certificates: &[CertificateDer<'_>]) -> Option<&'static str> {
     let are_others = !certificates.is_empty() && certificates.iter().all(is_signed_by_another);
     are_others.then_some(
-        "expected the certificate of an authority, found one that cannot sign others: give the certificate of the authority that \
-         signed it",
+        "expected a CA certificate, found one that cannot sign others: give the certificate of the authority that signed it",
     )
 }
 
-/// Returns true for a certificate that is no authority's and that another one signed.
+/// Returns true if another certificate signed this one and this one cannot sign others.
 fn is_signed_by_another(certificate: &CertificateDer<'_>) -> bool {
-    // Verification with the certificate itself as the authority fails with another error for the certificate of an authority.
+    // With itself as the trust anchor, the certificate of an authority fails with a different error.
     [KeyUsage::server_auth(), KeyUsage::client_auth()].into_iter().any(|usage| {
         let mut verified = verify_alone(certificate, UnixTime::now(), usage);
         if let Err(Error::CertExpired { not_after: time, .. } | Error::CertNotValidYet { not_before: time, .. }) =

@@ -62,7 +62,8 @@ impl ApiKeyArgs {
     /// Returns the key, if one is given.
     ///
     /// # Errors
-    /// Two flags or two variables are given, the file cannot be read, the key is empty, or no HTTP header can hold it. The message begins with the flag or the variable.
+    /// Two flags or two variables are given, the file cannot be read, the key is empty, or no HTTP header can hold it. The message
+    /// begins with the flag or the variable.
     pub fn key(&self) -> Result<Option<String>, String> {
         match &self.source {
             None => Ok(None),
@@ -152,15 +153,13 @@ impl TlsArgs {
     /// TLS, because they may hold for other commands.
     ///
     /// # Errors
-    /// A flag is given for an address without TLS, or a certificate without its key. A file cannot be read or has something else. The
-    /// message begins with the flag.
+    /// A flag is given for an address without TLS, only one of the client's certificate and its key is given, or a file cannot be
+    /// read or has the wrong contents. The message begins with the flag.
     pub fn read(&self, address: &str) -> Result<ClientTls, String> {
         if !server_address::is_encrypted(address) {
             let Some(flag) = self.flag else { return Ok(ClientTls::default()) };
             let found = quoted(address);
-            return Err(format!(
-                "{flag}: expected a server's address that begins with https:// next to it, found {found}"
-            ));
+            return Err(format!("{flag}: expected a server address that begins with https://, found {found}"));
         }
         let Self { authorities, certificate, key, .. } = self;
         let alone = |missing: FlagNames, given: FlagNames| {
@@ -209,7 +208,7 @@ mod tests {
             TlsArgs::from_arg_matches(&command.try_get_matches_from(arguments).unwrap()).unwrap()
         };
         let error = |arguments: &[&str], address| parse(arguments).read(address).unwrap_err();
-        let expected = "--tls-ca: expected a server's address that begins with https:// next to it, found \"h:1\"";
+        let expected = "--tls-ca: expected a server address that begins with https://, found \"h:1\"";
         assert_eq!(error(&["--tls-ca", "none"], "h:1"), expected);
         let expected = "--tls-client-key: expected a file because --tls-client-cert is set, found none";
         assert_eq!(error(&["--tls-client-cert", "none"], "https://h:1"), expected);

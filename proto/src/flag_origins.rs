@@ -1,4 +1,4 @@
-//! Adds to messages about flags that an environment variable gave their value.
+//! Adds the environment variable to a message about a flag whose value comes from it.
 
 use clap::{Arg, ArgMatches, Command, parser::ValueSource};
 use std::ffi::OsString;
@@ -41,8 +41,8 @@ fn collect(command: &Command, matches: &ArgMatches, flags: &mut Vec<(String, Str
     }
 }
 
-/// Returns the end of an argument's name in a message about its value, if the value comes from a variable because `arguments` have
-/// none.
+/// Returns the suffix ` (from VARIABLE)` of an argument's name in messages. Empty unless the value comes from a variable and not
+/// from `arguments`.
 pub(crate) fn origin_of(arg: &Arg, arguments: &[OsString]) -> String {
     let is_set = arg.get_env().is_some_and(|variable| std::env::var_os(variable).is_some());
     let names: Vec<_> = arg.get_long_and_visible_aliases().unwrap_or_default();

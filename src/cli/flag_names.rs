@@ -43,7 +43,7 @@ const COMMANDS: [(&str, &str); 6] = [
     ("Compress", "weir compress"),
     ("Edit", "weir lsp"),
 ];
-/// What commands without the flag `--model` need a model for.
+/// The `call` of errors about a model in commands without the flag `--model`.
 const WITHOUT_FLAG: [&str; 2] = ["attention resolution", "this benchmark"];
 
 /// Returns the error with flag names in place of field names, and commands in place of methods.

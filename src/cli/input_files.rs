@@ -38,7 +38,7 @@ pub(super) fn check_readable(flag: &str, file: &Path) -> Result<()> {
         return Ok(());
     }
     let metadata = fs::metadata(file).map_err(unreadable(flag, file))?;
-    // Who opens and closes a pipe ends the program that writes to it.
+    // Opening and closing a pipe would end the program that writes to it.
     if metadata.is_file() {
         fs::File::open(file).map_err(unreadable(flag, file))?;
     }

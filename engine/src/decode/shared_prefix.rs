@@ -28,7 +28,7 @@ pub(super) fn digest_symbols(digest: &mut Sha256, symbols: &[u32]) {
     }
 }
 
-/// The digests of a text's beginnings that were computed, by the number of symbols.
+/// The digests computed so far of a text's beginnings, by their number of symbols.
 #[derive(Debug)]
 pub struct KnownDigests {
     /// Number of symbols of the text. Digests of longer texts are not kept.
@@ -80,7 +80,8 @@ impl From<Vec<u32>> for ForkedText {
 }
 
 impl ForkedText {
-    /// Checks the symbols with `check`, those of a shared prefix once for all of its texts. Fails as `check` does for the whole text.
+    /// Checks the symbols with `check`; the symbols of a shared prefix are checked only once for all its texts. Fails with the
+    /// error that `check` returns for the whole text.
     pub fn check<E>(&self, check: impl Fn(&[u32]) -> Result<(), E>) -> Result<(), E> {
         let Some(known) = &self.known else { return check(&self.symbols) };
         if known.is_checked.load(Relaxed) {

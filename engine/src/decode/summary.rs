@@ -170,7 +170,7 @@ pub struct ByteRange {
     pub end: u64,
 }
 
-/// Returns the number of bytes of the text up to the end of the last of these tokens that covers text.
+/// Returns the end of the last token that covers text, in bytes from the start of the text. `None` if no token covers text.
 pub(crate) fn read_bytes(ranges: &[ByteRange]) -> Option<u64> {
     ranges.iter().filter(|range| range.start < range.end).map(|range| range.end).max()
 }

@@ -44,7 +44,7 @@ impl TextWindow {
 
     pub(super) fn drop_before(&mut self, position: usize) {
         let position = position.clamp(self.dropped, self.len());
-        // of a shared prefix, a digest may be known
+        // a shared prefix may already know the digest
         let digest = self.text().digests().before(position).cloned();
         if let Some(digest) = digest {
             self.digest = digest;
@@ -124,8 +124,8 @@ pub struct PrefixDigests<'a> {
 }
 
 impl PrefixDigests<'_> {
-    /// Returns the open digest of the symbols before `position`, which must not be below the last one requested. None if symbols from
-    /// there on were dropped, or if `position` is beyond the end.
+    /// Returns the unfinished digest of the symbols before `position`, which must not be less than that of the previous call.
+    /// `None` if symbols that the digest lacks were dropped, or if `position` is beyond the end.
     fn before(&mut self, position: usize) -> Option<&Sha256> {
         if !(self.position..=self.text.len()).contains(&position) {
             return None;
@@ -151,7 +151,7 @@ impl PrefixDigests<'_> {
         Some(())
     }
 
-    /// Returns the digest of the symbols before `position`, or none as for [`before`](Self::before).
+    /// Returns the digest of the symbols before `position`, or `None` in the cases of `before`.
     pub fn digest_before(&mut self, position: usize) -> Option<Digest> {
         self.before(position).map(|digest| digest.clone().finalize().into())
     }

@@ -81,7 +81,7 @@ fn refusal_hint(error: &io::Error, has_certificate: bool) -> Option<&'static str
     use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
     let by_asking = if has_certificate { REFUSED } else { REQUIRED };
     match alert_of(error) {
-        // Servers send these, too: the last for a certificate that another key than the authority's signed.
+        // Servers also send these alerts: the last one for a certificate that was signed with a key other than the authority's.
         Some(AlertDescription::HandshakeFailure | AlertDescription::AccessDenied | AlertDescription::DecryptError) => {
             Some(by_asking)
         }

@@ -31,7 +31,8 @@ pub(super) trait WeightFormat<S: Simd>: Copy {
     unsafe fn weights(simd: S, from: *const u8) -> Self::Weights;
     /// Returns `sums` + x · weights.
     fn madd(simd: S, x: &Self::Cell, weights: Self::Weights, sums: Sums<S, Self>) -> Sums<S, Self>;
-    /// Returns a + b, or `None` if the format never splits its sums. Few rows sum even and odd steps separately, which needs exact sums.
+    /// Returns a + b, or `None` if the format never splits its sums. A product of few rows sums even and odd steps separately,
+    /// which requires exact sums.
     #[inline(always)]
     fn merge(_: S, _: Sums<S, Self>, _: Sums<S, Self>) -> Option<Sums<S, Self>> {
         None

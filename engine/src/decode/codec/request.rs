@@ -97,7 +97,7 @@ pub fn check_model(call: &'static str, card: &Card) -> Result<()> {
     if card.exactness != Exactness::Bitwise {
         return wrong(
             "computes the same bits in every batch (exactness `bitwise`)",
-            format!("one that is {}", card.exactness),
+            format!("one whose exactness is {}", card.exactness),
         );
     }
     if card.vocabulary.is_subword() {
@@ -122,7 +122,7 @@ mod tests {
         let within = Card { exactness: Exactness::Within(1e-4), ..card };
         let message = check_model("Compress", &within).unwrap_err().to_string();
         assert!(message.starts_with("model: expected one that computes the same bits in every batch"), "{message}");
-        assert!(message.ends_with("found \"m\", one that is within 0.0001"), "{message}");
+        assert!(message.ends_with("found \"m\", one whose exactness is within 0.0001"), "{message}");
     }
 
     #[test]

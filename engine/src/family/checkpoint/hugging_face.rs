@@ -96,7 +96,7 @@ pub(super) fn check_needs_no_conversion(model_type: Option<&RawValue>, file: &Pa
     Err(Error::checkpoint(file, "model_type", expected, model_type.get()))
 }
 
-/// Adds to an error about a missing key of `config.json` which files the folder lacks, if it lacks some.
+/// Adds the files that the folder lacks, if any, to an error about a missing key of `config.json`.
 pub fn explain_missing_key(error: Error, dir: &Path) -> Error {
     let Error::Checkpoint { file, key, expected, found } = error else { return error };
     if found != "nothing" {

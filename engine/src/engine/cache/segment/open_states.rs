@@ -2,8 +2,8 @@
 //!
 //! The trees hold states up to the end of a segment. A search for completions asks for the distributions after many beginnings of
 //! one word: without these states, each of its requests would feed the word from its first character. An open state serves only
-//! the texts that begin with the whole of its own. As for the trees, only the symbols that the state depends on are kept and compared:
-//! see [`TreeKey`]. At most [`MAX_OPEN_STATES`] are kept; the least recently used one is dropped first.
+//! the texts that begin with all of its own text. As in the trees, only the symbols that the state depends on are kept and
+//! compared: see [`TreeKey`]. At most [`MAX_OPEN_STATES`] are kept; the least recently used one is dropped first.
 
 use super::tree_key::TreeKey;
 use crate::{
@@ -46,8 +46,8 @@ pub(super) struct OpenMatch {
 }
 
 impl<K> OpenState<K> {
-    /// Creates the state of a text, of which `place` and `rest` are those that [`TreeKey::for_state`] returns. `own_bytes`: its
-    /// estimated bytes without pages.
+    /// Creates an open state from the `place` and `rest` that [`TreeKey::for_state`] returns for its text. `own_bytes` is its
+    /// estimated size without pages.
     pub(super) fn new(key: K, place: TreeKey, rest: &[u32], state: Box<dyn State>, own_bytes: usize) -> Self {
         Self { key, place, rest: rest.into(), state, own_bytes }
     }

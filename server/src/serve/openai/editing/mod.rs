@@ -62,8 +62,8 @@ impl From<MalformedKey> for ApiError {
     }
 }
 
-/// Moves the API key of a handshake to `authorization`. Marks a request with a malformed key, which [`edit`] refuses: the log of
-/// refused requests is between them.
+/// Moves the API key of a handshake to `authorization`. Only marks a request with a malformed key: [`edit`] refuses it, so that the
+/// layer in between logs the refusal.
 pub(super) async fn read_key(mut request: Request, next: Next) -> Response {
     if request.uri().path() == PATH
         && let Err(malformed) = add_key(request.headers_mut())

@@ -5,7 +5,7 @@ const PART_NAMES = { kept: "kept", dropped: "read, not kept", read: "read", ahea
 class DocumentView {
   constructor(text) {
     this.bytes = new TextEncoder().encode(text);
-    // The end of the part that the model reads: that of the document, until the server reports that it cuts the document there.
+    // The end of the part that the model reads: the document's end, until the server reports an earlier cut.
     this.end = this.bytes.length;
     this.isEndKnown = false;
     // The end of the part that the model has read.
@@ -56,7 +56,7 @@ class DocumentView {
     this.renderSoon();
   }
 
-  /** Records that the model has read all that it reads: the summary is complete. */
+  /** Records that the summary is complete: the model has read everything up to `end`. */
   finish({ cut, document_bytes }) {
     this.setEnd(cut, document_bytes);
     this.read = this.end;

@@ -16,7 +16,7 @@ pub(super) struct ReservedPort {
 }
 
 impl ReservedPort {
-    /// Reserves the address that `flag` gives. Fails if another program listens there. Must run within the runtime.
+    /// Reserves the address that `flag` gives. Fails if another program uses it. Must run within the runtime.
     pub(super) fn reserve(flag: &'static str, address: SocketAddr) -> Result<Self, PortError> {
         Self::bind(flag, address).map_err(|error| PortError { flag, address, error })
     }
@@ -27,6 +27,9 @@ impl ReservedPort {
         #[cfg(unix)]
         socket.set_reuseaddr(true)?;
         socket.bind(address)?;
+        // Until it listens, no other program may take the port.
+        #[cfg(unix)]
+        socket.set_reuseaddr(false)?;
         // The system has chosen the port if the address asks for port 0.
         let address = socket.local_addr()?;
         Ok(Self { flag, address, socket })
@@ -37,10 +40,16 @@ impl ReservedPort {
         self.address
     }
 
-    /// Listens. Fails if another program that reserved the port at the same time listens already. Must run within the runtime.
+    /// Listens. Must run within the runtime.
     pub(super) fn listen(self) -> Result<TcpListener, PortError> {
         let Self { flag, address, socket } = self;
-        socket.listen(BACKLOG).map_err(|error| PortError { flag, address, error })
+        // The connections of an earlier process would prevent it.
+        #[cfg(unix)]
+        let socket = socket.set_reuseaddr(true).map(|()| socket);
+        #[cfg(not(unix))]
+        let socket = Ok(socket);
+        let listener = socket.and_then(|socket| socket.listen(BACKLOG));
+        listener.map_err(|error| PortError { flag, address, error })
     }
 }
 
@@ -138,6 +147,7 @@ mod tests {
         assert_ne!(address.port(), 0);
         let refused = TcpStream::connect(address).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
+        assert!(ReservedPort::reserve("--listen", address).is_err(), "two programs reserve one port");
         let listener = reserved.listen().unwrap();
         assert_eq!(listener.local_addr().unwrap(), address);
         TcpStream::connect(address).unwrap();

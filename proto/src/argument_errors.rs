@@ -71,7 +71,20 @@ pub fn explain(error: Error, command: &Command, arguments: &[OsString]) -> Error
             let Some(found) = text(ContextKind::InvalidArg) else { return error };
             match misplaced(selected(command, arguments), arguments, found) {
                 Some(message) => message + &usage(&error),
-                None => return error,
+                None if found.starts_with('-') => {
+                    let is_it = |name| format!(" (is it {name}?)");
+                    let similar = text(ContextKind::SuggestedArg).map(is_it).unwrap_or_default();
+                    format!(
+                        "FLAG: {EXPECTED}a flag that --help lists, found {}{similar}{}",
+                        shown(found),
+                        usage(&error)
+                    )
+                }
+                None => {
+                    let takes_more = selected(command, arguments).get_positionals().next().is_some();
+                    let expected = if takes_more { "no further argument" } else { "flags only" };
+                    format!("ARGUMENT: {EXPECTED}{expected}, found {}{}", quoted(found), usage(&error))
+                }
             }
         }
         _ => return error,
@@ -291,6 +304,19 @@ mod tests {
             "{message}"
         );
         message["error: ".len()..].split("\n\n").next().unwrap().to_owned()
+    }
+
+    #[test]
+    fn unknown_arguments_are_named() {
+        assert_eq!(
+            message(&["dir", "--cuont", "2"]),
+            "FLAG: expected a flag that --help lists, found \"--cuont\" (is it --count?)"
+        );
+        assert_eq!(message(&["dir", "--zzz"]), "FLAG: expected a flag that --help lists, found \"--zzz\"");
+        assert_eq!(message(&["dir", "more"]), "ARGUMENT: expected no further argument, found \"more\"");
+        let lists = ["tool", "group", "list", "more"].map(OsString::from);
+        let error = explain(command().try_get_matches_from(&lists).unwrap_err(), &command(), &lists).to_string();
+        assert!(error.starts_with("error: ARGUMENT: expected flags only, found \"more\"\n"), "{error}");
     }
 
     #[test]

@@ -72,7 +72,14 @@ impl Checks {
 
     /// Returns the checkpoints in a folder: each subfolder with a `config.json`, sorted by name.
     pub fn checkpoints(&mut self, flag: &str, folder: &Path) -> Vec<PathBuf> {
-        let folders = subfolders(folder).inspect_err(|error| self.reject_with(flag, error));
+        let folders = subfolders(folder).inspect_err(|error| {
+            if folder.exists() {
+                self.reject_with(flag, error);
+            } else {
+                let expected = "expected a folder of checkpoints, found nothing of this name";
+                self.reject_with(flag, format!("{}: {expected}", folder.display()));
+            }
+        });
         let (checkpoints, others): (Vec<_>, Vec<_>) =
             folders.unwrap_or_default().into_iter().partition(|folder| is_checkpoint(folder));
         for other in others {

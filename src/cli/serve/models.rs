@@ -87,6 +87,13 @@ impl ModelsArgs {
         let mut checkpoints: Vec<_> = folders.into_iter().map(found).collect();
         for argument in self.named() {
             let (name, folder) = name_and_folder(argument);
+            if folder.as_os_str().is_empty() {
+                checks.reject_with(
+                    "--model",
+                    format!("expected [NAME=]DIR, found {}", quoted(&argument.to_string_lossy())),
+                );
+                continue;
+            }
             match local_models::find(&folder) {
                 Ok(source) => {
                     source.folder().into_iter().for_each(|folder| checks.checkpoint("--model", folder));

@@ -51,7 +51,9 @@ impl BrowserChecks {
         match self.refusal(request.uri().authority(), request.headers()) {
             None => Ok(request),
             Some(message) => {
-                tracing::info!(reason = message, "rejected");
+                // Each message begins with the name of a header.
+                let field = message.split(':').next();
+                tracing::info!(field, reason = message, "rejected");
                 Err(Refusal(message))
             }
         }
@@ -76,7 +78,7 @@ impl BrowserChecks {
         {
             let host = quoted(host);
             return Some(format!(
-                "host: the server is not known as {host}; list the name in --allowed-hosts to allow it"
+                "host: expected a name of this server, found {host}; list the name in --allowed-hosts to allow it"
             ));
         }
         let is_listed = |origin: &str| self.allowed.lists_origin(origin) || self.cors.allows(origin);
@@ -88,8 +90,8 @@ impl BrowserChecks {
         let host = host.map_or_else(|| "nothing".to_owned(), quoted);
         let flags = self.flags;
         Some(format!(
-            "origin: {origin} is not the origin of this server, whose host is {host}; list it in {flags} to allow it, or make \
-             the proxy forward the client's Host header"
+            "origin: expected that of this server, whose host is {host}, found {origin}; list it in {flags} to allow it, or \
+             make the proxy forward the client's Host header"
         ))
     }
 }

@@ -1,6 +1,6 @@
 //! `weir convert`: converts an official checkpoint into weir's format.
 
-use super::{output, progress::Progress};
+use super::{notes, output, progress::Progress};
 use crate::{
     error::Result,
     family::convert::{Source, convert_with_progress},
@@ -38,5 +38,6 @@ pub fn run(args: Args) -> Result<()> {
     let report = &mut |done, total| progress.update(done, total);
     let written = convert_with_progress(args.from, &args.source, &args.dest, args.force, report)?;
     drop(progress);
+    notes::tokenizer_not_converted(args.from, &args.source);
     output::checkpoint(&args.dest, &written, args.json)
 }

@@ -2,9 +2,10 @@
 
 use crate::{
     error::{clip, printable},
-    text::{TextNormaliser, Vocabulary},
+    family::convert::Source,
+    text::{TextNormaliser, Vocabulary, subwords::TOKENIZER_FILE},
 };
-use std::io::Write;
+use std::{io::Write, path::Path};
 
 /// Maximum bytes of the normalised text in a note.
 const SHOWN_BYTES: usize = 80;
@@ -21,6 +22,14 @@ pub(super) fn normalised(flag: &str, text: &str, vocabulary: &Vocabulary) -> usi
 pub(super) fn characters_changed(flag: &str, text: &str, changed: usize, name: Option<&str>) {
     if changed > 0 {
         write(&normalised_note(flag, text, changed, name));
+    }
+}
+
+/// Reports that a conversion left a tokenizer behind, so that the model takes no text.
+pub(super) fn tokenizer_not_converted(kind: Source, folder: &Path) {
+    let has_tokenizer = [TOKENIZER_FILE, "vocab.json"].iter().any(|name| folder.join(name).exists());
+    if kind == Source::Gpt2 && has_tokenizer {
+        write("conversions from GPT-2 read no tokenizer: the model takes --ids, and no text");
     }
 }
 

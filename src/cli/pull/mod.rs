@@ -11,7 +11,7 @@ mod hub_token;
 mod install;
 mod origin;
 
-use super::{local_models, output, progress::Progress};
+use super::{local_models, notes, output, progress::Progress};
 use crate::{
     config::parse_bytes,
     error::{Error, Result},
@@ -101,6 +101,7 @@ pub fn run(args: Args) -> Result<()> {
         Some(kind) => {
             let converted = installation.folder().join("converted");
             let written = convert(kind, &folder, &converted, false).map_err(at_source)?;
+            notes::tokenizer_not_converted(kind, &folder);
             (converted, Some(written.sha256))
         }
     };

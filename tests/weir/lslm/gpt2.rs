@@ -8,6 +8,7 @@ use std::{
     collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
+    process::Command,
     sync::LazyLock,
 };
 use tempfile::TempDir;
@@ -210,4 +211,20 @@ fn sources_that_are_not_gpt2_are_rejected() {
         let message = convert_files(Source::Lslm, &changed(change)).unwrap_err();
         assert!(message.contains(expected), "{message}");
     }
+}
+
+#[test]
+fn a_note_says_that_the_tokenizer_is_left_behind() {
+    let source = changed(|_, _| {});
+    let dest = TempDir::new().unwrap();
+    let convert = |name: &str| {
+        let dest = dest.path().join(name);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
+        let output = command.args(["convert", "--from", "gpt2"]).args([source.path(), &dest]).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stderr).unwrap().contains("conversions from GPT-2 read no tokenizer")
+    };
+    assert!(!convert("without"));
+    fs::write(source.path().join("tokenizer.json"), "{}").unwrap();
+    assert!(convert("with"));
 }

@@ -193,7 +193,7 @@ async fn a_refused_websocket_is_logged_with_its_principal() {
     };
     let (_malformed, refused) = open("a-key?").await;
     assert_eq!(refused, "HTTP/1.1 401");
-    let malformed = r#"refused a call code=Unauthenticated rule="UNAUTHENTICATED" field="Sec-WebSocket-Protocol""#;
+    let malformed = r#"refused a call code=InvalidArgument rule="MALFORMED_KEY" field="Sec-WebSocket-Protocol""#;
     server.program.wait_for_part(malformed);
     let (_first, begun) = open(&key).await;
     assert_eq!(begun, "HTTP/1.1 101");

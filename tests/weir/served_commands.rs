@@ -284,10 +284,12 @@ fn errors_name_the_flag_and_the_server() {
         let by_variable = stderr(&[("WEIR_MAX_CHARS", value)], &segments);
         assert!(by_variable.contains("--max-chars (from WEIR_MAX_CHARS): expected"), "{by_variable}");
     }
-    // An empty address runs the model in this process.
+    let empty = stderr(&environment, &["segment", "--server", "", "--text", "a b"]);
+    assert!(empty.starts_with("weir: --server: expected host:port or a URL"), "{empty}");
+    // An empty variable runs the model in this process.
     let folder = converted("whitespaces");
-    let args = ["segment", "--server", "", "--model", folder.to_str().unwrap(), "--text", "a b"];
-    let local = weir(&environment, &args);
+    let args = ["segment", "--model", folder.to_str().unwrap(), "--text", "a b"];
+    let local = weir(&[("WEIR_SERVER", "")], &args);
     let notice = format!("weir: running {} in this process; use --server to call a server\n", folder.display());
     assert_eq!((local.status.success(), String::from_utf8(local.stderr).unwrap()), (true, notice));
     // Neither a server nor a model: the embedded model.

@@ -147,7 +147,8 @@ mod tests {
         assert_eq!(shown(Status::unavailable("draining")).await, "h:1: Unavailable: draining");
         assert_eq!(shown(Status::not_found("")).await, "h:1: NotFound: ");
         let message = shown(Status::unauthenticated("unauthenticated: no key")).await;
-        assert_eq!(message, "h:1: unauthenticated: no key: use --api-key-file or WEIR_API_KEY");
+        let remedy = "use --api-key-file or WEIR_API_KEY (an empty variable counts as unset)";
+        assert_eq!(message, format!("h:1: unauthenticated: no key: {remedy}"));
         let message = peer(true).call_error(&Status::unauthenticated("unauthenticated: unknown key")).await.to_string();
         assert_eq!(message, "h:1: unauthenticated: unknown key: check --api-key-file or WEIR_API_KEY");
         assert_eq!(peer(true).incomplete("an end").to_string(), "h:1: the response ended without an end");

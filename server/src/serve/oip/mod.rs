@@ -25,10 +25,11 @@ use crate::{
     },
 };
 use codec::LenientCodec;
+use infer_stream::InferStream;
 use service::InferenceService;
 use std::task::{Context, Poll};
 use tonic::{
-    Status,
+    Response, Status,
     body::Body,
     codegen::{BoxFuture, Service, http},
     server::{Grpc, NamedService},
@@ -79,8 +80,8 @@ impl Service<http::Request<Body>> for InferenceServer {
         let message_bytes = self.message_bytes;
         Box::pin(async move {
             let mut grpc = compressing!(Grpc::new(LenientCodec), message_bytes);
-            let handler =
-                tower::service_fn(move |request| std::future::ready(Ok::<_, Status>(service.stream(request))));
+            let begin = move |request| Response::new(InferStream::new(service.clone(), request));
+            let handler = tower::service_fn(move |request| std::future::ready(Ok::<_, Status>(begin(request))));
             Ok(grpc.streaming(handler, request).await)
         })
     }

@@ -1,9 +1,6 @@
 //! The methods of the protocol.
 
-use super::{
-    codec::DecodedRequest, field_names, infer_stream::InferStream, models, request::InferRequest,
-    response::ResponseBuilder, streamed_request::start_call,
-};
+use super::{field_names, models, request::InferRequest, response::ResponseBuilder, streamed_request::start_call};
 use crate::{
     error::Error,
     serve::{
@@ -34,11 +31,6 @@ pub(super) struct InferenceService {
 }
 
 impl InferenceService {
-    /// Handles a stream of requests.
-    pub(super) fn stream(&self, request: Request<Streaming<DecodedRequest>>) -> Response<InferStream> {
-        Response::new(InferStream::new(self.clone(), request))
-    }
-
     /// Collects the response to a request of this tenant.
     async fn infer(
         &self,

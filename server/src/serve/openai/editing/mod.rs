@@ -56,9 +56,9 @@ impl From<MalformedKey> for ApiError {
         let message = format!(
             "{KEY_HEADER}: expected an API key in base64url without padding after {KEY_PROTOCOL}, found other text"
         );
-        Self::new(StatusCode::UNAUTHORIZED, "unauthenticated", message)
+        Self::new(StatusCode::UNAUTHORIZED, "malformed_key", message)
             .with_param(KEY_HEADER)
-            .logged_as(Code::Unauthenticated)
+            .logged_as(Code::InvalidArgument)
     }
 }
 

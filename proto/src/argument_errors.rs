@@ -124,12 +124,8 @@ fn misplaced(command: &Command, arguments: &[OsString], found: &str) -> Option<S
     });
     if let Some((flag, after)) = given {
         let follows = words.get(after) == Some(&found);
-        return follows.then(|| {
-            format!(
-                "{flag}: {EXPECTED}quotation marks around a value of several words, found {} after it",
-                quoted(found)
-            )
-        });
+        let expected = "quotation marks around a value of several words";
+        return follows.then(|| format!("{flag}: {EXPECTED}{expected}, found {} after it", quoted(found)));
     }
     Some(format!("{}: {EXPECTED}a flag before the input, found {} without one", inputs.join("|"), quoted(found)))
 }

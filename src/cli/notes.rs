@@ -25,11 +25,13 @@ pub(super) fn characters_changed(flag: &str, text: &str, changed: usize, name: O
     }
 }
 
-/// Reports that a conversion left a tokenizer behind, so that the model takes no text.
+/// Reports that a conversion left a tokenizer behind.
 pub(super) fn tokenizer_not_converted(kind: Source, folder: &Path) {
     let has_tokenizer = [TOKENIZER_FILE, "vocab.json"].iter().any(|name| folder.join(name).exists());
     if kind == Source::Gpt2 && has_tokenizer {
-        write("conversions from GPT-2 read no tokenizer: the model takes --ids, and no text");
+        write(
+            "conversions from GPT-2 read no tokenizer: without vocab in config.json, the model takes --ids and no text",
+        );
     }
 }
 

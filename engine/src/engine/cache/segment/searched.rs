@@ -32,8 +32,8 @@ impl SegmentCache {
             None => drop(self.keep(key, text, &*state)?),
         }
         let is_open = text.len() == state.len() && state.len() > end;
-        let place = TreeKey::for_state(&*state, text).filter(|(_, rest)| is_open && !rest.is_empty());
-        let Some((place, rest)) = place else { return Ok(()) };
+        let place = if is_open { TreeKey::for_state(&*state, text) } else { None };
+        let Some((place, rest)) = place.filter(|(_, rest)| !rest.is_empty()) else { return Ok(()) };
         let own_bytes = entry_bytes(&*state) + key.tenant.len() + size_of_val(rest);
         let limit = self.open_limit();
         if own_bytes > limit || self.longest_open(key, text, text.len() - 1).is_some() {

@@ -145,13 +145,12 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     fn dot_nibbles(self, nibbles: &[__m512i; 8], cells: &[[i8; 4]; 8], sum: __m512i) -> __m512i {
-        // two chains, because each product waits five cycles for the one before
-        let mut sums = [sum, unsafe { _mm512_setzero_si512() }];
-        for (index, (&nibbles, &cell)) in nibbles.iter().zip(cells).enumerate() {
-            let sum = &mut sums[index % 2];
-            *sum = unsafe { _mm512_dpbusd_epi32(*sum, nibbles, _mm512_set1_epi32(pack_bytes(cell))) };
+        // indices, not iterators: a loop that is not unrolled keeps its sums in memory
+        let mut sum = sum;
+        for cell in 0..nibbles.len() {
+            sum = unsafe { _mm512_dpbusd_epi32(sum, nibbles[cell], _mm512_set1_epi32(pack_bytes(cells[cell]))) };
         }
-        unsafe { _mm512_add_epi32(sums[0], sums[1]) }
+        sum
     }
 
     #[inline(always)]

@@ -216,17 +216,19 @@ impl<'a> SpeculateBench<'a> {
             for &index in &fed {
                 rows[index].cut_draft()?;
             }
-            let mut took = began.elapsed();
+            let symbol_step_took = began.elapsed();
             let waiting = || rows.iter().filter(|row| row.status == StepStatus::Waiting);
             let others = fed.iter().any(|&index| rows[index].status != StepStatus::Waiting);
             if boundary_wait::is_due(waiting(), others, boundary_wait::BOUNDARY_WAIT) {
                 model.segment_step(&mut rows, &all, scratch)?;
             }
+            let unfinished = rows.iter().filter(|row| row.status == StepStatus::Unfinished);
+            let finished = unfinished.map(|row| row.positions()).sum();
             let began = Instant::now();
             model.finish_step(&mut rows, &all, scratch)?;
-            took += began.elapsed();
             if !fed.is_empty() {
-                step_cost.record(symbols, took);
+                step_cost.record_symbol_step(symbols, symbol_step_took);
+                step_cost.record_finish_step(finished, began.elapsed());
                 run.steps += 1;
             }
             for (row, drafting) in rows.iter_mut().zip(&mut drafting) {

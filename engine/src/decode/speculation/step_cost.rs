@@ -12,10 +12,46 @@ const ASSUMED_VARIANCE: f64 = 0.02;
 /// Steps that took this many times the mean are not measurements: something else ran.
 const OUTLIER: f64 = 4.0;
 
-/// The cost of a step as a line over the number of its symbols: least squares over the latest steps that only decode. Segment steps
-/// are not part of it, because drafts do not change their number.
+/// The cost of a step and how it grows with the step's symbols. A symbol step and a finish step are measured apart, because a row
+/// that waited at a boundary is finished in a later step than the one that fed it. Segment steps are not part of the cost, because
+/// drafts do not change their number.
 #[derive(Debug, Default)]
 pub struct StepCost {
+    symbol_steps: CostLine,
+    finish_steps: CostLine,
+}
+
+impl StepCost {
+    /// Records the symbol step of a step that only decodes.
+    pub fn record_symbol_step(&mut self, symbols: usize, took: Duration) {
+        self.symbol_steps.record(symbols, took);
+    }
+
+    /// Records a finish step and the number of symbols that it finished.
+    pub fn record_finish_step(&mut self, symbols: usize, took: Duration) {
+        self.finish_steps.record(symbols, took);
+    }
+
+    /// The fixed cost of a step relative to the cost of a symbol. While steps hardly differ in their symbols, it is close to
+    /// `ASSUMED_FIXED`, so that drafts are tried again from time to time.
+    pub fn fixed(&self) -> f64 {
+        if self.symbol_steps.nanoseconds + self.finish_steps.nanoseconds <= 0.0 {
+            return ASSUMED_FIXED;
+        }
+        let symbol = self.symbol_steps.fit();
+        let finish = self.finish_steps.fit();
+        let slope = symbol.slope + finish.slope;
+        let fixed = symbol.fixed + finish.fixed;
+        if slope <= 0.0 {
+            return MAX_FIXED;
+        }
+        (fixed / slope).clamp(0.0, MAX_FIXED)
+    }
+}
+
+/// Least squares over the latest measurements.
+#[derive(Debug, Default)]
+struct CostLine {
     weight: f64,
     /// Means, and mean products.
     symbols: f64,
@@ -24,9 +60,18 @@ pub struct StepCost {
     product: f64,
 }
 
-impl StepCost {
-    /// Records a step.
-    pub fn record(&mut self, symbols: usize, took: Duration) {
+/// A line in nanoseconds: `fixed` + `slope` · symbols.
+#[derive(Debug, Clone, Copy)]
+struct Line {
+    fixed: f64,
+    slope: f64,
+}
+
+impl CostLine {
+    fn record(&mut self, symbols: usize, took: Duration) {
+        if symbols == 0 {
+            return;
+        }
         let nanoseconds = took.as_nanos() as f64;
         if self.weight > 1.0 && nanoseconds > OUTLIER * self.nanoseconds {
             self.weight *= DECAY;
@@ -42,20 +87,13 @@ impl StepCost {
         blend(&mut self.product, symbols * nanoseconds);
     }
 
-    /// The fixed cost of a step relative to the cost of a symbol. While steps hardly differ in their symbols, it is close to
-    /// `ASSUMED_FIXED`, so that drafts are tried again from time to time.
-    pub fn fixed(&self) -> f64 {
+    /// The line of the measurements. The assumed fixed cost counts as much as measurements with `ASSUMED_VARIANCE`.
+    fn fit(&self) -> Line {
         let variance = (self.square - self.symbols * self.symbols).max(0.0);
         let covariance = self.product - self.symbols * self.nanoseconds;
         let assumed = self.nanoseconds / (ASSUMED_FIXED + self.symbols);
         let slope = (covariance + ASSUMED_VARIANCE * assumed) / (variance + ASSUMED_VARIANCE);
-        if self.nanoseconds <= 0.0 {
-            return ASSUMED_FIXED;
-        }
-        if slope <= 0.0 {
-            return MAX_FIXED;
-        }
-        ((self.nanoseconds - slope * self.symbols) / slope).clamp(0.0, MAX_FIXED)
+        Line { fixed: self.nanoseconds - slope * self.symbols, slope }
     }
 }
 
@@ -66,7 +104,7 @@ mod tests {
     fn measured(fixed: u64, steps: &[usize]) -> f64 {
         let mut cost = StepCost::default();
         for &symbols in steps {
-            cost.record(symbols, Duration::from_nanos(1000 * (fixed + symbols as u64)));
+            cost.record_symbol_step(symbols, Duration::from_nanos(1000 * (fixed + symbols as u64)));
         }
         cost.fixed()
     }
@@ -88,12 +126,26 @@ mod tests {
         assert!((measured(0, &steps) - ASSUMED_FIXED).abs() < 0.1);
     }
 
+    /// Two rows of which one waits in every other step: steps with fewer fed symbols finish more of them.
+    #[test]
+    fn rows_that_waited_do_not_hide_the_cost_of_a_symbol() {
+        let mut cost = StepCost::default();
+        for step in 0..400 {
+            let fed = 1 + step % 2;
+            cost.record_symbol_step(fed, Duration::from_micros(10 + 5 * fed as u64));
+            let finished = 3 - fed;
+            cost.record_finish_step(finished, Duration::from_micros(5 + 5 * finished as u64));
+        }
+        let found = cost.fixed();
+        assert!((found - 1.5).abs() < 0.3, "{found}");
+    }
+
     #[test]
     fn an_interruption_is_no_measurement() {
         let mut cost = StepCost::default();
-        (0..100).for_each(|step| cost.record(1 + step % 3, Duration::from_micros(10 + step as u64 % 3)));
+        (0..100).for_each(|step| cost.record_symbol_step(1 + step % 3, Duration::from_micros(10 + step as u64 % 3)));
         let before = cost.fixed();
-        cost.record(5, Duration::from_secs(1));
+        cost.record_symbol_step(5, Duration::from_secs(1));
         assert!((cost.fixed() - before).abs() < 1e-6, "{before} {}", cost.fixed());
     }
 }

@@ -224,14 +224,16 @@ impl Batch {
         self.unpooled_estimate.start_step(&self.requests, &self.row_table.rows, &self.fed);
         let symbol_step_began = clock::now();
         self.symbol_step();
-        let mut took = clock::since(symbol_step_began);
+        let symbol_step_took = clock::since(symbol_step_began);
         self.select_segment_rows();
         self.segment_step();
         let finish_step_began = clock::now();
         self.finish_step();
-        took += clock::since(finish_step_began);
+        let finish_step_took = clock::since(finish_step_began);
         if self.only_decodes() {
-            self.step_cost.record(fed, took);
+            let finished = self.unfinished.iter().map(|&row| self.row_table.rows[row].positions()).sum();
+            self.step_cost.record_symbol_step(fed, symbol_step_took);
+            self.step_cost.record_finish_step(finished, finish_step_took);
         }
         let calibration = self.inner.calibration.get();
         self.unpooled_estimate.charge(calibration.as_ref(), &mut self.requests, &self.row_table, &self.fed, began);

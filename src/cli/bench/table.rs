@@ -118,7 +118,7 @@ fn no_peak(missing: bool) -> &'static str {
 }
 
 pub(super) fn speculate(entries: &[SpeculateMeasurement]) -> String {
-    let head = "model, dtype, threads, text, batch, speculate, chars/s off, on, ratio p50, p10, p90, drafted, \
+    let head = "model, dtype, threads, isa, text, batch, speculate, chars/s off, on, ratio p50, p10, p90, drafted, \
         accepted, steps off, on";
     let line = |entry: &SpeculateMeasurement| {
         let mut cells = setup_cells(&entry.measured);

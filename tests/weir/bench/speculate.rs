@@ -36,6 +36,14 @@ fn the_default_output_is_a_table_and_limits_are_named() {
     let text = String::from_utf8(bench(&args, &[converted("vanilla")]).stdout).unwrap();
     let lines: Vec<_> = text.lines().collect();
     assert!(lines.len() >= 5 && lines[0].contains("accepted") && lines[3].contains("repeating"), "{text}");
+    // columns are right-aligned, so each title ends where its cell ends
+    let column = |title: &str, line: usize| {
+        let end = lines[0].find(title).unwrap() + title.len();
+        lines[line][..end].rsplit("  ").next().unwrap().to_owned()
+    };
+    let cells = ["text", "speculate", "steps off"].map(|title| column(title, 2));
+    assert_eq!(cells, ["prose", "auto", "20"], "{text}");
+    assert!(lines[1..5].iter().all(|line| line.split_whitespace().count() == 16), "{text}");
     let error = failure(&["speculate", "--speculate", "17", "--model"], &[converted("vanilla")]);
     assert!(error.contains("a whole number from 1 to 16"), "{error}");
     let error = failure(&["speculate", "--chars", "100000000", "--model"], &[converted("vanilla")]);

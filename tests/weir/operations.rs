@@ -255,10 +255,10 @@ async fn a_signal_ends_a_process_whose_worker_hangs() {
     let large = folder.path().join("large");
     let mut init = Command::new(env!("CARGO_BIN_EXE_weir"));
     assert!(init.arg("init").arg("--config").arg(shape).arg(&large).env_clear().status().unwrap().success());
-    let flags = ["--threads", "1", "--chunk", "2048", "--calibration-milliseconds", "0", "--drain-seconds", "0"];
+    let flags = ["--threads", "1", "--chunk", "4096", "--calibration-milliseconds", "0", "--drain-seconds", "0"];
     let mut server = Server::start(&[&flags[..], &["--model", large.to_str().unwrap()]].concat());
     let mut client = GenerationClient::connect(format!("http://{}", server.address)).await.unwrap();
-    let request = GenerateRequest { prompt: "a b c d ".repeat(250), ..Default::default() };
+    let request = GenerateRequest { prompt: "a b c d ".repeat(500), ..Default::default() };
     let call = tokio::spawn(async move { client.generate(request).await?.into_inner().message().await });
     while server.metric("num_requests_running") < 1.0 {
         tokio::time::sleep(Duration::from_millis(5)).await;

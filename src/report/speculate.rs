@@ -16,7 +16,7 @@ use crate::{
     decode::{
         boundary_wait,
         contract::{BoundaryOptions, Card, Model, Scratch, SequenceRow, State, StepStatus, Want},
-        speculation::{DraftBudget, Speculation, drafter::Drafter, step_cost::StepCost},
+        speculation::{DraftBudget, Speculation, drafter::Drafter, guess_rates::GuessRates, step_cost::StepCost},
         text_window::TextView,
     },
     error::{Error, Result},
@@ -137,6 +137,7 @@ struct SpeculateBench<'a> {
     contexts: Vec<Box<dyn State>>,
     scratch: Scratch,
     step_cost: StepCost,
+    guess_rates: GuessRates,
 }
 
 /// Runs the plan in turns without drafts and with them. Fails if the plan exceeds a limit of the model, or if a step fails.
@@ -181,12 +182,20 @@ impl<'a> SpeculateBench<'a> {
             feed_context(model, &mut row, &text[..plan.context], &mut scratch)?;
             contexts.push(row.state);
         }
-        Ok(Self { model, plan, texts, contexts, scratch, step_cost: StepCost::default() })
+        Ok(Self {
+            model,
+            plan,
+            texts,
+            contexts,
+            scratch,
+            step_cost: StepCost::default(),
+            guess_rates: GuessRates::default(),
+        })
     }
 
     /// Feeds all rows their texts.
     fn run(&mut self, speculation: Speculation) -> Result<SpeculateRun> {
-        let Self { model, plan, texts, contexts, scratch, step_cost } = self;
+        let Self { model, plan, texts, contexts, scratch, step_cost, guess_rates } = self;
         let mut rows: Vec<SequenceRow> = contexts.iter().map(|state| SequenceRow::new(state.fork())).collect();
         let all: Vec<usize> = (0..rows.len()).collect();
         let card = model.card();
@@ -194,7 +203,7 @@ impl<'a> SpeculateBench<'a> {
         let max_symbols = plan.context + plan.chars;
         let drafter = || {
             (speculation != Speculation::Off)
-                .then(|| Drafter::new(speculation, max_symbols, vocabulary, card.ngrams.clone()))
+                .then(|| Drafter::new(speculation, max_symbols, vocabulary, card.ngrams.clone(), guess_rates.clone()))
         };
         let mut run = SpeculateRun::default();
         let mut fed = Vec::with_capacity(rows.len());
@@ -208,7 +217,7 @@ impl<'a> SpeculateBench<'a> {
             if fed.is_empty() && rows.iter().all(|row| row.status == StepStatus::Ready) {
                 break;
             }
-            run.drafted += feed(&mut rows, &mut drafting, &fed, step_cost.fixed());
+            run.drafted += feed(&mut rows, &mut drafting, &fed, step_cost.fixed(), guess_rates);
             let symbols = fed.iter().map(|&index| rows[index].feed.len()).sum();
             let began = Instant::now();
             boundary_wait::count_step(&mut rows);
@@ -242,7 +251,13 @@ impl<'a> SpeculateBench<'a> {
 
 /// Sets the feeds of the rows `fed`: the next symbol of each row's text, and a draft after it. Returns the number of drafted
 /// symbols.
-fn feed(rows: &mut [SequenceRow], drafting: &mut [DraftingRow<'_>], fed: &[usize], fixed: f64) -> usize {
+fn feed(
+    rows: &mut [SequenceRow],
+    drafting: &mut [DraftingRow<'_>],
+    fed: &[usize],
+    fixed: f64,
+    rates: &mut GuessRates,
+) -> usize {
     let symbols = fed.len();
     let mut budget = DraftBudget {
         free: CHUNK.saturating_sub(symbols),
@@ -258,7 +273,7 @@ fn feed(rows: &mut [SequenceRow], drafting: &mut [DraftingRow<'_>], fed: &[usize
         let known = &text[..position + 1];
         rows[index].set(&known[position..], Want::Last);
         let Some(drafter) = drafter else { continue };
-        drafter.draft(TextView::from(known), text.len() - known.len(), &mut budget);
+        drafter.draft(TextView::from(known), text.len() - known.len(), &mut budget, rates);
         if !drafter.drafted().is_empty() {
             rows[index].feed.extend_from_slice(drafter.drafted());
             rows[index].want = Want::All;

@@ -8,7 +8,7 @@ use weir::{
         contract::{BoundaryOptions, SequenceRow, Want},
         options::{Details, EmittedSymbol, FinishReason, Generate, Sampling, Stopping},
         session::{Session, SessionProgress},
-        speculation::{DraftBudget, MAX_DRAFT, Speculation},
+        speculation::{DraftBudget, MAX_DRAFT, Speculation, guess_rates::GuessRates},
         usage::Usage,
     },
     nn::window::ROLLBACK,
@@ -66,7 +66,7 @@ fn with_drafts(configuration: &Configuration, request: Generate) -> Output {
     let mut emitted = Vec::new();
     loop {
         let mut budget = DraftBudget { free: 100, fixed: 4.0, symbols: 1, expected: 1.0, feeds_prompts: false };
-        session.draft(&mut budget);
+        session.draft(&mut budget, &mut GuessRates::default());
         session.feed(&mut alone.rows[0], 16);
         model.symbol_step(&mut alone.rows, &[0], &mut alone.scratch).unwrap();
         if session.has_draft() {

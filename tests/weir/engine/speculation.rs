@@ -8,7 +8,7 @@ use weir::{
         contract::{Model, SequenceRow, advance},
         options::Generate,
         session::{Session, SessionProgress},
-        speculation::{DraftBudget, Speculation},
+        speculation::{DraftBudget, Speculation, guess_rates::GuessRates},
         usage::Usage,
     },
     engine::{Events, Job, Limits},
@@ -159,7 +159,7 @@ proptest! {
         let reason = loop {
             let mut budget =
                 DraftBudget { free: 100, fixed: 4.0, symbols: 1, expected: 1.0, feeds_prompts: false };
-            session.draft(&mut budget);
+            session.draft(&mut budget, &mut GuessRates::default());
             session.feed(&mut row, 9);
             toy.symbol_step(std::slice::from_mut(&mut row), &[0], &mut scratch).unwrap();
             if session.has_draft() {

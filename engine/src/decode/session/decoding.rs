@@ -7,15 +7,15 @@ use crate::{
         generation::Generator,
         next_symbol::Distribution,
         options::FinishReason,
-        speculation::{DraftBudget, Speculation, drafter::Drafter},
+        speculation::{DraftBudget, Speculation, drafter::Drafter, guess_rates::GuessRates},
     },
     error::{Error, Result},
 };
 
 impl Session {
     /// Drafts symbols after the sampled one, as far as they fit into `budget`. The next feed then has them all. Returns their
-    /// number.
-    pub fn draft(&mut self, budget: &mut DraftBudget) -> usize {
+    /// number. `rates` are those of all texts of the model.
+    pub fn draft(&mut self, budget: &mut DraftBudget, rates: &mut GuessRates) -> usize {
         self.drop_draft();
         let limit = self.generation.as_ref().map_or(0, Generator::draft_limit);
         // the model reads the position after the last drafted symbol when that one is accepted
@@ -23,9 +23,10 @@ impl Session {
         if self.speculation == Speculation::Off || limit.min(room) == 0 || self.is_prefilling() {
             return 0;
         }
-        let new = || Drafter::new(self.speculation, self.max_symbols, self.vocabulary, self.ngrams.clone());
-        let drafter = self.drafter.get_or_insert_with(new);
-        drafter.draft(self.prompt.symbols.text(), limit.min(room), budget);
+        let drafter = self.drafter.get_or_insert_with(|| {
+            Drafter::new(self.speculation, self.max_symbols, self.vocabulary, self.ngrams.clone(), rates.clone())
+        });
+        drafter.draft(self.prompt.symbols.text(), limit.min(room), budget, rates);
         drafter.drafted().len()
     }
 

@@ -10,6 +10,7 @@
 //! there on ([`SequenceRow::cut`](super::contract::SequenceRow::cut)). So the middle stack runs for accepted symbols only.
 
 pub mod drafter;
+pub mod guess_rates;
 pub mod ngrams;
 pub mod step_cost;
 mod suffix_matcher;

@@ -14,7 +14,7 @@ impl Batch {
     /// Adds drafts to the planned feeds of rows that decode, as far as they pay and the step has room. The limits of prompts next to
     /// other rows are limits of drafts, too.
     pub(in crate::engine) fn plan_drafts(&mut self, limits: PromptLimits) {
-        let Self { requests, statuses, feeds, inner, step_cost, .. } = self;
+        let Self { requests, statuses, feeds, inner, step_cost, guess_rates, .. } = self;
         let decoding = |request: usize| match statuses.get(request).map(|status| status.activity) {
             Some(RowActivity::Decoding(rows)) => rows,
             _ => 0,
@@ -33,7 +33,7 @@ impl Batch {
         for feed in feeds.iter_mut().filter(|feed| decoding(feed.request) > 0) {
             if let Some(Request { kind: RequestKind::Text(text), outcome: None, .. }) = requests.get_mut(feed.request) {
                 let session = &mut text.session;
-                feed.symbols += guarded(|| Ok(session.draft(&mut budget))).unwrap_or_else(|_| {
+                feed.symbols += guarded(|| Ok(session.draft(&mut budget, guess_rates))).unwrap_or_else(|_| {
                     session.drop_draft();
                     0
                 });

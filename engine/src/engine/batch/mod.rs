@@ -24,7 +24,7 @@ use crate::{
     decode::{
         boundary_wait,
         contract::{Scratch, SequenceRow, State, StepStatus},
-        speculation::step_cost::StepCost,
+        speculation::{guess_rates::GuessRates, step_cost::StepCost},
     },
     error::{Error, Result},
 };
@@ -57,6 +57,7 @@ pub(super) struct Batch {
     pub(super) latest_step: Option<LatestStep>,
     unpooled_estimate: UnpooledEstimate,
     step_cost: StepCost,
+    guess_rates: GuessRates,
     /// Totals, without the current load. Published after each step.
     pub(super) counters: Counters,
 }
@@ -83,6 +84,7 @@ impl Batch {
             latest_step: None,
             unpooled_estimate: UnpooledEstimate::default(),
             step_cost: StepCost::default(),
+            guess_rates: GuessRates::default(),
             counters: Counters::default(),
         }
     }

@@ -111,11 +111,14 @@ fn positions_are_those_of_the_file() {
 }
 
 #[test]
-fn an_empty_text_is_refused() {
+fn a_text_without_ngrams_is_refused() {
     let checkpoint = copied(&converted("vanilla"));
     let text = checkpoint.path().join("text");
     fs::write(&text, "").unwrap();
     let error = failure(&["ngrams", text.to_str().unwrap(), checkpoint.path().to_str().unwrap()]);
     assert_eq!(error, "weir: TEXT: expected at least one symbol, found \"\"\n");
+    fs::write(&text, "ab").unwrap();
+    let error = failure(&["ngrams", text.to_str().unwrap(), checkpoint.path().to_str().unwrap()]);
+    assert_eq!(error, "weir: TEXT: expected a longer text, in which n-grams repeat, found 2 symbols\n");
     assert!(!checkpoint.path().join("ngrams.bin").exists());
 }

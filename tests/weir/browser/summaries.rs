@@ -102,6 +102,9 @@ fn the_playground_summarizes() {
     let mut before = u64::MAX;
     for layer in 1..=layers {
         browser.click(&format!("#layers label:nth-of-type({layer}) input"));
+        // the page draws in its next frame, before this one's callback
+        browser.evaluate("(window.drawn = false, requestAnimationFrame(() => { window.drawn = true; }))");
+        browser.until("window.drawn");
         let now = browser.evaluate(kept).as_u64().unwrap();
         assert!(now > 0 && now <= before, "layer {layer} keeps {now} of {before}");
         before = now;

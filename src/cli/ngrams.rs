@@ -49,7 +49,7 @@ fn slots(text: &str) -> std::result::Result<usize, String> {
 }
 
 /// Counts the n-grams of the text and writes them. Fails if the checkpoint is invalid or its family does not speculate, and if the
-/// text is too short to have n-grams that repeat, cannot be read, or has characters outside of the vocabulary.
+/// text has no n-gram that repeats, cannot be read, or has characters outside of the vocabulary.
 pub fn run(args: Args) -> Result<()> {
     let source = ModelArgument { name: "DIR", value: Some(&args.dir) }.source()?;
     let Some(folder) = source.folder() else { return Err(Error::bad_option("DIR", "the embedded model", "a folder")) };
@@ -63,8 +63,9 @@ pub fn run(args: Args) -> Result<()> {
     let mut counter = NgramCounter::new(args.slots, vocabulary.len());
     let symbols = count(&args.text, &vocabulary, &mut counter)?;
     let table = counter.finish();
-    if table.used() == 0 {
-        return Err(Error::bad_option("TEXT", format!("{symbols} symbols"), "a longer text, in which n-grams repeat"));
+    let used = table.used();
+    if used == 0 {
+        return Err(Error::bad_option("TEXT", format!("{symbols} symbols"), "a text in which n-grams repeat"));
     }
     let file = ngrams::write(folder, &table)?;
     let bytes = HEADER_BYTES + table.slots() * size_of::<u64>();
@@ -73,12 +74,11 @@ pub fn run(args: Args) -> Result<()> {
             "path": file,
             "bytes": bytes,
             "slots": table.slots(),
-            "contexts": table.used(),
+            "contexts": used,
             "symbols": symbols,
         }));
     }
     let path = printable(&file.display().to_string());
-    let used = table.used();
     output::write(&format!("{path}: {used} contexts of {symbols} symbols, {bytes} bytes\n"))
 }
 

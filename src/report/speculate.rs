@@ -137,7 +137,6 @@ struct SpeculateBench<'a> {
     contexts: Vec<Box<dyn State>>,
     scratch: Scratch,
     step_cost: StepCost,
-    guess_rates: GuessRates,
 }
 
 /// Runs the plan in turns without drafts and with them. Fails if the plan exceeds a limit of the model, or if a step fails.
@@ -182,25 +181,19 @@ impl<'a> SpeculateBench<'a> {
             feed_context(model, &mut row, &text[..plan.context], &mut scratch)?;
             contexts.push(row.state);
         }
-        Ok(Self {
-            model,
-            plan,
-            texts,
-            contexts,
-            scratch,
-            step_cost: StepCost::default(),
-            guess_rates: GuessRates::default(),
-        })
+        Ok(Self { model, plan, texts, contexts, scratch, step_cost: StepCost::default() })
     }
 
     /// Feeds all rows their texts.
     fn run(&mut self, speculation: Speculation) -> Result<SpeculateRun> {
-        let Self { model, plan, texts, contexts, scratch, step_cost, guess_rates } = self;
+        let Self { model, plan, texts, contexts, scratch, step_cost } = self;
         let mut rows: Vec<SequenceRow> = contexts.iter().map(|state| SequenceRow::new(state.fork())).collect();
         let all: Vec<usize> = (0..rows.len()).collect();
         let card = model.card();
         let vocabulary = card.vocabulary.len();
         let max_symbols = plan.context + plan.chars;
+        // not those of earlier runs, which fed the same texts
+        let mut guess_rates = GuessRates::default();
         let drafter = || {
             (speculation != Speculation::Off)
                 .then(|| Drafter::new(speculation, max_symbols, vocabulary, card.ngrams.clone(), guess_rates.clone()))
@@ -217,7 +210,7 @@ impl<'a> SpeculateBench<'a> {
             if fed.is_empty() && rows.iter().all(|row| row.status == StepStatus::Ready) {
                 break;
             }
-            run.drafted += feed(&mut rows, &mut drafting, &fed, step_cost.fixed(), guess_rates);
+            run.drafted += feed(&mut rows, &mut drafting, &fed, step_cost.fixed(), &mut guess_rates);
             let symbols = fed.iter().map(|&index| rows[index].feed.len()).sum();
             let began = Instant::now();
             boundary_wait::count_step(&mut rows);

@@ -119,6 +119,6 @@ fn a_text_without_ngrams_is_refused() {
     assert_eq!(error, "weir: TEXT: expected at least one symbol, found \"\"\n");
     fs::write(&text, "ab").unwrap();
     let error = failure(&["ngrams", text.to_str().unwrap(), checkpoint.path().to_str().unwrap()]);
-    assert_eq!(error, "weir: TEXT: expected a longer text, in which n-grams repeat, found 2 symbols\n");
+    assert_eq!(error, "weir: TEXT: expected a text in which n-grams repeat, found 2 symbols\n");
     assert!(!checkpoint.path().join("ngrams.bin").exists());
 }

@@ -64,9 +64,10 @@ fn with_drafts(configuration: &Configuration, request: Generate) -> Output {
     let mut session = Session::generate(request, model.card()).unwrap();
     let mut alone = Alone::new(model, session.boundaries().clone());
     let mut emitted = Vec::new();
+    let mut rates = GuessRates::default();
     loop {
         let mut budget = DraftBudget { free: 100, fixed: 4.0, symbols: 1, expected: 1.0, feeds_prompts: false };
-        session.draft(&mut budget, &mut GuessRates::default());
+        session.draft(&mut budget, &mut rates);
         session.feed(&mut alone.rows[0], 16);
         model.symbol_step(&mut alone.rows, &[0], &mut alone.scratch).unwrap();
         if session.has_draft() {

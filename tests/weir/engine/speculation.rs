@@ -156,10 +156,11 @@ proptest! {
         let mut row = SequenceRow::new(toy.begin(session.boundaries().clone()).unwrap());
         let mut scratch = toy.scratch();
         let mut characters = Vec::new();
+        let mut rates = GuessRates::default();
         let reason = loop {
             let mut budget =
                 DraftBudget { free: 100, fixed: 4.0, symbols: 1, expected: 1.0, feeds_prompts: false };
-            session.draft(&mut budget, &mut GuessRates::default());
+            session.draft(&mut budget, &mut rates);
             session.feed(&mut row, 9);
             toy.symbol_step(std::slice::from_mut(&mut row), &[0], &mut scratch).unwrap();
             if session.has_draft() {

@@ -145,7 +145,7 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     fn dot_nibbles(self, nibbles: &[__m512i; 8], cells: &[[i8; 4]; 8], sum: __m512i) -> __m512i {
-        // indices, not iterators: a loop that is not unrolled keeps its sums in memory
+        // indices, because with iterators and overflow checks the compiler does not unroll the loop, and keeps the sum in memory
         let mut sum = sum;
         for cell in 0..nibbles.len() {
             sum = unsafe { _mm512_dpbusd_epi32(sum, nibbles[cell], _mm512_set1_epi32(pack_bytes(cells[cell]))) };

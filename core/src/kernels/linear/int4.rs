@@ -87,6 +87,7 @@ impl<S: Simd> WeightFormat<S> for Int4Weights {
 
     #[inline(always)]
     fn madd(simd: S, x: &Int4Cell, weights: Block<S::I>, sums: S::I) -> S::I {
+        // each block begins a sum of its own, so the blocks overlap, and few rows need no second chain
         let block = simd.dot_nibbles(&weights.nibbles, &x.cells, simd.splat_int(x.offset));
         simd.add_product(sums, block, weights.multipliers)
     }

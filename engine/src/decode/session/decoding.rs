@@ -14,7 +14,7 @@ use crate::{
 
 impl Session {
     /// Drafts symbols after the sampled one, as far as they fit into `budget`. The next feed then has them all. Returns their
-    /// number. `rates` are those of all texts of the model.
+    /// number. `rates` are those that the model's texts share: a text starts with them, and its guesses are recorded there.
     pub fn draft(&mut self, budget: &mut DraftBudget, rates: &mut GuessRates) -> usize {
         self.drop_draft();
         let limit = self.generation.as_ref().map_or(0, Generator::draft_limit);

@@ -2,7 +2,7 @@
 //!
 //! Each guess has a *kind*: how much of the text before it matched an earlier place, or how often the n-gram occurred. The drafter
 //! guesses every symbol of the text, also those before which no draft was fed, and counts how often guesses of each kind are right.
-//! So it can estimate a draft's chances without feeding one. It starts with the rates of the texts before it. Its memory is bounded.
+//! So it can estimate a draft's chances without feeding one. It starts with the rates of the latest texts. Its memory is bounded.
 
 use super::{
     DraftBudget, Speculation,
@@ -19,7 +19,7 @@ const SEEN_AT_ONCE: usize = 1024;
 const GENERATED_WEIGHT: f64 = 1.0 / 16.0;
 /// Weight of the latest guess about a symbol of the prompt, which need not be like the text after it.
 const PROMPT_WEIGHT: f64 = 1.0 / 64.0;
-/// Weight of the latest guess about a generated symbol in the rates of all texts.
+/// Weight of the latest guess about a generated symbol in the rates that texts share.
 const SHARED_WEIGHT: f64 = 1.0 / 32.0;
 
 /// A guess of the next symbol.
@@ -47,8 +47,8 @@ pub struct Drafter {
     guesses: Guesses,
     /// Length of the text that was seen.
     seen: usize,
-    /// True if the whole prompt was seen.
-    saw_prompt: bool,
+    /// True if all of the text was seen once. What was seen before counts as the prompt.
+    caught_up: bool,
     /// Marks, indexed by symbol, that are true if the symbol ended a segment when it was last fed.
     ends_segment: Vec<bool>,
     draft: Vec<u32>,
@@ -56,7 +56,7 @@ pub struct Drafter {
 
 impl Drafter {
     /// Creates a drafter for a text of at most `max_symbols` symbols over `vocabulary` ones, of a model with these `ngrams`.
-    /// `setting` permits drafts, and `rates` are those of earlier texts.
+    /// `setting` permits drafts, and `rates` are those of the latest texts.
     pub fn new(
         setting: Speculation,
         max_symbols: usize,
@@ -71,20 +71,20 @@ impl Drafter {
             rates,
             guesses: Guesses::default(),
             seen: 0,
-            saw_prompt: false,
+            caught_up: false,
             ends_segment: vec![false; vocabulary],
             draft: Vec::with_capacity(setting.max_draft()),
         }
     }
 
     /// Drafts at most `limit` symbols after `text`, which continues the one of the last call, as far as they fit into `budget`. Drafts
-    /// none until it has seen all of a long text, a part at each call. The text of the first call is the prompt. Guesses about
-    /// later symbols count in `shared` rates, too.
+    /// none until it has seen all of a long text, a part at each call. Symbols seen until then count as the prompt. Guesses about
+    /// later symbols are recorded in `shared`, too.
     pub fn draft(&mut self, text: TextView<'_>, limit: usize, budget: &mut DraftBudget, shared: &mut GuessRates) {
         if !self.see(text, shared) {
             return;
         }
-        self.saw_prompt = true;
+        self.caught_up = true;
         let mut place = self.matcher.present();
         let mut guesses = self.guesses;
         let mut probability = 1.0;
@@ -132,7 +132,7 @@ impl Drafter {
             let Guesses { from_match, from_ngrams } = self.guesses;
             for Guess { symbol: guessed, kind } in from_match.into_iter().chain(from_ngrams) {
                 let right = guessed == symbol;
-                if self.saw_prompt {
+                if self.caught_up {
                     self.rates.record(kind, right, GENERATED_WEIGHT);
                     shared.record(kind, right, SHARED_WEIGHT);
                 } else {
@@ -221,7 +221,7 @@ mod tests {
 
     #[test]
     fn a_text_starts_with_the_rates_of_those_before_it() {
-        // after each of these four symbols comes another one
+        // the same four symbols repeat, each time followed by a different one
         let text: Vec<u32> = (4..200).flat_map(|other| [0, 1, 2, 3, other]).collect();
         let text = &text[..text.len() - 1];
         let prompt = &text[..9];
@@ -233,7 +233,7 @@ mod tests {
         let new = |shared: &GuessRates| Drafter::new(Speculation::Auto, 1000, 256, None, shared.clone());
         let mut first = new(&shared);
         assert!(draft(&mut first, prompt, &mut shared) > 0);
-        assert_eq!(shared, GuessRates::default(), "a prompt says nothing about other texts");
+        assert_eq!(shared, GuessRates::default(), "guesses about a prompt must not change the shared rates");
         for end in 10..=text.len() {
             draft(&mut first, &text[..end], &mut shared);
         }

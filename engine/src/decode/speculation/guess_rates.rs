@@ -36,7 +36,8 @@ impl GuessKind {
     }
 }
 
-/// The share of right guesses of each kind. Later guesses weigh more.
+/// The share of right guesses of each kind. Later guesses weigh more. Rates decide which symbols are fed as guesses, and never the
+/// text.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GuessRates([f64; KINDS]);
 
@@ -55,8 +56,33 @@ impl GuessRates {
         self.0[kind]
     }
 
-    /// Records whether a guess was right. It weighs `weight`, and all earlier ones the rest of 1.
+    /// Records whether a guess was right, with weight `weight`. The rate so far keeps 1 − `weight`.
     pub(super) fn record(&mut self, GuessKind(kind): GuessKind, right: bool, weight: f64) {
         self.0[kind] += (f64::from(u8::from(right)) - self.0[kind]) * weight;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_length_and_confidence_has_a_kind() {
+        assert!(GuessKind::of_match(3).is_none());
+        let kinds = [4, 5, 7, 8, 31, 32, 1000].map(|length| GuessKind::of_match(length).unwrap().0);
+        assert_eq!(kinds, [0, 1, 2, 3, 5, 6, 6]);
+        let kinds = [0, 31, 32, 255].map(|confidence| GuessKind::of_ngram(confidence).0);
+        assert_eq!(kinds, [7, 7, 8, KINDS - 1]);
+    }
+
+    #[test]
+    fn rates_move_towards_what_was_recorded() {
+        let mut rates = GuessRates::default();
+        let kind = GuessKind::of_ngram(255);
+        let before = rates.of(kind);
+        rates.record(kind, false, 0.25);
+        assert_eq!(rates.of(kind), 0.75 * before);
+        (0..100).for_each(|_| rates.record(kind, true, 0.25));
+        assert!((rates.of(kind) - 1.0).abs() < 1e-6);
     }
 }

@@ -9,10 +9,10 @@ const MAX_FIXED: f64 = 64.0;
 const DECAY: f64 = 0.99;
 /// Variance of the number of symbols that the assumption counts as.
 const ASSUMED_VARIANCE: f64 = 0.02;
-/// Steps that took this many times the mean are not measurements: something else ran.
+/// Steps that took this many times the mean, for as many symbols, are not measurements: something else ran.
 const OUTLIER: f64 = 4.0;
 
-/// The cost of a step and how it grows with the step's symbols. A symbol step and a finish step are measured apart, because a row
+/// The cost of a step and how it grows with the step's symbols. Symbol steps and finish steps are measured separately, because a row
 /// that waited at a boundary is finished in a later step than the one that fed it. Segment steps are not part of the cost, because
 /// drafts do not change their number.
 #[derive(Debug, Default)]
@@ -22,7 +22,7 @@ pub struct StepCost {
 }
 
 impl StepCost {
-    /// Records the symbol step of a step that only decodes.
+    /// Records the symbol step of an engine step that feeds no prompt, and the number of symbols that it fed.
     pub fn record_symbol_step(&mut self, symbols: usize, took: Duration) {
         self.symbol_steps.record(symbols, took);
     }
@@ -73,11 +73,12 @@ impl CostLine {
             return;
         }
         let nanoseconds = took.as_nanos() as f64;
-        if self.weight > 1.0 && nanoseconds > OUTLIER * self.nanoseconds {
+        let symbols = symbols as f64;
+        let largest = OUTLIER * self.nanoseconds * (symbols / self.symbols).max(1.0);
+        if self.weight > 1.0 && nanoseconds > largest {
             self.weight *= DECAY;
             return;
         }
-        let symbols = symbols as f64;
         self.weight = self.weight * DECAY + 1.0;
         let share = 1.0 / self.weight;
         let blend = |mean: &mut f64, value: f64| *mean += (value - *mean) * share;
@@ -87,7 +88,7 @@ impl CostLine {
         blend(&mut self.product, symbols * nanoseconds);
     }
 
-    /// The line of the measurements. The assumed fixed cost counts as much as measurements with `ASSUMED_VARIANCE`.
+    /// Fits the line. `ASSUMED_FIXED` is a prior that counts as much as measurements whose symbols vary by `ASSUMED_VARIANCE`.
     fn fit(&self) -> Line {
         let variance = (self.square - self.symbols * self.symbols).max(0.0);
         let covariance = self.product - self.symbols * self.nanoseconds;
@@ -117,6 +118,13 @@ mod tests {
             assert!((found - fixed as f64).abs() < 0.3 + fixed as f64 * 0.1, "{fixed}: {found}");
         }
         assert_eq!(StepCost::default().fixed(), ASSUMED_FIXED);
+    }
+
+    #[test]
+    fn a_step_of_many_symbols_is_a_measurement() {
+        let steps: Vec<usize> = (0..400).map(|step| if step % 8 == 7 { 17 } else { 1 }).collect();
+        let found = measured(2, &steps);
+        assert!((found - 2.0).abs() < 0.2, "{found}");
     }
 
     #[test]

@@ -56,7 +56,9 @@ pub(super) struct Batch {
     /// Measurement of the latest step, until the worker takes it.
     pub(super) latest_step: Option<LatestStep>,
     unpooled_estimate: UnpooledEstimate,
+    /// Measured over all requests, until the worker restarts.
     step_cost: StepCost,
+    /// Shared by all requests, until the worker restarts, so that a new one need not learn which guesses are wrong.
     guess_rates: GuessRates,
     /// Totals, without the current load. Published after each step.
     pub(super) counters: Counters,

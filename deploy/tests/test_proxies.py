@@ -178,6 +178,10 @@ def test_the_server_itself_refuses_a_long_request(name: str, replicas: List[Repl
         assert answer.status == 413 and "4194304" in json.loads(answer.read())["error"]["message"]
 
 
+# Characters of a completion: enough that replicas are still busy when the test looks.
+LENGTH = 600
+
+
 @pytest.mark.parametrize("how", ["killed", "terminated"])
 def test_no_completion_without_a_character_is_lost(name: str, pair: List[Replica], how: str) -> None:
     outcomes: List[str] = []
@@ -185,10 +189,10 @@ def test_no_completion_without_a_character_is_lost(name: str, pair: List[Replica
     def ask(seed: int) -> None:
         text = ""
         try:
-            body = {"prompt": PROMPT, "max_tokens": 150, "stream": True, "seed": seed, "ignore_eos": True}
+            body = {"prompt": PROMPT, "max_tokens": LENGTH, "stream": True, "seed": seed, "ignore_eos": True}
             for piece in events(post(proxy.http, body)):
                 text += piece
-            outcomes.append("complete" if len(text) == 150 else f"lost: {text}")
+            outcomes.append("complete" if len(text) == LENGTH else f"lost: {text}")
         except (AssertionError, OSError, ValueError, http.client.HTTPException) as error:
             outcomes.append("cut" if text else f"lost: {error!r}")
 

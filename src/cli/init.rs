@@ -39,6 +39,8 @@ enum StoredDtype {
     F32,
     /// The upper half of a 32-bit float.
     Bf16,
+    /// 8-bit integers, with an f32 scale for each row of a matrix.
+    Int8,
 }
 
 /// Creates the checkpoint and prints its shape, size and hash. Fails if a setting is invalid, or if DEST is
@@ -49,6 +51,7 @@ pub fn run(args: Args) -> Result<()> {
     let matrices = match args.dtype {
         StoredDtype::F32 => FileDtype::F32,
         StoredDtype::Bf16 => FileDtype::Bf16,
+        StoredDtype::Int8 => FileDtype::I8,
     };
     let weights = RandomWeights { seed: args.seed, matrices };
     let written = init_with_progress(&args.config, &args.dest, weights, args.force, report)?;

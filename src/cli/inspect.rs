@@ -94,7 +94,7 @@ struct Contents {
     specs: Vec<TensorSpec>,
     /// Number format of each tensor in the file.
     dtypes: Vec<&'static str>,
-    /// Size of each tensor in the file.
+    /// Size of each tensor in the file, with the scales of an I8 matrix.
     bytes: Vec<usize>,
     sha256: String,
     companions: Vec<Contents>,
@@ -134,7 +134,7 @@ fn inspect(source: &CheckpointSource, progress: &mut dyn FnMut(u64, u64)) -> Res
 /// Number format and size of a tensor in the file.
 fn stored(weights: &Weights, spec: &TensorSpec) -> (&'static str, usize) {
     let tensor = weights.get(&spec.name);
-    tensor.map_or(("-", 0), |tensor| (tensor.dtype().name(), tensor.dtype().bytes() * tensor.len()))
+    tensor.map_or(("-", 0), |tensor| (tensor.dtype().name(), tensor.file_bytes()))
 }
 
 impl Contents {

@@ -7,7 +7,8 @@ use crate::{
         load::weights_in_place,
     },
 };
-use candle_core::{D, DType, Device, Result as CandleResult, Tensor, bail, safetensors as tensor_files};
+use candle_core::{D, DType, Device, Result as CandleResult, Tensor, bail, safetensors::Load};
+use safetensors::{Dtype as StoredDtype, SafeTensors};
 use serde::Deserialize;
 use std::{collections::HashMap, path::Path};
 
@@ -70,28 +71,71 @@ impl Tensors {
 
 /// Reads all tensors of a checkpoint as numbers of `dtype`. Fails if a file cannot be read.
 pub(super) fn read_tensors(source: &CheckpointSource, dtype: DType) -> Result<HashMap<String, Tensor>> {
-    let mut tensors = HashMap::new();
     if let Some(weights) = weights_in_place(source)? {
         return converted(&source.path(), read_in_place(&weights), dtype);
     }
+    let mut stored = StoredTensors::default();
     match source {
         CheckpointSource::Folder(folder) => {
             for file in shards::files(folder)? {
-                tensors.extend(converted(&file, tensor_files::load(&file, &Device::Cpu), dtype)?);
+                let bytes = std::fs::read(&file).map_err(Error::io(&file))?;
+                stored.add(&bytes).map_err(|error| unreadable(&file, &error))?;
             }
         }
         CheckpointSource::Embedded(checkpoint) => {
-            let read = tensor_files::load_buffer(checkpoint.weights, &Device::Cpu);
-            tensors.extend(converted(&source.path(), read, dtype)?);
+            stored.add(checkpoint.weights).map_err(|error| unreadable(&source.path(), &error))?;
         }
     }
-    Ok(tensors)
+    converted(&source.path(), stored.scaled(), dtype)
+}
+
+/// The tensors of safetensors files, before int8 matrices are multiplied with their scales.
+#[derive(Default)]
+struct StoredTensors {
+    tensors: HashMap<String, Tensor>,
+    /// Names of the int8 matrices.
+    int8: Vec<String>,
+}
+
+impl StoredTensors {
+    /// Adds the tensors of a file. candle has no integers of 8 bits with a sign: they become f32.
+    fn add(&mut self, file: &[u8]) -> CandleResult<()> {
+        for (name, view) in SafeTensors::deserialize(file)?.tensors() {
+            let tensor = match view.dtype() {
+                StoredDtype::I8 => {
+                    self.int8.push(name.clone());
+                    let integers: Vec<f32> = view.data().iter().map(|byte| f32::from(byte.cast_signed())).collect();
+                    Tensor::from_vec(integers, view.shape(), &Device::Cpu)?
+                }
+                _ => view.load(&Device::Cpu)?,
+            };
+            self.tensors.insert(name, tensor);
+        }
+        Ok(())
+    }
+
+    /// Multiplies each row of an int8 matrix with its scale, in f32: (rows, columns) · (rows, 1).
+    fn scaled(mut self) -> CandleResult<HashMap<String, Tensor>> {
+        for name in self.int8 {
+            let scales = self.tensors.remove(&format!("{name}_scale"));
+            let (Some(integers), Some(scales)) = (self.tensors.get_mut(&name), scales) else {
+                bail!("the int8 matrix {name} has no scales");
+            };
+            *integers = integers.broadcast_mul(&scales.unsqueeze(1)?)?;
+        }
+        Ok(self.tensors)
+    }
 }
 
 /// Converts the tensors that weir read.
 fn read_in_place(weights: &Weights) -> CandleResult<HashMap<String, Tensor>> {
     let tensor = |tensor: &LoadedTensor| Tensor::from_slice(&tensor.numbers(), &*tensor.shape, &Device::Cpu);
     weights.iter().map(|(name, read)| Ok((name.clone(), tensor(read)?))).collect()
+}
+
+/// The error for a file that candle cannot read.
+fn unreadable(file: &Path, error: &candle_core::Error) -> Error {
+    Error::checkpoint(file, "the file", "safetensors that candle reads", error.to_string())
 }
 
 /// Converts the tensors that candle read from `file`.
@@ -102,7 +146,7 @@ fn converted(
 ) -> Result<HashMap<String, Tensor>> {
     let converted = read
         .and_then(|tensors| tensors.into_iter().map(|(name, tensor)| Ok((name, tensor.to_dtype(dtype)?))).collect());
-    converted.map_err(|error| Error::checkpoint(file, "the file", "safetensors that candle reads", error.to_string()))
+    converted.map_err(|error| unreadable(file, &error))
 }
 
 impl Nonlinearity {

@@ -140,11 +140,11 @@ fn safetensors_with_other_tensors_are_refused_by_key() {
         ),
         (
             |header| header["backbone.encoder.layers.0.mixer.D"]["dtype"] = "I32".into(),
-            &["backbone.encoder.layers.0.mixer.D", "expected dtype F32, F16 or BF16, found dtype \"I32\""],
+            &["backbone.encoder.layers.0.mixer.D", "expected dtype F32, F16, BF16 or I8, found dtype \"I32\""],
         ),
         (
             |header| header["lm_head.weight"]["dtype"] = "F64".into(),
-            &["lm_head.weight", "expected dtype F32, F16 or BF16, found dtype \"F64\""],
+            &["lm_head.weight", "expected dtype F32, F16, BF16 or I8, found dtype \"F64\""],
         ),
         (
             |header| {

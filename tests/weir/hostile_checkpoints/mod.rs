@@ -189,7 +189,7 @@ fn unexpected_tensors_are_rejected() {
         ),
         (
             changed(|header, _| header.pointer_mut(head).unwrap()["dtype"] = json!("I32")),
-            "head.weight: expected dtype F32, F16 or BF16, found dtype \"I32\"",
+            "head.weight: expected dtype F32, F16, BF16 or I8, found dtype \"I32\"",
         ),
         (
             changed(|header, _| header.pointer_mut(head).unwrap()["shape"] = json!([1_u64 << 40, 1_u64 << 40])),

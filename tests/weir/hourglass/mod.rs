@@ -2,6 +2,7 @@
 //! letters whose space is not id 0, ReLU, last-token pooling, and boundaries at a companion's entropy spikes. The tests of
 //! `verify` compare their logits and boundaries with a second implementation; these test companions and text.
 
+mod int8_files;
 mod ngrams;
 mod shapes;
 #[cfg(feature = "candle")]

@@ -36,7 +36,8 @@ pub struct TensorEntry {
     pub numbers: usize,
 }
 
-/// Readable types of numbers; short ones are widened without loss.
+/// Readable types of numbers; short ones are widened without loss. The numbers of an I8 matrix are integers, which its scales
+/// multiply ([`Tensor`](super::Tensor) has both).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileDtype {
     /// 32-bit floats.
@@ -45,6 +46,8 @@ pub enum FileDtype {
     F16,
     /// The upper half of an f32.
     Bf16,
+    /// Integers from −127 to 127. Only tensors of two axes have this type.
+    I8,
 }
 
 impl FileDtype {
@@ -53,6 +56,7 @@ impl FileDtype {
         match self {
             Self::F32 => 4,
             Self::F16 | Self::Bf16 => 2,
+            Self::I8 => 1,
         }
     }
 
@@ -62,11 +66,12 @@ impl FileDtype {
             Self::F32 => "F32",
             Self::F16 => "F16",
             Self::Bf16 => "BF16",
+            Self::I8 => "I8",
         }
     }
 
     fn parse(name: &str) -> Option<Self> {
-        [Self::F32, Self::F16, Self::Bf16].into_iter().find(|dtype| dtype.name() == name)
+        [Self::F32, Self::F16, Self::Bf16, Self::I8].into_iter().find(|dtype| dtype.name() == name)
     }
 
     /// Appends numbers as little-endian bytes, each rounded to the nearest number of this type, ties to even.
@@ -75,6 +80,10 @@ impl FileDtype {
             Self::F32 => bytes.extend(numbers.iter().flat_map(|number| number.to_le_bytes())),
             Self::F16 => bytes.extend(numbers.iter().flat_map(|&number| half::f16::from_f32(number).to_le_bytes())),
             Self::Bf16 => bytes.extend(numbers.iter().flat_map(|&number| half::bf16::from_f32(number).to_le_bytes())),
+            Self::I8 => bytes.extend(numbers.iter().map(|&number| {
+                let integer = number.round_ties_even().clamp(-127.0, 127.0) as i8;
+                integer.cast_unsigned()
+            })),
         }
     }
 
@@ -86,6 +95,7 @@ impl FileDtype {
             Self::Bf16 => {
                 numbers.extend(bytes.as_chunks().0.iter().map(|&two| half::bf16::from_le_bytes(two).to_f32()))
             }
+            Self::I8 => numbers.extend(bytes.iter().map(|byte| f32::from(byte.cast_signed()))),
         }
     }
 }
@@ -170,8 +180,11 @@ fn entries(items: BTreeMap<String, Box<RawValue>>, file: &Path, data: u64) -> Re
 
 fn entry(name: String, info: Info, file: &Path) -> Result<TensorEntry> {
     let Some(dtype) = FileDtype::parse(&info.dtype) else {
-        return Err(Error::checkpoint(file, name, "dtype F32, F16 or BF16", format!("dtype {:?}", info.dtype)));
+        return Err(Error::checkpoint(file, name, "dtype F32, F16, BF16 or I8", format!("dtype {:?}", info.dtype)));
     };
+    if dtype == FileDtype::I8 && info.shape.len() != 2 {
+        return Err(Error::checkpoint(file, name, "two axes for dtype I8", format!("shape {:?}", info.shape)));
+    }
     let product = info.shape.iter().try_fold(1_u64, |product, &dim| product.checked_mul(dim));
     let bytes = product.and_then(|numbers| numbers.checked_mul(dtype.bytes() as u64));
     let (from, to) = info.data_offsets;

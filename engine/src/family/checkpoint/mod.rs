@@ -2,17 +2,20 @@
 //!
 //! Files may come from anywhere, so every number in them is checked against the configuration before memory is allocated for it. An
 //! error names file, key, expected and actual value. Reading order: [`TensorSpec`], [`config`] (all but the weights;
-//! [`hugging_face`] reads one of another format), [`card`] (digest of the weights), [`header`] (of a safetensors file), [`shards`]
-//! (the files of weights), [`links`] and [`regular_file`] (which files are opened, and how), [`folder`] and [`placeholders`] (what
-//! is wrong with others), [`reader`], [`writer`], [`ngrams`], [`source`] (a folder, or the program itself).
+//! [`hugging_face`] reads one of another format), [`card`] (digest of the weights), [`header`] (of a safetensors file), `int8`
+//! (matrices with scales), [`shards`] (the files of weights), [`links`] and [`regular_file`] (which files are opened, and how),
+//! [`folder`] and [`placeholders`] (what is wrong with others), [`reader`], `layout` and [`writer`], [`ngrams`], [`source`] (a
+//! folder, or the program itself).
 
 pub mod card;
 pub mod config;
 pub mod folder;
 pub mod header;
 pub mod hugging_face;
+mod int8;
 pub mod json;
 mod json_errors;
+mod layout;
 pub mod links;
 pub mod ngrams;
 pub mod partial_file;

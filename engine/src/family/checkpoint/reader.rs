@@ -2,15 +2,16 @@
 
 use super::{
     TensorSpec, card,
-    header::{Header, TensorEntry},
+    header::{FileDtype, Header, TensorEntry},
+    int8::{check_range, check_scale_numbers, check_scales, scale_name},
     regular_file,
-    shards::{Shard, files, names, same_names, shards},
+    shards::{Shard, files, same_names, shards},
     tensor::Tensor,
 };
 use crate::error::{Error, Result};
 use sha2::{Digest, Sha256};
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     fs::File,
     io::{ErrorKind, Read, Seek},
     path::{Path, PathBuf},
@@ -67,6 +68,19 @@ impl Weights {
         self.tensors.insert(name, tensor);
     }
 
+    /// Moves the scales of int8 matrices, which were read as tensors, into their matrices.
+    fn join_scales(&mut self) -> Result<()> {
+        let matrices = self.tensors.iter().filter(|(_, tensor)| tensor.dtype() == FileDtype::I8);
+        let names: Vec<String> = matrices.map(|(name, _)| name.clone()).collect();
+        for name in names {
+            let scales = self.take(&scale_name(&name))?;
+            if let Some(matrix) = self.tensors.get_mut(&name) {
+                matrix.set_scales(scales);
+            }
+        }
+        Ok(())
+    }
+
     /// Number of tensors.
     pub fn len(&self) -> usize {
         self.tensors.len()
@@ -79,8 +93,8 @@ impl Weights {
 }
 
 /// Reads the weights of the checkpoint in `dir`. Also returns the SHA-256 of their concatenated files, in hexadecimal.
-/// Fails with [`Error::Checkpoint`] unless the files hold exactly these tensors, complete and finite, and have the digest
-/// that the card states.
+/// Fails with [`Error::Checkpoint`] unless the files hold exactly these tensors, and scales of those in int8, complete and
+/// finite, and have the digest that the card states.
 pub fn read_weights(dir: &Path, specs: &[TensorSpec]) -> Result<(Weights, String)> {
     read_weights_with_progress(dir, specs, &mut |_, _| {})
 }
@@ -93,13 +107,13 @@ pub fn read_weights_with_progress(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(Weights, String)> {
     // All headers first: a checkpoint whose last shard is wrong allocates nothing large.
-    let opened = open_shards(dir, specs)?;
+    let OpenShards { shards: opened, scales } = open_shards(dir, specs)?;
     let total = opened.iter().map(|shard| shard.size).sum();
-    let mut reading = WeightsReader::new(total, progress);
+    let mut reading = WeightsReader::new(total, scales, progress);
     for OpenShard { file, mut from, header, .. } in opened {
         reading.shard(&file, &mut from, header)?;
     }
-    let (weights, sha256) = reading.finish();
+    let (weights, sha256) = reading.finish()?;
     card::check_digest(card::read(dir)?, dir, &sha256)?;
     Ok((weights, sha256))
 }
@@ -144,37 +158,52 @@ struct OpenShard {
     header: Header,
 }
 
-fn open_shards(dir: &Path, specs: &[TensorSpec]) -> Result<Vec<OpenShard>> {
+/// All files of the weights.
+struct OpenShards {
+    shards: Vec<OpenShard>,
+    /// Names of the scales of int8 matrices.
+    scales: BTreeSet<String>,
+}
+
+fn open_shards(dir: &Path, specs: &[TensorSpec]) -> Result<OpenShards> {
     let by_name = by_name(specs);
     let open = |shard: Shard| {
         let (mut from, size) = regular_file::open(&shard.file).map_err(Error::io(&shard.file))?;
         let header = header(&shard, &mut from, size, &by_name)?;
         Ok(OpenShard { file: shard.file, from, size, header })
     };
-    shards(dir, specs)?.into_iter().map(open).collect()
+    let shards: Vec<OpenShard> = shards(dir, specs)?.into_iter().map(open).collect::<Result<_>>()?;
+    let scales = check_scales(shards.iter().map(|shard| (&*shard.file, &shard.header)), &by_name)?;
+    Ok(OpenShards { shards, scales })
 }
 
-/// Returns names and shapes of all tensors in `dir`, for sources that may hold different sets of tensors. Fails if there are
-/// no weights, or a header or the index cannot be read.
+/// Returns names and shapes of all tensors in `dir`, for sources that may hold different sets of tensors. Scales of int8 matrices
+/// are left out. Fails if there are no weights, or a header or the index cannot be read.
 pub fn shapes_in(dir: &Path) -> Result<BTreeMap<String, Vec<usize>>> {
     let mut shapes = BTreeMap::new();
+    let mut scales = Vec::new();
     for file in files(dir)? {
         let (mut from, size) = regular_file::open(&file).map_err(Error::io(&file))?;
         let header = Header::read(&mut from, &file, size, MAX_HEADER_BYTES)?;
+        let matrices = header.tensors.iter().filter(|entry| entry.dtype == FileDtype::I8);
+        scales.extend(matrices.map(|entry| scale_name(&entry.name)));
         shapes.extend(header.tensors.into_iter().map(|entry| (entry.name, entry.shape)));
     }
+    scales.iter().for_each(|name| drop(shapes.remove(name)));
     Ok(shapes)
 }
 
 /// Reads weights as [`read_weights`] does from the `size` bytes of one safetensors file; errors name `file`. Fails as
 /// [`read_weights`] does.
 pub fn read_from(mut from: impl Read, size: u64, file: &Path, specs: &[TensorSpec]) -> Result<(Weights, String)> {
-    let shard = Shard { file: file.to_path_buf(), names: names(specs) };
-    let header = header(&shard, &mut from, size, &by_name(specs))?;
+    let shard = Shard::single(file.to_path_buf(), specs);
+    let by_name = by_name(specs);
+    let header = header(&shard, &mut from, size, &by_name)?;
+    let scales = check_scales(std::iter::once((file, &header)), &by_name)?;
     let mut silent = |_, _| {};
-    let mut reading = WeightsReader::new(size, &mut silent);
+    let mut reading = WeightsReader::new(size, scales, &mut silent);
     reading.shard(file, &mut from, header)?;
-    Ok(reading.finish())
+    reading.finish()
 }
 
 fn by_name(specs: &[TensorSpec]) -> HashMap<&str, &TensorSpec> {
@@ -183,9 +212,11 @@ fn by_name(specs: &[TensorSpec]) -> HashMap<&str, &TensorSpec> {
 
 /// Reads a shard's header and checks that it lists the shard's tensors, with their shapes.
 fn header(shard: &Shard, from: &mut impl Read, size: u64, specs: &HashMap<&str, &TensorSpec>) -> Result<Header> {
-    let names: u64 = shard.names.iter().map(|name| name.len() as u64 + HEADER_BYTES_A_TENSOR).sum();
+    let names = shard.names.iter().chain(&shard.scales);
+    let names: u64 = names.map(|name| name.len() as u64 + HEADER_BYTES_A_TENSOR).sum();
     let header = Header::read(from, &shard.file, size, HEADER_BYTES + names)?;
-    same_names(&shard.file, &shard.names, header.tensors.iter().map(|entry| &entry.name))?;
+    let found = header.tensors.iter().map(|entry| &entry.name);
+    same_names(&shard.file, &shard.names, found.filter(|name| !shard.scales.contains(*name)))?;
     for entry in &header.tensors {
         if let Some(spec) = specs.get(entry.name.as_str()).filter(|spec| spec.shape != entry.shape) {
             let expected = format!("shape {:?}", spec.shape);
@@ -198,6 +229,8 @@ fn header(shard: &Shard, from: &mut impl Read, size: u64, specs: &HashMap<&str, 
 /// Weights that are being read.
 struct WeightsReader<'a> {
     weights: Weights,
+    /// Names of the scales of int8 matrices.
+    scales: BTreeSet<String>,
     hash: Sha256,
     done: u64,
     total: u64,
@@ -205,12 +238,13 @@ struct WeightsReader<'a> {
 }
 
 impl<'a> WeightsReader<'a> {
-    fn new(total: u64, progress: &'a mut dyn FnMut(u64, u64)) -> Self {
-        Self { weights: Weights::default(), hash: Sha256::new(), done: 0, total, progress }
+    fn new(total: u64, scales: BTreeSet<String>, progress: &'a mut dyn FnMut(u64, u64)) -> Self {
+        Self { weights: Weights::default(), scales, hash: Sha256::new(), done: 0, total, progress }
     }
 
-    fn finish(self) -> (Weights, String) {
-        (self.weights, hexadecimal(&self.hash.finalize()))
+    fn finish(mut self) -> Result<(Weights, String)> {
+        self.weights.join_scales()?;
+        Ok((self.weights, hexadecimal(&self.hash.finalize())))
     }
 
     fn shard(&mut self, file: &Path, from: &mut impl Read, header: Header) -> Result<()> {
@@ -218,6 +252,9 @@ impl<'a> WeightsReader<'a> {
         let mut chunk = vec![0; CHUNK];
         for entry in header.tensors {
             let tensor = self.tensor(file, from, &entry, &mut chunk)?;
+            if self.scales.contains(&entry.name) {
+                check_scale_numbers(file, &entry.name, &tensor.numbers())?;
+            }
             self.weights.insert(entry.name, tensor);
         }
         match from.read(&mut [0]).map_err(Error::io(file))? {
@@ -243,7 +280,10 @@ impl<'a> WeightsReader<'a> {
             self.count(bytes);
             widened.clear();
             entry.dtype.widen(bytes, &mut widened);
-            check_finite(file, &entry.name, tensor.len(), &widened)?;
+            match entry.dtype {
+                FileDtype::I8 => check_range(file, &entry.name, tensor.len(), &widened)?,
+                _ => check_finite(file, &entry.name, tensor.len(), &widened)?,
+            }
             tensor.push(bytes, &widened);
         }
         Ok(tensor)

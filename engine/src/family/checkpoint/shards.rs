@@ -3,6 +3,7 @@
 use super::{
     TensorSpec,
     folder::contents,
+    int8::possible_scales,
     json::{self, UniqueMap},
     links::{check_inside, is_inside},
     placeholders::placeholder,
@@ -46,8 +47,10 @@ const PICKLES: FileKind = FileKind { ending: ".bin", plain: "the plain name of a
 pub struct Shard {
     /// The file.
     pub file: PathBuf,
-    /// Names of the tensors that it must hold, no more and no fewer.
+    /// Names of the tensors that it must hold.
     pub names: BTreeSet<String>,
+    /// Names of the other tensors that it may hold: scales of int8 matrices, if there is no index to list them.
+    pub scales: BTreeSet<String>,
 }
 
 #[derive(Deserialize)]
@@ -58,16 +61,23 @@ struct Index {
     weight_map: UniqueMap<String>,
 }
 
+impl Shard {
+    /// Returns the only file of a model with these tensors.
+    pub(super) fn single(file: PathBuf, specs: &[TensorSpec]) -> Self {
+        Self { file, names: names(specs), scales: possible_scales(specs) }
+    }
+}
+
 /// Returns the files of weights in a folder, in the order of their names, for a model with these tensors. Fails if
 /// there are no weights, or both one file and an index. Fails if the only file is a link out of the folder. Fails if the
-/// index does not name exactly these tensors, or names anything but plain files of the folder.
+/// index does not name exactly these tensors and scales of int8 matrices, or names anything but plain files of the folder.
 pub fn shards(dir: &Path, specs: &[TensorSpec]) -> Result<Vec<Shard>> {
     let single = dir.join(WEIGHTS_FILE);
     let index = dir.join(INDEX_FILE);
     match (single.exists(), index.exists()) {
         (true, false) => {
             check_inside(dir, &single)?;
-            Ok(vec![Shard { file: single, names: names(specs) }])
+            Ok(vec![Shard::single(single, specs)])
         }
         (false, true) => indexed(dir, &index, specs),
         (true, true) => {
@@ -148,20 +158,23 @@ fn by_file(index: Index) -> BTreeMap<String, BTreeSet<String>> {
 }
 
 /// The names of the tensors.
-pub(super) fn names(specs: &[TensorSpec]) -> BTreeSet<String> {
+fn names(specs: &[TensorSpec]) -> BTreeSet<String> {
     specs.iter().map(|spec| spec.name.clone()).collect()
 }
 
 fn indexed(dir: &Path, index: &Path, specs: &[TensorSpec]) -> Result<Vec<Shard>> {
     let map = read_index(index)?;
-    same_names(index, &names(specs), map.weight_map.0.keys())?;
+    let scales = possible_scales(specs);
+    same_names(index, &names(specs), map.weight_map.0.keys().filter(|name| !scales.contains(*name)))?;
     listed(dir, index, map, SAFETENSORS)
 }
 
 /// Returns the files that an index names. Fails if one is not a plain file of the folder.
 fn listed(dir: &Path, index: &Path, map: Index, kind: FileKind) -> Result<Vec<Shard>> {
-    let shard =
-        |(file, names): (String, BTreeSet<String>)| Ok(Shard { file: inside(dir, index, &file, &names, kind)?, names });
+    let shard = |(file, names): (String, BTreeSet<String>)| {
+        let file = inside(dir, index, &file, &names, kind)?;
+        Ok(Shard { file, names, scales: BTreeSet::new() })
+    };
     by_file(map).into_iter().map(shard).collect()
 }
 

@@ -1,6 +1,7 @@
-//! A tensor of a checkpoint, in the number type of its file: a bf16 checkpoint does not take the memory of f32 while it is loaded.
+//! A tensor of a checkpoint, in the number type of its file: a bf16 or int8 checkpoint does not take the memory of f32 while it is
+//! loaded.
 
-use super::header::FileDtype;
+use super::{header::FileDtype, int8};
 use std::borrow::Cow;
 
 /// One tensor.
@@ -18,6 +19,11 @@ enum Numbers {
     F32(Vec<f32>),
     /// Little-endian numbers of the tensor's type.
     Bytes(Vec<u8>),
+    /// The integers of an I8 matrix, and a scale for each row.
+    Scaled {
+        bytes: Vec<u8>,
+        scales: Vec<f32>,
+    },
 }
 
 impl Tensor {
@@ -31,6 +37,7 @@ impl Tensor {
         let numbers = match dtype {
             FileDtype::F32 => Numbers::F32(Vec::with_capacity(count)),
             FileDtype::F16 | FileDtype::Bf16 => Numbers::Bytes(Vec::with_capacity(dtype.bytes() * count)),
+            FileDtype::I8 => Numbers::Scaled { bytes: Vec::with_capacity(count), scales: Vec::new() },
         };
         Self { dtype, shape, numbers }
     }
@@ -39,7 +46,14 @@ impl Tensor {
     pub(super) fn push(&mut self, bytes: &[u8], widened: &[f32]) {
         match &mut self.numbers {
             Numbers::F32(numbers) => numbers.extend_from_slice(widened),
-            Numbers::Bytes(stored) => stored.extend_from_slice(bytes),
+            Numbers::Bytes(stored) | Numbers::Scaled { bytes: stored, .. } => stored.extend_from_slice(bytes),
+        }
+    }
+
+    /// Sets the scales of the rows of an I8 matrix, after all its numbers were added. Without effect on other tensors.
+    pub(super) fn set_scales(&mut self, new: Vec<f32>) {
+        if let Numbers::Scaled { scales, .. } = &mut self.numbers {
+            *scales = new;
         }
     }
 
@@ -52,8 +66,17 @@ impl Tensor {
     pub fn len(&self) -> usize {
         match &self.numbers {
             Numbers::F32(numbers) => numbers.len(),
-            Numbers::Bytes(bytes) => bytes.len() / self.dtype.bytes(),
+            Numbers::Bytes(bytes) | Numbers::Scaled { bytes, .. } => bytes.len() / self.dtype.bytes(),
         }
+    }
+
+    /// Bytes of its numbers in the file, the scales of an I8 matrix included.
+    pub fn file_bytes(&self) -> usize {
+        let scales = match &self.numbers {
+            Numbers::Scaled { scales, .. } => size_of_val(scales.as_slice()),
+            Numbers::F32(_) | Numbers::Bytes(_) => 0,
+        };
+        self.dtype.bytes() * self.len() + scales
     }
 
     /// True if it has no numbers.
@@ -66,13 +89,16 @@ impl Tensor {
         match &self.numbers {
             Numbers::F32(numbers) => Cow::Borrowed(numbers),
             Numbers::Bytes(bytes) => Cow::Owned(widened(self.dtype, bytes)),
+            Numbers::Scaled { bytes, scales } => Cow::Owned(int8::widen(bytes, scales)),
         }
     }
 
-    /// Returns true if the numbers of both are equal, in the same order. Takes no memory if both have the same type.
+    /// Returns true if the numbers of both are equal, in the same order. Takes no memory if both have the same type, and the same
+    /// bytes if that is I8.
     pub fn has_numbers_of(&self, other: &Self) -> bool {
         match (&self.numbers, &other.numbers) {
             (Numbers::Bytes(own), Numbers::Bytes(others)) if self.dtype == other.dtype => own == others,
+            (own @ Numbers::Scaled { .. }, others) if own == others => true,
             _ => self.numbers() == other.numbers(),
         }
     }
@@ -82,6 +108,7 @@ impl Tensor {
         match self.numbers {
             Numbers::F32(numbers) => numbers,
             Numbers::Bytes(bytes) => widened(self.dtype, &bytes),
+            Numbers::Scaled { bytes, scales } => int8::widen(&bytes, &scales),
         }
     }
 }
@@ -108,12 +135,22 @@ mod tests {
             assert_eq!((tensor.len(), &*tensor.numbers()), (4, &numbers[..]));
             let stored = match &tensor.numbers {
                 Numbers::F32(numbers) => 4 * numbers.capacity(),
-                Numbers::Bytes(bytes) => bytes.capacity(),
+                Numbers::Bytes(bytes) | Numbers::Scaled { bytes, .. } => bytes.capacity(),
             };
             assert_eq!(stored, 4 * dtype.bytes());
             assert!(tensor.has_numbers_of(&tensor) && tensor.has_numbers_of(&Tensor::f32(vec![4], numbers.into())));
             assert!(!tensor.has_numbers_of(&Tensor::f32(vec![4], vec![1.0, -2.5, 0.0, 97.0])));
             assert_eq!(tensor.into_numbers(), numbers);
         }
+    }
+
+    #[test]
+    fn an_int8_matrix_takes_a_byte_for_each_number() {
+        let mut tensor = Tensor::with_capacity(FileDtype::I8, vec![2, 2], 4);
+        tensor.push(&[1, 255, 127, 0], &[1.0, -1.0, 127.0, 0.0]);
+        tensor.set_scales(vec![0.5, 2.0]);
+        assert!(matches!(&tensor.numbers, Numbers::Scaled { bytes, .. } if bytes.capacity() == 4));
+        assert_eq!((tensor.len(), tensor.file_bytes(), &*tensor.numbers()), (4, 12, &[0.5, -0.5, 254.0, 0.0][..]));
+        assert_eq!(tensor.into_numbers(), [0.5, -0.5, 254.0, 0.0]);
     }
 }

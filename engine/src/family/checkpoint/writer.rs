@@ -8,6 +8,8 @@ use super::{
     card::{self, CARD_FILE},
     config::{CONFIG_FILE, Config},
     header::FileDtype,
+    int8,
+    layout::{TensorSize, layout},
     ngrams::NGRAMS_FILE,
     partial_file::{PartialFile, sync_folder, unwritable},
     reader::hexadecimal,
@@ -48,12 +50,14 @@ pub struct Writer {
     hash: Sha256,
     /// Tensors not yet written, last first.
     missing: Vec<TensorSize>,
+    /// Numbers of tensors that follow all others in the file.
+    last: Vec<u8>,
 }
 
 impl Writer {
     /// Creates the folder `dest` and starts a checkpoint in it; the tensors follow in the order of `specs`. Matrices are
-    /// rounded to `matrices`; vectors are f32. Fails if the folder is not empty, unless it holds a checkpoint and
-    /// `overwrite` is set.
+    /// rounded to `matrices`; vectors are f32. In int8 each row of a matrix has a scale, and tensors of three axes or more are f32
+    /// too. Fails if the folder is not empty, unless it holds a checkpoint and `overwrite` is set.
     pub fn create(
         dest: &Path,
         config: &Config,
@@ -70,29 +74,37 @@ impl Writer {
         let config = PartialFile::write(dest, CONFIG_FILE, config.to_json()?.as_bytes())?;
         let weights = PartialFile::new(dest, WEIGHTS_FILE);
         let out = BufWriter::with_capacity(1 << 20, File::create(weights.path()).map_err(Error::io(weights.path()))?);
-        let (header, mut missing) = header(specs, matrices)?;
+        let (header, mut missing) = layout(specs, matrices)?;
         missing.reverse();
         let dest = dest.to_path_buf();
-        let mut writer = Self { dest, parents, config, tokenizer, weights, out, hash: Sha256::new(), missing };
+        let mut writer =
+            Self { dest, parents, config, tokenizer, weights, out, hash: Sha256::new(), missing, last: Vec::new() };
         writer.put(&header)?;
         Ok(writer)
     }
 
     /// Writes the next tensor. Fails if another tensor or size is next, or the disk is full.
     pub fn tensor(&mut self, name: &str, numbers: &[f32]) -> Result<()> {
-        let dtype = match self.missing.pop() {
-            Some(next) if next.name == name && next.numbers == numbers.len() => next.dtype,
+        let size = match self.missing.pop() {
+            Some(next) if next.name == name && next.numbers == numbers.len() => next,
             next => {
                 return Err(Error::Internal(format!("wrote {name} with {} numbers, expected {next:?}", numbers.len())));
             }
         };
-        let mut bytes = Vec::with_capacity(1 << 16);
-        for part in numbers.chunks(1 << 14) {
-            bytes.clear();
-            dtype.narrow(part, &mut bytes);
-            self.put(&bytes)?;
+        if size.dtype == FileDtype::I8 {
+            let (scales, bytes) = int8::quantize(numbers, size.rows);
+            self.put_numbers(FileDtype::F32, &scales)?;
+            if !size.is_last {
+                return self.put(&bytes);
+            }
+            self.last.extend(bytes);
+            return Ok(());
         }
-        Ok(())
+        if size.is_last {
+            size.dtype.narrow(numbers, &mut self.last);
+            return Ok(());
+        }
+        self.put_numbers(size.dtype, numbers)
     }
 
     /// Writes a card with the SHA-256 of the weights, and renames the files to their final names. Returns the SHA-256, in
@@ -101,6 +113,8 @@ impl Writer {
         if let Some(next) = self.missing.last() {
             return Err(Error::Internal(format!("{} was not written", next.name)));
         }
+        let last = std::mem::take(&mut self.last);
+        self.put(&last)?;
         self.out.flush().and_then(|()| self.out.get_ref().sync_all()).map_err(Error::io(self.weights.path()))?;
         let sha256 = hexadecimal(&self.hash.finalize_reset());
         let mut card = PartialFile::write(&self.dest, CARD_FILE, card::text(&sha256).as_bytes())?;
@@ -126,6 +140,16 @@ impl Writer {
         sync_folder(&self.dest)?;
         self.parents.iter().try_for_each(|parent| sync_folder(parent))?;
         Ok(sha256)
+    }
+
+    fn put_numbers(&mut self, dtype: FileDtype, numbers: &[f32]) -> Result<()> {
+        let mut bytes = Vec::with_capacity(1 << 16);
+        for part in numbers.chunks(1 << 14) {
+            bytes.clear();
+            dtype.narrow(part, &mut bytes);
+            self.put(&bytes)?;
+        }
+        Ok(())
     }
 
     fn put(&mut self, bytes: &[u8]) -> Result<()> {
@@ -211,41 +235,6 @@ fn remove(path: &Path) -> Result<()> {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(Error::io(path)(error)),
         _ => Ok(()),
     }
-}
-
-/// A tensor to write.
-#[derive(Debug)]
-struct TensorSize {
-    name: String,
-    numbers: usize,
-    dtype: FileDtype,
-}
-
-/// Returns the header of a file with matrices of type `matrices` and f32 vectors, and the tensors that must follow it.
-fn header(specs: &[TensorSpec], matrices: FileDtype) -> Result<(Vec<u8>, Vec<TensorSize>)> {
-    let mut entries = serde_json::Map::new();
-    let mut sizes = Vec::with_capacity(specs.len());
-    let mut offset = 0_usize;
-    for spec in specs {
-        let count = spec.shape.iter().try_fold(1_usize, |product, &dim| product.checked_mul(dim));
-        let dtype = if spec.shape.len() > 1 { matrices } else { FileDtype::F32 };
-        let end = count.and_then(|count| count.checked_mul(dtype.bytes())).and_then(|bytes| bytes.checked_add(offset));
-        let (Some(count), Some(end)) = (count, end) else {
-            return Err(Error::Internal(format!("{} is too large: {:?}", spec.name, spec.shape)));
-        };
-        let entry = serde_json::json!({ "dtype": dtype.name(), "shape": spec.shape, "data_offsets": [offset, end] });
-        if entries.insert(spec.name.clone(), entry).is_some() {
-            return Err(Error::Internal(format!("two tensors are called {}", spec.name)));
-        }
-        sizes.push(TensorSize { name: spec.name.clone(), numbers: count, dtype });
-        offset = end;
-    }
-    let mut text = serde_json::Value::Object(entries).to_string();
-    // Numbers start at a multiple of eight, as the format asks.
-    text.extend(std::iter::repeat_n(' ', text.len().next_multiple_of(8) - text.len()));
-    let mut header = (text.len() as u64).to_le_bytes().to_vec();
-    header.extend_from_slice(text.as_bytes());
-    Ok((header, sizes))
 }
 
 #[cfg(test)]

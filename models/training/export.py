@@ -45,7 +45,7 @@ def main():
     parser.add_argument("--run", required=True, help="run folder of training.train")
     parser.add_argument("--out", required=True, help="folder of the checkpoint")
     parser.add_argument("--replace", action="store_true", help="replace an existing checkpoint")
-    parser.add_argument("--matrices", choices=("f32", "bf16"), default="f32", help="number format; vectors stay f32")
+    parser.add_argument("--matrices", choices=("f32", "bf16", "int8"), default="f32", help="number format; vectors stay f32")
     arguments = parser.parse_args()
     if (Path(arguments.out) / "model.safetensors").exists() and not arguments.replace:
         parser.error(f"{arguments.out} already holds a checkpoint; --replace overwrites it")

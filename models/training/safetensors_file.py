@@ -5,21 +5,48 @@ import os
 import torch
 from safetensors.torch import load_file, save
 
+# Ends the name of an int8 matrix's scales: one float32 number for each row (docs/checkpoints.md).
+SCALE = "_scale"
+
 
 def read(path):
-    """Returns all tensors of the file by name; bfloat16 is widened to float32."""
+    """Returns all tensors of the file by name; bfloat16 and int8 are widened to float32."""
     tensors = load_file(path)
+    for name in [name for name, tensor in tensors.items() if tensor.dtype == torch.int8]:
+        scales = tensors.pop(name + SCALE, None)
+        shape = tensors[name].shape[:1]
+        if scales is None or scales.dtype != torch.float32 or scales.shape != shape:
+            found = "none" if scales is None else f"{scales.dtype} {list(scales.shape)}"
+            raise ValueError(f"{path}: {name}{SCALE}: expected float32 scales of shape {list(shape)}, found {found}")
+        tensors[name] = tensors[name].float() * scales[:, None]
     return {name: tensor.float() if tensor.dtype == torch.bfloat16 else tensor for name, tensor in tensors.items()}
+
+
+def quantized(matrix):
+    """Rounds a matrix (rows, columns) to int8. Returns the integers (rows, columns) and the scales (rows).
+
+    A scale maps the largest magnitude of its row to 127. Serving with `--dtype int8` gives the same integers, because the kernels
+    of the server multiply with the inverse of the scale and round ties to even too. A row of zeros has the scale 1.
+    """
+    scales = matrix.abs().amax(1) / 127
+    usable = (1 / scales).isfinite()
+    scales = torch.where(usable, scales, 1.0)
+    inverses = torch.where(usable, 1 / scales, 0.0)
+    return (matrix * inverses[:, None]).clamp(-127, 127).round().to(torch.int8), scales
 
 
 def write(path, tensors, matrices="f32"):
     """Writes tensors as float32; with `matrices="bf16"`, tensors of two or more axes as bfloat16.
 
-    The package orders them by type, then by name. The complete file replaces `path`, so that no reader opens an incomplete file.
+    With `matrices="int8"`, tensors of two axes become int8 with a scale for each row. The package orders tensors by type, then by
+    name. The complete file replaces `path`, so that no reader opens an incomplete file.
     """
     stored = {}
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu()
+        if matrices == "int8" and tensor.dim() == 2:
+            stored[name], stored[name + SCALE] = quantized(tensor.float())
+            continue
         dtype = torch.bfloat16 if matrices == "bf16" and tensor.dim() >= 2 else torch.float32
         # A copy, because the package rejects tensors that share memory.
         stored[name] = torch.empty(tensor.shape, dtype=dtype).copy_(tensor)

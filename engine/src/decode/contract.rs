@@ -19,7 +19,8 @@ pub use super::{
     state::{PageUse, Scratch, State, state_mut, state_ref},
 };
 use super::{
-    cost::Cost, defaults::SamplingDefaults, document::DocumentEncoder, speculation::ngrams::NgramTable, trace,
+    cost::Cost, defaults::SamplingDefaults, document::DocumentEncoder, speculation::ngrams::NgramTable,
+    symbol_slices::SymbolSlices, trace,
 };
 use crate::{
     error::{Error, Result},
@@ -110,10 +111,10 @@ impl SequenceRow {
     }
 
     /// Sets the next feed; the row must be ready.
-    pub fn set(&mut self, symbols: &[u32], want: Want) {
+    pub fn set<'a>(&mut self, symbols: impl Into<SymbolSlices<'a>>, want: Want) {
         self.waited = 0;
         self.feed.clear();
-        self.feed.extend_from_slice(symbols);
+        symbols.into().slices().into_iter().for_each(|slice| self.feed.extend_from_slice(slice));
         self.want = want;
     }
 

@@ -6,6 +6,8 @@ use std::{ops::Range, sync::Arc};
 
 /// Path of the splices in their message.
 const SPLICES: &str = "splice.splices";
+/// Free bytes of a text that has grown.
+const SPARE_BYTES: usize = 1024;
 
 /// A replacement of a part of the text.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,11 +44,30 @@ impl EditedText {
         self.revision
     }
 
-    /// Applies splices in their order. Fails and changes nothing as [`check`](Self::check) does.
+    /// Applies splices in their order. Copies the text only if clones share it; otherwise takes no longer for a long text before
+    /// the splices. Fails and changes nothing as [`check`](Self::check) does.
     pub fn apply(&mut self, revision: u64, splices: &[Splice]) -> Result<()> {
-        let changed = self.spliced(revision, splices)?.concat();
-        self.text = Arc::new(changed);
+        let mut pieces = &self.spliced(revision, splices)?[..];
+        let mut changed = 0..self.text.len();
+        // what the text begins and ends with stays where it is
+        if let Some((head, others)) = pieces.split_first().filter(|(head, _)| is_beginning(head, &self.text)) {
+            changed.start = head.len();
+            pieces = others;
+        }
+        if let Some((tail, others)) = pieces.split_last().filter(|(tail, _)| is_end(tail, &self.text[changed.start..]))
+        {
+            changed.end -= tail.len();
+            pieces = others;
+        }
+        let replacement = pieces.concat();
         self.revision = revision;
+        let text = Arc::make_mut(&mut self.text);
+        let added = replacement.len().saturating_sub(changed.len());
+        if text.capacity() - text.len() < added {
+            text.reserve_exact(added.saturating_add(SPARE_BYTES));
+        }
+        text.replace_range(changed, &replacement);
+        text.shrink_to(text.len() + 2 * SPARE_BYTES);
         Ok(())
     }
 
@@ -69,10 +90,33 @@ impl EditedText {
         Ok(pieces.pieces)
     }
 
+    /// Returns the bytes that [`apply`](Self::apply) would copy or move, without those of the new texts.
+    pub fn moved_bytes(&self, splices: &[Splice]) -> usize {
+        let is_shared = Arc::strong_count(&self.text) > 1;
+        let start = first_changed(splices).filter(|_| !is_shared);
+        self.text.len() - start.unwrap_or(0).min(self.text.len())
+    }
+
     /// Fails if an offset lies beyond the end of the text or within a character.
     pub fn check_offset(&self, field: &'static str, offset: usize) -> Result<()> {
         check_offset(field, offset, self.text.len(), self.text.is_char_boundary(offset))
     }
+}
+
+/// Returns the first byte at which splices change a text; none if there are no splices.
+pub fn first_changed(splices: &[Splice]) -> Option<usize> {
+    // each leaves the text before its start as it was
+    splices.iter().map(|splice| splice.range.start).min()
+}
+
+/// Returns true if `part`, a part of `text` or of another text, is where `text` begins.
+fn is_beginning(part: &str, text: &str) -> bool {
+    std::ptr::eq(part.as_ptr(), text.as_ptr())
+}
+
+/// Returns true if `part`, a part of `text` or of another text, is where `text` ends.
+fn is_end(part: &str, text: &str) -> bool {
+    part.len() <= text.len() && std::ptr::eq(part.as_bytes().as_ptr_range().end, text.as_bytes().as_ptr_range().end)
 }
 
 /// A text that consists of parts of others.

@@ -13,6 +13,7 @@ use super::{
     options::{EmittedSymbol, WindowOptions},
     sampling::logprobs::{LogprobOptions, SymbolLogprobs},
     shared_prefix::ForkedText,
+    symbol_slices::SymbolSlices,
     text_window::TextWindow,
     trace,
     usage::LevelCounts,
@@ -141,10 +142,10 @@ impl Prompt {
             return Ok(());
         };
         for (next, logits) in (start + 1..self.len).zip(row.logits.chunks_exact(vocabulary)) {
-            let known = self.symbols.get(next..next + 1).and_then(|next| next.first().copied());
+            let known = self.symbols.get(next..next + 1).and_then(|next| next.get(0));
             let symbol = coder.code(known, Some(logits))?;
             if known.is_none() {
-                self.symbols.held.push(symbol);
+                self.symbols.extend([symbol]);
             }
         }
         Ok(())
@@ -152,7 +153,7 @@ impl Prompt {
 
     /// Returns the coded block, once, when all symbols are coded. Fails as [`BlockCoder::finish`] does.
     pub(super) fn finish_code(&mut self) -> Result<Option<Coded>> {
-        let symbols = &self.symbols.held;
+        let symbols = self.symbols.held();
         self.coder.take().map(|coder| coder.finish(symbols)).transpose()
     }
 
@@ -172,7 +173,7 @@ impl Prompt {
     }
 
     /// The symbols at `positions`; empty if some of them were dropped, which the model then rejects as an empty feed.
-    pub(super) fn get(&self, positions: Range<usize>) -> &[u32] {
+    pub(super) fn get(&self, positions: Range<usize>) -> SymbolSlices<'_> {
         self.symbols.get(positions).unwrap_or_default()
     }
 
@@ -221,7 +222,7 @@ impl Prompt {
     }
 
     fn symbol_at(&self, position: usize) -> Option<u32> {
-        self.get(position..position + 1).first().copied()
+        self.get(position..position + 1).get(0)
     }
 
     /// Number of symbols that need not be fed if their state is cached. If nothing that a step computes is emitted: all but the
@@ -253,7 +254,7 @@ impl Prompt {
         self.fed = skipped.end;
         self.settled = skipped.end;
         if self.output.symbols {
-            output.extend(self.get(skipped).iter().map(|&symbol| EmittedSymbol::plain(symbol)));
+            output.extend(self.get(skipped).iter().map(|symbol| EmittedSymbol::plain(symbol)));
         }
     }
 
@@ -277,7 +278,7 @@ impl Prompt {
     /// Takes the results of the chunk that was fed to `row`, whose shapes were checked, and emits its symbols.
     pub(super) fn absorb(&mut self, row: &SequenceRow, output: &mut Vec<EmittedSymbol>) -> Result<ChunkOutcome> {
         let chunk = self.fed..self.fed + row.feed.len();
-        let Some(symbols) = self.symbols.get(chunk.clone()).filter(|symbols| *symbols == row.feed) else {
+        let Some(symbols) = self.symbols.get(chunk.clone()).filter(|symbols| *symbols == &row.feed) else {
             return Err(Error::Internal(format!("the row was fed other symbols than the text has at {chunk:?}")));
         };
         let context = chunk.end <= self.range.emit_from;
@@ -289,7 +290,7 @@ impl Prompt {
         }
         if self.output.symbols && !context {
             let vocabulary = row.logits.len().checked_div(symbols.len()).filter(|_| row.want == Want::All);
-            for (index, (&symbol, &decision)) in symbols.iter().zip(&row.decisions).enumerate() {
+            for (index, (symbol, &decision)) in symbols.iter().zip(&row.decisions).enumerate() {
                 let SymbolLogprobs { logprob, top } = std::mem::take(&mut self.next);
                 let decision = self.output.boundaries.then_some(decision);
                 output.push(EmittedSymbol { symbol, logprob, decision, top, cut: None });

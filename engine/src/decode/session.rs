@@ -142,7 +142,7 @@ impl Session {
 
     /// Number of symbols of the text held in memory.
     pub fn held_symbols(&self) -> usize {
-        self.prompt.symbols.held.len()
+        self.prompt.symbols.held().len()
     }
 
     /// Maximum symbols of one of its sequences.
@@ -313,14 +313,14 @@ impl Session {
 
     /// Drops the symbols that no row will be fed again. Does nothing until [`MIN_HELD`] symbols were added since the last trim.
     fn trim(&mut self, state: &dyn State) {
-        if self.prompt.symbols.held.len() < self.trim_at {
+        if self.prompt.symbols.held().len() < self.trim_at {
             return;
         }
         if let Some(start) = state.replay_start() {
             self.prompt.symbols.drop_before(start.cut_position());
             self.replay_start = Some(start);
         }
-        self.trim_at = MIN_HELD + self.prompt.symbols.held.len();
+        self.trim_at = MIN_HELD + self.prompt.symbols.held().len();
     }
 
     /// Returns the symbols emitted since the last call, in order.

@@ -1,7 +1,10 @@
 //! A text that can drop its beginning; positions still count from the text's start. A digest of the dropped symbols remains:
 //! two texts that were cut at one position have the same beginning if their digests are equal.
 
-use super::shared_prefix::{ForkedText, KnownDigests, SharedPrefix, digest_symbols};
+use super::{
+    shared_prefix::{ForkedText, SharedPrefix, digest_symbols},
+    symbol_slices::SymbolSlices,
+};
 use sha2::{Digest as _, Sha256};
 use std::{ops::Range, sync::Arc};
 
@@ -11,35 +14,54 @@ pub type Digest = [u8; 32];
 /// The end of a text, with a digest of the dropped beginning.
 #[derive(Debug, Clone)]
 pub(super) struct TextWindow {
+    /// The prefix that the whole text shares with others. Its symbols before `own` are held.
+    prefix: Option<Arc<SharedPrefix>>,
     /// Number of dropped symbols.
     dropped: usize,
     digest: Sha256,
-    /// The symbols after them.
-    pub(super) held: Vec<u32>,
-    /// The known digests of a prefix of the whole text.
-    known: Option<Arc<KnownDigests>>,
+    /// Position of the first symbol of `own`.
+    own_start: usize,
+    /// The last symbols, which belong to this text alone.
+    own: Vec<u32>,
 }
 
 impl TextWindow {
     pub(super) fn new(text: impl Into<ForkedText>) -> Self {
-        let ForkedText { symbols, known } = text.into();
-        Self { dropped: 0, digest: Sha256::default(), held: symbols, known }
+        let text = text.into();
+        let own_start = text.len() - text.own.len();
+        let ForkedText { prefix, own } = text;
+        Self { prefix, dropped: 0, digest: Sha256::default(), own_start, own }
     }
 
     /// Number of symbols, dropped ones included.
     pub(super) fn len(&self) -> usize {
-        self.dropped + self.held.len()
+        self.own_start + self.own.len()
+    }
+
+    /// Returns the symbols that were not dropped.
+    pub(super) fn held(&self) -> SymbolSlices<'_> {
+        let shared = self.prefix.as_deref().map_or(&[][..], SharedPrefix::shared_symbols);
+        SymbolSlices::new(shared.get(self.dropped..self.own_start).unwrap_or_default(), &self.own)
     }
 
     /// Returns the symbols at `positions`, if all are held.
-    pub(super) fn get(&self, positions: Range<usize>) -> Option<&[u32]> {
-        self.held.get(positions.start.checked_sub(self.dropped)?..positions.end.checked_sub(self.dropped)?)
+    pub(super) fn get(&self, positions: Range<usize>) -> Option<SymbolSlices<'_>> {
+        self.held().range(positions.start.checked_sub(self.dropped)?..positions.end.checked_sub(self.dropped)?)
     }
 
     /// Mutable variant of [`get`](Self::get).
     pub(super) fn get_mut(&mut self, positions: Range<usize>) -> Option<&mut [u32]> {
-        self.known.take_if(|known| positions.start < known.len());
-        self.held.get_mut(positions.start.checked_sub(self.dropped)?..positions.end.checked_sub(self.dropped)?)
+        if self.prefix.as_ref().is_some_and(|prefix| positions.start < prefix.len()) {
+            self.own = self.held().to_vec();
+            self.own_start = self.dropped;
+            self.prefix = None;
+        }
+        self.own.get_mut(positions.start.checked_sub(self.own_start)?..positions.end.checked_sub(self.own_start)?)
+    }
+
+    /// Adds symbols at the end.
+    pub(super) fn extend(&mut self, symbols: impl IntoIterator<Item = u32>) {
+        self.own.extend(symbols);
     }
 
     pub(super) fn drop_before(&mut self, position: usize) {
@@ -48,14 +70,15 @@ impl TextWindow {
         let digest = self.text().digests().before(position).cloned();
         if let Some(digest) = digest {
             self.digest = digest;
-            self.held.drain(..position - self.dropped);
+            self.own.drain(..position.saturating_sub(self.own_start));
+            self.own_start = self.own_start.max(position);
             self.dropped = position;
         }
     }
 
     pub(super) fn text(&self) -> TextView<'_> {
-        let known = self.known.as_deref();
-        TextView { dropped: self.dropped, digest: Some(&self.digest), held: &self.held, known }
+        let prefix = self.prefix.as_deref();
+        TextView { dropped: self.dropped, digest: Some(&self.digest), held: self.held(), prefix }
     }
 }
 
@@ -65,21 +88,21 @@ pub struct TextView<'a> {
     dropped: usize,
     /// Digest of the dropped symbols; none if the text is complete.
     digest: Option<&'a Sha256>,
-    held: &'a [u32],
-    /// The known digests of a prefix of the whole text.
-    known: Option<&'a KnownDigests>,
+    held: SymbolSlices<'a>,
+    /// A prefix of the whole text, some of whose digests are known.
+    prefix: Option<&'a SharedPrefix>,
 }
 
 impl<'a, T: AsRef<[u32]> + ?Sized> From<&'a T> for TextView<'a> {
     fn from(symbols: &'a T) -> Self {
-        Self::new(symbols.as_ref(), None)
+        Self::new(symbols.into(), None)
     }
 }
 
 impl<'a> TextView<'a> {
-    /// Creates a complete text, with the known digests of a prefix.
-    fn new(symbols: &'a [u32], known: Option<&'a KnownDigests>) -> Self {
-        Self { dropped: 0, digest: None, held: symbols, known }
+    /// Creates a complete text, which may begin with a shared prefix.
+    fn new(symbols: SymbolSlices<'a>, prefix: Option<&'a SharedPrefix>) -> Self {
+        Self { dropped: 0, digest: None, held: symbols, prefix }
     }
 
     /// Number of symbols, dropped ones included.
@@ -99,13 +122,12 @@ impl<'a> TextView<'a> {
 
     /// Returns its first `len` symbols; at least the dropped ones.
     pub fn prefix(self, len: usize) -> Self {
-        let held = len.saturating_sub(self.dropped).min(self.held.len());
-        Self { held: &self.held[..held], ..self }
+        Self { held: self.held.take(len.saturating_sub(self.dropped)), ..self }
     }
 
     /// Returns the symbols from `position` on; none if some of them were dropped.
-    pub fn after(&self, position: usize) -> Option<&'a [u32]> {
-        self.held.get(position.checked_sub(self.dropped)?..)
+    pub fn after(&self, position: usize) -> Option<SymbolSlices<'a>> {
+        self.held.range(position.checked_sub(self.dropped)?..self.held.len())
     }
 
     /// Returns the digests of prefixes of rising length.
@@ -130,14 +152,14 @@ impl PrefixDigests<'_> {
         if !(self.position..=self.text.len()).contains(&position) {
             return None;
         }
-        if let Some(known) = self.text.known {
-            if let Some((len, digest)) = known.longest(position).filter(|(len, _)| *len > self.position) {
+        if let Some(prefix) = self.text.prefix {
+            if let Some((len, digest)) = prefix.longest_digest(position).filter(|(len, _)| *len > self.position) {
                 self.position = len;
                 self.digest = digest;
             }
-            if self.position < known.len() {
-                self.advance(position.min(known.len()))?;
-                known.keep(self.position, &self.digest);
+            if self.position < prefix.len() {
+                self.advance(position.min(prefix.len()))?;
+                prefix.keep_digest(self.position, &self.digest);
             }
         }
         self.advance(position)?;
@@ -145,7 +167,7 @@ impl PrefixDigests<'_> {
     }
 
     fn advance(&mut self, position: usize) -> Option<()> {
-        let symbols = self.text.after(self.position)?.get(..position.checked_sub(self.position)?)?;
+        let symbols = self.text.after(self.position)?.range(0..position.checked_sub(self.position)?)?;
         digest_symbols(&mut self.digest, symbols);
         self.position = position;
         Some(())
@@ -160,14 +182,14 @@ impl PrefixDigests<'_> {
 impl ForkedText {
     /// Returns its symbols, with the known digests of the prefix.
     pub fn text(&self) -> TextView<'_> {
-        TextView::new(&self.symbols, self.known.as_deref())
+        TextView::new(self.symbols(), self.prefix.as_deref())
     }
 }
 
 impl SharedPrefix {
     /// Returns its symbols, with their known digests.
     pub fn text(&self) -> TextView<'_> {
-        TextView::new(&self.symbols, Some(&self.known))
+        TextView::new(self.symbols(), Some(self))
     }
 }
 
@@ -186,14 +208,17 @@ mod tests {
         for position in [0, 10, 10, 4, 50] {
             window.drop_before(position);
         }
-        symbols[70..].iter().for_each(|&symbol| window.held.push(symbol));
-        assert_eq!((window.len(), window.held.len()), (100, 50));
-        assert_eq!((window.get(60..80), window.get(49..80), window.get(60..101)), (Some(&symbols[60..80]), None, None));
+        window.extend(symbols[70..].iter().copied());
+        assert_eq!((window.len(), window.held().len()), (100, 50));
+        assert_eq!(
+            (window.get(60..80), window.get(49..80), window.get(60..101)),
+            (Some((&symbols[60..80]).into()), None, None)
+        );
         let cut = window.text();
         let complete = TextView::from(&symbols);
         assert_eq!((cut.len(), cut.dropped(), complete.dropped()), (100, 50, 0));
-        assert_eq!((cut.after(90), cut.after(49)), (Some(&symbols[90..]), None));
-        assert_eq!((cut.prefix(60).after(50), cut.prefix(20).len()), (Some(&symbols[50..60]), 50));
+        assert_eq!((cut.after(90), cut.after(49)), (Some((&symbols[90..]).into()), None));
+        assert_eq!((cut.prefix(60).after(50), cut.prefix(20).len()), (Some((&symbols[50..60]).into()), 50));
         let mut cut_digests = cut.digests();
         let mut complete_digests = complete.digests();
         let early = complete_digests.digest_before(20);
@@ -208,7 +233,7 @@ mod tests {
         }
         assert!(complete_digests.digest_before(101).is_none());
         window.drop_before(500);
-        assert_eq!((window.len(), window.held.len()), (100, 0));
+        assert_eq!((window.len(), window.held().len()), (100, 0));
     }
 
     fn digest(symbols: &[u32]) -> Digest {
@@ -223,17 +248,19 @@ mod tests {
         for round in 0..300 {
             let dice = |draw, sides| (uniform(round, Purpose::Sampling, draw) * sides as f32) as usize;
             let symbols = |first, len| (0..len).map(|index| dice(first + index, 3) as u32).collect::<Vec<u32>>();
-            let shared = SharedPrefix::new(symbols(0, dice(1000, 300)));
+            // some prefixes have digests at regular positions
+            let longest = if round % 20 == 0 { 4000 } else { 300 };
+            let shared = SharedPrefix::new(symbols(0, dice(1000, longest)));
             for number in 0..20 {
                 let draw = 2000 + 100 * number;
                 let continuation = symbols(draw, dice(draw + 50, 8));
-                let text = [&shared[..], &continuation].concat();
+                let text = [shared.symbols().to_vec(), continuation.clone()].concat();
                 let forked = shared.fork(&continuation);
-                assert_eq!(&forked[..], &text);
+                assert_eq!((forked.symbols(), forked.len()), ((&text).into(), text.len()));
                 let mut window = TextWindow::new(forked);
-                window.drop_before([0, dice(draw + 51, 300)][dice(draw + 52, 2)]);
-                let dropped = window.len() - window.held.len();
-                let mut positions: Vec<usize> = (0..4).map(|index| dice(draw + 60 + index, 310)).collect();
+                window.drop_before([0, dice(draw + 51, longest)][dice(draw + 52, 2)]);
+                let dropped = window.len() - window.held().len();
+                let mut positions: Vec<usize> = (0..4).map(|index| dice(draw + 60 + index, longest + 10)).collect();
                 positions.sort_unstable();
                 let mut digests = window.text().digests();
                 for position in positions {
@@ -247,7 +274,7 @@ mod tests {
     #[test]
     fn a_digest_is_computed_once_and_few_are_kept() {
         let shared = SharedPrefix::new((0..500).collect());
-        let known = |position| shared.known.longest(position).map(|(len, _)| len);
+        let known = |position| shared.longest_digest(position).map(|(len, _)| len);
         assert!(shared.text().digests().digest_before(70).is_some());
         let fork = TextWindow::new(shared.fork(&[7, 8]));
         assert!(fork.text().digests().digest_before(501).is_some());
@@ -269,7 +296,7 @@ mod tests {
         assert_eq!(results, [Ok(()), Ok(()), Ok(()), Err(6)]);
         assert_eq!(SharedPrefix::new(vec![9]).fork(&[1]).check(below_9), Err(0));
         assert_eq!(ForkedText::from(vec![1, 9]).check(below_9), Err(1));
-        assert_eq!(*checked.borrow(), [7, 1, 0, 2, 7, 2, 2]);
+        assert_eq!(*checked.borrow(), [5, 2, 0, 1, 0, 0, 0, 2, 7, 1, 2, 0, 2, 2]);
     }
 
     /// A text that changes within the prefix has no known digests any more.
@@ -279,8 +306,14 @@ mod tests {
         assert!(shared.text().digests().digest_before(100).is_some());
         let mut window = TextWindow::new(shared.fork(&[7, 8]));
         window.get_mut(101..102).unwrap()[0] = 9;
-        assert_eq!(window.text().digests().digest_before(102), Some(digest(&[&shared[..], &[7, 9]].concat())));
+        assert_eq!(
+            window.text().digests().digest_before(102),
+            Some(digest(&[shared.symbols().to_vec(), vec![7, 9]].concat()))
+        );
         window.get_mut(99..100).unwrap()[0] = 5;
-        assert_eq!(window.text().digests().digest_before(100), Some(digest(&[&shared[..99], &[5]].concat())));
+        assert_eq!(
+            window.text().digests().digest_before(100),
+            Some(digest(&[shared.symbols().take(99).to_vec(), vec![5]].concat()))
+        );
     }
 }

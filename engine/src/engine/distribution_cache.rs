@@ -10,6 +10,7 @@
 
 use crate::decode::{
     next_symbol::Distribution,
+    symbol_slices::SymbolSlices,
     text_window::{Digest, TextView},
 };
 use std::{
@@ -144,11 +145,11 @@ impl Distributions {
         if same && text.len() - self.start <= 2 * NEAR_SYMBOLS {
             return;
         }
-        let typed = if same { text.prefix(near).after(self.start) } else { None };
+        let typed = if same { text.prefix(near).after(self.start).map(SymbolSlices::to_vec) } else { None };
         let entries = std::mem::take(&mut self.entries);
         self.bytes = 0;
         for (rest, entry) in entries {
-            let Some(rest) = typed.and_then(|typed| rest.strip_prefix(typed)) else { continue };
+            let Some(rest) = typed.as_ref().and_then(|typed| rest.strip_prefix(&typed[..])) else { continue };
             self.bytes += entry_bytes(rest, &entry.distribution);
             self.entries.insert(rest.into(), entry);
         }

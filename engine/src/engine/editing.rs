@@ -6,16 +6,21 @@
 //! session has computed may be evicted, and is then computed again. A state from the cache equals that of a cold request bit for
 //! bit, and so do all results.
 
+mod memory;
+
+pub use memory::KEPT_DISTRIBUTION_BYTES;
+
 use super::{
     api::{Event, Events, Job, Terms},
     distribution_cache::{DistributionCache, SearchPlace},
     handle::{Handle, check_priority},
+    session_symbols::SessionSymbols,
 };
 use crate::{
     decode::{
         completion::{Completion, CompletionRules, CompletionSearch, NodeId},
         contract::BoundaryOptions,
-        edited_text::{EditedText, Splice},
+        edited_text::{EditedText, Splice, first_changed},
         next_symbol::{Distribution, NextSymbol},
         options::{EmittedSymbol, Score, check_length},
         shared_prefix::SharedPrefix,
@@ -30,19 +35,16 @@ const MAX_WIDTH: usize = 8;
 const MIN_WIDTH: usize = 2;
 /// Maximum uncached symbols at the end of a text that counts as cached. Each request of the search feeds them.
 const MAX_FED_AGAIN: usize = 2;
-/// Bytes of distributions that a session of the server keeps for its next searches, at most.
-pub const KEPT_DISTRIBUTION_BYTES: usize = 1 << 18;
 /// Maximum bytes of a range that is scored.
 pub const MAX_SCORED_BYTES: usize = 1 << 15;
-/// Bytes that a scored character takes until its answer is sent.
-const SCORED_CHARACTER: usize = 256;
 
-/// A document that is edited. Clones share its cache of distributions.
+/// A document that is edited. Clones share its cache of distributions, and its symbols while they have the same text.
 #[derive(Clone)]
 pub struct EditSession {
     engine: Handle,
     terms: Terms,
     text: EditedText,
+    symbols: SessionSymbols,
     distributions: DistributionCache,
 }
 
@@ -68,7 +70,7 @@ pub struct Completions {
 pub struct CompletionTask {
     engine: Handle,
     terms: Terms,
-    prefix: SharedPrefix,
+    prefix: Arc<SharedPrefix>,
     search: CompletionSearch,
     distributions: DistributionCache,
     place: SearchPlace,
@@ -123,14 +125,9 @@ impl EditSession {
         if engine.limits().cache_bytes == 0 {
             return wrong("has a segment cache", "served without one (--cache-memory 0)".into());
         }
+        let text = EditedText::new(text, revision, limit)?;
         let distributions = DistributionCache::default();
-        Ok(Self { text: EditedText::new(text, revision, limit)?, engine, terms, distributions })
-    }
-
-    /// Sets the maximum bytes of distributions that the session and its clones keep for their next searches. A new session keeps
-    /// none.
-    pub fn keep_distributions(&self, bytes: usize) {
-        self.distributions.set_limit(bytes);
+        Ok(Self { engine, terms, text, symbols: SessionSymbols::default(), distributions })
     }
 
     /// The text.
@@ -145,7 +142,11 @@ impl EditSession {
 
     /// Changes the text. Fails as [`EditedText::apply`] does.
     pub fn splice(&mut self, revision: u64, splices: &[Splice]) -> Result<()> {
-        self.text.apply(revision, splices)
+        self.text.apply(revision, splices)?;
+        if let Some(start) = first_changed(splices) {
+            self.symbols.edit(start);
+        }
+        Ok(())
     }
 
     /// Checks whether splices may be applied. Fails as [`EditedText::check`] does.
@@ -159,7 +160,7 @@ impl EditSession {
         let field = "complete.cursor_byte";
         let card = self.engine.card();
         let search = CompletionSearch::new(rules, card)?;
-        let prefix = self.encode(field, cursor)?;
+        let prefix = self.symbols.prefix(field, self.text_before(field, cursor)?, card)?;
         if !(prefix.is_empty() && card.first_logits.is_some()) {
             check_length(field, prefix.len(), card)?;
         }
@@ -168,7 +169,6 @@ impl EditSession {
             let why = card.max_symbols_why;
             return Err(Error::TooLong { field, length: longest, limit, unit: "characters with max_chars", why });
         }
-        let prefix = SharedPrefix::new(prefix);
         Ok(CompletionTask {
             engine: self.engine.clone(),
             terms: self.terms.clone(),
@@ -212,21 +212,15 @@ impl EditSession {
         Ok(())
     }
 
-    /// Returns the bytes that the completions at byte `cursor` hold while they run: the text's symbols, also in each row.
-    pub fn completion_bytes(cursor: usize) -> usize {
-        cursor.saturating_mul((MAX_WIDTH + 1) * size_of::<u32>())
-    }
-
-    /// Returns the bytes that the scores of a range hold while they run: the text's symbols, and the answer.
-    pub fn score_bytes(bytes: &Range<usize>) -> usize {
-        bytes.end.saturating_mul(size_of::<u32>()).saturating_add(bytes.len().saturating_mul(SCORED_CHARACTER))
-    }
-
     /// Encodes the text up to byte `end`.
     fn encode(&self, field: &'static str, end: usize) -> Result<Vec<u32>> {
+        self.engine.card().encode(field, self.text_before(field, end)?)
+    }
+
+    /// Returns the text up to byte `end`. Fails if that is no edge of a character.
+    fn text_before(&self, field: &'static str, end: usize) -> Result<&str> {
         self.text.check_offset(field, end)?;
-        let text = self.text.text().get(..end).unwrap_or_default();
-        self.engine.card().encode(field, text)
+        Ok(self.text.text().get(..end).unwrap_or_default())
     }
 }
 
@@ -243,7 +237,7 @@ impl CompletionTask {
     }
 
     /// Submits the requests for the next distributions that are not known, all at once; none if the search is over. The first
-    /// request after a text that is not cached runs alone. Copies the text once for each. Fails as [`Handle::submit`] does.
+    /// request after a text that is not cached runs alone. Fails as [`Handle::submit`] does.
     pub fn submit_next(&mut self) -> Result<Vec<Waiting>> {
         loop {
             let mut waiting = std::mem::take(&mut self.later);

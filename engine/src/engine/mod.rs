@@ -8,6 +8,7 @@
 //! | `handle` | [`Handle`]: starts the worker, validates and queues requests, reports the engine's state |
 //! | `jobs` | turns a request about a text into the session that runs it, within the limits |
 //! | [`editing`] | the session of a document that a client edits: its completions and scores run as requests |
+//! | `session_symbols` | the symbols of an edited document, which its searches share |
 //! | `distribution_cache` | the distributions that the last searches of an edited document computed |
 //! | `shared` | what the handles and the worker share: model, caches, totals, and the locked state |
 //! | `state` | the locked state: the queue, the measured rates and the phase |
@@ -38,6 +39,7 @@ pub mod observer;
 mod recovery;
 mod request;
 mod scheduler;
+mod session_symbols;
 mod shared;
 mod state;
 mod wake;

@@ -76,8 +76,18 @@ impl TextNormaliser {
 
     /// Calls `emit` for each character of the normalised text, until `emit` returns `Break`. The second argument is the
     /// offset, in characters, of the character in `text` that it comes from.
-    pub(super) fn for_each(self, text: &str, mut emit: impl FnMut(char, usize) -> ControlFlow<()>) {
-        let mut after_space = false;
+    pub(super) fn for_each(self, text: &str, emit: impl FnMut(char, usize) -> ControlFlow<()>) {
+        self.for_each_after(None, text, emit);
+    }
+
+    /// Does the same for a `text` that follows another one, whose normalised text ends with `last`.
+    pub(super) fn for_each_after(
+        self,
+        last: Option<char>,
+        text: &str,
+        mut emit: impl FnMut(char, usize) -> ControlFlow<()>,
+    ) {
+        let mut after_space = last == Some(' ');
         for (offset, character) in text.chars().enumerate() {
             let mut flow = ControlFlow::Continue(());
             // a decomposition cannot be interrupted; after `Break` its remaining parts are ignored

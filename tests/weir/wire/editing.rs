@@ -169,7 +169,7 @@ async fn a_keystroke_reuses_what_the_last_search_computed() {
     }
 }
 
-/// A completion needs 36 bytes for each byte before its cursor.
+/// A completion needs 4 KiB and, in a short text, 37 bytes for each byte before its cursor.
 #[tokio::test]
 async fn kept_distributions_make_room_for_requests() {
     let limit = (1 << 18) + (1 << 15);

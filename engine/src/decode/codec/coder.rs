@@ -2,7 +2,7 @@
 
 use super::frequencies::{Frequencies, PRECISION};
 use crate::{
-    decode::contract::Card,
+    decode::{contract::Card, symbol_slices::SymbolSlices},
     error::{Error, Result},
 };
 use constriction::stream::{
@@ -78,7 +78,7 @@ impl BlockCoder {
     }
 
     /// Ends the block, whose symbols are `symbols`. Fails with [`Error::Damaged`] if data are left that no symbol needs.
-    pub(in crate::decode) fn finish(self, symbols: &[u32]) -> Result<Coded> {
+    pub(in crate::decode) fn finish(self, symbols: SymbolSlices<'_>) -> Result<Coded> {
         match self.coder {
             Coder::Encoder(encoder) => {
                 let words = encoder.into_compressed().unwrap_or_else(|never| match never {});
@@ -121,7 +121,7 @@ mod tests {
         for position in 1..count {
             decoded.push(decoder.code(None, Some(&logits(position)))?);
         }
-        decoder.finish(&decoded)
+        decoder.finish((&decoded).into())
     }
 
     #[test]
@@ -133,7 +133,7 @@ mod tests {
                 let logits = (position > 0).then(|| logits(position));
                 assert_eq!(encoder.code(Some(symbol), logits.as_deref()).unwrap(), symbol);
             }
-            let Coded::Data(data) = encoder.finish(&symbols).unwrap() else { panic!() };
+            let Coded::Data(data) = encoder.finish((&symbols).into()).unwrap() else { panic!() };
             assert_eq!(decompress(&data, count).unwrap(), Coded::Symbols(symbols));
             assert!(decompress(&data[1..], count).is_err());
             assert!(decompress(&[&data[..], &[1, 2, 3, 4, 5, 6, 7, 8]].concat(), count).is_err());

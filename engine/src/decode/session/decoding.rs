@@ -117,14 +117,14 @@ impl Session {
         };
         let position = row.state.len() - later;
         if generation.resumes_at_once() {
-            self.prompt.symbols.held.extend(generation.take_resumed(position));
+            self.prompt.symbols.extend(generation.take_resumed(position));
             self.count_generated();
             return Ok(if self.is_prefilling() { SessionProgress::Prefilling } else { SessionProgress::Decoding });
         }
         let opens_segment = row.state.boundary_before(position) == position;
         let finished = generation.sample(logits, position, opens_segment, &mut self.output)?;
         if let Some(item) = generation.latest_item() {
-            self.prompt.symbols.held.push(item);
+            self.prompt.symbols.extend([item]);
         }
         self.count_generated();
         Ok(finished.map_or(SessionProgress::Decoding, SessionProgress::Finished))

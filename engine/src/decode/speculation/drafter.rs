@@ -126,9 +126,9 @@ impl Drafter {
         self.draft.clear();
         let start = self.seen.max(text.dropped()).max(text.len().saturating_sub(self.matcher.window()));
         let symbols = text.after(start).unwrap_or_default();
-        let symbols = &symbols[..symbols.len().min(SEEN_AT_ONCE)];
+        let symbols = symbols.take(SEEN_AT_ONCE);
         self.seen = start + symbols.len();
-        for &symbol in symbols {
+        for symbol in symbols.iter() {
             let Guesses { from_match, from_ngrams } = self.guesses;
             for Guess { symbol: guessed, kind } in from_match.into_iter().chain(from_ngrams) {
                 let right = guessed == symbol;

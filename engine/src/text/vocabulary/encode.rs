@@ -7,6 +7,13 @@ use crate::{
 };
 use std::ops::ControlFlow;
 
+/// A character of a normalised text that is not in the vocabulary.
+pub(crate) struct UnknownCharacter {
+    character: char,
+    /// Offset, in characters, of the character that it comes from in the text before normalising.
+    offset: usize,
+}
+
 impl Vocabulary {
     /// Normalises and encodes a text to at most `limit` symbols, a start mark included. `field` names the text in messages.
     ///
@@ -26,23 +33,37 @@ impl Vocabulary {
         }
         let mut encoded = Vec::with_capacity(text.len().min(limit));
         encoded.extend(self.marks.map(|marks| marks.start));
+        match self.encode_piece(beginning(text, max_bytes), &mut None, limit, &mut encoded) {
+            Err(UnknownCharacter { character, offset }) => Err(unknown_symbol(field, text, character, offset)),
+            Ok(()) if encoded.len() > limit => Err(self.too_long(field, text, limit)),
+            Ok(()) if text.len() > max_bytes => Err(oversized()),
+            Ok(()) => Ok(encoded),
+        }
+    }
+
+    /// Adds the symbols of a piece of a text to those before it. `last` is the last character of the normalised text before the
+    /// piece, and then that of the piece. Stops above `limit` symbols in all, and fails at the first character that is not in the
+    /// vocabulary. Supports vocabularies of characters or bytes, whose pieces are those of the text wherever it is cut.
+    pub(crate) fn encode_piece(
+        &self,
+        piece: &str,
+        last: &mut Option<char>,
+        limit: usize,
+        encoded: &mut Vec<u32>,
+    ) -> std::result::Result<(), UnknownCharacter> {
         let mut unknown = None;
-        self.normaliser.for_each(beginning(text, max_bytes), |character, offset| {
+        self.normaliser.for_each_after(*last, piece, |character, offset| {
+            *last = Some(character);
             match (self.id_or_unknown(character), self.byte_zero()) {
                 (Some(id), _) => encoded.push(id),
                 (None, Some(zero)) => {
                     encoded.extend(character.encode_utf8(&mut [0; 4]).bytes().map(|byte| zero + u32::from(byte)));
                 }
-                (None, None) => unknown = Some((character, offset)),
+                (None, None) => unknown = Some(UnknownCharacter { character, offset }),
             }
             if unknown.is_some() || encoded.len() > limit { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
-        match unknown {
-            Some((character, offset)) => Err(unknown_symbol(field, text, character, offset)),
-            None if encoded.len() > limit => Err(self.too_long(field, text, limit)),
-            None if text.len() > max_bytes => Err(oversized()),
-            None => Ok(encoded),
-        }
+        unknown.map_or(Ok(()), Err)
     }
 
     fn too_long(&self, field: &'static str, text: &str, limit: usize) -> Error {

@@ -6,7 +6,7 @@ use super::{
     document_upload::incomplete,
     editing_limits::SessionActivity,
     editing_messages::{self as messages, applied, closed, failed, stale},
-    editing_requests::{RequestWork, RunningRequests},
+    editing_requests::{COPIED_BYTES, RequestWork, RunningRequests},
     generation::{JobService, terms},
     response_stream::reject,
     task_response::{Output, TaskResponse},
@@ -42,24 +42,36 @@ const BURST: Duration = Duration::from_secs(1);
 struct Document {
     engine: Lease,
     session: EditSession,
-    /// True once memory is reserved for the distributions that the session keeps.
-    keeps_distributions: bool,
+    /// Bytes that are reserved for what the session keeps for its next searches: distributions, then symbols.
+    kept_bytes: usize,
 }
 
 impl Document {
     /// Counts the session until the document is dropped.
     fn new(engine: Lease, session: EditSession) -> Self {
         engine.meter().edit_session_opened();
-        Self { engine, session, keeps_distributions: false }
+        Self { engine, session, kept_bytes: 0 }
     }
 
-    /// Drops the distributions that the session keeps, and releases their memory. Returns false if it keeps none.
-    fn drop_distributions(&mut self, reserved: &Reservation) -> bool {
-        if self.keeps_distributions {
-            self.session.keep_distributions(0);
-            reserved.release(KEPT_DISTRIBUTION_BYTES);
+    /// Lets the session keep distributions and the symbols before `cursor` for its next searches, or distributions alone, as far as
+    /// that leaves memory for a message.
+    fn keep_for_searches(&mut self, cursor: usize, reserved: &Reservation) {
+        for symbol_bytes in [EditSession::symbol_bytes(cursor), 0] {
+            let bytes = KEPT_DISTRIBUTION_BYTES.saturating_add(symbol_bytes);
+            if bytes > self.kept_bytes && reserved.add_leaving_a_message(bytes - self.kept_bytes).is_ok() {
+                self.kept_bytes = bytes;
+                self.session.keep_distributions(KEPT_DISTRIBUTION_BYTES);
+                self.session.keep_symbols(symbol_bytes);
+            }
         }
-        std::mem::take(&mut self.keeps_distributions)
+    }
+
+    /// Drops what the session keeps for its next searches, and releases its memory. Returns false if it keeps nothing.
+    fn drop_kept(&mut self, reserved: &Reservation) -> bool {
+        self.session.keep_distributions(0);
+        self.session.keep_symbols(0);
+        reserved.release(self.kept_bytes);
+        std::mem::take(&mut self.kept_bytes) > 0
     }
 }
 
@@ -75,7 +87,7 @@ struct Editor {
     call: Call,
     /// The memory of messages.
     memory: Option<RequestMemory>,
-    /// The memory of the text, and of the distributions that the session keeps.
+    /// The memory of the text, and of what the session keeps for its next searches.
     reserved: Reservation,
     /// Activity that is no message of the call.
     activity: SessionActivity,
@@ -201,11 +213,11 @@ impl Editor {
         let added: usize = splices.iter().map(|splice| splice.text.len()).sum();
         // Reserved before the text grows.
         if self.reserved.add(added).is_err() {
-            document.drop_distributions(&self.reserved);
+            document.drop_kept(&self.reserved);
             self.reserved.add(added)?;
         }
         let mut held = work.hold_copy(&document.session, &splices);
-        if held.is_err() && document.drop_distributions(&self.reserved) {
+        if held.is_err() && document.drop_kept(&self.reserved) {
             held = work.hold_copy(&document.session, &splices);
         }
         let held = held.inspect_err(|_| self.reserved.release(added))?;
@@ -226,21 +238,11 @@ impl Editor {
         Ok([answer].into_iter().chain(cancelled.into_iter().map(stale)).collect())
     }
 
-    /// Lets the session keep distributions, if that leaves memory for a message.
-    fn keep_distributions(&mut self) {
-        if let Some(document) = self.document.as_mut().filter(|document| !document.keeps_distributions)
-            && self.reserved.add_leaving_a_message(KEPT_DISTRIBUTION_BYTES).is_ok()
-        {
-            document.keeps_distributions = true;
-            document.session.keep_distributions(KEPT_DISTRIBUTION_BYTES);
-        }
-    }
-
-    /// Reserves the memory of a request until the result is dropped. The distributions that the session keeps make room for it.
+    /// Reserves the memory of a request until the result is dropped. What the session keeps for its next searches makes room.
     fn reserve(&mut self, work: &RequestWork, bytes: usize) -> Result<Reservation> {
         match work.reserve(bytes) {
             Err(Error::QueueFull { .. })
-                if self.document.as_mut().is_some_and(|document| document.drop_distributions(&self.reserved)) =>
+                if self.document.as_mut().is_some_and(|document| document.drop_kept(&self.reserved)) =>
             {
                 work.reserve(bytes)
             }
@@ -256,15 +258,18 @@ impl Editor {
         let rules = messages::rules(complete)?;
         let held = self.reserve(&work, EditSession::completion_bytes(cursor))?;
         // after the request's own memory: it needs none of this
-        self.keep_distributions();
+        if let Some(document) = &mut self.document {
+            document.keep_for_searches(cursor, &self.reserved);
+        }
         self.running.spawn(id, async move {
             let _held = held;
             let revision = session.text().revision();
-            let mut task = work.prepare(cursor, move || session.complete(cursor, rules)).await?;
+            let unencoded = session.unencoded_bytes(cursor);
+            let mut task = work.prepare(unencoded, move || session.complete(cursor, rules)).await?;
             loop {
-                // each request copies the whole text
+                // if the model has no windows, the whole text is compared with those in the cache
                 let submit = move || task.submit_next().map(|waiting| (task, waiting));
-                let (next, waiting) = work.prepare(cursor, submit).await?;
+                let (next, waiting) = work.prepare(cursor / COPIED_BYTES, submit).await?;
                 task = next;
                 if waiting.is_empty() {
                     break;

@@ -15,8 +15,8 @@ use weir_proto::v1::edit_response::Event;
 
 /// Maximum requests of a session in progress.
 const MAX_REQUESTS: usize = 16;
-/// Minimum number of bytes that can be copied in the time it takes to convert one byte.
-const COPIED_BYTES: usize = 64;
+/// Minimum number of bytes that can be copied, moved or compared in the time it takes to convert one byte.
+pub(super) const COPIED_BYTES: usize = 64;
 /// Time after which one may have ended.
 const RETRY: Duration = Duration::from_millis(50);
 
@@ -77,7 +77,7 @@ impl RequestWork {
 /// Returns the cost of applying `splices`, in bytes that would take as long to convert.
 fn splice_cost(text: &EditedText, splices: &[Splice]) -> usize {
     let added: usize = splices.iter().map(|splice| splice.text.len()).sum();
-    added.saturating_add(text.text().len().saturating_add(added) / COPIED_BYTES)
+    added.saturating_add(text.moved_bytes(splices).saturating_add(added) / COPIED_BYTES)
 }
 
 /// The requests in progress. Dropping them cancels them.

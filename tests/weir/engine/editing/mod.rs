@@ -1,5 +1,6 @@
 //! Sessions that edit a document give the results of cold requests for the same text, bit for bit, after any edits.
 
+mod long_texts;
 mod scheduling;
 
 use crate::{
@@ -92,6 +93,7 @@ fn edits_give_the_results_of_cold_requests() {
         let alphabet = alphabet(&*model);
         let mut session = open(&warm, &words(&mut dice, &alphabet, 60));
         session.keep_distributions(1 << 14);
+        session.keep_symbols(1 << 14);
         let mut fork = session.clone();
         let mut reused = 0;
         let mut reused_distributions = 0;

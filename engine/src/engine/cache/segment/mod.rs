@@ -25,6 +25,7 @@ use super::page_accounting::PageAccounting;
 use crate::{
     decode::{
         contract::{BoundaryMode, BoundaryOptions, Card, Noise, State},
+        symbol_slices::SymbolSlices,
         text_window::TextView,
     },
     engine::accounting,
@@ -306,13 +307,13 @@ impl SegmentCache {
     }
 
     /// Returns the bytes of a cache that holds only this entry: its node and the root.
-    fn min_bytes(&self, key: &Key, text: &[u32], state: &dyn State) -> usize {
+    fn min_bytes(&self, key: &Key, text: SymbolSlices<'_>, state: &dyn State) -> usize {
         let tree = TreeSize { nodes: 2, symbols: text.len() };
         state.bytes() + entry_bytes(state) + key_bytes(key) + tree_bytes(tree)
     }
 
     /// Adds an entry. The tree has no other entry at `text`.
-    fn insert(&mut self, key: &Key, tree_key: TreeKey, text: &[u32], state: Box<dyn State>) {
+    fn insert(&mut self, key: &Key, tree_key: TreeKey, text: SymbolSlices<'_>, state: Box<dyn State>) {
         let is_new_key = !self.trees.contains_key(key);
         if is_new_key && self.trees.len() >= self.capacity.keys.max(1) {
             self.evict_key(&key.tenant);

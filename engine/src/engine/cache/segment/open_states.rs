@@ -7,7 +7,7 @@
 
 use super::tree_key::TreeKey;
 use crate::{
-    decode::{contract::State, text_window::TextView},
+    decode::{contract::State, symbol_slices::SymbolSlices, text_window::TextView},
     engine::accounting,
 };
 use std::{cmp::Reverse, collections::VecDeque};
@@ -48,8 +48,8 @@ pub(super) struct OpenMatch {
 impl<K> OpenState<K> {
     /// Creates an open state from the `place` and `rest` that [`TreeKey::for_state`] returns for its text. `own_bytes` is its
     /// estimated size without pages.
-    pub(super) fn new(key: K, place: TreeKey, rest: &[u32], state: Box<dyn State>, own_bytes: usize) -> Self {
-        Self { key, place, rest: rest.into(), state, own_bytes }
+    pub(super) fn new(key: K, place: TreeKey, rest: SymbolSlices<'_>, state: Box<dyn State>, own_bytes: usize) -> Self {
+        Self { key, place, rest: rest.to_vec().into(), state, own_bytes }
     }
 
     /// Number of symbols of its text.

@@ -34,7 +34,7 @@ impl SegmentCache {
         let is_open = text.len() == state.len() && state.len() > end;
         let place = if is_open { TreeKey::for_state(&*state, text) } else { None };
         let Some((place, rest)) = place.filter(|(_, rest)| !rest.is_empty()) else { return Ok(()) };
-        let own_bytes = entry_bytes(&*state) + key.tenant.len() + size_of_val(rest);
+        let own_bytes = entry_bytes(&*state) + key.tenant.len() + rest.len() * size_of::<u32>();
         let limit = self.open_limit();
         if own_bytes > limit || self.longest_open(key, text, text.len() - 1).is_some() {
             return Ok(());

@@ -5,14 +5,13 @@
 //! those below it, which serve fewer prefixes. An inner node without a value has at least two children, except the root;
 //! removal merges nodes to keep this. Each node records the last use and the shortest prefix of the values at or below it.
 
+use crate::decode::symbol_slices::SymbolSlices;
 use std::cmp::Reverse;
 
 /// Index of a node, stable while the node exists.
 pub(super) type NodeId = usize;
 
 const ROOT: NodeId = 0;
-/// Symbols that are compared at once.
-const COMPARED_SYMBOLS: usize = 64;
 
 #[derive(Debug)]
 pub(super) struct Tree<T> {
@@ -107,12 +106,12 @@ impl<T> Tree<T> {
 
     /// Returns the values that share a prefix with `text`, longest prefix first, each with the prefix length. Returns one
     /// of the values with equal prefixes: the one that serves the shortest prefix, or the last used of equals.
-    pub(super) fn sharing(&self, text: &[u32]) -> impl Iterator<Item = (usize, NodeId)> {
+    pub(super) fn sharing(&self, text: SymbolSlices<'_>) -> impl Iterator<Item = (usize, NodeId)> {
         self.upwards(self.walk(text)).map(|walk| (walk.depth, self.furthest_reaching(walk.node)))
     }
 
     /// Returns the values whose texts are prefixes of `text` or equal to it, the longest first.
-    pub(super) fn prefixes(&self, text: &[u32]) -> impl Iterator<Item = NodeId> {
+    pub(super) fn prefixes(&self, text: SymbolSlices<'_>) -> impl Iterator<Item = NodeId> {
         let ends = |walk: &Walk| self.node(walk.node).is_some_and(|node| node.edge.len() == walk.on_edge);
         let nodes = self.upwards(self.walk(text)).filter(ends).map(|walk| walk.node);
         nodes.filter(|&node| self.value(node).is_some())
@@ -132,10 +131,10 @@ impl<T> Tree<T> {
     }
 
     /// Adds a value at `text`, which has none. It serves the prefixes from `min_len` symbols on and was used at `now`.
-    pub(super) fn insert(&mut self, text: &[u32], value: T, min_len: usize, now: u64) -> NodeId {
+    pub(super) fn insert(&mut self, text: SymbolSlices<'_>, value: T, min_len: usize, now: u64) -> NodeId {
         let Walk { node, on_edge, depth } = self.walk(text);
         let parent = self.split(node, on_edge);
-        let edge = text[depth..].to_vec();
+        let edge = text.skip(depth).to_vec();
         let reach = PrefixReach::new(min_len, now);
         let held = Some(Held { value, reach });
         let id = if edge.is_empty() {
@@ -236,15 +235,15 @@ impl<T> Tree<T> {
     }
 
     /// Follows a text as far as the tree shares it.
-    fn walk(&self, text: &[u32]) -> Walk {
+    fn walk(&self, text: SymbolSlices<'_>) -> Walk {
         let mut walk = Walk { node: ROOT, on_edge: 0, depth: 0 };
         while let Some(node) = self.node(walk.node) {
             let child = text.get(walk.depth).and_then(|next| {
-                let index = node.children.binary_search_by_key(next, |&(symbol, _)| symbol).ok()?;
+                let index = node.children.binary_search_by_key(&next, |&(symbol, _)| symbol).ok()?;
                 Some(node.children[index].1)
             });
             let Some((child, edge)) = child.and_then(|child| Some((child, &self.node(child)?.edge))) else { break };
-            let shared = shared_len(edge, &text[walk.depth..]);
+            let shared = text.skip(walk.depth).shared_len(edge);
             walk = Walk { node: child, on_edge: shared, depth: walk.depth + shared };
             if shared < edge.len() {
                 break;
@@ -300,13 +299,6 @@ impl<T> Tree<T> {
     }
 }
 
-/// Returns the number of symbols with which both texts begin.
-fn shared_len(a: &[u32], b: &[u32]) -> usize {
-    let blocks = a.chunks_exact(COMPARED_SYMBOLS).zip(b.chunks_exact(COMPARED_SYMBOLS));
-    let equal = COMPARED_SYMBOLS * blocks.take_while(|(a, b)| a == b).count();
-    equal + a[equal..].iter().zip(&b[equal..]).take_while(|(a, b)| a == b).count()
-}
-
 #[cfg(test)]
 impl<T> Tree<T> {
     /// Returns all texts with their nodes, and checks the invariants of the tree.
@@ -337,23 +329,5 @@ impl<T> Tree<T> {
         assert_eq!(size, self.size());
         found.sort();
         found
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn texts_are_compared_to_their_first_difference() {
-        let text: Vec<u32> = (0..300).collect();
-        for end in [0, 1, 63, 64, 65, 128, 200, 300] {
-            for difference in [0, 1, 63, 64, 65, 127, 128, 199, 299] {
-                let mut other = text[..end].to_vec();
-                other.iter_mut().skip(difference).take(1).for_each(|symbol| *symbol += 1);
-                let expected = end.min(difference);
-                assert_eq!((shared_len(&text, &other), shared_len(&other, &text)), (expected, expected));
-            }
-        }
     }
 }

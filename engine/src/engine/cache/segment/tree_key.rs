@@ -7,6 +7,7 @@
 use super::tree::Tree;
 use crate::decode::{
     contract::State,
+    symbol_slices::SymbolSlices,
     text_window::{Digest, TextView},
 };
 use std::collections::BTreeMap;
@@ -28,7 +29,7 @@ impl TreeKey {
     pub(super) const WHOLE: Self = Self { start: 0, before: None };
 
     /// Returns a state's tree key and the part of its text that belongs into the tree. `None` if too much was dropped.
-    pub(super) fn for_state<'a>(state: &dyn State, text: TextView<'a>) -> Option<(Self, &'a [u32])> {
+    pub(super) fn for_state<'a>(state: &dyn State, text: TextView<'a>) -> Option<(Self, SymbolSlices<'a>)> {
         let replay = state.replay_start();
         // a text that was cut later than necessary is stored from its cut on
         let start = replay.map_or(0, |replay| replay.cut_position().max(text.dropped()).min(replay.symbol));
@@ -48,7 +49,7 @@ impl TreeKey {
 pub(super) struct TreeMatch<'t, 'a, T> {
     pub(super) key: TreeKey,
     pub(super) tree: &'t Tree<T>,
-    pub(super) rest: &'a [u32],
+    pub(super) rest: SymbolSlices<'a>,
 }
 
 pub(super) fn matching_trees<'t, 'a, T>(

@@ -95,7 +95,7 @@ fn entries_of_a_full_cache_make_room() {
 }
 
 fn opened(key: u32, text: &[u32], alive: &Arc<AtomicUsize>) -> OpenState<u32> {
-    OpenState::new(key, TreeKey::WHOLE, text, Box::new(PagedState::new(&[], alive)), 1)
+    OpenState::new(key, TreeKey::WHOLE, text.into(), Box::new(PagedState::new(&[], alive)), 1)
 }
 
 #[test]
@@ -125,7 +125,7 @@ fn the_longest_state_is_that_of_a_naive_search() {
         assert_eq!(states.longest(&1, &text, shortest), naive);
         let shared = SharedPrefix::new(text[..dice(401, text.len() + 1)].to_vec());
         let prefix = states.longest(&1, shared.text(), shortest);
-        assert_eq!(prefix, states.longest(&1, &shared[..], shortest));
+        assert_eq!(prefix, states.longest(&1, &text[..shared.len()], shortest));
         let fork = shared.fork(&text[shared.len()..]);
         assert_eq!(states.longest(&1, fork.text(), shortest), naive);
         found += usize::from(naive.is_some());

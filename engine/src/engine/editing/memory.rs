@@ -1,0 +1,45 @@
+//! The memory of a session and of its requests.
+
+use super::{EditSession, MAX_WIDTH};
+use crate::decode::encoded_text::EncodedText;
+use std::ops::Range;
+
+/// Bytes of distributions that a session of the server keeps for its next searches, at most.
+pub const KEPT_DISTRIBUTION_BYTES: usize = 1 << 18;
+/// Bytes that a scored character takes until its answer is sent.
+const SCORED_CHARACTER: usize = 256;
+
+impl EditSession {
+    /// Sets the maximum bytes of distributions that the session and its clones keep for their next searches. A new session keeps
+    /// none.
+    pub fn keep_distributions(&self, bytes: usize) {
+        self.distributions.set_limit(bytes);
+    }
+
+    /// Sets the maximum bytes of symbols of its text that the session keeps for its next searches. A new session keeps none, and
+    /// encodes and digests the text for each search.
+    pub fn keep_symbols(&self, bytes: usize) {
+        self.symbols.set_limit(bytes);
+    }
+
+    /// Returns the bytes of text before byte `cursor` that its completions encode first.
+    pub fn unencoded_bytes(&self, cursor: usize) -> usize {
+        self.symbols.unencoded(cursor)
+    }
+
+    /// Returns the bytes that the symbols of the first `bytes` bytes take, while the session keeps them for its searches.
+    pub fn symbol_bytes(bytes: usize) -> usize {
+        EncodedText::bytes_for(bytes)
+    }
+
+    /// Returns the bytes that the completions at byte `cursor` hold while they run: the text's symbols, and the last ones in each
+    /// row.
+    pub fn completion_bytes(cursor: usize) -> usize {
+        Self::symbol_bytes(cursor).saturating_add(MAX_WIDTH * EncodedText::copied_bytes(cursor))
+    }
+
+    /// Returns the bytes that the scores of a range hold while they run: the text's symbols, and the answer.
+    pub fn score_bytes(bytes: &Range<usize>) -> usize {
+        bytes.end.saturating_mul(size_of::<u32>()).saturating_add(bytes.len().saturating_mul(SCORED_CHARACTER))
+    }
+}

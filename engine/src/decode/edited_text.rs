@@ -47,7 +47,13 @@ impl EditedText {
     /// Applies splices in their order. Copies the text only if clones share it; otherwise takes no longer for a long text before
     /// the splices. Fails and changes nothing as [`check`](Self::check) does.
     pub fn apply(&mut self, revision: u64, splices: &[Splice]) -> Result<()> {
-        let mut pieces = &self.spliced(revision, splices)?[..];
+        let all_pieces = self.spliced(revision, splices)?;
+        if self.is_shared() {
+            self.text = Arc::new(all_pieces.concat());
+            self.revision = revision;
+            return Ok(());
+        }
+        let mut pieces = &all_pieces[..];
         let mut changed = 0..self.text.len();
         // what the text begins and ends with stays where it is
         if let Some((head, others)) = pieces.split_first().filter(|(head, _)| is_beginning(head, &self.text)) {
@@ -67,7 +73,10 @@ impl EditedText {
             text.reserve_exact(added.saturating_add(SPARE_BYTES));
         }
         text.replace_range(changed, &replacement);
-        text.shrink_to(text.len() + 2 * SPARE_BYTES);
+        // leaves room below the bound, so that not every deletion moves the text
+        if text.capacity() > text.len() + 2 * SPARE_BYTES {
+            text.shrink_to(text.len() + SPARE_BYTES);
+        }
         Ok(())
     }
 
@@ -92,9 +101,13 @@ impl EditedText {
 
     /// Returns the bytes that [`apply`](Self::apply) would copy or move, without those of the new texts.
     pub fn moved_bytes(&self, splices: &[Splice]) -> usize {
-        let is_shared = Arc::strong_count(&self.text) > 1;
-        let start = first_changed(splices).filter(|_| !is_shared);
+        let start = first_changed(splices).filter(|_| !self.is_shared());
         self.text.len() - start.unwrap_or(0).min(self.text.len())
+    }
+
+    /// Returns true if clones share the text.
+    fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.text) > 1
     }
 
     /// Fails if an offset lies beyond the end of the text or within a character.
@@ -239,6 +252,25 @@ mod tests {
         text.apply(9, &[splice(0..1, ""), splice(2..2, "a")]).unwrap();
         assert_eq!((text.text(), text.revision()), ("éa", 9));
         assert!(EditedText::new("1234567890".into(), 0, 9).is_err());
+    }
+
+    /// Deletions move a text only once for each KiB that they free.
+    #[test]
+    fn a_text_has_few_free_bytes() {
+        let mut text = EditedText::new("a".repeat(10_000), 0, 1 << 20).unwrap();
+        let mut moves = 0;
+        for revision in 1..=9_000 {
+            let before = text.text.capacity();
+            let end = text.text().len();
+            text.apply(revision, &[splice(end - 1..end, "")]).unwrap();
+            moves += usize::from(text.text.capacity() != before);
+            assert!(text.text.capacity() <= text.text().len() + 2 * SPARE_BYTES);
+        }
+        assert!(moves <= 9, "{moves}");
+        let shared = text.clone();
+        text.apply(9_001, &[splice(500..501, "b")]).unwrap();
+        assert_eq!(text.text.capacity(), text.text().len(), "a copy has no free bytes");
+        assert_eq!((shared.text().len(), shared.text().contains('b')), (1_000, false));
     }
 
     proptest! {

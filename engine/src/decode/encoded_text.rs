@@ -1,7 +1,7 @@
 //! The symbols of an edited text up to its last cursor, which outlive a search. After an edit, the next search encodes and digests
-//! only the text after the last piece that the edit left as it was.
+//! only the text after the last block that the edit left as it was.
 //!
-//! Whole pieces of the text are kept, in symbols that the requests of a search share. The text after the last piece is short. Each
+//! Whole blocks of the text are kept, in symbols that the requests of a search share. The text after the last block is short. Each
 //! search encodes it again, and each request has its own copy.
 
 use super::{
@@ -11,24 +11,24 @@ use super::{
 use crate::{error::Result, text::vocabulary::BYTES_PER_SYMBOL};
 use std::sync::Arc;
 
-/// Bytes of a piece. One that ends within a character is longer.
-const PIECE_BYTES: usize = 1024;
-/// Minimum bytes after the last piece that make another one. More than a piece, so that deleting and typing at the edge of a piece
+/// Bytes of a block. One that ends within a character is longer.
+const BLOCK_BYTES: usize = 1024;
+/// Minimum bytes after the last block that make another one. More than a block, so that deleting and typing at the edge of a block
 /// does not drop and add it each time.
-const ADDED_BYTES: usize = 2 * PIECE_BYTES;
+const ADDED_BYTES: usize = 2 * BLOCK_BYTES;
 
 /// The encoded beginning of a text.
 #[derive(Debug, Default)]
 pub struct EncodedText {
-    /// The symbols of the pieces, and possibly some that an edit has made void.
+    /// The symbols of the blocks, and possibly stale symbols after them.
     symbols: Arc<SharedSymbols>,
-    /// The end of each piece, in order.
-    ends: Vec<PieceEnd>,
+    /// The end of each block, in order.
+    ends: Vec<BlockEnd>,
 }
 
-/// The end of a piece.
+/// The end of a block.
 #[derive(Debug, Clone, Copy, Default)]
-struct PieceEnd {
+struct BlockEnd {
     /// Bytes of the text up to here.
     bytes: usize,
     /// Symbols of the text up to here.
@@ -39,32 +39,36 @@ struct PieceEnd {
 
 impl EncodedText {
     /// Returns the bytes of the longest kept beginning of at most `bytes` bytes.
-    pub fn kept(&self, bytes: usize) -> usize {
+    pub fn kept_bytes(&self, bytes: usize) -> usize {
         self.end_before(bytes).bytes
     }
 
     /// Records that the text after the first `bytes` bytes has changed.
     pub fn truncate(&mut self, bytes: usize) {
-        self.ends.truncate(self.pieces(bytes));
+        self.ends.truncate(self.blocks(bytes));
+        if self.ends.is_empty() {
+            self.symbols = Arc::default();
+        }
     }
 
     /// Returns the bytes that it takes.
     pub fn bytes(&self) -> usize {
-        self.symbols.bytes() + self.ends.capacity() * size_of::<PieceEnd>()
+        self.symbols.bytes() + self.ends.capacity() * size_of::<BlockEnd>()
     }
 
-    /// Returns the bytes that the symbols of a text of `bytes` bytes take, unless the model's normaliser makes it much longer.
-    pub fn bytes_for(bytes: usize) -> usize {
-        // a symbol for each byte, and for each piece a digest and an end in vectors that may be half empty
-        bytes.saturating_mul(size_of::<u32>() + 1).saturating_add(4 * PIECE_BYTES)
+    /// Returns the bytes that the symbols of a text of `bytes` bytes take, at most.
+    pub fn bytes_for(bytes: usize, card: &Card) -> usize {
+        // the symbols, and for each block a digest and an end in vectors that may be half empty
+        max_symbols(bytes, card).saturating_mul(size_of::<u32>() + 1).saturating_add(4 * BLOCK_BYTES)
     }
 
-    /// Returns the bytes that a request copies of a text of `bytes` bytes.
-    pub fn copied_bytes(bytes: usize) -> usize {
-        bytes.min(ADDED_BYTES) * size_of::<u32>()
+    /// Returns the bytes that a request copies of the symbols of a text of `bytes` bytes, at most.
+    pub fn copied_bytes(bytes: usize, card: &Card) -> usize {
+        max_symbols(bytes.min(ADDED_BYTES), card).saturating_mul(size_of::<u32>())
     }
 
-    /// Encodes `text`, which begins as the kept text does, and keeps its pieces. Fails as [`Card::encode`] does.
+    /// Encodes `text`, which begins as the kept text does, and keeps its blocks. Supports models of characters or bytes. Fails as
+    /// [`Card::encode`] does.
     pub fn prefix(&mut self, field: &'static str, text: &str, card: &Card) -> Result<Arc<SharedPrefix>> {
         match self.encode(text, card) {
             Some(prefix) => Ok(prefix),
@@ -76,22 +80,23 @@ impl EncodedText {
     /// Encodes `text`. Returns `None` if it is too long or has an unknown character.
     fn encode(&mut self, text: &str, card: &Card) -> Option<Arc<SharedPrefix>> {
         let vocabulary = &card.vocabulary;
-        if vocabulary.is_subword() || text.len() > card.max_symbols.saturating_mul(BYTES_PER_SYMBOL) {
+        debug_assert!(!vocabulary.is_subword());
+        if text.len() > card.max_symbols.saturating_mul(BYTES_PER_SYMBOL) {
             return None;
         }
-        let PieceEnd { bytes, symbols, mut last } = self.end_before(text.len());
+        let BlockEnd { bytes, symbols, mut last } = self.end_before(text.len());
         let mut left = text.get(bytes..)?;
         let limit = card.max_symbols.checked_sub(symbols)?;
-        let mut encoded = Vec::with_capacity(left.len().min(limit));
+        let mut encoded = Vec::with_capacity(left.len().saturating_add(1).min(limit));
         if bytes == 0 {
             encoded.extend(vocabulary.marks().map(|marks| marks.start));
         }
         let mut ends = Vec::new();
         while left.len() >= ADDED_BYTES {
-            let (piece, rest) = left.split_at_checked(left.ceil_char_boundary(PIECE_BYTES))?;
-            vocabulary.encode_piece(piece, &mut last, limit, &mut encoded).ok()?;
+            let (block, rest) = left.split_at_checked(left.ceil_char_boundary(BLOCK_BYTES))?;
+            vocabulary.encode_piece(block, &mut last, limit, &mut encoded).ok()?;
             left = rest;
-            ends.push(PieceEnd { bytes: text.len() - left.len(), symbols: symbols + encoded.len(), last });
+            ends.push(BlockEnd { bytes: text.len() - left.len(), symbols: symbols + encoded.len(), last });
         }
         let shared_len = ends.last().map_or(symbols, |end| end.symbols);
         vocabulary.encode_piece(left, &mut last, limit, &mut encoded).ok()?;
@@ -100,22 +105,26 @@ impl EncodedText {
         }
         let rest = encoded.split_off(shared_len - symbols);
         if !ends.is_empty() {
-            // copies the symbols if a search of an earlier text is still in progress
-            Arc::make_mut(&mut self.symbols).replace_after(symbols, &encoded);
+            SharedSymbols::replace_after(&mut self.symbols, symbols, encoded);
             self.ends.extend(ends);
         }
         Some(SharedPrefix::of(Arc::clone(&self.symbols), shared_len, rest))
     }
 
-    /// Returns the number of pieces that end within the first `bytes` bytes.
-    fn pieces(&self, bytes: usize) -> usize {
+    /// Returns the number of blocks that end within the first `bytes` bytes.
+    fn blocks(&self, bytes: usize) -> usize {
         self.ends.partition_point(|end| end.bytes <= bytes)
     }
 
-    /// Returns the end of the last of these pieces, or the start of the text.
-    fn end_before(&self, bytes: usize) -> PieceEnd {
-        self.pieces(bytes).checked_sub(1).and_then(|last| self.ends.get(last)).copied().unwrap_or_default()
+    /// Returns the end of the last of these blocks, or the start of the text.
+    fn end_before(&self, bytes: usize) -> BlockEnd {
+        self.blocks(bytes).checked_sub(1).and_then(|last| self.ends.get(last)).copied().unwrap_or_default()
     }
+}
+
+/// Returns the maximum symbols of a text of `bytes` bytes.
+fn max_symbols(bytes: usize, card: &Card) -> usize {
+    bytes.saturating_mul(card.vocabulary.normaliser().max_chars_per_byte()).min(card.max_symbols)
 }
 
 #[cfg(test)]
@@ -179,7 +188,7 @@ mod tests {
                     crate::decode::text_window::TextView::from(&expected).digests().digest_before(expected.len());
                 assert_eq!(prefix.text().digests().digest_before(expected.len()), whole);
                 assert!(prefix.len() - prefix.shared_symbols().len() <= ADDED_BYTES * 7);
-                kept += usize::from(encoded.kept(cursor) > 0);
+                kept += usize::from(encoded.kept_bytes(cursor) > 0);
                 earlier.push((prefix, expected));
                 if dice(0, 3) > 0 {
                     earlier.clear();
@@ -191,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn typing_at_the_end_encodes_only_the_last_pieces() {
+    fn typing_at_the_end_encodes_only_the_last_blocks() {
         let card = card(Vocabulary::byte_level(TextNormaliser::None));
         let mut text = "a".repeat(20_000);
         let mut encoded = EncodedText::default();
@@ -200,14 +209,45 @@ mod tests {
         for _ in 0..5_000 {
             text.push('b');
             encoded.truncate(text.len() - 1);
-            assert!(text.len() - encoded.kept(text.len()) < ADDED_BYTES + 1);
+            assert!(text.len() - encoded.kept_bytes(text.len()) < ADDED_BYTES + 1);
             let prefix = encoded.prefix("text", &text, &card).unwrap();
             assert_eq!(prefix.len(), text.len());
         }
         assert_eq!(Arc::as_ptr(&encoded.symbols), symbols, "the symbols were copied");
-        assert!(encoded.bytes() <= EncodedText::bytes_for(text.len()), "{}", encoded.bytes());
+        assert!(encoded.bytes() <= EncodedText::bytes_for(text.len(), &card), "{}", encoded.bytes());
         encoded.truncate(5_000);
-        assert_eq!((encoded.kept(usize::MAX), encoded.kept(1_500)), (4 * PIECE_BYTES, PIECE_BYTES));
+        assert_eq!((encoded.kept_bytes(usize::MAX), encoded.kept_bytes(1_500)), (4 * BLOCK_BYTES, BLOCK_BYTES));
+    }
+
+    #[test]
+    fn spelled_out_digits_fit_the_bytes_of_a_text() {
+        for card in cards() {
+            for part in ["3", "3a", "a", "É"] {
+                let text = part.repeat(6_000 / part.len());
+                let mut encoded = EncodedText::default();
+                if encoded.prefix("text", &text, &card).is_ok() {
+                    let limit = EncodedText::bytes_for(text.len(), &card);
+                    assert!((1..=limit).contains(&encoded.bytes()), "{part}: {} of {limit}", encoded.bytes());
+                }
+            }
+        }
+    }
+
+    /// A search in progress keeps its symbols, and the next one copies none that an edit made stale.
+    #[test]
+    fn stale_symbols_are_not_copied() {
+        let card = card(Vocabulary::byte_level(TextNormaliser::None));
+        let mut encoded = EncodedText::default();
+        let text = "a".repeat(30_000);
+        let earlier = encoded.prefix("text", &text, &card).unwrap();
+        let edited = [&text[..3_000], "b", &text[..3_000]].concat();
+        encoded.truncate(3_000);
+        let next = encoded.prefix("text", &edited, &card).unwrap();
+        assert!(encoded.symbols.bytes() < 5 * edited.len(), "{}", encoded.symbols.bytes());
+        assert!(earlier.symbols() == &card.encode("text", &text).unwrap());
+        assert!(next.symbols() == &card.encode("text", &edited).unwrap());
+        encoded.truncate(0);
+        assert_eq!(encoded.symbols.bytes(), 0);
     }
 
     #[test]

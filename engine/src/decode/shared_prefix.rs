@@ -56,14 +56,36 @@ impl SharedSymbols {
         shared
     }
 
-    /// Replaces all symbols after the first `len`.
-    pub(super) fn replace_after(&mut self, len: usize, symbols: &[u32]) {
+    /// Replaces all symbols of `shared` after the first `len`. Copies only these if a prefix shares them.
+    pub(super) fn replace_after(shared: &mut Arc<Self>, len: usize, symbols: Vec<u32>) {
+        if Arc::get_mut(shared).is_none() {
+            *shared = Arc::new(shared.beginning(len, symbols.len()));
+        }
+        // never copies: the symbols have one owner
+        Arc::make_mut(shared).replace_own_after(len, symbols);
+    }
+
+    /// Copies the first `len` symbols and their digests, with room for `added` symbols.
+    fn beginning(&self, len: usize, added: usize) -> Self {
+        let len = len.min(self.symbols.len());
+        let mut symbols = Vec::with_capacity(len.saturating_add(added));
+        symbols.extend_from_slice(&self.symbols[..len]);
+        let digests = self.digests[..len / DIGEST_STRIDE].to_vec();
+        Self { symbols, digests, checked: AtomicUsize::new(self.checked.load(Relaxed).min(len)) }
+    }
+
+    fn replace_own_after(&mut self, len: usize, mut symbols: Vec<u32>) {
         self.symbols.truncate(len);
         self.digests.truncate(self.symbols.len() / DIGEST_STRIDE);
         let checked = self.checked.get_mut();
         *checked = (*checked).min(len);
-        self.symbols.reserve_exact(symbols.len());
-        self.symbols.extend_from_slice(symbols);
+        if self.symbols.is_empty() {
+            symbols.shrink_to_fit();
+            self.symbols = symbols;
+        } else {
+            self.symbols.reserve_exact(symbols.len());
+            self.symbols.extend(symbols);
+        }
         self.digest();
     }
 

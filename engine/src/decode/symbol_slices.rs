@@ -27,7 +27,7 @@ impl PartialEq for SymbolSlices<'_> {
 impl<T: AsRef<[u32]> + ?Sized> PartialEq<&T> for SymbolSlices<'_> {
     fn eq(&self, other: &&T) -> bool {
         let other = other.as_ref();
-        self.len() == other.len() && self.shared_len(other) == other.len()
+        self.len() == other.len() && self.common_len(other) == other.len()
     }
 }
 
@@ -87,19 +87,19 @@ impl<'a> SymbolSlices<'a> {
     }
 
     /// Returns the number of symbols with which both texts begin.
-    pub fn shared_len(self, other: &[u32]) -> usize {
-        let shared = shared_len(self.head, other);
-        if shared < self.head.len() { shared } else { shared + shared_len(self.tail, &other[shared..]) }
+    pub fn common_len(self, other: &[u32]) -> usize {
+        let common = common_len(self.head, other);
+        if common < self.head.len() { common } else { common + common_len(self.tail, &other[common..]) }
     }
 
     /// Returns true if these symbols begin with those of `other`.
     pub fn starts_with(self, other: &[u32]) -> bool {
-        self.shared_len(other) == other.len()
+        self.common_len(other) == other.len()
     }
 }
 
 /// Returns the number of symbols with which both texts begin.
-fn shared_len(a: &[u32], b: &[u32]) -> usize {
+fn common_len(a: &[u32], b: &[u32]) -> usize {
     let blocks = a.chunks_exact(COMPARED_SYMBOLS).zip(b.chunks_exact(COMPARED_SYMBOLS));
     let equal = COMPARED_SYMBOLS * blocks.take_while(|(a, b)| a == b).count();
     equal + a[equal..].iter().zip(&b[equal..]).take_while(|(a, b)| a == b).count()
@@ -135,10 +135,10 @@ mod tests {
                 let mut other = text[..end].to_vec();
                 other.iter_mut().skip(difference).take(1).for_each(|symbol| *symbol += 1);
                 let expected = end.min(difference);
-                assert_eq!((shared_len(&text, &other), shared_len(&other, &text)), (expected, expected));
+                assert_eq!((common_len(&text, &other), common_len(&other, &text)), (expected, expected));
                 for edge in [0, 1, 64, 100, 300] {
                     let slices = SymbolSlices::new(&text[..edge], &text[edge..]);
-                    assert_eq!((slices.shared_len(&other), slices.starts_with(&other)), (expected, expected == end));
+                    assert_eq!((slices.common_len(&other), slices.starts_with(&other)), (expected, expected == end));
                 }
             }
         }

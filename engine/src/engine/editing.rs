@@ -7,14 +7,15 @@
 //! bit, and so do all results.
 
 mod memory;
+mod pending;
 
-pub use memory::KEPT_DISTRIBUTION_BYTES;
+pub use {memory::KEPT_DISTRIBUTION_BYTES, pending::PendingCompletion};
 
 use super::{
     api::{Event, Events, Job, Terms},
     distribution_cache::{DistributionCache, SearchPlace},
     handle::{Handle, check_priority},
-    session_symbols::SessionSymbols,
+    session_symbols::{SessionSymbols, TakenSymbols},
 };
 use crate::{
     decode::{
@@ -157,10 +158,22 @@ impl EditSession {
     /// Prepares the completions at byte `cursor`. Fails if the cursor is no edge of a character, if a rule is out of bounds, or if
     /// the model cannot read the text before the cursor.
     pub fn complete(&self, cursor: usize, rules: CompletionRules) -> Result<CompletionTask> {
+        self.complete_with(self.symbols.take(), cursor, rules)
+    }
+
+    /// Like `complete`, with symbols that were taken for this revision of the text.
+    fn complete_with(
+        &self,
+        mut symbols: TakenSymbols,
+        cursor: usize,
+        rules: CompletionRules,
+    ) -> Result<CompletionTask> {
         let field = "complete.cursor_byte";
         let card = self.engine.card();
         let search = CompletionSearch::new(rules, card)?;
-        let prefix = self.symbols.prefix(field, self.text_before(field, cursor)?, card)?;
+        let prefix = symbols.prefix(field, self.text_before(field, cursor)?, card)?;
+        // other searches may take them
+        drop(symbols);
         if !(prefix.is_empty() && card.first_logits.is_some()) {
             check_length(field, prefix.len(), card)?;
         }
@@ -184,7 +197,8 @@ impl EditSession {
     }
 
     /// Queues the scores of the characters in a range of at most [`MAX_SCORED_BYTES`]. Fails if its ends are no edges of characters
-    /// or in the wrong order, if it is longer, and as [`Handle::submit`] does.
+    /// or in the wrong order, if it is longer, and as [`Handle::submit`] does. Encodes the text up to the range's end: the model
+    /// computes all of it, too.
     pub fn score(&self, bytes: Range<usize>) -> Result<ScoreTask> {
         self.check_scored(&bytes)?;
         let start = self.encode("score.start_byte", bytes.start)?.len();

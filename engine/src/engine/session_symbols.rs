@@ -1,7 +1,10 @@
 //! The symbols of an editing session's text, which the session keeps between its searches.
 //!
-//! Clones of a session share them as long as they have the same text. The clone that is edited first takes them along. A clone that
-//! stays behind encodes its text in each search, until it is edited and begins symbols of its own.
+//! Clones of a session share them as long as they have the same text. The first clone to be edited keeps them; the others
+//! encode their text again in each search, until they are edited and begin symbols of their own.
+//!
+//! A search takes the symbols, so that it encodes a long text without a lock, and returns them with what it encoded. An edit in the
+//! meantime makes the symbols after it stale, and the search returns those before it.
 
 use crate::{
     decode::{contract::Card, encoded_text::EncodedText, shared_prefix::SharedPrefix},
@@ -24,10 +27,21 @@ struct KeptSymbols {
     /// Maximum bytes.
     limit: usize,
     encoded: EncodedText,
+    /// Searches that have taken the symbols of any version.
+    searches: usize,
+    /// The first byte that was edited while searches had taken symbols.
+    edited: Option<usize>,
+}
+
+/// Symbols that a search has taken, which no other search can use until they are dropped.
+pub(super) struct TakenSymbols {
+    encoded: EncodedText,
+    /// Where the symbols are returned; `None` if they are not those of the text that is kept.
+    owner: Option<Arc<Mutex<KeptSymbols>>>,
 }
 
 impl SessionSymbols {
-    /// Sets the maximum number of bytes. Without one, no symbols are kept.
+    /// Sets the maximum number of bytes. The default, 0, keeps none.
     pub(super) fn set_limit(&self, bytes: usize) {
         let mut kept = self.lock();
         kept.limit = bytes;
@@ -42,6 +56,9 @@ impl SessionSymbols {
         let limit = kept.limit;
         if kept.version == self.version {
             kept.encoded.truncate(start);
+            if kept.searches > 0 {
+                kept.edited = Some(kept.edited.map_or(start, |edited| edited.min(start)));
+            }
             kept.version += 1;
             let version = kept.version;
             drop(kept);
@@ -53,36 +70,54 @@ impl SessionSymbols {
         }
     }
 
-    /// Returns how many of the first `bytes` bytes of the text must be encoded.
-    pub(super) fn unencoded(&self, bytes: usize) -> usize {
-        let kept = self.lock();
-        if kept.version == self.version { bytes - kept.encoded.kept(bytes) } else { bytes }
-    }
-
-    /// Encodes `text`, the beginning of the session's text. Fails as [`Card::encode`] does.
-    pub(super) fn prefix(&self, field: &'static str, text: &str, card: &Card) -> Result<Arc<SharedPrefix>> {
-        // a long text is encoded while the symbols are not locked
-        let mut encoded = self.take();
-        let prefix = encoded.prefix(field, text, card);
+    /// Takes the symbols, if they are those of the session's text and no other search has them.
+    pub(super) fn take(&self) -> TakenSymbols {
         let mut kept = self.lock();
-        let is_longer = encoded.kept(usize::MAX) >= kept.encoded.kept(usize::MAX);
-        if kept.version == self.version && is_longer && encoded.bytes() <= kept.limit {
-            std::mem::swap(&mut kept.encoded, &mut encoded);
+        if kept.version != self.version {
+            return TakenSymbols { encoded: EncodedText::default(), owner: None };
         }
-        drop(kept);
-        prefix
-    }
-
-    /// Takes the symbols, if they are those of the session's text.
-    fn take(&self) -> EncodedText {
-        let mut kept = self.lock();
-        if kept.version == self.version { std::mem::take(&mut kept.encoded) } else { EncodedText::default() }
+        kept.searches += 1;
+        TakenSymbols { encoded: std::mem::take(&mut kept.encoded), owner: Some(Arc::clone(&self.kept)) }
     }
 
     fn lock(&self) -> MutexGuard<'_, KeptSymbols> {
-        // each change is complete before anything can panic
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.kept)
     }
+}
+
+impl TakenSymbols {
+    /// Returns how many of the first `bytes` bytes of the text must be encoded.
+    pub(super) fn unencoded(&self, bytes: usize) -> usize {
+        bytes - self.encoded.kept_bytes(bytes)
+    }
+
+    /// Encodes `text`, the beginning of the session's text. Fails as [`Card::encode`] does.
+    pub(super) fn prefix(&mut self, field: &'static str, text: &str, card: &Card) -> Result<Arc<SharedPrefix>> {
+        self.encoded.prefix(field, text, card)
+    }
+}
+
+impl Drop for TakenSymbols {
+    fn drop(&mut self) {
+        let Some(owner) = self.owner.take() else { return };
+        let mut kept = lock(&owner);
+        if let Some(start) = kept.edited {
+            self.encoded.truncate(start);
+        }
+        kept.searches -= 1;
+        if kept.searches == 0 {
+            kept.edited = None;
+        }
+        let is_longer = self.encoded.kept_bytes(usize::MAX) >= kept.encoded.kept_bytes(usize::MAX);
+        if is_longer && self.encoded.bytes() <= kept.limit {
+            std::mem::swap(&mut kept.encoded, &mut self.encoded);
+        }
+    }
+}
+
+fn lock(kept: &Mutex<KeptSymbols>) -> MutexGuard<'_, KeptSymbols> {
+    // each change is complete before anything can panic
+    kept.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -95,8 +130,9 @@ mod tests {
     }
 
     fn read(symbols: &SessionSymbols, text: &str) -> usize {
-        let left = symbols.unencoded(text.len());
-        let prefix = symbols.prefix("text", text, &card()).unwrap();
+        let mut taken = symbols.take();
+        let left = taken.unencoded(text.len());
+        let prefix = taken.prefix("text", text, &card()).unwrap();
         assert!(prefix.symbols() == &card().encode("text", text).unwrap());
         left
     }
@@ -127,19 +163,46 @@ mod tests {
         );
     }
 
-    /// A search that began before an edit does not bring back what the edit made void.
+    /// A search returns what it encoded before the first edit, and nothing that the edits made stale.
     #[test]
-    fn an_edit_voids_the_symbols_of_a_search_in_progress() {
+    fn an_edit_keeps_the_symbols_before_it_of_a_search_in_progress() {
         let mut session = SessionSymbols::default();
         session.set_limit(1 << 16);
         let text = "a".repeat(10_000);
         let search = session.clone();
-        let taken = session.take();
-        session.edit(3_000);
+        let mut taken = search.take();
+        taken.prefix("text", &text, &card()).unwrap();
+        session.edit(5_000);
+        session.edit(8_000);
         drop(taken);
-        assert_eq!(read(&search, &text), 10_000);
-        let edited = [&text[..3_000], &"b".repeat(4_000)].concat();
-        assert_eq!(read(&session, &edited), 7_000);
+        assert_eq!(read(&search, &text), 10_000, "another text is encoded");
+        let edited = [&text[..5_000], &"b".repeat(4_000)].concat();
+        assert!((4_000..6_100).contains(&read(&session, &edited)));
+        assert!(read(&session, &edited) < 2_048);
+        // the edits of the past do not count for the next search
+        let taken = session.take();
+        session.edit(8_900);
+        drop(taken);
+        assert!(read(&session, &edited[..8_900]) < 2_048);
+    }
+
+    /// The search that takes no symbols finds that the whole text is not encoded.
+    #[test]
+    fn one_of_two_searches_takes_the_symbols() {
+        let mut session = SessionSymbols::default();
+        session.set_limit(1 << 16);
+        let text = "a".repeat(10_000);
+        read(&session, &text);
+        let mut first = session.take();
+        let mut second = session.take();
+        assert!(first.unencoded(10_000) < 2_048 && second.unencoded(10_000) == 10_000);
+        for taken in [&mut first, &mut second] {
+            assert!(taken.prefix("text", &text, &card()).unwrap().symbols() == &card().encode("text", &text).unwrap());
+        }
+        drop(first);
+        session.edit(4_000);
+        drop(second);
+        let edited = [&text[..4_000], "b"].concat();
         assert!(read(&session, &edited) < 2_048);
     }
 }

@@ -40,6 +40,15 @@ impl TextNormaliser {
         }
     }
 
+    /// Returns the maximum characters that a text becomes for each of its bytes.
+    pub fn max_chars_per_byte(self) -> usize {
+        match self {
+            Self::None => 1,
+            // ` three ` for an ASCII digit
+            Self::Text8 => 7,
+        }
+    }
+
     /// Returns true if several spaces in a row become one.
     pub(super) fn collapses(self) -> bool {
         self == Self::Text8
@@ -80,7 +89,7 @@ impl TextNormaliser {
         self.for_each_after(None, text, emit);
     }
 
-    /// Does the same for a `text` that follows another one, whose normalised text ends with `last`.
+    /// Like `for_each`, for a `text` that follows one whose normalised form ends with `last`.
     pub(super) fn for_each_after(
         self,
         last: Option<char>,
@@ -186,6 +195,7 @@ mod tests {
                     count += 1;
                     ControlFlow::Continue(())
                 });
+                assert!(count <= TextNormaliser::Text8.max_chars_per_byte() * character.len_utf8(), "{character:?}");
                 (count, character)
             })
             .max();

@@ -22,20 +22,16 @@ impl EditSession {
         self.symbols.set_limit(bytes);
     }
 
-    /// Returns the bytes of text before byte `cursor` that its completions encode first.
-    pub fn unencoded_bytes(&self, cursor: usize) -> usize {
-        self.symbols.unencoded(cursor)
-    }
-
-    /// Returns the bytes that the symbols of the first `bytes` bytes take, while the session keeps them for its searches.
-    pub fn symbol_bytes(bytes: usize) -> usize {
-        EncodedText::bytes_for(bytes)
+    /// Returns the bytes that the symbols of the first `bytes` bytes take at most, while the session keeps them for its searches.
+    pub fn symbol_bytes(&self, bytes: usize) -> usize {
+        EncodedText::bytes_for(bytes, self.engine.card())
     }
 
     /// Returns the bytes that the completions at byte `cursor` hold while they run: the text's symbols, and the last ones in each
     /// row.
-    pub fn completion_bytes(cursor: usize) -> usize {
-        Self::symbol_bytes(cursor).saturating_add(MAX_WIDTH * EncodedText::copied_bytes(cursor))
+    pub fn completion_bytes(&self, cursor: usize) -> usize {
+        let row = EncodedText::copied_bytes(cursor, self.engine.card());
+        self.symbol_bytes(cursor).saturating_add(MAX_WIDTH * row)
     }
 
     /// Returns the bytes that the scores of a range hold while they run: the text's symbols, and the answer.

@@ -56,7 +56,7 @@ impl Document {
     /// Lets the session keep distributions and the symbols before `cursor` for its next searches, or distributions alone, as far as
     /// that leaves memory for a message.
     fn keep_for_searches(&mut self, cursor: usize, reserved: &Reservation) {
-        for symbol_bytes in [EditSession::symbol_bytes(cursor), 0] {
+        for symbol_bytes in [self.session.symbol_bytes(cursor), 0] {
             let bytes = KEPT_DISTRIBUTION_BYTES.saturating_add(symbol_bytes);
             if bytes > self.kept_bytes && reserved.add_leaving_a_message(bytes - self.kept_bytes).is_ok() {
                 self.kept_bytes = bytes;
@@ -256,7 +256,7 @@ impl Editor {
         let cursor = messages::offset("complete.cursor_byte", complete.cursor_byte)?;
         session.text().check_offset("complete.cursor_byte", cursor)?;
         let rules = messages::rules(complete)?;
-        let held = self.reserve(&work, EditSession::completion_bytes(cursor))?;
+        let held = self.reserve(&work, session.completion_bytes(cursor))?;
         // after the request's own memory: it needs none of this
         if let Some(document) = &mut self.document {
             document.keep_for_searches(cursor, &self.reserved);
@@ -264,8 +264,8 @@ impl Editor {
         self.running.spawn(id, async move {
             let _held = held;
             let revision = session.text().revision();
-            let unencoded = session.unencoded_bytes(cursor);
-            let mut task = work.prepare(unencoded, move || session.complete(cursor, rules)).await?;
+            let pending = session.into_completion(cursor, rules);
+            let mut task = work.prepare(pending.unencoded_bytes(), move || pending.begin()).await?;
             loop {
                 // if the model has no windows, the whole text is compared with those in the cache
                 let submit = move || task.submit_next().map(|waiting| (task, waiting));

@@ -15,7 +15,7 @@ use weir_proto::v1::edit_response::Event;
 
 /// Maximum requests of a session in progress.
 const MAX_REQUESTS: usize = 16;
-/// Minimum number of bytes that can be copied, moved or compared in the time it takes to convert one byte.
+/// Bytes that are copied or compared in the time that one byte takes to convert (a lower bound).
 pub(super) const COPIED_BYTES: usize = 64;
 /// Time after which one may have ended.
 const RETRY: Duration = Duration::from_millis(50);

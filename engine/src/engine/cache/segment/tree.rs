@@ -243,7 +243,7 @@ impl<T> Tree<T> {
                 Some(node.children[index].1)
             });
             let Some((child, edge)) = child.and_then(|child| Some((child, &self.node(child)?.edge))) else { break };
-            let shared = text.skip(walk.depth).shared_len(edge);
+            let shared = text.skip(walk.depth).common_len(edge);
             walk = Walk { node: child, on_edge: shared, depth: walk.depth + shared };
             if shared < edge.len() {
                 break;

@@ -231,10 +231,10 @@ pub struct KvMemory {
 /// let source = CheckpointSource::default();
 /// let model = load_as(&source, &source.name(), &Settings::default())?;
 /// let card = model.card();
-/// assert_eq!((card.name.as_str(), card.family), ("hourglass-whitespace-english", "hourglass"));
-/// assert!(card.pooled && card.vocabulary.len() == 27);
+/// assert_eq!((card.name.as_str(), card.family), ("hourglass-english", "hourglass"));
+/// assert!(card.pooled && card.vocabulary.len() == 256);
 /// let symbols = card.encode("prompt", "The River")?;
-/// assert_eq!(card.vocabulary.decode(&symbols), "the river");
+/// assert_eq!(card.vocabulary.decode(&symbols), "The River");
 /// # Ok::<(), weir_engine::error::Error>(())
 /// ```
 #[derive(Debug, Clone)]

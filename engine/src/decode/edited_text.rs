@@ -55,7 +55,7 @@ impl EditedText {
         }
         let mut pieces = &all_pieces[..];
         let mut changed = 0..self.text.len();
-        // what the text begins and ends with stays where it is
+        // the unchanged beginning and end stay in place
         if let Some((head, others)) = pieces.split_first().filter(|(head, _)| is_beginning(head, &self.text)) {
             changed.start = head.len();
             pieces = others;
@@ -122,12 +122,12 @@ pub fn first_changed(splices: &[Splice]) -> Option<usize> {
     splices.iter().map(|splice| splice.range.start).min()
 }
 
-/// Returns true if `part`, a part of `text` or of another text, is where `text` begins.
+/// Returns true if `part` starts at the first byte of `text` in memory. Compares addresses, not contents.
 fn is_beginning(part: &str, text: &str) -> bool {
     std::ptr::eq(part.as_ptr(), text.as_ptr())
 }
 
-/// Returns true if `part`, a part of `text` or of another text, is where `text` ends.
+/// Returns true if `part` ends at the last byte of `text` in memory. Compares addresses, not contents.
 fn is_end(part: &str, text: &str) -> bool {
     part.len() <= text.len() && std::ptr::eq(part.as_bytes().as_ptr_range().end, text.as_bytes().as_ptr_range().end)
 }

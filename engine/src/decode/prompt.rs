@@ -254,7 +254,7 @@ impl Prompt {
         self.fed = skipped.end;
         self.settled = skipped.end;
         if self.output.symbols {
-            output.extend(self.get(skipped).iter().map(|symbol| EmittedSymbol::plain(symbol)));
+            output.extend(self.get(skipped).iter().map(EmittedSymbol::plain));
         }
     }
 

@@ -172,7 +172,7 @@ impl EditSession {
         let card = self.engine.card();
         let search = CompletionSearch::new(rules, card)?;
         let prefix = symbols.prefix(field, self.text_before(field, cursor)?, card)?;
-        // other searches may take them
+        // gives the symbols back now, so that other searches can take them
         drop(symbols);
         if !(prefix.is_empty() && card.first_logits.is_some()) {
             check_length(field, prefix.len(), card)?;

@@ -22,7 +22,7 @@ pub(super) struct SessionSymbols {
 
 #[derive(Default)]
 struct KeptSymbols {
-    /// The version of the text that is encoded. Each edit makes the next one.
+    /// Version of the encoded text. Each edit increments it.
     version: u64,
     /// Maximum bytes.
     limit: usize,
@@ -137,7 +137,7 @@ mod tests {
         left
     }
 
-    /// The clone that is edited first takes the symbols along.
+    /// The first clone that is edited keeps the symbols.
     #[test]
     fn clones_with_the_same_text_share_their_symbols() {
         let mut first = SessionSymbols::default();

@@ -102,11 +102,11 @@ fn the_predictor_segments_generated_text_again() {
             let mut cache = SegmentCache::new(Capacity::with_bytes(1 << 30));
             let key = Key::for_sequence(&"".into(), &MODE, case.model.card()).unwrap();
             let (session, row) = write(&case, &prompt(&case), seed, &mut |session, row| {
-                let plain = &session.text().after(0).unwrap()[..row.state.agreed()];
-                assert!(plain.iter().all(|&item| trace::ends_segment(item).is_none()), "{}", case.name);
+                let plain = session.text().after(0).unwrap().take(row.state.agreed());
+                assert!(plain.iter().all(|item| trace::ends_segment(item).is_none()), "{}", case.name);
             });
-            let items = session.text().after(0).unwrap();
-            cache.keep(&key, items, &*row.state).unwrap();
+            let items = session.text().after(0).unwrap().to_vec();
+            cache.keep(&key, &items, &*row.state).unwrap();
             let text: Vec<u32> = items.iter().map(|&item| trace::symbol(item)).collect();
             let (cold, marks) = full(&*case.model, &text, &MODE);
             let differs = |&position: &usize| {

@@ -30,6 +30,11 @@ fn open(engine: &Handle, text: &str) -> EditSession {
     EditSession::open(engine.clone(), Terms::default(), text.to_owned(), 0, 8 * TEXT_BYTES).unwrap()
 }
 
+/// Returns the last edge of a character within the first `bytes` bytes.
+fn edge_before(text: &str, bytes: usize) -> usize {
+    (0..=bytes.min(text.len())).rev().find(|&edge| text.is_char_boundary(edge)).unwrap_or(0)
+}
+
 /// Sessions keep their symbols or not, and the states of their texts are in the cache or were evicted.
 #[test]
 fn edits_of_a_long_text_give_the_results_of_cold_requests() {
@@ -58,9 +63,9 @@ fn edits_of_a_long_text_give_the_results_of_cold_requests() {
                 let text = session.text().text();
                 let start =
                     if dice.below(6) > 0 { text.len().saturating_sub(dice.below(8)) } else { edge(&mut dice, text) };
-                let start = text.floor_char_boundary(start);
+                let start = edge_before(text, start);
                 let removed = if dice.below(10) == 0 { 2_500 } else { dice.below(4) };
-                let end = text.ceil_char_boundary((start + removed).min(text.len()));
+                let end = edge_before(text, start + removed).max(start);
                 let added = if dice.below(10) == 0 { 2_500 } else { dice.below(3) };
                 let typed = words(&mut dice, &alphabet, added);
                 session.splice(round, &[Splice { range: start..end, text: typed }]).unwrap();

@@ -23,7 +23,7 @@ LABEL org.opencontainers.image.title="weir" \
 USER 10001:10001
 COPY --from=build /usr/local/bin/weir /usr/local/bin/weir
 COPY LICENSE-MIT LICENSE-APACHE /usr/share/doc/weir/
-COPY models/hourglass-whitespace-english /models/hourglass-whitespace-english
+COPY models/hourglass-english /models/hourglass-english
 ENV WEIR_MODELS=/models WEIR_LISTEN=0.0.0.0:50051 WEIR_HTTP_LISTEN=0.0.0.0:8000 WEIR_ADMIN_LISTEN=0.0.0.0:9090
 # gRPC; completions over HTTP; metrics and health, which only your monitoring should reach.
 EXPOSE 50051 8000 9090

@@ -52,7 +52,7 @@ def name(request: Any) -> str:
 
 @pytest.fixture(scope="module")
 def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[List[Replica]]:
-    """Two replicas that no test stops, with the shipped model and a summarization model."""
+    """Two replicas that no test stops, with the model that most tests use and a summarization model."""
     weir()
     flags = ["--model", str(summarizer.make(tmp_path_factory.mktemp("models")))]
     with Replica(*flags) as first, Replica(*flags) as second:

@@ -66,10 +66,10 @@ PULL = "it needs the network; tests/weir/pull runs it with a local server"
 TORCH = "it needs PyTorch and runs for hours"
 
 HTTP = "--http-listen 127.0.0.1:800{0} --admin-listen 127.0.0.1:909{0}"
-TEXT = r"[a-z ]+"
+TEXT = ".+"
 NUMBER = r"\d+(?:\.\d+)?"
 SEGMENTS = re.escape("a │weir │pools │a │stream…\n21 symbols, 4 closed segments, shortening factor 5.250\n")
-SHIPPED = "models/hourglass-whitespace-english"
+SHIPPED = "models/hourglass-english"
 SEGMENT = f'weir segment --model {SHIPPED} --text "a weir pools a stream"'
 INSTALL = "pip install ./clients/python"
 TOKEN = "a-token-of-sixteen-or-more"
@@ -105,18 +105,18 @@ PAGES: Dict[str, List[Step]] = {
         Elsewhere("cargo test --workspace", CI),
         Runs(
             'target/release/weir generate --server 127.0.0.1:50051 --prompt "the history of the city" --max-chars 80 --seed 1',
-            rf"(?=.{{80}}\n){TEXT}\n",
+            rf"(?=.{{40,80}}\n){TEXT}\n",
         ),
         Runs(
             "curl -s http://127.0.0.1:8000/v1/completions -H 'content-type: application/json' "
             """-d '{"prompt": "the history of the city", "max_tokens": 80, "seed": 1}'""",
             r'\{.*"completion_tokens":80,.*\}',
         ),
-        Runs("from weir_client import Client", "[a-z ]{80}"),
+        Runs("from weir_client import Client", ".{40,80}"),
         Runs(
             f'$ target/release/weir generate --model {SHIPPED} --prompt "the history of the city" --max-chars 80 --seed 1 '
             "--temperature 0.8",
-            rf"(?=.{{80}}\n){TEXT}\n",
+            rf"(?=.{{40,80}}\n){TEXT}\n",
         ),
         Runs(f"$ target/release/{SEGMENT}", SEGMENTS),
         Elsewhere("cargo build --release --workspace", BUILT),
@@ -179,7 +179,7 @@ PAGES: Dict[str, List[Step]] = {
         Serves("weir serve --tls-cert test.pem --tls-key test.key"),
         Runs(
             'weir generate --server https://127.0.0.1:50051 --tls-ca test-ca.pem --prompt "the history " --max-chars 20',
-            r"[a-z ]{20}\n",
+            r".{10,20}\n",
             needs="openssl",
         ),
     ],
@@ -204,7 +204,7 @@ PAGES: Dict[str, List[Step]] = {
             ".*vanilla.*pooled.*",
             (("--models", f"{PAIRS} --models"),),
         ),
-        Serves("weir serve --model models/hourglass-whitespace-english &"),
+        Serves("weir serve --model models/hourglass-english &"),
         Runs(
             "weir-loadtest run 127.0.0.1:50051 --concurrency 16 --requests 16 --warm-up 0 "
             "--workload kind=edit,prompt-chars=10000,pause=10s",
@@ -214,7 +214,7 @@ PAGES: Dict[str, List[Step]] = {
                 ("prompt-chars=10000,pause=10s", "prompt-chars=60,output-chars=6,rate=4"),
             ),
         ),
-        Runs("weir report 127.0.0.1:50051", ".*hourglass-whitespace-english.*"),
+        Runs("weir report 127.0.0.1:50051", ".*hourglass-english.*"),
     ],
     "docs/checkpoints.md": [
         Runs(f"weir pull {SHIPPED} --name shipped", r"shipped: .*, sha256 [0-9a-f]{64}, in .*/data/models/shipped\n"),
@@ -242,14 +242,14 @@ PAGES: Dict[str, List[Step]] = {
     ],
     "docs/codec.md": [
         Runs(
-            f"weir compress --model {SHIPPED} --normalise article.txt article.weir",
+            f"weir compress --model {SHIPPED} article.txt article.weir",
             rf"article\.weir: \d+ bytes of text, \d+ characters in 1 block; \d+ bytes compressed, {NUMBER} bits per character\n"
             r"\d+ characters per second\n",
         ),
         Runs(
             f"weir decompress --model {SHIPPED} article.weir article.out",
             r"article\.out: .*\d+ characters per second\n",
-            writes=("article.out", r"the river is pooling the rest is going on [a-z ]+ stone bridge ?"),
+            writes=("article.out", r"the river is pooling, the rest is going on .+ stone bridge\. "),
         ),
     ],
     "docs/embedding.md": [
@@ -269,19 +269,19 @@ PAGES: Dict[str, List[Step]] = {
         ),
         Runs(
             f'weir generate --model {SHIPPED} --prompt "the history of the city" --max-chars 200 --seed 1',
-            r"[a-z ]{200}\n.*",
+            r".{100,200}\n.*",
         ),
         Serves("weir serve"),
         Runs("weir health 127.0.0.1:50051 --service weir.v1.Generation", ""),
         Runs(
             'weir generate --server 127.0.0.1:50051 --prompt "the history of the city" --max-chars 200 --seed 1',
-            r"[a-z ]{200}\n",
+            r".{100,200}\n",
         ),
         Elsewhere(INSTALL, CI),
-        Runs("from weir_client import Client", "[a-z ]{200}"),
+        Runs("from weir_client import Client", ".{100,200}"),
         Runs(
             'curl -s http://127.0.0.1:9090/metrics | grep "^weir_generation_tokens_total"',
-            r'weir_generation_tokens_total\{model_name="hourglass-whitespace-english"\} 400\n',
+            r'weir_generation_tokens_total\{model_name="hourglass-english"\} 400\n',
         ),
         Runs("mkdir -p ~/.local/share/bash-completion/completions", "", (("~", "home"),)),
         Runs("weir completions bash > ~/.local/share/bash-completion/completions/weir", "", (("~", "home"),)),
@@ -305,8 +305,8 @@ PAGES: Dict[str, List[Step]] = {
             """-d '{"prompt": "the history of ", "max_tokens": 40, "seed": 1}'""",
             r'\{.*"completion_tokens":40,.*\}',
         ),
-        Runs("from openai import OpenAI", r"[a-z ]{40}\n", needs="openai"),
-        Runs("from langchain_openai import OpenAI", r"[a-z ]{40}\n", needs="langchain_openai"),
+        Runs("from openai import OpenAI", r".{20,40}\n", needs="openai"),
+        Runs("from langchain_openai import OpenAI", r".{20,40}\n", needs="langchain_openai"),
         Elsewhere("from litellm import text_completion", "docs/tests/test_litellm.py runs it"),
         Elsewhere("import json", "docs/tests/test_lm_eval.py runs it"),
         Elsewhere(
@@ -327,7 +327,7 @@ PAGES: Dict[str, List[Step]] = {
             needs="guidellm",
         ),
         Runs(
-            "aiperf profile --url http://127.0.0.1:8000 --model hourglass-whitespace-english --endpoint-type completions "
+            "aiperf profile --url http://127.0.0.1:8000 --model hourglass-english --endpoint-type completions "
             "--streaming --tokenizer characters --use-server-token-count --isl 256 --osl 128 "
             "--extra-inputs ignore_eos:true --concurrency 4 --request-count 200 --ui none",
             r".*Output Sequence Length \(tokens\) │ +128\.00.*Request Error Rate \(%\) │ +0\.00.*",
@@ -354,7 +354,7 @@ PAGES: Dict[str, List[Step]] = {
     ],
     "docs/latency.md": [
         Serves("weir serve --admin-token-file token", granted=True),
-        Runs("weir report 127.0.0.1:50051", ".*hourglass-whitespace-english.*"),
+        Runs("weir report 127.0.0.1:50051", ".*hourglass-english.*"),
         Runs(
             "weir admin reset-report 127.0.0.1:50051",
             swaps=(("reset-report", "reset-report --admin-token-file token"),),
@@ -418,11 +418,11 @@ PAGES: Dict[str, List[Step]] = {
     ],
     "docs/open-inference.md": [
         Serves("weir serve", granted=True),
-        Runs("import json, numpy, tritonclient.grpc as triton", r"the history of [a-z ]{40}\n"),
+        Runs("import json, numpy, tritonclient.grpc as triton", r"the history of .{20,40}\n"),
         Runs(
-            "curl -s http://127.0.0.1:8000/v2/models/hourglass-whitespace-english/infer -H 'content-type: application/json' "
+            "curl -s http://127.0.0.1:8000/v2/models/hourglass-english/infer -H 'content-type: application/json' "
             """-d '{"inputs": [{"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["the history of "]}]}'""",
-            r'\{.*"data":\["the history of [a-z ]{16}"\].*\}',
+            r'\{.*"data":\["the history of .*"\].*\}',
         ),
     ],
     "docs/operations.md": [
@@ -554,7 +554,7 @@ PAGES: Dict[str, List[Step]] = {
         Serves("weir serve &"),
         Runs(
             'python3 examples/stream.py "the history of the city" --max-chars 200 --temperature 0.7',
-            r"the history of the city[a-z ]{200}",
+            r"the history of the city.{100,200}",
             EXAMPLE,
             needs="grpc_reflection",
         ),

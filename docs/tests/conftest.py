@@ -11,7 +11,7 @@ import pytest
 
 
 class HttpServer(local.Server):
-    """A server of the shipped model that also listens for HTTP. `url` is its address, without a path."""
+    """A server of the model that most tests use that also listens for HTTP. `url` is its address, without a path."""
 
     def __init__(self) -> None:
         super().__init__("--threads", "1", "--http-listen", "127.0.0.1:0")

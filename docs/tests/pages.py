@@ -24,7 +24,7 @@ def code(page: str, language: str, part: str) -> str:
 
 
 def example(page: str, language: str, part: str, url: str) -> str:
-    """Returns the same as `code`, but with `url` in place of the address that pages use for HTTP."""
+    """Returns the same as `code`, but with `url` in place of the address that pages use for HTTP, and the model of the tests."""
     found = code(page, language, part)
     assert "http://127.0.0.1:8000" in found, f"the example does not name the address: {found}"
-    return found.replace("http://127.0.0.1:8000", url)
+    return found.replace("http://127.0.0.1:8000", url).replace(local.DEFAULT.name, local.MODEL.name)

@@ -95,9 +95,9 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("models", "examples"):
         (folder / name).symlink_to(local.ROOT / name)
     for name in ("POOLED", "VANILLA"):
-        (folder / name).symlink_to(local.MODEL)
+        (folder / name).symlink_to(local.DEFAULT)
     (folder / "served").mkdir()
-    shutil.copytree(local.MODEL, folder / "served/new-model")
+    shutil.copytree(local.DEFAULT, folder / "served/new-model")
     summarizer.make(folder).rename(folder / "SUMMARIZER")
     (folder / "golden").symlink_to(local.ROOT / "tests/golden")
     (folder / "small").mkdir()

@@ -28,7 +28,7 @@ class Server(local.Server):
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    """A server with a Hugging Face model and the shipped model."""
+    """A server with a Hugging Face model and the model that most tests use."""
     if local.weir_program() is None:
         pytest.skip("no weir program found: set WEIR_BIN or run `cargo build`")
     with Server() as server:

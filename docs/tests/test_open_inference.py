@@ -32,7 +32,7 @@ PROMPT = "the history of "
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[local.Server]:
-    """A server with the shipped model."""
+    """A server with the model that most tests use."""
     if local.weir_program() is None:
         pytest.skip("no weir program found: set WEIR_BIN or run `cargo build`")
     with local.Server("--threads", "1", "--http-listen", "127.0.0.1:0") as server:

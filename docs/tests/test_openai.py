@@ -36,7 +36,7 @@ class Server(local.Server):
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    """A server with the shipped model."""
+    """A server with the model that most tests use."""
     if local.weir_program() is None:
         pytest.skip("no weir program found: set WEIR_BIN or run `cargo build`")
     with Server() as server:
@@ -51,7 +51,7 @@ def client(server: Server) -> Iterator[Any]:
 
 
 def ask(client: Any, prompt: Any = PROMPT, **more: Any) -> Any:
-    """Requests a completion from the shipped model."""
+    """Requests a completion from the model that most tests use."""
     return client.completions.create(**{"model": MODEL, "prompt": prompt, "max_tokens": 40, "seed": 3, **more})
 
 

@@ -1,10 +1,12 @@
-"""Ships a complete run: `python -m training.card NAME --runs RUNS --data DATA` writes the folder `../compared/NAME`.
+"""Ships a complete run: `python -m training.card NAME --runs RUNS --data DATA` writes the model's folder.
+
+The folder is `../NAME` for the default model, and otherwise `../compared/NAME`.
 
 `cards/NAME.json` has the facts that no file of the run has: the run's name, the purpose of the model, its limits. The command
-writes into the folder: the checkpoint with bf16 matrices, the learning curve, `card.json` with all figures of the exported weights,
+writes into the folder: the checkpoint, with bf16 matrices unless `matrices` names another format, the learning curve, `card.json` with all figures of the exported weights,
 and the model card, `README.md`. `--text` rewrites only `README.md`, from `card.json`. `--again` measures the shipped weights again,
-without the run. The default model has its folder next to `training` and a hand-written card (its `cards/NAME.json` has no `run`).
-The command writes only its `card.json`.
+without the run. The default model has its folder next to `training`. `hourglass-whitespace-english` has a hand-written card (its
+`cards/NAME.json` has no `run`), so the command writes only its `card.json`.
 
 `card.json` also holds the results that `tests/weir/wire/shipped_models.rs` expects from the server: for language models the bits per
 character of a short text, for summarizers a summary.
@@ -12,17 +14,21 @@ character of a short text, for summarizers a summary.
 
 import argparse
 import json
+import math
+import subprocess
+import tempfile
 from pathlib import Path
 
 import torch
 
-from . import card_text, checkpoint, data, evaluation, generate
+from . import card_text, checkpoint, data, evaluation, generate, unseen
 from .command_line import one_line_errors
 from .export import export
 
 ABOUT = Path(__file__).parent / "cards"
 MODELS = Path(__file__).parents[1]
 COMPARED = MODELS / "compared"  # separate from the default model, which the server serves if no model is named
+DEFAULT = "hourglass-english"
 REPOSITORY = MODELS.parent
 TEXT, DOCUMENT = "tests/golden/shipped/english.txt", "tests/golden/shipped/document.txt"
 ROWS = 1  # rows into which a measured text is cut; figures for several rows are not comparable
@@ -39,13 +45,13 @@ def main(argv=None):
     parser.add_argument("--characters", type=int, help="characters of each split to read, from its beginning; default: all")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--again", action="store_true", help="measure the weights in the folder again; keeps the facts about the run")
-    parser.add_argument("--weir", help="program that writes the summaries of the test pairs; PyTorch takes an hour")
+    parser.add_argument("--weir", help="program that scores texts and writes the summaries of the test pairs; PyTorch takes an hour")
     parser.add_argument("--text", action="store_true", help="only rewrite README.md")
     arguments = parser.parse_args(argv)
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     about = json.loads((ABOUT / f"{arguments.name}.json").read_text(encoding="utf-8"))
-    folder = (arguments.out or (COMPARED if "run" in about else MODELS)) / arguments.name
+    folder = (arguments.out or (MODELS if arguments.name == DEFAULT else COMPARED)) / arguments.name
     if not arguments.text:
         if not arguments.data or ("run" in about and not arguments.runs and not arguments.again):
             parser.error("--data is required; a run also requires --runs or --again")
@@ -66,7 +72,7 @@ def make(about, folder, arguments):
             card["run"] = json.loads((folder / "card.json").read_text(encoding="utf-8"))["run"]
         else:
             (folder / "card.json").unlink(missing_ok=True)  # states the digest of the weights that the export replaces
-            card["run"] = trained(find(about["run"], arguments.runs), folder, arguments.data)
+            card["run"] = trained(find(about["run"], arguments.runs), folder, about.get("matrices", "bf16"), arguments.data)
             if "start" in about:
                 card["run"]["start"] = facts(find(about["start"], arguments.runs), arguments.data)
     model, config = checkpoint.load(folder)
@@ -75,7 +81,10 @@ def make(about, folder, arguments):
     card["parameters"] = sum(tensor.numel() for tensor in model.state_dict().values())
     if config["family"] == "pyramidion":
         return {**card, **summaries(model, config, folder, card["run"]["recipe"]["corpus"], arguments)}
-    card["bpc"] = measured(model, config, arguments.data, arguments.characters)
+    corpus = card["run"]["recipe"]["corpus"] if "run" in card else "english"
+    card["bpc"] = measured(model, config, folder, corpus, arguments)
+    if corpus == "cased":
+        card["unseen"] = other_kinds(model, config, folder, arguments)
     text = (REPOSITORY / TEXT).read_text(encoding="utf-8")
     ids = data.encode(text, config["vocabulary"])
     served = lambda length, stride: evaluation.as_served(model, ids, stride, length)  # noqa: E731
@@ -83,7 +92,7 @@ def make(about, folder, arguments):
         {"text": TEXT, "length": length, "stride": stride, "bpc": served(length, stride)} for length, stride in about["scores"]
     ]
     if "prompt" in about:
-        card["samples"] = samples(model, config, about["prompt"])
+        card["samples"] = samples(model, config, about["prompt"], about.get("temperatures", [0.8]))
     return card
 
 
@@ -101,9 +110,9 @@ def is_complete(state):
     return done["elapsed"] >= 60 * budget if unit == "minutes" else done["characters"] >= budget
 
 
-def trained(run, folder, texts):
+def trained(run, folder, matrices, texts):
     """Exports a run and returns the facts about its training."""
-    exported = export(run, folder, "bf16")
+    exported = export(run, folder, matrices)
     return {**facts(run, texts), **({"best_step": exported["best_step"]} if "best_step" in exported else {})}
 
 
@@ -118,33 +127,59 @@ def facts(run, texts):
         from .summaries import read_pairs
 
         return {**known, "of": len(read_pairs(texts, recipe["corpus"], "train")), "drawn": state["place"]}
-    return {**known, "of": len(data.read_text(texts, recipe["corpus"], "train"))}
+    vocabulary = state["config"]["model"]["vocabulary"]
+    return {**known, "of": len(data.encode(data.read_text(texts, recipe["corpus"], "train"), vocabulary))}
 
 
-def measured(model, config, texts, characters):
+def measured(model, config, folder, corpus, arguments):
     """Measures bits per character in one row, in windows of the training length, as `weir score --windowed` does.
 
-    Each window is scored completely. Families without a `measure` method also get a figure for the last quarter of each window
-    (arXiv 2211.09761's proportion).
+    Each window is scored completely. On the text of 27 symbols, families without a `measure` method also get a figure for the last quarter
+    of each window (arXiv 2211.09761's proportion).
     """
     total, rows = config["training_length"], []
-    quarter = [] if hasattr(model, "measure") else [("test", total // 4)]
+    quarter = [("test", total // 4)] if corpus == "english" and not hasattr(model, "measure") else []
     for split, stride in [*quarter, ("test", total), ("valid", total)]:
-        text = data.read_text(texts, "english", split)[:characters]
+        text = data.read_text(arguments.data, corpus, split)[: arguments.characters]
         ids = data.encode(text, config["vocabulary"])
-        result = evaluation.measure(model, ids, stride, total, rows=ROWS)
+        result = in_one_row(model, folder, text, ids, stride, total, arguments.weir)
         if hasattr(model, "text_nats"):
             result["as_scored"] = evaluation.as_served(model, ids, stride, total)
-        rows.append({"split": split, "characters_of_split": len(text), "stride": stride, "total": total, **result})
+        rows.append({"split": split, "characters_of_split": len(ids), "stride": stride, "total": total, **result})
         print(json.dumps(rows[-1]), flush=True)
     return rows
 
 
-def samples(model, config, prompt, characters=200):
+def in_one_row(model, folder, text, ids, stride, total, program):
+    """Returns bits per symbol, as `weir score` computes them if `program` is given. Both ways give the same figure."""
+    if program is None or hasattr(model, "measure"):
+        return evaluation.measure(model, ids, stride, total, rows=ROWS)
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch) / "text.txt"
+        file.write_text(text, encoding="utf-8")
+        command = [program, "score", "--model", str(folder), "--file", str(file), "--windowed", f"{total},{stride}", "--json"]
+        scored = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    bits = -sum(scored["logprobs"]) / scored["scored"] / math.log(2)
+    return {"bpc": bits, "scored": scored["scored"], "boundary_rate": 1 / scored["shortening_factor"]}
+
+
+def other_kinds(model, config, folder, arguments):
+    """Measures text of other kinds (`training.unseen --corpus cased`) in one row, in windows of the training length."""
+    total, rows, training = config["training_length"], [], data.read_text(arguments.data, "cased", "train")
+    for name in unseen.NAMES["cased"]:
+        text = data.read_text(arguments.data, f"cased-{name}", "test")[: arguments.characters]
+        ids, shared = data.encode(text, config["vocabulary"]), unseen.shared(text, training)
+        result = in_one_row(model, folder, text, ids, total, total, arguments.weir)
+        rows.append({"text": name, "bytes": len(ids), "shared": shared, **result})
+        print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def samples(model, config, prompt, temperatures, characters=200):
     """Returns unselected samples. The end mark of latent segment models is disabled: in training it ends each chunk."""
     write = lambda choose: generate.continuation(model, config, prompt, characters, choose, ignore_eos=True)  # noqa: E731
-    drawn = write(generate.sampler(0.8, 1))
-    return {"prompt": prompt, "greedy": write(generate.greedy), "drawn": drawn, "temperature": 0.8, "seed": 1}
+    drawn = [{"temperature": value, "seed": 1, "text": write(generate.sampler(value, 1))} for value in temperatures]
+    return {"prompt": prompt, "greedy": write(generate.greedy), "drawn": drawn}
 
 
 def summaries(model, config, folder, corpus, arguments):

@@ -4,6 +4,12 @@ LICENCE = (
     "The weights are published under CC BY-SA 4.0, because part of the training text (Wikipedia) has this licence. Name weir and "
     "Wikipedia's authors."
 )
+KINDS = {
+    "novel": "novel: *Alice's Adventures in Wonderland*",
+    "encyclopedia": "encyclopedia: three Wikipedia articles",
+    "code": "code: a C file of Brotli",
+    "mail": "mail: a thread of a mailing list, with headers",
+}
 TRAINED_BY = {
     "unigram": "a subword tokenizer of {vocabulary} pieces",
     "entropy": "spikes of the model's own entropy within {window} characters",
@@ -14,13 +20,14 @@ TRAINED_BY = {
 def markdown(about, card, config, folder):
     """Returns the model card. `folder` holds the tables of sources."""
     corpus = card["run"]["recipe"]["corpus"]
-    parts = [f"# {card['name']}", about["description"], shape(card, config)]
-    parts += rouge(card) if "rouge" in card else bits(card)
+    parts = [f"# {card['name']}", about["description"], shape(about, card, config)]
+    parts += rouge(card) if "rouge" in card else bits(about, card, unit(config))
     sources = (folder / f"{corpus}.md").read_text(encoding="utf-8").strip()
     hardware = about.get("hardware") or (folder / "hardware.md").read_text(encoding="utf-8").strip()
-    parts += ["![learning curve](learning-curve.svg)", curve(card["run"]["recipe"]), "## Training", text_read(card), sources]
-    parts += [recipe(card), f"{hardware} Training steps took {card['run']['elapsed'] / 60:,.0f} minutes."]
-    parts += ["## Use and limits", about["limits"], *written(card), "## Licence", LICENCE]
+    parts += other_kinds(card) if "unseen" in card else []
+    parts += ["![learning curve](learning-curve.svg)", curve(card["run"]["recipe"], config), "## Training", text_read(card, config), sources]
+    parts += [recipe(card, config), f"{hardware} Training steps took {card['run']['elapsed'] / 60:,.0f} minutes."]
+    parts += ["## Use and limits", about["limits"], *written(card, unit(config)), "## Licence", LICENCE]
     return "\n\n".join(parts) + "\n"
 
 
@@ -29,26 +36,41 @@ def table(head, rows):
     return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
 
 
-def shape(card, config):
+def shape(about, card, config):
     table_too = " with the frequency table" if config["family"] == "hourglass" else ""  # weir does not count this table
     rows = [*SHAPES[config["family"]](config["architecture"]), ("parameters", f"{card['parameters']:,}{table_too}")]
-    rows.append(("`model.safetensors`", f"{card['bytes']:,} bytes; matrices bf16, vectors f32"))
+    rows.append(("`model.safetensors`", f"{card['bytes']:,} bytes; matrices {about.get('matrices', 'bf16')}, vectors f32"))
     if "tokenizer" in config["vocabulary"]:
         rows.append(("vocabulary", f"{config['vocabulary']['size']:,} subwords, `tokenizer.json`"))
     else:
-        rows.append(("vocabulary", f"26 letters and the space; normaliser `{config['normaliser']}`"))
-        rows.append(("trained on windows of", f"{lengths(card['run']['recipe'])} characters"))
+        of_bytes = config["vocabulary"].get("bytes")
+        letters = f"26 letters and the space; normaliser `{config['normaliser']}`"
+        rows.append(("vocabulary", "256 bytes: any text, as UTF-8" if of_bytes else letters))
+        rows.append(("trained on windows of", f"{lengths(card['run']['recipe'])} {'bytes' if of_bytes else 'characters'}"))
     rows.append(("sha256 of `model.safetensors`", f"`{card['sha256']}`"))
     return table(("", ""), rows)
 
 
 def hourglass(a):
     layers = " + ".join(str(a["layers"][part]) for part in ("pre", "middle", "post") if part in a["layers"])
-    decided = {"whitespace": "after spaces", "learned": "by a small network with a threshold of 0.5", "fixed": "at a fixed rate"}
+    symbols = a["boundaries"].get("symbol", " ")
+    spaces = "after spaces and newlines" if "\n" in symbols else "after spaces"
+    decided = {"whitespace": spaces, "learned": "by a small network with a threshold of 0.5", "fixed": "at a fixed rate"}
     kind = a["boundaries"]["kind"]
     where = "none: every character is a segment" if kind == "none" else decided.get(kind, kind)
     yield "layers", f"{layers}, {widths(a)}"
     yield "boundaries", where
+    if "ngrams" in a:
+        sizes = ", ".join(map(str, a["ngrams"]["sizes"]))
+        yield "embeddings of hashed n-grams", f"n = {sizes}, {a['ngrams']['rows']:,} rows each (arXiv 2412.09871, section 3.2.1)"
+    if "window" in a:
+        segments = f" and {block(a['middle_window'])} segments" if "middle_window" in a else ""
+        yield "attention's windows", f"two blocks of {block(a['window'])} symbols{segments} (arXiv 2212.10554, section 3.3)"
+
+
+def block(window):
+    """Returns the length of one block. A blockwise window spans two blocks."""
+    return window["blockwise"]["length"] // 2
 
 
 def decoder(a):
@@ -88,7 +110,12 @@ def lengths(recipe):
     return ", then ".join(str(stage["length"]) for stage in recipe["stages"])
 
 
-def bits(card):
+def unit(config):
+    """Returns the name of a language model's symbols."""
+    return "byte" if config["vocabulary"].get("bytes") else "character"
+
+
+def bits(about, card, symbol):
     rows = []
     for row in card["bpc"]:
         window = f"{row['stride']} of windows of {row['total']}"
@@ -106,10 +133,18 @@ def bits(card):
     if not first["boundary_rate"]:
         text += " No segment ended on the test text."
     elif first["boundary_rate"] < 1:
-        text += f" Shortening factor on the test text: {1 / first['boundary_rate']:.2f} characters per segment."
+        text += f" Shortening factor on the test text: {1 / first['boundary_rate']:.2f} {symbol}s per segment."
     text += " Only the weights of complete runs were measured on the test file."
-    head = ("split", "characters, from its beginning", "scored per window", "BPC")
-    return ["## Bits per character", table(head, rows), text]
+    text += f" {about['bits']}" if "bits" in about else ""
+    head = ("split", f"{symbol}s, from its beginning", "scored per window", "BPC" if symbol == "character" else f"bits per {symbol}")
+    return [f"## Bits per {symbol}", table(head, rows), text]
+
+
+def other_kinds(card):
+    rows = [(KINDS[row["text"]], f"{row['bytes']:,}", f"**{row['bpc']:.3f}**", f"{row['shared']:.1%}") for row in card["unseen"]]
+    text = "Text of other kinds, from packages outside the corpus (`training/unseen.py`), in windows as above. The last column is the share of "
+    head = ("text", "bytes", "bits per byte", "in the training text")
+    return [text + "300 random stretches of 80 characters that occur in the training text.", table(head, rows)]
 
 
 def rouge(card):
@@ -143,14 +178,14 @@ def overlap(rouge):
     )
 
 
-def curve(recipe):
+def curve(recipe, config):
     if "valid_pairs" in recipe:
         return f"The curve's validation points are measured on a sample of {recipe['valid_pairs']} pairs, in bits per token."
-    sample = f"{recipe['valid_characters']:,} characters"
+    sample = f"{recipe['valid_characters']:,} {unit(config)}s"
     return f"The curve's validation points are measured on a sample of {sample}, in windows of the training length."
 
 
-def text_read(card):
+def text_read(card, config):
     run = card["run"]
     if "drawn" in run:
         times = f"Each pair was drawn {run['drawn'] / run['of']:.1f} times on average"
@@ -164,13 +199,14 @@ def text_read(card):
         return text
     share = run["characters"] / run["of"]
     times = "each once" if share <= 1 else f"each {share:.1f} times on average"
-    return f"Text: {run['of'] / 1e6:.1f}M characters of English. The run read {run['characters']:,} ({share:.0%}), {times}."
+    symbols = "tokens" if "tokenizer" in config["vocabulary"] else f"{unit(config)}s"
+    return f"Text: {run['of'] / 1e6:.1f}M {symbols} of English. The run read {run['characters']:,} ({share:.0%}), {times}."
 
 
-def recipe(card):
+def recipe(card, config):
     run, r = card["run"], card["run"]["recipe"]
     name, seed = run["name"].rsplit("-seed", 1)
-    batch = f"{r['batch_characters']:,} characters" if "batch_characters" in r else f"{r['batch_pairs']} pairs"
+    batch = f"{r['batch_characters']:,} {unit(config)}s" if "batch_characters" in r else f"{r['batch_pairs']} pairs"
     parts = [f"{run['step']:,} updates of {batch}, seed {seed}"]
     muon = f"Muon ({r['muon']['lr']}) for the matrices, " if "muon" in r else ""
     parts.append(f"{muon}AdamW ({r['adamw']['lr']}) for {'the rest' if muon else 'all weights'}")
@@ -204,6 +240,9 @@ def again(run, name, seed):
             f"`python -m training.train --config training/configs/{name}.json --data DATA --out RUN --start START` in `models/`, with "
             "`--compile` on a GPU. The budgets are times, so another machine reads more or less."
         )
+    if "minutes" in recipe["budget"]:
+        command = f"`python -m training.train --config training/configs/{name}.json --data DATA --out RUN`"
+        return f"To train it again, run {command} in `models/`. The budget is a time, so another machine reads more or less."
     budget = int(recipe["budget"]["characters"])
     shared = f" --workers {run['workers']}" if run.get("workers", 1) > 1 else ""  # each worker has its own noise
     command = f"`python -m training.campaign --data DATA --out RUNS --budget {budget}{shared} training/configs/{name}.json@{seed}`"
@@ -215,7 +254,8 @@ def decay(r):
     return {"linear": linear, "cosine": ", then a cosine to zero"}.get(r["decay"], "")
 
 
-def written(card):
+def written(card, symbol):
+    of_bytes = symbol == "byte"
     if "rouge" in card:
         yield "The first test pair of each source, unselected:"
         for line in card["samples"]:
@@ -223,12 +263,18 @@ def written(card):
             yield f"> reference: {quoted(line['summary'][:300])}\n>\n> generated: {quoted(line['written'])}"
     elif "samples" in card:
         s = card["samples"]
-        yield f"After the prompt `{s['prompt']}`, with the most likely character at each step:"
-        yield f"> {s['greedy']}"
-        yield f"At temperature {s['temperature']} (seed {s['seed']}):"
-        yield f"> {s['drawn']}"
+        yield f"After the prompt `{s['prompt']}`, with the most likely {symbol} at each step:"
+        yield sample(s["greedy"], of_bytes)
+        for drawn in s["drawn"]:
+            yield f"At temperature {drawn['temperature']} (seed {drawn['seed']}):"
+            yield sample(drawn["text"], of_bytes)
         if card["family"] == "lslm":
             yield "These samples exclude the mark that ends a text (`ignore_eos`): in training it ended every chunk."
+
+
+def sample(text, of_bytes):
+    """Returns a generated text for the card: raw text in a code block, with ␃ in place of the END OF TEXT byte."""
+    return f"```text\n{text.replace(chr(3), '␃')}\n```" if of_bytes else f"> {text}"
 
 
 def quoted(text):

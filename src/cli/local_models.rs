@@ -133,8 +133,7 @@ mod tests {
             assert!(find(remote).unwrap_err().ends_with(&format!("gives it a name), found {found}")));
         }
         let message = find("none").unwrap_err();
-        let listed =
-            "expected one of other, own, hourglass-whitespace-english (embedded), or a folder, found \"none\" (";
+        let listed = "expected one of other, own, hourglass-english (embedded), or a folder, found \"none\" (";
         assert!(message.contains(models.path().join("none").to_str().unwrap()), "{message}");
         assert!(message.starts_with(listed), "{message}");
         let message = find_in(Path::new("none"), None).unwrap_err();

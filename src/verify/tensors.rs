@@ -98,7 +98,7 @@ struct StoredTensors {
 }
 
 impl StoredTensors {
-    /// Adds the tensors of a file. candle has no integers of 8 bits with a sign: they become f32.
+    /// Adds the tensors of a file. candle has no i8 type, so int8 tensors become f32.
     fn add(&mut self, file: &[u8]) -> CandleResult<()> {
         for (name, view) in SafeTensors::deserialize(file)?.tensors() {
             let tensor = match view.dtype() {

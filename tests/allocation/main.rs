@@ -161,7 +161,7 @@ fn folders(root: &Path) -> Vec<PathBuf> {
         init::init(&file, &to, 3, false).unwrap();
         to
     });
-    let english = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/hourglass-whitespace-english");
+    let english = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/hourglass-english");
     [&[english][..], &created].concat()
 }
 

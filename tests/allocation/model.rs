@@ -37,11 +37,12 @@ fn generation(model: &dyn Model, scratch: &mut Scratch) -> [usize; 2] {
 /// Feeds each row one symbol per step, from a different text with a space every few letters. Returns the allocations.
 fn steps(model: &dyn Model, rows: &mut [SequenceRow], range: std::ops::Range<usize>, scratch: &mut Scratch) -> usize {
     let symbols = model.card().vocabulary.len();
+    let space = model.card().encode("the text", " ").unwrap()[0];
     let before = allocations();
     for step in range {
         for (index, row) in rows.iter_mut().enumerate() {
             let letter = (step * 7 + index * 3) % symbols;
-            row.set(&[if (step + index).is_multiple_of(5) { 0 } else { letter as u32 }], Want::Last);
+            row.set(&[if (step + index).is_multiple_of(5) { space } else { letter as u32 }], Want::Last);
         }
         advance(model, rows, &ALL, scratch).unwrap();
     }

@@ -11,7 +11,7 @@ use std::{
 };
 use tempfile::TempDir;
 
-const EMBEDDED: &str = "hourglass-whitespace-english";
+const EMBEDDED: &str = "hourglass-english";
 
 /// Returns a command of the program, in another folder and without an environment.
 fn weir_in(folder: &Path, args: &[&str]) -> Command {
@@ -230,8 +230,7 @@ fn models_are_found_by_name_in_the_data_folder() {
         assert!(!found && error.starts_with("weir: --model: expected one of mine, "), "{error}");
         assert!(error.contains(models.join("yours").to_str().unwrap()), "{error}");
         assert!(
-            error
-                .contains("one of mine, hourglass-whitespace-english (embedded), or a folder, found \"yours\" (tried "),
+            error.contains("one of mine, hourglass-english (embedded), or a folder, found \"yours\" (tried "),
             "{error}"
         );
     }
@@ -246,5 +245,5 @@ fn models_are_found_by_name_in_the_data_folder() {
         assert!(!found && error.starts_with(&expected), "{error}");
     }
     let (found, measured) = run(&["bench", "decode", "--steps", "4", "--batch", "1", "--context", "8", "--json"]);
-    assert!(found && measured.contains("hourglass-whitespace-english"), "{measured}");
+    assert!(found && measured.contains("hourglass-english"), "{measured}");
 }

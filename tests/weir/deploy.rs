@@ -110,7 +110,7 @@ impl Site {
     /// Starts replicas and proxy. Returns `None` if the proxy is not installed.
     async fn open(proxy: Proxy) -> Option<Self> {
         let program = proxy.program()?;
-        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/hourglass-whitespace-english");
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/hourglass-english");
         let flags = ["--model", model.to_str().unwrap(), "--rows", "2", "--kv-memory", "64MiB", "--late-headers"];
         let replicas = vec![Server::start(&flags), Server::start(&flags)];
         let folder = TempDir::new().unwrap();

@@ -19,7 +19,7 @@ const MAX_GROWTH: f64 = 60.0;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_memory_of_large_requests_is_returned() {
-    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/hourglass-whitespace-english");
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/hourglass-english");
     let server = Server::start(&["--model", model.to_str().unwrap(), "--threads", "1"]);
     let Some(before) = server.resident_mib() else { return eprintln!("skipped: /proc does not report the memory") };
     let channel = Channel::from_shared(format!("http://{}", server.address)).unwrap().connect().await.unwrap();

@@ -96,7 +96,7 @@ async fn client(channel: Channel, seed: u64, alone: Arc<Vec<String>>, outcomes: 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn mixed_load_changes_no_text_and_releases_everything() {
-    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/hourglass-whitespace-english");
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/hourglass-english");
     let flags = ["--model", model.to_str().unwrap(), "--rows", "64", "--kv-memory", "1GiB"];
     let server = Server::start(&flags);
     let channel = Channel::from_shared(format!("http://{}", server.address)).unwrap().connect().await.unwrap();

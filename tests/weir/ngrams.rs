@@ -43,7 +43,7 @@ fn english() -> String {
 
 #[test]
 fn a_trained_model_guesses_from_ngrams_and_writes_the_same_text() {
-    let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/hourglass-whitespace-english");
+    let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/hourglass-english");
     let checkpoint = copied(&shipped);
     let dir = checkpoint.path().to_str().unwrap();
     let generate = |speculate: &str| {

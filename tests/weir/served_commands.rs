@@ -294,7 +294,7 @@ fn errors_name_the_flag_and_the_server() {
     assert_eq!((local.status.success(), String::from_utf8(local.stderr).unwrap()), (true, notice));
     // Neither a server nor a model: the embedded model.
     let embedded = weir(&[], &["segment", "--text", "a"]);
-    let notice = "weir: running embedded:hourglass-whitespace-english in this process; use --server to call a server\n";
+    let notice = "weir: running embedded:hourglass-english in this process; use --server to call a server\n";
     assert_eq!((embedded.status.success(), String::from_utf8(embedded.stderr).unwrap()), (true, notice.to_owned()));
 }
 

@@ -41,7 +41,7 @@ class Shipping(OnText):
 
     def test_card_has_the_figures_of_the_exported_weights(self):
         for name in ("compare-whitespace", "lex-xpos"):
-            folder, made = self.shipped(name, {"scores": [[64, 32]], "prompt": "to sea "})
+            folder, made = self.shipped(name, {"scores": [[64, 32]], "prompt": "to sea ", "temperatures": [0.5, 1.0]})
             model, config = checkpoint.load(folder)
             self.assertEqual(made["sha256"], checkpoint.sha256(folder / "model.safetensors"))
             self.assertEqual(made["bytes"], (folder / "model.safetensors").stat().st_size)
@@ -50,13 +50,14 @@ class Shipping(OnText):
             expected = evaluation.bits_per_character(model, ids, 32, 64, rows=1)["bpc"]
             self.assertEqual(made["served"], [{"text": card.TEXT, "length": 64, "stride": 32, "bpc": expected}])
             self.assertEqual([(row["split"], row["stride"]) for row in made["bpc"]], [("test", 16), ("test", 64), ("valid", 64)])
-            self.assertTrue(made["samples"]["greedy"].startswith("to sea "))
             page = card_text.markdown({"description": "A.", "limits": "B."}, made, config, card.ABOUT)
+            self.assertEqual([drawn["temperature"] for drawn in made["samples"]["drawn"]], [0.5, 1.0])
+            self.assertTrue(all(text.startswith("to sea ") and f"> {text}" in page for text in written(made)))
             # The server's Score computes this figure for the same text with the same windows.
             test = data.encode(data.read_text(self.root, "english", "test")[:4096], config["vocabulary"])
             self.assertAlmostEqual(made["bpc"][0]["bpc"], evaluation.as_served(model, test, 16, 64), places=6)
             (folder / "card.json").write_text(json.dumps(made))
-            self.assertEqual(self.shipped(name, {"scores": [[64, 32]], "prompt": "to sea "}, again=True)[1], made)
+            self.assertEqual(self.shipped(name, {"scores": [[64, 32]], "prompt": "to sea ", "temperatures": [0.5, 1.0]}, again=True)[1], made)
             for expected in (made["sha256"], f"**{made['bpc'][0]['bpc']:.3f}**", "CC BY-SA 4.0", f"training/configs/{name}.json@1"):
                 self.assertIn(expected, page)
 
@@ -75,9 +76,9 @@ class Shipping(OnText):
         first = made["bpc"][0]
         self.assertIn(f"counts neither marks nor ends: {first['as_scored']:.3f}.", page)
         self.assertTrue(first["bpc_paper"] / 1.5 < first["as_scored"] < first["bpc_paper"] * 1.5, first)
-        for how in ("greedy", "drawn"):
-            self.assertEqual(len(made["samples"][how]), len("to sea ") + 200)
-            self.assertIn(f"> {made['samples'][how]}", page)
+        for text in written(made):
+            self.assertEqual(len(text), len("to sea ") + 200)
+            self.assertIn(f"> {text}", page)
 
     def test_a_card_of_a_summarizer(self):
         folder, made = self.shipped("summaries-pyramidion", {})
@@ -249,8 +250,13 @@ class Tables(unittest.TestCase):
                 self.assertEqual((results.folders()[name] / "README.md").read_text(), page, name)
             else:  # a hand-written card
                 page = (results.folders()[name] / "README.md").read_text()
-                for sample in (made["samples"]["greedy"], made["samples"]["drawn"], made["sha256"]):
+                for sample in (*written(made), made["sha256"]):
                     self.assertIn(sample, page, name)
+
+
+def written(made):
+    """Returns the samples of a card."""
+    return [made["samples"]["greedy"], *(drawn["text"] for drawn in made["samples"]["drawn"])]
 
 
 class Unseen(unittest.TestCase):

@@ -146,7 +146,7 @@ fn refused_settings_of_a_summary_have_the_pages_words() {
 #[test]
 fn changed_characters_of_a_prompt_are_counted() {
     let Some(browser) = Browser::start(false) else { return };
-    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/models/hourglass-whitespace-english");
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/models/compared/hourglass-whitespace-english");
     let plain = converted("whitespaces").to_string_lossy().into_owned();
     let flags = ["--http-listen", "127.0.0.1:0", "--threads", "1", "--model", model, "--model", &plain];
     let server = Server::start(&flags);

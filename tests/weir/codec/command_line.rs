@@ -14,7 +14,7 @@ use std::{
 use tempfile::tempdir;
 use weir::report::sample::Sample;
 
-const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/models/hourglass-whitespace-english");
+const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/models/compared/hourglass-whitespace-english");
 
 fn path(folder: &Path, name: &str) -> String {
     folder.join(name).to_str().unwrap().to_owned()

@@ -9,7 +9,7 @@ use weir::{
     kernels::{Dtype, Isa},
 };
 
-const DEFAULT: &str = "hourglass-whitespace-english";
+const DEFAULT: &str = "hourglass-english";
 
 fn folder(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("models").join(name)

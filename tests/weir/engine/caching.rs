@@ -78,7 +78,7 @@ fn a_cache_hit_equals_a_cold_run_on_every_kind_of_model() {
 
 #[test]
 fn a_conversation_continues_without_prefill() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/hourglass-whitespace-english");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/hourglass-english");
     for dtype in Dtype::ALL {
         let model = load(&folder, &Settings { dtype, ..settings() }).unwrap();
         let cold = engine(&model, 0);

@@ -11,11 +11,11 @@ use std::{
     path::Path,
 };
 
-/// Ends the name of a matrix's scales.
+/// Suffix of the name of a matrix's scales.
 const SUFFIX: &str = "_scale";
 /// The largest integer. The range is symmetric, as in the kernels, so −128 is refused.
 const MAX: f32 = 127.0;
-/// The largest scale: its product with [`MAX`] is finite, and that of the next number is not.
+/// The largest scale whose product with [`MAX`] is finite.
 const MAX_SCALE: f32 = (f32::MAX / MAX).next_down();
 
 /// Returns the name of the scales of a matrix.

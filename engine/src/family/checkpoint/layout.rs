@@ -11,12 +11,12 @@ const ALIGNMENT: usize = size_of::<f32>();
 #[derive(Debug)]
 pub(super) struct TensorSize {
     pub(super) name: String,
-    /// Number of its numbers.
+    /// Number of elements.
     pub(super) numbers: usize,
     pub(super) dtype: FileDtype,
     /// Its rows. Those of an I8 matrix have scales, which precede its numbers.
     pub(super) rows: usize,
-    /// True if its numbers follow those of all tensors for which this is false, because their end is not aligned.
+    /// True if its length in bytes is not a multiple of [`ALIGNMENT`]. Such tensors come last, so that all others stay aligned.
     pub(super) is_last: bool,
 }
 
@@ -49,7 +49,7 @@ fn size(spec: &TensorSpec, matrices: FileDtype) -> Result<TensorSize> {
         _ => matrices,
     };
     let rows = spec.shape.first().copied().unwrap_or(1);
-    // Both factors have the same remainders as the product, which may be too large.
+    // Takes the remainder before multiplying, because the product could overflow.
     let is_last = !(numbers % ALIGNMENT * dtype.bytes()).is_multiple_of(ALIGNMENT);
     Ok(TensorSize { name: spec.name.clone(), numbers, dtype, rows, is_last })
 }

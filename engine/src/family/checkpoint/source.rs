@@ -14,7 +14,7 @@ use std::{
 
 /// The default model. The program contains it, so that it runs without any other file.
 pub static DEFAULT_CHECKPOINT: EmbeddedCheckpoint = EmbeddedCheckpoint {
-    name: "hourglass-whitespace-english",
+    name: "hourglass-english",
     config: include_bytes!("../../../default-model/config.json"),
     card: include_bytes!("../../../default-model/card.json"),
     weights: include_bytes!("../../../default-model/model.safetensors"),
@@ -42,7 +42,7 @@ impl fmt::Debug for EmbeddedCheckpoint {
 /// use std::path::Path;
 /// use weir_engine::family::checkpoint::CheckpointSource;
 ///
-/// assert_eq!(CheckpointSource::default().path(), Path::new("embedded:hourglass-whitespace-english"));
+/// assert_eq!(CheckpointSource::default().path(), Path::new("embedded:hourglass-english"));
 /// let source = CheckpointSource::from(Path::new("models/my-model"));
 /// assert_eq!(source.name(), "my-model");
 /// ```
@@ -196,9 +196,9 @@ mod tests {
     #[test]
     fn errors_name_the_embedded_files() {
         let embedded = CheckpointSource::default();
-        assert_eq!(embedded.to_string(), "embedded:hourglass-whitespace-english");
+        assert_eq!(embedded.to_string(), "embedded:hourglass-english");
         let error = embedded.weights(&[], &mut |_, _| {}).unwrap_err().to_string();
-        assert!(error.starts_with("embedded:hourglass-whitespace-english/model.safetensors: "), "{error}");
+        assert!(error.starts_with("embedded:hourglass-english/model.safetensors: "), "{error}");
         let error = embedded.companion("small").unwrap_err().to_string();
         assert!(error.contains("without companions") && error.contains("small"), "{error}");
     }

@@ -79,7 +79,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ("lsp_server", &["cli"]),
     ("tracing_subscriber", &["cli"]),
     ("tracing_appender", &["cli"]),
-    ("safetensors", &["cli"]),
+    ("safetensors", &["cli", "verify"]),
     ("zip", &["family"]),
     ("candle_core", &["family", "verify"]),
     ("candle_nn", &["family", "verify"]),

@@ -263,6 +263,8 @@ def written(card, symbol):
             yield f"> reference: {quoted(line['summary'][:300])}\n>\n> generated: {quoted(line['written'])}"
     elif "samples" in card:
         s = card["samples"]
+        if of_bytes:
+            yield "The training code drew these samples. The server draws others from the same seed."
         yield f"After the prompt `{s['prompt']}`, with the most likely {symbol} at each step:"
         yield sample(s["greedy"], of_bytes)
         for drawn in s["drawn"]:

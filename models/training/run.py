@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from . import recipes, schedule, tasks
+from . import checkpoint, recipes, schedule, tasks
 from .average import Average
 from .families import build
 from .families.pyramidion import DecoderLayer, EncoderLayer
@@ -127,12 +127,17 @@ class Run:
         self._forget_log_after(self.step)
 
     def start_from(self, folder):
-        """Takes the weights of another run with the same model: its best ones, or its last."""
+        """Takes the weights of a checkpoint, or of another run: its best ones, or its last. The model must be the same."""
         folder = Path(folder)
-        state = torch.load(folder / ("best.pt" if (folder / "best.pt").exists() else "state.pt"), map_location="cpu")
-        if state["config"]["model"] != self.config["model"]:
-            raise ValueError(f"{folder}: the run in this folder has a different model")
-        self.model.load_state_dict(state["model"])
+        if (folder / "model.safetensors").exists():
+            model, config = checkpoint.load(folder)
+            weights = model.state_dict()
+        else:
+            state = torch.load(folder / ("best.pt" if (folder / "best.pt").exists() else "state.pt"), map_location="cpu")
+            weights, config = state["model"], state["config"]["model"]
+        if config != self.config["model"]:
+            raise ValueError(f"{folder}: the folder has a different model")
+        self.model.load_state_dict(weights)
 
     def compile(self):
         """Compiles the layers when they first run, which takes about a minute."""

@@ -77,7 +77,7 @@ def note(run, entry):
 
 
 def take_tokenizer(source, out):
-    """Copies the tokenizer of a run, if it has one."""
+    """Copies the tokenizer of a run or checkpoint, if it has one."""
     out.mkdir(parents=True, exist_ok=True)
     for name in ("tokenizer.json", "subwords.model"):
         if (source / name).exists():
@@ -93,7 +93,7 @@ def main():
     parser.add_argument("--config", required=True)
     parser.add_argument("--data", required=True, help="folder of the corpus's files")
     parser.add_argument("--out", required=True, help="run folder")
-    parser.add_argument("--start", help="run folder whose weights and tokenizer the run starts with")
+    parser.add_argument("--start", help="run folder or checkpoint whose weights and tokenizer the run starts with")
     parser.add_argument("--compile", action="store_true", help="compile the layers; for a GPU")
     parser.add_argument("--resume", action="store_true", help="continue from the state in the run folder, if it exists")
     parser.add_argument("--minutes", type=float, help="budget in wall-clock time instead of the configuration's")

@@ -137,6 +137,21 @@ class Training(OnText):
         for resumed, expected in zip(second.model.parameters(), uninterrupted.model.parameters()):
             self.assertTrue(torch.equal(resumed, expected))
 
+    def test_a_run_starts_from_a_checkpoint_or_another_run(self):
+        first = self.run_for("first", tiny("hourglass-english"))
+        first.train_step()
+        first.save()
+        checkpoint.save(self.root / "checkpoint", first.config["model"], first.model.state_dict())
+        for name in ("first", "checkpoint"):
+            second = self.run_for(f"from-{name}", tiny("hourglass-english"))
+            second.start_from(first.out if name == "first" else self.root / "checkpoint")
+            for weight, expected in zip(second.model.parameters(), first.model.parameters()):
+                self.assertTrue(torch.equal(weight, expected))
+        other = self.run_for("other", tiny("english-whitespace"))
+        for folder in (first.out, self.root / "checkpoint"):
+            with self.assertRaisesRegex(ValueError, "a different model"):
+                other.start_from(folder)
+
     def test_steps_of_an_unsaved_run_are_not_logged_twice(self):
         log = self.root / "unsaved" / "log.jsonl"
         log.parent.mkdir()

@@ -2,11 +2,11 @@
 
 The folder is `../NAME` for the default model, and otherwise `../compared/NAME`.
 
-`cards/NAME.json` has the facts that no file of the run has: the run's name, the purpose of the model, its limits. The command
-writes into the folder: the checkpoint, with bf16 matrices unless `matrices` names another format, the learning curve, `card.json` with all figures of the exported weights,
-and the model card, `README.md`. `--text` rewrites only `README.md`, from `card.json`. `--again` measures the shipped weights again,
-without the run. The default model has its folder next to `training`. `hourglass-whitespace-english` has a hand-written card (its
-`cards/NAME.json` has no `run`), so the command writes only its `card.json`.
+`cards/NAME.json` has the facts that no file of the run has: the run's name, the purpose of the model, its limits. The folder receives
+the checkpoint (with bf16 matrices, unless `matrices` in `cards/NAME.json` names another format), the learning curve, `card.json` with
+all figures of the exported weights, and the model card, `README.md`. `--text` rewrites only `README.md`, from `card.json`. `--again`
+measures the shipped weights again, without the run. `hourglass-whitespace-english` has a hand-written card (its `cards/NAME.json` has
+no `run`), so the command writes only its `card.json`.
 
 `card.json` also holds the results that `tests/weir/wire/shipped_models.rs` expects from the server: for language models the bits per
 character of a short text, for summarizers a summary.
@@ -134,8 +134,8 @@ def facts(run, texts):
 def measured(model, config, folder, corpus, arguments):
     """Measures bits per character in one row, in windows of the training length, as `weir score --windowed` does.
 
-    Each window is scored completely. On the text of 27 symbols, families without a `measure` method also get a figure for the last quarter
-    of each window (arXiv 2211.09761's proportion).
+    Each window is scored completely. On the text of 27 symbols, families without a `measure` method also get a figure for the last
+    quarter of each window (arXiv 2211.09761's proportion).
     """
     total, rows = config["training_length"], []
     quarter = [("test", total // 4)] if corpus == "english" and not hasattr(model, "measure") else []

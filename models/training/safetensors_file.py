@@ -8,8 +8,8 @@ from safetensors.torch import load_file, save
 # Suffix of the name of an int8 matrix's scales: one float32 number for each row (docs/checkpoints.md).
 SCALE = "_scale"
 LARGEST = 127  # integer of a row's largest magnitude
-# The same in a table of n-grams. Smaller integers compress better. Half of the default model's weights are such tables, and the crate
-# that contains it must stay below crates.io's limit of 10 MiB. This costs the model 0.0001 bits a byte.
+# The same in a table of n-grams. Smaller integers compress better. Half of the default model's weights are such tables, and the
+# crate that contains it must stay below crates.io's limit of 10 MiB. This costs the model 0.0001 bits a byte.
 LARGEST_OF_NGRAMS = 31
 
 
@@ -30,7 +30,7 @@ def quantized(matrix, largest=LARGEST):
     """Rounds a matrix (rows, columns) to int8. Returns the integers (rows, columns) and the scales (rows).
 
     A scale maps the largest magnitude of its row to `largest`. With 127, serving with `--dtype int8` gives the same integers, because
-    the kernels of the server multiply with the inverse of the scale and round ties to even too. A row of zeros has the scale 1. Raises
+    the server's kernels also multiply with the inverse of the scale and round ties to even. A row of zeros has the scale 1. Raises
     ValueError for numbers that are not finite.
     """
     if not matrix.isfinite().all():
@@ -45,8 +45,8 @@ def quantized(matrix, largest=LARGEST):
 def write(path, tensors, matrices="f32"):
     """Writes tensors as float32; with `matrices="bf16"`, tensors of two or more axes as bfloat16.
 
-    With `matrices="int8"`, tensors of two axes become int8 with a scale for each row; tables of n-grams use integers up to 31. The package orders tensors by type, then by
-    name. The complete file replaces `path`, so that no reader opens an incomplete file.
+    With `matrices="int8"`, tensors of two axes become int8 with a scale for each row; tables of n-grams use integers up to 31. The
+    package orders tensors by type, then by name. The complete file replaces `path`, so that no reader opens an incomplete file.
     """
     stored = {}
     for name in sorted(tensors):

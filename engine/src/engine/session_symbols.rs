@@ -179,7 +179,7 @@ mod tests {
         let edited = [&text[..5_000], &"b".repeat(4_000)].concat();
         assert!((4_000..6_100).contains(&read(&session, &edited)));
         assert!(read(&session, &edited) < 2_048);
-        // the edits of the past do not count for the next search
+        // earlier edits do not affect the next search
         let taken = session.take();
         session.edit(8_900);
         drop(taken);

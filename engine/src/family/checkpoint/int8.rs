@@ -1,5 +1,5 @@
-//! Matrices in int8: `NAME` has type I8, and `NAME_scale` has an f32 factor for each of its rows, as in Hugging Face's
-//! compressed-tensors. A number is its integer times the factor of its row, computed in f32.
+//! Matrices in int8: `NAME` has type I8, and `NAME_scale` has an f32 scale for each of its rows. The names follow Hugging Face's
+//! compressed-tensors. The value of an element is its integer times the scale of its row, computed in f32.
 
 use super::{
     TensorSpec,

@@ -93,8 +93,8 @@ impl Tensor {
         }
     }
 
-    /// Returns true if the numbers of both are equal, in the same order. Takes no memory if both have the same type, and the same
-    /// bytes if that is I8.
+    /// Returns true if the numbers of both are equal, in the same order. Allocates nothing if both have the same type (for I8: if
+    /// their integers and scales are equal too).
     pub fn has_numbers_of(&self, other: &Self) -> bool {
         match (&self.numbers, &other.numbers) {
             (Numbers::Bytes(own), Numbers::Bytes(others)) if self.dtype == other.dtype => own == others,

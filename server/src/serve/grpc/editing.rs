@@ -238,7 +238,8 @@ impl Editor {
         Ok([answer].into_iter().chain(cancelled.into_iter().map(stale)).collect())
     }
 
-    /// Reserves the memory of a request until the result is dropped. If memory is short, drops what the session keeps for its next searches and tries again.
+    /// Reserves the memory of a request until the result is dropped. If memory is short, drops what the session keeps for its next
+    /// searches and tries again.
     fn reserve(&mut self, work: &RequestWork, bytes: usize) -> Result<Reservation> {
         match work.reserve(bytes) {
             Err(Error::QueueFull { .. })

@@ -11,7 +11,7 @@ use super::{
 };
 
 /// Minimum numbers for which it pays to use other threads.
-const MIN_SHARED: usize = 1 << 13;
+const MIN_SHARED: usize = 1 << 15;
 
 /// Calls `body(offset, row)` for each row of `x` (rows, width), on all threads if that pays.
 fn for_rows(pool: &ThreadPool, x: &mut [f32], width: usize, body: &ChunkBody<'_>) {

@@ -73,6 +73,17 @@ impl Isa {
         }
     }
 
+    /// Returns roughly how long a product takes relative to AVX-512.
+    pub(super) fn relative_time(self) -> usize {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            IsaKind::Amx(_) | IsaKind::Avx512 => 1,
+            #[cfg(target_arch = "x86_64")]
+            IsaKind::Avx2 => 3,
+            IsaKind::Portable => 16,
+        }
+    }
+
     /// Returns the proof that products may use tiles, if this instruction set has them.
     #[cfg(target_arch = "x86_64")]
     pub(super) fn tiles(self) -> Option<Tiles> {

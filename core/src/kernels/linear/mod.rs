@@ -18,14 +18,19 @@ pub use matrix::{Linear, WeightArena};
 pub use product::Epilogue;
 pub use quantized::QuantizedRows;
 
-use super::{Compute, Dtype, disjoint::DisjointSlice};
+use super::{Compute, Dtype, Isa, disjoint::DisjointSlice};
 use product::ProductJob;
 use std::ops::Range;
 
-/// Minimum multiply-adds for which it pays to use other threads.
-const MIN_SHARED: usize = 1 << 15;
-/// Tasks of a product per thread, so that a thread whose core is busy delays the others by at most one task.
+/// Minimum [cost](Linear::cost) for which it pays to use other threads: some 8 µs of one core. Handing tasks to another core takes
+/// 2 µs and more, depending on how far apart the cores are.
+const MIN_SHARED: usize = 3 << 20;
+/// Minimum cost of a product with several tasks per thread: some 50 µs of one core.
+const MIN_DIVIDED: usize = 1 << 24;
+/// Tasks per thread of such a product, so that a thread whose core is busy delays the others by at most one task.
 const TASKS_PER_THREAD: usize = 4;
+/// Up to this many rows, a product takes as long as with one: reading the weights dominates.
+const WEIGHT_BOUND_ROWS: usize = 4;
 
 impl Linear {
     /// Computes `out` (rows, outputs) = epilogue(`x` (rows, inputs) · Wᵀ + bias). Panics if `x` and `out` differ in rows.
@@ -82,21 +87,28 @@ impl Linear {
     /// Distributes panels to threads. A task is a range of panels for all rows, so tasks write different outputs.
     fn share(&self, compute: &Compute, rows: usize, body: &(dyn Fn(Range<usize>) + Sync)) {
         let panels = self.outputs.div_ceil(self.width());
-        let multiply_adds = rows * self.inputs * self.outputs;
-        let max_tasks = compute.pool.threads() * TASKS_PER_THREAD;
-        let tasks = if multiply_adds < MIN_SHARED { 1 } else { max_tasks.min(panels) };
+        let threads = compute.pool.threads();
+        let max_tasks = match self.cost(rows, compute.isa) {
+            ..MIN_SHARED => 1,
+            MIN_SHARED..MIN_DIVIDED => threads,
+            MIN_DIVIDED.. => threads * TASKS_PER_THREAD,
+        };
+        let tasks = max_tasks.min(panels);
         let size = panels.div_ceil(tasks.max(1));
         compute.pool.run(panels.div_ceil(size.max(1)), &|task| body(task * size..((task + 1) * size).min(panels)));
+    }
+
+    /// Estimates the time of a product, in multiply-adds of integers with AVX-512. Those of floats take about four times as long.
+    fn cost(&self, rows: usize, isa: Isa) -> usize {
+        let unit = if self.dtype.is_integer() { 1 } else { 4 };
+        rows.max(WEIGHT_BOUND_ROWS) * self.inputs * self.outputs * unit * isa.relative_time()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::{
-        super::{
-            Isa,
-            testing::{apply, computes, numbers, packed, stored},
-        },
+        super::testing::{apply, computes, numbers, packed, stored},
         matrix::MAX_INTEGER_INPUTS,
         *,
     };
@@ -174,6 +186,23 @@ mod tests {
                 let out = apply(&linear, &compute, &x, Epilogue::None);
                 for (actual, ExpectedOutput { value, magnitude }) in out.iter().zip(&expected) {
                     prop_assert!((f64::from(*actual) - value).abs() < 1e-6 * (magnitude + 1.0), "{actual} {value}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn results_are_the_same_on_any_number_of_threads() {
+        let inputs = 256;
+        let outputs = 1050;
+        for dtype in Dtype::ALL {
+            let linear = packed(dtype, &numbers(1, outputs * inputs), inputs);
+            // integers with AVX-512: one task, then one task per thread, then several
+            for rows in [1, 12, 70] {
+                let x = numbers(2, rows * inputs);
+                for (one, three) in computes(1).iter().zip(computes(3)) {
+                    let alone = apply(&linear, one, &x, Epilogue::None);
+                    assert_eq!(apply(&linear, &three, &x, Epilogue::None), alone, "{dtype:?}, {rows} rows");
                 }
             }
         }

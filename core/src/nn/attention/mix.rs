@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// Multiply-adds of attention below which waking other threads costs more than it saves.
-pub(crate) const WORTH_SHARING: usize = 1 << 15;
+pub(crate) const WORTH_SHARING: usize = 1 << 18;
 /// Maximum rows of one call of the kernel if neighbouring rows share no pages. Such calls gain little from more rows, and with smaller
 /// tasks threads wait less for each other.
 const UNSHARED_TILE: usize = 8;

@@ -9,11 +9,14 @@ use memmap2::MmapMut;
 use std::{
     ops::{Deref, DerefMut},
     ptr::NonNull,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread,
 };
 
 /// Size of a huge page on x86-64 and most other processors, to which blocks are aligned.
 const HUGE: usize = 2 << 20;
+/// Size of the smallest page of the system on most processors.
+const SMALL: usize = 4 << 10;
 /// Size of a cache line, to which regions are aligned.
 const LINE: usize = 64;
 
@@ -22,6 +25,7 @@ struct Block {
     /// Keeps the mapping alive.
     _map: MmapMut,
     start: NonNull<u8>,
+    bytes: usize,
 }
 
 // SAFETY: `start` points into the mapping that the block owns; regions, which do not overlap, synchronize access.
@@ -39,7 +43,21 @@ impl Block {
         let _ = map.advise(memmap2::Advice::HugePage);
         let skip = map.as_ptr().align_offset(HUGE).min(HUGE);
         let start = NonNull::from(&mut map[skip..]).cast();
-        Ok(Self { _map: map, start })
+        Ok(Self { _map: map, start, bytes })
+    }
+
+    /// Makes the system provide and clear the memory from offset `from` on. Otherwise it does that at the first use of each page,
+    /// which takes milliseconds for a huge page of a virtual machine.
+    ///
+    /// # Safety
+    /// No region has bytes from `from` on, and none gets them before the call ends.
+    unsafe fn populate(&self, from: usize) {
+        for offset in (from.next_multiple_of(SMALL)..self.bytes).step_by(SMALL) {
+            // SAFETY: the block has `bytes` bytes.
+            let first = unsafe { self.start.add(offset) };
+            // SAFETY: the caller guarantees that nothing else refers to this byte.
+            unsafe { first.write_volatile(0) };
+        }
     }
 }
 
@@ -125,30 +143,108 @@ pub fn cast_mut<T: Pod>(bytes: &mut [u8]) -> &mut [T] {
 pub struct Arena {
     /// Bytes of a block.
     size: usize,
-    /// Block with free space, and the offset of that space.
-    open: Mutex<Option<(Arc<Block>, usize)>>,
+    open: Mutex<Option<OpenBlock>>,
+    /// The block after it, if that is mapped in advance.
+    next: Option<NextBlock>,
+}
+
+/// A block with free space.
+struct OpenBlock {
+    block: Arc<Block>,
+    /// Offset of the free space.
+    offset: usize,
+    is_populated: bool,
+}
+
+/// A block that is mapped in advance, on a thread of its own.
+#[derive(Clone, Default)]
+struct NextBlock(Arc<Mutex<Preparation>>);
+
+#[derive(Default)]
+enum Preparation {
+    #[default]
+    NotBegun,
+    Running,
+    Failed,
+    Done(Block),
+}
+
+impl NextBlock {
+    /// Begins to map and populate a block of `bytes` bytes, unless that has begun or has failed since the last [`take`](Self::take).
+    fn prepare(&self, bytes: usize) {
+        let mut state = self.lock();
+        if !matches!(*state, Preparation::NotBegun) {
+            return;
+        }
+        let next = self.clone();
+        let prepare = move || {
+            let block = Block::new(bytes).inspect(|block| {
+                // SAFETY: the block has no regions.
+                unsafe { block.populate(0) };
+            });
+            *next.lock() = block.map_or(Preparation::Failed, Preparation::Done);
+        };
+        let spawned = thread::Builder::new().name("weir-memory".into()).spawn(prepare);
+        *state = if spawned.is_ok() { Preparation::Running } else { Preparation::Failed };
+    }
+
+    /// Returns the block if it is ready.
+    fn take(&self) -> Option<Block> {
+        let mut state = self.lock();
+        match std::mem::take(&mut *state) {
+            Preparation::Done(block) => Some(block),
+            Preparation::NotBegun | Preparation::Failed => None,
+            Preparation::Running => {
+                *state = Preparation::Running;
+                None
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Preparation> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Arena {
     /// Creates an arena that maps blocks of `size` bytes, or larger ones for larger regions.
     pub fn new(size: usize) -> Self {
-        Self { size: size.max(1).next_multiple_of(HUGE), open: Mutex::new(None) }
+        Self { size: size.max(1).next_multiple_of(HUGE), open: Mutex::new(None), next: None }
+    }
+
+    /// Creates an arena like [`new`](Self::new). Once more than a quarter of its first block is allocated, it populates the rest of
+    /// that block. From then on it has the next block prepared on another thread. So callers seldom wait for the system, and the
+    /// arena holds up to one block without regions.
+    pub fn with_next_block(size: usize) -> Self {
+        Self { next: Some(NextBlock::default()), ..Self::new(size) }
     }
 
     /// Allocates a region of `bytes` bytes. Fails with [`Error::Internal`] if the system cannot map more memory.
     pub fn allocate(&self, bytes: usize) -> Result<Region> {
         let padded = bytes.checked_next_multiple_of(LINE).ok_or_else(|| out_of_memory(bytes, "the size overflows"))?;
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((block, offset)) = open.as_mut().filter(|(_, offset)| self.size - *offset >= padded) {
+        if let Some(OpenBlock { block, offset, is_populated }) =
+            open.as_mut().filter(|open| self.size - open.offset >= padded)
+        {
             let region = Region { block: block.clone(), offset: *offset, len: bytes };
             *offset += padded;
+            if let Some(next) = self.next.as_ref().filter(|_| *is_populated || *offset > self.size / 4) {
+                if !std::mem::replace(is_populated, true) {
+                    // SAFETY: all regions of the block are before the offset, and the lock is held.
+                    unsafe { block.populate(*offset) };
+                }
+                next.prepare(self.size);
+            }
             return Ok(region);
         }
-        let block = Arc::new(Block::new(padded.max(self.size))?);
         // a region that fills its block does not replace the open one
-        if padded < self.size {
-            *open = Some((block.clone(), padded));
+        if padded >= self.size {
+            return Ok(Region { block: Arc::new(Block::new(padded)?), offset: 0, len: bytes });
         }
+        let next = self.next.as_ref().and_then(NextBlock::take);
+        let is_populated = next.is_some();
+        let block = Arc::new(next.map_or_else(|| Block::new(self.size), Ok)?);
+        *open = Some(OpenBlock { block: block.clone(), offset: padded, is_populated });
         Ok(Region { block, offset: 0, len: bytes })
     }
 }
@@ -212,6 +308,30 @@ mod tests {
         assert!(Arc::ptr_eq(&first.block, &second.block) && start(&second) + rest == start(&first) + HUGE);
         let third = arena.allocate(1).unwrap();
         assert!(!Arc::ptr_eq(&first.block, &third.block) && start(&third).is_multiple_of(HUGE));
+    }
+
+    #[test]
+    fn the_next_block_is_prepared_after_a_quarter_is_allocated() {
+        let arena = Arena::with_next_block(1);
+        let next = arena.next.clone().unwrap();
+        let [mut used, _quarter] = [LINE, HUGE / 4 - LINE].map(|bytes| arena.allocate(bytes).unwrap());
+        used.bytes_mut().fill(7);
+        assert!(matches!(*next.lock(), Preparation::NotBegun));
+        let _more = arena.allocate(LINE).unwrap();
+        while matches!(*next.lock(), Preparation::Running) {
+            thread::yield_now();
+        }
+        assert!(used.bytes().iter().all(|byte| *byte == 7));
+        // a large region needs a block of its own
+        let _large = arena.allocate(2 * HUGE).unwrap();
+        let prepared = match &*next.lock() {
+            Preparation::Done(block) => block.start.addr().get(),
+            _ => panic!("there is no next block"),
+        };
+        let mut first = arena.allocate(HUGE / 4 * 3).unwrap();
+        assert_eq!(start(&first), prepared);
+        assert!(first.bytes().iter().all(|byte| *byte == 0) && matches!(*next.lock(), Preparation::NotBegun));
+        first.bytes_mut().fill(1);
     }
 
     #[test]

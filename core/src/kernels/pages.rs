@@ -3,7 +3,8 @@
 //! Sequences share pages: a fork clones references, and writing to a shared page first replaces it with a copy. The pool
 //! counts pages in use. Released pages are kept for reuse, so that steady decoding allocates nothing. The limit includes
 //! pages in use and kept ones. At the limit, the pool frees kept pages of other sizes, and memory blocks without pages
-//! return to the system.
+//! return to the system. Memory is mapped in blocks. For each page size, at most one block is mapped and not yet used; a pool with a
+//! large limit prepares another one in advance.
 
 use super::memory::{Arena, Region};
 use crate::{
@@ -17,6 +18,8 @@ use std::sync::Arc;
 
 /// Bytes that are mapped at a time for pages.
 const ARENA: usize = 4 << 20;
+/// Minimum limit of a pool whose next blocks are prepared in advance.
+const MIN_PREPARED: usize = 16 * ARENA;
 /// Content of new pages if debug assertions are on. A float of these bytes is NaN, so tests fail if a sequence depends on a
 /// position that it did not write.
 const POISON: u8 = 0xff;
@@ -95,7 +98,8 @@ impl PagePool {
     fn reuse_or_map(&self, bytes: usize) -> Result<Shared<Region>> {
         let mut sizes = self.sizes();
         let index = sizes.iter().position(|size| size.bytes == bytes).unwrap_or_else(|| {
-            sizes.push(SizeClass { bytes, total: 0, free: Vec::new(), arena: Arena::new(ARENA) });
+            let arena = if self.limit < MIN_PREPARED { Arena::new(ARENA) } else { Arena::with_next_block(ARENA) };
+            sizes.push(SizeClass { bytes, total: 0, free: Vec::new(), arena });
             sizes.len() - 1
         });
         if let Some(region) = sizes[index].free.pop() {

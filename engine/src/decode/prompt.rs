@@ -26,8 +26,10 @@ use std::ops::Range;
 pub(super) struct Prompt {
     /// The prompt, then the sampled symbols, as far back as they may be fed again.
     pub(super) symbols: TextWindow,
-    /// Length of the prompt.
+    /// Length of the prompt, with the symbols that were appended to it.
     pub(super) len: usize,
+    /// Length of the prompt as it was given.
+    pub(super) given: usize,
     /// Length of the prefix whose boundaries equal the predictor's, stored as plain symbols.
     agreed: usize,
     windows: Option<WindowOptions>,
@@ -94,6 +96,7 @@ impl Prompt {
         let mut prompt = Self {
             symbols: TextWindow::new(text),
             len,
+            given: len,
             agreed: 0,
             windows,
             window_index: 0,
@@ -155,6 +158,13 @@ impl Prompt {
     pub(super) fn finish_code(&mut self) -> Result<Option<Coded>> {
         let symbols = self.symbols.held();
         self.coder.take().map(|coder| coder.finish(symbols)).transpose()
+    }
+
+    /// Appends a symbol to the prompt, which has no windows.
+    pub(super) fn append(&mut self, symbol: u32) {
+        self.symbols.extend([symbol]);
+        self.len += 1;
+        self.range.end = self.len;
     }
 
     fn window(&self, index: usize) -> Option<FeedRange> {
@@ -238,12 +248,12 @@ impl Prompt {
     }
 
     /// Returns the next step of a replay, which may feed the symbols `fed..end`. If `repeats`, it is a step that the first row took:
-    /// that one stopped at the end of the prompt, and then took the sampled symbols one by one.
+    /// that one stopped at the end of the given prompt, and then took the sampled or appended symbols one by one.
     pub(super) fn replay_step(&self, fed: usize, end: usize, repeats: bool) -> ReplayStep {
-        match self.len.checked_sub(fed) {
+        match self.given.checked_sub(fed) {
             _ if !repeats => ReplayStep { end, want: Want::Nothing },
-            Some(1..) if end < self.len => ReplayStep { end, want: Want::Nothing },
-            Some(1..) => ReplayStep { end: self.len, want: Want::Last },
+            Some(1..) if end < self.given => ReplayStep { end, want: Want::Nothing },
+            Some(1..) => ReplayStep { end: self.given, want: Want::Last },
             _ => ReplayStep { end: fed + 1, want: Want::Last },
         }
     }

@@ -17,7 +17,7 @@ use super::{
     codec::Coded,
     contract::{BoundaryOptions, Card, Exactness, SequenceRow, State},
     generation::Generator,
-    next_symbol::Distribution,
+    next_symbol::{DistributionsSoFar, NextDistributions},
     options::{EmittedSymbol, FinishReason},
     prompt::{ChunkOutcome, Prompt},
     replay::ReplayStart,
@@ -49,9 +49,8 @@ pub struct Session {
     output: Vec<EmittedSymbol>,
     /// The coded block, once all of its symbols are coded.
     coded: Option<Coded>,
-    /// True if the distribution after the text is wanted.
-    wants_distribution: bool,
-    distribution: Option<Distribution>,
+    /// The distributions after the text, if they are wanted.
+    distributions: Option<DistributionsSoFar>,
     usage: Usage,
     /// Length of the row's state in the present sequence: the symbols that it was fed, or that a cached state or a replay start
     /// stands for. Less than [`seen`](Self::seen) during a replay.
@@ -100,8 +99,7 @@ impl Session {
             drafter: None,
             output: Vec::new(),
             coded: None,
-            wants_distribution: false,
-            distribution: None,
+            distributions: None,
             usage: Usage::default(),
             row_len: 0,
             computed: 0,
@@ -150,9 +148,10 @@ impl Session {
         self.max_symbols
     }
 
-    /// Maximum symbols that its rows are fed in total if none is lost: the prompt or all windows, and the generated symbols.
+    /// Maximum symbols that its rows are fed in total if none is lost: the prompt or all windows, and the symbols that are added.
     pub fn max_work(&self) -> usize {
-        if self.generation.is_some() { self.max_symbols } else { self.prompt.work() }
+        let appends = self.generation.is_some() || self.distributions.is_some();
+        if appends { self.max_symbols } else { self.prompt.work() }
     }
 
     /// Number of known symbols of the present sequence: of the text, or of the present window.
@@ -243,7 +242,12 @@ impl Session {
 
     /// True if the session computes the distribution after a text.
     pub fn wants_distribution(&self) -> bool {
-        self.wants_distribution
+        self.distributions.is_some()
+    }
+
+    /// True if the session knows the distribution after its text, and has appended the next symbol, which is not fed yet.
+    pub fn looks_ahead(&self) -> bool {
+        self.remaining_symbols() == 1 && self.distributions.as_ref().is_some_and(DistributionsSoFar::has_any)
     }
 
     /// Number of sampled symbols, or of scored ones.
@@ -294,7 +298,7 @@ impl Session {
             let ChunkOutcome { segments, ends_window } = self.prompt.absorb(row, &mut self.output)?;
             self.usage.prompt_segments += segments.level(0);
             self.usage.levels += segments;
-            self.usage.prompt_chars = self.prompt.settled;
+            self.usage.prompt_chars = self.prompt.settled.min(self.prompt.given);
             if ends_window {
                 self.boundaries.offset += self.prompt.start() - start;
                 self.row_len = 0;
@@ -333,9 +337,9 @@ impl Session {
         self.coded.take()
     }
 
-    /// Returns the distribution of a [`NextSymbol`](super::next_symbol::NextSymbol) request, once it is finished.
-    pub fn take_distribution(&mut self) -> Option<Distribution> {
-        self.distribution.take()
+    /// Returns the distributions of a [`NextSymbol`](super::next_symbol::NextSymbol) request, once it is finished.
+    pub fn take_distributions(&mut self) -> Option<NextDistributions> {
+        self.distributions.take().map(DistributionsSoFar::finish)
     }
 
     /// True if [`take_output`](Self::take_output) would return symbols.

@@ -4,7 +4,7 @@ use crate::{
     decode::{
         boundary_wait::BOUNDARY_WAIT,
         codec::{Code, CodeInput, Coded},
-        next_symbol::{Distribution, NextSymbol},
+        next_symbol::{NextDistributions, NextSymbol},
         options::{EmittedSymbol, FinishReason, Generate, Score},
         speculation::Speculation,
         summary::{DocumentProgress, EncodedDocument, PoolingUpdate, SummaryResult},
@@ -104,7 +104,7 @@ pub enum Job {
     Score(Score),
     /// Compresses or decompresses a block.
     Code(Code),
-    /// Computes the distribution after a text.
+    /// Computes the distribution after a text, and after each symbol of its greedy continuation.
     Next(NextSymbol),
 }
 
@@ -160,8 +160,8 @@ pub enum Event {
     Characters(Vec<EmittedSymbol>),
     /// The block of a `Code` request.
     Coded(Coded),
-    /// The distribution of a `Next` request.
-    Next(Distribution),
+    /// The distributions of a `Next` request.
+    Next(NextDistributions),
     /// An event of a document or its summary.
     Document(DocumentEvent),
     /// The request ended.

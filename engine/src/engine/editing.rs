@@ -6,36 +6,33 @@
 //! session has computed may be evicted, and is then computed again. A state from the cache equals that of a cold request bit for
 //! bit, and so do all results.
 
+mod completion_task;
 mod memory;
 mod pending;
 
-pub use {memory::KEPT_DISTRIBUTION_BYTES, pending::PendingCompletion};
+pub use {
+    completion_task::{CompletionTask, Waiting},
+    memory::KEPT_DISTRIBUTION_BYTES,
+    pending::PendingCompletion,
+};
 
 use super::{
     api::{Event, Events, Job, Terms},
-    distribution_cache::{DistributionCache, SearchPlace},
+    distribution_cache::DistributionCache,
     handle::{Handle, check_priority},
-    session_symbols::{SessionSymbols, TakenSymbols},
+    session_symbols::SessionSymbols,
 };
 use crate::{
     decode::{
-        completion::{Completion, CompletionRules, CompletionSearch, NodeId},
+        completion::Completion,
         contract::BoundaryOptions,
         edited_text::{EditedText, Splice, first_changed},
-        next_symbol::{Distribution, NextSymbol},
-        options::{EmittedSymbol, Score, check_length},
-        shared_prefix::SharedPrefix,
+        options::{EmittedSymbol, Score},
     },
     error::{Error, Result},
 };
-use std::{ops::Range, sync::Arc};
+use std::ops::Range;
 
-/// Distributions that a search computes at the same time, as rows of one batch, if the engine has no other requests.
-const MAX_WIDTH: usize = 8;
-/// Minimum distributions that a search computes at the same time, however many other requests the engine has.
-const MIN_WIDTH: usize = 2;
-/// Maximum uncached symbols at the end of a text that counts as cached. Each request of the search feeds them.
-const MAX_FED_AGAIN: usize = 2;
 /// Maximum bytes of a range that is scored.
 pub const MAX_SCORED_BYTES: usize = 1 << 15;
 
@@ -61,36 +58,12 @@ pub struct Completions {
     pub reused: usize,
     /// Symbols before the cursor that were computed.
     pub recomputed: usize,
-    /// Distributions that were computed.
+    /// Continuations that the search expanded.
+    pub expansions: usize,
+    /// Distributions that were computed, including those that the search did not need in the end.
     pub distributions: usize,
     /// Distributions that earlier searches of the session had computed.
     pub reused_distributions: usize,
-}
-
-/// A search that is ready to run, on the text as it was when it was created.
-pub struct CompletionTask {
-    engine: Handle,
-    terms: Terms,
-    prefix: Arc<SharedPrefix>,
-    search: CompletionSearch,
-    distributions: DistributionCache,
-    place: SearchPlace,
-    /// The continuations of the last round that wait until the first distribution is computed.
-    later: Vec<Waiting>,
-    /// Symbols of the prefix that came from the segment cache, once a distribution was computed.
-    reused: Option<usize>,
-    computed_distributions: usize,
-    reused_distributions: usize,
-}
-
-/// A continuation that waits for its distribution.
-pub struct Waiting {
-    node: NodeId,
-    symbols: Vec<u32>,
-    /// Its distribution, if that is known.
-    known: Option<Arc<Distribution>>,
-    /// The events of the request for its distribution otherwise.
-    events: Option<Events>,
 }
 
 /// The scores of a range.
@@ -155,47 +128,6 @@ impl EditSession {
         self.text.check(revision, splices)
     }
 
-    /// Prepares the completions at byte `cursor`. Fails if the cursor is no edge of a character, if a rule is out of bounds, or if
-    /// the model cannot read the text before the cursor.
-    pub fn complete(&self, cursor: usize, rules: CompletionRules) -> Result<CompletionTask> {
-        self.complete_with(self.symbols.take(), cursor, rules)
-    }
-
-    /// Like `complete`, with symbols that were taken for this revision of the text.
-    fn complete_with(
-        &self,
-        mut symbols: TakenSymbols,
-        cursor: usize,
-        rules: CompletionRules,
-    ) -> Result<CompletionTask> {
-        let field = "complete.cursor_byte";
-        let card = self.engine.card();
-        let search = CompletionSearch::new(rules, card)?;
-        let prefix = symbols.prefix(field, self.text_before(field, cursor)?, card)?;
-        // gives the symbols back now, so that other searches can take them
-        drop(symbols);
-        if !(prefix.is_empty() && card.first_logits.is_some()) {
-            check_length(field, prefix.len(), card)?;
-        }
-        if let Some(longest) = prefix.len().checked_add(rules.max_chars).filter(|longest| *longest > card.max_symbols) {
-            let limit = card.max_symbols;
-            let why = card.max_symbols_why;
-            return Err(Error::TooLong { field, length: longest, limit, unit: "characters with max_chars", why });
-        }
-        Ok(CompletionTask {
-            engine: self.engine.clone(),
-            terms: self.terms.clone(),
-            search,
-            place: self.distributions.begin(prefix.text()),
-            distributions: self.distributions.clone(),
-            prefix,
-            later: Vec::new(),
-            reused: None,
-            computed_distributions: 0,
-            reused_distributions: 0,
-        })
-    }
-
     /// Queues the scores of the characters in a range of at most [`MAX_SCORED_BYTES`]. Fails if its ends are no edges of characters
     /// or in the wrong order, if it is longer, and as [`Handle::submit`] does. Encodes the text up to the range's end: the model
     /// computes all of it, too.
@@ -236,137 +168,6 @@ impl EditSession {
         self.text.check_offset(field, end)?;
         Ok(self.text.text().get(..end).unwrap_or_default())
     }
-}
-
-impl CompletionTask {
-    /// Runs the search. Dropping the future cancels it within one step. Fails as [`Handle::submit`] and its requests do.
-    pub async fn run(mut self) -> Result<Completions> {
-        loop {
-            let waiting = self.submit_next()?;
-            if waiting.is_empty() {
-                return Ok(self.finish());
-            }
-            self.take(waiting).await?;
-        }
-    }
-
-    /// Submits the requests for the next distributions that are not known, all at once; none if the search is over. The first
-    /// request after a text that is not cached runs alone. Fails as [`Handle::submit`] does.
-    pub fn submit_next(&mut self) -> Result<Vec<Waiting>> {
-        loop {
-            let mut waiting = std::mem::take(&mut self.later);
-            if waiting.is_empty() {
-                let width = if self.search.expansions() == 0 { 1 } else { search_width(self.engine.requests()) };
-                let nodes = self.search.next_expansions(width);
-                waiting = nodes.into_iter().map(|node| self.look_up(node)).collect();
-            }
-            // the first distribution after a text that is not cached is computed alone: its state is cached for all others
-            if self.reused.is_none()
-                && let Some(first) = waiting.iter().position(|waiting| waiting.known.is_none())
-                && first + 1 < waiting.len()
-                && !self.is_cached()
-            {
-                self.later = waiting.split_off(first + 1);
-            }
-            let jobs: Vec<Job> =
-                waiting.iter().filter(|waiting| waiting.known.is_none()).map(|waiting| self.job(waiting)).collect();
-            if jobs.is_empty() && !waiting.is_empty() {
-                for Waiting { node, known, .. } in waiting {
-                    self.take_one(node, known)?;
-                }
-                continue;
-            }
-            let submitted = self.engine.submit_together(jobs, &self.terms)?;
-            let unknown = waiting.iter_mut().filter(|waiting| waiting.known.is_none());
-            unknown.zip(submitted).for_each(|(waiting, events)| waiting.events = Some(events));
-            return Ok(waiting);
-        }
-    }
-
-    /// Returns true if the engine's cache holds all of the text but a few symbols.
-    fn is_cached(&self) -> bool {
-        self.engine.cached_symbols(self.prefix.text(), &self.terms) + MAX_FED_AGAIN >= self.prefix.len()
-    }
-
-    /// Looks for a continuation's distribution in the session's cache.
-    fn look_up(&mut self, node: NodeId) -> Waiting {
-        let symbols = self.search.symbols(node);
-        let mut known = self.distributions.get(&self.place, &symbols);
-        self.reused_distributions += usize::from(known.is_some());
-        if self.prefix.is_empty() && symbols.is_empty() {
-            let first = self.engine.card().first_logits.as_ref();
-            let first = first.map(|logits| Distribution { logits: logits.to_vec(), boundary: None });
-            known = known.or(first.map(Arc::new));
-        }
-        Waiting { node, symbols, known, events: None }
-    }
-
-    /// Returns the request for the distribution after a continuation.
-    fn job(&self, waiting: &Waiting) -> Job {
-        let symbols = self.prefix.fork(&waiting.symbols);
-        Job::Next(NextSymbol { symbols, boundaries: BoundaryOptions::default() })
-    }
-
-    /// Takes the distributions of requests, and keeps them for later searches. Fails as the first of them does.
-    pub async fn take(&mut self, waiting: Vec<Waiting>) -> Result<()> {
-        for Waiting { node, symbols, mut known, events } in waiting {
-            if let Some(events) = events {
-                let (distribution, cached) = distribution(events).await?;
-                self.computed_distributions += 1;
-                self.reused.get_or_insert(cached.min(self.prefix.len()));
-                let distribution = Arc::new(distribution);
-                self.distributions.keep(&self.place, &symbols, &distribution);
-                known = Some(distribution);
-            }
-            self.take_one(node, known)?;
-        }
-        Ok(())
-    }
-
-    fn take_one(&mut self, node: NodeId, distribution: Option<Arc<Distribution>>) -> Result<()> {
-        let lost = || Error::Internal("a distribution was not requested".into());
-        let distribution = distribution.ok_or_else(lost)?;
-        self.search.take(node, distribution)
-    }
-
-    /// Returns what the search has found.
-    pub fn finish(self) -> Completions {
-        // nothing before the cursor was read again if all distributions were known
-        let reused = self.reused.unwrap_or(self.prefix.len());
-        Completions {
-            is_cut: self.search.is_cut(),
-            items: self.search.finish(),
-            reused,
-            recomputed: self.prefix.len().saturating_sub(reused),
-            distributions: self.computed_distributions,
-            reused_distributions: self.reused_distributions,
-        }
-    }
-}
-
-/// Returns how many distributions a search computes at the same time while the engine has `others` other requests.
-///
-/// A wide search ends in fewer steps, but computes distributions that it does not need in the end. A narrow one computes few of
-/// those, but needs more steps. A search that runs alone is therefore wide. Next to other requests it is narrower, because each row
-/// makes their steps longer.
-fn search_width(others: usize) -> usize {
-    MAX_WIDTH.saturating_sub(others).max(MIN_WIDTH)
-}
-
-/// Reads the events of a request for a distribution. Returns it with the number of symbols that were cached.
-async fn distribution(mut events: Events) -> Result<(Distribution, usize)> {
-    let mut found = None;
-    let mut cached = 0;
-    while let Some(event) = events.recv().await {
-        match event? {
-            Event::Started { cached_chars } => cached = cached_chars,
-            Event::Next(distribution) => found = Some(distribution),
-            Event::Finished { .. } => break,
-            Event::Characters(_) | Event::Coded(_) | Event::Document(_) => {}
-        }
-    }
-    let lost = || Error::Internal("the engine ended a request without its distribution".into());
-    Ok((found.ok_or_else(lost)?, cached))
 }
 
 impl ScoreTask {

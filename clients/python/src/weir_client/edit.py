@@ -84,7 +84,7 @@ class DocumentCompletions:
     #: Characters before the cursor that came from the segment cache.
     reused_chars: int
     recomputed_chars: int
-    #: Distributions that the search computed.
+    #: Distributions that the search computed, needed or not.
     distributions: int
     duration_ns: int
     #: Distributions that earlier searches of the session had computed.

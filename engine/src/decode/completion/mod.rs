@@ -21,7 +21,11 @@ mod tests;
 
 pub use rules::{CompletionEnd, CompletionRules};
 
-use super::{contract::Card, next_symbol::Distribution, sampling::logprobs::LogSoftmax};
+use super::{
+    contract::Card,
+    next_symbol::{Distribution, Lookahead},
+    sampling::logprobs::LogSoftmax,
+};
 use crate::{
     error::{Error, Result},
     text::Vocabulary,
@@ -53,6 +57,16 @@ pub struct Completion {
 /// Index of a continuation that was expanded or waits for its distribution.
 pub type NodeId = usize;
 
+/// Continuations that a search wants to expand next.
+#[derive(Debug)]
+pub struct Expansions {
+    /// The most probable one first. Empty if the search is over.
+    pub nodes: Vec<NodeId>,
+    /// Minimum ln p for computing a continuation ahead: that of the last of `nodes`, or of the complete continuation that would end
+    /// the search. Negative infinity if there is room for more nodes.
+    pub floor: f64,
+}
+
 #[derive(Debug, Clone, Copy)]
 struct Node {
     parent: Option<NodeId>,
@@ -81,6 +95,8 @@ pub struct CompletionSearch {
     rules: CompletionRules,
     vocabulary: Arc<Vocabulary>,
     kinds: Vec<SymbolKind>,
+    /// (V): true for the symbols that can become part of a continuation.
+    continues: Arc<[bool]>,
     nodes: Vec<Node>,
     queue: BinaryHeap<Candidate>,
     /// Distributions after open continuations whose turn has not come.
@@ -96,10 +112,12 @@ impl CompletionSearch {
         rules.validate(card)?;
         let root = Node { parent: None, symbol: 0, depth: 0, logprob: 0.0, boundary: false };
         let candidate = Candidate { logprob: 0.0, order: 0, node: 0, symbol: None, is_complete: false };
+        let kinds = symbol_kinds(&card.vocabulary, rules.end);
         Ok(Self {
             rules,
             vocabulary: Arc::clone(&card.vocabulary),
-            kinds: symbol_kinds(&card.vocabulary, rules.end),
+            continues: kinds.iter().map(|kind| *kind == SymbolKind::Continues).collect(),
+            kinds,
             nodes: vec![root],
             queue: BinaryHeap::from([candidate]),
             waiting: HashMap::new(),
@@ -109,12 +127,12 @@ impl CompletionSearch {
         })
     }
 
-    /// Returns the most probable open continuations without a distribution, at most `limit`, for which
-    /// [`take`](Self::take) must be called before the next call. Empty if the search is over.
-    pub fn next_expansions(&mut self, limit: usize) -> Vec<NodeId> {
+    /// Returns at most `limit` open continuations without a distribution. Later calls return each of them again until
+    /// [`take`](Self::take) is called for it.
+    pub fn next_expansions(&mut self, limit: usize) -> Expansions {
         let mut expansions = Vec::new();
         if self.expansions == MAX_EXPANSIONS {
-            return expansions;
+            return Expansions { nodes: expansions, floor: f64::INFINITY };
         }
         let waiting_bytes = self.waiting.len() * self.kinds.len() * size_of::<f32>();
         let limit = if waiting_bytes < WAITING_BYTES { limit } else { 1 };
@@ -136,8 +154,25 @@ impl CompletionSearch {
             }
             seen.push(Candidate { node, symbol: None, ..best });
         }
+        // the last one seen ends the round: it is the last complete one wanted, or it takes the last place
+        let ends_round = self.found.len() + complete >= self.rules.count || expansions.len() == limit;
+        let floor = seen.last().filter(|_| ends_round).map_or(f64::NEG_INFINITY, |last| last.logprob);
         self.queue.extend(seen);
-        expansions
+        Expansions { nodes: expansions, floor }
+    }
+
+    /// Returns how far to look ahead after a continuation: by at most `max_symbols`, while ln p is at least `floor`.
+    pub fn lookahead(&self, node: NodeId, max_symbols: usize, floor: f64) -> Lookahead {
+        let Node { depth, logprob, .. } = self.nodes[node];
+        // nothing is expanded after the last character
+        let max_symbols = max_symbols.min(self.rules.max_chars.saturating_sub(depth + 1));
+        let stops_at_boundary = self.rules.end == CompletionEnd::Segment;
+        Lookahead { max_symbols, allowed: Arc::clone(&self.continues), min_logprob: floor - logprob, stops_at_boundary }
+    }
+
+    /// Maximum characters of a completion.
+    pub fn max_chars(&self) -> usize {
+        self.rules.max_chars
     }
 
     /// Returns the symbols of a continuation.

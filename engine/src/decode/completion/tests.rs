@@ -58,7 +58,7 @@ fn all(seed: u64, sharpness: u64, rules: CompletionRules) -> Vec<Completion> {
 fn search(seed: u64, sharpness: u64, rules: CompletionRules, width: usize) -> CompletionSearch {
     let mut search = CompletionSearch::new(rules, &card()).unwrap();
     loop {
-        let expansions = search.next_expansions(width);
+        let expansions = search.next_expansions(width).nodes;
         if expansions.is_empty() {
             return search;
         }
@@ -96,6 +96,38 @@ proptest! {
 }
 
 #[test]
+fn requests_look_ahead_while_the_result_would_have_a_place_in_the_round() {
+    let rules = CompletionRules { count: 2, end: CompletionEnd::Segment, max_chars: 4 };
+    let mut search = CompletionSearch::new(rules, &card()).unwrap();
+    let take = |search: &mut CompletionSearch, node, probabilities: [f32; 4]| {
+        let logits = probabilities.iter().map(|probability| probability.ln()).collect();
+        search.take(node, Arc::new(Distribution { logits, boundary: None })).unwrap();
+    };
+    let Expansions { nodes, floor } = search.next_expansions(3);
+    assert_eq!((nodes.len(), floor), (1, f64::NEG_INFINITY), "nothing else is open");
+    let ahead = search.lookahead(nodes[0], 9, floor);
+    assert_eq!((ahead.max_symbols, ahead.stops_at_boundary), (3, true), "the last character is not expanded");
+    take(&mut search, nodes[0], [0.5, 0.3, 0.15, 0.05]);
+    let Expansions { nodes, floor } = search.next_expansions(2);
+    assert!(nodes.len() == 2 && (floor - 0.3_f64.ln()).abs() < TOLERANCE, "as probable as the last one: {floor}");
+    let ahead = search.lookahead(nodes[0], 1, floor);
+    assert!((ahead.min_logprob - 0.6_f64.ln()).abs() < TOLERANCE && ahead.max_symbols == 1, "{ahead:?}");
+    for node in nodes {
+        take(&mut search, node, [0.9, 0.1, 0.0, 0.0]);
+    }
+    // the second one waits for its turn; there is room for all others
+    let Expansions { nodes, floor } = search.next_expansions(8);
+    assert!(nodes.len() == 4 && floor == f64::NEG_INFINITY, "{} {floor}", nodes.len());
+    // two complete ones end the search
+    let rules = CompletionRules { max_chars: 1, ..rules };
+    let mut search = CompletionSearch::new(rules, &card()).unwrap();
+    let root = search.next_expansions(1).nodes[0];
+    assert_eq!(search.lookahead(root, 9, f64::NEG_INFINITY).max_symbols, 0);
+    take(&mut search, root, [0.5, 0.3, 0.15, 0.05]);
+    assert!(search.next_expansions(1).nodes.is_empty());
+}
+
+#[test]
 fn a_search_has_a_limit() {
     // all texts are equally probable
     let rules = CompletionRules { count: 2, end: CompletionEnd::Length, max_chars: 9 };
@@ -115,7 +147,7 @@ fn a_search_that_is_cut_returns_the_same_for_every_width() {
         let mut search = CompletionSearch::new(rules, &card()).unwrap();
         let mut computed = 0;
         loop {
-            let expansions = search.next_expansions(width);
+            let expansions = search.next_expansions(width).nodes;
             if expansions.is_empty() {
                 break;
             }
@@ -145,7 +177,7 @@ fn a_search_that_is_cut_returns_the_best_that_it_completed() {
         // every pushed completion, without pruning
         let mut complete: Vec<f64> = Vec::new();
         loop {
-            let expansions = search.next_expansions(width);
+            let expansions = search.next_expansions(width).nodes;
             if expansions.is_empty() {
                 break;
             }
@@ -184,7 +216,7 @@ fn completions_of_bytes_are_whole_characters() {
     // the lead byte of \u{e9} is likely, and then its second byte, a letter and another lead byte
     let likely = |bytes: &[u8]| (0..256).map(|id| if bytes.contains(&(id as u8)) { 9.0 } else { 0.0 }).collect();
     loop {
-        let expansions = search.next_expansions(1);
+        let expansions = search.next_expansions(1).nodes;
         if expansions.is_empty() {
             break;
         }

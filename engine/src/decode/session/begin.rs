@@ -6,7 +6,7 @@ use crate::{
         codec::{self, Code},
         contract::{Card, Exactness},
         generation::{ControlSymbols, Generator},
-        next_symbol::NextSymbol,
+        next_symbol::{DistributionsSoFar, Lookahead, NextSymbol},
         options::{Generate, Score},
         prompt::{Prompt, PromptOutput},
         resumed::ResumedSymbols,
@@ -54,7 +54,7 @@ impl Session {
         Self::new(prompt, None, boundaries, card, max_symbols)
     }
 
-    /// Creates a session that computes the distribution after a text. Fails as [`NextSymbol::validate`] does.
+    /// Creates a session that computes the distributions after a text. Fails as [`NextSymbol::validate`] does.
     pub fn next_symbol(request: NextSymbol, card: &Card) -> Result<Self> {
         request.validate(card)?;
         let output = PromptOutput {
@@ -64,9 +64,12 @@ impl Session {
             last_logits: true,
         };
         let prompt = Prompt::new(request.symbols, None, output);
-        let max_symbols = prompt.longest();
+        let room = card.max_symbols.saturating_sub(prompt.longest());
+        let max_symbols = request.lookahead.max_symbols.min(room);
+        let lookahead = Lookahead { max_symbols, ..request.lookahead };
+        let max_symbols = prompt.longest() + max_symbols;
         let session = Self::new(prompt, None, request.boundaries, card, max_symbols)?;
-        Ok(Self { wants_distribution: true, ..session })
+        Ok(Self { distributions: Some(DistributionsSoFar::new(lookahead)), ..session })
     }
 
     /// Creates a session that compresses or decompresses a block. Fails as [`Code::validate`] does, and for damaged data.

@@ -101,9 +101,9 @@ impl Session {
         self.sample(row, later)
     }
 
-    /// Samples the next symbol after the fed one that `later` others follow, or finishes a scored text.
+    /// Samples the symbol after the fed one that `later` others follow. Or keeps the distribution there, or finishes a scored text.
     pub(super) fn sample(&mut self, row: &SequenceRow, later: usize) -> Result<SessionProgress> {
-        if self.generation.is_none() && !self.wants_distribution {
+        if self.generation.is_none() && self.distributions.is_none() {
             return Ok(SessionProgress::Finished(FinishReason::End));
         }
         let end = row.logits.len().checked_sub(later * self.vocabulary);
@@ -111,10 +111,15 @@ impl Session {
         let Some(logits) = bounds.and_then(|bounds| row.logits.get(bounds)) else {
             return Err(Error::Internal("cannot sample a symbol: the step computed no logits".into()));
         };
-        let Some(generation) = &mut self.generation else {
-            self.distribution = Some(Distribution { logits: logits.to_vec(), boundary: row.decisions.last().copied() });
-            return Ok(SessionProgress::Finished(FinishReason::End));
-        };
+        if let Some(distributions) = &mut self.distributions {
+            let boundary = row.decisions.last().copied();
+            let Some(next) = distributions.push(Distribution { logits: logits.to_vec(), boundary })? else {
+                return Ok(SessionProgress::Finished(FinishReason::End));
+            };
+            self.prompt.append(next);
+            return Ok(SessionProgress::Prefilling);
+        }
+        let Some(generation) = &mut self.generation else { return Ok(SessionProgress::Finished(FinishReason::End)) };
         let position = row.state.len() - later;
         if generation.resumes_at_once() {
             self.prompt.symbols.extend(generation.take_resumed(position));

@@ -1,6 +1,7 @@
 //! The running requests, their rows, and one step of them.
 //!
-//! Hot path: a step of texts logs nothing, and allocates only its events and the cache entry of a complete prompt.
+//! Hot path: a step of texts logs nothing, and allocates only its events and the cache entries of complete prompts and of requests
+//! that look ahead.
 //!
 //! The [`scheduler`](super::scheduler) decides which rows a step feeds and which documents it encodes.
 //! [`select_segment_rows`](Batch::select_segment_rows) decides which waiting rows its segment step takes, by the rule of

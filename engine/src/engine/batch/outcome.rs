@@ -68,6 +68,9 @@ impl Batch {
         observer.middle(middle.run, middle.skipped);
         match progress? {
             SessionProgress::Finished(reason) => request.outcome = Some(Ok(reason)),
+            SessionProgress::Prefilling if text.session.looks_ahead() => {
+                text.cache_open_state(segment_cache, &*row.state)
+            }
             SessionProgress::Prefilling => {}
             // a complete prompt is cached at once: the next request may share it
             SessionProgress::Decoding if prefilling => text.cache_state(segment_cache, &*row.state),

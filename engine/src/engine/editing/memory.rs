@@ -1,6 +1,9 @@
 //! The memory of a session and of its requests.
 
-use super::{EditSession, MAX_WIDTH};
+use super::{
+    EditSession,
+    completion_task::{AHEAD_BYTES, MAX_WIDTH},
+};
 use crate::decode::encoded_text::EncodedText;
 use std::ops::Range;
 
@@ -27,11 +30,11 @@ impl EditSession {
         EncodedText::bytes_for(bytes, self.engine.card())
     }
 
-    /// Returns the bytes that the completions at byte `cursor` hold while they run: the text's symbols, and the last ones in each
-    /// row.
+    /// Returns the bytes that the completions at byte `cursor` hold while they run: the text's symbols, the last ones in each row,
+    /// and the distributions that were computed ahead.
     pub fn completion_bytes(&self, cursor: usize) -> usize {
         let row = EncodedText::copied_bytes(cursor, self.engine.card());
-        self.symbol_bytes(cursor).saturating_add(MAX_WIDTH * row)
+        self.symbol_bytes(cursor).saturating_add(MAX_WIDTH * row + AHEAD_BYTES)
     }
 
     /// Returns the bytes that the scores of a range hold while they run: the text's symbols, and the answer.

@@ -7,7 +7,7 @@
 use crate::{
     decode::{
         codec::Coded,
-        next_symbol::Distribution,
+        next_symbol::NextDistributions,
         options::EmittedSymbol,
         summary::{DocumentProgress, EncodedDocument, PoolingUpdate},
     },
@@ -111,9 +111,9 @@ impl EventSender {
         self.send_reserved(Event::Coded(coded));
     }
 
-    /// Sends the distribution of a request that emits no characters.
-    pub(crate) fn send_next(&mut self, distribution: Distribution) {
-        self.send_reserved(Event::Next(distribution));
+    /// Sends the distributions of a request that emits no characters.
+    pub(crate) fn send_next(&mut self, distributions: NextDistributions) {
+        self.send_reserved(Event::Next(distributions));
     }
 
     fn send_reserved(&mut self, event: Event) {

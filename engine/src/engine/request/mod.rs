@@ -298,8 +298,8 @@ impl Request {
             if let Some(coded) = text.session.take_coded() {
                 self.event_sender.send_coded(coded);
             }
-            if let Some(distribution) = text.session.take_distribution() {
-                self.event_sender.send_next(distribution);
+            if let (Some(Ok(_)), Some(distributions)) = (&self.outcome, text.session.take_distributions()) {
+                self.event_sender.send_next(distributions);
             }
         }
         let usage = self.usage();

@@ -51,6 +51,13 @@ impl TextRequest {
         cache.keep(self.cache_key.as_ref(), &self.session, state);
     }
 
+    /// Caches the state of a request that looks ahead, for other continuations of its text.
+    pub(crate) fn cache_open_state(&self, cache: &SegmentCacheHandle, state: &dyn State) {
+        if self.cache_key.is_some() {
+            cache.keep_open(self.cache_key.as_ref(), &self.session, state.fork());
+        }
+    }
+
     /// Caches the state of an ended request. The state after a text whose distribution was wanted serves its continuations, too.
     pub(crate) fn cache_last_state(&self, cache: &SegmentCacheHandle, state: Box<dyn State>) {
         if self.session.wants_distribution() && state.len() == self.session.text_symbols() {

@@ -62,7 +62,7 @@ fn a_step_that_the_queue_cannot_hold_is_accounted_for() {
 
 /// Requests whose clients read nothing stay, and take part in the width of a search.
 #[test]
-fn a_search_next_to_other_requests_is_narrow_and_finds_the_same() {
+fn a_search_next_to_other_requests_finds_the_same() {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let model = fixture_in("whitespaces", Dtype::F32);
     let text = "abc de ".repeat(12);
@@ -70,8 +70,6 @@ fn a_search_next_to_other_requests_is_narrow_and_finds_the_same() {
     let busy = engine(&model);
     let others: Vec<_> =
         (0..8).map(|_| busy.submit(Job::Generate(generate(&[1, 0, 2], 2000)), None).unwrap()).collect();
-    let mut narrow = 0;
-    let mut wide = 0;
     for count in 1..=4 {
         for max_chars in 2..=4 {
             let rules = CompletionRules { count, end: CompletionEnd::Length, max_chars };
@@ -81,12 +79,9 @@ fn a_search_next_to_other_requests_is_narrow_and_finds_the_same() {
             };
             let alone = search(&idle);
             let shared = search(&busy);
-            assert_eq!((&shared.items, shared.is_cut), (&alone.items, alone.is_cut), "{rules:?}");
-            wide += alone.distributions;
-            narrow += shared.distributions;
+            assert_eq!((&shared.items, shared.expansions), (&alone.items, alone.expansions), "{rules:?}");
         }
     }
-    assert!(narrow < wide, "{narrow} distributions, {wide} alone");
     drop(others);
 }
 

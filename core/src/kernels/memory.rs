@@ -212,9 +212,9 @@ impl Arena {
         Self { size: size.max(1).next_multiple_of(HUGE), open: Mutex::new(None), next: None }
     }
 
-    /// Creates an arena like [`new`](Self::new). Once more than a quarter of its first block is allocated, it populates the rest of
-    /// that block. From then on it has the next block prepared on another thread. So callers seldom wait for the system, and the
-    /// arena holds up to one block without regions.
+    /// Creates an arena like [`new`](Self::new) that has its next block prepared on another thread. It begins once more than a quarter
+    /// of the first block is allocated, and populates the rest of any block that was not prepared. So callers seldom wait for the
+    /// system, and the arena holds up to one block without regions.
     pub fn with_next_block(size: usize) -> Self {
         Self { next: Some(NextBlock::default()), ..Self::new(size) }
     }

@@ -3,8 +3,8 @@
 //! Sequences share pages: a fork clones references, and writing to a shared page first replaces it with a copy. The pool
 //! counts pages in use. Released pages are kept for reuse, so that steady decoding allocates nothing. The limit includes
 //! pages in use and kept ones. At the limit, the pool frees kept pages of other sizes, and memory blocks without pages
-//! return to the system. Memory is mapped in blocks. For each page size, at most one block is mapped and not yet used; a pool with a
-//! large limit prepares another one in advance.
+//! return to the system. Memory is mapped in blocks. For each page size, one block is partly used. A pool with a limit of at least
+//! 64 MiB also holds a next block, without pages.
 
 use super::memory::{Arena, Region};
 use crate::{

@@ -156,6 +156,7 @@ impl CompletionTask {
     /// Returns the requests for the next distributions, after the search has taken those that are known.
     fn next_jobs(&mut self) -> Result<Vec<NextJob>> {
         loop {
+            // alone in its round, the first request does not look ahead
             let width = if self.search.expansions() == 0 { 1 } else { search_width(self.engine.requests()) };
             let Expansions { nodes, floor } = self.search.next_expansions(width);
             let mut unknown = Vec::with_capacity(nodes.len());

@@ -65,9 +65,9 @@ impl Session {
         };
         let prompt = Prompt::new(request.symbols, None, output);
         let room = card.max_symbols.saturating_sub(prompt.longest());
-        let max_symbols = request.lookahead.max_symbols.min(room);
-        let lookahead = Lookahead { max_symbols, ..request.lookahead };
-        let max_symbols = prompt.longest() + max_symbols;
+        let ahead = request.lookahead.max_symbols.min(room);
+        let lookahead = Lookahead { max_symbols: ahead, ..request.lookahead };
+        let max_symbols = prompt.longest() + ahead;
         let session = Self::new(prompt, None, request.boundaries, card, max_symbols)?;
         Ok(Self { distributions: Some(DistributionsSoFar::new(lookahead)), ..session })
     }

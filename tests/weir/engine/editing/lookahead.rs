@@ -8,7 +8,7 @@ use crate::{
 use std::{slice, sync::Arc};
 use weir::{
     decode::{
-        contract::{BoundaryOptions, Model, SequenceRow},
+        contract::{BoundaryOptions, Model, SequenceRow, advance},
         next_symbol::{Distribution, Lookahead, NextDistributions, NextSymbol},
         session::{Session, SessionProgress},
     },
@@ -113,10 +113,7 @@ fn a_request_that_loses_its_row_has_the_same_distributions() {
             let mut scratch = model.scratch();
             for steps in 1.. {
                 session.feed(&mut row, 4);
-                let rows = slice::from_mut(&mut row);
-                model.symbol_step(rows, &[0], &mut scratch).unwrap();
-                model.segment_step(rows, &[0], &mut scratch).unwrap();
-                model.finish_step(rows, &[0], &mut scratch).unwrap();
+                advance(&*model, slice::from_mut(&mut row), &[0], &mut scratch).unwrap();
                 if matches!(session.absorb(&mut row).unwrap(), SessionProgress::Finished(_)) {
                     let prompt = session.usage().prompt_chars;
                     return (session.take_distributions().unwrap(), prompt, steps);

@@ -16,7 +16,7 @@ use crate::{
     decode::{
         boundary_wait,
         contract::{BoundaryOptions, Card, Model, Scratch, SequenceRow, State, StepStatus, Want},
-        speculation::{DraftBudget, Speculation, drafter::Drafter, guess_rates::GuessRates, step_cost::StepCost},
+        speculation::{DraftBudget, Speculation, drafter::Drafter, guess_rates::GuessRates, step_times::StepTimes},
         text_window::TextView,
     },
     error::{Error, Result},
@@ -136,7 +136,7 @@ struct SpeculateBench<'a> {
     /// The rows' states after their context.
     contexts: Vec<Box<dyn State>>,
     scratch: Scratch,
-    step_cost: StepCost,
+    step_times: StepTimes,
 }
 
 /// Runs the plan in turns without drafts and with them. Fails if the plan exceeds a limit of the model, or if a step fails.
@@ -181,12 +181,12 @@ impl<'a> SpeculateBench<'a> {
             feed_context(model, &mut row, &text[..plan.context], &mut scratch)?;
             contexts.push(row.state);
         }
-        Ok(Self { model, plan, texts, contexts, scratch, step_cost: StepCost::default() })
+        Ok(Self { model, plan, texts, contexts, scratch, step_times: StepTimes::default() })
     }
 
     /// Feeds all rows their texts.
     fn run(&mut self, speculation: Speculation) -> Result<SpeculateRun> {
-        let Self { model, plan, texts, contexts, scratch, step_cost } = self;
+        let Self { model, plan, texts, contexts, scratch, step_times } = self;
         let mut rows: Vec<SequenceRow> = contexts.iter().map(|state| SequenceRow::new(state.fork())).collect();
         let all: Vec<usize> = (0..rows.len()).collect();
         let card = model.card();
@@ -210,7 +210,7 @@ impl<'a> SpeculateBench<'a> {
             if fed.is_empty() && rows.iter().all(|row| row.status == StepStatus::Ready) {
                 break;
             }
-            run.drafted += feed(&mut rows, &mut drafting, &fed, step_cost.fixed(), &mut guess_rates);
+            run.drafted += feed(&mut rows, &mut drafting, &fed, step_times.fixed(), &mut guess_rates);
             let symbols = fed.iter().map(|&index| rows[index].feed.len()).sum();
             let began = Instant::now();
             boundary_wait::count_step(&mut rows);
@@ -229,8 +229,8 @@ impl<'a> SpeculateBench<'a> {
             let began = Instant::now();
             model.finish_step(&mut rows, &all, scratch)?;
             if !fed.is_empty() {
-                step_cost.record_symbol_step(symbols, symbol_step_took);
-                step_cost.record_finish_step(finished, began.elapsed());
+                step_times.record_symbol_step(symbols, symbol_step_took);
+                step_times.record_finish_step(finished, began.elapsed());
                 run.steps += 1;
             }
             for (row, drafting) in rows.iter_mut().zip(&mut drafting) {

@@ -12,7 +12,7 @@
 pub mod drafter;
 pub mod guess_rates;
 pub mod ngrams;
-pub mod step_cost;
+pub mod step_times;
 mod suffix_matcher;
 
 use std::fmt::{self, Display, Formatter};
@@ -65,16 +65,16 @@ impl Display for Speculation {
     }
 }
 
-/// The room that a step has for drafted symbols, and the costs that tell whether one pays.
+/// The room that a step has for drafted symbols, and the times that decide whether a draft pays.
 ///
-/// A step costs a fixed part, which is `fixed` times the cost of a symbol, and the cost of its symbols. Without drafts it yields
-/// one symbol for each row that decodes. A drafted symbol yields one more if it is accepted. The yield per cost rises exactly
-/// if the probability of that, relative to the cost of one symbol, exceeds the yield per cost so far.
+/// A step takes a fixed time plus the time of its symbols. Without drafts it yields one symbol for each row that decodes. A drafted
+/// symbol yields one more if it is accepted. It raises the yield per unit of time exactly if the probability of that, divided by the
+/// time of a symbol, exceeds the yield so far.
 #[derive(Debug, Clone, Copy)]
 pub struct DraftBudget {
     /// Symbols that the step has room for.
     pub free: usize,
-    /// The fixed cost of a step, in symbols.
+    /// The fixed time of a step, in multiples of a symbol's time.
     pub fixed: f64,
     /// Symbols that the step feeds.
     pub symbols: usize,
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_symbol_pays_if_it_raises_the_yield_per_cost() {
+    fn a_symbol_pays_if_it_raises_the_yield_per_unit_of_time() {
         for fixed in [0.0, 0.5, 4.0, 20.0] {
             for rows in 1..20 {
                 for tenth in 0..=10 {

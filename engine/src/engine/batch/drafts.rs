@@ -14,7 +14,7 @@ impl Batch {
     /// Adds drafts to the planned feeds of rows that decode, as far as they pay and the step has room. The limits of prompts next to
     /// other rows are limits of drafts, too.
     pub(in crate::engine) fn plan_drafts(&mut self, limits: PromptLimits) {
-        let Self { requests, statuses, feeds, inner, step_cost, guess_rates, .. } = self;
+        let Self { requests, statuses, feeds, inner, step_times, guess_rates, .. } = self;
         let decoding = |request: usize| match statuses.get(request).map(|status| status.activity) {
             Some(RowActivity::Decoding(rows)) => rows,
             _ => 0,
@@ -25,7 +25,7 @@ impl Batch {
         let limit = if searches { limits.searching.min(limits.decoding) } else { limits.decoding };
         let mut budget = DraftBudget {
             free: inner.limits.chunk.min(limit).saturating_sub(symbols),
-            fixed: step_cost.fixed(),
+            fixed: step_times.fixed(),
             symbols,
             expected: rows as f64,
             feeds_prompts: symbols > rows,

@@ -25,7 +25,7 @@ use crate::{
     decode::{
         boundary_wait,
         contract::{Scratch, SequenceRow, State, StepStatus},
-        speculation::{guess_rates::GuessRates, step_cost::StepCost},
+        speculation::{guess_rates::GuessRates, step_times::StepTimes},
     },
     error::{Error, Result},
 };
@@ -58,7 +58,7 @@ pub(super) struct Batch {
     pub(super) latest_step: Option<LatestStep>,
     unpooled_estimate: UnpooledEstimate,
     /// Measured over all requests, until the worker restarts.
-    step_cost: StepCost,
+    step_times: StepTimes,
     /// Shared by all requests, until the worker restarts, so that a new one need not learn which guesses are wrong.
     guess_rates: GuessRates,
     /// Totals, without the current load. Published after each step.
@@ -86,7 +86,7 @@ impl Batch {
             unfinished: Vec::new(),
             latest_step: None,
             unpooled_estimate: UnpooledEstimate::default(),
-            step_cost: StepCost::default(),
+            step_times: StepTimes::default(),
             guess_rates: GuessRates::default(),
             counters: Counters::default(),
         }
@@ -237,8 +237,8 @@ impl Batch {
         let finish_step_took = clock::since(finish_step_began);
         if self.only_decodes() {
             let finished = self.unfinished.iter().map(|&row| self.row_table.rows[row].positions()).sum();
-            self.step_cost.record_symbol_step(fed, symbol_step_took);
-            self.step_cost.record_finish_step(finished, finish_step_took);
+            self.step_times.record_symbol_step(fed, symbol_step_took);
+            self.step_times.record_finish_step(finished, finish_step_took);
         }
         let calibration = self.inner.calibration.get();
         self.unpooled_estimate.charge(calibration.as_ref(), &mut self.requests, &self.row_table, &self.fed, began);

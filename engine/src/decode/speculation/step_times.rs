@@ -1,8 +1,8 @@
-//! Measures how the cost of a step depends on the number of its symbols.
+//! Measures how the time of a step depends on the number of its symbols.
 
 use std::time::Duration;
 
-/// Assumed fixed cost of a step in symbols, before steps of different sizes were measured.
+/// Assumed fixed time of a step in symbols, before steps of different sizes were measured.
 const ASSUMED_FIXED: f64 = 4.0;
 const MAX_FIXED: f64 = 64.0;
 /// Part of its weight that a measurement keeps with each later one.
@@ -12,16 +12,16 @@ const ASSUMED_VARIANCE: f64 = 0.02;
 /// Steps that took this many times the mean, for as many symbols, are not measurements: something else ran.
 const OUTLIER: f64 = 4.0;
 
-/// The cost of a step and how it grows with the step's symbols. Symbol steps and finish steps are measured separately, because a row
-/// that waited at a boundary is finished in a later step than the one that fed it. Segment steps are not part of the cost, because
+/// The time of a step and how it grows with the step's symbols. Symbol steps and finish steps are measured separately, because a row
+/// that waited at a boundary is finished in a later step than the one that fed it. Segment steps are not measured, because
 /// drafts do not change their number.
 #[derive(Debug, Default)]
-pub struct StepCost {
-    symbol_steps: CostLine,
-    finish_steps: CostLine,
+pub struct StepTimes {
+    symbol_steps: TimeFit,
+    finish_steps: TimeFit,
 }
 
-impl StepCost {
+impl StepTimes {
     /// Records the symbol step of an engine step that feeds no prompt, and the number of symbols that it fed.
     pub fn record_symbol_step(&mut self, symbols: usize, took: Duration) {
         self.symbol_steps.record(symbols, took);
@@ -32,7 +32,7 @@ impl StepCost {
         self.finish_steps.record(symbols, took);
     }
 
-    /// The fixed cost of a step relative to the cost of a symbol. While steps hardly differ in their symbols, it is close to
+    /// The fixed time of a step relative to the time of a symbol. While steps hardly differ in their symbols, it is close to
     /// `ASSUMED_FIXED`, so that drafts are tried again from time to time.
     pub fn fixed(&self) -> f64 {
         if self.symbol_steps.nanoseconds + self.finish_steps.nanoseconds <= 0.0 {
@@ -51,7 +51,7 @@ impl StepCost {
 
 /// Least squares over the latest measurements.
 #[derive(Debug, Default)]
-struct CostLine {
+struct TimeFit {
     weight: f64,
     /// Means, and mean products.
     symbols: f64,
@@ -67,7 +67,7 @@ struct Line {
     slope: f64,
 }
 
-impl CostLine {
+impl TimeFit {
     fn record(&mut self, symbols: usize, took: Duration) {
         if symbols == 0 {
             return;
@@ -103,21 +103,21 @@ mod tests {
     use super::*;
 
     fn measured(fixed: u64, steps: &[usize]) -> f64 {
-        let mut cost = StepCost::default();
+        let mut times = StepTimes::default();
         for &symbols in steps {
-            cost.record_symbol_step(symbols, Duration::from_nanos(1000 * (fixed + symbols as u64)));
+            times.record_symbol_step(symbols, Duration::from_nanos(1000 * (fixed + symbols as u64)));
         }
-        cost.fixed()
+        times.fixed()
     }
 
     #[test]
-    fn the_fixed_cost_is_found() {
+    fn the_fixed_time_is_found() {
         let steps: Vec<usize> = (0..400).map(|step| 1 + step % 5).collect();
         for fixed in [0, 1, 3, 10, 30] {
             let found = measured(fixed, &steps);
             assert!((found - fixed as f64).abs() < 0.3 + fixed as f64 * 0.1, "{fixed}: {found}");
         }
-        assert_eq!(StepCost::default().fixed(), ASSUMED_FIXED);
+        assert_eq!(StepTimes::default().fixed(), ASSUMED_FIXED);
     }
 
     #[test]
@@ -136,24 +136,24 @@ mod tests {
 
     /// Two rows of which one waits in every other step: steps with fewer fed symbols finish more of them.
     #[test]
-    fn rows_that_waited_do_not_hide_the_cost_of_a_symbol() {
-        let mut cost = StepCost::default();
+    fn rows_that_waited_do_not_hide_the_time_of_a_symbol() {
+        let mut times = StepTimes::default();
         for step in 0..400 {
             let fed = 1 + step % 2;
-            cost.record_symbol_step(fed, Duration::from_micros(10 + 5 * fed as u64));
+            times.record_symbol_step(fed, Duration::from_micros(10 + 5 * fed as u64));
             let finished = 3 - fed;
-            cost.record_finish_step(finished, Duration::from_micros(5 + 5 * finished as u64));
+            times.record_finish_step(finished, Duration::from_micros(5 + 5 * finished as u64));
         }
-        let found = cost.fixed();
+        let found = times.fixed();
         assert!((found - 1.5).abs() < 0.3, "{found}");
     }
 
     #[test]
     fn an_interruption_is_no_measurement() {
-        let mut cost = StepCost::default();
-        (0..100).for_each(|step| cost.record_symbol_step(1 + step % 3, Duration::from_micros(10 + step as u64 % 3)));
-        let before = cost.fixed();
-        cost.record_symbol_step(5, Duration::from_secs(1));
-        assert!((cost.fixed() - before).abs() < 1e-6, "{before} {}", cost.fixed());
+        let mut times = StepTimes::default();
+        (0..100).for_each(|step| times.record_symbol_step(1 + step % 3, Duration::from_micros(10 + step as u64 % 3)));
+        let before = times.fixed();
+        times.record_symbol_step(5, Duration::from_secs(1));
+        assert!((times.fixed() - before).abs() < 1e-6, "{before} {}", times.fixed());
     }
 }

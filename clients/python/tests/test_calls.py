@@ -67,6 +67,14 @@ def test_options_reach_the_server(weir: Client) -> None:
     assert segments.reason is FinishReason.MAX_SEGMENTS
 
 
+def test_a_number_of_guesses_is_a_number_or_a_text(weir: Client) -> None:
+    expected = weir.generate(PROMPT, max_chars=8, seed=1, speculate="off").text
+    assert weir.generate(PROMPT, max_chars=8, seed=1, speculate=4).text == expected
+    for wrong in (17, "seventeen"):
+        with pytest.raises(WeirError, match="speculate: expected"):
+            weir.generate(PROMPT, speculate=wrong)
+
+
 def test_invalid_options(weir: Client) -> None:
     with pytest.raises(TypeError, match="unknown option 'max_tokens'; available: boundaries, boundary_mode"):
         weir.generate(PROMPT, max_tokens=3)  # type: ignore[call-arg]

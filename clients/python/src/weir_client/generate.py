@@ -64,8 +64,8 @@ class GenerateOptions(CallOptions, total=False):
     boundary_mode: Optional[str]
     #: -8 to 7; 0 by default.
     priority: Optional[int]
-    #: "auto", "off" or a number as text, such as "4": how the server guesses characters. The text does not depend on it.
-    speculate: Optional[str]
+    #: "auto", "off" or a number from 1 to 16: how the server guesses characters. The text does not depend on it.
+    speculate: Union[str, int, None]
     #: The prompt as ids of the vocabulary. The prompt's text must then be empty.
     prompt_ids: Optional[Sequence[int]]
     #: Continue a stream that breaks, as if it had not: with a new call that has the same seed and the text so far.
@@ -274,5 +274,7 @@ def _request(prompt: str, options: GenerateOptions) -> pb.GenerateRequest:
     fill_biases(request, fields.pop("logit_bias", None))
     if isinstance(fields.get("stop"), str):
         fields["stop"] = [fields["stop"]]
+    if type(fields.get("speculate")) is int:
+        fields["speculate"] = str(fields["speculate"])
     fill(request, fields, _SUBMESSAGES)
     return request

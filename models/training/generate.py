@@ -20,9 +20,15 @@ def continuation(model, config, prompt, count, choose, ignore_eos=False):
         picks, _ = segments.write(model, ids, count, choose, ignore_eos)
         marks = (model.marks["segment_end"], model.marks["end"])
         return prompt + data.decode([pick for pick in picks if pick not in marks], vocabulary)
-    written = []
+    written, end = [], vocabulary.get("end")
     for _ in range(count):
-        written.append(choose(model(torch.tensor([(ids + written)[-limit:]]))[0, -1]))
+        logits = model(torch.tensor([(ids + written)[-limit:]]))[0, -1]
+        if ignore_eos and end is not None:
+            logits[end] = -torch.inf
+        symbol = choose(logits)
+        if symbol == end:
+            break
+        written.append(symbol)
     return prompt + data.decode(written, vocabulary)
 
 
@@ -46,7 +52,7 @@ def main():
     parser.add_argument("--characters", type=int, default=200, help="number of characters, or of bytes for models over bytes")
     parser.add_argument("--temperature", type=float, default=0.8)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--ignore-eos", action="store_true", help="continue after the end mark of a latent segment model")
+    parser.add_argument("--ignore-eos", action="store_true", help="never generate the mark or byte that ends a text")
     arguments = parser.parse_args()
     model, config = checkpoint.load(arguments.model)
     if config["family"] == "pyramidion":

@@ -178,6 +178,9 @@ impl Contents {
             vocabulary["start"] = json!(marks.start);
             vocabulary["end"] = json!(marks.end);
         }
+        if let Some(end) = self.vocabulary.end_byte() {
+            vocabulary["end"] = json!(end);
+        }
         if let Some(TokenMarks { start, ends }) = self.vocabulary.token_marks() {
             vocabulary["start"] = json!(start);
             vocabulary["ends"] = json!(ends);
@@ -255,6 +258,7 @@ impl Contents {
             None if self.vocabulary.is_subword() => format!("{count} ids, without a tokenizer"),
             None if self.vocabulary.specials().is_some() => format!("{count} bytes and marks"),
             None if self.vocabulary.is_sparse() => format!("{count} ids, 256 of them bytes"),
+            None if self.vocabulary.end_byte().is_some() => format!("{count} bytes, one of which ends a text"),
             None => format!("{count} bytes"),
             Some(_) => {
                 let shown = self.vocabulary.text_ids().take(SHOWN).collect::<Vec<_>>();

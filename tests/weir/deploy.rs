@@ -182,7 +182,7 @@ impl Site {
 /// Generates a text and returns its outcome.
 async fn ask(channel: Channel, seed: u64, chars: u32) -> Outcome {
     let sampling = Some(Sampling { seed: Some(seed), ..Default::default() });
-    let stopping = Some(Stopping { max_chars: Some(chars), ..Default::default() });
+    let stopping = Some(Stopping { max_chars: Some(chars), ignore_eos: Some(true), ..Default::default() });
     let request =
         GenerateRequest { prompt: "the history of the city".into(), sampling, stopping, ..Default::default() };
     let mut outcome = Outcome { seed, text: String::new(), failure: None };

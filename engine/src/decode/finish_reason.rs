@@ -11,7 +11,7 @@ pub enum FinishReason {
     Stop(usize),
     /// The sequence reached the model's maximum length.
     MaxContext,
-    /// The model ended the text: the last emitted symbol is its end mark.
+    /// The model ended the text: the last emitted symbol is its end mark or end byte.
     EndOfText,
     /// The scored text ended.
     End,

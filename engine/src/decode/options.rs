@@ -23,8 +23,8 @@ pub struct Generate {
     pub details: Details,
     /// How boundaries are decided.
     pub boundaries: BoundaryOptions,
-    /// Symbols that an earlier run of the same request has emitted after the prompt, its end mark included. They count as generated
-    /// and are not emitted again; the prompt is not echoed. Empty for a request that starts from its prompt.
+    /// Symbols that an earlier run of the same request has emitted after the prompt, its end mark or end byte included. They count as
+    /// generated and are not emitted again; the prompt is not echoed. Empty for a request that starts from its prompt.
     pub resumed: Vec<u32>,
     /// Speculation of this generation. Without a value it is the engine's setting.
     pub speculation: Option<Speculation>,
@@ -118,7 +118,7 @@ pub struct Stopping {
     pub stop: Vec<Vec<u32>>,
     /// True if the stop string is part of the answer.
     pub include_stop: bool,
-    /// True if the model must not end the text with its end mark.
+    /// True if the model must not end the text with its end mark or end byte.
     pub ignore_end: bool,
 }
 
@@ -197,7 +197,8 @@ pub struct EmittedSymbol {
     pub decision: Option<SymbolBoundary>,
     /// The most probable symbols at its position, best first, with their log-probabilities.
     pub top: Vec<(u32, f32)>,
-    /// Bytes of its text that belong to the answer, if a stop string begins or ends inside a token. No symbol follows then.
+    /// Bytes of its text that belong to the answer, if not all do: a stop string begins or ends inside a token, or the symbol is the
+    /// end byte, of which none do. No symbol follows then.
     pub cut: Option<usize>,
 }
 
@@ -223,7 +224,7 @@ impl Generate {
         bounded("details.top_logprobs", self.details.top_logprobs, OptionLimits::TOP_LOGPROBS)
     }
 
-    /// Returns the resumed text, and true if the model's end mark follows it.
+    /// Returns the resumed text, and true if the model's end mark or end byte follows it.
     pub(super) fn resumed_text(&self, card: &Card) -> (&[u32], bool) {
         match self.resumed.split_last() {
             Some((last, text)) if card.vocabulary.ends_text(*last) => (text, true),

@@ -11,14 +11,14 @@ use std::collections::VecDeque;
 #[derive(Debug, Clone, Default)]
 pub(super) struct ResumedSymbols {
     symbols: VecDeque<u32>,
-    /// True if the model's end mark follows them.
+    /// True if the model's end mark or end byte follows them.
     ends_text: bool,
     /// Number of symbols that were taken.
     taken: usize,
 }
 
 impl ResumedSymbols {
-    /// Creates the resumed text; `ends_text` is true if the model's end mark follows the symbols.
+    /// Creates the resumed text; `ends_text` is true if the model's end mark or end byte follows the symbols.
     pub(super) fn new(symbols: &[u32], ends_text: bool) -> Self {
         Self { symbols: symbols.iter().copied().collect(), ends_text, taken: 0 }
     }
@@ -40,7 +40,7 @@ impl ResumedSymbols {
         self.symbols.len()
     }
 
-    /// True if all symbols were taken, and the end mark follows.
+    /// True if all symbols were taken, and the end mark or end byte follows.
     pub(super) fn has_ended(&self) -> bool {
         self.ends_text && self.symbols.is_empty()
     }

@@ -69,8 +69,13 @@ impl StreamDetokenizer {
         &self.piece
     }
 
-    /// Decodes the next symbol as [`push`](Self::push) does. With `cut`, the text ends after that many bytes of the symbol's text.
+    /// Decodes the next symbol as [`push`](Self::push) does. With `cut`, the text ends after that many bytes of the symbol's text. For
+    /// an end byte `cut` is 0.
     pub fn push_symbol(&mut self, id: u32, cut: Option<usize>) -> &str {
+        if cut == Some(0) && self.vocabulary.is_bytes() {
+            // the text ends before the symbol, so a code point that is unfinished here stays unfinished
+            return self.finish();
+        }
         self.push(id);
         if let Some(cut) = cut {
             let end = (0..=cut.min(self.piece.len())).rev().find(|&end| self.piece.is_char_boundary(end));
@@ -155,6 +160,15 @@ mod tests {
 
     fn bytes() -> StreamDetokenizer {
         StreamDetokenizer::new(Arc::new(Vocabulary::byte_level(TextNormaliser::None)))
+    }
+
+    #[test]
+    fn an_end_byte_ends_the_code_point_before_it() {
+        let vocabulary = Arc::new(Vocabulary::byte_level_with_end(3, TextNormaliser::None).unwrap());
+        let mut stream = StreamDetokenizer::new(vocabulary);
+        assert_eq!([stream.push(3).to_owned(), stream.push(0xc3).to_owned()], ["\u{3}", ""]);
+        assert_eq!(stream.push_symbol(3, Some(0)), "\u{fffd}");
+        assert_eq!((stream.push_symbol(3, Some(0)).to_owned(), stream.finish()), (String::new(), ""));
     }
 
     #[test]

@@ -31,7 +31,7 @@ pub struct Args {
     /// Stop before this string. The flag can be repeated.
     #[arg(long, value_name = "TEXT", env = "WEIR_STOP")]
     pub(super) stop: Vec<String>,
-    /// Do not let the model end the text, if it has an end-of-text symbol.
+    /// Do not let the model end the text, if it has an end-of-text symbol or an end byte.
     #[arg(long, env = "WEIR_IGNORE_EOS", value_parser = clap::builder::BoolishValueParser::new())]
     pub(super) ignore_eos: bool,
     /// Sampling temperature; 0 selects the most probable symbol each time. Default: the checkpoint's, else 1.

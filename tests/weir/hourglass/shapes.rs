@@ -120,6 +120,7 @@ fn folders() -> &'static [(String, PathBuf)] {
         let blocks_22 = blocks(22);
         for (name, mut config) in [
             ("ngrams-windows", config(three_stacks(), separators(), &[blocks_22.clone(), middle(blocks(6).1)])),
+            ("ended-ngrams", config(three_stacks(), separators(), &[blocks_22.clone(), middle(blocks(6).1)])),
             ("plain-ngrams-windows", config(json!({"pre": 2}), json!({"kind": "none"}), &[blocks_22])),
         ] {
             let bytes = !name.starts_with("plain");
@@ -127,6 +128,9 @@ fn folders() -> &'static [(String, PathBuf)] {
             config["architecture"]["ngrams"] = json!({"sizes": sizes, "rows": 61});
             if bytes {
                 config["vocabulary"] = json!({"bytes": true});
+            }
+            if name.starts_with("ended") {
+                config["vocabulary"] = json!({"bytes": true, "end": 3});
             }
             folders.push((name.to_string(), write(root.path(), name, &config, 13)));
         }

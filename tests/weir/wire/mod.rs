@@ -13,6 +13,7 @@ mod connections;
 mod edit_socket;
 mod edit_socket_activity;
 mod editing;
+mod end_byte;
 mod errors;
 mod fairness;
 mod fake_model;

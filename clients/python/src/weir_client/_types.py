@@ -40,6 +40,8 @@ class Character:
     chunk_depth: int
     #: Bytes of a symbol that is not text on its own; None for every other symbol.
     raw_bytes: Optional[bytes]
+    #: True for the symbol with which the model ended its text. It has no text.
+    ends_text: bool
 
 
 @dataclass(frozen=True)

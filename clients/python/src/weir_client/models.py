@@ -31,7 +31,7 @@ class Vocabulary:
     first_byte: int
     #: True if the symbols are the pieces of a tokenizer.
     pieces: bool
-    #: Ids of symbols that are not text, by name.
+    #: Ids of special symbols, by name. An end byte without a start mark is also a character of prompts.
     marks: Mapping[str, int]
 
 

@@ -2,11 +2,12 @@
 //!
 //! Hot path: allocates nothing once its lists have grown to the number of rows.
 //!
-//! A step's budget is [`Rules::chunk`](super::Rules) symbols. Rows that decode take theirs first, but at most half of it. A
-//! prompt therefore delays running streams by at most a chunk, and many streams cannot keep prompts out. Prompts share the
-//! rest. Half of it goes to the most senior prompt, so that the oldest is always done within a bounded number of steps. All
-//! prompts take turns at slices of the other half, so that a short prompt does not wait for long ones. The requests of searches
-//! for completions have few symbols, and are fed like rows that decode. While a search runs, prompts get less, so that the
+//! A step's budget is [`Rules::chunk`](super::Rules) symbols. Rows that decode take theirs first. Prompts get what
+//! these rows leave of it, but never less than half of the budget, so a step may exceed it. A prompt therefore delays
+//! running streams by at most a chunk, and many streams cannot keep prompts out. Half of the prompts' part goes to the
+//! most senior prompt, so that the oldest is always done within a bounded number of steps. All prompts take turns at
+//! slices of the other half, so that a short prompt does not wait for long ones. The requests of searches for
+//! completions have few symbols, and are fed like rows that decode. While a search runs, prompts get less, so that the
 //! steps are short.
 //!
 //! A document is encoded in blocks, each of which may be larger than a slice or than the whole budget. Its part of the

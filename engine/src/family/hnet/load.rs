@@ -38,6 +38,14 @@ pub(crate) fn read(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
         let expected = "nothing: an H-Net has no segment marks";
         return Err(Error::checkpoint(file, "vocabulary.specials", expected, "special symbols"));
     }
+    if vocabulary.end_byte().is_some() {
+        return Err(Error::checkpoint(
+            file,
+            "vocabulary.start",
+            "the mark before a text, as there is an `end`",
+            "nothing",
+        ));
+    }
     let mut blueprint = HnetBlueprint::new(architecture, vocabulary.len(), file)?;
     blueprint.beginnings = init::beginnings(&vocabulary, blueprint.levels(), blueprint.architecture.stages[0].dim);
     Ok(Box::new(blueprint))

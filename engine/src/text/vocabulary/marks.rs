@@ -1,4 +1,4 @@
-//! Ids of a vocabulary that are no text: the marks around a text, and special symbols.
+//! Marks around a text, special symbols, and the end byte.
 
 use super::Vocabulary;
 use crate::text::{SpecialSymbols, TextMarks, TextNormaliser, VocabularyError};
@@ -11,16 +11,32 @@ impl Vocabulary {
         Ok(Self { marks: Some(marks), ..Self::byte_level(normaliser) })
     }
 
+    /// Creates a vocabulary of the 256 byte values with an end byte: a text ends when the model generates it. A text that is
+    /// encoded may contain the byte, for example between documents. Fails unless the byte is an ASCII control character other than
+    /// whitespace.
+    pub fn byte_level_with_end(end: u32, normaliser: TextNormaliser) -> Result<Self, VocabularyError> {
+        if !matches!(end, 0..=8 | 14..=31 | 127) {
+            let expected = "0 to 8, 14 to 31, or 127: a control character other than whitespace";
+            return Err(VocabularyError::new("vocabulary.end", expected, end.to_string()));
+        }
+        Ok(Self { end_byte: Some(end), ..Self::byte_level(normaliser) })
+    }
+
+    /// Returns the byte that ends a text when the model generates it, if the vocabulary has one.
+    pub fn end_byte(&self) -> Option<u32> {
+        self.end_byte
+    }
+
     /// Returns the marks around a text, if the vocabulary has any.
     pub fn marks(&self) -> Option<TextMarks> {
         self.marks
     }
 
-    /// Returns the ids that are no text, each with its name in a checkpoint.
+    /// Returns the special symbols, the marks and the end byte, each with its name in a checkpoint.
     pub fn named_ids(&self) -> Vec<(&'static str, u32)> {
         let specials = self.specials.into_iter().flat_map(SpecialSymbols::named_ids);
         let marks = self.marks.into_iter().flat_map(|marks| [("start", marks.start), ("end", marks.end)]);
-        specials.chain(marks).collect()
+        specials.chain(marks).chain(self.end_byte.map(|end| ("end", end))).collect()
     }
 
     /// Returns the spelling of a special symbol or mark in messages and listings.
@@ -60,5 +76,23 @@ mod tests {
         assert_eq!(vocabulary.named_ids(), [("start", 254), ("end", 255)]);
         assert_eq!([vocabulary.printable(254), vocabulary.printable(253)], ["<BoS>", "byte 0xfd"]);
         assert!(!vocabulary.same_symbols(&Vocabulary::byte_level(TextNormaliser::None)));
+    }
+
+    #[test]
+    fn an_end_byte_is_a_character_of_a_text() {
+        let vocabulary = Vocabulary::byte_level_with_end(3, TextNormaliser::None).unwrap();
+        let ids = vocabulary.encode("prompt", "a\u{3}b", 3).unwrap();
+        assert_eq!((&ids[..], vocabulary.decode(&ids)), (&[97, 3, 98][..], "a\u{3}b".into()));
+        assert_eq!((vocabulary.count_without_marks(&ids), vocabulary.text_ids().count()), (3, 256));
+        assert_eq!([3, 97].map(|id| vocabulary.ends_text(id)), [true, false]);
+        assert_eq!((vocabulary.end_marks(), vocabulary.named_ids()), (vec![3], vec![("end", 3)]));
+        assert!(vocabulary.same_symbols(&Vocabulary::byte_level(TextNormaliser::None)) && vocabulary.is_spelled_out());
+        for end in [0, 8, 14, 31, 127] {
+            assert!(Vocabulary::byte_level_with_end(end, TextNormaliser::None).is_ok(), "{end}");
+        }
+        for end in [9, 11, 13, 32, 97, 128, 259] {
+            let error = Vocabulary::byte_level_with_end(end, TextNormaliser::None).unwrap_err();
+            assert_eq!((error.key, error.found), ("vocabulary.end".to_owned(), end.to_string()));
+        }
     }
 }

@@ -29,6 +29,8 @@ pub struct Vocabulary {
     symbols: Symbols,
     specials: Option<SpecialSymbols>,
     marks: Option<TextMarks>,
+    /// The byte that ends a text when the model generates it. Elsewhere it is a character like any other.
+    end_byte: Option<u32>,
     normaliser: TextNormaliser,
 }
 
@@ -93,13 +95,17 @@ impl Vocabulary {
             };
             characters.push(character);
         }
-        Ok(Self { symbols: Symbols::Characters { symbols: characters, ids }, specials, marks: None, normaliser })
+        Ok(Self::of_symbols(Symbols::Characters { symbols: characters, ids }, specials, normaliser))
     }
 
     /// Creates a vocabulary of the 256 byte values of UTF-8 text.
     pub fn byte_level(normaliser: TextNormaliser) -> Self {
-        let symbols = Symbols::Bytes { first: 0, count: BYTES, sparse: false };
-        Self { symbols, specials: None, marks: None, normaliser }
+        Self::of_symbols(Symbols::Bytes { first: 0, count: BYTES, sparse: false }, None, normaliser)
+    }
+
+    /// Creates a vocabulary without marks around a text and without an end byte.
+    fn of_symbols(symbols: Symbols, specials: Option<SpecialSymbols>, normaliser: TextNormaliser) -> Self {
+        Self { symbols, specials, marks: None, end_byte: None, normaliser }
     }
 
     /// Creates a byte vocabulary whose byte 0 has id `first`. The remaining ids are special symbols. Fails if `first`
@@ -116,8 +122,7 @@ impl Vocabulary {
         let is_byte = |id: u32| id.checked_sub(first).is_some_and(|byte| (byte as usize) < BYTES);
         let count = BYTES + SpecialSymbols::COUNT;
         specials.check(count, is_byte)?;
-        let symbols = Symbols::Bytes { first, count, sparse: false };
-        Ok(Self { symbols, specials: Some(specials), marks: None, normaliser })
+        Ok(Self::of_symbols(Symbols::Bytes { first, count, sparse: false }, Some(specials), normaliser))
     }
 
     /// Creates a vocabulary of `count` ids, with the byte values from id `first` on, as in ByT5. The other ids have no text. Fails
@@ -128,8 +133,7 @@ impl Vocabulary {
             let expected = format!("{min} to {MAX_SYMBOLS}: {BYTES} bytes from `first_byte` on");
             return Err(VocabularyError::new("vocabulary.size", expected, count.to_string()));
         }
-        let symbols = Symbols::Bytes { first, count, sparse: true };
-        Ok(Self { symbols, specials: None, marks: None, normaliser })
+        Ok(Self::of_symbols(Symbols::Bytes { first, count, sparse: true }, None, normaliser))
     }
 
     /// Returns the number of symbols, at least one.
@@ -188,7 +192,7 @@ impl Vocabulary {
         }
     }
 
-    /// Returns true if `other` has the same symbols with the same ids. The normalisers may differ.
+    /// Returns true if `other` has the same symbols with the same ids. The normalisers and the end bytes may differ.
     pub fn same_symbols(&self, other: &Self) -> bool {
         self.characters() == other.characters()
             && self.byte_zero() == other.byte_zero()

@@ -20,8 +20,7 @@ impl Vocabulary {
             let expected = format!("{min} to {MAX_SYMBOLS}, at least the number of the tokenizer's pieces");
             return Err(VocabularyError::new("vocabulary.size", expected, count.to_string()));
         }
-        let symbols = Symbols::Subwords { count, tokenizer, marks: None };
-        Ok(Self { symbols, specials: None, marks: None, normaliser })
+        Ok(Self::of_symbols(Symbols::Subwords { count, tokenizer, marks: None }, None, normaliser))
     }
 
     /// Creates the vocabulary of a model with `count` ids that continues prompts: tokens, and the marks around a text. Fails as
@@ -66,10 +65,11 @@ impl Vocabulary {
     /// Returns the ids that end a text, in a vocabulary without special symbols.
     pub fn end_marks(&self) -> Vec<u32> {
         let byte = self.marks.map(|marks| marks.end);
-        byte.into_iter().chain(self.token_marks().into_iter().flat_map(|marks| marks.ends.iter().copied())).collect()
+        let tokens = self.token_marks().into_iter().flat_map(|marks| marks.ends.iter().copied());
+        byte.or(self.end_byte).into_iter().chain(tokens).collect()
     }
 
-    /// Returns true if a text ends with `id`: a mark, or the special symbol for the end.
+    /// Returns true if a text ends when the model generates `id`: a mark, the end byte, or the special symbol for the end.
     pub fn ends_text(&self, id: u32) -> bool {
         self.specials().map_or_else(|| self.end_marks().contains(&id), |specials| specials.end == id)
     }

@@ -5,15 +5,19 @@ use super::Vocabulary;
 impl Vocabulary {
     /// Normalises a stop string and encodes it: to symbols, or to bytes if symbols are tokens.
     ///
-    /// Returns `None` if a character is outside the vocabulary, or if only spaces are left of other characters, such as line
-    /// breaks. The latter would match the first space of a text.
+    /// Returns `None` for a string that can never match: one with a character outside the vocabulary or with the end byte. Also
+    /// returns `None` for other characters that normalising turns into spaces only, such as line breaks. They would match the first
+    /// space of a text.
     pub fn encode_stop(&self, text: &str) -> Option<Vec<u32>> {
         let normal = self.normalise(text);
         if is_blank(&normal) && !is_blank(text) {
             return None;
         }
         match self.byte_zero() {
-            Some(zero) => Some(normal.bytes().map(|byte| zero + u32::from(byte)).collect()),
+            Some(zero) => {
+                let ids = normal.bytes().map(|byte| zero + u32::from(byte));
+                ids.map(|id| (self.end_byte != Some(id)).then_some(id)).collect()
+            }
             None if self.is_subword() => Some(normal.bytes().map(u32::from).collect()),
             None => normal.chars().map(|character| self.id_of(character)).collect(),
         }
@@ -62,6 +66,8 @@ mod tests {
     fn bytes_and_tokens_match_by_bytes() {
         let bytes = Vocabulary::byte_level(TextNormaliser::None);
         assert_eq!((bytes.encode_stop("é\n"), bytes.stop_length("é\n")), (Some(vec![0xc3, 0xa9, 10]), 3));
+        let ended = Vocabulary::byte_level_with_end(3, TextNormaliser::None).unwrap();
+        assert_eq!((ended.encode_stop(".\u{3}"), ended.encode_stop(".")), (None, Some(vec![46])));
         let subwords = Arc::new(SubwordTokenizer::parse(SMALL.as_bytes()).unwrap());
         let tokens = Vocabulary::from_tokenizer(20, Some(subwords), TextNormaliser::None).unwrap();
         assert_eq!((tokens.encode_stop("é"), tokens.stop_length("é")), (Some(vec![0xc3, 0xa9]), 2));

@@ -23,7 +23,9 @@ use weir_proto::{
 /// Models of characters and of bytes.
 static CARDS: LazyLock<Vec<Card>> = LazyLock::new(|| {
     let letters = Vocabulary::from_symbols(&[" ", "a", "b", "c"], TextNormaliser::Text8).ok();
-    let vocabularies = letters.into_iter().chain([Vocabulary::byte_level(TextNormaliser::None)]);
+    let ended = Vocabulary::byte_level_with_end(3, TextNormaliser::None).ok();
+    let bytes = Vocabulary::byte_level(TextNormaliser::None);
+    let vocabularies = letters.into_iter().chain(ended).chain([bytes]);
     let boundary_modes = vec![BoundaryMode::Threshold, BoundaryMode::Sampled];
     vocabularies.map(|all| Card { boundary_modes: boundary_modes.clone(), ..Card::for_tests(all) }).collect()
 });

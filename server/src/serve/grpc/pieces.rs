@@ -121,7 +121,8 @@ impl Pieces {
                 piece.ids.push(symbol.symbol);
             }
             if self.details.listed {
-                piece.characters.push(character(symbol, self.details.boundaries, &self.vocabulary));
+                let details = if piece.prompt { character } else { generated_character };
+                piece.characters.push(details(symbol, self.details.boundaries, &self.vocabulary));
             }
         }
         piece
@@ -152,7 +153,19 @@ pub(super) fn character(symbol: EmittedSymbol, boundaries: bool, vocabulary: &Vo
         top: top.map(|(id, logprob)| alternative(id, logprob, vocabulary)).collect(),
         id: symbol.symbol,
         raw_bytes: vocabulary.raw_bytes(symbol.symbol),
+        ends_text: false,
     }
+}
+
+/// Returns the message for a generated symbol. In a generated text an end byte has no text.
+fn generated_character(symbol: EmittedSymbol, boundaries: bool, vocabulary: &Vocabulary) -> v1::Character {
+    let mut sent = character(symbol, boundaries, vocabulary);
+    sent.ends_text = vocabulary.ends_text(sent.id);
+    if let Some(end) = vocabulary.end_byte() {
+        let others = sent.top.iter_mut().map(|other| (other.id, &mut other.text));
+        others.chain([(sent.id, &mut sent.text)]).filter(|(id, _)| *id == end).for_each(|(_, text)| text.clear());
+    }
+    sent
 }
 
 fn alternative(id: u32, logprob: f32, vocabulary: &Vocabulary) -> v1::Alternative {
@@ -280,5 +293,19 @@ mod tests {
             let split = if segments { PieceSplit::Segment } else { PieceSplit::Characters(min) };
             prop_assert_eq!(sent(pieces(split, prompt, false), &text, step).concat(), text);
         }
+    }
+
+    #[test]
+    fn an_end_byte_has_a_text_in_prompts_only() {
+        let vocabulary = Vocabulary::byte_level_with_end(3, TextNormaliser::None).unwrap();
+        let symbol = || EmittedSymbol { top: vec![(3, -1.0), (97, -2.0)], ..EmittedSymbol::plain(3) };
+        let texts = |sent: v1::Character| {
+            let top: Vec<String> = sent.top.into_iter().map(|other| other.text).collect();
+            (sent.text, top, sent.ends_text)
+        };
+        let given = texts(character(symbol(), false, &vocabulary));
+        assert_eq!(given, ("\u{3}".into(), vec!["\u{3}".into(), "a".into()], false));
+        let generated = texts(generated_character(symbol(), false, &vocabulary));
+        assert_eq!(generated, (String::new(), vec![String::new(), "a".into()], true));
     }
 }

@@ -20,7 +20,8 @@ pub(super) struct ResumedRequest {
 
 impl ResumedRequest {
     /// Encodes a text exactly, or takes ids as they are. Fails if a request has both or no seed, if the model's text does not
-    /// determine its symbols, and if a symbol is unknown or the text longer than the model's longest sequence.
+    /// determine its symbols, and if a symbol is unknown or the text longer than the model's longest sequence. A text never has the
+    /// end byte, because no stream sends it as text.
     pub(super) fn new(text: &str, ids: Vec<u32>, seed: Option<u64>, card: &Card) -> Result<Self> {
         if text.is_empty() && ids.is_empty() {
             return Ok(Self::default());
@@ -53,7 +54,12 @@ impl ResumedRequest {
             let found = format!("U+FFFD at character {offset}, which stands for bytes that are not UTF-8");
             return Err(Error::bad_option(field, found, "a text without U+FFFD, or resume_ids"));
         }
-        Ok(Self { symbols: vocabulary.encode_exactly(field, text)?, text_chars })
+        let symbols = vocabulary.encode_exactly(field, text)?;
+        if let Some(offset) = symbols.iter().position(|symbol| vocabulary.end_byte() == Some(*symbol)) {
+            let found = format!("the byte that ends a text at byte {offset}");
+            return Err(Error::bad_option(field, found, "a text without it, or resume_ids"));
+        }
+        Ok(Self { symbols, text_chars })
     }
 
     fn from_ids(ids: Vec<u32>, card: &Card) -> Result<Self> {
@@ -61,7 +67,13 @@ impl ResumedRequest {
         check_length(field, ids.len(), card)?;
         card.vocabulary.check_ids(field, &ids)?;
         let mut counter = TextCounter::new(Arc::clone(&card.vocabulary));
-        ids.iter().for_each(|&id| counter.push(id, true));
+        match ids.split_last() {
+            Some((last, text)) if card.vocabulary.end_byte() == Some(*last) => {
+                text.iter().for_each(|&id| counter.push(id, true));
+                counter.finish();
+            }
+            _ => ids.iter().for_each(|&id| counter.push(id, true)),
+        }
         Ok(Self { symbols: ids, text_chars: counter.chars })
     }
 }
@@ -97,14 +109,26 @@ mod tests {
         // the last code point is not complete, so it was not sent
         let ids = ResumedRequest::new("", vec![0x61, 0xc3], Some(1), &bytes()).unwrap();
         assert_eq!(ids, ResumedRequest { symbols: vec![0x61, 0xc3], text_chars: 1 });
+        // the end byte is no text, and nothing completes the code point before it
+        let ended = Card::for_tests(Vocabulary::byte_level_with_end(3, TextNormaliser::None).unwrap());
+        let ids = ResumedRequest::new("", vec![0x61, 0xc3, 3], Some(1), &ended).unwrap();
+        assert_eq!(ids, ResumedRequest { symbols: vec![0x61, 0xc3, 3], text_chars: 2 });
     }
 
     #[test]
     fn wrong_texts_are_refused_by_name() {
         let marks = TextMarks { start: 254, end: 255 };
         let marked = Card::for_tests(Vocabulary::byte_level_with_marks(marks, TextNormaliser::None).unwrap());
+        let ended = Card::for_tests(Vocabulary::byte_level_with_end(3, TextNormaliser::None).unwrap());
         let long = "a".repeat(101);
         for (text, ids, seed, card, expected) in [
+            (
+                "a\u{3}",
+                vec![],
+                Some(1),
+                ended,
+                "resume_text: expected a text without it, or resume_ids, found the byte that ends a text at byte 1",
+            ),
             ("a", vec![1], Some(1), letters(), "resume_text and resume_ids exclude each other: give one"),
             (
                 "a",

@@ -60,7 +60,7 @@ impl ResponseBuilder {
             Event::Piece(piece) => {
                 self.text.push_str(&piece.text);
                 if !piece.prompt {
-                    self.generated += piece.characters.len() as u64;
+                    self.generated += piece.characters.iter().filter(|character| !character.ends_text).count() as u64;
                     piece.characters.into_iter().for_each(|character| self.push_character(character));
                 }
             }
@@ -209,5 +209,19 @@ mod tests {
         assert_eq!(is_final(&last), Some(ParameterChoice::BoolParam(false)));
         let end = response.end_message().unwrap();
         assert_eq!((is_final(&end), end.outputs.len()), (Some(ParameterChoice::BoolParam(true)), 0));
+    }
+
+    /// The symbol that ends the text arrives before the usage, which excludes it.
+    #[test]
+    fn the_end_of_a_text_is_not_counted() {
+        let options = OutputOptions { stream: true, outputs: [true; 6], ..Default::default() };
+        let mut response = ResponseBuilder::new(options);
+        let last = v1::Character { text: "a".into(), ..Default::default() };
+        let end = v1::Character { ends_text: true, ..Default::default() };
+        response.push(Event::Piece(v1::Piece { text: "a".into(), characters: vec![last, end], ..Default::default() }));
+        assert_eq!(output(&response.take_message(), "num_output_tokens"), 1_u32.to_le_bytes());
+        let usage = Some(v1::Usage { generated_chars: 1, ..Default::default() });
+        response.push(Event::Finished(v1::Finished { usage, ..Default::default() }));
+        assert_eq!(output(&response.take_message(), "num_output_tokens"), 0_u32.to_le_bytes());
     }
 }

@@ -148,7 +148,7 @@ impl Choice {
         self.growth += piece.text.len();
         if !piece.prompt {
             // Pieces without character details are counted at the end.
-            self.counts.generated += piece.characters.len() as u64;
+            self.counts.generated += piece.characters.iter().filter(|character| !character.ends_text).count() as u64;
             self.counts.generated_text_chars += piece.text.chars().count() as u64;
         }
         if let Some(characters) = &mut self.characters {
@@ -334,6 +334,17 @@ mod tests {
         assert_eq!((&usage["prompt_tokens"], &usage["completion_tokens"]), (&json!(7), &json!(6)));
         assert_eq!((&usage["prompt_text_chars"], &usage["completion_text_chars"]), (&json!(5), &json!(6)));
         assert_eq!(usage["normalized_chars"], 2, "a prompt counts once");
+    }
+
+    #[test]
+    fn the_end_of_a_text_has_an_empty_token_and_is_not_counted() {
+        let mut choice = Choice::new(0, true, 0);
+        let end = v1::Character { ends_text: true, ..character("", -3.0) };
+        choice.push(v1::Piece { text: "a".into(), characters: vec![character("a", -1.0), end], ..Default::default() });
+        assert_eq!(choice.counts.usage()["completion_tokens"], 1);
+        let output = choice.take_output();
+        assert_eq!(output["logprobs"]["tokens"], json!(["a", ""]));
+        assert_eq!(output["logprobs"]["top_logprobs"][1], json!({ "x": -0.5, "": -3.0 }));
     }
 
     #[test]

@@ -159,7 +159,7 @@ class Piece(_message.Message):
     def __init__(self, text: _Optional[str] = ..., characters: _Optional[_Iterable[_Union[Character, _Mapping]]] = ..., prompt: bool = ..., ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Character(_message.Message):
-    __slots__ = ("text", "logprob", "boundary", "boundary_probability", "top", "id", "nxt_logprob", "chunk_depth", "raw_bytes")
+    __slots__ = ("text", "logprob", "boundary", "boundary_probability", "top", "id", "nxt_logprob", "chunk_depth", "raw_bytes", "ends_text")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     LOGPROB_FIELD_NUMBER: _ClassVar[int]
     BOUNDARY_FIELD_NUMBER: _ClassVar[int]
@@ -169,6 +169,7 @@ class Character(_message.Message):
     NXT_LOGPROB_FIELD_NUMBER: _ClassVar[int]
     CHUNK_DEPTH_FIELD_NUMBER: _ClassVar[int]
     RAW_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ENDS_TEXT_FIELD_NUMBER: _ClassVar[int]
     text: str
     logprob: float
     boundary: bool
@@ -178,7 +179,8 @@ class Character(_message.Message):
     nxt_logprob: float
     chunk_depth: int
     raw_bytes: bytes
-    def __init__(self, text: _Optional[str] = ..., logprob: _Optional[float] = ..., boundary: bool = ..., boundary_probability: _Optional[float] = ..., top: _Optional[_Iterable[_Union[Alternative, _Mapping]]] = ..., id: _Optional[int] = ..., nxt_logprob: _Optional[float] = ..., chunk_depth: _Optional[int] = ..., raw_bytes: _Optional[bytes] = ...) -> None: ...
+    ends_text: bool
+    def __init__(self, text: _Optional[str] = ..., logprob: _Optional[float] = ..., boundary: bool = ..., boundary_probability: _Optional[float] = ..., top: _Optional[_Iterable[_Union[Alternative, _Mapping]]] = ..., id: _Optional[int] = ..., nxt_logprob: _Optional[float] = ..., chunk_depth: _Optional[int] = ..., raw_bytes: _Optional[bytes] = ..., ends_text: bool = ...) -> None: ...
 
 class Alternative(_message.Message):
     __slots__ = ("text", "logprob", "id", "raw_bytes")

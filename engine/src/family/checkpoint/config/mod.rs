@@ -61,6 +61,8 @@ pub enum VocabularyConfig {
     SparseBytes(u32, usize),
     /// Byte values, two of which mark the start and the end of a text.
     DelimitedBytes(TextMarks),
+    /// Byte values, one of which ends a text when the model generates it.
+    BytesWithEnd(u32),
     /// Number of ids, and the file name of the tokenizer whose pieces they are, if there is one.
     Pieces(usize, Option<String>),
     /// Number of ids, and marks, of a Hugging Face checkpoint.
@@ -94,16 +96,14 @@ impl TryFrom<Kinds> for VocabularyConfig {
             return Ok(Self::SparseBytes(first_byte.unwrap_or(0), size));
         }
         let pieces = size.is_some() || tokenizer.is_some();
-        match (start, end) {
-            (Some(start), Some(end)) => {
-                let alone = symbols.is_none() && first_byte.is_none() && specials.is_none() && !pieces;
-                return match bytes {
-                    Some(true) if alone => Ok(Self::DelimitedBytes(TextMarks { start, end })),
-                    _ => Err("`start` and `end`, expected them only next to `bytes` true"),
-                };
-            }
-            (None, None) => {}
-            _ => return Err("one of `start` and `end`, expected both or neither"),
+        if !unmarked {
+            let alone = symbols.is_none() && first_byte.is_none() && specials.is_none() && !pieces;
+            return match (bytes, start, end) {
+                (Some(true), Some(start), Some(end)) if alone => Ok(Self::DelimitedBytes(TextMarks { start, end })),
+                (Some(true), None, Some(end)) if alone => Ok(Self::BytesWithEnd(end)),
+                (_, Some(_), None) => Err("`start` without `end`, expected both"),
+                _ => Err("`start` or `end` next to other keys, expected only `bytes` true next to them"),
+            };
         }
         if pieces && (symbols.is_some() || bytes.is_some() || first_byte.is_some() || specials.is_some()) {
             return Err("`size` next to other keys, expected only `tokenizer` there, or `bytes` and `first_byte`");
@@ -252,6 +252,7 @@ impl Config {
             VocabularyConfig::Bytes(true) => Ok(Vocabulary::byte_level(normaliser)),
             VocabularyConfig::Bytes(false) => Err(VocabularyError::new("vocabulary.bytes", "true", "false")),
             VocabularyConfig::DelimitedBytes(marks) => Vocabulary::byte_level_with_marks(*marks, normaliser),
+            VocabularyConfig::BytesWithEnd(end) => Vocabulary::byte_level_with_end(*end, normaliser),
             VocabularyConfig::MarkedSymbols(symbols, specials) => {
                 Vocabulary::from_symbols_with_specials(symbols, *specials, normaliser)
             }
@@ -282,6 +283,7 @@ impl Config {
             VocabularyConfig::DelimitedBytes(TextMarks { start, end }) => {
                 serde_json::json!({ "bytes": true, "start": start, "end": end })
             }
+            VocabularyConfig::BytesWithEnd(end) => serde_json::json!({ "bytes": true, "end": end }),
             VocabularyConfig::MarkedSymbols(symbols, specials) => {
                 serde_json::json!({ "symbols": symbols, "specials": specials })
             }

@@ -39,6 +39,35 @@ fn a_written_configuration_reads_back() {
 }
 
 #[test]
+fn bytes_may_have_an_end_or_two_marks() {
+    let of = |vocabulary: &str| parse(&GOOD.replace(r#"{"symbols": [" ", "é", "\""]}"#, vocabulary));
+    for (text, ends) in [
+        (r#"{"bytes": true}"#, vec![]),
+        (r#"{"bytes": true, "end": 3}"#, vec![3]),
+        (r#"{"bytes": true, "start": 254, "end": 255}"#, vec![255]),
+    ] {
+        let config = of(text).unwrap();
+        assert_eq!(config.vocabulary(Path::new("c")).unwrap().end_marks(), ends, "{text}");
+        assert_eq!(parse(&config.to_json().unwrap()).unwrap().vocabulary, config.vocabulary, "{text}");
+    }
+    for (text, expected) in [
+        (r#"{"bytes": true, "end": 10}"#, "config.json: vocabulary.end: expected 0 to 8, 14 to 31, or 127"),
+        (r#"{"bytes": true, "start": 3}"#, "config.json: vocabulary: expected both, found `start` without `end`"),
+        (
+            r#"{"symbols": ["a"], "end": 3}"#,
+            "config.json: vocabulary: expected only `bytes` true next to them, found `start` or `end` next to other keys",
+        ),
+        (
+            r#"{"bytes": true, "first_byte": 1, "end": 3}"#,
+            "config.json: vocabulary: expected only `bytes` true next to them, found `start` or `end` next to other keys",
+        ),
+    ] {
+        let error = of(text).unwrap_err().to_string();
+        assert!(error.starts_with(expected), "{text}: {error}");
+    }
+}
+
+#[test]
 fn errors_name_the_key() {
     let cases = [
         (

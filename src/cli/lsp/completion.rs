@@ -4,7 +4,7 @@ use super::{
     protocol::TextRange,
     text::{DocumentText, PositionEncoding},
 };
-use crate::serve::client::editing::CompletionItem;
+use crate::{decode::completion::is_word_character, serve::client::editing::CompletionItem};
 use lsp_server::RequestId;
 use serde_json::{Value, json};
 use std::time::Instant;
@@ -91,8 +91,8 @@ fn listed(text: &DocumentText, cursor: usize, encoding: PositionEncoding, rank: 
 /// Returns the part of a word that ends at the cursor. Words have the characters that completions up to the end of a word have.
 fn word_before(text: &str, cursor: usize) -> &str {
     let before = text.get(..cursor).unwrap_or_default();
-    let is_word = |character: &char| character.is_alphanumeric() || ['\'', '_'].contains(character);
-    let length: usize = before.chars().rev().take_while(is_word).take(MAX_WORD).map(char::len_utf8).sum();
+    let word = before.chars().rev().take_while(|&character| is_word_character(character));
+    let length: usize = word.take(MAX_WORD).map(char::len_utf8).sum();
     &before[before.len() - length..]
 }
 
@@ -143,7 +143,8 @@ mod tests {
 
     #[test]
     fn a_word_has_letters_digits_and_apostrophes() {
-        for (text, word) in [("a b2_c", "b2_c"), ("it's", "it's"), ("a ", ""), ("a-é", "é"), ("", "")] {
+        for (text, word) in [("a b2_c", "b2_c"), ("it's", "it's"), ("it’s", "it’s"), ("a ", ""), ("a-é", "é"), ("", "")]
+        {
             assert_eq!(word_before(text, text.len()), word);
         }
         assert_eq!(word_before("abc", 1), "a");

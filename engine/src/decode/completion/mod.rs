@@ -20,6 +20,7 @@ mod symbol_kinds;
 mod tests;
 
 pub use rules::{CompletionEnd, CompletionRules};
+pub use symbol_kinds::is_word_character;
 
 use super::{
     contract::Card,

@@ -13,6 +13,11 @@ pub(super) enum SymbolKind {
     Excluded,
 }
 
+/// Returns true for a character of a word: a letter, digit, apostrophe or underscore.
+pub fn is_word_character(character: char) -> bool {
+    character.is_alphanumeric() || matches!(character, '_' | '\'' | '’')
+}
+
 /// Returns the kind of each symbol, by id.
 pub(super) fn symbol_kinds(vocabulary: &Vocabulary, end: CompletionEnd) -> Vec<SymbolKind> {
     let kind = |id: u32| {
@@ -29,7 +34,7 @@ pub(super) fn symbol_kinds(vocabulary: &Vocabulary, end: CompletionEnd) -> Vec<S
             },
         };
         let continues = match end {
-            CompletionEnd::Word => character.is_alphanumeric() || matches!(character, '_' | '\'' | '’'),
+            CompletionEnd::Word => is_word_character(character),
             CompletionEnd::Line => character != '\n',
             CompletionEnd::Segment | CompletionEnd::Length => true,
         };
@@ -58,5 +63,10 @@ mod tests {
             [254, 255, 0xc3, b'a'.into(), b'.'.into()].map(|id: usize| kinds[id]),
             [Excluded, Ends, Continues, Continues, Ends]
         );
+        let ended = Vocabulary::byte_level_with_end(3, TextNormaliser::None).unwrap();
+        for end in [CompletionEnd::Line, CompletionEnd::Segment, CompletionEnd::Length] {
+            let kinds = symbol_kinds(&ended, end);
+            assert_eq!([2, 3, 4].map(|id: usize| kinds[id]), [Continues, Ends, Continues], "{end:?}");
+        }
     }
 }

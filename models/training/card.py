@@ -2,7 +2,8 @@
 
 The folder is `../NAME` for the default model, and otherwise `../compared/NAME`.
 
-`cards/NAME.json` has the facts that no file of the run has: the run's name, the purpose of the model, its limits. The folder receives
+`cards/NAME.json` has the facts that no file of the run has: the run's name, the purpose of the model, its limits, and the runs
+before it (`earlier`) if it continued from their weights. The folder receives
 the checkpoint (with bf16 matrices, unless `matrices` in `cards/NAME.json` names another format), the learning curve, `card.json` with
 all figures of the exported weights, and the model card, `README.md`. `--text` rewrites only `README.md`, from `card.json`. `--again`
 measures the shipped weights again, without the run. `hourglass-whitespace-english` has a hand-written card (its `cards/NAME.json` has
@@ -75,6 +76,8 @@ def make(about, folder, arguments):
             card["run"] = trained(find(about["run"], arguments.runs), folder, about.get("matrices", "bf16"), arguments.data)
             if "start" in about:
                 card["run"]["start"] = facts(find(about["start"], arguments.runs), arguments.data)
+        if "earlier" in about:
+            card["run"]["earlier"] = about["earlier"]
     model, config = checkpoint.load(folder)
     weights = folder / "model.safetensors"
     card.update(family=config["family"], bytes=weights.stat().st_size, sha256=checkpoint.sha256(weights))
@@ -134,12 +137,12 @@ def facts(run, texts):
 def measured(model, config, folder, corpus, arguments):
     """Measures bits per character in one row, in windows of the training length, as `weir score --windowed` does.
 
-    Each window is scored completely. On the text of 27 symbols, families without a `measure` method also get a figure for the last
-    quarter of each window (arXiv 2211.09761's proportion).
+    Each window is scored completely. There is also a figure with context for each scored symbol: of the last quarter of each window
+    on the text of 27 symbols (arXiv 2211.09761's proportion; not for families with a `measure` method), and of the last half on raw text.
     """
     total, rows = config["training_length"], []
-    quarter = [("test", total // 4)] if corpus == "english" and not hasattr(model, "measure") else []
-    for split, stride in [*quarter, ("test", total), ("valid", total)]:
+    with_context = {"english": [] if hasattr(model, "measure") else [("test", total // 4)], "cased": [("test", total // 2)]}
+    for split, stride in [*with_context.get(corpus, []), ("test", total), ("valid", total)]:
         text = data.read_text(arguments.data, corpus, split)[: arguments.characters]
         ids = data.encode(text, config["vocabulary"])
         result = in_one_row(model, folder, text, ids, stride, total, arguments.weir)
@@ -177,7 +180,8 @@ def other_kinds(model, config, folder, arguments):
 
 def samples(model, config, prompt, temperatures, characters=200):
     """Returns unselected samples. The end mark of latent segment models is disabled: in training it ends each chunk."""
-    write = lambda choose: generate.continuation(model, config, prompt, characters, choose, ignore_eos=True)  # noqa: E731
+    ignore_eos = config["family"] == "lslm"
+    write = lambda choose: generate.continuation(model, config, prompt, characters, choose, ignore_eos)  # noqa: E731
     drawn = [{"temperature": value, "seed": 1, "text": write(generate.sampler(value, 1))} for value in temperatures]
     return {"prompt": prompt, "greedy": write(generate.greedy), "drawn": drawn}
 

@@ -25,9 +25,9 @@ def markdown(about, card, config, folder):
     sources = (folder / f"{corpus}.md").read_text(encoding="utf-8").strip()
     hardware = about.get("hardware") or (folder / "hardware.md").read_text(encoding="utf-8").strip()
     parts += other_kinds(card) if "unseen" in card else []
-    parts += ["![learning curve](learning-curve.svg)", curve(card["run"]["recipe"], config), "## Training", text_read(card, config), sources]
-    parts += [recipe(card, config), f"{hardware} Training steps took {card['run']['elapsed'] / 60:,.0f} minutes."]
-    parts += ["## Use and limits", about["limits"], *written(card, unit(config)), "## Licence", LICENCE]
+    parts += ["![learning curve](learning-curve.svg)", curve(card["run"], config), "## Training", text_read(card, config), sources]
+    parts += [recipe(card, config), f"{hardware} Training steps took {sum(part['elapsed'] for part in chain(card['run'])) / 60:,.0f} minutes."]
+    parts += ["## Use and limits", about["limits"], *written(card, unit(config), config["vocabulary"].get("end")), "## Licence", LICENCE]
     return "\n\n".join(parts) + "\n"
 
 
@@ -178,11 +178,13 @@ def overlap(rouge):
     )
 
 
-def curve(recipe, config):
+def curve(run, config):
+    recipe = run["recipe"]
     if "valid_pairs" in recipe:
         return f"The curve's validation points are measured on a sample of {recipe['valid_pairs']} pairs, in bits per token."
     sample = f"{recipe['valid_characters']:,} {unit(config)}s"
-    return f"The curve's validation points are measured on a sample of {sample}, in windows of the training length."
+    points = f"The curve's validation points are measured on a sample of {sample}, in windows of the training length."
+    return f"The curve shows the last run. {points}" if run.get("earlier") else points
 
 
 def text_read(card, config):
@@ -197,17 +199,36 @@ def text_read(card, config):
                 f"1912.08777), {drawn}: {start['characters']:,} tokens."
             )
         return text
-    share = run["characters"] / run["of"]
+    read = [part["characters"] for part in chain(run)]
+    share = sum(read) / run["of"]
     times = "each once" if share <= 1 else f"each {share:.1f} times on average"
     symbols = "tokens" if "tokenizer" in config["vocabulary"] else f"{unit(config)}s"
-    return f"Text: {run['of'] / 1e6:.1f}M {symbols} of English. The run read {run['characters']:,} ({share:.0%}), {times}."
+    text = f"Text: {run['of'] / 1e6:.1f}M {symbols} of English."
+    if len(read) == 1:
+        return f"{text} The run read {read[0]:,} ({share:.0%}), {times}."
+    counts = " + ".join(f"{characters:,}" for characters in read)
+    return (
+        f"{text} The model was trained in {len(read)} runs. Each run after the first continued from the weights of the previous one. They "
+        f"read {counts} = {sum(read):,} {symbols} ({share:.0%}), {times}."
+    )
+
+
+def chain(run):
+    """Returns the runs with this recipe that led to the weights, from the first one to the last."""
+    return [*run.get("earlier", []), run]
+
+
+def listed(items):
+    return " and ".join(filter(None, [", ".join(items[:-1]), items[-1]]))
 
 
 def recipe(card, config):
     run, r = card["run"], card["run"]["recipe"]
     name, seed = run["name"].rsplit("-seed", 1)
     batch = f"{r['batch_characters']:,} {unit(config)}s" if "batch_characters" in r else f"{r['batch_pairs']} pairs"
-    parts = [f"{run['step']:,} updates of {batch}, seed {seed}"]
+    steps = listed([f"{part['step']:,}" for part in chain(run)])
+    seeds = listed([part["name"].rsplit("-seed", 1)[1] for part in chain(run)])
+    parts = [f"{steps} updates of {batch}, seed{'s' if 'and' in seeds else ''} {seeds}"]
     muon = f"Muon ({r['muon']['lr']}) for the matrices, " if "muon" in r else ""
     parts.append(f"{muon}AdamW ({r['adamw']['lr']}) for {'the rest' if muon else 'all weights'}")
     parts.append("bf16 matrix products with f32 weights" if r["precision"] == "bf16" else "f32")
@@ -233,6 +254,13 @@ def recipe(card, config):
 def again(run, name, seed):
     """Says how to train the run again."""
     recipe = run["recipe"]
+    if run.get("earlier"):
+        budgets = listed([f"{part['budget']:.0f}" for part in [*run["earlier"], {"budget": recipe["budget"]["characters"]}]])
+        return (
+            f"To train it again, run `python -m training.train --config training/configs/{name}.json --data DATA --out RUN --characters "
+            f"BUDGET --seed SEED` in `models/` for each run, with budgets of {budgets}. Each run after the first also has `--start` with "
+            "the previous run's checkpoint, which `python -m training.export` writes with the matrices of the shipped weights."
+        )
     if start := run.get("start"):
         before = start["name"].rsplit("-seed", 1)[0]
         return (
@@ -254,7 +282,7 @@ def decay(r):
     return {"linear": linear, "cosine": ", then a cosine to zero"}.get(r["decay"], "")
 
 
-def written(card, symbol):
+def written(card, symbol, end_byte):
     of_bytes = symbol == "byte"
     if "rouge" in card:
         yield "The first test pair of each source, unselected:"
@@ -264,7 +292,8 @@ def written(card, symbol):
     elif "samples" in card:
         s = card["samples"]
         if of_bytes:
-            yield "The training code drew these samples. The server draws others from the same seed."
+            ends = " A sample ends early if the model generates its end byte." if end_byte else ""
+            yield f"The training code drew these samples. The server draws others from the same seed.{ends}"
         yield f"After the prompt `{s['prompt']}`, with the most likely {symbol} at each step:"
         yield sample(s["greedy"], of_bytes)
         for drawn in s["drawn"]:
@@ -275,8 +304,8 @@ def written(card, symbol):
 
 
 def sample(text, of_bytes):
-    """Returns a generated text for the card: raw text in a code block, with ␃ in place of the END OF TEXT byte."""
-    return f"```text\n{text.replace(chr(3), '␃')}\n```" if of_bytes else f"> {text}"
+    """Returns a generated text for the card: raw text in a code block."""
+    return f"```text\n{text}\n```" if of_bytes else f"> {text}"
 
 
 def quoted(text):

@@ -61,6 +61,17 @@ class Shipping(OnText):
             for expected in (made["sha256"], f"**{made['bpc'][0]['bpc']:.3f}**", "CC BY-SA 4.0", f"training/configs/{name}.json@1"):
                 self.assertIn(expected, page)
 
+    def test_a_card_lists_the_runs_before_the_last(self):
+        folder, made = self.shipped("compare-whitespace", {"scores": []})
+        (folder / "card.json").write_text(json.dumps(made))
+        earlier = [{"name": "compare-whitespace-seed7", "budget": 4000, "step": 2, "characters": 4096, "elapsed": 600.0}]
+        _, chained = self.shipped("compare-whitespace", {"scores": [], "earlier": earlier}, again=True)
+        self.assertEqual(chained["run"], {**made["run"], "earlier": earlier})
+        config = json.loads((folder / "config.json").read_text())
+        page = card_text.markdown({"description": "A.", "limits": "B."}, chained, config, card.ABOUT)
+        self.assertIn("seeds 7 and 1", page)
+        self.assertIn(f"Training steps took {(600 + made['run']['elapsed']) / 60:.0f} minutes.", page)
+
     def test_every_configuration_has_a_shape(self):
         for path in sorted(CONFIGS.glob("*.json")):
             model = json.loads(path.read_text())["model"]

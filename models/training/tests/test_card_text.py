@@ -1,0 +1,30 @@
+"""Tests the card of a model that several runs trained."""
+
+import unittest
+
+from training import card_text
+
+BYTES = {"vocabulary": {"bytes": True}}
+
+
+class Chains(unittest.TestCase):
+    def test_a_card_adds_up_the_runs_that_follow_one_another(self):
+        recipe = {
+            "batch_characters": 100, "adamw": {"lr": 0.1}, "precision": "f32", "warmup_steps": 1, "decay": "cosine", "clip": 1,
+        }  # fmt: skip
+        part = lambda seed, read: {  # noqa: E731
+            "name": f"model-seed{seed}", "characters": read, "step": read // 100, "elapsed": 6.0 * read, "restored": 0, "of": 1000,
+            "recipe": {**recipe, "budget": {"characters": read}},
+        }  # fmt: skip
+        alone, second = part(1, 500), {**part(2, 1500), "earlier": [{**part(1, 500), "budget": 490}]}
+        read = lambda run: card_text.text_read({"run": run}, BYTES)  # noqa: E731
+        self.assertTrue(read(alone).endswith("The run read 500 (50%), each once."), read(alone))
+        self.assertTrue(read(second).endswith("read 500 + 1,500 = 2,000 bytes (200%), each 2.0 times on average."), read(second))
+        text = card_text.recipe({"run": second}, BYTES)
+        self.assertIn("5 and 15 updates of 100 bytes, seeds 1 and 2", text)
+        self.assertIn("with budgets of 490 and 1500.", text)
+        self.assertIn("@1`", card_text.recipe({"run": alone}, BYTES))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -258,8 +258,10 @@ impl Contents {
             None if self.vocabulary.is_subword() => format!("{count} ids, without a tokenizer"),
             None if self.vocabulary.specials().is_some() => format!("{count} bytes and marks"),
             None if self.vocabulary.is_sparse() => format!("{count} ids, 256 of them bytes"),
-            None if self.vocabulary.end_byte().is_some() => format!("{count} bytes, one of which ends a text"),
-            None => format!("{count} bytes"),
+            None => match self.vocabulary.end_byte() {
+                Some(end) => format!("{count} bytes; byte {end} ends a text"),
+                None => format!("{count} bytes"),
+            },
             Some(_) => {
                 let shown = self.vocabulary.text_ids().take(SHOWN).collect::<Vec<_>>();
                 let shown = self.vocabulary.decode(&shown);

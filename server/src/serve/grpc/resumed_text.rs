@@ -55,9 +55,11 @@ impl ResumedRequest {
             return Err(Error::bad_option(field, found, "a text without U+FFFD, or resume_ids"));
         }
         let symbols = vocabulary.encode_exactly(field, text)?;
-        if let Some(offset) = symbols.iter().position(|symbol| vocabulary.end_byte() == Some(*symbol)) {
-            let found = format!("the byte that ends a text at byte {offset}");
-            return Err(Error::bad_option(field, found, "a text without it, or resume_ids"));
+        if let Some(end) = vocabulary.end_byte()
+            && let Some(offset) = symbols.iter().position(|symbol| *symbol == end)
+        {
+            let bound = format!("a text without the end byte {end}");
+            return Err(Error::bad_option(field, format!("one at byte {offset}"), bound));
         }
         Ok(Self { symbols, text_chars })
     }
@@ -127,7 +129,7 @@ mod tests {
                 vec![],
                 Some(1),
                 ended,
-                "resume_text: expected a text without it, or resume_ids, found the byte that ends a text at byte 1",
+                "resume_text: expected a text without the end byte 3, found one at byte 1",
             ),
             ("a", vec![1], Some(1), letters(), "resume_text and resume_ids exclude each other: give one"),
             (

@@ -101,8 +101,11 @@ impl TryFrom<Kinds> for VocabularyConfig {
             return match (bytes, start, end) {
                 (Some(true), Some(start), Some(end)) if alone => Ok(Self::DelimitedBytes(TextMarks { start, end })),
                 (Some(true), None, Some(end)) if alone => Ok(Self::BytesWithEnd(end)),
-                (_, Some(_), None) => Err("`start` without `end`, expected both"),
-                _ => Err("`start` or `end` next to other keys, expected only `bytes` true next to them"),
+                (Some(true), Some(_), None) => Err("`start` without `end`, expected both `start` and `end`"),
+                (Some(true), ..) => {
+                    Err("`start` or `end` next to other keys, expected only `bytes` next to `start` and `end`")
+                }
+                _ => Err("`start` or `end` without `bytes` true, expected `bytes` true next to `start` and `end`"),
             };
         }
         if pieces && (symbols.is_some() || bytes.is_some() || first_byte.is_some() || specials.is_some()) {

@@ -52,14 +52,17 @@ fn bytes_may_have_an_end_or_two_marks() {
     }
     for (text, expected) in [
         (r#"{"bytes": true, "end": 10}"#, "config.json: vocabulary.end: expected 0 to 8, 14 to 31, or 127"),
-        (r#"{"bytes": true, "start": 3}"#, "config.json: vocabulary: expected both, found `start` without `end`"),
+        (
+            r#"{"bytes": true, "start": 3}"#,
+            "config.json: vocabulary: expected both `start` and `end`, found `start` without `end`",
+        ),
         (
             r#"{"symbols": ["a"], "end": 3}"#,
-            "config.json: vocabulary: expected only `bytes` true next to them, found `start` or `end` next to other keys",
+            "config.json: vocabulary: expected `bytes` true next to `start` and `end`, found `start` or `end` without `bytes` true",
         ),
         (
             r#"{"bytes": true, "first_byte": 1, "end": 3}"#,
-            "config.json: vocabulary: expected only `bytes` true next to them, found `start` or `end` next to other keys",
+            "config.json: vocabulary: expected only `bytes` next to `start` and `end`, found `start` or `end` next to other keys",
         ),
     ] {
         let error = of(text).unwrap_err().to_string();

@@ -228,7 +228,7 @@ def recipe(card, config):
     batch = f"{r['batch_characters']:,} {unit(config)}s" if "batch_characters" in r else f"{r['batch_pairs']} pairs"
     steps = listed([f"{part['step']:,}" for part in chain(run)])
     seeds = listed([part["name"].rsplit("-seed", 1)[1] for part in chain(run)])
-    parts = [f"{steps} updates of {batch}, seed{'s' if 'and' in seeds else ''} {seeds}"]
+    parts = [f"{steps} updates of {batch}, seed{'s' if len(chain(run)) > 1 else ''} {seeds}"]
     muon = f"Muon ({r['muon']['lr']}) for the matrices, " if "muon" in r else ""
     parts.append(f"{muon}AdamW ({r['adamw']['lr']}) for {'the rest' if muon else 'all weights'}")
     parts.append("bf16 matrix products with f32 weights" if r["precision"] == "bf16" else "f32")

@@ -107,7 +107,7 @@ impl Generator {
             stops: StopMatcher::new(stop, min_chars),
             limits: GenerationLimits { max_chars, min_chars, max_segments, max_symbols: card.max_symbols },
             control,
-            ends: card.vocabulary.end_marks(),
+            ends: card.vocabulary.end_marks().collect(),
             ends_with_byte: card.vocabulary.end_byte().is_some(),
             ignore_end,
             logprobs: LogprobOptions { logprobs: details.logprobs, top: details.top_logprobs },

@@ -72,7 +72,7 @@ impl StreamDetokenizer {
     /// Decodes the next symbol as [`push`](Self::push) does. With `cut`, the text ends after that many bytes of the symbol's text. For
     /// an end byte `cut` is 0.
     pub fn push_symbol(&mut self, id: u32, cut: Option<usize>) -> &str {
-        if cut == Some(0) && self.vocabulary.is_bytes() {
+        if cut == Some(0) {
             // the text ends before the symbol, so a code point that is unfinished here stays unfinished
             return self.finish();
         }

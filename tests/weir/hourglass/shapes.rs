@@ -126,11 +126,10 @@ fn folders() -> &'static [(String, PathBuf)] {
             let bytes = !name.starts_with("plain");
             let sizes = if bytes { json!([3, 4, 5]) } else { json!([2, 7]) };
             config["architecture"]["ngrams"] = json!({"sizes": sizes, "rows": 61});
-            if bytes {
-                config["vocabulary"] = json!({"bytes": true});
-            }
             if name.starts_with("ended") {
                 config["vocabulary"] = json!({"bytes": true, "end": 3});
+            } else if bytes {
+                config["vocabulary"] = json!({"bytes": true});
             }
             folders.push((name.to_string(), write(root.path(), name, &config, 13)));
         }

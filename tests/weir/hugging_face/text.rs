@@ -37,7 +37,7 @@ fn marks_and_defaults_come_from_the_checkpoint() {
     );
     let model = load(copy.path(), &settings()).unwrap();
     let card = model.card();
-    assert_eq!(card.vocabulary.end_marks(), [0, 9]);
+    assert_eq!(card.vocabulary.end_marks().collect::<Vec<_>>(), [0, 9]);
     assert_eq!((card.sampling.temperature, card.sampling.top_p, card.sampling.top_k), (0.6, 0.9, 0));
     let ids = card.vocabulary.encode("prompt", "a<eos>", 99).unwrap();
     assert_eq!((ids[0], &*card.vocabulary.decode(&ids)), (0, "a<eos>"));

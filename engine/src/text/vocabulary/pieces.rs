@@ -63,15 +63,15 @@ impl Vocabulary {
     }
 
     /// Returns the ids that end a text, in a vocabulary without special symbols.
-    pub fn end_marks(&self) -> Vec<u32> {
-        let byte = self.marks.map(|marks| marks.end);
+    pub fn end_marks(&self) -> impl Iterator<Item = u32> {
+        let byte = self.marks.map(|marks| marks.end).or(self.end_byte);
         let tokens = self.token_marks().into_iter().flat_map(|marks| marks.ends.iter().copied());
-        byte.or(self.end_byte).into_iter().chain(tokens).collect()
+        byte.into_iter().chain(tokens)
     }
 
     /// Returns true if a text ends when the model generates `id`: a mark, the end byte, or the special symbol for the end.
     pub fn ends_text(&self, id: u32) -> bool {
-        self.specials().map_or_else(|| self.end_marks().contains(&id), |specials| specials.end == id)
+        self.specials().map_or_else(|| self.end_marks().any(|end| end == id), |specials| specials.end == id)
     }
 
     /// Returns true if equal texts have equal symbols: each symbol has a text of its own, except bytes that are not UTF-8.

@@ -162,8 +162,10 @@ fn generated_character(symbol: EmittedSymbol, boundaries: bool, vocabulary: &Voc
     let mut sent = character(symbol, boundaries, vocabulary);
     sent.ends_text = vocabulary.ends_text(sent.id);
     if let Some(end) = vocabulary.end_byte() {
-        let others = sent.top.iter_mut().map(|other| (other.id, &mut other.text));
-        others.chain([(sent.id, &mut sent.text)]).filter(|(id, _)| *id == end).for_each(|(_, text)| text.clear());
+        if sent.id == end {
+            sent.text.clear();
+        }
+        sent.top.iter_mut().filter(|other| other.id == end).for_each(|other| other.text.clear());
     }
     sent
 }

@@ -120,6 +120,11 @@ impl<'a> TextView<'a> {
         self.dropped
     }
 
+    /// Number of symbols that it shares with the other texts of its prefix; all of them without one.
+    pub fn shared_len(&self) -> usize {
+        self.prefix.map_or(self.len(), |prefix| prefix.len().min(self.len()))
+    }
+
     /// Returns its first `len` symbols; at least the dropped ones.
     pub fn prefix(self, len: usize) -> Self {
         Self { held: self.held.take(len.saturating_sub(self.dropped)), ..self }

@@ -221,6 +221,31 @@ fn an_edit_computes_what_follows_its_segment() {
     assert_eq!((edited.reused, edited.recomputed), (70, 15));
 }
 
+/// A search computes the distributions after many segments that the text does not have. They must not displace other texts.
+#[test]
+fn a_search_adds_no_entries_for_segments_that_it_tries() {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let model = fixture_in("whitespaces", Dtype::F32);
+    let engine = engine(&model);
+    let text = "abc de ".repeat(12);
+    let mut session = open(&engine, &text);
+    let complete = |session: &EditSession, end, max_chars| {
+        let rules = CompletionRules { count: 16, end, max_chars };
+        let cursor = session.text().text().len();
+        runtime.block_on(session.complete(cursor, rules).unwrap().run()).unwrap()
+    };
+    for (end, max_chars) in [(CompletionEnd::Segment, 4), (CompletionEnd::Length, 4), (CompletionEnd::Line, 4)] {
+        let found = complete(&session, end, max_chars);
+        assert!(found.distributions > 20, "{end:?}: {} distributions", found.distributions);
+        assert_eq!(engine.segment_cache_usage().entries, 1, "{end:?}");
+    }
+    // a segment that the text has is an entry, and the next searches continue from it
+    session.splice(1, &[Splice { range: text.len()..text.len(), text: "ab c".into() }]).unwrap();
+    let typed = complete(&session, CompletionEnd::Segment, 4);
+    assert!(typed.reused >= text.len() && engine.segment_cache_usage().entries <= 2, "{} reused", typed.reused);
+    assert_eq!(complete(&session, CompletionEnd::Segment, 4).recomputed, 1);
+}
+
 /// The states of a text may be evicted while the session still has a distribution after it.
 #[test]
 fn an_evicted_text_is_read_once() {

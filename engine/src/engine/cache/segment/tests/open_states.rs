@@ -1,4 +1,4 @@
-//! Open states: those of texts that end within a segment.
+//! Open states: those of texts that end within a segment, or that a search tried.
 
 use super::*;
 use crate::{
@@ -49,6 +49,34 @@ fn a_text_serves_those_that_begin_with_all_of_it() {
     assert_eq!(checked(&mut cache, &[1, 0, 2, 2, 1], &alive), 2);
     while cache.evict().is_some() {}
     assert_eq!((cache.usage().bytes, alive.load(SeqCst)), (0, 0));
+}
+
+#[test]
+fn a_segment_that_was_only_tried_is_no_entry() {
+    let alive = Arc::default();
+    let mut cache = SegmentCache::new(Capacity { entries: 2, ..Capacity::with_bytes(1 << 20) });
+    let keep_fork = |cache: &mut SegmentCache, document: &[u32], tried: &[u32]| {
+        let fork = SharedPrefix::new(document.to_vec()).fork(tried);
+        let state = PagedState::new(&fork.symbols().to_vec(), &alive);
+        cache.keep_open(&key("a"), fork.text(), Box::new(state)).unwrap();
+    };
+    keep_fork(&mut cache, &[1, 0, 2], &[]);
+    assert!(keep(&mut cache, &[7, 0], &alive));
+    for tried in [&[2, 0][..], &[3, 0, 4], &[3, 0, 4, 0]] {
+        keep_fork(&mut cache, &[1, 0, 2], tried);
+        let text = [&[1, 0, 2], tried].concat();
+        assert_eq!(checked(&mut cache, &[&text[..], &[5]].concat(), &alive), text.len());
+    }
+    assert_eq!(checked(&mut cache, &[1, 0, 2, 3, 0, 5], &alive), 3, "an open state cannot be rolled back");
+    assert_eq!((cache.usage().entries, cache.usage().evictions), (2, 0));
+    // the entry of the document was used later than the other one
+    assert!(keep(&mut cache, &[8, 0], &alive));
+    assert_eq!([[1, 0, 9], [7, 0, 9], [8, 0, 9]].map(|text| checked(&mut cache, &text, &alive)), [2, 0, 2]);
+    // once the document has the segment, it becomes an entry
+    keep_fork(&mut cache, &[1, 0, 2, 2, 0], &[6]);
+    assert_eq!(checked(&mut cache, &[1, 0, 2, 2, 0, 7], &alive), 5);
+    while cache.drop_open_state().is_some() {}
+    assert_eq!(checked(&mut cache, &[1, 0, 2, 2, 0, 7], &alive), 5);
 }
 
 #[test]
@@ -171,7 +199,11 @@ fn texts_of_a_storm_have_their_own_states() {
         let mut row = hit.map_or_else(|| PagedState::new(&[], &alive), |hit| paged(&*hit.state).clone());
         text[row.len()..].iter().for_each(|&symbol| row.push(symbol));
         match dice(1, 8) {
-            0..3 => cache.keep_open(&key("a"), &text, Box::new(row)).unwrap(),
+            0..3 => {
+                let (document, tried) = text.split_at(dice(2, len + 1));
+                let fork = SharedPrefix::new(document.to_vec()).fork(tried);
+                cache.keep_open(&key("a"), fork.text(), Box::new(row)).unwrap();
+            }
             3..6 => {
                 cache.keep(&key("a"), &text, &row).unwrap();
                 drop(row);

@@ -4,7 +4,7 @@ use super::{
     EditSession,
     completion_task::{AHEAD_BYTES, MAX_WIDTH},
 };
-use crate::decode::encoded_text::EncodedText;
+use crate::decode::encoded_text::{EncodedText, max_symbols};
 use std::ops::Range;
 
 /// Bytes of distributions that a session of the server keeps for its next searches, at most.
@@ -38,7 +38,9 @@ impl EditSession {
     }
 
     /// Returns the bytes that the scores of a range hold while they run: the text's symbols, and the answer.
-    pub fn score_bytes(bytes: &Range<usize>) -> usize {
-        bytes.end.saturating_mul(size_of::<u32>()).saturating_add(bytes.len().saturating_mul(SCORED_CHARACTER))
+    pub fn score_bytes(&self, bytes: &Range<usize>) -> usize {
+        let card = self.engine.card();
+        let symbols = max_symbols(bytes.end, card).saturating_mul(size_of::<u32>());
+        symbols.saturating_add(max_symbols(bytes.len(), card).saturating_mul(SCORED_CHARACTER))
     }
 }

@@ -291,7 +291,7 @@ impl Editor {
         let end = messages::offset("score.end_byte", score.end_byte)?;
         let range = start..end;
         session.check_scored(&range)?;
-        let held = self.reserve(&work, EditSession::score_bytes(&range))?;
+        let held = self.reserve(&work, session.score_bytes(&range))?;
         self.running.spawn(id, async move {
             let _held = held;
             let revision = session.text().revision();

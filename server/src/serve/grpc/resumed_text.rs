@@ -68,15 +68,22 @@ impl ResumedRequest {
         let field = "resume_ids";
         check_length(field, ids.len(), card)?;
         card.vocabulary.check_ids(field, &ids)?;
-        let mut counter = TextCounter::new(Arc::clone(&card.vocabulary));
-        match ids.split_last() {
-            Some((last, text)) if card.vocabulary.end_byte() == Some(*last) => {
-                text.iter().for_each(|&id| counter.push(id, true));
-                counter.finish();
-            }
-            _ => ids.iter().for_each(|&id| counter.push(id, true)),
+        let end = card.vocabulary.end_byte();
+        let ended = ids.split_last().filter(|(last, _)| end == Some(**last)).map(|(_, text)| text);
+        let text = ended.unwrap_or(&ids);
+        if let Some(end) = end
+            && let Some(index) = text.iter().position(|id| *id == end)
+        {
+            let bound = format!("the end byte {end} only as the last id");
+            return Err(Error::bad_option(field, format!("one at index {index}"), bound));
         }
-        Ok(Self { symbols: ids, text_chars: counter.chars })
+        let mut counter = TextCounter::new(Arc::clone(&card.vocabulary));
+        text.iter().for_each(|&id| counter.push(id, true));
+        if ended.is_some() {
+            counter.finish();
+        }
+        let text_chars = counter.chars;
+        Ok(Self { symbols: ids, text_chars })
     }
 }
 
@@ -128,8 +135,15 @@ mod tests {
                 "a\u{3}",
                 vec![],
                 Some(1),
-                ended,
+                ended.clone(),
                 "resume_text: expected a text without the end byte 3, found one at byte 1",
+            ),
+            (
+                "",
+                vec![0x61, 3, 0x62, 3],
+                Some(1),
+                ended,
+                "resume_ids: expected the end byte 3 only as the last id, found one at index 1",
             ),
             ("a", vec![1], Some(1), letters(), "resume_text and resume_ids exclude each other: give one"),
             (

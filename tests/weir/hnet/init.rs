@@ -51,3 +51,16 @@ fn random_chunks_are_as_long_as_trained_ones() {
         assert!(lengths.len() == 2 && lengths.iter().all(|length| (2.5..3.5).contains(length)), "{lengths:?}");
     }
 }
+
+#[test]
+fn an_end_byte_without_a_start_mark_is_refused() {
+    let shape = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("models/shapes/hnet-41m.json")).unwrap();
+    let mut shape: Value = serde_json::from_str(&shape).unwrap();
+    shape["vocabulary"] = json!({ "bytes": true, "end": 3 });
+    let dir = TempDir::new().unwrap();
+    let config = dir.path().join("shape.json");
+    fs::write(&config, shape.to_string()).unwrap();
+    let error = init(&config, &dir.path().join("model"), 5, false).unwrap_err().to_string();
+    let expected = "vocabulary.start: expected the mark before a text, as there is an `end`, found nothing";
+    assert!(error.contains(expected), "{error}");
+}

@@ -120,8 +120,8 @@ impl<'a> TextView<'a> {
         self.dropped
     }
 
-    /// Number of symbols that it shares with the other texts of its prefix; all of them without one.
-    pub fn shared_len(&self) -> usize {
+    /// Number of leading symbols that belong to the shared prefix; all of them if there is none.
+    pub fn shared_prefix_len(&self) -> usize {
         self.prefix.map_or(self.len(), |prefix| prefix.len().min(self.len()))
     }
 
@@ -203,7 +203,7 @@ mod tests {
     use super::*;
     use crate::decode::{
         random::{Purpose, uniform},
-        shared_prefix::MAX_KNOWN_DIGESTS,
+        shared_prefix::{MAX_KNOWN_DIGESTS, SharedSymbols},
     };
 
     #[test]
@@ -274,6 +274,17 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_text_tells_how_much_of_it_is_the_shared_prefix() {
+        let symbols = Arc::new(SharedSymbols::new((0..50).collect()));
+        let mut window = TextWindow::new(SharedPrefix::of(symbols, 40, vec![1, 2, 3]).fork(&[7, 8]));
+        let lengths = |window: &TextWindow| [45, 43, 42, 10].map(|len| window.text().prefix(len).shared_prefix_len());
+        assert_eq!(lengths(&window), [43, 43, 42, 10]);
+        window.drop_before(41);
+        assert_eq!(lengths(&window), [43, 43, 42, 41]);
+        assert_eq!(TextView::from(&[1_u32, 2, 3]).shared_prefix_len(), 3);
     }
 
     #[test]

@@ -9,6 +9,8 @@ use std::ops::Range;
 
 /// Bytes of distributions that a session of the server keeps for its next searches, at most.
 pub const KEPT_DISTRIBUTION_BYTES: usize = 1 << 18;
+/// Bytes that a symbol of the text takes while the text is encoded. The symbols grow to at most twice their size.
+const ENCODED_SYMBOL: usize = 2 * size_of::<u32>();
 /// Bytes that a scored character takes until its answer is sent.
 const SCORED_CHARACTER: usize = 256;
 
@@ -40,7 +42,7 @@ impl EditSession {
     /// Returns the bytes that the scores of a range hold while they run: the text's symbols, and the answer.
     pub fn score_bytes(&self, bytes: &Range<usize>) -> usize {
         let card = self.engine.card();
-        let symbols = max_symbols(bytes.end, card).saturating_mul(size_of::<u32>());
+        let symbols = max_symbols(bytes.end, card).saturating_mul(ENCODED_SYMBOL);
         symbols.saturating_add(max_symbols(bytes.len(), card).saturating_mul(SCORED_CHARACTER))
     }
 }

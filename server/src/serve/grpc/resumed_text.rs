@@ -21,7 +21,7 @@ pub(super) struct ResumedRequest {
 impl ResumedRequest {
     /// Encodes a text exactly, or takes ids as they are. Fails if a request has both or no seed, if the model's text does not
     /// determine its symbols, and if a symbol is unknown or the text longer than the model's longest sequence. A text never has the
-    /// end byte, because no stream sends it as text.
+    /// end byte, because no stream sends it as text; among ids it may only be the last one.
     pub(super) fn new(text: &str, ids: Vec<u32>, seed: Option<u64>, card: &Card) -> Result<Self> {
         if text.is_empty() && ids.is_empty() {
             return Ok(Self::default());
@@ -69,8 +69,8 @@ impl ResumedRequest {
         check_length(field, ids.len(), card)?;
         card.vocabulary.check_ids(field, &ids)?;
         let end = card.vocabulary.end_byte();
-        let ended = ids.split_last().filter(|(last, _)| end == Some(**last)).map(|(_, text)| text);
-        let text = ended.unwrap_or(&ids);
+        let before_end = ids.split_last().filter(|(last, _)| end == Some(**last)).map(|(_, text)| text);
+        let text = before_end.unwrap_or(&ids);
         if let Some(end) = end
             && let Some(index) = text.iter().position(|id| *id == end)
         {
@@ -79,11 +79,10 @@ impl ResumedRequest {
         }
         let mut counter = TextCounter::new(Arc::clone(&card.vocabulary));
         text.iter().for_each(|&id| counter.push(id, true));
-        if ended.is_some() {
+        if before_end.is_some() {
             counter.finish();
         }
-        let text_chars = counter.chars;
-        Ok(Self { symbols: ids, text_chars })
+        Ok(Self { symbols: ids, text_chars: counter.chars })
     }
 }
 
@@ -142,8 +141,15 @@ mod tests {
                 "",
                 vec![0x61, 3, 0x62, 3],
                 Some(1),
-                ended,
+                ended.clone(),
                 "resume_ids: expected the end byte 3 only as the last id, found one at index 1",
+            ),
+            (
+                "",
+                vec![3, 0x61],
+                Some(1),
+                ended,
+                "resume_ids: expected the end byte 3 only as the last id, found one at index 0",
             ),
             ("a", vec![1], Some(1), letters(), "resume_text and resume_ids exclude each other: give one"),
             (

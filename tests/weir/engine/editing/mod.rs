@@ -1,5 +1,6 @@
 //! Sessions that edit a document give the results of cold requests for the same text, bit for bit, after any edits.
 
+mod cached_states;
 mod long_texts;
 mod lookahead;
 mod scheduling;
@@ -122,7 +123,9 @@ fn edits_give_the_results_of_cold_requests() {
             let cold = open(&cold_engine, &text);
             let kept = text.chars().count() - dice.below(12);
             let cursor = text.char_indices().nth(kept).map_or(text.len(), |(offset, _)| offset);
-            let end = [CompletionEnd::Length, CompletionEnd::Word][dice.below(2)];
+            let has_segment_ends = model.card().pooled && !model.card().begins_chunks;
+            let ends = [CompletionEnd::Length, CompletionEnd::Word, CompletionEnd::Segment];
+            let end = ends[dice.below(if has_segment_ends { 3 } else { 2 })];
             // long enough for requests that look ahead
             let max_chars = if dice.below(16) == 0 { 4 } else { 2 };
             let rules = CompletionRules { count: 3, end, max_chars };
@@ -221,64 +224,19 @@ fn an_edit_computes_what_follows_its_segment() {
     assert_eq!((edited.reused, edited.recomputed), (70, 15));
 }
 
-/// A search computes the distributions after many segments that the text does not have. They must not displace other texts.
+/// The memory that is reserved for scores suffices for a text that is spelled out.
 #[test]
-fn a_search_adds_no_entries_for_segments_that_it_tries() {
-    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+fn spelled_out_digits_fit_the_bytes_of_a_score() {
     let model = fixture_in("whitespaces", Dtype::F32);
     let engine = engine(&model);
-    let text = "abc de ".repeat(12);
-    let mut session = open(&engine, &text);
-    let complete = |session: &EditSession, end, max_chars| {
-        let rules = CompletionRules { count: 16, end, max_chars };
-        let cursor = session.text().text().len();
-        runtime.block_on(session.complete(cursor, rules).unwrap().run()).unwrap()
-    };
-    for (end, max_chars) in [(CompletionEnd::Segment, 4), (CompletionEnd::Length, 4), (CompletionEnd::Line, 4)] {
-        let found = complete(&session, end, max_chars);
-        assert!(found.distributions > 20, "{end:?}: {} distributions", found.distributions);
-        assert_eq!(engine.segment_cache_usage().entries, 1, "{end:?}");
+    let card = model.card();
+    for part in ["3", "3a", "a"] {
+        let text = part.repeat(240.min(card.max_symbols / 7) / part.len());
+        let symbols = card.encode("text", &text).unwrap();
+        let held = symbols.capacity() * size_of::<u32>() + 256 * symbols.len();
+        let reserved = open(&engine, &text).score_bytes(&(0..text.len()));
+        assert!((held..16 * held).contains(&reserved), "{part}: {held} of {reserved}");
     }
-    // a segment that the text has is an entry, and the next searches continue from it
-    session.splice(1, &[Splice { range: text.len()..text.len(), text: "ab c".into() }]).unwrap();
-    let typed = complete(&session, CompletionEnd::Segment, 4);
-    assert!(typed.reused >= text.len() && engine.segment_cache_usage().entries <= 2, "{} reused", typed.reused);
-    assert_eq!(complete(&session, CompletionEnd::Segment, 4).recomputed, 1);
-}
-
-/// The states of a text may be evicted while the session still has a distribution after it.
-#[test]
-fn an_evicted_text_is_read_once() {
-    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    let model = fixture_in("whitespaces", Dtype::F32);
-    let text = "abc de ".repeat(12);
-    let rules = |max_chars| CompletionRules { count: 3, end: CompletionEnd::Length, max_chars };
-    let complete =
-        |session: &EditSession, rules| runtime.block_on(session.complete(text.len(), rules).unwrap().run()).unwrap();
-    let cold_engine = engine(&model);
-    let cold = complete(&open(&cold_engine, &text), rules(3));
-    let measured = self::engine(&model);
-    complete(&open(&measured, &text), rules(1));
-    let cache_bytes = 8 * measured.segment_cache_usage().bytes;
-    let engine = Handle::start(Arc::clone(&model), Limits { cache_bytes, ..Limits::default() }).unwrap();
-    let session = open(&engine, &text);
-    session.keep_distributions(1 << 16);
-    assert_eq!(complete(&session, rules(1)).distributions, 1);
-    // other texts take the place of its state, which is the least recently used one
-    for number in 0..40_u8 {
-        let replaced = if number < 20 { "a" } else { "b" };
-        let other = text.replace(replaced, &char::from(b'f' + number % 20).to_string());
-        complete(&open(&engine, &other), rules(1));
-    }
-    assert!(engine.segment_cache_usage().evictions > 4);
-    let before = engine.counters().prefill_chars;
-    let warm = complete(&session, rules(3));
-    let fed = engine.counters().prefill_chars - before;
-    assert_eq!((&warm.items, warm.reused, warm.recomputed), (&cold.items, 0, text.len()));
-    assert_eq!((warm.expansions, warm.reused_distributions), (cold.expansions, 1));
-    // the other requests feed some characters of the last word
-    let most = text.len() + 10 * warm.distributions;
-    assert!(fed as usize <= most && warm.distributions > 8, "{fed} characters, {} distributions", warm.distributions);
 }
 
 #[test]

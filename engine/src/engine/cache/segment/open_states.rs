@@ -1,10 +1,10 @@
-//! The states of texts that end within a segment, or in a segment that was only tried, for requests that try many short continuations
-//! of one text.
+//! The states of texts that end within a segment, or continue a shared prefix beyond the end of a segment, for requests that try many
+//! short continuations of one text.
 //!
-//! The trees hold states up to the end of a segment. A search for completions asks for the distributions after many beginnings of
-//! one word: without these states, each of its requests would feed the word from its first character. The segments that end in these
-//! continuations are kept here, too: in the trees, they would soon take the place of the documents. An open state serves only the
-//! texts that begin with all of its own text. As in the trees, only the symbols that the state depends on are kept and
+//! The trees hold states up to the end of a segment of the document. A search for completions asks for the distributions after many
+//! beginnings of one word: without open states, each of its requests would feed the word from its first character. The states after
+//! whole words that a search tried are here, too. In the trees they would soon take the place of documents. An open state serves only
+//! the texts that begin with all of its own text. As in the trees, only the symbols that the state depends on are kept and
 //! compared: see [`TreeKey`]. At most [`MAX_OPEN_STATES`] are kept; the least recently used one is dropped first.
 
 use super::tree_key::TreeKey;
@@ -14,7 +14,7 @@ use crate::{
 };
 use std::{cmp::Reverse, collections::VecDeque};
 
-/// Maximum open states of a cache: about as many as twenty-five searches leave.
+/// Maximum open states of a cache. A search for words leaves about twenty.
 pub(super) const MAX_OPEN_STATES: usize = 512;
 /// Symbols at the end of a text that are compared first. The texts of one search differ there.
 const LAST_SYMBOLS: usize = 16;
@@ -27,7 +27,7 @@ pub(super) struct OpenStates<K> {
     own_bytes: usize,
 }
 
-/// The state of a text whose last segment has not ended, or was only tried.
+/// The state of a text, which serves only texts that begin with all of it.
 pub(super) struct OpenState<K> {
     key: K,
     place: TreeKey,

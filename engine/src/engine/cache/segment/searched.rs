@@ -22,23 +22,18 @@ impl SegmentCache {
         self.open_states.longest(key, text, shortest)
     }
 
-    /// Stores the state after `text` as [`keep`](Self::keep) does, and also as an open state if `text` ends within a segment. The
-    /// open state serves the texts that begin with `text`.
-    ///
-    /// If `text` continues a shared prefix and a segment has ended in the continuation, stores only an open state: a search tries many
-    /// continuations, and the document may take none of them. The entry that serves most of the prefix counts as used.
+    /// Stores the state after `text` as [`keep`](Self::keep) does. If `text` goes on after the end of the segment that this stores, also
+    /// stores it as an open state, which serves the texts that begin with `text`.
     pub fn keep_open<'a>(&mut self, key: &Key, text: impl Into<TextView<'a>>, state: Box<dyn State>) -> Result<()> {
         let text = text.into();
-        let end = state.boundary_before(state.len());
-        let is_tried = end > text.shared_len();
-        let held = self.longest_match(key, text.prefix(end.min(text.shared_len())));
-        let held = held.filter(|longest| is_tried || longest.len == end && end > 0);
+        let document = text.prefix(text.shared_prefix_len());
+        let end = state.boundary_before(state.len().min(document.len()));
+        let held = self.longest_match(key, document.prefix(end)).filter(|longest| longest.len == end && end > 0);
         match held.map(|longest| longest.entry) {
             Some(entry) => self.touch(&entry),
-            None if is_tried => {}
             None => drop(self.keep(key, text, &*state)?),
         }
-        let is_open = text.len() == state.len() && (is_tried || state.len() > end);
+        let is_open = text.len() == state.len() && state.len() > end;
         let place = if is_open { TreeKey::for_state(&*state, text) } else { None };
         let Some((place, rest)) = place.filter(|(_, rest)| !rest.is_empty()) else { return Ok(()) };
         let own_bytes = entry_bytes(&*state) + key.tenant.len() + rest.len() * size_of::<u32>();

@@ -1,4 +1,4 @@
-//! Open states: those of texts that end within a segment, or that a search tried.
+//! Open states: those of texts that end within a segment, or continue a shared prefix beyond the end of a segment.
 
 use super::*;
 use crate::{
@@ -52,12 +52,13 @@ fn a_text_serves_those_that_begin_with_all_of_it() {
 }
 
 #[test]
-fn a_segment_that_was_only_tried_is_no_entry() {
+fn a_segment_in_a_continuation_is_no_entry() {
     let alive = Arc::default();
     let mut cache = SegmentCache::new(Capacity { entries: 2, ..Capacity::with_bytes(1 << 20) });
     let keep_fork = |cache: &mut SegmentCache, document: &[u32], tried: &[u32]| {
         let fork = SharedPrefix::new(document.to_vec()).fork(tried);
         let state = PagedState::new(&fork.symbols().to_vec(), &alive);
+        assert!(cache.keep(&key("a"), fork.text(), &state).unwrap());
         cache.keep_open(&key("a"), fork.text(), Box::new(state)).unwrap();
     };
     keep_fork(&mut cache, &[1, 0, 2], &[]);
@@ -72,9 +73,8 @@ fn a_segment_that_was_only_tried_is_no_entry() {
     // the entry of the document was used later than the other one
     assert!(keep(&mut cache, &[8, 0], &alive));
     assert_eq!([[1, 0, 9], [7, 0, 9], [8, 0, 9]].map(|text| checked(&mut cache, &text, &alive)), [2, 0, 2]);
-    // once the document has the segment, it becomes an entry
+    // a continuation stores what its document has: once this has the segment, it becomes an entry
     keep_fork(&mut cache, &[1, 0, 2, 2, 0], &[6]);
-    assert_eq!(checked(&mut cache, &[1, 0, 2, 2, 0, 7], &alive), 5);
     while cache.drop_open_state().is_some() {}
     assert_eq!(checked(&mut cache, &[1, 0, 2, 2, 0, 7], &alive), 5);
 }

@@ -124,7 +124,7 @@ impl EncodedText {
 }
 
 /// Returns the maximum symbols of a text of `bytes` bytes, if the model can read it.
-pub fn max_symbols(bytes: usize, card: &Card) -> usize {
+pub(crate) fn max_symbols(bytes: usize, card: &Card) -> usize {
     bytes.saturating_mul(card.vocabulary.normaliser().max_chars_per_byte()).min(card.max_symbols)
 }
 

@@ -151,8 +151,7 @@ impl SharedPrefix {
         &self.shared.symbols[..self.shared_len]
     }
 
-    /// Returns the text of the prefix and a continuation. The continuation is one of many that are tried: the segment cache keeps no
-    /// entries for it.
+    /// Returns the text of the prefix and a continuation that a search tries. The segment cache keeps no entry beyond the prefix.
     pub fn fork(self: &Arc<Self>, continuation: &[u32]) -> ForkedText {
         ForkedText { prefix: Some(Arc::clone(self)), own: [&self.rest, continuation].concat() }
     }

@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_tells_how_much_of_it_is_the_shared_prefix() {
+    fn the_shared_prefix_ends_before_the_continuation() {
         let symbols = Arc::new(SharedSymbols::new((0..50).collect()));
         let mut window = TextWindow::new(SharedPrefix::of(symbols, 40, vec![1, 2, 3]).fork(&[7, 8]));
         let lengths = |window: &TextWindow| [45, 43, 42, 10].map(|len| window.text().prefix(len).shared_prefix_len());

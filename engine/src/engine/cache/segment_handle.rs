@@ -83,7 +83,7 @@ impl SegmentCacheHandle {
         }
     }
 
-    /// Keeps the state of the symbols that were fed for all texts that begin with them.
+    /// Stores the state after the symbols that were fed. It serves every text that begins with them.
     pub(crate) fn keep_open(&self, key: Option<&Key>, session: &Session, state: Box<dyn State>) {
         let (Some(mut cache), Some(key)) = (self.lock(), key) else { return };
         if let Err(error) = cache.keep_open(key, session.text().prefix(state.len()), state) {

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 /// Bytes of distributions that a session of the server keeps for its next searches, at most.
 pub const KEPT_DISTRIBUTION_BYTES: usize = 1 << 18;
-/// Bytes that a symbol of the text takes while the text is encoded. The symbols grow to at most twice their size.
+/// Bytes that a symbol of the text takes while the text is encoded. A growing vector may reserve twice what it needs.
 const ENCODED_SYMBOL: usize = 2 * size_of::<u32>();
 /// Bytes that a scored character takes until its answer is sent.
 const SCORED_CHARACTER: usize = 256;

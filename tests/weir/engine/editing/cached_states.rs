@@ -1,4 +1,4 @@
-//! The states that searches leave in the segment cache, and searches whose text is not in the cache any more.
+//! The states that searches leave in the segment cache, and searches whose text is no longer in the cache.
 
 use super::{engine, open};
 use crate::support::fixture_in;
@@ -58,23 +58,23 @@ fn read_once(runtime: &Runtime, model: &Arc<dyn Model>, end: CompletionEnd) {
         |session: &EditSession, rules| runtime.block_on(session.complete(text.len(), rules).unwrap().run()).unwrap();
     let cold_engine = engine(model);
     let cold = complete(&open(&cold_engine, &text), rules(3));
-    let measured = super::engine(model);
+    let measured = engine(model);
     complete(&open(&measured, &text), rules(1));
     let cache_bytes = 8 * measured.segment_cache_usage().bytes;
-    let engine = Handle::start(Arc::clone(model), Limits { cache_bytes, ..Limits::default() }).unwrap();
-    let session = open(&engine, &text);
+    let small = Handle::start(Arc::clone(model), Limits { cache_bytes, ..Limits::default() }).unwrap();
+    let session = open(&small, &text);
     session.keep_distributions(1 << 16);
     assert_eq!(complete(&session, rules(1)).distributions, 1);
     // other texts take the place of its state, which is the least recently used one
     for number in 0..40_u8 {
         let letters = [char::from(b'f' + number % 20), if number < 20 { 'b' } else { 'c' }];
         let other = text.replace("ab", &String::from_iter(letters));
-        complete(&open(&engine, &other), rules(1));
+        complete(&open(&small, &other), rules(1));
     }
-    assert!(engine.segment_cache_usage().evictions > 4);
-    let before = engine.counters().prefill_chars;
+    assert!(small.segment_cache_usage().evictions > 4);
+    let before = small.counters().prefill_chars;
     let warm = complete(&session, rules(3));
-    let fed = engine.counters().prefill_chars - before;
+    let fed = small.counters().prefill_chars - before;
     assert_eq!((&warm.items, warm.reused, warm.recomputed), (&cold.items, 0, text.len()));
     assert_eq!((warm.expansions, warm.reused_distributions), (cold.expansions, 1));
     // the other requests feed some characters of the last word

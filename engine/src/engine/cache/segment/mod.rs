@@ -8,7 +8,7 @@
 //! back to the end of the last segment that lies within the shared prefix: one entry serves every text with the same prefix.
 //! An entry whose windows have moved on cannot be rolled back far. Shorter entries stay next to it and share its pages. A row
 //! that starts from a hit has the same numbers as one that starts cold. Next to the trees, the cache holds a few states of texts
-//! that end within a segment, or continue a shared prefix beyond the end of a segment ([`open_states`]).
+//! that end within a segment or after their shared prefix ([`open_states`]).
 //!
 //! Pure: no clock, threads or channels. Its memory is that of the distinct pages of its entries plus an estimate of the trees;
 //! beyond the limit, entries are evicted by the rules of [`tenants`], and open states if they take more than a small part.
@@ -219,8 +219,8 @@ impl SegmentCache {
         entries.max_by_key(|entry| entry.len)
     }
 
-    /// Stores the state of `text` up to the end of its last segment; if it continues a shared prefix, up to that of the prefix. The
-    /// state has been fed the first symbol of `text`.
+    /// Stores the state of `text` up to the end of its last segment. If `text` continues a shared prefix, only segments that end within
+    /// the prefix count. The state has been fed the first symbol of `text`.
     ///
     /// Returns true if the cache holds it now; false if no segment has ended, or if it is larger than the whole cache or than
     /// what other tenants leave of it.

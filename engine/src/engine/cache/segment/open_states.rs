@@ -1,5 +1,5 @@
-//! The states of texts that end within a segment, or continue a shared prefix beyond the end of a segment, for requests that try many
-//! short continuations of one text.
+//! The states of texts that end within a segment or after their shared prefix, for requests that try many short continuations of one
+//! text.
 //!
 //! The trees hold states up to the end of a segment of the document. A search for completions asks for the distributions after many
 //! beginnings of one word: without open states, each of its requests would feed the word from its first character. The states after

@@ -22,8 +22,8 @@ impl SegmentCache {
         self.open_states.longest(key, text, shortest)
     }
 
-    /// Stores the state after `text` as [`keep`](Self::keep) does. If `text` goes on after the end of the segment that this stores, also
-    /// stores it as an open state, which serves the texts that begin with `text`.
+    /// Stores the state after `text` as [`keep`](Self::keep) does. If `text` is longer than the text of that entry, or gets none, the
+    /// state is also stored as an open state. It serves the texts that begin with `text`.
     pub fn keep_open<'a>(&mut self, key: &Key, text: impl Into<TextView<'a>>, state: Box<dyn State>) -> Result<()> {
         let text = text.into();
         let document = text.prefix(text.shared_prefix_len());

@@ -1,4 +1,4 @@
-//! Open states: those of texts that end within a segment, or continue a shared prefix beyond the end of a segment.
+//! Open states: those of texts that end within a segment or after their shared prefix.
 
 use super::*;
 use crate::{
@@ -52,7 +52,7 @@ fn a_text_serves_those_that_begin_with_all_of_it() {
 }
 
 #[test]
-fn a_segment_in_a_continuation_is_no_entry() {
+fn a_segment_of_a_continuation_gets_no_entry() {
     let alive = Arc::default();
     let mut cache = SegmentCache::new(Capacity { entries: 2, ..Capacity::with_bytes(1 << 20) });
     let keep_fork = |cache: &mut SegmentCache, document: &[u32], tried: &[u32]| {
@@ -73,7 +73,7 @@ fn a_segment_in_a_continuation_is_no_entry() {
     // the entry of the document was used later than the other one
     assert!(keep(&mut cache, &[8, 0], &alive));
     assert_eq!([[1, 0, 9], [7, 0, 9], [8, 0, 9]].map(|text| checked(&mut cache, &text, &alive)), [2, 0, 2]);
-    // a continuation stores what its document has: once this has the segment, it becomes an entry
+    // the document now contains the segment, so a continuation of it stores an entry there
     keep_fork(&mut cache, &[1, 0, 2, 2, 0], &[6]);
     while cache.drop_open_state().is_some() {}
     assert_eq!(checked(&mut cache, &[1, 0, 2, 2, 0, 7], &alive), 5);

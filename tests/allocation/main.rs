@@ -75,6 +75,10 @@ fn allocations() -> usize {
     ALLOCATIONS.load(Relaxed)
 }
 
+/// Attempts of a check. Threads that do not belong to a step, such as one that prepares memory, may allocate at the same time.
+/// A step that allocates does so in every attempt.
+const ATTEMPTS: usize = 20;
+
 /// Returns the configuration of a small model over the letters a to z and the space.
 fn config(layers: Value, boundaries: Value) -> Value {
     let symbols: Vec<String> = std::iter::once(' ').chain('a'..='z').map(String::from).collect();

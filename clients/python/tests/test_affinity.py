@@ -52,7 +52,7 @@ def test_no_request_without_a_character_is_lost(replicas: List[local.Server], ho
         text = ""
         try:
             with Client(proxy.address, affinity_chars=20, retry=Retry(attempts=1), timeout=local.TIMEOUT) as client:
-                for piece in client.stream(prompt, max_chars=150, coalesce_chars=1):
+                for piece in client.stream(prompt, max_chars=600, coalesce_chars=1):
                     text += piece.text
             outcomes.append("complete")
         except WeirError as error:

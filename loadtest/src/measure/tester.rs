@@ -240,15 +240,20 @@ mod tests {
 
     #[tokio::test]
     async fn the_probe_measures_how_long_the_runtime_was_blocked() {
-        let probe = LagProbe::start().unwrap();
-        // blocks this thread
-        let begun = std::time::Instant::now();
-        while begun.elapsed() < Duration::from_millis(120) {
-            std::hint::spin_loop();
+        // on a busy machine the probe may begin when this thread is no longer blocked
+        for _ in 0..5 {
+            let probe = LagProbe::start().unwrap();
+            // blocks this thread
+            let begun = std::time::Instant::now();
+            while begun.elapsed() < Duration::from_millis(120) {
+                std::hint::spin_loop();
+            }
+            // the first tick came 5 ms after the start
+            if LagProbe::stop(Some(probe)).await.unwrap().percentiles(1.0).max.is_some_and(|lag| lag > 20e6) {
+                return;
+            }
         }
-        let lags = LagProbe::stop(Some(probe)).await.unwrap().percentiles(1.0);
-        // the first tick came 5 ms after the start, or later on a busy machine, but hardly 100 ms
-        assert!(lags.max.unwrap() > 20e6, "{lags:?}");
+        panic!("no lag was measured");
     }
 
     #[test]

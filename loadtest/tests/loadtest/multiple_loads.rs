@@ -31,7 +31,7 @@ fn arrivals_of_each_rate_are_a_draw_of_their_own() {
 
 #[test]
 fn measurements_before_the_server_died_are_reported_and_the_command_fails() {
-    let served = serve(vec![script("stub")]);
+    let served = serve(vec![Script { first: Duration::from_millis(150), ..script("stub") }]);
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let data = file("a.json");

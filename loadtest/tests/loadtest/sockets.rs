@@ -154,7 +154,7 @@ fn requests_due_during_a_pause_wait_for_its_end_over_a_socket() {
 #[test]
 fn figures_over_a_socket_agree_with_the_stubs_send_times() {
     undisturbed_async(async || {
-        let script = Script { first: ms(150), plain: ms(30), boundary: ms(90), segment: 4, ..Script::instant("s") };
+        let script = Script { first: ms(600), plain: ms(30), boundary: ms(90), segment: 4, ..Script::instant("s") };
         let stub = Stub::new(vec![script]);
         let extent = RunLength { warm_up: Duration::ZERO, duration: None, requests: Some(60) };
         let load = LoadPattern::Open { arrivals: ArrivalProcess::Poisson, rate: 20.0, burst: 1 };

@@ -131,8 +131,9 @@ fn a_request_runs_no_longer_than_its_limit_and_the_text_until_then_is_sent() {
     let long = engine.submit(plain(4000), None).unwrap();
     let began = Instant::now();
     // The time in the queue does not count.
-    let short = engine.submit(plain(10), None).unwrap();
+    let short = engine.submit(plain(1), None).unwrap();
     let (symbols, error) = read_to_error(long);
+    toy.step_ns.store(0, SeqCst);
     assert!(matches!(error, Error::RanTooLong { limit } if limit == request_time), "{error:?}");
     assert_eq!(error.code(), Code::DeadlineExceeded);
     assert!((1..4000).contains(&symbols.len()) && began.elapsed() >= request_time);
@@ -166,9 +167,12 @@ fn a_deadline_in_the_past_is_rejected() {
 fn a_deadline_passes_in_the_queue() {
     let toy = Toy::new();
     let engine = toy.engine(limits(1, 4));
-    // The first reader does not read: its row pauses, and the second request times out in the queue.
+    // The first reader does not read: its row pauses, and the second request times out in the queue, before it could displace the
+    // first.
+    toy.hold(0);
     let first = engine.submit(plain(1000), None).unwrap();
     let second = engine.submit(plain(1), Some(Instant::now() + Duration::from_millis(50))).unwrap();
+    toy.release();
     assert!(matches!(read(second), Err(Error::Deadline { stage: "in the queue" })));
     assert_eq!(engine.load().queued, 0);
     read(first).unwrap();

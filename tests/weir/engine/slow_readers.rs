@@ -45,18 +45,25 @@ fn a_slow_but_steady_reader_is_not_ended() {
     let toy = Toy::new();
     let stall = Duration::from_millis(400);
     let engine = toy.engine(Limits { events: 2, stall, ..Limits::default() });
-    let mut events = engine.submit(long(2, 12), None).unwrap();
-    let mut received = 0;
-    let start = Instant::now();
-    loop {
-        thread::sleep(Duration::from_millis(60));
-        match events.blocking_recv().unwrap().unwrap() {
-            Event::Characters(characters) => received += characters.len(),
-            Event::Finished { .. } => break,
-            Event::Started { .. } | Event::Coded(_) | Event::Next(_) | Event::Document(_) => {}
+    // on a busy machine this thread may itself pause for longer than the limit
+    let is_answered = (0..5).any(|_| {
+        let mut events = engine.submit(long(2, 12), None).unwrap();
+        let mut received = 0;
+        let start = Instant::now();
+        loop {
+            thread::sleep(Duration::from_millis(60));
+            match events.blocking_recv().unwrap() {
+                Ok(Event::Characters(characters)) => received += characters.len(),
+                Ok(Event::Finished { .. }) => break,
+                Ok(_) => {}
+                Err(Error::Stalled { .. }) => return false,
+                Err(error) => panic!("{error}"),
+            }
         }
-    }
-    assert!(received == 12 && start.elapsed() > stall);
+        assert!(received == 12 && start.elapsed() > stall);
+        true
+    });
+    assert!(is_answered);
     assert_idle(&toy, &engine);
 }
 
@@ -80,7 +87,7 @@ fn rows_of_slow_readers_are_preempted_and_resumed() {
 #[test]
 fn a_preempted_job_with_a_stalled_reader_is_ended() {
     let toy = Toy::new();
-    let stall = Duration::from_millis(500);
+    let stall = Duration::from_secs(2);
     let engine = toy.engine(Limits { rows: 1, events: 4, stall, ..Limits::default() });
     let mut slow = engine.submit(long(1, 500), None).unwrap();
     eventually("the row has paused", || slow.len() == 4);

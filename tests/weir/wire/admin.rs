@@ -205,6 +205,7 @@ async fn an_unloaded_model_serves_its_last_request() {
     let fake = server.fake(1);
     fake.slow(STEP);
     let stream = server.generation().generate(of("second", long("a", 200))).await.unwrap().into_inner();
+    fake.hold();
     assert_eq!(server.unload("second").await.unwrap(), 2);
     let status = server.text("second", 1).await.unwrap_err();
     assert_eq!((status.code(), reason(&status).as_str()), (Code::NotFound, "UNKNOWN_MODEL"));
@@ -212,6 +213,7 @@ async fn an_unloaded_model_serves_its_last_request() {
     let draining = server.list().await.pop().unwrap();
     assert_eq!((draining.number, draining.state()), (2, State::Draining));
     assert_eq!(draining.running + draining.waiting, 1);
+    fake.release();
     assert_eq!(read(stream).await.unwrap().finished.usage.unwrap().generated_chars, 200);
     server.drained().await;
     assert_eq!(server.states().await, [("first".into(), 1, State::Serving)]);

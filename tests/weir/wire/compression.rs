@@ -88,12 +88,18 @@ async fn limits_apply_to_the_decompressed_size() {
 const GENERATE: &str = "/weir.v1.Generation/Generate";
 const STREAM: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
 
-/// Starts a call that sends `begun` and stays open.
+/// Time after which a call without an answer counts as open.
+const OPEN: Duration = Duration::from_millis(500);
+/// Time within which an answer must come.
+const ANSWERED: Duration = Duration::from_secs(10);
+
+/// Starts a call that sends `incomplete` and stays open. Its answer is `None` if none came within `wait`.
 async fn unfinished(
     server: &Server,
     path: &str,
     encoding: &str,
     incomplete: &[u8],
+    wait: Duration,
 ) -> (h2::SendStream<tonic::codegen::Bytes>, impl Future<Output = Option<Status>>) {
     let sender = connect(server.running.address, 1 << 16).await;
     let request = Request::post(format!("http://weir{path}")).header("te", "trailers");
@@ -101,8 +107,8 @@ async fn unfinished(
     let request = request.version(tonic::codegen::http::Version::HTTP_2).body(()).unwrap();
     let (response, mut sending) = sender.ready().await.unwrap().send_request(request, false).unwrap();
     sending.send_data(incomplete.to_vec().into(), false).unwrap();
-    let answer = async {
-        let response = timeout(Duration::from_millis(500), response).await.ok()?.unwrap();
+    let answer = async move {
+        let response = timeout(wait, response).await.ok()?.unwrap();
         Status::from_header_map(response.headers())
     };
     (sending, answer)
@@ -142,19 +148,19 @@ async fn the_maximum_decompressed_size_is_reserved() {
         let server = Server::with(Limits::default(), config.clone(), &[("fake", Kind::Pooled)]).await;
         let mut held = Vec::new();
         for _ in 0..3 {
-            let (sending, answer) = unfinished(&server, path, encoding, sent).await;
+            let (sending, answer) = unfinished(&server, path, encoding, sent, OPEN).await;
             assert!(answer.await.is_none(), "the call stays open");
             held.push(sending);
         }
-        let last = async || {
-            let (sending, answer) = unfinished(&server, GENERATE, "deflate", &message_frame).await;
+        let last = async |wait| {
+            let (sending, answer) = unfinished(&server, GENERATE, "deflate", &message_frame, wait).await;
             (sending, answer.await.map(|status| (status.code(), reason(&status))))
         };
-        let (_sending, status) = last().await;
+        let (_sending, status) = last(if full { ANSWERED } else { OPEN }).await;
         assert_eq!(status, full.then(|| (Code::ResourceExhausted, "QUEUE_FULL".to_owned())), "{path} {encoding}");
         // Closing the calls releases their memory.
         drop(held);
-        let again = async { while let (_sending, Some(_)) = last().await {} };
+        let again = async { while let (_sending, Some(_)) = last(OPEN).await {} };
         timeout(Duration::from_secs(20), again).await.expect("the memory is released");
     }
 }
@@ -176,12 +182,12 @@ async fn wrong_encodings_are_reported() {
     let server = Server::new().await;
     let incomplete = [&[1][..], &4_u32.to_be_bytes(), b"what"].concat();
     for encoding in ["gzip", "deflate"] {
-        let (_sending, answer) = unfinished(&server, GENERATE, encoding, &incomplete).await;
+        let (_sending, answer) = unfinished(&server, GENERATE, encoding, &incomplete, ANSWERED).await;
         let status = answer.await.expect("an answer");
         assert_eq!((status.code(), reason(&status).as_str()), (Code::InvalidArgument, "UNREADABLE"), "{status:?}");
         assert!(status.message().contains("compressed"), "{status:?}");
     }
-    let (_sending, answer) = unfinished(&server, GENERATE, "zstd", &incomplete).await;
+    let (_sending, answer) = unfinished(&server, GENERATE, "zstd", &incomplete, ANSWERED).await;
     let status = answer.await.expect("an answer");
     assert_eq!(status.code(), Code::Unimplemented);
     assert!(status.message().contains("`zstd`"), "{status:?}");

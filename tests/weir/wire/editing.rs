@@ -281,8 +281,7 @@ async fn many_splices_of_a_long_text_apply_or_change_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sessions_are_limited_and_closed_with_a_reason() {
-    let editing =
-        EditingConfig { sessions: 2, idle: Duration::from_millis(300), splice_rate: 20, ..Default::default() };
+    let editing = EditingConfig { sessions: 2, idle: Duration::from_secs(2), splice_rate: 20, ..Default::default() };
     let mut server = server(editing).await;
     let mut session = Session::open(&server, "ab ").await;
     // one caller has half of the sessions

@@ -62,7 +62,7 @@ async fn queued_prompts_are_limited_and_refusals_have_a_retry_delay() {
 
 #[tokio::test]
 async fn a_client_that_does_not_read_is_cut_off() {
-    let stall = Duration::from_millis(300);
+    let stall = Duration::from_secs(2);
     let limits = Limits { rows: 1, events: 4, stall, ..Limits::default() };
     let server = Server::with(limits, TransportConfig::default(), &[("fake", Kind::Pooled)]).await;
     // The client has a window of one kilobyte.

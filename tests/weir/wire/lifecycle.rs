@@ -51,7 +51,7 @@ async fn a_deadline_passes_in_the_queue() {
     let running = server.generate(long("a", 1500)).await.unwrap();
     eventually("the first runs", || loaded(&server, 0, 1)).await;
     let mut request = Request::new(prompt("a"));
-    request.set_timeout(Duration::from_millis(50));
+    request.set_timeout(Duration::from_secs(1));
     let mut waiting = server.generation().generate(request).await.unwrap().into_inner();
     let status = waiting.next().await.unwrap().unwrap_err();
     assert_eq!((status.code(), reason(&status).as_str()), (Code::DeadlineExceeded, "DEADLINE"));
@@ -246,6 +246,7 @@ async fn streams_finish_while_the_server_drains() {
     }
     let mut stream = server.generate(long("a", 100)).await.unwrap();
     stream.next().await.unwrap().unwrap();
+    server.model.hold();
     server.running.shut_down();
     for watched in &mut watched {
         assert_eq!(watched.next().await.unwrap().unwrap().status(), ServingStatus::NotServing);
@@ -256,6 +257,7 @@ async fn streams_finish_while_the_server_drains() {
     assert_eq!((status.code(), reason(&status).as_str()), (Code::Unavailable, "DRAINING"));
     assert!(details(&status).retry_info().is_some());
 
+    server.model.release();
     let mut last = None;
     while let Some(message) = stream.next().await {
         last = message.unwrap().event;

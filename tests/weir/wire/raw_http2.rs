@@ -83,15 +83,22 @@ async fn a_missed_deadline_has_error_details() {
 #[tokio::test]
 async fn a_unary_call_ends_at_its_deadline() {
     let server = Server::new().await;
-    server.model.hold();
     let sender = connect(server.running.address, 1 << 16).await;
-    let answer = segment(sender, &"a ".repeat(900), &[("grpc-timeout", "60m")]).await;
-    let status = Status::from_header_map(answer.headers()).unwrap();
-    assert_eq!((status.code(), reason(&status).as_str()), (Code::DeadlineExceeded, "DEADLINE"));
-    server.model.release();
-    server.at_rest().await;
-    // The running step finishes; the seven others do not start.
-    assert_eq!(server.model.steps(), 1);
+    for _ in 0..20 {
+        server.model.hold();
+        let answer = segment(sender.clone(), &"a ".repeat(900), &[("grpc-timeout", "60m")]).await;
+        let status = Status::from_header_map(answer.headers()).unwrap();
+        assert_eq!((status.code(), reason(&status).as_str()), (Code::DeadlineExceeded, "DEADLINE"));
+        server.model.release();
+        server.at_rest().await;
+        // The running step finishes; the seven others do not start. On a busy machine the call may end before its first step.
+        let steps = server.model.steps();
+        assert!(steps <= 1, "{steps}");
+        if steps == 1 {
+            return;
+        }
+    }
+    panic!("no call reached the engine");
 }
 
 /// The call ends for the server when its answer is buffered; the client has not read it then.

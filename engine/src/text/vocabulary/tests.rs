@@ -50,10 +50,14 @@ fn encoding_stops_at_the_first_symbol_above_the_limit() {
         message(&folded, "oo 7"),
         "prompt: expected symbols of the model's vocabulary, found '7' (normalised to 's') at character 3"
     );
-    // normalising all of it would produce ten million symbols
-    let start = std::time::Instant::now();
-    assert!(folded.encode("prompt", &"1".repeat(2 << 20), 1000).is_err());
-    assert!(start.elapsed() < std::time::Duration::from_millis(20), "{:?}", start.elapsed());
+    // normalising all of it would produce ten million symbols, which takes longer each time
+    let digits = "1".repeat(2 << 20);
+    let is_quick = (0..20).any(|_| {
+        let start = std::time::Instant::now();
+        assert!(folded.encode("prompt", &digits, 1000).is_err());
+        start.elapsed() < std::time::Duration::from_millis(20)
+    });
+    assert!(is_quick);
 }
 
 #[test]

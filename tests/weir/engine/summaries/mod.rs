@@ -188,12 +188,14 @@ fn a_long_document_stalls_no_stream() {
     let engine = engine(&model, Limits { chunk: 4, step: Duration::ZERO, ..Limits::default() });
     let ids = document(9, 3);
     let slow = Summarize { beam: Some(1), min_tokens: Some(50), max_tokens: Some(50), ..Summarize::default() };
-    model.slow(Duration::from_millis(1));
+    model.slow(Duration::from_millis(5));
     let stream = submit(&engine, &ids, &slow, tenant("stream")).unwrap();
     eventually("the stream decodes", || model.log.lock().unwrap().contains(&LoggedStep::Rows(1)));
+    model.hold();
     let long: Vec<_> = (0..3)
         .map(|salt| submit(&engine, &document(TOKENS, salt), &Summarize::default(), tenant("long")).unwrap())
         .collect();
+    model.slow(Duration::from_millis(1));
     let streamed = read(stream).unwrap();
     assert_eq!(streamed.summary.hypotheses, alone(&ids, &slow, &model));
     let log = model.log.lock().unwrap().clone();

@@ -94,12 +94,12 @@ async fn requests_of_one_stream_run_concurrently() {
     let server = Server::new().await;
     let mut full_text = HashMap::new();
     for prompt in ["a", "b", "c"] {
-        full_text.insert(prompt, server.answer(long(prompt, 60)).await.unwrap().text());
+        full_text.insert(prompt, server.answer(long(prompt, 600)).await.unwrap().text());
     }
     server.model.slow(Duration::from_millis(2));
     let (send, mut answers) = stream(&server).await;
     for name in ["a", "b", "c"] {
-        send.send(streamed(name, name, 60)).await.unwrap();
+        send.send(streamed(name, name, 600)).await.unwrap();
     }
     let mut texts = HashMap::<String, String>::new();
     let mut order = Vec::new();

@@ -61,7 +61,7 @@ async fn a_document_in_chunks_is_summarized_with_what_was_selected() {
 
 #[tokio::test]
 async fn another_request_reuses_the_document() {
-    let limits = Limits { document_bytes: 1 << 20, document_keep: Duration::from_millis(600), ..Limits::default() };
+    let limits = Limits { document_bytes: 1 << 20, document_keep: Duration::from_secs(3), ..Limits::default() };
     let server = Server::with(limits, TransportConfig::default()).await;
     let text = "what is known once ".repeat(8);
     let first = server.answer(SummarizeOptions::default(), &[&text]).await.unwrap();

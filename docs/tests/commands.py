@@ -58,7 +58,7 @@ SYSTEMD = "the tests change no system; .ci/package installs the package into a f
 PROXIES = "deploy/tests/test_proxies.py runs it with its own replicas"
 OVERLOAD = "loadtest/tests/loadtest/sockets.rs runs it and checks its output"
 LONG = "it takes ten minutes on an idle machine; README.md and docs/loadtest.md have shorter versions, which are run"
-TITLE = "What pooling is worth: two pairs of models"
+TITLE = "What pooling is worth: two pairs of trained models"
 PACKAGES = "it needs a release build; .ci/run calls `.ci/package dev`, and deploy/tests/test_packages.py checks the packages' files"
 FUZZ = "it runs for minutes; .ci runs a minute of each target"
 SBOM = "it builds a program from crates.io for minutes"
@@ -120,12 +120,12 @@ PAGES: Dict[str, List[Step]] = {
         ),
         Runs(f"$ target/release/{SEGMENT}", SEGMENTS),
         Elsewhere("cargo build --release --workspace", BUILT),
-        Serves("target/release/weir serve --model models/compared/hourglass-vanilla-6m --model models/compared/hourglass-whitespace-6m &"),
+        Serves("target/release/weir serve --model models/compared/hourglass-english-vanilla --model models/hourglass-english &"),
         Runs(
             'target/release/weir-loadtest report --wait 60s --duration 10s --note "my machine" --html latency-report.html',
-            ".*hourglass-vanilla-6m.*hourglass-whitespace-6m.*",
+            ".*hourglass-english-vanilla.*hourglass-english(?!-).*",
             (("report --wait", "report 127.0.0.1:50051 --wait"), ("--duration 10s", SHORT)),
-            ("latency-report.html", ".*my machine.*hourglass-vanilla-6m.*hourglass-whitespace-6m.*</html>"),
+            ("latency-report.html", ".*my machine.*hourglass-english-vanilla.*hourglass-english(?!-).*</html>"),
         ),
     ],
     "CONTRIBUTING.md": [
@@ -371,18 +371,16 @@ PAGES: Dict[str, List[Step]] = {
             ),
         ),
         Elsewhere('cargo build --release --workspace && PATH="$PWD/target/release:$PATH"', BUILT),
-        Runs("weir init --config models/shapes/blockwise-2x512.json blockwise-2x512", ".*8192 vectors.*"),
-        Runs("weir init --config models/shapes/pyramidion-2x512.json pyramidion-2x512", ".*8192 → 2048 → 512 vectors.*"),
         Elsewhere(
-            "weir serve --model models/compared/hourglass-vanilla-6m --model models/compared/hourglass-whitespace-6m "
-            "--model blockwise-2x512 --model pyramidion-2x512 &",
+            "weir serve --model models/compared/hourglass-english-vanilla --model models/hourglass-english "
+            "--model models/compared/summarizer-blockwise --model models/compared/summarizer-pyramidion &",
             LONG,
         ),
         Elsewhere(
-            "weir-loadtest report --wait 60s --prompts english.test.txt "
-            "--models hourglass-vanilla-6m,hourglass-whitespace-6m,blockwise-2x512,pyramidion-2x512 "
+            "weir-loadtest report --wait 60s --prompts cased.test.txt "
+            "--models hourglass-english-vanilla,hourglass-english,summarizer-blockwise,summarizer-pyramidion "
             "--workload kind=generate,name=texts,prompt-chars=256,output-chars=256 "
-            "--workload kind=summarize,name=documents,prompt-chars=12000..14000,output-chars=64 "
+            "--workload kind=summarize,name=documents,prompt-chars=20000,output-chars=64 "
             "--warm-up 1s --concurrency 1,2,4,8 --duration 6s --rounds 24 --refine 1 --note 'the machine, and what else ran on it' "
             f"--title '{TITLE}' --html latency-report.html --json latency-report.json",
             LONG,

@@ -163,7 +163,8 @@ def in_one_row(model, folder, text, ids, stride, total, program):
         command = [program, "score", "--model", str(folder), "--file", str(file), "--windowed", f"{total},{stride}", "--json"]
         scored = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     bits = -sum(scored["logprobs"]) / scored["scored"] / math.log(2)
-    return {"bpc": bits, "scored": scored["scored"], "boundary_rate": 1 / scored["shortening_factor"]}
+    # a model that does not pool has no shortening factor
+    return {"bpc": bits, "scored": scored["scored"], "boundary_rate": 1 / (scored["shortening_factor"] or 1)}
 
 
 def other_kinds(model, config, folder, arguments):

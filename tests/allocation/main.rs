@@ -75,7 +75,7 @@ fn allocations() -> usize {
     ALLOCATIONS.load(Relaxed)
 }
 
-/// Attempts of a check. Threads that do not belong to a step, such as one that prepares memory, may allocate at the same time.
+/// Maximum attempts per check. Threads outside the steps, such as one that prepares memory, may allocate at the same time.
 /// A step that allocates does so in every attempt.
 const ATTEMPTS: usize = 20;
 

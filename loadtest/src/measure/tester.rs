@@ -240,7 +240,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_probe_measures_how_long_the_runtime_was_blocked() {
-        // on a busy machine the probe may begin when this thread is no longer blocked
+        // on a busy machine the probe may start only after this thread has stopped blocking
         for _ in 0..5 {
             let probe = LagProbe::start().unwrap();
             // blocks this thread

@@ -99,7 +99,7 @@ fn the_documented_report_is_drawn_from_its_data() {
     let docs = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/latency-report");
     let folder = tempfile::tempdir().unwrap();
     let drawn = folder.path().join("again.html").to_str().unwrap().to_owned();
-    let title = "What pooling is worth: two pairs of models";
+    let title = "What pooling is worth: two pairs of trained models";
     let output = run(&["draw", &format!("{docs}.json"), "--html", &drawn, "--title", title]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let is_same = fs::read_to_string(&drawn).unwrap() == fs::read_to_string(format!("{docs}.html")).unwrap();

@@ -167,8 +167,8 @@ fn a_deadline_in_the_past_is_rejected() {
 fn a_deadline_passes_in_the_queue() {
     let toy = Toy::new();
     let engine = toy.engine(limits(1, 4));
-    // The first reader does not read: its row pauses, and the second request times out in the queue, before it could displace the
-    // first.
+    // The first reader does not read, so its row pauses. The model is held until both requests are submitted: the second times out
+    // in the queue before it can preempt the first.
     toy.hold(0);
     let first = engine.submit(plain(1000), None).unwrap();
     let second = engine.submit(plain(1), Some(Instant::now() + Duration::from_millis(50))).unwrap();

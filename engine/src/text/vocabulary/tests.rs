@@ -50,7 +50,7 @@ fn encoding_stops_at_the_first_symbol_above_the_limit() {
         message(&folded, "oo 7"),
         "prompt: expected symbols of the model's vocabulary, found '7' (normalised to 's') at character 3"
     );
-    // normalising all of it would produce ten million symbols, which takes longer each time
+    // normalising all of it would produce ten million symbols, which takes longer in every attempt
     let digits = "1".repeat(2 << 20);
     let is_quick = (0..20).any(|_| {
         let start = std::time::Instant::now();

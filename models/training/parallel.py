@@ -10,6 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
+PIECE = 4096  # symbols that a processor reads in one pass: their hidden vectors fit its caches
+
 
 class Workers:
     """Runs `count` threads over replicas of `model`. With one, the caller's thread computes, with PyTorch's own threading."""
@@ -43,14 +45,21 @@ class Workers:
         return loss, {name: sum(extra[name] * share for _, extra, share in results) for name in names}
 
     def _gradients_of_part(self, index, model, batch, total, position):
-        share = len(batch[0]) / total
+        """Adds gradients of a worker's rows; returns their share of the loss, the means of the logged figures, and their share of rows."""
         model.set_step(*position, index)
-        # Only matrix products use bf16, for which processors have instructions; sums and norms stay f32.
-        with torch.autocast(device_type=batch[0].device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16"):
-            loss, extra = model.loss(*batch)
-        loss = loss * share
-        loss.backward()
-        return float(loss.detach()), extra, share
+        device, rows = batch[0].device.type, len(batch[0])
+        count = max(1, PIECE // batch[0].shape[1]) if device == "cpu" else rows
+        loss, means = 0.0, {}
+        for piece in zip(*(part.split(count) for part in batch)):
+            # Only matrix products use bf16, for which processors have instructions; sums and norms stay f32.
+            with torch.autocast(device_type=device, dtype=torch.bfloat16, enabled=self.precision == "bf16"):
+                piece_loss, extra = model.loss(*piece)
+            piece_loss = piece_loss * (len(piece[0]) / total)
+            piece_loss.backward()
+            loss += float(piece_loss.detach())
+            for name, value in extra.items():
+                means[name] = means.get(name, 0.0) + value * (len(piece[0]) / rows)
+        return loss, means, rows / total
 
 
 def _replica(model):

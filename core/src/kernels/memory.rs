@@ -90,6 +90,13 @@ impl Region {
         // SAFETY: the arena creates regions within their block.
         unsafe { self.block.start.as_ptr().add(self.offset) }
     }
+
+    /// Returns a function that returns true while the region's block is mapped. It does not keep the block.
+    #[cfg(test)]
+    pub(super) fn watch_block(&self) -> impl Fn() -> bool + use<> {
+        let block = Arc::downgrade(&self.block);
+        move || block.strong_count() > 0
+    }
 }
 
 /// Numbers that begin at a cache line. Vectors and tiles are slow if they straddle two lines.

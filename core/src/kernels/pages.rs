@@ -4,7 +4,9 @@
 //! counts pages in use. Released pages are kept for reuse, so that steady decoding allocates nothing. The limit includes
 //! pages in use and kept ones. At the limit, the pool frees kept pages of other sizes, and memory blocks without pages
 //! return to the system. Memory is mapped in blocks. For each page size, one block is partly used. A pool with a limit of at least
-//! 64 MiB also holds a next block, without pages.
+//! 64 MiB also holds a next block, without pages. The limit does not include this unused memory, so the pool keeps few sizes. A
+//! size is idle if none of its pages is in use. The pool keeps the 16 sizes that became idle last. At the limit, it also drops each size
+//! whose pages were all freed.
 
 use super::memory::{Arena, Region};
 use crate::{
@@ -20,6 +22,9 @@ use std::sync::Arc;
 const ARENA: usize = 4 << 20;
 /// Minimum limit of a pool whose next blocks are prepared in advance.
 const MIN_PREPARED: usize = 16 * ARENA;
+/// Maximum number of idle sizes. It exceeds the number of sizes that a model's sequences share. A document may also have sizes that
+/// no other document needs.
+const MAX_IDLE_SIZES: usize = 16;
 /// Content of new pages if debug assertions are on. A float of these bytes is NaN, so tests fail if a sequence depends on a
 /// position that it did not write.
 const POISON: u8 = 0xff;
@@ -29,17 +34,33 @@ pub struct PagePool {
     limit: usize,
     /// Bytes of pages in use.
     in_use: AtomicUsize,
+    /// Sizes that have pages. Idle ones are in the order in which they became idle.
     sizes: Mutex<Vec<SizeClass>>,
 }
 
 struct SizeClass {
     bytes: usize,
-    /// Number of pages, in use or free.
+    /// Number of pages, in use or free. At least one, so that a page in use finds its size when it is dropped.
     total: usize,
     /// Free pages, with capacity for all of them.
     free: Vec<Shared<Region>>,
     /// Memory of these pages. Sizes do not share memory blocks, so that a block can be freed with the pages of one size.
     arena: Arena,
+}
+
+impl SizeClass {
+    /// Returns true if no page is in use.
+    fn is_idle(&self) -> bool {
+        self.free.len() == self.total
+    }
+
+    /// Adds a page, which is in use.
+    fn map_page(&mut self) -> Result<Shared<Region>> {
+        let region = self.arena.allocate(self.bytes)?;
+        self.total += 1;
+        self.free.reserve(self.total);
+        Ok(Shared::new(region))
+    }
 }
 
 /// A reference to a page. Clones share the page.
@@ -97,32 +118,38 @@ impl PagePool {
     /// Returns a free region of the size, or a new one.
     fn reuse_or_map(&self, bytes: usize) -> Result<Shared<Region>> {
         let mut sizes = self.sizes();
-        let index = sizes.iter().position(|size| size.bytes == bytes).unwrap_or_else(|| {
-            let arena = if self.limit < MIN_PREPARED { Arena::new(ARENA) } else { Arena::with_next_block(ARENA) };
-            sizes.push(SizeClass { bytes, total: 0, free: Vec::new(), arena });
-            sizes.len() - 1
-        });
-        if let Some(region) = sizes[index].free.pop() {
+        if let Some(region) = sizes.iter_mut().find(|size| size.bytes == bytes).and_then(|size| size.free.pop()) {
             return Ok(region);
         }
         let total: usize = sizes.iter().map(|size| size.total.saturating_mul(size.bytes)).sum();
         if total.saturating_add(bytes) > self.limit {
             // free pages of other sizes use the remaining space
-            for size in sizes.iter_mut() {
+            sizes.retain_mut(|size| {
                 size.total -= size.free.len();
                 size.free.clear();
-            }
+                size.total > 0
+            });
         }
-        let size = &mut sizes[index];
-        let region = size.arena.allocate(bytes)?;
-        size.total += 1;
-        size.free.reserve(size.total);
-        Ok(Shared::new(region))
+        if let Some(size) = sizes.iter_mut().find(|size| size.bytes == bytes) {
+            return size.map_page();
+        }
+        let arena = if self.limit < MIN_PREPARED { Arena::new(ARENA) } else { Arena::with_next_block(ARENA) };
+        let mut size = SizeClass { bytes, total: 0, free: Vec::new(), arena };
+        let region = size.map_page()?;
+        sizes.push(size);
+        Ok(region)
     }
 
     fn sizes(&self) -> MutexGuard<'_, Vec<SizeClass>> {
         self.sizes.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Drops the sizes that were idle longest, with their memory, until [`MAX_IDLE_SIZES`] are idle.
+fn drop_longest_idle(sizes: &mut Vec<SizeClass>) {
+    let idle = sizes.iter().filter(|size| size.is_idle()).count();
+    let excess = idle.saturating_sub(MAX_IDLE_SIZES);
+    sizes.extract_if(.., |size| size.is_idle()).take(excess).for_each(drop);
 }
 
 impl Page {
@@ -167,8 +194,12 @@ impl Drop for Page {
         if Shared::get_mut(&mut region).is_some() {
             let bytes = region.bytes().len();
             self.pool.in_use.fetch_sub(bytes, Relaxed);
-            if let Some(size) = sizes.iter_mut().find(|size| size.bytes == bytes) {
-                size.free.push(region);
+            if let Some(index) = sizes.iter().position(|size| size.bytes == bytes) {
+                sizes[index].free.push(region);
+                if sizes[index].is_idle() {
+                    sizes[index..].rotate_left(1);
+                    drop_longest_idle(&mut sizes);
+                }
             }
         } else {
             drop(region);
@@ -285,6 +316,34 @@ mod tests {
         assert_eq!((count(&pool, 128), count(&pool, 512)), ((4, 4), (1, 0)));
         let _again = take(&pool, 128, 3);
         assert_eq!(count(&pool, 128), (4, 1));
+    }
+
+    #[test]
+    fn few_sizes_without_pages_in_use_are_kept() {
+        // only the first pool reaches its limit
+        for limit in [32 << 10, 1 << 30] {
+            let pool = PagePool::new(limit);
+            let mut held: Vec<(u8, Page)> = Vec::new();
+            let mut blocks = Vec::new();
+            for index in 0..200u8 {
+                let mut page = pool.allocate(64 * (usize::from(index) + 1)).unwrap();
+                page.bytes_mut().unwrap().fill(index);
+                blocks.push(page.region.as_ref().unwrap().watch_block());
+                held.extend((index % 50 == 0).then_some((index, page)));
+                drop(take(&pool, 100, 1));
+                assert_eq!(count(&pool, 100), (1, 1), "the size that was used last");
+                let sizes = pool.sizes();
+                let idle = sizes.iter().filter(|size| size.is_idle()).count();
+                assert!(idle <= MAX_IDLE_SIZES && sizes.len() == idle + held.len());
+                assert!(blocks.iter().filter(|is_mapped| is_mapped()).count() < sizes.len());
+            }
+            assert_eq!(count(&pool, 128), (0, 0));
+            assert!(held.iter().all(|(value, page)| page.bytes().iter().all(|byte| byte == value)));
+            drop(held);
+            assert_eq!((pool.in_use(), count(&pool, 64)), (0, (1, 1)));
+            drop(pool);
+            assert!(blocks.iter().all(|is_mapped| !is_mapped()));
+        }
     }
 
     #[test]

@@ -194,4 +194,9 @@ fn incompatible_parts_are_rejected_with_the_rule() {
         a["feed_forward"] = (1 << 20).into();
     };
     assert!(refusal(&huge_scale).contains("architecture.dim: at most"));
+    let huge_tables = |a: &mut Value| {
+        a["heads"] = 64.into();
+        a["position"] = json!({"buckets": {"count": 8, "max_distance": 1 << 20}});
+    };
+    assert!(refusal(&huge_tables).contains("architecture.position.buckets.max_distance: a table of at most 67108864"));
 }

@@ -72,6 +72,17 @@ impl Window {
         }
     }
 
+    /// Returns how many keys a position attends to at least, unless the sequence is shorter; `None` if unlimited. A cache holds that
+    /// many positions up to the next one, also after a rollback.
+    pub fn min_keys(self) -> Option<usize> {
+        match self {
+            Self::Full => None,
+            // the first position of a block: itself and the block before
+            Self::Blockwise { length } => Some(length / 2 + 1),
+            Self::Sliding { keys } => Some(keys),
+        }
+    }
+
     /// Returns how many keys the last of `positions` attends to.
     pub fn keys(self, positions: usize) -> usize {
         positions - self.first_key(positions.saturating_sub(1))
@@ -138,6 +149,7 @@ mod tests {
                 let first = window.first_key(i);
                 assert!((0..300).all(|j| sees(window, i, j) == (first..=i).contains(&j)), "{window:?} at {i}");
                 assert!(window.max_keys().is_none_or(|keys| i - first < keys));
+                assert!(window.min_keys().is_none_or(|keys| i + 1 - first >= keys.min(i + 1)), "{window:?} at {i}");
                 assert_eq!(window.keys(i + 1), i + 1 - first);
                 // The next position finds its keys, after a rollback too.
                 let kept = window.first_kept(i);
@@ -145,6 +157,10 @@ mod tests {
                 let earliest = window.earliest_rollback(kept);
                 assert!(earliest + ROLLBACK <= i || earliest == 0, "{window:?}: {earliest} at {i}");
                 assert!(window.first_key(earliest) >= kept || earliest == 0);
+                assert!(
+                    earliest == 0 || window.min_keys().is_none_or(|keys| earliest + 1 - kept >= keys),
+                    "{window:?}"
+                );
                 assert!(earliest == 0 || window.first_key(earliest - 1) < kept);
                 assert!(i + CHUNK - kept / POSITIONS * POSITIONS <= window.max_held(i + CHUNK), "{window:?}");
             }

@@ -40,14 +40,15 @@ pub fn load_as(source: &CheckpointSource, name: &str, settings: &Settings) -> Re
     load_with_threads(source, name.to_owned(), &settings.clone().with_threads())
 }
 
-/// Bytes of memory that a checkpoint may take: its weights as read and as stored, and its key-value memory.
-/// Fails if the configuration is invalid.
+/// Bytes of memory that a checkpoint may take: its weights as read and as stored, the tables computed from them, and its key-value
+/// memory. Fails if the configuration is invalid, or as [`tensors`] does.
 pub fn needs(source: &CheckpointSource, settings: &Settings) -> Result<usize> {
     let config = config(source)?;
     let blueprint = blueprint(&config, &source.config_file())?;
-    let weights = blueprint.tensors().iter().map(TensorSpec::numbers).fold(0, usize::saturating_add);
+    let weights = tensors(source, &*blueprint)?.iter().map(TensorSpec::numbers).fold(0, usize::saturating_add);
     let twice = weights.saturating_mul(2 * size_of::<f32>());
-    let mut all = twice.saturating_add(settings.memory_bytes);
+    let computed = blueprint.computed_numbers().saturating_mul(size_of::<f32>());
+    let mut all = twice.saturating_add(computed).saturating_add(settings.memory_bytes);
     for companion in companions(source, &config, &*blueprint)? {
         all = all.saturating_add(needs(&companion, settings)?);
     }

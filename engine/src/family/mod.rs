@@ -71,6 +71,11 @@ pub trait Blueprint: Debug + Send + Sync {
         Ok(Vec::new())
     }
 
+    /// Numbers in tables that are computed from the tensors when the model is built, and kept next to them.
+    fn computed_numbers(&self) -> usize {
+        0
+    }
+
     /// How exactly the model's results repeat. The conformance suite demands the same bits of every family that does not
     /// override this.
     fn exactness(&self) -> Exactness {

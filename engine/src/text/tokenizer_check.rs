@@ -1,8 +1,8 @@
 //! Checks that a tokenizer encodes each word independently of the others, and that its patterns are matched in linear time.
 //!
 //! [`StreamTokenizer`](super::StreamTokenizer) encodes a text word by word while it still arrives. That is only correct if
-//! the pre-tokenizer splits before or at every space, the merges are not random (no dropout), and the normaliser rewrites
-//! characters in place.
+//! the pre-tokenizer splits before or at every space, the merges are not random (no dropout), the normaliser rewrites
+//! characters in place, and no added token reaches over a space.
 
 use super::VocabularyError;
 use crate::error::quoted;
@@ -131,7 +131,31 @@ pub(super) fn check_word_by_word(json: &Value) -> Result<(), VocabularyError> {
         return Err(VocabularyError::new("pre_tokenizer", expected, kind(first)));
     }
     check_dropout(json)?;
+    check_added_tokens(&json["added_tokens"])?;
     check_normaliser(&json["normalizer"], &kind)
+}
+
+/// Mark that a normaliser may put in the place of a space.
+const SPACE_MARK: char = '▁';
+
+/// Checks that no added token reaches over a space after a word: the library finds these tokens before it splits the text, and
+/// `rstrip` adds the spaces after one to it. It finds no special token in a text.
+fn check_added_tokens(tokens: &Value) -> Result<(), VocabularyError> {
+    let is_true = |value: &Value| *value == Value::Bool(true);
+    for (index, token) in tokens.as_array().into_iter().flatten().enumerate() {
+        let content = token["content"].as_str().unwrap_or_default();
+        let normalized = is_true(&token["normalized"]);
+        // a normaliser may turn other white space into a space
+        let is_space = |c: char| c == ' ' || (normalized && (c.is_whitespace() || c == SPACE_MARK));
+        // The spaces before a word are encoded with it. A token of a single word depends on the character before these spaces.
+        let from_word = if is_true(&token["single_word"]) { content } else { content.trim_start_matches(is_space) };
+        let reaches = is_true(&token["rstrip"]) || from_word.contains(is_space);
+        if reaches && !is_true(&token["special"]) {
+            let expected = "a special token, or a token that has no `rstrip` and contains no space after a word";
+            return Err(VocabularyError::new(format!("added_tokens[{index}]"), expected, quoted(content)));
+        }
+    }
+    Ok(())
 }
 
 /// Checks that the merges of a `tokenizer.json` are not random.

@@ -3,11 +3,12 @@
 use crate::{
     config::{AdminToken, ServeConfig, ServedCheckpoint},
     decode::contract::{Model, unpooled_name},
-    error::Result,
+    error::{Error, Result},
     family::{checkpoint::CheckpointSource, load},
     serve::{AdminConfig, Engines, ModelLoader},
 };
 use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
     sync::Arc,
     time::Instant,
@@ -31,7 +32,7 @@ impl ModelLoader for CheckpointLoader {
 pub(super) fn load_all(settings: &ServeConfig, loader: &CheckpointLoader, engines: &Engines) -> Result<()> {
     let mut first_failure = None;
     for checkpoint in &settings.checkpoints {
-        match launch(checkpoint, settings, loader, engines) {
+        match caught(|| launch(checkpoint, settings, loader, engines)) {
             Ok(()) => {}
             Err(error) if checkpoint.named => return Err(error),
             Err(error) => {
@@ -53,6 +54,13 @@ pub(super) fn load_all(settings: &ServeConfig, loader: &CheckpointLoader, engine
         }
     }
     Ok(())
+}
+
+/// Runs `work` and turns a panic into an error, so that a checkpoint on which loading panics does not keep the others from being
+/// served. A panic drops everything that `work` has built.
+fn caught<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+    let panicked = |_| Err(Error::Internal("loading the model panicked; the log has the location".into()));
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(panicked)
 }
 
 fn launch(
@@ -99,5 +107,17 @@ pub(super) fn admin(settings: &ServeConfig, loader: &Arc<CheckpointLoader>, toke
         models_folder: settings.operations.models.clone(),
         max_generations: settings.operations.max_models,
         limits: settings.engine,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_is_an_error_of_its_checkpoint() {
+        let error = caught(|| -> Result<()> { panic!("a defect") }).unwrap_err();
+        assert!(matches!(&error, Error::Internal(why) if why.contains("panicked")), "{error}");
+        assert_eq!(caught(|| Ok(1)).unwrap(), 1);
     }
 }

@@ -6,7 +6,7 @@ use std::{fs, path::Path};
 use tempfile::TempDir;
 use weir::{
     decode::{boundary::levels, contract::Want},
-    family::init::init,
+    family::{checkpoint::Config, init::init, load::blueprint},
     report::sample::Sample,
 };
 
@@ -49,6 +49,41 @@ fn random_chunks_are_as_long_as_trained_ones() {
         assert!(lengths.len() == 1 && (5.0..7.0).contains(&lengths[0]), "{lengths:?}");
         let lengths = chunk_lengths(&json!([outer, nested, main]), dtype);
         assert!(lengths.len() == 2 && lengths.iter().all(|length| (2.5..3.5).contains(length)), "{lengths:?}");
+    }
+}
+
+/// Memory and cost depend on a stage's window, and the parameter count on its convolution, even if the stage has no such layer.
+#[test]
+fn keys_that_no_layer_needs_are_bounded() {
+    let shape = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("models/shapes/hnet-41m.json")).unwrap();
+    let refusal = |key: &str, value: Value| {
+        let mut outer = stage(1, json!({ "encoder": "", "decoder": "", "state_dim": 0, "expand": 0 }));
+        outer[key] = value;
+        let mut shape: Value = serde_json::from_str(&shape).unwrap();
+        shape["architecture"]["stages"] = json!([outer, stage(2, json!({ "main": "" }))]);
+        let file = Path::new("config.json");
+        let config = Config::parse(shape.to_string().as_bytes(), file).unwrap();
+        blueprint(&config, file).unwrap_err().to_string()
+    };
+    for (key, value, expected) in [
+        (
+            "window",
+            json!({ "sliding": { "keys": u64::MAX } }),
+            "architecture.stages[0].window.sliding.keys: expected 1 to 16777216, found 18446744073709551615",
+        ),
+        (
+            "window",
+            json!({ "blockwise": { "length": 0 } }),
+            "architecture.stages[0].window.blockwise.length: expected an even number from 2",
+        ),
+        (
+            "conv_width",
+            json!(u64::MAX),
+            "architecture.stages: expected at most 17179869184 numbers in all tensors, found a product beyond 64 bits",
+        ),
+    ] {
+        let message = refusal(key, value);
+        assert!(message.contains(expected), "{message}");
     }
 }
 

@@ -10,7 +10,7 @@ use weir::{
     family::{
         checkpoint::Config,
         init::init,
-        load::{Settings, blueprint, load},
+        load::{Settings, blueprint, load, needs},
     },
 };
 
@@ -149,6 +149,27 @@ fn a_training_length_beyond_the_learned_positions_is_rejected() {
     let expected =
         "training_length: expected at most 3 (position.learned.positions): no more positions were learned, found 4";
     check_messages(&[(message, expected)]);
+}
+
+/// The file has a number for each bucket, and the model one for each distance.
+#[test]
+fn tables_of_distances_are_bounded_and_counted() {
+    let buckets = |max_distance: usize| json!({"buckets": {"count": 2, "max_distance": max_distance}});
+    let message = configured(|config| {
+        config["architecture"]["heads"] = 64.into();
+        config["architecture"]["position"] = buckets(1 << 20);
+    });
+    let expected = "architecture.position.buckets.max_distance: expected a table of at most 67108864 numbers, one for each of \
+                    `heads` and each distance, found 67108928";
+    check_messages(&[(message, expected)]);
+    let dir = valid();
+    let memory = |max_distance: usize| {
+        let mut config: Value = serde_json::from_str(entries::SMALL_CONFIG).unwrap();
+        config["architecture"]["position"] = buckets(max_distance);
+        fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+        needs(&dir.path().into(), &Settings::default()).unwrap()
+    };
+    assert_eq!(memory(1 << 20) - memory(1 << 10), size_of::<f32>() * ((1 << 20) - (1 << 10)));
 }
 
 #[test]

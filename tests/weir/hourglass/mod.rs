@@ -13,11 +13,14 @@ pub(super) use shapes::{folder, shapes, write};
 use super::support::{Alone, Dice, full, settings};
 use serde_json::{Value, json};
 use shapes::{SYMBOLS, config, spikes, three_stacks};
-use std::fs;
+use std::{fs, path::Path};
 use tempfile::TempDir;
 use weir::{
     decode::contract::{BoundaryOptions, Want, advance},
-    family::load::load,
+    family::{
+        checkpoint::Config,
+        load::{blueprint, load},
+    },
 };
 
 /// Returns the entropy of softmax(x).
@@ -64,6 +67,46 @@ fn a_companion_keeps_the_phase_of_the_stream() {
     let spike = |t: usize| entropies[t.saturating_sub(2)..t].iter().all(|&before| entropies[t] > before);
     assert_eq!(closes(3), (0..text.len()).map(spike).collect::<Vec<_>>());
     assert_ne!(closes(3), closes(0));
+}
+
+/// Returns the error for a configuration.
+fn refusal(config: &Value) -> String {
+    let file = Path::new("config.json");
+    let config = Config::parse(config.to_string().as_bytes(), file).unwrap();
+    blueprint(&config, file).unwrap_err().to_string()
+}
+
+/// Pooling reads as many outputs as the window keeps, also directly after a rollback to the earliest length that is possible.
+#[test]
+fn hops_reach_as_far_as_the_window() {
+    let root = TempDir::new().unwrap();
+    // A segment ends with symbol `every`, the first one after the rollback.
+    for (name, window, hops, every) in [
+        ("sliding", json!({"sliding": {"keys": 8}}), 7, 519),
+        ("blockwise", json!({"blockwise": {"length": 22}}), 11, 363),
+    ] {
+        let shape = |hops: usize| {
+            let extra = [("window", window.clone()), ("pooling", json!({"hops": hops}))];
+            config(three_stacks(), json!({"kind": "fixed", "every": every}), &extra)
+        };
+        let model = load(&write(root.path(), name, &shape(hops), 7), &settings()).unwrap();
+        let text = Dice::new(5).text(every + 41, SYMBOLS.len());
+        let (logits, marks) = full(&*model, &text, &BoundaryOptions::default());
+        let mut alone = Alone::new(&*model, BoundaryOptions::default());
+        alone.feed(&text[..every + 36]);
+        text[every + 36..].iter().for_each(|&symbol| drop(alone.feed(&[symbol])));
+        assert_eq!(alone.rows[0].state.earliest(), every, "{name}");
+        alone.rows[0].state.rollback(every).unwrap();
+        let again = alone.feed(&text[every..]);
+        assert!(again.1[0].boundary, "{name}");
+        assert_eq!(again, (logits[every * SYMBOLS.len()..].to_vec(), marks[every..].to_vec()), "{name}");
+        let message = refusal(&shape(hops + 1));
+        let expected = format!("config.json: architecture.pooling.hops: expected at most {hops} (");
+        assert!(message.starts_with(&expected) && message.ends_with(&format!("found {}", hops + 1)), "{message}");
+    }
+    let one_key = [("window", json!({"sliding": {"keys": 1}}))];
+    let message = refusal(&config(three_stacks(), json!({"kind": "fixed", "every": 5}), &one_key));
+    assert!(message.contains("architecture.window.sliding.keys: expected at least 2 ("), "{message}");
 }
 
 #[test]

@@ -112,6 +112,13 @@ fn invalid_configurations_are_rejected_by_key() {
             "architecture.widths: expected projection or first-layer, as widths differ (token encoder 512, context encoder 256), found equal",
         ),
         (&|c| c["architecture"]["decoder"]["buckets"] = json!(1), "architecture.decoder.buckets: expected at least 2"),
+        (
+            &|c| {
+                c["architecture"]["decoder"]["heads"] = json!(64);
+                c["architecture"]["decoder"]["max_distance"] = json!(1 << 20);
+            },
+            "architecture.decoder.max_distance: expected a table of at most 67108864 numbers",
+        ),
         (&|c| c["architecture"]["pooling"] = json!({"hops": -1}), "architecture.pooling"),
         (&|c| c["architecture"]["driver"] = json!("both"), "architecture.driver"),
         (&|c| c["architecture"]["token"]["head_dim"] = json!(1 << 20), "architecture.token.dim: expected at most"),

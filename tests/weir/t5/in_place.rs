@@ -129,6 +129,12 @@ fn what_cannot_be_read_is_refused_by_its_key() {
         let message = message(dir.path());
         assert!(message.contains(expected), "{key}: {message}");
     }
+    let tables = changed("t5_v11", |config| {
+        config["num_heads"] = json!(1024);
+        config["relative_attention_max_distance"] = json!(1 << 16);
+    });
+    let tables = message(tables.path());
+    assert!(tables.contains("architecture.max_distance: expected a table of at most 67108864 numbers"), "{tables}");
     #[cfg(feature = "candle")]
     let umt5 = message(with("t5_v11", "model_type", json!("umt5")).path());
     #[cfg(feature = "candle")]

@@ -36,6 +36,17 @@ impl Buckets {
         (exact + (far * (used - exact) as f32) as usize).min(used - 1)
     }
 
+    /// Returns how many numbers the [`tables`](Self::tables) of `heads` heads hold; `usize::MAX` if that overflows.
+    pub fn table_numbers(self, heads: usize) -> usize {
+        self.max_distance.saturating_add(1).saturating_mul(heads)
+    }
+
+    /// Returns how many numbers the [`two_sided_tables`](Self::two_sided_tables) of `heads` heads hold; `usize::MAX` if that
+    /// overflows.
+    pub fn two_sided_table_numbers(self, heads: usize) -> usize {
+        self.max_distance.saturating_mul(2).saturating_add(1).saturating_mul(heads)
+    }
+
     /// Returns each head's number for each distance from −`max_distance` (earlier keys) to `max_distance` (later keys), from the
     /// learned `bias`, (count, heads). The buckets must be bidirectional.
     pub fn two_sided_tables(self, bias: &[f32]) -> Vec<Vec<f32>> {
@@ -91,6 +102,7 @@ mod tests {
         let bias: Vec<f32> = (0..64).map(|number| number as f32).collect();
         let tables = USUAL.tables(&bias);
         assert_eq!((tables.len(), tables[1].len()), (2, 129));
+        assert_eq!(USUAL.table_numbers(2), tables.concat().len());
         assert_eq!((tables[0][0], tables[1][0], tables[0][20], tables[1][128]), (0.0, 1.0, 34.0, 63.0));
     }
 
@@ -99,6 +111,8 @@ mod tests {
         let bias: Vec<f32> = (0..64).map(|number| number as f32).collect();
         let tables = Buckets { bidirectional: true, ..USUAL }.two_sided_tables(&bias);
         assert_eq!((tables.len(), tables[0].len()), (2, 257));
+        assert_eq!(USUAL.two_sided_table_numbers(2), tables.concat().len());
+        assert_eq!(USUAL.two_sided_table_numbers(usize::MAX), usize::MAX);
         // The query's own position, the nearest keys on both sides, and the furthest.
         let head = &tables[1];
         assert_eq!([head[128], head[127], head[129], head[0], head[256]], [1.0, 3.0, 35.0, 31.0, 63.0]);

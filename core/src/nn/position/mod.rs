@@ -25,6 +25,7 @@ use absolute::Absolute;
 use queries::Queries;
 use rotary::Rotary;
 use serde::Deserialize;
+use std::sync::Arc;
 use transformer_xl::TransformerXl;
 
 /// `position` of a checkpoint's architecture.
@@ -143,8 +144,8 @@ pub enum PositionScheme {
     Rotary(Rotary),
     /// ALiBi: each head's slope.
     Alibi(Vec<f32>),
-    /// T5: each head's number for each distance, see [`buckets::Buckets::tables`].
-    Buckets(Vec<Vec<f32>>),
+    /// T5: each head's number for each distance, see [`buckets::Buckets::tables`]. Stacks may share the tables.
+    Buckets(Arc<[Vec<f32>]>),
     /// See [`Absolute`].
     Absolute(Absolute),
     /// No positions.

@@ -66,6 +66,7 @@ impl DecoderBlueprint {
         if let Err(ConfigError { key, expected, found }) = a.position.validate(a.dim, a.head_dim, a.window) {
             return check.fail(key, expected, found);
         }
+        check.distance_table("position.buckets.max_distance", specs::table_numbers(&self.stack_shape()))?;
         match a.position.max_length(a.head_dim, a.window) {
             Some((positions, _)) if positions <= self.lead() => {
                 let expected = format!("room for {} positions: the start symbol's and a symbol's", self.lead() + 1);

@@ -66,6 +66,10 @@ impl Blueprint for DecoderBlueprint {
         true
     }
 
+    fn computed_numbers(&self) -> usize {
+        specs::table_numbers(&self.stack_shape())
+    }
+
     fn build(&self, parts: Parts) -> Result<Arc<dyn Model>> {
         Ok(Arc::new(Decoder::load(self, parts)?))
     }

@@ -176,7 +176,7 @@ impl HnetBlueprint {
             // x, z, the output and the step sizes; then B and C
             let mamba =
                 inner.checked_mul(4)?.checked_add(states)?.checked_add(stage.conv_width)?.checked_mul(stage.dim)?;
-            let convolution = inner.checked_add(states)?.checked_mul(stage.conv_width + 8)?;
+            let convolution = inner.checked_add(states)?.checked_mul(stage.conv_width.checked_add(8)?)?;
             let attention = stage.dim.checked_mul(4)?.checked_mul(stage.dim)?;
             let feed_forward = stage.feed_forward.checked_mul(3)?.checked_mul(stage.dim)?;
             for layer in &stack.layers {
@@ -201,9 +201,13 @@ impl HnetBlueprint {
 }
 
 impl StageConfig {
-    /// Checks the dimensions that the stack's layers need.
+    /// Checks the window, and the dimensions that the stack's layers need.
     fn validate(&self, stage: usize, layers: &[LayerKind], check: Check<'_>) -> Result<()> {
         let key = |name: &str| format!("stages[{stage}].{name}");
+        // memory and cost are computed with the window even if no layer attends
+        if let Err(ConfigError { key: name, expected, found }) = self.window.validate() {
+            check.fail(key(&format!("window.{name}")), expected, found)?;
+        }
         if layers.iter().any(|layer| layer.feed_forward) {
             check.dim(key("feed_forward"), self.feed_forward)?;
         }
@@ -216,9 +220,6 @@ impl StageConfig {
             if self.rotary_dim > limit || !self.rotary_dim.is_multiple_of(2) {
                 let expected = format!("an even number of at most {limit}, the width of a head");
                 check.fail(key("rotary_dim"), expected, self.rotary_dim)?;
-            }
-            if let Err(ConfigError { key: name, expected, found }) = self.window.validate() {
-                check.fail(key(&format!("window.{name}")), expected, found)?;
             }
         }
         if layers.iter().any(|layer| !layer.attention) {

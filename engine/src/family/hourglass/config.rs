@@ -98,9 +98,11 @@ impl HourglassBlueprint {
         }
         check.fraction("layer_norm_eps", a.layer_norm_eps)?;
         self.validate_pooling(vocabulary, check)?;
+        self.validate_lookback(check)?;
         if let Some(Err(ConfigError { key, expected, found })) = a.ngrams.as_ref().map(NgramConfig::validate) {
             return check.fail(format!("ngrams.{key}"), expected, found);
         }
+        check.distance_table("position.buckets.max_distance", specs::table_numbers(&self.stack_shape()))?;
         check.parameters("dim", self.parameters())?;
         // the middle stack needs a position for a segment too
         let lead = a.layers.middle.map_or(0, |_| NULL_GROUP);
@@ -131,6 +133,25 @@ impl HourglassBlueprint {
         match a.boundaries.validate(&|character| vocabulary.id_of(character)) {
             Err(ConfigError { key, expected, found }) => check.fail(format!("boundaries.{key}"), expected, found),
             Ok(()) => Ok(()),
+        }
+    }
+
+    /// Checks that pooling reads only outputs that the pre stack's cache still holds, also after a rollback.
+    fn validate_lookback(&self, check: Check<'_>) -> Result<()> {
+        let a = &self.architecture;
+        // without a window the cache holds all outputs
+        let (Some(pooling), Some(held)) = (a.pooling, a.window.min_keys()) else { return Ok(()) };
+        match pooling {
+            Pooling::Hops(hops) if hops >= held => {
+                let limit = held - 1;
+                let expected = format!("at most {limit} (the pre stack keeps {held} outputs with this `window`)");
+                check.fail("pooling.hops", expected, hops)
+            }
+            Pooling::Mean if held < 2 => {
+                let expected = "at least 2 (`mean` pooling adds each output to the sum at the previous position)";
+                check.fail("window.sliding.keys", expected, held)
+            }
+            _ => Ok(()),
         }
     }
 

@@ -123,6 +123,10 @@ impl Blueprint for HourglassBlueprint {
         true
     }
 
+    fn computed_numbers(&self) -> usize {
+        specs::table_numbers(&self.stack_shape())
+    }
+
     fn build(&self, parts: Parts) -> Result<Arc<dyn Model>> {
         Ok(Arc::new(Hourglass::load(self, parts)?))
     }

@@ -29,11 +29,19 @@ use crate::{
     text::subwords::TOKENIZER_FILE,
 };
 use serde::Deserialize;
-use std::{collections::HashSet, path::Path, sync::Arc};
+use std::{collections::HashMap, path::Path, sync::Arc};
 
 /// Largest difference between two logits of the same tokens that were computed in other steps. The products of random models of up
 /// to 0.1 billion parameters differ by less than a tenth of it.
 const TOLERANCE: f32 = 1e-3;
+
+/// The matrix of logits. If the head is tied, it is a copy of the embedding that some versions of transformers wrote.
+const HEAD: &str = "lm_head.weight";
+/// Ends of the names of constants that some versions of transformers wrote.
+const CONSTANTS: [&str; 3] = [".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"];
+
+/// Numbers in unused tensors that any model may have: the masks of 64 layers with 1,024 positions.
+const MAX_CONSTANTS: usize = 1 << 26;
 
 /// A validated checkpoint.
 #[derive(Debug)]
@@ -84,15 +92,35 @@ impl Blueprint for TokenBlueprint {
         true
     }
 
-    /// Tensors that some versions of transformers wrote: constants, and a head that is tied to the embedding.
+    /// Tensors that some versions of transformers wrote: constants, and a head that is tied to the embedding. They are read like
+    /// the others. Fails if they have far more numbers than the tensors of the model.
     fn unused_tensors(&self, dir: &Path) -> Result<Vec<TensorSpec>> {
-        let used: HashSet<String> = self.tensors().into_iter().map(|tensor| tensor.name).collect();
-        let is_unused = |name: &str| {
-            name == "lm_head.weight"
-                || [".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"].iter().any(|end| name.ends_with(end))
-        };
-        let unused = shapes_in(dir)?.into_iter().filter(|(name, _)| !used.contains(name) && is_unused(name));
-        Ok(unused.map(|(name, shape)| TensorSpec { trained: false, ..TensorSpec::zeros(name, shape) }).collect())
+        let count = |tensors: &[TensorSpec]| tensors.iter().map(TensorSpec::numbers).fold(0, usize::saturating_add);
+        let own = self.tensors();
+        let limit = count(&own).saturating_add(MAX_CONSTANTS);
+        let used: HashMap<String, Vec<usize>> = own.into_iter().map(|tensor| (tensor.name, tensor.shape)).collect();
+        let embedding = used.get(self.architecture.embedding());
+        let mut unused = Vec::new();
+        for (name, shape) in shapes_in(dir)? {
+            if used.contains_key(&name) {
+                continue;
+            }
+            let shape = match embedding {
+                // the reader rejects a head of any other shape
+                Some(embedding) if name == HEAD => embedding.clone(),
+                _ if CONSTANTS.iter().any(|end| name.ends_with(end)) => shape,
+                _ => continue,
+            };
+            unused.push(TensorSpec { trained: false, ..TensorSpec::zeros(name, shape) });
+        }
+        let found = count(&unused);
+        match unused.iter().max_by_key(|tensor| tensor.numbers()) {
+            Some(largest) if found > limit => {
+                let expected = format!("at most {limit} numbers in all unused tensors");
+                Err(Error::checkpoint(dir, &*largest.name, expected, found.to_string()))
+            }
+            _ => Ok(unused),
+        }
     }
 
     fn exactness(&self) -> Exactness {

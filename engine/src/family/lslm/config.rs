@@ -149,7 +149,7 @@ impl T5Shape {
             let expected = "more than the distances that have buckets of their own";
             return check.fail(format_args!("{name}.max_distance"), expected, self.max_distance);
         }
-        Ok(())
+        check.distance_table(format_args!("{name}.max_distance"), self.buckets().table_numbers(self.heads))
     }
 
     /// An upper bound on the numbers in its tensors, `None` if it overflows; `memory` is the width of a decoder's memory.

@@ -114,6 +114,11 @@ impl Blueprint for LslmBlueprint {
         )
     }
 
+    fn computed_numbers(&self) -> usize {
+        let tables = self.stacks().map(|(_, stack)| stack.buckets().table_numbers(stack.heads));
+        tables.into_iter().fold(0, usize::saturating_add)
+    }
+
     fn build(&self, parts: Parts) -> Result<Arc<dyn Model>> {
         Ok(Arc::new(Lslm::load(self, parts)?))
     }
@@ -218,7 +223,7 @@ impl Loader<'_> {
         let layout = PageLayout { dtype: self.store.dtype().cache_dtype(), layers, heads, head_dim, output };
         let layers = (0..layers).map(|index| self.layer(name, shape, index)).collect::<Result<_>>()?;
         let table = self.weights.take(&format!("{name}.distance_bias.weight"))?;
-        let position = PositionScheme::Buckets(shape.buckets().tables(&table));
+        let position = PositionScheme::Buckets(shape.buckets().tables(&table).into());
         Ok(T5Stack { layers, position, layout, sink: false, norm: self.norm(&format!("{name}.norm"))? })
     }
 

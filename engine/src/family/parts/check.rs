@@ -7,6 +7,9 @@ use std::{fmt::Display, path::Path};
 /// Maximum layers of a stack, and maximum of any other dimension: far above any model, far below an overflow of a product.
 const MAX_LAYERS: usize = 1024;
 const MAX_DIM: usize = 1 << 20;
+/// Maximum numbers in a table of distances: 256 MiB of f32. The file holds only one number for each bucket, so
+/// its size does not bound the table.
+const MAX_TABLE: usize = 1 << 26;
 
 /// Reports keys of `architecture` that are out of bounds.
 #[derive(Clone, Copy)]
@@ -29,6 +32,16 @@ impl Check<'_> {
     /// Checks a dimension. Fails if the value is 0 or exceeds the limit.
     pub fn dim(self, key: impl Display, dim: usize) -> Result<()> {
         if (1..=MAX_DIM).contains(&dim) { Ok(()) } else { self.fail(key, format!("1 to {MAX_DIM}"), dim) }
+    }
+
+    /// Checks the numbers in a table that is computed for all heads, and all distances up to the value of `key`. Fails if they
+    /// exceed the limit.
+    pub fn distance_table(self, key: impl Display, numbers: usize) -> Result<()> {
+        if numbers <= MAX_TABLE {
+            return Ok(());
+        }
+        let expected = format!("a table of at most {MAX_TABLE} numbers, one for each of `heads` and each distance");
+        self.fail(key, expected, numbers)
     }
 
     /// Checks a number that must lie strictly between 0 and 1.

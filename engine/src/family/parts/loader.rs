@@ -48,7 +48,7 @@ enum SharedPosition {
     /// Rotary positions; with the scale base of xPos, if they have one.
     Rotary(Option<f64>),
     Slopes(Vec<f32>),
-    Buckets(Vec<Vec<f32>>),
+    Buckets(Arc<[Vec<f32>]>),
     Sinusoidal(Vec<f32>),
     Learned(Arc<[f32]>),
     None,
@@ -87,7 +87,7 @@ impl<'a> Loader<'a> {
             PositionKind::Alibi => SharedPosition::Slopes(take("slopes")?),
             PositionKind::Buckets { count, max_distance } => {
                 let buckets = Buckets { count, max_distance, bidirectional: false };
-                SharedPosition::Buckets(buckets.tables(&take("bias")?))
+                SharedPosition::Buckets(buckets.tables(&take("bias")?).into())
             }
             PositionKind::Sinusoidal => SharedPosition::Sinusoidal(take("frequency")?),
             PositionKind::Learned { .. } => SharedPosition::Learned(take("table")?.into()),

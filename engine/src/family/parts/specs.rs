@@ -5,7 +5,7 @@ use super::StackShape;
 use crate::{
     error::{Error, Result},
     family::checkpoint::{Config, Init, TensorSpec},
-    nn::position::{PositionKind, absolute, alibi, transformer_xl},
+    nn::position::{PositionKind, absolute, alibi, buckets::Buckets, transformer_xl},
 };
 use std::path::Path;
 
@@ -99,5 +99,16 @@ pub fn position_numbers(shape: &StackShape) -> Option<usize> {
         PositionKind::Learned { positions } => positions.checked_mul(shape.dim),
         PositionKind::Buckets { count, .. } => count.checked_mul(shape.heads),
         _ => shape.heads.checked_mul(shape.head_dim)?.checked_mul(2)?.checked_add(shape.dim),
+    }
+}
+
+/// The numbers in the tables that a position scheme computes when the model is loaded, and that all stacks share; `usize::MAX` if
+/// that overflows.
+pub fn table_numbers(shape: &StackShape) -> usize {
+    match shape.position {
+        PositionKind::Buckets { count, max_distance } => {
+            Buckets { count, max_distance, bidirectional: false }.table_numbers(shape.heads)
+        }
+        _ => 0,
     }
 }

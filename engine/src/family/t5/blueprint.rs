@@ -176,6 +176,10 @@ impl Blueprint for T5Blueprint {
         Bounds { longest: Some((self.architecture.target_length, "the checkpoint's target_length")), endless: false }
     }
 
+    fn computed_numbers(&self) -> usize {
+        self.architecture.table_numbers()
+    }
+
     fn build(&self, parts: Parts) -> Result<Arc<dyn Model>> {
         Ok(Arc::new(T5::load(self, parts)?))
     }

@@ -137,6 +137,13 @@ impl Architecture {
         Buckets { count: self.buckets, max_distance: self.max_distance, bidirectional }
     }
 
+    /// The numbers in all tables of distances, which are computed when the model is loaded; `usize::MAX` if that overflows.
+    pub(super) fn table_numbers(&self) -> usize {
+        let encoder = self.buckets(true).two_sided_table_numbers(self.heads);
+        let global = if self.attention.group().is_some() { encoder } else { 0 };
+        self.buckets(false).table_numbers(self.heads).saturating_add(encoder).saturating_add(global)
+    }
+
     /// Checks every bound. The error names the first key that is out of bounds, and the bound.
     pub(super) fn validate(&self, symbols: usize, check: Check<'_>) -> Result<()> {
         check.layers("encoder_layers", self.encoder_layers)?;
@@ -153,6 +160,8 @@ impl Architecture {
             let expected = format!("more than half the buckets, at most {MAX_BUCKETS}");
             return check.fail("max_distance", expected, self.max_distance);
         }
+        // the encoder's table, the largest one
+        check.distance_table("max_distance", self.buckets(true).two_sided_table_numbers(self.heads))?;
         for (key, length) in [("source_length", self.source_length), ("target_length", self.target_length)] {
             if !(2..=MAX_LENGTH).contains(&length) {
                 return check.fail(key, format!("2 to {MAX_LENGTH}"), length);

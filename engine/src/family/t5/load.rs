@@ -137,7 +137,7 @@ impl<'a> Loader<'a> {
         let table = self.weights.take("decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight")?;
         Ok(T5Stack {
             layers: self.layers(stack)?,
-            position: PositionScheme::Buckets(a.buckets(false).tables(&table)),
+            position: PositionScheme::Buckets(a.buckets(false).tables(&table).into()),
             layout: PageLayout {
                 dtype: self.store.dtype().cache_dtype(),
                 layers: stack.layers,

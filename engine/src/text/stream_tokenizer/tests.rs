@@ -238,3 +238,44 @@ fn tokenizers_that_do_not_encode_words_independently_are_rejected() {
     let far = json!({"type": "Replace", "pattern": {"String": "a b"}, "content": "ab"});
     assert!(error_after("/normalizer", far).starts_with("normalizer: "));
 }
+
+/// The library finds added tokens before it splits the text, so one must not reach over the space after a word.
+#[test]
+fn added_tokens_that_reach_over_a_space_are_rejected() {
+    let adding = |content: &str, changes: Value| {
+        let valid = tokenizer(&Value::Null, false);
+        let mut file: Value = serde_json::from_str(valid.tokenizer().unwrap().json()).unwrap();
+        let mut token = json!({"id": valid.len(), "content": content, "single_word": false, "lstrip": false,
+            "rstrip": false, "normalized": false, "special": false});
+        token.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        file["added_tokens"].as_array_mut().unwrap().push(token);
+        SubwordTokenizer::parse(file.to_string().as_bytes())
+    };
+    for (content, changes) in [
+        ("the ab", json!({})),
+        ("the ", json!({})),
+        ("<x>", json!({"rstrip": true})),
+        (" the", json!({"single_word": true})),
+        ("the\tab", json!({"normalized": true})),
+        ("the▁ab", json!({"normalized": true})),
+    ] {
+        let error = adding(content, changes).unwrap_err();
+        assert_eq!(error.key, "added_tokens[4]", "{error}");
+    }
+    for (content, changes) in [
+        ("the ab", json!({"special": true, "rstrip": true})),
+        ("the\tab", json!({})),
+        ("\t", json!({"normalized": true})),
+        (" <x>", json!({})),
+        ("<x>", json!({"lstrip": true})),
+        ("<x>", json!({"single_word": true})),
+    ] {
+        let subwords = Arc::new(adding(content, changes).unwrap());
+        let vocabulary = Vocabulary::from_tokenizer(subwords.len(), Some(subwords), TextNormaliser::None).unwrap();
+        let vocabulary = Arc::new(vocabulary);
+        for text in ["the ab <x> the  ab<x>the ab", "<x>\tab the\tab <x>", "ab   <x>", "a \t<x> \tb"] {
+            let (tokens, _) = encode_chunks(&vocabulary, text, &[1, 2], usize::MAX).unwrap();
+            assert_eq!(tokens, naive(&vocabulary, text), "{content:?} in {text:?}");
+        }
+    }
+}

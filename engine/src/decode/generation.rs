@@ -50,8 +50,6 @@ pub(super) struct Generator {
     control: Option<ControlSymbols>,
     /// The end-of-text marks, or the end byte, of a model without other marks.
     ends: Vec<u32>,
-    /// True if `ends` is an end byte, whose text is not part of the answer.
-    ends_with_byte: bool,
     /// True if the symbols of `ends` are never chosen.
     ignore_end: bool,
     /// The symbols that are taken before any is sampled.
@@ -108,7 +106,6 @@ impl Generator {
             limits: GenerationLimits { max_chars, min_chars, max_segments, max_symbols: card.max_symbols },
             control,
             ends: card.vocabulary.end_marks().collect(),
-            ends_with_byte: card.vocabulary.end_byte().is_some(),
             ignore_end,
             logprobs: LogprobOptions { logprobs: details.logprobs, top: details.top_logprobs },
             with_boundaries: details.boundaries,
@@ -262,8 +259,8 @@ impl Generator {
         if is_end {
             self.flush(output);
             let SymbolLogprobs { logprob, top } = self.logprobs.compute(symbol, logits)?;
-            let cut = self.ends_with_byte.then_some(0);
-            output.push(EmittedSymbol { symbol, logprob, decision: None, top, cut });
+            // an end byte and some tokens have a text, which is not part of the answer
+            output.push(EmittedSymbol { symbol, logprob, decision: None, top, cut: Some(0) });
             return Ok(Some(FinishReason::EndOfText));
         }
         let SymbolLogprobs { logprob, top } = self.logprobs.compute(symbol, logits)?;

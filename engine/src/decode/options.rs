@@ -197,8 +197,8 @@ pub struct EmittedSymbol {
     pub decision: Option<SymbolBoundary>,
     /// The most probable symbols at its position, best first, with their log-probabilities.
     pub top: Vec<(u32, f32)>,
-    /// Bytes of its text that belong to the answer, if not all do: a stop string begins or ends inside a token, or the symbol is the
-    /// end byte, of which none do. No symbol follows then.
+    /// Number of bytes of its text that belong to the answer; `None` if all do. It is set if a stop string begins or ends inside the
+    /// token, and is 0 if the symbol ends the text. No symbol follows a cut one.
     pub cut: Option<usize>,
 }
 
@@ -222,30 +222,6 @@ impl Generate {
         self.stopping.validate(card)?;
         self.validate_resumed(card)?;
         bounded("details.top_logprobs", self.details.top_logprobs, OptionLimits::TOP_LOGPROBS)
-    }
-
-    /// Returns the resumed text, and true if the model's end mark or end byte follows it.
-    pub(super) fn resumed_text(&self, card: &Card) -> (&[u32], bool) {
-        match self.resumed.split_last() {
-            Some((last, text)) if card.vocabulary.ends_text(*last) => (text, true),
-            _ => (&self.resumed, false),
-        }
-    }
-
-    /// Checks that the resumed text, which `field` gives, fits the limits. Fails with [`Error::BadOption`], which names the field.
-    pub fn check_resumed_length(&self, field: &'static str, card: &Card) -> Result<()> {
-        let (text, _) = self.resumed_text(card);
-        let limit = self.stopping.max_chars.min(card.max_symbols.saturating_sub(self.prompt.len()));
-        if text.len() <= limit {
-            return Ok(());
-        }
-        let bound = format!("at most {limit} characters (max_chars, and the room after the prompt)");
-        Err(bad(field, format!("{} characters", text.len()), bound))
-    }
-
-    fn validate_resumed(&self, card: &Card) -> Result<()> {
-        self.check_resumed_length("resume_text", card)?;
-        card.vocabulary.check_text("resume_text", self.resumed_text(card).0)
     }
 }
 

@@ -5,6 +5,11 @@
 //! If all boundaries depend on the text alone, the whole text is taken at once and fed in chunks, like a replay. If the model
 //! ends segments with marks, these are drawn again: the text is then taken symbol by symbol.
 
+use super::{
+    contract::Card,
+    options::{Generate, bad},
+};
+use crate::error::Result;
 use std::collections::VecDeque;
 
 /// The symbols that are still to be taken.
@@ -48,6 +53,53 @@ impl ResumedSymbols {
     /// Drops the symbols that are left, because the generation ended before them.
     pub(super) fn clear(&mut self) {
         self.symbols.clear();
+    }
+}
+
+impl Generate {
+    /// Returns the resumed text, and true if the model's end mark or end byte follows it.
+    pub(super) fn resumed_text(&self, card: &Card) -> (&[u32], bool) {
+        match self.resumed.split_last() {
+            Some((last, text)) if card.vocabulary.ends_text(*last) => (text, true),
+            _ => (&self.resumed, false),
+        }
+    }
+
+    /// Checks that the resumed text, which `field` gives, fits the limits. Fails with
+    /// [`Error::BadOption`](crate::error::Error::BadOption), which names the field.
+    pub fn check_resumed_length(&self, field: &'static str, card: &Card) -> Result<()> {
+        let (text, _) = self.resumed_text(card);
+        let limit = self.stopping.max_chars.min(card.max_symbols.saturating_sub(self.prompt.len()));
+        if text.len() <= limit {
+            return Ok(());
+        }
+        let bound = format!("at most {limit} characters (max_chars, and the room after the prompt)");
+        Err(bad(field, format!("{} characters", text.len()), bound))
+    }
+
+    /// Checks the resumed text against the limits, the vocabulary and where the text may end. Fails with an error that names the
+    /// field.
+    pub(super) fn validate_resumed(&self, card: &Card) -> Result<()> {
+        self.check_resumed_length("resume_text", card)?;
+        let (text, ends_text) = self.resumed_text(card);
+        self.check_resumed_end(text.len(), ends_text)?;
+        card.vocabulary.check_text("resume_text", text)
+    }
+
+    /// Checks that a resumed text does not end where no stream of these options ends. Only ids can contain the end.
+    fn check_resumed_end(&self, length: usize, ends_text: bool) -> Result<()> {
+        if !ends_text {
+            return Ok(());
+        }
+        let field = "resume_ids";
+        if self.stopping.ignore_end {
+            return Err(bad(field, "one at the end", "no id that ends the text (ignore_eos)".into()));
+        }
+        let min = self.stopping.min_chars;
+        if length < min {
+            return Err(bad(field, length, format!("at least {min} ids before the end of the text (min_chars)")));
+        }
+        Ok(())
     }
 }
 

@@ -5,7 +5,8 @@ use crate::process::Server;
 use tokio::task::JoinSet;
 use tonic::transport::Channel;
 use weir_proto::v1::{
-    Finished, GenerateRequest, Sampling, Stopping, generate_response::Event, generation_client::GenerationClient,
+    FinishReason, Finished, GenerateRequest, Sampling, Stopping, generate_response::Event,
+    generation_client::GenerationClient,
 };
 
 /// Requests at the same time.
@@ -94,5 +95,26 @@ async fn a_stop_string_ends_the_text_inside_a_token() {
         assert_eq!(usage.generated_chars, tokens, "{stop:?}");
         assert_eq!(usage.generated_text_chars(), text.chars().count() as u64);
         assert_eq!((usage.prompt_chars, usage.prompt_text_chars()), (20, prompt.chars().count() as u64));
+    }
+}
+
+/// Here the token ")" ends a text. It is not special, so it has a text of its own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_text_of_an_end_token_is_not_sent() {
+    let copy = copied("gemma2");
+    edit(&copy.path().join("generation_config.json"), r#""eos_token_id": 0"#, r#""eos_token_id": [0, 9]"#);
+    let server = Server::start(&["--model", copy.path().to_str().unwrap()]);
+    let channel = connect(&server).await;
+    let whole = GenerateRequest {
+        prompt: "Daejeon is South Korea's fif".into(),
+        sampling: Some(Sampling { temperature: Some(0.0), seed: Some(1), ..Default::default() }),
+        ..Default::default()
+    };
+    // the second stream broke after its last id
+    for (resume_ids, expected) in [(vec![], " of"), (vec![276, 9], "")] {
+        let (text, finished) = ask(&channel, GenerateRequest { resume_ids, ..whole.clone() }).await;
+        assert_eq!((&*text, finished.reason()), (expected, FinishReason::EndOfText));
+        let usage = finished.usage.unwrap();
+        assert_eq!((usage.generated_chars, usage.generated_text_chars()), (1, 3));
     }
 }

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use std::{net::SocketAddr, path::Path};
 use tempfile::TempDir;
 use tokio::net::TcpListener;
+use tonic::{Code, Status};
 use weir::{
     config::TransportConfig,
     engine::{Handle, Limits},
@@ -40,8 +41,12 @@ impl Served {
     }
 
     async fn answer(&self, request: GenerateRequest) -> GeneratedResponse {
+        self.try_answer(request).await.unwrap()
+    }
+
+    async fn try_answer(&self, request: GenerateRequest) -> Result<GeneratedResponse, Status> {
         let mut client = GenerationClient::new(self.running.channel.clone());
-        read(client.generate(request).await.unwrap().into_inner()).await.unwrap()
+        read(client.generate(request).await?.into_inner()).await
     }
 
     async fn complete(&self, body: &Value) -> Value {
@@ -137,6 +142,24 @@ async fn an_unfinished_code_point_before_the_end_byte_is_replaced() {
     let (usage, before) = (rest.finished.usage.unwrap(), answer.finished.usage.unwrap());
     assert_eq!((usage.generated_chars, usage.generated_text_chars), (1, Some(1)));
     assert_eq!(usage.generated_text_chars, before.generated_text_chars);
+}
+
+#[tokio::test]
+async fn a_resumed_text_ends_only_where_its_stream_may_end() {
+    let served = Served::new().await;
+    let resumed = |min_chars, ignore_eos| GenerateRequest {
+        resume_ids: vec![u32::from(b'x'), END],
+        ..request("The ", &[], v1::Stopping { min_chars: Some(min_chars), ignore_eos, ..Default::default() })
+    };
+    let rest = served.answer(resumed(1, None)).await;
+    assert_eq!((rest.finished.reason(), rest.text()), (FinishReason::EndOfText, String::new()));
+    for (refused, message) in [
+        (resumed(2, None), "resume_ids: expected at least 2 ids before the end of the text (min_chars), found 1"),
+        (resumed(1, Some(true)), "resume_ids: expected no id that ends the text (ignore_eos), found one at the end"),
+    ] {
+        let status = served.try_answer(refused).await.unwrap_err();
+        assert_eq!((status.code(), status.message()), (Code::InvalidArgument, message));
+    }
 }
 
 /// The end byte of the prompt is guessed again after the same characters.

@@ -157,16 +157,14 @@ pub(super) fn character(symbol: EmittedSymbol, boundaries: bool, vocabulary: &Vo
     }
 }
 
-/// Returns the message for a generated symbol. In a generated text an end byte has no text.
+/// Returns the message for a generated symbol. An end symbol has no text in a generated text.
 fn generated_character(symbol: EmittedSymbol, boundaries: bool, vocabulary: &Vocabulary) -> v1::Character {
     let mut sent = character(symbol, boundaries, vocabulary);
     sent.ends_text = vocabulary.ends_text(sent.id);
-    if let Some(end) = vocabulary.end_byte() {
-        if sent.id == end {
-            sent.text.clear();
-        }
-        sent.top.iter_mut().filter(|other| other.id == end).for_each(|other| other.text.clear());
+    if sent.ends_text {
+        sent.text.clear();
     }
+    sent.top.iter_mut().filter(|other| vocabulary.ends_text(other.id)).for_each(|other| other.text.clear());
     sent
 }
 
@@ -298,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_byte_has_a_text_in_prompts_only() {
+    fn an_end_symbol_has_text_only_in_prompts() {
         let vocabulary = Vocabulary::byte_level_with_end(3, TextNormaliser::None).unwrap();
         let symbol = || EmittedSymbol { top: vec![(3, -1.0), (97, -2.0)], ..EmittedSymbol::plain(3) };
         let texts = |sent: v1::Character| {

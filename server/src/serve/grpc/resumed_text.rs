@@ -68,10 +68,9 @@ impl ResumedRequest {
         let field = "resume_ids";
         check_length(field, ids.len(), card)?;
         card.vocabulary.check_ids(field, &ids)?;
-        let end = card.vocabulary.end_byte();
-        let before_end = ids.split_last().filter(|(last, _)| end == Some(**last)).map(|(_, text)| text);
+        let before_end = ids.split_last().filter(|(last, _)| card.vocabulary.ends_text(**last)).map(|(_, text)| text);
         let text = before_end.unwrap_or(&ids);
-        if let Some(end) = end
+        if let Some(end) = card.vocabulary.end_byte()
             && let Some(index) = text.iter().position(|id| *id == end)
         {
             let bound = format!("the end byte {end} only as the last id");

@@ -21,6 +21,10 @@ use super::{
 use crate::error::{Error, Result};
 use std::ops::Range;
 
+/// Maximum symbols of an echoed prompt that need not be fed. The engine emits them all at once, each with space for details.
+/// The limit on a request's waiting events does not cover them.
+const MAX_ECHO_SKIPPED: usize = 1024;
+
 /// The symbols of a request on their way into the model.
 #[derive(Debug, Clone)]
 pub(super) struct Prompt {
@@ -235,13 +239,14 @@ impl Prompt {
         self.get(position..position + 1).get(0)
     }
 
-    /// Number of symbols that need not be fed if their state is cached. If nothing that a step computes is emitted: all but the
-    /// last, whose logits are needed. Otherwise: those that were fed once.
+    /// Number of symbols that need not be fed if their state is cached. If results of a step are emitted: those that were fed once.
+    /// Otherwise: all but the last, whose logits are needed. With echo, at most [`MAX_ECHO_SKIPPED`] of these.
     pub(super) fn skippable(&self) -> usize {
-        let is_plain = !self.output.symbols || !(self.output.boundaries || self.output.logprobs.any());
+        let all_but_last = self.len.saturating_sub(1);
         match self.windows {
-            None if is_plain => self.fed.max(self.len.saturating_sub(1)),
-            None => self.fed,
+            None if !self.output.symbols => self.fed.max(all_but_last),
+            None if self.output.boundaries || self.output.logprobs.any() => self.fed,
+            None => self.fed.max(all_but_last.min(MAX_ECHO_SKIPPED)),
             // only the first sequence begins as the text does
             Some(_) => 0,
         }

@@ -217,6 +217,8 @@ fn only_symbols_without_requested_details_may_be_skipped() {
     assert_eq!(max_prefix(&request), 4, "a prompt without echo has no details");
     request.details = Details { echo: true, ..Details::default() };
     assert_eq!(max_prefix(&request), 4);
+    let long = Generate { prompt: [1, 2, 0].repeat(500), ..request.clone() };
+    assert_eq!(max_prefix(&long), 1024, "a long prompt is not emitted at once");
     for details in [
         Details { boundaries: true, ..request.details.clone() },
         Details { top_logprobs: 1, ..request.details.clone() },

@@ -89,10 +89,9 @@ impl DocumentCache {
             return None;
         }
         let mut entries = self.lock();
-        while entries.usage.bytes.saturating_add(bytes) > self.capacity {
-            if !entries.evict_for(tenant, bytes) {
-                return None;
-            }
+        let free = self.capacity.saturating_sub(entries.usage.bytes);
+        for victim in entries.victims_for(tenant, bytes, free)? {
+            entries.evict(&victim);
         }
         // 122 random bits: other tenants cannot guess an id
         let id = Uuid::new_v4().simple().to_string();
@@ -131,8 +130,7 @@ impl DocumentCache {
     /// Evicts a document that no request uses. Returns false if there is none.
     pub(crate) fn evict(&self) -> bool {
         let mut entries = self.lock();
-        let victim = entries.victim(CachedDocument::is_unused, |tenant| entries.bytes_of(tenant));
-        victim.is_some_and(|(_, id)| entries.evict(&id))
+        entries.unused_victim().is_some_and(|id| entries.evict(&id))
     }
 
     /// Returns the bytes of pages that only the cache refers to.
@@ -173,28 +171,36 @@ impl Entries {
         self.tenant_bytes.get(tenant).copied().unwrap_or(0)
     }
 
-    /// Evicts a document for a new one of `bytes` bytes. Returns false if the others hold no more than the new one's tenant would.
-    fn evict_for(&mut self, tenant: &str, bytes: usize) -> bool {
-        let with_new = |other: &str| self.bytes_of(other).saturating_add(if other == tenant { bytes } else { 0 });
-        let Some((largest, id)) = self.victim(|_| true, with_new) else { return false };
-        largest >= with_new(tenant) && self.evict(&id)
+    /// Returns the documents to evict so that a new one of `bytes` bytes fits, when `free` bytes are free. Each is the least recently
+    /// used document of the tenant that then holds the most bytes. Returns `None` if no document is left, or if that tenant holds less
+    /// than `tenant` would with the new one.
+    fn victims_for(&self, tenant: &str, bytes: usize, mut free: usize) -> Option<Vec<String>> {
+        let mut evicted: HashMap<&str, usize> = HashMap::new();
+        let mut left: Vec<_> = self.lru.iter().rev().collect();
+        let mut victims = Vec::new();
+        while free < bytes {
+            // bytes of a tenant once the victims are gone and the new document is stored
+            let held = |other: &str| {
+                let own = if other == tenant { bytes } else { 0 };
+                self.bytes_of(other).saturating_add(own).saturating_sub(evicted.get(other).copied().unwrap_or(0))
+            };
+            let (place, largest) = largest_holder(left.iter().map(|(_, entry)| held(&entry.tenant)))?;
+            if largest < held(tenant) {
+                return None;
+            }
+            let (id, entry) = left.remove(place);
+            free = free.saturating_add(entry.bytes);
+            accounting::add(evicted.entry(&*entry.tenant).or_default(), entry.bytes);
+            victims.push(id.clone());
+        }
+        Some(victims)
     }
 
-    /// Returns the least recently used document of the tenant with the most bytes, and these bytes as `bytes_of` returns
-    /// them. Passes over documents that do not pass `filter`.
-    fn victim(
-        &self,
-        filter: impl Fn(&CachedDocument) -> bool,
-        bytes_of: impl Fn(&str) -> usize,
-    ) -> Option<(usize, String)> {
-        let mut victim: Option<(usize, &String)> = None;
-        for (id, entry) in self.lru.iter().rev().filter(|(_, entry)| filter(&entry.cached)) {
-            let bytes = bytes_of(&entry.tenant);
-            if victim.is_none_or(|(most, _)| bytes > most) {
-                victim = Some((bytes, id));
-            }
-        }
-        victim.map(|(bytes, id)| (bytes, id.clone()))
+    /// Returns the least recently used document that no request uses, of the tenant with the most bytes among theirs.
+    fn unused_victim(&self) -> Option<String> {
+        let unused: Vec<_> = self.lru.iter().rev().filter(|(_, entry)| entry.cached.is_unused()).collect();
+        let (place, _) = largest_holder(unused.iter().map(|(_, entry)| self.bytes_of(&entry.tenant)))?;
+        Some(unused[place].0.clone())
     }
 
     fn evict(&mut self, id: &str) -> bool {
@@ -224,6 +230,11 @@ impl Entries {
             }
         }
     }
+}
+
+/// Returns the first place of the largest number, with the number.
+fn largest_holder(bytes: impl Iterator<Item = usize>) -> Option<(usize, usize)> {
+    bytes.enumerate().reduce(|most, next| if next.1 > most.1 { next } else { most })
 }
 
 #[cfg(test)]
@@ -314,7 +325,9 @@ mod tests {
         for id in &quiet {
             assert!(cache.find("quiet", id, now).is_some());
         }
+        let before = cache.usage();
         assert_eq!(insert("busy", 7000), None, "larger than what the other tenant leaves");
+        assert_eq!(cache.usage(), before, "a document that is not stored evicts none");
         // the tenant that holds more than an equal part gives way
         let newest = insert("quiet", 5000).unwrap();
         assert!(cache.find("quiet", &newest, now).is_some());

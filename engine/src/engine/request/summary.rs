@@ -153,6 +153,10 @@ impl DocumentRequest {
         document: Option<CachedDocument>,
         now: Instant,
     ) -> Result<()> {
+        if self.began.is_none() {
+            // the cache may have evicted it while the request waited
+            self.was_cached &= document.is_some();
+        }
         self.began.get_or_insert(now);
         self.pushed = 0;
         self.read_bytes = None;

@@ -204,9 +204,12 @@ impl<T> Scheduler<T> {
         let lost = if slot.encoding { slot.stay.work() } else { 0 };
         self.tenants.add(position, Waiting { request, demand, on_hold, lost });
         self.tenants.leave(&slot.tenant, slot.rows, slot.bytes());
-        // a request on hold does not come back for the memory that it gave
-        if !on_hold {
-            self.closed = cause == PreemptionCause::Memory;
+        match cause {
+            // its memory is for the request that waits
+            PreemptionCause::Queue => self.closed = false,
+            // a request on hold does not come back for the memory that it gave
+            PreemptionCause::Memory if on_hold => {}
+            PreemptionCause::Memory => self.closed = true,
         }
         self.admit();
         Ok(())

@@ -103,3 +103,35 @@ impl<T> Scheduler<T> {
         victim.map(|(index, _)| index)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Demand, PreemptionCause, Rules, RunPermit, Scheduler};
+
+    fn scheduler_with(requests: &[&'static str]) -> (Scheduler<&'static str>, Vec<RunPermit>) {
+        let mut scheduler = Scheduler::new(Rules::new(8, 8, 1000, 100, 16));
+        for request in requests {
+            scheduler.submit(*request, demand(), 0).unwrap();
+        }
+        let permits = scheduler.admitted.drain(..).map(|(_, permit)| permit).collect();
+        (scheduler, permits)
+    }
+
+    fn demand() -> Demand {
+        Demand { tenant: "t".into(), symbols: 9, uncached: 9, bytes: 30, rows: 1 }
+    }
+
+    /// A request that is preempted because its client reads slowly leaves its memory to a request that was preempted for memory.
+    #[test]
+    fn memory_of_a_request_on_hold_goes_to_the_request_that_waits() {
+        let (mut scheduler, mut permits) = scheduler_with(&["first", "second", "third"]);
+        assert_eq!(permits.len(), 3);
+        let last = permits.pop().unwrap();
+        scheduler.preempt(last, "third", demand(), false, PreemptionCause::Memory).unwrap();
+        assert!(scheduler.admitted.is_empty(), "it does not come back at once");
+        let behind = permits.pop().unwrap();
+        scheduler.preempt(behind, "second", demand(), true, PreemptionCause::Queue).unwrap();
+        let admitted: Vec<_> = scheduler.admitted.iter().map(|(request, _)| *request).collect();
+        assert_eq!(admitted, ["third"]);
+    }
+}

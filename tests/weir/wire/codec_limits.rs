@@ -120,6 +120,33 @@ async fn a_text_that_is_not_read_ends_after_the_stall_limit() {
     assert_eq!((status.code(), reason(&status)), (Code::ResourceExhausted, "STALLED".into()), "{status:?}");
 }
 
+/// Input that never completes a block counts, however slowly it arrives.
+#[tokio::test(flavor = "multi_thread")]
+async fn input_without_a_complete_block_counts_in_the_memory_of_requests() {
+    let config = TransportConfig { message_bytes: 8 << 10, request_memory: 1 << 20, ..TransportConfig::default() };
+    let engine = Handle::start(load(&converted("whitespaces"), &settings()).unwrap(), Limits::default()).unwrap();
+    let running = Running::start(vec![engine.clone()], config).await;
+    let mut client = client(&running);
+    let text = TEXT.repeat(40_000 / TEXT.len());
+    let mut held = Vec::new();
+    let status = loop {
+        let options = CompressOptions { block_chars: Some(1 << 20), ..Default::default() };
+        let parts = tokio_stream::iter(to_compress(options, &text)).chain(tokio_stream::pending());
+        let mut stream = client.compress(parts).await.unwrap().into_inner();
+        match timeout(Duration::from_millis(300), stream.next()).await {
+            Ok(message) => break message.unwrap().unwrap_err(),
+            Err(_) => held.push(stream),
+        }
+        assert!(held.len() < 10, "no call was refused");
+    };
+    assert_eq!((status.code(), reason(&status)), (Code::ResourceExhausted, "QUEUE_FULL".into()), "{status:?}");
+    drop(held);
+    let options = CompressOptions { block_chars: Some(100), ..Default::default() };
+    let (_, summary) = compress(&mut client, options, &text).await.unwrap();
+    assert_eq!(summary.text_bytes, text.len() as u64);
+    freed(&engine).await;
+}
+
 /// The symbols of blocks in the engine count against the memory of requests.
 #[tokio::test(flavor = "multi_thread")]
 async fn blocks_count_in_the_memory_of_requests() {
@@ -132,7 +159,11 @@ async fn blocks_count_in_the_memory_of_requests() {
     // one block takes 20 KB
     let status = compress(&mut client, with_blocks(5000), &text).await.unwrap_err();
     assert_eq!((status.code(), reason(&status)), (Code::OutOfRange, "OVERSIZED".into()), "{status:?}");
-    let (_, summary) = compress(&mut client, with_blocks(500), &text).await.expect("the blocks wait for one another");
-    assert_eq!(summary.text_bytes, text.len() as u64);
+    // with 700, a block and its input take nearly all
+    for block_chars in [500, 700] {
+        let compressed = compress(&mut client, with_blocks(block_chars), &text).await;
+        let (_, summary) = compressed.expect("the blocks wait for one another");
+        assert_eq!(summary.text_bytes, text.len() as u64);
+    }
     freed(&engine).await;
 }

@@ -8,6 +8,7 @@
 //! The decompressor computes the logits of each symbol again, one symbol at a time. It gets the same text only if these logits
 //! are the same bits, so the model must be [`Exactness::Bitwise`](super::contract::Exactness).
 
+mod buffer;
 pub mod coder;
 pub mod container;
 mod frequencies;

@@ -1,6 +1,7 @@
 //! One text, or its compressed data, as a stream: bytes come in, blocks are coded elsewhere, and bytes go out in order.
 
 use super::{
+    buffer::grown,
     coder::Coded,
     container::{ContainerReader, End, Header, Part, write_block},
     request::{Code, CodeInput, check_model},
@@ -23,6 +24,9 @@ pub trait BlockStream: Send {
 
     /// Ends the input. Fails if it is incomplete.
     fn finish(&mut self) -> Result<()>;
+
+    /// Returns the bytes of memory that the input and the next block take after `more` bytes are pushed.
+    fn input_bytes(&self, more: usize) -> usize;
 
     /// Returns the next block if it is complete. Fails for data that are not in the format or of another model.
     fn next_block(&mut self) -> Result<Option<Code>>;
@@ -105,6 +109,15 @@ impl Compressor {
         })
     }
 
+    /// Returns the symbols in no block after `more` bytes are pushed.
+    fn symbols_after(&self, more: usize) -> usize {
+        self.symbols.len() - self.taken + more
+    }
+
+    fn capacity_after(&self, more: usize) -> usize {
+        grown(self.symbols.capacity(), self.symbols_after(more), self.header.block)
+    }
+
     /// Writes the header before anything else.
     fn begin(&mut self, out: &mut Vec<u8>) {
         if !std::mem::replace(&mut self.begun, true) {
@@ -117,7 +130,15 @@ impl BlockStream for Compressor {
     fn push(&mut self, bytes: &[u8]) -> Result<()> {
         self.symbols.drain(..self.taken);
         self.taken = 0;
+        // Reserves what `input_bytes` counted. A byte becomes at most one symbol, unless the text is normalised.
+        let capacity = self.capacity_after(bytes.len());
+        self.symbols.reserve_exact(capacity - self.symbols.len());
         self.reader.push(bytes, &mut self.symbols)
+    }
+
+    fn input_bytes(&self, more: usize) -> usize {
+        let block = self.symbols_after(more).min(self.header.block);
+        (self.capacity_after(more) + block) * size_of::<u32>()
     }
 
     fn finish(&mut self) -> Result<()> {
@@ -208,6 +229,10 @@ impl BlockStream for Decompressor<'_> {
         self.reader.push(bytes);
         self.totals.compressed_bytes += bytes.len() as u64;
         Ok(())
+    }
+
+    fn input_bytes(&self, more: usize) -> usize {
+        self.reader.bytes_after(more)
     }
 
     fn finish(&mut self) -> Result<()> {

@@ -41,13 +41,21 @@ impl<M: Messages> CodecCall<M> {
         let mut ended = false;
         let mut unconverted = UnconvertedPart::default();
         loop {
+            let mut lacks_memory = false;
             self.blocks.submit_again()?;
             while self.blocks.takes_blocks() {
                 if let Some(block) = stream.next_block()? {
+                    // releases what was held for the block, which its submission reserves
+                    self.blocks.hold_input(stream.input_bytes(0))?;
                     self.blocks.submit(block)?;
                     continue;
                 }
+                let is_held = self.blocks.hold_input(stream.input_bytes(unconverted.slice_len()))?;
                 if unconverted.is_empty() {
+                    break;
+                }
+                lacks_memory = !is_held;
+                if lacks_memory {
                     break;
                 }
                 unconverted.convert_slice(&mut stream).await?;
@@ -57,7 +65,7 @@ impl<M: Messages> CodecCall<M> {
             }
             let reads = !ended && unconverted.is_empty() && self.blocks.takes_blocks();
             let is_running = self.blocks.is_running();
-            let is_waiting = self.blocks.is_waiting();
+            let is_waiting = self.blocks.is_waiting() || lacks_memory;
             tokio::select! {
                 biased;
                 coded = self.blocks.finished(), if is_running => {

@@ -26,6 +26,8 @@ pub(super) struct CodecEngine {
     terms: Terms,
     memory: Arc<BodyMemory>,
     max_blocks: usize,
+    /// The memory of the input that is in no block yet, and of the block that waits.
+    input: InputMemory,
     /// Blocks in the engine, in order.
     running: VecDeque<RunningBlock>,
     /// The next block, if the queue or the memory of requests was full.
@@ -46,7 +48,9 @@ impl CodecEngine {
     /// Creates the blocks of a call. Their symbols and data count in `memory`.
     pub(super) fn new(engine: Lease, terms: Terms, memory: Arc<BodyMemory>) -> Self {
         let max_blocks = engine.limits().rows.min(MAX_BLOCKS);
-        Self { engine, terms, memory, max_blocks, running: VecDeque::new(), waiting: None, progress_at: clock::now() }
+        let input = InputMemory::new(Reservation::new(Arc::clone(&memory), Arc::clone(&terms.tenant)));
+        let progress_at = clock::now();
+        Self { engine, terms, memory, max_blocks, input, running: VecDeque::new(), waiting: None, progress_at }
     }
 
     pub(super) fn lease(&self) -> &Lease {
@@ -71,14 +75,28 @@ impl CodecEngine {
     /// Submits a block. The first block of a call fails with [`Error::QueueFull`] if the queue is full. A later one waits, but fails
     /// too after the stall limit without any progress.
     pub(super) fn submit(&mut self, block: Code) -> Result<()> {
-        let has_time = self.is_running() || clock::since(self.progress_at) < self.engine.limits().stall;
         match self.try_submit(&block) {
-            Err(Error::QueueFull { .. }) if self.terms.continues && has_time => {
+            Err(Error::QueueFull { .. }) if self.may_wait() => {
                 self.waiting = Some(block);
                 Ok(())
             }
             submitted => submitted,
         }
+    }
+
+    /// Sets the memory reserved for input that is not yet in a block to `bytes`. Returns false if the call has to wait for it. Fails with
+    /// [`Error::QueueFull`] where [`submit`](Self::submit) does.
+    pub(super) fn hold_input(&mut self, bytes: usize) -> Result<bool> {
+        match self.input.resize(bytes) {
+            Err(Error::QueueFull { .. }) if self.may_wait() => Ok(false),
+            resized => resized.map(|()| true),
+        }
+    }
+
+    /// True if the call may wait for the queue or for memory: its first block was submitted, and it makes progress.
+    fn may_wait(&self) -> bool {
+        let has_time = self.is_running() || clock::since(self.progress_at) < self.engine.limits().stall;
+        self.terms.continues && has_time
     }
 
     /// Submits the block that waits, if there is one.
@@ -110,6 +128,30 @@ impl CodecEngine {
         self.running.pop_front();
         self.progress_at = clock::now();
         Ok(coded)
+    }
+}
+
+/// The memory of a call's input.
+struct InputMemory {
+    reserved: Reservation,
+    bytes: usize,
+}
+
+impl InputMemory {
+    fn new(reserved: Reservation) -> Self {
+        Self { reserved, bytes: 0 }
+    }
+
+    /// Reserves or releases memory, so that `bytes` are reserved. Fails if the limit of all memory or of the tenant is exceeded.
+    fn resize(&mut self, bytes: usize) -> Result<()> {
+        if bytes > self.bytes {
+            self.reserved.check_leaving_a_message(bytes)?;
+            self.reserved.add_leaving_a_message(bytes - self.bytes)?;
+        } else {
+            self.reserved.release(self.bytes - bytes);
+        }
+        self.bytes = bytes;
+        Ok(())
     }
 }
 

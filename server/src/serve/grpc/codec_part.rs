@@ -23,9 +23,14 @@ impl UnconvertedPart {
         self.0.is_empty()
     }
 
+    /// Returns the number of bytes that [`convert_slice`](Self::convert_slice) converts next.
+    pub(super) fn slice_len(&self) -> usize {
+        self.0.len().min(SLICE)
+    }
+
     /// Converts the next bytes, and lets other tasks of the thread run afterwards.
     pub(super) async fn convert_slice(&mut self, stream: &mut impl BlockStream) -> Result<()> {
-        let slice = self.0.split_to(self.0.len().min(SLICE));
+        let slice = self.0.split_to(self.slice_len());
         let converted = stream.push(&slice);
         yield_now().await;
         converted
@@ -56,6 +61,10 @@ mod tests {
 
         fn finish(&mut self) -> Result<()> {
             Ok(())
+        }
+
+        fn input_bytes(&self, _: usize) -> usize {
+            0
         }
 
         fn next_block(&mut self) -> Result<Option<Code>> {

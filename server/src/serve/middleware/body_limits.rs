@@ -71,11 +71,7 @@ pub(super) fn limit(
         let is_stream = path == STREAM_INFER || path == EDIT || is_codec;
         let started = (path == SUMMARIZE || is_codec).then_some(false);
         request.extensions_mut().insert(RequestMemory(Arc::clone(&reserved)));
-        let draining = draining.clone();
-        let drained = Box::pin(async move {
-            draining.cancelled().await;
-            sleep(GRACE).await;
-        });
+        let drained = Box::pin(drained(draining.clone()));
         let late = Box::pin(sleep(timeout));
         let limited = |body| LimitedBody {
             body,
@@ -94,6 +90,12 @@ pub(super) fn limit(
         };
         Box::pin(next.oneshot(request.map(|body| Body::new(limited(body)))))
     }
+}
+
+/// Waits until a body that has not arrived must be rejected, because the server shuts down.
+pub(crate) async fn drained(draining: CancellationToken) {
+    draining.cancelled().await;
+    sleep(GRACE).await;
 }
 
 /// The memory that arriving bodies and collected responses share, on all ports. A tenant may hold half of what the others leave, and
@@ -116,10 +118,16 @@ impl BodyMemory {
         Arc::new(Self { tenant_limit: bytes.largest_share(), longest, bytes })
     }
 
-    fn reserve(&self, tenant: &Arc<str>, bytes: usize) -> Result<()> {
+    /// Fails if `bytes` exceeds what one request may hold.
+    fn check(&self, bytes: usize) -> Result<()> {
         if bytes > self.tenant_limit {
             return Err(Error::Oversized { what: "the memory of one request", limit: self.tenant_limit });
         }
+        Ok(())
+    }
+
+    fn reserve(&self, tenant: &Arc<str>, bytes: usize) -> Result<()> {
+        self.check(bytes)?;
         let full = |what, limit| Err(Error::QueueFull { what, limit, retry: RETRY });
         match self.bytes.take(tenant, bytes) {
             Ok(()) => Ok(()),
@@ -162,6 +170,11 @@ impl Reservation {
         let first = bytes.arrived == 0;
         bytes.arrived = bytes.arrived.saturating_add(more);
         Ok(first)
+    }
+
+    /// Fails if a request that holds `bytes` bytes could never receive the longest message.
+    pub(crate) fn check_leaving_a_message(&self, bytes: usize) -> Result<()> {
+        self.memory.check(bytes.saturating_add(self.memory.longest))
     }
 
     /// Reserves `more` bytes, unless that leaves less than the longest message takes. A call that works on what it has received can

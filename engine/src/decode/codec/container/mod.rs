@@ -18,7 +18,10 @@
 //!
 //! All blocks but the last one have the maximum number of symbols.
 
-use super::request::{MAX_BLOCK, max_block_bytes};
+use super::{
+    buffer::grown,
+    request::{MAX_BLOCK, max_block_bytes},
+};
 use crate::{
     decode::{contract::Card, options::WindowOptions},
     error::{Error, Result},
@@ -30,6 +33,8 @@ const DTYPES: [&str; 4] = ["f32", "bf16", "int8", "int4"];
 const UNKNOWN_LENGTH: u64 = u64::MAX;
 const HEADER: usize = MAGIC.len() + 3 + DIGEST + 3 * 4 + 8;
 const DIGEST: usize = 32;
+/// Bytes of a block before its data.
+const FRONT: usize = 1 + 4 + 4;
 /// Maximum symbols of a window in any model.
 const MAX_WINDOW: usize = 1 << 24;
 const BLOCK: u8 = 1;
@@ -209,7 +214,21 @@ impl ContainerReader {
     pub fn push(&mut self, bytes: &[u8]) {
         self.buffer.drain(..self.read);
         self.read = 0;
+        let capacity = self.capacity_for(self.buffer.len() + bytes.len());
+        self.buffer.reserve_exact(capacity - self.buffer.len());
         self.buffer.extend_from_slice(bytes);
+    }
+
+    /// Returns the bytes of memory that the input and the next part take after `more` bytes are pushed.
+    pub fn bytes_after(&self, more: usize) -> usize {
+        let unread = self.buffer.len() - self.read + more;
+        self.capacity_for(unread) + unread
+    }
+
+    /// Returns the capacity of the buffer with `bytes` bytes in it.
+    fn capacity_for(&self, bytes: usize) -> usize {
+        let longest = self.header.as_ref().map_or(HEADER, |header| FRONT + max_block_bytes(header.block));
+        grown(self.buffer.capacity(), bytes, longest)
     }
 
     /// Returns the next part if it is complete. Fails with [`Error::Damaged`] if the data are not in the format. Checks the length of
@@ -256,7 +275,6 @@ impl ContainerReader {
     }
 
     fn next_block(&mut self, block: usize) -> Result<Option<Part>> {
-        const FRONT: usize = 1 + 4 + 4;
         let Some(front) = self.buffer.get(self.read + 1..self.read + FRONT) else { return Ok(None) };
         let mut fields = Fields(front);
         let [symbols, bytes] = [fields.number(), fields.number()];

@@ -72,7 +72,8 @@ impl OutputArgs {
             None => None,
         };
         let mut to_stdout = None;
-        for (flag, file, text) in page.into_iter().chain(data) {
+        // the data first: a page can be made again from it
+        for (flag, file, text) in data.into_iter().chain(page) {
             if is_stdout(file) {
                 to_stdout = Some(text);
             } else {

@@ -44,7 +44,7 @@ pub(super) struct LoadLimits {
     /// Maximum requests of an open loop in flight.
     pub(super) max_in_flight: usize,
     /// Requests for which an open loop's window is extended, unless their number is given.
-    pub(super) min_requests: u64,
+    pub(super) min_requests: usize,
 }
 
 /// State shared by all sessions of a command.

@@ -17,7 +17,7 @@ use crate::{
 use std::time::Duration;
 
 /// Smallest number of requests of a rate.
-const MIN_REQUESTS: u64 = 20;
+const MIN_REQUESTS: usize = 20;
 const MAX_POINTS: usize = 64;
 /// Default of --refine.
 const REFINEMENTS: usize = 3;
@@ -309,6 +309,7 @@ fn rate_result(rate: f64, point: &LoadPoint) -> RateResult {
         rate,
         measured: figures.requests.measured,
         ended: point.window.begun_and_ended.unwrap_or(point.window.ended),
+        cancelled: figures.requests.cancelled,
         succeeded: figures.requests.well,
         good: figures.good,
         first_p90: first.p90.or(first.max),

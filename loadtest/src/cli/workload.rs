@@ -167,7 +167,10 @@ impl WorkloadArgs {
 
     /// Returns the text to score, and its description.
     pub(super) fn scored_text(&self, chars: usize, models: &[ModelInfo]) -> Result<(String, String)> {
-        let text = PromptText::read(&self.prompts)?;
+        let text = match self.prompt_chars {
+            PromptSource::Documents => PromptText::joined_documents(&self.prompts)?,
+            _ => PromptText::read(&self.prompts)?,
+        };
         let max = models.iter().map(|model| model.max_symbols).min().unwrap_or(0);
         let scored = text.head(chars.min(usize::try_from(max).unwrap_or(usize::MAX)));
         let description = format!("the first {} characters of {}", scored.chars().count(), text.name);

@@ -68,12 +68,14 @@ pub(super) struct ScheduledCounts {
 
 impl RunLength {
     /// Extends the duration until at least `least` requests of a schedule arrive in the window, unless the number of requests is
-    /// given: random arrivals may be fewer than the rate implies. The window then ends when the next request would arrive, so
-    /// that requests divided by duration equals the rate on average.
-    pub fn extended(self, schedule: &ArrivalSchedule, least: u64) -> Self {
+    /// given: random arrivals may be fewer than the rate implies. The window then ends when the next request or burst would
+    /// arrive, so that requests divided by duration equals the rate on average.
+    pub fn extended(self, schedule: &ArrivalSchedule, least: usize) -> Self {
         let (None, Some(duration)) = (self.requests, self.duration) else { return self };
         let mut measured = schedule.clone().skip_while(|offset| *offset < self.warm_up);
-        let next = usize::try_from(least).ok().and_then(|least| measured.nth(least));
+        let last = least.checked_sub(1).and_then(|before| measured.nth(before));
+        // requests of a burst arrive at the same time
+        let next = last.and_then(|last| measured.find(|offset| *offset > last));
         let until = next.map_or(duration, |offset| offset.saturating_sub(self.warm_up));
         Self { duration: Some(duration.max(until)), ..self }
     }
@@ -225,6 +227,12 @@ mod tests {
             rates += count as f64 / seconds / 200.0;
         }
         assert!((rates / 2.0 - 1.0).abs() < 0.15, "{rates}");
+        for burst in [8, 32] {
+            let schedule = ArrivalSchedule::new(ArrivalProcess::Bursty, 0.1, burst, 3).unwrap();
+            let requests = extent.extended(&schedule, 20).requests_of(schedule, begin);
+            let count = requests.filter(|scheduled| scheduled.measured).count();
+            assert_eq!(count as u64, burst.max(24), "bursts of {burst}");
+        }
         let counted = RunLength { requests: Some(5), ..extent };
         assert_eq!(counted.extended(&ArrivalSchedule::new(ArrivalProcess::Poisson, 2.0, 1, 0).unwrap(), 2000), counted);
     }

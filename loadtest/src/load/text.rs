@@ -66,6 +66,12 @@ impl PromptText {
         Ok((Self { name, chars: Vec::new() }, documents))
     }
 
+    /// Reads documents as [`documents`](Self::documents) does, as one text with a newline between two of them.
+    pub(crate) fn joined_documents(files: &[PathBuf]) -> Result<Self> {
+        let (text, documents) = Self::documents(files)?;
+        Ok(Self { chars: documents.join("\n").chars().collect(), ..text })
+    }
+
     /// Returns the lines that are not blank. Fails if there are none.
     pub(crate) fn lines(&self) -> Result<Vec<String>> {
         let text: String = self.chars.iter().collect();
@@ -175,9 +181,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = |name: &str, text: &str| written(&folder, name, text.as_bytes());
         let lines = file("set.jsonl", "{\"text\": \"one\", \"id\": 1}\n\n{\"article\": \"two\\nlines\"}\n");
-        let (text, documents) = PromptText::documents(&[lines, file("a.txt", "three\n\nfour")]).unwrap();
+        let files = [lines, file("a.txt", "three\n\nfour")];
+        let (text, documents) = PromptText::documents(&files).unwrap();
         assert_eq!((text.name.as_str(), documents.len()), ("set.jsonl, a.txt", 3));
         assert_eq!(documents, ["one", "two\nlines", "three\n\nfour"]);
+        assert_eq!(PromptText::joined_documents(&files).unwrap().head(99), "one\ntwo\nlines\nthree\n\nfour");
         for (wrong, line) in
             [("{\"text\": 3}", "line 1"), ("{\"text\": \"x\"}\nno", "line 2"), ("{\"text\": \" \"}", "line 1")]
         {

@@ -56,6 +56,7 @@ async fn full_report() -> MeasurementReport {
         rate: 10.0,
         measured: 40,
         ended: 40,
+        cancelled: 0,
         succeeded: 34,
         good: 34,
         first_p90: Some(8e7),

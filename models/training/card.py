@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from . import card_text, checkpoint, data, evaluation, generate, unseen
+from . import card_text, checkpoint, data, evaluation, files, generate, unseen
 from .command_line import one_line_errors
 from .export import export
 
@@ -58,7 +58,7 @@ def main(argv=None):
             parser.error("--data is required; a run also requires --runs or --again")
         card = make(about, folder, arguments)
         text = json.dumps(card, indent=2, ensure_ascii=False) + "\n"
-        (folder / "card.json").write_text(text, encoding="utf-8")
+        files.replace(folder / "card.json", text)
     if "run" in about:
         card = json.loads((folder / "card.json").read_text(encoding="utf-8"))
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -72,10 +72,13 @@ def make(about, folder, arguments):
         if arguments.again:
             card["run"] = json.loads((folder / "card.json").read_text(encoding="utf-8"))["run"]
         else:
-            (folder / "card.json").unlink(missing_ok=True)  # states the digest of the weights that the export replaces
-            card["run"] = trained(find(about["run"], arguments.runs), folder, about.get("matrices", "bf16"), arguments.data)
+            run = find(about["run"], arguments.runs)
+            card["run"] = facts(run, arguments.data)
             if "start" in about:
                 card["run"]["start"] = facts(find(about["start"], arguments.runs), arguments.data)
+            exported = export(run, folder, about.get("matrices", "bf16"))
+            if "best_step" in exported:
+                card["run"]["best_step"] = exported["best_step"]
         if "earlier" in about:
             card["run"]["earlier"] = about["earlier"]
     model, config = checkpoint.load(folder)
@@ -111,12 +114,6 @@ def is_complete(state):
     """Returns true if a run has spent its budget."""
     (unit, budget), done = next(iter(state["config"]["training"]["budget"].items())), state["progress"]
     return done["elapsed"] >= 60 * budget if unit == "minutes" else done["characters"] >= budget
-
-
-def trained(run, folder, matrices, texts):
-    """Exports a run and returns the facts about its training."""
-    exported = export(run, folder, matrices)
-    return {**facts(run, texts), **({"best_step": exported["best_step"]} if "best_step" in exported else {})}
 
 
 def facts(run, texts):

@@ -4,7 +4,7 @@ import hashlib
 import json
 from pathlib import Path
 
-from . import safetensors_file
+from . import files, safetensors_file
 from .families import build
 
 
@@ -12,7 +12,7 @@ def save(folder, config, tensors, matrices="f32"):
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(config, indent=2, ensure_ascii=False)
-    (folder / "config.json").write_text(text + "\n", encoding="utf-8")
+    files.replace(folder / "config.json", text + "\n")
     safetensors_file.write(folder / "model.safetensors", tensors, matrices)
 
 

@@ -85,11 +85,17 @@ class Windows:
         self.spans = (len(ids) - 1) // SPAN
         self.order = Order(self.spans, seed)
 
+    def check(self, length):
+        """Raises ValueError if the text cannot be cut into windows of `length` characters."""
+        if length % SPAN and SPAN % length:
+            raise ValueError(f"windows of {length} do not fit spans of {SPAN}")
+        if length > self.spans * SPAN:
+            raise ValueError(f"the training text has {len(self.ids)} symbols, too few for windows of {length}")
+
     def batch(self, characters, length):
         """Returns the next windows of `length` characters, about `characters` in total."""
         neighbours = max(1, length // SPAN)
-        if (length % SPAN and SPAN % length) or length > self.spans * SPAN:
-            raise ValueError(f"windows of {length} do not fit spans of {SPAN}")
+        self.check(length)
         starts = []
         for _ in range(max(1, characters // (SPAN * neighbours))):
             start = min(self.order.next() * SPAN, (self.spans - neighbours) * SPAN)

@@ -22,9 +22,13 @@ def measure(model, ids, stride, total, rows=32, progress=None):
 @torch.no_grad()
 def bits_per_character(model, ids, stride, total, rows=32, progress=None):
     """Returns BPC, the number of scored characters and the boundary rate. `ids` is a 1-D uint8 array."""
+    if not 1 <= stride <= total:
+        raise ValueError(f"stride: expected 1 to {total} (the length of a window), found {stride}")
+    row_length = len(ids) // rows
+    if row_length < 2:
+        raise ValueError(f"rows: {len(ids)} symbols do not fill {rows} rows of at least 2")
     training, device = model.training, next(model.parameters()).device
     model.eval()
-    row_length = len(ids) // rows
     text = torch.from_numpy(ids[: rows * row_length].astype("int64")).view(rows, row_length)
     nats, scored, ends, read = 0.0, 0, 0.0, 0
     for start in range(0, row_length - 1, stride):

@@ -2,7 +2,8 @@
 
 Writes `config.json`, `model.safetensors`, `learning-curve.svg` and, for subwords, `tokenizer.json`. The weights are the last ones, their
 average if the recipe has `average`, or the weights with the lowest validation loss if it has `keep_best`. Prints the facts that a model card needs: size,
-parameters, sha256, progress. The card itself needs a hand-written purpose and limits.
+parameters, sha256, progress. The card itself needs a hand-written purpose and limits. `--replace` removes the card, the README and
+`ngrams.bin` of the old checkpoint.
 """
 
 import argparse
@@ -15,18 +16,29 @@ import torch
 from . import checkpoint
 from .command_line import one_line_errors
 
+# Files of a replaced checkpoint that would contradict the new weights.
+STALE_FILES = ("card.json", "README.md", "ngrams.bin", "tokenizer.json", "learning-curve.svg")
+
 
 def export(run, out, matrices="f32"):
+    """Writes the checkpoint, in place of an older one, and returns the facts."""
     run, out = Path(run), Path(out)
     if not (run / "state.pt").exists():
         raise FileNotFoundError(f"{run}: not a run folder, state.pt is missing")
+    if out.resolve() == run.resolve():
+        raise ValueError(f"{out}: a run cannot be exported to its own folder")
     state = torch.load(run / "state.pt", map_location="cpu")
     if state["config"]["training"].get("keep_best"):
         best = torch.load(run / "best.pt", map_location="cpu")
         state = {**state, "model": best["model"], "progress": {**state["progress"], "best_step": best["progress"]["step"]}}
     if "average" in state:
         state["model"].update(state["average"]["weights"])
+    stale = STALE_FILES if (out / "model.safetensors").exists() else ()
+    if stale:
+        (out / "card.json").unlink(missing_ok=True)  # states the digest of the old weights
     checkpoint.save(out, state["config"]["model"], state["model"], matrices)
+    for name in stale:
+        (out / name).unlink(missing_ok=True)
     for name in ("learning-curve.svg", "tokenizer.json"):
         if (run / name).exists():
             shutil.copyfile(run / name, out / name)

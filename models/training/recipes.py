@@ -7,6 +7,8 @@ and an unknown key are errors.
 import json
 from pathlib import Path
 
+from .data import SPAN
+
 MODEL = set("architecture family format normaliser training_length vocabulary".split())
 # Keys of a recipe; README.md describes each. EVERY is required, NEEDED is required for its family, OTHER is optional.
 EVERY = set("adamw budget clip corpus log_every_steps precision save_every_seconds seed warmup_steps".split())
@@ -74,9 +76,15 @@ def checked(config):
     positive("training.budget", *recipe["budget"].values())
     if not isinstance(recipe.get("stages", [{}]), list) or not recipe.get("stages", [{}]):
         raise ValueError("training.stages must be a list of at least one window length")
+    before = 0
     for stage in recipe.get("stages", []):
         keys("a stage of training.stages", stage, {"until", "length"})
-        positive("a stage's length", stage["length"])
+        positive("a stage's until", stage["until"])
+        if stage["until"] <= before:
+            raise ValueError(f"a stage's `until` must be greater than the previous stage's ({before}), not {stage['until']!r}")
+        length, before = stage["length"], stage["until"]
+        if type(length) is not int or length < 1 or (length % SPAN and SPAN % length):
+            raise ValueError(f"a stage's length must divide {SPAN} or be a multiple of it, not {length!r}")
     return recipe
 
 

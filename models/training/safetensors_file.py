@@ -1,9 +1,9 @@
 """Reads and writes safetensors files with the `safetensors` package."""
 
-import os
-
 import torch
 from safetensors.torch import load_file, save
+
+from . import files
 
 # Suffix of the name of an int8 matrix's scales: one float32 number for each row (docs/checkpoints.md).
 SCALE = "_scale"
@@ -58,8 +58,5 @@ def write(path, tensors, matrices="f32"):
         dtype = torch.bfloat16 if matrices == "bf16" and tensor.dim() >= 2 else torch.float32
         # A copy, because the package rejects tensors that share memory.
         stored[name] = torch.empty(tensor.shape, dtype=dtype).copy_(tensor)
-    partial = f"{path}.partial"
     # Not `save_file`, which makes the file readable by its owner only: a server may run as another user.
-    with open(partial, "wb") as file:
-        file.write(save(stored))
-    os.replace(partial, path)
+    files.replace(path, save(stored))

@@ -29,6 +29,7 @@ class Text:
         corpus, vocabulary = self.recipe["corpus"], self.model_config["vocabulary"]
         text = data.read_text(folder, corpus, "train")
         self.windows = data.Windows(data.encode(text, vocabulary), self.recipe["seed"], self._labels(text, out))
+        self.windows.check(max(stage["length"] for stage in self.recipe["stages"]))
         valid = data.encode(data.read_text(folder, corpus, "valid"), vocabulary)
         self.valid = sample(valid, self.recipe["valid_characters"])
 

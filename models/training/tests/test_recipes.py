@@ -41,7 +41,8 @@ class Configurations(unittest.TestCase):
 
     def test_values(self):
         wrong = {
-            "precision": ["fp8"], "decay": ["cubic"], "seed": ["1", 1.5, None, True], "stages": [[], 1, [{"until": 1}], [{"until": 1, "length": 0}]],
+            "precision": ["fp8"], "decay": ["cubic"], "seed": ["1", 1.5, None, True], "stages": [[], 1, [{"until": 1}], [{"until": 1, "length": 0}], [{"until": 1, "length": 384}],
+                [{"until": 1, "length": 256.0}], [{"until": "1", "length": 256}], [{"until": 1, "length": 256}, {"until": 1, "length": 512}]],
             "adamw": [3, {"lr": 1}, {"lr": 1, "betas": [0, 1], "eps": 1, "weight_decay": 0, "ls": 1}], "muon": [3, {}],
             "average": [3, {}, {"every": 0, "keep": 0.9}, {"every": 1, "keep": 1}, {"every": 1.5, "keep": 0.9}], "valid_characters": [0, "1"], "valid_every_characters": [0], "log_every_steps": [0], "clip": [-1.0, None],
             "budget": [{}, 7, {"minutes": 0}, {"characters": -1}, {"hours": 1}, {"minutes": 1, "characters": 1}, {"minutes": "1"}],

@@ -61,6 +61,30 @@ class Shipping(OnText):
             for expected in (made["sha256"], f"**{made['bpc'][0]['bpc']:.3f}**", "CC BY-SA 4.0", f"training/configs/{name}.json@1"):
                 self.assertIn(expected, page)
 
+    def test_an_export_removes_what_described_the_old_weights(self):
+        folder = self.root / "replaced"
+        folder.mkdir()
+        run = self.root / "runs/compare-whitespace-seed1"
+        (folder / "README.md").write_text("of a folder without weights")
+        export.export(run, folder)
+        self.assertEqual((folder / "README.md").read_text(), "of a folder without weights")
+        for name in ("card.json", "README.md", "ngrams.bin", "tokenizer.json"):
+            (folder / name).write_text("old")
+        export.export(run, folder)
+        with self.assertRaisesRegex(ValueError, "its own folder"):
+            export.export(run, run)
+        self.assertEqual({path.name for path in folder.iterdir()}, {"config.json", "model.safetensors", "learning-curve.svg"})
+
+    def test_wrong_folders_change_no_shipped_model(self):
+        folder = self.root / "models" / "kept"
+        folder.mkdir(parents=True)
+        (folder / "card.json").write_text("{}")
+        for runs, texts in (("/none", self.root), (self.root / "runs", Path("/none"))):
+            arguments = Namespace(runs=[runs], data=texts, characters=4096, weir=None, again=False)
+            with self.assertRaises((SystemExit, FileNotFoundError)):
+                card.make({"run": "compare-whitespace-seed1", "shows": "a test"}, folder, arguments)
+        self.assertEqual([path.name for path in folder.iterdir()], ["card.json"])
+
     def test_a_card_lists_the_runs_before_the_last(self):
         folder, made = self.shipped("compare-whitespace", {"scores": []})
         (folder / "card.json").write_text(json.dumps(made))
@@ -126,6 +150,8 @@ class Shipping(OnText):
             (evaluate, ["--model", folder, "--data", "/none"], "neither /none/english.valid.txt nor /none/english.valid.txt.xz exists"),
             (evaluate, ["--model", pairs, *there], "training.summarize"),
             (summarize, ["--model", folder, *there, "--out", "/none"], "expected a summarizer (family pyramidion), found family lslm"),
+            (evaluate, ["--model", letters, *there, "--characters", "10"], "rows: 10 symbols do not fill 16 rows of at least 2"),
+            (evaluate, ["--model", letters, *there, "--total", "64", "--stride", "65"], "stride: expected 1 to 64"),
             (generate, ["--model", letters, "--prompt", "1999"], "character '1' is not in the vocabulary"),
             (report, ["--runs", "/none", *there], "no such folder: /none"),
         ):

@@ -93,7 +93,8 @@ class OnText(unittest.TestCase):
             (cls.root / f"chinese.{split}.txt").write_text("".join(characters))
             documents = [chance.choices(words, k=12) for _ in range(count // 20)]
             pairs = [{"source": "s", "document": " ".join(d), "summary": " ".join(d[:3])} for d in documents]
-            (cls.root / f"summaries.{split}.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+            for corpus in ("summaries", "gaps", "long"):
+                (cls.root / f"{corpus}.{split}.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
 
     @classmethod
     def tearDownClass(cls):
@@ -377,6 +378,8 @@ class Windows(unittest.TestCase):
         inputs, _ = windows.batch(4 * data.SPAN, 2 * data.SPAN)
         self.assertEqual(inputs.shape, (2, 2 * data.SPAN))
         self.assertEqual(windows.order.consumed, 4)
+        with self.assertRaisesRegex(ValueError, "4608 symbols, too few for windows of 8192"):
+            windows.check(8192)
 
     def test_unknown_characters_are_rejected(self):
         self.assertEqual(data.encode("ba a", {"symbols": [" ", "a", "b"]}).tolist(), [2, 1, 0, 1])

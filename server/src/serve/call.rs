@@ -35,6 +35,10 @@ const ID_BYTES: usize = 64;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RefusalLoggedByCaller;
 
+/// Marks a call within the process. Its caller sends the headers of the client's response.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct WithinProcess;
+
 /// The state of a call that the middleware collects. Handlers find it in the request's extensions.
 #[derive(Clone)]
 pub(super) struct Call {

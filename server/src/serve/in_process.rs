@@ -5,7 +5,7 @@
 use crate::{
     engine::clock,
     serve::{
-        call::{Call, Peer, REQUEST_ID, RefusalLoggedByCaller},
+        call::{Call, Peer, REQUEST_ID, RefusalLoggedByCaller, WithinProcess},
         middleware::layer::Next,
     },
 };
@@ -93,6 +93,7 @@ impl ClientContext {
         if let Some(peer) = &self.peer {
             call.extensions_mut().insert(peer.clone());
         }
+        call.extensions_mut().insert(WithinProcess);
         if self.logs_refusals {
             call.extensions_mut().insert(RefusalLoggedByCaller);
         }

@@ -194,7 +194,7 @@ pub async fn run(
         if let Some(listener) = http {
             let incoming = connections::incoming(listener, &config, draining.clone(), Protocol::Http1);
             let services = openai::ApiServices { calls: in_process::services(calls), workers, collected, memory };
-            let api = openai::ApiState::new(services, monitor.clone(), &config);
+            let api = openai::ApiState::new(services, monitor.clone(), &config, draining.clone());
             openai::serve(incoming, api, &config, refusals.clone(), closing.clone()).await;
         }
     };

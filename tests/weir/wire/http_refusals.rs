@@ -221,3 +221,17 @@ async fn a_cancelled_request_frees_its_row() {
         server.at_rest().await;
     }
 }
+
+#[tokio::test]
+async fn a_malformed_path_is_refused_in_the_form_of_its_protocol() {
+    let server = Both::new().await;
+    let refused = exchange(server.port, "GET", "/v1/models/%FF", &[], "").await;
+    assert!(refused.0 == 400 && refused.1.contains("x-request-id: "), "{}", refused.1);
+    assert_eq!(refused.json()["error"]["code"], "malformed_path");
+    for (method, path) in [("GET", "/v2/models/%FF"), ("GET", "/v2/models/%FF/ready"), ("POST", "/v2/models/%FF/infer")]
+    {
+        let refused = exchange(server.port, method, path, &[], "{}").await;
+        assert!(refused.0 == 400 && refused.1.contains("x-request-id: "), "{path}: {}", refused.1);
+        assert!(refused.json()["error"].as_str().unwrap().starts_with("malformed path: "), "{}", refused.body());
+    }
+}

@@ -7,7 +7,10 @@ use super::{
 };
 use serde_json::{Value, json};
 use std::time::Duration;
-use tokio::io::AsyncReadExt;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
 use weir::{config::TransportConfig, engine::Limits};
 
 #[tokio::test]
@@ -52,4 +55,60 @@ async fn a_stream_that_outlives_its_connection_ends_with_an_error() {
     let last: Value = serde_json::from_str(events.last().unwrap()).unwrap();
     assert_eq!(last["error"]["code"], "connection_age", "{last}");
     server.at_rest().await;
+}
+
+/// The rest of the body never arrives. If the server waited for it, it would not shut down.
+#[tokio::test]
+async fn an_incomplete_body_is_refused_when_the_server_drains() {
+    let mut server = Both::new().await;
+    let mut stream = TcpStream::connect(server.port).await.unwrap();
+    let head =
+        "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 20\r\n\r\n{";
+    stream.write_all(head.as_bytes()).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    server.shut_down();
+    let mut answer = String::new();
+    let read = stream.read_to_string(&mut answer);
+    tokio::time::timeout(Duration::from_secs(20), read).await.expect("no answer").unwrap();
+    assert!(answer.starts_with("HTTP/1.1 503 ") && answer.contains("retry-after: 1"), "{answer}");
+    server.ended().await;
+}
+
+/// The head of a first request, and of a later one.
+#[tokio::test]
+async fn an_incomplete_head_times_out() {
+    let config = TransportConfig { handshake: Duration::from_millis(300), ..TransportConfig::default() };
+    let server = Both::with(Limits::default(), config).await;
+    for before in ["", "GET /health HTTP/1.1\r\nhost: x\r\n\r\n"] {
+        let mut stream = TcpStream::connect(server.port).await.unwrap();
+        stream.write_all(before.as_bytes()).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        stream.write_all(b"GET /heal").await.unwrap();
+        let mut answer = String::new();
+        let read = stream.read_to_string(&mut answer);
+        let read = tokio::time::timeout(Duration::from_secs(20), read).await.expect("the connection stays open");
+        assert!(
+            read.is_err() || answer.matches("HTTP/1.1 200 OK").count() == usize::from(!before.is_empty()),
+            "{answer}"
+        );
+    }
+}
+
+/// `--handshake-seconds` does not limit the time between two requests.
+#[tokio::test]
+async fn an_idle_connection_is_kept() {
+    let config = TransportConfig { handshake: Duration::from_millis(200), ..TransportConfig::default() };
+    let server = Both::with(Limits::default(), config).await;
+    let mut stream = TcpStream::connect(server.port).await.unwrap();
+    for _ in 0..2 {
+        stream.write_all(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+        let mut answer = [0; 15];
+        stream.read_exact(&mut answer).await.unwrap();
+        assert_eq!(&answer, b"HTTP/1.1 200 OK");
+        while !answer.ends_with(b"ok\n") {
+            answer.rotate_left(1);
+            stream.read_exact(&mut answer[14..]).await.unwrap();
+        }
+        tokio::time::sleep(Duration::from_millis(600)).await;
+    }
 }

@@ -1,7 +1,14 @@
 //! `--late-headers`: response headers wait for the first characters.
 
-use super::{Server, eventually, fake_model::Kind, long, prompt, read, reason};
+use super::{
+    Server, eventually,
+    fake_model::Kind,
+    http::{Both, connect_and_send},
+    long, prompt, read, reason,
+};
+use serde_json::json;
 use std::time::Duration;
+use tokio::io::AsyncReadExt;
 use tonic::Code;
 use weir::{config::TransportConfig, engine::Limits};
 use weir_proto::v1;
@@ -43,4 +50,38 @@ async fn an_early_failure_is_the_status_of_the_call() {
     assert_eq!((status.code(), reason(&status).as_str()), (Code::Unavailable, "DRAINING"));
     server.model.release();
     server.at_rest().await;
+}
+
+/// All choices of a completion run at the same time, and the headers come with the first one's text.
+#[tokio::test]
+async fn choices_over_http_start_together() {
+    let config = TransportConfig { late_headers: true, ..TransportConfig::default() };
+    let server = Both::with(Limits::default(), config).await;
+    server.model.hold();
+    let body = json!({ "prompt": "a", "max_tokens": 9, "n": 3, "seed": 1, "stream": true }).to_string();
+    let mut client = connect_and_send(server.port, "POST", "/v1/completions", &[], &body).await;
+    eventually("all choices run", || server.engine.load().running == 3).await;
+    let mut answer = String::new();
+    let early = tokio::time::timeout(Duration::from_millis(100), client.read_to_string(&mut answer)).await;
+    assert!(early.is_err() && answer.is_empty(), "{answer}");
+    server.model.release();
+    client.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200 ") && answer.contains("[DONE]"), "{answer}");
+    server.at_rest().await;
+}
+
+#[tokio::test]
+async fn an_early_failure_over_http_is_the_status_of_the_request() {
+    let config = TransportConfig { late_headers: true, drain: Duration::ZERO, ..TransportConfig::default() };
+    let mut server = Both::with(Limits::default(), config).await;
+    server.model.hold();
+    let body = json!({ "prompt": "a", "max_tokens": 9, "n": 2, "seed": 1, "stream": true }).to_string();
+    let mut client = connect_and_send(server.port, "POST", "/v1/completions", &[], &body).await;
+    eventually("all choices run", || server.engine.load().running == 2).await;
+    server.shut_down();
+    let mut answer = String::new();
+    client.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
+    server.model.release();
+    server.ended().await;
 }

@@ -5,7 +5,7 @@ use super::{
     convert,
     editing_limits::EditingLimits,
     generate_stream::GenerateEncoder,
-    response_stream::{JobEvents, MessageEncoder, ResponseStream, reject},
+    response_stream::{JobEvents, ResponseStream, reject},
     score_stream::ScoreEncoder,
     segments::{boundary_levels, segments},
     totals,
@@ -15,7 +15,7 @@ use crate::{
     engine::{Event, Events, Job, Terms},
     error::Result,
     serve::{
-        call::{Call, Reply},
+        call::{Call, Reply, WithinProcess},
         middleware::body_limits::{BodyMemory, RequestMemory, Reservation},
         registry::{
             abilities::{continues_text, segments_text},
@@ -92,12 +92,9 @@ impl JobService {
         submitted.await.flatten()
     }
 
-    pub(super) async fn respond<E: MessageEncoder>(
-        &self,
-        stream: Result<ResponseStream<E>>,
-        call: &Call,
-    ) -> Reply<ResponseStream<E>> {
-        stream.map_err(reject(call))?.buffered(self.late_headers).await.map(Response::new)
+    /// Returns true if the headers of the response to a request wait for its first text.
+    pub(super) fn waits_for_text<T>(&self, request: &Request<T>) -> bool {
+        self.late_headers && request.extensions().get::<WithinProcess>().is_none()
     }
 
     async fn start_generate(
@@ -214,19 +211,19 @@ impl generation_server::Generation for JobService {
 
     async fn generate(&self, request: Request<v1::GenerateRequest>) -> Reply<Self::GenerateStream> {
         let call = Call::of(&request);
-        let stream = self.start_generate(request, call.clone()).await;
-        let normalized = stream.as_ref().ok().map(|stream| stream.encoder().normalized_chars());
-        let mut response = self.respond(stream, &call).await?;
-        if let Some(normalized) = normalized {
-            response.extensions_mut().insert(normalized);
-        }
+        let waits = self.waits_for_text(&request);
+        let stream = self.start_generate(request, call.clone()).await.map_err(reject(&call))?;
+        let normalized = stream.encoder().normalized_chars();
+        let mut response = stream.buffered(waits).await.map(Response::new)?;
+        response.extensions_mut().insert(normalized);
         Ok(response)
     }
 
     async fn score(&self, request: Request<v1::ScoreRequest>) -> Reply<Self::ScoreStream> {
         let call = Call::of(&request);
-        let stream = self.start_score(request, call.clone()).await;
-        self.respond(stream, &call).await
+        let waits = self.waits_for_text(&request);
+        let stream = self.start_score(request, call.clone()).await.map_err(reject(&call))?;
+        stream.buffered(waits).await.map(Response::new)
     }
 
     async fn segment(&self, request: Request<v1::SegmentRequest>) -> Reply<v1::SegmentResponse> {

@@ -19,20 +19,24 @@ use crate::{
 use tonic::{Request, Response};
 use weir_proto::v1::{self, models_server};
 
+/// Marks a request of models whose caller does not need the symbols of vocabularies, of which there may be hundreds of thousands.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct WithoutSymbols;
+
 pub(crate) struct ModelsService {
     pub(crate) engines: Engines,
     pub(crate) config: TransportConfig,
 }
 
 impl ModelsService {
-    fn describe(&self, engine: &Handle) -> v1::Model {
+    fn describe(&self, engine: &Handle, with_symbols: bool) -> v1::Model {
         let card = engine.card();
         v1::Model {
             name: card.name.clone(),
             family: card.family.to_owned(),
             shape: card.shape.clone(),
             parameters: card.parameters as u64,
-            vocabulary: Some(vocabulary(&card.vocabulary)),
+            vocabulary: Some(vocabulary(&card.vocabulary, with_symbols)),
             training_length: card.training_length as u64,
             pooled: card.pooled,
             boundary_modes: card.boundary_modes.iter().map(|mode| mode.name().to_owned()).collect(),
@@ -117,9 +121,9 @@ fn documents(limits: &document::DocumentLimits) -> v1::Documents {
     }
 }
 
-fn vocabulary(vocabulary: &Vocabulary) -> v1::Vocabulary {
+fn vocabulary(vocabulary: &Vocabulary, with_symbols: bool) -> v1::Vocabulary {
     let size = count(vocabulary.len());
-    let symbols = if vocabulary.is_bytes() { 0..0 } else { 0..size };
+    let symbols = if vocabulary.is_bytes() || !with_symbols { 0..0 } else { 0..size };
     v1::Vocabulary {
         size,
         symbols: symbols.map(|id| display_text(id, vocabulary)).collect(),
@@ -136,16 +140,22 @@ fn display_text(id: u32, vocabulary: &Vocabulary) -> String {
     vocabulary.display_name(id).map_or_else(|| symbol_text(id, vocabulary), str::to_owned)
 }
 
+fn wants_symbols<T>(request: &Request<T>) -> bool {
+    request.extensions().get::<WithoutSymbols>().is_none()
+}
+
 #[tonic::async_trait]
 impl models_server::Models for ModelsService {
-    async fn list_models(&self, _: Request<v1::ListModelsRequest>) -> Reply<v1::ListModelsResponse> {
-        let models = self.engines.all().iter().map(|engine| self.describe(engine)).collect();
+    async fn list_models(&self, request: Request<v1::ListModelsRequest>) -> Reply<v1::ListModelsResponse> {
+        let with_symbols = wants_symbols(&request);
+        let models = self.engines.all().iter().map(|engine| self.describe(engine, with_symbols)).collect();
         Ok(Response::new(v1::ListModelsResponse { models }))
     }
 
     async fn get_model(&self, request: Request<v1::GetModelRequest>) -> Reply<v1::Model> {
         let call = Call::of(&request);
         let engine = self.engines.find("name", request.get_ref().name.as_deref());
-        engine.map(|engine| Response::new(self.describe(&engine))).map_err(|error| status(&error, &call.id))
+        let model = engine.map(|engine| Response::new(self.describe(&engine, wants_symbols(&request))));
+        model.map_err(|error| status(&error, &call.id))
     }
 }

@@ -123,11 +123,12 @@ impl summarization_server::Summarization for JobService {
     async fn summarize(&self, mut request: Request<Streaming<v1::SummarizeRequest>>) -> Reply<Self::SummarizeStream> {
         let call = Call::of(&request);
         let memory = RequestMemory::take(&mut request);
+        let waits = self.waits_for_text(&request);
         let started = self.start_summary(request.into_inner(), memory, call.clone()).await;
         let responses: Result<SummaryResponses, Status> = match started.map_err(reject(&call))? {
-            Either::Left(stream) => stream.buffered(self.late_headers).await.map(Either::Left),
+            Either::Left(stream) => stream.buffered(waits).await.map(Either::Left),
             Either::Right(stream) => {
-                let count = if self.late_headers { SummaryEncoder::LEADING + 1 } else { 0 };
+                let count = if waits { SummaryEncoder::LEADING + 1 } else { 0 };
                 stream.buffered(count).await.map(Either::Right)
             }
         };

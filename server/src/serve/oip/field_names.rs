@@ -1,7 +1,7 @@
 //! Converts errors of calls within the process to the field names of this protocol.
 
 use super::tensors::TEXT_INPUT;
-use crate::serve::completion_request::api_field_name;
+use crate::{error::is_field_name, serve::completion_request::api_field_name};
 use tonic::Status;
 use tonic_types::{ErrorDetails, StatusExt};
 
@@ -14,7 +14,7 @@ const CLIENT_CALL: &str = "ModelInfer";
 pub(super) fn for_client(status: &Status) -> Status {
     let mut details = status.get_error_details();
     let violation = details.bad_request().and_then(|bad| bad.field_violations.first()).cloned();
-    let Some(violation) = violation else { return with_client_call(status) };
+    let Some(violation) = violation else { return with_client_names(status) };
     let name = if violation.field == "prompt" { TEXT_INPUT } else { api_field_name(&violation.field) };
     let rename = |text: &str| {
         text.strip_prefix(&violation.field).map_or_else(|| text.to_owned(), |rest| format!("{name}{rest}"))
@@ -33,19 +33,25 @@ pub(super) fn for_client(status: &Status) -> Status {
     Status::with_error_details_and_metadata(status.code(), rename(status.message()), details, status.metadata().clone())
 }
 
-/// Returns the status with the method that the client has called.
-fn with_client_call(status: &Status) -> Status {
+/// Replaces the method or the unsupported field in the status for a model of the wrong kind with the client's name for it.
+fn with_client_names(status: &Status) -> Status {
     let mut details = status.get_error_details();
-    let is_generate =
-        details.error_info().is_some_and(|info| info.metadata.get("call").is_some_and(|call| call == GENERATE));
-    if !is_generate {
-        return status.clone();
-    }
-    let message = status.message().replace(&format!("(for {GENERATE})"), &format!("(for {CLIENT_CALL})"));
-    if let Some(mut info) = details.error_info().cloned() {
-        info.metadata.insert("call".into(), CLIENT_CALL.into());
-        details.set_error_info(info.reason, info.domain, info.metadata);
-    }
+    let Some(mut info) = details.error_info().cloned() else { return status.clone() };
+    let (name, message) = match info.metadata.get("call") {
+        Some(call) if call == GENERATE => {
+            let message = status.message().replace(&format!("(for {GENERATE})"), &format!("(for {CLIENT_CALL})"));
+            (CLIENT_CALL, message)
+        }
+        Some(field) if is_field_name(field) => {
+            let name = api_field_name(field);
+            let rest = status.message().strip_prefix(field.as_str());
+            (name, rest.map_or_else(|| status.message().to_owned(), |rest| format!("{name}{rest}")))
+        }
+        _ => return status.clone(),
+    };
+    let name = name.to_owned();
+    info.metadata.insert("call".into(), name);
+    details.set_error_info(info.reason, info.domain, info.metadata);
     Status::with_error_details_and_metadata(status.code(), message, details, status.metadata().clone())
 }
 
@@ -69,6 +75,11 @@ mod tests {
         let expected = "model: expected one that continues text (for ModelInfer), found \"m\", one that does not";
         assert_eq!(wrong_kind.message(), expected);
         assert_eq!(wrong_kind.get_error_details().error_info().unwrap().metadata["call"], "ModelInfer");
+        let found = "which does not".into();
+        let error = Error::WrongKind { call: "stopping.max_segments", model: "m".into(), wanted: "pools", found };
+        let unsupported = for_client(&status(&error, "r"));
+        assert_eq!(unsupported.message(), "max_segments: expected a model that pools, found \"m\", which does not");
+        assert_eq!(unsupported.get_error_details().error_info().unwrap().metadata["call"], "max_segments");
         let error = Error::TooLong { field: "prompt", length: 9, limit: 8, unit: "characters", why: None };
         assert!(for_client(&status(&error, "r")).message().starts_with("text_input: expected at most 8 characters"));
     }

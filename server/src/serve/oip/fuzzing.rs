@@ -3,6 +3,9 @@
 use super::request::InferRequest;
 use weir_proto::{codec::decode_bounded, inference::ModelInferRequest, v1::GenerateRequest};
 
+/// Symbols of the model.
+const SYMBOLS: usize = 256;
+
 /// Reads a request, with its tensors, and returns the request of `Generate` that it becomes.
 pub(in crate::serve) fn request(mut encoded: &[u8]) -> Option<GenerateRequest> {
     convert(decode_bounded(&mut encoded).ok()?)
@@ -10,5 +13,5 @@ pub(in crate::serve) fn request(mut encoded: &[u8]) -> Option<GenerateRequest> {
 
 /// Returns the request of `Generate` that a request becomes.
 pub(in crate::serve) fn convert(request: ModelInferRequest) -> Option<GenerateRequest> {
-    InferRequest::parse(request).ok().map(|request| request.generate)
+    InferRequest::parse(request, SYMBOLS).ok().map(|request| request.generate)
 }

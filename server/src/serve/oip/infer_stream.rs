@@ -110,8 +110,8 @@ impl InferStream {
         let id = request.as_ref().map(shortened_id).unwrap_or_default();
         let parsed = Box::pin(async move {
             let request = request.map_err(|reason| undecodable(&reason))?;
-            models::check_name(monitor.engines(), &request.model_name)?;
-            workers.run(&tenant, request.encoded_len(), move || InferRequest::parse(request)).await?
+            let symbols = models::symbols_of(monitor.engines(), &request.model_name)?;
+            workers.run(&tenant, request.encoded_len(), move || InferRequest::parse(request, symbols)).await?
         });
         self.parsing = Some(ParsingRequest { id, client, parsed });
     }

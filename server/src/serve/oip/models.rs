@@ -42,10 +42,10 @@ pub(super) fn find(engines: &Engines, name: &str, version: &str) -> Result<Lease
     engines.find("name", Some(name))
 }
 
-/// Fails if no model has this name, or if it is empty and several models could answer. An unknown model is reported before problems
-/// with the tensors, which depend on the model.
-pub(super) fn check_name(engines: &Engines, name: &str) -> Result<()> {
-    engines.find_able("model_name", Some(name), continues_text).map(drop)
+/// Returns the number of symbols of the model that a request names. Fails if no model has this name, or if it is empty and several
+/// models could answer. An unknown model is reported before problems with the tensors, which depend on the model.
+pub(super) fn symbols_of(engines: &Engines, name: &str) -> Result<usize> {
+    engines.find_able("model_name", Some(name), continues_text).map(|engine| engine.card().vocabulary.len())
 }
 
 /// Returns a model that continues text, for the method `call`. Fails if it is unknown or summarizes documents.

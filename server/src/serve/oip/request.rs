@@ -78,8 +78,9 @@ pub(super) fn check_version(version: &str) -> Result<()> {
 }
 
 impl InferRequest {
-    /// Checks and converts a request. Fails at the first invalid input, output or parameter, before any is copied.
-    pub(super) fn parse(mut request: ModelInferRequest) -> Result<Self> {
+    /// Checks and converts a request to a model of `symbols` symbols. Fails at the first invalid input, output or parameter, before
+    /// any is copied.
+    pub(super) fn parse(mut request: ModelInferRequest, symbols: usize) -> Result<Self> {
         check_version(&request.model_version)?;
         if request.id.len() > ID_BYTES {
             return Err(Error::bad_option("id", request.id.len().to_string(), format!("at most {ID_BYTES} bytes")));
@@ -110,7 +111,8 @@ impl InferRequest {
         // The prompt may be long: it replaces this one once all fields are checked.
         fields.insert("prompt".into(), "".into());
         fields.insert("echo".into(), echo.into());
-        let completion = CompletionRequest::from_fields(fields, SAMPLING_PARAMETERS)?;
+        let mut completion = CompletionRequest::from_fields(fields, SAMPLING_PARAMETERS)?;
+        completion.drop_biases_without_symbol(symbols);
         let mut requests = completion.generate_requests()?;
         let choices = requests.len();
         let Some(mut generate) = requests.next().filter(|_| choices == 1) else {
@@ -268,7 +270,14 @@ mod tests {
         let mut inputs = vec![bytes("text_input", "ab")];
         inputs.extend(sampling.map(|text| bytes("sampling_parameters", text)));
         let parameters = parameters.iter().map(parameter).collect();
-        InferRequest::parse(ModelInferRequest { inputs, parameters, ..Default::default() })
+        InferRequest::parse(ModelInferRequest { inputs, parameters, ..Default::default() }, 256)
+    }
+
+    #[test]
+    fn biases_outside_the_vocabulary_have_no_effect() {
+        let request = parse_with(&[], Some(r#"{"logit_bias": {"7": 1, "256": 2, "50256": -100}}"#)).unwrap();
+        let ids: Vec<_> = request.generate.sampling.unwrap().logit_bias.into_iter().map(|bias| bias.symbol).collect();
+        assert_eq!(ids, [Some(v1::logit_bias::Symbol::Id(7))]);
     }
 
     #[test]
@@ -315,13 +324,13 @@ mod tests {
         }
         let request = ModelInferRequest { model_version: "7".into(), ..Default::default() };
         assert!(
-            InferRequest::parse(request)
+            InferRequest::parse(request, 256)
                 .err()
                 .unwrap()
                 .to_string()
                 .starts_with("model_version: expected \"1\" or empty")
         );
-        let error = InferRequest::parse(ModelInferRequest::default()).err().unwrap();
+        let error = InferRequest::parse(ModelInferRequest::default(), 256).err().unwrap();
         assert!(error.to_string().contains("one named text_input"));
     }
 }

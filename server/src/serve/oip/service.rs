@@ -120,10 +120,10 @@ impl GrpcInferenceService for InferenceService {
         let tenant = Call::of(&request).tenant();
         let memory = RequestMemory::take(&mut request);
         let message = request.into_inner();
-        models::check_name(self.monitor.engines(), &message.model_name).map_err(&status)?;
+        let symbols = models::symbols_of(self.monitor.engines(), &message.model_name).map_err(&status)?;
         let parsed = self.workers.run(&tenant, message.encoded_len(), move || {
             let _memory = memory;
-            InferRequest::parse(message)
+            InferRequest::parse(message, symbols)
         });
         let mut request = parsed.await.flatten().map_err(&status)?;
         if request.output.stream {

@@ -65,11 +65,8 @@ async fn handle(state: ApiState, client: &ClientContext, request: Request) -> Re
         return Ok(counts.add_header(completion.collect(&state.services, &tenant).await?));
     }
     let received_at = request.wants_boundaries().then_some(received_at);
-    Ok(counts.add_header(sse::response(CompletionEvents {
-        completion,
-        options: request.stream_options(),
-        received_at,
-    })))
+    let events = CompletionEvents { completion, options: request.stream_options(), received_at };
+    Ok(counts.add_header(sse::response(events, state.late_headers).await?))
 }
 
 /// The calls of one request, and the output collected from them.

@@ -10,6 +10,7 @@ use crate::{
 };
 use axum::{
     Json,
+    extract::rejection::PathRejection,
     http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
@@ -81,6 +82,13 @@ impl ApiError {
             _ => "server_error",
         };
         json!({ "error": { "message": self.message, "type": kind, "param": self.param, "code": self.code } })
+    }
+}
+
+/// A path whose percent-escapes are not valid UTF-8.
+impl From<PathRejection> for ApiError {
+    fn from(rejection: PathRejection) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "malformed_path", format!("malformed path: {}", rejection.body_text()))
     }
 }
 

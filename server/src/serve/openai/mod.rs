@@ -37,6 +37,7 @@ use crate::{
             browser_checks::BrowserChecks,
             connections::Connection,
             cors::Cors,
+            head_limit::{HeadArrived, HeadLimit},
             lifetime::{HyperConnection, OpenConnection},
             lingering_close::{LingeringClose, UnreadBody},
             serving::serve_connections,
@@ -102,8 +103,12 @@ pub(super) async fn serve(
         let counted = received.clone();
         let router = router.clone();
         let connection = open.clone();
+        let arrived = HeadArrived::default();
+        let head = arrived.clone();
+        let limited = open.clone();
         // Not layers of the router, which would be built anew for each connection.
         let calls = service_fn(move |request: hyper::Request<Incoming>| {
+            arrived.record();
             let mut request = watched.watch(request.map(Body::new));
             request.extensions_mut().insert(peer.clone());
             request.extensions_mut().insert(UpgradeContext { open: open.clone(), received: counted.clone() });
@@ -114,10 +119,11 @@ pub(super) async fn serve(
         let mut stream = TimeoutWriter::new(stream);
         stream.set_timeout(Some(engines.stall()));
         let stream = ReceivedBytes::wrap(LingeringClose::wrap(Box::pin(stream), unread), received);
+        let stream = HeadLimit::wrap(stream, config.handshake, limited, head);
         let mut server = http1::Builder::new();
         // hyper needs a request's whole head in its read buffer.
         server.max_buf_size((config.header_bytes as usize).max(MIN_READ_BUFFER));
-        server.timer(TokioTimer::new()).header_read_timeout(config.handshake);
+        server.timer(TokioTimer::new()).header_read_timeout(None);
         let server = server.serve_connection(TokioIo::new(stream), TowerToHyperService::new(calls));
         Box::pin(UpgradableConnection::new(server.with_upgrades(), connection))
     };

@@ -12,6 +12,7 @@ use serde_json::Value;
 use std::{
     collections::VecDeque,
     convert::Infallible,
+    future::poll_fn,
     pin::Pin,
     task::{Context, Poll, ready},
 };
@@ -33,6 +34,11 @@ pub(super) trait EventSource: Unpin + Send + 'static {
     /// Converts a message to an event, if clients get one.
     fn event(&mut self, message: Self::Message) -> Option<Value>;
 
+    /// Returns true if a message has output of the model.
+    fn is_output(&self, _: &Self::Message) -> bool {
+        true
+    }
+
     /// Returns true if the last message has arrived.
     fn is_complete(&self) -> bool;
 
@@ -47,10 +53,22 @@ pub(super) trait EventSource: Unpin + Send + 'static {
     }
 }
 
-/// Streams the events of a call.
-pub(super) fn response(source: impl EventSource) -> Response {
-    let events = Body::from_stream(EventStream { source: Some(source), queue: VecDeque::new() });
-    ([(header::CONTENT_TYPE, EVENT_STREAM), (header::CACHE_CONTROL, "no-cache")], events).into_response()
+/// Streams the events of a call. With `late_headers`, waits for the first output. Fails if the call fails before that.
+pub(super) async fn response(mut source: impl EventSource, late_headers: bool) -> Result<Response, ApiError> {
+    let mut queue = VecDeque::new();
+    let mut waits = late_headers;
+    while waits {
+        match poll_fn(|cx| source.poll_message(cx)).await {
+            Some(Ok(message)) => {
+                waits = !source.is_output(&message);
+                queue.extend(source.event(message).map(|event| event_line(&event)));
+            }
+            Some(Err(status)) => return Err(source.error(status)),
+            None => waits = false,
+        }
+    }
+    let events = Body::from_stream(EventStream { source: Some(source), queue });
+    Ok(([(header::CONTENT_TYPE, EVENT_STREAM), (header::CACHE_CONTROL, "no-cache")], events).into_response())
 }
 
 /// Returns the error of a call that ended before its last message.
@@ -160,7 +178,8 @@ mod tests {
     }
 
     async fn sent(messages: impl IntoIterator<Item = Result<u32, Status>>, is_complete: bool) -> Vec<String> {
-        let response = response(Call { messages: messages.into_iter().collect(), is_complete });
+        let call = Call { messages: messages.into_iter().collect(), is_complete };
+        let response = response(call, false).await.unwrap();
         let bytes = axum::body::to_bytes(response.into_body(), 1 << 20).await.unwrap();
         let text = std::str::from_utf8(&bytes).unwrap().to_owned();
         text.split_terminator("\n\n").map(|line| line.strip_prefix("data: ").unwrap().to_owned()).collect()

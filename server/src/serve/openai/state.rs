@@ -9,9 +9,9 @@ use crate::{
         in_process::Services,
         middleware::{
             auth::principal,
-            body_limits::{BodyMemory, Reservation},
+            body_limits::{BodyMemory, Reservation, drained},
         },
-        registry::health::Monitor,
+        registry::{drain::draining_error, health::Monitor},
         tokenization::TokenizationWorkers,
     },
 };
@@ -23,7 +23,9 @@ use std::{
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
+use tokio::time::sleep;
 use tokio_stream::StreamExt;
+use tokio_util::sync::CancellationToken;
 
 /// The parts of the server that this API uses.
 #[derive(Clone)]
@@ -49,6 +51,10 @@ pub(crate) struct ApiState {
     pub(super) max_body_bytes: usize,
     /// Maximum time for a body to arrive.
     upload_timeout: Duration,
+    /// True if the headers of a stream wait for its first output.
+    pub(super) late_headers: bool,
+    /// Cancelled when the server begins to shut down.
+    draining: CancellationToken,
     /// When the server started, in seconds since 1970.
     pub(super) started_at: u64,
 }
@@ -64,13 +70,20 @@ pub(super) struct ApiBody {
 
 impl ApiState {
     /// Creates the state of a server.
-    pub(crate) fn new(services: ApiServices, monitor: Monitor, config: &TransportConfig) -> Self {
+    pub(crate) fn new(
+        services: ApiServices,
+        monitor: Monitor,
+        config: &TransportConfig,
+        draining: CancellationToken,
+    ) -> Self {
         Self {
             services,
             monitor,
             credentials: config.access.credentials.clone(),
             max_body_bytes: config.message_bytes,
             upload_timeout: config.upload,
+            late_headers: config.late_headers,
+            draining,
             started_at: unix_seconds(),
         }
     }
@@ -125,10 +138,15 @@ impl ApiState {
             }
             Ok(ApiBody { bytes: body, tenant, _reserved: reserved })
         };
-        tokio::time::timeout(self.upload_timeout, read).await.unwrap_or_else(|_| {
-            let message = format!("the body did not arrive completely within {:?}", self.upload_timeout);
-            Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "incomplete", message))
-        })
+        tokio::select! {
+            biased;
+            body = read => body,
+            () = sleep(self.upload_timeout) => {
+                let message = format!("the body did not arrive completely within {:?}", self.upload_timeout);
+                Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "incomplete", message))
+            }
+            () = drained(self.draining.clone()) => Err(draining_error().into()),
+        }
     }
 
     /// Parses a body, on a worker if it is long.

@@ -159,7 +159,7 @@ async fn handle(state: ApiState, client: &ClientContext, request: Request) -> Re
     let messages = tokio_stream::iter(request.into_messages());
     let response = service.summarize(client.call(messages)).await?.into_inner();
     if wants_stream {
-        return Ok(sse::response(SummaryEvents { messages: response, is_complete: false }));
+        return sse::response(SummaryEvents { messages: response, is_complete: false }, state.late_headers).await;
     }
     let size = state.services.collected.begin(&tenant, "set stream to true");
     collect(response, size).await
@@ -311,6 +311,10 @@ impl EventSource for SummaryEvents {
     fn event(&mut self, message: SummarizeResponse) -> Option<Value> {
         self.is_complete |= matches!(message.event, Some(Event::Finished(_)));
         message.event.as_ref().map(event_json)
+    }
+
+    fn is_output(&self, message: &SummarizeResponse) -> bool {
+        !matches!(message.event, Some(Event::Started(_)))
     }
 
     fn is_complete(&self) -> bool {

@@ -60,7 +60,8 @@ pub(super) async fn handle(
     let completion = SummaryCompletion::start(state, client, &request, engine).await;
     let completion = completion.map_err(|error| error.renamed(&FIELDS))?;
     if request.wants_stream() {
-        return Ok(sse::response(SummaryCompletionEvents { completion, options: request.stream_options() }));
+        let events = SummaryCompletionEvents { completion, options: request.stream_options() };
+        return sse::response(events, state.late_headers).await;
     }
     // Its texts need not wait for the summaries.
     drop(request);

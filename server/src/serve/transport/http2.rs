@@ -39,8 +39,11 @@ use tower::ServiceExt;
 
 /// Maximum bytes of a response that wait for a client that does not read.
 const SEND_BUFFER_BYTES: usize = 64 << 10;
-/// Maximum bytes of requests that a connection may send before the server reads them.
-const RECEIVE_WINDOW: u32 = 256 << 10;
+/// Maximum bytes that a call may send before the server reads them.
+const STREAM_WINDOW: u32 = 64 << 10;
+/// Maximum bytes that all calls of a connection may send before the server reads them. The server reads some calls no faster than it
+/// answers them; several such calls must leave room for others.
+const CONNECTION_WINDOW: u32 = 512 << 10;
 /// Maximum headers of a call. Each takes more memory than its bytes; hyper has the same limit for HTTP/1.1.
 const MAX_HEADERS: usize = 100;
 /// Delay after which a client without a place should connect again.
@@ -71,8 +74,8 @@ fn builder(config: &TransportConfig) -> http2::Builder<TokioExecutor> {
         .timer(TokioTimer::new())
         // gRPC has no use for it, and the length of its compressed form would differ between runs of a simulation.
         .auto_date_header(false)
-        .initial_connection_window_size(RECEIVE_WINDOW)
-        .initial_stream_window_size(RECEIVE_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .initial_stream_window_size(STREAM_WINDOW)
         .max_send_buf_size(SEND_BUFFER_BYTES)
         .max_concurrent_streams(config.concurrent_streams)
         .max_header_list_size(config.header_bytes)

@@ -113,6 +113,12 @@ impl OpenConnection {
         self.place.begin_keyless_call(&self.calls)
     }
 
+    /// Returns true if a call is in progress.
+    #[cfg(feature = "http")]
+    pub(crate) fn has_calls(&self) -> bool {
+        *self.calls.borrow() > 0
+    }
+
     /// Waits until no call is in progress.
     #[cfg(feature = "http")]
     pub(crate) async fn calls_ended(self) {

@@ -10,6 +10,8 @@ pub(super) mod connections;
 #[cfg(feature = "http")]
 pub(super) mod cors;
 mod frames;
+#[cfg(feature = "http")]
+pub(super) mod head_limit;
 pub(super) mod http2;
 pub(super) mod lifetime;
 #[cfg(feature = "http")]

@@ -318,3 +318,22 @@ async fn an_open_stream_does_not_delay_the_shutdown() {
     tokio::time::timeout(Duration::from_secs(20), &mut server.running.task).await.unwrap().unwrap().unwrap();
     drop(send);
 }
+
+/// The server reads no more requests of a stream than it answers at a time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_that_is_not_read_leaves_room_for_other_calls() {
+    let server = Server::new().await;
+    server.model.hold();
+    let (send, _answers) = stream(&server).await;
+    let prompt = "a ".repeat(900);
+    let sending = tokio::spawn(async move { while send.send(streamed("a", &prompt, 9)).await.is_ok() {} });
+    eventually("requests run", || server.engine.load().running > 0).await;
+    // by now the client has filled the stream's window
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let mut other = client(&server);
+    let live = other.server_live(oip::ServerLiveRequest {});
+    let live = tokio::time::timeout(Duration::from_secs(20), live).await.expect("the connection is blocked");
+    assert!(live.unwrap().into_inner().live);
+    sending.abort();
+    server.model.release();
+}

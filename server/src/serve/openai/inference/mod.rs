@@ -18,7 +18,7 @@ use crate::serve::{
 use axum::{
     Json,
     body::Body,
-    extract::{Path, Request, State},
+    extract::{Path, Request, State, rejection::PathRejection},
     http::StatusCode,
     response::{IntoResponse, Response},
 };
@@ -45,6 +45,9 @@ pub(super) struct ModelPath {
     version: String,
 }
 
+/// The model that a path names, unless its escapes are malformed.
+type PathResult = Result<Path<ModelPath>, PathRejection>;
+
 /// Returns the name and version of the server, and the extensions that it supports.
 pub(super) async fn server(State(state): State<ApiState>, client: ClientContext) -> Response {
     let answer = service(&state.services).server_metadata(client.call(ServerMetadataRequest {})).await;
@@ -67,36 +70,37 @@ pub(super) async fn ready(State(state): State<ApiState>, client: ClientContext) 
 }
 
 /// Returns the tensors of a model.
-pub(super) async fn model(
-    State(state): State<ApiState>,
-    Path(path): Path<ModelPath>,
-    client: ClientContext,
-) -> Response {
+pub(super) async fn model(State(state): State<ApiState>, path: PathResult, client: ClientContext) -> Response {
+    finish(&client, metadata(&state, &client, path).await)
+}
+
+async fn metadata(state: &ApiState, client: &ClientContext, path: PathResult) -> Result<Json<Value>, ApiError> {
+    let Path(path) = path?;
     let call = client.call(ModelMetadataRequest { name: path.name, version: path.version });
-    let answer = service(&state.services).model_metadata(call).await;
-    let answer = answer.map(|answer| Json(response::model(answer.into_inner())));
-    finish(&client, answer.map_err(ApiError::from))
+    let answer = service(&state.services).model_metadata(call).await?;
+    Ok(Json(response::model(answer.into_inner())))
 }
 
 /// Answers 200 if a model takes requests.
-pub(super) async fn model_ready(
-    State(state): State<ApiState>,
-    Path(path): Path<ModelPath>,
-    client: ClientContext,
-) -> Response {
+pub(super) async fn model_ready(State(state): State<ApiState>, path: PathResult, client: ClientContext) -> Response {
+    finish(&client, readiness(&state, &client, path).await)
+}
+
+async fn readiness(
+    state: &ApiState,
+    client: &ClientContext,
+    path: PathResult,
+) -> Result<(StatusCode, Json<Value>), ApiError> {
+    let Path(path) = path?;
     let call = client.call(ModelReadyRequest { name: path.name.clone(), version: path.version });
-    let answer = service(&state.services).model_ready(call).await;
-    let answer = answer.map(|answer| {
-        let ready = answer.get_ref().ready;
-        flag(ready, json!({ "name": path.name, "ready": ready }))
-    });
-    finish(&client, answer.map_err(ApiError::from))
+    let ready = service(&state.services).model_ready(call).await?.get_ref().ready;
+    Ok(flag(ready, json!({ "name": path.name, "ready": ready })))
 }
 
 /// Answers a request for text, in one message.
 pub(super) async fn infer(
     State(state): State<ApiState>,
-    Path(path): Path<ModelPath>,
+    path: PathResult,
     client: ClientContext,
     request: Request,
 ) -> Response {
@@ -106,10 +110,11 @@ pub(super) async fn infer(
 
 async fn handle(
     state: &ApiState,
-    path: ModelPath,
+    path: PathResult,
     client: &ClientContext,
     request: Request,
 ) -> Result<Response, ApiError> {
+    let Path(path) = path?;
     if request.headers().contains_key(BINARY) {
         state.check_head(&request)?;
         let message = format!("{BINARY}: binary tensors are not supported; send them as JSON");

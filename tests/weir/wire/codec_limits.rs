@@ -133,7 +133,7 @@ async fn input_without_a_complete_block_counts_in_the_memory_of_requests() {
         let options = CompressOptions { block_chars: Some(1 << 20), ..Default::default() };
         let parts = tokio_stream::iter(to_compress(options, &text)).chain(tokio_stream::pending());
         let mut stream = client.compress(parts).await.unwrap().into_inner();
-        match timeout(Duration::from_millis(300), stream.next()).await {
+        match timeout(Duration::from_secs(1), stream.next()).await {
             Ok(message) => break message.unwrap().unwrap_err(),
             Err(_) => held.push(stream),
         }

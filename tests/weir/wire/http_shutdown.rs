@@ -65,7 +65,8 @@ async fn an_incomplete_body_is_refused_when_the_server_drains() {
     let head =
         "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 20\r\n\r\n{";
     stream.write_all(head.as_bytes()).await.unwrap();
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    // until the server has read the head
+    tokio::time::sleep(Duration::from_millis(500)).await;
     server.shut_down();
     let mut answer = String::new();
     let read = stream.read_to_string(&mut answer);
@@ -77,7 +78,7 @@ async fn an_incomplete_body_is_refused_when_the_server_drains() {
 /// The head of a first request, and of a later one.
 #[tokio::test]
 async fn an_incomplete_head_times_out() {
-    let config = TransportConfig { handshake: Duration::from_millis(300), ..TransportConfig::default() };
+    let config = TransportConfig { handshake: Duration::from_millis(600), ..TransportConfig::default() };
     let server = Both::with(Limits::default(), config).await;
     for before in ["", "GET /health HTTP/1.1\r\nhost: x\r\n\r\n"] {
         let mut stream = TcpStream::connect(server.port).await.unwrap();
@@ -97,7 +98,7 @@ async fn an_incomplete_head_times_out() {
 /// `--handshake-seconds` does not limit the time between two requests.
 #[tokio::test]
 async fn an_idle_connection_is_kept() {
-    let config = TransportConfig { handshake: Duration::from_millis(200), ..TransportConfig::default() };
+    let config = TransportConfig { handshake: Duration::from_millis(600), ..TransportConfig::default() };
     let server = Both::with(Limits::default(), config).await;
     let mut stream = TcpStream::connect(server.port).await.unwrap();
     for _ in 0..2 {
@@ -109,6 +110,6 @@ async fn an_idle_connection_is_kept() {
             answer.rotate_left(1);
             stream.read_exact(&mut answer[14..]).await.unwrap();
         }
-        tokio::time::sleep(Duration::from_millis(600)).await;
+        tokio::time::sleep(Duration::from_millis(1500)).await;
     }
 }

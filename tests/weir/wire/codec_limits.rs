@@ -22,8 +22,12 @@ use weir::{
 use weir_proto::v1::{CompressOptions, CompressRequest, GenerateResponse, generation_client::GenerationClient};
 
 async fn served(limits: Limits) -> (Running, Handle) {
+    served_with(limits, TransportConfig::default()).await
+}
+
+async fn served_with(limits: Limits, config: TransportConfig) -> (Running, Handle) {
     let engine = Handle::start(load(&converted("whitespaces"), &settings()).unwrap(), limits).unwrap();
-    (Running::start(vec![engine.clone()], TransportConfig::default()).await, engine)
+    (Running::start(vec![engine.clone()], config).await, engine)
 }
 
 /// Starts generations that their client does not read, until the queue has no room for another one.
@@ -83,9 +87,8 @@ async fn a_request_that_stops_arriving_ends_after_the_stall_limit() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_without_options_ends_after_the_upload_limit() {
-    let engine = Handle::start(load(&converted("whitespaces"), &settings()).unwrap(), Limits::default()).unwrap();
     let config = TransportConfig { upload: Duration::from_millis(300), ..TransportConfig::default() };
-    let running = Running::start(vec![engine], config).await;
+    let (running, _engine) = served_with(Limits::default(), config).await;
     let call = client(&running).compress(tokio_stream::pending()).await;
     let status = call.map(|_| ()).unwrap_err();
     assert_eq!((status.code(), reason(&status)), (Code::DeadlineExceeded, "INCOMPLETE".into()), "{status:?}");
@@ -124,8 +127,7 @@ async fn a_text_that_is_not_read_ends_after_the_stall_limit() {
 #[tokio::test(flavor = "multi_thread")]
 async fn input_without_a_complete_block_counts_in_the_memory_of_requests() {
     let config = TransportConfig { message_bytes: 8 << 10, request_memory: 1 << 20, ..TransportConfig::default() };
-    let engine = Handle::start(load(&converted("whitespaces"), &settings()).unwrap(), Limits::default()).unwrap();
-    let running = Running::start(vec![engine.clone()], config).await;
+    let (running, engine) = served_with(Limits::default(), config).await;
     let mut client = client(&running);
     let text = TEXT.repeat(40_000 / TEXT.len());
     let mut held = Vec::new();
@@ -151,8 +153,7 @@ async fn input_without_a_complete_block_counts_in_the_memory_of_requests() {
 #[tokio::test(flavor = "multi_thread")]
 async fn blocks_count_in_the_memory_of_requests() {
     let config = TransportConfig { message_bytes: 8 << 10, request_memory: 28 << 10, ..TransportConfig::default() };
-    let engine = Handle::start(load(&converted("whitespaces"), &settings()).unwrap(), Limits::default()).unwrap();
-    let running = Running::start(vec![engine.clone()], config).await;
+    let (running, engine) = served_with(Limits::default(), config).await;
     let mut client = client(&running);
     let with_blocks = |block_chars| CompressOptions { block_chars: Some(block_chars), ..Default::default() };
     let text = TEXT.repeat(150);

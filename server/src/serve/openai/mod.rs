@@ -59,10 +59,7 @@ use axum::{
 };
 use error::ApiError;
 use hyper::{body::Incoming, server::conn::http1};
-use hyper_util::{
-    rt::{TokioIo, TokioTimer},
-    service::TowerToHyperService,
-};
+use hyper_util::{rt::TokioIo, service::TowerToHyperService};
 pub(super) use state::{ApiServices, ApiState};
 use std::convert::Infallible;
 use tokio_io_timeout::TimeoutWriter;
@@ -123,7 +120,8 @@ pub(super) async fn serve(
         let mut server = http1::Builder::new();
         // hyper needs a request's whole head in its read buffer.
         server.max_buf_size((config.header_bytes as usize).max(MIN_READ_BUFFER));
-        server.timer(TokioTimer::new()).header_read_timeout(None);
+        // `HeadLimit` replaces hyper's limit, which also counts the time between two requests.
+        server.header_read_timeout(None);
         let server = server.serve_connection(TokioIo::new(stream), TowerToHyperService::new(calls));
         Box::pin(UpgradableConnection::new(server.with_upgrades(), connection))
     };

@@ -107,6 +107,8 @@ impl StoredTensors {
                     let integers: Vec<f32> = view.data().iter().map(|byte| f32::from(byte.cast_signed())).collect();
                     Tensor::from_vec(integers, view.shape(), &Device::Cpu)?
                 }
+                // candle has no such type, and no model uses such a tensor
+                StoredDtype::BOOL => continue,
                 _ => view.load(&Device::Cpu)?,
             };
             self.tensors.insert(name, tensor);

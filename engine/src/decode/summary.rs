@@ -116,7 +116,7 @@ impl Summarize {
         within("options.min_tokens", min_tokens, 0..=max_tokens)?;
         let no_repeat_ngram = self.no_repeat_ngram.unwrap_or(defaults.no_repeat_ngram);
         if no_repeat_ngram == 1 || no_repeat_ngram > SummaryLimits::NGRAM {
-            let bound = format!("0 for no such rule, or 2 to {}", SummaryLimits::NGRAM);
+            let bound = format!("0 to disable the rule, or 2 to {}", SummaryLimits::NGRAM);
             return Err(bad("options.no_repeat_ngram", no_repeat_ngram, bound));
         }
         let length_penalty = self.length_penalty.unwrap_or(defaults.length_penalty);

@@ -9,8 +9,8 @@ use crate::{
     error::{Error, Result},
     family::{
         checkpoint::{
-            CONFIG_FILE, Config, INDEX_FILE, PICKLE_FILE, WEIGHTS_FILE, card::CARD_FILE, ngrams::NGRAMS_FILE,
-            partial_file::sync_folder, reader::hexadecimal, shards::indexed_files,
+            CONFIG_FILE, Config, INDEX_FILE, PICKLE_FILE, PICKLE_INDEX_FILE, WEIGHTS_FILE, card::CARD_FILE,
+            ngrams::NGRAMS_FILE, partial_file::sync_folder, reader::hexadecimal, shards::indexed_files,
         },
         convert::Source,
         load::blueprint,
@@ -98,21 +98,32 @@ impl<'a> Download<'a> {
 
     /// Fetches the files of weights in their order, and adds them to the hash.
     fn weights(&mut self, part: &Part, needs_conversion: bool, hash: &mut Sha256) -> Result<()> {
-        if self.small(part, INDEX_FILE, Need::Optional)? {
-            for name in indexed_files(&part.folder)? {
-                if !self.weights_file(part, &name, hash)? {
-                    return Err(self.missing(part, &name, "a file, which the index names"));
-                }
+        // The converter reads pickles, too. As the converter does, this prefers safetensors.
+        let kinds = if needs_conversion {
+            &[(INDEX_FILE, WEIGHTS_FILE), (PICKLE_INDEX_FILE, PICKLE_FILE)][..]
+        } else {
+            &[(INDEX_FILE, WEIGHTS_FILE)]
+        };
+        for (index, single) in kinds {
+            if self.small(part, index, Need::Optional)? {
+                return self.indexed_weights(part, index, hash);
             }
-            return Ok(());
-        }
-        let candidates = if needs_conversion { &[WEIGHTS_FILE, PICKLE_FILE][..] } else { &[WEIGHTS_FILE] };
-        for name in candidates {
-            if self.weights_file(part, name, hash)? {
+            if self.weights_file(part, single, hash)? {
                 return Ok(());
             }
         }
-        Err(self.missing(part, WEIGHTS_FILE, &format!("{WEIGHTS_FILE} or {INDEX_FILE}")))
+        let names: Vec<&str> = kinds.iter().flat_map(|(index, single)| [*single, *index]).collect();
+        Err(self.missing(part, WEIGHTS_FILE, &names.join(" or ")))
+    }
+
+    /// Fetches the files that an index names, in the order of their names, and adds them to the hash.
+    fn indexed_weights(&mut self, part: &Part, index: &str, hash: &mut Sha256) -> Result<()> {
+        for name in indexed_files(&part.folder, index)? {
+            if !self.weights_file(part, &name, hash)? {
+                return Err(self.missing(part, &name, "a file, which the index names"));
+            }
+        }
+        Ok(())
     }
 
     /// Fetches the companions that a configuration names. Returns the digests of their weights.

@@ -34,9 +34,13 @@ pub(super) struct TransformerKeys {
     pub(super) tie_word_embeddings: Option<bool>,
     #[serde(default)]
     use_sliding_window: bool,
+    /// Qwen and Gemma 2 have the same default; null stands for no window.
+    #[serde(default = "window")]
     pub(super) sliding_window: Option<usize>,
     pub(super) query_pre_attn_scalar: Option<f64>,
+    #[serde(default = "score_cap")]
     pub(super) attn_logit_softcapping: Option<f64>,
+    #[serde(default = "logit_cap")]
     pub(super) final_logit_softcapping: Option<f64>,
     rope_theta: Option<f64>,
     rope_scaling: Option<Scaling>,
@@ -44,7 +48,7 @@ pub(super) struct TransformerKeys {
 }
 
 /// Frequencies of positions.
-#[derive(Clone, Deserialize)]
+#[derive(Clone, PartialEq, Default, Deserialize)]
 struct Scaling {
     rope_theta: Option<f64>,
     rope_type: Option<String>,
@@ -54,6 +58,18 @@ struct Scaling {
     low_freq_factor: Option<f32>,
     high_freq_factor: Option<f32>,
     original_max_position_embeddings: Option<usize>,
+}
+
+fn window() -> Option<usize> {
+    Some(4096)
+}
+
+fn score_cap() -> Option<f64> {
+    Some(50.0)
+}
+
+fn logit_cap() -> Option<f64> {
+    Some(30.0)
 }
 
 impl TransformerKeys {
@@ -92,9 +108,10 @@ impl TransformerKeys {
         stated.unwrap_or(DEFAULT_THETA)
     }
 
-    /// transformers 5 writes `rope_parameters`, transformers 4 wrote `rope_scaling`.
+    /// transformers 5 writes `rope_parameters`. It prefers `rope_scaling`, which transformers 4 wrote, unless that is empty.
     fn scaling(&self) -> Option<&Scaling> {
-        self.rope_parameters.as_ref().or(self.rope_scaling.as_ref())
+        let old = self.rope_scaling.as_ref().filter(|scaling| **scaling != Scaling::default());
+        old.or(self.rope_parameters.as_ref())
     }
 
     fn rope_type(&self) -> &str {

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::verify::changed_copy;
+use std::process::Command;
 use weir::family::settings::{DeviceChoice, Settings};
 use weir::kernels::Dtype;
 
@@ -65,7 +66,7 @@ fn a_key_of_the_configuration_is_named() {
         ),
         (
             after("llama", "generation_config.json", r#""eos_token_id": 0"#, r#""eos_token_id": 400"#),
-            "config.json: eos_token_id: expected an id below vocab_size, 384, found 400",
+            "generation_config.json: eos_token_id: expected ids below vocab_size, 384, found 400",
         ),
         (
             after("llama", "generation_config.json", r#""use_cache": true"#, r#""temperature": -1.0"#),
@@ -160,6 +161,27 @@ fn unused_tensors_are_bounded() {
         [with_tensor("qwen2", "lm_head.weight", &[384, 48]), with_tensor("gpt_bigcode", mask, &[1, 1, 280, 280])]
     {
         load(copy.path(), &settings()).unwrap();
+    }
+    let booleans = changed_copy(&folder("gpt_bigcode"), |tensors| {
+        tensors.insert(mask.into(), (safetensors::Dtype::BOOL, vec![1, 1, 8, 8], vec![1; 64]));
+    });
+    load(booleans.path(), &settings()).unwrap();
+    let verified = Command::new(env!("CARGO_BIN_EXE_weir")).args(["verify", "--model"]).arg(booleans.path()).status();
+    assert!(verified.unwrap().success());
+}
+
+/// Without `layer_types`, as transformers 4 wrote the configuration.
+#[test]
+fn an_empty_window_is_rejected() {
+    for model_type in ["qwen2", "gemma2"] {
+        let copy = copied(model_type);
+        golden::change_config(copy.path(), |keys| {
+            keys.remove("layer_types");
+            keys.insert("use_sliding_window".into(), true.into());
+            keys.insert("sliding_window".into(), 0.into());
+        });
+        let expected = "config.json: sliding_window: expected at least 1, or null, found 0";
+        assert_eq!(message(copy.path(), &settings()), expected, "{model_type}");
     }
 }
 

@@ -5,6 +5,7 @@ use crate::{
     golden::Golden,
     support::{Alone, difference, full},
 };
+use serde_json::{Map, Value as Json};
 use weir::decode::contract::BoundaryOptions;
 
 /// Largest difference, as a part of the largest logit.
@@ -61,17 +62,15 @@ fn greedy_continuations_equal_those_of_transformers() {
 fn older_keys_and_shards_give_the_same_logits() {
     for model_type in ["llama", "qwen2", "gemma2"] {
         let copy = copied(model_type);
-        let config = copy.path().join("config.json");
-        let mut keys: serde_json::Value = serde_json::from_slice(&fs::read(&config).unwrap()).unwrap();
-        let object = keys.as_object_mut().unwrap();
-        object.remove("rope_parameters");
-        object.remove("layer_types");
-        object.insert("rope_theta".into(), 10_000.0.into());
-        object.insert("rope_scaling".into(), serde_json::Value::Null);
-        if model_type == "llama" {
-            object.remove("head_dim");
-        }
-        fs::write(&config, keys.to_string()).unwrap();
+        change_config(copy.path(), |keys| {
+            keys.remove("rope_parameters");
+            keys.remove("layer_types");
+            keys.insert("rope_theta".into(), 10_000.0.into());
+            keys.insert("rope_scaling".into(), Json::Null);
+            if model_type == "llama" {
+                keys.remove("head_dim");
+            }
+        });
         shard(copy.path());
         let golden = Golden::open(&folder(model_type));
         let ids = golden.ids("ids");
@@ -79,6 +78,44 @@ fn older_keys_and_shards_give_the_same_logits() {
         let changed = full(&*changed, &ids, &BoundaryOptions::default()).0;
         assert_eq!(changed, full(&*model(model_type), &ids, &BoundaryOptions::default()).0, "{model_type}");
     }
+}
+
+/// An absent key has the value that transformers gives it; null stands for none.
+#[test]
+fn absent_keys_have_the_values_of_transformers() {
+    let logits = |model_type: &str, change: &dyn Fn(&mut Map<String, Json>)| {
+        let copy = copied(model_type);
+        change_config(copy.path(), change);
+        let model = load(copy.path(), &settings()).unwrap();
+        full(&*model, &Golden::open(&folder(model_type)).ids("ids"), &BoundaryOptions::default()).0
+    };
+    let unchanged = |model_type: &str| logits(model_type, &|_| {});
+    let caps = ["attn_logit_softcapping", "final_logit_softcapping"];
+    // the caps of the golden checkpoint are the usual ones
+    let without_caps = logits("gemma2", &|keys| keys.retain(|key, _| !caps.contains(&key.as_str())));
+    assert_eq!(without_caps, unchanged("gemma2"));
+    for cap in caps {
+        let null = logits("gemma2", &|keys| drop(keys.insert(cap.into(), Json::Null)));
+        assert_ne!(null, unchanged("gemma2"), "{cap}");
+    }
+    let with_window = |keys: &mut Map<String, Json>, layers: Option<usize>| {
+        keys.remove("layer_types");
+        keys.remove("max_window_layers");
+        keys.insert("use_sliding_window".into(), true.into());
+        keys.insert("sliding_window".into(), 4.into());
+        keys.extend(layers.map(|layers| ("max_window_layers".into(), layers.into())));
+    };
+    // the first 28 layers have no window
+    assert_eq!(logits("qwen2", &|keys| with_window(keys, None)), unchanged("qwen2"));
+    assert_ne!(logits("qwen2", &|keys| with_window(keys, Some(1))), unchanged("qwen2"));
+}
+
+/// Changes the keys of a copy's `config.json`.
+pub(super) fn change_config(dir: &Path, change: impl FnOnce(&mut Map<String, Json>)) {
+    let file = dir.join("config.json");
+    let mut keys = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    change(&mut keys);
+    fs::write(&file, serde_json::to_vec(&keys).unwrap()).unwrap();
 }
 
 /// Splits the weights into two files with an index, and adds a tensor that older versions of transformers wrote.
@@ -109,7 +146,7 @@ fn the_tokenizer_gives_the_ids_and_the_text_of_transformers() {
     for model_type in MODEL_TYPES {
         let golden = Golden::open(&folder(model_type));
         let facts = fs::read(folder(model_type).join("golden.json")).unwrap();
-        let facts: serde_json::Value = serde_json::from_slice(&facts).unwrap();
+        let facts: Json = serde_json::from_slice(&facts).unwrap();
         let model = model(model_type);
         let vocabulary = &model.card().vocabulary;
         let text = facts["text"].as_str().unwrap();

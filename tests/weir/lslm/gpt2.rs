@@ -133,9 +133,11 @@ fn changed(change: impl Fn(&mut Value, &mut Tensors)) -> TempDir {
         .collect();
     change(&mut config, &mut tensors);
     fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
-    let views = tensors
-        .iter()
-        .map(|(name, (shape, data))| (name.clone(), TensorView::new(Stored::F32, shape.clone(), data).unwrap()));
+    let views = tensors.iter().map(|(name, (shape, data))| {
+        let is_mask = data.len() == shape.iter().product::<usize>(); // one byte each
+        let dtype = if is_mask { Stored::BOOL } else { Stored::F32 };
+        (name.clone(), TensorView::new(dtype, shape.clone(), data).unwrap())
+    });
     fs::write(dir.path().join("model.safetensors"), safetensors::serialize(views, None).unwrap()).unwrap();
     dir
 }
@@ -163,6 +165,13 @@ fn all_hugging_face_layouts_convert_to_the_same_model() {
         tensors.insert("lm_head.weight".into(), tensors["wte.weight"].clone());
     });
     assert_eq!(convert_files(Source::Gpt2, &unprefixed).unwrap(), plain);
+    // Versions of transformers up to 2023 stored the mask as booleans.
+    let masked = changed(|_, tensors| {
+        for layer in 0..3 {
+            tensors.insert(format!("transformer.h.{layer}.attn.bias"), (vec![1, 1, 2, 2], vec![1, 0, 1, 1]));
+        }
+    });
+    assert_eq!(convert_files(Source::Gpt2, &masked).unwrap(), plain);
     // This source has an untied head, and no vocabulary in the configuration.
     let untied = changed(|config, tensors| {
         config["tie_word_embeddings"] = false.into();
@@ -178,7 +187,7 @@ fn all_hugging_face_layouts_convert_to_the_same_model() {
 #[test]
 fn sources_that_are_not_gpt2_are_rejected() {
     type Change = fn(&mut Value, &mut Tensors);
-    let cases: [(&str, Change); 9] = [
+    let cases: [(&str, Change); 10] = [
         ("n_head: expected a divisor of n_embd, 32, found 5", |config, _| config["n_head"] = 5.into()),
         ("activation_function: expected gelu_new, gelu, relu or silu", |config, _| {
             config["activation_function"] = "tanh".into();
@@ -200,6 +209,9 @@ fn sources_that_are_not_gpt2_are_rejected() {
         ),
         ("transformer.h.1.ln_2.bias: expected a tensor, found none", |_, tensors| {
             tensors.remove("transformer.h.1.ln_2.bias");
+        }),
+        ("transformer.h.1.ln_2.bias: expected dtype F32, F16, BF16 or I8, found dtype \"BOOL\"", |_, tensors| {
+            tensors.get_mut("transformer.h.1.ln_2.bias").unwrap().1.truncate(32);
         }),
         ("lm_head.weight: expected the numbers of transformer.wte.weight, to which it is tied", |_, tensors| {
             let mut head = tensors["transformer.wte.weight"].clone();

@@ -87,6 +87,38 @@ fn generation_settings_become_defaults() {
     let generation = encoder(&*t5_in("byt5", Dtype::F32)).limits().generation.clone();
     assert_eq!((generation.beam, generation.max_tokens), (1, 20));
     assert_eq!((generation.early_stopping, generation.prefix.as_str()), (EarlyStopping::Never, ""));
+    // the minimum in one file, the maximum in the other
+    let split = changed("t5_v11", |config| config["min_length"] = json!(30));
+    fs::write(split.path().join("generation_config.json"), json!({ "max_length": 200 }).to_string()).unwrap();
+    let model = load(split.path(), &settings()).unwrap();
+    let generation = &encoder(&*model).limits().generation;
+    assert_eq!((generation.min_tokens, generation.max_tokens), (29, 199));
+}
+
+/// Two keys win over `feed_forward_proj`, as in transformers.
+#[test]
+fn the_nonlinearity_may_have_its_own_keys() {
+    let architecture = |keys: &[(&str, Value)]| {
+        let source = changed("t5_v11", |config| {
+            keys.iter().for_each(|(key, value)| config[key] = value.clone());
+        });
+        let dest = TempDir::new().unwrap();
+        convert(Source::T5, source.path(), dest.path(), false).unwrap();
+        let config = fs::read(dest.path().join("config.json")).unwrap();
+        serde_json::from_slice::<Value>(&config).unwrap()["architecture"].clone()
+    };
+    let [derived, stated, exact] = [
+        architecture(&[]),
+        architecture(&[
+            ("feed_forward_proj", json!("relu")),
+            ("dense_act_fn", json!("gelu_new")),
+            ("is_gated_act", json!(true)),
+        ]),
+        architecture(&[("dense_act_fn", json!("gelu"))]),
+    ];
+    assert_eq!((&derived["activation"], &derived["gated"]), (&json!("gelu-tanh"), &json!(true)));
+    assert_eq!(stated, derived);
+    assert_eq!(exact["activation"], "gelu");
 }
 
 /// Copies a fixture and changes its `config.json`.
@@ -114,11 +146,35 @@ fn what_is_not_of_the_family_is_refused_by_its_key() {
     for (case, key, value, expected) in [
         ("t5_v11", "model_type", json!("umt5"), "model_type: expected one of t5, mt5, longt5"),
         ("t5_v11", "feed_forward_proj", json!("gated-tanh"), "feed_forward_proj: expected relu, gelu"),
+        (
+            "t5_v11",
+            "dense_act_fn",
+            json!("tanh"),
+            "dense_act_fn: expected relu, gelu, gelu_new, gelu_pytorch_tanh, silu or swish, found",
+        ),
         ("longt5_local", "encoder_attention_type", json!("sparse"), "encoder_attention_type: expected local or"),
         ("t5_v11", "eos_token_id", json!(2), "eos_token_id: expected 1"),
         ("t5_v11", "vocab_size", json!(600), "expected at most 600 ids (vocab_size), found 640"),
         ("t5_v11", "d_ff", json!(32), "shape"),
         ("t5_v11", "suppress_tokens", json!([3]), "suppress_tokens: expected nothing (weir has no such setting)"),
+        (
+            "t5_v11",
+            "encoder_repetition_penalty",
+            json!(1.5),
+            "encoder_repetition_penalty: expected 1 or nothing (weir has no such setting)",
+        ),
+        (
+            "t5_v11",
+            "exponential_decay_length_penalty",
+            json!([9, 1.5]),
+            "exponential_decay_length_penalty: expected nothing (weir has no such setting)",
+        ),
+        (
+            "t5_v11",
+            "no_repeat_ngram_size",
+            json!(1),
+            "no_repeat_ngram: expected 0 to disable the rule, or 2 to 64, found 1",
+        ),
         ("t5_v11", "num_beam_groups", json!(2), "num_beam_groups: expected 1 or nothing (weir has no such setting)"),
         ("t5_v11", "tie_word_embeddings", json!(true), "lm_head.weight: expected the numbers of shared.weight"),
     ] {

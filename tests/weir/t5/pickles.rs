@@ -8,6 +8,7 @@ use std::{
     fs,
     io::{Cursor, Write},
     path::Path,
+    process::Command,
 };
 use tempfile::TempDir;
 use weir::family::{
@@ -186,6 +187,23 @@ fn pickles_give_the_model_of_safetensors() {
         assert!(card(&sha256).is_ok());
         let error = card(&"0".repeat(64)).err().unwrap().to_string();
         assert!(error.contains("sha256 of the weights"), "{error}");
+    }
+}
+
+#[test]
+fn pickles_can_be_pulled() {
+    for pickled in [Pickled::single("t5_v11"), Pickled::sharded("t5_v11", 3)] {
+        let folder = pickled.path().to_str().unwrap();
+        let data = TempDir::new().unwrap();
+        let mut pull = Command::new(env!("CARGO_BIN_EXE_weir"));
+        pull.args(["pull", folder, "--name", "pulled", "--json"]).env("WEIR_DATA", data.path());
+        let output = pull.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let printed: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(printed["source_sha256"], parsed(&["inspect", "--json", folder])["sha256"]);
+        let pulled = data.path().join("models/pulled/model.safetensors");
+        let plain = fs::read(t5_converted("t5_v11").join("model.safetensors")).unwrap();
+        assert_eq!(fs::read(pulled).unwrap(), plain);
     }
 }
 

@@ -48,7 +48,14 @@ pub enum FileDtype {
     Bf16,
     /// Integers from −127 to 127. Only tensors of two axes have this type.
     I8,
+    /// Integers from 0 to 255. Only tensors that the model does not use have this type, such as the masks of GPT-2.
+    U8,
+    /// 0 or 1 in a byte. Only tensors that the model does not use have this type.
+    Bool,
 }
+
+/// The types of tensors that a model uses, for messages.
+pub(super) const USED_DTYPES: &str = "dtype F32, F16, BF16 or I8";
 
 impl FileDtype {
     /// Bytes of one number.
@@ -56,7 +63,7 @@ impl FileDtype {
         match self {
             Self::F32 => 4,
             Self::F16 | Self::Bf16 => 2,
-            Self::I8 => 1,
+            Self::I8 | Self::U8 | Self::Bool => 1,
         }
     }
 
@@ -67,11 +74,15 @@ impl FileDtype {
             Self::F16 => "F16",
             Self::Bf16 => "BF16",
             Self::I8 => "I8",
+            Self::U8 => "U8",
+            Self::Bool => "BOOL",
         }
     }
 
     fn parse(name: &str) -> Option<Self> {
-        [Self::F32, Self::F16, Self::Bf16, Self::I8].into_iter().find(|dtype| dtype.name() == name)
+        [Self::F32, Self::F16, Self::Bf16, Self::I8, Self::U8, Self::Bool]
+            .into_iter()
+            .find(|dtype| dtype.name() == name)
     }
 
     /// Appends numbers as little-endian bytes, each rounded to the nearest number of this type, ties to even.
@@ -84,6 +95,9 @@ impl FileDtype {
                 let integer = number.round_ties_even().clamp(-127.0, 127.0) as i8;
                 integer.cast_unsigned()
             })),
+            Self::U8 | Self::Bool => {
+                bytes.extend(numbers.iter().map(|number| number.round_ties_even().clamp(0.0, 255.0) as u8));
+            }
         }
     }
 
@@ -96,6 +110,7 @@ impl FileDtype {
                 numbers.extend(bytes.as_chunks().0.iter().map(|&two| half::bf16::from_le_bytes(two).to_f32()))
             }
             Self::I8 => numbers.extend(bytes.iter().map(|byte| f32::from(byte.cast_signed()))),
+            Self::U8 | Self::Bool => numbers.extend(bytes.iter().map(|&byte| f32::from(byte))),
         }
     }
 }
@@ -180,7 +195,7 @@ fn entries(items: BTreeMap<String, Box<RawValue>>, file: &Path, data: u64) -> Re
 
 fn entry(name: String, info: Info, file: &Path) -> Result<TensorEntry> {
     let Some(dtype) = FileDtype::parse(&info.dtype) else {
-        return Err(Error::checkpoint(file, name, "dtype F32, F16, BF16 or I8", format!("dtype {:?}", info.dtype)));
+        return Err(Error::checkpoint(file, name, USED_DTYPES, format!("dtype {:?}", info.dtype)));
     };
     if dtype == FileDtype::I8 && info.shape.len() != 2 {
         return Err(Error::checkpoint(file, name, "two axes for dtype I8", format!("shape {:?}", info.shape)));

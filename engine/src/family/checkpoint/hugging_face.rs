@@ -135,12 +135,24 @@ pub(super) fn read(text: &[u8], file: &Path) -> Result<HuggingFaceConfig> {
         }
         false => None,
     };
-    let ends = match generation.eos_token_id.or(keys.eos_token_id) {
+    let (ends, ends_file) = match generation.eos_token_id {
+        Some(ids) => (Some(ids), &*generation_file),
+        None => (keys.eos_token_id, file),
+    };
+    let ends = match ends {
         Some(EndIds::One(id)) => vec![id],
         Some(EndIds::Several(ids)) => ids,
         None => Vec::new(),
     };
     let start = subwords.as_ref().map_or_else(Vec::new, |subwords| subwords.leading().to_vec());
+    if let Some(size) = keys.vocab_size {
+        for (file, key, ids) in [(ends_file, "eos_token_id", &ends), (&*tokenizer_file, "post_processor", &start)] {
+            if let Some(id) = ids.iter().find(|id| **id as usize >= size) {
+                let expected = format!("ids below vocab_size, {size}");
+                return Err(Error::checkpoint(file, key, expected, id.to_string()));
+            }
+        }
+    }
     let positions = keys.max_position_embeddings.or(keys.n_positions);
     Ok(HuggingFaceConfig {
         vocab_size: keys.vocab_size.unwrap_or(0),

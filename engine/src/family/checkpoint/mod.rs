@@ -59,6 +59,16 @@ impl TensorSpec {
         Self::normal(name, shape, 0.0, 0.0)
     }
 
+    /// Returns a tensor that a file may have, and that the model does not use.
+    pub fn unused(name: impl Into<String>, shape: Vec<usize>) -> Self {
+        Self { trained: false, ..Self::zeros(name, shape) }
+    }
+
+    /// Returns true for a tensor of [`unused`](Self::unused).
+    pub(super) fn is_unused(&self) -> bool {
+        !self.trained && self.init == Init::Normal(0.0, 0.0)
+    }
+
     /// Number of its numbers; `usize::MAX` if that overflows.
     pub fn numbers(&self) -> usize {
         self.shape.iter().fold(1, |product: usize, &dim| product.saturating_mul(dim))

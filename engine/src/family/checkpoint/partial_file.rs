@@ -16,7 +16,17 @@ pub(super) struct PartialFile {
 impl PartialFile {
     /// Chooses the temporary name of `name` in the folder `dest`. The caller creates the file.
     pub(super) fn new(dest: &Path, name: &str) -> Self {
-        Self { path: dest.join(format!(".{name}.{}.partial", std::process::id())), renamed: false }
+        Self { path: dest.join(format!(".{name}{}", Self::own_ending())), renamed: false }
+    }
+
+    /// The ending of this process's temporary names.
+    fn own_ending() -> String {
+        format!(".{}.partial", std::process::id())
+    }
+
+    /// Returns true for a temporary name of this process.
+    pub(super) fn is_own_name(name: &str) -> bool {
+        name.starts_with('.') && name.ends_with(&Self::own_ending())
     }
 
     /// Returns true for a temporary name. A process that was killed leaves such a file.

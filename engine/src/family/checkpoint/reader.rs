@@ -2,7 +2,7 @@
 
 use super::{
     TensorSpec, card,
-    header::{FileDtype, Header, TensorEntry},
+    header::{FileDtype, Header, TensorEntry, USED_DTYPES},
     int8::{check_range, check_scale_numbers, check_scales, scale_name},
     regular_file,
     shards::{Shard, files, same_names, shards},
@@ -210,7 +210,8 @@ fn by_name(specs: &[TensorSpec]) -> HashMap<&str, &TensorSpec> {
     specs.iter().map(|spec| (spec.name.as_str(), spec)).collect()
 }
 
-/// Reads a shard's header and checks that it lists the shard's tensors, with their shapes.
+/// Reads a shard's header. Checks that it lists the shard's tensors with their shapes, and that the tensors that the model uses have
+/// a usable type.
 fn header(shard: &Shard, from: &mut impl Read, size: u64, specs: &HashMap<&str, &TensorSpec>) -> Result<Header> {
     let names = shard.names.iter().chain(&shard.scales);
     let names: u64 = names.map(|name| name.len() as u64 + HEADER_BYTES_A_TENSOR).sum();
@@ -218,9 +219,14 @@ fn header(shard: &Shard, from: &mut impl Read, size: u64, specs: &HashMap<&str, 
     let found = header.tensors.iter().map(|entry| &entry.name);
     same_names(&shard.file, &shard.names, found.filter(|name| !shard.scales.contains(*name)))?;
     for entry in &header.tensors {
-        if let Some(spec) = specs.get(entry.name.as_str()).filter(|spec| spec.shape != entry.shape) {
+        let Some(spec) = specs.get(entry.name.as_str()) else { continue };
+        if spec.shape != entry.shape {
             let expected = format!("shape {:?}", spec.shape);
             return Err(Error::checkpoint(&shard.file, &*entry.name, expected, format!("shape {:?}", entry.shape)));
+        }
+        if !spec.is_unused() && matches!(entry.dtype, FileDtype::U8 | FileDtype::Bool) {
+            let found = format!("dtype {:?}", entry.dtype.name());
+            return Err(Error::checkpoint(&shard.file, &*entry.name, USED_DTYPES, found));
         }
     }
     Ok(header)

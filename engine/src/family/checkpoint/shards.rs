@@ -123,13 +123,14 @@ pub fn files(dir: &Path) -> Result<Vec<PathBuf>> {
     }
 }
 
-/// Returns the names of the files that the index of a folder names, sorted. The files need not exist. Fails if the index cannot be
-/// read, or names anything but plain files.
-pub fn indexed_files(dir: &Path) -> Result<Vec<String>> {
-    let index = dir.join(INDEX_FILE);
-    let checked = |(file, names): (String, BTreeSet<String>)| match is_plain(&file, SAFETENSORS) {
+/// Returns the names of the files that an index, [`INDEX_FILE`] or [`PICKLE_INDEX_FILE`], names, sorted. The files need not exist.
+/// Fails if the index cannot be read, or names anything but plain files of its kind.
+pub fn indexed_files(dir: &Path, index: &str) -> Result<Vec<String>> {
+    let kind = if index == PICKLE_INDEX_FILE { PICKLES } else { SAFETENSORS };
+    let index = dir.join(index);
+    let checked = |(file, names): (String, BTreeSet<String>)| match is_plain(&file, kind) {
         true => Ok(file),
-        false => Err(misnamed(&index, &file, &names, SAFETENSORS.plain)),
+        false => Err(misnamed(&index, &file, &names, kind.plain)),
     };
     by_file(read_index(&index)?).into_iter().map(checked).collect()
 }

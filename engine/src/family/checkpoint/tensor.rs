@@ -36,7 +36,9 @@ impl Tensor {
     pub(super) fn with_capacity(dtype: FileDtype, shape: Vec<usize>, count: usize) -> Self {
         let numbers = match dtype {
             FileDtype::F32 => Numbers::F32(Vec::with_capacity(count)),
-            FileDtype::F16 | FileDtype::Bf16 => Numbers::Bytes(Vec::with_capacity(dtype.bytes() * count)),
+            FileDtype::F16 | FileDtype::Bf16 | FileDtype::U8 | FileDtype::Bool => {
+                Numbers::Bytes(Vec::with_capacity(dtype.bytes() * count))
+            }
             FileDtype::I8 => Numbers::Scaled { bytes: Vec::with_capacity(count), scales: Vec::new() },
         };
         Self { dtype, shape, numbers }

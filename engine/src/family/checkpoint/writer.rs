@@ -125,7 +125,10 @@ impl Writer {
         remove(&config)?;
         sync_folder(&self.dest)?;
         for entry in old {
-            if matches!(entry.kind, EntryKind::Part) && entry.name != WEIGHTS_FILE {
+            let is_old = entry.kind == EntryKind::Part && entry.name != WEIGHTS_FILE;
+            // A temporary file of a killed process.
+            let is_left = entry.kind == EntryKind::Leftover && !PartialFile::is_own_name(&entry.name);
+            if is_old || is_left {
                 remove(&self.dest.join(entry.name))?;
             }
         }
@@ -285,13 +288,14 @@ mod tests {
     }
 
     #[test]
-    fn an_old_checkpoint_is_removed() {
+    fn an_old_checkpoint_and_partial_files_are_removed() {
         let dir = TempDir::new().unwrap();
         for old in
             ["model.safetensors.index.json", "model-00001-of-00002.safetensors", "README.md", CARD_FILE, CONFIG_FILE]
         {
             fs::write(dir.path().join(old), "{}").unwrap();
         }
+        fs::write(dir.path().join(".model.safetensors.0.partial"), "").unwrap();
         fs::create_dir(dir.path().join("companion")).unwrap();
         fs::write(dir.path().join("companion").join(CONFIG_FILE), "{}").unwrap();
         assert!(writer(dir.path(), false).is_err());

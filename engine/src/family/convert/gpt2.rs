@@ -216,9 +216,10 @@ impl SourceTensor {
     }
 }
 
+/// Returns the buffers that the file has. Older versions of transformers stored them as numbers, bytes or booleans.
 fn ignored(shapes: &BTreeMap<String, Vec<usize>>, prefix: &str, layers: usize) -> Vec<TensorSpec> {
     let names = (0..layers).flat_map(|layer| BUFFERS.iter().map(move |name| format!("{prefix}h.{layer}.{name}")));
-    names.filter_map(|name| Some(TensorSpec::zeros(&*name, shapes.get(&name)?.clone()))).collect()
+    names.filter_map(|name| Some(TensorSpec::unused(&*name, shapes.get(&name)?.clone()))).collect()
 }
 
 /// Transposes (inputs, outputs) to `shape`, (outputs, inputs).

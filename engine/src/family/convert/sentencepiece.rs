@@ -1,6 +1,9 @@
 //! Reads SentencePiece models: the fields of their protocol buffer that define how text is split into pieces.
 
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    text::vocabulary::MAX_SYMBOLS,
+};
 use base64::{Engine, engine::general_purpose::STANDARD};
 use prost::Message;
 use serde_json::{Value as Json, json};
@@ -77,6 +80,8 @@ pub(super) struct SentencePiece {
     pub(super) all: Vec<String>,
     /// All pieces with their scores; the index is the model's id.
     pub(super) by_id: Vec<(String, f32)>,
+    /// True if the model replaces an unknown character by pieces of its bytes.
+    pub(super) byte_fallback: bool,
     /// Character replacements of the normaliser, in SentencePiece's own format.
     pub(super) charsmap: Option<Vec<u8>>,
 }
@@ -85,13 +90,16 @@ pub(super) struct SentencePiece {
 pub(super) fn read(bytes: &[u8], file: &Path) -> Result<SentencePiece> {
     let wrong = |expected: &str, found: String| Error::checkpoint(file, "the file", expected, found);
     let model = ModelProto::decode(bytes).map_err(|error| wrong("a SentencePiece model", error.to_string()))?;
+    let count = model.pieces.len();
+    if count > MAX_SYMBOLS {
+        return Err(wrong(&format!("at most {MAX_SYMBOLS} pieces"), format!("{count} pieces")));
+    }
     let trainer = model.trainer.unwrap_or_default();
     let normalizer = model.normalizer.unwrap_or_default();
     // tokenizer.json cannot express other values of these settings.
     let settings = [
         ("trainer_spec.treat_whitespace_as_suffix", trainer.treat_whitespace_as_suffix, false),
         ("trainer_spec.split_by_whitespace", trainer.split_by_whitespace, true),
-        ("trainer_spec.byte_fallback", trainer.byte_fallback, false),
         ("normalizer_spec.add_dummy_prefix", normalizer.add_dummy_prefix, true),
         ("normalizer_spec.remove_extra_whitespaces", normalizer.remove_extra_whitespaces, true),
     ];
@@ -127,6 +135,7 @@ pub(super) fn read(bytes: &[u8], file: &Path) -> Result<SentencePiece> {
         pieces: pieces.iter().map(scored).collect(),
         all,
         by_id,
+        byte_fallback: trainer.byte_fallback == Some(true),
         charsmap: normalizer.precompiled_charsmap.filter(|map| !map.is_empty()),
     })
 }
@@ -171,7 +180,6 @@ mod tests {
         let trainers = [
             ("treat_whitespace_as_suffix", Trainer { treat_whitespace_as_suffix: Some(true), ..Trainer::default() }),
             ("split_by_whitespace", Trainer { split_by_whitespace: Some(false), ..Trainer::default() }),
-            ("byte_fallback", Trainer { byte_fallback: Some(true), ..Trainer::default() }),
         ];
         let normalizers = [
             ("add_dummy_prefix", Normalizer { add_dummy_prefix: Some(false), ..Normalizer::default() }),
@@ -186,6 +194,16 @@ mod tests {
             assert!(error.to_string().contains(key), "{error}");
         }
         assert!(read(&model(None, None), Path::new("spm.model")).is_ok());
+    }
+
+    #[test]
+    fn pieces_are_limited() {
+        let model = |count| ModelProto { pieces: vec![Piece::default(); count], trainer: None, normalizer: None };
+        let Err(error) = read(&model(MAX_SYMBOLS + 1).encode_to_vec(), Path::new("spm.model")) else {
+            panic!("too many pieces were accepted")
+        };
+        let expected = "spm.model: the file: expected at most 1114112 pieces, found 1114113 pieces";
+        assert_eq!(error.to_string(), expected);
     }
 
     #[test]

@@ -111,7 +111,7 @@ impl Blueprint for TokenBlueprint {
                 _ if CONSTANTS.iter().any(|end| name.ends_with(end)) => shape,
                 _ => continue,
             };
-            unused.push(TensorSpec { trained: false, ..TensorSpec::zeros(name, shape) });
+            unused.push(TensorSpec::unused(name, shape));
         }
         let found = count(&unused);
         match unused.iter().max_by_key(|tensor| tensor.numbers()) {

@@ -4,8 +4,13 @@
 //! Read from `modeling_gemma2.py` and `configuration_gemma2.py` of transformers 5.23.0.
 
 use super::{
-    architecture::Architecture, attention::Scores, keys::Keys, layers::Activation, qwen2::layer_windows,
-    rotary::Rotary, transformer::Transformer,
+    architecture::Architecture,
+    attention::Scores,
+    keys::Keys,
+    layers::Activation,
+    qwen2::{layer_windows, selected_windows},
+    rotary::Rotary,
+    transformer::Transformer,
 };
 use crate::error::Result;
 use serde::Deserialize;
@@ -23,14 +28,31 @@ struct Config {
     max_position_embeddings: usize,
     rms_norm_eps: f64,
     query_pre_attn_scalar: f64,
+    /// Null stands for no window.
+    #[serde(default = "window")]
     sliding_window: Option<usize>,
     layer_types: Option<Vec<String>>,
+    /// Null stands for no cap, as below.
+    #[serde(default = "score_cap")]
     attn_logit_softcapping: Option<f64>,
+    #[serde(default = "logit_cap")]
     final_logit_softcapping: Option<f64>,
     #[serde(default)]
     attention_bias: bool,
     tie_word_embeddings: Option<bool>,
     use_bidirectional_attention: Option<bool>,
+}
+
+fn window() -> Option<usize> {
+    Some(4096)
+}
+
+fn score_cap() -> Option<f64> {
+    Some(50.0)
+}
+
+fn logit_cap() -> Option<f64> {
+    Some(30.0)
 }
 
 pub(super) fn read(keys: &Keys<'_>) -> Result<Box<dyn Architecture>> {
@@ -48,7 +70,7 @@ pub(super) fn read(keys: &Keys<'_>) -> Result<Box<dyn Architecture>> {
     let windows = match &config.layer_types {
         Some(types) => layer_windows(keys, types, config.num_hidden_layers, config.sliding_window)?,
         // before transformers listed the layers, every other one had a window
-        None => (0..config.num_hidden_layers).map(|layer| config.sliding_window.filter(|_| layer % 2 == 0)).collect(),
+        None => selected_windows(keys, config.num_hidden_layers, config.sliding_window, |layer| layer % 2 == 0)?,
     };
     let model = Transformer {
         model_type: "gemma2",

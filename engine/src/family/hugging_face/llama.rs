@@ -30,9 +30,15 @@ pub(super) struct LlamaKeys {
     tie_word_embeddings: bool,
     #[serde(default)]
     pub(super) use_sliding_window: bool,
+    /// Qwen's default; null stands for no window.
+    #[serde(default = "window")]
     pub(super) sliding_window: Option<usize>,
     pub(super) max_window_layers: Option<usize>,
     pub(super) layer_types: Option<Vec<String>>,
+}
+
+fn window() -> Option<usize> {
+    Some(4096)
 }
 
 impl LlamaKeys {

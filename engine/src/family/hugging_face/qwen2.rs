@@ -5,6 +5,9 @@
 use super::{architecture::Architecture, keys::Keys, llama::LlamaKeys, transformer::Transformer};
 use crate::error::Result;
 
+/// The first layer with a window if the keys state none.
+const FIRST_WINDOW: usize = 28;
+
 /// Returns each layer's window. transformers 5 lists the layers; transformers 4 stated the first layer with a window. Fails if the
 /// list is invalid.
 pub(super) fn windows(config: &LlamaKeys, keys: &Keys<'_>) -> Result<Vec<Option<usize>>> {
@@ -12,10 +15,23 @@ pub(super) fn windows(config: &LlamaKeys, keys: &Keys<'_>) -> Result<Vec<Option<
     match &config.layer_types {
         Some(types) => layer_windows(keys, types, config.num_hidden_layers, window),
         None => {
-            let first = config.max_window_layers.unwrap_or(0);
-            Ok((0..config.num_hidden_layers).map(|layer| window.filter(|_| layer >= first)).collect())
+            let first = config.max_window_layers.unwrap_or(FIRST_WINDOW);
+            selected_windows(keys, config.num_hidden_layers, window, |layer| layer >= first)
         }
     }
+}
+
+/// Returns the window of each layer that `has_window` selects. Fails if the window is 0.
+pub(super) fn selected_windows(
+    keys: &Keys<'_>,
+    layers: usize,
+    window: Option<usize>,
+    has_window: impl Fn(usize) -> bool,
+) -> Result<Vec<Option<usize>>> {
+    if window == Some(0) {
+        return keys.fail("sliding_window", "at least 1, or null", 0);
+    }
+    Ok((0..layers).map(|layer| window.filter(|_| has_window(layer))).collect())
 }
 
 /// Returns each layer's window from `layer_types`. Fails if the list has another length, or an unknown type.

@@ -1,6 +1,6 @@
 //! Rotary position embeddings, with the frequency scalings of transformers that do not depend on the text's length.
 //!
-//! transformers 5 writes `rope_parameters`; transformers 4 wrote `rope_theta` and `rope_scaling`.
+//! transformers 5 writes `rope_parameters`; transformers 4 wrote `rope_theta` and `rope_scaling`, which wins if a file has both.
 
 use super::keys::Keys;
 use crate::error::Result;
@@ -16,7 +16,7 @@ pub(super) struct RotaryKeys {
     rope_parameters: Option<Scaling>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, PartialEq, Default, Deserialize)]
 struct Scaling {
     rope_theta: Option<f64>,
     rope_type: Option<String>,
@@ -43,9 +43,9 @@ impl Rotary {
     /// Reads the frequencies of heads of `head_dim` numbers. Fails if the head is odd, or the scaling is not supported.
     pub(super) fn read(keys: Keys<'_>, head_dim: usize) -> Result<Self> {
         let RotaryKeys { rope_theta, rope_scaling, rope_parameters } = keys.parse()?;
-        let (name, scaling) = match (rope_parameters, rope_scaling) {
-            (Some(scaling), _) => ("rope_parameters", Some(scaling)),
-            (None, scaling) => ("rope_scaling", scaling),
+        let (name, scaling) = match rope_scaling.filter(|scaling| *scaling != Scaling::default()) {
+            Some(scaling) => ("rope_scaling", Some(scaling)),
+            None => ("rope_parameters", rope_parameters),
         };
         if head_dim % 2 == 1 {
             return keys.fail("head_dim", "an even number", head_dim);
@@ -147,6 +147,18 @@ mod tests {
         assert_eq!((scaled[0], scaled[3]), (plain[0], plain[3] / 8.0));
         assert!(plain[2] / 8.0 < scaled[2] && scaled[2] < plain[2], "{scaled:?}, {plain:?}");
         assert_eq!(inverse("{}").unwrap()[0], 1.0);
+    }
+
+    /// `convert_rope_params_to_dict` of transformers: `rope_scaling or self.rope_parameters`.
+    #[test]
+    fn rope_scaling_wins_over_rope_parameters() {
+        let scaled = r#""rope_scaling": {"rope_type": "linear", "factor": 4.0}"#;
+        let other = r#""rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}"#;
+        let both = inverse(&format!("{{{scaled}, {other}}}")).unwrap();
+        assert_eq!(both, inverse(&format!("{{{scaled}}}")).unwrap());
+        let empty = inverse(&format!(r#"{{"rope_scaling": {{}}, {other}}}"#)).unwrap();
+        assert_eq!(empty, inverse(&format!("{{{other}}}")).unwrap());
+        assert_ne!(both, empty);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Checks of a checkpoint's generation defaults.
 
 use crate::{
+    decode::summary::SummaryLimits,
     error::{Error, Result},
     family::checkpoint::Config,
 };
@@ -25,6 +26,10 @@ pub fn check_generation(config: &Config, target_length: usize, file: &Path) -> R
         }
         g if g.min_tokens > g.max_tokens => {
             fail("min_tokens", format!("at most max_tokens, {}", g.max_tokens), g.min_tokens.to_string())
+        }
+        g if g.no_repeat_ngram == 1 || g.no_repeat_ngram > SummaryLimits::NGRAM => {
+            let expected = format!("0 to disable the rule, or 2 to {}", SummaryLimits::NGRAM);
+            fail("no_repeat_ngram", expected, g.no_repeat_ngram.to_string())
         }
         g if !(-10.0..=10.0).contains(&g.length_penalty) => {
             fail("length_penalty", "-10 to 10".into(), g.length_penalty.to_string())

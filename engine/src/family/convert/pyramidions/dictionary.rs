@@ -39,6 +39,10 @@ pub(super) fn read(dir: &Path, size: usize) -> Result<Option<Arc<SubwordTokenize
     let json = match (lines, model) {
         (lines, Some(file)) => {
             let model = sentencepiece::read(&read_limited(&file, MAX_BYTES)?, &file)?;
+            if model.byte_fallback {
+                // the dictionary has no ids for the bytes
+                return Err(Error::checkpoint(file, "trainer_spec.byte_fallback", "false", "true"));
+            }
             let lines = lines.unwrap_or_else(|| model.all.clone());
             pieces(&lines, &model, &file)?
         }
@@ -217,6 +221,11 @@ mod tests {
         assert_eq!(subwords.decode(&[5, 5, 4, 2]), "a ab");
         fs::write(dir.path().join("dict.txt"), "x 9\n").unwrap();
         assert!(read(dir.path(), 100).unwrap_err().to_string().contains("the pieces of the dictionary next to it"));
+        let mut falls_back = sentencepiece::written(&pieces, 1);
+        falls_back.extend([0x12, 3, 0x98, 2, 1]); // trainer_spec { byte_fallback: true }
+        fs::write(dir.path().join("spm.model"), falls_back).unwrap();
+        let error = read(dir.path(), 100).unwrap_err().to_string();
+        assert!(error.contains("spm.model: trainer_spec.byte_fallback: expected false, found true"), "{error}");
         fs::write(dir.path().join("other.model"), "").unwrap();
         assert!(read(dir.path(), 100).unwrap_err().to_string().contains("one .model of SentencePiece, found 2"));
     }

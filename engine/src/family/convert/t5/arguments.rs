@@ -30,6 +30,10 @@ pub(super) struct Arguments {
     relative_attention_num_buckets: usize,
     relative_attention_max_distance: usize,
     feed_forward_proj: String,
+    /// Overrides the nonlinearity of `feed_forward_proj`.
+    dense_act_fn: Option<String>,
+    /// Overrides whether `feed_forward_proj` has a gate.
+    is_gated_act: Option<bool>,
     layer_norm_epsilon: f64,
     tie_word_embeddings: bool,
     scale_decoder_outputs: Option<bool>,
@@ -164,19 +168,30 @@ impl Arguments {
 
     /// Returns whether the feed-forward has a gate, and its nonlinearity in weir's terms.
     fn activation(&self, file: &Path) -> Result<(bool, &'static str)> {
-        let name = self.feed_forward_proj.as_str();
-        let function = match (name, name.rsplit('-').next()) {
-            // only this exact name means the approximation by tanh
-            ("gated-gelu", _) | (_, Some("gelu_new")) => "gelu-tanh",
-            (_, Some("relu")) => "relu",
-            (_, Some("gelu")) => "gelu",
-            (_, Some("silu" | "swish")) => "silu",
+        let projection = self.feed_forward_proj.as_str();
+        let (gate, last) = match projection.split_once('-') {
+            Some((gate, _)) => (gate, projection.rsplit('-').next()),
+            None => ("", Some(projection)),
+        };
+        // only this exact name means the approximation by tanh
+        let derived = if projection == "gated-gelu" { Some("gelu_new") } else { last };
+        let function = match self.dense_act_fn.as_deref().or(derived) {
+            Some("gelu_new" | "gelu_pytorch_tanh") => "gelu-tanh",
+            Some("relu") => "relu",
+            Some("gelu") => "gelu",
+            Some("silu" | "swish") => "silu",
             _ => {
-                let expected = "relu, gelu, gelu_new or silu, alone or after `gated-`";
-                return Err(Error::checkpoint(file, "feed_forward_proj", expected, format!("{name:?}")));
+                let names = "relu, gelu, gelu_new, gelu_pytorch_tanh, silu or swish";
+                return match &self.dense_act_fn {
+                    Some(name) => Err(Error::checkpoint(file, "dense_act_fn", names, format!("{name:?}"))),
+                    None => {
+                        let expected = format!("{names}, alone or after `gated-`");
+                        Err(Error::checkpoint(file, "feed_forward_proj", expected, format!("{projection:?}")))
+                    }
+                };
             }
         };
-        Ok((name.split('-').next() == Some("gated"), function))
+        Ok((self.is_gated_act.unwrap_or(gate == "gated"), function))
     }
 
     fn attention(&self, file: &Path) -> Result<Json> {

@@ -35,12 +35,14 @@ struct GenerationSettings {
 }
 
 /// Settings of transformers that would change the output, and that the search does not have, with the number that has no effect.
-const UNSUPPORTED: [(&str, Option<f64>); 7] = [
+const UNSUPPORTED: [(&str, Option<f64>); 9] = [
     ("bad_words_ids", None),
     ("suppress_tokens", None),
     ("begin_suppress_tokens", None),
     ("sequence_bias", None),
     ("encoder_no_repeat_ngram_size", Some(0.0)),
+    ("encoder_repetition_penalty", Some(1.0)),
+    ("exponential_decay_length_penalty", None),
     ("num_beam_groups", Some(1.0)),
     ("diversity_penalty", Some(0.0)),
 ];
@@ -90,6 +92,8 @@ pub(super) fn read(dir: &Path, model: &Json) -> Result<GenerationDefaults> {
         }
         settings.apply(&mut defaults);
     }
+    // One source may state the minimum, and another the maximum.
+    defaults.min_tokens = defaults.min_tokens.min(defaults.max_tokens);
     Ok(defaults)
 }
 
@@ -105,7 +109,6 @@ impl GenerationSettings {
         set(&mut defaults.length_penalty, self.length_penalty);
         set(&mut defaults.max_tokens, self.max_new_tokens.or(self.max_length.map(without_start)).map(|max| max.max(1)));
         set(&mut defaults.min_tokens, self.min_new_tokens.or(self.min_length.map(without_start)));
-        defaults.min_tokens = defaults.min_tokens.min(defaults.max_tokens);
         set(&mut defaults.no_repeat_ngram, self.no_repeat_ngram_size);
         set(&mut defaults.early_stopping, self.early_stopping);
         set(&mut defaults.repetition_penalty, self.repetition_penalty);

@@ -15,6 +15,7 @@ use crate::{
     text::{
         SubwordTokenizer,
         subwords::{MAX_TOKENIZER_BYTES, TOKENIZER_FILE},
+        vocabulary::MAX_SYMBOLS,
     },
 };
 use serde_json::{Value as Json, json};
@@ -56,8 +57,7 @@ pub(super) fn read(
             (tokenizer, json)
         }
         (false, true) => {
-            let sentinels = settings["extra_ids"].as_u64().map_or(SENTINELS, |count| count as usize);
-            let json = from_sentencepiece(&model, sentinels)?;
+            let json = from_sentencepiece(&model, sentinels(&settings, size, &settings_file)?)?;
             (model, json)
         }
         (false, false) => return Ok((VocabularyConfig::Pieces(size, None), None)),
@@ -75,6 +75,19 @@ pub(super) fn read(
         }
     }
     Ok((VocabularyConfig::Pieces(size, Some(TOKENIZER_FILE.into())), Some(Arc::new(subwords))))
+}
+
+/// Returns the number of sentinels. Fails if it exceeds `size`, the ids of the model, or the ids that any model may have.
+fn sentinels(settings: &Json, size: usize, file: &Path) -> Result<usize> {
+    let Some(count) = settings["extra_ids"].as_u64() else { return Ok(SENTINELS) };
+    let limit = size.min(MAX_SYMBOLS);
+    match usize::try_from(count) {
+        Ok(count) if count <= limit => Ok(count),
+        _ => {
+            let expected = format!("at most {limit}, the number of the model's ids");
+            Err(Error::checkpoint(file, "extra_ids", expected, count.to_string()))
+        }
+    }
 }
 
 /// Returns a `tokenizer.json` with the ids of a SentencePiece model, and sentinels after them in reverse order.

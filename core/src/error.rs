@@ -32,7 +32,7 @@ pub enum Code {
     PermissionDenied = 7,
     /// A message is longer than the server accepts.
     OutOfRange = 11,
-    /// The server is shutting down.
+    /// The server is shutting down, or the model's worker is broken.
     Unavailable = 14,
     /// A broken invariant: a bug in weir.
     Internal = 13,
@@ -225,6 +225,9 @@ pub enum Error {
         /// Time after which to retry, on another server.
         retry: Duration,
     },
+    /// The model's worker has panicked too often, or could not start over.
+    #[error("the model's worker is broken: load the model again, or restart the server")]
+    Broken,
     /// An invalid file: a checkpoint, the source of a conversion, or saved measurements.
     #[error("{file}: {key}: expected {expected}, found {found}", file = file.display())]
     Checkpoint {
@@ -323,7 +326,7 @@ impl Error {
             Self::Incomplete { code, .. } => *code,
             Self::InItem { error, .. } => error.code(),
             Self::Oversized { .. } => Code::OutOfRange,
-            Self::Draining { .. } | Self::Remote { .. } => Code::Unavailable,
+            Self::Draining { .. } | Self::Broken | Self::Remote { .. } => Code::Unavailable,
             Self::Internal(_) => Code::Internal,
         }
     }

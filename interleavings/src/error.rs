@@ -7,6 +7,7 @@ pub enum Error {
     OutOfPages { needed: usize, limit: usize },
     Internal(String),
     Draining { retry: std::time::Duration },
+    Broken,
     QueueFull { what: &'static str, limit: usize, retry: std::time::Duration },
     Deadline { stage: &'static str },
 }

@@ -33,7 +33,7 @@ pub mod engine {
     #[path = "../../../engine/src/engine/wake.rs"]
     mod wake;
 
-    use scheduler::{Demand, FedSymbols, Rules};
+    use scheduler::{Beginning, Demand, FedSymbols, Rules};
     use state::{Phase, QueueTerms, Queued};
     use std::{
         sync::Arc,
@@ -89,7 +89,14 @@ pub mod engine {
 
         /// Queues requests at once, up to the first that is rejected. Returns how many are queued.
         pub fn submit_all(&self, requests: impl IntoIterator<Item = usize>, tenant: &str) -> usize {
-            let demand = Demand { tenant: tenant.into(), symbols: 1, uncached: 1, bytes: 1, rows: 1 };
+            let demand = Demand {
+                tenant: tenant.into(),
+                symbols: 1,
+                uncached: 1,
+                beginning: Beginning::default(),
+                bytes: 1,
+                rows: 1,
+            };
             let queued = |request| Queued { request, demand: demand.clone(), terms: QueueTerms::default() };
             self.0.enqueue_all(requests.into_iter().map(queued)).count
         }

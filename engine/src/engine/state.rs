@@ -13,8 +13,6 @@ use crate::{
 };
 use std::{sync::Arc, time::Duration};
 
-/// Message of the error that every request of a broken engine gets.
-pub(super) const WORKER_ENDED: &str = "the model's worker has ended";
 /// Stage of a deadline error for a request that is rejected because its deadline cannot be met.
 const DEADLINE_TOO_CLOSE: &str = "in advance: at the measured rate there is no time for the first character";
 
@@ -104,15 +102,16 @@ impl<R> SharedState<R> {
 }
 
 impl<R> EngineState<R> {
-    fn enqueue(&mut self, Queued { request, demand, terms }: Queued<R>) -> Result<()> {
+    fn enqueue(&mut self, Queued { request, mut demand, terms }: Queued<R>) -> Result<()> {
         let QueueTerms { priority, continues, time_limit } = terms;
         let retry = self.rates.retry_after();
         match self.phase {
             Phase::Open => {}
             Phase::Draining if continues => {}
             Phase::Draining | Phase::Closed => return Err(Error::Draining { retry }),
-            Phase::Broken => return Err(Error::Internal(WORKER_ENDED.into())),
+            Phase::Broken => return Err(Error::Broken),
         }
+        self.scheduler.discount(&mut demand);
         if let Some(limit) = time_limit {
             let min_duration = self.rates.min_duration(self.scheduler.work_before(&demand, priority));
             if min_duration.is_some_and(|min| limit < min) {

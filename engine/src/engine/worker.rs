@@ -14,7 +14,7 @@ use super::{
     request::{Request, RequestKind},
     scheduler::{PreemptionCause, PromptLimits, RunPermit},
     shared::Inner,
-    state::{Phase, WORKER_ENDED},
+    state::Phase,
 };
 use crate::error::Error;
 use std::{
@@ -223,7 +223,7 @@ impl Worker {
                 return false;
             }
             if let Some(step) = self.batch.latest_step.take() {
-                state.rates.record_step(step.symbols, step.took);
+                state.rates.record_step(step.symbols, step.rows, step.took);
             }
             let waker = &self.waker;
             let ended = &mut self.ended;
@@ -288,7 +288,13 @@ impl Worker {
         drop_each(rows);
         self.batch.counters.preemptions += 1;
         request.preempt();
-        let demand = request.demand(&**model, 0);
+        let cached = match &request.kind {
+            RequestKind::Text(text) => {
+                caught(|| segment_cache.cached_len(text.cache_key.as_ref(), &text.session)).unwrap_or(0)
+            }
+            RequestKind::Document(_) => 0,
+        };
+        let demand = request.demand(&**model, cached);
         let on_hold = request.waits_for_client;
         if let Some(permit) = request.permit.take() {
             let queued = self.inner.lock_state().scheduler.preempt(permit, request, demand, on_hold, cause);
@@ -352,7 +358,7 @@ impl Drop for ExitGuard {
         caught(|| document_cache.clear());
         broken.send_replace(is_broken);
         for mut request in queued {
-            let error = if is_broken { Error::Internal(WORKER_ENDED.into()) } else { Error::Draining { retry } };
+            let error = if is_broken { Error::Broken } else { Error::Draining { retry } };
             request.outcome = Some(Err(error));
             request.end(clock::now(), &**observer);
         }

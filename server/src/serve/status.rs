@@ -130,6 +130,7 @@ impl DetailsBuilder {
             Error::Deadline { stage } => self.add("stage", stage).reason("DEADLINE"),
             Error::RanTooLong { limit } => self.add("limit", &format!("{limit:?}")).reason("RAN_TOO_LONG"),
             Error::Draining { retry } => self.retry(*retry).reason("DRAINING"),
+            Error::Broken => "BROKEN",
             Error::Cancelled => "CANCELLED",
             Error::Incomplete { .. } => "INCOMPLETE",
             Error::Oversized { limit, .. } => self.number("limit", *limit).reason("OVERSIZED"),
@@ -262,6 +263,7 @@ mod tests {
             (Error::Incomplete { code: error::Code::Cancelled, why: "x".into() }, Code::Cancelled, ""),
             (Error::Oversized { what: "the message", limit: 8 }, Code::OutOfRange, "limit"),
             (Error::Draining { retry }, Code::Unavailable, ""),
+            (Error::Broken, Code::Unavailable, ""),
             (Error::Internal("x".into()), Code::Internal, ""),
         ]
     }

@@ -199,6 +199,23 @@ fn a_deadline_estimate_counts_cached_symbols() {
     assert!(engine.submit(uncached, deadline_in(half)).is_err());
 }
 
+/// The second request continues from the states of the first one, although both arrive before there are any.
+#[test]
+fn a_deadline_estimate_counts_a_shared_text_once() {
+    let toy = Toy::new();
+    toy.step_ns.store(10_000_000, SeqCst);
+    let engine = toy.engine(Limits { rows: 1, chunk: 16, cache_bytes: 1 << 20, ..Limits::default() });
+    let job = |start: Vec<u32>, rest: u32| Job::Generate(generate(&[start, vec![rest; 3198], vec![0, 1]].concat(), 1));
+    // After this request the rate is known: at most 1,600 symbols a second. A text takes 2 s at least.
+    read(engine.submit(job(vec![], 3), None).unwrap()).unwrap();
+    let first = engine.submit(job(vec![], 2), None).unwrap();
+    let soon = || Terms::from(Some(Instant::now() + Duration::from_secs(3)));
+    assert!(engine.submit(job(vec![], 4), soon()).is_err(), "both texts must be read");
+    assert!(engine.submit(job(vec![2; 20], 4), soon()).is_err(), "most of both texts must be read");
+    drop(engine.submit(job(vec![], 2), soon()).unwrap());
+    drop(first);
+}
+
 #[test]
 fn failed_rows_are_not_cached() {
     let toy = Toy::new();

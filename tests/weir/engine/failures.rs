@@ -139,7 +139,7 @@ fn a_broken_worker_fails_all_waiting_jobs() {
     toy.release();
     while running.blocking_recv().is_some_and(|event| event.is_ok()) {}
     assert_eq!(queued.blocking_recv().unwrap().unwrap_err().code(), Code::Internal);
-    assert_eq!(engine.submit(varied(2), None).unwrap_err().code(), Code::Internal);
+    assert_eq!(engine.submit(varied(2), None).unwrap_err().code(), Code::Unavailable);
     assert_eq!(engine.phase(), Phase::Broken);
     // The memory of the running job is released.
     assert_idle(&toy, &engine);
@@ -172,7 +172,7 @@ fn a_panic_in_the_bookkeeping_ends_all_requests_and_the_worker_starts_over() {
     let wait = tokio::runtime::Builder::new_current_thread().build().unwrap();
     wait.block_on(engine.wait_until_broken());
     assert_eq!(engine.phase(), Phase::Broken);
-    assert_eq!(engine.submit(varied(2), None).unwrap_err().code(), Code::Internal);
+    assert_eq!(engine.submit(varied(2), None).unwrap_err().code(), Code::Unavailable);
     assert_idle(&toy, &engine);
 }
 

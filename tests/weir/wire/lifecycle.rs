@@ -188,7 +188,7 @@ async fn a_broken_worker_is_neither_ready_nor_alive() {
     }
     eventually("the engine is broken", || server.engine.phase() == Phase::Broken).await;
     let status = server.answer(request_for("fake", "a", 5)).await.unwrap_err();
-    assert_eq!((status.code(), reason(&status).as_str()), (Code::Internal, "INTERNAL"));
+    assert_eq!((status.code(), reason(&status).as_str()), (Code::Unavailable, "BROKEN"));
     server.at_rest().await;
     // Other models continue until the server is restarted.
     assert_eq!(server.answer(request_for("other", "a", 5)).await.unwrap().text().chars().count(), 5);

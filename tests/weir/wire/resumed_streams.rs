@@ -91,7 +91,10 @@ async fn a_stream_of_any_family_goes_on_where_it_broke() {
             assert_eq!(characters(&rest), characters(&whole)[40 + count..], "{name}, after {count}");
             assert_eq!(rest.finished.reason(), whole.finished.reason(), "{name}");
             assert_eq!(usage(&rest), usage(&whole), "{name}, after {count}");
-            assert_eq!((rest.started.resumed_chars, rest.started.seed), (count as u64, Some(5)), "{name}");
+            // an id that ends the text is no character
+            let has_end = resume_ids.last().is_some_and(|&id| model.card().vocabulary.ends_text(id));
+            let resumed_chars = (count - usize::from(has_end)) as u64;
+            assert_eq!((rest.started.resumed_chars, rest.started.seed), (resumed_chars, Some(5)), "{name}");
         }
     }
 }

@@ -14,6 +14,8 @@ pub struct StopMatcher {
     /// A stop string that is complete before this many symbols does not count.
     min_chars: usize,
     generated: usize,
+    /// True if the symbols are bytes of tokens' text. A token may have no text, so missing bytes do not count missing tokens.
+    is_text: bool,
 }
 
 /// A stop string that the text now ends with.
@@ -37,7 +39,7 @@ struct Pattern {
 impl StopMatcher {
     /// Creates a matcher for the strings of `stop`, none of which is empty.
     pub fn new(stop: Vec<Vec<u32>>, min_chars: usize) -> Self {
-        Self { patterns: stop.into_iter().map(Pattern::new).collect(), min_chars, generated: 0 }
+        Self { patterns: stop.into_iter().map(Pattern::new).collect(), min_chars, generated: 0, is_text: false }
     }
 
     /// Takes the next symbol and returns the stop string that it completes. The earliest start wins, then the lowest index.
@@ -59,6 +61,7 @@ impl StopMatcher {
     /// to its end. If several end there, the earliest start wins, then the lowest index.
     pub fn push_text(&mut self, text: &str) -> Option<(StopMatch, usize)> {
         self.generated += 1;
+        self.is_text = true;
         for (end, byte) in (1..).zip(text.bytes()) {
             let mut best: Option<StopMatch> = None;
             for (index, pattern) in self.patterns.iter_mut().enumerate() {
@@ -78,7 +81,8 @@ impl StopMatcher {
 
     /// Number of last units that may begin a stop string that will count.
     pub fn withheld(&self) -> usize {
-        let longest = |pattern| longest_open(pattern, self.generated, self.min_chars);
+        let min_chars = if self.is_text { 0 } else { self.min_chars };
+        let longest = |pattern| longest_open(pattern, self.generated, min_chars);
         self.patterns.iter().map(longest).max().unwrap_or(0)
     }
 }
@@ -192,6 +196,12 @@ mod tests {
         assert_eq!((stops.push_text("ab"), stops.withheld()), (None, 1));
         assert_eq!((stops.push_text(""), stops.withheld()), (None, 1));
         assert_eq!(stops.push_text("\ncd"), Some((StopMatch { index: 0, length: 3 }, 2)));
+        // The bytes of a character may come in tokens of which only the last has text.
+        let mut stops = StopMatcher::new(vec![bytes("a€")], 5);
+        assert_eq!((stops.push_text("a"), stops.withheld()), (None, 1));
+        assert!((0..2).all(|_| stops.push_text("").is_none() && stops.withheld() == 1));
+        assert_eq!((stops.push_text(""), stops.withheld()), (None, 1));
+        assert_eq!(stops.push_text("€"), Some((StopMatch { index: 0, length: 4 }, 3)));
         let mut stops = StopMatcher::new(vec![bytes("a")], 2);
         assert_eq!((stops.push_text("a"), stops.withheld()), (None, 0));
         assert_eq!(stops.push_text("xa"), Some((StopMatch { index: 0, length: 1 }, 2)));

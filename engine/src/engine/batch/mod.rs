@@ -68,6 +68,8 @@ pub(super) struct Batch {
 pub(super) struct LatestStep {
     /// Symbols fed and encoded.
     pub(super) symbols: usize,
+    /// Rows that were fed.
+    pub(super) rows: usize,
     pub(super) took: Duration,
 }
 

@@ -106,7 +106,8 @@ impl Batch {
     /// Counts the step that began at `began`, which fed `fed` symbols and encoded `encoded`, and publishes the totals.
     pub(super) fn count_step(&mut self, began: Instant, fed: usize, encoded: usize) {
         if !(self.fed.is_empty() && encoded == 0) {
-            self.latest_step = Some(LatestStep { symbols: fed + encoded, took: clock::since(began) });
+            self.latest_step =
+                Some(LatestStep { symbols: fed + encoded, rows: self.fed.len(), took: clock::since(began) });
         }
         self.counters.steps += u64::from(!self.fed.is_empty());
         self.counters.symbol_rows += self.fed.len() as u64;

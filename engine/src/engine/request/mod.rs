@@ -9,7 +9,7 @@ pub(crate) mod upload;
 use super::{
     api::{DocumentEvent, Event, Terms, TimeLimits},
     observer::Observer,
-    scheduler::{Demand, FedSymbols, QueuedStatus, RowActivity, RowStatus, RunPermit},
+    scheduler::{Beginning, Demand, FedSymbols, QueuedStatus, RowActivity, RowStatus, RunPermit},
 };
 use crate::{
     decode::{
@@ -29,7 +29,7 @@ use summary::DocumentRequest;
 use text::TextRequest;
 use timing::RequestTimer;
 
-/// How long a client may read nothing, or an upload may pause, before the request can be preempted for a queued one.
+/// How long a client may read nothing before its request can be preempted for a queued one.
 const PREEMPTIBLE_AFTER: Duration = Duration::from_millis(100);
 
 pub(crate) enum RequestKind {
@@ -89,12 +89,14 @@ impl Request {
                 let symbols = text.session.text_symbols();
                 let bytes = model.bytes_for(text.symbols_soon());
                 let cached = cached.max(text.session.replay_position());
-                Demand { tenant, symbols, uncached: symbols.saturating_sub(cached), bytes, rows: 1 }
+                let uncached = symbols.saturating_sub(cached);
+                Demand { tenant, symbols, uncached, beginning: text.beginning(), bytes, rows: 1 }
             }
             RequestKind::Document(summary) => {
                 let symbols = summary.max_tokens();
                 let uncached = summary.inbox.tokens().saturating_sub(cached);
-                Demand { tenant, symbols, uncached, bytes: summary.bytes_soon(model), rows: summary.max_rows }
+                let bytes = summary.bytes_soon(model);
+                Demand { tenant, symbols, uncached, beginning: Beginning::default(), bytes, rows: summary.max_rows }
             }
         }
     }
@@ -188,8 +190,8 @@ impl Request {
         match (&self.kind, self.unread_for) {
             (_, Some(unread_for)) => paused(unread_for),
             (RequestKind::Text(text), None) => text.activity(),
-            (RequestKind::Document(summary), None) => match summary.idle_since {
-                Some(since) => paused(now.saturating_duration_since(since)),
+            (RequestKind::Document(summary), None) => match summary.wait {
+                Some(wait) => RowActivity::Paused { preemptible: wait.is_long(now) },
                 None => summary.activity(self.lens(rows), self.row_indices.len()),
             },
         }
@@ -237,9 +239,13 @@ impl Request {
     }
 
     pub(crate) fn count_encoded(&mut self, symbols: usize) {
-        let again = matches!(&self.kind, RequestKind::Document(summary) if summary.encodes_again());
-        let recomputed = again && !self.caused_preemption;
-        *(if recomputed { &mut self.fed.recomputed } else { &mut self.fed.prompt }) += symbols;
+        let repeated = match &mut self.kind {
+            RequestKind::Document(summary) => summary.count_encoded(symbols),
+            RequestKind::Text(_) => 0,
+        };
+        let recomputed = if self.caused_preemption { 0 } else { repeated };
+        self.fed.recomputed += recomputed;
+        self.fed.prompt += symbols - recomputed;
     }
 
     /// Prepares it to resume later on other rows: its rows are taken away.
@@ -288,7 +294,7 @@ impl Request {
 
     /// Returns true if it has nothing to do until more of its document arrives.
     pub(crate) fn is_idle(&self) -> bool {
-        matches!(&self.kind, RequestKind::Document(summary) if summary.idle_since.is_some())
+        matches!(&self.kind, RequestKind::Document(summary) if summary.wait.is_some())
     }
 
     /// Sends the outcome to the client and reports it to the observer.

@@ -5,7 +5,7 @@
 
 use super::{
     text::MEMORY_MARGIN,
-    upload::{Inbox, NewTokens},
+    upload::{Inbox, NewTokens, UploadWait},
 };
 use crate::{
     decode::{
@@ -44,8 +44,8 @@ pub(crate) struct DocumentRequest {
     cut: bool,
     /// Poolings whose choices were reported.
     reported_choices: usize,
-    /// Since when the encoding has waited for tokens.
-    pub(super) idle_since: Option<Instant>,
+    /// The encoding's wait for tokens, if it waits.
+    pub(super) wait: Option<UploadWait>,
     /// The document once it is encoded; `None` again after a preemption.
     pub(crate) document: Option<CachedDocument>,
     /// True if an earlier request encoded the document.
@@ -53,6 +53,10 @@ pub(crate) struct DocumentRequest {
     preempted: bool,
     /// True if the latest feed repeated symbols that were fed before a preemption.
     pub(super) refeeding: bool,
+    /// Symbols that the current encoding has counted. A preemption resets it.
+    encoded_now: usize,
+    /// Most symbols that any encoding of this document has counted.
+    encoded_most: usize,
     /// How the document was encoded the first time.
     pub(super) encoded: Option<Arc<EncodedDocument>>,
     began: Option<Instant>,
@@ -101,10 +105,12 @@ impl DocumentRequest {
             read_bytes: None,
             cut: false,
             reported_choices: 0,
-            idle_since: None,
+            wait: None,
             document: None,
             preempted: false,
             refeeding: false,
+            encoded_now: 0,
+            encoded_most: 0,
             encoded: None,
             began: None,
             arrived: None,
@@ -184,7 +190,7 @@ impl DocumentRequest {
             encoding.close()?;
         }
         let waits = encoding.progress().stage == EncodingStage::Waiting;
-        self.idle_since = waits.then(|| self.idle_since.filter(|_| count == 0).unwrap_or(now));
+        self.wait = waits.then(|| UploadWait::after(self.wait, count, now));
         Ok(())
     }
 
@@ -246,10 +252,11 @@ impl DocumentRequest {
         let document = encoding.document()?;
         let blocks = encoding.progress().blocks;
         let (ids, byte_ranges, cut) = self.inbox.contents();
+        let is_first = self.encoded.is_none();
         // after a preemption the first report stays valid
         let encoded =
             self.encoded.clone().unwrap_or_else(|| Arc::new(EncodedDocument::new(&*document, byte_ranges, cut)));
-        if !self.preempted {
+        if is_first {
             self.waits.rest_ns = nanoseconds_between(self.arrived, now);
             self.waits.blocks = blocks;
         }
@@ -261,7 +268,7 @@ impl DocumentRequest {
 
     fn set_document(&mut self, cached: CachedDocument) {
         self.encoding = None;
-        self.idle_since = None;
+        self.wait = None;
         self.encoded = Some(Arc::clone(&cached.encoded));
         self.document = Some(cached);
     }
@@ -274,6 +281,15 @@ impl DocumentRequest {
     /// Returns true if it encodes its document again after a preemption.
     pub(crate) fn encodes_again(&self) -> bool {
         self.preempted && self.encoded.is_some()
+    }
+
+    /// Counts symbols of its document that were encoded. Returns how many of them repeat an encoding before a preemption.
+    pub(super) fn count_encoded(&mut self, symbols: usize) -> usize {
+        let before = self.encoded_now;
+        self.encoded_now += symbols;
+        let repeated = self.encoded_most.min(self.encoded_now).saturating_sub(before);
+        self.encoded_most = self.encoded_most.max(self.encoded_now);
+        repeated
     }
 
     /// Returns the number of symbols that its rows, which have been fed `lens`, are still to be fed.
@@ -349,7 +365,8 @@ impl DocumentRequest {
     pub(super) fn rewind(&mut self) {
         self.encoding = None;
         self.document = None;
-        self.idle_since = None;
+        self.wait = None;
+        self.encoded_now = 0;
         self.pushed = 0;
         self.read_bytes = None;
         self.preempted = true;

@@ -8,7 +8,7 @@ use crate::{
     engine::{
         cache::{Key, SegmentCacheHandle},
         observer::Observer,
-        scheduler::RowActivity,
+        scheduler::{Beginning, RowActivity},
     },
     error::Result,
 };
@@ -45,6 +45,15 @@ impl TextRequest {
         };
         session.start_at(hit.len, hit.state.level_segments())?;
         Ok(hit.state)
+    }
+
+    /// Returns the beginning of its text, which other requests may share.
+    pub(super) fn beginning(&self) -> Beginning {
+        let text = self.session.text();
+        match (&self.cache_key, text.after(0)) {
+            (Some(key), Some(symbols)) => Beginning::new(key, symbols.iter()),
+            _ => Beginning::default(),
+        }
     }
 
     pub(crate) fn cache_state(&self, cache: &SegmentCacheHandle, state: &dyn State) {

@@ -5,7 +5,10 @@ use crate::{
     engine::wake::WakeSignal,
     error::{Error, Result},
 };
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
 
 /// Where the document of a summary comes from.
 pub enum DocumentSource {
@@ -38,6 +41,32 @@ struct Arrived {
     is_used_once: bool,
     /// Outcome of the upload; `None` while it goes on.
     end: Option<Result<()>>,
+}
+
+/// How long an upload may send no token before its request can be preempted for a queued one.
+const LONG_WITHOUT_TOKEN: Duration = Duration::from_millis(100);
+/// How long it may send tokens that complete no block: otherwise a steady trickle of tokens would hold all rows.
+const LONG_WITHOUT_BLOCK: Duration = Duration::from_millis(500);
+
+/// The wait of an encoding for tokens that complete a block.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct UploadWait {
+    since: Instant,
+    last_token: Instant,
+}
+
+impl UploadWait {
+    /// Returns the wait that goes on, or begins, after `tokens` have arrived.
+    pub(super) fn after(before: Option<Self>, tokens: usize, now: Instant) -> Self {
+        let Self { since, last_token } = before.unwrap_or(Self { since: now, last_token: now });
+        Self { since, last_token: if tokens == 0 { last_token } else { now } }
+    }
+
+    /// Returns true if the request can be preempted.
+    pub(super) fn is_long(self, now: Instant) -> bool {
+        now.saturating_duration_since(self.last_token) >= LONG_WITHOUT_TOKEN
+            || now.saturating_duration_since(self.since) >= LONG_WITHOUT_BLOCK
+    }
 }
 
 /// Result of [`Inbox::take`].

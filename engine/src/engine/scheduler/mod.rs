@@ -18,6 +18,7 @@ mod rate_estimator;
 mod row_status;
 mod stay;
 mod tenants;
+mod waiting;
 
 #[cfg(test)]
 mod storm;
@@ -31,8 +32,10 @@ pub(crate) use rate_estimator::RateEstimator;
 pub(crate) use row_status::{FedSymbols, RowActivity, RowStatus, RunPermit};
 use stay::Stay;
 use std::{collections::VecDeque, sync::Arc};
-pub(crate) use tenants::{Demand, QueuedStatus};
-use tenants::{QueuePosition, Tenants, Waiting};
+pub(crate) use tenants::QueuedStatus;
+use tenants::Tenants;
+pub(crate) use waiting::{Beginning, Demand};
+use waiting::{QueuePosition, Waiting};
 
 /// Work that one priority level is worth: about a second of one busy core.
 const AGE: u64 = 1 << 14;
@@ -92,6 +95,8 @@ struct RunSlot {
     soon: usize,
     /// Minimum symbols that it feeds before it can end.
     min_symbols: usize,
+    /// The beginning of its text.
+    beginning: Beginning,
     /// True if it encodes its document: a preemption now would lose this work.
     encoding: bool,
     stay: Stay,
@@ -261,6 +266,16 @@ impl<T> Scheduler<T> {
         !self.closed && self.tenants.next().is_some_and(|demand| demand.rows <= free)
     }
 
+    /// Lowers the uncached symbols of a new request by those with which another request of its tenant may begin, too. The cache may
+    /// hold them by the time the new request runs.
+    pub(crate) fn discount(&self, demand: &mut Demand) {
+        let running =
+            self.slots.iter().flatten().filter(|slot| slot.tenant == demand.tenant).map(|slot| &slot.beginning);
+        let waiting = self.tenants.demands_of(&demand.tenant).map(|other| &other.beginning);
+        let shared = running.chain(waiting).map(|other| demand.beginning.max_shared(other)).max();
+        demand.uncached = demand.uncached.min(demand.symbols.saturating_sub(shared.unwrap_or(0)));
+    }
+
     /// Returns a lower bound of the symbols that are fed before a new request is done, with its own. The requests that must
     /// end before it gets a row are at least the shortest ones of its tenant before it. Other tenants may lose rows to it.
     pub(crate) fn work_before(&self, demand: &Demand, priority: i32) -> usize {
@@ -349,6 +364,7 @@ impl<T> Scheduler<T> {
                 held: bytes,
                 soon: 0,
                 min_symbols: demand.uncached.max(1),
+                beginning: demand.beginning,
                 encoding: false,
                 stay: Stay::new(lost),
             };

@@ -111,7 +111,7 @@ impl<T> Scheduler<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::scheduler::{Demand, FedSymbols, Rules, RunPermit};
+    use crate::engine::scheduler::{Beginning, Demand, FedSymbols, Rules, RunPermit};
 
     const CHUNK: usize = 256;
 
@@ -119,7 +119,14 @@ mod tests {
     fn running(count: usize) -> (Scheduler<()>, Vec<RunPermit>) {
         let mut scheduler = Scheduler::new(Rules::new(count, 1, 1, 1 << 20, CHUNK));
         for _ in 0..count {
-            let demand = Demand { tenant: "".into(), symbols: 1, uncached: 1, bytes: 0, rows: 1 };
+            let demand = Demand {
+                tenant: "".into(),
+                symbols: 1,
+                uncached: 1,
+                beginning: Beginning::default(),
+                bytes: 0,
+                rows: 1,
+            };
             scheduler.submit((), demand, 0).unwrap();
         }
         let permits = scheduler.admitted.drain(..).map(|((), permit)| permit).collect();

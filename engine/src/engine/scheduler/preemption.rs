@@ -106,7 +106,7 @@ impl<T> Scheduler<T> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Demand, PreemptionCause, Rules, RunPermit, Scheduler};
+    use super::super::{Beginning, Demand, PreemptionCause, Rules, RunPermit, Scheduler};
 
     fn scheduler_with(requests: &[&'static str]) -> (Scheduler<&'static str>, Vec<RunPermit>) {
         let mut scheduler = Scheduler::new(Rules::new(8, 8, 1000, 100, 16));
@@ -118,7 +118,7 @@ mod tests {
     }
 
     fn demand() -> Demand {
-        Demand { tenant: "t".into(), symbols: 9, uncached: 9, bytes: 30, rows: 1 }
+        Demand { tenant: "t".into(), symbols: 9, uncached: 9, beginning: Beginning::default(), bytes: 30, rows: 1 }
     }
 
     /// A request that is preempted because its client reads slowly leaves its memory to a request that was preempted for memory.

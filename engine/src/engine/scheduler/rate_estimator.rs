@@ -13,8 +13,8 @@ const MAX_RETRY: Duration = Duration::from_secs(30);
 const KEPT_RATES: usize = 32;
 /// Large steps needed before a minimum duration is reported.
 const MIN_SAMPLES: usize = 8;
-/// Minimum prompt symbols of a step, however long they take: with fewer, reading all weights would not pay. A step of this
-/// many symbols counts for the cost of a symbol.
+/// Minimum prompt symbols of a step, however long they take: with fewer, reading all weights would not pay. A step with this
+/// many symbols beyond one for each row counts for the cost of a symbol.
 const MIN_SYMBOLS: usize = 16;
 
 /// Running mean of how long requests hold a row, the rates of the latest large steps, and the cost of a prompt symbol.
@@ -28,7 +28,7 @@ pub(crate) struct RateEstimator {
     /// Symbols per second of the latest large steps.
     rates: [f64; KEPT_RATES],
     large_steps: usize,
-    /// Mean seconds per symbol of steps with prompts; `None` before the first.
+    /// Mean seconds per symbol of steps with prompts or drafts; `None` before the first.
     symbol_cost: Option<f64>,
 }
 
@@ -49,13 +49,14 @@ impl RateEstimator {
         self.mean_held = Some(update_mean(self.mean_held, held.as_secs_f64()));
     }
 
-    /// Records a step that fed `symbols` symbols.
-    pub(crate) fn record_step(&mut self, symbols: usize, took: Duration) {
+    /// Records a step that fed `symbols` symbols to `rows` rows, encoded ones included. Only symbols beyond one for each row show what
+    /// a symbol of a prompt or a draft costs: a step that only decodes reads all weights for a few symbols.
+    pub(crate) fn record_step(&mut self, symbols: usize, rows: usize, took: Duration) {
         if symbols >= self.large && took > Duration::ZERO {
             self.rates[self.large_steps % KEPT_RATES] = symbols as f64 / took.as_secs_f64();
             self.large_steps += 1;
         }
-        if symbols >= MIN_SYMBOLS {
+        if symbols.saturating_sub(rows) >= MIN_SYMBOLS {
             self.symbol_cost = Some(update_mean(self.symbol_cost, took.as_secs_f64() / symbols as f64));
         }
     }
@@ -108,15 +109,15 @@ mod tests {
     fn minimum_duration_is_reported_once_enough_steps_are_measured() {
         let mut rates = RateEstimator::new(4, 256);
         // small steps do not count, however slow or fast
-        (0..100).for_each(|_| rates.record_step(32, Duration::from_secs(1)));
+        (0..100).for_each(|_| rates.record_step(32, 0, Duration::from_secs(1)));
         assert_eq!(rates.min_duration(1), None);
-        (1..MIN_SAMPLES).for_each(|_| rates.record_step(200, Duration::from_secs(1)));
+        (1..MIN_SAMPLES).for_each(|_| rates.record_step(200, 0, Duration::from_secs(1)));
         assert_eq!(rates.min_duration(1000), None);
-        rates.record_step(250, Duration::from_millis(500));
+        rates.record_step(250, 0, Duration::from_millis(500));
         // the best rate counts
         assert_eq!(rates.min_duration(1000), Some(Duration::from_secs(2)));
         // and only of the latest steps
-        (0..KEPT_RATES).for_each(|_| rates.record_step(200, Duration::from_secs(2)));
+        (0..KEPT_RATES).for_each(|_| rates.record_step(200, 0, Duration::from_secs(2)));
         assert_eq!(rates.min_duration(1000), Some(Duration::from_secs(10)));
         assert_eq!(rates.min_duration(0), Some(Duration::ZERO));
     }
@@ -126,11 +127,13 @@ mod tests {
         let mut rates = RateEstimator::new(4, 256);
         let target = Duration::from_millis(50);
         assert_eq!(rates.symbols_within(target), usize::MAX, "nothing was measured");
-        rates.record_step(15, Duration::from_secs(1));
+        rates.record_step(15, 0, Duration::from_secs(1));
         assert_eq!(rates.symbols_within(target), usize::MAX, "a small step does not count");
-        (0..100).for_each(|_| rates.record_step(100, Duration::from_millis(100)));
+        // A step that only decodes does not count, however many rows it has.
+        rates.record_step(64, 64, Duration::from_secs(1));
+        (0..100).for_each(|_| rates.record_step(100, 0, Duration::from_millis(100)));
         assert!((49..=51).contains(&rates.symbols_within(target)), "{}", rates.symbols_within(target));
-        (0..100).for_each(|_| rates.record_step(100, Duration::from_secs(100)));
+        (0..100).for_each(|_| rates.record_step(100, 0, Duration::from_secs(100)));
         assert_eq!(rates.symbols_within(target), MIN_SYMBOLS);
     }
 }

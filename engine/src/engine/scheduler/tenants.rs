@@ -9,7 +9,7 @@
 //! admitted again after each of them has done as much, whichever tenants keep arriving. A tenant without requests is
 //! forgotten unless its balance is below a quantum.
 
-use super::rank::Rank;
+use super::waiting::{Demand, QueuePosition, Waiting};
 use crate::engine::accounting;
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -18,38 +18,6 @@ use std::{
 
 /// Maximum tenants without requests whose debt of work is kept.
 const MAX_DEBTORS: usize = 256;
-
-/// Resources that a request needs.
-#[derive(Debug, Clone)]
-pub(crate) struct Demand {
-    pub(crate) tenant: Arc<str>,
-    /// Symbols of its prompt or document.
-    pub(crate) symbols: usize,
-    /// Symbols that no cache holds: they must be fed before there is an answer.
-    pub(crate) uncached: usize,
-    /// Bytes that it needs to start.
-    pub(crate) bytes: usize,
-    /// Maximum rows that it may have.
-    pub(crate) rows: usize,
-}
-
-/// Position in a tenant's queue: preempted requests go first, then the most senior.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct QueuePosition {
-    /// False for a request that was preempted.
-    pub(super) is_new: bool,
-    pub(super) rank: Rank,
-}
-
-#[derive(Debug)]
-pub(super) struct Waiting<T> {
-    pub(super) request: T,
-    pub(super) demand: Demand,
-    /// True if it is not to be admitted for now.
-    pub(super) on_hold: bool,
-    /// Work of its latest stay that it must do again; 0 if it keeps what it did.
-    pub(super) lost: u64,
-}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum QueuedStatus {
@@ -154,6 +122,12 @@ impl<T> Tenants<T> {
     /// Returns a tenant's requests that wait and have not run yet.
     pub(super) fn new_of(&self, tenant: &str) -> NewRequests {
         self.all.get(tenant).map(|tenant| tenant.new).unwrap_or_default()
+    }
+
+    /// Returns the demands of a tenant's waiting requests.
+    pub(super) fn demands_of(&self, tenant: &str) -> impl Iterator<Item = &Demand> {
+        let tenant = self.all.get(tenant).into_iter();
+        tenant.flat_map(|tenant| tenant.waiting.values()).map(|waiting| &waiting.demand)
     }
 
     /// Returns the demands of a tenant's waiting requests that go before `position`, without those on hold.

@@ -104,7 +104,9 @@ pub(super) fn generate_job(request: v1::GenerateRequest, card: &Card) -> Result<
         },
         stop: stop.texts,
         seed,
-        resumed_chars: resumed.symbols.len(),
+        // an id that ends the text is no character
+        resumed_chars: resumed.symbols.len()
+            - usize::from(resumed.symbols.last().is_some_and(|&id| card.vocabulary.ends_text(id))),
         resumed_text_chars: resumed.text_chars,
     };
     let job = options::Generate {

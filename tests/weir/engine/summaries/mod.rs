@@ -312,6 +312,38 @@ fn an_idle_upload_is_preempted_and_resumes() {
     assert_idle(&model, &engine);
 }
 
+/// Tokens that arrive one by one do not keep the rows, although none is late.
+#[test]
+fn a_trickling_upload_is_preempted() {
+    let model = DocumentModel::new();
+    let engine = engine(&model, Limits { rows: 2, ..Limits::default() });
+    let request = Summarize { beam: Some(2), ..Summarize::default() };
+    let first = document(300, 9);
+    let other = document(50, 10);
+    let (upload, incoming) = engine.upload();
+    let slow = engine.summarize(&request, DocumentSource::Uploading(incoming), None).unwrap();
+    upload.push(&first[..30], &[ByteRange::default(); 30]);
+    eventually("the first blocks are encoded", || model.blocks() == 3);
+    let (done, is_done) = std::sync::mpsc::channel();
+    let rest = first[30..].to_vec();
+    let trickle = std::thread::spawn(move || {
+        let mut rest = rest.iter();
+        while is_done.recv_timeout(Duration::from_millis(80)).is_err() {
+            let token = rest.next().expect("the other request waited for the whole upload");
+            upload.push(&[*token], &[ByteRange::default()]);
+        }
+        rest.for_each(|token| upload.push(&[*token], &[ByteRange::default()]));
+        upload.close(false);
+    });
+    let quick = read(submit(&engine, &other, &request, tenant("quick")).unwrap()).unwrap();
+    done.send(()).unwrap();
+    assert_eq!(quick.summary.hypotheses, alone(&other, &request, &model));
+    assert!(engine.counters().preemptions > 0);
+    trickle.join().unwrap();
+    assert_eq!(read(slow).unwrap().summary.hypotheses, alone(&first, &request, &model));
+    assert_idle(&model, &engine);
+}
+
 #[test]
 fn impossible_requests_are_rejected_at_once() {
     let model = DocumentModel::with("reader", 2 * TOKENS * BYTES + 3 * 61 * BYTES);

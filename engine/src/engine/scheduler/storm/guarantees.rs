@@ -168,6 +168,38 @@ fn work_before_a_request_is_a_lower_bound() {
     storm.drain();
 }
 
+/// The cache may hold a text by the time that a request with the same beginning runs.
+#[test]
+fn a_shared_beginning_is_not_certain_work() {
+    let rules = Rules { queued_symbols: 2000, ..rules(1, 8, bytes_for(2000), 16) };
+    let mut storm = SchedulerStorm::new(rules, 6);
+    let of_text = |storm: &mut SchedulerStorm, key: u32, text: &[u32]| {
+        let request = storm.request("a", 0, text.len(), 4);
+        let beginning = Beginning::new(&key, text.iter().copied());
+        (Demand { beginning, ..SimRequest { blocks: 0, ..request.clone() }.demand() }, request)
+    };
+    // one runs, and one waits
+    for symbol in [1, 2] {
+        let (demand, request) = of_text(&mut storm, 0, &[symbol; 300]);
+        assert!(storm.scheduler.submit(request, demand, 0).is_ok());
+    }
+    // 100 equal symbols have the same first 64, and other first 256
+    let forked = [[1; 100].as_slice(), &[3; 200]].concat();
+    for (tenant, key, text, expected) in [
+        ("a", 0, vec![1; 300], 0),
+        ("a", 0, vec![2; 400], 0),
+        ("a", 0, forked.clone(), 300 - 255),
+        ("a", 0, vec![3; 300], 300),
+        ("a", 0, vec![1; 15], 15),
+        ("a", 1, vec![1; 300], 300),
+        ("b", 0, vec![1; 300], 300),
+    ] {
+        let mut demand = Demand { tenant: tenant.into(), ..of_text(&mut storm, key, &text).0 };
+        storm.scheduler.discount(&mut demand);
+        assert_eq!(demand.uncached, expected, "{tenant} {key} {} of {}", text[0], text.len());
+    }
+}
+
 #[test]
 fn requests_of_a_single_step_count_as_work() {
     let mut storm = SchedulerStorm::new(rules(2, 64, bytes_for(400), 32), 7);

@@ -1,6 +1,6 @@
 //! Simulated requests, the rows that run them, and the die of a storm.
 
-use crate::engine::scheduler::{Demand, FedSymbols, RowActivity, RowStatus, RunPermit};
+use crate::engine::scheduler::{Beginning, Demand, FedSymbols, RowActivity, RowStatus, RunPermit};
 use std::sync::Arc;
 
 /// Symbols of a page.
@@ -82,7 +82,14 @@ impl SimRequest {
     pub(super) fn demand(&self) -> Demand {
         let symbols = self.symbols();
         let bytes = self.bytes(self.blocks, (symbols + MARGIN).min(self.max_symbols()));
-        Demand { tenant: Arc::clone(&self.tenant), symbols, uncached: symbols, bytes, rows: self.rows }
+        Demand {
+            tenant: Arc::clone(&self.tenant),
+            symbols,
+            uncached: symbols,
+            beginning: Beginning::default(),
+            bytes,
+            rows: self.rows,
+        }
     }
 }
 

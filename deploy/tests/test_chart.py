@@ -168,5 +168,9 @@ def test_numbers_of_variables_need_quotes(tmp_path: Path) -> None:
     assert "env.WEIR_KV_MEMORY: put the number in quotes" in getattr(failed.value, "stderr", "") + str(failed.value)
 
 
-def test_a_tag_may_look_like_a_number(tmp_path: Path) -> None:
-    assert container(render(tmp_path, {"image": {"tag": 12}}))["image"] == "registry.example.org/weir:12"
+def test_a_tag_of_digits_needs_quotes(tmp_path: Path) -> None:
+    assert container(render(tmp_path, {"image": {"tag": "1.10"}}))["image"] == "registry.example.org/weir:1.10"
+    # Helm would write 1.1, the tag of another image.
+    with pytest.raises(Exception) as failed:
+        render(tmp_path, {"image": {"tag": 1.10}})
+    assert "image.tag: put the number in quotes" in getattr(failed.value, "stderr", "") + str(failed.value)

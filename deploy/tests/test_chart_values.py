@@ -50,6 +50,8 @@ def test_the_defaults_are_accepted() -> None:
 @pytest.mark.parametrize(
     "values",
     [
+        {"image": {"tag": "12"}},
+        # The template refuses a number, and says that it needs quotes.
         {"image": {"tag": 12}},
         {"image": {"digest": "sha256:" + "0" * 64}},
         {"replicas": 0, "autoscaling": {"enabled": False}},

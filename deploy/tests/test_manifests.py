@@ -57,6 +57,16 @@ def test_schemas_of_kserve(name: str) -> None:
         assert checker.errors(wrong)
 
 
+@pytest.mark.parametrize("name", ["deployment.yaml", "kserve/servingruntime.yaml"])
+def test_liveness_is_not_probed_before_the_models_are_loaded(name: str) -> None:
+    spec = load(name)["spec"]
+    [container] = spec.get("template", {}).get("spec", spec)["containers"]
+    startup, liveness = container["startupProbe"], container["livenessProbe"]
+    assert startup["grpc"]["port"] == liveness["grpc"]["port"]
+    # Large models take minutes to read and pack.
+    assert startup["periodSeconds"] * startup["failureThreshold"] >= 300
+
+
 def test_errors_in_kserve_kinds_are_found() -> None:
     models = kserve_schema.sdk()
     if models is None:

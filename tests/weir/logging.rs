@@ -167,6 +167,46 @@ async fn refusals_over_http_are_logged_with_the_field() {
     assert!(!log.contains("secret") && !log.contains("nobody"), "{log}");
 }
 
+/// A peer without a key can cause any number of refusals, so several share a line.
+#[tokio::test]
+async fn refused_credentials_and_pages_are_logged_once_in_a_while() {
+    let folder = tempfile::tempdir().unwrap();
+    let keys = folder.path().join("keys");
+    std::fs::write(&keys, "alice:a-key-that-alice-has\n").unwrap();
+    let model = converted("whitespaces");
+    let flags = ["--http-listen", "127.0.0.1:0", "--threads", "1", "--calibration-milliseconds", "0"];
+    let keys = ["--api-keys", keys.to_str().unwrap(), "--model", model.to_str().unwrap()];
+    let server = process::Server::start(&[&flags[..], &keys].concat());
+    let http: SocketAddr = server.program.listener("playground").parse().unwrap();
+    let body = r#"{"prompt": "a"}"#;
+    for _ in 0..3 {
+        for (path, headers, status) in [
+            ("/v1/completions", "authorization: Bearer another-key", 401),
+            ("/v1/models", "authorization: Bearer another-key", 401),
+            ("/v1/models", "origin: https://example.org", 403),
+        ] {
+            let mut connection = TcpStream::connect(http).await.unwrap();
+            let method = if path == "/v1/completions" { "POST" } else { "GET" };
+            let head = format!(
+                "{method} {path} HTTP/1.1\r\nhost: {http}\r\nconnection: close\r\n{headers}\r\n\
+                 content-type: application/json\r\ncontent-length: {}\r\n\r\n",
+                body.len()
+            );
+            connection.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
+            let mut response = String::new();
+            connection.read_to_string(&mut response).await.unwrap();
+            assert!(response.starts_with(&format!("HTTP/1.1 {status} ")), "{response}");
+        }
+    }
+    server.program.wait_for_part("refused credentials");
+    server.program.wait_for_part("rejected");
+    let log = server.program.stderr();
+    for line in ["refused credentials", "rejected"] {
+        assert_eq!(log.lines().filter(|logged| logged.contains(line)).count(), 1, "{log}");
+    }
+    assert!(log.contains("code=Unauthenticated") && !log.contains("another-key"), "{log}");
+}
+
 /// A page cannot set the header of an API key for a WebSocket. The log has the owner of the key that a subprotocol carries.
 #[tokio::test]
 async fn a_refused_websocket_is_logged_with_its_principal() {

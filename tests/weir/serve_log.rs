@@ -89,7 +89,8 @@ async fn no_text_of_a_request_is_logged() {
         process.terminate();
         let log = process.ended().await;
         // The log is complete and contains all levels.
-        for part in ["TRACE", "DEBUG", "finished", "scored", "ended early", "rejected", "draining", "tester"] {
+        for part in ["TRACE", "DEBUG", "finished", "scored", "ended early", "refused credentials", "draining", "tester"]
+        {
             assert!(log.contains(part), "{part} is not in the log");
         }
         let bytes = |text: &str| text.bytes().map(|byte| byte.to_string()).collect::<Vec<_>>().join(", ");

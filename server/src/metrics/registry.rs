@@ -10,7 +10,7 @@ use super::{
 use crate::engine::Handle;
 use prometheus_client::{
     encoding::text,
-    metrics::{counter::Counter, info::Info},
+    metrics::{counter::Counter, gauge::Gauge, info::Info},
     registry::Registry,
 };
 use std::{
@@ -32,6 +32,10 @@ pub struct Metrics {
     models: Mutex<BTreeMap<String, Arc<Series>>>,
     /// Reloads of certificates and keys, by result.
     credential_reloads: SortedFamily<Counter>,
+    /// 1 while no worker is broken or hung.
+    live: Gauge,
+    /// 1 while the server can take requests.
+    ready: Gauge,
     /// Checkpoints of the models folder that could not be loaded at the start.
     skipped_checkpoints: Counter,
     /// Log lines that were dropped.
@@ -53,6 +57,10 @@ impl Default for Metrics {
         for result in RELOAD_RESULTS {
             drop(credential_reloads.get_or_create(&vec![("result", result.to_owned())]));
         }
+        let live = Gauge::default();
+        registry.register(weir!("live"), "1 while no worker is broken or hung, otherwise 0", live.clone());
+        let ready = Gauge::default();
+        registry.register(weir!("ready"), "1 while the server can take requests, otherwise 0", ready.clone());
         let skipped_checkpoints = Counter::default();
         let help = "Checkpoints of the models folder that could not be loaded at the start";
         registry.register(weir!("checkpoints_skipped"), help, skipped_checkpoints.clone());
@@ -67,6 +75,8 @@ impl Default for Metrics {
             levels,
             calls,
             credential_reloads,
+            live,
+            ready,
             models,
             skipped_checkpoints,
             dropped_log_lines,
@@ -101,6 +111,12 @@ impl Metrics {
         let [succeeded, failed] = RELOAD_RESULTS;
         let result = if success { succeeded } else { failed };
         self.credential_reloads.get_or_create(&vec![("result", result.to_owned())]).inc();
+    }
+
+    /// Records whether the server is live and ready, before the metrics are rendered.
+    pub fn record_health(&self, live: bool, ready: bool) {
+        self.live.set(i64::from(live));
+        self.ready.set(i64::from(ready));
     }
 
     /// Counts a checkpoint of the models folder that could not be loaded at the start.

@@ -153,9 +153,9 @@ per_model! {
     middle_skipped: Counter = Counter::default(), ["" [""]],
         "middle_steps_skipped", "Runs of the middle layers that pooling saved: one for each character that closed no segment";
     shortening: FloatGauge = FloatGauge::default(), ["" [""]],
-        "shortening_factor", "Characters per closed segment since the model was loaded; 0 before the first";
+        "shortening_factor", "Characters per closed segment since a model of this name was first loaded; 0 before the first";
     boundary_rate: FloatGauge = FloatGauge::default(), ["" [""]],
-        "boundary_rate", "Closed segments per character since the model was loaded";
+        "boundary_rate", "Closed segments per character since a model of this name was first loaded";
     request_shortening: ObservedHistogram = ObservedHistogram::new(SHORTENING), ["" [""]],
         "request_shortening_factor", "Characters per closed segment of a request that closed any";
     lookups: Counter = Counter::default(), ["result" ["hit", "miss"]],

@@ -56,7 +56,8 @@ pub(super) struct TransportArgs {
     /// Maximum calls per connection that the server reset for protocol errors. One more closes the connection.
     #[arg(long, value_name = "N", env = "WEIR_MAX_ERROR_RESETS", default_value = "1024")]
     max_error_resets: String,
-    /// Maximum connections. A further one closes the longest idle one, or is closed itself if all have calls in progress.
+    /// Maximum connections. One more closes the connection that has been idle longest. If all have calls in progress, the new one
+    /// serves health checks only.
     #[arg(long, value_name = "N", env = "WEIR_MAX_CONNECTIONS", default_value = "1024")]
     max_connections: String,
     /// Maximum connections of one IPv4 address or IPv6 /64; at most --max-connections applies.

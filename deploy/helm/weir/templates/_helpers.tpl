@@ -18,7 +18,9 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 
+{{/* A number in a file of values arrives as a float: 1.10 as 1.1, and 20260824 as 2.0260824e+07. */}}
 {{- define "weir.image" -}}
+{{- if kindIs "float64" .Values.image.tag }}{{ fail "image.tag: put the number in quotes" }}{{ end -}}
 {{- if .Values.image.digest -}}
 {{- printf "%s@%s" .Values.image.repository .Values.image.digest -}}
 {{- else -}}

@@ -9,7 +9,7 @@ use crate::{
         call::{Call, Reply},
         middleware::{auth::bearer, compression::compressing},
         registry::{
-            drain::{Gate, RequestPermit},
+            drain::{Gate, draining_error},
             engines::{Engines, Lease},
         },
         status::status,
@@ -44,12 +44,11 @@ pub(crate) struct AdminService {
     load_permits: Arc<Semaphore>,
 }
 
-/// A request to load a model, with the permits that it holds until it is done.
+/// A request to load a model, with the permit that it holds until it is done.
 struct LoadTask {
     service: AdminService,
     request: v1::LoadModelRequest,
     _load_permit: OwnedSemaphorePermit,
-    _permit: RequestPermit,
 }
 
 /// Builds the service behind its token check, for messages of at most `message_bytes` bytes.
@@ -75,18 +74,26 @@ impl Interceptor for TokenGuard {
             Some(token) if self.0.matches(token) => return Ok(request),
             Some(_) => Error::PermissionDenied { what: "the admin token" },
         };
-        tracing::warn!(id = &*call.id, %error, "a call to the admin service was rejected");
         Err(status(&error, &call.id))
     }
 }
 
 impl AdminService {
+    /// Loads a model. Gives up once the server shuts down, because a model may take minutes to load.
     async fn load(&self, request: v1::LoadModelRequest) -> Result<v1::LoadModelResponse> {
-        let permit = self.gate.enter()?;
+        let _permit = self.gate.enter()?;
+        tokio::select! {
+            biased;
+            loaded = self.load_when_permitted(request) => loaded,
+            () = self.gate.closing() => Err(draining_error()),
+        }
+    }
+
+    async fn load_when_permitted(&self, request: v1::LoadModelRequest) -> Result<v1::LoadModelResponse> {
         let load_permit = Arc::clone(&self.load_permits).acquire_owned().await;
         let load_permit =
             load_permit.map_err(|_| Error::Internal("the semaphore of model loading is closed".into()))?;
-        let task = LoadTask { service: self.clone(), request, _load_permit: load_permit, _permit: permit };
+        let task = LoadTask { service: self.clone(), request, _load_permit: load_permit };
         let loaded = tokio::task::spawn_blocking(move || task.run()).await;
         loaded.unwrap_or_else(|_| Err(Error::Internal("loading the model panicked; the log has the location".into())))
     }
@@ -120,6 +127,8 @@ impl LoadTask {
         load_checks::check_memory(loader.memory_needed(&folder)?, engines.reserved_bytes())?;
         tracing::info!(model = name, folder = %folder.display(), "loading");
         let model = loader.load(&folder, &name)?;
+        // Without this permit, a shutdown could miss an engine that is launched during it.
+        let _permit = self.service.gate.enter()?;
         let launched = engines.launch(model, *limits, Some(folder))?;
         let (lease, before) = engines.replace(launched);
         tracing::info!(model = name, generation = lease.generation(), "in service");

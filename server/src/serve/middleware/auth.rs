@@ -53,10 +53,7 @@ pub(super) fn authenticate(credentials: LiveCredentials) -> impl Middleware {
         }
         match principal {
             Ok(principal) => call.principal = principal,
-            Err(error) => {
-                tracing::info!(%error, "rejected");
-                return Box::pin(std::future::ready(Ok(status(&error, &call.id).into_http())));
-            }
+            Err(error) => return Box::pin(std::future::ready(Ok(status(&error, &call.id).into_http()))),
         }
         tracing::Span::current().record("principal", tracing::field::display(&call.principal));
         request.extensions_mut().insert(call);

@@ -25,8 +25,15 @@ const KINDS: usize = 64;
 /// Maximum bytes of a field's name. No known field has a longer one.
 const FIELD_BYTES: usize = 64;
 /// The codes of refusals that no other part of the server logs.
-const CODES: [Code; 5] =
-    [Code::InvalidArgument, Code::NotFound, Code::FailedPrecondition, Code::ResourceExhausted, Code::OutOfRange];
+const CODES: [Code; 7] = [
+    Code::InvalidArgument,
+    Code::NotFound,
+    Code::FailedPrecondition,
+    Code::ResourceExhausted,
+    Code::OutOfRange,
+    Code::Unauthenticated,
+    Code::PermissionDenied,
+];
 /// The reason of an error whose field may be a key that the client chose.
 const UNREADABLE: &str = "UNREADABLE";
 /// The reason of an error about the field `model`.
@@ -119,7 +126,7 @@ pub(in crate::serve) struct Refusal {
     pub(in crate::serve) rule: String,
     /// The field of the request that is wrong.
     pub(in crate::serve) field: Option<String>,
-    /// The error's message. The log has it only if a limit is reached.
+    /// The error's message. The log has it only if a limit is reached or credentials are refused.
     pub(in crate::serve) message: String,
 }
 
@@ -153,11 +160,15 @@ impl Refusal {
     /// Logs this refusal, and the number of earlier ones that had no line.
     fn log(&self, unlogged: u64) {
         let Self { code, rule, field, message } = self;
-        if *code == Code::ResourceExhausted {
+        match code {
             // These messages have only names and numbers of limits.
-            tracing::warn!(?code, rule, limit = message, unlogged, "refused a call: a limit is reached");
-        } else {
-            tracing::info!(?code, rule, field, unlogged, "refused a call");
+            Code::ResourceExhausted => {
+                tracing::warn!(?code, rule, limit = message, unlogged, "refused a call: a limit is reached");
+            }
+            // These messages never contain credentials.
+            Code::Unauthenticated => tracing::info!(?code, rule, why = message, unlogged, "refused credentials"),
+            Code::PermissionDenied => tracing::warn!(?code, rule, why = message, unlogged, "refused credentials"),
+            _ => tracing::info!(?code, rule, field, unlogged, "refused a call"),
         }
     }
 
@@ -190,7 +201,7 @@ impl RefusalLog {
     }
 
     /// Counts a refusal. Returns the number of earlier refusals without a line if this one gets a line.
-    fn count(&self, refusal: &Refusal, now: Instant) -> Option<u64> {
+    pub(in crate::serve) fn count(&self, refusal: &Refusal, now: Instant) -> Option<u64> {
         if !CODES.contains(&refusal.code) {
             return None;
         }
@@ -287,7 +298,7 @@ mod tests {
         assert_eq!(count(Code::ResourceExhausted, "n", 9), Some(0), "another code");
         assert_eq!(count(Code::InvalidArgument, "n", 10), Some(2));
         assert_eq!(count(Code::InvalidArgument, "n", 20), Some(0));
-        for quiet in [Code::Ok, Code::Cancelled, Code::Unauthenticated, Code::Internal] {
+        for quiet in [Code::Ok, Code::Cancelled, Code::Unavailable, Code::Internal] {
             assert_eq!(count(quiet, "n", 30), None, "{quiet:?}");
         }
     }

@@ -91,6 +91,11 @@ impl Monitor {
         self.alive()
     }
 
+    /// Records the current state in the metrics.
+    pub(crate) fn record(&self) {
+        self.0.engines.metrics().record_health(self.alive().is_ok(), self.ready().is_ok());
+    }
+
     /// Publishes every change to the health service; never returns.
     pub(crate) async fn publish_changes(&self, health: &HealthReporter, services: &[&str]) {
         let mut changes = self.0.engines.changes();

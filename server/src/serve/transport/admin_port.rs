@@ -98,6 +98,7 @@ async fn serve_connection(stream: TcpStream, open: OpenConnection, router: Route
 
 async fn metrics(State(monitor): State<Monitor>, headers: HeaderMap) -> Response {
     let accept = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
+    monitor.record();
     match monitor.engines().render_metrics() {
         Ok(text) if accept.contains("application/openmetrics-text") => {
             ([(header::CONTENT_TYPE, OPEN_METRICS)], text).into_response()

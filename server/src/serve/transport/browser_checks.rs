@@ -5,7 +5,9 @@
 
 use crate::{
     config::{Access, AllowedNames, CorsOrigins},
+    engine::clock,
     error::quoted,
+    serve::middleware::refusal_log::{Refusal as Denied, RefusalLog},
 };
 use axum::{
     Json,
@@ -19,6 +21,7 @@ use axum::{
 };
 use serde_json::json;
 use std::sync::Arc;
+use tonic::Code;
 
 /// The checks of one port.
 #[derive(Debug, Clone)]
@@ -28,6 +31,8 @@ pub(crate) struct BrowserChecks {
     cors: Arc<CorsOrigins>,
     /// The flags that list an origin.
     flags: &'static str,
+    /// Limits the log lines about refused requests, which a peer without a key can cause at any rate.
+    log: RefusalLog,
     /// False if a rebound name gains a page nothing: its requests lack the API key, or the certificate has another name.
     checks_host: bool,
 }
@@ -35,7 +40,8 @@ pub(crate) struct BrowserChecks {
 impl BrowserChecks {
     /// The checks of a port without keys and encryption.
     pub(crate) fn of_open_port(allowed: Arc<AllowedNames>) -> Self {
-        Self { allowed, cors: Arc::default(), flags: "--allowed-origins", checks_host: true }
+        let log = RefusalLog::default();
+        Self { allowed, cors: Arc::default(), flags: "--allowed-origins", log, checks_host: true }
     }
 
     /// The checks of a port with this access control.
@@ -43,7 +49,8 @@ impl BrowserChecks {
         let credentials = access.credentials.current();
         let checks_host = credentials.keys.is_none() && credentials.tls.is_none();
         let flags = "--allowed-origins or --cors-origin";
-        Self { allowed: Arc::clone(&access.allowed), cors: Arc::clone(&access.cors), flags, checks_host }
+        let log = RefusalLog::default();
+        Self { allowed: Arc::clone(&access.allowed), cors: Arc::clone(&access.cors), flags, log, checks_host }
     }
 
     /// Returns the request if its headers are accepted.
@@ -52,8 +59,12 @@ impl BrowserChecks {
             None => Ok(request),
             Some(message) => {
                 // Each message begins with the name of a header.
-                let field = message.split(':').next();
-                tracing::info!(field, reason = message, "rejected");
+                let field = message.split(':').next().map(str::to_owned);
+                let rule = "BROWSER".to_owned();
+                let kind = Denied { code: Code::PermissionDenied, rule, field, message: message.clone() };
+                if let Some(unlogged) = self.log.count(&kind, clock::now()) {
+                    tracing::info!(field = kind.field, reason = message, unlogged, "rejected");
+                }
                 Err(Refusal(message))
             }
         }

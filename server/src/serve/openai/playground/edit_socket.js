@@ -1,3 +1,6 @@
+/** The code with which a WebSocket is closed after a message above the limit (RFC 6455, section 7.4.1). */
+const TOO_LONG = 1009;
+
 /** Returns the address of the editing sessions: that of the page, with the scheme `ws` or `wss`. */
 function editAddress() {
   const address = new URL("/v1/edit", location.href);
@@ -33,7 +36,11 @@ class EditSocket {
     const abort = () => end(1000);
     signal.addEventListener("abort", abort);
     this.socket.addEventListener("open", () => this.send({ open: { model, text } }));
-    this.socket.addEventListener("close", ({ code }) => end(code));
+    this.socket.addEventListener("close", ({ code }) => {
+      // The server closes a socket whose message is too long: the same text would fail again.
+      if (code === TOO_LONG) this.last.refused = { message: "", reason: "MESSAGE_TOO_LONG", field: "text" };
+      end(code);
+    });
     this.socket.addEventListener("message", ({ data }) => {
       // Answers may still arrive while the socket closes.
       if (!this.socket) return;

@@ -54,6 +54,8 @@ function refusalWords({ message, code }, field) {
       return "The server no longer has this model. Reload the page to see its models.";
     case "oversized":
       return `The text is too large: the server takes ${grouped(bound)} in one request.`;
+    case "message_too_long":
+      return "Text: too long for one message. Shorten it.";
     case "never_fits":
       return "The request needs more memory than the server allows for one request. Use a shorter text or a smaller length.";
     case "too_much_work":

@@ -107,6 +107,7 @@ addEventListener("hashchange", () => {
 for (const event of ["input", "change"]) document.addEventListener(event, showFacts);
 document.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) chosen().form.requestSubmit();
-  if (event.key === "Escape") [generation, summary].forEach((task) => task.stop());
+  // The editor takes Escape to dismiss a completion.
+  if (event.key === "Escape" && !event.defaultPrevented) [generation, summary].forEach((task) => task.stop());
 });
 chosen().run(models);

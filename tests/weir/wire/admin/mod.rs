@@ -1,15 +1,19 @@
 //! Loading and unloading models while the server runs.
 
+mod reloads;
+
 use super::{
     Running, details, eventually,
     fake_model::{Fake, Kind},
     long, read, reason, seeded,
 };
 use std::{
-    collections::BTreeSet,
     fs,
     path::Path,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
     time::Duration,
 };
 use tempfile::TempDir;
@@ -33,7 +37,12 @@ const STEP: Duration = Duration::from_millis(2);
 
 /// Loads fake models. The content of the folder's file selects success or the kind of failure.
 #[derive(Default)]
-struct Fakes(Mutex<Vec<Arc<Fake>>>);
+struct Fakes {
+    models: Mutex<Vec<Arc<Fake>>>,
+    /// True while a slow model is loaded, which lasts until `released`.
+    is_loading: AtomicBool,
+    released: AtomicBool,
+}
 
 impl ModelLoader for Fakes {
     fn memory_needed(&self, folder: &Path) -> Result<usize> {
@@ -44,8 +53,15 @@ impl ModelLoader for Fakes {
         match content(folder).as_str() {
             "broken" => Err(Error::checkpoint(folder, "config.json", "a model", "a broken one")),
             "panics" => panic!("requested panic"),
+            "slow" => {
+                self.is_loading.store(true, SeqCst);
+                while !self.released.load(SeqCst) {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                Err(Error::Cancelled)
+            }
             _ => {
-                let mut all = self.0.lock().unwrap();
+                let mut all = self.models.lock().unwrap();
                 let model = Fake::salted(name, Kind::Pooled, 1 + all.len() as u64);
                 all.push(Arc::clone(&model));
                 Ok(model)
@@ -79,6 +95,7 @@ impl Exchange {
             make(models.path(), folder, content);
         }
         make(models.path(), "panics", "panics");
+        make(models.path(), "slow", "slow");
         let limits = Limits { rows: 64, cache_bytes: 1 << 20, ..Limits::default() };
         let folder = models.path().join("first");
         let into = engines.clone();
@@ -103,7 +120,7 @@ impl Exchange {
     }
 
     fn fake(&self, index: usize) -> Arc<Fake> {
-        Arc::clone(&self.fakes.0.lock().unwrap()[index])
+        Arc::clone(&self.fakes.models.lock().unwrap()[index])
     }
 
     async fn load(&self, path: Option<&str>, name: Option<&str>) -> Result<LoadModelResponse, Status> {
@@ -152,7 +169,8 @@ impl Exchange {
 
 impl Drop for Exchange {
     fn drop(&mut self) {
-        self.fakes.0.lock().unwrap().iter().for_each(|fake| fake.release());
+        self.fakes.released.store(true, SeqCst);
+        self.fakes.models.lock().unwrap().iter().for_each(|fake| fake.release());
     }
 }
 
@@ -277,53 +295,6 @@ async fn a_reloaded_model_keeps_its_metrics() {
     assert!(!engines.metrics().render(&[]).unwrap().contains("elsewhere"), "it never served");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn reloads_under_load_lose_nothing() {
-    const CLIENTS: u64 = 8;
-    const RELOADS: u64 = 5;
-    let server = Exchange::new().await;
-    // Collects the texts of all generations, per seed.
-    let mut texts_by_seed: Vec<BTreeSet<String>> = vec![BTreeSet::new(); CLIENTS as usize];
-    let clients: Vec<_> = (0..CLIENTS)
-        .map(|seed| {
-            let client = server.generation();
-            let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-            let task = tokio::spawn(async move {
-                let mut texts = Vec::new();
-                while stopped.is_empty() && !stopped.is_terminated() {
-                    texts.push(text(client.clone(), "first", seed).await.unwrap());
-                }
-                texts
-            });
-            (stop, task)
-        })
-        .collect();
-    for reload in 0..=RELOADS {
-        if reload > 0 {
-            let loaded = server.load(None, Some("first")).await.unwrap();
-            assert_eq!((loaded.generation.unwrap().number, loaded.draining), (reload + 1, Some(reload)));
-        }
-        for seed in 0..CLIENTS {
-            texts_by_seed[seed as usize].insert(server.text("first", seed).await.unwrap());
-        }
-    }
-    let mut seen = 0;
-    for (seed, (stop, task)) in clients.into_iter().enumerate() {
-        let _ = stop.send(());
-        for text in task.await.unwrap() {
-            assert!(texts_by_seed[seed].contains(&text), "text of no generation: {text:?}");
-            seen += 1;
-        }
-    }
-    assert!(seen > 0 && texts_by_seed.iter().all(|texts| texts.len() == RELOADS as usize + 1), "{texts_by_seed:?}");
-    server.drained().await;
-    assert_eq!(server.states().await, [("first".into(), RELOADS + 1, State::Serving)]);
-    for reload in 0..RELOADS as usize {
-        let fake = server.fake(reload);
-        eventually("old engines are dropped", || Arc::strong_count(&fake) == 2).await;
-    }
-}
-
 #[tokio::test]
 async fn admin_calls_need_the_token() {
     let server = Exchange::new().await;
@@ -350,6 +321,22 @@ async fn without_a_token_there_is_no_admin_service() {
     let mut admin = AdminClient::new(server.channel.clone());
     let status = admin.list_generations(with_token(ListGenerationsRequest {}, TOKEN)).await.unwrap_err();
     assert_eq!(status.code(), Code::Unimplemented);
+}
+
+/// A load in progress ends at once.
+#[tokio::test]
+async fn a_load_does_not_delay_the_shutdown() {
+    let mut server = Exchange::new().await;
+    let mut admin = server.admin();
+    let request = LoadModelRequest { path: Some("slow".into()), name: None };
+    let load = tokio::spawn(async move { admin.load_model(with_token(request, TOKEN)).await });
+    eventually("the model is being loaded", || server.fakes.is_loading.load(SeqCst)).await;
+    server.running.shut_down();
+    let status = load.await.unwrap().unwrap_err();
+    assert_eq!((status.code(), reason(&status).as_str()), (Code::Unavailable, "DRAINING"));
+    (&mut server.running.task).await.unwrap().unwrap();
+    assert!(!server.fakes.released.load(SeqCst), "the model is still being loaded");
+    server.fakes.released.store(true, SeqCst);
 }
 
 #[tokio::test]

@@ -96,6 +96,21 @@ impl Documents {
         if was_left_out { Ok(()) } else { checked }
     }
 
+    /// Leaves out a document, or all without a URI: a change of it could not be read, so its text is unknown until it is opened again
+    /// or sent whole. Returns the URIs of the documents whose text was known.
+    pub(super) fn leave_out(&mut self, uri: Option<&str>) -> Vec<String> {
+        let mut lost = Vec::new();
+        for (own, text) in &mut self.texts {
+            if uri.is_none_or(|uri| uri == own)
+                && let Some(text) = text.take()
+            {
+                self.bytes -= text.text().len();
+                lost.push(own.clone());
+            }
+        }
+        lost
+    }
+
     /// Closes a document.
     pub(super) fn close(&mut self, uri: &str) {
         if let Some(Some(text)) = self.texts.remove(uri) {
@@ -187,5 +202,20 @@ mod tests {
         documents.close("b");
         documents.open("a".into(), "1".into()).unwrap();
         assert_eq!((text(&documents, "a"), documents.bytes, documents.texts.len()), (Some("1"), 1, 1));
+    }
+
+    #[test]
+    fn a_document_is_left_out_until_its_text_is_known() {
+        let mut documents = Documents::new(limits());
+        documents.open("a".into(), "1".into()).unwrap();
+        documents.open("b".into(), "2".into()).unwrap();
+        assert_eq!(documents.leave_out(Some("a")), ["a"]);
+        assert_eq!((text(&documents, "a"), text(&documents, "b"), documents.bytes), (None, Some("2"), 1));
+        assert_eq!((documents.leave_out(None), documents.bytes), (vec!["b".to_owned()], 0));
+        documents.change("a", vec![change(Some([0, 1]), "3")], Utf16).unwrap();
+        assert_eq!(text(&documents, "a"), None);
+        documents.change("a", vec![change(None, "3")], Utf16).unwrap();
+        documents.open("b".into(), "4".into()).unwrap();
+        assert_eq!((text(&documents, "a"), text(&documents, "b"), documents.bytes), (Some("3"), Some("4"), 2));
     }
 }

@@ -37,6 +37,11 @@ pub(super) struct Outbox {
     reported: BTreeSet<String>,
 }
 
+/// Returns the text of a report.
+fn reported(message: &str) -> String {
+    format!("weir: {}", clip(&printable(message), REPORT_BYTES))
+}
+
 impl Outbox {
     pub(super) fn new() -> Self {
         Self { encoding: PositionEncoding::Utf16, messages: Vec::new(), reported: BTreeSet::new() }
@@ -70,9 +75,15 @@ impl Outbox {
         }
     }
 
+    /// Reports a problem, even if it was reported before.
+    pub(super) fn report_again(&mut self, place: Place, severity: Severity, message: &str) {
+        self.reported.remove(&reported(message));
+        self.report(place, severity, message);
+    }
+
     /// Reports a problem or its end, unless it was reported before.
     pub(super) fn report(&mut self, place: Place, severity: Severity, message: &str) {
-        let message = format!("weir: {}", clip(&printable(message), REPORT_BYTES));
+        let message = reported(message);
         if self.reported.contains(&message) {
             return;
         }

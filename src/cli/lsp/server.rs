@@ -101,6 +101,10 @@ impl LanguageServer {
             Input::Wrong { id, code, why } => {
                 self.out.fail(id.as_ref(), code, &why);
                 self.out.report(Place::Log, Severity::Error, &why);
+                if id.is_none() {
+                    // It may have been a change of any document.
+                    self.leave_out(None);
+                }
             }
             Input::Broken(error) => return Err(error),
         }
@@ -190,7 +194,14 @@ impl LanguageServer {
         let Notification { method, params } = notification;
         let done = match &*method {
             "textDocument/didOpen" => parse(params).map(|params| self.open(params)),
-            "textDocument/didChange" => parse(params).map(|params| self.change(params)),
+            "textDocument/didChange" => {
+                let uri = params["textDocument"]["uri"].as_str().map(str::to_owned);
+                let changed = parse(params).map(|params| self.change(params));
+                if changed.is_err() {
+                    self.leave_out(uri.as_deref());
+                }
+                changed
+            }
             "textDocument/didClose" => parse(params).map(|CloseParams { text_document }| {
                 self.documents.close(&text_document.uri);
                 self.out.overtaken(self.sessions.close(&text_document.uri));
@@ -219,6 +230,25 @@ impl LanguageServer {
         self.out.overtaken(self.sessions.overtake(&text_document.uri));
         let changed = self.documents.change(&text_document.uri, content_changes, self.out.encoding);
         self.warn(changed);
+    }
+
+    /// Leaves out a document, or all without a URI, because a change of it could not be read.
+    fn leave_out(&mut self, uri: Option<&str>) {
+        let lost = self.documents.leave_out(uri);
+        for uri in &lost {
+            self.out.overtaken(self.sessions.overtake(uri));
+        }
+        let named = match (&lost[..], uri) {
+            ([], _) => return,
+            ([only], Some(_)) => only.as_str(),
+            _ => "the open documents",
+        };
+        // It may happen again, and then the user must know it again.
+        self.out.report_again(
+            Place::Message,
+            Severity::Warning,
+            &format!("{named}: a message could not be read, so the text is unknown; open it again to get completions"),
+        );
     }
 
     fn warn(&mut self, done: Result<(), Refusal>) {

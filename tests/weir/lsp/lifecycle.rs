@@ -36,13 +36,17 @@ fn wrong_messages_are_answered_and_the_server_goes_on() {
     }
     let negative = json!({ "textDocument": { "uri": "a" }, "position": { "line": -1, "character": 0 } });
     assert_eq!(client.ask(INLINE, negative)["error"]["code"], -32602);
-    // Wrong notices change nothing, and unknown ones are ignored.
+    // A change that cannot be read leaves the document out, and unknown notices are ignored.
     client.open("a", "the river");
     client.notify("textDocument/didChange", json!({ "textDocument": { "uri": "a" }, "contentChanges": 7 }));
     let log = client.wait_for("a log", |message| {
         message["params"]["message"].as_str().is_some_and(|text| text.contains("textDocument/didChange"))
     });
     assert_eq!(log["method"], "window/logMessage");
+    let shown = client.message("window/showMessage");
+    assert!(shown.contains("a: a message could not be read, so the text is unknown; open it again"), "{shown}");
+    assert_eq!(inserted(&client.ask(INLINE, at("a", 0, 9))).len(), 0);
+    client.open("a", "the river");
     client.notify("$/setTrace", json!({ "value": "off" }));
     client.send(&[json!({ "jsonrpc": "2.0", "id": 9000, "result": null })]);
     client.change("unknown", &[change([0, 0], [0, 0], "a")]);
@@ -65,13 +69,16 @@ fn documents_beyond_the_limit_are_left_out_and_others_go_on() {
     client.change("large", &[change([0, 0], [0, 0], "b")]);
     assert_eq!(inserted(&client.ask(INLINE, at("large", 0, 1))), [""; 0]);
     assert_eq!(inserted(&client.ask(INLINE, at("small", 0, 9))).len(), 3);
-    // A message that is too long is skipped.
+    assert!(!client.others().iter().any(|message| message["method"] == "window/showMessage"), "shown once");
+    // A message that is too long is skipped. It may have changed any document.
     client.send_raw(frame(&" ".repeat((32 << 20) + 1)).as_bytes());
     let logged = client.message("window/logMessage");
     assert!(logged.contains("expected a message of at most 33554432 bytes, found 33554433"), "{logged}");
+    let shown = client.message("window/showMessage");
+    assert!(shown.contains("the open documents: a message could not be read"), "{shown}");
+    assert_eq!(inserted(&client.ask(INLINE, at("small", 0, 9))), [""; 0]);
     client.change("large", &[json!({ "text": "the river" })]);
     assert_eq!(inserted(&client.ask(INLINE, at("large", 0, 9))).len(), 3);
-    assert!(!client.others().iter().any(|message| message["method"] == "window/showMessage"), "shown once");
     client.shut_down();
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import threading
 from types import TracebackType
 from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple, Type, Union
 
@@ -61,7 +62,10 @@ def finished() -> pb.GenerateResponse:
 
 
 class Scripted:
-    """Responds to each attempt with the next list of messages. Records the headers and the deadline of each attempt."""
+    """Responds to each attempt with the next list of messages. Records the headers and the deadline of each attempt.
+
+    A `threading.Event` in a list pauses the response until the event is set.
+    """
 
     def __init__(self, *attempts: Sequence[Step]) -> None:
         self._attempts = list(attempts)
@@ -96,6 +100,9 @@ class Scripted:
                 if step.by_server:
                     context.set_trailing_metadata((("grpc-status-details-bin", step.details()),))
                 context.abort(step.code, step.message)
+            if isinstance(step, threading.Event):
+                step.wait(60.0)
+                continue
             yield step
 
     def __enter__(self) -> Scripted:

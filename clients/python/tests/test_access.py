@@ -128,11 +128,17 @@ def test_mixups_are_named(
         with pytest.raises(WeirError) as refused, client.edit("a") as session:
             session.complete()
         check(refused.value)
+        with pytest.raises(WeirError) as refused:
+            client.wait_until_serving()
+        check(refused.value)
 
     async def ask() -> None:
         async with AsyncClient(url, tls=tls, timeout=local.TIMEOUT, retry=retry) as client:
             with pytest.raises(WeirError) as refused:
                 await client.models()
+            check(refused.value)
+            with pytest.raises(WeirError) as refused:
+                await client.wait_until_serving()
             check(refused.value)
             with pytest.raises(WeirError) as refused:
                 async with client.edit("a") as session:
@@ -142,11 +148,17 @@ def test_mixups_are_named(
     asyncio.run(ask())
 
 
-def test_other_errors_have_no_remedy() -> None:
+def test_other_errors_have_no_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     with Client("127.0.0.1:1", timeout=local.TIMEOUT, retry=Retry(attempts=1)) as client:
         with pytest.raises(WeirError) as refused:
             client.models()
     assert "the port" not in refused.value.message
+    # A proxy that has answered over HTTP/2 has the right port, even if it serves HTTP/1 there as well.
+    answered = WeirError(grpc.StatusCode.UNAVAILABLE, "no replica is available")
+    answered.has_metadata = True
+    monkeypatch.setattr(_mixups, "_remedy", lambda *_: "the port serves HTTP/1")
+    _mixups.add_remedy(answered, Client("127.0.0.1:1")._settings)
+    assert answered.message == "no replica is available"
     for target, address in [
         ("dns:///localhost:1", ("localhost", 1)),
         ("[::1]:50051", ("::1", 50051)),

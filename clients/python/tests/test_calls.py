@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from typing import Any, List, Tuple
 
 import grpc
 import local
 import pytest
 
 from weir_client import AsyncClient, Client, FinishReason, ReportWindow, WeirError
+from weir_client._proto import generation_pb2 as pb
+from weir_client._request import fill
 
 PROMPT = "the history of the city"
 
@@ -85,6 +88,21 @@ def test_invalid_options(weir: Client) -> None:
             weir.generate(value)  # type: ignore
     with pytest.raises(ValueError, match="max_chars: "):
         weir.stream(PROMPT, max_chars=-1)
+    wrong: List[Tuple[Any, str, Any]] = [
+        (TypeError, "stop: expected a list, found int", {"stop": 7}),
+        (TypeError, "prompt_ids: expected a list, found str", {"prompt_ids": "a"}),
+        (TypeError, "temperature: ", {"temperature": [1]}),
+        (TypeError, "max_chars: ", {"max_chars": (1,)}),
+        (ValueError, "model: ", {"model": "\ud800"}),
+        (ValueError, "stop: ", {"stop": ["\ud800"]}),
+    ]
+    for kind, message, options in wrong:
+        with pytest.raises(kind, match=message):
+            weir.stream(PROMPT, **options)
+    request = pb.GenerateRequest()
+    for ids in (range(2), b"ab", [3]):
+        fill(request, {"prompt_ids": ids}, {"prompt_ids": ""})
+    assert list(request.prompt_ids) == [0, 1, 97, 98, 3]
 
 
 def test_score(weir: Client) -> None:

@@ -100,6 +100,58 @@ def test_asyncio_sessions(server: local.Server) -> None:
     asyncio.run(main())
 
 
+def test_a_cancelled_request_leaves_the_session_open(server: local.Server) -> None:
+    async def main() -> None:
+        async with AsyncClient(server.address) as weir, weir.edit(TEXT, timeout=local.TIMEOUT) as document:
+            for turns in range(4):
+                for ask in (document.complete, document.score):
+                    cancelled = asyncio.ensure_future(ask())
+                    # The task is cancelled before, while or after the request is written.
+                    for _ in range(turns):
+                        await asyncio.sleep(0)
+                    cancelled.cancel()
+                    with pytest.raises(asyncio.CancelledError):
+                        await cancelled
+                    await document.splice(0, 0, "a")
+            assert document.text == 8 * "a" + TEXT and document.revision == 8
+
+    asyncio.run(main())
+
+
+def test_closing_ends_a_session_that_is_being_opened() -> None:
+    async def main() -> None:
+        # A server that accepts connections and sends nothing.
+        silent = await asyncio.start_server(lambda _reader, _writer: None, "127.0.0.1", 0)
+        port = silent.sockets[0].getsockname()[1]
+        client = AsyncClient(f"127.0.0.1:{port}")
+        session = client.edit("a")
+        opening = asyncio.ensure_future(session.__aenter__())
+        await asyncio.sleep(0.1)
+        await client.close()
+        with pytest.raises(WeirError, match="CANCELLED"):
+            await asyncio.wait_for(opening, local.TIMEOUT)
+        silent.close()
+        with pytest.raises(WeirError, match="the client is closed"):
+            client.edit("a")
+
+    asyncio.run(main())
+    client = Client("127.0.0.1:1")
+    client.close()
+    with pytest.raises(WeirError, match="the client is closed"), client.edit("a"):
+        pass
+
+
+def test_an_address_that_cannot_be_resolved_raises() -> None:
+    async def main() -> None:
+        async with AsyncClient("a..b:50051") as weir, weir.edit("a", timeout=local.TIMEOUT):
+            pass
+
+    with pytest.raises(WeirError):
+        asyncio.run(main())
+    with pytest.raises(WeirError), Client("a..b:50051") as weir, weir.edit("a", timeout=local.TIMEOUT):
+        pass
+
+
 def _scripted(answers: List[pb.EditResponse]) -> Any:
     """Starts a server that sends one answer for each message, and then closes the session."""
 
@@ -182,8 +234,14 @@ def test_requests_without_an_answer_raise(answers: List[Any], code: Any, reason:
             await document.complete()
 
     try:
-        with Client(address) as weir, weir.edit("a") as document, pytest.raises(WeirError) as blocking:
-            document.complete()
+        with Client(address) as weir, weir.edit("a") as document:
+            with pytest.raises(WeirError) as blocking:
+                document.complete()
+            for _ in range(2):
+                # A session that ended keeps its reason.
+                with pytest.raises(WeirError) as ended:
+                    document.complete()
+                assert ended.value.reason == "DRAINING"
         with pytest.raises(WeirError) as awaited:
             asyncio.run(main())
     finally:

@@ -101,6 +101,60 @@ def test_the_deadline_covers_all_attempts(kind: str) -> None:
 
 
 @both
+def test_closing_a_client_ends_its_calls(kind: str) -> None:
+    is_closed = threading.Event()
+
+    def read(client: Client) -> None:
+        stream = client.stream("a", resume=True)
+        assert next(stream).text == "a "
+        closing = threading.Timer(0.05, client.close)
+        closing.start()
+        try:
+            next(stream)
+        finally:
+            closing.join()
+
+    async def main(address: str) -> None:
+        client = AsyncClient(address, retry=FAST_RETRY)
+        stream = client.stream("a", resume=True)
+        assert (await anext(stream)).text == "a "
+        waiting = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0.05)
+        await client.close()
+        await waiting
+
+    async def anext(stream: Any) -> Piece:
+        received: Piece = await stream.__anext__()
+        return received
+
+    with Scripted([started(), piece("a ", ids=True), is_closed, finished()]) as fake:
+        try:
+            with pytest.raises(WeirError, match="CANCELLED: the client is closed"):
+                if kind == "asyncio":
+                    asyncio.run(main(fake.address))
+                else:
+                    client = Client(fake.address, retry=FAST_RETRY)
+                    read(client)
+        finally:
+            is_closed.set()
+        assert len(fake.received) == 1
+    if kind == "blocking":
+        with pytest.raises(WeirError, match="the client is closed"):
+            client.generate("a")
+
+
+def test_the_timeout_of_a_stream_counts_from_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    with monkeypatch.context() as patched:
+        patched.setattr("weir_client._retry.time.monotonic", lambda: now)
+        attempts = Attempts(Retry(), 10.0)
+        now = 150.0
+        assert attempts.remaining() == 10.0
+        now = 154.0
+        assert attempts.remaining() == 6.0
+
+
+@both
 def test_incomplete_response_is_an_error(kind: str) -> None:
     with Scripted([started(), piece("a ")]) as fake:
         with pytest.raises(WeirError, match="UNKNOWN: the response ended before its last message"):

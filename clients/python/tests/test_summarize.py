@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 from pathlib import Path
-from typing import Any, AsyncIterator, Callable, Iterator
+from typing import Any, AsyncIterator, Callable, Iterator, List
 
 import grpc
 import local
@@ -22,6 +22,8 @@ from weir_client import (
     SummaryPiece,
     WeirError,
 )
+from weir_client._document import AsyncDocumentUpload, DocumentUpload
+from weir_client._proto import summarization_pb2 as pb
 
 DOCUMENT = "the café is pooling, the rest is going on and on, and so it is with the river. "
 
@@ -85,6 +87,26 @@ def test_asynchronous_parts(reader: local.Server) -> None:
 
     with Client(reader.address, timeout=local.TIMEOUT) as weir:
         assert asyncio.run(ask()) == weir.summarize(DOCUMENT).text
+
+
+def test_many_small_parts_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    letters = "a weir pools a stream " * 300
+
+    async def later() -> AsyncIterator[str]:
+        for letter in letters:
+            yield letter
+
+    async def sent() -> List[str]:
+        upload = AsyncDocumentUpload(pb.SummarizeOptions(), later())
+        return [request.chunk.text async for request in upload.begin()]
+
+    # The first message has the options. The others have at least 1,024 characters, unless the parts arrive slowly.
+    blocking = [request.chunk.text for request in DocumentUpload(pb.SummarizeOptions(), iter(letters)).begin()]
+    for messages in (blocking, asyncio.run(sent())):
+        assert "".join(messages) == letters and len(messages) <= 1 + len(letters) // 1024 + 3
+    monkeypatch.setattr("weir_client._document._SLOW_SECONDS", -1.0)
+    slow = [request.chunk.text for request in DocumentUpload(pb.SummarizeOptions(), iter(["a", "b"])).begin()]
+    assert slow == ["", "a", "b"]
 
 
 def test_events_arrive_in_order(reader: local.Server) -> None:

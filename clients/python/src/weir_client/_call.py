@@ -87,6 +87,18 @@ def incomplete_response() -> WeirError:
     return WeirError(grpc.StatusCode.UNKNOWN, "the response ended before its last message")
 
 
+class ClientState:
+    """The state of a client that its calls share."""
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    def check(self) -> None:
+        """Raises `WeirError` if the client is closed."""
+        if self.closed:
+            raise WeirError(grpc.StatusCode.CANCELLED, "the client is closed")
+
+
 def pause_after(attempts: Attempts, error: WeirError, begun: bool, settings: Settings) -> float:
     """Returns the seconds to wait before the next attempt. If none follows, raises the error with its likely cause."""
     try:
@@ -123,9 +135,11 @@ class Caller:
         else:
             self._channel = grpc.secure_channel(settings.target(), credentials, options)
         self._methods: Dict[str, Any] = {}
+        self._state = ClientState()
 
     def close(self) -> None:
-        """Closes the channel and cancels its calls."""
+        """Closes the channel and cancels its calls, which raise `WeirError`."""
+        self._state.closed = True
         self._channel.close()
 
     def __enter__(self) -> Self:
@@ -144,10 +158,12 @@ class Caller:
         metadata = self._settings.metadata(text, call)
         stub = self._stub(method, self._channel.unary_unary)
         while True:
+            self._state.check()
             try:
                 response: Response = stub(request, timeout=attempts.remaining(), metadata=metadata)
                 return response
             except grpc.RpcError as error:
+                self._state.check()
                 time.sleep(pause_after(attempts, WeirError.of(error), False, self._settings))
 
     def _start(
@@ -165,7 +181,7 @@ class Caller:
         attempts = Attempts(self._settings.retry, self._settings.call_timeout(call), resumes=rest is not None)
         stub = self._stub(method, self._channel.unary_stream)
         metadata = self._settings.metadata(text, call)
-        return ResponseStream(stub, rest or (lambda: request), metadata, attempts, self._settings)
+        return ResponseStream(stub, rest or (lambda: request), metadata, attempts, self._settings, self._state)
 
     def _start_upload(
         self,
@@ -178,7 +194,7 @@ class Caller:
         attempts = Attempts(retry, self._settings.call_timeout(call))
         stub = self._stub(method, self._channel.stream_stream)
         metadata = self._settings.metadata(None, call)
-        return ResponseStream(stub, upload.begin, metadata, attempts, self._settings, upload)
+        return ResponseStream(stub, upload.begin, metadata, attempts, self._settings, self._state, upload)
 
     def _stub(self, method: Method[Request, Response], kind: Any) -> Any:
         if method.path not in self._methods:
@@ -200,10 +216,12 @@ class ResponseStream(Generic[Response]):
         metadata: Metadata,
         attempts: Attempts,
         settings: Settings,
+        state: ClientState,
         upload: Optional[Upload[Any]] = None,
     ) -> None:
         self._stub, self._request, self._metadata, self._attempts = stub, request, metadata, attempts
         self._settings = settings
+        self._state = state
         self._upload = upload
         self._call: Optional[Any] = None
         self._closed = False
@@ -214,6 +232,7 @@ class ResponseStream(Generic[Response]):
         `begun` is true if the caller has received an item.
         """
         while not self._closed:
+            self._state.check()
             try:
                 if self._call is None:
                     self._call = self._stub(
@@ -230,6 +249,7 @@ class ResponseStream(Generic[Response]):
                 if self._upload is not None and self._upload.failure is not None:
                     self._closed = True
                     raise self._upload.failure from None
+                self._state.check()
                 time.sleep(self._pause_after(WeirError.of(error), begun))
         return None
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, AsyncIterator, Callable, Dict, Generic, O
 import grpc
 import grpc.aio
 
-from ._call import Item, Method, Reader, Request, Response, Upload, incomplete_response
+from ._call import ClientState, Item, Method, Reader, Request, Response, Upload, incomplete_response
 from ._errors import WeirError
 from ._mixups import add_remedy
 from ._retry import Attempts, Retry
@@ -29,6 +29,16 @@ async def pause_after(attempts: Attempts, error: WeirError, begun: bool, setting
         raise
 
 
+def is_cancelled() -> bool:
+    """Returns True if the running task was cancelled. Always False before Python 3.11, which does not record it.
+
+    There a task that is cancelled while the client closes raises `WeirError`.
+    """
+    task = asyncio.current_task()
+    cancelling = getattr(task, "cancelling", None)
+    return cancelling is not None and cancelling() > 0
+
+
 class AsyncCaller:
     """Opens a channel and sends calls on it, for asyncio."""
 
@@ -38,9 +48,11 @@ class AsyncCaller:
         # The first call opens it: a channel belongs to the event loop, which may start after the client is created.
         self._opened: Optional[grpc.aio.Channel] = None
         self._methods: Dict[str, Any] = {}
+        self._state = ClientState()
 
     @property
     def _channel(self) -> grpc.aio.Channel:
+        self._state.check()
         if self._opened is None:
             target, options = self._settings.target(), self._settings.options()
             if self._credentials is None:
@@ -50,7 +62,8 @@ class AsyncCaller:
         return self._opened
 
     async def close(self) -> None:
-        """Closes the channel and cancels its calls."""
+        """Closes the channel and cancels its calls, which raise `WeirError`."""
+        self._state.closed = True
         if self._opened is not None:
             await self._opened.close()
 
@@ -70,10 +83,17 @@ class AsyncCaller:
         metadata = self._settings.metadata(text, call)
         stub = self._stub(method, self._channel.unary_unary)
         while True:
+            self._state.check()
             try:
                 response: Response = await stub(request, timeout=attempts.remaining(), metadata=metadata)
                 return response
+            except asyncio.CancelledError:
+                # gRPC raises it for the calls of a channel that is closed.
+                if not is_cancelled():
+                    self._state.check()
+                raise
             except grpc.RpcError as error:
+                self._state.check()
                 await asyncio.sleep(await pause_after(attempts, WeirError.of(error), False, self._settings))
 
     def _start(
@@ -91,7 +111,7 @@ class AsyncCaller:
         attempts = Attempts(self._settings.retry, self._settings.call_timeout(call), resumes=rest is not None)
         stub = self._stub(method, self._channel.unary_stream)
         metadata = self._settings.metadata(text, call)
-        return AsyncResponseStream(stub, rest or (lambda: request), metadata, attempts, self._settings)
+        return AsyncResponseStream(stub, rest or (lambda: request), metadata, attempts, self._settings, self._state)
 
     def _start_upload(
         self,
@@ -104,7 +124,7 @@ class AsyncCaller:
         attempts = Attempts(retry, self._settings.call_timeout(call))
         stub = self._stub(method, self._channel.stream_stream)
         metadata = self._settings.metadata(None, call)
-        return AsyncResponseStream(stub, upload.begin, metadata, attempts, self._settings, upload)
+        return AsyncResponseStream(stub, upload.begin, metadata, attempts, self._settings, self._state, upload)
 
     def _stub(self, method: Method[Request, Response], kind: Any) -> Any:
         if method.path not in self._methods:
@@ -126,10 +146,12 @@ class AsyncResponseStream(Generic[Response]):
         metadata: Metadata,
         attempts: Attempts,
         settings: Settings,
+        state: ClientState,
         upload: Optional[Upload[Any]] = None,
     ) -> None:
         self._stub, self._request, self._metadata, self._attempts = stub, request, metadata, attempts
         self._settings = settings
+        self._state = state
         self._upload = upload
         self._call: Optional[Any] = None
         self._closed = False
@@ -140,6 +162,7 @@ class AsyncResponseStream(Generic[Response]):
         `begun` is true if the caller has received an item.
         """
         while not self._closed:
+            self._state.check()
             try:
                 if self._call is None:
                     self._call = self._stub(
@@ -157,15 +180,18 @@ class AsyncResponseStream(Generic[Response]):
                 if self._upload is not None and self._upload.failure is not None:
                     self._closed = True
                     raise self._upload.failure from None
+                self._state.check()
                 await asyncio.sleep(await self._pause_after(WeirError.of(error), begun))
             except asyncio.CancelledError:
-                # Another task closed the stream, or this task was cancelled: the call is over in both cases.
+                # Another task closed the stream or the client, or this task was cancelled: the call is over in all cases.
                 closed_elsewhere = self._closed
                 self.close()
                 if self._upload is not None and self._upload.failure is not None:
                     # gRPC cancels a call whose request iterator raises.
                     raise self._upload.failure from None
                 if not closed_elsewhere:
+                    if not is_cancelled():
+                        self._state.check()
                     raise
         return None
 

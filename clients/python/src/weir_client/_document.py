@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import codecs
 import os
-from typing import IO, Any, AsyncIterable, AsyncIterator, Iterable, Iterator, Optional, Union
+import time
+from typing import IO, Any, AsyncIterable, AsyncIterator, Iterable, Iterator, List, Optional, Union
 
 from ._proto import summarization_pb2 as pb
 
@@ -16,6 +17,10 @@ AsyncDocument = Union[Document, AsyncIterable[str]]
 
 # Characters in one message: far below the server's message limit, and enough to make the cost of a message negligible.
 _PIECE = 1 << 16
+# Parts of fewer characters are joined, because a server closes a connection with too many small messages. A part that arrives a
+# second after the last message is sent at once, so that the server sees progress.
+_SMALL = 1 << 10
+_SLOW_SECONDS = 1.0
 
 
 def _cut(text: str) -> Iterator[str]:
@@ -31,6 +36,32 @@ def _read(file: Any) -> Iterator[str]:
     yield decoder.decode(b"", True)
 
 
+class _Joiner:
+    """Joins small parts of a document."""
+
+    def __init__(self) -> None:
+        self._held: List[str] = []
+        self._length = 0
+        self._sent = time.monotonic()
+
+    def push(self, part: Any) -> Iterator[str]:
+        """Adds a part. Yields the text to send now, in parts that fit into one message."""
+        if not isinstance(part, str):
+            raise TypeError(f"document: expected parts of type str, found {type(part).__name__}")
+        self._held.append(part)
+        self._length += len(part)
+        if self._length >= _SMALL or time.monotonic() - self._sent > _SLOW_SECONDS:
+            yield from self.finish()
+
+    def finish(self) -> Iterator[str]:
+        """Yields the rest."""
+        text = "".join(self._held)
+        self._held.clear()
+        self._length = 0
+        self._sent = time.monotonic()
+        yield from _cut(text)
+
+
 def _parts(document: Document) -> Iterator[str]:
     """Yields the document's text in parts that fit into one message."""
     if isinstance(document, str):
@@ -41,10 +72,10 @@ def _parts(document: Document) -> Iterator[str]:
     elif hasattr(document, "read"):
         yield from _read(document)
     else:
+        joiner = _Joiner()
         for part in document:
-            if not isinstance(part, str):
-                raise TypeError(f"document: expected parts of type str, found {type(part).__name__}")
-            yield from _cut(part)
+            yield from joiner.push(part)
+        yield from joiner.finish()
 
 
 def _next(parts: Iterator[str]) -> Optional[str]:
@@ -103,9 +134,12 @@ class AsyncDocumentUpload(_DocumentUpload):
 
     async def _texts(self) -> AsyncIterator[str]:
         if isinstance(self._document, AsyncIterable):
+            joiner = _Joiner()
             async for part in self._document:
-                for text in _cut(part):
+                for text in joiner.push(part):
                     yield text
+            for text in joiner.finish():
+                yield text
             return
         parts = _parts(self._document)
         while (piece := await asyncio.to_thread(_next, parts)) is not None:

@@ -39,6 +39,10 @@ class WeirError(Exception):
     retry_after: Optional[float]
     #: Identifies the call in the server's log.
     request_id: Optional[str]
+    #: True if the response had metadata: the client had reached a server or a proxy.
+    has_metadata: bool
+    #: True if the message begins with a likely cause that the client has found.
+    is_explained: bool
 
     def __init__(self, code: grpc.StatusCode, message: str) -> None:
         super().__init__(code, message)
@@ -49,13 +53,17 @@ class WeirError(Exception):
         self.field_violations = ()
         self.retry_after = None
         self.request_id = None
+        self.has_metadata = False
+        self.is_explained = False
 
     @classmethod
     def of(cls, error: grpc.RpcError) -> WeirError:
         """Converts an error raised by gRPC."""
         call = cast(Any, error)
         converted = cls(call.code(), call.details() or "")
-        for key, value in call.trailing_metadata() or ():
+        trailing = call.trailing_metadata() or ()
+        converted.has_metadata = bool(trailing or call.initial_metadata())
+        for key, value in trailing:
             if key == _DETAILS and isinstance(value, bytes):
                 converted._read(value)
         return converted
@@ -64,6 +72,7 @@ class WeirError(Exception):
         """Puts the likely cause in front of the message."""
         self.message = f"{cause} ({self.message})"
         self.args = (self.code, self.message)
+        self.is_explained = True
 
     def _read(self, encoded: bytes) -> None:
         """Copies the details of an encoded `google.rpc.Status` into this error."""

@@ -27,11 +27,12 @@ _WITHOUT_TLS = "the port does not use TLS: use http:// in the address, without t
 def add_remedy(error: WeirError, settings: Settings) -> None:
     """Connects to the server's address after a failed connection. If a mix-up is the cause, adds the remedy to the error."""
     address = _address(settings.target())
-    if error.code is not grpc.StatusCode.UNAVAILABLE or error.request_id is not None or address is None:
+    if error.code is not grpc.StatusCode.UNAVAILABLE or error.has_metadata or address is None:
         return
     try:
         remedy = _remedy(address, settings.is_encrypted())
-    except OSError:
+    except (OSError, ValueError):
+        # An address that cannot be encoded raises ValueError.
         return
     if remedy is not None:
         error.explain(remedy)

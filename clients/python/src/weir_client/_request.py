@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Optional, Union
+from typing import Any, Iterable, Mapping, Optional, Union
 
 from google.protobuf.message import Message
 
@@ -30,12 +30,21 @@ def fill(request: Message, options: Mapping[str, Any], submessages: Mapping[str,
             continue
         message = getattr(request, submessages[name]) if submessages[name] else request
         try:
-            if isinstance(value, (list, tuple)):
-                getattr(message, name).extend(value)
-            else:
-                setattr(message, name, value)
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"{name}: {error}") from None
+            _set(message, name, value)
+        except (AttributeError, TypeError, ValueError) as error:
+            kind = ValueError if isinstance(error, ValueError) else TypeError
+            raise kind(f"{name}: {error}") from None
+
+
+def _set(message: Message, name: str, value: Any) -> None:
+    field = getattr(message, name)
+    if not hasattr(field, "extend"):
+        setattr(message, name, value)
+    elif isinstance(value, str) or not isinstance(value, Iterable):
+        # A str is iterable, but not a list of its characters.
+        raise TypeError(f"expected a list, found {type(value).__name__}")
+    else:
+        field.extend(value)
 
 
 def fill_biases(request: Any, biases: Optional[Mapping[Union[str, int], float]]) -> None:

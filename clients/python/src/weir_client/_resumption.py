@@ -23,7 +23,9 @@ class Resumption:
         #: True if the caller wants the ids, which this class needs in any case.
         self.lists_ids = request.details.ids
         request.details.ids = True
-        if not request.sampling.HasField("seed"):
+        # The server rejects a text that the caller resumes without the seed of its first part.
+        resumes = bool(request.resume_text or request.resume_ids)
+        if not resumes and not request.sampling.HasField("seed"):
             request.sampling.seed = secrets.randbits(63)
         self._request = request
         self._ids: List[int] = list(request.resume_ids)
@@ -41,7 +43,9 @@ class Resumption:
 
         Raises `WeirError` if the server generates the text from its beginning.
         """
-        if self._received and started.resumed_chars == 0:
+        # A single id without text may be that of the end, which is no character.
+        has_characters = len(self._ids) > 1 or any(self._text)
+        if self._received and started.resumed_chars == 0 and has_characters:
             raise WeirError(grpc.StatusCode.UNIMPLEMENTED, "resume: the server cannot continue a text")
         self._repeats_end = self._ended
 

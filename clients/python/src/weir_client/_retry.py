@@ -46,11 +46,17 @@ class Attempts:
         self._retry = retry
         self.resumes = resumes
         self._finished = 0
-        self._deadline = None if timeout is None else time.monotonic() + timeout
+        self._timeout = timeout
+        # Set when the call starts: for a stream, when the caller requests the first piece.
+        self._deadline: Optional[float] = None
 
     def remaining(self) -> Optional[float]:
-        """Returns the seconds until the call's deadline; None without one."""
-        return None if self._deadline is None else max(self._deadline - time.monotonic(), 0.0)
+        """Returns the seconds until the call's deadline; None without one. The first call of this method starts the clock."""
+        if self._timeout is None:
+            return None
+        if self._deadline is None:
+            self._deadline = time.monotonic() + self._timeout
+        return max(self._deadline - time.monotonic(), 0.0)
 
     def received(self) -> None:
         """Records that an item arrived."""

@@ -28,8 +28,8 @@ DECOMPRESS = Method("/weir.v1.Codec/Decompress", pb.DecompressRequest, pb.Decomp
 
 # Bytes in one message: far below the server's message limit.
 _PIECE = 1 << 16
-# Smaller parts are joined: a server closes a connection with many small messages. Parts that arrive slowly are sent as they are, so
-# that the server sees progress.
+# Parts of fewer bytes are joined, because a server closes a connection with too many small messages. A part that arrives a second
+# after the last message is sent at once, so that the server sees progress.
 _SMALL = 1 << 10
 _SLOW_SECONDS = 1.0
 

@@ -7,13 +7,13 @@ import contextlib
 import queue
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Dict, Iterable, Optional, Tuple, Type, Union
+from typing import TYPE_CHECKING, Any, Callable, Coroutine, Dict, Iterable, Optional, Set, Tuple, Type, TypeVar, Union
 
 import grpc
 import grpc.aio
 from typing_extensions import Literal, Unpack
 
-from ._call import Caller, Method, incomplete_response
+from ._call import Caller, ClientState, Method, incomplete_response
 from ._call_aio import AsyncCaller
 from ._convert import convert
 from ._errors import FieldViolation, WeirError
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 METHOD = Method("/weir.v1.Editing/Edit", pb.EditRequest, pb.EditResponse)
 
+Result = TypeVar("Result")
 Until = Literal["word", "line", "segment", "max_chars"]
 
 _OPEN = dict.fromkeys(["model", "priority"], "")
@@ -198,7 +199,10 @@ def _answer(response: pb.EditResponse) -> Tuple[Optional[int], Union[Any, WeirEr
         return response.stale.id, overtaken
     if event == "failed":
         return _failure(response.failed)
-    name = pb.DocumentClosed.Reason.Name(response.closed.reason).replace("REASON_", "")
+    reason = response.closed.reason
+    known = pb.DocumentClosed.Reason.values()
+    # A newer server may have other reasons.
+    name = pb.DocumentClosed.Reason.Name(reason).replace("REASON_", "") if reason in known else f"REASON_{reason}"
     closed = WeirError(grpc.StatusCode.UNAVAILABLE, f"the server closed the session: {name}; open the document again")
     closed.reason = name
     return None, closed
@@ -219,9 +223,12 @@ class EditSession(_Document):
     A connection error ends the session: open a new one with its `text`.
     """
 
-    def __init__(self, stub: Any, settings: Settings, text: str, options: EditOptions) -> None:
+    def __init__(self, stub: Any, settings: Settings, state: ClientState, text: str, options: EditOptions) -> None:
         self._call: Optional[Any] = None
         self._closed = False
+        self._state = state
+        # The error that ended the session.
+        self._failure: Optional[WeirError] = None
         super().__init__(text, options)
         self._stub, self._settings, self._metadata = stub, settings, settings.metadata(text, options)
         self._queue: queue.SimpleQueue[Optional[pb.EditRequest]] = queue.SimpleQueue()
@@ -265,6 +272,7 @@ class EditSession(_Document):
             raise ValueError("the session is closed")
         if self._call is None:
             requests: Iterable[pb.EditRequest] = iter(self._queue.get, None)
+            self._state.check()
             self._call = self._stub(requests, timeout=self._options.get("timeout"), metadata=self._metadata)
             self._ask(None, self._opening)
 
@@ -272,20 +280,24 @@ class EditSession(_Document):
         """Sends a message and returns its answer."""
         self._queue.put(request)
         call = self._call
-        while call is not None:
+        while call is not None and self._failure is None:
             try:
-                found, answer = _answer(next(call))
+                response = next(call)
+                found, answer = _answer(response)
             except StopIteration:
-                break
+                self._failure = incomplete_response()
             except grpc.RpcError as error:
-                failed = WeirError.of(error)
-                add_remedy(failed, self._settings)
-                raise failed from None
-            if isinstance(answer, WeirError):
-                raise answer
-            if found == key:
-                return answer
-        raise incomplete_response()
+                self._failure = WeirError.of(error)
+                add_remedy(self._failure, self._settings)
+            else:
+                if isinstance(answer, WeirError):
+                    if response.WhichOneof("event") == "closed":
+                        self._failure = answer
+                    raise answer
+                if found == key:
+                    return answer
+        # The same error may be raised again.
+        raise (self._failure or incomplete_response()).with_traceback(None)
 
     def __enter__(self) -> Self:
         try:
@@ -303,6 +315,19 @@ class EditSession(_Document):
     def __del__(self) -> None:
         if not self._closed:
             self.close()
+
+
+def _retrieve(done: asyncio.Future[Any]) -> None:
+    """Marks an error as retrieved: the task that asked may be gone, and asyncio logs errors that no task awaits."""
+    if not done.cancelled():
+        done.exception()
+
+
+async def _shielded(work: Coroutine[Any, Any, Result]) -> Result:
+    """Runs `work` to its end, even if the caller is cancelled."""
+    task = asyncio.ensure_future(work)
+    task.add_done_callback(_retrieve)
+    return await asyncio.shield(task)
 
 
 class AsyncEditSession(_Document):
@@ -330,7 +355,7 @@ class AsyncEditSession(_Document):
         lock = self._lock()
         await lock.acquire()
         # The server may have applied it when this task is cancelled: the other task sees its answer and then releases the lock.
-        return await asyncio.shield(asyncio.ensure_future(self._change(lock, start, end, text)))
+        return await _shielded(self._change(lock, start, end, text))
 
     async def _change(self, lock: asyncio.Lock, start: int, end: int, text: str) -> DocumentApplied:
         """Sends a splice and makes its change. Releases the lock."""
@@ -351,19 +376,40 @@ class AsyncEditSession(_Document):
         max_chars: Optional[int] = None,
     ) -> DocumentCompletions:
         """Returns the `count` most probable completions at `cursor`, by default the end of the text. Raises `WeirError`."""
-        async with self._lock():
+
+        def make() -> Tuple[int, pb.EditRequest]:
             request = self._completing(cursor, count, until, max_chars)
-            answer = await self._send(request.complete.id, request)
+            return request.complete.id, request
+
+        _, answer = await self._ask(make)
         completions: DocumentCompletions = await answer
         return completions
 
     async def score(self, start: int = 0, end: Optional[int] = None) -> DocumentScores:
         """Returns the log-probability of each character from `start` to `end`. Raises `WeirError`."""
-        async with self._lock():
-            text = self._text
+
+        def make() -> Tuple[int, pb.EditRequest]:
             request = self._scoring(start, end)
-            answer = await self._send(request.score.id, request)
+            return request.score.id, request
+
+        text, answer = await self._ask(make)
         return _scores(await answer, text)
+
+    async def _ask(self, make: Callable[[], Tuple[int, pb.EditRequest]]) -> Tuple[str, asyncio.Future[Any]]:
+        """Sends the message that `make` returns with its id. Returns the text at that moment and the future of the answer."""
+        lock = self._lock()
+        await lock.acquire()
+        # gRPC cancels the call if the task that writes is cancelled. So a separate task writes, then releases the lock.
+        return await _shielded(self._ask_locked(lock, make))
+
+    async def _ask_locked(
+        self, lock: asyncio.Lock, make: Callable[[], Tuple[int, pb.EditRequest]]
+    ) -> Tuple[str, asyncio.Future[Any]]:
+        try:
+            key, request = make()
+            return self._text, await self._send(key, request)
+        finally:
+            lock.release()
 
     async def aclose(self) -> None:
         """Ends the session."""
@@ -387,6 +433,7 @@ class AsyncEditSession(_Document):
         if self._failure is not None:
             raise self._failure
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        answer.add_done_callback(_retrieve)
         self._waiting[key] = answer
         try:
             await call.write(request)
@@ -417,19 +464,30 @@ class AsyncEditSession(_Document):
                 await asyncio.get_running_loop().run_in_executor(None, add_remedy, failure, self._settings)
         except asyncio.CancelledError:
             failure = WeirError(grpc.StatusCode.CANCELLED, "the session was closed")
-        self._failure = failure
-        for waiting in self._waiting.values():
-            if not waiting.done():
-                waiting.set_exception(failure)
-        self._waiting.clear()
+        except Exception as error:
+            failure = WeirError(grpc.StatusCode.UNKNOWN, f"a response cannot be read: {error}")
+        finally:
+            self._failure = failure
+            for waiting in self._waiting.values():
+                if not waiting.done():
+                    waiting.set_exception(failure)
+            self._waiting.clear()
 
     async def __aenter__(self) -> Self:
         self._changes = asyncio.Lock()
         self._call = self._stub(timeout=self._options.get("timeout"), metadata=self._metadata)
-        self._reader = asyncio.ensure_future(self._read(self._call))
+        reader = self._reader = asyncio.ensure_future(self._read(self._call))
+        opening = asyncio.ensure_future(self._send(None, self._opening))
+        opening.add_done_callback(_retrieve)
         try:
-            await (await self._send(None, self._opening))
+            # A write that waits for a connection does not end when another task cancels the call, but the reader does.
+            waits: Set[asyncio.Future[Any]] = {opening, reader}
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            if not opening.done():
+                raise self._failure or incomplete_response()
+            await (await opening)
         except BaseException:
+            opening.cancel()
             await self.aclose()
             raise
         return self
@@ -446,7 +504,7 @@ class EditCalls(Caller):
     def edit(self, text: str = "", **options: Unpack[EditOptions]) -> EditSession:
         """Returns a session that edits the document `text`, and completes and scores it while it changes."""
         stub = self._stub(METHOD, self._channel.stream_stream)
-        return EditSession(stub, self._settings, text, options)
+        return EditSession(stub, self._settings, self._state, text, options)
 
 
 class AsyncEditCalls(AsyncCaller):

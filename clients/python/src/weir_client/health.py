@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Optional
 
 import grpc
 from grpc_health.v1 import health_pb2
@@ -31,16 +32,16 @@ class HealthCalls(Caller):
 
     def wait_until_serving(self, timeout: float = 60.0, service: str = READY) -> None:
         """Returns once the service accepts requests. Raises `WeirError` with DEADLINE_EXCEEDED after `timeout` seconds."""
-        deadline = time.monotonic() + timeout
-        while not self._serves_now(service, deadline):
-            _check(deadline, service, timeout)
+        waiting = _Waiting(service, timeout)
+        while True:
+            try:
+                if self.serving(service, waiting.check_timeout()):
+                    return
+                waiting.answered()
+            except WeirError as error:
+                waiting.failed(error)
+            waiting.check()
             time.sleep(_PAUSE)
-
-    def _serves_now(self, service: str, deadline: float) -> bool:
-        try:
-            return self.serving(service, _check_timeout(deadline))
-        except WeirError as error:
-            return _not_yet(error)
 
 
 class AsyncHealthCalls(AsyncCaller):
@@ -53,34 +54,48 @@ class AsyncHealthCalls(AsyncCaller):
 
     async def wait_until_serving(self, timeout: float = 60.0, service: str = READY) -> None:
         """Returns once the service accepts requests. Raises `WeirError` with DEADLINE_EXCEEDED after `timeout` seconds."""
-        deadline = time.monotonic() + timeout
-        while not await self._serves_now(service, deadline):
-            _check(deadline, service, timeout)
+        waiting = _Waiting(service, timeout)
+        while True:
+            try:
+                if await self.serving(service, waiting.check_timeout()):
+                    return
+                waiting.answered()
+            except WeirError as error:
+                waiting.failed(error)
+            waiting.check()
             await asyncio.sleep(_PAUSE)
-
-    async def _serves_now(self, service: str, deadline: float) -> bool:
-        try:
-            return await self.serving(service, _check_timeout(deadline))
-        except WeirError as error:
-            return _not_yet(error)
 
 
 def _serves(answer: health_pb2.HealthCheckResponse) -> bool:
     return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
 
-def _check_timeout(deadline: float) -> float:
-    return max(min(_CHECK_TIMEOUT, deadline - time.monotonic()), 0.0)
+class _Waiting:
+    """The deadline of `wait_until_serving`, and the error of its last check."""
 
+    def __init__(self, service: str, timeout: float) -> None:
+        self._service, self._timeout = service, timeout
+        self._deadline = time.monotonic() + timeout
+        self._error: Optional[WeirError] = None
 
-def _not_yet(error: WeirError) -> bool:
-    """Returns False for a temporary error; raises any other error."""
-    if error.code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-        return False
-    raise error
+    def check_timeout(self) -> float:
+        """Returns the timeout of the next check."""
+        return max(min(_CHECK_TIMEOUT, self._deadline - time.monotonic()), 0.0)
 
+    def answered(self) -> None:
+        """Records that a check got an answer."""
+        self._error = None
 
-def _check(deadline: float, service: str, timeout: float) -> None:
-    if time.monotonic() >= deadline:
-        message = f"{service or 'the server'} was not ready within {timeout} s"
-        raise WeirError(grpc.StatusCode.DEADLINE_EXCEEDED, message)
+    def failed(self, error: WeirError) -> None:
+        """Records a temporary error. Raises an error that waiting cannot fix."""
+        temporary = error.code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+        if not temporary or error.is_explained:
+            raise error
+        self._error = error
+
+    def check(self) -> None:
+        """Raises `WeirError` after the deadline."""
+        if time.monotonic() >= self._deadline:
+            message = f"{self._service or 'the server'} was not ready within {self._timeout} s"
+            cause = f"; the last check failed with {self._error}" if self._error else ""
+            raise WeirError(grpc.StatusCode.DEADLINE_EXCEEDED, message + cause)

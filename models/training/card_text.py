@@ -37,7 +37,7 @@ def table(head, rows):
 
 
 def shape(about, card, config):
-    table_too = " with the frequency table" if config["family"] == "hourglass" else ""  # weir does not count this table
+    table_too = ", including the position scheme's table of frequencies" if config["family"] == "hourglass" else ""  # weir does not count this table
     rows = [*SHAPES[config["family"]](config["architecture"]), ("parameters", f"{card['parameters']:,}{table_too}")]
     rows.append(("`model.safetensors`", f"{card['bytes']:,} bytes; matrices {about.get('matrices', 'bf16')}, vectors f32"))
     if "tokenizer" in config["vocabulary"]:
@@ -57,7 +57,7 @@ def hourglass(a):
     spaces = "after spaces and newlines" if "\n" in symbols else "after spaces"
     decided = {"whitespace": spaces, "learned": "by a small network with a threshold of 0.5", "fixed": "at a fixed rate"}
     kind = a["boundaries"]["kind"]
-    where = "none: every character is a segment" if kind == "none" else decided.get(kind, kind)
+    where = "none: all layers run for each symbol" if kind == "none" else decided.get(kind, kind)
     yield "layers", f"{layers}, {widths(a)}"
     yield "boundaries", where
     if "ngrams" in a:
@@ -205,7 +205,7 @@ def text_read(card, config):
     symbols = "tokens" if "tokenizer" in config["vocabulary"] else f"{unit(config)}s"
     text = f"Text: {run['of'] / 1e6:.1f}M {symbols} of English."
     if len(read) == 1:
-        return f"{text} The run read {read[0]:,} ({share:.0%}), {times}."
+        return f"{text} The run read {read[0]:,} {symbols} ({share:.0%}), {times}."
     counts = " + ".join(f"{characters:,}" for characters in read)
     return (
         f"{text} The model was trained in {len(read)} runs. Each run after the first continued from the weights of the previous one. They "

@@ -18,7 +18,7 @@ class Chains(unittest.TestCase):
         }  # fmt: skip
         alone, second = part(1, 500), {**part(2, 1500), "earlier": [{**part(1, 500), "budget": 490}]}
         read = lambda run: card_text.text_read({"run": run}, BYTES)  # noqa: E731
-        self.assertTrue(read(alone).endswith("The run read 500 (50%), each once."), read(alone))
+        self.assertTrue(read(alone).endswith("The run read 500 bytes (50%), each once."), read(alone))
         self.assertTrue(read(second).endswith("read 500 + 1,500 = 2,000 bytes (200%), each 2.0 times on average."), read(second))
         text = card_text.recipe({"run": second}, BYTES)
         self.assertIn("5 and 15 updates of 100 bytes, seeds 1 and 2", text)

@@ -174,6 +174,11 @@ fn the_editor_follows_any_change_and_opens_again() {
     );
     change(0, 1_048_577, "a b");
     browser.until(&format!("{CONNECTED} && editor.session.text === 'a b'"));
+    // A text that does not fit into one message is not sent again and again.
+    browser.evaluate("(editor.area.value = 'a'.repeat(4200000), editor.area.dispatchEvent(new Event('input')), null)");
+    browser.until("document.getElementById('edit-status').textContent.startsWith('Text: too long for one message.')");
+    change(0, 4_200_000, "a b");
+    browser.until(&format!("{CONNECTED} && editor.session.text === 'a b'"));
     // Disconnecting ends it, and starting connects again.
     browser.click("#edit-stop");
     browser.until("document.getElementById('edit-status').textContent === 'Stopped.' && editor.session === null");

@@ -111,17 +111,19 @@ impl<R> EngineState<R> {
             Phase::Draining | Phase::Closed => return Err(Error::Draining { retry }),
             Phase::Broken => return Err(Error::Broken),
         }
-        self.scheduler.discount(&mut demand);
+        let rejected = |rejection| match rejection {
+            Rejection::Full { what, limit } => Error::QueueFull { what, limit, retry },
+            Rejection::NeverFits => Error::Internal("the request needs more memory than the model has".into()),
+        };
+        self.scheduler.check(&demand).map_err(rejected)?;
+        self.scheduler.discount(&mut demand, priority);
         if let Some(limit) = time_limit {
             let min_duration = self.rates.min_duration(self.scheduler.work_before(&demand, priority));
             if min_duration.is_some_and(|min| limit < min) {
                 return Err(Error::Deadline { stage: DEADLINE_TOO_CLOSE });
             }
         }
-        self.scheduler.submit(request, demand, priority).map_err(|rejection| match rejection {
-            Rejection::Full { what, limit } => Error::QueueFull { what, limit, retry },
-            Rejection::NeverFits => Error::Internal("the request needs more memory than the model has".into()),
-        })
+        self.scheduler.submit(request, demand, priority).map_err(rejected)
     }
 
     /// Puts an empty scheduler in place of the present one, and returns that.

@@ -19,6 +19,7 @@ mod row_status;
 mod stay;
 mod tenants;
 mod waiting;
+mod work_before;
 
 #[cfg(test)]
 mod storm;
@@ -170,13 +171,19 @@ impl<T> Scheduler<T> {
         }
     }
 
-    pub(crate) fn submit(&mut self, request: T, demand: Demand, priority: i32) -> Result<(), Rejection> {
+    /// Fails if a request would be rejected now.
+    pub(crate) fn check(&mut self, demand: &Demand) -> Result<(), Rejection> {
         if demand.bytes > self.rules.bytes || demand.rows > self.rules.rows {
             return Err(Rejection::NeverFits);
         }
         if !(self.tenants.next().is_none() && self.fits(demand.bytes, demand.rows)) {
-            self.check_queue_limits(&demand)?;
+            self.check_queue_limits(demand)?;
         }
+        Ok(())
+    }
+
+    pub(crate) fn submit(&mut self, request: T, demand: Demand, priority: i32) -> Result<(), Rejection> {
+        self.check(&demand)?;
         let position = self.new_position(priority);
         self.arrived += 1;
         self.tenants.add(position, Waiting { request, demand, on_hold: false, lost: 0 });
@@ -264,29 +271,6 @@ impl<T> Scheduler<T> {
     pub(crate) fn waits_for_memory(&mut self) -> bool {
         let free = self.rules.rows.saturating_sub(self.rows);
         !self.closed && self.tenants.next().is_some_and(|demand| demand.rows <= free)
-    }
-
-    /// Lowers the uncached symbols of a new request by those with which another request of its tenant may begin, too. The cache may
-    /// hold them by the time the new request runs.
-    pub(crate) fn discount(&self, demand: &mut Demand) {
-        let running =
-            self.slots.iter().flatten().filter(|slot| slot.tenant == demand.tenant).map(|slot| &slot.beginning);
-        let waiting = self.tenants.demands_of(&demand.tenant).map(|other| &other.beginning);
-        let shared = running.chain(waiting).map(|other| demand.beginning.max_shared(other)).max();
-        demand.uncached = demand.uncached.min(demand.symbols.saturating_sub(shared.unwrap_or(0)));
-    }
-
-    /// Returns a lower bound of the symbols that are fed before a new request is done, with its own. The requests that must
-    /// end before it gets a row are at least the shortest ones of its tenant before it. Other tenants may lose rows to it.
-    pub(crate) fn work_before(&self, demand: &Demand, priority: i32) -> usize {
-        let position = self.new_position(priority);
-        let waiting = self.tenants.before(&demand.tenant, position).map(|demand| demand.uncached.max(1));
-        let own = self.slots.iter().flatten().filter(|slot| slot.tenant == demand.tenant);
-        let running = own.map(|slot| slot.min_symbols);
-        let mut before: Vec<usize> = waiting.chain(running).collect();
-        before.sort_unstable();
-        let ended = (before.len() + 1).saturating_sub(self.rules.rows);
-        before[..ended].iter().sum::<usize>().saturating_add(demand.uncached.max(1))
     }
 
     /// Removes all requests and returns those that were not fetched yet. Running requests are gone with the worker.

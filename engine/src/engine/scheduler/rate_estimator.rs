@@ -13,9 +13,11 @@ const MAX_RETRY: Duration = Duration::from_secs(30);
 const KEPT_RATES: usize = 32;
 /// Large steps needed before a minimum duration is reported.
 const MIN_SAMPLES: usize = 8;
-/// Minimum prompt symbols of a step, however long they take: with fewer, reading all weights would not pay. A step with this
-/// many symbols beyond one for each row counts for the cost of a symbol.
+/// Minimum prompt symbols of a step, however long they take: with fewer, reading all weights would not pay. A step of this
+/// many symbols counts for the cost of a symbol, if [`MIN_EXTRA`] of them are beyond one for each row.
 const MIN_SYMBOLS: usize = 16;
+/// The smallest step with a prompt has more than this: otherwise a slow step would limit all later ones for ever.
+const MIN_EXTRA: usize = MIN_SYMBOLS / 4;
 
 /// Running mean of how long requests hold a row, the rates of the latest large steps, and the cost of a prompt symbol.
 #[derive(Debug, Clone)]
@@ -56,7 +58,7 @@ impl RateEstimator {
             self.rates[self.large_steps % KEPT_RATES] = symbols as f64 / took.as_secs_f64();
             self.large_steps += 1;
         }
-        if symbols.saturating_sub(rows) >= MIN_SYMBOLS {
+        if symbols >= MIN_SYMBOLS && symbols.saturating_sub(rows) >= MIN_EXTRA {
             self.symbol_cost = Some(update_mean(self.symbol_cost, took.as_secs_f64() / symbols as f64));
         }
     }
@@ -135,5 +137,23 @@ mod tests {
         assert!((49..=51).contains(&rates.symbols_within(target)), "{}", rates.symbols_within(target));
         (0..100).for_each(|_| rates.record_step(100, 0, Duration::from_secs(100)));
         assert_eq!(rates.symbols_within(target), MIN_SYMBOLS);
+    }
+
+    /// After one slow step, the smallest steps next to any number of rows that decode show that prompts are fast again.
+    #[test]
+    fn a_slow_step_is_forgotten() {
+        for decoding in [0, 1, 8, 32] {
+            let mut rates = RateEstimator::new(4, 256);
+            rates.record_step(256, 1, Duration::from_secs(60));
+            let target = Duration::from_millis(50);
+            assert_eq!(rates.symbols_within(target), MIN_SYMBOLS);
+            for _ in 0..100 {
+                // the budget of `share_prompts`
+                let chunk = rates.symbols_within(target).min(256);
+                let prompts = chunk.saturating_sub(decoding).max(chunk.div_ceil(2));
+                rates.record_step(prompts + decoding, 1 + decoding, Duration::from_millis(1));
+            }
+            assert!(rates.symbols_within(target) > 256, "{decoding}: {}", rates.symbols_within(target));
+        }
     }
 }

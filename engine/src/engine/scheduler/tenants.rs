@@ -124,10 +124,11 @@ impl<T> Tenants<T> {
         self.all.get(tenant).map(|tenant| tenant.new).unwrap_or_default()
     }
 
-    /// Returns the demands of a tenant's waiting requests.
-    pub(super) fn demands_of(&self, tenant: &str) -> impl Iterator<Item = &Demand> {
-        let tenant = self.all.get(tenant).into_iter();
-        tenant.flat_map(|tenant| tenant.waiting.values()).map(|waiting| &waiting.demand)
+    /// Returns the positions and demands of a tenant's waiting requests.
+    pub(super) fn demands_of(&mut self, tenant: &str) -> impl Iterator<Item = (QueuePosition, &mut Demand)> {
+        let tenant = self.all.get_mut(tenant).into_iter();
+        let waiting = tenant.flat_map(|tenant| tenant.waiting.iter_mut());
+        waiting.map(|(position, waiting)| (*position, &mut waiting.demand))
     }
 
     /// Returns the demands of a tenant's waiting requests that go before `position`, without those on hold.

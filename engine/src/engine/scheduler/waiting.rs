@@ -22,6 +22,13 @@ pub(crate) struct Demand {
     pub(crate) rows: usize,
 }
 
+impl Demand {
+    /// Lowers its uncached symbols: the cache may hold the first `shared` ones.
+    pub(super) fn leave_out(&mut self, shared: usize) {
+        self.uncached = self.uncached.min(self.symbols.saturating_sub(shared));
+    }
+}
+
 /// Lengths of the beginnings that are compared.
 const LENGTHS: [usize; 5] = [16, 64, 256, 1024, 4096];
 
@@ -45,6 +52,11 @@ impl Beginning {
             }
         }
         Self { hashes }
+    }
+
+    /// Returns true if no other text may share states with it.
+    pub(super) fn is_empty(&self) -> bool {
+        self.hashes.is_empty()
     }
 
     /// Returns the maximum number of symbols that both texts may begin with: 0 if the first hashes differ.

@@ -195,9 +195,15 @@ fn a_shared_beginning_is_not_certain_work() {
         ("b", 0, vec![1; 300], 300),
     ] {
         let mut demand = Demand { tenant: tenant.into(), ..of_text(&mut storm, key, &text).0 };
-        storm.scheduler.discount(&mut demand);
+        storm.scheduler.discount(&mut demand, 0);
         assert_eq!(demand.uncached, expected, "{tenant} {key} {} of {}", text[0], text.len());
     }
+    // the one that waits is discounted too, once a request with the same beginning goes before it
+    let waiting = |storm: &mut SchedulerStorm| storm.scheduler.tenants.demands_of("a").next().unwrap().1.uncached;
+    assert_eq!(waiting(&mut storm), 300);
+    let (mut senior, _) = of_text(&mut storm, 0, &[2; 300]);
+    storm.scheduler.discount(&mut senior, 1);
+    assert_eq!((waiting(&mut storm), senior.uncached), (0, 0));
 }
 
 #[test]

@@ -11,6 +11,8 @@ use std::{
 };
 use tokio::sync::mpsc;
 
+/// The method of a change.
+pub(super) const CHANGE: &str = "textDocument/didChange";
 /// Maximum queued messages in each direction.
 const WAITING: usize = 16;
 
@@ -24,6 +26,8 @@ pub(super) enum Input {
         id: Option<RequestId>,
         code: ErrorCode,
         why: String,
+        /// True if it may have been a change of a document.
+        may_change: bool,
     },
     /// The input cannot be read further.
     Broken(Error),
@@ -47,7 +51,7 @@ pub(super) fn read(mut input: impl BufRead + Send + 'static) -> Result<mpsc::Rec
 pub(super) fn read_next(input: &mut impl BufRead) -> Option<Input> {
     match framing::read(input) {
         Ok(Some(Frame::Body(body))) => Some(parse(&body)),
-        Ok(Some(Frame::TooLong(length))) => Some(too_long(length)),
+        Ok(Some(Frame::TooLong { length, start })) => Some(too_long(length, &start)),
         Ok(None) => None,
         Err(error) => Some(Input::Broken(error)),
     }
@@ -82,15 +86,36 @@ pub(super) fn parse(body: &[u8]) -> Input {
         Err(error) => error,
     };
     if let Err(error) = serde_json::from_slice::<IgnoredAny>(body) {
-        return Input::Wrong { id: None, code: ErrorCode::ParseError, why: format!("expected JSON: {error}") };
+        return Input::Wrong {
+            id: None,
+            code: ErrorCode::ParseError,
+            why: format!("expected JSON: {error}"),
+            may_change: may_change(body),
+        };
     }
     let id = serde_json::from_slice::<Identified>(body).ok().map(|message| message.id);
-    Input::Wrong { id, code: ErrorCode::InvalidRequest, why: format!("expected a JSON-RPC message: {error}") }
+    Input::Wrong {
+        may_change: id.is_none() && may_change(body),
+        id,
+        code: ErrorCode::InvalidRequest,
+        why: format!("expected a JSON-RPC message: {error}"),
+    }
 }
 
-fn too_long(length: u64) -> Input {
+/// Returns the input for a body of `length` bytes that was skipped, and begins with `start`.
+fn too_long(length: u64, start: &[u8]) -> Input {
     let why = format!("expected a message of at most {MAX_BODY_BYTES} bytes, found {length}");
-    Input::Wrong { id: None, code: ErrorCode::InvalidRequest, why }
+    Input::Wrong { id: None, code: ErrorCode::InvalidRequest, why, may_change: may_change(start) }
+}
+
+/// Returns false if a body that cannot be read names another method than that of a change. Its texts cannot name one: in a string
+/// of JSON, quotes are escaped.
+fn may_change(body: &[u8]) -> bool {
+    let body = String::from_utf8_lossy(body);
+    let Some((_, rest)) = body.split_once("\"method\"") else { return true };
+    let value = rest.trim_start().strip_prefix(':').map(str::trim_start);
+    let name = value.and_then(|value| value.strip_prefix('"')?.split_once('"'));
+    name.is_none_or(|(name, _)| name == CHANGE)
 }
 
 #[cfg(test)]
@@ -107,6 +132,10 @@ mod tests {
         assert_eq!(wrong("\u{0}"), (None, -32700));
         assert_eq!(wrong("[]"), (None, -32600));
         assert_eq!(wrong("{\"id\": 7, \"method\": 8}"), (Some(7.into()), -32600));
+        let changes = |body: &str| matches!(parse(body.as_bytes()), Input::Wrong { may_change: true, .. });
+        assert!(changes("{") && changes("[]") && changes(r#"{"method" : "textDocument/didChange", "#));
+        assert!(!changes(r#"{"method":"textDocument/didOpen", "#) && !changes(r#"{"id": 7, "method": 8}"#));
+        assert!(changes(r#"{"params": "a \"method\": \"exit\""#), "a method within a text");
         assert!(matches!(parse(b"{\"method\": \"exit\"}"), Input::Message(Message::Notification(_))));
         assert!(matches!(parse(b"{\"method\": \"x\", \"id\": \"a\"}"), Input::Message(Message::Request(_))));
     }

@@ -7,6 +7,8 @@ use std::io::{BufRead, Read, Write, copy, sink};
 pub(super) const MAX_BODY_BYTES: usize = 32 << 20;
 /// Maximum bytes of a header's line.
 const MAX_LINE_BYTES: u64 = 1024;
+/// Bytes of a skipped body that are kept.
+const START_BYTES: u64 = 1024;
 /// Maximum headers of a frame.
 const MAX_HEADERS: usize = 16;
 /// The header that every frame has.
@@ -16,8 +18,12 @@ const LENGTH: &str = "content-length";
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Frame {
     Body(Vec<u8>),
-    /// A body of this many bytes was too long, and skipped.
-    TooLong(u64),
+    /// A body was too long, and skipped.
+    TooLong {
+        length: u64,
+        /// Its first bytes, at most [`START_BYTES`].
+        start: Vec<u8>,
+    },
 }
 
 /// Reads a frame; `None` at the end of the input. Fails if the input ends within a frame or is no frame: the beginning of the next
@@ -42,8 +48,10 @@ pub(super) fn read(input: &mut impl BufRead) -> Result<Option<Frame>> {
     }
     let length = length.ok_or_else(|| unreadable("expected the header Content-Length, found none".into()))?;
     if length > MAX_BODY_BYTES as u64 {
-        let skipped = copy(&mut input.take(length), &mut sink()).map_err(failed)?;
-        return if skipped == length { Ok(Some(Frame::TooLong(length))) } else { Err(cut()) };
+        let mut start = Vec::new();
+        let kept = input.take(START_BYTES).read_to_end(&mut start).map_err(failed)? as u64;
+        let skipped = copy(&mut input.take(length - kept), &mut sink()).map_err(failed)?;
+        return if kept + skipped == length { Ok(Some(Frame::TooLong { length, start })) } else { Err(cut()) };
     }
     // grows with what arrives
     let mut body = Vec::new();
@@ -117,7 +125,8 @@ mod tests {
         let mut input = format!("Content-Length: {length}\r\n\r\n").into_bytes();
         input.resize(input.len() + length, b' ');
         write(&mut input, b"{}").unwrap();
-        assert_eq!(all(&input), (vec![Frame::TooLong(length as u64), Frame::Body(b"{}".to_vec())], None));
+        let too_long = Frame::TooLong { length: length as u64, start: vec![b' '; START_BYTES as usize] };
+        assert_eq!(all(&input), (vec![too_long, Frame::Body(b"{}".to_vec())], None));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The language server: takes the client's messages and the sessions' events, one at a time.
 
 use super::{
-    channels::Input,
+    channels::{CHANGE, Input},
     completion::{CompletionKind, WaitingRequest},
     documents::{Documents, Refusal},
     outbox::{Outbox, Place},
@@ -98,11 +98,10 @@ impl LanguageServer {
     fn take(&mut self, input: Input) -> Result<Next> {
         match input {
             Input::Message(message) => return Ok(self.take_message(message)),
-            Input::Wrong { id, code, why } => {
+            Input::Wrong { id, code, why, may_change } => {
                 self.out.fail(id.as_ref(), code, &why);
                 self.out.report(Place::Log, Severity::Error, &why);
-                if id.is_none() {
-                    // It may have been a change of any document.
+                if may_change {
                     self.leave_out(None);
                 }
             }
@@ -194,7 +193,7 @@ impl LanguageServer {
         let Notification { method, params } = notification;
         let done = match &*method {
             "textDocument/didOpen" => parse(params).map(|params| self.open(params)),
-            "textDocument/didChange" => {
+            CHANGE => {
                 let uri = params["textDocument"]["uri"].as_str().map(str::to_owned);
                 let changed = parse(params).map(|params| self.change(params));
                 if changed.is_err() {

@@ -124,13 +124,15 @@ def test_closing_ends_a_session_that_is_being_opened() -> None:
         silent = await asyncio.start_server(lambda _reader, _writer: None, "127.0.0.1", 0)
         port = silent.sockets[0].getsockname()[1]
         client = AsyncClient(f"127.0.0.1:{port}")
-        session = client.edit("a")
+        session, unopened = client.edit("a"), client.edit("a")
         opening = asyncio.ensure_future(session.__aenter__())
         await asyncio.sleep(0.1)
         await client.close()
         with pytest.raises(WeirError, match="CANCELLED"):
             await asyncio.wait_for(opening, local.TIMEOUT)
         silent.close()
+        with pytest.raises(WeirError, match="the client is closed"):
+            await unopened.__aenter__()
         with pytest.raises(WeirError, match="the client is closed"):
             client.edit("a")
 

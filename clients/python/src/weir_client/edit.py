@@ -14,7 +14,7 @@ import grpc.aio
 from typing_extensions import Literal, Unpack
 
 from ._call import Caller, ClientState, Method, incomplete_response
-from ._call_aio import AsyncCaller
+from ._call_aio import AsyncCaller, is_cancelled
 from ._convert import convert
 from ._errors import FieldViolation, WeirError
 from ._mixups import add_remedy
@@ -337,9 +337,10 @@ class AsyncEditSession(_Document):
     "STALE". A connection error ends the session: open a new one with its `text`.
     """
 
-    def __init__(self, stub: Any, settings: Settings, text: str, options: EditOptions) -> None:
+    def __init__(self, stub: Any, settings: Settings, state: ClientState, text: str, options: EditOptions) -> None:
         super().__init__(text, options)
         self._stub, self._settings, self._metadata = stub, settings, settings.metadata(text, options)
+        self._state = state
         self._call: Optional[Any] = None
         self._reader: Optional[asyncio.Task[None]] = None
         self._waiting: Dict[Optional[int], asyncio.Future[Any]] = {}
@@ -440,6 +441,10 @@ class AsyncEditSession(_Document):
         except (grpc.RpcError, asyncio.InvalidStateError):
             # The reader reports why the call ended.
             pass
+        except asyncio.CancelledError:
+            # gRPC raises it, too, if the call was cancelled, which the reader reports.
+            if is_cancelled() or not call.cancelled():
+                raise
         return answer
 
     async def _read(self, call: Any) -> None:
@@ -474,6 +479,7 @@ class AsyncEditSession(_Document):
             self._waiting.clear()
 
     async def __aenter__(self) -> Self:
+        self._state.check()
         self._changes = asyncio.Lock()
         self._call = self._stub(timeout=self._options.get("timeout"), metadata=self._metadata)
         reader = self._reader = asyncio.ensure_future(self._read(self._call))
@@ -513,4 +519,4 @@ class AsyncEditCalls(AsyncCaller):
     def edit(self, text: str = "", **options: Unpack[EditOptions]) -> AsyncEditSession:
         """Returns a session that edits the document `text`, and completes and scores it while it changes."""
         stub = self._stub(METHOD, self._channel.stream_stream)
-        return AsyncEditSession(stub, self._settings, text, options)
+        return AsyncEditSession(stub, self._settings, self._state, text, options)

@@ -167,17 +167,23 @@ async fn refusals_over_http_are_logged_with_the_field() {
     assert!(!log.contains("secret") && !log.contains("nobody"), "{log}");
 }
 
-/// A peer without a key can cause any number of refusals, so several share a line.
-#[tokio::test]
-async fn refused_credentials_and_pages_are_logged_once_in_a_while() {
+/// Starts a server that needs a key, and allows one editing session. Returns it with its HTTP address.
+fn with_key_of_alice() -> (process::Server, SocketAddr) {
     let folder = tempfile::tempdir().unwrap();
     let keys = folder.path().join("keys");
     std::fs::write(&keys, "alice:a-key-that-alice-has\n").unwrap();
     let model = converted("whitespaces");
     let flags = ["--http-listen", "127.0.0.1:0", "--threads", "1", "--calibration-milliseconds", "0"];
-    let keys = ["--api-keys", keys.to_str().unwrap(), "--model", model.to_str().unwrap()];
-    let server = process::Server::start(&[&flags[..], &keys].concat());
-    let http: SocketAddr = server.program.listener("playground").parse().unwrap();
+    let limit = ["--max-edit-sessions", "1", "--api-keys", keys.to_str().unwrap(), "--model", model.to_str().unwrap()];
+    let server = process::Server::start(&[&flags[..], &limit].concat());
+    let http = server.program.listener("playground").parse().unwrap();
+    (server, http)
+}
+
+/// A peer without a key can cause any number of refusals, so several share a line.
+#[tokio::test]
+async fn refused_credentials_and_pages_are_logged_once_in_a_while() {
+    let (server, http) = with_key_of_alice();
     let body = r#"{"prompt": "a"}"#;
     for _ in 0..3 {
         for (path, headers, status) in [
@@ -210,14 +216,7 @@ async fn refused_credentials_and_pages_are_logged_once_in_a_while() {
 /// A page cannot set the header of an API key for a WebSocket. The log has the owner of the key that a subprotocol carries.
 #[tokio::test]
 async fn a_refused_websocket_is_logged_with_its_principal() {
-    let folder = tempfile::tempdir().unwrap();
-    let keys = folder.path().join("keys");
-    std::fs::write(&keys, "alice:a-key-that-alice-has\n").unwrap();
-    let model = converted("whitespaces");
-    let flags = ["--http-listen", "127.0.0.1:0", "--threads", "1", "--calibration-milliseconds", "0"];
-    let limit = ["--max-edit-sessions", "1", "--api-keys", keys.to_str().unwrap(), "--model", model.to_str().unwrap()];
-    let server = process::Server::start(&[&flags[..], &limit].concat());
-    let http: SocketAddr = server.program.listener("playground").parse().unwrap();
+    let (server, http) = with_key_of_alice();
     let key = URL_SAFE_NO_PAD.encode("a-key-that-alice-has");
     let open = async |key: &str| {
         let mut connection = TcpStream::connect(http).await.unwrap();

@@ -33,35 +33,37 @@ impl Demand {
 const LENGTHS: [usize; 5] = [16, 64, 256, 1024, 4096];
 
 /// Hashes of the beginnings of a text. Requests with equal hashes may share cached states.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Beginning {
     /// One for each of [`LENGTHS`] that the text has; none for a text that is not cached.
-    hashes: Vec<u64>,
+    hashes: [Option<u64>; LENGTHS.len()],
 }
 
 impl Beginning {
     /// Hashes a text of at least the longest length, or a complete one. `key` tells apart texts that share no states.
-    pub(crate) fn new(key: &impl Hash, symbols: impl Iterator<Item = u32>) -> Self {
+    pub(crate) fn new(key: &impl Hash, mut symbols: impl Iterator<Item = u32>) -> Self {
         let mut hasher = DefaultHasher::new();
         key.hash(&mut hasher);
-        let mut hashes = Vec::new();
-        for (len, symbol) in (1..).zip(symbols.take(LENGTHS[LENGTHS.len() - 1])) {
-            symbol.hash(&mut hasher);
-            if LENGTHS.contains(&len) {
-                hashes.push(hasher.finish());
+        let mut hashed = 0;
+        let hashes = LENGTHS.map(|len| {
+            while hashed < len {
+                symbols.next()?.hash(&mut hasher);
+                hashed += 1;
             }
-        }
+            Some(hasher.finish())
+        });
         Self { hashes }
     }
 
     /// Returns true if no other text may share states with it.
     pub(super) fn is_empty(&self) -> bool {
-        self.hashes.is_empty()
+        self.hashes[0].is_none()
     }
 
     /// Returns the maximum number of symbols that both texts may begin with: 0 if the first hashes differ.
     pub(super) fn max_shared(&self, other: &Self) -> usize {
-        let equal = self.hashes.iter().zip(&other.hashes).take_while(|(own, other)| own == other).count();
+        let pairs = self.hashes.iter().zip(&other.hashes);
+        let equal = pairs.take_while(|(own, other)| own.is_some() && own == other).count();
         if equal == 0 { 0 } else { LENGTHS.get(equal).map_or(usize::MAX, |next| next - 1) }
     }
 }

@@ -47,13 +47,14 @@ def rules() -> List[Dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def text() -> Iterator[str]:
-    """Yields the metrics of a server that completed a request, and refused another."""
+    """Yields the metrics of a server that completed a request, refused another, and answered one over HTTP."""
     if local.weir_program() is None:
         pytest.skip("no weir program found: set WEIR_BIN or run `cargo build`")
-    with local.Server() as server, Client(server.address, timeout=local.TIMEOUT) as client:
+    with local.Server("--http-listen", "127.0.0.1:0") as server, Client(server.address, timeout=local.TIMEOUT) as client:
         client.generate("the history of", max_chars=8, seed=1)
         with pytest.raises(WeirError):
             client.generate("the history of", max_chars=8, model="none")
+        urllib.request.urlopen(f"http://{server.listener('playground')}/health", timeout=local.TIMEOUT).close()
         with urllib.request.urlopen(f"http://{server.admin}/metrics", timeout=local.TIMEOUT) as answer:
             yield answer.read().decode()
 

@@ -131,6 +131,7 @@ fn with_two_models() -> Metrics {
     metrics.meter("b");
     metrics.meter("a");
     metrics.count_call("s", "m", "OK");
+    metrics.count_http_request("/", "GET", 200);
     metrics
 }
 
@@ -189,6 +190,7 @@ fn the_order_of_series_is_stable() {
     second.meter("a");
     second.meter("c");
     second.count_call("s", "m", "OK");
+    second.count_http_request("/", "GET", 200);
     second.meter("b");
     second.remove_model("c");
     assert_eq!(text, render(&second));

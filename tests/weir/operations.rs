@@ -176,6 +176,7 @@ fn rows() -> BTreeSet<String> {
     metrics.meter("m");
     record_all(&metrics, "m");
     metrics.count_call("s", "m", "OK");
+    metrics.count_http_request("/", "GET", 200);
     let text = metrics.render(&[]).unwrap();
     let mut rows = BTreeSet::new();
     let mut lines = text.lines().peekable();

@@ -29,6 +29,8 @@ pub struct Metrics {
     levels: LevelFamilies,
     /// Answered calls, by service, method and code.
     calls: SortedFamily<Counter>,
+    /// Requests over HTTP, by path, method and status code.
+    http_requests: SortedFamily<Counter>,
     models: Mutex<BTreeMap<String, Arc<Series>>>,
     /// Reloads of certificates and keys, by result.
     credential_reloads: SortedFamily<Counter>,
@@ -51,6 +53,9 @@ impl Default for Metrics {
         let levels = LevelFamilies::register(&mut registry);
         let calls = SortedFamily::default();
         registry.register(weir!("grpc_calls"), "Answered calls, by service, method and status code", calls.clone());
+        let http_requests = SortedFamily::default();
+        let help = "Requests over HTTP, by path, method and status code";
+        registry.register(weir!("http_requests"), help, http_requests.clone());
         let credential_reloads = SortedFamily::default();
         let help = "Reloads of certificates and keys, by result";
         registry.register(weir!("credential_reloads"), help, credential_reloads.clone());
@@ -74,6 +79,7 @@ impl Default for Metrics {
             families,
             levels,
             calls,
+            http_requests,
             credential_reloads,
             live,
             ready,
@@ -104,6 +110,12 @@ impl Metrics {
     pub fn count_call(&self, service: &'static str, method: &'static str, code: &'static str) {
         let labels = [("service", service), ("method", method), ("code", code)];
         self.calls.get_or_create(&labels.map(|(key, value)| (key, value.to_owned())).into()).inc();
+    }
+
+    /// Counts a request over HTTP. Each combination has its own series, so `handler` and `method` must be from small sets.
+    pub fn count_http_request(&self, handler: &str, method: &str, status: u16) {
+        let labels = [("handler", handler.to_owned()), ("method", method.to_owned()), ("status", status.to_string())];
+        self.http_requests.get_or_create(&labels.into()).inc();
     }
 
     /// Counts a reload of certificates and keys.

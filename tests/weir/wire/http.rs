@@ -29,6 +29,7 @@ const KEY: &str = "a-key-that-alice-has";
 pub(super) struct Both {
     pub(super) model: Arc<Fake>,
     pub(super) engine: Handle,
+    engines: Engines,
     pub(super) port: SocketAddr,
     /// Address of the gRPC port.
     pub(super) address: SocketAddr,
@@ -53,14 +54,15 @@ impl Both {
         let http = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = grpc.local_addr().unwrap();
         let port = http.local_addr().unwrap();
-        let offer = ServerParts { http: Some(http.into()), ..Engines::new(vec![engine.clone()]).unwrap().into() };
+        let engines = Engines::new(vec![engine.clone()]).unwrap();
+        let offer = ServerParts { http: Some(http.into()), ..engines.clone().into() };
         let (stop, stopped) = oneshot::channel();
         let shutdown = async {
             let _ = stopped.await;
         };
         let task = tokio::spawn(run(grpc, offer, shutdown, config));
         let channel = plain(address).connect().await.unwrap();
-        Self { model, engine, port, address, channel, stop: Some(stop), task }
+        Self { model, engine, engines, port, address, channel, stop: Some(stop), task }
     }
 
     pub(super) async fn grpc(&self, request: GenerateRequest) -> GeneratedResponse {
@@ -70,6 +72,11 @@ impl Both {
 
     pub(super) async fn post(&self, body: &Value) -> Reply {
         exchange(self.port, "POST", "/v1/completions", &[], &body.to_string()).await
+    }
+
+    /// Returns the metrics as OpenMetrics text.
+    pub(super) fn metrics(&self) -> String {
+        self.engines.render_metrics().unwrap()
     }
 
     pub(super) fn shut_down(&mut self) {

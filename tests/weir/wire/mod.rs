@@ -28,6 +28,7 @@ mod http_browsers;
 mod http_chat;
 mod http_cors;
 mod http_inference;
+mod http_metrics;
 mod http_refusals;
 mod http_shutdown;
 mod http_summaries;

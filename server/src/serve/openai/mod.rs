@@ -9,6 +9,7 @@
 mod chat;
 mod completions;
 mod context;
+mod count;
 pub(super) mod editing;
 mod error;
 pub(super) mod inference;
@@ -46,7 +47,7 @@ use crate::{
     },
 };
 use axum::{
-    Router,
+    Extension, Router,
     body::Body,
     extract::{Request, State},
     http::{
@@ -61,7 +62,7 @@ use error::ApiError;
 use hyper::{body::Incoming, server::conn::http1};
 use hyper_util::{rt::TokioIo, service::TowerToHyperService};
 pub(super) use state::{ApiServices, ApiState};
-use std::convert::Infallible;
+use std::{convert::Infallible, sync::Arc};
 use tokio_io_timeout::TimeoutWriter;
 use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
@@ -93,6 +94,9 @@ pub(super) async fn serve(
     // Outside the log, which reads the key from `authorization`.
     let router = router.layer(from_fn(editing::read_key));
     let router = router.layer(from_fn_with_state(pages, check_page));
+    let router = router.layer(from_fn(check_place));
+    // Outside everything that may refuse a request.
+    let router = router.layer(from_fn_with_state(Arc::clone(engines.metrics()), count::count));
     let start = |Connection { stream, peer, open }: Connection| -> HyperConnection {
         let unread = UnreadBody::default();
         let watched = unread.clone();
@@ -179,17 +183,21 @@ async fn log_refusal(State(refused): State<RefusedRequests>, request: Request, n
     response
 }
 
-/// Counts a request as a call of its connection. A connection that has no place but for health may not make others.
+/// Refuses a request on a connection that is only for health checks, unless it is one.
+async fn check_place(Extension(context): Extension<UpgradeContext>, request: Request, next: Next) -> Response {
+    if context.open.is_health_only() && !HEALTH_PATHS.contains(&request.uri().path()) {
+        let message = "all connections have requests in progress; this one is for health checks only";
+        return ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "connections", message).into_response();
+    }
+    next.run(request).await
+}
+
+/// Counts a request as a call of its connection.
 async fn track_call(open: OpenConnection, request: Request, router: Router) -> Result<Response, Infallible> {
     let path = request.uri().path();
-    let checks_health = HEALTH_PATHS.contains(&path);
-    let call = if checks_health || path == "/" { open.begin_keyless_call() } else { open.begin_call() };
-    let response = if open.is_health_only() && !checks_health {
-        let message = "all connections have requests in progress; this one is for health checks only";
-        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "connections", message).into_response()
-    } else {
-        router.oneshot(request).await?
-    };
+    let needs_no_key = HEALTH_PATHS.contains(&path) || path == "/";
+    let call = if needs_no_key { open.begin_keyless_call() } else { open.begin_call() };
+    let response = router.oneshot(request).await?;
     let response = sse::end_with_connection(response, open.ending().clone());
     Ok(response.map(|body| Body::new(GuardedBody::new(body, call))))
 }

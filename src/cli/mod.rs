@@ -36,15 +36,28 @@ pub mod verify;
 pub use command::Cli;
 
 use crate::error::{Error, printable};
+#[cfg(feature = "candle")]
+use crate::kernels::environment;
 use clap::CommandFactory;
 use color::ColorChoice;
 use command::Command;
 use std::{ffi::OsString, io::Write, process::ExitCode};
 use weir_proto::{argument_errors, empty_variables::without_empty};
 
+/// Sets `RAYON_NUM_THREADS`, the number of parts into which candle divides a large product, to the number of processors. candle 0.11
+/// looks this number up at every product. If the variable is not set, it counts the machine's cores each time. On Linux it reads
+/// `/proc/cpuinfo` for that, which takes longer than many products.
+#[cfg(feature = "candle")]
+fn set_candle_threads() {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    environment::set_default("RAYON_NUM_THREADS", &processors.to_string());
+}
+
 /// Runs the command that `arguments` name and returns its exit code. The first argument is the program's name. Errors are
-/// printed to stderr.
+/// printed to stderr. On Linux it sets `RAYON_NUM_THREADS`, if this variable is not set and no other threads run.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    #[cfg(feature = "candle")]
+    set_candle_threads();
     let arguments: Vec<_> = arguments.into_iter().collect();
     let (cli, sources) = match settings::parse(&arguments) {
         Ok(parsed) => parsed,

@@ -7,7 +7,7 @@
 //! Each kernel body is written once and compiled for each instruction set ([`Isa`]): AVX2 with FMA, AVX-512 with VNNI, and
 //! the baseline of the build. AMX adds one kernel to AVX-512: int8 products of several rows. The widest set that the
 //! processor and the system support is selected at run time. The baseline may round floats differently from the others. This is the only
-//! module with `unsafe`; every block states why it is sound.
+//! module with `unsafe`; every block states why it is sound. It therefore also has [`memory`], [`heap`] and [`environment`].
 
 #![allow(unsafe_code, reason = "the only module that needs it")]
 
@@ -15,6 +15,7 @@ pub mod attention;
 mod disjoint;
 pub mod distribution;
 mod dtype;
+pub mod environment;
 #[cfg(test)]
 mod exact_tests;
 pub mod heap;

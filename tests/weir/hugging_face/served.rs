@@ -118,3 +118,25 @@ async fn the_text_of_an_end_token_is_not_sent() {
         assert_eq!((usage.generated_chars, usage.generated_text_chars()), (1, 3));
     }
 }
+
+/// candle 0.11 reads `/proc/cpuinfo` at every product unless `RAYON_NUM_THREADS` is set. On processors with unequal cores it never does.
+#[cfg(target_os = "linux")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tokens_do_not_read_cpuinfo() {
+    let folder = folder("llama");
+    let server = Server::start(&["--model", folder.to_str().unwrap(), "--calibration-milliseconds", "0"]);
+    let channel = connect(&server).await;
+    let read = || {
+        let counters = std::fs::read_to_string(format!("/proc/{}/io", server.program.id())).unwrap();
+        let bytes = counters.lines().find_map(|line| line.strip_prefix("rchar: ")).unwrap();
+        bytes.parse::<u64>().unwrap()
+    };
+    ask(&channel, request(0)).await;
+    let before = read();
+    for number in 0..16 {
+        ask(&channel, request(number)).await;
+    }
+    let bytes = read() - before;
+    // 440 tokens of at least 15 products each: one read of `/proc/cpuinfo` per product exceeds 1 MiB
+    assert!(bytes < 1 << 20, "{bytes} bytes were read");
+}

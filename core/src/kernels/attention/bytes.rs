@@ -257,9 +257,11 @@ impl<const B: usize> Part<'_, B> {
             let sums = &mut all_sums[row * dim..][..dim];
             for (page, weights) in self.values.iter().zip(weights[..self.keys].chunks(POSITIONS)) {
                 for (position, &weight) in weights.iter().enumerate() {
-                    let values = &page.numbers[position / QUAD * QUAD * dim..];
-                    for (number, sum) in sums.iter_mut().enumerate().skip(done) {
-                        *sum += i32::from(weight) * i32::from(values[QUAD * number + byte_of(position)]);
+                    let values = &page.numbers[position / QUAD * QUAD * dim..][QUAD * done..QUAD * dim];
+                    let (quads, _) = values.as_chunks::<QUAD>();
+                    for (sum, quad) in sums[done..].iter_mut().zip(quads) {
+                        // never wraps, as MAX_WEIGHT ensures: this only omits the check for an overflow
+                        *sum = sum.wrapping_add(i32::from(weight) * i32::from(quad[byte_of(position)]));
                     }
                 }
             }

@@ -4,12 +4,13 @@ use super::{
     check_range,
     decode::{DecodeBench, DecodeMeasurement, DecodePlan},
     machine::Machine,
-    quantiles::Quantiles,
+    ratios,
     rounds::DecodeRun,
     sample::Sample,
 };
 use crate::{decode::contract::Model, error::Result};
 use serde::Serialize;
+use weir_measure::stats::Quantiles;
 
 /// Maximum pairs of runs.
 pub const MAX_PAIRS: usize = 10_000;
@@ -63,7 +64,7 @@ pub fn compare(
         runs_b.extend(run_b);
         progress(pair + 1);
     }
-    let ratio = Quantiles::from_ratios(speeds.into_iter())?;
+    let ratio = ratios(speeds.into_iter())?;
     let a = DecodeMeasurement::new(&a, runs_a, machine)?;
     let b = DecodeMeasurement::new(&b, runs_b, machine)?;
     let DecodePlan { batch, context, boundary_wait, .. } = plan;

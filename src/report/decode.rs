@@ -7,7 +7,7 @@
 use super::{
     check_length, check_range,
     machine::{Machine, MeasuredModel},
-    quantiles::{Quantiles, quantile},
+    quantiles,
     rounds::{DecodeRun, RoundRecorder},
     sample::Sample,
 };
@@ -21,6 +21,7 @@ use crate::{
 };
 use serde::Serialize;
 use std::time::{Duration, Instant};
+use weir_measure::stats::quantile;
 
 /// Maximum rows.
 pub const MAX_BATCH: usize = 1024;
@@ -246,7 +247,7 @@ impl DecodeMeasurement {
         let steps = run.step_ns.len();
         let seconds = run.seconds().max(1e-9);
         let chars_per_second = bench.chars_per_second(&run);
-        let step_ns = Quantiles::from_values(run.step_ns)?;
+        let step_ns = quantiles(run.step_ns)?;
         let gaps = |mut ns: Vec<f64>| {
             ns.sort_by(f64::total_cmp);
             [0.5, 0.99].map(|share| quantile(&ns, share))

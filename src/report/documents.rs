@@ -6,7 +6,7 @@
 use super::{
     check_range,
     machine::{Machine, MeasuredModel},
-    quantiles::Quantiles,
+    quantiles, ratios,
     summaries::{encode, median, reader, text_ids},
 };
 use crate::{
@@ -19,6 +19,7 @@ use crate::{
 };
 use serde::Serialize;
 use std::{sync::Arc, time::Instant};
+use weir_measure::stats::Quantiles;
 
 /// Maximum runs of each model.
 pub(crate) const MAX_PAIRS: usize = 1024;
@@ -218,7 +219,7 @@ fn result(
 
 /// Returns quantiles of the ratio of the second model's value to the first one's.
 fn gain(runs: &[[DocumentRun; 2]], value: fn(&DocumentRun) -> f64) -> Result<Quantiles> {
-    Quantiles::from_ratios(runs.iter().map(|[a, b]| (value(b), value(a))))
+    ratios(runs.iter().map(|[a, b]| (value(b), value(a))))
 }
 
 fn bytes_gain(a: &DocumentCost, b: &DocumentCost) -> f64 {
@@ -281,7 +282,7 @@ fn medians(results: &[DocumentResult]) -> Result<DocumentResult> {
             cross_attention_bytes: of(&|result| cost(result).cross_attention_bytes as f64) as usize,
         }
     };
-    let gains = |gain: fn(&DocumentResult) -> f64| Quantiles::from_values(results.iter().map(gain).collect());
+    let gains = |gain: fn(&DocumentResult) -> f64| quantiles(results.iter().map(gain).collect());
     Ok(DocumentResult {
         document: "median document".into(),
         bytes: of(&|result| result.bytes as f64) as usize,

@@ -6,7 +6,7 @@
 use super::{
     check_length, check_range,
     machine::{Machine, MeasuredModel},
-    quantiles::Quantiles,
+    quantiles,
     sample::Sample,
 };
 use crate::{
@@ -82,7 +82,7 @@ pub(crate) fn measure(model: &dyn Model, plan: EndlessPlan, machine: &Machine) -
             advance(model, std::slice::from_mut(&mut row), &[0], &mut scratch)?;
             times.push(start.elapsed().as_nanos() as f64);
         }
-        let times = Quantiles::from_values(times)?;
+        let times = quantiles(times)?;
         parts.push(StreamPart {
             symbols: end,
             step_ns_p50: times.median,

@@ -1,6 +1,5 @@
 //! Limits of the machine, measured in the same run as the models: peak memory bandwidth and peak arithmetic.
 
-use super::quantiles::Quantiles;
 use crate::{
     decode::contract::Card,
     error::Result,
@@ -15,6 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 use sysinfo::System;
+use weir_measure::stats::median;
 
 /// The instruction set and threads that models run on.
 #[derive(Debug, Clone)]
@@ -113,7 +113,7 @@ fn median_rate(pass: &mut dyn FnMut() -> f64) -> f64 {
         let units = pass();
         rates.push(units / pass_start.elapsed().as_secs_f64().max(1e-9));
     }
-    Quantiles::from_values(rates).map_or(0.0, |rates| rates.median)
+    median(rates).unwrap_or(0.0)
 }
 
 #[cfg(test)]

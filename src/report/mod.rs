@@ -4,7 +4,7 @@
 //! it records), [`prefill`] (many symbols a step), `endless` (a long stream), [`compare`] (two models in turns),
 //! `resume` (time saved by the segment cache), `speculate` (drafts), `stream` (overhead of gRPC), `summaries` (summarization),
 //! `documents` (given documents, one by one), [`kernels`] (single kernels), [`machine`] (the machine's limits, measured in the
-//! same run), `quantiles`, `plot` (charts) and `rouge` (summary quality). docs/performance.md defines what each figure includes.
+//! same run), `plot` (charts) and `rouge` (summary quality). The package `weir-measure` has the statistics. docs/performance.md defines what each figure includes.
 
 pub mod compare;
 pub mod decode;
@@ -14,7 +14,6 @@ pub mod kernels;
 pub mod machine;
 pub(crate) mod plot;
 pub mod prefill;
-pub(crate) mod quantiles;
 pub(crate) mod resume;
 pub(crate) mod rouge;
 pub(crate) mod rounds;
@@ -24,6 +23,7 @@ pub(crate) mod stream;
 pub(crate) mod summaries;
 
 use crate::error::{Error, Result};
+use weir_measure::stats::Quantiles;
 
 /// Checks that the option `field` is in the range `min` to `max`.
 fn check_range(field: &'static str, value: usize, min: usize, max: usize) -> Result<()> {
@@ -39,4 +39,14 @@ fn check_length(field: &'static str, length: usize, limit: usize) -> Result<()> 
         true => Ok(()),
         false => Err(Error::TooLong { field, length, limit, unit: "characters", why: None }),
     }
+}
+
+/// Returns quantiles of measured values. Fails if there are none.
+fn quantiles(values: Vec<f64>) -> Result<Quantiles> {
+    Quantiles::from_values(values).ok_or_else(|| Error::Internal("nothing was timed".into()))
+}
+
+/// Returns quantiles of the ratios of pairs (numerator, denominator), such as two speeds. Fails if there are no pairs.
+fn ratios(pairs: impl Iterator<Item = (f64, f64)>) -> Result<Quantiles> {
+    Quantiles::from_ratios(pairs).ok_or_else(|| Error::Internal("nothing was timed".into()))
 }

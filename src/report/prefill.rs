@@ -3,7 +3,7 @@
 use super::{
     check_length, check_range,
     machine::{Machine, MeasuredModel},
-    quantiles::Quantiles,
+    quantiles,
     sample::Sample,
 };
 use crate::{
@@ -78,7 +78,7 @@ pub fn measure(model: &dyn Model, plan: PrefillPlan, machine: &Machine) -> Resul
     let mut scratch = model.scratch();
     let marks = run(model, &symbols, plan.chunk, &mut scratch)?.marks;
     let times = (0..plan.runs).map(|_| Ok(run(model, &symbols, plan.chunk, &mut scratch)?.ns));
-    let times = Quantiles::from_values(times.collect::<Result<_>>()?)?;
+    let times = quantiles(times.collect::<Result<_>>()?)?;
     let segments = marks.iter().filter(|mark| mark.boundary).count();
     Ok(PrefillMeasurement {
         measured: MeasuredModel::new(card, machine),

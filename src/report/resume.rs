@@ -3,14 +3,13 @@
 //!
 //! The command starts the server, sends the requests and reads the clock. This file defines the prompts and the result.
 
-use super::{
-    check_length, check_range, machine::MeasuredModel, prefill::MAX_RUNS, quantiles::Quantiles, sample::Sample,
-};
+use super::{check_length, check_range, machine::MeasuredModel, prefill::MAX_RUNS, quantiles, ratios, sample::Sample};
 use crate::{
     decode::contract::Card,
     error::{Error, Result},
 };
 use serde::Serialize;
+use weir_measure::stats::Quantiles;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ResumePlan {
@@ -102,8 +101,8 @@ impl ResumeMeasurement {
         if pairs.iter().any(|[cold, _]| cold.cached_chars > NUMBER as u64) {
             return Err(Error::Internal("a cold prompt was cached".into()));
         }
-        let cold = Quantiles::from_values(pairs.iter().map(|[cold, _]| cold.ns).collect())?;
-        let resumed = Quantiles::from_values(pairs.iter().map(|[_, resumed]| resumed.ns).collect())?;
+        let cold = quantiles(pairs.iter().map(|[cold, _]| cold.ns).collect())?;
+        let resumed = quantiles(pairs.iter().map(|[_, resumed]| resumed.ns).collect())?;
         let cached: u64 = pairs.iter().map(|[_, resumed]| resumed.cached_chars).sum();
         Ok(Self {
             measured,
@@ -116,7 +115,7 @@ impl ResumeMeasurement {
             resumed_ns_p50: resumed.median,
             resumed_ns_p10: resumed.p10,
             resumed_ns_p90: resumed.p90,
-            ratio: Quantiles::from_ratios(pairs.iter().map(|[cold, resumed]| (cold.ns, resumed.ns)))?,
+            ratio: ratios(pairs.iter().map(|[cold, resumed]| (cold.ns, resumed.ns)))?,
             cached_chars: cached as f64 / pairs.len() as f64,
             runs: pairs.len(),
             foreign_letters: Sample::new(&card.vocabulary).foreign,

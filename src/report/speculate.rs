@@ -9,7 +9,7 @@ use super::{
     compare::MAX_PAIRS,
     decode::{MAX_BATCH, feed_context},
     machine::{Machine, MeasuredModel},
-    quantiles::Quantiles,
+    quantiles, ratios,
     sample::Sample,
 };
 use crate::{
@@ -23,6 +23,7 @@ use crate::{
 };
 use serde::Serialize;
 use std::time::{Duration, Instant};
+use weir_measure::stats::Quantiles;
 
 /// Symbols that a step has room for: the engine's default.
 const CHUNK: usize = 256;
@@ -156,9 +157,9 @@ pub(crate) fn measure(model: &dyn Model, plan: SpeculatePlan, machine: &Machine)
         text: plan.text,
         batch: plan.batch,
         speculate: plan.speculation.to_string(),
-        ratio: Quantiles::from_ratios(runs.iter().map(|(off, on)| (speed(on), speed(off))))?,
-        chars_per_second_off: Quantiles::from_values(runs.iter().map(|(off, _)| speed(off)).collect())?.median,
-        chars_per_second_on: Quantiles::from_values(runs.iter().map(|(_, on)| speed(on)).collect())?.median,
+        ratio: ratios(runs.iter().map(|(off, on)| (speed(on), speed(off))))?,
+        chars_per_second_off: quantiles(runs.iter().map(|(off, _)| speed(off)).collect())?.median,
+        chars_per_second_on: quantiles(runs.iter().map(|(_, on)| speed(on)).collect())?.median,
         context: plan.context,
         chars: plan.chars,
         pairs: plan.pairs,

@@ -3,9 +3,7 @@
 //!
 //! The command starts the server and the client and reads the clock. This file defines the requests and the result.
 
-use super::{
-    check_length, check_range, compare::MAX_PAIRS, machine::MeasuredModel, quantiles::Quantiles, sample::Sample,
-};
+use super::{check_length, check_range, compare::MAX_PAIRS, machine::MeasuredModel, quantiles, sample::Sample};
 use crate::{
     decode::{
         contract::{BoundaryOptions, Card, Noise},
@@ -14,6 +12,7 @@ use crate::{
     error::{Error, Result},
 };
 use serde::Serialize;
+use weir_measure::stats::Quantiles;
 
 /// Maximum concurrent requests: the number of streams that one connection carries.
 pub(crate) const MAX_BATCH: usize = 256;
@@ -119,15 +118,15 @@ impl StreamMeasurement {
             return Err(Error::Internal("a text over gRPC differs from the engine's".into()));
         }
         let step = |run: &StreamRun| run.ns.max(1.0) / plan.chars as f64;
-        let engine = Quantiles::from_values(runs.iter().map(|(engine, _)| step(engine)).collect())?;
-        let wire = Quantiles::from_values(runs.iter().map(|(_, served)| step(served)).collect())?;
+        let engine = quantiles(runs.iter().map(|(engine, _)| step(engine)).collect())?;
+        let wire = quantiles(runs.iter().map(|(_, served)| step(served)).collect())?;
         let overhead = runs.iter().map(|(engine, served)| step(served) / step(engine) - 1.0);
         Ok(Self {
             measured,
             batch: plan.batch,
             engine_step_ns: engine.median,
             served_step_ns: wire.median,
-            overhead: Quantiles::from_values(overhead.collect())?,
+            overhead: quantiles(overhead.collect())?,
             context: plan.context,
             chars: plan.chars,
             pairs: runs.len(),

@@ -6,7 +6,7 @@
 use super::{
     check_range,
     machine::{Machine, MeasuredModel},
-    quantiles::Quantiles,
+    ratios,
 };
 use crate::{
     decode::{
@@ -18,6 +18,7 @@ use crate::{
 };
 use serde::Serialize;
 use std::{sync::Arc, time::Instant};
+use weir_measure::stats::{self, Quantiles};
 
 /// Maximum concurrent documents, and maximum runs of each model.
 pub(crate) const MAX: usize = 1024;
@@ -147,9 +148,7 @@ pub(crate) fn compare(
         }
     }
     // a ratio of speeds is the inverse ratio of times
-    let ratio = |time: fn(&SummaryRun) -> f64| {
-        Quantiles::from_ratios(runs[0].iter().zip(&runs[1]).map(|(a, b)| (time(b), time(a))))
-    };
+    let ratio = |time: fn(&SummaryRun) -> f64| ratios(runs[0].iter().zip(&runs[1]).map(|(a, b)| (time(b), time(a))));
     Ok(SummaryComparison {
         plan,
         a: summarize_runs(a, plan, machine, &runs[0])?,
@@ -194,7 +193,7 @@ fn summarize_runs(
 
 /// Returns the median, 0 without values.
 pub(super) fn median(values: Vec<f64>) -> f64 {
-    Quantiles::from_values(values).map_or(0.0, |quantiles| quantiles.median)
+    stats::median(values).unwrap_or(0.0)
 }
 
 fn run(model: &dyn Model, plan: SummaryBenchPlan, scratch: &mut Scratch) -> Result<SummaryRun> {

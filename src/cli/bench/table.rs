@@ -8,32 +8,19 @@ use crate::{
         documents::{DocumentComparison, DocumentCost, DocumentResult},
         endless, kernels,
         machine::MeasuredModel,
-        prefill,
-        quantiles::Quantiles,
-        resume,
+        prefill, resume,
         speculate::{SpeculateMeasurement, TextKind},
         stream, summaries,
     },
 };
 use std::fmt::Write;
+use weir_measure::stats::Quantiles;
 
-/// Formats one line per measurement below the comma-separated titles in `head`. Each column is as wide as its widest cell;
-/// the first is left-aligned, the others right.
+/// Formats one line per measurement below the comma-separated titles in `head`.
 fn columns(head: &str, lines: impl Iterator<Item = Vec<String>>) -> String {
     let mut rows = vec![head.split(", ").map(str::to_owned).collect::<Vec<_>>()];
     rows.extend(lines.map(|line| line.iter().map(|cell| printable(cell)).collect()));
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or_default();
-    let widths: Vec<usize> = (0..rows[0].len()).map(width).collect();
-    let mut text = String::new();
-    for row in &rows {
-        let cells = row.iter().zip(&widths).enumerate().map(|(column, (cell, &width))| match column {
-            0 => format!("{cell:<width$}"),
-            _ => format!("{cell:>width$}"),
-        });
-        text += cells.collect::<Vec<_>>().join("  ").trim_end();
-        text.push('\n');
-    }
-    text
+    weir_measure::format::table(&rows)
 }
 
 const DECODE: &str = "model, dtype, threads, isa, batch, context, wait, SF, chars/s, step p50 ms, middle %, \
@@ -316,13 +303,6 @@ pub(super) fn kernels(entries: &[kernels::KernelMeasurement]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn columns_line_up() {
-        let lines = [vec!["long name".to_owned(), "1".to_owned()], vec!["x".to_owned(), "12345".to_owned()]];
-        let expected = "model      chars\nlong name      1\nx          12345\n";
-        assert_eq!(columns("model, chars", lines.into_iter()), expected);
-    }
 
     #[test]
     fn missing_letters_are_noted_once_per_model() {

@@ -7,9 +7,10 @@ use crate::{
         Dtype,
         linear::{Epilogue, Linear, QuantizedRows, WeightArena},
     },
-    report::{machine::Machine, quantiles::Quantiles},
+    report::machine::Machine,
 };
 use std::hint::black_box;
+use weir_measure::stats::Quantiles;
 
 /// Shape of a weight matrix.
 #[derive(Clone, Copy, PartialEq)]

@@ -3,10 +3,11 @@
 use crate::{
     error::{Error, Result},
     kernels::Dtype,
-    report::{check_range, machine::Machine, quantiles::Quantiles},
+    report::{check_range, machine::Machine, quantiles},
 };
 use serde::Serialize;
 use std::time::{Duration, Instant};
+use weir_measure::stats::Quantiles;
 
 /// Maximum size of the matrices in memory, in units of 10⁶ bytes.
 pub const MAX_MEGABYTES: usize = 1 << 16;
@@ -173,5 +174,5 @@ fn repeat(min_time: Duration, sample: &mut dyn FnMut() -> f64) -> Result<Quantil
         samples.push(sample());
     }
     // a clock that is too coarse must not make a rate infinite
-    Quantiles::from_values(samples.into_iter().map(|ns| ns.max(1e-3)).collect())
+    quantiles(samples.into_iter().map(|ns| ns.max(1e-3)).collect())
 }

@@ -107,7 +107,7 @@ const CRATES: &[(&str, &[&str])] = &[
     // The service manager's socket.
     ("sd_notify", &["cli"]),
     ("thiserror", &["error", "family", "text"]),
-    ("plotters", &["report"]),
+    ("weir_measure", &["cli", "report"]),
     ("sysinfo", &["report", "serve"]),
     ("memmap2", &["kernels"]),
 ];

@@ -1,9 +1,39 @@
-//! Converts entries to the lines of charts.
+//! Charts of measurements, drawn from their JSON, so that new and saved measurements look alike.
 
-use super::chart::{Line, Panel, Point};
-use crate::error::clip;
+use crate::error::{Error, Result, clip};
 use serde_json::Value;
-use std::ops::RangeInclusive;
+use std::{ops::RangeInclusive, path::PathBuf};
+use weir_measure::chart::{self, Axis, Chart, Point, Scale, Series};
+
+pub(crate) const MAX_ENTRIES: usize = 10_000;
+
+#[derive(Debug, Clone)]
+pub(crate) struct MeasurementFile {
+    /// File, or another name for errors.
+    pub name: PathBuf,
+    /// Entries that `weir bench --json` printed.
+    pub entries: Vec<Value>,
+}
+
+/// Draws entries of `weir bench decode`, `compare`, `prefill` and `kernels` as SVG. `field` names the option in errors.
+/// Fails if there are no entries or more than [`MAX_ENTRIES`]; the error for an entry that cannot be drawn names the entry.
+pub(crate) fn svg(field: &'static str, sources: &[MeasurementFile]) -> Result<String> {
+    let count: usize = sources.iter().map(|source| source.entries.len()).sum();
+    if !(1..=MAX_ENTRIES).contains(&count) {
+        let bound = format!("1 to {MAX_ENTRIES} measurements");
+        return Err(Error::BadOption { field, found: count.to_string(), bound });
+    }
+    let mut panels = Panels::default();
+    for MeasurementFile { name, entries } in sources {
+        for (index, entry) in entries.iter().enumerate() {
+            panels.add(entry).map_err(|EntryError { key, expected, found }| {
+                let location = if key.is_empty() { format!("entry {index}") } else { format!("entry {index}, {key}") };
+                Error::checkpoint(name, location, expected, found)
+            })?;
+        }
+    }
+    Ok(chart::picture(&panels.finish()))
+}
 
 /// Maximum rows of the read-rate chart. A prefill chunk reads the weights once for hundreds of rows.
 const MAX_READ_ROWS: f64 = 16.0;
@@ -14,20 +44,20 @@ const DRAWABLE: RangeInclusive<f64> = 1e-30..=1e30;
 const MAX_QUOTED: usize = 80;
 
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct EntryError {
+struct EntryError {
     /// Dotted key of the wrong value; empty for the entry itself.
-    pub(super) key: String,
-    pub(super) expected: String,
-    pub(super) found: String,
+    key: String,
+    expected: String,
+    found: String,
 }
 
-pub(super) struct Panels {
-    speed: Panel,
-    time: Panel,
-    ratio: Panel,
-    prefill: Panel,
-    flops: Panel,
-    kernels: Vec<Panel>,
+struct Panels {
+    speed: Chart,
+    time: Chart,
+    ratio: Chart,
+    prefill: Chart,
+    flops: Chart,
+    kernels: Vec<Chart>,
 }
 
 impl Default for Panels {
@@ -49,7 +79,7 @@ impl Default for Panels {
 }
 
 impl Panels {
-    pub(super) fn add(&mut self, entry: &Value) -> Result<(), EntryError> {
+    fn add(&mut self, entry: &Value) -> Result<(), EntryError> {
         let has = |key: &str| entry.get(key).is_some();
         if has("ratio") && has("a") && has("b") {
             for side in ["a", "b"] {
@@ -70,19 +100,27 @@ impl Panels {
         }
     }
 
-    pub(super) fn finish(self) -> Vec<Panel> {
+    fn finish(self) -> Vec<Chart> {
         let Self { speed, time, ratio, prefill, flops, kernels } = self;
         let all = [speed, time, ratio, prefill, flops].into_iter().chain(kernels);
-        all.filter(|panel| !panel.lines.is_empty()).map(sorted).collect()
+        all.filter(|panel| !panel.series.is_empty()).map(sorted).collect()
     }
 }
 
-fn panel(title: &str, x: &str, y: &str, log_y: bool, note: &str) -> Panel {
-    Panel { title: title.to_owned(), x: x.to_owned(), y: y.to_owned(), log_y, note: note.to_owned(), lines: Vec::new() }
+fn panel(title: &str, x: &str, y: &str, log_y: bool, note: &str) -> Chart {
+    let y = Axis::new(y, if log_y { Scale::Log } else { Scale::Linear });
+    Chart {
+        title: title.to_owned(),
+        x: Axis::new(x, Scale::Counts),
+        y,
+        series: Vec::new(),
+        marks: Vec::new(),
+        note: note.to_owned(),
+    }
 }
 
 /// Returns the panel with the title of `new`, which is added if there is none.
-fn find_or_add(panels: &mut Vec<Panel>, new: Panel) -> &mut Panel {
+fn find_or_add(panels: &mut Vec<Chart>, new: Chart) -> &mut Chart {
     let index = panels.iter().position(|panel| panel.title == new.title).unwrap_or_else(|| {
         panels.push(new);
         panels.len() - 1
@@ -137,14 +175,17 @@ fn label(entry: &Value) -> Result<String, EntryError> {
     Ok(label)
 }
 
-fn add(panel: &mut Panel, label: String, point: Point) {
-    match panel.lines.iter_mut().find(|line| line.label == label) {
+fn add(panel: &mut Chart, label: String, point: Point) {
+    match panel.series.iter_mut().find(|line| line.label == label) {
         Some(line) => line.points.push(point),
-        None => panel.lines.push(Line { label, points: vec![point] }),
+        None => {
+            let index = panel.series.len();
+            panel.series.push(Series { label, points: vec![point], steps: false, colour: index, dash: index });
+        }
     }
 }
 
-fn decode(entry: &Value, speed: &mut Panel, time: &mut Panel) -> Result<(), EntryError> {
+fn decode(entry: &Value, speed: &mut Chart, time: &mut Chart) -> Result<(), EntryError> {
     let x = number(entry, "batch")?;
     let y = number(entry, "chars_per_second")?;
     let label = label(entry)?;
@@ -160,7 +201,7 @@ fn decode(entry: &Value, speed: &mut Panel, time: &mut Panel) -> Result<(), Entr
     Ok(())
 }
 
-fn compare(entry: &Value, panel: &mut Panel) -> Result<(), EntryError> {
+fn compare(entry: &Value, panel: &mut Chart) -> Result<(), EntryError> {
     let ratio = &entry["ratio"];
     let a = &entry["a"];
     let label = format!("{} / {}", label(a)?, text(&entry["b"], "model")?);
@@ -169,7 +210,7 @@ fn compare(entry: &Value, panel: &mut Panel) -> Result<(), EntryError> {
     Ok(())
 }
 
-fn prefilled(entry: &Value, speed: &mut Panel, flops: &mut Panel) -> Result<(), EntryError> {
+fn prefilled(entry: &Value, speed: &mut Chart, flops: &mut Chart) -> Result<(), EntryError> {
     let x = number(entry, "symbols")?;
     let label = label(entry)?;
     let runs = pair(entry, ["run_ns_p10", "run_ns_p90"])?;
@@ -179,7 +220,7 @@ fn prefilled(entry: &Value, speed: &mut Panel, flops: &mut Panel) -> Result<(), 
     Ok(())
 }
 
-fn kernel(entry: &Value, panels: &mut Vec<Panel>) -> Result<(), EntryError> {
+fn kernel(entry: &Value, panels: &mut Vec<Chart>) -> Result<(), EntryError> {
     let kernel = text(entry, "kernel")?;
     let threads = number(entry, "threads")?;
     let p50 = number(entry, "ns_p50")?;
@@ -214,8 +255,8 @@ fn kernel(entry: &Value, panels: &mut Vec<Panel>) -> Result<(), EntryError> {
     Ok(())
 }
 
-fn sorted(mut panel: Panel) -> Panel {
-    for line in &mut panel.lines {
+fn sorted(mut panel: Chart) -> Chart {
+    for line in &mut panel.series {
         line.points.sort_by(|a, b| a.x.total_cmp(&b.x));
     }
     panel

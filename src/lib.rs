@@ -54,7 +54,7 @@
 //! 9. `engine/scheduler/mod`: selects the rows of the next step.
 //! 10. `engine/batch/mod`: runs one step of all rows.
 //! 11. `decode/session`: the state of one request: prompt, sampling, stop conditions.
-//! 12. `family/hourglass/model`: computes logits and boundaries.
+//! 12. `family/hourglass`: computes logits and boundaries.
 //!
 //! On the way back: `engine/batch/outcome`, `engine/request/mod`, `engine/request/event_sender`, `serve/grpc/response_stream`,
 //! `serve/grpc/generate_stream`, `serve/grpc/pieces`.

@@ -7,7 +7,7 @@ use crate::{
     family::{
         TensorSpec,
         checkpoint::{CheckpointSource, Config, Weights, hugging_face},
-        decoder::resolution::{Resolution, measure},
+        decoder::{Resolution, measure},
         load::{self, Settings, blueprint, companions, load_as, tensors},
     },
     kernels::Isa,

@@ -15,12 +15,9 @@ use weir::{
         options::WindowOptions,
     },
     family::{
-        hourglass::{
-            state::HourglassState,
-            work::{HourglassStage, Work},
-        },
+        hourglass::{HourglassStage, HourglassState, Work},
         load::{Settings, load},
-        parts::step::work_mut,
+        parts::work_mut,
     },
     kernels::Isa,
 };

@@ -17,7 +17,7 @@ use std::{
 use tempfile::TempDir;
 use weir::{
     decode::contract::Model,
-    family::{decoder::resolution::measure, load::load},
+    family::{decoder::measure, load::load},
 };
 
 const SYMBOLS: [&str; 7] = [" ", "a", "b", "é", "語", "e", "\n"];

@@ -8,12 +8,12 @@ use std::path::Path;
 
 /// The families: name in `config.json`, and reader of its architecture.
 pub const FAMILIES: &[(&str, Reader)] = &[
-    ("hourglass", hourglass::load::read),
-    ("decoder", decoder::load::read),
-    ("lslm", lslm::load::read),
-    ("pyramidion", pyramidion::blueprint::read),
-    ("t5", t5::blueprint::read),
-    ("hnet", hnet::load::read),
+    ("hourglass", hourglass::read),
+    ("decoder", decoder::read),
+    ("lslm", lslm::read),
+    ("pyramidion", pyramidion::read),
+    ("t5", t5::read),
+    ("hnet", hnet::read),
     #[cfg(feature = "candle")]
     ("hugging-face", hugging_face::blueprint::read),
 ];

@@ -1,4 +1,4 @@
-//! Complete models, one paper a folder; their checkpoints; and converters from upstream formats.
+//! Complete models, one paper a file; their checkpoints; and converters from upstream formats.
 //!
 //! A family reads the `architecture` of a [`Config`] into a [`Blueprint`]: the required tensors,
 //! and how to build a [`Model`] from them. [`families`] has their table. Loading,

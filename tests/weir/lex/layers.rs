@@ -8,7 +8,7 @@ use std::{
 };
 use weir::{
     decode::contract::BoundaryOptions,
-    family::{decoder::work::Work, parts::step::work_mut},
+    family::{decoder::Work, parts::work_mut},
     kernels,
     nn::attention::layer::HookPoint,
 };

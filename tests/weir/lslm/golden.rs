@@ -10,11 +10,8 @@ use weir::{
     },
     family::{
         load::{Settings, load},
-        lslm::{
-            state::LslmState,
-            work::{LslmStage, Work},
-        },
-        parts::step::work_mut,
+        lslm::{LslmStage, LslmState, Work},
+        parts::work_mut,
     },
     kernels::Isa,
 };

@@ -5,8 +5,8 @@ use std::{collections::BTreeMap, sync::Mutex};
 use weir::{
     family::{
         load::{Settings, load},
-        parts::step::work_mut,
-        pyramidion::work::{EncoderHookPoint, Work},
+        parts::work_mut,
+        pyramidion::{EncoderHookPoint, Work},
     },
     kernels::Isa,
 };

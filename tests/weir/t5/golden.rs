@@ -6,8 +6,8 @@ use weir::{
     decode::document::{EncodingStage, PoolingChoice},
     family::{
         load::{Settings, load},
-        parts::{encoder_hook::EncoderHookPoint, step::work_mut},
-        t5::work::Work,
+        parts::{EncoderHookPoint, work_mut},
+        t5::Work,
     },
     kernels::Isa,
     nn::{attention::layer::HookPoint, position::buckets::Buckets},

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     error::Result,
-    family::{TensorSpec, parts::specs::matrix, settings::Bounds},
+    family::{TensorSpec, parts::matrix, settings::Bounds},
 };
 use candle_core::Tensor;
 use serde::Deserialize;

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     error::Result,
-    family::{TensorSpec, parts::specs::matrix, settings::Bounds},
+    family::{TensorSpec, parts::matrix, settings::Bounds},
 };
 use candle_core::{D, Tensor};
 use serde::Deserialize;

@@ -19,7 +19,7 @@ use crate::{
         options::check_mode,
     },
     error::Result,
-    family::parts::step::check_feed,
+    family::parts::check_feed,
 };
 use candle_core::{Device, Tensor};
 use rayon::ThreadPool;

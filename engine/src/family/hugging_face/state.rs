@@ -7,7 +7,7 @@ use super::memory::{BLOCK, Memory};
 use crate::{
     decode::contract::{PageUse, State},
     error::Result,
-    family::parts::step::check_rollback,
+    family::parts::check_rollback,
 };
 
 /// One sequence of a Hugging Face model.

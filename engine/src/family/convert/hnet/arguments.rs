@@ -4,7 +4,7 @@ use crate::{
     error::{Error, Result},
     family::{
         checkpoint::{Config, VocabularyConfig},
-        hnet::config::parse_layers,
+        hnet::parse_layers,
     },
     nn::window::MAX_LENGTH,
     text::{TextMarks, TextNormaliser},

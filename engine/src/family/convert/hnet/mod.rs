@@ -22,7 +22,7 @@ use crate::{
             read_weights_with_progress,
         },
         families::blueprint,
-        hnet::config::{Architecture, HnetBlueprint, StageConfig},
+        hnet::{Architecture, HnetBlueprint, StageConfig},
     },
     kernels::ssm::HEAD,
 };

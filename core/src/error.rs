@@ -6,7 +6,7 @@
 pub mod json;
 mod shown;
 
-pub use shown::{QUOTED_BYTES, clip, is_field_name, printable, quoted};
+pub use shown::{Names, QUOTED_BYTES, clip, is_field_name, printable, quoted};
 use std::{path::PathBuf, time::Duration};
 
 /// The kind of an error, numbered like gRPC's status codes.
@@ -283,6 +283,14 @@ pub enum Error {
         /// Its answer, or why there was none.
         answer: String,
     },
+    /// A remote server that refused a call because of a field of the request.
+    #[error("{server}: {field}{why}")]
+    Refused {
+        server: String,
+        field: String,
+        /// The rest of its message, which began with the field.
+        why: String,
+    },
     /// An invalid setting of this program.
     #[error("{0}")]
     Setting(String),
@@ -326,7 +334,7 @@ impl Error {
             Self::Incomplete { code, .. } => *code,
             Self::InItem { error, .. } => error.code(),
             Self::Oversized { .. } => Code::OutOfRange,
-            Self::Draining { .. } | Self::Broken | Self::Remote { .. } => Code::Unavailable,
+            Self::Draining { .. } | Self::Broken | Self::Remote { .. } | Self::Refused { .. } => Code::Unavailable,
             Self::Internal(_) => Code::Internal,
         }
     }

@@ -1,6 +1,6 @@
 //! Replaces the names of request fields in errors by the flags that set them.
 
-use crate::error::Error;
+use crate::error::{Error, Names, is_field_name};
 
 /// Request fields, dotted as on the wire, and the flags that set them.
 const FLAGS: [(&str, &str); 27] = [
@@ -28,7 +28,6 @@ const FLAGS: [(&str, &str); 27] = [
     ("stopping.max_chars", "--max-chars"),
     ("stopping.max_segments", "--max-segments"),
     ("stopping.min_chars", "--min-chars"),
-    // Also an element, such as `stopping.stop[0]`.
     ("stopping.stop", "--stop"),
     ("windows.length", "--windowed"),
     ("windows.stride", "--windowed"),
@@ -36,78 +35,50 @@ const FLAGS: [(&str, &str); 27] = [
 
 /// The methods of the API behind commands.
 const COMMANDS: [(&str, &str); 6] = [
-    ("Generate", "weir generate"),
-    ("Summarize", "weir summarize"),
-    ("Score", "weir score"),
-    ("Segment", "weir segment"),
-    ("Compress", "weir compress"),
-    ("Edit", "weir lsp"),
+    ("Generate", "`weir generate`"),
+    ("Summarize", "`weir summarize`"),
+    ("Score", "`weir score`"),
+    ("Segment", "`weir segment`"),
+    ("Compress", "`weir compress`"),
+    ("Edit", "`weir lsp`"),
 ];
 /// The `call` of errors about a model in commands without the flag `--model`.
 const WITHOUT_FLAG: [&str; 2] = ["attention resolution", "this benchmark"];
 
+/// The names of the command line.
+const NAMES: Names = Names { dropped: "", fields: &[&FLAGS], methods: &COMMANDS };
+
 /// Returns the error with flag names in place of field names, and commands in place of methods.
 pub(super) fn with_flag_names(mut error: Error) -> Error {
-    if let Error::WrongKind { call, .. } = &error
-        && !WITHOUT_FLAG.contains(call)
-    {
-        let message = error.to_string();
-        let renamed = FLAGS.iter().find_map(|(name, flag)| renamed(&message, name, flag));
-        return Error::Setting(with_commands(&renamed.unwrap_or(message)));
-    }
     match &mut error {
-        Error::Remote { answer, .. } => {
-            if let Some(renamed) = FLAGS.iter().find_map(|(name, flag)| renamed(answer, name, flag)) {
-                *answer = renamed;
-            }
-            *answer = with_commands(&with_flags_in_bound(answer));
+        Error::WrongKind { call, .. } if !WITHOUT_FLAG.contains(call) => {
+            let field = if is_field_name(call) { *call } else { "model" };
+            return Error::Setting(NAMES.message(Some(field), &error.to_string()));
         }
-        Error::BadOption { bound, .. } => *bound = with_flags_in_bound(bound),
+        Error::Refused { field, why, .. } => {
+            *field = NAMES.field(field).to_owned();
+            *why = NAMES.text(why);
+        }
+        Error::BadOption { bound, .. } => *bound = NAMES.text(bound),
         _ => {}
     }
-    let Some(field) = field_of(&mut error) else { return error };
-    let list = field.split_once('[').map_or(*field, |(list, _)| list);
-    if let Some((_, flag)) = FLAGS.iter().find(|(name, _)| *name == list) {
-        *field = flag;
+    if let Some(field) = field_of(&mut error) {
+        *field = NAMES.field(field);
     }
     error
 }
 
 /// Returns the error with the name `flag` in place of `name`, for a field that several flags set.
 pub(super) fn with_flag(mut error: Error, name: &str, flag: &'static str) -> Error {
-    if let Error::Remote { answer, .. } = &mut error
-        && let Some(renamed) = renamed(answer, name, flag)
-    {
-        *answer = renamed;
-    }
-    if let Some(field) = field_of(&mut error).filter(|field| **field == name) {
-        *field = flag;
+    match &mut error {
+        Error::Refused { field, .. } if field == name => flag.clone_into(field),
+        _ => {
+            if let Some(field) = field_of(&mut error).filter(|field| **field == name) {
+                *field = flag;
+            }
+        }
     }
     error
-}
-
-/// Returns a server's message that begins with the field `name`, or with an element of it, with `flag` in its place. `None` for other
-/// messages.
-fn renamed(answer: &str, name: &str, flag: &str) -> Option<String> {
-    let rest = answer.strip_prefix(name)?;
-    let rest = if rest.starts_with('[') { rest.split_once(']')?.1 } else { rest };
-    rest.starts_with(": ").then(|| format!("{flag}{rest}"))
-}
-
-/// Replaces the names of methods in a message about a model of the wrong kind.
-fn with_commands(text: &str) -> String {
-    COMMANDS.iter().fold(text.to_owned(), |text, (method, command)| {
-        let text = text.replace(&format!("(for {method})"), &format!("(for `{command}`)"));
-        text.replace(&format!("(use {method})"), &format!("(use `{command}`)"))
-    })
-}
-
-/// Replaces the name of another option on which a limit depends.
-fn with_flags_in_bound(text: &str) -> String {
-    FLAGS.iter().fold(text.to_owned(), |text, (name, flag)| {
-        let name = name.rsplit('.').next().unwrap_or(name);
-        text.replace(&format!("(the value of {name})"), &format!("(the value of {flag})"))
-    })
 }
 
 /// Returns the name of the field that an error is about.
@@ -152,8 +123,11 @@ mod tests {
             with_flag(Error::bad_option("prompt", "65", "1 to 64"), "prompt", "--ids").to_string(),
             "--ids: expected 1 to 64, found 65"
         );
-        let remote =
-            |answer: &str| with_flag_names(Error::Remote { server: "h:1".into(), answer: answer.into() }).to_string();
+        let refused = |message: &str| {
+            let (field, why) = message.split_at(message.find(": ").unwrap());
+            Error::Refused { server: "h:1".into(), field: field.into(), why: why.into() }
+        };
+        let remote = |message: &str| with_flag_names(refused(message)).to_string();
         assert_eq!(
             remote("model: expected one that reads (for Summarize), found \"m\", another (use Generate)"),
             "h:1: --model: expected one that reads (for `weir summarize`), found \"m\", another (use `weir generate`)"
@@ -172,7 +146,7 @@ mod tests {
             remote("stopping.min_chars: 0 to 3 (the value of max_chars)"),
             "h:1: --min-chars: 0 to 3 (the value of --max-chars)"
         );
-        let text = with_flag(Error::Remote { server: "h:1".into(), answer: "text: 0".into() }, "text", "--file");
+        let text = with_flag(refused("text: 0"), "text", "--file");
         assert_eq!(text.to_string(), "h:1: --file: 0");
         assert_eq!(remote("Unavailable: draining"), "h:1: Unavailable: draining");
     }

@@ -3,20 +3,24 @@
 //! Every status has the request's id (`RequestInfo`) and the rule that was broken (`ErrorInfo.reason`, one per variant of
 //! [`Error`]). An error in a field names the field (`BadRequest`); a temporary one says when to retry (`RetryInfo`).
 
-use crate::error::{Error, clip};
+use crate::error::{Error, Names, clip, is_field_name};
 use prost::Message;
 use std::{
     collections::{BTreeMap, HashMap},
     time::Duration,
 };
 use tonic::Status;
-use tonic_types::{ErrorDetails, StatusExt, pb};
+use tonic_types::{ErrorDetails, FieldViolation, StatusExt, pb};
 
 /// The domain of `ErrorInfo.reason`.
 pub const DOMAIN: &str = "weir";
 
 /// The reason of an error about a model of another kind.
 pub const WRONG_KIND_OF_MODEL: &str = "WRONG_KIND_OF_MODEL";
+/// The reason of an error about the field `model`.
+const UNKNOWN_MODEL: &str = "UNKNOWN_MODEL";
+/// The reason of an error about the field `document_id`.
+const UNKNOWN_DOCUMENT: &str = "UNKNOWN_DOCUMENT";
 /// Maximum bytes of a message. A status travels in headers, which clients limit to a few kilobytes, and may repeat the
 /// client's own text.
 const MESSAGE_BYTES: usize = 1024;
@@ -48,8 +52,52 @@ impl Metadata {
         let Ok(mut encoded) = pb::Status::decode(status.details()) else { return status };
         let infos = encoded.details.iter_mut().filter(|detail| detail.type_url.ends_with("/google.rpc.ErrorInfo"));
         infos.for_each(|info| info.value.extend(self.encode_to_vec()));
-        Status::with_details(status.code(), status.message(), encoded.encode_to_vec().into())
+        let details = encoded.encode_to_vec().into();
+        Status::with_details_and_metadata(status.code(), status.message(), details, status.metadata().clone())
     }
+}
+
+/// Returns the rule that a status says was broken, and the request's field that is wrong. Both are empty if unknown.
+pub(super) fn rule_and_field(details: &ErrorDetails) -> (&str, Option<&str>) {
+    let violation = details.bad_request().and_then(|bad| bad.field_violations.first());
+    let field = violation.map(|violation| violation.field.as_str());
+    let Some(info) = details.error_info() else { return ("", field) };
+    // Their errors have no violation of a field.
+    let field = match info.reason.as_str() {
+        UNKNOWN_MODEL => Some("model"),
+        UNKNOWN_DOCUMENT => Some("document_id"),
+        // `call` is a method that the model does not support, or an option.
+        WRONG_KIND_OF_MODEL => {
+            info.metadata.get("call").map(String::as_str).filter(|call| is_field_name(call)).or(Some("model"))
+        }
+        _ => field,
+    };
+    (&info.reason, field)
+}
+
+/// Returns a status with a surface's names in its message and its details.
+pub(super) fn with_names(status: &Status, names: &Names) -> Status {
+    let mut details = status.get_error_details();
+    let (_, field) = rule_and_field(&details);
+    let message = names.message(field, status.message());
+    if let Some(bad) = details.bad_request().cloned() {
+        let renamed = bad.field_violations.into_iter().map(|FieldViolation { field, description, .. }| {
+            FieldViolation::new(names.field(&field), names.message(Some(&field), &description))
+        });
+        details.set_bad_request(renamed.collect::<Vec<_>>());
+    }
+    let mut metadata = Metadata::default();
+    if let Some(info) = details.error_info().cloned() {
+        let renamed = info.metadata.into_iter().map(|(key, value)| match key.as_str() {
+            "field" | "call" => (key, names.name(&value).to_owned()),
+            _ => (key, value),
+        });
+        metadata.entries = renamed.collect();
+        details.set_error_info(info.reason, info.domain, HashMap::new());
+    }
+    let metadata_map = status.metadata().clone();
+    let named = Status::with_error_details_and_metadata(status.code(), message, details, metadata_map);
+    metadata.add_to(named)
 }
 
 /// Returns the name of a status code as gRPC writes it.
@@ -70,10 +118,10 @@ impl DetailsBuilder {
     fn describe(&mut self, error: &Error) -> &'static str {
         match error {
             Error::UnknownModel { name, known } => {
-                self.add("model", name).add("known", &known.join(", ")).reason("UNKNOWN_MODEL")
+                self.add("model", name).add("known", &known.join(", ")).reason(UNKNOWN_MODEL)
             }
             Error::UnknownMethod { path } => self.add("path", path).reason("UNKNOWN_METHOD"),
-            Error::UnknownDocument { id } => self.add("document_id", id).reason("UNKNOWN_DOCUMENT"),
+            Error::UnknownDocument { id } => self.add("document_id", id).reason(UNKNOWN_DOCUMENT),
             Error::UnknownSymbol { field, found, offset, .. } => {
                 self.field(field, error).add("symbol", found).number("offset", *offset).reason("UNKNOWN_SYMBOL")
             }
@@ -134,7 +182,7 @@ impl DetailsBuilder {
             Error::Cancelled => "CANCELLED",
             Error::Incomplete { .. } => "INCOMPLETE",
             Error::Oversized { limit, .. } => self.number("limit", *limit).reason("OVERSIZED"),
-            Error::Remote { .. } => "REMOTE",
+            Error::Remote { .. } | Error::Refused { .. } => "REMOTE",
             Error::NoMemory { needed, available } => {
                 self.number("needed", *needed).number("available", *available).reason("NO_MEMORY")
             }

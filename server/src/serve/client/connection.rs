@@ -1,12 +1,16 @@
 //! Connections to a server. Errors name the address and the likely cause.
 
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    serve::status::rule_and_field,
+};
 use std::time::Duration;
 use tonic::{
     Code, Status,
     metadata::{Ascii, MetadataValue},
     transport::Channel,
 };
+use tonic_types::StatusExt;
 use weir_proto::{
     client_tls::ClientTls,
     failed_connection::{FailedConnection, with_key_flags},
@@ -113,10 +117,21 @@ impl Peer {
         );
         let answer = match status.code() {
             Code::Unauthenticated => with_key_flags(message, self.has_key),
-            _ if is_sentence && !message.is_empty() => message.to_owned(),
+            _ if is_sentence && !message.is_empty() => return self.refused(status),
             code => format!("{code:?}: {message}"),
         };
         Error::Remote { server: self.server.address.clone(), answer }
+    }
+
+    /// Returns the error of a refused call. The field apart, so that a command can name its own.
+    fn refused(&self, status: &Status) -> Error {
+        let server = self.server.address.clone();
+        let details = status.get_error_details();
+        let field = rule_and_field(&details).1.map(str::to_owned);
+        match field.and_then(|field| Some((status.message().strip_prefix(&field)?.to_owned(), field))) {
+            Some((why, field)) => Error::Refused { server, field, why },
+            None => Error::Remote { server, answer: status.message().to_owned() },
+        }
     }
 
     /// Returns the error of a response that ended without a part that every complete response has.

@@ -12,7 +12,7 @@ pub(crate) mod speculate;
 
 use crate::{
     decode::{long_documents::LongDocuments, options::OptionLimits, search_rules::EarlyStopping},
-    error::{Error, Result, json::mismatch, quoted},
+    error::{Error, Names, Result, json::mismatch, quoted},
 };
 use bounded::{Bias, Biases, Texts};
 pub(super) use choices::{MAX_CHOICES, check_choices};
@@ -27,8 +27,10 @@ use weir_proto::v1;
 /// Default of `max_tokens`, as in OpenAI's API.
 const DEFAULT_MAX_TOKENS: u32 = 16;
 
+/// The names of this API.
+pub(crate) const NAMES: Names = Names { dropped: "options.", fields: &[&FIELDS], methods: &PATHS };
 /// Fields of the gRPC API, and their names in this one if they differ.
-const FIELD_NAMES: [(&str, &str); 17] = [
+pub(super) const FIELDS: [(&str, &str); 18] = [
     ("prompt_ids", "prompt"),
     ("chunk.text", "document"),
     ("sampling.seed", "seed"),
@@ -41,25 +43,15 @@ const FIELD_NAMES: [(&str, &str); 17] = [
     ("stopping.max_chars", "max_tokens"),
     ("stopping.min_chars", "min_tokens"),
     ("stopping.max_segments", "max_segments"),
+    ("stopping.stop", "stop"),
     ("stopping.ignore_eos", "ignore_eos"),
     ("details.top_logprobs", "logprobs"),
     ("details.boundaries", "boundaries"),
     ("details.logprobs", "logprobs"),
     ("details.echo", "echo"),
 ];
-/// Prefix of the stop strings' names, which end in an index.
-const STOP: &str = "stopping.stop";
-/// Prefix of the names of a summary's options in the gRPC API.
-const OPTIONS: &str = "options.";
-
-/// Returns the name in this API of a field of the gRPC API.
-pub(crate) fn api_field_name(field: &str) -> &str {
-    if field.starts_with(STOP) {
-        return "stop";
-    }
-    let field = field.strip_prefix(OPTIONS).unwrap_or(field);
-    FIELD_NAMES.iter().find(|(grpc, _)| *grpc == field).map_or(field, |(_, name)| name)
-}
+/// The gRPC methods behind the paths of this API.
+const PATHS: [(&str, &str); 2] = [("Generate", "/v1/completions"), ("Summarize", "/v1/summaries")];
 
 /// Returns OpenAI's `finish_reason`: `stop` or `length`.
 pub(crate) fn finish_reason(reason: v1::FinishReason) -> &'static str {

@@ -5,11 +5,7 @@
 //! each code. A line has the rule and the field, and no value: a value may be a client's text.
 
 use super::tonic_errors::DECODING;
-use crate::{
-    engine::clock,
-    error::{clip, is_field_name},
-    serve::status::WRONG_KIND_OF_MODEL,
-};
+use crate::{engine::clock, error::clip, serve::status::rule_and_field};
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, PoisonError},
@@ -36,10 +32,6 @@ const CODES: [Code; 7] = [
 ];
 /// The reason of an error whose field may be a key that the client chose.
 const UNREADABLE: &str = "UNREADABLE";
-/// The reason of an error about the field `model`.
-const UNKNOWN_MODEL: &str = "UNKNOWN_MODEL";
-/// The reason of an error about the field `document_id`.
-const UNKNOWN_DOCUMENT: &str = "UNKNOWN_DOCUMENT";
 /// The fields of requests in JSON, on all paths. Other keys are the client's own text. A test compares them with the requests.
 const JSON_FIELDS: [&str; 51] = [
     "beam_size",
@@ -134,20 +126,10 @@ impl Refusal {
     /// Describes the status of a gRPC call.
     fn of(status: &Status) -> Self {
         let details = status.get_error_details();
-        let rule = details.error_info().map_or_else(String::new, |info| info.reason.clone());
-        let violation = details.bad_request().and_then(|bad| bad.field_violations.first());
-        let call = details.error_info().and_then(|info| info.metadata.get("call")).map_or("", String::as_str);
-        // The first three errors have no violation of a field.
-        let field = match rule.as_str() {
-            UNKNOWN_MODEL => Some("model"),
-            UNKNOWN_DOCUMENT => Some("document_id"),
-            // `call` is a method that the model does not support, or an option.
-            WRONG_KIND_OF_MODEL => Some(if is_field_name(call) { call } else { "model" }),
-            _ => violation.map(|violation| violation.field.as_str()),
-        };
+        let (rule, field) = rule_and_field(&details);
         let is_of_schema = rule != UNREADABLE || status.message().starts_with(DECODING);
         let field = if is_of_schema { field.map(str::to_owned) } else { field.and_then(json_field) };
-        Self { code: status.code(), rule, field, message: status.message().to_owned() }
+        Self { code: status.code(), rule: rule.to_owned(), field, message: status.message().to_owned() }
     }
 
     /// Describes a refused request in JSON.

@@ -3,7 +3,7 @@
 
 use super::{
     codec::DecodedRequest,
-    field_names, models,
+    for_client, models,
     request::{InferRequest, shortened_id},
     service::InferenceService,
     streamed_request::StreamedRequest,
@@ -93,7 +93,7 @@ impl InferStream {
                 Poll::Ready(Some(Ok(request))) => self.begin(request),
                 Poll::Ready(Some(Err(failure))) => {
                     // The response has started, so the middleware cannot convert tonic's error any more.
-                    let to_status = |error| field_names::for_client(&status(&error, &self.client.request_id));
+                    let to_status = |error| for_client(&status(&error, &self.client.request_id));
                     self.failure = Some(unreadable(&failure).map_or(failure, to_status));
                     self.incoming = None;
                 }
@@ -128,7 +128,7 @@ impl InferStream {
             }
             Err(error) => {
                 let status = status(&error, &client.request_id);
-                StreamedRequest::rejected(&id, &field_names::for_client(&status))
+                StreamedRequest::rejected(&id, &for_client(&status))
             }
         };
         self.running.insert(self.count, running);

@@ -6,7 +6,6 @@
 //! (metadata, configuration and statistics), `service` (the methods).
 
 mod codec;
-mod field_names;
 #[cfg(all(feature = "http", any(test, fuzzing)))]
 pub(super) mod fuzzing;
 mod infer_stream;
@@ -19,9 +18,11 @@ pub(super) mod tensors;
 
 use crate::{
     config::TransportConfig,
+    error::Names,
     serve::{
-        call::STREAM_INFER, collected::CollectedLimits, in_process::Services, middleware::compression::compressing,
-        registry::health::Monitor, tokenization::TokenizationWorkers,
+        call::STREAM_INFER, collected::CollectedLimits, completion_request, in_process::Services,
+        middleware::compression::compressing, registry::health::Monitor, status::with_names,
+        tokenization::TokenizationWorkers,
     },
 };
 use codec::LenientCodec;
@@ -35,6 +36,18 @@ use tonic::{
     server::{Grpc, NamedService},
 };
 use weir_proto::inference::grpc_inference_service_server::GrpcInferenceServiceServer;
+
+/// The names of this protocol.
+const NAMES: Names = Names {
+    dropped: completion_request::NAMES.dropped,
+    fields: &[&[("prompt", tensors::TEXT_INPUT)], &completion_request::FIELDS],
+    methods: &[("Generate", "ModelInfer")],
+};
+
+/// Returns the status with the client's names for the field and the method.
+fn for_client(status: &Status) -> Status {
+    with_names(status, &NAMES)
+}
 
 /// Builds the server. It calls `services`, and reports the health that `monitor` sees.
 pub(super) fn server(
@@ -84,5 +97,36 @@ impl Service<http::Request<Body>> for InferenceServer {
             let handler = tower::service_fn(move |request| std::future::ready(Ok::<_, Status>(begin(request))));
             Ok(grpc.streaming(handler, request).await)
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{error::Error, serve::status::status};
+    use tonic_types::StatusExt;
+
+    #[test]
+    fn errors_have_the_clients_names() {
+        let error = Error::BadOption { field: "stopping.max_chars", found: "0".into(), bound: "1 to 9".into() };
+        let renamed = for_client(&status(&error, "r"));
+        assert_eq!(renamed.message(), "max_tokens: expected 1 to 9, found 0");
+        let details = renamed.get_error_details();
+        assert_eq!(details.bad_request().unwrap().field_violations[0].field, "max_tokens");
+        assert_eq!(details.error_info().unwrap().metadata["bound"], "1 to 9");
+        assert_eq!(details.request_info().unwrap().request_id, "r");
+        let found = "one that does not".into();
+        let error = Error::WrongKind { call: "Generate", model: "m".into(), wanted: "continues text", found };
+        let wrong_kind = for_client(&status(&error, "r"));
+        let expected = "model: expected one that continues text (for ModelInfer), found \"m\", one that does not";
+        assert_eq!(wrong_kind.message(), expected);
+        assert_eq!(wrong_kind.get_error_details().error_info().unwrap().metadata["call"], "ModelInfer");
+        let found = "which does not".into();
+        let error = Error::WrongKind { call: "stopping.max_segments", model: "m".into(), wanted: "pools", found };
+        let unsupported = for_client(&status(&error, "r"));
+        assert_eq!(unsupported.message(), "max_segments: expected a model that pools, found \"m\", which does not");
+        assert_eq!(unsupported.get_error_details().error_info().unwrap().metadata["call"], "max_segments");
+        let error = Error::TooLong { field: "prompt", length: 9, limit: 8, unit: "characters", why: None };
+        assert!(for_client(&status(&error, "r")).message().starts_with("text_input: expected at most 8 characters"));
     }
 }

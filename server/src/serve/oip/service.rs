@@ -1,6 +1,6 @@
 //! The methods of the protocol.
 
-use super::{field_names, models, request::InferRequest, response::ResponseBuilder, streamed_request::start_call};
+use super::{for_client, models, request::InferRequest, response::ResponseBuilder, streamed_request::start_call};
 use crate::{
     error::Error,
     serve::{
@@ -57,7 +57,7 @@ impl InferenceService {
 /// Returns a function that converts errors of this call to statuses.
 fn status_of<T>(request: &Request<T>) -> impl Fn(Error) -> Status + use<T> {
     let call = Call::of(request);
-    move |error| field_names::for_client(&status(&error, &call.id))
+    move |error| for_client(&status(&error, &call.id))
 }
 
 #[tonic::async_trait]
@@ -131,7 +131,7 @@ impl GrpcInferenceService for InferenceService {
         }
         request.output.empty_final = false;
         let response = self.infer(&client, request, &tenant).await;
-        response.map(Response::new).map_err(|status| field_names::for_client(&status))
+        response.map(Response::new).map_err(|status| for_client(&status))
     }
 
     /// Never called: [`InferenceServer`](super::InferenceServer) handles this method with its own codec.

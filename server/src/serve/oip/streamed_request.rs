@@ -1,7 +1,7 @@
 //! One request of a stream, from the call to its last message.
 
 use super::{
-    field_names,
+    for_client,
     request::{InferRequest, OutputOptions},
     response::{ResponseBuilder, failure_message},
 };
@@ -107,7 +107,7 @@ impl StreamedRequest {
     fn fail(&mut self, status: &Status) {
         self.response = ResponseBuilder::new(OutputOptions::default());
         self.size = None;
-        self.ready.push_back(failure_message(&self.id, &field_names::for_client(status)));
+        self.ready.push_back(failure_message(&self.id, &for_client(status)));
         self.stage = CallStage::Ended;
     }
 }

@@ -1,11 +1,11 @@
 //! Errors of the HTTP API: an HTTP status, and a body in OpenAI's form.
 
 use crate::{
-    error::{Error, is_field_name},
+    error::Error,
     serve::{
-        completion_request::api_field_name,
+        completion_request::NAMES,
         middleware::refusal_log::Refusal,
-        status::{WRONG_KIND_OF_MODEL, status},
+        status::{rule_and_field, status},
     },
 };
 use axum::{
@@ -18,16 +18,16 @@ use serde_json::{Value, json};
 use tonic::{Code, Status};
 use tonic_types::StatusExt;
 
-/// The gRPC methods behind the paths of this API.
-const PATHS: [(&str, &str); 2] = [("Generate", "/v1/completions"), ("Summarize", "/v1/summaries")];
-
 /// The error response to a request.
 #[derive(Debug)]
 pub(super) struct ApiError {
     status: StatusCode,
-    message: String,
+    /// The message, after the field if `named`.
+    text: String,
     /// The request's field, by its name in this API.
     param: Option<String>,
+    /// True if the message begins with the field.
+    named: bool,
     /// The name of the violated rule, if known.
     code: Option<String>,
     /// Seconds after which the client should retry.
@@ -40,7 +40,8 @@ impl ApiError {
     /// Creates an error of a rule that only HTTP has.
     pub(super) fn new(status: StatusCode, code: &str, message: impl Into<String>) -> Self {
         let log_code = log_code(status);
-        Self { status, message: message.into(), param: None, code: Some(code.into()), retry_after: None, log_code }
+        let code = Some(code.into());
+        Self { status, text: message.into(), param: None, named: false, code, retry_after: None, log_code }
     }
 
     /// Names the field of the request that is wrong.
@@ -53,21 +54,21 @@ impl ApiError {
         Self { log_code: Some(code), ..self }
     }
 
-    /// Replaces the field's name, also at the start of the message, by that in a table of (found, wanted) names.
-    pub(super) fn renamed(mut self, names: &[(&str, &str)]) -> Self {
-        let found = names.iter().find(|(found, _)| self.param.as_deref() == Some(*found));
-        if let Some((found, wanted)) = found {
-            if let Some(rest) = self.message.strip_prefix(found) {
-                self.message = format!("{wanted}{rest}");
-            }
-            self.param = Some((*wanted).to_owned());
-        }
-        self
+    /// Replaces the field's name by that in a table of (found, wanted) names.
+    pub(super) fn renamed(self, names: &[(&str, &str)]) -> Self {
+        let wanted = names.iter().find(|(found, _)| self.param.as_deref() == Some(*found));
+        let param = wanted.map(|(_, wanted)| (*wanted).to_owned()).or(self.param);
+        Self { param, ..self }
+    }
+
+    fn message(&self) -> String {
+        let field = self.param.as_deref().filter(|_| self.named).unwrap_or_default();
+        format!("{field}{}", self.text)
     }
 
     /// Returns the response in the form of the Open Inference Protocol, whose errors are a text.
     pub(super) fn into_text_response(self) -> Response {
-        let body = json!({ "error": self.message });
+        let body = json!({ "error": self.message() });
         self.with_headers((self.status, Json(body)).into_response())
     }
 
@@ -81,7 +82,7 @@ impl ApiError {
             400..500 => "invalid_request_error",
             _ => "server_error",
         };
-        json!({ "error": { "message": self.message, "type": kind, "param": self.param, "code": self.code } })
+        json!({ "error": { "message": self.message(), "type": kind, "param": self.param, "code": self.code } })
     }
 }
 
@@ -101,43 +102,17 @@ impl From<Error> for ApiError {
 impl From<Status> for ApiError {
     fn from(status: Status) -> Self {
         let details = status.get_error_details();
-        let violation = details.bad_request().and_then(|bad| bad.field_violations.first());
-        let mut message = status.message().to_owned();
-        let mut param = None;
-        if let Some(violation) = violation {
-            let name = api_field_name(&violation.field);
-            // Messages begin with the field's gRPC name.
-            if let Some(rest) = message.strip_prefix(&violation.field) {
-                message = format!("{name}{rest}");
-            }
-            param = Some(name.to_owned());
-        }
-        if let Some(info) = details.error_info() {
-            match (info.reason.as_str(), info.metadata.get("call").map(String::as_str)) {
-                ("UNKNOWN_MODEL", _) => param = Some("model".to_owned()),
-                ("UNKNOWN_DOCUMENT", _) => param = Some("document_id".to_owned()),
-                (WRONG_KIND_OF_MODEL, Some(call)) if is_field_name(call) => {
-                    let name = api_field_name(call);
-                    if let Some(rest) = message.strip_prefix(call) {
-                        message = format!("{name}{rest}");
-                    }
-                    param = Some(name.to_owned());
-                }
-                (WRONG_KIND_OF_MODEL, _) => {
-                    param = Some("model".to_owned());
-                    for (method, path) in PATHS {
-                        message = message.replace(&format!("(for {method})"), &format!("(for {path})"));
-                        message = message.replace(&format!("(use {method})"), &format!("(use {path})"));
-                    }
-                }
-                _ => {}
-            }
-        }
-        let code = details.error_info().map(|info| info.reason.to_ascii_lowercase());
+        let (rule, field) = rule_and_field(&details);
+        let text = field.and_then(|field| status.message().strip_prefix(field));
+        let named = text.is_some();
+        let text = NAMES.text(text.unwrap_or(status.message()));
+        let param = field.map(|field| NAMES.field(field).to_owned());
+        let code = Some(rule).filter(|rule| !rule.is_empty()).map(str::to_ascii_lowercase);
         let wait = details.retry_info().and_then(|retry| retry.retry_delay);
         // Whole seconds, rounded up.
         let retry_after = wait.map(|wait| wait.as_secs() + u64::from(wait.subsec_nanos() > 0));
-        Self { status: http_status(status.code()), message, param, code, retry_after, log_code: Some(status.code()) }
+        let log_code = Some(status.code());
+        Self { status: http_status(status.code()), text, param, named, code, retry_after, log_code }
     }
 }
 
@@ -178,7 +153,7 @@ impl ApiError {
     fn with_headers(&self, mut response: Response) -> Response {
         if let Some(code) = self.log_code {
             let rule = self.code.as_deref().unwrap_or_default().to_ascii_uppercase();
-            let refusal = Refusal::of_json(code, rule, self.param.as_deref(), &self.message);
+            let refusal = Refusal::of_json(code, rule, self.param.as_deref(), &self.message());
             response.extensions_mut().insert(refusal);
         }
         let mut set = |name, value: &str| {
@@ -210,7 +185,7 @@ mod tests {
         let error = Error::BadOption { field: "stopping.max_chars", found: "0".into(), bound: "1 to 9".into() };
         let answer = api_error(&error);
         assert_eq!((answer.status, answer.param.as_deref()), (StatusCode::BAD_REQUEST, Some("max_tokens")));
-        assert_eq!(answer.message, "max_tokens: expected 1 to 9, found 0");
+        assert_eq!(answer.message(), "max_tokens: expected 1 to 9, found 0");
         assert_eq!(answer.body()["error"]["code"], "bad_option");
         let (field, unit) = ("stopping.stop[1]", "character");
         let error = Error::UnknownSymbol { field, found: "'é'".into(), offset: 0, unit };
@@ -256,7 +231,7 @@ mod tests {
         ] {
             let answer = api_error(&error);
             assert_eq!(answer.param.as_deref(), Some(param), "{error}");
-            assert!(answer.message.starts_with(start), "{}", answer.message);
+            assert!(answer.message().starts_with(start), "{}", answer.message());
         }
     }
 

@@ -56,7 +56,6 @@ CLUSTER = "the tests have no cluster; deploy/tests checks the manifests against 
 MONITORING = "deploy/tests/test_monitoring.py runs it where promtool is installed"
 SYSTEMD = "the tests change no system; .ci/package installs the package into a folder, and tests/weir/systemd.rs checks the unit"
 PROXIES = "deploy/tests/test_proxies.py runs it with its own replicas"
-OVERLOAD = "loadtest/tests/loadtest/sockets.rs runs it and checks its output"
 LONG = "it takes ten minutes on an idle machine; README.md and docs/loadtest.md have shorter versions, which are run"
 TITLE = "What pooling is worth: two pairs of trained models"
 PACKAGES = "it needs a release build; .ci/run calls `.ci/package dev`, and deploy/tests/test_packages.py checks the packages' files"
@@ -396,10 +395,6 @@ PAGES: Dict[str, List[Step]] = {
             "weir-loadtest run 127.0.0.1:50051 --concurrency 16 --requests 16 --warm-up 0 "
             "--workload kind=edit,prompt-chars=10000,pause=10s",
             "docs/benchmarking.md has a shorter version, which is run",
-        ),
-        Elsewhere("weir-loadtest stub --listen 127.0.0.1:50052 --first 50ms --gap 25ms --rows 2 &", OVERLOAD),
-        Elsewhere(
-            "weir-loadtest run 127.0.0.1:50052 --rate 20 --arrivals constant --requests 50 --warm-up 0 --output-chars 5", OVERLOAD
         ),
         Serves(f"{TWO} &"),
         Runs(

@@ -1,7 +1,7 @@
 //! Finds the knee: the highest request rate that the server sustains.
 
-use crate::units;
 use serde::{Deserialize, Serialize};
+use weir_measure::format;
 
 /// Smallest share of requests that must succeed.
 const MIN_SUCCEEDED_SHARE: f64 = 0.99;
@@ -80,8 +80,8 @@ pub fn unsustained_reason(tried: &RateResult, lowest: &RateResult, objectives: b
     (first > MAX_SLOWDOWN * first_at_lowest).then(|| {
         format!(
             "time to first character, p90: {}, at the lowest rate {}",
-            units::time(first),
-            units::time(first_at_lowest)
+            format::time(first),
+            format::time(first_at_lowest)
         )
     })
 }

@@ -434,7 +434,6 @@ fn horizontal_shift(index: usize, count: usize) -> f64 {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 mod tests {
     use super::*;
 

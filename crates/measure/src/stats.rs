@@ -108,7 +108,6 @@ fn ratio_of_medians(pairs: &[(f64, f64)]) -> Option<f64> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 mod tests {
     use super::*;
     use rand_distr::{Distribution, LogNormal};

@@ -176,7 +176,7 @@ pub struct CalibrationSummary {
 impl CalibrationSummary {
     /// Describes the calibration for people.
     pub fn describe(&self) -> String {
-        let spread = crate::units::digits(self.spread * 100.0);
+        let spread = weir_measure::format::digits(self.spread * 100.0);
         let table = format!(
             "each step timed at least {} times, spread {spread} % (interquartile range divided by median)",
             self.fewest_samples

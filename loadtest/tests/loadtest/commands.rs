@@ -1,10 +1,15 @@
 //! The program as a command, against a stub on a loopback port.
 
-use super::program::{TIMEOUT, failure, json, run, run_interrupted, script, serve, words};
-use super::support::ms;
+use super::{
+    stub::Script,
+    support::{ServedStub, TIMEOUT, command, failure, json, ms, run, run_interrupted, script, serve, wait, words},
+};
 use serde_json::Value;
-use std::{fs, time::Instant};
-use weir_loadtest::stub::Script;
+use std::{
+    fs,
+    process::Output,
+    time::{Duration, Instant},
+};
 
 #[test]
 fn a_run_writes_json_and_a_page() {
@@ -209,17 +214,6 @@ fn invalid_options_are_rejected_with_their_limits() {
     assert!(stderr.contains("--workload x: model=a: a comparison sends the same requests to all models"), "{stderr}");
 }
 
-/// The rate depends on the machine, but the tester always reads all that the server sends.
-#[test]
-fn the_self_test_reports_a_rate_and_compares_it_with_the_required_one() {
-    let short = ["self-test", "--duration", "200ms", "--streams", "4"];
-    let output = run(&short);
-    let stdout = String::from_utf8(output.stdout).unwrap();
-    assert!(output.status.success() && stdout.contains(" % of a core; "), "{stdout}");
-    let stderr = failure(&[&short[..], &["--gap", "50us", "--at-least", "1e15"]].concat());
-    assert!(stderr.contains("fewer than --at-least"), "{stderr}");
-}
-
 #[test]
 fn a_mix_sends_different_workloads_to_several_models() {
     let reader = Script { summarizes: true, ..script("reader") };
@@ -328,4 +322,165 @@ fn an_estimate_is_compared_with_the_measured_gain() {
     let options = words("--models plain,silent --rounds 2 --agree-within 10");
     let stderr = failure(&[&["compare", &served.address][..], &options].concat());
     assert!(stderr.contains("no estimate"), "{stderr}");
+}
+
+/// Arrivals also depend on the measurement's index: two rates do not share a draw, and each has the promised number of requests.
+#[test]
+fn arrivals_of_each_rate_are_a_draw_of_their_own() {
+    let served = serve(vec![Script::instant("stub")]);
+    let arguments = words("--rates 40,41,42 --duration 100ms --warm-up 0 --output-chars 2 --json -");
+    let report = json(&run(&[&["sweep", &served.address][..], &arguments].concat()));
+    let points = report[0]["parts"][0]["points"].as_array().unwrap();
+    let measured = |point: &Value| point["figures"]["requests"]["measured"].as_u64().unwrap();
+    assert!(points.len() == 3 && points.iter().all(|point| measured(point) >= 20), "{points:?}");
+    // with one draw, windows that end at the same request would have lengths inversely proportional to the rates
+    let scaled: Vec<_> = points
+        .iter()
+        .map(|point| {
+            let window = point["window"]["window_ns"].as_f64().unwrap();
+            (measured(point), window * point["load"]["rate"].as_f64().unwrap())
+        })
+        .collect();
+    let same = |a: (u64, f64), b: (u64, f64)| a.0 == b.0 && (a.1 / b.1 - 1.0).abs() < 0.01;
+    assert!(!same(scaled[0], scaled[1]) || !same(scaled[1], scaled[2]), "{scaled:?}");
+}
+
+#[test]
+fn measurements_before_the_server_died_are_reported_and_the_command_fails() {
+    let served = serve(vec![Script { first: Duration::from_millis(150), ..script("stub") }]);
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let data = file("a.json");
+    let page = file("a.html");
+    let arguments = ["--concurrency", "1,2,3,4", "--requests", "20", "--warm-up", "0", "--output-chars", "4"];
+    let to = ["sweep", &served.address, "--json", &data, "--html", &page];
+    let mut child = command(&[&to[..], &arguments].concat()).spawn().unwrap();
+    wait(&mut child, || served.stub.sent().len() >= 30);
+    drop(served);
+    let output = child.wait_with_output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    let report: Value = serde_json::from_str(&fs::read_to_string(&data).unwrap()).unwrap();
+    let why = report[0]["broken_off"].as_str().unwrap();
+    assert!(stderr.contains(why), "{why}: {stderr}");
+    let points = report[0]["parts"][0]["points"].as_array().unwrap();
+    assert_eq!(points[0]["figures"]["requests"]["well"], 20);
+    // every load is either measured or missing
+    let missing = report[0]["missing"].as_array().unwrap();
+    let last = missing.last().unwrap();
+    assert_eq!((points.len() + missing.len(), &last["what"]), (4, &Value::from("closed loop, 4 at a time")));
+    assert!(fs::read_to_string(&page).unwrap().contains("ENDED EARLY: "));
+    assert!(String::from_utf8(output.stdout).unwrap().contains("ENDED EARLY: "));
+    // an unreachable server leaves no file
+    let none = file("none.json");
+    assert!(!run(&["sweep", "127.0.0.1:1", "--concurrency", "1", "--json", &none]).status.success());
+    assert!(!std::path::Path::new(&none).exists());
+}
+
+#[test]
+#[cfg(unix)]
+fn an_interrupted_sweep_reports_the_interruption() {
+    let served = serve(vec![script("stub")]);
+    let options = words("--concurrency 2,3 --warm-up 0 --duration 10m --output-chars 4");
+    let arguments = [&["sweep", &served.address][..], &options].concat();
+    let output = run_interrupted(&arguments, || served.stub.sent().len() >= 10);
+    let table = String::from_utf8(output.stdout).unwrap();
+    let expected = "ENDED EARLY: it was interrupted; missing:\n  stub: closed loop, 3 at a time\n\n";
+    assert!(table.starts_with(expected), "{table}");
+    assert!(table.contains("2 at a time (interrupted)") && table.matches("3 at a time").count() == 1, "{table}");
+}
+
+#[test]
+#[cfg(unix)]
+fn an_interrupted_report_lists_what_is_missing() {
+    let served = serve(vec![script("a"), script("b"), Script { summarizes: true, ..script("reader") }]);
+    let arguments = ["--rounds", "2000", "--concurrency", "1,2", "--output-chars", "4", "--json", "-"];
+    let arguments = [&["report", &served.address][..], &arguments].concat();
+    let report = json(&run_interrupted(&arguments, || served.stub.sent().len() >= 30));
+    let missing = report[0]["missing"].as_array().unwrap().iter();
+    let missing: Vec<_> =
+        missing.map(|entry| (entry["model"].as_str().unwrap(), entry["what"].as_str().unwrap())).collect();
+    let loops = ["closed loop, 1 at a time", "closed loop, 2 at a time"];
+    let all = [loops[0], loops[1], "the search for the knee", "the open loop at half of the knee"];
+    let expected: Vec<_> = ["a", "b", "reader"].iter().flat_map(|model| all.map(|what| (*model, what))).collect();
+    assert_eq!(missing, expected, "the comparison is reported as far as it came");
+}
+
+#[test]
+fn models_that_cannot_be_compared_are_rejected() {
+    let reader = Script { summarizes: true, ..script("reader") };
+    let served = serve(vec![script("a"), script("b"), reader]);
+    for (arguments, expected) in [
+        (
+            &["--models", "a,b,a"][..],
+            "--models: expected each model once (a model compared with itself shows nothing), found \"a\"",
+        ),
+        (&["--models", "a,reader"], "reader summarizes documents and a does not"),
+        (&[], "reader summarizes documents and a does not"),
+    ] {
+        let output = run(&[&["compare", &served.address][..], arguments].concat());
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && output.stdout.is_empty() && stderr.contains(expected), "{stderr}");
+    }
+}
+
+/// Runs a command whose server goes away after the first answers.
+fn run_until_gone(arguments: &[&str]) -> (Output, String) {
+    // slow, so that few answers come before the server goes away, however late that is noticed
+    let served: ServedStub = serve(vec![Script { first: Duration::from_millis(300), ..script("stub") }]);
+    let address = served.address.clone();
+    let short = ["--warm-up", "0", "--duration", "3s", "--output-chars", "4", "--json", "-"];
+    let mut child = command(&[&[arguments[0], &address], &arguments[1..], &short].concat()).spawn().unwrap();
+    wait(&mut child, || !served.stub.sent().is_empty());
+    drop(served);
+    (child.wait_with_output().unwrap(), address)
+}
+
+#[test]
+fn a_closed_loop_backs_off_from_a_lost_server_and_the_command_fails() {
+    let (output, _) = run_until_gone(&["run", "--concurrency", "2"]);
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(1) && stderr.contains("succeeded: "), "{stderr}");
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let point = &report[0]["parts"][0]["point"];
+    // after 100, 200, 400, 800 and 1000 ms
+    let gone = point["figures"]["requests"]["errors"]["UNAVAILABLE"].as_u64().unwrap();
+    assert!((4..=16).contains(&gone), "{gone}");
+    assert!(point["broken_off"].as_str().unwrap().starts_with("the server went away: "), "{point}");
+    assert_eq!(point["tester"]["limits"].as_array().unwrap().len(), 0);
+}
+
+#[test]
+fn a_sweep_ends_where_the_server_went_away() {
+    let (output, address) = run_until_gone(&["sweep", "--concurrency", "2,3"]);
+    assert_eq!(output.status.code(), Some(1));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let why = report[0]["broken_off"].as_str().unwrap();
+    let expected = format!("{address}: closed loop, 2 at a time: the server went away: ");
+    assert!(why.starts_with(&expected), "{why}");
+    assert_eq!(report[0]["missing"].as_array().unwrap().len(), 1);
+    assert_eq!(report[0]["missing"][0]["what"], "closed loop, 3 at a time");
+}
+
+/// A single load fails, unlike the search for a knee, which overloads the server on purpose.
+#[test]
+fn a_load_of_which_fewer_than_half_succeed_fails() {
+    let served = serve(vec![Script { refuse: 2, ..script("half") }]);
+    let load = ["--requests", "9", "--warm-up", "0", "--output-chars", "2", "--concurrency", "1"];
+    assert!(run(&[&["run", &served.address][..], &load].concat()).status.success(), "five of nine");
+    let stderr = failure(&[&["run", &served.address][..], &load].concat());
+    let expected = "fewer than half of the requests succeeded: 9 requests: 4 succeeded, 5 RESOURCE_EXHAUSTED";
+    assert!(stderr.contains(expected), "{stderr}");
+}
+
+#[test]
+#[cfg(unix)]
+fn an_interrupted_warm_up_measures_nothing() {
+    let served = serve(vec![script("stub")]);
+    let arguments = ["run", &served.address, "--warm-up", "10m", "--output-chars", "4"];
+    let output = run_interrupted(&arguments, || !served.stub.sent().is_empty());
+    let stdout = String::from_utf8(output.stdout).unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(stdout.contains("\nnothing was measured: ") && !stdout.contains("characters/s"), "{stdout}");
+    assert!(output.status.code() == Some(1) && stderr.contains("nothing was measured"), "{stderr}");
 }

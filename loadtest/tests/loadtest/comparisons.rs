@@ -1,15 +1,15 @@
 //! Comparisons of models with known gains.
 
-use super::support::{ms, spec, target};
+use super::{
+    stub::{Script, Stub},
+    support::{ms, spec, target},
+};
 use tokio::sync::watch;
 use weir_loadtest::{
     client::models::SymbolUnit,
-    comparison::{
-        result::ModelComparison,
-        rounds::{ComparisonSetup, bits_per_char, compare_models},
-    },
-    load::{mix::WorkloadMix, workload::WorkloadSpec},
-    stub::{Script, Stub},
+    comparison::{ComparisonSetup, ModelComparison, bits_per_char, compare_models},
+    driver::WorkloadMix,
+    workload::WorkloadSpec,
 };
 
 /// Returns a slow model, and one with a third of its time per character and half of its time to the first.

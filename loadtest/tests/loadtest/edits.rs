@@ -1,13 +1,12 @@
 //! Sessions that edit documents, against a stub whose completions and delays are known.
 
 use super::{
-    program::{failure, json, run, script, serve, words},
-    sockets::undisturbed,
-    support::ms,
+    known_delays::undisturbed,
+    stub::Script,
+    support::{failure, json, ms, run, script, serve, words},
 };
 use serde_json::Value;
 use std::{fs, path::PathBuf};
-use weir_loadtest::stub::Script;
 
 /// Writes a text that all completions of the stub continue.
 fn text(folder: &tempfile::TempDir) -> PathBuf {
@@ -61,7 +60,7 @@ fn keystrokes_are_timed_and_saved() {
         "keystroke to completions",
         "Distribution of times from keystroke to completions",
         "keystrokes saved by the first completion: 50.0 % (75.0 % by the first three)",
-        "workload 1 (edit): 12 keystrokes after 50 characters of text.txt",
+        "workload 1 (edit): 50 characters of text.txt, answers of 12 keystrokes",
     ] {
         assert!(page.contains(expected), "{expected}");
     }
@@ -102,7 +101,7 @@ fn models_are_compared_by_their_keystrokes() {
         assert!(gains["total"].is_null(), "the typist determines how long a session takes: {gains}");
     });
     let table = String::from_utf8(run(&[&base[..], &options].concat()).stdout).unwrap();
-    assert!(table.contains("median keystroke") && !table.contains("decode/token"), "{table}");
+    assert!(table.contains("median: keystroke to completions") && !table.contains("per token"), "{table}");
 }
 
 #[test]

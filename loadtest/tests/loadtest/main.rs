@@ -4,14 +4,10 @@
 
 mod commands;
 mod comparisons;
+mod connections;
 mod edits;
 mod known_delays;
-mod multiple_loads;
-mod program;
-mod rejected_options;
+mod options;
 mod report;
-mod server_gone;
-mod sockets;
+mod stub;
 mod support;
-mod tls_and_keys;
-mod unreachable;

@@ -1,0 +1,741 @@
+//! Command line: `run`, `sweep`, `compare`, `report` and `draw`. Data goes to stdout, everything else to stderr.
+
+use crate::{
+    args::{
+        ArrivalArgs, DefaultLength, LONG, LoadArgs, LoadLimits, ServerArgs, WorkloadArgs, check_in_flight, check_rate,
+        runtime,
+    },
+    client::models::{ModelInfo, fetch_calibration},
+    comparison::{ComparisonSetup, MAX_MODELS, MAX_ROUNDS, ModelComparison, bits_per_char, compare_models},
+    error::{Error, Result},
+    knee::{self, RateResult},
+    output::{self, DrawArgs, OutputArgs, Plan, rounded_time},
+    report::{LoadPoint, MeasurementReport, ReportPart},
+    schedule::{ArrivalProcess, LoadPattern, RunLength},
+    session::MeasurementSession,
+    tester::LimitEvidence,
+};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use std::{ffi::OsString, process::ExitCode, time::Duration};
+use weir_proto::{argument_errors, empty_variables::without_empty, flag_origins::FlagOrigins};
+
+/// Load tester for weir's gRPC API: measures latency as clients see it, and the gain of one model over another.
+#[derive(Debug, Parser)]
+#[command(name = "weir-loadtest", version, propagate_version = true, max_term_width = 120)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Measure one load: a closed loop (--concurrency) or an open one (--rate).
+    Run(RunArgs),
+    /// Measure several loads: closed loops of growing concurrency, or open loops of growing rate up to the knee.
+    Sweep(SweepArgs),
+    /// Compare models of one server request by request: measured gain with its confidence interval.
+    Compare(CompareArgs),
+    /// Measure everything for every model of a server: batch-size curve, knee, a run below it, comparison.
+    Report(ReportArgs),
+    /// Draw saved measurements again, as table or HTML.
+    Draw(DrawArgs),
+}
+
+/// Runs the command given by `arguments`, the program's name first. Prints its error to stderr.
+pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let arguments: Vec<_> = arguments.into_iter().collect();
+    let command = without_empty(Cli::command());
+    let parsed = command.clone().try_get_matches_from(&arguments);
+    let parsed = parsed.and_then(|matches| Ok((Cli::from_arg_matches(&matches)?, matches)));
+    let (cli, origins) = match parsed {
+        Ok((cli, matches)) => (cli, FlagOrigins::of(&command, &matches)),
+        Err(error) => {
+            let error = argument_errors::explain(error, &command, &arguments);
+            // there is no other place to report that help cannot be printed
+            let _ = error.print();
+            return u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from);
+        }
+    };
+    if let Some(flag) = output::secret_flag(&arguments) {
+        let why = "other users of this machine can see it in the list of processes";
+        eprintln!("weir-loadtest: warning: {flag} has a secret: {why}; use WEIR_API_KEY or {flag}-file");
+    }
+    let command = output::command_line(&arguments);
+    let result = match cli.command {
+        Command::Run(args) => run_one(args, command),
+        Command::Sweep(args) => run_sweep(args, command),
+        Command::Compare(args) => run_compare(args, command),
+        Command::Report(args) => run_report(args, command),
+        Command::Draw(args) => output::draw(args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        // a reader such as `head` closed the pipe
+        Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("weir-loadtest: {}", printable(&origins.explain(&error.to_string())));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Replaces control characters, because messages of a server could move the terminal's cursor.
+fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() && c != '\n' { '\u{fffd}' } else { c }).collect()
+}
+
+/// Smallest number of requests of a rate.
+const MIN_REQUESTS: usize = 20;
+const MAX_POINTS: usize = 64;
+/// Default of --refine.
+const REFINEMENTS: usize = 3;
+
+/// Measures one load.
+#[derive(Debug, clap::Args)]
+#[command(allow_negative_numbers = true)]
+struct RunArgs {
+    #[command(flatten)]
+    common: LoadArgs,
+    /// Model; may be left out if the server has only one.
+    #[arg(long, value_name = "NAME")]
+    model: Option<String>,
+    /// Closed loop with this many requests in flight: when one ends, the next starts [default: 8, unless --rate is given].
+    #[arg(long, value_name = "N", conflicts_with = "rate")]
+    concurrency: Option<usize>,
+    /// Open loop with this many requests per second, independent of the answers.
+    #[arg(long, value_name = "RATE")]
+    rate: Option<f64>,
+    #[command(flatten)]
+    arrivals: ArrivalArgs,
+}
+
+/// Measures several loads.
+#[derive(Debug, clap::Args)]
+#[command(allow_negative_numbers = true)]
+struct SweepArgs {
+    #[command(flatten)]
+    common: LoadArgs,
+    /// Model; may be left out if the server has only one.
+    #[arg(long, value_name = "NAME")]
+    model: Option<String>,
+    /// Closed loops with these numbers of requests in flight: the batch-size curve.
+    #[arg(long, value_name = "N", value_delimiter = ',', allow_hyphen_values = true, conflicts_with = "rates")]
+    concurrency: Vec<usize>,
+    /// Open loops with these rates, in requests per second [default: search for the knee, unless --concurrency is given].
+    #[arg(long, value_name = "RATE", value_delimiter = ',', allow_hyphen_values = true)]
+    rates: Vec<f64>,
+    #[command(flatten)]
+    search: KneeSearchArgs,
+}
+
+/// Options of the search for the knee.
+#[derive(Debug, Clone, clap::Args)]
+struct KneeSearchArgs {
+    /// First rate of the search, which doubles until a rate is not sustained [default: 1; in `report`, half of the rate of the
+    /// first closed loop].
+    #[arg(long, value_name = "RATE")]
+    from: Option<f64>,
+    /// Highest rate of the search.
+    #[arg(long, value_name = "RATE", default_value_t = 1024.0)]
+    to: f64,
+    /// Number of times that the search bisects between the highest sustained and the lowest unsustained rate [default: 3; in
+    /// `report`, 1].
+    #[arg(long, value_name = "N")]
+    refine: Option<usize>,
+    #[command(flatten)]
+    arrivals: ArrivalArgs,
+}
+
+impl KneeSearchArgs {
+    /// Checks the options; `has_open_loops` is true if the command runs open loops.
+    fn check(&self, has_open_loops: bool) -> Result<()> {
+        self.from.into_iter().try_for_each(|from| check_rate("--from", from))?;
+        check_rate("--to", self.to)?;
+        if let Some(from) = self.from.filter(|from| *from > self.to) {
+            return Err(Error::option("--from", from, format!("at most {} (the value of --to)", self.to)));
+        }
+        if self.refinements() > MAX_POINTS / 2 {
+            return Err(Error::option("--refine", self.refinements(), format!("at most {}", MAX_POINTS / 2)));
+        }
+        self.arrivals.check(has_open_loops, "--rates, or no load option,")
+    }
+
+    /// Returns the same search with `default` bisections, unless --refine is given.
+    fn refining(self, default: usize) -> Self {
+        Self { refine: Some(self.refine.unwrap_or(default)), ..self }
+    }
+
+    /// Returns how often the search bisects.
+    fn refinements(&self) -> usize {
+        self.refine.unwrap_or(REFINEMENTS)
+    }
+
+    /// Returns the same search starting at `rate`, but at least at `min`, unless --from is given.
+    fn starting_at(&self, min: f64, rate: Option<f64>) -> Self {
+        Self { from: self.from.or(rate.map(|rate| rate.max(min).min(self.to))), ..self.clone() }
+    }
+}
+
+fn run_one(args: RunArgs, command: String) -> Result<()> {
+    let RunArgs { common, model, concurrency, rate, arrivals } = args;
+    arrivals.check(rate.is_some(), "--rate")?;
+    let load = match rate {
+        Some(rate) => {
+            check_rate("--rate", rate)?;
+            arrivals.load(rate)
+        }
+        None => {
+            let concurrency = concurrency.unwrap_or(8);
+            check_in_flight("--concurrency", concurrency)?;
+            LoadPattern::Closed { concurrency }
+        }
+    };
+    let LoadArgs { server, workload, length, output } = common;
+    let limits = length.limits(LONG)?;
+    output.check()?;
+    let report = runtime(server.threads)?.block_on(async {
+        let mut session = MeasurementSession::open(server, workload, &Vec::from_iter(model), false, command).await?;
+        session.cancel_share = length.cancel_share;
+        let model = &session.models[0];
+        let mut plan = Plan::default();
+        plan.add_loads(1, &limits.length);
+        session.steps.begin(&plan);
+        session.steps.next(format_args!("{}, {}", session.model_names(model), load.describe()));
+        let point = session.point(model, load, limits).await?;
+        Ok::<_, Error>(session.report(vec![ReportPart::Run { model: session.model_names(model), point }], true))
+    })?;
+    output.write_measured(&[report], None)
+}
+
+fn run_sweep(args: SweepArgs, command: String) -> Result<()> {
+    let SweepArgs { common, model, concurrency, rates, search } = args;
+    let LoadArgs { server, workload, length, output } = common;
+    search.check(concurrency.is_empty())?;
+    rates.iter().try_for_each(|&rate| check_rate("--rates", rate))?;
+    concurrency.iter().try_for_each(|&count| check_in_flight("--concurrency", count))?;
+    let points = concurrency.len().max(rates.len());
+    if points > MAX_POINTS {
+        return Err(Error::option("--concurrency and --rates", points, format!("at most {MAX_POINTS} loads")));
+    }
+    let limits = length.limits(LONG)?;
+    output.check()?;
+    let (reports, error) = runtime(server.threads)?.block_on(async {
+        let mut session = MeasurementSession::open(server, workload, &Vec::from_iter(model), false, command).await?;
+        session.cancel_share = length.cancel_share;
+        let loads = ModelLoads { session: &session, model: &session.models[0], limits };
+        session.steps.begin(&loads.plan(&concurrency, &rates, &search));
+        let part = if !concurrency.is_empty() {
+            loads.sweep_concurrency(&concurrency).await
+        } else if !rates.is_empty() {
+            loads.sweep_rates(&rates, &search.arrivals).await
+        } else {
+            loads.search_knee(&search).await
+        };
+        let mut reports = [session.report(vec![part], true)];
+        let error = session.finish(&mut reports);
+        Ok::<_, Error>((reports, error))
+    })?;
+    output.write_measured(&reports, error)
+}
+
+/// Loads of one model.
+#[derive(Clone, Copy)]
+struct ModelLoads<'a> {
+    session: &'a MeasurementSession,
+    model: &'a ModelInfo,
+    limits: LoadLimits,
+}
+
+impl ModelLoads<'_> {
+    /// Returns the plan of a sweep.
+    fn plan(self, concurrency: &[usize], rates: &[f64], search: &KneeSearchArgs) -> Plan {
+        let mut plan = Plan::default();
+        plan.add_loads(concurrency.len(), &self.limits.length);
+        rates.iter().for_each(|&rate| plan.add_loads(1, &self.length_at(rate)));
+        if plan.steps == 0 {
+            plan.add_search(search.refinements(), &self.limits.length);
+        }
+        plan
+    }
+
+    /// Prints the next step: a load of the model.
+    fn begin_step(self, what: &str) {
+        if !self.session.is_over() {
+            self.session.steps.next(format_args!("{}, {what}", self.session.model_names(self.model)));
+        }
+    }
+
+    /// Measures the batch-size curve.
+    async fn sweep_concurrency(self, counts: &[usize]) -> ReportPart {
+        let mut points = Vec::new();
+        for &concurrency in counts {
+            let limits = LoadLimits { max_in_flight: concurrency, ..self.limits };
+            let load = LoadPattern::Closed { concurrency };
+            self.begin_step(&load.describe());
+            points.extend(self.session.load(self.model, load, limits).await);
+        }
+        ReportPart::Batches { model: self.session.model_names(self.model), points }
+    }
+
+    async fn sweep_rates(self, rates: &[f64], arrivals: &ArrivalArgs) -> ReportPart {
+        let mut sweep = RateSweep { loads: self, tried: Vec::new(), points: Vec::new() };
+        for &rate in rates {
+            let load = arrivals.load(rate);
+            self.begin_step(&self.describe_open_loop(load, rate));
+            sweep.measure(load, rate).await;
+        }
+        sweep.into_part()
+    }
+
+    async fn search_knee(self, search: &KneeSearchArgs) -> ReportPart {
+        let objectives = !self.session.workload.objectives().is_empty();
+        self.begin_step("search for the knee");
+        let mut sweep = RateSweep { loads: self, tried: Vec::new(), points: Vec::new() };
+        while sweep.tried.len() < MAX_POINTS {
+            let next = match &sweep.tried[..] {
+                [] => Some(search.from.unwrap_or(1.0)),
+                tried => knee::next_rate(tried, search.to, search.refinements(), objectives),
+            };
+            let Some(rate) = next else { break };
+            if self.session.is_over() {
+                let is_first = sweep.points.is_empty();
+                let what = if is_first { "the search for the knee" } else { "the rest of the search for the knee" };
+                self.add_missing(what);
+                break;
+            }
+            let load = search.arrivals.load(rate);
+            let number = sweep.tried.len() + 1;
+            self.session.steps.go_on(format_args!("load {number}, {}", self.describe_open_loop(load, rate)));
+            sweep.measure(load, rate).await;
+        }
+        sweep.into_part()
+    }
+
+    /// Measures an open loop whose duration is extended until [`MIN_REQUESTS`] are expected, unless their number is given.
+    async fn measure_rate(self, load: LoadPattern, rate: f64) -> Option<LoadPoint> {
+        let length = self.length_at(rate);
+        let limits = LoadLimits { length, min_requests: MIN_REQUESTS, ..self.limits };
+        self.session.load(self.model, load, limits).await
+    }
+
+    /// Describes an open loop, with its time if that is longer than the options state.
+    fn describe_open_loop(self, load: LoadPattern, rate: f64) -> String {
+        let described = load.describe();
+        let extended = self.length_at(rate).duration.filter(|length| Some(*length) != self.limits.length.duration);
+        match extended.map(rounded_time) {
+            Some(time) => format!("{described}, for about {time} until {MIN_REQUESTS} requests have arrived"),
+            None => described,
+        }
+    }
+
+    /// Returns the length of an open loop at `rate`.
+    fn length_at(self, rate: f64) -> RunLength {
+        let mut length = self.limits.length;
+        if let (None, Some(duration)) = (length.requests, &mut length.duration) {
+            *duration = (*duration).max(Duration::from_secs_f64(MIN_REQUESTS as f64 / rate));
+        }
+        length
+    }
+
+    fn add_missing(self, what: &str) {
+        self.session.abort.add_missing(&self.session.model_names(self.model), what);
+    }
+}
+
+struct RateSweep<'a> {
+    loads: ModelLoads<'a>,
+    tried: Vec<RateResult>,
+    points: Vec<LoadPoint>,
+}
+
+impl RateSweep<'_> {
+    async fn measure(&mut self, load: LoadPattern, rate: f64) {
+        let Some(point) = self.loads.measure_rate(load, rate).await else { return };
+        if point.interrupted && point.figures.requests.measured == 0 {
+            return self.loads.add_missing(&load.describe());
+        }
+        // an interrupted measurement, or a server that went away, does not show whether the rate is sustained
+        if !point.interrupted && point.broken_off.is_none() {
+            self.tried.push(rate_result(rate, &point));
+        }
+        self.points.push(point);
+    }
+
+    fn into_part(mut self) -> ReportPart {
+        let ModelLoads { session, model, .. } = self.loads;
+        let knee = knee::knee(&self.tried, !session.workload.objectives().is_empty());
+        let rate = |point: &LoadPoint| point.load.rate().unwrap_or(0.0);
+        self.points.sort_by(|a, b| rate(a).total_cmp(&rate(b)));
+        ReportPart::Rates { model: session.model_names(model), points: self.points, knee }
+    }
+}
+
+fn rate_result(rate: f64, point: &LoadPoint) -> RateResult {
+    let figures = &point.figures;
+    let first = figures.time_to_first_char_ns;
+    RateResult {
+        rate,
+        measured: figures.requests.measured,
+        ended: point.window.begun_and_ended.unwrap_or(point.window.ended),
+        cancelled: figures.requests.cancelled,
+        succeeded: figures.requests.well,
+        good: figures.good,
+        first_p90: first.p90.or(first.max),
+        total_p50: figures.total_ns.p50,
+        tester_limited: !LimitEvidence::of(&[figures]).without_gaps().limits(&point.tester).is_empty(),
+    }
+}
+
+/// Compares models of one server request by request.
+#[derive(Debug, clap::Args)]
+#[command(allow_negative_numbers = true)]
+struct CompareArgs {
+    #[command(flatten)]
+    server: ServerArgs,
+    #[command(flatten)]
+    workload: WorkloadArgs,
+    #[command(flatten)]
+    output: OutputArgs,
+    /// Models, the baseline first [default: all models of the server].
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    models: Vec<String>,
+    #[command(flatten)]
+    rounds: RoundArgs,
+    /// Fail if the server's estimate of a pooled model's gain in total time or time per character differs from the measured gain by
+    /// more than this percentage. The baseline must be the same model without pooling.
+    #[arg(long, value_name = "PERCENT")]
+    agree_within: Option<f64>,
+}
+
+/// Size of a comparison.
+#[derive(Debug, Clone, clap::Args)]
+struct RoundArgs {
+    /// Rounds; each is one request that every model answers.
+    #[arg(long, value_name = "N", default_value_t = 50)]
+    rounds: u64,
+    /// Rounds before the measured ones.
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    warm_up_rounds: u64,
+    /// Rounds in flight at a time; within each, one model answers at a time.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    rounds_at_a_time: usize,
+    /// Characters of the text to score in bits per character; 0 disables scoring.
+    #[arg(long, value_name = "N", default_value_t = 2000)]
+    score_chars: usize,
+}
+
+impl RoundArgs {
+    fn check(&self) -> Result<()> {
+        Error::check_range("--rounds", self.rounds, 1..=MAX_ROUNDS)?;
+        Error::check_range("--warm-up-rounds", self.warm_up_rounds, 0..=MAX_ROUNDS)?;
+        check_in_flight("--rounds-at-a-time", self.rounds_at_a_time)
+    }
+
+    /// Returns the number of rounds, with those before the measured ones.
+    fn total(&self) -> u64 {
+        self.rounds.saturating_add(self.warm_up_rounds)
+    }
+}
+
+fn run_compare(args: CompareArgs, command: String) -> Result<()> {
+    let CompareArgs { server, workload, output, models, rounds, agree_within } = args;
+    rounds.check()?;
+    output.check()?;
+    if let Some(percent) = agree_within.filter(|percent| !(0.0..=1000.0).contains(percent)) {
+        return Err(Error::option("--agree-within", percent, "0 to 1000 percent"));
+    }
+    let report = runtime(server.threads)?.block_on(async {
+        let session = MeasurementSession::open(server, workload, &models, true, command).await?;
+        check_comparable(&session)?;
+        let mut plan = Plan::default();
+        plan.add_rounds(rounds.total());
+        session.steps.begin(&plan);
+        let comparison = compare(&session, &rounds).await?;
+        Ok::<_, Error>(session.report(vec![ReportPart::Compare { comparison }], false))
+    })?;
+    output.write_measured(std::slice::from_ref(&report), None)?;
+    match (agree_within, &report.parts[..]) {
+        (Some(percent), [ReportPart::Compare { comparison }]) => comparison.check_estimates(percent),
+        _ => Ok(()),
+    }
+}
+
+/// Checks that all models of the session can answer the same requests.
+fn check_comparable(session: &MeasurementSession) -> Result<()> {
+    let models = &session.models;
+    if !(2..=MAX_MODELS).contains(&models.len()) {
+        let found = match models[..] {
+            [_] => {
+                "1; to compare, serve another model as well, for example with `weir serve MODEL_A MODEL_B`".to_owned()
+            }
+            _ => models.len().to_string(),
+        };
+        return Err(Error::option("--models", found, format!("2 to {MAX_MODELS} models")));
+    }
+    let of_kind = |summarizes| models.iter().find(|model| model.summarizes == summarizes).map(|model| &model.name);
+    if let (Some(reader), Some(writer)) = (of_kind(true), of_kind(false)) {
+        return Err(Error::Setting(format!(
+            "--models: {reader} summarizes documents and {writer} does not, so they cannot answer the same requests: name models of \
+             one kind, or use `report`, which compares each kind separately"
+        )));
+    }
+    if let Some((workload, model)) = session.workload_with_model() {
+        return Err(Error::Setting(format!(
+            "--workload {workload}: model={model}: a comparison sends the same requests to all models, so a workload cannot name one"
+        )));
+    }
+    Ok(())
+}
+
+/// Compares the models of a session that [`check_comparable`] accepts.
+async fn compare(session: &MeasurementSession, rounds: &RoundArgs) -> Result<ModelComparison> {
+    let models = &session.models;
+    let names: Vec<_> = models.iter().map(|model| model.name.as_str()).collect();
+    session.steps.next(format_args!("{}, comparison in {} rounds", names.join(", "), rounds.total()));
+    let mut targets = Vec::new();
+    for model in models {
+        targets.push(session.target(model, rounds.rounds_at_a_time, false).await?);
+    }
+    let mut scores = Vec::new();
+    // models that summarize cannot score a text
+    let can_score = rounds.score_chars > 0 && !models.iter().any(|model| model.summarizes);
+    let scored = if can_score { Some(session.workload.scored_text(rounds.score_chars, models)?) } else { None };
+    if let Some((text, _)) = &scored {
+        let mut stop = session.stop.clone();
+        for target in &targets {
+            scores.push(tokio::select! {
+                _ = stop.wait_for(|stop| *stop) => Err("interrupted".to_owned()),
+                score = bits_per_char(target, text) => score,
+            });
+        }
+    }
+    let setup = ComparisonSetup {
+        targets,
+        mix: session.mix(session.next_seed())?,
+        rounds: rounds.rounds,
+        warm_up: rounds.warm_up_rounds,
+        concurrency: rounds.rounds_at_a_time,
+        seed: session.workload.seed,
+        threads: session.server.threads,
+    };
+    let connections: Vec<_> = setup.targets.iter().map(|target| target.pool.next().ok().cloned()).collect();
+    let bar = output::counting("comparing", setup.rounds + setup.warm_up);
+    let updated = bar.clone();
+    let result = compare_models(setup, session.stop.clone(), true, move |count| updated.set_position(count)).await;
+    bar.finish_and_clear();
+    let mut comparison = result?;
+    comparison.set_units(models.iter().map(|model| model.unit));
+    comparison.scored = scored.map(|(_, source)| source);
+    for (model, score) in comparison.models.iter_mut().zip(scores) {
+        match score {
+            Ok(bits) => model.bits_per_char = Some(bits),
+            Err(why) => model.score_refused = Some(why),
+        }
+    }
+    for (model, connection) in comparison.models.iter_mut().zip(connections) {
+        if let Some(connection) = connection.filter(|_| model.estimated.is_some()) {
+            model.calibrated = fetch_calibration(&connection, &model.model).await;
+        }
+    }
+    Ok(comparison)
+}
+
+/// Rate of the run for gaps and timeline, as a share of the knee.
+const SHARE_OF_KNEE: f64 = 0.5;
+/// Lowest first rate of a search, in requests per second, unless --from is given.
+const MIN_FIRST_RATE: f64 = 0.1;
+/// Length of a load: all loads of one model then take little more than a minute.
+const SHORT: DefaultLength = DefaultLength { warm_up: Duration::from_secs(1), duration: Duration::from_secs(5) };
+/// Default of --refine. Short loads have too few requests to tell rates apart that differ by less.
+const REPORT_REFINEMENTS: usize = 1;
+
+/// Measures everything for every model of a server.
+#[derive(Debug, clap::Args)]
+#[command(allow_negative_numbers = true)]
+struct ReportArgs {
+    #[command(flatten)]
+    common: LoadArgs,
+    /// Models, the baseline first [default: all models of the server]. The command compares models that summarize with each
+    /// other, and models that generate with each other.
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    models: Vec<String>,
+    /// Requests in flight of each closed loop of the batch-size curve.
+    #[arg(long, value_name = "N", value_delimiter = ',', allow_hyphen_values = true, default_value = "1,2,4,8,16")]
+    concurrency: Vec<usize>,
+    #[command(flatten)]
+    search: KneeSearchArgs,
+    #[command(flatten)]
+    rounds: RoundArgs,
+}
+
+/// Loads that `report` measures for each model.
+struct Loads {
+    limits: LoadLimits,
+    concurrency: Vec<usize>,
+    search: KneeSearchArgs,
+}
+
+impl Loads {
+    /// Adds the loads of one model to a plan.
+    fn add_to(&self, plan: &mut Plan) {
+        let length = &self.limits.length;
+        plan.add_loads(self.concurrency.len(), length);
+        plan.add_search(self.search.refinements(), length);
+        plan.add_loads(1, length);
+    }
+}
+
+fn run_report(args: ReportArgs, command: String) -> Result<()> {
+    let ReportArgs { common, models, concurrency, search, rounds } = args;
+    let LoadArgs { server, workload, length, output } = common;
+    let search = search.refining(REPORT_REFINEMENTS);
+    search.check(true)?;
+    rounds.check()?;
+    concurrency.iter().try_for_each(|&count| check_in_flight("--concurrency", count))?;
+    let loads = Loads { limits: length.limits(SHORT)?, concurrency, search };
+    output.check()?;
+    let (reports, error) = runtime(server.threads)?.block_on(async {
+        let mut reports = Vec::new();
+        let mut sessions = MeasurementSession::by_kind(server, workload, &models, command).await?;
+        sessions.iter().filter(|session| session.models.len() > 1).try_for_each(check_comparable)?;
+        if let Some(first) = sessions.first() {
+            first.steps.begin(&plan(&sessions, &rounds, &loads));
+        }
+        for session in &mut sessions {
+            session.cancel_share = length.cancel_share;
+            reports.extend(measure_kind(session, &rounds, &loads).await);
+        }
+        let over = sessions.last().filter(|session| session.is_over());
+        let error = over.and_then(|session| session.finish(&mut reports));
+        Ok::<_, Error>((reports, error))
+    })?;
+    output.write_measured(&reports, error)
+}
+
+/// Returns the plan of all sessions.
+fn plan(sessions: &[MeasurementSession], rounds: &RoundArgs, loads: &Loads) -> Plan {
+    let mut plan = Plan::default();
+    for session in sessions {
+        if session.models.len() > 1 {
+            plan.add_rounds(rounds.total());
+        }
+        session.models.iter().for_each(|_| loads.add_to(&mut plan));
+    }
+    plan
+}
+
+async fn measure_kind(session: &MeasurementSession, rounds: &RoundArgs, loads: &Loads) -> Vec<MeasurementReport> {
+    let mut reports = Vec::new();
+    if session.models.len() > 1 {
+        let names: Vec<_> = session.models.iter().map(|model| model.name.as_str()).collect();
+        let compared = session.measure_or_skip(&names.join(", "), "the comparison", compare(session, rounds)).await;
+        reports.extend(compared.map(|comparison| session.report(vec![ReportPart::Compare { comparison }], false)));
+    }
+    let mut parts = Vec::new();
+    for model in &session.models {
+        parts.extend(measure_model(ModelLoads { session, model, limits: loads.limits }, loads).await);
+    }
+    if !parts.is_empty() {
+        reports.push(session.report(parts, true));
+    }
+    reports
+}
+
+/// Measures one model. Loads skipped because of an interruption or a lost server are recorded as missing.
+async fn measure_model(model_loads: ModelLoads<'_>, loads: &Loads) -> Vec<ReportPart> {
+    let ModelLoads { session, model, .. } = model_loads;
+    let mut parts = Vec::new();
+    let batches = model_loads.sweep_concurrency(&loads.concurrency).await;
+    let mut answered = None;
+    if let ReportPart::Batches { points, .. } = &batches
+        && let Some(first) = points.first()
+    {
+        answered = Some(first.window.succeeded_per_second);
+        parts.push(batches);
+    }
+    let search = loads.search.starting_at(MIN_FIRST_RATE, answered.map(|rate| rate * SHARE_OF_KNEE));
+    let rates = model_loads.search_knee(&search).await;
+    let mut sustained = None;
+    if let ReportPart::Rates { points, knee, .. } = &rates
+        && !points.is_empty()
+    {
+        sustained = knee.rate;
+        parts.push(rates);
+    }
+    if session.is_over() {
+        model_loads.add_missing("the open loop at half of the knee");
+    } else if let Some(rate) = sustained {
+        let rate = rate * SHARE_OF_KNEE;
+        let load = LoadPattern::Open { arrivals: ArrivalProcess::Poisson, rate, burst: 1 };
+        model_loads.begin_step(&model_loads.describe_open_loop(load, rate));
+        let measured = model_loads.measure_rate(load, rate).await;
+        parts.extend(measured.map(|point| ReportPart::Run { model: session.model_names(model), point }));
+    }
+    parts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Cli;
+    use clap::{Command, CommandFactory};
+
+    fn flags(command: &Command, path: &str, out: &mut Vec<(String, clap::Arg)>) {
+        let path = format!("{path} {}", command.get_name());
+        for flag in command.get_arguments().filter(|flag| flag.get_long().is_some()) {
+            out.push((path.clone(), flag.clone()));
+        }
+        command.get_subcommands().for_each(|command| flags(command, &path, out));
+    }
+
+    #[test]
+    fn flags_have_help_and_connection_flags_have_environment_twins() {
+        Cli::command().debug_assert();
+        let mut all = Vec::new();
+        flags(&Cli::command(), "", &mut all);
+        assert!(all.len() > 60, "only {} flags found", all.len());
+        // flags that stay the same across measurements can be set in the environment
+        let settable =
+            ["api-key", "api-key-file", "tls-ca", "tls-client-cert", "tls-client-key", "timeout", "threads", "note"];
+        let mut wrong = Vec::new();
+        for (path, flag) in &all {
+            let long = flag.get_long().unwrap_or_default();
+            if flag.get_help().is_none_or(|help| help.to_string().trim().is_empty()) {
+                wrong.push(format!("{path} --{long} has no help"));
+            }
+            let twin = settable.contains(&long).then(|| format!("WEIR_{}", long.replace('-', "_").to_uppercase()));
+            if flag.get_env().and_then(|env| env.to_str()) != twin.as_deref() {
+                wrong.push(format!("{path} --{long}: {:?}, not {twin:?}", flag.get_env()));
+            }
+        }
+        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    }
+}
+
+#[cfg(test)]
+mod report_tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Debug, Parser)]
+    struct Command {
+        #[command(flatten)]
+        args: ReportArgs,
+    }
+
+    /// Returns the seconds in which the loads of one model send requests.
+    fn seconds(options: &str) -> u64 {
+        let words = ["report", "127.0.0.1:50051"].into_iter().chain(options.split_whitespace());
+        let ReportArgs { common, concurrency, search, .. } = Command::parse_from(words).args;
+        let limits = common.length.limits(SHORT).unwrap();
+        let mut plan = Plan::default();
+        Loads { limits, concurrency, search: search.refining(REPORT_REFINEMENTS) }.add_to(&mut plan);
+        plan.time.as_secs()
+    }
+
+    #[test]
+    fn a_model_takes_little_more_than_a_minute_unless_options_ask_for_more() {
+        assert_eq!(seconds(""), 66);
+        assert_eq!(seconds("--duration 30s --refine 3"), 403);
+        assert_eq!(seconds("--warm-up 0 --duration 10s --concurrency 1"), 70);
+    }
+}

@@ -1,0 +1,475 @@
+//! Compares models of one server request by request: each request goes to one model after the other, with the same prompt, length
+//! and seed, in an order that changes with every round.
+
+use crate::{
+    client::{
+        connection::code_name,
+        models::{CalibrationSummary, SymbolUnit},
+    },
+    driver::{StopSignal, WorkloadMix, execute},
+    error::{Error, Result},
+    stats::{RequestFigures, RequestOutcome, RequestStats},
+    tester::{LagProbe, LimitEvidence, TesterFigures, TesterLimit, TesterMeasurement, cpu_time},
+    timer::{ClientTimer, CounterSnapshot, LiveCounters, UnpooledTimes},
+    workload::RequestTarget,
+};
+use serde::{Deserialize, Serialize};
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, timeout},
+};
+use tonic::Status;
+use weir_measure::{
+    histogram::ValueHistogram,
+    stats::{Gain, median},
+};
+use weir_proto::v1::{ScoreRequest, generation_client::GenerationClient, score_response::Event};
+
+/// Comparison of several models.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelComparison {
+    /// Model to which the others are compared.
+    pub baseline: String,
+    /// Rounds, in each of which every model answered the same request.
+    pub rounds: u64,
+    /// Rounds in which all models succeeded; gains are computed from these.
+    pub complete: u64,
+    /// Rounds in flight at a time; within each, one model answers at a time.
+    pub concurrency: usize,
+    /// Rounds before, which were not measured.
+    pub warm_up: u64,
+    /// True if the comparison was stopped early.
+    pub interrupted: bool,
+    /// Source of the text scored for `bits_per_char`, and its characters.
+    pub scored: Option<String>,
+    /// Models, the baseline first.
+    pub models: Vec<ComparedModel>,
+    /// Load of the tester itself, warm-up included. Absent from reports of versions that did not record it.
+    #[serde(default)]
+    pub tester: Option<TesterFigures>,
+}
+
+/// Model in a comparison.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ComparedModel {
+    /// Name.
+    pub model: String,
+    /// Unit of its answers' lengths. Absent from reports of versions that did not record it.
+    #[serde(default)]
+    pub unit: Option<SymbolUnit>,
+    /// Bits per character of the scored text, from the server's `Score`. Absent if not requested or rejected.
+    pub bits_per_char: Option<f64>,
+    /// Why there is no `bits_per_char` although it was requested.
+    pub score_refused: Option<String>,
+    /// Figures of its requests.
+    pub figures: RequestFigures,
+    /// Medians whose ratios are the gains. Absent from reports of versions that did not record them.
+    #[serde(default)]
+    pub medians: Option<Medians>,
+    /// Measured speed relative to the baseline, from the medians of complete rounds. Absent for the baseline itself.
+    pub gains: Option<Gains>,
+    /// Estimated, not measured: speed relative to the same model without pooling, from the server's estimates for the same rounds.
+    /// Absent if the server reports no estimates.
+    pub estimated: Option<Gains>,
+    /// Quality of the calibration behind `estimated`. Absent if the server does not report it.
+    #[serde(default)]
+    pub calibrated: Option<CalibrationSummary>,
+}
+
+/// Medians over the rounds in which all models have the figure, counted from sending. `figures` has percentiles of histograms
+/// over all requests of the model, which may differ.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Medians {
+    /// Time from sending to the end.
+    pub total_ns: Option<f64>,
+    /// Time from sending to the first character.
+    pub time_to_first_char_ns: Option<f64>,
+    /// Mean time per character after the first.
+    pub char_ns: Option<f64>,
+    /// Encoding time of a document, as the server reports it.
+    pub encode_ns: Option<f64>,
+    /// Time per token of a summary after its first, as the server reports it.
+    pub decode_token_ns: Option<f64>,
+    /// Median time of a session from keystroke to completions, counted from the planned time.
+    #[serde(default)]
+    pub keystroke_ns: Option<f64>,
+}
+
+/// Gains: the baseline's median divided by this model's, over complete rounds.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Gains {
+    /// Gain in time from sending to the end.
+    pub total: Option<Gain>,
+    /// Gain in time from sending to the first character.
+    pub time_to_first_char: Option<Gain>,
+    /// Gain in mean time per character after the first.
+    pub char: Option<Gain>,
+    /// Gain in encoding time of a document, as the server reports it.
+    pub encode: Option<Gain>,
+    /// Gain in time per token of a summary after its first, as the server reports it.
+    pub decode_token: Option<Gain>,
+    /// Gain in the median time of a session from keystroke to completions.
+    #[serde(default)]
+    pub keystroke: Option<Gain>,
+}
+
+/// Deviation of an estimated gain from the measured one.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct EstimateError {
+    /// Figure that the gain is about.
+    pub figure: &'static str,
+    /// Estimated gain divided by the measured one, minus 1.
+    pub relative: f64,
+}
+
+impl ComparedModel {
+    /// Returns the medians behind its gains; for reports without them, the percentiles of its requests' histograms.
+    pub fn medians(&self) -> Medians {
+        let figures = &self.figures;
+        self.medians.clone().unwrap_or_else(|| Medians {
+            total_ns: figures.total_from_send_ns.p50,
+            time_to_first_char_ns: figures.time_to_first_char_from_send_ns.p50,
+            // all summaries have the same number of tokens, but not of characters
+            char_ns: figures.char_ns.p50.filter(|_| figures.summaries.is_none()),
+            encode_ns: figures.summaries.as_ref().and_then(|summaries| summaries.encode_ns.p50),
+            decode_token_ns: figures.summaries.as_ref().and_then(|summaries| summaries.decode_token_ns.p50),
+            keystroke_ns: figures.edits.as_ref().and_then(|edits| edits.keystroke_ns.p50),
+        })
+    }
+
+    /// Compares the estimated with the measured gains in total time and in time per character. Both are about the same thing only
+    /// if the baseline is this model without pooling.
+    pub fn estimate_errors(&self) -> Vec<EstimateError> {
+        let (Some(gains), Some(estimated)) = (&self.gains, &self.estimated) else { return Vec::new() };
+        let pairs = [("total", gains.total, estimated.total), ("per character", gains.char, estimated.char)];
+        let error = |(figure, measured, estimate): (_, Option<Gain>, Option<Gain>)| {
+            Some(EstimateError { figure, relative: estimate?.ratio / measured?.ratio - 1.0 })
+        };
+        pairs.into_iter().filter_map(error).collect()
+    }
+}
+
+impl ModelComparison {
+    /// Returns the ways in which the tester may have distorted the figures.
+    pub fn tester_limits(&self) -> Vec<TesterLimit> {
+        let figures: Vec<_> = self.models.iter().map(|model| &model.figures).collect();
+        self.tester.as_ref().map(|tester| TesterLimit::of(tester, &figures)).unwrap_or_default()
+    }
+
+    /// Sets the unit of each model's answers. If they differ, answers of N symbols are texts of different length, so their total
+    /// times have no gain.
+    pub fn set_units(&mut self, units: impl IntoIterator<Item = Option<SymbolUnit>>) {
+        self.models.iter_mut().zip(units).for_each(|(model, unit)| model.unit = unit);
+        if self.mixed_units().is_some() {
+            self.models.iter_mut().filter_map(|model| model.gains.as_mut()).for_each(|gains| gains.total = None);
+        }
+    }
+
+    /// Describes the units of the answers, if the models that write texts have different ones.
+    pub fn mixed_units(&self) -> Option<String> {
+        let mut units: BTreeMap<SymbolUnit, Vec<&str>> = BTreeMap::new();
+        for model in self.models.iter().filter(|model| model.figures.summaries.is_none()) {
+            model.unit.into_iter().for_each(|unit| units.entry(unit).or_default().push(&model.model));
+        }
+        let all: Vec<_> =
+            units.iter().map(|(unit, models)| format!("N {} from {}", unit.name(), models.join(" and "))).collect();
+        (all.len() > 1).then(|| {
+            format!(
+                "an answer of N symbols is {}: the texts have different lengths, so total times are not compared; compare times per \
+                 character",
+                all.join(", but ")
+            )
+        })
+    }
+
+    /// Fails if an estimated gain deviates more than `percent` from the measured one, or if the server reports no estimate.
+    pub fn check_estimates(&self, percent: f64) -> Result<()> {
+        let errors =
+            || self.models.iter().flat_map(|model| model.estimate_errors().into_iter().map(move |e| (model, e)));
+        if errors().next().is_none() {
+            let none = "--agree-within: the server reports no estimate of any model but the baseline";
+            return Err(Error::Setting(none.into()));
+        }
+        match errors().find(|(_, error)| (error.relative * 100.0).abs() > percent) {
+            None => Ok(()),
+            Some((model, EstimateError { figure, relative })) => Err(Error::Setting(format!(
+                "{}, {figure}: the estimated gain is {:+.1} % from the measured one, more than {percent} %",
+                model.model,
+                relative * 100.0
+            ))),
+        }
+    }
+}
+
+/// Maximum models.
+pub const MAX_MODELS: usize = 8;
+/// Maximum rounds; the figures of each are kept.
+pub const MAX_ROUNDS: u64 = 100_000;
+
+/// Models, requests and size of a comparison.
+pub struct ComparisonSetup {
+    /// One target per model, the baseline first.
+    pub targets: Vec<RequestTarget>,
+    /// Requests.
+    pub mix: WorkloadMix,
+    /// Measured rounds.
+    pub rounds: u64,
+    /// Rounds before, which are not measured.
+    pub warm_up: u64,
+    /// Rounds in flight at a time.
+    pub concurrency: usize,
+    /// Seed of the bootstrap.
+    pub seed: u64,
+    /// Threads of the tester.
+    pub threads: usize,
+}
+
+/// Figures of a model in a round in which it succeeded.
+#[derive(Debug, Clone, Copy)]
+struct RoundFigures {
+    total: Option<Duration>,
+    first: Option<Duration>,
+    char: Option<Duration>,
+    encode: Option<Duration>,
+    decode_token: Option<Duration>,
+    keystroke: Option<Duration>,
+    unpooled: Option<UnpooledTimes>,
+}
+
+/// Figures of each model in a round; `None` for models that failed.
+type RoundOfModels = Vec<Option<RoundFigures>>;
+
+struct ComparisonState {
+    setup: ComparisonSetup,
+    counters: Arc<LiveCounters>,
+    next: AtomicU64,
+    results: Mutex<RoundResults>,
+    stop: StopSignal,
+}
+
+struct RoundResults {
+    stats: Vec<RequestStats>,
+    rounds: Vec<RoundOfModels>,
+}
+
+struct TimedRequest {
+    timer: ClientTimer,
+    outcome: RequestOutcome,
+    total: Duration,
+}
+
+/// Runs all rounds. Calls `on_round` after each with the number of rounds begun. With `probe_lag`, measures how late this program
+/// sees events. Fails only if an invariant is broken; failed requests are not errors.
+pub async fn compare_models(
+    setup: ComparisonSetup,
+    stop: StopSignal,
+    probe_lag: bool,
+    on_round: impl Fn(u64) + Send + Sync + 'static,
+) -> Result<ModelComparison> {
+    let stats = setup.targets.iter().map(|target| RequestStats::new(target.boundaries)).collect();
+    let results = Mutex::new(RoundResults { stats, rounds: Vec::new() });
+    let state = Arc::new(ComparisonState { setup, counters: Arc::default(), next: AtomicU64::new(0), results, stop });
+    let probe = if probe_lag { Some(LagProbe::start()?) } else { None };
+    let begun = state.counters.read();
+    let cpu = cpu_time();
+    let on_round = Arc::new(on_round);
+    let mut tasks = JoinSet::new();
+    for _ in 0..state.setup.concurrency {
+        let state = state.clone();
+        let on_round = on_round.clone();
+        tasks.spawn(async move {
+            loop {
+                let number = state.next.fetch_add(1, Relaxed);
+                if *state.stop.borrow() || number >= state.setup.warm_up + state.setup.rounds {
+                    return Ok(());
+                }
+                run_round(&state, number).await?;
+                on_round(number + 1);
+            }
+        });
+    }
+    while let Some(ended) = tasks.join_next().await {
+        ended.unwrap_or_else(|error| Err(Error::Internal(format!("a round's task: {error}"))))?;
+    }
+    let lags = LagProbe::stop(probe).await?;
+    let mut comparison = build_comparison(&state)?;
+    comparison.tester = Some(assess_tester(&state, begun, cpu, lags, &comparison.models));
+    Ok(comparison)
+}
+
+/// Assesses whether the tester was the limit.
+fn assess_tester(
+    state: &ComparisonState,
+    begun: CounterSnapshot,
+    cpu: Option<Duration>,
+    lags: ValueHistogram,
+    models: &[ComparedModel],
+) -> TesterFigures {
+    let figures: Vec<_> = models.iter().map(|model| &model.figures).collect();
+    TesterMeasurement {
+        threads: state.setup.threads,
+        connections: state.setup.targets.iter().map(|target| target.pool.connections.len()).sum(),
+        window: state.counters.read().since(&begun),
+        cpu: cpu_time().zip(cpu).map(|(now, begun)| now.saturating_sub(begun)),
+        peak: None,
+        lags,
+        held: 0,
+        evidence: LimitEvidence::of(&figures),
+    }
+    .assess()
+}
+
+async fn run_round(state: &ComparisonState, number: u64) -> Result<()> {
+    let ComparisonSetup { targets, mix, warm_up, .. } = &state.setup;
+    let drawn = mix.draw(number)?;
+    let mut round: RoundOfModels = vec![None; targets.len()];
+    let mut ended = Vec::new();
+    for turn in 0..targets.len() {
+        let model = (turn + number as usize) % targets.len();
+        let mut timer = ClientTimer::new(state.counters.clone(), Instant::now(), None);
+        let outcome = execute(&*drawn.request, &targets[model], &mut timer, &mut state.stop.clone()).await;
+        let total = timer.sent.unwrap_or(timer.intended).elapsed();
+        let request = TimedRequest { timer, outcome, total };
+        round[model] = request.figures();
+        ended.push((model, request));
+        if *state.stop.borrow() {
+            break;
+        }
+    }
+    if number < *warm_up {
+        return Ok(());
+    }
+    let mut results = state.results.lock().unwrap_or_else(PoisonError::into_inner);
+    for (model, TimedRequest { timer, outcome, total }) in ended {
+        let good = outcome == RequestOutcome::Completed;
+        if let Some(stats) = results.stats.get_mut(model) {
+            stats.record(&timer, &outcome, total, good);
+        }
+    }
+    results.rounds.push(round);
+    Ok(())
+}
+
+impl TimedRequest {
+    fn figures(&self) -> Option<RoundFigures> {
+        let report = self.timer.server_report;
+        let summary = report.and_then(|report| report.summary);
+        (self.outcome == RequestOutcome::Completed).then(|| RoundFigures {
+            // the typist determines how long a session takes
+            total: self.timer.edits.is_none().then_some(self.total),
+            first: self.timer.first_from_send(),
+            // summaries have equally many tokens, which are more characters of one model than of another
+            char: self.timer.per_char().filter(|_| summary.is_none()),
+            encode: summary.filter(|summary| summary.cached_tokens == 0).map(|summary| summary.encode),
+            decode_token: summary.and_then(|summary| summary.per_token()),
+            keystroke: self.timer.edits.as_ref().and_then(|edits| edits.percentile(0.5)),
+            unpooled: report.and_then(|report| report.unpooled),
+        })
+    }
+}
+
+fn estimated_gains(times: &[UnpooledTimes], seed: u64) -> Option<Gains> {
+    let gain_in = |estimate_and_measured: fn(&UnpooledTimes) -> (Duration, Duration)| {
+        let pairs = times.iter().map(estimate_and_measured).filter(|(_, measured)| !measured.is_zero());
+        let pairs = pairs.map(|(estimate, measured)| (estimate.as_secs_f64(), measured.as_secs_f64()));
+        Gain::from_pairs(&pairs.collect::<Vec<_>>(), seed)
+    };
+    (!times.is_empty()).then(|| Gains {
+        total: gain_in(|times| (times.prefill_estimate + times.decode_estimate, times.prefill + times.decode)),
+        time_to_first_char: gain_in(|times| (times.prefill_estimate, times.prefill)),
+        char: gain_in(|times| (times.decode_estimate, times.decode)),
+        encode: None,
+        decode_token: None,
+        keystroke: None,
+    })
+}
+
+fn build_comparison(state: &ComparisonState) -> Result<ModelComparison> {
+    let ComparisonSetup { targets, warm_up, concurrency, seed, .. } = &state.setup;
+    let results = state.results.lock().unwrap_or_else(PoisonError::into_inner);
+    let complete: Vec<_> = results.rounds.iter().filter(|round| round.iter().all(Option::is_some)).collect();
+    // only rounds in which all models have the figure, so that a model's median does not depend on the model it is compared with
+    let column = |model: usize, figure: fn(&RoundFigures) -> Option<Duration>| -> Vec<f64> {
+        let nanos = |figures: &Option<RoundFigures>| Some(figure(figures.as_ref()?)?.as_nanos() as f64);
+        let usable = complete.iter().filter(|round| round.iter().all(|figures| nanos(figures).is_some()));
+        usable.filter_map(|round| nanos(round.get(model)?)).collect()
+    };
+    let gain_in = |model: usize, figure: fn(&RoundFigures) -> Option<Duration>| {
+        Gain::from_pairs(&column(0, figure).into_iter().zip(column(model, figure)).collect::<Vec<_>>(), *seed)
+    };
+    let compared = |(model, target): (usize, &RequestTarget)| {
+        let stats = results.stats.get(model).ok_or_else(|| Error::Internal("a model without figures".into()))?;
+        let gains = || Gains {
+            total: gain_in(model, |figures| figures.total),
+            time_to_first_char: gain_in(model, |figures| figures.first),
+            char: gain_in(model, |figures| figures.char),
+            encode: gain_in(model, |figures| figures.encode),
+            decode_token: gain_in(model, |figures| figures.decode_token),
+            keystroke: gain_in(model, |figures| figures.keystroke),
+        };
+        let unpooled: Vec<_> = complete.iter().filter_map(|round| round.get(model)?.as_ref()?.unpooled).collect();
+        Ok(ComparedModel {
+            model: target.model.clone(),
+            unit: None,
+            bits_per_char: None,
+            score_refused: None,
+            figures: stats.figures(),
+            medians: Some(Medians {
+                total_ns: median(column(model, |figures| figures.total)),
+                time_to_first_char_ns: median(column(model, |figures| figures.first)),
+                char_ns: median(column(model, |figures| figures.char)),
+                encode_ns: median(column(model, |figures| figures.encode)),
+                decode_token_ns: median(column(model, |figures| figures.decode_token)),
+                keystroke_ns: median(column(model, |figures| figures.keystroke)),
+            }),
+            gains: (model > 0).then(gains),
+            estimated: estimated_gains(&unpooled, *seed),
+            calibrated: None,
+        })
+    };
+    Ok(ModelComparison {
+        baseline: targets.first().map(|target| target.model.clone()).unwrap_or_default(),
+        rounds: results.rounds.len() as u64,
+        complete: complete.len() as u64,
+        concurrency: *concurrency,
+        warm_up: *warm_up,
+        interrupted: *state.stop.borrow(),
+        scored: None,
+        models: targets.iter().enumerate().map(compared).collect::<Result<_>>()?,
+        tester: None,
+    })
+}
+
+/// Returns the bits per character of the text. Fails if the server rejects the request or exceeds the target's time limit.
+pub async fn bits_per_char(target: &RequestTarget, text: &str) -> Result<f64, String> {
+    let describe = |status: Status| format!("{}: {}", code_name(&status), status.message());
+    match timeout(target.timeout, score(target, text)).await {
+        Ok(answer) => answer.map_err(describe),
+        Err(_) => Err(format!("no answer in {:?}", target.timeout)),
+    }
+}
+
+async fn score(target: &RequestTarget, text: &str) -> Result<f64, Status> {
+    let connection = target.pool.next()?;
+    let message = ScoreRequest { model: Some(target.model.clone()), text: text.into(), ..Default::default() };
+    let request = connection.request(message, target.timeout);
+    let mut stream = GenerationClient::new(connection.channel()).score(request).await?.into_inner();
+    while let Some(message) = stream.message().await? {
+        if let Some(Event::Summary(summary)) = message.event {
+            return summary.bits_per_char.ok_or_else(|| Status::unknown("nothing was scored"));
+        }
+    }
+    Err(Status::unknown("the stream ended without `summary`"))
+}

@@ -1,0 +1,532 @@
+//! Open and closed loops: draw requests from a mix of workloads, send them on schedule, and record all of them.
+
+use crate::{
+    client::connection::code_name,
+    edit,
+    error::{Error, Result},
+    generate,
+    schedule::{RunLength, ScheduledCounts, ScheduledRequest},
+    stats::{RequestOutcome, RequestStats, Timeline, UNAVAILABLE},
+    tester::{LagProbe, cpu_time},
+    timer::{ClientTimer, CounterDelta, CounterSnapshot, LiveCounters},
+    workload::{EDIT, PreparedRequest, RequestTarget, SUMMARIZE, Workload, WorkloadInfo, WorkloadSpec},
+};
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use rand_distr::{Distribution, weighted::WeightedIndex};
+use std::{
+    collections::HashSet,
+    fmt,
+    str::FromStr,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+use tokio::{
+    sync::{Semaphore, mpsc::Receiver, watch},
+    task::JoinSet,
+    time::{Instant, MissedTickBehavior, interval, sleep, sleep_until, timeout},
+};
+use weir_measure::{format, histogram::ValueHistogram};
+use weir_proto::shown::quoted;
+
+/// Interval at which the timeline samples the counters.
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(250);
+
+/// First pause of a closed loop's client before it sends to an unavailable server again; doubled each time …
+const FIRST_BACKOFF: Duration = Duration::from_millis(100);
+/// … up to this.
+const MAX_BACKOFF: Duration = Duration::from_secs(1);
+
+const TIMED_OUT: &str = "DEADLINE_EXCEEDED";
+
+/// Becomes true when the measurement is to end.
+pub type StopSignal = watch::Receiver<bool>;
+
+/// Requests of a load, and their target.
+pub struct LoadSetup {
+    /// Server and model.
+    pub target: RequestTarget,
+    /// Requests.
+    pub mix: WorkloadMix,
+    /// Objectives that a good request meets.
+    pub objectives: Objectives,
+}
+
+/// How requests follow each other, for how long, and what is observed meanwhile.
+pub struct LoadRun {
+    /// Duration, and number of requests.
+    pub length: RunLength,
+    /// Time from which the length counts.
+    pub begin: Instant,
+    /// Source of the requests.
+    pub source: RequestSource,
+    /// Ends the run early.
+    pub stop: StopSignal,
+    /// True to measure how late this program sees events.
+    pub probe_lag: bool,
+}
+
+/// Source of requests.
+pub enum RequestSource {
+    /// Closed loop: this many clients, each of which sends its next request when the last one has ended.
+    Closed(usize),
+    /// Open loop.
+    Open {
+        /// Scheduled requests, each delivered when it is due.
+        requests: Receiver<ScheduledRequest>,
+        /// Maximum requests in flight.
+        max_in_flight: usize,
+    },
+}
+
+/// Measurement of one load.
+pub struct LoadResult {
+    /// Statistics of each workload.
+    pub stats: Vec<RequestStats>,
+    /// Model that each workload's requests went to.
+    pub models: Vec<String>,
+    /// Changes of the counters within the measured window.
+    pub window: CounterDelta,
+    /// Processor time of this process within the window.
+    pub cpu: Option<Duration>,
+    /// Timeline until the last request had ended.
+    pub timeline: Timeline,
+    /// Lags of the probe; empty if it did not run.
+    pub lags: ValueHistogram,
+    /// Requests that waited for the limit on requests in flight.
+    pub held: u64,
+    /// True if the run was stopped early.
+    pub interrupted: bool,
+}
+
+struct DriverState {
+    job: Arc<LoadSetup>,
+    counters: Arc<LiveCounters>,
+    stats: Mutex<Vec<RequestStats>>,
+    held: AtomicU64,
+    stop: StopSignal,
+}
+
+/// Numbers of the next warm-up request and the next measured request of a closed loop.
+type NextNumbers = Arc<Mutex<ScheduledCounts>>;
+
+/// Counters and processor time at the start or end of the measured window.
+struct WindowEnd {
+    counters: CounterSnapshot,
+    cpu: Option<Duration>,
+}
+
+/// Runs a load. The window opens after the warm-up and closes after the duration, or with the last request if only their number is
+/// given. Calls `on_progress` four times per second. Fails only if an invariant is broken; failed requests are not errors.
+pub async fn run_load(
+    job: Arc<LoadSetup>,
+    run: LoadRun,
+    on_progress: &mut (dyn FnMut(&LiveCounters) + Send),
+) -> Result<LoadResult> {
+    let LoadRun { length, begin, source, stop, probe_lag } = run;
+    let counters = Arc::new(LiveCounters::default());
+    let models = job.mix.models(&job.target.model);
+    let stats = Mutex::new(models.iter().map(|_| RequestStats::new(job.target.boundaries)).collect());
+    let shared = Arc::new(DriverState { job, counters: counters.clone(), stats, held: AtomicU64::new(0), stop });
+    let requests = send_all(shared.clone(), length, begin, source);
+    tokio::pin!(requests);
+    let open = begin + length.warm_up;
+    let mut is_done = false;
+    // without a warm-up the window opens before the first request
+    if !length.warm_up.is_zero() {
+        tokio::select! {
+            done = &mut requests => {
+                done?;
+                is_done = true;
+            }
+            () = sleep_until(open) => {}
+        }
+    }
+    let mut timeline = Timeline::begin(&counters);
+    let probe = if probe_lag { Some(LagProbe::start()?) } else { None };
+    let opened = WindowEnd::now(&counters);
+    let close = length.duration.map(|duration| open + duration);
+    let closed = if is_done { None } else { observe(&counters, &mut timeline, close, requests, on_progress).await? };
+    let closed = closed.unwrap_or_else(|| WindowEnd::now(&counters));
+    timeline.flush(&counters);
+    let lags = LagProbe::stop(probe).await?;
+    let mut stats = shared.stats.lock().unwrap_or_else(PoisonError::into_inner);
+    Ok(LoadResult {
+        stats: std::mem::take(&mut *stats),
+        models,
+        window: closed.counters.since(&opened.counters),
+        cpu: closed.cpu.zip(opened.cpu).map(|(end, start)| end.saturating_sub(start)),
+        timeline,
+        lags,
+        held: shared.held.load(Relaxed),
+        interrupted: *shared.stop.borrow(),
+    })
+}
+
+impl WindowEnd {
+    fn now(counters: &LiveCounters) -> Self {
+        Self { counters: counters.read(), cpu: cpu_time() }
+    }
+}
+
+/// Samples the counters until all requests have ended. Returns their values when the window closed, if it closed before that.
+async fn observe(
+    counters: &LiveCounters,
+    timeline: &mut Timeline,
+    close: Option<Instant>,
+    mut requests: std::pin::Pin<&mut impl Future<Output = Result<()>>>,
+    on_progress: &mut (dyn FnMut(&LiveCounters) + Send),
+) -> Result<Option<WindowEnd>> {
+    let mut ticks = interval(SAMPLE_INTERVAL);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ticks.tick().await;
+    let mut closed = None;
+    let never = Instant::now() + Duration::from_secs(1 << 20);
+    loop {
+        tokio::select! {
+            done = &mut requests => return done.map(|()| closed),
+            () = sleep_until(close.unwrap_or(never)), if close.is_some() && closed.is_none() => {
+                closed = Some(WindowEnd::now(counters));
+            }
+            _ = ticks.tick() => {
+                timeline.tick(counters);
+                on_progress(counters);
+            }
+        }
+    }
+}
+
+async fn send_all(shared: Arc<DriverState>, length: RunLength, begin: Instant, source: RequestSource) -> Result<()> {
+    let mut running = JoinSet::new();
+    match source {
+        RequestSource::Closed(concurrency) => {
+            let numbers = NextNumbers::default();
+            for _ in 0..concurrency {
+                running.spawn(closed_loop(shared.clone(), length, begin, numbers.clone()));
+            }
+        }
+        RequestSource::Open { requests, max_in_flight: limit } => {
+            open_loop(&shared, requests, limit, &mut running).await?
+        }
+    }
+    while let Some(ended) = running.join_next().await {
+        joined(ended)?;
+    }
+    // the window lasts its full duration even if the last arrivals come before its end
+    if let (Some(duration), None) = (length.duration, length.requests) {
+        let mut stop = shared.stop.clone();
+        tokio::select! {
+            _ = stop.wait_for(|stop| *stop) => {}
+            () = sleep_until(begin + length.warm_up + duration) => {}
+        }
+    }
+    Ok(())
+}
+
+fn joined(ended: std::result::Result<Result<()>, tokio::task::JoinError>) -> Result<()> {
+    ended.unwrap_or_else(|error| Err(Error::Internal(format!("a request's task: {error}"))))
+}
+
+/// One client of a closed loop. It backs off while the server is unavailable; otherwise it would send thousands of requests a
+/// second.
+async fn closed_loop(shared: Arc<DriverState>, length: RunLength, begin: Instant, numbers: NextNumbers) -> Result<()> {
+    let mut backoff = FIRST_BACKOFF;
+    while !*shared.stop.borrow() {
+        let next = {
+            let mut numbers = numbers.lock().unwrap_or_else(PoisonError::into_inner);
+            length.schedule(begin.elapsed(), begin, &mut numbers)
+        };
+        let Some(scheduled) = next else { break };
+        if send(&shared, scheduled).await? != RequestOutcome::Failed(UNAVAILABLE) {
+            backoff = FIRST_BACKOFF;
+            continue;
+        }
+        let mut stop = shared.stop.clone();
+        tokio::select! {
+            _ = stop.wait_for(|stop| *stop) => {}
+            () = sleep(backoff) => {}
+        }
+        backoff = MAX_BACKOFF.min(backoff * 2);
+    }
+    Ok(())
+}
+
+async fn open_loop(
+    shared: &Arc<DriverState>,
+    mut requests: Receiver<ScheduledRequest>,
+    max_in_flight: usize,
+    running: &mut JoinSet<Result<()>>,
+) -> Result<()> {
+    let permits = Arc::new(Semaphore::new(max_in_flight));
+    let mut stop = shared.stop.clone();
+    loop {
+        let next = tokio::select! {
+            _ = stop.wait_for(|stop| *stop) => break,
+            next = requests.recv() => next,
+        };
+        let Some(scheduled) = next else { break };
+        if permits.available_permits() == 0 && scheduled.measured {
+            shared.held.fetch_add(1, Relaxed);
+        }
+        let permit = tokio::select! {
+            _ = stop.wait_for(|stop| *stop) => break,
+            permit = permits.clone().acquire_owned() => permit,
+        };
+        let permit = permit.map_err(|_| Error::Internal("the limit on requests in flight is gone".into()))?;
+        let shared = shared.clone();
+        running.spawn(async move {
+            let _permit = permit;
+            send(&shared, scheduled).await.map(|_| ())
+        });
+        while let Some(ended) = running.try_join_next() {
+            joined(ended)?;
+        }
+    }
+    Ok(())
+}
+
+/// Sends one request, records it, and returns its outcome.
+async fn send(shared: &DriverState, scheduled: ScheduledRequest) -> Result<RequestOutcome> {
+    let DriverState { job, counters, .. } = shared;
+    let DrawnRequest { workload, request, cancel_after } = job.mix.draw(scheduled.number)?;
+    let mut timer = ClientTimer::new(counters.clone(), scheduled.intended, cancel_after);
+    counters.totals.started.fetch_add(1, Relaxed);
+    let mut stop = shared.stop.clone();
+    let outcome = execute(&*request, &job.target, &mut timer, &mut stop).await;
+    let total = scheduled.intended.elapsed();
+    let good = outcome == RequestOutcome::Completed && job.objectives.are_met(&timer, total);
+    if outcome == RequestOutcome::Completed {
+        counters.totals.finished.fetch_add(1, Relaxed);
+        counters.totals.good.fetch_add(u64::from(good), Relaxed);
+        timer.first().into_iter().for_each(|time| counters.record_first(time));
+    } else {
+        counters.totals.failed.fetch_add(1, Relaxed);
+    }
+    if scheduled.measured {
+        counters.totals.measured.fetch_add(1, Relaxed);
+        let mut stats = shared.stats.lock().unwrap_or_else(PoisonError::into_inner);
+        let stats = stats.get_mut(workload).ok_or_else(|| Error::Internal(format!("no workload {workload}")))?;
+        stats.record(&timer, &outcome, total, good);
+    }
+    Ok(outcome)
+}
+
+/// Sends a request and returns its outcome. The time limit is enforced by this client's clock, whatever the server does.
+pub async fn execute(
+    request: &dyn PreparedRequest,
+    target: &RequestTarget,
+    timer: &mut ClientTimer,
+    stop: &mut StopSignal,
+) -> RequestOutcome {
+    let begun = Instant::now();
+    let result = tokio::select! {
+        _ = stop.wait_for(|stop| *stop) => return RequestOutcome::Unfinished,
+        result = timeout(target.timeout, request.send(target, timer)) => result,
+    };
+    let took = begun.elapsed();
+    match result {
+        _ if timer.is_cancelled() => RequestOutcome::Cancelled,
+        // a busy machine reads an answer late: one read after the limit counts as late
+        Ok(Ok(())) if took <= target.timeout => RequestOutcome::Completed,
+        // tonic has a timer of its own for the same limit, with a code of its own
+        Ok(Err(status)) if took < target.timeout => RequestOutcome::Failed(code_name(&status)),
+        Ok(_) | Err(_) => RequestOutcome::Failed(TIMED_OUT),
+    }
+}
+
+/// Maximum workloads of a mix.
+pub const MAX_WORKLOADS: usize = 16;
+
+const KINDS: [WorkloadKind; 3] = [
+    WorkloadKind { name: "generate", build: generate::build_generate },
+    WorkloadKind { name: SUMMARIZE, build: generate::build_summarize },
+    WorkloadKind { name: EDIT, build: edit::build },
+];
+struct WorkloadKind {
+    name: &'static str,
+    build: fn(&WorkloadSpec) -> Result<Box<dyn Workload>>,
+}
+
+/// Workloads with their weights.
+pub struct WorkloadMix {
+    workloads: Vec<Box<dyn Workload>>,
+    weights: WeightedIndex<f64>,
+    seed: u64,
+    cancel_share: f64,
+}
+
+/// Request drawn from a mix.
+pub struct DrawnRequest {
+    /// Index of its workload.
+    pub workload: usize,
+    /// Request.
+    pub request: Box<dyn PreparedRequest>,
+    /// Characters after which the client cancels it, if it does.
+    pub cancel_after: Option<u64>,
+}
+
+impl WorkloadMix {
+    /// Builds a mix; the client cancels a share of `cancel_share` of its requests midway.
+    /// Fails if the list is empty or too long, two workloads share a name, or one is invalid.
+    pub fn new(specs: &[WorkloadSpec], seed: u64, cancel_share: f64) -> Result<Self> {
+        if !(1..=MAX_WORKLOADS).contains(&specs.len()) {
+            return Err(Error::option("--workload", specs.len(), format!("1 to {MAX_WORKLOADS} workloads")));
+        }
+        let mut names = HashSet::new();
+        if let Some(repeated) = specs.iter().find(|spec| !names.insert(&spec.name)) {
+            let expected = "a name of its own (the report could not distinguish two workloads of one name)";
+            return Err(Error::option("--workload name", quoted(&repeated.name), expected));
+        }
+        let build = |spec: &WorkloadSpec| {
+            let kind = KINDS.iter().find(|kind| kind.name == spec.kind).ok_or_else(|| {
+                let names: Vec<_> = KINDS.iter().map(|kind| kind.name).collect();
+                Error::option("--workload kind", quoted(&spec.kind), format!("one of {}", names.join(", ")))
+            })?;
+            (kind.build)(spec)
+        };
+        let workloads = specs.iter().map(build).collect::<Result<Vec<_>>>()?;
+        let weights = WeightedIndex::new(specs.iter().map(|spec| spec.weight));
+        let weights = weights.map_err(|error| Error::option("--workload weight", error, "numbers above 0"))?;
+        Ok(Self { workloads, weights, seed, cancel_share })
+    }
+
+    /// Returns the model of each workload, where `measured` is the measured model.
+    pub fn models(&self, measured: &str) -> Vec<String> {
+        self.infos().into_iter().map(|info| info.model.unwrap_or_else(|| measured.to_owned())).collect()
+    }
+
+    /// Describes the workloads for the report.
+    pub fn infos(&self) -> Vec<WorkloadInfo> {
+        self.workloads.iter().map(|workload| workload.info()).collect()
+    }
+
+    /// Returns the request with this number; it is always the same. Fails only if an invariant is broken.
+    pub fn draw(&self, number: u64) -> Result<DrawnRequest> {
+        let mut rng = ChaCha8Rng::seed_from_u64(self.seed);
+        rng.set_stream(number);
+        let index = self.weights.sample(&mut rng);
+        let workload = self.workloads.get(index).ok_or_else(|| Error::Internal(format!("no workload {index}")))?;
+        // drawn before the content, so that the content does not depend on `cancel_share`
+        let is_cancelled = rng.random_bool(self.cancel_share);
+        let share: f64 = rng.random();
+        let request = workload.draw(&mut rng)?;
+        let cancel_after = is_cancelled.then(|| (share * request.max_chars() as f64).ceil().max(1.0) as u64);
+        Ok(DrawnRequest { workload: index, request, cancel_after })
+    }
+}
+
+/// Kind of objective: its name, and the figure of a request that it limits.
+struct ObjectiveKind {
+    name: &'static str,
+    figure: fn(&ClientTimer, Duration) -> Option<Duration>,
+}
+
+/// Kinds of objectives. `ttfc` and `total` count from the intended send time of the request, `char` is the mean time per character
+/// after those that came first, together, and gaps are the times between its messages. `key` is the time from a keystroke to its
+/// completions. An objective whose figure a request does not have is met: a request with a single message, for example, has no
+/// gaps.
+const OBJECTIVE_KINDS: [ObjectiveKind; 9] = [
+    ObjectiveKind { name: "ttfc", figure: |timer, _| timer.first() },
+    ObjectiveKind { name: "total", figure: |_, total| Some(total) },
+    ObjectiveKind { name: "char", figure: |timer, _| timer.per_char() },
+    ObjectiveKind { name: "gap_p50", figure: |timer, _| timer.gap_percentile(0.5) },
+    ObjectiveKind { name: "gap_p95", figure: |timer, _| timer.gap_percentile(0.95) },
+    ObjectiveKind { name: "gap_p99", figure: |timer, _| timer.gap_percentile(0.99) },
+    ObjectiveKind { name: "gap_max", figure: |timer, _| timer.gap_percentile(1.0) },
+    ObjectiveKind { name: "key_p50", figure: |timer, _| timer.edits.as_ref()?.percentile(0.5) },
+    ObjectiveKind { name: "key_p99", figure: |timer, _| timer.edits.as_ref()?.percentile(0.99) },
+];
+
+/// Upper limit of a figure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Objective {
+    /// Index in [`OBJECTIVE_KINDS`].
+    kind: usize,
+    limit: Duration,
+}
+
+/// Objectives, all of which a good request meets.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Objectives(Vec<Objective>);
+
+impl Objectives {
+    /// True if a request that succeeded after `total` meets all objectives.
+    pub fn are_met(&self, timer: &ClientTimer, total: Duration) -> bool {
+        let figure = |objective: &Objective| (OBJECTIVE_KINDS[objective.kind].figure)(timer, total);
+        self.0.iter().all(|objective| figure(objective).is_none_or(|actual| actual <= objective.limit))
+    }
+
+    /// True if there are no objectives.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl FromStr for Objectives {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let objective = |part: &str| {
+            let (name, limit) = part.split_once('=').ok_or_else(|| format!("expected NAME=TIME, found {part:?}"))?;
+            let kind = OBJECTIVE_KINDS.iter().position(|kind| kind.name == name.trim());
+            let kind = kind.ok_or_else(|| {
+                let names: Vec<_> = OBJECTIVE_KINDS.iter().map(|kind| kind.name).collect();
+                format!("expected one of {}, found {:?}", names.join(", "), name.trim())
+            })?;
+            let limit = format::duration(limit.trim())
+                .map_err(|why| format!("{}: {why}, found {:?}", name.trim(), limit.trim()))?;
+            Ok::<_, String>(Objective { kind, limit })
+        };
+        text.split(',').map(objective).collect::<Result<_, _>>().map(Self)
+    }
+}
+
+impl fmt::Display for Objectives {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let describe = |&Objective { kind, limit }: &Objective| {
+            format!("{} ≤ {}", OBJECTIVE_KINDS[kind].name, format::time(limit.as_nanos() as f64))
+        };
+        out.write_str(&self.0.iter().map(describe).collect::<Vec<_>>().join(", "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::timer::ClientTimer;
+    use crate::timer::ReceivedMessage;
+    use std::sync::Arc;
+    use tokio::time::{Instant, sleep};
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_is_good_if_it_meets_every_objective() {
+        let mut timer = ClientTimer::new(Arc::default(), Instant::now(), None);
+        timer.mark_sent();
+        for after in [100, 10, 10, 40] {
+            sleep(Duration::from_millis(after)).await;
+            let _ = timer.record(ReceivedMessage { characters: 1, ..ReceivedMessage::default() });
+        }
+        let total = Duration::from_millis(160);
+        let met = |text: &str| Objectives::from_str(text).unwrap().are_met(&timer, total);
+        assert!(met("ttfc=100ms,gap_p99=40ms, total=160ms,char=20ms"));
+        assert!(met("gap_p50=10ms"));
+        for missed in ["ttfc=99ms", "gap_p99=39ms", "gap_max=39ms", "total=159ms", "char=19ms", "gap_p50=9ms,ttfc=1s"] {
+            assert!(!met(missed), "{missed}");
+        }
+    }
+
+    #[test]
+    fn unknown_objectives_are_rejected_with_the_known_ones() {
+        let wrong = |text: &str| Objectives::from_str(text).unwrap_err();
+        assert!(wrong("tttt=3s").contains("ttfc, total"));
+        assert!(wrong("ttfc").contains("expected NAME=TIME"));
+        assert!(wrong("ttfc=3").contains("unit"));
+        assert_eq!(
+            Objectives::from_str("ttfc=200ms,gap_p99=50ms").unwrap().to_string(),
+            "ttfc ≤ 200 ms, gap_p99 ≤ 50.0 ms"
+        );
+    }
+}

@@ -1,0 +1,370 @@
+//! Workloads `generate`, which continues prompts taken from a text, and `summarize`, which uploads documents in chunks and requests
+//! summaries.
+
+use crate::{
+    error::Result,
+    timer::{ClientTimer, ReceivedMessage, ServerReport, SummaryMeasurement, TextTotals, UnpooledTimes},
+    workload::{
+        MAX_LENGTH, PreparedRequest, PromptSet, RequestTarget, SendFuture, Workload, WorkloadInfo, WorkloadSpec,
+        generation_settings, summarization_settings,
+    },
+};
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+use tokio::time::Instant;
+use tonic::Status;
+use weir_proto::v1::{
+    self, Details, DocumentChunk, Finished, GenerateRequest, Piece, Sampling, Stopping, SummarizeOptions,
+    SummarizeRequest, SummaryFinished, generate_response::Event, generation_client::GenerationClient,
+    summarization_client::SummarizationClient, summarize_request::Part, summarize_response,
+};
+
+/// First stream of the random number generator for common prefixes; requests use the streams below.
+const PREFIX_STREAMS: u64 = 1 << 63;
+
+struct GenerateWorkload {
+    spec: WorkloadSpec,
+    prompts: PromptSet,
+}
+
+/// Builds the workload. Fails if an option is out of bounds, or a file cannot be used.
+pub(crate) fn build_generate(spec: &WorkloadSpec) -> Result<Box<dyn Workload>> {
+    spec.check()?;
+    Ok(Box::new(GenerateWorkload { spec: spec.clone(), prompts: PromptSet::read(spec.prompts, &spec.files)? }))
+}
+
+impl GenerateWorkload {
+    fn prompt(&self, rng: &mut ChaCha8Rng) -> Result<String> {
+        let WorkloadSpec { seed, shared_prefix, prefixes, output, max_symbols, .. } = self.spec;
+        let mut prompt = String::new();
+        if shared_prefix > 0 {
+            let mut prefix = ChaCha8Rng::seed_from_u64(seed);
+            prefix.set_stream(PREFIX_STREAMS + rng.random_range(0..prefixes));
+            prompt = self.prompts.text.excerpt(&mut prefix, shared_prefix);
+        }
+        // leaves room for the longest answer, or for one character if the length has no bound
+        let answer = output.longest().unwrap_or(1);
+        prompt.push_str(&self.prompts.draw(rng, max_symbols.saturating_sub(shared_prefix + answer))?);
+        Ok(prompt)
+    }
+}
+
+impl Workload for GenerateWorkload {
+    fn info(&self) -> WorkloadInfo {
+        let WorkloadSpec { name, kind, weight, prompts, output, shared_prefix, prefixes, temperature, .. } = &self.spec;
+        WorkloadInfo {
+            name: name.clone(),
+            kind: kind.clone(),
+            model: self.spec.model.clone(),
+            weight: *weight,
+            text: self.prompts.text.name.clone(),
+            prompt_chars: prompts.to_string(),
+            shared_prefix_chars: *shared_prefix,
+            prefixes: if *shared_prefix > 0 { *prefixes } else { 0 },
+            output_chars: output.to_string(),
+            temperature: *temperature,
+            settings: generation_settings(*temperature),
+            ..WorkloadInfo::default()
+        }
+    }
+
+    fn draw(&self, rng: &mut ChaCha8Rng) -> Result<Box<dyn PreparedRequest>> {
+        let prompt = self.prompt(rng)?;
+        let left = self.spec.max_symbols.saturating_sub(prompt.chars().count() as u64);
+        let chars = u32::try_from(self.spec.output.draw(rng, left)?).unwrap_or(u32::MAX);
+        let WorkloadSpec { temperature, pools, .. } = self.spec;
+        let model = self.spec.model.clone();
+        Ok(Box::new(GenerateCall { prompt, chars, seed: rng.random(), temperature, model, pools }))
+    }
+}
+
+struct GenerateCall {
+    prompt: String,
+    chars: u32,
+    seed: u64,
+    temperature: Option<f32>,
+    /// Model, if it is not the measured one.
+    model: Option<String>,
+    /// True if `model` pools.
+    pools: bool,
+}
+
+impl GenerateCall {
+    fn message(&self, target: &RequestTarget) -> GenerateRequest {
+        let sampling = Sampling { seed: Some(self.seed), temperature: self.temperature, ..Default::default() };
+        // exactly as many characters as requested: no text ends by itself
+        let chars = Some(self.chars);
+        let stopping = Stopping { max_chars: chars, min_chars: chars, ignore_eos: Some(true), ..Default::default() };
+        GenerateRequest {
+            model: Some(self.model.as_ref().unwrap_or(&target.model).clone()),
+            prompt: self.prompt.clone(),
+            sampling: Some(sampling),
+            stopping: Some(stopping),
+            details: (target.boundaries && (self.model.is_none() || self.pools))
+                .then(|| Details { boundaries: Some(true), ..Default::default() }),
+            ..Default::default()
+        }
+    }
+}
+
+impl PreparedRequest for GenerateCall {
+    fn send<'a>(&'a self, target: &'a RequestTarget, timer: &'a mut ClientTimer) -> SendFuture<'a> {
+        Box::pin(async move {
+            let connection = target.pool.next()?;
+            let request = connection.request(self.message(target), target.timeout);
+            let mut client = GenerationClient::new(connection.channel());
+            timer.mark_sent();
+            let mut stream = client.generate(request).await?.into_inner();
+            let mut cached_chars = 0;
+            while let Some(message) = stream.message().await? {
+                match message.event {
+                    Some(Event::Started(started)) => cached_chars = started.cached_chars,
+                    Some(Event::Piece(piece)) => {
+                        let recorded = timer.record(received(&piece));
+                        if recorded.is_break() {
+                            return Ok(());
+                        }
+                    }
+                    Some(Event::Finished(finished)) => {
+                        timer.server_report = Some(generation_report(&finished, cached_chars));
+                        return Ok(());
+                    }
+                    None => {}
+                }
+            }
+            Err(Status::unknown("the stream ended without `finished`"))
+        })
+    }
+
+    fn max_chars(&self) -> u64 {
+        self.chars.into()
+    }
+}
+
+/// Counts the generated Unicode characters of a piece, whatever the model's symbols are; none if it is the prompt.
+fn received(piece: &Piece) -> ReceivedMessage {
+    let Piece { text, characters, prompt, .. } = piece;
+    if *prompt {
+        return ReceivedMessage::default();
+    }
+    let ends = |marked: bool| {
+        let ends = characters.iter().filter(|character| character.boundary());
+        ends.filter(|character| character.nxt_logprob.is_some() == marked).count() as u64
+    };
+    ReceivedMessage { characters: text.chars().count() as u64, predicted_ends: ends(false), marked_ends: ends(true) }
+}
+
+fn generation_report(finished: &Finished, cached_chars: u64) -> ServerReport {
+    let timing = finished.timing.unwrap_or_default();
+    let v1::Timing { queue_ns, prefill_ns, time_to_first_char_ns, total_ns, decode_ns, .. } = timing;
+    let estimates = timing.unpooled_prefill_estimate_ns.zip(timing.unpooled_decode_estimate_ns);
+    let unpooled = estimates.map(|(prefill, decode)| UnpooledTimes {
+        prefill: Duration::from_nanos(prefill_ns),
+        prefill_estimate: Duration::from_nanos(prefill),
+        decode: Duration::from_nanos(decode_ns),
+        decode_estimate: Duration::from_nanos(decode),
+    });
+    let usage = finished.usage.unwrap_or_default();
+    ServerReport {
+        queue: Duration::from_nanos(queue_ns),
+        prefill: Duration::from_nanos(prefill_ns),
+        first: Duration::from_nanos(time_to_first_char_ns),
+        total: Duration::from_nanos(total_ns),
+        texts: TextTotals {
+            prompt: usage.prompt_chars,
+            cached: cached_chars,
+            generated: usage.generated_chars,
+            segments: usage.prompt_segments + usage.generated_segments,
+        },
+        unpooled,
+        summary: None,
+    }
+}
+
+struct SummarizeWorkload {
+    spec: WorkloadSpec,
+    documents: PromptSet,
+}
+
+/// Builds the workload. Fails if an option is out of bounds, or a file cannot be used.
+pub(crate) fn build_summarize(spec: &WorkloadSpec) -> Result<Box<dyn Workload>> {
+    spec.check()?;
+    Ok(Box::new(SummarizeWorkload { spec: spec.clone(), documents: PromptSet::read(spec.prompts, &spec.files)? }))
+}
+
+impl Workload for SummarizeWorkload {
+    fn info(&self) -> WorkloadInfo {
+        let WorkloadSpec { name, kind, weight, prompts, output, chunk_chars, beam, .. } = &self.spec;
+        WorkloadInfo {
+            name: name.clone(),
+            kind: kind.clone(),
+            model: self.spec.model.clone(),
+            weight: *weight,
+            text: match self.documents.items.len() {
+                0 => self.documents.text.name.clone(),
+                count => format!("{count} documents of {}", self.documents.text.name),
+            },
+            prompt_chars: prompts.to_string(),
+            output_chars: format!("{output} tokens"),
+            chunk_chars: Some(*chunk_chars),
+            beam: *beam,
+            settings: summarization_settings(*beam),
+            ..WorkloadInfo::default()
+        }
+    }
+
+    fn draw(&self, rng: &mut ChaCha8Rng) -> Result<Box<dyn PreparedRequest>> {
+        let document = self.documents.draw(rng, MAX_LENGTH)?;
+        let tokens = u32::try_from(self.spec.output.draw(rng, MAX_LENGTH)?).unwrap_or(u32::MAX);
+        let WorkloadSpec { model, chunk_chars, beam, .. } = &self.spec;
+        let chunk = *chunk_chars as usize;
+        Ok(Box::new(SummarizeCall { document, tokens, chunk, beam: *beam, model: model.clone() }))
+    }
+}
+
+struct SummarizeCall {
+    document: Arc<str>,
+    tokens: u32,
+    chunk: usize,
+    beam: Option<u32>,
+    model: Option<String>,
+}
+
+impl SummarizeCall {
+    /// Returns the options and then the document in chunks. Sets `uploaded` once the last chunk was taken.
+    fn messages(
+        &self,
+        target: &RequestTarget,
+        uploaded: Arc<OnceLock<Instant>>,
+    ) -> impl Iterator<Item = SummarizeRequest> + Send + 'static {
+        // exactly as many tokens as requested: no summary ends by itself
+        let options = SummarizeOptions {
+            model: Some(self.model.as_ref().unwrap_or(&target.model).clone()),
+            min_tokens: Some(self.tokens),
+            max_tokens: Some(self.tokens),
+            beam_size: self.beam,
+            cut: Some(true),
+            ..Default::default()
+        };
+        let document = Arc::clone(&self.document);
+        let size = self.chunk.max(1);
+        let mut start = 0;
+        let chunks = std::iter::from_fn(move || {
+            let rest = document.get(start..)?;
+            if rest.is_empty() {
+                uploaded.get_or_init(Instant::now);
+                return None;
+            }
+            let end = rest.char_indices().nth(size).map_or(rest.len(), |(end, _)| end);
+            let text = rest.get(..end)?.to_owned();
+            start += end;
+            Some(SummarizeRequest { part: Some(Part::Chunk(DocumentChunk { text })) })
+        });
+        std::iter::once(SummarizeRequest { part: Some(Part::Options(options)) }).chain(chunks)
+    }
+}
+
+impl PreparedRequest for SummarizeCall {
+    fn send<'a>(&'a self, target: &'a RequestTarget, timer: &'a mut ClientTimer) -> SendFuture<'a> {
+        Box::pin(async move {
+            let connection = target.pool.next()?;
+            let uploaded = Arc::new(OnceLock::new());
+            let messages = tokio_stream::iter(self.messages(target, Arc::clone(&uploaded)));
+            let request = connection.request(messages, target.timeout);
+            let mut client = SummarizationClient::new(connection.channel());
+            timer.mark_sent();
+            let begun = Instant::now();
+            let mut stream = client.summarize(request).await?.into_inner();
+            while let Some(message) = stream.message().await? {
+                match message.event {
+                    Some(summarize_response::Event::Piece(piece)) => {
+                        let characters = piece.text.chars().count() as u64;
+                        if timer.record(ReceivedMessage { characters, ..ReceivedMessage::default() }).is_break() {
+                            return Ok(());
+                        }
+                    }
+                    Some(summarize_response::Event::Finished(finished)) => {
+                        let upload = uploaded.get().map_or_else(Duration::default, |uploaded| *uploaded - begun);
+                        timer.server_report = Some(summary_report(&finished, upload));
+                        return Ok(());
+                    }
+                    Some(
+                        summarize_response::Event::Started(_)
+                        | summarize_response::Event::Progress(_)
+                        | summarize_response::Event::Selected(_)
+                        | summarize_response::Event::Part(_),
+                    )
+                    | None => {}
+                }
+            }
+            Err(Status::unknown("the stream ended without `finished`"))
+        })
+    }
+
+    fn max_chars(&self) -> u64 {
+        self.tokens.into()
+    }
+}
+
+fn summary_report(finished: &SummaryFinished, upload: Duration) -> ServerReport {
+    let timing = finished.timing.clone().unwrap_or_default();
+    let usage = finished.usage.unwrap_or_default();
+    let encode = timing.layers.iter().map(|layer| layer.ns).sum::<u64>() + timing.memory_ns;
+    let summary = SummaryMeasurement {
+        upload,
+        encode: Duration::from_nanos(encode),
+        encode_rest: Duration::from_nanos(timing.encode_rest_ns),
+        decode: Duration::from_nanos(timing.decode_ns),
+        document_tokens: usage.document_tokens,
+        cached_tokens: usage.cached_tokens,
+        summary_tokens: usage.summary_tokens,
+        cross_attention_bytes: usage.cross_attention_bytes,
+        unpooled_cross_attention_bytes: usage.unpooled_cross_attention_bytes,
+        kept_share: timing.kept_share,
+    };
+    ServerReport {
+        queue: Duration::from_nanos(timing.queue_ns),
+        prefill: Duration::from_nanos(timing.upload_ns + timing.encode_rest_ns),
+        first: Duration::from_nanos(timing.time_to_first_token_ns),
+        total: Duration::from_nanos(timing.total_ns),
+        // tokens are counted in `summary`: a sum of tokens and characters would be meaningless
+        texts: TextTotals::default(),
+        unpooled: None,
+        summary: Some(summary),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::client::connection::ConnectionPool;
+
+    #[test]
+    fn chunks_are_the_document_in_order_and_mark_its_end() {
+        let target = RequestTarget {
+            pool: ConnectionPool::new(Vec::new()),
+            model: "all".into(),
+            boundaries: false,
+            timeout: Duration::from_secs(1),
+        };
+        let call = SummarizeCall { document: "aé🦀bcd".into(), tokens: 7, chunk: 2, beam: Some(3), model: None };
+        let uploaded = Arc::new(OnceLock::new());
+        let mut messages = call.messages(&target, Arc::clone(&uploaded));
+        let Some(Part::Options(options)) = messages.next().and_then(|message| message.part) else { panic!("options") };
+        assert_eq!(
+            (options.model(), options.min_tokens(), options.max_tokens(), options.beam_size()),
+            ("all", 7, 7, 3)
+        );
+        let mut chunks = Vec::new();
+        for message in messages.by_ref() {
+            let Some(Part::Chunk(chunk)) = message.part else { panic!("a chunk") };
+            chunks.push(chunk.text);
+        }
+        assert_eq!(chunks, ["aé", "🦀b", "cd"]);
+        assert!(uploaded.get().is_some());
+    }
+}

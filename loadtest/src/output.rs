@@ -1,0 +1,410 @@
+//! Writes reports, draws saved ones again (`weir-loadtest draw`), and prints progress to stderr.
+
+use crate::{
+    error::{Error, Result},
+    report::{self, MeasurementReport, MissingPart, ReportPart},
+    schedule::RunLength,
+    stats::OutcomeCounts,
+    timer::LiveCounters,
+};
+use indicatif::{ProgressBar, ProgressStyle};
+use std::{
+    ffi::OsString,
+    fmt::Display,
+    fs,
+    io::Write,
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+use tokio::time::Instant;
+
+/// Maximum files that `draw` reads.
+const MAX_FILES: usize = 64;
+/// Flags of the files to write.
+const JSON: &str = "--json";
+const HTML: &str = "--html";
+/// Flags whose values must not appear in reports.
+const SECRETS: [&str; 1] = ["--api-key"];
+
+/// Returns the first flag among `arguments` that has a secret as its value.
+pub(crate) fn secret_flag(arguments: &[OsString]) -> Option<&'static str> {
+    let mut words = arguments.iter().map(|argument| argument.to_string_lossy());
+    words.find_map(|word| {
+        let flag = word.split_once('=').map_or(&*word, |(flag, _)| flag);
+        SECRETS.into_iter().find(|secret| *secret == flag)
+    })
+}
+
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct OutputArgs {
+    /// Write the measurement as JSON to this file. `-` writes it to stdout in place of the table.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// Write a self-contained HTML page to this file. `-` writes it to stdout in place of the table.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Title of the page.
+    #[arg(long, value_name = "TEXT", default_value = "Latency as clients see it")]
+    title: String,
+}
+
+impl OutputArgs {
+    /// Checks before the measurement that files can be written.
+    pub(crate) fn check(&self) -> Result<()> {
+        let files = [(JSON, &self.json), (HTML, &self.html)].map(|(flag, file)| file.as_ref().map(|file| (flag, file)));
+        let files: Vec<_> = files.into_iter().flatten().collect();
+        if files.iter().filter(|(_, file)| is_stdout(file)).count() > 1 {
+            return Err(Error::option(HTML, "\"-\"", format!("a file because {JSON} writes to stdout")));
+        }
+        for (flag, file) in files.into_iter().filter(|(_, file)| !is_stdout(file)) {
+            let is_new = !file.exists();
+            fs::OpenOptions::new().create(true).append(true).open(file).map_err(Error::unwritable(flag, file))?;
+            // a failed measurement must not leave an empty file
+            if is_new {
+                fs::remove_file(file).map_err(Error::unwritable(flag, file))?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn write(&self, reports: &[MeasurementReport]) -> Result<()> {
+        let page = self.html.as_ref().map(|file| (HTML, file, report::page(&self.title, reports)));
+        let data = match &self.json {
+            Some(file) => Some((JSON, file, report::json(reports)? + "\n")),
+            None => None,
+        };
+        let mut to_stdout = None;
+        // the data first: a page can be made again from it
+        for (flag, file, text) in data.into_iter().chain(page) {
+            if is_stdout(file) {
+                to_stdout = Some(text);
+            } else {
+                fs::write(file, text).map_err(Error::unwritable(flag, file))?;
+                note(format_args!("wrote {}", file.display()));
+            }
+        }
+        match to_stdout {
+            Some(text) => print(&text),
+            None => print(&report::table(reports)),
+        }
+    }
+
+    /// Writes the reports of this command, then fails in one of three cases: `error` ended the command; no request succeeded or was
+    /// cancelled on purpose; or fewer than half of those not cancelled succeeded, where a search for the knee does not count.
+    pub(crate) fn write_measured(&self, reports: &[MeasurementReport], error: Option<Error>) -> Result<()> {
+        if let Some(error) = error {
+            if reports.iter().any(|report| report.outcomes().next().is_some()) {
+                self.write(reports)?;
+            }
+            return Err(error);
+        }
+        self.write(reports)?;
+        let mut all = OutcomeCounts::default();
+        reports.iter().flat_map(MeasurementReport::outcomes).for_each(|outcomes| all.add(outcomes));
+        if all.measured == 0 {
+            return Err(Error::Setting("nothing was measured: no request began after the warm-up".into()));
+        }
+        if all.well + all.cancelled == 0 {
+            return Err(Error::NoneSucceeded { outcomes: all.describe() });
+        }
+        let mut without_search = OutcomeCounts::default();
+        // failures are expected of rates that the server cannot sustain
+        let is_search = |part: &ReportPart| matches!(part, ReportPart::Rates { .. });
+        let parts = reports.iter().flat_map(|report| &report.parts).filter(|part| !is_search(part));
+        parts.flat_map(ReportPart::outcomes).for_each(|outcomes| without_search.add(outcomes));
+        if without_search.is_mostly_bad() {
+            return Err(Error::FewSucceeded { outcomes: without_search.describe() });
+        }
+        Ok(())
+    }
+}
+
+/// Draws saved measurements.
+#[derive(Debug, clap::Args)]
+pub(crate) struct DrawArgs {
+    /// Files that --json wrote, each with any number of measurements.
+    #[arg(value_name = "FILE", required = true)]
+    files: Vec<PathBuf>,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+pub(crate) fn draw(args: DrawArgs) -> Result<()> {
+    let DrawArgs { files, output } = args;
+    if files.len() > MAX_FILES {
+        return Err(Error::option("FILE", files.len(), format!("at most {MAX_FILES} files")));
+    }
+    output.check()?;
+    let mut reports = Vec::new();
+    for file in &files {
+        reports.extend(report::read(file)?);
+    }
+    output.write(&reports)
+}
+
+fn is_stdout(file: &Path) -> bool {
+    file.as_os_str() == "-"
+}
+
+/// Prints to stdout and returns an error if the pipe is closed.
+pub(crate) fn print(text: &str) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(Error::io("stdout"))
+}
+
+/// Returns the command line without the program's path and without keys.
+pub(crate) fn command_line(arguments: &[OsString]) -> String {
+    let mut words = vec!["weir-loadtest".to_owned()];
+    let mut is_secret = false;
+    for word in arguments.iter().skip(1).map(|word| word.to_string_lossy()) {
+        let flag = SECRETS.iter().find(|flag| word == **flag || word.starts_with(&format!("{flag}=")));
+        words.push(match flag {
+            _ if is_secret => "…".into(),
+            Some(flag) if word.contains('=') => format!("{flag}=…"),
+            _ if word.contains(char::is_whitespace) => format!("'{word}'"),
+            _ => word.to_string(),
+        });
+        is_secret = flag.is_some() && !word.contains('=');
+    }
+    words.join(" ")
+}
+
+/// Loads that a search for the knee is expected to measure before it bisects.
+const SEARCHED_RATES: u32 = 4;
+
+/// Steps of a command; all its sessions share them.
+#[derive(Clone, Default)]
+pub(crate) struct Steps {
+    total: Arc<AtomicUsize>,
+    begun: Arc<AtomicUsize>,
+}
+
+/// Planned steps of a command and their expected time.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Plan {
+    /// Steps.
+    pub(crate) steps: usize,
+    /// Expected time in which loads of a known duration send requests.
+    pub(crate) time: Duration,
+    /// Loads that end after a number of requests, which may take any time.
+    pub(crate) loads_of_unknown_time: usize,
+    /// Rounds of comparisons, which may take any time.
+    pub(crate) rounds: u64,
+}
+
+impl Plan {
+    /// Adds `count` loads of this length, as a step each.
+    pub(crate) fn add_loads(&mut self, count: usize, length: &RunLength) {
+        self.steps += count;
+        match time_of(length) {
+            Some(time) => self.time += time * u32::try_from(count).unwrap_or(u32::MAX),
+            None => self.loads_of_unknown_time += count,
+        }
+    }
+
+    /// Adds a search for the knee, as one step.
+    pub(crate) fn add_search(&mut self, refinements: usize, length: &RunLength) {
+        self.steps += 1;
+        match time_of(length) {
+            Some(time) => self.time += time * (SEARCHED_RATES + u32::try_from(refinements).unwrap_or(0)),
+            None => self.loads_of_unknown_time += 1,
+        }
+    }
+
+    /// Adds a comparison, as one step.
+    pub(crate) fn add_rounds(&mut self, rounds: u64) {
+        self.steps += 1;
+        self.rounds += rounds;
+    }
+
+    fn describe(&self) -> String {
+        let mut parts = Vec::new();
+        if !self.time.is_zero() {
+            parts.push(format!(
+                "about {} of sending, plus the wait for each load's last answers",
+                rounded_time(self.time)
+            ));
+        }
+        if self.loads_of_unknown_time > 0 {
+            let count = self.loads_of_unknown_time;
+            parts.push(format!("{count} loads that end after a number of requests"));
+        }
+        if self.rounds > 0 {
+            parts.push(format!("{} rounds, each as long as its requests", self.rounds));
+        }
+        parts.join(", plus ")
+    }
+}
+
+impl Steps {
+    /// Prints how much the command is going to do, and how long that is expected to take.
+    pub(crate) fn begin(&self, plan: &Plan) {
+        self.total.store(plan.steps, Relaxed);
+        let steps = if plan.steps == 1 { "1 step".to_owned() } else { format!("{} steps", plan.steps) };
+        note(format_args!("{steps}: {}", plan.describe()));
+    }
+
+    /// Prints the next step.
+    pub(crate) fn next(&self, what: impl Display) {
+        self.begun.fetch_add(1, Relaxed);
+        self.go_on(what);
+    }
+
+    /// Prints what the current step does next.
+    pub(crate) fn go_on(&self, what: impl Display) {
+        let total = self.total.load(Relaxed);
+        let step = self.begun.load(Relaxed);
+        if total > 0 {
+            note(format_args!("step {step} of {total}: {what}"));
+        }
+    }
+}
+
+/// Prints a line to stderr.
+pub(crate) fn note(line: impl Display) {
+    // `eprintln!` would panic if stderr is closed
+    let _ = writeln!(std::io::stderr(), "weir-loadtest: {line}");
+}
+
+/// Returns the time of a load; `None` if only a number of requests ends it.
+fn time_of(length: &RunLength) -> Option<Duration> {
+    length.duration.map(|duration| length.warm_up + duration)
+}
+
+/// Formats a time in whole minutes and seconds.
+pub(crate) fn rounded_time(span: Duration) -> String {
+    let seconds = span.as_secs_f64().round().max(1.0) as u64;
+    match (seconds / 60, seconds % 60) {
+        (0, seconds) => format!("{seconds} s"),
+        (minutes, 0) => format!("{minutes} min"),
+        (minutes, seconds) => format!("{minutes} min {seconds} s"),
+    }
+}
+
+pub(crate) struct LoadProgress {
+    bar: ProgressBar,
+    /// Requests of the load, if the bar counts them instead of time.
+    requests: Option<u64>,
+}
+
+pub(crate) fn counting(title: &str, length: u64) -> ProgressBar {
+    let style = ProgressStyle::with_template("{prefix} {wide_bar} {elapsed} {msg}");
+    let bar = ProgressBar::new(length).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    bar.with_prefix(title.to_owned())
+}
+
+impl LoadProgress {
+    pub(crate) fn new(title: &str, length: &RunLength) -> Self {
+        let millis = length.duration.map(|duration| (duration + length.warm_up).as_millis() as u64);
+        Self { bar: counting(title, length.requests.or(millis).unwrap_or(0)), requests: length.requests }
+    }
+
+    pub(crate) fn update(&self, counters: &LiveCounters, begin: Instant) {
+        let [finished, failed] = [&counters.totals.finished, &counters.totals.failed].map(|count| count.load(Relaxed));
+        let elapsed = begin.elapsed().max(Duration::from_millis(1));
+        let speed = counters.totals.characters.load(Relaxed) as f64 / elapsed.as_secs_f64();
+        let in_flight = counters.read().in_flight();
+        self.bar.set_position(self.requests.map_or(elapsed.as_millis() as u64, |_| finished + failed));
+        let message = format!("{finished} succeeded, {failed} failed, {in_flight} in flight, {speed:.0} characters/s");
+        self.bar.set_message(message);
+    }
+}
+
+impl Drop for LoadProgress {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+/// Log of what ended a command early; all its sessions share it.
+#[derive(Clone, Default)]
+pub(crate) struct AbortLog(Arc<Mutex<AbortState>>);
+
+#[derive(Default)]
+struct AbortState {
+    error: Option<Error>,
+    missing: Vec<MissingPart>,
+}
+
+impl AbortLog {
+    fn inner(&self) -> MutexGuard<'_, AbortState> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn failed(&self) -> bool {
+        self.inner().error.is_some()
+    }
+
+    /// Returns the value, or records the error. The command then measures no more and writes its report before it fails.
+    pub(crate) fn ok_or_record<T>(&self, measured: Result<T>) -> Option<T> {
+        measured.map_err(|error| self.inner().error.get_or_insert(error).to_string()).ok()
+    }
+
+    /// Records that `what` was not measured.
+    pub(crate) fn add_missing(&self, model: &str, what: &str) {
+        self.inner().missing.push(MissingPart { model: model.into(), what: what.into() });
+    }
+
+    /// Marks the last report if the command ended early. Returns the error if one ended it.
+    pub(crate) fn finish(&self, reports: &mut [MeasurementReport], interrupted: bool) -> Option<Error> {
+        let mut inner = self.inner();
+        let error = inner.error.take();
+        let reason = error.as_ref().map(Error::to_string).or(interrupted.then(|| "it was interrupted".to_owned()));
+        if let (Some(last), Some(reason)) = (reports.last_mut(), reason) {
+            last.broken_off = Some(reason);
+            last.missing = Some(std::mem::take(&mut inner.missing));
+        }
+        error
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{command_line, secret_flag};
+
+    #[test]
+    fn keys_are_left_out() {
+        let arguments = ["/a/b", "run", "--api-key", "hush", "--api-key=hush", "--note", "two cores"];
+        let line = command_line(&arguments.map(Into::into));
+        assert_eq!(secret_flag(&arguments.map(Into::into)), Some("--api-key"));
+        assert_eq!(secret_flag(&["--api-key-file", "--note"].map(Into::into)), None);
+        assert_eq!(line, "weir-loadtest run --api-key … --api-key=… --note 'two cores'");
+    }
+}
+
+#[cfg(test)]
+mod steps_tests {
+    use super::*;
+
+    fn length(seconds: Option<u64>, requests: Option<u64>) -> RunLength {
+        RunLength { warm_up: Duration::from_secs(3), duration: seconds.map(Duration::from_secs), requests }
+    }
+
+    #[test]
+    fn a_plan_adds_up() {
+        let mut plan = Plan::default();
+        plan.add_loads(5, &length(Some(10), None));
+        plan.add_search(3, &length(Some(10), None));
+        assert_eq!(
+            (plan.steps, plan.describe()),
+            (6, "about 2 min 36 s of sending, plus the wait for each load's last answers".into())
+        );
+        plan.add_rounds(50);
+        let sending = "about 2 min 36 s of sending, plus the wait for each load's last answers";
+        assert_eq!(plan.describe(), format!("{sending}, plus 50 rounds, each as long as its requests"));
+        let mut plan = Plan::default();
+        plan.add_loads(2, &length(None, Some(40)));
+        assert_eq!((plan.steps, plan.describe()), (2, "2 loads that end after a number of requests".into()));
+    }
+
+    #[test]
+    fn times_are_in_minutes_and_seconds() {
+        let shown = [1, 59, 60, 61, 3600].map(|seconds| rounded_time(Duration::from_secs(seconds)));
+        assert_eq!(shown, ["1 s", "59 s", "1 min", "1 min 1 s", "60 min"]);
+        assert_eq!(rounded_time(Duration::from_millis(200)), "1 s");
+    }
+}

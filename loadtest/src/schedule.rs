@@ -1,0 +1,374 @@
+//! How requests follow each other, for how long, and a thread that delivers them when they are due.
+
+use crate::error::{Error, Result};
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+use rand_distr::{Distribution, Exp};
+use serde::{Deserialize, Serialize};
+use std::{
+    sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel},
+    thread,
+    time::Duration,
+};
+use tokio::{
+    sync::mpsc::{self, Receiver},
+    time::Instant,
+};
+
+/// First number of warm-up requests. It is fixed so that measured requests do not depend on the length of the warm-up.
+const WARM_UP_NUMBERS: u64 = 1 << 62;
+/// Requests that may wait to be received. Each carries its intended send time, so that its wait is counted.
+const WAITING: usize = 1024;
+
+/// How requests follow each other.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "loop", rename_all = "snake_case", deny_unknown_fields)]
+pub enum LoadPattern {
+    /// Closed loop: each client sends its next request when the last one has ended.
+    Closed {
+        /// Clients.
+        concurrency: usize,
+    },
+    /// Open loop: requests arrive on a schedule that answers do not change.
+    Open {
+        /// How arrivals follow each other.
+        arrivals: ArrivalProcess,
+        /// Requests per second.
+        rate: f64,
+        /// Requests that arrive together, if arrivals are bursty.
+        burst: u64,
+    },
+}
+
+/// How long a load runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RunLength {
+    /// Requests before this are sent but not measured.
+    pub warm_up: Duration,
+    /// Requests are started for this long after the warm-up …
+    pub duration: Option<Duration>,
+    /// … or until this many were started, whichever comes first.
+    pub requests: Option<u64>,
+}
+
+/// Request with its number and send time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ScheduledRequest {
+    /// Determines the content of the request.
+    pub number: u64,
+    /// Intended send time.
+    pub intended: Instant,
+    /// True if the request is measured.
+    pub measured: bool,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct ScheduledCounts {
+    warm_up: u64,
+    measured: u64,
+}
+
+impl RunLength {
+    /// Extends the duration until at least `least` requests of a schedule arrive in the window, unless the number of requests is
+    /// given: random arrivals may be fewer than the rate implies. The window then ends when the next request or burst would
+    /// arrive, so that requests divided by duration equals the rate on average.
+    pub fn extended(self, schedule: &ArrivalSchedule, least: usize) -> Self {
+        let (None, Some(duration)) = (self.requests, self.duration) else { return self };
+        let mut measured = schedule.clone().skip_while(|offset| *offset < self.warm_up);
+        let last = least.checked_sub(1).and_then(|before| measured.nth(before));
+        // requests of a burst arrive at the same time
+        let next = last.and_then(|last| measured.find(|offset| *offset > last));
+        let until = next.map_or(duration, |offset| offset.saturating_sub(self.warm_up));
+        Self { duration: Some(duration.max(until)), ..self }
+    }
+
+    /// Returns the requests of a schedule that begins at `begin`.
+    pub fn requests_of(
+        self,
+        schedule: ArrivalSchedule,
+        begin: Instant,
+    ) -> impl Iterator<Item = ScheduledRequest> + Send {
+        let mut counts = ScheduledCounts::default();
+        schedule.map_while(move |offset| self.schedule(offset, begin, &mut counts))
+    }
+
+    /// Returns the request due `offset` after `begin`, and counts it; `None` once the run is over.
+    pub(crate) fn schedule(
+        &self,
+        offset: Duration,
+        begin: Instant,
+        counts: &mut ScheduledCounts,
+    ) -> Option<ScheduledRequest> {
+        let is_over = self.duration.is_some_and(|duration| offset >= self.warm_up + duration);
+        if is_over || self.requests.is_some_and(|limit| counts.measured >= limit) {
+            return None;
+        }
+        let measured = offset >= self.warm_up;
+        let (count, first) = if measured { (&mut counts.measured, 0) } else { (&mut counts.warm_up, WARM_UP_NUMBERS) };
+        let number = first + *count;
+        *count += 1;
+        Some(ScheduledRequest { number, intended: begin + offset, measured })
+    }
+}
+
+impl LoadPattern {
+    /// Returns the schedule of an open loop; `None` for a closed one. Fails unless the rate is finite and above 0.
+    pub fn schedule(&self, seed: u64) -> Result<Option<ArrivalSchedule>> {
+        match *self {
+            Self::Closed { .. } => Ok(None),
+            Self::Open { arrivals, rate, burst } => ArrivalSchedule::new(arrivals, rate, burst, seed).map(Some),
+        }
+    }
+
+    /// Returns the rate of an open loop, in requests per second.
+    pub fn rate(&self) -> Option<f64> {
+        if let Self::Open { rate, .. } = *self { Some(rate) } else { None }
+    }
+
+    /// Returns the number of clients of a closed loop.
+    pub fn concurrency(&self) -> Option<usize> {
+        if let Self::Closed { concurrency } = *self { Some(concurrency) } else { None }
+    }
+
+    /// Describes the load for people.
+    pub fn describe(&self) -> String {
+        match self {
+            Self::Closed { concurrency } => format!("closed loop, {concurrency} at a time"),
+            Self::Open { rate, .. } => {
+                let how = self.arrivals().unwrap_or_default();
+                format!("open loop, {how} arrivals, {} requests/s", weir_measure::format::digits(*rate))
+            }
+        }
+    }
+
+    /// Describes the arrivals of an open loop.
+    pub fn arrivals(&self) -> Option<String> {
+        let Self::Open { arrivals, burst, .. } = self else { return None };
+        Some(match arrivals {
+            ArrivalProcess::Constant => "constant".to_owned(),
+            ArrivalProcess::Poisson => "Poisson".to_owned(),
+            ArrivalProcess::Bursty => format!("bursty ({burst} together)"),
+        })
+    }
+}
+
+/// Delivers requests from a thread, because the runtime's timers have millisecond resolution and are late under load. The thread
+/// ends when this handle or the receiver is dropped.
+pub struct Pacer {
+    stop: Option<SyncSender<()>>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl Pacer {
+    /// Starts a thread that delivers every request at its intended send time. Fails if the thread cannot be started.
+    pub fn start(
+        requests: impl Iterator<Item = ScheduledRequest> + Send + 'static,
+    ) -> Result<(Self, Receiver<ScheduledRequest>)> {
+        let (stop, stopped) = sync_channel::<()>(0);
+        let (sender, receiver) = mpsc::channel(WAITING);
+        let run = move || {
+            for scheduled in requests {
+                let left = scheduled.intended.saturating_duration_since(Instant::now());
+                let ended = left > Duration::ZERO && stopped.recv_timeout(left) != Err(RecvTimeoutError::Timeout);
+                if ended || sender.blocking_send(scheduled).is_err() {
+                    break;
+                }
+            }
+        };
+        let thread = thread::Builder::new().name("pacer".into()).spawn(run);
+        let thread = thread.map_err(|error| Error::Internal(format!("cannot start the pacer thread: {error}")))?;
+        Ok((Self { stop: Some(stop), thread: Some(thread) }, receiver))
+    }
+}
+
+impl Drop for Pacer {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            // the receiver is dropped by now, so the thread ends at once; a panic was reported by its own hook
+            let _ = thread.join();
+        }
+    }
+}
+
+/// How arrivals follow each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum ArrivalProcess {
+    /// At even intervals.
+    Constant,
+    /// Independently of each other, at exponential intervals.
+    Poisson,
+    /// In bursts of `--burst` at the same moment; bursts follow each other as in `poisson`, at the rate divided by the burst size.
+    Bursty,
+}
+
+/// Endless iterator over arrival times, counted from the start.
+#[derive(Debug, Clone)]
+pub struct ArrivalSchedule {
+    rng: ChaCha8Rng,
+    process: ArrivalProcess,
+    /// Bursts per second.
+    rate: f64,
+    intervals: Exp<f64>,
+    burst: u64,
+    /// Arrivals of the current burst that were returned.
+    in_burst: u64,
+    bursts: u64,
+    /// Time of the current burst, in seconds.
+    burst_at: f64,
+}
+
+impl ArrivalSchedule {
+    /// Builds a schedule of `rate` requests per second, bursty ones `burst` at a time. Fails unless the rate is finite and above 0.
+    pub fn new(process: ArrivalProcess, rate: f64, burst: u64, seed: u64) -> Result<Self> {
+        let burst = if process == ArrivalProcess::Bursty { burst.max(1) } else { 1 };
+        let rate = rate / burst as f64;
+        let intervals = Exp::new(rate).ok().filter(|_| rate.is_finite() && rate > 0.0);
+        let intervals = intervals.ok_or_else(|| Error::option("--rate", rate, "a number above 0"))?;
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        // the contents of requests are drawn from other streams
+        rng.set_stream(u64::MAX);
+        let mut schedule = Self { rng, process, rate, intervals, burst, in_burst: 0, bursts: 0, burst_at: 0.0 };
+        if process != ArrivalProcess::Constant {
+            schedule.burst_at = schedule.intervals.sample(&mut schedule.rng);
+        }
+        Ok(schedule)
+    }
+}
+
+impl Iterator for ArrivalSchedule {
+    type Item = Duration;
+
+    fn next(&mut self) -> Option<Duration> {
+        if self.in_burst == self.burst {
+            self.in_burst = 0;
+            self.bursts += 1;
+            self.burst_at = match self.process {
+                // a product, because a sum of intervals would add up rounding errors
+                ArrivalProcess::Constant => self.bursts as f64 / self.rate,
+                ArrivalProcess::Poisson | ArrivalProcess::Bursty => {
+                    self.burst_at + self.intervals.sample(&mut self.rng)
+                }
+            };
+        }
+        self.in_burst += 1;
+        Duration::try_from_secs_f64(self.burst_at).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[tokio::test(start_paused = true)]
+    async fn warm_up_requests_have_numbers_of_their_own() {
+        let extent = RunLength { warm_up: SECOND, duration: Some(2 * SECOND), requests: Some(15) };
+        let begin = Instant::now();
+        let requests = |length: RunLength| -> Vec<ScheduledRequest> {
+            length.requests_of(ArrivalSchedule::new(ArrivalProcess::Constant, 10.0, 1, 0).unwrap(), begin).collect()
+        };
+        let all = requests(extent);
+        assert_eq!(
+            all.iter().map(|scheduled| scheduled.measured).collect::<Vec<_>>(),
+            [vec![false; 10], vec![true; 15]].concat()
+        );
+        assert_eq!((all[9].number, all[10].number, all[24].number), (WARM_UP_NUMBERS + 9, 0, 14));
+        assert_eq!(all[10].intended - begin, SECOND);
+        assert_eq!(requests(RunLength { requests: None, ..extent }).len(), 30);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_window_is_extended_until_enough_requests_arrive() {
+        let begin = Instant::now();
+        let extent = RunLength { warm_up: SECOND, duration: Some(10 * SECOND), requests: None };
+        let mut rates = 0.0;
+        for seed in 0..200 {
+            // twenty are expected in ten seconds
+            let schedule = ArrivalSchedule::new(ArrivalProcess::Poisson, 2.0, 1, seed).unwrap();
+            let held = extent.extended(&schedule, 20);
+            let count = held.requests_of(schedule, begin).filter(|scheduled| scheduled.measured).count();
+            let seconds = held.duration.unwrap().as_secs_f64();
+            assert!(count == 20 || count > 20 && seconds == 10.0, "{count} in {seconds} s");
+            rates += count as f64 / seconds / 200.0;
+        }
+        assert!((rates / 2.0 - 1.0).abs() < 0.15, "{rates}");
+        for burst in [8, 32] {
+            let schedule = ArrivalSchedule::new(ArrivalProcess::Bursty, 0.1, burst, 3).unwrap();
+            let requests = extent.extended(&schedule, 20).requests_of(schedule, begin);
+            let count = requests.filter(|scheduled| scheduled.measured).count();
+            assert_eq!(count as u64, burst.max(24), "bursts of {burst}");
+        }
+        let counted = RunLength { requests: Some(5), ..extent };
+        assert_eq!(counted.extended(&ArrivalSchedule::new(ArrivalProcess::Poisson, 2.0, 1, 0).unwrap(), 2000), counted);
+    }
+
+    #[tokio::test]
+    async fn requests_come_when_due_and_never_before() {
+        let begin = Instant::now();
+        let due = move |number| begin + Duration::from_millis(number * 3);
+        let requests = (0..20).map(move |number| ScheduledRequest { number, intended: due(number), measured: true });
+        let (pacer, mut receiver) = Pacer::start(requests).unwrap();
+        let mut count = 0;
+        while let Some(scheduled) = receiver.recv().await {
+            assert!(Instant::now() >= scheduled.intended);
+            assert_eq!(scheduled.number, count);
+            count += 1;
+        }
+        assert_eq!(count, 20);
+        drop(pacer);
+    }
+
+    #[tokio::test]
+    async fn the_thread_ends_when_its_handle_is_dropped() {
+        let far = Instant::now() + Duration::from_secs(3600);
+        let requests = (0..).map(move |number| ScheduledRequest { number, intended: far, measured: true });
+        let (pacer, receiver) = Pacer::start(requests).unwrap();
+        drop(receiver);
+        drop(pacer);
+    }
+}
+
+#[cfg(test)]
+mod arrivals_tests {
+    use super::*;
+
+    fn seconds(process: ArrivalProcess, rate: f64, burst: u64, seed: u64, count: usize) -> Vec<f64> {
+        ArrivalSchedule::new(process, rate, burst, seed).unwrap().take(count).map(|at| at.as_secs_f64()).collect()
+    }
+
+    #[test]
+    fn constant_arrivals_are_even() {
+        let at = seconds(ArrivalProcess::Constant, 40.0, 9, 1, 1001);
+        assert_eq!((at[0], at[1], at[1000]), (0.0, 0.025, 25.0));
+    }
+
+    #[test]
+    fn poisson_arrivals_have_the_rate_and_its_spread_and_follow_the_seed() {
+        let at = seconds(ArrivalProcess::Poisson, 50.0, 1, 7, 20_001);
+        let gaps: Vec<_> = at.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
+        let variance = gaps.iter().map(|gap| (gap - mean).powi(2)).sum::<f64>() / gaps.len() as f64;
+        assert!((mean * 50.0 - 1.0).abs() < 0.03, "{mean}");
+        // the standard deviation of an exponential distribution equals its mean
+        assert!((variance.sqrt() / mean - 1.0).abs() < 0.05);
+        assert_eq!(at, seconds(ArrivalProcess::Poisson, 50.0, 1, 7, 20_001));
+        assert_ne!(at, seconds(ArrivalProcess::Poisson, 50.0, 1, 8, 20_001));
+    }
+
+    #[test]
+    fn bursts_come_together_at_the_given_rate() {
+        let at = seconds(ArrivalProcess::Bursty, 100.0, 8, 3, 80_000);
+        assert!(at.chunks(8).all(|burst| burst.iter().all(|moment| *moment == burst[0])));
+        assert!((80_000.0 / at[79_999] / 100.0 - 1.0).abs() < 0.05);
+    }
+
+    #[test]
+    fn invalid_rates_are_rejected() {
+        for rate in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+            assert!(ArrivalSchedule::new(ArrivalProcess::Poisson, rate, 1, 1).is_err());
+        }
+    }
+}

@@ -1,0 +1,293 @@
+//! Measurements of one server by one command.
+
+use crate::{
+    args::{BoundaryChoice, Discovery, LoadLimits, ServerArgs, WorkloadArgs},
+    client::{
+        connection::ConnectOptions,
+        models::{ModelInfo, ServerSoftware},
+    },
+    driver::{LoadRun, LoadSetup, RequestSource, StopSignal, WorkloadMix, run_load},
+    error::{Error, Result},
+    output::{AbortLog, LoadProgress, Steps},
+    report::{Conditions, FORMAT, LoadPoint, MeasurementReport, ReportPart},
+    schedule::{LoadPattern, Pacer},
+    workload::{self, RequestTarget, SUMMARIZE, WorkloadInfo},
+};
+use std::{
+    collections::HashSet,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::{SystemTime, UNIX_EPOCH},
+};
+use tokio::{sync::watch, time::Instant};
+
+/// Difference between the seeds of a command's measurements. It is odd, so that all seeds differ.
+const SEED_STRIDE: u64 = 0x9e37_79b9_7f4a_7c15;
+/// Calls on one connection if the server does not report a limit.
+const DEFAULT_STREAMS: usize = 100;
+
+/// State shared by all sessions of a command.
+#[derive(Clone, Default)]
+struct Shared {
+    abort: AbortLog,
+    steps: Steps,
+}
+
+pub(crate) struct MeasurementSession {
+    pub(crate) server: ServerArgs,
+    connect: ConnectOptions,
+    software: Option<ServerSoftware>,
+    pub(crate) workload: WorkloadArgs,
+    pub(crate) models: Vec<ModelInfo>,
+    known: Vec<ModelInfo>,
+    workloads: Vec<WorkloadInfo>,
+    begun: u64,
+    command: String,
+    pub(crate) stop: StopSignal,
+    pub(crate) cancel_share: f64,
+    /// Measurements so far. Each sends different prompts; otherwise the server's cache would serve those of the one before.
+    measured: AtomicU64,
+    pub(crate) abort: AbortLog,
+    pub(crate) steps: Steps,
+}
+
+impl MeasurementSession {
+    /// Connects and selects the models called `names`. Without names, selects the server's only model, or every model if `all`.
+    pub(crate) async fn open(
+        server: ServerArgs,
+        workload: WorkloadArgs,
+        names: &[String],
+        all: bool,
+        command: String,
+    ) -> Result<Self> {
+        let discovery = Discovery::run(&server, names, all).await?;
+        let session = Self::new(server, workload, command, discovery, interruptible()?, Shared::default())?;
+        check_beam(std::slice::from_ref(&session))?;
+        Ok(session)
+    }
+
+    /// Connects and opens a session for each kind of models, generating and summarizing. The kind of the first model comes first.
+    pub(crate) async fn by_kind(
+        server: ServerArgs,
+        workload: WorkloadArgs,
+        names: &[String],
+        command: String,
+    ) -> Result<Vec<Self>> {
+        let discovery = Discovery::run(&server, names, true).await?;
+        let stop = interruptible()?;
+        let shared = Shared::default();
+        let first = discovery.models.first().is_some_and(|model| model.summarizes);
+        let mut sessions = Vec::new();
+        for summarizes in [first, !first] {
+            let mut discovery = discovery.clone();
+            discovery.models.retain(|model| model.summarizes == summarizes);
+            if !discovery.models.is_empty() {
+                let workload = workload.only(summarizes)?;
+                let server = server.clone();
+                let command = command.clone();
+                sessions.push(Self::new(server, workload, command, discovery, stop.clone(), shared.clone())?);
+            }
+        }
+        check_beam(&sessions)?;
+        Ok(sessions)
+    }
+
+    fn new(
+        server: ServerArgs,
+        workload: WorkloadArgs,
+        command: String,
+        Discovery { connect, software, known, models }: Discovery,
+        stop: StopSignal,
+        Shared { abort, steps }: Shared,
+    ) -> Result<Self> {
+        let begun = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        // checks the workloads and reads their files before anything is measured
+        let mut workloads = workload.mix(&models, &known, 0.0, workload.seed)?.infos();
+        for WorkloadInfo { model, settings, .. } in &mut workloads {
+            let targets: Vec<_> = match model {
+                Some(name) => known.iter().filter(|known| known.name == *name).collect(),
+                None => models.iter().collect(),
+            };
+            workload::fill_model_defaults(settings, &targets);
+        }
+        Ok(Self {
+            server,
+            connect,
+            software,
+            workload,
+            models,
+            known,
+            workloads,
+            begun,
+            command,
+            stop,
+            cancel_share: 0.0,
+            measured: AtomicU64::new(0),
+            abort,
+            steps,
+        })
+    }
+
+    /// True if nothing more is to be measured: the user interrupted the command, or the server is gone.
+    pub(crate) fn is_over(&self) -> bool {
+        *self.stop.borrow() || self.abort.failed()
+    }
+
+    /// Returns name and model of a workload that names a model, if there is one.
+    pub(crate) fn workload_with_model(&self) -> Option<(&str, &str)> {
+        self.workloads.iter().find_map(|workload| Some((workload.name.as_str(), workload.model.as_deref()?)))
+    }
+
+    /// Measures `what` for the model unless the session is over. Records it as missing if there is no result.
+    pub(crate) async fn measure_or_skip<T>(
+        &self,
+        model: &str,
+        what: &str,
+        measuring: impl Future<Output = Result<T>>,
+    ) -> Option<T> {
+        let measured = if self.is_over() { None } else { self.abort.ok_or_record(measuring.await) };
+        if measured.is_none() {
+            self.abort.add_missing(model, what);
+        }
+        measured
+    }
+
+    /// Measures one of several loads, or records it as missing if the session is over. Ends the session if the server went away.
+    pub(crate) async fn load(&self, model: &ModelInfo, load: LoadPattern, limits: LoadLimits) -> Option<LoadPoint> {
+        let names = self.model_names(model);
+        let point = self.measure_or_skip(&names, &load.describe(), self.point(model, load, limits)).await?;
+        if let Some(why) = &point.broken_off {
+            let reason = format!("{}: {why}", load.describe());
+            self.abort.ok_or_record::<()>(Err(Error::Remote { server: self.connect.address.clone(), reason }));
+        }
+        Some(point)
+    }
+
+    pub(crate) fn finish(&self, reports: &mut [MeasurementReport]) -> Option<Error> {
+        self.abort.finish(reports, *self.stop.borrow())
+    }
+
+    /// True if requests to the model ask for boundaries. `by_default` is the command's choice for models that pool.
+    fn boundaries(&self, model: &ModelInfo, by_default: bool) -> bool {
+        self.workload.boundaries.map_or(by_default && model.pooled, |choice| choice == BoundaryChoice::Ask)
+    }
+
+    /// Opens connections for `calls` calls at a time. `by_default` is the command's choice of boundaries.
+    pub(crate) async fn target(&self, model: &ModelInfo, calls: usize, by_default: bool) -> Result<RequestTarget> {
+        let streams = match model.concurrent_streams as usize {
+            0 => DEFAULT_STREAMS,
+            streams => streams,
+        };
+        let pool = self.connect.pool(self.server.connections(calls, streams)).await?;
+        let boundaries = self.boundaries(model, by_default);
+        Ok(RequestTarget { pool, model: model.name.clone(), boundaries, timeout: self.workload.timeout })
+    }
+
+    /// Returns the seed of the next measurement's requests and arrivals.
+    pub(crate) fn next_seed(&self) -> u64 {
+        let index = self.measured.fetch_add(1, Relaxed);
+        self.workload.seed.wrapping_add(index.wrapping_mul(SEED_STRIDE))
+    }
+
+    pub(crate) fn mix(&self, seed: u64) -> Result<WorkloadMix> {
+        self.workload.mix(&self.models, &self.known, self.cancel_share, seed)
+    }
+
+    pub(crate) async fn point(&self, model: &ModelInfo, load: LoadPattern, limits: LoadLimits) -> Result<LoadPoint> {
+        let calls = load.concurrency().unwrap_or(limits.max_in_flight);
+        let target = self.target(model, calls, true).await?;
+        let connections = target.pool.connections.len();
+        let seed = self.next_seed();
+        let job = Arc::new(LoadSetup { target, mix: self.mix(seed)?, objectives: self.workload.objectives() });
+        let schedule = load.schedule(seed)?;
+        let mut length = limits.length;
+        let begin = Instant::now();
+        let (pacer, source) = match schedule {
+            Some(schedule) => {
+                length = length.extended(&schedule, limits.min_requests);
+                let (pacer, requests) = Pacer::start(length.requests_of(schedule, begin))?;
+                (Some(pacer), RequestSource::Open { requests, max_in_flight: limits.max_in_flight })
+            }
+            None => (None, RequestSource::Closed(calls)),
+        };
+        let progress = LoadProgress::new(&format!("{}, {}", self.model_names(model), load.describe()), &length);
+        let run = LoadRun { length, begin, source, stop: self.stop.clone(), probe_lag: true };
+        let result = run_load(job, run, &mut |counters| progress.update(counters, begin)).await?;
+        drop(pacer);
+        Ok(LoadPoint::new(load, length, result, self.server.threads, connections))
+    }
+
+    /// Returns the names of the models that requests go to when `measured` is measured, separated by commas. Workloads may name
+    /// others.
+    pub(crate) fn model_names(&self, measured: &ModelInfo) -> String {
+        let names = self.workloads.iter().map(|workload| workload.model.as_deref().unwrap_or(&measured.name));
+        let mut seen = HashSet::new();
+        names.filter(|name| seen.insert(*name)).collect::<Vec<_>>().join(", ")
+    }
+
+    /// Returns all models that requests go to: the measured ones, unless every workload names a model, and those that workloads
+    /// name.
+    fn all_models(&self) -> Vec<ModelInfo> {
+        let is_measured = self.workloads.iter().any(|workload| workload.model.is_none());
+        let mut all = if is_measured { self.models.clone() } else { Vec::new() };
+        for name in self.workloads.iter().filter_map(|workload| workload.model.as_ref()) {
+            if !all.iter().any(|model| model.name == *name) {
+                all.extend(self.known.iter().find(|model| model.name == *name).cloned());
+            }
+        }
+        all
+    }
+
+    pub(crate) fn report(&self, parts: Vec<ReportPart>, boundaries_by_default: bool) -> MeasurementReport {
+        let cores = std::thread::available_parallelism().map_or(0, usize::from);
+        let objectives = self.workload.objectives();
+        let conditions = Conditions {
+            version: env!("CARGO_PKG_VERSION").into(),
+            begun_unix_s: self.begun,
+            command: self.command.clone(),
+            server: self.connect.address.clone(),
+            software: self.software.clone(),
+            tester: format!("{} {}, {cores} cores", std::env::consts::OS, std::env::consts::ARCH),
+            note: self.workload.note.clone(),
+            models: self.all_models(),
+            workloads: self.workloads.clone(),
+            seed: self.workload.seed,
+            boundaries: self.models.iter().any(|model| self.boundaries(model, boundaries_by_default)),
+            timeout_ns: weir_measure::format::ns(self.workload.timeout),
+            cancel_share: self.cancel_share,
+            objectives: (!objectives.is_empty()).then(|| objectives.to_string()),
+        };
+        MeasurementReport { format: FORMAT.into(), conditions, parts, broken_off: None, missing: None }
+    }
+}
+
+/// Rejects --beam if no workload requests summaries.
+fn check_beam(sessions: &[MeasurementSession]) -> Result<()> {
+    let summarizes = |session: &MeasurementSession| session.workloads.iter().any(|workload| workload.kind == SUMMARIZE);
+    let unused = sessions.iter().find_map(|session| session.workload.beam).filter(|_| !sessions.iter().any(summarizes));
+    let expected = "no value without a workload that requests summaries, from a model that writes them";
+    unused.map_or(Ok(()), |beam| Err(Error::option("--beam", beam, expected)))
+}
+
+/// Returns a signal that becomes true on Ctrl-C, and on SIGTERM where the system has it. The command then reports what it measured.
+fn interruptible() -> Result<StopSignal> {
+    let (interrupt, stop) = watch::channel(false);
+    #[cfg(unix)]
+    let mut terminated = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())
+        .map_err(|error| Error::Internal(format!("no handler for SIGTERM: {error}")))?;
+    tokio::spawn(async move {
+        #[cfg(unix)]
+        tokio::select! {
+            _ = tokio::signal::ctrl_c() => {}
+            _ = terminated.recv() => {}
+        }
+        #[cfg(not(unix))]
+        let _ = tokio::signal::ctrl_c().await;
+        // fails only if no measurement is running
+        let _ = interrupt.send(true);
+        std::future::pending::<()>().await;
+    });
+    Ok(stop)
+}

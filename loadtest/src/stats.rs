@@ -1,0 +1,712 @@
+//! Statistics over all requests of a workload.
+
+use crate::{
+    client::connection::TESTER_CODE,
+    timer::{
+        ClientTimer, CounterDelta, CounterSnapshot, EditMeasurement, LiveCounters, ServerReport, SummaryMeasurement,
+        TextTotals,
+    },
+};
+use serde::{Deserialize, Serialize};
+use std::{collections::BTreeMap, time::Duration};
+use weir_measure::{
+    format,
+    histogram::{HistogramBar, MILLI, Percentiles, ValueHistogram},
+};
+
+/// gRPC code of requests to an unavailable server.
+pub const UNAVAILABLE: &str = "UNAVAILABLE";
+
+/// How a request ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RequestOutcome {
+    /// It returned everything that was requested.
+    Completed,
+    /// This client cancelled it on purpose.
+    Cancelled,
+    /// The measurement was interrupted.
+    Unfinished,
+    /// It failed with this gRPC code.
+    Failed(&'static str),
+}
+
+/// Value of a request with a histogram over all requests: times, unless stated.
+#[derive(Clone, Copy)]
+enum Figure {
+    First,
+    FirstFromSend,
+    Total,
+    TotalFromSend,
+    StartLag,
+    PlainGap,
+    BoundaryGap,
+    Segment,
+    PerChar,
+    /// Thousandths of characters per second.
+    Speed,
+    Queue,
+    Prefill,
+    ServerFirst,
+    ServerTotal,
+}
+
+/// Statistics so far. Times are those of requests that succeeded.
+#[derive(Debug, Default)]
+pub struct RequestStats {
+    /// True if boundary gaps are distinguished from plain ones.
+    pub splits_gaps: bool,
+    outcomes: OutcomeCounts,
+    good: u64,
+    characters: u64,
+    messages: u64,
+    /// Totals of generated texts.
+    pub texts: TextTotals,
+    /// Histograms by [`Figure`].
+    histograms: [ValueHistogram; Figure::ServerTotal as usize + 1],
+    summaries: SummaryStats,
+    edits: EditStats,
+}
+
+/// How requests ended.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OutcomeCounts {
+    /// Requests whose intended start was in the measured window.
+    pub measured: u64,
+    /// Requests that returned everything that was requested.
+    pub well: u64,
+    /// Requests that this client cancelled on purpose.
+    pub cancelled: u64,
+    /// Requests that an interruption of the measurement cut off.
+    pub unfinished: u64,
+    /// Requests that failed, by gRPC code; `TESTER` for those that the tester's own HTTP/2 library ended.
+    pub errors: BTreeMap<String, u64>,
+}
+
+impl OutcomeCounts {
+    /// Adds the counts of `other`.
+    pub fn add(&mut self, other: &Self) {
+        self.measured += other.measured;
+        self.well += other.well;
+        self.cancelled += other.cancelled;
+        self.unfinished += other.unfinished;
+        other.errors.iter().for_each(|(code, count)| *self.errors.entry(code.clone()).or_default() += count);
+    }
+
+    /// True if fewer than half succeeded of those that neither this client nor an interruption ended.
+    pub fn is_mostly_bad(&self) -> bool {
+        2 * self.well < self.measured.saturating_sub(self.cancelled + self.unfinished)
+    }
+
+    /// Returns how many the tester's own HTTP/2 library ended.
+    pub fn ended_by_tester(&self) -> u64 {
+        self.errors.get(TESTER_CODE).copied().unwrap_or(0)
+    }
+
+    /// Returns a message if the server became unavailable for more than half of the requests.
+    pub fn server_gone(&self) -> Option<String> {
+        let gone = self.errors.get(UNAVAILABLE).copied().unwrap_or(0);
+        let message = || format!("the server went away: {gone} of {} requests ended as {UNAVAILABLE}", self.measured);
+        (2 * gone > self.measured).then(message)
+    }
+
+    /// Describes the outcomes for people.
+    pub fn describe(&self) -> String {
+        let mut line = format!("{} requests: {} succeeded", self.measured, self.well);
+        for (code, count) in &self.errors {
+            line += &format!(", {count} {code}");
+        }
+        if self.cancelled > 0 {
+            line += &format!(", {} cancelled by this client on purpose", self.cancelled);
+        }
+        if self.unfinished > 0 {
+            line += &format!(", {} cut off by the interruption", self.unfinished);
+        }
+        line
+    }
+}
+
+/// Times that the server reports for the requests that succeeded.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ServerTimings {
+    /// `timing.queue_ns`.
+    pub queue_ns: Percentiles,
+    /// `timing.prefill_ns`.
+    pub prefill_ns: Percentiles,
+    /// `timing.time_to_first_char_ns`.
+    pub time_to_first_char_ns: Percentiles,
+    /// `timing.total_ns`.
+    pub total_ns: Percentiles,
+}
+
+/// All figures of a workload, or of several together.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RequestFigures {
+    /// How requests ended.
+    pub requests: OutcomeCounts,
+    /// Requests that succeeded and met every objective.
+    pub good: u64,
+    /// Characters received in requests that succeeded.
+    pub characters: u64,
+    /// Messages with these characters.
+    pub messages: u64,
+    /// Characters of generation prompts; documents are counted in `summaries`.
+    pub prompt_chars: u64,
+    /// Prompt characters that the server had cached.
+    pub cached_chars: u64,
+    /// Characters per closed segment of generated texts, prompts included. Absent if no segment was closed, or if several models
+    /// generated texts; the point then has a factor for each.
+    pub shortening_factor: Option<f64>,
+    /// From the intended start to the first characters.
+    pub time_to_first_char_ns: Percentiles,
+    /// From sending to the first characters: the figure that suffers from coordinated omission.
+    pub time_to_first_char_from_send_ns: Percentiles,
+    /// From the intended start to the end of the stream.
+    pub total_ns: Percentiles,
+    /// From sending to the end of the stream.
+    pub total_from_send_ns: Percentiles,
+    /// From the intended start to sending.
+    pub start_lag_ns: Percentiles,
+    /// Between messages, all gaps.
+    pub gap_ns: Percentiles,
+    /// Between messages, where the middle layers did not run; absent if boundaries were not requested.
+    pub plain_gap_ns: Option<Percentiles>,
+    /// Between messages, where the middle layers ran; absent if boundaries were not requested.
+    pub boundary_gap_ns: Option<Percentiles>,
+    /// From one end of a segment to the next, if not all messages came together; absent if boundaries were not requested.
+    pub segment_ns: Option<Percentiles>,
+    /// Per request: the mean time of a character, without those that came together with the first message.
+    pub char_ns: Percentiles,
+    /// Per request: characters per second, without those that came together with the first message.
+    pub chars_per_second: Percentiles,
+    /// Times that the server reports.
+    pub server: ServerTimings,
+    /// Distribution of `time_to_first_char_ns`.
+    pub time_to_first_char_bars: Vec<HistogramBar>,
+    /// Distribution of `plain_gap_ns`, or of `gap_ns` if boundaries were not requested.
+    pub plain_gap_bars: Vec<HistogramBar>,
+    /// Distribution of `boundary_gap_ns`.
+    pub boundary_gap_bars: Vec<HistogramBar>,
+    /// Figures of summaries, if there were any.
+    pub summaries: Option<SummaryFigures>,
+    /// Figures of edited documents, if there were any. Absent from reports of versions that did not edit.
+    #[serde(default)]
+    pub edits: Option<EditFigures>,
+}
+
+impl RequestStats {
+    /// Builds empty statistics; `splits_gaps` if boundaries are requested.
+    pub fn new(splits_gaps: bool) -> Self {
+        Self { splits_gaps, ..Self::default() }
+    }
+
+    fn record_time(&mut self, figure: Figure, time: Duration) {
+        self.histograms[figure as usize].record_time(time);
+    }
+
+    /// Records a request that ended `total` after its intended start.
+    pub fn record(&mut self, timer: &ClientTimer, outcome: &RequestOutcome, total: Duration, good: bool) {
+        self.record_time(Figure::StartLag, timer.sent.map_or(total, |sent| sent - timer.intended));
+        let outcomes = &mut self.outcomes;
+        outcomes.measured += 1;
+        match outcome {
+            RequestOutcome::Completed => outcomes.well += 1,
+            RequestOutcome::Cancelled => outcomes.cancelled += 1,
+            RequestOutcome::Unfinished => outcomes.unfinished += 1,
+            RequestOutcome::Failed(code) => *outcomes.errors.entry((*code).to_owned()).or_default() += 1,
+        }
+        if *outcome != RequestOutcome::Completed {
+            return;
+        }
+        self.good += u64::from(good);
+        self.characters += timer.characters;
+        self.messages += timer.messages;
+        self.record_times(timer, total);
+        timer.edits.iter().for_each(|edits| self.edits.record(edits));
+        if let Some(report) = &timer.server_report {
+            self.record_server_report(report);
+        }
+    }
+
+    fn record_times(&mut self, timer: &ClientTimer, total: Duration) {
+        self.record_time(Figure::Total, total);
+        let from_send = timer.sent.map(|sent| total.saturating_sub(sent - timer.intended));
+        from_send.into_iter().for_each(|time| self.record_time(Figure::TotalFromSend, time));
+        timer.first().into_iter().for_each(|time| self.record_time(Figure::First, time));
+        timer.first_from_send().into_iter().for_each(|time| self.record_time(Figure::FirstFromSend, time));
+        if let Some(time) = timer.per_char() {
+            self.record_time(Figure::PerChar, time);
+            self.histograms[Figure::Speed as usize].record_speed(time);
+        }
+        for gap in &timer.gaps {
+            self.record_time(if gap.boundary { Figure::BoundaryGap } else { Figure::PlainGap }, gap.span);
+        }
+        timer.segments.iter().for_each(|&time| self.record_time(Figure::Segment, time));
+    }
+
+    fn record_server_report(&mut self, report: &ServerReport) {
+        self.record_time(Figure::Queue, report.queue);
+        self.record_time(Figure::Prefill, report.prefill);
+        self.record_time(Figure::ServerFirst, report.first);
+        self.record_time(Figure::ServerTotal, report.total);
+        self.texts.add(&report.texts);
+        report.summary.iter().for_each(|summary| self.summaries.record(summary));
+    }
+
+    /// Adds the statistics of `other`.
+    pub fn merge(&mut self, other: &Self) {
+        self.outcomes.add(&other.outcomes);
+        self.good += other.good;
+        self.characters += other.characters;
+        self.messages += other.messages;
+        self.texts.add(&other.texts);
+        self.histograms.iter_mut().zip(&other.histograms).for_each(|(own, other)| own.merge(other));
+        self.summaries.merge(&other.summaries);
+        self.edits.merge(&other.edits);
+    }
+
+    /// Returns the figures for the report.
+    pub fn figures(&self) -> RequestFigures {
+        let histogram = |figure: Figure| &self.histograms[figure as usize];
+        let times = |figure| histogram(figure).percentiles(1.0);
+        let if_split = |figure| self.splits_gaps.then(|| times(figure));
+        let mut gaps = histogram(Figure::PlainGap).clone();
+        gaps.merge(histogram(Figure::BoundaryGap));
+        RequestFigures {
+            requests: self.outcomes.clone(),
+            good: self.good,
+            characters: self.characters,
+            messages: self.messages,
+            prompt_chars: self.texts.prompt,
+            cached_chars: self.texts.cached,
+            shortening_factor: self.texts.factor(),
+            time_to_first_char_ns: times(Figure::First),
+            time_to_first_char_from_send_ns: times(Figure::FirstFromSend),
+            total_ns: times(Figure::Total),
+            total_from_send_ns: times(Figure::TotalFromSend),
+            start_lag_ns: times(Figure::StartLag),
+            gap_ns: gaps.percentiles(1.0),
+            plain_gap_ns: if_split(Figure::PlainGap),
+            boundary_gap_ns: if_split(Figure::BoundaryGap),
+            segment_ns: if_split(Figure::Segment),
+            char_ns: times(Figure::PerChar),
+            chars_per_second: histogram(Figure::Speed).percentiles(MILLI),
+            server: ServerTimings {
+                queue_ns: times(Figure::Queue),
+                prefill_ns: times(Figure::Prefill),
+                time_to_first_char_ns: times(Figure::ServerFirst),
+                total_ns: times(Figure::ServerTotal),
+            },
+            time_to_first_char_bars: histogram(Figure::First).bars(),
+            plain_gap_bars: histogram(Figure::PlainGap).bars(),
+            boundary_gap_bars: histogram(Figure::BoundaryGap).bars(),
+            summaries: self.summaries.figures(),
+            edits: self.edits.figures(),
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct SummaryStats {
+    count: u64,
+    sums: SummaryMeasurement,
+    upload: ValueHistogram,
+    encode: ValueHistogram,
+    encode_rest: ValueHistogram,
+    decode: ValueHistogram,
+    per_token: ValueHistogram,
+    speed: ValueHistogram,
+    /// Kept shares, in units of [`SHARE`].
+    kept_share: ValueHistogram,
+}
+
+/// Unit of a kept share in its histogram, whose three digits distinguish all values up to 2,047.
+const SHARE: f64 = 1.0 / 2000.0;
+
+/// Figures of summaries; [`SummaryMeasurement`] describes those of the same name.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SummaryFigures {
+    /// Summaries that succeeded.
+    pub count: u64,
+    pub document_tokens: u64,
+    pub cached_tokens: u64,
+    pub summary_tokens: u64,
+    pub cross_attention_bytes: u64,
+    pub unpooled_cross_attention_bytes: u64,
+    pub upload_ns: Percentiles,
+    /// Encoding time of layers and decoder's keys and values, of documents not cached, as the server reports it.
+    pub encode_ns: Percentiles,
+    pub encode_rest_ns: Percentiles,
+    pub decode_ns: Percentiles,
+    /// Mean time of these steps, as the server reports it.
+    pub decode_token_ns: Percentiles,
+    /// Tokens per second after the first, per summary, as the server reports it.
+    pub tokens_per_second: Percentiles,
+    /// Share of a document's tokens that the last pooling kept, as the server reports it. Absent from reports of versions that did
+    /// not record it.
+    #[serde(default)]
+    pub kept_share: Percentiles,
+}
+
+impl SummaryFigures {
+    /// Returns how many times fewer of a document's keys and values the decoder attends to than without pooling. It corresponds to
+    /// the shortening factor of models that generate.
+    pub fn pooled(&self) -> Option<f64> {
+        let kept = self.cross_attention_bytes as f64;
+        let unpooled = self.unpooled_cross_attention_bytes as f64;
+        (kept > 0.0 && unpooled > 0.0).then(|| unpooled / kept)
+    }
+}
+
+impl SummaryStats {
+    pub(crate) fn record(&mut self, summary: &SummaryMeasurement) {
+        self.count += 1;
+        self.add_sums(summary);
+        self.upload.record_time(summary.upload);
+        if summary.cached_tokens == 0 {
+            self.encode.record_time(summary.encode);
+            self.encode_rest.record_time(summary.encode_rest);
+        }
+        self.decode.record_time(summary.decode);
+        if let Some(share) = summary.kept_share {
+            self.kept_share.record((share / SHARE).round() as u64);
+        }
+        if let Some(time) = summary.per_token() {
+            self.per_token.record_time(time);
+            self.speed.record_speed(time);
+        }
+    }
+
+    fn add_sums(&mut self, other: &SummaryMeasurement) {
+        let sums = &mut self.sums;
+        sums.document_tokens += other.document_tokens;
+        sums.cached_tokens += other.cached_tokens;
+        sums.summary_tokens += other.summary_tokens;
+        sums.cross_attention_bytes += other.cross_attention_bytes;
+        sums.unpooled_cross_attention_bytes += other.unpooled_cross_attention_bytes;
+    }
+
+    pub(crate) fn merge(&mut self, other: &Self) {
+        self.count += other.count;
+        self.add_sums(&other.sums);
+        self.upload.merge(&other.upload);
+        self.encode.merge(&other.encode);
+        self.encode_rest.merge(&other.encode_rest);
+        self.decode.merge(&other.decode);
+        self.per_token.merge(&other.per_token);
+        self.speed.merge(&other.speed);
+        self.kept_share.merge(&other.kept_share);
+    }
+
+    /// Returns the figures for the report, or `None` without summaries.
+    pub(crate) fn figures(&self) -> Option<SummaryFigures> {
+        (self.count > 0).then(|| SummaryFigures {
+            count: self.count,
+            document_tokens: self.sums.document_tokens,
+            cached_tokens: self.sums.cached_tokens,
+            summary_tokens: self.sums.summary_tokens,
+            cross_attention_bytes: self.sums.cross_attention_bytes,
+            unpooled_cross_attention_bytes: self.sums.unpooled_cross_attention_bytes,
+            upload_ns: self.upload.percentiles(1.0),
+            encode_ns: self.encode.percentiles(1.0),
+            encode_rest_ns: self.encode_rest.percentiles(1.0),
+            decode_ns: self.decode.percentiles(1.0),
+            decode_token_ns: self.per_token.percentiles(1.0),
+            tokens_per_second: self.speed.percentiles(MILLI),
+            kept_share: self.kept_share.percentiles(SHARE),
+        })
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct EditStats {
+    sessions: u64,
+    /// Counts of all sessions; the lists stay empty.
+    sums: EditMeasurement,
+    latency: ValueHistogram,
+    send_lag: ValueHistogram,
+    server: ValueHistogram,
+    recomputed: ValueHistogram,
+}
+
+/// Figures of edited documents.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EditFigures {
+    /// Sessions that succeeded: one document each.
+    pub sessions: u64,
+    /// Characters that were typed.
+    pub keystrokes: u64,
+    /// Keystrokes whose completions a later keystroke overtook.
+    pub stale: u64,
+    /// Keystrokes without a time, as in `EditMeasurement`.
+    pub failed: u64,
+    /// Keystrokes that the first completion would have saved.
+    pub saved_by_first: u64,
+    /// Keystrokes that the first three completions would have saved.
+    pub saved_by_first_three: u64,
+    /// Time from the planned time of a keystroke to the first completions of a text that contains it.
+    pub keystroke_ns: Percentiles,
+    /// Time from the planned time of a keystroke to sending.
+    pub keystroke_lag_ns: Percentiles,
+    /// Time from the request to the answer, as the server reports it.
+    pub keystroke_server_ns: Percentiles,
+    /// Characters that were computed for an answer, as the server reports it.
+    pub recomputed_chars: Percentiles,
+    /// Distribution of `keystroke_ns`.
+    pub keystroke_bars: Vec<HistogramBar>,
+}
+
+impl EditFigures {
+    /// Returns the share of keystrokes that the first completion would have saved.
+    pub fn first_share(&self) -> f64 {
+        self.saved_by_first as f64 / self.keystrokes.max(1) as f64
+    }
+
+    /// Returns the share of keystrokes that the first three completions would have saved.
+    pub fn first_three_share(&self) -> f64 {
+        self.saved_by_first_three as f64 / self.keystrokes.max(1) as f64
+    }
+}
+
+impl EditStats {
+    pub(crate) fn record(&mut self, edits: &EditMeasurement) {
+        self.sessions += 1;
+        self.add_sums(edits);
+        edits.latencies.iter().for_each(|&time| self.latency.record_time(time));
+        edits.send_lags.iter().for_each(|&time| self.send_lag.record_time(time));
+        edits.server.iter().for_each(|&time| self.server.record_time(time));
+        edits.recomputed.iter().for_each(|&chars| self.recomputed.record(chars));
+    }
+
+    fn add_sums(&mut self, other: &EditMeasurement) {
+        let sums = &mut self.sums;
+        sums.keystrokes += other.keystrokes;
+        sums.stale += other.stale;
+        sums.failed += other.failed;
+        sums.saved_by_first += other.saved_by_first;
+        sums.saved_by_first_three += other.saved_by_first_three;
+    }
+
+    pub(crate) fn merge(&mut self, other: &Self) {
+        self.sessions += other.sessions;
+        self.add_sums(&other.sums);
+        self.latency.merge(&other.latency);
+        self.send_lag.merge(&other.send_lag);
+        self.server.merge(&other.server);
+        self.recomputed.merge(&other.recomputed);
+    }
+
+    /// Returns the figures for the report, or `None` without documents.
+    pub(crate) fn figures(&self) -> Option<EditFigures> {
+        (self.sessions > 0).then(|| EditFigures {
+            sessions: self.sessions,
+            keystrokes: self.sums.keystrokes,
+            stale: self.sums.stale,
+            failed: self.sums.failed,
+            saved_by_first: self.sums.saved_by_first,
+            saved_by_first_three: self.sums.saved_by_first_three,
+            keystroke_ns: self.latency.percentiles(1.0),
+            keystroke_lag_ns: self.send_lag.percentiles(1.0),
+            keystroke_server_ns: self.server.percentiles(1.0),
+            recomputed_chars: self.recomputed.percentiles(1.0),
+            keystroke_bars: self.latency.bars(),
+        })
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelShortening {
+    pub model: String,
+    /// Characters per closed segment of its texts, prompts included; absent if none was closed.
+    pub factor: Option<f64>,
+}
+
+/// Sums up the totals of each model, in order of first appearance, and returns the factors. Models without texts are left out.
+pub(crate) fn by_model<'a>(workloads: impl Iterator<Item = (&'a str, TextTotals)>) -> Vec<ModelShortening> {
+    let mut sums: Vec<(&str, TextTotals)> = Vec::new();
+    for (model, totals) in workloads.filter(|(_, totals)| totals.prompt + totals.generated > 0) {
+        match sums.iter_mut().find(|(known, _)| *known == model) {
+            Some((_, sum)) => sum.add(&totals),
+            None => sums.push((model, totals)),
+        }
+    }
+    sums.into_iter().map(|(model, sum)| ModelShortening { model: model.to_owned(), factor: sum.factor() }).collect()
+}
+
+/// Maximum samples of a timeline; beyond this, neighbours are merged.
+const MAX_SAMPLES: usize = 240;
+
+/// One interval of a timeline.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TimelineSample {
+    /// Start of the interval, counted from the end of the warm-up.
+    pub at_ns: u64,
+    pub span_ns: u64,
+    /// Requests that this program began to send in the interval.
+    pub started: u64,
+    /// Requests that succeeded in the interval.
+    pub finished: u64,
+    /// Requests that ended otherwise in the interval.
+    pub failed: u64,
+    pub characters: u64,
+    /// Messages with these characters.
+    pub messages: u64,
+    pub in_flight: u64,
+    /// Median time to first character of the requests that succeeded in the interval.
+    pub time_to_first_char_p50_ns: Option<f64>,
+    /// Maximum time to first character of these requests.
+    pub time_to_first_char_max_ns: Option<f64>,
+}
+
+#[derive(Debug)]
+struct Bucket {
+    start: Duration,
+    delta: CounterDelta,
+    in_flight: u64,
+    first_times: ValueHistogram,
+}
+
+#[derive(Debug)]
+pub struct Timeline {
+    begun: CounterSnapshot,
+    latest: CounterSnapshot,
+    buckets: Vec<Bucket>,
+    ticks_per_bucket: u32,
+    /// Ticks since the last bucket.
+    ticks: u32,
+}
+
+impl Timeline {
+    pub fn begin(counters: &LiveCounters) -> Self {
+        counters.take_first_times();
+        let begun = counters.read();
+        Self { begun, latest: begun, buckets: Vec::new(), ticks_per_bucket: 1, ticks: 0 }
+    }
+
+    /// Samples the counters if a bucket is full. Must be called at regular intervals.
+    pub fn tick(&mut self, counters: &LiveCounters) {
+        self.ticks += 1;
+        if self.ticks >= self.ticks_per_bucket {
+            self.flush(counters);
+        }
+    }
+
+    /// Samples the counters: adds a bucket with everything since the last one.
+    pub fn flush(&mut self, counters: &LiveCounters) {
+        let now = counters.read();
+        let bucket = Bucket {
+            start: self.latest.time - self.begun.time,
+            delta: now.since(&self.latest),
+            in_flight: now.in_flight(),
+            first_times: counters.take_first_times(),
+        };
+        match self.buckets.last_mut().filter(|_| bucket.delta.span.is_zero()) {
+            // a bucket without duration belongs to the one before
+            Some(before) => before.merge(&bucket),
+            None => self.buckets.push(bucket),
+        }
+        self.latest = now;
+        self.ticks = 0;
+        if self.buckets.len() >= MAX_SAMPLES {
+            self.merge_neighbours();
+        }
+    }
+
+    fn merge_neighbours(&mut self) {
+        let mut merged: Vec<Bucket> = Vec::with_capacity(MAX_SAMPLES / 2 + 1);
+        for (index, bucket) in self.buckets.drain(..).enumerate() {
+            match merged.last_mut().filter(|_| index % 2 == 1) {
+                Some(before) => before.merge(&bucket),
+                None => merged.push(bucket),
+            }
+        }
+        self.buckets = merged;
+        self.ticks_per_bucket *= 2;
+    }
+
+    /// Returns the highest rate, in messages per second, of all buckets that last at least a fifth of a second.
+    pub fn peak_messages(&self) -> Option<f64> {
+        let long =
+            self.buckets.iter().map(|bucket| bucket.delta).filter(|delta| delta.span >= Duration::from_millis(200));
+        long.map(|delta| delta.counts.messages as f64 / delta.span.as_secs_f64()).max_by(f64::total_cmp)
+    }
+
+    pub fn samples(&self) -> Vec<TimelineSample> {
+        self.buckets.iter().map(Bucket::sample).collect()
+    }
+}
+
+impl Bucket {
+    fn merge(&mut self, next: &Self) {
+        self.delta.span += next.delta.span;
+        self.delta.counts.add(next.delta.counts);
+        self.in_flight = next.in_flight;
+        self.first_times.merge(&next.first_times);
+    }
+
+    fn sample(&self) -> TimelineSample {
+        let first_times = self.first_times.percentiles(1.0);
+        let counts = self.delta.counts;
+        TimelineSample {
+            at_ns: format::ns(self.start),
+            span_ns: format::ns(self.delta.span),
+            started: counts.started,
+            finished: counts.finished,
+            failed: counts.failed,
+            characters: counts.characters,
+            messages: counts.messages,
+            in_flight: self.in_flight,
+            time_to_first_char_p50_ns: first_times.p50,
+            time_to_first_char_max_ns: first_times.max,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn workloads_of_one_model_are_summed_and_models_are_separate() {
+        let sums = |prompt, generated, segments| TextTotals { prompt, cached: 0, generated, segments };
+        let parts = [("a", sums(40, 20, 10)), ("b", sums(50, 50, 0)), ("a", sums(30, 10, 10)), ("c", sums(0, 0, 0))];
+        let factors = by_model(parts.into_iter());
+        let expected = |model: &str, factor| ModelShortening { model: model.into(), factor };
+        assert_eq!(factors, [expected("a", Some(5.0)), expected("b", None)], "a model without texts has no factor");
+    }
+}
+
+#[cfg(test)]
+mod timeline_tests {
+    use super::*;
+    use std::sync::atomic::Ordering::Relaxed;
+    use tokio::time::sleep;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_long_timeline_keeps_its_sums_in_few_samples() {
+        let counters = LiveCounters::default();
+        counters.totals.characters.fetch_add(5, Relaxed);
+        let mut timeline = Timeline::begin(&counters);
+        for _ in 0..1000 {
+            sleep(Duration::from_millis(250)).await;
+            counters.totals.characters.fetch_add(3, Relaxed);
+            counters.totals.started.fetch_add(1, Relaxed);
+            counters.totals.finished.fetch_add(1, Relaxed);
+            counters.record_first(Duration::from_millis(7));
+            timeline.tick(&counters);
+        }
+        timeline.flush(&counters);
+        let samples = timeline.samples();
+        assert!(samples.len() <= MAX_SAMPLES, "{}", samples.len());
+        assert_eq!(samples.iter().map(|sample| sample.characters).sum::<u64>(), 3000);
+        assert_eq!(samples.iter().map(|sample| sample.span_ns).sum::<u64>(), 250_000_000_000);
+        let adjacent = samples.windows(2).all(|pair| pair[0].at_ns + pair[0].span_ns == pair[1].at_ns);
+        assert!(adjacent && samples[3].time_to_first_char_p50_ns.is_some_and(|ns| (ns / 7e6 - 1.0).abs() < 1e-3));
+    }
+}

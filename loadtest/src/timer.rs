@@ -1,0 +1,647 @@
+//! Timers of one request, when its characters came, and of one edited document, when each keystroke got its completions; and the
+//! counters that every request updates.
+//!
+//! A gap is the time from one message with characters to the next. A *boundary* gap is one in which the server ran the middle
+//! layers. Which gap that is depends on how the model ends segments, because the server reports boundaries one step late. If a
+//! predictor ends segments, the last character is sent after the step that ran the middle layers, so the gap *before* it contains
+//! them. If the model writes a mark, the character is sent when the mark is chosen and the middle layers run afterwards, so the
+//! gap *after* it contains them.
+
+use std::{
+    collections::VecDeque,
+    ops::ControlFlow,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+use tokio::time::Instant;
+use weir_measure::{histogram::ValueHistogram, stats::nearest_rank};
+
+/// Maximum gaps, and segments, kept of one request: more than any request asks for.
+const MAX_GAPS: usize = 1 << 20;
+/// Messages that are read with less time between them came together: the times between them are those of the tester's own reading,
+/// and speeds computed from them alone are not the server's.
+pub(crate) const TOGETHER: Duration = Duration::from_micros(20);
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ReceivedMessage {
+    pub characters: u64,
+    /// Characters that end a segment according to the predictor.
+    pub predicted_ends: u64,
+    /// Characters that end a segment by the model's mark.
+    pub marked_ends: u64,
+}
+
+/// Timing and usage that the server reports at the end of a request.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct ServerReport {
+    /// From arrival to admission.
+    pub queue: Duration,
+    /// From admission to the first distribution.
+    pub prefill: Duration,
+    /// From arrival to the first character.
+    pub first: Duration,
+    /// From arrival to the end.
+    pub total: Duration,
+    /// Characters and segments of prompt and generated text.
+    pub texts: TextTotals,
+    /// Estimated times without pooling, next to the measured ones.
+    pub unpooled: Option<UnpooledTimes>,
+    pub summary: Option<SummaryMeasurement>,
+}
+
+/// Times of a request on its row, as the server reports them: measured, and estimated without pooling.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct UnpooledTimes {
+    pub prefill: Duration,
+    pub prefill_estimate: Duration,
+    /// Measured decode time, from the first character on.
+    pub decode: Duration,
+    pub decode_estimate: Duration,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Gap {
+    pub span: Duration,
+    /// True if the middle layers ran in it.
+    pub boundary: bool,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct SummaryMeasurement {
+    /// From sending until the last of the document was handed to the client library.
+    pub upload: Duration,
+    /// Encoding time of all layers and of the decoder's keys and values, as the server reports it.
+    pub encode: Duration,
+    /// From the end of the upload to the end of encoding, as the server reports it.
+    pub encode_rest: Duration,
+    /// From the decoder's first step to its last, as the server reports it.
+    pub decode: Duration,
+    pub document_tokens: u64,
+    pub cached_tokens: u64,
+    pub summary_tokens: u64,
+    /// Bytes of the decoder's keys and values of the document.
+    pub cross_attention_bytes: u64,
+    /// Bytes that these would have without pooling, computed from the model's shape.
+    pub unpooled_cross_attention_bytes: u64,
+    /// Share of the document's tokens that the last pooling kept, as the server reports it; none if it does not.
+    pub kept_share: Option<f64>,
+}
+
+impl SummaryMeasurement {
+    /// Returns the mean time of a token after the first.
+    pub fn per_token(&self) -> Option<Duration> {
+        self.decode.checked_div(u32::try_from(self.summary_tokens.checked_sub(1)?).ok()?)
+    }
+}
+
+/// Totals that the server reported for generated texts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct TextTotals {
+    pub prompt: u64,
+    /// Prompt characters that the server had cached.
+    pub cached: u64,
+    pub generated: u64,
+    /// Segments closed, prompts included.
+    pub segments: u64,
+}
+
+impl TextTotals {
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.prompt += other.prompt;
+        self.cached += other.cached;
+        self.generated += other.generated;
+        self.segments += other.segments;
+    }
+
+    /// Returns the characters per closed segment, if one was closed.
+    pub(crate) fn factor(&self) -> Option<f64> {
+        (self.segments > 0).then(|| (self.prompt + self.generated) as f64 / self.segments as f64)
+    }
+}
+
+/// Timestamps of a request so far.
+#[derive(Debug)]
+pub struct ClientTimer {
+    counters: Arc<LiveCounters>,
+    pub intended: Instant,
+    pub sent: Option<Instant>,
+    first: Option<Instant>,
+    last: Option<Instant>,
+    /// Arrival of the latest message that ended a segment.
+    segment_end: Option<Instant>,
+    /// True if the next gap contains the middle layers.
+    next_is_boundary: bool,
+    /// Characters after which this client cancels the request, if it does.
+    cancel_after: Option<u64>,
+    pub characters: u64,
+    /// Characters of the first message and of the messages that came together with it.
+    first_characters: u64,
+    /// True once a message came apart from the one before.
+    came_apart: bool,
+    /// True once a message came apart from the one before, since the latest end of a segment.
+    segment_came_apart: bool,
+    /// Messages with characters.
+    pub messages: u64,
+    /// Gaps between these messages, at most [`MAX_GAPS`].
+    pub gaps: Vec<Gap>,
+    /// Times from one end of a segment to the next. Those of messages that all came together are left out.
+    pub segments: Vec<Duration>,
+    pub server_report: Option<ServerReport>,
+    /// Keystrokes of a document, if the request is a session that edited one.
+    pub edits: Option<EditMeasurement>,
+}
+
+impl ClientTimer {
+    /// Starts a timer for a request due at `intended` that this client cancels after `cancel_after` characters.
+    pub fn new(counters: Arc<LiveCounters>, intended: Instant, cancel_after: Option<u64>) -> Self {
+        Self {
+            counters,
+            intended,
+            sent: None,
+            first: None,
+            last: None,
+            segment_end: None,
+            next_is_boundary: false,
+            cancel_after,
+            characters: 0,
+            first_characters: 0,
+            came_apart: false,
+            segment_came_apart: false,
+            messages: 0,
+            gaps: Vec::new(),
+            segments: Vec::new(),
+            server_report: None,
+            edits: None,
+        }
+    }
+
+    pub fn mark_sent(&mut self) {
+        self.sent = Some(Instant::now());
+    }
+
+    /// Records a message received now. Breaks if this client cancels the request.
+    pub fn record(&mut self, message: ReceivedMessage) -> ControlFlow<()> {
+        if message.characters == 0 {
+            // bytes of a character whose text comes with the next message
+            self.next_is_boundary |= message.predicted_ends + message.marked_ends > 0;
+            return ControlFlow::Continue(());
+        }
+        let now = Instant::now();
+        if let Some(last) = self.last.filter(|_| self.gaps.len() < MAX_GAPS) {
+            self.gaps.push(Gap { span: now - last, boundary: self.next_is_boundary || message.predicted_ends > 0 });
+        }
+        self.next_is_boundary = message.marked_ends > 0;
+        let comes_apart = self.last.is_some_and(|last| now - last >= TOGETHER);
+        self.came_apart |= comes_apart;
+        self.segment_came_apart |= comes_apart;
+        if message.predicted_ends + message.marked_ends > 0 {
+            let before = self.segment_end.filter(|_| self.segment_came_apart);
+            self.segments.extend(before.map(|before| now - before));
+            self.segment_end = Some(now);
+            self.segment_came_apart = false;
+        }
+        self.first.get_or_insert(now);
+        if !self.came_apart {
+            self.first_characters += message.characters;
+        }
+        self.last = Some(now);
+        self.characters += message.characters;
+        self.messages += 1;
+        self.counters.totals.characters.fetch_add(message.characters, Relaxed);
+        self.counters.totals.messages.fetch_add(1, Relaxed);
+        if self.is_cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
+
+    /// Records completions received now, as one character without a gap before it. Breaks if this client cancels the session.
+    pub fn record_answer(&mut self) -> ControlFlow<()> {
+        self.first.get_or_insert_with(Instant::now);
+        self.characters += 1;
+        self.messages += 1;
+        self.counters.totals.characters.fetch_add(1, Relaxed);
+        self.counters.totals.messages.fetch_add(1, Relaxed);
+        if self.is_cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
+
+    pub fn is_cancelled(&self) -> bool {
+        self.cancel_after.is_some_and(|limit| self.characters >= limit)
+    }
+
+    /// Returns the time from the intended start to the first characters.
+    pub fn first(&self) -> Option<Duration> {
+        self.first.map(|first| first - self.intended)
+    }
+
+    /// Returns the time from sending to the first characters.
+    pub fn first_from_send(&self) -> Option<Duration> {
+        Some(self.first? - self.sent?)
+    }
+
+    /// Returns the time from the first characters to the last ones.
+    fn stream(&self) -> Option<Duration> {
+        Some(self.last? - self.first?)
+    }
+
+    /// Returns the mean time of a character, without those of the first message and of messages that came together with it. `None`
+    /// if there are no others.
+    pub fn per_char(&self) -> Option<Duration> {
+        let after = u32::try_from(self.characters.checked_sub(self.first_characters)?).ok()?;
+        self.stream()?.checked_div(after)
+    }
+
+    /// Returns the gap that a share of `share` of this request's gaps does not exceed.
+    pub fn gap_percentile(&self, share: f64) -> Option<Duration> {
+        nearest_rank(self.gaps.iter().map(|gap| gap.span), share)
+    }
+}
+
+/// Counters since the start of the load, warm-up included; or increments of these counters.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct LoadCounters<T> {
+    pub characters: T,
+    /// Messages with characters.
+    pub messages: T,
+    /// Requests that this program began to send.
+    pub started: T,
+    /// Requests that succeeded.
+    pub finished: T,
+    /// Requests that ended otherwise.
+    pub failed: T,
+    /// Requests that met the objectives.
+    pub good: T,
+    /// Measured requests that ended, with any outcome.
+    pub measured: T,
+}
+
+#[derive(Debug, Default)]
+pub struct LiveCounters {
+    pub totals: LoadCounters<AtomicU64>,
+    /// Times to first character of the requests that succeeded since the times were last taken.
+    first_times: Mutex<ValueHistogram>,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub struct CounterSnapshot {
+    pub(crate) time: Instant,
+    counts: LoadCounters<u64>,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CounterDelta {
+    pub span: Duration,
+    pub counts: LoadCounters<u64>,
+}
+
+impl LiveCounters {
+    pub fn read(&self) -> CounterSnapshot {
+        let counts = LoadCounters {
+            characters: self.totals.characters.load(Relaxed),
+            messages: self.totals.messages.load(Relaxed),
+            started: self.totals.started.load(Relaxed),
+            finished: self.totals.finished.load(Relaxed),
+            failed: self.totals.failed.load(Relaxed),
+            good: self.totals.good.load(Relaxed),
+            measured: self.totals.measured.load(Relaxed),
+        };
+        CounterSnapshot { time: Instant::now(), counts }
+    }
+
+    fn first_times(&self) -> MutexGuard<'_, ValueHistogram> {
+        self.first_times.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Records the time to first character of a request that succeeded.
+    pub fn record_first(&self, time: Duration) {
+        self.first_times().record_time(time);
+    }
+
+    /// Returns the times to first character recorded since the last call, and clears them.
+    pub(crate) fn take_first_times(&self) -> ValueHistogram {
+        std::mem::take(&mut self.first_times())
+    }
+}
+
+impl LoadCounters<u64> {
+    fn fields_mut(&mut self) -> [&mut u64; 7] {
+        let Self { characters, messages, started, finished, failed, good, measured } = self;
+        [characters, messages, started, finished, failed, good, measured]
+    }
+
+    pub(crate) fn add(&mut self, mut other: Self) {
+        self.fields_mut().into_iter().zip(other.fields_mut()).for_each(|(sum, value)| *sum += *value);
+    }
+}
+
+impl CounterSnapshot {
+    pub fn since(&self, before: &Self) -> CounterDelta {
+        let mut counts = self.counts;
+        let mut earlier = before.counts;
+        counts.fields_mut().into_iter().zip(earlier.fields_mut()).for_each(|(count, earlier)| *count -= *earlier);
+        CounterDelta { span: self.time - before.time, counts }
+    }
+
+    pub fn in_flight(&self) -> u64 {
+        self.counts.started.saturating_sub(self.counts.finished + self.counts.failed)
+    }
+}
+
+/// Best completions that an editor shows as a list.
+const SHOWN: usize = 3;
+
+/// Measurement of a document.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct EditMeasurement {
+    /// Characters that were typed.
+    pub keystrokes: u64,
+    /// Keystrokes whose completions a later keystroke overtook.
+    pub stale: u64,
+    /// Keystrokes without a time: their completions failed, or a later keystroke overtook them and no later completions came.
+    pub failed: u64,
+    /// Keystrokes that the first completion would have saved.
+    pub saved_by_first: u64,
+    /// Keystrokes that the first three completions would have saved.
+    pub saved_by_first_three: u64,
+    /// Time from the planned time of a keystroke to the first completions of a text that contains it.
+    pub latencies: Vec<Duration>,
+    /// Time from the planned time of a keystroke to sending.
+    pub send_lags: Vec<Duration>,
+    /// Time from the request to the answer, as the server reports it.
+    pub server: Vec<Duration>,
+    /// Characters that were computed for an answer, as the server reports it.
+    pub recomputed: Vec<u64>,
+}
+
+impl EditMeasurement {
+    /// Returns the latency at the quantile `share` of the keystrokes, by nearest rank.
+    pub fn percentile(&self, share: f64) -> Option<Duration> {
+        nearest_rank(self.latencies.iter().copied(), share)
+    }
+}
+
+/// Answer to the request of a keystroke.
+pub(crate) struct AnsweredKeystroke {
+    /// Completions, best first.
+    pub(crate) texts: Vec<String>,
+    /// Characters that were computed, as the server reports them.
+    pub(crate) recomputed: u64,
+    /// Time from the request to the answer, as the server reports it.
+    pub(crate) server: Duration,
+}
+
+/// Timer of a document whose characters are typed at planned times. Request n follows the n-th character.
+pub(crate) struct KeystrokeTimer {
+    /// Characters to type.
+    text: Vec<char>,
+    /// Planned time of each.
+    planned: Vec<Instant>,
+    /// Completions of the text before each character, if they came before that character was due.
+    completions: Vec<Option<Vec<String>>>,
+    /// Requests that were sent and have no completions yet, in order.
+    waiting: VecDeque<usize>,
+    measurement: EditMeasurement,
+}
+
+impl KeystrokeTimer {
+    /// Starts the timer of a text with the completions before its first character.
+    pub(crate) fn new(text: &str, planned: Vec<Instant>, first: Vec<String>) -> Self {
+        let text: Vec<char> = text.chars().collect();
+        let mut completions = vec![None; text.len()];
+        if let Some(slot) = completions.first_mut() {
+            *slot = Some(first);
+        }
+        Self { text, planned, completions, waiting: VecDeque::new(), measurement: EditMeasurement::default() }
+    }
+
+    /// Records that the next character and its request were sent.
+    pub(crate) fn sent(&mut self, now: Instant) {
+        self.measurement.keystrokes += 1;
+        let number = usize::try_from(self.measurement.keystrokes).unwrap_or(usize::MAX);
+        if let Some(planned) = self.planned_for(number) {
+            self.measurement.send_lags.push(now.saturating_duration_since(planned));
+        }
+        self.waiting.push_back(number);
+    }
+
+    /// Records completions of request `number`. They also end the wait of all earlier keystrokes.
+    pub(crate) fn completed(&mut self, number: u64, answer: AnsweredKeystroke, now: Instant) {
+        let number = usize::try_from(number).unwrap_or(usize::MAX);
+        while let Some(&sent) = self.waiting.front().filter(|sent| **sent <= number) {
+            self.waiting.pop_front();
+            if let Some(planned) = self.planned_for(sent) {
+                self.measurement.latencies.push(now.saturating_duration_since(planned));
+            }
+        }
+        self.measurement.server.push(answer.server);
+        self.measurement.recomputed.push(answer.recomputed);
+        let next = self.planned.get(number).copied();
+        if let Some(slot) = self.completions.get_mut(number)
+            && next.is_some_and(|next| now < next)
+        {
+            *slot = Some(answer.texts);
+        }
+    }
+
+    /// Records that a later keystroke overtook a request.
+    pub(crate) fn stale(&mut self) {
+        self.measurement.stale += 1;
+    }
+
+    /// Records that request `number` failed.
+    pub(crate) fn failed(&mut self, number: u64) {
+        self.measurement.failed += 1;
+        self.waiting.retain(|sent| *sent as u64 != number);
+    }
+
+    /// True if the last request has no answer yet.
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.waiting.back().is_some_and(|sent| *sent as u64 == self.measurement.keystrokes)
+    }
+
+    /// Returns the measurement, with the keystrokes that the completions would have saved. Those that still wait have failed.
+    pub(crate) fn finish(mut self) -> EditMeasurement {
+        self.measurement.failed += self.waiting.len() as u64;
+        self.measurement.saved_by_first = self.saved_by(1);
+        self.measurement.saved_by_first_three = self.saved_by(SHOWN);
+        self.measurement
+    }
+
+    /// Returns the planned time of the character that request `number` follows.
+    fn planned_for(&self, number: usize) -> Option<Instant> {
+        self.planned.get(number.checked_sub(1)?).copied()
+    }
+
+    /// Returns how many keystrokes the first `shown` completions save. A completion is right if the text goes on with it. The
+    /// typist accepts the longest right one of at least two characters as soon as it is shown, with one keystroke.
+    fn saved_by(&self, shown: usize) -> u64 {
+        let mut saved = 0;
+        let mut typed = 0;
+        while let Some(completions) = self.completions.get(typed) {
+            let rest = self.text.get(typed..).unwrap_or_default();
+            let right = |text: &String| {
+                let length = text.chars().count();
+                text.chars().eq(rest.iter().copied().take(length)).then_some(length)
+            };
+            let longest = completions.iter().flatten().take(shown).filter_map(right).max().unwrap_or(0);
+            if longest > 1 {
+                saved += longest as u64 - 1;
+                typed += longest;
+            } else {
+                typed += 1;
+            }
+        }
+        saved
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::time::{advance, sleep};
+
+    const ONE: ReceivedMessage = ReceivedMessage { characters: 1, predicted_ends: 0, marked_ends: 0 };
+
+    fn ms(span: u64) -> Duration {
+        Duration::from_millis(span)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn gaps_are_boundary_gaps_where_the_middle_layers_ran() {
+        let mut timer = ClientTimer::new(Arc::default(), Instant::now(), None);
+        sleep(ms(5)).await;
+        timer.mark_sent();
+        // first, plain, ended by the predictor, plain, ended by a mark, the gap after the mark, plain
+        let predicted = ReceivedMessage { predicted_ends: 1, ..ONE };
+        let marked = ReceivedMessage { marked_ends: 1, ..ONE };
+        for (after, message) in [(20, ONE), (10, ONE), (30, predicted), (11, ONE), (12, marked), (40, ONE), (13, ONE)] {
+            sleep(ms(after)).await;
+            assert!(timer.record(message).is_continue());
+        }
+        let gaps: Vec<_> = timer.gaps.iter().map(|gap| (gap.span.as_millis(), gap.boundary)).collect();
+        assert_eq!(gaps, [(10, false), (30, true), (11, false), (12, false), (40, true), (13, false)]);
+        let times = (timer.first(), timer.first_from_send(), timer.stream());
+        assert_eq!(times, (Some(ms(25)), Some(ms(20)), Some(ms(116))));
+        assert_eq!(timer.segments, [ms(23)]);
+        let percentiles = [0.5, 0.99, 0.0].map(|share| timer.gap_percentile(share));
+        assert_eq!(percentiles, [Some(ms(12)), Some(ms(40)), Some(ms(10))]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_message_without_characters_is_ignored_and_several_characters_in_one_have_no_gap() {
+        let mut timer = ClientTimer::new(Arc::default(), Instant::now(), Some(4));
+        timer.mark_sent();
+        assert!(timer.record(ReceivedMessage::default()).is_continue());
+        assert_eq!((timer.first(), timer.messages), (None, 0));
+        assert!(timer.record(ReceivedMessage { characters: 3, predicted_ends: 1, marked_ends: 0 }).is_continue());
+        sleep(ms(7)).await;
+        assert!(timer.record(ONE).is_break() && timer.is_cancelled());
+        assert_eq!(timer.gaps, [Gap { span: ms(7), boundary: false }]);
+        assert_eq!((timer.characters, timer.messages, timer.segments.len()), (4, 2, 0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn messages_that_came_together_give_no_speed() {
+        let end = ReceivedMessage { predicted_ends: 1, ..ONE };
+        let mut timer = ClientTimer::new(Arc::default(), Instant::now(), None);
+        timer.mark_sent();
+        let us = Duration::from_micros;
+        // eight characters in 24 µs, with two ends of segments
+        for message in [ONE, ONE, ONE, end, ONE, ONE, ONE, end] {
+            advance(us(3)).await;
+            assert!(timer.record(message).is_continue());
+        }
+        assert_eq!((timer.per_char(), timer.segments.len()), (None, 0));
+        // another end 40 ms later, and two characters together with it, of which the second ends a segment
+        for (after, message) in [(40_000, end), (3, ONE), (3, end)] {
+            advance(us(after)).await;
+            assert!(timer.record(message).is_continue());
+        }
+        assert_eq!(
+            timer.per_char(),
+            Some((us(40_006) + us(21)) / 3),
+            "from the first message on, without the characters that came together with it"
+        );
+        assert_eq!(timer.segments, [us(40_000)]);
+        assert_eq!(timer.gaps.len(), 10);
+    }
+}
+
+#[cfg(test)]
+mod keystrokes_tests {
+    use super::*;
+
+    fn ms(span: u64) -> Duration {
+        Duration::from_millis(span)
+    }
+
+    fn answer(texts: &[&str]) -> AnsweredKeystroke {
+        let texts = texts.iter().map(|text| (*text).to_owned()).collect();
+        AnsweredKeystroke { texts, recomputed: 3, server: ms(2) }
+    }
+
+    /// Types a text, one character each 100 ms, with completions that come 10 ms after each.
+    fn typed(text: &str, completions: &[&[&str]]) -> EditMeasurement {
+        let begin = Instant::now();
+        let planned: Vec<_> = (1..=text.chars().count() as u32).map(|number| begin + ms(100) * number).collect();
+        let mut timer = KeystrokeTimer::new(text, planned.clone(), answer(completions[0]).texts);
+        for (number, (planned, texts)) in (1..).zip(planned.iter().zip(&completions[1..])) {
+            timer.sent(*planned);
+            timer.completed(number, answer(texts), *planned + ms(10));
+            assert!(!timer.is_waiting());
+        }
+        timer.finish()
+    }
+
+    #[test]
+    fn a_completion_saves_its_characters_but_one() {
+        // nothing is right before the first character, then `he` and, as the third one, `here`
+        let completions: [&[&str]; 7] =
+            [&["xy"], &["he", "hx", "here"], &["ere"], &["re"], &["e"], &["i", "is"], &["s"]];
+        let measured = typed("there i", &completions);
+        // `he` after `t`, then `re` after `the`
+        assert_eq!((measured.saved_by_first, measured.saved_by_first_three), (2, 3));
+        assert_eq!((measured.keystrokes, measured.stale, measured.failed), (6, 0, 0));
+        assert_eq!((measured.percentile(0.5), measured.recomputed.len()), (Some(ms(10)), 6));
+        // a completion of one character saves nothing, and one that ends beyond the text is not right
+        assert_eq!(typed("ab", &[&["a"], &["bc", "b"], &[]]).saved_by_first_three, 0);
+        assert_eq!(typed("ab", &[&["ab"], &["b"], &[]]).saved_by_first, 1);
+    }
+
+    #[test]
+    fn a_keystroke_that_was_overtaken_waits_for_the_next_completions() {
+        let begin = Instant::now();
+        let planned = vec![begin + ms(10), begin + ms(20), begin + ms(30), begin + ms(40)];
+        let mut timer = KeystrokeTimer::new("abcd", planned, vec![]);
+        timer.sent(begin + ms(11));
+        timer.sent(begin + ms(20));
+        timer.stale();
+        timer.completed(2, answer(&["cd"]), begin + ms(35));
+        timer.sent(begin + ms(36));
+        timer.failed(3);
+        timer.sent(begin + ms(40));
+        assert!(timer.is_waiting());
+        timer.completed(4, answer(&[]), begin + ms(45));
+        let measured = timer.finish();
+        assert_eq!(measured.latencies, [ms(25), ms(15), ms(5)]);
+        assert_eq!(measured.send_lags, [ms(1), ms(0), ms(6), ms(0)]);
+        assert_eq!((measured.keystrokes, measured.stale, measured.failed), (4, 1, 1));
+        // `cd` was right, but the next character was due before
+        assert_eq!(measured.saved_by_first, 0);
+    }
+
+    #[test]
+    fn keystrokes_without_later_completions_have_failed() {
+        let begin = Instant::now();
+        let mut timer = KeystrokeTimer::new("abc", vec![begin, begin + ms(10), begin + ms(20)], vec![]);
+        timer.sent(begin);
+        timer.completed(1, answer(&[]), begin + ms(5));
+        timer.sent(begin + ms(10));
+        timer.sent(begin + ms(20));
+        timer.stale();
+        timer.failed(3);
+        let measured = timer.finish();
+        assert_eq!((measured.keystrokes, measured.stale, measured.failed), (3, 1, 2));
+        assert_eq!(measured.latencies, [ms(5)]);
+    }
+}

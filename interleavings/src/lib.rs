@@ -30,11 +30,11 @@ pub mod engine {
     mod scheduler;
     #[path = "../../../engine/src/engine/state.rs"]
     mod state;
-    #[path = "../../../engine/src/engine/wake.rs"]
-    mod wake;
+    #[path = "../../../engine/src/engine/step_times.rs"]
+    mod step_times;
 
     use scheduler::{Beginning, Demand, FedSymbols, Rules};
-    use state::{Phase, QueueTerms, Queued};
+    use state::Phase;
     use std::{
         sync::Arc,
         task::{Context, Poll, Waker},
@@ -43,7 +43,7 @@ pub mod engine {
 
     /// The engine's wake signal, for tests outside of the engine.
     #[derive(Clone, Default)]
-    pub struct WakeSignal(Arc<wake::WakeSignal>);
+    pub struct WakeSignal(Arc<state::WakeSignal>);
 
     impl WakeSignal {
         pub fn raise(&self) {
@@ -97,8 +97,8 @@ pub mod engine {
                 bytes: 1,
                 rows: 1,
             };
-            let queued = |request| Queued { request, demand: demand.clone(), terms: QueueTerms::default() };
-            self.0.enqueue_all(requests.into_iter().map(queued)).count
+            let requests = requests.into_iter().map(|request| (request, demand.clone()));
+            self.0.enqueue_all(requests, 0, false, None).0
         }
 
         /// Rejects new requests.

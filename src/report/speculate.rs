@@ -16,9 +16,10 @@ use crate::{
     decode::{
         boundary_wait,
         contract::{BoundaryOptions, Card, Model, Scratch, SequenceRow, State, StepStatus, Want},
-        speculation::{DraftBudget, Speculation, drafter::Drafter, guess_rates::GuessRates, step_times::StepTimes},
+        speculation::{DraftBudget, Speculation, drafter::Drafter, guess_rates::GuessRates},
         text_window::TextView,
     },
+    engine::step_times::{EngineStep, StepTimes},
     error::{Error, Result},
 };
 use serde::Serialize;
@@ -182,7 +183,7 @@ impl<'a> SpeculateBench<'a> {
             feed_context(model, &mut row, &text[..plan.context], &mut scratch)?;
             contexts.push(row.state);
         }
-        Ok(Self { model, plan, texts, contexts, scratch, step_times: StepTimes::default() })
+        Ok(Self { model, plan, texts, contexts, scratch, step_times: StepTimes::new(texts.len(), 0) })
     }
 
     /// Feeds all rows their texts.
@@ -211,7 +212,7 @@ impl<'a> SpeculateBench<'a> {
             if fed.is_empty() && rows.iter().all(|row| row.status == StepStatus::Ready) {
                 break;
             }
-            run.drafted += feed(&mut rows, &mut drafting, &fed, step_times.fixed(), &mut guess_rates);
+            run.drafted += feed(&mut rows, &mut drafting, &fed, step_times.fixed_symbols(), &mut guess_rates);
             let symbols = fed.iter().map(|&index| rows[index].feed.len()).sum();
             let began = Instant::now();
             boundary_wait::count_step(&mut rows);
@@ -219,7 +220,7 @@ impl<'a> SpeculateBench<'a> {
             for &index in &fed {
                 rows[index].cut_draft()?;
             }
-            let symbol_step_took = began.elapsed();
+            let symbol_took = began.elapsed();
             let waiting = || rows.iter().filter(|row| row.status == StepStatus::Waiting);
             let others = fed.iter().any(|&index| rows[index].status != StepStatus::Waiting);
             if boundary_wait::is_due(waiting(), others, boundary_wait::BOUNDARY_WAIT) {
@@ -230,8 +231,14 @@ impl<'a> SpeculateBench<'a> {
             let began = Instant::now();
             model.finish_step(&mut rows, &all, scratch)?;
             if !fed.is_empty() {
-                step_times.record_symbol_step(symbols, symbol_step_took);
-                step_times.record_finish_step(finished, began.elapsed());
+                step_times.record(&EngineStep {
+                    fed: symbols,
+                    finished,
+                    only_decodes: true,
+                    symbol_took,
+                    finish_took: began.elapsed(),
+                    ..EngineStep::default()
+                });
                 run.steps += 1;
             }
             for (row, drafting) in rows.iter_mut().zip(&mut drafting) {

@@ -1,23 +1,17 @@
 //! The handle of an engine: submit a request, read its events, drop the receiver to cancel.
 
 use super::{
-    api::{Events, Job, Limits, Load, Terms},
+    api::{Events, Job, Limits, Load, Terms, open_session},
+    batch::Inner,
     cache::{DocumentCacheUsage, SegmentCacheUsage},
-    calibration::{Calibrated, timing},
+    calibration::{self, Calibrated},
     clock,
     counters::Counters,
-    jobs,
+    document_request::{self, DocumentRequest, DocumentSource, DocumentUpload, Inbox, IncomingDocument},
     observer::Observer,
-    request::{
-        Request, RequestKind,
-        event_sender::EventSender,
-        summary::DocumentRequest,
-        text::TextRequest,
-        upload::{self, DocumentSource, DocumentUpload, Inbox, IncomingDocument},
-    },
-    scheduler::PRIORITIES,
-    shared::Inner,
-    state::{Enqueued, Phase, QueueTerms, Queued},
+    request::{EventSender, Request, RequestKind, TextRequest},
+    scheduler::{Demand, PRIORITIES},
+    state::Phase,
     worker::{self, WorkerTask},
 };
 use crate::{
@@ -75,14 +69,6 @@ struct WorkerThread {
     thread: Option<JoinHandle<()>>,
 }
 
-/// A request about a text that is not queued yet.
-struct OpenedJob {
-    request: Request,
-    /// Symbols of its text that the segment cache holds.
-    cached: usize,
-    events: Events,
-}
-
 impl Handle {
     /// Starts a worker thread for `model`. Fails if the operating system refuses a thread.
     pub fn start(model: Arc<dyn Model>, limits: Limits) -> Result<Self> {
@@ -111,40 +97,35 @@ impl Handle {
     /// fails as [`Generate::validate`](crate::decode::options::Generate::validate) and
     /// [`Score::validate`](crate::decode::options::Score::validate) do.
     pub fn submit(&self, job: Job, terms: impl Into<Terms>) -> Result<Events> {
-        let terms = terms.into();
-        let opened = self.open_job(job, &terms)?;
-        self.enqueue(opened.request, opened.cached, &terms).map(|()| opened.events)
+        let mut events = self.submit_together(vec![job], &terms.into())?;
+        events.pop().ok_or_else(|| Error::Internal("a request has no events".into()))
     }
 
     /// Queues requests about texts so that the worker sees all of them before its next step. Fails as [`submit`](Self::submit)
     /// does; the requests are then cancelled.
     pub(super) fn submit_together(&self, jobs: Vec<Job>, terms: &Terms) -> Result<Vec<Events>> {
-        let opened: Vec<OpenedJob> = jobs.into_iter().map(|job| self.open_job(job, terms)).collect::<Result<_>>()?;
-        let mut queued = Vec::with_capacity(opened.len());
-        let mut all_events = Vec::with_capacity(opened.len());
-        for OpenedJob { request, cached, events } in opened {
-            queued.push(self.queued(request, cached, terms));
+        let Inner { model, limits, segment_cache, .. } = self.inner();
+        let mut requests = Vec::with_capacity(jobs.len());
+        let mut all_events = Vec::with_capacity(jobs.len());
+        for job in jobs {
+            let arrived = check_terms(terms)?;
+            let session = open_session(job, &**model, limits)?;
+            let key = || segment_cache.key(&terms.tenant, session.boundaries(), model.card());
+            let cache_key = if terms.use_once { None } else { key() };
+            let cached = segment_cache.cached_len(cache_key.as_ref(), &session);
+            let (event_sender, events) = EventSender::open(limits.events)?;
+            let kind = RequestKind::Text(TextRequest { session, cache_key });
+            let request = Request::new(kind, event_sender, arrived, terms);
+            let demand = request.demand(&**model, cached);
+            requests.push((request, demand));
             all_events.push(events);
         }
-        self.enqueue_all(queued).map(|()| all_events)
-    }
-
-    /// Validates a request about a text.
-    fn open_job(&self, job: Job, terms: &Terms) -> Result<OpenedJob> {
-        let Inner { model, limits, segment_cache, .. } = self.inner();
-        let arrived = check_terms(terms)?;
-        let session = jobs::open(job, &**model, limits)?;
-        let cache_key = (!terms.use_once).then(|| segment_cache.key(&terms.tenant, session.boundaries(), model.card()));
-        let cache_key = cache_key.flatten();
-        let cached = segment_cache.cached_len(cache_key.as_ref(), &session);
-        let (event_sender, events) = EventSender::open(limits.events)?;
-        let kind = RequestKind::Text(TextRequest { session, cache_key });
-        Ok(OpenedJob { request: Request::new(kind, event_sender, arrived, terms), cached, events })
+        self.enqueue_all(requests, terms).map(|()| all_events)
     }
 
     /// Opens an upload: the caller pushes a document's tokens into the first part, and submits the second.
     pub fn upload(&self) -> (DocumentUpload, IncomingDocument) {
-        upload::open(&self.inner().state.wake_signal)
+        document_request::open(&self.inner().state.wake_signal)
     }
 
     /// Queues a request for a summary. Its document is encoded while it arrives. Fails as [`submit`](Self::submit) and
@@ -199,29 +180,20 @@ impl Handle {
         }
         let (event_sender, events) = EventSender::open(limits.events)?;
         let kind = RequestKind::Document(Box::new(summary));
-        self.enqueue(Request::new(kind, event_sender, arrived, &terms), cached, &terms).map(|()| events)
-    }
-
-    /// Queues a request, `cached` of whose symbols a cache holds.
-    fn enqueue(&self, request: Request, cached: usize, terms: &Terms) -> Result<()> {
-        self.enqueue_all([self.queued(request, cached, terms)])
+        let request = Request::new(kind, event_sender, arrived, &terms);
+        let demand = request.demand(&**model, cached);
+        self.enqueue_all(vec![(request, demand)], &terms).map(|()| events)
     }
 
     /// Queues requests, and reports each one that is queued, even if a later one fails.
-    fn enqueue_all(&self, requests: impl IntoIterator<Item = Queued<Request>>) -> Result<()> {
+    fn enqueue_all(&self, requests: Vec<(Request, Demand)>, terms: &Terms) -> Result<()> {
         let inner = self.inner();
-        let Enqueued { count, result } = inner.state.enqueue_all(requests);
+        let arrived = requests.first().map(|(request, _)| request.timer.arrived);
+        let time_limit =
+            terms.deadline.zip(arrived).map(|(deadline, arrived)| deadline.saturating_duration_since(arrived));
+        let (count, result) = inner.state.enqueue_all(requests, terms.priority, terms.continues, time_limit);
         (0..count).for_each(|_| inner.observer.accepted());
         result
-    }
-
-    /// Adds to a request the values that determine its place in the queue.
-    fn queued(&self, request: Request, cached: usize, terms: &Terms) -> Queued<Request> {
-        let demand = request.demand(&*self.inner().model, cached);
-        let arrived = request.timer.arrived;
-        let time_limit = request.deadline.map(|deadline| deadline.saturating_duration_since(arrived));
-        let terms = QueueTerms { priority: terms.priority, continues: terms.continues, time_limit };
-        Queued { request, demand, terms }
     }
 
     /// Times the model's steps for about `budget` at most, and stores the result, unless a result is known that is not
@@ -232,7 +204,7 @@ impl Handle {
     /// The caller makes sure that nothing else runs meanwhile: timings of a busy machine are worthless.
     pub fn calibrate(&self, budget: Duration, mut go_on: impl FnMut() -> ControlFlow<()>) -> Calibrated {
         let Inner { model, limits, calibration, .. } = self.inner();
-        calibration.measure(|| timing::measure(&**model, limits.rows, budget, &mut go_on))
+        calibration.measure(|| calibration::measure(&**model, limits.rows, budget, &mut go_on))
     }
 
     /// Returns the calibration, or why it failed; `None` until it is decided.

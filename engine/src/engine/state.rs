@@ -1,17 +1,26 @@
-//! The state that the handles and the worker of an engine change behind a lock: the queue, the measured rates and the phase. After a
-//! change that the worker must see, the worker is woken.
+//! The state that the handles and the worker of an engine change behind a lock: the queue, the measured step times and the phase. After
+//! a change that the worker must see, the worker is woken. Also the signal that it sleeps on, and its heartbeat, by which a monitor sees
+//! that it hangs.
 //!
 //! `interleavings/` compiles this file with other locks, and with numbers in place of requests.
 
 use super::{
-    scheduler::{Demand, RateEstimator, Rejection, Rules, Scheduler},
-    wake::WakeSignal,
+    clock,
+    scheduler::{Demand, Rejection, Rules, Scheduler},
+    step_times::StepTimes,
 };
 use crate::{
     error::{Error, Result},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{
+        Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
 };
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    task::{Context, Poll, Wake, Waker},
+    time::{Duration, Instant},
+};
 
 /// Stage of a deadline error for a request that is rejected because its deadline cannot be met.
 const DEADLINE_TOO_CLOSE: &str = "in advance: at the measured rate there is no time for the first character";
@@ -29,41 +38,17 @@ pub enum Phase {
     Broken,
 }
 
-/// Terms of a request that decide whether it is queued, and where.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct QueueTerms {
-    pub(super) priority: i32,
-    /// True if the request continues a call that is already running.
-    pub(super) continues: bool,
-    /// Time from the request's arrival to its deadline.
-    pub(super) time_limit: Option<Duration>,
-}
-
-/// A request for the queue.
-pub(super) struct Queued<R> {
-    pub(super) request: R,
-    pub(super) demand: Demand,
-    pub(super) terms: QueueTerms,
-}
-
-/// The outcome of queueing several requests.
-pub(super) struct Enqueued {
-    /// Number of requests that are queued. If there is an error, it is that of the next one.
-    pub(super) count: usize,
-    pub(super) result: Result<()>,
-}
-
 /// An engine's state behind its lock, with the signal that wakes its worker.
 pub(super) struct SharedState<R> {
     pub(super) mutex: Mutex<EngineState<R>>,
     pub(super) wake_signal: Arc<WakeSignal>,
 }
 
-/// Queue, measured rates and phase. Locked for short moments only: never while a step runs.
+/// Queue, measured step times and phase. Locked for short moments only: never while a step runs.
 pub(super) struct EngineState<R> {
     pub(super) scheduler: Scheduler<R>,
     rules: Rules,
-    pub(super) rates: RateEstimator,
+    pub(super) step_times: StepTimes,
     pub(super) phase: Phase,
 }
 
@@ -73,7 +58,7 @@ impl<R> SharedState<R> {
         let state = EngineState {
             scheduler: Scheduler::new(rules),
             rules,
-            rates: RateEstimator::new(rules.rows, rules.chunk),
+            step_times: StepTimes::new(rules.rows, rules.chunk),
             phase: Phase::Open,
         };
         Self { mutex: Mutex::new(state), wake_signal: Arc::default() }
@@ -83,15 +68,24 @@ impl<R> SharedState<R> {
         self.mutex.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Queues requests for the worker, which sees all of them at once. Stops at the first one that fails: with `QueueFull`,
-    /// `Draining`, or `Deadline` if a deadline cannot be met.
-    pub(super) fn enqueue_all(&self, requests: impl IntoIterator<Item = Queued<R>>) -> Enqueued {
+    /// Queues requests for the worker, which sees all of them at once. `continues` is true if they continue a call that is already
+    /// running; `time_limit` is the time from their arrival to their deadline. Stops at the first one that fails: with `QueueFull`,
+    /// `Draining`, or `Deadline` if the deadline cannot be met. Returns how many are queued, and the error of the next one.
+    pub(super) fn enqueue_all(
+        &self,
+        requests: impl IntoIterator<Item = (R, Demand)>,
+        priority: i32,
+        continues: bool,
+        time_limit: Option<Duration>,
+    ) -> (usize, Result<()>) {
         let mut count = 0;
         let mut state = self.lock();
-        let result = requests.into_iter().try_for_each(|queued| state.enqueue(queued).map(|()| count += 1));
+        let result = requests.into_iter().try_for_each(|(request, demand)| {
+            state.enqueue(request, demand, priority, continues, time_limit).map(|()| count += 1)
+        });
         drop(state);
         self.wake_signal.raise();
-        Enqueued { count, result }
+        (count, result)
     }
 
     /// Makes the worker end all requests and then stop.
@@ -102,9 +96,15 @@ impl<R> SharedState<R> {
 }
 
 impl<R> EngineState<R> {
-    fn enqueue(&mut self, Queued { request, mut demand, terms }: Queued<R>) -> Result<()> {
-        let QueueTerms { priority, continues, time_limit } = terms;
-        let retry = self.rates.retry_after();
+    fn enqueue(
+        &mut self,
+        request: R,
+        mut demand: Demand,
+        priority: i32,
+        continues: bool,
+        time_limit: Option<Duration>,
+    ) -> Result<()> {
+        let retry = self.step_times.retry_after();
         match self.phase {
             Phase::Open => {}
             Phase::Draining if continues => {}
@@ -118,7 +118,7 @@ impl<R> EngineState<R> {
         self.scheduler.check(&demand).map_err(rejected)?;
         self.scheduler.discount(&mut demand, priority);
         if let Some(limit) = time_limit {
-            let min_duration = self.rates.min_duration(self.scheduler.work_before(&demand, priority));
+            let min_duration = self.step_times.min_duration(self.scheduler.work_before(&demand, priority));
             if min_duration.is_some_and(|min| limit < min) {
                 return Err(Error::Deadline { stage: DEADLINE_TOO_CLOSE });
             }
@@ -134,5 +134,94 @@ impl<R> EngineState<R> {
     /// Moves to a later phase; never back to an earlier one.
     pub(super) fn advance_to(&mut self, phase: Phase) {
         self.phase = self.phase.max(phase);
+    }
+}
+
+/// A flag that stays raised until the worker sees it, so that no wake-up is lost between a check and a sleep.
+///
+/// Raised by new requests, by uploads, by clients that made room in their channel, and at shutdown.
+#[derive(Debug, Default)]
+pub(super) struct WakeSignal {
+    flag: Mutex<Flag>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Flag {
+    raised: bool,
+    /// The task that waits, if the worker is a task.
+    waiting: Option<Waker>,
+}
+
+impl WakeSignal {
+    pub(super) fn raise(&self) {
+        let mut flag = self.lock();
+        flag.raised = true;
+        let waiting = flag.waiting.take();
+        drop(flag);
+        self.changed.notify_one();
+        if let Some(task) = waiting {
+            task.wake();
+        }
+    }
+
+    /// Sleeps until the flag is raised or `limit` has passed, and lowers the flag.
+    pub(super) fn wait(&self, limit: Option<Duration>) {
+        let limit = limit.unwrap_or(Duration::MAX);
+        let woken = self.changed.wait_timeout_while(self.lock(), limit, |flag| !flag.raised);
+        woken.unwrap_or_else(PoisonError::into_inner).0.raised = false;
+    }
+
+    /// Is ready when the flag is raised, and lowers it. One task at most may wait.
+    pub(super) fn poll_wait(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let mut flag = self.lock();
+        if std::mem::take(&mut flag.raised) {
+            return Poll::Ready(());
+        }
+        flag.waiting = Some(cx.waker().clone());
+        Poll::Pending
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Flag> {
+        self.flag.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Wake for WakeSignal {
+    fn wake(self: Arc<Self>) {
+        self.raise();
+    }
+}
+
+/// Start of the worker's current round of the loop. Written by the worker once a round, read by any thread.
+#[derive(Debug)]
+pub(super) struct Heartbeat {
+    epoch: Instant,
+    /// Nanoseconds from `epoch` to the start of the round, plus one; 0 while the worker sleeps.
+    started: AtomicU64,
+}
+
+impl Heartbeat {
+    pub(super) fn new() -> Self {
+        Self { epoch: clock::now(), started: AtomicU64::new(0) }
+    }
+
+    pub(super) fn start_round(&self, now: Instant) {
+        self.started.store(self.since_epoch(now).saturating_add(1), Relaxed);
+    }
+
+    /// Records that the worker sleeps, or has ended.
+    pub(super) fn rest(&self) {
+        self.started.store(0, Relaxed);
+    }
+
+    /// Returns how long the current round has lasted; `None` while the worker sleeps.
+    pub(super) fn busy_for(&self, now: Instant) -> Option<Duration> {
+        let started = self.started.load(Relaxed).checked_sub(1)?;
+        Some(Duration::from_nanos(self.since_epoch(now).saturating_sub(started)))
+    }
+
+    fn since_epoch(&self, now: Instant) -> u64 {
+        u64::try_from(now.saturating_duration_since(self.epoch).as_nanos()).unwrap_or(u64::MAX)
     }
 }

@@ -2,18 +2,17 @@
 //!
 //! A round of its loop ends requests that are over, admits queued ones, preempts rows if memory is short, and runs one step of
 //! all rows together. If no row can step, it sleeps until it is woken or until the next deadline. After a panic outside of the
-//! work for single requests, the worker ends all requests and starts over; see [`recovery`](super::recovery).
+//! work for single requests, the worker ends all requests and starts over. A worker that panics again and again is broken
+//! ([`RestartLimit`]).
 //!
 //! A simulation runs the same rounds as a task ([`WorkerTask`]).
 
 use super::{
-    batch::Batch,
+    batch::{Batch, Inner, caught, drop_each},
     clock,
     counters::Counters,
-    recovery::{RestartLimit, caught, drop_each},
     request::{Request, RequestKind},
     scheduler::{PreemptionCause, PromptLimits, RunPermit},
-    shared::Inner,
     state::Phase,
 };
 use crate::error::Error;
@@ -192,7 +191,7 @@ impl Worker {
 
     /// Ends all requests.
     fn close(mut self) {
-        let retry = self.inner.lock_state().rates.retry_after();
+        let retry = self.inner.lock_state().step_times.retry_after();
         self.batch.fail_all(|| Error::Draining { retry });
         self.end_requests(clock::now());
         tracing::debug!("worker ended");
@@ -215,19 +214,19 @@ impl Worker {
 
     /// Gives rows to the queued requests that can run without preemption. Returns false if the worker is to end.
     fn admit_ready(&mut self, now: Instant) -> bool {
-        let limits = self.inner.limits.time_limits();
+        let inner = Arc::clone(&self.inner);
         loop {
             self.batch.refresh_statuses();
-            let mut state = self.inner.lock_state();
+            let mut state = inner.lock_state();
             if state.phase >= Phase::Closed {
                 return false;
             }
             if let Some(step) = self.batch.latest_step.take() {
-                state.rates.record_step(step.symbols, step.rows, step.took);
+                state.step_times.record(&step);
             }
             let waker = &self.waker;
             let ended = &mut self.ended;
-            let poll = |request: &mut Request| request.poll_queued(now, limits, waker);
+            let poll = |request: &mut Request| request.poll_queued(now, &inner.limits, waker);
             state.scheduler.poll_queue(poll, |request| ended.push(request));
             // cache entries are evicted for requests that wait for memory; counting their bytes takes a while
             let evictable = if state.scheduler.waits_for_memory() {
@@ -260,12 +259,13 @@ impl Worker {
             let mut state = self.inner.lock_state();
             let target = self.inner.limits.step;
             let within = |target: Duration| {
-                if target.is_zero() { usize::MAX } else { state.rates.symbols_within(target) }
+                if target.is_zero() { usize::MAX } else { state.step_times.symbols_within(target) }
             };
             let limits = PromptLimits { decoding: within(target), searching: within(target.min(SEARCH_STEP)) };
             state.scheduler.plan(&self.batch.statuses, limits, &mut self.batch.feeds);
+            let fixed = state.step_times.fixed_symbols();
             drop(state);
-            self.batch.plan_drafts(limits);
+            self.batch.plan_drafts(limits, fixed);
             // no request is preempted for a draft
             if self.batch.make_room() || (self.batch.drop_drafts() && self.batch.make_room()) {
                 return;
@@ -316,7 +316,7 @@ impl Worker {
         let mut state = self.inner.lock_state();
         for request in &mut self.ended {
             if let Some(held) = request.timer.since_admission(now) {
-                state.rates.record_request(held);
+                state.step_times.record_request(held);
             }
             if let Some(permit) = request.permit.take() {
                 state.scheduler.finish(permit, std::mem::take(&mut request.fed));
@@ -330,7 +330,7 @@ impl Worker {
 
     /// Returns how long to sleep at most: until the next deadline or expiry, and `POLL_INTERVAL` while a request waits.
     fn sleep_limit(&self, now: Instant) -> Option<Duration> {
-        let limits = self.inner.limits.time_limits();
+        let limits = &self.inner.limits;
         let state = self.inner.lock_state();
         let requests = self.batch.requests.iter().chain(state.scheduler.queued());
         let next_poll = requests.filter_map(|request| request.next_poll(now, limits)).min();
@@ -352,7 +352,7 @@ impl Drop for ExitGuard {
         let is_broken = state.phase == Phase::Broken;
         // the worker is dropped by now, and with it the rows and the requests that held permits
         let queued: Vec<_> = state.scheduler.clear().collect();
-        let retry = state.rates.retry_after();
+        let retry = state.step_times.retry_after();
         drop(state);
         caught(|| segment_cache.clear());
         caught(|| document_cache.clear());
@@ -362,5 +362,44 @@ impl Drop for ExitGuard {
             request.outcome = Some(Err(error));
             request.end(clock::now(), &**observer);
         }
+    }
+}
+
+/// Restarts of a worker within [`RESTART_PERIOD`] after which a further panic breaks it.
+const MAX_RESTARTS: usize = 3;
+const RESTART_PERIOD: Duration = Duration::from_secs(60);
+
+/// Counts a worker's latest restarts.
+#[derive(Debug, Default)]
+pub(super) struct RestartLimit {
+    /// When it restarted, within the last period.
+    recent: Vec<Instant>,
+}
+
+impl RestartLimit {
+    /// Counts a restart at `now`. Returns false, without counting it, if there were too many within the last period.
+    pub(super) fn allow(&mut self, now: Instant) -> bool {
+        self.recent.retain(|&restart| now.saturating_duration_since(restart) < RESTART_PERIOD);
+        let allowed = self.recent.len() < MAX_RESTARTS;
+        if allowed {
+            self.recent.push(now);
+        }
+        allowed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn restarts_have_a_limit_within_a_period() {
+        let mut limit = RestartLimit::default();
+        let start = Instant::now();
+        let after = |seconds| start + Duration::from_secs(seconds);
+        assert_eq!(
+            [0, 10, 50, 59, 60, 61, 70].map(|at| limit.allow(after(at))),
+            [true, true, true, false, true, false, true]
+        );
     }
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 use std::{ops::ControlFlow, time::Duration};
-use weir::engine::calibration::timing::measure;
+use weir::engine::calibration::measure;
 
 #[test]
 fn measured_steps_begin_a_chunk_or_none() {

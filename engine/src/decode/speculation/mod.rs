@@ -12,7 +12,6 @@
 pub mod drafter;
 pub mod guess_rates;
 pub mod ngrams;
-pub mod step_times;
 mod suffix_matcher;
 
 use std::fmt::{self, Display, Formatter};

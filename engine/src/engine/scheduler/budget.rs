@@ -15,7 +15,7 @@
 //! run at most the blocks that their credit covers and one more; the document with the most credit goes first. If no row
 //! decodes, a block runs in every step.
 
-use super::rank::Rank;
+use super::Rank;
 use std::cmp::Reverse;
 
 /// Slices that a step's budget is cut into for the prompts that share it.

@@ -9,7 +9,7 @@
 //! admitted again after each of them has done as much, whichever tenants keep arriving. A tenant without requests is
 //! forgotten unless its balance is below a quantum.
 
-use super::waiting::{Demand, QueuePosition, Waiting};
+use super::{Demand, Rank, Waiting};
 use crate::engine::accounting;
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -37,15 +37,15 @@ pub(super) struct NewRequests {
 }
 
 impl NewRequests {
-    fn add(&mut self, position: QueuePosition, symbols: usize) {
-        if position.is_new {
+    fn add(&mut self, rank: Rank, symbols: usize) {
+        if rank.is_new {
             accounting::add(&mut self.requests, 1);
             accounting::add(&mut self.symbols, symbols);
         }
     }
 
-    fn subtract(&mut self, position: QueuePosition, symbols: usize) {
-        if position.is_new {
+    fn subtract(&mut self, rank: Rank, symbols: usize) {
+        if rank.is_new {
             accounting::subtract(&mut self.requests, 1);
             accounting::subtract(&mut self.symbols, symbols);
         }
@@ -77,15 +77,10 @@ pub(super) struct Tenants<T> {
 
 #[derive(Debug)]
 struct Tenant<T> {
-    waiting: BTreeMap<QueuePosition, Waiting<T>>,
+    waiting: BTreeMap<Rank, Waiting<T>>,
     new: NewRequests,
     running: usize,
-    /// Rows of its running requests.
-    rows: usize,
-    /// Bytes of its running requests.
-    bytes: usize,
-    /// Work that it may do before others.
-    balance: i64,
+    share: TenantShare,
 }
 
 /// What a tenant has at present.
@@ -124,17 +119,17 @@ impl<T> Tenants<T> {
         self.all.get(tenant).map(|tenant| tenant.new).unwrap_or_default()
     }
 
-    /// Returns the positions and demands of a tenant's waiting requests.
-    pub(super) fn demands_of(&mut self, tenant: &str) -> impl Iterator<Item = (QueuePosition, &mut Demand)> {
+    /// Returns the ranks and demands of a tenant's waiting requests.
+    pub(super) fn demands_of(&mut self, tenant: &str) -> impl Iterator<Item = (Rank, &mut Demand)> {
         let tenant = self.all.get_mut(tenant).into_iter();
         let waiting = tenant.flat_map(|tenant| tenant.waiting.iter_mut());
-        waiting.map(|(position, waiting)| (*position, &mut waiting.demand))
+        waiting.map(|(rank, waiting)| (*rank, &mut waiting.demand))
     }
 
-    /// Returns the demands of a tenant's waiting requests that go before `position`, without those on hold.
-    pub(super) fn before(&self, tenant: &str, position: QueuePosition) -> impl Iterator<Item = &Demand> {
+    /// Returns the demands of a tenant's waiting requests that go before `rank`, without those on hold.
+    pub(super) fn before(&self, tenant: &str, rank: Rank) -> impl Iterator<Item = &Demand> {
         let tenant = self.all.get(tenant).into_iter();
-        let requests = tenant.flat_map(move |tenant| tenant.waiting.range(..position));
+        let requests = tenant.flat_map(move |tenant| tenant.waiting.range(..rank));
         requests.filter(|(_, waiting)| !waiting.on_hold).map(|(_, waiting)| &waiting.demand)
     }
 
@@ -142,32 +137,28 @@ impl<T> Tenants<T> {
         self.all.values().flat_map(|tenant| tenant.waiting.values()).map(|waiting| &waiting.request)
     }
 
-    pub(super) fn add(&mut self, position: QueuePosition, waiting: Waiting<T>) {
+    pub(super) fn add(&mut self, rank: Rank, waiting: Waiting<T>) {
         let name = Arc::clone(&waiting.demand.tenant);
         let symbols = waiting.demand.symbols;
         let tenant = self.all.entry(Arc::clone(&name)).or_insert_with(|| Tenant {
             waiting: BTreeMap::new(),
             new: NewRequests::default(),
             running: 0,
-            rows: 0,
-            bytes: 0,
-            balance: self.quantum,
+            share: TenantShare { balance: self.quantum, ..TenantShare::default() },
         });
         if tenant.waiting.is_empty() {
             self.ring.push_back(name);
         }
-        tenant.new.add(position, symbols);
-        tenant.waiting.insert(position, waiting);
+        tenant.new.add(rank, symbols);
+        tenant.waiting.insert(rank, waiting);
         accounting::add(&mut self.waiting, 1);
-        self.new.add(position, symbols);
+        self.new.add(rank, symbols);
         self.recount();
     }
 
     /// Returns what a tenant has at present.
     pub(super) fn share_of(&self, name: &str) -> TenantShare {
-        let share =
-            |tenant: &Tenant<T>| TenantShare { rows: tenant.rows, bytes: tenant.bytes, balance: tenant.balance };
-        self.all.get(name).map(share).unwrap_or_default()
+        self.all.get(name).map(|tenant| tenant.share).unwrap_or_default()
     }
 
     /// Returns the number of tenants with a request that runs or can be admitted.
@@ -178,7 +169,7 @@ impl<T> Tenants<T> {
     /// Records that the running requests of a tenant need `after` bytes instead of `before`.
     pub(super) fn resize(&mut self, name: &str, before: usize, after: usize) {
         if let Some(tenant) = self.all.get_mut(name) {
-            accounting::replace(&mut tenant.bytes, before, after);
+            accounting::replace(&mut tenant.share.bytes, before, after);
         }
     }
 
@@ -204,16 +195,16 @@ impl<T> Tenants<T> {
     }
 
     /// Removes the request whose turn it is, and counts it as running.
-    pub(super) fn take(&mut self) -> Option<(QueuePosition, Waiting<T>)> {
+    pub(super) fn take(&mut self) -> Option<(Rank, Waiting<T>)> {
         self.next()?;
         let name = self.turn.take()?;
         let tenant = self.all.get(&name)?;
-        let position = tenant.first().map(|(position, _)| *position)?;
-        let waiting = self.remove(&name, position)?;
+        let rank = tenant.first().map(|(rank, _)| *rank)?;
+        let waiting = self.remove(&name, rank)?;
         if let Some(tenant) = self.all.get_mut(&name) {
             accounting::add(&mut tenant.running, 1);
-            accounting::add(&mut tenant.rows, waiting.demand.rows);
-            accounting::add(&mut tenant.bytes, waiting.demand.bytes);
+            accounting::add(&mut tenant.share.rows, waiting.demand.rows);
+            accounting::add(&mut tenant.share.bytes, waiting.demand.bytes);
         }
         // the next turn is another tenant's
         if let Some(index) = self.ring.iter().position(|other| *other == name) {
@@ -221,7 +212,7 @@ impl<T> Tenants<T> {
             self.ring.push_back(name);
         }
         self.recount();
-        Some((position, waiting))
+        Some((rank, waiting))
     }
 
     /// Subtracts work that a running request did from its tenant's balance. Work is free while no other tenant competes.
@@ -231,7 +222,7 @@ impl<T> Tenants<T> {
         }
         let work = i64::try_from(work).unwrap_or(i64::MAX);
         if let Some(tenant) = self.all.get_mut(tenant) {
-            tenant.balance = tenant.balance.saturating_sub(work);
+            tenant.share.balance = tenant.share.balance.saturating_sub(work);
         }
         self.unpaid = self.unpaid.saturating_add(work);
         let round = self.quantum.saturating_mul(i64::try_from(self.competing).unwrap_or(i64::MAX));
@@ -245,8 +236,8 @@ impl<T> Tenants<T> {
     pub(super) fn leave(&mut self, name: &str, rows: usize, bytes: usize) {
         if let Some(tenant) = self.all.get_mut(name) {
             accounting::subtract(&mut tenant.running, 1);
-            accounting::subtract(&mut tenant.rows, rows);
-            accounting::subtract(&mut tenant.bytes, bytes);
+            accounting::subtract(&mut tenant.share.rows, rows);
+            accounting::subtract(&mut tenant.share.bytes, bytes);
         }
         self.forget(name);
     }
@@ -255,16 +246,16 @@ impl<T> Tenants<T> {
     pub(super) fn poll(&mut self, mut poll: impl FnMut(&mut T) -> QueuedStatus, mut ended: impl FnMut(T)) {
         let mut leaving = Vec::new();
         for (name, tenant) in &mut self.all {
-            for (position, waiting) in &mut tenant.waiting {
+            for (rank, waiting) in &mut tenant.waiting {
                 let status = poll(&mut waiting.request);
                 waiting.on_hold = status == QueuedStatus::OnHold;
                 if status == QueuedStatus::Ended {
-                    leaving.push((Arc::clone(name), *position));
+                    leaving.push((Arc::clone(name), *rank));
                 }
             }
         }
-        for (name, position) in leaving {
-            if let Some(waiting) = self.remove(&name, position) {
+        for (name, rank) in leaving {
+            if let Some(waiting) = self.remove(&name, rank) {
                 ended(waiting.request);
             }
             self.forget(&name);
@@ -282,13 +273,13 @@ impl<T> Tenants<T> {
     fn keeps_turn(&self, name: &Arc<str>) -> bool {
         let Some(tenant) = self.all.get(name).filter(|tenant| tenant.first().is_some()) else { return false };
         let can_run = |other: &Arc<str>| self.all.get(other).is_some_and(Tenant::can_run);
-        tenant.balance > 0 || !self.ring.iter().any(can_run)
+        tenant.share.balance > 0 || !self.ring.iter().any(can_run)
     }
 
     /// Returns the ring's first tenant with a request to admit and a positive balance. If none is positive, pays all first.
     fn choose(&mut self) -> Option<Arc<str>> {
         let waits = |name: &&Arc<str>| self.all.get(*name).is_some_and(|tenant| tenant.first().is_some());
-        let best = self.ring.iter().filter(waits).filter_map(|name| Some(self.all.get(name)?.balance)).max()?;
+        let best = self.ring.iter().filter(waits).filter_map(|name| Some(self.all.get(name)?.share.balance)).max()?;
         if best <= 0 {
             self.pay(best.saturating_neg() / self.quantum + 1);
         }
@@ -301,18 +292,18 @@ impl<T> Tenants<T> {
         let quantum = self.quantum;
         let pay = quantum.saturating_mul(quanta);
         self.all.retain(|_, tenant| {
-            let max = if tenant.first().is_some() { i64::MAX } else { quantum.max(tenant.balance) };
-            tenant.balance = tenant.balance.saturating_add(pay).min(max);
-            tenant.balance < quantum || tenant.is_present()
+            let max = if tenant.first().is_some() { i64::MAX } else { quantum.max(tenant.share.balance) };
+            tenant.share.balance = tenant.share.balance.saturating_add(pay).min(max);
+            tenant.share.balance < quantum || tenant.is_present()
         });
     }
 
-    fn remove(&mut self, name: &str, position: QueuePosition) -> Option<Waiting<T>> {
+    fn remove(&mut self, name: &str, rank: Rank) -> Option<Waiting<T>> {
         let tenant = self.all.get_mut(name)?;
-        let waiting = tenant.waiting.remove(&position)?;
-        tenant.new.subtract(position, waiting.demand.symbols);
+        let waiting = tenant.waiting.remove(&rank)?;
+        tenant.new.subtract(rank, waiting.demand.symbols);
         accounting::subtract(&mut self.waiting, 1);
-        self.new.subtract(position, waiting.demand.symbols);
+        self.new.subtract(rank, waiting.demand.symbols);
         if tenant.waiting.is_empty() {
             self.ring.retain(|other| **other != *name);
         }
@@ -323,7 +314,7 @@ impl<T> Tenants<T> {
     fn forget(&mut self, name: &str) {
         self.recount();
         let quantum = self.quantum;
-        if self.all.get(name).is_some_and(|tenant| !tenant.is_present() && tenant.balance >= quantum) {
+        if self.all.get(name).is_some_and(|tenant| !tenant.is_present() && tenant.share.balance >= quantum) {
             self.all.remove(name);
         }
         // without competition nothing is owed; and many names of one client must not make the map grow without limit
@@ -362,11 +353,11 @@ impl<T> Tenant<T> {
 
     /// Returns true if it has a request to admit and a positive balance.
     fn can_run(&self) -> bool {
-        self.balance > 0 && self.first().is_some()
+        self.share.balance > 0 && self.first().is_some()
     }
 
     /// Returns the first waiting request that is not on hold.
-    fn first(&self) -> Option<(&QueuePosition, &Waiting<T>)> {
+    fn first(&self) -> Option<(&Rank, &Waiting<T>)> {
         self.waiting.iter().find(|(_, waiting)| !waiting.on_hold)
     }
 }

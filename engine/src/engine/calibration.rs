@@ -1,4 +1,7 @@
-//! Measures a model's steps for a [`TimingTable`]: some numbers of rows, some lengths of chunks, two contexts.
+//! Calibration: measures how long a model's steps take on this machine, to estimate how long they would take without pooling.
+//!
+//! [`measure`] fills a [`TimingTable`] with some numbers of rows, some lengths of chunks, and two contexts. A measurement on a busy
+//! machine gives a doubtful table, which a later measurement may replace ([`LatestCalibration`]).
 //!
 //! All rows have the same prefix, at whose end a symbol was found that ends a segment. That symbol is fed to several rows
 //! at once, which then all wait. After their segment step and finish step they are rolled back. Each step is therefore
@@ -8,20 +11,18 @@
 //!
 //! The measurement allocates key-value memory like any request and frees it. The caller makes sure that nothing else runs.
 
-use super::{
-    NotCalibrated, TimingTable,
-    samples::{Samples, StepSample, StepShape},
-};
+pub use super::step_times::{PlainTiming, StepShape, StepTiming, TimingTable};
 use crate::{
     decode::{
         contract::{BoundaryMode, BoundaryOptions, Model, Scratch, SequenceRow, StepStatus, Want, advance},
-        cost::Cost,
         usage::MAX_LEVELS,
     },
     error::{Error, Result},
 };
 use std::{
     ops::ControlFlow,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -42,6 +43,148 @@ const SYMBOLS_TRIED: usize = 64;
 const PREFIX_SYMBOLS: usize = 4;
 /// How often each step is measured, if there is time.
 const PASSES: usize = 31;
+
+/// The measured step times, or why there are none.
+pub type Calibrated = Result<Arc<TimingTable>, NotCalibrated>;
+
+/// Why a model has no table of step times.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NotCalibrated {
+    /// The model does not pool, or reads documents.
+    DoesNotPool,
+    /// The model writes the ends of its segments itself: without them it would be another model.
+    WritesBoundaries,
+    /// No symbol that was tried ended a segment.
+    NoBoundary,
+    /// The caller stopped it.
+    Stopped,
+    /// Its time limit is zero.
+    NoTime,
+    /// Not enough key-value memory.
+    NoMemory,
+    /// A step failed.
+    Failed,
+}
+
+impl NotCalibrated {
+    /// Returns the reason as a text for users.
+    pub fn reason(self) -> &'static str {
+        match self {
+            Self::DoesNotPool => "the model does not pool text",
+            Self::WritesBoundaries => {
+                "the model writes its segment boundaries itself, so there is no model without them to compare with"
+            }
+            Self::NoBoundary => "not calibrated: no symbol that was tried ended a segment",
+            Self::Stopped => "not calibrated yet: other requests have been running since the model was loaded",
+            Self::NoTime => "not calibrated: its time limit is 0",
+            Self::Failed => "not calibrated: a step failed; see the log",
+            Self::NoMemory => "not calibrated: not enough key-value memory",
+        }
+    }
+}
+
+/// Result of timing a model's steps. The outer error is that of a step.
+type Measured = Result<std::result::Result<TimingTable, NotCalibrated>>;
+
+/// The calibration of a model: `None` until a measurement succeeds or fails.
+#[derive(Debug, Default)]
+pub struct LatestCalibration(Mutex<Option<Calibrated>>);
+
+impl LatestCalibration {
+    /// Returns the calibration, or why it failed; `None` until a measurement succeeds or fails.
+    pub fn get(&self) -> Option<Calibrated> {
+        self.lock().clone()
+    }
+
+    /// Measures with `measure` and stores the result, unless the known result needs no repetition: a reliable table, or a failure.
+    /// A stopped measurement stores nothing. A repetition replaces a table only if it produces a table.
+    pub(super) fn measure(&self, measure: impl FnOnce() -> Measured) -> Calibrated {
+        let known = self.get();
+        match &known {
+            Some(Ok(table)) if table.doubt().is_some() => {}
+            Some(decided) => return decided.clone(),
+            None => {}
+        }
+        // a panic in a timed step must not keep the model from serving
+        let calibrated = match catch_unwind(AssertUnwindSafe(measure)) {
+            Ok(Ok(measured)) => measured.map(Arc::new),
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "a timed step failed");
+                Err(NotCalibrated::Failed)
+            }
+            Err(_) => {
+                tracing::error!("a timed step panicked");
+                Err(NotCalibrated::Failed)
+            }
+        };
+        let decides = known.is_none() && !matches!(calibrated, Err(NotCalibrated::Stopped));
+        if calibrated.is_ok() || decides {
+            *self.lock() = Some(calibrated.clone());
+        }
+        calibrated
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Calibrated>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Nanoseconds of the three parts of a step.
+#[derive(Debug, Clone, Copy)]
+struct StepSample {
+    symbol: u64,
+    middle: u64,
+    finish: u64,
+}
+
+#[derive(Debug, Default)]
+struct Samples {
+    /// Steps with a segment step.
+    closing: Vec<StepSample>,
+    /// Steps without one.
+    plain: Vec<StepSample>,
+}
+
+impl Samples {
+    fn push(&mut self, sample: StepSample, closing: bool) {
+        let samples = if closing { &mut self.closing } else { &mut self.plain };
+        samples.push(sample);
+    }
+}
+
+/// Returns the medians of `samples` of steps of this shape; `None` if no step closed a segment.
+fn timing(shape: StepShape, samples: &Samples) -> Option<StepTiming> {
+    let Samples { closing, plain } = samples;
+    let plain_symbol = median(plain, |sample| sample.symbol);
+    let plain_finish = median(plain, |sample| sample.finish);
+    Some(StepTiming {
+        shape,
+        samples: closing.len(),
+        spread: spread(closing).max(spread(plain)),
+        symbol: median(closing, |sample| sample.symbol)?,
+        middle: median(closing, |sample| sample.middle)?,
+        finish: median(closing, |sample| sample.finish)?,
+        plain: plain_symbol.zip(plain_finish).map(|(symbol, finish)| PlainTiming { symbol, finish }),
+    })
+}
+
+/// Returns the interquartile range of whole steps, divided by their median; 0 without samples. Steps without a segment step
+/// have no middle part.
+fn spread(samples: &[StepSample]) -> f64 {
+    if samples.is_empty() {
+        return 0.0;
+    }
+    let mut totals: Vec<u64> = samples.iter().map(|sample| sample.symbol + sample.middle + sample.finish).collect();
+    totals.sort_unstable();
+    let quartile = |quarter: usize| totals[(totals.len() * quarter / 4).min(totals.len() - 1)];
+    (quartile(3) - quartile(1)) as f64 / quartile(2).max(1) as f64
+}
+
+fn median(samples: &[StepSample], part: impl Fn(&StepSample) -> u64) -> Option<Duration> {
+    let mut nanoseconds: Vec<u64> = samples.iter().map(part).collect();
+    nanoseconds.sort_unstable();
+    nanoseconds.get(nanoseconds.len() / 2).map(|&nanoseconds| Duration::from_nanos(nanoseconds))
+}
 
 /// A position and a symbol that ends a segment there, or one that does not.
 #[derive(Debug, Clone, Copy)]
@@ -129,13 +272,12 @@ fn table(
     measurements: &[Measurement],
     began: Instant,
 ) -> std::result::Result<TimingTable, NotCalibrated> {
-    let timings = measurements.iter().filter_map(|measurement| measurement.shape?.timing(&measurement.samples));
+    let timings = measurements.iter().filter_map(|measurement| timing(measurement.shape?, &measurement.samples));
+    let max_symbols = model.card().max_symbols;
+    let symbol_bytes = |symbols| model.cost(symbols, 0).symbol.own_bytes;
     // without pooling, the layers of every level run at each symbol
-    let cost = |symbols, segments| {
-        let cost = model.cost(symbols, segments);
-        Cost { segment: cost.segment_step(MAX_LEVELS), ..cost }
-    };
-    TimingTable::new(timings.collect(), model.card().max_symbols, cost, began.elapsed())
+    let segment_bytes = |segments| model.cost(max_symbols, segments).segment_step(MAX_LEVELS).own_bytes;
+    TimingTable::new(timings.collect(), max_symbols, symbol_bytes, segment_bytes, began.elapsed())
         .ok_or(NotCalibrated::NoBoundary)
 }
 
@@ -374,4 +516,69 @@ fn timed_step(model: &dyn Model, rows: &mut [SequenceRow], scratch: &mut Scratch
         finish: nanoseconds(closed, Instant::now()),
     };
     Ok(TimedStep { sample, closes })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::step_times::tests::table, *};
+
+    /// Returns the timing of steps with these total times, with and without a segment step.
+    fn timing_of(closing: &[u64], plain: &[u64]) -> StepTiming {
+        let mut samples = Samples::default();
+        for &total in closing {
+            let middle = total / 2;
+            samples.push(StepSample { symbol: total / 4, middle, finish: total - total / 4 - middle }, true);
+        }
+        for &total in plain {
+            samples.push(StepSample { symbol: total / 2, middle: 0, finish: total - total / 2 }, false);
+        }
+        let shape = StepShape { rows: 1, symbols: 1, context: 16, context_segments: 4, closed: 1 };
+        timing(shape, &samples).unwrap()
+    }
+
+    #[test]
+    fn a_spread_is_the_interquartile_range_of_whole_steps() {
+        let even: Vec<u64> = (0..8).map(|step| 1000 + step * 10).collect();
+        // from the first value of the second quarter to that of the last quarter
+        assert_eq!(timing_of(&even, &[]).spread, 40.0 / 1040.0);
+        // the wider of both kinds, in any order
+        assert_eq!(timing_of(&even, &[300, 100, 400, 200]).spread, 200.0 / 300.0);
+        // one interrupted step in ten has no effect
+        let interrupted: Vec<u64> = (0..30).map(|step| if step % 10 == 0 { 9000 } else { 1000 }).collect();
+        assert_eq!(timing_of(&interrupted, &[]).spread, 0.0);
+        let half: Vec<u64> = (0..30).map(|step| if step % 2 == 0 { 3000 } else { 1000 }).collect();
+        assert!(timing_of(&half, &[]).spread > 0.6);
+        assert_eq!(timing_of(&[7], &[]).spread, 0.0);
+    }
+
+    /// Returns a table of a busy machine.
+    fn doubtful_table() -> TimingTable {
+        let mut table = table();
+        table.timings.iter_mut().for_each(|timing| timing.spread = 0.9);
+        table
+    }
+
+    #[test]
+    fn a_doubtful_calibration_is_replaced_and_a_reliable_one_is_final() {
+        let latest = LatestCalibration::default();
+        let known = || latest.get().and_then(Result::ok).map(|table| table.doubt().is_some());
+        assert_eq!(latest.measure(|| Ok(Err(NotCalibrated::Stopped))), Err(NotCalibrated::Stopped));
+        assert!(latest.get().is_none(), "it may be tried again");
+        assert!(latest.measure(|| Ok(Ok(doubtful_table()))).unwrap().doubt().is_some());
+        assert_eq!(known(), Some(true));
+        // A repetition that fails reports it, and keeps the doubtful table.
+        for failure in [NotCalibrated::Stopped, NotCalibrated::NoMemory] {
+            assert_eq!(latest.measure(|| Ok(Err(failure))), Err(failure));
+        }
+        assert_eq!(latest.measure(|| Err(Error::Internal("x".into()))), Err(NotCalibrated::Failed));
+        assert_eq!(latest.measure(|| panic!("x")), Err(NotCalibrated::Failed));
+        assert_eq!(known(), Some(true));
+        assert!(latest.measure(|| Ok(Ok(table()))).unwrap().doubt().is_none());
+        assert_eq!(known(), Some(false));
+        // A reliable table and a failure at first are final: nothing is measured.
+        latest.measure(|| unreachable!()).unwrap();
+        let failed = LatestCalibration::default();
+        assert_eq!(failed.measure(|| Ok(Err(NotCalibrated::NoBoundary))), Err(NotCalibrated::NoBoundary));
+        assert_eq!(failed.measure(|| Ok(Ok(table()))), Err(NotCalibrated::NoBoundary));
+    }
 }

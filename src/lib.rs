@@ -39,8 +39,8 @@
 //!
 //! # The path of a request
 //!
-//! A `Generate` call passes 18 main files, one for each stage. Each layer of the middleware has its own file next to
-//! `middleware/mod`. These layers, value types, helpers and submodules such as `scheduler/plan` or `decode/sampling` are not
+//! A `Generate` call passes 16 main files, one for each stage. Each layer of the middleware has its own file next to
+//! `middleware/mod`. These layers, value types, helpers and submodules such as `scheduler/tenants` or `decode/sampling` are not
 //! counted. On the way in:
 //!
 //! 1. `serve/transport/connections`: accepts the connection.
@@ -49,15 +49,14 @@
 //! 4. `serve/registry/engines`: finds the model's engine.
 //! 5. `serve/grpc/convert`: turns text into symbols and fields into options.
 //! 6. `engine/handle`: submits the request.
-//! 7. `engine/shared`: checks and queues it.
+//! 7. `engine/state`: checks and queues it.
 //! 8. `engine/worker`: the loop of the thread that owns the model.
 //! 9. `engine/scheduler/mod`: selects the rows of the next step.
-//! 10. `engine/batch/mod`: runs one step of all rows.
+//! 10. `engine/batch`: runs one step of all rows.
 //! 11. `decode/session`: the state of one request: prompt, sampling, stop conditions.
 //! 12. `family/hourglass`: computes logits and boundaries.
 //!
-//! On the way back: `engine/batch/outcome`, `engine/request/mod`, `engine/request/event_sender`, `serve/grpc/response_stream`,
-//! `serve/grpc/generate_stream`, `serve/grpc/pieces`.
+//! On the way back: `engine/request`, `serve/grpc/response_stream`, `serve/grpc/generate_stream`, `serve/grpc/pieces`.
 //!
 //! # Rooms, in reading order
 //!

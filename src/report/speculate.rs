@@ -183,7 +183,8 @@ impl<'a> SpeculateBench<'a> {
             feed_context(model, &mut row, &text[..plan.context], &mut scratch)?;
             contexts.push(row.state);
         }
-        Ok(Self { model, plan, texts, contexts, scratch, step_times: StepTimes::new(texts.len(), 0) })
+        let step_times = StepTimes::new(plan.batch, 0);
+        Ok(Self { model, plan, texts, contexts, scratch, step_times })
     }
 
     /// Feeds all rows their texts.

@@ -2,10 +2,12 @@
 //! given text about a document.
 
 use super::{
-    contract::{BoundaryOptions, Model, Scratch, SequenceRow, State, SymbolBoundary, Want, advance},
-    document::{Document, DocumentEncoder, DocumentLimits, Encoding},
+    contract::{
+        BoundaryOptions, Document, DocumentEncoder, DocumentLimits, Encoding, Model, Scratch, SequenceRow, State,
+        SymbolBoundary, Want, advance,
+    },
     options::WindowOptions,
-    sampling::logprobs::log_probability,
+    sampling::log_probability,
 };
 use crate::error::{Error, Result};
 use std::{ops::AddAssign, sync::Arc};

@@ -3,8 +3,8 @@
 use super::{
     contract::{BoundaryOptions, Card, SymbolBoundary},
     options::{check_length, check_mode},
-    sampling::logprobs::LogSoftmax,
-    shared_prefix::ForkedText,
+    sampling::LogSoftmax,
+    text_window::ForkedText,
 };
 use crate::error::Result;
 use std::sync::Arc;

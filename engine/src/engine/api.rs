@@ -3,9 +3,8 @@
 
 use crate::{
     decode::{
-        boundary_wait::BOUNDARY_WAIT,
         codec::{Code, CodeInput, Coded},
-        contract::Model,
+        contract::{BOUNDARY_WAIT, Model},
         next_symbol::{NextDistributions, NextSymbol},
         options::{EmittedSymbol, FinishReason, Generate, Score},
         session::Session,

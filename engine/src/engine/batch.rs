@@ -23,11 +23,9 @@ use super::{
 };
 use crate::{
     decode::{
-        boundary_wait,
-        contract::{Model, Scratch, SequenceRow, State, StepStatus},
-        document::{DocumentEncoder, EncodingStage},
+        contract::{self, DocumentEncoder, EncodingStage, Model, Scratch, SequenceRow, State, StepStatus},
         session::SessionProgress,
-        speculation::{DraftBudget, guess_rates::GuessRates},
+        speculation::{DraftBudget, GuessRates},
     },
     error::{Error, Result},
 };
@@ -348,7 +346,7 @@ impl Batch {
         }
     }
 
-    /// Selects the rows of the segment step: all waiting rows together when [`boundary_wait::is_due`], otherwise none.
+    /// Selects the rows of the segment step: all waiting rows together when [`contract::is_due`], otherwise none.
     ///
     /// Waiting rows wait only for rows that the next step will feed: rows that were fed now and do not wait, and prompts that
     /// had no room in this step. They do not wait for paused rows, nor while a prompt's chunk is fed: its steps are long.
@@ -366,7 +364,7 @@ impl Batch {
         let unfed = (0..statuses.len()).filter(prefilling);
         let mut unfed = unfed.flat_map(|index| requests.get(index).map_or(&[][..], |request| &request.row_indices));
         let others = !chunks && (self.fed.iter().any(continues) || unfed.any(continues));
-        if !boundary_wait::is_due(self.due.iter().map(|&row| &rows[row]), others, self.inner.limits.boundary_wait) {
+        if !contract::is_due(self.due.iter().map(|&row| &rows[row]), others, self.inner.limits.boundary_wait) {
             self.due.clear();
         }
     }
@@ -375,7 +373,7 @@ impl Batch {
         if self.fed.is_empty() {
             return;
         }
-        boundary_wait::count_step(&mut self.row_table.rows);
+        contract::count_step(&mut self.row_table.rows);
         let rows = &mut self.row_table.rows;
         let result = guarded(|| self.inner.model.symbol_step(rows, &self.fed, &mut self.scratch));
         for &row in &self.fed {

@@ -13,8 +13,9 @@ use super::{
 use crate::{
     decode::{
         beam::{BeamSearch, SearchStep},
-        contract::{Card, Model, SequenceRow, Want},
-        document::{DocumentEncoder, DocumentLimits, Encoding, EncodingProgress, EncodingStage},
+        contract::{
+            Card, DocumentEncoder, DocumentLimits, Encoding, EncodingProgress, EncodingStage, Model, SequenceRow, Want,
+        },
         options::{EmittedSymbol, FinishReason},
         summary::{
             ByteRange, DocumentProgress, DocumentWaits, EncodedDocument, PoolingUpdate, SummaryResult, ValidSummarize,

@@ -16,8 +16,7 @@ use super::{
 };
 use crate::{
     decode::{
-        contract::{BoundaryOptions, Card, KvMemory, Model},
-        document,
+        contract::{self, BoundaryOptions, Card, KvMemory, Model},
         summary::Summarize,
         text_window::TextView,
     },
@@ -213,7 +212,7 @@ impl Handle {
     }
 
     /// Returns the limits of documents, if the model reads documents.
-    pub fn document_limits(&self) -> Option<&document::DocumentLimits> {
+    pub fn document_limits(&self) -> Option<&contract::DocumentLimits> {
         self.inner().model.document_encoder().map(|reader| reader.limits())
     }
 

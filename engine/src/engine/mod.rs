@@ -7,8 +7,6 @@
 //! | `api` | value types that callers and the engine exchange: limits, requests, terms, events; opens the session of a request |
 //! | `handle` | [`Handle`]: starts the worker, validates and queues requests, reports the engine's state |
 //! | [`editing`] | the session of a document that a client edits: its completions and scores run as requests |
-//! | `session_symbols` | the symbols of an edited document, which its searches share |
-//! | `distribution_cache` | the distributions that the last searches of an edited document computed |
 //! | `state` | the locked state: the queue, the step times and the phase; the signal that wakes the worker, and its heartbeat |
 //! | `worker` | the loop of the worker thread: end, admit, plan, step |
 //! | `scheduler` | which requests run, wait and are preempted, and what each step feeds; pure, without clock or tensors |
@@ -28,14 +26,12 @@ pub mod cache;
 pub mod calibration;
 pub mod clock;
 mod counters;
-mod distribution_cache;
 mod document_request;
 pub mod editing;
 mod handle;
 pub mod observer;
 mod request;
 mod scheduler;
-mod session_symbols;
 mod state;
 pub mod step_times;
 mod worker;

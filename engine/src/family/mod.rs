@@ -136,7 +136,7 @@ impl Parts {
             begins_chunks: false,
             speculates: blueprint.speculates(),
             ngrams: self.ngrams.clone(),
-            unpooled_twin: false,
+            unpooled_baseline: false,
             dtype: self.settings.dtype.name(),
             isa: self.settings.isa,
             sha256: self.sha256.clone(),

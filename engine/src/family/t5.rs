@@ -1122,7 +1122,7 @@ impl T5 {
         let a = &blueprint.architecture;
         let deletion = a.deletion.filter(|_| !parts.settings.unpooled);
         if a.deletion.is_some() && deletion.is_none() {
-            card.unpooled_twin = true;
+            card.unpooled_baseline = true;
             card.shape.push_str(", gate off");
         }
         let store = WeightArena::new(parts.settings.dtype);

@@ -18,8 +18,8 @@ fn the_twin_gives_the_results_of_a_gate_that_keeps_everything() {
         let open = changed(case, |config| config["deletion_threshold"] = json!(-10_000.0));
         let twin = load(&t5_golden(case), &unpooled()).unwrap();
         let gated = load(&t5_golden(case), &settings()).unwrap();
-        assert_eq!((&twin.card().sha256, twin.card().unpooled_twin), (&gated.card().sha256, true));
-        assert!(twin.card().shape.ends_with(", gate off") && !gated.card().unpooled_twin, "{}", twin.card().shape);
+        assert_eq!((&twin.card().sha256, twin.card().unpooled_baseline), (&gated.card().sha256, true));
+        assert!(twin.card().shape.ends_with(", gate off") && !gated.card().unpooled_baseline, "{}", twin.card().shape);
         assert!(encoder(&*twin).limits().poolings.is_empty());
         let golden = Golden::open(&t5_golden(case));
         let tokens = golden.ids("s1.ids");

@@ -593,7 +593,7 @@ fn flood(sim: &mut Simulation, rounds: usize, mut next: impl FnMut(&mut Simulati
 
 #[test]
 fn tenants_do_the_same_work_with_any_requests() {
-    // a preempted request stays until it did as much new work as it repeated: at most its length
+    // a preempted request runs until it did as much new work as it repeated: at most its length
     let short = (MAX_SYMBOLS, 4 * 98 + 2 * 32);
     let long = (50 * MAX_SYMBOLS, 4 * 50 * MAX_SYMBOLS as u64);
     for (longest, max_difference) in [short, long] {

@@ -19,9 +19,9 @@ pub(super) fn find_twin<'a>(engine: &Lease, engines: &'a [Lease]) -> Option<&'a 
     let name = unpooled_name(&card.name);
     let is_twin = |other: &&Lease| {
         let other = other.card();
-        other.unpooled_twin && other.name == name && other.sha256 == card.sha256 && other.dtype == card.dtype
+        other.unpooled_baseline && other.name == name && other.sha256 == card.sha256 && other.dtype == card.dtype
     };
-    engines.iter().find(is_twin).filter(|_| !card.unpooled_twin)
+    engines.iter().find(is_twin).filter(|_| !card.unpooled_baseline)
 }
 
 /// Compares a model's requests with those of its twin, of the given name.

@@ -213,7 +213,7 @@ impl Engines {
             let candidates: Vec<_> = table
                 .serving
                 .iter()
-                .filter(|(_, able)| can(&able.engine) && !able.engine.card().unpooled_twin)
+                .filter(|(_, able)| can(&able.engine) && !able.engine.card().unpooled_baseline)
                 .collect();
             if let [(_, only)] = candidates[..] {
                 return Ok(Lease::new(only));

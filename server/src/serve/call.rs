@@ -31,14 +31,6 @@ pub(super) const EDIT: &str = "/weir.v1.Editing/Edit";
 /// Maximum length in bytes of an id that a client chooses.
 const ID_BYTES: usize = 64;
 
-/// Marks a call whose caller logs its refusal, under the path and with the names of fields that the client knows.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct RefusalLoggedByCaller;
-
-/// Marks a call within the process. Its caller sends the headers of the client's response.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct WithinProcess;
-
 /// The state of a call that the middleware collects. Handlers find it in the request's extensions.
 #[derive(Clone)]
 pub(super) struct Call {

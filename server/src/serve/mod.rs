@@ -4,17 +4,18 @@
 //! `grpc/response_stream` (events to messages), `status` (error to status), `transport` (from the listener to the
 //! server), `middleware` (the layers around every call), `registry` (the models that are served), `registry/drain`
 //! (shutdown). `tokenization` keeps large requests off the threads that serve connections. `openai` and `oip` serve the
-//! same engines to clients of other APIs. `client` calls a server, to operate and to measure it.
+//! same engines to clients of other APIs: their requests become `calls` of the handlers in `grpc`. `client` calls a
+//! server, to operate and to measure it.
 
 mod admin;
 mod call;
+mod calls;
 pub mod client;
 mod collected;
 mod completion_request;
 #[cfg(all(feature = "http", any(test, fuzzing)))]
 pub mod fuzzing;
 mod grpc;
-mod in_process;
 mod middleware;
 mod oip;
 #[cfg(feature = "http")]
@@ -42,11 +43,14 @@ use crate::{
     engine::clock,
     error::{Error, Result},
 };
+use calls::Calls;
 use collected::CollectedLimits;
 use grpc::{editing_limits::EditingLimits, generation::JobService, latency::LatencyService, models::ModelsService};
 use middleware::{
-    auth::KEYLESS_MESSAGE_BYTES, body_limits::BodyMemory, compression::compressing, refusal_log::RefusalLog,
+    auth::KEYLESS_MESSAGE_BYTES, body_limits::BodyMemory, call_limits::CallTable, compression::compressing,
+    refusal_log::RefusalLog,
 };
+use oip::service::InferenceService;
 use registry::drain::Gate;
 use std::{future::Future, sync::Arc, time::Duration};
 use tokenization::TokenizationWorkers;
@@ -160,8 +164,8 @@ pub async fn run(
         .add_service(compressing!(GenerationServer::new(jobs.clone()), max_bytes))
         .add_service(compressing!(SummarizationServer::new(jobs.clone()), max_bytes))
         .add_service(compressing!(CodecServer::new(jobs.clone()), max_bytes))
-        .add_service(compressing!(EditingServer::new(jobs), max_bytes))
-        .add_service(compressing!(ModelsServer::new(models), max_bytes))
+        .add_service(compressing!(EditingServer::new(jobs.clone()), max_bytes))
+        .add_service(compressing!(ModelsServer::new(models.clone()), max_bytes))
         .add_service(compressing!(LatencyServer::new(LatencyService(engines.clone())), max_bytes));
     if let Some(admin) = admin {
         routes = routes.add_service(admin::guarded(admin, engines.clone(), gate.clone(), max_bytes));
@@ -170,30 +174,38 @@ pub async fn run(
     let draining = CancellationToken::new();
     let collected = CollectedLimits::new(Arc::clone(&memory), &config);
     let refusals = RefusalLog::default();
+    let in_progress = CallTable::new("calls", config.calls);
+    let calls =
+        Calls { jobs, traces: traces.clone(), refusals: refusals.clone(), in_progress: Arc::clone(&in_progress) };
+    // A request of this protocol is in progress itself, and so is the call that it makes.
+    let own = Calls { in_progress: CallTable::new("calls", config.calls), ..calls.clone() };
+    let inference = InferenceService {
+        calls: own,
+        monitor: monitor.clone(),
+        collected: collected.clone(),
+        max_concurrent: usize::try_from(config.concurrent_streams).unwrap_or(usize::MAX).max(1),
+    };
+    routes = routes.add_service(oip::server(inference.clone(), max_bytes));
     let parts = middleware::Parts {
         config: &config,
         memory: &memory,
         engines: &engines,
+        calls: &in_progress,
         workers: &workers,
         traces: traces.as_ref(),
         draining: &draining,
         refusals: &refusals,
     };
-    let stack = |routes: Routes| middleware::stack(routes, &parts);
-    // A call of the Open Inference Protocol passes the whole stack again, as a call of our own services.
-    let own = in_process::services(stack(routes.clone().prepare()));
-    let calls = stack(
-        routes.add_service(oip::server(own, monitor.clone(), workers.clone(), collected.clone(), &config)).prepare(),
-    );
+    let stack = middleware::stack(routes.prepare(), &parts);
     let incoming = connections::incoming(listener.into(), &config, draining.clone(), Protocol::Http2);
-    let grpc = http2::serve(incoming, calls.clone(), engines.metrics(), &config, closing.clone());
+    let grpc = http2::serve(incoming, stack, engines.metrics(), &config, closing.clone());
     #[cfg(not(feature = "http"))]
     let openai = std::future::ready(());
     #[cfg(feature = "http")]
     let openai = async {
         if let Some(listener) = http {
             let incoming = connections::incoming(listener, &config, draining.clone(), Protocol::Http1);
-            let services = openai::ApiServices { calls: in_process::services(calls), workers, collected, memory };
+            let services = openai::ApiServices { calls, inference, models, collected };
             let api = openai::ApiState::new(services, monitor.clone(), &config, draining.clone());
             openai::serve(incoming, api, &config, refusals.clone(), closing.clone()).await;
         }

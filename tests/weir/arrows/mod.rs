@@ -58,7 +58,6 @@ const CRATES: &[(&str, &[&str])] = &[
     ("tonic_reflection", &["serve"]),
     ("tonic_types", &["serve"]),
     ("tower", &["serve"]),
-    ("tower_http", &["serve"]),
     ("tokio_io_timeout", &["serve"]),
     ("tungstenite", &["serve"]),
     // Opens files without waiting for a pipe's writer.

@@ -8,7 +8,7 @@ use serde::{
 };
 use std::fmt;
 
-/// Maximum ids of a prompt: a message to the service has at most 65,536 fields, and each id counts as one.
+/// Maximum ids of a prompt, about as over gRPC: a message has at most 65,536 fields there, and each id counts as one.
 const MAX_IDS: usize = 65_000;
 
 /// One prompt.

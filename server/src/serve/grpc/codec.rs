@@ -5,18 +5,16 @@ use super::{
     codec_engine::CodecEngine,
     codec_messages::Messages,
     convert,
-    document_upload::incomplete,
     generation::{JobService, terms},
-    response_stream::reject,
+    request_parts::RequestParts,
+    response_stream::{Buffered, buffered, reject},
     task_response::TaskResponse,
 };
 use crate::{
     decode::codec::{Compressor, Decompressor, Totals},
-    engine::Terms,
     error::{Error, Result},
     serve::{
         call::{Call, Reply},
-        middleware::body_limits::RequestMemory,
         registry::{abilities::continues_text, engines::Lease},
     },
 };
@@ -75,29 +73,21 @@ impl Messages for Decompress {
 }
 
 impl JobService {
-    fn codec_engine(&self, engine: Lease, terms: Terms) -> CodecEngine {
-        CodecEngine::new(engine, terms, Arc::clone(&self.memory))
-    }
-
     async fn start_compress(
         &self,
-        mut parts: Streaming<v1::CompressRequest>,
-        memory: Option<RequestMemory>,
+        mut parts: RequestParts<v1::CompressRequest>,
         call: Call,
     ) -> Result<TaskResponse<v1::CompressResponse>> {
         let permit = self.gate.enter()?;
-        let first = parts.message().await.map_err(incomplete)?;
-        let Some(compress_request::Part::Options(options)) = first.and_then(|first| first.part) else {
+        let Some(compress_request::Part::Options(options)) = parts.next().await?.and_then(|first| first.part) else {
             return Err(no_options());
         };
-        let engine = self.engines.find_able("model", options.model.as_deref(), continues_text)?;
-        takes_texts("Compress", &engine)?;
-        let terms = terms(&call, options.priority);
+        let codec =
+            self.codec_call::<Compress>("Compress", options.model.as_deref(), parts, &call, options.priority)?;
+        let engine = codec.engine();
         let options = convert::compress_options(&options, engine.card());
         // created here too, so that a call that cannot succeed fails before its response
         Compressor::new(engine.card(), options)?;
-        let codec = CodecCall::<Compress>::new(parts, memory, self.codec_engine(engine, terms));
-        let engine = codec.engine();
         let stall = engine.limits().stall;
         Ok(TaskResponse::spawn([permit, self.gate.enter()?], call, stall, move |output| async move {
             codec.run(Compressor::new(engine.card(), options)?, output).await
@@ -106,25 +96,35 @@ impl JobService {
 
     async fn start_decompress(
         &self,
-        mut parts: Streaming<v1::DecompressRequest>,
-        memory: Option<RequestMemory>,
+        mut parts: RequestParts<v1::DecompressRequest>,
         call: Call,
     ) -> Result<TaskResponse<v1::DecompressResponse>> {
         let permit = self.gate.enter()?;
-        let first = parts.message().await.map_err(incomplete)?;
-        let Some(decompress_request::Part::Options(options)) = first.and_then(|first| first.part) else {
+        let Some(decompress_request::Part::Options(options)) = parts.next().await?.and_then(|first| first.part) else {
             return Err(no_options());
         };
-        let engine = self.engines.find_able("model", options.model.as_deref(), continues_text)?;
-        takes_texts("Decompress", &engine)?;
-        let terms = terms(&call, options.priority);
-        Decompressor::new(engine.card())?;
-        let codec = CodecCall::<Decompress>::new(parts, memory, self.codec_engine(engine, terms));
+        let codec =
+            self.codec_call::<Decompress>("Decompress", options.model.as_deref(), parts, &call, options.priority)?;
         let engine = codec.engine();
+        Decompressor::new(engine.card())?;
         let stall = engine.limits().stall;
         Ok(TaskResponse::spawn([permit, self.gate.enter()?], call, stall, move |output| async move {
             codec.run(Decompressor::new(engine.card())?, output).await
         }))
+    }
+
+    /// Finds the model for a call of this method. Fails if it summarizes.
+    fn codec_call<M: Messages>(
+        &self,
+        method: &'static str,
+        model: Option<&str>,
+        parts: RequestParts<M::Request>,
+        call: &Call,
+        priority: Option<i32>,
+    ) -> Result<CodecCall<M>> {
+        let engine = self.engines.find_able("model", model, continues_text)?;
+        takes_texts(method, &engine)?;
+        Ok(CodecCall::new(parts, CodecEngine::new(engine, terms(call, priority), Arc::clone(&self.memory))))
     }
 }
 
@@ -158,23 +158,18 @@ fn summary(totals: Totals) -> v1::CodecSummary {
 
 #[tonic::async_trait]
 impl codec_server::Codec for JobService {
-    type CompressStream = TaskResponse<v1::CompressResponse>;
-    type DecompressStream = TaskResponse<v1::DecompressResponse>;
+    type CompressStream = Buffered<TaskResponse<v1::CompressResponse>>;
+    type DecompressStream = Buffered<TaskResponse<v1::DecompressResponse>>;
 
-    async fn compress(&self, mut request: Request<Streaming<v1::CompressRequest>>) -> Reply<Self::CompressStream> {
+    async fn compress(&self, request: Request<Streaming<v1::CompressRequest>>) -> Reply<Self::CompressStream> {
         let call = Call::of(&request);
-        let memory = RequestMemory::take(&mut request);
-        let response = self.start_compress(request.into_inner(), memory, call.clone()).await;
-        response.map_err(reject(&call))?.buffered(usize::from(self.late_headers)).await.map(Response::new)
+        let response = self.start_compress(RequestParts::of(request), call.clone()).await;
+        buffered(response.map_err(reject(&call))?, usize::from(self.late_headers)).await.map(Response::new)
     }
 
-    async fn decompress(
-        &self,
-        mut request: Request<Streaming<v1::DecompressRequest>>,
-    ) -> Reply<Self::DecompressStream> {
+    async fn decompress(&self, request: Request<Streaming<v1::DecompressRequest>>) -> Reply<Self::DecompressStream> {
         let call = Call::of(&request);
-        let memory = RequestMemory::take(&mut request);
-        let response = self.start_decompress(request.into_inner(), memory, call.clone()).await;
-        response.map_err(reject(&call))?.buffered(usize::from(self.late_headers)).await.map(Response::new)
+        let response = self.start_decompress(RequestParts::of(request), call.clone()).await;
+        buffered(response.map_err(reject(&call))?, usize::from(self.late_headers)).await.map(Response::new)
     }
 }

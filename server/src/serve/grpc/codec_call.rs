@@ -4,31 +4,28 @@ use super::{
     codec_engine::{CodecEngine, QUEUE_RETRY},
     codec_messages::Messages,
     codec_part::UnconvertedPart,
-    document_upload::incomplete,
+    request_parts::RequestParts,
     task_response::Output,
 };
 use crate::{
     decode::codec::BlockStream,
     error::{Error, Result},
-    serve::{middleware::body_limits::RequestMemory, registry::engines::Lease},
+    serve::registry::engines::Lease,
 };
 use tokio::time::sleep;
-use tonic::Streaming;
 
 /// Maximum bytes of one message of the response.
 const MESSAGE: usize = 1 << 16;
 
 /// The request of a call, after its options.
 pub(super) struct CodecCall<M: Messages> {
-    parts: Streaming<M::Request>,
-    /// Releases the memory of each part that has been converted.
-    memory: Option<RequestMemory>,
+    parts: RequestParts<M::Request>,
     blocks: CodecEngine,
 }
 
 impl<M: Messages> CodecCall<M> {
-    pub(super) fn new(parts: Streaming<M::Request>, memory: Option<RequestMemory>, blocks: CodecEngine) -> Self {
-        Self { parts, memory, blocks }
+    pub(super) fn new(parts: RequestParts<M::Request>, blocks: CodecEngine) -> Self {
+        Self { parts, blocks }
     }
 
     pub(super) fn engine(&self) -> Lease {
@@ -60,7 +57,7 @@ impl<M: Messages> CodecCall<M> {
                 }
                 unconverted.convert_slice(&mut stream).await?;
                 if unconverted.is_empty() {
-                    self.release_memory();
+                    self.parts.release();
                 }
             }
             let reads = !ended && unconverted.is_empty() && self.blocks.takes_blocks();
@@ -73,11 +70,11 @@ impl<M: Messages> CodecCall<M> {
                     stream.accept(coded?, &mut out)?;
                     send_all::<M>(&output, &out).await?;
                 }
-                part = self.parts.message(), if reads => match part.map_err(incomplete)? {
+                part = self.parts.next(), if reads => match part? {
                     Some(part) => {
                         unconverted = M::bytes(part)?.into();
                         if unconverted.is_empty() {
-                            self.release_memory();
+                            self.parts.release();
                         }
                     }
                     None => {
@@ -98,12 +95,6 @@ impl<M: Messages> CodecCall<M> {
         let totals = stream.totals();
         tracing::debug!(chars = totals.symbols, compressed_bytes = totals.compressed_bytes, "coded");
         output.send(M::summary(totals)).await
-    }
-
-    fn release_memory(&self) {
-        if let Some(memory) = &self.memory {
-            memory.release();
-        }
     }
 }
 

@@ -1,27 +1,23 @@
 //! Receives the whole text of a document, and counts the memory that it takes.
 
-use super::document_upload::{TEXT, chunk_text, incomplete};
+use super::{
+    document_upload::{TEXT, chunk_text},
+    request_parts::RequestParts,
+};
 use crate::{
     decode::long_documents::MAX_BYTES,
     error::{Error, Result},
-    serve::middleware::body_limits::{RequestMemory, Reservation},
+    serve::middleware::body_limits::Reservation,
 };
-use tonic::Streaming;
 use weir_proto::v1;
 
 /// Receives all chunks of a document. Each is checked against [`MAX_BYTES`] and counted in `reserved` before it is
-/// appended; `memory` then releases the message.
-pub(super) async fn receive(
-    mut parts: Streaming<v1::SummarizeRequest>,
-    memory: Option<&RequestMemory>,
-    reserved: &Reservation,
-) -> Result<String> {
+/// appended, which then releases the memory of its message.
+pub(super) async fn receive(mut parts: RequestParts<v1::SummarizeRequest>, reserved: &Reservation) -> Result<String> {
     let mut text = String::new();
-    while let Some(message) = parts.message().await.map_err(incomplete)? {
+    while let Some(message) = parts.next().await? {
         append(&mut text, &chunk_text(message.part)?, reserved)?;
-        if let Some(memory) = memory {
-            memory.release();
-        }
+        parts.release();
     }
     Ok(text)
 }

@@ -1,18 +1,18 @@
 //! Receives a document from the client, tokenizes it, and passes the tokens to the engine while they arrive.
 
+use super::request_parts::RequestParts;
 use crate::{
     decode::{
         document::{covers_text, no_text},
         summary::ByteRange,
     },
     engine::DocumentUpload,
-    error::{Code, Error, Result},
-    serve::{middleware::tonic_errors, registry::engines::Lease, tokenization::TokenizationWorkers},
+    error::{Error, Result},
+    serve::{registry::engines::Lease, tokenization::TokenizationWorkers},
     text::{LimitStatus, StreamTokenizer, TokenSpan},
 };
 use std::sync::Arc;
 use tokio::task::AbortHandle;
-use tonic::{Status, Streaming};
 use weir_proto::v1::{self, summarize_request::Part};
 
 /// The field of a document's text in errors.
@@ -71,16 +71,16 @@ impl DocumentReceiver {
     }
 
     /// Receives the document in a task of its own.
-    pub(super) fn spawn(self, parts: Streaming<v1::SummarizeRequest>) -> UploadTask {
+    pub(super) fn spawn(self, parts: RequestParts<v1::SummarizeRequest>) -> UploadTask {
         UploadTask(tokio::spawn(self.receive(parts)).abort_handle())
     }
 
     /// Receives the document to its end or to the limit, and tokenizes long chunks on workers. Text beyond the limit is not read.
-    async fn receive(mut self, mut parts: Streaming<v1::SummarizeRequest>) {
+    async fn receive(mut self, mut parts: RequestParts<v1::SummarizeRequest>) {
         loop {
-            let part = match parts.message().await {
+            let part = match parts.next().await {
                 Ok(message) => message.map(|message| message.part),
-                Err(status) => return self.upload.fail(incomplete(status)),
+                Err(error) => return self.upload.fail(error),
             };
             let ended = part.is_none();
             let bytes = match &part {
@@ -143,21 +143,4 @@ pub(super) fn chunk_text(part: Option<Part>) -> Result<String> {
         }
         None => Err(Error::bad_option("part", "nothing", "options or a chunk")),
     }
-}
-
-/// Returns the error for a request that broke off or cannot be read, by the status that ended it.
-pub(super) fn incomplete(status: Status) -> Error {
-    if let Some(error) = tonic_errors::unreadable(&status) {
-        return error;
-    }
-    let code = match status.code() {
-        tonic::Code::OutOfRange => Code::OutOfRange,
-        tonic::Code::ResourceExhausted => Code::ResourceExhausted,
-        tonic::Code::DeadlineExceeded => Code::DeadlineExceeded,
-        tonic::Code::Unavailable => Code::Unavailable,
-        tonic::Code::InvalidArgument => Code::InvalidArgument,
-        tonic::Code::Internal => Code::Internal,
-        _ => Code::Cancelled,
-    };
-    Error::Incomplete { code, why: status.message().to_owned() }
 }

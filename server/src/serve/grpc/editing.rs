@@ -3,11 +3,10 @@
 //! [`EditSession`] decides what a session may do; this file translates, and limits sessions, memory, rates and idle time.
 
 use super::{
-    document_upload::incomplete,
-    editing_limits::SessionActivity,
     editing_messages::{self as messages, applied, closed, failed, stale},
     editing_requests::{COPIED_BYTES, RequestWork, RunningRequests},
     generation::{JobService, terms},
+    request_parts::RequestParts,
     response_stream::reject,
     task_response::{Output, TaskResponse},
 };
@@ -32,8 +31,13 @@ use std::{
     time::{Duration, Instant},
 };
 use tokio::time::sleep_until;
-use tonic::{Request, Response, Status, Streaming};
+use tokio_stream::StreamExt;
+use tonic::{Request, Response, Streaming};
 use weir_proto::v1::{self, document_closed::Reason, edit_request::Action, edit_response::Event, editing_server};
+
+/// A message of a session. A message of another protocol that cannot be read is the answer to it: it keeps its place, and counts as
+/// a splice.
+pub(in crate::serve) type EditMessage = Result<v1::EditRequest, v1::EditResponse>;
 
 /// Splices may come this much ahead of their rate.
 const BURST: Duration = Duration::from_secs(1);
@@ -85,12 +89,9 @@ impl Drop for Document {
 struct Editor {
     service: JobService,
     call: Call,
-    /// The memory of messages.
-    memory: Option<RequestMemory>,
+    parts: RequestParts<EditMessage>,
     /// The memory of the text, and of what the session keeps for its next searches.
     reserved: Reservation,
-    /// Activity that is no message of the call.
-    activity: SessionActivity,
     document: Option<Document>,
     running: RunningRequests,
     /// The time at which the splices so far would have come at the highest rate.
@@ -113,7 +114,7 @@ enum Next {
 }
 
 impl Editor {
-    async fn run(mut self, mut parts: Streaming<v1::EditRequest>, output: Output<v1::EditResponse>) -> Result<()> {
+    async fn run(mut self, output: Output<v1::EditResponse>) -> Result<()> {
         let idle = self.service.editing.config.idle;
         let closing = self.service.gate.closing();
         tokio::pin!(closing);
@@ -137,17 +138,16 @@ impl Editor {
                         output.send(answer.unwrap_or_else(|error| failed(Some(id), &error))).await?;
                     }
                 }
-                message = next_message(&mut parts, read_at), if !is_complete => {
+                message = next_message(&mut self.parts, read_at), if !is_complete => {
                     active_at = clock::now();
-                    let Some(message) = message.map_err(incomplete)? else {
+                    let Some(message) = message? else {
                         is_complete = true;
                         continue;
                     };
-                    if let Next::Close = self.take(message.action, &output).await? {
+                    if let Next::Close = self.take(message, &output).await? {
                         return output.send(closed(Reason::Client)).await;
                     }
                 }
-                () = self.activity.notified() => active_at = clock::now(),
                 () = sleep_until(idle_at.into()), if is_idle => return output.send(closed(Reason::Idle)).await,
             }
         }
@@ -162,23 +162,21 @@ impl Editor {
     }
 
     /// Takes a message. Fails only if the client does not read the answer.
-    async fn take(&mut self, action: Option<Action>, output: &Output<v1::EditResponse>) -> Result<Next> {
-        let id = match &action {
-            Some(Action::Complete(complete)) => Some(complete.id),
-            Some(Action::Score(score)) => Some(score.id),
-            _ => None,
+    async fn take(&mut self, message: EditMessage, output: &Output<v1::EditResponse>) -> Result<Next> {
+        let id = message.as_ref().ok().and_then(messages::request_id);
+        let done = match message.map(|request| request.action) {
+            Ok(Some(Action::Open(open))) => self.open(open).await,
+            Ok(Some(Action::Splice(splice))) => self.splice(splice).await,
+            Ok(Some(Action::Complete(complete))) => self.complete(&complete).map(|()| Vec::new()),
+            Ok(Some(Action::Score(score))) => self.score(&score).map(|()| Vec::new()),
+            Ok(Some(Action::Close(_))) => return Ok(Next::Close),
+            Ok(None) => Err(Error::bad_option("action", "nothing", "open, splice, complete, score or close")),
+            Err(refusal) => {
+                self.count_splices(1);
+                Ok(vec![refusal])
+            }
         };
-        let done = match action {
-            Some(Action::Open(open)) => self.open(open).await,
-            Some(Action::Splice(splice)) => self.splice(splice).await,
-            Some(Action::Complete(complete)) => self.complete(&complete).map(|()| Vec::new()),
-            Some(Action::Score(score)) => self.score(&score).map(|()| Vec::new()),
-            Some(Action::Close(_)) => return Ok(Next::Close),
-            None => Err(Error::bad_option("action", "nothing", "open, splice, complete, score or close")),
-        };
-        if let Some(memory) = &self.memory {
-            memory.release();
-        }
+        self.parts.release();
         for response in done.unwrap_or_else(|error| vec![failed(id, &error)]) {
             output.send(response).await?;
         }
@@ -326,12 +324,9 @@ impl Editor {
 }
 
 /// Waits until another message may be read, and reads it. Cancel safe.
-async fn next_message(
-    parts: &mut Streaming<v1::EditRequest>,
-    read_at: Instant,
-) -> Result<Option<v1::EditRequest>, Status> {
+async fn next_message(parts: &mut RequestParts<EditMessage>, read_at: Instant) -> Result<Option<EditMessage>> {
     sleep_until(read_at.into()).await;
-    parts.message().await
+    parts.next().await
 }
 
 fn nanoseconds_since(began: Instant) -> u64 {
@@ -343,11 +338,10 @@ fn not_open() -> Error {
 }
 
 impl JobService {
-    fn start_editing(
+    /// Starts an `Edit`.
+    pub(in crate::serve) fn start_editing(
         &self,
-        parts: Streaming<v1::EditRequest>,
-        memory: Option<RequestMemory>,
-        activity: SessionActivity,
+        parts: RequestParts<EditMessage>,
         call: &Call,
     ) -> Result<TaskResponse<v1::EditResponse>> {
         let place = self.editing.sessions.begin(call.tenant())?;
@@ -355,16 +349,15 @@ impl JobService {
         let editor = Editor {
             service: self.clone(),
             call: call.clone(),
-            memory,
+            parts,
             reserved: Reservation::new(Arc::clone(&self.memory), call.tenant()),
-            activity,
             document: None,
             running: RunningRequests::default(),
             splices_until: clock::now(),
             _place: place,
         };
         let stall = self.engines.stall();
-        Ok(TaskResponse::spawn(permits, call.clone(), stall, move |output| editor.run(parts, output)))
+        Ok(TaskResponse::spawn(permits, call.clone(), stall, move |output| editor.run(output)))
     }
 }
 
@@ -375,7 +368,7 @@ impl editing_server::Editing for JobService {
     async fn edit(&self, mut request: Request<Streaming<v1::EditRequest>>) -> Reply<Self::EditStream> {
         let call = Call::of(&request);
         let memory = RequestMemory::take(&mut request);
-        let activity = request.extensions_mut().remove().unwrap_or_default();
-        self.start_editing(request.into_inner(), memory, activity, &call).map(Response::new).map_err(reject(&call))
+        let parts = RequestParts::new(request.into_inner().map(|message| message.map(Ok)), memory);
+        self.start_editing(parts, &call).map(Response::new).map_err(reject(&call))
     }
 }

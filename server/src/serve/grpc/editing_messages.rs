@@ -12,12 +12,21 @@ use crate::{
     text::Vocabulary,
 };
 use tonic_types::StatusExt;
-use weir_proto::v1::{self, document_closed::Reason, edit_response::Event};
+use weir_proto::v1::{self, document_closed::Reason, edit_request::Action, edit_response::Event};
 
 /// Default of `complete.max_chars`.
 const MAX_CHARS: u32 = 32;
 /// Maximum splices of a message.
 pub(in crate::serve) const MAX_SPLICES: usize = 256;
+
+/// Returns the id of a request for completions or scores.
+pub(in crate::serve) fn request_id(message: &v1::EditRequest) -> Option<u64> {
+    match &message.action {
+        Some(Action::Complete(complete)) => Some(complete.id),
+        Some(Action::Score(score)) => Some(score.id),
+        _ => None,
+    }
+}
 
 /// Returns the splices of a message. Fails if they are too many, and for an offset that no text has.
 pub(super) fn splices(message: v1::SpliceDocument) -> Result<Vec<Splice>> {

@@ -8,11 +8,6 @@ use crate::{
 use std::sync::Arc;
 use weir_proto::v1::{self, generate_response::Event as Payload};
 
-/// The characters of a prompt that normalising changed. The extensions of a response have it, because HTTP sends it in a header,
-/// before the first message.
-#[derive(Debug, Clone, Copy)]
-pub(in crate::serve) struct NormalizedChars(pub(in crate::serve) u64);
-
 /// Encodes the events of one generation.
 pub(crate) struct GenerateEncoder {
     request_id: String,
@@ -47,8 +42,9 @@ impl GenerateEncoder {
     }
 
     /// Returns the characters of the prompt that normalising changed.
-    pub(super) fn normalized_chars(&self) -> NormalizedChars {
-        NormalizedChars(self.format.normalized_chars as u64)
+    #[cfg(feature = "http")]
+    pub(in crate::serve) fn normalized_chars(&self) -> u64 {
+        self.format.normalized_chars as u64
     }
 
     fn started(&mut self, cached_chars: usize) -> v1::Started {

@@ -5,17 +5,17 @@ use super::{
     convert,
     editing_limits::EditingLimits,
     generate_stream::GenerateEncoder,
-    response_stream::{JobEvents, ResponseStream, reject},
+    response_stream::{Buffered, JobEvents, MessageEncoder, ResponseStream, buffered, reject},
     score_stream::ScoreEncoder,
     segments::{boundary_levels, segments},
     totals,
 };
 use crate::{
     decode::options::must_pool,
-    engine::{Event, Events, Job, Terms},
+    engine::{Event, Job, Terms},
     error::Result,
     serve::{
-        call::{Call, Reply, WithinProcess},
+        call::{Call, Reply},
         middleware::body_limits::{BodyMemory, RequestMemory, Reservation},
         registry::{
             abilities::{continues_text, segments_text},
@@ -46,38 +46,24 @@ pub(crate) struct JobService {
     pub(crate) editing: EditingLimits,
 }
 
-/// A request that the engine has accepted.
-struct Submitted<R> {
-    engine: Lease,
-    events: Events,
-    /// The memory of the job's symbols.
-    reserved: Reservation,
-    /// Data for the response, prepared when the request was converted.
-    response: R,
-}
-
-impl<R> Submitted<R> {
-    /// Returns the job's events, which hold `permit` and the memory of the symbols, and the data for the response.
-    fn into_parts(self, permit: RequestPermit, call: &Call) -> (JobEvents, R) {
-        let events = JobEvents::new(self.events, self.engine, permit, call.span.clone()).holding(self.reserved);
-        (events, self.response)
-    }
-}
-
 impl JobService {
-    /// Converts a request and submits it: here if it is small, otherwise on a worker. Fails with [`Error::QueueFull`] if no memory
-    /// is left for its symbols, which count until the response ends.
+    /// Converts a request and submits it: here if it is small, otherwise on a worker. Returns the job's events, which hold `permit`,
+    /// and the data for the response that `convert` prepares. Fails with [`Error::QueueFull`] if no memory is left for the symbols of
+    /// the request, which count until the response ends.
     async fn submit<M, R>(
         &self,
-        request: CalledRequest<M>,
+        request: Incoming<M>,
+        priority: Option<i32>,
         engine: Lease,
+        permit: RequestPermit,
         convert: impl FnOnce(M, &Lease) -> Result<(Job, R)> + Send + 'static,
-    ) -> Result<Submitted<R>>
+    ) -> Result<(JobEvents, R)>
     where
         M: Message + 'static,
         R: Send + 'static,
     {
-        let CalledRequest { message, terms, memory } = request;
+        let Incoming { message, call, memory } = request;
+        let terms = terms(&call, priority);
         let tenant = Arc::clone(&terms.tenant);
         let reserved = Reservation::new(Arc::clone(&self.memory), Arc::clone(&tenant));
         let submitted = self.workers.run(&tenant, message.encoded_len(), move || {
@@ -87,24 +73,24 @@ impl JobService {
             let (job, response) = convert(message, &engine)?;
             reserved.add(job.symbols().saturating_mul(size_of::<u32>()))?;
             let events = engine.submit(job, terms)?;
-            Ok(Submitted { engine, events, reserved, response })
+            Ok((JobEvents::new(events, engine, permit, call.span).holding(reserved), response))
         });
         submitted.await.flatten()
     }
 
-    /// Returns true if the headers of the response to a request wait for its first text.
-    pub(super) fn waits_for_text<T>(&self, request: &Request<T>) -> bool {
-        self.late_headers && request.extensions().get::<WithinProcess>().is_none()
+    /// Returns how many messages of a response must be there before its headers are sent.
+    pub(super) fn first_messages<E: MessageEncoder>(&self) -> usize {
+        if self.late_headers { E::LEADING + 1 } else { 0 }
     }
 
-    async fn start_generate(
+    /// Starts a `Generate`.
+    pub(in crate::serve) async fn start_generate(
         &self,
-        request: Request<v1::GenerateRequest>,
-        call: Call,
+        request: Incoming<v1::GenerateRequest>,
     ) -> Result<ResponseStream<GenerateEncoder>> {
         let permit = self.gate.enter()?;
-        let priority = request.get_ref().priority;
-        let request = CalledRequest::new(request, &call, priority);
+        let priority = request.message.priority;
+        let call = request.call.clone();
         let engine = self.engines.find_able("model", request.message.model.as_deref(), continues_text)?;
         let id = Arc::clone(&call.id);
         let convert = move |message, engine: &Lease| {
@@ -112,18 +98,14 @@ impl JobService {
             let encoder = GenerateEncoder::new(format, engine.card(), &id).after(&job.resumed);
             Ok((Job::Generate(job), encoder))
         };
-        let (events, encoder) = self.submit(request, engine, convert).await?.into_parts(permit, &call);
+        let (events, encoder) = self.submit(request, priority, engine, permit, convert).await?;
         Ok(ResponseStream::new(events, encoder, call))
     }
 
-    async fn start_score(
-        &self,
-        request: Request<v1::ScoreRequest>,
-        call: Call,
-    ) -> Result<ResponseStream<ScoreEncoder>> {
+    async fn start_score(&self, request: Incoming<v1::ScoreRequest>) -> Result<ResponseStream<ScoreEncoder>> {
         let permit = self.gate.enter()?;
-        let priority = request.get_ref().priority;
-        let request = CalledRequest::new(request, &call, priority);
+        let priority = request.message.priority;
+        let call = request.call.clone();
         let engine = self.engines.find_able("model", request.message.model.as_deref(), continues_text)?;
         let convert = |message, engine: &Lease| {
             let card = engine.card();
@@ -133,14 +115,13 @@ impl JobService {
             let normalized_chars = card.vocabulary.normaliser().changed_chars(&message.text);
             Ok((Job::Score(job), encoder.with_normalized_chars(normalized_chars)))
         };
-        let (events, encoder) = self.submit(request, engine, convert).await?.into_parts(permit, &call);
+        let (events, encoder) = self.submit(request, priority, engine, permit, convert).await?;
         Ok(ResponseStream::new(events, encoder, call))
     }
 
-    async fn segment_text(&self, request: Request<v1::SegmentRequest>, call: &Call) -> Result<v1::SegmentResponse> {
+    async fn segment_text(&self, request: Incoming<v1::SegmentRequest>) -> Result<v1::SegmentResponse> {
         let permit = self.gate.enter()?;
-        let priority = request.get_ref().priority;
-        let request = CalledRequest::new(request, call, priority);
+        let priority = request.message.priority;
         let engine = self.engines.find_able("model", request.message.model.as_deref(), segments_text)?;
         must_pool("Segment", engine.card())?;
         let convert = |message: v1::SegmentRequest, engine: &Lease| {
@@ -153,22 +134,24 @@ impl JobService {
             Ok((Job::Score(job), v1::SegmentResponse { text, seed, usage, ..Default::default() }))
         };
         let vocabulary = Arc::clone(&engine.card().vocabulary);
-        let (events, response) = self.submit(request, engine, convert).await?.into_parts(permit, call);
+        let (events, response) = self.submit(request, priority, engine, permit, convert).await?;
         collect_segments(events, response, &vocabulary).await
     }
 }
 
 /// A request of a call, with the memory that it uses until it is converted.
-struct CalledRequest<M> {
-    message: M,
-    terms: Terms,
-    memory: Option<RequestMemory>,
+pub(in crate::serve) struct Incoming<M> {
+    pub(in crate::serve) message: M,
+    pub(in crate::serve) call: Call,
+    pub(in crate::serve) memory: Option<RequestMemory>,
 }
 
-impl<M> CalledRequest<M> {
-    fn new(mut request: Request<M>, call: &Call, priority: Option<i32>) -> Self {
+impl<M> Incoming<M> {
+    /// Returns the request of a gRPC call.
+    pub(in crate::serve) fn of(mut request: Request<M>) -> Self {
+        let call = Call::of(&request);
         let memory = RequestMemory::take(&mut request);
-        Self { message: request.into_inner(), terms: terms(call, priority), memory }
+        Self { message: request.into_inner(), call, memory }
     }
 }
 
@@ -206,28 +189,23 @@ async fn collect_segments(
 
 #[tonic::async_trait]
 impl generation_server::Generation for JobService {
-    type GenerateStream = ResponseStream<GenerateEncoder>;
-    type ScoreStream = ResponseStream<ScoreEncoder>;
+    type GenerateStream = Buffered<ResponseStream<GenerateEncoder>>;
+    type ScoreStream = Buffered<ResponseStream<ScoreEncoder>>;
 
     async fn generate(&self, request: Request<v1::GenerateRequest>) -> Reply<Self::GenerateStream> {
         let call = Call::of(&request);
-        let waits = self.waits_for_text(&request);
-        let stream = self.start_generate(request, call.clone()).await.map_err(reject(&call))?;
-        let normalized = stream.encoder().normalized_chars();
-        let mut response = stream.buffered(waits).await.map(Response::new)?;
-        response.extensions_mut().insert(normalized);
-        Ok(response)
+        let stream = self.start_generate(Incoming::of(request)).await.map_err(reject(&call))?;
+        buffered(stream, self.first_messages::<GenerateEncoder>()).await.map(Response::new)
     }
 
     async fn score(&self, request: Request<v1::ScoreRequest>) -> Reply<Self::ScoreStream> {
         let call = Call::of(&request);
-        let waits = self.waits_for_text(&request);
-        let stream = self.start_score(request, call.clone()).await.map_err(reject(&call))?;
-        stream.buffered(waits).await.map(Response::new)
+        let stream = self.start_score(Incoming::of(request)).await.map_err(reject(&call))?;
+        buffered(stream, self.first_messages::<ScoreEncoder>()).await.map(Response::new)
     }
 
     async fn segment(&self, request: Request<v1::SegmentRequest>) -> Reply<v1::SegmentResponse> {
         let call = Call::of(&request);
-        self.segment_text(request, &call).await.map(Response::new).map_err(reject(&call))
+        self.segment_text(Incoming::of(request)).await.map(Response::new).map_err(reject(&call))
     }
 }

@@ -16,19 +16,33 @@ use crate::{
     },
     text::Vocabulary,
 };
-use tonic::{Request, Response};
+use tonic::{Request, Response, Status};
 use weir_proto::v1::{self, models_server};
 
-/// Marks a request of models whose caller does not need the symbols of vocabularies, of which there may be hundreds of thousands.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct WithoutSymbols;
-
+#[derive(Clone)]
 pub(crate) struct ModelsService {
     pub(crate) engines: Engines,
     pub(crate) config: TransportConfig,
 }
 
 impl ModelsService {
+    /// Describes all models. The symbols of vocabularies, of which there may be hundreds of thousands, can be left out.
+    pub(in crate::serve) fn list(&self, with_symbols: bool) -> v1::ListModelsResponse {
+        let models = self.engines.all().iter().map(|engine| self.describe(engine, with_symbols)).collect();
+        v1::ListModelsResponse { models }
+    }
+
+    /// Describes the model of that name, or the only one.
+    pub(in crate::serve) fn get(
+        &self,
+        call: &Call,
+        name: Option<&str>,
+        with_symbols: bool,
+    ) -> Result<v1::Model, Status> {
+        let engine = self.engines.find("name", name).map_err(|error| status(&error, &call.id))?;
+        Ok(self.describe(&engine, with_symbols))
+    }
+
     fn describe(&self, engine: &Handle, with_symbols: bool) -> v1::Model {
         let card = engine.card();
         v1::Model {
@@ -140,22 +154,13 @@ fn display_text(id: u32, vocabulary: &Vocabulary) -> String {
     vocabulary.display_name(id).map_or_else(|| symbol_text(id, vocabulary), str::to_owned)
 }
 
-fn wants_symbols<T>(request: &Request<T>) -> bool {
-    request.extensions().get::<WithoutSymbols>().is_none()
-}
-
 #[tonic::async_trait]
 impl models_server::Models for ModelsService {
-    async fn list_models(&self, request: Request<v1::ListModelsRequest>) -> Reply<v1::ListModelsResponse> {
-        let with_symbols = wants_symbols(&request);
-        let models = self.engines.all().iter().map(|engine| self.describe(engine, with_symbols)).collect();
-        Ok(Response::new(v1::ListModelsResponse { models }))
+    async fn list_models(&self, _: Request<v1::ListModelsRequest>) -> Reply<v1::ListModelsResponse> {
+        Ok(Response::new(self.list(true)))
     }
 
     async fn get_model(&self, request: Request<v1::GetModelRequest>) -> Reply<v1::Model> {
-        let call = Call::of(&request);
-        let engine = self.engines.find("name", request.get_ref().name.as_deref());
-        let model = engine.map(|engine| Response::new(self.describe(&engine, wants_symbols(&request))));
-        model.map_err(|error| status(&error, &call.id))
+        self.get(&Call::of(&request), request.get_ref().name.as_deref(), true).map(Response::new)
     }
 }

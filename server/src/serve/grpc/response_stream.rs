@@ -16,11 +16,10 @@ use crate::{
     },
 };
 use std::{
-    collections::VecDeque,
     pin::Pin,
     task::{Context, Poll},
 };
-use tokio_stream::Stream;
+use tokio_stream::{Iter, Stream, StreamExt, adapters::Chain};
 use tonic::Status;
 use tracing::Span;
 
@@ -99,8 +98,6 @@ pub(crate) struct ResponseStream<E: MessageEncoder> {
     /// `None` after the last event.
     events: Option<JobEvents>,
     encoder: E,
-    /// Messages that [`buffered`](Self::buffered) has read ahead.
-    ready: VecDeque<E::Message>,
     /// The error that ended the job, until it is sent.
     failure: Option<Status>,
     call: Call,
@@ -110,23 +107,13 @@ pub(crate) struct ResponseStream<E: MessageEncoder> {
 impl<E: MessageEncoder> ResponseStream<E> {
     /// The response for a job's events.
     pub(super) fn new(events: JobEvents, encoder: E, call: Call) -> Self {
-        Self { events: Some(events), encoder, ready: VecDeque::new(), failure: None, call, span: Span::current() }
+        Self { events: Some(events), encoder, failure: None, call, span: Span::current() }
     }
 
     /// Returns the encoder of the messages.
-    pub(super) fn encoder(&self) -> &E {
+    #[cfg(feature = "http")]
+    pub(in crate::serve) fn encoder(&self) -> &E {
         &self.encoder
-    }
-
-    /// Waits for the first text if `wait` is true. A job that fails before its first text then fails the call, instead of a
-    /// response that has begun.
-    pub(super) async fn buffered(mut self, wait: bool) -> Result<Self, Status> {
-        while wait && self.ready.len() <= E::LEADING {
-            let next = std::future::poll_fn(|cx| self.poll_message(cx)).await;
-            let Some(message) = next.transpose()? else { break };
-            self.ready.push_back(message);
-        }
-        Ok(self)
     }
 
     /// Takes events while they are ready and the encoder is not full, then returns the next message.
@@ -157,16 +144,6 @@ impl<E: MessageEncoder> ResponseStream<E> {
         }
     }
 
-    /// Polls for the next message or the error that ended the job. Catches panics, which the middleware does not see
-    /// once the response has begun.
-    fn poll_message(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<E::Message, Status>>> {
-        caught(|| self.advance(cx)).unwrap_or_else(|error| {
-            log_failure(&self.span, &error);
-            self.events = None;
-            Poll::Ready(Some(Err(status(&error, &self.call.id))))
-        })
-    }
-
     fn end(&mut self) {
         self.encoder.close();
         self.events = None;
@@ -176,12 +153,32 @@ impl<E: MessageEncoder> ResponseStream<E> {
 impl<E: MessageEncoder> Stream for ResponseStream<E> {
     type Item = Result<E::Message, Status>;
 
+    /// Catches panics, which the middleware does not see once the response has begun.
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        match self.ready.pop_front() {
-            Some(message) => Poll::Ready(Some(Ok(message))),
-            None => self.poll_message(cx),
-        }
+        caught(|| self.advance(cx)).unwrap_or_else(|error| {
+            log_failure(&self.span, &error);
+            self.events = None;
+            Poll::Ready(Some(Err(status(&error, &self.call.id))))
+        })
     }
+}
+
+/// A stream whose first messages have been read.
+pub(crate) type Buffered<S> = Chain<Iter<std::vec::IntoIter<<S as Stream>::Item>>, S>;
+
+/// Waits for the first `count` messages of a response. A call that fails before them then fails, instead of a response that has
+/// begun.
+pub(super) async fn buffered<T, S: Stream<Item = Result<T, Status>> + Unpin>(
+    mut stream: S,
+    count: usize,
+) -> Result<Buffered<S>, Status> {
+    let mut first = Vec::new();
+    while first.len() < count
+        && let Some(message) = stream.next().await.transpose()?
+    {
+        first.push(Ok(message));
+    }
+    Ok(tokio_stream::iter(first).chain(stream))
 }
 
 impl<E: MessageEncoder> Drop for ResponseStream<E> {
@@ -207,7 +204,7 @@ pub(super) fn log_failure(span: &Span, error: &Error) {
 }
 
 /// Returns a function that logs the error that rejects a call, and converts it to a status.
-pub(super) fn reject(call: &Call) -> impl FnOnce(Error) -> Status {
+pub(in crate::serve) fn reject(call: &Call) -> impl FnOnce(Error) -> Status {
     |error| {
         log_failure(&Span::current(), &error);
         status(&error, &call.id)

@@ -3,9 +3,10 @@
 
 use super::{
     convert, document_text,
-    document_upload::{DocumentReceiver, DocumentWorkers, incomplete},
+    document_upload::{DocumentReceiver, DocumentWorkers},
     generation::{JobService, terms},
-    response_stream::{JobEvents, MessageEncoder, ResponseStream, reject},
+    request_parts::RequestParts,
+    response_stream::{Buffered, JobEvents, ResponseStream, buffered, reject},
     summary_parts::PartedSummary,
     summary_stream::SummaryEncoder,
     task_response::TaskResponse,
@@ -16,21 +17,22 @@ use crate::{
     error::{Error, Result},
     serve::{
         call::{Call, Reply},
-        middleware::body_limits::{RequestMemory, Reservation},
+        middleware::body_limits::Reservation,
         registry::{abilities::summarizes, drain::RequestPermit, engines::Lease},
     },
 };
 use std::sync::Arc;
 use tokio_util::either::Either;
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Request, Response, Streaming};
 use weir_proto::v1::{self, summarization_server, summarize_request::Part};
 
 /// The response of one job, or of the jobs of all parts.
-type SummaryResponses = Either<ResponseStream<SummaryEncoder>, TaskResponse<v1::SummarizeResponse>>;
+pub(in crate::serve) type SummaryResponses =
+    Either<ResponseStream<SummaryEncoder>, TaskResponse<v1::SummarizeResponse>>;
 
 /// A checked request, and what its jobs need.
 struct SummaryCall {
-    parts: Streaming<v1::SummarizeRequest>,
+    parts: RequestParts<v1::SummarizeRequest>,
     permit: RequestPermit,
     engine: Lease,
     request: Summarize,
@@ -39,14 +41,14 @@ struct SummaryCall {
 }
 
 impl JobService {
-    async fn start_summary(
+    /// Starts a `Summarize`.
+    pub(in crate::serve) async fn start_summary(
         &self,
-        mut parts: Streaming<v1::SummarizeRequest>,
-        memory: Option<RequestMemory>,
+        mut parts: RequestParts<v1::SummarizeRequest>,
         call: Call,
     ) -> Result<SummaryResponses> {
         let permit = self.gate.enter()?;
-        let first = parts.message().await.map_err(incomplete)?;
+        let first = parts.next().await?;
         let Some(Part::Options(options)) = first.and_then(|first| first.part) else {
             return Err(Error::bad_option("options", "none", "options in the first part of the request"));
         };
@@ -56,7 +58,7 @@ impl JobService {
         let terms = terms(&call, options.priority);
         let summary = SummaryCall { parts, permit, engine, request, terms, call };
         if long_documents == LongDocuments::Chunk {
-            return self.start_parts(summary, memory).map(Either::Right);
+            return self.start_parts(summary).map(Either::Right);
         }
         self.start_job(summary, options.document_id, long_documents == LongDocuments::Cut).await.map(Either::Left)
     }
@@ -73,7 +75,7 @@ impl JobService {
             Some(id) => {
                 // Before the rest of the request is read, so that an unknown id is reported at once.
                 let events = engine.summarize(&request, DocumentSource::Cached(id), terms)?;
-                if parts.message().await.map_err(incomplete)?.is_some() {
+                if parts.next().await?.is_some() {
                     return Err(Error::bad_option("chunk", "one", "no part after options with a document_id"));
                 }
                 (events, None)
@@ -91,11 +93,7 @@ impl JobService {
     }
 
     /// Starts a task that receives the document and summarizes its parts. Options are checked before the document is read.
-    fn start_parts(
-        &self,
-        summary: SummaryCall,
-        memory: Option<RequestMemory>,
-    ) -> Result<TaskResponse<v1::SummarizeResponse>> {
+    fn start_parts(&self, summary: SummaryCall) -> Result<TaskResponse<v1::SummarizeResponse>> {
         let SummaryCall { parts, permit, engine, request, terms, call } = summary;
         let limits = engine.document_limits().ok_or_else(|| Error::Internal("a summarizer without limits".into()))?;
         request.plan(engine.card(), limits, engine.limits().rows)?;
@@ -105,8 +103,7 @@ impl JobService {
         let permits = [permit, self.gate.enter()?];
         let summary = PartedSummary { engine, request, terms, workers, reserved, call: call.clone() };
         Ok(TaskResponse::spawn(permits, call, stall, move |output| async move {
-            let text = document_text::receive(parts, memory.as_ref(), &summary.reserved).await?;
-            drop(memory);
+            let text = document_text::receive(parts, &summary.reserved).await?;
             summary.run(text, &output).await
         }))
     }
@@ -118,20 +115,12 @@ impl JobService {
 
 #[tonic::async_trait]
 impl summarization_server::Summarization for JobService {
-    type SummarizeStream = SummaryResponses;
+    type SummarizeStream = Buffered<SummaryResponses>;
 
-    async fn summarize(&self, mut request: Request<Streaming<v1::SummarizeRequest>>) -> Reply<Self::SummarizeStream> {
+    async fn summarize(&self, request: Request<Streaming<v1::SummarizeRequest>>) -> Reply<Self::SummarizeStream> {
         let call = Call::of(&request);
-        let memory = RequestMemory::take(&mut request);
-        let waits = self.waits_for_text(&request);
-        let started = self.start_summary(request.into_inner(), memory, call.clone()).await;
-        let responses: Result<SummaryResponses, Status> = match started.map_err(reject(&call))? {
-            Either::Left(stream) => stream.buffered(waits).await.map(Either::Left),
-            Either::Right(stream) => {
-                let count = if waits { SummaryEncoder::LEADING + 1 } else { 0 };
-                stream.buffered(count).await.map(Either::Right)
-            }
-        };
-        responses.map(Response::new)
+        let started = self.start_summary(RequestParts::of(request), call.clone()).await;
+        let responses = started.map_err(reject(&call))?;
+        buffered(responses, self.first_messages::<SummaryEncoder>()).await.map(Response::new)
     }
 }

@@ -6,7 +6,6 @@ use crate::{
     serve::{call::Call, registry::drain::RequestPermit, status::status},
 };
 use std::{
-    collections::VecDeque,
     pin::Pin,
     task::{Context, Poll, ready},
     time::Duration,
@@ -43,8 +42,6 @@ impl<T> Output<T> {
 
 /// The response. Dropping it ends the call, which frees the rows of its jobs within one step.
 pub(crate) struct TaskResponse<T> {
-    /// Messages that [`buffered`](Self::buffered) has read ahead.
-    ready: VecDeque<T>,
     messages: Receiver<T>,
     /// Ends with the error that ended the call, which follows the messages. `None` once it is known.
     task: Option<JoinHandle<Result<(), Status>>>,
@@ -87,30 +84,7 @@ impl<T: Send + 'static> TaskResponse<T> {
             })
         };
         let task = Some(tokio::spawn(task.instrument(span)));
-        Self { ready: VecDeque::new(), messages, task, call, _permit: response_permit }
-    }
-
-    /// Waits for `count` messages. A call that fails before them then fails without a response.
-    pub(super) async fn buffered(mut self, count: usize) -> Result<Self, Status> {
-        while self.ready.len() < count {
-            let next = std::future::poll_fn(|cx| self.poll_message(cx)).await;
-            let Some(message) = next.transpose()? else { break };
-            self.ready.push_back(message);
-        }
-        Ok(self)
-    }
-}
-
-impl<T> TaskResponse<T> {
-    fn poll_message(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<T, Status>>> {
-        if let Some(message) = ready!(self.messages.poll_recv(cx)) {
-            return Poll::Ready(Some(Ok(message)));
-        }
-        let Some(task) = &mut self.task else { return Poll::Ready(None) };
-        let ended = ready!(Pin::new(task).poll(cx));
-        self.task = None;
-        let panicked = |_| Err(status(&Error::Internal("a panic in a call".into()), &self.call.id));
-        Poll::Ready(ended.unwrap_or_else(panicked).err().map(Err))
+        Self { messages, task, call, _permit: response_permit }
     }
 }
 
@@ -120,10 +94,14 @@ impl<T> Stream for TaskResponse<T> {
     type Item = Result<T, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        match self.ready.pop_front() {
-            Some(message) => Poll::Ready(Some(Ok(message))),
-            None => self.poll_message(cx),
+        if let Some(message) = ready!(self.messages.poll_recv(cx)) {
+            return Poll::Ready(Some(Ok(message)));
         }
+        let Some(task) = &mut self.task else { return Poll::Ready(None) };
+        let ended = ready!(Pin::new(task).poll(cx));
+        self.task = None;
+        let panicked = |_| Err(status(&Error::Internal("a panic in a call".into()), &self.call.id));
+        Poll::Ready(ended.unwrap_or_else(panicked).err().map(Err))
     }
 }
 

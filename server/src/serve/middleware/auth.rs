@@ -4,7 +4,7 @@
 use super::layer::{HttpRequest, Middleware, Next};
 use crate::{
     config::{Keys, LiveCredentials},
-    error::{Error, Result},
+    error::Error,
     serve::{
         call::{Call, Peer, Principal},
         status::status,
@@ -28,32 +28,30 @@ pub(crate) const KEYLESS_MESSAGE_BYTES: usize = 4 << 10;
 /// The service with the server's health.
 const HEALTH: &str = WITHOUT_KEY[0];
 
-/// The service that calls other services within the process with the client's key.
-const ON_BEHALF: &str = "/inference.GRPCInferenceService/";
-
 /// The service that checks a token by itself.
 const GUARDED: &str = "/weir.v1.Admin/";
 
 /// Stores the principal in the call, and rejects calls without a valid key where one is needed. Removes the key from the
-/// request, except where the service calls others on the client's behalf. Each call is compared with
-/// the keys of that moment, and with those that its connection has used.
+/// request. Each call is compared with the keys of that moment, and with those that its connection has used.
 pub(super) fn authenticate(credentials: LiveCredentials) -> impl Middleware {
     move |mut request: HttpRequest, next: Next| {
         let mut call = Call::of_http(&request);
         let path = request.uri().path();
         let keyless = needs_no_key(path);
-        let passed_on = path.starts_with(ON_BEHALF);
         // Its calls carry a token instead, which its own interceptor checks.
         let guarded = path.starts_with(GUARDED);
         let credentials = credentials.current();
         let keys = credentials.keys.as_ref().filter(|_| !keyless && !guarded);
         let principal = principal(keys, &request);
-        if !guarded && !passed_on {
+        if !guarded {
             request.headers_mut().remove(AUTHORIZATION);
         }
         match principal {
             Ok(principal) => call.principal = principal,
-            Err(error) => return Box::pin(std::future::ready(Ok(status(&error, &call.id).into_http()))),
+            Err(why) => {
+                let refused = status(&Error::Unauthenticated { why }, &call.id).into_http();
+                return Box::pin(std::future::ready(Ok(refused)));
+            }
         }
         tracing::Span::current().record("principal", tracing::field::display(&call.principal));
         request.extensions_mut().insert(call);
@@ -71,24 +69,21 @@ pub(crate) fn is_health_check(path: &str) -> bool {
     path.strip_prefix(HEALTH) == Some("Check") || METHODS_WITHOUT_KEY.contains(&path)
 }
 
-/// Returns the client of a request: the owner of its API key, if keys are required. Fails if the key is missing or unknown.
-pub(crate) fn principal<B>(keys: Option<&Keys>, request: &Request<B>) -> Result<Principal> {
+/// Returns the client of a request: the owner of its API key, if keys are required. The error says why the key is refused.
+pub(crate) fn principal<B>(keys: Option<&Keys>, request: &Request<B>) -> Result<Principal, &'static str> {
     keys.map_or_else(|| Ok(unauthenticated(request)), |keys| key_owner(keys, request))
 }
 
 /// Returns the owner of the API key of a request.
-fn key_owner<B>(keys: &Keys, request: &Request<B>) -> Result<Principal> {
-    let refuse = |why| Error::Unauthenticated { why };
+fn key_owner<B>(keys: &Keys, request: &Request<B>) -> Result<Principal, &'static str> {
     let mut values = request.headers().get_all(AUTHORIZATION).iter();
     let (Some(value), None) = (values.next(), values.next()) else {
-        return Err(refuse("send one header `authorization: Bearer KEY`"));
+        return Err("send one header `authorization: Bearer KEY`");
     };
-    let Some(key) = bearer(value.as_bytes()) else {
-        return Err(refuse("the header `authorization` must be `Bearer KEY`"));
-    };
+    let key = bearer(value.as_bytes()).ok_or("the header `authorization` must be `Bearer KEY`")?;
     let peer = request.extensions().get::<Peer>();
     let owner = peer.map_or_else(|| keys.find(key), |peer| peer.used_keys.find(key, keys));
-    owner.map(Principal::Key).ok_or_else(|| refuse("unknown API key"))
+    owner.map(Principal::Key).ok_or("unknown API key")
 }
 
 /// Returns the secret in the value of an `authorization` header.

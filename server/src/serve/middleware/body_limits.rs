@@ -239,6 +239,16 @@ impl Drop for Reservation {
 pub(crate) struct RequestMemory(Arc<Reservation>);
 
 impl RequestMemory {
+    /// Counts the bytes of the requests of a call without a body.
+    pub(crate) fn new(reserved: Reservation) -> Self {
+        Self(Arc::new(reserved))
+    }
+
+    /// Counts `bytes` bytes that have arrived. Fails if the limit of all memory or of the tenant is exceeded.
+    pub(crate) fn add(&self, bytes: usize) -> Result<()> {
+        self.0.add(bytes).map(drop)
+    }
+
     /// Takes the memory out of a call, to hold it longer than the call's body.
     pub(crate) fn take<T>(request: &mut tonic::Request<T>) -> Option<Self> {
         request.extensions_mut().remove()

@@ -25,9 +25,8 @@ const KEYLESS_CALLS: RangeInclusive<usize> = 16..=1024;
 /// Delay before a rejected client should retry.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Rejects calls beyond the limit, and those of a caller beyond its share.
-pub(super) fn limit(config: &TransportConfig) -> impl Middleware {
-    let calls = CallTable::new("calls", config.calls);
+/// Rejects calls beyond the limit of `calls`, and those of a caller beyond its share.
+pub(super) fn limit(calls: Arc<CallTable>, config: &TransportConfig) -> impl Middleware {
     // A connection with a call is busy, so these calls must leave connections that a new one may replace.
     let max_keyless = config.connections.saturating_mul(3) / 4;
     let max_keyless = max_keyless.clamp(*KEYLESS_CALLS.start(), *KEYLESS_CALLS.end());

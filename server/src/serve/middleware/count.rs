@@ -62,17 +62,10 @@ const OTHER: Method = Method { service: "other", name: "other" };
 /// Counts calls in `metrics`, and traces those of our own services.
 pub(super) fn count(metrics: Arc<Metrics>, traces: Option<Traces>) -> impl Middleware {
     move |mut request: HttpRequest, next: Next| {
-        let method = method(request.uri().path());
-        let traces = traces.as_ref().filter(|_| method.service.starts_with(OWN));
-        let span = traces.map(|traces| traces.begin(method, request.headers()));
-        if let Some(span) = &span {
-            let mut call = Call::of_http(&request);
-            span.set_request_id(&call.id);
-            call.span = Some(span.clone());
-            request.extensions_mut().insert(call);
-        }
-        // Until a status is known, the call counts as cancelled by the client.
-        let mut call = OpenCall { metrics: Arc::clone(&metrics), span, method, code: Code::Cancelled };
+        let mut context = Call::of_http(&request);
+        let mut call =
+            OpenCall::begin(&metrics, traces.as_ref(), request.uri().path(), request.headers(), &mut context);
+        request.extensions_mut().insert(context);
         Box::pin(async move {
             let response = next.oneshot(request).await.inspect_err(|_| call.code = Code::Internal)?;
             // A response without a body has its status in the headers.
@@ -91,11 +84,12 @@ pub(in crate::serve) fn count_refused(metrics: &Metrics, path: &str, code: Code)
 }
 
 /// A call that has not ended. It is counted when this is dropped.
-struct OpenCall {
+pub(in crate::serve) struct OpenCall {
     metrics: Arc<Metrics>,
     span: Option<CallSpan>,
     method: Method,
-    code: Code,
+    /// The status of the call. Until it is known, the call counts as cancelled by the client.
+    pub(in crate::serve) code: Code,
 }
 
 /// The body of a response on its way to the client.
@@ -105,6 +99,23 @@ struct CountedBody {
 }
 
 impl OpenCall {
+    /// Begins to count a call of the method at `path`, and its span if calls of the method are traced.
+    pub(in crate::serve) fn begin(
+        metrics: &Arc<Metrics>,
+        traces: Option<&Traces>,
+        path: &str,
+        headers: &HeaderMap,
+        call: &mut Call,
+    ) -> Self {
+        let method = method(path);
+        let traces = traces.filter(|_| method.service.starts_with(OWN));
+        call.span = traces.map(|traces| traces.begin(method, headers));
+        if let Some(span) = &call.span {
+            span.set_request_id(&call.id);
+        }
+        Self { metrics: Arc::clone(metrics), span: call.span.clone(), method, code: Code::Cancelled }
+    }
+
     /// Reads the status code from the last headers or trailers of the response.
     fn set_code(&mut self, trailers: Option<&HeaderMap>) {
         let status = trailers.and_then(|trailers| trailers.get(STATUS));

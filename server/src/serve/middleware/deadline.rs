@@ -16,29 +16,35 @@ use tower::ServiceExt;
 
 /// Reads `grpc-timeout` into the call's deadline, and answers DEADLINE_EXCEEDED if the response has not begun by then.
 ///
-/// tonic's own timer for the same header answers CANCELLED. tonic polls it after this one, and never starts it earlier. Timers
-/// that are due in the same tick may fire in any order, so this middleware also reads the clock.
+/// tonic's own timer for the same header answers CANCELLED. tonic polls it after this one, and never starts it earlier.
 pub(super) fn enforce(mut request: HttpRequest, next: Next) -> MiddlewareFuture {
     Box::pin(async move {
         let mut call = Call::of_http(&request);
-        let refuse = |error, id: &str| Ok(status(&error, id).into_http());
-        call.deadline = match deadline(request.headers(), call.arrived) {
+        let Call { id, arrived, .. } = call.clone();
+        let refuse = |error| Ok(status(&error, &id).into_http());
+        let deadline = match deadline(request.headers(), arrived) {
             Ok(deadline) => deadline,
-            Err(error) => return refuse(error, &call.id),
+            Err(error) => return refuse(error),
         };
-        let Call { id, deadline, .. } = call.clone();
+        call.deadline = deadline;
         request.extensions_mut().insert(call);
-        let Some(deadline) = deadline else { return next.oneshot(request).await };
-        let mut response = pin!(next.oneshot(request));
-        let mut timer = pin!(tokio::time::sleep_until(deadline.into()));
-        std::future::poll_fn(|cx| match response.as_mut().poll(cx) {
-            Poll::Pending if timer.as_mut().poll(cx).is_ready() || deadline <= clock::now() => {
-                Poll::Ready(refuse(Error::Deadline { stage: "before the answer began" }, &id))
-            }
-            other => other,
-        })
-        .await
+        begin_by(deadline, next.oneshot(request)).await.unwrap_or_else(refuse)
     })
+}
+
+/// Waits for the beginning of a response. Fails with [`Error::Deadline`] if that takes until `deadline`. Timers that are due in the
+/// same tick may fire in any order, so this also reads the clock.
+pub(in crate::serve) async fn begin_by<T>(deadline: Option<Instant>, response: impl Future<Output = T>) -> Result<T> {
+    let Some(deadline) = deadline else { return Ok(response.await) };
+    let mut response = pin!(response);
+    let mut timer = pin!(tokio::time::sleep_until(deadline.into()));
+    std::future::poll_fn(|cx| match response.as_mut().poll(cx) {
+        Poll::Pending if timer.as_mut().poll(cx).is_ready() || deadline <= clock::now() => {
+            Poll::Ready(Err(Error::Deadline { stage: "before the answer began" }))
+        }
+        polled => polled.map(Ok),
+    })
+    .await
 }
 
 /// Returns the instant that `grpc-timeout` names, counted from `arrived`.

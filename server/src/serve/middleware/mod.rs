@@ -1,11 +1,12 @@
-//! The middleware around all services. [`stack`] fixes the order and gives the reason for each position.
+//! The middleware around all services. [`stack`] fixes the order and gives the reason for each position. Each gRPC call passes it
+//! once. [`Calls::begin`](super::calls::Calls::begin) applies the parts of it that do not concern bytes to calls of other protocols.
 
 pub(super) mod auth;
 pub(super) mod body_limits;
 pub(crate) mod call_limits;
 pub(super) mod compression;
 pub(super) mod count;
-mod deadline;
+pub(super) mod deadline;
 mod decompression;
 pub(super) mod guarded_body;
 mod keyless_calls;
@@ -25,6 +26,7 @@ pub(super) mod whole_messages;
 use super::{registry::engines::Engines, tokenization::TokenizationWorkers, traces::Traces};
 use crate::config::TransportConfig;
 use body_limits::BodyMemory;
+use call_limits::CallTable;
 use layer::{Around, HttpRequest, Middleware, Next};
 use refusal_log::RefusalLog;
 use std::sync::Arc;
@@ -38,18 +40,20 @@ pub(super) struct Parts<'a> {
     /// The memory of requests and of responses that are not read.
     pub(super) memory: &'a Arc<BodyMemory>,
     pub(super) engines: &'a Engines,
+    /// The calls in progress.
+    pub(super) calls: &'a Arc<CallTable>,
     /// Decompress requests.
     pub(super) workers: &'a TokenizationWorkers,
     pub(super) traces: Option<&'a Traces>,
     /// Cancelled when the drain begins.
     pub(super) draining: &'a CancellationToken,
-    /// The log of refused calls, which all stacks share.
+    /// The log of refused calls.
     pub(super) refusals: &'a RefusalLog,
 }
 
 /// Puts the middleware around the services, innermost first, and returns the whole stack.
 pub(super) fn stack(routes: Routes, parts: &Parts<'_>) -> Next {
-    let &Parts { config, memory, engines, workers, traces, draining, refusals } = parts;
+    let &Parts { config, memory, engines, calls, workers, traces, draining, refusals } = parts;
     // Innermost, because only the services look at how a response may be compressed.
     let service = Around(compression::mirror).layer(routes);
     // Inside all other middleware, which should see a panic in a service as an ordinary failure.
@@ -69,7 +73,7 @@ pub(super) fn stack(routes: Routes, parts: &Parts<'_>) -> Next {
     let service = Around(unread_responses::limit(Arc::clone(memory), stall.clone())).layer(service);
     let service = Around(unread_streams::limit(stall)).layer(service);
     // Inside authentication, which sets the tenant; outside everything that uses memory or time.
-    let service = Around(call_limits::limit(config)).layer(service);
+    let service = Around(call_limits::limit(Arc::clone(calls), config)).layer(service);
     // Inside the log span, in which it records the principal; outside everything that uses memory or time.
     let service = Around(auth::authenticate(config.access.credentials.clone())).layer(service);
     // Outside everything that can fail, so that every failure is logged within the call's span.

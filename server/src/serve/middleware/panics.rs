@@ -6,42 +6,37 @@ use crate::{
     serve::{call::Call, status::status},
 };
 use std::{
-    any::Any,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
+    pin::pin,
+    task::Poll,
 };
-use tonic::{body::Body, codegen::http::Response};
 use tower::ServiceExt;
-use tower_http::catch_panic::{CatchPanic, ResponseForPanic};
 
 /// Answers INTERNAL if the service panics before its response begins.
 pub(super) fn catch(request: HttpRequest, next: Next) -> MiddlewareFuture {
-    let call = PanickedCall(Call::of_http(&request).id);
-    Box::pin(async move { Ok(CatchPanic::custom(next, call).oneshot(request).await?.map(Body::new)) })
+    let id = Call::of_http(&request).id;
+    Box::pin(async move {
+        catch_panic(next.oneshot(request)).await.unwrap_or_else(|error| Ok(status(&error, &id).into_http()))
+    })
 }
 
-/// The response to a panic, for the call with this id.
-#[derive(Clone)]
-struct PanickedCall(Arc<str>);
-
-impl ResponseForPanic for PanickedCall {
-    type ResponseBody = Body;
-
-    fn response_for_panic(&mut self, _: Box<dyn Any + Send>) -> Response<Body> {
-        let error = panicked();
-        tracing::error!(%error, "failed");
-        status(&error, &self.0).into_http()
-    }
+/// Waits for the beginning of a response. Fails with [`Error::Internal`] if a panic prevents it.
+pub(in crate::serve) async fn catch_panic<T>(response: impl Future<Output = T>) -> Result<T> {
+    let mut response = pin!(response);
+    std::future::poll_fn(|cx| match caught(|| response.as_mut().poll(cx)) {
+        Ok(polled) => polled.map(Ok),
+        Err(error) => {
+            tracing::error!(%error, "failed");
+            Poll::Ready(Err(error))
+        }
+    })
+    .await
 }
 
 /// Runs `work` on a response that has begun, so that [`catch`] no longer sees its panics. Fails with
 /// [`Error::Internal`] if `work` panics. The caller must then drop all data that `work` was changing.
 pub(crate) fn caught<T>(work: impl FnOnce() -> T) -> Result<T> {
-    catch_unwind(AssertUnwindSafe(work)).map_err(|_| panicked())
-}
-
-fn panicked() -> Error {
-    Error::Internal("a panic; the log shows where".into())
+    catch_unwind(AssertUnwindSafe(work)).map_err(|_| Error::Internal("a panic; the log shows where".into()))
 }
 
 #[cfg(test)]

@@ -169,7 +169,7 @@ fn json_field(path: &str) -> Option<String> {
 
 impl RefusalLog {
     /// Logs the status of a gRPC call, in the current span, if its kind has had no line in [`INTERVAL`].
-    pub(super) fn record_status(&self, status: &Status) {
+    pub(in crate::serve) fn record_status(&self, status: &Status) {
         if CODES.contains(&status.code()) {
             self.record(&Refusal::of(status));
         }

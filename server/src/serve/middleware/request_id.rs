@@ -8,12 +8,12 @@ use super::{
 use crate::{
     engine::clock,
     error::clip,
-    serve::call::{Call, REQUEST_ID, RefusalLoggedByCaller, request_id},
+    serve::call::{Call, REQUEST_ID, request_id},
 };
 use std::sync::Arc;
 use tonic::{Code, Status, codegen::http::HeaderValue};
 use tower::ServiceExt;
-use tracing::Instrument;
+use tracing::{Instrument, Span};
 
 /// Maximum bytes of a path that are logged.
 pub(in crate::serve) const PATH_BYTES: usize = 128;
@@ -35,28 +35,29 @@ pub(super) fn assign(mut request: HttpRequest, next: Next) -> MiddlewareFuture {
     })
 }
 
-/// Runs the call in a log span with its path, id and principal. Calls that are refused before their response begins go to `refusals`,
-/// except those whose caller logs the refusal.
+/// Runs the call in its log span. Calls that are refused before their response begins go to `refusals`.
 pub(super) fn open_log_span(refusals: RefusalLog) -> impl Middleware {
     move |request: HttpRequest, next: Next| {
-        let call = Call::of_http(&request);
-        let path = clip(request.uri().path(), PATH_BYTES);
-        let span = tracing::info_span!("call", path, id = &*call.id, principal = tracing::field::Empty);
+        let span = log_span(request.uri().path(), &Call::of_http(&request).id);
         let started = clock::now();
-        let is_logged_here = request.extensions().get::<RefusalLoggedByCaller>().is_none();
         let refusals = refusals.clone();
         let response = async move {
             let response = next.oneshot(request).await?;
             let status = Status::from_header_map(response.headers());
             let code = status.as_ref().map_or(Code::Ok, Status::code);
             tracing::debug!(?code, elapsed = ?clock::since(started), "response begins");
-            if let Some(status) = status.filter(|_| is_logged_here) {
+            if let Some(status) = status {
                 refusals.record_status(&status);
             }
             Ok(response)
         };
         Box::pin(response.instrument(span))
     }
+}
+
+/// Creates the log span of a call. Authentication records its principal.
+pub(in crate::serve) fn log_span(path: &str, id: &str) -> Span {
+    tracing::info_span!("call", path = clip(path, PATH_BYTES), id, principal = tracing::field::Empty)
 }
 
 #[cfg(test)]

@@ -1,31 +1,25 @@
 //! Limits on the memory of complete responses that their clients do not read.
 //!
 //! The response of a method that does not stream is encoded as a whole, and the connection takes it in parts, as the client reads
-//! them. A large response counts against the memory of requests until its last part is taken. If the connection takes nothing of
-//! it for the stall limit, its memory is released. A client that reads on then gets an error; until then, its call is in progress.
-//!
-//! Streams pass: their encoders wait for the client, and [`super::unread_streams`] limits that of `ModelStreamInfer`.
+//! them. A response of more than one part counts against the memory of requests until its last part is taken, and
+//! [`super::unread_streams`] limits the time that its client may read nothing. Streams pass: their encoders wait for the client.
 
 use super::{
     body_limits::{BodyMemory, Reservation},
     compression::is_streamed,
     layer::{HttpRequest, Middleware, Next},
+    unread_streams::{PART_BYTES, UnreadStream, split_part},
 };
-use crate::{
-    engine::clock,
-    error::Error,
-    serve::{call::Call, status::status},
-};
+use crate::serve::{call::Call, status::status};
 use http_body::{Body as _, Frame};
 use std::{
     collections::VecDeque,
     future::poll_fn,
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::Arc,
     task::{Context, Poll},
-    time::{Duration, Instant},
+    time::Duration,
 };
-use tokio::{task::AbortHandle, time::sleep_until};
 use tonic::{
     Status,
     body::Body,
@@ -35,10 +29,7 @@ use tonic::{
     },
 };
 use tower::ServiceExt;
-use tracing::Instrument;
 
-/// Bytes that the connection takes at once. A response of at most this size does not count.
-pub(super) const PART_BYTES: usize = 16 << 10;
 /// Frames of a complete response: its message and its trailers.
 const COMPLETE_FRAMES: usize = 2;
 
@@ -60,17 +51,16 @@ pub(super) fn limit(
                 Begun::Complete(response) => response,
                 Begun::Unfinished(body) => return Ok(Response::from_parts(head, Body::new(body))),
             };
-            let CompleteResponse { data, trailers } = response;
-            let length = data.len();
-            if length > PART_BYTES
-                && let Err(full) = reserved.add(length)
-            {
+            let length = response.rest.len();
+            if length <= PART_BYTES {
+                return Ok(Response::from_parts(head, Body::new(response)));
+            }
+            if let Err(full) = reserved.add(length) {
                 tracing::debug!(error = %full, "rejected");
                 return Ok(status(&full, &call.id).into_http());
             }
-            let response = UnreadResponse { rest: data, trailers, reserved: Some(reserved), taken_at: clock::now() };
-            let body = UnreadResponseBody::new(response, stall(), call.id);
-            Ok(Response::from_parts(head, Body::new(body)))
+            let body = Body::new(CompleteResponse { reserved: Some(reserved), ..response });
+            Ok(Response::from_parts(head, Body::new(UnreadStream::ready(body, stall(), call.id))))
         })
     }
 }
@@ -82,9 +72,34 @@ enum Begun {
 }
 
 /// A response that is encoded to its end.
+#[derive(Default)]
 struct CompleteResponse {
-    data: Bytes,
+    /// The bytes that the connection has not taken.
+    rest: Bytes,
+    /// The trailers that follow them.
     trailers: Option<HeaderMap>,
+    /// The memory of the bytes, until the last of them is taken.
+    reserved: Option<Reservation>,
+}
+
+impl http_body::Body for CompleteResponse {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        if self.rest.is_empty() {
+            return Poll::Ready(self.trailers.take().map(|trailers| Ok(Frame::trailers(trailers))));
+        }
+        let part = split_part(&mut self.rest);
+        if self.rest.is_empty() {
+            self.reserved = None;
+        }
+        Poll::Ready(Some(Ok(Frame::data(part))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.rest.is_empty() && self.trailers.is_none()
+    }
 }
 
 /// Encodes a response now, because a connection whose client reads nothing would never ask for it.
@@ -103,11 +118,11 @@ async fn begin(mut body: Body) -> Result<Begun, Status> {
     if !is_complete.await? {
         return Ok(Begun::Unfinished(UnfinishedBody { begun, body }));
     }
-    let mut response = CompleteResponse { data: Bytes::new(), trailers: None };
+    let mut response = CompleteResponse::default();
     for frame in begun {
         match frame.into_data() {
             // A copy, because the encoder's buffer is larger: a compressed response has one as long as its message.
-            Ok(data) => response.data = Bytes::from([&response.data[..], &data].concat()),
+            Ok(data) => response.rest = Bytes::from([&response.rest[..], &data].concat()),
             Err(frame) => response.trailers = frame.into_trailers().ok(),
         }
     }
@@ -134,123 +149,4 @@ impl http_body::Body for UnfinishedBody {
     fn is_end_stream(&self) -> bool {
         self.begun.is_empty() && self.body.is_end_stream()
     }
-}
-
-/// A response that the client has not read to its end.
-struct UnreadResponse {
-    /// The bytes that the connection has not taken.
-    rest: Bytes,
-    /// The trailers that follow them.
-    trailers: Option<HeaderMap>,
-    /// The memory of the bytes, until the last of them is taken.
-    reserved: Option<Reservation>,
-    /// When the connection last took a part.
-    taken_at: Instant,
-}
-
-type Shared = Mutex<Option<UnreadResponse>>;
-
-/// The body of a large response. Its memory is released early if the client reads nothing for too long.
-struct UnreadResponseBody {
-    /// `None` once the response has been dropped.
-    response: Arc<Shared>,
-    /// Drops the response if the client stalls. `None` for a small one.
-    watch: Option<AbortHandle>,
-    stall: Duration,
-    request_id: Arc<str>,
-    /// True after the trailers of a response that was dropped.
-    ended: bool,
-}
-
-impl UnreadResponseBody {
-    fn new(response: UnreadResponse, stall: Duration, request_id: Arc<str>) -> Self {
-        let is_large = response.rest.len() > PART_BYTES;
-        let response = Arc::new(Mutex::new(Some(response)));
-        let watch = is_large.then(|| {
-            let watch = drop_when_stalled(Arc::downgrade(&response), stall);
-            tokio::spawn(watch.in_current_span()).abort_handle()
-        });
-        Self { response, watch, stall, request_id, ended: false }
-    }
-}
-
-impl UnreadResponse {
-    /// Takes the next part.
-    fn take_part(&mut self) -> Bytes {
-        let part = split_part(&mut self.rest);
-        self.taken_at = clock::now();
-        if self.rest.is_empty() {
-            self.rest = Bytes::new();
-            self.reserved = None;
-        }
-        part
-    }
-}
-
-impl http_body::Body for UnreadResponseBody {
-    type Data = Bytes;
-    type Error = Status;
-
-    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        if self.ended {
-            return Poll::Ready(None);
-        }
-        if let Some(response) = lock(&self.response).as_mut() {
-            if response.rest.is_empty() {
-                return Poll::Ready(response.trailers.take().map(|trailers| Ok(Frame::trailers(trailers))));
-            }
-            return Poll::Ready(Some(Ok(Frame::data(response.take_part()))));
-        }
-        self.ended = true;
-        Poll::Ready(Some(stalled_trailers(self.stall, &self.request_id).map(Frame::trailers)))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        let response = lock(&self.response);
-        self.ended || response.as_ref().is_some_and(|response| response.rest.is_empty() && response.trailers.is_none())
-    }
-}
-
-impl Drop for UnreadResponseBody {
-    fn drop(&mut self) {
-        if let Some(watch) = &self.watch {
-            watch.abort();
-        }
-    }
-}
-
-/// Takes at most [`PART_BYTES`] from the front of `rest`. A copy, because the whole response would stay in memory with any part of it.
-pub(super) fn split_part(rest: &mut Bytes) -> Bytes {
-    let length = rest.len().min(PART_BYTES);
-    let part = Bytes::copy_from_slice(&rest[..length]);
-    *rest = rest.split_off(length);
-    part
-}
-
-/// Returns the trailers of a response that was dropped because its client read nothing for `stall`.
-pub(super) fn stalled_trailers(stall: Duration, request_id: &str) -> Result<HeaderMap, Status> {
-    let mut trailers = HeaderMap::new();
-    status(&Error::Stalled { limit: stall }, request_id).add_header(&mut trailers)?;
-    Ok(trailers)
-}
-
-/// Drops a response of which the connection takes nothing for as long as `stall`. Returns when the response is taken.
-async fn drop_when_stalled(response: Weak<Shared>, stall: Duration) {
-    let mut wake_at = clock::now() + stall;
-    loop {
-        sleep_until(wake_at.into()).await;
-        let Some(response) = response.upgrade() else { return };
-        let mut response = lock(&response);
-        let Some(unread) = response.as_ref().filter(|unread| !unread.rest.is_empty()) else { return };
-        wake_at = unread.taken_at + stall;
-        if wake_at <= clock::now() {
-            tracing::info!(?stall, unread = unread.rest.len(), "the client read nothing: its response was dropped");
-            *response = None;
-            return;
-        }
-    }
-}
-
-fn lock(response: &Shared) -> MutexGuard<'_, Option<UnreadResponse>> {
-    response.lock().unwrap_or_else(PoisonError::into_inner)
 }

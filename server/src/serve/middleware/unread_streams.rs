@@ -1,16 +1,17 @@
-//! A time limit on `ModelStreamInfer` streams that their clients do not read.
+//! A time limit on responses that their clients do not read: `ModelStreamInfer` streams, and large complete responses.
 //!
 //! Such a stream holds responses that are collected as a whole, and those of requests that still run. The connection asks for the
 //! next part once the client has read the previous ones. If it asks for nothing for the stall limit, the stream is dropped with all
 //! its requests, and their memory is released. A client that reads on then gets an error; until then, its call is in progress.
 
-use super::{
-    layer::{HttpRequest, Middleware, Next},
-    unread_responses::{PART_BYTES, split_part, stalled_trailers},
-};
+use super::layer::{HttpRequest, Middleware, Next};
 use crate::{
     engine::clock,
-    serve::call::{Call, STREAM_INFER},
+    error::Error,
+    serve::{
+        call::{Call, STREAM_INFER},
+        status::status,
+    },
 };
 use http_body::{Body as _, Frame};
 use std::{
@@ -20,7 +21,11 @@ use std::{
     time::{Duration, Instant},
 };
 use tokio::{task::AbortHandle, time::sleep_until};
-use tonic::{Status, body::Body, codegen::Bytes};
+use tonic::{
+    Status,
+    body::Body,
+    codegen::{Bytes, http::HeaderMap},
+};
 use tower::ServiceExt;
 use tracing::Instrument;
 
@@ -43,8 +48,11 @@ pub(super) fn limit(stall: impl Fn() -> Duration + Clone + Send + Sync + 'static
     }
 }
 
-/// A stream that is dropped if its client stalls.
-struct UnreadStream {
+/// Bytes that the connection takes at once.
+pub(super) const PART_BYTES: usize = 16 << 10;
+
+/// A response that is dropped if its client stalls.
+pub(super) struct UnreadStream {
     watched: Arc<Watched>,
     watch: AbortHandle,
     stall: Duration,
@@ -75,10 +83,20 @@ struct Progress {
 }
 
 impl UnreadStream {
-    /// Drops `body` if its client reads nothing for as long as `stall`.
+    /// Drops `body`, which waits for its service, if its client reads nothing for as long as `stall`.
     fn new(body: Body, stall: Duration, request_id: Arc<str>) -> Self {
+        Self::watch(body, Progress::default(), stall, request_id)
+    }
+
+    /// Drops `body`, all of which is there, if its client reads nothing for as long as `stall`.
+    pub(super) fn ready(body: Body, stall: Duration, request_id: Arc<str>) -> Self {
+        let progress = Progress { waiting_since: Some(clock::now()), connection: None };
+        Self::watch(body, progress, stall, request_id)
+    }
+
+    fn watch(body: Body, progress: Progress, stall: Duration, request_id: Arc<str>) -> Self {
         let stream = Stream { body, rest: Bytes::new() };
-        let watched = Arc::new(Watched { stream: Mutex::new(Some(stream)), progress: Mutex::default() });
+        let watched = Arc::new(Watched { stream: Mutex::new(Some(stream)), progress: Mutex::new(progress) });
         let watch = drop_when_stalled(Arc::downgrade(&watched), stall);
         let watch = tokio::spawn(watch.in_current_span()).abort_handle();
         Self { watched, watch, stall, request_id, ended: false }
@@ -97,7 +115,9 @@ impl http_body::Body for UnreadStream {
             return self.watched.poll_stream(stream, cx);
         }
         self.ended = true;
-        Poll::Ready(Some(stalled_trailers(self.stall, &self.request_id).map(Frame::trailers)))
+        let mut trailers = HeaderMap::new();
+        status(&Error::Stalled { limit: self.stall }, &self.request_id).add_header(&mut trailers)?;
+        Poll::Ready(Some(Ok(Frame::trailers(trailers))))
     }
 
     fn is_end_stream(&self) -> bool {
@@ -179,11 +199,19 @@ async fn drop_when_stalled(watched: Weak<Watched>, stall: Duration) {
         if wake_at <= clock::now() {
             let dropped = stream.take();
             drop(stream);
-            tracing::info!(?stall, "the client read nothing: its stream was dropped");
+            tracing::info!(?stall, "the client read nothing: its response was dropped");
             drop(dropped);
             return;
         }
     }
+}
+
+/// Takes at most [`PART_BYTES`] from the front of `rest`. A copy, because the whole response would stay in memory with any part of it.
+pub(super) fn split_part(rest: &mut Bytes) -> Bytes {
+    let length = rest.len().min(PART_BYTES);
+    let part = Bytes::copy_from_slice(&rest[..length]);
+    *rest = rest.split_off(length);
+    part
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -3,7 +3,7 @@
 
 use super::{
     codec::DecodedRequest,
-    for_client, models,
+    for_client,
     request::{InferRequest, shortened_id},
     service::InferenceService,
     streamed_request::StreamedRequest,
@@ -12,7 +12,7 @@ use crate::{
     error::Result,
     serve::{
         call::Call,
-        in_process::ClientContext,
+        calls::ClientContext,
         middleware::{
             body_limits::RequestMemory,
             tonic_errors::{undecodable, unreadable},
@@ -20,7 +20,6 @@ use crate::{
         status::status,
     },
 };
-use prost::Message;
 use std::{
     pin::Pin,
     sync::Arc,
@@ -60,7 +59,7 @@ struct ParsingRequest {
 impl InferStream {
     /// Handles the requests of one call of `service`.
     pub(super) fn new(service: InferenceService, mut request: tonic::Request<Streaming<DecodedRequest>>) -> Self {
-        let client = ClientContext::from_grpc(&request).of_stream();
+        let client = ClientContext::of(&request).of_stream();
         let tenant = Call::of(&request).tenant();
         let memory = RequestMemory::take(&mut request);
         Self {
@@ -105,13 +104,12 @@ impl InferStream {
     fn begin(&mut self, request: DecodedRequest) {
         self.count += 1;
         let client = self.client.numbered(self.count);
-        let InferenceService { workers, monitor, .. } = self.service.clone();
+        let service = self.service.clone();
         let tenant = Arc::clone(&self.tenant);
         let id = request.as_ref().map(shortened_id).unwrap_or_default();
         let parsed = Box::pin(async move {
             let request = request.map_err(|reason| undecodable(&reason))?;
-            let symbols = models::symbols_of(monitor.engines(), &request.model_name)?;
-            workers.run(&tenant, request.encoded_len(), move || InferRequest::parse(request, symbols)).await?
+            service.parse(&tenant, request, None).await
         });
         self.parsing = Some(ParsingRequest { id, client, parsed });
     }
@@ -124,7 +122,7 @@ impl InferStream {
         let running = match parsed {
             Ok(request) => {
                 let size = self.service.collected.begin(&self.tenant, "use the input stream");
-                StreamedRequest::new(self.service.services.clone(), client, request, size)
+                StreamedRequest::new(self.service.calls.clone(), client, request, size)
             }
             Err(error) => {
                 let status = status(&error, &client.request_id);

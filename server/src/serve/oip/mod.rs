@@ -1,7 +1,6 @@
 //! The Open Inference Protocol over gRPC with Triton's extensions, for clients of other servers.
 //!
-//! A request becomes a call of `Generate` within the process ([`in_process`](super::in_process)), so it passes the whole middleware
-//! stack. Reading order: `tensors` (the contents of a message), `request` (message to `GenerateRequest`), `response` (events to
+//! A request becomes a call of `Generate` ([`Calls::generate`](super::calls::Calls::generate)). Reading order: `tensors` (the contents of a message), `request` (message to `GenerateRequest`), `response` (events to
 //! messages), `streamed_request` (one request of a stream), `infer_stream` (the stream), `codec` (its decoding), `models`
 //! (metadata, configuration and statistics), `service` (the methods).
 
@@ -9,21 +8,16 @@ mod codec;
 #[cfg(all(feature = "http", any(test, fuzzing)))]
 pub(super) mod fuzzing;
 mod infer_stream;
-mod models;
+pub(super) mod models;
 pub(super) mod request;
 mod response;
-mod service;
+pub(super) mod service;
 mod streamed_request;
 pub(super) mod tensors;
 
 use crate::{
-    config::TransportConfig,
     error::Names,
-    serve::{
-        call::STREAM_INFER, collected::CollectedLimits, completion_request, in_process::Services,
-        middleware::compression::compressing, registry::health::Monitor, status::with_names,
-        tokenization::TokenizationWorkers,
-    },
+    serve::{call::STREAM_INFER, completion_request, middleware::compression::compressing, status::with_names},
 };
 use codec::LenientCodec;
 use infer_stream::InferStream;
@@ -49,17 +43,8 @@ fn for_client(status: &Status) -> Status {
     with_names(status, &NAMES)
 }
 
-/// Builds the server. It calls `services`, and reports the health that `monitor` sees.
-pub(super) fn server(
-    services: Services,
-    monitor: Monitor,
-    workers: TokenizationWorkers,
-    collected: CollectedLimits,
-    config: &TransportConfig,
-) -> InferenceServer {
-    let max_concurrent = usize::try_from(config.concurrent_streams).unwrap_or(usize::MAX).max(1);
-    let service = InferenceService { services, monitor, workers, collected, max_concurrent };
-    let message_bytes = config.message_bytes;
+/// Builds the server of a service, for messages of at most `message_bytes` bytes.
+pub(super) fn server(service: InferenceService, message_bytes: usize) -> InferenceServer {
     let methods = compressing!(GrpcInferenceServiceServer::new(service.clone()), message_bytes);
     InferenceServer { methods, service, message_bytes }
 }

@@ -28,7 +28,7 @@ const EXTENSIONS: [&str; 4] = ["model_configuration", "parameters", "schedule_po
 const DOCUMENTS: &str = "it summarizes documents: use weir.v1.Summarization";
 
 /// Returns the server's metadata.
-pub(super) fn server() -> ServerMetadataResponse {
+pub(in crate::serve) fn server() -> ServerMetadataResponse {
     ServerMetadataResponse {
         name: PLATFORM.into(),
         version: env!("CARGO_PKG_VERSION").into(),

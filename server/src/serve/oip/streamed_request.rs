@@ -6,8 +6,8 @@ use super::{
     response::{ResponseBuilder, failure_message},
 };
 use crate::serve::{
+    calls::{Calls, ClientContext, Generated},
     collected::CollectedSize,
-    in_process::{ClientContext, Services},
     status::status,
 };
 use std::{
@@ -17,14 +17,11 @@ use std::{
     task::{Context, Poll, ready},
 };
 use tokio_stream::Stream;
-use tonic::{Status, Streaming};
-use weir_proto::{
-    inference::ModelStreamInferResponse,
-    v1::{GenerateResponse, generation_client::GenerationClient},
-};
+use tonic::Status;
+use weir_proto::{inference::ModelStreamInferResponse, v1::GenerateResponse};
 
 /// A call without a response yet.
-type PendingCall = Pin<Box<dyn Future<Output = Result<Streaming<GenerateResponse>, Status>> + Send>>;
+type PendingCall = Pin<Box<dyn Future<Output = Result<Generated, Status>> + Send>>;
 
 /// One request and its response.
 pub(super) struct StreamedRequest {
@@ -39,29 +36,20 @@ pub(super) struct StreamedRequest {
 
 enum CallStage {
     Pending(PendingCall),
-    Running(Streaming<GenerateResponse>),
+    Running(Generated),
     Ended,
-}
-
-/// Calls `Generate` on behalf of the client.
-pub(super) async fn start_call(
-    services: Services,
-    client: &ClientContext,
-    request: InferRequest,
-) -> Result<Streaming<GenerateResponse>, Status> {
-    let mut service = GenerationClient::new(services).max_decoding_message_size(usize::MAX);
-    let client = client.clone().until(request.deadline);
-    service.generate(client.call(request.generate)).await.map(tonic::Response::into_inner)
 }
 
 impl StreamedRequest {
     /// Starts a valid request. Its response counts in `size`, unless it is streamed.
-    pub(super) fn new(services: Services, client: ClientContext, request: InferRequest, size: CollectedSize) -> Self {
-        let id = request.output.id.clone();
-        let response = ResponseBuilder::new(request.output.clone());
-        let size = (!request.output.stream).then_some(size);
+    pub(super) fn new(calls: Calls, client: ClientContext, request: InferRequest, size: CollectedSize) -> Self {
+        let InferRequest { generate, output, deadline } = request;
+        let id = output.id.clone();
+        let size = (!output.stream).then_some(size);
+        let response = ResponseBuilder::new(output);
         let request_id = Arc::clone(&client.request_id);
-        let call = Box::pin(async move { start_call(services, &client, request).await });
+        let client = client.until(deadline);
+        let call = Box::pin(async move { calls.generate(&client, generate).await });
         let stage = CallStage::Pending(call);
         Self { id, stage, response, size, request_id, ready: VecDeque::new() }
     }

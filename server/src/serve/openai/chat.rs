@@ -4,12 +4,13 @@ use super::{error::ApiError, state::ApiState};
 use crate::{
     engine::Handle,
     serve::{
+        calls::ClientContext,
         completion_request::parse_json,
-        in_process::ClientContext,
         registry::{abilities::continues_text, engines::Lease},
     },
 };
 use axum::{
+    Extension,
     extract::{Request, State},
     http::StatusCode,
     response::{IntoResponse, Response},
@@ -24,8 +25,12 @@ struct ChatRequest {
 }
 
 /// Refuses a request. The error for an unknown model is that of `/v1/completions`.
-pub(super) async fn refuse(State(state): State<ApiState>, client: ClientContext, request: Request) -> Response {
-    let error = match find_model(&state, request).await {
+pub(super) async fn refuse(
+    State(state): State<ApiState>,
+    Extension(client): Extension<ClientContext>,
+    request: Request,
+) -> Response {
+    let error = match find_model(&state, &client, request).await {
         Ok(model) => no_chat(model.as_deref()),
         Err(error) => error,
     };
@@ -33,8 +38,8 @@ pub(super) async fn refuse(State(state): State<ApiState>, client: ClientContext,
 }
 
 /// Returns the model of a request. If the request names none, returns the first that completes text, else the first.
-async fn find_model(state: &ApiState, request: Request) -> Result<Option<Lease>, ApiError> {
-    let body = state.read_body(request).await?;
+async fn find_model(state: &ApiState, client: &ClientContext, request: Request) -> Result<Option<Lease>, ApiError> {
+    let body = state.read_body(client, request).await?;
     let ChatRequest { model } = state.parse(body, |bytes| parse_json(bytes, "the body")).await?;
     let engines = state.monitor.engines();
     if let Some(name) = model.filter(|name| !name.is_empty()) {

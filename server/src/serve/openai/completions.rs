@@ -11,15 +11,14 @@ use super::{
 use crate::{
     engine::clock,
     serve::{
+        calls::{ClientContext, Generated},
         completion_request::{CompletionRequest, StreamOptions},
-        grpc::generate_stream::NormalizedChars,
-        in_process::ClientContext,
         middleware::guarded_body::GuardedBody,
         registry::abilities::continues_text,
     },
 };
 use axum::{
-    Json,
+    Extension, Json,
     body::Body,
     extract::{Request, State},
     response::{IntoResponse, Response},
@@ -32,16 +31,20 @@ use std::{
     time::Instant,
 };
 use tokio_stream::{Stream, StreamMap};
-use tonic::{Status, Streaming};
-use weir_proto::v1::{GenerateResponse, generate_response::Event, generation_client::GenerationClient};
+use tonic::Status;
+use weir_proto::v1::generate_response::Event;
 
-pub(super) async fn complete(State(state): State<ApiState>, client: ClientContext, request: Request) -> Response {
+pub(super) async fn complete(
+    State(state): State<ApiState>,
+    Extension(client): Extension<ClientContext>,
+    request: Request,
+) -> Response {
     client.with_request_id(handle(state, &client, request).await.into_response())
 }
 
 async fn handle(state: ApiState, client: &ClientContext, request: Request) -> Result<Response, ApiError> {
     let received_at = clock::now();
-    let body = state.read_body(request).await?;
+    let body = state.read_body(client, request).await?;
     let tenant = Arc::clone(&body.tenant);
     let mut request = state.parse(body, |bytes| CompletionRequest::parse(bytes, "the body")).await?;
     let engines = state.monitor.engines();
@@ -75,19 +78,18 @@ struct Completion {
     choices: Vec<Choice>,
     choices_per_prompt: usize,
     /// The running calls by the index of their choice.
-    streams: StreamMap<usize, Streaming<GenerateResponse>>,
+    streams: StreamMap<usize, Generated>,
 }
 
 impl Completion {
     async fn start(state: &ApiState, client: &ClientContext, request: &CompletionRequest) -> Result<Self, ApiError> {
-        let mut service = GenerationClient::new(state.services.calls.clone()).max_decoding_message_size(usize::MAX);
         let mut choices = Vec::new();
         let mut streams = StreamMap::new();
         for (index, message) in request.generate_requests()?.enumerate() {
-            let response = service.generate(client.call(message)).await?;
-            let changed = response.extensions().get().map_or(0, |NormalizedChars(chars)| *chars);
+            let generated = state.services.calls.generate(client, message).await?;
+            let changed = generated.response.encoder().normalized_chars();
             choices.push(Choice::new(index, request.wants_characters(), changed));
-            streams.insert(index, response.into_inner());
+            streams.insert(index, generated);
         }
         let head = CompletionHead::new(&client.request_id);
         Ok(Self { head, choices, choices_per_prompt: request.choices_per_prompt(), streams })
@@ -132,7 +134,7 @@ impl Completion {
             return Err(sse::ended_early().into());
         }
         // A long response also takes long to format.
-        let formatted = services.workers.run(tenant, bytes, move || {
+        let formatted = services.calls.jobs.workers.run(tenant, bytes, move || {
             let usage = self.counts().usage();
             let choices = self.choices.iter_mut().map(Choice::take_output).collect();
             Json(self.head.message(choices, Some(usage))).into_response()

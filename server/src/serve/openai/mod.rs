@@ -1,6 +1,6 @@
 //! The HTTP API: OpenAI's completions and models, summaries, editing over WebSockets, the Open Inference Protocol, and a playground.
 //!
-//! A request becomes calls of the gRPC services within the process ([`in_process`](super::in_process)), so keys, limits, deadlines,
+//! A request becomes calls of the handlers in [`grpc`](super::grpc), made by [`calls`](super::calls), so keys, limits, deadlines,
 //! metrics and traces apply as to any call. This folder has the connections, the bodies, and the translation between both forms:
 //! [`completion_request`](super::completion_request) (also used by `oip`), `response`, `sse` (streams) and `error`.
 //!
@@ -8,7 +8,6 @@
 
 mod chat;
 mod completions;
-mod context;
 mod count;
 pub(super) mod editing;
 mod error;
@@ -27,7 +26,8 @@ use crate::{
     config::{LiveCredentials, TransportConfig},
     error::{clip, quoted},
     serve::{
-        call::{Peer, REQUEST_ID},
+        call::{REQUEST_ID, request_id},
+        calls::ClientContext,
         middleware::{
             auth::principal,
             guarded_body::GuardedBody,
@@ -50,10 +50,7 @@ use axum::{
     Extension, Router,
     body::Body,
     extract::{Request, State},
-    http::{
-        Method, StatusCode, Uri,
-        header::{ALLOW, AUTHORIZATION},
-    },
+    http::{HeaderValue, Method, StatusCode, Uri, header::ALLOW},
     middleware::{Next, from_fn, from_fn_with_state},
     response::{IntoResponse, Response},
     routing::{MethodRouter, get, post},
@@ -90,8 +87,8 @@ pub(super) async fn serve(
     let engines = api.monitor.engines().clone();
     let pages = PageAccess { checks: BrowserChecks::of_port(&config.access), cors: Cors::new(&config.access.cors) };
     let refused = RefusedRequests { log: refusals, credentials: config.access.credentials.clone() };
-    let router = router(api).layer(from_fn_with_state(refused, log_refusal));
-    // Outside the log, which reads the key from `authorization`.
+    let router = router(api).layer(from_fn_with_state(refused, identify));
+    // Outside the identification, which reads the key from `authorization`.
     let router = router.layer(from_fn(editing::read_key));
     let router = router.layer(from_fn_with_state(pages, check_page));
     let router = router.layer(from_fn(check_place));
@@ -154,33 +151,37 @@ async fn check_page(State(pages): State<PageAccess>, request: Request, next: Nex
     }
 }
 
-/// Logs refused requests.
+/// Identifies clients, and logs refused requests.
 #[derive(Clone)]
 struct RefusedRequests {
     log: RefusalLog,
     credentials: LiveCredentials,
 }
 
-/// Logs a refused request, in a span like that of a gRPC call.
-async fn log_refusal(State(refused): State<RefusedRequests>, request: Request, next: Next) -> Response {
+/// Stores the [`ClientContext`] in a request. Logs the request if it is refused, in a span like that of a gRPC call.
+async fn identify(State(refused): State<RefusedRequests>, mut request: Request, next: Next) -> Response {
     let uri = request.uri().clone();
-    // Copies what identifies the client, because the handler consumes the request. Only a refusal looks the client up.
-    let mut client = hyper::Request::new(());
-    for key in request.headers().get_all(AUTHORIZATION) {
-        client.headers_mut().append(AUTHORIZATION, key.clone());
-    }
-    if let Some(peer) = request.extensions().get::<Peer>() {
-        client.extensions_mut().insert(peer.clone());
-    }
+    let principal = principal(refused.credentials.current().keys.as_ref(), &request);
+    let client = ClientContext::new(request_id(request.headers()), request.headers(), principal);
+    request.extensions_mut().insert(client.clone());
     let mut response = next.run(request).await;
     if let Some(refusal) = response.extensions_mut().remove::<Refusal>() {
         let path = clip(uri.path(), PATH_BYTES);
         let id = response.headers().get(REQUEST_ID).and_then(|id| id.to_str().ok());
-        let principal =
-            principal(refused.credentials.current().keys.as_ref(), &client).ok().map(tracing::field::display);
+        let principal = client.principal().ok().map(tracing::field::display);
         tracing::info_span!("call", path, id, principal).in_scope(|| refused.log.record(&refusal));
     }
     response
+}
+
+impl ClientContext {
+    /// Adds the request's id to a response.
+    fn with_request_id(&self, mut response: Response) -> Response {
+        if let Ok(value) = HeaderValue::from_str(&self.request_id) {
+            response.headers_mut().insert(REQUEST_ID, value);
+        }
+        response
+    }
 }
 
 /// Refuses a request on a connection that is only for health checks, unless it is one.

@@ -1,25 +1,20 @@
 //! `/v1/models`: the models in service, in OpenAI's form.
 
-use super::{
-    error::ApiError,
-    state::{ApiServices, ApiState},
-};
-use crate::serve::{
-    grpc::models::WithoutSymbols,
-    in_process::{ClientContext, Services},
-};
+use super::{error::ApiError, state::ApiState};
+use crate::serve::calls::ClientContext;
 use axum::{
-    Json,
+    Extension, Json,
     extract::{Path, State, rejection::PathRejection},
     response::{IntoResponse, Response},
 };
 use serde_json::{Value, json};
-use weir_proto::v1::{self, GetModelRequest, ListModelsRequest, models_client::ModelsClient};
+use weir_proto::v1;
 
-pub(super) async fn list(State(state): State<ApiState>, client: ClientContext) -> Response {
-    let listed = service(&state.services).list_models(brief(client.call(ListModelsRequest {}))).await;
+pub(super) async fn list(State(state): State<ApiState>, Extension(client): Extension<ClientContext>) -> Response {
+    let services = &state.services;
+    let listed = services.calls.ask("/weir.v1.Models/ListModels", &client, |_| Ok(services.models.list(false))).await;
     let response = listed.map(|listed| {
-        let models = listed.into_inner().models.into_iter().map(|model| model_json(model, state.started_at));
+        let models = listed.models.into_iter().map(|model| model_json(model, state.started_at));
         Json(json!({ "object": "list", "data": models.collect::<Vec<_>>() }))
     });
     client.with_request_id(response.map_err(ApiError::from).into_response())
@@ -28,7 +23,7 @@ pub(super) async fn list(State(state): State<ApiState>, client: ClientContext) -
 pub(super) async fn get(
     State(state): State<ApiState>,
     name: Result<Path<String>, PathRejection>,
-    client: ClientContext,
+    Extension(client): Extension<ClientContext>,
 ) -> Response {
     client.with_request_id(find(&state, &client, name).await.into_response())
 }
@@ -39,19 +34,10 @@ async fn find(
     name: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Value>, ApiError> {
     let Path(name) = name?;
-    let call = brief(client.call(GetModelRequest { name: Some(name) }));
-    let model = service(&state.services).get_model(call).await?;
-    Ok(Json(model_json(model.into_inner(), state.started_at)))
-}
-
-fn service(services: &ApiServices) -> ModelsClient<Services> {
-    ModelsClient::new(services.calls.clone()).max_decoding_message_size(usize::MAX)
-}
-
-/// Leaves out the symbols of vocabularies, which this API does not list.
-fn brief<T>(mut call: tonic::Request<T>) -> tonic::Request<T> {
-    call.extensions_mut().insert(WithoutSymbols);
-    call
+    let models = &state.services.models;
+    let get = |call: &_| models.get(call, Some(&name), false);
+    let model = state.services.calls.ask("/weir.v1.Models/GetModel", client, get).await?;
+    Ok(Json(model_json(model, state.started_at)))
 }
 
 /// Converts a model to JSON. This API calls symbols tokens; `token` names their kind.

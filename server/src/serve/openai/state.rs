@@ -2,42 +2,44 @@
 
 use super::error::ApiError;
 use crate::{
-    config::{LiveCredentials, TransportConfig},
+    config::TransportConfig,
     error::{Error, Result, quoted},
     serve::{
+        call::{Call, EDIT, SUMMARIZE},
+        calls::{CallResponse, Calls, ClientContext},
         collected::CollectedLimits,
-        in_process::Services,
-        middleware::{
-            auth::principal,
-            body_limits::{BodyMemory, Reservation, drained},
+        grpc::{
+            editing::EditMessage, models::ModelsService, request_parts::RequestParts, response_stream::reject,
+            summarization::SummaryResponses, task_response::TaskResponse,
         },
+        middleware::body_limits::{RequestMemory, Reservation, drained},
+        oip::service::InferenceService,
         registry::{drain::draining_error, health::Monitor},
-        tokenization::TokenizationWorkers,
     },
 };
 use axum::{
     extract::Request,
     http::{HeaderMap, StatusCode, header},
 };
+use prost::Message;
 use std::{
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
-use tokio::time::sleep;
-use tokio_stream::StreamExt;
+use tokio::{sync::mpsc::Receiver, time::sleep};
+use tokio_stream::{StreamExt, wrappers::ReceiverStream};
 use tokio_util::sync::CancellationToken;
+use tonic::Status;
+use weir_proto::v1;
 
 /// The parts of the server that this API uses.
 #[derive(Clone)]
 pub(crate) struct ApiServices {
-    /// The gRPC services.
-    pub(crate) calls: Services,
-    /// Parse long bodies.
-    pub(crate) workers: TokenizationWorkers,
+    pub(crate) calls: Calls,
+    pub(crate) inference: InferenceService,
+    pub(crate) models: ModelsService,
     /// Limits of responses that are not streamed.
     pub(crate) collected: CollectedLimits,
-    /// The memory of the bodies on all ports.
-    pub(crate) memory: Arc<BodyMemory>,
 }
 
 /// The state that all handlers share.
@@ -45,8 +47,6 @@ pub(crate) struct ApiServices {
 pub(crate) struct ApiState {
     pub(super) services: ApiServices,
     pub(super) monitor: Monitor,
-    /// Holds the keys that requests need, if any.
-    credentials: LiveCredentials,
     /// Maximum bytes of a body.
     pub(super) max_body_bytes: usize,
     /// Maximum time for a body to arrive.
@@ -79,7 +79,6 @@ impl ApiState {
         Self {
             services,
             monitor,
-            credentials: config.access.credentials.clone(),
             max_body_bytes: config.message_bytes,
             upload_timeout: config.upload,
             late_headers: config.late_headers,
@@ -88,14 +87,9 @@ impl ApiState {
         }
     }
 
-    /// Returns the tenant of a request. Fails if it needs a key and has none that is valid.
-    pub(super) fn tenant(&self, request: &Request) -> Result<Arc<str>, ApiError> {
-        Ok(principal(self.credentials.current().keys.as_ref(), request)?.tenant())
-    }
-
     /// Checks the key and the headers of a request with a body. Returns its tenant.
-    pub(super) fn check_head(&self, request: &Request) -> Result<Arc<str>, ApiError> {
-        let tenant = self.tenant(request)?;
+    pub(super) fn check_head(&self, client: &ClientContext, request: &Request) -> Result<Arc<str>, ApiError> {
+        let tenant = client.principal()?.tenant();
         if !is_json(request.headers()) {
             let found = request.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
             let found = found.map_or_else(|| "none".to_owned(), quoted);
@@ -120,10 +114,10 @@ impl ApiState {
     }
 
     /// Reads a request's body within the limits on one body, on those of one caller, and on all together. Checks the key first.
-    pub(super) async fn read_body(&self, request: Request) -> Result<ApiBody, ApiError> {
-        let tenant = self.check_head(&request)?;
+    pub(super) async fn read_body(&self, client: &ClientContext, request: Request) -> Result<ApiBody, ApiError> {
+        let tenant = self.check_head(client, &request)?;
         // Memory is taken as bytes arrive: a declared length costs the client nothing.
-        let reserved = Reservation::new(Arc::clone(&self.services.memory), Arc::clone(&tenant));
+        let reserved = Reservation::new(Arc::clone(&self.services.calls.jobs.memory), Arc::clone(&tenant));
         let read = async {
             let mut parts = request.into_body().into_data_stream();
             let mut body = Vec::new();
@@ -156,8 +150,52 @@ impl ApiState {
         parse: impl FnOnce(&[u8]) -> Result<T> + Send + 'static,
     ) -> Result<T, ApiError> {
         let tenant = Arc::clone(&body.tenant);
-        let parsed = self.services.workers.run(&tenant, body.bytes.len(), move || parse(&body.bytes));
+        let parsed = self.services.calls.jobs.workers.run(&tenant, body.bytes.len(), move || parse(&body.bytes));
         Ok(parsed.await.flatten()?)
+    }
+}
+
+/// The response to a `Summarize`.
+pub(super) type Summarized = CallResponse<SummaryResponses>;
+
+/// The calls that only this API makes.
+impl Calls {
+    /// Calls `Summarize` with the messages of a request.
+    pub(super) async fn summarize(
+        &self,
+        client: &ClientContext,
+        messages: Vec<v1::SummarizeRequest>,
+    ) -> Result<Summarized, Status> {
+        let bytes = messages.iter().map(Message::encoded_len).sum();
+        self.begin(SUMMARIZE, client, bytes, async |call: Call, memory| {
+            let parts = RequestParts::new(tokio_stream::iter(messages).map(Ok), Some(memory));
+            self.jobs.start_summary(parts, call.clone()).await.map_err(reject(&call))
+        })
+        .await
+    }
+
+    /// Calls `Edit`. `memory` counts the messages that are sent to the call, until the call has taken them.
+    pub(super) async fn edit(
+        &self,
+        client: &ClientContext,
+        messages: Receiver<EditMessage>,
+        memory: RequestMemory,
+    ) -> Result<CallResponse<TaskResponse<v1::EditResponse>>, Status> {
+        self.begin(EDIT, client, 0, async |call: Call, _| {
+            let parts = RequestParts::new(ReceiverStream::new(messages).map(Ok), Some(memory));
+            self.jobs.start_editing(parts, &call).map_err(reject(&call))
+        })
+        .await
+    }
+
+    /// Calls a method whose response is known at once.
+    pub(super) async fn ask<R>(
+        &self,
+        path: &'static str,
+        client: &ClientContext,
+        handler: impl FnOnce(&Call) -> Result<R, Status>,
+    ) -> Result<R, Status> {
+        self.begin(path, client, 0, async |call: Call, _| handler(&call)).await.map(CallResponse::into_complete)
     }
 }
 

@@ -4,20 +4,20 @@
 use super::{
     error::ApiError,
     sse::{self, EventSource},
-    state::ApiState,
+    state::{ApiState, Summarized},
 };
 use crate::{
     decode::{long_documents::LongDocuments, search_rules::EarlyStopping},
     error::Error,
     serve::{
+        calls::ClientContext,
         collected::CollectedSize,
         completion_request::{parse_json, seed::Seed},
-        in_process::ClientContext,
         middleware::guarded_body::GuardedBody,
     },
 };
 use axum::{
-    Json,
+    Extension, Json,
     body::Body,
     extract::{Request, State},
     response::{IntoResponse, Response},
@@ -30,14 +30,11 @@ use std::{
     sync::Arc,
     task::{Context, Poll},
 };
-use tokio_stream::Stream;
-use tonic::{Status, Streaming};
-use weir_proto::v1::{
-    self, SummarizeRequest, SummarizeResponse, summarization_client::SummarizationClient, summarize_request::Part,
-    summarize_response::Event,
-};
+use tokio_stream::{Stream, StreamExt};
+use tonic::Status;
+use weir_proto::v1::{self, SummarizeRequest, SummarizeResponse, summarize_request::Part, summarize_response::Event};
 
-/// Maximum bytes of a document in one message within the process.
+/// Maximum bytes of a document in one message of a call.
 const CHUNK_BYTES: usize = 64 << 10;
 /// Memory of formatted fields relative to their encoded length. Objects repeat the names of their fields.
 pub(super) const FORMATTED: usize = 16;
@@ -143,21 +140,23 @@ fn chunks(mut text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-pub(super) async fn summarize(State(state): State<ApiState>, client: ClientContext, request: Request) -> Response {
+pub(super) async fn summarize(
+    State(state): State<ApiState>,
+    Extension(client): Extension<ClientContext>,
+    request: Request,
+) -> Response {
     client.with_request_id(handle(state, &client, request).await.into_response())
 }
 
 async fn handle(state: ApiState, client: &ClientContext, request: Request) -> Result<Response, ApiError> {
-    let body = state.read_body(request).await?;
+    let body = state.read_body(client, request).await?;
     let tenant = Arc::clone(&body.tenant);
     let request = state.parse(body, |bytes| parse_json::<SummaryRequest>(bytes, "the body")).await?;
     if request.document.is_some() && request.document_id.is_some() {
         return Err(Error::Exclusive { first: "document", second: "document_id" }.into());
     }
     let wants_stream = request.stream.unwrap_or(false);
-    let mut service = SummarizationClient::new(state.services.calls.clone()).max_decoding_message_size(usize::MAX);
-    let messages = tokio_stream::iter(request.into_messages());
-    let response = service.summarize(client.call(messages)).await?.into_inner();
+    let response = state.services.calls.summarize(client, request.into_messages()).await?;
     if wants_stream {
         return sse::response(SummaryEvents { messages: response, is_complete: false }, state.late_headers).await;
     }
@@ -166,13 +165,13 @@ async fn handle(state: ApiState, client: &ClientContext, request: Request) -> Re
 }
 
 /// Returns the summary in one message, once it is complete.
-async fn collect(mut response: Streaming<SummarizeResponse>, mut size: CollectedSize) -> Result<Response, ApiError> {
+async fn collect(mut response: Summarized, mut size: CollectedSize) -> Result<Response, ApiError> {
     let mut bytes = 0_usize;
     let mut summary = Map::new();
     let mut text = String::new();
     let mut selected = Vec::new();
     let mut parts = Vec::new();
-    while let Some(message) = response.message().await? {
+    while let Some(message) = response.next().await.transpose()? {
         bytes = bytes.saturating_add(message.encoded_len().saturating_mul(FORMATTED));
         size.grow_to(bytes)?;
         match message.event {
@@ -296,7 +295,7 @@ pub(super) fn finished_fields(finished: &v1::SummaryFinished) -> Map<String, Val
 
 /// A summary as server-sent events.
 struct SummaryEvents {
-    messages: Streaming<SummarizeResponse>,
+    messages: Summarized,
     /// True after the last event.
     is_complete: bool,
 }

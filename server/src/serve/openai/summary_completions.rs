@@ -4,15 +4,15 @@ use super::{
     error::ApiError,
     response::CompletionHead,
     sse::{self, EventSource},
-    state::{ApiServices, ApiState},
+    state::{ApiServices, ApiState, Summarized},
     summaries::{FORMATTED, finished_fields},
 };
 use crate::{
     decode::document::DocumentLimits,
     error::{Error, Result},
     serve::{
+        calls::ClientContext,
         completion_request::{CompletionRequest, StreamOptions},
-        in_process::ClientContext,
         middleware::guarded_body::GuardedBody,
         registry::{
             abilities::{continues_text, summarizes},
@@ -33,8 +33,8 @@ use std::{
     task::{Context, Poll, ready},
 };
 use tokio_stream::{Stream, StreamMap};
-use tonic::{Status, Streaming};
-use weir_proto::v1::{self, SummarizeResponse, summarization_client::SummarizationClient, summarize_response::Event};
+use tonic::Status;
+use weir_proto::v1::{self, summarize_response::Event};
 
 /// Fields of a summary request whose names in a completion request differ.
 const FIELDS: [(&str, &str); 3] = [("document", "prompt"), ("hypotheses", "n"), ("beam_size", "best_of")];
@@ -98,7 +98,7 @@ struct SummaryCompletion {
     /// Bytes of the messages, as formatted.
     bytes: usize,
     /// The running calls by the index of their prompt.
-    streams: StreamMap<usize, Streaming<SummarizeResponse>>,
+    streams: StreamMap<usize, Summarized>,
 }
 
 impl SummaryCompletion {
@@ -111,11 +111,9 @@ impl SummaryCompletion {
         let name = &engine.card().name;
         let missing = || Error::Internal(format!("{name}: a summarizer without limits"));
         let limits: &DocumentLimits = engine.document_limits().ok_or_else(missing)?;
-        let mut service = SummarizationClient::new(state.services.calls.clone()).max_decoding_message_size(usize::MAX);
         let mut streams = StreamMap::new();
         for (index, messages) in request.summarize_requests(name)?.into_iter().enumerate() {
-            let response = service.summarize(client.call(tokio_stream::iter(messages))).await?;
-            streams.insert(index, response.into_inner());
+            streams.insert(index, state.services.calls.summarize(client, messages).await?);
         }
         // By fairseq's rules, the search forces an end mark after this many tokens.
         let longest =

@@ -1,15 +1,18 @@
 //! The messages that were read before the call of their session takes them.
 //!
-//! The server reads ahead, so that it answers a client's pings while `--max-edit-rate` holds its session back. A message that was
-//! refused keeps its place, and counts as a splice: the call gets a splice that it must refuse, and the queue replaces the answer.
+//! The server reads ahead, so that it answers a client's pings while `--max-edit-rate` holds its session back.
 
-use crate::{error::Result, serve::middleware::body_limits::Reservation};
+use crate::{
+    error::Result,
+    serve::{
+        grpc::editing::EditMessage,
+        middleware::body_limits::{RequestMemory, Reservation},
+    },
+};
 use prost::Message as _;
 use std::collections::VecDeque;
 use tokio::sync::mpsc::{OwnedPermit, Sender};
-use weir_proto::v1::{
-    EditRequest, EditResponse, SpliceDocument, TextSplice, edit_request::Action, edit_response::Event,
-};
+use weir_proto::v1::{EditRequest, EditResponse, TextSplice, edit_request::Action};
 
 /// Bytes of messages after which the server reads no further.
 pub(super) const READ_AHEAD: usize = 256 << 10;
@@ -18,18 +21,11 @@ const OVERHEAD: usize = size_of::<QueuedMessage>();
 
 /// A message that waits.
 struct QueuedMessage {
-    content: Content,
+    message: EditMessage,
     /// Bytes that it takes.
     bytes: usize,
     /// Bytes that are reserved for it.
     reserved: usize,
-}
-
-/// The content of a message.
-enum Content {
-    Request(EditRequest),
-    /// The answer to a message that was refused.
-    Refusal(Box<EditResponse>),
 }
 
 /// Messages that wait for the call.
@@ -41,14 +37,15 @@ pub(super) struct MessageQueue {
     limit: usize,
     /// The memory of the messages.
     reserved: Reservation,
-    /// The messages that the call has taken and answers in their order. A refusal replaces the call's answer.
-    unanswered: VecDeque<Option<Box<EditResponse>>>,
+    /// The memory of messages that are sent to the call, which releases it.
+    sent: RequestMemory,
 }
 
 impl MessageQueue {
-    /// Creates an empty queue that counts its memory with `reserved`, and is full after `limit` bytes.
-    pub(super) fn new(reserved: Reservation, limit: usize) -> Self {
-        Self { messages: VecDeque::new(), bytes: 0, limit, reserved, unanswered: VecDeque::new() }
+    /// Creates an empty queue that is full after `limit` bytes. `reserved` counts waiting messages, and `sent` those that the call
+    /// converts.
+    pub(super) fn new(reserved: Reservation, sent: RequestMemory, limit: usize) -> Self {
+        Self { messages: VecDeque::new(), bytes: 0, limit, reserved, sent }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -68,7 +65,7 @@ impl MessageQueue {
         };
         let bytes = message.encoded_len() + OVERHEAD + splices * size_of::<TextSplice>();
         self.reserved.add(bytes)?;
-        self.add(QueuedMessage { content: Content::Request(message), bytes, reserved: bytes });
+        self.add(QueuedMessage { message: Ok(message), bytes, reserved: bytes });
         Ok(())
     }
 
@@ -77,7 +74,7 @@ impl MessageQueue {
     pub(super) fn push_refusal(&mut self, answer: EditResponse) {
         let bytes = answer.encoded_len() + OVERHEAD + size_of::<EditResponse>();
         let reserved = if self.reserved.add(bytes).is_ok() { bytes } else { 0 };
-        self.add(QueuedMessage { content: Content::Refusal(Box::new(answer)), bytes, reserved });
+        self.add(QueuedMessage { message: Err(answer), bytes, reserved });
     }
 
     fn add(&mut self, message: QueuedMessage) {
@@ -86,43 +83,18 @@ impl MessageQueue {
     }
 
     /// Sends the first message to the call.
-    pub(super) fn send_next(&mut self, permit: OwnedPermit<EditRequest>) {
-        let Some(QueuedMessage { content, bytes, reserved }) = self.messages.pop_front() else { return };
+    pub(super) fn send_next(&mut self, permit: OwnedPermit<EditMessage>) {
+        let Some(QueuedMessage { message, bytes, reserved }) = self.messages.pop_front() else { return };
         self.bytes -= bytes;
         self.reserved.release(reserved);
-        match content {
-            Content::Request(message) => {
-                if let Some(Action::Open(_) | Action::Splice(_)) = message.action {
-                    self.unanswered.push_back(None);
-                }
-                permit.send(message);
-            }
-            Content::Refusal(answer) => {
-                self.unanswered.push_back(Some(answer));
-                permit.send(wrong_splice());
-            }
-        }
+        // Fails only if others took the memory in between.
+        let _ = self.sent.add(reserved);
+        permit.send(message);
     }
-
-    /// Replaces the call's answer to a message that was refused. Returns other responses as they are.
-    pub(super) fn answer(&mut self, response: EditResponse) -> EditResponse {
-        let is_in_order = match &response.event {
-            Some(Event::Applied(_)) => true,
-            Some(Event::Failed(failure)) => failure.id.is_none(),
-            _ => false,
-        };
-        let refusal = if is_in_order { self.unanswered.pop_front().flatten() } else { None };
-        refusal.map_or(response, |refusal| *refusal)
-    }
-}
-
-/// Returns a splice that the call refuses, whatever its document is: no revision precedes 0.
-fn wrong_splice() -> EditRequest {
-    EditRequest { action: Some(Action::Splice(SpliceDocument { revision: 0, splices: Vec::new() })) }
 }
 
 /// Waits until the call takes another request. Waits forever once the call has ended: its last responses follow. Cancel safe.
-pub(super) async fn permit(requests: Sender<EditRequest>) -> OwnedPermit<EditRequest> {
+pub(super) async fn permit(requests: Sender<EditMessage>) -> OwnedPermit<EditMessage> {
     match requests.reserve_owned().await {
         Ok(permit) => permit,
         Err(_) => std::future::pending().await,
@@ -135,7 +107,7 @@ mod tests {
     use crate::{config::TransportConfig, serve::middleware::body_limits::BodyMemory};
     use std::sync::Arc;
     use tokio::sync::mpsc;
-    use weir_proto::v1::{DocumentApplied, EditFailure, OpenDocument, StaleRequest};
+    use weir_proto::v1::{EditFailure, OpenDocument, SpliceDocument, edit_response::Event};
 
     fn open(bytes: usize) -> EditRequest {
         let open = OpenDocument { text: "a".repeat(bytes), ..OpenDocument::default() };
@@ -159,10 +131,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn messages_count_until_they_are_sent() {
+    async fn messages_count_until_the_call_has_converted_them() {
         let memory = memory(8000);
         let all = free(memory());
-        let mut queue = MessageQueue::new(memory(), 700 + 2 * OVERHEAD);
+        let sent = RequestMemory::new(memory());
+        let mut queue = MessageQueue::new(memory(), sent.clone(), 700 + 2 * OVERHEAD);
         queue.push(open(700)).unwrap();
         assert!(queue.has_room() && !queue.is_empty());
         queue.push(open(701)).unwrap();
@@ -173,9 +146,11 @@ mod tests {
         let (sender, mut receiver) = mpsc::channel(1);
         for bytes in [700, 701] {
             queue.send_next(permit(sender.clone()).await);
-            assert_eq!(receiver.recv().await, Some(open(bytes)));
+            assert_eq!(receiver.recv().await, Some(Ok(open(bytes))));
         }
         assert!(queue.has_room() && queue.is_empty());
+        assert_eq!(all - free(memory()), held);
+        sent.release();
         assert_eq!(free(memory()), all);
     }
 
@@ -183,7 +158,7 @@ mod tests {
     fn splices_count_with_the_memory_that_they_take() {
         let memory = memory(40_000);
         let all = free(memory());
-        let mut queue = MessageQueue::new(memory(), usize::MAX);
+        let mut queue = MessageQueue::new(memory(), RequestMemory::new(memory()), usize::MAX);
         let splices = vec![TextSplice::default(); 256];
         queue.push(EditRequest { action: Some(Action::Splice(SpliceDocument { revision: 1, splices })) }).unwrap();
         let held = all - free(memory());
@@ -191,11 +166,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn refusals_wait_in_their_place_and_replace_the_answers_of_the_call() {
+    async fn refusals_wait_in_their_place() {
         let memory = memory(4000);
         let full = memory();
         while full.add(1).is_ok() {}
-        let mut queue = MessageQueue::new(memory(), 1);
+        let mut queue = MessageQueue::new(memory(), RequestMemory::new(memory()), 1);
         queue.push_refusal(failed(Some(7), "first"));
         assert!(!queue.has_room(), "it counts even without memory");
         drop(full);
@@ -203,22 +178,11 @@ mod tests {
         queue.push(open(1)).unwrap();
         queue.push_refusal(failed(None, "second"));
         let (sender, mut receiver) = mpsc::channel(1);
-        for expected in [wrong_splice(), open(1), wrong_splice()] {
+        for expected in [Err(failed(Some(7), "first")), Ok(open(1)), Err(failed(None, "second"))] {
             queue.send_next(permit(sender.clone()).await);
             assert_eq!(receiver.recv().await, Some(expected));
         }
+        queue.sent.release();
         assert!(queue.is_empty() && free(memory()) == all);
-        let stale = EditResponse { event: Some(Event::Stale(StaleRequest { id: 1 })) };
-        let applied = EditResponse { event: Some(Event::Applied(DocumentApplied::default())) };
-        for (response, expected) in [
-            (stale.clone(), stale),
-            (failed(None, "of the call"), failed(Some(7), "first")),
-            (failed(Some(1), "a request"), failed(Some(1), "a request")),
-            (applied.clone(), applied),
-            (failed(None, "of the call"), failed(None, "second")),
-            (failed(None, "the last one"), failed(None, "the last one")),
-        ] {
-            assert_eq!(queue.answer(response), expected);
-        }
     }
 }

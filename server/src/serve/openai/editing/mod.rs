@@ -16,10 +16,12 @@ use self::{
 };
 use super::{error::ApiError, state::ApiState};
 use crate::serve::{
-    grpc::editing_limits::SessionActivity, in_process::ClientContext, middleware::body_limits::Reservation,
+    calls::ClientContext,
+    middleware::body_limits::{RequestMemory, Reservation},
     transport::upgrades::UpgradeContext,
 };
 use axum::{
+    Extension,
     extract::{FromRequestParts, Request, State, WebSocketUpgrade},
     http::{
         HeaderMap, HeaderValue, StatusCode,
@@ -31,9 +33,7 @@ use axum::{
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use std::sync::Arc;
 use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::Code;
-use weir_proto::v1::editing_client::EditingClient;
 
 /// The path of the handshake.
 pub(super) const PATH: &str = "/v1/edit";
@@ -74,7 +74,11 @@ pub(super) async fn read_key(mut request: Request, next: Next) -> Response {
 }
 
 /// Answers the handshake of a WebSocket, and edits a document over it.
-pub(super) async fn edit(State(state): State<ApiState>, client: ClientContext, request: Request) -> Response {
+pub(super) async fn edit(
+    State(state): State<ApiState>,
+    Extension(client): Extension<ClientContext>,
+    request: Request,
+) -> Response {
     client.with_request_id(begin(state, &client, request).await.into_response())
 }
 
@@ -83,7 +87,7 @@ async fn begin(state: ApiState, client: &ClientContext, request: Request) -> Res
     if let Some(malformed) = request.extensions().get::<MalformedKey>() {
         return Err((*malformed).into());
     }
-    let tenant = state.tenant(&request)?;
+    let tenant = client.principal()?.tenant();
     let (mut parts, _) = request.into_parts();
     let context: Option<UpgradeContext> = parts.extensions.get().cloned();
     let Ok(socket) = WebSocketUpgrade::from_request_parts(&mut parts, &()).await else { return Ok(not_a_handshake()) };
@@ -92,11 +96,10 @@ async fn begin(state: ApiState, client: &ClientContext, request: Request) -> Res
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
     })?;
     let (requests, receiver) = mpsc::channel(1);
-    let mut service = EditingClient::new(state.services.calls.clone()).max_decoding_message_size(usize::MAX);
-    let activity = SessionActivity::default();
-    let mut call = client.call(ReceiverStream::new(receiver));
-    call.extensions_mut().insert(activity.clone());
-    let responses = service.edit(call).await?.into_inner();
+    let memory = Arc::clone(&state.services.calls.jobs.memory);
+    let reservation = || Reservation::new(Arc::clone(&memory), Arc::clone(&tenant));
+    let sent = RequestMemory::new(reservation());
+    let responses = state.services.calls.edit(client, receiver, sent.clone()).await?;
     let socket = socket
         .protocols([PROTOCOL])
         .max_frame_size(state.max_body_bytes)
@@ -104,15 +107,14 @@ async fn begin(state: ApiState, client: &ClientContext, request: Request) -> Res
         .read_buffer_size(READ_BUFFER)
         .write_buffer_size(0);
     let call = open.begin_call();
-    let memory = Arc::clone(&state.services.memory);
-    let reserved = Reservation::new(Arc::clone(&memory), Arc::clone(&tenant));
-    let queue = MessageQueue::new(Reservation::new(Arc::clone(&memory), Arc::clone(&tenant)), READ_AHEAD);
-    let workers = state.services.workers;
+    let reserved = reservation();
+    let queue = MessageQueue::new(reservation(), sent, READ_AHEAD);
+    let workers = state.services.calls.jobs.workers;
     let max_message = state.max_body_bytes;
     Ok(socket.on_upgrade(async move |socket| {
         received.begin(reserved);
         let ending = open.ending().clone();
-        EditSocket { socket, requests, queue, activity, received, tenant, memory, workers, max_message }
+        EditSocket { socket, requests, queue, received, tenant, memory, workers, max_message }
             .run(responses, ending)
             .await;
         drop(call);

@@ -8,7 +8,10 @@ use super::{
 use crate::{
     error::Error,
     serve::{
-        grpc::{editing_limits::SessionActivity, editing_messages::failed},
+        grpc::{
+            editing::EditMessage,
+            editing_messages::{failed, request_id as action_id},
+        },
         middleware::body_limits::{BodyMemory, Reservation},
         openai::error::ApiError,
         tokenization::TokenizationWorkers,
@@ -28,7 +31,7 @@ use tokio::{
 use tokio_stream::{Stream, StreamExt};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
-use weir_proto::v1::{EditRequest, EditResponse, document_closed::Reason, edit_request::Action, edit_response::Event};
+use weir_proto::v1::{EditRequest, EditResponse, document_closed::Reason, edit_response::Event};
 
 /// Time between two pings. It is shorter than the time after which common proxies close a silent connection.
 const PING_INTERVAL: Duration = Duration::from_secs(20);
@@ -43,11 +46,9 @@ const COPIES: usize = 2;
 pub(super) struct EditSocket {
     pub(super) socket: WebSocket,
     /// The call's requests.
-    pub(super) requests: Sender<EditRequest>,
+    pub(super) requests: Sender<EditMessage>,
     /// Messages that the call has not taken yet.
     pub(super) queue: MessageQueue,
-    /// Delays the idle limit of the session.
-    pub(super) activity: SessionActivity,
     /// The memory of received messages.
     pub(super) received: ReceivedBytes,
     pub(super) tenant: Arc<str>,
@@ -111,7 +112,6 @@ impl EditSocket {
                         if let Some(Event::Closed(closed)) = &response.event {
                             end = end_of(closed.reason());
                         }
-                        let response = self.queue.answer(response);
                         if self.send(response).await.is_err() {
                             return End::Client;
                         }
@@ -157,7 +157,6 @@ impl EditSocket {
             Err(refused) => Err(refused),
         };
         if let Err(RefusedMessage { id, error }) = queued {
-            self.activity.notify();
             self.queue.push_refusal(failed(id, &error));
         }
     }
@@ -217,15 +216,6 @@ fn end_of(reason: Reason) -> End {
         Reason::Draining => End::Server(close_code::AWAY, "the server shuts down; open the document on another one"),
         Reason::ModelChanged => End::Server(close_code::AWAY, "the model has changed; open the document again"),
         Reason::Unspecified => End::Server(close_code::ERROR, "closed for no known reason"),
-    }
-}
-
-/// Returns the id of a request for completions or scores.
-fn action_id(request: &EditRequest) -> Option<u64> {
-    match &request.action {
-        Some(Action::Complete(complete)) => Some(complete.id),
-        Some(Action::Score(score)) => Some(score.id),
-        _ => None,
     }
 }
 

@@ -1,22 +1,18 @@
 //! `/v2`: the Open Inference Protocol (KServe's protocol, version 2) over HTTP and JSON.
 //!
-//! A request becomes a call of the same protocol over gRPC within the process. `request` reads tensors in JSON, and `response`
+//! A request becomes a call of the same method as over gRPC. `request` reads tensors in JSON, and `response`
 //! writes them. Errors have this protocol's form: an object whose `error` is a text.
 
 pub(in crate::serve) mod request;
 mod response;
 
 use self::request::InferenceRequest;
-use super::{
-    error::ApiError,
-    state::{ApiServices, ApiState},
-};
+use super::{error::ApiError, state::ApiState};
 use crate::serve::{
-    in_process::{ClientContext, Services},
-    middleware::guarded_body::GuardedBody,
+    calls::ClientContext, grpc::generation::Incoming, middleware::guarded_body::GuardedBody, oip::models as metadata,
 };
 use axum::{
-    Json,
+    Extension, Json,
     body::Body,
     extract::{Path, Request, State, rejection::PathRejection},
     http::StatusCode,
@@ -26,10 +22,7 @@ use prost::Message;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
-use weir_proto::inference::{
-    ModelInferResponse, ModelMetadataRequest, ModelReadyRequest, ServerLiveRequest, ServerMetadataRequest,
-    ServerReadyRequest, grpc_inference_service_client::GrpcInferenceServiceClient,
-};
+use weir_proto::inference::ModelInferResponse;
 
 /// Memory of a response in JSON relative to its encoded length: one byte may become an escape of six.
 const FORMATTED: usize = 8;
@@ -49,40 +42,59 @@ pub(super) struct ModelPath {
 type PathResult = Result<Path<ModelPath>, PathRejection>;
 
 /// Returns the name and version of the server, and the extensions that it supports.
-pub(super) async fn server(State(state): State<ApiState>, client: ClientContext) -> Response {
-    let answer = service(&state.services).server_metadata(client.call(ServerMetadataRequest {})).await;
-    let answer = answer.map(|answer| Json(response::server(answer.into_inner())));
-    finish(&client, answer.map_err(ApiError::from))
+pub(super) async fn server(State(state): State<ApiState>, Extension(client): Extension<ClientContext>) -> Response {
+    let answer = state
+        .services
+        .calls
+        .ask("/inference.GRPCInferenceService/ServerMetadata", &client, |_| Ok(metadata::server()))
+        .await;
+    finish(&client, answer.map(|answer| Json(response::server(answer))).map_err(ApiError::from))
 }
 
 /// Answers 200 if no model's worker hangs. Needs no key.
-pub(super) async fn live(State(state): State<ApiState>, client: ClientContext) -> Response {
-    let answer = service(&state.services).server_live(client.call(ServerLiveRequest {})).await;
-    let answer = answer.map(|answer| flag(answer.get_ref().live, json!({ "live": answer.get_ref().live })));
-    finish(&client, answer.map_err(ApiError::from))
+pub(super) async fn live(State(state): State<ApiState>, Extension(client): Extension<ClientContext>) -> Response {
+    let live = state
+        .services
+        .calls
+        .ask("/inference.GRPCInferenceService/ServerLive", &client, |_| Ok(state.monitor.alive().is_ok()))
+        .await;
+    finish(&client, live.map(|live| flag(live, json!({ "live": live }))).map_err(ApiError::from))
 }
 
 /// Answers 200 if the server takes requests. Needs no key.
-pub(super) async fn ready(State(state): State<ApiState>, client: ClientContext) -> Response {
-    let answer = service(&state.services).server_ready(client.call(ServerReadyRequest {})).await;
-    let answer = answer.map(|answer| flag(answer.get_ref().ready, json!({ "ready": answer.get_ref().ready })));
-    finish(&client, answer.map_err(ApiError::from))
+pub(super) async fn ready(State(state): State<ApiState>, Extension(client): Extension<ClientContext>) -> Response {
+    let ready = state
+        .services
+        .calls
+        .ask("/inference.GRPCInferenceService/ServerReady", &client, |_| Ok(state.monitor.ready().is_ok()))
+        .await;
+    finish(&client, ready.map(|ready| flag(ready, json!({ "ready": ready }))).map_err(ApiError::from))
 }
 
 /// Returns the tensors of a model.
-pub(super) async fn model(State(state): State<ApiState>, path: PathResult, client: ClientContext) -> Response {
-    finish(&client, metadata(&state, &client, path).await)
+pub(super) async fn model(
+    State(state): State<ApiState>,
+    path: PathResult,
+    Extension(client): Extension<ClientContext>,
+) -> Response {
+    finish(&client, tensors(&state, &client, path).await)
 }
 
-async fn metadata(state: &ApiState, client: &ClientContext, path: PathResult) -> Result<Json<Value>, ApiError> {
-    let Path(path) = path?;
-    let call = client.call(ModelMetadataRequest { name: path.name, version: path.version });
-    let answer = service(&state.services).model_metadata(call).await?;
-    Ok(Json(response::model(answer.into_inner())))
+async fn tensors(state: &ApiState, client: &ClientContext, path: PathResult) -> Result<Json<Value>, ApiError> {
+    let Path(ModelPath { name, version }) = path?;
+    let inference = &state.services.inference;
+    let metadata = |call: &_| inference.metadata(call, &name, &version);
+    Ok(Json(response::model(
+        state.services.calls.ask("/inference.GRPCInferenceService/ModelMetadata", client, metadata).await?,
+    )))
 }
 
 /// Answers 200 if a model takes requests.
-pub(super) async fn model_ready(State(state): State<ApiState>, path: PathResult, client: ClientContext) -> Response {
+pub(super) async fn model_ready(
+    State(state): State<ApiState>,
+    path: PathResult,
+    Extension(client): Extension<ClientContext>,
+) -> Response {
     finish(&client, readiness(&state, &client, path).await)
 }
 
@@ -91,17 +103,21 @@ async fn readiness(
     client: &ClientContext,
     path: PathResult,
 ) -> Result<(StatusCode, Json<Value>), ApiError> {
-    let Path(path) = path?;
-    let call = client.call(ModelReadyRequest { name: path.name.clone(), version: path.version });
-    let ready = service(&state.services).model_ready(call).await?.get_ref().ready;
-    Ok(flag(ready, json!({ "name": path.name, "ready": ready })))
+    let Path(ModelPath { name, version }) = path?;
+    let inference = &state.services.inference;
+    let ready = state
+        .services
+        .calls
+        .ask("/inference.GRPCInferenceService/ModelReady", client, |_| Ok(inference.is_ready(&name, &version)))
+        .await?;
+    Ok(flag(ready, json!({ "name": name, "ready": ready })))
 }
 
 /// Answers a request for text, in one message.
 pub(super) async fn infer(
     State(state): State<ApiState>,
     path: PathResult,
-    client: ClientContext,
+    Extension(client): Extension<ClientContext>,
     request: Request,
 ) -> Response {
     let answer = handle(&state, path, &client, request).await;
@@ -116,29 +132,32 @@ async fn handle(
 ) -> Result<Response, ApiError> {
     let Path(path) = path?;
     if request.headers().contains_key(BINARY) {
-        state.check_head(&request)?;
+        state.check_head(client, &request)?;
         let message = format!("{BINARY}: binary tensors are not supported; send them as JSON");
         return Err(ApiError::new(StatusCode::BAD_REQUEST, "binary_tensors", message));
     }
-    let body = state.read_body(request).await?;
+    let body = state.read_body(client, request).await?;
     let tenant = Arc::clone(&body.tenant);
     let request = state.parse(body, |bytes| InferenceRequest::parse(bytes, "the body")).await?;
-    let call = client.call(request.into_message(path.name, path.version));
-    let answer = service(&state.services).model_infer(call).await?.into_inner();
+    let message = request.into_message(path.name, path.version);
+    let inference = &state.services.inference;
+    let answer = state.services.calls.begin(
+        "/inference.GRPCInferenceService/ModelInfer",
+        client,
+        message.encoded_len(),
+        async |call, memory| inference.infer(client, Incoming { message, call, memory: Some(memory) }).await,
+    );
+    let answer = answer.await?.into_complete();
     let bytes = answer.encoded_len().saturating_mul(FORMATTED);
     let mut size = state.services.collected.begin(&tenant, "use ModelStreamInfer over gRPC");
     size.grow_to(bytes)?;
     // A long response also takes long to format.
-    let formatted = state.services.workers.run(&tenant, bytes, move || format(answer));
+    let formatted = state.services.calls.jobs.workers.run(&tenant, bytes, move || format(answer));
     Ok(formatted.await??.map(|body| Body::new(GuardedBody::new(body, size))))
 }
 
 fn format(answer: ModelInferResponse) -> Result<Response, ApiError> {
     Ok(Json(response::inference(answer)?).into_response())
-}
-
-fn service(services: &ApiServices) -> GrpcInferenceServiceClient<Services> {
-    GrpcInferenceServiceClient::new(services.calls.clone()).max_decoding_message_size(usize::MAX)
 }
 
 /// Returns a status that probes read, with the same in JSON.

@@ -1,7 +1,7 @@
 //! The session on connections in memory, with a paused clock.
 
 use super::*;
-use crate::config::TransportConfig;
+use crate::{config::TransportConfig, serve::middleware::body_limits::RequestMemory};
 use axum::{Router, extract::WebSocketUpgrade, routing::get};
 use hyper::server::conn::http1;
 use hyper_util::{rt::TokioIo, service::TowerToHyperService};
@@ -27,10 +27,9 @@ const PONG: [u8; 6] = [0x8a, 0x80, 0, 0, 0, 0];
 /// A client, and the call of its session.
 struct Session {
     client: DuplexStream,
-    requests: Receiver<EditRequest>,
+    requests: Receiver<EditMessage>,
     responses: Sender<Result<EditResponse, Status>>,
     memory: Arc<BodyMemory>,
-    activity: SessionActivity,
     ending: CancellationToken,
     task: JoinHandle<()>,
 }
@@ -61,16 +60,15 @@ impl Session {
         let config = TransportConfig { message_bytes: 200, request_memory: 200, ..TransportConfig::default() };
         let memory = BodyMemory::new(&config);
         let tenant = Arc::<str>::from("a");
-        received.begin(Reservation::new(Arc::clone(&memory), Arc::clone(&tenant)));
+        let reservation = || Reservation::new(Arc::clone(&memory), Arc::clone(&tenant));
+        received.begin(reservation());
         let (requests, receiver) = mpsc::channel(1);
         let (responses, answers) = mpsc::channel(1);
         let ending = CancellationToken::new();
-        let activity = SessionActivity::default();
         let socket = EditSocket {
             socket: upgraded.recv().await.unwrap(),
             requests,
-            queue: MessageQueue::new(Reservation::new(Arc::clone(&memory), Arc::clone(&tenant)), limit),
-            activity: activity.clone(),
+            queue: MessageQueue::new(reservation(), RequestMemory::new(reservation()), limit),
             received,
             tenant,
             memory: Arc::clone(&memory),
@@ -78,7 +76,7 @@ impl Session {
             max_message: config.message_bytes,
         };
         let task = tokio::spawn(socket.run(ReceiverStream::new(answers), ending.clone()));
-        Self { client, requests: receiver, responses, memory, activity, ending, task }
+        Self { client, requests: receiver, responses, memory, ending, task }
     }
 
     /// Sends a text message, masked with zeros.
@@ -143,7 +141,7 @@ async fn answers_that_the_server_does_not_read_are_not_missed() {
     session.send(CLOSE).await;
     session.send(CLOSE).await;
     assert_eq!(session.pings(10, &[]).await, 10);
-    session.requests.recv().await.unwrap();
+    session.requests.recv().await.unwrap().unwrap();
     assert_eq!(session.pings(10, &[]).await, 2);
 }
 
@@ -160,31 +158,17 @@ async fn pings_are_answered_while_the_call_takes_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_message_that_cannot_be_read_is_activity() {
-    let mut session = Session::begin().await;
-    session.client.write_all(&PONG).await.unwrap();
-    session.send(CLOSE).await;
-    session.requests.recv().await.unwrap();
-    assert!(timeout(PING_INTERVAL / 2, session.activity.notified()).await.is_err(), "the call sees the message itself");
-    session.send(r#"{"score": {"id": 7}}"#).await;
-    timeout(PING_INTERVAL / 2, session.activity.notified()).await.expect("no activity");
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_refused_message_is_answered_after_those_before_it() {
+async fn a_refused_message_keeps_its_place() {
     let mut session = Session::begin().await;
     for text in [r#"{"open": {}}"#, r#"{"score": {"id": 7}}"#] {
         session.send(text).await;
         // The call is held back: it does not take the message yet.
         assert!(timeout(PING_INTERVAL / 4, session.frame()).await.is_err());
     }
-    assert!(matches!(session.requests.recv().await.unwrap().action, Some(Action::Open(_))));
-    session.answer(Event::Applied(DocumentApplied::default())).await;
-    assert!(session.text().await.starts_with(r#"{"applied":"#));
-    assert!(matches!(session.requests.recv().await.unwrap().action, Some(Action::Splice(_))));
-    session.answer(Event::Failed(EditFailure { message: "of the call".into(), ..EditFailure::default() })).await;
-    let failed = session.text().await;
-    assert!(failed.starts_with(r#"{"failed":{"id":7,"code":"INVALID_ARGUMENT""#), "{failed}");
+    assert!(session.requests.recv().await.unwrap().is_ok());
+    let Some(Err(refusal)) = session.requests.recv().await else { panic!("it is not refused") };
+    let Some(Event::Failed(failure)) = refusal.event else { panic!("{refusal:?}") };
+    assert_eq!((failure.id, &*failure.code), (Some(7), "INVALID_ARGUMENT"));
 }
 
 #[tokio::test(start_paused = true)]

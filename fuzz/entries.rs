@@ -17,7 +17,7 @@ use weir::{
     },
     family::{
         Blueprint, Parts,
-        checkpoint::{Config, read_from, reader::Weights},
+        checkpoint::{Config, read_from, weights::Weights},
         convert::pickle::Pickle,
         load::{Settings, blueprint},
     },

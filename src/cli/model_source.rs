@@ -10,7 +10,7 @@ use crate::{
     decode::contract::Model,
     engine::Limits,
     error::{Error, Result, printable, quoted},
-    family::checkpoint::folder::check_folder,
+    family::checkpoint::files::check_folder,
     serve::{
         self, Engines, Listener,
         client::inference::{self, InferenceClient, MessageStream},

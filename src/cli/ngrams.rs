@@ -10,7 +10,7 @@ use crate::{
     decode::speculation::ngrams::{HEADER_BYTES, MAX_SLOTS, MIN_SLOTS, NgramCounter},
     error::{Error, Result, printable},
     family::{
-        checkpoint::{ngrams, regular_file},
+        checkpoint::{files, ngrams},
         load::{self, blueprint},
     },
     text::Vocabulary,
@@ -85,7 +85,7 @@ pub fn run(args: Args) -> Result<()> {
 /// Counts the n-grams of a file. Returns the number of its symbols, which is at least 1.
 fn count(file: &Path, vocabulary: &Vocabulary, counter: &mut NgramCounter) -> Result<u64> {
     let mut progress = Progress::bytes();
-    let (mut opened, size) = regular_file::open(file).map_err(unreadable("TEXT", file))?;
+    let (mut opened, size) = files::open(file).map_err(unreadable("TEXT", file))?;
     let mut block = Vec::with_capacity(BLOCK);
     let mut read = 0;
     let mut characters = 0;

@@ -3,7 +3,7 @@
 use crate::{
     error::{Error, Result},
     family::{
-        checkpoint::{CheckpointSource, Tensor as LoadedTensor, Weights, shards},
+        checkpoint::{CheckpointSource, Tensor as LoadedTensor, Weights, weights},
         load::weights_in_place,
     },
 };
@@ -77,7 +77,7 @@ pub(super) fn read_tensors(source: &CheckpointSource, dtype: DType) -> Result<Ha
     let mut stored = StoredTensors::default();
     match source {
         CheckpointSource::Folder(folder) => {
-            for file in shards::files(folder)? {
+            for file in weights::weight_files(folder)? {
                 let bytes = std::fs::read(&file).map_err(Error::io(&file))?;
                 stored.add(&bytes).map_err(|error| unreadable(&file, &error))?;
             }

@@ -15,7 +15,7 @@ pub const FAMILIES: &[(&str, Reader)] = &[
     ("t5", t5::read),
     ("hnet", hnet::read),
     #[cfg(feature = "candle")]
-    ("hugging-face", hugging_face::blueprint::read),
+    ("hugging-face", hugging_face::model::read),
 ];
 
 /// Reads the architecture of a checkpoint. Fails if the family is unknown or rejects the architecture or the

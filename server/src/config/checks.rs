@@ -2,7 +2,7 @@
 
 use crate::{
     error::{Error, QUOTED_BYTES, Result, clip, quoted},
-    family::checkpoint::folder::check_folder,
+    family::checkpoint::files::check_folder,
 };
 use std::{
     collections::BTreeMap,

@@ -1,6 +1,6 @@
 //! Reads files of settings, keys and certificates.
 
-use crate::family::checkpoint::{placeholders::is_web_page, regular_file};
+use crate::family::checkpoint::files::{self, is_web_page};
 use std::path::Path;
 use weir_proto::{
     limited_file::{self, FILE_BYTES},
@@ -14,7 +14,7 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>, String> {
 
 /// Reads a regular file of at most `limit` bytes.
 pub(super) fn read_up_to(limit: u64, path: &Path) -> Result<Vec<u8>, String> {
-    let (file, _) = regular_file::open(path).map_err(|error| limited_file::unreadable(path, &error))?;
+    let (file, _) = files::open(path).map_err(|error| limited_file::unreadable(path, &error))?;
     limited_file::read_open(file, path, limit)
 }
 

@@ -9,8 +9,10 @@ use crate::{
     error::{Error, Result},
     family::{
         checkpoint::{
-            CONFIG_FILE, Config, INDEX_FILE, PICKLE_FILE, PICKLE_INDEX_FILE, WEIGHTS_FILE, card::CARD_FILE,
-            ngrams::NGRAMS_FILE, partial_file::sync_folder, reader::hexadecimal, shards::indexed_files,
+            CONFIG_FILE, Config, INDEX_FILE, PICKLE_FILE, PICKLE_INDEX_FILE, WEIGHTS_FILE,
+            files::sync_folder,
+            ngrams::NGRAMS_FILE,
+            weights::{CARD_FILE, hexadecimal, indexed_files},
         },
         convert::Source,
         load::blueprint,

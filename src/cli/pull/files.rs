@@ -2,7 +2,7 @@
 
 use crate::{
     error::{Error, Result},
-    family::checkpoint::{folder::check_folder, links::check_inside, regular_file},
+    family::checkpoint::files::{self, check_folder, check_inside},
 };
 use std::{
     io::Read,
@@ -51,7 +51,7 @@ impl FileSource for Folder {
             return Ok(None);
         }
         check_inside(&self.0, &file)?;
-        let (bytes, size) = regular_file::open(&file).map_err(Error::io(&file))?;
+        let (bytes, size) = files::open(&file).map_err(Error::io(&file))?;
         Ok(Some(OpenFile { bytes: Box::new(bytes), size: Some(size) }))
     }
 

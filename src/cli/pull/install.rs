@@ -2,7 +2,7 @@
 
 use crate::{
     error::{Error, Result},
-    family::checkpoint::partial_file::sync_folder,
+    family::checkpoint::files::sync_folder,
 };
 use std::{
     fs::{self, File},

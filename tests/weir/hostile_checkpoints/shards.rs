@@ -4,7 +4,7 @@ use super::{assembled, check_messages, entries, message, open, parts, valid, wei
 use serde_json::{Value, json};
 use std::{fs, path::Path};
 use tempfile::TempDir;
-use weir::family::checkpoint::{read_weights, reader::shapes_in};
+use weir::family::checkpoint::{read_weights, weights::shapes_in};
 
 /// Writes a checkpoint in two shards. `change` may damage the index.
 fn sharded(change: impl FnOnce(&mut Value, &Path)) -> TempDir {

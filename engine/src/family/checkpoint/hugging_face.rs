@@ -5,11 +5,9 @@
 //! ignores them.
 
 use super::{
-    folder::parent,
+    files::{check_inside, parent},
     json,
-    links::check_inside,
-    reader::shapes_in,
-    shards::{INDEX_FILE, PICKLE_FILE, PICKLE_INDEX_FILE, WEIGHTS_FILE},
+    weights::{INDEX_FILE, PICKLE_FILE, PICKLE_INDEX_FILE, WEIGHTS_FILE, shapes_in},
 };
 use crate::{
     decode::defaults::SamplingDefaults,

@@ -2,38 +2,27 @@
 //!
 //! Files may come from anywhere, so every number in them is checked against the configuration before memory is allocated for it. An
 //! error names file, key, expected and actual value. Reading order: [`TensorSpec`], [`config`] (all but the weights;
-//! [`hugging_face`] reads one of another format), [`card`] (digest of the weights), [`header`] (of a safetensors file), `int8`
-//! (matrices with scales), [`shards`] (the files of weights), [`links`] and [`regular_file`] (which files are opened, and how),
-//! [`folder`] and [`placeholders`] (what is wrong with others), [`reader`], `layout` and [`writer`], [`ngrams`], [`source`] (a
-//! folder, or the program itself).
+//! [`hugging_face`] reads one of another format), [`json`], [`files`] (which of them are opened, and how), [`weights`], [`writer`],
+//! [`ngrams`], [`source`] (a folder, or the program itself).
 
-pub mod card;
 pub mod config;
-pub mod folder;
-pub mod header;
+pub mod files;
 pub mod hugging_face;
-mod int8;
 pub mod json;
-mod json_errors;
-mod layout;
-pub mod links;
 pub mod ngrams;
-pub mod partial_file;
-pub mod placeholders;
-pub mod reader;
-pub mod regular_file;
-pub mod shards;
 pub mod source;
-pub mod tensor;
+pub mod weights;
 pub mod writer;
 
-pub use config::{CONFIG_FILE, Config, VocabularyConfig, architecture};
-pub use header::FileDtype;
-pub use reader::{Weights, read_from, read_weights, read_weights_with_progress};
-pub use shards::{INDEX_FILE, PICKLE_FILE, PICKLE_INDEX_FILE, WEIGHTS_FILE};
-pub use source::CheckpointSource;
-pub use tensor::Tensor;
-pub use writer::{Writer, WrittenCheckpoint};
+pub use crate::family::checkpoint::{
+    config::{CONFIG_FILE, Config, VocabularyConfig, architecture},
+    source::CheckpointSource,
+    weights::{
+        FileDtype, INDEX_FILE, PICKLE_FILE, PICKLE_INDEX_FILE, Tensor, WEIGHTS_FILE, Weights, read_from, read_weights,
+        read_weights_with_progress,
+    },
+    writer::{Writer, WrittenCheckpoint},
+};
 
 /// A tensor that a checkpoint must hold.
 #[derive(Debug, Clone, PartialEq)]

@@ -1,9 +1,8 @@
 //! `ngrams.bin`: the n-grams of a checkpoint, from which generations draft. Optional; `weir ngrams` writes it.
 
 use super::{
+    files::{PartialFile, check_inside, sync_folder},
     json::read_limited,
-    links::check_inside,
-    partial_file::{PartialFile, sync_folder},
 };
 use crate::{
     decode::speculation::ngrams::{MAX_BYTES, NgramTable},

@@ -1,10 +1,9 @@
 //! Where a checkpoint's files are: in a folder, or in the program.
 
 use super::{
-    TensorSpec, card,
+    TensorSpec,
     config::{CONFIG_FILE, Config},
-    reader::{Weights, check_headers, read_from, read_weights_with_progress},
-    shards::WEIGHTS_FILE,
+    weights::{self, WEIGHTS_FILE, Weights, check_headers, read_from, read_weights_with_progress},
 };
 use crate::error::{Error, Result};
 use std::{
@@ -128,7 +127,7 @@ impl CheckpointSource {
 
     /// Checks that the card states a digest of the weights. Fails if it does not.
     pub fn require_digest(&self) -> Result<()> {
-        card::require_digest(self.card()?, &self.path())
+        weights::require_digest(self.card()?, &self.path())
     }
 
     /// Checks that the weights are exactly the tensors of `specs`, without reading their numbers. Fails as
@@ -142,13 +141,15 @@ impl CheckpointSource {
 
     /// Compares a digest of the weights with the one that the card states, if it states one. Fails if they differ.
     pub fn check_digest(&self, sha256: &str) -> Result<()> {
-        card::check_digest(self.card()?, &self.path(), sha256)
+        weights::check_digest(self.card()?, &self.path(), sha256)
     }
 
-    fn card(&self) -> Result<Option<card::Card>> {
+    fn card(&self) -> Result<Option<weights::Card>> {
         match self {
-            Self::Folder(folder) => card::read(folder),
-            Self::Embedded(checkpoint) => card::parse(checkpoint.card, &self.path().join(card::CARD_FILE)).map(Some),
+            Self::Folder(folder) => weights::read_card(folder),
+            Self::Embedded(checkpoint) => {
+                weights::parse_card(checkpoint.card, &self.path().join(weights::CARD_FILE)).map(Some)
+            }
         }
     }
 

@@ -2,17 +2,14 @@
 //! shards), names with or without `transformer.`. `config.json` may have a vocabulary in the form of latent segment models,
 //! special symbols included; without one, symbols have ids only.
 
-use super::{
-    converted::{Converted, read_config, rename_key},
-    vocabulary,
-};
+use super::converted::{self, Converted, read_config, rename_key};
 use crate::{
     error::{Error, Result},
     family::{
         TensorSpec,
         checkpoint::{
             CONFIG_FILE, Config, Tensor, WEIGHTS_FILE, Weights, json::parse, read_weights_with_progress,
-            reader::shapes_in,
+            weights::shapes_in,
         },
         families::blueprint,
     },
@@ -178,9 +175,9 @@ impl Arguments {
         });
         let has_specials = serde_json::from_slice::<Value>(text).is_ok_and(|config| config.get("vocab_type").is_some());
         let symbols = if has_specials {
-            parse::<vocabulary::SpecialVocabulary>(text, file, "")?.config(file)?
+            parse::<converted::SpecialVocabulary>(text, file, "")?.config(file)?
         } else {
-            vocabulary::listed(self.vocab.as_deref(), self.vocab_size, file)?
+            converted::listed(self.vocab.as_deref(), self.vocab_size, file)?
         };
         Config::new("decoder", symbols, TextNormaliser::None, self.n_positions, &architecture, file)
             .map_err(in_official_terms)
@@ -242,5 +239,5 @@ fn in_official_terms(error: Error) -> Error {
         ("architecture.position.learned.positions", "n_positions"),
         ("training_length", "n_positions"),
     ];
-    rename_key(error, KEYS, vocabulary::official_key)
+    rename_key(error, KEYS, converted::official_key)
 }

@@ -4,11 +4,10 @@
 //! Read from `modeling_gpt_bigcode.py` of transformers 5.23.0.
 
 use super::{
-    architecture::{Architecture, Computed, Network},
-    attention::{Masks, Scores, attend},
-    keys::Keys,
-    layers::{Activation, Norm, Projection, Tensors, last_rows},
     memory::{LayerBlocks, LayerMemory, Memory, MemoryShape},
+    transformer::{
+        Activation, Architecture, Computed, Keys, Masks, Network, Norm, Projection, Scores, Tensors, attend, last_rows,
+    },
 };
 use crate::{
     error::Result,

@@ -3,10 +3,8 @@
 //! Read from `modeling_mamba.py` of transformers 5.23.0, whose sequential path this follows.
 
 use super::{
-    architecture::{Architecture, Computed, Network},
-    keys::Keys,
-    layers::{Activation, Norm, Projection, Tensors, failed, last_rows},
-    memory::{LayerMemory, Memory, MemoryShape},
+    memory::{LayerMemory, Memory, MemoryShape, failed},
+    transformer::{Activation, Architecture, Computed, Keys, Network, Norm, Projection, Tensors, last_rows},
 };
 use crate::{
     error::Result,

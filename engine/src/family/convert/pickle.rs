@@ -1,11 +1,188 @@
-//! The stack machine that reads a pickle: instructions in, inert objects out.
+//! Reads Python pickles and executes nothing.
+//!
+//! A pickle is a program for a small stack machine whose instructions can call any function of the reader's Python. This
+//! machine has the stack and the memo, but no functions: a call becomes an inert [`Object::Call`] that records callable and
+//! arguments, and the callable must be on an allow-list. Objects live in an arena
+//! and refer to each other by index, so that neither depth nor cycles cost recursion.
+//!
+//! Everything is bounded: lengths by the rest of the input; objects, stack and work by fixed limits. candle's reader is no
+//! substitute: it allocates a string's stated length before it reads the string, and copies whole objects to and from the memo, so
+//! that a short file can double its memory with each instruction.
 
-use super::value::{Object, Pickle, PickleCall, PickleValue};
-use std::collections::HashMap;
+use std::{collections::HashMap, rc::Rc};
+
+/// Maximum size of a pickle: a training checkpoint's, without its tensors, has some hundred kilobytes.
+pub const MAX_BYTES: usize = 16 << 20;
+
+/// Reason why a pickle was rejected.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("byte {offset}: expected {expected}, found {found}")]
+pub struct PickleError {
+    /// Offset of the instruction in bytes.
+    pub offset: usize,
+    /// The expected item.
+    pub expected: String,
+    /// The actual item.
+    pub found: String,
+}
+
+impl Pickle {
+    /// Reads a pickle of protocol 2 to 5. Fails at an unknown instruction or name, at anything malformed, truncated or
+    /// beyond a limit, and at bytes after the end.
+    pub fn read(bytes: &[u8]) -> Result<Self, PickleError> {
+        if bytes.len() > MAX_BYTES {
+            let expected = format!("at most {MAX_BYTES} bytes");
+            return Err(PickleError { offset: 0, expected, found: format!("{} bytes", bytes.len()) });
+        }
+        let mut machine = PickleMachine::new(bytes);
+        match machine.run() {
+            Ok(()) => Ok(machine.finish()),
+            Err((expected, found)) => Err(PickleError { offset: machine.start, expected, found }),
+        }
+    }
+}
+
+/// A value on the stack.
+#[derive(Debug, Clone, PartialEq)]
+pub enum PickleValue {
+    /// `None`
+    None,
+    /// `True`, `False`
+    Bool(bool),
+    /// An integer of at most 64 bits.
+    Int(i64),
+    /// A longer integer; nothing needs its digits.
+    LongInt,
+    /// A float.
+    Float(f64),
+    /// A string.
+    Text(Rc<str>),
+    /// Bytes; nothing needs them.
+    Bytes,
+    /// Anything made of other values, by its index in the arena.
+    Object(usize),
+}
+
+impl PickleValue {
+    /// Parses a two's complement little-endian integer of any length.
+    fn from_long(bytes: &[u8]) -> Self {
+        let negative = bytes.last().is_some_and(|byte| byte & 0x80 != 0);
+        let fill = if negative { 0xff } else { 0 };
+        let (head, tail) = bytes.split_at(bytes.len().min(8));
+        let mut eight = [fill; 8];
+        eight.iter_mut().zip(head).for_each(|(to, from)| *to = *from);
+        let number = i64::from_le_bytes(eight);
+        let fits = tail.iter().all(|&byte| byte == fill) && (number < 0) == negative;
+        if fits { Self::Int(number) } else { Self::LongInt }
+    }
+}
+
+/// An object made of other values.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Object {
+    /// A name of the allow-list: module, name.
+    Global(&'static str, &'static str),
+    /// A tuple.
+    Tuple(Vec<PickleValue>),
+    /// A list or a set.
+    List(Vec<PickleValue>),
+    /// A dict, with all items of a repeated key.
+    Dict(Vec<(PickleValue, PickleValue)>),
+    /// A call that Python would have made; it is recorded, never made.
+    Call(Box<PickleCall>),
+    /// A reference to something outside the pickle: a tensor's storage.
+    Persistent(PickleValue),
+}
+
+/// A recorded call.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PickleCall {
+    /// Module of the callable.
+    pub module: &'static str,
+    /// Its name.
+    pub name: &'static str,
+    /// The tuple of arguments, by reference: a hostile pickle could ask for a million copies.
+    pub arguments: PickleValue,
+    /// The value from which Python would have set its attributes.
+    pub state: Option<PickleValue>,
+    /// Items that would have been set: `x[key] = value`.
+    pub items: Vec<(PickleValue, PickleValue)>,
+    /// Items that would have been appended.
+    pub appended: Vec<PickleValue>,
+}
+
+/// A pickle that was read.
+#[derive(Debug)]
+pub struct Pickle {
+    objects: Vec<Object>,
+    /// The pickle's value.
+    pub root: PickleValue,
+}
+
+impl Pickle {
+    /// Returns the object that a value refers to.
+    pub fn object(&self, value: &PickleValue) -> Option<&Object> {
+        if let PickleValue::Object(index) = value { self.objects.get(*index) } else { None }
+    }
+
+    /// Returns the elements of a tuple or list.
+    pub fn elements(&self, value: &PickleValue) -> Option<&[PickleValue]> {
+        match self.object(value)? {
+            Object::Tuple(elements) | Object::List(elements) => Some(elements),
+            _ => None,
+        }
+    }
+
+    /// Returns the items of a dict or of a dict-like object (`OrderedDict`).
+    pub fn items(&self, value: &PickleValue) -> Option<&[(PickleValue, PickleValue)]> {
+        match self.object(value)? {
+            Object::Dict(items) => Some(items),
+            Object::Call(call) if call.module == "collections" => Some(&call.items),
+            _ => None,
+        }
+    }
+
+    /// Returns the call that a value refers to.
+    pub fn call(&self, value: &PickleValue) -> Option<&PickleCall> {
+        if let Some(Object::Call(call)) = self.object(value) { Some(call) } else { None }
+    }
+
+    /// Returns a dict's item by name; the last one, as in Python, if it was set twice.
+    pub fn item<'a>(&'a self, dict: &PickleValue, name: &str) -> Option<&'a PickleValue> {
+        let found =
+            self.items(dict)?.iter().rev().find(|(key, _)| matches!(key, PickleValue::Text(text) if **text == *name));
+        found.map(|(_, value)| value)
+    }
+
+    /// Describes a value in a few words, for messages.
+    pub fn describe(&self, value: &PickleValue) -> String {
+        match value {
+            PickleValue::Object(_) => match self.object(value) {
+                Some(Object::Global(module, name)) => format!("the name {module}.{name}"),
+                Some(Object::Tuple(elements)) => format!("a tuple of {}", elements.len()),
+                Some(Object::List(elements)) => format!("a list of {}", elements.len()),
+                Some(Object::Dict(items)) => format!("a dict of {}", items.len()),
+                Some(Object::Call(call)) => format!("a {}.{}", call.module, call.name),
+                Some(Object::Persistent(_)) => "a storage".into(),
+                None => "nothing".into(),
+            },
+            PickleValue::Text(text) if text.len() > 60 => format!("a string of {} bytes", text.len()),
+            PickleValue::Text(text) => format!("{text:?}"),
+            PickleValue::Bool(value) => value.to_string(),
+            PickleValue::Int(value) => value.to_string(),
+            PickleValue::Float(value) => value.to_string(),
+            PickleValue::None => "None".into(),
+            PickleValue::LongInt => "an integer of more than 64 bits".into(),
+            PickleValue::Bytes => "bytes".into(),
+        }
+    }
+}
 
 /// Maximum instructions, which also limits values on the stack and in containers.
 const MAX_STEPS: usize = 4 << 20;
+
 const MAX_OBJECTS: usize = 1 << 20;
+
 /// Maximum open marks: nesting of literals.
 const MAX_MARKS: usize = 1000;
 
@@ -36,12 +213,12 @@ fn wrong<T>(expected: impl Into<String>, found: impl Into<String>) -> Result<T, 
 
 /// The machine and the program it reads.
 #[derive(Default)]
-pub(super) struct PickleMachine<'a> {
+struct PickleMachine<'a> {
     bytes: &'a [u8],
     /// Offset of the next byte.
     offset: usize,
     /// Offset of the current instruction.
-    pub(super) start: usize,
+    start: usize,
     objects: Vec<Object>,
     stack: Vec<PickleValue>,
     /// Heights of the stack at the open marks.
@@ -50,15 +227,15 @@ pub(super) struct PickleMachine<'a> {
 }
 
 impl<'a> PickleMachine<'a> {
-    pub(super) fn new(bytes: &'a [u8]) -> Self {
+    fn new(bytes: &'a [u8]) -> Self {
         Self { bytes, ..Self::default() }
     }
 
-    pub(super) fn finish(mut self) -> Pickle {
+    fn finish(mut self) -> Pickle {
         Pickle { root: self.stack.pop().unwrap_or(PickleValue::None), objects: self.objects }
     }
 
-    pub(super) fn run(&mut self) -> Result<(), Mismatch> {
+    fn run(&mut self) -> Result<(), Mismatch> {
         match self.byte()? {
             0x80 => self.protocol()?,
             byte => return wrong("a pickle (first byte 0x80)", format!("0x{byte:02x}")),
@@ -368,4 +545,109 @@ fn pairs(values: Vec<PickleValue>) -> Result<Vec<(PickleValue, PickleValue)>, Mi
     }
     let mut values = values.into_iter();
     Ok(std::iter::from_fn(|| Some((values.next()?, values.next()?))).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(program: &[u8]) -> Result<Pickle, PickleError> {
+        Pickle::read(program)
+    }
+
+    fn int(program: &[u8]) -> PickleValue {
+        read(program).unwrap().root
+    }
+
+    #[test]
+    fn plain_values() {
+        assert_eq!(int(b"\x80\x02K\x07."), PickleValue::Int(7));
+        assert_eq!(int(b"\x80\x02J\xff\xff\xff\xff."), PickleValue::Int(-1));
+        assert_eq!(int(b"\x80\x02M\x01\x02."), PickleValue::Int(513));
+        assert_eq!(int(b"\x80\x02G\x3f\xb9\x99\x99\x99\x99\x99\x9a."), PickleValue::Float(0.1));
+        assert_eq!(int(b"\x80\x02\x8a\x00."), PickleValue::Int(0));
+        assert_eq!(int(b"\x80\x02\x8a\x01\xff."), PickleValue::Int(-1));
+        assert_eq!(int(b"\x80\x02\x8a\x09\xff\xff\xff\xff\xff\xff\xff\xff\x00."), PickleValue::LongInt);
+        assert_eq!(int(b"\x80\x02\x8a\x08\xff\xff\xff\xff\xff\xff\xff\x7f."), PickleValue::Int(i64::MAX));
+        assert_eq!(
+            int(b"\x80\x04\x95\x05\x00\x00\x00\x00\x00\x00\x00\x8c\x02\xc3\xa9."),
+            PickleValue::Text("é".into())
+        );
+    }
+
+    #[test]
+    fn containers_and_the_memo() {
+        // {"a": [1, 2], "b": the same list, later grown by 3}
+        let pickle = read(b"\x80\x02}(X\x01\x00\x00\x00a]q\x00(K\x01K\x02eX\x01\x00\x00\x00bh\x00K\x03au.").unwrap();
+        for name in ["a", "b"] {
+            let list = pickle.item(&pickle.root, name).unwrap();
+            assert_eq!(pickle.elements(list).unwrap(), [PickleValue::Int(1), PickleValue::Int(2), PickleValue::Int(3)]);
+        }
+        assert_eq!(pickle.item(&pickle.root, "c"), None);
+    }
+
+    #[test]
+    fn calls_are_recorded_and_never_made() {
+        let pickle = read(b"\x80\x02cargparse\nNamespace\n)\x81}X\x01\x00\x00\x00xK\x05sb.").unwrap();
+        let call = pickle.call(&pickle.root).unwrap();
+        assert_eq!((call.module, call.name), ("argparse", "Namespace"));
+        assert_eq!(pickle.item(call.state.as_ref().unwrap(), "x"), Some(&PickleValue::Int(5)));
+        let pickle = read(b"\x80\x02ccollections\nOrderedDict\n)RX\x01\x00\x00\x00xK\x05s.").unwrap();
+        assert_eq!(pickle.item(&pickle.root, "x"), Some(&PickleValue::Int(5)));
+    }
+
+    #[test]
+    fn errors_have_the_offset_of_the_instruction() {
+        let error = |program: &[u8]| read(program).unwrap_err().to_string();
+        let cases: &[(&[u8], &str)] = &[
+            (b"\x80\x02cos\nsystem\n", "byte 2: expected a name that training checkpoints need, found os.system"),
+            (
+                b"\x80\x04\x8c\x02os\x8c\x06system\x93",
+                "byte 14: expected a name that training checkpoints need, found os.system",
+            ),
+            (b"\x80\x02ios\nsystem\n", "byte 2: expected a name that training checkpoints need, found os.system"),
+            (b"\x80\x02itorch\nSize\n", "byte 2: expected an instruction that reads data, found 0x69 ('i')"),
+            (b"\x80\x01N.", "byte 0: expected protocol 2 to 5, found protocol 1"),
+            (b"(lp0\n.", "byte 0: expected a pickle (first byte 0x80), found 0x28"),
+            (b"", "byte 0: expected 1 more bytes, found 0"),
+            (b"\x80\x02X\xff\xff\xff\xffabc", "byte 2: expected 4294967295 more bytes, found 3"),
+            (
+                b"\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\xff",
+                "byte 2: expected 18446744073709551615 more bytes, found 0",
+            ),
+            (b"\x80\x02h\x00.", "byte 2: expected a value in the memo, found none under 0"),
+            (b"\x80\x02R.", "byte 2: expected a value on the stack, found none"),
+            (b"\x80\x02NNR.", "byte 4: expected a known name and a tuple of arguments, found something else"),
+            (b"\x80\x02(0.", "byte 3: expected a value on the stack, found none"),
+            (b"\x80\x02N(\x85.", "byte 4: expected 1 values on the stack, found fewer"),
+            (b"\x80\x02}(Nu.", "byte 5: expected keys and values in pairs, found 1 values"),
+            (b"\x80\x02NN.", "byte 4: expected one value at the end, found 2 values and 0 open marks"),
+            (b"\x80\x02N.N", "byte 3: expected the end of the file, found 1 more bytes"),
+            (b"\x80\x02N", "byte 3: expected 1 more bytes, found 0"),
+            (
+                b"\x80\x02X\x01\x00\x00\x00\xff.",
+                "byte 2: expected a string in UTF-8, found invalid utf-8 sequence of 1 bytes from index 0",
+            ),
+        ];
+        for (program, expected) in cases {
+            assert_eq!(error(program), *expected, "{program:?}");
+        }
+    }
+
+    #[test]
+    fn limits_hold() {
+        let program = |body: &[u8], times: usize| [b"\x80\x02", body.repeat(times).as_slice()].concat();
+        let error = |body: &[u8], times| read(&program(body, times)).unwrap_err().to_string();
+        assert!(error(b"(", 2000).contains("at most 1000 open marks"));
+        assert!(error(b"]", 2 << 20).contains("objects"));
+        assert!(error(b"N0", 4 << 20).contains("instructions"));
+        assert!(error(b"N", 17 << 20).contains("bytes"));
+        // a million nested tuples cost no recursion, neither to build nor to drop
+        let deep = [program(b"N", 1), b"\x85".repeat(1 << 19), b".".to_vec()].concat();
+        read(&deep).unwrap();
+        // a large tuple is not copied for each call of it: that would be some terabytes
+        let large = [b"\x80\x02(", b"N".repeat(1 << 20).as_slice(), b"tq\x000cargparse\nNamespace\nq\x010"].concat();
+        let calls = [large, b"h\x01h\x00R0".repeat(1 << 19), b"N.".to_vec()].concat();
+        read(&calls).unwrap();
+    }
 }

@@ -17,10 +17,7 @@ use weir::{
     kernels::pages::PagePool,
     nn::{
         paged_vectors::PagedVectors,
-        topk::{
-            PoolerKind,
-            pooler::{PooledVectors, PoolerInput},
-        },
+        topk::{PooledVectors, PoolerInput, PoolerKind},
     },
 };
 

@@ -4,8 +4,8 @@ use crate::{
     decode::cost::StepCost,
     kernels::{attention::PageLayout, linear::Linear, rowwise::LayerNorm},
     nn::{
-        attention::stack::Stack,
-        hybrid::{HybridStack, Mixer},
+        attention::Stack,
+        mamba2::{HybridStack, Mixer},
         t5::T5Stack,
     },
 };

@@ -40,10 +40,7 @@ use crate::{
     },
     nn::{
         Activation, ConfigError, Position,
-        attention::{
-            layer::{Caches, Hook, NormOrder, StackWork},
-            stack::Stack,
-        },
+        attention::{Caches, Hook, NormOrder, Stack, StackWork},
         kv_cache::KvCache,
         position::PositionKind,
         resolution::{self, ScoresByDistance},

@@ -38,12 +38,13 @@ use crate::{
     },
     nn::{
         ConfigError, Position,
-        attention::layer::Caches,
-        hybrid::{GatedFeedForward, HybridLayer, HybridStack, HybridWork, Mixer},
+        attention::Caches,
         kv_cache::KvCache,
-        mamba2::{Mamba2, RecurrentRun},
-        position::{PositionScheme, rotary::Rotary},
-        recurrent::{self, RecurrentMemory, page_bytes},
+        mamba2::{
+            self, GatedFeedForward, HybridLayer, HybridStack, HybridWork, Mamba2, Mixer, RecurrentMemory, RecurrentRun,
+            page_bytes,
+        },
+        position::{PositionScheme, Rotary},
         router::{Router, RouterWork, begins_chunk, boundary_probability, move_average},
         sized,
         window::{CHUNK, ROLLBACK, Window},
@@ -1230,7 +1231,7 @@ impl Hnet {
         let mut recurrent = Vec::with_capacity(pass.pages.len());
         let mut first = 0;
         for (run, page) in runs().zip(&mut pass.pages) {
-            recurrent.push(RecurrentRun { memory: recurrent::numbers(page)?, first, count: run.len() });
+            recurrent.push(RecurrentRun { memory: mamba2::recurrent_numbers(page)?, first, count: run.len() });
             first += run.len();
         }
         let caches = &mut StackCaches { rows, stack: index };

@@ -38,16 +38,8 @@ use crate::{
     },
     nn::{
         Activation, ConfigError, Position,
-        attention::{
-            layer::{Caches, NormOrder, StackWork},
-            stack::Stack,
-        },
-        boundary::{
-            self, Boundaries, BoundaryConfig,
-            evidence::{BoundaryDecision, Evidence},
-            learned::Learned,
-            rules::{Fixed, Spikes, Whitespace},
-        },
+        attention::{Caches, NormOrder, Stack, StackWork},
+        boundary::{self, Boundaries, BoundaryConfig, BoundaryDecision, Evidence, Fixed, Learned, Spikes, Whitespace},
         kv_cache::KvCache,
         pooling::{Pooling, mean_of_sum},
         position::PositionKind,
@@ -912,7 +904,7 @@ pub struct Work {
     /// Receives vectors of (D).
     pub watcher: Option<Watcher<HourglassStage>>,
     stack: StackWork,
-    boundary: boundary::learned::LearnedWork,
+    boundary: boundary::LearnedWork,
     companion: CompanionWork,
     /// Sequence and position of each vector in `x`.
     positions: Vec<Position>,

@@ -41,11 +41,11 @@ use crate::{
     },
     nn::{
         Activation, Position,
-        attention::layer::{Caches, Cross},
-        boundary::summed::{self, Summed},
+        attention::{Caches, Cross},
+        boundary::{self, Summed},
         kv_cache::KvCache,
         pooling::Pooling,
-        position::{PositionScheme, buckets::Buckets},
+        position::{Buckets, PositionScheme},
         sized,
         t5::{T5Layer, T5Memory, T5Stack, T5Work},
     },
@@ -549,7 +549,7 @@ pub struct Work {
     /// Receives the vectors of each stage.
     pub watcher: Option<Watcher<LslmStage>>,
     stack: T5Work,
-    predictor: summed::SummedWork,
+    predictor: boundary::SummedWork,
     /// Sequence and position of each vector in `x`.
     positions: Vec<Position>,
     /// Last position of the memory that each vector of the decoder attends to.

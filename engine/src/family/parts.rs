@@ -20,19 +20,9 @@ use crate::{
     },
     nn::{
         Activation, Position,
-        attention::{
-            layer::{Layer, NormOrder},
-            stack::Stack,
-        },
+        attention::{Layer, NormOrder, Stack},
         kv_cache::KvCache,
-        position::{
-            PositionKind, PositionScheme,
-            absolute::{self, Absolute},
-            alibi,
-            buckets::Buckets,
-            rotary::Rotary,
-            transformer_xl::{self, SharedTerms, TransformerXl},
-        },
+        position::{self, Absolute, Buckets, PositionKind, PositionScheme, Rotary, SharedTerms, TransformerXl},
         window::Window,
     },
 };
@@ -163,14 +153,14 @@ pub fn position(out: &mut Vec<TensorSpec>, shape: &StackShape) {
     let StackShape { dim, heads, head_dim, position, .. } = *shape;
     match position {
         PositionKind::TransformerXl => {
-            out.push(constant("position.inverse_frequency", transformer_xl::inverse_frequencies(dim)));
+            out.push(constant("position.inverse_frequency", position::inverse_frequencies(dim)));
             for name in ["position.content_bias", "position.distance_bias"] {
                 out.push(matrix(name, vec![heads, head_dim]));
             }
         }
-        PositionKind::Alibi => out.push(constant("position.slopes", alibi::slopes(heads))),
+        PositionKind::Alibi => out.push(constant("position.slopes", position::slopes(heads))),
         PositionKind::Buckets { count, .. } => out.push(matrix("position.bias", vec![count, heads])),
-        PositionKind::Sinusoidal => out.push(constant("position.frequency", absolute::frequencies(dim))),
+        PositionKind::Sinusoidal => out.push(constant("position.frequency", position::frequencies(dim))),
         PositionKind::Learned { positions } => out.push(matrix("position.table", vec![positions, dim])),
         PositionKind::Rotary | PositionKind::Xpos { .. } | PositionKind::None => {}
     }

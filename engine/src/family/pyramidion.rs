@@ -43,25 +43,13 @@ use crate::{
     },
     nn::{
         Activation, ConfigError, Position,
-        attention::{
-            cross::project_memory,
-            encoder::{EncoderStack, EncoderWork},
-            encoder_attention::{AttentionPattern, Global, hashed::Hashing},
-            layer::{Cross, Layer, NormOrder},
-            stack::Stack,
-        },
+        attention::{Cross, Layer, NormOrder, Stack, project_memory},
+        encoder::{AttentionPattern, EncoderStack, EncoderWork, Global, Hashing},
         kv_cache::KvCache,
         paged_vectors::PagedVectors,
-        position::{
-            PositionScheme,
-            absolute::{Absolute, frequencies},
-        },
+        position::{Absolute, PositionScheme, frequencies},
         sized,
-        topk::{
-            PoolerKind,
-            halving::EPSILON,
-            pooler::{PooledVectors, PoolerInput},
-        },
+        topk::{EPSILON, PooledVectors, PoolerInput, PoolerKind},
         window::Window,
     },
 };
@@ -138,12 +126,12 @@ pub enum AttentionKind {
     /// Softmax over a block or over all vectors.
     #[default]
     Softmax,
-    /// See [`efficient`](crate::nn::attention::encoder_attention::efficient).
+    /// See [`Global::Efficient`](crate::nn::encoder::Global::Efficient).
     Efficient {
         /// Number of the first heads, which attend to blocks.
         local_heads: usize,
     },
-    /// See [`hashed`](crate::nn::attention::encoder_attention::hashed).
+    /// See [`Hashing`](crate::nn::encoder::Hashing).
     Lsh {
         /// Number of the first heads, which attend to blocks.
         local_heads: usize,
@@ -189,7 +177,7 @@ impl AttentionKind {
 pub enum DocumentPooling {
     /// No pooling.
     None {},
-    /// See [`halving`](crate::nn::topk::halving).
+    /// See [`Halving`](crate::nn::topk::Halving).
     SuccessiveHalving {
         /// Vectors that are left after layers.
         lengths: BTreeMap<String, usize>,
@@ -201,7 +189,7 @@ pub enum DocumentPooling {
         #[serde(default)]
         scorer: ScorerKind,
     },
-    /// See [`HardTopK`](crate::nn::topk::simple::HardTopK).
+    /// See [`HardTopK`](crate::nn::topk::HardTopK).
     HardTopK {
         /// Vectors that are left after layers.
         lengths: BTreeMap<String, usize>,
@@ -211,7 +199,7 @@ pub enum DocumentPooling {
         #[serde(default)]
         scorer: ScorerKind,
     },
-    /// Means of windows: see [`WindowPooler`](crate::nn::topk::simple::WindowPooler).
+    /// Means of windows: see [`WindowPooler`](crate::nn::topk::WindowPooler).
     Mean {
         /// Vectors that are left after layers.
         lengths: BTreeMap<String, usize>,

@@ -44,15 +44,12 @@ use crate::{
     },
     nn::{
         Activation, Position,
-        attention::layer::{Caches, Cross, Hook, add},
+        attention::{Caches, Cross, Hook, add},
         kv_cache::KvCache,
         paged_vectors::PagedVectors,
-        position::{PositionScheme, buckets::Buckets},
+        position::{Buckets, PositionScheme},
         sized,
-        t5::{
-            T5Layer, T5Memory, T5Stack, T5Work,
-            encoder::{EncoderKeys, GlobalTokens, T5Encoder, T5EncoderWork},
-        },
+        t5::{EncoderKeys, GlobalTokens, T5Encoder, T5EncoderWork, T5Layer, T5Memory, T5Stack, T5Work},
         window::Window,
     },
 };

@@ -10,7 +10,7 @@ use weir::{
     decode::contract::BoundaryOptions,
     family::{decoder::Work, parts::work_mut},
     kernels,
-    nn::attention::layer::HookPoint,
+    nn::attention::HookPoint,
 };
 
 #[test]

@@ -23,7 +23,7 @@ use weir::{
         load::{Settings, load},
     },
     kernels::{self, Isa},
-    nn::position::rotary::Rotary,
+    nn::position::Rotary,
 };
 
 /// Fixture cases with a complete model.

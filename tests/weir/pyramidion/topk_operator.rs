@@ -5,10 +5,7 @@ use weir::{
     kernels::pages::PagePool,
     nn::{
         paged_vectors::PagedVectors,
-        topk::{
-            halving::Halving,
-            pooler::{Pooler, PoolerInput},
-        },
+        topk::{Halving, Pooler, PoolerInput},
     },
 };
 

@@ -10,7 +10,7 @@ use weir::{
         t5::Work,
     },
     kernels::Isa,
-    nn::{attention::layer::HookPoint, position::buckets::Buckets},
+    nn::{attention::HookPoint, position::Buckets},
 };
 
 /// FIXTURES.md: states, gate values, logits.

@@ -747,7 +747,7 @@ pub(super) fn read_card(dir: &Path) -> Result<Option<Card>> {
 
 /// Parses a card; errors name `file`. Fails if a key has the wrong type.
 pub(super) fn parse_card(text: &[u8], file: &Path) -> Result<Card> {
-    json::parse(card_text, file, "")
+    json::parse(text, file, "")
 }
 
 /// Bytes read at a time. They, and the same numbers in f32, are the only memory in addition to the weights.

@@ -21,7 +21,7 @@ use crate::{
         },
         families::blueprint,
     },
-    nn::position::rotary::zeta,
+    nn::position::zeta,
     text::TextNormaliser,
 };
 use serde::Deserialize;

@@ -28,13 +28,14 @@ pub(super) struct LlamaKeys {
     tie_word_embeddings: bool,
     #[serde(default)]
     pub(super) use_sliding_window: bool,
-    /// Qwen's default; null stands for no window.
+    /// Null stands for no window.
     #[serde(default = "window")]
     pub(super) sliding_window: Option<usize>,
     pub(super) max_window_layers: Option<usize>,
     pub(super) layer_types: Option<Vec<String>>,
 }
 
+/// The default of Qwen and Gemma 2.
 fn window() -> Option<usize> {
     Some(4096)
 }
@@ -140,7 +141,7 @@ pub(super) fn layer_windows(
         }
         (other, _) => keys.fail(format!("layer_types[{index}]"), "full_attention or sliding_attention", other),
     };
-    types.iter().enumerate().map(read_qwen2).collect()
+    types.iter().enumerate().map(read).collect()
 }
 
 pub(super) fn read_qwen2(keys: &Keys<'_>) -> Result<Box<dyn Architecture>> {
@@ -171,7 +172,7 @@ pub(super) fn read_qwen3(keys: &Keys<'_>) -> Result<Box<dyn Architecture>> {
 // other layer.
 
 #[derive(Deserialize)]
-struct Config {
+struct Gemma2Keys {
     vocab_size: usize,
     hidden_size: usize,
     intermediate_size: usize,
@@ -198,10 +199,6 @@ struct Config {
     use_bidirectional_attention: Option<bool>,
 }
 
-fn gemma2_window() -> Option<usize> {
-    Some(4096)
-}
-
 fn score_cap() -> Option<f64> {
     Some(50.0)
 }
@@ -211,7 +208,7 @@ fn logit_cap() -> Option<f64> {
 }
 
 pub(super) fn read_gemma2(keys: &Keys<'_>) -> Result<Box<dyn Architecture>> {
-    let config: Config = keys.parse()?;
+    let config: Gemma2Keys = keys.parse()?;
     keys.layers("num_hidden_layers", config.num_hidden_layers)?;
     keys.dims([("head_dim", config.head_dim)])?;
     keys.positive("query_pre_attn_scalar", config.query_pre_attn_scalar)?;

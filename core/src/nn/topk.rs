@@ -1,14 +1,182 @@
-//! Successive halving top-k (arXiv 2009.05169, §3 and appendix B), as the published code computes it.
+//! Pooling of a document's vectors between two encoder layers (Trainable Representation Pooling, arXiv 2009.05169).
 //!
-//! Each round sorts the vectors by score and pairs the better half with the other, the best with the worst. Each pair becomes
-//! one vector and one score: means weighted by w = softmax(20^v). The weights depend on the difference and the level of the
-//! scores: 0.9 and 0.8 give 0.979 and 0.021, 0.2 and 0.1 give 0.616 and 0.384.
+//! A pooling takes n vectors and, if it selects by score, their scores, and returns k vectors. Scores, sorting and mixing
+//! are f32 for every storage type: in bf16 thousands of scores would be equal. Equal scores are ordered by position, the
+//! earlier first, so the output depends on the input alone.
 
-use super::pooler::{NewVectors, PooledVectors, Pooler, PoolerInput, by_score};
 use crate::{error::Result, nn::paged_vectors::PagedVectors};
+
+/// Kinds of pooling.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PoolerKind {
+    /// See [`Halving`].
+    Halving {
+        /// True if the best vector is paired with the worst.
+        flip_right: bool,
+        /// True if the remaining vectors return to the document's order.
+        sort_back: bool,
+    },
+    /// See [`HardTopK`].
+    HardTopK {
+        /// True if the remaining vectors return to the document's order.
+        sort_back: bool,
+    },
+    /// Means of windows: see [`WindowPooler`].
+    Mean,
+    /// Maxima of windows: see [`WindowPooler`].
+    Max,
+}
+
+impl PoolerKind {
+    /// Creates the pooling of this kind from `from` vectors to `to`. The error says what `to` must be, such as "a divisor of 12".
+    pub fn pooler(self, from: usize, to: usize) -> Result<Box<dyn Pooler>, String> {
+        let window = |largest| match to {
+            1.. if from.is_multiple_of(to) => {
+                Ok(Box::new(WindowPooler { size: from / to, count: to, largest }) as Box<dyn Pooler>)
+            }
+            _ => Err(format!("a divisor of {from}")),
+        };
+        match self {
+            Self::Halving { flip_right, sort_back } => Ok(Box::new(Halving::new(from, to, flip_right, sort_back)?)),
+            // `to` must divide `from` here too, so that shorter documents shrink by the same factor.
+            Self::HardTopK { sort_back } => {
+                window(false).map(|_| Box::new(HardTopK { kept: to, sort_back }) as Box<dyn Pooler>)
+            }
+            Self::Mean => window(false),
+            Self::Max => window(true),
+        }
+    }
+
+    /// Returns true if it selects by scores.
+    pub fn uses_scores(self) -> bool {
+        matches!(self, Self::Halving { .. } | Self::HardTopK { .. })
+    }
+
+    /// Returns the kind that selects with the same scores but keeps vectors unchanged.
+    #[must_use]
+    pub fn hardened(self) -> Self {
+        match self {
+            Self::Halving { sort_back, .. } => Self::HardTopK { sort_back },
+            other => other,
+        }
+    }
+}
+
+/// Output of a pooling.
+pub struct PooledVectors {
+    /// Pooled vectors, (k, dim).
+    pub vectors: PagedVectors,
+    /// Scores of the vectors, (k); empty if the pooling uses no scores.
+    pub scores: Vec<f32>,
+    /// Input position of each vector's winner, (k); empty if the pooling uses no scores. The winner had the better score in
+    /// every round that mixed inputs into the vector.
+    pub winners: Vec<usize>,
+}
+
+/// Input of a pooling: n positions, some of which may share a vector.
+pub struct PoolerInput<'a> {
+    /// The distinct vectors.
+    pub vectors: &'a PagedVectors,
+    /// Index of each position's vector, (n).
+    pub index: &'a [u32],
+}
+
+impl PoolerInput<'_> {
+    /// Returns the vector at a position.
+    pub fn vector(&self, position: usize) -> &[f32] {
+        self.vectors.vector(self.index[position] as usize)
+    }
+}
+
+/// Returns the positions from the highest score to the lowest. Among equal scores the earlier position comes first.
+pub fn by_score(scores: &[f32]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..scores.len()).collect();
+    order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));
+    order
+}
+
+/// A function that creates an empty list for pooled vectors, with their width and page size.
+pub type NewVectors<'a> = &'a dyn Fn() -> PagedVectors;
+
+/// A pooling from n vectors to k.
+pub trait Pooler {
+    /// Pools `input`; `scores` has one number per position, or none if the pooling uses no scores. Fails if memory runs out.
+    fn pool(&self, input: &PoolerInput<'_>, scores: Vec<f32>, new_vectors: NewVectors<'_>) -> Result<PooledVectors>;
+}
+
+// Poolings in one round: the k best vectors unchanged, and means or maxima of windows (arXiv 2009.05169, appendix A).
+
+/// Hard top-k: keeps the `kept` vectors with the best scores unchanged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HardTopK {
+    /// k.
+    pub kept: usize,
+    /// True if the vectors keep the document's order, false if they come by falling score.
+    pub sort_back: bool,
+}
+
+impl Pooler for HardTopK {
+    fn pool(&self, input: &PoolerInput<'_>, scores: Vec<f32>, new_vectors: NewVectors<'_>) -> Result<PooledVectors> {
+        let mut winners = by_score(&scores);
+        winners.truncate(self.kept);
+        if self.sort_back {
+            winners.sort_unstable();
+        }
+        let mut vectors = new_vectors();
+        // There are fewer than k if cutting to whole blocks dropped more than the pooling would.
+        vectors.fill(winners.len(), |index, vector| vector.copy_from_slice(input.vector(winners[index])))?;
+        Ok(PooledVectors { vectors, scores: winners.iter().map(|&winner| scores[winner]).collect(), winners })
+    }
+}
+
+/// Pools windows of neighbours to their mean or maximum. The last window may be shorter; an empty window becomes zero.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WindowPooler {
+    /// Vectors of a window.
+    pub size: usize,
+    /// Number of windows.
+    pub count: usize,
+    /// True for the maximum of each number, false for the mean.
+    pub largest: bool,
+}
+
+impl Pooler for WindowPooler {
+    fn pool(&self, input: &PoolerInput<'_>, _: Vec<f32>, new_vectors: NewVectors<'_>) -> Result<PooledVectors> {
+        let mut vectors = new_vectors();
+        let len = input.index.len();
+        vectors.fill(self.count, |window, vector| {
+            let start = (window * self.size).min(len);
+            self.pool_window(input, start..(start + self.size).min(len), vector);
+        })?;
+        Ok(PooledVectors { vectors, scores: Vec::new(), winners: Vec::new() })
+    }
+}
+
+impl WindowPooler {
+    fn pool_window(&self, input: &PoolerInput<'_>, positions: std::ops::Range<usize>, target: &mut [f32]) {
+        target.fill(0.0);
+        let share = 1.0 / positions.len().max(1) as f32;
+        for (index, position) in positions.enumerate() {
+            for (target, x) in target.iter_mut().zip(input.vector(position)) {
+                match self.largest {
+                    true if index == 0 => *target = *x,
+                    true => *target = target.max(*x),
+                    false => *target += share * x,
+                }
+            }
+        }
+    }
+}
+
+// Successive halving top-k (arXiv 2009.05169, §3 and appendix B), as the published code computes it.
+//
+// Each round sorts the vectors by score and pairs the better half with the other, the best with the worst. Each pair becomes
+// one vector and one score: means weighted by w = softmax(20^v). The weights depend on the difference and the level of the
+// scores: 0.9 and 0.8 give 0.979 and 0.021, 0.2 and 0.1 give 0.616 and 0.384.
 
 /// Base of the weights in the published code.
 const BASE: f64 = 20.0;
+
 /// Added to every score; also the score of zero vectors that pad the input.
 pub const EPSILON: f32 = 1e-5;
 
@@ -144,7 +312,7 @@ fn mix<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::pages::PagePool;
+    use crate::{kernels::pages::PagePool, nn::paged_vectors::PagedVectors};
     use proptest::prelude::*;
 
     const DIM: usize = 3;
@@ -265,5 +433,24 @@ mod tests {
         let input = PoolerInput { vectors: &source, index: &[0, 1, 2, 3, 4, 5, 6, 7] };
         assert!(halving.pool(&input, vec![0.5; 8], &new_vectors).is_err());
         assert_eq!(pool.in_use(), 0);
+    }
+
+    #[test]
+    fn windows_agree_with_the_definition() {
+        let pool = PagePool::new(1 << 20);
+        let new_vectors = || PagedVectors::new(pool.clone(), 2, 2);
+        let mut vectors = new_vectors();
+        vectors
+            .fill(5, |index, vector| vector.copy_from_slice(&[2.0 * index as f32, 2.0 * index as f32 + 1.0]))
+            .unwrap();
+        // Two positions share the third vector.
+        let input = PoolerInput { vectors: &vectors, index: &[0, 1, 2, 2, 4] };
+        let pool_all = |largest| {
+            let pooler = WindowPooler { size: 2, count: 4, largest };
+            let pooled = Pooler::pool(&pooler, &input, Vec::new(), &new_vectors).unwrap();
+            (0..4).map(|index| pooled.vectors.vector(index).to_vec()).collect::<Vec<_>>()
+        };
+        assert_eq!(pool_all(false), [[1.0, 2.0], [4.0, 5.0], [8.0, 9.0], [0.0, 0.0]]);
+        assert_eq!(pool_all(true), [[2.0, 3.0], [4.0, 5.0], [8.0, 9.0], [0.0, 0.0]]);
     }
 }
